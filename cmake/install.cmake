@@ -1,0 +1,33 @@
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+
+# Headers only: nothing in the package depends on the architecture.
+set(tidepool_package_dir ${CMAKE_INSTALL_DATADIR}/cmake/tidepool)
+
+install(
+  DIRECTORY ${PROJECT_SOURCE_DIR}/include/tidepool
+  DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
+  FILES_MATCHING
+  PATTERN "*.hpp"
+  PATTERN "*.cuh")
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(
+  TARGETS tidepool
+  EXPORT tidepool-targets
+  INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(
+  EXPORT tidepool-targets
+  NAMESPACE tidepool::
+  DESTINATION ${tidepool_package_dir})
+
+configure_package_config_file(
+  ${CMAKE_CURRENT_LIST_DIR}/tidepool-config.cmake.in ${PROJECT_BINARY_DIR}/tidepool-config.cmake
+  INSTALL_DESTINATION ${tidepool_package_dir})
+# Before 1.0 a minor version may change the API.
+write_basic_package_version_file(
+  ${PROJECT_BINARY_DIR}/tidepool-config-version.cmake
+  COMPATIBILITY SameMinorVersion
+  ARCH_INDEPENDENT)
+install(FILES ${PROJECT_BINARY_DIR}/tidepool-config.cmake
+              ${PROJECT_BINARY_DIR}/tidepool-config-version.cmake
+              ${CMAKE_CURRENT_LIST_DIR}/tidepool-cuda.cmake DESTINATION ${tidepool_package_dir})
