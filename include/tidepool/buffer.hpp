@@ -1,0 +1,160 @@
+/// Handles of saved memory: `buffer` for a whole storage, `view` for a part of one.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "tidepool/error.hpp"
+#include "tidepool/storage.hpp"
+
+namespace tidepool {
+
+/// What buffers and views share: one counted reference to a storage.
+///
+/// Move-only. While the storage is on the device the handle is full and `data` is its address
+/// there. `commit` empties the handles of what leaves and `restore` fills them again, perhaps at
+/// another address. A full handle that is destroyed gives its memory back in the order of the
+/// stream on which it was last allocated or restored; use `reset` when another stream used it last.
+///
+/// A handle may outlive its offloader, not its device. Thread safety: none.
+template <device Device>
+class handle {
+ public:
+  handle() = default;
+  handle(handle&& other) noexcept
+      : store_(std::exchange(other.store_, nullptr)), part_(other.part_), whole_(other.whole_) {}
+  handle& operator=(handle&& other) noexcept {
+    if (this != &other) {
+      drop();
+      store_ = std::exchange(other.store_, nullptr);
+      part_ = other.part_;
+      whole_ = other.whole_;
+    }
+    return *this;
+  }
+  ~handle() { drop(); }
+
+  /// True while this handle holds device memory.
+  explicit operator bool() const { return store_ != nullptr; }
+
+  /// Device address of the first byte; null when empty.
+  [[nodiscard]] void* data() const {
+    if (store_ == nullptr) return nullptr;
+    return static_cast<std::byte*>(store_->on_device.data) + part_.offset;
+  }
+  template <class T>
+  [[nodiscard]] T* as() const {
+    return static_cast<T*>(data());
+  }
+
+  /// Gives the memory back: it may be reused after what `stream` has been given so far. Does not
+  /// block the host. Empty handles stay empty.
+  void reset(typename Device::stream_ref stream) {
+    if (store_ == nullptr) return;
+    auto* store = std::exchange(store_, nullptr);
+    part_ = {};
+    store->owner->drop(*store, store->owner->lane_of(stream));
+  }
+
+  /// Opts this storage out: commits leave it in its owner's hand.
+  void keep_resident() const {
+    if (store_ != nullptr) store_->keep = true;
+  }
+
+ protected:
+  using storage = detail::storage<Device>;
+
+  handle(storage* store, const detail::rectangle& part, bool whole = false)
+      : store_(store), part_(part), whole_(whole) {}
+
+  storage* store_ = nullptr;
+  detail::rectangle part_;
+  bool whole_ = false;  // the storage leaves, not the part alone
+
+ private:
+  friend class detail::engine<Device>;
+
+  void drop() noexcept {
+    if (store_ != nullptr) store_->owner->drop_quietly(*store_);
+    store_ = nullptr;
+  }
+};
+
+/// Where a view lies in its buffer, and how it leaves. Offsets, widths and pitches are bytes.
+struct view_shape {
+  std::size_t offset = 0;
+  std::size_t width = 0;  ///< of one row
+  std::size_t rows = 1;
+  std::size_t pitch = 0;       ///< from row to row; 0 means dense rows
+  bool whole_storage = false;  ///< offload the storage behind it instead of the rectangle alone
+};
+
+/// A rectangle of a buffer. It keeps the storage alive.
+///
+/// A plain view leaves as a dense copy of its rows and comes back as memory of its own, with
+/// `pitch() == width()`. With `whole_storage`, or when the storage has been saved already, the
+/// storage leaves once and the view comes back as the same rectangle of it.
+template <device Device>
+class view : public handle<Device> {
+ public:
+  view() = default;
+
+  [[nodiscard]] std::size_t width() const { return this->part_.width; }
+  [[nodiscard]] std::size_t rows() const { return this->part_.rows; }
+  [[nodiscard]] std::size_t pitch() const { return this->part_.pitch; }
+  [[nodiscard]] bool whole_storage() const { return this->whole_; }
+
+ private:
+  template <device>
+  friend class buffer;
+
+  view(detail::storage<Device>* store, const detail::rectangle& part, bool whole)
+      : handle<Device>(store, part, whole) {}
+};
+
+/// Device memory of one saved tensor, from the offloader's memory source.
+template <device Device>
+class buffer : public handle<Device> {
+ public:
+  buffer() = default;
+
+  /// Bytes; 0 when empty.
+  [[nodiscard]] std::size_t size() const {
+    return this->store_ == nullptr ? 0 : this->store_->bytes;
+  }
+
+  /// Another handle to the same storage, for a second owner. The storage is copied once however
+  /// many groups save it, and stays on the device as long as any handle to it is full.
+  [[nodiscard]] buffer share() const {
+    if (this->store_ == nullptr) return {};
+    return buffer(this->store_->owner->share(*this->store_));
+  }
+
+  /// A view of a part; throws `misuse_error` when the part does not lie inside.
+  [[nodiscard]] tidepool::view<Device> view(const view_shape& shape) const {
+    const auto pitch = shape.pitch == 0 ? shape.width : shape.pitch;
+    // Divided instead of multiplied, so that no value of a caller overflows.
+    const bool fits = shape.width > 0 && shape.rows > 0 && shape.width <= pitch &&
+                      shape.offset <= size() && shape.width <= size() - shape.offset &&
+                      (size() - shape.offset - shape.width) / pitch >= shape.rows - 1;
+    if (!fits) {
+      throw misuse_error("view: " + std::to_string(shape.rows) + " rows of " +
+                         std::to_string(shape.width) + " bytes, " + std::to_string(pitch) +
+                         " apart, from byte " + std::to_string(shape.offset) +
+                         " do not lie inside a buffer of " + std::to_string(size()) + " bytes");
+    }
+    return {this->store_->owner->share(*this->store_),
+            {shape.offset, shape.width, shape.rows, pitch},
+            shape.whole_storage};
+  }
+
+ private:
+  friend class detail::engine<Device>;
+
+  explicit buffer(detail::storage<Device>* store)
+      : handle<Device>(store, {0, store->bytes, 1, store->bytes}) {}
+};
+
+}  // namespace tidepool

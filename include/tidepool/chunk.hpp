@@ -1,0 +1,168 @@
+/// The forward pass of one microbatch, and its backward pass in reverse.
+#pragma once
+
+#include <array>
+#include <span>
+#include <utility>
+
+#include "tidepool/engine.hpp"
+#include "tidepool/module.hpp"
+
+namespace tidepool {
+
+template <device Device, class Modules>
+class offloader;
+
+/// A handle of one chunk: all groups of one forward pass of one model chunk for one microbatch.
+///
+/// Several may be open at once (1F1B at any depth, interleaved model chunks); each is restored in
+/// reverse of its commits, though any order works. `Name` overloads generate no instruction for a
+/// module outside the compile-time list; a module disabled at run time costs one test of a bit.
+///
+/// Move-only. Destroying an open chunk abandons it: what it saved is dropped, nothing is thrown.
+/// Thread safety: none. No call blocks the host.
+template <device Device, class Modules>
+class chunk {
+ public:
+  using stream_ref = typename Device::stream_ref;
+
+  chunk() = default;
+  chunk(chunk&& other) noexcept
+      : engine_(std::exchange(other.engine_, nullptr)),
+        state_(std::exchange(other.state_, nullptr)),
+        enabled_(std::exchange(other.enabled_, 0)) {}
+  chunk& operator=(chunk&& other) noexcept {
+    if (this != &other) {
+      abandon();
+      engine_ = std::exchange(other.engine_, nullptr);
+      state_ = std::exchange(other.state_, nullptr);
+      enabled_ = std::exchange(other.enabled_, 0);
+    }
+    return *this;
+  }
+  ~chunk() { abandon(); }
+
+  /// The module's forward is over: its saved tensors leave.
+  ///
+  /// `stream` is the one that wrote and last read them; copies start once it has come this far, on
+  /// the offload stream. Handles of what leaves are emptied; what stays (opted out, small, kept by
+  /// policy, forward-only) keeps its memory and stays full. With a cap, `stream` then waits until
+  /// no more of the module's offloads are in flight than that.
+  ///
+  /// Throws `misuse_error` (an empty handle, forward already ended), `out_of_budget` (host) or
+  /// `device_error`; the handles are then as before.
+  template <fixed_string Name, class... Handles>
+  void commit(int layer, stream_ref stream, Handles&... saved) {
+    if constexpr (compiled_in<Name>()) {
+      commit(id_of<Name>, layer, stream, saved...);
+    }
+  }
+  template <class... Handles>
+  void commit(module_id module, int layer, stream_ref stream, Handles&... saved) {
+    if (wants(module)) send<true>(module, layer, stream, saved...);
+  }
+
+  /// The module's backward is next: the tensors of its commit come back into the same handles, in
+  /// the same order. `stream` waits for their reload; those of the groups before it are started
+  /// ahead. What had stayed is left alone.
+  ///
+  /// Throws `misuse_error` (never committed, restored before, other arguments), `out_of_budget`
+  /// (device, naming what is live) or `device_error`.
+  template <fixed_string Name, class... Handles>
+  void restore(int layer, stream_ref stream, Handles&... saved) {
+    if constexpr (compiled_in<Name>()) {
+      restore(id_of<Name>, layer, stream, saved...);
+    }
+  }
+  template <class... Handles>
+  void restore(module_id module, int layer, stream_ref stream, Handles&... saved) {
+    if (wants(module)) fetch(module, layer, stream, saved...);
+  }
+
+  /// Manual control: starts the copies of a commit but leaves the handles full. All of them leave,
+  /// whatever size, opt-out and policy would say. Release each by
+  /// hand with `reset`; its memory is free after its copy. Restore as usual; a handle that was
+  /// never released is simply kept.
+  template <fixed_string Name, class... Handles>
+  void start_offload(int layer, stream_ref stream, Handles&... saved) {
+    if constexpr (compiled_in<Name>()) {
+      start_offload(id_of<Name>, layer, stream, saved...);
+    }
+  }
+  template <class... Handles>
+  void start_offload(module_id module, int layer, stream_ref stream, Handles&... saved) {
+    if (wants(module)) send<false>(module, layer, stream, saved...);
+  }
+
+  /// Manual control: starts a reload now, outside the limits of `reload_ahead`.
+  template <fixed_string Name>
+  void start_reload(int layer) {
+    if constexpr (compiled_in<Name>()) start_reload(id_of<Name>, layer);
+  }
+  void start_reload(module_id module, int layer) {
+    if (wants(module)) engine_->start_reload(*state_, module, layer);
+  }
+
+  /// The forward pass is complete: reloads for the backward pass may start ahead of it. Without
+  /// this call they start with the first restore.
+  void end_forward() {
+    if (engine_ != nullptr) engine_->end_forward(*state_);
+  }
+
+  /// The backward pass is complete. Throws `misuse_error` when something was committed and never
+  /// restored; the chunk then stays open.
+  void finish() {
+    if (engine_ == nullptr) return;
+    if (!state_->info().forward_only) engine_->check_finished(*state_);
+    abandon();
+  }
+
+ private:
+  friend class offloader<Device, Modules>;
+
+  chunk(detail::engine<Device>& engine, const chunk_info& info, std::uint64_t enabled)
+      : engine_(&engine), state_(&engine.begin(info)), enabled_(info.forward_only ? 0 : enabled) {}
+
+  template <fixed_string Name>
+  static constexpr bool compiled_in() {
+    static_assert(!Modules::open || Name.view().empty(),
+                  "tidepool: with all_modules, name a module by the id from offloader::module");
+    if constexpr (Modules::open) {
+      return false;
+    } else {
+      return Modules::contains(Name.view());
+    }
+  }
+
+  template <fixed_string Name>
+  static constexpr module_id id_of = Modules::id(Name.view());
+
+  [[nodiscard]] bool wants(module_id module) const {
+    return (enabled_ >> static_cast<unsigned>(module) & 1U) != 0;
+  }
+
+  template <bool GiveUp, class... Handles>
+  void send(module_id module, int layer, stream_ref stream, Handles&... saved) {
+    const std::array<handle<Device>*, sizeof...(saved)> handles{&saved...};
+    engine_->commit(*state_, module, layer, engine_->lane_of(stream), handles, GiveUp);
+  }
+
+  template <class... Handles>
+  void fetch(module_id module, int layer, stream_ref stream, Handles&... saved) {
+    const std::array<handle<Device>*, sizeof...(saved)> handles{&saved...};
+    engine_->restore(*state_, module, layer, engine_->lane_of(stream), handles);
+  }
+
+  void abandon() noexcept {
+    if (engine_ != nullptr) engine_->end_chunk(*state_);
+    engine_ = nullptr;
+    state_ = nullptr;
+    enabled_ = 0;
+  }
+
+  detail::engine<Device>* engine_ = nullptr;
+  detail::chunk_state<Device>* state_ = nullptr;
+  std::uint64_t enabled_ = 0;
+};
+
+}  // namespace tidepool

@@ -1,0 +1,255 @@
+// The engine's backward half: reloads on demand and ahead of use, restore, the end of a chunk.
+#pragma once
+
+#include "tidepool/engine.hpp"
+
+namespace tidepool::detail {
+
+template <device Device>
+void engine<Device>::restore(chunk_state& chunk, module_id module, int layer, lane_id lane,
+                             std::span<handle* const> handles) {
+  if (chunk.info().forward_only) return;
+  const auto range = ranges_.restore(static_cast<std::size_t>(module), layer);
+  begin_backward(chunk);
+  const auto index = waiting_group(chunk, module, layer, "restore");
+  auto& which = chunk.at(index);
+  if (handles.size() != which.count) {
+    throw misuse_error("restore of " + name_of_group(chunk, module, layer) + ": " +
+                       std::to_string(handles.size()) + " arguments, but " +
+                       std::to_string(which.count) + " were committed; pass the same, in order");
+  }
+  auto* items = chunk.saved_of(which);
+  for (std::uint32_t i = 0; i < which.count; ++i) {
+    if (is_kept_part(*handles[i], items[i])) {
+      forget_save(*std::exchange(items[i].store, nullptr));
+    }
+    if (items[i].store != nullptr && *handles[i] && handles[i]->store_ != items[i].store) {
+      throw misuse_error("restore of " + name_of_group(chunk, module, layer) + ": argument " +
+                         std::to_string(i + 1) +
+                         " holds other memory; reset it before its tensor comes back");
+    }
+  }
+  // What was on the device when the group's turn came may have had to give way since.
+  for (std::uint32_t i = 0; i < which.count; ++i) {
+    if (items[i].store != nullptr && !items[i].store->on_device) which.state = group_state::away;
+  }
+  if (which.state == group_state::away) {
+    forget_ahead(chunk, index);
+    require_reload(chunk, index);
+  }
+  forget_ahead(chunk, index);
+  for (std::uint32_t i = 0; i < which.count; ++i) {
+    auto* store = items[i].store;
+    if (store == nullptr) continue;
+    store_.order().join(lane, store->reloaded, join_site::consumer);
+    forget_idle(*store);
+    store->wanted = true;
+    store->lane = lane;
+    if (!*handles[i]) handles[i]->store_ = share(*store);
+    handles[i]->part_ = items[i].part;
+    forget_save(*store);
+  }
+  chunk.mark_restored(which);
+  reload_ahead();
+}
+
+template <device Device>
+std::uint32_t engine<Device>::waiting_group(chunk_state& chunk, module_id module, int layer,
+                                            const char* call) {
+  const auto index = chunk.find(module, layer);
+  if (index != no_group) return index;
+  const bool twice = chunk.ever_had(module, layer);
+  throw misuse_error(std::string(call) + " of " + name_of_group(chunk, module, layer) +
+                     (twice ? ": it was restored before; restore each commit once"
+                            : ": it was never committed in this chunk; commit it in forward"));
+}
+
+template <device Device>
+void engine<Device>::begin_backward(chunk_state& chunk) {
+  if (chunk.backward_begun()) return;
+  chunk.begin_backward();
+  ++backward_begun_;
+  if (warming_up()) profile_.passes.push_back({chunk.ordinal(), true});
+}
+
+// Starts the copies of one group; false when there is no device memory for it now.
+template <device Device>
+bool engine<Device>::try_reload(chunk_state& chunk, std::uint32_t index) {
+  auto& which = chunk.at(index);
+  auto* items = chunk.saved_of(which);
+  auto& order = store_.order();
+  const auto copies = store_.reload_lane();
+  const auto range = ranges_.reload(static_cast<std::size_t>(which.module), which.layer);
+  std::size_t bytes = 0;
+  const auto take_back = [&](std::uint32_t count) {
+    if (bytes == 0) return;
+    const auto after = order.record(copies);
+    for (std::uint32_t i = 0; i < count; ++i) {
+      if (items[i].copies_back) store_.displace(*items[i].store, after, copies);
+      items[i].copies_back = false;
+    }
+  };
+  for (std::uint32_t i = 0; i < which.count; ++i) {
+    auto* store = items[i].store;
+    if (store != nullptr) store->wanted = true;
+    items[i].copies_back = store != nullptr && !store->on_device;
+    if (!items[i].copies_back) continue;
+    // Joined first: whatever else left before it is then known to be over, and its memory free.
+    store_.await_offload(*store);
+    if (!store_.place(*store, copies)) {
+      items[i].copies_back = false;
+      take_back(i);
+      return false;
+    }
+    bytes += store->bytes;
+  }
+  which.state = group_state::arriving;
+  if (bytes == 0) return true;
+
+  try {
+    const auto traced = store_.trace().begin(copies, order.stream(copies));
+    for (std::uint32_t i = 0; i < which.count; ++i) {
+      if (items[i].copies_back) store_.copy_in(*items[i].store);
+    }
+    store_.issue_copies(copy_direction::host_to_device);
+    const auto done = order.record(copies);
+    auto& count = counters_.modules[static_cast<std::size_t>(which.module)];
+    store_.trace().end(
+        traced, copies, order.stream(copies),
+        {trace::span_kind::reload, count.name, which.layer, chunk.info().microbatch, bytes});
+    count.bytes_reloaded += bytes;
+    for (std::uint32_t i = 0; i < which.count; ++i) {
+      if (items[i].copies_back) items[i].store->reloaded = done;
+    }
+  } catch (...) {
+    store_.settle(copies);
+    which.state = group_state::away;
+    for (std::uint32_t i = 0; i < which.count; ++i) {
+      if (items[i].copies_back) store_.displace(*items[i].store, {}, copies);
+    }
+    throw;
+  }
+  ahead_.push_back({&chunk, index, bytes});
+  ahead_bytes_ += bytes;
+  return true;
+}
+
+template <device Device>
+void engine<Device>::require_reload(chunk_state& chunk, std::uint32_t index) {
+  while (!try_reload(chunk, index)) {
+    if (evict_one()) continue;
+    auto& which = chunk.at(index);
+    throw_out_of_device(which.bytes,
+                        "reload of " + name_of_group(chunk, which.module, which.layer));
+  }
+}
+
+template <device Device>
+void engine<Device>::reload_ahead() {
+  while (ahead_.size() < opts_.reload_ahead &&
+         (!opts_.reload_ahead_bytes || ahead_bytes_ < *opts_.reload_ahead_bytes)) {
+    auto* chunk = next_to_reload();
+    if (chunk == nullptr || !try_reload(*chunk, chunk->next_to_reload())) return;
+  }
+}
+
+// The chunk to reload from: the one under way, else the ones that come next, as far as their
+// forward passes are over.
+template <device Device>
+chunk_state<Device>* engine<Device>::next_to_reload() const {
+  for (auto* chunk : live_) {
+    if (chunk->backward_begun() && chunk->next_to_reload() != no_group) return chunk;
+  }
+  for (auto rank = backward_begun_;; ++rank) {
+    const auto next = std::find_if(live_.begin(), live_.end(), [&](const chunk_state* each) {
+      return !each->backward_begun() && backward_rank(*each) == rank;
+    });
+    if (next == live_.end() || !(*next)->forward_done()) return nullptr;
+    if ((*next)->next_to_reload() != no_group) return *next;
+  }
+}
+
+// As the warm-up step had it; forward order where that is not known.
+template <device Device>
+std::size_t engine<Device>::backward_rank(const chunk_state& chunk) const {
+  const auto ordinal = chunk.ordinal();
+  return ordinal < backward_rank_.size() ? backward_rank_[ordinal] : ordinal;
+}
+
+template <device Device>
+void engine<Device>::forget_ahead(const chunk_state& chunk, std::uint32_t index) {
+  for (auto it = ahead_.begin(); it != ahead_.end(); ++it) {
+    if (it->chunk != &chunk || it->index != index) continue;
+    ahead_bytes_ -= it->bytes;
+    ahead_.erase(it);
+    return;
+  }
+}
+
+template <device Device>
+void engine<Device>::check_finished(const chunk_state& chunk) const {
+  if (chunk.waiting() == 0) return;
+  std::string first;
+  for (std::uint32_t i = 0; i < chunk.group_count() && first.empty(); ++i) {
+    const auto& each = chunk.at(i);
+    if (each.state != group_state::restored) first = name_of_group(chunk, each.module, each.layer);
+  }
+  throw misuse_error("finish: " + std::to_string(chunk.waiting()) +
+                     " groups were committed and never restored, the first of them " + first +
+                     "; restore every commit in backward, or mark the chunk forward_only");
+}
+
+template <device Device>
+void engine<Device>::end_chunk(chunk_state& chunk) noexcept {
+  if (!chunk.info().forward_only) {
+    for (std::uint32_t i = 0; i < chunk.group_count(); ++i) {
+      auto& each = chunk.at(i);
+      if (each.state == group_state::restored) continue;
+      forget_ahead(chunk, i);
+      auto* items = chunk.saved_of(each);
+      for (std::uint32_t j = 0; j < each.count; ++j) {
+        if (items[j].store != nullptr) forget_save(*items[j].store);
+      }
+    }
+    try {
+      begin_backward(chunk);  // one that saved nothing takes its place in the order all the same
+    } catch (...) {           // a warm-up without it only keeps less on the device
+    }
+    std::erase(live_, &chunk);
+  }
+  spare_.push_back(&chunk);
+  release(this);
+}
+
+template <device Device>
+bool engine<Device>::end_step() {
+  if (!live_.empty()) {
+    throw misuse_error("end_step: the chunk of microbatch " +
+                       std::to_string(live_.front()->info().microbatch) +
+                       " is still open; finish every chunk of the step first");
+  }
+  ++counters_.steps;
+  begun_ = 0;
+  backward_begun_ = 0;
+  for (std::size_t m = 0; m < counters_.modules.size(); ++m) {
+    auto& count = counters_.modules[m];
+    count.step_bytes = count.bytes_offloaded - bytes_before_step_[m];
+    bytes_before_step_[m] = count.bytes_offloaded;
+  }
+  // Only a step that trained teaches; an evaluation before it does not.
+  if (!warming_up() || profile_.chunks.empty()) return false;
+  residency_ = plan::megatron_policy(profile_, opts_);
+  backward_rank_.assign(profile_.chunks.size(), profile_.chunks.size());
+  std::size_t rank = 0;
+  for (const auto& pass : profile_.passes) {
+    if (pass.backward) backward_rank_[pass.chunk] = rank++;
+  }
+  warming_up_ = false;
+  everything_leaves_ =
+      layers_.empty() && std::all_of(residency_.begin(), residency_.end(), [](const auto& chunk) {
+        return std::find(chunk.begin(), chunk.end(), true) == chunk.end();
+      });
+  return true;
+}
+
+}  // namespace tidepool::detail

@@ -1,0 +1,220 @@
+// The engine's forward half: what leaves, how it leaves, and what caps it.
+#pragma once
+
+#include "tidepool/engine.hpp"
+
+namespace tidepool::detail {
+
+template <device Device>
+void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, lane_id lane,
+                            std::span<handle* const> handles, bool give_up) {
+  if (chunk.info().forward_only) return;
+  const auto range = ranges_.commit(static_cast<std::size_t>(module), layer);
+  if (chunk.forward_done()) {
+    throw misuse_error("commit of " + name_of_group(chunk, module, layer) +
+                       ": the chunk's forward pass has ended; commit before end_forward and before"
+                       " the first restore");
+  }
+  auto& count = counters_.modules[static_cast<std::size_t>(module)];
+  // By hand everything leaves: its handles are released by hand too, and nothing may be lost.
+  const bool stay = give_up && !everything_leaves_ && stays(chunk, chunk.group_count(), layer);
+  auto& which = chunk.add(module, layer);
+  try {
+    collect(chunk, which, handles, stay, give_up);
+  } catch (...) {
+    undo(chunk);
+    throw;
+  }
+  ++count.groups;
+  if (stay) ++count.groups_resident;
+  if (warming_up()) {
+    profile_.chunks[chunk.ordinal()].groups.push_back({module, layer, bytes_saved(chunk, which)});
+  }
+  ticket done;
+  try {
+    done = offload(chunk, which, lane, handles);
+  } catch (...) {
+    store_.settle(store_.offload_lane());
+    undo(chunk);
+    throw;
+  }
+  if (give_up) {
+    const auto* item = chunk.saved_of(which);
+    for (auto* each : handles) {
+      if ((item++)->store == nullptr) continue;
+      each->part_ = {};
+      auto& source = *std::exchange(each->store_, nullptr);
+      source.lane = lane;
+      forget_handle(source);
+    }
+  }
+  if (which.bytes > 0) {
+    ++count.groups_offloaded;
+    store_.note_group(which.bytes);
+    if (windows_[static_cast<std::size_t>(module)].capped()) {
+      windows_[static_cast<std::size_t>(module)].push(done, which.bytes);
+      cap(module, lane);
+    }
+  }
+}
+
+// Decides which arguments leave and finds them room on the host; copies nothing.
+template <device Device>
+void engine<Device>::collect(chunk_state& chunk, group& into, std::span<handle* const> handles,
+                             bool stays, bool choose) {
+  auto& count = counters_.modules[static_cast<std::size_t>(into.module)];
+  for (const auto* each : handles) {
+    if (!*each) {
+      throw misuse_error("commit of " + name_of_group(chunk, into.module, into.layer) +
+                         ": argument " + std::to_string(into.count + 1) +
+                         " holds no memory; was it committed or moved away before?");
+    }
+    if (each->store_->owner != this) {
+      throw misuse_error("commit of " + name_of_group(chunk, into.module, into.layer) +
+                         ": argument " + std::to_string(into.count + 1) +
+                         " belongs to another offloader; commit it in a chunk of its own");
+    }
+    if (stays || (choose && !leaves(*each, count))) {
+      chunk.add_saved(into, {});
+      continue;
+    }
+    if (std::find(handles.begin(), handles.begin() + into.count, each) !=
+        handles.begin() + into.count) {
+      throw misuse_error("commit of " + name_of_group(chunk, into.module, into.layer) +
+                         ": argument " + std::to_string(into.count + 1) +
+                         " is given twice; give each handle once, or share() it");
+    }
+    auto& store = saved_as(*each);
+    const bool shared = static_cast<bool>(store.on_host);
+    ++store.saves;
+    const bool dense = &store != each->store_;
+    chunk.add_saved(into, {&store, dense ? each->part_.dense() : each->part_, !shared});
+    store.module = static_cast<int>(into.module);
+    if (shared) {
+      ++count.tensors_shared;
+      continue;
+    }
+    if (!store_.place_on_host(store)) {
+      const auto& host = store_.host_source();
+      throw out_of_budget(
+          "commit of " + name_of_group(chunk, into.module, into.layer) +
+              ": host_budget: " + std::to_string(store.bytes) + " bytes more do not fit; " +
+              std::to_string(host.used()) + " of " + std::to_string(host.budget()) +
+              " bytes are in use. Raise --host-budget, offload fewer modules, or lower"
+              " --offload-fraction",
+          store.bytes, host.budget());
+    }
+    store.wanted = false;
+    store.offloaded = store.reloaded = {};
+    into.bytes += store.bytes;
+    ++count.tensors_offloaded;
+  }
+}
+
+template <device Device>
+bool engine<Device>::leaves(const handle& candidate, trace::module_counters& count) const {
+  const auto& store = *candidate.store_;
+  if (store.keep) return false;
+  if (candidate.part_.bytes() * store.elements / store.bytes < opts_.min_tensor_elements) {
+    ++count.tensors_small;
+    return false;
+  }
+  return true;
+}
+
+// The storage that is saved for a handle: its own, or a dense copy of its rectangle.
+template <device Device>
+detail::storage<Device>& engine<Device>::saved_as(const handle& given) {
+  auto& whole = *given.store_;
+  if (whole.on_host || given.part_.bytes() == whole.bytes || given.whole_) return whole;
+  for (auto* part = whole.first_part; part != nullptr; part = part->next_part) {
+    if (part->part == given.part_ && part->on_host) return *part;
+  }
+  const auto bytes = given.part_.bytes();
+  auto& part = store_.create(*this, bytes, bytes * whole.elements / whole.bytes);
+  part.part = given.part_;
+  part.origin = &whole;
+  part.next_part = std::exchange(whole.first_part, &part);
+  return part;
+}
+
+// Bytes that a group needs away from the device, whoever copied them.
+template <device Device>
+std::size_t engine<Device>::bytes_saved(chunk_state& chunk, const group& which) {
+  const auto* items = chunk.saved_of(which);
+  std::size_t bytes = 0;
+  for (std::uint32_t i = 0; i < which.count; ++i) {
+    if (items[i].store != nullptr) bytes += items[i].store->bytes;
+  }
+  return bytes;
+}
+
+// Takes back a commit that failed; no copy of it is running.
+template <device Device>
+void engine<Device>::undo(chunk_state& chunk) noexcept {
+  const auto& failed = chunk.at(static_cast<std::uint32_t>(chunk.group_count() - 1));
+  auto* items = chunk.saved_of(failed);
+  for (std::uint32_t i = 0; i < failed.count; ++i) {
+    if (items[i].store != nullptr) forget_save(*items[i].store);
+  }
+  chunk.remove_last();
+}
+
+// Issues the copies of a collected group; every argument that leaves is free to go afterwards.
+template <device Device>
+ticket engine<Device>::offload(chunk_state& chunk, group& which, lane_id lane,
+                               std::span<handle* const> handles) {
+  const auto* items = chunk.saved_of(which);
+  const auto leaves = [&](std::size_t i) { return items[i].store != nullptr; };
+  bool any = false;
+  for (std::size_t i = 0; i < which.count; ++i) any = any || leaves(i);
+  if (!any) return {};
+
+  auto& order = store_.order();
+  const auto ready = order.record(lane);
+  auto done = ready;
+  if (which.bytes > 0) {
+    const auto range = ranges_.offload(static_cast<std::size_t>(which.module), which.layer);
+    const auto copies = store_.offload_lane();
+    order.join(copies, ready, join_site::producer);
+    const auto traced = store_.trace().begin(copies, order.stream(copies));
+    for (std::size_t i = 0; i < which.count; ++i) {
+      if (!items[i].copies) continue;
+      const auto& store = *items[i].store;
+      const auto& source = *handles[i]->store_;
+      const bool whole = &store == &source;
+      store_.copy_out(store, source,
+                      whole ? rectangle{0, store.bytes, 1, store.bytes} : handles[i]->part_);
+    }
+    store_.issue_copies(copy_direction::device_to_host);
+    done = order.record(copies);
+    auto& count = counters_.modules[static_cast<std::size_t>(which.module)];
+    store_.trace().end(
+        traced, copies, order.stream(copies),
+        {trace::span_kind::offload, count.name, which.layer, chunk.info().microbatch, which.bytes});
+    count.bytes_offloaded += which.bytes;
+  }
+  for (std::size_t i = 0; i < which.count; ++i) {
+    if (!leaves(i)) continue;
+    if (items[i].copies) items[i].store->offloaded = done;
+    auto& source = *handles[i]->store_;
+    source.last_use.add(ready);
+    source.last_use.add(done);
+  }
+  return done;
+}
+
+// Joins the module's oldest offloads until no more are in flight than the caps allow.
+template <device Device>
+void engine<Device>::cap(module_id module, lane_id lane) {
+  auto& flying = windows_[static_cast<std::size_t>(module)];
+  auto& order = store_.order();
+  while (!flying.empty() && order.joined(lane, flying.oldest())) flying.pop();
+  for (; flying.over(); flying.pop()) {
+    if (order.join(lane, flying.oldest(), join_site::cap)) {
+      ++counters_.modules[static_cast<std::size_t>(module)].cap_joins;
+    }
+  }
+}
+
+}  // namespace tidepool::detail

@@ -1,0 +1,126 @@
+// The engine's memory half: who still needs a storage, and what gives way when room is short.
+#pragma once
+
+#include <map>
+
+#include "tidepool/engine.hpp"
+
+namespace tidepool::detail {
+
+// One handle less outside.
+template <device Device>
+void engine<Device>::forget_handle(storage& store) {
+  if (--store.handles == 0) {
+    if (store.saves == 0) {
+      store_.displace(store, store.last_use, store.lane);
+      store_.destroy(store);
+    } else if (!store.wanted) {
+      store_.displace(store, store.last_use, store_.offload_lane());
+    } else {
+      store.idle = true;
+      idle_.push_back(&store);
+    }
+  }
+  release(this);
+}
+
+// One group less that saved it; its host copy goes with the last.
+template <device Device>
+void engine<Device>::forget_save(storage& store) {
+  if (--store.saves > 0) return;
+  // A reload waited for the offload, so its ticket stands for both.
+  fence last_copy(store.reloaded.position > 0 ? store.reloaded : store.offloaded);
+  if (store.on_host) store_.displace_from_host(store, last_copy);
+  if (store.handles > 0) return;
+  forget_idle(store);
+  if (store.on_device) {
+    last_copy.add(store.last_use);
+    store_.displace(store, last_copy, store_.reload_lane());
+  }
+  store_.destroy(store);
+}
+
+template <device Device>
+void engine<Device>::forget_idle(storage& store) {
+  if (std::exchange(store.idle, false)) std::erase(idle_, &store);
+}
+
+// Takes device memory back from what is on the device ahead of its use: the host still has it.
+template <device Device>
+bool engine<Device>::evict_one() {
+  const auto copies = store_.reload_lane();
+  if (!idle_.empty()) {
+    auto& store = *idle_.back();
+    idle_.pop_back();
+    store.idle = false;
+    fence after(store.last_use);
+    after.add(store.reloaded);
+    store_.displace(store, after, store.lane);
+    ++counters_.evictions;
+    return true;
+  }
+  if (ahead_.empty()) return false;
+  const auto last = ahead_.back();
+  ahead_.pop_back();
+  ahead_bytes_ -= last.bytes;
+  auto& which = last.chunk->at(last.index);
+  auto* items = last.chunk->saved_of(which);
+  for (std::uint32_t i = 0; i < which.count; ++i) {
+    auto* store = items[i].store;
+    if (store == nullptr || !store->on_device || store->handles > 0) continue;
+    forget_idle(*store);
+    fence after(store->last_use);
+    after.add(store->reloaded);
+    store_.displace(*store, after, copies);
+  }
+  last.chunk->reload_again(last.index);
+  ++counters_.evictions;
+  return true;
+}
+
+template <device Device>
+void engine<Device>::place_or_throw(storage& store, lane_id lane, const char* call) {
+  while (!store_.place(store, lane)) {
+    if (!evict_one()) throw_out_of_device(store.bytes, call);
+  }
+}
+
+template <device Device>
+void engine<Device>::throw_out_of_device(std::size_t bytes, const std::string& what) const {
+  std::map<std::string, std::size_t> live;
+  store_.for_each([&](const storage& store) {
+    if (!store.on_device) return;
+    live[store.module < 0 ? "not committed" : names_[static_cast<std::size_t>(store.module)]] +=
+        store.bytes;
+  });
+  const auto& source = store_.device_source();
+  const bool in_pieces = source.reserved() >= store_.live() + bytes;
+  auto text = what + ": " + std::to_string(bytes) + " bytes of device memory do not fit (" +
+              std::to_string(source.reserved()) + " reserved, largest free block " +
+              std::to_string(source.largest_free()) +
+              (in_pieces ? "; there is room, but in pieces" : "") +
+              ") and nothing is in flight to wait for. Live:";
+  for (const auto& [name, size] : live) text += " " + name + " " + std::to_string(size);
+  throw out_of_budget(text +
+                          ". Raise --device-budget, offload more modules, or run fewer"
+                          " microbatches in flight",
+                      bytes, source.budget());
+}
+
+template <device Device>
+trace::counters engine<Device>::counters() const {
+  auto result = counters_;
+  const auto& source = store_.device_source();
+  result.arena_waits = store_.waits();
+  result.device_allocations = source.allocations();
+  result.device_reserved = source.reserved();
+  result.device_peak = source.peak();
+  result.live_peak = store_.live_peak();
+  result.live_peak_without = store_.live_peak_without();
+  result.host_allocations = store_.host_source().allocations();
+  result.host_reserved = store_.host_source().reserved();
+  result.host_peak = store_.host_peak();
+  return result;
+}
+
+}  // namespace tidepool::detail

@@ -1,0 +1,137 @@
+/// The table of every knob. A new knob is one entry here (and a member of `options`).
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "tidepool/detail/formats.hpp"
+#include "tidepool/detail/list_formats.hpp"
+#include "tidepool/options.hpp"
+
+namespace tidepool::detail::text {
+
+enum class knob_kind : std::uint8_t {
+  value,   ///< one value
+  list,    ///< one value, or several words up to the next option
+  toggle,  ///< `--name`, `--no-name`
+  gate     ///< a toggle without a member: allows or empties `offload_modules`
+};
+
+/// How a knob is read into `options` and written out of it.
+struct codec {
+  knob_kind kind = knob_kind::value;
+  void (*read)(options& into, const setting& given) = nullptr;
+  std::string (*write)(const options& from) = nullptr;
+};
+
+template <auto Member, class Format>
+void read_member(options& into, const setting& given) {
+  into.*Member = Format::read(given);
+}
+
+template <auto Member, class Format>
+std::string write_member(const options& from) {
+  return Format::write(from.*Member);
+}
+
+/// The codec of one member of `options`.
+template <auto Member, class Format, knob_kind Kind = knob_kind::value>
+inline constexpr codec member{Kind, &read_member<Member, Format>, &write_member<Member, Format>};
+
+struct knob {
+  std::string_view flag;      ///< without the leading dashes
+  std::string_view field;     ///< the member of `options`
+  std::string_view megatron;  ///< Megatron's name where it is another one
+  std::string_view form;      ///< what a value looks like
+  std::string_view help;      ///< one line, and which knob to prefer
+  codec text;
+};
+
+using optional_bytes = optional_format<bytes_format>;
+
+inline constexpr std::array knobs{
+    knob{"offload-modules", "offload_modules", "", "NAMES|all|none",
+         "modules whose saved tensors leave the device",
+         member<&options::offload_modules, names_format<true>, knob_kind::list>},
+    knob{"fine-grained-activation-offloading",
+         "",
+         "fine-grained-activation-offloading",
+         "",
+         "offloads nothing without --offload-modules; its --no- form empties that list",
+         {knob_kind::gate}},
+    knob{"own-modules", "own_modules", "", "NAMES|none",
+         "names of your own beside the standard ones",
+         member<&options::own_modules, names_format<false>, knob_kind::list>},
+    knob{"offload-layers", "offload_layers", "", "LAYERS|all",
+         "only these layers offload, such as 0,2,4-7",
+         member<&options::offload_layers, layers_format, knob_kind::list>},
+    knob{"recompute-modules", "recompute_modules", "", "NAMES|none",
+         "modules that the trainer recomputes whole in backward; they may not be offloaded as well",
+         member<&options::recompute_modules, names_format<false>, knob_kind::list>},
+    knob{"max-inflight", "max_inflight", "fine-grained-offloading-max-inflight-offloads",
+         "COUNT|none|NAME:COUNT,...", "offloads of one module under way; 0 waits at each commit",
+         codec{knob_kind::value, &inflight_format::read, &inflight_format::write}},
+    knob{"max-inflight-bytes", "max_inflight_bytes", "", "SIZE|none",
+         "the same cap in bytes; prefer it where groups differ in size",
+         member<&options::max_inflight_bytes, optional_bytes>},
+    knob{"min-tensor-elements", "min_tensor_elements", "min-offloaded-tensor-size", "COUNT",
+         "tensors with fewer elements stay on the device",
+         member<&options::min_tensor_elements, elements_format>},
+    knob{"offload-fraction", "fraction", "activation-offload-fraction", "0..1",
+         "share of the eligible groups of each chunk that leave, first in forward order first",
+         member<&options::fraction, fraction_format>},
+    knob{"delta-bytes-per-rank", "delta_bytes_per_rank", "delta-offload-bytes-across-pp-ranks",
+         "SIZE", "bytes kept on the device, times the pipeline rank",
+         member<&options::delta_bytes_per_rank, bytes_format>},
+    knob{"pipeline-rank", "pipeline_rank", "", "RANK", "pipeline rank of this process",
+         member<&options::pipeline_rank, number_format<int>>},
+    knob{"margin", "margin", "", "",
+         "keep the last group of each module of the first backward chunk on the device",
+         member<&options::margin, toggle_format, knob_kind::toggle>},
+    knob{"reload-ahead", "reload_ahead", "", "COUNT",
+         "groups whose reload may be under way ahead of their use; 0 reloads on demand",
+         member<&options::reload_ahead, number_format<std::size_t>>},
+    knob{"reload-ahead-bytes", "reload_ahead_bytes", "", "SIZE|none",
+         "the same in bytes, beside the other; prefer it where groups differ in size",
+         member<&options::reload_ahead_bytes, optional_bytes>},
+    knob{"memory", "memory", "", "pool|arena|slots",
+         "where saved tensors live on the device: growing, one fixed budget, rings of fixed slots",
+         member<&options::memory, memory_format>},
+    knob{"device-budget", "device_budget", "", "SIZE|none",
+         "device bytes for saved tensors; the arena needs it, the pool grows up to it",
+         member<&options::device_budget, optional_bytes>},
+    knob{"slots", "slots", "", "SIZExCOUNT,...|none", "rings for --memory=slots",
+         member<&options::slots, rings_format>},
+    knob{"device-step", "device_step", "", "SIZE", "bytes by which the device pool grows",
+         member<&options::device_step, bytes_format>},
+    knob{"copy-piece", "copy_piece", "", "SIZE",
+         "larger copies go in pieces of this size; 0: whole",
+         member<&options::copy_piece, bytes_format>},
+    knob{"host-budget", "host_budget", "", "SIZE|auto",
+         "host bytes of this offloader; auto: what machine or cgroup has, over the local ranks",
+         member<&options::host_budget, optional_format<bytes_format, "auto">>},
+    knob{"host-step", "host_step", "", "SIZE", "bytes by which the pinned host arena grows",
+         member<&options::host_step, bytes_format>},
+    knob{"local-ranks", "local_ranks", "", "COUNT",
+         "processes that share this machine's memory; 0: ask the launcher's environment",
+         member<&options::local_ranks, number_format<int>>},
+};
+
+/// The environment variable of a knob: `TIDEPOOL_MAX_INFLIGHT`.
+[[nodiscard]] inline std::string environment_name(const knob& item) {
+  std::string name = "TIDEPOOL_";
+  for (const char c : item.flag) name += c == '-' ? '_' : to_upper(c);
+  return name;
+}
+
+/// The knob of a flag or of Megatron's name for it, in dashes; null when there is none.
+[[nodiscard]] inline const knob* find_knob(std::string_view flag) {
+  for (const knob& item : knobs) {
+    if (flag == item.flag || (!item.megatron.empty() && flag == item.megatron)) return &item;
+  }
+  return nullptr;
+}
+
+}  // namespace tidepool::detail::text

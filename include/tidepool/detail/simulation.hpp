@@ -1,0 +1,300 @@
+// Streams of operations on a virtual clock. A discrete-event simulation that really runs them.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <limits>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tidepool/device/device.hpp"
+#include "tidepool/device/machine.hpp"
+#include "tidepool/error.hpp"
+
+namespace tidepool::detail {
+
+// A position in a stream of the simulation: everything queued there before it.
+struct sim_position {
+  std::size_t stream = 0;
+  std::uint64_t number = 0;
+};
+
+class simulation {
+ public:
+  explicit simulation(const machine& model) : model_(model), random_(model.order_seed) {}
+
+  std::size_t add_stream() {
+    for (std::size_t i = 0; i < streams_.size(); ++i) {
+      if (streams_[i].retired && streams_[i].queue.empty()) {
+        streams_[i].retired = false;
+        return i;
+      }
+    }
+    streams_.emplace_back();
+    return streams_.size() - 1;
+  }
+  void retire_stream(std::size_t which) { streams_[which].retired = true; }
+
+  std::size_t add_event() {
+    if (spare_events_.empty()) {
+      events_.emplace_back();
+      spare_events_.reserve(events_.size());
+      return events_.size() - 1;
+    }
+    const auto index = spare_events_.back();
+    spare_events_.pop_back();
+    return index;
+  }
+  void retire_event(std::size_t which) {
+    events_[which].recorded = {};
+    spare_events_.push_back(which);
+  }
+
+  void kernel(std::size_t on, double duration_ns, std::function<void()> run) {
+    operation op;
+    op.kind = operation_kind::kernel;
+    op.duration = duration_ns;
+    op.run = std::move(run);
+    push(on, std::move(op));
+  }
+  void copy(std::size_t on, copy_direction direction, void* target, const void* source,
+            const copy_shape& shape) {
+    operation op;
+    op.kind = operation_kind::copy;
+    op.direction = direction;
+    op.target = static_cast<std::byte*>(target);
+    op.source = static_cast<const std::byte*>(source);
+    op.shape = shape;
+    push(on, std::move(op));
+  }
+  void record(std::size_t on, std::size_t event) {
+    operation op;
+    op.kind = operation_kind::record;
+    op.event = event;
+    events_[event].recorded = {on, push(on, std::move(op))};
+    events_[event].done = false;
+  }
+  // Waits for the latest record of the event as of now; an event never recorded is no wait.
+  void wait(std::size_t on, std::size_t event) {
+    operation op;
+    op.kind = operation_kind::wait;
+    op.until = events_[event].recorded;
+    push(on, std::move(op));
+  }
+
+  void run_until_idle(std::size_t which) {
+    while (!streams_[which].queue.empty()) step();
+  }
+  void run_until_idle() {
+    for (std::size_t i = 0; i < streams_.size(); ++i) run_until_idle(i);
+  }
+
+  [[nodiscard]] double now() const { return now_; }
+  [[nodiscard]] double time_of(std::size_t event) const { return events_[event].time; }
+  [[nodiscard]] bool done(std::size_t event) const { return events_[event].done; }
+
+ private:
+  enum class operation_kind : std::uint8_t { kernel, copy, record, wait };
+
+  struct operation {
+    operation_kind kind = operation_kind::kernel;
+    bool started = false;
+    copy_direction direction{};
+    double duration = 0;  // of a kernel; latency left of a copy
+    double left = 0;      // bytes of a copy still to move
+    std::byte* target = nullptr;
+    const std::byte* source = nullptr;
+    copy_shape shape;
+    std::size_t event = 0;
+    sim_position until;
+    std::function<void()> run;
+  };
+
+  struct stream_state {
+    std::deque<operation> queue;
+    std::uint64_t pushed = 0;
+    std::uint64_t finished = 0;
+    bool retired = false;
+  };
+
+  struct event_state {
+    sim_position recorded;
+    double time = 0;
+    bool done = false;
+  };
+
+  std::uint64_t push(std::size_t on, operation&& op) {
+    streams_[on].queue.push_back(std::move(op));
+    return ++streams_[on].pushed;
+  }
+
+  [[nodiscard]] bool reached(const sim_position& until) const {
+    return streams_[until.stream].finished >= until.number;
+  }
+
+  [[nodiscard]] bool may_start(const operation& op) const {
+    return op.kind != operation_kind::wait || until_reached(op);
+  }
+  [[nodiscard]] bool until_reached(const operation& op) const {
+    return op.until.number == 0 || reached(op.until);
+  }
+
+  // Runs at least one operation to its end, or says why none can.
+  void step() {
+    if (model_.order_seed != 0) return random_step();
+    bool any = false;
+    for (bool more = true; more;) {
+      more = false;
+      for (auto& each : streams_) {
+        while (!each.queue.empty() && start_or_finish_instant(each)) more = any = true;
+      }
+    }
+    if (any) return;
+    advance();
+  }
+
+  // True when the front took no time and is gone.
+  bool start_or_finish_instant(stream_state& on) {
+    auto& op = on.queue.front();
+    if (op.kind == operation_kind::record || op.kind == operation_kind::wait) {
+      if (!may_start(op)) return false;
+      finish(on);
+      return true;
+    }
+    if (!op.started) start(op);
+    return false;
+  }
+
+  void start(operation& op) {
+    op.started = true;
+    if (op.kind != operation_kind::copy) return;
+    op.duration = model_.copy_latency_ns;
+    op.left = static_cast<double>(op.shape.bytes());
+    // Half of the bytes move at the start and half at the end, so that a source that is not ready
+    // yet and a source that changes too early both show in the data.
+    move_rows(op, 0, op.shape.rows / 2);
+    if (op.shape.rows == 1) move_bytes(op, 0, op.shape.width / 2);
+  }
+
+  void finish(stream_state& on) {
+    auto op = std::move(on.queue.front());
+    on.queue.pop_front();
+    ++on.finished;
+    if (op.kind == operation_kind::kernel && op.run) op.run();
+    if (op.kind == operation_kind::copy) {
+      if (op.shape.rows == 1) {
+        move_bytes(op, op.shape.width / 2, op.shape.width);
+      } else {
+        move_rows(op, op.shape.rows / 2, op.shape.rows);
+      }
+    }
+    if (op.kind == operation_kind::record) {
+      auto& target = events_[op.event];
+      if (target.recorded.number == on.finished && &streams_[target.recorded.stream] == &on) {
+        target.time = now_;
+        target.done = true;
+      }
+    }
+  }
+
+  static void move_bytes(const operation& op, std::size_t from, std::size_t to) {
+    std::memcpy(op.target + from, op.source + from, to - from);
+  }
+  static void move_rows(const operation& op, std::size_t from, std::size_t to) {
+    for (auto row = from; row < to; ++row) {
+      std::memcpy(op.target + row * op.shape.target_pitch, op.source + row * op.shape.source_pitch,
+                  op.shape.width);
+    }
+  }
+
+  // Moves the clock to the next end of a running operation.
+  void advance() {
+    std::size_t running[2]{};
+    for (const auto& each : streams_) {
+      if (moving(each)) ++running[static_cast<std::size_t>(each.queue.front().direction)];
+    }
+    double next = std::numeric_limits<double>::infinity();
+    for (const auto& each : streams_) {
+      if (!each.queue.empty() && each.queue.front().started) {
+        next = std::min(next, time_left(each, running));
+      }
+    }
+    if (next == std::numeric_limits<double>::infinity()) {
+      throw device_error("virtual device: every stream waits for an event that never comes", 0);
+    }
+    now_ += next;
+    for (auto& each : streams_) {
+      if (each.queue.empty() || !each.queue.front().started) continue;
+      auto& op = each.queue.front();
+      const bool ends = time_left(each, running) <= next;
+      if (op.duration > 0) {
+        op.duration = std::max(0.0, op.duration - next);
+      } else {
+        op.left -= next * rate(op.direction, running);
+      }
+      if (ends && (op.kind == operation_kind::kernel || op.duration > 0 || op.left <= 1e-3)) {
+        finish(each);
+      } else if (ends && op.kind == operation_kind::copy) {
+        op.duration = 0;  // the latency is over; bytes move from now on
+      }
+    }
+  }
+
+  [[nodiscard]] static bool moving(const stream_state& each) {
+    if (each.queue.empty()) return false;
+    const auto& op = each.queue.front();
+    return op.started && op.kind == operation_kind::copy && op.duration <= 0;
+  }
+
+  [[nodiscard]] double time_left(const stream_state& each, const std::size_t (&running)[2]) const {
+    const auto& op = each.queue.front();
+    if (op.kind == operation_kind::kernel || op.duration > 0) return op.duration;
+    return op.left / rate(op.direction, running);
+  }
+
+  // Bytes per nanosecond of one copy; those of one direction share its rate.
+  [[nodiscard]] double rate(copy_direction direction, const std::size_t (&running)[2]) const {
+    auto total =
+        direction == copy_direction::device_to_host ? model_.offload_rate : model_.reload_rate;
+    if (running[0] > 0 && running[1] > 0) {
+      total *= std::min(1.0, model_.both_rate / (model_.offload_rate + model_.reload_rate));
+    }
+    return total / static_cast<double>(running[static_cast<std::size_t>(direction)]);
+  }
+
+  // Starts or ends one operation, any that may.
+  void random_step() {
+    std::vector<stream_state*> able;
+    for (auto& each : streams_) {
+      if (!each.queue.empty() && may_start(each.queue.front())) able.push_back(&each);
+    }
+    if (able.empty()) {
+      throw device_error("virtual device: every stream waits for an event that never comes", 0);
+    }
+    auto& chosen = *able[random_() % able.size()];
+    auto& op = chosen.queue.front();
+    now_ += 1;
+    const bool instant =
+        op.kind == operation_kind::record || op.kind == operation_kind::wait || op.started;
+    if (instant) {
+      finish(chosen);
+    } else {
+      start(op);
+    }
+  }
+
+  machine model_;
+  std::mt19937_64 random_;
+  std::deque<stream_state> streams_;
+  std::deque<event_state> events_;
+  std::vector<std::size_t> spare_events_;
+  double now_ = 0;
+};
+
+}  // namespace tidepool::detail

@@ -1,0 +1,317 @@
+/// The CUDA runtime as a device. Copy engines move the bytes; no kernel of ours runs.
+#pragma once
+
+#if defined(TIDEPOOL_HAS_CUDA) || (!defined(TIDEPOOL_NO_CUDA) && __has_include(<cuda_runtime_api.h>))
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "tidepool/device/device.hpp"
+#include "tidepool/device/host_pages.hpp"
+#include "tidepool/error.hpp"
+
+#if __has_include(<cuda/stream_ref>)
+#include <cuda/stream_ref>
+#define TIDEPOOL_DETAIL_STREAM_REF 1
+#endif
+
+namespace tidepool {
+
+/// One CUDA device. It owns nothing global: it makes its device current only inside calls that need
+/// that, and puts the caller's back.
+///
+/// Streams: any `cudaStream_t` or `cuda::stream_ref` of this device, the default ones included; its
+/// own are non-blocking, so they never wait for the legacy default stream. A stream given to an
+/// offloader must live until the offloader's handles are gone; a new stream at the address of an
+/// old one is told apart (`cudaStreamGetId`).
+///
+/// Every failed call throws `device_error` with the `cudaError_t`, the call and the device. Thread
+/// safety: one thread at a time; several objects may stand for one device.
+class cuda_device {
+ public:
+  static constexpr std::string_view name = "cuda";
+
+  class stream_ref {
+   public:
+    constexpr stream_ref() = default;
+    constexpr stream_ref(cudaStream_t handle)
+        : handle_(handle) {}  // NOLINT(google-explicit-constructor)
+#if defined(TIDEPOOL_DETAIL_STREAM_REF)
+    stream_ref(::cuda::stream_ref handle)
+        : handle_(handle.get()) {}  // NOLINT(google-explicit-constructor)
+#endif
+    [[nodiscard]] cudaStream_t get() const { return handle_; }
+    [[nodiscard]] std::uint64_t key() const {
+      unsigned long long id = 0;
+      check(cudaStreamGetId(handle_, &id), "cudaStreamGetId");
+      return id;
+    }
+
+   private:
+    cudaStream_t handle_ = nullptr;
+  };
+
+  class stream {
+   public:
+    stream(stream&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+    stream& operator=(stream&& other) noexcept {
+      std::swap(handle_, other.handle_);
+      return *this;
+    }
+    ~stream() {
+      if (handle_ != nullptr) static_cast<void>(cudaStreamDestroy(handle_));
+    }
+    [[nodiscard]] stream_ref ref() const { return handle_; }
+    [[nodiscard]] cudaStream_t get() const { return handle_; }
+
+   private:
+    friend class cuda_device;
+    explicit stream(cudaStream_t handle) : handle_(handle) {}
+    cudaStream_t handle_;
+  };
+
+  class event {
+   public:
+    event(event&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+    event& operator=(event&& other) noexcept {
+      std::swap(handle_, other.handle_);
+      return *this;
+    }
+    ~event() {
+      if (handle_ != nullptr) static_cast<void>(cudaEventDestroy(handle_));
+    }
+    [[nodiscard]] cudaEvent_t get() const { return handle_; }
+
+   private:
+    friend class cuda_device;
+    explicit event(cudaEvent_t handle) : handle_(handle) {}
+    cudaEvent_t handle_;
+  };
+
+  /// Throws `device_error` when there is no such device.
+  explicit cuda_device(int ordinal = 0) : ordinal_(ordinal) {
+    int count = 0;
+    check(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
+    if (ordinal < 0 || ordinal >= count) {
+      throw device_error("cuda_device: there is no device " + std::to_string(ordinal) + "; " +
+                             std::to_string(count) + " were found",
+                         static_cast<int>(cudaErrorInvalidDevice));
+    }
+  }
+
+  /// Devices that the runtime finds; 0 without a driver. Never throws.
+  [[nodiscard]] static int count() noexcept {
+    int found = 0;
+    if (cudaGetDeviceCount(&found) != cudaSuccess) {
+      static_cast<void>(cudaGetLastError());
+      return 0;
+    }
+    return found;
+  }
+
+  [[nodiscard]] int ordinal() const { return ordinal_; }
+
+  /// A non-blocking stream of this device.
+  [[nodiscard]] stream make_stream() {
+    const current_device guard(ordinal_);
+    cudaStream_t handle = nullptr;
+    check(cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+    return stream(handle);
+  }
+  [[nodiscard]] event make_event(bool timing = false) {
+    const current_device guard(ordinal_);
+    cudaEvent_t handle = nullptr;
+    check(cudaEventCreateWithFlags(&handle, timing ? cudaEventDefault : cudaEventDisableTiming),
+          "cudaEventCreateWithFlags");
+    return event(handle);
+  }
+  void record(event& target, stream_ref on) {
+    check(cudaEventRecord(target.get(), on.get()), "cudaEventRecord");
+  }
+  void wait(stream_ref waiter, const event& until) {
+    check(cudaStreamWaitEvent(waiter.get(), until.get(), 0), "cudaStreamWaitEvent");
+  }
+  /// Blocks the host.
+  void synchronize(stream_ref which) {
+    check(cudaStreamSynchronize(which.get()), "cudaStreamSynchronize");
+  }
+  /// Blocks the host until this device is idle.
+  void synchronize() {
+    const current_device guard(ordinal_);
+    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  }
+  [[nodiscard]] double elapsed_us(const event& from, const event& to) const {
+    float milliseconds = 0;
+    check(cudaEventElapsedTime(&milliseconds, from.get(), to.get()), "cudaEventElapsedTime");
+    return static_cast<double>(milliseconds) * 1000;
+  }
+
+  void copy(void* target, const void* source, const copy_shape& shape, copy_direction direction,
+            stream_ref on) {
+    const auto kind = direction == copy_direction::device_to_host ? cudaMemcpyDeviceToHost
+                                                                  : cudaMemcpyHostToDevice;
+    if (shape.rows == 1) {
+      check(cudaMemcpyAsync(target, source, shape.width, kind, on.get()), "cudaMemcpyAsync");
+    } else {
+      check(cudaMemcpy2DAsync(target, shape.target_pitch, source, shape.source_pitch, shape.width,
+                              shape.rows, kind, on.get()),
+            "cudaMemcpy2DAsync");
+    }
+  }
+
+#if CUDART_VERSION >= 13000
+  /// Many small copies as one call; false under stream capture, where CUDA does not take it, and on
+  /// the legacy default stream.
+  [[nodiscard]] bool copy_batch(std::span<const copy_item> items, copy_direction /*direction*/,
+                                stream_ref on) {
+    cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
+    check(cudaStreamIsCapturing(on.get(), &capturing), "cudaStreamIsCapturing");
+    if (capturing != cudaStreamCaptureStatusNone || on.get() == nullptr) return false;
+    batch_targets_.clear();
+    batch_sources_.clear();
+    batch_bytes_.clear();
+    for (const auto& item : items) {
+      batch_targets_.push_back(item.target);
+      batch_sources_.push_back(item.source);
+      batch_bytes_.push_back(item.bytes);
+    }
+    cudaMemcpyAttributes how{};
+    how.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
+    std::size_t first = 0;
+    check(cudaMemcpyBatchAsync(batch_targets_.data(), batch_sources_.data(), batch_bytes_.data(),
+                               items.size(), &how, &first, 1, on.get()),
+          "cudaMemcpyBatchAsync");
+    return true;
+  }
+#endif
+
+  [[nodiscard]] void* try_allocate(std::size_t bytes) {
+    const current_device guard(ordinal_);
+    void* pointer = nullptr;
+    const auto code = cudaMalloc(&pointer, bytes);
+    return or_null(code, pointer, "cudaMalloc");
+  }
+  /// Pinned memory for any device. Large blocks are huge pages on this device's NUMA node, touched
+  /// by many threads and then registered, which is several times faster than `cudaHostAlloc`;
+  /// where that is not allowed, and for small blocks, it is `cudaHostAlloc`.
+  [[nodiscard]] void* try_allocate_host(std::size_t bytes) {
+    const current_device guard(ordinal_);
+    if (bytes >= detail::huge_page) {
+      if (auto* pointer = register_pages(bytes)) return pointer;
+    }
+    void* pointer = nullptr;
+    const auto code = cudaHostAlloc(&pointer, bytes, cudaHostAllocPortable);
+    return or_null(code, pointer, "cudaHostAlloc");
+  }
+  /// Like `try_allocate`, for a trainer's own memory; throws `device_error` when there is none.
+  [[nodiscard]] void* allocate(std::size_t bytes) {
+    if (auto* pointer = try_allocate(bytes)) return pointer;
+    throw device_error("cudaMalloc of " + std::to_string(bytes) + " bytes on device " +
+                           std::to_string(ordinal_) + ": out of memory, " +
+                           std::to_string(memory().free) + " bytes are free",
+                       static_cast<int>(cudaErrorMemoryAllocation));
+  }
+  /// Waits for the device; tolerates a context that is going away.
+  void deallocate(void* pointer) noexcept {
+    if (pointer != nullptr) static_cast<void>(cudaFree(pointer));
+  }
+  void deallocate_host(void* pointer) noexcept {
+    if (pointer == nullptr) return;
+    host_pages registered;
+    if (const auto found = pages_.find(pointer); found != pages_.end()) {
+      registered = std::move(found->second);
+      pages_.erase(found);
+    }
+    static_cast<void>(registered ? cudaHostUnregister(pointer) : cudaFreeHost(pointer));
+  }
+  /// The NUMA node next to this device; -1 when the machine does not say.
+  [[nodiscard]] int node() const {
+    char id[32]{};
+    if (cudaDeviceGetPCIBusId(id, sizeof id, ordinal_) != cudaSuccess) {
+      static_cast<void>(cudaGetLastError());
+      return -1;
+    }
+    return node_of_pci(id);
+  }
+  /// As `cudaMemGetInfo` tells it, other processes included.
+  [[nodiscard]] memory_info memory() const {
+    const current_device guard(ordinal_);
+    memory_info info;
+    check(cudaMemGetInfo(&info.free, &info.total), "cudaMemGetInfo");
+    return info;
+  }
+
+ private:
+  class current_device {
+   public:
+    explicit current_device(int wanted) {
+      check(cudaGetDevice(&before_), "cudaGetDevice");
+      if (before_ == wanted) {
+        before_ = -1;
+      } else {
+        check(cudaSetDevice(wanted), "cudaSetDevice");
+      }
+    }
+    current_device(const current_device&) = delete;
+    current_device& operator=(const current_device&) = delete;
+    ~current_device() {
+      if (before_ >= 0) static_cast<void>(cudaSetDevice(before_));
+    }
+
+   private:
+    int before_ = -1;
+  };
+
+  void* register_pages(std::size_t bytes) {
+    host_pages pages(bytes, {node(), 0});
+    if (!pages) return nullptr;
+    auto* const pointer = pages.data();
+    if (cudaHostRegister(pointer, pages.bytes(), cudaHostRegisterPortable) != cudaSuccess) {
+      static_cast<void>(cudaGetLastError());
+      return nullptr;
+    }
+    try {
+      pages_.emplace(pointer, std::move(pages));
+    } catch (...) {
+      static_cast<void>(cudaHostUnregister(pointer));
+      throw;
+    }
+    return pointer;
+  }
+
+  static void check(cudaError_t code, const char* call) {
+    if (code != cudaSuccess) fail(code, call);
+  }
+  [[noreturn]] static void fail(cudaError_t code, const char* call) {
+    // Taken off the runtime's books, so that the caller's next check does not find it again.
+    static_cast<void>(cudaGetLastError());
+    throw device_error(
+        std::string(call) + ": " + cudaGetErrorName(code) + ", " + cudaGetErrorString(code),
+        static_cast<int>(code));
+  }
+  static void* or_null(cudaError_t code, void* pointer, const char* call) {
+    if (code == cudaSuccess) return pointer;
+    if (code != cudaErrorMemoryAllocation) fail(code, call);
+    static_cast<void>(cudaGetLastError());
+    return nullptr;
+  }
+
+  int ordinal_;
+  std::vector<void*> batch_targets_;
+  std::vector<const void*> batch_sources_;
+  std::vector<std::size_t> batch_bytes_;
+  std::unordered_map<void*, host_pages> pages_;
+};
+
+static_assert(device<cuda_device>);
+
+}  // namespace tidepool
+
+#endif

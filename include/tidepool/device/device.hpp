@@ -1,0 +1,93 @@
+/// What the engine asks of a device: streams, events, copies, memory. Nothing else is
+/// device-specific.
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace tidepool {
+
+enum class copy_direction : std::uint8_t { device_to_host, host_to_device };
+
+/// A dense or pitched copy. A dense one has one row; widths and pitches are bytes.
+struct copy_shape {
+  std::size_t width = 0;
+  std::size_t rows = 1;
+  std::size_t source_pitch = 0;
+  std::size_t target_pitch = 0;
+
+  [[nodiscard]] constexpr std::size_t bytes() const { return width * rows; }
+};
+
+/// One dense copy of many that go together.
+struct copy_item {
+  void* target = nullptr;
+  const void* source = nullptr;
+  std::size_t bytes = 0;
+};
+
+/// Bytes as the driver counts them.
+struct memory_info {
+  std::size_t free = 0;
+  std::size_t total = 0;
+};
+
+/// Every place where the engine makes one stream wait for another. A device may be told to leave
+/// one of them out, which is how tests show that each is needed.
+enum class join_site : std::uint8_t {
+  producer,      ///< an offload waits for the kernel that wrote its source
+  device_reuse,  ///< a stream waits until the last user of a device block has ended
+  host_reuse,    ///< an offload waits until the reload out of its host block has ended
+  own_offload,   ///< a reload waits for the offload of the same storage
+  consumer,      ///< a compute stream waits for the reload of what it is about to read
+  cap,           ///< a compute stream waits because too many offloads are in flight
+  count
+};
+
+[[nodiscard]] constexpr std::string_view name_of(join_site site) {
+  constexpr std::string_view names[]{"producer",    "device_reuse", "host_reuse",
+                                     "own_offload", "consumer",     "cap"};
+  return names[static_cast<std::size_t>(site)];
+}
+
+/// Streams, events, copies and memory of one device.
+///
+/// - `stream_ref` is a cheap copyable name of a stream; `key()` tells streams apart for the life of
+///   the process. `stream` and `event` own theirs and are move-only.
+/// - `record`, `wait` and `copy` never block the host. Device and host pointers come from the
+///   device's own allocation functions; `try_…` return null when the memory is exhausted and throw
+///   `device_error` on any other failure.
+/// - A device may have `copy_batch(items, direction, stream)`, which copies many small items at
+///   less cost and returns false where it cannot; copies are then made one by one.
+/// - Functions that free are `noexcept` and wait until nothing on the device uses the memory.
+template <class Device>
+concept device = requires(Device& dev, typename Device::stream& stream,
+                          typename Device::stream_ref ref, typename Device::event& event,
+                          void* pointer, const void* source, std::size_t bytes,
+                          const copy_shape& shape, copy_direction direction, bool timing) {
+  requires std::semiregular<typename Device::stream_ref>;
+  requires std::movable<typename Device::stream> && !std::copyable<typename Device::stream>;
+  requires std::movable<typename Device::event> && !std::copyable<typename Device::event>;
+  { Device::name } -> std::convertible_to<std::string_view>;
+  { ref.key() } -> std::convertible_to<std::uint64_t>;
+  { dev.make_stream() } -> std::same_as<typename Device::stream>;
+  { stream.ref() } -> std::same_as<typename Device::stream_ref>;
+  { dev.make_event(timing) } -> std::same_as<typename Device::event>;
+  dev.record(event, ref);
+  dev.wait(ref, event);
+  dev.synchronize(ref);
+  dev.synchronize();
+  { dev.elapsed_us(event, event) } -> std::convertible_to<double>;
+  dev.copy(pointer, source, shape, direction, ref);
+  { dev.try_allocate(bytes) } -> std::same_as<void*>;
+  { dev.try_allocate_host(bytes) } -> std::same_as<void*>;
+  { dev.deallocate(pointer) }
+  noexcept;
+  { dev.deallocate_host(pointer) }
+  noexcept;
+  { dev.memory() } -> std::same_as<memory_info>;
+};
+
+}  // namespace tidepool

@@ -1,0 +1,23 @@
+/// A machine for the virtual device to be: memory, link and kernel order.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tidepool {
+
+/// Rates are bytes per nanosecond, which is GB/s.
+struct machine {
+  std::size_t device_bytes = std::size_t{8} << 30;
+  std::size_t host_bytes = std::size_t{8} << 30;
+  double offload_rate = 55.2;     ///< device to host, alone
+  double reload_rate = 55.2;      ///< host to device, alone
+  double both_rate = 101.7;       ///< both directions together, while both are busy
+  double copy_latency_ns = 2000;  ///< of each copy, before its first byte
+  bool poison = true;             ///< fill device memory that is handed out or given back
+  /// 0: operations run as the clock says. Otherwise they run in a random order, one of those that
+  /// streams and events allow, drawn from this seed; the clock then means nothing.
+  std::uint64_t order_seed = 0;
+};
+
+}  // namespace tidepool

@@ -1,0 +1,201 @@
+/// A deterministic device on the CPU: real bytes, a virtual clock, a link with rates.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "tidepool/detail/simulation.hpp"
+#include "tidepool/device/device.hpp"
+#include "tidepool/device/machine.hpp"
+#include "tidepool/error.hpp"
+
+namespace tidepool {
+
+/// Streams are queues, copies move real bytes at the rates of a `machine`, kernels are host
+/// functions with a duration. Operations run, on the caller's thread, when somebody synchronizes;
+/// until then pointers and captured objects must stay valid. Same program, same result, same times.
+///
+/// Two virtual devices know nothing of each other. Thread safety: none, one per thread. It must
+/// outlive its streams, events and offloaders.
+class virtual_device {
+ public:
+  static constexpr std::string_view name = "virtual";
+
+  class stream_ref {
+   public:
+    constexpr stream_ref() = default;
+    [[nodiscard]] constexpr std::uint64_t key() const { return key_; }
+
+   private:
+    friend class virtual_device;
+    constexpr stream_ref(std::size_t index, std::uint64_t key) : index_(index), key_(key) {}
+    std::size_t index_ = 0;
+    std::uint64_t key_ = 0;
+  };
+
+  /// Owns a stream. Work queued on it still runs after its end.
+  class stream {
+   public:
+    stream(stream&& other) noexcept
+        : owner_(std::exchange(other.owner_, nullptr)), ref_(other.ref_) {}
+    stream& operator=(stream&& other) noexcept {
+      std::swap(owner_, other.owner_);
+      std::swap(ref_, other.ref_);
+      return *this;
+    }
+    ~stream() {
+      if (owner_ != nullptr) owner_->retire_stream(ref_.index_);
+    }
+    [[nodiscard]] stream_ref ref() const { return ref_; }
+
+   private:
+    friend class virtual_device;
+    stream(detail::simulation& owner, stream_ref ref) : owner_(&owner), ref_(ref) {}
+    detail::simulation* owner_;
+    stream_ref ref_;
+  };
+
+  /// Owns an event.
+  class event {
+   public:
+    event(event&& other) noexcept
+        : owner_(std::exchange(other.owner_, nullptr)), index_(other.index_) {}
+    event& operator=(event&& other) noexcept {
+      std::swap(owner_, other.owner_);
+      std::swap(index_, other.index_);
+      return *this;
+    }
+    ~event() {
+      if (owner_ != nullptr) owner_->retire_event(index_);
+    }
+
+   private:
+    friend class virtual_device;
+    event(detail::simulation& owner, std::size_t index) : owner_(&owner), index_(index) {}
+    detail::simulation* owner_;
+    std::size_t index_;
+  };
+
+  explicit virtual_device(const machine& model = {})
+      : model_(model), sim_(std::make_unique<detail::simulation>(model)) {}
+  virtual_device(const virtual_device&) = delete;
+  virtual_device& operator=(const virtual_device&) = delete;
+  ~virtual_device() {
+    for (const auto& [pointer, bytes] : device_blocks_) std::free(pointer);
+    for (const auto& [pointer, bytes] : host_blocks_) std::free(pointer);
+  }
+
+  // ---- streams, events, copies: see the concept `device` ----
+
+  [[nodiscard]] stream make_stream() { return {*sim_, stream_ref(sim_->add_stream(), ++keys_)}; }
+  [[nodiscard]] event make_event(bool /*timing*/ = false) { return {*sim_, sim_->add_event()}; }
+  void record(event& target, stream_ref on) { sim_->record(on.index_, target.index_); }
+  void wait(stream_ref waiter, const event& until) { sim_->wait(waiter.index_, until.index_); }
+  void synchronize(stream_ref which) { sim_->run_until_idle(which.index_); }
+  void synchronize() { sim_->run_until_idle(); }
+  [[nodiscard]] double elapsed_us(const event& from, const event& to) const {
+    return (sim_->time_of(to.index_) - sim_->time_of(from.index_)) / 1000;
+  }
+  void copy(void* target, const void* source, const copy_shape& shape, copy_direction direction,
+            stream_ref on) {
+    sim_->copy(on.index_, direction, target, source, shape);
+  }
+
+  // ---- memory ----
+
+  /// Host memory that counts as device memory; its content is poison, not zeros.
+  [[nodiscard]] void* try_allocate(std::size_t bytes) {
+    if (bytes > model_.device_bytes - device_used_) return nullptr;
+    return take(bytes, device_used_, device_blocks_, &device_peak_);
+  }
+  [[nodiscard]] void* try_allocate_host(std::size_t bytes) {
+    if (bytes > model_.host_bytes - host_used_) return nullptr;
+    return take(bytes, host_used_, host_blocks_, nullptr);
+  }
+  /// Like `try_allocate`, for a trainer's own memory; throws `device_error` when there is none.
+  [[nodiscard]] void* allocate(std::size_t bytes) {
+    if (auto* pointer = try_allocate(bytes)) return pointer;
+    throw device_error("virtual device: " + std::to_string(bytes) + " bytes do not fit, " +
+                           std::to_string(model_.device_bytes - device_used_) +
+                           " are free; give machine::device_bytes a larger value",
+                       2);
+  }
+  void deallocate(void* pointer) noexcept { give(pointer, device_used_, device_blocks_); }
+  void deallocate_host(void* pointer) noexcept { give(pointer, host_used_, host_blocks_); }
+  [[nodiscard]] memory_info memory() const {
+    return {model_.device_bytes - device_used_, model_.device_bytes};
+  }
+  /// Most device bytes allocated at once so far.
+  [[nodiscard]] std::size_t peak() const { return device_peak_; }
+
+  // ---- what only this device has ----
+
+  /// Queues a kernel: `run` is called when the clock says that it ends.
+  void launch(stream_ref on, double duration_ns, std::function<void()> run,
+              const char* /*label*/ = "") {
+    sim_->kernel(on.index_, duration_ns, std::move(run));
+  }
+  /// The virtual clock, in nanoseconds.
+  [[nodiscard]] double now_ns() const { return sim_->now(); }
+
+  /// Fills memory on a stream; offloaders do it with every block they hand out.
+  void poison(void* pointer, std::size_t bytes, stream_ref on) {
+    if (model_.poison) launch(on, 0, [=] { std::memset(pointer, poison_byte, bytes); });
+  }
+
+  /// Leaves out every join of one kind from now on: how tests show that each is needed.
+  void leave_out(join_site site) { left_out_ |= 1U << static_cast<unsigned>(site); }
+  [[nodiscard]] bool leaves_out(join_site site) const {
+    return (left_out_ >> static_cast<unsigned>(site) & 1U) != 0;
+  }
+
+ private:
+  using blocks = std::unordered_map<void*, std::size_t>;
+
+  static constexpr int poison_byte = 0xFF;  // floats full of it are not numbers
+
+  void* take(std::size_t bytes, std::size_t& used, blocks& in, std::size_t* peak) {
+    const auto whole = (bytes + 255) / 256 * 256;
+    auto* pointer = std::aligned_alloc(256, whole);
+    if (pointer == nullptr) return nullptr;
+    if (model_.poison) std::memset(pointer, poison_byte, whole);
+    in.emplace(pointer, bytes);
+    used += bytes;
+    if (peak != nullptr) *peak = std::max(*peak, used);
+    return pointer;
+  }
+
+  void give(void* pointer, std::size_t& used, blocks& in) noexcept {
+    const auto found = in.find(pointer);
+    if (found == in.end()) return;
+    try {
+      synchronize();
+    } catch (...) {  // a program that cannot go on does not use the memory either
+    }
+    used -= found->second;
+    if (model_.poison) std::memset(pointer, poison_byte, found->second);
+    std::free(pointer);
+    in.erase(found);
+  }
+
+  machine model_;
+  std::unique_ptr<detail::simulation> sim_;
+  blocks device_blocks_;
+  blocks host_blocks_;
+  std::size_t device_used_ = 0;
+  std::size_t host_used_ = 0;
+  std::size_t device_peak_ = 0;
+  std::uint64_t keys_ = 0;
+  unsigned left_out_ = 0;
+};
+
+static_assert(device<virtual_device>);
+
+}  // namespace tidepool

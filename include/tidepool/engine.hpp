@@ -1,0 +1,253 @@
+/// The engine: commit, restore, reloads ahead of use, caps and residency, on run-time module ids.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tidepool/buffer.hpp"
+#include "tidepool/group.hpp"
+#include "tidepool/plan/policy.hpp"
+#include "tidepool/trace/counters.hpp"
+#include "tidepool/trace/nvtx.hpp"
+#include "tidepool/window.hpp"
+
+namespace tidepool::detail {
+
+// Lives as long as its offloader and every handle and chunk made by it.
+template <device Device>
+class engine {
+ public:
+  using chunk_state = detail::chunk_state<Device>;
+  using storage = detail::storage<Device>;
+  using handle = tidepool::handle<Device>;
+  using stream_ref = typename Device::stream_ref;
+
+  // `names` are the modules by id; `enabled` those that leave.
+  engine(Device& dev, const options& opts, std::vector<std::string> names,
+         const std::vector<bool>& enabled)
+      : dev_(&dev),
+        opts_(opts),
+        names_(std::move(names)),
+        ranges_(names_),
+        windows_(names_.size()),
+        store_(dev, opts),
+        bytes_before_step_(names_.size()) {
+    for (std::size_t m = 0; m < names_.size(); ++m) {
+      counters_.modules.push_back({});
+      counters_.modules[m].name = names_[m];
+      counters_.modules[m].enabled = enabled[m];
+      const auto own = opts.module_max_inflight.find(names_[m]);
+      windows_[m].set({own != opts.module_max_inflight.end() ? own->second : opts.max_inflight,
+                       opts.max_inflight_bytes});
+    }
+    for (const auto layer : opts.offload_layers) {
+      layers_.resize(std::max(layers_.size(), static_cast<std::size_t>(layer) + 1));
+      layers_[static_cast<std::size_t>(layer)] = true;
+    }
+  }
+  engine(const engine&) = delete;
+  engine& operator=(const engine&) = delete;
+
+  void retain() { ++references_; }
+  static void release(engine* which) noexcept {
+    if (--which->references_ == 0) delete which;
+  }
+
+  [[nodiscard]] lane_id lane_of(stream_ref stream) { return store_.order().of(stream); }
+  [[nodiscard]] storages<Device>& memory() { return store_; }
+  [[nodiscard]] const options& settings() const { return opts_; }
+
+  // ---- handles ----
+
+  [[nodiscard]] buffer<Device> allocate(std::size_t bytes, std::size_t elements,
+                                        stream_ref stream) {
+    if (bytes == 0) throw misuse_error("allocate: a buffer of 0 bytes; ask for at least 1");
+    const auto lane = lane_of(stream);
+    auto& store = store_.create(*this, bytes, elements);
+    try {
+      place_or_throw(store, lane, "allocate");
+    } catch (...) {
+      store_.destroy(store);
+      throw;
+    }
+    store.lane = lane;
+    return buffer<Device>(share(store));
+  }
+
+  [[nodiscard]] storage* share(storage& store) {
+    ++store.handles;
+    ++references_;
+    return &store;
+  }
+
+  // A handle is given up; what it used on `lane` so far is the last use.
+  void drop(storage& store, lane_id lane) {
+    store.last_use.add(store_.order().record(lane));
+    store.lane = lane;
+    forget_handle(store);
+  }
+
+  void drop_quietly(storage& store) noexcept {
+    if (!closed_) {
+      try {
+        return drop(store, store.lane);
+      } catch (...) {  // no event, so nobody may ever reuse the memory: it stays taken
+      }
+    }
+    --store.handles;
+    release(this);
+  }
+
+  // The offloader is gone; what handles still hold is freed with the last of them.
+  void close() noexcept { closed_ = true; }
+
+  // ---- chunks ----
+
+  [[nodiscard]] chunk_state& begin(const chunk_info& info) {
+    if (spare_.empty()) {
+      spare_.reserve(chunks_.size() + 1);
+      live_.reserve(chunks_.size() + 1);
+      spare_.push_back(&*chunks_.emplace_back(std::make_unique<chunk_state>()));
+    }
+    auto& fresh = *spare_.back();
+    spare_.pop_back();
+    fresh.start(info, info.forward_only ? 0 : begun_++);
+    if (!info.forward_only) {
+      live_.push_back(&fresh);
+      if (warming_up()) {
+        profile_.chunks.push_back({info.model_chunk, {}});
+        profile_.passes.push_back({fresh.ordinal(), false});
+      }
+    }
+    ++references_;
+    return fresh;
+  }
+
+  void end_forward(chunk_state& chunk) {
+    if (chunk.info().forward_only) return;
+    chunk.end_forward();
+    reload_ahead();
+  }
+
+  // Copies what leaves of `handles` to the host, once `lane` has come this far. With `give_up` the
+  // handles of what leaves are emptied and its device memory is free after its copy.
+  void commit(chunk_state& chunk, module_id module, int layer, lane_id lane,
+              std::span<handle* const> handles, bool give_up);
+
+  // Starts the reload of a group by hand.
+  void start_reload(chunk_state& chunk, module_id module, int layer) {
+    const auto index = waiting_group(chunk, module, layer, "start_reload");
+    if (chunk.at(index).state == group_state::away) require_reload(chunk, index);
+  }
+
+  // Fills the handles of a group again and makes `lane` wait for its reload.
+  void restore(chunk_state& chunk, module_id module, int layer, lane_id lane,
+               std::span<handle* const> handles);
+
+  // Throws `misuse_error` when something was committed and never restored.
+  void check_finished(const chunk_state& chunk) const;
+
+  // The chunk's backward pass is over, or will never run.
+  void end_chunk(chunk_state& chunk) noexcept;
+
+  // True at the end of the warm-up step.
+  bool end_step();
+
+  [[nodiscard]] trace::counters counters() const;
+  [[nodiscard]] trace::record finish_trace() {
+    return store_.trace().finish(store_.order().count());
+  }
+  [[nodiscard]] std::string name_of_group(const chunk_state& chunk, module_id module,
+                                          int layer) const {
+    return names_[static_cast<std::size_t>(module)] + " of layer " + std::to_string(layer) +
+           ", microbatch " + std::to_string(chunk.info().microbatch);
+  }
+
+ private:
+  struct ahead {
+    chunk_state* chunk;
+    std::uint32_t index;
+    std::size_t bytes;
+  };
+
+  ~engine() = default;
+
+  [[nodiscard]] bool warming_up() const { return warming_up_; }
+
+  [[nodiscard]] bool stays(const chunk_state& chunk, std::size_t group_index, int layer) const {
+    if (!layers_.empty() && (layer < 0 || static_cast<std::size_t>(layer) >= layers_.size() ||
+                             !layers_[static_cast<std::size_t>(layer)])) {
+      return true;
+    }
+    return chunk.ordinal() < residency_.size() &&
+           group_index < residency_[chunk.ordinal()].size() &&
+           residency_[chunk.ordinal()][group_index];
+  }
+
+  void collect(chunk_state& chunk, group& into, std::span<handle* const> handles, bool stays,
+               bool choose);
+  [[nodiscard]] bool leaves(const handle& candidate, trace::module_counters& count) const;
+  [[nodiscard]] storage& saved_as(const handle& given);
+  [[nodiscard]] static std::size_t bytes_saved(chunk_state& chunk, const group& which);
+  void undo(chunk_state& chunk) noexcept;
+  [[nodiscard]] ticket offload(chunk_state& chunk, group& which, lane_id lane,
+                               std::span<handle* const> handles);
+  void cap(module_id module, lane_id lane);
+
+  std::uint32_t waiting_group(chunk_state& chunk, module_id module, int layer, const char* call);
+  void begin_backward(chunk_state& chunk);
+  [[nodiscard]] bool try_reload(chunk_state& chunk, std::uint32_t index);
+  void require_reload(chunk_state& chunk, std::uint32_t index);
+  void reload_ahead();
+  [[nodiscard]] chunk_state* next_to_reload() const;
+  [[nodiscard]] std::size_t backward_rank(const chunk_state& chunk) const;
+  // A view of which a dense copy was made, but which was never released.
+  [[nodiscard]] static bool is_kept_part(const handle& given, const saved<Device>& item) {
+    return item.store != nullptr && given.store_ != nullptr && item.store->origin == given.store_ &&
+           item.store->part == given.part_;
+  }
+  void forget_ahead(const chunk_state& chunk, std::uint32_t index);
+
+  void forget_handle(storage& store);
+  void forget_save(storage& store);
+  void forget_idle(storage& store);
+  [[nodiscard]] bool evict_one();
+  void place_or_throw(storage& store, lane_id lane, const char* call);
+  [[noreturn]] void throw_out_of_device(std::size_t bytes, const std::string& what) const;
+
+  Device* dev_;
+  options opts_;
+  std::vector<std::string> names_;
+  trace::nvtx_names ranges_;
+  std::vector<window> windows_;
+  std::vector<bool> layers_;
+  storages<Device> store_;
+  std::vector<std::unique_ptr<chunk_state>> chunks_;
+  std::vector<chunk_state*> spare_;
+  std::vector<chunk_state*> live_;  // in the order of their forward passes
+  std::vector<ahead> ahead_;        // reloaded and not restored, in the order of their use
+  std::size_t ahead_bytes_ = 0;
+  std::vector<storage*> idle_;      // on the device again only because another group needs them
+  std::size_t backward_begun_ = 0;  // backward passes of this step
+  std::size_t begun_ = 0;           // forward passes of this step
+  plan::profile profile_;
+  plan::residency residency_;
+  std::vector<std::size_t> backward_rank_;  // by chunk ordinal, from the warm-up step
+  trace::counters counters_;
+  std::vector<std::uint64_t> bytes_before_step_;
+  bool warming_up_ = true;
+  bool everything_leaves_ = false;  // settled after the warm-up step: policy keeps no group
+  bool closed_ = false;
+  std::size_t references_ = 1;
+};
+
+}  // namespace tidepool::detail
+
+#include "tidepool/detail/engine_backward.hpp"
+#include "tidepool/detail/engine_forward.hpp"
+#include "tidepool/detail/engine_memory.hpp"

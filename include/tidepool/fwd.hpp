@@ -1,0 +1,27 @@
+/// Names without their definitions.
+#pragma once
+
+namespace tidepool {
+
+class error;
+class option_error;
+class unknown_module;
+class misuse_error;
+class out_of_budget;
+class device_error;
+
+struct options;
+struct chunk_info;
+struct machine;
+struct view_shape;
+
+class null_device;
+class virtual_device;
+class cuda_device;
+
+namespace trace {
+struct counters;
+struct record;
+}  // namespace trace
+
+}  // namespace tidepool

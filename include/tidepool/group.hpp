@@ -1,0 +1,159 @@
+/// What one run of one module saved, and the chunk of runs it belongs to.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <vector>
+
+#include "tidepool/module.hpp"
+#include "tidepool/storage.hpp"
+
+namespace tidepool {
+
+/// Which forward pass a chunk stands for.
+struct chunk_info {
+  int microbatch = 0;
+  int model_chunk = 0;        ///< of an interleaved pipeline
+  bool forward_only = false;  ///< evaluation: nothing leaves, nothing is counted or learnt
+};
+
+namespace detail {
+
+inline constexpr std::uint32_t no_group = std::numeric_limits<std::uint32_t>::max();
+
+// One argument of a commit. Without a storage it stayed in the trainer's hand.
+template <device Device>
+struct saved {
+  storage<Device>* store = nullptr;
+  rectangle part;            // what the handle will show again
+  bool copies = false;       // the first to save this storage
+  bool copies_back = false;  // the reload of its group brought it
+};
+
+enum class group_state : std::uint8_t { away, arriving, restored };
+
+// The unit of commit, event and cap.
+struct group {
+  module_id module{};
+  int layer = -1;
+  group_state state = group_state::away;
+  std::uint32_t first = 0;  // of its arguments in the chunk's list
+  std::uint32_t count = 0;
+  std::uint32_t below = no_group;  // the module's group committed before it
+  std::size_t bytes = 0;           // that left with it
+};
+
+// The groups of one forward pass, last in first out per module.
+template <device Device>
+class chunk_state {
+ public:
+  void start(const chunk_info& info, std::size_t ordinal) {
+    info_ = info;
+    ordinal_ = ordinal;
+    groups_.clear();
+    saved_.clear();
+    top_.fill(no_group);
+    cursor_ = 0;
+    waiting_ = 0;
+    forward_done_ = false;
+    backward_begun_ = false;
+  }
+
+  [[nodiscard]] const chunk_info& info() const { return info_; }
+  // Its place among the forward passes of the step.
+  [[nodiscard]] std::size_t ordinal() const { return ordinal_; }
+  [[nodiscard]] std::size_t group_count() const { return groups_.size(); }
+  [[nodiscard]] group& at(std::uint32_t index) { return groups_[index]; }
+  [[nodiscard]] const group& at(std::uint32_t index) const { return groups_[index]; }
+  // Groups committed and not restored.
+  [[nodiscard]] std::size_t waiting() const { return waiting_; }
+
+  [[nodiscard]] bool forward_done() const { return forward_done_; }
+  [[nodiscard]] bool backward_begun() const { return backward_begun_; }
+  void end_forward() {
+    if (forward_done_) return;
+    forward_done_ = true;
+    cursor_ = static_cast<std::uint32_t>(groups_.size());
+  }
+  void begin_backward() {
+    end_forward();
+    backward_begun_ = true;
+  }
+
+  group& add(module_id module, int layer) {
+    auto& top = top_[static_cast<std::size_t>(module)];
+    const auto index = static_cast<std::uint32_t>(groups_.size());
+    groups_.push_back(
+        {module, layer, group_state::away, static_cast<std::uint32_t>(saved_.size()), 0, top, 0});
+    top = index;
+    ++waiting_;
+    return groups_.back();
+  }
+  void add_saved(group& to, const saved<Device>& item) {
+    saved_.push_back(item);
+    ++to.count;
+  }
+  // Takes back a group whose commit failed; it must be the last.
+  void remove_last() {
+    const auto& last = groups_.back();
+    top_[static_cast<std::size_t>(last.module)] = last.below;
+    saved_.resize(last.first);
+    groups_.pop_back();
+    --waiting_;
+  }
+
+  [[nodiscard]] saved<Device>* saved_of(const group& of) { return saved_.data() + of.first; }
+
+  // The module's last group of that layer that is not restored yet.
+  [[nodiscard]] std::uint32_t find(module_id module, int layer) {
+    auto& top = top_[static_cast<std::size_t>(module)];
+    while (top != no_group && groups_[top].state == group_state::restored) top = groups_[top].below;
+    auto index = top;
+    while (index != no_group &&
+           (groups_[index].layer != layer || groups_[index].state == group_state::restored)) {
+      index = groups_[index].below;
+    }
+    return index;
+  }
+  // True when such a group was committed at all, restored or not.
+  [[nodiscard]] bool ever_had(module_id module, int layer) const {
+    for (const auto& each : groups_) {
+      if (each.module == module && each.layer == layer) return true;
+    }
+    return false;
+  }
+
+  void mark_restored(group& which) {
+    which.state = group_state::restored;
+    --waiting_;
+  }
+
+  // Going backward: the next group that may have to be reloaded; `no_group` when all have been.
+  [[nodiscard]] std::uint32_t next_to_reload() {
+    while (cursor_ > 0 && groups_[cursor_ - 1].state != group_state::away) --cursor_;
+    return cursor_ == 0 ? no_group : cursor_ - 1;
+  }
+  // Puts a group back in the queue of reloads.
+  void reload_again(std::uint32_t index) {
+    groups_[index].state = group_state::away;
+    cursor_ = std::max(cursor_, index + 1);
+  }
+
+ private:
+  chunk_info info_;
+  std::size_t ordinal_ = 0;
+  std::vector<group> groups_;
+  std::vector<saved<Device>> saved_;
+  std::array<std::uint32_t, max_modules> top_{};
+  std::uint32_t cursor_ = 0;  // groups from here on need no reload
+  std::size_t waiting_ = 0;
+  bool forward_done_ = false;
+  bool backward_begun_ = false;
+};
+
+}  // namespace detail
+}  // namespace tidepool

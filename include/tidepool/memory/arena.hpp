@@ -1,0 +1,55 @@
+/// A fixed byte budget: one allocation, from which blocks come with back-pressure.
+#pragma once
+
+#include <string>
+
+#include "tidepool/memory/ranges.hpp"
+
+namespace tidepool {
+
+/// All device memory of saved tensors in one allocation of exactly the budget.
+///
+/// When nothing free can be had without a wait, the range whose fence is oldest is handed out and
+/// the asking stream waits for it: the budget holds exactly, and the stall is the shortest there
+/// is. The host never blocks. An empty grant means that everything is in use.
+template <device Device>
+class arena final : public block_source<Device> {
+ public:
+  /// Throws `out_of_budget` when the device cannot give `budget` bytes.
+  arena(Device& dev, const lanes<Device>& order, std::size_t budget)
+      : dev_(&dev), order_(&order), bytes_(budget / block_alignment * block_alignment) {
+    base_ = bytes_ == 0 ? nullptr : dev.try_allocate(bytes_);
+    if (base_ == nullptr) {
+      throw out_of_budget("device_budget: the device cannot give an arena of " +
+                              std::to_string(budget) + " bytes (" +
+                              std::to_string(dev.memory().free) +
+                              " are free); give it a smaller --device-budget",
+                          budget, dev.memory().free);
+    }
+    book_.add_region(static_cast<std::byte*>(base_), bytes_);
+  }
+  ~arena() override { dev_->deallocate(base_); }
+
+  [[nodiscard]] grant acquire(std::size_t bytes, lane_id waiter) override {
+    const auto joined = [&](const fence& ready) { return order_->joined(waiter, ready); };
+    return book_.acquire(bytes, joined, true);
+  }
+  void release(const block& done, const fence& after) noexcept override {
+    book_.release(done.index, after);
+  }
+
+  [[nodiscard]] std::size_t reserved() const override { return bytes_; }
+  [[nodiscard]] std::size_t peak() const override { return bytes_; }
+  [[nodiscard]] std::size_t budget() const override { return bytes_; }
+  [[nodiscard]] std::size_t largest_free() const override { return book_.largest_free(); }
+  [[nodiscard]] std::uint64_t allocations() const override { return 1; }
+
+ private:
+  Device* dev_;
+  const lanes<Device>* order_;
+  std::size_t bytes_;
+  void* base_ = nullptr;
+  ranges book_;
+};
+
+}  // namespace tidepool

@@ -1,0 +1,69 @@
+/// A piece of memory that carries its own fence, and what hands such pieces out.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "tidepool/memory/fence.hpp"
+#include "tidepool/memory/lanes.hpp"
+
+namespace tidepool {
+
+/// Every block starts at a multiple of this and is as long as one; kernels and copy engines want
+/// it.
+inline constexpr std::size_t block_alignment = 256;
+
+[[nodiscard]] constexpr std::size_t aligned(std::size_t bytes) {
+  return (bytes + block_alignment - 1) / block_alignment * block_alignment;
+}
+
+/// A piece of memory.
+struct block {
+  void* data = nullptr;
+  std::size_t bytes = 0;    ///< as taken from its source
+  std::uint32_t index = 0;  ///< for the source that handed it out
+
+  explicit operator bool() const { return data != nullptr; }
+};
+
+/// A block and the fence after which it may be touched; an empty fence when the asking lane has
+/// joined it already.
+struct grant {
+  block memory;
+  fence ready;
+
+  explicit operator bool() const { return static_cast<bool>(memory); }
+};
+
+/// One way to hand out blocks: pool, arena, slots, or a trainer's own.
+///
+/// `acquire` never waits: it returns a block together with the fence to join, or an empty grant
+/// when nothing fits that is not in use. `release` takes the fence after which the block is free;
+/// it may lie in the future. Neither blocks the host. Thread safety: none.
+template <device Device>
+class block_source {
+ public:
+  block_source() = default;
+  block_source(const block_source&) = delete;
+  block_source& operator=(const block_source&) = delete;
+  virtual ~block_source() = default;
+
+  /// A block of `bytes` (more than 0) that `waiter` will touch first.
+  [[nodiscard]] virtual grant acquire(std::size_t bytes, lane_id waiter) = 0;
+  virtual void release(const block& done, const fence& after) noexcept = 0;
+
+  /// Bytes taken from the device now, and the most ever.
+  [[nodiscard]] virtual std::size_t reserved() const = 0;
+  [[nodiscard]] virtual std::size_t peak() const = 0;
+  /// Most bytes it may ever take, for messages; 0 when it has no limit of its own.
+  [[nodiscard]] virtual std::size_t budget() const = 0;
+  /// Largest block that could be had now, for messages.
+  [[nodiscard]] virtual std::size_t largest_free() const = 0;
+  /// Calls to the device's allocator so far.
+  [[nodiscard]] virtual std::uint64_t allocations() const = 0;
+  /// Tells a source that grows how many bytes it should let be in flight before it reuses the
+  /// oldest with a join. Others ignore it.
+  virtual void let_fly(std::size_t /*bytes*/) {}
+};
+
+}  // namespace tidepool

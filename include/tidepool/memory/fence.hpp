@@ -1,0 +1,61 @@
+/// The event after which memory may be touched again, as a position on each lane.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+namespace tidepool {
+
+/// Streams that one offloader serves at most, its own two copy streams included.
+inline constexpr std::size_t max_lanes = 8;
+
+/// Index of a stream within one offloader.
+enum class lane_id : std::uint8_t {};
+
+[[nodiscard]] constexpr std::size_t index_of(lane_id lane) {
+  return static_cast<std::size_t>(lane);
+}
+
+/// A recorded position on one lane: everything issued on the lane before it.
+struct ticket {
+  lane_id lane{};
+  std::uint64_t position = 0;  ///< 0: before everything
+  std::uint64_t order = 0;     ///< issue order over all lanes, to tell older from younger
+};
+
+/// A set of tickets, at most one per lane: a vector clock.
+///
+/// A later position of a lane includes every earlier one, so a union is a maximum and the fence of
+/// a range made of several blocks carries the fences of all its parts.
+class fence {
+ public:
+  constexpr fence() = default;
+  constexpr fence(const ticket& only) { add(only); }  // NOLINT(google-explicit-constructor)
+
+  constexpr void add(const ticket& more) {
+    auto& position = positions_[index_of(more.lane)];
+    position = std::max(position, more.position);
+    order_ = std::max(order_, more.order);
+  }
+
+  constexpr void add(const fence& more) {
+    for (std::size_t lane = 0; lane < max_lanes; ++lane) {
+      positions_[lane] = std::max(positions_[lane], more.positions_[lane]);
+    }
+    order_ = std::max(order_, more.order_);
+  }
+
+  [[nodiscard]] constexpr std::uint64_t position(std::size_t lane) const {
+    return positions_[lane];
+  }
+  /// Issue order of the youngest ticket; 0 when there is nothing to wait for.
+  [[nodiscard]] constexpr std::uint64_t order() const { return order_; }
+
+ private:
+  std::array<std::uint64_t, max_lanes> positions_{};
+  std::uint64_t order_ = 0;
+};
+
+}  // namespace tidepool

@@ -1,0 +1,113 @@
+/// Host memory that copy engines can reach: a pool that grows in large steps within a budget.
+#pragma once
+
+#include <algorithm>
+#include <charconv>
+#include <cstddef>
+#include <cstdlib>
+#include <fstream>
+#include <optional>
+#include <string>
+
+#include "tidepool/memory/pool.hpp"
+#include "tidepool/options.hpp"
+
+namespace tidepool {
+
+/// A pool's memory comes from the device's host allocator.
+struct on_host {
+  static std::size_t rounded(std::size_t bytes) { return aligned(bytes); }
+  template <device Device>
+  static void* try_allocate(Device& dev, std::size_t bytes) {
+    return dev.try_allocate_host(bytes);
+  }
+  template <device Device>
+  static void deallocate(Device& dev, void* region) noexcept {
+    dev.deallocate_host(region);
+  }
+};
+
+template <device Device>
+using pinned_pool = pool<Device, on_host>;
+
+namespace detail {
+
+inline std::optional<std::size_t> number_in(const std::string& path) {
+  std::ifstream file(path);
+  std::string text;
+  if (!(file >> text)) return std::nullopt;
+  std::size_t value = 0;
+  const auto* end = text.data() + text.size();
+  const auto parsed = std::from_chars(text.data(), end, value);
+  if (parsed.ec != std::errc{} || parsed.ptr != end) return std::nullopt;  // "max": no limit
+  return value;
+}
+
+// The line "Key:  N kB" of a file like /proc/meminfo, in bytes.
+inline std::optional<std::size_t> kilobytes_in(const std::string& path, const std::string& key) {
+  std::ifstream file(path);
+  for (std::string word; file >> word;) {
+    std::size_t value = 0;
+    if (word == key && file >> value) return value * 1024;
+  }
+  return std::nullopt;
+}
+
+inline std::string own_cgroup(const std::string& file) {
+  std::ifstream in(file);
+  for (std::string line; std::getline(in, line);) {
+    if (line.rfind("0::", 0) == 0) return line.substr(3);
+  }
+  return {};
+}
+
+}  // namespace detail
+
+/// Where the machine says what it has; tests point it at files of their own.
+struct host_files {
+  std::string meminfo = "/proc/meminfo";
+  std::string cgroup = "/proc/self/cgroup";
+  std::string cgroup_root = "/sys/fs/cgroup";
+};
+
+/// Host memory that this machine or container can still give, in bytes: the least of what the
+/// kernel calls available and of every cgroup limit above this process (version 2, then 1).
+[[nodiscard]] inline std::size_t available_host_memory(const host_files& files = {}) {
+  auto available = detail::kilobytes_in(files.meminfo, "MemAvailable:").value_or(SIZE_MAX);
+  const auto consider = [&](const std::string& limit, const std::string& usage) {
+    const auto most = detail::number_in(limit);
+    if (!most) return;
+    const auto used = detail::number_in(usage).value_or(0);
+    available = std::min(available, *most > used ? *most - used : 0);
+  };
+  for (auto group = detail::own_cgroup(files.cgroup);; group.erase(group.rfind('/'))) {
+    consider(files.cgroup_root + group + "/memory.max",
+             files.cgroup_root + group + "/memory.current");
+    if (group.find('/') == std::string::npos) break;
+  }
+  consider(files.cgroup_root + "/memory/memory.limit_in_bytes",
+           files.cgroup_root + "/memory/memory.usage_in_bytes");
+  return available;
+}
+
+/// Processes of this job on this machine, from what torchrun, srun and mpirun set; 1 if none did.
+[[nodiscard]] inline int launched_local_ranks() {
+  for (const auto* name : {"LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE",
+                           "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"}) {
+    const auto* text = std::getenv(name);
+    if (text == nullptr) continue;
+    const auto ranks = std::atoi(text);
+    if (ranks > 0) return ranks;
+  }
+  return 1;
+}
+
+/// Bytes of host memory that an offloader may pin: `options::host_budget`, or nine tenths of what
+/// is available, shared evenly among the local ranks.
+[[nodiscard]] inline std::size_t host_budget(const options& given, const host_files& files = {}) {
+  if (given.host_budget) return *given.host_budget;
+  const auto ranks = given.local_ranks > 0 ? given.local_ranks : launched_local_ranks();
+  return available_host_memory(files) / 10 * 9 / static_cast<std::size_t>(ranks);
+}
+
+}  // namespace tidepool

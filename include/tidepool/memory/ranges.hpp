@@ -1,0 +1,247 @@
+/// Which parts of some regions are free, and after which fence: the book that pool, arena and
+/// pinned memory keep. Pure bookkeeping; it touches no memory and no device.
+#pragma once
+
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "tidepool/memory/block.hpp"
+
+namespace tidepool {
+
+/// Free and used ranges of one or more regions.
+///
+/// Free neighbours keep their own fences and are joined into one range only when a request needs
+/// several of them; the result then carries the fences of all its parts. A request takes, in this
+/// order: a range its lane need not wait for (smallest size class first), neighbours it need not
+/// wait for, then, if `may_wait`, the range whose fence is oldest, or such a run of neighbours. All
+/// but the last take constant time, since the search for neighbours is cut short where a wait would
+/// do; the last is linear in the number of ranges.
+class ranges {
+ public:
+  static constexpr std::uint32_t none = std::numeric_limits<std::uint32_t>::max();
+
+  /// Adds a free region; `bytes` is a multiple of `block_alignment`.
+  void add_region(std::byte* base, std::size_t bytes) {
+    const auto fresh = new_node();
+    nodes_[fresh] = {base, bytes, none, none, none, none, next_region_++, false, {}};
+    first_of_region_.push_back(fresh);
+    put(fresh);
+  }
+
+  /// Finds room for `bytes`; `joined(fence)` says whether the asking lane need not wait for it.
+  template <class Joined>
+  [[nodiscard]] grant acquire(std::size_t bytes, const Joined& joined, bool may_wait) {
+    const auto need = aligned(bytes);
+    bool waits = true;
+    auto found = pick(need, joined, may_wait, waits);
+    if (waits) {
+      // Neighbours that need no wait are better, but not worth a long search when a wait will do.
+      const auto neighbours = pick_run(need, joined, false, found == none ? no_limit : scan_limit);
+      if (neighbours != none) {
+        found = neighbours;
+        waits = false;
+      }
+    }
+    if (found == none && may_wait) found = pick_run(need, joined, true, no_limit);
+    if (found == none) return {};
+    unlink(found);
+    if (nodes_[found].bytes != need) split(found, need);
+    nodes_[found].used = true;
+    used_bytes_ += nodes_[found].bytes;
+    // What the lane has joined already it need not look at again.
+    return {{nodes_[found].base, need, found}, waits ? nodes_[found].ready : fence{}};
+  }
+
+  void release(std::uint32_t index, const fence& after) {
+    nodes_[index].used = false;
+    nodes_[index].ready = after;
+    used_bytes_ -= nodes_[index].bytes;
+    put(index);
+  }
+
+  [[nodiscard]] std::size_t used_bytes() const { return used_bytes_; }
+  [[nodiscard]] std::size_t free_bytes() const { return free_bytes_; }
+
+  /// Longest run of free neighbours.
+  [[nodiscard]] std::size_t largest_free() const {
+    std::size_t best = 0;
+    for (const auto first : first_of_region_) {
+      std::size_t run = 0;
+      for (auto i = first; i != none; i = nodes_[i].right) {
+        run = nodes_[i].used ? 0 : run + nodes_[i].bytes;
+        best = std::max(best, run);
+      }
+    }
+    return best;
+  }
+
+ private:
+  static constexpr std::size_t bin_count = 256;
+  static constexpr std::size_t scan_limit = 8;  // of one bin, whose front is its oldest
+  static constexpr std::size_t no_limit = std::numeric_limits<std::size_t>::max();
+
+  struct node {
+    std::byte* base = nullptr;
+    std::size_t bytes = 0;
+    std::uint32_t left = none;  // neighbours in address order
+    std::uint32_t right = none;
+    std::uint32_t before = none;  // neighbours in the bin, oldest first
+    std::uint32_t behind = none;
+    std::uint32_t region = 0;
+    bool used = false;
+    fence ready;
+  };
+
+  struct bin_ends {
+    std::uint32_t front = none;
+    std::uint32_t back = none;
+  };
+
+  struct free_run {
+    std::uint32_t first = none;
+    std::size_t bytes = 0;
+    fence ready;
+  };
+
+  // Four size classes for each power of two.
+  static std::size_t bin_of(std::size_t bytes) {
+    const auto units = bytes / block_alignment;
+    const auto power = static_cast<std::size_t>(std::bit_width(units)) - 1;
+    const auto quarter = power >= 2 ? (units >> (power - 2)) & 3U : 0;
+    return std::min(power * 4 + quarter, bin_count - 1);
+  }
+
+  // Oldest fitting range of the smallest class that has one; of all classes when it may wait.
+  template <class Joined>
+  std::uint32_t pick(std::size_t need, const Joined& joined, bool may_wait, bool& waits) const {
+    auto best = none;
+    for (auto bin = next_filled(bin_of(need)); bin < bin_count; bin = next_filled(bin + 1)) {
+      std::size_t scanned = 0;
+      for (auto i = bins_[bin].front; i != none && scanned < scan_limit;
+           i = nodes_[i].behind, ++scanned) {
+        if (nodes_[i].bytes < need) continue;
+        if (joined(nodes_[i].ready)) {
+          waits = false;
+          return i;
+        }
+        if (may_wait && (best == none || nodes_[i].ready.order() < nodes_[best].ready.order())) {
+          best = i;
+        }
+      }
+    }
+    return best;
+  }
+
+  // The run of free neighbours with the oldest fence, merged into its first range.
+  template <class Joined>
+  std::uint32_t pick_run(std::size_t need, const Joined& joined, bool may_wait, std::size_t limit) {
+    if (free_bytes_ < need) return none;
+    free_run best;
+    for (const auto first : first_of_region_) {
+      for (auto i = first; i != none && limit > 0; --limit, i = nodes_[i].right) {
+        const auto candidate = run_from(i, need, joined, may_wait);
+        if (candidate.first == none) continue;
+        if (best.first == none || candidate.ready.order() < best.ready.order()) best = candidate;
+      }
+    }
+    if (best.first != none) merge(best);
+    return best.first;
+  }
+
+  template <class Joined>
+  free_run run_from(std::uint32_t first, std::size_t need, const Joined& joined,
+                    bool may_wait) const {
+    free_run result{first, 0, {}};
+    for (auto i = first; i != none && !nodes_[i].used; i = nodes_[i].right) {
+      if (!may_wait && !joined(nodes_[i].ready)) break;
+      result.bytes += nodes_[i].bytes;
+      result.ready.add(nodes_[i].ready);
+      if (result.bytes >= need) return result;
+    }
+    return {};
+  }
+
+  void merge(const free_run& parts) {
+    auto& head = nodes_[parts.first];
+    unlink(parts.first);
+    while (head.bytes < parts.bytes) {
+      const auto eaten = head.right;
+      unlink(eaten);
+      head.bytes += nodes_[eaten].bytes;
+      head.right = nodes_[eaten].right;
+      if (head.right != none) nodes_[head.right].left = parts.first;
+      spare_.push_back(eaten);
+    }
+    head.ready = parts.ready;
+    put(parts.first);
+  }
+
+  void split(std::uint32_t index, std::size_t need) {
+    const auto rest = new_node();
+    auto& head = nodes_[index];
+    nodes_[rest] = {
+        head.base + need, head.bytes - need, index, head.right, none, none, head.region, false,
+        head.ready};
+    if (head.right != none) nodes_[head.right].left = rest;
+    head.right = rest;
+    head.bytes = need;
+    put(rest);
+  }
+
+  std::uint32_t new_node() {
+    if (spare_.empty()) {
+      nodes_.emplace_back();
+      spare_.reserve(nodes_.capacity());
+      return static_cast<std::uint32_t>(nodes_.size() - 1);
+    }
+    const auto index = spare_.back();
+    spare_.pop_back();
+    return index;
+  }
+
+  void put(std::uint32_t index) {
+    const auto which = bin_of(nodes_[index].bytes);
+    auto& bin = bins_[which];
+    nodes_[index].before = bin.back;
+    nodes_[index].behind = none;
+    (bin.back == none ? bin.front : nodes_[bin.back].behind) = index;
+    bin.back = index;
+    filled_[which / 64] |= std::uint64_t{1} << (which % 64);
+    free_bytes_ += nodes_[index].bytes;
+  }
+
+  void unlink(std::uint32_t index) {
+    const auto which = bin_of(nodes_[index].bytes);
+    auto& bin = bins_[which];
+    const auto& gone = nodes_[index];
+    (gone.before == none ? bin.front : nodes_[gone.before].behind) = gone.behind;
+    (gone.behind == none ? bin.back : nodes_[gone.behind].before) = gone.before;
+    if (bin.front == none) filled_[which / 64] &= ~(std::uint64_t{1} << (which % 64));
+    free_bytes_ -= gone.bytes;
+  }
+
+  std::size_t next_filled(std::size_t from) const {
+    for (auto word = from / 64; word < filled_.size(); ++word) {
+      auto bits = filled_[word];
+      if (word == from / 64) bits &= ~std::uint64_t{0} << (from % 64);
+      if (bits != 0) return word * 64 + static_cast<std::size_t>(std::countr_zero(bits));
+    }
+    return bin_count;
+  }
+
+  std::vector<node> nodes_;
+  std::vector<std::uint32_t> spare_;
+  std::vector<std::uint32_t> first_of_region_;
+  std::array<bin_ends, bin_count> bins_{};
+  std::array<std::uint64_t, bin_count / 64> filled_{};
+  std::uint32_t next_region_ = 0;
+  std::size_t used_bytes_ = 0;
+  std::size_t free_bytes_ = 0;
+};
+
+}  // namespace tidepool

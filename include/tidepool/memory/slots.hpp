@@ -1,0 +1,118 @@
+/// Rings of fixed slots, for trainers whose shapes never change.
+#pragma once
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "tidepool/memory/block.hpp"
+#include "tidepool/options.hpp"
+
+namespace tidepool {
+
+/// Every ring is one allocation of equal slots; a request takes the free slot whose fence is oldest
+/// from the ring with the smallest slots that fit. Addresses repeat from step to step as long as
+/// the order of calls does. The host never blocks. An empty grant means that no slot is free.
+template <device Device>
+class slots final : public block_source<Device> {
+ public:
+  /// Throws `option_error` without rings and `out_of_budget` when the device cannot hold them.
+  slots(Device& dev, const std::vector<slot_ring>& shapes) : dev_(&dev) {
+    if (shapes.empty()) {
+      throw option_error("slots: no ring is given; set options::slots, or --slots=BYTESxCOUNT");
+    }
+    for (const auto& shape : shapes) check(shape);
+    for (const auto& shape : shapes) add(shape);
+    std::sort(rings_.begin(), rings_.end(),
+              [](const slot_queue& a, const slot_queue& b) { return a.bytes < b.bytes; });
+  }
+  ~slots() override {
+    for (auto& ring : rings_) dev_->deallocate(ring.base);
+  }
+
+  [[nodiscard]] grant acquire(std::size_t bytes, lane_id /*waiter*/) override {
+    for (std::size_t r = 0; r < rings_.size(); ++r) {
+      auto& ring = rings_[r];
+      if (ring.bytes < bytes || ring.head == ring.tail) continue;
+      const auto& slot = ring.free[ring.head++ % ring.free.size()];
+      return {{static_cast<std::byte*>(ring.base) + slot.number * ring.bytes, ring.bytes,
+               static_cast<std::uint32_t>(r << ring_shift | slot.number)},
+              slot.ready};
+    }
+    return {};
+  }
+  void release(const block& done, const fence& after) noexcept override {
+    auto& ring = rings_[done.index >> ring_shift];
+    free_slot freed;
+    freed.number = done.index & ((std::uint32_t{1} << ring_shift) - 1);
+    freed.ready = after;
+    // Slots are released almost in the order of their fences; one that is older moves forward.
+    auto at = ring.tail++;
+    for (; at > ring.head && ring.entry(at - 1).ready.order() > after.order(); --at) {
+      ring.entry(at) = ring.entry(at - 1);
+    }
+    ring.entry(at) = freed;
+  }
+
+  [[nodiscard]] std::size_t reserved() const override { return reserved_; }
+  [[nodiscard]] std::size_t peak() const override { return reserved_; }
+  [[nodiscard]] std::size_t budget() const override { return reserved_; }
+  [[nodiscard]] std::size_t largest_free() const override {
+    std::size_t best = 0;
+    for (const auto& ring : rings_) {
+      if (ring.head != ring.tail) best = ring.bytes;
+    }
+    return best;
+  }
+  [[nodiscard]] std::uint64_t allocations() const override { return rings_.size(); }
+
+ private:
+  static constexpr unsigned ring_shift = 24;
+
+  struct free_slot {
+    std::uint32_t number = 0;
+    fence ready;
+  };
+
+  struct slot_queue {
+    std::size_t bytes = 0;
+    void* base = nullptr;
+    std::vector<free_slot> free;  // a queue: [head, tail) modulo its size
+    std::size_t head = 0;
+    std::size_t tail = 0;
+
+    free_slot& entry(std::size_t at) { return free[at % free.size()]; }
+  };
+
+  static void check(const slot_ring& shape) {
+    if (shape.bytes == 0 || shape.count == 0) {
+      throw option_error("slots: a ring of " + std::to_string(shape.count) + " slots of " +
+                         std::to_string(shape.bytes) +
+                         " bytes holds nothing; both numbers must be at least 1");
+    }
+  }
+
+  void add(const slot_ring& shape) {
+    const auto bytes = aligned(shape.bytes);
+    rings_.reserve(rings_.size() + 1);
+    slot_queue fresh{bytes, nullptr, std::vector<free_slot>(shape.count), 0, shape.count};
+    for (std::uint32_t i = 0; i < shape.count; ++i) fresh.free[i].number = i;
+    fresh.base = dev_->try_allocate(bytes * shape.count);
+    if (fresh.base == nullptr) {
+      for (auto& ring : rings_) dev_->deallocate(ring.base);
+      throw out_of_budget("slots: the device cannot hold a ring of " + std::to_string(shape.count) +
+                              " slots of " + std::to_string(bytes) + " bytes (" +
+                              std::to_string(dev_->memory().free) +
+                              " are free); declare fewer or smaller slots",
+                          bytes * shape.count, dev_->memory().free);
+    }
+    rings_.push_back(std::move(fresh));
+    reserved_ += bytes * shape.count;
+  }
+
+  Device* dev_;
+  std::vector<slot_queue> rings_;
+  std::size_t reserved_ = 0;
+};
+
+}  // namespace tidepool

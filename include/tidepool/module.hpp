@@ -1,0 +1,70 @@
+/// Module names, and the lists of modules a program compiles in.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace tidepool {
+
+/// A string literal usable as a template argument: `commit<"core_attn">(…)`.
+template <std::size_t Size>
+struct fixed_string {
+  char text[Size]{};
+
+  // Implicit, so that a plain literal can stand where a name is expected.
+  consteval fixed_string(const char (&literal)[Size]) { std::copy_n(literal, Size, text); }
+
+  [[nodiscard]] constexpr std::string_view view() const { return {text, Size - 1}; }
+};
+
+/// Modules an offloader serves at most. One machine word holds the set of enabled ones, so that a
+/// disabled module costs one test of a bit.
+inline constexpr std::size_t max_modules = 64;
+
+/// Names the field uses; any other name is the user's own and just as good.
+/// Source: Megatron-Core `TransformerConfig.offload_modules`.
+inline constexpr std::array<std::string_view, 8> standard_modules{
+    "attn_norm", "qkv_linear", "core_attn", "attn_proj",
+    "mlp_norm",  "expert_fc1", "moe_act",   "fused_group_mlp"};
+
+/// Index of a module within one offloader.
+enum class module_id : std::uint8_t {};
+
+/// A compile-time list of modules: what is not in it generates no instruction.
+template <fixed_string... Names>
+struct modules {
+  static_assert(sizeof...(Names) > 0, "tidepool: name at least one module, or use all_modules");
+  static_assert(sizeof...(Names) <= max_modules, "tidepool: at most 64 modules");
+
+  static constexpr bool open = false;
+  static constexpr std::array<std::string_view, sizeof...(Names)> names{Names.view()...};
+
+  static constexpr bool contains(std::string_view name) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  }
+  static constexpr module_id id(std::string_view name) {
+    return static_cast<module_id>(std::find(names.begin(), names.end(), name) - names.begin());
+  }
+
+ private:
+  static constexpr bool unique() {
+    for (std::size_t i = 0; i < names.size(); ++i) {
+      for (std::size_t j = i + 1; j < names.size(); ++j) {
+        if (names[i] == names[j]) return false;
+      }
+    }
+    return true;
+  }
+  static_assert(unique(), "tidepool: a module is named twice");
+};
+
+/// Every name is compiled in; the run-time options alone decide. The user's own names are declared
+/// with `options::own_modules`.
+struct all_modules {
+  static constexpr bool open = true;
+};
+
+}  // namespace tidepool

@@ -1,0 +1,177 @@
+/// The object that a trainer embeds.
+#pragma once
+
+#include <cstddef>
+#include <cstdio>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "tidepool/chunk.hpp"
+#include "tidepool/error.hpp"
+#include "tidepool/options.hpp"
+#include "tidepool/trace/summary.hpp"
+#include "tidepool/validate.hpp"
+
+namespace tidepool {
+
+/// Moves the saved tensors of chosen modules to the host and back, in step with one training loop.
+///
+/// `Modules` is `modules<"core_attn", …>`, the list compiled in, or `all_modules`, where the
+/// options alone decide. It holds its two copy streams, its device memory for saved tensors and its
+/// pinned host memory, and nothing global: any number of offloaders live side by side.
+///
+/// No call blocks the host, but for the constructor, the destructor, and the two trace functions.
+/// Thread safety: none; one thread at a time, with its handles and chunks. The device must outlive
+/// the offloader and its handles, and streams given to it must live as long as the handles.
+template <device Device, class Modules = all_modules>
+class offloader {
+ public:
+  using stream_ref = typename Device::stream_ref;
+  using buffer = tidepool::buffer<Device>;
+  using view = tidepool::view<Device>;
+  using chunk = tidepool::chunk<Device, Modules>;
+
+  /// Throws `option_error` or `unknown_module` when the options cannot work, `out_of_budget` when
+  /// the device cannot give the memory that they fix, `device_error` when it fails.
+  explicit offloader(Device& dev, const options& opts = {}) {
+    const auto known = known_modules(opts);
+    validate(opts, known, Modules::open);
+    enabled_ = resolve_modules(opts, known, Modules::open);
+    std::vector<bool> leaves;
+    for (std::size_t i = 0; i < known.size(); ++i) leaves.push_back((enabled_ >> i & 1U) != 0);
+    engine_ = new detail::engine<Device>(dev, opts, {known.begin(), known.end()}, leaves);
+  }
+  offloader(const offloader&) = delete;
+  offloader& operator=(const offloader&) = delete;
+  ~offloader() {
+    engine_->close();
+    detail::engine<Device>::release(engine_);
+  }
+
+  // ---- memory of saved tensors ----
+
+  /// Device memory that work given to `stream` from now on may use. The elements count for
+  /// `min_tensor_elements`; bytes are counted as elements by the second form.
+  ///
+  /// Throws `out_of_budget`, naming what is live, when the memory is full with nothing in flight.
+  template <class T>
+  [[nodiscard]] buffer allocate(std::size_t count, stream_ref stream) {
+    return engine_->allocate(count * sizeof(T), count, stream);
+  }
+  [[nodiscard]] buffer allocate(std::size_t bytes, stream_ref stream) {
+    return engine_->allocate(bytes, bytes, stream);
+  }
+
+  // ---- a step ----
+
+  /// Opens the chunk of one forward pass.
+  [[nodiscard]] chunk begin(const chunk_info& info = {}) { return {*engine_, info, enabled_}; }
+
+  /// The step is over: every chunk is finished. The first step that trains is the warm-up; the
+  /// residency of groups is settled at its end, and modules that moved no byte are reported.
+  ///
+  /// Throws `misuse_error` when a chunk is still open.
+  void end_step() {
+    if (!engine_->end_step()) return;
+    for (const auto& message : trace::silent_messages(counters())) report_(message);
+  }
+
+  /// Where reports go, a line each; by default to `stderr`.
+  void on_report(std::function<void(std::string_view)> sink) { report_ = std::move(sink); }
+
+  // ---- modules ----
+
+  /// True when the module's groups may leave.
+  template <fixed_string Name>
+  [[nodiscard]] bool enabled() const {
+    if constexpr (Modules::open) {
+      return enabled(module(Name.view()));
+    } else if constexpr (Modules::contains(Name.view())) {
+      return enabled(Modules::id(Name.view()));
+    } else {
+      return false;
+    }
+  }
+  [[nodiscard]] bool enabled(module_id module) const {
+    return (enabled_ >> static_cast<unsigned>(module) & 1U) != 0;
+  }
+
+  /// The id of a module, to be looked up once; throws `unknown_module`.
+  [[nodiscard]] module_id module(std::string_view name) const {
+    const auto names = known_modules(engine_->settings());
+    for (std::size_t i = 0; i < names.size(); ++i) {
+      if (names[i] == name) return static_cast<module_id>(i);
+    }
+    throw unknown_module("module: \"" + std::string(name) +
+                         "\" is not known here; declare it in options::own_modules or add it to the"
+                         " compile-time list");
+  }
+
+  // ---- seeing it ----
+
+  /// A copy of all totals so far.
+  [[nodiscard]] trace::counters counters() const { return engine_->counters(); }
+  [[nodiscard]] const options& settings() const { return engine_->settings(); }
+
+  /// Records the spans of what follows, until `finish_trace`. Both block the host until the device
+  /// is idle. `origin` is any stream in use.
+  void start_trace(std::string title, stream_ref origin) {
+    auto& memory = engine_->memory();
+    memory.trace().start(std::move(title), memory.live(), origin);
+  }
+  [[nodiscard]] trace::record finish_trace() { return engine_->finish_trace(); }
+
+  /// A span of the trainer's own work on `stream`, from here to the end of the object. Costs a
+  /// branch while no trace is being recorded.
+  class span {
+   public:
+    span(span&& other) = delete;
+    ~span() {
+      if (from_ == detail::tracer<Device>::off) return;
+      try {
+        auto& memory = owner_->memory();
+        memory.trace().end(from_, lane_, memory.order().stream(lane_), label_);
+      } catch (...) {  // a picture without this span
+      }
+    }
+
+   private:
+    friend class offloader;
+    span(detail::engine<Device>& owner, stream_ref stream, const detail::span_label& label)
+        : owner_(&owner), label_(label) {
+      auto& memory = owner.memory();
+      if (!memory.trace().on()) return;
+      lane_ = owner.lane_of(stream);
+      from_ = memory.trace().begin(lane_, stream);
+    }
+    detail::engine<Device>* owner_;
+    detail::span_label label_;
+    lane_id lane_{};
+    std::size_t from_ = detail::tracer<Device>::off;
+  };
+  /// `name` must live as long as the span.
+  [[nodiscard]] span trace_span(std::string_view name, stream_ref stream, int layer = -1,
+                                int microbatch = -1) {
+    return {*engine_, stream, {trace::span_kind::compute, name, layer, microbatch, 0}};
+  }
+
+ private:
+  static std::vector<std::string_view> known_modules(const options& opts) {
+    if constexpr (Modules::open) {
+      return open_module_list(opts);
+    } else {
+      return {Modules::names.begin(), Modules::names.end()};
+    }
+  }
+
+  detail::engine<Device>* engine_ = nullptr;
+  std::uint64_t enabled_ = 0;
+  std::function<void(std::string_view)> report_ = [](std::string_view line) {
+    std::fprintf(stderr, "%.*s\n", static_cast<int>(line.size()), line.data());
+  };
+};
+
+}  // namespace tidepool

@@ -1,0 +1,91 @@
+/// Every knob of an offloader, with its default; `parse.hpp` reads them from text.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace tidepool {
+
+/// Where the device memory of saved tensors comes from.
+enum class memory_kind : std::uint8_t {
+  pool,   ///< grows with demand, reuses a block only where its fence is already joined
+  arena,  ///< one fixed allocation: a byte budget with back-pressure
+  slots   ///< rings of fixed slots, for trainers whose shapes never change
+};
+
+/// One ring of equal slots.
+struct slot_ring {
+  std::size_t bytes = 0;  ///< of one slot
+  std::size_t count = 0;
+
+  friend bool operator==(const slot_ring&, const slot_ring&) = default;
+};
+
+/// Every knob of one offloader. A default-constructed object offloads nothing.
+///
+/// Units are bytes unless the name says otherwise. `validate` (in `validate.hpp`) checks the whole;
+/// an offloader calls it in its constructor.
+struct options {
+  /// Modules whose saved tensors leave the device. `{"all"}` stands for every known module.
+  std::vector<std::string> offload_modules{};
+  /// Names of the user's own beside the standard ones.
+  std::vector<std::string> own_modules{};
+  /// Layer-level mode: when not empty, only groups of these layers leave.
+  std::vector<int> offload_layers{};
+  /// Modules recomputed whole in backward; offloading inside them is refused.
+  std::vector<std::string> recompute_modules{};
+
+  /// Offloads of one module not yet joined, at most. None: no joins. 0: the compute stream waits
+  /// at each commit. Megatron's `fine_grained_offloading_max_inflight_offloads`, but counted per
+  /// module over all chunks.
+  std::optional<std::size_t> max_inflight{};
+  /// The same in bytes. Prefer it to `max_inflight` where groups differ in size.
+  std::optional<std::size_t> max_inflight_bytes{};
+  /// `max_inflight` of single modules, before the general one.
+  std::map<std::string, std::size_t> module_max_inflight{};
+
+  /// Tensors with fewer elements stay on the device. Megatron's `min_offloaded_tensor_size`.
+  std::size_t min_tensor_elements = 1024 * 1024;
+  /// Share of the eligible groups of each chunk that leave, from the first in forward order on.
+  /// Megatron's `activation_offload_fraction`.
+  double fraction = 1.0;
+  /// Bytes kept on the device, times the pipeline rank.
+  /// Megatron's `delta_offload_bytes_across_pp_ranks`.
+  std::size_t delta_bytes_per_rank = 0;
+  int pipeline_rank = 0;
+  /// Keep the last group of each module on the device where the chunk's own backward pass is the
+  /// next that has the module: its reload could not be hidden. Megatron always does so.
+  bool margin = true;
+
+  /// Groups whose reload may be under way ahead of their use.
+  std::size_t reload_ahead = 2;
+  /// The same in bytes; whichever limit is met first holds. Prefer it where groups differ in size.
+  std::optional<std::size_t> reload_ahead_bytes{};
+
+  memory_kind memory = memory_kind::pool;
+  /// Bytes of device memory for saved tensors. The arena needs it; the pool grows up to it.
+  std::optional<std::size_t> device_budget{};
+  /// Rings for `memory_kind::slots`.
+  std::vector<slot_ring> slots{};
+  /// Bytes by which the device pool grows.
+  std::size_t device_step = std::size_t{32} << 20;
+
+  /// Larger copies go in pieces of this size, so that others are not kept waiting; 0: whole.
+  std::size_t copy_piece = std::size_t{32} << 20;
+
+  /// Bytes of host memory of this offloader; by default what the machine (or its cgroup) has,
+  /// less a reserve, divided by the local ranks.
+  std::optional<std::size_t> host_budget{};
+  /// Bytes by which the host arena grows.
+  std::size_t host_step = std::size_t{256} << 20;
+  /// Processes on this machine that share its memory; 0 takes it from the launcher's environment.
+  int local_ranks = 0;
+
+  friend bool operator==(const options&, const options&) = default;
+};
+
+}  // namespace tidepool

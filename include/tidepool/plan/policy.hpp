@@ -1,0 +1,109 @@
+/// Which groups stay on the device: Megatron's rules, applied to the profile of a warm-up step.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <vector>
+
+#include "tidepool/options.hpp"
+#include "tidepool/plan/profile.hpp"
+
+namespace tidepool::plan {
+
+/// For each chunk of the step, in forward order, and each of its groups: does it stay?
+using residency = std::vector<std::vector<bool>>;
+
+namespace detail {
+
+// Chunks in the order of their backward passes.
+inline std::vector<std::size_t> backward_order(const profile& step) {
+  std::vector<std::size_t> order;
+  for (const auto& pass : step.passes) {
+    if (pass.backward) order.push_back(pass.chunk);
+  }
+  return order;
+}
+
+inline bool offloads(const chunk_profile& chunk, module_id module) {
+  return std::any_of(chunk.groups.begin(), chunk.groups.end(), [&](const group_profile& each) {
+    return each.module == module && each.bytes > 0;
+  });
+}
+
+// For each chunk, how many backward passes began before its forward pass.
+inline std::vector<std::size_t> backward_before(const profile& step) {
+  std::vector<std::size_t> before(step.chunks.size(), 0);
+  std::size_t begun = 0;
+  for (const auto& pass : step.passes) {
+    if (pass.backward) {
+      ++begun;
+    } else {
+      before[pass.chunk] = begun;
+    }
+  }
+  return before;
+}
+
+// Marks the last group of each module of `chunk` if, at the time of its forward pass, no other
+// chunk's backward pass needs that module before.
+inline void keep_margin(const profile& step, std::size_t chunk, std::size_t begun,
+                        std::vector<bool>& stays) {
+  const auto order = backward_order(step);
+  const auto& groups = step.chunks[chunk].groups;
+  std::array<bool, max_modules> seen{};
+  for (auto i = groups.size(); i-- > 0;) {
+    const auto module = groups[i].module;
+    auto& known = seen[static_cast<std::size_t>(module)];
+    if (known || groups[i].bytes == 0) continue;
+    known = true;
+    const auto from = order.begin() + static_cast<std::ptrdiff_t>(std::min(begun, order.size()));
+    const auto next = std::find_if(from, order.end(),
+                                   [&](std::size_t c) { return offloads(step.chunks[c], module); });
+    stays[i] = next != order.end() && *next == chunk;
+  }
+}
+
+}  // namespace detail
+
+/// Megatron's rules, in its order (Megatron-Core `PipelineOffloadManager.post_warmup_callback` and
+/// `ChunkOffloadHandler.should_bulk_offload`):
+/// 1. margin: the last group of each module stays where the chunk's own backward pass is the next
+///    that has the module, since its reload could not be hidden;
+/// 2. delta: in backward order of chunks and forward order of groups, groups stay until
+///    `pipeline_rank * delta_bytes_per_rank` bytes have;
+/// 3. fraction: of the n groups of a chunk that would still leave, the last `int(n * (1 - f))` in
+///    forward order stay.
+[[nodiscard]] inline residency megatron_policy(const profile& step, const options& opts) {
+  residency stays;
+  for (const auto& chunk : step.chunks) stays.emplace_back(chunk.groups.size(), false);
+
+  if (opts.margin) {
+    const auto before = detail::backward_before(step);
+    for (std::size_t c = 0; c < stays.size(); ++c) {
+      detail::keep_margin(step, c, before[c], stays[c]);
+    }
+  }
+
+  auto left = static_cast<std::size_t>(opts.pipeline_rank) * opts.delta_bytes_per_rank;
+  for (const auto c : detail::backward_order(step)) {
+    const auto& groups = step.chunks[c].groups;
+    for (std::size_t i = 0; i < groups.size() && left > 0; ++i) {
+      if (stays[c][i] || groups[i].bytes == 0) continue;
+      stays[c][i] = true;
+      left -= std::min(left, groups[i].bytes);
+    }
+  }
+
+  for (std::size_t c = 0; c < stays.size(); ++c) {
+    std::vector<std::size_t> leaving;
+    for (std::size_t i = 0; i < stays[c].size(); ++i) {
+      if (!stays[c][i] && step.chunks[c].groups[i].bytes > 0) leaving.push_back(i);
+    }
+    auto drop = static_cast<std::size_t>(static_cast<double>(leaving.size()) * (1 - opts.fraction));
+    for (; drop > 0; --drop, leaving.pop_back()) stays[c][leaving.back()] = true;
+  }
+  return stays;
+}
+
+}  // namespace tidepool::plan

@@ -1,0 +1,317 @@
+/// Saved memory and its way between device and host. Every ordering rule of a copy stands here.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tidepool/detail/tracer.hpp"
+#include "tidepool/memory/arena.hpp"
+#include "tidepool/memory/pinned.hpp"
+#include "tidepool/memory/slots.hpp"
+
+namespace tidepool::detail {
+
+template <device Device>
+class engine;
+
+// A rectangle of bytes inside a storage.
+struct rectangle {
+  std::size_t offset = 0;
+  std::size_t width = 0;
+  std::size_t rows = 1;
+  std::size_t pitch = 0;
+
+  [[nodiscard]] std::size_t bytes() const { return width * rows; }
+  // The same rows, closed up.
+  [[nodiscard]] rectangle dense() const { return {0, width, rows, width}; }
+  friend bool operator==(const rectangle&, const rectangle&) = default;
+};
+
+// The memory behind one or more handles and saved entries. Its identity is this object, never its
+// address on the device: addresses are reused, the object is not while anyone refers to it.
+template <device Device>
+struct storage {
+  engine<Device>* owner = nullptr;
+  std::size_t bytes = 0;
+  std::size_t elements = 0;
+  std::uint32_t handles = 0;  // held outside
+  std::uint32_t saves = 0;    // held by committed groups
+  bool keep = false;          // opted out of offloading
+  bool wanted = false;        // backward has come to a group that saved it
+  bool idle = false;          // on the device only because another group will need it
+  lane_id lane{};             // where it was last handed out
+  int module = -1;            // of the group that saved it last, for messages
+  block on_device;            // empty while away
+  block on_host;              // empty while no copy is there
+  ticket offloaded;           // the copy to the host
+  ticket reloaded;            // the last copy back
+  fence last_use;             // of handles that are gone
+  storage* origin = nullptr;  // the storage of which this is a rectangle
+  storage* first_part = nullptr;
+  storage* next_part = nullptr;
+  rectangle part;
+};
+
+// Owns all storages of an offloader, its two copy streams and its memory.
+//
+// The six joins:
+//   producer      offload stream  waits for the stream that commits
+//   host_reuse    offload stream  waits for the reload that last read the host block
+//   own_offload   reload stream   waits for the offload of the same storage
+//   device_reuse  any stream      waits for the last user of the device block it is given
+//   consumer      compute stream  waits for the reload of what it will read
+//   cap           compute stream  waits for the oldest offload in flight (in engine.hpp)
+template <device Device>
+class storages {
+ public:
+  using storage = detail::storage<Device>;
+  using stream_ref = typename Device::stream_ref;
+
+  storages(Device& dev, const options& opts)
+      : dev_(&dev),
+        trace_(dev),
+        order_(dev, trace_),
+        offload_stream_(dev.make_stream()),
+        reload_stream_(dev.make_stream()),
+        offload_(order_.of(offload_stream_.ref())),
+        reload_(order_.of(reload_stream_.ref())),
+        device_(make_source(opts)),
+        host_(dev, order_, {opts.host_step, host_budget(opts)}),
+        piece_(opts.copy_piece),
+        flying_groups_(
+            std::min(most_flying_groups, opts.max_inflight.value_or(most_flying_groups) + 1)),
+        flying_floor_(opts.max_inflight_bytes.value_or(0)) {
+    host_.let_fly(opts.host_step);
+  }
+  storages(const storages&) = delete;
+  storages& operator=(const storages&) = delete;
+  ~storages() {
+    // Pinned memory must not go while a copy uses it.
+    settle(offload_);
+    settle(reload_);
+  }
+
+  // After a failure: blocks the host until the lane runs nothing any more.
+  void settle(lane_id lane) noexcept {
+    batch_.clear();
+    try {
+      dev_->synchronize(order_.stream(lane));
+    } catch (...) {  // a device that is gone runs no copy
+    }
+  }
+
+  [[nodiscard]] lanes<Device>& order() { return order_; }
+  [[nodiscard]] tracer<Device>& trace() { return trace_; }
+  [[nodiscard]] lane_id offload_lane() const { return offload_; }
+  [[nodiscard]] lane_id reload_lane() const { return reload_; }
+  [[nodiscard]] block_source<Device>& device_source() { return *device_; }
+  [[nodiscard]] const block_source<Device>& device_source() const { return *device_; }
+  [[nodiscard]] const pinned_pool<Device>& host_source() const { return host_; }
+  [[nodiscard]] std::size_t live() const { return live_; }
+  [[nodiscard]] std::size_t live_peak() const { return live_peak_; }
+  [[nodiscard]] std::size_t live_peak_without() const { return live_peak_without_; }
+  [[nodiscard]] std::size_t host_peak() const { return host_peak_; }
+
+  // Calls `visit` with every storage in use.
+  template <class Visit>
+  void for_each(const Visit& visit) const {
+    for (const auto& store : nodes_) {
+      if (store.owner != nullptr) visit(store);
+    }
+  }
+
+  storage& create(engine<Device>& owner, std::size_t bytes, std::size_t elements) {
+    if (spare_.empty()) {
+      spare_.reserve(nodes_.size() + 1);
+      spare_.push_back(&nodes_.emplace_back());
+    }
+    auto& store = *spare_.back();
+    spare_.pop_back();
+    store = {};
+    store.owner = &owner;
+    store.bytes = bytes;
+    store.elements = elements;
+    return store;
+  }
+
+  // Gives `store` device memory that `waiter` may touch from now on; false when none is free.
+  [[nodiscard]] bool place(storage& store, lane_id waiter) {
+    const auto found = device_->acquire(store.bytes, waiter);
+    if (!found) return false;
+    store.on_device = found.memory;
+    if (order_.join(waiter, found.ready, join_site::device_reuse)) ++waits_;
+    poison(found.memory, waiter);
+    live_ += store.bytes;
+    if (store.on_host) away_ -= store.bytes;
+    note_peaks();
+    trace_.level(order_.stream(waiter), store.bytes, 0);
+    return true;
+  }
+
+  // Takes the device memory away; it is free again after `after`. `on` is the lane of its last
+  // user.
+  void displace(storage& store, const fence& after, lane_id on) {
+    trace_.level(order_.stream(on), 0, store.bytes);
+    device_->release(store.on_device, after);
+    store.on_device = {};
+    live_ -= store.bytes;
+    if (store.on_host) away_ += store.bytes;
+  }
+
+  // Gives `store` a place on the host; false when the budget is spent.
+  [[nodiscard]] bool place_on_host(storage& store) {
+    const auto found = host_.acquire(store.bytes, offload_);
+    if (!found) return false;
+    store.on_host = found.memory;
+    // Made now, so that nobody has to remember the fence: what is issued on the stream from here on
+    // waits, and only the copy into this block is.
+    order_.join(offload_, found.ready, join_site::host_reuse);
+    if (!store.on_device) away_ += store.bytes;
+    host_peak_ = std::max(host_peak_, host_.used());
+    note_peaks();
+    return true;
+  }
+
+  void displace_from_host(storage& store, const fence& after) {
+    if (!store.on_device) away_ -= store.bytes;
+    host_.release(store.on_host, after);
+    store.on_host = {};
+  }
+
+  // Makes the reload stream wait until the host block of `store` may be read.
+  void await_offload(const storage& store) {
+    order_.join(reload_, store.offloaded, join_site::own_offload);
+  }
+
+  // Queues a copy of `from` (a rectangle of `source`) into the host block of `store`.
+  void copy_out(const storage& store, const storage& source, const rectangle& from) {
+    const auto* data = static_cast<const std::byte*>(source.on_device.data) + from.offset;
+    if (from.rows == 1) {
+      batch_.push_back({store.on_host.data, data, from.width});
+    } else {
+      dev_->copy(store.on_host.data, data, {from.width, from.rows, from.pitch, from.width},
+                 copy_direction::device_to_host, offload_stream_.ref());
+    }
+  }
+
+  // Queues a copy of the host block back.
+  void copy_in(const storage& store) {
+    batch_.push_back({store.on_device.data, store.on_host.data, store.bytes});
+  }
+
+  // Issues what was queued: many small copies as one, large ones in pieces.
+  void issue_copies(copy_direction direction) {
+    const auto stream =
+        direction == copy_direction::device_to_host ? offload_stream_.ref() : reload_stream_.ref();
+    if (!issue_batch(direction, stream)) {
+      for (const auto& item : batch_) issue_pieces(item, direction, stream);
+    }
+    batch_.clear();
+  }
+
+  // Forgets a storage that nobody refers to any more.
+  void destroy(storage& store) noexcept {
+    if (store.origin != nullptr) {
+      auto** link = &store.origin->first_part;
+      while (*link != &store) link = &(*link)->next_part;
+      *link = store.next_part;
+    }
+    for (auto* part = store.first_part; part != nullptr; part = part->next_part) {
+      part->origin = nullptr;
+    }
+    store.owner = nullptr;
+    spare_.push_back(&store);
+  }
+
+  [[nodiscard]] std::uint64_t waits() const { return waits_; }
+
+  // How much the pool may leave in flight: a few of the largest groups, or what the cap allows.
+  void note_group(std::size_t bytes) {
+    if (bytes <= largest_group_) return;
+    largest_group_ = bytes;
+    device_->let_fly(std::max(flying_floor_, flying_groups_ * largest_group_));
+  }
+
+ private:
+  static constexpr std::size_t most_flying_groups = 4;
+
+  // Below this many bytes each, launching costs more than copying.
+  static constexpr std::size_t small_copy = std::size_t{1} << 20;
+
+  bool issue_batch(copy_direction direction, stream_ref stream) {
+    if constexpr (requires { dev_->copy_batch(std::span<const copy_item>(), direction, stream); }) {
+      std::size_t bytes = 0;
+      for (const auto& item : batch_) bytes += item.bytes;
+      return batch_.size() > 1 && bytes / batch_.size() < small_copy &&
+             dev_->copy_batch(std::span<const copy_item>(batch_), direction, stream);
+    } else {
+      return false;
+    }
+  }
+
+  void issue_pieces(const copy_item& item, copy_direction direction, stream_ref stream) {
+    const auto piece = piece_ == 0 ? item.bytes : piece_;
+    for (std::size_t done = 0; done < item.bytes; done += piece) {
+      const auto now = std::min(piece, item.bytes - done);
+      dev_->copy(static_cast<std::byte*>(item.target) + done,
+                 static_cast<const std::byte*>(item.source) + done, {now, 1, now, now}, direction,
+                 stream);
+    }
+  }
+
+  std::unique_ptr<block_source<Device>> make_source(const options& opts) {
+    switch (opts.memory) {
+      case memory_kind::arena:
+        return std::make_unique<arena<Device>>(*dev_, order_, opts.device_budget.value_or(0));
+      case memory_kind::slots:
+        return std::make_unique<slots<Device>>(*dev_, opts.slots);
+      case memory_kind::pool:
+        break;
+    }
+    return std::make_unique<device_pool<Device>>(
+        *dev_, order_, pool_limits{opts.device_step, opts.device_budget.value_or(0)});
+  }
+
+  void note_peaks() {
+    live_peak_ = std::max(live_peak_, live_);
+    live_peak_without_ = std::max(live_peak_without_, live_ + away_);
+  }
+
+  // A device that checks fills what it hands out, so that a missing join shows in the data.
+  void poison(const block& fresh, lane_id on) {
+    if constexpr (requires { dev_->poison(fresh.data, fresh.bytes, order_.stream(on)); }) {
+      dev_->poison(fresh.data, fresh.bytes, order_.stream(on));
+    }
+  }
+
+  Device* dev_;
+  tracer<Device> trace_;
+  lanes<Device> order_;
+  typename Device::stream offload_stream_;
+  typename Device::stream reload_stream_;
+  lane_id offload_;
+  lane_id reload_;
+  std::unique_ptr<block_source<Device>> device_;
+  pinned_pool<Device> host_;
+  std::deque<storage> nodes_;
+  std::vector<storage*> spare_;
+  std::vector<copy_item> batch_;
+  std::size_t piece_;
+  std::size_t flying_groups_;
+  std::size_t flying_floor_;
+  std::size_t largest_group_ = 0;
+  std::size_t live_ = 0;  // bytes on the device, in issue order
+  std::size_t away_ = 0;  // bytes on the host alone
+  std::size_t live_peak_ = 0;
+  std::size_t live_peak_without_ = 0;
+  std::size_t host_peak_ = 0;
+  std::uint64_t waits_ = 0;
+};
+
+}  // namespace tidepool::detail

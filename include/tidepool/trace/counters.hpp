@@ -1,0 +1,52 @@
+/// What an offloader counted: plain numbers, copied out at any time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace tidepool::trace {
+
+/// Totals of one module since the offloader was made. Bytes count each storage once.
+struct module_counters {
+  std::string name;
+  bool enabled = false;
+  std::uint64_t groups = 0;            ///< commits seen while enabled, forward-only passes left out
+  std::uint64_t groups_offloaded = 0;  ///< of these, groups from which at least one byte left
+  std::uint64_t groups_resident = 0;  ///< groups that policy (margin, fraction, delta, layers) kept
+  std::uint64_t tensors_offloaded = 0;
+  std::uint64_t tensors_shared = 0;  ///< saved again while a copy was there: not copied twice
+  std::uint64_t tensors_small = 0;   ///< below `min_tensor_elements`: stayed
+  std::uint64_t bytes_offloaded = 0;
+  std::uint64_t bytes_reloaded = 0;
+  std::uint64_t cap_joins = 0;   ///< times the compute stream joined an offload for the cap
+  std::uint64_t step_bytes = 0;  ///< offloaded bytes of the last whole step
+
+  friend bool operator==(const module_counters&, const module_counters&) = default;
+};
+
+/// Totals of one offloader.
+struct counters {
+  std::vector<module_counters> modules;
+  std::uint64_t steps = 0;
+  std::uint64_t evictions = 0;           ///< reloads undone because forward needed their memory
+  std::uint64_t arena_waits = 0;         ///< device blocks handed out with a join (back-pressure)
+  std::uint64_t device_allocations = 0;  ///< calls to the device's allocator
+  std::uint64_t host_allocations = 0;    ///< calls to the device's host allocator
+  std::size_t device_reserved = 0;       ///< device bytes taken from the device now
+  std::size_t device_peak = 0;           ///< most device bytes ever taken from the device
+  std::size_t live_peak = 0;  ///< most bytes of saved tensors on the device at once, in issue order
+  std::size_t live_peak_without = 0;  ///< the same had nothing been offloaded
+  std::size_t host_reserved = 0;      ///< pinned bytes taken from the device
+  std::size_t host_peak = 0;          ///< most pinned bytes in use at once
+
+  /// Device bytes that offloading gave back: what it would have taken less what it took.
+  [[nodiscard]] std::size_t saved() const {
+    return live_peak_without > device_peak ? live_peak_without - device_peak : 0;
+  }
+
+  friend bool operator==(const counters&, const counters&) = default;
+};
+
+}  // namespace tidepool::trace

@@ -1,0 +1,99 @@
+/// The colour of a module, the same in every picture and profile.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tidepool/module.hpp"
+
+namespace tidepool::trace::detail {
+
+struct rgb {
+  std::uint8_t red = 0;
+  std::uint8_t green = 0;
+  std::uint8_t blue = 0;
+
+  friend bool operator==(const rgb&, const rgb&) = default;
+};
+
+[[nodiscard]] inline std::string hex(const rgb& colour) {
+  constexpr std::string_view digits = "0123456789abcdef";
+  std::string text = "#";
+  for (const unsigned part : {colour.red, colour.green, colour.blue}) {
+    text.append(1, digits[part >> 4]).append(1, digits[part & 15]);
+  }
+  return text;
+}
+
+// Whether black reads better on it than white.
+[[nodiscard]] constexpr bool is_light(const rgb& colour) {
+  return 299 * colour.red + 587 * colour.green + 114 * colour.blue > 125'000;
+}
+
+// One for each of `standard_modules`, in their order, then eight for the users' own. Found by
+// search for the largest least distance (in OKLab) of any two to people with normal vision,
+// protanopia, deuteranopia and tritanopia, and to the greys and the red below; a test holds that
+// distance.
+inline constexpr std::array<rgb, 2 * standard_modules.size()> module_colours{{{0x7f, 0xeb, 0xdd},
+                                                                              {0x17, 0x49, 0x6b},
+                                                                              {0x38, 0xa0, 0xf4},
+                                                                              {0x8e, 0x55, 0xbb},
+                                                                              {0xfb, 0xdb, 0x74},
+                                                                              {0xe0, 0x92, 0x2a},
+                                                                              {0x0a, 0x82, 0x60},
+                                                                              {0x7d, 0x11, 0x28},
+                                                                              {0x7b, 0xd4, 0x58},
+                                                                              {0xf0, 0xa2, 0xf7},
+                                                                              {0x4f, 0x29, 0x8f},
+                                                                              {0x85, 0x3e, 0x44},
+                                                                              {0x5e, 0x75, 0xed},
+                                                                              {0xb1, 0xd7, 0xaa},
+                                                                              {0x76, 0x55, 0x76},
+                                                                              {0xfb, 0x74, 0x74}}};
+inline constexpr std::array<rgb, 3> compute_colours{
+    {{0xb4, 0xbb, 0xc5}, {0x99, 0xa2, 0xae}, {0x7f, 0x89, 0x96}}};
+inline constexpr rgb stall_colour{0xd6, 0x27, 0x28};
+
+// Where a name lies in the palette when it is alone: a standard one on its own place, another one
+// in the second half, by its letters.
+[[nodiscard]] constexpr std::size_t colour_place(std::string_view name) {
+  const auto* const found = std::find(standard_modules.begin(), standard_modules.end(), name);
+  const auto standard = static_cast<std::size_t>(found - standard_modules.begin());
+  if (found != standard_modules.end()) return standard;
+  std::uint32_t sum = 2166136261;
+  for (const char c : name) sum = (sum ^ static_cast<unsigned char>(c)) * 16777619;
+  return standard_modules.size() + sum % (module_colours.size() - standard_modules.size());
+}
+
+// The colours of names that are seen together, in their order: standard names always keep theirs,
+// the others move to the next free one, in the order of the alphabet so that only the set counts.
+[[nodiscard]] inline std::vector<rgb> colours_of(const std::vector<std::string>& names) {
+  constexpr std::size_t places = module_colours.size();
+  std::vector<std::size_t> order(names.size());
+  for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
+  const auto standard = [&](std::size_t i) {
+    return colour_place(names[i]) < standard_modules.size();
+  };
+  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    return standard(a) != standard(b) ? standard(a) : names[a] < names[b];
+  });
+
+  std::array<bool, places> taken{};
+  std::vector<rgb> colours(names.size());
+  for (const std::size_t i : order) {
+    std::size_t place = colour_place(names[i]);
+    for (std::size_t tries = 0; tries < places && taken[place]; ++tries) {
+      place = (place + 1) % places;
+    }
+    taken[place] = true;
+    colours[i] = module_colours[place];
+  }
+  return colours;
+}
+
+}  // namespace tidepool::trace::detail

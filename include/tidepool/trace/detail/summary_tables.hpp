@@ -1,0 +1,152 @@
+/// The tables of a summary: modules, and memory.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <ostream>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "tidepool/trace/counters.hpp"
+#include "tidepool/trace/detail/print.hpp"
+#include "tidepool/trace/detail/table.hpp"
+
+namespace tidepool::trace::detail {
+
+struct ranked {
+  std::string rank;
+  const trace::counters* totals = nullptr;
+};
+
+// All but the name.
+inline void add(trace::module_counters& to, const trace::module_counters& from) {
+  to.enabled = to.enabled || from.enabled;
+  to.groups += from.groups;
+  to.groups_offloaded += from.groups_offloaded;
+  to.groups_resident += from.groups_resident;
+  to.tensors_offloaded += from.tensors_offloaded;
+  to.tensors_shared += from.tensors_shared;
+  to.tensors_small += from.tensors_small;
+  to.bytes_offloaded += from.bytes_offloaded;
+  to.bytes_reloaded += from.bytes_reloaded;
+  to.cap_joins += from.cap_joins;
+  to.step_bytes += from.step_bytes;
+}
+
+// `1 step`, `2 steps`.
+[[nodiscard]] inline std::string count_of(std::uint64_t number, std::string_view what) {
+  return std::to_string(number).append(" ").append(what).append(number == 1 ? "" : "s");
+}
+
+// What was not asked for would only be a row of zeros.
+[[nodiscard]] inline bool worth_a_row(const trace::module_counters& module) {
+  return module.enabled || module.groups > 0 || module.bytes_offloaded > 0;
+}
+
+// MiB with as many digits as suit the largest number of the table.
+[[nodiscard]] inline std::string mebibytes(std::size_t bytes, std::size_t largest) {
+  const int decimals = largest >= (std::size_t{100} << 20) ? 1 : 3;
+  const double least = decimals == 1 ? 0.1 : 0.001;
+  const double value = static_cast<double>(bytes) / 0x1p20;
+  // Something must not look like nothing.
+  return bytes > 0 && value < least ? "<" + fixed(least, decimals) : fixed(value, decimals);
+}
+
+[[nodiscard]] inline std::string share_text(std::size_t part, std::size_t whole) {
+  if (whole == 0) return "";
+  return fixed(100 * static_cast<double>(part) / static_cast<double>(whole), 1) + "%";
+}
+
+// Rows by module and, where `by_rank` says so, one for each rank; `sum` is over all ranks.
+[[nodiscard]] inline std::string module_table(std::span<const ranked> ranks,
+                                              const trace::counters& sum, bool by_rank) {
+  trace::module_counters total;
+  total.name = "total";
+  for (const auto& module : sum.modules) add(total, module);
+  const std::size_t largest = std::max(total.bytes_offloaded, total.bytes_reloaded);
+
+  std::vector<std::string> head{"module"};
+  if (by_rank) head.emplace_back("rank");
+  for (const char* name : {"groups", "offloaded", "resident", "tensors", "MiB out", "MiB in",
+                           "shared", "small", "cap joins", "last step MiB"}) {
+    head.emplace_back(name);
+  }
+  text_table table(std::move(head), by_rank ? 2 : 1);
+  const auto row = [&](const trace::module_counters& of, const std::string& rank) {
+    std::vector<std::string> cells{of.name};
+    if (by_rank) cells.push_back(rank);
+    for (const auto number :
+         {of.groups, of.groups_offloaded, of.groups_resident, of.tensors_offloaded}) {
+      cells.push_back(std::to_string(number));
+    }
+    cells.push_back(mebibytes(of.bytes_offloaded, largest));
+    cells.push_back(mebibytes(of.bytes_reloaded, largest));
+    for (const auto number : {of.tensors_shared, of.tensors_small, of.cap_joins}) {
+      cells.push_back(std::to_string(number));
+    }
+    cells.push_back(mebibytes(of.step_bytes, largest));
+    table.row(std::move(cells));
+  };
+
+  if (std::none_of(sum.modules.begin(), sum.modules.end(), worth_a_row)) {
+    return "No module was asked for.\n";
+  }
+  table.rule();
+  for (const auto& module : sum.modules) {
+    for (const auto& rank : ranks) {
+      for (const auto& own : rank.totals->modules) {
+        if (own.name == module.name && worth_a_row(own)) row(own, rank.rank);
+      }
+    }
+  }
+  table.rule();
+  row(total, "all");
+  return table.text();
+}
+
+// One line for each figure.
+[[nodiscard]] inline std::string memory_lines(const trace::counters& totals) {
+  text_table table({"device peak", bytes_text(totals.device_peak)});
+  table.row({"without offload", bytes_text(totals.live_peak_without)});
+  table.row(
+      {"saved", bytes_text(totals.saved()), share_text(totals.saved(), totals.live_peak_without)});
+  table.row({"host reserved", bytes_text(totals.host_reserved)});
+  if (totals.arena_waits > 0) table.row({"arena waits", std::to_string(totals.arena_waits)});
+  if (totals.evictions > 0) table.row({"reloads undone", std::to_string(totals.evictions)});
+  return table.text();
+}
+
+// Unformatted output, so that the locale, width and base of the stream do not count.
+inline void write_summary(std::ostream& out, const std::string& head, const std::string& modules,
+                          const std::string& memory, const std::vector<std::string>& messages) {
+  std::string text = head + "\n\n" + modules + "\n" + memory;
+  if (!messages.empty()) text += "\n";
+  for (const auto& message : messages) text += message + "\n";
+  out.write(text.data(), static_cast<std::streamsize>(text.size()));
+}
+
+// One row for each rank, since memory is each rank's own; then what all have together.
+[[nodiscard]] inline std::string memory_table(std::span<const ranked> ranks,
+                                              const trace::counters& sum) {
+  text_table table({"rank", "device peak", "without offload", "saved", "share", "host reserved"});
+  const auto row = [&](const std::string& rank, const trace::counters& of, std::size_t saved) {
+    table.row({rank, bytes_text(of.device_peak), bytes_text(of.live_peak_without),
+               bytes_text(saved), share_text(saved, of.live_peak_without),
+               bytes_text(of.host_reserved)});
+  };
+  std::size_t saved = 0;
+  table.rule();
+  for (const auto& rank : ranks) {
+    saved += rank.totals->saved();
+    row(rank.rank, *rank.totals, rank.totals->saved());
+  }
+  table.rule();
+  row("all", sum, saved);
+  return table.text();
+}
+
+}  // namespace tidepool::trace::detail

@@ -1,0 +1,152 @@
+/// Names for profilers: NVTX ranges around what the host does for a group.
+///
+/// Nothing is left of it with `NVTX_DISABLE` or `TIDEPOOL_NO_CUDA`, or where NVTX is not installed.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tidepool/trace/detail/palette.hpp"
+
+// The form with NVTX and the one without have different names and the same layout, so that
+// translation units that disagree still make one program: at worst some ranges are missing.
+#if !defined(NVTX_DISABLE) && !defined(TIDEPOOL_NO_CUDA) && __has_include(<nvtx3/nvtx3.hpp>)
+// A header must not decide which version of NVTX its users see unqualified.
+#if !defined(NVTX3_CPP_REQUIRE_EXPLICIT_VERSION)
+#define NVTX3_CPP_REQUIRE_EXPLICIT_VERSION
+#include <nvtx3/nvtx3.hpp>
+#undef NVTX3_CPP_REQUIRE_EXPLICIT_VERSION
+#else
+#include <nvtx3/nvtx3.hpp>
+#endif
+#define TIDEPOOL_DETAIL_NVTX 1
+#define TIDEPOOL_DETAIL_NVTX_FORM nvtx_on
+#else
+#define TIDEPOOL_DETAIL_NVTX 0
+#define TIDEPOOL_DETAIL_NVTX_FORM nvtx_off
+#endif
+
+namespace tidepool::trace {
+inline namespace TIDEPOOL_DETAIL_NVTX_FORM {
+
+/// What a range is about; NVTX shows it as the range's category.
+enum class nvtx_action : std::uint8_t { offload, reload, commit, restore };
+
+#if TIDEPOOL_DETAIL_NVTX
+inline constexpr bool nvtx_compiled_in = true;
+
+struct nvtx_domain {
+  static constexpr const char* name = "tidepool";
+};
+#else
+inline constexpr bool nvtx_compiled_in = false;
+#endif
+
+/// A range of the calling thread, which ends with the object, in the order of a stack.
+///
+/// Neither copied nor moved: hold it in a local variable.
+class nvtx_range {
+ public:
+  nvtx_range(const nvtx_range&) = delete;
+  nvtx_range& operator=(const nvtx_range&) = delete;
+  ~nvtx_range() {
+#if TIDEPOOL_DETAIL_NVTX
+    if (open_) nvtxDomainRangePop(nvtx3::v1::domain::get<nvtx_domain>());
+#endif
+  }
+
+ private:
+  friend class nvtx_names;
+  explicit nvtx_range(bool open) noexcept : open_(open) {}
+
+  [[maybe_unused]] bool open_;
+};
+
+/// The names of an offloader's modules, registered once with the profiler in a domain `tidepool`.
+///
+/// The functions open a range such as `offload core_attn`, with the layer as payload where one is
+/// given; an index without a name opens none. They cost a few nanoseconds while no tool listens,
+/// allocate nothing and never throw. Thread safety: as a const object.
+class nvtx_names {
+ public:
+  explicit nvtx_names([[maybe_unused]] std::span<const std::string> modules) {
+#if TIDEPOOL_DETAIL_NVTX
+    using named = nvtx3::v1::named_category_in<nvtx_domain>;
+    for (std::uint32_t action = 0; action < actions.size(); ++action) {
+      static_cast<void>(named(action + 1, actions[action]));
+    }
+    entries_.reserve(modules.size());
+    for (const auto& module : modules) {
+      entry item;
+      const auto colour = detail::module_colours[detail::colour_place(module)];
+      item.colour = 0xff000000U | static_cast<std::uint32_t>(colour.red) << 16 |
+                    static_cast<std::uint32_t>(colour.green) << 8 | colour.blue;
+      for (std::size_t action = 0; action < actions.size(); ++action) {
+        const auto text = std::string(actions[action]) + " " + module;
+        item.texts[action] = nvtx3::v1::registered_string_in<nvtx_domain>(text).get_handle();
+      }
+      entries_.push_back(item);
+    }
+#endif
+  }
+
+  [[nodiscard]] nvtx_range offload(std::size_t module, int layer = -1) const noexcept {
+    return nvtx_range(open(module, nvtx_action::offload, layer));
+  }
+  [[nodiscard]] nvtx_range reload(std::size_t module, int layer = -1) const noexcept {
+    return nvtx_range(open(module, nvtx_action::reload, layer));
+  }
+  [[nodiscard]] nvtx_range commit(std::size_t module, int layer = -1) const noexcept {
+    return nvtx_range(open(module, nvtx_action::commit, layer));
+  }
+  [[nodiscard]] nvtx_range restore(std::size_t module, int layer = -1) const noexcept {
+    return nvtx_range(open(module, nvtx_action::restore, layer));
+  }
+
+ private:
+  static constexpr std::array<const char*, 4> actions{"offload", "reload", "commit", "restore"};
+
+  struct entry {
+    std::array<void*, actions.size()> texts{};
+    std::uint32_t colour = 0;
+  };
+
+  [[nodiscard]] bool open([[maybe_unused]] std::size_t module, [[maybe_unused]] nvtx_action action,
+                          [[maybe_unused]] int layer) const noexcept {
+#if TIDEPOOL_DETAIL_NVTX
+    if (module >= entries_.size()) return false;
+    const auto& item = entries_[module];
+    const auto index = static_cast<std::size_t>(action);
+    // Written out: the wrapper's constructors would fill the same 48 bytes several times over.
+    nvtxEventAttributes_t attributes{};
+    attributes.version = NVTX_VERSION;
+    attributes.size = NVTX_EVENT_ATTRIB_STRUCT_SIZE;
+    attributes.category = static_cast<std::uint32_t>(index) + 1;
+    attributes.colorType = NVTX_COLOR_ARGB;
+    attributes.color = item.colour;
+    attributes.messageType = NVTX_MESSAGE_TYPE_REGISTERED;
+    attributes.message.registered = static_cast<nvtxStringHandle_t>(item.texts[index]);
+    if (layer >= 0) {
+      attributes.payloadType = NVTX_PAYLOAD_TYPE_INT32;
+      attributes.payload.iValue = layer;
+    }
+    nvtxDomainRangePushEx(nvtx3::v1::domain::get<nvtx_domain>(), &attributes);
+    return true;
+#else
+    return false;
+#endif
+  }
+
+  // Empty for good in the form without NVTX.
+  std::vector<entry> entries_;
+};
+
+}  // namespace TIDEPOOL_DETAIL_NVTX_FORM
+}  // namespace tidepool::trace
+
+#undef TIDEPOOL_DETAIL_NVTX
+#undef TIDEPOOL_DETAIL_NVTX_FORM

@@ -1,0 +1,55 @@
+/// What one traced step did, as plain data: spans on lanes and the level of device memory.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace tidepool::trace {
+
+/// What a lane was doing during a span.
+enum class span_kind : std::uint8_t {
+  compute,  ///< the trainer's own work, as it named it
+  offload,  ///< a device-to-host copy of one group
+  reload,   ///< a host-to-device copy of one group
+  stall     ///< a compute stream waiting at a join; `name` is the join's name
+};
+
+/// One interval on one lane. Times are microseconds since the record began.
+struct span {
+  span_kind kind = span_kind::compute;
+  std::size_t lane = 0;  ///< index into `record::lanes`
+  std::string name;  ///< the module of a copy, the trainer's text of compute, the join of a stall
+  int layer = -1;    ///< -1 where it has none
+  int microbatch = -1;
+  std::size_t bytes = 0;
+  double start = 0;
+  double end = 0;
+};
+
+/// Device bytes held by saved tensors from `time` on (microseconds since the record began).
+struct level {
+  double time = 0;
+  std::size_t bytes = 0;
+};
+
+/// One traced step.
+struct record {
+  std::string title;
+  std::vector<std::string> lanes;   ///< one name per stream, in order of first use
+  std::vector<span> spans;          ///< in order of issue, not of time
+  std::vector<level> device_bytes;  ///< in order of time
+};
+
+/// Whether a level has a place on the time axis: its time is a number, within 30 years.
+[[nodiscard]] inline bool placed(const level& item) { return std::abs(item.time) < 1e15; }
+
+/// Whether a span has a place: its lane exists, its times are numbers and in order.
+[[nodiscard]] inline bool placed(const record& of, const span& item) {
+  return item.lane < of.lanes.size() && std::abs(item.start) < 1e15 && std::abs(item.end) < 1e15 &&
+         item.start <= item.end;
+}
+
+}  // namespace tidepool::trace

@@ -1,0 +1,133 @@
+/// Counters as a table to read, for one rank or several, and what did not happen though asked for.
+#pragma once
+
+#include <algorithm>
+#include <ostream>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tidepool/trace/counters.hpp"
+#include "tidepool/trace/detail/summary_tables.hpp"
+
+namespace tidepool::trace {
+
+/// The counters of one rank, and what to call it.
+struct rank_counters {
+  std::string rank;
+  counters totals;
+};
+
+/// Adds the counters of several ranks: modules by name, in order of first appearance. Steps are
+/// those of the rank that went furthest; all else, peaks as well, is the sum over the ranks.
+[[nodiscard]] inline counters merge(std::span<const rank_counters> ranks) {
+  counters sum;
+  for (const auto& [rank, totals] : ranks) {
+    for (const auto& from : totals.modules) {
+      auto to = std::find_if(sum.modules.begin(), sum.modules.end(),
+                             [&](const auto& module) { return module.name == from.name; });
+      if (to == sum.modules.end()) {
+        to = sum.modules.emplace(to);
+        to->name = from.name;
+      }
+      detail::add(*to, from);
+    }
+    sum.steps = std::max(sum.steps, totals.steps);
+    sum.evictions += totals.evictions;
+    sum.arena_waits += totals.arena_waits;
+    sum.device_allocations += totals.device_allocations;
+    sum.host_allocations += totals.host_allocations;
+    sum.device_reserved += totals.device_reserved;
+    sum.device_peak += totals.device_peak;
+    sum.live_peak += totals.live_peak;
+    sum.live_peak_without += totals.live_peak_without;
+    sum.host_reserved += totals.host_reserved;
+    sum.host_peak += totals.host_peak;
+  }
+  return sum;
+}
+
+/// Whether a module was asked for and moved no byte, neither out nor in. Ask after the first step.
+[[nodiscard]] inline bool silent(const module_counters& module) {
+  return module.enabled && module.bytes_offloaded == 0 && module.bytes_reloaded == 0;
+}
+
+/// Names of the silent modules.
+[[nodiscard]] inline std::vector<std::string> silent_modules(const counters& totals) {
+  std::vector<std::string> names;
+  for (const auto& module : totals.modules) {
+    if (silent(module)) names.push_back(module.name);
+  }
+  return names;
+}
+
+/// Why a silent module moved nothing, as far as its counters tell, and what to do about it.
+[[nodiscard]] inline std::string why_silent(const module_counters& module) {
+  const std::string by_policy =
+      " kept on the device by --offload-layers, --margin, --offload-fraction or"
+      " --delta-bytes-per-rank";
+  if (module.groups == 0) {
+    return "nothing was committed under this name. The model has no such module, or another one"
+           " does its work; check the spelling, or take it out of --offload-modules";
+  }
+  if (module.groups_resident >= module.groups) {
+    return (module.groups == 1 ? "its one group was"
+                               : "all its " + detail::count_of(module.groups, "group") + " were") +
+           by_policy + "; relax the one that applies";
+  }
+  std::string text;
+  if (module.groups_resident > 0) {
+    text = std::to_string(module.groups_resident) + " of its " +
+           detail::count_of(module.groups, "group") + " were" + by_policy + "; in the others, ";
+  }
+  if (module.tensors_small > 0) {
+    return text + detail::count_of(module.tensors_small, "tensor") +
+           " had fewer elements than --min-tensor-elements; lower that";
+  }
+  if (module.tensors_shared > 0) {
+    return text + detail::count_of(module.tensors_shared, "tensor") +
+           " had been saved before and count for the module that saved them first; nothing to do";
+  }
+  return text +
+         "no tensor was free to leave; look for keep_resident and for commits without"
+         " tensors";
+}
+
+/// One message for each silent module, to be shown as it is.
+[[nodiscard]] inline std::vector<std::string> silent_messages(const counters& totals) {
+  std::vector<std::string> messages;
+  for (const auto& module : totals.modules) {
+    if (!silent(module)) continue;
+    messages.push_back("tidepool: module '" + module.name +
+                       "' was asked for and moved no byte in " +
+                       detail::count_of(totals.steps, "step") + ": " + why_silent(module));
+  }
+  return messages;
+}
+
+/// Writes a table by module, its totals, and lines on memory; then a message for each silent
+/// module. Modules that were not asked for are left out. Locale and format of `out` do not count.
+inline void write_summary(std::ostream& out, const counters& totals,
+                          std::string_view rank_label = "") {
+  const detail::ranked one{std::string(rank_label), &totals};
+  const auto rank = rank_label.empty() ? std::string() : ", rank " + one.rank;
+  detail::write_summary(out, "Tidepool" + rank + ", " + detail::count_of(totals.steps, "step"),
+                        detail::module_table(std::span(&one, 1), totals, false),
+                        detail::memory_lines(totals), silent_messages(totals));
+}
+
+/// The same for several ranks, with a rank column; the totals are over all ranks. A module is
+/// silent here when it is so on every rank.
+inline void write_summary(std::ostream& out, std::span<const rank_counters> ranks) {
+  std::vector<detail::ranked> views;
+  for (const auto& each : ranks) views.push_back({each.rank, &each.totals});
+  const auto sum = merge(ranks);
+  detail::write_summary(out,
+                        "Tidepool, " + detail::count_of(ranks.size(), "rank") + ", " +
+                            detail::count_of(sum.steps, "step"),
+                        detail::module_table(views, sum, true), detail::memory_table(views, sum),
+                        silent_messages(sum));
+}
+
+}  // namespace tidepool::trace
