@@ -1,0 +1,141 @@
+/// The trainer's flags (CLI11); everything else goes to Tidepool's own parser.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+#include <tidepool/error.hpp>
+#include <tidepool/parse.hpp>
+#include <tidepool/validate.hpp>
+#include <vector>
+
+#include "config.hpp"
+#include "rings.hpp"
+
+namespace moe {
+
+/// What the command line says.
+struct command_line {
+  settings run;
+  std::vector<tidepool::options> variants;  ///< one run each; with `compare`, first without offload
+  std::string device = "auto";
+  std::string data;  ///< empty: the repository's own text
+  std::string json;
+  std::string timeline;
+  std::string picture;
+  bool compare = false;
+  bool summary = false;
+};
+
+/// Text for `--help`.
+struct help_wanted {
+  std::string text;
+};
+
+namespace detail {
+
+/// The preset must be known before the other options, whose defaults it gives.
+inline const preset& preset_of(std::vector<std::string> arguments) {
+  std::string name = "tiny";
+  CLI::App app;
+  app.set_help_flag();
+  app.allow_extras();
+  app.add_option("--preset", name);
+  app.parse(arguments);
+  return find_preset(name);
+}
+
+inline void add_trainer_options(CLI::App& app, command_line& line) {
+  settings& run = line.run;
+  const auto number = [&](const char* name, auto& value, const char* what) {
+    app.add_option(name, value, what)->capture_default_str();
+  };
+  app.add_option("--preset", "tiny (default), small: for a CPU; medium, large: for a GPU");
+  app.add_option("--device", line.device, "auto (a GPU if there is one), cuda or virtual")
+      ->capture_default_str();
+  number("--layers", run.model.layers, "of the model");
+  number("--hidden", run.model.hidden, "width of the residual stream");
+  number("--heads", run.model.heads, "of attention");
+  number("--experts", run.model.experts, "of each layer");
+  number("--top-k", run.model.top_k, "experts of each token");
+  number("--ffn", run.model.ffn, "width of one expert");
+  number("--seq", run.model.seq, "bytes in one sequence");
+  number("--batch", run.model.batch, "sequences in one microbatch");
+  number("--steps", run.steps, "of training");
+  number("--microbatches", run.microbatches, "of one step");
+  number("--in-flight", run.in_flight, "depth of the 1F1B schedule");
+  number("--lr", run.learning_rate, "highest learning rate");
+  number("--eval-every", run.eval_every, "steps between evaluations; 0: never");
+  app.add_option("--seed", run.seed, "of weights and data")
+      ->capture_default_str()
+      ->check([](const std::string& text) {  // CLI11 would wrap a negative number around
+        return text.starts_with('-') ? text + " is negative; give 0 or more" : std::string();
+      });
+  app.add_option("--data", line.data, "text file; default: the repository's own text");
+  app.add_option("--json", line.json, "file for losses, times and bytes");
+  app.add_option("--timeline", line.timeline, "file for ui.perfetto.dev");
+  app.add_option("--picture", line.picture, "file for a drawing of a step (SVG)");
+  app.add_option("--trace-step", run.trace_step, "the step of both; default: the last");
+  app.add_flag("--compare", line.compare, "first without offload, then with; 1 if they differ");
+  app.add_flag("--summary", line.summary, "print Tidepool's table by module");
+  app.footer("Tidepool's options:\n" + tidepool::options_help());
+}
+
+}  // namespace detail
+
+/// Reads the arguments. Later sources win: the preset, `TIDEPOOL_…` in the environment, flags.
+/// Throws `help_wanted`, or `tidepool::option_error` naming option, value and remedy.
+inline command_line read_command_line(int argc, const char* const* argv) {
+  const tidepool::known_options known = tidepool::parse_known_options(argc, argv);
+  const std::vector<std::string> rest(known.rest.rbegin(), known.rest.rend());  // CLI11 wants it so
+
+  command_line line;
+  tidepool::options defaults;
+  CLI::App app{"Trains a byte-level mixture-of-experts transformer with Tidepool.", "train_moe"};
+  try {
+    const preset base = detail::preset_of(rest);
+    line.run = settings_of(base);
+    defaults.min_tensor_elements = base.min_tensor_elements;
+    defaults.device_step = base.device_step;
+    defaults.host_step = base.host_step;
+    detail::add_trainer_options(app, line);
+    app.allow_extras();
+    app.parse(std::vector<std::string>(rest));
+  } catch (const CLI::CallForHelp&) {
+    throw help_wanted{app.help()};
+  } catch (const CLI::ParseError& e) {
+    throw tidepool::option_error(std::string(e.what()) + "; see --help");
+  }
+  for (const std::string& extra : app.remaining()) {
+    const std::string near = tidepool::nearest_option(extra.substr(0, extra.find('=')));
+    throw tidepool::option_error(extra + ": no such option; " +
+                                 (near.empty() ? "see --help" : "did you mean " + near + "?"));
+  }
+  const auto given = [&](const char* option) { return app.count(option) > 0; };
+  settings& run = line.run;
+  // Of the two that must fit each other, the one that was given decides.
+  if (!given("--microbatches")) run.microbatches = std::max(run.microbatches, run.in_flight);
+  if (!given("--in-flight")) run.in_flight = std::min(run.in_flight, run.microbatches);
+  if (!given("--trace-step")) run.trace_step = run.steps - 1;
+  validate(run);
+  if (given("--data") && line.data.empty()) {
+    throw tidepool::option_error("--data is empty; give a text file, or leave the option out");
+  }
+  if (line.device != "auto" && line.device != "cuda" && line.device != "virtual") {
+    throw tidepool::option_error("--device=" + line.device + ": use auto, cuda or virtual");
+  }
+
+  tidepool::options offload =
+      tidepool::parse_known_options(argc, argv, tidepool::from_environment(defaults)).value;
+  if (line.compare && offload.offload_modules.empty()) offload.offload_modules = {"all"};
+  if (offload.memory == tidepool::memory_kind::slots && offload.slots.empty()) {
+    offload.slots = rings_for(run, offload);
+  }
+  tidepool::validate(offload, saving_modules::names, saving_modules::open);
+  if (line.compare) line.variants.push_back(defaults);
+  line.variants.push_back(offload);
+  return line;
+}
+
+}  // namespace moe

@@ -1,0 +1,169 @@
+/// Sizes of the model and of a run, the presets that fill them in, and the check of both.
+#pragma once
+
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <string_view>
+#include <tidepool/error.hpp>
+
+namespace moe {
+
+#ifdef __CUDACC__
+#define MOE_HOST_DEVICE __host__ __device__
+#else
+#define MOE_HOST_DEVICE
+#endif
+
+/// Counts and positions; signed, so that differences and loops downwards need no care.
+using index = std::int64_t;
+
+inline constexpr index vocabulary = 256;  ///< bytes
+inline constexpr index row_padding = 8;   ///< each expert's rows are padded to a multiple of it
+
+/// Shape of the model and of one microbatch.
+struct model_sizes {
+  index layers = 0;
+  index hidden = 0;
+  index heads = 0;
+  index experts = 0;
+  index top_k = 0;
+  index ffn = 0;    ///< width of one expert
+  index seq = 0;    ///< bytes of text in one sequence
+  index batch = 0;  ///< sequences in one microbatch
+
+  [[nodiscard]] index tokens() const { return batch * seq; }
+  [[nodiscard]] index head_size() const { return hidden / heads; }
+  /// Most rows that dispatch can make of one microbatch, whatever the router decides.
+  [[nodiscard]] index max_rows() const { return tokens() * top_k + experts * (row_padding - 1); }
+};
+
+/// The imaginary accelerator behind the CPU kernels: it decides how long the virtual clock lets
+/// each of them run. The rates of a preset make its copies and its compute of the same order, as
+/// they are on a real machine with a larger model.
+struct accelerator {
+  double flops = 1e12;      ///< per second
+  double bandwidth = 1e12;  ///< bytes per second of its memory
+  double launch_ns = 200;   ///< least duration of a kernel
+};
+
+/// Everything the trainer itself decides; the library's knobs are `tidepool::options`.
+struct settings {
+  model_sizes model;
+  accelerator speed;
+  int steps = 0;
+  int microbatches = 0;
+  int in_flight = 0;
+  float learning_rate = 0;
+  std::uint64_t seed = 1;
+  int eval_every = 0;   ///< steps between evaluations on held-out text; 0: never
+  int trace_step = -1;  ///< the step that is recorded for the timeline; -1: none
+  bool progress = true;
+};
+
+/// A named set of defaults.
+struct preset {
+  std::string_view name;
+  model_sizes model;
+  accelerator speed;
+  int steps;
+  int microbatches;
+  int in_flight;
+  float learning_rate;
+  // Of `tidepool::options`, whose own defaults suit models that fill a GPU.
+  std::size_t min_tensor_elements;
+  std::size_t device_step;
+  std::size_t host_step;
+};
+
+inline constexpr std::size_t mib = std::size_t{1} << 20;
+
+// clang-format off
+/// `tiny` and `small` are for a CPU, `medium` and `large` for a GPU.
+inline constexpr std::array<preset, 4> presets{{
+    // layers, hidden, heads, experts, top-k, ffn, seq, batch; the accelerator;
+    // steps, microbatches, in flight, learning rate; smallest tensor, device step, host step
+    {"tiny", {4, 64, 4, 4, 2, 64, 64, 8}, {1.2e12, 4e11, 500},
+     250, 4, 2, 3e-3F, 1, 4 * mib, 4 * mib},
+    {"small", {6, 192, 6, 8, 2, 192, 128, 8}, {4e12, 6e11, 500},
+     100, 4, 2, 2e-3F, 1, 16 * mib, 32 * mib},
+    {"medium", {8, 1024, 16, 8, 2, 1024, 1024, 4}, {5e13, 3e12, 1000},
+     100, 4, 2, 6e-4F, mib, 32 * mib, 256 * mib},
+    {"large", {12, 2048, 16, 16, 2, 2048, 2048, 2}, {5e13, 3e12, 1000},
+     20, 4, 2, 3e-4F, mib, 32 * mib, 256 * mib},
+}};
+// clang-format on
+
+/// Finds a preset, or says which there are.
+inline const preset& find_preset(std::string_view name) {
+  std::string known;
+  for (const preset& p : presets) {
+    if (p.name == name) return p;
+    known += (known.empty() ? "" : ", ") + std::string(p.name);
+  }
+  throw tidepool::option_error("--preset=" + std::string(name) + ": no such preset; use one of " +
+                               known);
+}
+
+/// The run that a preset stands for.
+inline settings settings_of(const preset& base) {
+  settings run;
+  run.model = base.model;
+  run.speed = base.speed;
+  run.steps = base.steps;
+  run.microbatches = base.microbatches;
+  run.in_flight = base.in_flight;
+  run.learning_rate = base.learning_rate;
+  return run;
+}
+
+/// Throws `tidepool::option_error`, naming option, value and remedy, unless the run can start.
+inline void validate(const settings& run) {
+  const auto fail = [](std::string_view option, auto value, const std::string& remedy) {
+    throw tidepool::option_error(std::string(option) + "=" + std::to_string(value) + ": " + remedy);
+  };
+  const auto within = [&](std::string_view option, index value, index most) {
+    if (value < 1) fail(option, value, "must be at least 1");
+    if (value > most) fail(option, value, "must be at most " + std::to_string(most));
+  };
+  const model_sizes& m = run.model;
+  within("--layers", m.layers, 4096);
+  within("--hidden", m.hidden, 65536);
+  within("--heads", m.heads, 65536);
+  within("--experts", m.experts, 256);
+  within("--top-k", m.top_k, 16);
+  within("--ffn", m.ffn, 65536);
+  within("--seq", m.seq, 1 << 20);
+  within("--batch", m.batch, 65536);
+  within("--steps", run.steps, 1'000'000'000);
+  within("--microbatches", run.microbatches, 4096);
+  within("--in-flight", run.in_flight, 4096);
+  if (m.hidden % m.heads != 0) {
+    fail("--heads", m.heads, "must divide --hidden=" + std::to_string(m.hidden));
+  }
+  if (m.hidden % 4 != 0) fail("--hidden", m.hidden, "must be a multiple of 4");
+  if (m.top_k > m.experts) {
+    fail("--top-k", m.top_k,
+         "is more than --experts=" + std::to_string(m.experts) + "; lower it or add experts");
+  }
+  if (m.max_rows() > std::numeric_limits<std::int32_t>::max()) {
+    fail("--batch", m.batch, "--batch times --seq times --top-k must stay below 2^31");
+  }
+  if (run.in_flight > run.microbatches) {
+    fail("--in-flight", run.in_flight,
+         "is more than --microbatches=" + std::to_string(run.microbatches) +
+             "; lower it or raise --microbatches");
+  }
+  if (!(run.learning_rate > 0) || !std::isfinite(run.learning_rate)) {
+    fail("--lr", run.learning_rate, "must be a number above 0");
+  }
+  if (run.eval_every < 0) fail("--eval-every", run.eval_every, "must be 0 (never) or more");
+  if (run.trace_step < 0 || run.trace_step >= run.steps) {
+    fail("--trace-step", run.trace_step, "use 0 to " + std::to_string(run.steps - 1));
+  }
+}
+
+}  // namespace moe

@@ -1,0 +1,19 @@
+/// The trainer on a GPU.
+#include <cuda_runtime.h>
+
+#include <tidepool/device/cuda.hpp>
+
+#include "devices.hpp"
+#include "kernels_cuda.hpp"
+
+bool moe::cuda_present() {
+  int count = 0;
+  return cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
+}
+
+std::vector<moe::run_result> moe::train_on_cuda(const settings& run,
+                                                const std::vector<tidepool::options>& variants,
+                                                const corpus& text) {
+  tidepool::cuda_device dev{0};
+  return train_each<cuda_kernels>(dev, run, variants, text);
+}

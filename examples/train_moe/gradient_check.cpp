@@ -1,0 +1,151 @@
+/// Compares every gradient of the model with finite differences of its loss, on the virtual device.
+///
+/// Prints a line for each parameter tensor; exits with 1 when one of them is off. It moves the
+/// tensor along the gradient and along a random direction, and the loss must change accordingly.
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <string>
+#include <tidepool/offloader.hpp>
+#include <vector>
+
+#include "data.hpp"
+#include "kernels_cpu.hpp"
+#include "model.hpp"
+
+namespace {
+
+using moe::index;
+using device = tidepool::virtual_device;
+
+moe::settings tiny_run() {
+  moe::settings run;
+  // layers, hidden, heads, experts, top-k, ffn, seq, batch
+  run.model = {2, 16, 2, 3, 2, 8, 12, 2};
+  run.steps = run.microbatches = run.in_flight = 1;
+  run.learning_rate = 1;
+  return run;
+}
+
+/// A model with one fixed microbatch.
+class bench {
+ public:
+  explicit bench(const moe::settings& run)
+      : run_(run),
+        stream_(dev_.make_stream()),
+        kernels_(dev_, stream_.ref(), run),
+        weights_(dev_, run.model),
+        off_(dev_, everything()),
+        model_(dev_, off_, kernels_, stream_.ref(), weights_, run),
+        text_(dev_, 2 * run.model.tokens(), "text"),
+        losses_(dev_, 1 + run.model.layers, "losses") {
+    weights_.initialise(kernels_, 7);
+    dev_.synchronize();
+    for (index i = 0; i < text_.size(); ++i) {
+      text_.data()[i] = static_cast<std::int32_t>(moe::mix(static_cast<std::uint64_t>(i)) % 23);
+    }
+  }
+
+  /// What the gradient is the gradient of: cross-entropy and the weighted load balance.
+  double loss() {
+    model_.evaluate(io());
+    dev_.synchronize();
+    double sum = losses_.data()[0];
+    for (index l = 0; l < run_.model.layers; ++l) {
+      sum += moe::balance_weight / static_cast<double>(run_.model.layers) * losses_.data()[1 + l];
+    }
+    return sum;
+  }
+
+  void differentiate() {
+    model_.forward(0, io());
+    model_.backward(0, io());
+    off_.end_step();
+    dev_.synchronize();
+  }
+
+  /// Central difference of the loss when `p` moves along `direction`.
+  double slope(const moe::parameter& p, const std::vector<double>& direction, double reach) {
+    const std::vector<float> start(p.weight, p.weight + p.count);
+    double side[2];
+    for (const int sign : {-1, 1}) {
+      for (index i = 0; i < p.count; ++i) {
+        const auto at = static_cast<std::size_t>(i);
+        p.weight[i] = static_cast<float>(start[at] + sign * reach * direction[at]);
+      }
+      side[sign > 0] = loss();
+    }
+    std::copy(start.begin(), start.end(), p.weight);
+    return (side[1] - side[0]) / (2 * reach);
+  }
+
+  [[nodiscard]] const std::vector<moe::parameter>& tensors() const { return weights_.all(); }
+
+ private:
+  static tidepool::options everything() {
+    tidepool::options opt;
+    opt.offload_modules = {"all"};
+    opt.min_tensor_elements = 1;
+    return opt;
+  }
+  moe::microbatch_io io() const {
+    return {text_.data(), text_.data() + run_.model.tokens(), losses_.data()};
+  }
+
+  moe::settings run_;
+  device dev_;
+  device::stream stream_;
+  moe::cpu_kernels kernels_;
+  moe::parameters<device> weights_;
+  tidepool::offloader<device, moe::saving_modules> off_;
+  moe::model<device, moe::cpu_kernels> model_;
+  moe::device_array<device, std::int32_t> text_;
+  moe::device_array<device, float> losses_;
+};
+
+/// Scales to length 1; returns the length before.
+double normalise(std::vector<double>& v) {
+  double sum = 0;
+  for (const double x : v) sum += x * x;
+  const double length = std::sqrt(sum);
+  for (double& x : v) x /= length > 0 ? length : 1;
+  return length;
+}
+
+bool check(bench& on, const moe::parameter& p) {
+  std::vector<double> along(p.gradient, p.gradient + p.count);
+  const double length = normalise(along);
+  const double downhill = on.slope(p, along, 4e-3);
+
+  std::vector<double> random(along.size());
+  for (std::size_t i = 0; i < random.size(); ++i) {
+    random[i] = static_cast<double>(moe::mix(99 + i) >> 11) * 0x1p-52 - 1;
+  }
+  normalise(random);
+  double expected = 0;
+  for (std::size_t i = 0; i < random.size(); ++i) expected += random[i] * along[i] * length;
+  const double found = on.slope(p, random, 2e-2);
+
+  const auto agree = [](double a, double b) {
+    return std::abs(a - b) < 5e-5 + 0.005 * std::abs(a);
+  };
+  const bool good = length > 0 && agree(length, downhill) && agree(expected, found);
+  std::printf("%-4s %-18s |gradient| %.6f, measured %.6f; random direction %+.6f, measured %+.6f\n",
+              good ? "ok" : "BAD", p.name.c_str(), length, downhill, expected, found);
+  return good;
+}
+
+}  // namespace
+
+int main() try {
+  bench on(tiny_run());
+  on.differentiate();
+  int bad = 0;
+  for (const moe::parameter& p : on.tensors()) bad += check(on, p) ? 0 : 1;
+  std::printf("%s\n", bad == 0 ? "every gradient agrees" : "some gradients are wrong");
+  return bad == 0 ? 0 : 1;
+} catch (const std::exception& e) {
+  std::fprintf(stderr, "gradient_check: %s\n", e.what());
+  return 2;
+}

@@ -1,0 +1,99 @@
+/// The kernels for CUDA: cuBLAS for every GEMM, small kernels of its own for the rest.
+///
+/// Plain fp32 throughout (no TF32), a fixed cuBLAS workspace, and no atomics: the same inputs give
+/// the same bits wherever the buffers lie. This header needs no nvcc; the kernels are in the
+/// three `.cu` files of the same name.
+#pragma once
+
+#include <cublas_v2.h>
+#include <cuda_runtime_api.h>
+
+#include <tidepool/device/cuda.hpp>
+
+#include "device_array.hpp"
+#include "kernels.hpp"
+
+namespace moe {
+
+class cuda_kernels {
+ public:
+  using device = tidepool::cuda_device;
+  using stream_ref = device::stream_ref;
+
+  cuda_kernels(device& dev, stream_ref stream, const settings& run);
+  cuda_kernels(const cuda_kernels&) = delete;
+  cuda_kernels& operator=(const cuda_kernels&) = delete;
+  ~cuda_kernels();
+
+  // What each of these does is said in `kernels.hpp`.
+  void randomize(float* w, index count, float range, std::uint64_t seed);
+  void fill(float* w, index count, float value);
+  void publish(float* host, const float* from, index count);
+  void publish(std::int32_t* host, const std::int32_t* from, index count);
+  void add(float* y, const float* a, const float* b, index count);
+  void embed(float* x, const float* table, const float* positions, const std::int32_t* token,
+             index rows, index seq, index width);
+  void embed_backward(float* dtable, float* dpositions, const float* dx, const std::int32_t* token,
+                      index rows, index seq, index width);
+  void rmsnorm(float* y, float* rstd, const float* x, const float* gain, index rows, index width);
+  void rmsnorm_backward(float* dx, float* dgain, const float* dy, const float* x, const float* rstd,
+                        const float* gain, index rows, index width);
+  void linear(float* y, const float* x, const float* w, index rows, index in, index out);
+  void linear_backward_input(float* dx, const float* dy, const float* w, index rows, index in,
+                             index out);
+  void linear_backward_weight(float* dw, const float* x, const float* dy, index rows, index in,
+                              index out);
+  void attention(float* o, float* lse, const float* qkv, attention_shape s);
+  void attention_backward(float* dqkv, const float* dout, const float* qkv, const float* o,
+                          const float* lse, attention_shape s);
+  void route(float* probs, std::int32_t* choice, const float* logits, routing_shape s);
+  void assign(std::int32_t* row, std::int32_t* counts, const std::int32_t* choice, routing_shape s);
+  void place(std::int32_t* source, float* weight, const std::int32_t* row,
+             const std::int32_t* choice, const float* probs, index rows, routing_shape s);
+  void balance(float* loss, const float* probs, const std::int32_t* counts, routing_shape s);
+  void route_backward(float* dlogits, const float* dweight, const std::int32_t* row,
+                      const std::int32_t* choice, const float* probs, const std::int32_t* counts,
+                      float scale, routing_shape s);
+  void gather(float* y, const float* x, const std::int32_t* source, index rows, index top_k,
+              index width);
+  void combine(float* y, const float* residual, const float* x, const std::int32_t* row,
+               index tokens, index top_k, index width);
+  void swiglu(float* b, const float* a, const float* weight, index rows, index ffn);
+  void swiglu_backward(float* da, float* dweight, const float* db, const float* a,
+                       const float* weight, index rows, index ffn);
+  void cross_entropy(float* loss, float* logits, const std::int32_t* target, index rows,
+                     index width, float scale);
+  void adamw(float* w, float* g, float* m, float* v, index count, adamw_step s);
+
+ private:
+  struct matrix {
+    const float* data;
+    index ld;
+    bool transposed = false;
+    index stride = 0;  ///< from one of a batch to the next
+  };
+
+  /// c[m][n] = alpha · a·b + beta · c, row-major, for `batch` triples.
+  void gemm(index m, index n, index k, float alpha, const matrix& a, const matrix& b, float beta,
+            float* c, index ldc, index c_stride = 0, index batch = 1);
+  /// Runs `body(first token, first head, heads)` over groups of heads that fit the scratch.
+  template <class Body>
+  void each_group_of_heads(attention_shape s, Body body);
+
+  /// Heads whose scores are in memory at once.
+  static constexpr index heads_at_once = 4;
+  /// Rows that one partial sum of a gain's gradient covers.
+  static constexpr index rows_per_sum = 64;
+  static index parts_of(index rows) { return (rows + rows_per_sum - 1) / rows_per_sum; }
+
+  cudaStream_t stream_;
+  cublasHandle_t blas_ = nullptr;
+  device_array<device, float> blas_memory_;
+  device_array<device, float> scores_;   ///< [heads_at_once][seq][seq]
+  device_array<device, float> dscores_;  ///< the same
+  device_array<device, float> partial_;  ///< partial sums of reductions over tokens
+};
+
+static_assert(kernel_set<cuda_kernels>);
+
+}  // namespace moe

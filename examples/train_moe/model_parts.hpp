@@ -1,0 +1,121 @@
+/// What the layers of the model share: the modules that save, what a layer saves, temporaries.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <tidepool/offloader.hpp>
+#include <vector>
+
+#include "device_array.hpp"
+#include "kernels.hpp"
+
+namespace moe {
+
+/// Every module of this model that saves something for its backward. Any of them may be offloaded;
+/// `--offload-modules` decides. "router", "expert_fc2" and "final_norm" are names of our own.
+using saving_modules =
+    tidepool::modules<"attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "router",
+                      "expert_fc1", "moe_act", "expert_fc2", "fused_group_mlp", "final_norm">;
+
+/// Weight of the load-balancing loss.
+inline constexpr float balance_weight = 0.01F;
+
+[[nodiscard]] constexpr index padded(index rows) {
+  return (rows + row_padding - 1) / row_padding * row_padding;
+}
+
+/// What one layer saves in forward for its backward, by the module that saves it.
+template <class Buffer>
+struct saved_layer {
+  Buffer x, rstd1;               // attn_norm
+  Buffer h1;                     // qkv_linear
+  Buffer qkv, o, lse;            // core_attn
+  Buffer proj_input;             // attn_proj: the same memory as o
+  Buffer x1, rstd2;              // mlp_norm
+  Buffer h2, probs;              // router, with where the tokens went:
+  Buffer choice;                 //   experts of each token
+  Buffer row;                    //   row of each token's choices
+  Buffer source, weight;         //   token and probability of each row
+  Buffer counts;                 //   tokens of each expert
+  Buffer xs;                     // expert_fc1   ⎫
+  Buffer a;                      // moe_act      ⎬ or all three: fused_group_mlp
+  Buffer b;                      // expert_fc2   ⎭
+  std::vector<index> first_row;  // of each expert, and the end; known to the host
+};
+
+/// What the end of the model saves: module final_norm.
+template <class Buffer>
+struct saved_head {
+  Buffer x, rstd, h;
+  Buffer dlogits;
+};
+
+/// Temporaries that live within one layer's forward or backward; used by one stream only.
+template <class Device>
+class workspace {
+ public:
+  workspace(Device& dev, const model_sizes& m) : memory_(dev, lay_out(m, nullptr), "workspace") {
+    lay_out(m, memory_.data());
+  }
+
+  float* projected = nullptr;    ///< [tokens][hidden]
+  float* logits = nullptr;       ///< [tokens][experts]
+  float* expert_rows = nullptr;  ///< [rows][hidden]
+  float* da = nullptr;           ///< [rows][2 ffn]
+  float* db = nullptr;           ///< [rows][ffn]
+  float* dweight = nullptr;      ///< [rows]
+  float* dx = nullptr;           ///< [tokens][hidden], the residual stream's gradient
+  float* dh = nullptr;           ///< [tokens][hidden]
+  float* dqkv = nullptr;         ///< [tokens][3 hidden]
+
+ private:
+  /// Puts the pieces one after the other, each at a multiple of 256 bytes; returns their floats.
+  index lay_out(const model_sizes& m, float* base) {
+    const index tokens = m.tokens(), rows = m.max_rows();
+    index end = 0;
+    const auto take = [&](float*& piece, index count) {
+      piece = base == nullptr ? nullptr : base + end;
+      end += (count + 63) / 64 * 64;
+    };
+    take(projected, tokens * m.hidden);
+    take(logits, tokens * m.experts);
+    take(expert_rows, rows * m.hidden);
+    take(da, rows * 2 * m.ffn);
+    take(db, rows * m.ffn);
+    take(dweight, rows);
+    take(dx, tokens * m.hidden);
+    take(dh, tokens * m.hidden);
+    take(dqkv, tokens * 3 * m.hidden);
+    return end;
+  }
+
+  device_array<Device, float> memory_;
+};
+
+/// What every layer works with.
+template <class Device, class Kernels>
+struct context {
+  using buffer = tidepool::buffer<Device>;
+
+  Device& device;
+  tidepool::offloader<Device, saving_modules>& offloader;
+  Kernels& kernels;
+  typename Device::stream_ref stream;
+  model_sizes sizes;
+  int microbatches;
+  workspace<Device> work;
+  device_array<Device, std::int32_t, side::host> host_counts;
+
+  /// Memory for something that is saved: the offloader's, so that it can leave.
+  template <class T>
+  buffer allocate(index count) {
+    return offloader.template allocate<T>(static_cast<std::size_t>(count), stream);
+  }
+  /// Gives saved memory back, after what the stream has been given so far.
+  template <class... Buffers>
+  void release(Buffers&... used) {
+    (used.reset(stream), ...);
+  }
+};
+
+}  // namespace moe

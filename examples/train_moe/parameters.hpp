@@ -1,0 +1,127 @@
+/// The model's weights with their gradients and AdamW state, in memory of the trainer's own.
+#pragma once
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "device_array.hpp"
+#include "kernels.hpp"
+
+namespace moe {
+
+/// One tensor of the model.
+struct parameter {
+  std::string name;
+  index count;
+  float range;  ///< starts uniform within ± this; 0 means that it starts as ones
+  index offset = 0;
+  float* weight = nullptr;
+  float* gradient = nullptr;  ///< accumulates over the microbatches of a step
+};
+
+/// The tensors of one layer.
+struct layer_parameters {
+  const parameter &attn_gain, &qkv, &proj, &mlp_gain, &router, &fc1, &fc2;
+};
+
+template <class Device>
+class parameters {
+ public:
+  parameters(Device& dev, const model_sizes& m)
+      : list_(describe(m)),
+        total_(lay_out(list_)),
+        weights_(dev, total_, "weights"),
+        gradients_(dev, total_, "gradients"),
+        momentum_(dev, total_, "AdamW momentum"),
+        variance_(dev, total_, "AdamW variance") {
+    for (parameter& p : list_) {
+      p.weight = weights_.data() + p.offset;
+      p.gradient = gradients_.data() + p.offset;
+    }
+  }
+
+  [[nodiscard]] const std::vector<parameter>& all() const { return list_; }
+  [[nodiscard]] index count() const { return total_; }
+
+  [[nodiscard]] const parameter& embedding() const { return list_[0]; }
+  [[nodiscard]] const parameter& positions() const { return list_[1]; }
+  [[nodiscard]] const parameter& final_gain() const { return list_[2]; }
+  [[nodiscard]] const parameter& head() const { return list_[3]; }
+  [[nodiscard]] layer_parameters layer(index number) const {
+    const parameter* p = list_.data() + 4 + 7 * number;
+    return {p[0], p[1], p[2], p[3], p[4], p[5], p[6]};
+  }
+
+  /// Sets the starting weights; the same on every device.
+  template <class Kernels>
+  void initialise(Kernels& k, std::uint64_t seed) {
+    for (const auto* state : {&gradients_, &momentum_, &variance_})
+      k.fill(state->data(), total_, 0);
+    for (const parameter& p : list_) {
+      seed = mix(seed);
+      if (p.range > 0) {
+        k.randomize(p.weight, p.count, p.range, seed);
+      } else {
+        k.fill(p.weight, p.count, 1);
+      }
+    }
+  }
+
+  /// One step of AdamW on everything; `step` counts from 0. Gains do not decay.
+  template <class Kernels>
+  void update(Kernels& k, int step, float learning_rate) {
+    constexpr float beta1 = 0.9F;
+    constexpr float beta2 = 0.95F;
+    const auto t = static_cast<float>(step + 1);
+    for (const parameter& p : list_) {
+      k.adamw(p.weight, p.gradient, momentum_.data() + p.offset, variance_.data() + p.offset,
+              p.count,
+              {learning_rate, beta1, beta2, 1e-8F, p.range > 0 ? 0.01F : 0.0F,
+               1 - std::pow(beta1, t), 1 - std::pow(beta2, t)});
+    }
+  }
+
+ private:
+  static std::vector<parameter> describe(const model_sizes& m) {
+    // Uniform in ± sqrt(3/fan_in) has the standard deviation 1/sqrt(fan_in).
+    const auto range = [](index fan_in) { return std::sqrt(3.0F / static_cast<float>(fan_in)); };
+    // What adds to the residual stream starts smaller, so that depth does not blow it up.
+    const float into_residual = 1 / std::sqrt(2 * static_cast<float>(m.layers));
+    std::vector<parameter> list;
+    const auto add = [&](std::string name, index count, float start) {
+      list.push_back({std::move(name), count, start});
+    };
+    add("embedding", vocabulary * m.hidden, 0.5F);
+    add("positions", m.seq * m.hidden, 0.1F);
+    add("final_gain", m.hidden, 0);
+    add("head", m.hidden * vocabulary, 0.5F * range(m.hidden));
+    for (index l = 0; l < m.layers; ++l) {
+      const std::string layer = "layer" + std::to_string(l) + ".";
+      add(layer + "attn_gain", m.hidden, 0);
+      add(layer + "qkv", m.hidden * 3 * m.hidden, range(m.hidden));
+      add(layer + "proj", m.hidden * m.hidden, into_residual * range(m.hidden));
+      add(layer + "mlp_gain", m.hidden, 0);
+      add(layer + "router", m.hidden * m.experts, range(m.hidden));
+      add(layer + "fc1", m.experts * m.hidden * 2 * m.ffn, range(m.hidden));
+      add(layer + "fc2", m.experts * m.ffn * m.hidden, into_residual * range(m.ffn));
+    }
+    return list;
+  }
+
+  /// Places the tensors one after the other, each at a multiple of 256 bytes; returns the end.
+  static index lay_out(std::vector<parameter>& list) {
+    index end = 0;
+    for (parameter& p : list) {
+      p.offset = end;
+      end += (p.count + 63) / 64 * 64;
+    }
+    return end;
+  }
+
+  std::vector<parameter> list_;
+  index total_;
+  device_array<Device, float> weights_, gradients_, momentum_, variance_;
+};
+
+}  // namespace moe

@@ -1,0 +1,104 @@
+/// What the trainer prints at the end: one run, or two side by side.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <tidepool/trace/record.hpp>
+#include <vector>
+
+#include "data.hpp"
+#include "train.hpp"
+
+namespace moe {
+
+/// The middle step time without the first two steps, in which the offloader warms up.
+inline double median_ms(const run_result& run) {
+  std::vector<double> times = run.step_ms;
+  if (times.size() > 2) times.erase(times.begin(), times.begin() + 2);
+  std::sort(times.begin(), times.end());
+  return times.empty() ? 0 : times[times.size() / 2];
+}
+
+/// Milliseconds for which the traced step's compute waited for Tidepool.
+inline double stall_ms(const run_result& run) {
+  double us = 0;
+  for (const tidepool::trace::span& span : run.trace.spans) {
+    if (span.kind == tidepool::trace::span_kind::stall) us += span.end - span.start;
+  }
+  return us * 1e-3;
+}
+
+/// Mean of the last ten steps.
+inline double final_loss(const run_result& run) {
+  const std::size_t count = std::min<std::size_t>(10, run.losses.size());
+  double sum = 0;
+  for (std::size_t i = run.losses.size() - count; i < run.losses.size(); ++i) sum += run.losses[i];
+  return sum / static_cast<double>(count);
+}
+
+/// Bytes that one step offloads.
+inline std::uint64_t step_bytes(const run_result& run) {
+  std::uint64_t sum = 0;
+  for (const auto& module : run.counters.modules) sum += module.step_bytes;
+  return sum;
+}
+
+/// Steps whose losses are the same bits in both runs.
+inline std::size_t equal_steps(const run_result& a, const run_result& b) {
+  std::size_t equal = 0;
+  for (std::size_t i = 0; i < std::min(a.losses.size(), b.losses.size()); ++i) {
+    equal += std::bit_cast<std::uint32_t>(a.losses[i]) == std::bit_cast<std::uint32_t>(b.losses[i]);
+  }
+  return equal;
+}
+
+inline double megabytes(std::uint64_t bytes) { return static_cast<double>(bytes) * 1e-6; }
+
+/// The end of a run in three lines.
+inline void print_result(const run_result& run, const corpus& text) {
+  const double entropy = text.unigram_entropy();
+  std::printf("final loss %.4f nats (mean of the last 10 steps), first %.4f\n", final_loss(run),
+              static_cast<double>(run.losses.front()));
+  std::printf("unigram entropy of %s: %.4f nats, the loss is %.4f %s it\n", text.name().c_str(),
+              entropy, std::abs(entropy - final_loss(run)),
+              final_loss(run) < entropy ? "below" : "ABOVE");
+  std::printf(
+      "step %.3f ms, %.1f MB on the device of which saved tensors %.1f MB, %.1f MB offloaded "
+      "a step\n",
+      median_ms(run), megabytes(run.driver_peak), megabytes(run.counters.device_peak),
+      megabytes(step_bytes(run)));
+}
+
+/// Two runs side by side; returns whether their losses are equal to the bit.
+inline bool print_comparison(const run_result& without, const run_result& with) {
+  std::printf("\n%-32s %14s %14s\n", "", "no offload", "offload");
+  const auto line = [](const char* name, double a, double b, int digits) {
+    std::printf("%-32s %14.*f %14.*f\n", name, digits, a, digits, b);
+  };
+  line("final loss, nats", final_loss(without), final_loss(with), 6);
+  line("step time, ms", median_ms(without), median_ms(with), 3);
+  line("stall in the traced step, ms", stall_ms(without), stall_ms(with), 3);
+  line("device peak, MB", megabytes(without.driver_peak), megabytes(with.driver_peak), 2);
+  line("  memory for saved tensors, MB", megabytes(without.counters.device_peak),
+       megabytes(with.counters.device_peak), 2);
+  line("  saved tensors at once, MB", megabytes(without.counters.live_peak),
+       megabytes(with.counters.live_peak), 2);
+  line("pinned host memory, MB", megabytes(without.counters.host_reserved),
+       megabytes(with.counters.host_reserved), 2);
+  line("offloaded a step, MB", megabytes(step_bytes(without)), megabytes(step_bytes(with)), 2);
+  for (const auto& module : with.counters.modules) {
+    if (!module.enabled) continue;
+    line(("  " + module.name).c_str(), 0, megabytes(module.step_bytes), 2);
+  }
+  const std::size_t equal = equal_steps(without, with);
+  std::printf("\nlosses equal to the bit: %zu of %zu steps%s\n", equal, without.losses.size(),
+              equal == without.losses.size() ? "" : " - THEY DIFFER");
+  return equal == without.losses.size();
+}
+
+}  // namespace moe

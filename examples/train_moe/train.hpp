@@ -1,0 +1,210 @@
+/// The training loop: steps under 1F1B, evaluation, and what a run reports.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <numbers>
+#include <string>
+#include <tidepool/offloader.hpp>
+#include <tidepool/parse.hpp>
+#include <tidepool/trace/counters.hpp>
+#include <tidepool/trace/record.hpp>
+#include <utility>
+#include <vector>
+
+#include "data.hpp"
+#include "model.hpp"
+#include "schedule.hpp"
+
+namespace moe {
+
+/// What one run did.
+struct run_result {
+  std::string device;
+  std::string options;  ///< those of the library, as text
+  std::vector<float> losses;
+  std::vector<double> step_ms;
+  std::vector<std::pair<int, float>> evaluations;  ///< step and loss on held-out text
+  std::size_t driver_peak = 0;  ///< device bytes of everything, as the driver counts them
+  tidepool::trace::counters counters;
+  tidepool::trace::record trace;  ///< of `settings::trace_step`
+};
+
+/// Time as the device sees it: the virtual clock if it has one.
+template <class Device>
+double milliseconds(const Device& dev) {
+  if constexpr (requires { dev.now_ns(); }) {
+    return dev.now_ns() * 1e-6;
+  } else {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    return std::chrono::duration<double, std::milli>(now).count();
+  }
+}
+
+/// One run: a model, its weights and its offloader, from the first step to the last.
+template <class Device, class Kernels>
+class trainer {
+ public:
+  /// `free_before` is the device's free memory at the start of the process.
+  trainer(Device& dev, std::size_t free_before, const settings& run, const tidepool::options& opt,
+          const corpus& text)
+      : dev_(dev),
+        free_before_(free_before),
+        knobs_(to_text(opt)),
+        run_(run),
+        text_(text),
+        stream_(dev.make_stream()),
+        kernels_(dev, stream_.ref(), run),
+        weights_(dev, run.model),
+        offloader_(dev, opt),
+        model_(dev, offloader_, kernels_, stream_.ref(), weights_, run),
+        bytes_(dev, run.microbatches * bytes_each(), "text"),
+        host_bytes_(dev, bytes_.size(), "text"),
+        losses_(dev, run.microbatches * losses_each(), "losses"),
+        host_losses_(dev, losses_.size(), "losses") {
+    weights_.initialise(kernels_, run.seed);
+  }
+
+  run_result run() {
+    run_result result;
+    result.device = Device::name;
+    result.options = knobs_;
+    for (int step = 0; step < run_.steps; ++step) {
+      if (step == run_.trace_step) {
+        offloader_.start_trace("step " + std::to_string(step), stream_.ref());
+      }
+      const double start = milliseconds(dev_);
+      result.losses.push_back(train_step(step));
+      result.step_ms.push_back(milliseconds(dev_) - start);
+      if (step == run_.trace_step) result.trace = offloader_.finish_trace();
+      report(step, result);
+      if (run_.eval_every > 0 && (step + 1) % run_.eval_every == 0) {
+        result.evaluations.emplace_back(step, evaluate());
+        if (run_.progress) std::printf("  held-out loss %.4f\n", result.evaluations.back().second);
+      }
+    }
+    result.driver_peak = driver_peak_;
+    result.counters = offloader_.counters();
+    return result;
+  }
+
+ private:
+  float train_step(int step) {
+    upload(static_cast<std::uint64_t>(step) + 1, false);
+    one_forward_one_backward(
+        run_.microbatches, run_.in_flight,
+        [&](int microbatch) {
+          model_.forward(microbatch, io(microbatch));
+          watch_memory();
+        },
+        [&](int microbatch) {
+          model_.backward(microbatch, io(microbatch));
+          watch_memory();
+        });
+    {
+      const auto span = offloader_.trace_span("AdamW", stream_.ref());
+      weights_.update(kernels_, step, learning_rate(step));
+    }
+    offloader_.end_step();
+    return mean_loss();
+  }
+
+  /// Loss on the same held-out text at each call. Trains nothing and moves no byte.
+  float evaluate() {
+    upload(0, true);
+    for (int microbatch = 0; microbatch < run_.microbatches; ++microbatch) {
+      model_.evaluate(io(microbatch));
+    }
+    return mean_loss();
+  }
+
+  /// Fetches the text of one step.
+  void upload(std::uint64_t number, bool held_out) {
+    for (int microbatch = 0; microbatch < run_.microbatches; ++microbatch) {
+      std::int32_t* const token = host_bytes_.data() + microbatch * bytes_each();
+      const auto seed = mix(mix(run_.seed) + number) + static_cast<std::uint64_t>(microbatch);
+      text_.sample(seed, held_out, run_.model, token, token + run_.model.tokens());
+    }
+    dev_.copy(bytes_.data(), host_bytes_.data(),
+              {.width = static_cast<std::size_t>(bytes_.size()) * sizeof(std::int32_t)},
+              tidepool::copy_direction::host_to_device, stream_.ref());
+  }
+
+  /// Waits for the device.
+  float mean_loss() {
+    kernels_.publish(host_losses_.data(), losses_.data(), losses_.size());
+    dev_.synchronize(stream_.ref());
+    float sum = 0;
+    for (int m = 0; m < run_.microbatches; ++m) sum += host_losses_.data()[m * losses_each()];
+    return sum / static_cast<float>(run_.microbatches);
+  }
+
+  /// Linear warm-up over a tenth of the steps, then a cosine down to a tenth.
+  [[nodiscard]] float learning_rate(int step) const {
+    const int warm_up = std::max(1, run_.steps / 10);
+    if (step < warm_up) {
+      return run_.learning_rate * static_cast<float>(step + 1) / static_cast<float>(warm_up);
+    }
+    const float done =
+        static_cast<float>(step - warm_up) / static_cast<float>(std::max(1, run_.steps - warm_up));
+    return run_.learning_rate * (0.55F + 0.45F * std::cos(std::numbers::pi_v<float> * done));
+  }
+
+  void watch_memory() {
+    const std::size_t free_now = dev_.memory().free;
+    driver_peak_ = std::max(driver_peak_, free_before_ - std::min(free_before_, free_now));
+  }
+
+  void report(int step, const run_result& result) const {
+    if (!run_.progress) return;
+    const int every = std::max(1, run_.steps / 15);
+    if (step % every != 0 && step + 1 != run_.steps) return;
+    std::printf("  step %4d/%d  loss %.4f  %8.3f ms  %.1f MB on the device\n", step + 1, run_.steps,
+                result.losses.back(), result.step_ms.back(),
+                static_cast<double>(driver_peak_) * 1e-6);
+    std::fflush(stdout);
+  }
+
+  [[nodiscard]] index bytes_each() const { return 2 * run_.model.tokens(); }
+  [[nodiscard]] index losses_each() const { return 1 + run_.model.layers; }
+  [[nodiscard]] microbatch_io io(int microbatch) const {
+    const std::int32_t* const token = bytes_.data() + microbatch * bytes_each();
+    return {token, token + run_.model.tokens(), losses_.data() + microbatch * losses_each()};
+  }
+
+  Device& dev_;
+  std::size_t free_before_;
+  std::size_t driver_peak_ = 0;
+  std::string knobs_;
+  settings run_;
+  const corpus& text_;
+  typename Device::stream stream_;
+  Kernels kernels_;
+  parameters<Device> weights_;
+  tidepool::offloader<Device, saving_modules> offloader_;
+  model<Device, Kernels> model_;
+  device_array<Device, std::int32_t> bytes_;
+  device_array<Device, std::int32_t, side::host> host_bytes_;
+  device_array<Device, float> losses_;
+  device_array<Device, float, side::host> host_losses_;
+};
+
+/// The same training once for each of `variants`, on one device.
+template <class Kernels, class Device>
+std::vector<run_result> train_each(Device& dev, const settings& run,
+                                   const std::vector<tidepool::options>& variants,
+                                   const corpus& text) {
+  const std::size_t free_before = dev.memory().free;
+  std::vector<run_result> results;
+  for (const tidepool::options& opt : variants) {
+    const std::string knobs = to_text(opt);
+    if (run.progress) std::printf("tidepool: %s\n", knobs.empty() ? "no offload" : knobs.c_str());
+    results.push_back(trainer<Device, Kernels>(dev, free_before, run, opt, text).run());
+  }
+  return results;
+}
+
+}  // namespace moe
