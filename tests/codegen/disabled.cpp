@@ -1,0 +1,2 @@
+#define TIDEPOOL_TEST_MODULE "moe_act"
+#include "with_tidepool.hpp"

@@ -1,0 +1,2 @@
+#define TIDEPOOL_TEST_MODULE "core_attn"
+#include "with_tidepool.hpp"

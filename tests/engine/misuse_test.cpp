@@ -1,0 +1,426 @@
+// Mistakes: each is caught, says where it happened and what to do, and leaves things as they were.
+#include <doctest/doctest.h>
+
+#include <array>
+#include <cstddef>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "rig.hpp"
+#include "tidepool/error.hpp"
+
+namespace {
+
+using tidepool::device_error;
+using tidepool::misuse_error;
+using tidepool::out_of_budget;
+using tidepool::test::arena_options;
+using tidepool::test::rig;
+using tidepool::test::small_options;
+
+using offloader = rig::offloader<tidepool::modules<"core_attn", "expert_fc1">>;
+
+constexpr std::size_t size = 2048;
+
+rig::buffer made(rig& desk, offloader& off, std::uint32_t tag) {
+  auto x = off.allocate(size, desk.stream());
+  desk.write(x, tag);
+  return x;
+}
+
+}  // namespace
+
+TEST_CASE("misuse: a buffer of no bytes") {
+  rig desk;
+  offloader off(desk.dev, small_options());
+  CHECK_THROWS_AS(static_cast<void>(off.allocate(0, desk.stream())), misuse_error);
+  CHECK_THROWS_AS(static_cast<void>(off.allocate<float>(0, desk.stream())), misuse_error);
+}
+
+TEST_CASE("misuse: restored before anything was committed") {
+  rig desk;
+  offloader off(desk.dev, small_options());
+  auto open = off.begin({.microbatch = 3});
+  rig::buffer x;
+  CHECK_THROWS_WITH_AS(open.restore<"core_attn">(5, desk.stream(), x),
+                       doctest::Contains("restore of core_attn of layer 5, microbatch 3"),
+                       misuse_error);
+  CHECK_THROWS_WITH_AS(open.restore<"core_attn">(5, desk.stream(), x),
+                       doctest::Contains("never committed"), misuse_error);
+}
+
+TEST_CASE("misuse: restored twice") {
+  rig desk;
+  offloader off(desk.dev, small_options());
+  auto open = off.begin();
+  auto x = made(desk, off, 1);
+  open.commit<"core_attn">(5, desk.stream(), x);
+  open.restore<"core_attn">(5, desk.stream(), x);
+  CHECK_THROWS_WITH_AS(open.restore<"core_attn">(5, desk.stream(), x),
+                       doctest::Contains("restored before"), misuse_error);
+  desk.check(x, 1);
+  open.finish();
+  CHECK(desk.wrong() == 0);
+}
+
+TEST_CASE("misuse: committed after forward has ended, by a word or by a restore") {
+  for (const bool by_restore : {false, true}) {
+    rig desk;
+    offloader off(desk.dev, small_options());
+    auto open = off.begin({.microbatch = 2});
+    auto x = made(desk, off, 1);
+    auto y = made(desk, off, 2);
+    open.commit<"core_attn">(0, desk.stream(), x);
+    if (by_restore) {
+      open.restore<"core_attn">(0, desk.stream(), x);
+    } else {
+      open.end_forward();
+    }
+    CHECK_THROWS_WITH_AS(open.commit<"core_attn">(1, desk.stream(), y),
+                         doctest::Contains("core_attn of layer 1, microbatch 2"), misuse_error);
+    CHECK(y);
+    desk.check(y, 2);
+    if (!by_restore) open.restore<"core_attn">(0, desk.stream(), x);
+    desk.check(x, 1);
+    open.finish();
+    CHECK(desk.wrong() == 0);
+  }
+}
+
+TEST_CASE("misuse: an empty handle committed, wherever it stands") {
+  for (const std::size_t which : {0U, 1U, 2U}) {
+    CAPTURE(which);
+    rig desk;
+    offloader off(desk.dev, small_options());
+    auto open = off.begin();
+    std::array<rig::buffer, 3> x;
+    for (std::size_t i = 0; i < 3; ++i) {
+      if (i != which) x[i] = made(desk, off, static_cast<std::uint32_t>(i));
+    }
+    CHECK_THROWS_WITH_AS(open.commit<"core_attn">(4, desk.stream(), x[0], x[1], x[2]),
+                         doctest::Contains(("argument " + std::to_string(which + 1)).c_str()),
+                         misuse_error);
+    // The others are as they were, and may be committed without it.
+    CHECK(desk.dev.offloads() == 0);
+    CHECK(off.counters().host_reserved >= 0);
+    auto& a = x[which == 0 ? 1 : 0];
+    auto& b = x[which == 2 ? 1 : 2];
+    CHECK(a);
+    CHECK(b);
+    open.commit<"core_attn">(4, desk.stream(), a, b);
+    open.restore<"core_attn">(4, desk.stream(), a, b);
+    desk.check(a, which == 0 ? 1 : 0);
+    desk.check(b, which == 2 ? 1 : 2);
+    open.finish();
+    CHECK(desk.wrong() == 0);
+  }
+}
+
+TEST_CASE("misuse: committed twice, the second time empty") {
+  rig desk;
+  offloader off(desk.dev, small_options());
+  auto open = off.begin();
+  auto x = made(desk, off, 1);
+  open.commit<"core_attn">(0, desk.stream(), x);
+  CHECK_THROWS_AS(open.commit<"core_attn">(1, desk.stream(), x), misuse_error);
+  open.restore<"core_attn">(0, desk.stream(), x);
+  desk.check(x, 1);
+  open.finish();  // the failed commit is no group
+  CHECK(desk.wrong() == 0);
+}
+
+TEST_CASE("misuse: one handle given twice in a commit") {
+  rig desk;
+  offloader off(desk.dev, small_options());
+  auto open = off.begin();
+  auto x = made(desk, off, 1);
+  CHECK_THROWS_AS(open.commit<"core_attn">(0, desk.stream(), x, x), misuse_error);
+  desk.check(x, 1);
+  CHECK(desk.wrong() == 0);
+}
+
+TEST_CASE("misuse: a handle of another offloader committed") {
+  rig desk;
+  offloader one(desk.dev, small_options());
+  offloader other(desk.dev, arena_options(4 * size));
+  auto open = one.begin();
+  auto x = made(desk, other, 1);
+  CHECK_THROWS_AS(open.commit<"core_attn">(0, desk.stream(), x), misuse_error);
+  desk.check(x, 1);
+  CHECK(desk.wrong() == 0);
+}
+
+TEST_CASE("misuse: another number of arguments than were committed") {
+  rig desk;
+  offloader off(desk.dev, small_options());
+  auto open = off.begin();
+  auto x = made(desk, off, 1);
+  auto y = made(desk, off, 2);
+  rig::buffer z;
+  open.commit<"core_attn">(0, desk.stream(), x, y);
+  CHECK_THROWS_WITH_AS(open.restore<"core_attn">(0, desk.stream(), x),
+                       doctest::Contains("1 arguments, but 2 were committed"), misuse_error);
+  CHECK_THROWS_AS(open.restore<"core_attn">(0, desk.stream()), misuse_error);
+  CHECK_THROWS_AS(open.restore<"core_attn">(0, desk.stream(), x, y, z), misuse_error);
+  CHECK_FALSE(x);
+  open.restore<"core_attn">(0, desk.stream(), x, y);
+  desk.check(x, 1);
+  desk.check(y, 2);
+  open.finish();
+  CHECK(desk.wrong() == 0);
+}
+
+TEST_CASE("misuse: restored into a handle that holds something else") {
+  rig desk;
+  offloader off(desk.dev, small_options());
+  auto open = off.begin();
+  auto x = made(desk, off, 1);
+  auto y = made(desk, off, 2);
+  open.commit<"core_attn">(0, desk.stream(), x);
+  CHECK_THROWS_WITH_AS(open.restore<"core_attn">(0, desk.stream(), y),
+                       doctest::Contains("argument 1 holds other memory"), misuse_error);
+  desk.check(y, 2);
+  y.reset(desk.stream());
+  open.restore<"core_attn">(0, desk.stream(), y);
+  desk.check(y, 1);
+  open.finish();
+  CHECK(desk.wrong() == 0);
+}
+
+TEST_CASE("misuse: finished with something not restored; the chunk stays open") {
+  rig desk;
+  offloader off(desk.dev, small_options());
+  auto open = off.begin({.microbatch = 6});
+  auto x = made(desk, off, 1);
+  auto y = made(desk, off, 2);
+  open.commit<"core_attn">(0, desk.stream(), x);
+  open.commit<"expert_fc1">(1, desk.stream(), y);
+  CHECK_THROWS_WITH_AS(open.finish(), doctest::Contains("2 groups"), misuse_error);
+  CHECK_THROWS_WITH_AS(open.finish(), doctest::Contains("core_attn of layer 0, microbatch 6"),
+                       misuse_error);
+  open.restore<"expert_fc1">(1, desk.stream(), y);
+  CHECK_THROWS_WITH_AS(open.finish(), doctest::Contains("1 groups"), misuse_error);
+  open.restore<"core_attn">(0, desk.stream(), x);
+  desk.check(x, 1);
+  desk.check(y, 2);
+  open.finish();
+  open.finish();  // it is none any more
+  CHECK(desk.wrong() == 0);
+}
+
+TEST_CASE("misuse: a step ended with a chunk open") {
+  rig desk;
+  offloader off(desk.dev, small_options({"core_attn"}));
+  off.on_report([](std::string_view) {});
+  auto open = off.begin({.microbatch = 4});
+  CHECK_THROWS_WITH_AS(off.end_step(), doctest::Contains("microbatch 4"), misuse_error);
+  CHECK(off.counters().steps == 0);
+  open.finish();
+  off.end_step();
+  CHECK(off.counters().steps == 1);
+}
+
+TEST_CASE("misuse: too many streams for one offloader") {
+  rig desk;
+  offloader off(desk.dev, small_options());
+  std::vector<rig::device_type::stream> streams;
+  std::vector<rig::buffer> x;
+  for (std::size_t i = 0; i < tidepool::max_lanes - 2; ++i) {
+    streams.push_back(desk.dev.make_stream());
+    x.push_back(off.allocate(256, streams.back().ref()));
+  }
+  CHECK_THROWS_WITH_AS(static_cast<void>(off.allocate(256, desk.stream())),
+                       doctest::Contains("at most 6 streams"), misuse_error);
+  x.push_back(off.allocate(256, streams.front().ref()));
+}
+
+TEST_CASE("misuse: host memory spent in the middle of a commit leaves every handle as it was") {
+  rig desk;
+  auto opts = small_options();
+  opts.host_budget = 2 * size;
+  opts.host_step = 2 * size;
+  offloader off(desk.dev, opts);
+  auto open = off.begin({.microbatch = 1});
+  auto x = made(desk, off, 1);
+  auto y = made(desk, off, 2);
+  auto z = made(desk, off, 3);
+  try {
+    open.commit<"core_attn">(7, desk.stream(), x, y, z);
+    FAIL("nothing was refused");
+  } catch (const out_of_budget& error) {
+    const std::string text = error.what();
+    CHECK(text.find("core_attn of layer 7, microbatch 1") != std::string::npos);
+    CHECK(text.find("--host-budget") != std::string::npos);
+    CHECK(error.requested == size);
+    CHECK(error.budget == 2 * size);
+  }
+  CHECK(x);
+  CHECK(y);
+  CHECK(z);
+  CHECK(desk.dev.offloads() == 0);
+  open.commit<"core_attn">(7, desk.stream(), x, y);  // the host is free again
+  open.restore<"core_attn">(7, desk.stream(), x, y);
+  desk.check(x, 1);
+  desk.check(y, 2);
+  desk.check(z, 3);
+  open.finish();
+  CHECK(desk.wrong() == 0);
+}
+
+TEST_CASE("misuse: a commit that failed does not forget who still reads its host blocks") {
+  for (std::uint64_t seed = 0; seed <= 40; ++seed) {
+    CAPTURE(seed);
+    tidepool::machine model{.order_seed = seed};
+    model.reload_rate = 0.1;  // by the clock the reload is slow
+    rig desk(model);
+    const auto other = desk.dev.make_stream();
+    auto opts = small_options();
+    opts.host_budget = 2 * size;
+    opts.host_step = 2 * size;
+    offloader off(desk.dev, opts);
+    auto first = off.begin({.microbatch = 0});
+    auto x = made(desk, off, 1);
+    first.commit<"core_attn">(0, desk.stream(), x);
+    // Restored on another stream, so that nothing else orders the next commit behind the reload.
+    first.restore<"core_attn">(0, other.ref(), x);
+
+    auto second = off.begin({.microbatch = 1});
+    auto a = made(desk, off, 2);
+    auto b = made(desk, off, 3);
+    auto c = made(desk, off, 4);
+    CHECK_THROWS_AS(second.commit<"core_attn">(0, desk.stream(), a, b, c), out_of_budget);
+    second.commit<"core_attn">(0, desk.stream(), a, b);
+    desk.check_rows(x.data(), {size, 1, size, 0}, 1, 0, other.ref());
+    second.restore<"core_attn">(0, desk.stream(), a, b);
+    desk.check(a, 2);
+    desk.check(b, 3);
+    x.reset(other.ref());
+    CHECK(desk.wrong() == 0);
+  }
+}
+
+TEST_CASE("misuse: a device budget too small names what is live, by module") {
+  rig desk;
+  offloader off(desk.dev, arena_options(4 * size));
+  auto open = off.begin();
+  auto x = made(desk, off, 1);
+  auto kept = x.share();
+  open.commit<"core_attn">(0, desk.stream(), x);
+  auto loose = off.allocate(2 * size, desk.stream());
+  try {
+    static_cast<void>(off.allocate(2 * size, desk.stream()));
+    FAIL("nothing was refused");
+  } catch (const out_of_budget& error) {
+    const std::string text = error.what();
+    CAPTURE(text);
+    CHECK(text.find("core_attn 2048") != std::string::npos);
+    CHECK(text.find("not committed 4096") != std::string::npos);
+    CHECK(text.find("largest free block 2048") != std::string::npos);
+    CHECK(text.find("--device-budget") != std::string::npos);
+    CHECK(error.requested == 2 * size);
+    CHECK(error.budget == 4 * size);
+  }
+  CHECK(loose);
+  CHECK(off.allocate(size, desk.stream()));  // what fits still comes
+}
+
+TEST_CASE("misuse: a pool that may not grow any more is refused in the same words") {
+  rig desk;
+  auto opts = small_options();
+  opts.device_budget = 32 * 1024;
+  offloader off(desk.dev, opts);
+  const auto all = off.allocate(32 * 1024, desk.stream());
+  CHECK_THROWS_WITH_AS(static_cast<void>(off.allocate(1, desk.stream())),
+                       doctest::Contains("not committed 32768"), out_of_budget);
+}
+
+TEST_CASE("misuse: an arena that the device cannot give is refused when it is made") {
+  rig desk(tidepool::machine{.device_bytes = 64 * 1024});
+  CHECK_THROWS_WITH_AS(offloader(desk.dev, arena_options(65 * 1024)),
+                       doctest::Contains("--device-budget"), out_of_budget);
+  CHECK(desk.dev.device_held == 0);
+  const offloader fits(desk.dev, arena_options(64 * 1024));
+}
+
+TEST_CASE("misuse: a device that fails in a commit leaves the handles full") {
+  for (const bool at_record : {false, true}) {
+    CAPTURE(at_record);
+    rig desk;
+    offloader off(desk.dev, small_options());
+    auto open = off.begin();
+    auto x = made(desk, off, 1);
+    auto y = made(desk, off, 2);
+    int calls = 0;
+    const auto fail = [&] {
+      if (++calls == 2) throw device_error("broken", 7);
+    };
+    (at_record ? desk.dev.before_record : desk.dev.before_copy) = fail;
+    CHECK_THROWS_AS(open.commit<"core_attn">(0, desk.stream(), x, y), device_error);
+    CHECK(x);
+    CHECK(y);
+    open.commit<"core_attn">(0, desk.stream(), x, y);
+    open.restore<"core_attn">(0, desk.stream(), x, y);
+    desk.check(x, 1);
+    desk.check(y, 2);
+    open.finish();
+    CHECK(desk.wrong() == 0);
+  }
+}
+
+TEST_CASE("misuse: a device that fails in a reload loses nothing") {
+  rig desk;
+  auto opts = arena_options(2 * size);
+  opts.reload_ahead = 0;
+  offloader off(desk.dev, opts);
+  auto open = off.begin();
+  auto x = made(desk, off, 1);
+  auto y = made(desk, off, 2);
+  open.commit<"core_attn">(0, desk.stream(), x, y);
+  int calls = 0;
+  desk.dev.before_copy = [&] {
+    if (++calls == 2) throw device_error("broken", 7);
+  };
+  CHECK_THROWS_AS(open.restore<"core_attn">(0, desk.stream(), x, y), device_error);
+  CHECK_FALSE(x);
+  CHECK_FALSE(y);
+  open.restore<"core_attn">(0, desk.stream(), x, y);
+  desk.check(x, 1);
+  desk.check(y, 2);
+  open.finish();
+  CHECK(desk.wrong() == 0);
+}
+
+TEST_CASE("misuse: a device that fails while an offloader is made leaves nothing behind") {
+  rig desk;
+  class failing : public tidepool::virtual_device {
+   public:
+    int left = 0;
+    std::size_t held = 0;
+    [[nodiscard]] event make_event(bool timing = false) {
+      if (left-- == 0) throw device_error("no more events", 2);
+      return virtual_device::make_event(timing);
+    }
+    [[nodiscard]] void* try_allocate(std::size_t bytes) {
+      ++held;
+      return virtual_device::try_allocate(bytes);
+    }
+    void deallocate(void* pointer) noexcept {
+      if (pointer != nullptr) --held;
+      virtual_device::deallocate(pointer);
+    }
+  };
+  failing dev;
+  for (const int events : {0, 1, 1500}) {
+    dev.left = events;
+    CHECK_THROWS_AS((tidepool::offloader<failing>(dev, arena_options(4096))), device_error);
+    CHECK(dev.held == 0);
+  }
+  dev.left = 1 << 20;
+  tidepool::offloader<failing> off(dev, arena_options(4096));
+  dev.left = 10;  // fails for a stream of its own, not for the others
+  const auto stream = dev.make_stream();
+  CHECK_THROWS_AS(static_cast<void>(off.allocate(256, stream.ref())), device_error);
+  dev.left = 1 << 20;
+  CHECK(off.allocate(256, stream.ref()));
+}

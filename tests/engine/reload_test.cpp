@@ -1,0 +1,304 @@
+// Reloads ahead of their use, and what gives way when the device is full.
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "rig.hpp"
+#include "tidepool/error.hpp"
+
+namespace {
+
+using tidepool::options;
+using tidepool::test::arena_options;
+using tidepool::test::rig;
+using tidepool::test::small_options;
+
+using offloader = rig::offloader<tidepool::modules<"core_attn", "expert_fc1">>;
+
+constexpr std::size_t size = 1024;
+
+/// A chunk of `bytes.size()` groups of one buffer each.
+class saved_chunk {
+ public:
+  saved_chunk(rig& desk, offloader& off, const std::vector<std::size_t>& bytes, int microbatch = 0)
+      : desk_(&desk),
+        tag_(static_cast<std::uint32_t>(microbatch * 100)),
+        open(off.begin({.microbatch = microbatch})),
+        x(bytes.size()) {
+    for (std::size_t i = 0; i < bytes.size(); ++i) {
+      x[i] = off.allocate(bytes[i], desk.stream());
+      desk.write(x[i], tag_ + static_cast<std::uint32_t>(i));
+      open.commit<"core_attn">(static_cast<int>(i), desk.stream(), x[i]);
+    }
+  }
+
+  void restore(std::size_t i) {
+    open.restore<"core_attn">(static_cast<int>(i), desk_->stream(), x[i]);
+    desk_->check(x[i], tag_ + static_cast<std::uint32_t>(i));
+  }
+  void release(std::size_t i) { x[i].reset(desk_->stream()); }
+  void backward() {
+    for (auto i = x.size(); i-- > 0;) {
+      if (x[i]) continue;
+      restore(i);
+      release(i);
+    }
+    open.finish();
+  }
+
+ private:
+  rig* desk_;
+  std::uint32_t tag_;
+
+ public:
+  offloader::chunk open;
+  std::vector<rig::buffer> x;
+};
+
+options ahead(std::size_t groups, std::optional<std::size_t> bytes = {}) {
+  auto opts = small_options({"core_attn"});
+  opts.reload_ahead = groups;
+  opts.reload_ahead_bytes = bytes;
+  return opts;
+}
+
+}  // namespace
+
+TEST_CASE("reload: nothing comes back before forward has ended") {
+  rig desk;
+  offloader off(desk.dev, ahead(3));
+  saved_chunk chunk(desk, off, {size, size});
+  CHECK(desk.dev.reloads() == 0);
+  chunk.open.end_forward();
+  CHECK(desk.dev.reloads() == 2);
+  chunk.open.end_forward();  // again is nothing
+  CHECK(desk.dev.reloads() == 2);
+}
+
+TEST_CASE("reload: without end_forward reloads start with the first restore") {
+  rig desk;
+  offloader off(desk.dev, ahead(2));
+  saved_chunk chunk(desk, off, {size, size, size, size, size});
+  chunk.restore(4);
+  CHECK(desk.dev.reloads() == 3);
+  chunk.backward();
+  CHECK(desk.wrong() == 0);
+}
+
+TEST_CASE("reload: as many groups ahead as asked for, and one more with each restore") {
+  for (const std::size_t count : {0U, 1U, 2U, 4U}) {
+    CAPTURE(count);
+    rig desk;
+    offloader off(desk.dev, ahead(count));
+    saved_chunk chunk(desk, off, std::vector<std::size_t>(8, size));
+    chunk.open.end_forward();
+    CHECK(desk.dev.reloads() == count);
+    for (std::size_t i = 8; i-- > 0;) {
+      chunk.restore(i);
+      CHECK(desk.dev.reloads() == std::min<std::size_t>(8, (8 - i) + count));
+      chunk.release(i);
+    }
+    chunk.open.finish();
+    CHECK(desk.wrong() == 0);
+  }
+}
+
+TEST_CASE("reload: as many bytes ahead as asked for") {
+  const std::vector<std::size_t> bytes{5 * size, size, 2 * size, size, size};
+  const auto ahead_of = [&](std::size_t groups, std::size_t limit) {
+    rig desk;
+    offloader off(desk.dev, ahead(groups, limit));
+    saved_chunk chunk(desk, off, bytes);
+    chunk.open.end_forward();
+    const auto first = desk.dev.reloads();
+    chunk.backward();
+    CHECK(desk.wrong() == 0);
+    return first;
+  };
+  CHECK(ahead_of(10, 2 * size) == 2);
+  CHECK(ahead_of(10, 4 * size) == 3);
+  CHECK(ahead_of(10, 5 * size) == 4);
+  CHECK(ahead_of(10, 100 * size) == 5);
+  CHECK(ahead_of(1, 100 * size) == 1);  // whichever is met first
+  CHECK(ahead_of(0, 100 * size) == 0);
+}
+
+TEST_CASE("reload: a limit of bytes below one group lets one go ahead, none is none") {
+  rig desk;
+  offloader off(desk.dev, ahead(10, 1));
+  saved_chunk chunk(desk, off, {size, size});
+  chunk.open.end_forward();
+  CHECK(desk.dev.reloads() == 1);
+  rig other;
+  offloader never(other.dev, ahead(10, 0));
+  saved_chunk late(other, never, {size, size});
+  late.open.end_forward();
+  CHECK(other.dev.reloads() == 0);
+}
+
+TEST_CASE("reload: the limit is over all chunks") {
+  rig desk;
+  offloader off(desk.dev, ahead(3));
+  saved_chunk first(desk, off, {size, size}, 0);
+  first.open.end_forward();
+  saved_chunk second(desk, off, {size, size}, 1);
+  second.open.end_forward();
+  CHECK(desk.dev.reloads() == 3);
+  first.backward();
+  second.backward();
+  CHECK(desk.dev.reloads() == 4);
+  CHECK(desk.wrong() == 0);
+}
+
+// The host is no further than the device here; where it runs far ahead, so do the reloads.
+TEST_CASE("reload: ahead of use it hides behind the kernels, on demand it does not") {
+  const auto clock = [](std::size_t count) {
+    tidepool::machine model;
+    model.reload_rate = 1;  // 1 us for each group
+    model.copy_latency_ns = 0;
+    rig desk(model);
+    offloader off(desk.dev, ahead(count));
+    saved_chunk chunk(desk, off, std::vector<std::size_t>(10, 1000));
+    chunk.open.end_forward();
+    desk.dev.synchronize();
+    const auto begin = desk.dev.now_ns();
+    for (std::size_t i = 10; i-- > 0;) {
+      chunk.restore(i);  // with a check of 1 us
+      chunk.release(i);
+      desk.dev.synchronize(desk.stream());
+    }
+    chunk.open.finish();
+    CHECK(desk.wrong() == 0);
+    return desk.dev.now_ns() - begin;
+  };
+  CHECK(clock(0) == doctest::Approx(20'000).epsilon(0.01));
+  CHECK(clock(2) == doctest::Approx(10'000).epsilon(0.01));
+}
+
+TEST_CASE("reload: without room ahead nothing is lost, it comes on demand") {
+  rig desk;
+  auto opts = arena_options(2 * size, {"core_attn"});
+  opts.reload_ahead = 8;
+  offloader off(desk.dev, opts);
+  saved_chunk chunk(desk, off, std::vector<std::size_t>(6, size));
+  chunk.open.end_forward();
+  CHECK(desk.dev.reloads() == 2);
+  chunk.backward();
+  CHECK(desk.dev.reloads() == 6);
+  CHECK(off.counters().evictions == 0);
+  CHECK(desk.wrong() == 0);
+}
+
+TEST_CASE("reload: forward takes memory back from a group that came ahead, and its data is right") {
+  for (std::uint64_t seed = 0; seed <= 20; ++seed) {
+    CAPTURE(seed);
+    rig desk(tidepool::machine{.order_seed = seed});
+    auto opts = arena_options(3 * size, {"core_attn"});
+    opts.reload_ahead = 2;
+    offloader off(desk.dev, opts);
+    saved_chunk first(desk, off, std::vector<std::size_t>(3, size), 0);
+    first.open.end_forward();
+    CHECK(desk.dev.reloads() == 2);
+    auto x = off.allocate(size, desk.stream());
+    CHECK(off.counters().evictions == 0);
+    auto y = off.allocate(size, desk.stream());
+    CHECK(off.counters().evictions == 1);  // the one that is needed last
+    desk.write(x, 50);
+    desk.write(y, 51);
+    desk.check(x, 50);
+    desk.check(y, 51);
+    x.reset(desk.stream());
+    y.reset(desk.stream());
+    first.backward();
+    CHECK(desk.dev.reloads() == 4);
+    CHECK(desk.wrong() == 0);
+  }
+}
+
+TEST_CASE("reload: everything that came ahead gives way before forward is refused") {
+  rig desk;
+  auto opts = arena_options(4 * size, {"core_attn"});
+  opts.reload_ahead = 4;
+  offloader off(desk.dev, opts);
+  saved_chunk first(desk, off, std::vector<std::size_t>(4, size), 0);
+  first.open.end_forward();
+  CHECK(desk.dev.reloads() == 4);
+  {
+    auto all = off.allocate(4 * size, desk.stream());
+    desk.write(all, 9);
+    CHECK(off.counters().evictions == 4);
+    CHECK_THROWS_AS(static_cast<void>(off.allocate(1, desk.stream())), tidepool::out_of_budget);
+  }
+  first.backward();
+  CHECK(desk.wrong() == 0);
+}
+
+TEST_CASE("reload: a reload on demand takes the place of one that is needed later") {
+  rig desk;
+  auto opts = arena_options(2 * size, {"core_attn"});
+  opts.reload_ahead = 2;
+  offloader off(desk.dev, opts);
+  saved_chunk chunk(desk, off, std::vector<std::size_t>(4, size));
+  chunk.open.end_forward();  // 3 and 2 are there
+  chunk.restore(0);          // out of order
+  CHECK(off.counters().evictions == 1);
+  chunk.release(0);
+  chunk.restore(3);
+  chunk.release(3);
+  chunk.restore(2);
+  chunk.release(2);
+  chunk.restore(1);
+  chunk.release(1);
+  chunk.open.finish();
+  CHECK(desk.wrong() == 0);
+}
+
+TEST_CASE("reload: several tensors of a group come together or not at all") {
+  rig desk;
+  auto opts = arena_options(3 * size, {"core_attn"});
+  opts.reload_ahead = 4;
+  offloader off(desk.dev, opts);
+  auto open = off.begin();
+  std::vector<rig::buffer> x(4);
+  for (std::size_t i = 0; i < 4; ++i) {
+    x[i] = off.allocate(size, desk.stream());
+    desk.write(x[i], static_cast<std::uint32_t>(i));
+    if (i % 2 == 1) {
+      open.commit<"core_attn">(static_cast<int>(i / 2), desk.stream(), x[i - 1], x[i]);
+    }
+  }
+  open.end_forward();
+  CHECK(desk.dev.reloads() == 2);  // half of the other group would fit
+  auto rest = off.allocate(size, desk.stream());
+  CHECK(off.counters().evictions == 0);
+  rest.reset(desk.stream());
+  for (const std::size_t layer : {1U, 0U}) {
+    auto& a = x[2 * layer];
+    auto& b = x[2 * layer + 1];
+    open.restore<"core_attn">(static_cast<int>(layer), desk.stream(), a, b);
+    desk.check(a, static_cast<std::uint32_t>(2 * layer));
+    desk.check(b, static_cast<std::uint32_t>(2 * layer + 1));
+    a.reset(desk.stream());
+    b.reset(desk.stream());
+  }
+  open.finish();
+  CHECK(desk.wrong() == 0);
+}
+
+TEST_CASE("reload: restore fails where nothing can give way, and may be tried again") {
+  rig desk;
+  offloader off(desk.dev, arena_options(2 * size, {"core_attn"}));
+  saved_chunk chunk(desk, off, {size});
+  {
+    auto all = off.allocate(2 * size, desk.stream());
+    CHECK_THROWS_WITH_AS(chunk.open.restore<"core_attn">(0, desk.stream(), chunk.x[0]),
+                         doctest::Contains("reload of core_attn of layer 0, microbatch 0"),
+                         tidepool::out_of_budget);
+    CHECK_FALSE(chunk.x[0]);
+  }
+  chunk.backward();
+  CHECK(desk.wrong() == 0);
+}

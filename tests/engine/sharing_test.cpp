@@ -1,0 +1,366 @@
+// One storage behind several handles is copied once, and lives as long as somebody needs it.
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <utility>
+
+#include "rig.hpp"
+#include "tidepool/error.hpp"
+
+namespace {
+
+using tidepool::test::arena_options;
+using tidepool::test::rig;
+using tidepool::test::small_options;
+
+using offloader = rig::offloader<tidepool::modules<"core_attn", "expert_fc1", "moe_act">>;
+
+constexpr std::size_t size = 4096;
+
+std::uint64_t bytes_offloaded(const offloader& off) {
+  std::uint64_t sum = 0;
+  for (const auto& each : off.counters().modules) sum += each.bytes_offloaded;
+  return sum;
+}
+
+}  // namespace
+
+TEST_CASE("sharing: a share is another handle to the same memory") {
+  rig desk;
+  offloader off(desk.dev, small_options());
+  auto x = off.allocate(size, desk.stream());
+  auto y = x.share();
+  CHECK(y.data() == x.data());
+  CHECK(y.size() == size);
+  desk.write(x, 1);
+  x.reset(desk.stream());
+  CHECK_FALSE(x);
+  desk.check(y, 1);
+  CHECK(desk.wrong() == 0);
+  const rig::buffer empty;
+  CHECK_FALSE(empty.share());
+}
+
+TEST_CASE("sharing: saved twice in one group it is copied once, and both handles come back") {
+  rig desk;
+  offloader off(desk.dev, small_options());
+  auto open = off.begin();
+  auto x = off.allocate(size, desk.stream());
+  auto y = x.share();
+  desk.write(x, 7);
+  open.commit<"core_attn">(0, desk.stream(), x, y);
+  CHECK_FALSE(x);
+  CHECK_FALSE(y);
+  CHECK(desk.dev.offloads() == 1);
+  CHECK(off.counters().modules[0].bytes_offloaded == size);
+  CHECK(off.counters().modules[0].tensors_offloaded == 1);
+  CHECK(off.counters().modules[0].tensors_shared == 1);
+  open.restore<"core_attn">(0, desk.stream(), x, y);
+  CHECK(desk.dev.reloads() == 1);
+  CHECK(x.data() == y.data());
+  desk.check(x, 7);
+  x.reset(desk.stream());
+  desk.check(y, 7);
+  y.reset(desk.stream());
+  open.finish();
+  CHECK(desk.wrong() == 0);
+}
+
+TEST_CASE("sharing: saved by two groups it is copied once, and leaves with the last handle") {
+  rig desk;
+  offloader off(desk.dev, arena_options(size));
+  auto open = off.begin();
+  auto x = off.allocate(size, desk.stream());
+  desk.write(x, 7);
+  auto y = x.share();
+  open.commit<"core_attn">(0, desk.stream(), y);
+  CHECK_FALSE(y);
+  desk.check(x, 7);  // still here
+  CHECK_THROWS_AS(static_cast<void>(off.allocate(size, desk.stream())), tidepool::out_of_budget);
+  open.commit<"expert_fc1">(0, desk.stream(), x);
+  CHECK_FALSE(x);
+  CHECK(desk.dev.offloads() == 1);
+  CHECK(bytes_offloaded(off) == size);
+  auto other = off.allocate(size, desk.stream());  // there is room again
+  desk.write(other, 9);
+  other.reset(desk.stream());
+  open.end_forward();
+  open.restore<"expert_fc1">(0, desk.stream(), x);
+  desk.check(x, 7);
+  x.reset(desk.stream());
+  open.restore<"core_attn">(0, desk.stream(), y);
+  desk.check(y, 7);
+  y.reset(desk.stream());
+  open.finish();
+  CHECK(desk.dev.reloads() == 1);  // nothing came between the two
+  CHECK(desk.wrong() == 0);
+}
+
+TEST_CASE("sharing: what several groups saved may be restored in any order") {
+  for (const bool reverse : {true, false}) {
+    rig desk(tidepool::machine{.order_seed = 5});
+    offloader off(desk.dev, small_options());
+    auto open = off.begin();
+    auto x = off.allocate(size, desk.stream());
+    desk.write(x, 7);
+    auto y = x.share();
+    open.commit<"core_attn">(0, desk.stream(), x);
+    open.commit<"expert_fc1">(0, desk.stream(), y);
+    const auto first = [&] { open.restore<"core_attn">(0, desk.stream(), x); };
+    const auto second = [&] { open.restore<"expert_fc1">(0, desk.stream(), y); };
+    if (reverse) {
+      second();
+      first();
+    } else {
+      first();
+      second();
+    }
+    CHECK(x.data() == y.data());
+    desk.check(x, 7);
+    desk.check(y, 7);
+    x.reset(desk.stream());
+    y.reset(desk.stream());
+    open.finish();
+    CHECK(desk.wrong() == 0);
+  }
+}
+
+TEST_CASE("sharing: handles come back in the order in which they were given") {
+  rig desk;
+  offloader off(desk.dev, small_options());
+  auto open = off.begin();
+  auto x = off.allocate(size, desk.stream());
+  auto y = off.allocate(2 * size, desk.stream());
+  auto z = off.allocate(3 * size, desk.stream());
+  desk.write(x, 1);
+  desk.write(y, 2);
+  desk.write(z, 3);
+  open.commit<"core_attn">(0, desk.stream(), x, y, z);
+  rig::buffer a;
+  rig::buffer b;
+  rig::buffer c;
+  open.restore<"core_attn">(0, desk.stream(), a, b, c);  // any handles will do
+  CHECK(a.size() == size);
+  CHECK(b.size() == 2 * size);
+  CHECK(c.size() == 3 * size);
+  desk.check(a, 1);
+  desk.check(b, 2);
+  desk.check(c, 3);
+  CHECK(desk.wrong() == 0);
+}
+
+TEST_CASE("sharing: a group that stays keeps the storage on the device for the one that left") {
+  rig desk;
+  offloader off(desk.dev, small_options({"core_attn"}));
+  auto open = off.begin();
+  auto x = off.allocate(size, desk.stream());
+  desk.write(x, 7);
+  auto y = x.share();
+  auto* const data = x.data();
+  open.commit<"core_attn">(0, desk.stream(), y);
+  open.commit<"expert_fc1">(0, desk.stream(), x);  // not enabled
+  CHECK_FALSE(y);
+  CHECK(x);
+  open.end_forward();
+  open.restore<"expert_fc1">(0, desk.stream(), x);
+  desk.check(x, 7);
+  open.restore<"core_attn">(0, desk.stream(), y);
+  CHECK(y.data() == data);
+  CHECK(desk.dev.reloads() == 0);
+  x.reset(desk.stream());
+  desk.check(y, 7);
+  y.reset(desk.stream());
+  open.finish();
+  CHECK(desk.wrong() == 0);
+}
+
+TEST_CASE("sharing: a handle held over the end of forward may be dropped any time before restore") {
+  for (const std::size_t ahead : {std::size_t{0}, std::size_t{2}}) {
+    rig desk;
+    auto opts = small_options();
+    opts.reload_ahead = ahead;
+    offloader off(desk.dev, opts);
+    auto open = off.begin();
+    auto x = off.allocate(size, desk.stream());
+    desk.write(x, 7);
+    auto y = x.share();
+    open.commit<"core_attn">(0, desk.stream(), y);
+    open.end_forward();
+    desk.check(x, 7);
+    x.reset(desk.stream());
+    auto other = off.allocate(size, desk.stream());  // might take its place
+    desk.write(other, 9);
+    open.restore<"core_attn">(0, desk.stream(), y);
+    REQUIRE(y.data() != nullptr);
+    desk.check(y, 7);
+    desk.check(other, 9);
+    y.reset(desk.stream());
+    open.finish();
+    CHECK(desk.wrong() == 0);
+  }
+}
+
+TEST_CASE("sharing: an address that is used again is another storage") {
+  rig desk;
+  offloader off(desk.dev, arena_options(size));
+  auto open = off.begin();
+  auto x = off.allocate(size, desk.stream());
+  auto* const data = x.data();
+  desk.write(x, 1);
+  open.commit<"core_attn">(0, desk.stream(), x);
+  auto y = off.allocate(size, desk.stream());
+  REQUIRE(y.data() == data);
+  desk.write(y, 2);
+  open.commit<"core_attn">(1, desk.stream(), y);
+  CHECK(bytes_offloaded(off) == 2 * size);
+  CHECK(off.counters().modules[0].tensors_shared == 0);
+  open.restore<"core_attn">(1, desk.stream(), y);
+  desk.check(y, 2);
+  y.reset(desk.stream());
+  open.restore<"core_attn">(0, desk.stream(), x);
+  desk.check(x, 1);
+  x.reset(desk.stream());
+  open.finish();
+  CHECK(desk.wrong() == 0);
+}
+
+TEST_CASE("sharing: two microbatches that save one storage copy it once") {
+  rig desk;
+  offloader off(desk.dev, small_options({"core_attn"}));
+  auto x = off.allocate(size, desk.stream());
+  desk.write(x, 5);
+  auto y = x.share();
+  auto first = off.begin({.microbatch = 0});
+  auto second = off.begin({.microbatch = 1});
+  first.commit<"core_attn">(0, desk.stream(), x);
+  second.commit<"core_attn">(0, desk.stream(), y);
+  CHECK(bytes_offloaded(off) == size);
+  first.restore<"core_attn">(0, desk.stream(), x);
+  desk.check(x, 5);
+  x.reset(desk.stream());
+  first.finish();
+  second.restore<"core_attn">(0, desk.stream(), y);
+  desk.check(y, 5);
+  y.reset(desk.stream());
+  second.finish();
+  off.end_step();
+  CHECK(desk.wrong() == 0);
+}
+
+TEST_CASE("sharing: a chunk that is abandoned leaves the storage to the other") {
+  rig desk;
+  offloader off(desk.dev, small_options());
+  auto x = off.allocate(size, desk.stream());
+  desk.write(x, 5);
+  auto y = x.share();
+  auto second = off.begin({.microbatch = 1});
+  {
+    auto first = off.begin({.microbatch = 0});
+    first.commit<"core_attn">(0, desk.stream(), x);
+    second.commit<"core_attn">(0, desk.stream(), y);
+    first.end_forward();
+  }
+  second.restore<"core_attn">(0, desk.stream(), y);
+  desk.check(y, 5);
+  CHECK(desk.wrong() == 0);
+}
+
+// As a static trainer does that never gives its buffers back.
+TEST_CASE("sharing: a buffer that was restored leaves again with its next commit") {
+  rig desk;
+  offloader off(desk.dev, arena_options(2 * size, {"core_attn"}));
+  auto x = off.allocate(size, desk.stream());
+  for (std::uint32_t step = 1; step <= 3; ++step) {
+    desk.write(x, step);
+    auto open = off.begin();
+    open.commit<"core_attn">(0, desk.stream(), x);
+    CHECK_FALSE(x);
+    {
+      auto both = off.allocate(2 * size, desk.stream());  // all of the arena
+      desk.write(both, 99);
+    }
+    open.end_forward();
+    open.restore<"core_attn">(0, desk.stream(), x);
+    desk.check(x, step);
+    open.finish();
+    off.end_step();
+  }
+  CHECK(off.counters().evictions == 0);
+  CHECK(bytes_offloaded(off) == 3 * size);
+  CHECK(desk.wrong() == 0);
+}
+
+TEST_CASE("sharing: what the restored handle changed is what its next commit saves") {
+  rig desk;
+  offloader off(desk.dev, small_options());
+  auto x = off.allocate(size, desk.stream());
+  auto open = off.begin();
+  desk.write(x, 1);
+  open.commit<"core_attn">(0, desk.stream(), x);
+  open.restore<"core_attn">(0, desk.stream(), x);
+  desk.write(x, 2);
+  auto next = off.begin({.microbatch = 1});
+  next.commit<"core_attn">(0, desk.stream(), x);
+  next.restore<"core_attn">(0, desk.stream(), x);
+  desk.check(x, 2);
+  CHECK(desk.wrong() == 0);
+}
+
+TEST_CASE("sharing: a reload undone for one group is not taken from another that shares it") {
+  rig desk;
+  auto opts = arena_options(4 * size);
+  opts.reload_ahead = 2;
+  offloader off(desk.dev, opts);
+  auto open = off.begin();
+  auto x = off.allocate(size, desk.stream());
+  desk.write(x, 1);
+  auto y = x.share();
+  auto own = off.allocate(size, desk.stream());
+  desk.write(own, 2);
+  auto more = off.allocate(size, desk.stream());
+  desk.write(more, 3);
+  open.commit<"core_attn">(0, desk.stream(), x, own);
+  open.commit<"expert_fc1">(0, desk.stream(), y, more);
+  open.end_forward();  // brings x and more for the second, own for the first
+  CHECK(desk.dev.reloads() == 3);
+  {
+    auto big = off.allocate(3 * size, desk.stream());  // undoes at least one of them
+    desk.write(big, 9);
+  }
+  CHECK(off.counters().evictions >= 1);
+  open.restore<"expert_fc1">(0, desk.stream(), y, more);
+  desk.check(y, 1);
+  desk.check(more, 3);
+  y.reset(desk.stream());
+  more.reset(desk.stream());
+  open.restore<"core_attn">(0, desk.stream(), x, own);
+  desk.check(x, 1);
+  desk.check(own, 2);
+  CHECK(desk.wrong() == 0);
+}
+
+TEST_CASE("sharing: what waits for its second group gives way when room is short") {
+  rig desk;
+  offloader off(desk.dev, arena_options(2 * size));
+  auto open = off.begin();
+  auto x = off.allocate(size, desk.stream());
+  desk.write(x, 1);
+  auto y = x.share();
+  open.commit<"core_attn">(0, desk.stream(), x);
+  open.commit<"expert_fc1">(0, desk.stream(), y);
+  open.restore<"expert_fc1">(0, desk.stream(), y);
+  desk.check(y, 1);
+  y.reset(desk.stream());
+  {
+    auto all = off.allocate(2 * size, desk.stream());
+    desk.write(all, 9);
+  }
+  CHECK(off.counters().evictions == 1);
+  open.restore<"core_attn">(0, desk.stream(), x);
+  REQUIRE(x.data() != nullptr);
+  desk.check(x, 1);
+  x.reset(desk.stream());
+  open.finish();
+  CHECK(desk.dev.reloads() == 2);
+  CHECK(desk.wrong() == 0);
+}

@@ -1,0 +1,210 @@
+// Invariant 8: after the first full step no device or host allocation, no heap allocation, no
+// event.
+#include <doctest/doctest.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "counting_device.hpp"
+#include "heap_counter.hpp"
+#include "rig.hpp"
+#include "schedule.hpp"
+#include "tidepool/device/null.hpp"
+#include "tidepool/device/virtual.hpp"
+#include "tidepool/offloader.hpp"
+
+namespace {
+
+using tidepool::memory_kind;
+using tidepool::options;
+using tidepool::test::counting_device;
+using tidepool::test::heap_allocations;
+using tidepool::test::one_f_one_b;
+using tidepool::test::small_options;
+
+/// What a step asked for, beyond copies and joins.
+struct cost {
+  std::uint64_t heap = 0;
+  std::uint64_t device = 0;
+  std::uint64_t host = 0;
+  std::uint64_t events = 0;
+  std::uint64_t streams = 0;
+
+  friend bool operator==(const cost&, const cost&) = default;
+};
+
+/// 1F1B over two modules, with a tensor in common, a view, and a forward-only pass in between.
+template <class Base>
+class steady {
+ public:
+  static constexpr int microbatches = 5;
+  static constexpr std::size_t layers = 3;
+
+  explicit steady(const options& opts) : stream_(dev_.make_stream()), off_(dev_, opts) {
+    off_.on_report([](std::string_view) {});
+  }
+
+  cost step(std::size_t grown = 0) {
+    const auto before = now();
+    for (const auto& each : schedule_) {
+      auto& mine = in_flight_[static_cast<std::size_t>(each.microbatch)];
+      if (each.backward) {
+        backward(mine);
+      } else {
+        forward(mine, each.microbatch, grown);
+      }
+    }
+    off_.end_step();
+    dev_.synchronize();
+    const auto after = now();
+    return {after.heap - before.heap, after.device - before.device, after.host - before.host,
+            after.events - before.events, after.streams - before.streams};
+  }
+
+  [[nodiscard]] tidepool::trace::counters counters() const { return off_.counters(); }
+
+ private:
+  using device = counting_device<Base>;
+  using offloader =
+      tidepool::offloader<device, tidepool::modules<"core_attn", "expert_fc1", "moe_act">>;
+
+  struct tensors {
+    typename offloader::buffer a, shared, b;
+    typename offloader::view part;
+  };
+  struct microbatch {
+    typename offloader::chunk open;
+    std::array<tensors, layers> saved;
+  };
+
+  [[nodiscard]] cost now() const {
+    return {heap_allocations(), dev_.device_allocations, dev_.host_allocations, dev_.events_made,
+            dev_.streams_made};
+  }
+
+  void forward(microbatch& into, int number, std::size_t grown) {
+    const auto on = stream_.ref();
+    {
+      auto evaluation = off_.begin({.microbatch = number, .forward_only = true});
+      auto x = off_.template allocate<float>(256, on);
+      evaluation.template commit<"core_attn">(0, on, x);
+      evaluation.finish();
+    }
+    into.open = off_.begin({.microbatch = number});
+    for (std::size_t l = 0; l < layers; ++l) {
+      auto& x = into.saved[l];
+      const auto bytes = 1024 * (l + 1) + grown;
+      x.a = off_.allocate(bytes, on);
+      x.shared = x.a.share();
+      x.b = off_.allocate(bytes / 2, on);
+      x.part = x.b.view({.offset = 0, .width = 64, .rows = 4, .pitch = 128});
+      const auto layer = static_cast<int>(l);
+      into.open.template commit<"core_attn">(layer, on, x.a);
+      into.open.template commit<"expert_fc1">(layer, on, x.shared);
+      into.open.template commit<"moe_act">(layer, on, x.part, x.b);
+    }
+    into.open.end_forward();
+  }
+
+  void backward(microbatch& from) {
+    const auto on = stream_.ref();
+    for (std::size_t l = layers; l-- > 0;) {
+      auto& x = from.saved[l];
+      const auto layer = static_cast<int>(l);
+      from.open.template restore<"moe_act">(layer, on, x.part, x.b);
+      from.open.template restore<"expert_fc1">(layer, on, x.shared);
+      from.open.template restore<"core_attn">(layer, on, x.a);
+      x.part.reset(on);
+      x.b.reset(on);
+      x.shared.reset(on);
+      x.a.reset(on);
+    }
+    from.open.finish();
+  }
+
+  device dev_;
+  typename device::stream stream_;
+  offloader off_;
+  std::array<microbatch, microbatches> in_flight_;
+  std::vector<tidepool::test::pass> schedule_ = one_f_one_b(microbatches, 3);
+};
+
+options with(memory_kind kind) {
+  auto opts = small_options();
+  opts.memory = kind;
+  opts.margin = true;
+  opts.fraction = 0.8;
+  opts.max_inflight = 2;
+  if (kind == memory_kind::arena) opts.device_budget = 64 * 1024;
+  if (kind == memory_kind::slots) opts.slots = {{1024, 24}, {4096, 24}};
+  return opts;
+}
+
+constexpr memory_kind every_kind[]{memory_kind::pool, memory_kind::arena, memory_kind::slots};
+
+}  // namespace
+
+TEST_CASE("steady state: after the second step nothing is allocated and no event made") {
+  for (const auto kind : every_kind) {
+    CAPTURE(static_cast<int>(kind));
+    steady<tidepool::null_device> run(with(kind));
+    CHECK(run.step().heap > 0);  // the warm-up
+    static_cast<void>(run.step());
+    for (int i = 0; i < 50; ++i) CHECK(run.step() == cost{});
+    CHECK(run.counters().modules[0].groups_offloaded > 0);
+    CHECK(run.counters().modules[2].groups_resident > 0);
+  }
+}
+
+TEST_CASE("steady state: the first step already makes every event, stream and allocation") {
+  for (const auto kind : every_kind) {
+    CAPTURE(static_cast<int>(kind));
+    steady<tidepool::null_device> run(with(kind));
+    static_cast<void>(run.step());
+    auto second = run.step();
+    second.heap = 0;
+    CHECK(second == cost{});
+  }
+}
+
+TEST_CASE("steady state: the virtual device sees no allocation and no event either") {
+  for (const auto kind : every_kind) {
+    CAPTURE(static_cast<int>(kind));
+    steady<tidepool::virtual_device> run(with(kind));
+    static_cast<void>(run.step());
+    static_cast<void>(run.step());
+    for (int i = 0; i < 5; ++i) {
+      auto each = run.step();
+      each.heap = 0;  // its queues are its own
+      CHECK(each == cost{});
+    }
+  }
+}
+
+TEST_CASE("steady state: shapes that change a little fit the memory that is there") {
+  steady<tidepool::null_device> run(with(memory_kind::pool));
+  for (int i = 0; i < 3; ++i) static_cast<void>(run.step());
+  const auto before = run.counters();
+  for (std::size_t i = 1; i < 200; ++i) {
+    const auto each = run.step(i * 37 % 64);
+    CHECK(each.device == 0);
+    CHECK(each.events == 0);
+  }
+  CHECK(run.counters().device_reserved == before.device_reserved);
+}
+
+TEST_CASE("steady state: thousands of steps take no more memory than the first ones") {
+  for (const auto kind : every_kind) {
+    steady<tidepool::null_device> run(with(kind));
+    for (int i = 0; i < 3; ++i) static_cast<void>(run.step());
+    const auto before = run.counters();
+    for (int i = 0; i < 3000; ++i) static_cast<void>(run.step());
+    const auto after = run.counters();
+    CHECK(after.device_reserved == before.device_reserved);
+    CHECK(after.host_reserved == before.host_reserved);
+    CHECK(after.host_peak == before.host_peak);
+    CHECK(after.live_peak == before.live_peak);
+  }
+}

@@ -1,0 +1,20 @@
+# Other versions of clang-format disagree with 14 on details; only 14 judges.
+find_program(CLANG_FORMAT NAMES clang-format-14 clang-format)
+if(CLANG_FORMAT)
+  execute_process(COMMAND ${CLANG_FORMAT} --version OUTPUT_VARIABLE version ERROR_QUIET)
+endif()
+if(NOT CLANG_FORMAT OR NOT version MATCHES "version 14\\.")
+  message(STATUS "tidepool: no clang-format 14: no test of the format")
+  return()
+endif()
+
+set(formatted)
+foreach(folder include examples tests bench)
+  foreach(extension hpp cpp cuh cu)
+    list(APPEND formatted ${PROJECT_SOURCE_DIR}/${folder}/*.${extension})
+  endforeach()
+endforeach()
+file(GLOB_RECURSE formatted CONFIGURE_DEPENDS ${formatted})
+add_test(NAME format COMMAND ${CLANG_FORMAT} --dry-run -Werror --ferror-limit=1 --style=file
+                             ${formatted})
+set_tests_properties(format PROPERTIES LABELS style)

@@ -1,0 +1,50 @@
+# Every header alone in a generated .cpp and, with CUDA, in a generated .cu. (CMake's own
+# VERIFY_INTERFACE_HEADER_SETS silently skips CUDA.) Each is included twice: a forgotten
+# `#pragma once` is an error as well.
+
+file(GLOB_RECURSE host_headers CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/include
+     ${PROJECT_SOURCE_DIR}/include/tidepool/*.hpp)
+file(GLOB_RECURSE cuda_headers CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/include
+     ${PROJECT_SOURCE_DIR}/include/tidepool/*.cuh)
+
+# header_sources(<extension> <result> <header>...)
+function(header_sources extension result)
+  set(sources)
+  foreach(header IN LISTS ARGN)
+    set(source ${CMAKE_CURRENT_BINARY_DIR}/headers/${header}.${extension})
+    file(CONFIGURE OUTPUT ${source} CONTENT "#include <${header}>\n#include <${header}>\n")
+    list(APPEND sources ${source})
+  endforeach()
+  set(${result} ${sources} PARENT_SCOPE)
+endfunction()
+
+# Built by the test of the same name, so that one bad header leaves the other tests alone.
+function(header_test name)
+  add_library(${name} OBJECT EXCLUDE_FROM_ALL ${ARGN})
+  tidepool_own(${name})
+  target_compile_options(${name} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:-O0;-Werror>"
+                                         "$<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>")
+  # All failing headers are wanted in one run.
+  if(CMAKE_GENERATOR MATCHES "Ninja")
+    set(go_on -- -k 0)
+  elseif(CMAKE_GENERATOR MATCHES "Makefiles")
+    set(go_on -- -k)
+  endif()
+  include(ProcessorCount)
+  ProcessorCount(processors)
+  add_test(NAME ${name} COMMAND ${CMAKE_COMMAND} --build ${CMAKE_BINARY_DIR} --target ${name}
+                                --config $<CONFIG> --parallel ${processors} ${go_on})
+  set_tests_properties(
+    ${name}
+    PROPERTIES LABELS headers
+               TIMEOUT 1500
+               PROCESSORS ${processors}
+               RESOURCE_LOCK build_tree)
+endfunction()
+
+header_sources(cpp sources ${host_headers})
+header_test(header_cpp ${sources})
+if(TIDEPOOL_WITH_CUDA)
+  header_sources(cu sources ${host_headers} ${cuda_headers})
+  header_test(header_cu ${sources})
+endif()

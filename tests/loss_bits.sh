@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Trains without offload and with, for every module alone and all of them, every cap, depth and kind
+# of memory, and compares the bits of every loss.
+#
+#   tests/loss_bits.sh TRAIN_MOE [option of train_moe]...     e.g. --device cuda --steps 20
+#
+# Prints one line a configuration; exits 1 if any loss differs or any run fails.
+set -uo pipefail
+
+train_moe=$1
+shift
+checked=0
+failed=0
+
+check() {
+  local output
+  checked=$((checked + 1))
+  if output=$("$train_moe" --preset tiny --compare "${common[@]}" "$@" 2>&1); then
+    printf 'equal    %s\n' "$*"
+  else
+    failed=$((failed + 1))
+    printf 'FAILED   %s\n%s\n' "$*" "$(tail -n 5 <<<"$output")"
+  fi
+}
+
+common=("$@")
+modules=(attn_norm qkv_linear core_attn mlp_norm router expert_fc1 moe_act expert_fc2
+  fused_group_mlp final_norm)
+
+for module in "${modules[@]}" core_attn,attn_proj; do
+  check --offload-modules "$module" --in-flight 2
+done
+for cap in none 0 1 2 8; do
+  for depth in 1 2 3 4; do
+    check --offload-modules all --max-inflight "$cap" --in-flight "$depth"
+  done
+done
+for depth in 1 2 3 4; do
+  check --offload-modules all --in-flight "$depth" --memory arena --device-budget 24MiB
+  check --offload-modules all --in-flight "$depth" --memory slots
+done
+check --offload-modules all --no-margin --reload-ahead 0
+check --offload-modules all --reload-ahead 8 --offload-fraction 0.5
+check --offload-modules all --offload-layers 1,2 --max-inflight-bytes 1MiB
+check --offload-modules all --eval-every 2
+
+printf '%d configurations, %d failed\n' "$checked" "$failed"
+[ "$failed" -eq 0 ]

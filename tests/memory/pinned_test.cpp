@@ -1,0 +1,211 @@
+#include "tidepool/memory/pinned.hpp"
+
+#include <doctest/doctest.h>
+#include <stdlib.h>  // NOLINT(modernize-deprecated-headers): setenv
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "lane_bench.hpp"
+#include "tidepool/device/virtual.hpp"
+
+namespace {
+
+using tidepool::available_host_memory;
+using tidepool::host_budget;
+using tidepool::launched_local_ranks;
+
+constexpr std::size_t mib = std::size_t{1} << 20;
+
+/// Files like those of the kernel, in a directory of their own.
+class fake_machine {
+ public:
+  fake_machine() {
+    std::string name = (std::filesystem::temp_directory_path() / "tidepool-XXXXXX").string();
+    REQUIRE(mkdtemp(name.data()) != nullptr);
+    root_ = name;
+    files.meminfo = path("meminfo");
+    files.cgroup = path("cgroup");
+    files.cgroup_root = path("fs");
+    std::filesystem::create_directories(files.cgroup_root);
+  }
+  fake_machine(const fake_machine&) = delete;
+  fake_machine& operator=(const fake_machine&) = delete;
+  ~fake_machine() {
+    std::error_code ignored;
+    std::filesystem::remove_all(root_, ignored);
+  }
+
+  tidepool::host_files files;
+
+  void available(std::size_t bytes) const {
+    write("meminfo", "MemTotal:       99999999 kB\nMemFree:               1 kB\nMemAvailable:   " +
+                         std::to_string(bytes / 1024) + " kB\nBuffers:     7 kB\n");
+  }
+  void group(const std::string& line) const { write("cgroup", line + "\n"); }
+  /// Limit and use of a version-2 group; `where` is "" for the root.
+  void limit(const std::string& where, const std::string& most, std::size_t used) const {
+    write("fs" + where + "/memory.max", most + "\n");
+    write("fs" + where + "/memory.current", std::to_string(used) + "\n");
+  }
+  void write(const std::string& name, const std::string& text) const {
+    const std::filesystem::path target = path(name);
+    std::filesystem::create_directories(target.parent_path());
+    std::ofstream(target) << text;
+  }
+
+ private:
+  [[nodiscard]] std::string path(const std::string& name) const { return root_ + "/" + name; }
+  std::string root_;
+};
+
+/// The launchers' variables, all unset until the end of the object.
+class launcher {
+ public:
+  launcher() {
+    for (const auto* name : names) {
+      const auto* const value = std::getenv(name);
+      if (value != nullptr) before_.emplace_back(name, value);
+      unsetenv(name);
+    }
+  }
+  launcher(const launcher&) = delete;
+  launcher& operator=(const launcher&) = delete;
+  ~launcher() {
+    for (const auto* name : names) unsetenv(name);
+    for (const auto& [name, value] : before_) set(name, value.c_str());
+  }
+  static void set(const char* name, const char* value) { setenv(name, value, 1); }
+
+ private:
+  static constexpr const char* names[]{"LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE",
+                                       "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"};
+  std::vector<std::pair<const char*, std::string>> before_;
+};
+
+}  // namespace
+
+TEST_CASE("pinned: without a cgroup limit, what the kernel calls available") {
+  const fake_machine host;
+  host.available(300 * mib);
+  CHECK(available_host_memory(host.files) == 300 * mib);
+  host.group("0::/user.slice");
+  CHECK(available_host_memory(host.files) == 300 * mib);
+}
+
+TEST_CASE("pinned: a version-2 limit, less what is in use") {
+  const fake_machine host;
+  host.available(300 * mib);
+  host.group("0::/job");
+  host.limit("/job", std::to_string(100 * mib), 30 * mib);
+  CHECK(available_host_memory(host.files) == 70 * mib);
+}
+
+TEST_CASE("pinned: the tightest of the groups above counts") {
+  const fake_machine host;
+  host.available(300 * mib);
+  host.group("0::/slurm/job/step");
+  host.limit("/slurm", std::to_string(80 * mib), 20 * mib);
+  host.limit("/slurm/job", std::to_string(90 * mib), 10 * mib);
+  host.limit("/slurm/job/step", "max", 5 * mib);
+  CHECK(available_host_memory(host.files) == 60 * mib);
+  host.limit("", std::to_string(50 * mib), 8 * mib);
+  CHECK(available_host_memory(host.files) == 42 * mib);
+}
+
+TEST_CASE("pinned: \"max\" is no limit, more in use than allowed leaves nothing") {
+  const fake_machine host;
+  host.available(300 * mib);
+  host.group("0::/job");
+  host.limit("/job", "max", 30 * mib);
+  CHECK(available_host_memory(host.files) == 300 * mib);
+  host.limit("/job", std::to_string(10 * mib), 30 * mib);
+  CHECK(available_host_memory(host.files) == 0);
+}
+
+TEST_CASE("pinned: the root of a container, where the path is only a slash") {
+  const fake_machine host;
+  host.available(300 * mib);
+  host.group("0::/");
+  host.limit("", std::to_string(64 * mib), 4 * mib);
+  CHECK(available_host_memory(host.files) == 60 * mib);
+}
+
+TEST_CASE("pinned: a version-1 limit") {
+  const fake_machine host;
+  host.available(300 * mib);
+  host.group("4:memory:/docker/abc");
+  host.write("fs/memory/memory.limit_in_bytes", std::to_string(120 * mib) + "\n");
+  host.write("fs/memory/memory.usage_in_bytes", std::to_string(20 * mib) + "\n");
+  CHECK(available_host_memory(host.files) == 100 * mib);
+  // "No limit" of version 1 is a huge number.
+  host.write("fs/memory/memory.limit_in_bytes", "9223372036854771712\n");
+  CHECK(available_host_memory(host.files) == 300 * mib);
+}
+
+TEST_CASE("pinned: a file that says nothing sensible is no limit") {
+  const fake_machine host;
+  host.available(300 * mib);
+  host.group("0::/job");
+  host.write("fs/job/memory.max", "12abc\n");
+  host.write("fs/memory/memory.limit_in_bytes", "");
+  CHECK(available_host_memory(host.files) == 300 * mib);
+}
+
+TEST_CASE("pinned: the budget is nine tenths of that, shared among the local ranks") {
+  const fake_machine host;
+  const launcher none;
+  host.available(1000 * mib);
+  tidepool::options opts;
+  CHECK(host_budget(opts, host.files) == 900 * mib);
+  opts.local_ranks = 4;
+  CHECK(host_budget(opts, host.files) == 225 * mib);
+  opts.local_ranks = 0;
+  launcher::set("LOCAL_WORLD_SIZE", "8");
+  CHECK(host_budget(opts, host.files) == 900 * mib / 8);
+  opts.local_ranks = 2;  // said in the options, it comes before the launcher
+  CHECK(host_budget(opts, host.files) == 450 * mib);
+  opts.host_budget = 123;
+  CHECK(host_budget(opts, host.files) == 123);
+}
+
+TEST_CASE("pinned: local ranks from torchrun, srun and mpirun; one without any") {
+  const launcher none;
+  CHECK(launched_local_ranks() == 1);
+  launcher::set("MPI_LOCALNRANKS", "2");
+  CHECK(launched_local_ranks() == 2);
+  launcher::set("OMPI_COMM_WORLD_LOCAL_SIZE", "3");
+  CHECK(launched_local_ranks() == 3);
+  launcher::set("SLURM_NTASKS_PER_NODE", "4");
+  CHECK(launched_local_ranks() == 4);
+  launcher::set("LOCAL_WORLD_SIZE", "5");
+  CHECK(launched_local_ranks() == 5);
+  for (const auto* nonsense : {"", "no", "0", "-2"}) {
+    launcher::set("LOCAL_WORLD_SIZE", nonsense);
+    CHECK(launched_local_ranks() == 4);
+  }
+}
+
+TEST_CASE("pinned: the pool keeps to its budget and to the device's own limit") {
+  using bench = tidepool::test::lane_bench<tidepool::virtual_device>;
+  bench on(1, tidepool::machine{.host_bytes = 64 * 1024});
+  {
+    tidepool::pinned_pool<bench::device_type> all(on.dev, on.order, {4096, 40 * 1024});
+    CHECK(all.acquire(40 * 1024, bench::id(0)));
+    CHECK_FALSE(all.acquire(1, bench::id(0)));
+    tidepool::pinned_pool<bench::device_type> more(on.dev, on.order, {4096, 40 * 1024});
+    CHECK_FALSE(more.acquire(32 * 1024, bench::id(0)));
+    CHECK(more.acquire(24 * 1024, bench::id(0)));
+    CHECK(more.reserved() == 24 * 1024);
+    CHECK(on.dev.host_held == 2);
+  }
+  CHECK(on.dev.host_held == 0);
+}
+
+TEST_CASE("pinned: this machine has some memory") { CHECK(available_host_memory() > mib); }

@@ -1,0 +1,315 @@
+#include "tidepool/memory/ranges.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <random>
+#include <set>
+#include <span>
+#include <vector>
+
+namespace {
+
+using tidepool::block;
+using tidepool::block_alignment;
+using tidepool::fence;
+using tidepool::grant;
+using tidepool::lane_id;
+using tidepool::max_lanes;
+using tidepool::ranges;
+using tidepool::ticket;
+
+constexpr std::size_t unit = block_alignment;
+
+const auto always = [](const fence&) { return true; };
+const auto never = [](const fence&) { return false; };
+// Joined unless there is anything to wait for.
+const auto nothing_known = [](const fence& ready) { return ready.order() == 0; };
+
+// Regions that nobody touches need no memory behind them.
+std::byte* region(std::size_t number) { return reinterpret_cast<std::byte*>((number + 1) << 40); }
+
+ticket at(int lane, std::uint64_t position, std::uint64_t order) {
+  return {static_cast<lane_id>(lane), position, order};
+}
+
+std::size_t offset(const block& of) {
+  return (reinterpret_cast<std::uintptr_t>(of.data) & ((std::uintptr_t{1} << 40) - 1)) / unit;
+}
+std::size_t offset(const grant& of) { return offset(of.memory); }
+
+block taken(ranges& book, std::size_t units) {
+  return book.acquire(units * unit, always, false).memory;
+}
+
+// A book over one region of `units`, all of it in use, one block per unit.
+struct full_book {
+  ranges book;
+  std::vector<block> parts;
+
+  explicit full_book(std::size_t units) {
+    book.add_region(region(0), units * unit);
+    for (std::size_t i = 0; i < units; ++i) parts.push_back(taken(book, 1));
+  }
+  void release(std::size_t which, std::uint64_t order) {
+    book.release(parts[which].index, at(0, order, order));
+  }
+};
+
+}  // namespace
+
+TEST_CASE("ranges: nothing to give without a region, nor more than there is") {
+  ranges book;
+  CHECK_FALSE(book.acquire(1, always, true));
+  book.add_region(region(0), 4 * unit);
+  CHECK_FALSE(book.acquire(4 * unit + 1, always, true));
+  CHECK(book.largest_free() == 4 * unit);
+  const auto whole = book.acquire(4 * unit, always, false);
+  REQUIRE(whole);
+  CHECK(whole.memory.data == region(0));
+  CHECK(whole.memory.bytes == 4 * unit);
+  CHECK_FALSE(book.acquire(1, always, true));
+  CHECK(book.largest_free() == 0);
+}
+
+TEST_CASE("ranges: blocks are aligned, and as long as they are, not as asked for") {
+  ranges book;
+  book.add_region(region(0), 8 * unit);
+  const auto small = book.acquire(1, always, false);
+  const auto odd = book.acquire(unit + 1, always, false);
+  REQUIRE(small);
+  REQUIRE(odd);
+  CHECK(small.memory.bytes == unit);
+  CHECK(odd.memory.bytes == 2 * unit);
+  CHECK(book.used_bytes() == 3 * unit);
+  CHECK(book.free_bytes() == 5 * unit);
+  CHECK(reinterpret_cast<std::uintptr_t>(odd.memory.data) % unit == 0);
+}
+
+TEST_CASE("ranges: a released range comes back with its fence") {
+  full_book all(1);
+  all.release(0, 7);
+  const auto again = all.book.acquire(unit, never, true);
+  REQUIRE(again);
+  CHECK(again.ready.position(0) == 7);
+  CHECK(again.ready.order() == 7);
+}
+
+TEST_CASE("ranges: a request that may not wait takes only what is joined") {
+  full_book all(2);
+  all.release(0, 5);
+  CHECK_FALSE(all.book.acquire(unit, nothing_known, false));
+  all.book.release(all.parts[1].index, fence{});
+  const auto free = all.book.acquire(unit, nothing_known, false);
+  REQUIRE(free);
+  CHECK(offset(free) == 1);
+}
+
+TEST_CASE("ranges: what is joined comes before what is older") {
+  full_book all(3);
+  all.release(0, 5);
+  all.book.release(all.parts[2].index, fence{});
+  const auto free = all.book.acquire(unit, nothing_known, true);
+  REQUIRE(free);
+  CHECK(offset(free) == 2);
+}
+
+TEST_CASE("ranges: of those to wait for, the oldest") {
+  full_book all(6);
+  all.release(4, 40);
+  all.release(0, 10);
+  all.release(2, 20);
+  CHECK(offset(all.book.acquire(unit, never, true)) == 0);
+  CHECK(offset(all.book.acquire(unit, never, true)) == 2);
+  CHECK(offset(all.book.acquire(unit, never, true)) == 4);
+}
+
+TEST_CASE("ranges: an older range of a larger class comes before a younger one that fits exactly") {
+  ranges book;
+  book.add_region(region(0), 8 * unit);
+  const auto large = taken(book, 4);
+  static_cast<void>(taken(book, 1));
+  const auto small = taken(book, 1);
+  static_cast<void>(taken(book, 2));
+  book.release(large.index, at(0, 1, 1));
+  book.release(small.index, at(0, 2, 2));
+  CHECK(offset(book.acquire(unit, never, true)) == offset(large));
+}
+
+TEST_CASE("ranges: a joined request takes the smallest class that fits, to spare the large ones") {
+  ranges book;
+  book.add_region(region(0), 64 * unit);
+  const auto large = taken(book, 32);
+  static_cast<void>(taken(book, 1));
+  const auto small = taken(book, 4);
+  static_cast<void>(taken(book, 27));
+  book.release(large.index, {});
+  book.release(small.index, {});
+  CHECK(offset(book.acquire(4 * unit, always, false)) == offset(small));
+}
+
+TEST_CASE("ranges: neighbours are joined, and carry the fences of all of them") {
+  full_book all(4);
+  all.book.release(all.parts[1].index, at(1, 5, 50));
+  all.book.release(all.parts[2].index, at(2, 6, 60));
+  all.book.release(all.parts[3].index, at(1, 4, 40));
+  CHECK(all.book.largest_free() == 3 * unit);
+  const auto run = all.book.acquire(3 * unit, never, true);
+  REQUIRE(run);
+  CHECK(offset(run) == 1);
+  CHECK(run.ready.position(1) == 5);
+  CHECK(run.ready.position(2) == 6);
+  CHECK(run.ready.order() == 60);
+}
+
+TEST_CASE("ranges: no more neighbours are joined than needed, and the rest keeps its own fence") {
+  full_book all(4);
+  for (std::size_t i = 0; i < 4; ++i) all.release(i, i + 1);
+  const auto run = all.book.acquire(2 * unit, never, true);
+  REQUIRE(run);
+  CHECK(offset(run) == 0);
+  CHECK(run.ready.order() == 2);
+  CHECK(all.book.acquire(unit, never, true).ready.order() == 3);
+  CHECK(all.book.acquire(unit, never, true).ready.order() == 4);
+}
+
+TEST_CASE("ranges: the run whose fence is oldest") {
+  full_book all(7);
+  // Two runs of three, parted by a block in use; the right one was free earlier.
+  for (const auto [which, order] : std::array<std::array<std::size_t, 2>, 6>{
+           {{4, 1}, {5, 2}, {6, 3}, {0, 4}, {1, 5}, {2, 6}}}) {
+    all.release(which, order);
+  }
+  const auto run = all.book.acquire(3 * unit, never, true);
+  REQUIRE(run);
+  CHECK(offset(run) == 4);
+  CHECK(run.ready.order() == 3);
+}
+
+TEST_CASE("ranges: a run that is joined comes before a single range that is not") {
+  ranges book;
+  book.add_region(region(0), 5 * unit);
+  const auto first = taken(book, 1);
+  const auto second = taken(book, 1);
+  static_cast<void>(taken(book, 1));
+  const auto pair = taken(book, 2);
+  book.release(pair.index, at(0, 9, 9));
+  book.release(first.index, fence{});
+  book.release(second.index, fence{});
+  const auto run = book.acquire(2 * unit, nothing_known, true);
+  REQUIRE(run);
+  CHECK(offset(run) == 0);
+}
+
+TEST_CASE("ranges: regions are no neighbours") {
+  ranges book;
+  book.add_region(region(0), 2 * unit);
+  book.add_region(region(0) + 2 * unit, 2 * unit);  // even where their addresses touch
+  CHECK(book.largest_free() == 2 * unit);
+  CHECK_FALSE(book.acquire(3 * unit, always, true));
+  CHECK(book.acquire(2 * unit, always, true));
+  CHECK(book.acquire(2 * unit, always, true));
+}
+
+// Random requests against a map of units.
+TEST_CASE("ranges: random programs never overlap, lose or invent a byte, or forget a fence") {
+  struct unit_state {
+    bool used = false;
+    fence ready;
+  };
+  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    CAPTURE(seed);
+    std::mt19937_64 random(seed);
+    const auto any = [&](std::size_t count) { return static_cast<std::size_t>(random() % count); };
+    ranges book;
+    std::map<std::byte*, std::vector<unit_state>> model;  // by region
+    std::size_t total = 0;
+    const auto add_region = [&] {
+      const auto units = 8 + any(120);
+      auto* const base = region(model.size());
+      book.add_region(base, units * unit);
+      model[base].resize(units);
+      total += units * unit;
+    };
+    const auto longest = [&] {
+      std::size_t best = 0;
+      for (const auto& [base, units] : model) {
+        std::size_t run = 0;
+        for (const auto& each : units) best = std::max(best, run = each.used ? 0 : run + 1);
+      }
+      return best * unit;
+    };
+    const auto units_of = [&](const block& of) {
+      auto* const data = static_cast<std::byte*>(of.data);
+      auto found = model.upper_bound(data);
+      --found;
+      const auto first = static_cast<std::size_t>(data - found->first) / unit;
+      REQUIRE(first * unit == static_cast<std::size_t>(data - found->first));
+      const auto count = of.bytes / unit;
+      REQUIRE(first + count <= found->second.size());
+      return std::span(found->second).subspan(first, count);
+    };
+    add_region();
+    std::vector<block> held;
+    std::size_t used = 0;
+    std::array<std::uint64_t, max_lanes> position{};
+    std::array<std::uint64_t, max_lanes> known{};
+    std::uint64_t order = 0;
+    for (int i = 0; i < 1500; ++i) {
+      if (i == 400) add_region();
+      if (any(100) == 0) known = position;  // a lane that has waited for everything
+      if (held.empty() || any(5) < 3) {
+        const auto bytes = 1 + any(any(4) == 0 ? 40 * unit : 5 * unit);
+        const bool may_wait = any(2) == 0;
+        const auto joined = [&](const fence& ready) {
+          for (std::size_t lane = 0; lane < max_lanes; ++lane) {
+            if (ready.position(lane) > known[lane]) return false;
+          }
+          return true;
+        };
+        const auto room = longest();
+        CHECK(book.largest_free() == room);
+        const auto got = book.acquire(bytes, joined, may_wait);
+        if (!got) {
+          if (may_wait) CHECK(room < tidepool::aligned(bytes));
+          continue;
+        }
+        CHECK(got.memory.bytes == tidepool::aligned(bytes));
+        if (!may_wait) CHECK(joined(got.ready));
+        for (auto& each : units_of(got.memory)) {
+          CHECK_FALSE(each.used);
+          each.used = true;
+          if (joined(each.ready)) continue;  // the asker need not hear of it again
+          for (std::size_t lane = 0; lane < max_lanes; ++lane) {
+            CHECK(got.ready.position(lane) >= each.ready.position(lane));
+          }
+        }
+        used += tidepool::aligned(bytes);
+        held.push_back(got.memory);
+      } else {
+        const auto which = any(held.size());
+        fence after;
+        for (auto parts = any(3); parts > 0; --parts) {
+          const auto lane = any(max_lanes);
+          after.add(ticket{static_cast<lane_id>(lane), ++position[lane], ++order});
+        }
+        for (auto& each : units_of(held[which])) each = {false, after};
+        used -= held[which].bytes;
+        book.release(held[which].index, after);
+        held[which] = held.back();
+        held.pop_back();
+      }
+      CHECK(book.used_bytes() == used);
+      CHECK(book.free_bytes() == total - used);
+    }
+    // When all is free and joined, every region comes back in one piece.
+    for (const auto& each : held) book.release(each.index, {});
+    std::set<std::size_t> sizes;
+    for (const auto& [base, units] : model) sizes.insert(units.size());
+    for (auto size = sizes.rbegin(); size != sizes.rend(); ++size) {
+      CHECK(book.acquire(*size * unit, always, false));
+    }
+  }
+}

@@ -1,0 +1,3 @@
+#include <tidepool/tidepool.hpp>
+
+int from_second() { return tidepool::version{}.major; }

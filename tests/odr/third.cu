@@ -1,0 +1,3 @@
+#include <tidepool/tidepool.hpp>
+
+int from_third() { return tidepool::version{}.major; }

@@ -1,0 +1,105 @@
+// Options from the environment, and which source goes before which.
+#include <doctest/doctest.h>
+
+#include <cstdlib>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "refusal.hpp"
+#include "tidepool/parse.hpp"
+
+namespace tidepool {
+namespace {
+
+using test::check_says;
+using test::refusal;
+using names = std::vector<std::string>;
+using variables = std::map<std::string, std::string>;
+
+options read(const variables& environment, options base = {}) {
+  return from_environment(std::move(base), [&](const char* name) -> const char* {
+    const auto found = environment.find(name);
+    return found == environment.end() ? nullptr : found->second.c_str();
+  });
+}
+
+std::string refused(const variables& environment) {
+  return refusal([&] { static_cast<void>(read(environment)); });
+}
+
+TEST_CASE("an empty environment leaves the base as it is") {
+  options base;
+  base.max_inflight = 4;
+  CHECK(read({}, base) == base);
+}
+
+TEST_CASE("variables have the names and the forms of the flags") {
+  CHECK(read({{"TIDEPOOL_OFFLOAD_MODULES", "core_attn,moe_act"}}).offload_modules ==
+        names{"core_attn", "moe_act"});
+  CHECK(read({{"TIDEPOOL_OFFLOAD_MODULES", " core_attn moe_act\n"}}).offload_modules ==
+        names{"core_attn", "moe_act"});
+  CHECK(read({{"TIDEPOOL_MAX_INFLIGHT", "2,core_attn:1"}}) ==
+        parse_options("--max-inflight=2,core_attn:1"));
+  CHECK(read({{"TIDEPOOL_MARGIN", "0"}}).margin == false);
+  CHECK(read({{"TIDEPOOL_DEVICE_BUDGET", "8GiB"}}) == parse_options("--device-budget=8GiB"));
+  CHECK(read({{"TIDEPOOL_OFFLOAD_FRACTION", "0.5"}}).fraction == 0.5);
+}
+
+TEST_CASE("every knob has its variable") {
+  const options other = parse_options(
+      "--offload-modules=a --own-modules=b --offload-layers=1 --recompute-modules=c "
+      "--max-inflight=1 --max-inflight-bytes=1 --min-tensor-elements=1 --offload-fraction=0.5 "
+      "--delta-bytes-per-rank=1 --pipeline-rank=1 --no-margin --reload-ahead=1 "
+      "--reload-ahead-bytes=1 --memory=slots --device-budget=1 --slots=1x1 --device-step=1 "
+      "--copy-piece=1 --host-budget=1 --host-step=1 --local-ranks=1");
+  variables environment;
+  for (const auto& item : detail::text::knobs) {
+    if (item.text.write == nullptr) continue;
+    const std::string text = item.text.write(other);
+    CAPTURE(item.flag);
+    CHECK_MESSAGE(text != item.text.write(options{}), "name this knob's other value above");
+    environment[detail::text::environment_name(item)] = text;
+  }
+  CHECK(read(environment) == other);
+}
+
+TEST_CASE("a refusal names the variable") {
+  check_says(refused({{"TIDEPOOL_MAX_INFLIGHT", "-1"}}),
+             {"option TIDEPOOL_MAX_INFLIGHT is '-1'", "negative", "none"});
+  check_says(refused({{"TIDEPOOL_OFFLOAD_MODULES", ""}}),
+             {"option TIDEPOOL_OFFLOAD_MODULES is ''", "empty", "none", "leave the option out"});
+  check_says(refused({{"TIDEPOOL_HOST_BUDGET", "8G"}}), {"TIDEPOOL_HOST_BUDGET is '8G'", "GiB"});
+}
+
+TEST_CASE("Megatron's switch") {
+  check_says(refused({{"TIDEPOOL_FINE_GRAINED_ACTIVATION_OFFLOADING", "1"}}),
+             {"TIDEPOOL_FINE_GRAINED_ACTIVATION_OFFLOADING", "alone it offloads nothing",
+              "TIDEPOOL_OFFLOAD_MODULES=core_attn"});
+  CHECK(read({{"TIDEPOOL_FINE_GRAINED_ACTIVATION_OFFLOADING", "0"},
+              {"TIDEPOOL_OFFLOAD_MODULES", "core_attn"}})
+            .offload_modules.empty());
+}
+
+TEST_CASE("code, then the environment, then text") {
+  options code;
+  code.max_inflight = 1;
+  code.reload_ahead = 1;
+  code.pipeline_rank = 1;
+  const options environment =
+      read({{"TIDEPOOL_MAX_INFLIGHT", "2"}, {"TIDEPOOL_RELOAD_AHEAD", "2"}}, code);
+  const options all = parse_options("--max-inflight=3", environment);
+  CHECK(all.max_inflight == 3);
+  CHECK(all.reload_ahead == 2);
+  CHECK(all.pipeline_rank == 1);
+}
+
+TEST_CASE("the process's own environment") {
+  REQUIRE(::setenv("TIDEPOOL_PIPELINE_RANK", "5", 1) == 0);
+  CHECK(from_environment().pipeline_rank == 5);
+  ::unsetenv("TIDEPOOL_PIPELINE_RANK");
+  CHECK(from_environment().pipeline_rank == 0);
+}
+
+}  // namespace
+}  // namespace tidepool

@@ -1,0 +1,337 @@
+// What options are accepted, and what a refusal says.
+#include "tidepool/validate.hpp"
+
+#include <doctest/doctest.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "refusal.hpp"
+#include "tidepool/parse.hpp"
+
+namespace tidepool {
+namespace {
+
+using test::check_says;
+using test::refusal;
+using names = std::vector<std::string>;
+using compiled = modules<"core_attn", "expert_fc1", "moe_act">;
+
+constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
+
+void validate_open(const options& value) { validate(value, open_module_list(value), true); }
+void validate_closed(const options& value) { validate(value, compiled::names, false); }
+
+void accepted(const char* text) {
+  CAPTURE(text);
+  CHECK_NOTHROW(validate_open(parse_options(text)));
+}
+
+template <class Error = option_error>
+std::string refused(const options& value) {
+  return refusal<Error>([&] { validate_open(value); });
+}
+
+template <class Error = option_error>
+std::string refused(const char* text) {
+  CAPTURE(text);
+  return refused<Error>(parse_options(text));
+}
+
+template <class Error = option_error>
+std::string refused_closed(const char* text) {
+  CAPTURE(text);
+  return refusal<Error>([&] { validate_closed(parse_options(text)); });
+}
+
+names enabled(const options& value, std::span<const std::string_view> known, bool open) {
+  const std::uint64_t mask = resolve_modules(value, known, open);
+  names result;
+  for (std::size_t i = 0; i < known.size(); ++i) {
+    if ((mask >> i & 1) != 0) result.emplace_back(known[i]);
+  }
+  CHECK((known.size() == 64 || mask >> known.size() == 0));
+  return result;
+}
+
+names enabled(const char* text) {
+  const options value = parse_options(text);
+  return enabled(value, open_module_list(value), true);
+}
+
+TEST_CASE("defaults, and what people write, are accepted") {
+  accepted("");
+  accepted("--offload-modules=none");
+  accepted("--offload-modules=all");
+  accepted("--offload-modules=core_attn,attn_proj,expert_fc1,moe_act");
+  accepted("--offload-modules=fused_group_mlp --max-inflight=0");
+  accepted("--offload-modules=all --offload-layers=0,2");
+  accepted("--offload-modules=core_attn --max-inflight=2,core_attn:1");
+  accepted("--own-modules=rope --offload-modules=rope,core_attn --max-inflight=rope:1");
+  accepted("--memory=arena --device-budget=1B");
+  accepted("--memory=pool --device-budget=1GiB");
+  accepted("--memory=slots --slots=64MiBx4,1MiBx2");
+  accepted("--memory=slots --slots=1MiBx2 --device-budget=2MiB");
+  accepted("--max-inflight-bytes=0 --reload-ahead=0 --reload-ahead-bytes=0");
+  accepted("--min-tensor-elements=0 --offload-fraction=0 --delta-bytes-per-rank=1TiB");
+  CHECK_NOTHROW(validate_closed(parse_options("--offload-modules=all")));
+  CHECK_NOTHROW(validate_closed(parse_options("--offload-modules=core_attn")));
+}
+
+TEST_CASE("the set of enabled modules") {
+  CHECK(enabled("").empty());
+  CHECK(enabled("--offload-modules=none").empty());
+  CHECK(enabled("--offload-modules=moe_act,core_attn") == names{"core_attn", "moe_act"});
+  CHECK(enabled("--offload-modules=core_attn,core_attn") == names{"core_attn"});
+  CHECK(enabled("--own-modules=rope,gate --offload-modules=gate") == names{"gate"});
+  options word;
+  word.offload_modules = {"none"};
+  CHECK(enabled(word, standard_modules, true).empty());
+  CHECK_NOTHROW(validate_open(word));
+}
+
+TEST_CASE("'all' enables every known module that may stand together") {
+  CHECK(enabled("--offload-modules=all --own-modules=rope") ==
+        names{"attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1",
+              "moe_act", "rope"});
+  const options all = parse_options("--offload-modules=all");
+  CHECK(enabled(all, compiled::names, false) == names{"core_attn", "expert_fc1", "moe_act"});
+  CHECK(enabled(all, modules<"core_attn", "fused_group_mlp">::names, false) ==
+        names{"core_attn", "fused_group_mlp"});
+  CHECK(enabled(all, modules<"moe_act", "fused_group_mlp">::names, false) == names{"moe_act"});
+  CHECK(enabled(all, modules<"expert_fc1", "fused_group_mlp">::names, false) ==
+        names{"expert_fc1"});
+}
+
+TEST_CASE("64 modules fill the word, 65 are refused") {
+  options value;
+  for (int i = 0; i < 56; ++i) value.own_modules.push_back("own" + std::to_string(i));
+  value.offload_modules = {"own55"};
+  CHECK(resolve_modules(value, open_module_list(value), true) == std::uint64_t{1} << 63);
+  CHECK_NOTHROW(validate_open(value));
+  value.own_modules.push_back("own56");
+  check_says(refused(value), {"own_modules (--own-modules)", "57 names", "at most 64", "65"});
+}
+
+TEST_CASE("an unknown module: the list, the nearest, how to declare it") {
+  const std::string message = refused<unknown_module>("--offload-modules=core_atn");
+  check_says(message, {"tidepool: option offload_modules (--offload-modules) names 'core_atn'",
+                       "no known module", "did you mean 'core_attn'?", "--own-modules="});
+  for (const std::string_view name : standard_modules) {
+    check_says(message, {std::string(name).c_str()});
+  }
+  check_says(refused<unknown_module>("--offload-modules=fc1"), {"did you mean 'expert_fc1'?"});
+  check_says(refused<unknown_module>("--offload-modules=MoE-Act"), {"did you mean 'moe_act'?"});
+  check_says(refused<unknown_module>("--own-modules=rope --offload-modules=ropee"),
+             {"did you mean 'rope'?"});
+  check_says(refused<unknown_module>("--own-modules=rope --offload-modules=rpoe"),
+             {"did you mean 'rope'?"});
+  const std::string far = refused<unknown_module>("--offload-modules=embedding_table");
+  check_says(far, {"'embedding_table'", "no known module. Known here: attn_norm"});
+  CHECK(far.find("did you mean") == std::string::npos);
+  check_says(refused<unknown_module>(("--offload-modules=" + std::string(5000, 'x')).c_str()),
+             {"xxx...'"});
+}
+
+TEST_CASE("a module outside the compiled list: what is compiled in, how to add it") {
+  check_says(refused_closed<unknown_module>("--offload-modules=mlp_norm"),
+             {"option offload_modules (--offload-modules) names 'mlp_norm'", "not compiled into",
+              "Known here: core_attn, expert_fc1, moe_act",
+              "tidepool::modules<\"core_attn\", \"expert_fc1\", \"moe_act\", \"mlp_norm\">"});
+  check_says(refused_closed<unknown_module>("--offload-modules=moe_acts"),
+             {"not compiled into", "did you mean 'moe_act'?"});
+  check_says(refused_closed<unknown_module>("--own-modules=rope"),
+             {"option own_modules (--own-modules) names 'rope'", "not compiled into"});
+  CHECK_NOTHROW(validate_closed(parse_options("--own-modules=core_attn")));
+}
+
+TEST_CASE("'all' and 'none' beside names are refused from code, too") {
+  for (const char* const word : {"all", "none"}) {
+    options value;
+    value.offload_modules = {"core_attn", word};
+    check_says(refused(value),
+               {"offload_modules (--offload-modules) is 'core_attn,", word, "alone or the names"});
+  }
+}
+
+TEST_CASE("names of one's own") {
+  struct row {
+    const char* name;
+    const char* problem;
+  };
+  for (const row& bad : {row{"", "cannot name a module"},
+                         {"all", "cannot name a module"},
+                         {"none", "cannot name a module"},
+                         {"a b", "cannot name a module"},
+                         {"a,b", "cannot name a module"},
+                         {"a:1", "cannot name a module"},
+                         {"-a", "cannot name a module"},
+                         {"a\n", "cannot name a module"},
+                         {"core_attn", "a standard module already"}}) {
+    CAPTURE(bad.name);
+    options value;
+    value.own_modules = {bad.name};
+    check_says(refused(value), {"own_modules (--own-modules) is '", bad.problem, "; "});
+  }
+  check_says(refused("--own-modules=rope,rope"), {"'rope'", "twice", "take one out"});
+}
+
+TEST_CASE("attn_proj needs core_attn") {
+  check_says(refused("--offload-modules=attn_proj,moe_act"),
+             {"offload_modules (--offload-modules) is 'attn_proj,moe_act'",
+              "attn_proj cannot leave without core_attn", "add core_attn", "take attn_proj out"});
+  accepted("--offload-modules=attn_proj,core_attn");
+  using alone = modules<"attn_proj">;
+  check_says(refusal([] { validate(parse_options("--offload-modules=all"), alone::names, false); }),
+             {"'all'", "attn_proj", "add core_attn (and compile it in)"});
+}
+
+TEST_CASE("fused_group_mlp excludes its parts") {
+  check_says(refused("--offload-modules=fused_group_mlp,expert_fc1"),
+             {"'fused_group_mlp,expert_fc1'", "take out either fused_group_mlp or expert_fc1"});
+  check_says(refused("--offload-modules=moe_act,fused_group_mlp"),
+             {"'moe_act,fused_group_mlp'", "take out either fused_group_mlp or moe_act"});
+}
+
+TEST_CASE("a module is recomputed or offloaded, not both") {
+  check_says(refused("--offload-modules=core_attn,moe_act --recompute-modules=core_attn"),
+             {"recompute_modules (--recompute-modules) is 'core_attn'",
+              "core_attn is offloaded as well", "take core_attn out of"});
+  check_says(refused("--offload-modules=all --recompute-modules=moe_act"),
+             {"moe_act is offloaded as well", "name the modules instead of all"});
+  accepted("--offload-modules=expert_fc1 --recompute-modules=moe_act");
+  accepted("--offload-modules=core_attn,attn_norm --recompute-modules=layernorm,mla_up_proj,mlp");
+  accepted("--recompute-modules=core_attn");
+  CHECK_NOTHROW(
+      validate_closed(parse_options("--offload-modules=moe_act "
+                                    "--recompute-modules=mlp_norm,shared_experts")));
+  CHECK_NOTHROW(validate_open(
+      parse_options("--own-modules=rope --offload-modules=core_attn --recompute-modules=rope")));
+}
+
+TEST_CASE("nothing is offloaded inside what is recomputed whole") {
+  for (const char* const part : {"expert_fc1", "moe_act", "fused_group_mlp"}) {
+    CAPTURE(part);
+    const std::string text = "--recompute-modules=moe --offload-modules=" + std::string(part);
+    check_says(refused(text.c_str()), {"recompute_modules (--recompute-modules) is 'moe'",
+                                       "moe is recomputed whole", part, "recompute less than moe"});
+  }
+  check_says(refused("--recompute-modules=fused_group_mlp --offload-modules=expert_fc1"),
+             {"fused_group_mlp is recomputed whole", "expert_fc1"});
+  check_says(refused("--recompute-modules=fused_group_mlp --offload-modules=moe_act"),
+             {"fused_group_mlp is recomputed whole", "moe_act"});
+}
+
+TEST_CASE("an unknown name among the recomputed") {
+  check_says(refused<unknown_module>("--recompute-modules=mo_act"),
+             {"recompute_modules (--recompute-modules) names 'mo_act'", "did you mean 'moe_act'?",
+              "shared_experts", "Take it out"});
+  check_says(refused_closed<unknown_module>("--recompute-modules=layernrm"),
+             {"did you mean 'layernorm'?"});
+}
+
+TEST_CASE("caps of single modules") {
+  check_says(refused("--offload-modules=core_attn --max-inflight=moe_act:3"),
+             {"module_max_inflight (--max-inflight) is 'moe_act:3'", "moe_act is not offloaded",
+              "add moe_act to --offload-modules"});
+  check_says(refused("--max-inflight=moe_act:3"), {"not offloaded"});
+  check_says(refused<unknown_module>("--offload-modules=all --max-inflight=moe_akt:3"),
+             {"--max-inflight) names 'moe_akt'", "did you mean 'moe_act'?"});
+  check_says(refused("--offload-modules=all --max-inflight=fused_group_mlp:3"), {"not offloaded"});
+  accepted("--offload-modules=all --max-inflight=moe_act:3");
+}
+
+TEST_CASE("layers") {
+  options value;
+  value.offload_modules = {"all"};
+  for (const int bad : {-1, 1'000'000}) {
+    value.offload_layers = {0, bad};
+    check_says(refused(value), {"offload_layers (--offload-layers) is '",
+                                std::to_string(bad).c_str(), "from 0 to 999999"});
+  }
+  check_says(refused("--offload-layers=0,2-4"),
+             {"offload_layers (--offload-layers) is '0,2-4'", "--offload-modules=all"});
+}
+
+TEST_CASE("fractions") {
+  for (const double bad : {1.5, -0.25, std::numeric_limits<double>::quiet_NaN(),
+                           std::numeric_limits<double>::infinity()}) {
+    options value;
+    value.fraction = bad;
+    check_says(refused(value), {"fraction (--offload-fraction) is '", "[0, 1]", "give 1"});
+  }
+  options value;
+  value.fraction = 1.5;
+  check_says(refused(value), {"'1.5'"});
+}
+
+TEST_CASE("ranks") {
+  options value;
+  value.pipeline_rank = -1;
+  check_says(refused(value), {"pipeline_rank (--pipeline-rank) is '-1'", "negative", "from 0 on"});
+  value = {};
+  value.local_ranks = -2;
+  check_says(refused(value), {"local_ranks (--local-ranks) is '-2'", "negative", "launcher"});
+  value = {};
+  value.delta_bytes_per_rank = most / 2 + 1;
+  value.pipeline_rank = 1;
+  CHECK_NOTHROW(validate_open(value));
+  value.pipeline_rank = 2;
+  check_says(refused(value),
+             {"delta_bytes_per_rank (--delta-bytes-per-rank)", "pipeline rank 2", "smaller size"});
+}
+
+TEST_CASE("kinds of memory and what they need") {
+  check_says(refused("--memory=arena"), {"memory (--memory) is 'arena'", "--device-budget=8GiB"});
+  check_says(refused("--memory=slots"), {"memory (--memory) is 'slots'", "--slots=64MiBx4"});
+  check_says(refused("--slots=64MiBx4"),
+             {"slots (--slots) is '64MiBx4'", "--memory=pool", "add --memory=slots"});
+  check_says(refused("--memory=arena --device-budget=1GiB --slots=1x1"), {"--memory=arena"});
+  check_says(refused("--memory=slots --slots=64MiBx4,0x2"), {"'0x2'", "at least one byte"});
+  check_says(refused("--memory=slots --slots=64MiBx0"), {"'64MiBx0'", "such as 64MiBx4"});
+  check_says(refused("--memory=slots --slots=64MiBx4 --device-budget=255MiB"),
+             {"'64MiBx4'", "256MiB", "above device_budget 255MiB", "raise --device-budget"});
+  options value;
+  value.memory = memory_kind::slots;
+  value.slots = {{most / 2, 2}, {1, 2}};
+  check_says(refused(value), {"slots (--slots)", "do not fit 64 bits", "smaller rings"});
+  value.slots = {{most / 2, 3}};
+  check_says(refused(value), {"do not fit 64 bits"});
+  value.slots = {{most / 2, 2}, {1, 1}};
+  CHECK_NOTHROW(validate_open(value));
+  value = {};
+  value.memory = static_cast<memory_kind>(9);
+  check_says(refused(value), {"memory (--memory) is '9'", "pool, arena or slots"});
+}
+
+TEST_CASE("budgets and steps of nothing") {
+  check_says(refused("--device-budget=0"), {"device_budget (--device-budget) is '0'", "8GiB"});
+  check_says(refused("--memory=arena --device-budget=0"), {"device_budget", "nothing fits"});
+  check_says(refused("--host-budget=0"), {"host_budget (--host-budget) is '0'", "auto"});
+  check_says(refused("--device-step=0"), {"device_step (--device-step) is '0'", "32MiB"});
+  check_says(refused("--host-step=0"), {"host_step (--host-step) is '0'", "32MiB"});
+}
+
+TEST_CASE("an unknown module is an option error, which is an error") {
+  CHECK_THROWS_AS(validate_open(parse_options("--offload-modules=x_y_z")), option_error);
+  CHECK_THROWS_AS(validate_open(parse_options("--offload-modules=x_y_z")), error);
+}
+
+TEST_CASE("every flag that a refusal names exists") {
+  // Labels are written beside the checks, not taken from the table.
+  for (const char* const flag :
+       {"offload-modules", "own-modules", "recompute-modules", "max-inflight", "offload-layers",
+        "offload-fraction", "pipeline-rank", "local-ranks", "delta-bytes-per-rank", "memory",
+        "slots", "device-budget", "host-budget", "device-step", "host-step"}) {
+    CAPTURE(flag);
+    CHECK(detail::text::find_knob(flag) != nullptr);
+  }
+}
+
+}  // namespace
+}  // namespace tidepool

@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# Builds and runs the tests.
+#
+#   tests/run.sh [preset] [option of ctest]...    preset: default (if not named), no-cuda, clang,
+#                                               asan, tsan
+#
+# With a GPU and the CUDA toolkit the GPU tests must run (TIDEPOOL_REQUIRE_GPU=1); else they are
+# skipped visibly. TIDEPOOL_CMAKE_ARGS holds further arguments for the configuration.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source cmake/prerequisites.sh
+
+preset=default
+if [ $# -gt 0 ] && [[ $1 != -* ]]; then
+  preset=$1
+  shift
+fi
+case $preset in
+  default | no-cuda | clang | asan | tsan) ;;
+  *)
+    note "no preset \"$preset\"; there are default, no-cuda, clang, asan, tsan"
+    exit 2
+    ;;
+esac
+
+arguments=()
+case $preset in
+  default | no-cuda)
+    need compiler cmake generator doctest objdump openblas cli11 json benchmark
+    stop_without compiler cmake generator doctest
+    if is_missing openblas || is_missing cli11 || is_missing json; then
+      note "the examples are left out, and with them their tests"
+      arguments+=(-DTIDEPOOL_BUILD_EXAMPLES=OFF)
+    fi
+    if is_missing benchmark; then
+      note "the benches are left out"
+      arguments+=(-DTIDEPOOL_BUILD_BENCH=OFF)
+    fi
+    ;;
+  *)
+    need compiler cmake generator doctest
+    stop_without compiler cmake generator doctest
+    ;;
+esac
+choose_generator
+
+if [ "$preset" = default ]; then
+  if have_nvcc; then
+    if have_gpu; then export TIDEPOOL_REQUIRE_GPU=1; fi
+  else
+    arguments+=(-DTIDEPOOL_CUDA=OFF)
+    if have_gpu; then
+      note "there is a GPU but no nvcc: the GPU tests are left out; the CUDA toolkit (12 or later)" \
+        "comes from https://developer.nvidia.com/cuda-downloads"
+    fi
+  fi
+fi
+
+read -r -a more <<<"${TIDEPOOL_CMAKE_ARGS:-}"
+cmake --preset "$preset" "${arguments[@]+"${arguments[@]}"}" "${more[@]+"${more[@]}"}"
+cmake --build --preset "$preset" --parallel "$(jobs)"
+ctest --preset "$preset" --parallel "$(jobs)" "$@"

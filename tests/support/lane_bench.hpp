@@ -1,0 +1,37 @@
+/// Lanes over a device, for tests of what hands memory out.
+#pragma once
+
+#include <vector>
+
+#include "counting_device.hpp"
+#include "tidepool/memory/lanes.hpp"
+
+namespace tidepool::test {
+
+/// `Base` with `count` streams; lane `i` is the i-th of them.
+template <class Base>
+struct lane_bench {
+  using device_type = counting_device<Base>;
+
+  device_type dev;
+  detail::tracer<device_type> trace{dev};
+  lanes<device_type> order{dev, trace};
+  std::vector<typename device_type::stream> streams;
+
+  template <class... Arguments>
+  explicit lane_bench(int count, const Arguments&... arguments) : dev(arguments...) {
+    for (int i = 0; i < count; ++i) streams.push_back(dev.make_stream());
+    for (const auto& each : streams) static_cast<void>(order.of(each.ref()));
+  }
+
+  static lane_id id(int lane) { return static_cast<lane_id>(lane); }
+  ticket record(int lane) { return order.record(id(lane)); }
+  bool join(int waiter, const fence& until) {
+    return order.join(id(waiter), until, join_site::device_reuse);
+  }
+  [[nodiscard]] bool joined(int waiter, const fence& until) const {
+    return order.joined(id(waiter), until);
+  }
+};
+
+}  // namespace tidepool::test
