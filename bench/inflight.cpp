@@ -1,0 +1,58 @@
+/// Which cap? Step time, stall and device bytes by cap on offloads in flight, group size and the
+/// ratio of compute to copy, for one microbatch at a time and for 1F1B.
+///
+/// Each row is one step of 8 groups in forward and 8 in backward per microbatch; take the smallest
+/// cap whose `over_compute` you accept and read its `peak_MiB`. Columns:
+///   Time              of a step, on the device's clock (CPU is the simulation's, or the host's)
+///   bytes_per_second  both directions, over the whole step
+///   over_compute      step time over that of the same step with nothing offloaded
+///   stall, stall_cap  share of the step that the compute stream waits: in all, and for the cap
+///   peak_MiB          most bytes of saved tensors on the device at once, on the device's clock
+///   pool_MiB          device memory that the pool took for them
+///
+/// On the virtual device bytes really move, so each stands for 64, at a 64th of the link's rates: a
+/// group of 1 MiB is 16 KiB. Kernels only take their time, on either device: copies slow none of
+/// them down. `--benchmark_filter='cuda/.*16MiB.*x1.0'` picks rows.
+#include <iostream>
+
+#include "inflight_common.hpp"
+
+namespace {
+
+struct virtual_machine {
+  static constexpr std::size_t scale = 64;
+  static constexpr int steps = 1;  // they are all alike
+
+  tidepool::virtual_device dev{model()};
+
+  void busy(tidepool::virtual_device::stream_ref on, double ns) { dev.launch(on, ns, {}); }
+
+ private:
+  static tidepool::machine model() {
+    tidepool::machine link;
+    for (auto* rate : {&link.offload_rate, &link.reload_rate, &link.both_rate}) *rate /= scale;
+    link.poison = false;
+    return link;
+  }
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::string tabular = "--benchmark_counters_tabular=true";  // unless the user says otherwise
+  std::vector<char*> arguments(argv, argv + argc);
+  arguments.insert(arguments.begin() + 1, tabular.data());
+  argc = static_cast<int>(arguments.size());
+  arguments.push_back(nullptr);
+  benchmark::Initialize(&argc, arguments.data());
+  if (benchmark::ReportUnrecognizedArguments(argc, arguments.data())) return 1;
+
+  inflight::register_all<virtual_machine>("virtual");
+#if defined(TIDEPOOL_HAS_CUDA)
+  inflight::register_cuda();
+#else
+  std::cerr << "bench_inflight: built without CUDA, the CUDA half is skipped\n";
+#endif
+  benchmark::RunSpecifiedBenchmarks();
+  benchmark::Shutdown();
+}

@@ -1,0 +1,142 @@
+/// Gradients with and without offloading, compared bit by bit.
+#pragma once
+
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "measure.cuh"
+
+namespace bench {
+
+// Adds to [0] a checksum of all bits and their places, to [1] how many numbers are not finite.
+// Integer sums: the same whatever the order of the threads.
+__global__ void checksum_kernel(unsigned long long* into, const bf16* data, index count) {
+  unsigned long long sum = 0;
+  unsigned long long broken = 0;
+  const index stride = static_cast<index>(gridDim.x) * blockDim.x;
+  for (index i = static_cast<index>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
+       i += stride) {
+    const unsigned bits = __bfloat16_as_ushort(data[i]);
+    sum += mixed(static_cast<std::uint64_t>(i) << 16 | bits);
+    broken += (bits & 0x7f80U) == 0x7f80U ? 1 : 0;
+  }
+  atomicAdd(into, sum);
+  if (broken != 0) atomicAdd(into + 1, broken);
+}
+
+inline void add_checksum(unsigned long long* into, const bf16* data, index count,
+                         cudaStream_t stream) {
+  checksum_kernel<<<std::min(grid_of_threads(count), 2048U), block_size, 0, stream>>>(into, data,
+                                                                                      count);
+  check_launch("checksum_kernel");
+}
+
+/// Checksums of every gradient of the model, step after step.
+struct gradient_sums {
+  std::vector<std::string> names;
+  std::vector<unsigned long long> sums;
+  unsigned long long broken = 0;  ///< numbers that are not finite
+};
+
+class gradient_check {
+ public:
+  gradient_check(cuda_device& dev, stream_ref stream, const settings& run)
+      : dev_(&dev), stream_(stream), run_(run), model_(dev, stream.get(), run.sizes, run.depth) {}
+
+  /// How many cases differ from `none`, or do not run for a reason other than their budget.
+  int failures() {
+    const auto plans = plan_cases(run_);
+    const auto expected = train(plans.front());
+    if (expected.broken != 0) {
+      std::printf("depth %d, none: %llu numbers are not finite\n", run_.depth, expected.broken);
+      return 1;
+    }
+    int failed = 0;
+    // `none` itself comes first: were it not the same twice, no other result would mean anything.
+    for (const auto& plan : plans) failed += differs(plan, expected) ? 1 : 0;
+    return failed;
+  }
+
+ private:
+  static constexpr int steps = 3;
+
+  bool differs(const planned_case& plan, const gradient_sums& expected) {
+    gradient_sums found;
+    try {
+      found = train(plan);
+    } catch (const tidepool::out_of_budget& problem) {
+      std::printf("depth %d, %-24s does not fit: %s\n", run_.depth, plan.name.c_str(),
+                  problem.what());
+      return false;
+    } catch (const tidepool::misuse_error& problem) {
+      std::printf("depth %d, %-24s FAILS: %s\n", run_.depth, plan.name.c_str(), problem.what());
+      return true;
+    }
+    for (std::size_t i = 0; i < expected.sums.size(); ++i) {
+      if (found.sums[i] == expected.sums[i]) continue;
+      std::printf("depth %d, %-24s DIFFERS, first in %s: %016llx instead of %016llx\n", run_.depth,
+                  plan.name.c_str(), expected.names[i].c_str(), found.sums[i], expected.sums[i]);
+      return true;
+    }
+    std::printf("depth %d, %-24s same bits (%zu gradients of %d steps; moved %.1f MiB)\n",
+                run_.depth, plan.name.c_str(), expected.sums.size(), steps, moved_ / 1048576);
+    return false;
+  }
+
+  gradient_sums train(const planned_case& plan) {
+    // Whatever happens, the model lets go of the session's memory before the session goes.
+    const auto off =
+        std::make_unique<session>(*dev_, plan.options, plan.kind == case_kind::recompute);
+    const auto let_go =
+        std::unique_ptr<model, void (*)(model*)>(&model_, [](model* m) { m->abandon(); });
+    gradient_sums found;
+    model_.restart();
+    for (int step = 0; step < steps; ++step) {
+      run_step(model_, *off, run_, stream_);
+      add_sums(found, step);
+    }
+    moved_ = 0;
+    for (const auto& module : off->off().counters().modules) {
+      moved_ += static_cast<double>(module.bytes_offloaded);
+    }
+    return found;
+  }
+
+  void add_sums(gradient_sums& to, int step) {
+    const auto number = std::to_string(step);
+    add_sum(to, model_.input_gradient(), "step " + number + ", the input");
+    for (std::size_t l = 0; l < model_.weights().size(); ++l) {
+      const auto& w = model_.weights()[l];
+      const auto of = "step " + number + ", layer " + std::to_string(l) + ", ";
+      add_sum(to, w.fc1.gradient, of + "fc1");
+      add_sum(to, w.fc2.gradient, of + "fc2");
+      if (!run_.sizes.attention) continue;
+      add_sum(to, w.qkv.gradient, of + "qkv");
+      add_sum(to, w.proj.gradient, of + "proj");
+    }
+  }
+
+  void add_sum(gradient_sums& to, const device_array<bf16>& of, std::string name) {
+    const auto stream = stream_.get();
+    check(cudaMemsetAsync(sums_.data(), 0, sums_.bytes(), stream), "cudaMemsetAsync");
+    add_checksum(sums_.data(), of.data(), of.count(), stream);
+    unsigned long long found[2] = {};
+    check(cudaMemcpyAsync(found, sums_.data(), sizeof found, cudaMemcpyDeviceToHost, stream),
+          "cudaMemcpyAsync");
+    check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    to.names.push_back(std::move(name));
+    to.sums.push_back(found[0]);
+    to.broken += found[1];
+  }
+
+  cuda_device* dev_;
+  stream_ref stream_;
+  settings run_;
+  model model_;
+  device_array<unsigned long long> sums_{*dev_, 2};
+  double moved_ = 0;
+};
+
+}  // namespace bench

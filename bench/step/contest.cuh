@@ -1,0 +1,253 @@
+/// All cases against each other: built, warmed up, and measured in turns.
+#pragma once
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <tidepool/memory/pinned.hpp>
+#include <tidepool/trace/picture.hpp>
+#include <tidepool/trace/timeline.hpp>
+
+#include "measure.cuh"
+
+namespace bench {
+
+class contest {
+ public:
+  contest(cuda_device& dev, stream_ref stream, model& m, side_traffic& traffic, results& into)
+      : dev_(&dev), stream_(stream), model_(&m), traffic_(&traffic), all_(&into), run_(into.run) {
+    for (int i = 0; i < run_.steps; ++i) clocks_.emplace_back(dev, run_);
+  }
+  contest(const contest&) = delete;
+  contest& operator=(const contest&) = delete;
+  ~contest() { model_->abandon(); }
+
+  /// Fills the results, and calls `after_round` whenever they have grown.
+  template <class Keep>
+  void run(const Keep& after_round) {
+    for (auto& plan : plan_cases(run_)) add(std::move(plan));
+    all_->alive = stays_alive();
+    std::printf("cases stay built: %s\n", all_->alive ? "yes" : "no, each turn builds its own");
+    for (auto& each : entries_) first_build(*each);
+    if (run_.floor) add_floors();
+    for (int round = 0; round < 2 * run_.pairs; ++round) {
+      for (std::size_t i = 0; i < entries_.size(); ++i) {
+        auto& each = *entries_[round % 2 == 0 ? i : entries_.size() - 1 - i];
+        if (each.result.failure.empty()) guarded(each, [&] { turn(each, round); });
+      }
+      all_->cases.clear();
+      for (const auto& each : entries_) all_->cases.push_back(each->result);
+      after_round();
+    }
+  }
+
+ private:
+  struct entry {
+    case_result result;
+    std::unique_ptr<session> own;
+    std::size_t free_before = 0;    // of the device, before it was built
+    std::uint64_t allocations = 0;  // when warm
+  };
+
+  void add(planned_case plan) {
+    entries_.push_back(std::make_unique<entry>());
+    entries_.back()->result.plan = std::move(plan);
+  }
+
+  /// Whether device and host hold all cases at once, with room to spare.
+  [[nodiscard]] bool stays_alive() const {
+    if (run_.alive != "auto") return run_.alive == "on";
+    double device = 2 * gibibyte;
+    double host = 0;
+    for (const auto& each : entries_) {
+      const auto& plan = each->result.plan;
+      const bool offloads = plan.kind == case_kind::offload;
+      const bool one_layer = plan.kind == case_kind::recompute;
+      const auto held = plan.held_bytes * (one_layer ? 1 : run_.depth);
+      const auto budget = plan.options.device_budget;
+      device += offloads && budget ? static_cast<double>(*budget) : held;
+      if (offloads) host += held + static_cast<double>(plan.options.host_step);
+    }
+    return device < static_cast<double>(dev_->memory().free) &&
+           host < 0.8 * static_cast<double>(tidepool::available_host_memory());
+  }
+
+  /// Does the case run at all, and how much does it move?
+  void first_build(entry& each) {
+    guarded(each, [&] {
+      build(each);
+      auto& result = each.result;
+      std::printf(
+          "%-24s warm: %6.2f GiB of the device, %6.2f GiB pinned, moves %5.2f GiB each way\n",
+          result.plan.name.c_str(), result.driver_bytes / gibibyte,
+          static_cast<double>(result.counters.host_reserved) / gibibyte,
+          result.moved_bytes / gibibyte);
+    });
+    if (!all_->alive) take_down(each);
+  }
+
+  void build(entry& each) {
+    auto& result = each.result;
+    each.free_before = dev_->memory().free;
+    each.own = std::make_unique<session>(*dev_, result.plan.options,
+                                         result.plan.kind == case_kind::recompute);
+    each.own->off().on_report([name = result.plan.name](std::string_view line) {
+      std::printf("%s: %.*s\n", name.c_str(), static_cast<int>(line.size()), line.data());
+    });
+    for (int i = 0; i < 2; ++i) run_step(*model_, *each.own, run_, stream_);
+    dev_->synchronize();
+    weigh(each);
+    each.allocations = result.counters.device_allocations + result.counters.host_allocations;
+    double bytes = 0;
+    for (const auto& module : result.counters.modules) {
+      bytes += static_cast<double>(module.step_bytes);
+    }
+    result.moved_bytes = bytes / run_.microbatches;
+  }
+
+  // The device is idle.
+  void weigh(entry& each) {
+    const auto now = dev_->memory().free;
+    const auto taken = each.free_before > now ? each.free_before - now : 0;
+    each.result.driver_bytes = std::max(each.result.driver_bytes, static_cast<double>(taken));
+    each.result.counters = each.own->off().counters();
+  }
+
+  void take_down(entry& each) {
+    model_->abandon();
+    dev_->synchronize();
+    each.own.reset();
+  }
+
+  /// One floor for each amount that some case moves; amounts within 3% of each other share one.
+  void add_floors() {
+    const auto full = static_cast<double>(run_.sizes.expert_bytes());
+    std::vector<double> amounts;
+    for (const auto& each : entries_) {
+      const auto moved = each->result.moved_bytes;
+      if (!each->result.failure.empty() || moved <= 0) continue;
+      const bool known = std::any_of(amounts.begin(), amounts.end(), [&](double other) {
+        return std::abs(other - moved) < 0.03 * full;
+      });
+      if (!known) amounts.push_back(moved);
+    }
+    if (amounts.empty()) amounts.push_back(full);
+    for (const auto amount : amounts) {
+      char name[64];
+      std::snprintf(name, sizeof name, "floor %.2f GiB", amount / gibibyte);
+      auto plan = plan_without(run_, case_kind::floor, name);
+      plan.share = amount / full;
+      add(std::move(plan));
+      entries_.back()->result.moved_bytes = amount;
+    }
+  }
+
+  void turn(entry& each, int round) {
+    // Among cases that stay built, a floor runs in the session of `none`.
+    auto& home = all_->alive && each.result.plan.kind == case_kind::floor ? *entries_[0] : each;
+    const auto moved = each.result.moved_bytes;
+    const bool fresh = !home.own;
+    if (fresh) build(home);
+    auto& off = *home.own;
+    const bool floor = each.result.plan.kind == case_kind::floor;
+    if (floor) {
+      each.result.moved_bytes = moved;
+      traffic_->set_share(each.result.plan.share);
+      off.set_traffic(traffic_);
+    }
+    const auto free_then = dev_->memory().free;
+    for (int i = 0; i < run_.settle; ++i) run_step(*model_, off, run_, stream_);
+    off.reset_times();
+    for (auto& clock : clocks_) run_step(*model_, off, run_, stream_, &clock);
+    each.result.host.ahead = off.us_per_pair(false);
+    off.set_traffic(nullptr);
+    dev_->synchronize();
+    for (auto& clock : clocks_) each.result.steps.push_back(clock.read());
+    note_memory(each, home, free_then);
+
+    const auto& last = each.result.steps.back();
+    std::printf("round %2d/%d  %-24s %8.2f ms a microbatch\n", round + 1, 2 * run_.pairs,
+                each.result.plan.name.c_str(), headline(run_, last));
+    if (round + 1 == 2 * run_.pairs && !floor) look_inside(each);
+    if (!all_->alive) take_down(home);
+  }
+
+  /// The peak is that of all turns. Among cases that stay built, what was taken in this one's turn
+  /// is its own.
+  void note_memory(entry& each, entry& home, std::size_t free_then) {
+    if (all_->alive) {
+      const auto now = dev_->memory().free;
+      if (free_then > now) home.result.driver_bytes += static_cast<double>(free_then - now);
+      home.result.counters = home.own->off().counters();
+    } else {
+      weigh(home);
+    }
+    const auto& counters = home.result.counters;
+    home.result.late_allocations =
+        std::max(home.result.late_allocations,
+                 static_cast<std::size_t>(counters.device_allocations + counters.host_allocations -
+                                          home.allocations));
+    if (&home != &each) {
+      each.result.driver_bytes = home.result.driver_bytes;
+      each.result.counters = counters;
+    }
+  }
+
+  /// One step with the host close by, for its own time; one step traced, for the link.
+  void look_inside(entry& each) {
+    auto& off = *each.own;
+    auto& result = each.result;
+    off.pace_host(true);
+    off.reset_times();
+    run_step(*model_, off, run_, stream_);
+    off.pace_host(false);
+    result.host.pair = off.us_per_pair(false);
+    result.host.total = off.us_per_pair(true);
+
+    off.off().start_trace(result.plan.name, stream_);
+    run_step(*model_, off, run_, stream_);
+    const auto record = off.off().finish_trace();
+    result.link = use_of(record, run_.microbatches);
+    if (run_.pictures.empty()) return;
+    std::string name = result.plan.name + "-depth" + std::to_string(run_.depth);
+    std::replace_if(
+        name.begin(), name.end(),
+        [](unsigned char c) { return std::isalnum(c) == 0 && c != '-' && c != '.'; }, '_');
+    const auto path = run_.pictures + "/" + name;
+    std::ofstream svg(path + ".svg");
+    tidepool::trace::write_svg(svg, record);
+    std::ofstream json(path + ".json");
+    tidepool::trace::write_chrome_trace(json, record);
+    if (!svg.flush() || !json.flush()) std::printf("%s.*: could not be written\n", path.c_str());
+  }
+
+  /// A case that does not fit is out of the contest; the others go on.
+  template <class Work>
+  void guarded(entry& each, const Work& work) {
+    try {
+      work();
+    } catch (const tidepool::device_error&) {
+      throw;
+    } catch (const tidepool::error& problem) {
+      each.result.failure = problem.what();
+      std::printf("%s does not run: %s\n", each.result.plan.name.c_str(), problem.what());
+      take_down(each);
+    }
+  }
+
+  cuda_device* dev_;
+  stream_ref stream_;
+  model* model_;
+  side_traffic* traffic_;
+  results* all_;
+  settings run_;
+  std::vector<step_clock> clocks_;
+  std::vector<std::unique_ptr<entry>> entries_;
+};
+
+}  // namespace bench

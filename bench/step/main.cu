@@ -1,0 +1,120 @@
+/// What offloading costs: a DeepSeek-V3-like MoE stack on one GPU, in many arrangements of memory,
+/// each measured in turn with the others.
+#include <chrono>
+#include <cstdio>
+#include <ctime>
+#include <exception>
+#include <fstream>
+#include <string>
+#include <thread>
+
+#include "check.cuh"
+#include "command_line.hpp"
+#include "contest.cuh"
+#include "report.hpp"
+
+namespace {
+
+std::string dotted(int version) {
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+std::string first_line_of(const char* path, const std::string& with) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    if (line.find(with) != std::string::npos) return line.substr(line.find(with) + with.size());
+  }
+  return {};
+}
+
+bench::hardware describe(bench::cuda_device& dev, int blas_version) {
+  bench::hardware found;
+  cudaDeviceProp gpu{};
+  bench::check(cudaGetDeviceProperties(&gpu, dev.ordinal()), "cudaGetDeviceProperties");
+  found.gpu = gpu.name;
+  found.device_bytes = static_cast<double>(gpu.totalGlobalMem);
+  int version = 0;
+  bench::check(cudaDriverGetVersion(&version), "cudaDriverGetVersion");
+  found.driver = "CUDA " + dotted(version);
+  const auto module = first_line_of("/proc/driver/nvidia/version", "NVRM version: ");
+  if (!module.empty()) found.driver += "; " + module;
+  bench::check(cudaRuntimeGetVersion(&version), "cudaRuntimeGetVersion");
+  found.runtime = dotted(version);
+  found.blas = std::to_string(blas_version);
+  found.host = first_line_of("/proc/cpuinfo", "model name\t: ") + ", " +
+               std::to_string(std::thread::hardware_concurrency()) + " threads";
+  const auto now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
+  char text[32];
+  if (std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&now)) > 0) {
+    found.date = text;
+  }
+  return found;
+}
+
+int check_gradients(bench::cuda_device& dev, const bench::settings& given) {
+  const auto stream = dev.make_stream();
+  int failures = 0;
+  for (const int depth : {1, 2, 4}) {
+    auto run = given;
+    run.depth = depth;
+    run.microbatches = depth + 3;
+    failures += bench::gradient_check(dev, stream.ref(), run).failures();
+  }
+  std::printf(failures == 0 ? "all gradients have the same bits\n" : "%d cases FAIL\n", failures);
+  return failures == 0 ? 0 : 1;
+}
+
+int compare(bench::cuda_device& dev, const bench::settings& run) {
+  static_cast<void>(bench::plan_cases(run));  // mistakes in --case are told before minutes pass
+  bench::results all;
+  all.run = run;
+  const auto stream = dev.make_stream();
+  const auto fresh = dev.memory();
+  bench::side_traffic traffic(dev, run.sizes.fc1_bytes());
+  all.rates = traffic.measure(0.6);
+  std::printf("raw copies: out %.2f GB/s, in %.2f GB/s, both ways %.2f GB/s in total\n",
+              all.rates.out, all.rates.in, all.rates.both);
+
+  all.by_hand_us = traffic.by_hand(stream.ref(), {run.sizes.fc1_bytes(), run.sizes.act_bytes()},
+                                   tidepool::options{}.copy_piece);
+  std::printf("host time of one group's calls by hand: %.2f us\n", all.by_hand_us);
+
+  bench::model model(dev, stream.get(), run.sizes, run.depth);
+  {
+    // Loads every kernel, so that the baseline holds what they take.
+    bench::session warm(dev, {}, true);
+    bench::run_step(model, warm, run, stream.ref());
+    dev.synchronize();
+  }
+  all.machine = describe(dev, model.blas_version());
+  const auto memory = dev.memory();
+  all.baseline_bytes = static_cast<double>(memory.total - memory.free);
+  std::printf("%s, %s; baseline %.2f GiB of the driver's (%.2f GiB before anything was made)\n",
+              all.machine.gpu.c_str(), all.machine.driver.c_str(),
+              all.baseline_bytes / bench::gibibyte,
+              static_cast<double>(fresh.total - fresh.free) / bench::gibibyte);
+
+  // The files grow with every round, so that a run that is cut short leaves what it has.
+  const auto keep = [&] { static_cast<void>(bench::write_files(all)); };
+  bench::contest(dev, stream.ref(), model, traffic, all).run(keep);
+  bench::print(all);
+  return bench::write_files(all) ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  static_cast<void>(std::setvbuf(stdout, nullptr, _IOLBF, 1 << 16));
+  int exit_code = 0;
+  const auto run = bench::read_command_line(argc, argv, exit_code);
+  if (!run) return exit_code;
+  try {
+    bench::cuda_device dev{0};
+    bench::check(cudaSetDevice(dev.ordinal()), "cudaSetDevice");
+    return run->check ? check_gradients(dev, *run) : compare(dev, *run);
+  } catch (const std::exception& problem) {
+    std::fflush(stdout);
+    std::fprintf(stderr, "bench_step: %s\n", problem.what());
+    return 2;
+  }
+}

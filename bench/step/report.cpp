@@ -1,0 +1,236 @@
+/// The tables and the JSON file.
+#include "report.hpp"
+
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "plot.hpp"
+
+namespace bench {
+namespace {
+
+using json = nlohmann::ordered_json;
+
+std::string number(double value, int digits) {
+  char text[64];
+  std::snprintf(text, sizeof text, "%.*f", digits, value);
+  return text;
+}
+std::string number_or_dash(double value, int digits) {
+  return value == 0 ? "-" : number(value, digits);
+}
+std::string percent(double value) { return (value >= 0 ? "+" : "") + number(value, 2); }
+
+void print_table(const std::vector<std::vector<std::string>>& rows) {
+  std::vector<std::size_t> widths(rows.front().size());
+  for (const auto& row : rows) {
+    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  }
+  for (const auto& row : rows) {
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      const auto width = static_cast<int>(widths[i]);
+      std::printf(i == 0 ? "%-*s" : "  %*s", width, row[i].c_str());
+    }
+    std::printf("\n");
+  }
+}
+
+/// What the case saves of the driver's memory against `none`, in bytes.
+double saved(const case_result& of, const case_result& none) {
+  return none.driver_bytes - of.driver_bytes;
+}
+/// What its own books say that it saves.
+double claimed(const case_result& of, const case_result& none) {
+  return static_cast<double>(none.counters.device_reserved) -
+         static_cast<double>(of.counters.device_reserved);
+}
+double ratio(double part, double whole) { return whole == 0 ? 0 : part / whole; }
+
+std::vector<std::string> times_row(const results& all, const case_result& each) {
+  const auto values = headlines(all.run, each);
+  const auto least = bound(all, each);
+  const auto middle = median(values);
+  const auto* floor = floor_of(all, each);
+  return {each.plan.name,
+          number(middle, 2),
+          number(*std::min_element(values.begin(), values.end()), 2) + " .. " +
+              number(*std::max_element(values.begin(), values.end()), 2),
+          percent(overhead(all.run, each, find_kind(all, case_kind::none))),
+          floor != nullptr ? percent(overhead(all.run, each, floor)) : "-",
+          number(median_of(each, [](const step_times& s) { return s.whole; }), 2),
+          number_or_dash(least, 2),
+          number_or_dash(ratio(middle, least), 3),
+          number(each.link.stall, 2),
+          number_or_dash(each.link.out, 2),
+          number_or_dash(each.link.in, 2),
+          number_or_dash(each.host.pair, 2),
+          number_or_dash(each.host.total, 2)};
+}
+
+std::vector<std::string> memory_row(const results& all, const case_result& each,
+                                    const case_result& none) {
+  const auto reserved = static_cast<double>(each.counters.device_reserved);
+  const auto gain = saved(each, none);
+  const auto books = claimed(each, none);
+  return {each.plan.name,
+          number((all.baseline_bytes + each.driver_bytes) / gibibyte, 2),
+          number(each.driver_bytes / gibibyte, 2),
+          number(reserved / gibibyte, 2),
+          number(100 * ratio(reserved, each.plan.held_bytes * all.run.depth), 1),
+          number(gain / gibibyte, 2),
+          number(100 * ratio(gain, none.driver_bytes), 1),
+          number(100 * ratio(gain, all.baseline_bytes + none.driver_bytes), 1),
+          books == 0 ? "-" : percent(100 * (ratio(gain, books) - 1)),
+          number(each.moved_bytes / gibibyte, 2),
+          number(static_cast<double>(each.counters.host_reserved) / gibibyte, 2),
+          std::to_string(each.counters.arena_waits),
+          std::to_string(each.counters.evictions),
+          std::to_string(each.late_allocations)};
+}
+
+json to_json(const results& all, const case_result& each) {
+  json out;
+  out["name"] = each.plan.name;
+  out["kind"] = name_of(each.plan.kind);
+  out["options"] = each.plan.text;
+  out["options_in_full"] = tidepool::to_text(each.plan.options);
+  if (!each.failure.empty() || each.steps.empty()) {
+    out["does_not_run"] = each.failure;
+    return out;
+  }
+  const auto* none = find_kind(all, case_kind::none);
+  const auto* floor = floor_of(all, each);
+  const auto values = headlines(all.run, each);
+  out["ms"] = {{"median", median(values)},
+               {"min", *std::min_element(values.begin(), values.end())},
+               {"max", *std::max_element(values.begin(), values.end())}};
+  out["overhead_percent_over_none"] = overhead(all.run, each, none);
+  if (floor != nullptr) {
+    out["floor"] = floor->plan.name;
+    out["overhead_percent_over_floor"] = overhead(all.run, each, floor);
+  }
+  const auto least = bound(all, each);
+  if (least > 0) {
+    out["bound_ms"] = least;
+    out["ratio_to_bound"] = median(values) / least;
+  }
+  for (const auto& s : each.steps) {
+    out["samples"].push_back({{"whole_ms", s.whole},
+                              {"steady_ms", s.steady},
+                              {"forward_ms", s.forward},
+                              {"backward_ms", s.backward},
+                              {"first_group_ready_ms", s.ready}});
+  }
+  out["host_us_per_commit_and_restore"] = {{"these_two", each.host.pair},
+                                           {"all_calls", each.host.total},
+                                           {"these_two_with_full_queues", each.host.ahead}};
+  out["traced_step"] = {{"offload_gbs_while_busy", each.link.out},
+                        {"reload_gbs_while_busy", each.link.in},
+                        {"stall_ms", each.link.stall}};
+  const auto& c = each.counters;
+  out["bytes"] = {{"driver_above_baseline", each.driver_bytes},
+                  {"driver", all.baseline_bytes + each.driver_bytes},
+                  {"moved_each_way_per_microbatch", each.moved_bytes},
+                  {"held_per_microbatch", each.plan.held_bytes},
+                  {"device_reserved", c.device_reserved},
+                  {"device_peak", c.device_peak},
+                  {"live_peak", c.live_peak},
+                  {"live_peak_without", c.live_peak_without},
+                  {"host_reserved", c.host_reserved},
+                  {"host_peak", c.host_peak}};
+  out["counts"] = {{"steps", c.steps},
+                   {"arena_waits", c.arena_waits},
+                   {"evictions", c.evictions},
+                   {"device_allocations", c.device_allocations},
+                   {"host_allocations", c.host_allocations},
+                   {"allocations_after_warm_up", each.late_allocations}};
+  return out;
+}
+
+json to_json(const results& all) {
+  const auto& n = all.run.sizes;
+  const auto* none = find_kind(all, case_kind::none);
+  const auto of_none = [&](auto read) { return none == nullptr ? 0.0 : median_of(*none, read); };
+  json out;
+  out["benchmark"] = "bench_step";
+  out["date"] = all.machine.date;
+  out["command"] = all.run.command;
+  out["hardware"] = {{"gpu", all.machine.gpu},       {"device_bytes", all.machine.device_bytes},
+                     {"driver", all.machine.driver}, {"cuda_runtime", all.machine.runtime},
+                     {"cublas", all.machine.blas},   {"host", all.machine.host}};
+  out["sizes"] = {{"layers", n.layers},
+                  {"tokens", n.tokens},
+                  {"hidden", n.hidden},
+                  {"experts", n.experts},
+                  {"top_k", n.top_k},
+                  {"ffn", n.ffn},
+                  {"attention", n.attention},
+                  {"heads", n.heads},
+                  {"head_size", n.head_size},
+                  {"query_block", n.query_block},
+                  {"shared_weights", n.shared_weights}};
+  out["schedule"] = {
+      {"depth", all.run.depth},           {"microbatches", all.run.microbatches},
+      {"pairs", all.run.pairs},           {"steps_per_turn", all.run.steps},
+      {"settling_steps", all.run.settle}, {"headline", all.run.depth > 1 ? "steady" : "whole"},
+      {"cases_stay_built", all.alive}};
+  out["raw_gbs"] = {{"out", all.rates.out}, {"in", all.rates.in}, {"both", all.rates.both}};
+  out["host_us_by_hand"] = all.by_hand_us;
+  out["none_ms"] = {{"forward", of_none([](const step_times& s) { return s.forward; })},
+                    {"backward", of_none([](const step_times& s) { return s.backward; })},
+                    {"first_group_ready", of_none([](const step_times& s) { return s.ready; })}};
+  out["baseline_bytes"] = all.baseline_bytes;
+  out["cases"] = json::array();
+  for (const auto& each : all.cases) out["cases"].push_back(to_json(all, each));
+  return out;
+}
+
+bool write(const std::string& path, const std::string& text) {
+  if (path.empty()) return true;
+  std::ofstream file(path);
+  file << text;
+  if (file.flush()) return true;
+  std::cerr << "bench_step: " << path << ": could not be written\n";
+  return false;
+}
+
+}  // namespace
+
+void print(const results& all) {
+  const auto* none = find_kind(all, case_kind::none);
+  std::vector<std::vector<std::string>> times{{"case", "ms", "min .. max", "% none", "% floor",
+                                               "whole step", "bound", "ratio", "stall ms",
+                                               "out GB/s", "in GB/s", "host us", "all us"}};
+  std::vector<std::vector<std::string>> memory{
+      {"case", "driver GiB", "case GiB", "reserved", "% of none", "saved GiB", "% of act.",
+       "% of all", "books %", "moved GiB", "pinned GiB", "waits", "evicted", "late alloc"}};
+  for (const auto& each : all.cases) {
+    if (!each.failure.empty() || each.steps.empty()) continue;
+    times.push_back(times_row(all, each));
+    if (none != nullptr) memory.push_back(memory_row(all, each, *none));
+  }
+  std::printf("\nTime of a microbatch, depth %d, %d microbatches a step, %d rounds; %s\n",
+              all.run.depth, all.run.microbatches, 2 * all.run.pairs,
+              all.run.depth > 1 ? "ms while the pipeline is full" : "ms of the whole step");
+  print_table(times);
+  std::printf("host us: of a commit and its restore; the same CUDA calls by hand take %.2f\n",
+              all.by_hand_us);
+  std::printf("\nMemory; baseline %.2f GiB; books: the driver's saving against the arena's own\n",
+              all.baseline_bytes / gibibyte);
+  print_table(memory);
+  for (const auto& each : all.cases) {
+    if (each.failure.empty()) continue;
+    std::printf("%s does not run: %s\n", each.plan.name.c_str(), each.failure.c_str());
+  }
+}
+
+bool write_files(const results& all) {
+  const bool json_written = write(all.run.json, to_json(all).dump(2) + "\n");
+  return write(all.run.plot, all.run.plot.empty() ? "" : plot(all)) && json_written;
+}
+
+}  // namespace bench

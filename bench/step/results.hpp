@@ -1,0 +1,180 @@
+/// What was measured, as plain data, with the statistics and bounds that follow from it.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <tidepool/trace/counters.hpp>
+#include <tidepool/trace/record.hpp>
+#include <vector>
+
+#include "cases.hpp"
+
+namespace bench {
+
+/// GB/s of pinned copies alone, and of both directions together.
+struct raw_rates {
+  double out = 0;
+  double in = 0;
+  double both = 0;
+};
+
+/// Milliseconds of one step, by events on the compute stream.
+struct step_times {
+  double whole = 0;     ///< a microbatch's share of the step, filling and draining included
+  double steady = 0;    ///< a microbatch's share of the time while the pipeline is full
+  double forward = 0;   ///< mean of the forward passes
+  double backward = 0;  ///< mean of the backward passes
+  double ready = 0;     ///< from the step's begin to the first group that may leave
+};
+
+/// Microseconds of host time inside Tidepool, for each commit and its restore.
+struct host_cost {
+  double pair = 0;   ///< of the two calls, with the host no more than a layer ahead
+  double total = 0;  ///< the same with allocations and releases
+  double ahead = 0;  ///< of the two calls in the timed steps, where the driver's queues may be full
+};
+
+/// What the traced step tells.
+struct link_use {
+  double out = 0;    ///< GB/s while an offload was running
+  double in = 0;     ///< GB/s while a reload was running
+  double stall = 0;  ///< ms of a microbatch that compute waited at joins
+};
+
+struct case_result {
+  planned_case plan;
+  std::string failure;  ///< why it does not run; empty when it does
+  std::vector<step_times> steps;
+  host_cost host;
+  link_use link;
+  double driver_bytes = 0;           ///< above the baseline, by cudaMemGetInfo
+  double moved_bytes = 0;            ///< each way, of one microbatch
+  std::size_t late_allocations = 0;  ///< device and host, after the warm-up
+  tidepool::trace::counters counters;
+};
+
+struct hardware {
+  std::string gpu;
+  std::string driver;
+  std::string runtime;
+  std::string blas;
+  std::string host;
+  std::string date;
+  double device_bytes = 0;
+};
+
+struct results {
+  settings run;
+  hardware machine;
+  raw_rates rates;
+  double by_hand_us = 0;  ///< host time of the same calls as a commit and its restore, in a loop
+  double baseline_bytes = 0;  ///< the driver's, before any case: weights, gradients, workspace
+  bool alive = false;         ///< all cases were kept built
+  std::vector<case_result> cases;
+};
+
+/// Of one at a time the whole step counts; of 1F1B the time while the pipeline is full.
+inline double headline(const settings& run, const step_times& step) {
+  return run.depth > 1 ? step.steady : step.whole;
+}
+
+inline double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  const auto middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+}
+
+template <class Read>
+double median_of(const case_result& of, Read read) {
+  std::vector<double> values;
+  for (const auto& step : of.steps) values.push_back(read(step));
+  return median(std::move(values));
+}
+
+inline std::vector<double> headlines(const settings& run, const case_result& of) {
+  std::vector<double> values;
+  for (const auto& step : of.steps) values.push_back(headline(run, step));
+  return values;
+}
+
+/// Percent by which `of` is slower than `reference`: the median over turns of the same round, so
+/// that what drifts does not count. 0 without a reference.
+inline double overhead(const settings& run, const case_result& of, const case_result* reference) {
+  if (reference == nullptr) return 0;
+  std::vector<double> ratios;
+  const auto count = std::min(of.steps.size(), reference->steps.size());
+  for (std::size_t i = 0; i < count; ++i) {
+    ratios.push_back(headline(run, of.steps[i]) / headline(run, reference->steps[i]));
+  }
+  return ratios.empty() ? 0 : 100 * (median(std::move(ratios)) - 1);
+}
+
+inline const case_result* find_kind(const results& all, case_kind kind) {
+  for (const auto& each : all.cases) {
+    if (each.plan.kind == kind && each.failure.empty()) return &each;
+  }
+  return nullptr;
+}
+
+/// The floor that moves as much as `of` does, or the nearest; null for a case that moves nothing.
+inline const case_result* floor_of(const results& all, const case_result& of) {
+  if (of.plan.kind != case_kind::offload) return nullptr;
+  const case_result* best = nullptr;
+  const auto distance = [&](const case_result& floor) {
+    return std::max(floor.moved_bytes - of.moved_bytes, of.moved_bytes - floor.moved_bytes);
+  };
+  for (const auto& each : all.cases) {
+    if (each.plan.kind != case_kind::floor || each.steps.empty()) continue;
+    if (best == nullptr || distance(each) < distance(*best)) best = &each;
+  }
+  return best;
+}
+
+/// The least time of a microbatch that these rates allow, in ms; 0 where there is no bound.
+///
+/// X bytes of all microbatches in flight must be off the device for the rest to fit the budget. One
+/// at a time: max(T_F, ready + X/out) + max(T_B, X/in). 1F1B: each microbatch is in flight during
+/// `depth` of them, so V = X / depth of its bytes at least must go out and in while one passes:
+/// max(T_F + T_B, V/out, V/in, 2V/both).
+inline double bound(const results& all, const case_result& of) {
+  const auto* none = find_kind(all, case_kind::none);
+  if (none == nullptr || of.plan.kind != case_kind::offload || all.rates.both <= 0) return 0;
+  const auto forward = median_of(*none, [](const step_times& s) { return s.forward; });
+  const auto backward = median_of(*none, [](const step_times& s) { return s.backward; });
+  const auto first_group = [](const step_times& s) { return s.ready; };
+  // A case that offloads attention too has something to copy sooner.
+  const auto ready = std::min(median_of(*none, first_group), median_of(of, first_group));
+  const auto budget = static_cast<double>(of.counters.device_reserved);
+  const auto off = std::max(0.0, of.plan.held_bytes * all.run.depth - budget) / 1e6;  // MB, so ms
+  if (all.run.depth == 1) {
+    const auto last_out = off > 0 ? ready + off / all.rates.out : 0;
+    return std::max(forward, last_out) + std::max(backward, off / all.rates.in);
+  }
+  const auto each = off / all.run.depth;
+  return std::max(
+      {forward + backward, each / all.rates.out, each / all.rates.in, 2 * each / all.rates.both});
+}
+
+/// GB/s while busy, and stalls, from a traced step.
+inline link_use use_of(const tidepool::trace::record& step, int microbatches) {
+  using kind = tidepool::trace::span_kind;
+  const auto rate = [&](kind which) {
+    double bytes = 0;
+    double microseconds = 0;
+    for (const auto& span : step.spans) {
+      if (span.kind != which) continue;
+      bytes += static_cast<double>(span.bytes);
+      microseconds += span.end - span.start;
+    }
+    return microseconds > 0 ? bytes / microseconds / 1e3 : 0;
+  };
+  link_use use{rate(kind::offload), rate(kind::reload), 0};
+  for (const auto& span : step.spans) {
+    if (span.kind == kind::stall) use.stall += (span.end - span.start) / 1e3 / microbatches;
+  }
+  return use;
+}
+
+}  // namespace bench
