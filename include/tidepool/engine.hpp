@@ -18,6 +18,16 @@
 
 namespace tidepool::detail {
 
+// A storage's place in memory.
+struct storage_place {
+  const void* storage = nullptr;
+  const void* device = nullptr;  // null while away
+  const void* host = nullptr;
+  std::size_t bytes = 0;
+  friend bool operator==(const storage_place&, const storage_place&) = default;
+};
+using memory_layout = std::vector<storage_place>;
+
 // Lives as long as its offloader and every handle and chunk made by it.
 template <device Device>
 class engine {
@@ -58,17 +68,27 @@ class engine {
     if (--which->references_ == 0) delete which;
   }
 
-  [[nodiscard]] lane_id lane_of(stream_ref stream) { return store_.order().of(stream); }
+  // The lane of a stream that is about to be used, eagerly or in a capture of ours.
+  [[nodiscard]] lane_id lane_of(stream_ref stream) {
+    if constexpr (capturing_device<Device>) {
+      if (replayed_) settle_replays();
+      if (dev_->capturing(stream) != store_.order().capturing()) throw_mixed_capture();
+    }
+    return store_.order().of(stream);
+  }
+  [[nodiscard]] lane_id lane_of_launch(stream_ref stream) { return store_.order().of(stream); }
   [[nodiscard]] storages<Device>& memory() { return store_; }
   [[nodiscard]] const options& settings() const { return opts_; }
 
   // ---- handles ----
 
-  [[nodiscard]] buffer<Device> allocate(std::size_t bytes, std::size_t elements,
-                                        stream_ref stream) {
+  // `source` is where the memory comes from each time, null for the offloader's own.
+  [[nodiscard]] buffer<Device> allocate(std::size_t bytes, std::size_t elements, stream_ref stream,
+                                        block_source<Device>* source = nullptr) {
     if (bytes == 0) throw misuse_error("allocate: a buffer of 0 bytes; ask for at least 1");
     const auto lane = lane_of(stream);
     auto& store = store_.create(*this, bytes, elements);
+    store.source = source;
     try {
       place_or_throw(store, lane, "allocate");
     } catch (...) {
@@ -106,6 +126,19 @@ class engine {
   // The offloader is gone; what handles still hold is freed with the last of them.
   void close() noexcept { closed_ = true; }
 
+  // ---- capture, see graph.hpp ----
+
+  void begin_capture(lane_id origin);
+  [[nodiscard]] auto end_capture(lane_id origin);
+  void abandon_capture(lane_id origin) noexcept;
+  [[nodiscard]] std::shared_ptr<const memory_layout> layout_before_capture() const {
+    return layout_before_;
+  }
+  [[nodiscard]] std::shared_ptr<const memory_layout> layout_after_capture();
+  template <class Graph>
+  void replay(Graph& graph, const std::shared_ptr<const memory_layout>& before,
+              const std::shared_ptr<const memory_layout>& after, lane_id lane);
+
   // ---- chunks ----
 
   [[nodiscard]] chunk_state& begin(const chunk_info& info) {
@@ -130,6 +163,7 @@ class engine {
 
   void end_forward(chunk_state& chunk) {
     if (chunk.info().forward_only) return;
+    if (replayed_) settle_replays();
     chunk.end_forward();
     reload_ahead();
   }
@@ -141,6 +175,7 @@ class engine {
 
   // Starts the reload of a group by hand.
   void start_reload(chunk_state& chunk, module_id module, int layer) {
+    if (replayed_) settle_replays();
     const auto index = waiting_group(chunk, module, layer, "start_reload");
     if (chunk.at(index).state == group_state::away) require_reload(chunk, index);
   }
@@ -217,6 +252,10 @@ class engine {
   void forget_save(storage& store);
   void forget_idle(storage& store);
   [[nodiscard]] bool evict_one();
+  [[nodiscard]] memory_layout layout() const;
+  void settle_replays();
+  [[noreturn]] void throw_layout(const memory_layout& wanted, const memory_layout& found) const;
+  [[noreturn]] void throw_mixed_capture();
   void place_or_throw(storage& store, lane_id lane, const char* call);
   [[noreturn]] void throw_out_of_device(std::size_t bytes, const std::string& what) const;
 
@@ -243,11 +282,16 @@ class engine {
   bool warming_up_ = true;
   bool everything_leaves_ = false;  // settled after the warm-up step: policy keeps no group
   bool closed_ = false;
+  bool replayed_ = false;  // graphs have run since the last eager call
+  lane_id replayed_on_{};
+  std::shared_ptr<const memory_layout> layout_before_;  // of the latest capture
+  std::shared_ptr<const memory_layout> layout_now_;     // as the latest graph left it
   std::size_t references_ = 1;
 };
 
 }  // namespace tidepool::detail
 
 #include "tidepool/detail/engine_backward.hpp"
+#include "tidepool/detail/engine_capture.hpp"
 #include "tidepool/detail/engine_forward.hpp"
 #include "tidepool/detail/engine_memory.hpp"

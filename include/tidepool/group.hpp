@@ -43,6 +43,7 @@ struct group {
   group_state state = group_state::away;
   std::uint32_t first = 0;  // of its arguments in the chunk's list
   std::uint32_t count = 0;
+  std::uint32_t leaving = 0;       // of them, those with a storage
   std::uint32_t below = no_group;  // the module's group committed before it
   std::size_t bytes = 0;           // that left with it
 };
@@ -87,8 +88,8 @@ class chunk_state {
   group& add(module_id module, int layer) {
     auto& top = top_[static_cast<std::size_t>(module)];
     const auto index = static_cast<std::uint32_t>(groups_.size());
-    groups_.push_back(
-        {module, layer, group_state::away, static_cast<std::uint32_t>(saved_.size()), 0, top, 0});
+    groups_.push_back({module, layer, group_state::away, static_cast<std::uint32_t>(saved_.size()),
+                       0, 0, top, 0});
     top = index;
     ++waiting_;
     return groups_.back();
@@ -96,6 +97,7 @@ class chunk_state {
   void add_saved(group& to, const saved<Device>& item) {
     saved_.push_back(item);
     ++to.count;
+    to.leaving += item.store != nullptr ? 1 : 0;
   }
   // Takes back a group whose commit failed; it must be the last.
   void remove_last() {

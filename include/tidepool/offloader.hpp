@@ -11,6 +11,8 @@
 
 #include "tidepool/chunk.hpp"
 #include "tidepool/error.hpp"
+#include "tidepool/graph.hpp"
+#include "tidepool/memory/fixed.hpp"
 #include "tidepool/options.hpp"
 #include "tidepool/trace/summary.hpp"
 #include "tidepool/validate.hpp"
@@ -63,6 +65,41 @@ class offloader {
   }
   [[nodiscard]] buffer allocate(std::size_t bytes, stream_ref stream) {
     return engine_->allocate(bytes, bytes, stream);
+  }
+
+  /// Memory from a source of the trainer's own instead, where it also comes back to: for addresses
+  /// that kernels or graphs know (`fixed_block`). The source must outlive the buffer's storage.
+  [[nodiscard]] buffer allocate_from(block_source<Device>& source, std::size_t bytes,
+                                     stream_ref stream) {
+    return engine_->allocate(bytes, bytes, stream, &source);
+  }
+
+  // ---- CUDA graphs ----
+
+  /// Captures what `body` gives to `stream`, our copies included, and runs none of it. `body` calls
+  /// this offloader and launches kernels as in any step.
+  ///
+  /// The same work must have run eagerly before, so that no memory has to be made. Other streams
+  /// take part once they wait for an event of `stream`; both copy streams do, and are joined back.
+  /// A whole step, or parts of it one after the other; see `graph`.
+  ///
+  /// Throws `misuse_error` before the warm-up step, inside another capture, while tracing, or when
+  /// memory would have to grow; `device_error`; and what `body` throws. After a failure no capture
+  /// is left open, and what `body` committed is lost.
+  template <class Body>
+    requires capturing_device<Device>
+  [[nodiscard]] auto capture(stream_ref stream, Body&& body) {
+    const auto origin = engine_->lane_of(stream);
+    engine_->begin_capture(origin);
+    try {
+      std::forward<Body>(body)();
+    } catch (...) {
+      engine_->abandon_capture(origin);
+      throw;
+    }
+    auto content = engine_->end_capture(origin);
+    return graph<Device>(*engine_, std::move(content), engine_->layout_before_capture(),
+                         engine_->layout_after_capture());
   }
 
   // ---- a step ----

@@ -38,6 +38,7 @@ struct rectangle {
 template <device Device>
 struct storage {
   engine<Device>* owner = nullptr;
+  block_source<Device>* source = nullptr;  // of its device memory; null: the offloader's own
   std::size_t bytes = 0;
   std::size_t elements = 0;
   std::uint32_t handles = 0;  // held outside
@@ -142,11 +143,10 @@ class storages {
 
   // Gives `store` device memory that `waiter` may touch from now on; false when none is free.
   [[nodiscard]] bool place(storage& store, lane_id waiter) {
-    const auto found = device_->acquire(store.bytes, waiter);
-    if (!found) return false;
-    store.on_device = found.memory;
-    if (order_.join(waiter, found.ready, join_site::device_reuse)) ++waits_;
-    poison(found.memory, waiter);
+    fence ready;
+    if (!source_of(store).take(store.bytes, waiter, store.on_device, ready)) return false;
+    if (order_.join(waiter, ready, join_site::device_reuse)) ++waits_;
+    poison(store.on_device, waiter);
     live_ += store.bytes;
     if (store.on_host) away_ -= store.bytes;
     note_peaks();
@@ -158,7 +158,7 @@ class storages {
   // user.
   void displace(storage& store, const fence& after, lane_id on) {
     trace_.level(order_.stream(on), 0, store.bytes);
-    device_->release(store.on_device, after);
+    source_of(store).release(store.on_device, after);
     store.on_device = {};
     live_ -= store.bytes;
     if (store.on_host) away_ += store.bytes;
@@ -166,19 +166,18 @@ class storages {
 
   // Gives `store` a place on the host; false when the budget is spent.
   [[nodiscard]] bool place_on_host(storage& store) {
-    const auto found = host_.acquire(store.bytes, offload_);
-    if (!found) return false;
-    store.on_host = found.memory;
+    fence ready;
+    if (!host_.take(store.bytes, offload_, store.on_host, ready)) return false;
     // Made now, so that nobody has to remember the fence: what is issued on the stream from here on
     // waits, and only the copy into this block is.
-    order_.join(offload_, found.ready, join_site::host_reuse);
+    order_.join(offload_, ready, join_site::host_reuse);
     if (!store.on_device) away_ += store.bytes;
     host_peak_ = std::max(host_peak_, host_.used());
     note_peaks();
     return true;
   }
 
-  void displace_from_host(storage& store, const fence& after) {
+  void displace_from_host(storage& store, const ticket& after) {
     if (!store.on_device) away_ -= store.bytes;
     host_.release(store.on_host, after);
     store.on_host = {};
@@ -243,6 +242,10 @@ class storages {
 
   // Below this many bytes each, launching costs more than copying.
   static constexpr std::size_t small_copy = std::size_t{1} << 20;
+
+  [[nodiscard]] block_source<Device>& source_of(const storage& store) {
+    return store.source == nullptr ? *device_ : *store.source;
+  }
 
   bool issue_batch(copy_direction direction, stream_ref stream) {
     if constexpr (requires { dev_->copy_batch(std::span<const copy_item>(), direction, stream); }) {

@@ -23,15 +23,15 @@ void engine<Device>::restore(chunk_state& chunk, module_id module, int layer, la
     if (is_kept_part(*handles[i], items[i])) {
       forget_save(*std::exchange(items[i].store, nullptr));
     }
-    if (items[i].store != nullptr && *handles[i] && handles[i]->store_ != items[i].store) {
+    const auto* store = items[i].store;
+    if (store == nullptr) continue;
+    if (*handles[i] && handles[i]->store_ != store) {
       throw misuse_error("restore of " + name_of_group(chunk, module, layer) + ": argument " +
                          std::to_string(i + 1) +
                          " holds other memory; reset it before its tensor comes back");
     }
-  }
-  // What was on the device when the group's turn came may have had to give way since.
-  for (std::uint32_t i = 0; i < which.count; ++i) {
-    if (items[i].store != nullptr && !items[i].store->on_device) which.state = group_state::away;
+    // What was on the device when the group's turn came may have had to give way since.
+    if (!store->on_device) which.state = group_state::away;
   }
   if (which.state == group_state::away) {
     forget_ahead(chunk, index);
@@ -181,7 +181,8 @@ void engine<Device>::forget_ahead(const chunk_state& chunk, std::uint32_t index)
   for (auto it = ahead_.begin(); it != ahead_.end(); ++it) {
     if (it->chunk != &chunk || it->index != index) continue;
     ahead_bytes_ -= it->bytes;
-    ahead_.erase(it);
+    for (auto next = it + 1; next != ahead_.end(); ++it, ++next) *it = *next;
+    ahead_.pop_back();
     return;
   }
 }

@@ -105,7 +105,8 @@ void engine<Device>::collect(chunk_state& chunk, group& into, std::span<handle* 
           store.bytes, host.budget());
     }
     store.wanted = false;
-    store.offloaded = store.reloaded = {};
+    store.offloaded = {};
+    store.reloaded = {};
     into.bytes += store.bytes;
     ++count.tensors_offloaded;
   }
@@ -115,7 +116,10 @@ template <device Device>
 bool engine<Device>::leaves(const handle& candidate, trace::module_counters& count) const {
   const auto& store = *candidate.store_;
   if (store.keep) return false;
-  if (candidate.part_.bytes() * store.elements / store.bytes < opts_.min_tensor_elements) {
+  const auto bytes = candidate.part_.bytes();
+  const auto elements =
+      bytes == store.bytes ? store.elements : bytes * store.elements / store.bytes;
+  if (elements < opts_.min_tensor_elements) {
     ++count.tensors_small;
     return false;
   }
@@ -166,9 +170,7 @@ ticket engine<Device>::offload(chunk_state& chunk, group& which, lane_id lane,
                                std::span<handle* const> handles) {
   const auto* items = chunk.saved_of(which);
   const auto leaves = [&](std::size_t i) { return items[i].store != nullptr; };
-  bool any = false;
-  for (std::size_t i = 0; i < which.count; ++i) any = any || leaves(i);
-  if (!any) return {};
+  if (which.leaving == 0) return {};
 
   auto& order = store_.order();
   const auto ready = order.record(lane);

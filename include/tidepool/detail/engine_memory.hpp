@@ -29,13 +29,13 @@ template <device Device>
 void engine<Device>::forget_save(storage& store) {
   if (--store.saves > 0) return;
   // A reload waited for the offload, so its ticket stands for both.
-  fence last_copy(store.reloaded.position > 0 ? store.reloaded : store.offloaded);
+  const auto last_copy = store.reloaded.position > 0 ? store.reloaded : store.offloaded;
   if (store.on_host) store_.displace_from_host(store, last_copy);
   if (store.handles > 0) return;
   forget_idle(store);
   if (store.on_device) {
-    last_copy.add(store.last_use);
-    store_.displace(store, last_copy, store_.reload_lane());
+    store.last_use.add(last_copy);
+    store_.displace(store, store.last_use, store_.reload_lane());
   }
   store_.destroy(store);
 }

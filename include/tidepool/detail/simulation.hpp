@@ -4,26 +4,21 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <deque>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "tidepool/device/device.hpp"
+#include "tidepool/detail/captured.hpp"
+#include "tidepool/detail/operation.hpp"
 #include "tidepool/device/machine.hpp"
 #include "tidepool/error.hpp"
 
 namespace tidepool::detail {
-
-// A position in a stream of the simulation: everything queued there before it.
-struct sim_position {
-  std::size_t stream = 0;
-  std::uint64_t number = 0;
-};
 
 class simulation {
  public:
@@ -74,25 +69,87 @@ class simulation {
     push(on, std::move(op));
   }
   void record(std::size_t on, std::size_t event) {
+    auto& target = events_[event];
+    target.done = false;
+    if (capturing(on)) {
+      target.captured_by = capture_->number();
+      target.recorded = capture_->record(on);
+      return;
+    }
     operation op;
     op.kind = operation_kind::record;
     op.event = event;
-    events_[event].recorded = {on, push(on, std::move(op))};
-    events_[event].done = false;
+    target.captured_by = 0;
+    target.recorded = {on, push(on, std::move(op))};
   }
   // Waits for the latest record of the event as of now; an event never recorded is no wait.
   void wait(std::size_t on, std::size_t event) {
-    operation op;
-    op.kind = operation_kind::wait;
-    op.until = events_[event].recorded;
-    push(on, std::move(op));
+    const auto& target = events_[event];
+    if (target.captured_by != 0) {
+      if (capture_ == nullptr || target.captured_by != capture_->number()) {
+        throw device_error("virtual device: a wait for an event of a capture that is over",
+                           captured_event);
+      }
+      return capture_->wait(on, target.recorded);
+    }
+    if (target.recorded.number == 0) return;
+    if (capturing(on)) {
+      throw device_error("virtual device: a capturing stream waits for an event from outside",
+                         capture_isolation);
+    }
+    push_wait(on, target.recorded);
+  }
+
+  // ---- capture: operations are kept instead of run ----
+
+  void begin_capture(std::size_t on) {
+    if (capture_ != nullptr) {
+      throw device_error("virtual device: a capture is under way", capture_unsupported);
+    }
+    capture_ = std::make_unique<captured>(on, ++captures_begun_);
+  }
+  [[nodiscard]] bool capturing(std::size_t on) const {
+    return capture_ != nullptr && capture_->holds(on);
+  }
+  [[nodiscard]] std::unique_ptr<captured> end_capture() {
+    const auto done = std::exchange(capture_, nullptr);
+    if (done == nullptr) {
+      throw device_error("virtual device: no capture is under way", capture_unsupported);
+    }
+    done->check_joined();
+    return std::make_unique<captured>(std::move(*done));
+  }
+  // Queues what was captured behind what `lanes[0]` has; `lanes` are the streams to run it on.
+  void replay(const captured& graph, const std::vector<std::size_t>& lanes) {
+    std::vector<std::uint64_t> base(lanes.size());
+    for (std::size_t i = 1; i < lanes.size(); ++i) {
+      push_wait(lanes[i], {lanes[0], streams_[lanes[0]].pushed});
+    }
+    for (std::size_t i = 0; i < lanes.size(); ++i) base[i] = streams_[lanes[i]].pushed;
+    for (const auto& node : graph.nodes()) {
+      auto op = node.op;
+      const auto& until = node.op.until;
+      if (op.kind == operation_kind::wait) {
+        op.until = {lanes[until.stream], base[until.stream] + until.number};
+      }
+      push(lanes[node.lane], std::move(op));
+    }
+    for (std::size_t i = 1; i < lanes.size(); ++i) {
+      push_wait(lanes[0], {lanes[i], streams_[lanes[i]].pushed});
+    }
   }
 
   void run_until_idle(std::size_t which) {
+    if (capturing(which)) {
+      throw device_error("virtual device: the host waits for a capturing stream",
+                         capture_unsupported);
+    }
     while (!streams_[which].queue.empty()) step();
   }
   void run_until_idle() {
-    for (std::size_t i = 0; i < streams_.size(); ++i) run_until_idle(i);
+    for (std::size_t i = 0; i < streams_.size(); ++i) {
+      while (!streams_[i].queue.empty()) step();
+    }
   }
 
   [[nodiscard]] double now() const { return now_; }
@@ -100,21 +157,10 @@ class simulation {
   [[nodiscard]] bool done(std::size_t event) const { return events_[event].done; }
 
  private:
-  enum class operation_kind : std::uint8_t { kernel, copy, record, wait };
-
-  struct operation {
-    operation_kind kind = operation_kind::kernel;
-    bool started = false;
-    copy_direction direction{};
-    double duration = 0;  // of a kernel; latency left of a copy
-    double left = 0;      // bytes of a copy still to move
-    std::byte* target = nullptr;
-    const std::byte* source = nullptr;
-    copy_shape shape;
-    std::size_t event = 0;
-    sim_position until;
-    std::function<void()> run;
-  };
+  // The codes that CUDA gives for the same mistakes.
+  static constexpr int capture_unsupported = 900;
+  static constexpr int capture_isolation = 905;
+  static constexpr int captured_event = 907;
 
   struct stream_state {
     std::deque<operation> queue;
@@ -125,13 +171,26 @@ class simulation {
 
   struct event_state {
     sim_position recorded;
+    std::uint64_t captured_by = 0;  // number of the capture that it lies in
     double time = 0;
     bool done = false;
   };
 
+  // The new operation's number; 0 when it was captured.
   std::uint64_t push(std::size_t on, operation&& op) {
+    if (capturing(on)) {
+      capture_->push(on, std::move(op));
+      return 0;
+    }
     streams_[on].queue.push_back(std::move(op));
     return ++streams_[on].pushed;
+  }
+
+  void push_wait(std::size_t on, const sim_position& until) {
+    operation op;
+    op.kind = operation_kind::wait;
+    op.until = until;
+    push(on, std::move(op));
   }
 
   [[nodiscard]] bool reached(const sim_position& until) const {
@@ -176,10 +235,7 @@ class simulation {
     if (op.kind != operation_kind::copy) return;
     op.duration = model_.copy_latency_ns;
     op.left = static_cast<double>(op.shape.bytes());
-    // Half of the bytes move at the start and half at the end, so that a source that is not ready
-    // yet and a source that changes too early both show in the data.
-    move_rows(op, 0, op.shape.rows / 2);
-    if (op.shape.rows == 1) move_bytes(op, 0, op.shape.width / 2);
+    op.move_first_half();
   }
 
   void finish(stream_state& on) {
@@ -187,29 +243,13 @@ class simulation {
     on.queue.pop_front();
     ++on.finished;
     if (op.kind == operation_kind::kernel && op.run) op.run();
-    if (op.kind == operation_kind::copy) {
-      if (op.shape.rows == 1) {
-        move_bytes(op, op.shape.width / 2, op.shape.width);
-      } else {
-        move_rows(op, op.shape.rows / 2, op.shape.rows);
-      }
-    }
-    if (op.kind == operation_kind::record) {
+    if (op.kind == operation_kind::copy) op.move_second_half();
+    if (op.kind == operation_kind::record && op.event != operation::no_event) {
       auto& target = events_[op.event];
       if (target.recorded.number == on.finished && &streams_[target.recorded.stream] == &on) {
         target.time = now_;
         target.done = true;
       }
-    }
-  }
-
-  static void move_bytes(const operation& op, std::size_t from, std::size_t to) {
-    std::memcpy(op.target + from, op.source + from, to - from);
-  }
-  static void move_rows(const operation& op, std::size_t from, std::size_t to) {
-    for (auto row = from; row < to; ++row) {
-      std::memcpy(op.target + row * op.shape.target_pitch, op.source + row * op.shape.source_pitch,
-                  op.shape.width);
     }
   }
 
@@ -294,6 +334,8 @@ class simulation {
   std::deque<stream_state> streams_;
   std::deque<event_state> events_;
   std::vector<std::size_t> spare_events_;
+  std::unique_ptr<captured> capture_;
+  std::uint64_t captures_begun_ = 0;
   double now_ = 0;
 };
 

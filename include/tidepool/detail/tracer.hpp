@@ -53,23 +53,13 @@ class tracer {
 
   void end(std::size_t from, lane_id lane, typename Device::stream_ref stream,
            const span_label& label) {
-    if (from == off || from < first_ || !on_) return;
-    const auto to = mark(stream);
-    auto& raw = spans_.emplace_back();
-    raw.from = from;
-    raw.to = to;
-    raw.span.kind = label.kind;
-    raw.span.lane = index_of(lane);
-    raw.span.name = label.name;
-    raw.span.layer = label.layer;
-    raw.span.microbatch = label.microbatch;
-    raw.span.bytes = label.bytes;
+    if (from != off) add(from, lane, stream, label);
   }
 
   void end_stall(std::size_t from, lane_id lane, typename Device::stream_ref stream,
                  join_site site) {
-    if (index_of(lane) < copy_lanes) return;
-    end(from, lane, stream, {trace::span_kind::stall, name_of(site), -1, -1, 0});
+    if (from == off || index_of(lane) < copy_lanes) return;
+    add(from, lane, stream, {trace::span_kind::stall, name_of(site), -1, -1, 0});
   }
 
   // Device bytes taken (or given back) from here on.
@@ -109,6 +99,21 @@ class tracer {
     std::size_t taken;
     std::size_t given;
   };
+
+  void add(std::size_t from, lane_id lane, typename Device::stream_ref stream,
+           const span_label& label) {
+    if (from < first_ || !on_) return;
+    const auto to = mark(stream);
+    auto& raw = spans_.emplace_back();
+    raw.from = from;
+    raw.to = to;
+    raw.span.kind = label.kind;
+    raw.span.lane = index_of(lane);
+    raw.span.name = label.name;
+    raw.span.layer = label.layer;
+    raw.span.microbatch = label.microbatch;
+    raw.span.bytes = label.bytes;
+  }
 
   std::size_t mark(typename Device::stream_ref stream) {
     if (used_ == marks_.size()) marks_.push_back(dev_->make_event(true));

@@ -95,6 +95,25 @@ class cuda_device {
     cudaEvent_t handle_;
   };
 
+  /// An instantiated CUDA graph.
+  class graph {
+   public:
+    graph(graph&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+    graph& operator=(graph&& other) noexcept {
+      std::swap(handle_, other.handle_);
+      return *this;
+    }
+    ~graph() {
+      if (handle_ != nullptr) static_cast<void>(cudaGraphExecDestroy(handle_));
+    }
+    [[nodiscard]] cudaGraphExec_t get() const { return handle_; }
+
+   private:
+    friend class cuda_device;
+    explicit graph(cudaGraphExec_t handle) : handle_(handle) {}
+    cudaGraphExec_t handle_;
+  };
+
   /// Throws `device_error` when there is no such device.
   explicit cuda_device(int ordinal = 0) : ordinal_(ordinal) {
     int count = 0;
@@ -171,9 +190,7 @@ class cuda_device {
   /// the legacy default stream.
   [[nodiscard]] bool copy_batch(std::span<const copy_item> items, copy_direction /*direction*/,
                                 stream_ref on) {
-    cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
-    check(cudaStreamIsCapturing(on.get(), &capturing), "cudaStreamIsCapturing");
-    if (capturing != cudaStreamCaptureStatusNone || on.get() == nullptr) return false;
+    if (on.get() == nullptr || capturing(on)) return false;
     batch_targets_.clear();
     batch_sources_.clear();
     batch_bytes_.clear();
@@ -191,6 +208,30 @@ class cuda_device {
     return true;
   }
 #endif
+
+  /// Capture in the thread's own mode: other threads may go on as usual.
+  void begin_capture(stream_ref on) {
+    check(cudaStreamBeginCapture(on.get(), cudaStreamCaptureModeThreadLocal),
+          "cudaStreamBeginCapture");
+  }
+  [[nodiscard]] bool capturing(stream_ref which) const {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    check(cudaStreamIsCapturing(which.get(), &status), "cudaStreamIsCapturing");
+    return status != cudaStreamCaptureStatusNone;
+  }
+  /// Ends the capture, whatever comes of it, and makes it ready to launch.
+  [[nodiscard]] graph end_capture(stream_ref on) {
+    cudaGraph_t content = nullptr;
+    check(cudaStreamEndCapture(on.get(), &content), "cudaStreamEndCapture");
+    cudaGraphExec_t ready = nullptr;
+    const auto code = cudaGraphInstantiate(&ready, content, 0);
+    static_cast<void>(cudaGraphDestroy(content));
+    check(code, "cudaGraphInstantiate");
+    return graph(ready);
+  }
+  void replay(graph& which, stream_ref on) {
+    check(cudaGraphLaunch(which.get(), on.get()), "cudaGraphLaunch");
+  }
 
   [[nodiscard]] void* try_allocate(std::size_t bytes) {
     const current_device guard(ordinal_);
@@ -310,7 +351,7 @@ class cuda_device {
   std::unordered_map<void*, host_pages> pages_;
 };
 
-static_assert(device<cuda_device>);
+static_assert(capturing_device<cuda_device>);
 
 }  // namespace tidepool
 

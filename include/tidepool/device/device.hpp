@@ -61,6 +61,7 @@ enum class join_site : std::uint8_t {
 ///   `device_error` on any other failure.
 /// - A device may have `copy_batch(items, direction, stream)`, which copies many small items at
 ///   less cost and returns false where it cannot; copies are then made one by one.
+/// - A device may have graphs (see `capturing_device`).
 /// - Functions that free are `noexcept` and wait until nothing on the device uses the memory.
 template <class Device>
 concept device = requires(Device& dev, typename Device::stream& stream,
@@ -88,6 +89,22 @@ concept device = requires(Device& dev, typename Device::stream& stream,
   { dev.deallocate_host(pointer) }
   noexcept;
   { dev.memory() } -> std::same_as<memory_info>;
+};
+
+/// A device whose streams can be captured into graphs.
+///
+/// Between `begin_capture` and `end_capture` what is given to the stream, and to every stream that
+/// waits for an event recorded there, is kept instead of run. A captured event is waited for inside
+/// its capture only, others outside only, and all streams must be joined back before the end.
+/// `end_capture` ends the capture even when it throws.
+template <class Device>
+concept capturing_device = device<Device> &&
+    requires(Device& dev, typename Device::graph& graph, typename Device::stream_ref ref) {
+  requires std::movable<typename Device::graph> && !std::copyable<typename Device::graph>;
+  dev.begin_capture(ref);
+  { dev.capturing(ref) } -> std::same_as<bool>;
+  { dev.end_capture(ref) } -> std::same_as<typename Device::graph>;
+  dev.replay(graph, ref);
 };
 
 }  // namespace tidepool

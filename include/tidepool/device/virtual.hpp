@@ -10,6 +10,7 @@
 #include <string>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "tidepool/detail/simulation.hpp"
 #include "tidepool/device/device.hpp"
@@ -83,6 +84,34 @@ class virtual_device {
     std::size_t index_;
   };
 
+  /// Owns what a capture kept.
+  class graph {
+   public:
+    graph(graph&& other) noexcept
+        : owner_(std::exchange(other.owner_, nullptr)),
+          content_(std::move(other.content_)),
+          lanes_(std::move(other.lanes_)) {}
+    graph& operator=(graph&& other) noexcept {
+      std::swap(owner_, other.owner_);
+      std::swap(content_, other.content_);
+      std::swap(lanes_, other.lanes_);
+      return *this;
+    }
+    ~graph() {
+      for (std::size_t i = 1; i < lanes_.size(); ++i) owner_->retire_stream(lanes_[i]);
+    }
+
+   private:
+    friend class virtual_device;
+    graph(detail::simulation& owner, std::unique_ptr<detail::captured> content)
+        : owner_(&owner), content_(std::move(content)), lanes_(content_->streams().size()) {
+      for (std::size_t i = 1; i < lanes_.size(); ++i) lanes_[i] = owner.add_stream();
+    }
+    detail::simulation* owner_;
+    std::unique_ptr<detail::captured> content_;
+    std::vector<std::size_t> lanes_;  // to run on; the first is that of the launch
+  };
+
   explicit virtual_device(const machine& model = {})
       : model_(model), sim_(std::make_unique<detail::simulation>(model)) {}
   virtual_device(const virtual_device&) = delete;
@@ -106,6 +135,16 @@ class virtual_device {
   void copy(void* target, const void* source, const copy_shape& shape, copy_direction direction,
             stream_ref on) {
     sim_->copy(on.index_, direction, target, source, shape);
+  }
+
+  // ---- graphs, under the rules of CUDA's stream capture ----
+
+  void begin_capture(stream_ref on) { sim_->begin_capture(on.index_); }
+  [[nodiscard]] bool capturing(stream_ref which) const { return sim_->capturing(which.index_); }
+  [[nodiscard]] graph end_capture(stream_ref /*on*/) { return {*sim_, sim_->end_capture()}; }
+  void replay(graph& which, stream_ref on) {
+    which.lanes_[0] = on.index_;
+    sim_->replay(*which.content_, which.lanes_);
   }
 
   // ---- memory ----
@@ -196,6 +235,6 @@ class virtual_device {
   unsigned left_out_ = 0;
 };
 
-static_assert(device<virtual_device>);
+static_assert(capturing_device<virtual_device>);
 
 }  // namespace tidepool

@@ -30,9 +30,11 @@ class arena final : public block_source<Device> {
   }
   ~arena() override { dev_->deallocate(base_); }
 
-  [[nodiscard]] grant acquire(std::size_t bytes, lane_id waiter) override {
-    const auto joined = [&](const fence& ready) { return order_->joined(waiter, ready); };
-    return book_.acquire(bytes, joined, true);
+  [[nodiscard]] bool take(std::size_t bytes, lane_id waiter, block& into, fence& ready) override {
+    const auto joined = [&](const fence& until) { return order_->joined(waiter, until); };
+    const auto found = book_.find(bytes, joined, true);
+    if (found) book_.take(found, bytes, into, ready);
+    return static_cast<bool>(found);
   }
   void release(const block& done, const fence& after) noexcept override {
     book_.release(done.index, after);

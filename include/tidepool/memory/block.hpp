@@ -37,8 +37,8 @@ struct grant {
 
 /// One way to hand out blocks: pool, arena, slots, or a trainer's own.
 ///
-/// `acquire` never waits: it returns a block together with the fence to join, or an empty grant
-/// when nothing fits that is not in use. `release` takes the fence after which the block is free;
+/// `take` never waits: it hands out a block together with the fence to join, or says that nothing
+/// fits that is not in use. `release` takes the fence after which the block is free;
 /// it may lie in the future. Neither blocks the host. Thread safety: none.
 template <device Device>
 class block_source {
@@ -48,8 +48,15 @@ class block_source {
   block_source& operator=(const block_source&) = delete;
   virtual ~block_source() = default;
 
-  /// A block of `bytes` (more than 0) that `waiter` will touch first.
-  [[nodiscard]] virtual grant acquire(std::size_t bytes, lane_id waiter) = 0;
+  /// A block of `bytes` (more than 0) that `waiter` will touch first. `ready` comes in empty.
+  /// False, and nothing written, when there is none.
+  [[nodiscard]] virtual bool take(std::size_t bytes, lane_id waiter, block& into, fence& ready) = 0;
+  /// The same as a value.
+  [[nodiscard]] grant acquire(std::size_t bytes, lane_id waiter) {
+    grant result;
+    static_cast<void>(take(bytes, waiter, result.memory, result.ready));
+    return result;
+  }
   virtual void release(const block& done, const fence& after) noexcept = 0;
 
   /// Bytes taken from the device now, and the most ever.

@@ -19,11 +19,18 @@ enum class lane_id : std::uint8_t {};
 }
 
 /// A recorded position on one lane: everything issued on the lane before it.
+///
+/// Two words, so that it travels in registers; at a record each nanosecond they last two years.
 struct ticket {
-  lane_id lane{};
-  std::uint64_t position = 0;  ///< 0: before everything
-  std::uint64_t order = 0;     ///< issue order over all lanes, to tell older from younger
+  lane_id lane : 8 {};
+  std::uint64_t position : 56 = 0;  ///< 0: before everything
+  std::uint64_t order = 0;          ///< issue order over all lanes, to tell older from younger
+
+  constexpr ticket() = default;
+  constexpr ticket(lane_id on, std::uint64_t at, std::uint64_t issued)
+      : lane(on), position(at & ((std::uint64_t{1} << 56) - 1)), order(issued) {}
 };
+static_assert(sizeof(ticket) == 16);
 
 /// A set of tickets, at most one per lane: a vector clock.
 ///
@@ -34,9 +41,16 @@ class fence {
   constexpr fence() = default;
   constexpr fence(const ticket& only) { add(only); }  // NOLINT(google-explicit-constructor)
 
+  constexpr fence& operator=(const ticket& only) {
+    positions_ = {};
+    order_ = 0;
+    add(only);
+    return *this;
+  }
+
   constexpr void add(const ticket& more) {
     auto& position = positions_[index_of(more.lane)];
-    position = std::max(position, more.position);
+    position = std::max<std::uint64_t>(position, more.position);
     order_ = std::max(order_, more.order);
   }
 

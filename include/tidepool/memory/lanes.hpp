@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -73,10 +74,70 @@ class lanes {
     auto& lane = at(waiter);
     const auto traced = trace_->begin(waiter, lane.stream);
     wait(lane, index_of(until.lane), until.position);
-    trace_->end_stall(traced, waiter, lane.stream, site);
+    if (traced != detail::tracer<Device>::off) {
+      trace_->end_stall(traced, waiter, lane.stream, site);
+    }
     return true;
   }
   bool join(lane_id waiter, const fence& until, join_site site) {
+    return until.order() != 0 && join_all(waiter, until, site);
+  }
+
+  /// Issue order of the youngest record.
+  [[nodiscard]] std::uint64_t order() const { return order_; }
+
+  // ---- around a stream capture, where no event may be waited for from the other side ----
+
+  [[nodiscard]] bool capturing() const { return capturing_; }
+
+  /// Makes `into` wait for all that every lane has been given.
+  void gather(lane_id into) {
+    for (std::size_t other = 0; other < count_; ++other) {
+      if (other == index_of(into)) continue;
+      wait(at(into), other, record(static_cast<lane_id>(other)).position);
+    }
+  }
+
+  /// Makes every lane wait for all that the others have been given.
+  void meet() {
+    std::array<std::uint64_t, max_lanes> now{};
+    for (std::size_t i = 0; i < count_; ++i) now[i] = record(static_cast<lane_id>(i)).position;
+    for (std::size_t waiter = 0; waiter < count_; ++waiter) {
+      for (std::size_t other = 0; other < count_; ++other) {
+        if (other != waiter) wait(lanes_[waiter], other, now[other]);
+      }
+    }
+  }
+
+  /// The capture has begun on `origin`; `forks` take part in it from now on. Every position so far
+  /// counts as joined by all, since a launch comes after all that was given to any lane.
+  void begin_capture(lane_id origin, std::initializer_list<lane_id> forks) {
+    capturing_ = bounded_ = true;
+    assume_met();
+    const auto start = record(origin);
+    for (const auto fork : forks) wait(at(fork), index_of(origin), start.position);
+  }
+  /// Joins `forks` back into `origin`; the capture is about to end.
+  void join_back(lane_id origin, std::initializer_list<lane_id> forks) {
+    for (const auto fork : forks) wait(at(origin), index_of(fork), record(fork).position);
+  }
+  /// The capture is over. Nothing in it has run, so nothing in it is waited for either.
+  void end_capture() {
+    capturing_ = false;
+    assume_met();
+    meet();
+  }
+
+ private:
+  void assume_met() {
+    for (std::size_t i = 0; i < count_; ++i) {
+      for (std::size_t other = 0; other < count_; ++other) {
+        lanes_[i].known[other] = lanes_[other].recorded;
+      }
+    }
+  }
+
+  bool join_all(lane_id waiter, const fence& until, join_site site) {
     if (joined(waiter, until) || left_out(site)) return false;
     auto& lane = at(waiter);
     const auto traced = trace_->begin(waiter, lane.stream);
@@ -89,10 +150,6 @@ class lanes {
     return true;
   }
 
-  /// Issue order of the youngest record.
-  [[nodiscard]] std::uint64_t order() const { return order_; }
-
- private:
   using clock = std::array<std::uint64_t, max_lanes>;
 
   struct kept_event {
@@ -141,7 +198,15 @@ class lanes {
     fresh.events.reserve(ring);
     for (std::size_t i = 0; i < ring; ++i) fresh.events.push_back({dev_->make_event(false), {}});
     lanes_[count_] = std::move(fresh);
-    return static_cast<lane_id>(count_++);
+    const auto id = static_cast<lane_id>(count_++);
+    // It knows nothing yet, and must never wait for what lies on the other side of a capture. In a
+    // capture it takes part by the trainer's own fork, which lies behind all of that.
+    if (capturing_) {
+      assume_met();
+    } else if (bounded_) {
+      gather(id);
+    }
+    return id;
   }
 
   Device* dev_;
@@ -149,6 +214,8 @@ class lanes {
   std::array<lane_state, max_lanes> lanes_;
   std::size_t count_ = 0;
   std::uint64_t order_ = 0;
+  bool capturing_ = false;
+  bool bounded_ = false;  // there has been a capture
 };
 
 }  // namespace tidepool

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <string>
 #include <vector>
 
 #include "tidepool/memory/ranges.hpp"
@@ -32,17 +33,27 @@ class pool final : public block_source<Device> {
     for (auto* region : regions_) Kind::deallocate(*dev_, region);
   }
 
-  [[nodiscard]] grant acquire(std::size_t bytes, lane_id waiter) override {
-    const auto joined = [&](const fence& ready) { return order_->joined(waiter, ready); };
+  [[nodiscard]] bool take(std::size_t bytes, lane_id waiter, block& into, fence& ready) override {
+    const auto joined = [&](const fence& until) { return order_->joined(waiter, until); };
     const auto need = Kind::rounded(bytes);
+    ranges::place found;
     if (book_.free_bytes() >= need) {
-      const bool may_wait = book_.free_bytes() - need >= flying_ && flying_ != 0;
-      if (auto found = book_.acquire(need, joined, may_wait)) return found;
+      const bool may_wait =
+          order_->capturing() || (book_.free_bytes() - need >= flying_ && flying_ != 0);
+      found = book_.find(need, joined, may_wait);
     }
-    const bool grown = grow(need);
-    return book_.acquire(need, joined, !grown);
+    if (!found) {
+      const bool grown = grow(need);
+      found = book_.find(need, joined, !grown);
+    }
+    if (found) book_.take(found, need, into, ready);
+    return static_cast<bool>(found);
   }
   void release(const block& done, const fence& after) noexcept override {
+    book_.release(done.index, after);
+  }
+
+  void release(const block& done, const ticket& after) noexcept {
     book_.release(done.index, after);
   }
 
@@ -57,6 +68,11 @@ class pool final : public block_source<Device> {
 
  private:
   bool grow(std::size_t need) {
+    if (order_->capturing()) {
+      throw misuse_error("capture: " + std::to_string(need) +
+                         " bytes more would have to be allocated, which a graph cannot do; run the"
+                         " same step once without capture first");
+    }
     auto bytes = std::max(need, aligned(limits_.step));
     if (limits_.budget != 0) {
       const auto left = (limits_.budget - reserved_) / block_alignment * block_alignment;

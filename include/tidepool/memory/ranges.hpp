@@ -28,39 +28,66 @@ class ranges {
   /// Adds a free region; `bytes` is a multiple of `block_alignment`.
   void add_region(std::byte* base, std::size_t bytes) {
     const auto fresh = new_node();
-    nodes_[fresh] = {base, bytes, none, none, none, none, next_region_++, false, {}};
+    nodes_[fresh] = {base, bytes, none, none, none, none, next_region_++, 0, false, {}};
     first_of_region_.push_back(fresh);
     put(fresh);
   }
 
-  /// Finds room for `bytes`; `joined(fence)` says whether the asking lane need not wait for it.
-  template <class Joined>
-  [[nodiscard]] grant acquire(std::size_t bytes, const Joined& joined, bool may_wait) {
-    const auto need = aligned(bytes);
+  /// Where a request may go: a range, and whether the asking lane has to wait for it.
+  struct place {
+    std::uint32_t range = none;
     bool waits = true;
-    auto found = pick(need, joined, may_wait, waits);
-    if (waits) {
+
+    explicit operator bool() const { return range != none; }
+  };
+
+  /// Finds room for `bytes`; `joined(fence)` says whether the asking lane need not wait for it. The
+  /// answer holds until the book changes.
+  template <class Joined>
+  [[nodiscard]] place find(std::size_t bytes, const Joined& joined, bool may_wait) {
+    const auto need = aligned(bytes);
+    place found;
+    found.range = pick(need, joined, may_wait, found.waits);
+    if (found.waits) {
       // Neighbours that need no wait are better, but not worth a long search when a wait will do.
-      const auto neighbours = pick_run(need, joined, false, found == none ? no_limit : scan_limit);
-      if (neighbours != none) {
-        found = neighbours;
-        waits = false;
-      }
+      const auto neighbours = pick_run(need, joined, false, found ? scan_limit : no_limit);
+      if (neighbours != none) found = {neighbours, false};
     }
-    if (found == none && may_wait) found = pick_run(need, joined, true, no_limit);
-    if (found == none) return {};
-    unlink(found);
-    if (nodes_[found].bytes != need) split(found, need);
-    nodes_[found].used = true;
-    used_bytes_ += nodes_[found].bytes;
-    // What the lane has joined already it need not look at again.
-    return {{nodes_[found].base, need, found}, waits ? nodes_[found].ready : fence{}};
+    if (!found && may_wait) found.range = pick_run(need, joined, true, no_limit);
+    return found;
   }
 
-  void release(std::uint32_t index, const fence& after) {
-    nodes_[index].used = false;
-    nodes_[index].ready = after;
-    used_bytes_ -= nodes_[index].bytes;
+  /// Takes what `find` found for as many bytes. Written in place: a block that is copied right
+  /// after it was made costs more than the search.
+  void take(const place& found, std::size_t bytes, block& into, fence& ready) {
+    const auto need = aligned(bytes);
+    unlink(found.range);
+    if (nodes_[found.range].bytes != need) split(found.range, need);
+    auto& taken = nodes_[found.range];
+    taken.used = true;
+    used_bytes_ += need;
+    into.data = taken.base;
+    into.bytes = need;
+    into.index = found.range;
+    // What the lane has joined already it need not look at again.
+    if (found.waits) ready = taken.ready;
+  }
+
+  template <class Joined>
+  [[nodiscard]] grant acquire(std::size_t bytes, const Joined& joined, bool may_wait) {
+    grant result;
+    if (const auto found = find(bytes, joined, may_wait)) {
+      take(found, bytes, result.memory, result.ready);
+    }
+    return result;
+  }
+
+  template <class After = fence>  // or a ticket
+  void release(std::uint32_t index, const After& after) {
+    auto& freed = nodes_[index];
+    freed.used = false;
+    freed.ready = after;
+    used_bytes_ -= freed.bytes;
     put(index);
   }
 
@@ -93,6 +120,7 @@ class ranges {
     std::uint32_t before = none;  // neighbours in the bin, oldest first
     std::uint32_t behind = none;
     std::uint32_t region = 0;
+    std::uint8_t bin = 0;  // while free
     bool used = false;
     fence ready;
   };
@@ -185,7 +213,7 @@ class ranges {
     const auto rest = new_node();
     auto& head = nodes_[index];
     nodes_[rest] = {
-        head.base + need, head.bytes - need, index, head.right, none, none, head.region, false,
+        head.base + need, head.bytes - need, index, head.right, none, none, head.region, 0, false,
         head.ready};
     if (head.right != none) nodes_[head.right].left = rest;
     head.right = rest;
@@ -205,20 +233,22 @@ class ranges {
   }
 
   void put(std::uint32_t index) {
-    const auto which = bin_of(nodes_[index].bytes);
+    auto& back = nodes_[index];
+    const auto which = bin_of(back.bytes);
     auto& bin = bins_[which];
-    nodes_[index].before = bin.back;
-    nodes_[index].behind = none;
+    back.bin = static_cast<std::uint8_t>(which);
+    back.before = bin.back;
+    back.behind = none;
     (bin.back == none ? bin.front : nodes_[bin.back].behind) = index;
     bin.back = index;
     filled_[which / 64] |= std::uint64_t{1} << (which % 64);
-    free_bytes_ += nodes_[index].bytes;
+    free_bytes_ += back.bytes;
   }
 
   void unlink(std::uint32_t index) {
-    const auto which = bin_of(nodes_[index].bytes);
-    auto& bin = bins_[which];
     const auto& gone = nodes_[index];
+    const std::size_t which = gone.bin;
+    auto& bin = bins_[which];
     (gone.before == none ? bin.front : nodes_[gone.before].behind) = gone.behind;
     (gone.behind == none ? bin.back : nodes_[gone.behind].before) = gone.before;
     if (bin.front == none) filled_[which / 64] &= ~(std::uint64_t{1} << (which % 64));

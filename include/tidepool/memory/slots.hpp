@@ -30,16 +30,18 @@ class slots final : public block_source<Device> {
     for (auto& ring : rings_) dev_->deallocate(ring.base);
   }
 
-  [[nodiscard]] grant acquire(std::size_t bytes, lane_id /*waiter*/) override {
+  [[nodiscard]] bool take(std::size_t bytes, lane_id /*waiter*/, block& into,
+                          fence& ready) override {
     for (std::size_t r = 0; r < rings_.size(); ++r) {
       auto& ring = rings_[r];
       if (ring.bytes < bytes || ring.head == ring.tail) continue;
       const auto& slot = ring.free[ring.head++ % ring.free.size()];
-      return {{static_cast<std::byte*>(ring.base) + slot.number * ring.bytes, ring.bytes,
-               static_cast<std::uint32_t>(r << ring_shift | slot.number)},
-              slot.ready};
+      into = {static_cast<std::byte*>(ring.base) + slot.number * ring.bytes, ring.bytes,
+              static_cast<std::uint32_t>(r << ring_shift | slot.number)};
+      ready = slot.ready;
+      return true;
     }
-    return {};
+    return false;
   }
   void release(const block& done, const fence& after) noexcept override {
     auto& ring = rings_[done.index >> ring_shift];

@@ -55,26 +55,27 @@ class nvtx_range {
   nvtx_range& operator=(const nvtx_range&) = delete;
   ~nvtx_range() {
 #if TIDEPOOL_DETAIL_NVTX
-    if (open_) nvtxDomainRangePop(nvtx3::v1::domain::get<nvtx_domain>());
+    if (domain_ != nullptr) nvtxDomainRangePop(static_cast<nvtxDomainHandle_t>(domain_));
 #endif
   }
 
  private:
   friend class nvtx_names;
-  explicit nvtx_range(bool open) noexcept : open_(open) {}
+  explicit nvtx_range(void* domain) noexcept : domain_(domain) {}
 
-  [[maybe_unused]] bool open_;
+  [[maybe_unused]] void* domain_;  // null: no range was opened
 };
 
 /// The names of an offloader's modules, registered once with the profiler in a domain `tidepool`.
 ///
 /// The functions open a range such as `offload core_attn`, with the layer as payload where one is
-/// given; an index without a name opens none. They cost a few nanoseconds while no tool listens,
+/// given; an index without a name opens none. They cost one branch while no tool listens,
 /// allocate nothing and never throw. Thread safety: as a const object.
 class nvtx_names {
  public:
   explicit nvtx_names([[maybe_unused]] std::span<const std::string> modules) {
 #if TIDEPOOL_DETAIL_NVTX
+    domain_ = static_cast<nvtxDomainHandle_t>(nvtx3::v1::domain::get<nvtx_domain>());
     using named = nvtx3::v1::named_category_in<nvtx_domain>;
     for (std::uint32_t action = 0; action < actions.size(); ++action) {
       static_cast<void>(named(action + 1, actions[action]));
@@ -115,10 +116,11 @@ class nvtx_names {
     std::uint32_t colour = 0;
   };
 
-  [[nodiscard]] bool open([[maybe_unused]] std::size_t module, [[maybe_unused]] nvtx_action action,
-                          [[maybe_unused]] int layer) const noexcept {
+  [[nodiscard]] void* open([[maybe_unused]] std::size_t module, [[maybe_unused]] nvtx_action action,
+                           [[maybe_unused]] int layer) const noexcept {
 #if TIDEPOOL_DETAIL_NVTX
-    if (module >= entries_.size()) return false;
+    // NVTX gives out no domain unless a tool has been loaded with the process.
+    if (domain_ == nullptr || module >= entries_.size()) return nullptr;
     const auto& item = entries_[module];
     const auto index = static_cast<std::size_t>(action);
     // Written out: the wrapper's constructors would fill the same 48 bytes several times over.
@@ -134,14 +136,15 @@ class nvtx_names {
       attributes.payloadType = NVTX_PAYLOAD_TYPE_INT32;
       attributes.payload.iValue = layer;
     }
-    nvtxDomainRangePushEx(nvtx3::v1::domain::get<nvtx_domain>(), &attributes);
-    return true;
+    nvtxDomainRangePushEx(static_cast<nvtxDomainHandle_t>(domain_), &attributes);
+    return domain_;
 #else
-    return false;
+    return nullptr;
 #endif
   }
 
   // Empty for good in the form without NVTX.
+  void* domain_ = nullptr;
   std::vector<entry> entries_;
 };
 

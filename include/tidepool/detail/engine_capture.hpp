@@ -1,0 +1,144 @@
+// The engine under stream capture: a graph repeats the copies that were issued while it was made.
+#pragma once
+
+#include <sstream>
+
+#include "tidepool/engine.hpp"
+
+namespace tidepool::detail {
+
+inline std::string address_of(const void* pointer) {
+  std::ostringstream text;
+  text << pointer;
+  return text.str();
+}
+
+// Where every storage lies. A graph knows addresses, not handles, so it may run only where this is
+// as it was when its capture began, and leaves it as it was when the capture ended.
+template <device Device>
+memory_layout engine<Device>::layout() const {
+  memory_layout result;
+  store_.for_each([&](const storage& store) {
+    result.push_back({&store, store.on_device.data, store.on_host.data, store.bytes});
+  });
+  return result;
+}
+
+template <device Device>
+void engine<Device>::begin_capture(lane_id origin) {
+  if (store_.order().capturing()) throw misuse_error("capture: another capture is under way");
+  if (store_.trace().on()) {
+    throw misuse_error("capture: a trace is being recorded; finish_trace() first");
+  }
+  if (warming_up()) {
+    throw misuse_error(
+        "capture: no step has been run yet; run the same step once without capture and call"
+        " end_step(), so that all memory is in place");
+  }
+  settle_replays();
+  layout_before_ = std::make_shared<const memory_layout>(layout());
+  if (layout_now_ != nullptr && *layout_now_ == *layout_before_) layout_before_ = layout_now_;
+  dev_->begin_capture(store_.order().stream(origin));
+  try {
+    store_.order().begin_capture(origin, {store_.offload_lane(), store_.reload_lane()});
+  } catch (...) {
+    abandon_capture(origin);
+    throw;
+  }
+}
+
+template <device Device>
+auto engine<Device>::end_capture(lane_id origin) {
+  auto& order = store_.order();
+  try {
+    order.join_back(origin, {store_.offload_lane(), store_.reload_lane()});
+  } catch (...) {
+    abandon_capture(origin);
+    throw;
+  }
+  try {
+    auto graph = dev_->end_capture(order.stream(origin));
+    order.end_capture();
+    return graph;
+  } catch (...) {
+    order.end_capture();
+    throw;
+  }
+}
+
+// The capture failed: nothing of it will ever run.
+template <device Device>
+void engine<Device>::abandon_capture(lane_id origin) noexcept {
+  try {
+    static_cast<void>(dev_->end_capture(store_.order().stream(origin)));
+  } catch (...) {  // it was no longer valid; it is over all the same
+  }
+  try {
+    store_.order().end_capture();
+  } catch (...) {  // the device is gone; so is whatever could be out of order
+  }
+}
+
+template <device Device>
+std::shared_ptr<const memory_layout> engine<Device>::layout_after_capture() {
+  layout_now_ = std::make_shared<const memory_layout>(layout());
+  if (*layout_now_ == *layout_before_) layout_now_ = layout_before_;
+  return layout_now_;
+}
+
+template <device Device>
+template <class Graph>
+void engine<Device>::replay(Graph& graph, const std::shared_ptr<const memory_layout>& before,
+                            const std::shared_ptr<const memory_layout>& after, lane_id lane) {
+  if (store_.order().capturing()) {
+    throw misuse_error("launch: a capture is under way; end it before a graph is launched");
+  }
+  if (!replayed_) layout_now_ = std::make_shared<const memory_layout>(layout());
+  if (layout_now_ != before && *layout_now_ != *before) throw_layout(*before, *layout_now_);
+  auto& order = store_.order();
+  if (!replayed_ || replayed_on_ != lane) order.gather(lane);
+  dev_->replay(graph, order.stream(lane));
+  layout_now_ = after;
+  replayed_on_ = lane;
+  replayed_ = true;
+}
+
+// Eager work comes after launches: what the graphs left must be what the handles say.
+template <device Device>
+void engine<Device>::settle_replays() {
+  if (!replayed_) return;
+  const auto eager = layout();
+  if (eager != *layout_now_) throw_layout(eager, *layout_now_);
+  store_.order().meet();
+  replayed_ = false;
+}
+
+template <device Device>
+void engine<Device>::throw_mixed_capture() {
+  throw misuse_error(
+      store_.order().capturing()
+          ? "capture: this stream takes no part in the capture under way; make it wait for an event"
+            " of the captured stream first, or end the capture"
+          : "this stream is being captured, but not by the offloader, so the copies would escape "
+            "the"
+            " graph; capture with offloader::capture, or commit after the graph has been launched");
+}
+
+template <device Device>
+void engine<Device>::throw_layout(const memory_layout& wanted, const memory_layout& found) const {
+  const auto other = std::find_if(wanted.begin(), wanted.end(), [&](const auto& each) {
+    return std::find(found.begin(), found.end(), each) == found.end();
+  });
+  std::string which = "a tensor is alive that was not";
+  if (other != wanted.end()) {
+    which = "a tensor of " + std::to_string(other->bytes) + " bytes was " +
+            (other->device == nullptr ? "away" : "on the device at " + address_of(other->device)) +
+            " and is not now";
+  }
+  throw misuse_error(
+      "capture: the memory is not as it was when this graph was captured (" + which +
+      "). Launch the graphs of a step in the order of their capture, all of them before any other"
+      " call, and reset every handle that was allocated inside");
+}
+
+}  // namespace tidepool::detail

@@ -1,0 +1,62 @@
+// One operation of a simulated stream.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+
+#include "tidepool/device/device.hpp"
+
+namespace tidepool::detail {
+
+// A position in a stream of the simulation: everything queued there before it.
+struct sim_position {
+  std::size_t stream = 0;
+  std::uint64_t number = 0;
+};
+
+enum class operation_kind : std::uint8_t { kernel, copy, record, wait };
+
+struct operation {
+  static constexpr std::size_t no_event = static_cast<std::size_t>(-1);
+
+  operation_kind kind = operation_kind::kernel;
+  bool started = false;
+  copy_direction direction{};
+  double duration = 0;  // of a kernel; latency left of a copy
+  double left = 0;      // bytes of a copy still to move
+  std::byte* target = nullptr;
+  const std::byte* source = nullptr;
+  copy_shape shape;
+  std::size_t event = no_event;  // that a record sets
+  sim_position until;
+  std::function<void()> run;
+
+  // Half of the bytes move at the start and half at the end, so that a source that is not ready
+  // yet and a source that changes too early both show in the data.
+  void move_first_half() const {
+    move_rows(0, shape.rows / 2);
+    if (shape.rows == 1) move_bytes(0, shape.width / 2);
+  }
+  void move_second_half() const {
+    if (shape.rows == 1) {
+      move_bytes(shape.width / 2, shape.width);
+    } else {
+      move_rows(shape.rows / 2, shape.rows);
+    }
+  }
+
+ private:
+  void move_bytes(std::size_t from, std::size_t to) const {
+    std::memcpy(target + from, source + from, to - from);
+  }
+  void move_rows(std::size_t from, std::size_t to) const {
+    for (auto row = from; row < to; ++row) {
+      std::memcpy(target + row * shape.target_pitch, source + row * shape.source_pitch,
+                  shape.width);
+    }
+  }
+};
+
+}  // namespace tidepool::detail

@@ -1,0 +1,68 @@
+/// Offloads and reloads inside CUDA graphs: captured once, launched with no work of ours.
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include "tidepool/engine.hpp"
+
+namespace tidepool {
+
+/// What `offloader::capture` made of a piece of a step.
+///
+/// It stands for work, not for a moment of the offloader: a launch repeats the same copies between
+/// the same addresses, and counts nothing. So every launch must find the memory laid out as the
+/// capture did. A graph of a whole step leaves it so, when everything allocated inside was reset
+/// inside; the graphs of parts of a step run in the order in which they were captured, all of them
+/// before anything is done eagerly.
+///
+/// Move-only. It keeps the offloader's memory alive, and must be gone before the device is.
+template <capturing_device Device>
+class [[nodiscard]] graph {
+ public:
+  graph(graph&& other) noexcept
+      : engine_(std::exchange(other.engine_, nullptr)),
+        content_(std::move(other.content_)),
+        before_(std::move(other.before_)),
+        after_(std::move(other.after_)) {}
+  graph& operator=(graph&& other) noexcept {
+    std::swap(engine_, other.engine_);
+    std::swap(content_, other.content_);
+    std::swap(before_, other.before_);
+    std::swap(after_, other.after_);
+    return *this;
+  }
+  ~graph() {
+    if (engine_ != nullptr) detail::engine<Device>::release(engine_);
+  }
+
+  /// Runs it on `stream`, after what the stream and all others of the offloader have been given.
+  /// Eager work that follows waits for it. Does not block the host.
+  ///
+  /// Throws `misuse_error` when the memory is laid out otherwise or a capture is under way.
+  void launch(typename Device::stream_ref stream) {
+    engine_->replay(content_, before_, after_, engine_->lane_of_launch(stream));
+  }
+
+ private:
+  template <device, class>
+  friend class offloader;
+
+  using layout = std::shared_ptr<const detail::memory_layout>;
+
+  graph(detail::engine<Device>& owner, typename Device::graph&& content, layout before,
+        layout after)
+      : engine_(&owner),
+        content_(std::move(content)),
+        before_(std::move(before)),
+        after_(std::move(after)) {
+    owner.retain();
+  }
+
+  detail::engine<Device>* engine_;
+  typename Device::graph content_;
+  layout before_;
+  layout after_;
+};
+
+}  // namespace tidepool

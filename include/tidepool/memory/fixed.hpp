@@ -1,0 +1,53 @@
+/// One block of the trainer's own memory at an address that never changes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "tidepool/memory/block.hpp"
+
+namespace tidepool {
+
+/// A `block_source` over memory that the trainer owns: for CUDA graphs and kernels that know an
+/// address for good. What was allocated from it leaves and comes back to this very address; several
+/// layers may take turns, and each waits for the copies of the one before.
+///
+/// The memory must be aligned as the device wants it and outlive this object; this object must
+/// outlive what was allocated from it.
+template <device Device>
+class fixed_block final : public block_source<Device> {
+ public:
+  /// Memory that work given to any stream may use from now on.
+  fixed_block(void* data, std::size_t bytes) : data_(data), bytes_(bytes) {}
+
+  /// None while somebody has the block, or when it is too small.
+  [[nodiscard]] bool take(std::size_t bytes, lane_id /*waiter*/, block& into,
+                          fence& ready) override {
+    if (taken_ || bytes > bytes_) return false;
+    taken_ = true;
+    into = {data_, bytes_, 0};
+    ready = ready_;
+    return true;
+  }
+  void release(const block& /*done*/, const fence& after) noexcept override {
+    taken_ = false;
+    ready_ = after;
+  }
+
+  [[nodiscard]] bool taken() const { return taken_; }
+
+  [[nodiscard]] std::size_t reserved() const override { return bytes_; }
+  [[nodiscard]] std::size_t peak() const override { return bytes_; }
+  [[nodiscard]] std::size_t budget() const override { return bytes_; }
+  [[nodiscard]] std::size_t largest_free() const override { return taken_ ? 0 : bytes_; }
+  [[nodiscard]] std::uint64_t allocations() const override { return 0; }
+
+ private:
+  void* data_;
+  std::size_t bytes_;
+  bool taken_ = false;
+  fence ready_;
+};
+
+}  // namespace tidepool

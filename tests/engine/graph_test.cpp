@@ -1,0 +1,402 @@
+// Offloads and reloads inside captured graphs, replayed under any legal order.
+#include "tidepool/graph.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "rig.hpp"
+#include "tidepool/error.hpp"
+
+namespace {
+
+using tidepool::join_site;
+using tidepool::machine;
+using tidepool::misuse_error;
+using tidepool::test::arena_options;
+using tidepool::test::rig;
+using tidepool::test::small_options;
+
+using offloader = rig::offloader<tidepool::modules<"fc1">>;
+
+constexpr std::size_t size = 2048;
+constexpr int layers = 5;
+
+// A step whose kernels write and check other values each time that they run.
+struct trainer {
+  rig& desk;
+  offloader& off;
+  std::uint32_t round = 0;
+  std::size_t wrong = 0;
+  std::vector<offloader::buffer> saved{layers};
+  std::optional<offloader::chunk> chunk = std::nullopt;
+
+  void kernel(std::function<void()> run) const {
+    desk.dev.launch(desk.stream(), 1000, std::move(run));
+  }
+  void forward() {
+    chunk.emplace(off.begin());
+    for (int l = 0; l < layers; ++l) {
+      auto& x = saved[static_cast<std::size_t>(l)];
+      x = off.allocate(size, desk.stream());
+      kernel([this, l, to = x.as<std::uint32_t>()] {
+        for (std::size_t i = 0; i < size / 4; ++i) to[i] = rig::word(tag(l), i);
+      });
+      chunk->commit<"fc1">(l, desk.stream(), x);
+    }
+    chunk->end_forward();
+  }
+  void backward() {
+    for (int l = layers; l-- > 0;) {
+      auto& x = saved[static_cast<std::size_t>(l)];
+      chunk->restore<"fc1">(l, desk.stream(), x);
+      kernel([this, l, from = x.as<std::uint32_t>()] {
+        for (std::size_t i = 0; i < size / 4; ++i) wrong += from[i] != rig::word(tag(l), i);
+      });
+      x.reset(desk.stream());
+    }
+    kernel([this] { ++round; });
+    chunk->finish();
+    off.end_step();
+  }
+  void step() {
+    forward();
+    backward();
+  }
+  [[nodiscard]] std::size_t all_wrong() {
+    desk.dev.synchronize();
+    return wrong;
+  }
+
+ private:
+  [[nodiscard]] std::uint32_t tag(int layer) const {
+    return round * layers + static_cast<std::uint32_t>(layer) + 1;
+  }
+};
+
+std::string message_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const misuse_error& caught) {
+    return caught.what();
+  }
+  return "nothing was thrown";
+}
+
+bool says(const std::string& text, const char* part) { return text.find(part) != text.npos; }
+
+// Wrong words after a few replays, with one join left out or none.
+std::size_t wrong_after_replays(std::uint64_t seed, std::optional<join_site> without) {
+  rig desk(machine{.order_seed = seed});
+  offloader off(desk.dev, arena_options(3 * size));
+  trainer work{desk, off};
+  work.step();
+  work.step();
+  desk.dev.synchronize();
+  if (without) desk.dev.leave_out(*without);
+  auto graph = off.capture(desk.stream(), [&] { work.step(); });
+  for (int i = 0; i < 4; ++i) graph.launch(desk.stream());
+  return work.all_wrong();
+}
+
+}  // namespace
+
+TEST_CASE("graph: a whole step is replayed with new data, in whatever order streams allow") {
+  for (std::uint64_t seed = 0; seed < 60; ++seed) {
+    CAPTURE(seed);
+    CHECK(wrong_after_replays(seed, std::nullopt) == 0);
+  }
+}
+
+TEST_CASE("graph: each join is needed inside as well") {
+  for (const auto site : {join_site::producer, join_site::own_offload, join_site::consumer,
+                          join_site::device_reuse}) {
+    CAPTURE(name_of(site));
+    std::size_t caught = 0;
+    for (std::uint64_t seed = 1; seed < 60 && caught == 0; ++seed) {
+      caught += wrong_after_replays(seed, site) > 0 ? 1 : 0;
+    }
+    CHECK(caught > 0);
+  }
+}
+
+TEST_CASE("graph: a capture runs nothing and a launch calls the device once") {
+  rig desk;
+  offloader off(desk.dev, arena_options(3 * size));
+  trainer work{desk, off};
+  work.step();
+  desk.dev.synchronize();
+  auto graph = off.capture(desk.stream(), [&] { work.step(); });
+  CHECK(work.all_wrong() == 0);
+  CHECK(work.round == 1);
+  graph.launch(desk.stream());
+  const auto records = desk.dev.records;
+  const auto waits = desk.dev.waits;
+  const auto events = desk.dev.events_made;
+  for (int i = 0; i < 10; ++i) graph.launch(desk.stream());
+  CHECK(desk.dev.records == records);
+  CHECK(desk.dev.waits == waits);
+  CHECK(desk.dev.events_made == events);
+  CHECK(work.all_wrong() == 0);
+  CHECK(work.round == 12);
+}
+
+TEST_CASE("graph: eager steps and replays take turns") {
+  for (const std::uint64_t seed : {0, 1, 2, 3, 4, 5, 6, 7, 8, 9}) {
+    CAPTURE(seed);
+    rig desk(machine{.order_seed = seed});
+    offloader off(desk.dev, small_options());
+    trainer work{desk, off};
+    work.step();
+    work.step();
+    auto graph = off.capture(desk.stream(), [&] { work.step(); });
+    work.step();
+    graph.launch(desk.stream());
+    graph.launch(desk.stream());
+    work.step();
+    work.step();
+    graph.launch(desk.stream());
+    work.step();
+    CHECK(work.all_wrong() == 0);
+    CHECK(work.round == 9);
+  }
+}
+
+TEST_CASE("graph: a launch comes after copies that nobody waited for") {
+  std::size_t wrong = 0;
+  for (std::uint64_t seed = 1; seed < 40; ++seed) {
+    rig desk(machine{.order_seed = seed});
+    offloader off(desk.dev, arena_options(3 * size));
+    trainer work{desk, off};
+    work.step();
+    work.step();
+    auto graph = off.capture(desk.stream(), [&] { work.step(); });
+    work.forward();  // abandoned, its offloads still under way
+    work.chunk.reset();
+    graph.launch(desk.stream());
+    graph.launch(desk.stream());
+    wrong += work.all_wrong();
+  }
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("graph: eager work after a capture comes after copies from before it") {
+  std::size_t wrong = 0;
+  for (std::uint64_t seed = 1; seed < 40; ++seed) {
+    rig desk(machine{.order_seed = seed});
+    offloader off(desk.dev, arena_options(3 * size));
+    trainer work{desk, off};
+    work.step();
+    work.step();
+    work.forward();
+    work.chunk.reset();
+    auto graph = off.capture(desk.stream(), [&] { work.step(); });
+    work.step();
+    wrong += work.all_wrong();
+  }
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("graph: eager work on any stream comes after a launch") {
+  std::size_t wrong = 0;
+  for (std::uint64_t seed = 1; seed < 40; ++seed) {
+    rig desk(machine{.order_seed = seed});
+    auto other = desk.dev.make_stream();
+    offloader off(desk.dev, arena_options(3 * size));
+    trainer work{desk, off};
+    work.step();
+    off.allocate(size, other.ref()).reset(other.ref());
+    work.step();
+    auto graph = off.capture(desk.stream(), [&] { work.step(); });
+    graph.launch(desk.stream());
+    for (int i = 0; i < 20; ++i) {
+      auto x = off.allocate(size, other.ref());
+      desk.write_bytes(x.data(), size, 99, other.ref());
+      x.reset(other.ref());
+    }
+    graph.launch(desk.stream());
+    wrong += work.all_wrong();
+  }
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("graph: parts of a step, each a graph, run in the order of their capture") {
+  for (const std::uint64_t seed : {0, 1, 2, 3, 4, 5}) {
+    CAPTURE(seed);
+    rig desk(machine{.order_seed = seed});
+    offloader off(desk.dev, arena_options(3 * size));
+    trainer work{desk, off};
+    work.step();
+    work.step();
+    auto forward = off.capture(desk.stream(), [&] { work.forward(); });
+    auto backward = off.capture(desk.stream(), [&] { work.backward(); });
+    for (int i = 0; i < 3; ++i) {
+      forward.launch(desk.stream());
+      CHECK(says(message_of([&] { forward.launch(desk.stream()); }), "order of their capture"));
+      CHECK(says(message_of([&] { work.forward(); }), "all of them before any other call"));
+      work.chunk.reset();
+      backward.launch(desk.stream());
+    }
+    CHECK(says(message_of([&] { backward.launch(desk.stream()); }), "order of their capture"));
+    work.step();
+    CHECK(work.all_wrong() == 0);
+    CHECK(work.round == 6);
+  }
+}
+
+TEST_CASE("graph: what is allocated inside and kept makes a second launch impossible") {
+  rig desk;
+  offloader off(desk.dev, arena_options(4 * size));
+  trainer work{desk, off};
+  work.step();
+  offloader::buffer kept;
+  auto graph = off.capture(desk.stream(), [&] {
+    work.step();
+    kept = off.allocate(size, desk.stream());
+  });
+  CHECK(says(message_of([&] { graph.launch(desk.stream()); }), "reset every handle"));
+  kept.reset(desk.stream());
+  graph.launch(desk.stream());
+  CHECK(says(message_of([&] { graph.launch(desk.stream()); }), "a tensor is alive"));
+}
+
+TEST_CASE("graph: refused before the warm-up step, inside another capture and while tracing") {
+  rig desk;
+  offloader off(desk.dev, arena_options(3 * size));
+  trainer work{desk, off};
+  const auto nothing = [] {};
+  CHECK(says(message_of([&] { static_cast<void>(off.capture(desk.stream(), nothing)); }),
+             "run the same step once without capture"));
+  work.step();
+  off.start_trace("step", desk.stream());
+  CHECK(says(message_of([&] { static_cast<void>(off.capture(desk.stream(), nothing)); }),
+             "finish_trace"));
+  static_cast<void>(off.finish_trace());
+  auto graph = off.capture(desk.stream(), nothing);
+  CHECK(says(message_of([&] {
+               static_cast<void>(off.capture(
+                   desk.stream(), [&] { static_cast<void>(off.capture(desk.stream(), nothing)); }));
+             }),
+             "another capture"));
+  CHECK(says(message_of([&] {
+               static_cast<void>(off.capture(desk.stream(), [&] { graph.launch(desk.stream()); }));
+             }),
+             "end it before"));
+  work.step();
+  CHECK(work.all_wrong() == 0);
+}
+
+TEST_CASE("graph: memory that would have to grow is refused, and the offloader goes on") {
+  rig desk;
+  offloader off(desk.dev, small_options());
+  trainer work{desk, off};
+  work.step();
+  const auto said = message_of([&] {
+    static_cast<void>(off.capture(
+        desk.stream(), [&] { static_cast<void>(off.allocate(1 << 20, desk.stream())); }));
+  });
+  CHECK(says(said, "bytes more would have to be allocated"));
+  work.step();
+  auto graph = off.capture(desk.stream(), [&] { work.step(); });
+  graph.launch(desk.stream());
+  CHECK(work.all_wrong() == 0);
+  CHECK(work.round == 3);
+}
+
+TEST_CASE("graph: a body that throws leaves no capture behind") {
+  rig desk;
+  offloader off(desk.dev, arena_options(3 * size));
+  trainer work{desk, off};
+  work.step();
+  CHECK_THROWS_AS(static_cast<void>(off.capture(desk.stream(),
+                                                [&] {
+                                                  work.forward();
+                                                  throw std::runtime_error("the trainer's own");
+                                                })),
+                  std::runtime_error);
+  CHECK_FALSE(desk.dev.capturing(desk.stream()));
+  work.chunk.reset();
+  for (auto& x : work.saved) x.reset(desk.stream());
+  work.step();
+  CHECK(work.all_wrong() == 0);
+}
+
+TEST_CASE("graph: a capture that is not the offloader's is refused at the first call") {
+  rig desk;
+  offloader off(desk.dev, arena_options(3 * size));
+  trainer work{desk, off};
+  work.step();
+  auto x = off.allocate(size, desk.stream());
+  auto chunk = off.begin();
+  desk.dev.synchronize();
+  desk.dev.begin_capture(desk.stream());
+  CHECK(says(message_of([&] { static_cast<void>(off.allocate(size, desk.stream())); }),
+             "the copies would escape"));
+  CHECK(says(message_of([&] { chunk.commit<"fc1">(0, desk.stream(), x); }), "escape"));
+  static_cast<void>(desk.dev.end_capture(desk.stream()));
+  CHECK(x);
+  auto other = desk.dev.make_stream();
+  const auto mixed = message_of([&] {
+    static_cast<void>(
+        off.capture(desk.stream(), [&] { static_cast<void>(off.allocate(size, other.ref())); }));
+  });
+  CHECK(says(mixed, "takes no part in the capture"));
+}
+
+TEST_CASE("graph: keeps working when the offloader is gone") {
+  rig desk;
+  std::optional<offloader> off(std::in_place, desk.dev, arena_options(3 * size));
+  trainer work{desk, *off};
+  work.step();
+  auto graph = off->capture(desk.stream(), [&] { work.step(); });
+  work.chunk.reset();
+  off.reset();
+  graph.launch(desk.stream());
+  CHECK(work.all_wrong() == 0);
+  CHECK(work.round == 2);
+}
+
+TEST_CASE("fixed_block: layers take turns at one address, and what leaves comes back there") {
+  for (std::uint64_t seed = 0; seed < 40; ++seed) {
+    CAPTURE(seed);
+    rig desk(machine{.order_seed = seed});
+    offloader off(desk.dev, small_options());
+    void* const memory = desk.dev.allocate(size);
+    {
+      tidepool::fixed_block<rig::device_type> place(memory, size);
+      for (int step = 0; step < 3; ++step) {
+        auto chunk = off.begin();
+        std::vector<offloader::buffer> x(layers);
+        for (int l = 0; l < layers; ++l) {
+          auto& mine = x[static_cast<std::size_t>(l)];
+          mine = off.allocate_from(place, size, desk.stream());
+          CHECK(mine.data() == memory);
+          desk.write(mine, static_cast<std::uint32_t>(step * layers + l));
+          chunk.commit<"fc1">(l, desk.stream(), mine);
+          CHECK_FALSE(place.taken());
+        }
+        for (int l = layers; l-- > 0;) {
+          auto& mine = x[static_cast<std::size_t>(l)];
+          chunk.restore<"fc1">(l, desk.stream(), mine);
+          CHECK(mine.data() == memory);
+          desk.check(mine, static_cast<std::uint32_t>(step * layers + l));
+          mine.reset(desk.stream());
+        }
+        chunk.finish();
+        off.end_step();
+      }
+      auto holder = off.allocate_from(place, size, desk.stream());
+      CHECK_THROWS_AS(static_cast<void>(off.allocate_from(place, size, desk.stream())),
+                      tidepool::out_of_budget);
+      holder.reset(desk.stream());
+      CHECK(desk.wrong() == 0);
+    }
+    desk.dev.deallocate(memory);
+  }
+}
