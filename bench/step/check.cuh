@@ -48,24 +48,31 @@ class gradient_check {
   /// How many cases differ from `none`, or do not run for a reason other than their budget.
   int failures() {
     const auto plans = plan_cases(run_);
-    const auto expected = train(plans.front());
+    const auto expected = train(plans.front(), false);
     if (expected.broken != 0) {
       std::printf("depth %d, none: %llu numbers are not finite\n", run_.depth, expected.broken);
       return 1;
     }
     int failed = 0;
     // `none` itself comes first: were it not the same twice, no other result would mean anything.
-    for (const auto& plan : plans) failed += differs(plan, expected) ? 1 : 0;
+    for (const auto& plan : plans) {
+      failed += differs(plan, expected, false) ? 1 : 0;
+      if (run_.graph && plan.kind == case_kind::offload) {
+        failed += differs(plan, expected, true) ? 1 : 0;
+      }
+    }
     return failed;
   }
 
  private:
   static constexpr int steps = 3;
 
-  bool differs(const planned_case& plan, const gradient_sums& expected) {
+  bool differs(const planned_case& given, const gradient_sums& expected, bool graph) {
+    auto plan = given;
+    if (graph) plan.name += " (graph)";
     gradient_sums found;
     try {
-      found = train(plan);
+      found = train(plan, graph);
     } catch (const tidepool::out_of_budget& problem) {
       std::printf("depth %d, %-24s does not fit: %s\n", run_.depth, plan.name.c_str(),
                   problem.what());
@@ -85,7 +92,8 @@ class gradient_check {
     return false;
   }
 
-  gradient_sums train(const planned_case& plan) {
+  // As a graph, each step after the first is captured and launched twice: the same work twice.
+  gradient_sums train(const planned_case& plan, bool graph) {
     // Whatever happens, the model lets go of the session's memory before the session goes.
     const auto off =
         std::make_unique<session>(*dev_, plan.options, plan.kind == case_kind::recompute);
@@ -94,7 +102,15 @@ class gradient_check {
     gradient_sums found;
     model_.restart();
     for (int step = 0; step < steps; ++step) {
-      run_step(model_, *off, run_, stream_);
+      const auto work = [&] { run_step(model_, *off, run_, stream_); };
+      if (graph && step > 0) {
+        auto captured = off->off().capture(stream_, work);
+        captured.launch(stream_);
+        captured.launch(stream_);
+        dev_->synchronize(stream_);
+      } else {
+        work();
+      }
       add_sums(found, step);
     }
     moved_ = 0;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <fstream>
@@ -44,6 +45,15 @@ class contest {
       for (const auto& each : entries_) all_->cases.push_back(each->result);
       after_round();
     }
+    if (!run_.graph) return;
+    for (auto& each : entries_) {
+      const auto& result = each->result;
+      if (result.plan.kind != case_kind::offload || !result.failure.empty()) continue;
+      guarded(*each, [&] { graph_turns(*each); });
+    }
+    all_->cases.clear();
+    for (const auto& each : entries_) all_->cases.push_back(each->result);
+    after_round();
   }
 
  private:
@@ -224,6 +234,41 @@ class contest {
     std::ofstream json(path + ".json");
     tidepool::trace::write_chrome_trace(json, record);
     if (!svg.flush() || !json.flush()) std::printf("%s.*: could not be written\n", path.c_str());
+  }
+
+  /// The case once more with whole steps captured, in turns with steps by calls: ABBA.
+  void graph_turns(entry& each) {
+    const bool fresh = !each.own;
+    if (fresh) build(each);
+    auto& off = *each.own;
+    auto start = dev_->make_event(true);
+    auto stop = dev_->make_event(true);
+    auto graph = off.off().capture(stream_, [&] { run_step(*model_, off, run_, stream_); });
+    const auto timed = [&](auto& into, auto step) {
+      step();  // settles
+      dev_->record(start, stream_);
+      step();
+      dev_->record(stop, stream_);
+      dev_->synchronize(stream_);
+      into.push_back(dev_->elapsed_us(start, stop) / 1e3 / run_.microbatches);
+    };
+    const auto by_calls = [&] { run_step(*model_, off, run_, stream_); };
+    auto& times = each.result.graph;
+    const auto launch = [&] {
+      const auto before = std::chrono::steady_clock::now();
+      graph.launch(stream_);
+      const std::chrono::duration<double, std::micro> took =
+          std::chrono::steady_clock::now() - before;
+      times.launch_us.push_back(took.count());
+    };
+    for (int round = 0; round < 2 * run_.pairs; ++round) {
+      if (round % 2 == 0) timed(times.eager, by_calls);
+      timed(times.graph, launch);
+      if (round % 2 == 1) timed(times.eager, by_calls);
+    }
+    std::printf("%-24s as a graph %8.2f ms a microbatch, by calls %8.2f\n",
+                each.result.plan.name.c_str(), median(times.graph), median(times.eager));
+    if (fresh) take_down(each);
   }
 
   /// A case that does not fit is out of the contest; the others go on.

@@ -14,9 +14,10 @@ namespace bench {
 
 /// What one layer saves for its backward pass, in the offloader's memory.
 struct saved_layer {
-  buffer qkv;  ///< core_attn
-  buffer xs;   ///< expert_fc1: the rows that the experts read
-  buffer a;    ///< moe_act: what fc1 made of them
+  buffer qkv;       ///< core_attn, when it leaves
+  buffer kept_qkv;  ///< the same for when it does not: memory of its own, held for good
+  buffer xs;        ///< expert_fc1: the rows that the experts read
+  buffer a;         ///< moe_act: what fc1 made of them
 };
 
 /// One microbatch in flight.
@@ -52,13 +53,13 @@ class model {
       dqkv_ = {dev, n_.tokens * 3 * n_.attention_width()};
     }
     in_flight_.resize(static_cast<std::size_t>(depth));
-    std::vector<buffer> first_use;  // so that later no case is charged for memory of the keeper
     for (auto& mb : in_flight_) {
       mb.saved.resize(static_cast<std::size_t>(n_.layers));
       for (index l = 0; l <= n_.layers; ++l) mb.x.emplace_back(dev, n_.tokens * n_.hidden);
       for (index l = 0; n_.attention && l < n_.layers; ++l) {
         mb.h.emplace_back(dev, n_.tokens * n_.hidden);
-        first_use.push_back(keeper_.allocate<bf16>(qkv_elements(), stream));
+        mb.saved[static_cast<std::size_t>(l)].kept_qkv =
+            keeper_.allocate<bf16>(qkv_elements(), stream);
       }
     }
   }
@@ -95,7 +96,7 @@ class model {
   void abandon() {
     for (auto& mb : in_flight_) {
       mb.chunk = {};
-      for (auto& each : mb.saved) each = {};
+      for (auto& each : mb.saved) each.qkv = each.xs = each.a = {};
     }
   }
 
@@ -111,12 +112,13 @@ class model {
     const auto& w = weights_of(l);
     const auto width = n_.attention_width();
     // What never leaves has memory of its own: a budget is for what may leave.
-    s.qkv = off.offloads_attention() ? off.allocate<bf16>(qkv_elements(), stream_)
-                                     : keeper_.allocate<bf16>(qkv_elements(), stream_);
+    const bool leaves = off.offloads_attention();
+    if (leaves) s.qkv = off.allocate<bf16>(qkv_elements(), stream_);
+    auto* const qkv = (leaves ? s.qkv : s.kept_qkv).as<bf16>();
     math_.multiply(n_.tokens, 3 * width, n_.hidden, {mb.x[l].data(), n_.hidden},
-                   {w.qkv.value.data(), 3 * width}, {s.qkv.as<bf16>(), 3 * width});
-    attention_[0].forward(o_.data(), s.qkv.as<bf16>());
-    mb.chunk.commit<"core_attn">(l, stream_, s.qkv);
+                   {w.qkv.value.data(), 3 * width}, {qkv, 3 * width});
+    attention_[0].forward(o_.data(), qkv);
+    if (leaves) mb.chunk.commit<"core_attn">(l, stream_, s.qkv);
 
     math_.multiply(n_.tokens, n_.hidden, width, {o_.data(), width},
                    {w.proj.value.data(), n_.hidden}, {mb.h[l].data(), n_.hidden});
@@ -133,9 +135,11 @@ class model {
     math_.multiply(n_.tokens, width, n_.hidden, dy, {w.proj.value.data(), n_.hidden, true},
                    {d_o_.data(), width});
 
-    mb.chunk.restore<"core_attn">(l, stream_, s.qkv);
-    attention_[0].backward(dqkv_.data(), o_.data(), d_o_.data(), s.qkv.as<bf16>());
-    off.release(stream_, s.qkv);
+    const bool left = off.offloads_attention();
+    if (left) mb.chunk.restore<"core_attn">(l, stream_, s.qkv);
+    attention_[0].backward(dqkv_.data(), o_.data(), d_o_.data(),
+                           (left ? s.qkv : s.kept_qkv).as<bf16>());
+    if (left) off.release(stream_, s.qkv);
 
     math_.multiply(width, n_.hidden, n_.tokens, {o_.data(), width, true}, dy,
                    {w.proj.gradient.data(), n_.hidden, keeps(mb, l)});

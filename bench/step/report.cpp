@@ -131,6 +131,11 @@ json to_json(const results& all, const case_result& each) {
   out["traced_step"] = {{"offload_gbs_while_busy", each.link.out},
                         {"reload_gbs_while_busy", each.link.in},
                         {"stall_ms", each.link.stall}};
+  if (!each.graph.graph.empty()) {
+    out["as_graph"] = {{"ms", each.graph.graph},
+                       {"by_calls_ms", each.graph.eager},
+                       {"launch_us", each.graph.launch_us}};
+  }
   const auto& c = each.counters;
   out["bytes"] = {{"driver_above_baseline", each.driver_bytes},
                   {"driver", all.baseline_bytes + each.driver_bytes},
@@ -200,6 +205,27 @@ bool write(const std::string& path, const std::string& text) {
 
 }  // namespace
 
+namespace {
+
+void print_graphs(const results& all) {
+  std::vector<std::vector<std::string>> rows{
+      {"whole step", "graph ms", "by calls ms", "graph/calls", "launch us", "% of the step"}};
+  for (const auto& each : all.cases) {
+    const auto& times = each.graph;
+    if (times.graph.empty()) continue;
+    const auto step_us = median(times.graph) * all.run.microbatches * 1e3;
+    rows.push_back({each.plan.name, number(median(times.graph), 2), number(median(times.eager), 2),
+                    number(ratio(median(times.graph), median(times.eager)), 4),
+                    number(median(times.launch_us), 1),
+                    number(100 * ratio(median(times.launch_us), step_us), 4)});
+  }
+  if (rows.size() == 1) return;
+  std::printf("\nWhole steps as CUDA graphs, ms of a microbatch, filling and draining included\n");
+  print_table(rows);
+}
+
+}  // namespace
+
 void print(const results& all) {
   const auto* none = find_kind(all, case_kind::none);
   std::vector<std::vector<std::string>> times{{"case", "ms", "min .. max", "% none", "% floor",
@@ -222,6 +248,7 @@ void print(const results& all) {
   std::printf("\nMemory; baseline %.2f GiB; books: the driver's saving against the arena's own\n",
               all.baseline_bytes / gibibyte);
   print_table(memory);
+  print_graphs(all);
   for (const auto& each : all.cases) {
     if (each.failure.empty()) continue;
     std::printf("%s does not run: %s\n", each.plan.name.c_str(), each.failure.c_str());

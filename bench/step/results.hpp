@@ -42,12 +42,20 @@ struct link_use {
   double stall = 0;  ///< ms of a microbatch that compute waited at joins
 };
 
+/// A whole step as one CUDA graph, against the same step by calls, in turns.
+struct graph_times {
+  std::vector<double> eager;      ///< ms of a microbatch, by events around the step
+  std::vector<double> graph;      ///< the same
+  std::vector<double> launch_us;  ///< host time of one launch, which is one step
+};
+
 struct case_result {
   planned_case plan;
   std::string failure;  ///< why it does not run; empty when it does
   std::vector<step_times> steps;
   host_cost host;
   link_use link;
+  graph_times graph;
   double driver_bytes = 0;           ///< above the baseline, by cudaMemGetInfo
   double moved_bytes = 0;            ///< each way, of one microbatch
   std::size_t late_allocations = 0;  ///< device and host, after the warm-up
