@@ -37,9 +37,9 @@ float value_of(int step, int number, int layer) {
   return static_cast<float>(step * 1000 + number * 100 + layer * 10);
 }
 
-// Steps of 1F1B; what is wrong afterwards.
-unsigned train(gpu_offloader& off, cudaStream_t stream, int depth, int steps) {
-  writer_and_reader work;
+// Steps of 1F1B.
+void run_steps(gpu_offloader& off, writer_and_reader& work, cudaStream_t stream, int depth,
+               int steps) {
   constexpr int microbatches = 4;
   for (int step = 0; step < steps; ++step) {
     std::deque<microbatch> live;
@@ -83,7 +83,108 @@ unsigned train(gpu_offloader& off, cudaStream_t stream, int depth, int steps) {
     }
     off.end_step();
   }
+}
+
+// What is wrong after them.
+unsigned train(gpu_offloader& off, cudaStream_t stream, int depth, int steps) {
+  writer_and_reader work;
+  run_steps(off, work, stream, depth, steps);
   return work.wrong();
+}
+
+options arena_of(std::size_t size) {
+  auto opts = both_modules();
+  opts.memory = memory_kind::arena;
+  opts.device_budget = size;
+  return opts;
+}
+
+TIDEPOOL_GPU_TEST("a whole step as a graph gives back what left, between eager steps too") {
+  cuda_device dev;
+  const auto stream = dev.make_stream();
+  for (int depth = 1; depth <= 3; ++depth) {
+    for (const bool arena : {false, true}) {
+      CAPTURE(depth);
+      CAPTURE(arena);
+      writer_and_reader work;
+      gpu_offloader off(
+          dev, arena ? arena_of(static_cast<std::size_t>(6 + 6 * depth) * bytes) : both_modules());
+      run_steps(off, work, stream.get(), depth, 2);
+      auto graph = off.capture(stream.get(), [&] { run_steps(off, work, stream.get(), depth, 1); });
+      for (int i = 0; i < 5; ++i) graph.launch(stream.get());
+      run_steps(off, work, stream.get(), depth, 2);
+      graph.launch(stream.get());
+      CHECK(work.wrong() == 0);
+      const auto before = off.counters();
+      CHECK(before.modules[0].bytes_reloaded > 0);
+    }
+  }
+}
+
+TIDEPOOL_GPU_TEST("a capture of somebody else's is refused, and is still theirs to end") {
+  cuda_device dev;
+  const auto stream = dev.make_stream();
+  writer_and_reader work;
+  gpu_offloader off(dev, both_modules());
+  run_steps(off, work, stream.get(), 1, 2);
+  auto x = off.allocate<float>(floats, stream.get());
+  auto chunk = off.begin();
+  dev.begin_capture(stream.ref());
+  CHECK_THROWS_AS(chunk.commit<"core_attn">(0, stream.get(), x), misuse_error);
+  auto theirs = dev.end_capture(stream.ref());
+  dev.replay(theirs, stream.ref());
+  x.reset(stream.get());
+  chunk = {};
+  CHECK_THROWS_AS(
+      static_cast<void>(off.capture(
+          stream.get(),
+          [&] { static_cast<void>(off.allocate(std::size_t{1} << 30, stream.get())); })),
+      misuse_error);
+  run_steps(off, work, stream.get(), 1, 2);
+  CHECK(work.wrong() == 0);
+}
+
+TIDEPOOL_GPU_TEST("graphs of layers know one address, and offloads stay outside") {
+  cuda_device dev;
+  const auto stream = dev.make_stream();
+  writer_and_reader work;
+  auto opts = both_modules();
+  opts.margin = false;  // what stays would keep the address
+  gpu_offloader off(dev, opts);
+  auto* const address = static_cast<float*>(dev.allocate(bytes));
+  {
+    fixed_block<cuda_device> place(address, bytes);
+    std::deque<cuda_device::graph> forward;
+    std::deque<cuda_device::graph> backward;
+    for (int l = 0; l < layers; ++l) {
+      dev.begin_capture(stream.ref());
+      work.write(stream.get(), address, floats, static_cast<float>(l), 20);
+      forward.push_back(dev.end_capture(stream.ref()));
+      dev.begin_capture(stream.ref());
+      work.check(stream.get(), address, floats, static_cast<float>(l), 20);
+      backward.push_back(dev.end_capture(stream.ref()));
+    }
+    for (int step = 0; step < 4; ++step) {
+      auto chunk = off.begin();
+      std::vector<gpu_offloader::buffer> saved(layers);
+      for (int l = 0; l < layers; ++l) {
+        const auto i = static_cast<std::size_t>(l);
+        saved[i] = off.allocate_from(place, bytes, stream.get());
+        dev.replay(forward[i], stream.ref());
+        chunk.commit<"core_attn">(l, stream.get(), saved[i]);
+      }
+      for (int l = layers; l-- > 0;) {
+        const auto i = static_cast<std::size_t>(l);
+        chunk.restore<"core_attn">(l, stream.get(), saved[i]);
+        dev.replay(backward[i], stream.ref());
+        saved[i].reset(stream.get());
+      }
+      chunk.finish();
+      off.end_step();
+    }
+    CHECK(work.wrong() == 0);
+  }
+  dev.deallocate(address);
 }
 
 TIDEPOOL_GPU_TEST("every kind of memory and cap gives back what left, at 1F1B depth 1 to 3") {
