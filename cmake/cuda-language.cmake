@@ -1,8 +1,13 @@
 # Turns on the CUDA language for Tidepool's own .cu files. Users of the library do not come here.
 
 if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
-  # nvcc is often installed without being in the PATH.
+  # nvcc is often installed without being in the PATH. tidepool-cuda.cmake says why the version.
+  set(wanted_cmake ${CMAKE_MINIMUM_REQUIRED_VERSION})
+  if(CMAKE_VERSION VERSION_LESS 3.26)
+    set(CMAKE_MINIMUM_REQUIRED_VERSION 3.24)
+  endif()
   find_package(CUDAToolkit QUIET)
+  set(CMAKE_MINIMUM_REQUIRED_VERSION ${wanted_cmake})
   if(CUDAToolkit_NVCC_EXECUTABLE)
     set(CMAKE_CUDA_COMPILER "${CUDAToolkit_NVCC_EXECUTABLE}")
   endif()

@@ -21,6 +21,11 @@ function(tidepool_use_cuda target mode result)
 
   set(found FALSE)
   if(mode STREQUAL "AUTO" OR mode)
+    # CMake 3.25, which Debian 12 has, stumbles over toolkits from 13 on, which have no nvToolsExt:
+    # it marks the missing target as outdated in projects that ask for 3.25 or later.
+    if(CMAKE_VERSION VERSION_LESS 3.26)
+      set(CMAKE_MINIMUM_REQUIRED_VERSION 3.24)
+    endif()
     # GLOBAL, so that a project that adds Tidepool as a subdirectory can link to it.
     find_package(CUDAToolkit 12.0 QUIET GLOBAL)
     if(CUDAToolkit_FOUND AND TARGET CUDA::cudart)
