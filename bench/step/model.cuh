@@ -96,7 +96,9 @@ class model {
   void abandon() {
     for (auto& mb : in_flight_) {
       mb.chunk = {};
-      for (auto& each : mb.saved) each.qkv = each.xs = each.a = {};
+      for (auto& each : mb.saved) {
+        for (auto* saved : {&each.qkv, &each.xs, &each.a}) *saved = {};
+      }
     }
   }
 
