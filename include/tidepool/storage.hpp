@@ -61,11 +61,12 @@ struct storage {
 
 // Owns all storages of an offloader, its two copy streams and its memory.
 //
-// The six joins:
+// The joins (those around a capture are in lanes.hpp):
 //   producer      offload stream  waits for the stream that commits
 //   host_reuse    offload stream  waits for the reload that last read the host block
 //   own_offload   reload stream   waits for the offload of the same storage
-//   device_reuse  any stream      waits for the last user of the device block it is given
+//   device_reuse  compute stream  waits for the last user of the device block it is given
+//   reload_reuse  reload stream   does the same
 //   consumer      compute stream  waits for the reload of what it will read
 //   cap           compute stream  waits for the oldest offload in flight (in engine.hpp)
 template <device Device>
@@ -145,7 +146,8 @@ class storages {
   [[nodiscard]] bool place(storage& store, lane_id waiter) {
     fence ready;
     if (!source_of(store).take(store.bytes, waiter, store.on_device, ready)) return false;
-    if (order_.join(waiter, ready, join_site::device_reuse)) ++waits_;
+    const auto site = waiter == reload_ ? join_site::reload_reuse : join_site::device_reuse;
+    if (order_.join(waiter, ready, site)) ++waits_;
     poison(store.on_device, waiter);
     live_ += store.bytes;
     if (store.on_host) away_ -= store.bytes;

@@ -96,7 +96,7 @@ void engine<Device>::replay(Graph& graph, const std::shared_ptr<const memory_lay
   if (!replayed_) layout_now_ = std::make_shared<const memory_layout>(layout());
   if (layout_now_ != before && *layout_now_ != *before) throw_layout(*before, *layout_now_);
   auto& order = store_.order();
-  if (!replayed_ || replayed_on_ != lane) order.gather(lane);
+  if (!replayed_ || replayed_on_ != lane) order.gather(lane, join_site::launch);
   dev_->replay(graph, order.stream(lane));
   layout_now_ = after;
   replayed_on_ = lane;
@@ -109,7 +109,7 @@ void engine<Device>::settle_replays() {
   if (!replayed_) return;
   const auto eager = layout();
   if (eager != *layout_now_) throw_layout(eager, *layout_now_);
-  store_.order().meet();
+  store_.order().meet(join_site::after_launch);
   replayed_ = false;
 }
 

@@ -5,8 +5,20 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <vector>
 
 #include "tidepool/device/device.hpp"
+
+namespace tidepool {
+
+/// Memory that a kernel says it touches, for whoever observes the virtual device.
+struct kernel_access {
+  const void* data = nullptr;
+  std::size_t bytes = 0;
+  bool writes = false;
+};
+
+}  // namespace tidepool
 
 namespace tidepool::detail {
 
@@ -32,6 +44,7 @@ struct operation {
   std::size_t event = no_event;  // that a record sets
   sim_position until;
   std::function<void()> run;
+  std::vector<kernel_access> touches;  // by a kernel
 
   // Half of the bytes move at the start and half at the end, so that a source that is not ready
   // yet and a source that changes too early both show in the data.

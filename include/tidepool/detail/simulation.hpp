@@ -51,8 +51,10 @@ class simulation {
     spare_events_.push_back(which);
   }
 
-  void kernel(std::size_t on, double duration_ns, std::function<void()> run) {
+  void kernel(std::size_t on, double duration_ns, std::function<void()> run,
+              std::vector<kernel_access> touches = {}) {
     operation op;
+    op.touches = std::move(touches);
     op.kind = operation_kind::kernel;
     op.duration = duration_ns;
     op.run = std::move(run);
@@ -152,6 +154,10 @@ class simulation {
     }
   }
 
+  // Sees every operation that will run, in the order of issue; replays of graphs included.
+  using observer = std::function<void(const sim_position&, const operation&)>;
+  void observe(observer with) { observer_ = std::move(with); }
+
   [[nodiscard]] double now() const { return now_; }
   [[nodiscard]] double time_of(std::size_t event) const { return events_[event].time; }
   [[nodiscard]] bool done(std::size_t event) const { return events_[event].done; }
@@ -182,8 +188,11 @@ class simulation {
       capture_->push(on, std::move(op));
       return 0;
     }
-    streams_[on].queue.push_back(std::move(op));
-    return ++streams_[on].pushed;
+    auto& into = streams_[on];
+    into.queue.push_back(std::move(op));
+    ++into.pushed;
+    if (observer_) observer_({on, into.pushed}, into.queue.back());
+    return into.pushed;
   }
 
   void push_wait(std::size_t on, const sim_position& until) {
@@ -334,6 +343,7 @@ class simulation {
   std::deque<stream_state> streams_;
   std::deque<event_state> events_;
   std::vector<std::size_t> spare_events_;
+  observer observer_;
   std::unique_ptr<captured> capture_;
   std::uint64_t captures_begun_ = 0;
   double now_ = 0;

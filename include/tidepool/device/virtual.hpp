@@ -33,6 +33,8 @@ class virtual_device {
    public:
     constexpr stream_ref() = default;
     [[nodiscard]] constexpr std::uint64_t key() const { return key_; }
+    /// As an observer sees it.
+    [[nodiscard]] constexpr std::size_t index() const { return index_; }
 
    private:
     friend class virtual_device;
@@ -176,17 +178,21 @@ class virtual_device {
 
   // ---- what only this device has ----
 
-  /// Queues a kernel: `run` is called when the clock says that it ends.
+  /// Queues a kernel: `run` is called when the clock says that it ends. `touches` is what it says
+  /// that it reads and writes; only an observer asks.
   void launch(stream_ref on, double duration_ns, std::function<void()> run,
-              const char* /*label*/ = "") {
-    sim_->kernel(on.index_, duration_ns, std::move(run));
+              std::vector<kernel_access> touches = {}) {
+    sim_->kernel(on.index_, duration_ns, std::move(run), std::move(touches));
   }
+  /// Has every operation seen as it is issued.
+  void observe(detail::simulation::observer with) { sim_->observe(std::move(with)); }
   /// The virtual clock, in nanoseconds.
   [[nodiscard]] double now_ns() const { return sim_->now(); }
 
   /// Fills memory on a stream; offloaders do it with every block they hand out.
   void poison(void* pointer, std::size_t bytes, stream_ref on) {
-    if (model_.poison) launch(on, 0, [=] { std::memset(pointer, poison_byte, bytes); });
+    if (!model_.poison) return;
+    launch(on, 0, [=] { std::memset(pointer, poison_byte, bytes); }, {{pointer, bytes, true}});
   }
 
   /// Leaves out every join of one kind from now on: how tests show that each is needed.

@@ -91,7 +91,8 @@ class lanes {
   [[nodiscard]] bool capturing() const { return capturing_; }
 
   /// Makes `into` wait for all that every lane has been given.
-  void gather(lane_id into) {
+  void gather(lane_id into, join_site site) {
+    if (left_out(site)) return assume_met();
     for (std::size_t other = 0; other < count_; ++other) {
       if (other == index_of(into)) continue;
       wait(at(into), other, record(static_cast<lane_id>(other)).position);
@@ -99,7 +100,8 @@ class lanes {
   }
 
   /// Makes every lane wait for all that the others have been given.
-  void meet() {
+  void meet(join_site site) {
+    if (left_out(site)) return assume_met();
     std::array<std::uint64_t, max_lanes> now{};
     for (std::size_t i = 0; i < count_; ++i) now[i] = record(static_cast<lane_id>(i)).position;
     for (std::size_t waiter = 0; waiter < count_; ++waiter) {
@@ -114,18 +116,20 @@ class lanes {
   void begin_capture(lane_id origin, std::initializer_list<lane_id> forks) {
     capturing_ = bounded_ = true;
     assume_met();
+    if (left_out(join_site::fork)) return;
     const auto start = record(origin);
     for (const auto fork : forks) wait(at(fork), index_of(origin), start.position);
   }
   /// Joins `forks` back into `origin`; the capture is about to end.
   void join_back(lane_id origin, std::initializer_list<lane_id> forks) {
+    if (left_out(join_site::join_back)) return;
     for (const auto fork : forks) wait(at(origin), index_of(fork), record(fork).position);
   }
   /// The capture is over. Nothing in it has run, so nothing in it is waited for either.
   void end_capture() {
     capturing_ = false;
     assume_met();
-    meet();
+    meet(join_site::after_capture);
   }
 
  private:
@@ -204,7 +208,7 @@ class lanes {
     if (capturing_) {
       assume_met();
     } else if (bounded_) {
-      gather(id);
+      gather(id, join_site::new_stream);
     }
     return id;
   }

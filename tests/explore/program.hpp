@@ -1,0 +1,182 @@
+// Training programs as data: options and a list of actions, drawn from a seed.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "tidepool/options.hpp"
+#include "tidepool/parse.hpp"
+
+namespace explore {
+
+/// Any list of actions is a program: one that does not apply where it stands does nothing. So a
+/// failing program can be made shorter by leaving actions out.
+struct action {
+  enum class kind : std::uint8_t {
+    begin,          // a forward pass
+    forward_layer,  // allocate, write, commit
+    end_forward,
+    backward_layer,  // restore, check, reset
+    finish,          // or abandon, when something is left
+    evaluate,        // a whole forward-only pass
+    end_step,
+    switch_stream,  // the trainer goes on on another compute stream
+    capture,        // one whole step becomes a graph
+    launch,
+    start_reload,
+    drop_chunk,
+    side_work,  // a tensor of its own on a stream that the trainer never joins
+  };
+
+  kind what{};
+  int microbatch = 0;
+  int layer = 0;
+  std::uint32_t draw = 0;  // of the choices inside
+};
+
+struct program {
+  std::uint64_t seed = 0;
+  tidepool::options options;
+  int layers = 2;
+  std::vector<action> actions;
+};
+
+inline std::string describe(const action& each) {
+  constexpr const char* names[]{"begin",    "forward layer", "end forward",  "backward layer",
+                                "finish",   "evaluate",      "end step",     "switch stream",
+                                "capture",  "launch",        "start reload", "drop chunk",
+                                "side work"};
+  std::string text = names[static_cast<std::size_t>(each.what)];
+  using kind = action::kind;
+  if (each.what == kind::forward_layer || each.what == kind::backward_layer ||
+      each.what == kind::start_reload) {
+    text += " " + std::to_string(each.layer);
+  }
+  if (each.what != kind::end_step && each.what != kind::switch_stream &&
+      each.what != kind::capture && each.what != kind::launch && each.what != kind::side_work) {
+    text += ", microbatch " + std::to_string(each.microbatch);
+  }
+  return text;
+}
+
+class generator {
+ public:
+  explicit generator(std::uint64_t seed) : random_(seed * 2654435761U + 17) { out_.seed = seed; }
+
+  [[nodiscard]] program make() {
+    choose_options();
+    const int depth = 1 + any(3);
+    const int chunks = once_in(3) ? 2 : 1;
+    const int microbatches = (depth + any(2)) * chunks;
+    const bool two_streams = once_in(5);
+    side_ = once_in(4);
+    const int steps = 2 + any(2);
+    for (int s = 0; s < steps; ++s) {
+      if (once_in(4)) add(action::kind::evaluate, 90);
+      step(depth * chunks, microbatches, two_streams);
+    }
+    if (once_in(4)) graph();
+    return std::move(out_);
+  }
+
+  /// The actions of one step, as inside a graph.
+  [[nodiscard]] static std::vector<action> plain_step(std::uint32_t draw, int layers) {
+    generator inner(draw);
+    inner.out_.layers = layers;
+    inner.exotic_ = false;
+    inner.step(1 + inner.any(2), 1 + inner.any(2), false);
+    return std::move(inner.out_.actions);
+  }
+
+ private:
+  int any(int count) { return static_cast<int>(random_() % static_cast<std::uint64_t>(count)); }
+  bool once_in(int count) { return any(count) == 0; }
+  void add(action::kind what, int microbatch = 0, int layer = 0) {
+    out_.actions.push_back({what, microbatch, layer, static_cast<std::uint32_t>(random_())});
+  }
+
+  void choose_options() {
+    auto& o = out_.options;
+    out_.layers = 1 + any(3);
+    o.offload_modules = {"core_attn"};
+    if (!once_in(3)) o.offload_modules.push_back("expert_fc1");
+    if (once_in(3)) o.offload_modules.push_back("moe_act");
+    o.min_tensor_elements = once_in(6) ? 40 : 1;
+    o.margin = once_in(3);
+    o.fraction = once_in(6) ? 0.5 : 1;
+    o.reload_ahead = static_cast<std::size_t>(any(5));
+    if (once_in(5)) o.reload_ahead_bytes = 256 * (1 + any(6));
+    if (once_in(3)) o.max_inflight = any(3);
+    if (once_in(6)) o.max_inflight_bytes = 256 * (1 + any(8));
+    if (once_in(5)) o.copy_piece = 160;
+    o.device_step = 1024;
+    o.host_step = once_in(2) ? 512 : 4096;
+    // A budget that is met makes host blocks be reused while their reload is under way.
+    o.host_budget = once_in(3) ? 2048 * (1 + any(4)) : 64 * 1024;
+    switch (any(4)) {
+      case 0:
+        o.memory = tidepool::memory_kind::slots;
+        o.slots = {{512, static_cast<std::size_t>(5 + any(10))},
+                   {1024, static_cast<std::size_t>(4 + any(8))}};
+        break;
+      case 1:
+        if (once_in(2)) o.device_budget = 1024 * (8 + any(14));
+        break;
+      default:
+        o.memory = tidepool::memory_kind::arena;
+        o.device_budget = 512 * (8 + any(24));
+    }
+  }
+
+  void forward(int mb) {
+    add(action::kind::begin, mb);
+    for (int l = 0; l < out_.layers; ++l) add(action::kind::forward_layer, mb, l);
+    if (exotic_ && side_ && once_in(3)) add(action::kind::side_work);
+    add(action::kind::end_forward, mb);
+    if (exotic_ && once_in(8)) add(action::kind::start_reload, mb, any(out_.layers));
+  }
+  void backward(int mb) {
+    if (exotic_ && once_in(25)) return add(action::kind::drop_chunk, mb);
+    for (int l = out_.layers; l-- > 0;) add(action::kind::backward_layer, mb, l);
+    add(action::kind::finish, mb);
+  }
+
+  void step(int depth, int microbatches, bool two_streams) {
+    int begun = 0;
+    for (; begun < depth && begun < microbatches; ++begun) forward(begun);
+    for (int done = 0; done < microbatches; ++done) {
+      if (two_streams) add(action::kind::switch_stream);
+      if (exotic_ && once_in(10)) add(action::kind::evaluate, 91);
+      backward(done);
+      if (begun < microbatches) forward(begun++);
+    }
+    add(action::kind::end_step);
+  }
+
+  void graph() {
+    add(action::kind::capture);
+    if (once_in(2)) step(1, 1, false);
+    for (int launches = 1 + any(3); launches > 0; --launches) {
+      add(action::kind::launch);
+      if (side_) add(action::kind::side_work);
+    }
+    if (once_in(2)) {
+      step(1, 1 + any(2), once_in(3));
+      add(action::kind::launch);
+    }
+    if (once_in(3)) {
+      add(action::kind::switch_stream);
+      step(1, 1, false);
+    }
+  }
+
+  std::mt19937_64 random_;
+  program out_;
+  bool exotic_ = true;
+  bool side_ = false;
+};
+
+}  // namespace explore

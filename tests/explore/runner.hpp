@@ -1,0 +1,487 @@
+// Runs a program once over the public API and keeps what it issued.
+#pragma once
+
+#include <array>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "program.hpp"
+#include "recording.hpp"
+#include "tidepool/tidepool.hpp"
+
+namespace explore {
+
+namespace tp = tidepool;
+
+/// Why a program went wrong; empty words when it did not.
+struct violation {
+  std::string kind;  // "race", "content", "cap", "budget", "error"
+  std::string words;
+
+  explicit operator bool() const { return !kind.empty(); }
+};
+
+/// A virtual device that keeps its blocks until its end, so that what was issued can run again.
+class kept_device : public tp::virtual_device {
+ public:
+  using tp::virtual_device::virtual_device;
+
+  [[nodiscard]] void* try_allocate(std::size_t bytes) { return keep(bytes, in_use_); }
+  [[nodiscard]] void* try_allocate_host(std::size_t bytes) { return keep(bytes, in_use_); }
+  void deallocate(void* pointer) noexcept { in_use_ -= pointer != nullptr ? 1 : 0; }
+  void deallocate_host(void* pointer) noexcept { in_use_ -= pointer != nullptr ? 1 : 0; }
+
+  [[nodiscard]] std::size_t in_use() const { return in_use_; }
+  void poison_all() {
+    for (auto& each : blocks_) std::memset(each.data.get(), 0xFF, each.bytes);
+  }
+
+ private:
+  struct block {
+    std::unique_ptr<std::byte[]> data;
+    std::size_t bytes = 0;
+  };
+  void* keep(std::size_t bytes, std::size_t& count) {
+    blocks_.push_back({std::make_unique<std::byte[]>(bytes), bytes});
+    ++count;
+    return blocks_.back().data.get();
+  }
+  std::vector<block> blocks_;
+  std::size_t in_use_ = 0;
+};
+
+/// The trainer. Each kernel says what it touches; each check counts the words that are wrong.
+class runner {
+ public:
+  using offloader = tp::offloader<kept_device, tp::modules<"core_attn", "expert_fc1", "moe_act">>;
+
+  runner(const program& what, std::optional<tp::join_site> without)
+      : program_(what), dev_(tp::machine{.poison = true}), seen_(std::make_unique<recording>()) {
+    if (without) dev_.leave_out(*without);
+    for (int i = 0; i < 3; ++i) streams_.push_back(dev_.make_stream());
+    dev_.observe([this](const sim_position& at, const operation& op) {
+      if (op.kind == operation_kind::copy && op.direction == tp::copy_direction::device_to_host) {
+        last_offload_ = seen_->ops().size();
+      }
+      seen_->add(at, op, by_);
+    });
+  }
+
+  /// Issues everything; what the device thinks of it shows in `seen`.
+  void run() {
+    try {
+      off_.emplace(dev_, program_.options);
+      off_->on_report([](std::string_view) {});
+      for (const auto& each : program_.actions) {
+        by_ = describe(each);
+        act(each);
+        if (problem_) break;
+      }
+      by_ = "the end";
+      clear();
+      off_->end_step();
+    } catch (const tp::out_of_budget&) {
+      ++refused_;
+    } catch (const tp::error& caught) {
+      if (!problem_) problem_ = {"error", caught.what()};
+    }
+    try {
+      clear();
+      graphs_.clear();
+      off_.reset();
+      dev_.synchronize();  // an order in which nothing can go on is found here
+    } catch (const tp::error& caught) {
+      if (!problem_) problem_ = {"error", caught.what()};
+    }
+    if (!problem_ && dev_.in_use() != 0) {
+      problem_ = {"leak", std::to_string(dev_.in_use()) + " blocks were not given back"};
+    }
+    if (const auto& found = seen_->first_race(); found && !problem_) {
+      problem_ = {"race", describe(seen_->ops()[found->first]) + "\n    and " +
+                              describe(seen_->ops()[found->second])};
+    }
+    if (wrong_ > 0 && !problem_) problem_ = {"content", "wrong words in the order of the clock"};
+  }
+
+  [[nodiscard]] const violation& problem() const { return problem_; }
+  [[nodiscard]] const recording& seen() const { return *seen_; }
+  [[nodiscard]] std::size_t refused() const { return refused_; }
+  [[nodiscard]] bool left() const { return moved_ > 0; }
+
+  /// As before the first operation, for another order of the same operations.
+  void rewind() {
+    dev_.poison_all();
+    wrong_ = 0;
+    round_ = 0;
+  }
+  [[nodiscard]] std::size_t wrong() const { return wrong_; }
+
+ private:
+  struct tensor {
+    offloader::buffer whole;
+    offloader::view part;
+    std::uint32_t tag = 0;
+    std::size_t first = 0;  // words into what was written, of a view
+    std::size_t step = 0;
+    [[nodiscard]] bool is_view() const { return step != 0; }
+  };
+  struct group {
+    std::array<tensor, 2> saved;
+    std::size_t count = 0;
+    bool committed = false;
+    bool recompute = false;
+  };
+  struct pass {
+    offloader::chunk chunk;
+    std::map<std::pair<int, int>, group> groups;  // by layer and module
+    bool forward = true;
+    bool open = true;
+  };
+
+  using stream_ref = kept_device::stream_ref;
+  [[nodiscard]] stream_ref stream() const { return streams_[current_].ref(); }
+
+  void act(const action& each) {
+    draw_.seed(each.draw);
+    using kind = action::kind;
+    switch (each.what) {
+      case kind::begin:
+        passes_.try_emplace(each.microbatch,
+                            pass{off_->begin({.microbatch = each.microbatch}), {}, true, true});
+        return;
+      case kind::forward_layer:
+        return forward_layer(each);
+      case kind::end_forward:
+        if (auto* at = find(each)) at->forward = false, at->chunk.end_forward();
+        return;
+      case kind::backward_layer:
+        return backward_layer(each);
+      case kind::finish:
+        return finish(each);
+      case kind::evaluate:
+        return evaluate(each);
+      case kind::end_step:
+        if (passes_.empty()) off_->end_step(), ++steps_;
+        return;
+      case kind::switch_stream:
+        return switch_stream();
+      case kind::capture:
+        return capture(each);
+      case kind::launch:
+        if (!graphs_.empty() && passes_.empty()) graphs_.back().launch(stream());
+        return;
+      case kind::start_reload:
+        return start_reload(each);
+      case kind::drop_chunk:
+        if (auto* at = find(each)) drop(*at), passes_.erase(each.microbatch);
+        return;
+      case kind::side_work:
+        return side_work();
+    }
+  }
+
+  pass* find(const action& each) {
+    const auto found = passes_.find(each.microbatch);
+    return found == passes_.end() ? nullptr : &found->second;
+  }
+  int any(int count) { return static_cast<int>(draw_() % static_cast<unsigned>(count)); }
+
+  template <class Call>
+  void with(group& of, const Call& call) {
+    const auto handle = [](tensor& t) -> tp::handle<kept_device>& {
+      if (t.is_view()) return t.part;
+      return t.whole;
+    };
+    if (of.count == 1) return call(handle(of.saved[0]));
+    call(handle(of.saved[0]), handle(of.saved[1]));
+  }
+
+  void fill(tensor& fresh) {
+    const auto words = static_cast<std::size_t>(16 + any(9) * 24);
+    fresh.whole = off_->allocate(words * 4, stream());
+    fresh.tag = ++tag_;
+    write(fresh);
+  }
+
+  void forward_layer(const action& each) {
+    auto* at = find(each);
+    if (at == nullptr || !at->forward) return;
+    tensor* shareable = nullptr;
+    for (int m = 0; m < 3; ++m) {
+      if (at->groups.contains({each.layer, m})) continue;
+      auto& made = at->groups[{each.layer, m}];
+      made.recompute = any(9) == 0;
+      if (made.recompute) continue;
+      fill(made.saved[0]);
+      made.count = 1;
+      if (any(3) == 0) {
+        auto& second = made.saved[1];
+        if (shareable != nullptr && shareable->whole && any(2) == 0) {
+          share(second, *shareable);
+        } else {
+          fill(second);
+        }
+        made.count = 2;
+      }
+      // What the next module saves too: held on until that has been committed.
+      tensor held;
+      if (any(3) == 0) {
+        held.whole = made.saved[0].whole.share();
+        held.tag = made.saved[0].tag;
+      }
+      commit(*at, made, each, m);
+      if (problem_) return;
+      hand_over_ = std::move(held);
+      shareable = hand_over_.whole ? &hand_over_ : nullptr;
+    }
+    if (hand_over_.whole) hand_over_.whole.reset(stream());
+  }
+
+  void share(tensor& to, const tensor& from) {
+    to.tag = from.tag;
+    const auto words = from.whole.size() / 4;
+    if (any(2) == 0 || words < 24) {
+      to.whole = from.whole.share();
+      return;
+    }
+    to.first = static_cast<std::size_t>(any(4));
+    to.step = 6;
+    to.part = from.whole.view({.offset = to.first * 4,
+                               .width = 12,
+                               .rows = (words - to.first - 3) / to.step,
+                               .pitch = to.step * 4,
+                               .whole_storage = any(3) == 0});
+  }
+
+  void commit(pass& at, group& made, const action& each, int m) {
+    const auto id = static_cast<tp::module_id>(m);
+    const bool by_hand = any(8) == 0 && off_->enabled(id);
+    last_offload_.reset();
+    with(made, [&](auto&... handles) {
+      if (by_hand) {
+        at.chunk.start_offload(id, each.layer, stream(), handles...);
+        if (any(2) == 0) (handles.reset(stream()), ...);
+      } else {
+        at.chunk.commit(id, each.layer, stream(), handles...);
+      }
+    });
+    made.committed = true;
+    if (last_offload_) ++moved_;
+    check_cap(m);
+  }
+
+  /// With a cap of n, the group before the last n has left before compute goes on.
+  void check_cap(int m) {
+    if (!last_offload_ || !program_.options.max_inflight || capturing_) return;
+    auto& flying = flying_[static_cast<std::size_t>(m)];
+    flying.push_back(*last_offload_);
+    const auto cap = *program_.options.max_inflight;
+    if (flying.size() <= cap) return;
+    const auto must_be_over = flying[flying.size() - 1 - cap];
+    if (!seen_->over_for(must_be_over, streams_[current_].ref().index())) {
+      problem_ = {"cap", "more offloads in flight than the cap of " + std::to_string(cap) +
+                             " allows; still under way: " + describe(seen_->ops()[must_be_over])};
+    }
+  }
+
+  void backward_layer(const action& each) {
+    auto* at = find(each);
+    if (at == nullptr) return;
+    at->forward = false;
+    for (int m = 3; m-- > 0;) {
+      const auto found = at->groups.find({each.layer, m});
+      if (found == at->groups.end()) continue;
+      auto& of = found->second;
+      if (of.recompute) {
+        fill(of.saved[0]);
+        of.count = 1;
+      } else if (of.committed) {
+        with(of, [&](auto&... handles) {
+          at->chunk.restore(static_cast<tp::module_id>(m), each.layer, stream(), handles...);
+        });
+      }
+      for (std::size_t i = 0; i < of.count; ++i) {
+        check(of.saved[i]);
+        reset(of.saved[i]);
+      }
+      at->groups.erase(found);
+    }
+  }
+
+  void finish(const action& each) {
+    auto* at = find(each);
+    if (at == nullptr) return;
+    if (!at->groups.empty()) drop(*at);  // actions were left out
+    if (at->open) at->chunk.finish();
+    passes_.erase(each.microbatch);
+  }
+
+  void drop(pass& at) {
+    at.chunk = {};
+    at.open = false;
+    for (auto& [key, of] : at.groups) {
+      for (std::size_t i = 0; i < of.count; ++i) reset(of.saved[i]);
+    }
+    at.groups.clear();
+  }
+
+  void evaluate(const action& each) {
+    auto chunk = off_->begin({.microbatch = each.microbatch, .forward_only = true});
+    for (int l = 0; l < program_.layers; ++l) {
+      tensor x;
+      fill(x);
+      chunk.commit<"core_attn">(l, stream(), x.whole);
+      check(x);
+      reset(x);
+    }
+    chunk.finish();
+  }
+
+  void start_reload(const action& each) {
+    auto* at = find(each);
+    if (at == nullptr || at->forward) return;
+    const auto found = at->groups.find({each.layer, 0});
+    if (found == at->groups.end() || !found->second.committed) return;
+    at->chunk.start_reload<"core_attn">(each.layer);
+  }
+
+  void switch_stream() {
+    auto here = dev_.make_event();
+    dev_.record(here, stream());
+    current_ = 1 - current_;
+    dev_.wait(stream(), here);
+  }
+
+  void side_work() {
+    if (capturing_) return;
+    const auto here = std::exchange(current_, 2);
+    tensor x;
+    fill(x);
+    check(x);
+    reset(x);
+    current_ = here;
+  }
+
+  void capture(const action& each) {
+    if (steps_ == 0 || !passes_.empty()) return;
+    const auto work = generator::plain_step(each.draw, program_.layers);
+    // Once eagerly, as everybody must.
+    for (const auto& inner : work) act(inner);
+    if (problem_ || !passes_.empty()) return;
+    if (any(2) == 0) {  // copies that nobody waits for are under way when the capture begins
+      const action lost{action::kind::begin, 50, 0, each.draw};
+      act(lost);
+      forward_layer(lost);
+      drop(*find(lost));
+      passes_.erase(50);
+    }
+    capturing_ = true;
+    try {
+      graphs_.push_back(off_->capture(stream(), [&] {
+        for (const auto& inner : work) act(inner);
+        next_round();
+      }));
+    } catch (const tp::misuse_error& caught) {
+      // The eager step may have stopped short of what the capture needs.
+      capturing_ = false;
+      clear();
+      if (std::string_view(caught.what()).find("would have to be allocated") ==
+          std::string_view::npos) {
+        throw;
+      }
+      return;
+    }
+    capturing_ = false;
+  }
+
+  void clear() {
+    if (hand_over_.whole) hand_over_.whole.reset(stream());
+    for (auto& [number, at] : passes_) drop(at);
+    passes_.clear();
+  }
+
+  // ---- kernels ----
+
+  static std::uint32_t word(std::uint32_t tag, std::size_t i, std::uint32_t round) {
+    return tag * 2654435761U + static_cast<std::uint32_t>(i) * 7U + round * 40503U;
+  }
+
+  void write(const tensor& to) {
+    auto* const data = to.whole.as<std::uint32_t>();
+    const auto count = to.whole.size() / 4;
+    const auto tag = to.tag;
+    dev_.launch(stream(), 100,
+                [this, data, count, tag] {
+                  for (std::size_t i = 0; i < count; ++i) data[i] = word(tag, i, round_);
+                },
+                {{data, count * 4, true}});
+  }
+
+  void check(const tensor& from) {
+    if (!from.is_view()) {
+      return check_rows(from.whole.as<std::uint32_t>(), from.whole.size() / 4, 1, 0, from.tag, 0,
+                        0);
+    }
+    check_rows(from.part.as<std::uint32_t>(), from.part.width() / 4, from.part.rows(),
+               from.part.pitch() / 4, from.tag, from.first, from.step);
+  }
+
+  void check_rows(const std::uint32_t* data, std::size_t width, std::size_t rows, std::size_t pitch,
+                  std::uint32_t tag, std::size_t first, std::size_t step) {
+    if (data == nullptr) {
+      problem_ = {"content", "a handle is empty after its restore"};
+      return;
+    }
+    std::vector<tp::kernel_access> touches;
+    for (std::size_t r = 0; r < rows; ++r) touches.push_back({data + r * pitch, width * 4, false});
+    dev_.launch(
+        stream(), 100,
+        [=, this] {
+          for (std::size_t r = 0; r < rows; ++r) {
+            for (std::size_t i = 0; i < width; ++i) {
+              wrong_ += data[r * pitch + i] != word(tag, first + r * step + i, round_) ? 1 : 0;
+            }
+          }
+        },
+        std::move(touches));
+  }
+
+  void next_round() {
+    dev_.launch(stream(), 10, [this] { ++round_; });
+  }
+
+  void reset(tensor& which) {
+    if (which.is_view()) which.part.reset(stream());
+    which.whole.reset(stream());
+  }
+
+  program program_;
+  kept_device dev_;
+  std::vector<kept_device::stream> streams_;
+  std::size_t current_ = 0;
+  std::unique_ptr<recording> seen_;
+  std::optional<offloader> off_;
+  std::map<int, pass> passes_;
+  std::vector<tp::graph<kept_device>> graphs_;
+  tensor hand_over_;
+  std::minstd_rand draw_;
+  std::array<std::vector<std::size_t>, 3> flying_;
+  std::optional<std::size_t> last_offload_;
+  std::string by_;
+  violation problem_;
+  std::uint32_t tag_ = 0;
+  std::uint32_t round_ = 0;
+  std::size_t wrong_ = 0;
+  std::size_t moved_ = 0;
+  std::size_t refused_ = 0;
+  std::size_t steps_ = 0;
+  bool capturing_ = false;
+};
+
+}  // namespace explore
