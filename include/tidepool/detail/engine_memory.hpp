@@ -95,7 +95,9 @@ void engine<Device>::throw_out_of_device(std::size_t bytes, const std::string& w
   });
   const auto& source = store_.device_source();
   const bool in_pieces = source.reserved() >= store_.live() + bytes;
+  const auto budget = source.budget();
   auto text = what + ": " + std::to_string(bytes) + " bytes of device memory do not fit (" +
+              (budget == 0 ? "" : "--device-budget is " + std::to_string(budget) + ", ") +
               std::to_string(source.reserved()) + " reserved, largest free block " +
               std::to_string(source.largest_free()) +
               (in_pieces ? "; there is room, but in pieces" : "") +
@@ -104,7 +106,7 @@ void engine<Device>::throw_out_of_device(std::size_t bytes, const std::string& w
   throw out_of_budget(text +
                           ". Raise --device-budget, offload more modules, or run fewer"
                           " microbatches in flight",
-                      bytes, source.budget());
+                      bytes, budget);
 }
 
 template <device Device>
