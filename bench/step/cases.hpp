@@ -14,10 +14,11 @@
 
 namespace bench {
 
-enum class case_kind { none, floor, recompute, offload };
+/// `by_hand`: the calls of a commit and a restore, written out; for the host's time alone.
+enum class case_kind { none, floor, recompute, offload, by_hand };
 
 inline const char* name_of(case_kind kind) {
-  constexpr const char* names[]{"none", "floor", "recompute", "offload"};
+  constexpr const char* names[]{"none", "floor", "recompute", "offload", "by_hand"};
   return names[static_cast<int>(kind)];
 }
 

@@ -36,6 +36,7 @@ class contest {
     std::printf("cases stay built: %s\n", all_->alive ? "yes" : "no, each turn builds its own");
     for (auto& each : entries_) first_build(*each);
     if (run_.floor) add_floors();
+    if (run_.floor) add_by_hand();
     for (int round = 0; round < 2 * run_.pairs; ++round) {
       for (std::size_t i = 0; i < entries_.size(); ++i) {
         auto& each = *entries_[round % 2 == 0 ? i : entries_.size() - 1 - i];
@@ -157,17 +158,24 @@ class contest {
     }
   }
 
+  void add_by_hand() {
+    add(plan_without(run_, case_kind::by_hand, "by hand"));
+    entries_.back()->result.moved_bytes = static_cast<double>(run_.sizes.expert_bytes());
+  }
+
   void turn(entry& each, int round) {
-    // Among cases that stay built, a floor runs in the session of `none`.
-    auto& home = all_->alive && each.result.plan.kind == case_kind::floor ? *entries_[0] : each;
+    const bool by_hand = each.result.plan.kind == case_kind::by_hand;
+    // Among cases that stay built, these run in the session of `none`.
+    const bool guest = by_hand || each.result.plan.kind == case_kind::floor;
+    auto& home = all_->alive && guest ? *entries_[0] : each;
     const auto moved = each.result.moved_bytes;
     const bool fresh = !home.own;
     if (fresh) build(home);
     auto& off = *home.own;
-    const bool floor = each.result.plan.kind == case_kind::floor;
-    if (floor) {
+    if (guest) {
       each.result.moved_bytes = moved;
       traffic_->set_share(each.result.plan.share);
+      traffic_->tie_to(stream_, by_hand ? tidepool::options{}.copy_piece : 0);
       off.set_traffic(traffic_);
     }
     const auto free_then = dev_->memory().free;
@@ -175,6 +183,7 @@ class contest {
     off.reset_times();
     for (auto& clock : clocks_) run_step(*model_, off, run_, stream_, &clock);
     each.result.host.ahead = off.us_per_pair(false);
+    if (by_hand) look_at_host(off, each.result.host);
     off.set_traffic(nullptr);
     dev_->synchronize();
     for (auto& clock : clocks_) each.result.steps.push_back(clock.read());
@@ -183,7 +192,8 @@ class contest {
     const auto& last = each.result.steps.back();
     std::printf("round %2d/%d  %-24s %8.2f ms a microbatch\n", round + 1, 2 * run_.pairs,
                 each.result.plan.name.c_str(), headline(run_, last));
-    if (round + 1 == 2 * run_.pairs && !floor) look_inside(each);
+    if (!guest && each.result.plan.kind == case_kind::offload) look_at_host(off, each.result.host);
+    if (round + 1 == 2 * run_.pairs && !guest) look_inside(each);
     if (!all_->alive) take_down(home);
   }
 
@@ -208,17 +218,24 @@ class contest {
     }
   }
 
-  /// One step with the host close by, for its own time; one step traced, for the link.
-  void look_inside(entry& each) {
-    auto& off = *each.own;
-    auto& result = each.result;
+  /// One step with the host close by, for its own time. The least of all turns counts: what comes
+  /// on top of it is the machine's.
+  void look_at_host(session& off, host_cost& host) {
     off.pace_host(true);
     off.reset_times();
     run_step(*model_, off, run_, stream_);
     off.pace_host(false);
-    result.host.pair = off.us_per_pair(false);
-    result.host.total = off.us_per_pair(true);
+    const auto least = [](double& into, double now) {
+      into = into > 0 ? std::min(into, now) : now;
+    };
+    least(host.pair, off.us_per_pair(false));
+    least(host.total, off.us_per_pair(true));
+  }
 
+  /// One step traced, for the link.
+  void look_inside(entry& each) {
+    auto& off = *each.own;
+    auto& result = each.result;
     off.off().start_trace(result.plan.name, stream_);
     run_step(*model_, off, run_, stream_);
     const auto record = off.off().finish_trace();

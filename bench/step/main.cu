@@ -75,10 +75,6 @@ int compare(bench::cuda_device& dev, const bench::settings& run) {
   std::printf("raw copies: out %.2f GB/s, in %.2f GB/s, both ways %.2f GB/s in total\n",
               all.rates.out, all.rates.in, all.rates.both);
 
-  all.by_hand_us = traffic.by_hand(stream.ref(), {run.sizes.fc1_bytes(), run.sizes.act_bytes()},
-                                   tidepool::options{}.copy_piece);
-  std::printf("host time of one group's calls by hand: %.2f us\n", all.by_hand_us);
-
   bench::model model(dev, stream.get(), run.sizes, run.depth);
   {
     // Loads every kernel, so that the baseline holds what they take.

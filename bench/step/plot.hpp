@@ -54,7 +54,10 @@ class overhead_plot {
   explicit overhead_plot(const results& all) : peers_(peers(all.run.depth)) {
     const auto* none = find_kind(all, case_kind::none);
     for (const auto& each : all.cases) {
-      if (none == nullptr || each.steps.empty() || each.plan.kind == case_kind::floor) continue;
+      if (none == nullptr || each.steps.empty() || each.plan.kind == case_kind::floor ||
+          each.plan.kind == case_kind::by_hand) {
+        continue;
+      }
       const point at{(each.driver_bytes - none->driver_bytes) / gibibyte,
                      overhead(all.run, each, none), each.plan.name};
       (each.plan.kind == case_kind::offload ? ours_ : others_).push_back(at);

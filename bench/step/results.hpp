@@ -76,7 +76,6 @@ struct results {
   settings run;
   hardware machine;
   raw_rates rates;
-  double by_hand_us = 0;  ///< host time of the same calls as a commit and its restore, in a loop
   double baseline_bytes = 0;  ///< the driver's, before any case: weights, gradients, workspace
   bool alive = false;         ///< all cases were kept built
   std::vector<case_result> cases;

@@ -121,10 +121,14 @@ class session {
     if (auto* ready = std::exchange(ready_, nullptr)) dev_->record(*ready, stream);
   }
   void leaving(std::size_t bytes) {
-    if (traffic_ != nullptr) traffic_->leave(bytes);
+    if (traffic_ == nullptr) return;
+    const stopwatch time(traffic_->tied() ? &times_.commit : nullptr);
+    traffic_->leave(bytes);
   }
   void returning(std::size_t bytes) {
-    if (traffic_ != nullptr) traffic_->arrive(bytes);
+    if (traffic_ == nullptr) return;
+    const stopwatch time(traffic_->tied() ? &times_.restore : nullptr);
+    traffic_->arrive(bytes);
   }
 
   cuda_device* dev_;
