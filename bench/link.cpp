@@ -1,0 +1,311 @@
+/// What the link gives and what Tidepool takes of it: whole groups and groups of many small
+/// tensors, on one GPU or several at once; and how long pinned memory takes to make.
+///
+///     bench_link                 one GPU
+///     bench_link --gpus 2        two at once, each with a thread and an offloader of its own
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <barrier>
+#include <chrono>
+#include <cstdio>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <tidepool/tidepool.hpp>
+#include <vector>
+
+namespace {
+
+namespace tp = tidepool;
+using offloader = tp::offloader<tp::cuda_device, tp::modules<"expert_fc1">>;
+
+constexpr std::size_t mib = std::size_t{1} << 20;
+
+struct settings {
+  int gpus = 1;
+  int rounds = 5;
+  std::size_t group = 256 * mib;
+  int groups = 12;
+  std::size_t pin = 8192 * mib;
+};
+
+double seconds_of(const std::function<void()>& work) {
+  const auto begin = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+void check(cudaError_t code, const char* call) {
+  if (code == cudaSuccess) return;
+  throw tp::device_error(std::string(call) + ": " + cudaGetErrorString(code),
+                         static_cast<int>(code));
+}
+
+/// Raw copies of one GPU: the reference.
+class raw_copies {
+ public:
+  raw_copies(tp::cuda_device& dev, std::size_t bytes)
+      : dev_(&dev),
+        bytes_(bytes),
+        device_{dev.allocate(bytes), dev.allocate(bytes)},
+        host_{dev.try_allocate_host(bytes), dev.try_allocate_host(bytes)},
+        streams_{dev.make_stream(), dev.make_stream()} {}
+  raw_copies(const raw_copies&) = delete;
+  raw_copies& operator=(const raw_copies&) = delete;
+  ~raw_copies() {
+    for (auto* each : device_) dev_->deallocate(each);
+    for (auto* each : host_) dev_->deallocate_host(each);
+  }
+  void run(bool out, bool in, int count) {
+    for (int i = 0; i < count; ++i) {
+      if (out) copy(host_[0], device_[0], tp::copy_direction::device_to_host, 0);
+      if (in) copy(device_[1], host_[1], tp::copy_direction::host_to_device, 1);
+    }
+    for (auto& each : streams_) dev_->synchronize(each.ref());
+  }
+
+ private:
+  void copy(void* to, const void* from, tp::copy_direction which, std::size_t stream) {
+    dev_->copy(to, from, {bytes_, 1, bytes_, bytes_}, which, streams_[stream].ref());
+  }
+  tp::cuda_device* dev_;
+  std::size_t bytes_;
+  void* device_[2];
+  void* host_[2];
+  tp::cuda_device::stream streams_[2];
+};
+
+/// The same bytes through an offloader, with nothing to compute.
+class groups_of {
+ public:
+  groups_of(tp::cuda_device& dev, int groups, int tensors, std::size_t bytes)
+      : dev_(&dev), stream_(dev.make_stream()), tensors_(tensors), bytes_(bytes) {
+    tp::options opts;
+    opts.offload_modules = {"expert_fc1"};
+    opts.min_tensor_elements = 1;
+    opts.margin = false;
+    opts.reload_ahead = static_cast<std::size_t>(groups);
+    off_ = std::make_unique<offloader>(dev, opts);
+    passes_.resize(2);
+    for (auto& each : passes_) each.saved.resize(static_cast<std::size_t>(groups));
+  }
+
+  void forward(int which) {
+    auto& at = passes_[static_cast<std::size_t>(which)];
+    at.chunk = off_->begin({.microbatch = which});
+    int layer = 0;
+    for (auto& group : at.saved) {
+      group.clear();
+      for (int t = 0; t < tensors_; ++t) group.push_back(off_->allocate(bytes_, stream_.get()));
+      commit(at.chunk, layer++, group);
+    }
+  }
+  void backward(int which) {
+    auto& at = passes_[static_cast<std::size_t>(which)];
+    at.chunk.end_forward();
+    for (auto layer = static_cast<int>(at.saved.size()); layer-- > 0;) {
+      auto& group = at.saved[static_cast<std::size_t>(layer)];
+      restore(at.chunk, layer, group);
+      for (auto& each : group) each.reset(stream_.get());
+    }
+    at.chunk.finish();
+  }
+  void end_step() { off_->end_step(); }
+  void settle() { dev_->synchronize(); }
+
+  /// GB/s while busy, by events around each copy, as the trace has them.
+  [[nodiscard]] tp::trace::record traced(const std::function<void()>& step) {
+    off_->start_trace("step", stream_.get());
+    step();
+    return off_->finish_trace();
+  }
+
+ private:
+  struct pass {
+    offloader::chunk chunk;
+    std::vector<std::vector<offloader::buffer>> saved;
+  };
+
+  // A commit takes its handles as arguments; many tensors go as several of a layer's groups would.
+  template <std::size_t... I>
+  void commit_all(offloader::chunk& chunk, int layer, std::vector<offloader::buffer>& group,
+                  std::index_sequence<I...>) {
+    chunk.commit<"expert_fc1">(layer, stream_.get(), group[I]...);
+  }
+  template <std::size_t... I>
+  void restore_all(offloader::chunk& chunk, int layer, std::vector<offloader::buffer>& group,
+                   std::index_sequence<I...>) {
+    chunk.restore<"expert_fc1">(layer, stream_.get(), group[I]...);
+  }
+  void commit(offloader::chunk& chunk, int layer, std::vector<offloader::buffer>& group) {
+    if (tensors_ == 1) return commit_all(chunk, layer, group, std::make_index_sequence<1>());
+    commit_all(chunk, layer, group, std::make_index_sequence<256>());
+  }
+  void restore(offloader::chunk& chunk, int layer, std::vector<offloader::buffer>& group) {
+    if (tensors_ == 1) return restore_all(chunk, layer, group, std::make_index_sequence<1>());
+    restore_all(chunk, layer, group, std::make_index_sequence<256>());
+  }
+
+  tp::cuda_device* dev_;
+  tp::cuda_device::stream stream_;
+  int tensors_;
+  std::size_t bytes_;
+  std::unique_ptr<offloader> off_;
+  std::vector<pass> passes_;
+};
+
+/// One GPU's share of the measurement; all of them start each phase together.
+struct member {
+  std::vector<double> raw_out, raw_in, raw_both, out, in, both;  // GB/s
+};
+
+void measure(const settings& run, int gpu, std::barrier<>& together, member& into) {
+  check(cudaSetDevice(gpu), "cudaSetDevice");
+  tp::cuda_device dev(gpu);
+  raw_copies raw(dev, run.group);
+  groups_of ours(dev, run.groups, 1, run.group);
+  for (int i = 0; i < 2; ++i) {
+    ours.forward(0);
+    ours.forward(1);
+    ours.backward(0);
+    ours.backward(1);
+    ours.end_step();
+  }
+  ours.settle();
+  raw.run(true, true, 2);
+  const auto bytes = static_cast<double>(run.group) * run.groups / 1e9;
+  const auto phase = [&](std::vector<double>& rates, double factor, const auto& work) {
+    together.arrive_and_wait();
+    rates.push_back(factor * bytes / seconds_of(work));
+  };
+  for (int round = 0; round < run.rounds; ++round) {
+    phase(into.raw_out, 1, [&] { raw.run(true, false, run.groups); });
+    phase(into.out, 1, [&] { ours.forward(0), ours.settle(); });
+    phase(into.raw_in, 1, [&] { raw.run(false, true, run.groups); });
+    phase(into.in, 1, [&] { ours.backward(0), ours.settle(); });
+    ours.forward(0);
+    ours.settle();
+    phase(into.raw_both, 2, [&] { raw.run(true, true, run.groups); });
+    phase(into.both, 2, [&] {
+      ours.forward(1);
+      ours.backward(0);
+      ours.settle();
+    });
+    ours.backward(1);
+    ours.end_step();
+    ours.settle();
+  }
+}
+
+void rates(const settings& run) {
+  std::barrier together(run.gpus);
+  std::vector<member> all(static_cast<std::size_t>(run.gpus));
+  std::vector<std::thread> crew;
+  for (int gpu = 0; gpu < run.gpus; ++gpu) {
+    crew.emplace_back([&, gpu] {
+      try {
+        measure(run, gpu, together, all[static_cast<std::size_t>(gpu)]);
+      } catch (const std::exception& problem) {
+        std::fprintf(stderr, "bench_link: GPU %d: %s\n", gpu, problem.what());
+        std::_Exit(2);
+      }
+    });
+  }
+  for (auto& each : crew) each.join();
+  const auto line = [&](const char* name, auto raw, auto ours) {
+    double sum_raw = 0;
+    double sum_ours = 0;
+    for (const auto& each : all) sum_raw += median(each.*raw), sum_ours += median(each.*ours);
+    std::printf("%-10s raw %7.2f GB/s   tidepool %7.2f GB/s   %6.2f %%\n", name, sum_raw, sum_ours,
+                100 * sum_ours / sum_raw);
+  };
+  std::printf("%d GPU(s) at once, %d groups of %zu MiB each, medians of %d rounds, host clock\n",
+              run.gpus, run.groups, run.group / mib, run.rounds);
+  line("out", &member::raw_out, &member::out);
+  line("in", &member::raw_in, &member::in);
+  line("both ways", &member::raw_both, &member::both);
+}
+
+void small_tensors() {
+  tp::cuda_device dev;
+  groups_of small(dev, 8, 256, 64 * 1024);
+  const auto step = [&] {
+    small.forward(0);
+    small.backward(0);
+    small.end_step();
+  };
+  for (int i = 0; i < 3; ++i) step();
+  std::vector<double> out;
+  std::vector<double> in;
+  for (int i = 0; i < 5; ++i) {
+    const auto record = small.traced(step);
+    double bytes[2]{};
+    double us[2]{};
+    for (const auto& span : record.spans) {
+      const bool is_out = span.kind == tp::trace::span_kind::offload;
+      if (!is_out && span.kind != tp::trace::span_kind::reload) continue;
+      bytes[is_out ? 0 : 1] += static_cast<double>(span.bytes);
+      us[is_out ? 0 : 1] += span.end - span.start;
+    }
+    out.push_back(bytes[0] / us[0] / 1e3);
+    in.push_back(bytes[1] / us[1] / 1e3);
+  }
+  std::printf(
+      "groups of 256 tensors of 64 KiB: out %.2f GB/s, in %.2f GB/s, by events around each"
+      " group\n",
+      median(out), median(in));
+}
+
+void pinning(std::size_t bytes) {
+  tp::cuda_device dev;
+  std::vector<double> ours;
+  std::vector<double> theirs;
+  for (int i = 0; i < 2; ++i) {
+    void* pointer = nullptr;
+    ours.push_back(seconds_of([&] { pointer = dev.try_allocate_host(bytes); }));
+    if (pointer == nullptr) throw tp::out_of_budget("the host cannot give the memory", bytes, 0);
+    dev.deallocate_host(pointer);
+    theirs.push_back(seconds_of(
+        [&] { check(cudaHostAlloc(&pointer, bytes, cudaHostAllocPortable), "cudaHostAlloc"); }));
+    check(cudaFreeHost(pointer), "cudaFreeHost");
+  }
+  std::printf("pinning %zu MiB on %u threads: %.3f s, cudaHostAlloc %.3f s, %.1f times as fast\n",
+              bytes / mib, std::min(16U, std::thread::hardware_concurrency()),
+              *std::min_element(ours.begin(), ours.end()),
+              *std::min_element(theirs.begin(), theirs.end()),
+              *std::min_element(theirs.begin(), theirs.end()) /
+                  *std::min_element(ours.begin(), ours.end()));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  settings run;
+  CLI::App app{"What the link gives, and what Tidepool takes of it"};
+  app.add_option("--gpus", run.gpus, "GPUs at once")->check(CLI::Range(1, 64));
+  app.add_option("--rounds", run.rounds, "Rounds of each phase")->check(CLI::Range(1, 1000));
+  app.add_option("--groups", run.groups, "Groups in a pass")->check(CLI::Range(1, 1000));
+  app.add_option("--pin", run.pin, "Bytes to pin; 0 for none");
+  CLI11_PARSE(app, argc, argv);
+  try {
+    if (tp::cuda_device::count() < run.gpus) {
+      std::fprintf(stderr, "bench_link: --gpus=%d: %d were found\n", run.gpus,
+                   tp::cuda_device::count());
+      return 2;
+    }
+    rates(run);
+    if (run.gpus > 1) return 0;
+    small_tensors();
+    if (run.pin > 0) pinning(run.pin);
+    return 0;
+  } catch (const std::exception& problem) {
+    std::fprintf(stderr, "bench_link: %s\n", problem.what());
+    return 2;
+  }
+}
