@@ -420,7 +420,7 @@ class runner {
                 [this, data, count, tag] {
                   for (std::size_t i = 0; i < count; ++i) data[i] = word(tag, i, round_);
                 },
-                {{data, count * 4, true}});
+                "write", {{data, count * 4, true}});
   }
 
   void check(const tensor& from) {
@@ -449,7 +449,7 @@ class runner {
             }
           }
         },
-        std::move(touches));
+        "check", std::move(touches));
   }
 
   void next_round() {

@@ -181,7 +181,7 @@ class virtual_device {
   /// Queues a kernel: `run` is called when the clock says that it ends. `touches` is what it says
   /// that it reads and writes; only an observer asks.
   void launch(stream_ref on, double duration_ns, std::function<void()> run,
-              std::vector<kernel_access> touches = {}) {
+              const char* /*label*/ = "", std::vector<kernel_access> touches = {}) {
     sim_->kernel(on.index_, duration_ns, std::move(run), std::move(touches));
   }
   /// Has every operation seen as it is issued.
@@ -192,7 +192,8 @@ class virtual_device {
   /// Fills memory on a stream; offloaders do it with every block they hand out.
   void poison(void* pointer, std::size_t bytes, stream_ref on) {
     if (!model_.poison) return;
-    launch(on, 0, [=] { std::memset(pointer, poison_byte, bytes); }, {{pointer, bytes, true}});
+    launch(on, 0, [=] { std::memset(pointer, poison_byte, bytes); }, "poison",
+           {{pointer, bytes, true}});
   }
 
   /// Leaves out every join of one kind from now on: how tests show that each is needed.
