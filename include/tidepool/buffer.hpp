@@ -34,6 +34,9 @@ class handle {
     }
     return *this;
   }
+  // A compiler that refuses a copy shows these lines.
+  handle(const handle&) = delete;             // move-only; buffer::share() makes another handle
+  handle& operator=(const handle&) = delete;  // move-only; buffer::share() makes another handle
   ~handle() { drop(); }
 
   /// True while this handle holds device memory.
@@ -50,12 +53,12 @@ class handle {
   }
 
   /// Gives the memory back: it may be reused after what `stream` has been given so far. Does not
-  /// block the host. Empty handles stay empty.
+  /// block the host. Empty handles stay empty. One that throws leaves the handle full.
   void reset(typename Device::stream_ref stream) {
     if (store_ == nullptr) return;
-    auto* store = std::exchange(store_, nullptr);
+    store_->owner->drop(*store_, store_->owner->lane_of(stream));
+    store_ = nullptr;
     part_ = {};
-    store->owner->drop(*store, store->owner->lane_of(stream));
   }
 
   /// Opts this storage out: commits leave it in its owner's hand.

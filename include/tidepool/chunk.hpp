@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <concepts>
 #include <span>
 #include <utility>
 
@@ -40,6 +41,9 @@ class chunk {
     }
     return *this;
   }
+  // A compiler that refuses a copy shows these lines.
+  chunk(const chunk&) = delete;             // move-only; pass it by reference
+  chunk& operator=(const chunk&) = delete;  // move-only; pass it by reference
   ~chunk() { abandon(); }
 
   /// The module's forward is over: its saved tensors leave.
@@ -125,7 +129,7 @@ class chunk {
 
   template <fixed_string Name>
   static constexpr bool compiled_in() {
-    static_assert(!Modules::open || Name.view().empty(),
+    static_assert(!Modules::open || sizeof(Name) == 0,
                   "tidepool: with all_modules, name a module by the id from offloader::module");
     if constexpr (Modules::open) {
       return false;
@@ -141,15 +145,23 @@ class chunk {
     return (enabled_ >> static_cast<unsigned>(module) & 1U) != 0;
   }
 
+  template <class... Handles>
+  static std::array<handle<Device>*, sizeof...(Handles)> pointers_to(Handles&... saved) {
+    static_assert((std::derived_from<Handles, handle<Device>> && ...),
+                  "tidepool: commit and restore take buffers and views of the offloader's own "
+                  "device");
+    return {&saved...};
+  }
+
   template <bool GiveUp, class... Handles>
   void send(module_id module, int layer, stream_ref stream, Handles&... saved) {
-    const std::array<handle<Device>*, sizeof...(saved)> handles{&saved...};
+    const auto handles = pointers_to(saved...);
     engine_->commit(*state_, module, layer, engine_->lane_of(stream), handles, GiveUp);
   }
 
   template <class... Handles>
   void fetch(module_id module, int layer, stream_ref stream, Handles&... saved) {
-    const std::array<handle<Device>*, sizeof...(saved)> handles{&saved...};
+    const auto handles = pointers_to(saved...);
     engine_->restore(*state_, module, layer, engine_->lane_of(stream), handles);
   }
 

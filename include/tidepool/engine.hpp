@@ -107,8 +107,8 @@ class engine {
 
   // A handle is given up; what it used on `lane` so far is the last use.
   void drop(storage& store, lane_id lane) {
-    store.last_use.add(store_.order().record(lane));
     store.lane = lane;
+    store.last_use.add(store_.order().record(lane));
     forget_handle(store);
   }
 
@@ -116,10 +116,10 @@ class engine {
     if (!closed_) {
       try {
         return drop(store, store.lane);
-      } catch (...) {  // no event, so nobody may ever reuse the memory: it stays taken
+      } catch (...) {  // no event, so nobody may ever reuse the memory: it stays taken, as if the
+                       // handle were still there
       }
     }
-    --store.handles;
     release(this);
   }
 
@@ -210,7 +210,13 @@ class engine {
     std::size_t bytes;
   };
 
-  ~engine() = default;
+  ~engine() {
+    if (!replayed_) return;
+    try {
+      dev_->synchronize();  // graphs copy on streams that are not ours
+    } catch (...) {         // a device that is gone runs no graph
+    }
+  }
 
   [[nodiscard]] bool warming_up() const { return warming_up_; }
 
@@ -254,6 +260,7 @@ class engine {
   [[nodiscard]] bool evict_one();
   [[nodiscard]] memory_layout layout() const;
   void settle_replays();
+  void leave_capture() noexcept;
   [[noreturn]] void throw_layout(const memory_layout& wanted, const memory_layout& found) const;
   [[noreturn]] void throw_mixed_capture();
   void place_or_throw(storage& store, lane_id lane, const char* call);
@@ -285,7 +292,7 @@ class engine {
   bool replayed_ = false;  // graphs have run since the last eager call
   lane_id replayed_on_{};
   std::shared_ptr<const memory_layout> layout_before_;  // of the latest capture
-  std::shared_ptr<const memory_layout> layout_now_;     // as the latest graph left it
+  std::shared_ptr<const memory_layout> layout_now_;     // as the latest graph left it, if one ran
   std::size_t references_ = 1;
 };
 

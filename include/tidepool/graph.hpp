@@ -32,6 +32,9 @@ class [[nodiscard]] graph {
     std::swap(after_, other.after_);
     return *this;
   }
+  // A compiler that refuses a copy shows these lines.
+  graph(const graph&) = delete;             // move-only; launch one graph many times
+  graph& operator=(const graph&) = delete;  // move-only; launch one graph many times
   ~graph() {
     if (engine_ != nullptr) detail::engine<Device>::release(engine_);
   }

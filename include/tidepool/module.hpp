@@ -37,6 +37,7 @@ enum class module_id : std::uint8_t {};
 template <fixed_string... Names>
 struct modules {
   static_assert(sizeof...(Names) > 0, "tidepool: name at least one module, or use all_modules");
+  static_assert((!Names.view().empty() && ...), "tidepool: the name of a module is empty");
   static_assert(sizeof...(Names) <= max_modules, "tidepool: at most 64 modules");
 
   static constexpr bool open = false;

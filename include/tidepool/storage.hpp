@@ -87,7 +87,8 @@ class storages {
         host_(dev, order_, {opts.host_step, host_budget(opts)}),
         piece_(opts.copy_piece),
         flying_groups_(
-            std::min(most_flying_groups, opts.max_inflight.value_or(most_flying_groups) + 1)),
+            // One more than the cap, but for caps so large that one more is none.
+            std::min(most_flying_groups - 1, opts.max_inflight.value_or(most_flying_groups)) + 1),
         flying_floor_(opts.max_inflight_bytes.value_or(0)) {
     host_.let_fly(opts.host_step);
   }
@@ -147,7 +148,13 @@ class storages {
     fence ready;
     if (!source_of(store).take(store.bytes, waiter, store.on_device, ready)) return false;
     const auto site = waiter == reload_ ? join_site::reload_reuse : join_site::device_reuse;
-    if (order_.join(waiter, ready, site)) ++waits_;
+    try {
+      if (order_.join(waiter, ready, site)) ++waits_;
+    } catch (...) {  // untouched, it is free behind what it was free behind
+      source_of(store).release(store.on_device, ready);
+      store.on_device = {};
+      throw;
+    }
     poison(store.on_device, waiter);
     live_ += store.bytes;
     if (store.on_host) away_ -= store.bytes;
@@ -172,7 +179,13 @@ class storages {
     if (!host_.take(store.bytes, offload_, store.on_host, ready)) return false;
     // Made now, so that nobody has to remember the fence: what is issued on the stream from here on
     // waits, and only the copy into this block is.
-    order_.join(offload_, ready, join_site::host_reuse);
+    try {
+      order_.join(offload_, ready, join_site::host_reuse);
+    } catch (...) {
+      host_.release(store.on_host, ready);
+      store.on_host = {};
+      throw;
+    }
     if (!store.on_device) away_ += store.bytes;
     host_peak_ = std::max(host_peak_, host_.used());
     note_peaks();

@@ -37,11 +37,15 @@ void engine<Device>::restore(chunk_state& chunk, module_id module, int layer, la
     forget_ahead(chunk, index);
     require_reload(chunk, index);
   }
+  // All joins first: should one fail, the group may be restored again.
+  for (std::uint32_t i = 0; i < which.count; ++i) {
+    const auto* store = items[i].store;
+    if (store != nullptr) store_.order().join(lane, store->reloaded, join_site::consumer);
+  }
   forget_ahead(chunk, index);
   for (std::uint32_t i = 0; i < which.count; ++i) {
     auto* store = items[i].store;
     if (store == nullptr) continue;
-    store_.order().join(lane, store->reloaded, join_site::consumer);
     forget_idle(*store);
     store->wanted = true;
     store->lane = lane;
@@ -81,32 +85,30 @@ bool engine<Device>::try_reload(chunk_state& chunk, std::uint32_t index) {
   const auto copies = store_.reload_lane();
   const auto range = ranges_.reload(static_cast<std::size_t>(which.module), which.layer);
   std::size_t bytes = 0;
-  const auto take_back = [&](std::uint32_t count) {
-    if (bytes == 0) return;
-    const auto after = order.record(copies);
-    for (std::uint32_t i = 0; i < count; ++i) {
-      if (items[i].copies_back) store_.displace(*items[i].store, after, copies);
-      items[i].copies_back = false;
+  std::uint32_t placed = 0;
+  const auto take_back = [&](const fence& after) {
+    for (std::uint32_t i = 0; i < placed; ++i) {
+      if (!std::exchange(items[i].copies_back, false)) continue;
+      store_.displace(*items[i].store, after, copies);
     }
   };
-  for (std::uint32_t i = 0; i < which.count; ++i) {
-    auto* store = items[i].store;
-    if (store != nullptr) store->wanted = true;
-    items[i].copies_back = store != nullptr && !store->on_device;
-    if (!items[i].copies_back) continue;
-    // Joined first: whatever else left before it is then known to be over, and its memory free.
-    store_.await_offload(*store);
-    if (!store_.place(*store, copies)) {
-      items[i].copies_back = false;
-      take_back(i);
-      return false;
-    }
-    bytes += store->bytes;
-  }
-  which.state = group_state::arriving;
-  if (bytes == 0) return true;
-
   try {
+    for (; placed < which.count; ++placed) {
+      auto* store = items[placed].store;
+      if (store != nullptr) store->wanted = true;
+      items[placed].copies_back = store != nullptr && !store->on_device;
+      if (!items[placed].copies_back) continue;
+      // Joined first: whatever else left before it is then known to be over, and its memory free.
+      store_.await_offload(*store);
+      if (!store_.place(*store, copies)) {
+        if (bytes > 0) take_back(order.record(copies));
+        return false;
+      }
+      bytes += store->bytes;
+    }
+    which.state = group_state::arriving;
+    if (bytes == 0) return true;
+
     const auto traced = store_.trace().begin(copies, order.stream(copies));
     for (std::uint32_t i = 0; i < which.count; ++i) {
       if (items[i].copies_back) store_.copy_in(*items[i].store);
@@ -124,9 +126,7 @@ bool engine<Device>::try_reload(chunk_state& chunk, std::uint32_t index) {
   } catch (...) {
     store_.settle(copies);
     which.state = group_state::away;
-    for (std::uint32_t i = 0; i < which.count; ++i) {
-      if (items[i].copies_back) store_.displace(*items[i].store, {}, copies);
-    }
+    take_back({});
     throw;
   }
   ahead_.push_back({&chunk, index, bytes});
@@ -149,7 +149,15 @@ void engine<Device>::reload_ahead() {
   while (ahead_.size() < opts_.reload_ahead &&
          (!opts_.reload_ahead_bytes || ahead_bytes_ < *opts_.reload_ahead_bytes)) {
     auto* chunk = next_to_reload();
-    if (chunk == nullptr || !try_reload(*chunk, chunk->next_to_reload())) return;
+    if (chunk == nullptr) return;
+    try {
+      if (!try_reload(*chunk, chunk->next_to_reload())) return;
+    } catch (const device_error&) {
+      // Left for later like one without memory: its restore tries again, and says what is wrong.
+      // What a capture has kept cannot be taken back.
+      if (store_.order().capturing()) throw;
+      return;
+    }
   }
 }
 

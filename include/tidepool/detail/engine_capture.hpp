@@ -61,7 +61,7 @@ auto engine<Device>::end_capture(lane_id origin) {
     order.end_capture();
     return graph;
   } catch (...) {
-    order.end_capture();
+    leave_capture();
     throw;
   }
 }
@@ -73,9 +73,17 @@ void engine<Device>::abandon_capture(lane_id origin) noexcept {
     static_cast<void>(dev_->end_capture(store_.order().stream(origin)));
   } catch (...) {  // it was no longer valid; it is over all the same
   }
+  leave_capture();
+}
+
+template <device Device>
+void engine<Device>::leave_capture() noexcept {
   try {
     store_.order().end_capture();
-  } catch (...) {  // the device is gone; so is whatever could be out of order
+  } catch (...) {  // the lanes could not meet; they do before the next call, as after a launch
+    layout_now_ = nullptr;
+    replayed_on_ = static_cast<lane_id>(max_lanes);
+    replayed_ = true;
   }
 }
 
@@ -93,7 +101,9 @@ void engine<Device>::replay(Graph& graph, const std::shared_ptr<const memory_lay
   if (store_.order().capturing()) {
     throw misuse_error("launch: a capture is under way; end it before a graph is launched");
   }
-  if (!replayed_) layout_now_ = std::make_shared<const memory_layout>(layout());
+  if (!replayed_ || layout_now_ == nullptr) {
+    layout_now_ = std::make_shared<const memory_layout>(layout());
+  }
   if (layout_now_ != before && *layout_now_ != *before) throw_layout(*before, *layout_now_);
   auto& order = store_.order();
   if (!replayed_ || replayed_on_ != lane) order.gather(lane, join_site::launch);
@@ -107,8 +117,10 @@ void engine<Device>::replay(Graph& graph, const std::shared_ptr<const memory_lay
 template <device Device>
 void engine<Device>::settle_replays() {
   if (!replayed_) return;
-  const auto eager = layout();
-  if (eager != *layout_now_) throw_layout(eager, *layout_now_);
+  if (layout_now_ != nullptr) {
+    const auto eager = layout();
+    if (eager != *layout_now_) throw_layout(eager, *layout_now_);
+  }
   store_.order().meet(join_site::after_launch);
   replayed_ = false;
 }

@@ -25,18 +25,22 @@ void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, lan
     undo(chunk);
     throw;
   }
-  ++count.groups;
-  if (stay) ++count.groups_resident;
-  if (warming_up()) {
-    profile_.chunks[chunk.ordinal()].groups.push_back({module, layer, bytes_saved(chunk, which)});
-  }
-  ticket done;
   try {
-    done = offload(chunk, which, lane, handles);
+    const auto done = offload(chunk, which, lane, handles);
+    auto& flying = windows_[static_cast<std::size_t>(module)];
+    if (which.bytes > 0 && flying.capped()) {
+      flying.push(done, which.bytes);
+      cap(module, lane);
+    }
   } catch (...) {
     store_.settle(store_.offload_lane());
     undo(chunk);
     throw;
+  }
+  ++count.groups;
+  if (stay) ++count.groups_resident;
+  if (warming_up()) {
+    profile_.chunks[chunk.ordinal()].groups.push_back({module, layer, bytes_saved(chunk, which)});
   }
   if (give_up) {
     const auto* item = chunk.saved_of(which);
@@ -51,10 +55,6 @@ void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, lan
   if (which.bytes > 0) {
     ++count.groups_offloaded;
     store_.note_group(which.bytes);
-    if (windows_[static_cast<std::size_t>(module)].capped()) {
-      windows_[static_cast<std::size_t>(module)].push(done, which.bytes);
-      cap(module, lane);
-    }
   }
 }
 

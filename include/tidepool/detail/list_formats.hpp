@@ -87,7 +87,11 @@ struct layers_format {
     std::vector<std::string> items;
     for (std::size_t i = 0; i < layers.size();) {
       std::size_t end = i + 1;
-      while (end < layers.size() && layers[end] - layers[end - 1] == 1) ++end;
+      // Compared first: code may hold any numbers, and a difference of those may overflow.
+      while (end < layers.size() && layers[end] > layers[end - 1] &&
+             layers[end] - 1 == layers[end - 1]) {
+        ++end;
+      }
       items.push_back(std::to_string(layers[i]));
       if (end - i > 1) items.back().append("-").append(std::to_string(layers[end - 1]));
       i = end;

@@ -208,7 +208,12 @@ class lanes {
     if (capturing_) {
       assume_met();
     } else if (bounded_) {
-      gather(id, join_site::new_stream);
+      try {
+        gather(id, join_site::new_stream);
+      } catch (...) {
+        --count_;
+        throw;
+      }
     }
     return id;
   }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -68,16 +69,17 @@ class pool final : public block_source<Device> {
 
  private:
   bool grow(std::size_t need) {
-    if (order_->capturing()) {
-      throw misuse_error("capture: " + std::to_string(need) +
-                         " bytes more would have to be allocated, which a graph cannot do; run the"
-                         " same step once without capture first");
-    }
     auto bytes = std::max(need, aligned(limits_.step));
     if (limits_.budget != 0) {
       const auto left = (limits_.budget - reserved_) / block_alignment * block_alignment;
       if (left < need) return false;
       bytes = std::min(bytes, left);
+    }
+    if (order_->capturing()) {
+      if (need >= refused_) return false;  // nor did it grow when the step was run without capture
+      throw misuse_error("capture: " + std::to_string(need) +
+                         " bytes more would have to be allocated, which a graph cannot do; run the"
+                         " same step once without capture first");
     }
     regions_.reserve(regions_.size() + 1);
     auto* region = Kind::try_allocate(*dev_, bytes);
@@ -85,7 +87,10 @@ class pool final : public block_source<Device> {
       bytes = need;
       region = Kind::try_allocate(*dev_, bytes);
     }
-    if (region == nullptr) return false;
+    if (region == nullptr) {
+      refused_ = std::min(refused_, need);
+      return false;
+    }
     regions_.push_back(region);
     reserved_ += bytes;
     book_.add_region(static_cast<std::byte*>(region), bytes);
@@ -98,6 +103,7 @@ class pool final : public block_source<Device> {
   std::vector<void*> regions_;
   std::size_t reserved_ = 0;
   std::size_t flying_ = 0;
+  std::size_t refused_ = std::numeric_limits<std::size_t>::max();  // the least by the device
   ranges book_;
 };
 

@@ -2,6 +2,9 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -21,14 +24,21 @@ class slots final : public block_source<Device> {
     if (shapes.empty()) {
       throw option_error("slots: no ring is given; set options::slots, or --slots=BYTESxCOUNT");
     }
+    if (shapes.size() > most_rings) {
+      throw option_error("slots: " + std::to_string(shapes.size()) + " rings are more than the " +
+                         std::to_string(most_rings) + " there may be; give several one size");
+    }
     for (const auto& shape : shapes) check(shape);
-    for (const auto& shape : shapes) add(shape);
+    try {
+      for (const auto& shape : shapes) add(shape);
+    } catch (...) {
+      give_back();
+      throw;
+    }
     std::sort(rings_.begin(), rings_.end(),
               [](const slot_queue& a, const slot_queue& b) { return a.bytes < b.bytes; });
   }
-  ~slots() override {
-    for (auto& ring : rings_) dev_->deallocate(ring.base);
-  }
+  ~slots() override { give_back(); }
 
   [[nodiscard]] bool take(std::size_t bytes, lane_id /*waiter*/, block& into,
                           fence& ready) override {
@@ -69,7 +79,10 @@ class slots final : public block_source<Device> {
   [[nodiscard]] std::uint64_t allocations() const override { return rings_.size(); }
 
  private:
+  // A block's index holds the number of its slot, and above it that of its ring.
   static constexpr unsigned ring_shift = 24;
+  static constexpr std::size_t most_slots = std::size_t{1} << ring_shift;
+  static constexpr std::size_t most_rings = std::size_t{1} << (32 - ring_shift);
 
   struct free_slot {
     std::uint32_t number = 0;
@@ -92,24 +105,40 @@ class slots final : public block_source<Device> {
                          std::to_string(shape.bytes) +
                          " bytes holds nothing; both numbers must be at least 1");
     }
+    if (shape.count > most_slots) {
+      throw option_error("slots: a ring of " + std::to_string(shape.count) +
+                         " slots is too long, there may be " + std::to_string(most_slots) +
+                         "; declare fewer and larger slots");
+    }
+  }
+
+  void give_back() noexcept {
+    for (auto& ring : rings_) dev_->deallocate(ring.base);
+    rings_.clear();
   }
 
   void add(const slot_ring& shape) {
     const auto bytes = aligned(shape.bytes);
     rings_.reserve(rings_.size() + 1);
-    slot_queue fresh{bytes, nullptr, std::vector<free_slot>(shape.count), 0, shape.count};
-    for (std::uint32_t i = 0; i < shape.count; ++i) fresh.free[i].number = i;
-    fresh.base = dev_->try_allocate(bytes * shape.count);
-    if (fresh.base == nullptr) {
-      for (auto& ring : rings_) dev_->deallocate(ring.base);
+    // Rounded up, the slots may together pass what 64 bits hold.
+    constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
+    const bool fits = shape.bytes <= most / shape.count - block_alignment;
+    const auto total = fits ? bytes * shape.count : most;
+    void* const base = fits ? dev_->try_allocate(total) : nullptr;
+    if (base == nullptr) {
+      give_back();
       throw out_of_budget("slots: the device cannot hold a ring of " + std::to_string(shape.count) +
                               " slots of " + std::to_string(bytes) + " bytes (" +
                               std::to_string(dev_->memory().free) +
                               " are free); declare fewer or smaller slots",
-                          bytes * shape.count, dev_->memory().free);
+                          total, dev_->memory().free);
     }
-    rings_.push_back(std::move(fresh));
-    reserved_ += bytes * shape.count;
+    // The device is asked first: it refuses what the host had better not make a list for.
+    rings_.push_back({bytes, base, {}, 0, shape.count});
+    auto& free = rings_.back().free;
+    free.resize(shape.count);
+    for (std::uint32_t i = 0; i < shape.count; ++i) free[i].number = i;
+    reserved_ += total;
   }
 
   Device* dev_;

@@ -1,0 +1,301 @@
+/// Small training programs on a device that fails, which check every word that comes back.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "faulty_device.hpp"
+#include "rig.hpp"
+#include "schedule.hpp"
+#include "tidepool/device/virtual.hpp"
+#include "tidepool/error.hpp"
+#include "tidepool/offloader.hpp"
+
+namespace tidepool::test {
+
+/// What a program does besides forward and backward passes.
+struct program_plan {
+  std::string name;
+  options opts;
+  int steps = 2;  ///< before the capture, where there is one
+  int microbatches = 3;
+  int depth = 2;
+  int layers = 3;
+  std::size_t bytes = 1024;  ///< of the larger tensor
+  bool shares = false;       ///< both modules save one tensor
+  bool views = false;        ///< the second module saves a rectangle
+  bool manual = false;
+  bool two_streams = false;
+  bool traced = false;
+  int replays = 0;  ///< of a whole step that is captured
+  /// Comes while a capture is given up whose body threw, with copies from before it under way.
+  std::optional<fault> spoils = std::nullopt;
+};
+
+/// A virtual device and what its kernels write to; it outlives every offloader of a program.
+struct faulty_desk {
+  using device_type = faulty_device<virtual_device>;
+
+  explicit faulty_desk(const machine& model = {}) : dev(model) {}
+
+  device_type dev;
+  virtual_device::stream compute = dev.virtual_device::make_stream();
+  virtual_device::stream second = dev.virtual_device::make_stream();
+  std::uint32_t round = 0;  // what a replay writes differs from replay to replay
+  std::size_t wrong = 0;
+
+  /// The calls of a trainer itself do not fail.
+  void synchronize() { dev.virtual_device::synchronize(); }
+};
+
+/// Runs a program once, in one go or with one more try for every call that fails.
+class faulty_run {
+ public:
+  using device_type = faulty_desk::device_type;
+  using offloader = tidepool::offloader<device_type, modules<"fc1", "core_attn">>;
+  using buffer = offloader::buffer;
+  using view = offloader::view;
+
+  faulty_run(faulty_desk& desk, const program_plan& plan, bool retries)
+      : desk_(desk), plan_(plan), retries_(retries) {}
+
+  void run() {
+    attempt([&] { off_.emplace(desk_.dev, plan_.opts); });
+    off_->on_report([](std::string_view) {});
+    open_.resize(static_cast<std::size_t>(plan_.depth));
+    for (int i = 0; i < plan_.steps; ++i) {
+      const bool traced = plan_.traced && i > 0;
+      if (traced) attempt([&] { off_->start_trace("step", main()); });
+      step();
+      if (traced) attempt([&] { static_cast<void>(off_->finish_trace()); });
+    }
+    if (plan_.spoils) spoil();
+    if (plan_.replays > 0) replay();
+    const auto totals = off_->counters();
+    if (totals.live_peak > totals.live_peak_without || totals.live_peak_without > sane) {
+      throw std::logic_error("the counters are wrong");
+    }
+    desk_.synchronize();
+  }
+
+  /// Replays that were launched, and steps: every one has run when the run claims success.
+  [[nodiscard]] std::uint32_t rounds() const { return rounds_; }
+
+ private:
+  using stream_ref = device_type::stream_ref;
+
+  struct saved_layer {
+    buffer x, y, z;
+    view part;
+  };
+  struct in_flight {
+    offloader::chunk chunk;
+    std::vector<saved_layer> layers;
+  };
+
+  [[nodiscard]] stream_ref main() const { return desk_.compute.ref(); }
+  [[nodiscard]] stream_ref back() const {
+    return plan_.two_streams ? desk_.second.ref() : desk_.compute.ref();
+  }
+
+  // A capture is tried again as a whole: what failed inside it is lost.
+  template <class Call>
+  void attempt(const Call& call) {
+    if (!retries_ || inside_) return call();
+    try {
+      call();
+    } catch (const error&) {
+      call();
+    }
+  }
+
+  void step() {
+    for (const auto& each : one_f_one_b(plan_.microbatches, plan_.depth)) {
+      auto& at = open_[static_cast<std::size_t>(each.microbatch % plan_.depth)];
+      each.backward ? backward(at, each.microbatch) : forward(at, each.microbatch);
+    }
+    off_->end_step();
+    order(back(), main());
+    desk_.dev.launch(main(), 100, [desk = &desk_] { ++desk->round; });
+    order(main(), back());
+    if (!inside_) ++rounds_;
+  }
+
+  void spoil() {
+    struct own_error {};
+    forward(open_.front(), 0);
+    open_.clear();
+    open_.resize(static_cast<std::size_t>(plan_.depth));
+    try {
+      static_cast<void>(off_->capture(main(), [&] {
+        desk_.dev.arm(*plan_.spoils);
+        throw own_error{};
+      }));
+    } catch (const own_error&) {
+    }
+    step();
+  }
+
+  void replay() {
+    for (int i = 0; i < 2; ++i) {
+      std::optional<graph<device_type>> made;
+      attempt([&] {
+        open_.clear();
+        open_.resize(static_cast<std::size_t>(plan_.depth));
+        inside_ = true;
+        const auto leave = [&](void*) { inside_ = false; };
+        const std::unique_ptr<faulty_run, decltype(leave)> guard(this, leave);
+        made.emplace(off_->capture(main(), [&] { step(); }));
+      });
+      for (int r = 0; r < plan_.replays; ++r) {
+        attempt([&] { made->launch(main()); });
+        ++rounds_;
+      }
+      step();
+    }
+  }
+
+  void forward(in_flight& at, int microbatch) {
+    at.layers.clear();
+    at.layers.resize(static_cast<std::size_t>(plan_.layers));
+    at.chunk = off_->begin({microbatch, 0, false});
+    for (int l = 0; l < plan_.layers; ++l) {
+      auto& saved = at.layers[static_cast<std::size_t>(l)];
+      const auto tag = tag_of(microbatch, l);
+      attempt([&] { saved.x = off_->allocate(plan_.bytes, main()); });
+      write(saved.x, tag);
+      if (plan_.shares) {
+        saved.z = saved.x.share();
+      } else {
+        attempt([&] { saved.y = off_->allocate(y_bytes, main()); });
+        write(saved.y, tag + 1);
+      }
+      save<"fc1">(at.chunk, l, saved.x, tag);
+      if (plan_.shares) {
+        save<"core_attn">(at.chunk, l, saved.z, tag);
+      } else if (plan_.views) {
+        saved.part = saved.y.view(shape);
+        save<"core_attn">(at.chunk, l, saved.part, tag + 1);
+        release(saved.y, main());
+      } else {
+        save<"core_attn">(at.chunk, l, saved.y, tag + 1);
+      }
+    }
+    attempt([&] { at.chunk.end_forward(); });
+    order(main(), back());
+  }
+
+  void backward(in_flight& at, int microbatch) {
+    for (int l = plan_.layers; l-- > 0;) {
+      auto& saved = at.layers[static_cast<std::size_t>(l)];
+      const auto tag = tag_of(microbatch, l);
+      if (plan_.shares) {
+        fetch<"core_attn">(at.chunk, l, saved.z, tag);
+      } else if (plan_.views) {
+        fetch<"core_attn">(at.chunk, l, saved.part, tag + 1);
+      } else {
+        fetch<"core_attn">(at.chunk, l, saved.y, tag + 1);
+      }
+      fetch<"fc1">(at.chunk, l, saved.x, tag);
+      release(saved.part, back());
+      for (auto* each : {&saved.y, &saved.z, &saved.x}) release(*each, back());
+    }
+    attempt([&] { at.chunk.finish(); });
+    order(back(), main());
+  }
+
+  template <fixed_string Module, class Handle>
+  void save(offloader::chunk& chunk, int layer, Handle& what, std::uint32_t tag) {
+    if (plan_.manual) {
+      attempt([&] { chunk.start_offload<Module>(layer, main(), what); });
+      check(what, tag, main());
+      return release(what, main());
+    }
+    attempt([&] {
+      const auto flying = desk_.dev.flying();
+      try {
+        chunk.commit<Module>(layer, main(), what);
+      } catch (...) {
+        // A commit that failed left the handle as it was, and no copy of it is running.
+        check(what, tag, main());
+        if (desk_.dev.flying() > flying && !desk_.dev.broken()) ++desk_.wrong;
+        throw;
+      }
+    });
+  }
+  template <fixed_string Module, class Handle>
+  void fetch(offloader::chunk& chunk, int layer, Handle& what, std::uint32_t tag) {
+    if (plan_.manual) attempt([&] { chunk.start_reload<Module>(layer); });
+    attempt([&] { chunk.restore<Module>(layer, back(), what); });
+    check(what, tag, back());
+  }
+  template <class Handle>
+  void release(Handle& what, stream_ref on) {
+    attempt([&] { what.reset(on); });
+  }
+
+  // The trainer's own order of its streams, by calls that do not fail.
+  void order(stream_ref from, stream_ref to) {
+    if (from.key() == to.key()) return;
+    virtual_device& dev = desk_.dev;
+    auto mark = dev.make_event();
+    dev.record(mark, from);
+    dev.wait(to, mark);
+  }
+
+  [[nodiscard]] static std::uint32_t tag_of(int microbatch, int layer) {
+    return static_cast<std::uint32_t>(microbatch * 100 + layer * 2);
+  }
+  [[nodiscard]] static std::uint32_t word(std::uint32_t round, std::uint32_t tag, std::size_t i) {
+    return rig::word(round * 10'000 + tag, i);
+  }
+  void write(const buffer& to, std::uint32_t tag) {
+    const auto words = to.size() / 4;
+    desk_.dev.launch(main(), 1000, [desk = &desk_, at = to.as<std::uint32_t>(), words, tag] {
+      for (std::size_t i = 0; i < words; ++i) at[i] = word(desk->round, tag, i);
+    });
+  }
+  void check(const buffer& what, std::uint32_t tag, stream_ref on) {
+    check_rows(what.as<std::uint32_t>(), {what.size() / 4, 1, 0, 0}, tag, 0, on);
+  }
+  void check(const view& what, std::uint32_t tag, stream_ref on) {
+    check_rows(what.as<std::uint32_t>(), {what.width() / 4, what.rows(), what.pitch() / 4, 0}, tag,
+               shape.offset / 4, on);
+  }
+  // In words; `first` is where the rectangle began in what was written.
+  void check_rows(const std::uint32_t* at, const copy_shape& rows, std::uint32_t tag,
+                  std::size_t first, stream_ref on) {
+    if (at == nullptr || rows.width == 0) {
+      ++desk_.wrong;
+      return;
+    }
+    desk_.dev.launch(on, 1000, [desk = &desk_, at, rows, tag, first] {
+      for (std::size_t r = 0; r < rows.rows; ++r) {
+        for (std::size_t i = 0; i < rows.width; ++i) {
+          const auto expected = word(desk->round, tag, first + r * (shape.pitch / 4) + i);
+          desk->wrong += at[r * rows.source_pitch + i] != expected ? 1 : 0;
+        }
+      }
+    });
+  }
+
+  static constexpr std::size_t y_bytes = 768;
+  static constexpr std::size_t sane = std::size_t{1} << 20;
+  static constexpr view_shape shape{.offset = 64, .width = 32, .rows = 5, .pitch = 96};
+
+  faulty_desk& desk_;
+  const program_plan& plan_;
+  bool retries_;
+  bool inside_ = false;  // a capture
+  std::uint32_t rounds_ = 0;
+  std::optional<offloader> off_;
+  std::vector<in_flight> open_;
+};
+
+}  // namespace tidepool::test
