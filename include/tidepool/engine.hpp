@@ -71,8 +71,8 @@ class engine {
   // The lane of a stream that is about to be used, eagerly or in a capture of ours.
   [[nodiscard]] lane_id lane_of(stream_ref stream) {
     if constexpr (capturing_device<Device>) {
-      if (replayed_) settle_replays();
       if (dev_->capturing(stream) != store_.order().capturing()) throw_mixed_capture();
+      if (replayed_) settle_replays();
     }
     return store_.order().of(stream);
   }

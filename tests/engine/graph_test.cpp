@@ -341,6 +341,15 @@ TEST_CASE("graph: a capture that is not the offloader's is refused at the first 
   CHECK(says(message_of([&] { chunk.commit<"fc1">(0, desk.stream(), x); }), "escape"));
   static_cast<void>(desk.dev.end_capture(desk.stream()));
   CHECK(x);
+  chunk = {};
+  x.reset(desk.stream());
+  // After a launch too, whose eager end is still to come.
+  auto graph = off.capture(desk.stream(), [&] { work.step(); });
+  graph.launch(desk.stream());
+  desk.dev.begin_capture(desk.stream());
+  CHECK(says(message_of([&] { static_cast<void>(off.allocate(size, desk.stream())); }),
+             "the copies would escape"));
+  static_cast<void>(desk.dev.end_capture(desk.stream()));
   auto other = desk.dev.make_stream();
   const auto mixed = message_of([&] {
     static_cast<void>(
