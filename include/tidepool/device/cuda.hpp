@@ -50,9 +50,15 @@ class cuda_device {
     [[nodiscard]] cudaStream_t get() const { return handle_; }
     [[nodiscard]] std::uint64_t key() const {
       unsigned long long id = 0;
-      check(cudaStreamGetId(handle_, &id), "cudaStreamGetId");
+      const auto code = cudaStreamGetId(handle_, &id);
+      if (code == cudaErrorStreamCaptureUnsupported) {  // it may not be asked while it is captured
+        static_cast<void>(cudaGetLastError());
+        return std::uint64_t{1} << 63 | reinterpret_cast<std::uintptr_t>(handle_);
+      }
+      check(code, "cudaStreamGetId");
       return id;
     }
+    friend bool operator==(const stream_ref&, const stream_ref&) = default;
 
    private:
     cudaStream_t handle_ = nullptr;

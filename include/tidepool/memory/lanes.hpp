@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
@@ -35,6 +36,12 @@ class lanes {
 
   /// The lane of a stream; its first use creates the lane's events.
   [[nodiscard]] lane_id of(typename Device::stream_ref stream) {
+    if constexpr (std::equality_comparable<typename Device::stream_ref>) {
+      // A stream under capture may not be asked for its key.
+      for (std::size_t i = 0; capturing_ && i < count_; ++i) {
+        if (lanes_[i].stream == stream) return static_cast<lane_id>(i);
+      }
+    }
     const auto key = stream.key();
     for (std::size_t i = 0; i < count_; ++i) {
       if (lanes_[i].key == key) return static_cast<lane_id>(i);
