@@ -261,6 +261,15 @@ class engine {
   [[nodiscard]] memory_layout layout() const;
   void settle_replays();
   void leave_capture() noexcept;
+  // Messages are put together out of line, so that the calls that go well stay short.
+  [[noreturn]] void refuse(const char* call, const chunk_state& chunk, module_id module, int layer,
+                           const std::string& why) const;
+  [[noreturn]] void refuse_argument(const char* call, const chunk_state& chunk, const group& which,
+                                    std::uint32_t index, const char* why) const;
+  [[noreturn]] void refuse_count(const chunk_state& chunk, const group& which,
+                                 std::size_t given) const;
+  [[noreturn]] void throw_out_of_host(const chunk_state& chunk, const group& which,
+                                      std::size_t bytes) const;
   [[noreturn]] void throw_layout(const memory_layout& wanted, const memory_layout& found) const;
   [[noreturn]] void throw_mixed_capture();
   void place_or_throw(storage& store, lane_id lane, const char* call);
@@ -302,3 +311,4 @@ class engine {
 #include "tidepool/detail/engine_capture.hpp"
 #include "tidepool/detail/engine_forward.hpp"
 #include "tidepool/detail/engine_memory.hpp"
+#include "tidepool/detail/engine_refusals.hpp"

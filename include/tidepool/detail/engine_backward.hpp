@@ -14,9 +14,7 @@ void engine<Device>::restore(chunk_state& chunk, module_id module, int layer, la
   const auto index = waiting_group(chunk, module, layer, "restore");
   auto& which = chunk.at(index);
   if (handles.size() != which.count) {
-    throw misuse_error("restore of " + name_of_group(chunk, module, layer) + ": " +
-                       std::to_string(handles.size()) + " arguments, but " +
-                       std::to_string(which.count) + " were committed; pass the same, in order");
+    refuse_count(chunk, which, handles.size());
   }
   auto* items = chunk.saved_of(which);
   for (std::uint32_t i = 0; i < which.count; ++i) {
@@ -26,9 +24,8 @@ void engine<Device>::restore(chunk_state& chunk, module_id module, int layer, la
     const auto* store = items[i].store;
     if (store == nullptr) continue;
     if (*handles[i] && handles[i]->store_ != store) {
-      throw misuse_error("restore of " + name_of_group(chunk, module, layer) + ": argument " +
-                         std::to_string(i + 1) +
-                         " holds other memory; reset it before its tensor comes back");
+      refuse_argument("restore", chunk, which, i,
+                      "holds other memory; reset it before its tensor comes back");
     }
     // What was on the device when the group's turn came may have had to give way since.
     if (!store->on_device) which.state = group_state::away;
@@ -62,10 +59,10 @@ std::uint32_t engine<Device>::waiting_group(chunk_state& chunk, module_id module
                                             const char* call) {
   const auto index = chunk.find(module, layer);
   if (index != no_group) return index;
-  const bool twice = chunk.ever_had(module, layer);
-  throw misuse_error(std::string(call) + " of " + name_of_group(chunk, module, layer) +
-                     (twice ? ": it was restored before; restore each commit once"
-                            : ": it was never committed in this chunk; commit it in forward"));
+  refuse(call, chunk, module, layer,
+         chunk.ever_had(module, layer) ? "it was restored before; restore each commit once"
+                                       : "it was never committed in this chunk; commit it in"
+                                         " forward");
 }
 
 template <device Device>

@@ -11,9 +11,9 @@ void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, lan
   if (chunk.info().forward_only) return;
   const auto range = ranges_.commit(static_cast<std::size_t>(module), layer);
   if (chunk.forward_done()) {
-    throw misuse_error("commit of " + name_of_group(chunk, module, layer) +
-                       ": the chunk's forward pass has ended; commit before end_forward and before"
-                       " the first restore");
+    refuse("commit", chunk, module, layer,
+           "the chunk's forward pass has ended; commit before end_forward and before the first"
+           " restore");
   }
   auto& count = counters_.modules[static_cast<std::size_t>(module)];
   // By hand everything leaves: its handles are released by hand too, and nothing may be lost.
@@ -65,14 +65,12 @@ void engine<Device>::collect(chunk_state& chunk, group& into, std::span<handle* 
   auto& count = counters_.modules[static_cast<std::size_t>(into.module)];
   for (const auto* each : handles) {
     if (!*each) {
-      throw misuse_error("commit of " + name_of_group(chunk, into.module, into.layer) +
-                         ": argument " + std::to_string(into.count + 1) +
-                         " holds no memory; was it committed or moved away before?");
+      refuse_argument("commit", chunk, into, into.count,
+                      "holds no memory; was it committed or moved away before?");
     }
     if (each->store_->owner != this) {
-      throw misuse_error("commit of " + name_of_group(chunk, into.module, into.layer) +
-                         ": argument " + std::to_string(into.count + 1) +
-                         " belongs to another offloader; commit it in a chunk of its own");
+      refuse_argument("commit", chunk, into, into.count,
+                      "belongs to another offloader; commit it in a chunk of its own");
     }
     if (stays || (choose && !leaves(*each, count))) {
       chunk.add_saved(into, {});
@@ -80,9 +78,8 @@ void engine<Device>::collect(chunk_state& chunk, group& into, std::span<handle* 
     }
     if (std::find(handles.begin(), handles.begin() + into.count, each) !=
         handles.begin() + into.count) {
-      throw misuse_error("commit of " + name_of_group(chunk, into.module, into.layer) +
-                         ": argument " + std::to_string(into.count + 1) +
-                         " is given twice; give each handle once, or share() it");
+      refuse_argument("commit", chunk, into, into.count,
+                      "is given twice; give each handle once, or share() it");
     }
     auto& store = saved_as(*each);
     const bool shared = static_cast<bool>(store.on_host);
@@ -95,14 +92,7 @@ void engine<Device>::collect(chunk_state& chunk, group& into, std::span<handle* 
       continue;
     }
     if (!store_.place_on_host(store)) {
-      const auto& host = store_.host_source();
-      throw out_of_budget(
-          "commit of " + name_of_group(chunk, into.module, into.layer) +
-              ": host_budget: " + std::to_string(store.bytes) + " bytes more do not fit; " +
-              std::to_string(host.used()) + " of " + std::to_string(host.budget()) +
-              " bytes are in use. Raise --host-budget, offload fewer modules, or lower"
-              " --offload-fraction",
-          store.bytes, host.budget());
+      throw_out_of_host(chunk, into, store.bytes);
     }
     store.wanted = false;
     store.offloaded = {};

@@ -1,8 +1,6 @@
 // The engine's memory half: who still needs a storage, and what gives way when room is short.
 #pragma once
 
-#include <map>
-
 #include "tidepool/engine.hpp"
 
 namespace tidepool::detail {
@@ -83,30 +81,6 @@ void engine<Device>::place_or_throw(storage& store, lane_id lane, const char* ca
   while (!store_.place(store, lane)) {
     if (!evict_one()) throw_out_of_device(store.bytes, call);
   }
-}
-
-template <device Device>
-void engine<Device>::throw_out_of_device(std::size_t bytes, const std::string& what) const {
-  std::map<std::string, std::size_t> live;
-  store_.for_each([&](const storage& store) {
-    if (!store.on_device) return;
-    live[store.module < 0 ? "not committed" : names_[static_cast<std::size_t>(store.module)]] +=
-        store.bytes;
-  });
-  const auto& source = store_.device_source();
-  const bool in_pieces = source.reserved() >= store_.live() + bytes;
-  const auto budget = source.budget();
-  auto text = what + ": " + std::to_string(bytes) + " bytes of device memory do not fit (" +
-              (budget == 0 ? "" : "--device-budget is " + std::to_string(budget) + ", ") +
-              std::to_string(source.reserved()) + " reserved, largest free block " +
-              std::to_string(source.largest_free()) +
-              (in_pieces ? "; there is room, but in pieces" : "") +
-              ") and nothing is in flight to wait for. Live:";
-  for (const auto& [name, size] : live) text += " " + name + " " + std::to_string(size);
-  throw out_of_budget(text +
-                          ". Raise --device-budget, offload more modules, or run fewer"
-                          " microbatches in flight",
-                      bytes, budget);
 }
 
 template <device Device>
