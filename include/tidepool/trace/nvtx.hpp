@@ -144,7 +144,7 @@ class nvtx_names {
   }
 
   // Empty for good in the form without NVTX.
-  void* domain_ = nullptr;
+  [[maybe_unused]] void* domain_ = nullptr;
   std::vector<entry> entries_;
 };
 
