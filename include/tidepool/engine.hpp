@@ -115,6 +115,7 @@ class engine {
   void drop_quietly(storage& store) noexcept {
     if (!closed_) {
       try {
+        if (replayed_) settle_replays();  // else the memory would no longer be as a graph left it
         return drop(store, store.lane);
       } catch (...) {  // no event, so nobody may ever reuse the memory: it stays taken, as if the
                        // handle were still there

@@ -358,6 +358,21 @@ TEST_CASE("graph: a capture that is not the offloader's is refused at the first 
   CHECK(says(mixed, "takes no part in the capture"));
 }
 
+TEST_CASE("graph: a handle that dies between launches ends them, and eager steps go on") {
+  rig desk;
+  offloader off(desk.dev, arena_options(4 * size));
+  trainer work{desk, off};
+  work.step();
+  std::optional<offloader::buffer> held(off.allocate(size, desk.stream()));
+  auto graph = off.capture(desk.stream(), [&] { work.step(); });
+  graph.launch(desk.stream());
+  held.reset();  // by its destructor
+  CHECK(says(message_of([&] { graph.launch(desk.stream()); }), "reset every handle"));
+  work.step();
+  CHECK(work.all_wrong() == 0);
+  CHECK(work.round == 3);
+}
+
 TEST_CASE("graph: keeps working when the offloader is gone") {
   rig desk;
   std::optional<offloader> off(std::in_place, desk.dev, arena_options(3 * size));

@@ -131,9 +131,9 @@ void engine<Device>::throw_mixed_capture() {
       store_.order().capturing()
           ? "capture: this stream takes no part in the capture under way; make it wait for an event"
             " of the captured stream first, or end the capture"
-          : "this stream is being captured, but not by the offloader, so the copies would escape "
-            "the"
-            " graph; capture with offloader::capture, or commit after the graph has been launched");
+          : "this stream is being captured, but not by the offloader, so the copies would escape"
+            " the graph; capture with offloader::capture, or commit after the graph has been "
+            "launched");
 }
 
 template <device Device>
