@@ -325,6 +325,17 @@ TEST_CASE("misuse: a device budget too small names what is live, by module") {
   CHECK(off.allocate(size, desk.stream()));  // what fits still comes
 }
 
+TEST_CASE("misuse: what was committed and stays is named by its module, too") {
+  rig desk;
+  offloader off(desk.dev, arena_options(2 * size));
+  auto open = off.begin();
+  auto x = made(desk, off, 1);
+  x.keep_resident();
+  open.commit<"core_attn">(0, desk.stream(), x);
+  CHECK_THROWS_WITH_AS(static_cast<void>(off.allocate(2 * size, desk.stream())),
+                       doctest::Contains("Live: core_attn 2048."), out_of_budget);
+}
+
 TEST_CASE("misuse: a pool that may not grow any more is refused in the same words") {
   rig desk;
   auto opts = small_options();
@@ -333,6 +344,29 @@ TEST_CASE("misuse: a pool that may not grow any more is refused in the same word
   const auto all = off.allocate(32 * 1024, desk.stream());
   CHECK_THROWS_WITH_AS(static_cast<void>(off.allocate(1, desk.stream())),
                        doctest::Contains("not committed 32768"), out_of_budget);
+}
+
+namespace {
+
+// A machine that has one kind of host memory and says so of the others.
+struct plain_machine : rig::device_type {
+  using rig::device_type::device_type;
+  [[nodiscard]] std::string why_not(tidepool::host_kind kind) const {
+    return kind == tidepool::host_kind::system ? "no shared page tables" : "";
+  }
+};
+
+}  // namespace
+
+TEST_CASE("misuse: host memory that the machine does not have is refused with the reason") {
+  plain_machine dev;
+  auto opts = small_options();
+  opts.host_memory = tidepool::host_kind::system;
+  using plain_offloader = tidepool::offloader<plain_machine, tidepool::modules<"core_attn">>;
+  CHECK_THROWS_WITH_AS(plain_offloader(dev, opts), doctest::Contains("no shared page tables"),
+                       tidepool::option_error);
+  opts.host_memory = tidepool::host_kind::pinned;
+  CHECK_NOTHROW(plain_offloader(dev, opts));
 }
 
 TEST_CASE("misuse: an arena that the device cannot give is refused when it is made") {

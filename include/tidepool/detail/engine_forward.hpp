@@ -72,6 +72,7 @@ void engine<Device>::collect(chunk_state& chunk, group& into, std::span<handle* 
       refuse_argument("commit", chunk, into, into.count,
                       "belongs to another offloader; commit it in a chunk of its own");
     }
+    each->store_->module = static_cast<int>(into.module);
     if (stays || (choose && !leaves(*each, count))) {
       chunk.add_saved(into, {});
       continue;
