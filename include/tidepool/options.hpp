@@ -25,6 +25,25 @@ struct slot_ring {
   friend bool operator==(const slot_ring&, const slot_ring&) = default;
 };
 
+/// What the host copies lie in. A device that does not have a kind says why, when the offloader is
+/// made.
+enum class host_kind : std::uint8_t {
+  automatic,       ///< huge pages registered with the driver, else pinned by it
+  huge_pages,      ///< the former alone
+  pinned,          ///< `cudaHostAlloc`
+  write_combined,  ///< the same, out of the host's caches; slow for the host to read
+  system,          ///< plain pages, where GPU and host share page tables (Grace-class machines)
+  managed          ///< `cudaMallocManaged`, kept on the host
+};
+
+/// How host memory is made.
+struct host_memory {
+  host_kind kind = host_kind::automatic;
+  bool bind = true;  ///< huge pages and system pages lie on the NUMA node next to the device
+
+  friend bool operator==(const host_memory&, const host_memory&) = default;
+};
+
 /// Every knob of one offloader. A default-constructed object offloads nothing.
 ///
 /// Units are bytes unless the name says otherwise. `validate` (in `validate.hpp`) checks the whole;
@@ -82,6 +101,9 @@ struct options {
   std::optional<std::size_t> host_budget{};
   /// Bytes by which the host arena grows.
   std::size_t host_step = std::size_t{256} << 20;
+  /// What host copies lie in, and whether on the device's NUMA node.
+  host_kind host_memory = host_kind::automatic;
+  bool host_bind = true;
   /// Processes on this machine that share its memory; 0 takes it from the launcher's environment.
   int local_ranks = 0;
 

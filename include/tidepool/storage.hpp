@@ -84,7 +84,7 @@ class storages {
         offload_(order_.of(offload_stream_.ref())),
         reload_(order_.of(reload_stream_.ref())),
         device_(make_source(opts)),
-        host_(dev, order_, {opts.host_step, host_budget(opts)}),
+        host_(dev, order_, {opts.host_step, host_budget(opts)}, host_kind_of(dev, opts)),
         piece_(opts.copy_piece),
         flying_groups_(
             // One more than the cap, but for caps so large that one more is none.
@@ -294,6 +294,17 @@ class storages {
     }
     return std::make_unique<device_pool<Device>>(
         *dev_, order_, pool_limits{opts.device_step, opts.device_budget.value_or(0)});
+  }
+
+  // Refused where the machine does not have it, with the reason.
+  static on_host host_kind_of(Device& dev, const options& opts) {
+    if constexpr (requires { dev.why_not(opts.host_memory); }) {
+      if (const std::string reason = dev.why_not(opts.host_memory); !reason.empty()) {
+        throw option_error("host_memory: this machine does not have the kind: " + reason +
+                           "; take --host-memory out, or give --host-memory=pinned");
+      }
+    }
+    return {{opts.host_memory, opts.host_bind}};
   }
 
   void note_peaks() {

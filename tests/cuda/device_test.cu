@@ -41,6 +41,39 @@ TIDEPOOL_GPU_TEST("pinned memory, small and large, is pinned and writable and ca
   CHECK(cudaGetLastError() == cudaSuccess);
 }
 
+TIDEPOOL_GPU_TEST("every kind of host memory comes and copies, or the device says why not") {
+  using tidepool::host_kind;
+  cuda_device dev;
+  constexpr std::size_t size = std::size_t{4} << 20;
+  auto* device = dev.allocate(size);
+  const auto stream = dev.make_stream();
+  for (int kind = 0; kind <= static_cast<int>(host_kind::managed); ++kind) {
+    CAPTURE(kind);
+    const auto which = static_cast<host_kind>(kind);
+    const auto reason = dev.why_not(which);
+    MESSAGE("kind " << kind << ": " << (reason.empty() ? "there" : reason));
+    if (!reason.empty()) continue;
+    for (const bool bind : {true, false}) {
+      auto* const out = dev.try_allocate_host(size, {which, bind});
+      auto* const back = dev.try_allocate_host(size, {which, bind});
+      REQUIRE(out != nullptr);
+      REQUIRE(back != nullptr);
+      MESSAGE(dev.host_memory_text());
+      std::memset(out, 7 + kind, size);
+      std::memset(back, 0, size);
+      using enum tidepool::copy_direction;
+      dev.copy(device, out, {size, 1, size, size}, host_to_device, stream.ref());
+      dev.copy(back, device, {size, 1, size, size}, device_to_host, stream.ref());
+      dev.synchronize(stream.ref());
+      CHECK(std::memcmp(out, back, size) == 0);
+      dev.deallocate_host(out);
+      dev.deallocate_host(back);
+    }
+  }
+  dev.deallocate(device);
+  CHECK(cudaGetLastError() == cudaSuccess);
+}
+
 TIDEPOOL_GPU_TEST("calls leave the caller's current device alone") {
   const int devices = cuda_device::count();
   cuda_device last(devices - 1);

@@ -307,6 +307,9 @@ TEST_CASE("kinds of memory and what they need") {
   value = {};
   value.memory = static_cast<memory_kind>(9);
   check_says(refused(value), {"memory (--memory) is '9'", "pool, arena or slots"});
+  value = {};
+  value.host_memory = static_cast<tidepool::host_kind>(9);
+  check_says(refused(value), {"host_memory (--host-memory) is '9'", "write-combined"});
 }
 
 TEST_CASE("budgets and steps of nothing") {

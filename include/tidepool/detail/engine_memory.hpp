@@ -96,6 +96,9 @@ trace::counters engine<Device>::counters() const {
   result.host_allocations = store_.host_source().allocations();
   result.host_reserved = store_.host_source().reserved();
   result.host_peak = store_.host_peak();
+  if constexpr (requires { dev_->host_memory_text(); }) {
+    result.host_memory = dev_->host_memory_text();
+  }
   return result;
 }
 

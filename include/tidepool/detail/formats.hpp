@@ -202,24 +202,40 @@ struct toggle_format {
   static std::string write(bool on) { return on ? "true" : "false"; }
 };
 
-/// `pool`, `arena` or `slots`.
-struct memory_format {
-  static constexpr std::array<std::string_view, 3> names{"pool", "arena", "slots"};
-
-  static memory_kind read(const setting& given) {
+/// One of a few words, each the name of a value of `Kind`. `Words` has `names`, `what` and `all`.
+template <class Kind, class Words>
+struct word_format {
+  static Kind read(const setting& given) {
+    const auto& names = Words::names;
     const auto found = std::find(names.begin(), names.end(), given.value);
     if (found == names.end()) {
       const std::string_view close = nearest(given.value, names);
-      refuse(given, "there is no such kind of memory",
-             close.empty() ? "give pool, arena or slots"
-                           : "did you mean " + in_quotes(close) + "? give pool, arena or slots");
+      const std::string choice = "give " + std::string(Words::all);
+      refuse(given, "there is no such " + std::string(Words::what),
+             close.empty() ? choice : "did you mean " + in_quotes(close) + "? " + choice);
     }
-    return static_cast<memory_kind>(found - names.begin());
+    return static_cast<Kind>(found - names.begin());
   }
-  static std::string write(memory_kind kind) {
+  static std::string write(Kind kind) {
     const auto index = static_cast<std::size_t>(kind);
-    return index < names.size() ? std::string(names[index]) : std::to_string(index);
+    return index < Words::names.size() ? std::string(Words::names[index]) : std::to_string(index);
   }
 };
+
+struct memory_words {
+  static constexpr std::array<std::string_view, 3> names{"pool", "arena", "slots"};
+  static constexpr std::string_view what = "kind of memory";
+  static constexpr std::string_view all = "pool, arena or slots";
+};
+using memory_format = word_format<memory_kind, memory_words>;
+
+struct host_words {
+  static constexpr std::array<std::string_view, 6> names{"automatic",      "huge-pages", "pinned",
+                                                         "write-combined", "system",     "managed"};
+  static constexpr std::string_view what = "kind of host memory";
+  static constexpr std::string_view all =
+      "automatic, huge-pages, pinned, write-combined, system or managed";
+};
+using host_kind_format = word_format<host_kind, host_words>;
 
 }  // namespace tidepool::detail::text

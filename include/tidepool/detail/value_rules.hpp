@@ -66,6 +66,10 @@ inline void check_memory(const options& value) {
     reject(kind, text::memory_format::write(value.memory), "there is no such kind of memory",
            "give pool, arena or slots");
   }
+  if (value.host_memory > host_kind::managed) {
+    reject(option_label("host_memory"), text::host_kind_format::write(value.host_memory),
+           "there is no such kind of host memory", "give " + std::string(text::host_words::all));
+  }
   if (value.device_budget == std::size_t{0}) {
     reject(budget, "0", "nothing fits it", "give a size such as 8GiB, or none");
   }

@@ -9,12 +9,11 @@
 #include <cstdint>
 #include <span>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "tidepool/device/cuda_host.hpp"
 #include "tidepool/device/device.hpp"
-#include "tidepool/device/host_pages.hpp"
 #include "tidepool/error.hpp"
 
 #if __has_include(<cuda/stream_ref>)
@@ -121,7 +120,7 @@ class cuda_device {
   };
 
   /// Throws `device_error` when there is no such device.
-  explicit cuda_device(int ordinal = 0) : ordinal_(ordinal) {
+  explicit cuda_device(int ordinal = 0) : ordinal_(ordinal), host_(ordinal) {
     int count = 0;
     check(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
     if (ordinal < 0 || ordinal >= count) {
@@ -245,18 +244,21 @@ class cuda_device {
     const auto code = cudaMalloc(&pointer, bytes);
     return or_null(code, pointer, "cudaMalloc");
   }
-  /// Pinned memory for any device. Large blocks are huge pages on this device's NUMA node, touched
-  /// by many threads and then registered, which is several times faster than `cudaHostAlloc`;
-  /// where that is not allowed, and for small blocks, it is `cudaHostAlloc`.
-  [[nodiscard]] void* try_allocate_host(std::size_t bytes) {
+  /// Host memory that the copy engines reach, for any device. By default large blocks are huge
+  /// pages on this device's NUMA node, touched by many threads and then registered, which is
+  /// several times faster than `cudaHostAlloc`; where that is not allowed, and for small blocks, it
+  /// is `cudaHostAlloc`.
+  [[nodiscard]] void* try_allocate_host(std::size_t bytes, const host_memory& how = {}) {
     const current_device guard(ordinal_);
-    if (bytes >= detail::huge_page) {
-      if (auto* pointer = register_pages(bytes)) return pointer;
-    }
     void* pointer = nullptr;
-    const auto code = cudaHostAlloc(&pointer, bytes, cudaHostAllocPortable);
-    return or_null(code, pointer, "cudaHostAlloc");
+    const auto code = host_.allocate(bytes, how, pointer);
+    if (code != cudaSuccess && code != cudaErrorMemoryAllocation) fail(code, "host memory");
+    return pointer;
   }
+  /// Why this machine does not have a kind of host memory; empty when it does.
+  [[nodiscard]] std::string why_not(host_kind kind) const { return host_.why_not(kind); }
+  /// What host memory was given last, in words.
+  [[nodiscard]] const std::string& host_memory_text() const { return host_.text(); }
   /// Like `try_allocate`, for a trainer's own memory; throws `device_error` when there is none.
   [[nodiscard]] void* allocate(std::size_t bytes) {
     if (auto* pointer = try_allocate(bytes)) return pointer;
@@ -269,24 +271,9 @@ class cuda_device {
   void deallocate(void* pointer) noexcept {
     if (pointer != nullptr) static_cast<void>(cudaFree(pointer));
   }
-  void deallocate_host(void* pointer) noexcept {
-    if (pointer == nullptr) return;
-    host_pages registered;
-    if (const auto found = pages_.find(pointer); found != pages_.end()) {
-      registered = std::move(found->second);
-      pages_.erase(found);
-    }
-    static_cast<void>(registered ? cudaHostUnregister(pointer) : cudaFreeHost(pointer));
-  }
+  void deallocate_host(void* pointer) noexcept { host_.deallocate(pointer); }
   /// The NUMA node next to this device; -1 when the machine does not say.
-  [[nodiscard]] int node() const {
-    char id[32]{};
-    if (cudaDeviceGetPCIBusId(id, sizeof id, ordinal_) != cudaSuccess) {
-      static_cast<void>(cudaGetLastError());
-      return -1;
-    }
-    return node_of_pci(id);
-  }
+  [[nodiscard]] int node() const { return host_.node(); }
   /// As `cudaMemGetInfo` tells it, other processes included.
   [[nodiscard]] memory_info memory() const {
     const current_device guard(ordinal_);
@@ -316,23 +303,6 @@ class cuda_device {
     int before_ = -1;
   };
 
-  void* register_pages(std::size_t bytes) {
-    host_pages pages(bytes, {node(), 0});
-    if (!pages) return nullptr;
-    auto* const pointer = pages.data();
-    if (cudaHostRegister(pointer, pages.bytes(), cudaHostRegisterPortable) != cudaSuccess) {
-      static_cast<void>(cudaGetLastError());
-      return nullptr;
-    }
-    try {
-      pages_.emplace(pointer, std::move(pages));
-    } catch (...) {
-      static_cast<void>(cudaHostUnregister(pointer));
-      throw;
-    }
-    return pointer;
-  }
-
   static void check(cudaError_t code, const char* call) {
     if (code != cudaSuccess) fail(code, call);
   }
@@ -354,7 +324,7 @@ class cuda_device {
   std::vector<void*> batch_targets_;
   std::vector<const void*> batch_sources_;
   std::vector<std::size_t> batch_bytes_;
-  std::unordered_map<void*, host_pages> pages_;
+  detail::cuda_host host_;
 };
 
 static_assert(capturing_device<cuda_device>);

@@ -14,12 +14,19 @@
 
 namespace tidepool {
 
-/// A pool's memory comes from the device's host allocator.
+/// A pool's memory comes from the device's host allocator, in the kind asked for where it has
+/// several.
 struct on_host {
+  host_memory how{};
+
   static std::size_t rounded(std::size_t bytes) { return aligned(bytes); }
   template <device Device>
-  static void* try_allocate(Device& dev, std::size_t bytes) {
-    return dev.try_allocate_host(bytes);
+  void* try_allocate(Device& dev, std::size_t bytes) const {
+    if constexpr (requires { dev.try_allocate_host(bytes, how); }) {
+      return dev.try_allocate_host(bytes, how);
+    } else {
+      return dev.try_allocate_host(bytes);
+    }
   }
   template <device Device>
   static void deallocate(Device& dev, void* region) noexcept {

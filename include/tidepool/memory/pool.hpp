@@ -28,10 +28,10 @@ struct pool_limits {
 template <device Device, class Kind>
 class pool final : public block_source<Device> {
  public:
-  pool(Device& dev, const lanes<Device>& order, pool_limits limits)
-      : dev_(&dev), order_(&order), limits_(limits) {}
+  pool(Device& dev, const lanes<Device>& order, pool_limits limits, Kind kind = {})
+      : dev_(&dev), order_(&order), limits_(limits), kind_(kind) {}
   ~pool() override {
-    for (auto* region : regions_) Kind::deallocate(*dev_, region);
+    for (auto* region : regions_) kind_.deallocate(*dev_, region);
   }
 
   [[nodiscard]] bool take(std::size_t bytes, lane_id waiter, block& into, fence& ready) override {
@@ -82,10 +82,10 @@ class pool final : public block_source<Device> {
                          " same step once without capture first");
     }
     regions_.reserve(regions_.size() + 1);
-    auto* region = Kind::try_allocate(*dev_, bytes);
+    auto* region = kind_.try_allocate(*dev_, bytes);
     if (region == nullptr && bytes > need) {
       bytes = need;
-      region = Kind::try_allocate(*dev_, bytes);
+      region = kind_.try_allocate(*dev_, bytes);
     }
     if (region == nullptr) {
       refused_ = std::min(refused_, need);
@@ -100,6 +100,7 @@ class pool final : public block_source<Device> {
   Device* dev_;
   const lanes<Device>* order_;
   pool_limits limits_;
+  [[no_unique_address]] Kind kind_;
   std::vector<void*> regions_;
   std::size_t reserved_ = 0;
   std::size_t flying_ = 0;

@@ -1,0 +1,187 @@
+/// Host memory that CUDA's copy engines reach: its kinds, which of them a device has, and where it
+/// lies.
+#pragma once
+
+#if defined(TIDEPOOL_HAS_CUDA) || (!defined(TIDEPOOL_NO_CUDA) && __has_include(<cuda_runtime_api.h>))
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "tidepool/device/host_pages.hpp"
+#include "tidepool/options.hpp"
+
+namespace tidepool::detail {
+
+/// The host memory of one `cuda_device`.
+///
+/// Every function leaves the runtime's last error clean. `allocate` returns null where the machine
+/// is out of memory, and a code for any other failure.
+class cuda_host {
+ public:
+  explicit cuda_host(int ordinal) : ordinal_(ordinal) {}
+
+  /// The device must be current.
+  [[nodiscard]] cudaError_t allocate(std::size_t bytes, const host_memory& how, void*& into) {
+    into = nullptr;
+    switch (how.kind) {
+      case host_kind::automatic:
+        if (bytes >= huge_page && registered(bytes, how, into) == cudaSuccess) return cudaSuccess;
+        return by_runtime(bytes, cudaHostAllocPortable, into);
+      case host_kind::huge_pages:
+        return registered(bytes, how, into);
+      case host_kind::pinned:
+        return by_runtime(bytes, cudaHostAllocPortable, into);
+      case host_kind::write_combined:
+        return by_runtime(bytes, cudaHostAllocPortable | cudaHostAllocWriteCombined, into);
+      case host_kind::system:
+        return pages_of(bytes, how, into);
+      case host_kind::managed:
+        return managed(bytes, into);
+    }
+    return cudaErrorInvalidValue;
+  }
+
+  void deallocate(void* pointer) noexcept {
+    if (pointer == nullptr) return;
+    const auto found = owned_.find(pointer);
+    if (found == owned_.end()) {
+      static_cast<void>(cudaFreeHost(pointer));
+      return;
+    }
+    const auto gone = std::move(found->second);
+    owned_.erase(found);
+    if (gone.registered) static_cast<void>(cudaHostUnregister(pointer));
+    if (!gone.pages) static_cast<void>(cudaFree(pointer));
+  }
+
+  /// Why this machine does not have a kind; empty when it does.
+  [[nodiscard]] std::string why_not(host_kind kind) const {
+    if (kind == host_kind::system && !has(cudaDevAttrPageableMemoryAccessUsesHostPageTables)) {
+      return "the GPU does not share the host's page tables, as Grace-class machines do, so copies"
+             " from unregistered memory would block";
+    }
+    if (kind == host_kind::managed && !has(cudaDevAttrConcurrentManagedAccess)) {
+      return "the GPU cannot use managed memory while the host does";
+    }
+    if (kind == host_kind::huge_pages && !has(cudaDevAttrHostRegisterSupported)) {
+      return "the driver does not register memory that it has not allocated";
+    }
+    return {};
+  }
+
+  /// The NUMA node next to the device; -1 when the machine does not say.
+  [[nodiscard]] int node() const {
+    char id[32]{};
+    if (quiet(cudaDeviceGetPCIBusId(id, sizeof id, ordinal_)) != cudaSuccess) return -1;
+    return node_of_pci(id);
+  }
+
+  /// What was given last, in words: "huge pages, registered, on NUMA node 0".
+  [[nodiscard]] const std::string& text() const { return text_; }
+
+ private:
+  struct block {
+    host_pages pages;  // none: managed memory
+    bool registered = false;
+  };
+
+  static cudaError_t quiet(cudaError_t code) {
+    if (code != cudaSuccess) static_cast<void>(cudaGetLastError());
+    return code;
+  }
+  [[nodiscard]] bool has(cudaDeviceAttr what) const {
+    int value = 0;
+    return quiet(cudaDeviceGetAttribute(&value, what, ordinal_)) == cudaSuccess && value != 0;
+  }
+
+  cudaError_t by_runtime(std::size_t bytes, unsigned flags, void*& into) {
+    const auto code = quiet(cudaHostAlloc(&into, bytes, flags));
+    if (code != cudaSuccess) {
+      into = nullptr;
+    } else {
+      text_ = (flags & cudaHostAllocWriteCombined) != 0 ? "cudaHostAlloc, write-combined"
+                                                        : "cudaHostAlloc";
+    }
+    return code;
+  }
+
+  cudaError_t registered(std::size_t bytes, const host_memory& how, void*& into) {
+    return from_pages(bytes, how, into, [](host_pages& pages) {
+      return quiet(cudaHostRegister(pages.data(), pages.bytes(), cudaHostRegisterPortable));
+    });
+  }
+  cudaError_t pages_of(std::size_t bytes, const host_memory& how, void*& into) {
+    return from_pages(bytes, how, into, nullptr);
+  }
+
+  template <class Register>
+  cudaError_t from_pages(std::size_t bytes, const host_memory& how, void*& into,
+                         const Register& enter) {
+    constexpr bool enters = !std::is_same_v<Register, std::nullptr_t>;
+    const auto wanted = how.bind ? node() : -1;
+    host_pages pages(bytes, {wanted, 0});
+    if (!pages) return cudaErrorMemoryAllocation;
+    auto* const pointer = pages.data();
+    auto text =
+        std::string("huge pages") + (enters ? ", registered, " : ", unregistered, ") +
+        (pages.bound() ? "on NUMA node " + std::to_string(wanted) : "not bound to a NUMA node");
+    if constexpr (enters) {
+      if (const auto code = enter(pages); code != cudaSuccess) return code;
+    }
+    try {
+      owned_.emplace(pointer, block{std::move(pages), enters});
+    } catch (...) {
+      if (enters) static_cast<void>(cudaHostUnregister(pointer));
+      throw;
+    }
+    text_ = std::move(text);
+    into = pointer;
+    return cudaSuccess;
+  }
+
+  cudaError_t managed(std::size_t bytes, void*& into) {
+    auto code = quiet(cudaMallocManaged(&into, bytes, cudaMemAttachGlobal));
+    if (code != cudaSuccess) {
+      into = nullptr;
+      return code;
+    }
+    try {
+      owned_.emplace(into, block{});
+    } catch (...) {
+      static_cast<void>(cudaFree(std::exchange(into, nullptr)));
+      throw;
+    }
+    code = stay_on_host(into, bytes);
+    if (code != cudaSuccess) deallocate(std::exchange(into, nullptr));
+    text_ = "managed, kept on the host";
+    return code;
+  }
+
+  // Without it the pages would move to the device, which is what they are to relieve.
+  [[nodiscard]] cudaError_t stay_on_host(void* data, std::size_t bytes) const {
+#if CUDART_VERSION >= 13000
+    const cudaMemLocation host{cudaMemLocationTypeHost, 0};
+    const cudaMemLocation device{cudaMemLocationTypeDevice, ordinal_};
+    const auto code = quiet(cudaMemAdvise(data, bytes, cudaMemAdviseSetPreferredLocation, host));
+    if (code != cudaSuccess) return code;
+    return quiet(cudaMemAdvise(data, bytes, cudaMemAdviseSetAccessedBy, device));
+#else
+    const auto code =
+        quiet(cudaMemAdvise(data, bytes, cudaMemAdviseSetPreferredLocation, cudaCpuDeviceId));
+    if (code != cudaSuccess) return code;
+    return quiet(cudaMemAdvise(data, bytes, cudaMemAdviseSetAccessedBy, ordinal_));
+#endif
+  }
+
+  int ordinal_;
+  std::string text_;
+  std::unordered_map<void*, block> owned_;
+};
+
+}  // namespace tidepool::detail
+
+#endif
