@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Changes the engine's headers in small ways and sees whether the tests notice.
 
-    tests/mutation/mutate.py [--sample 100] [--seed 1] [--jobs 2] [--report FILE]
+    tests/mutation/mutate.py [--sample 100] [--seed 1] [--jobs 2] [--report FILE [--resume]]
 
 A mutant is one change: a condition turned round, a comparison shifted, `and` for `or`, a statement
 left out. It is killed by `explore` (built against the changed headers) or, failing that, by one of
 the unit tests that are nearest; a mutant that does not compile counts for nothing. Survivors are
-listed with their line; tests/mutation/survivors.txt says why the known ones may live.
+listed with their line. The report grows as mutants are judged, and --resume leaves out those that
+it has.
 """
 import argparse
 import concurrent.futures
@@ -18,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HEADERS = [
@@ -119,30 +121,64 @@ def main():
     words.add_argument("--seed", type=int, default=1)
     words.add_argument("--jobs", type=int, default=os.cpu_count())
     words.add_argument("--report", type=pathlib.Path)
+    words.add_argument("--resume", action="store_true", help="go on with what the report lacks")
+    words.add_argument("--seconds", type=float, default=0, help="stop beginning mutants after these")
     given = words.parse_args()
     every = [(header, *mutant) for header in HEADERS
              for mutant in mutants_of(ROOT / "include/tidepool" / header)]
-    chosen = every
-    if given.sample and given.sample < len(every):
-        chosen = random.Random(given.seed).sample(every, given.sample)
-    print(f"{len(every)} mutants, {len(chosen)} of them tried", flush=True)
-    counts = {}
-    report = []
+    chosen = list(every)
+    random.Random(given.seed).shuffle(chosen)
+    if given.sample:
+        chosen = chosen[:given.sample]
+    report = {}
+    if given.resume and given.report and given.report.exists():
+        for line in given.report.read_text().splitlines():
+            fate, bar, text = line.partition(" | ")
+            if bar:
+                report[text] = fate.strip()
+    end = time.monotonic() + given.seconds if given.seconds else None
+
+    def fate_of(mutant):
+        if end and time.monotonic() > end:
+            return mutant, None
+        return judge(mutant)
+
+    left = [mutant for mutant in chosen if name(mutant) not in report]
+    print(f"{len(every)} mutants, {len(chosen)} of them chosen, {len(left)} to try", flush=True)
     with concurrent.futures.ThreadPoolExecutor(given.jobs) as crew:
-        for (header, number, what, changed), fate in crew.map(judge, chosen):
-            kind = fate.split(" by ")[0]
-            counts[kind] = counts.get(kind, 0) + 1
-            line = f"{fate:32} {header}:{number + 1}: {what}: {changed.strip()}"
-            report.append(line)
-            if kind == "SURVIVED":
-                print(line, flush=True)
-    killed = counts.get("killed", 0)
-    valid = killed + counts.get("SURVIVED", 0)
-    total = f"{killed} of {valid} killed ({100 * killed / max(valid, 1):.1f} %); {counts}"
-    print(total)
-    if given.report:
-        given.report.write_text("\n".join([*sorted(report), total]) + "\n")
+        for asked in concurrent.futures.as_completed([crew.submit(fate_of, each) for each in left]):
+            mutant, fate = asked.result()
+            if fate is None:
+                continue
+            report[name(mutant)] = fate
+            if fate == "SURVIVED":
+                print(f"{fate:32} | {name(mutant)}", flush=True)
+            if given.report:
+                write(given.report, report)
+    print(total(report))
+    killed, valid = counts(report)
     return 0 if killed >= 0.9 * valid else 1
+
+
+def name(mutant):
+    header, number, what, changed = mutant
+    return f"{header}:{number + 1}: {what}: {changed.strip()}"
+
+
+def counts(report):
+    killed = sum(fate.startswith("killed") for fate in report.values())
+    return killed, killed + sum(fate == "SURVIVED" for fate in report.values())
+
+
+def total(report):
+    killed, valid = counts(report)
+    return (f"{killed} of {valid} killed ({100 * killed / max(valid, 1):.1f} %), "
+            f"{len(report) - valid} more did not compile")
+
+
+def write(path, report):
+    lines = sorted(f"{fate:32} | {text}" for text, fate in report.items())
+    path.write_text("\n".join([*lines, total(report)]) + "\n")
 
 
 if __name__ == "__main__":
