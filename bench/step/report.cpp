@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "bounds.hpp"
 #include "plot.hpp"
 
 namespace bench {
@@ -130,11 +131,13 @@ json to_json(const results& all, const case_result& each) {
                                            {"these_two_with_full_queues", each.host.ahead}};
   out["traced_step"] = {{"offload_gbs_while_busy", each.link.out},
                         {"reload_gbs_while_busy", each.link.in},
-                        {"stall_ms", each.link.stall}};
+                        {"stall_ms", each.link.stall},
+                        {"stall_ms_by_join", each.link.joins}};
   if (!each.graph.graph.empty()) {
     out["as_graph"] = {{"ms", each.graph.graph},
                        {"by_calls_ms", each.graph.eager},
-                       {"launch_us", each.graph.launch_us}};
+                       {"launch_us", each.graph.launch_us},
+                       {"launch_behind_us", each.graph.launch_behind_us}};
   }
   const auto& c = each.counters;
   out["bytes"] = {{"driver_above_baseline", each.driver_bytes},
@@ -208,9 +211,20 @@ bool write(const std::string& path, const std::string& text) {
 
 namespace {
 
+/// Where compute stood still, for the cases that are not at their bound.
+void print_stalls(const results& all) {
+  for (const auto& each : all.cases) {
+    if (each.link.stall < 0.01) continue;
+    std::printf("%s stood still, ms of a traced microbatch:", each.plan.name.c_str());
+    for (const auto& [join, ms] : each.link.joins) std::printf(" %s %.2f", join.c_str(), ms);
+    std::printf("\n");
+  }
+}
+
 void print_graphs(const results& all) {
-  std::vector<std::vector<std::string>> rows{
-      {"whole step", "graph ms", "by calls ms", "graph/calls", "launch us", "% of the step"}};
+  std::vector<std::vector<std::string>> rows{{"whole step", "graph ms", "by calls ms",
+                                              "graph/calls", "launch us", "% of the step",
+                                              "behind another us"}};
   for (const auto& each : all.cases) {
     const auto& times = each.graph;
     if (times.graph.empty()) continue;
@@ -218,7 +232,8 @@ void print_graphs(const results& all) {
     rows.push_back({each.plan.name, number(median(times.graph), 2), number(median(times.eager), 2),
                     number(ratio(median(times.graph), median(times.eager)), 4),
                     number(median(times.launch_us), 1),
-                    number(100 * ratio(median(times.launch_us), step_us), 4)});
+                    number(100 * ratio(median(times.launch_us), step_us), 4),
+                    number(median(times.launch_behind_us), 1)});
   }
   if (rows.size() == 1) return;
   std::printf("\nWhole steps as CUDA graphs, ms of a microbatch, filling and draining included\n");
@@ -250,6 +265,7 @@ void print(const results& all) {
   std::printf("\nMemory; baseline %.2f GiB; books: the driver's saving against the arena's own\n",
               all.baseline_bytes / gibibyte);
   print_table(memory);
+  print_stalls(all);
   print_graphs(all);
   for (const auto& each : all.cases) {
     if (each.failure.empty()) continue;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <map>
 #include <string>
 #include <tidepool/trace/counters.hpp>
 #include <tidepool/trace/record.hpp>
@@ -37,16 +38,18 @@ struct host_cost {
 
 /// What the traced step tells.
 struct link_use {
-  double out = 0;    ///< GB/s while an offload was running
-  double in = 0;     ///< GB/s while a reload was running
-  double stall = 0;  ///< ms of a microbatch that compute waited at joins
+  double out = 0;                       ///< GB/s while an offload was running
+  double in = 0;                        ///< GB/s while a reload was running
+  double stall = 0;                     ///< ms of a microbatch that compute waited at joins
+  std::map<std::string, double> joins;  ///< the same by join
 };
 
 /// A whole step as one CUDA graph, against the same step by calls, in turns.
 struct graph_times {
-  std::vector<double> eager;      ///< ms of a microbatch, by events around the step
-  std::vector<double> graph;      ///< the same
-  std::vector<double> launch_us;  ///< host time of one launch, which is one step
+  std::vector<double> eager;             ///< ms of a microbatch, by events around the step
+  std::vector<double> graph;             ///< the same
+  std::vector<double> launch_us;         ///< host time of one launch, a step, on an idle device
+  std::vector<double> launch_behind_us;  ///< of one behind another that still runs
 };
 
 struct case_result {
@@ -56,9 +59,10 @@ struct case_result {
   host_cost host;
   link_use link;
   graph_times graph;
-  double driver_bytes = 0;           ///< above the baseline, by cudaMemGetInfo
-  double moved_bytes = 0;            ///< each way, of one microbatch
-  std::size_t late_allocations = 0;  ///< device and host, after the warm-up
+  std::vector<tidepool::trace::level> held;  ///< over one microbatch of the traced step
+  double driver_bytes = 0;                   ///< above the baseline, by cudaMemGetInfo
+  double moved_bytes = 0;                    ///< each way, of one microbatch
+  std::size_t late_allocations = 0;          ///< device and host, after the warm-up
   tidepool::trace::counters counters;
 };
 
@@ -139,31 +143,6 @@ inline const case_result* floor_of(const results& all, const case_result& of) {
   return best;
 }
 
-/// The least time of a microbatch that these rates allow, in ms; 0 where there is no bound.
-///
-/// X bytes of all microbatches in flight must be off the device for the rest to fit the budget. One
-/// at a time: max(T_F, ready + X/out) + max(T_B, X/in). 1F1B: each microbatch is in flight during
-/// `depth` of them, so V = X / depth of its bytes at least must go out and in while one passes:
-/// max(T_F + T_B, V/out, V/in, 2V/both).
-inline double bound(const results& all, const case_result& of) {
-  const auto* none = find_kind(all, case_kind::none);
-  if (none == nullptr || of.plan.kind != case_kind::offload || all.rates.both <= 0) return 0;
-  const auto forward = median_of(*none, [](const step_times& s) { return s.forward; });
-  const auto backward = median_of(*none, [](const step_times& s) { return s.backward; });
-  const auto first_group = [](const step_times& s) { return s.ready; };
-  // A case that offloads attention too has something to copy sooner.
-  const auto ready = std::min(median_of(*none, first_group), median_of(of, first_group));
-  const auto budget = static_cast<double>(of.counters.device_reserved);
-  const auto off = std::max(0.0, of.plan.held_bytes * all.run.depth - budget) / 1e6;  // MB, so ms
-  if (all.run.depth == 1) {
-    const auto last_out = off > 0 ? ready + off / all.rates.out : 0;
-    return std::max(forward, last_out) + std::max(backward, off / all.rates.in);
-  }
-  const auto each = off / all.run.depth;
-  return std::max(
-      {forward + backward, each / all.rates.out, each / all.rates.in, 2 * each / all.rates.both});
-}
-
 /// GB/s while busy, and stalls, from a traced step.
 inline link_use use_of(const tidepool::trace::record& step, int microbatches) {
   using kind = tidepool::trace::span_kind;
@@ -177,9 +156,12 @@ inline link_use use_of(const tidepool::trace::record& step, int microbatches) {
     }
     return microseconds > 0 ? bytes / microseconds / 1e3 : 0;
   };
-  link_use use{rate(kind::offload), rate(kind::reload), 0};
+  link_use use{rate(kind::offload), rate(kind::reload), 0, {}};
   for (const auto& span : step.spans) {
-    if (span.kind == kind::stall) use.stall += (span.end - span.start) / 1e3 / microbatches;
+    if (span.kind != kind::stall) continue;
+    const auto ms = (span.end - span.start) / 1e3 / microbatches;
+    use.stall += ms;
+    use.joins[span.name] += ms;
   }
   return use;
 }

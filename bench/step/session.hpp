@@ -5,6 +5,7 @@
 #include <tidepool/offloader.hpp>
 #include <utility>
 
+#include "by_hand.hpp"
 #include "traffic.hpp"
 
 namespace bench {
@@ -84,6 +85,8 @@ class session {
 
   /// Copies beside each commit and restore of the experts; null for none.
   void set_traffic(side_traffic* traffic) { traffic_ = traffic; }
+  /// The same, written by hand, with the host's time in it.
+  void set_by_hand(hand_written* hands) { hands_ = hands; }
   /// Keeps the host within a layer of the device, so that calls never wait for a full queue.
   void pace_host(bool on) { paced_ = on; }
   /// Recorded where the next group becomes ready to leave.
@@ -121,14 +124,16 @@ class session {
     if (auto* ready = std::exchange(ready_, nullptr)) dev_->record(*ready, stream);
   }
   void leaving(std::size_t bytes) {
-    if (traffic_ == nullptr) return;
-    const stopwatch time(traffic_->tied() ? &times_.commit : nullptr);
-    traffic_->leave(bytes);
+    if (traffic_ != nullptr) traffic_->leave(bytes);
+    if (hands_ == nullptr) return;
+    const stopwatch time(&times_.commit);
+    hands_->leave(bytes);
   }
   void returning(std::size_t bytes) {
-    if (traffic_ == nullptr) return;
-    const stopwatch time(traffic_->tied() ? &times_.restore : nullptr);
-    traffic_->arrive(bytes);
+    if (traffic_ != nullptr) traffic_->arrive(bytes);
+    if (hands_ == nullptr) return;
+    const stopwatch time(&times_.restore);
+    hands_->arrive(bytes);
   }
 
   cuda_device* dev_;
@@ -136,6 +141,7 @@ class session {
   bool recompute_;
   bool paced_ = false;
   side_traffic* traffic_ = nullptr;
+  hand_written* hands_ = nullptr;
   cuda_device::event* ready_ = nullptr;
   host_times times_;
   double clock_ns_ = 0;

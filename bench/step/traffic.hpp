@@ -43,29 +43,11 @@ class side_traffic {
   /// How much of what a module saves is copied.
   void set_share(double share) { share_ = share; }
 
-  /// From now on copies are what a trainer would write by hand in place of a commit and a restore:
-  /// in pieces, behind the kernels of `compute` and before those that read, out of and into memory
-  /// that somebody else used before. Zero bytes a piece: copies depend on nothing, as at first.
-  void tie_to(cuda_device::stream_ref compute, std::size_t piece) {
-    compute_ = compute;
-    piece_ = piece;
-  }
-  [[nodiscard]] bool tied() const { return piece_ > 0; }
-
   void leave(std::size_t saved) {
-    if (!tied()) return in_pieces(saved, bytes_, [&](std::size_t bytes) { copy_out(bytes); });
-    dev_->record(ready_, compute_);
-    dev_->wait(out_stream_.ref(), ready_);
-    in_pieces(saved, piece_, [&](std::size_t bytes) { copy_out(bytes); });
-    dev_->record(gone_, out_stream_.ref());
+    in_pieces(saved, [&](std::size_t bytes) { copy_out(bytes); });
   }
   void arrive(std::size_t saved) {
-    if (!tied()) return in_pieces(saved, bytes_, [&](std::size_t bytes) { copy_in(bytes); });
-    dev_->wait(in_stream_.ref(), gone_);
-    dev_->wait(in_stream_.ref(), ready_);  // the last reader of the memory to be filled
-    in_pieces(saved, piece_, [&](std::size_t bytes) { copy_in(bytes); });
-    dev_->record(back_, in_stream_.ref());
-    dev_->wait(compute_, back_);
+    in_pieces(saved, [&](std::size_t bytes) { copy_in(bytes); });
   }
 
   /// Rates of 32 MiB copies queued back to back, each for at least `seconds`.
@@ -93,9 +75,9 @@ class side_traffic {
   }
 
   template <class Copy>
-  void in_pieces(std::size_t saved, std::size_t most, const Copy& copy) {
+  void in_pieces(std::size_t saved, const Copy& copy) {
     auto left = static_cast<std::size_t>(static_cast<double>(saved) * share_);
-    for (; left > 0; left -= std::min(left, most)) copy(std::min(left, most));
+    for (; left > 0; left -= std::min(left, bytes_)) copy(std::min(left, bytes_));
   }
   void copy_out(std::size_t bytes) {
     dev_->copy(host_out_, source_.data(), {bytes, 1, bytes, bytes},
@@ -148,11 +130,6 @@ class side_traffic {
   cuda_device* dev_;
   std::size_t bytes_;
   double share_ = 1;
-  cuda_device::stream_ref compute_;
-  std::size_t piece_ = 0;
-  cuda_device::event ready_{dev_->make_event()};
-  cuda_device::event gone_{dev_->make_event()};
-  cuda_device::event back_{dev_->make_event()};
   cuda_device::stream out_stream_;
   cuda_device::stream in_stream_;
   device_array<std::byte> source_;
