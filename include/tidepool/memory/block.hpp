@@ -71,6 +71,8 @@ class block_source {
   /// Tells a source that grows how many bytes it should let be in flight before it reuses the
   /// oldest with a join. Others ignore it.
   virtual void let_fly(std::size_t /*bytes*/) {}
+  /// The step is over. What lies free in pieces may be put together. Does not throw.
+  virtual void tidy() noexcept {}
 };
 
 }  // namespace tidepool

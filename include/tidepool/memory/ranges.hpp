@@ -18,9 +18,9 @@ namespace tidepool {
 /// Free neighbours keep their own fences and are joined into one range only when a request needs
 /// several of them; the result then carries the fences of all its parts. A request takes, in this
 /// order: a range its lane need not wait for (smallest size class first), neighbours it need not
-/// wait for, then, if `may_wait`, the range whose fence is oldest, or such a run of neighbours. All
-/// but the last take constant time, since the search for neighbours is cut short where a wait would
-/// do; the last is linear in the number of ranges.
+/// wait for, then, if `may_wait`, the range whose fence is oldest (of its own size class, if that
+/// has one), or such a run of neighbours. All but the last take constant time, since the search for
+/// neighbours is cut short where a wait would do; the last is linear in the number of ranges.
 ///
 /// Inlined by force where a commit or a restore comes through: calls and spills were a tenth of it.
 class ranges {
@@ -66,13 +66,14 @@ class ranges {
                                    fence& ready) {
     const auto need = aligned(bytes);
     unlink(found.range);
-    if (nodes_[found.range].bytes != need) split(found.range, need);
-    auto& taken = nodes_[found.range];
+    auto index = found.range;
+    if (nodes_[index].bytes != need) index = split(index, need);
+    auto& taken = nodes_[index];
     taken.used = true;
     used_bytes_ += need;
     into.data = taken.base;
     into.bytes = need;
-    into.index = found.range;
+    into.index = index;
     // What the lane has joined already it need not look at again.
     if (found.waits) ready = taken.ready;
   }
@@ -93,6 +94,20 @@ class ranges {
     freed.ready = after;
     used_bytes_ -= freed.bytes;
     put(index);
+  }
+
+  /// Puts each region together again while no part of any is in use. The whole carries the fences
+  /// of all its parts.
+  void join_if_unused() noexcept {
+    if (used_bytes_ > 0) return;
+    for (const auto first : first_of_region_) {
+      free_run whole{first, 0, {}};
+      for (auto i = first; i != none; i = nodes_[i].right) {
+        whole.bytes += nodes_[i].bytes;
+        whole.ready.add(nodes_[i].ready);
+      }
+      if (nodes_[first].right != none) merge(whole);
+    }
   }
 
   [[nodiscard]] std::size_t used_bytes() const { return used_bytes_; }
@@ -148,12 +163,15 @@ class ranges {
     return std::min(power * 4 + quarter, bin_count - 1);
   }
 
-  // Oldest fitting range of the smallest class that has one; of all classes when it may wait.
+  // A range that needs no wait, of the smallest class that has one. Else the oldest of the
+  // request's own class, which need not be cut up, and only then the oldest of all.
   template <class Joined>
   [[gnu::always_inline]] std::uint32_t pick(std::size_t need, const Joined& joined, bool may_wait,
                                             bool& waits) const {
+    const auto own = bin_of(need);
     auto best = none;
-    for (auto bin = next_filled(bin_of(need)); bin < bin_count; bin = next_filled(bin + 1)) {
+    auto alike = none;
+    for (auto bin = next_filled(own); bin < bin_count; bin = next_filled(bin + 1)) {
       std::size_t scanned = 0;
       for (auto i = bins_[bin].front; i != none && scanned < scan_limit;
            i = nodes_[i].behind, ++scanned) {
@@ -166,8 +184,9 @@ class ranges {
           best = i;
         }
       }
+      if (bin == own) alike = best;
     }
-    return best;
+    return alike != none ? alike : best;
   }
 
   // The run of free neighbours with the oldest fence, merged into its first range.
@@ -214,16 +233,22 @@ class ranges {
     put(parts.first);
   }
 
-  void split(std::uint32_t index, std::size_t need) {
-    const auto rest = new_node();
+  // Large requests come from the front of a range and small ones from its end, so that a few sizes
+  // that alternate do not end up between each other. Returns the part that is asked for.
+  std::uint32_t split(std::uint32_t index, std::size_t need) {
+    largest_ = std::max(largest_, need);
+    const auto other = new_node();
     auto& head = nodes_[index];
-    nodes_[rest] = {
-        head.base + need, head.bytes - need, index, head.right, none, none, head.region, 0, false,
+    const bool small = need < largest_ / 4 * 3;
+    const auto first = small ? head.bytes - need : need;
+    nodes_[other] = {
+        head.base + first, head.bytes - first, index, head.right, none, none, head.region, 0, false,
         head.ready};
-    if (head.right != none) nodes_[head.right].left = rest;
-    head.right = rest;
-    head.bytes = need;
-    put(rest);
+    if (head.right != none) nodes_[head.right].left = other;
+    head.right = other;
+    head.bytes = first;
+    put(small ? index : other);
+    return small ? other : index;
   }
 
   std::uint32_t new_node() {
@@ -275,6 +300,7 @@ class ranges {
   std::array<bin_ends, bin_count> bins_{};
   std::array<std::uint64_t, bin_count / 64> filled_{};
   std::uint32_t next_region_ = 0;
+  std::size_t largest_ = 0;  // request that split a range
   std::size_t used_bytes_ = 0;
   std::size_t free_bytes_ = 0;
 };
