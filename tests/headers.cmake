@@ -7,6 +7,13 @@ file(GLOB_RECURSE host_headers CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/
 file(GLOB_RECURSE cuda_headers CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/include
      ${PROJECT_SOURCE_DIR}/include/tidepool/*.cuh)
 
+# Files of plans are JSON, and the library that reads it is not a core dependency.
+find_path(NLOHMANN_JSON_INCLUDE_DIR nlohmann/json.hpp)
+mark_as_advanced(NLOHMANN_JSON_INCLUDE_DIR)
+if(NOT NLOHMANN_JSON_INCLUDE_DIR)
+  list(FILTER host_headers EXCLUDE REGEX "plan/json.hpp|plan/detail/json_")
+endif()
+
 # header_sources(<extension> <result> <header>...)
 function(header_sources extension result)
   set(sources)
