@@ -31,6 +31,7 @@ inline nlohmann::ordered_json to_json(const run_result& run) {
   json["step_ms"] = median_ms(run);
   json["stall_ms"] = stall_ms(run);
   json["driver_peak_bytes"] = run.driver_peak;
+  if (run.forecast_ms > 0) json["forecast_ms"] = run.forecast_ms;
   const auto& c = run.counters;
   json["device_peak_bytes"] = c.device_peak;
   json["live_peak_bytes"] = c.live_peak;

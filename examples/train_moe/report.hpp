@@ -72,6 +72,10 @@ inline void print_result(const run_result& run, const corpus& text) {
       "a step\n",
       median_ms(run), megabytes(run.driver_peak), megabytes(run.counters.device_peak),
       megabytes(step_bytes(run)));
+  if (run.forecast_ms > 0) {
+    std::printf("the plan foretold %.3f ms a step: measured %+.2f %%\n", run.forecast_ms,
+                100 * (median_ms(run) / run.forecast_ms - 1));
+  }
 }
 
 /// Two runs side by side; returns whether their losses are equal to the bit.

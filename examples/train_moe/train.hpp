@@ -31,6 +31,7 @@ struct run_result {
   std::size_t driver_peak = 0;  ///< device bytes of everything, as the driver counts them
   tidepool::trace::counters counters;
   tidepool::trace::record trace;  ///< of `settings::trace_step`
+  double forecast_ms = 0;         ///< of a step, by the plan that was followed; 0 without one
 };
 
 /// Time as the device sees it: the virtual clock if it has one.
@@ -88,6 +89,9 @@ class trainer {
     }
     result.driver_peak = driver_peak_;
     result.counters = offloader_.counters();
+    if (const auto& plan = offloader_.current_plan()) {
+      result.forecast_ms = plan->expected.step_us / 1e3;
+    }
     return result;
   }
 

@@ -4,12 +4,14 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "tidepool/buffer.hpp"
+#include "tidepool/detail/recorder.hpp"
 #include "tidepool/group.hpp"
 #include "tidepool/plan/policy.hpp"
 #include "tidepool/trace/counters.hpp"
@@ -79,6 +81,7 @@ class engine {
   [[nodiscard]] lane_id lane_of_launch(stream_ref stream) { return store_.order().of(stream); }
   [[nodiscard]] storages<Device>& memory() { return store_; }
   [[nodiscard]] const options& settings() const { return opts_; }
+  [[nodiscard]] Device& device() { return *dev_; }
 
   // ---- handles ----
 
@@ -87,11 +90,16 @@ class engine {
                                         block_source<Device>* source = nullptr) {
     if (bytes == 0) throw misuse_error("allocate: a buffer of 0 bytes; ask for at least 1");
     const auto lane = lane_of(stream);
+    const auto from = arrive(lane);
     auto& store = store_.create(*this, bytes, elements);
     store.source = source;
     try {
       place_or_throw(store, lane, "allocate");
+      if (recorder_ != nullptr && source == nullptr) {
+        store.recorded = recorder_->allocated(from, bytes, stream);
+      }
     } catch (...) {
+      if (store.on_device) store_.displace(store, {}, lane);
       store_.destroy(store);
       throw;
     }
@@ -154,7 +162,7 @@ class engine {
     if (!info.forward_only) {
       live_.push_back(&fresh);
       if (warming_up()) {
-        profile_.chunks.push_back({info.model_chunk, {}});
+        profile_.chunks.push_back({info.model_chunk, {}, info.microbatch});
         profile_.passes.push_back({fresh.ordinal(), false});
       }
     }
@@ -166,6 +174,7 @@ class engine {
     if (chunk.info().forward_only) return;
     if (replayed_) settle_replays();
     chunk.end_forward();
+    if (recorder_ != nullptr) recorder_->forward_ended(chunk.ordinal());
     reload_ahead();
   }
 
@@ -191,8 +200,26 @@ class engine {
   // The chunk's backward pass is over, or will never run.
   void end_chunk(chunk_state& chunk) noexcept;
 
-  // True at the end of the warm-up step.
-  bool end_step();
+  // What the end of a step was the end of. With `policy_kind::automatic` the step after the first
+  // is timed, and the caller settles what the engine recorded.
+  enum class stage : std::uint8_t { step, warm_up, timed };
+  stage end_step();
+
+  // What the warm-up recorded.
+  [[nodiscard]] const plan::profile& profile() const { return profile_; }
+  [[nodiscard]] const std::vector<std::string>& names() const { return names_; }
+
+  // Follows this from now on. `step` is the profile that it was made for.
+  void adopt(plan::profile step, plan::residency stays);
+  // Groups that should stay leave all the same once so many bytes have: shapes may have grown since
+  // the plan was made.
+  void keep_at_most(std::size_t bytes) { kept_limit_ = bytes; }
+  // Whether the groups of the two steps of an automatic warm-up differed.
+  [[nodiscard]] bool shapes_vary() const { return shapes_vary_; }
+  void reload_at_most(std::size_t groups, std::optional<std::size_t> bytes) {
+    opts_.reload_ahead = groups;
+    opts_.reload_ahead_bytes = bytes;
+  }
 
   [[nodiscard]] trace::counters counters() const;
   [[nodiscard]] trace::record finish_trace() {
@@ -220,6 +247,11 @@ class engine {
   }
 
   [[nodiscard]] bool warming_up() const { return warming_up_; }
+  // The compute stream has come to a call; costs a branch while no step is being recorded.
+  [[nodiscard]] std::size_t arrive(lane_id lane) {
+    last_lane_ = lane;
+    return recorder_ == nullptr ? 0 : recorder_->arrive(store_.order().stream(lane));
+  }
 
   [[nodiscard]] bool stays(const chunk_state& chunk, std::size_t group_index, int layer) const {
     if (!layers_.empty() && (layer < 0 || static_cast<std::size_t>(layer) >= layers_.size() ||
@@ -231,12 +263,26 @@ class engine {
            residency_[chunk.ordinal()][group_index];
   }
 
+  // Policy keeps the group, and its bytes are within what the plan counted on.
+  [[nodiscard]] bool may_stay(const chunk_state& chunk, int layer,
+                              std::span<handle* const> handles) const {
+    if (everything_leaves_ || !stays(chunk, chunk.group_count(), layer)) return false;
+    return kept_limit_ == std::numeric_limits<std::size_t>::max() ||
+           kept_ + bytes_of(handles) <= kept_limit_;
+  }
+  [[nodiscard]] static std::size_t bytes_of(std::span<handle* const> handles) {
+    std::size_t bytes = 0;
+    for (const auto* each : handles) bytes += each->store_ == nullptr ? 0 : each->store_->bytes;
+    return bytes;
+  }
+
   void collect(chunk_state& chunk, group& into, std::span<handle* const> handles, bool stays,
                bool choose);
   [[nodiscard]] bool leaves(const handle& candidate, trace::module_counters& count) const;
   [[nodiscard]] storage& saved_as(const handle& given);
   [[nodiscard]] static std::size_t bytes_saved(chunk_state& chunk, const group& which);
   void undo(chunk_state& chunk) noexcept;
+  void record_commit(chunk_state& chunk, const group& which, std::size_t from, lane_id lane);
   [[nodiscard]] ticket offload(chunk_state& chunk, group& which, lane_id lane,
                                std::span<handle* const> handles);
   void cap(module_id module, lane_id lane);
@@ -292,7 +338,13 @@ class engine {
   std::size_t backward_begun_ = 0;  // backward passes of this step
   std::size_t begun_ = 0;           // forward passes of this step
   plan::profile profile_;
+  std::unique_ptr<recorder<Device>> recorder_;   // during the timed step alone
+  lane_id last_lane_{};                          // of the latest call on a compute stream
+  std::vector<plan::chunk_profile> first_step_;  // of an automatic warm-up
+  bool shapes_vary_ = false;
   plan::residency residency_;
+  std::size_t kept_limit_ = std::numeric_limits<std::size_t>::max();
+  std::size_t kept_ = 0;                    // bytes that stay by plan and are not restored yet
   std::vector<std::size_t> backward_rank_;  // by chunk ordinal, from the warm-up step
   trace::counters counters_;
   std::vector<std::uint64_t> bytes_before_step_;

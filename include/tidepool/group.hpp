@@ -46,6 +46,7 @@ struct group {
   std::uint32_t leaving = 0;       // of them, those with a storage
   std::uint32_t below = no_group;  // the module's group committed before it
   std::size_t bytes = 0;           // that left with it
+  std::size_t kept = 0;            // that stayed because policy said so
 };
 
 // The groups of one forward pass, last in first out per module.

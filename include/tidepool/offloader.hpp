@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdio>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -14,6 +15,8 @@
 #include "tidepool/graph.hpp"
 #include "tidepool/memory/fixed.hpp"
 #include "tidepool/options.hpp"
+#include "tidepool/plan/automatic.hpp"
+#include "tidepool/plan/link.hpp"
 #include "tidepool/trace/summary.hpp"
 #include "tidepool/validate.hpp"
 
@@ -111,9 +114,32 @@ class offloader {
   /// residency of groups is settled at its end, and modules that moved no byte are reported.
   ///
   /// Throws `misuse_error` when a chunk is still open.
+  ///
+  /// With `policy_kind::automatic` the step after the first is timed, with everything leaving; at
+  /// its end the host blocks until the device is idle, measures the link and makes the plan, which
+  /// is reported and followed from then on.
   void end_step() {
-    if (!engine_->end_step()) return;
+    using stage = typename detail::engine<Device>::stage;
+    const auto over = engine_->end_step();
+    if (over == stage::timed) settle_plan();
+    if (over == stage::step) return;
     for (const auto& message : trace::silent_messages(counters())) report_(message);
+  }
+
+  /// What the warm-up recorded: structure alone, or with times where the policy is automatic.
+  [[nodiscard]] const plan::profile& profile() const { return engine_->profile(); }
+
+  /// The plan that is being followed; nothing with Megatron's policy, and before it is made.
+  [[nodiscard]] const std::optional<plan::step_plan>& current_plan() const { return plan_; }
+
+  /// Follows a plan that was made before, for the same steps; `recorded` is what it was made for.
+  /// Its groups must be those of the steps to come. Call it between steps.
+  void follow(const plan::step_plan& made, const plan::profile& recorded) {
+    engine_->reload_at_most(made.reload_ahead, made.reload_ahead_bytes > 0
+                                                   ? std::optional(made.reload_ahead_bytes)
+                                                   : std::nullopt);
+    engine_->adopt(recorded, plan::kept_by(made.what));
+    plan_ = made;
   }
 
   /// Where reports go, a line each; by default to `stderr`.
@@ -204,8 +230,25 @@ class offloader {
     }
   }
 
+  void settle_plan() {
+    auto recorded = engine_->profile();
+    recorded.link = plan::measure_link(engine_->device());
+    auto made = plan::automatic(recorded, settings(), engine_->shapes_vary());
+    if (!made.expected.runs) {  // what the warm-up did at least runs
+      for (auto& row : made.what) std::fill(row.begin(), row.end(), plan::action::offload);
+      report_("plan: none was found for this budget; everything leaves, as in the warm-up");
+    } else {
+      report_(plan::in_words(made));
+    }
+    follow(made, recorded);
+    if (engine_->shapes_vary() && settings().device_budget) {
+      engine_->keep_at_most(plan::kept_at_once(recorded, made));
+    }
+  }
+
   detail::engine<Device>* engine_ = nullptr;
   std::uint64_t enabled_ = 0;
+  std::optional<plan::step_plan> plan_;
   std::function<void(std::string_view)> report_ = [](std::string_view line) {
     std::fprintf(stderr, "%.*s\n", static_cast<int>(line.size()), line.data());
   };

@@ -25,6 +25,12 @@ struct slot_ring {
   friend bool operator==(const slot_ring&, const slot_ring&) = default;
 };
 
+/// Who decides which groups leave.
+enum class policy_kind : std::uint8_t {
+  megatron,  ///< margin, fraction and delta, as Megatron has them
+  automatic  ///< a plan: the second step is timed, then `plan::planner` chooses for the budget
+};
+
 /// What the host copies lie in. A device that does not have a kind says why, when the offloader is
 /// made.
 enum class host_kind : std::uint8_t {
@@ -79,6 +85,10 @@ struct options {
   /// Keep the last group of each module on the device where the chunk's own backward pass is the
   /// next that has the module: its reload could not be hidden. Megatron always does so.
   bool margin = true;
+
+  /// Who decides which groups leave. `automatic` leaves `fraction`, `delta_bytes_per_rank` and
+  /// `margin` aside and chooses `reload_ahead`, too.
+  policy_kind policy = policy_kind::megatron;
 
   /// Groups whose reload may be under way ahead of their use.
   std::size_t reload_ahead = 2;

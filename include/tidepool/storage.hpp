@@ -41,19 +41,20 @@ struct storage {
   block_source<Device>* source = nullptr;  // of its device memory; null: the offloader's own
   std::size_t bytes = 0;
   std::size_t elements = 0;
-  std::uint32_t handles = 0;  // held outside
-  std::uint32_t saves = 0;    // held by committed groups
-  bool keep = false;          // opted out of offloading
-  bool wanted = false;        // backward has come to a group that saved it
-  bool idle = false;          // on the device only because another group will need it
-  lane_id lane{};             // where it was last handed out
-  int module = -1;            // of the group that saved it last, for messages
-  block on_device;            // empty while away
-  block on_host;              // empty while no copy is there
-  ticket offloaded;           // the copy to the host
-  ticket reloaded;            // the last copy back
-  fence last_use;             // of handles that are gone
-  storage* origin = nullptr;  // the storage of which this is a rectangle
+  std::uint32_t handles = 0;            // held outside
+  std::uint32_t saves = 0;              // held by committed groups
+  bool keep = false;                    // opted out of offloading
+  bool wanted = false;                  // backward has come to a group that saved it
+  bool idle = false;                    // on the device only because another group will need it
+  lane_id lane{};                       // where it was last handed out
+  int module = -1;                      // of the group that saved it last, for messages
+  std::uint32_t recorded = 0xFFFFFFFF;  // its number in a step that is being recorded
+  block on_device;                      // empty while away
+  block on_host;                        // empty while no copy is there
+  ticket offloaded;                     // the copy to the host
+  ticket reloaded;                      // the last copy back
+  fence last_use;                       // of handles that are gone
+  storage* origin = nullptr;            // the storage of which this is a rectangle
   storage* first_part = nullptr;
   storage* next_part = nullptr;
   rectangle part;

@@ -11,6 +11,7 @@ void engine<Device>::restore(chunk_state& chunk, module_id module, int layer, la
   if (chunk.info().forward_only) return;
   const auto range = ranges_.restore(static_cast<std::size_t>(module), layer);
   begin_backward(chunk);
+  const auto from = arrive(lane);
   const auto index = waiting_group(chunk, module, layer, "restore");
   auto& which = chunk.at(index);
   if (handles.size() != which.count) {
@@ -50,7 +51,12 @@ void engine<Device>::restore(chunk_state& chunk, module_id module, int layer, la
     handles[i]->part_ = items[i].part;
     forget_save(*store);
   }
+  kept_ -= std::exchange(which.kept, 0);
   chunk.mark_restored(which);
+  if (recorder_ != nullptr) {
+    recorder_->called(from, plan::event_kind::restore, index, chunk.ordinal(),
+                      store_.order().stream(lane));
+  }
   reload_ahead();
 }
 
@@ -211,6 +217,7 @@ void engine<Device>::end_chunk(chunk_state& chunk) noexcept {
     for (std::uint32_t i = 0; i < chunk.group_count(); ++i) {
       auto& each = chunk.at(i);
       if (each.state == group_state::restored) continue;
+      kept_ -= std::exchange(each.kept, 0);
       forget_ahead(chunk, i);
       auto* items = chunk.saved_of(each);
       for (std::uint32_t j = 0; j < each.count; ++j) {
@@ -228,13 +235,14 @@ void engine<Device>::end_chunk(chunk_state& chunk) noexcept {
 }
 
 template <device Device>
-bool engine<Device>::end_step() {
+auto engine<Device>::end_step() -> stage {
   if (!live_.empty()) {
     throw misuse_error("end_step: the chunk of microbatch " +
                        std::to_string(live_.front()->info().microbatch) +
                        " is still open; finish every chunk of the step first");
   }
   ++counters_.steps;
+  store_.device_source().tidy();
   begun_ = 0;
   backward_begun_ = 0;
   for (std::size_t m = 0; m < counters_.modules.size(); ++m) {
@@ -243,8 +251,35 @@ bool engine<Device>::end_step() {
     bytes_before_step_[m] = count.bytes_offloaded;
   }
   // Only a step that trained teaches; an evaluation before it does not.
-  if (!warming_up() || profile_.chunks.empty()) return false;
-  residency_ = plan::megatron_policy(profile_, opts_);
+  if (!warming_up() || profile_.chunks.empty()) {
+    if (recorder_ != nullptr) recorder_->start(store_.order().stream(last_lane_));
+    return stage::step;
+  }
+  if (opts_.policy == policy_kind::megatron) {
+    auto stays = plan::megatron_policy(profile_, opts_);
+    adopt(std::move(profile_), std::move(stays));
+    return stage::warm_up;
+  }
+  if (recorder_ == nullptr) {  // memory is in place and kernels are loaded: the next step is timed
+    recorder_ = std::make_unique<recorder<Device>>(*dev_);
+    recorder_->start(store_.order().stream(last_lane_));
+    first_step_ = std::move(profile_.chunks);
+    profile_.clear();
+    return stage::step;
+  }
+  recorder_->finish(profile_);
+  recorder_.reset();
+  profile_.modules = names_;
+  shapes_vary_ = first_step_ != profile_.chunks;
+  first_step_ = {};
+  return stage::timed;
+}
+
+template <device Device>
+void engine<Device>::adopt(plan::profile step, plan::residency stays) {
+  profile_ = std::move(step);
+  profile_.modules = names_;
+  residency_ = std::move(stays);
   backward_rank_.assign(profile_.chunks.size(), profile_.chunks.size());
   std::size_t rank = 0;
   for (const auto& pass : profile_.passes) {
@@ -255,7 +290,6 @@ bool engine<Device>::end_step() {
       layers_.empty() && std::all_of(residency_.begin(), residency_.end(), [](const auto& chunk) {
         return std::find(chunk.begin(), chunk.end(), true) == chunk.end();
       });
-  return true;
 }
 
 }  // namespace tidepool::detail

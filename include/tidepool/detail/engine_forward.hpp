@@ -16,8 +16,9 @@ void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, lan
            " restore");
   }
   auto& count = counters_.modules[static_cast<std::size_t>(module)];
+  const auto from = arrive(lane);
   // By hand everything leaves: its handles are released by hand too, and nothing may be lost.
-  const bool stay = give_up && !everything_leaves_ && stays(chunk, chunk.group_count(), layer);
+  const bool stay = give_up && may_stay(chunk, layer, handles);
   auto& which = chunk.add(module, layer);
   try {
     collect(chunk, which, handles, stay, give_up);
@@ -38,9 +39,16 @@ void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, lan
     throw;
   }
   ++count.groups;
-  if (stay) ++count.groups_resident;
+  if (stay) {
+    ++count.groups_resident;
+    which.kept = bytes_of(handles);
+    kept_ += which.kept;
+  }
   if (warming_up()) {
     profile_.chunks[chunk.ordinal()].groups.push_back({module, layer, bytes_saved(chunk, which)});
+  }
+  if (recorder_ != nullptr) {
+    record_commit(chunk, which, from, lane);
   }
   if (give_up) {
     const auto* item = chunk.saved_of(which);
@@ -56,6 +64,20 @@ void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, lan
     ++count.groups_offloaded;
     store_.note_group(which.bytes);
   }
+}
+
+template <device Device>
+[[gnu::cold]] void engine<Device>::record_commit(chunk_state& chunk, const group& which,
+                                                 std::size_t from, lane_id lane) {
+  const auto index = chunk.group_count() - 1;
+  const auto* items = chunk.saved_of(which);
+  for (std::uint32_t i = 0; i < which.count; ++i) {
+    if (items[i].store != nullptr) {
+      recorder_->saved(items[i].store->recorded, chunk.ordinal(), index);
+    }
+  }
+  recorder_->called(from, plan::event_kind::commit, index, chunk.ordinal(),
+                    store_.order().stream(lane));
 }
 
 // Decides which arguments leave and finds them room on the host; copies nothing.

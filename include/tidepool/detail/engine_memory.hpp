@@ -10,6 +10,11 @@ template <device Device>
 void engine<Device>::forget_handle(storage& store) {
   if (--store.handles == 0) {
     if (store.saves == 0) {
+      if (recorder_ != nullptr && store.recorded != plan::none) {
+        const auto stream = store_.order().stream(store.lane);
+        recorder_->called(recorder_->arrive(stream), plan::event_kind::release, store.recorded, 0,
+                          stream);
+      }
       store_.displace(store, store.last_use, store.lane);
       store_.destroy(store);
     } else if (!store.wanted) {

@@ -229,6 +229,13 @@ struct memory_words {
 };
 using memory_format = word_format<memory_kind, memory_words>;
 
+struct policy_words {
+  static constexpr std::array<std::string_view, 2> names{"megatron", "automatic"};
+  static constexpr std::string_view what = "policy";
+  static constexpr std::string_view all = "megatron or automatic";
+};
+using policy_format = word_format<policy_kind, policy_words>;
+
 struct host_words {
   static constexpr std::array<std::string_view, 6> names{"automatic",      "huge-pages", "pinned",
                                                          "write-combined", "system",     "managed"};

@@ -244,7 +244,7 @@ class simulation {
     if (op.kind != operation_kind::copy) return;
     op.duration = model_.copy_latency_ns;
     op.left = static_cast<double>(op.shape.bytes());
-    op.move_first_half();
+    if (model_.moves_bytes) op.move_first_half();
   }
 
   void finish(stream_state& on) {
@@ -252,7 +252,7 @@ class simulation {
     on.queue.pop_front();
     ++on.finished;
     if (op.kind == operation_kind::kernel && op.run) op.run();
-    if (op.kind == operation_kind::copy) op.move_second_half();
+    if (op.kind == operation_kind::copy && model_.moves_bytes) op.move_second_half();
     if (op.kind == operation_kind::record && op.event != operation::no_event) {
       auto& target = events_[op.event];
       if (target.recorded.number == on.finished && &streams_[target.recorded.stream] == &on) {

@@ -41,6 +41,22 @@ inline void check_limits(const options& value, const module_list& list, std::uin
            text::fraction_format::write(value.fraction), "a fraction lies in [0, 1]",
            "give 1 to offload every eligible group");
   }
+  if (value.policy > policy_kind::automatic) {
+    reject(option_label("policy"), text::policy_format::write(value.policy),
+           "there is no such policy", "give " + std::string(text::policy_words::all));
+  }
+  if (value.policy == policy_kind::automatic && value.fraction < 1.0) {
+    reject(option_label("fraction", "offload_fraction"),
+           text::fraction_format::write(value.fraction),
+           "with --policy=automatic the plan decides how much leaves",
+           "take the fraction out, or give --policy=megatron");
+  }
+  if (value.policy == policy_kind::automatic && value.delta_bytes_per_rank > 0) {
+    reject(option_label("delta_bytes_per_rank"),
+           text::bytes_format::write(value.delta_bytes_per_rank),
+           "with --policy=automatic the plan decides what stays",
+           "take the delta out, or give --policy=megatron");
+  }
   const auto rank = [](int number, std::string_view field, const std::string& remedy) {
     if (number < 0) {
       reject(option_label(field), std::to_string(number), "a negative number has no meaning",

@@ -15,6 +15,8 @@ struct machine {
   double both_rate = 101.7;       ///< both directions together, while both are busy
   double copy_latency_ns = 2000;  ///< of each copy, before its first byte
   bool poison = true;             ///< fill device memory that is handed out or given back
+  /// Off: memory is only counted and copies only take time, for forecasts of steps of any size.
+  bool moves_bytes = true;
   /// 0: operations run as the clock says. Otherwise they run in a random order, one of those that
   /// streams and events allow, drawn from this seed; the clock then means nothing.
   std::uint64_t order_seed = 0;

@@ -115,10 +115,13 @@ class virtual_device {
   };
 
   explicit virtual_device(const machine& model = {})
-      : model_(model), sim_(std::make_unique<detail::simulation>(model)) {}
+      : model_(model), sim_(std::make_unique<detail::simulation>(model)) {
+    if (!model_.moves_bytes) model_.poison = false;
+  }
   virtual_device(const virtual_device&) = delete;
   virtual_device& operator=(const virtual_device&) = delete;
   ~virtual_device() {
+    if (!model_.moves_bytes) return;
     for (const auto& [pointer, bytes] : device_blocks_) std::free(pointer);
     for (const auto& [pointer, bytes] : host_blocks_) std::free(pointer);
   }
@@ -186,6 +189,8 @@ class virtual_device {
   }
   /// Has every operation seen as it is issued.
   void observe(detail::simulation::observer with) { sim_->observe(std::move(with)); }
+  /// What it was made with.
+  [[nodiscard]] const machine& model() const { return model_; }
   /// The virtual clock, in nanoseconds.
   [[nodiscard]] double now_ns() const { return sim_->now(); }
 
@@ -209,7 +214,7 @@ class virtual_device {
 
   void* take(std::size_t bytes, std::size_t& used, blocks& in, std::size_t* peak) {
     const auto whole = (bytes + 255) / 256 * 256;
-    auto* pointer = std::aligned_alloc(256, whole);
+    auto* pointer = model_.moves_bytes ? std::aligned_alloc(256, whole) : imagined(whole);
     if (pointer == nullptr) return nullptr;
     if (model_.poison) std::memset(pointer, poison_byte, whole);
     in.emplace(pointer, bytes);
@@ -227,11 +232,18 @@ class virtual_device {
     }
     used -= found->second;
     if (model_.poison) std::memset(pointer, poison_byte, found->second);
-    std::free(pointer);
+    if (model_.moves_bytes) std::free(pointer);
     in.erase(found);
   }
 
+  // An address of its own that nobody may follow.
+  void* imagined(std::size_t bytes) {
+    next_address_ += bytes;
+    return reinterpret_cast<void*>(next_address_ - bytes);  // NOLINT(performance-no-int-to-ptr)
+  }
+
   machine model_;
+  std::uintptr_t next_address_ = std::uintptr_t{1} << 32;
   std::unique_ptr<detail::simulation> sim_;
   blocks device_blocks_;
   blocks host_blocks_;

@@ -1,41 +1,107 @@
-/// What a warm-up step recorded: which groups there were, in which order. Plain data.
+/// What a warm-up step recorded: which groups there were, in which order, how large and when. Plain
+/// data.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <string>
 #include <vector>
 
 #include "tidepool/module.hpp"
 
 namespace tidepool::plan {
 
+inline constexpr std::uint32_t none = std::numeric_limits<std::uint32_t>::max();
+
 /// One run of one module.
 struct group_profile {
   module_id module{};
   int layer = -1;
-  std::size_t bytes = 0;  ///< that would leave the device; 0 when all its tensors stay anyway
+  std::size_t bytes = 0;    ///< that would leave the device; 0 when all its tensors stay anyway
+  double recompute_us = 0;  ///< of making them again in backward; 0: they cannot be
+
+  friend bool operator==(const group_profile&, const group_profile&) = default;
 };
 
 /// One forward pass of one model chunk for one microbatch; groups in forward order.
 struct chunk_profile {
   int model_chunk = 0;
   std::vector<group_profile> groups;
+  int microbatch = 0;
+
+  friend bool operator==(const chunk_profile&, const chunk_profile&) = default;
 };
 
 /// One pass over one chunk, in the order in which passes began.
 struct pass {
   std::size_t chunk = 0;  ///< index into `profile::chunks`
   bool backward = false;
+
+  friend bool operator==(const pass&, const pass&) = default;
 };
 
-/// One step.
+/// One allocation of saved tensors.
+struct storage_profile {
+  std::size_t bytes = 0;
+  std::uint32_t chunk = none;  ///< of the group that saves it; none: nobody does, so it stays
+  std::uint32_t group = none;
+
+  friend bool operator==(const storage_profile&, const storage_profile&) = default;
+};
+
+/// What a compute stream asks of an offloader.
+enum class event_kind : std::uint8_t {
+  allocate,     ///< memory for a storage
+  commit,       ///< a group
+  end_forward,  ///< of a chunk
+  restore,      ///< a group
+  release       ///< a storage: its last handle goes
+};
+
+/// One call, and the computing before it.
+struct event {
+  event_kind kind = event_kind::allocate;
+  std::uint32_t index = 0;  ///< a storage; a group of `chunk`; 0 for the end of a forward pass
+  std::uint32_t chunk = 0;  ///< 0 for storages
+  double compute_us = 0;    ///< of the compute stream since the event before, without its stalls
+
+  friend bool operator==(const event&, const event&) = default;
+};
+
+/// What the link gives, in GB/s, and what a copy costs before its first byte.
+struct link_rates {
+  double out = 55.2;    ///< device to host alone
+  double in = 55.2;     ///< host to device alone
+  double both = 101.7;  ///< both together, in total
+  double latency_us = 2;
+
+  friend bool operator==(const link_rates&, const link_rates&) = default;
+};
+
+/// One step. What the engine always records is `chunks` and `passes`; the rest is there when the
+/// step was timed, built from a model's description, or loaded.
 struct profile {
   std::vector<chunk_profile> chunks;  ///< in the order in which their forward passes began
   std::vector<pass> passes;
+  std::vector<std::string> modules;  ///< names by `module_id`
+  std::vector<storage_profile> storages;
+  std::vector<event> events;  ///< in the order of the compute stream
+  double rest_us = 0;         ///< computing after the last event
+  link_rates link;
 
-  void clear() {
-    chunks.clear();
-    passes.clear();
-  }
+  [[nodiscard]] bool timed() const { return !events.empty(); }
+
+  void clear() { *this = {}; }
+
+  friend bool operator==(const profile&, const profile&) = default;
 };
+
+/// Computing of the whole step, in microseconds.
+[[nodiscard]] inline double compute_us(const profile& step) {
+  double sum = step.rest_us;
+  for (const auto& each : step.events) sum += each.compute_us;
+  return sum;
+}
 
 }  // namespace tidepool::plan

@@ -1,0 +1,107 @@
+// Records one step as a `plan::profile`: which calls came on the compute streams, and when.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tidepool/device/device.hpp"
+#include "tidepool/plan/profile.hpp"
+
+namespace tidepool::detail {
+
+// Every call lies between two timing events, since its joins are not computing. What the device
+// does from one call's second event to the next one's first is.
+template <device Device>
+class recorder {
+ public:
+  using stream_ref = typename Device::stream_ref;
+
+  explicit recorder(Device& dev) : dev_(&dev) {}
+
+  // The step before has ended on `stream`.
+  void start(stream_ref stream) {
+    used_ = 0;
+    calls_.clear();
+    storages_.clear();
+    last_ = stream;
+    first_ = mark(stream);
+  }
+
+  // A call begins on `stream`; give what this returns to the function that says which it was.
+  [[nodiscard]] std::size_t arrive(stream_ref stream) {
+    last_ = stream;
+    return mark(stream);
+  }
+  [[nodiscard]] std::uint32_t allocated(std::size_t from, std::size_t bytes, stream_ref stream) {
+    storages_.push_back({bytes, plan::none, plan::none});
+    const auto index = static_cast<std::uint32_t>(storages_.size() - 1);
+    called(from, plan::event_kind::allocate, index, 0, stream);
+    return index;
+  }
+  void saved(std::uint32_t storage, std::size_t chunk, std::size_t group) {
+    if (storage >= storages_.size() || storages_[storage].chunk != plan::none) return;
+    storages_[storage].chunk = static_cast<std::uint32_t>(chunk);
+    storages_[storage].group = static_cast<std::uint32_t>(group);
+  }
+  void called(std::size_t from, plan::event_kind kind, std::size_t index, std::size_t chunk,
+              stream_ref stream) {
+    calls_.push_back({kind, static_cast<std::uint32_t>(index), static_cast<std::uint32_t>(chunk),
+                      from, mark(stream)});
+  }
+  // The end of a forward pass lies on no stream; it takes no time.
+  void forward_ended(std::size_t chunk) {
+    calls_.push_back(
+        {plan::event_kind::end_forward, 0, static_cast<std::uint32_t>(chunk), none, none});
+  }
+
+  // Adds storages, events and times to a profile that has chunks and passes. Blocks the host until
+  // the device is idle.
+  void finish(plan::profile& into) {
+    const auto end = mark(last_);
+    dev_->synchronize();
+    into.storages = std::move(storages_);
+    into.events.clear();
+    auto before = first_;
+    for (const auto& each : calls_) {
+      const bool timed = each.from != none;
+      const auto us = timed ? us_between(before, each.from) : 0.0;
+      into.events.push_back({each.kind, each.index, each.chunk, us});
+      if (timed) before = each.to;
+    }
+    into.rest_us = us_between(before, end);
+  }
+
+ private:
+  static constexpr std::size_t none = static_cast<std::size_t>(-1);
+
+  struct call {
+    plan::event_kind kind;
+    std::uint32_t index;
+    std::uint32_t chunk;
+    std::size_t from;
+    std::size_t to;
+  };
+
+  std::size_t mark(stream_ref stream) {
+    if (used_ == marks_.size()) marks_.push_back(dev_->make_event(true));
+    dev_->record(marks_[used_], stream);
+    return used_++;
+  }
+  [[nodiscard]] double us_between(std::size_t from, std::size_t to) const {
+    return std::max(0.0, static_cast<double>(dev_->elapsed_us(marks_[from], marks_[to])));
+  }
+
+  Device* dev_;
+  stream_ref last_{};
+  std::size_t first_ = 0;
+  std::size_t used_ = 0;
+  std::vector<typename Device::event> marks_;
+  std::vector<call> calls_;
+  std::vector<plan::storage_profile> storages_;
+};
+
+}  // namespace tidepool::detail

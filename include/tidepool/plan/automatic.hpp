@@ -1,0 +1,146 @@
+/// From a recorded step to a plan that the engine can follow.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdio>
+#include <limits>
+#include <string>
+
+#include "tidepool/options.hpp"
+#include "tidepool/plan/forecast.hpp"
+#include "tidepool/plan/planner.hpp"
+#include "tidepool/plan/policy.hpp"
+
+namespace tidepool::plan {
+
+namespace detail {
+
+// Plans as the engine runs them, the best so far.
+class audition {
+ public:
+  audition(const profile& step, const options& opts) : step_(&step), opts_(opts) {}
+
+  // True when the engine takes no longer than the planner thought.
+  bool hear(step_plan candidate) {
+    auto run = opts_;
+    run.reload_ahead = candidate.reload_ahead;
+    run.reload_ahead_bytes.reset();
+    if (candidate.reload_ahead_bytes > 0) run.reload_ahead_bytes = candidate.reload_ahead_bytes;
+    const auto seen = forecast(*step_, run, kept_by(candidate.what));
+    if (!seen.expected.runs) return false;
+    const auto thought = candidate.expected.step_us;
+    candidate.expected = seen.expected;
+    if (!found_ || candidate.expected.step_us < best_.expected.step_us) best_ = candidate;
+    found_ = true;
+    return seen.expected.step_us <= thought * 1.005;
+  }
+
+  // Megatron's rule with every second fraction: what nobody should do worse than.
+  void hear_megatron(const step_plan& like) {
+    auto rule = opts_;
+    for (const bool margin : {true, false}) {
+      for (int fifths = 5; fifths > 0; --fifths) {
+        rule.margin = margin;
+        rule.fraction = fifths / 5.0;
+        auto candidate = like;
+        const auto stays = megatron_policy(*step_, rule);
+        for (std::size_t c = 0; c < stays.size(); ++c) {
+          for (std::size_t i = 0; i < stays[c].size(); ++i) {
+            candidate.what[c][i] = stays[c][i] ? action::keep : action::offload;
+          }
+        }
+        for (const std::size_t ahead : {2, 8}) {
+          candidate.reload_ahead = ahead;
+          candidate.reload_ahead_bytes = 0;
+          hear(candidate);
+        }
+      }
+    }
+  }
+
+  [[nodiscard]] bool found() const { return found_; }
+  [[nodiscard]] const step_plan& best() const { return best_; }
+
+ private:
+  const profile* step_;
+  options opts_;
+  step_plan best_;
+  bool found_ = false;
+};
+
+}  // namespace detail
+
+/// A plan for the device budget of `opts` (none: whatever keeping all takes) that the engine has
+/// been seen to run, on the virtual device. Where `shapes_vary` from step to step, as with routed
+/// experts, a tenth of the budget and twice the largest tensor are left free. The planner does not
+/// know that memory may be in pieces; where the engine then refuses, or waits, plans for less of
+/// the budget are tried, and those of Megatron's rule.
+///
+/// `expected` is the forecast of the engine, not the planner's. Blocks the host for the time of
+/// some simulated steps, each about a microsecond and a half a call.
+[[nodiscard]] inline step_plan automatic(const profile& step, const options& opts,
+                                         bool shapes_vary = false) {
+  planner plans(step);
+  auto most = opts.device_budget.value_or(plans.in_core().peak);
+  if (shapes_vary && opts.device_budget) {
+    std::size_t largest = 0;
+    for (const auto& each : step.storages) largest = std::max(largest, each.bytes);
+    most -= std::min(most / 2, most / 10 + 2 * largest);
+  }
+  const auto whole = plans.best({.device_budget = most});
+  detail::audition stage(step, opts);
+  for (const double share : {1.0, 0.97, 0.94, 0.9, 0.85, 0.8}) {
+    const auto budget = static_cast<std::size_t>(static_cast<double>(most) * share);
+    auto next =
+        share == 1.0 ? whole : plans.best({.device_budget = std::max<std::size_t>(budget, 1)});
+    if (!next.expected.runs) continue;
+    next.device_budget = most;
+    next.bound_us = whole.bound_us;
+    next.limited_by = whole.limited_by;
+    if (stage.hear(next)) break;
+  }
+  constexpr double at_the_bound = 1.002;
+  constexpr std::size_t small_step = 40'000;  // events, for which twenty forecasts take a second
+  const bool at_bound =
+      stage.found() && stage.best().expected.step_us <= at_the_bound * whole.bound_us;
+  if (!at_bound && step.events.size() <= small_step) stage.hear_megatron(whole);
+  if (stage.found()) return stage.best();
+  auto none_found = whole;
+  none_found.expected.runs = false;
+  return none_found;
+}
+
+/// Most bytes that stay by a plan at once, and are committed and not restored.
+[[nodiscard]] inline std::size_t kept_at_once(const profile& step, const step_plan& made) {
+  std::size_t now = 0;
+  std::size_t most = 0;
+  for (const auto& each : step.events) {
+    if (each.kind != event_kind::commit && each.kind != event_kind::restore) continue;
+    if (made.what[each.chunk][each.index] == action::offload) continue;
+    const auto bytes = step.chunks[each.chunk].groups[each.index].bytes;
+    now += each.kind == event_kind::commit ? bytes : 0;
+    now -= each.kind == event_kind::restore ? bytes : 0;
+    most = std::max(most, now);
+  }
+  return most;
+}
+
+/// A line for a log.
+[[nodiscard]] inline std::string in_words(const step_plan& made) {
+  std::size_t leaving = 0;
+  std::size_t all = 0;
+  for (const auto& chunk : made.what) {
+    all += chunk.size();
+    leaving += static_cast<std::size_t>(std::count(chunk.begin(), chunk.end(), action::offload));
+  }
+  char text[256];
+  std::snprintf(text, sizeof text,
+                "plan: %zu of %zu groups leave; %.3f ms a step expected, at most %.2f %% above what"
+                " any plan takes; limited by %s",
+                leaving, all, made.expected.step_us / 1e3, std::max(0.0, 100 * made.gap()),
+                std::string(name_of(made.limited_by)).c_str());
+  return text;
+}
+
+}  // namespace tidepool::plan

@@ -1,0 +1,199 @@
+/// The least time that any plan could take: what the planner measures itself against.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <queue>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "tidepool/plan/detail/layout.hpp"
+
+namespace tidepool::plan {
+
+namespace detail {
+
+/// The bound of a stretch of a step, at whose ends nothing is held.
+class stretch_bound {
+ public:
+  stretch_bound(const layout& map, const link_rates& rates, double budget, double cheapest,
+                std::size_t from, std::size_t to)
+      : map_(&map), rates_(rates), cheapest_(cheapest), from_(from), to_(to) {
+    sweep(budget, false, out_);
+    sweep(budget, true, in_);
+    ready_ = last_ = map.events[from].at;
+    bool any = false;
+    for (auto i = from; i < to; ++i) {
+      const auto& each = map.events[i];
+      if (each.kind == event_kind::commit && !std::exchange(any, true)) ready_ = each.at;
+      if (each.kind == event_kind::restore) last_ = each.at;
+    }
+  }
+
+  /// Microseconds by which it must be longer than its computing; infinite when nothing fits.
+  [[nodiscard]] double extra_us() const {
+    if (!fits_) return std::numeric_limits<double>::infinity();
+    if (cheapest_ < 0) return with_recomputed(0);
+    // Convex in the bytes that are recomputed: each term is.
+    double from = 0;
+    double to = moved();
+    for (int i = 0; i < 60 && to - from > 1; ++i) {
+      const auto left = from + (to - from) / 3;
+      const auto right = to - (to - from) / 3;
+      (with_recomputed(left) < with_recomputed(right) ? to : from) =
+          with_recomputed(left) < with_recomputed(right) ? right : left;
+    }
+    // A little below the least, since the search ends at a byte.
+    return std::max(0.0, std::min({with_recomputed(0), with_recomputed(moved()),
+                                   with_recomputed(from) - 1e-6}));
+  }
+
+  /// Bytes that must leave at least.
+  [[nodiscard]] double moved() const { return out_.empty() ? 0 : out_.back().bytes; }
+
+ private:
+  struct need {
+    double at = 0;     // computing before the call
+    double bytes = 0;  // up to it (or from it on)
+  };
+
+  [[nodiscard]] const flat_event& event_at(std::size_t i, bool backwards) const {
+    return map_->events[backwards ? to_ - 1 - i : from_ + i];
+  }
+  [[nodiscard]] double left_of(std::uint32_t group) const {
+    return static_cast<double>(map_->groups[group].bytes) - away_.at(group);
+  }
+
+  // Bytes away by need, in the order of calls, or against it. What is held rises by what is asked
+  // for; what may be away is what has been committed and is not restored yet.
+  void sweep(double budget, bool backwards, std::vector<need>& needs) {
+    using enum event_kind;
+    const auto opening = backwards ? restore : commit;
+    const auto closing = backwards ? commit : restore;
+    const auto rising = backwards ? release : allocate;
+    const auto falling = backwards ? allocate : release;
+    away_.clear();
+    ends_.clear();
+    for (std::size_t i = 0; i < to_ - from_; ++i) {
+      const auto& each = event_at(i, backwards);
+      if (each.kind == opening) away_[each.what] = 0;
+      if (each.kind == closing) ends_[each.what] = i;
+    }
+    std::priority_queue<std::pair<std::size_t, std::uint32_t>> idle;  // the last to end first
+    double held = 0;
+    double moved = 0;
+    for (std::size_t i = 0; i < to_ - from_; ++i) {
+      const auto& each = event_at(i, backwards);
+      if (each.kind == opening) idle.emplace(ends_[each.what], each.what);
+      if (each.kind == closing) held += std::exchange(away_[each.what], 0.0);
+      if (each.kind == rising) held += static_cast<double>(map_->storages[each.what].bytes);
+      if (each.kind == falling) held -= static_cast<double>(map_->storages[each.what].bytes);
+      if (held <= budget) continue;
+      while (held > budget) {
+        while (!idle.empty() && (idle.top().first <= i || left_of(idle.top().second) <= 0)) {
+          idle.pop();
+        }
+        if (idle.empty()) {
+          fits_ = false;
+          return;
+        }
+        const auto group = idle.top().second;
+        const auto part = std::min(held - budget, left_of(group));
+        away_[group] += part;
+        held -= part;
+        moved += part;
+      }
+      needs.push_back({each.at, moved});
+    }
+    if (backwards) std::reverse(needs.begin(), needs.end());
+  }
+
+  [[nodiscard]] double with_recomputed(double bytes) const {
+    const auto copied = [&](double needed, double rate) {
+      return std::max(0.0, needed - bytes) / rate / 1e3;
+    };
+    // The longest stall before some call, and after one that is not before it.
+    double stall = 0;
+    double before = 0;
+    std::size_t next = 0;
+    const auto add_before = [&] {
+      const auto us = copied(out_[next].bytes, rates_.out);
+      if (us > 0) before = std::max(before, ready_ + us - out_[next].at);
+    };
+    for (const auto& after : in_) {
+      for (; next < out_.size() && out_[next].at <= after.at; ++next) add_before();
+      const auto us = copied(after.bytes, rates_.in);
+      stall = std::max(stall, before + (us > 0 ? std::max(0.0, us - (last_ - after.at)) : 0.0));
+    }
+    for (; next < out_.size(); ++next) add_before();
+    stall = std::max(stall, before);
+    const auto both = std::max({rates_.both, rates_.out, rates_.in});
+    if (const auto us = 2 * copied(moved(), both); us > 0) {
+      stall = std::max(stall, ready_ + us - last_);
+    }
+    return stall + (bytes > 0 ? bytes * cheapest_ : 0.0);
+  }
+
+  const layout* map_;
+  link_rates rates_;
+  double cheapest_;  // microseconds of a recomputed byte; negative: none may be
+  std::size_t from_;
+  std::size_t to_;
+  std::unordered_map<std::uint32_t, double> away_;
+  std::unordered_map<std::uint32_t, std::size_t> ends_;
+  std::vector<need> out_;
+  std::vector<need> in_;
+  double ready_ = 0;
+  double last_ = 0;
+  bool fits_ = true;
+};
+
+}  // namespace detail
+
+/// A lower bound for a step under a budget, in microseconds, whichever groups leave and whenever;
+/// infinite when no plan fits.
+///
+/// Groups are cut into bytes that may leave one by one, from their commit to their restore, and a
+/// copy takes no memory on its way. At a call where H bytes are held and the budget is B, H - B are
+/// away. The least that must leave up to some call follows by sending, each time, what comes back
+/// last; by symmetry, the least that must come back after some call. Then, with `ready` the first
+/// commit and `last` the last restore,
+///
+///     stall before call k  >=  ready + out(k) / rate_out - t(k)
+///     stall after call k   >=  in(k) / rate_in - (last - t(k))
+///     step                 >=  ready + 2 moved / rate_both + compute after `last`
+///
+/// and stalls before one call and after another that is not before it add up, as do those of
+/// stretches between which nothing is held. Recomputing a byte costs at least what it costs in the
+/// cheapest group; the bound is the least over how many are.
+[[nodiscard]] inline double lower_bound(const detail::layout& map, const link_rates& rates,
+                                        std::size_t budget, bool may_recompute) {
+  double cheapest = -1;
+  for (const auto& each : map.groups) {
+    if (!may_recompute || each.recompute_us <= 0 || each.bytes == 0) continue;
+    const auto cost = each.recompute_us / static_cast<double>(each.bytes);
+    cheapest = cheapest < 0 ? cost : std::min(cheapest, cost);
+  }
+  const auto limit =
+      budget == 0 ? std::numeric_limits<double>::infinity() : static_cast<double>(budget);
+  double extra = 0;
+  std::size_t held = 0;
+  std::size_t from = 0;
+  for (std::size_t i = 0; i < map.events.size(); ++i) {
+    const auto& each = map.events[i];
+    if (each.kind == event_kind::allocate) held += map.storages[each.what].bytes;
+    if (each.kind == event_kind::release) held -= map.storages[each.what].bytes;
+    if (each.kind != event_kind::release || held > 0) continue;
+    extra += detail::stretch_bound(map, rates, limit, cheapest, from, i + 1).extra_us();
+    from = i + 1;
+  }
+  if (from < map.events.size()) {
+    extra += detail::stretch_bound(map, rates, limit, cheapest, from, map.events.size()).extra_us();
+  }
+  return map.compute_us + extra;
+}
+
+}  // namespace tidepool::plan

@@ -1,0 +1,82 @@
+// A profile in the form that simulator, bound and planner run over: groups in one row.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "tidepool/memory/block.hpp"
+#include "tidepool/plan/profile.hpp"
+#include "tidepool/plan/step_plan.hpp"
+
+namespace tidepool::plan::detail {
+
+struct flat_group {
+  std::uint32_t chunk = 0;
+  int layer = -1;
+  module_id module{};
+  std::size_t bytes = 0;
+  double recompute_us = 0;
+};
+
+struct flat_event {
+  event_kind kind = event_kind::allocate;
+  std::uint32_t what = 0;  // a storage, a group, or a chunk
+  double at = 0;           // computing before it, from the start of the step
+};
+
+struct flat_storage {
+  std::size_t bytes = 0;
+  std::uint32_t group = none;
+};
+
+struct layout {
+  std::vector<flat_group> groups;
+  std::vector<std::uint32_t> first;  // of each chunk's groups
+  std::vector<flat_storage> storages;
+  std::vector<flat_event> events;
+  std::vector<std::uint32_t> reload_order;  // groups in the order of their restores
+  double compute_us = 0;
+  std::size_t largest = 0;  // group
+
+  explicit layout(const profile& step) {
+    for (std::uint32_t c = 0; c < step.chunks.size(); ++c) {
+      first.push_back(static_cast<std::uint32_t>(groups.size()));
+      for (const auto& each : step.chunks[c].groups) {
+        groups.push_back({c, each.layer, each.module, 0, each.recompute_us});
+      }
+    }
+    for (const auto& each : step.storages) {
+      const auto group = each.group == none ? none : first[each.chunk] + each.group;
+      storages.push_back({aligned(each.bytes), group});
+      if (group != none) groups[group].bytes += storages.back().bytes;
+    }
+    for (const auto& each : groups) largest = std::max(largest, each.bytes);
+    events.reserve(step.events.size());
+    for (const auto& each : step.events) {
+      compute_us += each.compute_us;
+      const bool of_group = each.kind == event_kind::commit || each.kind == event_kind::restore;
+      const auto what = of_group                               ? first[each.chunk] + each.index
+                        : each.kind == event_kind::end_forward ? each.chunk
+                                                               : each.index;
+      events.push_back({each.kind, what, compute_us});
+      if (each.kind == event_kind::restore) reload_order.push_back(what);
+    }
+    compute_us += step.rest_us;
+  }
+
+  [[nodiscard]] actions unfold(const std::vector<action>& flat) const {
+    actions result(first.size());
+    for (std::size_t i = 0; i < groups.size(); ++i) result[groups[i].chunk].push_back(flat[i]);
+    return result;
+  }
+  [[nodiscard]] std::vector<action> fold(const actions& given) const {
+    std::vector<action> flat;
+    flat.reserve(groups.size());
+    for (const auto& chunk : given) flat.insert(flat.end(), chunk.begin(), chunk.end());
+    return flat;
+  }
+};
+
+}  // namespace tidepool::plan::detail

@@ -1,0 +1,83 @@
+// Both directions of the link over time, as a simulator that goes through calls in order needs it.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <vector>
+
+#include "tidepool/plan/profile.hpp"
+
+namespace tidepool::plan::detail {
+
+// Two queues of copies, each first in first out. A copy that overlaps with copies of the other
+// direction gets what those, which were issued before it, leave of the rate of both: the total is
+// right at any time, only who is slower may differ from the machine.
+class links {
+ public:
+  enum direction : std::size_t { out, in };
+
+  void reset(const link_rates& rates) {
+    rate_ = {rates.out, rates.in};
+    both_ = std::max({rates.both, rates.out, rates.in});
+    latency_ = rates.latency_us;
+    for (auto& lane : lanes_) {
+      lane.busy.clear();
+      lane.end = 0;
+      lane.seen = 0;
+    }
+  }
+
+  // When a copy of `bytes` that may start at `ready` is over, in microseconds.
+  double copy(direction which, std::size_t bytes, double ready) {
+    auto& lane = lanes_[which];
+    const auto& other = lanes_[1 - which];
+    const auto begin = std::max(ready, lane.end);
+    auto now = begin + latency_;
+    auto left = static_cast<double>(bytes) / 1e3;  // kB, so microseconds at GB/s
+    const auto alone = rate_[which];
+    const auto shared = std::max(both_ - rate_[1 - which], both_ / 1e6);
+    auto& at = lane.seen;  // of the other's intervals: no later copy starts before this one
+    while (at + 1 < other.busy.size() && other.busy[at].end <= now) ++at;  // the last may grow
+    for (auto i = at; left > 0; ++i) {
+      const auto free_until = i < other.busy.size() ? std::max(now, other.busy[i].begin) : now;
+      if (i >= other.busy.size() || left <= (free_until - now) * alone) {
+        now += left / alone;
+        break;
+      }
+      left -= (free_until - now) * alone;
+      now = free_until;
+      const auto crowded = std::max(0.0, other.busy[i].end - now);
+      if (left <= crowded * shared) {
+        now += left / shared;
+        break;
+      }
+      left -= crowded * shared;
+      now = std::max(now, other.busy[i].end);
+    }
+    if (!lane.busy.empty() && begin <= lane.busy.back().end) {
+      lane.busy.back().end = now;
+    } else {
+      lane.busy.push_back({begin, now});
+    }
+    return lane.end = now;
+  }
+
+ private:
+  struct interval {
+    double begin = 0;
+    double end = 0;
+  };
+  struct lane_state {
+    std::vector<interval> busy;
+    double end = 0;
+    std::size_t seen = 0;
+  };
+
+  std::array<lane_state, 2> lanes_;
+  std::array<double, 2> rate_{};
+  double both_ = 0;
+  double latency_ = 0;
+};
+
+}  // namespace tidepool::plan::detail

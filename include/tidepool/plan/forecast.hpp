@@ -1,0 +1,228 @@
+/// Foretells a step: the engine itself on the virtual device, with the bytes left out.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tidepool/device/virtual.hpp"
+#include "tidepool/engine.hpp"
+#include "tidepool/plan/profile.hpp"
+#include "tidepool/plan/step_plan.hpp"
+#include "tidepool/trace/record.hpp"
+
+namespace tidepool::plan {
+
+/// A step as the engine would run it.
+struct forecast_result {
+  outcome expected;
+  std::size_t reserved = 0;  ///< device bytes taken from the device
+  std::size_t host = 0;      ///< most host bytes in use
+  std::string refusal;       ///< why it does not run; empty when it does
+  trace::record picture;     ///< of the step; without spans unless it was asked for
+};
+
+namespace detail {
+
+// One run of a profile through an engine.
+class rehearsal {
+ public:
+  rehearsal(const profile& step, const options& opts)
+      : step_(&step),
+        dev_(machine_of(step)),
+        stream_(dev_.make_stream()),
+        engine_(new tidepool::detail::engine<virtual_device>(
+            dev_, opts, step.modules, std::vector<bool>(step.modules.size(), true))) {
+    members_.resize(step.chunks.size());
+    for (std::size_t c = 0; c < step.chunks.size(); ++c) {
+      members_[c].resize(step.chunks[c].groups.size());
+    }
+    for (std::uint32_t s = 0; s < step.storages.size(); ++s) {
+      const auto& each = step.storages[s];
+      if (each.chunk != none) members_[each.chunk][each.group].push_back(s);
+    }
+    held_.resize(step.storages.size());
+    chunks_.resize(step.chunks.size(), nullptr);
+    waiting_.resize(step.chunks.size(), 0);
+  }
+  rehearsal(const rehearsal&) = delete;
+  rehearsal& operator=(const rehearsal&) = delete;
+  ~rehearsal() {
+    for (auto* open : chunks_) {
+      if (open != nullptr) engine_->end_chunk(*open);
+    }
+    held_.clear();
+    engine_->close();
+    tidepool::detail::engine<virtual_device>::release(engine_);
+  }
+
+  [[nodiscard]] double now_us() {
+    dev_.synchronize();
+    return dev_.now_ns() / 1e3;
+  }
+  [[nodiscard]] auto& engine() { return *engine_; }
+  [[nodiscard]] auto stream() const { return stream_.ref(); }
+
+  void run() {
+    for (const auto& each : step_->events) {
+      if (each.compute_us > 0) dev_.launch(stream_.ref(), each.compute_us * 1e3, nullptr);
+      call(each);
+    }
+    if (step_->rest_us > 0) dev_.launch(stream_.ref(), step_->rest_us * 1e3, nullptr);
+    static_cast<void>(engine_->end_step());
+  }
+
+ private:
+  static machine machine_of(const profile& step) {
+    machine model;
+    model.device_bytes = model.host_bytes = std::numeric_limits<std::size_t>::max() / 4;
+    model.offload_rate = step.link.out;
+    model.reload_rate = step.link.in;
+    model.both_rate = step.link.both;
+    model.copy_latency_ns = step.link.latency_us * 1e3;
+    model.moves_bytes = false;
+    return model;
+  }
+
+  using chunk_state = tidepool::detail::chunk_state<virtual_device>;
+
+  // The engine counts chunks in the order in which they are opened, which is that of the profile.
+  chunk_state& opened(std::uint32_t index) {
+    for (; next_chunk_ <= index; ++next_chunk_) {
+      const auto& about = step_->chunks[next_chunk_];
+      chunks_[next_chunk_] = &engine_->begin({about.microbatch, about.model_chunk});
+      waiting_[next_chunk_] = about.groups.size();
+    }
+    return *chunks_[index];
+  }
+
+  std::span<handle<virtual_device>* const> handles_of(const event& each) {
+    pointers_.clear();
+    for (const auto s : members_[each.chunk][each.index]) pointers_.push_back(&held_[s]);
+    return pointers_;
+  }
+
+  void call(const event& each) {
+    const auto stream = stream_.ref();
+    switch (each.kind) {
+      case event_kind::allocate: {
+        const auto bytes = std::max<std::size_t>(step_->storages[each.index].bytes, 1);
+        held_[each.index] = engine_->allocate(bytes, bytes, stream);
+        break;
+      }
+      case event_kind::commit: {
+        const auto& group = step_->chunks[each.chunk].groups[each.index];
+        engine_->commit(opened(each.chunk), group.module, group.layer, engine_->lane_of(stream),
+                        handles_of(each), true);
+        break;
+      }
+      case event_kind::end_forward:
+        engine_->end_forward(opened(each.chunk));
+        break;
+      case event_kind::restore: {
+        const auto& group = step_->chunks[each.chunk].groups[each.index];
+        engine_->restore(*chunks_[each.chunk], group.module, group.layer, engine_->lane_of(stream),
+                         handles_of(each));
+        if (--waiting_[each.chunk] == 0) {
+          engine_->end_chunk(*std::exchange(chunks_[each.chunk], nullptr));
+        }
+        break;
+      }
+      case event_kind::release:
+        held_[each.index].reset(stream);
+        break;
+    }
+    if (next_chunk_ == chunks_.size() && each.kind == event_kind::release) restart_when_over();
+  }
+
+  void restart_when_over() {
+    for (const auto* open : chunks_) {
+      if (open != nullptr) return;
+    }
+    next_chunk_ = 0;
+  }
+
+  const profile* step_;
+  virtual_device dev_;
+  virtual_device::stream stream_;
+  tidepool::detail::engine<virtual_device>* engine_;
+  std::vector<std::vector<std::vector<std::uint32_t>>> members_;  // storages of each group
+  std::vector<buffer<virtual_device>> held_;
+  std::vector<chunk_state*> chunks_;
+  std::vector<std::size_t> waiting_;  // groups of each chunk that are not restored yet
+  std::uint32_t next_chunk_ = 0;
+  std::vector<handle<virtual_device>*> pointers_;
+};
+
+}  // namespace detail
+
+/// Runs a step through the engine on a virtual device with the profile's rates: twice with
+/// everything leaving, as a warm-up does, since where memory lies then counts later; then with
+/// `stays`, until two steps in a row take the same, and tells what the last was like. `opts` are
+/// those of the run to be foretold. Durations are the profile's; kernels are not slowed by copies
+/// beside them.
+///
+/// Where the engine would refuse, `expected.runs` is false and `refusal` says why. Recomputing is
+/// not part of it. Takes about a microsecond and a half a call. Thread safety: none shared.
+[[nodiscard]] inline forecast_result forecast(const profile& step, options opts,
+                                              const residency& stays, bool picture = false) {
+  forecast_result result;
+  opts.min_tensor_elements = 0;
+  opts.host_budget = std::numeric_limits<std::size_t>::max() / 4;
+  opts.host_memory = host_kind::automatic;
+  opts.local_ranks = 1;
+  opts.offload_layers.clear();
+  try {
+    detail::rehearsal stage(step, opts);
+    residency everything;
+    for (const auto& chunk : step.chunks) everything.emplace_back(chunk.groups.size(), false);
+    stage.engine().adopt(step, everything);
+    stage.run();
+    stage.run();
+    stage.engine().adopt(step, stays);
+    constexpr int most_steps = 6;
+    double before = 0;
+    for (int i = 0; i < most_steps; ++i) {
+      const auto begin = stage.now_us();
+      stage.run();
+      result.expected.step_us = stage.now_us() - begin;
+      if (std::abs(result.expected.step_us - before) <= 1e-6 * before) break;
+      before = result.expected.step_us;
+    }
+    auto& memory = stage.engine().memory();
+    if (picture) {
+      memory.trace().start("forecast", memory.live(), stage.stream());
+      stage.run();
+    }
+    if (picture) result.picture = stage.engine().finish_trace();
+    const auto counted = stage.engine().counters();
+    result.expected.peak = counted.live_peak;
+    for (const auto& module : counted.modules) result.expected.moved += module.step_bytes;
+    result.expected.stall_us = std::max(0.0, result.expected.step_us - compute_us(step));
+    result.reserved = counted.device_reserved;
+    result.host = counted.host_peak;
+  } catch (const out_of_budget& problem) {
+    result.expected.runs = false;
+    result.refusal = problem.what();
+  }
+  return result;
+}
+
+/// The same for a plan: its actions and its knobs, in an arena of its budget.
+[[nodiscard]] inline forecast_result forecast(const profile& step, const step_plan& made,
+                                              bool picture = false) {
+  options opts;
+  opts.memory = memory_kind::arena;
+  opts.device_budget = made.device_budget;
+  opts.reload_ahead = made.reload_ahead;
+  if (made.reload_ahead_bytes > 0) opts.reload_ahead_bytes = made.reload_ahead_bytes;
+  return forecast(step, opts, kept_by(made.what), picture);
+}
+
+}  // namespace tidepool::plan

@@ -1,0 +1,76 @@
+/// A plan: what becomes of each group of a step, and what that is expected to cost. Plain data.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tidepool/plan/profile.hpp"
+
+namespace tidepool::plan {
+
+/// What becomes of a group between forward and backward.
+enum class action : std::uint8_t { keep, offload, recompute };
+
+[[nodiscard]] constexpr std::string_view name_of(action what) {
+  constexpr std::string_view names[]{"keep", "offload", "recompute"};
+  return names[static_cast<std::size_t>(what)];
+}
+
+/// For each chunk of a step, in forward order, and each of its groups.
+using actions = std::vector<std::vector<action>>;
+
+/// What a step is expected to be.
+struct outcome {
+  bool runs = true;       ///< false: the budget cannot hold what must be live
+  double step_us = 0;     ///< of the whole step
+  double stall_us = 0;    ///< of it, standing still for the copies
+  double extra_us = 0;    ///< of it, recomputing
+  std::size_t peak = 0;   ///< most device bytes of saved tensors, in issue order
+  std::size_t moved = 0;  ///< bytes that leave
+
+  friend bool operator==(const outcome&, const outcome&) = default;
+};
+
+/// What limits a plan.
+enum class limit : std::uint8_t {
+  nothing,  ///< everything fits, and nothing leaves
+  compute,  ///< the copies hide behind the computing
+  link,     ///< the rates: with them no plan is faster, or only by the gap
+  memory    ///< the budget: the step waits although the link stands still at times
+};
+
+[[nodiscard]] constexpr std::string_view name_of(limit what) {
+  constexpr std::string_view names[]{"nothing", "compute", "link", "memory"};
+  return names[static_cast<std::size_t>(what)];
+}
+
+/// A plan for one step, as the planner chose it.
+struct step_plan {
+  actions what;
+  std::size_t device_budget = 0;       ///< bytes; 0: as much as is kept at once
+  std::size_t reload_ahead = 2;        ///< groups, as in `options`
+  std::size_t reload_ahead_bytes = 0;  ///< 0: no such limit
+  outcome expected;
+  double bound_us = 0;  ///< no plan for this profile and budget takes less
+  limit limited_by = limit::nothing;
+
+  /// How much slower than the best there can be it is at most: 0.01 is one percent.
+  [[nodiscard]] double gap() const { return bound_us > 0 ? expected.step_us / bound_us - 1 : 0; }
+
+  friend bool operator==(const step_plan&, const step_plan&) = default;
+};
+
+/// Which groups stay, in the form that the engine follows.
+[[nodiscard]] inline std::vector<std::vector<bool>> kept_by(const actions& what) {
+  std::vector<std::vector<bool>> stays;
+  for (const auto& chunk : what) {
+    auto& row = stays.emplace_back();
+    for (const auto each : chunk) row.push_back(each != action::offload);
+  }
+  return stays;
+}
+
+}  // namespace tidepool::plan

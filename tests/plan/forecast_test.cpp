@@ -1,0 +1,271 @@
+#include "tidepool/plan/forecast.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <random>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "plans.hpp"
+#include "tidepool/device/virtual.hpp"
+#include "tidepool/offloader.hpp"
+
+namespace {
+
+using tidepool::memory_kind;
+using tidepool::options;
+using tidepool::policy_kind;
+using tidepool::virtual_device;
+using tidepool::plan::action;
+using tidepool::plan::forecast;
+using tidepool::plan::goal;
+using tidepool::plan::planner;
+using modules = tidepool::modules<"expert_fc1", "moe_act">;
+using offloader = tidepool::offloader<virtual_device, modules>;
+
+constexpr std::size_t kib = 1024;
+
+/// A stack whose layers save two tensors of unequal size, under 1F1B.
+class stack {
+ public:
+  static constexpr int layers = 6;
+  static constexpr int microbatches = 4;
+  static constexpr std::size_t input = 448 * kib;
+  static constexpr std::size_t hidden = 256 * kib;
+
+  stack(int depth, const options& opts)
+      : dev_(machine()),
+        stream_(dev_.make_stream()),
+        off_(dev_, opts),
+        depth_(depth),
+        open_(static_cast<std::size_t>(depth)) {
+    off_.on_report([this](std::string_view line) { report += line; });
+  }
+
+  /// Microseconds of one step.
+  double step() {
+    dev_.synchronize();
+    const auto begin = dev_.now_ns();
+    int sent = 0;
+    for (; sent < depth_ - 1; ++sent) forward(sent);
+    for (int back = 0; back < microbatches; ++back) {
+      if (sent < microbatches) forward(sent++);
+      backward(back);
+    }
+    kernel(40);
+    off_.end_step();
+    dev_.synchronize();
+    return (dev_.now_ns() - begin) / 1e3;
+  }
+
+  [[nodiscard]] offloader& off() { return off_; }
+  static std::size_t held(int depth) {
+    return static_cast<std::size_t>(depth) * layers * (input + hidden);
+  }
+  std::string report;
+
+ private:
+  struct microbatch {
+    offloader::chunk chunk;
+    offloader::buffer xs[layers];
+    offloader::buffer act[layers];
+  };
+
+  // A thousandth of a GPU: KiB for MiB, and the link as much slower.
+  static tidepool::machine machine() {
+    tidepool::machine model;
+    model.offload_rate = 0.055;
+    model.reload_rate = 0.055;
+    model.both_rate = 0.101;
+    model.poison = false;
+    return model;
+  }
+
+  void kernel(double us) { dev_.launch(stream_.ref(), us * 1e3, nullptr); }
+
+  void forward(int number) {
+    auto& at = open_[static_cast<std::size_t>(number % depth_)];
+    at.chunk = off_.begin({.microbatch = number});
+    for (int l = 0; l < layers; ++l) {
+      kernel(1300);
+      at.xs[l] = off_.allocate(input, stream_.ref());
+      kernel(250);
+      at.act[l] = off_.allocate(hidden, stream_.ref());
+      kernel(3000);
+      at.chunk.commit<"expert_fc1">(l, stream_.ref(), at.xs[l]);
+      kernel(250);
+      at.chunk.commit<"moe_act">(l, stream_.ref(), at.act[l]);
+      kernel(1900);
+    }
+    at.chunk.end_forward();
+  }
+  void backward(int number) {
+    auto& at = open_[static_cast<std::size_t>(number % depth_)];
+    for (int l = layers; l-- > 0;) {
+      kernel(1500);
+      at.chunk.restore<"moe_act">(l, stream_.ref(), at.act[l]);
+      kernel(1800);
+      at.act[l].reset(stream_.ref());
+      at.chunk.restore<"expert_fc1">(l, stream_.ref(), at.xs[l]);
+      kernel(2900);
+      at.xs[l].reset(stream_.ref());
+      kernel(7000);
+    }
+    at.chunk.finish();
+  }
+
+  virtual_device dev_;
+  virtual_device::stream stream_;
+  offloader off_;
+  int depth_;
+  std::vector<microbatch> open_;
+};
+
+options arena(int depth, double share, policy_kind policy) {
+  options opts;
+  opts.offload_modules = {"expert_fc1", "moe_act"};
+  opts.min_tensor_elements = 1;
+  opts.memory = memory_kind::arena;
+  opts.device_budget =
+      static_cast<std::size_t>(static_cast<double>(stack::held(depth)) * share) / 256 * 256;
+  opts.policy = policy;
+  return opts;
+}
+
+}  // namespace
+
+TEST_CASE("forecast: the automatic policy's is what the step then takes, in time and bytes") {
+  for (const int depth : {1, 2, 3}) {
+    for (const double share : {1.0, 0.8, 0.6, 0.45, 0.3}) {
+      CAPTURE(depth);
+      CAPTURE(share);
+      stack run(depth, arena(depth, share, policy_kind::automatic));
+      run.step();
+      CHECK_FALSE(run.off().current_plan());
+      run.step();
+      REQUIRE(run.off().current_plan());
+      const auto made = *run.off().current_plan();
+      REQUIRE(made.expected.runs);
+      for (int i = 0; i < 6; ++i) run.step();  // until nothing changes any more
+      CHECK(run.step() == doctest::Approx(made.expected.step_us).epsilon(1e-5));
+      CHECK(run.step() >= made.bound_us * (1 - 1e-9));
+      const auto counted = run.off().counters();
+      CHECK(counted.device_reserved == *run.off().settings().device_budget);
+      std::size_t moved = 0;
+      for (const auto& module : counted.modules) moved += module.step_bytes;
+      CHECK(moved == made.expected.moved);
+      CHECK(run.report.find("ms a step expected") != std::string::npos);
+    }
+  }
+}
+
+TEST_CASE("forecast: the automatic policy is not slower than Megatron's at equal memory") {
+  for (const int depth : {1, 2, 4}) {
+    for (const double share : {0.9, 0.75, 0.6, 0.5, 0.4, 0.3}) {
+      CAPTURE(depth);
+      CAPTURE(share);
+      double best = 1e300;
+      for (const double fraction : {1.0, 0.8, 0.6, 0.4, 0.2}) {
+        for (const std::size_t ahead : {std::size_t{2}, std::size_t{8}}) {
+          auto opts = arena(depth, share, policy_kind::megatron);
+          opts.fraction = fraction;
+          opts.reload_ahead = ahead;
+          try {
+            stack run(depth, opts);
+            for (int i = 0; i < 4; ++i) run.step();
+            best = std::min(best, run.step());
+          } catch (const tidepool::out_of_budget&) {  // too little leaves for this budget
+          }
+        }
+      }
+      stack run(depth, arena(depth, share, policy_kind::automatic));
+      for (int i = 0; i < 7; ++i) run.step();
+      CHECK(run.step() <= best * 1.001);
+    }
+  }
+}
+
+TEST_CASE("forecast: with room for everything the automatic policy moves nothing") {
+  auto opts = arena(2, 1.0, policy_kind::automatic);
+  opts.memory = memory_kind::pool;
+  opts.device_budget.reset();
+  stack run(2, opts);
+  for (int i = 0; i < 3; ++i) run.step();
+  for (const auto& module : run.off().counters().modules) CHECK(module.step_bytes == 0);
+}
+
+TEST_CASE("forecast: an evaluation and a change of nothing leave the plan alone") {
+  stack run(2, arena(2, 0.5, policy_kind::automatic));
+  run.step();
+  run.off().end_step();  // a step without a pass teaches nothing
+  run.step();
+  REQUIRE(run.off().current_plan());
+  const auto made = *run.off().current_plan();
+  run.step();
+  CHECK(*run.off().current_plan() == made);
+}
+
+TEST_CASE("forecast: a recorded profile has all of the step's computing and none of its stalls") {
+  stack run(1, arena(1, 0.4, policy_kind::automatic));
+  run.step();
+  run.step();
+  const auto& recorded = run.off().profile();
+  const double layer = 1300 + 250 + 3000 + 250 + 1900 + 1500 + 1800 + 2900 + 7000;
+  CHECK(compute_us(recorded) ==
+        doctest::Approx(stack::microbatches * stack::layers * layer + 40).epsilon(1e-6));
+  CHECK(recorded.storages.size() == 2U * stack::layers * stack::microbatches);
+  CHECK(recorded.chunks.size() == stack::microbatches);
+  for (const auto& each : recorded.storages) CHECK(each.chunk != tidepool::plan::none);
+}
+
+TEST_CASE("forecast: a plan that is saved is followed from the first step on") {
+  tidepool::plan::step_plan made;
+  tidepool::plan::profile recorded;
+  const auto opts = arena(2, 0.6, policy_kind::automatic);
+  {
+    stack run(2, opts);
+    run.step();
+    run.step();
+    made = *run.off().current_plan();
+    recorded = run.off().profile();
+  }
+  stack run(2, opts);
+  run.off().follow(made, recorded);
+  for (int i = 0; i < 7; ++i) run.step();
+  CHECK(run.step() == doctest::Approx(made.expected.step_us).epsilon(0.02));
+  std::size_t moved = 0;
+  for (const auto& module : run.off().counters().modules) moved += module.step_bytes;
+  CHECK(moved == made.expected.moved);
+}
+
+TEST_CASE("forecast: the simulator agrees with the engine where memory is not in pieces") {
+  std::mt19937_64 random(21);
+  int compared = 0;
+  double worst = 0;
+  for (int i = 0; i < 60; ++i) {
+    tidepool::test::random_step about;
+    about.chunks = 1 + random() % 3;
+    about.depth = 1 + random() % 2;
+    about.groups = about.chunks * (4 + random() % 6);
+    about.mixed_sizes = false;
+    const auto step = tidepool::test::random_profile(random, about);
+    planner plans(step);
+    goal wanted;
+    wanted.device_budget = plans.in_core().peak * (40 + random() % 60) / 100;
+    const auto made = plans.best(wanted);
+    if (!made.expected.runs) continue;
+    const auto seen = forecast(step, made);
+    CAPTURE(i);
+    REQUIRE(seen.expected.runs);
+    ++compared;
+    worst = std::max(worst, std::abs(seen.expected.step_us / made.expected.step_us - 1));
+    CHECK(seen.expected.step_us >= made.bound_us * (1 - 1e-6));
+    CHECK(seen.expected.moved == made.expected.moved);
+  }
+  MESSAGE(compared << " steps, the simulator off by at most " << 100 * worst << " %");
+  CHECK(compared > 40);
+  CHECK(worst < 0.05);
+}

@@ -1,0 +1,177 @@
+#include "tidepool/plan/planner.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include "plans.hpp"
+
+namespace {
+
+using tidepool::plan::action;
+using tidepool::plan::goal;
+using tidepool::plan::knobs;
+using tidepool::plan::limit;
+using tidepool::plan::outcome;
+using tidepool::plan::planner;
+using tidepool::plan::profile;
+using tidepool::plan::simulator;
+using tidepool::test::random_profile;
+using tidepool::test::random_step;
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr int instances = 100;
+constexpr std::size_t most_groups = 12;
+#else
+constexpr int instances = 1500;
+constexpr std::size_t most_groups = 20;
+#endif
+
+/// The best of all subsets; its step is infinite when none runs.
+outcome exhaustive(const profile& step, const knobs& limits) {
+  simulator sim(step);
+  const auto count = sim.map().groups.size();
+  std::vector<action> what(count, action::keep);
+  outcome best;
+  best.runs = false;
+  best.step_us = HUGE_VAL;
+  for (std::uint64_t bits = 0; bits < std::uint64_t{1} << count; ++bits) {
+    for (std::size_t i = 0; i < count; ++i) {
+      what[i] = (bits >> i & 1U) != 0 ? action::offload : action::keep;
+    }
+    const auto result = sim.run(what, limits);
+    if (result.runs && result.step_us < best.step_us) best = result;
+  }
+  return best;
+}
+
+/// What a copy of the largest group takes, there and back.
+double one_group_us(const profile& step) {
+  std::size_t largest = 0;
+  for (const auto& each : step.storages) largest = std::max(largest, each.bytes);
+  const auto kilobytes = static_cast<double>(largest) / 1e3;
+  return kilobytes / step.link.out + kilobytes / step.link.in;
+}
+
+}  // namespace
+
+TEST_CASE("planner: within 1 % or one group of exhaustive search, and the bound never above it") {
+  std::mt19937_64 random(7);
+  int planned = 0;
+  int within_a_percent = 0;
+  double worst = 1;
+  for (int instance = 0; instance < instances; ++instance) {
+    random_step about;
+    about.chunks = 1 + random() % 3;
+    about.depth = 1 + random() % 2;
+    about.groups = 4 + random() % 11;
+    if (instance % 500 == 499) about.groups = most_groups;
+    about.mixed_sizes = random() % 4 != 0;
+    const auto step = random_profile(random, about);
+    planner plans(step);
+    const auto share = std::uniform_real_distribution<double>(0.2, 1.0)(random);
+    goal wanted;
+    wanted.device_budget =
+        static_cast<std::size_t>(share * static_cast<double>(plans.in_core().peak));
+    wanted.reload_ahead = {4};
+    const auto best = exhaustive(step, {wanted.device_budget, 4, 0});
+    const auto found = plans.best(wanted);
+    CAPTURE(instance);
+    CAPTURE(share);
+    REQUIRE(found.expected.runs == best.runs);
+    if (!best.runs) continue;
+    ++planned;
+    const auto ratio = found.expected.step_us / best.step_us;
+    worst = std::max(worst, ratio);
+    if (ratio <= 1.01) ++within_a_percent;
+    CHECK(found.bound_us <= best.step_us * (1 + 1e-9));
+    CHECK((ratio <= 1.01 || found.expected.step_us <= best.step_us + one_group_us(step)));
+  }
+  MESSAGE(planned << " instances, " << within_a_percent << " within 1 %, the worst at " << worst);
+  CHECK(planned >= instances * 3 / 4);
+}
+
+TEST_CASE("planner: with recomputing, too, the bound is never above the best of all choices") {
+  std::mt19937_64 random(11);
+  for (int instance = 0; instance < instances / 10; ++instance) {
+    random_step about;
+    about.chunks = 1 + random() % 2;
+    about.groups = 4 + random() % 4;
+    about.recompute = true;
+    const auto step = random_profile(random, about);
+    planner plans(step);
+    goal wanted;
+    wanted.recompute = true;
+    wanted.device_budget = plans.in_core().peak * (25 + random() % 70) / 100;
+    const auto found = plans.best(wanted);
+    simulator sim(step);
+    const auto count = sim.map().groups.size();
+    std::size_t total = 1;
+    for (std::size_t i = 0; i < count; ++i) total *= 3;
+    outcome best;
+    best.step_us = HUGE_VAL;
+    for (std::size_t code = 0; code < total; ++code) {
+      std::vector<action> what;
+      for (std::size_t i = 0, left = code; i < count; ++i, left /= 3) {
+        what.push_back(static_cast<action>(left % 3));
+        const bool cannot =
+            what.back() == action::recompute && sim.map().groups[i].recompute_us <= 0;
+        if (cannot) what.back() = action::offload;
+      }
+      const auto result = sim.run(what, {wanted.device_budget, 4, 0});
+      if (result.runs) best.step_us = std::min(best.step_us, result.step_us);
+    }
+    CAPTURE(instance);
+    if (std::isinf(best.step_us)) continue;
+    CHECK(found.bound_us <= best.step_us * (1 + 1e-9));
+    CHECK(found.expected.step_us <= best.step_us * 1.01 + one_group_us(step));
+  }
+}
+
+TEST_CASE("planner: nothing leaves when everything fits") {
+  std::mt19937_64 random(3);
+  const auto step = random_profile(random, {.groups = 12, .chunks = 3, .depth = 2});
+  planner plans(step);
+  const auto found = plans.best({.device_budget = plans.in_core().peak});
+  CHECK(found.limited_by == limit::nothing);
+  CHECK(found.gap() == doctest::Approx(0));
+  for (const auto& chunk : found.what) {
+    CHECK(std::all_of(chunk.begin(), chunk.end(), [](action a) { return a == action::keep; }));
+  }
+}
+
+TEST_CASE("planner: a budget that holds no single group is refused, not guessed at") {
+  std::mt19937_64 random(3);
+  const auto step = random_profile(random, {.groups = 8, .chunks = 1, .mixed_sizes = false});
+  planner plans(step);
+  const auto found = plans.best({.device_budget = std::size_t{1} << 20});
+  CHECK_FALSE(found.expected.runs);
+  CHECK(found.limited_by == limit::memory);
+  CHECK(std::isinf(found.bound_us));
+}
+
+TEST_CASE("planner: the least memory for a slowdown meets it, and less does not") {
+  std::mt19937_64 random(5);
+  const auto step = random_profile(random, {.groups = 24, .chunks = 2, .depth = 2});
+  planner plans(step);
+  const auto found = plans.least_memory(0.05);
+  CHECK(found.expected.step_us <= plans.in_core().step_us * 1.05);
+  CHECK(found.device_budget <= plans.in_core().peak);
+  const auto less = plans.best({.device_budget = found.device_budget * 9 / 10});
+  CHECK((!less.expected.runs || less.expected.step_us > plans.in_core().step_us * 1.05));
+}
+
+TEST_CASE("planner: the same question has the same answer, whatever was asked before") {
+  std::mt19937_64 random(9);
+  const auto step = random_profile(random, {.groups = 30, .chunks = 3, .depth = 2});
+  planner first(step);
+  planner second(step);
+  const auto budget = first.in_core().peak / 2;
+  static_cast<void>(second.best({.device_budget = budget / 2}));
+  CHECK(first.best({.device_budget = budget}) == second.best({.device_budget = budget}));
+}
