@@ -97,15 +97,19 @@ class audition {
     if (!next.expected.runs) continue;
     next.device_budget = most;
     next.bound_us = whole.bound_us;
-    next.limited_by = whole.limited_by;
     if (stage.hear(next)) break;
   }
   constexpr double at_the_bound = 1.002;
-  constexpr std::size_t small_step = 40'000;  // events, for which twenty forecasts take a second
+  constexpr std::size_t small_step =
+      10'000;  // events, for which twenty forecasts take a second or two
   const bool at_bound =
       stage.found() && stage.best().expected.step_us <= at_the_bound * whole.bound_us;
   if (!at_bound && step.events.size() <= small_step) stage.hear_megatron(whole);
-  if (stage.found()) return stage.best();
+  if (stage.found()) {
+    auto best = stage.best();
+    best.limited_by = plans.limit_of(best);
+    return best;
+  }
   auto none_found = whole;
   none_found.expected.runs = false;
   return none_found;

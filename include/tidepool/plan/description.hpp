@@ -155,6 +155,7 @@ class description_check {
             "a profile holds at most 65536 layers times microbatches; plan for fewer");
   }
   void modules() const {
+    if (about_.modules.empty()) refuse("modules", "none", "name at least one that may leave");
     bool core = false;
     bool proj = false;
     for (const auto& name : about_.modules) {

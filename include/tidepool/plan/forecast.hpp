@@ -74,6 +74,8 @@ class rehearsal {
       if (each.compute_us > 0) dev_.launch(stream_.ref(), each.compute_us * 1e3, nullptr);
       call(each);
     }
+    if (!chunks_.empty()) static_cast<void>(opened(static_cast<std::uint32_t>(chunks_.size() - 1)));
+    next_chunk_ = 0;
     if (step_->rest_us > 0) dev_.launch(stream_.ref(), step_->rest_us * 1e3, nullptr);
     static_cast<void>(engine_->end_step());
   }
@@ -93,14 +95,17 @@ class rehearsal {
   using chunk_state = tidepool::detail::chunk_state<virtual_device>;
 
   // The engine counts chunks in the order in which they are opened, which is that of the profile.
-  chunk_state& opened(std::uint32_t index) {
+  chunk_state* opened(std::uint32_t index) {
     for (; next_chunk_ <= index; ++next_chunk_) {
       const auto& about = step_->chunks[next_chunk_];
       chunks_[next_chunk_] = &engine_->begin({about.microbatch, about.model_chunk});
       waiting_[next_chunk_] = about.groups.size();
+      if (about.groups.empty()) close(next_chunk_);  // nothing of it will come back
     }
-    return *chunks_[index];
+    return chunks_[index];
   }
+
+  void close(std::uint32_t index) { engine_->end_chunk(*std::exchange(chunks_[index], nullptr)); }
 
   std::span<handle<virtual_device>* const> handles_of(const event& each) {
     pointers_.clear();
@@ -118,34 +123,24 @@ class rehearsal {
       }
       case event_kind::commit: {
         const auto& group = step_->chunks[each.chunk].groups[each.index];
-        engine_->commit(opened(each.chunk), group.module, group.layer, engine_->lane_of(stream),
+        engine_->commit(*opened(each.chunk), group.module, group.layer, engine_->lane_of(stream),
                         handles_of(each), true);
         break;
       }
       case event_kind::end_forward:
-        engine_->end_forward(opened(each.chunk));
+        if (auto* chunk = opened(each.chunk)) engine_->end_forward(*chunk);
         break;
       case event_kind::restore: {
         const auto& group = step_->chunks[each.chunk].groups[each.index];
         engine_->restore(*chunks_[each.chunk], group.module, group.layer, engine_->lane_of(stream),
                          handles_of(each));
-        if (--waiting_[each.chunk] == 0) {
-          engine_->end_chunk(*std::exchange(chunks_[each.chunk], nullptr));
-        }
+        if (--waiting_[each.chunk] == 0) close(each.chunk);
         break;
       }
       case event_kind::release:
         held_[each.index].reset(stream);
         break;
     }
-    if (next_chunk_ == chunks_.size() && each.kind == event_kind::release) restart_when_over();
-  }
-
-  void restart_when_over() {
-    for (const auto* open : chunks_) {
-      if (open != nullptr) return;
-    }
-    next_chunk_ = 0;
   }
 
   const profile* step_;
@@ -177,6 +172,7 @@ class rehearsal {
   opts.host_budget = std::numeric_limits<std::size_t>::max() / 4;
   opts.host_memory = host_kind::automatic;
   opts.local_ranks = 1;
+  opts.policy = policy_kind::megatron;  // nothing is recorded here
   opts.offload_layers.clear();
   try {
     detail::rehearsal stage(step, opts);

@@ -101,6 +101,14 @@ class planner {
     return found;
   }
 
+  /// What keeps a plan from being faster.
+  [[nodiscard]] limit limit_of(const step_plan& found) const {
+    if (!found.expected.runs) return limit::memory;
+    if (found.expected.moved == 0 && found.expected.extra_us <= 0) return limit::nothing;
+    if (found.expected.step_us <= in_core_.step_us * 1.001) return limit::compute;
+    return found.gap() <= 0.02 ? limit::link : limit::memory;
+  }
+
  private:
   struct candidate {
     std::vector<action> what;
@@ -313,12 +321,6 @@ class planner {
         }
       }
     }
-  }
-
-  [[nodiscard]] limit limit_of(const step_plan& found) const {
-    if (!found.expected.runs) return limit::memory;
-    if (found.expected.step_us <= in_core_.step_us * 1.001) return limit::compute;
-    return found.gap() <= 0.02 ? limit::link : limit::memory;
   }
 
   link_rates link_;

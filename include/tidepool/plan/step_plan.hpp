@@ -58,7 +58,9 @@ struct step_plan {
   limit limited_by = limit::nothing;
 
   /// How much slower than the best there can be it is at most: 0.01 is one percent.
-  [[nodiscard]] double gap() const { return bound_us > 0 ? expected.step_us / bound_us - 1 : 0; }
+  [[nodiscard]] double gap() const {
+    return bound_us > 0 && expected.runs ? expected.step_us / bound_us - 1 : 0;
+  }
 
   friend bool operator==(const step_plan&, const step_plan&) = default;
 };

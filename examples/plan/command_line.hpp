@@ -1,0 +1,159 @@
+/// The flags of `plan`, read with CLI11.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstddef>
+#include <cstdio>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <tidepool/detail/formats.hpp>
+#include <tidepool/plan/json.hpp>
+#include <tidepool/plan/model.hpp>
+#include <vector>
+
+#include "fields.hpp"
+
+namespace planning {
+
+/// What the command line asks for.
+struct request {
+  tidepool::plan::profile step;
+  std::string title;
+  std::vector<std::string> notes;  ///< what the figures rest on
+  std::optional<std::size_t> budget;
+  std::optional<double> max_slowdown;  ///< none: 1 % where there is no budget
+  std::vector<std::string> offload;    ///< names of `step.modules`
+  bool recompute = false;
+  std::string picture;
+  std::string frontier;
+  std::string save;
+  std::string save_profile;
+};
+
+/// Text for `--help`.
+struct help_wanted {
+  std::string text;
+};
+
+namespace detail {
+
+inline std::string names_of(const auto& known) {
+  std::vector<std::string> names;
+  for (const auto& each : known) names.push_back(each.name);
+  return tidepool::detail::text::join(names, ", ");
+}
+
+inline void describe(request& result, const std::string& model, const std::string& machine,
+                     const std::vector<std::string>& changes, double tflops) {
+  namespace plan = tidepool::plan;
+  auto about = plan::model_named(model);
+  auto on = plan::machine_named(machine);
+  for (const auto& change : changes) set_field(about, change);
+  if (tflops > 0) on.gemm_tflops = tflops;
+  result.step = plan::profile_of(about, on);
+  result.title = about.name + " on " + on.name;
+  const auto number = [](std::size_t value) { return std::to_string(value); };
+  result.notes.push_back(number(about.layers / about.pipeline_parallel) + " layers on this rank, " +
+                         number(about.microbatch * about.sequence) + " tokens a microbatch, " +
+                         number(about.microbatches) + " microbatches, " + number(about.depth()) +
+                         " in flight");
+  char text[200];
+  std::snprintf(text, sizeof text,
+                "GEMMs %.0f TFLOP/s, memory %.0f GB/s; link %.1f out, %.1f in, %.1f GB/s both ways",
+                on.gemm_tflops * about.efficiency, on.memory_rate, on.link.out, on.link.in,
+                on.link.both);
+  result.notes.emplace_back(text);
+}
+
+inline void choose(request& result, const std::vector<std::string>& offload) {
+  const std::vector<std::string_view> known(result.step.modules.begin(), result.step.modules.end());
+  for (const auto& name : offload) {
+    const auto found = std::find(known.begin(), known.end(), name);
+    if (found == known.end()) {
+      tidepool::detail::text::refuse({"--offload", name}, "the step has no such module",
+                                     "take of " + tidepool::detail::text::join(known, ", "));
+    }
+    result.offload.emplace_back(*found);
+  }
+}
+
+}  // namespace detail
+
+/// Reads the arguments. Throws `help_wanted`, or `tidepool::error` naming option, value, remedy.
+inline request read_command_line(int argc, const char* const* argv) {
+  namespace text = tidepool::detail::text;
+  request result;
+  std::string model = "deepseek-v3-proxy";
+  std::string machine = "h200";
+  std::string profile;
+  std::string budget;
+  std::string slowdown = "1%";
+  std::vector<std::string> changes;
+  std::vector<std::string> offload;
+  double tflops = 0;
+  CLI::App app{"Plans which activations of a training step leave a GPU, before there is one.",
+               "plan"};
+  app.add_option("--model", model, "of " + detail::names_of(tidepool::plan::known_models()))
+      ->capture_default_str();
+  app.add_option("--machine", machine, "of " + detail::names_of(tidepool::plan::known_machines()))
+      ->capture_default_str();
+  app.add_option("--set", changes, "field=value of the model, such as layers=16; may be repeated")
+      ->take_all();
+  app.add_option("--gemm-tflops", tflops, "what GEMMs reach, instead of the machine's");
+  app.add_option("--profile", profile, "a recorded step, instead of a model and a machine");
+  app.add_option("--budget", budget,
+                 "device bytes of saved tensors, such as 4GiB; default: the least that "
+                 "--max-slowdown allows");
+  app.add_option("--max-slowdown", slowdown,
+                 "over keeping everything; default: 1% where no budget is given");
+  app.add_option("--offload", offload, "modules, as a further rule in the comparison: a,b")
+      ->delimiter(',');
+  app.add_flag("--recompute", result.recompute, "save the plan that may recompute as well");
+  app.add_option("--picture", result.picture, "file for a drawing of the forecast step (SVG)");
+  app.add_option("--frontier", result.frontier, "file for a drawing of the frontier (SVG)");
+  app.add_option("--save", result.save, "file for the plan (JSON)");
+  app.add_option("--save-profile", result.save_profile, "file for the profile (JSON)");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    throw help_wanted{app.help()};
+  } catch (const CLI::ParseError& e) {
+    throw tidepool::option_error(std::string(e.what()) + "; see --help");
+  }
+  if (app.count("--max-slowdown") > 0 || app.count("--budget") == 0) {
+    result.max_slowdown = read_share({"--max-slowdown", text::trim(slowdown)});
+  }
+  if (app.count("--budget") > 0) {
+    const auto value = text::trim(budget);
+    if (value.empty()) text::refuse({"--budget", value}, "it is empty", text::bytes_format::remedy);
+    result.budget = text::bytes_format::read({"--budget", value});
+    if (*result.budget == 0) text::refuse({"--budget", value}, "nothing fits", "give more");
+  }
+  if (app.count("--gemm-tflops") > 0 && !(tflops > 0 && tflops < 1e6)) {
+    throw tidepool::option_error("tidepool: option --gemm-tflops is '" + std::to_string(tflops) +
+                                 "': give TFLOP/s above 0");
+  }
+  if (profile.empty()) {
+    detail::describe(result, model, machine, changes, tflops);
+    detail::choose(result, offload);
+    return result;
+  }
+  for (const auto* other : {"--model", "--machine", "--set", "--gemm-tflops"}) {
+    if (app.count(other) == 0) continue;
+    throw tidepool::option_error(std::string("tidepool: option ") + other +
+                                 " stands beside --profile=" + text::printable(profile) +
+                                 ", which has its own times; leave one out");
+  }
+  result.step = tidepool::plan::load_profile(profile);
+  if (!result.step.timed()) {
+    throw tidepool::option_error("tidepool: option --profile is " + text::in_quotes(profile) +
+                                 ": the step in it was not timed; record one with plans on");
+  }
+  result.title = "profile " + profile;
+  detail::choose(result, offload);
+  return result;
+}
+
+}  // namespace planning

@@ -1,0 +1,145 @@
+/// plan: which activations of a training step should leave a GPU, before there is one.
+///
+///   plan --model deepseek-v3-proxy --machine h200 --budget 4GiB
+///   plan --model qwen3-30b-a3b --machine gb200 --max-slowdown 1% --frontier frontier.svg
+///   plan --profile step.json --budget 12GiB --save plan.json
+///
+/// Needs no GPU. Exit status: 0; 1 when the budget or the slowdown cannot be met; 2 for bad
+/// options.
+#include <algorithm>
+#include <cstddef>
+#include <cstdio>
+#include <exception>
+#include <fstream>
+#include <string>
+#include <tidepool/error.hpp>
+#include <tidepool/plan/forecast.hpp>
+#include <tidepool/plan/json.hpp>
+#include <tidepool/trace/picture.hpp>
+#include <utility>
+
+#include "command_line.hpp"
+#include "frontier_picture.hpp"
+#include "report.hpp"
+#include "study.hpp"
+
+namespace {
+
+/// Opened at once, so that a folder that does not exist is told before the work.
+class output {
+ public:
+  output(const char* option, std::string name) : option_(option), name_(std::move(name)) {
+    if (name_.empty()) return;
+    out_.open(name_);
+    check(out_.is_open());
+  }
+  template <class Write>
+  void fill(const Write& write) {
+    if (name_.empty()) return;
+    write(out_);
+    out_.close();
+    check(!out_.fail());
+    std::printf("wrote %s\n", name_.c_str());
+  }
+
+ private:
+  void check(bool good) const {
+    if (good) return;
+    throw tidepool::option_error(std::string("tidepool: option ") + option_ + " is '" + name_ +
+                                 "': it cannot be written; name a file in a folder that exists");
+  }
+  const char* option_;
+  std::string name_;
+  std::ofstream out_;
+};
+
+int run(const planning::request& asked) {
+  namespace plan = tidepool::plan;
+  output picture("--picture", asked.picture);
+  output frontier_file("--frontier", asked.frontier);
+
+  planning::study study(asked.step);
+  const auto& in_core = study.in_core();
+  std::printf("%s\n", asked.title.c_str());
+  for (const auto& note : asked.notes) std::printf("%s\n", note.c_str());
+  std::printf("everything kept: %.2f ms, %.2f GiB of saved tensors\n", in_core.step_us / 1e3,
+              planning::in_gib(in_core.peak));
+
+  constexpr double no_slowdown = 0.0005;
+  const auto zero = study.least_budget(no_slowdown);
+  const auto wanted =
+      asked.budget ? study.at(*asked.budget) : study.least_budget(*asked.max_slowdown);
+  const auto points = study.frontier(zero, wanted);
+  planning::print_frontier(study, points);
+  const auto& chosen = *std::find_if(points.begin(), points.end(),
+                                     [](const planning::point& each) { return each.chosen; });
+
+  const auto& made = chosen.made;
+  const bool runs = made.expected.runs;
+  if (runs) {
+    planning::print_plan(asked.step, made.what);
+    std::printf("%s\nReloads ahead: %zu groups",
+                std::string(planning::in_words(made.limited_by)).c_str(), made.reload_ahead);
+    if (made.reload_ahead_bytes > 0) {
+      std::printf(", at most %.2f GiB", planning::in_gib(made.reload_ahead_bytes));
+    }
+    std::printf(".\n");
+  }
+  planning::print_comparison(
+      study, study.compare(chosen, {asked.offload.begin(), asked.offload.end()}), chosen.budget);
+
+  frontier_file.fill([&](auto& out) { planning::write_frontier(out, asked.title, study, points); });
+  if (runs) {
+    picture.fill([&](auto& out) {
+      auto seen = plan::forecast(asked.step, made, true);
+      seen.picture.title = asked.title;
+      tidepool::trace::write_svg(out, seen.picture);
+    });
+  }
+  if (!asked.save_profile.empty()) {
+    plan::save(asked.step, asked.save_profile);
+    std::printf("wrote %s\n", asked.save_profile.c_str());
+  }
+  if (!asked.save.empty() && runs) {
+    plan::save(asked.recompute ? study.with_recompute(chosen.budget) : made, asked.step,
+               asked.save);
+    std::printf("wrote %s\n", asked.save.c_str());
+  }
+
+  if (!runs) {
+    std::size_t least = 0;
+    for (const auto& each : points) {
+      if (each.made.expected.runs) least = each.budget;
+    }
+    std::fprintf(stderr, "plan: --budget: no plan runs in %.2f GiB; give %.2f GiB or more\n",
+                 planning::in_gib(chosen.budget), planning::in_gib(least));
+    return 1;
+  }
+  const auto slower = study.slowdown(made.expected);
+  if (asked.max_slowdown && slower > *asked.max_slowdown + 1e-9) {
+    std::printf(
+        "\n%.2f %% slower, above the %.2f %% of --max-slowdown: give a budget of %.2f GiB\n",
+        100 * slower, 100 * *asked.max_slowdown,
+        planning::in_gib(study.least_budget(*asked.max_slowdown).budget));
+    return 1;
+  }
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  return run(planning::read_command_line(argc, argv));
+} catch (const planning::help_wanted& help) {
+  std::fputs(help.text.c_str(), stdout);
+  return 0;
+} catch (const tidepool::option_error& e) {
+  std::fprintf(stderr, "plan: %s\n", e.what());
+  return 2;
+} catch (const tidepool::plan::profile_error& e) {
+  std::fprintf(stderr, "plan: %s\n", e.what());
+  return 2;
+} catch (const std::exception& e) {
+  std::fprintf(stderr, "plan: %s\n", e.what());
+  return 1;
+}

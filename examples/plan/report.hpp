@@ -1,0 +1,111 @@
+/// Tables of `plan`.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdio>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "study.hpp"
+
+namespace planning {
+
+inline double in_gib(std::size_t bytes) { return static_cast<double>(bytes) / 0x1p30; }
+
+inline void print_frontier(const study& of, const std::vector<point>& points) {
+  std::printf("\n%10s %11s %11s %9s %11s %7s %10s  %s\n", "budget GiB", "planned ms", "engine ms",
+              "slower %", "bound ms", "gap %", "moved GiB", "limited by");
+  for (const auto& each : points) {
+    const auto& seen = each.made.expected;
+    const auto mark = std::string(each.zero_stall ? "  <- zero stall" : "") +
+                      (each.chosen ? "  <- the plan below" : "");
+    if (!seen.runs) {
+      std::printf("%10.2f %59s%s\n", in_gib(each.budget), "does not run", mark.c_str());
+      continue;
+    }
+    std::printf("%10.2f %11.2f %11.2f %9.2f %11.2f %7.2f %10.2f  %s%s\n", in_gib(each.budget),
+                each.planned.step_us / 1e3, seen.step_us / 1e3, 100 * of.slowdown(seen),
+                each.made.bound_us / 1e3, std::max(0.0, 100 * each.made.gap()), in_gib(seen.moved),
+                std::string(plan::name_of(each.made.limited_by)).c_str(), mark.c_str());
+  }
+}
+
+/// One line a layer; a letter for each module, with counts where microbatches differ.
+inline void print_plan(const plan::profile& step, const plan::actions& what) {
+  std::map<int, std::map<std::size_t, std::array<std::size_t, 3>>> count;  // layer, module, action
+  std::map<std::size_t, std::size_t> width;
+  for (std::size_t c = 0; c < what.size(); ++c) {
+    for (std::size_t g = 0; g < what[c].size(); ++g) {
+      const auto& group = step.chunks[c].groups[g];
+      const auto module = static_cast<std::size_t>(group.module);
+      ++count[group.layer][module][static_cast<std::size_t>(what[c][g])];
+      width[module] = std::max<std::size_t>(step.modules[module].size(), 9);
+    }
+  }
+  std::printf("\nK keep, O offload, R recompute; a number: of how many microbatches\n%6s", "layer");
+  for (const auto& [module, wide] : width) {
+    std::printf("  %*s", static_cast<int>(wide), step.modules[module].c_str());
+  }
+  std::printf("\n");
+  for (const auto& [layer, modules] : count) {
+    std::printf("%6d", layer);
+    for (const auto& [module, wide] : width) {
+      std::string cell;
+      const auto found = modules.find(module);
+      if (found != modules.end()) {
+        const auto& counts = found->second;
+        const auto sum = counts[0] + counts[1] + counts[2];
+        for (std::size_t i = 0; i < 3; ++i) {
+          if (counts[i] == 0) continue;
+          if (!cell.empty()) cell += ' ';
+          cell += "KOR"[i];
+          if (counts[i] != sum) cell += std::to_string(counts[i]);
+        }
+      }
+      std::printf("  %*s", static_cast<int>(wide), cell.c_str());
+    }
+    std::printf("\n");
+  }
+}
+
+inline std::string_view in_words(plan::limit what) {
+  switch (what) {
+    case plan::limit::nothing:
+      return "Nothing limits it: everything fits, and nothing leaves.";
+    case plan::limit::compute:
+      return "Computing limits it: the copies hide behind it.";
+    case plan::limit::link:
+      return "The link limits it: at these rates no plan is faster by more than the gap.";
+    case plan::limit::memory:
+      return "Memory limits it: the step waits although the link stands still at times.";
+  }
+  return "";
+}
+
+inline void print_comparison(const study& of, const std::vector<contestant>& all,
+                             std::size_t budget) {
+  std::printf("\nAt %.2f GiB:\n%-45s %9s %8s %8s %9s %9s  fits\n", in_gib(budget), "rule", "ms",
+              "slower %", "peak GiB", "takes GiB", "moved GiB");
+  for (const auto& each : all) {
+    if (!each.seen.runs) {
+      std::printf("%-45s %47s  no\n", each.name.c_str(), "does not run");
+      continue;
+    }
+    std::printf(
+        "%-45s %9.2f %8.2f %8.2f %9.2f %9.2f  %s\n", each.name.c_str(), each.seen.step_us / 1e3,
+        100 * of.slowdown(each.seen), in_gib(each.seen.peak),
+        in_gib(each.takes > 0 ? each.takes : each.seen.peak), in_gib(each.seen.moved),
+        (std::string(each.fits ? "yes" : "no") + (each.by == "simulator" ? " (simulator)" : ""))
+            .c_str());
+  }
+  std::printf(
+      "peak: in the order of calls. takes: with what still waits for a copy; of what does not"
+      " fit, in a pool\nwithout a limit.%s\n",
+      of.can_recompute() ? " (simulator): the planner's own; the engine recomputes nothing." : "");
+}
+
+}  // namespace planning

@@ -1,0 +1,243 @@
+/// What each budget, and each rule, makes of a step.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdio>
+#include <string>
+#include <string_view>
+#include <tidepool/detail/text.hpp>
+#include <tidepool/options.hpp>
+#include <tidepool/plan/automatic.hpp>
+#include <tidepool/plan/forecast.hpp>
+#include <tidepool/plan/planner.hpp>
+#include <tidepool/plan/policy.hpp>
+#include <utility>
+#include <vector>
+
+namespace planning {
+
+namespace plan = tidepool::plan;
+
+/// A plan for one budget, as the planner and as the engine see it.
+struct point {
+  std::size_t budget = 0;
+  plan::outcome planned;
+  plan::step_plan made;  ///< `expected`: by the engine
+  bool zero_stall = false;
+  bool chosen = false;
+};
+
+/// One rule at a budget.
+struct contestant {
+  std::string name;
+  plan::outcome seen;
+  bool fits = false;
+  std::size_t takes = 0;  ///< device bytes that it has for itself; 0: its peak
+  std::string_view by = "engine";
+};
+
+using module_names = std::vector<std::string_view>;
+
+class study {
+ public:
+  explicit study(const plan::profile& step) : step_(&step), planner_(step) {}
+
+  [[nodiscard]] const plan::outcome& in_core() const { return planner_.in_core(); }
+  [[nodiscard]] double slowdown(const plan::outcome& seen) const {
+    const auto more = seen.step_us / in_core().step_us - 1;
+    return more < 0 && more > -1e-6 ? 0 : more;
+  }
+
+  [[nodiscard]] point at(std::size_t budget) {
+    point result;
+    result.budget = budget;
+    result.planned = planner_.best({.device_budget = budget}).expected;
+    auto opts = arena(budget);
+    result.made = plan::automatic(*step_, opts);
+    return result;
+  }
+
+  /// The least budget at which a step takes at most `1 + slowdown` times as long by the engine.
+  [[nodiscard]] point least_budget(double slowdown_allowed) {
+    auto budget = planner_.least_memory(slowdown_allowed).device_budget;
+    for (;;) {
+      auto found = at(budget);
+      if (budget >= in_core().peak) return found;
+      if (found.made.expected.runs && slowdown(found.made.expected) <= slowdown_allowed + 1e-9) {
+        return found;
+      }
+      budget = std::min(in_core().peak, budget + std::max<std::size_t>(budget / 50, 1));
+    }
+  }
+
+  /// The least budget that some plan runs in, to 1 % of what keeping all takes.
+  [[nodiscard]] std::size_t least_that_runs() {
+    std::size_t least = 0;
+    auto most = in_core().peak;
+    while (most - least > in_core().peak / 100 + 1) {
+      const auto middle = least + (most - least) / 2;
+      (at(middle).made.expected.runs ? most : least) = middle;
+    }
+    return most;
+  }
+
+  /// From everything kept down to the least that runs, with the points that were asked for. A plan
+  /// for less memory is one for more as well, so that no point is slower than those below it.
+  [[nodiscard]] std::vector<point> frontier(const point& zero_stall, const point& chosen) {
+    constexpr std::size_t count = 8;
+    std::vector<point> all{zero_stall};
+    if (chosen.budget != zero_stall.budget) all.push_back(chosen);
+    all.front().zero_stall = true;
+    for (auto& each : all) each.chosen = each.budget == chosen.budget;
+    const auto least = least_that_runs();
+    const auto most = in_core().peak;
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto budget = most - (most - least) / (count - 1) * i;
+      const bool there = std::any_of(all.begin(), all.end(), [&](const point& each) {
+        return each.budget < budget + most / 100 && budget < each.budget + most / 100;
+      });
+      if (!there) all.push_back(at(i + 1 < count ? budget : least));
+    }
+    std::sort(all.begin(), all.end(),
+              [](const point& a, const point& b) { return a.budget > b.budget; });
+    for (auto i = all.size() - 1; i-- > 0;) {
+      const auto& below = all[i + 1].made;
+      auto& made = all[i].made;
+      if (!below.expected.runs ||
+          (made.expected.runs && made.expected.step_us <= below.expected.step_us * (1 + 1e-6))) {
+        continue;
+      }
+      const auto bound = made.bound_us;
+      made = below;
+      made.bound_us = bound;
+    }
+    return all;
+  }
+
+  /// The rules of others and ours at one budget.
+  [[nodiscard]] std::vector<contestant> compare(const point& chosen, const module_names& own) {
+    const auto budget = chosen.budget;
+    std::vector<contestant> all{{"keep all", in_core(), in_core().peak <= budget}};
+    all.push_back(megatron(budget));
+    const module_names mlp{"expert_fc1", "moe_act"};
+    const module_names attention{"core_attn", "attn_proj"};
+    all.push_back(by_rule("offload the whole MLP", residency_of(mlp, 1), budget));
+    for (const auto name : mlp) {
+      all.push_back(by_rule("offload " + std::string(name), residency_of({name}, 1), budget));
+    }
+    all.push_back(by_rule("offload core_attn, attn_proj", residency_of(attention, 1), budget));
+    if (!own.empty()) {
+      all.push_back(by_rule("offload " + tidepool::detail::text::join(own, ", "),
+                            residency_of(own, 1), budget));
+    }
+    const bool any = can_recompute();
+    if (any) {
+      all.push_back(recomputing("recompute moe_act", {"moe_act"}, budget));
+      all.push_back(recomputing("recompute the MLP", mlp, budget));
+      all.push_back(recomputing("recompute all that can be", {}, budget));
+    }
+    all.push_back(
+        {"auto", chosen.made.expected, chosen.made.expected.runs, chosen.made.device_budget});
+    if (any) {
+      const auto best = planner_.best({.device_budget = budget, .recompute = true});
+      all.push_back(
+          {"auto, may recompute", best.expected, best.expected.runs, budget, "simulator"});
+    }
+    return all;
+  }
+
+  [[nodiscard]] bool can_recompute() const {
+    return std::any_of(step_->chunks.begin(), step_->chunks.end(), [](const auto& each) {
+      return std::any_of(each.groups.begin(), each.groups.end(),
+                         [](const auto& group) { return group.recompute_us > 0; });
+    });
+  }
+
+  [[nodiscard]] plan::step_plan with_recompute(std::size_t budget) {
+    return planner_.best({.device_budget = budget, .recompute = true});
+  }
+
+ private:
+  [[nodiscard]] static tidepool::options arena(std::size_t budget) {
+    tidepool::options opts;
+    opts.memory = tidepool::memory_kind::arena;
+    opts.device_budget = budget;
+    return opts;
+  }
+
+  [[nodiscard]] bool among(const plan::group_profile& group, const module_names& names) const {
+    const std::string_view name = step_->modules[static_cast<std::size_t>(group.module)];
+    return names.empty() || std::find(names.begin(), names.end(), name) != names.end();
+  }
+
+  // Megatron's rules where only groups of `names` are eligible; empty: all.
+  [[nodiscard]] plan::residency residency_of(const module_names& names, double fraction) const {
+    plan::profile eligible;
+    eligible.chunks = step_->chunks;
+    eligible.passes = step_->passes;
+    for (auto& chunk : eligible.chunks) {
+      for (auto& group : chunk.groups) {
+        if (!among(group, names)) group.bytes = 0;
+      }
+    }
+    tidepool::options opts;
+    opts.fraction = fraction;
+    auto stays = plan::megatron_policy(eligible, opts);
+    for (std::size_t c = 0; c < stays.size(); ++c) {
+      for (std::size_t g = 0; g < stays[c].size(); ++g) {
+        if (eligible.chunks[c].groups[g].bytes == 0) stays[c][g] = true;
+      }
+    }
+    return stays;
+  }
+
+  // In an arena of the budget; where that refuses, in a pool without a limit.
+  [[nodiscard]] contestant by_rule(std::string name, const plan::residency& stays,
+                                   std::size_t budget) const {
+    auto seen = plan::forecast(*step_, arena(budget), stays);
+    const bool fits = seen.expected.runs;
+    if (!fits) seen = plan::forecast(*step_, tidepool::options{}, stays);
+    return {std::move(name), seen.expected, fits, seen.reserved};
+  }
+
+  [[nodiscard]] contestant megatron(std::size_t budget) const {
+    contestant best;
+    const auto try_all = [&](const module_names& names, const char* called) {
+      for (int i = 1; i <= 20; ++i) {
+        const double fraction = i / 20.0;
+        char text[96];
+        std::snprintf(text, sizeof text, "Megatron's rule: %s, fraction %.2f", called, fraction);
+        auto next = by_rule(text, residency_of(names, fraction), budget);
+        const bool better = next.fits != best.fits ? next.fits
+                            : next.fits            ? next.seen.step_us < best.seen.step_us
+                                                   : next.seen.peak < best.seen.peak;
+        if (best.name.empty() || better) best = std::move(next);
+      }
+    };
+    try_all({}, "all modules");
+    try_all({"expert_fc1", "moe_act"}, "MLP");
+    return best;
+  }
+
+  [[nodiscard]] contestant recomputing(std::string name, const module_names& names,
+                                       std::size_t budget) {
+    plan::actions what;
+    for (const auto& chunk : step_->chunks) {
+      auto& row = what.emplace_back();
+      for (const auto& group : chunk.groups) {
+        const bool again = group.recompute_us > 0 && among(group, names);
+        row.push_back(again ? plan::action::recompute : plan::action::keep);
+      }
+    }
+    auto seen = planner_.judge(what, {.device_budget = budget});
+    const bool fits = seen.runs;
+    if (!fits) seen = planner_.judge(what, {});
+    return {std::move(name), seen, fits, fits ? budget : 0, "simulator"};
+  }
+
+  const plan::profile* step_;
+  plan::planner planner_;
+};
+
+}  // namespace planning

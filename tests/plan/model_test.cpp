@@ -1,0 +1,102 @@
+#include "tidepool/plan/model.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstddef>
+#include <string>
+
+#include "tidepool/error.hpp"
+#include "tidepool/plan/check.hpp"
+#include "tidepool/plan/forecast.hpp"
+#include "tidepool/plan/machines.hpp"
+#include "tidepool/plan/planner.hpp"
+
+namespace {
+
+using tidepool::option_error;
+using tidepool::plan::known_machines;
+using tidepool::plan::known_models;
+using tidepool::plan::machine_named;
+using tidepool::plan::model_description;
+using tidepool::plan::model_named;
+using tidepool::plan::planner;
+using tidepool::plan::profile_of;
+
+}  // namespace
+
+TEST_CASE("model: every preset on every machine is a sound profile that runs when all is kept") {
+  for (const auto& model : known_models()) {
+    for (const auto& machine : known_machines()) {
+      CAPTURE(model.name);
+      CAPTURE(machine.name);
+      const auto step = profile_of(model, machine);
+      CHECK_NOTHROW(tidepool::plan::check(step));
+      planner plans(step);
+      CHECK(plans.in_core().runs);
+      CHECK(plans.in_core().step_us == doctest::Approx(compute_us(step)));
+      CHECK(plans.in_core().peak > 0);
+    }
+  }
+}
+
+TEST_CASE("model: a step of the proxy does the flops of its GEMMs at the machine's rate") {
+  auto model = model_named("deepseek-v3-proxy");
+  const auto& machine = machine_named("h200");
+  const auto one = compute_us(profile_of(model, machine));
+  model.microbatches *= 2;
+  CHECK(compute_us(profile_of(model, machine)) == doctest::Approx(2 * one).epsilon(1e-6));
+  model.layers *= 2;
+  CHECK(compute_us(profile_of(model, machine)) == doctest::Approx(4 * one).epsilon(1e-6));
+}
+
+TEST_CASE("model: routed tokens and gate and up are what fc1 and its activation save") {
+  const auto model = model_named("deepseek-v3-proxy");
+  const auto step = profile_of(model, machine_named("h200"));
+  std::size_t fc1 = 0;
+  std::size_t act = 0;
+  for (const auto& group : step.chunks.front().groups) {
+    const auto& name = step.modules[static_cast<std::size_t>(group.module)];
+    if (group.layer != 0) continue;
+    if (name == "expert_fc1") fc1 = group.bytes;
+    if (name == "moe_act") act = group.bytes;
+  }
+  const auto tokens = model.sequence * model.microbatch;
+  CHECK(fc1 == tokens * model.top_k * model.hidden * 2);
+  CHECK(act == tokens * model.top_k * 2 * model.ffn * 2);
+}
+
+TEST_CASE("model: what cannot be is refused by field, value and remedy") {
+  const auto refuse = [](auto change, const char* field) {
+    auto model = model_named("deepseek-v3-proxy");
+    change(model);
+    CHECK_THROWS_WITH_AS(static_cast<void>(profile_of(model, machine_named("h200"))),
+                         doctest::Contains(field), option_error);
+  };
+  refuse([](model_description& m) { m.layers = 0; }, "layers=0");
+  refuse([](model_description& m) { m.top_k = m.experts + 1; }, "top_k=");
+  refuse([](model_description& m) { m.pipeline_rank = m.pipeline_parallel; }, "pipeline_rank=");
+  refuse([](model_description& m) { m.efficiency = 0; }, "efficiency=");
+  refuse([](model_description& m) { m.modules = {"core_atn"}; }, "core_atn");
+  refuse([](model_description& m) { m.modules.clear(); }, "modules");
+}
+
+TEST_CASE("model: an unknown name gets the list and the nearest match") {
+  CHECK_THROWS_WITH_AS(static_cast<void>(machine_named("h20")), doctest::Contains("h200"),
+                       option_error);
+  CHECK_THROWS_WITH_AS(static_cast<void>(model_named("grok2")), doctest::Contains("grok-2"),
+                       option_error);
+}
+
+TEST_CASE("model: less memory never makes the planned proxy faster than the bound") {
+  const auto step = profile_of(model_named("deepseek-v3-proxy"), machine_named("h200"));
+  planner plans(step);
+  for (const std::size_t percent : {90, 70, 50, 35}) {
+    CAPTURE(percent);
+    const auto made = plans.best({.device_budget = plans.in_core().peak / 100 * percent});
+    REQUIRE(made.expected.runs);
+    CHECK(made.expected.step_us >= made.bound_us * (1 - 1e-9));
+    const auto seen = tidepool::plan::forecast(step, made);
+    if (seen.expected.runs) CHECK(seen.expected.step_us >= made.bound_us * (1 - 1e-6));
+  }
+}
