@@ -37,6 +37,8 @@ for cap in none 0 1 2 8; do
 done
 for depth in 1 2 3 4; do
   check --offload-modules all --in-flight "$depth" --memory arena --device-budget 24MiB
+  check --offload-modules all --in-flight "$depth" --memory arena --device-budget 24MiB \
+    --policy automatic
   check --offload-modules all --in-flight "$depth" --memory slots
 done
 check --offload-modules all --no-margin --reload-ahead 0

@@ -57,6 +57,7 @@ class engine {
       windows_[m].set({own != opts.module_max_inflight.end() ? own->second : opts.max_inflight,
                        opts.max_inflight_bytes});
     }
+    if (opts.policy == policy_kind::automatic) recorder_ = std::make_unique<recorder<Device>>(dev);
     for (const auto layer : opts.offload_layers) {
       layers_.resize(std::max(layers_.size(), static_cast<std::size_t>(layer) + 1));
       layers_[static_cast<std::size_t>(layer)] = true;
@@ -200,9 +201,10 @@ class engine {
   // The chunk's backward pass is over, or will never run.
   void end_chunk(chunk_state& chunk) noexcept;
 
-  // What the end of a step was the end of. With `policy_kind::automatic` the step after the first
-  // is timed, and the caller settles what the engine recorded.
-  enum class stage : std::uint8_t { step, warm_up, timed };
+  // What the end of a step was the end of. With `policy_kind::automatic` the first two steps are
+  // recorded, and the caller settles what stays: for the second so that it is timed in much the
+  // state that the steps after it will be in, since a GPU that stands still at times is faster.
+  enum class stage : std::uint8_t { step, warm_up, recorded, timed };
   stage end_step();
 
   // What the warm-up recorded.
@@ -211,6 +213,8 @@ class engine {
 
   // Follows this from now on. `step` is the profile that it was made for.
   void adopt(plan::profile step, plan::residency stays);
+  // Follows it for one step, which is recorded.
+  void try_out(plan::profile step, plan::residency stays);
   // Groups that should stay leave all the same once so many bytes have: shapes may have grown since
   // the plan was made.
   void keep_at_most(std::size_t bytes) { kept_limit_ = bytes; }
@@ -282,7 +286,9 @@ class engine {
   [[nodiscard]] storage& saved_as(const handle& given);
   [[nodiscard]] static std::size_t bytes_saved(chunk_state& chunk, const group& which);
   void undo(chunk_state& chunk) noexcept;
-  void record_commit(chunk_state& chunk, const group& which, std::size_t from, lane_id lane);
+  void record_commit(chunk_state& chunk, bool stays, std::size_t from, lane_id lane,
+                     std::span<handle* const> handles);
+  [[nodiscard]] std::size_t bytes_that_could_leave(std::span<handle* const> handles) const;
   [[nodiscard]] ticket offload(chunk_state& chunk, group& which, lane_id lane,
                                std::span<handle* const> handles);
   void cap(module_id module, lane_id lane);
@@ -342,6 +348,7 @@ class engine {
   lane_id last_lane_{};                          // of the latest call on a compute stream
   std::vector<plan::chunk_profile> first_step_;  // of an automatic warm-up
   bool shapes_vary_ = false;
+  int trained_steps_ = 0;  // of an automatic warm-up
   plan::residency residency_;
   std::size_t kept_limit_ = std::numeric_limits<std::size_t>::max();
   std::size_t kept_ = 0;                    // bytes that stay by plan and are not restored yet

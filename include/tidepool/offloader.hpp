@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdio>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -115,14 +116,15 @@ class offloader {
   ///
   /// Throws `misuse_error` when a chunk is still open.
   ///
-  /// With `policy_kind::automatic` the step after the first is timed, with everything leaving; at
-  /// its end the host blocks until the device is idle, measures the link and makes the plan, which
-  /// is reported and followed from then on.
+  /// With `policy_kind::automatic` everything leaves in the first step, a first plan is tried in
+  /// the second, which is timed, and the plan made of that is reported and followed from then on.
+  /// At the end of both the host blocks until the device is idle and while it plans.
   void end_step() {
     using stage = typename detail::engine<Device>::stage;
     const auto over = engine_->end_step();
-    if (over == stage::timed) settle_plan();
+    if (over == stage::recorded) return try_plan();
     if (over == stage::step) return;
+    if (over == stage::timed) settle_plan();
     for (const auto& message : trace::silent_messages(counters())) report_(message);
   }
 
@@ -230,9 +232,24 @@ class offloader {
     }
   }
 
+  void try_plan() {
+    link_ = plan::measure_link(engine_->device());
+    auto recorded = engine_->profile();
+    recorded.link = link_;
+    auto made = plan::automatic(recorded, settings(), true);
+    if (!made.expected.runs) {
+      for (auto& row : made.what) std::fill(row.begin(), row.end(), plan::action::offload);
+    }
+    engine_->keep_at_most(plan::kept_at_once(recorded, made));
+    engine_->reload_at_most(made.reload_ahead, made.reload_ahead_bytes > 0
+                                                   ? std::optional(made.reload_ahead_bytes)
+                                                   : std::nullopt);
+    engine_->try_out(std::move(recorded), plan::kept_by(made.what));
+  }
+
   void settle_plan() {
     auto recorded = engine_->profile();
-    recorded.link = plan::measure_link(engine_->device());
+    recorded.link = link_;
     auto made = plan::automatic(recorded, settings(), engine_->shapes_vary());
     if (!made.expected.runs) {  // what the warm-up did at least runs
       for (auto& row : made.what) std::fill(row.begin(), row.end(), plan::action::offload);
@@ -241,14 +258,15 @@ class offloader {
       report_(plan::in_words(made));
     }
     follow(made, recorded);
-    if (engine_->shapes_vary() && settings().device_budget) {
-      engine_->keep_at_most(plan::kept_at_once(recorded, made));
-    }
+    engine_->keep_at_most(engine_->shapes_vary() && settings().device_budget
+                              ? plan::kept_at_once(recorded, made)
+                              : std::numeric_limits<std::size_t>::max());
   }
 
   detail::engine<Device>* engine_ = nullptr;
   std::uint64_t enabled_ = 0;
   std::optional<plan::step_plan> plan_;
+  plan::link_rates link_;
   std::function<void(std::string_view)> report_ = [](std::string_view line) {
     std::fprintf(stderr, "%.*s\n", static_cast<int>(line.size()), line.data());
   };

@@ -28,7 +28,7 @@ struct slot_ring {
 /// Who decides which groups leave.
 enum class policy_kind : std::uint8_t {
   megatron,  ///< margin, fraction and delta, as Megatron has them
-  automatic  ///< a plan: the second step is timed, then `plan::planner` chooses for the budget
+  automatic  ///< a plan for the device budget, made of the second step; see `offloader::end_step`
 };
 
 /// What the host copies lie in. A device that does not have a kind says why, when the offloader is
@@ -89,6 +89,9 @@ struct options {
   /// Who decides which groups leave. `automatic` leaves `fraction`, `delta_bytes_per_rank` and
   /// `margin` aside and chooses `reload_ahead`, too.
   policy_kind policy = policy_kind::megatron;
+  /// The step that an automatic plan is made of, 2 or later. A GPU that has just begun is cooler
+  /// and faster than it will be; a later step foretells better.
+  int timed_step = 2;
 
   /// Groups whose reload may be under way ahead of their use.
   std::size_t reload_ahead = 2;

@@ -68,6 +68,7 @@ options random_options(dice& roll) {
   value.host_memory = static_cast<tidepool::host_kind>(roll.below(6));
   value.host_bind = roll.below(2) == 0;
   value.policy = static_cast<tidepool::policy_kind>(roll.below(2));
+  value.timed_step = 2 + static_cast<int>(roll.below(9));
   value.device_budget = roll.perhaps();
   for (std::size_t n = roll.below(4); n > 0; --n) {
     value.slots.push_back({roll.size(), roll.below(9)});
@@ -131,10 +132,10 @@ TEST_CASE("each default and each random value comes back on its own, over any ba
 TEST_CASE("every member of options is under test here") {
   // A new member breaks this line: give it a knob, and a random value above.
   const auto& [m1, m2, m3, m4, m5, m6, m7, m8, m9, m10, m11, m12, m13, m14, m15, m16, m17, m18, m19,
-               m20, m21, m22, m23, m24, m25] = options{};
+               m20, m21, m22, m23, m24, m25, m26] = options{};
   CHECK(m1.empty());
   // With the gate, which has no member; the two caps by count share one knob.
-  CHECK(detail::text::knobs.size() == 25);
+  CHECK(detail::text::knobs.size() == 26);
 }
 
 TEST_CASE("extremes come back") {

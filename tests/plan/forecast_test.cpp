@@ -208,6 +208,32 @@ TEST_CASE("forecast: an evaluation and a change of nothing leave the plan alone"
   CHECK(*run.off().current_plan() == made);
 }
 
+TEST_CASE("forecast: the step that is timed may be a later one, and all before it leave") {
+  auto opts = arena(2, 0.6, policy_kind::automatic);
+  opts.timed_step = 5;
+  stack run(2, opts);
+  for (int i = 0; i < 4; ++i) {
+    run.step();
+    CHECK_FALSE(run.off().current_plan());
+  }
+  run.step();
+  REQUIRE(run.off().current_plan());
+  run.step();
+  CHECK(run.step() == doctest::Approx(run.off().current_plan()->expected.step_us).epsilon(1e-5));
+}
+
+TEST_CASE("forecast: chunks that save nothing are part of the step, too") {
+  std::mt19937_64 random(4);
+  auto step = tidepool::test::random_profile(random, {.groups = 8, .chunks = 2, .depth = 2});
+  step.chunks.emplace_back();
+  step.chunks.back().microbatch = 2;
+  planner plans(step);
+  const auto made = plans.best({.device_budget = plans.in_core().peak * 2 / 3});
+  const auto seen = forecast(step, made);
+  CHECK(seen.expected.runs);
+  CHECK(seen.expected.step_us >= made.bound_us * (1 - 1e-6));
+}
+
 TEST_CASE("forecast: a recorded profile has all of the step's computing and none of its stalls") {
   stack run(1, arena(1, 0.4, policy_kind::automatic));
   run.step();

@@ -260,19 +260,29 @@ auto engine<Device>::end_step() -> stage {
     adopt(std::move(profile_), std::move(stays));
     return stage::warm_up;
   }
-  if (recorder_ == nullptr) {  // memory is in place and kernels are loaded: the next step is timed
-    recorder_ = std::make_unique<recorder<Device>>(*dev_);
+  if (++trained_steps_ + 1 < opts_.timed_step) {
     recorder_->start(store_.order().stream(last_lane_));
-    first_step_ = std::move(profile_.chunks);
     profile_.clear();
     return stage::step;
   }
   recorder_->finish(profile_);
-  recorder_.reset();
   profile_.modules = names_;
+  if (first_step_.empty()) {
+    first_step_ = profile_.chunks;
+    return stage::recorded;
+  }
+  recorder_.reset();
   shapes_vary_ = first_step_ != profile_.chunks;
   first_step_ = {};
   return stage::timed;
+}
+
+template <device Device>
+void engine<Device>::try_out(plan::profile step, plan::residency stays) {
+  adopt(std::move(step), std::move(stays));
+  warming_up_ = true;
+  profile_.clear();
+  recorder_->start(store_.order().stream(last_lane_));
 }
 
 template <device Device>
@@ -287,8 +297,8 @@ void engine<Device>::adopt(plan::profile step, plan::residency stays) {
   }
   warming_up_ = false;
   everything_leaves_ =
-      layers_.empty() && std::all_of(residency_.begin(), residency_.end(), [](const auto& chunk) {
-        return std::find(chunk.begin(), chunk.end(), true) == chunk.end();
+      layers_.empty() && std::all_of(residency_.begin(), residency_.end(), [](const auto& row) {
+        return std::find(row.begin(), row.end(), true) == row.end();
       });
 }
 

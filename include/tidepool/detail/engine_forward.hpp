@@ -45,10 +45,11 @@ void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, lan
     kept_ += which.kept;
   }
   if (warming_up()) {
-    profile_.chunks[chunk.ordinal()].groups.push_back({module, layer, bytes_saved(chunk, which)});
+    profile_.chunks[chunk.ordinal()].groups.push_back(
+        {module, layer, stay ? bytes_that_could_leave(handles) : bytes_saved(chunk, which)});
   }
   if (recorder_ != nullptr) {
-    record_commit(chunk, which, from, lane);
+    record_commit(chunk, stay, from, lane, handles);
   }
   if (give_up) {
     const auto* item = chunk.saved_of(which);
@@ -67,17 +68,29 @@ void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, lan
 }
 
 template <device Device>
-[[gnu::cold]] void engine<Device>::record_commit(chunk_state& chunk, const group& which,
-                                                 std::size_t from, lane_id lane) {
-  const auto index = chunk.group_count() - 1;
-  const auto* items = chunk.saved_of(which);
-  for (std::uint32_t i = 0; i < which.count; ++i) {
-    if (items[i].store != nullptr) {
-      recorder_->saved(items[i].store->recorded, chunk.ordinal(), index);
+[[gnu::cold]] void engine<Device>::record_commit(chunk_state& chunk, bool stays, std::size_t from,
+                                                 lane_id lane, std::span<handle* const> handles) {
+  const auto index = static_cast<std::uint32_t>(chunk.group_count() - 1);
+  const auto* items = chunk.saved_of(chunk.at(index));
+  trace::module_counters unused;
+  for (std::size_t i = 0; i < handles.size(); ++i) {
+    if (stays ? leaves(*handles[i], unused) : items[i].store != nullptr) {
+      const auto& store = stays ? *handles[i]->store_ : *items[i].store;
+      recorder_->saved(store.recorded, chunk.ordinal(), index);
     }
   }
   recorder_->called(from, plan::event_kind::commit, index, chunk.ordinal(),
                     store_.order().stream(lane));
+}
+
+// What a group that stays by plan would take with it.
+template <device Device>
+[[gnu::cold]] std::size_t engine<Device>::bytes_that_could_leave(
+    std::span<handle* const> handles) const {
+  trace::module_counters unused;
+  std::size_t bytes = 0;
+  for (const auto* each : handles) bytes += leaves(*each, unused) ? each->store_->bytes : 0;
+  return bytes;
 }
 
 // Decides which arguments leave and finds them room on the host; copies nothing.

@@ -33,6 +33,7 @@ class recorder {
 
   // A call begins on `stream`; give what this returns to the function that says which it was.
   [[nodiscard]] std::size_t arrive(stream_ref stream) {
+    if (used_ == 0) start(stream);  // nothing is known of what came before the very first call
     last_ = stream;
     return mark(stream);
   }

@@ -45,6 +45,10 @@ inline void check_limits(const options& value, const module_list& list, std::uin
     reject(option_label("policy"), text::policy_format::write(value.policy),
            "there is no such policy", "give " + std::string(text::policy_words::all));
   }
+  if (value.timed_step < 2) {
+    reject(option_label("timed_step"), std::to_string(value.timed_step),
+           "the first step cannot be timed, since memory is not in place yet", "give 2 or more");
+  }
   if (value.policy == policy_kind::automatic && value.fraction < 1.0) {
     reject(option_label("fraction", "offload_fraction"),
            text::fraction_format::write(value.fraction),
