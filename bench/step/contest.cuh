@@ -111,8 +111,15 @@ class contest {
     each.own->off().on_report([name = result.plan.name](std::string_view line) {
       std::printf("%s: %.*s\n", name.c_str(), static_cast<int>(line.size()), line.data());
     });
-    for (int i = 0; i < 2; ++i) run_step(*model_, *each.own, run_, stream_);
+    // A plan is made after the second step, and the third is the first that follows it.
+    const bool planned = result.plan.options.policy == tidepool::policy_kind::automatic;
+    for (int i = 0; i < (planned ? result.plan.options.timed_step + 2 : 2); ++i)
+      run_step(*model_, *each.own, run_, stream_);
     dev_->synchronize();
+    if (const auto& made = each.own->off().current_plan()) {
+      result.forecast_ms = made->expected.step_us / 1e3 / run_.microbatches;
+      result.forecast_gap = made->gap();
+    }
     weigh(each);
     each.allocations = result.counters.device_allocations + result.counters.host_allocations;
     double bytes = 0;

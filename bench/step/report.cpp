@@ -133,6 +133,9 @@ json to_json(const results& all, const case_result& each) {
                         {"reload_gbs_while_busy", each.link.in},
                         {"stall_ms", each.link.stall},
                         {"stall_ms_by_join", each.link.joins}};
+  if (each.forecast_ms > 0) {
+    out["forecast"] = {{"ms", each.forecast_ms}, {"certified_gap", each.forecast_gap}};
+  }
   if (!each.graph.graph.empty()) {
     out["as_graph"] = {{"ms", each.graph.graph},
                        {"by_calls_ms", each.graph.eager},
@@ -221,6 +224,24 @@ void print_stalls(const results& all) {
   }
 }
 
+/// What plans foretold when they were made, against the steps that followed.
+void print_forecasts(const results& all) {
+  std::vector<std::vector<std::string>> rows{{"plan", "foretold ms", "measured ms", "miss %",
+                                              "certified gap %", "reserved GiB", "budget GiB"}};
+  for (const auto& each : all.cases) {
+    if (each.forecast_ms <= 0 || each.steps.empty()) continue;
+    const auto measured = median_of(each, [](const step_times& s) { return s.whole; });
+    rows.push_back(
+        {each.plan.name, number(each.forecast_ms, 2), number(measured, 2),
+         percent(100 * (measured / each.forecast_ms - 1)), number(100 * each.forecast_gap, 2),
+         number(static_cast<double>(each.counters.device_reserved) / gibibyte, 3),
+         number(static_cast<double>(each.plan.options.device_budget.value_or(0)) / gibibyte, 3)});
+  }
+  if (rows.size() == 1) return;
+  std::printf("\nForecasts, ms of a microbatch of the whole step\n");
+  print_table(rows);
+}
+
 void print_graphs(const results& all) {
   std::vector<std::vector<std::string>> rows{{"whole step", "graph ms", "by calls ms",
                                               "graph/calls", "launch us", "% of the step",
@@ -266,6 +287,7 @@ void print(const results& all) {
               all.baseline_bytes / gibibyte);
   print_table(memory);
   print_stalls(all);
+  print_forecasts(all);
   print_graphs(all);
   for (const auto& each : all.cases) {
     if (each.failure.empty()) continue;

@@ -60,9 +60,11 @@ struct case_result {
   link_use link;
   graph_times graph;
   std::vector<tidepool::trace::level> held;  ///< over one microbatch of the traced step
-  double driver_bytes = 0;                   ///< above the baseline, by cudaMemGetInfo
-  double moved_bytes = 0;                    ///< each way, of one microbatch
-  std::size_t late_allocations = 0;          ///< device and host, after the warm-up
+  double forecast_ms = 0;            ///< of a microbatch of the whole step, by the plan; 0 without
+  double forecast_gap = 0;           ///< of the plan, as a share: at most so far above the best
+  double driver_bytes = 0;           ///< above the baseline, by cudaMemGetInfo
+  double moved_bytes = 0;            ///< each way, of one microbatch
+  std::size_t late_allocations = 0;  ///< device and host, after the warm-up
   tidepool::trace::counters counters;
 };
 
