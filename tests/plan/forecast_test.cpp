@@ -208,14 +208,19 @@ TEST_CASE("forecast: an evaluation and a change of nothing leave the plan alone"
   CHECK(*run.off().current_plan() == made);
 }
 
-TEST_CASE("forecast: the step that is timed may be a later one, and all before it leave") {
+TEST_CASE(
+    "forecast: the step that is timed may be a later one, and a first plan serves until then") {
   auto opts = arena(2, 0.6, policy_kind::automatic);
   opts.timed_step = 5;
   stack run(2, opts);
+  double first = 0;
+  double fourth = 0;
   for (int i = 0; i < 4; ++i) {
-    run.step();
+    fourth = run.step();
+    if (i == 0) first = fourth;
     CHECK_FALSE(run.off().current_plan());
   }
+  CHECK(fourth < first);
   run.step();
   REQUIRE(run.off().current_plan());
   run.step();

@@ -260,14 +260,15 @@ auto engine<Device>::end_step() -> stage {
     adopt(std::move(profile_), std::move(stays));
     return stage::warm_up;
   }
-  if (++trained_steps_ + 1 < opts_.timed_step) {
+  ++trained_steps_;
+  if (trained_steps_ > 1 && trained_steps_ < opts_.timed_step) {
     recorder_->start(store_.order().stream(last_lane_));
     profile_.clear();
     return stage::step;
   }
   recorder_->finish(profile_);
   profile_.modules = names_;
-  if (first_step_.empty()) {
+  if (trained_steps_ == 1) {
     first_step_ = profile_.chunks;
     return stage::recorded;
   }
