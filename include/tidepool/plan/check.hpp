@@ -123,11 +123,11 @@ class consistency {
       groups_.resize(groups_.size() + groups.size());
       for (std::size_t g = 0; g < groups.size(); ++g) {
         const auto place = [&] { return place_of("chunks", c) + place_of("groups", g); };
-        const auto module = static_cast<std::size_t>(groups[g].module);
+        const auto named = static_cast<std::size_t>(groups[g].module);
         require(
-            module < step_.modules.size(), [&] { return place() + "/module"; },
+            named < step_.modules.size(), [&] { return place() + "/module"; },
             [&] {
-              return "module " + std::to_string(module) + " has no name: there are " +
+              return "module " + std::to_string(named) + " has no name: there are " +
                      std::to_string(step_.modules.size());
             },
             "name every module in `modules`");
