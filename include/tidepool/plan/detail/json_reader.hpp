@@ -54,13 +54,13 @@ inline chunk_profile read_chunk(const json_node& from, const std::vector<std::st
     const auto each = groups.item(i);
     each.only({"module", "layer", "bytes", "recompute_us"});
     group_profile group;
-    const auto module = each.member("module");
+    const auto named = each.member("module");
     std::string name;
-    module.read(name);
+    named.read(name);
     const auto found = std::find(modules.begin(), modules.end(), name);
     if (found == modules.end()) {
-      module.refuse(tidepool::detail::text::in_quotes(name) + " is not one of the modules",
-                    "add it to \"modules\", or correct it");
+      named.refuse(tidepool::detail::text::in_quotes(name) + " is not one of the modules",
+                   "add it to \"modules\", or correct it");
     }
     group.module = static_cast<module_id>(found - modules.begin());
     each.perhaps("layer", group.layer);
