@@ -91,7 +91,7 @@ TEST_CASE("model: an unknown name gets the list and the nearest match") {
 TEST_CASE("model: less memory never makes the planned proxy faster than the bound") {
   const auto step = profile_of(model_named("deepseek-v3-proxy"), machine_named("h200"));
   planner plans(step);
-  for (const std::size_t percent : {90, 70, 50, 35}) {
+  for (const auto percent : {std::size_t{90}, std::size_t{70}, std::size_t{50}, std::size_t{35}}) {
     CAPTURE(percent);
     const auto made = plans.best({.device_budget = plans.in_core().peak / 100 * percent});
     REQUIRE(made.expected.runs);

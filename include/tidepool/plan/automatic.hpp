@@ -50,7 +50,7 @@ class audition {
             candidate.what[c][i] = stays[c][i] ? action::keep : action::offload;
           }
         }
-        for (const std::size_t ahead : {2, 8}) {
+        for (const auto ahead : {std::size_t{2}, std::size_t{8}}) {
           candidate.reload_ahead = ahead;
           candidate.reload_ahead_bytes = 0;
           hear(candidate);
