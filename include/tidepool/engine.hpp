@@ -160,8 +160,13 @@ class engine {
     auto& fresh = *spare_.back();
     spare_.pop_back();
     fresh.start(info, info.forward_only ? 0 : begun_++);
+    evaluated_ = evaluated_ || info.forward_only;
     if (!info.forward_only) {
       live_.push_back(&fresh);
+      if (recorder_ != nullptr && evaluated_ && profile_.chunks.empty()) {
+        recorder_->start(store_.order().stream(last_lane_));  // without the evaluation before it
+      }
+      evaluated_ = false;
       if (warming_up()) {
         profile_.chunks.push_back({info.model_chunk, {}, info.microbatch});
         profile_.passes.push_back({fresh.ordinal(), false});
@@ -209,7 +214,6 @@ class engine {
 
   // What the warm-up recorded.
   [[nodiscard]] const plan::profile& profile() const { return profile_; }
-  [[nodiscard]] const std::vector<std::string>& names() const { return names_; }
 
   // Follows this from now on. `step` is the profile that it was made for.
   void adopt(plan::profile step, plan::residency stays);
@@ -348,7 +352,8 @@ class engine {
   lane_id last_lane_{};                          // of the latest call on a compute stream
   std::vector<plan::chunk_profile> first_step_;  // of an automatic warm-up
   bool shapes_vary_ = false;
-  int trained_steps_ = 0;  // of an automatic warm-up
+  int trained_steps_ = 0;   // of an automatic warm-up
+  bool evaluated_ = false;  // since the latest chunk that trains
   plan::residency residency_;
   std::size_t kept_limit_ = std::numeric_limits<std::size_t>::max();
   std::size_t kept_ = 0;                    // bytes that stay by plan and are not restored yet

@@ -29,7 +29,8 @@ namespace tidepool {
 /// options alone decide. It holds its two copy streams, its device memory for saved tensors and its
 /// pinned host memory, and nothing global: any number of offloaders live side by side.
 ///
-/// No call blocks the host, but for the constructor, the destructor, and the two trace functions.
+/// No call blocks the host, but for the constructor, the destructor, the two trace functions, and
+/// `end_step` while an automatic plan is made.
 /// Thread safety: none; one thread at a time, with its handles and chunks. The device must outlive
 /// the offloader and its handles, and streams given to it must live as long as the handles.
 template <device Device, class Modules = all_modules>

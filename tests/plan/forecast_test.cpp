@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "counting_device.hpp"
 #include "plans.hpp"
 #include "tidepool/device/virtual.hpp"
 #include "tidepool/offloader.hpp"
@@ -24,7 +25,8 @@ using tidepool::plan::forecast;
 using tidepool::plan::goal;
 using tidepool::plan::planner;
 using modules = tidepool::modules<"expert_fc1", "moe_act">;
-using offloader = tidepool::offloader<virtual_device, modules>;
+using device = tidepool::test::counting_device<virtual_device>;
+using offloader = tidepool::offloader<device, modules>;
 
 constexpr std::size_t kib = 1024;
 
@@ -62,6 +64,7 @@ class stack {
   }
 
   [[nodiscard]] offloader& off() { return off_; }
+  [[nodiscard]] auto records() const { return dev_.records; }
   static std::size_t held(int depth) {
     return static_cast<std::size_t>(depth) * layers * (input + hidden);
   }
@@ -117,8 +120,8 @@ class stack {
     at.chunk.finish();
   }
 
-  virtual_device dev_;
-  virtual_device::stream stream_;
+  device dev_;
+  device::stream stream_;
   offloader off_;
   int depth_;
   std::vector<microbatch> open_;
@@ -237,6 +240,126 @@ TEST_CASE("forecast: chunks that save nothing are part of the step, too") {
   const auto seen = forecast(step, made);
   CHECK(seen.expected.runs);
   CHECK(seen.expected.step_us >= made.bound_us * (1 - 1e-6));
+}
+
+TEST_CASE("forecast: what happens beside the step is no part of what was recorded") {
+  device dev(tidepool::machine{.poison = false});
+  const auto stream = dev.make_stream();
+  auto opts = arena(1, 1.0, policy_kind::automatic);
+  opts.memory = memory_kind::pool;
+  opts.device_budget.reset();
+  offloader off(dev, opts);
+  off.on_report([](std::string_view) {});
+  auto older = off.allocate(kib, stream.ref());
+  const auto step = [&](bool gives_up) {
+    auto open = off.begin({.microbatch = 0});
+    auto x = off.allocate(8 * kib, stream.ref());
+    dev.launch(stream.ref(), 1e6, nullptr);
+    open.commit<"expert_fc1">(0, stream.ref(), x);
+    open.end_forward();
+    if (gives_up) return;
+    dev.launch(stream.ref(), 2e6, nullptr);
+    open.restore<"expert_fc1">(0, stream.ref(), x);
+    x.reset(stream.ref());
+    open.finish();
+  };
+  step(false);
+  off.end_step();
+  {  // an evaluation in between
+    auto open = off.begin({.forward_only = true});
+    auto x = off.allocate(64 * kib, stream.ref());
+    dev.launch(stream.ref(), 9e6, nullptr);
+    open.commit<"expert_fc1">(0, stream.ref(), x);
+  }
+  step(true);  // a microbatch that is given up
+  older.reset(stream.ref());
+  step(false);
+  older = off.allocate(kib, stream.ref());
+  off.end_step();
+  REQUIRE(off.current_plan());
+  const auto& recorded = off.profile();
+  CHECK(compute_us(recorded) == doctest::Approx(4000));
+  CHECK(recorded.storages.size() == 3);
+  for (const auto& each : recorded.events) {
+    if (each.kind == tidepool::plan::event_kind::release) CHECK(each.index < 3);
+  }
+  for (int i = 0; i < 3; ++i) {
+    step(false);
+    off.end_step();
+  }
+}
+
+TEST_CASE("forecast: views go on leaving, since their memory is not in the profile") {
+  device dev(tidepool::machine{.poison = false});
+  const auto stream = dev.make_stream();
+  auto opts = arena(1, 1.0, policy_kind::automatic);
+  offloader off(dev, opts);
+  off.on_report([](std::string_view) {});
+  for (int i = 0; i < 4; ++i) {
+    auto open = off.begin();
+    auto whole = off.allocate(8 * kib, stream.ref());
+    auto part = whole.view({.width = 4 * kib});
+    open.commit<"expert_fc1">(0, stream.ref(), part);
+    CHECK_FALSE(part);
+    open.end_forward();
+    open.restore<"expert_fc1">(0, stream.ref(), part);
+    part.reset(stream.ref());
+    whole.reset(stream.ref());
+    open.finish();
+    off.end_step();
+  }
+  CHECK(off.counters().modules[0].step_bytes == 4 * kib);
+}
+
+TEST_CASE("forecast: where a plan was given nothing is recorded, whatever the policy says") {
+  tidepool::plan::step_plan made;
+  tidepool::plan::profile recorded;
+  {
+    stack run(1, arena(1, 0.6, policy_kind::automatic));
+    run.step();
+    run.step();
+    made = *run.off().current_plan();
+    recorded = run.off().profile();
+  }
+  const auto records_of = [&](policy_kind policy) {
+    stack run(1, arena(1, 0.6, policy));
+    run.off().follow(made, recorded);
+    run.step();
+    const auto before = run.records();
+    run.step();
+    return run.records() - before;
+  };
+  CHECK(records_of(policy_kind::automatic) == records_of(policy_kind::megatron));
+}
+
+TEST_CASE("forecast: where shapes grow after the plan, what should stay leaves instead") {
+  device dev(tidepool::machine{.poison = false});
+  const auto stream = dev.make_stream();
+  constexpr int layers = 10;
+  auto opts = arena(1, 1.0, policy_kind::automatic);
+  opts.device_budget = 64 * kib * layers * 3 / 4;
+  offloader off(dev, opts);
+  off.on_report([](std::string_view) {});
+  for (int number = 0; number < 8; ++number) {
+    const auto bytes = static_cast<std::size_t>(56 + 20 * number) * kib;
+    auto open = off.begin();
+    std::vector<offloader::buffer> x;
+    for (int l = 0; l < layers; ++l) {
+      x.push_back(off.allocate(bytes, stream.ref()));
+      dev.launch(stream.ref(), 5e3, nullptr);
+      open.commit<"expert_fc1">(l, stream.ref(), x.back());
+    }
+    open.end_forward();
+    for (int l = layers; l-- > 0;) {
+      auto& back = x[static_cast<std::size_t>(l)];
+      open.restore<"expert_fc1">(l, stream.ref(), back);
+      dev.launch(stream.ref(), 10e3, nullptr);
+      back.reset(stream.ref());
+    }
+    open.finish();
+    off.end_step();  // none of the steps ran out of memory
+  }
+  CHECK(off.counters().modules[0].groups_resident > 0);
 }
 
 TEST_CASE("forecast: a recorded profile has all of the step's computing and none of its stalls") {

@@ -272,7 +272,6 @@ auto engine<Device>::end_step() -> stage {
     first_step_ = profile_.chunks;
     return stage::recorded;
   }
-  recorder_.reset();
   shapes_vary_ = first_step_ != profile_.chunks;
   first_step_ = {};
   return stage::timed;
@@ -280,7 +279,9 @@ auto engine<Device>::end_step() -> stage {
 
 template <device Device>
 void engine<Device>::try_out(plan::profile step, plan::residency stays) {
+  auto going_on = std::move(recorder_);
   adopt(std::move(step), std::move(stays));
+  recorder_ = std::move(going_on);
   warming_up_ = true;
   profile_.clear();
   recorder_->start(store_.order().stream(last_lane_));
@@ -297,6 +298,7 @@ void engine<Device>::adopt(plan::profile step, plan::residency stays) {
     if (pass.backward) backward_rank_[pass.chunk] = rank++;
   }
   warming_up_ = false;
+  recorder_.reset();
   everything_leaves_ =
       layers_.empty() && std::all_of(residency_.begin(), residency_.end(), [](const auto& row) {
         return std::find(row.begin(), row.end(), true) == row.end();

@@ -10,10 +10,8 @@ template <device Device>
 void engine<Device>::forget_handle(storage& store) {
   if (--store.handles == 0) {
     if (store.saves == 0) {
-      if (recorder_ != nullptr && store.recorded != plan::none) {
-        const auto stream = store_.order().stream(store.lane);
-        recorder_->called(recorder_->arrive(stream), plan::event_kind::release, store.recorded, 0,
-                          stream);
+      if (recorder_ != nullptr) {
+        recorder_->released(store.recorded, store_.order().stream(store.lane));
       }
       store_.displace(store, store.last_use, store.lane);
       store_.destroy(store);

@@ -26,6 +26,7 @@ class recorder {
   void start(stream_ref stream) {
     used_ = 0;
     calls_.clear();
+    first_storage_ += static_cast<std::uint32_t>(storages_.size());
     storages_.clear();
     last_ = stream;
     first_ = mark(stream);
@@ -41,12 +42,19 @@ class recorder {
     storages_.push_back({bytes, plan::none, plan::none});
     const auto index = static_cast<std::uint32_t>(storages_.size() - 1);
     called(from, plan::event_kind::allocate, index, 0, stream);
-    return index;
+    return first_storage_ + index;
   }
   void saved(std::uint32_t storage, std::size_t chunk, std::size_t group) {
-    if (storage >= storages_.size() || storages_[storage].chunk != plan::none) return;
-    storages_[storage].chunk = static_cast<std::uint32_t>(chunk);
-    storages_[storage].group = static_cast<std::uint32_t>(group);
+    if (!knows(storage)) return;
+    auto& about = storages_[storage - first_storage_];
+    if (about.chunk != plan::none) return;
+    about.chunk = static_cast<std::uint32_t>(chunk);
+    about.group = static_cast<std::uint32_t>(group);
+  }
+  // What was allocated before this step began is no part of it.
+  void released(std::uint32_t storage, stream_ref stream) {
+    if (!knows(storage)) return;
+    called(arrive(stream), plan::event_kind::release, storage - first_storage_, 0, stream);
   }
   void called(std::size_t from, plan::event_kind kind, std::size_t index, std::size_t chunk,
               stream_ref stream) {
@@ -64,7 +72,7 @@ class recorder {
   void finish(plan::profile& into) {
     const auto end = mark(last_);
     dev_->synchronize();
-    into.storages = std::move(storages_);
+    into.storages = storages_;
     into.events.clear();
     auto before = first_;
     for (const auto& each : calls_) {
@@ -87,6 +95,10 @@ class recorder {
     std::size_t to;
   };
 
+  [[nodiscard]] bool knows(std::uint32_t storage) const {
+    return storage >= first_storage_ && storage - first_storage_ < storages_.size();
+  }
+
   std::size_t mark(stream_ref stream) {
     if (used_ == marks_.size()) marks_.push_back(dev_->make_event(true));
     dev_->record(marks_[used_], stream);
@@ -100,6 +112,7 @@ class recorder {
   stream_ref last_{};
   std::size_t first_ = 0;
   std::size_t used_ = 0;
+  std::uint32_t first_storage_ = 0;  // numbers go on from step to step, so that old ones show
   std::vector<typename Device::event> marks_;
   std::vector<call> calls_;
   std::vector<plan::storage_profile> storages_;

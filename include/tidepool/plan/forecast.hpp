@@ -75,6 +75,9 @@ class rehearsal {
       call(each);
     }
     if (!chunks_.empty()) static_cast<void>(opened(static_cast<std::uint32_t>(chunks_.size() - 1)));
+    for (std::uint32_t i = 0; i < chunks_.size(); ++i) {
+      if (chunks_[i] != nullptr) close(i);  // one that was given up in the middle
+    }
     next_chunk_ = 0;
     if (step_->rest_us > 0) dev_.launch(stream_.ref(), step_->rest_us * 1e3, nullptr);
     static_cast<void>(engine_->end_step());

@@ -40,6 +40,13 @@ class planner {
   explicit planner(const profile& step) : link_(step.link), sim_(step) {
     const auto count = sim_.map().groups.size();
     keep_all_.assign(count, action::keep);
+    // Whose memory is not known, such as that of views, goes on leaving as it did.
+    for (std::uint32_t i = 0, c = 0; c < step.chunks.size(); ++c) {
+      for (const auto& each : step.chunks[c].groups) {
+        if (each.bytes > 0 && sim_.map().groups[i].bytes == 0) keep_all_[i] = action::offload;
+        ++i;
+      }
+    }
     in_core_ = sim_.run(keep_all_, {});
     for (std::uint32_t i = 0; i < count; ++i) {
       const auto& each = sim_.map().groups[i];
