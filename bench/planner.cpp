@@ -39,7 +39,7 @@ void forecast_a_step(benchmark::State& state) {
   plan::planner plans(step);
   const auto made = plans.best({.device_budget = plans.in_core().peak * 3 / 4});
   for (auto _ : state) {
-    const auto seen = plan::forecast(step, made);
+    auto seen = plan::forecast(step, made);
     benchmark::DoNotOptimize(seen.expected.step_us);
   }
 }
