@@ -144,6 +144,38 @@ TIDEPOOL_GPU_TEST("a capture of somebody else's is refused, and is still theirs 
   CHECK(work.wrong() == 0);
 }
 
+TIDEPOOL_GPU_TEST("a stream that is first met inside a capture takes part in it") {
+  cuda_device dev;
+  const auto stream = dev.make_stream();
+  const auto late = dev.make_stream();
+  writer_and_reader work;
+  auto opts = both_modules();
+  opts.margin = false;
+  gpu_offloader off(dev, opts);
+  const auto step = [&](cuda_device::stream_ref back) {
+    auto chunk = off.begin();
+    auto x = off.allocate<float>(floats, stream.ref());
+    work.write(stream.get(), x.as<float>(), floats, 7, 20);
+    chunk.commit<"core_attn">(0, stream.ref(), x);
+    auto forked = dev.make_event();
+    dev.record(forked, stream.ref());
+    dev.wait(back, forked);
+    chunk.restore<"core_attn">(0, back, x);
+    work.check(back.get(), x.as<float>(), floats, 7, 20);
+    x.reset(back);
+    auto joined = dev.make_event();
+    dev.record(joined, back);
+    dev.wait(stream.ref(), joined);
+    chunk.finish();
+    off.end_step();
+  };
+  for (int i = 0; i < 2; ++i) step(stream.ref());
+  auto graph = off.capture(stream.get(), [&] { step(late.ref()); });
+  for (int i = 0; i < 3; ++i) graph.launch(stream.get());
+  step(late.ref());
+  CHECK(work.wrong() == 0);
+}
+
 TIDEPOOL_GPU_TEST("graphs of layers know one address, and offloads stay outside") {
   cuda_device dev;
   const auto stream = dev.make_stream();

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "tidepool/device/cuda_context.hpp"
 #include "tidepool/device/cuda_host.hpp"
 #include "tidepool/device/device.hpp"
 #include "tidepool/error.hpp"
@@ -49,13 +50,12 @@ class cuda_device {
     [[nodiscard]] cudaStream_t get() const { return handle_; }
     [[nodiscard]] std::uint64_t key() const {
       unsigned long long id = 0;
-      const auto code = cudaStreamGetId(handle_, &id);
-      if (code == cudaErrorStreamCaptureUnsupported) {  // it may not be asked while it is captured
-        static_cast<void>(cudaGetLastError());
-        return std::uint64_t{1} << 63 | reinterpret_cast<std::uintptr_t>(handle_);
-      }
-      check(code, "cudaStreamGetId");
+      check(cudaStreamGetId(handle_, &id), "cudaStreamGetId");
       return id;
+    }
+    /// For a stream first met while it is captured: to ask for its id would end the capture.
+    [[nodiscard]] std::uint64_t key_in_capture() const {
+      return std::uint64_t{1} << 63 | reinterpret_cast<std::uintptr_t>(handle_);
     }
     friend bool operator==(const stream_ref&, const stream_ref&) = default;
 
@@ -63,60 +63,33 @@ class cuda_device {
     cudaStream_t handle_ = nullptr;
   };
 
-  class stream {
+  class stream : detail::cuda_handle<cudaStream_t, cudaStreamDestroy> {
    public:
-    stream(stream&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
-    stream& operator=(stream&& other) noexcept {
-      std::swap(handle_, other.handle_);
-      return *this;
-    }
-    ~stream() {
-      if (handle_ != nullptr) static_cast<void>(cudaStreamDestroy(handle_));
-    }
-    [[nodiscard]] stream_ref ref() const { return handle_; }
-    [[nodiscard]] cudaStream_t get() const { return handle_; }
+    [[nodiscard]] stream_ref ref() const { return get(); }
+    using cuda_handle::get;
 
    private:
     friend class cuda_device;
-    explicit stream(cudaStream_t handle) : handle_(handle) {}
-    cudaStream_t handle_;
+    using cuda_handle::cuda_handle;
   };
 
-  class event {
+  class event : detail::cuda_handle<cudaEvent_t, cudaEventDestroy> {
    public:
-    event(event&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
-    event& operator=(event&& other) noexcept {
-      std::swap(handle_, other.handle_);
-      return *this;
-    }
-    ~event() {
-      if (handle_ != nullptr) static_cast<void>(cudaEventDestroy(handle_));
-    }
-    [[nodiscard]] cudaEvent_t get() const { return handle_; }
+    using cuda_handle::get;
 
    private:
     friend class cuda_device;
-    explicit event(cudaEvent_t handle) : handle_(handle) {}
-    cudaEvent_t handle_;
+    using cuda_handle::cuda_handle;
   };
 
   /// An instantiated CUDA graph.
-  class graph {
+  class graph : detail::cuda_handle<cudaGraphExec_t, cudaGraphExecDestroy> {
    public:
-    graph(graph&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
-    graph& operator=(graph&& other) noexcept {
-      std::swap(handle_, other.handle_);
-      return *this;
-    }
-    ~graph() {
-      if (handle_ != nullptr) static_cast<void>(cudaGraphExecDestroy(handle_));
-    }
-    [[nodiscard]] cudaGraphExec_t get() const { return handle_; }
+    using cuda_handle::get;
 
    private:
     friend class cuda_device;
-    explicit graph(cudaGraphExec_t handle) : handle_(handle) {}
-    cudaGraphExec_t handle_;
+    using cuda_handle::cuda_handle;
   };
 
   /// Throws `device_error` when there is no such device.
@@ -147,14 +120,14 @@ class cuda_device {
     const current_device guard(ordinal_);
     cudaStream_t handle = nullptr;
     check(cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
-    return stream(handle);
+    return {handle, context()};
   }
   [[nodiscard]] event make_event(bool timing = false) {
     const current_device guard(ordinal_);
     cudaEvent_t handle = nullptr;
     check(cudaEventCreateWithFlags(&handle, timing ? cudaEventDefault : cudaEventDisableTiming),
           "cudaEventCreateWithFlags");
-    return event(handle);
+    return {handle, context()};
   }
   void record(event& target, stream_ref on) {
     check(cudaEventRecord(target.get(), on.get()), "cudaEventRecord");
@@ -164,10 +137,12 @@ class cuda_device {
   }
   /// Blocks the host.
   void synchronize(stream_ref which) {
+    require_context();
     check(cudaStreamSynchronize(which.get()), "cudaStreamSynchronize");
   }
   /// Blocks the host until this device is idle.
   void synchronize() {
+    require_context();
     const current_device guard(ordinal_);
     check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   }
@@ -232,7 +207,7 @@ class cuda_device {
     const auto code = cudaGraphInstantiate(&ready, content, 0);
     static_cast<void>(cudaGraphDestroy(content));
     check(code, "cudaGraphInstantiate");
-    return graph(ready);
+    return {ready, context()};
   }
   void replay(graph& which, stream_ref on) {
     check(cudaGraphLaunch(which.get(), on.get()), "cudaGraphLaunch");
@@ -242,6 +217,7 @@ class cuda_device {
     const current_device guard(ordinal_);
     void* pointer = nullptr;
     const auto code = cudaMalloc(&pointer, bytes);
+    static_cast<void>(context());
     return or_null(code, pointer, "cudaMalloc");
   }
   /// Host memory that the copy engines reach, for any device. By default large blocks are huge
@@ -252,6 +228,7 @@ class cuda_device {
     const current_device guard(ordinal_);
     void* pointer = nullptr;
     const auto code = host_.allocate(bytes, how, pointer);
+    static_cast<void>(context());
     if (code != cudaSuccess && code != cudaErrorMemoryAllocation) fail(code, "host memory");
     return pointer;
   }
@@ -267,11 +244,11 @@ class cuda_device {
                            std::to_string(memory().free) + " bytes are free",
                        static_cast<int>(cudaErrorMemoryAllocation));
   }
-  /// Waits for the device; tolerates a context that is going away.
+  /// Waits for the device. What a lost context held is gone already.
   void deallocate(void* pointer) noexcept {
-    if (pointer != nullptr) static_cast<void>(cudaFree(pointer));
+    if (pointer != nullptr && context_.alive()) static_cast<void>(cudaFree(pointer));
   }
-  void deallocate_host(void* pointer) noexcept { host_.deallocate(pointer); }
+  void deallocate_host(void* pointer) noexcept { host_.deallocate(pointer, context_.alive()); }
   /// The NUMA node next to this device; -1 when the machine does not say.
   [[nodiscard]] int node() const { return host_.node(); }
   /// As `cudaMemGetInfo` tells it, other processes included.
@@ -303,6 +280,20 @@ class cuda_device {
     int before_ = -1;
   };
 
+  // Asked for once a call has made one, if it was not there.
+  [[nodiscard]] const detail::cuda_context& context() {
+    if (!context_) context_ = detail::cuda_context(ordinal_);
+    return context_;
+  }
+  void require_context() const {
+    if (context_.alive()) return;
+    throw device_error(
+        "the context of device " + std::to_string(ordinal_) +
+            " was torn down (cudaDeviceReset?) under a live cuda_device; destroy every"
+            " offloader before that",
+        static_cast<int>(cudaErrorContextIsDestroyed));
+  }
+
   static void check(cudaError_t code, const char* call) {
     if (code != cudaSuccess) fail(code, call);
   }
@@ -321,6 +312,7 @@ class cuda_device {
   }
 
   int ordinal_;
+  detail::cuda_context context_;
   std::vector<void*> batch_targets_;
   std::vector<const void*> batch_sources_;
   std::vector<std::size_t> batch_bytes_;

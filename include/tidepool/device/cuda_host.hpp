@@ -45,15 +45,18 @@ class cuda_host {
     return cudaErrorInvalidValue;
   }
 
-  void deallocate(void* pointer) noexcept {
+  /// `in_context`: the context in which it was allocated still lives. Without it the driver knows
+  /// nothing of the memory any more, and only pages of our own are left to give back.
+  void deallocate(void* pointer, bool in_context = true) noexcept {
     if (pointer == nullptr) return;
     const auto found = owned_.find(pointer);
     if (found == owned_.end()) {
-      static_cast<void>(cudaFreeHost(pointer));
+      if (in_context) static_cast<void>(cudaFreeHost(pointer));
       return;
     }
     const auto gone = std::move(found->second);
     owned_.erase(found);
+    if (!in_context) return;
     if (gone.registered) static_cast<void>(cudaHostUnregister(pointer));
     if (!gone.pages) static_cast<void>(cudaFree(pointer));
   }

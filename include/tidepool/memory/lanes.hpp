@@ -42,7 +42,7 @@ class lanes {
         if (lanes_[i].stream == stream) return static_cast<lane_id>(i);
       }
     }
-    const auto key = stream.key();
+    const auto key = key_of(stream);
     for (std::size_t i = 0; i < count_; ++i) {
       if (lanes_[i].key == key) return static_cast<lane_id>(i);
     }
@@ -146,6 +146,13 @@ class lanes {
         lanes_[i].known[other] = lanes_[other].recorded;
       }
     }
+  }
+
+  [[nodiscard]] std::uint64_t key_of(const typename Device::stream_ref& stream) const {
+    if constexpr (requires { stream.key_in_capture(); }) {
+      if (capturing_) return stream.key_in_capture();
+    }
+    return stream.key();
   }
 
   bool join_all(lane_id waiter, const fence& until, join_site site) {
