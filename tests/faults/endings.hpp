@@ -22,18 +22,19 @@ struct ending {
 }
 
 /// One run on a device that nobody else uses; `armed` is the fault that waits there.
-[[nodiscard]] inline ending run_once(faulty_desk& desk, const program_plan& plan, bool retries,
-                                     const std::optional<fault>& armed = std::nullopt) {
+template <class Desk>
+[[nodiscard]] ending run_once(Desk& desk, const program_plan& plan, bool retries,
+                              const std::optional<fault>& armed = std::nullopt) {
   ending end;
   std::uint32_t rounds = 0;
-  const auto round_before = desk.round;
+  const auto round_before = desk.round();
   try {
-    faulty_run run(desk, plan, retries);
+    faulty_run<Desk> run(desk, plan, retries);
     run.run();
     rounds = run.rounds();
     end.success = true;
   } catch (const device_error& problem) {
-    if (!armed || problem.code != faulty_desk::device_type::code) {
+    if (!armed || problem.code != Desk::device_type::code) {
       end.complaint = std::string("a device_error of somebody else: ") + problem.what();
     } else if (!says(problem.what(), name_of(armed->kind)) && armed->how == manner::once) {
       end.complaint = std::string("the message does not name the call: ") + problem.what();
@@ -48,10 +49,11 @@ struct ending {
   }
   const auto freed_in_use = desk.dev.freed_in_use();
   desk.synchronize();
-  if (desk.wrong != 0) end.complaint += " " + std::to_string(desk.wrong) + " wrong words";
-  if (end.success && desk.round - round_before != rounds) end.complaint += " a step did not run";
-  if (desk.dev.held() != faulty_desk::device_type::holdings{}) end.complaint += " leaks";
-  if (desk.dev.virtual_device::capturing(desk.compute.ref())) end.complaint += " open capture";
+  const auto wrong = desk.take_wrong();
+  if (wrong != 0) end.complaint += " " + std::to_string(wrong) + " wrong words";
+  if (end.success && desk.round() - round_before != rounds) end.complaint += " a step did not run";
+  if (desk.dev.held() != typename Desk::device_type::holdings{}) end.complaint += " leaks";
+  if (desk.capturing()) end.complaint += " open capture";
   // Without `synchronize` nobody can know when memory is out of use.
   const bool blind =
       armed && (armed->how == manner::sticky || armed->kind == call_kind::synchronize);

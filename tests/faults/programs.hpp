@@ -10,10 +10,8 @@
 #include <string_view>
 #include <vector>
 
-#include "faulty_device.hpp"
-#include "rig.hpp"
+#include "faults/desk.hpp"
 #include "schedule.hpp"
-#include "tidepool/device/virtual.hpp"
 #include "tidepool/error.hpp"
 #include "tidepool/offloader.hpp"
 
@@ -38,31 +36,16 @@ struct program_plan {
   std::optional<fault> spoils = std::nullopt;
 };
 
-/// A virtual device and what its kernels write to; it outlives every offloader of a program.
-struct faulty_desk {
-  using device_type = faulty_device<virtual_device>;
-
-  explicit faulty_desk(const machine& model = {}) : dev(model) {}
-
-  device_type dev;
-  virtual_device::stream compute = dev.virtual_device::make_stream();
-  virtual_device::stream second = dev.virtual_device::make_stream();
-  std::uint32_t round = 0;  // what a replay writes differs from replay to replay
-  std::size_t wrong = 0;
-
-  /// The calls of a trainer itself do not fail.
-  void synchronize() { dev.virtual_device::synchronize(); }
-};
-
 /// Runs a program once, in one go or with one more try for every call that fails.
+template <class Desk>
 class faulty_run {
  public:
-  using device_type = faulty_desk::device_type;
+  using device_type = typename Desk::device_type;
   using offloader = tidepool::offloader<device_type, modules<"fc1", "core_attn">>;
-  using buffer = offloader::buffer;
-  using view = offloader::view;
+  using buffer = typename offloader::buffer;
+  using view = typename offloader::view;
 
-  faulty_run(faulty_desk& desk, const program_plan& plan, bool retries)
+  faulty_run(Desk& desk, const program_plan& plan, bool retries)
       : desk_(desk), plan_(plan), retries_(retries) {}
 
   void run() {
@@ -88,20 +71,20 @@ class faulty_run {
   [[nodiscard]] std::uint32_t rounds() const { return rounds_; }
 
  private:
-  using stream_ref = device_type::stream_ref;
+  using stream_ref = typename device_type::stream_ref;
 
   struct saved_layer {
     buffer x, y, z;
     view part;
   };
   struct in_flight {
-    offloader::chunk chunk;
+    typename offloader::chunk chunk;
     std::vector<saved_layer> layers;
   };
 
-  [[nodiscard]] stream_ref main() const { return desk_.compute.ref(); }
+  [[nodiscard]] stream_ref main() const { return desk_.main(); }
   [[nodiscard]] stream_ref back() const {
-    return plan_.two_streams ? desk_.second.ref() : desk_.compute.ref();
+    return plan_.two_streams ? desk_.second() : desk_.main();
   }
 
   // A capture is tried again as a whole: what failed inside it is lost.
@@ -122,7 +105,7 @@ class faulty_run {
     }
     off_->end_step();
     order(back(), main());
-    desk_.dev.launch(main(), 100, [desk = &desk_] { ++desk->round; });
+    desk_.next_round(main());
     order(main(), back());
     if (!inside_) ++rounds_;
   }
@@ -151,7 +134,7 @@ class faulty_run {
         inside_ = true;
         const auto leave = [&](void*) { inside_ = false; };
         const std::unique_ptr<faulty_run, decltype(leave)> guard(this, leave);
-        made.emplace(off_->capture(main(), [&] { step(); }));
+        made = off_->capture(main(), [&] { step(); });
       });
       for (int r = 0; r < plan_.replays; ++r) {
         attempt([&] { made->launch(main()); });
@@ -211,28 +194,28 @@ class faulty_run {
   }
 
   template <fixed_string Module, class Handle>
-  void save(offloader::chunk& chunk, int layer, Handle& what, std::uint32_t tag) {
+  void save(typename offloader::chunk& chunk, int layer, Handle& what, std::uint32_t tag) {
     if (plan_.manual) {
-      attempt([&] { chunk.start_offload<Module>(layer, main(), what); });
+      attempt([&] { chunk.template start_offload<Module>(layer, main(), what); });
       check(what, tag, main());
       return release(what, main());
     }
     attempt([&] {
       const auto flying = desk_.dev.flying();
       try {
-        chunk.commit<Module>(layer, main(), what);
+        chunk.template commit<Module>(layer, main(), what);
       } catch (...) {
         // A commit that failed left the handle as it was, and no copy of it is running.
         check(what, tag, main());
-        if (desk_.dev.flying() > flying && !desk_.dev.broken()) ++desk_.wrong;
+        if (desk_.dev.flying() > flying && !desk_.dev.broken()) desk_.note_wrong();
         throw;
       }
     });
   }
   template <fixed_string Module, class Handle>
-  void fetch(offloader::chunk& chunk, int layer, Handle& what, std::uint32_t tag) {
-    if (plan_.manual) attempt([&] { chunk.start_reload<Module>(layer); });
-    attempt([&] { chunk.restore<Module>(layer, back(), what); });
+  void fetch(typename offloader::chunk& chunk, int layer, Handle& what, std::uint32_t tag) {
+    if (plan_.manual) attempt([&] { chunk.template start_reload<Module>(layer); });
+    attempt([&] { chunk.template restore<Module>(layer, back(), what); });
     check(what, tag, back());
   }
   template <class Handle>
@@ -240,56 +223,34 @@ class faulty_run {
     attempt([&] { what.reset(on); });
   }
 
-  // The trainer's own order of its streams, by calls that do not fail.
   void order(stream_ref from, stream_ref to) {
-    if (from.key() == to.key()) return;
-    virtual_device& dev = desk_.dev;
-    auto mark = dev.make_event();
-    dev.record(mark, from);
-    dev.wait(to, mark);
+    if (plan_.two_streams) desk_.order(from, to);
   }
 
   [[nodiscard]] static std::uint32_t tag_of(int microbatch, int layer) {
     return static_cast<std::uint32_t>(microbatch * 100 + layer * 2);
   }
-  [[nodiscard]] static std::uint32_t word(std::uint32_t round, std::uint32_t tag, std::size_t i) {
-    return rig::word(round * 10'000 + tag, i);
-  }
   void write(const buffer& to, std::uint32_t tag) {
-    const auto words = to.size() / 4;
-    desk_.dev.launch(main(), 1000, [desk = &desk_, at = to.as<std::uint32_t>(), words, tag] {
-      for (std::size_t i = 0; i < words; ++i) at[i] = word(desk->round, tag, i);
-    });
+    desk_.write(main(), to.template as<std::uint32_t>(), to.size() / 4, tag);
   }
   void check(const buffer& what, std::uint32_t tag, stream_ref on) {
-    check_rows(what.as<std::uint32_t>(), {what.size() / 4, 1, 0, 0}, tag, 0, on);
+    check(what.template as<std::uint32_t>(), {.width = what.size() / 4}, tag, on);
   }
   void check(const view& what, std::uint32_t tag, stream_ref on) {
-    check_rows(what.as<std::uint32_t>(), {what.width() / 4, what.rows(), what.pitch() / 4, 0}, tag,
-               shape.offset / 4, on);
+    const word_rows rows{what.width() / 4, what.rows(), what.pitch() / 4, shape.offset / 4,
+                         shape.pitch / 4};
+    check(what.template as<std::uint32_t>(), rows, tag, on);
   }
-  // In words; `first` is where the rectangle began in what was written.
-  void check_rows(const std::uint32_t* at, const copy_shape& rows, std::uint32_t tag,
-                  std::size_t first, stream_ref on) {
-    if (at == nullptr || rows.width == 0) {
-      ++desk_.wrong;
-      return;
-    }
-    desk_.dev.launch(on, 1000, [desk = &desk_, at, rows, tag, first] {
-      for (std::size_t r = 0; r < rows.rows; ++r) {
-        for (std::size_t i = 0; i < rows.width; ++i) {
-          const auto expected = word(desk->round, tag, first + r * (shape.pitch / 4) + i);
-          desk->wrong += at[r * rows.source_pitch + i] != expected ? 1 : 0;
-        }
-      }
-    });
+  void check(const std::uint32_t* at, const word_rows& rows, std::uint32_t tag, stream_ref on) {
+    if (at == nullptr || rows.width == 0) return desk_.note_wrong();
+    desk_.check(on, at, rows, tag);
   }
 
   static constexpr std::size_t y_bytes = 768;
   static constexpr std::size_t sane = std::size_t{1} << 20;
   static constexpr view_shape shape{.offset = 64, .width = 32, .rows = 5, .pitch = 96};
 
-  faulty_desk& desk_;
+  Desk& desk_;
   const program_plan& plan_;
   bool retries_;
   bool inside_ = false;  // a capture

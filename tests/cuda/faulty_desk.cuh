@@ -1,0 +1,102 @@
+/// A GPU whose calls may fail, with kernels and calls of the trainer's own that never do.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "faults/desk.hpp"
+#include "tidepool/device/cuda.hpp"
+
+namespace tidepool::test {
+
+/// What the kernels of a desk share, in device memory.
+struct desk_state {
+  std::uint32_t round;
+  unsigned wrong;
+};
+
+__device__ inline std::uint32_t word_of(const desk_state& state, std::uint32_t tag, std::size_t i) {
+  return (state.round * 10'000U + tag) * 2654435761U + static_cast<std::uint32_t>(i) * 40503U;
+}
+
+static __global__ void start_round(desk_state* state) { ++state->round; }
+
+static __global__ void write_words(const desk_state* state, std::uint32_t* to, std::size_t words,
+                                   std::uint32_t tag) {
+  for (std::size_t i = threadIdx.x; i < words; i += blockDim.x) to[i] = word_of(*state, tag, i);
+}
+
+static __global__ void check_words(desk_state* state, const std::uint32_t* from, word_rows in,
+                                   std::uint32_t tag) {
+  for (std::size_t r = 0; r < in.rows; ++r) {
+    for (std::size_t i = threadIdx.x; i < in.width; i += blockDim.x) {
+      const auto expected = word_of(*state, tag, in.first + r * in.step + i);
+      if (from[r * in.pitch + i] != expected) atomicAdd(&state->wrong, 1U);
+    }
+  }
+}
+
+/// The same as `faulty_desk`, on a GPU.
+class faulty_cuda_desk {
+ public:
+  using device_type = faulty_device<cuda_device>;
+  using stream_ref = device_type::stream_ref;
+
+  faulty_cuda_desk() {
+    cudaMalloc(&state_, sizeof(desk_state));
+    cudaMemset(state_, 0, sizeof(desk_state));
+  }
+  faulty_cuda_desk(const faulty_cuda_desk&) = delete;
+  faulty_cuda_desk& operator=(const faulty_cuda_desk&) = delete;
+  ~faulty_cuda_desk() { cudaFree(state_); }
+
+  device_type dev;
+
+  [[nodiscard]] stream_ref main() const { return compute_.ref(); }
+  [[nodiscard]] stream_ref second() const { return second_.ref(); }
+
+  void synchronize() { base().synchronize(); }
+  [[nodiscard]] bool capturing() { return base().capturing(main()); }
+  void order(stream_ref from, stream_ref to) {
+    auto mark = base().make_event();
+    base().record(mark, from);
+    base().wait(to, mark);
+  }
+
+  void next_round(stream_ref on) { start_round<<<1, 1, 0, on.get()>>>(state_); }
+  // Blocks the host, as does `take_wrong`.
+  [[nodiscard]] std::uint32_t round() { return read().round; }
+
+  void write(stream_ref on, std::uint32_t* to, std::size_t words, std::uint32_t tag) {
+    write_words<<<1, 128, 0, on.get()>>>(state_, to, words, tag);
+  }
+  void check(stream_ref on, const std::uint32_t* from, const word_rows& in, std::uint32_t tag) {
+    check_words<<<1, 128, 0, on.get()>>>(state_, from, in, tag);
+  }
+  void note_wrong() { ++noted_; }
+  [[nodiscard]] std::size_t take_wrong() {
+    const auto seen = read().wrong;
+    cudaMemset(&state_->wrong, 0, sizeof(unsigned));
+    cudaDeviceSynchronize();
+    return seen + std::exchange(noted_, 0);
+  }
+
+ private:
+  [[nodiscard]] cuda_device& base() { return dev; }
+  [[nodiscard]] desk_state read() {
+    desk_state now{};
+    base().synchronize();
+    cudaMemcpy(&now, state_, sizeof now, cudaMemcpyDeviceToHost);
+    return now;
+  }
+
+  cuda_device::stream compute_ = dev.cuda_device::make_stream();
+  cuda_device::stream second_ = dev.cuda_device::make_stream();
+  desk_state* state_ = nullptr;
+  std::size_t noted_ = 0;
+};
+
+}  // namespace tidepool::test

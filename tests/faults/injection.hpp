@@ -1,0 +1,120 @@
+/// Every device call of small training programs fails in turn; what comes of it is counted.
+#pragma once
+
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "faults/endings.hpp"
+
+namespace tidepool::test {
+
+/// Each kind of memory, of tensor and of schedule once.
+[[nodiscard]] inline std::vector<program_plan> programs() {
+  auto slots = small_options();
+  slots.memory = memory_kind::slots;
+  slots.slots = {{1024, 7}, {768, 7}};
+  auto capped = arena_options(12 * 1024);
+  capped.max_inflight = 1;
+  auto pieces = small_options();
+  pieces.copy_piece = 400;
+  pieces.max_inflight_bytes = 1500;
+  auto tight = small_options();
+  tight.device_budget = 9 * 1024;
+  tight.device_step = 1024;
+  tight.host_step = 1024;
+  return {
+      {.name = "pool", .opts = small_options()},
+      {.name = "tight pool", .opts = tight},
+      {.name = "arena", .opts = arena_options(8 * 1024), .microbatches = 4},
+      {.name = "slots", .opts = slots},
+      {.name = "caps", .opts = capped},
+      {.name = "pieces", .opts = pieces, .two_streams = true},
+      {.name = "shares", .opts = arena_options(6 * 1024), .shares = true},
+      {.name = "views", .opts = arena_options(6 * 1024), .views = true},
+      {.name = "manual", .opts = arena_options(10 * 1024), .manual = true},
+      {.name = "manual views", .opts = small_options(), .views = true, .manual = true},
+      {.name = "traced", .opts = arena_options(8 * 1024), .traced = true},
+      {.name = "traced pool", .opts = small_options(), .shares = true, .traced = true},
+      {.name = "graph", .opts = arena_options(8 * 1024), .replays = 2},
+      {.name = "graph of shares", .opts = small_options(), .shares = true, .replays = 2},
+      {.name = "graph on two streams",
+       .opts = arena_options(8 * 1024),
+       .two_streams = true,
+       .replays = 1},
+      {.name = "graph in a tight pool", .opts = tight, .replays = 1},
+  };
+}
+
+/// What came of all faults.
+struct tally {
+  std::size_t indices = 0;
+  std::size_t went_on = 0;  // with right data
+  std::size_t mended = 0;   // by another try, with right data
+  std::size_t device_errors = 0;
+  std::size_t out_of_memory = 0;
+  std::size_t leaks = 0;
+  std::size_t silent = 0;  // wrong data of a run that claims success
+  std::set<call_kind> kinds;
+};
+
+/// One fault in one program, then the same program again on the same device.
+template <class Desk>
+void inject(Desk& desk, const program_plan& plan, bool retries, const fault& armed, tally& counts) {
+  desk.dev.arm(armed);
+  const auto end = run_once(desk, plan, retries, armed);
+  auto complaint = end.complaint;
+  if (!desk.dev.tripped()) complaint += " the fault never came";
+  const bool once = armed.how == manner::once;
+  const bool refused = armed.how == manner::refused || armed.how == manner::refused_on;
+  if (end.out_of_memory && !refused) complaint += " out of memory without need";
+  if (!end.success && !end.out_of_memory && refused)
+    complaint += " an exhausted memory is no failure";
+  if (!end.success && retries && once) complaint += " another try did not help";
+  desk.dev.disarm();
+  const auto again = run_once(desk, plan, false);
+  if (!again.success) complaint += " afterwards: failed";
+  complaint += again.complaint;
+  if (!complaint.empty()) {
+    FAIL_CHECK(plan.name << ", " << name_of(armed.kind) << " number " << armed.index << ", manner "
+                         << static_cast<int>(armed.how) << (retries ? ", with retries: " : ": ")
+                         << complaint);
+  }
+  ++counts.indices;
+  auto& which = end.success         ? (retries ? counts.mended : counts.went_on)
+                : end.out_of_memory ? counts.out_of_memory
+                                    : counts.device_errors;
+  ++which;
+  counts.leaks += says(complaint, "leaks") ? 1 : 0;
+  counts.silent += end.success && says(complaint, "wrong words") ? 1 : 0;
+  counts.kinds.insert(armed.kind);
+}
+
+/// Every manner in which a call of this kind can fail, handed to `with`.
+template <class With>
+void each_manner(call_kind kind, std::uint64_t index, const With& with) {
+  with(false, fault{kind, index, manner::once});
+  with(true, fault{kind, index, manner::once});
+  with(false, fault{kind, index, manner::sticky});
+  if (kind != call_kind::try_allocate && kind != call_kind::try_allocate_host) return;
+  with(false, fault{kind, index, manner::refused});
+  with(true, fault{kind, index, manner::refused});
+  with(false, fault{kind, index, manner::refused_on});
+}
+
+/// Nothing leaked and nothing lied.
+inline void judge(const tally& counts, const std::string& where) {
+  CHECK(counts.leaks == 0);
+  CHECK(counts.silent == 0);
+  MESSAGE(where << ": " << counts.indices << " indices, " << counts.kinds.size() << " kinds, "
+                << counts.leaks << " leaks, " << counts.silent << " silent; "
+                << counts.device_errors << " device errors, " << counts.out_of_memory
+                << " out of memory, " << counts.mended << " mended by another try, "
+                << counts.went_on << " went on");
+}
+
+}  // namespace tidepool::test
