@@ -129,6 +129,11 @@ class generator {
         o.memory = tidepool::memory_kind::arena;
         o.device_budget = 512 * (8 + any(24));
     }
+    if (o.device_budget && once_in(4)) {
+      o.policy = tidepool::policy_kind::automatic;
+      o.timed_step = 2 + any(2);
+      o.fraction = 1;  // the plan decides
+    }
   }
 
   void forward(int mb) {
