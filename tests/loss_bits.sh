@@ -45,6 +45,15 @@ check --offload-modules all --no-margin --reload-ahead 0
 check --offload-modules all --reload-ahead 8 --offload-fraction 0.5
 check --offload-modules all --offload-layers 1,2 --max-inflight-bytes 1MiB
 check --offload-modules all --eval-every 2
+kept=(attn_norm core_attn mlp_norm expert_fc1)
+check --recompute-modules layernorm,moe_act,moe_permute --offload-modules none
+for module in "${kept[@]}"; do
+  check --recompute-modules layernorm,moe_act --offload-modules "$module" --in-flight 2
+done
+check --recompute-modules layernorm,moe_act,moe_permute --in-flight 3 --memory arena \
+  --device-budget 24MiB --offload-modules attn_norm,core_attn,mlp_norm,router --eval-every 2
+check --recompute-modules layernorm,moe_act --in-flight 2 --memory arena --device-budget 24MiB \
+  --offload-modules attn_norm,core_attn,mlp_norm,expert_fc1 --policy automatic
 
 printf '%d configurations, %d failed\n' "$checked" "$failed"
 [ "$failed" -eq 0 ]

@@ -133,6 +133,13 @@ inline command_line read_command_line(int argc, const char* const* argv) {
     offload.slots = rings_for(run, offload);
   }
   tidepool::validate(offload, saving_modules::names, saving_modules::open);
+  for (const std::string& name : offload.recompute_modules) {
+    if (std::find(recomputable.begin(), recomputable.end(), name) == recomputable.end()) {
+      throw tidepool::option_error("--recompute-modules=" + name +
+                                   ": this trainer can compute layernorm, moe_act and moe_permute"
+                                   " again; take one of these");
+    }
+  }
   if (line.compare) line.variants.push_back(defaults);
   line.variants.push_back(offload);
   return line;

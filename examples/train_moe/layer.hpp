@@ -21,7 +21,14 @@ class layer {
   using saved = saved_layer<buffer>;
 
   layer(context<Device, Kernels>& on, int number, const layer_parameters& w)
-      : on_(on), k_(on.kernels), m_(on.sizes), number_(number), w_(w) {}
+      : on_(on),
+        k_(on.kernels),
+        m_(on.sizes),
+        number_(number),
+        w_(w),
+        norm_again_(on.offloader.recomputes("layernorm")),
+        activation_again_(on.offloader.recomputes("moe_act")),
+        rows_again_(on.offloader.recomputes("moe_permute")) {}
 
   /// Returns the residual stream that the next layer reads; `balance` receives the load-balancing
   /// loss. Blocks the host once, for the number of tokens that each expert got.
@@ -53,7 +60,12 @@ class layer {
 
     s.qkv = floats(tokens * 3 * hidden);
     k_.linear(p(s.qkv), p(s.h1), w_.qkv.weight, tokens, hidden, 3 * hidden);
-    c.template commit<"qkv_linear">(number_, stream, s.h1);
+    if (norm_again_) {
+      // What backward can compute again need not be kept, and need not leave either.
+      c.template discard<"layernorm">(number_, stream, s.h1);
+    } else {
+      c.template commit<"qkv_linear">(number_, stream, s.h1);
+    }
 
     s.o = floats(tokens * hidden);
     s.lse = floats(tokens * m_.heads);
@@ -85,14 +97,23 @@ class layer {
     k_.attention_backward(dqkv, dh, p(s.qkv), p(s.o), p(s.lse), heads());
     on_.release(s.qkv, s.o, s.lse);
 
-    c.template restore<"qkv_linear">(number_, stream, s.h1);
+    if (norm_again_) {
+      // First what it is computed from, then the tensor itself.
+      c.template restore<"attn_norm">(number_, stream, s.x, s.rstd1);
+      c.template recompute<"layernorm">(
+          number_, stream,
+          [&] { k_.rmsnorm(p(s.h1), p(s.rstd1), p(s.x), w_.attn_gain.weight, tokens, hidden); },
+          s.h1);
+    } else {
+      c.template restore<"qkv_linear">(number_, stream, s.h1);
+    }
     k_.linear_backward_weight(w_.qkv.gradient, p(s.h1), dqkv, tokens, hidden, 3 * hidden);
     k_.linear_backward_input(dh, dqkv, w_.qkv.weight, tokens, hidden, 3 * hidden);
     on_.release(s.h1);
 
     // The second line that Tidepool adds: the same handles, full again, perhaps at other addresses.
     // The stream waits for their reload, the host does not.
-    c.template restore<"attn_norm">(number_, stream, s.x, s.rstd1);
+    if (!norm_again_) c.template restore<"attn_norm">(number_, stream, s.x, s.rstd1);
     k_.rmsnorm_backward(dx, w_.attn_gain.gradient, dh, p(s.x), p(s.rstd1), w_.attn_gain.weight,
                         tokens, hidden);
     on_.release(s.x, s.rstd1);
@@ -118,7 +139,11 @@ class layer {
       k_.linear(p(s.a) + first * 2 * ffn, p(s.xs) + first * hidden,
                 w_.fc1.weight + e * hidden * 2 * ffn, count, hidden, 2 * ffn);
     });
-    c.template commit<"expert_fc1">(number_, stream, s.xs);
+    if (rows_again_) {
+      c.template discard<"moe_permute">(number_, stream, s.xs);
+    } else {
+      c.template commit<"expert_fc1">(number_, stream, s.xs);
+    }
 
     s.b = floats(rows * ffn);
     k_.swiglu(p(s.b), p(s.a), p(s.weight), rows, ffn);
@@ -132,6 +157,8 @@ class layer {
     if (on_.offloader.template enabled<"fused_group_mlp">()) {
       // The three as one group: one event and one place in the window instead of three.
       c.template commit<"fused_group_mlp">(number_, stream, s.xs, s.a, s.b);
+    } else if (activation_again_) {
+      c.template discard<"moe_act">(number_, stream, s.b);
     } else {
       c.template commit<"expert_fc2">(number_, stream, s.b);
     }
@@ -139,8 +166,14 @@ class layer {
     buffer next = floats(tokens * hidden);
     k_.combine(p(next), p(residual), y, ints(s.row), tokens, m_.top_k, hidden);
     residual.reset(stream);
-    c.template commit<"router">(number_, stream, s.h2, s.probs, s.choice, s.row, s.source, s.weight,
-                                s.counts);
+    if (norm_again_) {
+      c.template discard<"layernorm">(number_, stream, s.h2);
+      c.template commit<"router">(number_, stream, s.probs, s.choice, s.row, s.source, s.weight,
+                                  s.counts);
+    } else {
+      c.template commit<"router">(number_, stream, s.h2, s.probs, s.choice, s.row, s.source,
+                                  s.weight, s.counts);
+    }
     return next;
   }
 
@@ -152,12 +185,21 @@ class layer {
     auto& w = on_.work;
     const bool fused = on_.offloader.template enabled<"fused_group_mlp">();
 
-    c.template restore<"router">(number_, stream, s.h2, s.probs, s.choice, s.row, s.source,
-                                 s.weight, s.counts);
+    if (norm_again_) {
+      c.template restore<"router">(number_, stream, s.probs, s.choice, s.row, s.source, s.weight,
+                                   s.counts);
+    } else {
+      c.template restore<"router">(number_, stream, s.h2, s.probs, s.choice, s.row, s.source,
+                                   s.weight, s.counts);
+    }
     k_.gather(w.expert_rows, dx, ints(s.source), rows, m_.top_k, hidden);
 
     if (fused) {
       c.template restore<"fused_group_mlp">(number_, stream, s.xs, s.a, s.b);
+    } else if (activation_again_) {
+      c.template restore<"moe_act">(number_, stream, s.a);
+      c.template recompute<"moe_act">(
+          number_, stream, [&] { k_.swiglu(p(s.b), p(s.a), p(s.weight), rows, ffn); }, s.b);
     } else {
       c.template restore<"expert_fc2">(number_, stream, s.b);
     }
@@ -170,11 +212,24 @@ class layer {
     });
     on_.release(s.b);
 
-    c.template restore<"moe_act">(number_, stream, s.a);
+    if (!activation_again_) c.template restore<"moe_act">(number_, stream, s.a);
     k_.swiglu_backward(w.da, w.dweight, w.db, p(s.a), p(s.weight), rows, ffn);
     on_.release(s.a);
 
-    c.template restore<"expert_fc1">(number_, stream, s.xs);
+    if (norm_again_) {
+      c.template restore<"mlp_norm">(number_, stream, s.x1, s.rstd2);
+      c.template recompute<"layernorm">(
+          number_, stream,
+          [&] { k_.rmsnorm(p(s.h2), p(s.rstd2), p(s.x1), w_.mlp_gain.weight, tokens, hidden); },
+          s.h2);
+    }
+    if (rows_again_) {
+      c.template recompute<"moe_permute">(
+          number_, stream,
+          [&] { k_.gather(p(s.xs), p(s.h2), ints(s.source), rows, m_.top_k, hidden); }, s.xs);
+    } else {
+      c.template restore<"expert_fc1">(number_, stream, s.xs);
+    }
     each_expert(s, [&](index e, index first, index count) {
       const float* const da = w.da + first * 2 * ffn;
       k_.linear_backward_weight(w_.fc1.gradient + e * hidden * 2 * ffn, p(s.xs) + first * hidden,
@@ -191,7 +246,7 @@ class layer {
     k_.combine(w.dh, w.dh, w.expert_rows, ints(s.row), tokens, m_.top_k, hidden);
     on_.release(s.h2, s.probs, s.choice, s.row, s.source, s.weight, s.counts);
 
-    c.template restore<"mlp_norm">(number_, stream, s.x1, s.rstd2);
+    if (!norm_again_) c.template restore<"mlp_norm">(number_, stream, s.x1, s.rstd2);
     k_.rmsnorm_backward(dx, w_.mlp_gain.gradient, w.dh, p(s.x1), p(s.rstd2), w_.mlp_gain.weight,
                         tokens, hidden);
     on_.release(s.x1, s.rstd2);
@@ -246,6 +301,7 @@ class layer {
   const model_sizes& m_;
   int number_;
   layer_parameters w_;
+  bool norm_again_, activation_again_, rows_again_;  // recomputed
 };
 
 }  // namespace moe

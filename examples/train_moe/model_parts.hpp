@@ -1,8 +1,10 @@
 /// What the layers of the model share: the modules that save, what a layer saves, temporaries.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <tidepool/offloader.hpp>
 #include <vector>
 
@@ -16,6 +18,12 @@ namespace moe {
 using saving_modules =
     tidepool::modules<"attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "router",
                       "expert_fc1", "moe_act", "expert_fc2", "fused_group_mlp", "final_norm">;
+
+/// What can be computed again in backward instead of being kept: the outputs of both norms from
+/// their inputs, the experts' activation from fc1's output, and the rows of each expert from the
+/// tokens. `--recompute-modules` decides.
+inline constexpr std::array<std::string_view, 3> recomputable{"layernorm", "moe_act",
+                                                              "moe_permute"};
 
 /// Weight of the load-balancing loss.
 inline constexpr float balance_weight = 0.01F;

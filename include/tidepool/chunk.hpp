@@ -4,6 +4,7 @@
 #include <array>
 #include <concepts>
 #include <span>
+#include <string_view>
 #include <utility>
 
 #include "tidepool/engine.hpp"
@@ -107,6 +108,58 @@ class chunk {
     if (wants(module)) engine_->start_reload(*state_, module, layer);
   }
 
+  /// In place of a commit, for what backward can compute again from tensors that it has: where
+  /// `Name` stands in `recompute_modules`, the memory is given back, free after what `stream` has
+  /// been given so far, and the buffers are emptied. Elsewhere nothing happens.
+  ///
+  /// Throws `misuse_error` when a buffer is empty, was committed too, or has another owner, without
+  /// which nothing would be freed; nothing has changed then.
+  template <fixed_string Name, class... Buffers>
+  void discard(int layer, stream_ref stream, Buffers&... tensors) {
+    discard(Name.view(), layer, stream, tensors...);
+  }
+  template <class... Buffers>
+  void discard(std::string_view name, int layer, stream_ref stream, Buffers&... tensors) {
+    const auto what = recomputed(name);
+    if (what == detail::engine<Device>::not_recomputed) return;
+    const auto list = buffers_of(tensors...);
+    engine_->discard(*state_, what, layer, engine_->lane_of(stream), list);
+  }
+
+  /// What was discarded is read next: the buffers get memory again, which work given to `stream`
+  /// from now on may use, and `again` is called to give it that work. Elsewhere nothing happens.
+  ///
+  /// The order in backward: `restore` what `again` reads, `recompute`, use, `reset`. Tensors that
+  /// leave and tensors that are computed again may so depend on each other.
+  ///
+  /// Throws `misuse_error` (never discarded, computed before, other arguments), `out_of_budget`,
+  /// `device_error`, and what `again` throws; the buffers are empty then, and it may be tried
+  /// again.
+  template <fixed_string Name, class Again, class... Buffers>
+  void recompute(int layer, stream_ref stream, Again&& again, Buffers&... tensors) {
+    recompute(Name.view(), layer, stream, again, tensors...);
+  }
+  template <class Again, class... Buffers>
+  void recompute(std::string_view name, int layer, stream_ref stream, Again&& again,
+                 Buffers&... tensors) {
+    const auto what = recomputed(name);
+    if (what == detail::engine<Device>::not_recomputed) return;
+    const auto list = buffers_of(tensors...);
+    const auto lane = engine_->lane_of(stream);
+    if (!engine_->begin_recompute(*state_, what, layer, stream, list)) return;
+    try {
+      auto& trace = engine_->memory().trace();
+      const auto traced = trace.begin(lane, stream);
+      std::forward<Again>(again)();
+      trace.end(traced, lane, stream,
+                {trace::span_kind::compute, name, layer, state_->info().microbatch, 0});
+    } catch (...) {
+      engine_->give_up(list);
+      throw;
+    }
+    engine_->end_recompute(*state_, what, layer);
+  }
+
   /// The forward pass is complete: reloads for the backward pass may start ahead of it. Without
   /// this call they start with the first restore.
   void end_forward() {
@@ -151,6 +204,18 @@ class chunk {
                   "tidepool: commit and restore take buffers and views of the offloader's own "
                   "device");
     return {&saved...};
+  }
+
+  [[nodiscard]] std::size_t recomputed(std::string_view name) const {
+    return engine_ == nullptr ? detail::engine<Device>::not_recomputed : engine_->recomputed(name);
+  }
+
+  template <class... Buffers>
+  static std::array<buffer<Device>*, sizeof...(Buffers)> buffers_of(Buffers&... tensors) {
+    static_assert((std::same_as<Buffers, buffer<Device>> && ...),
+                  "tidepool: discard and recompute take buffers of the offloader's own device; a "
+                  "view has no memory of its own");
+    return {&tensors...};
   }
 
   template <bool GiveUp, class... Handles>

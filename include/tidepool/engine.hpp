@@ -8,6 +8,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tidepool/buffer.hpp"
@@ -57,6 +58,7 @@ class engine {
       windows_[m].set({own != opts.module_max_inflight.end() ? own->second : opts.max_inflight,
                        opts.max_inflight_bytes});
     }
+    for (const auto& name : opts.recompute_modules) counters_.recomputed.push_back({name});
     if (opts.policy == policy_kind::automatic) recorder_ = std::make_unique<recorder<Device>>(dev);
     for (const auto layer : opts.offload_layers) {
       layers_.resize(std::max(layers_.size(), static_cast<std::size_t>(layer) + 1));
@@ -200,6 +202,28 @@ class engine {
   void restore(chunk_state& chunk, module_id module, int layer, lane_id lane,
                std::span<handle* const> handles);
 
+  // ---- recomputing ----
+
+  static constexpr std::size_t not_recomputed = static_cast<std::size_t>(-1);
+
+  // The place of a name among `recompute_modules`, which are few.
+  [[nodiscard]] std::size_t recomputed(std::string_view name) const {
+    for (std::size_t i = 0; i < opts_.recompute_modules.size(); ++i) {
+      if (opts_.recompute_modules[i] == name) return i;
+    }
+    return not_recomputed;
+  }
+
+  // Frees the memory of `tensors` behind what `lane` has been given, and remembers their sizes.
+  void discard(chunk_state& chunk, std::size_t what, int layer, lane_id lane,
+               std::span<buffer<Device>* const> tensors);
+  // Gives them memory again; false where there is nothing to do. `end_recompute` when it is filled,
+  // `give_up` when that failed.
+  [[nodiscard]] bool begin_recompute(chunk_state& chunk, std::size_t what, int layer,
+                                     stream_ref stream, std::span<buffer<Device>* const> tensors);
+  void end_recompute(chunk_state& chunk, std::size_t what, int layer) noexcept;
+  void give_up(std::span<buffer<Device>* const> tensors) noexcept;
+
   // Throws `misuse_error` when something was committed and never restored.
   void check_finished(const chunk_state& chunk) const;
 
@@ -323,6 +347,9 @@ class engine {
                            const std::string& why) const;
   [[noreturn]] void refuse_argument(const char* call, const chunk_state& chunk, const group& which,
                                     std::uint32_t index, const char* why) const;
+  [[nodiscard]] static auto discarded_last(chunk_state& chunk, std::size_t what, int layer);
+  [[noreturn]] void refuse_recompute(const char* call, const chunk_state& chunk, std::size_t what,
+                                     int layer, const std::string& why) const;
   [[noreturn]] void refuse_count(const chunk_state& chunk, const group& which,
                                  std::size_t given) const;
   [[noreturn]] void throw_out_of_host(const chunk_state& chunk, const group& which,
@@ -376,4 +403,5 @@ class engine {
 #include "tidepool/detail/engine_capture.hpp"
 #include "tidepool/detail/engine_forward.hpp"
 #include "tidepool/detail/engine_memory.hpp"
+#include "tidepool/detail/engine_recompute.hpp"
 #include "tidepool/detail/engine_refusals.hpp"

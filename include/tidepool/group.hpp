@@ -49,6 +49,17 @@ struct group {
   std::size_t kept = 0;            // that stayed because policy said so
 };
 
+// A tensor whose memory was given up, since backward computes it again.
+template <device Device>
+struct discarded_tensor {
+  std::uint32_t call = 0;  // which call discarded it, counted in its chunk
+  std::size_t what = 0;    // its place among `recompute_modules`
+  int layer = -1;
+  std::size_t bytes = 0;
+  std::size_t elements = 0;
+  block_source<Device>* source = nullptr;
+};
+
 // The groups of one forward pass, last in first out per module.
 template <device Device>
 class chunk_state {
@@ -58,6 +69,7 @@ class chunk_state {
     ordinal_ = ordinal;
     groups_.clear();
     saved_.clear();
+    discarded_.clear();
     top_.fill(no_group);
     cursor_ = 0;
     waiting_ = 0;
@@ -109,6 +121,11 @@ class chunk_state {
     --waiting_;
   }
 
+  [[nodiscard]] std::vector<discarded_tensor<Device>>& discarded() { return discarded_; }
+  [[nodiscard]] const std::vector<discarded_tensor<Device>>& discarded() const {
+    return discarded_;
+  }
+
   [[nodiscard]] saved<Device>* saved_of(const group& of) { return saved_.data() + of.first; }
 
   // The module's last group of that layer that is not restored yet.
@@ -151,6 +168,7 @@ class chunk_state {
   std::size_t ordinal_ = 0;
   std::vector<group> groups_;
   std::vector<saved<Device>> saved_;
+  std::vector<discarded_tensor<Device>> discarded_;
   std::array<std::uint32_t, max_modules> top_{};
   std::uint32_t cursor_ = 0;  // groups from here on need no reload
   std::size_t waiting_ = 0;

@@ -165,6 +165,11 @@ class offloader {
     return (enabled_ >> static_cast<unsigned>(module) & 1U) != 0;
   }
 
+  /// True when the trainer should `discard` and `recompute` what goes by that name.
+  [[nodiscard]] bool recomputes(std::string_view name) const {
+    return engine_->recomputed(name) != detail::engine<Device>::not_recomputed;
+  }
+
   /// The id of a module, to be looked up once; throws `unknown_module`.
   [[nodiscard]] module_id module(std::string_view name) const {
     const auto names = known_modules(engine_->settings());

@@ -105,6 +105,7 @@ class generator {
     if (!once_in(3)) o.offload_modules.push_back("expert_fc1");
     if (once_in(3)) o.offload_modules.push_back("moe_act");
     o.min_tensor_elements = once_in(6) ? 40 : 1;
+    o.recompute_modules = {"layernorm"};
     o.margin = once_in(3);
     o.fraction = once_in(6) ? 0.5 : 1;
     o.reload_ahead = static_cast<std::size_t>(any(5));

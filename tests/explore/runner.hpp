@@ -209,6 +209,9 @@ class runner {
     write(fresh);
   }
 
+  // Of what is recomputed: one for each layer and module.
+  static int number_of(int layer, int module) { return layer * 3 + module; }
+
   void forward_layer(const action& each) {
     auto* at = find(each);
     if (at == nullptr || !at->forward) return;
@@ -217,7 +220,11 @@ class runner {
       if (at->groups.contains({each.layer, m})) continue;
       auto& made = at->groups[{each.layer, m}];
       made.recompute = any(9) == 0;
-      if (made.recompute) continue;
+      if (made.recompute) {
+        fill(made.saved[0]);
+        at->chunk.discard("layernorm", number_of(each.layer, m), stream(), made.saved[0].whole);
+        continue;
+      }
       fill(made.saved[0]);
       made.count = 1;
       if (any(3) == 0) {
@@ -299,7 +306,9 @@ class runner {
       if (found == at->groups.end()) continue;
       auto& of = found->second;
       if (of.recompute) {
-        fill(of.saved[0]);
+        auto& again = of.saved[0];
+        at->chunk.recompute(
+            "layernorm", number_of(each.layer, m), stream(), [&] { write(again); }, again.whole);
         of.count = 1;
       } else if (of.committed) {
         with(of, [&](auto&... handles) {

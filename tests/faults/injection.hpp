@@ -27,7 +27,11 @@ namespace tidepool::test {
   tight.device_budget = 9 * 1024;
   tight.device_step = 1024;
   tight.host_step = 1024;
+  auto again = arena_options(8 * 1024);
+  again.recompute_modules = {"layernorm"};
   return {
+      {.name = "recomputed", .opts = again, .recomputed = true, .two_streams = true},
+      {.name = "graph of what is recomputed", .opts = again, .recomputed = true, .replays = 1},
       {.name = "pool", .opts = small_options()},
       {.name = "tight pool", .opts = tight},
       {.name = "arena", .opts = arena_options(8 * 1024), .microbatches = 4},

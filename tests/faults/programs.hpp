@@ -29,6 +29,7 @@ struct program_plan {
   bool shares = false;       ///< both modules save one tensor
   bool views = false;        ///< the second module saves a rectangle
   bool manual = false;
+  bool recomputed = false;  ///< the second module's tensor is computed again
   bool two_streams = false;
   bool traced = false;
   int replays = 0;  ///< of a whole step that is captured
@@ -162,6 +163,8 @@ class faulty_run {
       save<"fc1">(at.chunk, l, saved.x, tag);
       if (plan_.shares) {
         save<"core_attn">(at.chunk, l, saved.z, tag);
+      } else if (plan_.recomputed) {
+        attempt([&] { at.chunk.template discard<"layernorm">(l, main(), saved.y); });
       } else if (plan_.views) {
         saved.part = saved.y.view(shape);
         save<"core_attn">(at.chunk, l, saved.part, tag + 1);
@@ -180,6 +183,10 @@ class faulty_run {
       const auto tag = tag_of(microbatch, l);
       if (plan_.shares) {
         fetch<"core_attn">(at.chunk, l, saved.z, tag);
+      } else if (plan_.recomputed) {
+        const auto again = [&] { write(saved.y, tag + 1, back()); };
+        attempt([&] { at.chunk.template recompute<"layernorm">(l, back(), again, saved.y); });
+        check(saved.y, tag + 1, back());
       } else if (plan_.views) {
         fetch<"core_attn">(at.chunk, l, saved.part, tag + 1);
       } else {
@@ -230,8 +237,9 @@ class faulty_run {
   [[nodiscard]] static std::uint32_t tag_of(int microbatch, int layer) {
     return static_cast<std::uint32_t>(microbatch * 100 + layer * 2);
   }
-  void write(const buffer& to, std::uint32_t tag) {
-    desk_.write(main(), to.template as<std::uint32_t>(), to.size() / 4, tag);
+  void write(const buffer& to, std::uint32_t tag) { write(to, tag, main()); }
+  void write(const buffer& to, std::uint32_t tag, stream_ref on) {
+    desk_.write(on, to.template as<std::uint32_t>(), to.size() / 4, tag);
   }
   void check(const buffer& what, std::uint32_t tag, stream_ref on) {
     check(what.template as<std::uint32_t>(), {.width = what.size() / 4}, tag, on);

@@ -200,6 +200,12 @@ void engine<Device>::forget_ahead(const chunk_state& chunk, std::uint32_t index)
 
 template <device Device>
 void engine<Device>::check_finished(const chunk_state& chunk) const {
+  if (!chunk.discarded().empty()) {
+    const auto& first = chunk.discarded().front();
+    refuse_recompute("finish", chunk, first.what, first.layer,
+                     "discarded and never computed again; call recompute in backward before the"
+                     " tensor is read");
+  }
   if (chunk.waiting() == 0) return;
   std::string first;
   for (std::uint32_t i = 0; i < chunk.group_count() && first.empty(); ++i) {

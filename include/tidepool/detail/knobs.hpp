@@ -68,7 +68,7 @@ inline constexpr std::array knobs{
          "only these layers offload, such as 0,2,4-7",
          member<&options::offload_layers, layers_format, knob_kind::list>},
     knob{"recompute-modules", "recompute_modules", "", "NAMES|none",
-         "modules that the trainer recomputes whole in backward; they may not be offloaded as well",
+         "what the trainer discards in forward and computes again; it may not be offloaded as well",
          member<&options::recompute_modules, names_format<false>, knob_kind::list>},
     knob{"max-inflight", "max_inflight", "fine-grained-offloading-max-inflight-offloads",
          "COUNT|none|NAME:COUNT,...", "offloads of one module under way; 0 waits at each commit",

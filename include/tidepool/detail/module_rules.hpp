@@ -18,9 +18,9 @@
 namespace tidepool::detail::rules {
 
 /// Names that `recompute_modules` takes beside modules: parts of a model that trainers recompute.
-/// Source: Megatron-Core `TransformerConfig.recompute_modules`.
-inline constexpr std::array<std::string_view, 5> recompute_regions{"layernorm", "mla_up_proj",
-                                                                   "mlp", "moe", "shared_experts"};
+/// Source: Megatron-Core `TransformerConfig.recompute_modules`, and the gather of routed tokens.
+inline constexpr std::array<std::string_view, 6> recompute_regions{
+    "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts", "moe_permute"};
 
 /// `option fraction (--offload-fraction)`
 [[nodiscard]] inline std::string option_label(std::string_view field, std::string_view flag = {}) {
@@ -177,6 +177,12 @@ inline void check_recompute(const options& value, const module_list& list, std::
           label, shown, name + " is offloaded as well (offload_modules)",
           "take " + name + " out of --recompute-modules or out of --offload-modules" +
               (value.offload_modules.front() == "all" ? " (name the modules instead of all)" : ""));
+    }
+    const bool in_group = name == "moe_act" || name == "moe_permute";
+    if (in_group && (enabled & list.bit("fused_group_mlp")) != 0) {
+      reject(label, shown, "the group of fused_group_mlp holds what " + name + " computes again",
+             "offload other modules than fused_group_mlp, or take " + name +
+                 " out of --recompute-modules");
     }
     for (const region& pair : inside) {
       if (name == pair.whole && (enabled & list.bit(pair.part)) != 0) {

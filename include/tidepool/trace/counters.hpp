@@ -26,9 +26,19 @@ struct module_counters {
   friend bool operator==(const module_counters&, const module_counters&) = default;
 };
 
+/// Totals of one name in `recompute_modules`.
+struct recompute_counters {
+  std::string name;
+  std::uint64_t tensors = 0;  ///< discarded in forward
+  std::uint64_t bytes = 0;
+
+  friend bool operator==(const recompute_counters&, const recompute_counters&) = default;
+};
+
 /// Totals of one offloader.
 struct counters {
   std::vector<module_counters> modules;
+  std::vector<recompute_counters> recomputed;
   std::uint64_t steps = 0;
   std::uint64_t evictions = 0;           ///< reloads undone because forward needed their memory
   std::uint64_t arena_waits = 0;         ///< device blocks handed out with a join (back-pressure)

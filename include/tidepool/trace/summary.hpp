@@ -33,6 +33,13 @@ struct rank_counters {
       }
       detail::add(*to, from);
     }
+    for (const auto& from : totals.recomputed) {
+      auto to = std::find_if(sum.recomputed.begin(), sum.recomputed.end(),
+                             [&](const auto& each) { return each.name == from.name; });
+      if (to == sum.recomputed.end()) to = sum.recomputed.insert(to, {from.name});
+      to->tensors += from.tensors;
+      to->bytes += from.bytes;
+    }
     sum.steps = std::max(sum.steps, totals.steps);
     sum.evictions += totals.evictions;
     sum.arena_waits += totals.arena_waits;
@@ -102,6 +109,13 @@ struct rank_counters {
     messages.push_back("tidepool: module '" + module.name +
                        "' was asked for and moved no byte in " +
                        detail::count_of(totals.steps, "step") + ": " + why_silent(module));
+  }
+  for (const auto& each : totals.recomputed) {
+    if (each.tensors > 0 || totals.steps == 0) continue;
+    messages.push_back("tidepool: '" + each.name +
+                       "' was to be recomputed, and the trainer discarded nothing of it in " +
+                       detail::count_of(totals.steps, "step") +
+                       "; does it call discard and recompute for that name?");
   }
   return messages;
 }

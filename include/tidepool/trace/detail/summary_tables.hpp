@@ -116,6 +116,10 @@ inline void add(trace::module_counters& to, const trace::module_counters& from) 
       {"saved", bytes_text(totals.saved()), share_text(totals.saved(), totals.live_peak_without)});
   table.row({"host reserved", bytes_text(totals.host_reserved)});
   if (!totals.host_memory.empty()) table.row({"host memory", totals.host_memory});
+  for (const auto& each : totals.recomputed) {
+    table.row(
+        {"recomputed " + each.name, bytes_text(each.bytes), count_of(each.tensors, "tensor")});
+  }
   if (totals.arena_waits > 0) table.row({"arena waits", std::to_string(totals.arena_waits)});
   if (totals.evictions > 0) table.row({"reloads undone", std::to_string(totals.evictions)});
   return table.text();

@@ -1,0 +1,275 @@
+// What forward discards and backward computes again.
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "rig.hpp"
+#include "tidepool/error.hpp"
+#include "tidepool/trace/summary.hpp"
+
+namespace {
+
+using tidepool::machine;
+using tidepool::misuse_error;
+using tidepool::options;
+using tidepool::test::arena_options;
+using tidepool::test::rig;
+using tidepool::test::small_options;
+
+using offloader = rig::offloader<tidepool::modules<"core_attn", "expert_fc1">>;
+
+constexpr std::size_t size = 2048;
+
+options recomputing(options opts, std::vector<std::string> names = {"moe_act"}) {
+  opts.recompute_modules = std::move(names);
+  return opts;
+}
+
+// What a misuse says; empty when nothing was thrown.
+template <class Call>
+std::string message_of(const Call& call) {
+  try {
+    call();
+  } catch (const misuse_error& problem) {
+    return problem.what();
+  }
+  return {};
+}
+
+bool says(const std::string& text, const char* part) {
+  return text.find(part) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("recompute: discarded memory serves others, and is computed again behind their use") {
+  rig desk(machine{.order_seed = 3});
+  offloader off(desk.dev, recomputing(arena_options(size)));
+  for (std::uint32_t step = 1; step <= 3; ++step) {
+    auto open = off.begin();
+    auto x = off.allocate(size, desk.stream());
+    desk.write(x, step);
+    desk.check(x, step);
+    open.discard<"moe_act">(0, desk.stream(), x);
+    CHECK_FALSE(x);
+    auto other = off.allocate(size, desk.stream());  // there is room for one
+    desk.write(other, 100);
+    desk.check(other, 100);
+    other.reset(desk.stream());
+    open.end_forward();
+    bool called = false;
+    open.recompute<"moe_act">(
+        0, desk.stream(),
+        [&] {
+          called = true;
+          REQUIRE(x);
+          CHECK(x.size() == size);
+          desk.write(x, step);
+        },
+        x);
+    CHECK(called);
+    desk.check(x, step);
+    x.reset(desk.stream());
+    open.finish();
+    off.end_step();
+  }
+  CHECK(desk.wrong() == 0);
+  CHECK(desk.dev.offloads() == 0);
+  REQUIRE(off.counters().recomputed.size() == 1);
+  CHECK(off.counters().recomputed[0].tensors == 3);
+  CHECK(off.counters().recomputed[0].bytes == 3 * size);
+  CHECK(off.counters().live_peak == size);
+}
+
+TEST_CASE("recompute: another stream gets the memory only once its readers are done") {
+  for (std::uint32_t seed = 1; seed <= 8; ++seed) {
+    rig desk(machine{.order_seed = seed});
+    const auto second = desk.dev.make_stream();
+    offloader off(desk.dev, recomputing(arena_options(size)));
+    auto open = off.begin();
+    auto x = off.allocate(size, desk.stream());
+    desk.write(x, 1, 5000);
+    desk.check(x, 1);
+    open.discard<"moe_act">(0, desk.stream(), x);
+    auto other = off.allocate(size, second.ref());
+    desk.write_bytes(other.data(), size, 2, second.ref());
+    other.reset(second.ref());
+    open.recompute<"moe_act">(
+        0, desk.stream(), [&] { desk.write(x, 1); }, x);
+    desk.check(x, 1);
+    x.reset(desk.stream());
+    open.finish();
+    CHECK(desk.wrong() == 0);
+  }
+}
+
+TEST_CASE("recompute: from what was offloaded, which comes back first") {
+  rig desk(machine{.order_seed = 5});
+  offloader off(desk.dev, recomputing(arena_options(2 * size)));
+  constexpr int layers = 4;
+  for (std::uint32_t step = 0; step < 2; ++step) {
+    auto open = off.begin();
+    std::vector<rig::buffer> in(layers);
+    std::vector<rig::buffer> out(layers);
+    for (int l = 0; l < layers; ++l) {
+      auto& x = in[static_cast<std::size_t>(l)];
+      auto& y = out[static_cast<std::size_t>(l)];
+      const auto tag = step * 10 + static_cast<std::uint32_t>(l);
+      x = off.allocate(size, desk.stream());
+      desk.write(x, tag);
+      y = off.allocate(size, desk.stream());
+      desk.write(y, tag);
+      open.discard<"moe_act">(l, desk.stream(), y);
+      open.commit<"expert_fc1">(l, desk.stream(), x);
+    }
+    open.end_forward();
+    for (int l = layers; l-- > 0;) {
+      auto& x = in[static_cast<std::size_t>(l)];
+      auto& y = out[static_cast<std::size_t>(l)];
+      open.restore<"expert_fc1">(l, desk.stream(), x);
+      open.recompute<"moe_act">(
+          l, desk.stream(),
+          [&] {
+            desk.dev.launch(desk.stream(), 1000,
+                            [from = x.data(), to = y.data()] { std::memcpy(to, from, size); });
+          },
+          y);
+      desk.check(y, step * 10 + static_cast<std::uint32_t>(l));
+      y.reset(desk.stream());
+      x.reset(desk.stream());
+    }
+    open.finish();
+    off.end_step();
+  }
+  CHECK(desk.wrong() == 0);
+  CHECK(desk.dev.offloads() == 2 * layers);
+}
+
+TEST_CASE(
+    "recompute: two calls of one name and layer come back last first, each with its tensors") {
+  rig desk;
+  offloader off(desk.dev, recomputing(small_options(), {"layernorm"}));
+  auto open = off.begin();
+  auto a = off.allocate(256, desk.stream());
+  auto b = off.allocate(512, desk.stream());
+  auto c = off.allocate(1024, desk.stream());
+  open.discard<"layernorm">(0, desk.stream(), a);
+  open.discard<"layernorm">(0, desk.stream(), b, c);
+  const auto nothing = [] {};
+  CHECK(says(message_of([&] { open.recompute<"layernorm">(0, desk.stream(), nothing, b); }),
+             "1 arguments, but 2 were discarded"));
+  open.recompute<"layernorm">(0, desk.stream(), nothing, b, c);
+  open.recompute<"layernorm">(0, desk.stream(), nothing, a);
+  CHECK(a.size() == 256);
+  CHECK(b.size() == 512);
+  CHECK(c.size() == 1024);
+  CHECK(says(message_of([&] { open.recompute<"layernorm">(0, desk.stream(), nothing, a); }),
+             "nothing of it was discarded, or it was computed again before"));
+}
+
+TEST_CASE("recompute: a name that is not listed costs nothing and changes nothing") {
+  rig desk;
+  offloader off(desk.dev, small_options());
+  CHECK_FALSE(off.recomputes("moe_act"));
+  auto open = off.begin();
+  auto x = off.allocate(size, desk.stream());
+  auto* const data = x.data();
+  open.discard<"moe_act">(0, desk.stream(), x);
+  open.recompute<"moe_act">(
+      0, desk.stream(), [] { FAIL_CHECK("called"); }, x);
+  CHECK(x.data() == data);
+}
+
+TEST_CASE("recompute: misuse is refused in words, and leaves everything as it was") {
+  rig desk;
+  offloader off(desk.dev, recomputing(small_options()));
+  offloader other(desk.dev, recomputing(small_options()));
+  auto open = off.begin({.microbatch = 7});
+  auto x = off.allocate(size, desk.stream());
+  auto* const data = x.data();
+  auto second = x.share();
+  const auto discard = [&](auto&... tensors) {
+    return message_of([&] { open.discard<"moe_act">(3, desk.stream(), tensors...); });
+  };
+  const auto shared = discard(x);
+  CHECK(says(shared, "discard of moe_act of layer 3, microbatch 7: argument 1 has another owner"));
+  second.reset(desk.stream());
+  rig::buffer none;
+  CHECK(says(discard(x, none), "argument 2 holds no memory"));
+  auto foreign = other.allocate(size, desk.stream());
+  CHECK(says(discard(x, foreign), "argument 2 belongs to another offloader"));
+  auto kept = off.allocate(size, desk.stream());
+  open.start_offload<"core_attn">(0, desk.stream(), kept);
+  CHECK(says(discard(kept), "argument 1 was committed too"));
+  CHECK(x.data() == data);
+  CHECK(discard(x).empty());
+  CHECK(says(message_of([&] { open.finish(); }), "discarded and never computed again"));
+  auto full = off.allocate(size, desk.stream());
+  CHECK(says(message_of([&] {
+               open.recompute<"moe_act">(
+                   3, desk.stream(), [] {}, full);
+             }),
+             "argument 1 holds other memory"));
+  CHECK(says(discard(full), "forward pass has ended"));
+  open = {};  // given up: nothing of it is left
+  full.reset(desk.stream());
+  kept.reset(desk.stream());
+  foreign.reset(desk.stream());
+  CHECK(off.counters().device_peak > 0);
+  off.end_step();
+}
+
+TEST_CASE("recompute: what fails may be tried again") {
+  rig desk;
+  offloader off(desk.dev, recomputing(arena_options(size)));
+  auto open = off.begin();
+  auto x = off.allocate(size, desk.stream());
+  open.discard<"moe_act">(0, desk.stream(), x);
+  open.end_forward();
+  auto big = off.allocate(size, desk.stream());
+  const auto again = [&] { desk.write(x, 5); };
+  CHECK_THROWS_AS(open.recompute<"moe_act">(0, desk.stream(), again, x), tidepool::out_of_budget);
+  CHECK_FALSE(x);
+  big.reset(desk.stream());
+  struct own_error {};
+  CHECK_THROWS_AS(open.recompute<"moe_act">(
+                      0, desk.stream(), [] { throw own_error(); }, x),
+                  own_error);
+  CHECK_FALSE(x);
+  open.recompute<"moe_act">(0, desk.stream(), again, x);
+  desk.check(x, 5);
+  x.reset(desk.stream());
+  open.finish();
+  CHECK(desk.wrong() == 0);
+}
+
+TEST_CASE("recompute: a forward-only pass gives the memory back and computes nothing again") {
+  rig desk;
+  offloader off(desk.dev, recomputing(arena_options(size)));
+  auto open = off.begin({.forward_only = true});
+  for (int l = 0; l < 3; ++l) {
+    auto x = off.allocate(size, desk.stream());
+    open.discard<"moe_act">(l, desk.stream(), x);
+    CHECK_FALSE(x);
+  }
+  open.finish();
+  CHECK(off.counters().recomputed[0].tensors == 0);
+}
+
+TEST_CASE("recompute: a name for which the trainer does nothing is reported after the first step") {
+  rig desk;
+  offloader off(desk.dev, recomputing(small_options({"core_attn"}), {"layernorm"}));
+  std::string reported;
+  off.on_report([&](std::string_view line) { reported += line; });
+  auto open = off.begin();
+  auto x = off.allocate(size, desk.stream());
+  open.commit<"core_attn">(0, desk.stream(), x);
+  open.restore<"core_attn">(0, desk.stream(), x);
+  x.reset(desk.stream());
+  open.finish();
+  off.end_step();
+  CHECK(says(reported, "'layernorm' was to be recomputed, and the trainer discarded nothing"));
+}
