@@ -171,11 +171,12 @@ TEST_CASE("forecast: the automatic policy is not slower than Megatron's at equal
       CAPTURE(depth);
       CAPTURE(share);
       double best = 1e300;
-      for (const double fraction : {1.0, 0.8, 0.6, 0.4, 0.2}) {
-        for (const std::size_t ahead : {std::size_t{2}, std::size_t{8}}) {
+      for (const double fraction : {1.0, 0.95, 0.85, 0.7, 0.55, 0.4, 0.3, 0.15}) {
+        for (const bool margin : {true, false}) {
           auto opts = arena(depth, share, policy_kind::megatron);
           opts.fraction = fraction;
-          opts.reload_ahead = ahead;
+          opts.margin = margin;
+          opts.reload_ahead = margin ? 2 : 8;
           try {
             stack run(depth, opts);
             for (int i = 0; i < 4; ++i) run.step();

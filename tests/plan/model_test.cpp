@@ -7,6 +7,7 @@
 #include <string>
 
 #include "tidepool/error.hpp"
+#include "tidepool/plan/automatic.hpp"
 #include "tidepool/plan/check.hpp"
 #include "tidepool/plan/forecast.hpp"
 #include "tidepool/plan/machines.hpp"
@@ -98,5 +99,37 @@ TEST_CASE("model: less memory never makes the planned proxy faster than the boun
     CHECK(made.expected.step_us >= made.bound_us * (1 - 1e-9));
     const auto seen = tidepool::plan::forecast(step, made);
     if (seen.expected.runs) CHECK(seen.expected.step_us >= made.bound_us * (1 - 1e-6));
+  }
+}
+
+// Which modules leave is part of what a user tunes; here the whole MLP, and nothing else, does
+// well.
+TEST_CASE(
+    "model: the automatic policy is not slower than Megatron's rule for some of the modules") {
+  const auto step = profile_of(model_named("qwen3-30b-a3b"), machine_named("h200"));
+  tidepool::options opts;
+  opts.memory = tidepool::memory_kind::arena;
+  opts.device_budget = std::size_t{50} << 30;
+  const auto made = tidepool::plan::automatic(step, opts);
+
+  auto mlp = step;
+  for (auto& chunk : mlp.chunks) {
+    for (auto& group : chunk.groups) {
+      const auto& name = step.modules[static_cast<std::size_t>(group.module)];
+      if (name != "expert_fc1" && name != "moe_act") group.bytes = 0;
+    }
+  }
+  for (const double fraction : {1.0, 0.8, 0.6, 0.5}) {
+    auto rule = opts;
+    rule.fraction = fraction;
+    auto stays = tidepool::plan::megatron_policy(mlp, rule);
+    for (std::size_t c = 0; c < stays.size(); ++c) {
+      for (std::size_t i = 0; i < stays[c].size(); ++i) {
+        if (mlp.chunks[c].groups[i].bytes == 0) stays[c][i] = true;
+      }
+    }
+    const auto theirs = tidepool::plan::forecast(step, rule, stays);
+    CAPTURE(fraction);
+    if (theirs.expected.runs) CHECK(made.expected.step_us <= theirs.expected.step_us);
   }
 }

@@ -22,40 +22,35 @@ class audition {
   audition(const profile& step, const options& opts) : step_(&step), opts_(opts) {}
 
   // True when the engine takes no longer than the planner thought.
-  bool hear(step_plan candidate) {
-    auto run = opts_;
-    run.reload_ahead = candidate.reload_ahead;
-    run.reload_ahead_bytes.reset();
-    if (candidate.reload_ahead_bytes > 0) run.reload_ahead_bytes = candidate.reload_ahead_bytes;
-    const auto seen = forecast(*step_, run, kept_by(candidate.what));
-    if (!seen.expected.runs) return false;
-    const auto thought = candidate.expected.step_us;
-    candidate.expected = seen.expected;
-    if (!found_ || candidate.expected.step_us < best_.expected.step_us) best_ = candidate;
-    found_ = true;
-    return seen.expected.step_us <= thought * 1.005;
+  bool hear(const step_plan& candidate) {
+    return heard(candidate) <= candidate.expected.step_us * 1.005;
   }
 
-  // Megatron's rule with every second fraction: what nobody should do worse than.
+  // Megatron's rule as a user would tune it, which nobody should do better: every fraction, and
+  // then without the module that does most harm, as long as that helps.
   void hear_megatron(const step_plan& like) {
-    auto rule = opts_;
+    rule best;
     for (const bool margin : {true, false}) {
-      for (int fifths = 5; fifths > 0; --fifths) {
-        rule.margin = margin;
-        rule.fraction = fifths / 5.0;
-        auto candidate = like;
-        const auto stays = megatron_policy(*step_, rule);
-        for (std::size_t c = 0; c < stays.size(); ++c) {
-          for (std::size_t i = 0; i < stays[c].size(); ++i) {
-            candidate.what[c][i] = stays[c][i] ? action::keep : action::offload;
-          }
-        }
-        for (const auto ahead : {std::size_t{2}, std::size_t{8}}) {
-          candidate.reload_ahead = ahead;
-          candidate.reload_ahead_bytes = 0;
-          hear(candidate);
-        }
+      for (const auto ahead : {std::size_t{2}, std::size_t{8}}) {
+        tune(like, {margin, 1, ahead}, *step_, best);
       }
+    }
+    auto seen = *step_;
+    for (bool better = true; better;) {
+      better = false;
+      const auto before = best;
+      profile narrowed;
+      for (std::size_t m = 0; m < step_->modules.size(); ++m) {
+        auto less = without(seen, m);
+        if (less.chunks == seen.chunks) continue;
+        auto found = best;
+        tune(like, before, less, found);
+        if (!(found.step_us < best.step_us)) continue;
+        best = found;
+        narrowed = std::move(less);
+        better = true;
+      }
+      if (better) seen = std::move(narrowed);
     }
   }
 
@@ -63,10 +58,79 @@ class audition {
   [[nodiscard]] const step_plan& best() const { return best_; }
 
  private:
+  struct rule {
+    bool margin = true;
+    double fraction = 1;
+    std::size_t ahead = 2;
+    double step_us = std::numeric_limits<double>::infinity();
+  };
+
+  // Microseconds of the step as the engine runs it; infinite when it cannot.
+  double heard(step_plan candidate) {
+    auto run = opts_;
+    run.reload_ahead = candidate.reload_ahead;
+    run.reload_ahead_bytes.reset();
+    if (candidate.reload_ahead_bytes > 0) run.reload_ahead_bytes = candidate.reload_ahead_bytes;
+    const auto seen = forecast(*step_, run, kept_by(candidate.what));
+    if (!seen.expected.runs) return std::numeric_limits<double>::infinity();
+    candidate.expected = seen.expected;
+    if (!found_ || candidate.expected.step_us < best_.expected.step_us) best_ = candidate;
+    found_ = true;
+    return seen.expected.step_us;
+  }
+
+  // The step as if a module saved nothing.
+  [[nodiscard]] static profile without(const profile& of, std::size_t module) {
+    auto less = of;
+    for (auto& chunk : less.chunks) {
+      for (auto& group : chunk.groups) {
+        if (static_cast<std::size_t>(group.module) == module) group.bytes = 0;
+      }
+    }
+    return less;
+  }
+
+  // All fractions, coarse and then finer.
+  void tune(const step_plan& like, rule tried, const profile& seen, rule& best) {
+    rule coarse;
+    for (int fifths = 5; fifths > 0; --fifths) {
+      tried.fraction = fifths / 5.0;
+      hear_rule(like, tried, seen, coarse);
+    }
+    auto fine = coarse;
+    for (const double off : {-0.1, 0.1, -0.05, 0.05}) {
+      tried.fraction = coarse.fraction + off;
+      if (tried.fraction > 0 && tried.fraction < 1) hear_rule(like, tried, seen, fine);
+    }
+    if (fine.step_us < best.step_us) best = fine;
+  }
+
+  // `seen` is the step with the groups that the rule may move; what has no bytes there stays.
+  void hear_rule(const step_plan& like, rule tried, const profile& seen, rule& best) {
+    if (events_left_ < step_->events.size()) return;
+    events_left_ -= step_->events.size();
+    auto opts = opts_;
+    opts.margin = tried.margin;
+    opts.fraction = tried.fraction;
+    auto candidate = like;
+    const auto stays = megatron_policy(seen, opts);
+    for (std::size_t c = 0; c < stays.size(); ++c) {
+      for (std::size_t i = 0; i < stays[c].size(); ++i) {
+        const bool keeps = stays[c][i] || seen.chunks[c].groups[i].bytes == 0;
+        candidate.what[c][i] = keeps ? action::keep : action::offload;
+      }
+    }
+    candidate.reload_ahead = tried.ahead;
+    candidate.reload_ahead_bytes = 0;
+    tried.step_us = heard(candidate);
+    if (tried.step_us < best.step_us) best = tried;
+  }
+
   const profile* step_;
   options opts_;
   step_plan best_;
   bool found_ = false;
+  std::size_t events_left_ = 1'000'000;  // of steps to be forecast, for a second or two
 };
 
 }  // namespace detail
@@ -100,11 +164,9 @@ class audition {
     if (stage.hear(next)) break;
   }
   constexpr double at_the_bound = 1.002;
-  constexpr std::size_t small_step =
-      10'000;  // events, for which twenty forecasts take a second or two
   const bool at_bound =
       stage.found() && stage.best().expected.step_us <= at_the_bound * whole.bound_us;
-  if (!at_bound && step.events.size() <= small_step) stage.hear_megatron(whole);
+  if (!at_bound) stage.hear_megatron(whole);
   if (stage.found()) {
     auto best = stage.best();
     best.limited_by = plans.limit_of(best);
