@@ -224,6 +224,19 @@ class engine {
   void end_recompute(chunk_state& chunk, std::size_t what, int layer) noexcept;
   void give_up(std::span<buffer<Device>* const> tensors) noexcept;
 
+  // ---- state that lives on the host, see host_state.hpp ----
+
+  [[nodiscard]] storage& make_state(std::size_t bytes, std::string_view name);
+  [[nodiscard]] buffer<Device> create_state(storage& store, std::string_view name,
+                                            stream_ref stream);
+  bool prefetch_state(storage& store, std::string_view name);
+  [[nodiscard]] buffer<Device> fetch_state(storage& store, std::string_view name,
+                                           stream_ref stream);
+  void write_state(storage& store, std::string_view name, buffer<Device>& changed,
+                   stream_ref stream);
+  void drop_state(storage& store) noexcept;
+  void drop_states_ahead() noexcept;
+
   // Throws `misuse_error` when something was committed and never restored.
   void check_finished(const chunk_state& chunk) const;
 
@@ -335,6 +348,8 @@ class engine {
   }
   void forget_ahead(const chunk_state& chunk, std::uint32_t index);
 
+  static void require_away(const storage& store, const char* call, std::string_view name);
+  [[nodiscard]] bool bring_state(storage& store, std::string_view name);
   void forget_handle(storage& store);
   void forget_save(storage& store);
   void forget_idle(storage& store);
@@ -405,3 +420,4 @@ class engine {
 #include "tidepool/detail/engine_memory.hpp"
 #include "tidepool/detail/engine_recompute.hpp"
 #include "tidepool/detail/engine_refusals.hpp"
+#include "tidepool/detail/engine_state.hpp"

@@ -14,6 +14,7 @@
 #include "tidepool/chunk.hpp"
 #include "tidepool/error.hpp"
 #include "tidepool/graph.hpp"
+#include "tidepool/host_state.hpp"
 #include "tidepool/memory/fixed.hpp"
 #include "tidepool/options.hpp"
 #include "tidepool/plan/automatic.hpp"
@@ -77,6 +78,14 @@ class offloader {
   [[nodiscard]] buffer allocate_from(block_source<Device>& source, std::size_t bytes,
                                      stream_ref stream) {
     return engine_->allocate(bytes, bytes, stream, &source);
+  }
+
+  // ---- state that lives on the host ----
+
+  /// Pinned host memory for state that visits the device; empty of contents. `name` is for messages
+  /// and traces. Throws `out_of_budget` when the host budget is spent, `device_error`.
+  [[nodiscard]] host_state<Device> state_on_host(std::size_t bytes, std::string_view name) {
+    return {&engine_->make_state(bytes, name), name};
   }
 
   // ---- CUDA graphs ----

@@ -44,6 +44,8 @@ struct storage {
   std::uint32_t handles = 0;            // held outside
   std::uint32_t saves = 0;              // held by committed groups
   bool keep = false;                    // opted out of offloading
+  bool resident = false;                // a host_state's
+  bool written = false;                 // and it has contents
   bool wanted = false;                  // backward has come to a group that saved it
   bool idle = false;                    // on the device only because another group will need it
   lane_id lane{};                       // where it was last handed out

@@ -32,6 +32,8 @@ namespace tidepool::test {
   return {
       {.name = "recomputed", .opts = again, .recomputed = true, .two_streams = true},
       {.name = "graph of what is recomputed", .opts = again, .recomputed = true, .replays = 1},
+      {.name = "state on the host", .opts = small_options(), .stateful = true, .two_streams = true},
+      {.name = "graph with state", .opts = arena_options(8 * 1024), .stateful = true, .replays = 2},
       {.name = "pool", .opts = small_options()},
       {.name = "tight pool", .opts = tight},
       {.name = "arena", .opts = arena_options(8 * 1024), .microbatches = 4},

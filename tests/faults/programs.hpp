@@ -30,6 +30,7 @@ struct program_plan {
   bool views = false;        ///< the second module saves a rectangle
   bool manual = false;
   bool recomputed = false;  ///< the second module's tensor is computed again
+  bool stateful = false;    ///< state on the host is written before a step and read after it
   bool two_streams = false;
   bool traced = false;
   int replays = 0;  ///< of a whole step that is captured
@@ -53,6 +54,9 @@ class faulty_run {
     attempt([&] { off_.emplace(desk_.dev, plan_.opts); });
     off_->on_report([](std::string_view) {});
     open_.resize(static_cast<std::size_t>(plan_.depth));
+    for (int i = 0; plan_.stateful && i < 2; ++i) {
+      attempt([&] { states_.push_back(off_->state_on_host(plan_.bytes, "state")); });
+    }
     for (int i = 0; i < plan_.steps; ++i) {
       const bool traced = plan_.traced && i > 0;
       if (traced) attempt([&] { off_->start_trace("step", main()); });
@@ -100,15 +104,35 @@ class faulty_run {
   }
 
   void step() {
+    write_states();
     for (const auto& each : one_f_one_b(plan_.microbatches, plan_.depth)) {
       auto& at = open_[static_cast<std::size_t>(each.microbatch % plan_.depth)];
       each.backward ? backward(at, each.microbatch) : forward(at, each.microbatch);
     }
+    read_states();
     off_->end_step();
     order(back(), main());
     desk_.next_round(main());
     order(main(), back());
     if (!inside_) ++rounds_;
+  }
+
+  void write_states() {
+    for (auto& state : states_) {
+      buffer fresh;
+      attempt([&] { fresh = state.create(main()); });
+      write(fresh, state_tag);
+      attempt([&] { state.write_back(fresh, main()); });
+    }
+  }
+  void read_states() {
+    for (auto& state : states_) {
+      attempt([&] { state.prefetch(); });
+      buffer here;
+      attempt([&] { here = state.fetch(back()); });
+      check(here, state_tag, back());
+      release(here, back());
+    }
   }
 
   void spoil() {
@@ -255,6 +279,7 @@ class faulty_run {
   }
 
   static constexpr std::size_t y_bytes = 768;
+  static constexpr std::uint32_t state_tag = 9000;
   static constexpr std::size_t sane = std::size_t{1} << 20;
   static constexpr view_shape shape{.offset = 64, .width = 32, .rows = 5, .pitch = 96};
 
@@ -265,6 +290,7 @@ class faulty_run {
   std::uint32_t rounds_ = 0;
   std::optional<offloader> off_;
   std::vector<in_flight> open_;
+  std::vector<host_state<device_type>> states_;
 };
 
 }  // namespace tidepool::test

@@ -85,6 +85,7 @@ void engine<Device>::leave_capture() noexcept {
     replayed_on_ = static_cast<lane_id>(max_lanes);
     replayed_ = true;
   }
+  drop_states_ahead();
 }
 
 template <device Device>

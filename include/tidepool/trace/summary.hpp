@@ -42,6 +42,8 @@ struct rank_counters {
     }
     sum.steps = std::max(sum.steps, totals.steps);
     sum.evictions += totals.evictions;
+    sum.state_fetched += totals.state_fetched;
+    sum.state_written += totals.state_written;
     sum.arena_waits += totals.arena_waits;
     sum.device_allocations += totals.device_allocations;
     sum.host_allocations += totals.host_allocations;

@@ -120,6 +120,10 @@ inline void add(trace::module_counters& to, const trace::module_counters& from) 
     table.row(
         {"recomputed " + each.name, bytes_text(each.bytes), count_of(each.tensors, "tensor")});
   }
+  if (totals.state_written > 0) {
+    table.row({"host state fetched", bytes_text(totals.state_fetched)});
+    table.row({"  and written back", bytes_text(totals.state_written)});
+  }
   if (totals.arena_waits > 0) table.row({"arena waits", std::to_string(totals.arena_waits)});
   if (totals.evictions > 0) table.row({"reloads undone", std::to_string(totals.evictions)});
   return table.text();

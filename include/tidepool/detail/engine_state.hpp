@@ -1,0 +1,179 @@
+// The engine's part in state that lives on the host. The state counts as one save of its storage,
+// so that its host copy stays.
+#pragma once
+
+#include "tidepool/engine.hpp"
+
+namespace tidepool::detail {
+
+template <device Device>
+auto engine<Device>::make_state(std::size_t bytes, std::string_view name) -> storage& {
+  const auto subject = "host_state of " + std::string(name);
+  if (bytes == 0) throw misuse_error(subject + ": 0 bytes; ask for at least 1");
+  auto& store = store_.create(*this, bytes, bytes);
+  try {
+    if (!store_.place_on_host(store)) {
+      const auto& host = store_.host_source();
+      throw out_of_budget(subject + ": host_budget: " + std::to_string(bytes) +
+                              " bytes more do not fit; " + std::to_string(host.used()) + " of " +
+                              std::to_string(host.budget()) +
+                              " bytes are in use. Raise --host-budget, or keep part of it on the"
+                              " device",
+                          bytes, host.budget());
+    }
+  } catch (...) {
+    store_.destroy(store);
+    throw;
+  }
+  store.saves = 1;
+  store.resident = true;
+  ++references_;
+  return store;
+}
+
+template <device Device>
+void engine<Device>::require_away(const storage& store, const char* call, std::string_view name) {
+  if (store.handles == 0) return;
+  throw misuse_error(std::string(call) + " of " + std::string(name) +
+                     ": it is on the device already; write_back or reset its buffer first");
+}
+
+template <device Device>
+buffer<Device> engine<Device>::create_state(storage& store, std::string_view name,
+                                            stream_ref stream) {
+  require_away(store, "create", name);
+  const auto lane = lane_of(stream);
+  forget_idle(store);
+  if (store.on_device) {  // fetched ahead and never used
+    fence after(store.last_use);
+    after.add(store.reloaded);
+    store_.displace(store, after, store_.reload_lane());
+  }
+  place_or_throw(store, lane, "create");
+  store.lane = lane;
+  return buffer<Device>(share(store));
+}
+
+// Starts the copy in; false when there is no device memory for it.
+template <device Device>
+bool engine<Device>::bring_state(storage& store, std::string_view name) {
+  const auto copies = store_.reload_lane();
+  auto& order = store_.order();
+  store_.await_offload(store);
+  if (!store_.place(store, copies)) return false;
+  try {
+    const auto traced = store_.trace().begin(copies, order.stream(copies));
+    store_.copy_in(store);
+    store_.issue_copies(copy_direction::host_to_device);
+    store.reloaded = order.record(copies);
+    store_.trace().end(traced, copies, order.stream(copies),
+                       {trace::span_kind::reload, name, -1, -1, store.bytes});
+  } catch (...) {
+    store_.settle(copies);
+    store_.displace(store, {}, copies);
+    throw;
+  }
+  counters_.state_fetched += store.bytes;
+  return true;
+}
+
+template <device Device>
+bool engine<Device>::prefetch_state(storage& store, std::string_view name) {
+  if (store.on_device) return false;
+  if (replayed_) settle_replays();
+  idle_.reserve(idle_.size() + 1);
+  if (!bring_state(store, name)) return false;
+  store.idle = true;
+  idle_.push_back(&store);
+  return true;
+}
+
+template <device Device>
+buffer<Device> engine<Device>::fetch_state(storage& store, std::string_view name,
+                                           stream_ref stream) {
+  require_away(store, "fetch", name);
+  const auto lane = lane_of(stream);
+  forget_idle(store);
+  while (!store.on_device && !bring_state(store, name)) {
+    if (!evict_one()) throw_out_of_device(store.bytes, "fetch of " + std::string(name));
+  }
+  try {
+    store_.order().join(lane, store.reloaded, join_site::consumer);
+  } catch (...) {
+    fence after(store.last_use);
+    after.add(store.reloaded);
+    store_.displace(store, after, store_.reload_lane());
+    throw;
+  }
+  store.lane = lane;
+  return buffer<Device>(share(store));
+}
+
+template <device Device>
+void engine<Device>::write_state(storage& store, std::string_view name, buffer<Device>& changed,
+                                 stream_ref stream) {
+  if (changed.store_ != &store) {
+    throw misuse_error("write_back of " + std::string(name) +
+                       ": this is not the buffer that its create or fetch returned");
+  }
+  const auto lane = lane_of(stream);
+  const auto copies = store_.offload_lane();
+  auto& order = store_.order();
+  if (order.capturing() &&
+      !store.written) {  // a capture that fails would leave it without contents
+    throw misuse_error("write_back of " + std::string(name) +
+                       ": the first contents are written inside a capture; write them once before");
+  }
+  const auto ready = order.record(lane);
+  try {
+    order.join(copies, ready, join_site::producer);
+    order.join(copies, store.reloaded, join_site::host_reuse);  // it may have read the host copy
+    const auto traced = store_.trace().begin(copies, order.stream(copies));
+    store_.copy_out(store, store, {0, store.bytes, 1, store.bytes});
+    store_.issue_copies(copy_direction::device_to_host);
+    store.offloaded = order.record(copies);
+    store_.trace().end(traced, copies, order.stream(copies),
+                       {trace::span_kind::offload, name, -1, -1, store.bytes});
+  } catch (...) {
+    store_.settle(copies);
+    throw;
+  }
+  // The copy out stands for the copy in as well, behind which it is.
+  store.reloaded = {};
+  store.last_use.add(ready);
+  store.last_use.add(store.offloaded);
+  store.lane = lane;
+  store.written = true;
+  counters_.state_written += store.bytes;
+  store_.note_group(store.bytes);
+  changed.part_ = {};
+  changed.store_ = nullptr;
+  forget_handle(store);
+}
+
+// State that was fetched ahead inside a capture that failed: its copy will never run.
+template <device Device>
+void engine<Device>::drop_states_ahead() noexcept {
+  std::erase_if(idle_, [&](storage* store) {
+    if (!store->resident) return false;
+    store->idle = false;
+    fence after(store->last_use);
+    after.add(store->reloaded);
+    store_.displace(*store, after, store_.reload_lane());
+    return true;
+  });
+}
+
+template <device Device>
+void engine<Device>::drop_state(storage& store) noexcept {
+  bool settled = closed_ || !replayed_;
+  try {
+    if (!settled) settle_replays();
+    settled = true;
+  } catch (...) {  // no event, so that the memory stays taken, as in drop_quietly
+  }
+  if (settled) forget_save(store);
+  release(this);
+}
+
+}  // namespace tidepool::detail

@@ -1,0 +1,104 @@
+/// State that lives on the host and visits the device: optimizer moments, pages of a cache.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "tidepool/engine.hpp"
+
+namespace tidepool {
+
+template <device Device, class Modules>
+class offloader;
+
+/// One piece of state. Its pinned host memory is its own from `offloader::host_state` to its
+/// destruction; device memory it has only while it visits, from the offloader's source.
+///
+///     state.prefetch();                    // some time before
+///     auto here = state.fetch(stream);     // read it, change it
+///     state.write_back(here, stream);      // changed; or here.reset(stream) when only read
+///
+/// The copies run on the offloader's two copy streams and wait for what they must; no call blocks
+/// the host. Inside a capture all of them belong to the graph; of a capture that fails nothing was
+/// copied, and the contents are those from before it.
+///
+/// Move-only; may outlive its offloader, not its device. Thread safety: none.
+template <device Device>
+class [[nodiscard]] host_state {
+ public:
+  using stream_ref = typename Device::stream_ref;
+
+  host_state() = default;
+  host_state(host_state&& other) noexcept
+      : store_(std::exchange(other.store_, nullptr)), name_(std::move(other.name_)) {}
+  host_state& operator=(host_state&& other) noexcept {
+    if (this != &other) {
+      drop();
+      store_ = std::exchange(other.store_, nullptr);
+      name_ = std::move(other.name_);
+    }
+    return *this;
+  }
+  // A compiler that refuses a copy shows these lines.
+  host_state(const host_state&) = delete;             // move-only; it owns its host memory
+  host_state& operator=(const host_state&) = delete;  // move-only; it owns its host memory
+  ~host_state() { drop(); }
+
+  explicit operator bool() const { return store_ != nullptr; }
+  /// Bytes; 0 when empty.
+  [[nodiscard]] std::size_t size() const { return store_ == nullptr ? 0 : store_->bytes; }
+
+  /// Device memory for contents that are new: nothing is copied in. `write_back` makes them the
+  /// state's. Throws `misuse_error` while it visits already, `out_of_budget`, `device_error`.
+  [[nodiscard]] buffer<Device> create(stream_ref stream) {
+    require("create");
+    return store_->owner->create_state(*store_, name_, stream);
+  }
+
+  /// Starts the copy in, on the reload stream. False when there is no device memory now, when it is
+  /// here already, or was never written. What was fetched ahead gives way to anybody in need.
+  bool prefetch() {
+    return store_ != nullptr && store_->written && store_->owner->prefetch_state(*store_, name_);
+  }
+
+  /// The contents, once work given to `stream` from now on runs. Throws `misuse_error` (never
+  /// written, or here already), `out_of_budget`, `device_error`.
+  [[nodiscard]] buffer<Device> fetch(stream_ref stream) {
+    require("fetch");
+    if (!store_->written) {
+      throw misuse_error("fetch of " + name_ +
+                         ": nothing was ever written; create() it, fill it, write_back()");
+    }
+    return store_->owner->fetch_state(*store_, name_, stream);
+  }
+
+  /// Copies the contents out once `stream` has come this far, and empties `changed`, whose memory
+  /// is free after the copy. Throws `misuse_error` unless it is this state's buffer, and for
+  /// first contents inside a capture; `device_error`. `changed` is then as before.
+  void write_back(buffer<Device>& changed, stream_ref stream) {
+    require("write_back");
+    store_->owner->write_state(*store_, name_, changed, stream);
+  }
+
+ private:
+  template <device, class>
+  friend class offloader;
+
+  host_state(detail::storage<Device>* store, std::string_view name) : store_(store), name_(name) {}
+
+  void require(const char* call) const {
+    if (store_ == nullptr) {
+      throw misuse_error(std::string(call) + ": this host_state is empty; was it moved away?");
+    }
+  }
+  void drop() noexcept {
+    if (auto* const store = std::exchange(store_, nullptr)) store->owner->drop_state(*store);
+  }
+
+  detail::storage<Device>* store_ = nullptr;
+  std::string name_;
+};
+
+}  // namespace tidepool

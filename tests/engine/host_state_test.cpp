@@ -1,0 +1,264 @@
+// State that lives on the host and visits the device.
+#include "tidepool/host_state.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "rig.hpp"
+#include "tidepool/error.hpp"
+#include "tidepool/trace/summary.hpp"
+
+namespace {
+
+using tidepool::machine;
+using tidepool::misuse_error;
+using tidepool::test::arena_options;
+using tidepool::test::rig;
+using tidepool::test::small_options;
+
+using offloader = rig::offloader<tidepool::modules<"core_attn">>;
+using host_state = tidepool::host_state<rig::device_type>;
+
+constexpr std::size_t size = 2048;
+
+std::vector<host_state> states_of(rig& desk, offloader& off, int count) {
+  std::vector<host_state> all;
+  for (int i = 0; i < count; ++i) {
+    all.push_back(off.state_on_host(size, "moments of layer " + std::to_string(i)));
+    auto fresh = all.back().create(desk.stream());
+    desk.write(fresh, static_cast<std::uint32_t>(i));
+    all.back().write_back(fresh, desk.stream());
+  }
+  return all;
+}
+
+template <class Call>
+std::string message_of(const Call& call) {
+  try {
+    call();
+  } catch (const misuse_error& problem) {
+    return problem.what();
+  }
+  return {};
+}
+
+}  // namespace
+
+TEST_CASE("host_state: every update sees the one before it, with room for two on the device") {
+  for (std::uint32_t seed = 1; seed <= 12; ++seed) {
+    for (const bool ahead : {false, true}) {
+      CAPTURE(seed);
+      CAPTURE(ahead);
+      rig desk(machine{.order_seed = seed});
+      offloader off(desk.dev, arena_options(2 * size));
+      constexpr int layers = 5;
+      auto all = states_of(desk, off, layers);
+      for (std::uint32_t step = 0; step < 3; ++step) {
+        for (int l = 0; l < layers; ++l) {
+          const auto tag = step * layers + static_cast<std::uint32_t>(l);
+          auto& state = all[static_cast<std::size_t>(l)];
+          auto here = state.fetch(desk.stream());
+          if (ahead) all[static_cast<std::size_t>((l + 1) % layers)].prefetch();
+          desk.check(here, tag);
+          desk.write(here, tag + layers);
+          state.write_back(here, desk.stream());
+          CHECK_FALSE(here);
+        }
+      }
+      CHECK(desk.wrong() == 0);
+      CHECK(off.counters().live_peak <= 2 * size);
+      CHECK(off.counters().state_written == (3 + 1) * layers * size);
+      CHECK(off.counters().state_fetched >= 3 * layers * size);
+    }
+  }
+}
+
+TEST_CASE("host_state: what is only read need not be written back, and may be read again") {
+  rig desk(machine{.order_seed = 4});
+  offloader off(desk.dev, arena_options(size));
+  auto all = states_of(desk, off, 2);
+  for (int turn = 0; turn < 3; ++turn) {
+    for (std::uint32_t i = 0; i < 2; ++i) {
+      auto page = all[i].fetch(desk.stream());
+      desk.check(page, i);
+      page.reset(desk.stream());
+    }
+  }
+  CHECK(desk.wrong() == 0);
+  CHECK(off.counters().state_written == 2 * size);
+}
+
+TEST_CASE("host_state: new contents do not overtake a copy in that still reads the old ones") {
+  for (std::uint32_t seed = 1; seed <= 40; ++seed) {
+    rig desk(machine{.order_seed = seed});
+    const auto second = desk.dev.make_stream();
+    offloader off(desk.dev, arena_options(2 * size));
+    auto all = states_of(desk, off, 1);
+    desk.dev.synchronize();
+    auto spare = off.allocate(size, second.ref());
+    REQUIRE(all[0].prefetch());
+    CHECK_FALSE(all[0].prefetch());  // on its way
+    spare.reset(second.ref());
+    // Into the spare block, so that this stream need not wait for the copy in, which writes the
+    // other one.
+    auto fresh = all[0].create(second.ref());
+    desk.write_bytes(fresh.data(), size, 9, second.ref());
+    rig::buffer last;
+    if (seed % 2 == 0) {
+      last = off.allocate(size, second.ref());
+      desk.write_bytes(last.data(), size, 10, second.ref());
+    }
+    all[0].write_back(fresh, second.ref());
+    if (last) desk.check_rows(last.data(), {size, 1, size, 0}, 10, 0, second.ref());
+    last.reset(second.ref());
+    auto back = all[0].fetch(desk.stream());
+    desk.check(back, 9);
+    back.reset(desk.stream());
+    CHECK(desk.wrong() == 0);
+  }
+}
+
+TEST_CASE("host_state: new contents do not overtake a reader on another stream") {
+  for (std::uint32_t seed = 1; seed <= 40; ++seed) {
+    rig desk(machine{.order_seed = seed});
+    const auto second = desk.dev.make_stream();
+    auto opts = small_options();
+    opts.device_step = size;  // each block a step of its own, so that they share no fence
+    offloader off(desk.dev, opts);
+    auto all = states_of(desk, off, 1);
+    auto spare = off.allocate(size, second.ref());
+    desk.dev.synchronize();
+    auto old = all[0].fetch(desk.stream());
+    desk.check(old, 0);
+    old.reset(desk.stream());
+    spare.reset(second.ref());
+    auto fresh = all[0].create(second.ref());
+    desk.write_bytes(fresh.data(), size, 9, second.ref(), 1);
+    all[0].write_back(fresh, second.ref());
+    CHECK(desk.wrong() == 0);
+  }
+}
+
+TEST_CASE("host_state: what was fetched ahead and is in use gives way to nobody") {
+  rig desk;
+  offloader off(desk.dev, arena_options(size));
+  auto all = states_of(desk, off, 1);
+  REQUIRE(all[0].prefetch());
+  auto here = all[0].fetch(desk.stream());
+  CHECK_THROWS_AS(static_cast<void>(off.allocate(size, desk.stream())), tidepool::out_of_budget);
+  desk.check(here, 0);
+  here.reset(desk.stream());
+  CHECK(desk.wrong() == 0);
+}
+
+TEST_CASE("host_state: what was fetched ahead gives way to saved tensors, and comes again") {
+  rig desk(machine{.order_seed = 2});
+  offloader off(desk.dev, arena_options(size));
+  auto all = states_of(desk, off, 1);
+  REQUIRE(all[0].prefetch());
+  auto x = off.allocate(size, desk.stream());
+  desk.write(x, 50);
+  CHECK_FALSE(all[0].prefetch());  // no room
+  CHECK_THROWS_AS(static_cast<void>(all[0].fetch(desk.stream())), tidepool::out_of_budget);
+  desk.check(x, 50);
+  x.reset(desk.stream());
+  auto back = all[0].fetch(desk.stream());
+  desk.check(back, 0);
+  back.reset(desk.stream());
+  CHECK(desk.wrong() == 0);
+  CHECK(off.counters().evictions == 1);
+}
+
+TEST_CASE("host_state: misuse is refused in words") {
+  rig desk;
+  offloader off(desk.dev, small_options());
+  auto state = off.state_on_host(size, "pages");
+  const auto says = [](const std::string& text, const char* part) {
+    return text.find(part) != std::string::npos;
+  };
+  CHECK(says(message_of([&] { static_cast<void>(state.fetch(desk.stream())); }),
+             "fetch of pages: nothing was ever written"));
+  CHECK_FALSE(state.prefetch());
+  auto fresh = state.create(desk.stream());
+  CHECK(says(message_of([&] { static_cast<void>(state.create(desk.stream())); }),
+             "create of pages: it is on the device already"));
+  auto other = off.allocate(size, desk.stream());
+  CHECK(says(message_of([&] { state.write_back(other, desk.stream()); }),
+             "write_back of pages: this is not the buffer"));
+  CHECK(other);
+  state.write_back(fresh, desk.stream());
+  auto here = state.fetch(desk.stream());
+  CHECK(says(message_of([&] { static_cast<void>(state.fetch(desk.stream())); }),
+             "fetch of pages: it is on the device already"));
+  here.reset(desk.stream());
+  other.reset(desk.stream());
+  auto moved = std::move(state);
+  CHECK(says(message_of([&] { static_cast<void>(state.create(desk.stream())); }), "is empty"));
+  CHECK(says(message_of([&] { static_cast<void>(off.state_on_host(0, "none")); }), "0 bytes"));
+}
+
+TEST_CASE("host_state: a host budget that is spent is named, and memory returns with the state") {
+  rig desk;
+  auto opts = small_options();
+  opts.host_budget = 4096;
+  opts.host_step = 1024;
+  offloader off(desk.dev, opts);
+  auto first = off.state_on_host(3000, "first");
+  CHECK_THROWS_AS(static_cast<void>(off.state_on_host(3000, "second")), tidepool::out_of_budget);
+  first = {};
+  auto second = off.state_on_host(3000, "second");
+  CHECK(second.size() == 3000);
+}
+
+TEST_CASE("host_state: it may go before its buffer, and after its offloader") {
+  rig desk(machine{.order_seed = 7});
+  host_state kept;
+  {
+    offloader off(desk.dev, small_options());
+    auto all = states_of(desk, off, 3);
+    auto here = all[0].fetch(desk.stream());
+    all[0] = {};
+    desk.check(here, 0);
+    all[1].prefetch();
+    here.reset(desk.stream());
+    kept = std::move(all[2]);
+  }
+  CHECK(kept.size() == size);
+  kept = {};
+  CHECK(desk.wrong() == 0);
+}
+
+TEST_CASE("host_state: a capture that fails leaves the contents from before it") {
+  rig desk(machine{.order_seed = 3});
+  offloader off(desk.dev, arena_options(2 * size));
+  auto all = states_of(desk, off, 1);
+  auto empty = off.state_on_host(size, "empty");
+  auto open = off.begin();
+  open.finish();
+  auto x = off.allocate(size, desk.stream());
+  auto step = off.begin();
+  step.commit<"core_attn">(0, desk.stream(), x);
+  step.restore<"core_attn">(0, desk.stream(), x);
+  x.reset(desk.stream());
+  step.finish();
+  off.end_step();
+  struct own_error {};
+  const auto body = [&] {
+    REQUIRE(all[0].prefetch());
+    auto fresh = empty.create(desk.stream());
+    CHECK_THROWS_AS(empty.write_back(fresh, desk.stream()), misuse_error);
+    fresh.reset(desk.stream());
+    throw own_error{};
+  };
+  CHECK_THROWS_AS(static_cast<void>(off.capture(desk.stream(), body)), own_error);
+  CHECK_THROWS_AS(static_cast<void>(empty.fetch(desk.stream())), misuse_error);
+  auto back = all[0].fetch(desk.stream());
+  desk.check(back, 0);
+  back.reset(desk.stream());
+  CHECK(desk.wrong() == 0);
+}
