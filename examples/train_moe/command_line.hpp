@@ -8,6 +8,7 @@
 #include <tidepool/error.hpp>
 #include <tidepool/parse.hpp>
 #include <tidepool/validate.hpp>
+#include <utility>
 #include <vector>
 
 #include "config.hpp"
@@ -73,6 +74,10 @@ inline void add_trainer_options(CLI::App& app, command_line& line) {
         return text.starts_with('-') ? text + " is negative; give 0 or more" : std::string();
       });
   app.add_option("--data", line.data, "text file; default: the repository's own text");
+  app.add_option("--save", run.save, "file for the state of training after the last step");
+  number("--save-step", run.save_step,
+         "steps after which training ends and saves, as an interruption would");
+  app.add_option("--resume", run.resume, "file of --save to go on from");
   app.add_option("--json", line.json, "file for losses, times and bytes");
   app.add_option("--timeline", line.timeline, "file for ui.perfetto.dev");
   app.add_option("--picture", line.picture, "file for a drawing of a step (SVG)");
@@ -117,10 +122,19 @@ inline command_line read_command_line(int argc, const char* const* argv) {
   // Of the two that must fit each other, the one that was given decides.
   if (!given("--microbatches")) run.microbatches = std::max(run.microbatches, run.in_flight);
   if (!given("--in-flight")) run.in_flight = std::min(run.in_flight, run.microbatches);
-  if (!given("--trace-step")) run.trace_step = run.steps - 1;
+  if (!given("--trace-step")) run.trace_step = run.end_step() - 1;
   validate(run);
   if (given("--data") && line.data.empty()) {
     throw tidepool::option_error("--data is empty; give a text file, or leave the option out");
+  }
+  for (const auto& [option, file] : {std::pair{"--save", &run.save}, {"--resume", &run.resume}}) {
+    if (given(option) && file->empty()) {
+      throw tidepool::option_error(std::string(option) +
+                                   " is empty; name a file, or leave the option out");
+    }
+  }
+  if (given("--save-step") && run.save_step == 0) {
+    throw tidepool::option_error("--save-step=0: use 1 to --steps=" + std::to_string(run.steps));
   }
   if (line.device != "auto" && line.device != "cuda" && line.device != "virtual") {
     throw tidepool::option_error("--device=" + line.device + ": use auto, cuda or virtual");

@@ -68,6 +68,7 @@ inline nlohmann::ordered_json to_json(const settings& run, const std::vector<run
   json["microbatches"] = run.microbatches;
   json["in_flight"] = run.in_flight;
   json["seed"] = run.seed;
+  json["first_step"] = run.first_step;
   json["trace_step"] = run.trace_step;
   json["text"] = text.name();
   json["text_bytes"] = text.size();

@@ -14,6 +14,7 @@
 #include <tidepool/trace/timeline.hpp>
 #include <vector>
 
+#include "checkpoint.hpp"
 #include "command_line.hpp"
 #include "devices.hpp"
 #include "files.hpp"
@@ -48,7 +49,7 @@ std::vector<moe::run_result> train(const moe::command_line& line, const moe::cor
 }  // namespace
 
 int main(int argc, char** argv) try {
-  const moe::command_line line = moe::read_command_line(argc, argv);
+  moe::command_line line = moe::read_command_line(argc, argv);
   const moe::corpus text = moe::load_corpus(line.data, line.run.model.seq);
   if (line.run.eval_every > 0 && !text.has_held_out()) {
     throw tidepool::option_error("--eval-every=" + std::to_string(line.run.eval_every) + ": " +
@@ -56,6 +57,13 @@ int main(int argc, char** argv) try {
                                  " is too short to hold a tenth of it out; "
                                  "give a longer text with --data, or leave the option out");
   }
+  if (!line.run.resume.empty()) {
+    const moe::checkpoint_start start = moe::read_checkpoint_start(line.run.resume);
+    moe::check_fits(start, line.run, text);
+    line.run.first_step = static_cast<int>(start.step);
+  }
+  // A folder that does not exist should not cost a training.
+  if (!line.run.save.empty()) moe::state_file("--save", line.run.save, moe::state_file::use::write);
   moe::output_file json("--json", line.json);
   moe::output_file timeline("--timeline", line.timeline);
   moe::output_file picture("--picture", line.picture);

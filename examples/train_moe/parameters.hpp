@@ -1,6 +1,7 @@
 /// The model's weights with their gradients and AdamW state, in memory of the trainer's own.
 #pragma once
 
+#include <array>
 #include <cmath>
 #include <string>
 #include <vector>
@@ -43,6 +44,10 @@ class parameters {
 
   [[nodiscard]] const std::vector<parameter>& all() const { return list_; }
   [[nodiscard]] index count() const { return total_; }
+  /// All that training knows of a tensor: its weights and the two moments of AdamW.
+  [[nodiscard]] std::array<float*, 3> state(const parameter& p) const {
+    return {p.weight, momentum_.data() + p.offset, variance_.data() + p.offset};
+  }
 
   [[nodiscard]] const parameter& embedding() const { return list_[0]; }
   [[nodiscard]] const parameter& positions() const { return list_[1]; }

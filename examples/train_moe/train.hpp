@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint.hpp"
 #include "data.hpp"
 #include "model.hpp"
 #include "schedule.hpp"
@@ -67,13 +68,14 @@ class trainer {
         losses_(dev, run.microbatches * losses_each(), "losses"),
         host_losses_(dev, losses_.size(), "losses") {
     weights_.initialise(kernels_, run.seed);
+    if (!run.resume.empty()) resume_from(dev, stream_.ref(), run, weights_);
   }
 
   run_result run() {
     run_result result;
     result.device = Device::name;
     result.options = knobs_;
-    for (int step = 0; step < run_.steps; ++step) {
+    for (int step = run_.first_step; step < run_.end_step(); ++step) {
       if (step == run_.trace_step) {
         offloader_.start_trace("step " + std::to_string(step), stream_.ref());
       }
@@ -87,6 +89,7 @@ class trainer {
         if (run_.progress) std::printf("  held-out loss %.4f\n", result.evaluations.back().second);
       }
     }
+    if (!run_.save.empty()) save_to(dev_, stream_.ref(), run_, text_, weights_);
     result.driver_peak = driver_peak_;
     result.counters = offloader_.counters();
     if (const auto& plan = offloader_.current_plan()) {
@@ -165,7 +168,7 @@ class trainer {
   void report(int step, const run_result& result) const {
     if (!run_.progress) return;
     const int every = std::max(1, run_.steps / 15);
-    if (step % every != 0 && step + 1 != run_.steps) return;
+    if (step % every != 0 && step + 1 != run_.end_step()) return;
     std::printf("  step %4d/%d  loss %.4f  %8.3f ms  %.1f MB on the device\n", step + 1, run_.steps,
                 result.losses.back(), result.step_ms.back(),
                 static_cast<double>(driver_peak_) * 1e-6);
@@ -206,7 +209,9 @@ std::vector<run_result> train_each(Device& dev, const settings& run,
   for (const tidepool::options& opt : variants) {
     const std::string knobs = to_text(opt);
     if (run.progress) std::printf("tidepool: %s\n", knobs.empty() ? "no offload" : knobs.c_str());
-    results.push_back(trainer<Device, Kernels>(dev, free_before, run, opt, text).run());
+    settings mine = run;
+    if (&opt != &variants.back()) mine.save.clear();  // one run saves; the others have its bits
+    results.push_back(trainer<Device, Kernels>(dev, free_before, mine, opt, text).run());
   }
   return results;
 }
