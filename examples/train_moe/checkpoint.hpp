@@ -210,7 +210,7 @@ class checkpoint_copier {
   void each(const parameters<Device>& weights, Body body) {
     std::size_t at = detail::checkpoint_tensors_at;
     for (const parameter& p : weights.all()) {
-      body(p, at);
+      if (p.held) body(p, at);
       at += detail::bytes_of(p);
     }
   }
@@ -248,19 +248,26 @@ void resume_from(Device& dev, typename Device::stream_ref stream, const settings
       .load(weights, state_file("--resume", run.resume, state_file::use::read));
 }
 
-/// Writes `run.save`, as a whole or not at all.
-template <class Device>
-void save_to(Device& dev, typename Device::stream_ref stream, const settings& run,
+/// Writes `run.save`, as a whole or not at all; each rank of a pipeline writes what it holds.
+template <class Device, class Link>
+void save_to(Device& dev, typename Device::stream_ref stream, Link& link, const settings& run,
              const corpus& text, const parameters<Device>& weights) {
   const auto& magic = detail::checkpoint_magic;
   const checkpoint_start start = detail::start_of(run, text, weights, run.end_step());
   const std::uint64_t hash = detail::hash_of(&start, sizeof start, 0);
-  state_file file("--save", run.save, state_file::use::write);
-  file.write(0, magic.data(), magic.size());
-  file.write(magic.size(), &start, sizeof start);
-  file.write(magic.size() + sizeof start, &hash, sizeof hash);
+  if (run.rank != 0) link.barrier();
+  state_file file("--save", run.save,
+                  run.rank == 0 ? state_file::use::write : state_file::use::join);
+  if (run.rank == 0) {
+    file.write(0, magic.data(), magic.size());
+    file.write(magic.size(), &start, sizeof start);
+    file.write(magic.size() + sizeof start, &hash, sizeof hash);
+    link.barrier();
+  }
   checkpoint_copier<Device>(dev, stream).save(weights, file);
-  file.commit();
+  file.flush();
+  link.barrier();
+  if (run.rank == 0) file.commit();
 }
 
 }  // namespace moe

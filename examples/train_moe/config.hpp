@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 #include <tidepool/error.hpp>
+#include <vector>
 
 namespace moe {
 
@@ -59,12 +60,16 @@ struct settings {
   int in_flight = 0;
   float learning_rate = 0;
   std::uint64_t seed = 1;
-  std::string save;     ///< file for the state after the last step; empty: none
-  std::string resume;   ///< file to go on from; empty: from the start
-  int save_step = 0;    ///< steps after which the run ends as if interrupted; 0: all of them
-  int first_step = 0;   ///< steps that `resume` has behind it
-  int eval_every = 0;   ///< steps between evaluations on held-out text; 0: never
-  int trace_step = -1;  ///< the step that is recorded for the timeline; -1: none
+  std::string save;    ///< file for the state after the last step; empty: none
+  std::string resume;  ///< file to go on from; empty: from the start
+  int save_step = 0;   ///< steps after which the run ends as if interrupted; 0: all of them
+  int first_step = 0;  ///< steps that `resume` has behind it
+  bool pipeline = false;
+  int ranks = 1, rank = 0;             ///< of the pipeline
+  int virtual_stages = 1;              ///< of each rank
+  std::vector<index> layers_per_rank;  ///< empty: spread
+  int eval_every = 0;                  ///< steps between evaluations on held-out text; 0: never
+  int trace_step = -1;                 ///< the step that is recorded for the timeline; -1: none
   bool progress = true;
 
   /// The step before which the run ends.

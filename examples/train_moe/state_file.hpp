@@ -18,13 +18,18 @@ namespace moe {
 /// Throws `tidepool::option_error`, naming the option and the file, from every call that fails.
 class state_file {
  public:
-  enum class use { read, write };
+  /// `join` writes to the unfinished file of somebody else, who gives it its name.
+  enum class use { read, write, join };
 
   state_file(std::string option, std::string name, use how)
-      : option_(std::move(option)), name_(std::move(name)), writes_(how == use::write) {
+      : option_(std::move(option)),
+        name_(std::move(name)),
+        writes_(how != use::read),
+        owns_(how == use::write) {
     // The rename must not cross file systems, so the unfinished file lies in the same folder.
     const std::string path = writes_ ? partial() : name_;
-    descriptor_ = ::open(path.c_str(), writes_ ? O_WRONLY | O_CREAT | O_TRUNC : O_RDONLY, 0666);
+    const int flags = !writes_ ? O_RDONLY : owns_ ? O_WRONLY | O_CREAT | O_TRUNC : O_WRONLY;
+    descriptor_ = ::open(path.c_str(), flags, 0666);
     if (descriptor_ < 0) fail_by_system();
     struct stat what {};
     if (::fstat(descriptor_, &what) != 0 || !S_ISREG(what.st_mode)) {
@@ -36,7 +41,7 @@ class state_file {
   state_file(const state_file&) = delete;
   state_file& operator=(const state_file&) = delete;
   ~state_file() {
-    if (writes_ && descriptor_ >= 0) ::unlink(partial().c_str());
+    if (owns_ && descriptor_ >= 0) ::unlink(partial().c_str());
     close();
   }
 
@@ -50,11 +55,13 @@ class state_file {
     transfer(at, static_cast<const char*>(data), bytes, ::pwrite);
   }
 
+  /// Waits until what was written will outlast the machine.
+  void flush() const {
+    if (::fsync(descriptor_) != 0) fail_by_system();
+  }
   /// Gives the file its name. Without it nothing is left behind, and what had the name keeps it.
   void commit() {
-    if (::fsync(descriptor_) != 0 || std::rename(partial().c_str(), name_.c_str()) != 0) {
-      fail_by_system();
-    }
+    if (std::rename(partial().c_str(), name_.c_str()) != 0) fail_by_system();
     close();
   }
 
@@ -93,7 +100,7 @@ class state_file {
   }
 
   std::string option_, name_;
-  bool writes_;
+  bool writes_, owns_;
   int descriptor_ = -1;
   std::size_t size_ = 0;
 };

@@ -15,8 +15,10 @@
 #include <utility>
 #include <vector>
 
+#include "alone.hpp"
 #include "checkpoint.hpp"
 #include "data.hpp"
+#include "layout.hpp"
 #include "model.hpp"
 #include "schedule.hpp"
 
@@ -33,6 +35,7 @@ struct run_result {
   tidepool::trace::counters counters;
   tidepool::trace::record trace;  ///< of `settings::trace_step`
   double forecast_ms = 0;         ///< of a step, by the plan that was followed; 0 without one
+  std::vector<rank_bytes> ranks;  ///< of all ranks; the rest is this rank's own
 };
 
 /// Time as the device sees it: the virtual clock if it has one.
@@ -47,12 +50,14 @@ double milliseconds(const Device& dev) {
 }
 
 /// One run: a model, its weights and its offloader, from the first step to the last.
-template <class Device, class Kernels>
+///
+/// `Link` connects it with the other ranks of a pipeline, of which it is one.
+template <class Device, class Kernels, template <class, class> class Link>
 class trainer {
  public:
   /// `free_before` is the device's free memory at the start of the process.
   trainer(Device& dev, std::size_t free_before, const settings& run, const tidepool::options& opt,
-          const corpus& text)
+          const corpus& text, typename Link<Device, Kernels>::team& team)
       : dev_(dev),
         free_before_(free_before),
         knobs_(to_text(opt)),
@@ -60,9 +65,14 @@ class trainer {
         text_(text),
         stream_(dev.make_stream()),
         kernels_(dev, stream_.ref(), run),
-        weights_(dev, run.model),
+        link_(team, dev, kernels_, stream_.ref()),
+        shape_(shape_of(run)),
+        schedule_(run.pipeline ? steps_of_rank(shape_, run.rank)
+                               : one_forward_one_backward(run.microbatches, run.in_flight)),
+        weights_(dev, run.model, ranges_of_rank(run, run.rank)),
         offloader_(dev, opt),
-        model_(dev, offloader_, kernels_, stream_.ref(), weights_, run),
+        model_(dev, offloader_, kernels_, stream_.ref(), weights_, run,
+               ranges_of_rank(run, run.rank)),
         bytes_(dev, run.microbatches * bytes_each(), "text"),
         host_bytes_(dev, bytes_.size(), "text"),
         losses_(dev, run.microbatches * losses_each(), "losses"),
@@ -73,6 +83,14 @@ class trainer {
 
   run_result run() {
     run_result result;
+    link_.guarded([&] { run(result); });
+    return result;
+  }
+
+ private:
+  using buffer = tidepool::buffer<Device>;
+
+  void run(run_result& result) {
     result.device = Device::name;
     result.options = knobs_;
     for (int step = run_.first_step; step < run_.end_step(); ++step) {
@@ -89,28 +107,28 @@ class trainer {
         if (run_.progress) std::printf("  held-out loss %.4f\n", result.evaluations.back().second);
       }
     }
-    if (!run_.save.empty()) save_to(dev_, stream_.ref(), run_, text_, weights_);
+    if (!run_.save.empty()) save_to(dev_, stream_.ref(), link_, run_, text_, weights_);
     result.driver_peak = driver_peak_;
     result.counters = offloader_.counters();
     if (const auto& plan = offloader_.current_plan()) {
       result.forecast_ms = plan->expected.step_us / 1e3;
     }
-    return result;
+    std::uint64_t offloaded = 0;
+    for (const auto& each : result.counters.modules) offloaded += each.bytes_offloaded;
+    link_.finish();
+    result.ranks = link_.gather({driver_peak_, result.counters.device_peak, offloaded});
   }
 
- private:
   float train_step(int step) {
     upload(static_cast<std::uint64_t>(step) + 1, false);
-    one_forward_one_backward(
-        run_.microbatches, run_.in_flight,
-        [&](int microbatch) {
-          model_.forward(microbatch, io(microbatch));
-          watch_memory();
-        },
-        [&](int microbatch) {
-          model_.backward(microbatch, io(microbatch));
-          watch_memory();
-        });
+    for (const pipeline_step& each : schedule_) {
+      if (each.what == pipeline_step::pass::forward) {
+        forward(each.microbatch, each.chunk, false);
+      } else {
+        backward(each.microbatch, each.chunk);
+      }
+      watch_memory();
+    }
     {
       const auto span = offloader_.trace_span("AdamW", stream_.ref());
       weights_.update(kernels_, step, learning_rate(step));
@@ -119,11 +137,45 @@ class trainer {
     return mean_loss();
   }
 
+  void forward(int microbatch, int chunk, bool evaluates) {
+    const int stage = shape_.stage(run_.rank, chunk);
+    buffer x;
+    if (stage > 0) x = received(stage - 1, tag(microbatch, stage, 0));
+    auto& part = model_.chunk(chunk);
+    x = evaluates ? part.evaluate(io(microbatch), std::move(x))
+                  : part.forward(microbatch, io(microbatch), std::move(x));
+    if (stage + 1 < shape_.stages()) {
+      link_.send(std::move(x), shape_.rank_of(stage + 1), tag(microbatch, stage + 1, 0));
+    }
+  }
+
+  void backward(int microbatch, int chunk) {
+    const int stage = shape_.stage(run_.rank, chunk);
+    buffer gradient;
+    if (stage + 1 < shape_.stages()) gradient = received(stage + 1, tag(microbatch, stage, 1));
+    gradient = model_.chunk(chunk).backward(microbatch, io(microbatch), std::move(gradient));
+    if (stage > 0) {
+      link_.send(std::move(gradient), shape_.rank_of(stage - 1), tag(microbatch, stage - 1, 1));
+    }
+  }
+
+  buffer received(int from_stage, int tag) {
+    const auto count = static_cast<std::size_t>(run_.model.tokens() * run_.model.hidden);
+    buffer what = offloader_.template allocate<float>(count, stream_.ref());
+    link_.receive(what, shape_.rank_of(from_stage), tag);
+    return what;
+  }
+
+  /// Tells messages between the same two ranks apart, by the stage that receives.
+  [[nodiscard]] int tag(int microbatch, int stage, int backward) const {
+    return 2 * (microbatch * shape_.stages() + stage) + backward;
+  }
+
   /// Loss on the same held-out text at each call. Trains nothing and moves no byte.
   float evaluate() {
     upload(0, true);
     for (int microbatch = 0; microbatch < run_.microbatches; ++microbatch) {
-      model_.evaluate(io(microbatch));
+      for (int chunk = 0; chunk < shape_.chunks; ++chunk) forward(microbatch, chunk, true);
     }
     return mean_loss();
   }
@@ -140,13 +192,14 @@ class trainer {
               tidepool::copy_direction::host_to_device, stream_.ref());
   }
 
-  /// Waits for the device.
+  /// Waits for the device. The last stage alone knows the losses, and tells the other ranks.
   float mean_loss() {
     kernels_.publish(host_losses_.data(), losses_.data(), losses_.size());
     dev_.synchronize(stream_.ref());
     float sum = 0;
     for (int m = 0; m < run_.microbatches; ++m) sum += host_losses_.data()[m * losses_each()];
-    return sum / static_cast<float>(run_.microbatches);
+    const int knows = shape_.rank_of(shape_.stages() - 1);
+    return link_.from_rank(knows, sum / static_cast<float>(run_.microbatches));
   }
 
   /// Linear warm-up over a tenth of the steps, then a cosine down to a tenth.
@@ -190,6 +243,9 @@ class trainer {
   const corpus& text_;
   typename Device::stream stream_;
   Kernels kernels_;
+  Link<Device, Kernels> link_;
+  pipeline_shape shape_;
+  std::vector<pipeline_step> schedule_;
   parameters<Device> weights_;
   tidepool::offloader<Device, saving_modules> offloader_;
   model<Device, Kernels> model_;
@@ -200,10 +256,10 @@ class trainer {
 };
 
 /// The same training once for each of `variants`, on one device.
-template <class Kernels, class Device>
+template <class Kernels, template <class, class> class Link, class Device>
 std::vector<run_result> train_each(Device& dev, const settings& run,
                                    const std::vector<tidepool::options>& variants,
-                                   const corpus& text) {
+                                   const corpus& text, typename Link<Device, Kernels>::team& team) {
   const std::size_t free_before = dev.memory().free;
   std::vector<run_result> results;
   for (const tidepool::options& opt : variants) {
@@ -211,9 +267,19 @@ std::vector<run_result> train_each(Device& dev, const settings& run,
     if (run.progress) std::printf("tidepool: %s\n", knobs.empty() ? "no offload" : knobs.c_str());
     settings mine = run;
     if (&opt != &variants.back()) mine.save.clear();  // one run saves; the others have its bits
-    results.push_back(trainer<Device, Kernels>(dev, free_before, mine, opt, text).run());
+    results.push_back(
+        trainer<Device, Kernels, Link>(dev, free_before, mine, opt, text, team).run());
   }
   return results;
+}
+
+/// The same for all of the model in this process.
+template <class Kernels, class Device>
+std::vector<run_result> train_each(Device& dev, const settings& run,
+                                   const std::vector<tidepool::options>& variants,
+                                   const corpus& text) {
+  typename alone<Device, Kernels>::team nobody;
+  return train_each<Kernels, alone>(dev, run, variants, text, nobody);
 }
 
 }  // namespace moe
