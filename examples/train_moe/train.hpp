@@ -11,33 +11,18 @@
 #include <string_view>
 #include <tidepool/offloader.hpp>
 #include <tidepool/parse.hpp>
-#include <tidepool/trace/counters.hpp>
-#include <tidepool/trace/record.hpp>
 #include <utility>
 #include <vector>
 
 #include "alone.hpp"
-#include "checkpoint.hpp"
+#include "checkpoint_copy.hpp"
 #include "data.hpp"
 #include "layout.hpp"
 #include "model.hpp"
+#include "run_result.hpp"
 #include "schedule.hpp"
 
 namespace moe {
-
-/// What one run did.
-struct run_result {
-  std::string device;
-  std::string options;  ///< those of the library, as text
-  std::vector<float> losses;
-  std::vector<double> step_ms;
-  std::vector<std::pair<int, float>> evaluations;  ///< step and loss on held-out text
-  std::size_t driver_peak = 0;  ///< device bytes of everything, as the driver counts them
-  tidepool::trace::counters counters;
-  tidepool::trace::record trace;  ///< of `settings::trace_step`
-  double forecast_ms = 0;         ///< of a step, by the plan that was followed; 0 without one
-  std::vector<rank_bytes> ranks;  ///< of all ranks; the rest is this rank's own
-};
 
 /// Time as the device sees it: the virtual clock if it has one.
 template <class Device>
@@ -79,14 +64,7 @@ class trainer {
         losses_(dev, run.microbatches * losses_each(), "losses"),
         host_losses_(dev, losses_.size(), "losses") {
     weights_.initialise(kernels_, run.seed);
-    const auto ranges = ranges_of_rank(run, run.rank);
-    if (!std::any_of(ranges.begin(), ranges.end(), [](const auto& r) { return r.head; })) {
-      // Asked for by all ranks, and here for good without a byte to move.
-      offloader_.on_report([](std::string_view line) {
-        if (line.find("'final_norm'") != std::string_view::npos) return;
-        std::fprintf(stderr, "%.*s\n", static_cast<int>(line.size()), line.data());
-      });
-    }
+    if (run.pipeline) report_by_rank();
     if (!run.resume.empty()) resume_from(dev, stream_.ref(), run, weights_);
   }
 
@@ -187,6 +165,16 @@ class trainer {
       for (int chunk = 0; chunk < shape_.chunks; ++chunk) forward(microbatch, chunk, true);
     }
     return mean_loss();
+  }
+
+  /// What the offloader has to say, with the rank in front.
+  void report_by_rank() {
+    const bool has_head = shape_.rank_of(shape_.stages() - 1) == run_.rank;
+    offloader_.on_report([has_head, rank = run_.rank](std::string_view line) {
+      // Asked for on all ranks, it is right that it moves no byte on those without a head.
+      if (!has_head && line.find("'final_norm'") != std::string_view::npos) return;
+      std::fprintf(stderr, "rank %d: %.*s\n", rank, static_cast<int>(line.size()), line.data());
+    });
   }
 
   /// Fetches the text of one step.
