@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # Sourced by examples/demo.sh and tests/run.sh: brings in what a build needs and the machine lacks.
 #
-#   need <what>...     what of: build clang-format objdump openblas cli11 json doctest benchmark
+#   need <what>...     what of: build clang-format objdump openblas cli11 json doctest benchmark mpi
 #
 # Whether a thing is there is asked of the thing itself (a command, a header), not of the package
 # manager. Installs Debian or Ubuntu packages, with sudo where it must. `missing` afterwards holds
@@ -26,6 +26,7 @@ there() {
     json) has_header nlohmann/json.hpp ;;
     doctest) has_header doctest/doctest.h ;;
     benchmark) has_header benchmark/benchmark.h ;;
+    mpi) command -v mpicxx >/dev/null && command -v mpirun >/dev/null ;;
   esac
 }
 
@@ -41,13 +42,15 @@ package_of() {
     json) echo nlohmann-json3-dev ;;
     doctest) echo doctest-dev ;;
     benchmark) echo libbenchmark-dev ;;
+    mpi) echo libopenmpi-dev openmpi-bin ;;
   esac
 }
 
 need() {
   local what packages=() as_root=()
   for what in "$@"; do
-    there "$what" || packages+=("$(package_of "$what")")
+    # shellcheck disable=SC2207  # one thing may be several packages
+    there "$what" || packages+=($(package_of "$what"))
   done
   if [ ${#packages[@]} -gt 0 ]; then
     if [ "$(id -u)" -ne 0 ]; then as_root=(sudo); fi

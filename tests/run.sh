@@ -26,7 +26,7 @@ esac
 arguments=()
 case $preset in
   default | no-cuda)
-    need compiler cmake generator doctest objdump openblas cli11 json benchmark
+    need compiler cmake generator doctest objdump openblas cli11 json benchmark mpi
     stop_without compiler cmake generator doctest
     if is_missing openblas || is_missing cli11 || is_missing json; then
       note "the examples are left out, and with them their tests"
@@ -36,6 +36,7 @@ case $preset in
       note "the benches are left out"
       arguments+=(-DTIDEPOOL_BUILD_BENCH=OFF)
     fi
+    if is_missing mpi; then note "the trainer is built without ranks, and their tests are skipped"; fi
     ;;
   *)
     need compiler cmake generator doctest

@@ -8,9 +8,11 @@
 #include <tidepool/error.hpp>
 #include <tidepool/parse.hpp>
 #include <tidepool/validate.hpp>
+#include <utility>
 #include <vector>
 
 #include "config.hpp"
+#include "layout.hpp"
 #include "rings.hpp"
 
 namespace moe {
@@ -26,6 +28,12 @@ struct command_line {
   std::string picture;
   bool compare = false;
   bool summary = false;
+};
+
+/// Which of the processes of a run this is.
+struct process {
+  int rank = 0;
+  int count = 1;
 };
 
 /// Text for `--help`.
@@ -65,6 +73,10 @@ inline void add_trainer_options(CLI::App& app, command_line& line) {
   number("--steps", run.steps, "of training");
   number("--microbatches", run.microbatches, "of one step");
   number("--in-flight", run.in_flight, "depth of the 1F1B schedule");
+  app.add_flag("--pipeline", run.pipeline, "spread the layers over the ranks that mpirun starts");
+  number("--virtual-stages", run.virtual_stages, "of each rank of the pipeline, interleaved");
+  app.add_option("--layers-per-rank", run.layers_per_rank, "as 3,1; default: spread evenly")
+      ->delimiter(',');
   number("--lr", run.learning_rate, "highest learning rate");
   number("--eval-every", run.eval_every, "steps between evaluations; 0: never");
   app.add_option("--seed", run.seed, "of weights and data")
@@ -73,6 +85,10 @@ inline void add_trainer_options(CLI::App& app, command_line& line) {
         return text.starts_with('-') ? text + " is negative; give 0 or more" : std::string();
       });
   app.add_option("--data", line.data, "text file; default: the repository's own text");
+  app.add_option("--save", run.save, "file for the state of training after the last step");
+  number("--save-step", run.save_step,
+         "steps after which training ends and saves, as an interruption would");
+  app.add_option("--resume", run.resume, "file of --save to go on from");
   app.add_option("--json", line.json, "file for losses, times and bytes");
   app.add_option("--timeline", line.timeline, "file for ui.perfetto.dev");
   app.add_option("--picture", line.picture, "file for a drawing of a step (SVG)");
@@ -82,11 +98,41 @@ inline void add_trainer_options(CLI::App& app, command_line& line) {
   app.footer("Tidepool's options:\n" + tidepool::options_help());
 }
 
+inline void check_pipeline(const command_line& line, bool in_flight_given) {
+#if !defined(TIDEPOOL_HAS_MPI)
+  throw tidepool::option_error(
+      "--pipeline: this build has no MPI; configure it with TIDEPOOL_MPI=ON, or leave the option "
+      "out");
+#endif
+  if (in_flight_given) {
+    throw tidepool::option_error("--in-flight=" + std::to_string(line.run.in_flight) +
+                                 ": the schedule of --pipeline decides it; leave one of them out");
+  }
+  if (line.device == "cuda") {
+    throw tidepool::option_error(
+        "--device=cuda: the ranks of --pipeline have virtual devices; take --device=virtual, or "
+        "leave --pipeline out");
+  }
+}
+
+inline void check_no_pipeline(const command_line& line, bool stages_given, bool layers_given) {
+  const auto fail = [](const std::string& what) { throw tidepool::option_error(what); };
+  if (stages_given) {
+    fail("--virtual-stages=" + std::to_string(line.run.virtual_stages) +
+         ": is for the ranks of a pipeline; add --pipeline");
+  }
+  if (layers_given) fail("--layers-per-rank: is for the ranks of a pipeline; add --pipeline");
+  if (line.run.ranks > 1) {
+    fail("mpirun started " + std::to_string(line.run.ranks) +
+         " ranks, and each would train all of the model; add --pipeline, or start one");
+  }
+}
+
 }  // namespace detail
 
 /// Reads the arguments. Later sources win: the preset, `TIDEPOOL_…` in the environment, flags.
 /// Throws `help_wanted`, or `tidepool::option_error` naming option, value and remedy.
-inline command_line read_command_line(int argc, const char* const* argv) {
+inline command_line read_command_line(int argc, const char* const* argv, const process& me = {}) {
   const tidepool::known_options known = tidepool::parse_known_options(argc, argv);
   const std::vector<std::string> rest(known.rest.rbegin(), known.rest.rend());  // CLI11 wants it so
 
@@ -114,13 +160,34 @@ inline command_line read_command_line(int argc, const char* const* argv) {
   }
   const auto given = [&](const char* option) { return app.count(option) > 0; };
   settings& run = line.run;
+  run.ranks = me.count;
+  run.rank = me.rank;
+  run.progress = me.rank == 0;
+  if (run.pipeline) {
+    detail::check_pipeline(line, given("--in-flight"));
+  } else {
+    detail::check_no_pipeline(line, given("--virtual-stages"), given("--layers-per-rank"));
+  }
   // Of the two that must fit each other, the one that was given decides.
   if (!given("--microbatches")) run.microbatches = std::max(run.microbatches, run.in_flight);
   if (!given("--in-flight")) run.in_flight = std::min(run.in_flight, run.microbatches);
-  if (!given("--trace-step")) run.trace_step = run.steps - 1;
+  if (!given("--trace-step")) run.trace_step = run.end_step() - 1;
   validate(run);
+  if (run.pipeline) {
+    validate_layout(run);
+    run.in_flight = deepest(steps_of_rank(shape_of(run), run.rank));
+  }
   if (given("--data") && line.data.empty()) {
     throw tidepool::option_error("--data is empty; give a text file, or leave the option out");
+  }
+  for (const auto& [option, file] : {std::pair{"--save", &run.save}, {"--resume", &run.resume}}) {
+    if (given(option) && file->empty()) {
+      throw tidepool::option_error(std::string(option) +
+                                   " is empty; name a file, or leave the option out");
+    }
+  }
+  if (given("--save-step") && run.save_step == 0) {
+    throw tidepool::option_error("--save-step=0: use 1 to --steps=" + std::to_string(run.steps));
   }
   if (line.device != "auto" && line.device != "cuda" && line.device != "virtual") {
     throw tidepool::option_error("--device=" + line.device + ": use auto, cuda or virtual");
@@ -128,6 +195,7 @@ inline command_line read_command_line(int argc, const char* const* argv) {
 
   tidepool::options offload =
       tidepool::parse_known_options(argc, argv, tidepool::from_environment(defaults)).value;
+  if (offload.pipeline_rank == 0) offload.pipeline_rank = run.rank;
   if (line.compare && offload.offload_modules.empty()) offload.offload_modules = {"all"};
   if (offload.memory == tidepool::memory_kind::slots && offload.slots.empty()) {
     offload.slots = rings_for(run, offload);

@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 #include <tidepool/error.hpp>
+#include <vector>
 
 namespace moe {
 
@@ -59,9 +60,20 @@ struct settings {
   int in_flight = 0;
   float learning_rate = 0;
   std::uint64_t seed = 1;
-  int eval_every = 0;   ///< steps between evaluations on held-out text; 0: never
-  int trace_step = -1;  ///< the step that is recorded for the timeline; -1: none
+  std::string save;    ///< file for the state after the last step; empty: none
+  std::string resume;  ///< file to go on from; empty: from the start
+  int save_step = 0;   ///< steps after which the run ends as if interrupted; 0: all of them
+  int first_step = 0;  ///< steps that `resume` has behind it
+  bool pipeline = false;
+  int ranks = 1, rank = 0;             ///< of the pipeline
+  int virtual_stages = 1;              ///< of each rank
+  std::vector<index> layers_per_rank;  ///< empty: spread
+  int eval_every = 0;                  ///< steps between evaluations on held-out text; 0: never
+  int trace_step = -1;                 ///< the step that is recorded for the timeline; -1: none
   bool progress = true;
+
+  /// The step before which the run ends.
+  [[nodiscard]] int end_step() const { return save_step > 0 ? save_step : steps; }
 };
 
 /// A named set of defaults.
@@ -161,8 +173,14 @@ inline void validate(const settings& run) {
     fail("--lr", run.learning_rate, "must be a number above 0");
   }
   if (run.eval_every < 0) fail("--eval-every", run.eval_every, "must be 0 (never) or more");
-  if (run.trace_step < 0 || run.trace_step >= run.steps) {
-    fail("--trace-step", run.trace_step, "use 0 to " + std::to_string(run.steps - 1));
+  if (run.save_step < 0 || run.save_step > run.steps) {
+    fail("--save-step", run.save_step, "use 1 to --steps=" + std::to_string(run.steps));
+  }
+  if (run.save_step > 0 && run.save.empty()) {
+    fail("--save-step", run.save_step, "nothing would be saved; add --save=FILE");
+  }
+  if (run.trace_step < 0 || run.trace_step >= run.end_step()) {
+    fail("--trace-step", run.trace_step, "use 0 to " + std::to_string(run.end_step() - 1));
   }
 }
 

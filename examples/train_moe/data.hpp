@@ -36,6 +36,12 @@ class corpus {
 
   [[nodiscard]] const std::string& name() const { return name_; }
   [[nodiscard]] index size() const { return static_cast<index>(text_.size()); }
+  /// Tells texts apart.
+  [[nodiscard]] std::uint64_t fingerprint() const {
+    std::uint64_t hash = 0;
+    for (const char c : text_) hash = mix(hash ^ static_cast<unsigned char>(c));
+    return hash;
+  }
   [[nodiscard]] bool has_held_out() const { return train_end_ < size(); }
 
   /// Nats per byte that a model without any context would need at least.

@@ -1,4 +1,4 @@
-/// The two devices that the trainer runs on, each behind one function.
+/// The devices that the trainer runs on, each behind one function.
 #pragma once
 
 #include <vector>
@@ -17,5 +17,13 @@ std::vector<run_result> train_on_cuda(const settings& run,
                                       const std::vector<tidepool::options>& variants,
                                       const corpus& text);
 bool cuda_present();
+
+class world;
+
+/// The same on the virtual devices of all ranks of a pipeline; every rank has the losses. In
+/// `device_ranks.cpp`, for builds with MPI.
+std::vector<run_result> train_on_ranks(const settings& run,
+                                       const std::vector<tidepool::options>& variants,
+                                       const corpus& text, world& all);
 
 }  // namespace moe

@@ -14,8 +14,8 @@
 
 namespace moe {
 
-/// Everything about one run.
-inline nlohmann::ordered_json to_json(const run_result& run) {
+/// Everything about one run; what is not said for each rank is of rank 0.
+inline nlohmann::ordered_json to_json(const settings& with, const run_result& run) {
   nlohmann::ordered_json json;
   json["device"] = run.device;
   json["options"] = run.options;
@@ -54,6 +54,18 @@ inline nlohmann::ordered_json to_json(const run_result& run) {
                                {"step_bytes", m.step_bytes},
                                {"cap_joins", m.cap_joins}};
   }
+  for (int rank = 0; with.pipeline && rank < with.ranks; ++rank) {
+    const rank_bytes& bytes = run.ranks[static_cast<std::size_t>(rank)];
+    nlohmann::ordered_json layers = nlohmann::ordered_json::array();
+    for (const layer_range& range : ranges_of_rank(with, rank)) {
+      for (index l = range.first; l < range.end; ++l) layers.push_back(l);
+    }
+    json["ranks"].push_back({{"rank", rank},
+                             {"layers", layers},
+                             {"driver_peak_bytes", bytes.driver_peak},
+                             {"device_peak_bytes", bytes.device_peak},
+                             {"bytes_offloaded", bytes.offloaded}});
+  }
   return json;
 }
 
@@ -67,14 +79,18 @@ inline nlohmann::ordered_json to_json(const settings& run, const std::vector<run
                    {"seq", m.seq},         {"batch", m.batch}};
   json["microbatches"] = run.microbatches;
   json["in_flight"] = run.in_flight;
+  if (run.pipeline) {
+    json["pipeline"] = {{"ranks", run.ranks}, {"virtual_stages", run.virtual_stages}};
+  }
   json["seed"] = run.seed;
+  json["first_step"] = run.first_step;
   json["trace_step"] = run.trace_step;
   json["text"] = text.name();
   json["text_bytes"] = text.size();
   json["unigram_entropy"] = text.unigram_entropy();
-  json["run"] = to_json(results.back());
+  json["run"] = to_json(run, results.back());
   if (results.size() > 1) {
-    json["without_offload"] = to_json(results.front());
+    json["without_offload"] = to_json(run, results.front());
     json["equal_steps"] = equal_steps(results.front(), results.back());
   }
   return json;

@@ -3,21 +3,27 @@
 ///   train_moe                                        without offload
 ///   train_moe --offload-modules core_attn,moe_act    with
 ///   train_moe --compare                              both, side by side
+///   mpirun -np 2 train_moe --pipeline                its layers over two ranks
 ///
 /// Exit status: 0; 1 when `--compare` finds a difference or the run fails; 2 for bad options.
 #include <cstdio>
 #include <exception>
 #include <iostream>
+#include <optional>
 #include <string>
 #include <tidepool/trace/picture.hpp>
 #include <tidepool/trace/summary.hpp>
 #include <tidepool/trace/timeline.hpp>
 #include <vector>
 
+#include "checkpoint.hpp"
 #include "command_line.hpp"
 #include "devices.hpp"
 #include "files.hpp"
 #include "report.hpp"
+#if defined(TIDEPOOL_HAS_MPI)
+#include "ranks.hpp"
+#endif
 
 namespace {
 
@@ -36,50 +42,133 @@ bool use_cuda(const std::string& device) {
   return present && device != "virtual";
 }
 
-std::vector<moe::run_result> train(const moe::command_line& line, const moe::corpus& text) {
-#if defined(TIDEPOOL_HAS_CUDA)
-  if (use_cuda(line.device)) return moe::train_on_cuda(line.run, line.variants, text);
-#else
-  use_cuda(line.device);
-#endif
-  return moe::train_on_virtual(line.run, line.variants, text);
-}
+/// All that a run needs, checked, with its files open.
+struct job {
+  moe::command_line line;
+  moe::corpus text;
+  moe::output_file json, timeline, picture;
+};
 
-}  // namespace
-
-int main(int argc, char** argv) try {
-  const moe::command_line line = moe::read_command_line(argc, argv);
-  const moe::corpus text = moe::load_corpus(line.data, line.run.model.seq);
+job prepare(int argc, char** argv, const moe::process& me) {
+  moe::command_line line = moe::read_command_line(argc, argv, me);
+  moe::corpus text = moe::load_corpus(line.data, line.run.model.seq);
   if (line.run.eval_every > 0 && !text.has_held_out()) {
     throw tidepool::option_error("--eval-every=" + std::to_string(line.run.eval_every) + ": " +
                                  text.name() +
                                  " is too short to hold a tenth of it out; "
                                  "give a longer text with --data, or leave the option out");
   }
-  moe::output_file json("--json", line.json);
-  moe::output_file timeline("--timeline", line.timeline);
-  moe::output_file picture("--picture", line.picture);
+  if (!line.run.resume.empty()) {
+    const moe::checkpoint_start start = moe::read_checkpoint_start(line.run.resume);
+    moe::check_fits(start, line.run, text);
+    line.run.first_step = static_cast<int>(start.step);
+  }
+  const bool writes = me.rank == 0;
+  // A folder that does not exist should not cost a training.
+  if (writes && !line.run.save.empty()) {
+    moe::state_file("--save", line.run.save, moe::state_file::use::write);
+  }
+  const auto file = [&](const char* option, const std::string& name) {
+    return moe::output_file(option, writes ? name : std::string());
+  };
+  return {line, std::move(text), file("--json", line.json), file("--timeline", line.timeline),
+          file("--picture", line.picture)};
+}
 
-  const std::vector<moe::run_result> runs = train(line, text);
+std::vector<moe::run_result> train(const job& what) {
+#if defined(TIDEPOOL_HAS_CUDA)
+  if (use_cuda(what.line.device)) {
+    return moe::train_on_cuda(what.line.run, what.line.variants, what.text);
+  }
+#else
+  use_cuda(what.line.device);
+#endif
+  return moe::train_on_virtual(what.line.run, what.line.variants, what.text);
+}
+
+/// Prints and writes what came of it; returns the exit status.
+int report(job& what, const std::vector<moe::run_result>& runs) {
   const moe::run_result& last = runs.back();
-  moe::print_result(last, text);
-  if (line.summary) tidepool::trace::write_summary(std::cout, last.counters);
-  const bool equal = !line.compare || moe::print_comparison(runs.front(), last);
+  moe::print_result(last, what.text);
+  if (what.line.run.pipeline) moe::print_ranks(what.line.run, last);
+  if (what.line.summary) tidepool::trace::write_summary(std::cout, last.counters);
+  const bool equal = !what.line.compare || moe::print_comparison(runs.front(), last);
 
-  json.fill([&](auto& out) { out << moe::to_json(line.run, runs, text).dump(2) << '\n'; });
-  timeline.fill([&](auto& out) { tidepool::trace::write_chrome_trace(out, last.trace); });
-  picture.fill([&](auto& out) { tidepool::trace::write_svg(out, last.trace); });
+  what.json.fill(
+      [&](auto& out) { out << moe::to_json(what.line.run, runs, what.text).dump(2) << '\n'; });
+  what.timeline.fill([&](auto& out) { tidepool::trace::write_chrome_trace(out, last.trace); });
+  what.picture.fill([&](auto& out) { tidepool::trace::write_svg(out, last.trace); });
   return equal ? 0 : 1;
-} catch (const moe::help_wanted& help) {
-  std::fputs(help.text.c_str(), stdout);
-  return 0;
-} catch (const tidepool::option_error& e) {
-  std::fprintf(stderr, "train_moe: %s\n", e.what());
-  return 2;
-} catch (const tidepool::out_of_budget& e) {
-  std::fprintf(stderr, "train_moe: %s\n", e.what());
-  return 2;
-} catch (const std::exception& e) {
-  std::fprintf(stderr, "train_moe: %s\n", e.what());
-  return 1;
+}
+
+/// The message and the exit status of the exception under way.
+struct failure {
+  std::string message;
+  int status = 1;
+  bool help = false;
+
+  static failure current() {
+    try {
+      throw;
+    } catch (const moe::help_wanted& help) {
+      return {help.text, 0, true};
+    } catch (const tidepool::option_error& e) {
+      return {e.what(), 2};
+    } catch (const tidepool::out_of_budget& e) {
+      return {e.what(), 2};
+    } catch (const std::exception& e) {
+      return {e.what(), 1};
+    }
+  }
+};
+
+#if defined(TIDEPOOL_HAS_MPI)
+int on_ranks(int argc, char** argv) {
+  moe::world all(argc, argv);
+  std::optional<job> what;
+  failure problem;
+  try {
+    what.emplace(prepare(argc, argv, {all.rank(), all.size()}));
+    moe::check_messages(what->line.run);
+  } catch (...) {
+    problem = failure::current();
+  }
+  if (problem.help) {
+    if (all.rank() == 0) std::fputs(problem.message.c_str(), stdout);
+    return 0;
+  }
+  if (!all.agree(problem.message)) return 2;
+  try {
+    const auto runs = moe::train_on_ranks(what->line.run, what->line.variants, what->text, all);
+    if (all.rank() == 0) return report(*what, runs);
+    return !what->line.compare ||
+                   moe::equal_steps(runs.front(), runs.back()) == runs.front().losses.size()
+               ? 0
+               : 1;
+  } catch (const std::exception& e) {
+    all.abort(e);
+  }
+}
+#endif
+
+int in_one_process(int argc, char** argv) try {
+  job what = prepare(argc, argv, {});
+  return report(what, train(what));
+} catch (...) {
+  const failure problem = failure::current();
+  if (problem.help) {
+    std::fputs(problem.message.c_str(), stdout);
+  } else {
+    std::fprintf(stderr, "train_moe: %s\n", problem.message.c_str());
+  }
+  return problem.status;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+#if defined(TIDEPOOL_HAS_MPI)
+  if (moe::world::wanted(argc, argv)) return on_ranks(argc, argv);
+#endif
+  return in_one_process(argc, argv);
 }

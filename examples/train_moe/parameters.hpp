@@ -1,12 +1,15 @@
 /// The model's weights with their gradients and AdamW state, in memory of the trainer's own.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <string>
 #include <vector>
 
 #include "device_array.hpp"
 #include "kernels.hpp"
+#include "layout.hpp"
 
 namespace moe {
 
@@ -15,6 +18,7 @@ struct parameter {
   std::string name;
   index count;
   float range;  ///< starts uniform within ± this; 0 means that it starts as ones
+  bool held;    ///< by this rank; else there is no memory
   index offset = 0;
   float* weight = nullptr;
   float* gradient = nullptr;  ///< accumulates over the microbatches of a step
@@ -28,14 +32,17 @@ struct layer_parameters {
 template <class Device>
 class parameters {
  public:
-  parameters(Device& dev, const model_sizes& m)
-      : list_(describe(m)),
+  parameters(Device& dev, const model_sizes& m) : parameters(dev, m, {whole_of(m)}) {}
+  /// Those of `ranges`; the others are known by name and size alone.
+  parameters(Device& dev, const model_sizes& m, const std::vector<layer_range>& ranges)
+      : list_(describe(m, ranges)),
         total_(lay_out(list_)),
         weights_(dev, total_, "weights"),
         gradients_(dev, total_, "gradients"),
         momentum_(dev, total_, "AdamW momentum"),
         variance_(dev, total_, "AdamW variance") {
     for (parameter& p : list_) {
+      if (!p.held) continue;
       p.weight = weights_.data() + p.offset;
       p.gradient = gradients_.data() + p.offset;
     }
@@ -43,6 +50,10 @@ class parameters {
 
   [[nodiscard]] const std::vector<parameter>& all() const { return list_; }
   [[nodiscard]] index count() const { return total_; }
+  /// All that training knows of a tensor: its weights and the two moments of AdamW.
+  [[nodiscard]] std::array<float*, 3> state(const parameter& p) const {
+    return {p.weight, momentum_.data() + p.offset, variance_.data() + p.offset};
+  }
 
   [[nodiscard]] const parameter& embedding() const { return list_[0]; }
   [[nodiscard]] const parameter& positions() const { return list_[1]; }
@@ -60,6 +71,7 @@ class parameters {
       k.fill(state->data(), total_, 0);
     for (const parameter& p : list_) {
       seed = mix(seed);
+      if (!p.held) continue;
       if (p.range > 0) {
         k.randomize(p.weight, p.count, p.range, seed);
       } else {
@@ -75,6 +87,7 @@ class parameters {
     constexpr float beta2 = 0.95F;
     const auto t = static_cast<float>(step + 1);
     for (const parameter& p : list_) {
+      if (!p.held) continue;
       k.adamw(p.weight, p.gradient, momentum_.data() + p.offset, variance_.data() + p.offset,
               p.count,
               {learning_rate, beta1, beta2, 1e-8F, p.range > 0 ? 0.01F : 0.0F,
@@ -83,20 +96,28 @@ class parameters {
   }
 
  private:
-  static std::vector<parameter> describe(const model_sizes& m) {
+  static std::vector<parameter> describe(const model_sizes& m,
+                                         const std::vector<layer_range>& ranges) {
     // Uniform in ± sqrt(3/fan_in) has the standard deviation 1/sqrt(fan_in).
     const auto range = [](index fan_in) { return std::sqrt(3.0F / static_cast<float>(fan_in)); };
     // What adds to the residual stream starts smaller, so that depth does not blow it up.
     const float into_residual = 1 / std::sqrt(2 * static_cast<float>(m.layers));
     std::vector<parameter> list;
-    const auto add = [&](std::string name, index count, float start) {
-      list.push_back({std::move(name), count, start});
+    bool held = false;
+    const auto hold = [&](auto condition) {
+      held = std::any_of(ranges.begin(), ranges.end(), condition);
     };
+    const auto add = [&](std::string name, index count, float start) {
+      list.push_back({std::move(name), count, start, held});
+    };
+    hold([](const layer_range& r) { return r.embedding; });
     add("embedding", vocabulary * m.hidden, 0.5F);
     add("positions", m.seq * m.hidden, 0.1F);
+    hold([](const layer_range& r) { return r.head; });
     add("final_gain", m.hidden, 0);
     add("head", m.hidden * vocabulary, 0.5F * range(m.hidden));
     for (index l = 0; l < m.layers; ++l) {
+      hold([l](const layer_range& r) { return r.holds(l); });
       const std::string layer = "layer" + std::to_string(l) + ".";
       add(layer + "attn_gain", m.hidden, 0);
       add(layer + "qkv", m.hidden * 3 * m.hidden, range(m.hidden));
@@ -113,6 +134,7 @@ class parameters {
   static index lay_out(std::vector<parameter>& list) {
     index end = 0;
     for (parameter& p : list) {
+      if (!p.held) continue;
       p.offset = end;
       end += (p.count + 63) / 64 * 64;
     }

@@ -78,6 +78,23 @@ inline void print_result(const run_result& run, const corpus& text) {
   }
 }
 
+/// Where the layers of a pipeline lie, and the bytes of each rank.
+inline void print_ranks(const settings& run, const run_result& result) {
+  for (int rank = 0; rank < run.ranks; ++rank) {
+    std::string layers;
+    for (const layer_range& range : ranges_of_rank(run, rank)) {
+      layers += (layers.empty() ? "" : ", ") + std::to_string(range.first);
+      if (range.count() > 1) layers += "-" + std::to_string(range.end - 1);
+    }
+    const rank_bytes& bytes = result.ranks[static_cast<std::size_t>(rank)];
+    std::printf(
+        "rank %d: layers %s, %.1f MB on the device of which saved tensors %.1f MB, "
+        "%.1f MB offloaded\n",
+        rank, layers.c_str(), megabytes(bytes.driver_peak), megabytes(bytes.device_peak),
+        megabytes(bytes.offloaded));
+  }
+}
+
 /// Two runs side by side; returns whether their losses are equal to the bit.
 inline bool print_comparison(const run_result& without, const run_result& with) {
   std::printf("\n%-32s %14s %14s\n", "", "no offload", "offload");

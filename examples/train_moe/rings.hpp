@@ -10,6 +10,7 @@
 #include <tidepool/validate.hpp>
 #include <vector>
 
+#include "layout.hpp"
 #include "model_parts.hpp"
 
 namespace moe {
@@ -74,8 +75,17 @@ inline std::vector<tidepool::slot_ring> rings_for(const settings& run,
     count_of_bytes[static_cast<std::size_t>(shape.elements) * sizeof(float)] +=
         leaves ? std::min(all, moving) : all;
   };
+  index most = 0;
+  for (const layer_range& range : ranges_of_rank(run, run.rank)) {
+    most = std::max(most, range.count());
+  }
+  const auto layers = static_cast<std::size_t>(most);
+  if (run.pipeline) {  // the residual stream on its way out, and a gradient
+    count_of_bytes[static_cast<std::size_t>(run.model.tokens() * run.model.hidden) *
+                   sizeof(float)] += 2;
+  }
   for (const saved_shape& shape : shapes_of_layer(run.model, is_enabled("fused_group_mlp"))) {
-    add(shape, static_cast<std::size_t>(run.model.layers));
+    add(shape, layers);
   }
   for (const saved_shape& shape : shapes_of_head(run.model)) add(shape, 1);
 

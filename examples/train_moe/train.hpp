@@ -8,31 +8,21 @@
 #include <cstdio>
 #include <numbers>
 #include <string>
+#include <string_view>
 #include <tidepool/offloader.hpp>
 #include <tidepool/parse.hpp>
-#include <tidepool/trace/counters.hpp>
-#include <tidepool/trace/record.hpp>
 #include <utility>
 #include <vector>
 
+#include "alone.hpp"
+#include "checkpoint_copy.hpp"
 #include "data.hpp"
+#include "layout.hpp"
 #include "model.hpp"
+#include "run_result.hpp"
 #include "schedule.hpp"
 
 namespace moe {
-
-/// What one run did.
-struct run_result {
-  std::string device;
-  std::string options;  ///< those of the library, as text
-  std::vector<float> losses;
-  std::vector<double> step_ms;
-  std::vector<std::pair<int, float>> evaluations;  ///< step and loss on held-out text
-  std::size_t driver_peak = 0;  ///< device bytes of everything, as the driver counts them
-  tidepool::trace::counters counters;
-  tidepool::trace::record trace;  ///< of `settings::trace_step`
-  double forecast_ms = 0;         ///< of a step, by the plan that was followed; 0 without one
-};
 
 /// Time as the device sees it: the virtual clock if it has one.
 template <class Device>
@@ -46,12 +36,14 @@ double milliseconds(const Device& dev) {
 }
 
 /// One run: a model, its weights and its offloader, from the first step to the last.
-template <class Device, class Kernels>
+///
+/// `Link` connects it with the other ranks of a pipeline, of which it is one.
+template <class Device, class Kernels, template <class, class> class Link>
 class trainer {
  public:
   /// `free_before` is the device's free memory at the start of the process.
   trainer(Device& dev, std::size_t free_before, const settings& run, const tidepool::options& opt,
-          const corpus& text)
+          const corpus& text, typename Link<Device, Kernels>::team& team)
       : dev_(dev),
         free_before_(free_before),
         knobs_(to_text(opt)),
@@ -59,21 +51,36 @@ class trainer {
         text_(text),
         stream_(dev.make_stream()),
         kernels_(dev, stream_.ref(), run),
-        weights_(dev, run.model),
+        link_(team, dev, kernels_, stream_.ref()),
+        shape_(shape_of(run)),
+        schedule_(run.pipeline ? steps_of_rank(shape_, run.rank)
+                               : one_forward_one_backward(run.microbatches, run.in_flight)),
+        weights_(dev, run.model, ranges_of_rank(run, run.rank)),
         offloader_(dev, opt),
-        model_(dev, offloader_, kernels_, stream_.ref(), weights_, run),
+        model_(dev, offloader_, kernels_, stream_.ref(), weights_, run,
+               ranges_of_rank(run, run.rank)),
         bytes_(dev, run.microbatches * bytes_each(), "text"),
         host_bytes_(dev, bytes_.size(), "text"),
         losses_(dev, run.microbatches * losses_each(), "losses"),
         host_losses_(dev, losses_.size(), "losses") {
     weights_.initialise(kernels_, run.seed);
+    if (run.pipeline) report_by_rank();
+    if (!run.resume.empty()) resume_from(dev, stream_.ref(), run, weights_);
   }
 
   run_result run() {
     run_result result;
+    link_.guarded([&] { run(result); });
+    return result;
+  }
+
+ private:
+  using buffer = tidepool::buffer<Device>;
+
+  void run(run_result& result) {
     result.device = Device::name;
     result.options = knobs_;
-    for (int step = 0; step < run_.steps; ++step) {
+    for (int step = run_.first_step; step < run_.end_step(); ++step) {
       if (step == run_.trace_step) {
         offloader_.start_trace("step " + std::to_string(step), stream_.ref());
       }
@@ -87,27 +94,28 @@ class trainer {
         if (run_.progress) std::printf("  held-out loss %.4f\n", result.evaluations.back().second);
       }
     }
+    if (!run_.save.empty()) save_to(dev_, stream_.ref(), link_, run_, text_, weights_);
     result.driver_peak = driver_peak_;
     result.counters = offloader_.counters();
     if (const auto& plan = offloader_.current_plan()) {
       result.forecast_ms = plan->expected.step_us / 1e3;
     }
-    return result;
+    std::uint64_t offloaded = 0;
+    for (const auto& each : result.counters.modules) offloaded += each.bytes_offloaded;
+    link_.finish();
+    result.ranks = link_.gather({driver_peak_, result.counters.device_peak, offloaded});
   }
 
- private:
   float train_step(int step) {
     upload(static_cast<std::uint64_t>(step) + 1, false);
-    one_forward_one_backward(
-        run_.microbatches, run_.in_flight,
-        [&](int microbatch) {
-          model_.forward(microbatch, io(microbatch));
-          watch_memory();
-        },
-        [&](int microbatch) {
-          model_.backward(microbatch, io(microbatch));
-          watch_memory();
-        });
+    for (const pipeline_step& each : schedule_) {
+      if (each.what == pipeline_step::pass::forward) {
+        forward(each.microbatch, each.chunk, false);
+      } else {
+        backward(each.microbatch, each.chunk);
+      }
+      watch_memory();
+    }
     {
       const auto span = offloader_.trace_span("AdamW", stream_.ref());
       weights_.update(kernels_, step, learning_rate(step));
@@ -116,13 +124,57 @@ class trainer {
     return mean_loss();
   }
 
+  void forward(int microbatch, int chunk, bool evaluates) {
+    const int stage = shape_.stage(run_.rank, chunk);
+    buffer x;
+    if (stage > 0) x = received(stage - 1, tag(microbatch, stage, 0));
+    auto& part = model_.chunk(chunk);
+    x = evaluates ? part.evaluate(io(microbatch), std::move(x))
+                  : part.forward(microbatch, io(microbatch), std::move(x));
+    if (stage + 1 < shape_.stages()) {
+      link_.send(std::move(x), shape_.rank_of(stage + 1), tag(microbatch, stage + 1, 0));
+    }
+  }
+
+  void backward(int microbatch, int chunk) {
+    const int stage = shape_.stage(run_.rank, chunk);
+    buffer gradient;
+    if (stage + 1 < shape_.stages()) gradient = received(stage + 1, tag(microbatch, stage, 1));
+    gradient = model_.chunk(chunk).backward(microbatch, io(microbatch), std::move(gradient));
+    if (stage > 0) {
+      link_.send(std::move(gradient), shape_.rank_of(stage - 1), tag(microbatch, stage - 1, 1));
+    }
+  }
+
+  buffer received(int from_stage, int tag) {
+    const auto count = static_cast<std::size_t>(run_.model.tokens() * run_.model.hidden);
+    buffer what = offloader_.template allocate<float>(count, stream_.ref());
+    link_.receive(what, shape_.rank_of(from_stage), tag);
+    return what;
+  }
+
+  /// Tells messages between the same two ranks apart, by the stage that receives.
+  [[nodiscard]] int tag(int microbatch, int stage, int backward) const {
+    return 2 * (microbatch * shape_.stages() + stage) + backward;
+  }
+
   /// Loss on the same held-out text at each call. Trains nothing and moves no byte.
   float evaluate() {
     upload(0, true);
     for (int microbatch = 0; microbatch < run_.microbatches; ++microbatch) {
-      model_.evaluate(io(microbatch));
+      for (int chunk = 0; chunk < shape_.chunks; ++chunk) forward(microbatch, chunk, true);
     }
     return mean_loss();
+  }
+
+  /// What the offloader has to say, with the rank in front.
+  void report_by_rank() {
+    const bool has_head = shape_.rank_of(shape_.stages() - 1) == run_.rank;
+    offloader_.on_report([has_head, rank = run_.rank](std::string_view line) {
+      // Asked for on all ranks, it is right that it moves no byte on those without a head.
+      if (!has_head && line.find("'final_norm'") != std::string_view::npos) return;
+      std::fprintf(stderr, "rank %d: %.*s\n", rank, static_cast<int>(line.size()), line.data());
+    });
   }
 
   /// Fetches the text of one step.
@@ -137,13 +189,14 @@ class trainer {
               tidepool::copy_direction::host_to_device, stream_.ref());
   }
 
-  /// Waits for the device.
+  /// Waits for the device. The last stage alone knows the losses, and tells the other ranks.
   float mean_loss() {
     kernels_.publish(host_losses_.data(), losses_.data(), losses_.size());
     dev_.synchronize(stream_.ref());
     float sum = 0;
     for (int m = 0; m < run_.microbatches; ++m) sum += host_losses_.data()[m * losses_each()];
-    return sum / static_cast<float>(run_.microbatches);
+    const int knows = shape_.rank_of(shape_.stages() - 1);
+    return link_.from_rank(knows, sum / static_cast<float>(run_.microbatches));
   }
 
   /// Linear warm-up over a tenth of the steps, then a cosine down to a tenth.
@@ -165,7 +218,7 @@ class trainer {
   void report(int step, const run_result& result) const {
     if (!run_.progress) return;
     const int every = std::max(1, run_.steps / 15);
-    if (step % every != 0 && step + 1 != run_.steps) return;
+    if (step % every != 0 && step + 1 != run_.end_step()) return;
     std::printf("  step %4d/%d  loss %.4f  %8.3f ms  %.1f MB on the device\n", step + 1, run_.steps,
                 result.losses.back(), result.step_ms.back(),
                 static_cast<double>(driver_peak_) * 1e-6);
@@ -187,6 +240,9 @@ class trainer {
   const corpus& text_;
   typename Device::stream stream_;
   Kernels kernels_;
+  Link<Device, Kernels> link_;
+  pipeline_shape shape_;
+  std::vector<pipeline_step> schedule_;
   parameters<Device> weights_;
   tidepool::offloader<Device, saving_modules> offloader_;
   model<Device, Kernels> model_;
@@ -197,18 +253,30 @@ class trainer {
 };
 
 /// The same training once for each of `variants`, on one device.
-template <class Kernels, class Device>
+template <class Kernels, template <class, class> class Link, class Device>
 std::vector<run_result> train_each(Device& dev, const settings& run,
                                    const std::vector<tidepool::options>& variants,
-                                   const corpus& text) {
+                                   const corpus& text, typename Link<Device, Kernels>::team& team) {
   const std::size_t free_before = dev.memory().free;
   std::vector<run_result> results;
   for (const tidepool::options& opt : variants) {
     const std::string knobs = to_text(opt);
     if (run.progress) std::printf("tidepool: %s\n", knobs.empty() ? "no offload" : knobs.c_str());
-    results.push_back(trainer<Device, Kernels>(dev, free_before, run, opt, text).run());
+    settings mine = run;
+    if (&opt != &variants.back()) mine.save.clear();  // one run saves; the others have its bits
+    results.push_back(
+        trainer<Device, Kernels, Link>(dev, free_before, mine, opt, text, team).run());
   }
   return results;
+}
+
+/// The same for all of the model in this process.
+template <class Kernels, class Device>
+std::vector<run_result> train_each(Device& dev, const settings& run,
+                                   const std::vector<tidepool::options>& variants,
+                                   const corpus& text) {
+  typename alone<Device, Kernels>::team nobody;
+  return train_each<Kernels, alone>(dev, run, variants, text, nobody);
 }
 
 }  // namespace moe

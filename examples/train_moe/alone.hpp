@@ -1,0 +1,48 @@
+/// A training in one process, in the terms of one that is spread over ranks.
+///
+/// A link is what a trainer knows about other ranks: a class like `alone`, or `mpi_link` in
+/// `ranks.hpp`. Its `send` takes a buffer that the stream has been told to write, its `receive`
+/// returns one that the stream may read; neither asks when the bytes travel. `send` never waits for
+/// the other side, so that no schedule can lock up.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+namespace moe {
+
+/// Bytes of one rank, for the report.
+struct rank_bytes {
+  std::uint64_t driver_peak = 0;
+  std::uint64_t device_peak = 0;
+  std::uint64_t offloaded = 0;  ///< in all steps
+};
+
+template <class Device, class Kernels>
+class alone {
+ public:
+  /// Nobody else.
+  struct team {};
+
+  alone(team&, Device&, Kernels&, typename Device::stream_ref) {}
+
+  template <class Buffer>
+  void send(Buffer, int, int) {}
+  template <class Buffer>
+  void receive(Buffer&, int, int) {}
+  /// Waits until everything sent has left.
+  void finish() {}
+
+  [[nodiscard]] float from_rank(int, float value) { return value; }
+  [[nodiscard]] std::vector<rank_bytes> gather(const rank_bytes& mine) { return {mine}; }
+  void barrier() {}
+  /// Runs `body`; its failure must be known to all ranks.
+  template <class Body>
+  void guarded(Body body) {
+    body();
+  }
+};
+
+}  // namespace moe

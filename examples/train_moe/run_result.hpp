@@ -1,0 +1,29 @@
+/// What a run leaves for the report and the files.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <tidepool/trace/counters.hpp>
+#include <tidepool/trace/record.hpp>
+#include <utility>
+#include <vector>
+
+#include "alone.hpp"
+
+namespace moe {
+
+/// What one run did.
+struct run_result {
+  std::string device;
+  std::string options;  ///< those of the library, as text
+  std::vector<float> losses;
+  std::vector<double> step_ms;
+  std::vector<std::pair<int, float>> evaluations;  ///< step and loss on held-out text
+  std::size_t driver_peak = 0;  ///< device bytes of everything, as the driver counts them
+  tidepool::trace::counters counters;
+  tidepool::trace::record trace;  ///< of `settings::trace_step`
+  double forecast_ms = 0;         ///< of a step, by the plan that was followed; 0 without one
+  std::vector<rank_bytes> ranks;  ///< of all ranks; the rest is this rank's own
+};
+
+}  // namespace moe

@@ -1,0 +1,228 @@
+#!/usr/bin/env bash
+# The trainer on ranks, under mpirun: the bits of every loss against those of one process, what is
+# refused, and how a failing rank ends the others.
+#
+#   tests/ranks.sh bits|checkpoints|refusals|endings TRAIN_MOE [MPIRUN]
+#
+# Prints one line a case; exits 1 if any fails, 77 without MPI.
+set -uo pipefail
+
+part=$1
+train_moe=$2
+mpirun=${3:-}
+if [ -z "$mpirun" ] || ! command -v "$mpirun" >/dev/null; then
+  echo "skipped: no MPI"
+  exit 77
+fi
+
+# Open MPI: more ranks than cores, no rank bound to a core that others use too, root in containers,
+# and copies through shared memory, where a container forbids those between processes.
+export OMPI_MCA_rmaps_base_oversubscribe=1 PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
+export OMPI_MCA_hwloc_base_binding_policy=none
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+export OMPI_MCA_btl_vader_single_copy_mechanism=none
+
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+text=$(dirname "${BASH_SOURCE[0]}")/../LICENSE
+small=(--hidden 32 --heads 2 --seq 32 --batch 2 --data "$text")
+failed=0
+
+verdict() {  # verdict NAME: of the command before it
+  if [ $? -eq 0 ]; then
+    printf 'good     %s\n' "$1"
+  else
+    failed=$((failed + 1))
+    printf 'FAILED   %s\n%s\n' "$1" "$(tail -n 5 "$folder/output")"
+  fi
+}
+
+# options OPTION...: those and the usual ones, without naming any twice
+options() {
+  given=("${small[@]}" "$@")
+  [[ " $* " == *' --steps '* ]] || given+=(--steps 3)
+}
+
+alone() {
+  options "$@"
+  "$train_moe" --device virtual "${given[@]}" >"$folder/output" 2>&1
+}
+
+# on RANKS OPTION...
+on() {
+  local ranks=$1
+  shift
+  options "$@"
+  timeout 120 "$mpirun" -np "$ranks" "$train_moe" --pipeline "${given[@]}" >"$folder/output" 2>&1
+}
+
+# bits FILE: of the losses of the steps, and the held-out losses
+bits() { grep -E '"bits"|"(step|loss)": [0-9.]+,?$' "$1"; }
+
+# same_bits RANKS "OPTIONS OF BOTH" OPTION...: with RANKS ranks as with one process
+same_bits() {
+  local ranks=$1 both
+  read -r -a both <<<"$2"
+  shift 2
+  alone "${both[@]}" --json "$folder/alone" &&
+    on "$ranks" "${both[@]}" "$@" --json "$folder/ranks" &&
+    [ "$(bits "$folder/ranks" | wc -l)" -gt 3 ] &&
+    [ "$(bits "$folder/alone")" = "$(bits "$folder/ranks")" ] &&
+    [ "$(grep -c '"rank": ' "$folder/ranks")" -eq "$ranks" ]
+  verdict "$ranks ranks: ${both[*]} $*"
+}
+
+leaves=(--offload-modules all)
+case $part in
+  bits)
+    same_bits 1 '--layers 4'
+    same_bits 2 '--layers 4'
+    same_bits 4 '--layers 4'
+    same_bits 2 '--layers 4 --microbatches 1'
+    same_bits 2 '--layers 4 --microbatches 5'
+    same_bits 2 '--layers 5'
+    same_bits 4 '--layers 6'
+    same_bits 2 '--layers 4' --layers-per-rank 3,1
+    same_bits 2 '--layers 4' --layers-per-rank 1,3 "${leaves[@]}" --memory arena --device-budget 1MB
+    same_bits 1 '--layers 4' --virtual-stages 3
+    same_bits 2 '--layers 4' --virtual-stages 2
+    same_bits 2 '--layers 7' --virtual-stages 3
+    same_bits 2 '--layers 4 --microbatches 2' --virtual-stages 2
+    same_bits 4 '--layers 8' --virtual-stages 2
+    same_bits 4 '--layers 8 --microbatches 8' --virtual-stages 2
+    same_bits 2 '--layers 4 --eval-every 2' "${leaves[@]}"
+    same_bits 2 '--layers 4 --eval-every 1' --virtual-stages 2 "${leaves[@]}"
+    for ranks in 2 4; do
+      for stages in 1 2; do
+        for cap in 0 1 none; do
+          same_bits $ranks '--layers 8' --virtual-stages $stages "${leaves[@]}" --max-inflight $cap
+        done
+        same_bits $ranks '--layers 8' --virtual-stages $stages "${leaves[@]}" \
+          --memory arena --device-budget 1MB
+        same_bits $ranks '--layers 8' --virtual-stages $stages "${leaves[@]}" --memory slots
+        same_bits $ranks '--layers 8' --virtual-stages $stages "${leaves[@]}" \
+          --memory arena --device-budget 2MB --policy automatic
+      done
+    done
+    on 2 --layers 4 --virtual-stages 2 --compare "${leaves[@]}" &&
+      grep -q 'equal to the bit: 3 of 3' "$folder/output"
+    verdict '2 ranks: --compare'
+    ;;
+  checkpoints)
+    common=(--layers 4 --steps 6)
+    alone "${common[@]}" --json "$folder/whole" --save "$folder/end"
+    verdict 'an unbroken run of one process'
+    on 2 "${common[@]}" --virtual-stages 2 "${leaves[@]}" --save "$folder/state" --save-step 2 &&
+      on 4 "${common[@]}" --resume "$folder/state" --json "$folder/tail" --save "$folder/end_of_4" &&
+      [ "$(bits "$folder/tail")" = "$(bits "$folder/whole" | tail -n 8)" ]
+    verdict 'saved by 2 ranks, resumed by 4'
+    cmp "$folder/end" "$folder/end_of_4" >"$folder/output" 2>&1
+    verdict 'the state at the end is that of one process'
+    alone "${common[@]}" --resume "$folder/state" --json "$folder/tail" &&
+      [ "$(bits "$folder/tail")" = "$(bits "$folder/whole" | tail -n 8)" ]
+    verdict 'saved by 2 ranks, resumed by one process'
+    ;;
+  refusals)
+    # refuses RANKS PATTERN OPTION...: exit status 2, and the message once
+    refuses() {
+      local ranks=$1 pattern=$2
+      shift 2
+      on "$ranks" "$@"
+      [ $? -eq 2 ] && [ "$(grep -c 'train_moe: ' "$folder/output")" -eq 1 ] &&
+        grep -q -- "$pattern" "$folder/output"
+      verdict "$ranks ranks refuse: $*"
+    }
+    refuses 4 '4 stages, more than --layers=3; start fewer' --layers 3
+    refuses 2 '8 stages, more than --layers=4' --layers 4 --virtual-stages 4
+    refuses 2 'microbatches=3: with --virtual-stages=2 it must be a multiple of the 2 ranks; give 4' \
+      --layers 4 --virtual-stages 2 --microbatches 3
+    refuses 2 'virtual-stages=0: use 1' --layers 4 --virtual-stages 0
+    refuses 2 'in-flight=2: the schedule of --pipeline decides' --layers 4 --in-flight 2
+    refuses 2 'device=cuda: the ranks of --pipeline' --layers 4 --device cuda
+    refuses 2 'layers-per-rank=2,1: makes 3 layers, not --layers=4' --layers 4 --layers-per-rank 2,1
+    refuses 2 'layers-per-rank=4: names 1 ranks, but there are 2' --layers 4 --layers-per-rank 4
+    refuses 2 'layers-per-rank=4,0: each rank needs a layer' --layers 4 --layers-per-rank 4,0
+    refuses 2 'layers-per-rank=3,1: is for one stage' --layers 4 --layers-per-rank 3,1 \
+      --virtual-stages 2
+    refuses 2 'json=.*: cannot be written' --layers 4 --json "$folder/none/x"
+    refuses 2 'save=.*: cannot be written' --layers 4 --save "$folder/none/x"
+
+    # alone_refuses PATTERN OPTION...
+    alone_refuses() {
+      local pattern=$1
+      shift
+      alone "$@"
+      [ $? -eq 2 ] && grep -q -- "$pattern" "$folder/output"
+      verdict "one process refuses: $*"
+    }
+    alone_refuses 'virtual-stages=2: .*add --pipeline' --virtual-stages 2
+    alone_refuses 'layers-per-rank: .*add --pipeline' --layers-per-rank 3,1
+    timeout 120 "$mpirun" -np 2 "$train_moe" --steps 3 >"$folder/output" 2>&1
+    [ $? -eq 2 ] && grep -q 'mpirun started 2 ranks' "$folder/output"
+    verdict '2 ranks refuse: no --pipeline'
+    on 2 --help && [ "$(grep -c 'virtual-stages' "$folder/output")" -eq 1 ]
+    verdict '2 ranks print one help'
+    ;;
+  endings)
+    # Rank 0 has three of four layers: the budget is too small for it and enough for rank 1, which
+    # is waiting for rank 0 when that gives up.
+    on 2 --layers 4 --layers-per-rank 3,1 --memory arena --device-budget 800KB
+    status=$?
+    [ $status -eq 2 ] && grep -q 'train_moe: rank 0: .*device-budget' "$folder/output"
+    verdict 'a budget that is too small for rank 0 ends both ranks'
+
+    # A file that one rank cannot read.
+    cat >"$folder/one_blind" <<'SCRIPT'
+#!/usr/bin/env bash
+if [ "${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}" = 1 ]; then set -- "$@" --data /nowhere; fi
+exec "$TRAIN_MOE" "$@"
+SCRIPT
+    chmod +x "$folder/one_blind"
+    TRAIN_MOE=$train_moe timeout 60 "$mpirun" -np 2 "$folder/one_blind" --pipeline --layers 2 \
+      >"$folder/output" 2>&1
+    [ $? -eq 2 ] && [ "$(grep -c 'train_moe: ' "$folder/output")" -eq 1 ] &&
+      grep -q '/nowhere: cannot be read' "$folder/output"
+    verdict 'a text that one rank cannot read ends both, with one message'
+
+    # Each rank leaves its process id, and training goes on for ever.
+    cat >"$folder/with_id" <<'SCRIPT'
+#!/usr/bin/env bash
+echo $$ >"$FOLDER/id.${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}"
+exec "$TRAIN_MOE" "$@"
+SCRIPT
+    chmod +x "$folder/with_id"
+    lives() { grep -q '^State:' "/proc/$1/status" && ! grep -q '^State:.Z' "/proc/$1/status"; } \
+      2>/dev/null
+    for victim in 0 1 3; do
+      rm -f "$folder"/id.*
+      TRAIN_MOE=$train_moe FOLDER=$folder timeout 90 "$mpirun" -np 4 "$folder/with_id" --pipeline \
+        "${small[@]}" --layers 4 --steps 10000000 >"$folder/output" 2>&1 &
+      launcher=$!
+      for ((i = 0; i < 300; ++i)); do  # until the ranks train
+        [ "$(cat "$folder"/id.* 2>/dev/null | wc -l)" -eq 4 ] && grep -q 'step ' "$folder/output" &&
+          break
+        sleep 0.1
+      done
+      mapfile -t ids < <(cat "$folder"/id.*)
+      kill -9 "$(cat "$folder/id.$victim")"
+      killed=$?
+      since=$SECONDS
+      wait $launcher
+      status=$?
+      for ((i = 0; i < 600; ++i)); do
+        left=0
+        for id in "${ids[@]}"; do lives "$id" && left=$((left + 1)); done
+        [ $left -eq 0 ] && break
+        sleep 0.1
+      done
+      [ $killed -eq 0 ] && [ ${#ids[@]} -eq 4 ] && [ $status -ne 0 ] && [ $status -ne 124 ] && [ $left -eq 0 ]
+      verdict "rank $victim is killed, and the others end within $((SECONDS - since)) s (status $status)"
+    done
+    ;;
+  *)
+    echo "no part \"$part\""
+    exit 2
+    ;;
+esac
+
+[ "$failed" -eq 0 ]

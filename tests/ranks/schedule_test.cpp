@@ -1,0 +1,170 @@
+/// Schedules of pipelines, played over all ranks, and how layers are laid out.
+#include "../../examples/train_moe/schedule.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "../../examples/train_moe/layout.hpp"
+
+namespace {
+
+using moe::pipeline_shape;
+using moe::pipeline_step;
+using pass = pipeline_step::pass;
+
+std::vector<pipeline_shape> shapes() {
+  std::vector<pipeline_shape> all;
+  for (int ranks = 1; ranks <= 6; ++ranks) {
+    for (int microbatches = 1; microbatches <= 13; ++microbatches) {
+      all.push_back({ranks, 1, microbatches});
+    }
+    for (int chunks = 2; chunks <= 4; ++chunks) {
+      for (int groups = 1; groups <= 4; ++groups) all.push_back({ranks, chunks, groups * ranks});
+    }
+  }
+  return all;
+}
+
+std::string name_of(const pipeline_shape& shape) {
+  return std::to_string(shape.ranks) + " ranks, " + std::to_string(shape.chunks) + " chunks, " +
+         std::to_string(shape.microbatches) + " microbatches";
+}
+
+/// A message: to which stage, of which microbatch, in which direction.
+using message = std::tuple<int, int, pass>;
+
+/// Runs every rank as far as it gets, with receives that block and sends that do not; returns the
+/// steps that were left when no rank could go on.
+std::size_t steps_left(const pipeline_shape& shape,
+                       const std::vector<std::vector<pipeline_step>>& plan) {
+  std::vector<std::size_t> at(plan.size(), 0);
+  std::set<message> sent;
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (int rank = 0; rank < shape.ranks; ++rank) {
+      const auto r = static_cast<std::size_t>(rank);
+      for (; at[r] < plan[r].size(); ++at[r], moved = true) {
+        const pipeline_step& step = plan[r][at[r]];
+        const int stage = shape.stage(rank, step.chunk);
+        const bool forward = step.what == pass::forward;
+        const bool receives = forward ? stage > 0 : stage + 1 < shape.stages();
+        if (receives && sent.erase({stage, step.microbatch, step.what}) == 0) break;
+        const int next = forward ? stage + 1 : stage - 1;
+        if (next >= 0 && next < shape.stages()) sent.insert({next, step.microbatch, step.what});
+      }
+    }
+  }
+  CHECK(sent.empty());
+  std::size_t left = 0;
+  for (std::size_t r = 0; r < plan.size(); ++r) left += plan[r].size() - at[r];
+  return left;
+}
+
+}  // namespace
+
+TEST_CASE("each microbatch goes once through each chunk, forward before backward") {
+  for (const pipeline_shape& shape : shapes()) {
+    CAPTURE(name_of(shape));
+    for (int rank = 0; rank < shape.ranks; ++rank) {
+      const auto steps = moe::steps_of_rank(shape, rank);
+      REQUIRE(steps.size() == std::size_t{2} * shape.microbatches * shape.chunks);
+      std::set<std::pair<int, int>> forward, backward;
+      for (const pipeline_step& step : steps) {
+        REQUIRE(step.chunk >= 0);
+        REQUIRE(step.chunk < shape.chunks);
+        REQUIRE(step.microbatch >= 0);
+        REQUIRE(step.microbatch < shape.microbatches);
+        const std::pair which{step.chunk, step.microbatch};
+        if (step.what == pass::forward) {
+          CHECK(forward.insert(which).second);
+        } else {
+          CHECK(forward.count(which) == 1);
+          CHECK(backward.insert(which).second);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("each chunk takes its microbatches in order, forward and backward") {
+  for (const pipeline_shape& shape : shapes()) {
+    CAPTURE(name_of(shape));
+    for (int rank = 0; rank < shape.ranks; ++rank) {
+      for (const pass what : {pass::forward, pass::backward}) {
+        std::vector<int> next(static_cast<std::size_t>(shape.chunks), 0);
+        for (const pipeline_step& step : moe::steps_of_rank(shape, rank)) {
+          if (step.what == what) {
+            CHECK(step.microbatch == next[static_cast<std::size_t>(step.chunk)]++);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("no schedule locks up where receives block") {
+  for (const pipeline_shape& shape : shapes()) {
+    CAPTURE(name_of(shape));
+    std::vector<std::vector<pipeline_step>> plan;
+    for (int rank = 0; rank < shape.ranks; ++rank) plan.push_back(moe::steps_of_rank(shape, rank));
+    CHECK(steps_left(shape, plan) == 0);
+  }
+}
+
+TEST_CASE("the simulation notices a schedule that locks up") {
+  const pipeline_shape shape{2, 1, 4};
+  // Both want the other's result first: rank 0 a gradient, rank 1 as many forwards as rank 0 has.
+  CHECK(steps_left(shape,
+                   {moe::one_forward_one_backward(4, 1), moe::one_forward_one_backward(4, 2)}) > 0);
+}
+
+TEST_CASE("depth falls from the first rank to the last") {
+  for (int rank = 0; rank < 4; ++rank) {
+    CHECK(moe::deepest(moe::steps_of_rank({4, 1, 8}, rank)) == 4 - rank);
+    // Megatron: twice the ranks behind, a group for each chunk but the last, and the one in work.
+    CHECK(moe::deepest(moe::steps_of_rank({4, 2, 8}, rank)) == 2 * (3 - rank) + 4 + 1);
+  }
+  CHECK(moe::deepest(moe::steps_of_rank({4, 1, 2}, 0)) == 2);
+}
+
+TEST_CASE("interleaved 1F1B of two ranks and two chunks, written out") {
+  std::string text;
+  for (const pipeline_step& step : moe::steps_of_rank({2, 2, 2}, 1)) {
+    text += (step.what == pass::forward ? "F" : "B") + std::to_string(step.microbatch) +
+            "abc"[step.chunk] + " ";
+  }
+  CHECK(text == "F0a F1a F0b B0b F1b B1b B0a B1a ");
+}
+
+TEST_CASE("layers are laid out over ranks in turn, each once, later stages one more") {
+  moe::settings run;
+  run.microbatches = 4;
+  for (run.ranks = 1; run.ranks <= 4; ++run.ranks) {
+    for (run.virtual_stages = 1; run.virtual_stages <= 3; ++run.virtual_stages) {
+      const int stages = run.ranks * run.virtual_stages;
+      for (run.model.layers = stages; run.model.layers < 3 * stages; ++run.model.layers) {
+        std::vector<int> holders(static_cast<std::size_t>(run.model.layers), 0);
+        for (int rank = 0; rank < run.ranks; ++rank) {
+          const auto ranges = moe::ranges_of_rank(run, rank);
+          REQUIRE(ranges.size() == static_cast<std::size_t>(run.virtual_stages));
+          for (const moe::layer_range& range : ranges) {
+            CHECK(range.embedding == (range.first == 0));
+            CHECK(range.head == (range.end == run.model.layers));
+            for (moe::index l = range.first; l < range.end; ++l) {
+              ++holders[static_cast<std::size_t>(l)];
+            }
+          }
+        }
+        CHECK(std::count(holders.begin(), holders.end(), 1) == run.model.layers);
+        const auto layers = moe::layers_of_stages(run);
+        CHECK(std::is_sorted(layers.begin(), layers.end()));
+        CHECK(layers.back() - layers.front() <= 1);
+      }
+    }
+  }
+}

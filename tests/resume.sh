@@ -1,0 +1,94 @@
+#!/usr/bin/env bash
+# Interrupts a training, resumes it, and compares the bits of the losses with those of an unbroken
+# run, without offload and with, also from one to the other; then files that must be refused.
+#
+#   tests/resume.sh TRAIN_MOE [option of train_moe]...     e.g. --device cuda
+#
+# Prints one line a case; exits 1 if any fails.
+set -uo pipefail
+
+train_moe=$1
+shift
+common=(--preset tiny --steps 6 "$@")
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+failed=0
+
+run() { "$train_moe" "${common[@]}" "$@" >"$folder/output" 2>&1; }
+
+# bits FILE [how many from the end]
+bits() { grep -o '"bits": "[^"]*"' "$1" | tail -n "${2:-6}"; }
+
+verdict() {  # verdict NAME: of the command before it
+  if [ $? -eq 0 ]; then
+    printf 'good     %s\n' "$1"
+  else
+    failed=$((failed + 1))
+    printf 'FAILED   %s\n%s\n' "$1" "$(tail -n 5 "$folder/output")"
+  fi
+}
+
+offload=(--offload-modules all --memory arena --device-budget 24MiB)
+run --json "$folder/whole"
+verdict 'an unbroken run'
+
+for first in none all; do
+  for second in none all; do
+    with_first=() with_second=()
+    [ $first = none ] || with_first=("${offload[@]}")
+    [ $second = none ] || with_second=("${offload[@]}")
+    run "${with_first[@]+"${with_first[@]}"}" --save "$folder/state" --save-step 2 \
+      --json "$folder/head" &&
+      run "${with_second[@]+"${with_second[@]}"}" --resume "$folder/state" --json "$folder/tail" \
+        --save "$folder/end" &&
+      [ "$(bits "$folder/head")" = "$(bits "$folder/whole" | head -n 2)" ] &&
+      [ "$(bits "$folder/tail")" = "$(bits "$folder/whole" 4)" ]
+    verdict "saved with offload of $first, resumed with $second"
+  done
+done
+
+run --save "$folder/end_of_whole" && cmp "$folder/end" "$folder/end_of_whole" >"$folder/output" 2>&1
+verdict 'both ends have the same state'
+run --compare --resume "$folder/state" "${offload[@]}"
+verdict 'a comparison resumes too'
+[ ! -e "$folder/state.partial" ]
+verdict 'nothing unfinished is left'
+
+# refuses NAME PATTERN OPTION...
+refuses() {
+  local name=$1 pattern=$2
+  shift 2
+  run "$@"
+  [ $? -eq 2 ] && grep -q -- "$pattern" "$folder/output"
+  verdict "refused: $name"
+}
+
+head -c 5000 "$folder/state" >"$folder/cut"
+head -c 7 "$folder/state" >"$folder/stub"
+printf 'something else altogether' >"$folder/foreign"
+: >"$folder/empty"
+{ head -c 16 "$folder/state"; printf '\007'; tail -c +18 "$folder/state"; } >"$folder/version"
+{ head -c 30 "$folder/state"; printf '\007'; tail -c +32 "$folder/state"; } >"$folder/start"
+{ head -c 3000 "$folder/state"; printf 'noise'; tail -c +3006 "$folder/state"; } >"$folder/noise"
+refuses missing 'missing: cannot be read (No such file.*name a file' --resume "$folder/missing"
+refuses truncated 'is cut off: 5000 of' --resume "$folder/cut"
+refuses stub 'is cut off: 7 of' --resume "$folder/stub"
+refuses foreign 'is no checkpoint' --resume "$folder/foreign"
+refuses empty 'is no checkpoint' --resume "$folder/empty"
+refuses folder 'is no regular file' --resume "$folder"
+refuses version 'has version 7, and this program reads 1' --resume "$folder/version"
+refuses damaged 'is damaged at its start' --resume "$folder/start"
+refuses 'damaged weights' 'is damaged in embedding' --resume "$folder/noise"
+refuses 'another model' '--layers=4, and this run has --layers=3; give' --layers 3 \
+  --resume "$folder/state"
+refuses 'another schedule' '--lr=0.003, and this run has --lr=0.002' --lr 0.002 \
+  --resume "$folder/state"
+refuses 'another text' 'another text than' --data "$train_moe" --resume "$folder/state"
+refuses 'nothing to do' 'nothing is left' --resume "$folder/end"
+refuses 'an end before the start' 'above that' --resume "$folder/state" --save "$folder/x" \
+  --save-step 2
+refuses 'no folder' 'x: cannot be written (No such' --save "$folder/none/x"
+refuses 'save-step without save' 'save-step=3: nothing would be saved' --save-step 3
+refuses 'save-step beyond' 'save-step=7: use 1 to --steps=6' --save "$folder/x" --save-step 7
+
+[ "$failed" -eq 0 ]
