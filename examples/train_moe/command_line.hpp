@@ -22,6 +22,7 @@ struct command_line {
   settings run;
   std::vector<tidepool::options> variants;  ///< one run each; with `compare`, first without offload
   std::string device = "auto";
+  std::string optimizer_state = "device";
   std::string data;  ///< empty: the repository's own text
   std::string json;
   std::string timeline;
@@ -85,6 +86,8 @@ inline void add_trainer_options(CLI::App& app, command_line& line) {
         return text.starts_with('-') ? text + " is negative; give 0 or more" : std::string();
       });
   app.add_option("--data", line.data, "text file; default: the repository's own text");
+  app.add_option("--optimizer-state", line.optimizer_state, "where AdamW's moments are kept")
+      ->capture_default_str();
   app.add_option("--save", run.save, "file for the state of training after the last step");
   number("--save-step", run.save_step,
          "steps after which training ends and saves, as an interruption would");
@@ -189,6 +192,16 @@ inline command_line read_command_line(int argc, const char* const* argv, const p
   if (given("--save-step") && run.save_step == 0) {
     throw tidepool::option_error("--save-step=0: use 1 to --steps=" + std::to_string(run.steps));
   }
+  if (line.optimizer_state != "device" && line.optimizer_state != "host") {
+    throw tidepool::option_error("--optimizer-state=" + line.optimizer_state +
+                                 ": use device or host");
+  }
+  run.moments_on_host = line.optimizer_state == "host";
+  if (run.moments_on_host && (given("--save") || given("--resume"))) {
+    throw tidepool::option_error(
+        "--optimizer-state=host: --save and --resume need AdamW's moments on the device; leave it"
+        " out, or train without saving");
+  }
   if (line.device != "auto" && line.device != "cuda" && line.device != "virtual") {
     throw tidepool::option_error("--device=" + line.device + ": use auto, cuda or virtual");
   }
@@ -197,6 +210,10 @@ inline command_line read_command_line(int argc, const char* const* argv, const p
       tidepool::parse_known_options(argc, argv, tidepool::from_environment(defaults)).value;
   if (offload.pipeline_rank == 0) offload.pipeline_rank = run.rank;
   if (line.compare && offload.offload_modules.empty()) offload.offload_modules = {"all"};
+  if (offload.memory == tidepool::memory_kind::slots && run.moments_on_host) {
+    throw tidepool::option_error(
+        "--optimizer-state=host: --memory=slots has no slots for what visits; take pool or arena");
+  }
   if (offload.memory == tidepool::memory_kind::slots && offload.slots.empty()) {
     offload.slots = rings_for(run, offload);
   }

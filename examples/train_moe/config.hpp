@@ -60,8 +60,9 @@ struct settings {
   int in_flight = 0;
   float learning_rate = 0;
   std::uint64_t seed = 1;
-  std::string save;    ///< file for the state after the last step; empty: none
-  std::string resume;  ///< file to go on from; empty: from the start
+  std::string save;              ///< file for the state after the last step; empty: none
+  bool moments_on_host = false;  ///< AdamW's, which then visit the device layer by layer
+  std::string resume;            ///< file to go on from; empty: from the start
   int save_step = 0;   ///< steps after which the run ends as if interrupted; 0: all of them
   int first_step = 0;  ///< steps that `resume` has behind it
   bool pipeline = false;

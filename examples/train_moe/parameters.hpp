@@ -4,12 +4,15 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstddef>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "device_array.hpp"
 #include "kernels.hpp"
 #include "layout.hpp"
+#include "moments.hpp"
 
 namespace moe {
 
@@ -33,14 +36,15 @@ template <class Device>
 class parameters {
  public:
   parameters(Device& dev, const model_sizes& m) : parameters(dev, m, {whole_of(m)}) {}
-  /// Those of `ranges`; the others are known by name and size alone.
-  parameters(Device& dev, const model_sizes& m, const std::vector<layer_range>& ranges)
+  /// Those of `ranges`; the others are known by name and size alone. Without `moments_here` the
+  /// moments of AdamW are nowhere until `keep_moments_on_host`.
+  parameters(Device& dev, const model_sizes& m, const std::vector<layer_range>& ranges,
+             bool moments_here = true)
       : list_(describe(m, ranges)),
         total_(lay_out(list_)),
         weights_(dev, total_, "weights"),
-        gradients_(dev, total_, "gradients"),
-        momentum_(dev, total_, "AdamW momentum"),
-        variance_(dev, total_, "AdamW variance") {
+        gradients_(dev, total_, "gradients") {
+    if (moments_here) moments_.emplace(dev, total_);
     for (parameter& p : list_) {
       if (!p.held) continue;
       p.weight = weights_.data() + p.offset;
@@ -50,9 +54,18 @@ class parameters {
 
   [[nodiscard]] const std::vector<parameter>& all() const { return list_; }
   [[nodiscard]] index count() const { return total_; }
-  /// All that training knows of a tensor: its weights and the two moments of AdamW.
+  /// All that training knows of a tensor: its weights and the two moments of AdamW, which must be
+  /// on the device.
   [[nodiscard]] std::array<float*, 3> state(const parameter& p) const {
-    return {p.weight, momentum_.data() + p.offset, variance_.data() + p.offset};
+    const moment_pair moments = moments_->at(p.offset);
+    return {p.weight, moments.momentum, moments.variance};
+  }
+
+  /// From now on the moments live on the host.
+  template <class Offloader, class Kernels>
+  void keep_moments_on_host(Offloader& off, Kernels& k, typename Device::stream_ref stream) {
+    moments_.reset();
+    visitors_.emplace(off, k, stream, slices());
   }
 
   [[nodiscard]] const parameter& embedding() const { return list_[0]; }
@@ -67,8 +80,8 @@ class parameters {
   /// Sets the starting weights; the same on every device.
   template <class Kernels>
   void initialise(Kernels& k, std::uint64_t seed) {
-    for (const auto* state : {&gradients_, &momentum_, &variance_})
-      k.fill(state->data(), total_, 0);
+    k.fill(gradients_.data(), total_, 0);
+    if (moments_) moments_->clear(k);
     for (const parameter& p : list_) {
       seed = mix(seed);
       if (!p.held) continue;
@@ -86,13 +99,24 @@ class parameters {
     constexpr float beta1 = 0.9F;
     constexpr float beta2 = 0.95F;
     const auto t = static_cast<float>(step + 1);
-    for (const parameter& p : list_) {
-      if (!p.held) continue;
-      k.adamw(p.weight, p.gradient, momentum_.data() + p.offset, variance_.data() + p.offset,
-              p.count,
+    const auto update_one = [&](const parameter& p, const moment_pair& moments) {
+      k.adamw(p.weight, p.gradient, moments.momentum, moments.variance, p.count,
               {learning_rate, beta1, beta2, 1e-8F, p.range > 0 ? 0.01F : 0.0F,
                1 - std::pow(beta1, t), 1 - std::pow(beta2, t)});
+    };
+    if (moments_) {
+      for (const parameter& p : list_) {
+        if (p.held) update_one(p, moments_->at(p.offset));
+      }
+      return;
     }
+    visitors_->each([&](const slice& part, const moment_pair& moments) {
+      for (const parameter& p : list_) {
+        const index at = p.offset - part.first;
+        if (!p.held || at < 0 || at >= part.count) continue;
+        update_one(p, {moments.momentum + at, moments.variance + at});
+      }
+    });
   }
 
  private:
@@ -141,9 +165,26 @@ class parameters {
     return end;
   }
 
+  /// One for each layer, and one for what is in none.
+  [[nodiscard]] std::vector<slice> slices() const {
+    std::vector<slice> result;
+    std::string last;
+    for (const parameter& p : list_) {
+      if (!p.held) continue;
+      const std::size_t dot = p.name.find('.');
+      const std::string of = dot == std::string::npos ? "the rest" : p.name.substr(0, dot);
+      if (result.empty() || of != last) result.push_back({"AdamW moments of " + of, p.offset, 0});
+      result.back().count = p.offset + (p.count + 63) / 64 * 64 - result.back().first;
+      last = of;
+    }
+    return result;
+  }
+
   std::vector<parameter> list_;
   index total_;
-  device_array<Device, float> weights_, gradients_, momentum_, variance_;
+  device_array<Device, float> weights_, gradients_;
+  std::optional<resident_moments<Device>> moments_;
+  std::optional<visiting_moments<Device>> visitors_;
 };
 
 }  // namespace moe

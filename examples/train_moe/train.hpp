@@ -55,7 +55,7 @@ class trainer {
         shape_(shape_of(run)),
         schedule_(run.pipeline ? steps_of_rank(shape_, run.rank)
                                : one_forward_one_backward(run.microbatches, run.in_flight)),
-        weights_(dev, run.model, ranges_of_rank(run, run.rank)),
+        weights_(dev, run.model, ranges_of_rank(run, run.rank), !run.moments_on_host),
         offloader_(dev, opt),
         model_(dev, offloader_, kernels_, stream_.ref(), weights_, run,
                ranges_of_rank(run, run.rank)),
@@ -64,6 +64,7 @@ class trainer {
         losses_(dev, run.microbatches * losses_each(), "losses"),
         host_losses_(dev, losses_.size(), "losses") {
     weights_.initialise(kernels_, run.seed);
+    if (run.moments_on_host) weights_.keep_moments_on_host(offloader_, kernels_, stream_.ref());
     if (run.pipeline) report_by_rank();
     if (!run.resume.empty()) resume_from(dev, stream_.ref(), run, weights_);
   }
