@@ -215,7 +215,8 @@ SCRIPT
         [ $left -eq 0 ] && break
         sleep 0.1
       done
-      [ $killed -eq 0 ] && [ ${#ids[@]} -eq 4 ] && [ $status -ne 0 ] && [ $status -ne 124 ] && [ $left -eq 0 ]
+      [ $killed -eq 0 ] && [ ${#ids[@]} -eq 4 ] && [ $status -ne 0 ] &&
+        [ $status -ne 124 ] && [ "$left" -eq 0 ]
       verdict "rank $victim is killed, and the others end within $((SECONDS - since)) s (status $status)"
     done
     ;;
