@@ -41,6 +41,11 @@ for depth in 1 2 3 4; do
     --policy automatic
   check --offload-modules all --in-flight "$depth" --memory slots
 done
+# Many small tensors whose sizes change: what the plan keeps must not leave the arena in pieces.
+for budget in 900KB 1200KB 1600KB; do
+  check --hidden 32 --heads 2 --seq 32 --batch 2 --layers 8 --in-flight 2 --memory arena \
+    --device-budget "$budget" --offload-modules all --policy automatic
+done
 check --offload-modules all --no-margin --reload-ahead 0
 check --offload-modules all --reload-ahead 8 --offload-fraction 0.5
 check --offload-modules all --offload-layers 1,2 --max-inflight-bytes 1MiB

@@ -256,9 +256,13 @@ class engine {
   void adopt(plan::profile step, plan::residency stays);
   // Follows it for one step, which is recorded.
   void try_out(plan::profile step, plan::residency stays);
-  // Groups that should stay leave all the same once so many bytes have: shapes may have grown since
-  // the plan was made.
-  void keep_at_most(std::size_t bytes) { kept_limit_ = bytes; }
+  // Groups that should stay leave all the same once so many bytes have, since shapes may have grown
+  // after the plan was made; and unless an arena has so many bytes free in one piece, since what
+  // stays never gives way, and with shapes that change nobody planned where it lies.
+  void keep_at_most(std::size_t bytes, std::size_t piece) {
+    kept_limit_ = bytes;
+    free_piece_ = opts_.memory == memory_kind::arena ? piece : 0;
+  }
   // Whether the groups of the two steps of an automatic warm-up differed.
   [[nodiscard]] bool shapes_vary() const { return shapes_vary_; }
   void reload_at_most(std::size_t groups, std::optional<std::size_t> bytes) {
@@ -313,7 +317,8 @@ class engine {
                               std::span<handle* const> handles) const {
     if (everything_leaves_ || !stays(chunk, chunk.group_count(), layer)) return false;
     return kept_limit_ == std::numeric_limits<std::size_t>::max() ||
-           kept_ + bytes_of(handles) <= kept_limit_;
+           (kept_ + bytes_of(handles) <= kept_limit_ &&
+            (free_piece_ == 0 || store_.device_source().largest_free() >= free_piece_));
   }
   [[nodiscard]] static std::size_t bytes_of(std::span<handle* const> handles) {
     std::size_t bytes = 0;
@@ -398,6 +403,7 @@ class engine {
   bool evaluated_ = false;  // since the latest chunk that trains
   plan::residency residency_;
   std::size_t kept_limit_ = std::numeric_limits<std::size_t>::max();
+  std::size_t free_piece_ = 0;
   std::size_t kept_ = 0;                    // bytes that stay by plan and are not restored yet
   std::vector<std::size_t> backward_rank_;  // by chunk ordinal, from the warm-up step
   trace::counters counters_;

@@ -255,7 +255,7 @@ class offloader {
     if (!made.expected.runs) {
       for (auto& row : made.what) std::fill(row.begin(), row.end(), plan::action::offload);
     }
-    engine_->keep_at_most(plan::kept_at_once(recorded, made));
+    engine_->keep_at_most(plan::kept_at_once(recorded, made), free_piece(recorded));
     engine_->reload_at_most(made.reload_ahead, made.reload_ahead_bytes > 0
                                                    ? std::optional(made.reload_ahead_bytes)
                                                    : std::nullopt);
@@ -273,9 +273,17 @@ class offloader {
       report_(plan::in_words(made));
     }
     follow(made, recorded);
-    engine_->keep_at_most(engine_->shapes_vary() && settings().device_budget
-                              ? plan::kept_at_once(recorded, made)
-                              : std::numeric_limits<std::size_t>::max());
+    if (engine_->shapes_vary() && settings().device_budget) {
+      engine_->keep_at_most(plan::kept_at_once(recorded, made), free_piece(recorded));
+    } else {
+      engine_->keep_at_most(std::numeric_limits<std::size_t>::max(), 0);
+    }
+  }
+
+  // Room for all that the step works with at once, wherever the pieces of it fall. With less,
+  // models of many small tensors ran out of memory in pieces.
+  [[nodiscard]] static std::size_t free_piece(const plan::profile& recorded) {
+    return plan::handed_out_at_once(recorded) * 2;
   }
 
   detail::engine<Device>* engine_ = nullptr;

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <limits>
 #include <string>
+#include <vector>
 
 #include "tidepool/options.hpp"
 #include "tidepool/plan/forecast.hpp"
@@ -187,6 +188,26 @@ class audition {
     const auto bytes = step.chunks[each.chunk].groups[each.index].bytes;
     now += each.kind == event_kind::commit ? bytes : 0;
     now -= each.kind == event_kind::restore ? bytes : 0;
+    most = std::max(most, now);
+  }
+  return most;
+}
+
+/// Most bytes at once that the trainer works with: from their allocation to their commit, and from
+/// their restore to their release.
+[[nodiscard]] inline std::size_t handed_out_at_once(const profile& step) {
+  std::vector<std::vector<std::size_t>> saved(step.chunks.size());
+  for (std::size_t c = 0; c < saved.size(); ++c) saved[c].resize(step.chunks[c].groups.size());
+  for (const auto& each : step.storages) {
+    if (each.chunk != none) saved[each.chunk][each.group] += each.bytes;
+  }
+  std::size_t now = 0;
+  std::size_t most = 0;
+  for (const auto& each : step.events) {
+    if (each.kind == event_kind::allocate) now += step.storages[each.index].bytes;
+    if (each.kind == event_kind::release) now -= step.storages[each.index].bytes;
+    if (each.kind == event_kind::commit) now -= saved[each.chunk][each.index];
+    if (each.kind == event_kind::restore) now += saved[each.chunk][each.index];
     most = std::max(most, now);
   }
   return most;
