@@ -51,7 +51,7 @@ check --offload-modules all --reload-ahead 8 --offload-fraction 0.5
 check --offload-modules all --offload-layers 1,2 --max-inflight-bytes 1MiB
 check --offload-modules all --eval-every 2
 kept=(attn_norm core_attn mlp_norm expert_fc1)
-check --recompute-modules layernorm,moe_act,moe_permute --offload-modules none
+check --recompute-modules layernorm,moe_act,moe_permute --offload-modules router
 for module in "${kept[@]}"; do
   check --recompute-modules layernorm,moe_act --offload-modules "$module" --in-flight 2
 done

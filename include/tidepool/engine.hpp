@@ -129,7 +129,8 @@ class engine {
         if (replayed_) settle_replays();  // else the memory would no longer be as a graph left it
         return drop(store, store.lane);
       } catch (...) {  // no event, so nobody may ever reuse the memory: it stays taken, as if the
-                       // handle were still there
+                       // handle were still there, or until the capture that broke is over
+        if (keep_orphan(store)) return;
       }
     }
     release(this);
@@ -236,6 +237,8 @@ class engine {
                    stream_ref stream);
   void drop_state(storage& store) noexcept;
   void drop_states_ahead() noexcept;
+  [[nodiscard]] bool keep_orphan(storage& store) noexcept;
+  void drop_orphans(bool nothing_ran) noexcept;
 
   // Throws `misuse_error` when something was committed and never restored.
   void check_finished(const chunk_state& chunk) const;
@@ -392,6 +395,7 @@ class engine {
   std::vector<ahead> ahead_;        // reloaded and not restored, in the order of their use
   std::size_t ahead_bytes_ = 0;
   std::vector<storage*> idle_;      // on the device again only because another group needs them
+  std::vector<storage*> orphans_;   // whose handles went while a capture was broken
   std::size_t backward_begun_ = 0;  // backward passes of this step
   std::size_t begun_ = 0;           // forward passes of this step
   plan::profile profile_;

@@ -59,6 +59,7 @@ auto engine<Device>::end_capture(lane_id origin) {
   try {
     auto graph = dev_->end_capture(order.stream(origin));
     order.end_capture();
+    drop_orphans(false);
     return graph;
   } catch (...) {
     leave_capture();
@@ -86,6 +87,32 @@ void engine<Device>::leave_capture() noexcept {
     replayed_ = true;
   }
   drop_states_ahead();
+  drop_orphans(true);
+}
+
+// A handle goes while a capture takes no more events.
+template <device Device>
+bool engine<Device>::keep_orphan(storage& store) noexcept {
+  if (!store_.order().capturing()) return false;
+  try {
+    orphans_.push_back(&store);
+  } catch (...) {
+    return false;
+  }
+  return true;
+}
+
+// Of a capture that failed nothing has run, and all lanes have met since: the memory is free. Of
+// one that succeeded it belongs to the graph, and stays taken.
+template <device Device>
+void engine<Device>::drop_orphans(bool nothing_ran) noexcept {
+  for (auto* store : std::exchange(orphans_, {})) {
+    if (nothing_ran) {
+      forget_handle(*store);
+    } else {
+      release(this);
+    }
+  }
 }
 
 template <device Device>
