@@ -104,6 +104,12 @@ case $part in
           --memory arena --device-budget 2MB --policy automatic
       done
     done
+    again=(--recompute-modules layernorm,moe_act,moe_permute)
+    same_bits 2 '--layers 4 --eval-every 2' "${again[@]}"
+    same_bits 2 '--layers 4' --virtual-stages 2 "${again[@]}" \
+      --offload-modules attn_norm,core_attn,mlp_norm,router
+    same_bits 2 '--layers 4' --optimizer-state host
+    same_bits 4 '--layers 8' --virtual-stages 2 --optimizer-state host "${leaves[@]}"
     on 2 --layers 4 --virtual-stages 2 --compare "${leaves[@]}" &&
       grep -q 'equal to the bit: 3 of 3' "$folder/output"
     verdict '2 ranks: --compare'
