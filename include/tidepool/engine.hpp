@@ -124,7 +124,7 @@ class engine {
   }
 
   void drop_quietly(storage& store) noexcept {
-    if (!closed_) {
+    if (!closed_ && !lost()) {
       try {
         if (replayed_) settle_replays();  // else the memory would no longer be as a graph left it
         return drop(store, store.lane);
@@ -236,7 +236,6 @@ class engine {
   void write_state(storage& store, std::string_view name, buffer<Device>& changed,
                    stream_ref stream);
   void drop_state(storage& store) noexcept;
-  void drop_states_ahead() noexcept;
   [[nodiscard]] bool keep_orphan(storage& store) noexcept;
   void drop_orphans(bool nothing_ran) noexcept;
 
@@ -298,6 +297,14 @@ class engine {
     }
   }
 
+  // The device's context is gone, and with it all that a handle stands for.
+  [[nodiscard]] bool lost() const noexcept {
+    if constexpr (requires { dev_->lost(); }) {
+      return dev_->lost();
+    } else {
+      return false;
+    }
+  }
   [[nodiscard]] bool warming_up() const { return warming_up_; }
   // The compute stream has come to a call; costs a branch while no step is being recorded.
   [[nodiscard]] std::size_t arrive(lane_id lane) {
@@ -305,11 +312,12 @@ class engine {
     return recorder_ == nullptr ? 0 : recorder_->arrive(store_.order().stream(lane));
   }
 
-  [[nodiscard]] bool stays(const chunk_state& chunk, std::size_t group_index, int layer) const {
-    if (!layers_.empty() && (layer < 0 || static_cast<std::size_t>(layer) >= layers_.size() ||
-                             !layers_[static_cast<std::size_t>(layer)])) {
-      return true;
-    }
+  // The user said that nothing of this layer leaves.
+  [[nodiscard]] bool layer_stays(int layer) const {
+    return !layers_.empty() && (layer < 0 || static_cast<std::size_t>(layer) >= layers_.size() ||
+                                !layers_[static_cast<std::size_t>(layer)]);
+  }
+  [[nodiscard]] bool stays(const chunk_state& chunk, std::size_t group_index) const {
     return chunk.ordinal() < residency_.size() &&
            group_index < residency_[chunk.ordinal()].size() &&
            residency_[chunk.ordinal()][group_index];
@@ -318,7 +326,9 @@ class engine {
   // Policy keeps the group, and its bytes are within what the plan counted on.
   [[nodiscard]] bool may_stay(const chunk_state& chunk, int layer,
                               std::span<handle* const> handles) const {
-    if (everything_leaves_ || !stays(chunk, chunk.group_count(), layer)) return false;
+    if (everything_leaves_) return false;
+    if (layer_stays(layer)) return true;
+    if (!stays(chunk, chunk.group_count())) return false;
     return kept_limit_ == std::numeric_limits<std::size_t>::max() ||
            (kept_ + bytes_of(handles) <= kept_limit_ &&
             (free_piece_ == 0 || store_.device_source().largest_free() >= free_piece_));

@@ -99,7 +99,7 @@ class offloader {
   ///
   /// Throws `misuse_error` before the warm-up step, inside another capture, while tracing, or when
   /// memory would have to grow; `device_error`; and what `body` throws. After a failure no capture
-  /// is left open, and what `body` committed is lost.
+  /// is left open, and what `body` committed or restored is lost: give its chunks up.
   template <class Body>
     requires capturing_device<Device>
   [[nodiscard]] auto capture(stream_ref stream, Body&& body) {
@@ -147,6 +147,7 @@ class offloader {
   /// Follows a plan that was made before, for the same steps; `recorded` is what it was made for.
   /// Its groups must be those of the steps to come. Call it between steps.
   void follow(const plan::step_plan& made, const plan::profile& recorded) {
+    engine_->keep_at_most(std::numeric_limits<std::size_t>::max(), 0);
     engine_->reload_at_most(made.reload_ahead, made.reload_ahead_bytes > 0
                                                    ? std::optional(made.reload_ahead_bytes)
                                                    : std::nullopt);

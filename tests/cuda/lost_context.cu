@@ -27,7 +27,7 @@ options options_of(memory_kind memory) {
   opts.min_tensor_elements = 1;
   opts.margin = false;
   opts.memory = memory;
-  if (memory == memory_kind::arena) opts.device_budget = layers * floats * sizeof(float);
+  if (memory == memory_kind::arena) opts.device_budget = (layers + 2) * floats * sizeof(float);
   return opts;
 }
 
@@ -58,6 +58,11 @@ void backward(gpu_offloader::chunk& chunk, std::vector<gpu_offloader::buffer>& s
 struct trainer {
   explicit trainer(memory_kind memory) : off(dev, options_of(memory)) {
     forward(off, chunk, saved, work, stream.ref());
+    full = off.allocate<float>(floats, stream.ref());
+    state = off.state_on_host(4096, "state");
+    auto fresh = state.create(stream.ref());
+    state.write_back(fresh, stream.ref());
+    visiting = state.fetch(stream.ref());
   }
 
   cuda_device dev;
@@ -66,6 +71,9 @@ struct trainer {
   gpu_offloader off;
   gpu_offloader::chunk chunk;
   std::vector<gpu_offloader::buffer> saved;
+  gpu_offloader::buffer full;  // never committed
+  host_state<cuda_device> state;
+  gpu_offloader::buffer visiting;
 };
 
 // True when a step on a broken context says so.

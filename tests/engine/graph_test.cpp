@@ -424,3 +424,48 @@ TEST_CASE("fixed_block: layers take turns at one address, and what leaves comes 
     desk.dev.deallocate(memory);
   }
 }
+
+// What was committed before it must not be taken for present: the copies of the capture never run.
+TEST_CASE("graph: reloads of a capture that fails are made again") {
+  for (const bool restores : {false, true}) {
+    CAPTURE(restores);
+    rig desk(machine{.order_seed = 9});
+    auto opts = small_options();
+    opts.reload_ahead = 2;
+    offloader off(desk.dev, opts);
+    trainer warm{desk, off};
+    for (int i = 0; i < 2; ++i) {
+      warm.forward();
+      warm.backward();
+      off.end_step();
+    }
+    auto open = off.begin();
+    std::vector<offloader::buffer> saved(layers);
+    const auto tag = [](int l) { return static_cast<std::uint32_t>(40 + l); };
+    for (int l = 0; l < layers; ++l) {
+      auto& x = saved[static_cast<std::size_t>(l)];
+      x = off.allocate(size, desk.stream());
+      desk.write(x, tag(l));
+      open.commit<"fc1">(l, desk.stream(), x);
+    }
+    int last = layers;
+    const auto body = [&] {
+      open.end_forward();
+      if (restores) {
+        auto& x = saved[static_cast<std::size_t>(--last)];
+        open.restore<"fc1">(last, desk.stream(), x);
+        x.reset(desk.stream());
+      }
+      throw std::runtime_error("the body's own");
+    };
+    CHECK_THROWS_AS(static_cast<void>(off.capture(desk.stream(), body)), std::runtime_error);
+    for (int l = last; l-- > 0;) {
+      auto& x = saved[static_cast<std::size_t>(l)];
+      open.restore<"fc1">(l, desk.stream(), x);
+      desk.check(x, tag(l));
+      x.reset(desk.stream());
+    }
+    open.finish();
+    CHECK(desk.wrong() == 0);
+  }
+}

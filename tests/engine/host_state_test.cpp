@@ -262,3 +262,45 @@ TEST_CASE("host_state: a capture that fails leaves the contents from before it")
   back.reset(desk.stream());
   CHECK(desk.wrong() == 0);
 }
+
+TEST_CASE("host_state: its buffer is no saved tensor") {
+  rig desk;
+  offloader off(desk.dev, small_options());
+  auto all = states_of(desk, off, 1);
+  auto here = all[0].fetch(desk.stream());
+  auto open = off.begin();
+  const auto text = message_of([&] { open.commit<"core_attn">(0, desk.stream(), here); });
+  CHECK(text.find("belongs to a host_state; write_back it") != std::string::npos);
+  CHECK(here);
+  here.reset(desk.stream());
+}
+
+TEST_CASE("host_state: one that is made between launches of a graph disturbs nothing") {
+  rig desk(machine{.order_seed = 6});
+  offloader off(desk.dev, small_options());
+  const auto step = [&] {
+    auto open = off.begin();
+    auto x = off.allocate(size, desk.stream());
+    desk.write(x, 1);
+    open.commit<"core_attn">(0, desk.stream(), x);
+    open.restore<"core_attn">(0, desk.stream(), x);
+    desk.check(x, 1);
+    x.reset(desk.stream());
+    open.finish();
+  };
+  for (int i = 0; i < 2; ++i) {
+    step();
+    off.end_step();
+  }
+  auto graph = off.capture(desk.stream(), step);
+  graph.launch(desk.stream());
+  auto state = off.state_on_host(size, "late");
+  auto fresh = state.create(desk.stream());
+  desk.write(fresh, 3);
+  state.write_back(fresh, desk.stream());
+  step();
+  auto back = state.fetch(desk.stream());
+  desk.check(back, 3);
+  back.reset(desk.stream());
+  CHECK(desk.wrong() == 0);
+}

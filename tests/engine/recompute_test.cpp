@@ -204,15 +204,23 @@ TEST_CASE("recompute: misuse is refused in words, and leaves everything as it wa
   auto kept = off.allocate(size, desk.stream());
   open.start_offload<"core_attn">(0, desk.stream(), kept);
   CHECK(says(discard(kept), "argument 1 was committed too"));
+  CHECK(says(discard(x, x), "argument 2 is given twice"));
   CHECK(x.data() == data);
   CHECK(discard(x).empty());
   CHECK(says(message_of([&] { open.finish(); }), "discarded and never computed again"));
+  rig::buffer one;
+  CHECK(says(message_of([&] {
+               open.recompute<"moe_act">(
+                   3, desk.stream(), [] {}, one, one);
+             }),
+             "2 arguments, but 1 were discarded"));
   auto full = off.allocate(size, desk.stream());
   CHECK(says(message_of([&] {
                open.recompute<"moe_act">(
                    3, desk.stream(), [] {}, full);
              }),
              "argument 1 holds other memory"));
+  open.end_forward();
   CHECK(says(discard(full), "forward pass has ended"));
   open = {};  // given up: nothing of it is left
   full.reset(desk.stream());

@@ -86,8 +86,14 @@ void engine<Device>::leave_capture() noexcept {
     replayed_on_ = static_cast<lane_id>(max_lanes);
     replayed_ = true;
   }
-  drop_states_ahead();
   drop_orphans(true);
+  // What was reloaded ahead may have been so inside the capture: its copy will never run.
+  const auto evicted = counters_.evictions;
+  try {
+    while (evict_one()) continue;
+  } catch (...) {  // nothing here calls the device
+  }
+  counters_.evictions = evicted;
 }
 
 // A handle goes while a capture takes no more events.

@@ -107,6 +107,10 @@ void engine<Device>::collect(chunk_state& chunk, group& into, std::span<handle* 
       refuse_argument("commit", chunk, into, into.count,
                       "belongs to another offloader; commit it in a chunk of its own");
     }
+    if (each->store_->resident) {
+      refuse_argument("commit", chunk, into, into.count,
+                      "belongs to a host_state; write_back it, or reset it when it was only read");
+    }
     each->store_->module = static_cast<int>(into.module);
     if (stays || (choose && !leaves(*each, count))) {
       chunk.add_saved(into, {});

@@ -19,6 +19,11 @@ void engine<Device>::discard(chunk_state& chunk, std::size_t what, int layer, la
     const auto which = "argument " + std::to_string(i + 1);
     if (store == nullptr) refused(which + " holds no memory; was it discarded or moved before?");
     if (store->owner != this) refused(which + " belongs to another offloader");
+    if (std::find(tensors.begin(), tensors.begin() + static_cast<std::ptrdiff_t>(i), tensors[i]) !=
+        tensors.begin() + static_cast<std::ptrdiff_t>(i)) {
+      refused(which + " is given twice");
+    }
+    if (store->resident) refused(which + " belongs to a host_state; write_back or reset it");
     if (store->saves > 0) {
       refused(which +
               " was committed too; commit what backward loads and discard what it computes,"
@@ -67,7 +72,6 @@ template <device Device>
 bool engine<Device>::begin_recompute(chunk_state& chunk, std::size_t what, int layer,
                                      stream_ref stream, std::span<buffer<Device>* const> tensors) {
   if (chunk.info().forward_only) return false;
-  begin_backward(chunk);
   const auto [first, last] = discarded_last(chunk, what, layer);
   const auto count = static_cast<std::size_t>(last - first);
   if (count != tensors.size()) {
@@ -78,11 +82,16 @@ bool engine<Device>::begin_recompute(chunk_state& chunk, std::size_t what, int l
                                std::to_string(count) + " were discarded; pass the same, in order");
   }
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    if (!*tensors[i]) continue;
+    const auto before = tensors.begin() + static_cast<std::ptrdiff_t>(i);
+    const bool twice = std::find(tensors.begin(), before, tensors[i]) != before;
+    if (!*tensors[i] && !twice) continue;
     refuse_recompute("recompute", chunk, what, layer,
                      "argument " + std::to_string(i + 1) +
-                         " holds other memory; reset it before its tensor is computed again");
+                         (twice ? " is given twice"
+                                : " holds other memory; reset it before its tensor is computed"
+                                  " again"));
   }
+  begin_backward(chunk);
   try {
     for (auto each = first; each != last; ++each) {
       *tensors[static_cast<std::size_t>(each - first)] =

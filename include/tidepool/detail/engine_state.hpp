@@ -10,6 +10,7 @@ template <device Device>
 auto engine<Device>::make_state(std::size_t bytes, std::string_view name) -> storage& {
   const auto subject = "host_state of " + std::string(name);
   if (bytes == 0) throw misuse_error(subject + ": 0 bytes; ask for at least 1");
+  if (replayed_) settle_replays();
   auto& store = store_.create(*this, bytes, bytes);
   try {
     if (!store_.place_on_host(store)) {
@@ -151,19 +152,6 @@ void engine<Device>::write_state(storage& store, std::string_view name, buffer<D
   forget_handle(store);
 }
 
-// State that was fetched ahead inside a capture that failed: its copy will never run.
-template <device Device>
-void engine<Device>::drop_states_ahead() noexcept {
-  std::erase_if(idle_, [&](storage* store) {
-    if (!store->resident) return false;
-    store->idle = false;
-    fence after(store->last_use);
-    after.add(store->reloaded);
-    store_.displace(*store, after, store_.reload_lane());
-    return true;
-  });
-}
-
 template <device Device>
 void engine<Device>::drop_state(storage& store) noexcept {
   bool settled = closed_ || !replayed_;
@@ -172,6 +160,7 @@ void engine<Device>::drop_state(storage& store) noexcept {
     settled = true;
   } catch (...) {  // no event, so that the memory stays taken, as in drop_quietly
   }
+  store.resident = false;
   if (settled) forget_save(store);
   release(this);
 }

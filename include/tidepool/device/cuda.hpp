@@ -234,6 +234,8 @@ class cuda_device {
   }
   /// Why this machine does not have a kind of host memory; empty when it does.
   [[nodiscard]] std::string why_not(host_kind kind) const { return host_.why_not(kind); }
+  /// True once the context was torn down in which this device was used first.
+  [[nodiscard]] bool lost() const noexcept { return !context_.alive(); }
   /// What host memory was given last, in words.
   [[nodiscard]] const std::string& host_memory_text() const { return host_.text(); }
   /// Like `try_allocate`, for a trainer's own memory; throws `device_error` when there is none.
