@@ -26,7 +26,7 @@ class offloader;
 ///
 /// Move-only; may outlive its offloader, not its device. Thread safety: none.
 template <device Device>
-class [[nodiscard]] host_state {
+class host_state {
  public:
   using stream_ref = typename Device::stream_ref;
 

@@ -89,7 +89,7 @@ class cuda_context {
 
 /// Owns a handle of the runtime; leaves it alone once its context is gone.
 template <class Handle, auto Destroy>
-class [[nodiscard]] cuda_handle {
+class cuda_handle {
  public:
   cuda_handle(Handle handle, const cuda_context& context) : handle_(handle), context_(context) {}
   cuda_handle(cuda_handle&& other) noexcept
