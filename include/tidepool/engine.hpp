@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -13,6 +12,7 @@
 
 #include "tidepool/buffer.hpp"
 #include "tidepool/detail/recorder.hpp"
+#include "tidepool/detail/residence.hpp"
 #include "tidepool/group.hpp"
 #include "tidepool/plan/policy.hpp"
 #include "tidepool/trace/counters.hpp"
@@ -48,6 +48,7 @@ class engine {
         names_(std::move(names)),
         ranges_(names_),
         windows_(names_.size()),
+        keeps_(opts.offload_layers),
         store_(dev, opts),
         bytes_before_step_(names_.size()) {
     for (std::size_t m = 0; m < names_.size(); ++m) {
@@ -60,10 +61,6 @@ class engine {
     }
     for (const auto& name : opts.recompute_modules) counters_.recomputed.push_back({name});
     if (opts.policy == policy_kind::automatic) recorder_ = std::make_unique<recorder<Device>>(dev);
-    for (const auto layer : opts.offload_layers) {
-      layers_.resize(std::max(layers_.size(), static_cast<std::size_t>(layer) + 1));
-      layers_[static_cast<std::size_t>(layer)] = true;
-    }
   }
   engine(const engine&) = delete;
   engine& operator=(const engine&) = delete;
@@ -258,12 +255,9 @@ class engine {
   void adopt(plan::profile step, plan::residency stays);
   // Follows it for one step, which is recorded.
   void try_out(plan::profile step, plan::residency stays);
-  // Groups that should stay leave all the same once so many bytes have, since shapes may have grown
-  // after the plan was made; and unless an arena has so many bytes free in one piece, since what
-  // stays never gives way, and with shapes that change nobody planned where it lies.
+  // See residence.hpp; pieces count in an arena.
   void keep_at_most(std::size_t bytes, std::size_t piece) {
-    kept_limit_ = bytes;
-    free_piece_ = opts_.memory == memory_kind::arena ? piece : 0;
+    keeps_.keep_at_most(bytes, opts_.memory == memory_kind::arena ? piece : 0);
   }
   // Whether the groups of the two steps of an automatic warm-up differed.
   [[nodiscard]] bool shapes_vary() const { return shapes_vary_; }
@@ -312,26 +306,11 @@ class engine {
     return recorder_ == nullptr ? 0 : recorder_->arrive(store_.order().stream(lane));
   }
 
-  // The user said that nothing of this layer leaves.
-  [[nodiscard]] bool layer_stays(int layer) const {
-    return !layers_.empty() && (layer < 0 || static_cast<std::size_t>(layer) >= layers_.size() ||
-                                !layers_[static_cast<std::size_t>(layer)]);
-  }
-  [[nodiscard]] bool stays(const chunk_state& chunk, std::size_t group_index) const {
-    return chunk.ordinal() < residency_.size() &&
-           group_index < residency_[chunk.ordinal()].size() &&
-           residency_[chunk.ordinal()][group_index];
-  }
-
-  // Policy keeps the group, and its bytes are within what the plan counted on.
   [[nodiscard]] bool may_stay(const chunk_state& chunk, int layer,
                               std::span<handle* const> handles) const {
-    if (everything_leaves_) return false;
-    if (layer_stays(layer)) return true;
-    if (!stays(chunk, chunk.group_count())) return false;
-    return kept_limit_ == std::numeric_limits<std::size_t>::max() ||
-           (kept_ + bytes_of(handles) <= kept_limit_ &&
-            (free_piece_ == 0 || store_.device_source().largest_free() >= free_piece_));
+    return !keeps_.everything_leaves() &&
+           keeps_.stays(chunk.ordinal(), chunk.group_count(), layer, bytes_of(handles),
+                        [&] { return store_.device_source().largest_free(); });
   }
   [[nodiscard]] static std::size_t bytes_of(std::span<handle* const> handles) {
     std::size_t bytes = 0;
@@ -368,6 +347,7 @@ class engine {
 
   static void require_away(const storage& store, const char* call, std::string_view name);
   [[nodiscard]] bool bring_state(storage& store, std::string_view name);
+  void take_back(storage& store, lane_id on);
   void forget_handle(storage& store);
   void forget_save(storage& store);
   void forget_idle(storage& store);
@@ -397,7 +377,7 @@ class engine {
   std::vector<std::string> names_;
   trace::nvtx_names ranges_;
   std::vector<window> windows_;
-  std::vector<bool> layers_;
+  residence keeps_;
   storages<Device> store_;
   std::vector<std::unique_ptr<chunk_state>> chunks_;
   std::vector<chunk_state*> spare_;
@@ -413,17 +393,12 @@ class engine {
   lane_id last_lane_{};                          // of the latest call on a compute stream
   std::vector<plan::chunk_profile> first_step_;  // of an automatic warm-up
   bool shapes_vary_ = false;
-  int trained_steps_ = 0;   // of an automatic warm-up
-  bool evaluated_ = false;  // since the latest chunk that trains
-  plan::residency residency_;
-  std::size_t kept_limit_ = std::numeric_limits<std::size_t>::max();
-  std::size_t free_piece_ = 0;
-  std::size_t kept_ = 0;                    // bytes that stay by plan and are not restored yet
+  int trained_steps_ = 0;                   // of an automatic warm-up
+  bool evaluated_ = false;                  // since the latest chunk that trains
   std::vector<std::size_t> backward_rank_;  // by chunk ordinal, from the warm-up step
   trace::counters counters_;
   std::vector<std::uint64_t> bytes_before_step_;
   bool warming_up_ = true;
-  bool everything_leaves_ = false;  // settled after the warm-up step: policy keeps no group
   bool closed_ = false;
   bool replayed_ = false;  // graphs have run since the last eager call
   lane_id replayed_on_{};

@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdio>
 #include <functional>
-#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -147,7 +146,7 @@ class offloader {
   /// Follows a plan that was made before, for the same steps; `recorded` is what it was made for.
   /// Its groups must be those of the steps to come. Call it between steps.
   void follow(const plan::step_plan& made, const plan::profile& recorded) {
-    engine_->keep_at_most(std::numeric_limits<std::size_t>::max(), 0);
+    engine_->keep_at_most(detail::residence::unlimited, 0);
     engine_->reload_at_most(made.reload_ahead, made.reload_ahead_bytes > 0
                                                    ? std::optional(made.reload_ahead_bytes)
                                                    : std::nullopt);
@@ -277,7 +276,7 @@ class offloader {
     if (engine_->shapes_vary() && settings().device_budget) {
       engine_->keep_at_most(plan::kept_at_once(recorded, made), free_piece(recorded));
     } else {
-      engine_->keep_at_most(std::numeric_limits<std::size_t>::max(), 0);
+      engine_->keep_at_most(detail::residence::unlimited, 0);
     }
   }
 

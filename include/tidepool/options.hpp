@@ -61,7 +61,8 @@ struct options {
   std::vector<std::string> own_modules{};
   /// Layer-level mode: when not empty, only groups of these layers leave.
   std::vector<int> offload_layers{};
-  /// Modules recomputed whole in backward; offloading inside them is refused.
+  /// What the trainer discards in forward and computes again in backward (`chunk::discard`,
+  /// `chunk::recompute`); offloading inside what is recomputed whole is refused.
   std::vector<std::string> recompute_modules{};
 
   /// Offloads of one module not yet joined, at most. None: no joins. 0: the compute stream waits

@@ -11,6 +11,7 @@
 
 #include "counting_device.hpp"
 #include "plans.hpp"
+#include "rig.hpp"
 #include "tidepool/device/virtual.hpp"
 #include "tidepool/offloader.hpp"
 
@@ -423,4 +424,40 @@ TEST_CASE("forecast: the simulator agrees with the engine where memory is not in
   MESSAGE(compared << " steps, the simulator off by at most " << 100 * worst << " %");
   CHECK(compared > 40);
   CHECK(worst < 0.05);
+}
+
+// What a plan counts on limits what stays by plan, not what the user said.
+TEST_CASE("forecast: layers that are not to leave stay under an automatic plan too") {
+  for (const bool vary : {false, true}) {
+    CAPTURE(vary);
+    tidepool::test::rig desk;
+    auto opts = tidepool::test::arena_options(vary ? 40960 : 28672, {"core_attn"});
+    opts.policy = policy_kind::automatic;
+    opts.offload_layers = {0};
+    tidepool::test::rig::offloader<> off(desk.dev, opts);
+    off.on_report([](std::string_view) {});
+    const auto module = off.module("core_attn");
+    for (std::uint32_t step = 0; step < 6; ++step) {
+      auto open = off.begin();
+      std::vector<tidepool::test::rig::buffer> saved(6);
+      for (int l = 0; l < 6; ++l) {
+        auto& x = saved[static_cast<std::size_t>(l)];
+        const std::size_t bytes = 4096 + (vary ? 256 * (step % 3) : 0);
+        x = off.allocate(bytes, desk.stream());
+        desk.write(x, step, 100'000);
+        open.commit(module, l, desk.stream(), x);
+        if (l > 0) CHECK(x);
+      }
+      open.end_forward();
+      for (int l = 6; l-- > 0;) {
+        auto& x = saved[static_cast<std::size_t>(l)];
+        open.restore(module, l, desk.stream(), x);
+        desk.check(x, step);
+        x.reset(desk.stream());
+      }
+      open.finish();
+      off.end_step();
+    }
+    CHECK(desk.wrong() == 0);
+  }
 }

@@ -51,7 +51,7 @@ void engine<Device>::restore(chunk_state& chunk, module_id module, int layer, la
     handles[i]->part_ = items[i].part;
     forget_save(*store);
   }
-  kept_ -= std::exchange(which.kept, 0);
+  keeps_.take(std::exchange(which.kept, 0));
   chunk.mark_restored(which);
   if (recorder_ != nullptr) {
     recorder_->called(from, plan::event_kind::restore, index, chunk.ordinal(),
@@ -223,7 +223,7 @@ void engine<Device>::end_chunk(chunk_state& chunk) noexcept {
     for (std::uint32_t i = 0; i < chunk.group_count(); ++i) {
       auto& each = chunk.at(i);
       if (each.state == group_state::restored) continue;
-      kept_ -= std::exchange(each.kept, 0);
+      keeps_.take(std::exchange(each.kept, 0));
       forget_ahead(chunk, i);
       auto* items = chunk.saved_of(each);
       for (std::uint32_t j = 0; j < each.count; ++j) {
@@ -297,7 +297,7 @@ template <device Device>
 void engine<Device>::adopt(plan::profile step, plan::residency stays) {
   profile_ = std::move(step);
   profile_.modules = names_;
-  residency_ = std::move(stays);
+  keeps_.settle(std::move(stays));
   backward_rank_.assign(profile_.chunks.size(), profile_.chunks.size());
   std::size_t rank = 0;
   for (const auto& pass : profile_.passes) {
@@ -305,10 +305,6 @@ void engine<Device>::adopt(plan::profile step, plan::residency stays) {
   }
   warming_up_ = false;
   recorder_.reset();
-  everything_leaves_ =
-      layers_.empty() && std::all_of(residency_.begin(), residency_.end(), [](const auto& row) {
-        return std::find(row.begin(), row.end(), true) == row.end();
-      });
 }
 
 }  // namespace tidepool::detail

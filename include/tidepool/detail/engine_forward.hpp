@@ -42,7 +42,7 @@ void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, lan
   if (stay) {
     ++count.groups_resident;
     which.kept = bytes_of(handles);
-    kept_ += which.kept;
+    keeps_.add(which.kept);
   }
   if (warming_up()) {
     profile_.chunks[chunk.ordinal()].groups.push_back(

@@ -46,7 +46,15 @@ void engine<Device>::forget_idle(storage& store) {
   if (std::exchange(store.idle, false)) std::erase(idle_, &store);
 }
 
-// Takes device memory back from what is on the device ahead of its use: the host still has it.
+// Its device memory is free again once its users and its reload are done; the host still has it.
+template <device Device>
+void engine<Device>::take_back(storage& store, lane_id on) {
+  fence after(store.last_use);
+  after.add(store.reloaded);
+  store_.displace(store, after, on);
+}
+
+// Takes device memory back from what is on the device ahead of its use.
 template <device Device>
 bool engine<Device>::evict_one() {
   const auto copies = store_.reload_lane();
@@ -54,9 +62,7 @@ bool engine<Device>::evict_one() {
     auto& store = *idle_.back();
     idle_.pop_back();
     store.idle = false;
-    fence after(store.last_use);
-    after.add(store.reloaded);
-    store_.displace(store, after, store.lane);
+    take_back(store, store.lane);
     ++counters_.evictions;
     return true;
   }
@@ -70,9 +76,7 @@ bool engine<Device>::evict_one() {
     auto* store = items[i].store;
     if (store == nullptr || !store->on_device || store->handles > 0) continue;
     forget_idle(*store);
-    fence after(store->last_use);
-    after.add(store->reloaded);
-    store_.displace(*store, after, copies);
+    take_back(*store, copies);
   }
   last.chunk->reload_again(last.index);
   ++counters_.evictions;

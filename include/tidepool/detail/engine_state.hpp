@@ -45,11 +45,7 @@ buffer<Device> engine<Device>::create_state(storage& store, std::string_view nam
   require_away(store, "create", name);
   const auto lane = lane_of(stream);
   forget_idle(store);
-  if (store.on_device) {  // fetched ahead and never used
-    fence after(store.last_use);
-    after.add(store.reloaded);
-    store_.displace(store, after, store_.reload_lane());
-  }
+  if (store.on_device) take_back(store, store_.reload_lane());  // fetched ahead and never used
   place_or_throw(store, lane, "create");
   store.lane = lane;
   return buffer<Device>(share(store));
@@ -101,9 +97,7 @@ buffer<Device> engine<Device>::fetch_state(storage& store, std::string_view name
   try {
     store_.order().join(lane, store.reloaded, join_site::consumer);
   } catch (...) {
-    fence after(store.last_use);
-    after.add(store.reloaded);
-    store_.displace(store, after, store_.reload_lane());
+    take_back(store, store_.reload_lane());
     throw;
   }
   store.lane = lane;
