@@ -10,21 +10,10 @@ set -uo pipefail
 train_moe=$1
 shift
 common=(--preset tiny --steps 6 "$@")
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-failed=0
+source "$(dirname "${BASH_SOURCE[0]}")/support/cases.sh"
 
 run() { "$train_moe" "${common[@]}" "$@" >"$folder/output" 2>&1; }
 bits() { grep -o '"bits": "[^"]*"' "$1"; }
-
-verdict() {  # verdict NAME: of the command before it
-  if [ $? -eq 0 ]; then
-    printf 'good     %s\n' "$1"
-  else
-    failed=$((failed + 1))
-    printf 'FAILED   %s\n%s\n' "$1" "$(tail -n 5 "$folder/output")"
-  fi
-}
 
 run --json "$folder/here"
 verdict 'moments on the device'

@@ -22,20 +22,9 @@ export OMPI_MCA_hwloc_base_binding_policy=none
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export OMPI_MCA_btl_vader_single_copy_mechanism=none
 
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
+source "$(dirname "${BASH_SOURCE[0]}")/support/cases.sh"
 text=$(dirname "${BASH_SOURCE[0]}")/../LICENSE
 small=(--hidden 32 --heads 2 --seq 32 --batch 2 --data "$text")
-failed=0
-
-verdict() {  # verdict NAME: of the command before it
-  if [ $? -eq 0 ]; then
-    printf 'good     %s\n' "$1"
-  else
-    failed=$((failed + 1))
-    printf 'FAILED   %s\n%s\n' "$1" "$(tail -n 5 "$folder/output")"
-  fi
-}
 
 # options OPTION...: those and the usual ones, without naming any twice
 options() {

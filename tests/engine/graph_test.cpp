@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "messages.hpp"
 #include "rig.hpp"
 #include "tidepool/error.hpp"
 
@@ -20,7 +21,9 @@ using tidepool::join_site;
 using tidepool::machine;
 using tidepool::misuse_error;
 using tidepool::test::arena_options;
+using tidepool::test::message_of;
 using tidepool::test::rig;
+using tidepool::test::says;
 using tidepool::test::small_options;
 
 using offloader = rig::offloader<tidepool::modules<"fc1">>;
@@ -79,17 +82,6 @@ struct trainer {
     return round * layers + static_cast<std::uint32_t>(layer) + 1;
   }
 };
-
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const misuse_error& caught) {
-    return caught.what();
-  }
-  return "nothing was thrown";
-}
-
-bool says(const std::string& text, const char* part) { return text.find(part) != text.npos; }
 
 // Wrong words after a few replays, with one join left out or none.
 std::size_t wrong_after_replays(std::uint64_t seed, std::optional<join_site> without) {

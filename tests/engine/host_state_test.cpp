@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "messages.hpp"
 #include "rig.hpp"
 #include "tidepool/error.hpp"
 #include "tidepool/trace/summary.hpp"
@@ -18,7 +19,9 @@ namespace {
 using tidepool::machine;
 using tidepool::misuse_error;
 using tidepool::test::arena_options;
+using tidepool::test::message_of;
 using tidepool::test::rig;
+using tidepool::test::says;
 using tidepool::test::small_options;
 
 using offloader = rig::offloader<tidepool::modules<"core_attn">>;
@@ -35,16 +38,6 @@ std::vector<host_state> states_of(rig& desk, offloader& off, int count) {
     all.back().write_back(fresh, desk.stream());
   }
   return all;
-}
-
-template <class Call>
-std::string message_of(const Call& call) {
-  try {
-    call();
-  } catch (const misuse_error& problem) {
-    return problem.what();
-  }
-  return {};
 }
 
 }  // namespace
@@ -178,9 +171,6 @@ TEST_CASE("host_state: misuse is refused in words") {
   rig desk;
   offloader off(desk.dev, small_options());
   auto state = off.state_on_host(size, "pages");
-  const auto says = [](const std::string& text, const char* part) {
-    return text.find(part) != std::string::npos;
-  };
   CHECK(says(message_of([&] { static_cast<void>(state.fetch(desk.stream())); }),
              "fetch of pages: nothing was ever written"));
   CHECK_FALSE(state.prefetch());
@@ -270,7 +260,7 @@ TEST_CASE("host_state: its buffer is no saved tensor") {
   auto here = all[0].fetch(desk.stream());
   auto open = off.begin();
   const auto text = message_of([&] { open.commit<"core_attn">(0, desk.stream(), here); });
-  CHECK(text.find("belongs to a host_state; write_back it") != std::string::npos);
+  CHECK(says(text, "belongs to a host_state; write_back it"));
   CHECK(here);
   here.reset(desk.stream());
 }

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "messages.hpp"
 #include "rig.hpp"
 #include "tidepool/error.hpp"
 #include "tidepool/trace/summary.hpp"
@@ -13,10 +14,11 @@
 namespace {
 
 using tidepool::machine;
-using tidepool::misuse_error;
 using tidepool::options;
 using tidepool::test::arena_options;
+using tidepool::test::message_of;
 using tidepool::test::rig;
+using tidepool::test::says;
 using tidepool::test::small_options;
 
 using offloader = rig::offloader<tidepool::modules<"core_attn", "expert_fc1">>;
@@ -26,21 +28,6 @@ constexpr std::size_t size = 2048;
 options recomputing(options opts, std::vector<std::string> names = {"moe_act"}) {
   opts.recompute_modules = std::move(names);
   return opts;
-}
-
-// What a misuse says; empty when nothing was thrown.
-template <class Call>
-std::string message_of(const Call& call) {
-  try {
-    call();
-  } catch (const misuse_error& problem) {
-    return problem.what();
-  }
-  return {};
-}
-
-bool says(const std::string& text, const char* part) {
-  return text.find(part) != std::string::npos;
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "faults/programs.hpp"
+#include "messages.hpp"
 
 namespace tidepool::test {
 
@@ -16,10 +17,6 @@ struct ending {
   bool success = false;
   bool out_of_memory = false;
 };
-
-[[nodiscard]] inline bool says(const std::string& text, std::string_view part) {
-  return text.find(part) != std::string::npos;
-}
 
 /// One run on a device that nobody else uses; `armed` is the fault that waits there.
 template <class Desk>
