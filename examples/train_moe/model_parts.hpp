@@ -3,10 +3,8 @@
 
 #include <array>
 #include <cstdint>
-#include <string>
 #include <string_view>
 #include <tidepool/offloader.hpp>
-#include <vector>
 
 #include "device_array.hpp"
 #include "kernels.hpp"
@@ -31,25 +29,6 @@ inline constexpr float balance_weight = 0.01F;
 [[nodiscard]] constexpr index padded(index rows) {
   return (rows + row_padding - 1) / row_padding * row_padding;
 }
-
-/// What one layer saves in forward for its backward, by the module that saves it.
-template <class Buffer>
-struct saved_layer {
-  Buffer x, rstd1;               // attn_norm
-  Buffer h1;                     // qkv_linear
-  Buffer qkv, o, lse;            // core_attn
-  Buffer proj_input;             // attn_proj: the same memory as o
-  Buffer x1, rstd2;              // mlp_norm
-  Buffer h2, probs;              // router, with where the tokens went:
-  Buffer choice;                 //   experts of each token
-  Buffer row;                    //   row of each token's choices
-  Buffer source, weight;         //   token and probability of each row
-  Buffer counts;                 //   tokens of each expert
-  Buffer xs;                     // expert_fc1   ⎫
-  Buffer a;                      // moe_act      ⎬ or all three: fused_group_mlp
-  Buffer b;                      // expert_fc2   ⎭
-  std::vector<index> first_row;  // of each expert, and the end; known to the host
-};
 
 /// What the end of the model saves: module final_norm.
 template <class Buffer>
