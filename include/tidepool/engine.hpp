@@ -157,6 +157,7 @@ class engine {
       live_.reserve(chunks_.size() + 1);
       spare_.push_back(&*chunks_.emplace_back(std::make_unique<chunk_state>()));
     }
+    if (unproven_ && !info.forward_only) expect_chunk(info);
     auto& fresh = *spare_.back();
     spare_.pop_back();
     fresh.start(info, info.forward_only ? 0 : begun_++);
@@ -248,11 +249,15 @@ class engine {
   enum class stage : std::uint8_t { step, warm_up, recorded, timed };
   stage end_step();
 
+  [[nodiscard]] const std::vector<std::string>& names() const { return names_; }
+
   // What the warm-up recorded.
   [[nodiscard]] const plan::profile& profile() const { return profile_; }
 
   // Follows this from now on. `step` is the profile that it was made for.
   void adopt(plan::profile step, plan::residency stays);
+  // The same for a plan from elsewhere, which the next step is held to.
+  void follow(plan::profile step, plan::residency stays);
   // Follows it for one step, which is recorded.
   void try_out(plan::profile step, plan::residency stays);
   // See residence.hpp; pieces count in an arena.
@@ -348,6 +353,8 @@ class engine {
   static void require_away(const storage& store, const char* call, std::string_view name);
   [[nodiscard]] bool bring_state(storage& store, std::string_view name);
   void take_back(storage& store, lane_id on);
+  void expect_chunk(const chunk_info& info) const;
+  void expect_group(const chunk_state& chunk, module_id module, int layer) const;
   void forget_handle(storage& store);
   void forget_save(storage& store);
   void forget_idle(storage& store);
@@ -395,6 +402,7 @@ class engine {
   bool shapes_vary_ = false;
   int trained_steps_ = 0;                   // of an automatic warm-up
   bool evaluated_ = false;                  // since the latest chunk that trains
+  bool unproven_ = false;                   // a plan from elsewhere is in its first step
   std::vector<std::size_t> backward_rank_;  // by chunk ordinal, from the warm-up step
   trace::counters counters_;
   std::vector<std::uint64_t> bytes_before_step_;
@@ -413,6 +421,7 @@ class engine {
 #include "tidepool/detail/engine_capture.hpp"
 #include "tidepool/detail/engine_forward.hpp"
 #include "tidepool/detail/engine_memory.hpp"
+#include "tidepool/detail/engine_plan.hpp"
 #include "tidepool/detail/engine_recompute.hpp"
 #include "tidepool/detail/engine_refusals.hpp"
 #include "tidepool/detail/engine_state.hpp"

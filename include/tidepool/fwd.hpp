@@ -19,6 +19,13 @@ class null_device;
 class virtual_device;
 class cuda_device;
 
+namespace plan {
+class profile_error;
+class file_error;
+struct profile;
+struct step_plan;
+}  // namespace plan
+
 namespace trace {
 struct counters;
 struct record;

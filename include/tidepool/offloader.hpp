@@ -17,6 +17,7 @@
 #include "tidepool/memory/fixed.hpp"
 #include "tidepool/options.hpp"
 #include "tidepool/plan/automatic.hpp"
+#include "tidepool/plan/follow.hpp"
 #include "tidepool/plan/link.hpp"
 #include "tidepool/trace/summary.hpp"
 #include "tidepool/validate.hpp"
@@ -143,15 +144,17 @@ class offloader {
   /// The plan that is being followed; nothing with Megatron's policy, and before it is made.
   [[nodiscard]] const std::optional<plan::step_plan>& current_plan() const { return plan_; }
 
-  /// Follows a plan that was made before, for the same steps; `recorded` is what it was made for.
-  /// Its groups must be those of the steps to come. Call it between steps.
+  /// Follows a plan from elsewhere, with no warm-up: `recorded` is what it was made for, a profile
+  /// of the same steps, with the same modules enabled. Call it between steps.
+  ///
+  /// Throws `plan::profile_error` where the two do not fit each other, this offloader's modules or
+  /// its device budget, or where the plan recomputes, which is the trainer's to do. In the first
+  /// step after it, a chunk or group that the plan does not have in that place is refused with
+  /// `misuse_error`.
   void follow(const plan::step_plan& made, const plan::profile& recorded) {
-    engine_->keep_at_most(detail::residence::unlimited, 0);
-    engine_->reload_at_most(made.reload_ahead, made.reload_ahead_bytes > 0
-                                                   ? std::optional(made.reload_ahead_bytes)
-                                                   : std::nullopt);
-    engine_->adopt(recorded, plan::kept_by(made.what));
-    plan_ = made;
+    engine_->follow(plan::fitted(made, recorded, engine_->names(), settings().device_budget),
+                    plan::kept_by(made.what));
+    adopt(made);
   }
 
   /// Where reports go, a line each; by default to `stderr`.
@@ -256,9 +259,7 @@ class offloader {
       for (auto& row : made.what) std::fill(row.begin(), row.end(), plan::action::offload);
     }
     engine_->keep_at_most(plan::kept_at_once(recorded, made), free_piece(recorded));
-    engine_->reload_at_most(made.reload_ahead, made.reload_ahead_bytes > 0
-                                                   ? std::optional(made.reload_ahead_bytes)
-                                                   : std::nullopt);
+    reload_as(made);
     engine_->try_out(std::move(recorded), plan::kept_by(made.what));
   }
 
@@ -272,12 +273,23 @@ class offloader {
     } else {
       report_(plan::in_words(made));
     }
-    follow(made, recorded);
+    adopt(made);
+    engine_->adopt(recorded, plan::kept_by(made.what));
     if (engine_->shapes_vary() && settings().device_budget) {
       engine_->keep_at_most(plan::kept_at_once(recorded, made), free_piece(recorded));
-    } else {
-      engine_->keep_at_most(detail::residence::unlimited, 0);
     }
+  }
+
+  void adopt(const plan::step_plan& made) {
+    engine_->keep_at_most(detail::residence::unlimited, 0);
+    reload_as(made);
+    plan_ = made;
+  }
+
+  void reload_as(const plan::step_plan& made) {
+    engine_->reload_at_most(made.reload_ahead, made.reload_ahead_bytes > 0
+                                                   ? std::optional(made.reload_ahead_bytes)
+                                                   : std::nullopt);
   }
 
   // Room for all that the step works with at once, wherever the pieces of it fall. With less,

@@ -15,6 +15,7 @@ void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, lan
            "the chunk's forward pass has ended; commit before end_forward and before the first"
            " restore");
   }
+  if (unproven_) expect_group(chunk, module, layer);
   auto& count = counters_.modules[static_cast<std::size_t>(module)];
   const auto from = arrive(lane);
   // By hand everything leaves: its handles are released by hand too, and nothing may be lost.

@@ -1,0 +1,114 @@
+// What the engine learns of a step, and the plan that it follows.
+#pragma once
+
+#include "tidepool/engine.hpp"
+
+namespace tidepool::detail {
+
+template <device Device>
+auto engine<Device>::end_step() -> stage {
+  if (!live_.empty()) {
+    throw misuse_error("end_step: the chunk of microbatch " +
+                       std::to_string(live_.front()->info().microbatch) +
+                       " is still open; finish every chunk of the step first");
+  }
+  ++counters_.steps;
+  unproven_ = unproven_ && begun_ == 0;  // an evaluation proves nothing
+  store_.device_source().tidy();
+  begun_ = 0;
+  backward_begun_ = 0;
+  for (std::size_t m = 0; m < counters_.modules.size(); ++m) {
+    auto& count = counters_.modules[m];
+    count.step_bytes = count.bytes_offloaded - bytes_before_step_[m];
+    bytes_before_step_[m] = count.bytes_offloaded;
+  }
+  // Only a step that trained teaches; an evaluation before it does not.
+  if (!warming_up() || profile_.chunks.empty()) {
+    if (recorder_ != nullptr) recorder_->start(store_.order().stream(last_lane_));
+    return stage::step;
+  }
+  if (opts_.policy == policy_kind::megatron) {
+    auto stays = plan::megatron_policy(profile_, opts_);
+    adopt(std::move(profile_), std::move(stays));
+    return stage::warm_up;
+  }
+  ++trained_steps_;
+  if (trained_steps_ > 1 && trained_steps_ < opts_.timed_step) {
+    recorder_->start(store_.order().stream(last_lane_));
+    profile_.clear();
+    return stage::step;
+  }
+  recorder_->finish(profile_);
+  profile_.modules = names_;
+  if (trained_steps_ == 1) {
+    first_step_ = profile_.chunks;
+    return stage::recorded;
+  }
+  shapes_vary_ = first_step_ != profile_.chunks;
+  first_step_ = {};
+  return stage::timed;
+}
+
+template <device Device>
+void engine<Device>::try_out(plan::profile step, plan::residency stays) {
+  auto going_on = std::move(recorder_);
+  adopt(std::move(step), std::move(stays));
+  recorder_ = std::move(going_on);
+  warming_up_ = true;
+  profile_.clear();
+  recorder_->start(store_.order().stream(last_lane_));
+}
+
+template <device Device>
+void engine<Device>::adopt(plan::profile step, plan::residency stays) {
+  profile_ = std::move(step);
+  profile_.modules = names_;
+  keeps_.settle(std::move(stays));
+  backward_rank_.assign(profile_.chunks.size(), profile_.chunks.size());
+  std::size_t rank = 0;
+  for (const auto& pass : profile_.passes) {
+    if (pass.backward) backward_rank_[pass.chunk] = rank++;
+  }
+  warming_up_ = false;
+  recorder_.reset();
+}
+
+template <device Device>
+void engine<Device>::follow(plan::profile step, plan::residency stays) {
+  if (begun_ != 0) {
+    throw misuse_error(
+        "follow: a step is under way; call it before the first chunk of a step, or"
+        " after end_step");
+  }
+  adopt(std::move(step), std::move(stays));
+  unproven_ = true;
+}
+
+template <device Device>
+[[gnu::cold]] void engine<Device>::expect_chunk(const chunk_info& info) const {
+  const auto& planned = profile_.chunks;
+  if (begun_ < planned.size() && planned[begun_].model_chunk == info.model_chunk) return;
+  throw misuse_error("begin: chunk " + std::to_string(begun_) + " of the step is of model chunk " +
+                     std::to_string(info.model_chunk) + ", but the plan that is followed has " +
+                     (begun_ < planned.size()
+                          ? "model chunk " + std::to_string(planned[begun_].model_chunk) + " there"
+                          : "only " + std::to_string(planned.size()) + " chunks") +
+                     "; plan a profile of these steps");
+}
+
+template <device Device>
+[[gnu::cold]] void engine<Device>::expect_group(const chunk_state& chunk, module_id module,
+                                                int layer) const {
+  const auto& planned = profile_.chunks[chunk.ordinal()].groups;
+  const auto at = chunk.group_count();
+  if (at < planned.size() && planned[at].module == module && planned[at].layer == layer) return;
+  refuse("commit", chunk, module, layer,
+         "the plan that is followed has " +
+             (at < planned.size()
+                  ? "'" + std::string(names_[static_cast<std::size_t>(planned[at].module)]) +
+                        "' of layer " + std::to_string(planned[at].layer)
+                  : "no group") +
+             " in this place; plan a profile of these steps");
+}
+
+}  // namespace tidepool::detail

@@ -1,0 +1,203 @@
+// A plan that was made elsewhere: it is followed from the first step on, or refused in words.
+#include "tidepool/plan/follow.hpp"
+
+#include <doctest/doctest.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "messages.hpp"
+#include "rig.hpp"
+#include "tidepool/plan/json.hpp"
+
+TEST_SUITE_BEGIN("plan");
+
+namespace {
+
+using namespace tidepool;
+using tidepool::test::message_of;
+using tidepool::test::rig;
+using tidepool::test::says;
+
+constexpr std::size_t budget = 20480;
+
+options automatic() {
+  auto opts = test::arena_options(budget, {"core_attn", "moe_act"});
+  opts.policy = policy_kind::automatic;
+  return opts;
+}
+
+/// What a step of `layers` layers saves and checks; each layer commits two groups.
+template <class Offloader>
+void train_step(rig& desk, Offloader& off, std::uint32_t step, int layers = 3,
+                std::size_t bytes = 4096) {
+  const module_id modules[]{off.module("core_attn"), off.module("moe_act")};
+  auto open = off.begin();
+  std::vector<rig::buffer> saved(static_cast<std::size_t>(2 * layers));
+  for (std::size_t i = 0; i < saved.size(); ++i) {
+    saved[i] = off.allocate(bytes, desk.stream());
+    desk.write(saved[i], step, 100'000);
+    open.commit(modules[i % 2], static_cast<int>(i / 2), desk.stream(), saved[i]);
+  }
+  open.end_forward();
+  for (std::size_t i = saved.size(); i-- > 0;) {
+    open.restore(modules[i % 2], static_cast<int>(i / 2), desk.stream(), saved[i]);
+    desk.check(saved[i], step);
+    saved[i].reset(desk.stream());
+  }
+  open.finish();
+  off.end_step();
+}
+
+std::uint64_t moved(const rig::offloader<>& off) {
+  std::uint64_t bytes = 0;
+  for (const auto& each : off.counters().modules) bytes += each.step_bytes;
+  return bytes;
+}
+
+/// A plan, its profile, and how many bytes a step moves under it.
+struct recorded_plan {
+  plan::profile step;
+  plan::step_plan made;
+  std::uint64_t bytes = 0;
+};
+
+recorded_plan record() {
+  rig desk;
+  rig::offloader<> off(desk.dev, automatic());
+  off.on_report([](std::string_view) {});
+  for (std::uint32_t step = 0; step < 4; ++step) train_step(desk, off, step);
+  REQUIRE(off.current_plan());
+  return {off.profile(), *off.current_plan(), moved(off)};
+}
+
+}  // namespace
+
+TEST_CASE("follow: a saved plan is followed from the first step of another run") {
+  const auto before = record();
+  const auto all_of_it = std::uint64_t{6 * 4096};
+  REQUIRE(before.bytes > 0);
+  REQUIRE(before.bytes < all_of_it);
+  const auto step = plan::profile_from_json(plan::to_json(before.step));
+  const auto made = plan::plan_from_json(plan::to_json(before.made, before.step));
+
+  rig desk;
+  rig::offloader<> off(desk.dev, automatic());
+  off.on_report([](std::string_view) {});
+  off.follow(made, step);
+  for (std::uint32_t number = 0; number < 3; ++number) {
+    CAPTURE(number);
+    train_step(desk, off, number);
+    CHECK(moved(off) == before.bytes);
+  }
+  CHECK(*off.current_plan() == made);
+  CHECK(desk.wrong() == 0);
+}
+
+TEST_CASE("follow: modules are found by their names") {
+  auto before = record();
+  // As another trainer would have numbered them.
+  auto& step = before.step;
+  const auto count = step.modules.size();
+  std::vector<std::string> turned(step.modules.rbegin(), step.modules.rend());
+  for (auto& chunk : step.chunks) {
+    for (auto& group : chunk.groups) {
+      group.module = static_cast<module_id>(count - 1 - static_cast<std::size_t>(group.module));
+    }
+  }
+  step.modules = turned;
+  rig desk;
+  rig::offloader<> off(desk.dev, automatic());
+  off.on_report([](std::string_view) {});
+  off.follow(before.made, step);
+  train_step(desk, off, 7);
+  CHECK(moved(off) == before.bytes);
+  CHECK(desk.wrong() == 0);
+}
+
+TEST_CASE("follow: what cannot be followed is refused in words") {
+  const auto good = record();
+  rig desk;
+  rig::offloader<> off(desk.dev, automatic());
+  const auto refusal = [&](const recorded_plan& given) -> std::string {
+    try {
+      off.follow(given.made, given.step);
+    } catch (const plan::profile_error& problem) {
+      return problem.what();
+    }
+    return {};
+  };
+
+  SUBCASE("a plan of another profile") {
+    auto bad = good;
+    bad.made.what.at(0).pop_back();
+    CHECK(says(refusal(bad), "/chunks/0/groups: found 5 groups, expected 6"));
+  }
+  SUBCASE("a profile that contradicts itself") {
+    auto bad = good;
+    bad.step.events.erase(bad.step.events.begin());
+    CHECK(says(refusal(bad), "profile at"));
+  }
+  SUBCASE("recomputation") {
+    auto bad = good;
+    bad.made.what.at(0).at(2) = plan::action::recompute;
+    CHECK(says(refusal(bad), "/chunks/0/groups/2: the group is to be recomputed"));
+  }
+  SUBCASE("a module that nobody has") {
+    auto bad = good;
+    for (auto& name : bad.step.modules) name += "_fast";
+    CHECK(says(refusal(bad), "'core_attn_fast' is no module of this offloader"));
+  }
+  SUBCASE("more memory than there is") {
+    auto bad = good;
+    bad.made.device_budget = budget + 1;
+    CHECK(says(refusal(bad), "device_budget is 20480; raise it"));
+  }
+  SUBCASE("in the middle of a step") {
+    auto open = off.begin();
+    CHECK(says(message_of([&] { off.follow(good.made, good.step); }), "a step is under way"));
+  }
+  CHECK(!off.current_plan());
+}
+
+TEST_CASE("follow: the first step is held to the plan") {
+  const auto good = record();
+  rig desk;
+  rig::offloader<> off(desk.dev, automatic());
+  off.on_report([](std::string_view) {});
+  off.follow(good.made, good.step);
+  SUBCASE("another group") {
+    auto open = off.begin();
+    auto saved = off.allocate(4096, desk.stream());
+    const auto text =
+        message_of([&] { open.commit(off.module("moe_act"), 0, desk.stream(), saved); });
+    CHECK(says(text, "commit of moe_act of layer 0"));
+    CHECK(says(text, "has 'core_attn' of layer 0 in this place"));
+    CHECK(saved);
+  }
+  SUBCASE("a group too many") {
+    CHECK(
+        says(message_of([&] { train_step(desk, off, 1, 4, 2048); }), "has no group in this place"));
+  }
+  SUBCASE("another model chunk") {
+    CHECK(says(message_of([&] { auto open = off.begin({.model_chunk = 1}); }),
+               "is of model chunk 1, but the plan that is followed has model chunk 0 there"));
+  }
+  SUBCASE("a chunk too many") {
+    auto first = off.begin();
+    CHECK(says(message_of([&] { auto second = off.begin({.microbatch = 1}); }), "only 1 chunks"));
+  }
+  SUBCASE("not the step after it, nor an evaluation") {
+    {
+      auto evaluation = off.begin({.forward_only = true});
+      evaluation.finish();
+    }
+    off.end_step();
+    train_step(desk, off, 1);
+    train_step(desk, off, 2, 2);
+    CHECK(desk.wrong() == 0);
+  }
+}
+
+TEST_SUITE_END();
