@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <tidepool/offloader.hpp>
 #include <utility>
 #include <vector>
 
+#include "head.hpp"
 #include "layer.hpp"
 #include "layout.hpp"
 #include "parameters.hpp"
@@ -37,6 +39,12 @@ class block {
     for (index l = range.first; l < range.end; ++l) {
       layers_.emplace_back(on_, static_cast<int>(l), weights.layer(l));
     }
+    if (range.head) {
+      // It counts as one layer more.
+      head_.emplace(on_, static_cast<int>(on_.sizes.layers),
+                    head_parameters{weights.final_gain(), weights.head()},
+                    1 / static_cast<float>(on_.microbatches));
+    }
     for (pass& each : passes_) each.layers.resize(layers_.size());
   }
 
@@ -55,7 +63,10 @@ class block {
     // A gradient that leaves needs memory of its own; that of a whole model never leaves.
     if (range_.head && !range_.embedding) gradient = floats(tokens() * on_.sizes.hidden);
     float* const dx = gradient.size() > 0 ? p(gradient) : on_.work.dx;
-    if (range_.head) head_backward(now, dx);
+    if (range_.head) {
+      on_.kernels.fill(dx, tokens() * on_.sizes.hidden, 0);
+      head_->backward(now.chunk, now.head, dx);
+    }
     for (std::size_t l = layers_.size(); l-- > 0;) {
       layers_[l].backward(now.chunk, now.layers[l], dx);
     }
@@ -99,47 +110,14 @@ class block {
       x = layers_[l].forward(now.chunk, now.layers[l], std::move(x), balance);
       if (now.forward_only) now.layers[l] = {};  // nothing of it is needed again
     }
-    if (range_.head) head_forward(now, std::move(x), io);
+    if (range_.head) head_->forward(now.chunk, now.head, std::move(x), io.target, io.losses);
     return x;
-  }
-
-  void head_forward(pass& now, buffer x, const microbatch_io& io) {
-    const auto span = on_.offloader.trace_span("head", on_.stream);
-    auto& s = now.head;
-    const index hidden = on_.sizes.hidden;
-    s.x = std::move(x);
-    s.h = floats(tokens() * hidden);
-    s.rstd = floats(tokens());
-    s.dlogits = floats(tokens() * vocabulary);
-    on_.kernels.rmsnorm(p(s.h), p(s.rstd), p(s.x), weights_.final_gain().weight, tokens(), hidden);
-    on_.kernels.linear(p(s.dlogits), p(s.h), weights_.head().weight, tokens(), hidden, vocabulary);
-    on_.kernels.cross_entropy(io.losses, p(s.dlogits), io.target, tokens(), vocabulary,
-                              1 / static_cast<float>(on_.microbatches));
-    now.chunk.template commit<"final_norm">(number(), on_.stream, s.x, s.rstd, s.h, s.dlogits);
-  }
-
-  void head_backward(pass& now, float* dx) {
-    const auto span = on_.offloader.trace_span("head backward", on_.stream);
-    auto& s = now.head;
-    auto& k = on_.kernels;
-    const index hidden = on_.sizes.hidden;
-    now.chunk.template restore<"final_norm">(number(), on_.stream, s.x, s.rstd, s.h, s.dlogits);
-    k.linear_backward_weight(weights_.head().gradient, p(s.h), p(s.dlogits), tokens(), hidden,
-                             vocabulary);
-    k.linear_backward_input(on_.work.dh, p(s.dlogits), weights_.head().weight, tokens(), hidden,
-                            vocabulary);
-    k.fill(dx, tokens() * hidden, 0);
-    k.rmsnorm_backward(dx, weights_.final_gain().gradient, on_.work.dh, p(s.x), p(s.rstd),
-                       weights_.final_gain().weight, tokens(), hidden);
-    on_.release(s.x, s.rstd, s.h, s.dlogits);
   }
 
   /// A schedule ends the backward of a microbatch before it starts the `depth`-th forward after it.
   pass& pass_of(int microbatch) {
     return passes_[static_cast<std::size_t>(microbatch) % passes_.size()];
   }
-  /// The head counts as one layer more.
-  [[nodiscard]] int number() const { return static_cast<int>(on_.sizes.layers); }
   [[nodiscard]] index tokens() const { return on_.sizes.tokens(); }
   buffer floats(index count) { return on_.template allocate<float>(count); }
   static float* p(const buffer& b) { return b.template as<float>(); }
@@ -149,6 +127,7 @@ class block {
   layer_range range_;
   int chunk_;
   std::vector<layer<Device, Kernels>> layers_;
+  std::optional<head<Device, Kernels>> head_;
   std::vector<pass> passes_;
 };
 

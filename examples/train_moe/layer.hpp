@@ -22,9 +22,9 @@ class layer {
   using chunk = tidepool::chunk<Device, saving_modules>;
   using saved = saved_layer<buffer>;
 
-  layer(context<Device, Kernels>& on, int number, const layer_parameters& w)
-      : attention_(on, number, {w.attn_gain, w.qkv, w.proj}),
-        experts_(on, number, {w.mlp_gain, w.router, w.fc1, w.fc2}) {}
+  layer(context<Device, Kernels>& on, int number, const parameters_of& w)
+      : attention_(on, number, {w["attn_gain"], w["qkv"], w["proj"]}),
+        experts_(on, number, {w["mlp_gain"], w["router"], w["fc1"], w["fc2"]}) {}
 
   /// Returns the residual stream that the next layer reads; `balance` receives the load-balancing
   /// loss.

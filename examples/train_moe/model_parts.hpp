@@ -30,13 +30,6 @@ inline constexpr float balance_weight = 0.01F;
   return (rows + row_padding - 1) / row_padding * row_padding;
 }
 
-/// What the end of the model saves: module final_norm.
-template <class Buffer>
-struct saved_head {
-  Buffer x, rstd, h;
-  Buffer dlogits;
-};
-
 /// Temporaries that live within one layer's forward or backward; used by one stream only.
 template <class Device>
 class workspace {

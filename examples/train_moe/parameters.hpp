@@ -11,26 +11,10 @@
 
 #include "device_array.hpp"
 #include "kernels.hpp"
-#include "layout.hpp"
 #include "moments.hpp"
+#include "parameter_list.hpp"
 
 namespace moe {
-
-/// One tensor of the model.
-struct parameter {
-  std::string name;
-  index count;
-  float range;  ///< starts uniform within ± this; 0 means that it starts as ones
-  bool held;    ///< by this rank; else there is no memory
-  index offset = 0;
-  float* weight = nullptr;
-  float* gradient = nullptr;  ///< accumulates over the microbatches of a step
-};
-
-/// The tensors of one layer.
-struct layer_parameters {
-  const parameter &attn_gain, &qkv, &proj, &mlp_gain, &router, &fc1, &fc2;
-};
 
 template <class Device>
 class parameters {
@@ -40,7 +24,7 @@ class parameters {
   /// moments of AdamW are nowhere until `keep_moments_on_host`.
   parameters(Device& dev, const model_sizes& m, const std::vector<layer_range>& ranges,
              bool moments_here = true)
-      : list_(describe(m, ranges)),
+      : list_(list_parameters(m, ranges)),
         total_(lay_out(list_)),
         weights_(dev, total_, "weights"),
         gradients_(dev, total_, "gradients") {
@@ -72,10 +56,7 @@ class parameters {
   [[nodiscard]] const parameter& positions() const { return list_[1]; }
   [[nodiscard]] const parameter& final_gain() const { return list_[2]; }
   [[nodiscard]] const parameter& head() const { return list_[3]; }
-  [[nodiscard]] layer_parameters layer(index number) const {
-    const parameter* p = list_.data() + 4 + 7 * number;
-    return {p[0], p[1], p[2], p[3], p[4], p[5], p[6]};
-  }
+  [[nodiscard]] parameters_of layer(index number) const { return {list_, layer_prefix(number)}; }
 
   /// Sets the starting weights; the same on every device.
   template <class Kernels>
@@ -120,40 +101,6 @@ class parameters {
   }
 
  private:
-  static std::vector<parameter> describe(const model_sizes& m,
-                                         const std::vector<layer_range>& ranges) {
-    // Uniform in ± sqrt(3/fan_in) has the standard deviation 1/sqrt(fan_in).
-    const auto range = [](index fan_in) { return std::sqrt(3.0F / static_cast<float>(fan_in)); };
-    // What adds to the residual stream starts smaller, so that depth does not blow it up.
-    const float into_residual = 1 / std::sqrt(2 * static_cast<float>(m.layers));
-    std::vector<parameter> list;
-    bool held = false;
-    const auto hold = [&](auto condition) {
-      held = std::any_of(ranges.begin(), ranges.end(), condition);
-    };
-    const auto add = [&](std::string name, index count, float start) {
-      list.push_back({std::move(name), count, start, held});
-    };
-    hold([](const layer_range& r) { return r.embedding; });
-    add("embedding", vocabulary * m.hidden, 0.5F);
-    add("positions", m.seq * m.hidden, 0.1F);
-    hold([](const layer_range& r) { return r.head; });
-    add("final_gain", m.hidden, 0);
-    add("head", m.hidden * vocabulary, 0.5F * range(m.hidden));
-    for (index l = 0; l < m.layers; ++l) {
-      hold([l](const layer_range& r) { return r.holds(l); });
-      const std::string layer = "layer" + std::to_string(l) + ".";
-      add(layer + "attn_gain", m.hidden, 0);
-      add(layer + "qkv", m.hidden * 3 * m.hidden, range(m.hidden));
-      add(layer + "proj", m.hidden * m.hidden, into_residual * range(m.hidden));
-      add(layer + "mlp_gain", m.hidden, 0);
-      add(layer + "router", m.hidden * m.experts, range(m.hidden));
-      add(layer + "fc1", m.experts * m.hidden * 2 * m.ffn, range(m.hidden));
-      add(layer + "fc2", m.experts * m.ffn * m.hidden, into_residual * range(m.ffn));
-    }
-    return list;
-  }
-
   /// Places the tensors one after the other, each at a multiple of 256 bytes; returns the end.
   static index lay_out(std::vector<parameter>& list) {
     index end = 0;

@@ -1,0 +1,90 @@
+/// Which tensors the model has: their names, sizes and starting values.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "layout.hpp"
+
+namespace moe {
+
+/// One tensor of the model.
+struct parameter {
+  std::string name;
+  index count;
+  float range;  ///< starts uniform within ± this; 0 means that it starts as ones
+  bool held;    ///< by this rank; else there is no memory
+  index offset = 0;
+  float* weight = nullptr;
+  float* gradient = nullptr;  ///< accumulates over the microbatches of a step
+};
+
+/// The tensors whose names start alike: those of one layer.
+class parameters_of {
+ public:
+  parameters_of(const std::vector<parameter>& all, std::string prefix)
+      : all_(all), prefix_(std::move(prefix)) {}
+
+  [[nodiscard]] bool has(std::string_view name) const { return find(name) != all_.end(); }
+  [[nodiscard]] const parameter& operator[](std::string_view name) const {
+    const auto found = find(name);
+    if (found == all_.end()) throw std::logic_error("no tensor " + prefix_ + std::string(name));
+    return *found;
+  }
+
+ private:
+  [[nodiscard]] std::vector<parameter>::const_iterator find(std::string_view name) const {
+    return std::find_if(all_.begin(), all_.end(), [&](const parameter& p) {
+      return p.name.starts_with(prefix_) && std::string_view(p.name).substr(prefix_.size()) == name;
+    });
+  }
+
+  const std::vector<parameter>& all_;
+  std::string prefix_;
+};
+
+inline std::string layer_prefix(index number) { return "layer" + std::to_string(number) + "."; }
+
+/// All tensors of the model, in the order of a checkpoint; `ranges` are those of this rank.
+inline std::vector<parameter> list_parameters(const model_sizes& m,
+                                              const std::vector<layer_range>& ranges) {
+  // Uniform in ± sqrt(3/fan_in) has the standard deviation 1/sqrt(fan_in).
+  const auto range = [](index fan_in) { return std::sqrt(3.0F / static_cast<float>(fan_in)); };
+  // What adds to the residual stream starts smaller, so that depth does not blow it up.
+  const float into_residual = 1 / std::sqrt(2 * static_cast<float>(m.layers));
+  std::vector<parameter> list;
+  bool held = false;
+  const auto hold = [&](auto condition) {
+    held = std::any_of(ranges.begin(), ranges.end(), condition);
+  };
+  const auto add = [&](std::string name, index count, float start) {
+    list.push_back({std::move(name), count, start, held});
+  };
+  const auto add_layer = [&](const std::string& layer) {
+    add(layer + "attn_gain", m.hidden, 0);
+    add(layer + "qkv", m.hidden * 3 * m.hidden, range(m.hidden));
+    add(layer + "proj", m.hidden * m.hidden, into_residual * range(m.hidden));
+    add(layer + "mlp_gain", m.hidden, 0);
+    add(layer + "router", m.hidden * m.experts, range(m.hidden));
+    add(layer + "fc1", m.experts * m.hidden * 2 * m.ffn, range(m.hidden));
+    add(layer + "fc2", m.experts * m.ffn * m.hidden, into_residual * range(m.ffn));
+  };
+  hold([](const layer_range& r) { return r.embedding; });
+  add("embedding", vocabulary * m.hidden, 0.5F);
+  add("positions", m.seq * m.hidden, 0.1F);
+  hold([](const layer_range& r) { return r.head; });
+  add("final_gain", m.hidden, 0);
+  add("head", m.hidden * vocabulary, 0.5F * range(m.hidden));
+  for (index l = 0; l < m.layers; ++l) {
+    hold([l](const layer_range& r) { return r.holds(l); });
+    add_layer(layer_prefix(l));
+  }
+  return list;
+}
+
+}  // namespace moe
