@@ -59,6 +59,17 @@ check --recompute-modules layernorm,moe_act,moe_permute --in-flight 3 --memory a
   --device-budget 24MiB --offload-modules attn_norm,core_attn,mlp_norm,router --eval-every 2
 check --recompute-modules layernorm,moe_act --in-flight 2 --memory arena --device-budget 24MiB \
   --offload-modules attn_norm,core_attn,mlp_norm,expert_fc1 --policy automatic
+# Dense layers, and shared experts beside the routed ones.
+mixed=(--dense-layers 1 --shared-experts 1)
+for module in mlp_fc1 mlp_act mlp_fc2 shared_act shared_fc2; do
+  check "${mixed[@]}" --offload-modules "$module" --in-flight 2
+done
+check "${mixed[@]}" --offload-modules all --memory arena --device-budget 24MiB --eval-every 2
+check "${mixed[@]}" --offload-modules all --memory arena --device-budget 24MiB --policy automatic
+check "${mixed[@]}" --offload-modules all --memory slots --in-flight 3
+check "${mixed[@]}" --dense-ffn 96 --recompute-modules layernorm,moe_act,mlp_act,shared_act \
+  --offload-modules core_attn,router,attn_norm,mlp_norm --in-flight 2
+check --dense-layers 4 --offload-modules all --memory slots
 
 printf '%d configurations, %d failed\n' "$checked" "$failed"
 [ "$failed" -eq 0 ]

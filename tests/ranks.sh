@@ -99,6 +99,13 @@ case $part in
       --offload-modules attn_norm,core_attn,mlp_norm,router
     same_bits 2 '--layers 4' --optimizer-state host
     same_bits 4 '--layers 8' --virtual-stages 2 --optimizer-state host "${leaves[@]}"
+    mixed='--layers 4 --dense-layers 1 --shared-experts 2'
+    same_bits 2 "$mixed --eval-every 2" "${leaves[@]}"
+    same_bits 4 "$mixed" "${leaves[@]}" --memory slots
+    same_bits 2 "$mixed --dense-ffn 48" --virtual-stages 2 --recompute-modules mlp_act,shared_act
+    same_bits 2 "$mixed" --optimizer-state host "${leaves[@]}" --memory arena --device-budget 2MB
+    [ "$(grep -c 'moved no byte' "$folder/output")" -eq 0 ]
+    verdict '2 ranks: no complaint about a module that the other rank has'
     on 2 --layers 4 --virtual-stages 2 --compare "${leaves[@]}" &&
       grep -q 'equal to the bit: 3 of 3' "$folder/output"
     verdict '2 ranks: --compare'

@@ -40,6 +40,12 @@ run --save "$folder/end_of_whole" && cmp "$folder/end" "$folder/end_of_whole" >"
 verdict 'both ends have the same state'
 run --compare --resume "$folder/state" "${offload[@]}"
 verdict 'a comparison resumes too'
+mixed=(--dense-layers 1 --shared-experts 1)
+run "${mixed[@]}" --json "$folder/whole_mixed" &&
+  run "${mixed[@]}" "${offload[@]}" --save "$folder/mixed" --save-step 2 &&
+  run "${mixed[@]}" --resume "$folder/mixed" --json "$folder/tail" &&
+  [ "$(bits "$folder/tail")" = "$(bits "$folder/whole_mixed" 4)" ]
+verdict 'dense layers and shared experts'
 [ ! -e "$folder/state.partial" ]
 verdict 'nothing unfinished is left'
 
@@ -65,10 +71,12 @@ refuses stub 'is cut off: 7 of' --resume "$folder/stub"
 refuses foreign 'is no checkpoint' --resume "$folder/foreign"
 refuses empty 'is no checkpoint' --resume "$folder/empty"
 refuses folder 'is no regular file' --resume "$folder"
-refuses version 'has version 7, and this program reads 1' --resume "$folder/version"
+refuses version 'has version 7, and this program reads 2' --resume "$folder/version"
 refuses damaged 'is damaged at its start' --resume "$folder/start"
 refuses 'damaged weights' 'is damaged in embedding' --resume "$folder/noise"
 refuses 'another model' '--layers=4, and this run has --layers=3; give' --layers 3 \
+  --resume "$folder/state"
+refuses 'another structure' '--dense-layers=0, and this run has --dense-layers=1' --dense-layers 1 \
   --resume "$folder/state"
 refuses 'another schedule' '--lr=0.003, and this run has --lr=0.002' --lr 0.002 \
   --resume "$folder/state"

@@ -22,7 +22,7 @@ namespace moe {
 
 /// What a run must have in common with the one that it goes on with, and how far that one got.
 struct checkpoint_start {
-  std::uint64_t version = 1;
+  std::uint64_t version = 2;
   std::uint64_t step = 0;   ///< steps that are done
   std::uint64_t bytes = 0;  ///< of the whole file
   std::uint64_t text = 0;   ///< its fingerprint
@@ -30,6 +30,7 @@ struct checkpoint_start {
   std::uint64_t learning_rate = 0;  ///< its bits
   std::uint64_t layers = 0, hidden = 0, heads = 0, experts = 0, top_k = 0, ffn = 0, seq = 0,
                 batch = 0;
+  std::uint64_t dense_layers = 0, dense_ffn = 0, shared_experts = 0;
 };
 
 namespace detail {
@@ -113,6 +114,9 @@ inline void check_fits(const checkpoint_start& file, const settings& run, const 
   number("--experts", file.experts, m.experts);
   number("--top-k", file.top_k, m.top_k);
   number("--ffn", file.ffn, m.ffn);
+  number("--dense-layers", file.dense_layers, m.dense_layers);
+  number("--dense-ffn", file.dense_ffn, m.dense_ffn);
+  number("--shared-experts", file.shared_experts, m.shared_experts);
   number("--seq", file.seq, m.seq);
   number("--batch", file.batch, m.batch);
   number("--steps", file.steps, run.steps);

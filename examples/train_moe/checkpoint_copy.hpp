@@ -38,6 +38,9 @@ checkpoint_start start_of(const settings& run, const corpus& text,
   start.experts = wide(m.experts);
   start.top_k = wide(m.top_k);
   start.ffn = wide(m.ffn);
+  start.dense_layers = wide(m.dense_layers);
+  start.dense_ffn = wide(m.dense_ffn);
+  start.shared_experts = wide(m.shared_experts);
   start.seq = wide(m.seq);
   start.batch = wide(m.batch);
   return start;

@@ -69,6 +69,10 @@ inline void add_trainer_options(CLI::App& app, command_line& line) {
   number("--experts", run.model.experts, "of each layer");
   number("--top-k", run.model.top_k, "experts of each token");
   number("--ffn", run.model.ffn, "width of one expert");
+  number("--dense-layers", run.model.dense_layers,
+         "the first ones, which have an MLP, not experts");
+  app.add_option("--dense-ffn", run.model.dense_ffn, "width of that MLP; default: top-k times ffn");
+  number("--shared-experts", run.model.shared_experts, "of each layer, on every token");
   number("--seq", run.model.seq, "bytes in one sequence");
   number("--batch", run.model.batch, "sequences in one microbatch");
   number("--steps", run.steps, "of training");
@@ -175,6 +179,13 @@ inline command_line read_command_line(int argc, const char* const* argv, const p
   if (!given("--microbatches")) run.microbatches = std::max(run.microbatches, run.in_flight);
   if (!given("--in-flight")) run.in_flight = std::min(run.in_flight, run.microbatches);
   if (!given("--trace-step")) run.trace_step = run.end_step() - 1;
+  if (given("--dense-ffn") && run.model.dense_layers == 0) {
+    throw tidepool::option_error("--dense-ffn=" + std::to_string(run.model.dense_ffn) +
+                                 ": no layer is dense; add --dense-layers, or leave it out");
+  }
+  if (!given("--dense-ffn") && run.model.dense_layers > 0) {
+    run.model.dense_ffn = run.model.top_k * run.model.ffn;
+  }
   validate(run);
   if (run.pipeline) {
     validate_layout(run);
@@ -221,8 +232,8 @@ inline command_line read_command_line(int argc, const char* const* argv, const p
   for (const std::string& name : offload.recompute_modules) {
     if (std::find(recomputable.begin(), recomputable.end(), name) == recomputable.end()) {
       throw tidepool::option_error("--recompute-modules=" + name +
-                                   ": this trainer can compute layernorm, moe_act and moe_permute"
-                                   " again; take one of these");
+                                   ": this trainer can compute layernorm, moe_act, moe_permute,"
+                                   " mlp_act and shared_act again; take one of these");
     }
   }
   if (line.compare) line.variants.push_back(defaults);

@@ -32,12 +32,18 @@ struct model_sizes {
   index heads = 0;
   index experts = 0;
   index top_k = 0;
-  index ffn = 0;    ///< width of one expert
-  index seq = 0;    ///< bytes of text in one sequence
-  index batch = 0;  ///< sequences in one microbatch
+  index ffn = 0;             ///< width of one expert
+  index seq = 0;             ///< bytes of text in one sequence
+  index batch = 0;           ///< sequences in one microbatch
+  index dense_layers = 0;    ///< the first ones, with an MLP instead of routed experts
+  index dense_ffn = 0;       ///< width of that MLP
+  index shared_experts = 0;  ///< beside the routed ones, as one MLP of as many times their width
 
   [[nodiscard]] index tokens() const { return batch * seq; }
   [[nodiscard]] index head_size() const { return hidden / heads; }
+  [[nodiscard]] index shared_ffn() const { return shared_experts * ffn; }
+  [[nodiscard]] bool is_dense(index layer) const { return layer < dense_layers; }
+  [[nodiscard]] index routed_layers() const { return layers - dense_layers; }
   /// Most rows that dispatch can make of one microbatch, whatever the router decides.
   [[nodiscard]] index max_rows() const { return tokens() * top_k + experts * (row_padding - 1); }
 };
@@ -149,6 +155,18 @@ inline void validate(const settings& run) {
   within("--experts", m.experts, 256);
   within("--top-k", m.top_k, 16);
   within("--ffn", m.ffn, 65536);
+  if (m.dense_layers < 0 || m.dense_layers > m.layers) {
+    fail("--dense-layers", m.dense_layers, "use 0 to --layers=" + std::to_string(m.layers));
+  }
+  if (m.dense_layers > 0) within("--dense-ffn", m.dense_ffn, 1 << 20);
+  if (m.shared_experts < 0 || m.shared_experts > 64) {
+    fail("--shared-experts", m.shared_experts, "use 0 to 64");
+  }
+  if (m.shared_experts > 0 && m.dense_layers == m.layers) {
+    fail("--shared-experts", m.shared_experts,
+         "--dense-layers=" + std::to_string(m.dense_layers) +
+             " leaves no layer with experts; lower that, or leave this out");
+  }
   within("--seq", m.seq, 1 << 20);
   within("--batch", m.batch, 65536);
   within("--steps", run.steps, 1'000'000'000);

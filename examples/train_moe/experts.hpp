@@ -1,32 +1,35 @@
-/// Routed experts, the second part of a layer, forward and backward.
+/// Routed experts, and a shared one beside them: the second part of a layer, forward and backward.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <utility>
 #include <vector>
 
-#include "layer_part.hpp"
+#include "gated_mlp.hpp"
 
 namespace moe {
 
 /// What routed experts save in forward for their backward, by the module that saves it.
 template <class Buffer>
 struct saved_experts {
-  Buffer x, rstd;                // mlp_norm
-  Buffer h, probs;               // router, with where the tokens went:
-  Buffer choice;                 //   experts of each token
-  Buffer row;                    //   row of each token's choices
-  Buffer source, weight;         //   token and probability of each row
-  Buffer counts;                 //   tokens of each expert
-  Buffer xs;                     // expert_fc1   ⎫
-  Buffer a;                      // moe_act      ⎬ or all three: fused_group_mlp
-  Buffer b;                      // expert_fc2   ⎭
-  std::vector<index> first_row;  // of each expert, and the end; known to the host
+  Buffer x, rstd;                  // mlp_norm
+  Buffer h, probs;                 // router, with where the tokens went:
+  Buffer choice;                   //   experts of each token
+  Buffer row;                      //   row of each token's choices
+  Buffer source, weight;           //   token and probability of each row
+  Buffer counts;                   //   tokens of each expert
+  Buffer xs;                       // expert_fc1   ⎫
+  Buffer a;                        // moe_act      ⎬ or all three: fused_group_mlp
+  Buffer b;                        // expert_fc2   ⎭
+  saved_gated_mlp<Buffer> shared;  // shared_act, shared_fc2; what it reads is the router's
+  std::vector<index> first_row;    // of each expert, and the end; known to the host
 };
 
 /// The tensors of routed experts.
 struct experts_parameters {
   const parameter &gain, &router, &fc1, &fc2;
+  std::optional<gated_mlp_parameters> shared;
 };
 
 template <class Device, class Kernels>
@@ -43,7 +46,9 @@ class experts : layer_part<Device, Kernels> {
       : part(on, number),
         w_(w),
         activation_again_(on.offloader.recomputes("moe_act")),
-        rows_again_(on.offloader.recomputes("moe_permute")) {}
+        rows_again_(on.offloader.recomputes("moe_permute")) {
+    if (w.shared) shared_.emplace(on, number, *w.shared, on.sizes.shared_ffn());
+  }
 
   /// Returns the residual stream that the next layer reads; `balance` receives the load-balancing
   /// loss. Blocks the host once, for the number of tokens that each expert got.
@@ -58,6 +63,8 @@ class experts : layer_part<Device, Kernels> {
     k_.rmsnorm(p(s.h), p(s.rstd), p(s.x), w_.gain.weight, tokens, hidden);
     buffer residual = s.x.share();
     c.template commit<"mlp_norm">(number_, stream, s.x, s.rstd);
+
+    if (shared_) residual = add_shared(c, s, std::move(residual));
 
     const index rows = route(s, balance);
 
@@ -169,10 +176,16 @@ class experts : layer_part<Device, Kernels> {
     on_.release(s.xs);
 
     k_.route_backward(w.logits, w.dweight, ints(s.row), ints(s.choice), p(s.probs), ints(s.counts),
-                      balance_weight / static_cast<float>(m_.layers * on_.microbatches), routing());
+                      balance_weight / static_cast<float>(m_.routed_layers() * on_.microbatches),
+                      routing());
     k_.linear_backward_weight(w_.router.gradient, p(s.h), w.logits, tokens, hidden, m_.experts);
     k_.linear_backward_input(w.dh, w.logits, w_.router.weight, tokens, hidden, m_.experts);
     k_.combine(w.dh, w.dh, w.expert_rows, ints(s.row), tokens, m_.top_k, hidden);
+    if (shared_) {
+      shared_->backward_fc2(c, s.shared, dx);
+      shared_->backward_fc1(w.projected, p(s.h));
+      k_.add(w.dh, w.dh, w.projected, tokens * hidden);
+    }
     on_.release(s.h, s.probs, s.choice, s.row, s.source, s.weight, s.counts);
 
     if (!norm_again_) c.template restore<"mlp_norm">(number_, stream, s.x, s.rstd);
@@ -182,6 +195,17 @@ class experts : layer_part<Device, Kernels> {
   }
 
  private:
+  /// Returns the residual stream with what the shared expert adds to it.
+  buffer add_shared(chunk& c, saved& s, buffer residual) {
+    const index count = m_.tokens() * m_.hidden;
+    shared_->forward_fc1(s.shared, p(s.h));
+    shared_->forward_fc2(c, s.shared, on_.work.projected);
+    buffer sum = floats(count);
+    k_.add(p(sum), p(residual), on_.work.projected, count);
+    residual.reset(on_.stream);
+    return sum;
+  }
+
   /// Chooses the experts of each token and lays the rows out; returns how many rows there are.
   index route(saved& s, float* balance) {
     const auto stream = on_.stream;
@@ -222,6 +246,7 @@ class experts : layer_part<Device, Kernels> {
   routing_shape routing() const { return {m_.tokens(), m_.experts, m_.top_k}; }
 
   experts_parameters w_;
+  std::optional<gated_mlp<Device, Kernels, "shared_act", "shared_fc2">> shared_;
   bool activation_again_, rows_again_;  // recomputed
 };
 

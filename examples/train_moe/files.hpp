@@ -74,9 +74,17 @@ inline nlohmann::ordered_json to_json(const settings& run, const std::vector<run
                                       const corpus& text) {
   const model_sizes& m = run.model;
   nlohmann::ordered_json json;
-  json["model"] = {{"layers", m.layers},   {"hidden", m.hidden}, {"heads", m.heads},
-                   {"experts", m.experts}, {"top_k", m.top_k},   {"ffn", m.ffn},
-                   {"seq", m.seq},         {"batch", m.batch}};
+  json["model"] = {{"layers", m.layers},
+                   {"hidden", m.hidden},
+                   {"heads", m.heads},
+                   {"experts", m.experts},
+                   {"top_k", m.top_k},
+                   {"ffn", m.ffn},
+                   {"seq", m.seq},
+                   {"batch", m.batch},
+                   {"dense_layers", m.dense_layers},
+                   {"dense_ffn", m.dense_ffn},
+                   {"shared_experts", m.shared_experts}};
   json["microbatches"] = run.microbatches;
   json["in_flight"] = run.in_flight;
   if (run.pipeline) {

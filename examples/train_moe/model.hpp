@@ -25,7 +25,9 @@ class model {
             run.model,
             run.microbatches,
             {dev, run.model},
-            {dev, run.model.experts, "routing counts"}} {
+            {dev, run.model.experts, "routing counts"},
+            {dev, run.model.tokens(), "ones"}} {
+    kernels.fill(on_.ones.data(), on_.ones.size(), 1);
     for (const layer_range& range : ranges) {
       blocks_.emplace_back(on_, weights, range, static_cast<int>(blocks_.size()), run.in_flight);
     }

@@ -1,27 +1,15 @@
-/// What the layers of the model share: the modules that save, what a layer saves, temporaries.
+/// What the layers of the model share: temporaries, and what every layer works with.
 #pragma once
 
-#include <array>
+#include <algorithm>
 #include <cstdint>
-#include <string_view>
 #include <tidepool/offloader.hpp>
 
 #include "device_array.hpp"
 #include "kernels.hpp"
+#include "modules.hpp"
 
 namespace moe {
-
-/// Every module of this model that saves something for its backward. Any of them may be offloaded;
-/// `--offload-modules` decides. "router", "expert_fc2" and "final_norm" are names of our own.
-using saving_modules =
-    tidepool::modules<"attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "router",
-                      "expert_fc1", "moe_act", "expert_fc2", "fused_group_mlp", "final_norm">;
-
-/// What can be computed again in backward instead of being kept: the outputs of both norms from
-/// their inputs, the experts' activation from fc1's output, and the rows of each expert from the
-/// tokens. `--recompute-modules` decides.
-inline constexpr std::array<std::string_view, 3> recomputable{"layernorm", "moe_act",
-                                                              "moe_permute"};
 
 /// Weight of the load-balancing loss.
 inline constexpr float balance_weight = 0.01F;
@@ -41,8 +29,8 @@ class workspace {
   float* projected = nullptr;    ///< [tokens][hidden]
   float* logits = nullptr;       ///< [tokens][experts]
   float* expert_rows = nullptr;  ///< [rows][hidden]
-  float* da = nullptr;           ///< [rows][2 ffn]
-  float* db = nullptr;           ///< [rows][ffn]
+  float* da = nullptr;           ///< [rows][2 ffn], of the widest MLP
+  float* db = nullptr;           ///< [rows][ffn], likewise
   float* dweight = nullptr;      ///< [rows]
   float* dx = nullptr;           ///< [tokens][hidden], the residual stream's gradient
   float* dh = nullptr;           ///< [tokens][hidden]
@@ -52,6 +40,8 @@ class workspace {
   /// Puts the pieces one after the other, each at a multiple of 256 bytes; returns their floats.
   index lay_out(const model_sizes& m, float* base) {
     const index tokens = m.tokens(), rows = m.max_rows();
+    const index wide = std::max(m.dense_ffn, m.shared_ffn());  // of an MLP for every token
+    const index inner = std::max(rows * m.ffn, tokens * wide);
     index end = 0;
     const auto take = [&](float*& piece, index count) {
       piece = base == nullptr ? nullptr : base + end;
@@ -60,8 +50,8 @@ class workspace {
     take(projected, tokens * m.hidden);
     take(logits, tokens * m.experts);
     take(expert_rows, rows * m.hidden);
-    take(da, rows * 2 * m.ffn);
-    take(db, rows * m.ffn);
+    take(da, 2 * inner);
+    take(db, inner);
     take(dweight, rows);
     take(dx, tokens * m.hidden);
     take(dh, tokens * m.hidden);
@@ -85,6 +75,7 @@ struct context {
   int microbatches;
   workspace<Device> work;
   device_array<Device, std::int32_t, side::host> host_counts;
+  device_array<Device, float> ones;  ///< weights of tokens that all go through the same MLP
 
   /// Memory for something that is saved: the offloader's, so that it can leave.
   template <class T>

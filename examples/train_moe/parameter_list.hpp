@@ -65,14 +65,23 @@ inline std::vector<parameter> list_parameters(const model_sizes& m,
   const auto add = [&](std::string name, index count, float start) {
     list.push_back({std::move(name), count, start, held});
   };
-  const auto add_layer = [&](const std::string& layer) {
+  const auto add_layer = [&](const std::string& layer, bool dense) {
     add(layer + "attn_gain", m.hidden, 0);
     add(layer + "qkv", m.hidden * 3 * m.hidden, range(m.hidden));
     add(layer + "proj", m.hidden * m.hidden, into_residual * range(m.hidden));
     add(layer + "mlp_gain", m.hidden, 0);
+    const auto add_mlp = [&](const std::string& name, index ffn) {
+      add(layer + name + "fc1", m.hidden * 2 * ffn, range(m.hidden));
+      add(layer + name + "fc2", ffn * m.hidden, into_residual * range(ffn));
+    };
+    if (dense) {
+      add_mlp("mlp_", m.dense_ffn);
+      return;
+    }
     add(layer + "router", m.hidden * m.experts, range(m.hidden));
     add(layer + "fc1", m.experts * m.hidden * 2 * m.ffn, range(m.hidden));
     add(layer + "fc2", m.experts * m.ffn * m.hidden, into_residual * range(m.ffn));
+    if (m.shared_experts > 0) add_mlp("shared_", m.shared_ffn());
   };
   hold([](const layer_range& r) { return r.embedding; });
   add("embedding", vocabulary * m.hidden, 0.5F);
@@ -82,7 +91,7 @@ inline std::vector<parameter> list_parameters(const model_sizes& m,
   add("head", m.hidden * vocabulary, 0.5F * range(m.hidden));
   for (index l = 0; l < m.layers; ++l) {
     hold([l](const layer_range& r) { return r.holds(l); });
-    add_layer(layer_prefix(l));
+    add_layer(layer_prefix(l), m.is_dense(l));
   }
   return list;
 }

@@ -21,9 +21,9 @@ struct saved_shape {
   index elements;
 };
 
-/// Everything that one layer saves. What routing decides is taken at its upper bound.
-inline std::vector<saved_shape> shapes_of_layer(const model_sizes& m, bool fused) {
-  const index tokens = m.tokens(), wide = tokens * m.hidden, rows = m.max_rows();
+/// What the attention of a layer saves, and the norm of what follows it.
+inline std::vector<saved_shape> shapes_of_attention(const model_sizes& m) {
+  const index tokens = m.tokens(), wide = tokens * m.hidden;
   return {{"attn_norm", wide},
           {"attn_norm", tokens},
           {"qkv_linear", wide},
@@ -31,8 +31,25 @@ inline std::vector<saved_shape> shapes_of_layer(const model_sizes& m, bool fused
           {"attn_proj", wide},  // core_attn saves it too; it leaves when both do
           {"core_attn", tokens * m.heads},
           {"mlp_norm", wide},
-          {"mlp_norm", tokens},
-          {"router", wide},
+          {"mlp_norm", tokens}};
+}
+
+inline std::vector<saved_shape> shapes_of_mlp(const model_sizes& m) {
+  const index tokens = m.tokens();
+  return {{"mlp_fc1", tokens * m.hidden},
+          {"mlp_act", tokens * 2 * m.dense_ffn},
+          {"mlp_fc2", tokens * m.dense_ffn}};
+}
+
+inline std::vector<saved_shape> shapes_of_shared(const model_sizes& m) {
+  const index tokens = m.tokens();
+  return {{"shared_act", tokens * 2 * m.shared_ffn()}, {"shared_fc2", tokens * m.shared_ffn()}};
+}
+
+/// What routing decides is taken at its upper bound.
+inline std::vector<saved_shape> shapes_of_experts(const model_sizes& m, bool fused) {
+  const index tokens = m.tokens(), wide = tokens * m.hidden, rows = m.max_rows();
+  return {{"router", wide},
           {"router", tokens * m.experts},
           {"router", tokens * m.top_k},
           {"router", tokens * m.top_k},
@@ -75,19 +92,33 @@ inline std::vector<tidepool::slot_ring> rings_for(const settings& run,
     count_of_bytes[static_cast<std::size_t>(shape.elements) * sizeof(float)] +=
         leaves ? std::min(all, moving) : all;
   };
-  index most = 0;
-  for (const layer_range& range : ranges_of_rank(run, run.rank)) {
-    most = std::max(most, range.count());
-  }
-  const auto layers = static_cast<std::size_t>(most);
+  const auto ranges = ranges_of_rank(run, run.rank);
+  const auto most = [&](auto counts) {  // layers of one chunk
+    index layers = 0;
+    for (const layer_range& range : ranges) {
+      index count = 0;
+      for (index l = range.first; l < range.end; ++l) count += counts(l) ? 1 : 0;
+      layers = std::max(layers, count);
+    }
+    return static_cast<std::size_t>(layers);
+  };
+  const auto add_all = [&](const std::vector<saved_shape>& shapes, std::size_t layers) {
+    for (const saved_shape& shape : shapes) add(shape, layers);
+  };
+  const model_sizes& m = run.model;
   if (run.pipeline) {  // the residual stream on its way out, and a gradient
     count_of_bytes[static_cast<std::size_t>(run.model.tokens() * run.model.hidden) *
                    sizeof(float)] += 2;
   }
-  for (const saved_shape& shape : shapes_of_layer(run.model, is_enabled("fused_group_mlp"))) {
-    add(shape, layers);
+  add_all(shapes_of_attention(m), most([](index) { return true; }));
+  if (const auto dense = most([&](index l) { return m.is_dense(l); }); dense > 0) {
+    add_all(shapes_of_mlp(m), dense);
   }
-  for (const saved_shape& shape : shapes_of_head(run.model)) add(shape, 1);
+  if (const auto routed = most([&](index l) { return !m.is_dense(l); }); routed > 0) {
+    add_all(shapes_of_experts(m, is_enabled("fused_group_mlp")), routed);
+    if (m.shared_experts > 0) add_all(shapes_of_shared(m), routed);
+  }
+  add_all(shapes_of_head(m), 1);
 
   std::vector<tidepool::slot_ring> rings;
   for (const auto& [bytes, count] : count_of_bytes) rings.push_back({bytes, count});

@@ -65,7 +65,7 @@ class trainer {
         host_losses_(dev, losses_.size(), "losses") {
     weights_.initialise(kernels_, run.seed);
     if (run.moments_on_host) weights_.keep_moments_on_host(offloader_, kernels_, stream_.ref());
-    if (run.pipeline) report_by_rank();
+    report_what_is_here(opt);
     if (!run.resume.empty()) resume_from(dev, stream_.ref(), run, weights_);
   }
 
@@ -168,13 +168,23 @@ class trainer {
     return mean_loss();
   }
 
-  /// What the offloader has to say, with the rank in front.
-  void report_by_rank() {
-    const bool has_head = shape_.rank_of(shape_.stages() - 1) == run_.rank;
-    offloader_.on_report([has_head, rank = run_.rank](std::string_view line) {
-      // Asked for on all ranks, it is right that it moves no byte on those without a head.
-      if (!has_head && line.find("'final_norm'") != std::string_view::npos) return;
-      std::fprintf(stderr, "rank %d: %.*s\n", rank, static_cast<int>(line.size()), line.data());
+  /// What the offloader has to say, in a pipeline with the rank in front. A module that was asked
+  /// for on all ranks, or as one of all, and that only others have, rightly moves no byte here.
+  void report_what_is_here(const tidepool::options& opt) {
+    const bool all = opt.offload_modules == std::vector<std::string>{"all"};
+    std::vector<std::string> elsewhere;
+    const auto note = [&](std::string_view name, bool expected) {
+      const bool here = has_module(name, run_.model, ranges_of_rank(run_, run_.rank));
+      const bool anywhere = has_module(name, run_.model, {whole_of(run_.model)});
+      if (!here && (anywhere || expected)) elsewhere.push_back("'" + std::string(name) + "'");
+    };
+    for (const std::string_view name : saving_modules::names) note(name, all);
+    for (const std::string_view name : recomputable) note(name, false);
+    const std::string rank = run_.pipeline ? "rank " + std::to_string(run_.rank) + ": " : "";
+    offloader_.on_report([elsewhere, rank](std::string_view line) {
+      const auto names = [line](const std::string& name) { return line.find(name) < line.size(); };
+      if (std::any_of(elsewhere.begin(), elsewhere.end(), names)) return;
+      std::fprintf(stderr, "%s%.*s\n", rank.c_str(), static_cast<int>(line.size()), line.data());
     });
   }
 
