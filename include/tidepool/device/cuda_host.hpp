@@ -132,14 +132,14 @@ class cuda_host {
     auto text =
         std::string("huge pages") + (enters ? ", registered, " : ", unregistered, ") +
         (pages.bound() ? "on NUMA node " + std::to_string(wanted) : "not bound to a NUMA node");
+    // Kept before they are registered: what is registered must not be unmapped.
+    const auto kept = owned_.emplace(pointer, block{std::move(pages), false}).first;
     if constexpr (enters) {
-      if (const auto code = enter(pages); code != cudaSuccess) return code;
-    }
-    try {
-      owned_.emplace(pointer, block{std::move(pages), enters});
-    } catch (...) {
-      if (enters) static_cast<void>(cudaHostUnregister(pointer));
-      throw;
+      if (const auto code = enter(kept->second.pages); code != cudaSuccess) {
+        owned_.erase(kept);
+        return code;
+      }
+      kept->second.registered = true;
     }
     text_ = std::move(text);
     into = pointer;
