@@ -70,6 +70,18 @@ check "${mixed[@]}" --offload-modules all --memory slots --in-flight 3
 check "${mixed[@]}" --dense-ffn 96 --recompute-modules layernorm,moe_act,mlp_act,shared_act \
   --offload-modules core_attn,router,attn_norm,mlp_norm --in-flight 2
 check --dense-layers 4 --offload-modules all --memory slots
+# Multi-token prediction: what its projection reads is the head's as well.
+for modules in mtp_proj final_norm mtp_proj,final_norm all; do
+  check --mtp 2 --offload-modules "$modules" --in-flight 2
+done
+check --mtp 1 --offload-modules all --memory arena --device-budget 24MiB --eval-every 2
+check --mtp 1 "${mixed[@]}" --offload-modules all --memory arena --device-budget 24MiB \
+  --policy automatic
+for modules in mtp_proj final_norm all; do
+  check --mtp 2 --offload-modules "$modules" --memory slots --in-flight 3
+done
+check --mtp 2 --recompute-modules layernorm,moe_act,moe_permute --in-flight 2 \
+  --offload-modules attn_norm,core_attn,mlp_norm,router,mtp_proj
 
 printf '%d configurations, %d failed\n' "$checked" "$failed"
 [ "$failed" -eq 0 ]

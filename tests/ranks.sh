@@ -46,7 +46,7 @@ on() {
 }
 
 # bits FILE: of the losses of the steps, and the held-out losses
-bits() { grep -E '"bits"|"(step|loss)": [0-9.]+,?$' "$1"; }
+bits() { grep -E '"bits"|"(step|loss|mtp_loss)": [0-9.]+,?$' "$1"; }
 
 # same_bits RANKS "OPTIONS OF BOTH" OPTION...: with RANKS ranks as with one process
 same_bits() {
@@ -106,6 +106,15 @@ case $part in
     same_bits 2 "$mixed" --optimizer-state host "${leaves[@]}" --memory arena --device-budget 2MB
     [ "$(grep -c 'moved no byte' "$folder/output")" -eq 0 ]
     verdict '2 ranks: no complaint about a module that the other rank has'
+    # The embedding, and its copy on the rank with the head, get the sum of both gradients.
+    mtp='--layers 4 --dense-layers 1 --mtp 2'
+    same_bits 1 "$mtp" --virtual-stages 2
+    same_bits 2 "$mtp --eval-every 2" "${leaves[@]}"
+    same_bits 2 "$mtp" --virtual-stages 2 "${leaves[@]}" --memory slots
+    same_bits 4 "$mtp" "${leaves[@]}" --memory slots
+    same_bits 4 "$mtp" "${leaves[@]}" --memory arena --device-budget 1500KB
+    same_bits 2 "$mtp" --recompute-modules layernorm,moe_act --optimizer-state host \
+      --offload-modules attn_norm,core_attn,mtp_proj
     on 2 --layers 4 --virtual-stages 2 --compare "${leaves[@]}" &&
       grep -q 'equal to the bit: 3 of 3' "$folder/output"
     verdict '2 ranks: --compare'
@@ -123,6 +132,13 @@ case $part in
     alone "${common[@]}" --resume "$folder/state" --json "$folder/tail" &&
       [ "$(bits "$folder/tail")" = "$(bits "$folder/whole" | tail -n 8)" ]
     verdict 'saved by 2 ranks, resumed by one process'
+    mtp=(--layers 2 --mtp 1 --steps 6)
+    alone "${mtp[@]}" --json "$folder/whole" --save "$folder/end"
+    on 2 "${mtp[@]}" "${leaves[@]}" --save "$folder/state" --save-step 2 &&
+      on 2 "${mtp[@]}" --resume "$folder/state" --json "$folder/tail" --save "$folder/end_of_2" &&
+      [ "$(bits "$folder/tail")" = "$(bits "$folder/whole" | tail -n 12)" ] &&
+      cmp "$folder/end" "$folder/end_of_2" >"$folder/output" 2>&1
+    verdict 'multi-token prediction, saved and resumed by 2 ranks'
     ;;
   refusals)
     # refuses RANKS PATTERN OPTION...: exit status 2, and the message once

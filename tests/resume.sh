@@ -40,12 +40,12 @@ run --save "$folder/end_of_whole" && cmp "$folder/end" "$folder/end_of_whole" >"
 verdict 'both ends have the same state'
 run --compare --resume "$folder/state" "${offload[@]}"
 verdict 'a comparison resumes too'
-mixed=(--dense-layers 1 --shared-experts 1)
+mixed=(--dense-layers 1 --shared-experts 1 --mtp 1)
 run "${mixed[@]}" --json "$folder/whole_mixed" &&
   run "${mixed[@]}" "${offload[@]}" --save "$folder/mixed" --save-step 2 &&
   run "${mixed[@]}" --resume "$folder/mixed" --json "$folder/tail" &&
   [ "$(bits "$folder/tail")" = "$(bits "$folder/whole_mixed" 4)" ]
-verdict 'dense layers and shared experts'
+verdict 'dense layers, shared experts and multi-token prediction'
 [ ! -e "$folder/state.partial" ]
 verdict 'nothing unfinished is left'
 

@@ -10,16 +10,11 @@
 #include "head.hpp"
 #include "layer.hpp"
 #include "layout.hpp"
+#include "microbatch_io.hpp"
+#include "mtp.hpp"
 #include "parameters.hpp"
 
 namespace moe {
-
-/// Where one microbatch finds its text and leaves its losses, all on the device.
-struct microbatch_io {
-  const std::int32_t* token;
-  const std::int32_t* target;
-  float* losses;  ///< [0]: cross-entropy; [1 + l]: load balance of layer l
-};
 
 /// What comes in and goes out is the residual stream, or its gradient, in a buffer: empty where the
 /// embedding or the head is the border.
@@ -44,8 +39,9 @@ class block {
       head_.emplace(on_, static_cast<int>(on_.sizes.layers),
                     head_parameters{weights.final_gain(), weights.head()},
                     1 / static_cast<float>(on_.microbatches));
+      for (index k = 1; k <= on_.sizes.mtp; ++k) mtp_.emplace_back(on_, weights, k);
     }
-    for (pass& each : passes_) each.layers.resize(layers_.size());
+    for (pass& each : passes_) make_room(each);
   }
 
   /// Forward of one microbatch; everything it saves waits for `backward`.
@@ -65,6 +61,9 @@ class block {
     float* const dx = gradient.size() > 0 ? p(gradient) : on_.work.dx;
     if (range_.head) {
       on_.kernels.fill(dx, tokens() * on_.sizes.hidden, 0);
+      for (std::size_t d = mtp_.size(); d-- > 0;) {
+        mtp_[d].backward(now.chunk, now.mtp[d], dx, io);
+      }
       head_->backward(now.chunk, now.head, dx);
     }
     for (std::size_t l = layers_.size(); l-- > 0;) {
@@ -83,7 +82,7 @@ class block {
   buffer evaluate(const microbatch_io& io, buffer x) {
     pass now;
     now.forward_only = true;
-    now.layers.resize(layers_.size());
+    make_room(now);
     now.chunk = on_.offloader.begin({.model_chunk = chunk_, .forward_only = true});
     x = run_forward(now, io, std::move(x));
     now.chunk.finish();
@@ -96,8 +95,14 @@ class block {
     tidepool::chunk<Device, saving_modules> chunk;
     std::vector<saved_layer<buffer>> layers;
     saved_head<buffer> head;
+    std::vector<saved_mtp<buffer>> mtp;
     bool forward_only = false;
   };
+
+  void make_room(pass& now) const {
+    now.layers.resize(layers_.size());
+    now.mtp.resize(mtp_.size());
+  }
 
   buffer run_forward(pass& now, const microbatch_io& io, buffer x) {
     if (range_.embedding) {
@@ -110,8 +115,15 @@ class block {
       x = layers_[l].forward(now.chunk, now.layers[l], std::move(x), balance);
       if (now.forward_only) now.layers[l] = {};  // nothing of it is needed again
     }
-    if (range_.head) head_->forward(now.chunk, now.head, std::move(x), io.target, io.losses);
-    return x;
+    if (!range_.head) return x;
+    buffer hidden = mtp_.empty() ? buffer() : x.share();
+    head_->forward(now.chunk, now.head, std::move(x), io.token + tokens(), io.losses);
+    for (std::size_t d = 0; d < mtp_.size(); ++d) {
+      hidden = mtp_[d].forward(now.chunk, now.mtp[d], std::move(hidden), io);
+      if (now.forward_only) now.mtp[d] = {};
+    }
+    on_.release(hidden);
+    return {};
   }
 
   /// A schedule ends the backward of a microbatch before it starts the `depth`-th forward after it.
@@ -128,6 +140,7 @@ class block {
   int chunk_;
   std::vector<layer<Device, Kernels>> layers_;
   std::optional<head<Device, Kernels>> head_;
+  std::vector<mtp_module<Device, Kernels>> mtp_;
   std::vector<pass> passes_;
 };
 

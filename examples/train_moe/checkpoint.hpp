@@ -30,7 +30,7 @@ struct checkpoint_start {
   std::uint64_t learning_rate = 0;  ///< its bits
   std::uint64_t layers = 0, hidden = 0, heads = 0, experts = 0, top_k = 0, ffn = 0, seq = 0,
                 batch = 0;
-  std::uint64_t dense_layers = 0, dense_ffn = 0, shared_experts = 0;
+  std::uint64_t dense_layers = 0, dense_ffn = 0, shared_experts = 0, mtp = 0;
 };
 
 namespace detail {
@@ -117,6 +117,7 @@ inline void check_fits(const checkpoint_start& file, const settings& run, const 
   number("--dense-layers", file.dense_layers, m.dense_layers);
   number("--dense-ffn", file.dense_ffn, m.dense_ffn);
   number("--shared-experts", file.shared_experts, m.shared_experts);
+  number("--mtp", file.mtp, m.mtp);
   number("--seq", file.seq, m.seq);
   number("--batch", file.batch, m.batch);
   number("--steps", file.steps, run.steps);

@@ -41,6 +41,7 @@ checkpoint_start start_of(const settings& run, const corpus& text,
   start.dense_layers = wide(m.dense_layers);
   start.dense_ffn = wide(m.dense_ffn);
   start.shared_experts = wide(m.shared_experts);
+  start.mtp = wide(m.mtp);
   start.seq = wide(m.seq);
   start.batch = wide(m.batch);
   return start;

@@ -73,6 +73,7 @@ inline void add_trainer_options(CLI::App& app, command_line& line) {
          "the first ones, which have an MLP, not experts");
   app.add_option("--dense-ffn", run.model.dense_ffn, "width of that MLP; default: top-k times ffn");
   number("--shared-experts", run.model.shared_experts, "of each layer, on every token");
+  number("--mtp", run.model.mtp, "tokens that each place predicts beyond the next one");
   number("--seq", run.model.seq, "bytes in one sequence");
   number("--batch", run.model.batch, "sequences in one microbatch");
   number("--steps", run.steps, "of training");

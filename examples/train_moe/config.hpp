@@ -38,12 +38,18 @@ struct model_sizes {
   index dense_layers = 0;    ///< the first ones, with an MLP instead of routed experts
   index dense_ffn = 0;       ///< width of that MLP
   index shared_experts = 0;  ///< beside the routed ones, as one MLP of as many times their width
+  index mtp = 0;             ///< depths of multi-token prediction behind the last layer
 
   [[nodiscard]] index tokens() const { return batch * seq; }
   [[nodiscard]] index head_size() const { return hidden / heads; }
   [[nodiscard]] index shared_ffn() const { return shared_experts * ffn; }
   [[nodiscard]] bool is_dense(index layer) const { return layer < dense_layers; }
-  [[nodiscard]] index routed_layers() const { return layers - dense_layers; }
+  /// Those of multi-token prediction are as the last one.
+  [[nodiscard]] index routed_layers() const {
+    return dense_layers == layers ? 0 : layers - dense_layers + mtp;
+  }
+  /// How far ahead training knows the text of a sequence.
+  [[nodiscard]] index ahead() const { return 1 + mtp; }
   /// Most rows that dispatch can make of one microbatch, whatever the router decides.
   [[nodiscard]] index max_rows() const { return tokens() * top_k + experts * (row_padding - 1); }
 };
@@ -167,6 +173,7 @@ inline void validate(const settings& run) {
          "--dense-layers=" + std::to_string(m.dense_layers) +
              " leaves no layer with experts; lower that, or leave this out");
   }
+  if (m.mtp < 0 || m.mtp > 16) fail("--mtp", m.mtp, "use 0 to 16");
   within("--seq", m.seq, 1 << 20);
   within("--batch", m.batch, 65536);
   within("--steps", run.steps, 1'000'000'000);

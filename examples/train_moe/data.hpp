@@ -21,17 +21,19 @@ namespace moe {
 /// A text as bytes; its last tenth is held out for evaluation.
 class corpus {
  public:
-  /// Throws `tidepool::option_error` when the text has no room for one sequence of `seq` bytes and
-  /// the byte to predict after it.
-  corpus(std::string text, std::string name, index seq)
+  /// Throws `tidepool::option_error` when the text has no room for one sequence and the bytes to
+  /// predict after it.
+  corpus(std::string text, std::string name, const model_sizes& sizes)
       : text_(std::move(text)), name_(std::move(name)) {
-    if (size() < seq + 1) {
-      throw tidepool::option_error("--data=" + name_ + ": its " + std::to_string(size()) +
-                                   " bytes are fewer than --seq + 1 = " + std::to_string(seq + 1) +
-                                   "; give a longer text or a smaller --seq");
+    const index least = sizes.seq + sizes.ahead();
+    if (size() < least) {
+      throw tidepool::option_error(
+          "--data=" + name_ + ": its " + std::to_string(size()) +
+          " bytes are fewer than --seq + 1 " + (sizes.mtp > 0 ? "+ --mtp " : "") + "= " +
+          std::to_string(least) + "; give a longer text or a smaller --seq");
     }
     const index tenth = size() / 10;
-    train_end_ = tenth >= seq + 1 && size() - tenth >= seq + 1 ? size() - tenth : size();
+    train_end_ = tenth >= least && size() - tenth >= least ? size() - tenth : size();
   }
 
   [[nodiscard]] const std::string& name() const { return name_; }
@@ -55,18 +57,19 @@ class corpus {
     return sum / static_cast<double>(size());
   }
 
-  /// Cuts the sequences of one microbatch at places that depend on `seed` alone; `token` and
-  /// `target` have room for `sizes.tokens()` each.
-  void sample(std::uint64_t seed, bool held_out, const model_sizes& sizes, std::int32_t* token,
-              std::int32_t* target) const {
+  /// Cuts the sequences of one microbatch at places that depend on `seed` alone: the tokens of all
+  /// of them, then for each as often as `sizes.ahead()` the one that many bytes ahead.
+  void sample(std::uint64_t seed, bool held_out, const model_sizes& sizes,
+              std::int32_t* token) const {
     const index first = held_out ? train_end_ : 0;
-    const index room = (held_out ? size() : train_end_) - first - sizes.seq;
+    const index room = (held_out ? size() : train_end_) - first - sizes.seq - sizes.mtp;
     for (index b = 0; b < sizes.batch; ++b) {
       const auto draw = mix(mix(seed) + static_cast<std::uint64_t>(b));
       const index start = first + static_cast<index>(draw % static_cast<std::uint64_t>(room));
       for (index i = 0; i < sizes.seq; ++i) {
-        token[b * sizes.seq + i] = byte(start + i);
-        target[b * sizes.seq + i] = byte(start + i + 1);
+        for (index ahead = 0; ahead <= sizes.ahead(); ++ahead) {
+          token[ahead * sizes.tokens() + b * sizes.seq + i] = byte(start + i + ahead);
+        }
       }
     }
   }
@@ -113,8 +116,8 @@ inline std::string repository_text(const std::filesystem::path& root) {
 }
 
 /// The text of `--data`, or the repository's own when that is empty.
-inline corpus load_corpus(const std::string& file, index seq) {
-  if (!file.empty()) return {read_text(file), file, seq};
+inline corpus load_corpus(const std::string& file, const model_sizes& sizes) {
+  if (!file.empty()) return {read_text(file), file, sizes};
 #ifdef TIDEPOOL_SOURCE_DIR
   const std::filesystem::path root = TIDEPOOL_SOURCE_DIR;
 #else
@@ -125,7 +128,7 @@ inline corpus load_corpus(const std::string& file, index seq) {
     throw tidepool::option_error("--data is not given and " + root.string() +
                                  " holds no text of Tidepool; give a text file with --data=FILE");
   }
-  return {std::move(text), "the repository's text", seq};
+  return {std::move(text), "the repository's text", sizes};
 }
 
 }  // namespace moe

@@ -24,6 +24,9 @@ inline nlohmann::ordered_json to_json(const settings& with, const run_result& ru
     std::snprintf(bits, sizeof bits, "0x%08x", std::bit_cast<std::uint32_t>(run.losses[i]));
     json["steps"].push_back({{"loss", run.losses[i]}, {"bits", bits}, {"ms", run.step_ms[i]}});
   }
+  for (std::size_t i = 0; i < run.mtp_losses.size(); ++i) {
+    json["steps"][i]["mtp_loss"] = run.mtp_losses[i];
+  }
   for (const auto& [step, loss] : run.evaluations) {
     json["evaluations"].push_back({{"step", step}, {"loss", loss}});
   }
@@ -84,7 +87,8 @@ inline nlohmann::ordered_json to_json(const settings& run, const std::vector<run
                    {"batch", m.batch},
                    {"dense_layers", m.dense_layers},
                    {"dense_ffn", m.dense_ffn},
-                   {"shared_experts", m.shared_experts}};
+                   {"shared_experts", m.shared_experts},
+                   {"mtp", m.mtp}};
   json["microbatches"] = run.microbatches;
   json["in_flight"] = run.in_flight;
   if (run.pipeline) {

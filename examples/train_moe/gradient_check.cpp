@@ -11,9 +11,11 @@
 #include <tidepool/offloader.hpp>
 #include <vector>
 
+#include "alone.hpp"
 #include "data.hpp"
 #include "kernels_cpu.hpp"
 #include "model.hpp"
+#include "tied_embedding.hpp"
 
 namespace {
 
@@ -30,6 +32,7 @@ moe::settings tiny_run(bool all_parts) {
     run.model.dense_layers = 1;
     run.model.dense_ffn = 20;
     run.model.shared_experts = 2;
+    run.model.mtp = 2;
   }
   run.steps = run.microbatches = run.in_flight = 1;
   run.learning_rate = 1;
@@ -46,8 +49,8 @@ class bench {
         weights_(dev_, run.model),
         off_(dev_, everything()),
         model_(dev_, off_, kernels_, stream_.ref(), weights_, run),
-        text_(dev_, 2 * run.model.tokens(), "text"),
-        losses_(dev_, 1 + run.model.layers, "losses") {
+        text_(dev_, moe::token_count(run.model), "text"),
+        losses_(dev_, moe::loss_count(run.model), "losses") {
     off_.on_report([](std::string_view) {});  // of all modules, some are not in every model
     weights_.initialise(kernels_, 7);
     dev_.synchronize();
@@ -56,14 +59,18 @@ class bench {
     }
   }
 
-  /// What the gradient is the gradient of: cross-entropy and the weighted load balance.
+  /// What the gradient is the gradient of: cross-entropies and the weighted load balance.
   double loss() {
     model_.evaluate(io());
     dev_.synchronize();
     double sum = losses_.data()[0];
     const moe::model_sizes& m = run_.model;
-    for (index l = m.dense_layers; l < m.layers; ++l) {
+    for (index l = m.dense_layers; l < m.layers + m.mtp; ++l) {
       sum += moe::balance_weight / static_cast<double>(m.routed_layers()) * losses_.data()[1 + l];
+    }
+    for (index depth = 1; depth <= m.mtp; ++depth) {
+      const double weight = moe::mtp_weight / static_cast<double>(m.mtp);
+      sum += weight * losses_.data()[moe::mtp_loss(m, depth)];
     }
     return sum;
   }
@@ -75,22 +82,37 @@ class bench {
     dev_.synchronize();
   }
 
-  /// Central difference of the loss when `p` moves along `direction`.
-  double slope(const moe::parameter& p, const std::vector<double>& direction, double reach) {
-    const std::vector<float> start(p.weight, p.weight + p.count);
+  /// The embedding and its copy get one gradient.
+  void tie_embedding() {
+    moe::alone<device, moe::cpu_kernels>::team nobody;
+    moe::alone<device, moe::cpu_kernels> link(nobody, dev_, kernels_, stream_.ref());
+    moe::sum_embedding_gradients(weights_, kernels_, off_, link, run_, stream_.ref());
+    dev_.synchronize();
+  }
+
+  /// Central difference of the loss when `tied`, which start alike, move along `direction`.
+  double slope(const std::vector<const moe::parameter*>& tied, const std::vector<double>& direction,
+               double reach) {
+    const moe::parameter& first = *tied.front();
+    const std::vector<float> start(first.weight, first.weight + first.count);
     double side[2];
     for (const int sign : {-1, 1}) {
-      for (index i = 0; i < p.count; ++i) {
-        const auto at = static_cast<std::size_t>(i);
-        p.weight[i] = static_cast<float>(start[at] + sign * reach * direction[at]);
+      for (const moe::parameter* p : tied) {
+        for (index i = 0; i < p->count; ++i) {
+          const auto at = static_cast<std::size_t>(i);
+          p->weight[i] = static_cast<float>(start[at] + sign * reach * direction[at]);
+        }
       }
       side[sign > 0] = loss();
     }
-    std::copy(start.begin(), start.end(), p.weight);
+    for (const moe::parameter* p : tied) std::copy(start.begin(), start.end(), p->weight);
     return (side[1] - side[0]) / (2 * reach);
   }
 
   [[nodiscard]] const std::vector<moe::parameter>& tensors() const { return weights_.all(); }
+  [[nodiscard]] std::vector<const moe::parameter*> embedding_and_copy() const {
+    return {&weights_.embedding(), &weights_.mtp_embedding()};
+  }
 
  private:
   static tidepool::options everything() {
@@ -99,9 +121,7 @@ class bench {
     opt.min_tensor_elements = 1;
     return opt;
   }
-  moe::microbatch_io io() const {
-    return {text_.data(), text_.data() + run_.model.tokens(), losses_.data()};
-  }
+  moe::microbatch_io io() const { return {text_.data(), losses_.data()}; }
 
   moe::settings run_;
   device dev_;
@@ -123,10 +143,12 @@ double normalise(std::vector<double>& v) {
   return length;
 }
 
-bool check(bench& on, const moe::parameter& p) {
+/// Of tensors that are always equal, which one tensor is.
+bool check(bench& on, const std::vector<const moe::parameter*>& tied) {
+  const moe::parameter& p = *tied.back();
   std::vector<double> along(p.gradient, p.gradient + p.count);
   const double length = normalise(along);
-  const double downhill = on.slope(p, along, 4e-3);
+  const double downhill = on.slope(tied, along, 4e-3);
 
   std::vector<double> random(along.size());
   for (std::size_t i = 0; i < random.size(); ++i) {
@@ -135,7 +157,7 @@ bool check(bench& on, const moe::parameter& p) {
   normalise(random);
   double expected = 0;
   for (std::size_t i = 0; i < random.size(); ++i) expected += random[i] * along[i] * length;
-  const double found = on.slope(p, random, 2e-2);
+  const double found = on.slope(tied, random, 2e-2);
 
   const auto agree = [](double a, double b) {
     return std::abs(a - b) < 5e-5 + 0.005 * std::abs(a);
@@ -153,7 +175,10 @@ int main() try {
   for (const bool all_parts : {false, true}) {
     bench on(tiny_run(all_parts));
     on.differentiate();
-    for (const moe::parameter& p : on.tensors()) bad += check(on, p) ? 0 : 1;
+    for (const moe::parameter& p : on.tensors()) bad += check(on, {&p}) ? 0 : 1;
+    if (!all_parts) continue;
+    on.tie_embedding();
+    bad += check(on, on.embedding_and_copy()) ? 0 : 1;
   }
   std::printf("%s\n", bad == 0 ? "every gradient agrees" : "some gradients are wrong");
   return bad == 0 ? 0 : 1;

@@ -56,7 +56,8 @@ concept kernel_set = requires(K k, float* out, const float* in, std::int32_t* in
   // y = a + b: (y, a, b, count)
   k.add(out, in, in, n);
 
-  // x[t] = table[token[t]] + positions[t mod seq]: (x, table, positions, token, rows, seq, width)
+  // x[t] = table[token[t]] + positions[t mod seq], both here and below without what is null: (x,
+  // table, positions, token, rows, seq, width)
   k.embed(out, in, in, list, n, n, n);
   // dtable and dpositions accumulate: (dtable, dpositions, dx, token, rows, seq, width)
   k.embed_backward(out, out, in, list, n, n, n);

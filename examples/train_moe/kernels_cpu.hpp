@@ -46,8 +46,8 @@ class cpu_kernels : public cpu_dense {
     launch("embed", rows * width, 3 * rows * width, [=] {
       for (index t = 0; t < rows; ++t) {
         const float* word = table + token[t] * width;
-        const float* place = positions + t % seq * width;
-        for (index c = 0; c < width; ++c) x[t * width + c] = word[c] + place[c];
+        std::copy_n(word, width, x + t * width);
+        if (positions != nullptr) accumulate(x + t * width, positions + t % seq * width, width);
       }
     });
   }
@@ -57,6 +57,7 @@ class cpu_kernels : public cpu_dense {
     launch("embed_backward", 2 * rows * width, 4 * rows * width, [=] {
       for (index t = 0; t < rows; ++t) {
         accumulate(dtable + token[t] * width, dx + t * width, width);
+        if (dpositions == nullptr) continue;
         accumulate(dpositions + t % seq * width, dx + t * width, width);
       }
     });

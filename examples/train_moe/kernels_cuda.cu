@@ -38,7 +38,8 @@ __global__ void embed_kernel(float* x, const float* table, const float* position
                              const std::int32_t* token, index seq, index width) {
   const index t = blockIdx.x;
   for (index c = threadIdx.x; c < width; c += blockDim.x) {
-    x[t * width + c] = table[token[t] * width + c] + positions[t % seq * width + c];
+    const float word = table[token[t] * width + c];
+    x[t * width + c] = positions == nullptr ? word : word + positions[t % seq * width + c];
   }
 }
 
@@ -193,6 +194,7 @@ void cuda_kernels::embed_backward(float* dtable, float* dpositions, const float*
   const dim3 grid(static_cast<unsigned>(vocabulary), blocks_for(width));
   embed_table_backward_kernel<<<grid, block_size, 0, stream_>>>(dtable, dx, token, rows, width);
   check_launch("embed_table_backward");
+  if (dpositions == nullptr) return;
   embed_positions_backward_kernel<<<blocks_for(seq * width), block_size, 0, stream_>>>(
       dpositions, dx, rows, seq, width);
   check_launch("embed_positions_backward");

@@ -51,7 +51,7 @@ struct job {
 
 job prepare(int argc, char** argv, const moe::process& me) {
   moe::command_line line = moe::read_command_line(argc, argv, me);
-  moe::corpus text = moe::load_corpus(line.data, line.run.model.seq);
+  moe::corpus text = moe::load_corpus(line.data, line.run.model);
   if (line.run.eval_every > 0 && !text.has_held_out()) {
     throw tidepool::option_error("--eval-every=" + std::to_string(line.run.eval_every) + ": " +
                                  text.name() +

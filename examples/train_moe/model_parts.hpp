@@ -13,6 +13,9 @@ namespace moe {
 
 /// Weight of the load-balancing loss.
 inline constexpr float balance_weight = 0.01F;
+/// Weight of the mean loss of multi-token prediction: that of DeepSeek-V3 for its first ten
+/// trillion tokens (technical report, arXiv:2412.19437, section 4.2).
+inline constexpr float mtp_weight = 0.3F;
 
 [[nodiscard]] constexpr index padded(index rows) {
   return (rows + row_padding - 1) / row_padding * row_padding;

@@ -18,7 +18,7 @@ namespace moe {
 using saving_modules =
     tidepool::modules<"attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "router",
                       "expert_fc1", "moe_act", "expert_fc2", "fused_group_mlp", "shared_act",
-                      "shared_fc2", "mlp_fc1", "mlp_act", "mlp_fc2", "final_norm">;
+                      "shared_fc2", "mlp_fc1", "mlp_act", "mlp_fc2", "final_norm", "mtp_proj">;
 
 /// What can be computed again in backward instead of being kept: the outputs of both norms from
 /// their inputs, activations from fc1's output (of experts, of a shared expert, of a dense layer),
@@ -33,6 +33,9 @@ inline bool has_module(std::string_view name, const model_sizes& m,
     return std::any_of(ranges.begin(), ranges.end(), condition);
   };
   if (name == "final_norm") return any([](const layer_range& r) { return r.head; });
+  if (name == "mtp_proj") {
+    return m.mtp > 0 && any([](const layer_range& r) { return r.head; });
+  }
   if (name.starts_with("mlp_") && name != "mlp_norm") {
     return any([&](const layer_range& r) { return m.is_dense(r.first); });
   }

@@ -49,6 +49,7 @@ class parameters_of {
 };
 
 inline std::string layer_prefix(index number) { return "layer" + std::to_string(number) + "."; }
+inline std::string mtp_prefix(index depth) { return "mtp" + std::to_string(depth) + "."; }
 
 /// All tensors of the model, in the order of a checkpoint; `ranges` are those of this rank.
 inline std::vector<parameter> list_parameters(const model_sizes& m,
@@ -84,7 +85,8 @@ inline std::vector<parameter> list_parameters(const model_sizes& m,
     if (m.shared_experts > 0) add_mlp("shared_", m.shared_ffn());
   };
   hold([](const layer_range& r) { return r.embedding; });
-  add("embedding", vocabulary * m.hidden, 0.5F);
+  constexpr float embedding_range = 0.5F;
+  add("embedding", vocabulary * m.hidden, embedding_range);
   add("positions", m.seq * m.hidden, 0.1F);
   hold([](const layer_range& r) { return r.head; });
   add("final_gain", m.hidden, 0);
@@ -92,6 +94,17 @@ inline std::vector<parameter> list_parameters(const model_sizes& m,
   for (index l = 0; l < m.layers; ++l) {
     hold([l](const layer_range& r) { return r.holds(l); });
     add_layer(layer_prefix(l), m.is_dense(l));
+  }
+  hold([](const layer_range& r) { return r.head; });
+  for (index depth = 0; depth < m.mtp; ++depth) {
+    const std::string prefix = mtp_prefix(depth);
+    // A copy for all depths, since a pipeline has embedding and head on different ranks.
+    if (depth == 0) add(prefix + "embedding", vocabulary * m.hidden, embedding_range);
+    add(prefix + "hidden_gain", m.hidden, 0);
+    add(prefix + "embedding_gain", m.hidden, 0);
+    add(prefix + "mtp_proj", 2 * m.hidden * m.hidden, range(2 * m.hidden));
+    add_layer(prefix, m.is_dense(m.layers - 1));
+    add(prefix + "final_gain", m.hidden, 0);
   }
   return list;
 }

@@ -56,6 +56,9 @@ class parameters {
   [[nodiscard]] const parameter& positions() const { return list_[1]; }
   [[nodiscard]] const parameter& final_gain() const { return list_[2]; }
   [[nodiscard]] const parameter& head() const { return list_[3]; }
+  [[nodiscard]] parameters_of mtp(index depth) const { return {list_, mtp_prefix(depth)}; }
+  /// The copy of the embedding that multi-token prediction reads.
+  [[nodiscard]] const parameter& mtp_embedding() const { return mtp(0)["embedding"]; }
   [[nodiscard]] parameters_of layer(index number) const { return {list_, layer_prefix(number)}; }
 
   /// Sets the starting weights; the same on every device.
@@ -63,11 +66,13 @@ class parameters {
   void initialise(Kernels& k, std::uint64_t seed) {
     k.fill(gradients_.data(), total_, 0);
     if (moments_) moments_->clear(k);
+    const std::uint64_t seed_of_embedding = mix(seed);
     for (const parameter& p : list_) {
       seed = mix(seed);
       if (!p.held) continue;
       if (p.range > 0) {
-        k.randomize(p.weight, p.count, p.range, seed);
+        const bool is_copy = p.name == mtp_prefix(0) + "embedding";
+        k.randomize(p.weight, p.count, p.range, is_copy ? seed_of_embedding : seed);
       } else {
         k.fill(p.weight, p.count, 1);
       }

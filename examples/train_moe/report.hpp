@@ -52,7 +52,10 @@ inline std::uint64_t step_bytes(const run_result& run) {
 inline std::size_t equal_steps(const run_result& a, const run_result& b) {
   std::size_t equal = 0;
   for (std::size_t i = 0; i < std::min(a.losses.size(), b.losses.size()); ++i) {
-    equal += std::bit_cast<std::uint32_t>(a.losses[i]) == std::bit_cast<std::uint32_t>(b.losses[i]);
+    const auto same = [i](const std::vector<float>& x, const std::vector<float>& y) {
+      return std::bit_cast<std::uint32_t>(x[i]) == std::bit_cast<std::uint32_t>(y[i]);
+    };
+    equal += same(a.losses, b.losses) && (a.mtp_losses.empty() || same(a.mtp_losses, b.mtp_losses));
   }
   return equal;
 }
@@ -64,6 +67,11 @@ inline void print_result(const run_result& run, const corpus& text) {
   const double entropy = text.unigram_entropy();
   std::printf("final loss %.4f nats (mean of the last 10 steps), first %.4f\n", final_loss(run),
               static_cast<double>(run.losses.front()));
+  if (!run.mtp_losses.empty()) {
+    std::printf("loss of multi-token prediction %.4f in the last step, first %.4f\n",
+                static_cast<double>(run.mtp_losses.back()),
+                static_cast<double>(run.mtp_losses.front()));
+  }
   std::printf("unigram entropy of %s: %.4f nats, the loss is %.4f %s it\n", text.name().c_str(),
               entropy, std::abs(entropy - final_loss(run)),
               final_loss(run) < entropy ? "below" : "ABOVE");

@@ -61,12 +61,23 @@ inline std::vector<saved_shape> shapes_of_experts(const model_sizes& m, bool fus
           {fused ? "fused_group_mlp" : "expert_fc2", rows * m.ffn}};
 }
 
-inline std::vector<saved_shape> shapes_of_head(const model_sizes& m) {
+/// `x_module` decides about what the head reads: others may save it too.
+inline std::vector<saved_shape> shapes_of_head(const model_sizes& m, std::string_view x_module) {
   const index wide = m.tokens() * m.hidden;
-  return {{"final_norm", wide},
+  return {{x_module, wide},
           {"final_norm", wide},
           {"final_norm", m.tokens()},
           {"final_norm", m.tokens() * vocabulary}};
+}
+
+/// What the projection of multi-token prediction saves beside the hidden state, which a head has.
+inline std::vector<saved_shape> shapes_of_mtp(const model_sizes& m) {
+  const index tokens = m.tokens(), wide = tokens * m.hidden;
+  return {{"mtp_proj", wide},
+          {"mtp_proj", wide},
+          {"mtp_proj", wide},
+          {"mtp_proj", tokens},
+          {"mtp_proj", tokens}};
 }
 
 /// Enough slots for a run: what stays needs one for every layer of every microbatch in flight; of
@@ -110,15 +121,25 @@ inline std::vector<tidepool::slot_ring> rings_for(const settings& run,
     count_of_bytes[static_cast<std::size_t>(run.model.tokens() * run.model.hidden) *
                    sizeof(float)] += 2;
   }
-  add_all(shapes_of_attention(m), most([](index) { return true; }));
-  if (const auto dense = most([&](index l) { return m.is_dense(l); }); dense > 0) {
-    add_all(shapes_of_mlp(m), dense);
-  }
-  if (const auto routed = most([&](index l) { return !m.is_dense(l); }); routed > 0) {
+  const bool has_head =
+      std::any_of(ranges.begin(), ranges.end(), [](const auto& r) { return r.head; });
+  const auto mtp = static_cast<std::size_t>(has_head ? m.mtp : 0);
+  const bool mtp_is_dense = m.is_dense(m.layers - 1);
+  add_all(shapes_of_attention(m), mtp + most([](index) { return true; }));
+  const auto dense = (mtp_is_dense ? mtp : 0) + most([&](index l) { return m.is_dense(l); });
+  if (dense > 0) add_all(shapes_of_mlp(m), dense);
+  const auto routed = (mtp_is_dense ? 0 : mtp) + most([&](index l) { return !m.is_dense(l); });
+  if (routed > 0) {
     add_all(shapes_of_experts(m, is_enabled("fused_group_mlp")), routed);
     if (m.shared_experts > 0) add_all(shapes_of_shared(m), routed);
   }
-  add_all(shapes_of_head(m), 1);
+  // What a head and the projection behind it read leaves when both modules do.
+  const bool x_stays = mtp > 0 && !is_enabled("mtp_proj");
+  add_all(shapes_of_head(m, x_stays ? "mtp_proj" : "final_norm"), 1 + mtp);
+  if (mtp > 0) add_all(shapes_of_mtp(m), mtp);
+  if (run.pipeline && m.mtp > 0) {  // gradients of the embedding, there and back
+    count_of_bytes[static_cast<std::size_t>(vocabulary * m.hidden) * sizeof(float)] += 2;
+  }
 
   std::vector<tidepool::slot_ring> rings;
   for (const auto& [bytes, count] : count_of_bytes) rings.push_back({bytes, count});

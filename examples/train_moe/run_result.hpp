@@ -17,6 +17,7 @@ struct run_result {
   std::string device;
   std::string options;  ///< those of the library, as text
   std::vector<float> losses;
+  std::vector<float> mtp_losses;  ///< of multi-token prediction, mean of its depths; or none
   std::vector<double> step_ms;
   std::vector<std::pair<int, float>> evaluations;  ///< step and loss on held-out text
   std::size_t driver_peak = 0;  ///< device bytes of everything, as the driver counts them

@@ -21,6 +21,7 @@
 #include "model.hpp"
 #include "run_result.hpp"
 #include "schedule.hpp"
+#include "tied_embedding.hpp"
 
 namespace moe {
 
@@ -87,6 +88,9 @@ class trainer {
       }
       const double start = milliseconds(dev_);
       result.losses.push_back(train_step(step));
+      if (run_.model.mtp > 0) {
+        result.mtp_losses.push_back(mean_of_losses(mtp_loss(run_.model, 1), run_.model.mtp));
+      }
       result.step_ms.push_back(milliseconds(dev_) - start);
       if (step == run_.trace_step) result.trace = offloader_.finish_trace();
       report(step, result);
@@ -116,6 +120,9 @@ class trainer {
         backward(each.microbatch, each.chunk);
       }
       watch_memory();
+    }
+    if (run_.model.mtp > 0) {
+      sum_embedding_gradients(weights_, kernels_, offloader_, link_, run_, stream_.ref());
     }
     {
       const auto span = offloader_.trace_span("AdamW", stream_.ref());
@@ -193,21 +200,28 @@ class trainer {
     for (int microbatch = 0; microbatch < run_.microbatches; ++microbatch) {
       std::int32_t* const token = host_bytes_.data() + microbatch * bytes_each();
       const auto seed = mix(mix(run_.seed) + number) + static_cast<std::uint64_t>(microbatch);
-      text_.sample(seed, held_out, run_.model, token, token + run_.model.tokens());
+      text_.sample(seed, held_out, run_.model, token);
     }
     dev_.copy(bytes_.data(), host_bytes_.data(),
               {.width = static_cast<std::size_t>(bytes_.size()) * sizeof(std::int32_t)},
               tidepool::copy_direction::host_to_device, stream_.ref());
   }
 
-  /// Waits for the device. The last stage alone knows the losses, and tells the other ranks.
+  /// Waits for the device.
   float mean_loss() {
     kernels_.publish(host_losses_.data(), losses_.data(), losses_.size());
     dev_.synchronize(stream_.ref());
+    return mean_of_losses(0, 1);
+  }
+  /// Over the microbatches and `count` of their losses. The last stage alone knows them, and tells
+  /// the other ranks.
+  float mean_of_losses(index first, index count) {
     float sum = 0;
-    for (int m = 0; m < run_.microbatches; ++m) sum += host_losses_.data()[m * losses_each()];
+    for (int m = 0; m < run_.microbatches; ++m) {
+      for (index i = 0; i < count; ++i) sum += host_losses_.data()[m * losses_each() + first + i];
+    }
     const int knows = shape_.rank_of(shape_.stages() - 1);
-    return link_.from_rank(knows, sum / static_cast<float>(run_.microbatches));
+    return link_.from_rank(knows, sum / static_cast<float>(run_.microbatches * count));
   }
 
   /// Linear warm-up over a tenth of the steps, then a cosine down to a tenth.
@@ -236,11 +250,10 @@ class trainer {
     std::fflush(stdout);
   }
 
-  [[nodiscard]] index bytes_each() const { return 2 * run_.model.tokens(); }
-  [[nodiscard]] index losses_each() const { return 1 + run_.model.layers; }
+  [[nodiscard]] index bytes_each() const { return token_count(run_.model); }
+  [[nodiscard]] index losses_each() const { return loss_count(run_.model); }
   [[nodiscard]] microbatch_io io(int microbatch) const {
-    const std::int32_t* const token = bytes_.data() + microbatch * bytes_each();
-    return {token, token + run_.model.tokens(), losses_.data() + microbatch * losses_each()};
+    return {bytes_.data() + microbatch * bytes_each(), losses_.data() + microbatch * losses_each()};
   }
 
   Device& dev_;
