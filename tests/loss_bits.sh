@@ -80,6 +80,7 @@ check --mtp 1 "${mixed[@]}" --offload-modules all --memory arena --device-budget
 for modules in mtp_proj final_norm all; do
   check --mtp 2 --offload-modules "$modules" --memory slots --in-flight 3
 done
+check --layers 1 --mtp 8 --offload-modules qkv_linear,router --memory slots --in-flight 4
 check --mtp 2 --recompute-modules layernorm,moe_act,moe_permute --in-flight 2 \
   --offload-modules attn_norm,core_attn,mlp_norm,router,mtp_proj
 
