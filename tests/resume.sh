@@ -46,6 +46,15 @@ run "${mixed[@]}" --json "$folder/whole_mixed" &&
   run "${mixed[@]}" --resume "$folder/mixed" --json "$folder/tail" &&
   [ "$(bits "$folder/tail")" = "$(bits "$folder/whole_mixed" 4)" ]
 verdict 'dense layers, shared experts and multi-token prediction'
+
+# A plan goes from one run to the next, which then needs no warm-up: its first step moves what the
+# others do.
+planned=(--offload-modules all --memory arena --device-budget 24MiB)
+run "${planned[@]}" --policy automatic --save-plan "$folder/run" &&
+  run "${planned[@]}" --plan "$folder/run" --json "$folder/planned" &&
+  [ "$(bits "$folder/planned")" = "$(bits "$folder/whole")" ]
+verdict 'a plan of an earlier run'
+
 [ ! -e "$folder/state.partial" ]
 verdict 'nothing unfinished is left'
 
@@ -87,5 +96,15 @@ refuses 'an end before the start' 'above that' --resume "$folder/state" --save "
 refuses 'no folder' 'x: cannot be written (No such' --save "$folder/none/x"
 refuses 'save-step without save' 'save-step=3: nothing would be saved' --save-step 3
 refuses 'save-step beyond' 'save-step=7: use 1 to --steps=6' --save "$folder/x" --save-step 7
+refuses 'a plan that is not there' 'none.profile.json.*cannot be read' "${planned[@]}" --plan "$folder/none"
+run "${planned[@]}" --plan "$folder/run" --layers 2
+[ $? -eq 1 ] && grep -q 'in this place; plan a profile of these steps' "$folder/output"
+verdict 'refused: a plan of another model'
+refuses 'a plan in less memory' 'device_budget is 20971520; raise it' "${planned[@]}" \
+  --device-budget 20MiB --plan "$folder/run"
+refuses 'a plan for nothing' 'nothing may leave; add --offload-modules' --plan "$folder/run"
+refuses 'no policy that plans' 'this policy makes no plan' "${planned[@]}" --save-plan "$folder/x"
+refuses 'too few steps for a plan' 'no plan was made' "${planned[@]}" --policy automatic --timed-step 9 \
+  --save-plan "$folder/x"
 
 [ "$failed" -eq 0 ]

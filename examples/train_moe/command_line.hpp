@@ -13,6 +13,7 @@
 
 #include "config.hpp"
 #include "layout.hpp"
+#include "plan_files.hpp"
 #include "rings.hpp"
 
 namespace moe {
@@ -97,6 +98,9 @@ inline void add_trainer_options(CLI::App& app, command_line& line) {
   number("--save-step", run.save_step,
          "steps after which training ends and saves, as an interruption would");
   app.add_option("--resume", run.resume, "file of --save to go on from");
+  app.add_option("--save-plan", run.save_plan,
+                 "base of the files for the plan that --policy=automatic made");
+  app.add_option("--plan", run.plan, "base of the files of --save-plan: follow that plan");
   app.add_option("--json", line.json, "file for losses, times and bytes");
   app.add_option("--timeline", line.timeline, "file for ui.perfetto.dev");
   app.add_option("--picture", line.picture, "file for a drawing of a step (SVG)");
@@ -195,7 +199,10 @@ inline command_line read_command_line(int argc, const char* const* argv, const p
   if (given("--data") && line.data.empty()) {
     throw tidepool::option_error("--data is empty; give a text file, or leave the option out");
   }
-  for (const auto& [option, file] : {std::pair{"--save", &run.save}, {"--resume", &run.resume}}) {
+  for (const auto& [option, file] : {std::pair{"--save", &run.save},
+                                     {"--resume", &run.resume},
+                                     {"--plan", &run.plan},
+                                     {"--save-plan", &run.save_plan}}) {
     if (given(option) && file->empty()) {
       throw tidepool::option_error(std::string(option) +
                                    " is empty; name a file, or leave the option out");
@@ -237,6 +244,7 @@ inline command_line read_command_line(int argc, const char* const* argv, const p
                                    " mlp_act and shared_act again; take one of these");
     }
   }
+  validate_plan(run, offload);
   if (line.compare) line.variants.push_back(defaults);
   line.variants.push_back(offload);
   return line;

@@ -75,6 +75,8 @@ struct settings {
   std::string save;              ///< file for the state after the last step; empty: none
   bool moments_on_host = false;  ///< AdamW's, which then visit the device layer by layer
   std::string resume;            ///< file to go on from; empty: from the start
+  std::string plan;              ///< base of the files of the plan that is followed; empty: none
+  std::string save_plan;         ///< base of the files for the plan that was made; empty: none
   int save_step = 0;   ///< steps after which the run ends as if interrupted; 0: all of them
   int first_step = 0;  ///< steps that `resume` has behind it
   bool pipeline = false;

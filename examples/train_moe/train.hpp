@@ -19,6 +19,7 @@
 #include "data.hpp"
 #include "layout.hpp"
 #include "model.hpp"
+#include "plan_files.hpp"
 #include "run_result.hpp"
 #include "schedule.hpp"
 #include "tied_embedding.hpp"
@@ -67,6 +68,7 @@ class trainer {
     weights_.initialise(kernels_, run.seed);
     if (run.moments_on_host) weights_.keep_moments_on_host(offloader_, kernels_, stream_.ref());
     report_what_is_here(opt);
+    if (!run.plan.empty()) follow_plan(offloader_, run);
     if (!run.resume.empty()) resume_from(dev, stream_.ref(), run, weights_);
   }
 
@@ -99,6 +101,7 @@ class trainer {
         if (run_.progress) std::printf("  held-out loss %.4f\n", result.evaluations.back().second);
       }
     }
+    if (!run_.save_plan.empty()) save_plan(offloader_, run_);
     if (!run_.save.empty()) save_to(dev_, stream_.ref(), link_, run_, text_, weights_);
     result.driver_peak = driver_peak_;
     result.counters = offloader_.counters();
@@ -287,7 +290,11 @@ std::vector<run_result> train_each(Device& dev, const settings& run,
     const std::string knobs = to_text(opt);
     if (run.progress) std::printf("tidepool: %s\n", knobs.empty() ? "no offload" : knobs.c_str());
     settings mine = run;
-    if (&opt != &variants.back()) mine.save.clear();  // one run saves; the others have its bits
+    if (&opt != &variants.back()) {  // one run saves; the others have its bits
+      mine.save.clear();
+      mine.save_plan.clear();
+      mine.plan.clear();
+    }
     results.push_back(
         trainer<Device, Kernels, Link>(dev, free_before, mine, opt, text, team).run());
   }

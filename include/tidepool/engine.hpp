@@ -265,7 +265,6 @@ class engine {
     keeps_.keep_at_most(bytes, opts_.memory == memory_kind::arena ? piece : 0);
   }
   // Whether the groups of the two steps of an automatic warm-up differed.
-  [[nodiscard]] bool shapes_vary() const { return shapes_vary_; }
   void reload_at_most(std::size_t groups, std::optional<std::size_t> bytes) {
     opts_.reload_ahead = groups;
     opts_.reload_ahead_bytes = bytes;
@@ -399,7 +398,6 @@ class engine {
   std::unique_ptr<recorder<Device>> recorder_;   // during the timed step alone
   lane_id last_lane_{};                          // of the latest call on a compute stream
   std::vector<plan::chunk_profile> first_step_;  // of an automatic warm-up
-  bool shapes_vary_ = false;
   int trained_steps_ = 0;                   // of an automatic warm-up
   bool evaluated_ = false;                  // since the latest chunk that trains
   bool unproven_ = false;                   // a plan from elsewhere is in its first step

@@ -154,7 +154,7 @@ class offloader {
   void follow(const plan::step_plan& made, const plan::profile& recorded) {
     engine_->follow(plan::fitted(made, recorded, engine_->names(), settings().device_budget),
                     plan::kept_by(made.what));
-    adopt(made);
+    adopt(made, recorded);
   }
 
   /// Where reports go, a line each; by default to `stderr`.
@@ -254,7 +254,8 @@ class offloader {
     link_ = plan::measure_link(engine_->device());
     auto recorded = engine_->profile();
     recorded.link = link_;
-    auto made = plan::automatic(recorded, settings(), true);
+    recorded.shapes_vary = true;  // as far as one step can tell
+    auto made = plan::automatic(recorded, settings());
     if (!made.expected.runs) {
       for (auto& row : made.what) std::fill(row.begin(), row.end(), plan::action::offload);
     }
@@ -266,22 +267,23 @@ class offloader {
   void settle_plan() {
     auto recorded = engine_->profile();
     recorded.link = link_;
-    auto made = plan::automatic(recorded, settings(), engine_->shapes_vary());
+    auto made = plan::automatic(recorded, settings());
     if (!made.expected.runs) {  // what the warm-up did at least runs
       for (auto& row : made.what) std::fill(row.begin(), row.end(), plan::action::offload);
       report_("plan: none was found for this budget; everything leaves, as in the warm-up");
     } else {
       report_(plan::in_words(made));
     }
-    adopt(made);
     engine_->adopt(recorded, plan::kept_by(made.what));
-    if (engine_->shapes_vary() && settings().device_budget) {
-      engine_->keep_at_most(plan::kept_at_once(recorded, made), free_piece(recorded));
-    }
+    adopt(made, recorded);
   }
 
-  void adopt(const plan::step_plan& made) {
-    engine_->keep_at_most(detail::residence::unlimited, 0);
+  void adopt(const plan::step_plan& made, const plan::profile& recorded) {
+    if (recorded.shapes_vary && settings().device_budget) {
+      engine_->keep_at_most(plan::kept_at_once(recorded, made), free_piece(recorded));
+    } else {
+      engine_->keep_at_most(detail::residence::unlimited, 0);
+    }
     reload_as(made);
     plan_ = made;
   }

@@ -63,11 +63,13 @@ struct recorded_plan {
   std::uint64_t bytes = 0;
 };
 
-recorded_plan record() {
+recorded_plan record(std::size_t less_in_odd_steps = 0) {
   rig desk;
   rig::offloader<> off(desk.dev, automatic());
   off.on_report([](std::string_view) {});
-  for (std::uint32_t step = 0; step < 4; ++step) train_step(desk, off, step);
+  for (std::uint32_t step = 0; step < 4; ++step) {
+    train_step(desk, off, step, 3, 4096 - less_in_odd_steps * (step % 2));
+  }
   REQUIRE(off.current_plan());
   return {off.profile(), *off.current_plan(), moved(off)};
 }
@@ -92,6 +94,23 @@ TEST_CASE("follow: a saved plan is followed from the first step of another run")
     CHECK(moved(off) == before.bytes);
   }
   CHECK(*off.current_plan() == made);
+  CHECK(desk.wrong() == 0);
+}
+
+TEST_CASE("follow: that shapes vary is known to the profile, and room is left for it") {
+  const auto before = record(512);
+  CHECK(before.step.shapes_vary);
+  CHECK(!record().step.shapes_vary);
+  const auto step = plan::profile_from_json(plan::to_json(before.step));
+  CHECK(step == before.step);
+
+  rig desk;
+  rig::offloader<> off(desk.dev, automatic());
+  off.on_report([](std::string_view) {});
+  off.follow(before.made, step);
+  for (std::uint32_t number = 0; number < 9; ++number) {
+    train_step(desk, off, number, 3, 4096 - 512 * (number % 3));
+  }
   CHECK(desk.wrong() == 0);
 }
 

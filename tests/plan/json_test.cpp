@@ -340,8 +340,9 @@ TEST_CASE("json: a bad value is refused with its place, what was found and what 
        "chunk and group must both be there"},
       {"\"bytes\": 64", "\"bytes\": 64e0", "/storages/3/bytes", "found 64.0" + any_size},
       {"\"rest_us\": 5.0", "\"rest_us\": null", "/rest_us", "found null, expected a number"},
+      {"\"shapes_vary\": false", "\"shapes_vary\": 1", "/shapes_vary", "found 1, expected"},
       {"\"in\": 55.2", "\"in\": false", "/link/in", "found false, expected a number"},
-      {"{\"out\"", "[{\"out\"", "line 53", "this is no JSON"},
+      {"{\"out\"", "[{\"out\"", "line 54", "this is no JSON"},
       {"\"tidepool_profile\": 1", "\"tidepool_profile\": 1.0", "/tidepool_profile", "found 1.0"},
   };
   for (const auto& each : edits) {

@@ -137,18 +137,17 @@ class audition {
 }  // namespace detail
 
 /// A plan for the device budget of `opts` (none: whatever keeping all takes) that the engine has
-/// been seen to run, on the virtual device. Where `shapes_vary` from step to step, as with routed
+/// been seen to run, on the virtual device. Where shapes vary from step to step, as with routed
 /// experts, a tenth of the budget and twice the largest tensor are left free. The planner does not
 /// know that memory may be in pieces; where the engine then refuses, or waits, plans for less of
 /// the budget are tried, and those of Megatron's rule.
 ///
 /// `expected` is the forecast of the engine, not the planner's. Blocks the host for the time of
 /// some simulated steps, each about a microsecond and a half a call.
-[[nodiscard]] inline step_plan automatic(const profile& step, const options& opts,
-                                         bool shapes_vary = false) {
+[[nodiscard]] inline step_plan automatic(const profile& step, const options& opts) {
   planner plans(step);
   auto most = opts.device_budget.value_or(plans.in_core().peak);
-  if (shapes_vary && opts.device_budget) {
+  if (step.shapes_vary && opts.device_budget) {
     std::size_t largest = 0;
     for (const auto& each : step.storages) largest = std::max(largest, each.bytes);
     most -= std::min(most / 2, most / 10 + 2 * largest);

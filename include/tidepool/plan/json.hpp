@@ -8,7 +8,7 @@
 ///      "passes": [["forward", 0], ["backward", 0]],
 ///      "storages": [{"bytes": 1048576, "chunk": 0, "group": 0}],
 ///      "events": [["allocate", 0, 0, 1.5], ["commit", 0, 0, 80]],
-///      "rest_us": 3,
+///      "rest_us": 3, "shapes_vary": false,
 ///      "link": {"out": 55.2, "in": 55.2, "both": 101.7, "latency_us": 2}}
 ///
 /// An event is its kind, an index, a chunk and the computing before it. A plan has a row like that
@@ -74,6 +74,7 @@ namespace detail {
                                   each.chunk, each.compute_us}));
   }
   top["rest_us"] = step.rest_us;
+  top["shapes_vary"] = step.shapes_vary;
   top["link"] = {{"out", step.link.out},
                  {"in", step.link.in},
                  {"both", step.link.both},

@@ -88,6 +88,7 @@ struct profile {
   std::vector<storage_profile> storages;
   std::vector<event> events;  ///< in the order of the compute stream
   double rest_us = 0;         ///< computing after the last event
+  bool shapes_vary = false;   ///< other sizes were seen in another step, as with routed experts
   link_rates link;
 
   [[nodiscard]] bool timed() const { return !events.empty(); }

@@ -155,8 +155,8 @@ inline profile read_profile(const json_source& source, std::string_view text) {
   const auto document = parse_json(source, text);
   const json_node top(source, document);
   read_version(top, "profile");
-  top.only(
-      {"tidepool_profile", "modules", "chunks", "passes", "storages", "events", "rest_us", "link"});
+  top.only({"tidepool_profile", "modules", "chunks", "passes", "storages", "events", "rest_us",
+            "shapes_vary", "link"});
   profile step;
   read_each(top, "modules", [&](const json_node& each) { each.read(step.modules.emplace_back()); });
   read_each(top, "chunks",
@@ -166,6 +166,7 @@ inline profile read_profile(const json_source& source, std::string_view text) {
             [&](const json_node& each) { step.storages.push_back(read_storage(each)); });
   read_each(top, "events", [&](const json_node& each) { step.events.push_back(read_event(each)); });
   top.perhaps("rest_us", step.rest_us);
+  top.perhaps("shapes_vary", step.shapes_vary);
   if (top.has("link")) read_link(top.member("link"), step.link);
   const auto refuse = [&](const std::string& place, const std::string& problem,
                           std::string_view remedy) { source.refuse(place, problem, remedy); };
