@@ -2,7 +2,7 @@
 # The trainer on ranks, under mpirun: the bits of every loss against those of one process, what is
 # refused, and how a failing rank ends the others.
 #
-#   tests/ranks.sh bits|checkpoints|refusals|endings TRAIN_MOE [MPIRUN]
+#   tests/ranks.sh bits|experts|checkpoints|refusals|endings TRAIN_MOE [MPIRUN [DEVICE]]
 #
 # Prints one line a case; exits 1 if any fails, 77 without MPI.
 set -uo pipefail
@@ -10,6 +10,7 @@ set -uo pipefail
 part=$1
 train_moe=$2
 mpirun=${3:-}
+device=${4:-virtual}
 if [ -z "$mpirun" ] || ! command -v "$mpirun" >/dev/null; then
   echo "skipped: no MPI"
   exit 77
@@ -30,19 +31,21 @@ small=(--hidden 32 --heads 2 --seq 32 --batch 2 --data "$text")
 options() {
   given=("${small[@]}" "$@")
   [[ " $* " == *' --steps '* ]] || given+=(--steps 3)
+  [[ " $* " == *' --device '* ]] || given+=(--device "$device")
 }
 
 alone() {
   options "$@"
-  "$train_moe" --device virtual "${given[@]}" >"$folder/output" 2>&1
+  "$train_moe" "${given[@]}" >"$folder/output" 2>&1
 }
 
-# on RANKS OPTION...
+# on RANKS OPTION...: spread as $how says
+how=--pipeline
 on() {
   local ranks=$1
   shift
   options "$@"
-  timeout 120 "$mpirun" -np "$ranks" "$train_moe" --pipeline "${given[@]}" >"$folder/output" 2>&1
+  timeout 120 "$mpirun" -np "$ranks" "$train_moe" "$how" "${given[@]}" >"$folder/output" 2>&1
 }
 
 # bits FILE: of the losses of the steps, and the held-out losses
@@ -61,8 +64,63 @@ same_bits() {
   verdict "$ranks ranks: ${both[*]} $*"
 }
 
+# as_one_process RANKS "OPTIONS OF BOTH" OPTION...: the loss of the first step has the bits of one
+# process. Gradients of several ranks are added up in another order, and so the later losses may
+# differ in their last digits.
+as_one_process() {
+  local ranks=$1 both
+  read -r -a both <<<"$2"
+  shift 2
+  alone "${both[@]}" --json "$folder/alone" &&
+    on "$ranks" "${both[@]}" "$@" --json "$folder/ranks" &&
+    paste <(grep '"loss":' "$folder/alone") <(grep '"loss":' "$folder/ranks") |
+    awk '{ a = $2 + 0; b = $4 + 0; apart = a < b ? b - a : a - b
+           if (a == 0 || apart > 1e-6 * a || (NR == 1 && a != b)) bad = 1 }
+         END { exit bad || NR < 3 }' &&
+    [ "$(grep -A2 '"choices"' "$folder/alone")" = "$(grep -A2 '"choices"' "$folder/ranks")" ] &&
+    [ "$(grep -c '"rank": ' "$folder/ranks")" -eq "$ranks" ]
+  verdict "$ranks ranks: ${both[*]} $*"
+}
+
+# with_and_without RANKS OPTION...: the same bits without offload and with it
+with_and_without() {
+  local ranks=$1
+  shift
+  on "$ranks" "$@" --compare --json "$folder/ranks" &&
+    grep -q 'equal to the bit: 3 of 3' "$folder/output" &&
+    [ "$(grep -c '"step_bytes": [1-9]' "$folder/ranks")" -gt 0 ]
+  verdict "$ranks ranks: $* --compare"
+}
+
 leaves=(--offload-modules all)
 case $part in
+  experts)
+    how=--expert-parallel
+    same_bits 1 '--layers 3' "${leaves[@]}"
+    same_bits 1 '--layers 3 --microbatches 3 --expert-capacity 0.8' --in-flight 3
+    for ranks in 2 4; do
+      as_one_process $ranks '--layers 3 --microbatches 8 --steps 12'
+      as_one_process $ranks '--layers 3 --expert-capacity 0.9 --eval-every 2' "${leaves[@]}"
+      grep -q 'capacity: [1-9][0-9]* of 4608 choices' "$folder/output"
+      verdict "$ranks ranks: what is over capacity is counted"
+      as_one_process $ranks '--layers 3 --dense-layers 1 --shared-experts 1 --mtp 1' "${leaves[@]}"
+      for cap in 0 1 none; do
+        with_and_without $ranks --layers 3 --microbatches 8 "${leaves[@]}" --max-inflight $cap
+      done
+      with_and_without $ranks --layers 3 --microbatches 8 --in-flight 1 "${leaves[@]}"
+      with_and_without $ranks --layers 3 "${leaves[@]}" --memory arena --device-budget 1500KB
+      with_and_without $ranks --layers 3 "${leaves[@]}" --memory arena --device-budget 2MB \
+        --policy automatic
+      with_and_without $ranks --layers 3 --optimizer-state host "${leaves[@]}"
+      with_and_without $ranks --layers 3 --recompute-modules layernorm,moe_act \
+        --offload-modules attn_norm,core_attn,mlp_norm,expert_fc1
+      with_and_without $ranks --layers 3 --offload-modules fused_group_mlp,router
+    done
+    # Two tokens, of which each chooses one expert of four: some ranks get no rows.
+    small=(--hidden 32 --heads 2 --seq 2 --batch 1 --data "$text")
+    as_one_process 4 '--layers 2 --top-k 1' "${leaves[@]}"
+    with_and_without 4 --layers 2 --top-k 1 "${leaves[@]}"
+    ;;
   bits)
     same_bits 1 '--layers 4'
     same_bits 2 '--layers 4'
@@ -107,6 +165,9 @@ case $part in
     [ "$(grep -c 'moved no byte' "$folder/output")" -eq 0 ]
     verdict '2 ranks: no complaint about a module that the other rank has'
     # The embedding, and its copy on the rank with the head, get the sum of both gradients.
+    limited='--layers 4 --expert-capacity 0.9'
+    same_bits 2 "$limited --eval-every 2" --virtual-stages 2 "${leaves[@]}" --memory slots
+    same_bits 2 "$limited" --optimizer-state host --recompute-modules layernorm,moe_act,moe_permute
     mtp='--layers 4 --dense-layers 1 --mtp 2'
     same_bits 1 "$mtp" --virtual-stages 2
     same_bits 2 "$mtp --eval-every 2" "${leaves[@]}"
@@ -156,7 +217,7 @@ case $part in
       --layers 4 --virtual-stages 2 --microbatches 3
     refuses 2 'virtual-stages=0: use 1' --layers 4 --virtual-stages 0
     refuses 2 'in-flight=2: the schedule of --pipeline decides' --layers 4 --in-flight 2
-    refuses 2 'device=cuda: the ranks of --pipeline' --layers 4 --device cuda
+    [ -e /dev/nvidia0 ] || refuses 2 'device=cuda: .*rank' --layers 4 --device cuda
     refuses 2 'layers-per-rank=2,1: makes 3 layers, not --layers=4' --layers 4 --layers-per-rank 2,1
     refuses 2 'layers-per-rank=4: names 1 ranks, but there are 2' --layers 4 --layers-per-rank 4
     refuses 2 'layers-per-rank=4,0: each rank needs a layer' --layers 4 --layers-per-rank 4,0
@@ -164,6 +225,21 @@ case $part in
       --virtual-stages 2
     refuses 2 'json=.*: cannot be written' --layers 4 --json "$folder/none/x"
     refuses 2 'save=.*: cannot be written' --layers 4 --save "$folder/none/x"
+
+    refuses 2 'expert-parallel: the ranks of --pipeline hold layers' --layers 4 --expert-parallel
+    how=--expert-parallel
+    refuses 3 'experts=4: with --expert-parallel it must be a multiple of the 3 ranks; give 6'
+    refuses 2 'microbatches=3: with --expert-parallel it must be a multiple of the 2 ranks; give 4' \
+      --microbatches 3
+    refuses 2 'in-flight=3: is more than the 2 microbatches of each rank' --in-flight 3
+    refuses 2 'virtual-stages=2: is for the ranks of a pipeline' --virtual-stages 2
+    refuses 2 'save=.*: with --expert-parallel no rank has' --save "$folder/state"
+    refuses 2 'resume=.*: with --expert-parallel no rank has' --resume "$folder/state"
+    refuses 2 'memory=slots: with --expert-parallel' --memory slots "${leaves[@]}"
+    refuses 2 'recompute-modules=moe_permute: with --expert-parallel' \
+      --recompute-modules moe_permute
+    refuses 2 'expert-capacity=-1.*: must be a number above 0' --expert-capacity -1
+    how=--pipeline
 
     # alone_refuses PATTERN OPTION...
     alone_refuses() {
@@ -175,6 +251,9 @@ case $part in
     }
     alone_refuses 'virtual-stages=2: .*add --pipeline' --virtual-stages 2
     alone_refuses 'layers-per-rank: .*add --pipeline' --layers-per-rank 3,1
+    alone_refuses 'save=.*: the file does not know --expert-capacity' --expert-capacity 1 \
+      --save "$folder/state"
+    WORLD_SIZE=2 alone_refuses 'WORLD_SIZE=2: torchrun started' --expert-parallel
     timeout 120 "$mpirun" -np 2 "$train_moe" --steps 3 >"$folder/output" 2>&1
     [ $? -eq 2 ] && grep -q 'mpirun started 2 ranks' "$folder/output"
     verdict '2 ranks refuse: no --pipeline'
@@ -211,10 +290,11 @@ SCRIPT
     chmod +x "$folder/with_id"
     lives() { grep -q '^State:' "/proc/$1/status" && ! grep -q '^State:.Z' "/proc/$1/status"; } \
       2>/dev/null
-    for victim in 0 1 3; do
+    for end in --pipeline:0 --pipeline:1 --pipeline:3 --expert-parallel:0 --expert-parallel:2; do
+      how=${end%:*} victim=${end#*:}
       rm -f "$folder"/id.*
-      TRAIN_MOE=$train_moe FOLDER=$folder timeout 90 "$mpirun" -np 4 "$folder/with_id" --pipeline \
-        "${small[@]}" --layers 4 --steps 10000000 >"$folder/output" 2>&1 &
+      TRAIN_MOE=$train_moe FOLDER=$folder timeout 90 "$mpirun" -np 4 "$folder/with_id" "$how" \
+        "${small[@]}" --device "$device" --layers 4 --steps 10000000 >"$folder/output" 2>&1 &
       launcher=$!
       for ((i = 0; i < 300; ++i)); do  # until the ranks train
         [ "$(cat "$folder"/id.* 2>/dev/null | wc -l)" -eq 4 ] && grep -q 'step ' "$folder/output" &&
@@ -235,7 +315,7 @@ SCRIPT
       done
       [ $killed -eq 0 ] && [ ${#ids[@]} -eq 4 ] && [ $status -ne 0 ] &&
         [ $status -ne 124 ] && [ "$left" -eq 0 ]
-      verdict "rank $victim is killed, and the others end within $((SECONDS - since)) s (status $status)"
+      verdict "$how: rank $victim is killed, and the others end within $((SECONDS - since)) s (status $status)"
     done
     ;;
   *)

@@ -1,7 +1,7 @@
 /// A training in one process, in the terms of one that is spread over ranks.
 ///
-/// A link is what a trainer knows about other ranks: a class like `alone`, or `mpi_link` in
-/// `ranks.hpp`. Its `send` takes a buffer that the stream has been told to write, its `receive`
+/// A link is what a trainer knows about other ranks: a class like `alone`, `mpi_link` or
+/// `nccl_link`. Its `send` takes a buffer that the stream has been told to write, its `receive`
 /// returns one that the stream may read; neither asks when the bytes travel. `send` never waits for
 /// the other side, so that no schedule can lock up.
 #pragma once
@@ -36,7 +36,9 @@ class alone {
   void finish() {}
 
   [[nodiscard]] float from_rank(int, float value) { return value; }
+  [[nodiscard]] std::vector<float> gather_losses(const std::vector<float>& mine) { return mine; }
   [[nodiscard]] std::vector<rank_bytes> gather(const rank_bytes& mine) { return {mine}; }
+  [[nodiscard]] std::uint64_t sum(std::uint64_t mine) { return mine; }
   void barrier() {}
   /// Runs `body`; its failure must be known to all ranks.
   template <class Body>

@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <string>
 #include <tidepool/error.hpp>
@@ -80,6 +81,10 @@ inline void add_trainer_options(CLI::App& app, command_line& line) {
   number("--steps", run.steps, "of training");
   number("--microbatches", run.microbatches, "of one step");
   number("--in-flight", run.in_flight, "depth of the 1F1B schedule");
+  app.add_flag("--expert-parallel", run.expert_parallel,
+               "spread the experts and the microbatches over the ranks that mpirun starts");
+  app.add_option("--expert-capacity", run.model.capacity_factor,
+                 "most tokens of an expert, as a multiple of its fair share; default: no limit");
   app.add_flag("--pipeline", run.pipeline, "spread the layers over the ranks that mpirun starts");
   number("--virtual-stages", run.virtual_stages, "of each rank of the pipeline, interleaved");
   app.add_option("--layers-per-rank", run.layers_per_rank, "as 3,1; default: spread evenly")
@@ -110,20 +115,67 @@ inline void add_trainer_options(CLI::App& app, command_line& line) {
   app.footer("Tidepool's options:\n" + tidepool::options_help());
 }
 
-inline void check_pipeline(const command_line& line, bool in_flight_given) {
+inline void check_ranks(const command_line& line) {
+  const std::string option = line.run.pipeline ? "--pipeline" : "--expert-parallel";
 #if !defined(TIDEPOOL_HAS_MPI)
-  throw tidepool::option_error(
-      "--pipeline: this build has no MPI; configure it with TIDEPOOL_MPI=ON, or leave the option "
-      "out");
+  throw tidepool::option_error(option +
+                               ": this build has no MPI; configure it with TIDEPOOL_MPI=ON, or "
+                               "leave the option out");
 #endif
+#if !defined(TIDEPOOL_HAS_NCCL)
+  if (line.device == "cuda") {
+    throw tidepool::option_error("--device=cuda: the ranks of " + option +
+                                 " have virtual devices, as this build has no NCCL; take "
+                                 "--device=virtual, or configure it with NCCL_ROOT");
+  }
+#endif
+}
+
+inline void check_pipeline(const command_line& line, bool in_flight_given) {
+  if (line.run.expert_parallel) {
+    throw tidepool::option_error(
+        "--expert-parallel: the ranks of --pipeline hold layers, not experts; leave one of them "
+        "out");
+  }
   if (in_flight_given) {
     throw tidepool::option_error("--in-flight=" + std::to_string(line.run.in_flight) +
                                  ": the schedule of --pipeline decides it; leave one of them out");
   }
-  if (line.device == "cuda") {
-    throw tidepool::option_error(
-        "--device=cuda: the ranks of --pipeline have virtual devices; take --device=virtual, or "
-        "leave --pipeline out");
+}
+
+/// What neither the ranks nor the file of a training know of yet.
+inline void check_expert_options(const command_line& line, const tidepool::options& offload,
+                                 bool capacity_given) {
+  const auto fail = [](const std::string& what) { throw tidepool::option_error(what); };
+  const settings& run = line.run;
+  const float factor = run.model.capacity_factor;
+  if (capacity_given && !(factor > 0 && std::isfinite(factor))) {
+    fail("--expert-capacity=" + std::to_string(factor) + ": must be a number above 0");
+  }
+  if (!run.save.empty() || !run.resume.empty()) {
+    const std::string option = run.save.empty() ? "--resume=" + run.resume : "--save=" + run.save;
+    if (run.expert_parallel) {
+      fail(option +
+           ": with --expert-parallel no rank has the experts that a file needs; leave one "
+           "of the options out");
+    }
+    if (capacity_given) {
+      fail(option +
+           ": the file does not know --expert-capacity, which changes the losses; leave "
+           "one of the options out");
+    }
+  }
+  if (!run.expert_parallel) return;
+  const auto& again = offload.recompute_modules;
+  if (std::find(again.begin(), again.end(), "moe_permute") != again.end()) {
+    fail(
+        "--recompute-modules=moe_permute: with --expert-parallel the rows of an expert come from "
+        "other ranks; leave it out, or offload expert_fc1 instead");
+  }
+  if (offload.memory == tidepool::memory_kind::slots) {
+    fail(
+        "--memory=slots: with --expert-parallel the number of rows that come is known in the step "
+        "alone; take pool or arena");
   }
 }
 
@@ -134,9 +186,10 @@ inline void check_no_pipeline(const command_line& line, bool stages_given, bool 
          ": is for the ranks of a pipeline; add --pipeline");
   }
   if (layers_given) fail("--layers-per-rank: is for the ranks of a pipeline; add --pipeline");
-  if (line.run.ranks > 1) {
+  if (line.run.ranks > 1 && !line.run.expert_parallel) {
     fail("mpirun started " + std::to_string(line.run.ranks) +
-         " ranks, and each would train all of the model; add --pipeline, or start one");
+         " ranks, and each would train all of the model; add --pipeline or --expert-parallel, or "
+         "start one");
   }
 }
 
@@ -175,6 +228,7 @@ inline command_line read_command_line(int argc, const char* const* argv, const p
   run.ranks = me.count;
   run.rank = me.rank;
   run.progress = me.rank == 0;
+  if (run.pipeline || run.expert_parallel) detail::check_ranks(line);
   if (run.pipeline) {
     detail::check_pipeline(line, given("--in-flight"));
   } else {
@@ -183,6 +237,10 @@ inline command_line read_command_line(int argc, const char* const* argv, const p
   // Of the two that must fit each other, the one that was given decides.
   if (!given("--microbatches")) run.microbatches = std::max(run.microbatches, run.in_flight);
   if (!given("--in-flight")) run.in_flight = std::min(run.in_flight, run.microbatches);
+  if (run.expert_parallel) {
+    validate_expert_parallel(run, given("--in-flight"));
+    run.in_flight = std::min(run.in_flight, run.own_microbatches());
+  }
   if (!given("--trace-step")) run.trace_step = run.end_step() - 1;
   if (given("--dense-ffn") && run.model.dense_layers == 0) {
     throw tidepool::option_error("--dense-ffn=" + std::to_string(run.model.dense_ffn) +
@@ -227,12 +285,13 @@ inline command_line read_command_line(int argc, const char* const* argv, const p
 
   tidepool::options offload =
       tidepool::parse_known_options(argc, argv, tidepool::from_environment(defaults)).value;
-  if (offload.pipeline_rank == 0) offload.pipeline_rank = run.rank;
+  if (offload.pipeline_rank == 0 && run.pipeline) offload.pipeline_rank = run.rank;
   if (line.compare && offload.offload_modules.empty()) offload.offload_modules = {"all"};
   if (offload.memory == tidepool::memory_kind::slots && run.moments_on_host) {
     throw tidepool::option_error(
         "--optimizer-state=host: --memory=slots has no slots for what visits; take pool or arena");
   }
+  detail::check_expert_options(line, offload, given("--expert-capacity"));
   if (offload.memory == tidepool::memory_kind::slots && offload.slots.empty()) {
     offload.slots = rings_for(run, offload);
   }

@@ -1,6 +1,7 @@
 /// Sizes of the model and of a run, the presets that fill them in, and the check of both.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
@@ -32,13 +33,14 @@ struct model_sizes {
   index heads = 0;
   index experts = 0;
   index top_k = 0;
-  index ffn = 0;             ///< width of one expert
-  index seq = 0;             ///< bytes of text in one sequence
-  index batch = 0;           ///< sequences in one microbatch
-  index dense_layers = 0;    ///< the first ones, with an MLP instead of routed experts
-  index dense_ffn = 0;       ///< width of that MLP
-  index shared_experts = 0;  ///< beside the routed ones, as one MLP of as many times their width
-  index mtp = 0;             ///< depths of multi-token prediction behind the last layer
+  index ffn = 0;              ///< width of one expert
+  index seq = 0;              ///< bytes of text in one sequence
+  index batch = 0;            ///< sequences in one microbatch
+  index dense_layers = 0;     ///< the first ones, with an MLP instead of routed experts
+  index dense_ffn = 0;        ///< width of that MLP
+  index shared_experts = 0;   ///< beside the routed ones, as one MLP of as many times their width
+  index mtp = 0;              ///< depths of multi-token prediction behind the last layer
+  float capacity_factor = 0;  ///< of an expert's fair share of a microbatch; 0: no limit
 
   [[nodiscard]] index tokens() const { return batch * seq; }
   [[nodiscard]] index head_size() const { return hidden / heads; }
@@ -50,8 +52,18 @@ struct model_sizes {
   }
   /// How far ahead training knows the text of a sequence.
   [[nodiscard]] index ahead() const { return 1 + mtp; }
+  /// Most tokens of one microbatch that an expert takes.
+  [[nodiscard]] index expert_capacity() const {
+    if (capacity_factor <= 0) return tokens();
+    const double share = static_cast<double>(tokens() * top_k) / static_cast<double>(experts);
+    const double limit = std::ceil(static_cast<double>(capacity_factor) * share);
+    return limit < static_cast<double>(tokens()) ? static_cast<index>(limit) : tokens();
+  }
   /// Most rows that dispatch can make of one microbatch, whatever the router decides.
-  [[nodiscard]] index max_rows() const { return tokens() * top_k + experts * (row_padding - 1); }
+  [[nodiscard]] index max_rows() const {
+    const index padded_capacity = (expert_capacity() + row_padding - 1) / row_padding * row_padding;
+    return std::min(tokens() * top_k + experts * (row_padding - 1), experts * padded_capacity);
+  }
 };
 
 /// The imaginary accelerator behind the CPU kernels: it decides how long the virtual clock lets
@@ -80,13 +92,22 @@ struct settings {
   int save_step = 0;   ///< steps after which the run ends as if interrupted; 0: all of them
   int first_step = 0;  ///< steps that `resume` has behind it
   bool pipeline = false;
-  int ranks = 1, rank = 0;             ///< of the pipeline
+  bool expert_parallel = false;        ///< each rank has its microbatches and a share of experts
+  int ranks = 1, rank = 0;             ///< of the pipeline, or of the expert-parallel group
   int virtual_stages = 1;              ///< of each rank
   std::vector<index> layers_per_rank;  ///< empty: spread
   int eval_every = 0;                  ///< steps between evaluations on held-out text; 0: never
   int trace_step = -1;                 ///< the step that is recorded for the timeline; -1: none
   bool progress = true;
 
+  /// Those of a step that this rank takes: every `ranks`-th, or all of them.
+  [[nodiscard]] int own_microbatches() const {
+    return expert_parallel ? microbatches / ranks : microbatches;
+  }
+  /// The number, among all of a step, of one of this rank's.
+  [[nodiscard]] int microbatch_of_step(int own) const {
+    return expert_parallel ? own * ranks + rank : own;
+  }
   /// The step before which the run ends.
   [[nodiscard]] int end_step() const { return save_step > 0 ? save_step : steps; }
 };

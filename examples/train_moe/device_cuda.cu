@@ -1,15 +1,10 @@
 /// The trainer on a GPU.
-#include <cuda_runtime.h>
-
 #include <tidepool/device/cuda.hpp>
 
 #include "devices.hpp"
 #include "kernels_cuda.hpp"
 
-bool moe::cuda_present() {
-  int count = 0;
-  return cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
-}
+int moe::cuda_devices() { return tidepool::cuda_device::count(); }
 
 std::vector<moe::run_result> moe::train_on_cuda(const settings& run,
                                                 const std::vector<tidepool::options>& variants,

@@ -1,9 +1,9 @@
-/// The trainer on the ranks of a pipeline, each with a virtual device of its own.
+/// The trainer on ranks, each with a virtual device of its own.
 #include <tidepool/device/virtual.hpp>
 
 #include "devices.hpp"
 #include "kernels_cpu.hpp"
-#include "ranks.hpp"
+#include "mpi_link.hpp"
 
 std::vector<moe::run_result> moe::train_on_ranks(const settings& run,
                                                  const std::vector<tidepool::options>& variants,

@@ -16,14 +16,19 @@ std::vector<run_result> train_on_virtual(const settings& run,
 std::vector<run_result> train_on_cuda(const settings& run,
                                       const std::vector<tidepool::options>& variants,
                                       const corpus& text);
-bool cuda_present();
+/// How many there are.
+int cuda_devices();
 
 class world;
 
-/// The same on the virtual devices of all ranks of a pipeline; every rank has the losses. In
+/// The same on the virtual devices of all ranks; every rank has the losses. In
 /// `device_ranks.cpp`, for builds with MPI.
 std::vector<run_result> train_on_ranks(const settings& run,
                                        const std::vector<tidepool::options>& variants,
                                        const corpus& text, world& all);
+/// The same on the GPUs of all ranks. In `device_cuda_ranks.cpp`, for builds with NCCL.
+std::vector<run_result> train_on_cuda_ranks(const settings& run,
+                                            const std::vector<tidepool::options>& variants,
+                                            const corpus& text, world& all);
 
 }  // namespace moe

@@ -1,54 +1,33 @@
 /// Routed experts, and a shared one beside them: the second part of a layer, forward and backward.
 #pragma once
 
-#include <cstdint>
-#include <optional>
 #include <utility>
-#include <vector>
 
-#include "gated_mlp.hpp"
+#include "routed_part.hpp"
 
 namespace moe {
 
 /// What routed experts save in forward for their backward, by the module that saves it.
 template <class Buffer>
-struct saved_experts {
-  Buffer x, rstd;                  // mlp_norm
-  Buffer h, probs;                 // router, with where the tokens went:
-  Buffer choice;                   //   experts of each token
-  Buffer row;                      //   row of each token's choices
-  Buffer source, weight;           //   token and probability of each row
-  Buffer counts;                   //   tokens of each expert
-  Buffer xs;                       // expert_fc1   ⎫
-  Buffer a;                        // moe_act      ⎬ or all three: fused_group_mlp
-  Buffer b;                        // expert_fc2   ⎭
-  saved_gated_mlp<Buffer> shared;  // shared_act, shared_fc2; what it reads is the router's
-  std::vector<index> first_row;    // of each expert, and the end; known to the host
-};
-
-/// The tensors of routed experts.
-struct experts_parameters {
-  const parameter &gain, &router, &fc1, &fc2;
-  std::optional<gated_mlp_parameters> shared;
+struct saved_experts : saved_routing<Buffer> {
+  Buffer xs;  // expert_fc1   ⎫
+  Buffer a;   // moe_act      ⎬ or all three: fused_group_mlp
+  Buffer b;   // expert_fc2   ⎭
 };
 
 template <class Device, class Kernels>
-class experts : layer_part<Device, Kernels> {
-  using part = layer_part<Device, Kernels>;
+class experts : routed_part<Device, Kernels> {
+  using part = routed_part<Device, Kernels>;
   using part::floats, part::p, part::ints;
   using part::on_, part::k_, part::m_, part::number_, part::norm_again_;
+  using part::w_, part::shared_, part::activation_again_;
 
  public:
   using typename part::buffer, typename part::chunk;
   using saved = saved_experts<buffer>;
 
   experts(context<Device, Kernels>& on, int number, const experts_parameters& w)
-      : part(on, number),
-        w_(w),
-        activation_again_(on.offloader.recomputes("moe_act")),
-        rows_again_(on.offloader.recomputes("moe_permute")) {
-    if (w.shared) shared_.emplace(on, number, *w.shared, on.sizes.shared_ffn());
-  }
+      : part(on, number, w), rows_again_(on.offloader.recomputes("moe_permute")) {}
 
   /// Returns the residual stream that the next layer reads; `balance` receives the load-balancing
   /// loss. Blocks the host once, for the number of tokens that each expert got.
@@ -64,9 +43,11 @@ class experts : layer_part<Device, Kernels> {
     buffer residual = s.x.share();
     c.template commit<"mlp_norm">(number_, stream, s.x, s.rstd);
 
-    if (shared_) residual = add_shared(c, s, std::move(residual));
+    if (shared_) residual = part::add_shared(c, s, std::move(residual));
 
-    const index rows = route(s, balance);
+    part::choose(s, balance);
+    on_.device.synchronize(stream);  // the one wait of the host: how many rows has each expert?
+    const index rows = part::lay_out(s);
 
     s.xs = floats(rows * hidden);
     k_.gather(p(s.xs), p(s.h), ints(s.source), rows, m_.top_k, hidden);
@@ -175,11 +156,7 @@ class experts : layer_part<Device, Kernels> {
     });
     on_.release(s.xs);
 
-    k_.route_backward(w.logits, w.dweight, ints(s.row), ints(s.choice), p(s.probs), ints(s.counts),
-                      balance_weight / static_cast<float>(m_.routed_layers() * on_.microbatches),
-                      routing());
-    k_.linear_backward_weight(w_.router.gradient, p(s.h), w.logits, tokens, hidden, m_.experts);
-    k_.linear_backward_input(w.dh, w.logits, w_.router.weight, tokens, hidden, m_.experts);
+    part::route_backward(s, w.dweight, w.dh);
     k_.combine(w.dh, w.dh, w.expert_rows, ints(s.row), tokens, m_.top_k, hidden);
     if (shared_) {
       shared_->backward_fc2(c, s.shared, dx);
@@ -195,44 +172,6 @@ class experts : layer_part<Device, Kernels> {
   }
 
  private:
-  /// Returns the residual stream with what the shared expert adds to it.
-  buffer add_shared(chunk& c, saved& s, buffer residual) {
-    const index count = m_.tokens() * m_.hidden;
-    shared_->forward_fc1(s.shared, p(s.h));
-    shared_->forward_fc2(c, s.shared, on_.work.projected);
-    buffer sum = floats(count);
-    k_.add(p(sum), p(residual), on_.work.projected, count);
-    residual.reset(on_.stream);
-    return sum;
-  }
-
-  /// Chooses the experts of each token and lays the rows out; returns how many rows there are.
-  index route(saved& s, float* balance) {
-    const auto stream = on_.stream;
-    const routing_shape shape = routing();
-    s.probs = floats(shape.tokens * shape.experts);
-    s.choice = on_.template allocate<std::int32_t>(shape.tokens * shape.top_k);
-    s.row = on_.template allocate<std::int32_t>(shape.tokens * shape.top_k);
-    s.counts = on_.template allocate<std::int32_t>(shape.experts);
-    k_.linear(on_.work.logits, p(s.h), w_.router.weight, shape.tokens, m_.hidden, shape.experts);
-    k_.route(p(s.probs), ints(s.choice), on_.work.logits, shape);
-    k_.assign(ints(s.row), ints(s.counts), ints(s.choice), shape);
-    k_.balance(balance, p(s.probs), ints(s.counts), shape);
-    k_.publish(on_.host_counts.data(), ints(s.counts), shape.experts);
-    on_.device.synchronize(stream);  // the one wait of the host: how many rows has each expert?
-
-    s.first_row.assign(1, 0);
-    for (index e = 0; e < shape.experts; ++e) {
-      const index count = on_.host_counts.data()[e];
-      s.first_row.push_back(s.first_row.back() + padded(count));
-    }
-    const index rows = s.first_row.back();
-    s.source = on_.template allocate<std::int32_t>(rows);
-    s.weight = floats(rows);
-    k_.place(ints(s.source), p(s.weight), ints(s.row), ints(s.choice), p(s.probs), rows, shape);
-    return rows;
-  }
-
   /// Calls `body(expert, its first row, its rows)` for every expert that has any.
   template <class Body>
   void each_expert(const saved& s, Body body) const {
@@ -243,11 +182,8 @@ class experts : layer_part<Device, Kernels> {
       if (count > 0) body(e, first, count);
     }
   }
-  routing_shape routing() const { return {m_.tokens(), m_.experts, m_.top_k}; }
 
-  experts_parameters w_;
-  std::optional<gated_mlp<Device, Kernels, "shared_act", "shared_fc2">> shared_;
-  bool activation_again_, rows_again_;  // recomputed
+  bool rows_again_;  // recomputed
 };
 
 }  // namespace moe

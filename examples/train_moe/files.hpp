@@ -57,14 +57,20 @@ inline nlohmann::ordered_json to_json(const settings& with, const run_result& ru
                                {"step_bytes", m.step_bytes},
                                {"cap_joins", m.cap_joins}};
   }
-  for (int rank = 0; with.pipeline && rank < with.ranks; ++rank) {
+  if (run.limited) {
+    json["choices"] = {{"all", run.choices.all}, {"over_capacity", run.choices.dropped}};
+  }
+  const bool on_ranks = with.pipeline || with.expert_parallel;
+  for (int rank = 0; on_ranks && rank < with.ranks; ++rank) {
     const rank_bytes& bytes = run.ranks[static_cast<std::size_t>(rank)];
     nlohmann::ordered_json layers = nlohmann::ordered_json::array();
     for (const layer_range& range : ranges_of_rank(with, rank)) {
       for (index l = range.first; l < range.end; ++l) layers.push_back(l);
     }
+    const expert_range experts = experts_of_rank(with, rank);
     json["ranks"].push_back({{"rank", rank},
                              {"layers", layers},
+                             {"experts", {experts.first, experts.first + experts.count - 1}},
                              {"driver_peak_bytes", bytes.driver_peak},
                              {"device_peak_bytes", bytes.device_peak},
                              {"bytes_offloaded", bytes.offloaded}});
@@ -94,6 +100,8 @@ inline nlohmann::ordered_json to_json(const settings& run, const std::vector<run
   if (run.pipeline) {
     json["pipeline"] = {{"ranks", run.ranks}, {"virtual_stages", run.virtual_stages}};
   }
+  if (run.expert_parallel) json["expert_parallel"] = {{"ranks", run.ranks}};
+  if (run.model.capacity_factor > 0) json["expert_capacity"] = run.model.capacity_factor;
   json["seed"] = run.seed;
   json["first_step"] = run.first_step;
   json["trace_step"] = run.trace_step;

@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 #include <tidepool/offloader.hpp>
+#include <utility>
 #include <vector>
 
 #include "alone.hpp"
@@ -23,12 +24,15 @@ using moe::index;
 using device = tidepool::virtual_device;
 
 /// Layers with routed experts alone, or all that DeepSeek-V3 has beside them.
-moe::settings tiny_run(bool all_parts) {
+moe::settings tiny_run(bool all_parts, float capacity) {
   moe::settings run;
   // layers, hidden, heads, experts, top-k, ffn, seq, batch
   run.model = {2, 16, 2, 3, 2, 8, 12, 2};
-  if (all_parts) {
+  run.model.capacity_factor = capacity;
+  if (all_parts || capacity > 0) {
     run.model.top_k = run.model.experts;  // no token changes its expert, where the loss would jump
+  }
+  if (all_parts) {
     run.model.dense_layers = 1;
     run.model.dense_ffn = 20;
     run.model.shared_experts = 2;
@@ -172,8 +176,8 @@ bool check(bench& on, const std::vector<const moe::parameter*>& tied) {
 
 int main() try {
   int bad = 0;
-  for (const bool all_parts : {false, true}) {
-    bench on(tiny_run(all_parts));
+  for (const auto& [all_parts, capacity] : {std::pair{false, 0.0F}, {true, 0.0F}, {false, 0.7F}}) {
+    bench on(tiny_run(all_parts, capacity));
     on.differentiate();
     for (const moe::parameter& p : on.tensors()) bad += check(on, {&p}) ? 0 : 1;
     if (!all_parts) continue;

@@ -24,6 +24,7 @@ struct attention_shape {
 /// Shape of a routing decision.
 struct routing_shape {
   index tokens, experts, top_k;
+  index capacity;  ///< most tokens of an expert; who comes later is dropped from it
 };
 
 /// What AdamW needs to know about one step.
@@ -82,8 +83,8 @@ concept kernel_set = requires(K k, float* out, const float* in, std::int32_t* in
 
   // Softmax of the router's logits and the `top_k` best experts: (probs, choice, logits, shape)
   k.route(out, ints, in, routing);
-  // counts[e] tokens for each expert, and the row of each choice: experts one after the other, each
-  // padded: (row, counts, choice, shape)
+  // counts[e] tokens that chose each expert, and the row of each choice, −1 for those over
+  // capacity: experts one after the other, each padded: (row, counts, choice, shape)
   k.assign(ints, ints, list, routing);
   // The inverse of `row`: source[r] = token · top_k + its choice, or −1 in padding, and the
   // probability of that choice, or 0: (source, weight, row, choice, probs, rows, shape)

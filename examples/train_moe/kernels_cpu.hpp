@@ -123,8 +123,13 @@ class cpu_kernels : public cpu_dense {
       for (index i = 0; i < s.tokens * s.top_k; ++i) row[i] = counts[choice[i]]++;
       std::vector<std::int32_t> starts(static_cast<std::size_t>(s.experts) + 1);
       std::int32_t* const first = starts.data();
-      for (index e = 0; e < s.experts; ++e) first[e + 1] = first[e] + padded(counts[e]);
-      for (index i = 0; i < s.tokens * s.top_k; ++i) row[i] += first[choice[i]];
+      for (index e = 0; e < s.experts; ++e) {
+        first[e + 1] =
+            first[e] + padded(static_cast<std::int32_t>(std::min<index>(counts[e], s.capacity)));
+      }
+      for (index i = 0; i < s.tokens * s.top_k; ++i) {
+        row[i] = row[i] < s.capacity ? row[i] + first[choice[i]] : -1;
+      }
     });
   }
 
@@ -134,6 +139,7 @@ class cpu_kernels : public cpu_dense {
       std::fill_n(source, rows, -1);
       std::fill_n(weight, rows, 0.0F);
       for (index i = 0; i < s.tokens * s.top_k; ++i) {
+        if (row[i] < 0) continue;
         source[row[i]] = static_cast<std::int32_t>(i);
         weight[row[i]] = probs[i / s.top_k * s.experts + choice[i]];
       }
@@ -160,7 +166,9 @@ class cpu_kernels : public cpu_dense {
         for (index e = 0; e < s.experts; ++e) {
           d[e] = scale * balance_scale(s) * static_cast<float>(counts[e]);
         }
-        for (index i = t * s.top_k; i < (t + 1) * s.top_k; ++i) d[choice[i]] += dweight[row[i]];
+        for (index i = t * s.top_k; i < (t + 1) * s.top_k; ++i) {
+          if (row[i] >= 0) d[choice[i]] += dweight[row[i]];
+        }
         const float mean = dot(d, p, s.experts);
         for (index e = 0; e < s.experts; ++e) d[e] = p[e] * (d[e] - mean);
       }
@@ -186,7 +194,8 @@ class cpu_kernels : public cpu_dense {
       for (index t = 0; t < tokens; ++t) {
         if (y != residual) std::copy_n(residual + t * width, width, y + t * width);
         for (index k = 0; k < top_k; ++k) {
-          accumulate(y + t * width, x + row[t * top_k + k] * width, width);
+          const index from = row[t * top_k + k];
+          if (from >= 0) accumulate(y + t * width, x + from * width, width);
         }
       }
     });

@@ -59,18 +59,19 @@ __global__ void rank_kernel(std::int32_t* row, std::int32_t* counts, const std::
 
 // Rank within the expert becomes row among all.
 __global__ void rank_to_row_kernel(std::int32_t* row, const std::int32_t* counts,
-                                   const std::int32_t* choice, index choices, index experts) {
+                                   const std::int32_t* choice, routing_shape s) {
   __shared__ std::int32_t first[most_experts];
   if (threadIdx.x == 0) {
     index next = 0;
-    for (index e = 0; e < experts; ++e) {
+    for (index e = 0; e < s.experts; ++e) {
       first[e] = static_cast<std::int32_t>(next);
-      next += (counts[e] + row_padding - 1) / row_padding * row_padding;
+      const index kept = min(static_cast<index>(counts[e]), s.capacity);
+      next += (kept + row_padding - 1) / row_padding * row_padding;
     }
   }
   __syncthreads();
   const index i = thread_id();
-  if (i < choices) row[i] += first[choice[i]];
+  if (i < s.tokens * s.top_k) row[i] = row[i] < s.capacity ? row[i] + first[choice[i]] : -1;
 }
 
 __global__ void clear_rows_kernel(std::int32_t* source, float* weight, index rows) {
@@ -83,7 +84,7 @@ __global__ void clear_rows_kernel(std::int32_t* source, float* weight, index row
 __global__ void place_kernel(std::int32_t* source, float* weight, const std::int32_t* row,
                              const std::int32_t* choice, const float* probs, routing_shape s) {
   const index i = thread_id();
-  if (i >= s.tokens * s.top_k) return;
+  if (i >= s.tokens * s.top_k || row[i] < 0) return;
   source[row[i]] = static_cast<std::int32_t>(i);
   weight[row[i]] = probs[i / s.top_k * s.experts + choice[i]];
 }
@@ -114,7 +115,9 @@ __global__ void route_backward_kernel(float* dlogits, const float* dweight, cons
   for (index e = 0; e < s.experts; ++e) {
     d[e] = scale * balance_scale(s) * static_cast<float>(counts[e]);
   }
-  for (index i = t * s.top_k; i < (t + 1) * s.top_k; ++i) d[choice[i]] += dweight[row[i]];
+  for (index i = t * s.top_k; i < (t + 1) * s.top_k; ++i) {
+    if (row[i] >= 0) d[choice[i]] += dweight[row[i]];
+  }
   float mean = 0;
   for (index e = 0; e < s.experts; ++e) mean += d[e] * p[e];
   for (index e = 0; e < s.experts; ++e) d[e] = p[e] * (d[e] - mean);
@@ -136,7 +139,9 @@ __global__ void combine_kernel(float4* y, const float4* residual, const float4* 
   for (index c = threadIdx.x; c < width; c += blockDim.x) {
     float4 sum = residual[t * width + c];
     for (index k = 0; k < top_k; ++k) {
-      const float4 part = x[row[t * top_k + k] * width + c];
+      const index from = row[t * top_k + k];
+      if (from < 0) continue;
+      const float4 part = x[from * width + c];
       sum = {sum.x + part.x, sum.y + part.y, sum.z + part.z, sum.w + part.w};
     }
     y[t * width + c] = sum;
@@ -188,8 +193,7 @@ void cuda_kernels::assign(std::int32_t* row, std::int32_t* counts, const std::in
   rank_kernel<<<static_cast<unsigned>(s.experts), block_size, 0, stream_>>>(row, counts, choice,
                                                                             choices);
   check_launch("rank");
-  rank_to_row_kernel<<<blocks_for(choices), block_size, 0, stream_>>>(row, counts, choice, choices,
-                                                                      s.experts);
+  rank_to_row_kernel<<<blocks_for(choices), block_size, 0, stream_>>>(row, counts, choice, s);
   check_launch("rank_to_row");
 }
 

@@ -22,11 +22,22 @@ struct layer_range {
   [[nodiscard]] bool holds(index layer) const { return layer >= first && layer < end; }
 };
 
+/// The experts of each layer that a rank holds.
+struct expert_range {
+  index first = 0;
+  index count = 0;
+};
+
+inline expert_range experts_of_rank(const settings& run, int rank) {
+  const index each = run.expert_parallel ? run.model.experts / run.ranks : run.model.experts;
+  return {run.expert_parallel ? rank * each : 0, each};
+}
+
 /// All of a model in one range.
 inline layer_range whole_of(const model_sizes& m) { return {0, m.layers, true, true}; }
 
 inline pipeline_shape shape_of(const settings& run) {
-  return {run.ranks, run.virtual_stages, run.microbatches};
+  return {run.pipeline ? run.ranks : 1, run.virtual_stages, run.own_microbatches()};
 }
 
 /// Layers of each stage, in order. What does not divide evenly goes to the last stages, one each:
@@ -42,8 +53,18 @@ inline std::vector<index> layers_of_stages(const settings& run) {
   return layers;
 }
 
+/// What this rank does in one step of training.
+inline std::vector<pipeline_step> steps_of(const settings& run) {
+  if (run.pipeline) return steps_of_rank(shape_of(run), run.rank);
+  if (run.expert_parallel) {
+    return pairs_of_one_forward_one_backward(run.own_microbatches(), run.in_flight);
+  }
+  return one_forward_one_backward(run.microbatches, run.in_flight);
+}
+
 /// The ranges that `rank` holds, one for each of its chunks.
 inline std::vector<layer_range> ranges_of_rank(const settings& run, int rank) {
+  if (!run.pipeline) return {whole_of(run.model)};
   const pipeline_shape shape = shape_of(run);
   const std::vector<index> layers = layers_of_stages(run);
   std::vector<layer_range> mine;
@@ -98,6 +119,29 @@ inline void validate_layout(const settings& run) {
   if (sum != run.model.layers) {
     fail(given + ": makes " + std::to_string(sum) +
          " layers, not --layers=" + std::to_string(run.model.layers) + "; let them add up to it");
+  }
+}
+
+/// Throws `tidepool::option_error` unless each rank gets as many experts and microbatches.
+inline void validate_expert_parallel(const settings& run, bool in_flight_given) {
+  const auto fail = [](const std::string& option, index value, const std::string& remedy) {
+    throw tidepool::option_error(option + "=" + std::to_string(value) + ": " + remedy);
+  };
+  const std::string ranks = std::to_string(run.ranks);
+  if (run.model.experts % run.ranks != 0) {
+    fail("--experts", run.model.experts,
+         "with --expert-parallel it must be a multiple of the " + ranks + " ranks; give " +
+             std::to_string((run.model.experts / run.ranks + 1) * run.ranks));
+  }
+  if (run.microbatches % run.ranks != 0) {
+    fail("--microbatches", run.microbatches,
+         "with --expert-parallel it must be a multiple of the " + ranks + " ranks; give " +
+             std::to_string((run.microbatches / run.ranks + 1) * run.ranks));
+  }
+  if (in_flight_given && run.in_flight > run.own_microbatches()) {
+    fail("--in-flight", run.in_flight,
+         "is more than the " + std::to_string(run.own_microbatches()) +
+             " microbatches of each rank; lower it or raise --microbatches");
   }
 }
 

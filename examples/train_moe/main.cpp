@@ -4,9 +4,11 @@
 ///   train_moe --offload-modules core_attn,moe_act    with
 ///   train_moe --compare                              both, side by side
 ///   mpirun -np 2 train_moe --pipeline                its layers over two ranks
+///   mpirun -np 2 train_moe --expert-parallel         its experts and its microbatches
 ///
 /// Exit status: 0; 1 when `--compare` finds a difference or the run fails; 2 for bad options.
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <iostream>
 #include <optional>
@@ -29,7 +31,7 @@ namespace {
 
 bool use_cuda(const std::string& device) {
 #if defined(TIDEPOOL_HAS_CUDA)
-  const bool present = moe::cuda_present();
+  const bool present = moe::cuda_devices() > 0;
   const char* const why = "there is no GPU here";
 #else
   const bool present = false;
@@ -90,7 +92,8 @@ std::vector<moe::run_result> train(const job& what) {
 int report(job& what, const std::vector<moe::run_result>& runs) {
   const moe::run_result& last = runs.back();
   moe::print_result(last, what.text);
-  if (what.line.run.pipeline) moe::print_ranks(what.line.run, last);
+  if (what.line.run.pipeline || what.line.run.expert_parallel)
+    moe::print_ranks(what.line.run, last);
   if (what.line.summary) tidepool::trace::write_summary(std::cout, last.counters);
   const bool equal = !what.line.compare || moe::print_comparison(runs.front(), last);
 
@@ -123,12 +126,48 @@ struct failure {
 };
 
 #if defined(TIDEPOOL_HAS_MPI)
+/// Whether the ranks take GPUs, one each; throws `tidepool::option_error` when they must and
+/// cannot.
+bool ranks_use_cuda(const std::string& device, const moe::world& all) {
+#if defined(TIDEPOOL_HAS_NCCL)
+  const int there = device == "virtual" ? 0 : moe::cuda_devices();
+  const bool enough = all.every(all.local_rank() < there);
+  if (device == "cuda" && !enough) {
+    throw tidepool::option_error("--device=cuda: rank " + std::to_string(all.rank()) + " finds " +
+                                 std::to_string(there) +
+                                 " GPUs, and not every rank has one of its own; start fewer ranks "
+                                 "on a machine, or take --device=virtual");
+  }
+  return enough;
+#else
+  static_cast<void>(device), static_cast<void>(all);
+  return false;
+#endif
+}
+
+std::vector<moe::run_result> train_on(bool cuda, const job& what, moe::world& all) {
+#if defined(TIDEPOOL_HAS_NCCL)
+  if (cuda) {
+    return moe::train_on_cuda_ranks(what.line.run, what.line.variants, what.text, all);
+  }
+#else
+  static_cast<void>(cuda);
+#endif
+  return moe::train_on_ranks(what.line.run, what.line.variants, what.text, all);
+}
+
 int on_ranks(int argc, char** argv) {
+#if defined(TIDEPOOL_HAS_NCCL)
+  // A kernel that is loaded at its first launch may wait for one of NCCL's, and that for a rank
+  // that waits likewise.
+  setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+#endif
   moe::world all(argc, argv);
   std::optional<job> what;
   failure problem;
   try {
     what.emplace(prepare(argc, argv, {all.rank(), all.size()}));
+    moe::check_launcher(all);
     moe::check_messages(what->line.run);
   } catch (...) {
     problem = failure::current();
@@ -138,8 +177,15 @@ int on_ranks(int argc, char** argv) {
     return 0;
   }
   if (!all.agree(problem.message)) return 2;
+  bool cuda = false;
   try {
-    const auto runs = moe::train_on_ranks(what->line.run, what->line.variants, what->text, all);
+    cuda = ranks_use_cuda(what->line.device, all);
+  } catch (...) {
+    problem = failure::current();
+  }
+  if (!all.agree(problem.message)) return 2;
+  try {
+    const auto runs = train_on(cuda, *what, all);
     if (all.rank() == 0) return report(*what, runs);
     return !what->line.compare ||
                    moe::equal_steps(runs.front(), runs.back()) == runs.front().losses.size()

@@ -15,9 +15,11 @@ class model {
   using offloader = tidepool::offloader<Device, saving_modules>;
   using buffer = tidepool::buffer<Device>;
 
-  /// `ranges` has a block for each; several of them must be given their microbatches by chunk.
+  /// `ranges` has a block for each; several of them must be given their microbatches by chunk. With
+  /// an `exchange` the experts are spread over its ranks.
   model(Device& dev, offloader& off, Kernels& kernels, typename Device::stream_ref stream,
-        parameters<Device>& weights, const settings& run, const std::vector<layer_range>& ranges)
+        parameters<Device>& weights, const settings& run, const std::vector<layer_range>& ranges,
+        expert_exchange* exchange = nullptr)
       : on_{dev,
             off,
             kernels,
@@ -26,7 +28,9 @@ class model {
             run.microbatches,
             {dev, run.model},
             {dev, run.model.experts, "routing counts"},
-            {dev, run.model.tokens(), "ones"}} {
+            {dev, run.model.tokens(), "ones"},
+            exchange,
+            {}} {
     kernels.fill(on_.ones.data(), on_.ones.size(), 1);
     for (const layer_range& range : ranges) {
       blocks_.emplace_back(on_, weights, range, static_cast<int>(blocks_.size()), run.in_flight);
@@ -44,6 +48,8 @@ class model {
   void forward(int microbatch, const microbatch_io& io) { chunk(0).forward(microbatch, io, {}); }
   void backward(int microbatch, const microbatch_io& io) { chunk(0).backward(microbatch, io, {}); }
   void evaluate(const microbatch_io& io) { chunk(0).evaluate(io, {}); }
+
+  [[nodiscard]] const choice_counts& choices() const { return on_.choices; }
 
  private:
   context<Device, Kernels> on_;

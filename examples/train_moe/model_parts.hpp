@@ -6,6 +6,7 @@
 #include <tidepool/offloader.hpp>
 
 #include "device_array.hpp"
+#include "exchange.hpp"
 #include "kernels.hpp"
 #include "modules.hpp"
 
@@ -65,6 +66,12 @@ class workspace {
   device_array<Device, float> memory_;
 };
 
+/// Experts that tokens chose, in all steps of training.
+struct choice_counts {
+  std::uint64_t all = 0;
+  std::uint64_t dropped = 0;  ///< over an expert's capacity
+};
+
 /// What every layer works with.
 template <class Device, class Kernels>
 struct context {
@@ -78,7 +85,9 @@ struct context {
   int microbatches;
   workspace<Device> work;
   device_array<Device, std::int32_t, side::host> host_counts;
-  device_array<Device, float> ones;  ///< weights of tokens that all go through the same MLP
+  device_array<Device, float> ones;     ///< weights of tokens that all go through the same MLP
+  expert_exchange* exchange = nullptr;  ///< with the ranks that hold the other experts, if any do
+  choice_counts choices;
 
   /// Memory for something that is saved: the offloader's, so that it can leave.
   template <class T>

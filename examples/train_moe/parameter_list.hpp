@@ -17,8 +17,10 @@ namespace moe {
 struct parameter {
   std::string name;
   index count;
-  float range;  ///< starts uniform within ± this; 0 means that it starts as ones
-  bool held;    ///< by this rank; else there is no memory
+  float range;         ///< starts uniform within ± this; 0 means that it starts as ones
+  bool held;           ///< by this rank; else there is no memory
+  bool split = false;  ///< over the ranks, of which each holds and trains a part
+  index first = 0;     ///< element of the whole tensor with which this part starts
   index offset = 0;
   float* weight = nullptr;
   float* gradient = nullptr;  ///< accumulates over the microbatches of a step
@@ -51,9 +53,12 @@ class parameters_of {
 inline std::string layer_prefix(index number) { return "layer" + std::to_string(number) + "."; }
 inline std::string mtp_prefix(index depth) { return "mtp" + std::to_string(depth) + "."; }
 
-/// All tensors of the model, in the order of a checkpoint; `ranges` are those of this rank.
+/// All tensors of the model, in the order of a checkpoint; `ranges` and `share` are those of this
+/// rank.
 inline std::vector<parameter> list_parameters(const model_sizes& m,
-                                              const std::vector<layer_range>& ranges) {
+                                              const std::vector<layer_range>& ranges,
+                                              expert_range share) {
+  if (share.count == 0) share = {0, m.experts};
   // Uniform in ± sqrt(3/fan_in) has the standard deviation 1/sqrt(fan_in).
   const auto range = [](index fan_in) { return std::sqrt(3.0F / static_cast<float>(fan_in)); };
   // What adds to the residual stream starts smaller, so that depth does not blow it up.
@@ -65,6 +70,11 @@ inline std::vector<parameter> list_parameters(const model_sizes& m,
   };
   const auto add = [&](std::string name, index count, float start) {
     list.push_back({std::move(name), count, start, held});
+  };
+  const auto add_experts = [&](std::string name, index each, float start) {
+    add(std::move(name), share.count * each, start);
+    list.back().split = share.count < m.experts;
+    list.back().first = share.first * each;
   };
   const auto add_layer = [&](const std::string& layer, bool dense) {
     add(layer + "attn_gain", m.hidden, 0);
@@ -80,8 +90,8 @@ inline std::vector<parameter> list_parameters(const model_sizes& m,
       return;
     }
     add(layer + "router", m.hidden * m.experts, range(m.hidden));
-    add(layer + "fc1", m.experts * m.hidden * 2 * m.ffn, range(m.hidden));
-    add(layer + "fc2", m.experts * m.ffn * m.hidden, into_residual * range(m.ffn));
+    add_experts(layer + "fc1", m.hidden * 2 * m.ffn, range(m.hidden));
+    add_experts(layer + "fc2", m.ffn * m.hidden, into_residual * range(m.ffn));
     if (m.shared_experts > 0) add_mlp("shared_", m.shared_ffn());
   };
   hold([](const layer_range& r) { return r.embedding; });

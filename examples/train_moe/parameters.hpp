@@ -23,8 +23,8 @@ class parameters {
   /// Those of `ranges`; the others are known by name and size alone. Without `moments_here` the
   /// moments of AdamW are nowhere until `keep_moments_on_host`.
   parameters(Device& dev, const model_sizes& m, const std::vector<layer_range>& ranges,
-             bool moments_here = true)
-      : list_(list_parameters(m, ranges)),
+             bool moments_here = true, expert_range share = {})
+      : list_(list_parameters(m, ranges, share)),
         total_(lay_out(list_)),
         weights_(dev, total_, "weights"),
         gradients_(dev, total_, "gradients") {
@@ -72,7 +72,8 @@ class parameters {
       if (!p.held) continue;
       if (p.range > 0) {
         const bool is_copy = p.name == mtp_prefix(0) + "embedding";
-        k.randomize(p.weight, p.count, p.range, is_copy ? seed_of_embedding : seed);
+        k.randomize(p.weight, p.count, p.range,
+                    (is_copy ? seed_of_embedding : seed) + static_cast<std::uint64_t>(p.first));
       } else {
         k.fill(p.weight, p.count, 1);
       }

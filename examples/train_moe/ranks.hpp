@@ -1,7 +1,5 @@
-/// Ranks over MPI: who there is, how a failure ends all of them, and what they send each other.
-///
-/// A transport over NCCL would be another link beside `mpi_link`: `send` lets a stream of its own
-/// wait for the buffer's, and gives the buffer back on that stream.
+/// Ranks over MPI: who there is, how a failure ends all of them, and the few values that hosts tell
+/// each other. What devices send is the matter of `mpi_link.hpp` and `nccl_link.hpp`.
 #pragma once
 
 #include <mpi.h>
@@ -13,7 +11,6 @@
 #include <cstdlib>
 #include <exception>
 #include <limits>
-#include <list>
 #include <string>
 #include <string_view>
 #include <tidepool/error.hpp>
@@ -21,7 +18,6 @@
 #include <vector>
 
 #include "alone.hpp"
-#include "device_array.hpp"
 #include "layout.hpp"
 
 namespace moe {
@@ -32,13 +28,13 @@ class world {
   /// Whether a program needs it: its arguments ask for ranks, or a launcher started several.
   static bool wanted(int argc, char** argv) {
     const bool asked = std::any_of(argv + 1, argv + argc, [](std::string_view argument) {
-      return argument == "--pipeline" || argument.starts_with("--pipeline=");
+      return argument.starts_with("--pipeline") || argument.starts_with("--expert-parallel");
     });
     const auto several = [](const char* variable) {
       const char* const value = std::getenv(variable);
       return value != nullptr && std::atoi(value) > 1;
     };
-    return asked || several("OMPI_COMM_WORLD_SIZE") || several("PMI_SIZE");
+    return asked || several("OMPI_COMM_WORLD_SIZE") || several("PMI_SIZE") || several("WORLD_SIZE");
   }
 
   world(int& argc, char**& argv) {
@@ -52,6 +48,23 @@ class world {
 
   [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] int size() const { return size_; }
+  /// Among the ranks of one machine.
+  [[nodiscard]] int local_rank() const {
+    MPI_Comm here = MPI_COMM_NULL;
+    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &here);
+    int local = 0;
+    MPI_Comm_rank(here, &local);
+    MPI_Comm_free(&here);
+    return local;
+  }
+
+  /// Whether a condition holds on all ranks.
+  [[nodiscard]] bool every(bool mine) const {
+    const int in = mine ? 1 : 0;
+    int out = 0;
+    MPI_Allreduce(&in, &out, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+    return out == 1;
+  }
 
   /// Returns whether no rank has a problem; else the first of those that have prints its own.
   [[nodiscard]] bool agree(const std::string& problem) const {
@@ -83,71 +96,27 @@ class world {
   int size_ = 1;
 };
 
-/// Throws `tidepool::option_error` when MPI could not count or tell apart what ranks will send.
-inline void check_messages(const settings& run) {
-  if (run.model.tokens() * run.model.hidden > std::numeric_limits<int>::max()) {
-    throw tidepool::option_error("--batch=" + std::to_string(run.model.batch) +
-                                 ": with --pipeline, --batch times --seq times --hidden must stay "
-                                 "below 2^31");
-  }
-  void* most = nullptr;
-  int known = 0;
-  MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, static_cast<void*>(&most), &known);
-  const pipeline_shape shape = shape_of(run);
-  const index tags = index{2} * shape.microbatches * shape.stages();
-  if (known != 0 && tags > *static_cast<const int*>(most)) {
-    throw tidepool::option_error("--microbatches=" + std::to_string(run.microbatches) + ": " +
-                                 std::to_string(shape.stages()) +
-                                 " stages need more message tags than this MPI has; lower it");
-  }
-}
-
-/// What a trainer sends and receives, through pinned host memory.
-template <class Device, class Kernels>
-class mpi_link {
+/// What hosts tell each other in a training, and how its failure reaches all; the base of the
+/// links.
+class host_link {
  public:
   using team = world;
 
-  mpi_link(world& all, Device& dev, Kernels& kernels, typename Device::stream_ref stream)
-      : all_(all), dev_(dev), kernels_(kernels), stream_(stream) {}
-  mpi_link(const mpi_link&) = delete;
-  mpi_link& operator=(const mpi_link&) = delete;
-
-  /// Takes the buffer; returns when its bytes are on the host.
-  template <class Buffer>
-  void send(Buffer what, int rank, int tag) {
-    const auto count = static_cast<index>(what.size() / sizeof(float));
-    outgoing& out = free_staging(count);
-    kernels_.publish(out.memory.data(), what.template as<float>(), count);
-    what.reset(stream_);
-    dev_.synchronize(stream_);
-    MPI_Isend(out.memory.data(), static_cast<int>(count), MPI_FLOAT, rank, tag, MPI_COMM_WORLD,
-              &out.request);
-  }
-
-  /// Fills the buffer; blocks the host until the bytes are there.
-  template <class Buffer>
-  void receive(Buffer& what, int rank, int tag) {
-    const auto count = static_cast<index>(what.size() / sizeof(float));
-    if (incoming_.empty() || incoming_.front().size() < count) {
-      dev_.synchronize(stream_);
-      incoming_.clear();
-      incoming_.emplace_back(dev_, count, "received activations");
-    }
-    dev_.synchronize(stream_);  // what was received before has been copied out of the staging
-    MPI_Recv(incoming_.front().data(), static_cast<int>(count), MPI_FLOAT, rank, tag,
-             MPI_COMM_WORLD, MPI_STATUS_IGNORE);
-    // A kernel copies, since a copy engine may have megabytes of reloads queued before it.
-    kernels_.publish(what.template as<float>(), incoming_.front().data(), count);
-  }
-
-  void finish() {
-    for (outgoing& out : outgoing_) MPI_Wait(&out.request, MPI_STATUS_IGNORE);
-  }
+  explicit host_link(world& all) : all_(all) {}
+  host_link(const host_link&) = delete;
+  host_link& operator=(const host_link&) = delete;
 
   [[nodiscard]] float from_rank(int rank, float value) {
     MPI_Bcast(&value, 1, MPI_FLOAT, rank, MPI_COMM_WORLD);
     return value;
+  }
+
+  /// The values of all ranks, which have equally many, ordered by rank.
+  [[nodiscard]] std::vector<float> gather_losses(const std::vector<float>& mine) {
+    const auto count = static_cast<int>(mine.size());
+    std::vector<float> in(mine.size() * static_cast<std::size_t>(all_.size()));
+    MPI_Allgather(mine.data(), count, MPI_FLOAT, in.data(), count, MPI_FLOAT, MPI_COMM_WORLD);
+    return in;
   }
 
   [[nodiscard]] std::vector<rank_bytes> gather(const rank_bytes& mine) {
@@ -157,6 +126,12 @@ class mpi_link {
     std::vector<rank_bytes> each;
     for (std::size_t i = 0; i < in.size(); i += 3) each.push_back({in[i], in[i + 1], in[i + 2]});
     return each;
+  }
+
+  [[nodiscard]] std::uint64_t sum(std::uint64_t mine) {
+    std::uint64_t all = 0;
+    MPI_Allreduce(&mine, &all, 1, MPI_UINT64_T, MPI_SUM, MPI_COMM_WORLD);
+    return all;
   }
 
   void barrier() { MPI_Barrier(MPI_COMM_WORLD); }
@@ -171,27 +146,52 @@ class mpi_link {
     }
   }
 
+ protected:
+  [[nodiscard]] world& all() const { return all_; }
+
  private:
-  struct outgoing {
-    device_array<Device, float, side::host> memory;
-    MPI_Request request = MPI_REQUEST_NULL;
-  };
-
-  outgoing& free_staging(index count) {
-    for (outgoing& out : outgoing_) {
-      int done = 0;
-      MPI_Test(&out.request, &done, MPI_STATUS_IGNORE);
-      if (done != 0 && out.memory.size() >= count) return out;
-    }
-    return outgoing_.emplace_back(outgoing{{dev_, count, "sent activations"}});
-  }
-
   world& all_;
-  Device& dev_;
-  Kernels& kernels_;
-  typename Device::stream_ref stream_;
-  std::list<outgoing> outgoing_;
-  std::vector<device_array<Device, float, side::host>> incoming_;
 };
+
+/// Throws `tidepool::option_error` when a launcher started several processes that MPI knows nothing
+/// of: each would take itself for the only one.
+inline void check_launcher(const world& all) {
+  for (const auto& [variable, launcher] :
+       {std::pair{"WORLD_SIZE", "torchrun"}, {"SLURM_STEP_NUM_TASKS", "srun"}}) {
+    const char* const value = std::getenv(variable);
+    if (value == nullptr || std::atoi(value) <= 1 || all.size() > 1) continue;
+    throw tidepool::option_error(std::string(variable) + "=" + value + ": " + launcher +
+                                 " started that many processes, but MPI sees one; start them with "
+                                 "mpirun, or srun --mpi=pmix");
+  }
+}
+
+/// Throws `tidepool::option_error` when MPI could not count or tell apart what ranks will send.
+inline void check_messages(const settings& run) {
+  const index most_floats = std::numeric_limits<int>::max();
+  const auto too_much = [&](const std::string& what) {
+    throw tidepool::option_error("--batch=" + std::to_string(run.model.batch) + ": with " + what +
+                                 " must stay below 2^31");
+  };
+  if (run.expert_parallel) {
+    if (run.ranks * run.model.max_rows() * run.model.hidden > most_floats) {
+      too_much("--expert-parallel, ranks times --batch times --seq times --top-k times --hidden");
+    }
+    return;
+  }
+  if (run.model.tokens() * run.model.hidden > most_floats) {
+    too_much("--pipeline, --batch times --seq times --hidden");
+  }
+  void* most = nullptr;
+  int known = 0;
+  MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, static_cast<void*>(&most), &known);
+  const pipeline_shape shape = shape_of(run);
+  const index tags = index{2} * shape.microbatches * shape.stages();
+  if (known != 0 && tags > *static_cast<const int*>(most)) {
+    throw tidepool::option_error("--microbatches=" + std::to_string(run.microbatches) + ": " +
+                                 std::to_string(shape.stages()) +
+                                 " stages need more message tags than this MPI has; lower it");
+  }
+}
 
 }  // namespace moe

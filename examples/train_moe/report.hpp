@@ -80,26 +80,39 @@ inline void print_result(const run_result& run, const corpus& text) {
       "a step\n",
       median_ms(run), megabytes(run.driver_peak), megabytes(run.counters.device_peak),
       megabytes(step_bytes(run)));
+  if (run.limited) {
+    std::printf(
+        "over the experts' capacity: %llu of %llu choices (%.2f %%)\n",
+        static_cast<unsigned long long>(run.choices.dropped),
+        static_cast<unsigned long long>(run.choices.all),
+        100 * static_cast<double>(run.choices.dropped) / static_cast<double>(run.choices.all));
+  }
   if (run.forecast_ms > 0) {
     std::printf("the plan foretold %.3f ms a step: measured %+.2f %%\n", run.forecast_ms,
                 100 * (median_ms(run) / run.forecast_ms - 1));
   }
 }
 
-/// Where the layers of a pipeline lie, and the bytes of each rank.
+/// Where the layers of a pipeline lie, or the experts, and the bytes of each rank.
 inline void print_ranks(const settings& run, const run_result& result) {
   for (int rank = 0; rank < run.ranks; ++rank) {
-    std::string layers;
-    for (const layer_range& range : ranges_of_rank(run, rank)) {
-      layers += (layers.empty() ? "" : ", ") + std::to_string(range.first);
-      if (range.count() > 1) layers += "-" + std::to_string(range.end - 1);
+    std::string held;
+    const auto add = [&](index first, index count) {
+      held += (held.empty() ? "" : ", ") + std::to_string(first);
+      if (count > 1) held += "-" + std::to_string(first + count - 1);
+    };
+    if (run.expert_parallel) {
+      const expert_range experts = experts_of_rank(run, rank);
+      add(experts.first, experts.count);
+    } else {
+      for (const layer_range& range : ranges_of_rank(run, rank)) add(range.first, range.count());
     }
     const rank_bytes& bytes = result.ranks[static_cast<std::size_t>(rank)];
     std::printf(
-        "rank %d: layers %s, %.1f MB on the device of which saved tensors %.1f MB, "
+        "rank %d: %s %s, %.1f MB on the device of which saved tensors %.1f MB, "
         "%.1f MB offloaded\n",
-        rank, layers.c_str(), megabytes(bytes.driver_peak), megabytes(bytes.device_peak),
-        megabytes(bytes.offloaded));
+        rank, run.expert_parallel ? "experts" : "layers", held.c_str(),
+        megabytes(bytes.driver_peak), megabytes(bytes.device_peak), megabytes(bytes.offloaded));
   }
 }
 

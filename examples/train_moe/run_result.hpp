@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "alone.hpp"
+#include "model_parts.hpp"
 
 namespace moe {
 
@@ -24,6 +25,8 @@ struct run_result {
   tidepool::trace::counters counters;
   tidepool::trace::record trace;  ///< of `settings::trace_step`
   double forecast_ms = 0;         ///< of a step, by the plan that was followed; 0 without one
+  bool limited = false;           ///< experts have a capacity
+  choice_counts choices;          ///< of all ranks
   std::vector<rank_bytes> ranks;  ///< of all ranks; the rest is this rank's own
 };
 

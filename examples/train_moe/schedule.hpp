@@ -25,6 +25,7 @@ struct pipeline_step {
   pass what;
   int microbatch;
   int chunk;
+  bool beside_next = false;  ///< a backward that runs together with the forward after it
 };
 
 /// 1F1B of one chunk: `depth` forwards first, then backward of the oldest and forward of the next
@@ -42,6 +43,18 @@ inline std::vector<pipeline_step> one_forward_one_backward(int microbatches, int
   }
   for (int oldest = microbatches - warm_up; oldest < microbatches; ++oldest) {
     steps.push_back({backward, oldest, 0});
+  }
+  return steps;
+}
+
+/// 1F1B for microbatches that travel: each backward runs beside the next forward, so that each has
+/// work for the device while the other's rows are on their way. As many are in flight.
+inline std::vector<pipeline_step> pairs_of_one_forward_one_backward(int microbatches, int depth) {
+  if (depth < 2) return one_forward_one_backward(microbatches, depth);
+  std::vector<pipeline_step> steps = one_forward_one_backward(microbatches, depth - 1);
+  for (std::size_t i = 0; i + 1 < steps.size(); ++i) {
+    steps[i].beside_next = steps[i].what == pipeline_step::pass::backward &&
+                           steps[i + 1].what == pipeline_step::pass::forward;
   }
   return steps;
 }

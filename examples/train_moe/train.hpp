@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <numbers>
@@ -17,6 +19,7 @@
 #include "alone.hpp"
 #include "checkpoint_copy.hpp"
 #include "data.hpp"
+#include "gradient_sum.hpp"
 #include "layout.hpp"
 #include "model.hpp"
 #include "plan_files.hpp"
@@ -55,15 +58,15 @@ class trainer {
         kernels_(dev, stream_.ref(), run),
         link_(team, dev, kernels_, stream_.ref()),
         shape_(shape_of(run)),
-        schedule_(run.pipeline ? steps_of_rank(shape_, run.rank)
-                               : one_forward_one_backward(run.microbatches, run.in_flight)),
-        weights_(dev, run.model, ranges_of_rank(run, run.rank), !run.moments_on_host),
+        schedule_(steps_of(run)),
+        weights_(dev, run.model, ranges_of_rank(run, run.rank), !run.moments_on_host,
+                 experts_of_rank(run, run.rank)),
         offloader_(dev, opt),
         model_(dev, offloader_, kernels_, stream_.ref(), weights_, run,
-               ranges_of_rank(run, run.rank)),
-        bytes_(dev, run.microbatches * bytes_each(), "text"),
+               ranges_of_rank(run, run.rank), exchange()),
+        bytes_(dev, run.own_microbatches() * bytes_each(), "text"),
         host_bytes_(dev, bytes_.size(), "text"),
-        losses_(dev, run.microbatches * losses_each(), "losses"),
+        losses_(dev, run.own_microbatches() * losses_each(), "losses"),
         host_losses_(dev, losses_.size(), "losses") {
     weights_.initialise(kernels_, run.seed);
     if (run.moments_on_host) weights_.keep_moments_on_host(offloader_, kernels_, stream_.ref());
@@ -111,14 +114,21 @@ class trainer {
     std::uint64_t offloaded = 0;
     for (const auto& each : result.counters.modules) offloaded += each.bytes_offloaded;
     link_.finish();
+    result.limited = run_.model.capacity_factor > 0;
+    result.choices = {link_.sum(model_.choices().all), link_.sum(model_.choices().dropped)};
     result.ranks = link_.gather({driver_peak_, result.counters.device_peak, offloaded});
   }
 
   float train_step(int step) {
     upload(static_cast<std::uint64_t>(step) + 1, false);
-    for (const pipeline_step& each : schedule_) {
+    for (std::size_t i = 0; i < schedule_.size(); ++i) {
+      const pipeline_step& each = schedule_[i];
       if (each.what == pipeline_step::pass::forward) {
         forward(each.microbatch, each.chunk, false);
+      } else if (each.beside_next) {
+        const int ahead = schedule_[++i].microbatch;
+        model_.chunk(0).backward_beside_forward(each.microbatch, io(each.microbatch), ahead,
+                                                io(ahead));
       } else {
         backward(each.microbatch, each.chunk);
       }
@@ -127,6 +137,7 @@ class trainer {
     if (run_.model.mtp > 0) {
       sum_embedding_gradients(weights_, kernels_, offloader_, link_, run_, stream_.ref());
     }
+    sum_gradients();
     {
       const auto span = offloader_.trace_span("AdamW", stream_.ref());
       weights_.update(kernels_, step, learning_rate(step));
@@ -135,8 +146,18 @@ class trainer {
     return mean_loss();
   }
 
+  void sum_gradients() {
+    if constexpr (exchanges) {
+      if (!run_.expert_parallel) return;
+      const auto span = offloader_.trace_span("sum of gradients", stream_.ref());
+      gradient_sum<Device, Kernels, tidepool::offloader<Device, saving_modules>>(
+          link_, run_.rank, kernels_, offloader_, stream_.ref())
+          .run(weights_);
+    }
+  }
+
   void forward(int microbatch, int chunk, bool evaluates) {
-    const int stage = shape_.stage(run_.rank, chunk);
+    const int stage = shape_.stage(place(), chunk);
     buffer x;
     if (stage > 0) x = received(stage - 1, tag(microbatch, stage, 0));
     auto& part = model_.chunk(chunk);
@@ -148,7 +169,7 @@ class trainer {
   }
 
   void backward(int microbatch, int chunk) {
-    const int stage = shape_.stage(run_.rank, chunk);
+    const int stage = shape_.stage(place(), chunk);
     buffer gradient;
     if (stage + 1 < shape_.stages()) gradient = received(stage + 1, tag(microbatch, stage, 1));
     gradient = model_.chunk(chunk).backward(microbatch, io(microbatch), std::move(gradient));
@@ -172,14 +193,15 @@ class trainer {
   /// Loss on the same held-out text at each call. Trains nothing and moves no byte.
   float evaluate() {
     upload(0, true);
-    for (int microbatch = 0; microbatch < run_.microbatches; ++microbatch) {
+    for (int microbatch = 0; microbatch < run_.own_microbatches(); ++microbatch) {
       for (int chunk = 0; chunk < shape_.chunks; ++chunk) forward(microbatch, chunk, true);
     }
     return mean_loss();
   }
 
-  /// What the offloader has to say, in a pipeline with the rank in front. A module that was asked
-  /// for on all ranks, or as one of all, and that only others have, rightly moves no byte here.
+  /// What the offloader has to say, with the rank in front where there are several. A module that
+  /// was asked for on all ranks, or as one of all, and that only others have, rightly moves no byte
+  /// here.
   void report_what_is_here(const tidepool::options& opt) {
     const bool all = opt.offload_modules == std::vector<std::string>{"all"};
     std::vector<std::string> elsewhere;
@@ -190,7 +212,8 @@ class trainer {
     };
     for (const std::string_view name : saving_modules::names) note(name, all);
     for (const std::string_view name : recomputable) note(name, false);
-    const std::string rank = run_.pipeline ? "rank " + std::to_string(run_.rank) + ": " : "";
+    const std::string rank =
+        run_.pipeline || run_.expert_parallel ? "rank " + std::to_string(run_.rank) + ": " : "";
     offloader_.on_report([elsewhere, rank](std::string_view line) {
       const auto names = [line](const std::string& name) { return line.find(name) < line.size(); };
       if (std::any_of(elsewhere.begin(), elsewhere.end(), names)) return;
@@ -200,9 +223,10 @@ class trainer {
 
   /// Fetches the text of one step.
   void upload(std::uint64_t number, bool held_out) {
-    for (int microbatch = 0; microbatch < run_.microbatches; ++microbatch) {
+    for (int microbatch = 0; microbatch < run_.own_microbatches(); ++microbatch) {
       std::int32_t* const token = host_bytes_.data() + microbatch * bytes_each();
-      const auto seed = mix(mix(run_.seed) + number) + static_cast<std::uint64_t>(microbatch);
+      const auto seed = mix(mix(run_.seed) + number) +
+                        static_cast<std::uint64_t>(run_.microbatch_of_step(microbatch));
       text_.sample(seed, held_out, run_.model, token);
     }
     dev_.copy(bytes_.data(), host_bytes_.data(),
@@ -216,13 +240,31 @@ class trainer {
     dev_.synchronize(stream_.ref());
     return mean_of_losses(0, 1);
   }
-  /// Over the microbatches and `count` of their losses. The last stage alone knows them, and tells
-  /// the other ranks.
-  float mean_of_losses(index first, index count) {
-    float sum = 0;
-    for (int m = 0; m < run_.microbatches; ++m) {
-      for (index i = 0; i < count; ++i) sum += host_losses_.data()[m * losses_each() + first + i];
+  /// Those of all ranks as one process has them.
+  [[nodiscard]] std::vector<float> in_order_of_microbatches(const std::vector<float>& by_rank,
+                                                            index count) const {
+    std::vector<float> result;
+    const auto each = static_cast<std::size_t>(run_.own_microbatches() * count);
+    for (std::size_t m = 0; m < each; m += static_cast<std::size_t>(count)) {
+      for (std::size_t at = m; at < by_rank.size(); at += each) {
+        result.insert(result.end(), by_rank.begin() + static_cast<std::ptrdiff_t>(at),
+                      by_rank.begin() + static_cast<std::ptrdiff_t>(at) + count);
+      }
     }
+    return result;
+  }
+
+  /// Over the microbatches and `count` of their losses. The last stage of a pipeline alone knows
+  /// them, and tells the other ranks; ranks with microbatches of their own tell each other.
+  float mean_of_losses(index first, index count) {
+    std::vector<float> losses;
+    for (int m = 0; m < run_.own_microbatches(); ++m) {
+      const float* const of_microbatch = host_losses_.data() + m * losses_each() + first;
+      losses.insert(losses.end(), of_microbatch, of_microbatch + count);
+    }
+    if (run_.expert_parallel) losses = in_order_of_microbatches(link_.gather_losses(losses), count);
+    float sum = 0;
+    for (const float loss : losses) sum += loss;
     const int knows = shape_.rank_of(shape_.stages() - 1);
     return link_.from_rank(knows, sum / static_cast<float>(run_.microbatches * count));
   }
@@ -253,6 +295,15 @@ class trainer {
     std::fflush(stdout);
   }
 
+  static constexpr bool exchanges = std::derived_from<Link<Device, Kernels>, expert_exchange>;
+  [[nodiscard]] expert_exchange* exchange() {
+    if constexpr (exchanges) {
+      if (run_.expert_parallel) return &link_;
+    }
+    return nullptr;
+  }
+  /// Among the ranks of the pipeline.
+  [[nodiscard]] int place() const { return run_.pipeline ? run_.rank : 0; }
   [[nodiscard]] index bytes_each() const { return token_count(run_.model); }
   [[nodiscard]] index losses_each() const { return loss_count(run_.model); }
   [[nodiscard]] microbatch_io io(int microbatch) const {

@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <string>
 #include <tuple>
@@ -116,6 +117,30 @@ TEST_CASE("no schedule locks up where receives block") {
   }
 }
 
+TEST_CASE("from rank to rank, messages of one direction are awaited in the order they are sent") {
+  for (const pipeline_shape& shape : shapes()) {
+    CAPTURE(name_of(shape));
+    using route = std::tuple<int, int, pass>;
+    std::map<route, std::vector<message>> sent, awaited;
+    for (int rank = 0; rank < shape.ranks; ++rank) {
+      for (const pipeline_step& step : moe::steps_of_rank(shape, rank)) {
+        const int stage = shape.stage(rank, step.chunk);
+        const int ahead = step.what == pass::forward ? 1 : -1;
+        const auto there = [&](int s) { return s >= 0 && s < shape.stages(); };
+        if (there(stage - ahead)) {
+          awaited[{shape.rank_of(stage - ahead), rank, step.what}].push_back(
+              {stage, step.microbatch, step.what});
+        }
+        if (there(stage + ahead)) {
+          sent[{rank, shape.rank_of(stage + ahead), step.what}].push_back(
+              {stage + ahead, step.microbatch, step.what});
+        }
+      }
+    }
+    CHECK(sent == awaited);
+  }
+}
+
 TEST_CASE("the simulation notices a schedule that locks up") {
   const pipeline_shape shape{2, 1, 4};
   // Both want the other's result first: rank 0 a gradient, rank 1 as many forwards as rank 0 has.
@@ -132,6 +157,21 @@ TEST_CASE("depth falls from the first rank to the last") {
   CHECK(moe::deepest(moe::steps_of_rank({4, 1, 2}, 0)) == 2);
 }
 
+TEST_CASE("in pairs, each backward but the last ones runs beside the forward behind it") {
+  const auto written = [](int microbatches, int depth) {
+    std::string text;
+    for (const auto& step : moe::pairs_of_one_forward_one_backward(microbatches, depth)) {
+      text += (step.what == pass::forward ? "F" : "B") + std::to_string(step.microbatch);
+      text += step.beside_next ? "+" : " ";
+    }
+    return text;
+  };
+  CHECK(written(3, 2) == "F0 B0+F1 B1+F2 B2 ");
+  CHECK(written(4, 3) == "F0 F1 B0+F2 B1+F3 B2 B3 ");
+  CHECK(written(2, 1) == "F0 B0 F1 B1 ");
+  CHECK(written(1, 1) == "F0 B0 ");
+}
+
 TEST_CASE("interleaved 1F1B of two ranks and two chunks, written out") {
   std::string text;
   for (const pipeline_step& step : moe::steps_of_rank({2, 2, 2}, 1)) {
@@ -143,6 +183,7 @@ TEST_CASE("interleaved 1F1B of two ranks and two chunks, written out") {
 
 TEST_CASE("layers are laid out over ranks in turn, each once, later stages one more") {
   moe::settings run;
+  run.pipeline = true;
   run.microbatches = 4;
   for (run.ranks = 1; run.ranks <= 4; ++run.ranks) {
     for (run.virtual_stages = 1; run.virtual_stages <= 3; ++run.virtual_stages) {

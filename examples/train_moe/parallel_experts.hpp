@@ -1,0 +1,265 @@
+/// Routed experts that are spread over ranks: tokens travel to them and back, in both directions.
+///
+/// Forward and backward are in three pieces each, between which rows are on their way. Whoever has
+/// other work for the stream does it there.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "experts.hpp"
+
+namespace moe {
+
+/// What one layer's experts on this rank save for the tokens of all ranks, and what is on its way.
+template <class Buffer>
+struct saved_parallel_experts : saved_experts<Buffer> {
+  Buffer weight_in;              // moe_act, with a: the probability of each row that came
+  row_counts rows;               // to and from each rank, in forward
+  std::vector<index> first_in;   // row of each rank's tokens for each expert here, and the end
+  Buffer residual;               // between the pieces of forward
+  std::array<Buffer, 4> travel;  // what is sent and received, between two pieces
+  int exchange = 0;
+};
+
+template <class Device, class Kernels>
+class parallel_experts : routed_part<Device, Kernels> {
+  using part = routed_part<Device, Kernels>;
+  using part::floats, part::p, part::ints;
+  using part::on_, part::k_, part::m_, part::number_, part::norm_again_;
+  using part::w_, part::shared_, part::activation_again_;
+
+ public:
+  using typename part::buffer, typename part::chunk;
+  using saved = saved_parallel_experts<buffer>;
+
+  parallel_experts(context<Device, Kernels>& on, int number, const experts_parameters& w)
+      : part(on, number, w) {}
+
+  /// Sends the tokens on their way. Blocks the host once, for the number of rows that come.
+  void dispatch(chunk& c, saved& s, buffer x, float* balance) {
+    const auto stream = on_.stream;
+    const auto span = on_.offloader.trace_span("dispatch", stream, number_);
+    const index tokens = m_.tokens(), hidden = m_.hidden;
+
+    s.x = std::move(x);
+    s.h = floats(tokens * hidden);
+    s.rstd = floats(tokens);
+    k_.rmsnorm(p(s.h), p(s.rstd), p(s.x), w_.gain.weight, tokens, hidden);
+    s.residual = s.x.share();
+    c.template commit<"mlp_norm">(number_, stream, s.x, s.rstd);
+
+    part::choose(s, balance);
+    const auto counts = on_.exchange->counts(ints(s.counts), here());
+    const index rows = part::lay_out(s);
+    lay_out_arrivals(s, counts);
+
+    auto& out = s.travel[0] = floats(rows * hidden);
+    k_.gather(p(out), p(s.h), ints(s.source), rows, m_.top_k, hidden);
+    s.xs = floats(arrivals(s) * hidden);
+    s.weight_in = floats(arrivals(s));
+    start(s, s.rows, {{p(out), p(s.xs), hidden}, {p(s.weight), p(s.weight_in), 1}});
+    if (shared_) s.residual = part::add_shared(c, s, std::move(s.residual));
+  }
+
+  /// The experts here compute; their results start on the way back.
+  void compute(chunk& c, saved& s) {
+    const auto stream = on_.stream;
+    const index hidden = m_.hidden, ffn = m_.ffn, rows = s.rows.all_received();
+    finish(s);
+    on_.release(s.travel[0], s.weight);
+    const auto span = on_.offloader.trace_span("experts", stream, number_);
+
+    s.a = floats(arrivals(s) * 2 * ffn);
+    each_batch(s, [&](index e, index first, index count) {
+      k_.linear(p(s.a) + first * 2 * ffn, p(s.xs) + first * hidden,
+                w_.fc1.weight + e * hidden * 2 * ffn, count, hidden, 2 * ffn);
+    });
+    c.template commit<"expert_fc1">(number_, stream, s.xs);
+
+    s.b = floats(arrivals(s) * ffn);
+    if (rows > 0) k_.swiglu(p(s.b), p(s.a), p(s.weight_in), rows, ffn);
+    c.template commit<"moe_act">(number_, stream, s.a, s.weight_in);
+
+    auto& y = s.travel[0] = floats(arrivals(s) * hidden);
+    each_batch(s, [&](index e, index first, index count) {
+      k_.linear(p(y) + first * hidden, p(s.b) + first * ffn, w_.fc2.weight + e * ffn * hidden,
+                count, ffn, hidden);
+    });
+    if (fused()) {
+      c.template commit<"fused_group_mlp">(number_, stream, s.xs, s.a, s.weight_in, s.b);
+    } else if (activation_again_) {
+      c.template discard<"moe_act">(number_, stream, s.b);
+    } else {
+      c.template commit<"expert_fc2">(number_, stream, s.b);
+    }
+
+    auto& back = s.travel[1] = floats(s.first_row.back() * hidden);
+    start(s, s.rows.reversed(), {{p(y), p(back), hidden}});
+  }
+
+  /// Returns the residual stream that the next layer reads.
+  buffer collect(chunk& c, saved& s) {
+    const auto stream = on_.stream;
+    finish(s);
+    const auto span = on_.offloader.trace_span("combine", stream, number_);
+    buffer next = floats(m_.tokens() * m_.hidden);
+    k_.combine(p(next), p(s.residual), p(s.travel[1]), ints(s.row), m_.tokens(), m_.top_k,
+               m_.hidden);
+    on_.release(s.residual, s.travel[0], s.travel[1]);
+    if (norm_again_) {
+      c.template discard<"layernorm">(number_, stream, s.h);
+      c.template commit<"router">(number_, stream, s.probs, s.choice, s.row, s.source, s.counts);
+    } else {
+      c.template commit<"router">(number_, stream, s.h, s.probs, s.choice, s.row, s.source,
+                                  s.counts);
+    }
+    return next;
+  }
+
+  /// Sends the gradient of what `collect` returned on its way to the experts.
+  void dispatch_backward(chunk& c, saved& s, const float* dx) {
+    const auto stream = on_.stream;
+    const auto span = on_.offloader.trace_span("dispatch backward", stream, number_);
+    const index hidden = m_.hidden, rows = s.first_row.back();
+    if (norm_again_) {
+      c.template restore<"router">(number_, stream, s.probs, s.choice, s.row, s.source, s.counts);
+    } else {
+      c.template restore<"router">(number_, stream, s.h, s.probs, s.choice, s.row, s.source,
+                                   s.counts);
+    }
+    auto& out = s.travel[0] = floats(rows * hidden);
+    auto& dy = s.travel[1] = floats(arrivals(s) * hidden);
+    k_.gather(p(out), dx, ints(s.source), rows, m_.top_k, hidden);
+    start(s, s.rows, {{p(out), p(dy), hidden}});
+  }
+
+  /// The experts' backward; the gradients of their inputs start on the way back.
+  void compute_backward(chunk& c, saved& s, const float* dx) {
+    const auto stream = on_.stream;
+    const index hidden = m_.hidden, ffn = m_.ffn, rows = s.rows.all_received();
+    finish(s);
+    const auto span = on_.offloader.trace_span("experts backward", stream, number_);
+    buffer dy = std::move(s.travel[1]);
+    on_.release(s.travel[0]);
+
+    if (fused()) {
+      c.template restore<"fused_group_mlp">(number_, stream, s.xs, s.a, s.weight_in, s.b);
+    } else if (activation_again_) {
+      c.template restore<"moe_act">(number_, stream, s.a, s.weight_in);
+      const auto activate = [&] {
+        if (rows > 0) k_.swiglu(p(s.b), p(s.a), p(s.weight_in), rows, ffn);
+      };
+      c.template recompute<"moe_act">(number_, stream, activate, s.b);
+    } else {
+      c.template restore<"expert_fc2">(number_, stream, s.b);
+    }
+    buffer db = floats(arrivals(s) * ffn);
+    each_batch(s, [&](index e, index first, index count) {
+      const float* const up = p(dy) + first * hidden;
+      k_.linear_backward_weight(w_.fc2.gradient + e * ffn * hidden, p(s.b) + first * ffn, up, count,
+                                ffn, hidden);
+      k_.linear_backward_input(p(db) + first * ffn, up, w_.fc2.weight + e * ffn * hidden, count,
+                               ffn, hidden);
+    });
+    on_.release(s.b, dy);
+
+    if (!activation_again_) c.template restore<"moe_act">(number_, stream, s.a, s.weight_in);
+    buffer da = floats(arrivals(s) * 2 * ffn);
+    auto& dweight = s.travel[1] = floats(arrivals(s));
+    if (rows > 0) {
+      k_.swiglu_backward(p(da), p(dweight), p(db), p(s.a), p(s.weight_in), rows, ffn);
+    }
+    on_.release(s.a, s.weight_in, db);
+
+    c.template restore<"expert_fc1">(number_, stream, s.xs);
+    auto& dxs = s.travel[0] = floats(arrivals(s) * hidden);
+    each_batch(s, [&](index e, index first, index count) {
+      const float* const up = p(da) + first * 2 * ffn;
+      k_.linear_backward_weight(w_.fc1.gradient + e * hidden * 2 * ffn, p(s.xs) + first * hidden,
+                                up, count, hidden, 2 * ffn);
+      k_.linear_backward_input(p(dxs) + first * hidden, up, w_.fc1.weight + e * hidden * 2 * ffn,
+                               count, hidden, 2 * ffn);
+    });
+    on_.release(s.xs, da);
+
+    auto& back = s.travel[2] = floats(s.first_row.back() * hidden);
+    auto& dweight_back = s.travel[3] = floats(s.first_row.back());
+    start(s, s.rows.reversed(), {{p(dxs), p(back), hidden}, {p(dweight), p(dweight_back), 1}});
+    if (shared_) shared_->backward_fc2(c, s.shared, dx);
+  }
+
+  /// `dx` becomes the gradient of what `dispatch` was given.
+  void collect_backward(chunk& c, saved& s, float* dx) {
+    const auto stream = on_.stream;
+    const index tokens = m_.tokens(), hidden = m_.hidden;
+    float* const dh = on_.work.dh;
+    finish(s);
+    const auto span = on_.offloader.trace_span("combine backward", stream, number_);
+    if (norm_again_) {
+      c.template restore<"mlp_norm">(number_, stream, s.x, s.rstd);
+      c.template recompute<"layernorm">(
+          number_, stream,
+          [&] { k_.rmsnorm(p(s.h), p(s.rstd), p(s.x), w_.gain.weight, tokens, hidden); }, s.h);
+    }
+    part::route_backward(s, p(s.travel[3]), dh);
+    k_.combine(dh, dh, p(s.travel[2]), ints(s.row), tokens, m_.top_k, hidden);
+    if (shared_) {
+      shared_->backward_fc1(on_.work.projected, p(s.h));
+      k_.add(dh, dh, on_.work.projected, tokens * hidden);
+    }
+    on_.release(s.travel[0], s.travel[1], s.travel[2], s.travel[3]);
+    on_.release(s.h, s.probs, s.choice, s.row, s.source, s.counts);
+
+    if (!norm_again_) c.template restore<"mlp_norm">(number_, stream, s.x, s.rstd);
+    k_.rmsnorm_backward(dx, w_.gain.gradient, dh, p(s.x), p(s.rstd), w_.gain.weight, tokens,
+                        hidden);
+    on_.release(s.x, s.rstd);
+  }
+
+ private:
+  [[nodiscard]] index here() const { return m_.experts / on_.exchange->ranks(); }
+  [[nodiscard]] bool fused() const { return on_.offloader.template enabled<"fused_group_mlp">(); }
+  /// Rows that memory is made for: a tensor without any could not be saved.
+  static index arrivals(const saved& s) { return std::max(s.rows.all_received(), row_padding); }
+
+  void start(saved& s, const row_counts& rows, std::initializer_list<moving_rows> what) {
+    s.exchange = on_.exchange->start(rows, {what.begin(), what.size()});
+  }
+  void finish(saved& s) { on_.exchange->finish(s.exchange); }
+
+  /// Rows come from one rank after the other, each rank's ordered by expert and padded as there.
+  void lay_out_arrivals(saved& s, std::span<const std::int32_t> counts) {
+    const auto each = static_cast<std::size_t>(here());
+    s.rows = {};
+    s.first_in.assign(1, 0);
+    for (std::size_t from = 0; from * each < counts.size(); ++from) {
+      s.rows.sent.push_back(s.first_row[(from + 1) * each] - s.first_row[from * each]);
+      const index before = s.first_in.back();
+      for (const std::int32_t count : counts.subspan(from * each, each)) {
+        const index kept = std::min<index>(count, m_.expert_capacity());
+        s.first_in.push_back(s.first_in.back() + padded(kept));
+      }
+      s.rows.received.push_back(s.first_in.back() - before);
+    }
+  }
+
+  /// Calls `body(expert here, first row, rows)` for each batch of rows of one rank for one expert.
+  ///
+  /// The batches are those of one process with the microbatches of all ranks, one after the other:
+  /// so the experts' results and gradients have its bits.
+  template <class Body>
+  void each_batch(const saved& s, Body body) const {
+    for (std::size_t i = 0; i + 1 < s.first_in.size(); ++i) {
+      const index first = s.first_in[i], count = s.first_in[i + 1] - first;
+      if (count > 0) body(static_cast<index>(i) % here(), first, count);
+    }
+  }
+};
+
+}  // namespace moe
