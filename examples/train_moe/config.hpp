@@ -26,6 +26,22 @@ using index = std::int64_t;
 inline constexpr index vocabulary = 256;  ///< bytes
 inline constexpr index row_padding = 8;   ///< each expert's rows are padded to a multiple of it
 
+/// What matrices are multiplied in, and what is saved of their operands.
+enum class precision_kind { fp32, bf16, fp16, fp8 };
+
+/// What one scale of FP8 covers: a whole tensor, or 128 numbers of a row.
+enum class fp8_scaling { tensor, block };
+
+/// The factor that keeps gradients within fp16, and how it came to be what it is.
+struct loss_scaling {
+  float scale = 65536;  ///< a power of two
+  int window = 1000;    ///< steps without an overflow after which it doubles
+  int good = 0;         ///< such steps since it changed
+  int skipped = 0;      ///< steps whose update an overflow prevented
+
+  static constexpr float most = 0x1p40F;
+};
+
 /// Shape of the model and of one microbatch.
 struct model_sizes {
   index layers = 0;
@@ -83,6 +99,9 @@ struct settings {
   int microbatches = 0;
   int in_flight = 0;
   float learning_rate = 0;
+  precision_kind precision = precision_kind::fp32;
+  fp8_scaling scaling = fp8_scaling::block;  ///< with fp8
+  loss_scaling loss_scale;                   ///< with fp16
   std::uint64_t seed = 1;
   std::string save;              ///< file for the state after the last step; empty: none
   bool moments_on_host = false;  ///< AdamW's, which then visit the device layer by layer
