@@ -27,7 +27,8 @@ struct attention_parameters {
 template <class Device, class Kernels>
 class attention : layer_part<Device, Kernels> {
   using part = layer_part<Device, Kernels>;
-  using part::floats, part::p, part::on_, part::k_, part::m_, part::number_, part::norm_again_;
+  using part::floats, part::p, part::matrix, part::m;
+  using part::on_, part::k_, part::m_, part::number_, part::norm_again_;
 
  public:
   using typename part::buffer, typename part::chunk;
@@ -43,16 +44,16 @@ class attention : layer_part<Device, Kernels> {
     const auto span = on_.offloader.trace_span("attention", stream, number_);
     const index tokens = m_.tokens(), hidden = m_.hidden;
 
-    s.h = floats(tokens * hidden);
+    s.h = matrix(tokens * hidden);
     s.rstd = floats(tokens);
-    k_.rmsnorm(p(s.h), p(s.rstd), p(s.x), w_.gain.weight, tokens, hidden);
+    k_.rmsnorm(m(s.h), p(s.rstd), p(s.x), w_.gain.weight, tokens, hidden);
     buffer residual = s.x.share();  // a second owner, so that x may leave before the residual add
     // The first line that Tidepool adds. x and rstd start for the host now; if they leave, the two
     // handles are empty afterwards, if not (module disabled, tensor too small), nothing happened.
     c.template commit<"attn_norm">(number_, stream, s.x, s.rstd);
 
-    s.qkv = floats(tokens * 3 * hidden);
-    k_.linear(p(s.qkv), p(s.h), w_.qkv.weight, tokens, hidden, 3 * hidden);
+    s.qkv = matrix(tokens * 3 * hidden);
+    k_.linear(m(s.qkv), m(s.h), w_.qkv.matrix, tokens, hidden, 3 * hidden);
     if (norm_again_) {
       // What backward can compute again need not be kept, and need not leave either.
       c.template discard<"layernorm">(number_, stream, s.h);
@@ -60,13 +61,13 @@ class attention : layer_part<Device, Kernels> {
       c.template commit<"qkv_linear">(number_, stream, s.h);
     }
 
-    s.o = floats(tokens * hidden);
+    s.o = matrix(tokens * hidden);
     s.lse = floats(tokens * m_.heads);
-    k_.attention(p(s.o), p(s.lse), p(s.qkv), shape());
+    k_.attention(m(s.o), p(s.lse), m(s.qkv), shape());
     s.proj_input = s.o.share();  // two modules save the same memory: it is copied once
     c.template commit<"core_attn">(number_, stream, s.qkv, s.o, s.lse);
 
-    k_.linear(on_.work.projected, p(s.proj_input), w_.proj.weight, tokens, hidden, hidden);
+    k_.linear(on_.work.projected, m(s.proj_input), w_.proj.matrix, tokens, hidden, hidden);
     c.template commit<"attn_proj">(number_, stream, s.proj_input);
 
     buffer next = floats(tokens * hidden);
@@ -80,16 +81,18 @@ class attention : layer_part<Device, Kernels> {
     const auto stream = on_.stream;
     const auto span = on_.offloader.trace_span("attention backward", stream, number_);
     const index tokens = m_.tokens(), hidden = m_.hidden;
-    float* const dqkv = on_.work.dqkv;
+    const operand dqkv = on_.work.dqkv;
+    const operand dout = on_.work.dout;
     float* const dh = on_.work.dh;
 
     c.template restore<"attn_proj">(number_, stream, s.proj_input);
-    k_.linear_backward_weight(w_.proj.gradient, p(s.proj_input), dx, tokens, hidden, hidden);
-    k_.linear_backward_input(dh, dx, w_.proj.weight, tokens, hidden, hidden);
+    const const_operand dy = on_.narrowed(dx, tokens * hidden);
+    k_.linear_backward_weight(w_.proj.gradient, m(s.proj_input), dy, tokens, hidden, hidden);
+    k_.linear_backward_input(dout, dy, w_.proj.matrix, tokens, hidden, hidden);
     on_.release(s.proj_input);
 
     c.template restore<"core_attn">(number_, stream, s.qkv, s.o, s.lse);
-    k_.attention_backward(dqkv, dh, p(s.qkv), p(s.o), p(s.lse), shape());
+    k_.attention_backward(dqkv, dout, m(s.qkv), m(s.o), p(s.lse), shape());
     on_.release(s.qkv, s.o, s.lse);
 
     if (norm_again_) {
@@ -97,12 +100,12 @@ class attention : layer_part<Device, Kernels> {
       c.template restore<"attn_norm">(number_, stream, s.x, s.rstd);
       c.template recompute<"layernorm">(
           number_, stream,
-          [&] { k_.rmsnorm(p(s.h), p(s.rstd), p(s.x), w_.gain.weight, tokens, hidden); }, s.h);
+          [&] { k_.rmsnorm(m(s.h), p(s.rstd), p(s.x), w_.gain.weight, tokens, hidden); }, s.h);
     } else {
       c.template restore<"qkv_linear">(number_, stream, s.h);
     }
-    k_.linear_backward_weight(w_.qkv.gradient, p(s.h), dqkv, tokens, hidden, 3 * hidden);
-    k_.linear_backward_input(dh, dqkv, w_.qkv.weight, tokens, hidden, 3 * hidden);
+    k_.linear_backward_weight(w_.qkv.gradient, m(s.h), dqkv, tokens, hidden, 3 * hidden);
+    k_.linear_backward_input(dh, dqkv, w_.qkv.matrix, tokens, hidden, 3 * hidden);
     on_.release(s.h);
 
     // The second line that Tidepool adds: the same handles, full again, perhaps at other addresses.

@@ -16,6 +16,7 @@
 #include <tidepool/error.hpp>
 
 #include "data.hpp"
+#include "precision.hpp"
 #include "state_file.hpp"
 
 namespace moe {
@@ -31,7 +32,15 @@ struct checkpoint_start {
   std::uint64_t layers = 0, hidden = 0, heads = 0, experts = 0, top_k = 0, ffn = 0, seq = 0,
                 batch = 0;
   std::uint64_t dense_layers = 0, dense_ffn = 0, shared_experts = 0, mtp = 0;
+  std::uint64_t precision = 0, scaling = 0;  ///< numbers of the names in `precision.hpp`
+  std::uint64_t loss_scale = 0, loss_scale_window = 0, good_steps = 0, skipped_steps = 0;
 };
+
+/// Where the scale of the loss was when the file was written.
+inline loss_scaling loss_scale_of(const checkpoint_start& start) {
+  return {static_cast<float>(start.loss_scale), static_cast<int>(start.loss_scale_window),
+          static_cast<int>(start.good_steps), static_cast<int>(start.skipped_steps)};
+}
 
 namespace detail {
 
@@ -123,6 +132,14 @@ inline void check_fits(const checkpoint_start& file, const settings& run, const 
   number("--steps", file.steps, run.steps);
   number("--microbatches", file.microbatches, run.microbatches);
   number("--seed", file.seed, run.seed);
+  const auto precision = static_cast<precision_kind>(file.precision);
+  same("--precision", name_of(precision), name_of(run.precision));
+  if (precision == precision_kind::fp8) {
+    same("--fp8-scaling", name_of(static_cast<fp8_scaling>(file.scaling)), name_of(run.scaling));
+  }
+  if (precision == precision_kind::fp16) {
+    number("--loss-scale-window", file.loss_scale_window, run.loss_scale.window);
+  }
   const auto rate = std::bit_cast<float>(static_cast<std::uint32_t>(file.learning_rate));
   if (rate != run.learning_rate) {
     same("--lr", detail::digits_of(rate), detail::digits_of(run.learning_rate));

@@ -44,6 +44,12 @@ checkpoint_start start_of(const settings& run, const corpus& text,
   start.mtp = wide(m.mtp);
   start.seq = wide(m.seq);
   start.batch = wide(m.batch);
+  start.precision = wide(run.precision);
+  start.scaling = wide(run.scaling);
+  start.loss_scale = wide(run.loss_scale.scale);
+  start.loss_scale_window = wide(run.loss_scale.window);
+  start.good_steps = wide(run.loss_scale.good);
+  start.skipped_steps = wide(run.loss_scale.skipped);
   return start;
 }
 

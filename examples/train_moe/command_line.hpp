@@ -15,6 +15,7 @@
 #include "config.hpp"
 #include "layout.hpp"
 #include "plan_files.hpp"
+#include "precision_options.hpp"
 #include "rings.hpp"
 
 namespace moe {
@@ -25,6 +26,7 @@ struct command_line {
   std::vector<tidepool::options> variants;  ///< one run each; with `compare`, first without offload
   std::string device = "auto";
   std::string optimizer_state = "device";
+  std::string precision = "fp32", scaling = "block";
   std::string data;  ///< empty: the repository's own text
   std::string json;
   std::string timeline;
@@ -89,6 +91,11 @@ inline void add_trainer_options(CLI::App& app, command_line& line) {
   number("--virtual-stages", run.virtual_stages, "of each rank of the pipeline, interleaved");
   app.add_option("--layers-per-rank", run.layers_per_rank, "as 3,1; default: spread evenly")
       ->delimiter(',');
+  number("--precision", line.precision, "fp32, bf16, fp16 or fp8, of GEMMs and saved operands");
+  number("--fp8-scaling", line.scaling, "one scale for each tensor or block of 128; with fp8");
+  number("--initial-loss-scale", run.loss_scale.scale, "a power of two; with fp16");
+  number("--loss-scale-window", run.loss_scale.window,
+         "steps without an overflow after which it doubles; with fp16");
   number("--lr", run.learning_rate, "highest learning rate");
   number("--eval-every", run.eval_every, "steps between evaluations; 0: never");
   app.add_option("--seed", run.seed, "of weights and data")
@@ -234,6 +241,7 @@ inline command_line read_command_line(int argc, const char* const* argv, const p
   } else {
     detail::check_no_pipeline(line, given("--virtual-stages"), given("--layers-per-rank"));
   }
+  read_precision_options(run, line.precision, line.scaling, given);
   // Of the two that must fit each other, the one that was given decides.
   if (!given("--microbatches")) run.microbatches = std::max(run.microbatches, run.in_flight);
   if (!given("--in-flight")) run.in_flight = std::min(run.in_flight, run.microbatches);

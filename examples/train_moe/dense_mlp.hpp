@@ -23,7 +23,8 @@ struct dense_mlp_parameters {
 template <class Device, class Kernels>
 class dense_mlp : layer_part<Device, Kernels> {
   using part = layer_part<Device, Kernels>;
-  using part::floats, part::p, part::on_, part::k_, part::m_, part::number_, part::norm_again_;
+  using part::floats, part::p, part::matrix, part::m;
+  using part::on_, part::k_, part::m_, part::number_, part::norm_again_;
 
  public:
   using typename part::buffer, typename part::chunk;
@@ -38,13 +39,13 @@ class dense_mlp : layer_part<Device, Kernels> {
     const auto span = on_.offloader.trace_span("mlp", stream, number_);
     const index tokens = m_.tokens(), hidden = m_.hidden;
     s.x = std::move(x);
-    s.h = floats(tokens * hidden);
+    s.h = matrix(tokens * hidden);
     s.rstd = floats(tokens);
     normalise(s);
     buffer residual = s.x.share();
     c.template commit<"mlp_norm">(number_, stream, s.x, s.rstd);
 
-    mlp_.forward_fc1(s.mlp, p(s.h));
+    mlp_.forward_fc1(s.mlp, m(s.h));
     if (norm_again_) {
       c.template discard<"layernorm">(number_, stream, s.h);
     } else {
@@ -72,7 +73,7 @@ class dense_mlp : layer_part<Device, Kernels> {
     } else {
       c.template restore<"mlp_fc1">(number_, stream, s.h);
     }
-    mlp_.backward_fc1(dh, p(s.h));
+    mlp_.backward_fc1(dh, m(s.h));
     on_.release(s.h);
 
     if (!norm_again_) c.template restore<"mlp_norm">(number_, stream, s.x, s.rstd);
@@ -83,7 +84,7 @@ class dense_mlp : layer_part<Device, Kernels> {
 
  private:
   void normalise(saved& s) {
-    k_.rmsnorm(p(s.h), p(s.rstd), p(s.x), gain_.weight, m_.tokens(), m_.hidden);
+    k_.rmsnorm(m(s.h), p(s.rstd), p(s.x), gain_.weight, m_.tokens(), m_.hidden);
   }
 
   const parameter& gain_;

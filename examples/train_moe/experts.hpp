@@ -10,15 +10,16 @@ namespace moe {
 /// What routed experts save in forward for their backward, by the module that saves it.
 template <class Buffer>
 struct saved_experts : saved_routing<Buffer> {
-  Buffer xs;  // expert_fc1   ⎫
-  Buffer a;   // moe_act      ⎬ or all three: fused_group_mlp
-  Buffer b;   // expert_fc2   ⎭
+  saved_matrix<Buffer> xs;  // expert_fc1   ⎫
+  Buffer a;                 // moe_act      ⎬ or all three: fused_group_mlp
+  saved_matrix<Buffer> b;   // expert_fc2   ⎭
 };
 
 template <class Device, class Kernels>
 class experts : routed_part<Device, Kernels> {
   using part = routed_part<Device, Kernels>;
-  using part::floats, part::p, part::ints;
+  using part::allocate, part::fill, part::read, part::with;
+  using part::floats, part::p, part::ints, part::matrix, part::m;
   using part::on_, part::k_, part::m_, part::number_, part::norm_again_;
   using part::w_, part::shared_, part::activation_again_;
 
@@ -37,9 +38,9 @@ class experts : routed_part<Device, Kernels> {
     const auto span = on_.offloader.trace_span("experts", stream, number_);
     const index tokens = m_.tokens(), hidden = m_.hidden, ffn = m_.ffn;
 
-    s.h = floats(tokens * hidden);
+    s.h = matrix(tokens * hidden);
     s.rstd = floats(tokens);
-    k_.rmsnorm(p(s.h), p(s.rstd), p(s.x), w_.gain.weight, tokens, hidden);
+    k_.rmsnorm(m(s.h), p(s.rstd), p(s.x), w_.gain.weight, tokens, hidden);
     buffer residual = s.x.share();
     c.template commit<"mlp_norm">(number_, stream, s.x, s.rstd);
 
@@ -49,35 +50,49 @@ class experts : routed_part<Device, Kernels> {
     on_.device.synchronize(stream);  // the one wait of the host: how many rows has each expert?
     const index rows = part::lay_out(s);
 
-    s.xs = floats(rows * hidden);
-    k_.gather(p(s.xs), p(s.h), ints(s.source), rows, m_.top_k, hidden);
-    s.a = floats(rows * 2 * ffn);
+    allocate(s.xs, rows, hidden);
+    const operand xs = fill_rows(s, rows);
+    s.a = matrix(rows * 2 * ffn);
     each_expert(s, [&](index e, index first, index count) {
-      k_.linear(p(s.a) + first * 2 * ffn, p(s.xs) + first * hidden,
-                w_.fc1.weight + e * hidden * 2 * ffn, count, hidden, 2 * ffn);
+      k_.linear(m(s.a) + first * 2 * ffn, xs + first * hidden, w_.fc1.matrix + e * hidden * 2 * ffn,
+                count, hidden, 2 * ffn);
     });
-    if (rows_again_) {
-      c.template discard<"moe_permute">(number_, stream, s.xs);
-    } else {
-      c.template commit<"expert_fc1">(number_, stream, s.xs);
-    }
+    with(
+        [&](auto&... xs_and_scale) {
+          if (rows_again_) {
+            c.template discard<"moe_permute">(number_, stream, xs_and_scale...);
+          } else {
+            c.template commit<"expert_fc1">(number_, stream, xs_and_scale...);
+          }
+        },
+        s.xs);
 
-    s.b = floats(rows * ffn);
-    k_.swiglu(p(s.b), p(s.a), p(s.weight), rows, ffn);
+    allocate(s.b, rows, ffn);
+    const operand b = fill_activation(s, rows);
     c.template commit<"moe_act">(number_, stream, s.a);
 
     float* const y = on_.work.expert_rows;
     each_expert(s, [&](index e, index first, index count) {
-      k_.linear(y + first * hidden, p(s.b) + first * ffn, w_.fc2.weight + e * ffn * hidden, count,
-                ffn, hidden);
+      k_.linear(y + first * hidden, b + first * ffn, w_.fc2.matrix + e * ffn * hidden, count, ffn,
+                hidden);
     });
     if (on_.offloader.template enabled<"fused_group_mlp">()) {
       // The three as one group: one event and one place in the window instead of three.
-      c.template commit<"fused_group_mlp">(number_, stream, s.xs, s.a, s.b);
-    } else if (activation_again_) {
-      c.template discard<"moe_act">(number_, stream, s.b);
+      with(
+          [&](auto& rows_of_experts, auto&... rest) {
+            c.template commit<"fused_group_mlp">(number_, stream, rows_of_experts, s.a, rest...);
+          },
+          s.xs, s.b);
     } else {
-      c.template commit<"expert_fc2">(number_, stream, s.b);
+      with(
+          [&](auto&... b_and_scale) {
+            if (activation_again_) {
+              c.template discard<"moe_act">(number_, stream, b_and_scale...);
+            } else {
+              c.template commit<"expert_fc2">(number_, stream, b_and_scale...);
+            }
+          },
+          s.b);
     }
 
     buffer next = floats(tokens * hidden);
@@ -110,57 +125,74 @@ class experts : routed_part<Device, Kernels> {
       c.template restore<"router">(number_, stream, s.h, s.probs, s.choice, s.row, s.source,
                                    s.weight, s.counts);
     }
-    k_.gather(w.expert_rows, dx, ints(s.source), rows, m_.top_k, hidden);
+    k_.gather(w.drows, dx, ints(s.source), rows, m_.top_k, hidden);
 
     if (fused) {
-      c.template restore<"fused_group_mlp">(number_, stream, s.xs, s.a, s.b);
+      with(
+          [&](auto& rows_of_experts, auto&... rest) {
+            c.template restore<"fused_group_mlp">(number_, stream, rows_of_experts, s.a, rest...);
+          },
+          s.xs, s.b);
     } else if (activation_again_) {
       c.template restore<"moe_act">(number_, stream, s.a);
-      c.template recompute<"moe_act">(
-          number_, stream, [&] { k_.swiglu(p(s.b), p(s.a), p(s.weight), rows, ffn); }, s.b);
+      with(
+          [&](auto&... b_and_scale) {
+            c.template recompute<"moe_act">(
+                number_, stream, [&] { fill_activation(s, rows); }, b_and_scale...);
+          },
+          s.b);
     } else {
-      c.template restore<"expert_fc2">(number_, stream, s.b);
+      with(
+          [&](auto&... b_and_scale) {
+            c.template restore<"expert_fc2">(number_, stream, b_and_scale...);
+          },
+          s.b);
     }
+    const operand b = read(s.b, rows, ffn);
     each_expert(s, [&](index e, index first, index count) {
-      const float* const dy = w.expert_rows + first * hidden;
-      k_.linear_backward_weight(w_.fc2.gradient + e * ffn * hidden, p(s.b) + first * ffn, dy, count,
-                                ffn, hidden);
-      k_.linear_backward_input(w.db + first * ffn, dy, w_.fc2.weight + e * ffn * hidden, count, ffn,
+      const operand dy = w.drows + first * hidden;
+      k_.linear_backward_weight(w_.fc2.gradient + e * ffn * hidden, b + first * ffn, dy, count, ffn,
+                                hidden);
+      k_.linear_backward_input(w.db + first * ffn, dy, w_.fc2.matrix + e * ffn * hidden, count, ffn,
                                hidden);
     });
-    on_.release(s.b);
+    with([&](auto&... b_and_scale) { on_.release(b_and_scale...); }, s.b);
 
     if (!activation_again_) c.template restore<"moe_act">(number_, stream, s.a);
-    k_.swiglu_backward(w.da, w.dweight, w.db, p(s.a), p(s.weight), rows, ffn);
+    k_.swiglu_backward(w.da, w.dweight, w.db, m(s.a), p(s.weight), rows, ffn);
     on_.release(s.a);
 
     if (norm_again_) {
       c.template restore<"mlp_norm">(number_, stream, s.x, s.rstd);
       c.template recompute<"layernorm">(
           number_, stream,
-          [&] { k_.rmsnorm(p(s.h), p(s.rstd), p(s.x), w_.gain.weight, tokens, hidden); }, s.h);
+          [&] { k_.rmsnorm(m(s.h), p(s.rstd), p(s.x), w_.gain.weight, tokens, hidden); }, s.h);
     }
-    if (rows_again_) {
-      c.template recompute<"moe_permute">(
-          number_, stream,
-          [&] { k_.gather(p(s.xs), p(s.h), ints(s.source), rows, m_.top_k, hidden); }, s.xs);
-    } else {
-      c.template restore<"expert_fc1">(number_, stream, s.xs);
-    }
+    with(
+        [&](auto&... xs_and_scale) {
+          if (rows_again_) {
+            c.template recompute<"moe_permute">(
+                number_, stream, [&] { fill_rows(s, rows); }, xs_and_scale...);
+          } else {
+            c.template restore<"expert_fc1">(number_, stream, xs_and_scale...);
+          }
+        },
+        s.xs);
+    const operand xs = read(s.xs, rows, hidden);
     each_expert(s, [&](index e, index first, index count) {
-      const float* const da = w.da + first * 2 * ffn;
-      k_.linear_backward_weight(w_.fc1.gradient + e * hidden * 2 * ffn, p(s.xs) + first * hidden,
-                                da, count, hidden, 2 * ffn);
+      const operand da = w.da + first * 2 * ffn;
+      k_.linear_backward_weight(w_.fc1.gradient + e * hidden * 2 * ffn, xs + first * hidden, da,
+                                count, hidden, 2 * ffn);
       k_.linear_backward_input(w.expert_rows + first * hidden, da,
-                               w_.fc1.weight + e * hidden * 2 * ffn, count, hidden, 2 * ffn);
+                               w_.fc1.matrix + e * hidden * 2 * ffn, count, hidden, 2 * ffn);
     });
-    on_.release(s.xs);
+    with([&](auto&... xs_and_scale) { on_.release(xs_and_scale...); }, s.xs);
 
     part::route_backward(s, w.dweight, w.dh);
     k_.combine(w.dh, w.dh, w.expert_rows, ints(s.row), tokens, m_.top_k, hidden);
     if (shared_) {
       shared_->backward_fc2(c, s.shared, dx);
-      shared_->backward_fc1(w.projected, p(s.h));
+      shared_->backward_fc1(w.projected, m(s.h));
       k_.add(w.dh, w.dh, w.projected, tokens * hidden);
     }
     on_.release(s.h, s.probs, s.choice, s.row, s.source, s.weight, s.counts);
@@ -172,6 +204,16 @@ class experts : routed_part<Device, Kernels> {
   }
 
  private:
+  /// The rows of each expert, from the tokens.
+  operand fill_rows(const saved& s, index rows) {
+    return fill(s.xs, rows, m_.hidden, [&](operand xs) {
+      k_.gather(xs, m(s.h), ints(s.source), rows, m_.top_k, m_.hidden);
+    });
+  }
+  operand fill_activation(const saved& s, index rows) {
+    return fill(s.b, rows, m_.ffn,
+                [&](operand b) { k_.swiglu(b, m(s.a), p(s.weight), rows, m_.ffn); });
+  }
   /// Calls `body(expert, its first row, its rows)` for every expert that has any.
   template <class Body>
   void each_expert(const saved& s, Body body) const {

@@ -10,6 +10,7 @@
 #include <tidepool/error.hpp>
 #include <vector>
 
+#include "precision.hpp"
 #include "report.hpp"
 
 namespace moe {
@@ -29,6 +30,10 @@ inline nlohmann::ordered_json to_json(const settings& with, const run_result& ru
   }
   for (const auto& [step, loss] : run.evaluations) {
     json["evaluations"].push_back({{"step", step}, {"loss", loss}});
+  }
+  if (with.precision == precision_kind::fp16) {
+    json["loss_scale"] = run.loss_scale.scale;
+    json["skipped_steps"] = run.loss_scale.skipped;
   }
   json["final_loss"] = final_loss(run);
   json["step_ms"] = median_ms(run);
@@ -95,6 +100,8 @@ inline nlohmann::ordered_json to_json(const settings& run, const std::vector<run
                    {"dense_ffn", m.dense_ffn},
                    {"shared_experts", m.shared_experts},
                    {"mtp", m.mtp}};
+  json["precision"] = name_of(run.precision);
+  if (run.precision == precision_kind::fp8) json["fp8_scaling"] = name_of(run.scaling);
   json["microbatches"] = run.microbatches;
   json["in_flight"] = run.in_flight;
   if (run.pipeline) {

@@ -20,7 +20,7 @@ struct gated_mlp_parameters {
 template <class Device, class Kernels, tidepool::fixed_string Act, tidepool::fixed_string Fc2>
 class gated_mlp : layer_part<Device, Kernels> {
   using part = layer_part<Device, Kernels>;
-  using part::floats, part::p, part::on_, part::k_, part::m_, part::number_;
+  using part::matrix, part::m, part::on_, part::k_, part::m_, part::number_;
 
  public:
   using typename part::buffer, typename part::chunk;
@@ -33,15 +33,15 @@ class gated_mlp : layer_part<Device, Kernels> {
         activation_again_(on.offloader.recomputes(Act.view())) {}
 
   /// Reads the input `h` for the last time.
-  void forward_fc1(saved& s, const float* h) {
-    s.a = floats(m_.tokens() * 2 * ffn_);
-    k_.linear(p(s.a), h, w_.fc1.weight, m_.tokens(), m_.hidden, 2 * ffn_);
+  void forward_fc1(saved& s, const_operand h) {
+    s.a = matrix(m_.tokens() * 2 * ffn_);
+    k_.linear(m(s.a), h, w_.fc1.matrix, m_.tokens(), m_.hidden, 2 * ffn_);
   }
   void forward_fc2(chunk& c, saved& s, float* y) {
-    s.b = floats(m_.tokens() * ffn_);
+    s.b = matrix(m_.tokens() * ffn_);
     activate(s);
     c.template commit<Act>(number_, on_.stream, s.a);
-    k_.linear(y, p(s.b), w_.fc2.weight, m_.tokens(), ffn_, m_.hidden);
+    k_.linear(y, m(s.b), w_.fc2.matrix, m_.tokens(), ffn_, m_.hidden);
     if (activation_again_) {
       c.template discard<Act>(number_, on_.stream, s.b);
     } else {
@@ -50,8 +50,9 @@ class gated_mlp : layer_part<Device, Kernels> {
   }
 
   /// Leaves the gradient of fc1's output in the workspace, where `backward_fc1` finds it.
-  void backward_fc2(chunk& c, saved& s, const float* dy) {
+  void backward_fc2(chunk& c, saved& s, const float* gradient) {
     auto& w = on_.work;
+    const const_operand dy = on_.narrowed(gradient, m_.tokens() * m_.hidden);
     if (activation_again_) {
       c.template restore<Act>(number_, on_.stream, s.a);
       c.template recompute<Act>(
@@ -59,22 +60,22 @@ class gated_mlp : layer_part<Device, Kernels> {
     } else {
       c.template restore<Fc2>(number_, on_.stream, s.b);
     }
-    k_.linear_backward_weight(w_.fc2.gradient, p(s.b), dy, m_.tokens(), ffn_, m_.hidden);
-    k_.linear_backward_input(w.db, dy, w_.fc2.weight, m_.tokens(), ffn_, m_.hidden);
+    k_.linear_backward_weight(w_.fc2.gradient, m(s.b), dy, m_.tokens(), ffn_, m_.hidden);
+    k_.linear_backward_input(w.db, dy, w_.fc2.matrix, m_.tokens(), ffn_, m_.hidden);
     on_.release(s.b);
 
     if (!activation_again_) c.template restore<Act>(number_, on_.stream, s.a);
-    k_.swiglu_backward(w.da, w.dweight, w.db, p(s.a), on_.ones.data(), m_.tokens(), ffn_);
+    k_.swiglu_backward(w.da, w.dweight, w.db, m(s.a), on_.ones.data(), m_.tokens(), ffn_);
     on_.release(s.a);
   }
-  void backward_fc1(float* dh, const float* h) {
-    const float* const da = on_.work.da;
+  void backward_fc1(float* dh, const_operand h) {
+    const operand da = on_.work.da;
     k_.linear_backward_weight(w_.fc1.gradient, h, da, m_.tokens(), m_.hidden, 2 * ffn_);
-    k_.linear_backward_input(dh, da, w_.fc1.weight, m_.tokens(), m_.hidden, 2 * ffn_);
+    k_.linear_backward_input(dh, da, w_.fc1.matrix, m_.tokens(), m_.hidden, 2 * ffn_);
   }
 
  private:
-  void activate(saved& s) { k_.swiglu(p(s.b), p(s.a), on_.ones.data(), m_.tokens(), ffn_); }
+  void activate(saved& s) { k_.swiglu(m(s.b), m(s.a), on_.ones.data(), m_.tokens(), ffn_); }
 
   gated_mlp_parameters w_;
   index ffn_;

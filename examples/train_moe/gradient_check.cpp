@@ -1,4 +1,5 @@
-/// Compares every gradient of the model with finite differences of its loss, on the virtual device.
+/// Compares every gradient of the model with finite differences of its loss, on the virtual device;
+/// and in less than fp32 with those of fp32.
 ///
 /// Prints a line for each parameter tensor; exits with 1 when one of them is off. It moves the
 /// tensor along the gradient and along a random direction, and the loss must change accordingly.
@@ -50,7 +51,8 @@ class bench {
       : run_(run),
         stream_(dev_.make_stream()),
         kernels_(dev_, stream_.ref(), run),
-        weights_(dev_, run.model),
+        weights_(dev_, run.model, {moe::whole_of(run.model)}, true, {},
+                 moe::types_of(run).operands),
         off_(dev_, everything()),
         model_(dev_, off_, kernels_, stream_.ref(), weights_, run),
         text_(dev_, moe::token_count(run.model), "text"),
@@ -172,6 +174,36 @@ bool check(bench& on, const std::vector<const moe::parameter*>& tied) {
   return good;
 }
 
+/// The same gradients in less than fp32: those of fp32, but for the rounding of operands.
+int check_narrow(moe::precision_kind precision, moe::fp8_scaling scaling, double tolerance) {
+  moe::settings run = tiny_run(true, 0);
+  bench exact(run);
+  exact.differentiate();
+  run.precision = precision;
+  run.scaling = scaling;
+  bench narrow(run);
+  narrow.differentiate();
+  int bad = 0;
+  double worst = 0;
+  for (std::size_t t = 0; t < exact.tensors().size(); ++t) {
+    const moe::parameter &a = exact.tensors()[t], &b = narrow.tensors()[t];
+    double off = 0, length = 0;
+    for (index i = 0; i < a.count; ++i) {
+      const double difference = static_cast<double>(b.gradient[i]) - a.gradient[i];
+      off += difference * difference;
+      length += static_cast<double>(a.gradient[i]) * a.gradient[i];
+    }
+    const double relative = std::sqrt(off / length);
+    worst = std::max(worst, relative);
+    if (relative > 0 && relative < tolerance) continue;
+    ++bad;
+    std::printf("BAD  %-18s is off by %.5f of its length\n", a.name.c_str(), relative);
+  }
+  std::printf("%-4s %s: at most %.5f of a gradient's length off fp32\n", bad == 0 ? "ok" : "BAD",
+              moe::name_of(precision).c_str(), worst);
+  return bad;
+}
+
 }  // namespace
 
 int main() try {
@@ -183,6 +215,11 @@ int main() try {
     if (!all_parts) continue;
     on.tie_embedding();
     bad += check(on, on.embedding_and_copy()) ? 0 : 1;
+  }
+  bad += check_narrow(moe::precision_kind::bf16, {}, 0.02);
+  bad += check_narrow(moe::precision_kind::fp16, {}, 0.0025);
+  for (const auto scaling : {moe::fp8_scaling::tensor, moe::fp8_scaling::block}) {
+    bad += check_narrow(moe::precision_kind::fp8, scaling, 0.1);
   }
   std::printf("%s\n", bad == 0 ? "every gradient agrees" : "some gradients are wrong");
   return bad == 0 ? 0 : 1;

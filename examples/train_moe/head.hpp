@@ -22,7 +22,8 @@ struct head_parameters {
 template <class Device, class Kernels>
 class head : layer_part<Device, Kernels> {
   using part = layer_part<Device, Kernels>;
-  using part::floats, part::p, part::on_, part::k_, part::m_, part::number_;
+  using part::floats, part::p, part::matrix, part::m;
+  using part::on_, part::k_, part::m_, part::number_;
 
  public:
   using typename part::buffer, typename part::chunk;
@@ -36,12 +37,15 @@ class head : layer_part<Device, Kernels> {
     const auto span = on_.offloader.trace_span("head", on_.stream, number_);
     const index tokens = m_.tokens(), hidden = m_.hidden;
     s.x = std::move(x);
-    s.h = floats(tokens * hidden);
+    s.h = matrix(tokens * hidden);
     s.rstd = floats(tokens);
-    s.dlogits = floats(tokens * vocabulary);
-    k_.rmsnorm(p(s.h), p(s.rstd), p(s.x), w_.gain.weight, tokens, hidden);
-    k_.linear(p(s.dlogits), p(s.h), w_.head.weight, tokens, hidden, vocabulary);
-    k_.cross_entropy(loss, p(s.dlogits), target, tokens, vocabulary, scale_);
+    s.dlogits = matrix(tokens * vocabulary);
+    // Logits are fp32 in every precision, and need memory of their own where their gradient is not.
+    float* const logits = on_.work.head_logits != nullptr ? on_.work.head_logits : p(s.dlogits);
+    k_.rmsnorm(m(s.h), p(s.rstd), p(s.x), w_.gain.weight, tokens, hidden);
+    k_.linear(logits, m(s.h), w_.head.matrix, tokens, hidden, vocabulary);
+    k_.cross_entropy(loss, m(s.dlogits), logits, target, tokens, vocabulary,
+                     scale_ * on_.loss_scale);
     c.template commit<"final_norm">(number_, on_.stream, s.x, s.rstd, s.h, s.dlogits);
   }
 
@@ -50,8 +54,8 @@ class head : layer_part<Device, Kernels> {
     const auto span = on_.offloader.trace_span("head backward", on_.stream, number_);
     const index tokens = m_.tokens(), hidden = m_.hidden;
     c.template restore<"final_norm">(number_, on_.stream, s.x, s.rstd, s.h, s.dlogits);
-    k_.linear_backward_weight(w_.head.gradient, p(s.h), p(s.dlogits), tokens, hidden, vocabulary);
-    k_.linear_backward_input(on_.work.dh, p(s.dlogits), w_.head.weight, tokens, hidden, vocabulary);
+    k_.linear_backward_weight(w_.head.gradient, m(s.h), m(s.dlogits), tokens, hidden, vocabulary);
+    k_.linear_backward_input(on_.work.dh, m(s.dlogits), w_.head.matrix, tokens, hidden, vocabulary);
     k_.rmsnorm_backward(dx, w_.gain.gradient, on_.work.dh, p(s.x), p(s.rstd), w_.gain.weight,
                         tokens, hidden);
     on_.release(s.x, s.rstd, s.h, s.dlogits);

@@ -1,16 +1,18 @@
 /// The operations that the model is written over; `kernels_cpu.hpp` and `kernels_cuda.hpp` each
 /// provide all of them.
 ///
-/// Every matrix is row-major and fp32; every call enqueues work on the set's one stream and
-/// returns. Results depend on nothing but the inputs: each sum has a fixed order, there are no
-/// atomics. Names: `rows` are tokens or dispatched rows, `width` is the length of one; `d…` is a
-/// gradient.
+/// Every matrix is row-major. A `float*` is fp32; an operand may be bf16 or fp16 as well, all
+/// operands of a call but those of `convert` and `gather` in the same type. Sums are of fp32
+/// whatever the operands are. Every call enqueues work on the set's one stream and returns. Results
+/// depend on nothing but the inputs: each sum has a fixed order, there are no atomics. Names:
+/// `rows` are tokens or dispatched rows, `width` is the length of one; `d…` is a gradient.
 #pragma once
 
 #include <concepts>
 #include <cstdint>
 
 #include "config.hpp"
+#include "operand.hpp"
 
 namespace moe {
 
@@ -31,6 +33,7 @@ struct routing_shape {
 struct adamw_step {
   float learning_rate, beta1, beta2, epsilon, decay;
   float correction1, correction2;  ///< 1 − betaᵗ
+  float unscale = 1;               ///< takes the loss scale out of the gradient
 };
 
 /// A step of a counter-based generator: the same bits on every device, in any order.
@@ -43,9 +46,10 @@ MOE_HOST_DEVICE constexpr std::uint64_t mix(std::uint64_t value) {
 
 /// A set of kernels bound to one stream.
 template <class K>
-concept kernel_set = requires(K k, float* out, const float* in, std::int32_t* ints,
-                              const std::int32_t* list, index n, float value, std::uint64_t seed,
-                              attention_shape heads, routing_shape routing, adamw_step step) {
+concept kernel_set = requires(K k, float* out, const float* in, operand y, const_operand x,
+                              std::int32_t* ints, const std::int32_t* list, index n, float value,
+                              std::uint64_t seed, attention_shape heads, routing_shape routing,
+                              adamw_step step, fp8_scaling scaling) {
   // w[i] = uniform in [−range, range): (w, count, range, seed)
   k.randomize(out, n, value, seed);
   // w[i] = value: (w, count, value)
@@ -54,6 +58,15 @@ concept kernel_set = requires(K k, float* out, const float* in, std::int32_t* in
   // offloads queued before it: (host, device, count), for floats and for counts
   k.publish(out, in, n);
   k.publish(ints, list, n);
+  // y = x, in the type of y: (y, x, count)
+  k.convert(y, x, n);
+  // e4m3 codes and their scales, and in place of x what they stand for; x is bf16:
+  // (codes, scale, x, rows, width, scaling)
+  k.quantise(y, out, y, n, n, scaling);
+  // What codes stand for: (x, codes, scale, rows, width, scaling)
+  k.dequantise(y, x, in, n, n, scaling);
+  // found[0] = 1 if one of the numbers is not finite, else 0: (found, x, count)
+  k.find_not_finite(ints, in, n);
   // y = a + b: (y, a, b, count)
   k.add(out, in, in, n);
 
@@ -64,22 +77,23 @@ concept kernel_set = requires(K k, float* out, const float* in, std::int32_t* in
   k.embed_backward(out, out, in, list, n, n, n);
 
   // y = x · rstd · gain: (y, rstd, x, gain, rows, width)
-  k.rmsnorm(out, out, in, in, n, n);
+  k.rmsnorm(y, out, in, in, n, n);
   // dx and dgain accumulate: (dx, dgain, dy, x, rstd, gain, rows, width)
   k.rmsnorm_backward(out, out, in, in, in, in, n, n);
 
-  // y = x·w, with w[in][out]: (y, x, w, rows, in, out)
-  k.linear(out, in, in, n, n, n);
+  // y = x·w, with w[in][out]; y may be fp32 beside narrower operands, here and below:
+  // (y, x, w, rows, in, out)
+  k.linear(y, x, x, n, n, n);
   // dx = dy·wᵀ: (dx, dy, w, rows, in, out)
-  k.linear_backward_input(out, in, in, n, n, n);
+  k.linear_backward_input(y, x, x, n, n, n);
   // dw accumulates xᵀ·dy: (dw, x, dy, rows, in, out)
-  k.linear_backward_weight(out, in, in, n, n, n);
+  k.linear_backward_weight(out, x, x, n, n, n);
 
   // Causal softmax attention; lse[token][head] is all that backward needs of the probabilities:
   // (o, lse, qkv, shape)
-  k.attention(out, out, in, heads);
+  k.attention(y, out, x, heads);
   // (dqkv, dout, qkv, o, lse, shape)
-  k.attention_backward(out, in, in, in, in, heads);
+  k.attention_backward(y, x, x, x, in, heads);
 
   // Softmax of the router's logits and the `top_k` best experts: (probs, choice, logits, shape)
   k.route(out, ints, in, routing);
@@ -96,19 +110,19 @@ concept kernel_set = requires(K k, float* out, const float* in, std::int32_t* in
   k.route_backward(out, in, list, list, in, list, value, routing);
 
   // y[r] = x[source[r] / top_k], 0 in padding: (y, x, source, rows, top_k, width)
-  k.gather(out, in, list, n, n, n);
+  k.gather(y, x, list, n, n, n);
   // y[t] = residual[t] + Σ x[row[t][k]]; y may be the residual:
   // (y, residual, x, row, rows, top_k, width)
   k.combine(out, in, in, list, n, n, n);
 
   // b = silu(a[:ffn]) · a[ffn:] · weight: (b, a, weight, rows, ffn)
-  k.swiglu(out, in, in, n, n);
+  k.swiglu(y, x, in, n, n);
   // (da, dweight, db, a, weight, rows, ffn)
-  k.swiglu_backward(out, out, in, in, in, n, n);
+  k.swiglu_backward(y, out, in, x, in, n, n);
 
-  // Mean loss in nats, and in place of the logits the gradient of `scale · loss`:
-  // (loss, logits, target, rows, width, scale)
-  k.cross_entropy(out, out, list, n, n, value);
+  // Mean loss in nats, and the gradient of `scale · loss`, which may lie in place of the logits:
+  // (loss, dlogits, logits, target, rows, width, scale)
+  k.cross_entropy(out, y, in, list, n, n, value);
 
   // One step of AdamW that leaves the gradient zero: (w, g, m, v, count, step)
   k.adamw(out, out, out, out, n, step);

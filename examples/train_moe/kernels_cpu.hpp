@@ -8,14 +8,14 @@
 #include <cmath>
 #include <vector>
 
-#include "kernels_cpu_dense.hpp"
+#include "kernels_cpu_routing.hpp"
 
 namespace moe {
 
-class cpu_kernels : public cpu_dense {
+class cpu_kernels : public cpu_routing {
  public:
   cpu_kernels(device& dev, stream_ref stream, const settings& run)
-      : cpu_dense(dev, stream, run.speed) {}
+      : cpu_routing(dev, stream, run.speed) {}
 
   void randomize(float* w, index count, float range, std::uint64_t seed) {
     launch("randomize", 0, count, [=] {
@@ -63,15 +63,17 @@ class cpu_kernels : public cpu_dense {
     });
   }
 
-  void rmsnorm(float* y, float* rstd, const float* x, const float* gain, index rows, index width) {
-    launch("rmsnorm", 4 * rows * width, 2 * rows * width, [=] {
-      for (index t = 0; t < rows; ++t) {
-        const float* in = x + t * width;
-        float* out = y + t * width;
-        const float mean = dot(in, in, width) / static_cast<float>(width);
-        rstd[t] = 1 / std::sqrt(mean + epsilon);
-        for (index c = 0; c < width; ++c) out[c] = in[c] * rstd[t] * gain[c];
-      }
+  void rmsnorm(operand y, float* rstd, const float* x, const float* gain, index rows, index width) {
+    launch("rmsnorm", 4 * rows * width, rows * width + floats_in(y, rows * width), [=] {
+      with_elements(y, [&]<class T>(T* to) {
+        for (index t = 0; t < rows; ++t) {
+          const float* in = x + t * width;
+          T* out = to + t * width;
+          const float mean = dot(in, in, width) / static_cast<float>(width);
+          rstd[t] = 1 / std::sqrt(mean + epsilon);
+          for (index c = 0; c < width; ++c) out[c] = T(in[c] * rstd[t] * gain[c]);
+        }
+      });
     });
   }
 
@@ -94,160 +96,63 @@ class cpu_kernels : public cpu_dense {
     });
   }
 
-  void route(float* probs, std::int32_t* choice, const float* logits, routing_shape s) {
-    launch("route", 5 * s.tokens * s.experts, 2 * s.tokens * s.experts, [=] {
-      for (index t = 0; t < s.tokens; ++t) {
-        const float* in = logits + t * s.experts;
-        float* p = probs + t * s.experts;
-        const float top = *std::max_element(in, in + s.experts);
-        float sum = 0;
-        for (index e = 0; e < s.experts; ++e) sum += p[e] = std::exp(in[e] - top);
-        for (index e = 0; e < s.experts; ++e) p[e] /= sum;
-        std::int32_t* chosen = choice + t * s.top_k;
-        for (index k = 0; k < s.top_k; ++k) {
-          index best = -1;
-          for (index e = 0; e < s.experts; ++e) {
-            const bool taken = std::find(chosen, chosen + k, e) != chosen + k;
-            if (!taken && (best < 0 || p[e] > p[best])) best = e;
+  void swiglu(operand b, const_operand a, const float* weight, index rows, index ffn) {
+    launch("swiglu", 8 * rows * ffn, floats_in(b, 3 * rows * ffn), [=] {
+      with_elements(b, [&]<class T>(T* to) {
+        const T* const from = a.as<T>();
+        for (index r = 0; r < rows; ++r) {
+          for (index c = 0; c < ffn; ++c) {
+            const auto gate = static_cast<float>(from[r * 2 * ffn + c]);
+            const auto value = static_cast<float>(from[r * 2 * ffn + ffn + c]);
+            to[r * ffn + c] = T(gate * sigmoid(gate) * value * weight[r]);
           }
-          chosen[k] = static_cast<std::int32_t>(best);
         }
-      }
+      });
     });
   }
 
-  void assign(std::int32_t* row, std::int32_t* counts, const std::int32_t* choice,
-              routing_shape s) {
-    launch("assign", 0, 2 * s.tokens * s.top_k, [=] {
-      std::fill_n(counts, s.experts, 0);
-      for (index i = 0; i < s.tokens * s.top_k; ++i) row[i] = counts[choice[i]]++;
-      std::vector<std::int32_t> starts(static_cast<std::size_t>(s.experts) + 1);
-      std::int32_t* const first = starts.data();
-      for (index e = 0; e < s.experts; ++e) {
-        first[e + 1] =
-            first[e] + padded(static_cast<std::int32_t>(std::min<index>(counts[e], s.capacity)));
-      }
-      for (index i = 0; i < s.tokens * s.top_k; ++i) {
-        row[i] = row[i] < s.capacity ? row[i] + first[choice[i]] : -1;
-      }
-    });
-  }
-
-  void place(std::int32_t* source, float* weight, const std::int32_t* row,
-             const std::int32_t* choice, const float* probs, index rows, routing_shape s) {
-    launch("place", 0, 6 * rows, [=] {
-      std::fill_n(source, rows, -1);
-      std::fill_n(weight, rows, 0.0F);
-      for (index i = 0; i < s.tokens * s.top_k; ++i) {
-        if (row[i] < 0) continue;
-        source[row[i]] = static_cast<std::int32_t>(i);
-        weight[row[i]] = probs[i / s.top_k * s.experts + choice[i]];
-      }
-    });
-  }
-
-  void balance(float* loss, const float* probs, const std::int32_t* counts, routing_shape s) {
-    launch("balance", s.tokens * s.experts, s.tokens * s.experts, [=] {
-      double sum = 0;
-      for (index e = 0; e < s.experts; ++e) {
-        for (index t = 0; t < s.tokens; ++t) sum += 1.0 * probs[t * s.experts + e] * counts[e];
-      }
-      *loss = static_cast<float>(sum) * balance_scale(s);
-    });
-  }
-
-  void route_backward(float* dlogits, const float* dweight, const std::int32_t* row,
-                      const std::int32_t* choice, const float* probs, const std::int32_t* counts,
-                      float scale, routing_shape s) {
-    launch("route_backward", 6 * s.tokens * s.experts, 4 * s.tokens * s.experts, [=] {
-      for (index t = 0; t < s.tokens; ++t) {
-        const float* p = probs + t * s.experts;
-        float* d = dlogits + t * s.experts;
-        for (index e = 0; e < s.experts; ++e) {
-          d[e] = scale * balance_scale(s) * static_cast<float>(counts[e]);
-        }
-        for (index i = t * s.top_k; i < (t + 1) * s.top_k; ++i) {
-          if (row[i] >= 0) d[choice[i]] += dweight[row[i]];
-        }
-        const float mean = dot(d, p, s.experts);
-        for (index e = 0; e < s.experts; ++e) d[e] = p[e] * (d[e] - mean);
-      }
-    });
-  }
-
-  void gather(float* y, const float* x, const std::int32_t* source, index rows, index top_k,
-              index width) {
-    launch("gather", 0, 2 * rows * width, [=] {
-      for (index r = 0; r < rows; ++r) {
-        if (source[r] < 0) {
-          std::fill_n(y + r * width, width, 0.0F);
-        } else {
-          std::copy_n(x + source[r] / top_k * width, width, y + r * width);
-        }
-      }
-    });
-  }
-
-  void combine(float* y, const float* residual, const float* x, const std::int32_t* row,
-               index tokens, index top_k, index width) {
-    launch("combine", tokens * top_k * width, tokens * (top_k + 2) * width, [=] {
-      for (index t = 0; t < tokens; ++t) {
-        if (y != residual) std::copy_n(residual + t * width, width, y + t * width);
-        for (index k = 0; k < top_k; ++k) {
-          const index from = row[t * top_k + k];
-          if (from >= 0) accumulate(y + t * width, x + from * width, width);
-        }
-      }
-    });
-  }
-
-  void swiglu(float* b, const float* a, const float* weight, index rows, index ffn) {
-    launch("swiglu", 8 * rows * ffn, 3 * rows * ffn, [=] {
-      for (index r = 0; r < rows; ++r) {
-        const float* gate = a + r * 2 * ffn;
-        const float* value = gate + ffn;
-        for (index c = 0; c < ffn; ++c) {
-          b[r * ffn + c] = gate[c] * sigmoid(gate[c]) * value[c] * weight[r];
-        }
-      }
-    });
-  }
-
-  void swiglu_backward(float* da, float* dweight, const float* db, const float* a,
+  void swiglu_backward(operand da, float* dweight, const float* db, const_operand a,
                        const float* weight, index rows, index ffn) {
-    launch("swiglu_backward", 16 * rows * ffn, 5 * rows * ffn, [=] {
-      for (index r = 0; r < rows; ++r) {
-        const float* gate = a + r * 2 * ffn;
-        const float* value = gate + ffn;
-        const float* up = db + r * ffn;
-        float* dgate = da + r * 2 * ffn;
-        float* dvalue = dgate + ffn;
-        float sum = 0;
-        for (index c = 0; c < ffn; ++c) {
-          const float s = sigmoid(gate[c]);
-          const float silu = gate[c] * s;
-          sum += up[c] * silu * value[c];
-          dgate[c] = up[c] * weight[r] * value[c] * (s + silu * (1 - s));
-          dvalue[c] = up[c] * weight[r] * silu;
+    launch("swiglu_backward", 16 * rows * ffn, rows * ffn + floats_in(a, 4 * rows * ffn), [=] {
+      with_elements(da, [&]<class T>(T* to) {
+        const T* const from = a.as<T>();
+        for (index r = 0; r < rows; ++r) {
+          const float* up = db + r * ffn;
+          T* dgate = to + r * 2 * ffn;
+          T* dvalue = dgate + ffn;
+          float sum = 0;
+          for (index c = 0; c < ffn; ++c) {
+            const auto gate = static_cast<float>(from[r * 2 * ffn + c]);
+            const auto value = static_cast<float>(from[r * 2 * ffn + ffn + c]);
+            const float s = sigmoid(gate);
+            const float silu = gate * s;
+            sum += up[c] * silu * value;
+            dgate[c] = T(up[c] * weight[r] * value * (s + silu * (1 - s)));
+            dvalue[c] = T(up[c] * weight[r] * silu);
+          }
+          dweight[r] = sum;
         }
-        dweight[r] = sum;
-      }
+      });
     });
   }
 
-  void cross_entropy(float* loss, float* logits, const std::int32_t* target, index rows,
-                     index width, float scale) {
-    launch("cross_entropy", 5 * rows * width, 2 * rows * width, [=] {
+  void cross_entropy(float* loss, operand dlogits, const float* logits, const std::int32_t* target,
+                     index rows, index width, float scale) {
+    launch("cross_entropy", 5 * rows * width, rows * width + floats_in(dlogits, rows * width), [=] {
       double sum = 0;
+      std::vector<float> memory;
       for (index t = 0; t < rows; ++t) {
-        float* p = logits + t * width;
-        const float top = *std::max_element(p, p + width);
-        const float right = p[target[t]] - top;
+        const float* in = logits + t * width;
+        const operand out = dlogits + t * width;
+        float* p = floats_for(out, width, memory);
+        const float top = *std::max_element(in, in + width);
+        const float right = in[target[t]] - top;
         float total = 0;
-        for (index c = 0; c < width; ++c) total += p[c] = std::exp(p[c] - top);
+        for (index c = 0; c < width; ++c) total += p[c] = std::exp(in[c] - top);
         sum += std::log(total) - right;
         for (index c = 0; c < width; ++c) p[c] *= scale / static_cast<float>(rows) / total;
         p[target[t]] -= scale / static_cast<float>(rows);
+        store(out, p, width);
       }
       *loss = static_cast<float>(sum / static_cast<double>(rows));
     });
@@ -256,8 +161,9 @@ class cpu_kernels : public cpu_dense {
   void adamw(float* w, float* g, float* m, float* v, index count, adamw_step s) {
     launch("adamw", 12 * count, 7 * count, [=] {
       for (index i = 0; i < count; ++i) {
-        m[i] = s.beta1 * m[i] + (1 - s.beta1) * g[i];
-        v[i] = s.beta2 * v[i] + (1 - s.beta2) * g[i] * g[i];
+        const float gradient = g[i] * s.unscale;
+        m[i] = s.beta1 * m[i] + (1 - s.beta1) * gradient;
+        v[i] = s.beta2 * v[i] + (1 - s.beta2) * gradient * gradient;
         const float step = m[i] / s.correction1 / (std::sqrt(v[i] / s.correction2) + s.epsilon);
         w[i] -= s.learning_rate * (step + s.decay * w[i]);
         g[i] = 0;
@@ -269,13 +175,6 @@ class cpu_kernels : public cpu_dense {
   static constexpr float epsilon = 1e-5F;
 
   static float sigmoid(float x) { return 1 / (1 + std::exp(-x)); }
-  static float balance_scale(routing_shape s) {
-    return static_cast<float>(s.experts) / static_cast<float>(s.tokens * s.tokens * s.top_k);
-  }
-  static std::int32_t padded(std::int32_t count) {
-    return (count + static_cast<std::int32_t>(row_padding) - 1) /
-           static_cast<std::int32_t>(row_padding) * static_cast<std::int32_t>(row_padding);
-  }
 };
 
 static_assert(kernel_set<cpu_kernels>);

@@ -2,14 +2,18 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <tidepool/device/virtual.hpp>
+#include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "kernels.hpp"
 
 namespace moe {
 
-/// Base of the CPU kernels, which come in three layers: this, `cpu_dense` and `cpu_kernels`.
+/// Base of the CPU kernels, which come in layers: this, `cpu_numbers`, `cpu_dense`, `cpu_routing`
+/// and `cpu_kernels`.
 class cpu_launcher {
  public:
   using device = tidepool::virtual_device;
@@ -28,6 +32,30 @@ class cpu_launcher {
     device_.launch(stream_, std::max(ns, speed_.launch_ns), std::move(fn), name);
   }
 
+  /// In the unit of `launch`.
+  static index floats_in(const_operand x, index count) { return count * bytes_of(x.type) / 4; }
+
+  /// What the loops of an operation read: the numbers themselves, or in `memory` as floats.
+  static const float* floats_of(const_operand x, index count, std::vector<float>& memory) {
+    if (x.type == number_type::fp32) return x.as<float>();
+    const auto floats = reserve(memory, count);
+    with_elements(x, [&](const auto* from) {
+      for (index i = 0; i < count; ++i) floats[i] = static_cast<float>(from[i]);
+    });
+    return floats;
+  }
+  /// What they write, before `store`.
+  static float* floats_for(operand y, index count, std::vector<float>& memory) {
+    return y.type == number_type::fp32 ? y.as<float>() : reserve(memory, count);
+  }
+  static void store(operand y, const float* floats, index count) {
+    with_elements(y, [&]<class T>(T* to) {
+      if constexpr (!std::is_same_v<T, float>) {
+        for (index i = 0; i < count; ++i) to[i] = T(floats[i]);
+      }
+    });
+  }
+
   static void accumulate(float* sum, const float* x, index count) {
     for (index i = 0; i < count; ++i) sum[i] += x[i];
   }
@@ -38,6 +66,13 @@ class cpu_launcher {
   }
 
  private:
+  static float* reserve(std::vector<float>& memory, index count) {
+    if (memory.size() < static_cast<std::size_t>(count)) {
+      memory.resize(static_cast<std::size_t>(count));
+    }
+    return memory.data();
+  }
+
   device& device_;
   stream_ref stream_;
   accelerator speed_;

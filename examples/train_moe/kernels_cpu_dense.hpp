@@ -5,61 +5,85 @@
 
 #include <algorithm>
 #include <cmath>
-#include <utility>
+#include <type_traits>
 #include <vector>
 
-#include "kernels_cpu_base.hpp"
+#include "kernels_cpu_numbers.hpp"
 
 namespace moe {
 
-class cpu_dense : public cpu_launcher {
+class cpu_dense : public cpu_numbers {
  public:
   cpu_dense(device& dev, stream_ref stream, const accelerator& speed)
-      : cpu_launcher(dev, stream, speed) {
+      : cpu_numbers(dev, stream, speed) {
     openblas_set_num_threads(1);  // the number of threads would change the order of sums
   }
 
-  void linear(float* y, const float* x, const float* w, index rows, index in, index out) {
-    launch_gemm("linear", rows, in, out, [=] {
-      gemm(CblasNoTrans, CblasNoTrans, rows, out, in, 1, x, in, w, out, 0, y, out);
+  void linear(operand y, const_operand x, const_operand w, index rows, index in, index out) {
+    const index moved = floats_in(x, rows * in + in * out) + floats_in(y, rows * out);
+    launch("linear", 2 * rows * in * out, moved, [=, this] {
+      float* const to = floats_for(y, rows * out, y_);
+      gemm(CblasNoTrans, CblasNoTrans, rows, out, in, 1, floats_of(x, rows * in, a_), in,
+           floats_of(w, in * out, b_), out, 0, to, out);
+      store(y, to, rows * out);
     });
   }
 
-  void linear_backward_input(float* dx, const float* dy, const float* w, index rows, index in,
+  void linear_backward_input(operand dx, const_operand dy, const_operand w, index rows, index in,
                              index out) {
-    launch_gemm("linear_backward_input", rows, in, out, [=] {
-      gemm(CblasNoTrans, CblasTrans, rows, in, out, 1, dy, out, w, out, 0, dx, in);
+    const index moved = floats_in(dy, rows * out + in * out) + floats_in(dx, rows * in);
+    launch("linear_backward_input", 2 * rows * in * out, moved, [=, this] {
+      float* const to = floats_for(dx, rows * in, y_);
+      gemm(CblasNoTrans, CblasTrans, rows, in, out, 1, floats_of(dy, rows * out, a_), out,
+           floats_of(w, in * out, b_), out, 0, to, in);
+      store(dx, to, rows * in);
     });
   }
 
-  void linear_backward_weight(float* dw, const float* x, const float* dy, index rows, index in,
+  void linear_backward_weight(float* dw, const_operand x, const_operand dy, index rows, index in,
                               index out) {
-    launch_gemm("linear_backward_weight", rows, in, out, [=] {
-      gemm(CblasTrans, CblasNoTrans, in, out, rows, 1, x, in, dy, out, 1, dw, out);
+    const index moved = floats_in(x, rows * in + rows * out) + in * out;
+    launch("linear_backward_weight", 2 * rows * in * out, moved, [=, this] {
+      gemm(CblasTrans, CblasNoTrans, in, out, rows, 1, floats_of(x, rows * in, a_), in,
+           floats_of(dy, rows * out, b_), out, 1, dw, out);
     });
   }
 
-  void attention(float* o, float* lse, const float* qkv, attention_shape s) {
-    const index tokens = s.batch * s.seq;
-    launch("attention", 2 * tokens * s.seq * s.width(), 4 * tokens * s.width(), [=, this] {
-      each_head(s, [&](index first, index head) { head_forward(o, lse, qkv, s, first, head); });
-    });
-  }
-
-  void attention_backward(float* dqkv, const float* dout, const float* qkv, const float* o,
-                          const float* lse, attention_shape s) {
-    const index tokens = s.batch * s.seq;
-    launch("attention_backward", 5 * tokens * s.seq * s.width(), 8 * tokens * s.width(), [=, this] {
+  void attention(operand o, float* lse, const_operand qkv, attention_shape s) {
+    const index wide = s.batch * s.seq * s.width();
+    launch("attention", 2 * wide * s.seq, floats_in(qkv, 4 * wide), [=, this] {
+      float* const out = floats_for(o, wide, y_);
+      const float* const in = floats_of(qkv, 3 * wide, a_);
       each_head(s, [&](index first, index head) {
-        head_backward(dqkv, dout, qkv, o, lse, s, first, head);
+        head_forward(out, lse, in, s, first, head, qkv.type);
       });
+      store(o, out, wide);
+    });
+  }
+
+  void attention_backward(operand dqkv, const_operand dout, const_operand qkv, const_operand o,
+                          const float* lse, attention_shape s) {
+    const index wide = s.batch * s.seq * s.width();
+    launch("attention_backward", 5 * wide * s.seq, floats_in(qkv, 8 * wide), [=, this] {
+      float* const to = floats_for(dqkv, 3 * wide, y_);
+      const float* const in = floats_of(qkv, 3 * wide, a_);
+      const float* const up = floats_of(dout, wide, b_);
+      const float* const out = floats_of(o, wide, o_);
+      each_head(s, [&](index first, index head) {
+        head_backward(to, up, in, out, lse, s, first, head, qkv.type);
+      });
+      store(dqkv, to, 3 * wide);
     });
   }
 
  private:
-  template <class Function>
-  void launch_gemm(const char* name, index rows, index in, index out, Function fn) {
-    launch(name, 2 * rows * in * out, rows * in + in * out + rows * out, std::move(fn));
+  /// What an accelerator would put between two GEMMs in its operands' type is rounded as there.
+  static void round_to(number_type type, float* p, index count) {
+    with_elements(operand(p, type), [&]<class T>(T*) {
+      if constexpr (!std::is_same_v<T, float>) {
+        for (index i = 0; i < count; ++i) p[i] = static_cast<float>(T(p[i]));
+      }
+    });
   }
 
   static void gemm(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, index m, index n, index k, float alpha,
@@ -88,7 +112,7 @@ class cpu_dense : public cpu_launcher {
   }
 
   void head_forward(float* o, float* lse, const float* qkv, attention_shape s, index first,
-                    index head) {
+                    index head, number_type type) {
     const index ld = 3 * s.width();
     const float* q = qkv + first * ld + head * s.head_size;
     scores(q, s);
@@ -101,12 +125,14 @@ class cpu_dense : public cpu_launcher {
       std::fill(p + i + 1, p + s.seq, 0.0F);
       lse[(first + i) * s.heads + head] = top + std::log(sum);
     }
+    round_to(type, p_.data(), s.seq * s.seq);
     gemm(CblasNoTrans, CblasNoTrans, s.seq, s.head_size, s.seq, 1, p_.data(), s.seq,
          q + 2 * s.width(), ld, 0, o + first * s.width() + head * s.head_size, s.width());
   }
 
   void head_backward(float* dqkv, const float* dout, const float* qkv, const float* o,
-                     const float* lse, attention_shape s, index first, index head) {
+                     const float* lse, attention_shape s, index first, index head,
+                     number_type type) {
     const index ld = 3 * s.width();
     const float scale = 1 / std::sqrt(static_cast<float>(s.head_size));
     const float* q = qkv + first * ld + head * s.head_size;
@@ -128,6 +154,8 @@ class cpu_dense : public cpu_launcher {
       std::fill(p + i + 1, p + s.seq, 0.0F);
       std::fill(dp + i + 1, dp + s.seq, 0.0F);
     }
+    round_to(type, p_.data(), s.seq * s.seq);
+    round_to(type, dp_.data(), s.seq * s.seq);
     gemm(CblasNoTrans, CblasNoTrans, s.seq, s.head_size, s.seq, 1, dp_.data(), s.seq, q + s.width(),
          ld, 0, dq, ld);
     gemm(CblasTrans, CblasNoTrans, s.seq, s.head_size, s.seq, 1, dp_.data(), s.seq, q, ld, 0,
@@ -136,7 +164,8 @@ class cpu_dense : public cpu_launcher {
          dq + 2 * s.width(), ld);
   }
 
-  std::vector<float> p_, dp_;  // scores and their gradients, of one head of one sequence
+  std::vector<float> p_, dp_;         // scores and their gradients, of one head of one sequence
+  std::vector<float> a_, b_, o_, y_;  // operands and results as floats, where they are none
 };
 
 }  // namespace moe

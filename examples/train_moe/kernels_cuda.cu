@@ -72,15 +72,17 @@ __global__ void embed_positions_backward_kernel(float* dpositions, const float* 
 }
 
 // One block for each row, here and below.
-__global__ void rmsnorm_kernel(float* y, float* rstd, const float* x, const float* gain,
-                               index width) {
+template <class T>
+__global__ void rmsnorm_kernel(T* y, float* rstd, const float* x, const float* gain, index width) {
   const index t = blockIdx.x;
   const float* in = x + t * width;
   float sum = 0;
   for (index c = threadIdx.x; c < width; c += blockDim.x) sum += in[c] * in[c];
   const float r = rsqrtf(reduce(sum, sum_of{}) / static_cast<float>(width) + epsilon);
   if (threadIdx.x == 0) rstd[t] = r;
-  for (index c = threadIdx.x; c < width; c += blockDim.x) y[t * width + c] = in[c] * r * gain[c];
+  for (index c = threadIdx.x; c < width; c += blockDim.x) {
+    put(y[t * width + c], in[c] * r * gain[c]);
+  }
 }
 
 __global__ void rmsnorm_backward_kernel(float* dx, const float* dy, const float* x,
@@ -118,10 +120,12 @@ __global__ void add_partial_kernel(float* sum, const float* partial, index parts
   sum[c] += total;
 }
 
-__global__ void cross_entropy_kernel(float* losses, float* logits, const std::int32_t* target,
-                                     index width, float scale) {
+// The gradient may lie in place of the logits: each thread writes what it alone has read last.
+template <class T>
+__global__ void cross_entropy_kernel(float* losses, T* dlogits, const float* logits,
+                                     const std::int32_t* target, index width, float scale) {
   const index t = blockIdx.x;
-  float* p = logits + t * width;
+  const float* p = logits + t * width;
   float top = -INFINITY;
   for (index c = threadIdx.x; c < width; c += blockDim.x) top = fmaxf(top, p[c]);
   top = reduce(top, max_of{});
@@ -131,7 +135,7 @@ __global__ void cross_entropy_kernel(float* losses, float* logits, const std::in
   if (threadIdx.x == 0) losses[t] = logf(sum) - (p[target[t]] - top);
   __syncthreads();
   for (index c = threadIdx.x; c < width; c += blockDim.x) {
-    p[c] = scale * (expf(p[c] - top) / sum - (c == target[t] ? 1.0F : 0.0F));
+    put(dlogits[t * width + c], scale * (expf(p[c] - top) / sum - (c == target[t] ? 1.0F : 0.0F)));
   }
 }
 
@@ -146,8 +150,9 @@ __global__ void mean_kernel(float* mean, const float* values, index count) {
 __global__ void adamw_kernel(float* w, float* g, float* m, float* v, index count, adamw_step s) {
   const index i = thread_id();
   if (i >= count) return;
-  m[i] = s.beta1 * m[i] + (1 - s.beta1) * g[i];
-  v[i] = s.beta2 * v[i] + (1 - s.beta2) * g[i] * g[i];
+  const float gradient = g[i] * s.unscale;
+  m[i] = s.beta1 * m[i] + (1 - s.beta1) * gradient;
+  v[i] = s.beta2 * v[i] + (1 - s.beta2) * gradient * gradient;
   const float step = m[i] / s.correction1 / (sqrtf(v[i] / s.correction2) + s.epsilon);
   w[i] -= s.learning_rate * (step + s.decay * w[i]);
   g[i] = 0;
@@ -200,9 +205,12 @@ void cuda_kernels::embed_backward(float* dtable, float* dpositions, const float*
   check_launch("embed_positions_backward");
 }
 
-void cuda_kernels::rmsnorm(float* y, float* rstd, const float* x, const float* gain, index rows,
+void cuda_kernels::rmsnorm(operand y, float* rstd, const float* x, const float* gain, index rows,
                            index width) {
-  rmsnorm_kernel<<<static_cast<unsigned>(rows), block_size, 0, stream_>>>(y, rstd, x, gain, width);
+  with_numbers(y, [&](auto* to) {
+    rmsnorm_kernel<<<static_cast<unsigned>(rows), block_size, 0, stream_>>>(to, rstd, x, gain,
+                                                                            width);
+  });
   check_launch("rmsnorm");
 }
 
@@ -221,10 +229,12 @@ void cuda_kernels::rmsnorm_backward(float* dx, float* dgain, const float* dy, co
   check_launch("add_partial");
 }
 
-void cuda_kernels::cross_entropy(float* loss, float* logits, const std::int32_t* target, index rows,
-                                 index width, float scale) {
-  cross_entropy_kernel<<<static_cast<unsigned>(rows), block_size, 0, stream_>>>(
-      partial_.data(), logits, target, width, scale / static_cast<float>(rows));
+void cuda_kernels::cross_entropy(float* loss, operand dlogits, const float* logits,
+                                 const std::int32_t* target, index rows, index width, float scale) {
+  with_numbers(dlogits, [&](auto* to) {
+    cross_entropy_kernel<<<static_cast<unsigned>(rows), block_size, 0, stream_>>>(
+        partial_.data(), to, logits, target, width, scale / static_cast<float>(rows));
+  });
   check_launch("cross_entropy");
   mean_kernel<<<1, block_size, 0, stream_>>>(loss, partial_.data(), rows);
   check_launch("mean");

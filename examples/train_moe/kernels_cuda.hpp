@@ -1,13 +1,15 @@
 /// The kernels for CUDA: cuBLAS for every GEMM, small kernels of its own for the rest.
 ///
-/// Plain fp32 throughout (no TF32), a fixed cuBLAS workspace, and no atomics: the same inputs give
-/// the same bits wherever the buffers lie. This header needs no nvcc; the kernels are in the
-/// three `.cu` files of the same name.
+/// fp32 is plain fp32 (no TF32), and narrower operands are summed in fp32. A fixed cuBLAS
+/// workspace, and no atomics: the same inputs give the same bits wherever the buffers lie. This
+/// header needs no nvcc; the kernels are in the
+/// `.cu` files of the same name.
 #pragma once
 
 #include <cublas_v2.h>
 #include <cuda_runtime_api.h>
 
+#include <optional>
 #include <tidepool/device/cuda.hpp>
 
 #include "device_array.hpp"
@@ -30,21 +32,27 @@ class cuda_kernels {
   void fill(float* w, index count, float value);
   void publish(float* host, const float* from, index count);
   void publish(std::int32_t* host, const std::int32_t* from, index count);
+  void convert(operand y, const_operand x, index count);
+  void quantise(operand codes, float* scale, operand x, index rows, index width,
+                fp8_scaling scaling);
+  void dequantise(operand x, const_operand codes, const float* scale, index rows, index width,
+                  fp8_scaling scaling);
+  void find_not_finite(std::int32_t* found, const float* x, index count);
   void add(float* y, const float* a, const float* b, index count);
   void embed(float* x, const float* table, const float* positions, const std::int32_t* token,
              index rows, index seq, index width);
   void embed_backward(float* dtable, float* dpositions, const float* dx, const std::int32_t* token,
                       index rows, index seq, index width);
-  void rmsnorm(float* y, float* rstd, const float* x, const float* gain, index rows, index width);
+  void rmsnorm(operand y, float* rstd, const float* x, const float* gain, index rows, index width);
   void rmsnorm_backward(float* dx, float* dgain, const float* dy, const float* x, const float* rstd,
                         const float* gain, index rows, index width);
-  void linear(float* y, const float* x, const float* w, index rows, index in, index out);
-  void linear_backward_input(float* dx, const float* dy, const float* w, index rows, index in,
+  void linear(operand y, const_operand x, const_operand w, index rows, index in, index out);
+  void linear_backward_input(operand dx, const_operand dy, const_operand w, index rows, index in,
                              index out);
-  void linear_backward_weight(float* dw, const float* x, const float* dy, index rows, index in,
+  void linear_backward_weight(float* dw, const_operand x, const_operand dy, index rows, index in,
                               index out);
-  void attention(float* o, float* lse, const float* qkv, attention_shape s);
-  void attention_backward(float* dqkv, const float* dout, const float* qkv, const float* o,
+  void attention(operand o, float* lse, const_operand qkv, attention_shape s);
+  void attention_backward(operand dqkv, const_operand dout, const_operand qkv, const_operand o,
                           const float* lse, attention_shape s);
   void route(float* probs, std::int32_t* choice, const float* logits, routing_shape s);
   void assign(std::int32_t* row, std::int32_t* counts, const std::int32_t* choice, routing_shape s);
@@ -54,20 +62,20 @@ class cuda_kernels {
   void route_backward(float* dlogits, const float* dweight, const std::int32_t* row,
                       const std::int32_t* choice, const float* probs, const std::int32_t* counts,
                       float scale, routing_shape s);
-  void gather(float* y, const float* x, const std::int32_t* source, index rows, index top_k,
+  void gather(operand y, const_operand x, const std::int32_t* source, index rows, index top_k,
               index width);
   void combine(float* y, const float* residual, const float* x, const std::int32_t* row,
                index tokens, index top_k, index width);
-  void swiglu(float* b, const float* a, const float* weight, index rows, index ffn);
-  void swiglu_backward(float* da, float* dweight, const float* db, const float* a,
+  void swiglu(operand b, const_operand a, const float* weight, index rows, index ffn);
+  void swiglu_backward(operand da, float* dweight, const float* db, const_operand a,
                        const float* weight, index rows, index ffn);
-  void cross_entropy(float* loss, float* logits, const std::int32_t* target, index rows,
-                     index width, float scale);
+  void cross_entropy(float* loss, operand dlogits, const float* logits, const std::int32_t* target,
+                     index rows, index width, float scale);
   void adamw(float* w, float* g, float* m, float* v, index count, adamw_step s);
 
  private:
   struct matrix {
-    const float* data;
+    const_operand data;
     index ld;
     bool transposed = false;
     index stride = 0;  ///< from one of a batch to the next
@@ -75,15 +83,22 @@ class cuda_kernels {
 
   /// c[m][n] = alpha · a·b + beta · c, row-major, for `batch` triples.
   void gemm(index m, index n, index k, float alpha, const matrix& a, const matrix& b, float beta,
-            float* c, index ldc, index c_stride = 0, index batch = 1);
+            operand c, index ldc, index c_stride = 0, index batch = 1);
   /// Runs `body(first token, first head, heads)` over groups of heads that fit the scratch.
   template <class Body>
   void each_group_of_heads(attention_shape s, Body body);
+
+  /// Where `scores` go as an operand in the type of `like`.
+  static operand as_operand(const device_array<device, float>& scores,
+                            const std::optional<device_array<device, float>>& narrow,
+                            const_operand like);
 
   /// Heads whose scores are in memory at once.
   static constexpr index heads_at_once = 4;
   /// Rows that one partial sum of a gain's gradient covers.
   static constexpr index rows_per_sum = 64;
+  /// Partial results of the largest number of a whole tensor.
+  static constexpr int blocks_of_maximum = 256;
   static index parts_of(index rows) { return (rows + rows_per_sum - 1) / rows_per_sum; }
 
   cudaStream_t stream_;
@@ -91,6 +106,8 @@ class cuda_kernels {
   device_array<device, float> blas_memory_;
   device_array<device, float> scores_;   ///< [heads_at_once][seq][seq]
   device_array<device, float> dscores_;  ///< the same
+  // Probabilities and the gradients of scores as operands: in place of these two, or here.
+  std::optional<device_array<device, float>> narrow_scores_, narrow_dscores_;
   device_array<device, float> partial_;  ///< partial sums of reductions over tokens
 };
 

@@ -123,13 +123,24 @@ __global__ void route_backward_kernel(float* dlogits, const float* dweight, cons
   for (index e = 0; e < s.experts; ++e) d[e] = p[e] * (d[e] - mean);
 }
 
+/// Four numbers that are read and written at once.
+template <class T>
+struct alignas(4 * sizeof(T)) quad {
+  T number[4];
+};
+
 // One block for each row; widths are multiples of 4.
-__global__ void gather_kernel(float4* y, const float4* x, const std::int32_t* source, index top_k,
-                              index width) {
+template <class To, class From>
+__global__ void gather_kernel(quad<To>* y, const quad<From>* x, const std::int32_t* source,
+                              index top_k, index width) {
   const index r = blockIdx.x;
   const index from = source[r];
   for (index c = threadIdx.x; c < width; c += blockDim.x) {
-    y[r * width + c] = from < 0 ? float4{0, 0, 0, 0} : x[from / top_k * width + c];
+    quad<From> in{};
+    if (from >= 0) in = x[from / top_k * width + c];
+    quad<To> out;
+    for (int i = 0; i < 4; ++i) put(out.number[i], to_float(in.number[i]));
+    y[r * width + c] = out;
   }
 }
 
@@ -148,30 +159,32 @@ __global__ void combine_kernel(float4* y, const float4* residual, const float4* 
   }
 }
 
-__global__ void swiglu_kernel(float* b, const float* a, const float* weight, index ffn) {
+template <class T>
+__global__ void swiglu_kernel(T* b, const T* a, const float* weight, index ffn) {
   const index r = blockIdx.x;
-  const float* gate = a + r * 2 * ffn;
-  const float* value = gate + ffn;
+  const T* row = a + r * 2 * ffn;
   for (index c = threadIdx.x; c < ffn; c += blockDim.x) {
-    b[r * ffn + c] = gate[c] * sigmoid(gate[c]) * value[c] * weight[r];
+    const float gate = to_float(row[c]), value = to_float(row[ffn + c]);
+    put(b[r * ffn + c], gate * sigmoid(gate) * value * weight[r]);
   }
 }
 
-__global__ void swiglu_backward_kernel(float* da, float* dweight, const float* db, const float* a,
+template <class T>
+__global__ void swiglu_backward_kernel(T* da, float* dweight, const float* db, const T* a,
                                        const float* weight, index ffn) {
   const index r = blockIdx.x;
-  const float* gate = a + r * 2 * ffn;
-  const float* value = gate + ffn;
-  float* dgate = da + r * 2 * ffn;
-  float* dvalue = dgate + ffn;
+  const T* row = a + r * 2 * ffn;
+  T* dgate = da + r * 2 * ffn;
+  T* dvalue = dgate + ffn;
   float sum = 0;
   for (index c = threadIdx.x; c < ffn; c += blockDim.x) {
     const float up = db[r * ffn + c];
-    const float s = sigmoid(gate[c]);
-    const float silu = gate[c] * s;
-    sum += up * silu * value[c];
-    dgate[c] = up * weight[r] * value[c] * (s + silu * (1 - s));
-    dvalue[c] = up * weight[r] * silu;
+    const float gate = to_float(row[c]), value = to_float(row[ffn + c]);
+    const float s = sigmoid(gate);
+    const float silu = gate * s;
+    sum += up * silu * value;
+    put(dgate[c], up * weight[r] * value * (s + silu * (1 - s)));
+    put(dvalue[c], up * weight[r] * silu);
   }
   sum = reduce(sum, sum_of{});
   if (threadIdx.x == 0) dweight[r] = sum;
@@ -221,10 +234,15 @@ void cuda_kernels::route_backward(float* dlogits, const float* dweight, const st
   check_launch("route_backward");
 }
 
-void cuda_kernels::gather(float* y, const float* x, const std::int32_t* source, index rows,
+void cuda_kernels::gather(operand y, const_operand x, const std::int32_t* source, index rows,
                           index top_k, index width) {
-  gather_kernel<<<static_cast<unsigned>(rows), block_size, 0, stream_>>>(four(y), four(x), source,
-                                                                         top_k, width / 4);
+  with_numbers(x, [&]<class From>(const From* from) {
+    with_numbers(y, [&]<class To>(To* to) {
+      gather_kernel<<<static_cast<unsigned>(rows), block_size, 0, stream_>>>(
+          reinterpret_cast<quad<To>*>(to), reinterpret_cast<const quad<From>*>(from), source, top_k,
+          width / 4);
+    });
+  });
   check_launch("gather");
 }
 
@@ -235,15 +253,20 @@ void cuda_kernels::combine(float* y, const float* residual, const float* x, cons
   check_launch("combine");
 }
 
-void cuda_kernels::swiglu(float* b, const float* a, const float* weight, index rows, index ffn) {
-  swiglu_kernel<<<static_cast<unsigned>(rows), block_size, 0, stream_>>>(b, a, weight, ffn);
+void cuda_kernels::swiglu(operand b, const_operand a, const float* weight, index rows, index ffn) {
+  with_numbers(b, [&]<class T>(T* to) {
+    swiglu_kernel<<<static_cast<unsigned>(rows), block_size, 0, stream_>>>(to, a.as<T>(), weight,
+                                                                           ffn);
+  });
   check_launch("swiglu");
 }
 
-void cuda_kernels::swiglu_backward(float* da, float* dweight, const float* db, const float* a,
+void cuda_kernels::swiglu_backward(operand da, float* dweight, const float* db, const_operand a,
                                    const float* weight, index rows, index ffn) {
-  swiglu_backward_kernel<<<static_cast<unsigned>(rows), block_size, 0, stream_>>>(da, dweight, db,
-                                                                                  a, weight, ffn);
+  with_numbers(da, [&]<class T>(T* to) {
+    swiglu_backward_kernel<<<static_cast<unsigned>(rows), block_size, 0, stream_>>>(
+        to, dweight, db, a.as<T>(), weight, ffn);
+  });
   check_launch("swiglu_backward");
 }
 

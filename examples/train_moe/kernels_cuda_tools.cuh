@@ -1,14 +1,17 @@
-/// What the CUDA kernels share: launch sizes, checks, and sums over a block in a fixed order.
+/// What the CUDA kernels share: launch sizes, checks, types, and sums over a block in a fixed
+/// order.
 #pragma once
 
 #include <cublas_v2.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
 #include <string>
 #include <tidepool/error.hpp>
 
-#include "config.hpp"
+#include "operand.hpp"
 
 namespace moe {
 
@@ -34,6 +37,21 @@ inline void check(cublasStatus_t status, const char* call) {
     throw tidepool::device_error(std::string(call) + ": " + cublasGetStatusString(status), status);
   }
 }
+
+/// Calls `body` with a pointer to the elements of `x`, in the types of CUDA.
+template <class Operand, class Body>
+void with_numbers(const Operand& x, Body body) {
+  with_elements<__nv_bfloat16, __half>(x, body);
+}
+
+__device__ inline float to_float(float x) { return x; }
+__device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ inline float to_float(__half x) { return __half2float(x); }
+
+/// `value` in the type of `to`, rounded to nearest even.
+__device__ inline void put(float& to, float value) { to = value; }
+__device__ inline void put(__nv_bfloat16& to, float value) { to = __float2bfloat16_rn(value); }
+__device__ inline void put(__half& to, float value) { to = __float2half_rn(value); }
 
 /// This thread's place in a grid of one dimension.
 __device__ inline index thread_id() {

@@ -9,6 +9,13 @@
 
 namespace moe {
 
+/// A matrix that is multiplied and saved: as operands of GEMMs are, or as codes of FP8 with their
+/// scales.
+template <class Buffer>
+struct saved_matrix {
+  Buffer data, scale;
+};
+
 template <class Device, class Kernels>
 class layer_part {
  public:
@@ -23,9 +30,53 @@ class layer_part {
         number_(number),
         norm_again_(on.offloader.recomputes("layernorm")) {}
 
+  /// Memory for an operand of a GEMM.
+  buffer matrix(index count) { return on_.allocate_operand(count); }
+  operand m(const buffer& b) const { return on_.operand_in(b); }
+
+  /// Memory for such a matrix.
+  void allocate(saved_matrix<buffer>& x, index rows, index width) {
+    if (!on_.types.quantises) {
+      x.data = matrix(rows * width);
+      return;
+    }
+    x.data = on_.template allocate<e4m3>(rows * width);
+    x.scale = floats(scale_count(rows, width, on_.types.scaling));
+  }
+  /// Fills it with what `write(operand)` writes; returns it as GEMMs read it, until the next call.
+  template <class Write>
+  operand fill(const saved_matrix<buffer>& x, index rows, index width, Write write) {
+    const operand to = on_.types.quantises ? on_.work.decoded : m(x.data);
+    write(to);
+    if (on_.types.quantises) {
+      k_.quantise(codes(x), p(x.scale), to, rows, width, on_.types.scaling);
+    }
+    return to;
+  }
+  /// The same of one that was filled before.
+  operand read(const saved_matrix<buffer>& x, index rows, index width) {
+    if (!on_.types.quantises) return m(x.data);
+    k_.dequantise(on_.work.decoded, codes(x), p(x.scale), rows, width, on_.types.scaling);
+    return on_.work.decoded;
+  }
+  /// Calls `use(data of each...)`, with their scales behind them where there are scales: codes and
+  /// scales leave in one group and come back in one.
+  template <class Use, class... Matrices>
+  void with(Use use, Matrices&... x) {
+    if (on_.types.quantises) {
+      use(x.data..., x.scale...);
+    } else {
+      use(x.data...);
+    }
+  }
+
   buffer floats(index count) { return on_.template allocate<float>(count); }
   static float* p(const buffer& b) { return b.template as<float>(); }
   static std::int32_t* ints(const buffer& b) { return b.template as<std::int32_t>(); }
+
+  static operand codes(const saved_matrix<buffer>& x) {
+    return {x.data.template as<e4m3>(), number_type::e4m3};
+  }
 
   context<Device, Kernels>& on_;
   Kernels& k_;

@@ -64,6 +64,7 @@ job prepare(int argc, char** argv, const moe::process& me) {
     const moe::checkpoint_start start = moe::read_checkpoint_start(line.run.resume);
     moe::check_fits(start, line.run, text);
     line.run.first_step = static_cast<int>(start.step);
+    line.run.loss_scale = moe::loss_scale_of(start);
   }
   const bool writes = me.rank == 0;
   // A folder that does not exist should not cost a training.
@@ -92,6 +93,7 @@ std::vector<moe::run_result> train(const job& what) {
 int report(job& what, const std::vector<moe::run_result>& runs) {
   const moe::run_result& last = runs.back();
   moe::print_result(last, what.text);
+  if (what.line.run.precision == moe::precision_kind::fp16) moe::print_loss_scale(last.loss_scale);
   if (what.line.run.pipeline || what.line.run.expert_parallel)
     moe::print_ranks(what.line.run, last);
   if (what.line.summary) tidepool::trace::write_summary(std::cout, last.counters);

@@ -26,7 +26,8 @@ class model {
             stream,
             run.model,
             run.microbatches,
-            {dev, run.model},
+            types_of(run),
+            {dev, run.model, types_of(run)},
             {dev, run.model.experts, "routing counts"},
             {dev, run.model.tokens(), "ones"},
             exchange,
@@ -44,6 +45,9 @@ class model {
   [[nodiscard]] block<Device, Kernels>& chunk(int number) {
     return blocks_[static_cast<std::size_t>(number)];
   }
+
+  /// Of the microbatches to come.
+  void scale_loss(float factor) { on_.loss_scale = factor; }
 
   void forward(int microbatch, const microbatch_io& io) { chunk(0).forward(microbatch, io, {}); }
   void backward(int microbatch, const microbatch_io& io) { chunk(0).backward(microbatch, io, {}); }

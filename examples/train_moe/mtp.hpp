@@ -27,7 +27,8 @@ struct saved_mtp {
 template <class Device, class Kernels>
 class mtp_module : layer_part<Device, Kernels> {
   using part = layer_part<Device, Kernels>;
-  using part::floats, part::p, part::on_, part::k_, part::m_, part::number_, part::norm_again_;
+  using part::floats, part::p, part::matrix, part::m;
+  using part::on_, part::k_, part::m_, part::number_, part::norm_again_;
 
  public:
   using typename part::buffer, typename part::chunk;
@@ -51,17 +52,17 @@ class mtp_module : layer_part<Device, Kernels> {
     const index tokens = m_.tokens(), hidden = m_.hidden;
     s.x = std::move(hidden_state);
     s.rstd = floats(tokens);
-    s.h = floats(tokens * hidden);
+    s.h = matrix(tokens * hidden);
     s.e = floats(tokens * hidden);
     s.e_rstd = floats(tokens);
-    s.e_h = floats(tokens * hidden);
+    s.e_h = matrix(tokens * hidden);
     k_.embed(p(s.e), embedding_.weight, nullptr, token(io), tokens, m_.seq, hidden);
     normalise(s);
 
     // The projection of both in a row is the sum of the projections of each.
     buffer y = floats(tokens * hidden);
-    k_.linear(p(y), p(s.h), proj_.weight, tokens, hidden, hidden);
-    k_.linear(on_.work.projected, p(s.e_h), second_half(proj_.weight), tokens, hidden, hidden);
+    k_.linear(p(y), m(s.h), proj_.matrix, tokens, hidden, hidden);
+    k_.linear(on_.work.projected, m(s.e_h), second_half(proj_.matrix), tokens, hidden, hidden);
     k_.add(p(y), p(y), on_.work.projected, tokens * hidden);
     if (norm_again_) {
       c.template commit<"mtp_proj">(number_, stream, s.x, s.rstd, s.e, s.e_rstd);
@@ -94,16 +95,17 @@ class mtp_module : layer_part<Device, Kernels> {
     }
     float* const dh = on_.work.dh;
     float* const de = on_.work.projected;
-    k_.linear_backward_weight(proj_.gradient, p(s.h), dx, tokens, hidden, hidden);
-    k_.linear_backward_weight(second_half(proj_.gradient), p(s.e_h), dx, tokens, hidden, hidden);
+    const const_operand dy = on_.narrowed(dx, tokens * hidden);
+    k_.linear_backward_weight(proj_.gradient, m(s.h), dy, tokens, hidden, hidden);
+    k_.linear_backward_weight(second_half(proj_.gradient), m(s.e_h), dy, tokens, hidden, hidden);
 
-    k_.linear_backward_input(dh, dx, second_half(proj_.weight), tokens, hidden, hidden);
+    k_.linear_backward_input(dh, dy, second_half(proj_.matrix), tokens, hidden, hidden);
     k_.fill(de, tokens * hidden, 0);
     k_.rmsnorm_backward(de, embedding_gain_.gradient, dh, p(s.e), p(s.e_rstd),
                         embedding_gain_.weight, tokens, hidden);
     k_.embed_backward(embedding_.gradient, nullptr, de, token(io), tokens, m_.seq, hidden);
 
-    k_.linear_backward_input(dh, dx, proj_.weight, tokens, hidden, hidden);
+    k_.linear_backward_input(dh, dy, proj_.matrix, tokens, hidden, hidden);
     k_.fill(dx, tokens * hidden, 0);
     k_.rmsnorm_backward(dx, hidden_gain_.gradient, dh, p(s.x), p(s.rstd), hidden_gain_.weight,
                         tokens, hidden);
@@ -113,14 +115,17 @@ class mtp_module : layer_part<Device, Kernels> {
  private:
   void normalise(saved& s) {
     const index tokens = m_.tokens(), hidden = m_.hidden;
-    k_.rmsnorm(p(s.h), p(s.rstd), p(s.x), hidden_gain_.weight, tokens, hidden);
-    k_.rmsnorm(p(s.e_h), p(s.e_rstd), p(s.e), embedding_gain_.weight, tokens, hidden);
+    k_.rmsnorm(m(s.h), p(s.rstd), p(s.x), hidden_gain_.weight, tokens, hidden);
+    k_.rmsnorm(m(s.e_h), p(s.e_rstd), p(s.e), embedding_gain_.weight, tokens, hidden);
   }
   /// The token `depth` ahead of each place; the one to predict lies behind it.
   [[nodiscard]] const std::int32_t* token(const microbatch_io& io) const {
     return io.token + depth_ * m_.tokens();
   }
-  [[nodiscard]] float* second_half(float* of_proj) const { return of_proj + m_.hidden * m_.hidden; }
+  template <class Matrix>
+  [[nodiscard]] Matrix second_half(Matrix of_proj) const {
+    return of_proj + m_.hidden * m_.hidden;
+  }
 
   index depth_;
   const parameter &embedding_, &hidden_gain_, &embedding_gain_, &proj_;

@@ -30,7 +30,7 @@ struct saved_parallel_experts : saved_experts<Buffer> {
 template <class Device, class Kernels>
 class parallel_experts : routed_part<Device, Kernels> {
   using part = routed_part<Device, Kernels>;
-  using part::floats, part::p, part::ints;
+  using part::floats, part::p, part::ints, part::matrix, part::m;
   using part::on_, part::k_, part::m_, part::number_, part::norm_again_;
   using part::w_, part::shared_, part::activation_again_;
 
@@ -48,9 +48,9 @@ class parallel_experts : routed_part<Device, Kernels> {
     const index tokens = m_.tokens(), hidden = m_.hidden;
 
     s.x = std::move(x);
-    s.h = floats(tokens * hidden);
+    s.h = matrix(tokens * hidden);
     s.rstd = floats(tokens);
-    k_.rmsnorm(p(s.h), p(s.rstd), p(s.x), w_.gain.weight, tokens, hidden);
+    k_.rmsnorm(m(s.h), p(s.rstd), p(s.x), w_.gain.weight, tokens, hidden);
     s.residual = s.x.share();
     c.template commit<"mlp_norm">(number_, stream, s.x, s.rstd);
 
@@ -59,11 +59,11 @@ class parallel_experts : routed_part<Device, Kernels> {
     const index rows = part::lay_out(s);
     lay_out_arrivals(s, counts);
 
-    auto& out = s.travel[0] = floats(rows * hidden);
-    k_.gather(p(out), p(s.h), ints(s.source), rows, m_.top_k, hidden);
-    s.xs = floats(arrivals(s) * hidden);
+    auto& out = s.travel[0] = matrix(rows * hidden);
+    k_.gather(m(out), m(s.h), ints(s.source), rows, m_.top_k, hidden);
+    s.xs.data = matrix(arrivals(s) * hidden);
     s.weight_in = floats(arrivals(s));
-    start(s, s.rows, {{p(out), p(s.xs), hidden}, {p(s.weight), p(s.weight_in), 1}});
+    start(s, s.rows, {{p(out), p(s.xs.data), words(hidden)}, {p(s.weight), p(s.weight_in), 1}});
     if (shared_) s.residual = part::add_shared(c, s, std::move(s.residual));
   }
 
@@ -75,28 +75,28 @@ class parallel_experts : routed_part<Device, Kernels> {
     on_.release(s.travel[0], s.weight);
     const auto span = on_.offloader.trace_span("experts", stream, number_);
 
-    s.a = floats(arrivals(s) * 2 * ffn);
+    s.a = matrix(arrivals(s) * 2 * ffn);
     each_batch(s, [&](index e, index first, index count) {
-      k_.linear(p(s.a) + first * 2 * ffn, p(s.xs) + first * hidden,
-                w_.fc1.weight + e * hidden * 2 * ffn, count, hidden, 2 * ffn);
+      k_.linear(m(s.a) + first * 2 * ffn, m(s.xs.data) + first * hidden,
+                w_.fc1.matrix + e * hidden * 2 * ffn, count, hidden, 2 * ffn);
     });
-    c.template commit<"expert_fc1">(number_, stream, s.xs);
+    c.template commit<"expert_fc1">(number_, stream, s.xs.data);
 
-    s.b = floats(arrivals(s) * ffn);
-    if (rows > 0) k_.swiglu(p(s.b), p(s.a), p(s.weight_in), rows, ffn);
+    s.b.data = matrix(arrivals(s) * ffn);
+    if (rows > 0) k_.swiglu(m(s.b.data), m(s.a), p(s.weight_in), rows, ffn);
     c.template commit<"moe_act">(number_, stream, s.a, s.weight_in);
 
     auto& y = s.travel[0] = floats(arrivals(s) * hidden);
     each_batch(s, [&](index e, index first, index count) {
-      k_.linear(p(y) + first * hidden, p(s.b) + first * ffn, w_.fc2.weight + e * ffn * hidden,
+      k_.linear(p(y) + first * hidden, m(s.b.data) + first * ffn, w_.fc2.matrix + e * ffn * hidden,
                 count, ffn, hidden);
     });
     if (fused()) {
-      c.template commit<"fused_group_mlp">(number_, stream, s.xs, s.a, s.weight_in, s.b);
+      c.template commit<"fused_group_mlp">(number_, stream, s.xs.data, s.a, s.weight_in, s.b.data);
     } else if (activation_again_) {
-      c.template discard<"moe_act">(number_, stream, s.b);
+      c.template discard<"moe_act">(number_, stream, s.b.data);
     } else {
-      c.template commit<"expert_fc2">(number_, stream, s.b);
+      c.template commit<"expert_fc2">(number_, stream, s.b.data);
     }
 
     auto& back = s.travel[1] = floats(s.first_row.back() * hidden);
@@ -133,10 +133,10 @@ class parallel_experts : routed_part<Device, Kernels> {
       c.template restore<"router">(number_, stream, s.h, s.probs, s.choice, s.row, s.source,
                                    s.counts);
     }
-    auto& out = s.travel[0] = floats(rows * hidden);
-    auto& dy = s.travel[1] = floats(arrivals(s) * hidden);
-    k_.gather(p(out), dx, ints(s.source), rows, m_.top_k, hidden);
-    start(s, s.rows, {{p(out), p(dy), hidden}});
+    auto& out = s.travel[0] = matrix(rows * hidden);
+    auto& dy = s.travel[1] = matrix(arrivals(s) * hidden);
+    k_.gather(m(out), dx, ints(s.source), rows, m_.top_k, hidden);
+    start(s, s.rows, {{p(out), p(dy), words(hidden)}});
   }
 
   /// The experts' backward; the gradients of their inputs start on the way back.
@@ -149,44 +149,44 @@ class parallel_experts : routed_part<Device, Kernels> {
     on_.release(s.travel[0]);
 
     if (fused()) {
-      c.template restore<"fused_group_mlp">(number_, stream, s.xs, s.a, s.weight_in, s.b);
+      c.template restore<"fused_group_mlp">(number_, stream, s.xs.data, s.a, s.weight_in, s.b.data);
     } else if (activation_again_) {
       c.template restore<"moe_act">(number_, stream, s.a, s.weight_in);
       const auto activate = [&] {
-        if (rows > 0) k_.swiglu(p(s.b), p(s.a), p(s.weight_in), rows, ffn);
+        if (rows > 0) k_.swiglu(m(s.b.data), m(s.a), p(s.weight_in), rows, ffn);
       };
-      c.template recompute<"moe_act">(number_, stream, activate, s.b);
+      c.template recompute<"moe_act">(number_, stream, activate, s.b.data);
     } else {
-      c.template restore<"expert_fc2">(number_, stream, s.b);
+      c.template restore<"expert_fc2">(number_, stream, s.b.data);
     }
     buffer db = floats(arrivals(s) * ffn);
     each_batch(s, [&](index e, index first, index count) {
-      const float* const up = p(dy) + first * hidden;
-      k_.linear_backward_weight(w_.fc2.gradient + e * ffn * hidden, p(s.b) + first * ffn, up, count,
-                                ffn, hidden);
-      k_.linear_backward_input(p(db) + first * ffn, up, w_.fc2.weight + e * ffn * hidden, count,
+      const operand up = m(dy) + first * hidden;
+      k_.linear_backward_weight(w_.fc2.gradient + e * ffn * hidden, m(s.b.data) + first * ffn, up,
+                                count, ffn, hidden);
+      k_.linear_backward_input(p(db) + first * ffn, up, w_.fc2.matrix + e * ffn * hidden, count,
                                ffn, hidden);
     });
-    on_.release(s.b, dy);
+    on_.release(s.b.data, dy);
 
     if (!activation_again_) c.template restore<"moe_act">(number_, stream, s.a, s.weight_in);
-    buffer da = floats(arrivals(s) * 2 * ffn);
+    buffer da = matrix(arrivals(s) * 2 * ffn);
     auto& dweight = s.travel[1] = floats(arrivals(s));
     if (rows > 0) {
-      k_.swiglu_backward(p(da), p(dweight), p(db), p(s.a), p(s.weight_in), rows, ffn);
+      k_.swiglu_backward(m(da), p(dweight), p(db), m(s.a), p(s.weight_in), rows, ffn);
     }
     on_.release(s.a, s.weight_in, db);
 
-    c.template restore<"expert_fc1">(number_, stream, s.xs);
+    c.template restore<"expert_fc1">(number_, stream, s.xs.data);
     auto& dxs = s.travel[0] = floats(arrivals(s) * hidden);
     each_batch(s, [&](index e, index first, index count) {
-      const float* const up = p(da) + first * 2 * ffn;
-      k_.linear_backward_weight(w_.fc1.gradient + e * hidden * 2 * ffn, p(s.xs) + first * hidden,
-                                up, count, hidden, 2 * ffn);
-      k_.linear_backward_input(p(dxs) + first * hidden, up, w_.fc1.weight + e * hidden * 2 * ffn,
+      const operand up = m(da) + first * 2 * ffn;
+      k_.linear_backward_weight(w_.fc1.gradient + e * hidden * 2 * ffn,
+                                m(s.xs.data) + first * hidden, up, count, hidden, 2 * ffn);
+      k_.linear_backward_input(p(dxs) + first * hidden, up, w_.fc1.matrix + e * hidden * 2 * ffn,
                                count, hidden, 2 * ffn);
     });
-    on_.release(s.xs, da);
+    on_.release(s.xs.data, da);
 
     auto& back = s.travel[2] = floats(s.first_row.back() * hidden);
     auto& dweight_back = s.travel[3] = floats(s.first_row.back());
@@ -205,12 +205,12 @@ class parallel_experts : routed_part<Device, Kernels> {
       c.template restore<"mlp_norm">(number_, stream, s.x, s.rstd);
       c.template recompute<"layernorm">(
           number_, stream,
-          [&] { k_.rmsnorm(p(s.h), p(s.rstd), p(s.x), w_.gain.weight, tokens, hidden); }, s.h);
+          [&] { k_.rmsnorm(m(s.h), p(s.rstd), p(s.x), w_.gain.weight, tokens, hidden); }, s.h);
     }
     part::route_backward(s, p(s.travel[3]), dh);
     k_.combine(dh, dh, p(s.travel[2]), ints(s.row), tokens, m_.top_k, hidden);
     if (shared_) {
-      shared_->backward_fc1(on_.work.projected, p(s.h));
+      shared_->backward_fc1(on_.work.projected, m(s.h));
       k_.add(dh, dh, on_.work.projected, tokens * hidden);
     }
     on_.release(s.travel[0], s.travel[1], s.travel[2], s.travel[3]);
@@ -225,6 +225,10 @@ class parallel_experts : routed_part<Device, Kernels> {
  private:
   [[nodiscard]] index here() const { return m_.experts / on_.exchange->ranks(); }
   [[nodiscard]] bool fused() const { return on_.offloader.template enabled<"fused_group_mlp">(); }
+  /// Operands travel as they are, in words of four bytes.
+  [[nodiscard]] index words(index width) const {
+    return width * bytes_of(on_.types.operands) / index{sizeof(float)};
+  }
   /// Rows that memory is made for: a tensor without any could not be saved.
   static index arrivals(const saved& s) { return std::max(s.rows.all_received(), row_padding); }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "layout.hpp"
+#include "operand.hpp"
 
 namespace moe {
 
@@ -24,6 +25,12 @@ struct parameter {
   index offset = 0;
   float* weight = nullptr;
   float* gradient = nullptr;  ///< accumulates over the microbatches of a step
+  operand matrix{};           ///< the weight as GEMMs read it: itself, or a narrower copy
+
+  /// Whether a GEMM reads it: gains and tables are not multiplied.
+  [[nodiscard]] bool is_matrix() const {
+    return range > 0 && !name.ends_with("embedding") && name != "positions";
+  }
 };
 
 /// The tensors whose names start alike: those of one layer.

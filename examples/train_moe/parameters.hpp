@@ -23,7 +23,8 @@ class parameters {
   /// Those of `ranges`; the others are known by name and size alone. Without `moments_here` the
   /// moments of AdamW are nowhere until `keep_moments_on_host`.
   parameters(Device& dev, const model_sizes& m, const std::vector<layer_range>& ranges,
-             bool moments_here = true, expert_range share = {})
+             bool moments_here = true, expert_range share = {},
+             number_type multiplied_in = number_type::fp32)
       : list_(list_parameters(m, ranges, share)),
         total_(lay_out(list_)),
         weights_(dev, total_, "weights"),
@@ -33,7 +34,9 @@ class parameters {
       if (!p.held) continue;
       p.weight = weights_.data() + p.offset;
       p.gradient = gradients_.data() + p.offset;
+      p.matrix = p.weight;
     }
+    if (multiplied_in != number_type::fp32) make_copies(dev, multiplied_in);
   }
 
   [[nodiscard]] const std::vector<parameter>& all() const { return list_; }
@@ -78,18 +81,38 @@ class parameters {
         k.fill(p.weight, p.count, 1);
       }
     }
+    refresh_copies(k);
   }
 
-  /// One step of AdamW on everything; `step` counts from 0. Gains do not decay.
+  /// Brings the copies that GEMMs read in line with the weights.
   template <class Kernels>
-  void update(Kernels& k, int step, float learning_rate) {
+  void refresh_copies(Kernels& k) const {
+    for (const parameter& p : list_) refresh_copy(k, p);
+  }
+
+  /// found[0] = 1 if a gradient is not finite, else 0.
+  template <class Kernels>
+  void find_overflow(Kernels& k, std::int32_t* found) const {
+    k.find_not_finite(found, gradients_.data(), total_);
+  }
+  /// In place of an update.
+  template <class Kernels>
+  void drop_gradients(Kernels& k) {
+    k.fill(gradients_.data(), total_, 0);
+  }
+
+  /// One step of AdamW on everything; `step` counts from 0. Gains do not decay. Every gradient has
+  /// the factor `loss_scale`.
+  template <class Kernels>
+  void update(Kernels& k, int step, float learning_rate, float loss_scale = 1) {
     constexpr float beta1 = 0.9F;
     constexpr float beta2 = 0.95F;
     const auto t = static_cast<float>(step + 1);
     const auto update_one = [&](const parameter& p, const moment_pair& moments) {
       k.adamw(p.weight, p.gradient, moments.momentum, moments.variance, p.count,
               {learning_rate, beta1, beta2, 1e-8F, p.range > 0 ? 0.01F : 0.0F,
-               1 - std::pow(beta1, t), 1 - std::pow(beta2, t)});
+               1 - std::pow(beta1, t), 1 - std::pow(beta2, t), 1 / loss_scale});
+      refresh_copy(k, p);
     };
     if (moments_) {
       for (const parameter& p : list_) {
@@ -118,6 +141,26 @@ class parameters {
     return end;
   }
 
+  void make_copies(Device& dev, number_type type) {
+    const auto bytes = [type](const parameter& p) {
+      return (p.count * bytes_of(type) + 255) / 256 * 256;
+    };
+    index end = 0;
+    for (const parameter& p : list_) end += p.held && p.is_matrix() ? bytes(p) : 0;
+    copies_.emplace(dev, end, "weights to multiply with");
+    char* at = copies_->data();
+    for (parameter& p : list_) {
+      if (!p.held || !p.is_matrix()) continue;
+      p.matrix = {at, type};
+      at += bytes(p);
+    }
+  }
+
+  template <class Kernels>
+  void refresh_copy(Kernels& k, const parameter& p) const {
+    if (p.held && p.matrix.data != p.weight) k.convert(p.matrix, p.weight, p.count);
+  }
+
   /// One for each layer, and one for what is in none.
   [[nodiscard]] std::vector<slice> slices() const {
     std::vector<slice> result;
@@ -136,6 +179,7 @@ class parameters {
   std::vector<parameter> list_;
   index total_;
   device_array<Device, float> weights_, gradients_;
+  std::optional<device_array<Device, char>> copies_;
   std::optional<resident_moments<Device>> moments_;
   std::optional<visiting_moments<Device>> visitors_;
 };

@@ -93,6 +93,13 @@ inline void print_result(const run_result& run, const corpus& text) {
   }
 }
 
+/// What became of the scale of the loss under fp16.
+inline void print_loss_scale(const loss_scaling& scaling) {
+  std::printf("loss scale %.0f, %d %s skipped because a gradient overflowed\n",
+              static_cast<double>(scaling.scale), scaling.skipped,
+              scaling.skipped == 1 ? "step" : "steps");
+}
+
 /// Where the layers of a pipeline lie, or the experts, and the bytes of each rank.
 inline void print_ranks(const settings& run, const run_result& result) {
   for (int rank = 0; rank < run.ranks; ++rank) {

@@ -40,7 +40,7 @@ class routed_part : protected layer_part<Device, Kernels> {
   using typename part::buffer, typename part::chunk;
 
  protected:
-  using part::floats, part::p, part::ints;
+  using part::floats, part::p, part::ints, part::m;
   using part::on_, part::k_, part::m_;
 
   routed_part(context<Device, Kernels>& on, int number, const experts_parameters& w)
@@ -51,7 +51,7 @@ class routed_part : protected layer_part<Device, Kernels> {
   /// Returns the residual stream with what the shared expert adds to it.
   buffer add_shared(chunk& c, saved_routing<buffer>& s, buffer residual) {
     const index count = m_.tokens() * m_.hidden;
-    shared_->forward_fc1(s.shared, p(s.h));
+    shared_->forward_fc1(s.shared, m(s.h));
     shared_->forward_fc2(c, s.shared, on_.work.projected);
     buffer sum = floats(count);
     k_.add(p(sum), p(residual), on_.work.projected, count);
@@ -67,7 +67,7 @@ class routed_part : protected layer_part<Device, Kernels> {
     s.choice = on_.template allocate<std::int32_t>(shape.tokens * shape.top_k);
     s.row = on_.template allocate<std::int32_t>(shape.tokens * shape.top_k);
     s.counts = on_.template allocate<std::int32_t>(shape.experts);
-    k_.linear(on_.work.logits, p(s.h), w_.router.weight, shape.tokens, m_.hidden, shape.experts);
+    k_.linear(on_.work.logits, m(s.h), w_.router.matrix, shape.tokens, m_.hidden, shape.experts);
     k_.route(p(s.probs), ints(s.choice), on_.work.logits, shape);
     k_.assign(ints(s.row), ints(s.counts), ints(s.choice), shape);
     k_.balance(balance, p(s.probs), ints(s.counts), shape);
@@ -97,10 +97,12 @@ class routed_part : protected layer_part<Device, Kernels> {
     auto& w = on_.work;
     const index tokens = m_.tokens(), hidden = m_.hidden;
     k_.route_backward(w.logits, dweight, ints(s.row), ints(s.choice), p(s.probs), ints(s.counts),
-                      balance_weight / static_cast<float>(m_.routed_layers() * on_.microbatches),
+                      on_.loss_scale * (balance_weight /
+                                        static_cast<float>(m_.routed_layers() * on_.microbatches)),
                       routing());
-    k_.linear_backward_weight(w_.router.gradient, p(s.h), w.logits, tokens, hidden, m_.experts);
-    k_.linear_backward_input(dh, w.logits, w_.router.weight, tokens, hidden, m_.experts);
+    const const_operand dlogits = on_.narrowed(w.logits, tokens * m_.experts);
+    k_.linear_backward_weight(w_.router.gradient, m(s.h), dlogits, tokens, hidden, m_.experts);
+    k_.linear_backward_input(dh, dlogits, w_.router.matrix, tokens, hidden, m_.experts);
   }
 
   [[nodiscard]] routing_shape routing() const {

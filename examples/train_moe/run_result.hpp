@@ -27,6 +27,7 @@ struct run_result {
   double forecast_ms = 0;         ///< of a step, by the plan that was followed; 0 without one
   bool limited = false;           ///< experts have a capacity
   choice_counts choices;          ///< of all ranks
+  loss_scaling loss_scale;        ///< at the end
   std::vector<rank_bytes> ranks;  ///< of all ranks; the rest is this rank's own
 };
 

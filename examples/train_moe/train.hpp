@@ -21,6 +21,7 @@
 #include "data.hpp"
 #include "gradient_sum.hpp"
 #include "layout.hpp"
+#include "loss_scaler.hpp"
 #include "model.hpp"
 #include "plan_files.hpp"
 #include "run_result.hpp"
@@ -59,8 +60,9 @@ class trainer {
         link_(team, dev, kernels_, stream_.ref()),
         shape_(shape_of(run)),
         schedule_(steps_of(run)),
+        scaler_(dev, run),
         weights_(dev, run.model, ranges_of_rank(run, run.rank), !run.moments_on_host,
-                 experts_of_rank(run, run.rank)),
+                 experts_of_rank(run, run.rank), types_of(run).operands),
         offloader_(dev, opt),
         model_(dev, offloader_, kernels_, stream_.ref(), weights_, run,
                ranges_of_rank(run, run.rank), exchange()),
@@ -72,7 +74,10 @@ class trainer {
     if (run.moments_on_host) weights_.keep_moments_on_host(offloader_, kernels_, stream_.ref());
     report_what_is_here(opt);
     if (!run.plan.empty()) follow_plan(offloader_, run);
-    if (!run.resume.empty()) resume_from(dev, stream_.ref(), run, weights_);
+    if (!run.resume.empty()) {
+      resume_from(dev, stream_.ref(), run, weights_);
+      weights_.refresh_copies(kernels_);
+    }
   }
 
   run_result run() {
@@ -105,7 +110,11 @@ class trainer {
       }
     }
     if (!run_.save_plan.empty()) save_plan(offloader_, run_);
-    if (!run_.save.empty()) save_to(dev_, stream_.ref(), link_, run_, text_, weights_);
+    result.loss_scale = scaler_.state();
+    if (!run_.save.empty()) {
+      run_.loss_scale = scaler_.state();
+      save_to(dev_, stream_.ref(), link_, run_, text_, weights_);
+    }
     result.driver_peak = driver_peak_;
     result.counters = offloader_.counters();
     if (const auto& plan = offloader_.current_plan()) {
@@ -121,6 +130,7 @@ class trainer {
 
   float train_step(int step) {
     upload(static_cast<std::uint64_t>(step) + 1, false);
+    model_.scale_loss(scaler_.scale());
     for (std::size_t i = 0; i < schedule_.size(); ++i) {
       const pipeline_step& each = schedule_[i];
       if (each.what == pipeline_step::pass::forward) {
@@ -138,9 +148,10 @@ class trainer {
       sum_embedding_gradients(weights_, kernels_, offloader_, link_, run_, stream_.ref());
     }
     sum_gradients();
-    {
+    const float scale = scaler_.scale();
+    if (scaler_.accepts(weights_, dev_, stream_.ref(), kernels_, link_)) {
       const auto span = offloader_.trace_span("AdamW", stream_.ref());
-      weights_.update(kernels_, step, learning_rate(step));
+      weights_.update(kernels_, step - scaler_.state().skipped, learning_rate(step), scale);
     }
     offloader_.end_step();
     return mean_loss();
@@ -321,6 +332,7 @@ class trainer {
   Link<Device, Kernels> link_;
   pipeline_shape shape_;
   std::vector<pipeline_step> schedule_;
+  loss_scaler<Device> scaler_;
   parameters<Device> weights_;
   tidepool::offloader<Device, saving_modules> offloader_;
   model<Device, Kernels> model_;

@@ -1,0 +1,78 @@
+/// The CPU kernels between numbers of different types: conversion, quantisation, a look for
+/// overflow.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels_cpu_base.hpp"
+
+namespace moe {
+
+class cpu_numbers : public cpu_launcher {
+ public:
+  using cpu_launcher::cpu_launcher;
+
+  void convert(operand y, const_operand x, index count) {
+    launch("convert", 0, floats_in(x, count) + floats_in(y, count), [=] {
+      with_elements(x, [&](const auto* from) {
+        with_elements(y, [&]<class T>(T* to) {
+          for (index i = 0; i < count; ++i) to[i] = T(static_cast<float>(from[i]));
+        });
+      });
+    });
+  }
+
+  void find_not_finite(std::int32_t* found, const float* x, index count) {
+    launch("find_not_finite", 0, count, [=] {
+      const bool finite = std::all_of(x, x + count, [](float each) { return std::isfinite(each); });
+      *found = finite ? 0 : 1;
+    });
+  }
+
+  void quantise(operand codes, float* scale, operand x, index rows, index width,
+                fp8_scaling scaling) {
+    launch("quantise", 4 * rows * width, 2 * floats_in(x, rows * width), [=] {
+      auto* const to = codes.as<e4m3>();
+      auto* const from = x.as<bf16>();
+      each_group(rows, width, scaling, [&](index first, index end, index group) {
+        float largest = 0;
+        for (index i = first; i < end; ++i) {
+          largest = std::max(largest, std::abs(static_cast<float>(from[i])));
+        }
+        const float step = scale[group] = e4m3_scale(largest);
+        for (index i = first; i < end; ++i) {
+          to[i] = e4m3(static_cast<float>(from[i]) / step);
+          from[i] = bf16(static_cast<float>(to[i]) * step);
+        }
+      });
+    });
+  }
+
+  void dequantise(operand x, const_operand codes, const float* scale, index rows, index width,
+                  fp8_scaling scaling) {
+    launch("dequantise", rows * width, 2 * floats_in(x, rows * width), [=] {
+      const auto* const from = codes.as<e4m3>();
+      auto* const to = x.as<bf16>();
+      each_group(rows, width, scaling, [&](index first, index end, index group) {
+        for (index i = first; i < end; ++i)
+          to[i] = bf16(static_cast<float>(from[i]) * scale[group]);
+      });
+    });
+  }
+
+ private:
+  /// Calls `body(first, end, number)` for the numbers of each scale.
+  template <class Body>
+  static void each_group(index rows, index width, fp8_scaling scaling, Body body) {
+    if (scaling == fp8_scaling::tensor) return body(0, rows * width, 0);
+    index group = 0;
+    for (index r = 0; r < rows; ++r) {
+      for (index c = 0; c < width; c += scale_block) {
+        body(r * width + c, r * width + std::min(c + scale_block, width), group++);
+      }
+    }
+  }
+};
+
+}  // namespace moe
