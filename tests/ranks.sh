@@ -87,7 +87,7 @@ with_and_without() {
   local ranks=$1
   shift
   on "$ranks" "$@" --compare --json "$folder/ranks" &&
-    grep -q 'equal to the bit: 3 of 3' "$folder/output" &&
+    grep -q 'equal to the bit: \([0-9]*\) of \1 steps' "$folder/output" &&
     [ "$(grep -c '"step_bytes": [1-9]' "$folder/ranks")" -gt 0 ]
   verdict "$ranks ranks: $* --compare"
 }
@@ -116,6 +116,13 @@ case $part in
         --offload-modules attn_norm,core_attn,mlp_norm,expert_fc1
       with_and_without $ranks --layers 3 --offload-modules fused_group_mlp,router
     done
+    for precision in bf16 fp16; do
+      with_and_without 2 --layers 3 --precision $precision "${leaves[@]}" --max-inflight 1
+      with_and_without 2 --layers 3 --precision $precision --recompute-modules layernorm,moe_act \
+        --dense-layers 1 --shared-experts 1 --offload-modules core_attn,expert_fc1,router
+    done
+    with_and_without 2 --layers 3 --steps 12 --precision fp16 --initial-loss-scale 67108864 \
+      "${leaves[@]}"
     # Two tokens, of which each chooses one expert of four: some ranks get no rows.
     small=(--hidden 32 --heads 2 --seq 2 --batch 1 --data "$text")
     as_one_process 4 '--layers 2 --top-k 1' "${leaves[@]}"
@@ -164,6 +171,15 @@ case $part in
     same_bits 2 "$mixed" --optimizer-state host "${leaves[@]}" --memory arena --device-budget 2MB
     [ "$(grep -c 'moved no byte' "$folder/output")" -eq 0 ]
     verdict '2 ranks: no complaint about a module that the other rank has'
+    for precision in bf16 fp16 fp8; do
+      same_bits 2 "--layers 4 --precision $precision" "${leaves[@]}"
+    done
+    # A gradient that overflows on one rank stops the update on all.
+    same_bits 4 '--layers 4 --steps 12 --precision fp16 --initial-loss-scale 67108864 --lr 0.001'
+    [ "$(grep -o '"skipped_steps": [0-9]*' "$folder/alone")" = \
+      "$(grep -o '"skipped_steps": [0-9]*' "$folder/ranks")" ] &&
+      ! grep -q '"skipped_steps": 0' "$folder/ranks"
+    verdict '4 ranks: as many steps are skipped as in one process'
     # The embedding, and its copy on the rank with the head, get the sum of both gradients.
     limited='--layers 4 --expert-capacity 0.9'
     same_bits 2 "$limited --eval-every 2" --virtual-stages 2 "${leaves[@]}" --memory slots
@@ -177,7 +193,7 @@ case $part in
     same_bits 2 "$mtp" --recompute-modules layernorm,moe_act --optimizer-state host \
       --offload-modules attn_norm,core_attn,mtp_proj
     on 2 --layers 4 --virtual-stages 2 --compare "${leaves[@]}" &&
-      grep -q 'equal to the bit: 3 of 3' "$folder/output"
+      grep -q 'equal to the bit: \([0-9]*\) of \1 steps' "$folder/output"
     verdict '2 ranks: --compare'
     ;;
   checkpoints)
@@ -229,6 +245,7 @@ case $part in
     refuses 2 'expert-parallel: the ranks of --pipeline hold layers' --layers 4 --expert-parallel
     how=--expert-parallel
     refuses 3 'experts=4: with --expert-parallel it must be a multiple of the 3 ranks; give 6'
+    refuses 2 'precision=fp8: --expert-parallel exchanges rows' --precision fp8
     refuses 2 'microbatches=3: with --expert-parallel it must be a multiple of the 2 ranks; give 4' \
       --microbatches 3
     refuses 2 'in-flight=3: is more than the 2 microbatches of each rank' --in-flight 3

@@ -1,0 +1,133 @@
+#!/usr/bin/env bash
+# Trains in every precision: losses near those of fp32 and equal to the bit with offload, bytes that
+# leave, the scale of the loss under fp16, resuming; then options that must be refused.
+#
+#   tests/precision.sh TRAIN_MOE [option of train_moe]...     e.g. --device cuda
+#
+# Prints one line a case; exits 1 if any fails.
+set -uo pipefail
+
+train_moe=$1
+shift
+common=(--preset tiny "$@")
+source "$(dirname "${BASH_SOURCE[0]}")/support/cases.sh"
+
+run() { "$train_moe" "${common[@]}" "$@" >"$folder/output" 2>&1; }
+
+# value NAME FILE: the last number of that name
+value() { grep -o "\"$1\": [0-9.e+-]*" "$2" | tail -n 1 | grep -o '[0-9.e+-]*$'; }
+
+# module_bytes MODULE FILE: what it offloaded
+module_bytes() { grep -A 10 "\"$1\": {" "$2" | grep -o '"bytes_offloaded": [0-9]*' | grep -o '[0-9]*$'; }
+
+# holds EXPRESSION: of awk
+holds() {
+  awk "BEGIN { exit !($1) }" && return
+  echo "not so: $1" >>"$folder/output"
+  return 1
+}
+bits() { grep -o '"bits": "[^"]*"' "$1"; }
+options_of() { [ "$1" = fp8_tensor ] && echo '--precision fp8 --fp8-scaling tensor' || echo "--precision $1"; }
+
+# The band of each is several times what was found, and far below what a wrong operand costs.
+for kind in fp32:0 bf16:0.01 fp16:0.005 fp8:0.03 fp8_tensor:0.03; do
+  precision=${kind%:*}
+  read -r -a options <<<"$(options_of "$precision")"
+  run --steps 40 "${options[@]}" --offload-modules all --json "$folder/$precision" &&
+    holds "$(value final_loss "$folder/$precision") - $(value final_loss "$folder/fp32") <= ${kind#*:}" &&
+    holds "$(value final_loss "$folder/fp32") - $(value final_loss "$folder/$precision") <= ${kind#*:}"
+  verdict "$precision: the loss after 40 steps is that of fp32, give or take ${kind#*:}"
+done
+[ "$(for p in fp32 bf16 fp16 fp8; do bits "$folder/$p" | tail -n 1; done | sort -u | wc -l)" -eq 4 ]
+verdict 'each precision has losses of its own'
+
+# What routing decides differs a little from precision to precision, and so do rows of experts.
+ratio() {  # ratio MODULE A B LEAST MOST
+  holds "$(module_bytes "$1" "$folder/$2") > 0" &&
+    holds "$(module_bytes "$1" "$folder/$2") >= $4 * $(module_bytes "$1" "$folder/$3")" &&
+    holds "$(module_bytes "$1" "$folder/$2") <= $5 * $(module_bytes "$1" "$folder/$3")"
+  verdict "$1 offloads $4 to $5 times as much in $2 as in $3"
+}
+for precision in bf16 fp16; do
+  ratio qkv_linear $precision fp32 0.5 0.5
+  ratio core_attn $precision fp32 0.5 0.51
+  for module in expert_fc1 moe_act expert_fc2; do ratio $module $precision fp32 0.49 0.51; done
+done
+for module in expert_fc1 expert_fc2; do
+  ratio $module fp8_tensor bf16 0.49 0.51
+  ratio $module fp8 bf16 0.52 0.54  # a scale for each row of 64 codes, which a block is here
+done
+ratio moe_act fp8 bf16 0.98 1.02
+
+for precision in bf16 fp16 fp8 fp8_tensor; do
+  read -r -a options <<<"$(options_of $precision)"
+  for how in '--in-flight 3' '--memory arena --device-budget 24MiB --eval-every 2' '--memory slots' \
+    '--offload-modules expert_fc1,moe_act,expert_fc2 --max-inflight 1' \
+    '--offload-modules fused_group_mlp --optimizer-state host' \
+    '--offload-modules attn_norm,mlp_norm,router --recompute-modules layernorm,moe_act,moe_permute' \
+    '--mtp 1 --dense-layers 1 --shared-experts 1 --memory slots'; do
+    read -r -a rest <<<"$how"
+    [[ " ${rest[*]} " == *' --offload-modules '* ]] || rest+=(--offload-modules all)
+    run --steps 4 --compare "${options[@]}" "${rest[@]}"
+    verdict "$precision: the same bits without offload and with, ${rest[*]}"
+  done
+done
+
+# The scale of the loss: too high a one costs steps and no more, and a good one grows.
+high=(--precision fp16 --initial-loss-scale 4294967296 --loss-scale-window 4)
+run --steps 24 "${high[@]}" --json "$folder/high" && run --steps 24 --precision fp16 --json "$folder/good" &&
+  holds "$(value skipped_steps "$folder/high") >= 4" &&
+  holds "$(value skipped_steps "$folder/good") == 0" &&
+  holds "$(value loss_scale "$folder/high") < 4294967296" &&
+  holds "$(value final_loss "$folder/high") < $(value final_loss "$folder/good") + 1" &&
+  ! grep -q nan "$folder/high"
+verdict 'steps that overflow are skipped, and training goes on'
+run --steps 9 --precision fp16 --initial-loss-scale 1 --loss-scale-window 4 --json "$folder/low" &&
+  [ "$(value loss_scale "$folder/low")" = 4.0 ] && [ "$(value skipped_steps "$folder/low")" = 0 ]
+verdict 'the scale doubles after each four good steps'
+run --steps 4 --precision fp16 --initial-loss-scale 1024 --json "$folder/scale_a" &&
+  run --steps 4 --precision fp16 --initial-loss-scale 4096 --json "$folder/scale_b" &&
+  [ "$(bits "$folder/scale_a" | head -n 1)" = "$(bits "$folder/scale_b" | head -n 1)" ]
+verdict 'the loss itself is reported without the scale'
+run --steps 12 "${high[@]}" --compare --offload-modules all
+verdict 'skipped steps are the same with offload'
+
+for precision in bf16 fp16 fp8; do
+  first=(--precision $precision)
+  second=(--precision $precision)
+  # Five steps are in the middle of those that the scale costs; the file knows where it was.
+  [ $precision = fp16 ] && first=("${high[@]}") && second+=(--loss-scale-window 4)
+  run --steps 12 "${first[@]}" --json "$folder/whole" --save "$folder/end_of_whole" &&
+    run --steps 12 "${first[@]}" --save "$folder/state" --save-step 5 &&
+    run --steps 12 "${second[@]}" --offload-modules all --resume "$folder/state" --json "$folder/tail" \
+      --save "$folder/end" &&
+    [ "$(bits "$folder/tail")" = "$(bits "$folder/whole" | tail -n 7)" ] &&
+    cmp "$folder/end" "$folder/end_of_whole" >>"$folder/output" 2>&1
+  verdict "$precision: resumed, the same bits as unbroken"
+done
+
+# refuses NAME PATTERN OPTION...
+refuses() {
+  local name=$1 pattern=$2
+  shift 2
+  run --steps 12 "$@"
+  [ $? -eq 2 ] && grep -q -- "$pattern" "$folder/output"
+  verdict "refused: $name"
+}
+refuses 'an unknown precision' 'precision=fp4: use one of fp32, bf16, fp16, fp8' --precision fp4
+refuses 'an unknown scaling' 'fp8-scaling=row: use one of tensor, block' --precision fp8 --fp8-scaling row
+refuses 'scaling without codes' 'has no effect with --precision=bf16; add --precision=fp8' \
+  --precision bf16 --fp8-scaling tensor
+refuses 'a scale without fp16' 'has no effect with --precision=fp32; add --precision=fp16' \
+  --initial-loss-scale 4
+refuses 'a window without fp16' 'has no effect with --precision=fp8' --precision fp8 --loss-scale-window 4
+refuses 'a scale that is no power of two' 'use a power of two' --precision fp16 --initial-loss-scale 3
+refuses 'no window' 'loss-scale-window=0: use 1 or more' --precision fp16 --loss-scale-window 0
+refuses 'another precision' '--precision=fp8, and this run has --precision=bf16; give' \
+  --precision bf16 --resume "$folder/state"
+refuses 'another scaling' '--fp8-scaling=block, and this run has --fp8-scaling=tensor; give' \
+  --precision fp8 --fp8-scaling tensor --resume "$folder/state"
+refuses 'a scale beside that of the file' 'goes on with the scale of the file' \
+  --precision fp16 --initial-loss-scale 4 --resume "$folder/state"
+
+[ "$failed" -eq 0 ]

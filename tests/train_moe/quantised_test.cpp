@@ -1,0 +1,144 @@
+/// Codes of FP8 and their scales, as the trainer saves them: one group, which comes back to the
+/// bit.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <tidepool/tidepool.hpp>
+#include <vector>
+
+#include "../../examples/train_moe/kernels_cpu_numbers.hpp"
+
+namespace {
+
+using moe::bf16;
+using moe::e4m3;
+using moe::fp8_scaling;
+using device = tidepool::virtual_device;
+using modules = tidepool::modules<"expert_fc1">;
+using moe::number_type;
+
+constexpr moe::index rows = 24, width = 200, layers = 6;
+
+struct bench {
+  explicit bench(const tidepool::options& opt)
+      : stream(dev.make_stream()), kernels(dev, stream.ref(), {}), off(dev, opt) {}
+
+  device dev;
+  device::stream stream;
+  moe::cpu_numbers kernels;
+  tidepool::offloader<device, modules> off;
+};
+
+tidepool::options offload_everything() {
+  tidepool::options opt;
+  opt.offload_modules = {"expert_fc1"};
+  opt.min_tensor_elements = 1;
+  opt.margin = false;
+  return opt;
+}
+
+template <class T>
+std::vector<std::byte> bytes_of(const T* from, std::size_t count) {
+  std::vector<std::byte> bytes(count * sizeof(T));
+  std::memcpy(bytes.data(), from, bytes.size());
+  return bytes;
+}
+
+std::vector<bf16> numbers(std::uint64_t seed) {
+  std::vector<bf16> result;
+  for (moe::index i = 0; i < rows * width; ++i) {
+    const auto bits = moe::mix(seed + static_cast<std::uint64_t>(i));
+    const float unit = static_cast<float>(bits >> 40) * 0x1p-23F - 1;
+    result.push_back(bf16(unit * (i / width % 3 == 0 ? 1e-3F : 30.0F)));
+  }
+  return result;
+}
+
+TEST_CASE("codes and scales leave as one group and come back to the bit") {
+  for (const fp8_scaling scaling : {fp8_scaling::tensor, fp8_scaling::block}) {
+    bench on(offload_everything());
+    const auto scales = static_cast<std::size_t>(moe::scale_count(rows, width, scaling));
+    constexpr auto count = static_cast<std::size_t>(rows * width);
+    for (int step = 0; step < 3; ++step) {
+      auto chunk = on.off.begin();
+      tidepool::buffer<device> codes[layers], scale[layers];
+      std::vector<std::byte> codes_before[layers], scale_before[layers];
+      for (int l = 0; l < layers; ++l) {
+        auto x = numbers(static_cast<std::uint64_t>(100 * step + l));
+        codes[l] = on.off.allocate<e4m3>(count, on.stream.ref());
+        scale[l] = on.off.allocate<float>(scales, on.stream.ref());
+        on.kernels.quantise({codes[l].as<e4m3>(), number_type::e4m3}, scale[l].as<float>(),
+                            {x.data(), number_type::bf16}, rows, width, scaling);
+        on.dev.synchronize(on.stream.ref());
+        codes_before[l] = bytes_of(codes[l].as<e4m3>(), count);
+        scale_before[l] = bytes_of(scale[l].as<float>(), scales);
+        chunk.commit<"expert_fc1">(l, on.stream.ref(), codes[l], scale[l]);
+        CHECK(!codes[l]);
+        CHECK(!scale[l]);
+      }
+      chunk.end_forward();
+      for (int l = layers; l-- > 0;) {
+        chunk.restore<"expert_fc1">(l, on.stream.ref(), codes[l], scale[l]);
+        on.dev.synchronize(on.stream.ref());
+        CHECK(bytes_of(codes[l].as<e4m3>(), count) == codes_before[l]);
+        CHECK(bytes_of(scale[l].as<float>(), scales) == scale_before[l]);
+        codes[l].reset(on.stream.ref());
+        scale[l].reset(on.stream.ref());
+      }
+      chunk.finish();
+      on.off.end_step();
+    }
+    const auto& module = on.off.counters().modules.front();
+    CHECK(module.groups_offloaded == 3 * layers);
+    CHECK(module.bytes_offloaded == 3 * layers * (count + 4 * scales));
+  }
+}
+
+TEST_CASE("what a code stands for is what was multiplied, and near what was quantised") {
+  for (const fp8_scaling scaling : {fp8_scaling::tensor, fp8_scaling::block}) {
+    bench on(offload_everything());
+    const std::vector<bf16> before = numbers(5);
+    auto multiplied = before;
+    auto decoded = before;
+    std::vector<e4m3> codes(before.size());
+    std::vector<float> scale(static_cast<std::size_t>(moe::scale_count(rows, width, scaling)));
+    const moe::operand to{codes.data(), number_type::e4m3};
+    on.kernels.quantise(to, scale.data(), {multiplied.data(), number_type::bf16}, rows, width,
+                        scaling);
+    on.kernels.dequantise({decoded.data(), number_type::bf16}, to, scale.data(), rows, width,
+                          scaling);
+    on.dev.synchronize(on.stream.ref());
+    for (std::size_t i = 0; i < before.size(); ++i) {
+      REQUIRE(decoded[i].bits == multiplied[i].bits);
+      const auto x = static_cast<float>(before[i]);
+      const std::size_t block = i / width * 2 + i % width / 128;
+      const float step = scale[scaling == fp8_scaling::tensor ? 0 : block];
+      REQUIRE(std::abs(static_cast<float>(decoded[i]) - x) <= std::abs(x) / 16 + step * 0x1p-10F);
+    }
+  }
+}
+
+TEST_CASE("an overflow is found wherever it is") {
+  bench on(offload_everything());
+  std::vector<float> numbers_to_search(1000, 1.0F);
+  std::int32_t found = 7;
+  const auto search = [&] {
+    on.kernels.find_not_finite(&found, numbers_to_search.data(), 1000);
+    on.dev.synchronize(on.stream.ref());
+    return found;
+  };
+  CHECK(search() == 0);
+  for (const float bad : {HUGE_VALF, -HUGE_VALF, NAN}) {
+    for (const std::size_t at : {0UL, 500UL, 999UL}) {
+      numbers_to_search[at] = bad;
+      CHECK(search() == 1);
+      numbers_to_search[at] = 1;
+    }
+  }
+  CHECK(search() == 0);
+}
+
+}  // namespace
