@@ -50,6 +50,17 @@ TEST_CASE("misuse: restored before anything was committed") {
                        doctest::Contains("never committed"), misuse_error);
 }
 
+TEST_CASE("misuse: restored in a layer of which nothing was committed, while others have it") {
+  rig desk;
+  offloader off(desk.dev, small_options());
+  auto open = off.begin();
+  auto x = off.allocate(size, desk.stream());
+  open.commit<"core_attn">(4, desk.stream(), x);
+  rig::buffer y;
+  CHECK_THROWS_WITH_AS(open.restore<"core_attn">(5, desk.stream(), y),
+                       doctest::Contains("never committed"), misuse_error);
+}
+
 TEST_CASE("misuse: restored twice") {
   rig desk;
   offloader off(desk.dev, small_options());

@@ -195,6 +195,15 @@ TEST_CASE("follow: the first step is held to the plan") {
     CHECK(says(text, "has 'core_attn' of layer 0 in this place"));
     CHECK(saved);
   }
+  SUBCASE("a commit that failed does not count") {
+    auto open = off.begin();
+    rig::buffer nothing;
+    CHECK(!message_of([&] {
+             open.commit(off.module("core_attn"), 0, desk.stream(), nothing);
+           }).empty());
+    auto saved = off.allocate(4096, desk.stream());
+    CHECK_NOTHROW(open.commit(off.module("core_attn"), 0, desk.stream(), saved));
+  }
   SUBCASE("a group too many") {
     CHECK(
         says(message_of([&] { train_step(desk, off, 1, 4, 2048); }), "has no group in this place"));

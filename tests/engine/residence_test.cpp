@@ -1,0 +1,69 @@
+// Which groups stay: by layer, by plan, and within what the plan counted on.
+#include "tidepool/detail/residence.hpp"
+
+#include <doctest/doctest.h>
+
+TEST_SUITE_BEGIN("engine");
+
+namespace {
+
+using tidepool::detail::residence;
+
+// Asked for a group of 100 bytes with so many free in one piece.
+bool stays(const residence& keeps, std::size_t chunk, std::size_t group, std::size_t free = 1000,
+           int layer = 0) {
+  return keeps.stays(chunk, group, layer, 100, [&] { return free; });
+}
+
+}  // namespace
+
+TEST_CASE("residence: what the plan says, and everything beyond it leaves") {
+  residence keeps({});
+  CHECK(!stays(keeps, 0, 0));
+  keeps.settle({{true, false}, {false, true}});
+  CHECK(stays(keeps, 0, 0));
+  CHECK(!stays(keeps, 0, 1));
+  CHECK(stays(keeps, 1, 1));
+  CHECK(!stays(keeps, 1, 2));
+  CHECK(!stays(keeps, 2, 0));
+  CHECK(!keeps.everything_leaves());
+  keeps.settle({{false}, {false, false}});
+  CHECK(keeps.everything_leaves());
+}
+
+TEST_CASE("residence: layers that are not named stay, whatever the plan") {
+  residence keeps({1, 3});
+  keeps.settle({{false}});
+  CHECK(!keeps.everything_leaves());
+  for (const int layer : {-1, 0, 2, 4}) CHECK(stays(keeps, 0, 0, 0, layer));
+  for (const int layer : {1, 3}) CHECK(!stays(keeps, 0, 0, 0, layer));
+  keeps.keep_at_most(0, 5000);
+  CHECK(stays(keeps, 0, 0, 0, 2));
+}
+
+TEST_CASE("residence: no more than was counted on, to the byte") {
+  residence keeps({});
+  keeps.settle({{true}});
+  keeps.keep_at_most(300, 0);
+  keeps.add(200);
+  CHECK(stays(keeps, 0, 0, 0));
+  keeps.add(1);
+  CHECK(!stays(keeps, 0, 0));
+  keeps.take(1);
+  CHECK(stays(keeps, 0, 0));
+  keeps.add(1000);
+  keeps.keep_at_most(residence::unlimited, 0);
+  CHECK(stays(keeps, 0, 0));
+}
+
+TEST_CASE("residence: only while a piece of memory is free, to the byte") {
+  residence keeps({});
+  keeps.settle({{true}});
+  keeps.keep_at_most(1000, 64);
+  CHECK(stays(keeps, 0, 0, 64));
+  CHECK(!stays(keeps, 0, 0, 63));
+  keeps.add(950);
+  CHECK(!stays(keeps, 0, 0, 64));
+}
+
+TEST_SUITE_END();
