@@ -1,20 +1,24 @@
 #!/usr/bin/env python3
 """Changes the engine's headers in small ways and sees whether the tests notice.
 
-    tests/mutation/mutate.py [--sample 100] [--seed 1] [--jobs 2] [--report FILE [--resume]]
+    tests/mutation/mutate.py [--jobs 2] [--folder FOLDER] [--report FILE]
 
 A mutant is one change: a condition turned round, a comparison shifted, `and` for `or`, a statement
-left out. It is killed by `explore` (built against the changed headers) or, failing that, by one of
-the unit tests that are nearest; a mutant that does not compile counts for nothing. Survivors are
-listed with their line. The report grows as mutants are judged, and --resume leaves out those that
-it has.
+left out. All of them are compiled at once into one `explore` and one program of the unit tests,
+where a variable of the environment says which one is alive; what cannot be switched that way (what
+the compiler evaluates, expressions over several lines) is built and judged alone. A mutant is
+killed by `explore` or, failing that, by the unit tests; one that does not compile counts for
+nothing. Survivors are listed with their line.
+
+--folder keeps what was built (--build-only ends there; a later call finds it); with --report, a
+later call leaves out the mutants that the report has.
 """
 import argparse
 import concurrent.futures
 import os
 import pathlib
-import random
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -23,146 +27,317 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HEADERS = [
-    "engine.hpp", "storage.hpp", "group.hpp", "window.hpp",
+    "engine.hpp", "storage.hpp", "group.hpp", "window.hpp", "chunk.hpp", "buffer.hpp",
+    "graph.hpp", "host_state.hpp", "detail/captured.hpp", "detail/residence.hpp",
     "detail/engine_forward.hpp", "detail/engine_backward.hpp", "detail/engine_memory.hpp",
-    "detail/engine_capture.hpp", "memory/fence.hpp", "memory/lanes.hpp", "memory/ranges.hpp",
-    "memory/pool.hpp", "memory/arena.hpp", "memory/slots.hpp", "memory/fixed.hpp",
+    "detail/engine_capture.hpp", "detail/engine_plan.hpp", "detail/engine_recompute.hpp",
+    "detail/engine_state.hpp", "memory/fence.hpp", "memory/lanes.hpp", "memory/ranges.hpp", "memory/pool.hpp",
+    "memory/arena.hpp", "memory/slots.hpp", "memory/fixed.hpp", "memory/pinned.hpp",
 ]
-# In the order in which they are asked.
-TESTS = [
-    "engine/misuse_test.cpp", "engine/counters_test.cpp", "memory/ranges_test.cpp",
-    "memory/lanes_test.cpp", "engine/reload_test.cpp", "engine/cap_test.cpp",
-    "engine/knobs_test.cpp", "engine/manual_test.cpp", "engine/views_test.cpp",
-    "engine/sharing_test.cpp", "engine/chunks_test.cpp", "engine/graph_test.cpp",
-    "engine/copies_test.cpp", "memory/pool_test.cpp", "memory/slots_test.cpp",
-    "engine/steady_state_test.cpp", "engine/window_test.cpp", "engine/random_test.cpp",
-    "engine/heap_counter_test.cpp", "engine/trace_test.cpp", "memory/fence_test.cpp",
-    "engine/forward_only_test.cpp", "engine/buffer_test.cpp", "faults/faults_test.cpp",
-]
-FLAGS = ["-std=c++20", "-O1", "-DTIDEPOOL_NO_CUDA", "-w"]
+FOLDERS = ["engine", "memory", "known_failures", "trace", "plan", "device", "options", "faults"]
+FLAGS = ["-std=c++20", "-O1", "-DTIDEPOOL_NO_CUDA", "-w", "-static",
+         f'-DTIDEPOOL_SOURCE_DIR="{ROOT}"']
+EXPLORE = ["--schedules", "12000", "--programs", "600"]
+SWITCH = """#pragma once
+#include <cstdlib>
+namespace tidepool_mutation {
+inline const int alive = std::getenv("MUTANT") ? std::atoi(std::getenv("MUTANT")) : -1;
+inline bool is(int mutant) { return alive == mutant; }
+}
+"""
+OPERATORS = [(r" == ", " != "), (r" != ", " == "), (r" <= ", " < "), (r" >= ", " > "),
+             (r"(?<![<\w]) < (?!<)", " <= "), (r"(?<!-) > (?!>)", " >= "), (r" && ", " || "),
+             (r" \|\| ", " && "), (r" \+ 1\b", ""), (r" - 1\b", "")]
 
 
-def mutants_of(path):
-    """(line number, what, new line) for every change that this header allows."""
-    lines = path.read_text().splitlines()
+class Mutant:
+    """One change of one line: `old[start:end]` becomes `new`."""
+
+    def __init__(self, header, line, what, old, start, end, new, kind):
+        self.header, self.line, self.what = header, line, what
+        self.old, self.start, self.end, self.new, self.kind = old, start, end, new, kind
+
+    def changed(self):
+        return self.old[:self.start] + self.new + self.old[self.end:]
+
+    def name(self):
+        return f"{self.header}:{self.line + 1}: {self.what}: {self.changed().strip()}"
+
+
+def mutants_of(header):
+    lines = (ROOT / "include/tidepool" / header).read_text().splitlines()
     for number, line in enumerate(lines):
-        code = line.split("//")[0]
+        code = line.split("//")[0].rstrip()
         bare = code.strip()
-        if not bare or bare.startswith(("#", "//", "*", "template", "static_assert", "using")):
+        if not bare or bare.startswith(("#", "//", "*", "template", "static_assert", "using",
+                                        "friend")):
             continue
         if "throw" in bare or '"' in bare or "requires" in bare or "constexpr std::size_t" in bare:
             continue
-        for pattern, to in [(r" == ", " != "), (r" != ", " == "), (r" <= ", " < "),
-                            (r" >= ", " > "), (r"(?<![<\w]) < (?!<)", " <= "),
-                            (r"(?<!-) > (?!>)", " >= "), (r" && ", " || "), (r" \|\| ", " && "),
-                            (r" \+ 1\b", ""), (r" - 1\b", "")]:
+        for pattern, to in OPERATORS:
             for found in re.finditer(pattern, code):
-                changed = code[:found.start()] + to + code[found.end():]
-                yield number, f"'{found.group().strip()}' became '{to.strip()}'", changed
-        found = re.match(r"(\s*)(if|while) \((?!constexpr)(.*)\)( .*;| \{)$", code)
-        if found and found.group(2) == "if" and ";" not in found.group(3):
-            yield (number, "condition turned round",
-                   f"{found.group(1)}if (!({found.group(3)})){found.group(4)}")
+                yield Mutant(header, number, f"'{found.group().strip()}' became '{to.strip()}'",
+                             code, found.start(), found.end(), to, "operator")
+        found = re.match(r"(\s*)if \((?!constexpr)(.*)\)( .*;| \{)$", code)
+        if found and ";" not in found.group(2):
+            yield Mutant(header, number, "condition turned round", code, found.start(2),
+                         found.end(2), f"!({found.group(2)})", "operator")
         statement = re.match(r"\s+(?!return|const |auto |break|continue|case|default|else|if|for|while"
                              r"|\}|\[\[|[\w:<>]+ \w+(\{.*\})?;|[\w:<>*&]+ [\w]+ = )[\w(*+-].*;$", code)
-        # A statement of one line: not the middle of a longer one, not a declaration of a member.
-        if statement and number > 0 and lines[number - 1].rstrip().endswith((";", "{", "}", ":")):
-            yield number, f"left out '{bare}'", re.match(r"\s*", code).group() + ";"
+        declares = re.match(r"\s*[\w:<>,]+[*&]*(?: const)? +[*&]?\w+(?:\s*=|\(|\{|;)",
+                            re.sub(r"<[^;()]*>", "", code))
+        # A statement of one line: not the middle of a longer one, not a declaration.
+        if statement and not declares and number > 0 and lines[number - 1].rstrip().endswith((";", "{", "}", ":")):
+            first = len(code) - len(code.lstrip())
+            yield Mutant(header, number, f"left out '{bare}'", code, first, len(code), ";",
+                         "statement")
 
 
-def run(command, timeout):
+def span_of(code):
+    """The expression of this line that can be chosen at run time, or None."""
+    for pattern in [r"\s*(?:\} else )?if \((?!constexpr)(?P<e>[^;]*)\)(?: [^()]*;| \{| return .*;"
+                    r"| continue;| break;)$",
+                    r"\s*while \((?P<e>[^;]*)\)(?: .*;| \{)$",
+                    r"\s*for \([^;]*; (?P<e>[^;]*); [^;]*\)(?: .*| \{)$",
+                    r"\s*return (?P<e>[^;{}]*);$",
+                    r"\s*(?:const )?(?:auto|bool|std::size_t|index)\*? \w+ = (?P<e>[^;{}]*);$",
+                    r"\s*[\w.\->\[\]]+ [+\-|&]?= (?P<e>[^;{}]*);$"]:
+        found = re.match(pattern, code)
+        if found and balanced(found.group("e")) and "[&" not in found.group("e"):
+            decides = re.match(r"\s*(\} else )?(if|while|for) ", code)
+            return found.start("e"), found.end("e"), "bool" if decides else ""
+    return None
+
+
+def balanced(text):
+    depth = 0
+    for char in text:
+        depth += (char in "([{") - (char in ")]}")
+        if depth < 0:
+            return False
+    return depth == 0
+
+
+def combined(mutants, alone):
+    """The text of each header with all mutants but those in `alone`; line numbers stay."""
+    texts = {}
+    for header in HEADERS:
+        lines = (ROOT / "include/tidepool" / header).read_text().splitlines()
+        by_line = {}
+        for number, mutant in enumerate(mutants):
+            if mutant.header == header and number not in alone:
+                by_line.setdefault(mutant.line, []).append(number)
+        for line, numbers in by_line.items():
+            code = mutants[numbers[0]].old
+            span = span_of(code)
+            inner, left_out = "", None
+            for number in numbers:
+                mutant = mutants[number]
+                if mutant.kind == "statement":
+                    left_out = number
+                elif span and span[0] <= mutant.start and mutant.end <= span[1]:
+                    shift = len(mutant.new) - (mutant.end - mutant.start)
+                    changed = mutant.changed()[span[0]:span[1] + shift]
+                    inner += f"::tidepool_mutation::is({number}) ? {span[2]}({changed}) : "
+                else:
+                    alone.add(number)
+            if inner:
+                code = (f"{code[:span[0]]}({inner}{span[2]}({code[span[0]:span[1]]}))"
+                        f"{code[span[1]:]}")
+            if left_out is not None:
+                code = f"{{ if (!::tidepool_mutation::is({left_out})) {{ {code.strip()} }} }}"
+            lines[line] = code
+        first = next(i for i, text in enumerate(lines) if text == "#pragma once")
+        lines[first] += ' \n#include "tidepool/mutation_switch.hpp"\n#line ' + str(first + 2)
+        texts[header] = "\n".join(lines) + "\n"
+    return texts
+
+
+def write_include(folder, texts):
+    include = folder / "include"
+    shutil.rmtree(include, ignore_errors=True)
+    shutil.copytree(ROOT / "include", include)
+    (include / "tidepool/mutation_switch.hpp").write_text(SWITCH)
+    for header, text in texts.items():
+        (include / "tidepool" / header).write_text(text)
+    return include
+
+
+def call(command, timeout, mutant=None):
+    environment = dict(os.environ)
+    environment.pop("MUTANT", None)
+    if mutant is not None:
+        environment["MUTANT"] = str(mutant)
     try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                              timeout=timeout, check=False)
+        done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, timeout=timeout, check=False,
+                              env=environment, preexec_fn=within_memory)
         return done.returncode, done.stdout.decode(errors="replace")
     except subprocess.TimeoutExpired:
         return "timeout", ""
 
 
-def compiled(source, include, out, extra=()):
-    command = [os.environ.get("CXX", "g++"), *FLAGS, f"-I{include}", f"-I{ROOT}/tests/support",
-               f"-I{ROOT}/tests", *extra, str(source), "-o", str(out), "-lpthread"]
-    code, text = run(command, 600)
-    return code == 0, text
+def within_memory():
+    resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def judge(mutant):
-    header, number, what, changed = mutant
-    with tempfile.TemporaryDirectory() as folder:
-        include = pathlib.Path(folder) / "include"
-        shutil.copytree(ROOT / "include", include)
-        target = include / "tidepool" / header
-        lines = target.read_text().splitlines()
-        lines[number] = changed
-        target.write_text("\n".join(lines) + "\n")
-        program = pathlib.Path(folder) / "explore"
-        built, _ = compiled(ROOT / "tests/explore/explore.cpp", include, program)
-        if not built:
-            return mutant, "does not compile"
-        code, _ = run([program, "--schedules", "12000", "--programs", "600"], 60)
+def compiler(include):
+    return [os.environ.get("CXX", "g++"), *FLAGS, f"-I{include}", f"-I{ROOT}/tests/support",
+            f"-I{ROOT}/tests"]
+
+
+def sources():
+    found = [path for folder in FOLDERS for path in sorted((ROOT / "tests" / folder).glob("*.cpp"))]
+    # Neither has to do with the engine, and both ask the machine for much.
+    return [path for path in found if path.name not in ("host_pages_test.cpp", "nvtx_test.cpp")]
+
+
+def switchable(folder, mutants):
+    """Writes the headers with as many mutants as compile together; returns those left alone."""
+    alone = set()
+    # Between them they make every template of the headers.
+    probes = [ROOT / "tests" / name for name in (
+        "explore/explore.cpp", "engine/host_state_test.cpp", "engine/recompute_test.cpp",
+        "engine/graph_test.cpp", "engine/buffer_test.cpp", "memory/slots_test.cpp",
+        "memory/pinned_test.cpp", "memory/ranges_test.cpp", "plan/forecast_test.cpp")]
+    for _ in range(40):
+        include = write_include(folder, combined(mutants, alone))
+        for probe in probes:
+            code, text = call([*compiler(include), "-fsyntax-only", "-fmax-errors=0", probe], 900)
+            if code != 0:
+                break
+        else:
+            return alone
+        wrong = {(header, int(line) - 1) for header, line in
+                 re.findall(r"include/tidepool/([\w/]+\.hpp):(\d+)", text)}
+        more = {number for number, mutant in enumerate(mutants)
+                if (mutant.header, mutant.line) in wrong} - alone
+        if not more:  # what is missing here was declared a few lines above
+            more = {number for number, mutant in enumerate(mutants)
+                    if any((mutant.header, mutant.line + down) in wrong for down in range(9))}
+            more -= alone
+        if not more:
+            sys.exit(f"mutate.py: does not compile, and no mutant is the reason:\n{text[-3000:]}")
+        alone |= more
+    sys.exit("mutate.py: still does not compile after 40 rounds")
+
+
+def build(folder, mutants, jobs):
+    folder.mkdir(parents=True, exist_ok=True)
+    done = folder / "alone.txt"
+    if done.exists():
+        return {int(line) for line in done.read_text().split()}
+    alone = switchable(folder, mutants)
+    include = folder / "include"
+
+    def object_of(source):
+        target = folder / f"{source.parent.name}_{source.stem}.o"
+        code, text = call([*compiler(include), "-c", source, "-o", target], 1800)
         if code != 0:
-            return mutant, "killed by explore"
-        for test in TESTS:
-            source = ROOT / "tests" / test
-            if not source.exists():
-                continue
-            program = pathlib.Path(folder) / "test"
-            built, _ = compiled(source, include, program,
-                                ("-DDOCTEST_CONFIG_IMPLEMENT_WITH_MAIN",
-                                 f'-DTIDEPOOL_SOURCE_DIR="{ROOT}"'))
-            if built and run([program], 120)[0] != 0:
-                return mutant, f"killed by {test}"
-        return mutant, "SURVIVED"
+            sys.exit(f"mutate.py: {source}: {text[-3000:]}")
+        return target
+
+    every = [ROOT / "tests/support/main.cpp", *sources()]
+    with concurrent.futures.ThreadPoolExecutor(jobs) as crew:
+        objects = list(crew.map(object_of, every))
+        explore = object_of(ROOT / "tests/explore/explore.cpp")
+    for program, parts in (("unit", objects), ("explore", [explore])):
+        code, text = call([*compiler(include), *parts, "-o", folder / program, "-lpthread"], 900)
+        if code != 0:
+            sys.exit(f"mutate.py: {program}: {text[-3000:]}")
+        subprocess.run(["strip", folder / program], check=True)
+    done.write_text("\n".join(str(number) for number in sorted(alone)) + "\n")
+    return alone
+
+
+def verdict(explore, unit, mutant=None):
+    """The fate of a mutant, or None if nothing noticed it."""
+    if call([explore, *EXPLORE], 60, mutant)[0] != 0:
+        return "killed by explore"
+    # The faults come last, since they take longest.
+    for part in ("--source-file-exclude=*/faults/*", "--source-file=*/faults/*"):
+        code, text = call([unit, "--abort-after=1", "--no-colors", part], 300, mutant)
+        if code != 0:
+            break
+    if code == 0:
+        return None
+    found = re.search(r"tests/([\w/]+\.(?:cpp|hpp)):\d+", text)
+    return f"killed by {found.group(1) if found else 'a unit test'}"
+
+
+def judge_alone(mutant, folder):
+    with tempfile.TemporaryDirectory() as scratch:
+        include = write_include(pathlib.Path(scratch), {})
+        target = include / "tidepool" / mutant.header
+        lines = target.read_text().splitlines()
+        lines[mutant.line] = mutant.changed()
+        target.write_text("\n".join(lines) + "\n")
+        explore = pathlib.Path(scratch) / "explore"
+        source = ROOT / "tests/explore/explore.cpp"
+        if call([*compiler(include), source, "-o", explore, "-lpthread"], 900)[0] != 0:
+            return "does not compile"
+        if call([explore, *EXPLORE], 60)[0] != 0:
+            return "killed by explore"
+        main_object = folder / "support_main.o"
+        for test in sources():
+            program = pathlib.Path(scratch) / "test"
+            built = call([*compiler(include), test, main_object, "-o", program, "-lpthread"], 900)
+            if built[0] != 0:
+                return "does not compile"  # a test asks for what explore does not
+            if call([program], 240)[0] != 0:
+                return f"killed by {test.relative_to(ROOT / 'tests')}"
+        return "SURVIVED"
 
 
 def main():
     words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    words.add_argument("--sample", type=int, default=100, help="mutants to try; 0 for all")
-    words.add_argument("--seed", type=int, default=1)
     words.add_argument("--jobs", type=int, default=os.cpu_count())
+    words.add_argument("--folder", type=pathlib.Path, help="where the programs are kept")
+    words.add_argument("--build-only", action="store_true")
     words.add_argument("--report", type=pathlib.Path)
-    words.add_argument("--resume", action="store_true", help="go on with what the report lacks")
-    words.add_argument("--seconds", type=float, default=0, help="stop beginning mutants after these")
+    words.add_argument("--seconds", type=float, default=0, help="begin no mutant after these")
     given = words.parse_args()
-    every = [(header, *mutant) for header in HEADERS
-             for mutant in mutants_of(ROOT / "include/tidepool" / header)]
-    chosen = list(every)
-    random.Random(given.seed).shuffle(chosen)
-    if given.sample:
-        chosen = chosen[:given.sample]
+    folder = given.folder or pathlib.Path(tempfile.mkdtemp(prefix="tidepool-mutants-"))
+    mutants = [mutant for header in HEADERS for mutant in mutants_of(header)]
+    alone = build(folder, mutants, given.jobs)
+    print(f"{len(mutants)} mutants, {len(alone)} of them built alone", flush=True)
+    if given.build_only:
+        return 0
+    explore, unit = folder / "explore", folder / "unit"
+    if verdict(explore, unit) is not None:
+        sys.exit("mutate.py: the tests fail with no mutant alive")
+
     report = {}
-    if given.resume and given.report and given.report.exists():
+    if given.report and given.report.exists():
         for line in given.report.read_text().splitlines():
             fate, bar, text = line.partition(" | ")
             if bar:
                 report[text] = fate.strip()
     end = time.monotonic() + given.seconds if given.seconds else None
 
-    def fate_of(mutant):
+    def fate_of(number):
         if end and time.monotonic() > end:
-            return mutant, None
-        return judge(mutant)
+            return number, None
+        if number in alone:
+            return number, judge_alone(mutants[number], folder)
+        return number, verdict(explore, unit, number) or "SURVIVED"
 
-    left = [mutant for mutant in chosen if name(mutant) not in report]
-    print(f"{len(every)} mutants, {len(chosen)} of them chosen, {len(left)} to try", flush=True)
+    left = [number for number, mutant in enumerate(mutants) if mutant.name() not in report]
+    left.sort(key=lambda number: number in alone)
     with concurrent.futures.ThreadPoolExecutor(given.jobs) as crew:
         for asked in concurrent.futures.as_completed([crew.submit(fate_of, each) for each in left]):
-            mutant, fate = asked.result()
+            number, fate = asked.result()
             if fate is None:
                 continue
-            report[name(mutant)] = fate
+            report[mutants[number].name()] = fate
             if fate == "SURVIVED":
-                print(f"{fate:32} | {name(mutant)}", flush=True)
+                print(f"{fate:32} | {mutants[number].name()}", flush=True)
             if given.report:
                 write(given.report, report)
-    print(total(report))
+    print(total(report, len(mutants)))
     killed, valid = counts(report)
     return 0 if killed >= 0.9 * valid else 1
-
-
-def name(mutant):
-    header, number, what, changed = mutant
-    return f"{header}:{number + 1}: {what}: {changed.strip()}"
 
 
 def counts(report):
@@ -170,15 +345,15 @@ def counts(report):
     return killed, killed + sum(fate == "SURVIVED" for fate in report.values())
 
 
-def total(report):
+def total(report, every):
     killed, valid = counts(report)
     return (f"{killed} of {valid} killed ({100 * killed / max(valid, 1):.1f} %), "
-            f"{len(report) - valid} more did not compile")
+            f"{len(report) - valid} more did not compile, {every - len(report)} were not tried")
 
 
 def write(path, report):
     lines = sorted(f"{fate:32} | {text}" for text, fate in report.items())
-    path.write_text("\n".join([*lines, total(report)]) + "\n")
+    path.write_text("\n".join([*lines, total(report, len(report))]) + "\n")
 
 
 if __name__ == "__main__":
