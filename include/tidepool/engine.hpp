@@ -243,7 +243,8 @@ class engine {
   // The chunk's backward pass is over, or will never run.
   void end_chunk(chunk_state& chunk) noexcept;
 
-  // What the end of a step was the end of. With `policy_kind::automatic` the first two steps are
+  // What the end of a step was the end of; the first step under a plan from elsewhere counts as a
+  // warm-up. With `policy_kind::automatic` the first two steps are
   // recorded, and the caller settles what stays: for the second so that it is timed in much the
   // state that the steps after it will be in, since a GPU that stands still at times is faster.
   enum class stage : std::uint8_t { step, warm_up, recorded, timed };
@@ -354,6 +355,7 @@ class engine {
   void take_back(storage& store, lane_id on);
   void expect_chunk(const chunk_info& info) const;
   void expect_group(const chunk_state& chunk, module_id module, int layer) const;
+  void expect_no_more(const chunk_state& chunk) const;
   void forget_handle(storage& store);
   void forget_save(storage& store);
   void forget_idle(storage& store);
@@ -398,10 +400,10 @@ class engine {
   std::unique_ptr<recorder<Device>> recorder_;   // during the timed step alone
   lane_id last_lane_{};                          // of the latest call on a compute stream
   std::vector<plan::chunk_profile> first_step_;  // of an automatic warm-up
-  int trained_steps_ = 0;                   // of an automatic warm-up
-  bool evaluated_ = false;                  // since the latest chunk that trains
-  bool unproven_ = false;                   // a plan from elsewhere is in its first step
-  std::vector<std::size_t> backward_rank_;  // by chunk ordinal, from the warm-up step
+  int trained_steps_ = 0;                        // of an automatic warm-up
+  bool evaluated_ = false;                       // since the latest chunk that trains
+  bool unproven_ = false;                        // a plan from elsewhere is in its first step
+  std::vector<std::size_t> backward_rank_;       // by chunk ordinal, from the warm-up step
   trace::counters counters_;
   std::vector<std::uint64_t> bytes_before_step_;
   bool warming_up_ = true;

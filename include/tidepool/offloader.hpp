@@ -149,8 +149,8 @@ class offloader {
   ///
   /// Throws `plan::profile_error` where the two do not fit each other, this offloader's modules or
   /// its device budget, or where the plan recomputes, which is the trainer's to do. In the first
-  /// step after it, a chunk or group that the plan does not have in that place is refused with
-  /// `misuse_error`.
+  /// step after it, a chunk or group that the plan does not have in that place, or one that is
+  /// missing, is refused with `misuse_error`. Sizes are not compared.
   void follow(const plan::step_plan& made, const plan::profile& recorded) {
     engine_->follow(plan::fitted(made, recorded, engine_->names(), settings().device_budget),
                     plan::kept_by(made.what));

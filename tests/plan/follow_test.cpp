@@ -208,6 +208,32 @@ TEST_CASE("follow: the first step is held to the plan") {
     CHECK(
         says(message_of([&] { train_step(desk, off, 1, 4, 2048); }), "has no group in this place"));
   }
+  SUBCASE("a group too few") {
+    CHECK(says(message_of([&] { train_step(desk, off, 1, 2); }),
+               "had 4 groups, but the plan that is followed has 6"));
+  }
+  SUBCASE("a chunk too few") {
+    auto more = good;
+    more.step.chunks.push_back({0, {}, 1});
+    more.step.passes.push_back({1, false});
+    more.step.passes.push_back({1, true});
+    more.step.events.push_back({plan::event_kind::end_forward, 0, 1, 0});
+    more.made.what.emplace_back();
+    rig::offloader<> second(desk.dev, automatic());
+    second.follow(more.made, more.step);
+    CHECK(says(message_of([&] { train_step(desk, second, 1); }),
+               "had 1 chunks, but the plan that is followed has 2"));
+  }
+  SUBCASE("modules that move no byte are reported after it") {
+    auto opts = automatic();
+    opts.offload_modules.push_back("expert_fc1");
+    rig::offloader<> second(desk.dev, opts);
+    std::string said;
+    second.on_report([&](std::string_view line) { said += line; });
+    second.follow(good.made, good.step);
+    train_step(desk, second, 1);
+    CHECK(says(said, "'expert_fc1' was asked for and moved no byte"));
+  }
   SUBCASE("another model chunk") {
     CHECK(says(message_of([&] { auto open = off.begin({.model_chunk = 1}); }),
                "is of model chunk 1, but the plan that is followed has model chunk 0 there"));

@@ -206,7 +206,10 @@ void engine<Device>::check_finished(const chunk_state& chunk) const {
                      "discarded and never computed again; call recompute in backward before the"
                      " tensor is read");
   }
-  if (chunk.waiting() == 0) return;
+  if (chunk.waiting() == 0) {
+    if (unproven_) expect_no_more(chunk);
+    return;
+  }
   std::string first;
   for (std::uint32_t i = 0; i < chunk.group_count() && first.empty(); ++i) {
     const auto& each = chunk.at(i);

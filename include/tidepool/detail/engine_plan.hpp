@@ -12,8 +12,14 @@ auto engine<Device>::end_step() -> stage {
                        std::to_string(live_.front()->info().microbatch) +
                        " is still open; finish every chunk of the step first");
   }
+  const bool proves = unproven_ && begun_ > 0;  // an evaluation proves nothing
+  if (proves && begun_ != profile_.chunks.size()) {
+    throw misuse_error("end_step: the step had " + std::to_string(begun_) +
+                       " chunks, but the plan that is followed has " +
+                       std::to_string(profile_.chunks.size()) + "; plan a profile of these steps");
+  }
+  unproven_ = unproven_ && !proves;
   ++counters_.steps;
-  unproven_ = unproven_ && begun_ == 0;  // an evaluation proves nothing
   store_.device_source().tidy();
   begun_ = 0;
   backward_begun_ = 0;
@@ -25,7 +31,7 @@ auto engine<Device>::end_step() -> stage {
   // Only a step that trained teaches; an evaluation before it does not.
   if (!warming_up() || profile_.chunks.empty()) {
     if (recorder_ != nullptr) recorder_->start(store_.order().stream(last_lane_));
-    return stage::step;
+    return proves ? stage::warm_up : stage::step;
   }
   if (opts_.policy == policy_kind::megatron) {
     auto stays = plan::megatron_policy(profile_, opts_);
@@ -109,6 +115,16 @@ template <device Device>
                         "' of layer " + std::to_string(planned[at].layer)
                   : "no group") +
              " in this place; plan a profile of these steps");
+}
+
+template <device Device>
+[[gnu::cold]] void engine<Device>::expect_no_more(const chunk_state& chunk) const {
+  const auto& planned = profile_.chunks[chunk.ordinal()].groups;
+  if (chunk.group_count() == planned.size()) return;
+  throw misuse_error("finish: chunk " + std::to_string(chunk.ordinal()) + " of the step had " +
+                     std::to_string(chunk.group_count()) +
+                     " groups, but the plan that is followed has " +
+                     std::to_string(planned.size()) + "; plan a profile of these steps");
 }
 
 }  // namespace tidepool::detail
