@@ -199,6 +199,7 @@ case $part in
       verdict '4 ranks: as many steps are skipped as in one process'
     fi
     # The embedding, and its copy on the rank with the head, get the sum of both gradients.
+    same_bits 2 '--layers 4 --expert-capacity 0.25 --dense-layers 1 --shared-experts 1 --mtp 1'
     limited='--layers 4 --expert-capacity 0.9'
     same_bits 2 "$limited --eval-every 2" --virtual-stages 2 "${leaves[@]}" --memory slots
     same_bits 2 "$limited" --optimizer-state host --recompute-modules layernorm,moe_act,moe_permute

@@ -103,8 +103,10 @@ verdict 'refused: a plan of another model'
 refuses 'a plan in less memory' 'device_budget is 20971520; raise it' "${planned[@]}" \
   --device-budget 20MiB --plan "$folder/run"
 refuses 'a plan for nothing' 'nothing may leave; add --offload-modules' --plan "$folder/run"
+refuses 'no folder for a plan' 'there is no folder' "${planned[@]}" --policy automatic \
+  --save-plan "$folder/none/x"
 refuses 'no policy that plans' 'this policy makes no plan' "${planned[@]}" --save-plan "$folder/x"
-refuses 'too few steps for a plan' 'no plan was made' "${planned[@]}" --policy automatic --timed-step 9 \
+refuses 'too few steps for a plan' 'no plan would be made' "${planned[@]}" --policy automatic --timed-step 9 \
   --save-plan "$folder/x"
 
 [ "$failed" -eq 0 ]

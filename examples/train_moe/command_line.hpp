@@ -155,7 +155,7 @@ inline void check_expert_options(const command_line& line, const tidepool::optio
                                  bool capacity_given) {
   const auto fail = [](const std::string& what) { throw tidepool::option_error(what); };
   const settings& run = line.run;
-  const float factor = run.model.capacity_factor;
+  const double factor = run.model.capacity_factor;
   if (capacity_given && !(factor > 0 && std::isfinite(factor))) {
     fail("--expert-capacity=" + std::to_string(factor) + ": must be a number above 0");
   }

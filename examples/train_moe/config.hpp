@@ -38,6 +38,7 @@ struct loss_scaling {
   int window = 1000;    ///< steps without an overflow after which it doubles
   int good = 0;         ///< such steps since it changed
   int skipped = 0;      ///< steps whose update an overflow prevented
+  int at_least = 0;     ///< of them, the last ones in a row, with a scale of 1
 
   static constexpr float most = 0x1p40F;
 };
@@ -49,14 +50,14 @@ struct model_sizes {
   index heads = 0;
   index experts = 0;
   index top_k = 0;
-  index ffn = 0;              ///< width of one expert
-  index seq = 0;              ///< bytes of text in one sequence
-  index batch = 0;            ///< sequences in one microbatch
-  index dense_layers = 0;     ///< the first ones, with an MLP instead of routed experts
-  index dense_ffn = 0;        ///< width of that MLP
-  index shared_experts = 0;   ///< beside the routed ones, as one MLP of as many times their width
-  index mtp = 0;              ///< depths of multi-token prediction behind the last layer
-  float capacity_factor = 0;  ///< of an expert's fair share of a microbatch; 0: no limit
+  index ffn = 0;               ///< width of one expert
+  index seq = 0;               ///< bytes of text in one sequence
+  index batch = 0;             ///< sequences in one microbatch
+  index dense_layers = 0;      ///< the first ones, with an MLP instead of routed experts
+  index dense_ffn = 0;         ///< width of that MLP
+  index shared_experts = 0;    ///< beside the routed ones, as one MLP of as many times their width
+  index mtp = 0;               ///< depths of multi-token prediction behind the last layer
+  double capacity_factor = 0;  ///< of an expert's fair share of a microbatch; 0: no limit
 
   [[nodiscard]] index tokens() const { return batch * seq; }
   [[nodiscard]] index head_size() const { return hidden / heads; }
@@ -72,7 +73,7 @@ struct model_sizes {
   [[nodiscard]] index expert_capacity() const {
     if (capacity_factor <= 0) return tokens();
     const double share = static_cast<double>(tokens() * top_k) / static_cast<double>(experts);
-    const double limit = std::ceil(static_cast<double>(capacity_factor) * share);
+    const double limit = std::ceil(capacity_factor * share * (1 - 1e-12));
     return limit < static_cast<double>(tokens()) ? static_cast<index>(limit) : tokens();
   }
   /// Most rows that dispatch can make of one microbatch, whatever the router decides.

@@ -163,6 +163,8 @@ int on_ranks(int argc, char** argv) {
   // A kernel that is loaded at its first launch may wait for one of NCCL's, and that for a rank
   // that waits likewise.
   setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+  // Streams that share a hardware queue wait for each other as well.
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
 #endif
   moe::world all(argc, argv);
   std::optional<job> what;

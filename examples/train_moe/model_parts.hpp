@@ -72,7 +72,7 @@ class workspace {
     take(expert_rows, rows * m.hidden);
     take_operand(da, 2 * inner);
     take(db, inner);
-    take(dweight, rows);
+    take(dweight, std::max(rows, tokens));
     take(dx, tokens * m.hidden);
     take(dh, tokens * m.hidden);
     take_operand(dqkv, tokens * 3 * m.hidden);

@@ -10,6 +10,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <array>
 #include <list>
 #include <memory>
@@ -45,6 +46,10 @@ class nccl_link final : public host_link, public expert_exchange {
   /// Takes the buffer. Neither host nor stream wait for the other side. Odd tags are of backward.
   template <class Buffer>
   void send(Buffer what, int rank, int tag) {
+    if (rank == all().rank()) {  // a stage that hands over to the next one here
+      own_.emplace_back(tag, std::move(what));
+      return;
+    }
     channel& out = channel_to(rank, tag % 2 == 1, true);
     const auto count = static_cast<index>(what.size() / sizeof(float));
     outgoing& copy = free_copy(count);
@@ -61,6 +66,15 @@ class nccl_link final : public host_link, public expert_exchange {
   /// The stream waits for what fills the buffer, the host does not.
   template <class Buffer>
   void receive(Buffer& what, int rank, int tag) {
+    if (rank == all().rank()) {
+      const auto found = std::find_if(own_.begin(), own_.end(),
+                                      [&](const auto& each) { return each.first == tag; });
+      if (found == own_.end()) throw std::logic_error("nothing was sent with this tag");
+      what.reset(stream_);
+      what = std::move(found->second);
+      own_.erase(found);
+      return;
+    }
     channel& in = channel_to(rank, tag % 2 == 1, false);
     dev_.record(ready_, stream_);  // from here on the buffer's memory is free
     dev_.wait(in.stream.ref(), ready_);
@@ -225,6 +239,21 @@ class nccl_link final : public host_link, public expert_exchange {
     return *everybody_;
   }
 
+  /// The first message of a communicator blocks the host until the other side has its end of it;
+  /// here all are in one order, and no schedule can lock up.
+  void connect(channel& fresh) {
+    if (!first_word_) first_word_.emplace(dev_, 1, "a first message");
+    nccl_communicator& with = fresh.communicator;
+    if (fresh.from == all().rank()) {
+      check(ncclSend(first_word_->data(), 1, ncclFloat, 1, with.get(), fresh.stream.get()),
+            "ncclSend");
+    } else {
+      check(ncclRecv(first_word_->data(), 1, ncclFloat, 0, with.get(), fresh.stream.get()),
+            "ncclRecv");
+    }
+    dev_.synchronize(fresh.stream.ref());
+  }
+
   /// All ranks make their channels at their first message, one after the other.
   channel& channel_to(int rank, bool backward, bool sends) {
     const int me = all().rank();
@@ -234,6 +263,7 @@ class nccl_link final : public host_link, public expert_exchange {
           const int to = (from + (back ? all().size() - 1 : 1)) % all().size();
           if (from == to || (from != me && to != me)) continue;
           channels_.push_back({from, to, back, bring_together({from, to}), dev_.make_stream()});
+          connect(channels_.back());
         }
       }
     }
@@ -272,6 +302,8 @@ class nccl_link final : public host_link, public expert_exchange {
   typename Device::event ready_;
   nccl_watch watch_;
   std::list<channel> channels_;
+  std::optional<device_array<Device, float>> first_word_;
+  std::vector<std::pair<int, tidepool::buffer<Device>>> own_;  // sent to this rank, with their tags
   std::list<outgoing> outgoing_;
   std::unique_ptr<group> everybody_;
   std::vector<exchange_event> exchanges_;

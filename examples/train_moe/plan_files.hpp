@@ -1,6 +1,7 @@
 /// The files of a plan: what becomes of each group, and the recorded step that it was made for.
 #pragma once
 
+#include <filesystem>
 #include <string>
 #include <tidepool/error.hpp>
 #include <tidepool/options.hpp>
@@ -23,7 +24,8 @@ struct plan_files {
   }
 };
 
-/// Throws `tidepool::option_error` where the files cannot be read, or the plan is not for this run.
+/// Throws `tidepool::option_error` where the files cannot be read, or the plan is not for this
+/// offloader. That it is for these steps shows in the first one.
 template <class Offloader>
 void follow_plan(Offloader& offloader, const settings& run) try {
   const plan_files files(run, run.plan);
@@ -33,16 +35,18 @@ void follow_plan(Offloader& offloader, const settings& run) try {
   throw tidepool::option_error("--plan=" + run.plan + ": " + problem.what());
 }
 
-/// Throws `tidepool::option_error` when the run was too short for a plan to be made.
+/// Throws `tidepool::option_error` where the files cannot be written.
 template <class Offloader>
-void save_plan(const Offloader& offloader, const settings& run) {
+void save_plan(const Offloader& offloader, const settings& run) try {
   if (!offloader.current_plan()) {
     throw tidepool::option_error("--save-plan=" + run.save_plan +
-                                 ": no plan was made; let --steps be more than --timed-step");
+                                 ": no plan was made; let there be more steps than --timed-step");
   }
   const plan_files files(run, run.save_plan);
   tidepool::plan::save(offloader.profile(), files.profile);
   tidepool::plan::save(*offloader.current_plan(), offloader.profile(), files.plan);
+} catch (const tidepool::plan::profile_error& problem) {
+  throw tidepool::option_error("--save-plan=" + run.save_plan + ": " + problem.what());
 }
 
 /// Throws `tidepool::option_error` where these options cannot go together.
@@ -58,6 +62,16 @@ inline void validate_plan(const settings& run, const tidepool::options& offload)
   if (run.plan.empty() && offload.policy != tidepool::policy_kind::automatic) {
     fail("--save-plan=" + run.save_plan +
          ": this policy makes no plan; add --policy=automatic with a --device-budget");
+  }
+  if (run.plan.empty() && run.end_step() <= offload.timed_step) {
+    fail("--save-plan=" + run.save_plan +
+         ": no plan would be made, since --timed-step=" + std::to_string(offload.timed_step) +
+         " is not below the " + std::to_string(run.end_step()) + " steps of training");
+  }
+  const std::filesystem::path folder = std::filesystem::path(run.save_plan).parent_path();
+  if (!folder.empty() && !std::filesystem::is_directory(folder)) {
+    fail("--save-plan=" + run.save_plan + ": there is no folder " + folder.string() +
+         "; make it, or name another");
   }
 }
 

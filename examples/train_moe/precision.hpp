@@ -83,12 +83,23 @@ inline void validate(const loss_scaling& scaling) {
 }
 
 /// Goes on after one step: an overflow halves the scale, `window` steps without one double it.
+/// Throws `tidepool::error` when no scale helps any more.
 inline void advance(loss_scaling& scaling, bool overflowed) {
   if (overflowed) {
     ++scaling.skipped;
     scaling.good = 0;
+    constexpr int hopeless = 8;
+    scaling.at_least = scaling.scale == 1 ? scaling.at_least + 1 : 0;
+    if (scaling.at_least == hopeless) {
+      throw tidepool::error(
+          "--precision=fp16: gradients were not finite in 8 steps in a row at a loss scale of 1;"
+          " lower --lr, or take --precision=bf16");
+    }
     scaling.scale = std::max(scaling.scale / 2, 1.0F);
-  } else if (++scaling.good == scaling.window) {
+    return;
+  }
+  scaling.at_least = 0;
+  if (++scaling.good == scaling.window) {
     scaling.good = 0;
     scaling.scale = std::min(scaling.scale * 2, loss_scaling::most);
   }

@@ -28,7 +28,8 @@ class world {
   /// Whether a program needs it: its arguments ask for ranks, or a launcher started several.
   static bool wanted(int argc, char** argv) {
     const bool asked = std::any_of(argv + 1, argv + argc, [](std::string_view argument) {
-      return argument.starts_with("--pipeline") || argument.starts_with("--expert-parallel");
+      const std::string_view name = argument.substr(0, argument.find('='));
+      return name == "--pipeline" || name == "--expert-parallel";
     });
     const auto several = [](const char* variable) {
       const char* const value = std::getenv(variable);

@@ -109,12 +109,12 @@ class trainer {
         if (run_.progress) std::printf("  held-out loss %.4f\n", result.evaluations.back().second);
       }
     }
-    if (!run_.save_plan.empty()) save_plan(offloader_, run_);
     result.loss_scale = scaler_.state();
     if (!run_.save.empty()) {
       run_.loss_scale = scaler_.state();
       save_to(dev_, stream_.ref(), link_, run_, text_, weights_);
     }
+    if (!run_.save_plan.empty()) save_plan(offloader_, run_);
     result.driver_peak = driver_peak_;
     result.counters = offloader_.counters();
     if (const auto& plan = offloader_.current_plan()) {
