@@ -91,7 +91,7 @@ TEST_CASE("codes and scales leave as one group and come back to the bit") {
       chunk.finish();
       on.off.end_step();
     }
-    const auto& module = on.off.counters().modules.front();
+    const auto module = on.off.counters().modules.front();
     CHECK(module.groups_offloaded == 3 * layers);
     CHECK(module.bytes_offloaded == 3 * layers * (count + 4 * scales));
   }
