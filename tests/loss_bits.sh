@@ -50,6 +50,9 @@ check --offload-modules all --no-margin --reload-ahead 0
 check --offload-modules all --reload-ahead 8 --offload-fraction 0.5
 check --offload-modules all --offload-layers 1,2 --max-inflight-bytes 1MiB
 check --offload-modules all --eval-every 2
+check --offload-modules all --eval-every 2 --memory slots
+check --recompute-modules layernorm,moe_act --memory slots \
+  --offload-modules attn_norm,core_attn,mlp_norm,expert_fc1
 kept=(attn_norm core_attn mlp_norm expert_fc1)
 check --recompute-modules layernorm,moe_act,moe_permute --offload-modules router
 for module in "${kept[@]}"; do

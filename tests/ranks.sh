@@ -189,6 +189,7 @@ case $part in
     verdict '2 ranks: no complaint about a module that the other rank has'
     for precision in bf16 fp16 fp8; do
       same_bits 2 "--layers 4 --precision $precision" "${leaves[@]}"
+      same_bits 2 "--layers 4 --precision $precision" --virtual-stages 2 "${leaves[@]}"
     done
     # A gradient that overflows on one rank stops the update on all.
     same_bits 4 '--layers 4 --steps 12 --precision fp16 --initial-loss-scale 67108864 --lr 0.001'

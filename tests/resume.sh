@@ -47,6 +47,27 @@ run "${mixed[@]}" --json "$folder/whole_mixed" &&
   [ "$(bits "$folder/tail")" = "$(bits "$folder/whole_mixed" 4)" ]
 verdict 'dense layers, shared experts and multi-token prediction'
 
+# resumes NAME "OPTIONS OF BOTH" OPTION...: the bits of a run that neither stopped nor had OPTIONs,
+# of the losses and, where there are any, of the evaluations after the second step
+held_out() { sed -n '/"evaluations"/,/\]/p' "$1" | grep '"loss"' | tail -n "$2"; }
+resumes() {
+  local name=$1 both
+  read -r -a both <<<"$2"
+  shift 2
+  run "${both[@]}" --json "$folder/whole_of_it" &&
+    run "${both[@]}" "$@" --save "$folder/part" --save-step 2 &&
+    run "${both[@]}" "$@" --resume "$folder/part" --json "$folder/tail" &&
+    [ "$(bits "$folder/tail")" = "$(bits "$folder/whole_of_it" 4)" ] &&
+    [ "$(held_out "$folder/tail" 2)" = "$(held_out "$folder/whole_of_it" 2)" ]
+  verdict "$name"
+}
+resumes 'recomputation' '' --recompute-modules layernorm,moe_act,moe_permute \
+  --offload-modules attn_norm,core_attn,mlp_norm,router
+resumes 'slots' '' --offload-modules all --memory slots
+resumes 'evaluation' '--eval-every 2' --offload-modules all
+[ "$(held_out "$folder/tail" 9 | wc -l)" -eq 2 ]
+verdict 'both evaluations after it took place'
+
 # A plan goes from one run to the next, which then needs no warm-up: its first step moves what the
 # others do.
 planned=(--offload-modules all --memory arena --device-budget 24MiB)
