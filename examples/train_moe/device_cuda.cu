@@ -3,6 +3,7 @@
 
 #include "devices.hpp"
 #include "kernels_cuda.hpp"
+#include "train_each.hpp"
 
 int moe::cuda_devices() { return tidepool::cuda_device::count(); }
 

@@ -6,6 +6,7 @@
 #include "devices.hpp"
 #include "kernels_cuda.hpp"
 #include "nccl_link.hpp"
+#include "train_each.hpp"
 
 std::vector<moe::run_result> moe::train_on_cuda_ranks(
     const settings& run, const std::vector<tidepool::options>& variants, const corpus& text,

@@ -4,6 +4,7 @@
 #include "devices.hpp"
 #include "kernels_cpu.hpp"
 #include "mpi_link.hpp"
+#include "train_each.hpp"
 
 std::vector<moe::run_result> moe::train_on_ranks(const settings& run,
                                                  const std::vector<tidepool::options>& variants,

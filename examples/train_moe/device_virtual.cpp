@@ -3,6 +3,7 @@
 
 #include "devices.hpp"
 #include "kernels_cpu.hpp"
+#include "train_each.hpp"
 
 std::vector<moe::run_result> moe::train_on_virtual(const settings& run,
                                                    const std::vector<tidepool::options>& variants,

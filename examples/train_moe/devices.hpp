@@ -1,9 +1,12 @@
 /// The devices that the trainer runs on, each behind one function.
 #pragma once
 
+#include <tidepool/options.hpp>
 #include <vector>
 
-#include "train.hpp"
+#include "config.hpp"
+#include "data.hpp"
+#include "run_result.hpp"
 
 namespace moe {
 

@@ -11,8 +11,9 @@
 #include <tidepool/trace/record.hpp>
 #include <vector>
 
+#include "config.hpp"
 #include "data.hpp"
-#include "train.hpp"
+#include "run_result.hpp"
 
 namespace moe {
 

@@ -3,27 +3,25 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <numbers>
 #include <string>
-#include <string_view>
 #include <tidepool/offloader.hpp>
 #include <tidepool/parse.hpp>
 #include <utility>
 #include <vector>
 
-#include "alone.hpp"
 #include "checkpoint_copy.hpp"
 #include "data.hpp"
 #include "gradient_sum.hpp"
 #include "layout.hpp"
+#include "learning_rate.hpp"
 #include "loss_scaler.hpp"
 #include "model.hpp"
 #include "plan_files.hpp"
+#include "rank_report.hpp"
 #include "run_result.hpp"
 #include "schedule.hpp"
 #include "tied_embedding.hpp"
@@ -72,7 +70,7 @@ class trainer {
         host_losses_(dev, losses_.size(), "losses") {
     weights_.initialise(kernels_, run.seed);
     if (run.moments_on_host) weights_.keep_moments_on_host(offloader_, kernels_, stream_.ref());
-    report_what_is_here(opt);
+    offloader_.on_report(report_of_rank(run_, opt));
     if (!run.plan.empty()) follow_plan(offloader_, run);
     if (!run.resume.empty()) {
       resume_from(dev, stream_.ref(), run, weights_);
@@ -151,7 +149,7 @@ class trainer {
     const float scale = scaler_.scale();
     if (scaler_.accepts(weights_, dev_, stream_.ref(), kernels_, link_)) {
       const auto span = offloader_.trace_span("AdamW", stream_.ref());
-      weights_.update(kernels_, step - scaler_.state().skipped, learning_rate(step), scale);
+      weights_.update(kernels_, step - scaler_.state().skipped, learning_rate(run_, step), scale);
     }
     offloader_.end_step();
     return mean_loss();
@@ -210,28 +208,6 @@ class trainer {
     return mean_loss();
   }
 
-  /// What the offloader has to say, with the rank in front where there are several. A module that
-  /// was asked for on all ranks, or as one of all, and that only others have, rightly moves no byte
-  /// here.
-  void report_what_is_here(const tidepool::options& opt) {
-    const bool all = opt.offload_modules == std::vector<std::string>{"all"};
-    std::vector<std::string> elsewhere;
-    const auto note = [&](std::string_view name, bool expected) {
-      const bool here = has_module(name, run_.model, ranges_of_rank(run_, run_.rank));
-      const bool anywhere = has_module(name, run_.model, {whole_of(run_.model)});
-      if (!here && (anywhere || expected)) elsewhere.push_back("'" + std::string(name) + "'");
-    };
-    for (const std::string_view name : saving_modules::names) note(name, all);
-    for (const std::string_view name : recomputable) note(name, false);
-    const std::string rank =
-        run_.pipeline || run_.expert_parallel ? "rank " + std::to_string(run_.rank) + ": " : "";
-    offloader_.on_report([elsewhere, rank](std::string_view line) {
-      const auto names = [line](const std::string& name) { return line.find(name) < line.size(); };
-      if (std::any_of(elsewhere.begin(), elsewhere.end(), names)) return;
-      std::fprintf(stderr, "%s%.*s\n", rank.c_str(), static_cast<int>(line.size()), line.data());
-    });
-  }
-
   /// Fetches the text of one step.
   void upload(std::uint64_t number, bool held_out) {
     for (int microbatch = 0; microbatch < run_.own_microbatches(); ++microbatch) {
@@ -278,17 +254,6 @@ class trainer {
     for (const float loss : losses) sum += loss;
     const int knows = shape_.rank_of(shape_.stages() - 1);
     return link_.from_rank(knows, sum / static_cast<float>(run_.microbatches * count));
-  }
-
-  /// Linear warm-up over a tenth of the steps, then a cosine down to a tenth.
-  [[nodiscard]] float learning_rate(int step) const {
-    const int warm_up = std::max(1, run_.steps / 10);
-    if (step < warm_up) {
-      return run_.learning_rate * static_cast<float>(step + 1) / static_cast<float>(warm_up);
-    }
-    const float done =
-        static_cast<float>(step - warm_up) / static_cast<float>(std::max(1, run_.steps - warm_up));
-    return run_.learning_rate * (0.55F + 0.45F * std::cos(std::numbers::pi_v<float> * done));
   }
 
   void watch_memory() {
@@ -341,36 +306,5 @@ class trainer {
   device_array<Device, float> losses_;
   device_array<Device, float, side::host> host_losses_;
 };
-
-/// The same training once for each of `variants`, on one device.
-template <class Kernels, template <class, class> class Link, class Device>
-std::vector<run_result> train_each(Device& dev, const settings& run,
-                                   const std::vector<tidepool::options>& variants,
-                                   const corpus& text, typename Link<Device, Kernels>::team& team) {
-  const std::size_t free_before = dev.memory().free;
-  std::vector<run_result> results;
-  for (const tidepool::options& opt : variants) {
-    const std::string knobs = to_text(opt);
-    if (run.progress) std::printf("tidepool: %s\n", knobs.empty() ? "no offload" : knobs.c_str());
-    settings mine = run;
-    if (&opt != &variants.back()) {  // one run saves; the others have its bits
-      mine.save.clear();
-      mine.save_plan.clear();
-      mine.plan.clear();
-    }
-    results.push_back(
-        trainer<Device, Kernels, Link>(dev, free_before, mine, opt, text, team).run());
-  }
-  return results;
-}
-
-/// The same for all of the model in this process.
-template <class Kernels, class Device>
-std::vector<run_result> train_each(Device& dev, const settings& run,
-                                   const std::vector<tidepool::options>& variants,
-                                   const corpus& text) {
-  typename alone<Device, Kernels>::team nobody;
-  return train_each<Kernels, alone>(dev, run, variants, text, nobody);
-}
 
 }  // namespace moe
