@@ -40,6 +40,9 @@ struct trainer {
   std::vector<offloader::buffer> saved{layers};
   std::optional<offloader::chunk> chunk = std::nullopt;
 
+  // Kernels that are still queued refer to this.
+  ~trainer() { desk.dev.synchronize(); }
+
   void kernel(std::function<void()> run) const {
     desk.dev.launch(desk.stream(), 1000, std::move(run));
   }

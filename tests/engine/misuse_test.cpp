@@ -391,12 +391,12 @@ TEST_CASE("misuse: an arena that the device cannot give is refused when it is ma
 TEST_CASE("misuse: a device that fails in a commit leaves the handles full") {
   for (const bool at_record : {false, true}) {
     CAPTURE(at_record);
+    int calls = 0;  // the handles' last calls still count
     rig desk;
     offloader off(desk.dev, small_options());
     auto open = off.begin();
     auto x = made(desk, off, 1);
     auto y = made(desk, off, 2);
-    int calls = 0;
     const auto fail = [&] {
       if (++calls == 2) throw device_error("broken", 7);
     };
@@ -414,6 +414,7 @@ TEST_CASE("misuse: a device that fails in a commit leaves the handles full") {
 }
 
 TEST_CASE("misuse: a device that fails in a reload loses nothing") {
+  int calls = 0;
   rig desk;
   auto opts = arena_options(2 * size);
   opts.reload_ahead = 0;
@@ -422,7 +423,6 @@ TEST_CASE("misuse: a device that fails in a reload loses nothing") {
   auto x = made(desk, off, 1);
   auto y = made(desk, off, 2);
   open.commit<"core_attn">(0, desk.stream(), x, y);
-  int calls = 0;
   desk.dev.before_copy = [&] {
     if (++calls == 2) throw device_error("broken", 7);
   };
