@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "faults/injection.hpp"
+#include "sanitizers.hpp"
 
 namespace {
 
@@ -25,9 +26,9 @@ using tidepool::test::tally;
 
 // Sanitizers make a run ten times as long, and look at every access of those that are left. There
 // is one thread here, so that ThreadSanitizer has nothing to find but needs the longest.
-#if defined(__SANITIZE_THREAD__)
+#if defined(TIDEPOOL_TEST_TSAN)
 constexpr std::uint64_t sampled = 61;
-#elif defined(__SANITIZE_ADDRESS__)
+#elif defined(TIDEPOOL_TEST_ASAN)
 constexpr std::uint64_t sampled = 29;
 #else
 constexpr std::uint64_t sampled = 1;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "plans.hpp"
+#include "sanitizers.hpp"
 
 namespace {
 
@@ -24,7 +25,7 @@ using tidepool::plan::simulator;
 using tidepool::test::random_profile;
 using tidepool::test::random_step;
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if defined(TIDEPOOL_TEST_ASAN) || defined(TIDEPOOL_TEST_TSAN)
 constexpr int instances = 100;
 constexpr std::size_t most_groups = 12;
 #else
