@@ -223,6 +223,9 @@ TEST_CASE("follow: the first step is held to the plan") {
     second.follow(more.made, more.step);
     CHECK(says(message_of([&] { train_step(desk, second, 1); }),
                "had 1 chunks, but the plan that is followed has 2"));
+    second.follow(good.made, good.step);
+    train_step(desk, second, 2);
+    CHECK(moved(second) == good.bytes);
   }
   SUBCASE("modules that move no byte are reported after it") {
     auto opts = automatic();

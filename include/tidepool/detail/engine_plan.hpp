@@ -12,13 +12,8 @@ auto engine<Device>::end_step() -> stage {
                        std::to_string(live_.front()->info().microbatch) +
                        " is still open; finish every chunk of the step first");
   }
-  const bool proves = unproven_ && begun_ > 0;  // an evaluation proves nothing
-  if (proves && begun_ != profile_.chunks.size()) {
-    throw misuse_error("end_step: the step had " + std::to_string(begun_) +
-                       " chunks, but the plan that is followed has " +
-                       std::to_string(profile_.chunks.size()) + "; plan a profile of these steps");
-  }
-  unproven_ = unproven_ && !proves;
+  const auto had = begun_;
+  const bool proves = unproven_ && had > 0;  // an evaluation proves nothing
   ++counters_.steps;
   store_.device_source().tidy();
   begun_ = 0;
@@ -28,6 +23,13 @@ auto engine<Device>::end_step() -> stage {
     count.step_bytes = count.bytes_offloaded - bytes_before_step_[m];
     bytes_before_step_[m] = count.bytes_offloaded;
   }
+  // The step is over all the same, and another plan may be followed.
+  if (proves && had != profile_.chunks.size()) {
+    throw misuse_error("end_step: the step had " + std::to_string(had) +
+                       " chunks, but the plan that is followed has " +
+                       std::to_string(profile_.chunks.size()) + "; plan a profile of these steps");
+  }
+  unproven_ = unproven_ && !proves;
   // Only a step that trained teaches; an evaluation before it does not.
   if (!warming_up() || profile_.chunks.empty()) {
     if (recorder_ != nullptr) recorder_->start(store_.order().stream(last_lane_));
