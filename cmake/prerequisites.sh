@@ -1,7 +1,8 @@
 # shellcheck shell=bash
-# Sourced by examples/demo.sh and tests/run.sh: brings in what a build needs and the machine lacks.
+# Sourced by examples/demo.sh, tests/run.sh and .ci/run: brings in what a build needs and the machine lacks.
 #
-#   need <what>...     what of: build clang-format objdump openblas cli11 json doctest benchmark mpi
+#   need <what>...     what of: compiler clang cmake generator objdump openblas cli11 json doctest
+#                      benchmark mpi
 #
 # Whether a thing is there is asked of the thing itself (a command, a header), not of the package
 # manager. Installs Debian or Ubuntu packages, with sudo where it must. `missing` afterwards holds
@@ -17,6 +18,8 @@ has_header() { printf '#include <%s>\n' "$1" | "${CXX:-c++}" -std=c++20 -E -x c+
 there() {
   case $1 in
     compiler) command -v "${CXX:-c++}" >/dev/null ;;
+    clang) printf 'int main() {}' | clang++ -fsanitize=address,undefined -x c++ - -o /dev/null \
+      2>/dev/null ;;
     cmake) command -v cmake >/dev/null ;;
     generator) command -v ninja >/dev/null || command -v make >/dev/null ;;
     objdump) command -v objdump >/dev/null ;;
@@ -34,6 +37,7 @@ there() {
 package_of() {
   case $1 in
     compiler) echo g++ ;;
+    clang) echo clang libclang-rt-dev ;;
     cmake) echo cmake ;;
     generator) echo ninja-build ;;
     objdump) echo binutils ;;

@@ -1,11 +1,13 @@
 // Budgets and memories of every size: a program trains with right data or says what did not fit.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <functional>
 #include <string>
 
 #include "faults/endings.hpp"
+#include "sanitizers.hpp"
 
 namespace {
 
@@ -16,6 +18,7 @@ using tidepool::test::faulty_desk;
 using tidepool::test::program_plan;
 using tidepool::test::run_once;
 using tidepool::test::small_options;
+using tidepool::test::thinned;
 
 // Sets one of the limits to so many bytes.
 using limit = std::function<void(std::size_t, options&, machine&)>;
@@ -27,8 +30,11 @@ struct sweep {
   std::size_t last;  // bytes with which it must work
 };
 
-// Every byte around the alignment of blocks, then steps that meet every remainder.
-std::size_t next(std::size_t bytes) { return bytes < 300 ? bytes + 1 : bytes + 37; }
+// Every byte around the alignment of blocks, then steps that meet every remainder; the last always.
+std::size_t next(std::size_t bytes, std::size_t last) {
+  if (bytes == last) return last + 1;
+  return std::min(last, bytes + thinned * (bytes < 300 ? 1 : 37));
+}
 
 struct tally {
   std::size_t sizes = 0;
@@ -37,7 +43,7 @@ struct tally {
 
 void run(const sweep& each, bool retries, tally& counts) {
   bool fits = false;
-  for (std::size_t bytes = 1; bytes <= each.last; bytes = next(bytes)) {
+  for (std::size_t bytes = 1; bytes <= each.last; bytes = next(bytes, each.last)) {
     auto plan = each.plan;
     machine model{.order_seed = bytes};
     each.set(bytes, plan.opts, model);

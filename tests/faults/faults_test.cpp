@@ -23,22 +23,15 @@ using tidepool::test::program_plan;
 using tidepool::test::programs;
 using tidepool::test::run_once;
 using tidepool::test::tally;
+using tidepool::test::thinned;
 
-// Sanitizers make a run ten times as long, and look at every access of those that are left. There
-// is one thread here, so that ThreadSanitizer has nothing to find but needs the longest.
-#if defined(TIDEPOOL_TEST_TSAN)
-constexpr std::uint64_t sampled = 61;
-#elif defined(TIDEPOOL_TEST_ASAN)
-constexpr std::uint64_t sampled = 29;
-#else
-constexpr std::uint64_t sampled = 1;
-#endif
-
-// Every event of a lane is made in the same loop, so that most programs need few of its turns.
+// Without a sanitizer every call is tried; with one, kinds of few calls (those of graphs) are
+// thinned less. Every event of a lane is made in the same loop, so that most programs need few of
+// its turns.
 std::uint64_t stride_of(const program_plan& plan, call_kind kind, std::uint64_t calls) {
-  if (calls < 20) return 1;
-  if (kind != call_kind::make_event) return sampled;
-  return plan.name == "graph on two streams" && sampled == 1 ? 1 : 97 * sampled;
+  if (calls < 20) return (thinned + 7) / 8;
+  if (kind != call_kind::make_event) return 7 * thinned - 6;
+  return plan.name == "graph on two streams" && thinned == 1 ? 1 : 97 * thinned;
 }
 
 void inject_all(const program_plan& plan, call_kind kind, std::uint64_t calls, tally& counts) {

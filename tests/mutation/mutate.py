@@ -6,7 +6,7 @@
 A mutant is one change: a condition turned round, a comparison shifted, `and` for `or`, a statement
 left out. All of them are compiled at once into one `explore` and one program of the unit tests,
 where a variable of the environment says which one is alive; what cannot be switched that way (what
-the compiler evaluates, expressions over several lines) is built and judged alone. A mutant is
+the compiler evaluates, expressions over several lines) is built and judged by itself. A mutant is
 killed by `explore` or, failing that, by the unit tests; one that does not compile counts for
 nothing. Survivors are listed with their line.
 
@@ -183,8 +183,8 @@ def within_memory():
 
 
 def compiler(include):
-    return [os.environ.get("CXX", "g++"), *FLAGS, f"-I{include}", f"-I{ROOT}/tests/support",
-            f"-I{ROOT}/tests"]
+    folders = [f"-I{ROOT}/tests/{name}" for name in ("support", *FOLDERS)]
+    return [os.environ.get("CXX", "g++"), *FLAGS, f"-I{include}", *folders, f"-I{ROOT}/tests"]
 
 
 def sources():
@@ -193,21 +193,45 @@ def sources():
     return [path for path in found if path.name not in ("host_pages_test.cpp", "nvtx_test.cpp")]
 
 
-def switchable(folder, mutants):
+def batches(folder, size):
+    """The tests in fewer sources, as tests/batches.cmake has them; the faults by themselves."""
+    made, together = [], []
+    for path in sources():
+        bound = re.search(r"^(namespace [a-z_:0-9]+ {|template <>)", path.read_text(), re.M)
+        if bound or path.parent.name == "faults":
+            made.append(path)
+        else:
+            together.append(path)
+    for first in range(0, len(together), size):
+        chosen = together[first:first + size]
+        includes = dict.fromkeys(line for path in chosen for line in
+                                 path.read_text().splitlines() if line.startswith("#include "))
+        tests = [f'namespace {path.parent.name}_{path.stem} {{\n#include "{path}"\n}}'
+                 for path in chosen]
+        batch = folder / f"batch_{size}_{first}.cpp"
+        batch.write_text("\n".join([*includes, *tests]) + "\n")
+        made.append(batch)
+    return sorted(made, key=lambda path: (path.parent.name == "faults", path.parent != folder))
+
+
+def switchable(folder, mutants, jobs):
     """Writes the headers with as many mutants as compile together; returns those left alone."""
     alone = set()
     # Between them they make every template of the headers.
     probes = [ROOT / "tests" / name for name in (
         "explore/explore.cpp", "engine/host_state_test.cpp", "engine/recompute_test.cpp",
-        "engine/graph_test.cpp", "engine/buffer_test.cpp", "memory/slots_test.cpp",
+        "engine/graph_test.cpp", "engine/buffer_test.cpp", "memory/fence_test.cpp", "memory/slots_test.cpp",
         "memory/pinned_test.cpp", "memory/ranges_test.cpp", "plan/forecast_test.cpp")]
     for _ in range(40):
         include = write_include(folder, combined(mutants, alone))
-        for probe in probes:
+
+        def errors_of(probe):
             code, text = call([*compiler(include), "-fsyntax-only", "-fmax-errors=0", probe], 900)
-            if code != 0:
-                break
-        else:
+            return "" if code == 0 else text
+
+        with concurrent.futures.ThreadPoolExecutor(jobs) as crew:
+            text = "".join(crew.map(errors_of, probes))
+        if not text:
             return alone
         wrong = {(header, int(line) - 1) for header, line in
                  re.findall(r"include/tidepool/([\w/]+\.hpp):(\d+)", text)}
@@ -228,7 +252,7 @@ def build(folder, mutants, jobs):
     done = folder / "alone.txt"
     if done.exists():
         return {int(line) for line in done.read_text().split()}
-    alone = switchable(folder, mutants)
+    alone = switchable(folder, mutants, jobs)
     include = folder / "include"
 
     def object_of(source):
@@ -238,7 +262,7 @@ def build(folder, mutants, jobs):
             sys.exit(f"mutate.py: {source}: {text[-3000:]}")
         return target
 
-    every = [ROOT / "tests/support/main.cpp", *sources()]
+    every = [ROOT / "tests/support/main.cpp", *batches(folder, 3)]
     with concurrent.futures.ThreadPoolExecutor(jobs) as crew:
         objects = list(crew.map(object_of, every))
         explore = object_of(ROOT / "tests/explore/explore.cpp")
@@ -262,11 +286,15 @@ def verdict(explore, unit, mutant=None):
             break
     if code == 0:
         return None
+    return killer(text)
+
+
+def killer(text):
     found = re.search(r"tests/([\w/]+\.(?:cpp|hpp)):\d+", text)
     return f"killed by {found.group(1) if found else 'a unit test'}"
 
 
-def judge_alone(mutant, folder):
+def judge_alone(mutant, folder, tests):
     with tempfile.TemporaryDirectory() as scratch:
         include = write_include(pathlib.Path(scratch), {})
         target = include / "tidepool" / mutant.header
@@ -280,13 +308,14 @@ def judge_alone(mutant, folder):
         if call([explore, *EXPLORE], 60)[0] != 0:
             return "killed by explore"
         main_object = folder / "support_main.o"
-        for test in sources():
+        for test in tests:
             program = pathlib.Path(scratch) / "test"
             built = call([*compiler(include), test, main_object, "-o", program, "-lpthread"], 900)
             if built[0] != 0:
                 return "does not compile"  # a test asks for what explore does not
-            if call([program], 240)[0] != 0:
-                return f"killed by {test.relative_to(ROOT / 'tests')}"
+            code, text = call([program, "--abort-after=1", "--no-colors"], 300)
+            if code != 0:
+                return killer(text)
         return "SURVIVED"
 
 
@@ -314,13 +343,14 @@ def main():
             fate, bar, text = line.partition(" | ")
             if bar:
                 report[text] = fate.strip()
+    tests = batches(folder, 8)
     end = time.monotonic() + given.seconds if given.seconds else None
 
     def fate_of(number):
         if end and time.monotonic() > end:
             return number, None
         if number in alone:
-            return number, judge_alone(mutants[number], folder)
+            return number, judge_alone(mutants[number], folder, tests)
         return number, verdict(explore, unit, number) or "SURVIVED"
 
     left = [number for number, mutant in enumerate(mutants) if mutant.name() not in report]

@@ -1,5 +1,8 @@
-/// Which sanitizer a test is built with, as either compiler says it.
+/// Which sanitizer a test is built with, as either compiler says it, and what it may then leave
+/// out.
 #pragma once
+
+#include <cstddef>
 
 #if defined(__has_feature)
 #if __has_feature(address_sanitizer)
@@ -15,3 +18,17 @@
 #if defined(__SANITIZE_THREAD__) && !defined(TIDEPOOL_TEST_TSAN)
 #define TIDEPOOL_TEST_TSAN 1
 #endif
+
+namespace tidepool::test {
+
+/// Of the cases of a long single-threaded sweep, one in so many is enough: sanitizers make each ten
+/// times as long and look at every access of it; ThreadSanitizer has nothing to find there.
+#if defined(TIDEPOOL_TEST_TSAN)
+inline constexpr std::size_t thinned = 64;
+#elif defined(TIDEPOOL_TEST_ASAN)
+inline constexpr std::size_t thinned = 12;
+#else
+inline constexpr std::size_t thinned = 1;
+#endif
+
+}  // namespace tidepool::test
