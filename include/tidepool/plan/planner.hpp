@@ -30,9 +30,10 @@ struct goal {
 /// comes back last (Belady's rule; optimal when copies cost nothing), with more and more of the
 /// budget set aside for copies on their way; the best prefix of every chunk's groups; then local
 /// search over classes of groups (same layer and module) and single groups, with the simulator as
-/// judge; all subsets where there are few groups. Step time counts, then the peak, then bytes
-/// moved. Work is limited: about 2 ms and 60 simulations of the step, so that time is linear in the
-/// number of events.
+/// judge; all subsets where there are few groups. Step time counts, then bytes moved, since each
+/// takes bandwidth that compute and other GPUs of the host may need, then the peak: what is below
+/// the budget already. Work is limited: about 2 ms and 60 simulations of the step, so that time is
+/// linear in the number of events.
 ///
 /// Deterministic. Touches no device. Thread safety: none.
 class planner {
@@ -131,8 +132,8 @@ class planner {
   [[nodiscard]] static bool better(const outcome& a, const outcome& b) {
     if (a.runs != b.runs) return a.runs;
     if (std::abs(a.step_us - b.step_us) > 1e-9 * b.step_us) return a.step_us < b.step_us;
-    if (a.peak != b.peak) return a.peak < b.peak;
-    return a.moved < b.moved;
+    if (a.moved != b.moved) return a.moved < b.moved;
+    return a.peak < b.peak;
   }
 
   bool consider(const std::vector<action>& what, const knobs& limits) {
@@ -147,7 +148,7 @@ class planner {
     const auto most = free_events + whole_steps * (sim_.map().events.size() + 1);
     return static_cast<double>(spent_) > share * static_cast<double>(most);
   }
-  // At the bound nothing is left to find but a smaller peak, which a budget does not ask for.
+  // At the bound nothing is left to find but fewer bytes, which Belady's rule has seen to.
   [[nodiscard]] bool satisfied() const {
     return best_.result.runs && best_.result.step_us <= bound_ * (1 + 1e-6);
   }
