@@ -62,6 +62,11 @@ check --recompute-modules layernorm,moe_act,moe_permute --in-flight 3 --memory a
   --device-budget 24MiB --offload-modules attn_norm,core_attn,mlp_norm,router --eval-every 2
 check --recompute-modules layernorm,moe_act --in-flight 2 --memory arena --device-budget 24MiB \
   --offload-modules attn_norm,core_attn,mlp_norm,expert_fc1 --policy automatic
+# Sizes that stay the same, and residuals that outlive what is saved of them: the plan leaves room.
+for budget in 14MiB 16MiB 18MiB; do
+  check --expert-capacity 2 --offload-modules all --memory arena --device-budget "$budget" \
+    --policy automatic
+done
 # Dense layers, and shared experts beside the routed ones.
 mixed=(--dense-layers 1 --shared-experts 1)
 for module in mlp_fc1 mlp_act mlp_fc2 shared_act shared_fc2; do

@@ -51,8 +51,8 @@ class chunk {
   ///
   /// `stream` is the one that wrote and last read them; copies start once it has come this far, on
   /// the offload stream. Handles of what leaves are emptied; what stays (opted out, small, kept by
-  /// policy, forward-only) keeps its memory and stays full. With a cap, `stream` then waits until
-  /// no more of the module's offloads are in flight than that.
+  /// policy or all of it by groups that are, forward-only) keeps its memory and stays full. With a
+  /// cap, `stream` then waits until no more of the module's offloads are in flight than that.
   ///
   /// Throws `misuse_error` (an empty handle, forward already ended), `out_of_budget` (host) or
   /// `device_error`; the handles are then as before.

@@ -317,6 +317,7 @@ class engine {
            keeps_.stays(chunk.ordinal(), chunk.group_count(), layer, bytes_of(handles),
                         [&] { return store_.device_source().largest_free(); });
   }
+  [[nodiscard]] bool stays_anyway(std::span<handle* const> handles) const;
   [[nodiscard]] static std::size_t bytes_of(std::span<handle* const> handles) {
     std::size_t bytes = 0;
     for (const auto* each : handles) bytes += each->store_ == nullptr ? 0 : each->store_->bytes;
@@ -402,6 +403,7 @@ class engine {
   std::vector<plan::chunk_profile> first_step_;  // of an automatic warm-up
   int trained_steps_ = 0;                        // of an automatic warm-up
   bool evaluated_ = false;                       // since the latest chunk that trains
+  bool outlived_ = false;                        // some memory had handles after its commit
   bool unproven_ = false;                        // a plan from elsewhere is in its first step
   std::vector<std::size_t> backward_rank_;       // by chunk ordinal, from the warm-up step
   trace::counters counters_;

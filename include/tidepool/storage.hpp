@@ -43,6 +43,7 @@ struct storage {
   std::size_t elements = 0;
   std::uint32_t handles = 0;            // held outside
   std::uint32_t saves = 0;              // held by committed groups
+  std::uint32_t stays = 0;              // of committed groups that stay by policy
   bool keep = false;                    // opted out of offloading
   bool resident = false;                // a host_state's
   bool written = false;                 // and it has contents

@@ -364,3 +364,55 @@ TEST_CASE("sharing: what waits for its second group gives way when room is short
   CHECK(desk.dev.reloads() == 2);
   CHECK(desk.wrong() == 0);
 }
+
+TEST_CASE("sharing: what another group keeps on the device does not leave with a second one") {
+  for (const bool keeps : {true, false}) {
+    CAPTURE(keeps);
+    rig desk;
+    auto opts = small_options();
+    opts.offload_layers = {keeps ? 1 : 0, 1};
+    offloader off(desk.dev, opts);
+    for (std::uint32_t step = 0; step < 3; ++step) {
+      auto open = off.begin();
+      auto x = off.allocate(size, desk.stream());
+      auto y = x.share();
+      auto z = off.allocate(size, desk.stream());
+      auto w = z.share();
+      desk.write(x, step);
+      desk.write(z, step + 10);
+      open.commit<"core_attn">(0, desk.stream(), x);
+      open.commit<"moe_act">(1, desk.stream(), y);
+      // Nobody keeps this: it leaves, though another handle holds it a while longer.
+      open.commit<"expert_fc1">(1, desk.stream(), z);
+      CHECK(static_cast<bool>(y) == keeps);
+      CHECK_FALSE(z);
+      w.reset(desk.stream());
+      open.end_forward();
+      open.restore<"expert_fc1">(1, desk.stream(), z);
+      open.restore<"moe_act">(1, desk.stream(), y);
+      desk.check(y, step);
+      y.reset(desk.stream());
+      open.restore<"core_attn">(0, desk.stream(), x);
+      desk.check(x, step);
+      desk.check(z, step + 10);
+
+      // Once its group was restored it may leave again.
+      auto next = off.begin();
+      auto again = x.share();
+      x.reset(desk.stream());
+      z.reset(desk.stream());
+      next.commit<"moe_act">(1, desk.stream(), again);
+      CHECK_FALSE(again);
+      next.end_forward();
+      next.restore<"moe_act">(1, desk.stream(), again);
+      desk.check(again, step);
+      again.reset(desk.stream());
+      next.finish();
+      open.finish();
+      off.end_step();
+      CHECK(off.counters().modules[0].step_bytes == (keeps ? 0 : size));
+      CHECK(off.counters().modules[2].step_bytes == size);
+    }
+    CHECK(desk.wrong() == 0);
+  }
+}

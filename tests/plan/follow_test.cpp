@@ -97,6 +97,33 @@ TEST_CASE("follow: a saved plan is followed from the first step of another run")
   CHECK(desk.wrong() == 0);
 }
 
+TEST_CASE(
+    "follow: a handle that outlives its commit is not in the events, and room is left for it") {
+  for (const bool outlives : {false, true}) {
+    CAPTURE(outlives);
+    rig desk;
+    rig::offloader<> off(desk.dev, automatic());
+    off.on_report([](std::string_view) {});
+    for (std::uint32_t step = 0; step < 4; ++step) {
+      auto open = off.begin();
+      auto saved = off.allocate(4096, desk.stream());
+      desk.write(saved, step, 100'000);
+      auto residual = saved.share();
+      if (!outlives) residual.reset(desk.stream());
+      open.commit(off.module("core_attn"), 0, desk.stream(), saved);
+      residual.reset(desk.stream());
+      open.end_forward();
+      open.restore(off.module("core_attn"), 0, desk.stream(), saved);
+      desk.check(saved, step);
+      saved.reset(desk.stream());
+      open.finish();
+      off.end_step();
+    }
+    CHECK(off.profile().shapes_vary == outlives);
+    CHECK(desk.wrong() == 0);
+  }
+}
+
 TEST_CASE("follow: that shapes vary is known to the profile, and room is left for it") {
   const auto before = record(512);
   CHECK(before.step.shapes_vary);

@@ -51,7 +51,12 @@ void engine<Device>::restore(chunk_state& chunk, module_id module, int layer, la
     handles[i]->part_ = items[i].part;
     forget_save(*store);
   }
-  keeps_.take(std::exchange(which.kept, 0));
+  if (which.kept > 0) {
+    keeps_.take(std::exchange(which.kept, 0));
+    for (auto* each : handles) {
+      if (*each && each->store_->stays > 0) --each->store_->stays;
+    }
+  }
   chunk.mark_restored(which);
   if (recorder_ != nullptr) {
     recorder_->called(from, plan::event_kind::restore, index, chunk.ordinal(),

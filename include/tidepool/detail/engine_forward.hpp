@@ -19,7 +19,8 @@ void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, lan
   auto& count = counters_.modules[static_cast<std::size_t>(module)];
   const auto from = arrive(lane);
   // By hand everything leaves: its handles are released by hand too, and nothing may be lost.
-  const bool stay = give_up && may_stay(chunk, layer, handles);
+  const bool planned = give_up && may_stay(chunk, layer, handles);
+  const bool stay = planned || (give_up && stays_anyway(handles));
   auto& which = chunk.add(module, layer);
   try {
     collect(chunk, which, handles, stay, give_up);
@@ -42,8 +43,11 @@ void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, lan
   ++count.groups;
   if (stay) {
     ++count.groups_resident;
+  }
+  if (planned) {
     which.kept = bytes_of(handles);
     keeps_.add(which.kept);
+    for (auto* each : handles) ++each->store_->stays;
   }
   if (warming_up()) {
     profile_.chunks[chunk.ordinal()].groups.push_back(
@@ -59,6 +63,7 @@ void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, lan
       each->part_ = {};
       auto& source = *std::exchange(each->store_, nullptr);
       source.lane = lane;
+      outlived_ = outlived_ || source.handles > 1;
       forget_handle(source);
     }
   }
@@ -82,6 +87,15 @@ template <device Device>
   }
   recorder_->called(from, plan::event_kind::commit, index, chunk.ordinal(),
                     store_.order().stream(lane));
+}
+
+// Copies would free nothing: other groups keep all of it on the device.
+template <device Device>
+bool engine<Device>::stays_anyway(std::span<handle* const> handles) const {
+  return !keeps_.everything_leaves() && !handles.empty() &&
+         std::all_of(handles.begin(), handles.end(), [](const handle* each) {
+           return each->store_ != nullptr && each->store_->stays > 0;
+         });
 }
 
 // What a group that stays by plan would take with it.

@@ -52,7 +52,7 @@ auto engine<Device>::end_step() -> stage {
     first_step_ = profile_.chunks;
     return stage::recorded;
   }
-  profile_.shapes_vary = first_step_ != profile_.chunks;
+  profile_.shapes_vary = outlived_ || first_step_ != profile_.chunks;
   first_step_ = {};
   return stage::timed;
 }

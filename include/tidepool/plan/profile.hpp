@@ -88,7 +88,9 @@ struct profile {
   std::vector<storage_profile> storages;
   std::vector<event> events;  ///< in the order of the compute stream
   double rest_us = 0;         ///< computing after the last event
-  bool shapes_vary = false;   ///< other sizes were seen in another step, as with routed experts
+  /// Memory may be taken otherwise than `events` tell: another step had other sizes, as with routed
+  /// experts, or handles outlived the commit of what they share, which no event tells.
+  bool shapes_vary = false;
   link_rates link;
 
   [[nodiscard]] bool timed() const { return !events.empty(); }
