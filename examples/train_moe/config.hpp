@@ -76,6 +76,9 @@ struct model_sizes {
     const double limit = std::ceil(capacity_factor * share * (1 - 1e-12));
     return limit < static_cast<double>(tokens()) ? static_cast<index>(limit) : tokens();
   }
+  /// A declared capacity makes every step's tensors of one size: the next one fits where the last
+  /// one was.
+  [[nodiscard]] bool same_sizes() const { return capacity_factor > 0; }
   /// Most rows that dispatch can make of one microbatch, whatever the router decides.
   [[nodiscard]] index max_rows() const {
     const index padded_capacity = (expert_capacity() + row_padding - 1) / row_padding * row_padding;

@@ -50,9 +50,9 @@ class experts : routed_part<Device, Kernels> {
     on_.device.synchronize(stream);  // the one wait of the host: how many rows has each expert?
     const index rows = part::lay_out(s);
 
-    allocate(s.xs, rows, hidden);
+    allocate(s.xs, part::held(rows), hidden);
     const operand xs = fill_rows(s, rows);
-    s.a = matrix(rows * 2 * ffn);
+    s.a = matrix(part::held(rows) * 2 * ffn);
     each_expert(s, [&](index e, index first, index count) {
       k_.linear(m(s.a) + first * 2 * ffn, xs + first * hidden, w_.fc1.matrix + e * hidden * 2 * ffn,
                 count, hidden, 2 * ffn);
@@ -67,7 +67,7 @@ class experts : routed_part<Device, Kernels> {
         },
         s.xs);
 
-    allocate(s.b, rows, ffn);
+    allocate(s.b, part::held(rows), ffn);
     const operand b = fill_activation(s, rows);
     c.template commit<"moe_act">(number_, stream, s.a);
 

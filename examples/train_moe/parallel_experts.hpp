@@ -59,7 +59,7 @@ class parallel_experts : routed_part<Device, Kernels> {
     const index rows = part::lay_out(s);
     lay_out_arrivals(s, counts);
 
-    auto& out = s.travel[0] = matrix(rows * hidden);
+    auto& out = s.travel[0] = matrix(part::held(rows) * hidden);
     k_.gather(m(out), m(s.h), ints(s.source), rows, m_.top_k, hidden);
     s.xs.data = matrix(arrivals(s) * hidden);
     s.weight_in = floats(arrivals(s));
@@ -133,7 +133,7 @@ class parallel_experts : routed_part<Device, Kernels> {
       c.template restore<"router">(number_, stream, s.h, s.probs, s.choice, s.row, s.source,
                                    s.counts);
     }
-    auto& out = s.travel[0] = matrix(rows * hidden);
+    auto& out = s.travel[0] = matrix(part::held(rows) * hidden);
     auto& dy = s.travel[1] = matrix(arrivals(s) * hidden);
     k_.gather(m(out), dx, ints(s.source), rows, m_.top_k, hidden);
     start(s, s.rows, {{p(out), p(dy), words(hidden)}});
@@ -230,7 +230,10 @@ class parallel_experts : routed_part<Device, Kernels> {
     return width * bytes_of(on_.types.operands) / index{sizeof(float)};
   }
   /// Rows that memory is made for: a tensor without any could not be saved.
-  static index arrivals(const saved& s) { return std::max(s.rows.all_received(), row_padding); }
+  [[nodiscard]] index arrivals(const saved& s) const {
+    if (m_.same_sizes()) return m_.experts * padded(m_.expert_capacity());
+    return std::max(s.rows.all_received(), row_padding);
+  }
 
   void start(saved& s, const row_counts& rows, std::initializer_list<moving_rows> what) {
     s.exchange = on_.exchange->start(rows, {what.begin(), what.size()});

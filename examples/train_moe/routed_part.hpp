@@ -74,6 +74,9 @@ class routed_part : protected layer_part<Device, Kernels> {
     k_.publish(on_.host_counts.data(), ints(s.counts), shape.experts);
   }
 
+  /// Rows that memory is made for.
+  [[nodiscard]] index held(index rows) const { return m_.same_sizes() ? m_.max_rows() : rows; }
+
   /// Lays the rows out, once `host_counts` is there; returns how many there are.
   index lay_out(saved_routing<buffer>& s) {
     const routing_shape shape = routing();
@@ -86,8 +89,8 @@ class routed_part : protected layer_part<Device, Kernels> {
       s.first_row.push_back(s.first_row.back() + padded(kept));
     }
     const index rows = s.first_row.back();
-    s.source = on_.template allocate<std::int32_t>(rows);
-    s.weight = floats(rows);
+    s.source = on_.template allocate<std::int32_t>(held(rows));
+    s.weight = floats(held(rows));
     k_.place(ints(s.source), p(s.weight), ints(s.row), ints(s.choice), p(s.probs), rows, shape);
     return rows;
   }
