@@ -81,7 +81,6 @@ class handle {
 
   void drop() noexcept {
     if (store_ != nullptr) store_->owner->drop_quietly(*store_);
-    store_ = nullptr;
   }
 };
 

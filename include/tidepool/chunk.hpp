@@ -233,7 +233,6 @@ class chunk {
   void abandon() noexcept {
     if (engine_ != nullptr) engine_->end_chunk(*state_);
     engine_ = nullptr;
-    state_ = nullptr;
     enabled_ = 0;
   }
 

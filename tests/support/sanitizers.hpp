@@ -22,8 +22,11 @@
 namespace tidepool::test {
 
 /// Of the cases of a long single-threaded sweep, one in so many is enough: sanitizers make each ten
-/// times as long and look at every access of it; ThreadSanitizer has nothing to find there.
-#if defined(TIDEPOOL_TEST_TSAN)
+/// times as long and look at every access of it; ThreadSanitizer has nothing to find there. A build
+/// may ask for that by itself.
+#if defined(TIDEPOOL_TEST_THINNED)
+inline constexpr std::size_t thinned = TIDEPOOL_TEST_THINNED;
+#elif defined(TIDEPOOL_TEST_TSAN)
 inline constexpr std::size_t thinned = 64;
 #elif defined(TIDEPOOL_TEST_ASAN)
 inline constexpr std::size_t thinned = 12;
