@@ -24,12 +24,16 @@ class handle {
  public:
   handle() = default;
   handle(handle&& other) noexcept
-      : store_(std::exchange(other.store_, nullptr)), part_(other.part_), whole_(other.whole_) {}
+      : store_(std::exchange(other.store_, nullptr)),
+        part_(other.part_),
+        lane_(other.lane_),
+        whole_(other.whole_) {}
   handle& operator=(handle&& other) noexcept {
     if (this != &other) {
       drop();
       store_ = std::exchange(other.store_, nullptr);
       part_ = other.part_;
+      lane_ = other.lane_;
       whole_ = other.whole_;
     }
     return *this;
@@ -69,18 +73,19 @@ class handle {
  protected:
   using storage = detail::storage<Device>;
 
-  handle(storage* store, const detail::rectangle& part, bool whole = false)
-      : store_(store), part_(part), whole_(whole) {}
+  handle(storage* store, const detail::rectangle& part, lane_id lane, bool whole = false)
+      : store_(store), part_(part), lane_(lane), whole_(whole) {}
 
   storage* store_ = nullptr;
   detail::rectangle part_;
+  lane_id lane_{};      // where it was allocated, shared or restored
   bool whole_ = false;  // the storage leaves, not the part alone
 
  private:
   friend class detail::engine<Device>;
 
   void drop() noexcept {
-    if (store_ != nullptr) store_->owner->drop_quietly(*store_);
+    if (store_ != nullptr) store_->owner->drop_quietly(*store_, lane_);
   }
 };
 
@@ -112,8 +117,8 @@ class view : public handle<Device> {
   template <device>
   friend class buffer;
 
-  view(detail::storage<Device>* store, const detail::rectangle& part, bool whole)
-      : handle<Device>(store, part, whole) {}
+  view(detail::storage<Device>* store, const detail::rectangle& part, lane_id lane, bool whole)
+      : handle<Device>(store, part, lane, whole) {}
 };
 
 /// Device memory of one saved tensor, from the offloader's memory source.
@@ -131,7 +136,7 @@ class buffer : public handle<Device> {
   /// many groups save it, and stays on the device as long as any handle to it is full.
   [[nodiscard]] buffer share() const {
     if (this->store_ == nullptr) return {};
-    return buffer(this->store_->owner->share(*this->store_));
+    return buffer(this->store_->owner->share(*this->store_), this->lane_);
   }
 
   /// A view of a part; throws `misuse_error` when the part does not lie inside.
@@ -149,14 +154,15 @@ class buffer : public handle<Device> {
     }
     return {this->store_->owner->share(*this->store_),
             {shape.offset, shape.width, shape.rows, pitch},
+            this->lane_,
             shape.whole_storage};
   }
 
  private:
   friend class detail::engine<Device>;
 
-  explicit buffer(detail::storage<Device>* store)
-      : handle<Device>(store, {0, store->bytes, 1, store->bytes}) {}
+  buffer(detail::storage<Device>* store, lane_id lane)
+      : handle<Device>(store, {0, store->bytes, 1, store->bytes}, lane) {}
 };
 
 }  // namespace tidepool

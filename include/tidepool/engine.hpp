@@ -103,8 +103,7 @@ class engine {
       store_.destroy(store);
       throw;
     }
-    store.lane = lane;
-    return buffer<Device>(share(store));
+    return {share(store), lane};
   }
 
   [[nodiscard]] storage* share(storage& store) {
@@ -115,16 +114,15 @@ class engine {
 
   // A handle is given up; what it used on `lane` so far is the last use.
   void drop(storage& store, lane_id lane) {
-    store.lane = lane;
     store.last_use.add(store_.order().record(lane));
-    forget_handle(store);
+    forget_handle(store, lane);
   }
 
-  void drop_quietly(storage& store) noexcept {
+  void drop_quietly(storage& store, lane_id lane) noexcept {
     if (!closed_ && !lost()) {
       try {
         if (replayed_) settle_replays();  // else the memory would no longer be as a graph left it
-        return drop(store, store.lane);
+        return drop(store, lane);
       } catch (...) {  // no event, so nobody may ever reuse the memory: it stays taken, as if the
                        // handle were still there, or until the capture that broke is over
         if (keep_orphan(store)) return;
@@ -357,7 +355,7 @@ class engine {
   void expect_chunk(const chunk_info& info) const;
   void expect_group(const chunk_state& chunk, module_id module, int layer) const;
   void expect_no_more(const chunk_state& chunk) const;
-  void forget_handle(storage& store);
+  void forget_handle(storage& store, lane_id lane);
   void forget_save(storage& store);
   void forget_idle(storage& store);
   [[nodiscard]] bool evict_one();

@@ -269,3 +269,16 @@ TEST_CASE("cap: a group from which nothing leaves is not in flight") {
   CHECK(run.off().counters().modules[0].groups == 1);
   CHECK(run.off().counters().modules[0].groups_offloaded == 0);
 }
+
+TEST_CASE("cap: a group that copies nothing, since another has saved it all, is not in flight") {
+  watched run(capped(1));
+  auto open = run.off().begin();
+  auto x = run.off().allocate(1024, run.desk().stream());
+  auto same = x.share();
+  open.commit<"core_attn">(0, run.desk().stream(), x);
+  open.commit<"core_attn">(1, run.desk().stream(), same);
+  CHECK(run.off().counters().modules[0].tensors_shared == 1);
+  CHECK(run.joins(0) == 0);
+  run.commit(open, 0, 2);
+  CHECK(run.joins(0) == 1);
+}

@@ -464,3 +464,17 @@ TEST_CASE("graph: reloads of a capture that fails are made again") {
     CHECK(desk.wrong() == 0);
   }
 }
+
+TEST_CASE("graph: an allocation that fails between launches changes nothing for them") {
+  rig desk;
+  offloader off(desk.dev, arena_options(3 * size));
+  trainer work{desk, off};
+  work.step();
+  work.step();
+  auto graph = off.capture(desk.stream(), [&] { work.step(); });
+  graph.launch(desk.stream());
+  CHECK_THROWS_AS(static_cast<void>(off.allocate(4 * size, desk.stream())),
+                  tidepool::out_of_budget);
+  graph.launch(desk.stream());
+  CHECK(work.all_wrong() == 0);
+}

@@ -469,3 +469,19 @@ TEST_CASE("misuse: a device that fails while an offloader is made leaves nothing
   dev.left = 1 << 20;
   CHECK(off.allocate(256, stream.ref()));
 }
+
+TEST_CASE("misuse: a finished chunk is like one that was never begun: its calls do nothing") {
+  rig desk;
+  offloader off(desk.dev, small_options());
+  auto open = off.begin();
+  open.finish();
+  auto x = made(desk, off, 1);
+  open.commit<"core_attn">(0, desk.stream(), x);
+  CHECK(x);
+  open.end_forward();
+  open.restore<"core_attn">(0, desk.stream(), x);
+  open.finish();
+  desk.check(x, 1);
+  CHECK(desk.wrong() == 0);
+  CHECK(off.counters().modules[0].groups == 0);
+}

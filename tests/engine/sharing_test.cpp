@@ -416,3 +416,38 @@ TEST_CASE("sharing: what another group keeps on the device does not leave with a
     CHECK(desk.wrong() == 0);
   }
 }
+
+// What the other handle was last used for is known to it alone.
+TEST_CASE("sharing: a handle that goes without a word is followed on its own stream") {
+  enum class other_goes { by_reset, by_commit, comes_back };
+  for (const auto how : {other_goes::by_reset, other_goes::by_commit, other_goes::comes_back}) {
+    for (std::uint64_t seed = 0; seed <= 20; ++seed) {
+      CAPTURE(static_cast<int>(how));
+      CAPTURE(seed);
+      rig desk(tidepool::machine{.order_seed = seed});
+      const auto side = desk.dev.make_stream();
+      auto ready = desk.dev.make_event();
+      offloader off(desk.dev, arena_options(size));
+      auto open = off.begin();
+      auto x = off.allocate(size, desk.stream());
+      auto y = x.share();
+      desk.write(x, 5);
+      desk.dev.record(ready, desk.stream());
+      desk.dev.wait(side.ref(), ready);
+      if (how == other_goes::by_reset) {
+        x.reset(side.ref());
+      } else {
+        open.commit<"core_attn">(0, side.ref(), x);
+      }
+      if (how == other_goes::comes_back) open.restore<"core_attn">(0, side.ref(), x);
+      desk.dev.launch(desk.stream(), 50000, [] {});
+      desk.check(y, 5);
+      y = {};
+      x.reset(side.ref());
+      auto z = off.allocate(size, side.ref());
+      desk.write_bytes(z.data(), size, 9, side.ref());
+      z.reset(side.ref());
+      CHECK(desk.wrong() == 0);
+    }
+  }
+}

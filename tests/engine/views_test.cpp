@@ -353,3 +353,21 @@ TEST_CASE("view: in random orders, beside buffers that come and go") {
     CHECK(desk.wrong() == 0);
   }
 }
+
+TEST_CASE("view: an emptied one has no extent, until its tensor comes back") {
+  rig desk;
+  offloader off(desk.dev, small_options());
+  auto x = off.allocate(size, desk.stream());
+  desk.write(x, 3);
+  auto part = x.view({.offset = 256, .width = 256});
+  auto open = off.begin();
+  open.commit<"core_attn">(0, desk.stream(), part);
+  CHECK_FALSE(part);
+  CHECK(part.width() == 0);
+  open.restore<"core_attn">(0, desk.stream(), part);
+  CHECK(part.width() == 256);
+  desk.check(part, 3, 256, 256);
+  part.reset(desk.stream());
+  CHECK(part.width() == 0);
+  CHECK(desk.wrong() == 0);
+}

@@ -46,8 +46,8 @@ void engine<Device>::restore(chunk_state& chunk, module_id module, int layer, la
     if (store == nullptr) continue;
     forget_idle(*store);
     store->wanted = true;
-    store->lane = lane;
     if (!*handles[i]) handles[i]->store_ = share(*store);
+    handles[i]->lane_ = lane;
     handles[i]->part_ = items[i].part;
     forget_save(*store);
   }

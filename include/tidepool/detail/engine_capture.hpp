@@ -114,7 +114,7 @@ template <device Device>
 void engine<Device>::drop_orphans(bool nothing_ran) noexcept {
   for (auto* store : std::exchange(orphans_, {})) {
     if (nothing_ran) {
-      forget_handle(*store);
+      forget_handle(*store, store_.offload_lane());
     } else {
       release(this);
     }

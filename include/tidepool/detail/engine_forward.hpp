@@ -62,9 +62,8 @@ void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, lan
       if ((item++)->store == nullptr) continue;
       each->part_ = {};
       auto& source = *std::exchange(each->store_, nullptr);
-      source.lane = lane;
       outlived_ = outlived_ || source.handles > 1;
-      forget_handle(source);
+      forget_handle(source, lane);
     }
   }
   if (which.bytes > 0) {

@@ -5,15 +5,15 @@
 
 namespace tidepool::detail {
 
-// One handle less outside.
+// One handle less outside; `lane` is where it was used last.
 template <device Device>
-void engine<Device>::forget_handle(storage& store) {
+void engine<Device>::forget_handle(storage& store, lane_id lane) {
   if (--store.handles == 0) {
     if (store.saves == 0) {
       if (recorder_ != nullptr) {
-        recorder_->released(store.recorded, store_.order().stream(store.lane));
+        recorder_->released(store.recorded, store_.order().stream(lane));
       }
-      store_.displace(store, store.last_use, store.lane);
+      store_.displace(store, store.last_use, lane);
       store_.destroy(store);
     } else if (!store.wanted) {
       store_.displace(store, store.last_use, store_.offload_lane());
@@ -62,7 +62,7 @@ bool engine<Device>::evict_one() {
     auto& store = *idle_.back();
     idle_.pop_back();
     store.idle = false;
-    take_back(store, store.lane);
+    take_back(store, copies);
     ++counters_.evictions;
     return true;
   }

@@ -49,9 +49,8 @@ void engine<Device>::discard(chunk_state& chunk, std::size_t what, int layer, la
       ++count.tensors;
       count.bytes += store.bytes;
     }
-    store.lane = lane;
     store.last_use.add(used);
-    forget_handle(store);
+    forget_handle(store, lane);
   }
 }
 

@@ -47,8 +47,7 @@ buffer<Device> engine<Device>::create_state(storage& store, std::string_view nam
   forget_idle(store);
   if (store.on_device) take_back(store, store_.reload_lane());  // fetched ahead and never used
   place_or_throw(store, lane, "create");
-  store.lane = lane;
-  return buffer<Device>(share(store));
+  return {share(store), lane};
 }
 
 // Starts the copy in; false when there is no device memory for it.
@@ -100,8 +99,7 @@ buffer<Device> engine<Device>::fetch_state(storage& store, std::string_view name
     take_back(store, store_.reload_lane());
     throw;
   }
-  store.lane = lane;
-  return buffer<Device>(share(store));
+  return {share(store), lane};
 }
 
 template <device Device>
@@ -137,13 +135,12 @@ void engine<Device>::write_state(storage& store, std::string_view name, buffer<D
   store.reloaded = {};
   store.last_use.add(ready);
   store.last_use.add(store.offloaded);
-  store.lane = lane;
   store.written = true;
   counters_.state_written += store.bytes;
   store_.note_group(store.bytes);
   changed.part_ = {};
   changed.store_ = nullptr;
-  forget_handle(store);
+  forget_handle(store, lane);
 }
 
 template <device Device>
