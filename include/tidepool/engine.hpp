@@ -263,7 +263,7 @@ class engine {
   void keep_at_most(std::size_t bytes, std::size_t piece) {
     keeps_.keep_at_most(bytes, opts_.memory == memory_kind::arena ? piece : 0);
   }
-  // Whether the groups of the two steps of an automatic warm-up differed.
+  // How far reloads run ahead from now on, in groups and in bytes.
   void reload_at_most(std::size_t groups, std::optional<std::size_t> bytes) {
     opts_.reload_ahead = groups;
     opts_.reload_ahead_bytes = bytes;

@@ -191,7 +191,6 @@ class storages {
     }
     if (!store.on_device) away_ += store.bytes;
     host_peak_ = std::max(host_peak_, host_.used());
-    note_peaks();
     return true;
   }
 

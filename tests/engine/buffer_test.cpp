@@ -154,7 +154,9 @@ TEST_CASE("buffer: outlives its offloader, full or empty, committed or not") {
   held.reset(desk.stream());
   desk.check(share, 1);
   CHECK(desk.wrong() == 0);
+  const auto records = desk.dev.records;
   share = {};
+  CHECK(desk.dev.records == records);  // nobody is left who would wait for it
   CHECK(desk.dev.device_held == 0);
   CHECK(desk.dev.host_held == 0);
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "rig.hpp"
+#include "tidepool/error.hpp"
 
 namespace {
 
@@ -147,4 +148,36 @@ TEST_CASE("copies: one tensor is no batch, nor are large ones") {
   open.commit<"core_attn">(1, stream.ref(), y, z);
   CHECK(dev.batches.empty());
   CHECK(dev.single == 3);
+}
+
+TEST_CASE("copies: what a commit or a restore that failed had queued is not copied with the next") {
+  rig desk;
+  offloader off(desk.dev, small_options());
+  auto open = off.begin();
+  rig::buffer saved[3];
+  for (std::uint32_t i = 0; i < 3; ++i) {
+    saved[i] = off.allocate(1024, desk.stream());
+    desk.write(saved[i], i);
+  }
+  const auto fail_at_second = [&] {
+    desk.dev.before_copy = [copies = 0]() mutable {
+      if (++copies == 2) throw tidepool::device_error("the second copy fails", 1);
+    };
+  };
+  fail_at_second();
+  CHECK_THROWS_AS(open.commit<"core_attn">(0, desk.stream(), saved[0], saved[1], saved[2]),
+                  tidepool::device_error);
+  desk.dev.before_copy = {};
+  auto before = desk.dev.offloads();
+  open.commit<"core_attn">(0, desk.stream(), saved[0], saved[1], saved[2]);
+  CHECK(desk.dev.offloads() - before == 3);
+  fail_at_second();
+  CHECK_THROWS_AS(open.restore<"core_attn">(0, desk.stream(), saved[0], saved[1], saved[2]),
+                  tidepool::device_error);
+  desk.dev.before_copy = {};
+  before = desk.dev.reloads();
+  open.restore<"core_attn">(0, desk.stream(), saved[0], saved[1], saved[2]);
+  CHECK(desk.dev.reloads() - before == 3);
+  for (std::uint32_t i = 0; i < 3; ++i) desk.check(saved[i], i);
+  CHECK(desk.wrong() == 0);
 }

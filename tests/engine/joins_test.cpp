@@ -7,12 +7,14 @@
 #include <vector>
 
 #include "program.hpp"
+#include "rig.hpp"
 
 namespace {
 
 using tidepool::join_site;
 using tidepool::memory_kind;
 using tidepool::test::program;
+using tidepool::test::rig;
 using tidepool::test::run;
 using tidepool::test::small_options;
 
@@ -169,4 +171,21 @@ TEST_CASE("joins: every order is right where the device is as tight as can be") 
   }
   CHECK(evictions > 0);
   CHECK(waits > 100);
+}
+
+TEST_CASE("joins: memory for a compute stream is awaited by that stream, not by reloads") {
+  for (const auto left_out : {join_site::device_reuse, join_site::reload_reuse}) {
+    rig desk;
+    const auto other = desk.dev.make_stream();
+    rig::offloader<> off(desk.dev, tidepool::test::arena_options(4096));
+    desk.dev.leave_out(left_out);
+    auto x = off.allocate(4096, desk.stream());
+    desk.write(x, 1);
+    desk.dev.launch(desk.stream(), 50'000, [] {});
+    desk.check(x, 1);
+    x.reset(desk.stream());
+    const auto y = off.allocate(4096, other.ref());
+    desk.write_bytes(y.data(), y.size(), 2, other.ref());
+    CHECK((desk.wrong() > 0) == (left_out == join_site::device_reuse));
+  }
 }

@@ -302,3 +302,29 @@ TEST_CASE("reload: restore fails where nothing can give way, and may be tried ag
   chunk.backward();
   CHECK(desk.wrong() == 0);
 }
+
+TEST_CASE("reload: host memory that is still read is waited for once there is a step of it") {
+  for (const std::size_t free_in_flight : {std::size_t{1}, std::size_t{2}}) {
+    rig desk;
+    auto opts = small_options();
+    opts.host_step = 4096;
+    rig::offloader<tidepool::modules<"fc1">> off(desk.dev, opts);
+    auto open = off.begin();
+    std::vector<rig::buffer> saved(free_in_flight);
+    for (std::size_t i = 0; i < free_in_flight; ++i) {
+      saved[i] = off.allocate(4096, desk.stream());
+      desk.write(saved[i], 1);
+      open.commit<"fc1">(static_cast<int>(i), desk.stream(), saved[i]);
+    }
+    CHECK(off.counters().host_reserved == free_in_flight * 4096);
+    for (std::size_t i = free_in_flight; i-- > 0;) {
+      open.restore<"fc1">(static_cast<int>(i), desk.stream(), saved[i]);
+    }
+    auto next = off.begin();
+    auto x = off.allocate(4096, desk.stream());
+    desk.write(x, 2);
+    next.commit<"fc1">(0, desk.stream(), x);
+    CHECK(off.counters().host_reserved == 2 * 4096);
+    CHECK(desk.wrong() == 0);
+  }
+}

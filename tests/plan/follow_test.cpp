@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -30,8 +31,9 @@ options automatic() {
 
 /// What a step of `layers` layers saves and checks; each layer commits two groups.
 template <class Offloader>
-void train_step(rig& desk, Offloader& off, std::uint32_t step, int layers = 3,
-                std::size_t bytes = 4096) {
+void train_step(
+    rig& desk, Offloader& off, std::uint32_t step, int layers = 3, std::size_t bytes = 4096,
+    const std::function<void()>& in_between = [] {}) {
   const module_id modules[]{off.module("core_attn"), off.module("moe_act")};
   auto open = off.begin();
   std::vector<rig::buffer> saved(static_cast<std::size_t>(2 * layers));
@@ -41,6 +43,7 @@ void train_step(rig& desk, Offloader& off, std::uint32_t step, int layers = 3,
     open.commit(modules[i % 2], static_cast<int>(i / 2), desk.stream(), saved[i]);
   }
   open.end_forward();
+  in_between();
   for (std::size_t i = saved.size(); i-- > 0;) {
     open.restore(modules[i % 2], static_cast<int>(i / 2), desk.stream(), saved[i]);
     desk.check(saved[i], step);
@@ -122,6 +125,30 @@ TEST_CASE(
     CHECK(off.profile().shapes_vary == outlives);
     CHECK(desk.wrong() == 0);
   }
+}
+
+TEST_CASE("follow: reloads run as far ahead as the plan says, in groups and in bytes") {
+  const auto before = record();
+  const auto reloads_ahead = [&](std::size_t groups, std::size_t bytes) {
+    rig desk;
+    auto opts = automatic();
+    *opts.device_budget *= 2;  // room to reload into
+    rig::offloader<> off(desk.dev, opts);
+    off.on_report([](std::string_view) {});
+    auto made = before.made;
+    for (auto& each : made.what) each.assign(each.size(), plan::action::offload);
+    made.reload_ahead = groups;
+    made.reload_ahead_bytes = bytes;
+    off.follow(made, before.step);
+    std::uint64_t ahead = 0;
+    train_step(desk, off, 0, 3, 4096, [&] { ahead = desk.dev.reloads(); });
+    CHECK(desk.wrong() == 0);
+    return ahead;
+  };
+  CHECK(reloads_ahead(1, 0) == 1);
+  CHECK(reloads_ahead(2, 0) == 2);
+  CHECK(reloads_ahead(2, 4097) == 2);
+  CHECK(reloads_ahead(2, 4096) == 1);
 }
 
 TEST_CASE("follow: that shapes vary is known to the profile, and room is left for it") {
