@@ -328,3 +328,35 @@ TEST_CASE("reload: host memory that is still read is waited for once there is a 
     CHECK(desk.wrong() == 0);
   }
 }
+
+TEST_CASE("reload: a group that had to give way is reloaded ahead again when there is room") {
+  constexpr std::size_t big = 4096;
+  rig desk;
+  auto opts = arena_options(2 * big + 256);
+  opts.reload_ahead = 4;  // so that the search comes to the end of the chunk
+  offloader off(desk.dev, opts);
+  auto open = off.begin();
+  auto kept = off.allocate(256, desk.stream());
+  kept.keep_resident();
+  open.commit<"expert_fc1">(0, desk.stream(), kept);
+  rig::buffer saved[2];
+  for (int l = 0; l < 2; ++l) {
+    saved[l] = off.allocate(big, desk.stream());
+    desk.write(saved[l], static_cast<std::uint32_t>(l));
+    open.commit<"core_attn">(l, desk.stream(), saved[l]);
+  }
+  open.end_forward();
+  CHECK(desk.dev.reloads() == 2);
+  auto gradient = off.allocate(big, desk.stream());
+  CHECK(off.counters().evictions == 1);
+  open.restore<"core_attn">(1, desk.stream(), saved[1]);
+  desk.check(saved[1], 1);
+  CHECK(desk.dev.reloads() == 2);
+  gradient.reset(desk.stream());
+  open.restore<"expert_fc1">(0, desk.stream(), kept);
+  CHECK(desk.dev.reloads() == 3);
+  open.restore<"core_attn">(0, desk.stream(), saved[0]);
+  CHECK(desk.dev.reloads() == 3);
+  desk.check(saved[0], 0);
+  CHECK(desk.wrong() == 0);
+}
