@@ -83,6 +83,30 @@ TEST_CASE("moves: a graph takes another's place, with the memory that it was cap
   CHECK(desk.wrong() == 0);
 }
 
+TEST_CASE("moves: graphs of parts of a step change places, and run in the order of their capture") {
+  rig desk;
+  offloader off(desk.dev, arena_options(2 * size));
+  train_step(desk, off, 1);
+  auto open = off.begin();
+  offloader::buffer saved;
+  auto one = off.capture(desk.stream(), [&] {
+    saved = off.allocate(size, desk.stream());
+    desk.write(saved, 2);
+    open.commit<"fc1">(0, desk.stream(), saved);
+  });
+  auto two = off.capture(desk.stream(), [&] {
+    open.restore<"fc1">(0, desk.stream(), saved);
+    desk.check(saved, 2);
+    saved.reset(desk.stream());
+  });
+  std::swap(one, two);
+  two.launch(desk.stream());
+  one.launch(desk.stream());
+  CHECK(says(message_of([&] { one.launch(desk.stream()); }), "order of their capture"));
+  open.finish();
+  CHECK(desk.wrong() == 0);
+}
+
 TEST_CASE("moves: state on the host takes its name along") {
   rig desk;
   offloader off(desk.dev, small_options());
