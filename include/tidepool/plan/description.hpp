@@ -55,6 +55,10 @@ struct model_description {
     const auto natural = pipeline_parallel - pipeline_rank;
     return in_flight > 0 ? in_flight : std::min(natural, microbatches);
   }
+  /// All of them, where ranks of experts are not those of tensors as well.
+  [[nodiscard]] std::size_t ranks() const {
+    return tensor_parallel * expert_parallel * pipeline_parallel;
+  }
   [[nodiscard]] bool latent() const { return kv_latent > 0; }
 
   friend bool operator==(const model_description&, const model_description&) = default;

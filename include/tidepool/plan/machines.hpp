@@ -1,6 +1,7 @@
 /// Machines to plan for before one has them: what they compute, what their memory and links give.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <span>
@@ -14,6 +15,14 @@
 
 namespace tidepool::plan {
 
+/// What each of `gpus` GPUs of one host gets while all of them copy: they share its memory.
+struct shared_link {
+  std::size_t gpus = 2;
+  link_rates each;
+
+  friend bool operator==(const shared_link&, const shared_link&) = default;
+};
+
 /// One GPU and its way to the host. Rates are those that programs reach, not those of data sheets.
 struct machine_description {
   std::string name;
@@ -23,8 +32,10 @@ struct machine_description {
   double attention_tflops = 0;   ///< fused attention, causal, bf16
   double memory_rate = 0;        ///< GB/s of memory-bound kernels
   double peer_rate = 0;          ///< GB/s to other GPUs of the host, one way
-  link_rates link;               ///< to host memory
-  std::string source;            ///< of each figure; says what is an estimate
+  link_rates link;               ///< to host memory, alone
+  /// The same beside other GPUs, as measured, fewer GPUs first. Empty: nobody measured it.
+  std::vector<shared_link> shared;
+  std::string source;  ///< of each figure; says what is an estimate
 
   friend bool operator==(const machine_description&, const machine_description&) = default;
 };
@@ -61,6 +72,7 @@ template <class Entry>
        2800,
        397,
        {55.1, 55.2, 101.5, 2},
+       {},
        "link and GEMMs as measured on an H200, which has the same chip and PCIe 5; memory: 84 % of "
        "the data sheet's 3350 GB/s, estimate; attention: between the 740 TFLOP/s that "
        "FlashAttention-3 reports at best and the 370 of FlashAttention-2, estimate"},
@@ -72,7 +84,13 @@ template <class Entry>
        4000,
        397,
        {55.1, 55.2, 101.5, 2},
-       "link measured; GEMMs: 785 TFLOP/s measured for 8192^3 alone, 700 in a step, of 989; peers: "
+       // What bench_link has in total, over the GPUs.
+       {{2, {107.48 / 2, 103.43 / 2, 134.69 / 2, 2}}, {4, {142.61 / 4, 167.41 / 4, 170.21 / 4, 2}}},
+       "link measured; of several GPUs: raw copies of bench_link (bench/results), of two the "
+       "medians "
+       "of three runs (2026-11-22-h200x2; another host had 7 % more both ways), of four one run "
+       "(2026-11-22-h200x4); GEMMs: 785 TFLOP/s measured for 8192^3 alone, 700 in a step, of 989; "
+       "peers: "
        "397 GB/s measured; memory: 84 % of the data sheet's 4800 GB/s, estimate; attention as for "
        "h100, estimate"},
       {"gh200",
@@ -83,6 +101,7 @@ template <class Entry>
        3350,
        397,
        {170, 411, 450, 2},
+       {},
        "link out and in as published; both ways: estimate; GEMMs and attention as for h200, "
        "memory: "
        "84 % of 4000 GB/s, estimates"},
@@ -94,6 +113,7 @@ template <class Entry>
        6700,
        794,
        {185, 202, 320, 2},
+       {},
        "link out: 185 GB/s as poolside measured; in: in the ratio of GB300, both ways: estimates; "
        "GEMMs: 66 % of 2500 TFLOP/s, attention, memory (84 % of 8000 GB/s) and peers (twice those "
        "of NVLink 4): estimates"},
@@ -105,6 +125,7 @@ template <class Entry>
        6700,
        794,
        {193, 211, 335, 2},
+       {},
        "link out and in as published; both ways: estimate; the rest as for gb200, estimates"},
   }};
   return all;
@@ -113,6 +134,51 @@ template <class Entry>
 /// The machine of that name. Throws `option_error`.
 [[nodiscard]] inline const machine_description& machine_named(std::string_view name) {
   return detail::find_named<machine_description>(known_machines(), name, "machine");
+}
+
+/// Rates to plan with where several GPUs of a host copy, and what they rest on.
+struct link_share {
+  std::size_t gpus = 1;
+  link_rates each;
+  std::size_t measured = 1;  ///< GPUs of the measurement behind it; 0: nobody measured several
+
+  friend bool operator==(const link_share&, const link_share&) = default;
+};
+
+/// What each of `gpus` GPUs of a host gets while all of them copy; 0 counts as 1.
+///
+/// As measured, where somebody measured so many. Between two measurements the rates are those of
+/// the one with more GPUs, which is not more than fewer get; beyond the last one its total is
+/// divided, as if more GPUs got no more out of the host. Where nobody measured several, they are
+/// the rates of one alone: too much, unless each GPU has host memory of its own.
+[[nodiscard]] inline link_share link_at_once(const machine_description& on, std::size_t gpus) {
+  if (gpus <= 1) return {1, on.link, 1};
+  if (on.shared.empty()) return {gpus, on.link, 0};
+  const auto found = std::find_if(on.shared.begin(), on.shared.end(),
+                                  [&](const shared_link& point) { return point.gpus >= gpus; });
+  if (found != on.shared.end()) return {gpus, found->each, found->gpus};
+  const auto& last = on.shared.back();
+  const auto part = static_cast<double>(last.gpus) / static_cast<double>(gpus);
+  auto each = last.each;
+  each.out *= part;
+  each.in *= part;
+  each.both *= part;
+  return {gpus, each, last.gpus};
+}
+
+/// Enters what each of `gpus` GPUs was measured to get, in place of what was known of so many.
+inline void set_link(machine_description& of, std::size_t gpus, const link_rates& each) {
+  if (gpus <= 1) {
+    of.link = each;
+    return;
+  }
+  const auto at = std::find_if(of.shared.begin(), of.shared.end(),
+                               [&](const shared_link& point) { return point.gpus >= gpus; });
+  if (at != of.shared.end() && at->gpus == gpus) {
+    at->each = each;
+  } else {
+    of.shared.insert(at, {gpus, each});
+  }
 }
 
 }  // namespace tidepool::plan

@@ -1,7 +1,9 @@
 /// The profile of a training step that nobody has run yet, from a model's description.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <cstddef>
 #include <string_view>
 
 #include "tidepool/plan/description.hpp"
@@ -11,20 +13,33 @@
 
 namespace tidepool::plan {
 
+/// GPUs of one host that copy at once, where nobody says: all ranks of the model, as many as
+/// somebody measured on one host. 1 where nobody measured several.
+[[nodiscard]] inline std::size_t copying_at_once(const model_description& model,
+                                                 const machine_description& on) {
+  const auto most = on.shared.empty() ? std::size_t{1} : on.shared.back().gpus;
+  return std::min(model.ranks(), most);
+}
+
 /// The step of one rank: its layers, its microbatches in 1F1B. Durations are compute or memory,
 /// whichever is longer, and communication that is not hidden; kernels do not slow each other.
 /// Left out: temporaries, embedding and head, the pipeline's bubbles, imbalance of experts.
 ///
-/// A recomputed group is made from what the group before it saves; that it is there is up to the
-/// trainer. Throws `option_error`.
+/// `gpus_per_host` GPUs copy at once all the time, so that the link is what each of them has then
+/// (`link_at_once`); 0: `copying_at_once`. A recomputed group is made from what the group before it
+/// saves; that it is there is up to the trainer. Throws `option_error`.
 [[nodiscard]] inline profile profile_of(const model_description& model,
-                                        const machine_description& on) {
+                                        const machine_description& on,
+                                        std::size_t gpus_per_host = 0) {
   check(model);
   if (!(on.gemm_tflops > 0 && on.attention_tflops > 0 && on.memory_rate > 0)) {
     throw option_error("tidepool: machine " + tidepool::detail::text::in_quotes(on.name) +
                        ": gemm_tflops, attention_tflops or memory_rate is not above 0; give rates");
   }
-  return detail::step_writer(model, on).write();
+  const auto gpus = gpus_per_host > 0 ? gpus_per_host : copying_at_once(model, on);
+  auto step = detail::step_writer(model, on).write();
+  step.link = link_at_once(on, gpus).each;
+  return step;
 }
 
 /// The models that are known, with the batch and the parallel sizes of the runs they stand for.

@@ -19,7 +19,6 @@ class step_writer {
   step_writer(const model_description& model, const machine_description& on)
       : model_(model), dense_(model, on, true), sparse_(model, on, false) {
     step_.modules.assign(model_modules.begin(), model_modules.end());
-    step_.link = on.link;
     for (std::size_t i = 0; i < model_modules.size(); ++i) {
       leaves_[i] = std::find(model.modules.begin(), model.modules.end(), model_modules[i]) !=
                    model.modules.end();
