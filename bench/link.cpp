@@ -3,6 +3,10 @@
 ///
 ///     bench_link                 one GPU
 ///     bench_link --gpus 2        two at once, each with a thread and an offloader of its own
+///
+/// What the planner is to know of a host, raw rates in a file for `plan --machine`:
+///
+///     for n in 1 2 4; do bench_link --gpus $n --machine h200 --json host.json; done
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <barrier>
@@ -12,6 +16,7 @@
 #include <vector>
 
 #include "link_traffic.hpp"
+#include "machine_file.hpp"
 
 namespace {
 
@@ -23,6 +28,8 @@ struct settings {
   std::size_t group = 256 * mib;
   int groups = 12;
   std::size_t pin = 8192 * mib;
+  std::string json;
+  std::string machine;
 };
 
 /// One GPU's share of the measurement; all of them start each phase together.
@@ -68,7 +75,8 @@ void measure(const settings& run, int gpu, std::barrier<>& together, member& int
   }
 }
 
-void rates(const settings& run) {
+/// Returns what raw copies give each GPU.
+tp::plan::link_rates rates(const settings& run) {
   std::barrier together(run.gpus);
   std::vector<member> all(static_cast<std::size_t>(run.gpus));
   std::vector<std::thread> crew;
@@ -89,12 +97,15 @@ void rates(const settings& run) {
     for (const auto& each : all) sum_raw += median(each.*raw), sum_ours += median(each.*ours);
     std::printf("%-10s raw %7.2f GB/s   tidepool %7.2f GB/s   %6.2f %%\n", name, sum_raw, sum_ours,
                 100 * sum_ours / sum_raw);
+    return sum_raw / run.gpus;
   };
   std::printf("%d GPU(s) at once, %d groups of %zu MiB each, medians of %d rounds, host clock\n",
               run.gpus, run.groups, run.group / mib, run.rounds);
-  line("out", &member::raw_out, &member::out);
-  line("in", &member::raw_in, &member::in);
-  line("both ways", &member::raw_both, &member::both);
+  tp::plan::link_rates each;
+  each.out = line("out", &member::raw_out, &member::out);
+  each.in = line("in", &member::raw_in, &member::in);
+  each.both = line("both ways", &member::raw_both, &member::both);
+  return each;
 }
 
 void small_tensors() {
@@ -157,6 +168,8 @@ int main(int argc, char** argv) {
   app.add_option("--rounds", run.rounds, "Rounds of each phase")->check(CLI::Range(1, 1000));
   app.add_option("--groups", run.groups, "Groups in a pass")->check(CLI::Range(1, 1000));
   app.add_option("--pin", run.pin, "Bytes to pin; 0 for none");
+  app.add_option("--json", run.json, "File of a machine to which to add the raw rates");
+  app.add_option("--machine", run.machine, "What a new file takes over but for the link: h200");
   CLI11_PARSE(app, argc, argv);
   try {
     if (tp::cuda_device::count() < run.gpus) {
@@ -164,7 +177,16 @@ int main(int argc, char** argv) {
                    tp::cuda_device::count());
       return 2;
     }
-    rates(run);
+    const auto gpus = static_cast<std::size_t>(run.gpus);
+    tp::plan::machine_description host;  // read first: a mistake is told before the work
+    if (!run.json.empty()) host = machine_to_add_to(run.json, run.machine, gpus);
+    auto each = rates(run);
+    if (!run.json.empty()) {
+      each.latency_us = host.link.latency_us;  // which this does not measure
+      tp::plan::set_link(host, gpus, each);
+      tp::plan::save(host, run.json);
+      std::printf("wrote %s\n", run.json.c_str());
+    }
     if (run.gpus > 1) return 0;
     small_tensors();
     if (run.pin > 0) pinning(run.pin);

@@ -11,7 +11,7 @@ file(GLOB_RECURSE cuda_headers CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/
 find_path(NLOHMANN_JSON_INCLUDE_DIR nlohmann/json.hpp)
 mark_as_advanced(NLOHMANN_JSON_INCLUDE_DIR)
 if(NOT NLOHMANN_JSON_INCLUDE_DIR)
-  list(FILTER host_headers EXCLUDE REGEX "plan/json.hpp|plan/detail/json_")
+  list(FILTER host_headers EXCLUDE REGEX "plan/(machine_)?json.hpp|plan/detail/json_")
 endif()
 
 # header_sources(<extension> <result> <header>...)

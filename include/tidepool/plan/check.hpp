@@ -22,13 +22,14 @@
 
 namespace tidepool::plan {
 
-/// A profile that contradicts itself, or a plan that is not for it.
+/// A profile or a machine that contradicts itself, or a plan that is not for the profile.
 class profile_error : public error {
  public:
   using error::error;
 };
 
-/// A file of a profile or a plan that cannot be read or written; thrown by `plan/json.hpp`.
+/// A file of a profile, a plan or a machine that cannot be read or written; thrown by
+/// `plan/json.hpp` and `plan/machine_json.hpp`.
 class file_error : public profile_error {
  public:
   using profile_error::profile_error;

@@ -29,11 +29,12 @@ inline constexpr std::array<std::string_view, 4> limit_words{
 
 inline void read_version(const json_node& top, const std::string& kind) {
   const auto key = "tidepool_" + kind;
-  const std::string other = kind == "plan" ? "profile" : "plan";
   if (!top.has(key)) {
-    top.refuse("the key '" + key + "' is missing",
-               top.has("tidepool_" + other) ? "this is a " + other + ": read it as one"
-                                            : "a " + kind + " begins with \"" + key + "\": 1");
+    auto remedy = "a " + kind + " begins with \"" + key + "\": 1";
+    for (const std::string other : {"profile", "plan", "machine"}) {
+      if (top.has("tidepool_" + other)) remedy = "this is a " + other + ": read it as one";
+    }
+    top.refuse("the key '" + key + "' is missing", remedy);
   }
   const auto node = top.member(key);
   std::uint32_t version = 0;

@@ -1,4 +1,5 @@
-// JSON as profiles and plans need it: every refusal says where, and nothing is passed over.
+// JSON as profiles, plans and machines need it: every refusal says where, and nothing is passed
+// over.
 #pragma once
 
 #if !__has_include(<nlohmann/json.hpp>)
@@ -39,7 +40,7 @@ inline constexpr std::size_t most_json_keys = 64;
 
 // Whose text it is.
 struct json_source {
-  std::string_view kind;  // profile or plan
+  std::string_view kind;  // profile, plan or machine
   std::string_view name;
 
   [[noreturn]] void refuse(std::string_view place, std::string_view problem,
