@@ -10,6 +10,7 @@
 #include <string_view>
 #include <tidepool/detail/formats.hpp>
 #include <tidepool/plan/json.hpp>
+#include <tidepool/plan/machine_json.hpp>
 #include <tidepool/plan/model.hpp>
 #include <vector>
 
@@ -45,15 +46,37 @@ inline std::string names_of(const auto& known) {
   return tidepool::detail::text::join(names, ", ");
 }
 
+// A file has a dot or a slash in its name, and a known machine has neither.
+inline bool names_file(const std::string& machine) {
+  return machine.find_first_of("./") != std::string::npos;
+}
+
+// What the rates of the link rest on.
+inline std::string shared_in_words(const tidepool::plan::link_share& link) {
+  const auto gpus = std::to_string(link.gpus);
+  const auto measured = std::to_string(link.measured);
+  const auto beside = "of each of " + gpus + " GPUs of a host that copy at once, ";
+  if (link.measured == 0) {
+    return beside + "but nobody measured several here: these are the rates of one alone";
+  }
+  if (link.measured > link.gpus) return beside + "as measured with " + measured;
+  if (link.measured < link.gpus) return beside + "the total measured with " + measured + " divided";
+  return beside + "as measured";
+}
+
 inline void describe(request& result, const std::string& model, const std::string& machine,
-                     const std::vector<std::string>& changes, double tflops) {
+                     const std::vector<std::string>& changes, double tflops,
+                     std::optional<std::size_t> gpus_per_host) {
   namespace plan = tidepool::plan;
   auto about = plan::model_named(model);
-  auto on = plan::machine_named(machine);
+  auto on = names_file(machine) ? plan::load_machine(machine) : plan::machine_named(machine);
   for (const auto& change : changes) set_field(about, change);
   if (tflops > 0) on.gemm_tflops = tflops;
-  result.step = plan::profile_of(about, on);
+  const auto gpus = gpus_per_host.value_or(plan::copying_at_once(about, on));
+  const auto link = plan::link_at_once(on, gpus);
+  result.step = plan::profile_of(about, on, gpus);
   result.title = about.name + " on " + on.name;
+  if (names_file(machine)) result.title += " (" + tidepool::detail::text::printable(machine) + ")";
   const auto number = [](std::size_t value) { return std::to_string(value); };
   result.notes.push_back(number(about.layers / about.pipeline_parallel) + " layers on this rank, " +
                          number(about.microbatch * about.sequence) + " tokens a microbatch, " +
@@ -62,9 +85,15 @@ inline void describe(request& result, const std::string& model, const std::strin
   char text[200];
   std::snprintf(text, sizeof text,
                 "GEMMs %.0f TFLOP/s, memory %.0f GB/s; link %.1f out, %.1f in, %.1f GB/s both ways",
-                on.gemm_tflops * about.efficiency, on.memory_rate, on.link.out, on.link.in,
-                on.link.both);
+                on.gemm_tflops * about.efficiency, on.memory_rate, link.each.out, link.each.in,
+                link.each.both);
   result.notes.emplace_back(text);
+  if (link.gpus > 1) {
+    result.notes.push_back("link: " + shared_in_words(link));
+  } else if (about.ranks() > 1) {
+    result.notes.emplace_back(
+        "link: of one GPU alone on its host; --gpus-per-host says how many copy at once");
+  }
 }
 
 inline void choose(request& result, const std::vector<std::string>& offload) {
@@ -93,12 +122,19 @@ inline request read_command_line(int argc, const char* const* argv) {
   std::vector<std::string> changes;
   std::vector<std::string> offload;
   double tflops = 0;
+  std::size_t gpus_per_host = 0;
   CLI::App app{"Plans which activations of a training step leave a GPU, before there is one.",
                "plan"};
   app.add_option("--model", model, "of " + detail::names_of(tidepool::plan::known_models()))
       ->capture_default_str();
-  app.add_option("--machine", machine, "of " + detail::names_of(tidepool::plan::known_machines()))
+  app.add_option("--machine", machine,
+                 "of " + detail::names_of(tidepool::plan::known_machines()) +
+                     ", or a file (JSON) such as host.json, as bench_link --json records one")
       ->capture_default_str();
+  app.add_option("--gpus-per-host", gpus_per_host,
+                 "that copy at once and share the host's memory; default: the model's ranks, as "
+                 "many as were measured on one host")
+      ->check(CLI::Range(1, 1024));
   app.add_option("--set", changes, "field=value of the model, such as layers=16; may be repeated")
       ->take_all();
   app.add_option("--gemm-tflops", tflops, "what GEMMs reach, instead of the machine's");
@@ -136,15 +172,17 @@ inline request read_command_line(int argc, const char* const* argv) {
                                  "': give TFLOP/s above 0");
   }
   if (profile.empty()) {
-    detail::describe(result, model, machine, changes, tflops);
+    std::optional<std::size_t> gpus;
+    if (app.count("--gpus-per-host") > 0) gpus = gpus_per_host;
+    detail::describe(result, model, machine, changes, tflops, gpus);
     detail::choose(result, offload);
     return result;
   }
-  for (const auto* other : {"--model", "--machine", "--set", "--gemm-tflops"}) {
+  for (const auto* other : {"--model", "--machine", "--set", "--gemm-tflops", "--gpus-per-host"}) {
     if (app.count(other) == 0) continue;
     throw tidepool::option_error(std::string("tidepool: option ") + other +
                                  " stands beside --profile=" + text::printable(profile) +
-                                 ", which has its own times; leave one out");
+                                 ", which has its own times and rates; leave one out");
   }
   result.step = tidepool::plan::load_profile(profile);
   if (!result.step.timed()) {

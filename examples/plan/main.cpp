@@ -2,6 +2,7 @@
 ///
 ///   plan --model deepseek-v3-proxy --machine h200 --budget 4GiB
 ///   plan --model qwen3-30b-a3b --machine gb200 --max-slowdown 1% --frontier frontier.svg
+///   plan --machine host.json --gpus-per-host 4 --budget 14GiB
 ///   plan --profile step.json --budget 12GiB --save plan.json
 ///
 /// Needs no GPU. Exit status: 0; 1 when the budget or the slowdown cannot be met; 2 for bad
