@@ -71,6 +71,8 @@ class trainer {
     weights_.initialise(kernels_, run.seed);
     if (run.moments_on_host) weights_.keep_moments_on_host(offloader_, kernels_, stream_.ref());
     offloader_.on_report(report_of_rank(run_, opt));
+    // Ranks of one host share its memory; a barrier of all ranks is one of each host's.
+    offloader_.on_measure([this] { link_.barrier(); });
     if (!run.plan.empty()) follow_plan(offloader_, run);
     if (!run.resume.empty()) {
       resume_from(dev, stream_.ref(), run, weights_);

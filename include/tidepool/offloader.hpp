@@ -160,6 +160,13 @@ class offloader {
   /// Where reports go, a line each; by default to `stderr`.
   void on_report(std::function<void(std::string_view)> sink) { report_ = std::move(sink); }
 
+  /// Called before each of the three measurements of the link that an automatic plan rests on, at
+  /// the end of the first step; by default nothing. Where GPUs of one host train together, wait in
+  /// it for all of them, as in a barrier: each then plans with what it gets beside the others.
+  /// Alone, each would count on the whole of the host's memory. All of them must be given it, and
+  /// the same policy. The device is idle meanwhile. What it throws leaves `end_step`.
+  void on_measure(std::function<void()> meet) { meet_ = std::move(meet); }
+
   // ---- modules ----
 
   /// True when the module's groups may leave.
@@ -251,7 +258,7 @@ class offloader {
   }
 
   void try_plan() {
-    link_ = plan::measure_link(engine_->device());
+    link_ = plan::measure_link(engine_->device(), meet_);
     auto recorded = engine_->profile();
     recorded.link = link_;
     recorded.shapes_vary = true;  // as far as one step can tell
@@ -304,6 +311,7 @@ class offloader {
   std::uint64_t enabled_ = 0;
   std::optional<plan::step_plan> plan_;
   plan::link_rates link_;
+  std::function<void()> meet_ = [] {};
   std::function<void(std::string_view)> report_ = [](std::string_view line) {
     std::fprintf(stderr, "%.*s\n", static_cast<int>(line.size()), line.data());
   };

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 
 #include "tidepool/device/device.hpp"
 #include "tidepool/plan/profile.hpp"
@@ -10,8 +11,11 @@ namespace tidepool::plan {
 
 namespace detail {
 
+// Out, in, and both.
+inline constexpr int link_measurements = 3;
+
 template <device Device>
-link_rates measured_link(Device& dev) {
+link_rates measured_link(Device& dev, const std::function<void()>& meet) {
   constexpr std::size_t bytes = std::size_t{32} << 20;
   constexpr int copies = 8;
   struct blocks {
@@ -46,7 +50,10 @@ link_rates measured_link(Device& dev) {
   auto in_end = dev.make_event(true);
   const blocks memory(dev);
   link_rates rates;
-  if (!memory.there()) return rates;
+  if (!memory.there()) {
+    for (int i = 0; i < link_measurements; ++i) meet();  // others wait for this one
+    return rates;
+  }
   const copy_shape whole{bytes, 1, bytes, bytes};
   const auto copy_out = [&] {
     dev.copy(memory.host[0], memory.device[0], whole, copy_direction::device_to_host, out.ref());
@@ -60,16 +67,19 @@ link_rates measured_link(Device& dev) {
   const auto gigabytes_a_second = [&](double us) {
     return static_cast<double>(bytes) * copies / us / 1e3;
   };
+  meet();
   dev.record(begin, out.ref());
   for (int i = 0; i < copies; ++i) copy_out();
   dev.record(out_end, out.ref());
   dev.synchronize();
   const auto out_us = static_cast<double>(dev.elapsed_us(begin, out_end));
+  meet();
   dev.record(begin, in.ref());
   for (int i = 0; i < copies; ++i) copy_in();
   dev.record(in_end, in.ref());
   dev.synchronize();
   const auto in_us = static_cast<double>(dev.elapsed_us(begin, in_end));
+  meet();
   dev.record(begin, out.ref());
   dev.wait(in.ref(), begin);
   for (int i = 0; i < copies; ++i) {
@@ -100,14 +110,21 @@ link_rates measured_link(Device& dev) {
 ///
 /// Takes two such blocks of the device and of the host, for about 20 ms on a PCIe 5 link, and
 /// blocks the host. Where there is no memory for them, or the device has no clock, the answer is
-/// the default. A virtual device says what it was made with. Throws `device_error`.
+/// the default. A virtual device says what it was made with. Throws `device_error`, and what
+/// `meet` throws.
+///
+/// `meet` is called before each of the three measurements, always and on every device, with
+/// nothing under way on this one. GPUs of a host share its memory: where it returns at once in all
+/// that measure, as from a barrier, each is told what it gets beside the others.
 template <device Device>
-[[nodiscard]] link_rates measure_link(Device& dev) {
+[[nodiscard]] link_rates measure_link(
+    Device& dev, const std::function<void()>& meet = [] {}) {
   if constexpr (requires { dev.model().both_rate; }) {
+    for (int i = 0; i < detail::link_measurements; ++i) meet();
     const auto& model = dev.model();
     return {model.offload_rate, model.reload_rate, model.both_rate, model.copy_latency_ns / 1e3};
   } else {
-    return detail::measured_link(dev);
+    return detail::measured_link(dev, meet);
   }
 }
 

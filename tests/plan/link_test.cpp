@@ -1,0 +1,116 @@
+// Measuring the link, alone and beside others.
+#include "tidepool/plan/link.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <stdexcept>
+#include <string_view>
+#include <vector>
+
+#include "rig.hpp"
+#include "tidepool/device/null.hpp"
+#include "tidepool/device/virtual.hpp"
+
+TEST_SUITE_BEGIN("plan");
+
+namespace {
+
+using namespace tidepool;
+using tidepool::test::rig;
+
+machine with_room() {
+  machine about;
+  about.device_bytes = about.host_bytes = std::size_t{256} << 20;
+  about.offload_rate = 40;
+  about.reload_rate = 50;
+  about.both_rate = 60;
+  about.poison = false;
+  about.moves_bytes = false;
+  return about;
+}
+
+/// Steps of one group, until a plan is made of them.
+template <class Offloader>
+void train(rig& desk, Offloader& off, int steps) {
+  for (int step = 0; step < steps; ++step) {
+    auto open = off.begin();
+    auto saved = off.allocate(4096, desk.stream());
+    desk.write(saved, 1, 1000);
+    open.commit(off.module("core_attn"), 0, desk.stream(), saved);
+    open.end_forward();
+    open.restore(off.module("core_attn"), 0, desk.stream(), saved);
+    saved.reset(desk.stream());
+    open.finish();
+    off.end_step();
+  }
+}
+
+}  // namespace
+
+TEST_CASE("link: what is measured is what the device has") {
+  virtual_device dev(with_room());
+  const auto rates = plan::detail::measured_link(dev, [] {});
+  CHECK(rates.out == doctest::Approx(40).epsilon(0.01));
+  CHECK(rates.in == doctest::Approx(50).epsilon(0.01));
+  CHECK(rates.both == doctest::Approx(60).epsilon(0.01));
+}
+
+TEST_CASE("link: who measures meets the others before each part, and nothing is under way then") {
+  virtual_device dev(with_room());
+  std::vector<double> met;
+  static_cast<void>(plan::detail::measured_link(dev, [&] {
+    const auto now = dev.now_ns();
+    dev.synchronize();
+    CHECK(dev.now_ns() == now);
+    met.push_back(now);
+  }));
+  REQUIRE(met.size() == 3);
+  const auto moved = 8.0 * (32 << 20);
+  CHECK(met[1] - met[0] == doctest::Approx(moved / 40).epsilon(0.01));
+  CHECK(met[2] - met[1] == doctest::Approx(moved / 50).epsilon(0.01));
+  CHECK(dev.now_ns() - met[2] == doctest::Approx(2 * moved / 60).epsilon(0.05));
+}
+
+TEST_CASE("link: who cannot measure does not keep the others waiting") {
+  auto small = with_room();
+  small.device_bytes = std::size_t{1} << 20;
+  virtual_device dev(small);
+  int met = 0;
+  CHECK(plan::detail::measured_link(dev, [&] { ++met; }) == plan::link_rates{});
+  CHECK(met == 3);
+
+  met = 0;
+  null_device nothing;
+  CHECK(plan::measure_link(nothing, [&] { ++met; }) == plan::link_rates{});
+  CHECK(met == 3);
+
+  met = 0;
+  CHECK(plan::measure_link(dev, [&] { ++met; }).out == 40);
+  CHECK(met == 3);
+}
+
+TEST_CASE("link: an automatic plan meets the others once, another policy never") {
+  for (const auto policy : {policy_kind::automatic, policy_kind::megatron}) {
+    rig desk;
+    auto opts = test::arena_options(20480, {"core_attn"});
+    opts.policy = policy;
+    rig::offloader<> off(desk.dev, opts);
+    off.on_report([](std::string_view) {});
+    int met = 0;
+    off.on_measure([&] { ++met; });
+    train(desk, off, 1);
+    CHECK(met == (policy == policy_kind::automatic ? 3 : 0));
+    train(desk, off, 4);
+    CHECK(met == (policy == policy_kind::automatic ? 3 : 0));
+  }
+}
+
+TEST_CASE("link: what a meeting throws leaves end_step, and the offloader is safe to destroy") {
+  rig desk;
+  auto opts = test::arena_options(20480, {"core_attn"});
+  opts.policy = policy_kind::automatic;
+  rig::offloader<> off(desk.dev, opts);
+  off.on_measure([] { throw std::runtime_error("a rank is gone"); });
+  CHECK_THROWS_WITH_AS(train(desk, off, 1), "a rank is gone", std::runtime_error);
+}
