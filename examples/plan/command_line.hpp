@@ -85,8 +85,8 @@ inline void describe(request& result, const std::string& model, const std::strin
   char text[200];
   std::snprintf(text, sizeof text,
                 "GEMMs %.0f TFLOP/s, memory %.0f GB/s; link %.1f out, %.1f in, %.1f GB/s both ways",
-                on.gemm_tflops * about.efficiency, on.memory_rate, link.each.out, link.each.in,
-                link.each.both);
+                on.gemm_tflops * about.efficiency, on.memory_rate, result.step.link.out,
+                result.step.link.in, result.step.link.both);
   result.notes.emplace_back(text);
   if (link.gpus > 1) {
     result.notes.push_back("link: " + shared_in_words(link));
