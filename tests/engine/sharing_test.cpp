@@ -451,3 +451,17 @@ TEST_CASE("sharing: a handle that goes without a word is followed on its own str
     }
   }
 }
+
+TEST_CASE("sharing: a group of which all was saved before asks nothing of the copy streams") {
+  rig desk;
+  offloader off(desk.dev, small_options());
+  auto open = off.begin();
+  auto x = off.allocate(size, desk.stream());
+  auto y = x.share();
+  open.commit<"core_attn">(0, desk.stream(), x);
+  const auto waits = desk.dev.waits;
+  const auto records = desk.dev.records;
+  open.commit<"expert_fc1">(0, desk.stream(), y);
+  CHECK(desk.dev.waits == waits);
+  CHECK(desk.dev.records == records + 1);  // where the compute stream is
+}

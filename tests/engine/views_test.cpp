@@ -371,3 +371,17 @@ TEST_CASE("view: an emptied one has no extent, until its tensor comes back") {
   CHECK(part.width() == 0);
   CHECK(desk.wrong() == 0);
 }
+
+TEST_CASE("view: where memory is short, what came back of one is named by its module") {
+  rig desk;
+  offloader off(desk.dev, tidepool::test::arena_options(size + 512));
+  auto x = off.allocate(size, desk.stream());
+  desk.write(x, 3);
+  auto part = x.view({.offset = 256, .width = 256});
+  auto open = off.begin();
+  open.commit<"core_attn">(0, desk.stream(), part);
+  x.reset(desk.stream());
+  open.restore<"core_attn">(0, desk.stream(), part);
+  CHECK_THROWS_WITH_AS(static_cast<void>(off.allocate(2 * size, desk.stream())),
+                       doctest::Contains("Live: core_attn 256."), tidepool::out_of_budget);
+}

@@ -244,8 +244,7 @@ ticket engine<Device>::offload(chunk_state& chunk, group& which, lane_id lane,
     if (!leaves(i)) continue;
     if (items[i].copies) items[i].store->offloaded = done;
     auto& source = *handles[i]->store_;
-    source.last_use.add(ready);
-    source.last_use.add(done);
+    source.last_use.add(done);  // behind `ready`, too
   }
   return done;
 }

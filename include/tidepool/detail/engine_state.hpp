@@ -133,7 +133,6 @@ void engine<Device>::write_state(storage& store, std::string_view name, buffer<D
   }
   // The copy out stands for the copy in as well, behind which it is.
   store.reloaded = {};
-  store.last_use.add(ready);
   store.last_use.add(store.offloaded);
   store.written = true;
   counters_.state_written += store.bytes;
