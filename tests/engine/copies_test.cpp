@@ -181,3 +181,21 @@ TEST_CASE("copies: what a commit or a restore that failed had queued is not copi
   for (std::uint32_t i = 0; i < 3; ++i) desk.check(saved[i], i);
   CHECK(desk.wrong() == 0);
 }
+
+TEST_CASE("copies: a reload by hand that failed may be started again") {
+  rig desk;
+  offloader off(desk.dev, small_options());
+  auto open = off.begin();
+  auto x = off.allocate(1024, desk.stream());
+  desk.write(x, 1);
+  open.commit<"core_attn">(0, desk.stream(), x);
+  desk.dev.before_copy = [] { throw tidepool::device_error("the copy fails", 1); };
+  CHECK_THROWS_AS(open.start_reload<"core_attn">(0), tidepool::device_error);
+  desk.dev.before_copy = {};
+  open.start_reload<"core_attn">(0);
+  CHECK(desk.dev.reloads() == 1);
+  open.restore<"core_attn">(0, desk.stream(), x);
+  CHECK(desk.dev.reloads() == 1);
+  desk.check(x, 1);
+  CHECK(desk.wrong() == 0);
+}

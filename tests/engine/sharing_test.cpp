@@ -465,3 +465,44 @@ TEST_CASE("sharing: a group of which all was saved before asks nothing of the co
   CHECK(desk.dev.waits == waits);
   CHECK(desk.dev.records == records + 1);  // where the compute stream is
 }
+
+TEST_CASE("sharing: what one group keeps stays for others until that group has come back") {
+  rig desk;
+  auto opts = small_options();
+  opts.offload_layers = {1};
+  offloader off(desk.dev, opts);
+  auto open = off.begin();
+  auto kept = off.allocate(size, desk.stream());
+  auto second = kept.share();
+  auto third = kept.share();
+  auto fourth = kept.share();
+  open.commit<"core_attn">(0, desk.stream(), kept);
+  open.commit<"core_attn">(1, desk.stream(), second);
+  CHECK(second);
+  open.restore<"core_attn">(1, desk.stream(), second);
+  auto next = off.begin();
+  next.commit<"core_attn">(1, desk.stream(), third);
+  CHECK(third);
+  open.restore<"core_attn">(0, desk.stream(), kept);
+  next.commit<"core_attn">(1, desk.stream(), fourth);
+  CHECK_FALSE(fourth);
+}
+
+TEST_CASE("sharing: what stayed may be given up, or another buffer come in its place") {
+  rig desk;
+  auto opts = small_options();
+  opts.offload_layers = {1};
+  offloader off(desk.dev, opts);
+  auto open = off.begin();
+  auto gone = off.allocate(size, desk.stream());
+  auto other = off.allocate(size, desk.stream());
+  open.commit<"core_attn">(0, desk.stream(), gone, other);
+  gone.reset(desk.stream());
+  other = off.allocate(size, desk.stream());
+  open.restore<"core_attn">(0, desk.stream(), gone, other);
+  CHECK_FALSE(gone);
+  open.finish();
+  auto next = off.begin();
+  next.commit<"core_attn">(1, desk.stream(), other);
+  CHECK_FALSE(other);
+}

@@ -45,7 +45,6 @@ void engine<Device>::restore(chunk_state& chunk, module_id module, int layer, la
     auto* store = items[i].store;
     if (store == nullptr) continue;
     forget_idle(*store);
-    store->wanted = true;
     if (!*handles[i]) handles[i]->store_ = share(*store);
     handles[i]->lane_ = lane;
     handles[i]->part_ = items[i].part;
