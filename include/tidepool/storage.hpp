@@ -48,7 +48,6 @@ struct storage {
   bool resident = false;                // a host_state's
   bool written = false;                 // and it has contents
   bool wanted = false;                  // backward has come to a group that saved it
-  bool idle = false;                    // on the device only because another group will need it
   int module = -1;                      // of the group that saved it last, for messages
   std::uint32_t recorded = 0xFFFFFFFF;  // its number in a step that is being recorded
   block on_device;                      // empty while away

@@ -331,9 +331,11 @@ TEST_CASE("reload: host memory that is still read is waited for once there is a 
 
 TEST_CASE("reload: a group that had to give way is reloaded ahead again when there is room") {
   constexpr std::size_t big = 4096;
+  constexpr std::size_t little = 1024;
   rig desk;
-  auto opts = arena_options(2 * big + 256);
+  auto opts = arena_options(big + little + 256);
   opts.reload_ahead = 4;  // so that the search comes to the end of the chunk
+  opts.reload_ahead_bytes = 2 * little;
   offloader off(desk.dev, opts);
   auto open = off.begin();
   auto kept = off.allocate(256, desk.stream());
@@ -341,7 +343,7 @@ TEST_CASE("reload: a group that had to give way is reloaded ahead again when the
   open.commit<"expert_fc1">(0, desk.stream(), kept);
   rig::buffer saved[2];
   for (int l = 0; l < 2; ++l) {
-    saved[l] = off.allocate(big, desk.stream());
+    saved[l] = off.allocate(l == 0 ? big : little, desk.stream());
     desk.write(saved[l], static_cast<std::uint32_t>(l));
     open.commit<"core_attn">(l, desk.stream(), saved[l]);
   }
@@ -359,4 +361,43 @@ TEST_CASE("reload: a group that had to give way is reloaded ahead again when the
   CHECK(desk.dev.reloads() == 3);
   desk.check(saved[0], 0);
   CHECK(desk.wrong() == 0);
+}
+
+TEST_CASE("reload: what has come back counts no longer against the bytes that run ahead") {
+  rig desk;
+  auto opts = small_options();
+  opts.reload_ahead = 8;
+  opts.reload_ahead_bytes = 4096;
+  offloader off(desk.dev, opts);
+  auto open = off.begin();
+  rig::buffer saved[3];
+  for (int l = 0; l < 3; ++l) {
+    saved[l] = off.allocate(4096, desk.stream());
+    open.commit<"core_attn">(l, desk.stream(), saved[l]);
+  }
+  open.end_forward();
+  for (int l = 3; l-- > 0;) {
+    CHECK(desk.dev.reloads() == static_cast<std::uint64_t>(3 - l));
+    open.restore<"core_attn">(l, desk.stream(), saved[l]);
+  }
+}
+
+TEST_CASE("reload: a chunk that saved nothing has its turn in backward, and the next runs ahead") {
+  for (int step = 0; step < 2; ++step) {
+    rig desk;
+    offloader off(desk.dev, small_options());
+    for (int before = 0; before < step; ++before) {
+      off.begin().finish();
+      off.begin().finish();
+      off.end_step();
+    }
+    auto empty = off.begin();
+    empty.end_forward();
+    empty.finish();
+    auto open = off.begin();
+    auto x = off.allocate(4096, desk.stream());
+    open.commit<"core_attn">(0, desk.stream(), x);
+    open.end_forward();
+    CHECK(desk.dev.reloads() == 1);
+  }
 }

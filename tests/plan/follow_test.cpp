@@ -168,6 +168,29 @@ TEST_CASE("follow: that shapes vary is known to the profile, and room is left fo
   CHECK(desk.wrong() == 0);
 }
 
+TEST_CASE("follow: what a chunk kept that was given up counts no longer") {
+  const auto before = record(512);
+  rig desk;
+  rig::offloader<> off(desk.dev, automatic());
+  off.on_report([](std::string_view) {});
+  off.follow(before.made, before.step);
+  train_step(desk, off, 0);
+  const auto bytes = moved(off);
+  for (int given_up = 0; given_up < 8; ++given_up) {
+    {
+      auto open = off.begin();
+      for (int i = 0; i < 6; ++i) {
+        auto x = off.allocate(3584, desk.stream());
+        open.commit(off.module(i % 2 == 0 ? "core_attn" : "moe_act"), i / 2, desk.stream(), x);
+      }
+    }
+    off.end_step();
+  }
+  train_step(desk, off, 1);
+  CHECK(moved(off) == bytes);
+  CHECK(desk.wrong() == 0);
+}
+
 TEST_CASE("follow: modules are found by their names") {
   auto before = record();
   // As another trainer would have numbered them.

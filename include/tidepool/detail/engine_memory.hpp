@@ -18,7 +18,6 @@ void engine<Device>::forget_handle(storage& store, lane_id lane) {
     } else if (!store.wanted) {
       store_.displace(store, store.last_use, store_.offload_lane());
     } else {
-      store.idle = true;
       idle_.push_back(&store);
     }
   }
@@ -43,7 +42,7 @@ void engine<Device>::forget_save(storage& store) {
 
 template <device Device>
 void engine<Device>::forget_idle(storage& store) {
-  if (std::exchange(store.idle, false)) std::erase(idle_, &store);
+  std::erase(idle_, &store);
 }
 
 // Its device memory is free again once its users and its reload are done; the host still has it.
@@ -61,7 +60,6 @@ bool engine<Device>::evict_one() {
   if (!idle_.empty()) {
     auto& store = *idle_.back();
     idle_.pop_back();
-    store.idle = false;
     take_back(store, copies);
     ++counters_.evictions;
     return true;

@@ -79,7 +79,6 @@ bool engine<Device>::prefetch_state(storage& store, std::string_view name) {
   if (replayed_) settle_replays();
   idle_.reserve(idle_.size() + 1);
   if (!bring_state(store, name)) return false;
-  store.idle = true;
   idle_.push_back(&store);
   return true;
 }
