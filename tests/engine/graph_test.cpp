@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -261,6 +262,20 @@ TEST_CASE("graph: what is allocated inside and kept makes a second launch imposs
   CHECK(says(message_of([&] { graph.launch(desk.stream()); }), "a tensor is alive"));
 }
 
+TEST_CASE("graph: a launch that misses a tensor says where it was") {
+  rig desk;
+  offloader off(desk.dev, arena_options(4 * size));
+  trainer work{desk, off};
+  work.step();
+  auto held = off.allocate(size, desk.stream());
+  std::ostringstream wanted;
+  wanted << "a tensor of " << size << " bytes was on the device at " << held.data()
+         << " and is not now";
+  auto graph = off.capture(desk.stream(), [&] { work.step(); });
+  held.reset(desk.stream());
+  CHECK(says(message_of([&] { graph.launch(desk.stream()); }), wanted.str()));
+}
+
 TEST_CASE("graph: refused before the warm-up step, inside another capture and while tracing") {
   rig desk;
   offloader off(desk.dev, arena_options(3 * size));
@@ -454,6 +469,7 @@ TEST_CASE("graph: reloads of a capture that fails are made again") {
       throw std::runtime_error("the body's own");
     };
     CHECK_THROWS_AS(static_cast<void>(off.capture(desk.stream(), body)), std::runtime_error);
+    CHECK(off.counters().evictions == 0);  // nothing was short of memory
     for (int l = last; l-- > 0;) {
       auto& x = saved[static_cast<std::size_t>(l)];
       open.restore<"fc1">(l, desk.stream(), x);

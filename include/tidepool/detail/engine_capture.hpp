@@ -35,7 +35,6 @@ void engine<Device>::begin_capture(lane_id origin) {
         "capture: no step has been run yet; run the same step once without capture and call"
         " end_step(), so that all memory is in place");
   }
-  settle_replays();
   layout_before_ = std::make_shared<const memory_layout>(layout());
   if (layout_now_ != nullptr && *layout_now_ == *layout_before_) layout_before_ = layout_now_;
   dev_->begin_capture(store_.order().stream(origin));
