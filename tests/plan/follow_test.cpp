@@ -209,6 +209,7 @@ TEST_CASE("follow: modules are found by their names") {
   off.follow(before.made, step);
   train_step(desk, off, 7);
   CHECK(moved(off) == before.bytes);
+  CHECK(off.profile().modules == std::vector<std::string>(turned.rbegin(), turned.rend()));
   CHECK(desk.wrong() == 0);
 }
 

@@ -231,6 +231,10 @@ TEST_CASE(
   CHECK(fourth < first);
   run.step();
   REQUIRE(run.off().current_plan());
+  stack soon(2, arena(2, 0.6, policy_kind::automatic));
+  for (int i = 0; i < 2; ++i) soon.step();
+  CHECK(run.off().profile().chunks == soon.off().profile().chunks);
+  CHECK(run.off().profile().passes == soon.off().profile().passes);
   run.step();
   CHECK(run.step() == doctest::Approx(run.off().current_plan()->expected.step_us).epsilon(1e-5));
 }
