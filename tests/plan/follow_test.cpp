@@ -213,6 +213,20 @@ TEST_CASE("follow: modules are found by their names") {
   CHECK(desk.wrong() == 0);
 }
 
+TEST_CASE("follow: the profile of a warm-up has the names of its modules, whatever the policy") {
+  for (const auto policy : {policy_kind::megatron, policy_kind::automatic}) {
+    rig desk;
+    auto opts = automatic();
+    opts.policy = policy;
+    rig::offloader<> off(desk.dev, opts);
+    off.on_report([](std::string_view) {});
+    for (std::uint32_t step = 0; step < 2; ++step) train_step(desk, off, step);
+    const auto& names = off.profile().modules;
+    REQUIRE(names.size() > static_cast<std::size_t>(off.module("moe_act")));
+    CHECK(names[static_cast<std::size_t>(off.module("moe_act"))] == "moe_act");
+  }
+}
+
 TEST_CASE("follow: what cannot be followed is refused in words") {
   const auto good = record();
   rig desk;
