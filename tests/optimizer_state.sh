@@ -15,7 +15,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/support/cases.sh"
 run() { "$train_moe" "${common[@]}" "$@" >"$folder/output" 2>&1; }
 bits() { grep -o '"bits": "[^"]*"' "$1"; }
 
-run --json "$folder/here"
+run --json "$folder/here" --save "$folder/end"
 verdict 'moments on the device'
 
 # same NAME OPTION...: with the moments on the host
@@ -35,6 +35,42 @@ same 'recomputed norms' --offload-modules expert_fc1 --recompute-modules layerno
 same 'an automatic plan' --offload-modules all --policy automatic --memory arena \
   --device-budget 16MiB
 
+# A file says nothing of where the moments are.
+arena=(--offload-modules all --memory arena --device-budget 16MiB)
+for first in device host; do
+  for second in device host; do
+    run --optimizer-state $first --save "$folder/state" --save-step 2 &&
+      run --optimizer-state $second "${arena[@]}" --resume "$folder/state" --json "$folder/tail" \
+        --save "$folder/end_of_tail" --summary &&
+      [ "$(bits "$folder/tail" | wc -l)" -eq 4 ] &&
+      [ "$(bits "$folder/tail")" = "$(bits "$folder/here" | tail -n 4)" ] &&
+      { [ $second = device ] || grep -q 'host state fetched' "$folder/output"; } &&
+      cmp "$folder/end" "$folder/end_of_tail" >"$folder/output" 2>&1
+    verdict "saved with moments on the $first, resumed with moments on the $second"
+  done
+done
+run --optimizer-state host --compare --resume "$folder/state" --offload-modules all
+verdict 'a comparison resumes with moments on the host'
+
+# resumes NAME OPTION...: an unbroken run has the moments on the device
+resumes() {
+  local name=$1
+  shift
+  run "$@" --json "$folder/whole" --save "$folder/end_of_whole" &&
+    run "$@" --optimizer-state host --save "$folder/part" --save-step 3 &&
+    run "$@" --optimizer-state host --resume "$folder/part" --json "$folder/tail" \
+      --save "$folder/end_of_tail" &&
+    [ "$(bits "$folder/tail")" = "$(bits "$folder/whole" | tail -n 3)" ] &&
+    cmp "$folder/end_of_whole" "$folder/end_of_tail" >"$folder/output" 2>&1
+  verdict "resumed with moments on the host, $name"
+}
+resumes 'dense layers, shared experts, multi-token prediction' --dense-layers 1 \
+  --shared-experts 1 --mtp 1 "${arena[@]}"
+resumes 'bf16 and recomputed norms' --precision bf16 --offload-modules expert_fc1 \
+  --recompute-modules layernorm,moe_act
+resumes 'fp16' --precision fp16 --offload-modules all --loss-scale-window 2
+resumes 'an expert capacity' --expert-capacity 0.9
+
 # refuses NAME PATTERN OPTION...
 refuses() {
   local name=$1 pattern=$2
@@ -44,7 +80,12 @@ refuses() {
   verdict "$name is refused"
 }
 refuses 'another place' '--optimizer-state=disk: use device or host' --optimizer-state disk
-refuses 'saving' '--save and --resume need' --optimizer-state host --save "$folder/state"
+# In the middle is the state of some layer, at the end that of the last one's experts.
+half=$(($(stat -c %s "$folder/state") / 2))
+{ head -c $half "$folder/state"; printf 'noise'; tail -c +$((half + 6)) "$folder/state"; } >"$folder/noise"
+head -c -5000 "$folder/state" >"$folder/cut"
+refuses 'a damaged file' 'is damaged in layer[0-9]' --optimizer-state host --resume "$folder/noise"
+refuses 'a file that is cut off' 'is cut off' --optimizer-state host --resume "$folder/cut"
 refuses 'slots' 'has no slots for what visits' --optimizer-state host --memory slots \
   --offload-modules all
 refuses 'a host budget that is too small' 'AdamW moments of .*host_budget' --optimizer-state host \

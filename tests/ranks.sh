@@ -82,6 +82,14 @@ same_bits() {
   verdict "$ranks ranks: ${both[*]} $*"
 }
 
+# near A B: of two lists of losses, one a line, the first is the same and the others are near
+near() {
+  paste <(printf '%s\n' "$1") <(printf '%s\n' "$2") |
+    awk '{ a = $2 + 0; b = $4 + 0; apart = a < b ? b - a : a - b
+           if (a == 0 || apart > 1e-6 * a || (NR == 1 && a != b)) bad = 1 }
+         END { exit bad || NR < 3 }'
+}
+
 # as_one_process RANKS "OPTIONS OF BOTH" OPTION...: the loss of the first step has the bits of one
 # process. Gradients of several ranks are added up in another order, and so the later losses may
 # differ in their last digits.
@@ -92,10 +100,7 @@ as_one_process() {
   enough "$ranks" "${both[*]} $*" || return
   alone "${both[@]}" --json "$folder/alone" &&
     on "$ranks" "${both[@]}" "$@" --json "$folder/ranks" &&
-    paste <(grep '"loss":' "$folder/alone") <(grep '"loss":' "$folder/ranks") |
-    awk '{ a = $2 + 0; b = $4 + 0; apart = a < b ? b - a : a - b
-           if (a == 0 || apart > 1e-6 * a || (NR == 1 && a != b)) bad = 1 }
-         END { exit bad || NR < 3 }' &&
+    near "$(grep '"loss":' "$folder/alone")" "$(grep '"loss":' "$folder/ranks")" &&
     [ "$(grep -A2 '"choices"' "$folder/alone")" = "$(grep -A2 '"choices"' "$folder/ranks")" ] &&
     [ "$(grep -c '"rank": ' "$folder/ranks")" -eq "$ranks" ] &&
     something_left "$@"
@@ -243,6 +248,117 @@ case $part in
       [ "$(bits "$folder/tail")" = "$(bits "$folder/whole" | tail -n 12)" ] &&
       cmp "$folder/end" "$folder/end_of_2" >"$folder/output" 2>&1
     verdict 'multi-token prediction, saved and resumed by 2 ranks'
+    host=(--optimizer-state host)
+    alone "${common[@]}" --json "$folder/whole" --save "$folder/end"
+    on 2 "${common[@]}" --virtual-stages 2 "${host[@]}" --save "$folder/state" --save-step 2 &&
+      on 4 "${common[@]}" "${host[@]}" "${leaves[@]}" --resume "$folder/state" \
+        --json "$folder/tail" --save "$folder/end_of_4" &&
+      [ "$(bits "$folder/tail")" = "$(bits "$folder/whole" | tail -n 8)" ] &&
+      cmp "$folder/end" "$folder/end_of_4" >"$folder/output" 2>&1
+    verdict 'moments on the host, saved by 2 ranks, resumed by 4'
+    alone "${common[@]}" --resume "$folder/state" --save "$folder/end_of_1" &&
+      cmp "$folder/end" "$folder/end_of_1" >"$folder/output" 2>&1
+    verdict 'moments on the host, saved by 2 ranks, resumed by one process with its on the device'
+
+    # Experts over ranks. "one" is one process.
+    how=--expert-parallel
+    spread() {  # spread RANKS OPTION...
+      local ranks=$1
+      shift
+      if [ "$ranks" = one ]; then alone "$@"; else on "$ranks" "$@"; fi
+    }
+    # unbroken RANKS OPTION...: equal to the bit, with other options of the library on both sides
+    unbroken() {
+      local ranks=$1
+      shift
+      enough "$ranks" "experts, $*" || return
+      on "$ranks" --steps 6 "$@" --json "$folder/whole" --save "$folder/end" &&
+        on "$ranks" --steps 6 "$@" "${leaves[@]}" --save "$folder/state" --save-step 2 &&
+        on "$ranks" --steps 6 "$@" --resume "$folder/state" --json "$folder/tail" \
+          --save "$folder/end_of_tail" --memory arena --device-budget 4MiB "${leaves[@]}" &&
+        [ "$(grep -c '"bits"' "$folder/tail")" -eq 4 ] &&
+        [ "$(grep '"bits"' "$folder/tail")" = "$(grep '"bits"' "$folder/whole" | tail -n 4)" ] &&
+        cmp "$folder/end" "$folder/end_of_tail" >"$folder/output" 2>&1
+      verdict "experts on $ranks ranks, resumed, equal to the bit: $*"
+    }
+    mixed=(--dense-layers 1 --shared-experts 1 --mtp 1 --expert-capacity 0.9)
+    for ranks in 2 4; do
+      unbroken $ranks --layers 3
+      unbroken $ranks --layers 3 --microbatches 8 "${mixed[@]}" --eval-every 2
+      unbroken $ranks --layers 3 "${host[@]}"
+    done
+    unbroken 2 --layers 3 "${mixed[@]}" "${host[@]}" --precision bf16
+    unbroken 2 --layers 3 --precision fp16
+    # A file of one rank is that of one process.
+    alone --layers 3 --save "$folder/end" &&
+      on 1 --layers 3 --save "$folder/end_of_1" &&
+      cmp "$folder/end" "$folder/end_of_1" >"$folder/output" 2>&1
+    verdict 'experts on 1 rank: the file is that of one process'
+    # goes_on FROM TO OPTION...: the first step after the interruption has the bits of FROM's
+    # unbroken run; the gradients of it, and so what follows, are added up in TO's order.
+    goes_on() {
+      local from=$1 to=$2
+      shift 2
+      for ranks in "$from" "$to"; do
+        [ "$ranks" = one ] || enough "$ranks" "experts, from $from to $to: $*" || return
+      done
+      spread "$from" --steps 8 "$@" --json "$folder/whole" &&
+        spread "$from" --steps 8 "$@" --save "$folder/state" --save-step 3 &&
+        spread "$to" --steps 8 "$@" --resume "$folder/state" --json "$folder/tail" &&
+        near "$(grep '"loss":' "$folder/whole" | tail -n 5)" "$(grep '"loss":' "$folder/tail")"
+      verdict "experts saved by $from, resumed by $to: $*"
+    }
+    for pair in '4 2' '4 1' '4 one' '2 4' '1 4' 'one 4' 'one 2' '2 one'; do
+      goes_on $pair --layers 3 --microbatches 8
+    done
+    goes_on 4 2 --layers 3 --dense-layers 1 --shared-experts 1 --expert-capacity 0.9 "${host[@]}"
+    goes_on one 4 --layers 3 --dense-layers 1 --shared-experts 1 "${host[@]}"
+
+    # What is wrong with a file. At its end are the last tensor's variance and the hashes of its
+    # four experts.
+    if enough 4 'damaged files'; then
+      on 4 --layers 3 --save "$folder/state" --save-step 2
+      size=$(stat -c %s "$folder/state")
+      # damaged BYTES_BEFORE_THE_END PATTERN NAME: the rank that holds it says so, and no other
+      damaged() {
+        { head -c $((size - $1)) "$folder/state"; printf 'noise'; tail -c $(($1 - 5)) "$folder/state"; } \
+          >"$folder/noise"
+        on 4 --layers 3 --resume "$folder/noise"
+        [ $? -eq 2 ] && [ "$(grep -c 'train_moe: ' "$folder/output")" -eq 1 ] &&
+          grep -q -- "$2" "$folder/output"
+        verdict "4 ranks refuse: $3"
+      }
+      damaged 40 'rank 3: .*is damaged in layer2.fc2 of expert 3; take' 'a damaged expert'
+      damaged 16 'rank 2: .*is damaged in layer2.fc2 of expert 2; take' 'a damaged hash'
+      head -c $((size - 40)) "$folder/state" >"$folder/cut"
+      on 4 --layers 3 --resume "$folder/cut"
+      [ $? -eq 2 ] && [ "$(grep -c 'train_moe: ' "$folder/output")" -eq 1 ] &&
+        grep -q "is cut off: $((size - 40)) of $size" "$folder/output"
+      verdict '4 ranks refuse: a file that is cut off'
+      on 4 --layers 3 --resume "$folder/state" --expert-capacity 1
+      [ $? -eq 2 ] && [ "$(grep -c 'train_moe: ' "$folder/output")" -eq 1 ] &&
+        grep -q 'was saved without --expert-capacity, and this run has --expert-capacity=1; leave' \
+          "$folder/output"
+      verdict '4 ranks refuse: another capacity'
+
+      # Rank 3 cannot write: the disk is full where its experts begin.
+      cat >"$folder/one_full" <<'SCRIPT'
+#!/usr/bin/env bash
+if [ "${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}" = 3 ]; then trap '' XFSZ && ulimit -f 20; fi
+exec "$TRAIN_MOE" "$@"
+SCRIPT
+      chmod +x "$folder/one_full"
+      cp "$folder/state" "$folder/kept"
+      options --layers 3 --save "$folder/kept"
+      TRAIN_MOE=$train_moe timeout 60 "$mpirun" -np 4 "$folder/one_full" $how "${given[@]}" \
+        >"$folder/output" 2>&1
+      [ $? -eq 2 ] && grep -q 'rank 3: --save=.*cannot be written (File too large)' "$folder/output" &&
+        cmp "$folder/state" "$folder/kept" >>"$folder/output" 2>&1
+      verdict '4 ranks: a rank that cannot write leaves the file of before as it is'
+      on 4 --layers 3 --steps 4 --save "$folder/kept" && [ ! -e "$folder/kept.partial" ] &&
+        ! cmp -s "$folder/state" "$folder/kept"
+      verdict '4 ranks: the next save replaces it, and nothing unfinished is left'
+    fi
     ;;
   refusals)
     # refuses RANKS PATTERN OPTION...: exit status 2, and the message once
@@ -277,8 +393,7 @@ case $part in
       --microbatches 3
     refuses 2 'in-flight=3: is more than the 2 microbatches of each rank' --in-flight 3
     refuses 2 'virtual-stages=2: is for the ranks of a pipeline' --virtual-stages 2
-    refuses 2 'save=.*: with --expert-parallel no rank has' --save "$folder/state"
-    refuses 2 'resume=.*: with --expert-parallel no rank has' --resume "$folder/state"
+    refuses 2 'resume=.*none: cannot be read' --resume "$folder/none"
     refuses 2 'memory=slots: with --expert-parallel' --memory slots "${leaves[@]}"
     refuses 2 'recompute-modules=moe_permute: with --expert-parallel' \
       --recompute-modules moe_permute
@@ -295,8 +410,6 @@ case $part in
     }
     alone_refuses 'virtual-stages=2: .*add --pipeline' --virtual-stages 2
     alone_refuses 'layers-per-rank: .*add --pipeline' --layers-per-rank 3,1
-    alone_refuses 'save=.*: the file does not know --expert-capacity' --expert-capacity 1 \
-      --save "$folder/state"
     WORLD_SIZE=2 alone_refuses 'WORLD_SIZE=2: torchrun started' --expert-parallel
     timeout 120 "$mpirun" -np 2 "$train_moe" --steps 3 >"$folder/output" 2>&1
     [ $? -eq 2 ] && grep -q 'mpirun started 2 ranks' "$folder/output"

@@ -64,6 +64,9 @@ resumes() {
 resumes 'recomputation' '' --recompute-modules layernorm,moe_act,moe_permute \
   --offload-modules attn_norm,core_attn,mlp_norm,router
 resumes 'slots' '' --offload-modules all --memory slots
+resumes 'an expert capacity' '--expert-capacity 0.9' --offload-modules all
+limited=$folder/limited
+cp "$folder/part" "$limited"
 resumes 'evaluation' '--eval-every 2' --offload-modules all
 [ "$(held_out "$folder/tail" 9 | wc -l)" -eq 2 ]
 verdict 'both evaluations after it took place'
@@ -101,13 +104,19 @@ refuses stub 'is cut off: 7 of' --resume "$folder/stub"
 refuses foreign 'is no checkpoint' --resume "$folder/foreign"
 refuses empty 'is no checkpoint' --resume "$folder/empty"
 refuses folder 'is no regular file' --resume "$folder"
-refuses version 'has version 7, and this program reads 2' --resume "$folder/version"
+refuses version 'has version 7, and this program reads 3' --resume "$folder/version"
 refuses damaged 'is damaged at its start' --resume "$folder/start"
 refuses 'damaged weights' 'is damaged in embedding' --resume "$folder/noise"
 refuses 'another model' '--layers=4, and this run has --layers=3; give' --layers 3 \
   --resume "$folder/state"
 refuses 'another structure' '--dense-layers=0, and this run has --dense-layers=1' --dense-layers 1 \
   --resume "$folder/state"
+refuses 'another capacity' '--expert-capacity=0.9, and this run has --expert-capacity=1.1; give' \
+  --expert-capacity 1.1 --resume "$limited"
+refuses 'no capacity' '--expert-capacity=0.9, and this run has no limit; give --expert-cap' \
+  --resume "$limited"
+refuses 'a capacity' 'saved without --expert-capacity, and this run has --expert-capacity=2; leave' \
+  --expert-capacity 2 --resume "$folder/state"
 refuses 'another schedule' '--lr=0.003, and this run has --lr=0.002' --lr 0.002 \
   --resume "$folder/state"
 refuses 'another text' 'another text than' --data "$train_moe" --resume "$folder/state"

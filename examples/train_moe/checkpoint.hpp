@@ -1,8 +1,9 @@
 /// A training on file: what it holds, how it is written and read, and whether it fits a run.
 ///
 /// The file is a magic word, a `checkpoint_start` and its hash; then for each tensor, in the order
-/// of `parameters::all`, its weights, momentum and variance, and the hash of the three. All of it
-/// in the byte order of the machine.
+/// of `parameters::all`, its weights, momentum and variance, and the hash of the three: for the
+/// tensors of experts one hash each, so that whoever holds an expert can write and check it alone.
+/// All of it in the byte order of the machine.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +24,7 @@ namespace moe {
 
 /// What a run must have in common with the one that it goes on with, and how far that one got.
 struct checkpoint_start {
-  std::uint64_t version = 2;
+  std::uint64_t version = 3;
   std::uint64_t step = 0;   ///< steps that are done
   std::uint64_t bytes = 0;  ///< of the whole file
   std::uint64_t text = 0;   ///< its fingerprint
@@ -32,6 +33,7 @@ struct checkpoint_start {
   std::uint64_t layers = 0, hidden = 0, heads = 0, experts = 0, top_k = 0, ffn = 0, seq = 0,
                 batch = 0;
   std::uint64_t dense_layers = 0, dense_ffn = 0, shared_experts = 0, mtp = 0;
+  std::uint64_t expert_capacity = 0;         ///< the bits of its factor; 0: no limit
   std::uint64_t precision = 0, scaling = 0;  ///< numbers of the names in `precision.hpp`
   std::uint64_t loss_scale = 0, loss_scale_window = 0, good_steps = 0, skipped_steps = 0;
 };
@@ -59,7 +61,8 @@ inline std::uint64_t hash_of(const void* data, std::size_t bytes, std::uint64_t 
 }
 
 /// The fewest digits that give the same number back.
-inline std::string digits_of(float value) {
+template <class Number>
+std::string digits_of(Number value) {
   std::array<char, 32> text{};
   return {text.data(), std::to_chars(text.data(), text.data() + text.size(), value).ptr};
 }
@@ -127,6 +130,17 @@ inline void check_fits(const checkpoint_start& file, const settings& run, const 
   number("--dense-ffn", file.dense_ffn, m.dense_ffn);
   number("--shared-experts", file.shared_experts, m.shared_experts);
   number("--mtp", file.mtp, m.mtp);
+  const auto capacity = std::bit_cast<double>(file.expert_capacity);
+  if (capacity > 0 && m.capacity_factor > 0) {
+    same("--expert-capacity", detail::digits_of(capacity), detail::digits_of(m.capacity_factor));
+  } else if (capacity > 0) {
+    const std::string saved = "--expert-capacity=" + detail::digits_of(capacity);
+    fail("was saved with " + saved + ", and this run has no limit; give " + saved +
+         ", or a file of this run");
+  } else if (m.capacity_factor > 0) {
+    fail("was saved without --expert-capacity, and this run has --expert-capacity=" +
+         detail::digits_of(m.capacity_factor) + "; leave it out, or give a file of this run");
+  }
   number("--seq", file.seq, m.seq);
   number("--batch", file.batch, m.batch);
   number("--steps", file.steps, run.steps);

@@ -24,6 +24,9 @@ struct moment_pair {
   float* variance;
 };
 
+/// What moments on the device are wanted for.
+enum class moments_use { read, change };
+
 /// Moments that stay.
 template <class Device>
 class resident_moments {
@@ -61,16 +64,20 @@ class visiting_moments {
     }
   }
 
-  /// Calls `update(slice, moments)` for each slice. The next one comes while this one is updated,
+  /// Calls `body(slice, moments)` for each slice. The next one comes while `body` is at this one,
   /// and the one before leaves.
-  template <class Update>
-  void each(Update update) {
+  template <class Body>
+  void each(moments_use use, Body body) {
     for (std::size_t i = 0; i < slices_.size(); ++i) {
       auto here = states_[i].fetch(stream_);
       if (i + 1 < slices_.size()) states_[i + 1].prefetch();
       auto* const data = here.template as<float>();
-      update(slices_[i], moment_pair{data, data + slices_[i].count});
-      states_[i].write_back(here, stream_);
+      body(slices_[i], moment_pair{data, data + slices_[i].count});
+      if (use == moments_use::change) {
+        states_[i].write_back(here, stream_);
+      } else {
+        here.reset(stream_);
+      }
     }
   }
 

@@ -42,7 +42,7 @@ inline void check_pipeline(const command_line& line, bool in_flight_given) {
   }
 }
 
-/// What neither the ranks nor the file of a training know of yet.
+/// What experts that are spread over ranks cannot do.
 inline void check_expert_options(const command_line& line, const tidepool::options& offload,
                                  bool capacity_given) {
   const auto fail = [](const std::string& what) { throw tidepool::option_error(what); };
@@ -50,19 +50,6 @@ inline void check_expert_options(const command_line& line, const tidepool::optio
   const double factor = run.model.capacity_factor;
   if (capacity_given && !(factor > 0 && std::isfinite(factor))) {
     fail("--expert-capacity=" + std::to_string(factor) + ": must be a number above 0");
-  }
-  if (!run.save.empty() || !run.resume.empty()) {
-    const std::string option = run.save.empty() ? "--resume=" + run.resume : "--save=" + run.save;
-    if (run.expert_parallel) {
-      fail(option +
-           ": with --expert-parallel no rank has the experts that a file needs; leave one "
-           "of the options out");
-    }
-    if (capacity_given) {
-      fail(option +
-           ": the file does not know --expert-capacity, which changes the losses; leave "
-           "one of the options out");
-    }
   }
   if (!run.expert_parallel) return;
   const auto& again = offload.recompute_modules;
@@ -124,11 +111,6 @@ inline void check_words(const command_line& line) {
 inline void check_moments_on_host(const settings& run, const tidepool::options& offload) {
   const auto fail = [](const std::string& what) { throw tidepool::option_error(what); };
   if (!run.moments_on_host) return;
-  if (!run.save.empty() || !run.resume.empty()) {
-    fail(
-        "--optimizer-state=host: --save and --resume need AdamW's moments on the device; leave it"
-        " out, or train without saving");
-  }
   if (offload.memory == tidepool::memory_kind::slots) {
     fail("--optimizer-state=host: --memory=slots has no slots for what visits; take pool or arena");
   }

@@ -22,6 +22,8 @@ struct parameter {
   bool held;           ///< by this rank; else there is no memory
   bool split = false;  ///< over the ranks, of which each holds and trains a part
   index first = 0;     ///< element of the whole tensor with which this part starts
+  index whole = 0;     ///< elements on all ranks together
+  index parts = 1;     ///< of the whole tensor, all alike, of which each expert has one
   index offset = 0;
   float* weight = nullptr;
   float* gradient = nullptr;  ///< accumulates over the microbatches of a step
@@ -77,11 +79,14 @@ inline std::vector<parameter> list_parameters(const model_sizes& m,
   };
   const auto add = [&](std::string name, index count, float start) {
     list.push_back({std::move(name), count, start, held});
+    list.back().whole = count;
   };
   const auto add_experts = [&](std::string name, index each, float start) {
     add(std::move(name), share.count * each, start);
     list.back().split = share.count < m.experts;
     list.back().first = share.first * each;
+    list.back().whole = m.experts * each;
+    list.back().parts = m.experts;
   };
   const auto add_layer = [&](const std::string& layer, bool dense) {
     add(layer + "attn_gain", m.hidden, 0);

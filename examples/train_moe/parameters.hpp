@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstddef>
 #include <optional>
@@ -41,11 +40,25 @@ class parameters {
 
   [[nodiscard]] const std::vector<parameter>& all() const { return list_; }
   [[nodiscard]] index count() const { return total_; }
-  /// All that training knows of a tensor: its weights and the two moments of AdamW, which must be
-  /// on the device.
-  [[nodiscard]] std::array<float*, 3> state(const parameter& p) const {
-    const moment_pair moments = moments_->at(p.offset);
-    return {p.weight, moments.momentum, moments.variance};
+
+  /// Calls `body(tensor, moments)` for every tensor here, in order. The moments are on the device
+  /// meanwhile, for work on the trainer's stream; only after `change` do those on the host become
+  /// what `body` made of them.
+  template <class Body>
+  void each_with_moments(moments_use use, Body body) {
+    if (moments_) {
+      for (const parameter& p : list_) {
+        if (p.held) body(p, moments_->at(p.offset));
+      }
+      return;
+    }
+    visitors_->each(use, [&](const slice& part, const moment_pair& moments) {
+      for (const parameter& p : list_) {
+        const index at = p.offset - part.first;
+        if (!p.held || at < 0 || at >= part.count) continue;
+        body(p, moment_pair{moments.momentum + at, moments.variance + at});
+      }
+    });
   }
 
   /// From now on the moments live on the host.
@@ -108,24 +121,11 @@ class parameters {
     constexpr float beta1 = 0.9F;
     constexpr float beta2 = 0.95F;
     const auto t = static_cast<float>(step + 1);
-    const auto update_one = [&](const parameter& p, const moment_pair& moments) {
+    each_with_moments(moments_use::change, [&](const parameter& p, const moment_pair& moments) {
       k.adamw(p.weight, p.gradient, moments.momentum, moments.variance, p.count,
               {learning_rate, beta1, beta2, 1e-8F, p.range > 0 ? 0.01F : 0.0F,
                1 - std::pow(beta1, t), 1 - std::pow(beta2, t), 1 / loss_scale});
       refresh_copy(k, p);
-    };
-    if (moments_) {
-      for (const parameter& p : list_) {
-        if (p.held) update_one(p, moments_->at(p.offset));
-      }
-      return;
-    }
-    visitors_->each([&](const slice& part, const moment_pair& moments) {
-      for (const parameter& p : list_) {
-        const index at = p.offset - part.first;
-        if (!p.held || at < 0 || at >= part.count) continue;
-        update_one(p, {moments.momentum + at, moments.variance + at});
-      }
     });
   }
 
