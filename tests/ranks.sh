@@ -149,11 +149,23 @@ case $part in
       with_and_without 2 --layers 3 --precision $precision --recompute-modules layernorm,moe_act \
         --dense-layers 1 --shared-experts 1 --offload-modules core_attn,expert_fc1,router
     done
+    # Rows become codes where they arrive: at 160 wide with two scales, the second for 32 numbers.
+    fp8='--layers 3 --precision fp8'
+    for ranks in 2 4; do
+      as_one_process $ranks "$fp8 --ffn 160" "${leaves[@]}"
+      as_one_process $ranks "$fp8 --expert-capacity 0.9 --microbatches 8"
+      with_and_without $ranks $fp8 --microbatches 8 "${leaves[@]}" --max-inflight 1
+      with_and_without $ranks $fp8 "${leaves[@]}" --memory arena --device-budget 1500KB
+      with_and_without $ranks $fp8 --recompute-modules layernorm,moe_act \
+        --dense-layers 1 --shared-experts 1 --mtp 1 --offload-modules core_attn,expert_fc1,router
+      with_and_without $ranks $fp8 --offload-modules fused_group_mlp,router
+    done
     with_and_without 2 --layers 3 --steps 12 --precision fp16 --initial-loss-scale 67108864 \
       "${leaves[@]}"
     # Two tokens, of which each chooses one expert of four: some ranks get no rows.
     small=(--hidden 32 --heads 2 --seq 2 --batch 1 --data "$text")
     as_one_process 4 '--layers 2 --top-k 1' "${leaves[@]}"
+    with_and_without 4 --layers 2 --top-k 1 --precision fp8 "${leaves[@]}"
     with_and_without 4 --layers 2 --top-k 1 "${leaves[@]}"
     ;;
   bits)
@@ -289,6 +301,7 @@ case $part in
     done
     unbroken 2 --layers 3 "${mixed[@]}" "${host[@]}" --precision bf16
     unbroken 2 --layers 3 --precision fp16
+    unbroken 2 --layers 3 --precision fp8
     # A file of one rank is that of one process.
     alone --layers 3 --save "$folder/end" &&
       on 1 --layers 3 --save "$folder/end_of_1" &&
@@ -388,7 +401,8 @@ SCRIPT
     refuses 2 'expert-parallel: the ranks of --pipeline hold layers' --layers 4 --expert-parallel
     how=--expert-parallel
     refuses 3 'experts=4: with --expert-parallel it must be a multiple of the 3 ranks; give 6'
-    refuses 2 'precision=fp8: --expert-parallel exchanges rows' --precision fp8
+    refuses 2 'fp8-scaling=tensor: with --expert-parallel the losses' --precision fp8 \
+      --fp8-scaling tensor
     refuses 2 'microbatches=3: with --expert-parallel it must be a multiple of the 2 ranks; give 4' \
       --microbatches 3
     refuses 2 'in-flight=3: is more than the 2 microbatches of each rank' --in-flight 3

@@ -59,6 +59,23 @@ class layer_part {
     k_.dequantise(on_.work.decoded, codes(x), p(x.scale), rows, width, on_.types.scaling);
     return on_.work.decoded;
   }
+  /// The same where no workspace has room, since rows come from elsewhere: what GEMMs read is the
+  /// saved matrix itself, or lies in `beside` its codes.
+  buffer& plain(saved_matrix<buffer>& x, buffer& beside) const {
+    return on_.types.quantises ? beside : x.data;
+  }
+  /// Makes codes, if any are saved, with memory for `held` rows unless they have it; afterwards
+  /// `beside` is what they stand for.
+  void encode(saved_matrix<buffer>& x, const buffer& beside, index held, index rows, index width) {
+    if (!on_.types.quantises) return;
+    if (x.data.size() == 0) allocate(x, held, width);
+    if (rows > 0) k_.quantise(codes(x), p(x.scale), m(beside), rows, width, on_.types.scaling);
+  }
+  void decode(const saved_matrix<buffer>& x, buffer& beside, index held, index rows, index width) {
+    if (!on_.types.quantises) return;
+    beside = matrix(held * width);
+    if (rows > 0) k_.dequantise(m(beside), codes(x), p(x.scale), rows, width, on_.types.scaling);
+  }
   /// Calls `use(data of each...)`, with their scales behind them where there are scales: codes and
   /// scales leave in one group and come back in one.
   template <class Use, class... Matrices>

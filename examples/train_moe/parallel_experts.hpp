@@ -20,6 +20,7 @@ namespace moe {
 template <class Buffer>
 struct saved_parallel_experts : saved_experts<Buffer> {
   Buffer weight_in;              // moe_act, with a: the probability of each row that came
+  Buffer plain_xs, plain_b;      // what GEMMs read where xs and b are codes of FP8
   row_counts rows;               // to and from each rank, in forward
   std::vector<index> first_in;   // row of each rank's tokens for each expert here, and the end
   Buffer residual;               // between the pieces of forward
@@ -33,6 +34,7 @@ class parallel_experts : routed_part<Device, Kernels> {
   using part::floats, part::p, part::ints, part::matrix, part::m;
   using part::on_, part::k_, part::m_, part::number_, part::norm_again_;
   using part::w_, part::shared_, part::activation_again_;
+  using part::with, part::plain, part::encode, part::decode;
 
  public:
   using typename part::buffer, typename part::chunk;
@@ -61,9 +63,9 @@ class parallel_experts : routed_part<Device, Kernels> {
 
     auto& out = s.travel[0] = matrix(part::held(rows) * hidden);
     k_.gather(m(out), m(s.h), ints(s.source), rows, m_.top_k, hidden);
-    s.xs.data = matrix(arrivals(s) * hidden);
+    auto& xs = plain(s.xs, s.plain_xs) = matrix(arrivals(s) * hidden);
     s.weight_in = floats(arrivals(s));
-    start(s, s.rows, {{p(out), p(s.xs.data), words(hidden)}, {p(s.weight), p(s.weight_in), 1}});
+    start(s, s.rows, {{p(out), p(xs), words(hidden)}, {p(s.weight), p(s.weight_in), 1}});
     if (shared_) s.residual = part::add_shared(c, s, std::move(s.residual));
   }
 
@@ -75,28 +77,45 @@ class parallel_experts : routed_part<Device, Kernels> {
     on_.release(s.travel[0], s.weight);
     const auto span = on_.offloader.trace_span("experts", stream, number_);
 
+    encode(s.xs, s.plain_xs, arrivals(s), rows, hidden);
+    const operand xs = m(plain(s.xs, s.plain_xs));
     s.a = matrix(arrivals(s) * 2 * ffn);
     each_batch(s, [&](index e, index first, index count) {
-      k_.linear(m(s.a) + first * 2 * ffn, m(s.xs.data) + first * hidden,
-                w_.fc1.matrix + e * hidden * 2 * ffn, count, hidden, 2 * ffn);
+      k_.linear(m(s.a) + first * 2 * ffn, xs + first * hidden, w_.fc1.matrix + e * hidden * 2 * ffn,
+                count, hidden, 2 * ffn);
     });
-    c.template commit<"expert_fc1">(number_, stream, s.xs.data);
+    on_.release(s.plain_xs);
+    with([&](auto&... tensors) { c.template commit<"expert_fc1">(number_, stream, tensors...); },
+         s.xs);
 
-    s.b.data = matrix(arrivals(s) * ffn);
-    if (rows > 0) k_.swiglu(m(s.b.data), m(s.a), p(s.weight_in), rows, ffn);
+    plain(s.b, s.plain_b) = matrix(arrivals(s) * ffn);
+    activate(s, rows);
+    const operand b = m(plain(s.b, s.plain_b));
     c.template commit<"moe_act">(number_, stream, s.a, s.weight_in);
 
     auto& y = s.travel[0] = floats(arrivals(s) * hidden);
     each_batch(s, [&](index e, index first, index count) {
-      k_.linear(p(y) + first * hidden, m(s.b.data) + first * ffn, w_.fc2.matrix + e * ffn * hidden,
-                count, ffn, hidden);
+      k_.linear(p(y) + first * hidden, b + first * ffn, w_.fc2.matrix + e * ffn * hidden, count,
+                ffn, hidden);
     });
+    on_.release(s.plain_b);
     if (fused()) {
-      c.template commit<"fused_group_mlp">(number_, stream, s.xs.data, s.a, s.weight_in, s.b.data);
-    } else if (activation_again_) {
-      c.template discard<"moe_act">(number_, stream, s.b.data);
+      with(
+          [&](auto& rows_here, auto&... rest) {
+            c.template commit<"fused_group_mlp">(number_, stream, rows_here, s.a, s.weight_in,
+                                                 rest...);
+          },
+          s.xs, s.b);
     } else {
-      c.template commit<"expert_fc2">(number_, stream, s.b.data);
+      with(
+          [&](auto&... tensors) {
+            if (activation_again_) {
+              c.template discard<"moe_act">(number_, stream, tensors...);
+            } else {
+              c.template commit<"expert_fc2">(number_, stream, tensors...);
+            }
+          },
+          s.b);
     }
 
     auto& back = s.travel[1] = floats(s.first_row.back() * hidden);
@@ -149,25 +168,37 @@ class parallel_experts : routed_part<Device, Kernels> {
     on_.release(s.travel[0]);
 
     if (fused()) {
-      c.template restore<"fused_group_mlp">(number_, stream, s.xs.data, s.a, s.weight_in, s.b.data);
+      with(
+          [&](auto& rows_here, auto&... rest) {
+            c.template restore<"fused_group_mlp">(number_, stream, rows_here, s.a, s.weight_in,
+                                                  rest...);
+          },
+          s.xs, s.b);
+      decode(s.b, s.plain_b, arrivals(s), rows, ffn);
     } else if (activation_again_) {
       c.template restore<"moe_act">(number_, stream, s.a, s.weight_in);
-      const auto activate = [&] {
-        if (rows > 0) k_.swiglu(m(s.b.data), m(s.a), p(s.weight_in), rows, ffn);
-      };
-      c.template recompute<"moe_act">(number_, stream, activate, s.b.data);
+      if (on_.types.quantises) s.plain_b = matrix(arrivals(s) * ffn);
+      with(
+          [&](auto&... tensors) {
+            c.template recompute<"moe_act">(
+                number_, stream, [&] { activate(s, rows); }, tensors...);
+          },
+          s.b);
     } else {
-      c.template restore<"expert_fc2">(number_, stream, s.b.data);
+      with([&](auto&... tensors) { c.template restore<"expert_fc2">(number_, stream, tensors...); },
+           s.b);
+      decode(s.b, s.plain_b, arrivals(s), rows, ffn);
     }
+    const operand b = m(plain(s.b, s.plain_b));
     buffer db = floats(arrivals(s) * ffn);
     each_batch(s, [&](index e, index first, index count) {
       const operand up = m(dy) + first * hidden;
-      k_.linear_backward_weight(w_.fc2.gradient + e * ffn * hidden, m(s.b.data) + first * ffn, up,
-                                count, ffn, hidden);
+      k_.linear_backward_weight(w_.fc2.gradient + e * ffn * hidden, b + first * ffn, up, count, ffn,
+                                hidden);
       k_.linear_backward_input(p(db) + first * ffn, up, w_.fc2.matrix + e * ffn * hidden, count,
                                ffn, hidden);
     });
-    on_.release(s.b.data, dy);
+    on_.release(s.b.data, s.b.scale, s.plain_b, dy);
 
     if (!activation_again_) c.template restore<"moe_act">(number_, stream, s.a, s.weight_in);
     buffer da = matrix(arrivals(s) * 2 * ffn);
@@ -177,16 +208,19 @@ class parallel_experts : routed_part<Device, Kernels> {
     }
     on_.release(s.a, s.weight_in, db);
 
-    c.template restore<"expert_fc1">(number_, stream, s.xs.data);
+    with([&](auto&... tensors) { c.template restore<"expert_fc1">(number_, stream, tensors...); },
+         s.xs);
+    decode(s.xs, s.plain_xs, arrivals(s), rows, hidden);
+    const operand xs = m(plain(s.xs, s.plain_xs));
     auto& dxs = s.travel[0] = floats(arrivals(s) * hidden);
     each_batch(s, [&](index e, index first, index count) {
       const operand up = m(da) + first * 2 * ffn;
-      k_.linear_backward_weight(w_.fc1.gradient + e * hidden * 2 * ffn,
-                                m(s.xs.data) + first * hidden, up, count, hidden, 2 * ffn);
+      k_.linear_backward_weight(w_.fc1.gradient + e * hidden * 2 * ffn, xs + first * hidden, up,
+                                count, hidden, 2 * ffn);
       k_.linear_backward_input(p(dxs) + first * hidden, up, w_.fc1.matrix + e * hidden * 2 * ffn,
                                count, hidden, 2 * ffn);
     });
-    on_.release(s.xs.data, da);
+    on_.release(s.xs.data, s.xs.scale, s.plain_xs, da);
 
     auto& back = s.travel[2] = floats(s.first_row.back() * hidden);
     auto& dweight_back = s.travel[3] = floats(s.first_row.back());
@@ -233,6 +267,11 @@ class parallel_experts : routed_part<Device, Kernels> {
   [[nodiscard]] index arrivals(const saved& s) const {
     if (m_.same_sizes()) return m_.experts * padded(m_.expert_capacity());
     return std::max(s.rows.all_received(), row_padding);
+  }
+
+  void activate(saved& s, index rows) {
+    if (rows > 0) k_.swiglu(m(plain(s.b, s.plain_b)), m(s.a), p(s.weight_in), rows, m_.ffn);
+    encode(s.b, s.plain_b, arrivals(s), rows, m_.ffn);
   }
 
   void start(saved& s, const row_counts& rows, std::initializer_list<moving_rows> what) {

@@ -29,10 +29,11 @@ void read_precision_options(settings& run, const std::string& precision, const s
     throw tidepool::option_error(
         "--initial-loss-scale: --resume goes on with the scale of the file; leave it out");
   }
-  if (run.expert_parallel && run.precision == precision_kind::fp8) {
+  if (run.expert_parallel && run.precision == precision_kind::fp8 &&
+      run.scaling == fp8_scaling::tensor) {
     throw tidepool::option_error(
-        "--precision=fp8: --expert-parallel exchanges rows that are not quantised; take bf16, or "
-        "leave --expert-parallel out");
+        "--fp8-scaling=tensor: with --expert-parallel the losses would depend on the number of "
+        "ranks, of which each has a tensor of its own; take block");
   }
   validate(run.loss_scale);
 }
