@@ -11,7 +11,8 @@ killed by `explore` or, failing that, by the unit tests; one that does not compi
 nothing. Survivors are listed with their line.
 
 --folder keeps what was built (--build-only ends there; a later call finds it); with --report, a
-later call leaves out the mutants that the report has.
+later call leaves out the mutants that the report has. --survivors OLD tries those again that
+survived in an older report, wherever their lines are now, with every case of the faults' sweeps.
 """
 import argparse
 import concurrent.futures
@@ -36,7 +37,8 @@ HEADERS = [
 ]
 FOLDERS = ["engine", "memory", "known_failures", "trace", "plan", "device", "options", "faults"]
 # One in twelve of the faults' cases, as under AddressSanitizer: a survivor then costs seconds.
-FLAGS = ["-std=c++20", "-O1", "-DTIDEPOOL_NO_CUDA", "-DTIDEPOOL_TEST_THINNED=12", "-w", "-static",
+THINNED = "-DTIDEPOOL_TEST_THINNED=12"
+FLAGS = ["-std=c++20", "-O1", "-DTIDEPOOL_NO_CUDA", THINNED, "-w", "-static",
          f'-DTIDEPOOL_SOURCE_DIR="{ROOT}"']
 EXPLORE = ["--schedules", "12000", "--programs", "600"]
 SWITCH = """#pragma once
@@ -60,6 +62,10 @@ class Mutant:
 
     def changed(self):
         return self.old[:self.start] + self.new + self.old[self.end:]
+
+    def place_free(self):
+        """Its name without the number of the line, which other changes move."""
+        return f"{self.header}: {self.what}: {self.changed().strip()}"
 
     def name(self):
         return f"{self.header}:{self.line + 1}: {self.what}: {self.changed().strip()}"
@@ -282,7 +288,8 @@ def verdict(explore, unit, mutant=None):
         return "killed by explore"
     # The faults come last, since they take longest.
     for part in ("--source-file-exclude=*/faults/*", "--source-file=*/faults/*"):
-        code, text = call([unit, "--abort-after=1", "--no-colors", part], 90, mutant)
+        code, text = call([unit, "--abort-after=1", "--no-colors", part],
+                          90 if THINNED in FLAGS else 300, mutant)
         if code != 0:
             break
     if code == 0:
@@ -327,7 +334,10 @@ def main():
     words.add_argument("--build-only", action="store_true")
     words.add_argument("--report", type=pathlib.Path)
     words.add_argument("--seconds", type=float, default=0, help="begin no mutant after these")
+    words.add_argument("--survivors", type=pathlib.Path, metavar="OLD")
     given = words.parse_args()
+    if given.survivors:
+        FLAGS.remove(THINNED)
     folder = given.folder or pathlib.Path(tempfile.mkdtemp(prefix="tidepool-mutants-"))
     mutants = [mutant for header in HEADERS for mutant in mutants_of(header)]
     alone = build(folder, mutants, given.jobs)
@@ -355,6 +365,10 @@ def main():
         return number, verdict(explore, unit, number) or "SURVIVED"
 
     left = [number for number, mutant in enumerate(mutants) if mutant.name() not in report]
+    if given.survivors:
+        found = re.findall(r"SURVIVED +\| ([^:]+):\d+(: .*)", given.survivors.read_text())
+        again = {header + text for header, text in found}
+        left = [number for number in left if mutants[number].place_free() in again]
     left.sort(key=lambda number: number in alone)
     with concurrent.futures.ThreadPoolExecutor(given.jobs) as crew:
         for asked in concurrent.futures.as_completed([crew.submit(fate_of, each) for each in left]):
