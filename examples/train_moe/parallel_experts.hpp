@@ -96,7 +96,7 @@ class parallel_experts : routed_part<Device, Kernels> {
     } else if (activation_again_) {
       c.template discard<"moe_act">(number_, stream, s.b.data);
     } else {
-      c.template commit<"expert_fc2">(number_, stream, s.b.data);
+      c.template commit_or_discard<"expert_fc2">(number_, stream, s.b.data);
     }
 
     auto& back = s.travel[1] = floats(s.first_row.back() * hidden);
@@ -148,16 +148,19 @@ class parallel_experts : routed_part<Device, Kernels> {
     buffer dy = std::move(s.travel[1]);
     on_.release(s.travel[0]);
 
+    // What a plan may have computed again needs its input first.
+    const bool input_first =
+        activation_again_ || on_.offloader.template may_recompute<"expert_fc2">();
+    if (input_first) c.template restore<"moe_act">(number_, stream, s.a, s.weight_in);
+    const auto activation = [&] {
+      if (rows > 0) k_.swiglu(m(s.b.data), m(s.a), p(s.weight_in), rows, ffn);
+    };
     if (fused()) {
       c.template restore<"fused_group_mlp">(number_, stream, s.xs.data, s.a, s.weight_in, s.b.data);
     } else if (activation_again_) {
-      c.template restore<"moe_act">(number_, stream, s.a, s.weight_in);
-      const auto activate = [&] {
-        if (rows > 0) k_.swiglu(m(s.b.data), m(s.a), p(s.weight_in), rows, ffn);
-      };
-      c.template recompute<"moe_act">(number_, stream, activate, s.b.data);
+      c.template recompute<"moe_act">(number_, stream, activation, s.b.data);
     } else {
-      c.template restore<"expert_fc2">(number_, stream, s.b.data);
+      c.template restore_or_recompute<"expert_fc2">(number_, stream, activation, s.b.data);
     }
     buffer db = floats(arrivals(s) * ffn);
     each_batch(s, [&](index e, index first, index count) {
@@ -169,7 +172,7 @@ class parallel_experts : routed_part<Device, Kernels> {
     });
     on_.release(s.b.data, dy);
 
-    if (!activation_again_) c.template restore<"moe_act">(number_, stream, s.a, s.weight_in);
+    if (!input_first) c.template restore<"moe_act">(number_, stream, s.a, s.weight_in);
     buffer da = matrix(arrivals(s) * 2 * ffn);
     auto& dweight = s.travel[1] = floats(arrivals(s));
     if (rows > 0) {
