@@ -96,9 +96,9 @@ class attention : layer_part<Device, Kernels> {
     k_.attention_backward(dqkv, dout, m(s.qkv), m(s.o), p(s.lse), shape());
     on_.release(s.qkv, s.o, s.lse);
 
-    // First what it is computed from, if that may be asked for, then the tensor itself.
+    // What it is computed from comes first where it is computed again.
     const auto again = [&] { normalise(s); };
-    const bool input_first = norm_again_ || on_.offloader.template may_recompute<"qkv_linear">();
+    const bool input_first = norm_again_ || c.template will_recompute<"qkv_linear">(number_);
     if (input_first) c.template restore<"attn_norm">(number_, stream, s.x, s.rstd);
     if (norm_again_) {
       c.template recompute<"layernorm">(number_, stream, again, s.h);

@@ -67,7 +67,7 @@ class dense_mlp : layer_part<Device, Kernels> {
     mlp_.backward_fc2(c, s.mlp, dx);
 
     const auto again = [&] { normalise(s); };
-    const bool input_first = norm_again_ || on_.offloader.template may_recompute<"mlp_fc1">();
+    const bool input_first = norm_again_ || c.template will_recompute<"mlp_fc1">(number_);
     if (input_first) c.template restore<"mlp_norm">(number_, stream, s.x, s.rstd);
     if (norm_again_) {
       c.template recompute<"layernorm">(number_, stream, again, s.h);

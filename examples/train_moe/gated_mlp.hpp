@@ -55,8 +55,8 @@ class gated_mlp : layer_part<Device, Kernels> {
     auto& w = on_.work;
     const const_operand dy = on_.narrowed(gradient, m_.tokens() * m_.hidden);
     const auto again = [&] { activate(s); };
-    // What it is computed from comes back first.
-    const bool input_first = activation_again_ || on_.offloader.template may_recompute<Fc2>();
+    // What it is computed from comes back first, where it is computed.
+    const bool input_first = activation_again_ || c.template will_recompute<Fc2>(number_);
     if (input_first) c.template restore<Act>(number_, on_.stream, s.a);
     if (activation_again_) {
       c.template recompute<Act>(number_, on_.stream, again, s.b);

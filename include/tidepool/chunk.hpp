@@ -105,9 +105,9 @@ class chunk {
   /// `restore`, or, where a plan had the group discarded: its buffers get memory that work given to
   /// `stream` from now on may use, and `again` is called to give it that work. It writes all of the
   /// group's buffers, those that stayed as well. It is also called over tensors that did come back
-  /// in steps that are recorded for a plan, to be timed; elsewhere it is not called.
+  /// in the first step that is recorded for a plan, to be timed; elsewhere it is not called.
   ///
-  /// What `again` reads is restored before. Throws as `restore`, and what `again` throws: what had
+  /// What `again` reads is restored before (see `will_recompute`). Throws as `restore`, and what `again` throws: what had
   /// left or was discarded is empty then, and it may be tried again.
   template <fixed_string Name, class Again, class... Buffers>
   void restore_or_recompute(int layer, stream_ref stream, Again&& again, Buffers&... saved) {
@@ -123,6 +123,20 @@ class chunk {
     const auto handles = pointers_to(saved...);
     engine_->restore_or_recompute(*state_, module, layer, stream, handles,
                                   std::forward<Again>(again));
+  }
+
+  /// True when the `restore_or_recompute` that comes next will call its function: then what that
+  /// reads is to be restored first, and else in the order that takes least memory.
+  template <fixed_string Name>
+  [[nodiscard]] bool will_recompute(int layer) const {
+    if constexpr (compiled_in<Name>()) {
+      return will_recompute(id_of<Name>, layer);
+    } else {
+      return false;
+    }
+  }
+  [[nodiscard]] bool will_recompute(module_id module, int layer) const {
+    return wants(module) && engine_->will_recompute(*state_, module, layer);
   }
 
   /// Manual control: starts the copies of a commit but leaves the handles full. All of them leave,

@@ -204,11 +204,20 @@ class engine {
   // Fills the handles of a group again and makes `lane` wait for its reload.
   void restore(chunk_state& chunk, module_id module, int layer, lane_id lane,
                std::span<handle* const> handles);
-  // The same for a group of `commit_kind::or_discard`: calls `again` where it was discarded, and
-  // while a step is recorded, to see how long that takes.
+  // The same for a group of `commit_kind::or_discard`: calls `again` where it was discarded, and in
+  // the first recorded step, to see how long that takes.
   template <class Again>
   void restore_or_recompute(chunk_state& chunk, module_id module, int layer, stream_ref stream,
                             std::span<handle* const> handles, Again&& again);
+
+  // Whether that will call its function.
+  [[nodiscard]] bool will_recompute(chunk_state& chunk, module_id module, int layer) const {
+    if (chunk.info().forward_only) return false;
+    const auto index = chunk.find(module, layer);
+    if (index == no_group) return false;
+    const auto& which = chunk.at(index);
+    return which.state == group_state::discarded || (which.offered && measuring());
+  }
 
   // ---- recomputing ----
 
@@ -314,6 +323,9 @@ class engine {
     }
   }
   [[nodiscard]] bool warming_up() const { return warming_up_; }
+  // Offers are timed in the first step: what is not taken must not be in the order of the others.
+  [[nodiscard]] bool measuring() const { return recorder_ != nullptr && trained_steps_ == 0; }
+  [[nodiscard]] double known_recompute_us(const chunk_state& chunk, const group& which) const;
   // The compute stream has come to a call; costs a branch while no step is being recorded.
   [[nodiscard]] std::size_t arrive(lane_id lane) {
     last_lane_ = lane;

@@ -184,17 +184,6 @@ class offloader {
     return engine_->recomputed(name) != detail::engine<Device>::not_recomputed;
   }
 
-  /// True when plans may have the module's groups computed again where they are committed by
-  /// `commit_or_discard`: a trainer then restores what they are computed from before them. Ask in
-  /// each forward pass; the answer holds for its backward pass, too.
-  template <fixed_string Name>
-  [[nodiscard]] bool may_recompute() const {
-    return enabled<Name>() && plans_recompute();
-  }
-  [[nodiscard]] bool may_recompute(module_id module) const {
-    return enabled(module) && plans_recompute();
-  }
-
   /// The id of a module, to be looked up once; throws `unknown_module`.
   [[nodiscard]] module_id module(std::string_view name) const {
     const auto names = known_modules(engine_->settings());
@@ -255,11 +244,6 @@ class offloader {
   }
 
  private:
-  [[nodiscard]] bool plans_recompute() const {
-    return settings().recompute_by_plan &&
-           (settings().policy == policy_kind::automatic || plan_.has_value());
-  }
-
   static std::vector<std::string_view> known_modules(const options& opts) {
     if constexpr (Modules::open) {
       return open_module_list(opts);

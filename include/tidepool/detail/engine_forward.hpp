@@ -60,7 +60,8 @@ void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, lan
   }
   if (warming_up()) {
     profile_.chunks[chunk.ordinal()].groups.push_back(
-        {module, layer, stay ? bytes_that_could_leave(handles) : bytes_saved(chunk, which)});
+        {module, layer, stay ? bytes_that_could_leave(handles) : bytes_saved(chunk, which),
+         known_recompute_us(chunk, which)});
   }
   if (recorder_ != nullptr) {
     record_commit(chunk, stay, from, lane, handles);
