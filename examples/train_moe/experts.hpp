@@ -128,8 +128,7 @@ class experts : routed_part<Device, Kernels> {
     k_.gather(w.drows, dx, ints(s.source), rows, m_.top_k, hidden);
 
     // What is computed again needs its input first.
-    const bool input_first =
-        activation_again_ || c.template will_recompute<"expert_fc2">(number_);
+    const bool input_first = activation_again_ || c.template will_recompute<"expert_fc2">(number_);
     if (input_first) c.template restore<"moe_act">(number_, stream, s.a);
     const auto activation = [&] { fill_activation(s, rows); };
     if (fused) {

@@ -149,8 +149,7 @@ class parallel_experts : routed_part<Device, Kernels> {
     on_.release(s.travel[0]);
 
     // What is computed again needs its input first.
-    const bool input_first =
-        activation_again_ || c.template will_recompute<"expert_fc2">(number_);
+    const bool input_first = activation_again_ || c.template will_recompute<"expert_fc2">(number_);
     if (input_first) c.template restore<"moe_act">(number_, stream, s.a, s.weight_in);
     const auto activation = [&] {
       if (rows > 0) k_.swiglu(m(s.b.data), m(s.a), p(s.weight_in), rows, ffn);

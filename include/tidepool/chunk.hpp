@@ -107,8 +107,8 @@ class chunk {
   /// group's buffers, those that stayed as well. It is also called over tensors that did come back
   /// in the first step that is recorded for a plan, to be timed; elsewhere it is not called.
   ///
-  /// What `again` reads is restored before (see `will_recompute`). Throws as `restore`, and what `again` throws: what had
-  /// left or was discarded is empty then, and it may be tried again.
+  /// What `again` reads is restored before (see `will_recompute`). Throws as `restore`, and what
+  /// `again` throws: what had left or was discarded is empty then, and it may be tried again.
   template <fixed_string Name, class Again, class... Buffers>
   void restore_or_recompute(int layer, stream_ref stream, Again&& again, Buffers&... saved) {
     if constexpr (compiled_in<Name>()) {

@@ -347,8 +347,8 @@ class engine {
     return bytes;
   }
 
-  void collect(chunk_state& chunk, group& into, std::span<handle* const> handles,
-               plan::action what, bool choose);
+  void collect(chunk_state& chunk, group& into, std::span<handle* const> handles, plan::action what,
+               bool choose);
   [[nodiscard]] bool leaves(const handle& candidate, trace::module_counters& count) const;
   [[nodiscard]] storage& saved_as(const handle& given);
   [[nodiscard]] static std::size_t bytes_saved(chunk_state& chunk, const group& which);
@@ -368,8 +368,7 @@ class engine {
                  std::span<handle* const> handles, std::size_t from);
   [[nodiscard]] bool measures(chunk_state& chunk, const group& which,
                               std::span<handle* const> handles) const;
-  void lend(chunk_state& chunk, const group& which, lane_id lane,
-            std::span<handle* const> handles);
+  void lend(chunk_state& chunk, const group& which, lane_id lane, std::span<handle* const> handles);
   void take_back_lent(chunk_state& chunk, std::uint32_t index, lane_id lane,
                       std::span<handle* const> handles) noexcept;
   [[nodiscard]] bool try_reload(chunk_state& chunk, std::uint32_t index);

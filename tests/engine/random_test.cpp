@@ -1,5 +1,6 @@
 // Random use of everything at once: shares, views, held handles, reloads by hand, abandoned chunks,
-// evaluation in between, budgets that are met, plans that recompute, in random orders of the device.
+// evaluation in between, budgets that are met, plans that recompute, in random orders of the
+// device.
 #include <doctest/doctest.h>
 
 #include <algorithm>

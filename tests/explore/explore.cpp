@@ -192,10 +192,10 @@ int search(const settings& run) {
   for (auto& each_thread : crew) each_thread.join();
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
   std::printf(
-      "%zu schedules of %zu programs (%zu distinct, %zu offloaded, %zu recomputed by plan, %zu met a"
+      "%zu schedules of %zu programs (%zu distinct, %zu offloaded, %zu recomputed by plan, %zu met "
+      "a"
       " budget), %.1f operations each, %.0f schedules a second on %u threads: %d violations\n",
-      schedules.load(), programs, distinct.size(), moved.load(), recomputed.load(),
-      refused.load(),
+      schedules.load(), programs, distinct.size(), moved.load(), recomputed.load(), refused.load(),
       static_cast<double>(operations.load()) / static_cast<double>(programs),
       static_cast<double>(schedules.load()) / took.count(), run.threads, violations.load());
   return violations == 0 ? 0 : 1;

@@ -440,7 +440,11 @@ TEST_CASE("forecast: the simulator agrees with the engine on what is computed ag
     about.groups = about.chunks * (4 + random() % 6);
     about.mixed_sizes = false;
     about.recompute = true;
-    const auto step = tidepool::test::random_profile(random, about);
+    auto step = tidepool::test::random_profile(random, about);
+    for (auto& chunk : step.chunks) {
+      for (auto& group : chunk.groups) group.recompute_us *= 0.05;
+    }
+    step.link.out = step.link.in = step.link.both = step.link.out / 3;
     planner plans(step);
     goal wanted;
     wanted.device_budget = plans.in_core().peak * (30 + random() % 50) / 100;
@@ -471,6 +475,7 @@ TEST_CASE("forecast: automatic recomputes where offloading alone costs time, if 
     for (auto& chunk : step.chunks) {
       for (auto& group : chunk.groups) group.recompute_us *= 0.05;
     }
+    step.link.out = step.link.in = step.link.both = step.link.out / 3;
     options opts;
     opts.memory = memory_kind::arena;
     opts.policy = policy_kind::automatic;

@@ -16,8 +16,7 @@ void engine<Device>::forget_handle(storage& store) {
       store_.displace(store, store.last_use, store.lane);
       store_.destroy(store);
     } else if (!store.wanted) {
-      store_.displace(store, store.last_use,
-                      store.discarded ? store.lane : store_.offload_lane());
+      store_.displace(store, store.last_use, store.discarded ? store.lane : store_.offload_lane());
     } else {
       store.idle = true;
       idle_.push_back(&store);

@@ -153,10 +153,11 @@ class audition {
 
 /// A plan for the device budget of `opts` (none: whatever keeping all takes) that the engine has
 /// been seen to run, on the virtual device. Where plans that only keep and offload cost time, those
-/// that recompute are tried as well, if `recompute_by_plan` and the profile's times allow any. Where shapes vary from step to step, as with routed
-/// experts, a tenth of the budget and twice the largest tensor are left free. The planner does not
-/// know that memory may be in pieces; where the engine then refuses, or waits, plans for less of
-/// the budget are tried, and those of Megatron's rule.
+/// that recompute are tried as well, if `recompute_by_plan` and the profile's times allow any.
+/// Where shapes vary from step to step, as with routed experts, a tenth of the budget and twice the
+/// largest tensor are left free. The planner does not know that memory may be in pieces; where the
+/// engine then refuses, or waits, plans for less of the budget are tried, and those of Megatron's
+/// rule.
 ///
 /// `expected` is the forecast of the engine, not the planner's. Blocks the host for the time of
 /// some simulated steps, each about a microsecond and a half a call.
@@ -188,8 +189,8 @@ class audition {
   };
   hear_shares(false);
   if (!at(whole.bound_us)) stage.hear_megatron(whole);
-  const bool recompute = opts.recompute_by_plan && detail::may_recompute(step) &&
-                         !at(plans.in_core().step_us);
+  const bool recompute =
+      opts.recompute_by_plan && detail::may_recompute(step) && !at(plans.in_core().step_us);
   if (recompute) {
     whole = plans.best({.device_budget = most, .recompute = true});
     hear_shares(true);
@@ -251,7 +252,8 @@ class audition {
   std::snprintf(text, sizeof text,
                 "plan: %zu of %zu groups leave%s; %.3f ms a step expected, at most %.2f %% above"
                 " what any plan takes; limited by %s",
-                detail::count_of(made.what, action::offload), all, recomputed, made.expected.step_us / 1e3, std::max(0.0, 100 * made.gap()),
+                detail::count_of(made.what, action::offload), all, recomputed,
+                made.expected.step_us / 1e3, std::max(0.0, 100 * made.gap()),
                 std::string(name_of(made.limited_by)).c_str());
   return text;
 }

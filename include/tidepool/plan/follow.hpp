@@ -41,9 +41,10 @@ namespace tidepool::plan {
              " without recomputation");
       }
       if (made.what[c][g] == action::recompute && !(groups[g].recompute_us > 0)) {
-        fail(place +
-             "the group is to be recomputed, but the profile has no recompute_us of it; plan without"
-             " recomputation, or record a trainer that offers it by commit_or_discard");
+        fail(
+            place +
+            "the group is to be recomputed, but the profile has no recompute_us of it; plan without"
+            " recomputation, or record a trainer that offers it by commit_or_discard");
       }
       const auto& name = recorded.modules[static_cast<std::size_t>(groups[g].module)];
       const auto found = std::find(names.begin(), names.end(), name);

@@ -136,11 +136,11 @@ class rehearsal {
         break;
       case event_kind::restore: {
         const auto& group = step_->chunks[each.chunk].groups[each.index];
-        engine_->restore_or_recompute(
-            *chunks_[each.chunk], group.module, group.layer, stream, handles_of(each), [&] {
-              dev_.launch(stream, group.recompute_us * 1e3, nullptr);
-              recomputed_us_ += group.recompute_us;
-            });
+        engine_->restore_or_recompute(*chunks_[each.chunk], group.module, group.layer, stream,
+                                      handles_of(each), [&] {
+                                        dev_.launch(stream, group.recompute_us * 1e3, nullptr);
+                                        recomputed_us_ += group.recompute_us;
+                                      });
         if (--waiting_[each.chunk] == 0) close(each.chunk);
         break;
       }

@@ -25,8 +25,8 @@ struct module_counters {
   std::uint64_t bytes_offloaded = 0;
   std::uint64_t bytes_reloaded = 0;
   std::uint64_t bytes_recomputed = 0;  ///< of the groups that a plan discarded
-  std::uint64_t cap_joins = 0;   ///< times the compute stream joined an offload for the cap
-  std::uint64_t step_bytes = 0;  ///< offloaded bytes of the last whole step
+  std::uint64_t cap_joins = 0;         ///< times the compute stream joined an offload for the cap
+  std::uint64_t step_bytes = 0;        ///< offloaded bytes of the last whole step
 
   friend bool operator==(const module_counters&, const module_counters&) = default;
 };
