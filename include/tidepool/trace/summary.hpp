@@ -60,8 +60,8 @@ struct rank_counters {
 /// Whether a module was asked for and moved no byte, neither out nor in, nor was discarded by plan.
 /// Ask after the first step.
 [[nodiscard]] inline bool silent(const module_counters& module) {
-  return module.enabled && module.bytes_offloaded == 0 && module.bytes_reloaded == 0 &&
-         module.bytes_recomputed == 0;
+  const auto bytes = module.bytes_offloaded + module.bytes_reloaded + module.bytes_recomputed;
+  return module.enabled && bytes == 0;
 }
 
 /// Names of the silent modules.
