@@ -211,13 +211,7 @@ class engine {
                             std::span<handle* const> handles, Again&& again);
 
   // Whether that will call its function.
-  [[nodiscard]] bool will_recompute(chunk_state& chunk, module_id module, int layer) const {
-    if (chunk.info().forward_only) return false;
-    const auto index = chunk.find(module, layer);
-    if (index == no_group) return false;
-    const auto& which = chunk.at(index);
-    return which.state == group_state::discarded || (which.offered && measuring());
-  }
+  [[nodiscard]] bool will_recompute(chunk_state& chunk, module_id module, int layer) const;
 
   // ---- recomputing ----
 

@@ -182,6 +182,14 @@ void engine<Device>::restore_or_recompute(chunk_state& chunk, module_id module, 
   hand_over(chunk, index, lane, handles, from);
 }
 
+template <device Device>
+bool engine<Device>::will_recompute(chunk_state& chunk, module_id module, int layer) const {
+  const auto index = chunk.find(module, layer);
+  if (index == no_group) return false;
+  const auto& which = chunk.at(index);
+  return which.state == group_state::discarded || (which.offered && measuring());
+}
+
 // What has come back is computed again, too, in the first recorded step: only so is the time known.
 // By contract that leaves every bit as it is.
 template <device Device>
