@@ -95,17 +95,14 @@ inline void print_comparison(const study& of, const std::vector<contestant>& all
       std::printf("%-45s %47s  no\n", each.name.c_str(), "does not run");
       continue;
     }
-    std::printf(
-        "%-45s %9.2f %8.2f %8.2f %9.2f %9.2f  %s\n", each.name.c_str(), each.seen.step_us / 1e3,
-        100 * of.slowdown(each.seen), in_gib(each.seen.peak),
-        in_gib(each.takes > 0 ? each.takes : each.seen.peak), in_gib(each.seen.moved),
-        (std::string(each.fits ? "yes" : "no") + (each.by == "simulator" ? " (simulator)" : ""))
-            .c_str());
+    std::printf("%-45s %9.2f %8.2f %8.2f %9.2f %9.2f  %s\n", each.name.c_str(),
+                each.seen.step_us / 1e3, 100 * of.slowdown(each.seen), in_gib(each.seen.peak),
+                in_gib(each.takes > 0 ? each.takes : each.seen.peak), in_gib(each.seen.moved),
+                each.fits ? "yes" : "no");
   }
   std::printf(
       "peak: in the order of calls. takes: with what still waits for a copy; of what does not"
-      " fit, in a pool\nwithout a limit.%s\n",
-      of.can_recompute() ? " (simulator): the planner's own; the engine recomputes nothing." : "");
+      " fit, in a pool\nwithout a limit.\n");
 }
 
 }  // namespace planning

@@ -34,7 +34,6 @@ struct contestant {
   plan::outcome seen;
   bool fits = false;
   std::size_t takes = 0;  ///< device bytes that it has for itself; 0: its peak
-  std::string_view by = "engine";
 };
 
 using module_names = std::vector<std::string_view>;
@@ -140,9 +139,8 @@ class study {
     all.push_back(
         {"auto", chosen.made.expected, chosen.made.expected.runs, chosen.made.device_budget});
     if (any) {
-      const auto best = planner_.best({.device_budget = budget, .recompute = true});
-      all.push_back(
-          {"auto, may recompute", best.expected, best.expected.runs, budget, "simulator"});
+      const auto best = with_recompute(budget);
+      all.push_back({"auto, may recompute", best.expected, best.expected.runs, budget});
     }
     return all;
   }
@@ -154,8 +152,10 @@ class study {
     });
   }
 
-  [[nodiscard]] plan::step_plan with_recompute(std::size_t budget) {
-    return planner_.best({.device_budget = budget, .recompute = true});
+  [[nodiscard]] plan::step_plan with_recompute(std::size_t budget) const {
+    auto opts = arena(budget);
+    opts.recompute_by_plan = true;
+    return plan::automatic(*step_, opts);
   }
 
  private:
@@ -163,6 +163,7 @@ class study {
     tidepool::options opts;
     opts.memory = tidepool::memory_kind::arena;
     opts.device_budget = budget;
+    opts.recompute_by_plan = false;
     return opts;
   }
 
@@ -195,9 +196,13 @@ class study {
   // In an arena of the budget; where that refuses, in a pool without a limit.
   [[nodiscard]] contestant by_rule(std::string name, const plan::residency& stays,
                                    std::size_t budget) const {
-    auto seen = plan::forecast(*step_, arena(budget), stays);
+    return by_actions(std::move(name), plan::actions_of(stays), budget);
+  }
+  [[nodiscard]] contestant by_actions(std::string name, const plan::actions& what,
+                                      std::size_t budget) const {
+    auto seen = plan::forecast(*step_, arena(budget), what);
     const bool fits = seen.expected.runs;
-    if (!fits) seen = plan::forecast(*step_, tidepool::options{}, stays);
+    if (!fits) seen = plan::forecast(*step_, tidepool::options{}, what);
     return {std::move(name), seen.expected, fits, seen.reserved};
   }
 
@@ -221,7 +226,7 @@ class study {
   }
 
   [[nodiscard]] contestant recomputing(std::string name, const module_names& names,
-                                       std::size_t budget) {
+                                       std::size_t budget) const {
     plan::actions what;
     for (const auto& chunk : step_->chunks) {
       auto& row = what.emplace_back();
@@ -230,10 +235,7 @@ class study {
         row.push_back(again ? plan::action::recompute : plan::action::keep);
       }
     }
-    auto seen = planner_.judge(what, {.device_budget = budget});
-    const bool fits = seen.runs;
-    if (!fits) seen = planner_.judge(what, {});
-    return {std::move(name), seen, fits, fits ? budget : 0, "simulator"};
+    return by_actions(std::move(name), what, budget);
   }
 
   const plan::profile* step_;

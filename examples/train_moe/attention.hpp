@@ -46,7 +46,7 @@ class attention : layer_part<Device, Kernels> {
 
     s.h = matrix(tokens * hidden);
     s.rstd = floats(tokens);
-    k_.rmsnorm(m(s.h), p(s.rstd), p(s.x), w_.gain.weight, tokens, hidden);
+    normalise(s);
     buffer residual = s.x.share();  // a second owner, so that x may leave before the residual add
     // The first line that Tidepool adds. x and rstd start for the host now; if they leave, the two
     // handles are empty afterwards, if not (module disabled, tensor too small), nothing happened.
@@ -58,7 +58,8 @@ class attention : layer_part<Device, Kernels> {
       // What backward can compute again need not be kept, and need not leave either.
       c.template discard<"layernorm">(number_, stream, s.h);
     } else {
-      c.template commit<"qkv_linear">(number_, stream, s.h);
+      // As commit, but a plan may find that computing it again is cheaper than moving it.
+      c.template commit_or_discard<"qkv_linear">(number_, stream, s.h);
     }
 
     s.o = matrix(tokens * hidden);
@@ -95,14 +96,14 @@ class attention : layer_part<Device, Kernels> {
     k_.attention_backward(dqkv, dout, m(s.qkv), m(s.o), p(s.lse), shape());
     on_.release(s.qkv, s.o, s.lse);
 
+    // What it is computed from comes first where it is computed again.
+    const auto again = [&] { normalise(s); };
+    const bool input_first = norm_again_ || c.template will_recompute<"qkv_linear">(number_);
+    if (input_first) c.template restore<"attn_norm">(number_, stream, s.x, s.rstd);
     if (norm_again_) {
-      // First what it is computed from, then the tensor itself.
-      c.template restore<"attn_norm">(number_, stream, s.x, s.rstd);
-      c.template recompute<"layernorm">(
-          number_, stream,
-          [&] { k_.rmsnorm(m(s.h), p(s.rstd), p(s.x), w_.gain.weight, tokens, hidden); }, s.h);
+      c.template recompute<"layernorm">(number_, stream, again, s.h);
     } else {
-      c.template restore<"qkv_linear">(number_, stream, s.h);
+      c.template restore_or_recompute<"qkv_linear">(number_, stream, again, s.h);
     }
     k_.linear_backward_weight(w_.qkv.gradient, m(s.h), dqkv, tokens, hidden, 3 * hidden);
     k_.linear_backward_input(dh, dqkv, w_.qkv.matrix, tokens, hidden, 3 * hidden);
@@ -110,13 +111,16 @@ class attention : layer_part<Device, Kernels> {
 
     // The second line that Tidepool adds: the same handles, full again, perhaps at other addresses.
     // The stream waits for their reload, the host does not.
-    if (!norm_again_) c.template restore<"attn_norm">(number_, stream, s.x, s.rstd);
+    if (!input_first) c.template restore<"attn_norm">(number_, stream, s.x, s.rstd);
     k_.rmsnorm_backward(dx, w_.gain.gradient, dh, p(s.x), p(s.rstd), w_.gain.weight, tokens,
                         hidden);
     on_.release(s.x, s.rstd);
   }
 
  private:
+  void normalise(saved& s) {
+    k_.rmsnorm(m(s.h), p(s.rstd), p(s.x), w_.gain.weight, m_.tokens(), m_.hidden);
+  }
   attention_shape shape() const { return {m_.batch, m_.seq, m_.heads, m_.head_size()}; }
 
   attention_parameters w_;

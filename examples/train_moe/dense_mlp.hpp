@@ -49,7 +49,7 @@ class dense_mlp : layer_part<Device, Kernels> {
     if (norm_again_) {
       c.template discard<"layernorm">(number_, stream, s.h);
     } else {
-      c.template commit<"mlp_fc1">(number_, stream, s.h);
+      c.template commit_or_discard<"mlp_fc1">(number_, stream, s.h);
     }
     mlp_.forward_fc2(c, s.mlp, on_.work.projected);
 
@@ -66,17 +66,18 @@ class dense_mlp : layer_part<Device, Kernels> {
     float* const dh = on_.work.dh;
     mlp_.backward_fc2(c, s.mlp, dx);
 
+    const auto again = [&] { normalise(s); };
+    const bool input_first = norm_again_ || c.template will_recompute<"mlp_fc1">(number_);
+    if (input_first) c.template restore<"mlp_norm">(number_, stream, s.x, s.rstd);
     if (norm_again_) {
-      c.template restore<"mlp_norm">(number_, stream, s.x, s.rstd);
-      c.template recompute<"layernorm">(
-          number_, stream, [&] { normalise(s); }, s.h);
+      c.template recompute<"layernorm">(number_, stream, again, s.h);
     } else {
-      c.template restore<"mlp_fc1">(number_, stream, s.h);
+      c.template restore_or_recompute<"mlp_fc1">(number_, stream, again, s.h);
     }
     mlp_.backward_fc1(dh, m(s.h));
     on_.release(s.h);
 
-    if (!norm_again_) c.template restore<"mlp_norm">(number_, stream, s.x, s.rstd);
+    if (!input_first) c.template restore<"mlp_norm">(number_, stream, s.x, s.rstd);
     k_.rmsnorm_backward(dx, gain_.gradient, dh, p(s.x), p(s.rstd), gain_.weight, m_.tokens(),
                         m_.hidden);
     on_.release(s.x, s.rstd);

@@ -62,7 +62,7 @@ class experts : routed_part<Device, Kernels> {
           if (rows_again_) {
             c.template discard<"moe_permute">(number_, stream, xs_and_scale...);
           } else {
-            c.template commit<"expert_fc1">(number_, stream, xs_and_scale...);
+            c.template commit_or_discard<"expert_fc1">(number_, stream, xs_and_scale...);
           }
         },
         s.xs);
@@ -89,7 +89,7 @@ class experts : routed_part<Device, Kernels> {
             if (activation_again_) {
               c.template discard<"moe_act">(number_, stream, b_and_scale...);
             } else {
-              c.template commit<"expert_fc2">(number_, stream, b_and_scale...);
+              c.template commit_or_discard<"expert_fc2">(number_, stream, b_and_scale...);
             }
           },
           s.b);
@@ -127,24 +127,25 @@ class experts : routed_part<Device, Kernels> {
     }
     k_.gather(w.drows, dx, ints(s.source), rows, m_.top_k, hidden);
 
+    // What is computed again needs its input first.
+    const bool input_first = activation_again_ || c.template will_recompute<"expert_fc2">(number_);
+    if (input_first) c.template restore<"moe_act">(number_, stream, s.a);
+    const auto activation = [&] { fill_activation(s, rows); };
     if (fused) {
       with(
           [&](auto& rows_of_experts, auto&... rest) {
             c.template restore<"fused_group_mlp">(number_, stream, rows_of_experts, s.a, rest...);
           },
           s.xs, s.b);
-    } else if (activation_again_) {
-      c.template restore<"moe_act">(number_, stream, s.a);
-      with(
-          [&](auto&... b_and_scale) {
-            c.template recompute<"moe_act">(
-                number_, stream, [&] { fill_activation(s, rows); }, b_and_scale...);
-          },
-          s.b);
     } else {
       with(
           [&](auto&... b_and_scale) {
-            c.template restore<"expert_fc2">(number_, stream, b_and_scale...);
+            if (activation_again_) {
+              c.template recompute<"moe_act">(number_, stream, activation, b_and_scale...);
+            } else {
+              c.template restore_or_recompute<"expert_fc2">(number_, stream, activation,
+                                                            b_and_scale...);
+            }
           },
           s.b);
     }
@@ -158,7 +159,7 @@ class experts : routed_part<Device, Kernels> {
     });
     with([&](auto&... b_and_scale) { on_.release(b_and_scale...); }, s.b);
 
-    if (!activation_again_) c.template restore<"moe_act">(number_, stream, s.a);
+    if (!input_first) c.template restore<"moe_act">(number_, stream, s.a);
     k_.swiglu_backward(w.da, w.dweight, w.db, m(s.a), p(s.weight), rows, ffn);
     on_.release(s.a);
 
@@ -170,11 +171,12 @@ class experts : routed_part<Device, Kernels> {
     }
     with(
         [&](auto&... xs_and_scale) {
+          const auto permutation = [&] { fill_rows(s, rows); };
           if (rows_again_) {
-            c.template recompute<"moe_permute">(
-                number_, stream, [&] { fill_rows(s, rows); }, xs_and_scale...);
+            c.template recompute<"moe_permute">(number_, stream, permutation, xs_and_scale...);
           } else {
-            c.template restore<"expert_fc1">(number_, stream, xs_and_scale...);
+            c.template restore_or_recompute<"expert_fc1">(number_, stream, permutation,
+                                                          xs_and_scale...);
           }
         },
         s.xs);

@@ -45,7 +45,8 @@ class gated_mlp : layer_part<Device, Kernels> {
     if (activation_again_) {
       c.template discard<Act>(number_, on_.stream, s.b);
     } else {
-      c.template commit<Fc2>(number_, on_.stream, s.b);
+      // A plan may have it computed again instead.
+      c.template commit_or_discard<Fc2>(number_, on_.stream, s.b);
     }
   }
 
@@ -53,18 +54,20 @@ class gated_mlp : layer_part<Device, Kernels> {
   void backward_fc2(chunk& c, saved& s, const float* gradient) {
     auto& w = on_.work;
     const const_operand dy = on_.narrowed(gradient, m_.tokens() * m_.hidden);
+    const auto again = [&] { activate(s); };
+    // What it is computed from comes back first, where it is computed.
+    const bool input_first = activation_again_ || c.template will_recompute<Fc2>(number_);
+    if (input_first) c.template restore<Act>(number_, on_.stream, s.a);
     if (activation_again_) {
-      c.template restore<Act>(number_, on_.stream, s.a);
-      c.template recompute<Act>(
-          number_, on_.stream, [&] { activate(s); }, s.b);
+      c.template recompute<Act>(number_, on_.stream, again, s.b);
     } else {
-      c.template restore<Fc2>(number_, on_.stream, s.b);
+      c.template restore_or_recompute<Fc2>(number_, on_.stream, again, s.b);
     }
     k_.linear_backward_weight(w_.fc2.gradient, m(s.b), dy, m_.tokens(), ffn_, m_.hidden);
     k_.linear_backward_input(w.db, dy, w_.fc2.matrix, m_.tokens(), ffn_, m_.hidden);
     on_.release(s.b);
 
-    if (!activation_again_) c.template restore<Act>(number_, on_.stream, s.a);
+    if (!input_first) c.template restore<Act>(number_, on_.stream, s.a);
     k_.swiglu_backward(w.da, w.dweight, w.db, m(s.a), on_.ones.data(), m_.tokens(), ffn_);
     on_.release(s.a);
   }

@@ -73,7 +73,7 @@ class layer_part {
   }
   void decode(const saved_matrix<buffer>& x, buffer& beside, index held, index rows, index width) {
     if (!on_.types.quantises) return;
-    beside = matrix(held * width);
+    if (!beside) beside = matrix(held * width);
     if (rows > 0) k_.dequantise(m(beside), codes(x), p(x.scale), rows, width, on_.types.scaling);
   }
   /// Calls `use(data of each...)`, with their scales behind them where there are scales: codes and

@@ -112,7 +112,7 @@ class parallel_experts : routed_part<Device, Kernels> {
             if (activation_again_) {
               c.template discard<"moe_act">(number_, stream, tensors...);
             } else {
-              c.template commit<"expert_fc2">(number_, stream, tensors...);
+              c.template commit_or_discard<"expert_fc2">(number_, stream, tensors...);
             }
           },
           s.b);
@@ -167,6 +167,10 @@ class parallel_experts : routed_part<Device, Kernels> {
     buffer dy = std::move(s.travel[1]);
     on_.release(s.travel[0]);
 
+    // What is computed again needs its input first.
+    const bool input_first = activation_again_ || c.template will_recompute<"expert_fc2">(number_);
+    if (input_first) c.template restore<"moe_act">(number_, stream, s.a, s.weight_in);
+    const auto activation = [&] { activate(s, rows); };
     if (fused()) {
       with(
           [&](auto& rows_here, auto&... rest) {
@@ -175,18 +179,18 @@ class parallel_experts : routed_part<Device, Kernels> {
           },
           s.xs, s.b);
       decode(s.b, s.plain_b, arrivals(s), rows, ffn);
-    } else if (activation_again_) {
-      c.template restore<"moe_act">(number_, stream, s.a, s.weight_in);
+    } else {
       if (on_.types.quantises) s.plain_b = matrix(arrivals(s) * ffn);
       with(
           [&](auto&... tensors) {
-            c.template recompute<"moe_act">(
-                number_, stream, [&] { activate(s, rows); }, tensors...);
+            if (activation_again_) {
+              c.template recompute<"moe_act">(number_, stream, activation, tensors...);
+            } else {
+              c.template restore_or_recompute<"expert_fc2">(number_, stream, activation,
+                                                            tensors...);
+            }
           },
           s.b);
-    } else {
-      with([&](auto&... tensors) { c.template restore<"expert_fc2">(number_, stream, tensors...); },
-           s.b);
       decode(s.b, s.plain_b, arrivals(s), rows, ffn);
     }
     const operand b = m(plain(s.b, s.plain_b));
@@ -200,7 +204,7 @@ class parallel_experts : routed_part<Device, Kernels> {
     });
     on_.release(s.b.data, s.b.scale, s.plain_b, dy);
 
-    if (!activation_again_) c.template restore<"moe_act">(number_, stream, s.a, s.weight_in);
+    if (!input_first) c.template restore<"moe_act">(number_, stream, s.a, s.weight_in);
     buffer da = matrix(arrivals(s) * 2 * ffn);
     auto& dweight = s.travel[1] = floats(arrivals(s));
     if (rows > 0) {

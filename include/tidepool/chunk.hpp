@@ -64,7 +64,7 @@ class chunk {
   }
   template <class... Handles>
   void commit(module_id module, int layer, stream_ref stream, Handles&... saved) {
-    if (wants(module)) send<true>(module, layer, stream, saved...);
+    if (wants(module)) send(kind::plain, module, layer, stream, saved...);
   }
 
   /// The module's backward is next: the tensors of its commit come back into the same handles, in
@@ -84,6 +84,61 @@ class chunk {
     if (wants(module)) fetch(module, layer, stream, saved...);
   }
 
+  /// `commit`, with an offer: backward can compute these buffers again from what it has restored by
+  /// then, with the same bits. Where a plan takes it, nothing is copied: the memory behind what
+  /// `stream` has been given so far is free, and what would have left is gone. Without such a plan,
+  /// or where another handle or group holds any of them, it is as `commit`.
+  ///
+  /// Restore by `restore_or_recompute`. Throws as `commit`.
+  template <fixed_string Name, class... Buffers>
+  void commit_or_discard(int layer, stream_ref stream, Buffers&... saved) {
+    if constexpr (compiled_in<Name>()) {
+      commit_or_discard(id_of<Name>, layer, stream, saved...);
+    }
+  }
+  template <class... Buffers>
+  void commit_or_discard(module_id module, int layer, stream_ref stream, Buffers&... saved) {
+    static_cast<void>(buffers_of(saved...));
+    if (wants(module)) send(kind::or_discard, module, layer, stream, saved...);
+  }
+
+  /// `restore`, or, where a plan had the group discarded: its buffers get memory that work given to
+  /// `stream` from now on may use, and `again` is called to give it that work. It writes all of the
+  /// group's buffers, those that stayed as well. It is also called over tensors that did come back
+  /// in the first step that is recorded for a plan, to be timed; elsewhere it is not called.
+  ///
+  /// What `again` reads is restored before (see `will_recompute`). Throws as `restore`, and what
+  /// `again` throws: what had left or was discarded is empty then, and it may be tried again.
+  template <fixed_string Name, class Again, class... Buffers>
+  void restore_or_recompute(int layer, stream_ref stream, Again&& again, Buffers&... saved) {
+    if constexpr (compiled_in<Name>()) {
+      restore_or_recompute(id_of<Name>, layer, stream, std::forward<Again>(again), saved...);
+    }
+  }
+  template <class Again, class... Buffers>
+  void restore_or_recompute(module_id module, int layer, stream_ref stream, Again&& again,
+                            Buffers&... saved) {
+    static_cast<void>(buffers_of(saved...));
+    if (!wants(module)) return;
+    const auto handles = pointers_to(saved...);
+    engine_->restore_or_recompute(*state_, module, layer, stream, handles,
+                                  std::forward<Again>(again));
+  }
+
+  /// True when the `restore_or_recompute` that comes next will call its function: then what that
+  /// reads is to be restored first, and else in the order that takes least memory.
+  template <fixed_string Name>
+  [[nodiscard]] bool will_recompute(int layer) const {
+    if constexpr (compiled_in<Name>()) {
+      return will_recompute(id_of<Name>, layer);
+    } else {
+      return false;
+    }
+  }
+  [[nodiscard]] bool will_recompute(module_id module, int layer) const {
+    return wants(module) && engine_->will_recompute(*state_, module, layer);
+  }
+
   /// Manual control: starts the copies of a commit but leaves the handles full. All of them leave,
   /// whatever size, opt-out and policy would say. Release each by
   /// hand with `reset`; its memory is free after its copy. Restore as usual; a handle that was
@@ -96,7 +151,7 @@ class chunk {
   }
   template <class... Handles>
   void start_offload(module_id module, int layer, stream_ref stream, Handles&... saved) {
-    if (wants(module)) send<false>(module, layer, stream, saved...);
+    if (wants(module)) send(kind::by_hand, module, layer, stream, saved...);
   }
 
   /// Manual control: starts a reload now, outside the limits of `reload_ahead`.
@@ -176,6 +231,7 @@ class chunk {
 
  private:
   friend class offloader<Device, Modules>;
+  using kind = detail::commit_kind;
 
   chunk(detail::engine<Device>& engine, const chunk_info& info, std::uint64_t enabled)
       : engine_(&engine), state_(&engine.begin(info)), enabled_(info.forward_only ? 0 : enabled) {}
@@ -213,15 +269,15 @@ class chunk {
   template <class... Buffers>
   static std::array<buffer<Device>*, sizeof...(Buffers)> buffers_of(Buffers&... tensors) {
     static_assert((std::same_as<Buffers, buffer<Device>> && ...),
-                  "tidepool: discard and recompute take buffers of the offloader's own device; a "
-                  "view has no memory of its own");
+                  "tidepool: what is discarded and recomputed is buffers of the offloader's own "
+                  "device; a view has no memory of its own");
     return {&tensors...};
   }
 
-  template <bool GiveUp, class... Handles>
-  void send(module_id module, int layer, stream_ref stream, Handles&... saved) {
+  template <class... Handles>
+  void send(kind how, module_id module, int layer, stream_ref stream, Handles&... saved) {
     const auto handles = pointers_to(saved...);
-    engine_->commit(*state_, module, layer, engine_->lane_of(stream), handles, GiveUp);
+    engine_->commit(*state_, module, layer, engine_->lane_of(stream), handles, how);
   }
 
   template <class... Handles>

@@ -15,6 +15,7 @@
 #include "tidepool/detail/residence.hpp"
 #include "tidepool/group.hpp"
 #include "tidepool/plan/policy.hpp"
+#include "tidepool/plan/step_plan.hpp"
 #include "tidepool/trace/counters.hpp"
 #include "tidepool/trace/nvtx.hpp"
 #include "tidepool/window.hpp"
@@ -30,6 +31,9 @@ struct storage_place {
   friend bool operator==(const storage_place&, const storage_place&) = default;
 };
 using memory_layout = std::vector<storage_place>;
+
+// By hand everything leaves, and its handles stay full; `or_discard` offers to compute it again.
+enum class commit_kind : std::uint8_t { plain, by_hand, or_discard };
 
 // Lives as long as its offloader and every handle and chunk made by it.
 template <device Device>
@@ -183,10 +187,10 @@ class engine {
     reload_ahead();
   }
 
-  // Copies what leaves of `handles` to the host, once `lane` has come this far. With `give_up` the
-  // handles of what leaves are emptied and its device memory is free after its copy.
+  // Copies what leaves of `handles` to the host, once `lane` has come this far. Unless that is done
+  // by hand, the handles of what leaves are emptied and its device memory is free after its copy.
   void commit(chunk_state& chunk, module_id module, int layer, lane_id lane,
-              std::span<handle* const> handles, bool give_up);
+              std::span<handle* const> handles, commit_kind how);
 
   // Starts the reload of a group by hand.
   void start_reload(chunk_state& chunk, module_id module, int layer) {
@@ -198,6 +202,14 @@ class engine {
   // Fills the handles of a group again and makes `lane` wait for its reload.
   void restore(chunk_state& chunk, module_id module, int layer, lane_id lane,
                std::span<handle* const> handles);
+  // The same for a group of `commit_kind::or_discard`: calls `again` where it was discarded, and in
+  // the first recorded step, to see how long that takes.
+  template <class Again>
+  void restore_or_recompute(chunk_state& chunk, module_id module, int layer, stream_ref stream,
+                            std::span<handle* const> handles, Again&& again);
+
+  // Whether that will call its function.
+  [[nodiscard]] bool will_recompute(chunk_state& chunk, module_id module, int layer) const;
 
   // ---- recomputing ----
 
@@ -254,11 +266,11 @@ class engine {
   [[nodiscard]] const plan::profile& profile() const { return profile_; }
 
   // Follows this from now on. `step` is the profile that it was made for.
-  void adopt(plan::profile step, plan::residency stays);
+  void adopt(plan::profile step, plan::actions what);
   // The same for a plan from elsewhere, which the next step is held to.
-  void follow(plan::profile step, plan::residency stays);
+  void follow(plan::profile step, plan::actions what);
   // Follows it for one step, which is recorded.
-  void try_out(plan::profile step, plan::residency stays);
+  void try_out(plan::profile step, plan::actions what);
   // See residence.hpp; pieces count in an arena.
   void keep_at_most(std::size_t bytes, std::size_t piece) {
     keeps_.keep_at_most(bytes, opts_.memory == memory_kind::arena ? piece : 0);
@@ -303,18 +315,23 @@ class engine {
     }
   }
   [[nodiscard]] bool warming_up() const { return warming_up_; }
+  // Offers are timed in the first step: what is not taken must not be in the order of the others.
+  [[nodiscard]] bool measuring() const { return recorder_ != nullptr && trained_steps_ == 0; }
+  [[nodiscard]] double known_recompute_us(const chunk_state& chunk, const group& which) const;
   // The compute stream has come to a call; costs a branch while no step is being recorded.
   [[nodiscard]] std::size_t arrive(lane_id lane) {
     last_lane_ = lane;
     return recorder_ == nullptr ? 0 : recorder_->arrive(store_.order().stream(lane));
   }
 
-  [[nodiscard]] bool may_stay(const chunk_state& chunk, int layer,
-                              std::span<handle* const> handles) const {
-    return !keeps_.everything_leaves() &&
-           keeps_.stays(chunk.ordinal(), chunk.group_count(), layer, bytes_of(handles),
-                        [&] { return store_.device_source().largest_free(); });
+  [[nodiscard]] plan::action planned(const chunk_state& chunk, int layer,
+                                     std::span<handle* const> handles) const {
+    if (keeps_.everything_leaves()) return plan::action::offload;
+    return keeps_.of(chunk.ordinal(), chunk.group_count(), layer, bytes_of(handles),
+                     [&] { return store_.device_source().largest_free(); });
   }
+  [[nodiscard]] bool discardable(std::span<handle* const> handles) const;
+  void note_recompute(chunk_state& chunk, const group& which, plan::action what);
   [[nodiscard]] bool stays_anyway(std::span<handle* const> handles) const;
   [[nodiscard]] static std::size_t bytes_of(std::span<handle* const> handles) {
     std::size_t bytes = 0;
@@ -322,7 +339,7 @@ class engine {
     return bytes;
   }
 
-  void collect(chunk_state& chunk, group& into, std::span<handle* const> handles, bool stays,
+  void collect(chunk_state& chunk, group& into, std::span<handle* const> handles, plan::action what,
                bool choose);
   [[nodiscard]] bool leaves(const handle& candidate, trace::module_counters& count) const;
   [[nodiscard]] storage& saved_as(const handle& given);
@@ -337,6 +354,15 @@ class engine {
 
   std::uint32_t waiting_group(chunk_state& chunk, module_id module, int layer, const char* call);
   void begin_backward(chunk_state& chunk);
+  [[nodiscard]] std::uint32_t fetch(chunk_state& chunk, module_id module, int layer, lane_id lane,
+                                    std::span<handle* const> handles);
+  void hand_over(chunk_state& chunk, std::uint32_t index, lane_id lane,
+                 std::span<handle* const> handles, std::size_t from);
+  [[nodiscard]] bool measures(chunk_state& chunk, const group& which,
+                              std::span<handle* const> handles) const;
+  void lend(chunk_state& chunk, const group& which, lane_id lane, std::span<handle* const> handles);
+  void take_back_lent(chunk_state& chunk, std::uint32_t index, lane_id lane,
+                      std::span<handle* const> handles) noexcept;
   [[nodiscard]] bool try_reload(chunk_state& chunk, std::uint32_t index);
   void require_reload(chunk_state& chunk, std::uint32_t index);
   void reload_ahead();
@@ -353,7 +379,7 @@ class engine {
   [[nodiscard]] bool bring_state(storage& store, std::string_view name);
   void take_back(storage& store, lane_id on);
   void expect_chunk(const chunk_info& info) const;
-  void expect_group(const chunk_state& chunk, module_id module, int layer) const;
+  void expect_group(const chunk_state& chunk, module_id module, int layer, commit_kind how) const;
   void expect_no_more(const chunk_state& chunk) const;
   void forget_handle(storage& store, lane_id lane);
   void forget_save(storage& store);

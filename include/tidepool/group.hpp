@@ -34,7 +34,7 @@ struct saved {
   bool copies_back = false;  // the reload of its group brought it
 };
 
-enum class group_state : std::uint8_t { away, arriving, restored };
+enum class group_state : std::uint8_t { away, arriving, discarded, restored };
 
 // The unit of commit, event and cap.
 struct group {
@@ -47,6 +47,7 @@ struct group {
   std::uint32_t below = no_group;  // the module's group committed before it
   std::size_t bytes = 0;           // that left with it
   std::size_t kept = 0;            // that stayed because policy said so
+  bool offered = false;            // backward could compute it again
 };
 
 // A tensor whose memory was given up, since backward computes it again.

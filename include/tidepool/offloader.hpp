@@ -148,12 +148,14 @@ class offloader {
   /// of the same steps, with the same modules enabled. Call it between steps.
   ///
   /// Throws `plan::profile_error` where the two do not fit each other, this offloader's modules or
-  /// its device budget, or where the plan recomputes, which is the trainer's to do. In the first
-  /// step after it, a chunk or group that the plan does not have in that place, or one that is
-  /// missing, is refused with `misuse_error`. Sizes are not compared.
+  /// its device budget, or where the plan recomputes although `recompute_by_plan` is off or the
+  /// profile knows no time for it. In the first step after it, a chunk or group that the plan does
+  /// not have in that place, one that is missing, or one that is to be recomputed and not offered
+  /// (`chunk::commit_or_discard`), is refused with `misuse_error`. Sizes are not compared.
   void follow(const plan::step_plan& made, const plan::profile& recorded) {
-    engine_->follow(plan::fitted(made, recorded, engine_->names(), settings().device_budget),
-                    plan::kept_by(made.what));
+    engine_->follow(plan::fitted(made, recorded, engine_->names(), settings().device_budget,
+                                 settings().recompute_by_plan),
+                    made.what);
     adopt(made, recorded);
   }
 
@@ -268,7 +270,7 @@ class offloader {
     }
     engine_->keep_at_most(plan::kept_at_once(recorded, made), free_piece(recorded));
     reload_as(made);
-    engine_->try_out(std::move(recorded), plan::kept_by(made.what));
+    engine_->try_out(std::move(recorded), made.what);
   }
 
   void settle_plan() {
@@ -281,7 +283,7 @@ class offloader {
     } else {
       report_(plan::in_words(made));
     }
-    engine_->adopt(recorded, plan::kept_by(made.what));
+    engine_->adopt(recorded, made.what);
     adopt(made, recorded);
   }
 

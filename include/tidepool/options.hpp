@@ -90,6 +90,9 @@ struct options {
   /// Who decides which groups leave. `automatic` leaves `fraction`, `delta_bytes_per_rank` and
   /// `margin` aside and chooses `reload_ahead`, too.
   policy_kind policy = policy_kind::megatron;
+  /// Plans may have discarded, and computed again in backward, what the trainer offers
+  /// (`chunk::commit_or_discard`).
+  bool recompute_by_plan = true;
   /// The step that an automatic plan is made of, 2 or later. A GPU that has just begun is cooler
   /// and faster than it will be; a later step foretells better.
   int timed_step = 2;

@@ -48,6 +48,7 @@ struct storage {
   bool resident = false;                // a host_state's
   bool written = false;                 // and it has contents
   bool wanted = false;                  // backward has come to a group that saved it
+  bool discarded = false;               // backward computes it again
   int module = -1;                      // of the group that saved it last, for messages
   std::uint32_t recorded = 0xFFFFFFFF;  // its number in a step that is being recorded
   block on_device;                      // empty while away
@@ -159,7 +160,7 @@ class storages {
     }
     poison(store.on_device, waiter);
     live_ += store.bytes;
-    if (store.on_host) away_ -= store.bytes;
+    if (store.on_host || store.discarded) away_ -= store.bytes;
     note_peaks();
     trace_.level(order_.stream(waiter), store.bytes, 0);
     return true;
@@ -172,7 +173,13 @@ class storages {
     source_of(store).release(store.on_device, after);
     store.on_device = {};
     live_ -= store.bytes;
-    if (store.on_host) away_ += store.bytes;
+    if (store.on_host || store.discarded) away_ += store.bytes;
+  }
+
+  // The same where nobody can say when that is: it stays taken.
+  void lose(storage& store) noexcept {
+    store.on_device = {};
+    if (store.on_host || store.discarded) away_ += store.bytes;
   }
 
   // Gives `store` a place on the host; false when the budget is spent.
@@ -232,6 +239,7 @@ class storages {
 
   // Forgets a storage that nobody refers to any more.
   void destroy(storage& store) noexcept {
+    if (store.discarded && !store.on_device) away_ -= store.bytes;
     if (store.origin != nullptr) {
       auto** link = &store.origin->first_part;
       while (*link != &store) link = &(*link)->next_part;
@@ -337,7 +345,7 @@ class storages {
   std::size_t flying_floor_;
   std::size_t largest_group_ = 0;
   std::size_t live_ = 0;  // bytes on the device, in issue order
-  std::size_t away_ = 0;  // bytes on the host alone
+  std::size_t away_ = 0;  // bytes on the host alone, or to be computed again
   std::size_t live_peak_ = 0;
   std::size_t live_peak_without_ = 0;
   std::size_t host_peak_ = 0;

@@ -1,5 +1,6 @@
 // Random use of everything at once: shares, views, held handles, reloads by hand, abandoned chunks,
-// evaluation in between, budgets that are met, in random orders of the device.
+// evaluation in between, budgets that are met, plans that recompute, in random orders of the
+// device.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -43,6 +44,7 @@ struct group {
   tidepool::module_id module{};
   int layer = 0;
   bool by_hand = false;
+  bool offered = false;
   std::vector<tensor> saved;
 };
 
@@ -60,6 +62,34 @@ class fuzz {
     off_.on_report([](std::string_view) {});
   }
 
+  /// A plan that knows nothing of what will come: the first step alone is as it says.
+  void follow_any() {
+    tidepool::plan::profile step;
+    tidepool::plan::step_plan made;
+    step.modules = {"core_attn", "expert_fc1", "moe_act"};
+    for (std::size_t c = 0; c < 8; ++c) {
+      step.passes.push_back({c, false});
+      step.passes.push_back({c, true});
+      auto& chunk = step.chunks.emplace_back();
+      auto& row = made.what.emplace_back();
+      for (int g = 0; g < 8; ++g) {
+        chunk.groups.push_back({static_cast<tidepool::module_id>(g % 3), 0, 64, 1.0});
+        row.push_back(static_cast<tidepool::plan::action>(any(3)));
+      }
+    }
+    made.reload_ahead = opts_.reload_ahead;
+    off_.follow(made, step);
+    for (const auto& chunk : step.chunks) {
+      auto open = off_.begin();
+      for (const auto& group : chunk.groups) {
+        auto x = off_.allocate(64, desk_.stream());
+        open.commit_or_discard(group.module, group.layer, desk_.stream(), x);
+      }
+      open = {};
+    }
+    off_.end_step();
+  }
+
   void run(int actions) {
     for (int i = 0; i < actions; ++i) act();
     while (!passes_.empty()) go_back(0);
@@ -74,6 +104,7 @@ class fuzz {
   }
 
   std::size_t refused = 0;  // requests for which there was no room
+  std::size_t computed_again = 0;
   [[nodiscard]] tidepool::trace::counters counters() const { return off_.counters(); }
 
  private:
@@ -185,7 +216,15 @@ class fuzz {
     for (auto count = 1 + any(3); count > 0 && !held_.empty(); --count) {
       next.saved.push_back(take());
     }
+    next.offered = !next.by_hand && once_in(2) &&
+                   std::none_of(next.saved.begin(), next.saved.end(),
+                                [](const tensor& each) { return each.is_view; });
     const auto done = tried([&] {
+      if (next.offered) {
+        return each_buffer(next, [&](auto&... buffers) {
+          to.open.commit_or_discard(next.module, next.layer, desk_.stream(), buffers...);
+        });
+      }
       each_count(next, [&](auto&... handles) {
         if (next.by_hand) {
           to.open.start_offload(next.module, next.layer, desk_.stream(), handles...);
@@ -211,6 +250,14 @@ class fuzz {
     if (x.size() == 1) return call(x[0].handle());
     if (x.size() == 2) return call(x[0].handle(), x[1].handle());
     return call(x[0].handle(), x[1].handle(), x[2].handle());
+  }
+
+  template <class Call>
+  void each_buffer(group& which, const Call& call) {
+    auto& x = which.saved;
+    if (x.size() == 1) return call(x[0].whole);
+    if (x.size() == 2) return call(x[0].whole, x[1].whole);
+    return call(x[0].whole, x[1].whole, x[2].whole);
   }
 
   void drop() {
@@ -272,7 +319,16 @@ class fuzz {
 
   bool restore(pass& of, std::size_t at) {
     auto& next = of.groups[at];
+    const auto again = [&] {
+      ++computed_again;
+      for (auto& each : next.saved) desk_.write(each.whole, each.tag, 10);
+    };
     const auto done = tried([&] {
+      if (next.offered) {
+        return each_buffer(next, [&](auto&... buffers) {
+          of.open.restore_or_recompute(next.module, next.layer, desk_.stream(), again, buffers...);
+        });
+      }
       each_count(next, [&](auto&... handles) {
         of.open.restore(next.module, next.layer, desk_.stream(), handles...);
       });
@@ -342,6 +398,8 @@ class fuzz {
 TEST_CASE("random use: nothing is ever wrong, lost or left over") {
   std::uint64_t evictions = 0;
   std::uint64_t shared = 0;
+  std::uint64_t recomputed = 0;
+  std::uint64_t held = 0;
   std::size_t refused = 0;
   for (std::uint64_t seed = 1; seed <= 150; ++seed) {
     CAPTURE(seed);
@@ -367,13 +425,20 @@ TEST_CASE("random use: nothing is ever wrong, lost or left over") {
         opts.slots = {{1024, 8}, {2816, 8}};
     }
     fuzz use(seed, opts);
+    if (seed % 2 == 0) use.follow_any();
     use.run(400);
     const auto seen = use.counters();
     evictions += seen.evictions;
-    for (const auto& each : seen.modules) shared += each.tensors_shared;
+    for (const auto& each : seen.modules) {
+      shared += each.tensors_shared;
+      recomputed += each.groups_recomputed;
+      held += each.groups_held;
+    }
     refused += use.refused;
   }
   CHECK(evictions > 50);
   CHECK(shared > 50);
   CHECK(refused > 20);
+  CHECK(recomputed > 20);
+  CHECK(held > 5);
 }

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include "counting_device.hpp"
@@ -207,4 +208,59 @@ TEST_CASE("steady state: thousands of steps take no more memory than the first o
     CHECK(after.host_peak == before.host_peak);
     CHECK(after.live_peak == before.live_peak);
   }
+}
+
+TEST_CASE("steady state: what a plan has computed again asks for nothing either") {
+  using null = counting_device<tidepool::null_device>;
+  null dev;
+  auto stream = dev.make_stream();
+  auto opts = small_options();
+  opts.memory = memory_kind::arena;
+  opts.device_budget = 64 * 1024;
+  tidepool::offloader<null, tidepool::modules<"core_attn", "moe_act">> off(dev, opts);
+  off.on_report([](std::string_view) {});
+  tidepool::plan::profile step;
+  step.modules = {"core_attn", "moe_act"};
+  step.passes = {{0, false}, {0, true}};
+  tidepool::plan::step_plan made;
+  auto& groups = step.chunks.emplace_back().groups;
+  made.what.emplace_back();
+  constexpr int layers = 4;
+  for (int l = 0; l < layers; ++l) {
+    groups.push_back({tidepool::module_id{0}, l, 1024});
+    groups.push_back({tidepool::module_id{1}, l, 1024, 1.0});
+    made.what[0].push_back(tidepool::plan::action::offload);
+    made.what[0].push_back(tidepool::plan::action::recompute);
+  }
+  off.follow(made, step);
+  std::array<tidepool::buffer<null>, layers> x;
+  std::array<tidepool::buffer<null>, layers> y;
+  std::uint64_t again = 0;
+  const auto run = [&] {
+    const auto before =
+        heap_allocations() + dev.device_allocations + dev.host_allocations + dev.events_made;
+    auto open = off.begin();
+    for (std::size_t l = 0; l < layers; ++l) {
+      x[l] = off.allocate(1024, stream.ref());
+      y[l] = off.allocate(1024, stream.ref());
+      open.commit<"core_attn">(static_cast<int>(l), stream.ref(), x[l]);
+      open.commit_or_discard<"moe_act">(static_cast<int>(l), stream.ref(), y[l]);
+    }
+    open.end_forward();
+    for (std::size_t l = layers; l-- > 0;) {
+      open.restore<"core_attn">(static_cast<int>(l), stream.ref(), x[l]);
+      open.restore_or_recompute<"moe_act">(
+          static_cast<int>(l), stream.ref(), [&] { ++again; }, y[l]);
+      x[l].reset(stream.ref());
+      y[l].reset(stream.ref());
+    }
+    open.finish();
+    off.end_step();
+    return heap_allocations() + dev.device_allocations + dev.host_allocations + dev.events_made -
+           before;
+  };
+  static_cast<void>(run());
+  static_cast<void>(run());
+  for (int i = 0; i < 50; ++i) CHECK(run() == 0);
+  CHECK(again == 52 * layers);
 }

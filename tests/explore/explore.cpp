@@ -37,6 +37,7 @@ struct outcome {
   std::size_t schedules = 0;
   bool refused = false;
   bool moved = false;
+  bool recomputed = false;
   std::size_t operations = 0;
 };
 
@@ -50,6 +51,7 @@ outcome examine(const program& what, std::optional<tp::join_site> without, std::
   result.problem = trainer.problem();
   result.refused = trainer.refused() > 0;
   result.moved = trainer.left();
+  result.recomputed = trainer.recomputed();
   result.schedules = 1;
   const auto& seen = trainer.seen();
   result.operations = seen.ops().size();
@@ -160,6 +162,7 @@ int search(const settings& run) {
   std::atomic<std::size_t> schedules = 0;
   std::atomic<std::size_t> refused = 0;
   std::atomic<std::size_t> moved = 0;
+  std::atomic<std::size_t> recomputed = 0;
   std::atomic<std::size_t> operations = 0;
   std::atomic<int> violations = 0;
   std::mutex printing;
@@ -173,6 +176,7 @@ int search(const settings& run) {
       operations += result.operations;
       refused += result.refused ? 1 : 0;
       moved += result.moved ? 1 : 0;
+      recomputed += result.recomputed ? 1 : 0;
       std::string words = tp::to_text(what.options);
       for (const auto& action : what.actions) words += describe(action) + ";";
       const std::lock_guard hold(printing);
@@ -188,9 +192,10 @@ int search(const settings& run) {
   for (auto& each_thread : crew) each_thread.join();
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
   std::printf(
-      "%zu schedules of %zu programs (%zu distinct, %zu offloaded, %zu met a budget), %.1f"
-      " operations each, %.0f schedules a second on %u threads: %d violations\n",
-      schedules.load(), programs, distinct.size(), moved.load(), refused.load(),
+      "%zu schedules of %zu programs (%zu distinct, %zu offloaded, %zu recomputed by plan, %zu met "
+      "a"
+      " budget), %.1f operations each, %.0f schedules a second on %u threads: %d violations\n",
+      schedules.load(), programs, distinct.size(), moved.load(), recomputed.load(), refused.load(),
       static_cast<double>(operations.load()) / static_cast<double>(programs),
       static_cast<double>(schedules.load()) / took.count(), run.threads, violations.load());
   return violations == 0 ? 0 : 1;

@@ -41,6 +41,7 @@ struct program {
   std::uint64_t seed = 0;
   tidepool::options options;
   int layers = 2;
+  bool planned = false;  // follows some plan from its first step on
   std::vector<action> actions;
 };
 
@@ -134,6 +135,8 @@ class generator {
       o.policy = tidepool::policy_kind::automatic;
       o.timed_step = 2 + any(2);
       o.fraction = 1;  // the plan decides
+    } else {
+      out_.planned = once_in(3);
     }
   }
 

@@ -78,6 +78,7 @@ class runner {
     try {
       off_.emplace(dev_, program_.options);
       off_->on_report([](std::string_view) {});
+      if (program_.planned) follow_any();
       for (const auto& each : program_.actions) {
         by_ = describe(each);
         act(each);
@@ -94,6 +95,9 @@ class runner {
     try {
       clear();
       graphs_.clear();
+      if (off_) {
+        for (const auto& each : off_->counters().modules) recomputed_ += each.groups_recomputed;
+      }
       off_.reset();
       dev_.synchronize();  // an order in which nothing can go on is found here
     } catch (const tp::error& caught) {
@@ -113,6 +117,7 @@ class runner {
   [[nodiscard]] const recording& seen() const { return *seen_; }
   [[nodiscard]] std::size_t refused() const { return refused_; }
   [[nodiscard]] bool left() const { return moved_ > 0; }
+  [[nodiscard]] bool recomputed() const { return recomputed_ > 0; }  // by plan
 
   /// As before the first operation, for another order of the same operations.
   void rewind() {
@@ -136,6 +141,7 @@ class runner {
     std::size_t count = 0;
     bool committed = false;
     bool recompute = false;
+    bool offered = false;  // a plan may have it computed again
   };
   struct pass {
     offloader::chunk chunk;
@@ -146,6 +152,40 @@ class runner {
 
   using stream_ref = kept_device::stream_ref;
   [[nodiscard]] stream_ref stream() const { return streams_[current_].ref(); }
+
+  // A plan that knows nothing of the program: a first step alone is as it says.
+  void follow_any() {
+    by_ = "the plan's first step";
+    draw_.seed(static_cast<std::minstd_rand::result_type>(program_.seed));
+    tp::plan::profile step;
+    tp::plan::step_plan made;
+    step.modules = {"core_attn", "expert_fc1", "moe_act"};
+    for (std::size_t c = 0; c < 6; ++c) {
+      step.passes.push_back({c, false});
+      step.passes.push_back({c, true});
+      auto& chunk = step.chunks.emplace_back();
+      auto& row = made.what.emplace_back();
+      for (int g = 0; g < 9; ++g) {
+        const auto module = static_cast<tp::module_id>(g % 3);
+        if (!off_->enabled(module)) continue;
+        chunk.groups.push_back({module, 0, 64, 1.0});
+        row.push_back(static_cast<tp::plan::action>(any(3)));
+      }
+    }
+    made.reload_ahead = program_.options.reload_ahead;
+    made.reload_ahead_bytes = program_.options.reload_ahead_bytes.value_or(0);
+    off_->follow(made, step);
+    for (const auto& chunk : step.chunks) {
+      auto open = off_->begin();
+      for (const auto& each : chunk.groups) {
+        auto x = off_->allocate(64, stream());
+        open.commit_or_discard(each.module, each.layer, stream(), x);
+      }
+      open = {};
+    }
+    off_->end_step();
+    ++steps_;
+  }
 
   void act(const action& each) {
     draw_.seed(each.draw);
@@ -200,6 +240,12 @@ class runner {
     };
     if (of.count == 1) return call(handle(of.saved[0]));
     call(handle(of.saved[0]), handle(of.saved[1]));
+  }
+
+  template <class Call>
+  void with_buffers(group& of, const Call& call) {
+    if (of.count == 1) return call(of.saved[0].whole);
+    call(of.saved[0].whole, of.saved[1].whole);
   }
 
   void fill(tensor& fresh) {
@@ -269,7 +315,16 @@ class runner {
   void commit(pass& at, group& made, const action& each, int m) {
     const auto id = static_cast<tp::module_id>(m);
     const bool by_hand = any(8) == 0 && off_->enabled(id);
+    made.offered = !by_hand && any(2) == 0 && (made.count == 1 || !made.saved[1].is_view());
     last_offload_.reset();
+    if (made.offered) {
+      with_buffers(made, [&](auto&... buffers) {
+        at.chunk.commit_or_discard(id, each.layer, stream(), buffers...);
+      });
+      made.committed = true;
+      if (last_offload_) ++moved_;
+      return check_cap(m);
+    }
     with(made, [&](auto&... handles) {
       if (by_hand) {
         at.chunk.start_offload(id, each.layer, stream(), handles...);
@@ -310,6 +365,14 @@ class runner {
         at->chunk.recompute(
             "layernorm", number_of(each.layer, m), stream(), [&] { write(again); }, again.whole);
         of.count = 1;
+      } else if (of.offered) {
+        const auto id = static_cast<tp::module_id>(m);
+        const auto again = [&] {
+          for (std::size_t i = 0; i < of.count; ++i) write(of.saved[i]);
+        };
+        with_buffers(of, [&](auto&... buffers) {
+          at->chunk.restore_or_recompute(id, each.layer, stream(), again, buffers...);
+        });
       } else if (of.committed) {
         with(of, [&](auto&... handles) {
           at->chunk.restore(static_cast<tp::module_id>(m), each.layer, stream(), handles...);
@@ -488,6 +551,7 @@ class runner {
   std::uint32_t round_ = 0;
   std::size_t wrong_ = 0;
   std::size_t moved_ = 0;
+  std::uint64_t recomputed_ = 0;
   std::size_t refused_ = 0;
   std::size_t steps_ = 0;
   bool capturing_ = false;

@@ -30,6 +30,7 @@ struct program_plan {
   bool views = false;        ///< the second module saves a rectangle
   bool manual = false;
   bool recomputed = false;  ///< the second module's tensor is computed again
+  bool by_plan = false;     ///< the same, since a plan that is followed says so
   bool stateful = false;    ///< state on the host is written before a step and read after it
   bool two_streams = false;
   bool traced = false;
@@ -53,6 +54,7 @@ class faulty_run {
   void run() {
     attempt([&] { off_.emplace(desk_.dev, plan_.opts); });
     off_->on_report([](std::string_view) {});
+    if (plan_.by_plan) follow();
     open_.resize(static_cast<std::size_t>(plan_.depth));
     for (int i = 0; plan_.stateful && i < 2; ++i) {
       attempt([&] { states_.push_back(off_->state_on_host(plan_.bytes, "state")); });
@@ -101,6 +103,25 @@ class faulty_run {
     } catch (const error&) {
       call();
     }
+  }
+
+  void follow() {
+    plan::profile recorded;
+    plan::step_plan made;
+    recorded.modules = {"fc1", "core_attn"};
+    for (const auto& each : one_f_one_b(plan_.microbatches, plan_.depth)) {
+      recorded.passes.push_back({static_cast<std::size_t>(each.microbatch), each.backward});
+      if (each.backward) continue;
+      auto& chunk = recorded.chunks.emplace_back();
+      chunk.microbatch = each.microbatch;
+      auto& row = made.what.emplace_back();
+      for (int l = 0; l < plan_.layers; ++l) {
+        chunk.groups.push_back({module_id{0}, l, plan_.bytes});
+        chunk.groups.push_back({module_id{1}, l, y_bytes, 1});
+        row.insert(row.end(), {plan::action::offload, plan::action::recompute});
+      }
+    }
+    off_->follow(made, recorded);
   }
 
   void step() {
@@ -189,6 +210,8 @@ class faulty_run {
         save<"core_attn">(at.chunk, l, saved.z, tag);
       } else if (plan_.recomputed) {
         attempt([&] { at.chunk.template discard<"layernorm">(l, main(), saved.y); });
+      } else if (plan_.by_plan) {
+        attempt([&] { at.chunk.template commit_or_discard<"core_attn">(l, main(), saved.y); });
       } else if (plan_.views) {
         saved.part = saved.y.view(shape);
         save<"core_attn">(at.chunk, l, saved.part, tag + 1);
@@ -210,6 +233,12 @@ class faulty_run {
       } else if (plan_.recomputed) {
         const auto again = [&] { write(saved.y, tag + 1, back()); };
         attempt([&] { at.chunk.template recompute<"layernorm">(l, back(), again, saved.y); });
+        check(saved.y, tag + 1, back());
+      } else if (plan_.by_plan) {
+        const auto again = [&] { write(saved.y, tag + 1, back()); };
+        attempt([&] {
+          at.chunk.template restore_or_recompute<"core_attn">(l, back(), again, saved.y);
+        });
         check(saved.y, tag + 1, back());
       } else if (plan_.views) {
         fetch<"core_attn">(at.chunk, l, saved.part, tag + 1);

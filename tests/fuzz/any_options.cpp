@@ -29,6 +29,7 @@ class maker {
     value.delta_bytes_per_rank = number();
     value.pipeline_rank = integer();
     value.margin = bytes_.ConsumeBool();
+    value.recompute_by_plan = bytes_.ConsumeBool();
     value.reload_ahead = number();
     value.reload_ahead_bytes = perhaps();
     value.memory = static_cast<memory_kind>(bytes_.ConsumeIntegral<std::uint8_t>() & 3U);

@@ -62,6 +62,7 @@ options random_options(dice& roll) {
   if (roll.half()) value.delta_bytes_per_rank = roll.size();
   value.pipeline_rank = static_cast<int>(roll.below(16));
   value.margin = roll.half();
+  value.recompute_by_plan = roll.half();
   value.reload_ahead = roll.below(5);
   value.reload_ahead_bytes = roll.perhaps();
   value.memory = static_cast<memory_kind>(roll.below(3));
@@ -132,10 +133,10 @@ TEST_CASE("each default and each random value comes back on its own, over any ba
 TEST_CASE("every member of options is under test here") {
   // A new member breaks this line: give it a knob, and a random value above.
   const auto& [m1, m2, m3, m4, m5, m6, m7, m8, m9, m10, m11, m12, m13, m14, m15, m16, m17, m18, m19,
-               m20, m21, m22, m23, m24, m25, m26] = options{};
+               m20, m21, m22, m23, m24, m25, m26, m27] = options{};
   CHECK(m1.empty());
   // With the gate, which has no member; the two caps by count share one knob.
-  CHECK(detail::text::knobs.size() == 26);
+  CHECK(detail::text::knobs.size() == 27);
 }
 
 TEST_CASE("extremes come back") {

@@ -433,6 +433,84 @@ TEST_CASE("forecast: the simulator agrees with the engine where memory is not in
   CHECK(worst < 0.05);
 }
 
+TEST_CASE("forecast: the simulator agrees with the engine on what is computed again, too") {
+  std::mt19937_64 random(22);
+  int compared = 0;
+  double worst = 0;
+  for (int i = 0; i < 60; ++i) {
+    tidepool::test::random_step about;
+    about.chunks = 1 + random() % 3;
+    about.depth = 1 + random() % 2;
+    about.groups = about.chunks * (4 + random() % 6);
+    about.mixed_sizes = false;
+    about.recompute = true;
+    auto step = tidepool::test::random_profile(random, about);
+    for (auto& chunk : step.chunks) {
+      for (auto& group : chunk.groups) group.recompute_us *= 0.05;
+    }
+    step.link.out = step.link.in = step.link.both = step.link.out / 3;
+    planner plans(step);
+    goal wanted;
+    wanted.device_budget = plans.in_core().peak * (30 + random() % 50) / 100;
+    wanted.recompute = true;
+    const auto made = plans.best(wanted);
+    if (!made.expected.runs || made.expected.extra_us <= 0) continue;
+    const auto seen = forecast(step, made);
+    CAPTURE(i);
+    REQUIRE(seen.expected.runs);
+    ++compared;
+    worst = std::max(worst, std::abs(seen.expected.step_us / made.expected.step_us - 1));
+    CHECK(seen.expected.step_us >= made.bound_us * (1 - 1e-6));
+    CHECK(seen.expected.moved == made.expected.moved);
+    CHECK(seen.expected.extra_us == doctest::Approx(made.expected.extra_us));
+  }
+  MESSAGE(compared << " steps, the simulator off by at most " << 100 * worst << " %");
+  CHECK(compared > 20);
+  CHECK(worst < 0.05);
+}
+
+TEST_CASE("forecast: automatic recomputes where offloading alone costs time, if it may") {
+  std::mt19937_64 random(23);
+  int better = 0;
+  for (int i = 0; i < 12; ++i) {
+    CAPTURE(i);
+    auto step = tidepool::test::random_profile(
+        random, {.groups = 12, .chunks = 2, .depth = 2, .mixed_sizes = false, .recompute = true});
+    for (auto& chunk : step.chunks) {
+      for (auto& group : chunk.groups) group.recompute_us *= 0.05;
+    }
+    step.link.out = step.link.in = step.link.both = step.link.out / 3;
+    options opts;
+    opts.memory = memory_kind::arena;
+    opts.policy = policy_kind::automatic;
+    const auto count = [](const tidepool::plan::step_plan& made) {
+      return tidepool::plan::detail::count_of(made.what, action::recompute);
+    };
+    opts.device_budget = planner(step).in_core().peak * 5 / 4;
+    CHECK(count(tidepool::plan::automatic(step, opts)) == 0);  // nothing has to leave
+    opts.device_budget = planner(step).in_core().peak / 2;
+    const auto may = tidepool::plan::automatic(step, opts);
+    opts.recompute_by_plan = false;
+    const auto may_not = tidepool::plan::automatic(step, opts);
+    REQUIRE(may.expected.runs);
+    REQUIRE(may_not.expected.runs);
+    CHECK(count(may_not) == 0);
+    CHECK(may.expected.step_us <= may_not.expected.step_us);
+    CHECK(may.expected.step_us >= may.bound_us * (1 - 1e-6));
+    if (count(may) == 0) continue;
+    CHECK(may.expected.step_us < may_not.expected.step_us);
+    CHECK(in_words(may).find(std::to_string(count(may)) + " are recomputed") != std::string::npos);
+    for (std::size_t c = 0; c < step.chunks.size(); ++c) {
+      for (std::size_t g = 0; g < step.chunks[c].groups.size(); ++g) {
+        const bool can = step.chunks[c].groups[g].recompute_us > 0;
+        CHECK((can || may.what[c][g] != action::recompute));
+      }
+    }
+    ++better;
+  }
+  CHECK(better > 6);
+}
+
 // What a plan counts on limits what stays by plan, not what the user said.
 TEST_CASE("forecast: layers that are not to leave stay under an automatic plan too") {
   for (const bool vary : {false, true}) {

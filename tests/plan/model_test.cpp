@@ -110,6 +110,7 @@ TEST_CASE(
   tidepool::options opts;
   opts.memory = tidepool::memory_kind::arena;
   opts.device_budget = std::size_t{50} << 30;
+  opts.recompute_by_plan = false;
   const auto made = tidepool::plan::automatic(step, opts);
 
   auto mlp = step;

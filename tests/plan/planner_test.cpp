@@ -57,6 +57,29 @@ double one_group_us(const profile& step) {
 
 }  // namespace
 
+TEST_CASE("planner: of one class some may be unable to be computed again, and are not") {
+  std::mt19937_64 random(31);
+  std::size_t recomputed = 0;
+  for (int i = 0; i < 200; ++i) {
+    auto step = random_profile(
+        random, {.groups = 12, .chunks = 3, .depth = 2, .mixed_sizes = false, .recompute = true});
+    for (auto& chunk : step.chunks) {
+      for (auto& group : chunk.groups) group.recompute_us *= static_cast<double>(random() % 2) / 50;
+    }
+    planner plans(step);
+    const auto made = plans.best({.device_budget = plans.in_core().peak / 2, .recompute = true});
+    for (std::size_t c = 0; c < step.chunks.size(); ++c) {
+      for (std::size_t g = 0; g < step.chunks[c].groups.size(); ++g) {
+        if (made.what[c][g] != action::recompute) continue;
+        ++recomputed;
+        CAPTURE(i);
+        CHECK(step.chunks[c].groups[g].recompute_us > 0);
+      }
+    }
+  }
+  CHECK(recomputed > 100);
+}
+
 TEST_CASE("planner: within 1 % or one group of exhaustive search, and the bound never above it") {
   std::mt19937_64 random(7);
   int planned = 0;

@@ -10,8 +10,21 @@ void engine<Device>::restore(chunk_state& chunk, module_id module, int layer, la
                              std::span<handle* const> handles) {
   if (chunk.info().forward_only) return;
   const auto range = ranges_.restore(static_cast<std::size_t>(module), layer);
-  begin_backward(chunk);
   const auto from = arrive(lane);
+  const auto index = fetch(chunk, module, layer, lane, handles);
+  if (chunk.at(index).state == group_state::discarded) {
+    refuse("restore", chunk, module, layer,
+           "by plan it was discarded, to be computed again; give restore_or_recompute the function"
+           " that does");
+  }
+  hand_over(chunk, index, lane, handles, from);
+}
+
+// Makes what its handles will be filled with ready for `lane`; of what was discarded nothing is.
+template <device Device>
+std::uint32_t engine<Device>::fetch(chunk_state& chunk, module_id module, int layer, lane_id lane,
+                                    std::span<handle* const> handles) {
+  begin_backward(chunk);
   const auto index = waiting_group(chunk, module, layer, "restore");
   auto& which = chunk.at(index);
   if (handles.size() != which.count) {
@@ -29,8 +42,9 @@ void engine<Device>::restore(chunk_state& chunk, module_id module, int layer, la
                       "holds other memory; reset it before its tensor comes back");
     }
     // What was on the device when the group's turn came may have had to give way since.
-    if (!store->on_device) which.state = group_state::away;
+    if (!store->on_device && !store->discarded) which.state = group_state::away;
   }
+  if (which.state == group_state::discarded) return index;
   if (which.state == group_state::away) {
     forget_ahead(chunk, index);
     require_reload(chunk, index);
@@ -40,11 +54,20 @@ void engine<Device>::restore(chunk_state& chunk, module_id module, int layer, la
     const auto* store = items[i].store;
     if (store != nullptr) store_.order().join(lane, store->reloaded, join_site::consumer);
   }
+  return index;
+}
+
+template <device Device>
+void engine<Device>::hand_over(chunk_state& chunk, std::uint32_t index, lane_id lane,
+                               std::span<handle* const> handles, std::size_t from) {
+  auto& which = chunk.at(index);
+  auto* items = chunk.saved_of(which);
   forget_ahead(chunk, index);
   for (std::uint32_t i = 0; i < which.count; ++i) {
     auto* store = items[i].store;
     if (store == nullptr) continue;
     forget_idle(*store);
+    store->discarded = false;
     if (!*handles[i]) handles[i]->store_ = share(*store);
     handles[i]->lane_ = lane;
     handles[i]->part_ = items[i].part;

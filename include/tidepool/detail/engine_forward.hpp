@@ -7,7 +7,7 @@ namespace tidepool::detail {
 
 template <device Device>
 void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, lane_id lane,
-                            std::span<handle* const> handles, bool give_up) {
+                            std::span<handle* const> handles, commit_kind how) {
   if (chunk.info().forward_only) return;
   const auto range = ranges_.commit(static_cast<std::size_t>(module), layer);
   if (chunk.forward_done()) {
@@ -15,15 +15,22 @@ void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, lan
            "the chunk's forward pass has ended; commit before end_forward and before the first"
            " restore");
   }
-  if (unproven_) expect_group(chunk, module, layer);
+  if (unproven_) expect_group(chunk, module, layer, how);
   auto& count = counters_.modules[static_cast<std::size_t>(module)];
   const auto from = arrive(lane);
   // By hand everything leaves: its handles are released by hand too, and nothing may be lost.
-  const bool planned = give_up && may_stay(chunk, layer, handles);
-  const bool stay = planned || (give_up && stays_anyway(handles));
+  const bool give_up = how != commit_kind::by_hand;
+  const auto wanted = give_up ? planned(chunk, layer, handles) : plan::action::offload;
+  const bool offered =
+      how == commit_kind::or_discard && opts_.recompute_by_plan && discardable(handles);
+  auto what = wanted;
+  if (what == plan::action::recompute && !offered) what = plan::action::offload;
+  if (what == plan::action::offload && give_up && stays_anyway(handles)) what = plan::action::keep;
+  const bool stay = what == plan::action::keep;
   auto& which = chunk.add(module, layer);
+  which.offered = offered;
   try {
-    collect(chunk, which, handles, stay, give_up);
+    collect(chunk, which, handles, what, give_up);
   } catch (...) {
     undo(chunk);
     throw;
@@ -43,15 +50,18 @@ void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, lan
   ++count.groups;
   if (stay) {
     ++count.groups_resident;
+  } else if (wanted == plan::action::recompute) {
+    note_recompute(chunk, which, what);
   }
-  if (planned) {
+  if (wanted == plan::action::keep) {
     which.kept = bytes_of(handles);
     keeps_.add(which.kept);
     for (auto* each : handles) ++each->store_->stays;
   }
   if (warming_up()) {
     profile_.chunks[chunk.ordinal()].groups.push_back(
-        {module, layer, stay ? bytes_that_could_leave(handles) : bytes_saved(chunk, which)});
+        {module, layer, stay ? bytes_that_could_leave(handles) : bytes_saved(chunk, which),
+         known_recompute_us(chunk, which)});
   }
   if (recorder_ != nullptr) {
     record_commit(chunk, stay, from, lane, handles);
@@ -62,8 +72,12 @@ void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, lan
       if ((item++)->store == nullptr) continue;
       each->part_ = {};
       auto& source = *std::exchange(each->store_, nullptr);
+      source.discarded = what == plan::action::recompute;
       outlived_ = outlived_ || source.handles > 1;
       forget_handle(source, lane);
+    }
+    if (what == plan::action::recompute && which.leaving > 0) {
+      which.state = group_state::discarded;
     }
   }
   if (which.bytes > 0) {
@@ -110,7 +124,8 @@ template <device Device>
 // Decides which arguments leave and finds them room on the host; copies nothing.
 template <device Device>
 void engine<Device>::collect(chunk_state& chunk, group& into, std::span<handle* const> handles,
-                             bool stays, bool choose) {
+                             plan::action what, bool choose) {
+  const bool stays = what == plan::action::keep;
   auto& count = counters_.modules[static_cast<std::size_t>(into.module)];
   for (const auto* each : handles) {
     if (!*each) {
@@ -141,6 +156,12 @@ void engine<Device>::collect(chunk_state& chunk, group& into, std::span<handle* 
     const bool dense = &store != each->store_;
     chunk.add_saved(into, {&store, dense ? each->part_.dense() : each->part_, !shared});
     store.module = static_cast<int>(into.module);
+    if (what == plan::action::recompute) {
+      store.wanted = false;
+      store.offloaded = {};
+      store.reloaded = {};
+      continue;
+    }
     if (shared) {
       ++count.tensors_shared;
       continue;

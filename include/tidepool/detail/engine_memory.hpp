@@ -16,7 +16,7 @@ void engine<Device>::forget_handle(storage& store, lane_id lane) {
       store_.displace(store, store.last_use, lane);
       store_.destroy(store);
     } else if (!store.wanted) {
-      store_.displace(store, store.last_use, store_.offload_lane());
+      store_.displace(store, store.last_use, store.discarded ? lane : store_.offload_lane());
     } else {
       idle_.push_back(&store);
     }

@@ -5,6 +5,17 @@
 
 namespace tidepool::detail {
 
+// Times differ from step to step.
+[[nodiscard]] inline bool same_shapes(std::vector<plan::chunk_profile> a,
+                                      std::vector<plan::chunk_profile> b) {
+  for (auto* step : {&a, &b}) {
+    for (auto& chunk : *step) {
+      for (auto& group : chunk.groups) group.recompute_us = 0;
+    }
+  }
+  return a == b;
+}
+
 template <device Device>
 auto engine<Device>::end_step() -> stage {
   if (!live_.empty()) {
@@ -37,7 +48,7 @@ auto engine<Device>::end_step() -> stage {
   }
   if (opts_.policy == policy_kind::megatron) {
     auto stays = plan::megatron_policy(profile_, opts_);
-    adopt(std::move(profile_), std::move(stays));
+    adopt(std::move(profile_), plan::actions_of(stays));
     return stage::warm_up;
   }
   ++trained_steps_;
@@ -52,15 +63,15 @@ auto engine<Device>::end_step() -> stage {
     first_step_ = profile_.chunks;
     return stage::recorded;
   }
-  profile_.shapes_vary = outlived_ || first_step_ != profile_.chunks;
+  profile_.shapes_vary = outlived_ || !same_shapes(first_step_, profile_.chunks);
   first_step_ = {};
   return stage::timed;
 }
 
 template <device Device>
-void engine<Device>::try_out(plan::profile step, plan::residency stays) {
+void engine<Device>::try_out(plan::profile step, plan::actions what) {
   auto going_on = std::move(recorder_);
-  adopt(std::move(step), std::move(stays));
+  adopt(std::move(step), std::move(what));
   recorder_ = std::move(going_on);
   warming_up_ = true;
   profile_.clear();
@@ -68,10 +79,10 @@ void engine<Device>::try_out(plan::profile step, plan::residency stays) {
 }
 
 template <device Device>
-void engine<Device>::adopt(plan::profile step, plan::residency stays) {
+void engine<Device>::adopt(plan::profile step, plan::actions what) {
   profile_ = std::move(step);
   profile_.modules = names_;
-  keeps_.settle(std::move(stays));
+  keeps_.settle(std::move(what));
   backward_rank_.assign(profile_.chunks.size(), profile_.chunks.size());
   std::size_t rank = 0;
   for (const auto& pass : profile_.passes) {
@@ -82,13 +93,13 @@ void engine<Device>::adopt(plan::profile step, plan::residency stays) {
 }
 
 template <device Device>
-void engine<Device>::follow(plan::profile step, plan::residency stays) {
+void engine<Device>::follow(plan::profile step, plan::actions what) {
   if (begun_ != 0) {
     throw misuse_error(
         "follow: a step is under way; call it before the first chunk of a step, or"
         " after end_step");
   }
-  adopt(std::move(step), std::move(stays));
+  adopt(std::move(step), std::move(what));
   unproven_ = true;
 }
 
@@ -106,10 +117,18 @@ template <device Device>
 
 template <device Device>
 [[gnu::cold]] void engine<Device>::expect_group(const chunk_state& chunk, module_id module,
-                                                int layer) const {
+                                                int layer, commit_kind how) const {
   const auto& planned = profile_.chunks[chunk.ordinal()].groups;
   const auto at = chunk.group_count();
-  if (at < planned.size() && planned[at].module == module && planned[at].layer == layer) return;
+  if (at < planned.size() && planned[at].module == module && planned[at].layer == layer) {
+    if (how == commit_kind::or_discard ||
+        keeps_.planned(chunk.ordinal(), at) != plan::action::recompute) {
+      return;
+    }
+    refuse("commit", chunk, module, layer,
+           "by the plan that is followed it is computed again, which this trainer does not offer"
+           " here; commit it by commit_or_discard, or plan without recomputation");
+  }
   refuse("commit", chunk, module, layer,
          "the plan that is followed has " +
              (at < planned.size()

@@ -1,5 +1,8 @@
-// The engine's part in recomputing: memory that forward gives up and backward asks for again.
+// The engine's part in recomputing: memory that forward gives up and backward asks for again, since
+// the user said so (`discard`, `recompute`) or since a plan does (`restore_or_recompute`).
 #pragma once
+
+#include <optional>
 
 #include "tidepool/engine.hpp"
 
@@ -112,6 +115,147 @@ void engine<Device>::end_recompute(chunk_state& chunk, std::size_t what, int lay
 template <device Device>
 void engine<Device>::give_up(std::span<buffer<Device>* const> tensors) noexcept {
   for (auto* each : tensors) *each = {};
+}
+
+// Whether giving the handles up would free their memory, and nobody else would miss it.
+template <device Device>
+bool engine<Device>::discardable(std::span<handle* const> handles) const {
+  return !handles.empty() && std::all_of(handles.begin(), handles.end(), [&](const handle* each) {
+    const auto* store = each->store_;
+    return store != nullptr && store->owner == this && store->handles == 1 && store->saves == 0 &&
+           store->stays == 0;
+  });
+}
+
+// As the first step of an automatic warm-up measured it.
+template <device Device>
+[[gnu::cold]] double engine<Device>::known_recompute_us(const chunk_state& chunk,
+                                                        const group& which) const {
+  const auto ordinal = chunk.ordinal();
+  const auto index = chunk.group_count() - 1;
+  if (!which.offered || ordinal >= first_step_.size()) return 0;
+  const auto& groups = first_step_[ordinal].groups;
+  if (index >= groups.size()) return 0;
+  const auto& before = groups[index];
+  return before.module == which.module && before.layer == which.layer ? before.recompute_us : 0;
+}
+
+template <device Device>
+void engine<Device>::note_recompute(chunk_state& chunk, const group& which, plan::action what) {
+  auto& count = counters_.modules[static_cast<std::size_t>(which.module)];
+  if (what != plan::action::recompute) {
+    ++count.groups_held;
+  } else if (which.leaving > 0) {
+    ++count.groups_recomputed;
+    count.bytes_recomputed += bytes_saved(chunk, which);
+  }
+}
+
+template <device Device>
+template <class Again>
+void engine<Device>::restore_or_recompute(chunk_state& chunk, module_id module, int layer,
+                                          stream_ref stream, std::span<handle* const> handles,
+                                          Again&& again) {
+  if (chunk.info().forward_only) return;
+  const auto range = ranges_.restore(static_cast<std::size_t>(module), layer);
+  const auto lane = lane_of(stream);
+  const auto from = arrive(lane);
+  const auto index = fetch(chunk, module, layer, lane, handles);
+  const auto& which = chunk.at(index);
+  if (which.state == group_state::discarded || measures(chunk, which, handles)) {
+    try {
+      lend(chunk, which, lane, handles);
+      auto& trace = store_.trace();
+      const auto traced = trace.begin(lane, stream);
+      const auto begun = recorder_ == nullptr ? 0 : recorder_->recompute_begins(stream);
+      std::forward<Again>(again)();
+      if (recorder_ != nullptr) recorder_->recomputed(begun, chunk.ordinal(), index, stream);
+      trace.end(traced, lane, stream,
+                {trace::span_kind::compute, names_[static_cast<std::size_t>(module)], layer,
+                 chunk.info().microbatch, 0});
+    } catch (...) {
+      take_back_lent(chunk, index, lane, handles);
+      throw;
+    }
+  }
+  hand_over(chunk, index, lane, handles, from);
+}
+
+template <device Device>
+bool engine<Device>::will_recompute(chunk_state& chunk, module_id module, int layer) const {
+  const auto index = chunk.find(module, layer);
+  if (index == no_group) return false;
+  const auto& which = chunk.at(index);
+  return which.state == group_state::discarded || (which.offered && measuring());
+}
+
+// What has come back is computed again, too, in the first recorded step: only so is the time known.
+// By contract that leaves every bit as it is.
+template <device Device>
+bool engine<Device>::measures(chunk_state& chunk, const group& which,
+                              std::span<handle* const> handles) const {
+  if (!measuring() || !which.offered) return false;
+  const auto* item = chunk.saved_of(which);
+  return std::all_of(handles.begin(), handles.end(), [&](const handle* each) {
+    const auto* saved = (item++)->store;
+    if (saved != nullptr) return !*each && saved->handles == 0 && saved->saves == 1;
+    return *each && each->store_->handles == 1 && each->store_->saves == 0;
+  });
+}
+
+// Fills the handles of a group before it counts as restored; discarded tensors get memory.
+template <device Device>
+void engine<Device>::lend(chunk_state& chunk, const group& which, lane_id lane,
+                          std::span<handle* const> handles) {
+  const auto* items = chunk.saved_of(which);
+  for (std::uint32_t i = 0; i < which.count; ++i) {
+    auto* store = items[i].store;
+    if (store == nullptr) {  // stayed, and may have been copied for another group
+      if (*handles[i]) {
+        store_.order().join(lane, handles[i]->store_->last_use, join_site::device_reuse);
+      }
+      continue;
+    }
+    while (!store->on_device && !store_.place(*store, lane)) {
+      if (evict_one()) continue;
+      throw_out_of_device(store->bytes,
+                          "recompute of " + name_of_group(chunk, which.module, which.layer));
+    }
+    if (!*handles[i]) handles[i]->store_ = share(*store);
+    handles[i]->lane_ = lane;
+    handles[i]->part_ = items[i].part;
+  }
+}
+
+// It could not be computed again: its memory goes back behind what was begun, and it may be tried
+// once more.
+template <device Device>
+void engine<Device>::take_back_lent(chunk_state& chunk, std::uint32_t index, lane_id lane,
+                                    std::span<handle* const> handles) noexcept {
+  auto& which = chunk.at(index);
+  const auto* items = chunk.saved_of(which);
+  std::optional<ticket> used;
+  try {
+    used = store_.order().record(lane);
+  } catch (...) {  // no event, so nobody may ever reuse the memory: it stays taken
+  }
+  for (std::uint32_t i = 0; i < which.count; ++i) {
+    auto* store = items[i].store;
+    if (store == nullptr || !*handles[i]) continue;
+    handles[i]->store_ = nullptr;
+    handles[i]->part_ = {};
+    release(this);
+    --store->handles;
+    if (!used) {
+      store_.lose(*store);
+      continue;
+    }
+    store->last_use.add(*used);
+    take_back(*store, lane);
+  }
+  if (which.state == group_state::discarded) return;
+  forget_ahead(chunk, index);
+  chunk.reload_again(index);
 }
 
 template <device Device>

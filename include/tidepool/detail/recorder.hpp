@@ -26,6 +26,7 @@ class recorder {
   void start(stream_ref stream) {
     used_ = 0;
     calls_.clear();
+    again_.clear();
     first_storage_ += static_cast<std::uint32_t>(storages_.size());
     storages_.clear();
     last_ = stream;
@@ -61,6 +62,11 @@ class recorder {
     calls_.push_back({kind, static_cast<std::uint32_t>(index), static_cast<std::uint32_t>(chunk),
                       from, mark(stream)});
   }
+  // A group is computed again between the two; what that takes is no part of the step's computing.
+  [[nodiscard]] std::size_t recompute_begins(stream_ref stream) { return mark(stream); }
+  void recomputed(std::size_t from, std::size_t chunk, std::size_t group, stream_ref stream) {
+    again_.push_back({chunk, group, from, mark(stream)});
+  }
   // The end of a forward pass lies on no stream; it takes no time.
   void forward_ended(std::size_t chunk) {
     calls_.push_back(
@@ -82,15 +88,28 @@ class recorder {
       if (timed) before = each.to;
     }
     into.rest_us = us_between(before, end);
+    for (const auto& each : again_) {
+      // None at all would mean that it cannot be done.
+      into.chunks[each.chunk].groups[each.group].recompute_us =
+          std::max(least_us, us_between(each.from, each.to));
+    }
   }
 
  private:
   static constexpr std::size_t none = static_cast<std::size_t>(-1);
+  static constexpr double least_us = 1e-3;
 
   struct call {
     plan::event_kind kind;
     std::uint32_t index;
     std::uint32_t chunk;
+    std::size_t from;
+    std::size_t to;
+  };
+
+  struct recomputing {
+    std::size_t chunk;
+    std::size_t group;
     std::size_t from;
     std::size_t to;
   };
@@ -115,6 +134,7 @@ class recorder {
   std::uint32_t first_storage_ = 0;  // numbers go on from step to step, so that old ones show
   std::vector<typename Device::event> marks_;
   std::vector<call> calls_;
+  std::vector<recomputing> again_;
   std::vector<plan::storage_profile> storages_;
 };
 

@@ -1,4 +1,4 @@
-// Which groups stay on the device: by their layer, by plan, and by what the plan counted on.
+// What becomes of a group: by its layer, by plan, and by what the plan counted on.
 #pragma once
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "tidepool/plan/policy.hpp"
+#include "tidepool/plan/step_plan.hpp"
 
 namespace tidepool::detail {
 
@@ -21,12 +21,12 @@ class residence {
     }
   }
 
-  // From now on these stay.
-  void settle(plan::residency planned) {
+  // Followed from now on.
+  void settle(plan::actions planned) {
     planned_ = std::move(planned);
     everything_leaves_ =
         layers_.empty() && std::all_of(planned_.begin(), planned_.end(), [](const auto& row) {
-          return std::find(row.begin(), row.end(), true) == row.end();
+          return std::all_of(row.begin(), row.end(), [](auto each) { return each == leaves; });
         });
   }
 
@@ -42,14 +42,18 @@ class residence {
   // The group of a chunk, both by their number in the step. `largest_free` gives the longest piece
   // of free memory.
   template <class LargestFree>
-  [[nodiscard]] bool stays(std::size_t chunk, std::size_t group, int layer, std::size_t bytes,
-                           const LargestFree& largest_free) const {
-    if (layer_stays(layer)) return true;
-    if (chunk >= planned_.size() || group >= planned_[chunk].size() || !planned_[chunk][group]) {
-      return false;
-    }
-    if (limit_ == unlimited) return true;
-    return kept_ + bytes <= limit_ && (piece_ == 0 || largest_free() >= piece_);
+  [[nodiscard]] plan::action of(std::size_t chunk, std::size_t group, int layer, std::size_t bytes,
+                                const LargestFree& largest_free) const {
+    if (layer_stays(layer)) return plan::action::keep;
+    const auto what = planned(chunk, group);
+    if (what != plan::action::keep || limit_ == unlimited) return what;
+    const bool fits = kept_ + bytes <= limit_ && (piece_ == 0 || largest_free() >= piece_);
+    return fits ? what : leaves;
+  }
+  // By plan alone.
+  [[nodiscard]] plan::action planned(std::size_t chunk, std::size_t group) const {
+    const bool known = chunk < planned_.size() && group < planned_[chunk].size();
+    return known ? planned_[chunk][group] : leaves;
   }
   // Known after the warm-up step, so that a commit need not ask.
   [[nodiscard]] bool everything_leaves() const { return everything_leaves_; }
@@ -60,13 +64,15 @@ class residence {
   static constexpr std::size_t unlimited = std::numeric_limits<std::size_t>::max();
 
  private:
+  static constexpr auto leaves = plan::action::offload;
+
   [[nodiscard]] bool layer_stays(int layer) const {
     return !layers_.empty() && (layer < 0 || static_cast<std::size_t>(layer) >= layers_.size() ||
                                 !layers_[static_cast<std::size_t>(layer)]);
   }
 
   std::vector<bool> layers_;
-  plan::residency planned_;
+  plan::actions planned_;
   std::size_t limit_ = unlimited;
   std::size_t piece_ = 0;
   std::size_t kept_ = 0;  // bytes that stay and are not restored yet

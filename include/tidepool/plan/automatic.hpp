@@ -17,6 +17,21 @@ namespace tidepool::plan {
 
 namespace detail {
 
+[[nodiscard]] inline bool may_recompute(const profile& step) {
+  return std::any_of(step.chunks.begin(), step.chunks.end(), [](const auto& chunk) {
+    return std::any_of(chunk.groups.begin(), chunk.groups.end(),
+                       [](const auto& group) { return group.recompute_us > 0; });
+  });
+}
+
+[[nodiscard]] inline std::size_t count_of(const actions& what, action which) {
+  std::size_t count = 0;
+  for (const auto& chunk : what) {
+    count += static_cast<std::size_t>(std::count(chunk.begin(), chunk.end(), which));
+  }
+  return count;
+}
+
 // Plans as the engine runs them, the best so far.
 class audition {
  public:
@@ -72,7 +87,7 @@ class audition {
     run.reload_ahead = candidate.reload_ahead;
     run.reload_ahead_bytes.reset();
     if (candidate.reload_ahead_bytes > 0) run.reload_ahead_bytes = candidate.reload_ahead_bytes;
-    const auto seen = forecast(*step_, run, kept_by(candidate.what));
+    const auto seen = forecast(*step_, run, candidate.what);
     if (!seen.expected.runs) return std::numeric_limits<double>::infinity();
     candidate.expected = seen.expected;
     if (!found_ || candidate.expected.step_us < best_.expected.step_us) best_ = candidate;
@@ -137,10 +152,12 @@ class audition {
 }  // namespace detail
 
 /// A plan for the device budget of `opts` (none: whatever keeping all takes) that the engine has
-/// been seen to run, on the virtual device. Where shapes vary from step to step, as with routed
-/// experts, a tenth of the budget and twice the largest tensor are left free. The planner does not
-/// know that memory may be in pieces; where the engine then refuses, or waits, plans for less of
-/// the budget are tried, and those of Megatron's rule.
+/// been seen to run, on the virtual device. Where plans that only keep and offload cost time, those
+/// that recompute are tried as well, if `recompute_by_plan` and the profile's times allow any.
+/// Where shapes vary from step to step, as with routed experts, a tenth of the budget and twice the
+/// largest tensor are left free. The planner does not know that memory may be in pieces; where the
+/// engine then refuses, or waits, plans for less of the budget are tried, and those of Megatron's
+/// rule.
 ///
 /// `expected` is the forecast of the engine, not the planner's. Blocks the host for the time of
 /// some simulated steps, each about a microsecond and a half a call.
@@ -152,23 +169,35 @@ class audition {
     for (const auto& each : step.storages) largest = std::max(largest, each.bytes);
     most -= std::min(most / 2, most / 10 + 2 * largest);
   }
-  const auto whole = plans.best({.device_budget = most});
+  auto whole = plans.best({.device_budget = most});
   detail::audition stage(step, opts);
-  for (const double share : {1.0, 0.97, 0.94, 0.9, 0.85, 0.8}) {
-    const auto budget = static_cast<std::size_t>(static_cast<double>(most) * share);
-    auto next =
-        share == 1.0 ? whole : plans.best({.device_budget = std::max<std::size_t>(budget, 1)});
-    if (!next.expected.runs) continue;
-    next.device_budget = most;
-    next.bound_us = whole.bound_us;
-    if (stage.hear(next)) break;
+  const auto hear_shares = [&](bool recompute) {
+    for (const double share : {1.0, 0.97, 0.94, 0.9, 0.85, 0.8}) {
+      const auto budget = static_cast<std::size_t>(static_cast<double>(most) * share);
+      auto next = share == 1.0 ? whole
+                               : plans.best({.device_budget = std::max<std::size_t>(budget, 1),
+                                             .recompute = recompute});
+      if (!next.expected.runs) continue;
+      next.device_budget = most;
+      next.bound_us = whole.bound_us;
+      if (stage.hear(next)) break;
+    }
+  };
+  const auto at = [&](double us) {
+    constexpr double close = 1.002;
+    return stage.found() && stage.best().expected.step_us <= close * us;
+  };
+  hear_shares(false);
+  if (!at(whole.bound_us)) stage.hear_megatron(whole);
+  const bool recompute =
+      opts.recompute_by_plan && detail::may_recompute(step) && !at(plans.in_core().step_us);
+  if (recompute) {
+    whole = plans.best({.device_budget = most, .recompute = true});
+    hear_shares(true);
   }
-  constexpr double at_the_bound = 1.002;
-  const bool at_bound =
-      stage.found() && stage.best().expected.step_us <= at_the_bound * whole.bound_us;
-  if (!at_bound) stage.hear_megatron(whole);
   if (stage.found()) {
     auto best = stage.best();
+    best.bound_us = whole.bound_us;
     best.limited_by = plans.limit_of(best);
     return best;
   }
@@ -183,7 +212,7 @@ class audition {
   std::size_t most = 0;
   for (const auto& each : step.events) {
     if (each.kind != event_kind::commit && each.kind != event_kind::restore) continue;
-    if (made.what[each.chunk][each.index] == action::offload) continue;
+    if (made.what[each.chunk][each.index] != action::keep) continue;
     const auto bytes = step.chunks[each.chunk].groups[each.index].bytes;
     now += each.kind == event_kind::commit ? bytes : 0;
     now -= each.kind == event_kind::restore ? bytes : 0;
@@ -214,17 +243,17 @@ class audition {
 
 /// A line for a log.
 [[nodiscard]] inline std::string in_words(const step_plan& made) {
-  std::size_t leaving = 0;
   std::size_t all = 0;
-  for (const auto& chunk : made.what) {
-    all += chunk.size();
-    leaving += static_cast<std::size_t>(std::count(chunk.begin(), chunk.end(), action::offload));
-  }
+  for (const auto& chunk : made.what) all += chunk.size();
+  const auto again = detail::count_of(made.what, action::recompute);
+  char recomputed[64] = "";
+  if (again > 0) std::snprintf(recomputed, sizeof recomputed, ", %zu are recomputed", again);
   char text[256];
   std::snprintf(text, sizeof text,
-                "plan: %zu of %zu groups leave; %.3f ms a step expected, at most %.2f %% above what"
-                " any plan takes; limited by %s",
-                leaving, all, made.expected.step_us / 1e3, std::max(0.0, 100 * made.gap()),
+                "plan: %zu of %zu groups leave%s; %.3f ms a step expected, at most %.2f %% above"
+                " what any plan takes; limited by %s",
+                detail::count_of(made.what, action::offload), all, recomputed,
+                made.expected.step_us / 1e3, std::max(0.0, 100 * made.gap()),
                 std::string(name_of(made.limited_by)).c_str());
   return text;
 }

@@ -16,10 +16,12 @@ namespace tidepool::plan {
 /// `recorded`, what `made` was planned for, with the modules numbered as in `names`.
 ///
 /// Throws `profile_error` where plan and profile do not fit each other, a module that commits is
-/// not among `names`, the plan recomputes, or it needs more than `device_budget` bytes.
+/// not among `names`, the plan needs more than `device_budget` bytes, or it recomputes although
+/// `may_recompute` is false or the profile knows no time for it.
 [[nodiscard]] inline profile fitted(const step_plan& made, profile recorded,
                                     std::span<const std::string> names,
-                                    std::optional<std::size_t> device_budget) {
+                                    std::optional<std::size_t> device_budget,
+                                    bool may_recompute = true) {
   check(recorded);
   check(made, recorded);
   const auto fail = [](const std::string& what) { throw profile_error("tidepool: plan" + what); };
@@ -33,10 +35,16 @@ namespace tidepool::plan {
     for (std::size_t g = 0; g < groups.size(); ++g) {
       const auto place =
           " at " + detail::place_of("chunks", c, "/groups") + "/" + std::to_string(g) + ": ";
-      if (made.what[c][g] == action::recompute) {
+      if (made.what[c][g] == action::recompute && !may_recompute) {
         fail(place +
-             "the group is to be recomputed, which an offloader does not do by itself; plan without"
-             " recomputation, and name what the trainer recomputes in recompute_modules");
+             "the group is to be recomputed, but recompute_by_plan is off; put it on, or plan"
+             " without recomputation");
+      }
+      if (made.what[c][g] == action::recompute && !(groups[g].recompute_us > 0)) {
+        fail(
+            place +
+            "the group is to be recomputed, but the profile has no recompute_us of it; plan without"
+            " recomputation, or record a trainer that offers it by commit_or_discard");
       }
       const auto& name = recorded.modules[static_cast<std::size_t>(groups[g].module)];
       const auto found = std::find(names.begin(), names.end(), name);

@@ -66,6 +66,7 @@ class rehearsal {
     dev_.synchronize();
     return dev_.now_ns() / 1e3;
   }
+  [[nodiscard]] double recomputed_us() const { return recomputed_us_; }  // in all runs
   [[nodiscard]] auto& engine() { return *engine_; }
   [[nodiscard]] auto stream() const { return stream_.ref(); }
 
@@ -127,7 +128,7 @@ class rehearsal {
       case event_kind::commit: {
         const auto& group = step_->chunks[each.chunk].groups[each.index];
         engine_->commit(*opened(each.chunk), group.module, group.layer, engine_->lane_of(stream),
-                        handles_of(each), true);
+                        handles_of(each), tidepool::detail::commit_kind::or_discard);
         break;
       }
       case event_kind::end_forward:
@@ -135,8 +136,11 @@ class rehearsal {
         break;
       case event_kind::restore: {
         const auto& group = step_->chunks[each.chunk].groups[each.index];
-        engine_->restore(*chunks_[each.chunk], group.module, group.layer, engine_->lane_of(stream),
-                         handles_of(each));
+        engine_->restore_or_recompute(*chunks_[each.chunk], group.module, group.layer, stream,
+                                      handles_of(each), [&] {
+                                        dev_.launch(stream, group.recompute_us * 1e3, nullptr);
+                                        recomputed_us_ += group.recompute_us;
+                                      });
         if (--waiting_[each.chunk] == 0) close(each.chunk);
         break;
       }
@@ -155,6 +159,7 @@ class rehearsal {
   std::vector<chunk_state*> chunks_;
   std::vector<std::size_t> waiting_;  // groups of each chunk that are not restored yet
   std::uint32_t next_chunk_ = 0;
+  double recomputed_us_ = 0;
   std::vector<handle<virtual_device>*> pointers_;
 };
 
@@ -162,35 +167,41 @@ class rehearsal {
 
 /// Runs a step through the engine on a virtual device with the profile's rates: twice with
 /// everything leaving, as a warm-up does, since where memory lies then counts later; then with
-/// `stays`, until two steps in a row take the same, and tells what the last was like. `opts` are
+/// `what`, until two steps in a row take the same, and tells what the last was like. `opts` are
 /// those of the run to be foretold. Durations are the profile's; kernels are not slowed by copies
 /// beside them.
 ///
-/// Where the engine would refuse, `expected.runs` is false and `refusal` says why. Recomputing is
-/// not part of it. Takes about a microsecond and a half a call. Thread safety: none shared.
+/// Where the engine would refuse, `expected.runs` is false and `refusal` says why. A recomputed
+/// group takes the profile's time; what it is computed from is taken to be there. Takes about a
+/// microsecond and a half a call. Thread safety: none shared.
 [[nodiscard]] inline forecast_result forecast(const profile& step, options opts,
-                                              const residency& stays, bool picture = false) {
+                                              const actions& what, bool picture = false) {
   forecast_result result;
   opts.min_tensor_elements = 0;
   opts.host_budget = std::numeric_limits<std::size_t>::max() / 4;
   opts.host_memory = host_kind::automatic;
   opts.local_ranks = 1;
   opts.policy = policy_kind::megatron;  // nothing is recorded here
+  opts.recompute_by_plan = true;
   opts.offload_layers.clear();
   try {
     detail::rehearsal stage(step, opts);
-    residency everything;
-    for (const auto& chunk : step.chunks) everything.emplace_back(chunk.groups.size(), false);
+    actions everything;
+    for (const auto& chunk : step.chunks) {
+      everything.emplace_back(chunk.groups.size(), action::offload);
+    }
     stage.engine().adopt(step, everything);
     stage.run();
     stage.run();
-    stage.engine().adopt(step, stays);
+    stage.engine().adopt(step, what);
     constexpr int most_steps = 6;
     double before = 0;
     for (int i = 0; i < most_steps; ++i) {
       const auto begin = stage.now_us();
+      const auto recomputed = stage.recomputed_us();
       stage.run();
       result.expected.step_us = stage.now_us() - begin;
+      result.expected.extra_us = stage.recomputed_us() - recomputed;
       if (std::abs(result.expected.step_us - before) <= 1e-6 * before) break;
       before = result.expected.step_us;
     }
@@ -203,7 +214,8 @@ class rehearsal {
     const auto counted = stage.engine().counters();
     result.expected.peak = counted.live_peak;
     for (const auto& module : counted.modules) result.expected.moved += module.step_bytes;
-    result.expected.stall_us = std::max(0.0, result.expected.step_us - compute_us(step));
+    result.expected.stall_us =
+        std::max(0.0, result.expected.step_us - compute_us(step) - result.expected.extra_us);
     result.reserved = counted.device_reserved;
     result.host = counted.host_peak;
   } catch (const out_of_budget& problem) {
@@ -211,6 +223,12 @@ class rehearsal {
     result.refusal = problem.what();
   }
   return result;
+}
+
+/// The same for a rule that knows of staying and leaving alone.
+[[nodiscard]] inline forecast_result forecast(const profile& step, const options& opts,
+                                              const residency& stays, bool picture = false) {
+  return forecast(step, opts, actions_of(stays), picture);
 }
 
 /// The same for a plan: its actions and its knobs, in an arena of its budget.
@@ -221,7 +239,7 @@ class rehearsal {
   opts.device_budget = made.device_budget;
   opts.reload_ahead = made.reload_ahead;
   if (made.reload_ahead_bytes > 0) opts.reload_ahead_bytes = made.reload_ahead_bytes;
-  return forecast(step, opts, kept_by(made.what), picture);
+  return forecast(step, opts, made.what, picture);
 }
 
 }  // namespace tidepool::plan

@@ -303,7 +303,11 @@ class planner {
     }
     const auto try_move = [&](std::vector<action>& what, const std::vector<std::uint32_t>& move,
                               action to) {
-      for (const auto group : move) what[group] = to;
+      for (const auto group : move) {
+        // Of one class some may have been shared, and cannot.
+        const bool cannot = to == action::recompute && !can_recompute(group);
+        what[group] = cannot ? action::offload : to;
+      }
     };
     for (bool improved = true; improved && !tired() && !satisfied();) {
       improved = false;

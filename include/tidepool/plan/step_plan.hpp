@@ -65,14 +65,14 @@ struct step_plan {
   friend bool operator==(const step_plan&, const step_plan&) = default;
 };
 
-/// Which groups stay, in the form that the engine follows.
-[[nodiscard]] inline std::vector<std::vector<bool>> kept_by(const actions& what) {
-  std::vector<std::vector<bool>> stays;
-  for (const auto& chunk : what) {
-    auto& row = stays.emplace_back();
-    for (const auto each : chunk) row.push_back(each != action::offload);
+/// The actions of a rule that knows of staying and leaving alone.
+[[nodiscard]] inline actions actions_of(const std::vector<std::vector<bool>>& stays) {
+  actions what;
+  for (const auto& chunk : stays) {
+    auto& row = what.emplace_back();
+    for (const bool each : chunk) row.push_back(each ? action::keep : action::offload);
   }
-  return stays;
+  return what;
 }
 
 }  // namespace tidepool::plan

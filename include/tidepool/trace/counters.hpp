@@ -15,13 +15,18 @@ struct module_counters {
   std::uint64_t groups = 0;            ///< commits seen while enabled, forward-only passes left out
   std::uint64_t groups_offloaded = 0;  ///< of these, groups from which at least one byte left
   std::uint64_t groups_resident = 0;  ///< groups that policy (margin, fraction, delta, layers) kept
+  std::uint64_t groups_recomputed = 0;  ///< that a plan discarded, to be computed again
+  /// That a plan would have discarded, but another handle or group held their memory, or the
+  /// trainer did not offer it: they left.
+  std::uint64_t groups_held = 0;
   std::uint64_t tensors_offloaded = 0;
   std::uint64_t tensors_shared = 0;  ///< saved again while a copy was there: not copied twice
   std::uint64_t tensors_small = 0;   ///< below `min_tensor_elements`: stayed
   std::uint64_t bytes_offloaded = 0;
   std::uint64_t bytes_reloaded = 0;
-  std::uint64_t cap_joins = 0;   ///< times the compute stream joined an offload for the cap
-  std::uint64_t step_bytes = 0;  ///< offloaded bytes of the last whole step
+  std::uint64_t bytes_recomputed = 0;  ///< of the groups that a plan discarded
+  std::uint64_t cap_joins = 0;         ///< times the compute stream joined an offload for the cap
+  std::uint64_t step_bytes = 0;        ///< offloaded bytes of the last whole step
 
   friend bool operator==(const module_counters&, const module_counters&) = default;
 };

@@ -57,9 +57,11 @@ struct rank_counters {
   return sum;
 }
 
-/// Whether a module was asked for and moved no byte, neither out nor in. Ask after the first step.
+/// Whether a module was asked for and moved no byte, neither out nor in, nor was discarded by plan.
+/// Ask after the first step.
 [[nodiscard]] inline bool silent(const module_counters& module) {
-  return module.enabled && module.bytes_offloaded == 0 && module.bytes_reloaded == 0;
+  const auto bytes = module.bytes_offloaded + module.bytes_reloaded + module.bytes_recomputed;
+  return module.enabled && bytes == 0;
 }
 
 /// Names of the silent modules.

@@ -28,11 +28,14 @@ inline void add(trace::module_counters& to, const trace::module_counters& from) 
   to.groups += from.groups;
   to.groups_offloaded += from.groups_offloaded;
   to.groups_resident += from.groups_resident;
+  to.groups_recomputed += from.groups_recomputed;
+  to.groups_held += from.groups_held;
   to.tensors_offloaded += from.tensors_offloaded;
   to.tensors_shared += from.tensors_shared;
   to.tensors_small += from.tensors_small;
   to.bytes_offloaded += from.bytes_offloaded;
   to.bytes_reloaded += from.bytes_reloaded;
+  to.bytes_recomputed += from.bytes_recomputed;
   to.cap_joins += from.cap_joins;
   to.step_bytes += from.step_bytes;
 }
@@ -119,6 +122,11 @@ inline void add(trace::module_counters& to, const trace::module_counters& from) 
   for (const auto& each : totals.recomputed) {
     table.row(
         {"recomputed " + each.name, bytes_text(each.bytes), count_of(each.tensors, "tensor")});
+  }
+  for (const auto& each : totals.modules) {
+    if (each.groups_recomputed == 0) continue;
+    table.row({"recomputed by plan: " + each.name, bytes_text(each.bytes_recomputed),
+               count_of(each.groups_recomputed, "group")});
   }
   if (totals.state_written > 0) {
     table.row({"host state fetched", bytes_text(totals.state_fetched)});
