@@ -11,8 +11,9 @@ killed by `explore` or, failing that, by the unit tests; one that does not compi
 nothing. Survivors are listed with their line.
 
 --folder keeps what was built (--build-only ends there; a later call finds it); with --report, a
-later call leaves out the mutants that the report has. --survivors OLD tries those again that
-survived in an older report, wherever their lines are now, with every case of the faults' sweeps.
+later call leaves out the mutants that the report has. --since OLD takes over what was killed
+according to an older report, wherever its line is now, and tries the others with every case of the
+faults' sweeps.
 """
 import argparse
 import concurrent.futures
@@ -334,9 +335,9 @@ def main():
     words.add_argument("--build-only", action="store_true")
     words.add_argument("--report", type=pathlib.Path)
     words.add_argument("--seconds", type=float, default=0, help="begin no mutant after these")
-    words.add_argument("--survivors", type=pathlib.Path, metavar="OLD")
+    words.add_argument("--since", type=pathlib.Path, metavar="OLD")
     given = words.parse_args()
-    if given.survivors:
+    if given.since:
         FLAGS.remove(THINNED)
     folder = given.folder or pathlib.Path(tempfile.mkdtemp(prefix="tidepool-mutants-"))
     mutants = [mutant for header in HEADERS for mutant in mutants_of(header)]
@@ -365,10 +366,14 @@ def main():
         return number, verdict(explore, unit, number) or "SURVIVED"
 
     left = [number for number, mutant in enumerate(mutants) if mutant.name() not in report]
-    if given.survivors:
-        found = re.findall(r"SURVIVED +\| ([^:]+):\d+(: .*)", given.survivors.read_text())
-        again = {header + text for header, text in found}
-        left = [number for number in left if mutants[number].place_free() in again]
+    if given.since:
+        found = re.findall(r"(killed .*?) +\| ([^:]+):\d+(: .*)", given.since.read_text())
+        before = {header + text: fate for fate, header, text in found}
+        for number in left:
+            if fate := before.get(mutants[number].place_free()):
+                report[mutants[number].name()] = fate
+        left = [number for number in left if mutants[number].name() not in report]
+        print(f"{len(left)} were not killed before", flush=True)
     left.sort(key=lambda number: number in alone)
     with concurrent.futures.ThreadPoolExecutor(given.jobs) as crew:
         for asked in concurrent.futures.as_completed([crew.submit(fate_of, each) for each in left]):
