@@ -294,3 +294,64 @@ TEST_CASE("host_state: one that is made between launches of a graph disturbs not
   back.reset(desk.stream());
   CHECK(desk.wrong() == 0);
 }
+
+TEST_CASE("host_state: one that finds no room on the host changes nothing for a graph") {
+  rig desk;
+  auto opts = arena_options(4 * size);
+  opts.host_budget = 4 * size;
+  offloader off(desk.dev, opts);
+  const auto step = [&] {
+    auto open = off.begin();
+    auto x = off.allocate(size, desk.stream());
+    open.commit<"core_attn">(0, desk.stream(), x);
+    open.restore<"core_attn">(0, desk.stream(), x);
+    x.reset(desk.stream());
+    open.finish();
+    off.end_step();
+  };
+  step();
+  auto graph = off.capture(desk.stream(), step);
+  graph.launch(desk.stream());
+  CHECK_THROWS_AS(static_cast<void>(off.state_on_host(8 * size, "moments")),
+                  tidepool::out_of_budget);
+  graph.launch(desk.stream());
+}
+
+TEST_CASE("host_state: one that goes after a launch gives its host memory back") {
+  rig desk;
+  auto opts = arena_options(4 * size);
+  opts.host_step = size;
+  opts.host_budget = 2 * size;
+  offloader off(desk.dev, opts);
+  auto kept = states_of(desk, off, 1);
+  const auto visit = [&] {
+    auto x = kept[0].fetch(desk.stream());
+    kept[0].write_back(x, desk.stream());
+  };
+  off.begin().finish();
+  off.end_step();
+  visit();
+  auto going = off.state_on_host(size, "going");
+  auto graph = off.capture(desk.stream(), visit);
+  CHECK_THROWS_AS(static_cast<void>(off.state_on_host(size, "more")), tidepool::out_of_budget);
+  graph.launch(desk.stream());
+  { const auto gone = std::move(going); }
+  const auto more = off.state_on_host(size, "more");
+  CHECK(desk.wrong() == 0);
+}
+
+TEST_CASE("host_state: when it is gone, a buffer of it that is held is like any other") {
+  rig desk;
+  offloader off(desk.dev, small_options());
+  auto open = off.begin();
+  rig::buffer x;
+  {
+    auto states = states_of(desk, off, 1);
+    x = states[0].fetch(desk.stream());
+    CHECK_THROWS_AS(open.commit<"core_attn">(0, desk.stream(), x), misuse_error);
+  }
+  open.commit<"core_attn">(0, desk.stream(), x);
+  open.restore<"core_attn">(0, desk.stream(), x);
+  desk.check(x, 0);
+  CHECK(desk.wrong() == 0);
+}

@@ -268,3 +268,59 @@ TEST_CASE("recompute: a name for which the trainer does nothing is reported afte
   off.end_step();
   CHECK(says(reported, "'layernorm' was to be recomputed, and the trainer discarded nothing"));
 }
+
+TEST_CASE("recompute: each name and each layer has its own, whichever was discarded last") {
+  rig desk;
+  offloader off(desk.dev, recomputing(small_options(), {"layernorm", "moe_act"}));
+  auto open = off.begin();
+  struct what {
+    const char* name;
+    int layer;
+    std::size_t bytes;
+  };
+  const what all[]{{"layernorm", 0, 1024}, {"moe_act", 0, 2048}, {"layernorm", 1, 512}};
+  rig::buffer tensors[3];
+  for (std::size_t i = 0; i < 3; ++i) {
+    tensors[i] = off.allocate(all[i].bytes, desk.stream());
+    open.discard(all[i].name, all[i].layer, desk.stream(), tensors[i]);
+  }
+  for (std::size_t i = 0; i < 3; ++i) {
+    open.recompute(
+        all[i].name, all[i].layer, desk.stream(), [] {}, tensors[i]);
+    CHECK(tensors[i].size() == all[i].bytes);
+  }
+  open.finish();
+}
+
+TEST_CASE("recompute: begins the backward pass, after which nothing is committed") {
+  rig desk;
+  offloader off(desk.dev, recomputing(small_options()));
+  auto open = off.begin();
+  auto x = off.allocate(size, desk.stream());
+  open.discard<"moe_act">(0, desk.stream(), x);
+  open.recompute<"moe_act">(
+      0, desk.stream(), [] {}, x);
+  CHECK(says(message_of([&] { open.commit<"core_attn">(0, desk.stream(), x); }),
+             "forward pass has ended"));
+}
+
+TEST_CASE("recompute: where the second of two tensors finds no memory, neither keeps any") {
+  rig desk;
+  offloader off(desk.dev, recomputing(arena_options(2 * size)));
+  auto open = off.begin();
+  auto x = off.allocate(size, desk.stream());
+  auto y = off.allocate(size, desk.stream());
+  open.discard<"moe_act">(0, desk.stream(), x, y);
+  auto other = off.allocate(size, desk.stream());
+  const auto again = [&] {
+    open.recompute<"moe_act">(
+        0, desk.stream(), [] {}, x, y);
+  };
+  CHECK_THROWS_AS(again(), tidepool::out_of_budget);
+  CHECK_FALSE(x);
+  CHECK_FALSE(y);
+  other.reset(desk.stream());
+  again();
+  CHECK(x);
+  CHECK(y);
+}

@@ -173,6 +173,21 @@ TEST_CASE("trace: stalls of compute streams carry the name of their join") {
   CHECK(total["consumer"] > 0);
 }
 
+TEST_CASE("trace: a wait for memory is a stall, too") {
+  rig desk(slow_link());
+  const auto other = desk.dev.make_stream();
+  offloader off(desk.dev, tidepool::test::arena_options(size));
+  off.start_trace("step", desk.stream());
+  auto x = off.allocate(size, desk.stream());
+  desk.write(x, 1, 5'000);
+  x.reset(desk.stream());
+  const auto y = off.allocate(size, other.ref());
+  const auto seen = of_kind(off.finish_trace(), span_kind::stall);
+  REQUIRE(seen.size() == 1);
+  CHECK(seen[0].name == "device_reuse");
+  CHECK(seen[0].end - seen[0].start == doctest::Approx(5));
+}
+
 TEST_CASE("trace: the curve of device bytes begins and ends with what is live") {
   rig desk(slow_link());
   offloader off(desk.dev, small_options());

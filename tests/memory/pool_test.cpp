@@ -54,7 +54,9 @@ TEST_CASE("pool: grows by its step, or by the request where that is larger") {
   CHECK(all.used() == 20 * unit);
 }
 
-TEST_CASE("pool: rounds a request up by at most a sixteenth") {
+TEST_CASE("pool: rounds a request up by at most a sixteenth, so that near sizes are the same") {
+  CHECK(tidepool::on_device::rounded(33 * unit) == 34 * unit);
+  CHECK(tidepool::on_device::rounded(1000 * unit) == 1024 * unit);
   for (std::size_t units = 1; units < 3000; ++units) {
     const auto rounded = tidepool::on_device::rounded(units * unit - 1);
     CHECK(rounded >= units * unit);

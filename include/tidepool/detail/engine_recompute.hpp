@@ -46,7 +46,6 @@ void engine<Device>::discard(chunk_state& chunk, std::size_t what, int layer, la
   auto& count = counters_.recomputed[what];
   for (auto* each : tensors) {
     auto& store = *std::exchange(each->store_, nullptr);
-    each->part_ = {};
     if (!chunk.info().forward_only) {
       list.push_back({call, what, layer, store.bytes, store.elements, store.source});
       ++count.tensors;

@@ -136,7 +136,6 @@ void engine<Device>::write_state(storage& store, std::string_view name, buffer<D
   store.written = true;
   counters_.state_written += store.bytes;
   store_.note_group(store.bytes);
-  changed.part_ = {};
   changed.store_ = nullptr;
   forget_handle(store, lane);
 }

@@ -126,7 +126,6 @@ class slots final : public block_source<Device> {
     const auto total = fits ? bytes * shape.count : most;
     void* const base = fits ? dev_->try_allocate(total) : nullptr;
     if (base == nullptr) {
-      give_back();
       throw out_of_budget("slots: the device cannot hold a ring of " + std::to_string(shape.count) +
                               " slots of " + std::to_string(bytes) + " bytes (" +
                               std::to_string(dev_->memory().free) +
