@@ -90,6 +90,13 @@ near() {
          END { exit bad || NR < 3 }'
 }
 
+# recomputed RANKS: in the run before, the plan of some rank had groups computed again
+recomputed() {
+  [ "$device" = virtual ] || return  # elsewhere that depends on what was measured
+  grep -q 'are recomputed; ' "$folder/output"
+  verdict "$1 ranks: the plan had groups computed again"
+}
+
 # as_one_process RANKS "OPTIONS OF BOTH" OPTION...: the loss of the first step has the bits of one
 # process. Gradients of several ranks are added up in another order, and so the later losses may
 # differ in their last digits.
@@ -197,6 +204,12 @@ case $part in
         same_bits $ranks '--layers 8' --virtual-stages $stages "${leaves[@]}" \
           --memory arena --device-budget 1MB --policy automatic
       done
+    done
+    for stages_and_budget in '1 350KB' '2 500KB'; do
+      read -r stages budget <<<"$stages_and_budget"
+      same_bits 2 '--layers 8 --eval-every 2' --virtual-stages "$stages" "${leaves[@]}" \
+        --memory arena --device-budget "$budget" --policy automatic
+      recomputed 2
     done
     again=(--recompute-modules layernorm,moe_act,moe_permute)
     same_bits 2 '--layers 4 --eval-every 2' "${again[@]}"
