@@ -12,8 +12,8 @@ nothing. Survivors are listed with their line.
 
 --folder keeps what was built (--build-only ends there; a later call finds it); with --report, a
 later call leaves out the mutants that the report has. --since OLD takes over what was killed
-according to an older report, wherever its line is now, and tries the others with every case of the
-faults' sweeps.
+according to an older report, wherever its line is now. --thorough runs every case of the faults'
+sweeps, not one in twelve: a survivor then costs minutes.
 """
 import argparse
 import concurrent.futures
@@ -336,8 +336,9 @@ def main():
     words.add_argument("--report", type=pathlib.Path)
     words.add_argument("--seconds", type=float, default=0, help="begin no mutant after these")
     words.add_argument("--since", type=pathlib.Path, metavar="OLD")
+    words.add_argument("--thorough", action="store_true")
     given = words.parse_args()
-    if given.since:
+    if given.thorough:
         FLAGS.remove(THINNED)
     folder = given.folder or pathlib.Path(tempfile.mkdtemp(prefix="tidepool-mutants-"))
     mutants = [mutant for header in HEADERS for mutant in mutants_of(header)]
