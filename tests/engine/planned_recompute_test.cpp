@@ -662,3 +662,15 @@ TEST_CASE("recompute by plan: the automatic policy takes it where the link is sl
   CHECK(slow.second < 0.8 * forbidden.second);
   CHECK(run(50, true).first == 0);
 }
+
+TEST_CASE("planned recompute: what is computed again counts among what would be held without") {
+  const auto step = recorded();
+  rig desk;
+  offloader off(desk.dev, small_options());
+  off.follow(plan_of(step, action::keep, action::recompute), step);
+  trainer train{.desk = desk, .off = off};
+  for (int i = 0; i < 3; ++i) train.step();
+  CHECK(off.counters().live_peak == 4 * size);  // three inputs, and one that is used
+  CHECK(off.counters().live_peak_without == 6 * size);
+  CHECK(desk.wrong() == 0);
+}
