@@ -298,6 +298,35 @@ TEST_CASE("forecast: what happens beside the step is no part of what was recorde
   }
 }
 
+TEST_CASE(
+    "forecast: work before the first chunk is part of the step, an evaluation before it is not") {
+  device dev(tidepool::machine{.poison = false});
+  const auto stream = dev.make_stream();
+  auto opts = arena(1, 1.0, policy_kind::automatic);
+  opts.memory = memory_kind::pool;
+  opts.device_budget.reset();
+  offloader off(dev, opts);
+  off.on_report([](std::string_view) {});
+  for (const bool evaluates : {true, false}) {
+    if (evaluates) {
+      const auto open = off.begin({.forward_only = true});
+      dev.launch(stream.ref(), 9e6, nullptr);
+    }
+    dev.launch(stream.ref(), 5e6, nullptr);
+    auto open = off.begin();
+    auto x = off.allocate(8 * kib, stream.ref());
+    dev.launch(stream.ref(), 1e6, nullptr);
+    open.commit<"expert_fc1">(0, stream.ref(), x);
+    open.restore<"expert_fc1">(0, stream.ref(), x);
+    dev.launch(stream.ref(), 2e6, nullptr);
+    x.reset(stream.ref());
+    open.finish();
+    off.end_step();
+  }
+  REQUIRE(off.current_plan());
+  CHECK(compute_us(off.profile()) == doctest::Approx(8000));
+}
+
 TEST_CASE("forecast: views go on leaving, since their memory is not in the profile") {
   device dev(tidepool::machine{.poison = false});
   const auto stream = dev.make_stream();
