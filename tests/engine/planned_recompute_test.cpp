@@ -674,3 +674,109 @@ TEST_CASE("planned recompute: what is computed again counts among what would be 
   CHECK(off.counters().live_peak_without == 6 * size);
   CHECK(desk.wrong() == 0);
 }
+
+TEST_CASE("recompute by plan: after a failure all memory goes back to the device in the end") {
+  struct own_error {};
+  const auto step = recorded(true, 1);
+  rig desk;
+  {
+    offloader off(desk.dev, small_options());
+    off.follow(plan_of(step, action::keep, action::recompute), step);
+    trainer train{.desk = desk, .off = off, .layers = 1};
+    train.chunk = off.begin();
+    train.forward_layer(0);
+    CHECK_THROWS_AS(train.chunk.restore_or_recompute<"moe_act">(
+                        0, desk.stream(), [] { throw own_error{}; }, train.y[0]),
+                    own_error);
+  }
+  CHECK(desk.dev.device_held == 0);
+  CHECK(desk.dev.host_held == 0);
+}
+
+TEST_CASE("recompute by plan: a group that stays whatever the plan says is not computed again") {
+  const auto step = recorded();
+  rig desk;
+  auto opts = small_options();
+  opts.min_tensor_elements = 2 * size;
+  offloader off(desk.dev, opts);
+  off.on_report([](std::string_view) {});
+  off.follow(plan_of(step, action::offload, action::recompute), step);
+  trainer train{.desk = desk, .off = off};
+  for (int i = 0; i < 2; ++i) train.step();
+  CHECK(train.computed_again == 0);
+  CHECK(of_y(off.counters()).groups_recomputed == 0);
+  CHECK(desk.wrong() == 0);
+}
+
+// Scales, beside codes, may be too small to leave.
+TEST_CASE("recompute by plan: what stays is computed over only where nobody else has it") {
+  enum class holder { nobody, a_handle, a_group };
+  for (const auto who : {holder::nobody, holder::a_handle, holder::a_group}) {
+    for (std::uint64_t seed = 0; seed <= 12; ++seed) {
+      CAPTURE(static_cast<int>(who));
+      CAPTURE(seed);
+      rig desk(machine{.order_seed = seed});
+      const auto side = desk.dev.make_stream();
+      auto written = desk.dev.make_event();
+      auto opts = small_options();
+      opts.policy = policy_kind::automatic;
+      opts.device_budget = std::size_t{1} << 20;
+      opts.min_tensor_elements = 256;
+      offloader off(desk.dev, opts);
+      off.on_report([](std::string_view) {});
+      auto open = off.begin();
+      auto codes = off.allocate(size, desk.stream());
+      auto scales = off.allocate(64, desk.stream());
+      desk.write(codes, 1);
+      desk.write(scales, 2);
+      desk.dev.record(written, desk.stream());
+      desk.dev.wait(side.ref(), written);
+      open.commit_or_discard<"moe_act">(0, desk.stream(), codes, scales);
+      CHECK(scales);
+      auto other = scales.share();
+      if (who == holder::a_group) open.start_offload<"core_attn">(0, desk.stream(), other);
+      open.end_forward();
+      desk.dev.launch(side.ref(), 50'000, [] {});
+      desk.check_rows(other.data(), {64, 1, 64, 0}, 2, 0, side.ref());
+      if (who != holder::a_handle) other.reset(side.ref());
+      bool again = false;
+      open.restore_or_recompute<"moe_act">(
+          0, desk.stream(),
+          [&] {
+            again = true;
+            desk.write(scales, 77);  // not yet what they will be
+            desk.dev.launch(desk.stream(), 90'000, [] {});
+            desk.write(codes, 1);
+            desk.write(scales, 2);
+          },
+          codes, scales);
+      CHECK(again == (who == holder::nobody));
+      desk.check(codes, 1);
+      desk.check(scales, 2);
+      CHECK(desk.wrong() == 0);
+    }
+  }
+}
+
+TEST_CASE("recompute by plan: a time is that of the same group, or none") {
+  rig desk;
+  auto opts = small_options();
+  opts.policy = policy_kind::automatic;
+  opts.device_budget = std::size_t{1} << 20;
+  offloader off(desk.dev, opts);
+  off.on_report([](std::string_view) {});
+  trainer train{.desk = desk, .off = off};
+  train.step();
+  ++train.round;
+  train.chunk = off.begin();
+  for (int l = 3; l-- > 0;) train.forward_layer(l);  // the other way round
+  train.chunk.end_forward();
+  for (int l = 0; l < 3; ++l) train.backward_layer(l);
+  train.chunk.finish();
+  off.end_step();
+  for (const auto& group : off.profile().chunks[0].groups) {
+    const bool known = group.module == static_cast<tidepool::module_id>(1) && group.layer == 1;
+    CHECK((group.recompute_us > 0) == known);
+  }
+  CHECK(desk.wrong() == 0);
+}

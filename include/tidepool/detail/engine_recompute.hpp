@@ -221,8 +221,6 @@ void engine<Device>::lend(chunk_state& chunk, const group& which, lane_id lane,
                           "recompute of " + name_of_group(chunk, which.module, which.layer));
     }
     if (!*handles[i]) handles[i]->store_ = share(*store);
-    handles[i]->lane_ = lane;
-    handles[i]->part_ = items[i].part;
   }
 }
 
@@ -242,7 +240,6 @@ void engine<Device>::take_back_lent(chunk_state& chunk, std::uint32_t index, lan
     auto* store = items[i].store;
     if (store == nullptr || !*handles[i]) continue;
     handles[i]->store_ = nullptr;
-    handles[i]->part_ = {};
     release(this);
     --store->handles;
     if (!used) {

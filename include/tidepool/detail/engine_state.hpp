@@ -142,11 +142,11 @@ void engine<Device>::write_state(storage& store, std::string_view name, buffer<D
 
 template <device Device>
 void engine<Device>::drop_state(storage& store) noexcept {
-  bool settled = closed_ || !replayed_;
+  bool settled = true;
   try {
-    if (!settled) settle_replays();
-    settled = true;
+    if (replayed_) settle_replays();
   } catch (...) {  // no event, so that the memory stays taken, as in drop_quietly
+    settled = false;
   }
   store.resident = false;
   if (settled) forget_save(store);
