@@ -69,7 +69,8 @@ class chunk {
 
   /// The module's backward is next: the tensors of its commit come back into the same handles, in
   /// the same order. `stream` waits for their reload; those of the groups before it are started
-  /// ahead. What had stayed is left alone.
+  /// ahead. What had stayed is left alone, but for its handle, which follows `stream` from now on:
+  /// one that goes without a word gives its memory back behind what that was given.
   ///
   /// Throws `misuse_error` (never committed, restored before, other arguments), `out_of_budget`
   /// (device, naming what is live) or `device_error`.

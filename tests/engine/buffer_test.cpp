@@ -133,6 +133,61 @@ TEST_CASE("buffer: one that came back and is destroyed is followed on the stream
   }
 }
 
+TEST_CASE("buffer: one that stayed is followed on the stream of its restore like one that left") {
+  for (const int layer : {0, 1}) {  // of which 1 leaves
+    CAPTURE(layer);
+    for (std::uint64_t seed = 0; seed <= 20; ++seed) {
+      rig desk(machine{.order_seed = seed});
+      const auto other = desk.dev.make_stream();
+      auto opts = arena_options(size);
+      opts.offload_layers = {1};
+      offloader off(desk.dev, opts);
+      auto open = off.begin();
+      auto x = off.allocate(size, desk.stream());
+      desk.write(x, 1);
+      open.commit<"core_attn">(layer, desk.stream(), x);
+      CHECK(static_cast<bool>(x) == (layer == 0));
+      auto written = desk.dev.make_event();
+      desk.dev.record(written, desk.stream());
+      desk.dev.wait(other.ref(), written);
+      open.restore<"core_attn">(layer, other.ref(), x);
+      desk.dev.launch(other.ref(), 50'000, [] {});
+      desk.check_rows(x.data(), {size, 1, size, 0}, 1, 0, other.ref());
+      x = {};
+      auto y = off.allocate(size, desk.stream());
+      desk.write(y, 2);
+      CHECK(desk.wrong() == 0);
+    }
+  }
+}
+
+TEST_CASE("buffer: another offloader's memory in the place of what stayed keeps its own stream") {
+  for (std::uint64_t seed = 0; seed <= 20; ++seed) {
+    rig desk(machine{.order_seed = seed});
+    const auto other = desk.dev.make_stream();
+    auto opts = small_options();
+    opts.offload_layers = {1};
+    offloader off(desk.dev, opts);
+    offloader another(desk.dev, arena_options(size));
+    {
+      auto first = another.allocate(size, other.ref());  // so that its lanes are in another order
+      first.reset(other.ref());
+    }
+    auto open = off.begin();
+    auto x = off.allocate(size, desk.stream());
+    open.commit<"core_attn">(0, desk.stream(), x);
+    auto y = another.allocate(size, desk.stream());
+    desk.write(y, 1);
+    open.restore<"core_attn">(0, desk.stream(), y);
+    desk.dev.launch(desk.stream(), 50'000, [] {});
+    desk.check(y, 1);
+    y = {};
+    auto z = another.allocate(size, other.ref());
+    desk.write_bytes(z.data(), size, 2, other.ref());
+    CHECK(desk.wrong() == 0);
+  }
+}
+
 TEST_CASE("buffer: reset on the stream that used it last, whichever that is") {
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     rig desk(machine{.order_seed = seed});

@@ -65,7 +65,10 @@ void engine<Device>::hand_over(chunk_state& chunk, std::uint32_t index, lane_id 
   forget_ahead(chunk, index);
   for (std::uint32_t i = 0; i < which.count; ++i) {
     auto* store = items[i].store;
-    if (store == nullptr) continue;
+    if (store == nullptr) {  // stayed, and is used on this stream from now on like the others
+      if (*handles[i] && handles[i]->store_->owner == this) handles[i]->lane_ = lane;
+      continue;
+    }
     forget_idle(*store);
     store->discarded = false;
     if (!*handles[i]) handles[i]->store_ = share(*store);
