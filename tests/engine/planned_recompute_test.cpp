@@ -45,6 +45,7 @@ struct trainer {
   int layers = 3;
   bool offers = true;
   double slower_ns = 0;  // from step to step
+  bool scratch = false;  // to compute again
   std::uint32_t round = 0;
   int computed_again = 0;
   std::vector<rig::buffer> x = std::vector<rig::buffer>(static_cast<std::size_t>(layers));
@@ -55,6 +56,13 @@ struct trainer {
     const auto l = static_cast<std::size_t>(layer);
     desk.dev.launch(desk.stream(), again_ns + slower_ns * round,
                     [from = x[l].data(), to = y[l].data()] { std::memcpy(to, from, size); });
+  }
+  // Memory of its own, with work before, between and behind.
+  void compute_in_parts(int layer) {
+    desk.dev.launch(desk.stream(), again_ns, [] {});
+    auto part = off.allocate(size, desk.stream());
+    desk.write(part, tag(layer), again_ns);
+    part.reset(desk.stream());
   }
   [[nodiscard]] std::uint32_t tag(int layer) const {
     return round * 100 + static_cast<std::uint32_t>(layer);
@@ -79,6 +87,7 @@ struct trainer {
         layer, desk.stream(),
         [&] {
           ++computed_again;
+          if (scratch) compute_in_parts(layer);
           compute(layer);
         },
         to);
@@ -265,6 +274,39 @@ TEST_CASE("recompute by plan: the warm-up measures it, and it is no part of the 
   CHECK(compute_us(offered) == doctest::Approx(compute_us(plain)));
   CHECK(offered.events.size() == plain.events.size());
   CHECK_FALSE(offered.shapes_vary);
+}
+
+TEST_CASE("recompute by plan: nor are the calls that computing again makes") {
+  for (const bool scratch : {false, true}) {
+    CAPTURE(scratch);
+    rig desk;
+    auto opts = small_options();
+    opts.policy = policy_kind::automatic;
+    opts.device_budget = std::size_t{1} << 20;
+    offloader off(desk.dev, opts);
+    off.on_report([](std::string_view) {});
+    trainer train{.desk = desk, .off = off, .layers = 3, .scratch = scratch};
+    profile first;
+    off.on_measure([&] { first = off.profile(); });
+    struct own_error {};
+    ++train.round;  // one that fails leaves nothing behind
+    train.chunk = off.begin();
+    train.forward_layer(0);
+    train.chunk.restore<"core_attn">(0, desk.stream(), train.x[0]);
+    CHECK_THROWS_AS(train.chunk.restore_or_recompute<"moe_act">(
+                        0, desk.stream(), [] { throw own_error(); }, train.y[0]),
+                    own_error);
+    train.fetch(0);
+    train.y[0].reset(desk.stream());
+    train.x[0].reset(desk.stream());
+    train.chunk.finish();
+    train.step();
+    const auto layers = 4;
+    CHECK(compute_us(first) ==
+          doctest::Approx(layers * (20'000 + again_ns + 1000 + 1000) / 1e3).epsilon(0.02));
+    CHECK(first.chunks.at(1).groups.at(1).recompute_us ==
+          doctest::Approx((scratch ? 3 : 1) * again_ns / 1e3));
+  }
 }
 
 TEST_CASE("recompute by plan: what others hold leaves instead, and is counted") {

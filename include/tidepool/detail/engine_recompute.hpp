@@ -162,17 +162,20 @@ void engine<Device>::restore_or_recompute(chunk_state& chunk, module_id module, 
   const auto index = fetch(chunk, module, layer, lane, handles);
   const auto& which = chunk.at(index);
   if (which.state == group_state::discarded || measures(chunk, which, handles)) {
+    std::optional<std::size_t> recording;
     try {
       lend(chunk, which, lane, handles);
       auto& trace = store_.trace();
       const auto traced = trace.begin(lane, stream);
-      const auto begun = recorder_ == nullptr ? 0 : recorder_->recompute_begins(stream);
+      if (recorder_ != nullptr) recording = recorder_->recompute_begins(stream);
       std::forward<Again>(again)();
-      if (recorder_ != nullptr) recorder_->recomputed(begun, chunk.ordinal(), index, stream);
+      if (recording) recorder_->recomputed(*recording, chunk.ordinal(), index, stream);
+      recording.reset();
       trace.end(traced, lane, stream,
                 {trace::span_kind::compute, names_[static_cast<std::size_t>(module)], layer,
                  chunk.info().microbatch, 0});
     } catch (...) {
+      if (recording) recorder_->recompute_failed();
       take_back_lent(chunk, index, lane, handles);
       throw;
     }

@@ -22,11 +22,14 @@ class recorder {
 
   explicit recorder(Device& dev) : dev_(&dev) {}
 
+  // What was recorded is of no use; the next call begins anew.
+  void forget() noexcept { used_ = 0; }
   // The step before has ended on `stream`.
   void start(stream_ref stream) {
     used_ = 0;
     calls_.clear();
     again_.clear();
+    inside_ = 0;
     first_storage_ += static_cast<std::uint32_t>(storages_.size());
     storages_.clear();
     last_ = stream;
@@ -59,14 +62,23 @@ class recorder {
   }
   void called(std::size_t from, plan::event_kind kind, std::size_t index, std::size_t chunk,
               stream_ref stream) {
+    const auto to = mark(stream);
+    const bool timed = inside_ == 0;
     calls_.push_back({kind, static_cast<std::uint32_t>(index), static_cast<std::uint32_t>(chunk),
-                      from, mark(stream)});
+                      timed ? from : none, timed ? to : none});
   }
-  // A group is computed again between the two; what that takes is no part of the step's computing.
-  [[nodiscard]] std::size_t recompute_begins(stream_ref stream) { return mark(stream); }
+  // A group is computed again between the two; what that takes is no part of the step's computing,
+  // nor are the calls in it, which lie inside the restore.
+  [[nodiscard]] std::size_t recompute_begins(stream_ref stream) {
+    const auto from = mark(stream);
+    ++inside_;
+    return from;
+  }
   void recomputed(std::size_t from, std::size_t chunk, std::size_t group, stream_ref stream) {
     again_.push_back({chunk, group, from, mark(stream)});
+    --inside_;
   }
+  void recompute_failed() noexcept { --inside_; }
   // The end of a forward pass lies on no stream; it takes no time.
   void forward_ended(std::size_t chunk) {
     calls_.push_back(
@@ -131,6 +143,7 @@ class recorder {
   stream_ref last_{};
   std::size_t first_ = 0;
   std::size_t used_ = 0;
+  std::size_t inside_ = 0;           // of recomputing
   std::uint32_t first_storage_ = 0;  // numbers go on from step to step, so that old ones show
   std::vector<typename Device::event> marks_;
   std::vector<call> calls_;
