@@ -271,6 +271,8 @@ class engine {
   void follow(plan::profile step, plan::actions what);
   // Follows it for one step, which is recorded.
   void try_out(plan::profile step, plan::actions what);
+  // The plan that was to be made of a recorded step was not: the next step is the first again.
+  void record_again() noexcept;
   // See residence.hpp; pieces count in an arena.
   void keep_at_most(std::size_t bytes, std::size_t piece) {
     keeps_.keep_at_most(bytes, opts_.memory == memory_kind::arena ? piece : 0);

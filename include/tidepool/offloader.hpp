@@ -166,7 +166,8 @@ class offloader {
   /// the end of the first step; by default nothing. Where GPUs of one host train together, wait in
   /// it for all of them, as in a barrier: each then plans with what it gets beside the others.
   /// Alone, each would count on the whole of the host's memory. All of them must be given it, and
-  /// the same policy. The device is idle meanwhile. What it throws leaves `end_step`.
+  /// the same policy. The device is idle meanwhile. What it throws leaves `end_step`; the step is
+  /// over all the same, and the next one is the first again.
   void on_measure(std::function<void()> meet) { meet_ = std::move(meet); }
 
   // ---- modules ----
@@ -260,14 +261,13 @@ class offloader {
   }
 
   void try_plan() {
-    link_ = plan::measure_link(engine_->device(), meet_);
     auto recorded = engine_->profile();
-    recorded.link = link_;
-    recorded.shapes_vary = true;  // as far as one step can tell
-    auto made = plan::automatic(recorded, settings());
-    if (!made.expected.runs) {
-      for (auto& row : made.what) std::fill(row.begin(), row.end(), plan::action::offload);
-    }
+    const auto made = planned([&] {
+      link_ = plan::measure_link(engine_->device(), meet_);
+      recorded.link = link_;
+      recorded.shapes_vary = true;  // as far as one step can tell
+      return plan::automatic(recorded, settings());
+    });
     engine_->keep_at_most(plan::kept_at_once(recorded, made), free_piece(recorded));
     reload_as(made);
     engine_->try_out(std::move(recorded), made.what);
@@ -276,15 +276,28 @@ class offloader {
   void settle_plan() {
     auto recorded = engine_->profile();
     recorded.link = link_;
-    auto made = plan::automatic(recorded, settings());
-    if (!made.expected.runs) {  // what the warm-up did at least runs
-      for (auto& row : made.what) std::fill(row.begin(), row.end(), plan::action::offload);
-      report_("plan: none was found for this budget; everything leaves, as in the warm-up");
-    } else {
-      report_(plan::in_words(made));
-    }
+    const auto made = planned([&] { return plan::automatic(recorded, settings()); });
     engine_->adopt(recorded, made.what);
     adopt(made, recorded);
+    report_(made.expected.runs
+                ? plan::in_words(made)
+                : "plan: none was found for this budget; everything leaves, as in the warm-up");
+  }
+
+  // What the warm-up did at least runs. Where planning throws, the steps recorded so far are left
+  // aside, so that the next one does not count as a part of them.
+  template <class Make>
+  [[nodiscard]] plan::step_plan planned(Make make) {
+    try {
+      plan::step_plan made = make();
+      if (!made.expected.runs) {
+        for (auto& row : made.what) std::fill(row.begin(), row.end(), plan::action::offload);
+      }
+      return made;
+    } catch (...) {
+      engine_->record_again();
+      throw;
+    }
   }
 
   void adopt(const plan::step_plan& made, const plan::profile& recorded) {

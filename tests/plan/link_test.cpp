@@ -114,3 +114,73 @@ TEST_CASE("link: what a meeting throws leaves end_step, and the offloader is saf
   off.on_measure([] { throw std::runtime_error("a rank is gone"); });
   CHECK_THROWS_WITH_AS(train(desk, off, 1), "a rank is gone", std::runtime_error);
 }
+
+TEST_CASE("link: after a meeting that threw, the next step is the first again") {
+  const auto made = [](int failures) {
+    rig desk;
+    auto opts = test::arena_options(20480, {"core_attn"});
+    opts.policy = policy_kind::automatic;
+    rig::offloader<> off(desk.dev, opts);
+    std::vector<std::string> reports;
+    off.on_report([&](std::string_view line) { reports.emplace_back(line); });
+    int met = 0;
+    off.on_measure([&] {
+      if (met++ < failures) throw std::runtime_error("a rank is late");
+    });
+    for (int i = 0; i < failures; ++i) CHECK_THROWS_AS(train(desk, off, 1), std::runtime_error);
+    train(desk, off, 2);
+    CHECK(met == failures + 3);
+    CHECK(off.current_plan().has_value());
+    CHECK(reports.size() == 1);
+    CHECK(off.profile().chunks.size() == 1);
+    CHECK(desk.wrong() == 0);
+    return off.profile();
+  };
+  const auto plain = made(0);
+  for (const int failures : {1, 2}) {
+    const auto late = made(failures);
+    CHECK(late.chunks == plain.chunks);
+    CHECK(late.passes == plain.passes);
+    CHECK(late.storages == plain.storages);
+    CHECK(late.events.size() == plain.events.size());
+    CHECK(late.shapes_vary == plain.shapes_vary);
+    CHECK(plan::compute_us(late) == doctest::Approx(plan::compute_us(plain)));
+  }
+}
+
+TEST_CASE("link: a report that throws takes no plan with it") {
+  rig desk;
+  auto opts = test::arena_options(20480, {"core_attn"});
+  opts.policy = policy_kind::automatic;
+  rig::offloader<> off(desk.dev, opts);
+  off.on_report([](std::string_view) { throw std::runtime_error("the log is full"); });
+  train(desk, off, 1);
+  CHECK_THROWS_WITH_AS(train(desk, off, 1), "the log is full", std::runtime_error);
+  CHECK(off.current_plan().has_value());
+  off.on_report([](std::string_view) {});
+  train(desk, off, 2);
+  CHECK(off.profile().chunks.size() == 1);
+  CHECK(desk.wrong() == 0);
+}
+
+TEST_CASE("link: after a step whose times could not be had, the next one is the first again") {
+  rig desk;
+  auto opts = test::arena_options(20480, {"core_attn"});
+  opts.policy = policy_kind::automatic;
+  rig::offloader<> off(desk.dev, opts);
+  off.on_report([](std::string_view) {});
+  auto open = off.begin();
+  auto saved = off.allocate(4096, desk.stream());
+  desk.write(saved, 1, 1000);
+  open.commit(off.module("core_attn"), 0, desk.stream(), saved);
+  open.restore(off.module("core_attn"), 0, desk.stream(), saved);
+  saved.reset(desk.stream());
+  open.finish();
+  desk.dev.before_record = [] { throw device_error("the device is busy", 1); };
+  CHECK_THROWS_AS(off.end_step(), device_error);
+  desk.dev.before_record = nullptr;
+  train(desk, off, 2);
+  CHECK(off.current_plan().has_value());
+  CHECK(off.profile().chunks.size() == 1);
+  CHECK(desk.wrong() == 0);
+}

@@ -57,7 +57,12 @@ auto engine<Device>::end_step() -> stage {
     profile_.clear();
     return stage::step;
   }
-  recorder_->finish(profile_);
+  try {
+    recorder_->finish(profile_);
+  } catch (...) {
+    record_again();
+    throw;
+  }
   profile_.modules = names_;
   if (trained_steps_ == 1) {
     first_step_ = profile_.chunks;
@@ -76,6 +81,16 @@ void engine<Device>::try_out(plan::profile step, plan::actions what) {
   warming_up_ = true;
   profile_.clear();
   recorder_->start(store_.order().stream(last_lane_));
+}
+
+template <device Device>
+void engine<Device>::record_again() noexcept {
+  keeps_.settle({});
+  profile_.clear();
+  first_step_.clear();
+  trained_steps_ = 0;
+  warming_up_ = true;
+  if (recorder_ != nullptr) recorder_->forget();
 }
 
 template <device Device>
