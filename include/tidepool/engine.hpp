@@ -385,6 +385,7 @@ class engine {
   void expect_no_more(const chunk_state& chunk) const;
   void forget_handle(storage& store, lane_id lane);
   void forget_save(storage& store);
+  void forget_kept(chunk_state& chunk, group& which);
   void forget_idle(storage& store);
   [[nodiscard]] bool evict_one();
   [[nodiscard]] memory_layout layout() const;

@@ -32,6 +32,9 @@ struct saved {
   rectangle part;            // what the handle will show again
   bool copies = false;       // the first to save this storage
   bool copies_back = false;  // the reload of its group brought it
+  // By policy; whether that is the same storage still is told by its number.
+  storage<Device>* stayed = nullptr;
+  std::uint64_t number = 0;
 };
 
 enum class group_state : std::uint8_t { away, arriving, discarded, restored };

@@ -41,6 +41,7 @@ struct storage {
   block_source<Device>* source = nullptr;  // of its device memory; null: the offloader's own
   std::size_t bytes = 0;
   std::size_t elements = 0;
+  std::uint64_t number = 0;             // no other storage ever has it
   std::uint32_t handles = 0;            // held outside
   std::uint32_t saves = 0;              // held by committed groups
   std::uint32_t stays = 0;              // of committed groups that stay by policy
@@ -141,6 +142,7 @@ class storages {
     spare_.pop_back();
     store = {};
     store.owner = &owner;
+    store.number = ++created_;
     store.bytes = bytes;
     store.elements = elements;
     return store;
@@ -350,6 +352,7 @@ class storages {
   std::size_t live_peak_without_ = 0;
   std::size_t host_peak_ = 0;
   std::uint64_t waits_ = 0;
+  std::uint64_t created_ = 0;
 };
 
 }  // namespace tidepool::detail

@@ -506,3 +506,53 @@ TEST_CASE("sharing: what stayed may be given up, or another buffer come in its p
   next.commit<"core_attn">(1, desk.stream(), other);
   CHECK_FALSE(other);
 }
+
+TEST_CASE("sharing: a group that stayed keeps nothing for others once its chunk was given up") {
+  rig desk;
+  auto opts = small_options();
+  opts.offload_layers = {1};
+  offloader off(desk.dev, opts);
+  auto x = off.allocate(size, desk.stream());
+  desk.write(x, 1);
+  {
+    auto given_up = off.begin();
+    given_up.commit<"core_attn">(0, desk.stream(), x);
+  }
+  auto open = off.begin();
+  open.commit<"core_attn">(1, desk.stream(), x);
+  CHECK_FALSE(x);
+  open.restore<"core_attn">(1, desk.stream(), x);
+  desk.check(x, 1);
+  CHECK(desk.wrong() == 0);
+}
+
+TEST_CASE("sharing: which group keeps what is told by the storage, not by a restored handle") {
+  rig desk;
+  auto opts = small_options();
+  opts.offload_layers = {1};
+  offloader off(desk.dev, opts);
+  auto open = off.begin();
+  auto x = off.allocate(size, desk.stream());
+  auto y = off.allocate(size, desk.stream());
+  auto x_too = x.share();
+  auto y_too = y.share();
+  open.commit<"core_attn">(0, desk.stream(), x);
+  open.commit<"core_attn">(2, desk.stream(), y);
+  open.restore<"core_attn">(0, desk.stream(), y);  // in the place of x
+  auto next = off.begin();
+  next.commit<"core_attn">(1, desk.stream(), x_too);
+  CHECK_FALSE(x_too);
+  next.commit<"core_attn">(1, desk.stream(), y_too);
+  CHECK(y_too);
+  // An address, and an entry, that are used again are another storage.
+  y_too.reset(desk.stream());
+  y.reset(desk.stream());
+  auto later = off.allocate(size, desk.stream());
+  auto later_too = later.share();
+  auto keeps = off.begin();
+  keeps.commit<"core_attn">(0, desk.stream(), later);
+  rig::buffer none;
+  open.restore<"core_attn">(2, desk.stream(), none);
+  next.commit<"core_attn">(1, desk.stream(), later_too);
+  CHECK(later_too);
+}

@@ -76,12 +76,7 @@ void engine<Device>::hand_over(chunk_state& chunk, std::uint32_t index, lane_id 
     handles[i]->part_ = items[i].part;
     forget_save(*store);
   }
-  if (which.kept > 0) {
-    keeps_.take(std::exchange(which.kept, 0));
-    for (auto* each : handles) {
-      if (*each && each->store_->stays > 0) --each->store_->stays;
-    }
-  }
+  if (which.kept > 0) forget_kept(chunk, which);
   chunk.mark_restored(which);
   if (recorder_ != nullptr) {
     recorder_->called(from, plan::event_kind::restore, index, chunk.ordinal(),
@@ -256,7 +251,7 @@ void engine<Device>::end_chunk(chunk_state& chunk) noexcept {
     for (std::uint32_t i = 0; i < chunk.group_count(); ++i) {
       auto& each = chunk.at(i);
       if (each.state == group_state::restored) continue;
-      keeps_.take(std::exchange(each.kept, 0));
+      if (each.kept > 0) forget_kept(chunk, each);
       forget_ahead(chunk, i);
       auto* items = chunk.saved_of(each);
       for (std::uint32_t j = 0; j < each.count; ++j) {

@@ -56,7 +56,13 @@ void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, lan
   if (wanted == plan::action::keep) {
     which.kept = bytes_of(handles);
     keeps_.add(which.kept);
-    for (auto* each : handles) ++each->store_->stays;
+    auto* item = chunk.saved_of(which);
+    for (const auto* each : handles) {
+      auto& store = *each->store_;
+      ++store.stays;
+      item->stayed = &store;
+      (item++)->number = store.number;
+    }
   }
   if (warming_up()) {
     profile_.chunks[chunk.ordinal()].groups.push_back(

@@ -40,6 +40,17 @@ void engine<Device>::forget_save(storage& store) {
   store_.destroy(store);
 }
 
+// One group less that stayed by policy. Its handles may have gone or changed since.
+template <device Device>
+void engine<Device>::forget_kept(chunk_state& chunk, group& which) {
+  keeps_.take(std::exchange(which.kept, 0));
+  const auto* items = chunk.saved_of(which);
+  for (std::uint32_t i = 0; i < which.count; ++i) {
+    auto* store = items[i].stayed;
+    if (store != nullptr && store->number == items[i].number) --store->stays;
+  }
+}
+
 template <device Device>
 void engine<Device>::forget_idle(storage& store) {
   std::erase(idle_, &store);
