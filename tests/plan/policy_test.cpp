@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "tidepool/plan/automatic.hpp"
+
 namespace {
 
 using tidepool::module_id;
@@ -207,4 +209,19 @@ TEST_CASE("policy: a chunk without a backward pass keeps nothing for it") {
   auto step = uniform(2, 2);
   run(step, "F0 F1 B1");
   CHECK(kept(step, {}) == ".. .#");
+}
+
+TEST_CASE("policy: what the trainer works with at once, whatever becomes of a chunk") {
+  using kind = tidepool::plan::event_kind;
+  tidepool::plan::profile step;
+  step.modules = {"core_attn"};
+  step.chunks.push_back({0, {{tidepool::module_id{0}, 0, 100}}, 0});
+  step.storages = {{100, 0, 0}, {30}, {50}};
+  step.events = {{kind::allocate, 0}, {kind::allocate, 1}, {kind::commit, 0},  {kind::allocate, 2},
+                 {kind::release, 1},  {kind::restore, 0},  {kind::release, 0}, {kind::release, 2}};
+  CHECK(tidepool::plan::handed_out_at_once(step) == 150);
+  // Given up with another handle to what it saved: released without a restore.
+  step.events = {{kind::allocate, 0}, {kind::allocate, 1}, {kind::commit, 0}, {kind::release, 0},
+                 {kind::allocate, 2}, {kind::release, 2},  {kind::release, 1}};
+  CHECK(tidepool::plan::handed_out_at_once(step) == 130);
 }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <limits>
 #include <string>
@@ -224,18 +225,30 @@ class audition {
 /// Most bytes at once that the trainer works with: from their allocation to their commit, and from
 /// their restore to their release.
 [[nodiscard]] inline std::size_t handed_out_at_once(const profile& step) {
-  std::vector<std::vector<std::size_t>> saved(step.chunks.size());
+  std::vector<std::vector<std::vector<std::uint32_t>>> saved(step.chunks.size());
   for (std::size_t c = 0; c < saved.size(); ++c) saved[c].resize(step.chunks[c].groups.size());
-  for (const auto& each : step.storages) {
-    if (each.chunk != none) saved[each.chunk][each.group] += each.bytes;
+  for (std::uint32_t i = 0; i < step.storages.size(); ++i) {
+    const auto& each = step.storages[i];
+    if (each.chunk != none) saved[each.chunk][each.group].push_back(i);
   }
   std::size_t now = 0;
   std::size_t most = 0;
+  // What a chunk saved that was given up may be released without having been restored.
+  std::vector<bool> out(step.storages.size(), false);
+  const auto hand = [&](std::uint32_t storage, bool to_trainer) {
+    if (out[storage] == to_trainer) return;
+    out[storage] = to_trainer;
+    const auto bytes = step.storages[storage].bytes;
+    now = to_trainer ? now + bytes : now - bytes;
+  };
   for (const auto& each : step.events) {
-    if (each.kind == event_kind::allocate) now += step.storages[each.index].bytes;
-    if (each.kind == event_kind::release) now -= step.storages[each.index].bytes;
-    if (each.kind == event_kind::commit) now -= saved[each.chunk][each.index];
-    if (each.kind == event_kind::restore) now += saved[each.chunk][each.index];
+    if (each.kind == event_kind::allocate) hand(each.index, true);
+    if (each.kind == event_kind::release) hand(each.index, false);
+    if (each.kind == event_kind::commit || each.kind == event_kind::restore) {
+      for (const auto storage : saved[each.chunk][each.index]) {
+        hand(storage, each.kind == event_kind::restore);
+      }
+    }
     most = std::max(most, now);
   }
   return most;
