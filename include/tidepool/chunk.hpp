@@ -127,7 +127,9 @@ class chunk {
   }
 
   /// True when the `restore_or_recompute` that comes next will call its function: then what that
-  /// reads is to be restored first, and else in the order that takes least memory.
+  /// reads is to be restored first, and else in the order that takes least memory. In the first
+  /// step that is recorded for a plan it is true of every offer, though one of which a buffer that
+  /// stayed has another owner by then is not timed. Known from the commit on; false before it.
   template <fixed_string Name>
   [[nodiscard]] bool will_recompute(int layer) const {
     if constexpr (compiled_in<Name>()) {
