@@ -100,7 +100,8 @@ TEST_CASE("machine_json: random machines come back equal, and the same text") {
       about.shared.push_back(
           {gpus, {about.link.out / roll() / 1e2, about.link.in, about.link.both / 3, roll()}});
       auto& out = about.shared.back().each.out;
-      out = std::min(out, about.link.out);
+      const auto before = about.shared.size() - 1;
+      out = std::min(out, before > 0 ? about.shared[before - 1].each.out : about.link.out);
     }
     const auto text = to_json(about);
     REQUIRE(machine_from_json(text) == about);
@@ -161,6 +162,9 @@ TEST_CASE("machine_json: a bad value is refused with its place and what was expe
        "a GPU gets 106 GB/s beside others, and 55 alone; give the rates of each GPU"},
       {"\"in\": 41.0", "\"in\": 164.0", "/shared/1/in", "a GPU gets 164 GB/s"},
       {"\"both\": 67.0", "\"both\": 134.0", "/shared/0/both", "a GPU gets 134 GB/s"},
+      // Of four, on a host that gives no more than one GPU can take.
+      {"\"both\": 42.0", "\"both\": 100.0", "/shared/1/both",
+       "a GPU gets 100 GB/s beside others, and 67 beside fewer; give the rates of each GPU"},
       {"\"shared\": [", "\"shared\": [[], ", "/shared/0", "found an array, expected an object"},
       {"\"shared\"", "\"sharde\"", "its top level", "did you mean 'shared'?"},
       {"\"gpus\": 2", "\"gpus\": 2, \"gpus\": 2", "/shared/0", "the key 'gpus' stands twice"},

@@ -47,7 +47,7 @@ class machine_consistency {
   }
 
  private:
-  // More than this of what a GPU gets alone is no noise.
+  // More than this of what a GPU gets alone, or beside fewer, is no noise.
   static constexpr double most_gain = 1.25;
 
   void require(bool holds, const std::string& place, const std::string& problem,
@@ -88,16 +88,21 @@ class machine_consistency {
               "list fewer GPUs first, and each number once");
     }
     link(place, point.each);
-    no_gain(place + "/out", point.each.out, about_.link.out);
-    no_gain(place + "/in", point.each.in, about_.link.in);
-    no_gain(place + "/both", point.each.both, about_.link.both);
+    no_gain(place, point.each, about_.link, "alone");
+    if (i > 0) no_gain(place, point.each, about_.shared[i - 1].each, "beside fewer");
   }
   // Totals in place of shares would make every plan wrong.
-  void no_gain(const std::string& place, double beside, double alone) const {
-    require(beside <= alone * most_gain, place,
-            "a GPU gets " + number_text(beside) + " GB/s beside others, and " + number_text(alone) +
-                " alone",
-            "give the rates of each GPU, not of all together");
+  void no_gain(const std::string& place, const link_rates& beside, const link_rates& before,
+               const std::string& when) const {
+    const auto compare = [&](const char* way, double now, double then) {
+      require(now <= then * most_gain, place + way,
+              "a GPU gets " + number_text(now) + " GB/s beside others, and " + number_text(then) +
+                  " " + when,
+              "give the rates of each GPU, not of all together");
+    };
+    compare("/out", beside.out, before.out);
+    compare("/in", beside.in, before.in);
+    compare("/both", beside.both, before.both);
   }
 
   const machine_description& about_;
