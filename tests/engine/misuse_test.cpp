@@ -485,3 +485,18 @@ TEST_CASE("misuse: a finished chunk is like one that was never begun: its calls 
   CHECK(desk.wrong() == 0);
   CHECK(off.counters().modules[0].groups == 0);
 }
+
+TEST_CASE("misuse: one handle restored in place of two") {
+  rig desk;
+  offloader off(desk.dev, small_options());
+  auto open = off.begin();
+  auto x = made(desk, off, 1);
+  auto y = made(desk, off, 2);
+  open.commit<"core_attn">(0, desk.stream(), x, y);
+  CHECK_THROWS_WITH_AS(open.restore<"core_attn">(0, desk.stream(), x, x),
+                       doctest::Contains("given twice"), misuse_error);
+  open.restore<"core_attn">(0, desk.stream(), x, y);
+  desk.check(x, 1);
+  desk.check(y, 2);
+  CHECK(desk.wrong() == 0);
+}

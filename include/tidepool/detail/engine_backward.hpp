@@ -37,6 +37,10 @@ std::uint32_t engine<Device>::fetch(chunk_state& chunk, module_id module, int la
     }
     const auto* store = items[i].store;
     if (store == nullptr) continue;
+    if (std::find(handles.begin(), handles.begin() + i, handles[i]) != handles.begin() + i) {
+      refuse_argument("restore", chunk, which, i,
+                      "is given twice; pass what was committed, in the same order");
+    }
     if (*handles[i] && handles[i]->store_ != store) {
       refuse_argument("restore", chunk, which, i,
                       "holds other memory; reset it before its tensor comes back");

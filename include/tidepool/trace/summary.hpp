@@ -76,8 +76,8 @@ struct rank_counters {
 /// Why a silent module moved nothing, as far as its counters tell, and what to do about it.
 [[nodiscard]] inline std::string why_silent(const module_counters& module) {
   const std::string by_policy =
-      " kept on the device by --offload-layers, --margin, --offload-fraction or"
-      " --delta-bytes-per-rank";
+      " kept on the device by --offload-layers, --margin, --offload-fraction,"
+      " --delta-bytes-per-rank or a plan";
   if (module.groups == 0) {
     return "nothing was committed under this name. The model has no such module, or another one"
            " does its work; check the spelling, or take it out of --offload-modules";
