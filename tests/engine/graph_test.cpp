@@ -494,3 +494,53 @@ TEST_CASE("graph: an allocation that fails between launches changes nothing for 
   graph.launch(desk.stream());
   CHECK(work.all_wrong() == 0);
 }
+
+TEST_CASE("graph: memory of a handle that goes when no event can be recorded, in a capture") {
+  for (const bool fails : {true, false}) {
+    CAPTURE(fails);
+    rig desk;
+    {
+      offloader off(desk.dev, arena_options(2 * size));
+      trainer work{desk, off};
+      work.step();
+      const auto body = [&] {
+        auto x = off.allocate(size, desk.stream());
+        desk.dev.before_record = [] { throw tidepool::device_error("no event", 1); };
+        x = {};
+        desk.dev.before_record = nullptr;
+        if (fails) throw std::runtime_error("the body's own");
+      };
+      const auto capture = [&] { static_cast<void>(off.capture(desk.stream(), body)); };
+      if (fails) {
+        CHECK_THROWS_AS(capture(), std::runtime_error);
+      } else {
+        capture();
+      }
+      const auto one = off.allocate(size, desk.stream());
+      // Free where nothing has run, and taken for good where a graph has it.
+      const auto another = [&] { const auto two = off.allocate(size, desk.stream()); };
+      if (fails) {
+        another();
+      } else {
+        CHECK_THROWS_AS(another(), tidepool::out_of_budget);
+      }
+    }
+    CHECK(desk.dev.device_held == 0);
+  }
+}
+
+TEST_CASE("graph: a stream whose first call fails after a capture waits for its end all the same") {
+  rig desk;
+  offloader off(desk.dev, arena_options(3 * size));
+  trainer work{desk, off};
+  work.step();
+  static_cast<void>(off.capture(desk.stream(), [&] { work.step(); }));
+  const auto fresh = desk.dev.make_stream();
+  const auto use = [&] { const auto x = off.allocate(size, fresh.ref()); };
+  desk.dev.before_wait = [] { throw tidepool::device_error("no wait", 1); };
+  CHECK_THROWS_AS(use(), tidepool::device_error);
+  desk.dev.before_wait = nullptr;
+  const auto waits = desk.dev.waits;
+  use();
+  CHECK(desk.dev.waits > waits);
+}

@@ -355,3 +355,51 @@ TEST_CASE("host_state: when it is gone, a buffer of it that is held is like any 
   desk.check(x, 0);
   CHECK(desk.wrong() == 0);
 }
+
+TEST_CASE("host_state: what a visit that failed had queued is not copied with the next") {
+  rig desk;
+  auto opts = small_options();
+  opts.copy_piece = size / 2;
+  offloader off(desk.dev, opts);
+  auto states = states_of(desk, off, 1);
+  const auto fail_at_second = [&] {
+    desk.dev.before_copy = [copies = 0]() mutable {
+      if (++copies == 2) throw tidepool::device_error("the second copy fails", 1);
+    };
+  };
+  fail_at_second();
+  CHECK_THROWS_AS(static_cast<void>(states[0].fetch(desk.stream())), tidepool::device_error);
+  desk.dev.before_copy = {};
+  auto before = desk.dev.reloads();
+  auto x = states[0].fetch(desk.stream());
+  CHECK(desk.dev.reloads() - before == 2);
+  desk.check(x, 0);
+  fail_at_second();
+  CHECK_THROWS_AS(states[0].write_back(x, desk.stream()), tidepool::device_error);
+  desk.dev.before_copy = {};
+  before = desk.dev.offloads();
+  states[0].write_back(x, desk.stream());
+  CHECK(desk.dev.offloads() - before == 2);
+  CHECK(desk.wrong() == 0);
+}
+
+TEST_CASE("host_state: a visit that fails once it is on the device leaves no memory taken there") {
+  rig desk;
+  offloader off(desk.dev, arena_options(size));
+  auto states = states_of(desk, off, 1);
+  const auto fetch = [&] { return states[0].fetch(desk.stream()); };
+  const auto reloads = desk.dev.reloads();
+  desk.dev.before_wait = [&] {
+    if (desk.dev.reloads() > reloads) throw tidepool::device_error("no wait", 1);
+  };
+  CHECK_THROWS_AS(static_cast<void>(fetch()), tidepool::device_error);
+  desk.dev.before_wait = nullptr;
+  {
+    const auto other = off.allocate(size, desk.stream());
+    CHECK(off.counters().evictions == 0);
+  }
+  auto x = fetch();
+  desk.check(x, 0);
+  x.reset(desk.stream());
+  CHECK(desk.wrong() == 0);
+}

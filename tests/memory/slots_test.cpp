@@ -116,6 +116,16 @@ TEST_CASE("slots: no rings, and rings of nothing, are refused with the option's 
   CHECK_THROWS_AS(slots(on.dev, {{unit, 0}}), tidepool::option_error);
 }
 
+TEST_CASE("slots: as many rings as a block's index can name, and no more") {
+  bench on(1);
+  const auto make = [&](std::size_t rings) {
+    const slots made(on.dev, std::vector<slot_ring>(rings, slot_ring{unit, 1}));
+  };
+  make(256);
+  CHECK_THROWS_WITH_AS(make(257), doctest::Contains("257 rings are more than the 256"),
+                       tidepool::option_error);
+}
+
 TEST_CASE("slots: a device that cannot hold them keeps none of them") {
   bench on(1, machine{.device_bytes = 10 * unit});
   const auto make = [&](const std::vector<slot_ring>& rings) {

@@ -30,6 +30,7 @@ class counting_device : public Base {
   std::function<void(copy_direction, typename Base::stream_ref)> after_copy;
   std::function<void()> before_copy;    // may throw
   std::function<void()> before_record;  // may throw
+  std::function<void()> before_wait;    // may throw
 
   [[nodiscard]] typename Base::stream make_stream() {
     ++streams_made;
@@ -45,6 +46,7 @@ class counting_device : public Base {
     Base::record(target, on);
   }
   void wait(typename Base::stream_ref waiter, const typename Base::event& until) {
+    if (before_wait) before_wait();
     ++waits;
     Base::wait(waiter, until);
   }
