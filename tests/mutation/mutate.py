@@ -103,17 +103,35 @@ def mutants_of(header):
 
 def span_of(code):
     """The expression of this line that can be chosen at run time, or None."""
-    for pattern in [r"\s*(?:\} else )?if \((?!constexpr)(?P<e>[^;]*)\)(?: [^()]*;| \{| return .*;"
-                    r"| continue;| break;)$",
-                    r"\s*while \((?P<e>[^;]*)\)(?: .*;| \{)$",
-                    r"\s*for \([^;]*; (?P<e>[^;]*); [^;]*\)(?: .*| \{)$",
+    condition = re.match(r"\s*(?:\} else )?(?:if|while) \((?!constexpr)", code)
+    if condition:
+        end = closing(code, condition.end())
+        inside = code[condition.end():end]
+        if end and ";" not in inside and "[&" not in inside:
+            return condition.end(), end, "bool"
+    for pattern in [r"\s*for \([^;]*; (?P<e>[^;]*); [^;]*\)(?: .*| \{)$",
                     r"\s*return (?P<e>[^;{}]*);$",
                     r"\s*(?:const )?(?:auto|bool|std::size_t|index)\*? \w+ = (?P<e>[^;{}]*);$",
-                    r"\s*[\w.\->\[\]]+ [+\-|&]?= (?P<e>[^;{}]*);$"]:
+                    r"\s*[\w.\->\[\]]+ [+\-|&]?= (?P<e>[^;{}]*);$",
+                    r".*\{ return (?P<e>[^;{}]*); \}$",
+                    r"\s*[\w.\->]+\((?P<e>[^;,{}]*)\);$",
+                    # A part of a condition over several lines.
+                    r"\s*(?:return |(?:const )?bool \w+ = )?(?P<e>[^;{}]*) (?:&&|\|\|)$",
+                    r"\s*(?P<e>[^;{}=]*[=!<>]= [^;{}]*|[^;{}=]* [<>] [^;{}]*);$"]:
         found = re.match(pattern, code)
         if found and balanced(found.group("e")) and "[&" not in found.group("e"):
-            decides = re.match(r"\s*(\} else )?(if|while|for) ", code)
+            decides = re.match(r"\s*for ", code) or code.endswith(("&&", "||"))
             return found.start("e"), found.end("e"), "bool" if decides else ""
+    return None
+
+
+def closing(code, start):
+    """The place of the parenthesis that ends what begins at `start`, or None."""
+    depth = 0
+    for at in range(start, len(code)):
+        depth += (code[at] == "(") - (code[at] == ")")
+        if depth < 0:
+            return at
     return None
 
 
