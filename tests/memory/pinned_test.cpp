@@ -184,6 +184,11 @@ TEST_CASE("pinned: local ranks from torchrun, srun and mpirun; one without any")
   CHECK(launched_local_ranks() == 3);
   launcher::set("SLURM_NTASKS_PER_NODE", "4");
   CHECK(launched_local_ranks() == 4);
+  launcher::set("SLURM_NTASKS_PER_NODE", "6(x2)");  // on each of two nodes
+  CHECK(launched_local_ranks() == 6);
+  launcher::set("SLURM_NTASKS_PER_NODE", "4");
+  launcher::set("LOCAL_WORLD_SIZE", "99999999999");  // as if it were not there
+  CHECK(launched_local_ranks() == 4);
   launcher::set("LOCAL_WORLD_SIZE", "5");
   CHECK(launched_local_ranks() == 5);
   for (const auto* nonsense : {"", "no", "0", "-2"}) {

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "tidepool/memory/pool.hpp"
 #include "tidepool/options.hpp"
@@ -103,7 +104,9 @@ struct host_files {
                            "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"}) {
     const auto* text = std::getenv(name);
     if (text == nullptr) continue;
-    const auto ranks = std::atoi(text);
+    const std::string_view value(text);
+    int ranks = 0;  // srun writes "4(x2)" for two nodes of four each
+    std::from_chars(value.data(), value.data() + value.size(), ranks);
     if (ranks > 0) return ranks;
   }
   return 1;
