@@ -340,6 +340,18 @@ TEST_CASE("host_state: one that goes after a launch gives its host memory back")
   CHECK(desk.wrong() == 0);
 }
 
+TEST_CASE("host_state: one that was moved from holds nothing") {
+  rig desk;
+  offloader off(desk.dev, small_options());
+  host_state none;
+  CHECK_FALSE(none);
+  auto state = off.state_on_host(size, "moments");
+  CHECK(state);
+  none = std::move(state);
+  CHECK(none);
+  CHECK_FALSE(state);
+}
+
 TEST_CASE("host_state: when it is gone, a buffer of it that is held is like any other") {
   rig desk;
   offloader off(desk.dev, small_options());
