@@ -340,6 +340,33 @@ TEST_CASE("host_state: one that goes after a launch gives its host memory back")
   CHECK(desk.wrong() == 0);
 }
 
+TEST_CASE("host_state: fetched ahead after a launch, it has what the graph wrote") {
+  for (std::uint64_t seed = 0; seed <= 12; ++seed) {
+    CAPTURE(seed);
+    rig desk(machine{.order_seed = seed});
+    offloader off(desk.dev, arena_options(4 * size));
+    auto states = states_of(desk, off, 1);
+    const auto visit = [&] {
+      auto x = states[0].fetch(desk.stream());
+      desk.write(x, 7, 50'000);
+      states[0].write_back(x, desk.stream());
+    };
+    off.begin().finish();
+    off.end_step();
+    visit();
+    auto graph = off.capture(desk.stream(), visit);
+    auto x = states[0].fetch(desk.stream());
+    desk.write(x, 3);
+    states[0].write_back(x, desk.stream());
+    graph.launch(desk.stream());
+    states[0].prefetch();
+    x = states[0].fetch(desk.stream());
+    desk.check(x, 7);
+    x.reset(desk.stream());
+    CHECK(desk.wrong() == 0);
+  }
+}
+
 TEST_CASE("host_state: one that was moved from holds nothing") {
   rig desk;
   offloader off(desk.dev, small_options());
