@@ -17,8 +17,8 @@ namespace tidepool {
 /// there. `commit` empties the handles of what leaves and `restore` fills them again, perhaps at
 /// another address. A full handle that is destroyed gives its memory back in the order of the
 /// stream on which it was last allocated or restored; use `reset` when another stream used it last.
-/// The `restore` of a module that is disabled, or of a forward-only chunk, does nothing, this
-/// neither: where forward and backward run on two streams, `reset` is right with any options.
+/// The `restore` of a disabled module or of a forward-only chunk does nothing, and so does not
+/// change that stream: where forward and backward run on two, `reset` is right with any options.
 ///
 /// A handle may outlive its offloader, not its device. Thread safety: none.
 template <device Device>

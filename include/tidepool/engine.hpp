@@ -317,7 +317,8 @@ class engine {
     }
   }
   [[nodiscard]] bool warming_up() const { return warming_up_; }
-  // Offers are timed in the first step: what is not taken must not be in the order of the others.
+  // Offers are timed in the first step alone: the plan is made of a later one, whose calls then
+  // have the order of the steps that follow the plan.
   [[nodiscard]] bool measuring() const { return recorder_ != nullptr && trained_steps_ == 0; }
   [[nodiscard]] double known_recompute_us(const chunk_state& chunk, const group& which) const;
   // The compute stream has come to a call; costs a branch while no step is being recorded.

@@ -114,25 +114,6 @@ TEST_CASE("buffer: a destroyed one gives its memory back in the order of its str
   }
 }
 
-TEST_CASE("buffer: one that came back and is destroyed is followed on the stream of its restore") {
-  for (std::uint64_t seed = 0; seed <= 20; ++seed) {
-    rig desk(machine{.order_seed = seed});
-    const auto other = desk.dev.make_stream();
-    offloader off(desk.dev, arena_options(size));
-    auto open = off.begin();
-    auto x = off.allocate(size, desk.stream());
-    desk.write(x, 1);
-    open.commit<"core_attn">(0, desk.stream(), x);
-    open.restore<"core_attn">(0, other.ref(), x);
-    desk.dev.launch(other.ref(), 50'000, [] {});
-    desk.check_rows(x.data(), {size, 1, size, 0}, 1, 0, other.ref());
-    x = {};
-    auto y = off.allocate(size, desk.stream());
-    desk.write(y, 2);
-    CHECK(desk.wrong() == 0);
-  }
-}
-
 TEST_CASE("buffer: one that stayed is followed on the stream of its restore like one that left") {
   for (const int layer : {0, 1}) {  // of which 1 leaves
     CAPTURE(layer);
