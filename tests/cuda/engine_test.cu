@@ -99,26 +99,39 @@ options arena_of(std::size_t size) {
   return opts;
 }
 
-TIDEPOOL_GPU_TEST("a whole step as a graph gives back what left, between eager steps too") {
+// Apart by depth, since the tools that watch every access are slow.
+void whole_steps_as_graphs(int depth) {
   cuda_device dev;
   const auto stream = dev.make_stream();
-  for (int depth = 1; depth <= 3; ++depth) {
-    for (const bool arena : {false, true}) {
-      CAPTURE(depth);
-      CAPTURE(arena);
-      writer_and_reader work;
-      gpu_offloader off(
-          dev, arena ? arena_of(static_cast<std::size_t>(6 + 6 * depth) * bytes) : both_modules());
-      run_steps(off, work, stream.get(), depth, 2);
-      auto graph = off.capture(stream.get(), [&] { run_steps(off, work, stream.get(), depth, 1); });
-      for (int i = 0; i < 5; ++i) graph.launch(stream.get());
-      run_steps(off, work, stream.get(), depth, 2);
-      graph.launch(stream.get());
-      CHECK(work.wrong() == 0);
-      const auto before = off.counters();
-      CHECK(before.modules[0].bytes_reloaded > 0);
-    }
+  for (const bool arena : {false, true}) {
+    CAPTURE(arena);
+    writer_and_reader work;
+    gpu_offloader off(
+        dev, arena ? arena_of(static_cast<std::size_t>(6 + 6 * depth) * bytes) : both_modules());
+    run_steps(off, work, stream.get(), depth, 2);
+    auto graph = off.capture(stream.get(), [&] { run_steps(off, work, stream.get(), depth, 1); });
+    for (int i = 0; i < 5; ++i) graph.launch(stream.get());
+    run_steps(off, work, stream.get(), depth, 2);
+    graph.launch(stream.get());
+    CHECK(work.wrong() == 0);
+    const auto before = off.counters();
+    CHECK(before.modules[0].bytes_reloaded > 0);
   }
+}
+
+TIDEPOOL_GPU_TEST(
+    "a whole step as a graph gives back what left, between eager steps too: depth 1") {
+  whole_steps_as_graphs(1);
+}
+
+TIDEPOOL_GPU_TEST(
+    "a whole step as a graph gives back what left, between eager steps too: depth 2") {
+  whole_steps_as_graphs(2);
+}
+
+TIDEPOOL_GPU_TEST(
+    "a whole step as a graph gives back what left, between eager steps too: depth 3") {
+  whole_steps_as_graphs(3);
 }
 
 TIDEPOOL_GPU_TEST("a capture of somebody else's is refused, and is still theirs to end") {
