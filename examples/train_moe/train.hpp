@@ -153,8 +153,10 @@ class trainer {
       const auto span = offloader_.trace_span("AdamW", stream_.ref());
       weights_.update(kernels_, step - scaler_.state().skipped, learning_rate(run_, step), scale);
     }
+    // The other ranks of a pipeline come to their losses before it or after it.
+    const float loss = offloader_.wait_for_others(stream_.ref(), [&] { return mean_loss(); });
     offloader_.end_step();
-    return mean_loss();
+    return loss;
   }
 
   void sum_gradients() {
@@ -192,7 +194,8 @@ class trainer {
   buffer received(int from_stage, int tag) {
     const auto count = static_cast<std::size_t>(run_.model.tokens() * run_.model.hidden);
     buffer what = offloader_.template allocate<float>(count, stream_.ref());
-    link_.receive(what, shape_.rank_of(from_stage), tag);
+    offloader_.wait_for_others(stream_.ref(),
+                               [&] { link_.receive(what, shape_.rank_of(from_stage), tag); });
     return what;
   }
 

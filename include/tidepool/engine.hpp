@@ -138,6 +138,15 @@ class engine {
   // The offloader is gone; what handles still hold is freed with the last of them.
   void close() noexcept { closed_ = true; }
 
+  // ---- waits for other ranks, as a step that is being recorded knows them ----
+
+  [[nodiscard]] std::size_t wait_begins(stream_ref stream) {
+    return recorder_ == nullptr ? static_cast<std::size_t>(-1) : recorder_->wait_begins(stream);
+  }
+  void waited(std::size_t from, stream_ref stream) {
+    if (recorder_ != nullptr) recorder_->waited(from, stream);
+  }
+
   // ---- capture, see graph.hpp ----
 
   void begin_capture(lane_id origin);
@@ -336,6 +345,8 @@ class engine {
   [[nodiscard]] bool discardable(std::span<handle* const> handles) const;
   void note_recompute(chunk_state& chunk, const group& which, plan::action what);
   [[nodiscard]] bool stays_anyway(std::span<handle* const> handles) const;
+  void note_outliving(lane_id lane, std::span<handle* const> handles);
+  void let_go(storage& store, lane_id lane);
   [[nodiscard]] static std::size_t bytes_of(std::span<handle* const> handles) {
     std::size_t bytes = 0;
     for (const auto* each : handles) bytes += each->store_ == nullptr ? 0 : each->store_->bytes;
@@ -431,7 +442,7 @@ class engine {
   std::vector<plan::chunk_profile> first_step_;  // of an automatic warm-up
   int trained_steps_ = 0;                        // of an automatic warm-up
   bool evaluated_ = false;                       // since the latest chunk that trains
-  bool outlived_ = false;                        // some memory had handles after its commit
+  bool outlived_ = false;                        // some handle kept what had left to its restore
   bool unproven_ = false;                        // a plan from elsewhere is in its first step
   std::vector<std::size_t> backward_rank_;       // by chunk ordinal, from the warm-up step
   trace::counters counters_;

@@ -245,6 +245,28 @@ class offloader {
     lane_id lane_{};
     std::size_t from_ = detail::tracer<Device>::off;
   };
+  /// Calls `wait`, in which `stream` or the host waits for other ranks, and returns what it does.
+  ///
+  /// Automatic plans know then that being late before it costs nothing, as long as the others are
+  /// later: in the bubbles of a pipeline copies may take their time. Records two timing events on
+  /// `stream` in steps that are recorded, and does nothing in others. Does not block the host.
+  /// Throws what `wait` throws, and `device_error`.
+  template <class Wait>
+  decltype(auto) wait_for_others(stream_ref stream, Wait&& wait) {
+    struct mark {
+      detail::engine<Device>& engine;
+      stream_ref stream;
+      std::size_t from;
+      ~mark() {
+        try {
+          engine.waited(from, stream);
+        } catch (...) {  // a plan that takes it for computing
+        }
+      }
+    };
+    const mark until{*engine_, stream, engine_->wait_begins(stream)};
+    return std::forward<Wait>(wait)();
+  }
   /// `name` must live as long as the span.
   [[nodiscard]] span trace_span(std::string_view name, stream_ref stream, int layer = -1,
                                 int microbatch = -1) {

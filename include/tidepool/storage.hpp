@@ -50,6 +50,7 @@ struct storage {
   bool written = false;                 // and it has contents
   bool wanted = false;                  // backward has come to a group that saved it
   bool discarded = false;               // backward computes it again
+  bool outlived = false;                // its commit, by a handle; only while a step is recorded
   int module = -1;                      // of the group that saved it last, for messages
   std::uint32_t recorded = 0xFFFFFFFF;  // its number in a step that is being recorded
   block on_device;                      // empty while away

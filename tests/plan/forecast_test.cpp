@@ -140,6 +140,15 @@ options arena(int depth, double share, policy_kind policy) {
   return opts;
 }
 
+tidepool::machine slow_link() {
+  tidepool::machine model;
+  model.offload_rate = model.reload_rate = 0.055;
+  model.both_rate = 0.11;
+  model.copy_latency_ns = 0;
+  model.poison = false;
+  return model;
+}
+
 }  // namespace
 
 TEST_CASE("forecast: the automatic policy's is what the step then takes, in time and bytes") {
@@ -413,6 +422,104 @@ TEST_CASE("forecast: a recorded profile has all of the step's computing and none
   for (const auto& each : recorded.storages) CHECK(each.chunk != tidepool::plan::none);
 }
 
+TEST_CASE("forecast: waits for other ranks are recorded as such, and hide what is late") {
+  device dev(slow_link());
+  const auto stream = dev.make_stream();
+  auto opts = arena(1, 1, policy_kind::automatic);
+  opts.device_budget = 3 * 256 * kib;
+  offloader off(dev, opts);
+  constexpr int layers = 4;
+  const double copy_us = 256 * kib / slow_link().offload_rate / 1e3;
+  double begin = 0;
+  const auto step = [&] {
+    dev.synchronize();
+    begin = dev.now_ns() / 1e3;
+    auto open = off.begin();
+    offloader::buffer xs[layers];
+    for (int l = 0; l < layers; ++l) {
+      xs[l] = off.allocate(256 * kib, stream.ref());
+      dev.launch(stream.ref(), copy_us * 500, nullptr);
+      open.commit<"expert_fc1">(l, stream.ref(), xs[l]);
+    }
+    open.end_forward();
+    // The other rank's gradient comes at a time of its own; the one after it is there at once.
+    const double comes = begin + copy_us * (layers * 0.5 + 3);
+    off.wait_for_others(stream.ref(), [&] { dev.idle_until(stream.ref(), comes * 1e3); });
+    for (int l = layers; l-- > 0;) {
+      open.restore<"expert_fc1">(l, stream.ref(), xs[l]);
+      dev.launch(stream.ref(), copy_us * 1500, nullptr);
+      xs[l].reset(stream.ref());
+    }
+    open.finish();
+    off.wait_for_others(stream.ref(), [] {});
+    off.end_step();
+    dev.synchronize();
+    return dev.now_ns() / 1e3 - begin;
+  };
+  for (int i = 0; i < 4; ++i) step();
+  const auto& recorded = off.profile();
+  double waited = recorded.rest_wait_us;
+  for (const auto& each : recorded.events) waited += each.wait_us;
+  CHECK(waited > copy_us);
+  REQUIRE(off.current_plan());
+  const auto measured = step();
+  CHECK(measured == doctest::Approx(off.current_plan()->expected.step_us).epsilon(0.001));
+  // Backward begins when the gradient comes, though forward had to wait for memory.
+  CHECK(measured < copy_us * (layers * 2 + 3.1));
+  CHECK(off.counters().modules[0].step_bytes > 0);
+}
+
+TEST_CASE("forecast: what handles hold beyond a commit is a part of the plan") {
+  device dev(slow_link());
+  const auto stream = dev.make_stream();
+  auto opts = arena(1, 1, policy_kind::automatic);
+  opts.device_budget = 4 * 256 * kib;
+  offloader off(dev, opts);
+  constexpr int layers = 6;
+  const double copy_us = 256 * kib / slow_link().offload_rate / 1e3;
+  const auto step = [&](bool to_the_end) {
+    dev.synchronize();
+    const auto begin = dev.now_ns();
+    auto open = off.begin();
+    offloader::buffer xs[layers];
+    offloader::buffer held[layers];  // as a residual connection has them
+    for (int l = 0; l < layers; ++l) {
+      xs[l] = off.allocate(256 * kib, stream.ref());
+      held[l] = xs[l].share();
+      dev.launch(stream.ref(), copy_us * 1500, nullptr);
+      open.commit<"expert_fc1">(l, stream.ref(), xs[l]);
+      if (l > 0 && !(to_the_end && l == 1)) held[l - 1].reset(stream.ref());
+    }
+    held[layers - 1].reset(stream.ref());
+    open.end_forward();
+    for (int l = layers; l-- > 0;) {
+      open.restore<"expert_fc1">(l, stream.ref(), xs[l]);
+      dev.launch(stream.ref(), copy_us * 2500, nullptr);
+      xs[l].reset(stream.ref());
+      held[l].reset(stream.ref());
+    }
+    open.finish();
+    off.end_step();
+    dev.synchronize();
+    return (dev.now_ns() - begin) / 1e3;
+  };
+  SUBCASE("until the next commit: the step takes what was foretold, of time and of memory") {
+    for (int i = 0; i < 5; ++i) step(false);
+    const auto& recorded = off.profile();
+    CHECK_FALSE(recorded.shapes_vary);
+    CHECK(std::count_if(recorded.events.begin(), recorded.events.end(), [](const auto& each) {
+            return each.kind == tidepool::plan::event_kind::let_go;
+          }) == layers);
+    REQUIRE(off.current_plan());
+    CHECK(step(false) == doctest::Approx(off.current_plan()->expected.step_us).epsilon(0.001));
+    CHECK(off.counters().modules[0].groups_resident > 0);
+  }
+  SUBCASE("until the restore: sizes are held loosely") {
+    for (int i = 0; i < 5; ++i) step(true);
+    CHECK(off.profile().shapes_vary);
+  }
+}
+
 TEST_CASE("forecast: a plan that is saved is followed from the first step on") {
   tidepool::plan::step_plan made;
   tidepool::plan::profile recorded;
@@ -459,6 +566,41 @@ TEST_CASE("forecast: the simulator agrees with the engine where memory is not in
   }
   MESSAGE(compared << " steps, the simulator off by at most " << 100 * worst << " %");
   CHECK(compared > 40);
+  CHECK(worst < 0.05);
+}
+
+TEST_CASE("forecast: the simulator agrees on waits for other ranks and on handles after a commit") {
+  std::mt19937_64 random(23);
+  int compared = 0;
+  int hidden = 0;
+  double worst = 0;
+  for (int i = 0; i < 80; ++i) {
+    tidepool::test::random_step about;
+    about.chunks = 2 + random() % 3;
+    about.depth = 1 + random() % 2;
+    about.groups = about.chunks * (4 + random() % 6);
+    about.mixed_sizes = false;
+    about.waits = i % 2 == 0;
+    about.outliving = i % 4 != 0;
+    const auto step = tidepool::test::random_profile(random, about);
+    planner plans(step);
+    goal wanted;
+    wanted.device_budget = plans.in_core().peak * (40 + random() % 60) / 100;
+    const auto made = plans.best(wanted);
+    if (!made.expected.runs) continue;
+    const auto seen = forecast(step, made);
+    CAPTURE(i);
+    REQUIRE(seen.expected.runs);
+    ++compared;
+    worst = std::max(worst, std::abs(seen.expected.step_us / made.expected.step_us - 1));
+    if (made.expected.stall_us > seen.expected.stall_us * 1.01 + 1) ++hidden;
+    CHECK(seen.expected.step_us >= made.bound_us * (1 - 1e-6));
+    CHECK(seen.expected.moved == made.expected.moved);
+  }
+  MESSAGE(compared << " steps, the simulator off by at most " << 100 * worst << " %; in " << hidden
+                   << " waits hid stalls");
+  CHECK(compared > 40);
+  CHECK(hidden > 5);
   CHECK(worst < 0.05);
 }
 

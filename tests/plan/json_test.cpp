@@ -120,7 +120,7 @@ step_plan random_plan(dice& roll, const profile& step) {
   return chosen;
 }
 
-// A small step in which everything occurs.
+// A small step in which nearly everything occurs.
 profile usual_profile() {
   profile step;
   step.modules = {"core_attn", "expert_fc1"};
@@ -133,10 +133,11 @@ profile usual_profile() {
                  {event_kind::end_forward, 0, 0, 0}, {event_kind::allocate, 2, 0, 1},
                  {event_kind::commit, 0, 1, 12},     {event_kind::allocate, 3, 0, 1},
                  {event_kind::end_forward, 0, 1, 0}, {event_kind::restore, 0, 1, 0.25},
-                 {event_kind::release, 2, 0, 24},    {event_kind::restore, 1, 0, 0},
+                 {event_kind::release, 2, 0, 24, 4}, {event_kind::restore, 1, 0, 0},
                  {event_kind::release, 1, 0, 22},    {event_kind::restore, 0, 0, 0},
                  {event_kind::release, 0, 0, 20},    {event_kind::release, 3, 0, 0}};
   step.rest_us = 5;
+  step.rest_wait_us = 1;
   return step;
 }
 
@@ -204,6 +205,12 @@ std::vector<std::string> names_in(const std::filesystem::path& folder) {
 
 }  // namespace
 
+TEST_CASE("json: what outlives its commit comes back from a file") {
+  auto step = usual_profile();
+  step.events.insert(step.events.begin() + 2, {event_kind::let_go, 0, 0, 3, 2});
+  CHECK(profile_from_json(to_json(step)) == step);
+}
+
 TEST_CASE("json: random profiles come back equal, and to the bit") {
   for (std::uint64_t seed = 0; seed < 400; ++seed) {
     CAPTURE(seed);
@@ -247,6 +254,7 @@ TEST_CASE("json: the largest and the smallest") {
   step.chunks[0].groups[0].layer = std::numeric_limits<int>::min();
   step.chunks[0].microbatch = std::numeric_limits<int>::max();
   step.rest_us = -0.0;
+  step.rest_wait_us = 0;
   const auto again = profile_from_json(to_json(step));
   CHECK(again == step);
   CHECK(std::signbit(again.rest_us));
@@ -321,13 +329,16 @@ TEST_CASE("json: a bad value is refused with its place, what was found and what 
        "found an object, expected a string"},
       {"[\"core_attn\"", "[7", "/modules/0", "found 7, expected a string"},
       {"[\"restore\", 0, 1", "[\"restor\", 0, 1", "/events/9/0",
-       "found \"restor\", expected one of allocate, commit, end_forward, restore, release; did you "
+       "found \"restor\", expected one of allocate, commit, end_forward, restore, release, "
+       "let_go; did you "
        "mean 'restore'?"},
       {"[\"restore\", 0, 1", "[3, 0, 1", "/events/9/0", "found 3, expected one of"},
       {"[\"restore\", 0, 1", "[\"restore\", 4294967296, 1", "/events/9/1", any_index},
       {"[\"restore\", 0, 1", "[\"restore\", 0, -1", "/events/9/2", "found -1" + any_index},
       {"0.25]", "\"x\"]", "/events/9/3", "found \"x\", expected a number"},
-      {"0.25]", "0.25, 1]", "/events/9", "found 5 parts; give [kind, index, chunk, compute_us]"},
+      {"0.25]", "0.25, 0, 1]", "/events/9", "found 6 parts; give [kind, index, chunk, compute_us]"},
+      {"0.25]", "0.25, 1]", "/events/9", "it waits 1 us for other ranks"},
+      {"24.0, 4.0]", "24.0, []]", "/events/10/4", "found an array, expected a number"},
       {"[\"allocate\", 0, 0, 1.0]", "{}", "/events/0", "found an object, expected an array"},
       {"[\"backward\", 1]", "[\"back\", 1]", "/passes/2/0", "expected one of forward, backward"},
       {"[\"backward\", 1]", "[\"backward\"]", "/passes/2", "found 1 parts"},
@@ -342,7 +353,7 @@ TEST_CASE("json: a bad value is refused with its place, what was found and what 
       {"\"rest_us\": 5.0", "\"rest_us\": null", "/rest_us", "found null, expected a number"},
       {"\"shapes_vary\": false", "\"shapes_vary\": 1", "/shapes_vary", "found 1, expected"},
       {"\"in\": 55.2", "\"in\": false", "/link/in", "found false, expected a number"},
-      {"{\"out\"", "[{\"out\"", "line 54", "this is no JSON"},
+      {"{\"out\"", "[{\"out\"", "line 55", "this is no JSON"},
       {"\"tidepool_profile\": 1", "\"tidepool_profile\": 1.0", "/tidepool_profile", "found 1.0"},
   };
   for (const auto& each : edits) {
@@ -492,6 +503,10 @@ TEST_CASE("json: profiles that contradict themselves are refused with the place"
       {[](auto& p) { p.link.latency_us = -1; }, "/link/latency_us", "the latency is -1"},
       {[](auto& p) { p.rest_us = -0.5; }, "/rest_us", "the rest is -0.5"},
       {[](auto& p) { p.rest_us = infinite; }, "/rest_us", "the rest is inf", false},
+      {[](auto& p) { p.rest_wait_us = p.rest_us + 1; }, "/rest_wait_us", "it waits 6 us"},
+      {[](auto& p) { p.events[4].wait_us = 1e-9; }, "/events/4", "it waits 1e-09 us"},
+      {[](auto& p) { p.events[1].wait_us = -1; }, "/events/1", "the wait for other ranks is -1",
+       false},
       {[](auto& p) { p.events[4].compute_us = -3; }, "/events/4", "compute_us is -3"},
       {[](auto& p) { p.events[4].compute_us = no_number; }, "/events/4", "compute_us is nan",
        false},
@@ -504,6 +519,10 @@ TEST_CASE("json: profiles that contradict themselves are refused with the place"
       {at(7, release, 3, 0), "/events/7", "storage 3 is released before it is allocated"},
       {at(15, release, 0, 0), "/events/15", "storage 0 is released twice"},
       {at(10, release, 0, 0), "/events/10", "storage 0 is released before its group is restored"},
+      {at(0, let_go, 0, 0), "/events/0", "storage 0 is let go before it is allocated"},
+      {at(1, let_go, 0, 0), "/events/1", "storage 0 is let go, but its group does not hold it"},
+      {at(14, let_go, 0, 0), "/events/14", "storage 0 is let go, but its group"},
+      {at(8, let_go, 3, 0), "/events/8", "storage 3 is let go, but its group"},
       {at(1, commit, 2, 0), "/events/1", "there is no group 2 in chunk 0, only 2"},
       {at(1, commit, 0, 2), "/events/1", "there is no chunk 2, only 2"},
       {at(1, commit, 1, 0), "/events/1",
@@ -515,7 +534,7 @@ TEST_CASE("json: profiles that contradict themselves are refused with the place"
       {at(4, end_forward, 0, 2), "/events/4", "there is no chunk 2, only 2"},
       {at(4, end_forward, 1, 0), "/events/4", "the end of a forward pass has the index 1"},
       {at(8, end_forward, 0, 0), "/events/8", "the forward pass of chunk 0 ends twice"},
-      {at(8, static_cast<event_kind>(5), 0, 0), "/events/8", "this is no kind of event", false},
+      {at(8, static_cast<event_kind>(6), 0, 0), "/events/8", "this is no kind of event", false},
   };
   check(usual_profile());
   for (const auto& each : faults) {

@@ -18,16 +18,23 @@ class script {
   plan::profile result;
 
   void compute(double us) { pending_ += us; }
+  void wait(double us) {
+    pending_ += us;
+    waits_ += us;
+  }
   void call(plan::event_kind kind, std::uint32_t index, std::uint32_t chunk = 0) {
-    result.events.push_back({kind, index, chunk, std::exchange(pending_, 0.0)});
+    result.events.push_back(
+        {kind, index, chunk, std::exchange(pending_, 0.0), std::exchange(waits_, 0.0)});
   }
   [[nodiscard]] plan::profile finish() {
     result.rest_us = std::exchange(pending_, 0.0);
+    result.rest_wait_us = std::exchange(waits_, 0.0);
     return std::move(result);
   }
 
  private:
   double pending_ = 0;
+  double waits_ = 0;
 };
 
 /// What a random step is made of.
@@ -37,6 +44,8 @@ struct random_step {
   std::size_t depth = 1;
   bool mixed_sizes = true;
   bool recompute = false;
+  bool waits = false;      ///< for other ranks, before passes and at the end
+  bool outliving = false;  ///< every third tensor has a handle until the next commit
 };
 
 /// A 1F1B step of `chunks` microbatches with one tensor a group.
@@ -75,18 +84,24 @@ inline plan::profile random_profile(std::mt19937_64& random, const random_step& 
   const auto storage = [&](std::uint32_t c, std::uint32_t i) {
     return static_cast<std::uint32_t>(c * length + i);
   };
+  const auto wait = [&] {
+    if (about.waits) write.wait(roll(0, 2) * forward[0] * static_cast<double>(length));
+  };
   const auto run_forward = [&](std::uint32_t c) {
+    if (c > 0) wait();
     step.passes.push_back({c, false});
     for (std::uint32_t i = 0; i < length; ++i) {
       write.compute(forward[i] * 0.1);
       write.call(allocate, storage(c, i));
       write.compute(forward[i] * 0.9);
       write.call(commit, i, c);
+      if (about.outliving && i % 3 == 1) write.call(let_go, storage(c, i - 1));
     }
     write.call(end_forward, 0, c);
   };
   const auto run_backward = [&](std::uint32_t c) {
     step.passes.push_back({c, true});
+    wait();
     for (auto i = static_cast<std::uint32_t>(length); i-- > 0;) {
       write.compute(backward[i] * 0.3);
       write.call(restore, i, c);
@@ -100,6 +115,7 @@ inline plan::profile random_profile(std::mt19937_64& random, const random_step& 
     if (sent < chunks) run_forward(sent++);
     run_backward(back);
   }
+  wait();
   write.compute(roll(0, 100));
   return write.finish();
 }

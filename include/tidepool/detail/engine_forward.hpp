@@ -71,15 +71,19 @@ void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, lan
   }
   if (recorder_ != nullptr) {
     record_commit(chunk, stay, from, lane, handles);
+    if (wanted == plan::action::keep) note_outliving(lane, handles);
   }
   if (give_up) {
     const auto* item = chunk.saved_of(which);
     for (auto* each : handles) {
-      if ((item++)->store == nullptr) continue;
+      const auto* const saved = (item++)->store;
+      if (saved == nullptr) continue;
       each->part_ = {};
       auto& source = *std::exchange(each->store_, nullptr);
       source.discarded = what == plan::action::recompute;
-      outlived_ = outlived_ || source.handles > 1;
+      source.outlived = source.outlived || (recorder_ != nullptr && source.handles > 1);
+      // Of a part that leaves nobody can say when the whole goes.
+      if (source.outlived && saved != &source) outlived_ = true;
       forget_handle(source, lane);
     }
     if (what == plan::action::recompute && which.leaving > 0) {
@@ -106,6 +110,16 @@ template <device Device>
   }
   recorder_->called(from, plan::event_kind::commit, index, chunk.ordinal(),
                     store_.order().stream(lane));
+}
+
+// Which handles go beyond the commit of a group that stays, as those of one that leaves would.
+template <device Device>
+[[gnu::cold]] void engine<Device>::note_outliving(lane_id lane, std::span<handle* const> handles) {
+  for (const auto* each : handles) {
+    auto& store = *each->store_;
+    const bool before = std::exchange(store.outlived, store.handles > store.stays);
+    if (before && !store.outlived) let_go(store, lane);
+  }
 }
 
 // Copies would free nothing: other groups keep all of it on the device.

@@ -8,7 +8,9 @@ namespace tidepool::detail {
 // One handle less outside; `lane` is where it was used last.
 template <device Device>
 void engine<Device>::forget_handle(storage& store, lane_id lane) {
-  if (--store.handles == 0) {
+  --store.handles;
+  if (store.outlived && store.handles == store.stays) let_go(store, lane);
+  if (store.handles == 0) {
     if (store.saves == 0) {
       if (recorder_ != nullptr) {
         recorder_->released(store.recorded, store_.order().stream(lane));
@@ -22,6 +24,13 @@ void engine<Device>::forget_handle(storage& store, lane_id lane) {
     }
   }
   release(this);
+}
+
+// Nobody holds it any more but the groups that saved it.
+template <device Device>
+[[gnu::cold]] void engine<Device>::let_go(storage& store, lane_id lane) {
+  store.outlived = false;
+  if (recorder_ != nullptr) recorder_->let_go(store.recorded, store_.order().stream(lane));
 }
 
 // One group less that saved it; its host copy goes with the last.
@@ -47,7 +56,9 @@ void engine<Device>::forget_kept(chunk_state& chunk, group& which) {
   const auto* items = chunk.saved_of(which);
   for (std::uint32_t i = 0; i < which.count; ++i) {
     auto* store = items[i].stayed;
-    if (store != nullptr && store->number == items[i].number) --store->stays;
+    if (store == nullptr || store->number != items[i].number) continue;
+    --store->stays;
+    store->outlived = false;
   }
 }
 

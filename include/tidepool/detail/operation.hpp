@@ -37,6 +37,7 @@ struct operation {
   bool started = false;
   copy_direction direction{};
   double duration = 0;  // of a kernel; latency left of a copy
+  double at_least = 0;  // the time at which a kernel may end
   double left = 0;      // bytes of a copy still to move
   std::byte* target = nullptr;
   const std::byte* source = nullptr;

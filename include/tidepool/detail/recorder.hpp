@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -29,6 +30,7 @@ class recorder {
     used_ = 0;
     calls_.clear();
     again_.clear();
+    waits_.clear();
     inside_ = 0;
     first_storage_ += static_cast<std::uint32_t>(storages_.size());
     storages_.clear();
@@ -60,6 +62,11 @@ class recorder {
     if (!knows(storage)) return;
     called(arrive(stream), plan::event_kind::release, storage - first_storage_, 0, stream);
   }
+  // The last handle that outlived the commit of the group that saves it.
+  void let_go(std::uint32_t storage, stream_ref stream) {
+    if (!knows(storage) || storages_[storage - first_storage_].chunk == plan::none) return;
+    called(arrive(stream), plan::event_kind::let_go, storage - first_storage_, 0, stream);
+  }
   void called(std::size_t from, plan::event_kind kind, std::size_t index, std::size_t chunk,
               stream_ref stream) {
     const auto to = mark(stream);
@@ -79,6 +86,14 @@ class recorder {
     --inside_;
   }
   void recompute_failed() noexcept { --inside_; }
+  // The stream waits for other ranks between the two; before the first call of all, nothing is
+  // known.
+  [[nodiscard]] std::size_t wait_begins(stream_ref stream) {
+    return used_ == 0 || inside_ > 0 ? none : mark(stream);
+  }
+  void waited(std::size_t from, stream_ref stream) {
+    if (from < used_) waits_.push_back({calls_.size(), from, mark(stream)});
+  }
   // The end of a forward pass lies on no stream; it takes no time.
   void forward_ended(std::size_t chunk) {
     calls_.push_back(
@@ -93,13 +108,27 @@ class recorder {
     into.storages = storages_;
     into.events.clear();
     auto before = first_;
-    for (const auto& each : calls_) {
+    auto wait = waits_.begin();
+    double waited_us = 0;
+    const auto needed_us = shortest_wait_us();
+    const auto wait_before = [&](std::size_t number) {
+      for (; wait != waits_.end() && wait->before <= number; ++wait) {
+        waited_us += us_between(wait->from, wait->to) - needed_us;
+      }
+    };
+    for (std::size_t i = 0; i < calls_.size(); ++i) {
+      const auto& each = calls_[i];
       const bool timed = each.from != none;
       const auto us = timed ? us_between(before, each.from) : 0.0;
-      into.events.push_back({each.kind, each.index, each.chunk, us});
-      if (timed) before = each.to;
+      wait_before(i);
+      into.events.push_back({each.kind, each.index, each.chunk, us, 0});
+      if (!timed) continue;
+      before = each.to;
+      into.events.back().wait_us = std::min(us, std::exchange(waited_us, 0.0));
     }
     into.rest_us = us_between(before, end);
+    wait_before(calls_.size());
+    into.rest_wait_us = std::min(into.rest_us, waited_us);
     for (const auto& each : again_) {
       // None at all would mean that it cannot be done.
       into.chunks[each.chunk].groups[each.group].recompute_us =
@@ -126,8 +155,21 @@ class recorder {
     std::size_t to;
   };
 
+  struct wait_for_others {
+    std::size_t before;  // this call
+    std::size_t from;
+    std::size_t to;
+  };
+
   [[nodiscard]] bool knows(std::uint32_t storage) const {
     return storage >= first_storage_ && storage - first_storage_ < storages_.size();
+  }
+
+  // What a wait costs when nobody has to be waited for.
+  [[nodiscard]] double shortest_wait_us() const {
+    double shortest = waits_.empty() ? 0 : std::numeric_limits<double>::infinity();
+    for (const auto& each : waits_) shortest = std::min(shortest, us_between(each.from, each.to));
+    return shortest;
   }
 
   std::size_t mark(stream_ref stream) {
@@ -148,6 +190,7 @@ class recorder {
   std::vector<typename Device::event> marks_;
   std::vector<call> calls_;
   std::vector<recomputing> again_;
+  std::vector<wait_for_others> waits_;
   std::vector<plan::storage_profile> storages_;
 };
 

@@ -60,6 +60,12 @@ class simulation {
     op.run = std::move(run);
     push(on, std::move(op));
   }
+  void idle_until(std::size_t on, double ns) {
+    operation op;
+    op.kind = operation_kind::kernel;
+    op.at_least = ns;
+    push(on, std::move(op));
+  }
   void copy(std::size_t on, copy_direction direction, void* target, const void* source,
             const copy_shape& shape) {
     operation op;
@@ -241,7 +247,10 @@ class simulation {
 
   void start(operation& op) {
     op.started = true;
-    if (op.kind != operation_kind::copy) return;
+    if (op.kind != operation_kind::copy) {
+      op.duration = std::max(op.duration, op.at_least - now_);
+      return;
+    }
     op.duration = model_.copy_latency_ns;
     op.left = static_cast<double>(op.shape.bytes());
     if (model_.moves_bytes) op.move_first_half();

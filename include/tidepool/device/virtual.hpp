@@ -187,6 +187,8 @@ class virtual_device {
               const char* /*label*/ = "", std::vector<kernel_access> touches = {}) {
     sim_->kernel(on.index_, duration_ns, std::move(run), std::move(touches));
   }
+  /// Queues a wait for something outside that comes when the clock reads `ns`.
+  void idle_until(stream_ref on, double ns) { sim_->idle_until(on.index_, ns); }
   /// Has every operation seen as it is issued.
   void observe(detail::simulation::observer with) { sim_->observe(std::move(with)); }
   /// What it was made with.

@@ -167,7 +167,8 @@ class stretch_bound {
 ///     step                 >=  ready + 2 moved / rate_both + compute after `last`
 ///
 /// and stalls before one call and after another that is not before it add up, as do those of
-/// stretches between which nothing is held. Recomputing a byte costs at least what it costs in the
+/// stretches between which nothing is held. Waits for other ranks may hide as much as they last.
+/// Recomputing a byte costs at least what it costs in the
 /// cheapest group; the bound is the least over how many are.
 [[nodiscard]] inline double lower_bound(const detail::layout& map, const link_rates& rates,
                                         std::size_t budget, bool may_recompute) {
@@ -193,7 +194,13 @@ class stretch_bound {
   if (from < map.events.size()) {
     extra += detail::stretch_bound(map, rates, limit, cheapest, from, map.events.size()).extra_us();
   }
-  return map.compute_us + extra;
+  double waits = map.rest_wait;
+  bool any = false;
+  for (const auto& each : map.events) {
+    if (any) waits += each.wait;
+    any = any || each.kind == event_kind::commit;
+  }
+  return map.compute_us + std::max(0.0, extra - waits);
 }
 
 }  // namespace tidepool::plan

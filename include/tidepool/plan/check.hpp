@@ -72,6 +72,7 @@ class consistency {
   struct storage_state {
     bool allocated = false;
     bool released = false;
+    bool let_go = false;
   };
 
   void require(bool holds, const auto& place, const auto& problem, std::string_view remedy) const {
@@ -81,6 +82,12 @@ class consistency {
     require(
         std::isfinite(value) && value >= 0, place,
         [&] { return std::string(what) + " is " + number_text(value); }, right_time);
+  }
+  void wait(double us, double of, const auto& place) const {
+    time(us, place, "the wait for other ranks");
+    require(
+        us <= of, place, [&] { return "it waits " + number_text(us) + " us for other ranks"; },
+        "a wait is a part of the computing that it is given with");
   }
   // Half of what 64 bits hold: planners round up, and add to totals.
   void add(std::size_t& total, std::size_t bytes, const auto& place) const {
@@ -218,9 +225,11 @@ class consistency {
       const auto place = [&] { return place_of("events", i); };
       const auto& each = step_.events[i];
       time(each.compute_us, place, "compute_us");
+      wait(each.wait_us, each.compute_us, place);
       switch (each.kind) {
         case event_kind::allocate:
         case event_kind::release:
+        case event_kind::let_go:
           storage_event(each, place);
           break;
         case event_kind::commit:
@@ -249,6 +258,7 @@ class consistency {
     }
     time(
         step_.rest_us, [] { return "/rest_us"; }, "the rest");
+    wait(step_.rest_wait_us, step_.rest_us, [] { return "/rest_wait_us"; });
     time(
         compute_us(step_), [] { return "/events"; }, "the computing of all");
   }
@@ -275,8 +285,23 @@ class consistency {
       return;
     }
     require(
-        state.allocated, place, [&] { return name() + " is released before it is allocated"; },
+        state.allocated, place,
+        [&] {
+          return name() + (each.kind == event_kind::let_go ? " is let go" : " is released") +
+                 " before it is allocated";
+        },
         "list events in the order of the compute stream");
+    if (each.kind == event_kind::let_go) {
+      require(
+          group != nullptr && group->committed && !group->restored, place,
+          [&] { return name() + " is let go, but its group does not hold it then"; },
+          "let it go between its group's commit and restore");
+      require(
+          !state.let_go, place, [&] { return name() + " is let go twice"; },
+          "let it go once, with the last handle that outlived the commit");
+      state.let_go = true;
+      return;
+    }
     require(
         !state.released, place, [&] { return name() + " is released twice"; },
         "release it once, with its last handle");

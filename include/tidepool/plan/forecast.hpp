@@ -48,6 +48,13 @@ class rehearsal {
       if (each.chunk != none) members_[each.chunk][each.group].push_back(s);
     }
     held_.resize(step.storages.size());
+    extra_.resize(step.storages.size());
+    outlives_.resize(step.storages.size(), false);
+    for (const auto& each : step.events) {
+      if (each.kind == event_kind::let_go) outlives_[each.index] = true;
+      waits_ = waits_ || each.wait_us > 0;
+    }
+    waits_ = waits_ || step.rest_wait_us > 0;
     chunks_.resize(step.chunks.size(), nullptr);
     waiting_.resize(step.chunks.size(), 0);
   }
@@ -57,6 +64,7 @@ class rehearsal {
     for (auto* open : chunks_) {
       if (open != nullptr) engine_->end_chunk(*open);
     }
+    extra_.clear();
     held_.clear();
     engine_->close();
     tidepool::detail::engine<virtual_device>::release(engine_);
@@ -71,8 +79,11 @@ class rehearsal {
   [[nodiscard]] auto stream() const { return stream_.ref(); }
 
   void run() {
+    const double begin_us = waits_ ? now_us() : 0;
+    double at_us = 0;
     for (const auto& each : step_->events) {
-      if (each.compute_us > 0) dev_.launch(stream_.ref(), each.compute_us * 1e3, nullptr);
+      compute(begin_us + at_us, each.compute_us, each.wait_us);
+      at_us += each.compute_us;
       call(each);
     }
     if (!chunks_.empty()) static_cast<void>(opened(static_cast<std::uint32_t>(chunks_.size() - 1)));
@@ -80,7 +91,7 @@ class rehearsal {
       if (chunks_[i] != nullptr) close(i);  // one that was given up in the middle
     }
     next_chunk_ = 0;
-    if (step_->rest_us > 0) dev_.launch(stream_.ref(), step_->rest_us * 1e3, nullptr);
+    compute(begin_us + at_us, step_->rest_us, step_->rest_wait_us);
     static_cast<void>(engine_->end_step());
   }
 
@@ -97,6 +108,12 @@ class rehearsal {
   }
 
   using chunk_state = tidepool::detail::chunk_state<virtual_device>;
+
+  // Other ranks come when they would if nothing here were late.
+  void compute(double from_us, double us, double wait_us) {
+    if (wait_us > 0) dev_.idle_until(stream_.ref(), (from_us + wait_us) * 1e3);
+    if (us > wait_us) dev_.launch(stream_.ref(), (us - wait_us) * 1e3, nullptr);
+  }
 
   // The engine counts chunks in the order in which they are opened, which is that of the profile.
   chunk_state* opened(std::uint32_t index) {
@@ -127,6 +144,9 @@ class rehearsal {
       }
       case event_kind::commit: {
         const auto& group = step_->chunks[each.chunk].groups[each.index];
+        for (const auto s : members_[each.chunk][each.index]) {
+          if (outlives_[s]) extra_[s] = held_[s].share();
+        }
         engine_->commit(*opened(each.chunk), group.module, group.layer, engine_->lane_of(stream),
                         handles_of(each), tidepool::detail::commit_kind::or_discard);
         break;
@@ -147,6 +167,9 @@ class rehearsal {
       case event_kind::release:
         held_[each.index].reset(stream);
         break;
+      case event_kind::let_go:
+        extra_[each.index].reset(stream);
+        break;
     }
   }
 
@@ -156,10 +179,13 @@ class rehearsal {
   tidepool::detail::engine<virtual_device>* engine_;
   std::vector<std::vector<std::vector<std::uint32_t>>> members_;  // storages of each group
   std::vector<buffer<virtual_device>> held_;
+  std::vector<buffer<virtual_device>> extra_;  // beyond the commit
+  std::vector<bool> outlives_;
   std::vector<chunk_state*> chunks_;
   std::vector<std::size_t> waiting_;  // groups of each chunk that are not restored yet
   std::uint32_t next_chunk_ = 0;
   double recomputed_us_ = 0;
+  bool waits_ = false;  // for other ranks
   std::vector<handle<virtual_device>*> pointers_;
 };
 

@@ -7,11 +7,12 @@
 ///        {"module": "core_attn", "layer": 0, "bytes": 1048576, "recompute_us": 12.5}]}],
 ///      "passes": [["forward", 0], ["backward", 0]],
 ///      "storages": [{"bytes": 1048576, "chunk": 0, "group": 0}],
-///      "events": [["allocate", 0, 0, 1.5], ["commit", 0, 0, 80]],
+///      "events": [["allocate", 0, 0, 1.5, 1], ["commit", 0, 0, 80]],
 ///      "rest_us": 3, "shapes_vary": false,
 ///      "link": {"out": 55.2, "in": 55.2, "both": 101.7, "latency_us": 2}}
 ///
-/// An event is its kind, an index, a chunk and the computing before it. A plan has a row like that
+/// An event is its kind, an index, a chunk and the computing before it; where that began with a
+/// wait for other ranks, that too, and "rest_wait_us" for the rest. A plan has a row like that
 /// of a profile for each group, with its action; only the action counts, the rest is for the eye.
 /// What has a default may be left out, except the sizes of groups and storages.
 /// Reading throws `file_error`, writing `profile_error` where the data contradict themselves.
@@ -72,8 +73,10 @@ namespace detail {
   for (const auto& each : step.events) {
     events.push_back(json::array({event_words[static_cast<std::size_t>(each.kind)], each.index,
                                   each.chunk, each.compute_us}));
+    if (each.wait_us > 0) events.back().push_back(each.wait_us);
   }
   top["rest_us"] = step.rest_us;
+  if (step.rest_wait_us > 0) top["rest_wait_us"] = step.rest_wait_us;
   top["shapes_vary"] = step.shapes_vary;
   top["link"] = {{"out", step.link.out},
                  {"in", step.link.in},

@@ -56,7 +56,8 @@ enum class event_kind : std::uint8_t {
   commit,       ///< a group
   end_forward,  ///< of a chunk
   restore,      ///< a group
-  release       ///< a storage: its last handle goes
+  release,      ///< a storage: its last handle goes
+  let_go        ///< a storage: the last handle that outlived its group's commit goes
 };
 
 /// One call, and the computing before it.
@@ -65,6 +66,7 @@ struct event {
   std::uint32_t index = 0;  ///< a storage; a group of `chunk`; 0 for the end of a forward pass
   std::uint32_t chunk = 0;  ///< 0 for storages
   double compute_us = 0;    ///< of the compute stream since the event before, without its stalls
+  double wait_us = 0;       ///< the first part of it: for other ranks; who comes late waits less
 
   friend bool operator==(const event&, const event&) = default;
 };
@@ -88,8 +90,9 @@ struct profile {
   std::vector<storage_profile> storages;
   std::vector<event> events;  ///< in the order of the compute stream
   double rest_us = 0;         ///< computing after the last event
+  double rest_wait_us = 0;    ///< the first part of it: for other ranks
   /// Memory may be taken otherwise than `events` tell: another step had other sizes, as with routed
-  /// experts, or handles outlived the commit of what they share, which no event tells.
+  /// experts, or handles outlived the commit of what they share until it was restored.
   bool shapes_vary = false;
   link_rates link;
 
@@ -100,7 +103,7 @@ struct profile {
   friend bool operator==(const profile&, const profile&) = default;
 };
 
-/// Computing of the whole step, in microseconds.
+/// Computing of the whole step and its waits for other ranks, in microseconds.
 [[nodiscard]] inline double compute_us(const profile& step) {
   double sum = step.rest_us;
   for (const auto& each : step.events) sum += each.compute_us;

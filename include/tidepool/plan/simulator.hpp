@@ -37,7 +37,7 @@ class simulator {
     start(what, limits);
     double before = 0;
     for (const auto& each : map_.events) {
-      now_ += each.at - before;
+      pass(before, each.at, each.wait);
       before = each.at;
       if (!step(each)) {
         result_.runs = false;
@@ -45,7 +45,7 @@ class simulator {
         return result_;
       }
     }
-    now_ += map_.compute_us - before;
+    pass(before, map_.compute_us, map_.rest_wait);
     result_.step_us = now_;
     return result_;
   }
@@ -98,6 +98,11 @@ class simulator {
     forward_done_.assign(map_.first.size(), false);
   }
 
+  // Computing goes on to `to`; by how much it is late, a wait for other ranks is shorter.
+  void pass(double from, double to, double wait) {
+    now_ += to - from - (wait > 0 ? std::min(wait, std::max(0.0, now_ - from)) : 0.0);
+  }
+
   [[nodiscard]] action of(std::uint32_t group) const { return (*what_)[group]; }
 
   bool step(const detail::flat_event& each) {
@@ -115,6 +120,9 @@ class simulator {
         return restore(each.what);
       case event_kind::release:
         give(by_compute_, map_.storages[each.what].bytes, now_, by_compute);
+        return true;
+      case event_kind::let_go:
+        let_go(map_.storages[each.what]);
         return true;
     }
     return false;
@@ -177,7 +185,13 @@ class simulator {
     done_[group] = end;
     offload_of_[group] = ++offloads_;
     result_.moved += bytes;
-    give(by_offload_, bytes, end, offloads_);
+    give(by_offload_, bytes - map_.groups[group].outliving, end, offloads_);
+  }
+
+  // Free since its copy ended, and nobody holds it any more.
+  void let_go(const detail::flat_storage& store) {
+    if (of(store.group) != action::offload) return;
+    give(by_offload_, store.bytes, std::max(now_, done_[store.group]), offload_of_[store.group]);
   }
 
   bool restore(std::uint32_t group) {

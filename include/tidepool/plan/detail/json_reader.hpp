@@ -19,8 +19,8 @@
 namespace tidepool::plan::detail {
 
 inline constexpr std::uint32_t json_version = 1;
-inline constexpr std::array<std::string_view, 5> event_words{"allocate", "commit", "end_forward",
-                                                             "restore", "release"};
+inline constexpr std::array<std::string_view, 6> event_words{"allocate", "commit",  "end_forward",
+                                                             "restore",  "release", "let_go"};
 inline constexpr std::array<std::string_view, 2> pass_words{"forward", "backward"};
 inline constexpr std::array<std::string_view, 3> action_words{
     name_of(action::keep), name_of(action::offload), name_of(action::recompute)};
@@ -94,11 +94,13 @@ inline storage_profile read_storage(const json_node& from) {
 
 inline event read_event(const json_node& from) {
   event each;
+  const bool waits = from.size() == 5;
   each.kind = static_cast<event_kind>(
-      read_row(from, 4, "give [kind, index, chunk, compute_us]", event_words));
+      read_row(from, waits ? 5 : 4, "give [kind, index, chunk, compute_us]", event_words));
   from.item(1).read(each.index);
   from.item(2).read(each.chunk);
   from.item(3).read(each.compute_us);
+  if (waits) from.item(4).read(each.wait_us);
   return each;
 }
 
@@ -157,7 +159,7 @@ inline profile read_profile(const json_source& source, std::string_view text) {
   const json_node top(source, document);
   read_version(top, "profile");
   top.only({"tidepool_profile", "modules", "chunks", "passes", "storages", "events", "rest_us",
-            "shapes_vary", "link"});
+            "rest_wait_us", "shapes_vary", "link"});
   profile step;
   read_each(top, "modules", [&](const json_node& each) { each.read(step.modules.emplace_back()); });
   read_each(top, "chunks",
@@ -167,6 +169,7 @@ inline profile read_profile(const json_source& source, std::string_view text) {
             [&](const json_node& each) { step.storages.push_back(read_storage(each)); });
   read_each(top, "events", [&](const json_node& each) { step.events.push_back(read_event(each)); });
   top.perhaps("rest_us", step.rest_us);
+  top.perhaps("rest_wait_us", step.rest_wait_us);
   top.perhaps("shapes_vary", step.shapes_vary);
   if (top.has("link")) read_link(top.member("link"), step.link);
   const auto refuse = [&](const std::string& place, const std::string& problem,

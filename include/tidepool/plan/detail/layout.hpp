@@ -18,17 +18,20 @@ struct flat_group {
   module_id module{};
   std::size_t bytes = 0;
   double recompute_us = 0;
+  std::size_t outliving = 0;  // of its bytes, those that handles hold beyond its commit
 };
 
 struct flat_event {
   event_kind kind = event_kind::allocate;
   std::uint32_t what = 0;  // a storage, a group, or a chunk
   double at = 0;           // computing before it, from the start of the step
+  double wait = 0;         // for other ranks, of the computing since the event before
 };
 
 struct flat_storage {
   std::size_t bytes = 0;
   std::uint32_t group = none;
+  bool outlives = false;  // its group's commit, until it is let go
 };
 
 struct layout {
@@ -38,13 +41,14 @@ struct layout {
   std::vector<flat_event> events;
   std::vector<std::uint32_t> reload_order;  // groups in the order of their restores
   double compute_us = 0;
+  double rest_wait = 0;
   std::size_t largest = 0;  // group
 
   explicit layout(const profile& step) {
     for (std::uint32_t c = 0; c < step.chunks.size(); ++c) {
       first.push_back(static_cast<std::uint32_t>(groups.size()));
       for (const auto& each : step.chunks[c].groups) {
-        groups.push_back({c, each.layer, each.module, 0, each.recompute_us});
+        groups.push_back({c, each.layer, each.module, 0, each.recompute_us, 0});
       }
     }
     for (const auto& each : step.storages) {
@@ -60,10 +64,15 @@ struct layout {
       const auto what = of_group                               ? first[each.chunk] + each.index
                         : each.kind == event_kind::end_forward ? each.chunk
                                                                : each.index;
-      events.push_back({each.kind, what, compute_us});
+      events.push_back({each.kind, what, compute_us, each.wait_us});
       if (each.kind == event_kind::restore) reload_order.push_back(what);
+      if (each.kind == event_kind::let_go) {
+        storages[what].outlives = true;
+        groups[storages[what].group].outliving += storages[what].bytes;
+      }
     }
     compute_us += step.rest_us;
+    rest_wait = step.rest_wait_us;
   }
 
   [[nodiscard]] actions unfold(const std::vector<action>& flat) const {
