@@ -57,7 +57,8 @@ class parallel_experts : routed_part<Device, Kernels> {
     c.template commit<"mlp_norm">(number_, stream, s.x, s.rstd);
 
     part::choose(s, balance);
-    const auto counts = on_.exchange->counts(ints(s.counts), here());
+    const auto counts = on_.offloader.wait_for_peers(
+        stream, [&] { return on_.exchange->counts(ints(s.counts), here()); });
     const index rows = part::lay_out(s);
     lay_out_arrivals(s, counts);
 
@@ -281,7 +282,9 @@ class parallel_experts : routed_part<Device, Kernels> {
   void start(saved& s, const row_counts& rows, std::initializer_list<moving_rows> what) {
     s.exchange = on_.exchange->start(rows, {what.begin(), what.size()});
   }
-  void finish(saved& s) { on_.exchange->finish(s.exchange); }
+  void finish(saved& s) {
+    on_.offloader.wait_for_peers(on_.stream, [&] { on_.exchange->finish(s.exchange); });
+  }
 
   /// Rows come from one rank after the other, each rank's ordered by expert and padded as there.
   void lay_out_arrivals(saved& s, std::span<const std::int32_t> counts) {

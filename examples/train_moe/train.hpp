@@ -153,8 +153,9 @@ class trainer {
       const auto span = offloader_.trace_span("AdamW", stream_.ref());
       weights_.update(kernels_, step - scaler_.state().skipped, learning_rate(run_, step), scale);
     }
-    // The other ranks of a pipeline come to their losses before it or after it.
-    const float loss = offloader_.wait_for_others(stream_.ref(), [&] { return mean_loss(); });
+    const auto ask = [&] { return mean_loss(); };
+    const float loss = run_.expert_parallel ? offloader_.wait_for_peers(stream_.ref(), ask)
+                                            : offloader_.wait_for_others(stream_.ref(), ask);
     offloader_.end_step();
     return loss;
   }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tidepool/chunk.hpp"
+#include "tidepool/detail/recorded_wait.hpp"
 #include "tidepool/error.hpp"
 #include "tidepool/graph.hpp"
 #include "tidepool/host_state.hpp"
@@ -245,7 +246,8 @@ class offloader {
     lane_id lane_{};
     std::size_t from_ = detail::tracer<Device>::off;
   };
-  /// Calls `wait`, in which `stream` or the host waits for other ranks, and returns what it does.
+  /// Calls `wait`, in which `stream` or the host waits for ranks with a schedule of their own, such
+  /// as the neighbours in a pipeline, and returns what it does.
   ///
   /// Automatic plans know then that being late before it costs nothing, as long as the others are
   /// later: in the bubbles of a pipeline copies may take their time. Records two timing events on
@@ -253,18 +255,15 @@ class offloader {
   /// Throws what `wait` throws, and `device_error`.
   template <class Wait>
   decltype(auto) wait_for_others(stream_ref stream, Wait&& wait) {
-    struct mark {
-      detail::engine<Device>& engine;
-      stream_ref stream;
-      std::size_t from;
-      ~mark() {
-        try {
-          engine.waited(from, stream);
-        } catch (...) {  // a plan that takes it for computing
-        }
-      }
-    };
-    const mark until{*engine_, stream, engine_->wait_begins(stream)};
+    const detail::recorded_wait until(*engine_, stream, detail::waits_for::others);
+    return std::forward<Wait>(wait)();
+  }
+  /// The same for ranks that do the same at the same time, as in an all-to-all or an all-reduce:
+  /// who waits there waits for stalls like its own, which no plan should count on. A recorded step
+  /// is without such waits, but for the shortest, which is taken for the transfer itself.
+  template <class Wait>
+  decltype(auto) wait_for_peers(stream_ref stream, Wait&& wait) {
+    const detail::recorded_wait until(*engine_, stream, detail::waits_for::peers);
     return std::forward<Wait>(wait)();
   }
   /// `name` must live as long as the span.

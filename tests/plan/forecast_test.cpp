@@ -469,6 +469,41 @@ TEST_CASE("forecast: waits for other ranks are recorded as such, and hide what i
   CHECK(off.counters().modules[0].step_bytes > 0);
 }
 
+TEST_CASE("forecast: waits for peers are no part of what was recorded, but for the shortest") {
+  device dev(slow_link());
+  const auto stream = dev.make_stream();
+  auto opts = arena(1, 1, policy_kind::automatic);
+  opts.device_budget = 64 * 256 * kib;
+  offloader off(dev, opts);
+  const auto kernel = [&](double us) { dev.launch(stream.ref(), us * 1e3, nullptr); };
+  for (int step = 0; step < 2; ++step) {
+    auto open = off.begin();
+    auto x = off.allocate(256 * kib, stream.ref());
+    kernel(100);
+    off.wait_for_peers(stream.ref(), [&] { kernel(70); });
+    open.commit<"expert_fc1">(0, stream.ref(), x);
+    open.end_forward();
+    kernel(10);
+    CHECK(off.wait_for_peers(stream.ref(), [&] { return kernel(20), 7; }) == 7);
+    off.wait_for_others(stream.ref(), [&] { kernel(1); });
+    open.restore<"expert_fc1">(0, stream.ref(), x);
+    kernel(200);
+    x.reset(stream.ref());
+    open.finish();
+    off.wait_for_others(stream.ref(), [&] { kernel(5); });
+    kernel(30);
+    off.end_step();
+  }
+  const auto& recorded = off.profile();
+  REQUIRE(recorded.events.size() == 5);
+  CHECK(recorded.events[1].compute_us == doctest::Approx(100 + 20));
+  CHECK(recorded.events[1].wait_us == 0);
+  CHECK(recorded.events[3].compute_us == doctest::Approx(10 + 20 + 1));
+  CHECK(recorded.events[3].wait_us == doctest::Approx(0));
+  CHECK(recorded.rest_us == doctest::Approx(5 + 30));
+  CHECK(recorded.rest_wait_us == doctest::Approx(4));
+}
+
 TEST_CASE("forecast: what handles hold beyond a commit is a part of the plan") {
   device dev(slow_link());
   const auto stream = dev.make_stream();

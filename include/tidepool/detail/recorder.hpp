@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -16,6 +17,8 @@ namespace tidepool::detail {
 
 // Every call lies between two timing events, since its joins are not computing. What the device
 // does from one call's second event to the next one's first is.
+enum class waits_for : std::uint8_t { others, peers };
+
 template <device Device>
 class recorder {
  public:
@@ -91,8 +94,8 @@ class recorder {
   [[nodiscard]] std::size_t wait_begins(stream_ref stream) {
     return used_ == 0 || inside_ > 0 ? none : mark(stream);
   }
-  void waited(std::size_t from, stream_ref stream) {
-    if (from < used_) waits_.push_back({calls_.size(), from, mark(stream)});
+  void waited(std::size_t from, stream_ref stream, waits_for whom) {
+    if (from < used_) waits_.push_back({calls_.size(), from, mark(stream), whom});
   }
   // The end of a forward pass lies on no stream; it takes no time.
   void forward_ended(std::size_t chunk) {
@@ -109,26 +112,32 @@ class recorder {
     into.events.clear();
     auto before = first_;
     auto wait = waits_.begin();
-    double waited_us = 0;
-    const auto needed_us = shortest_wait_us();
+    double waited_us[2]{};
+    const double needed_us[]{shortest_wait_us(waits_for::others),
+                             shortest_wait_us(waits_for::peers)};
     const auto wait_before = [&](std::size_t number) {
       for (; wait != waits_.end() && wait->before <= number; ++wait) {
-        waited_us += us_between(wait->from, wait->to) - needed_us;
+        const auto whom = static_cast<std::size_t>(wait->whom);
+        waited_us[whom] += us_between(wait->from, wait->to) - needed_us[whom];
       }
+    };
+    // What lies before a call, or before the end: without what peers were waited for.
+    const auto computing = [&](double us) {
+      us = std::max(0.0, us - std::exchange(waited_us[1], 0.0));
+      return std::pair(us, std::min(us, std::exchange(waited_us[0], 0.0)));
     };
     for (std::size_t i = 0; i < calls_.size(); ++i) {
       const auto& each = calls_[i];
       const bool timed = each.from != none;
-      const auto us = timed ? us_between(before, each.from) : 0.0;
       wait_before(i);
-      into.events.push_back({each.kind, each.index, each.chunk, us, 0});
+      into.events.push_back({each.kind, each.index, each.chunk, 0, 0});
       if (!timed) continue;
+      auto& event = into.events.back();
+      std::tie(event.compute_us, event.wait_us) = computing(us_between(before, each.from));
       before = each.to;
-      into.events.back().wait_us = std::min(us, std::exchange(waited_us, 0.0));
     }
-    into.rest_us = us_between(before, end);
     wait_before(calls_.size());
-    into.rest_wait_us = std::min(into.rest_us, waited_us);
+    std::tie(into.rest_us, into.rest_wait_us) = computing(us_between(before, end));
     for (const auto& each : again_) {
       // None at all would mean that it cannot be done.
       into.chunks[each.chunk].groups[each.group].recompute_us =
@@ -159,6 +168,7 @@ class recorder {
     std::size_t before;  // this call
     std::size_t from;
     std::size_t to;
+    waits_for whom;
   };
 
   [[nodiscard]] bool knows(std::uint32_t storage) const {
@@ -166,9 +176,11 @@ class recorder {
   }
 
   // What a wait costs when nobody has to be waited for.
-  [[nodiscard]] double shortest_wait_us() const {
-    double shortest = waits_.empty() ? 0 : std::numeric_limits<double>::infinity();
-    for (const auto& each : waits_) shortest = std::min(shortest, us_between(each.from, each.to));
+  [[nodiscard]] double shortest_wait_us(waits_for whom) const {
+    auto shortest = std::numeric_limits<double>::infinity();
+    for (const auto& each : waits_) {
+      if (each.whom == whom) shortest = std::min(shortest, us_between(each.from, each.to));
+    }
     return shortest;
   }
 

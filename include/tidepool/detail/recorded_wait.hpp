@@ -1,0 +1,31 @@
+// From here to its end a stream waits for other ranks.
+#pragma once
+
+#include "tidepool/engine.hpp"
+
+namespace tidepool::detail {
+
+template <device Device>
+class recorded_wait {
+ public:
+  using stream_ref = typename Device::stream_ref;
+
+  recorded_wait(engine<Device>& owner, stream_ref stream, waits_for whom)
+      : owner_(&owner), stream_(stream), whom_(whom), from_(owner.wait_begins(stream)) {}
+  recorded_wait(const recorded_wait&) = delete;
+  recorded_wait& operator=(const recorded_wait&) = delete;
+  ~recorded_wait() {
+    try {
+      owner_->waited(from_, stream_, whom_);
+    } catch (...) {  // a plan that takes it for computing
+    }
+  }
+
+ private:
+  engine<Device>* owner_;
+  stream_ref stream_;
+  waits_for whom_;
+  std::size_t from_;
+};
+
+}  // namespace tidepool::detail
