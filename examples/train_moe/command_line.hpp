@@ -85,7 +85,8 @@ inline command_line read_command_line(int argc, const char* const* argv, const p
   if (run.pipeline) {
     detail::check_pipeline(line, given("--in-flight"));
   } else {
-    detail::check_no_pipeline(line, given("--virtual-stages"), given("--layers-per-rank"));
+    detail::check_no_pipeline(line, me.launcher, given("--virtual-stages"),
+                              given("--layers-per-rank"));
   }
   read_precision_options(run, line.precision, line.scaling, given);
   detail::settle(run, given);

@@ -6,7 +6,23 @@
 #include "devices.hpp"
 #include "kernels_cuda.hpp"
 #include "nccl_link.hpp"
+#include "nccl_world.hpp"
 #include "train_each.hpp"
+
+namespace {
+
+/// A communicator of ranks that talk in another way, too.
+moe::nccl_communicator bring_together(moe::world& all) {
+  ncclUniqueId id{};
+  if (all.rank() == 0) moe::check(ncclGetUniqueId(&id), "ncclGetUniqueId");
+  return {all.gather(id).front(), all.size(), all.rank()};
+}
+
+}  // namespace
+
+std::unique_ptr<moe::world> moe::ranks_over_nccl(const launch& by) {
+  return std::make_unique<nccl_world>(by);
+}
 
 std::vector<moe::run_result> moe::train_on_cuda_ranks(
     const settings& run, const std::vector<tidepool::options>& variants, const corpus& text,
@@ -16,5 +32,11 @@ std::vector<moe::run_result> moe::train_on_cuda_ranks(
   if (const cudaError_t code = cudaSetDevice(dev.ordinal()); code != cudaSuccess) {
     throw tidepool::device_error(std::string("cudaSetDevice: ") + cudaGetErrorString(code), code);
   }
-  return train_each<cuda_kernels, nccl_link>(dev, run, variants, text, all);
+  if (auto* const over_nccl = dynamic_cast<nccl_world*>(&all)) {
+    nccl_team team{all, over_nccl->everybody()};
+    return train_each<cuda_kernels, nccl_link>(dev, run, variants, text, team);
+  }
+  const nccl_communicator everybody = bring_together(all);
+  nccl_team team{all, everybody};
+  return train_each<cuda_kernels, nccl_link>(dev, run, variants, text, team);
 }

@@ -5,13 +5,16 @@
 ///   train_moe --compare                              both, side by side
 ///   mpirun -np 2 train_moe --pipeline                its layers over two ranks
 ///   mpirun -np 2 train_moe --expert-parallel         its experts and its microbatches
+///   torchrun --no-python --nproc-per-node 2 train_moe --pipeline --device cuda     without MPI
 ///
 /// Exit status: 0; 1 when `--compare` finds a difference or the run fails; 2 for bad options.
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <iostream>
+#include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <tidepool/trace/picture.hpp>
 #include <tidepool/trace/summary.hpp>
@@ -22,9 +25,15 @@
 #include "command_line.hpp"
 #include "devices.hpp"
 #include "files.hpp"
+#include "launch.hpp"
 #include "report.hpp"
 #if defined(TIDEPOOL_HAS_MPI)
+#include "mpi_world.hpp"
+#elif defined(TIDEPOOL_HAS_NCCL)
 #include "ranks.hpp"
+#endif
+#if defined(TIDEPOOL_HAS_MPI) || defined(TIDEPOOL_HAS_NCCL)
+#define TIDEPOOL_HAS_RANKS
 #endif
 
 namespace {
@@ -127,10 +136,33 @@ struct failure {
   }
 };
 
+/// Prints what is wrong, or the help; returns the exit status.
+int tell(const failure& problem) {
+  if (problem.help) {
+    std::fputs(problem.message.c_str(), stdout);
+  } else {
+    std::fprintf(stderr, "train_moe: %s\n", problem.message.c_str());
+  }
+  return problem.status;
+}
+
+#if defined(TIDEPOOL_HAS_RANKS)
+std::unique_ptr<moe::world> ranks_of(const moe::launch& by, int& argc, char**& argv) {
+#if defined(TIDEPOOL_HAS_MPI) && defined(TIDEPOOL_HAS_NCCL)
+  // One process is alone, whoever started it.
+  if (by.count > 1 && !by.of_mpi) return moe::ranks_over_nccl(by);
+#endif
 #if defined(TIDEPOOL_HAS_MPI)
+  return std::make_unique<moe::mpi_world>(argc, argv, by);
+#else
+  static_cast<void>(argc), static_cast<void>(argv);
+  return moe::ranks_over_nccl(by);
+#endif
+}
+
 /// Whether the ranks take GPUs, one each; throws `tidepool::option_error` when they must and
 /// cannot.
-bool ranks_use_cuda(const std::string& device, const moe::world& all) {
+bool ranks_use_cuda(const std::string& device, moe::world& all) {
 #if defined(TIDEPOOL_HAS_NCCL)
   const int there = device == "virtual" ? 0 : moe::cuda_devices();
   const bool enough = all.every(all.local_rank() < there);
@@ -155,32 +187,29 @@ std::vector<moe::run_result> train_on(bool cuda, const job& what, moe::world& al
 #else
   static_cast<void>(cuda);
 #endif
+#if defined(TIDEPOOL_HAS_MPI)
   return moe::train_on_ranks(what.line.run, what.line.variants, what.text, all);
+#else
+  throw std::logic_error("ranks without MPI have GPUs, or do not come together");
+#endif
 }
 
-int on_ranks(int argc, char** argv) {
-#if defined(TIDEPOOL_HAS_NCCL)
-  // A kernel that is loaded at its first launch may wait for one of NCCL's, and that for a rank
-  // that waits likewise.
-  setenv("CUDA_MODULE_LOADING", "EAGER", 0);
-  // Streams that share a hardware queue wait for each other as well.
-  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
-#endif
-  moe::world all(argc, argv);
+int train_on_all(int argc, char** argv, const moe::launch& by, moe::world& all) {
   std::optional<job> what;
   failure problem;
   try {
-    what.emplace(prepare(argc, argv, {all.rank(), all.size()}));
-    moe::check_launcher(all);
-    moe::check_messages(what->line.run);
+    const std::string launcher = by.launcher.empty() ? "mpirun" : by.launcher;
+    what.emplace(prepare(argc, argv, {all.rank(), all.size(), launcher}));
+    all.check(what->line.run, what->line.device);
   } catch (...) {
     problem = failure::current();
   }
-  if (problem.help) {
-    if (all.rank() == 0) std::fputs(problem.message.c_str(), stdout);
-    return 0;
+  if (problem.help) return all.rank() == 0 ? tell(problem) : 0;
+  try {
+    if (!all.agree(problem.message)) return 2;
+  } catch (...) {  // the others cannot be asked, and each rank speaks for itself
+    return tell(problem.message.empty() ? failure::current() : problem);
   }
-  if (!all.agree(problem.message)) return 2;
   bool cuda = false;
   try {
     cuda = ranks_use_cuda(what->line.device, all);
@@ -190,14 +219,27 @@ int on_ranks(int argc, char** argv) {
   if (!all.agree(problem.message)) return 2;
   try {
     const auto runs = train_on(cuda, *what, all);
-    if (all.rank() == 0) return report(*what, runs);
-    return !what->line.compare ||
-                   moe::equal_steps(runs.front(), runs.back()) == runs.front().losses.size()
-               ? 0
-               : 1;
+    const bool first = all.rank() == 0;
+    const bool equal = first || !what->line.compare ||
+                       moe::equal_steps(runs.front(), runs.back()) == runs.front().losses.size();
+    const int status = first ? report(*what, runs) : equal ? 0 : 1;
+    all.barrier();
+    return status;
   } catch (const std::exception& e) {
     all.abort(e);
   }
+}
+
+int on_ranks(int argc, char** argv, const moe::launch& by) {
+#if defined(TIDEPOOL_HAS_NCCL)
+  // A kernel that is loaded at its first launch may wait for one of NCCL's, and that for a rank
+  // that waits likewise.
+  setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+  // Streams that share a hardware queue wait for each other as well.
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+#endif
+  const std::unique_ptr<moe::world> all = ranks_of(by, argc, argv);
+  return train_on_all(argc, argv, by, *all);
 }
 #endif
 
@@ -205,20 +247,20 @@ int in_one_process(int argc, char** argv) try {
   job what = prepare(argc, argv, {});
   return report(what, train(what));
 } catch (...) {
-  const failure problem = failure::current();
-  if (problem.help) {
-    std::fputs(problem.message.c_str(), stdout);
-  } else {
-    std::fprintf(stderr, "train_moe: %s\n", problem.message.c_str());
-  }
-  return problem.status;
+  return tell(failure::current());
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-#if defined(TIDEPOOL_HAS_MPI)
-  if (moe::world::wanted(argc, argv)) return on_ranks(argc, argv);
+#if defined(TIDEPOOL_HAS_RANKS)
+  moe::launch by;
+  try {
+    by = moe::launch_of(moe::own_environment);
+  } catch (...) {
+    return tell(failure::current());
+  }
+  if (moe::wants_ranks(by, argc, argv)) return on_ranks(argc, argv, by);
 #endif
   return in_one_process(argc, argv);
 }

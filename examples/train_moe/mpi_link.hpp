@@ -1,6 +1,8 @@
 /// What ranks with virtual devices send each other: over MPI, through pinned host memory.
 #pragma once
 
+#include <mpi.h>
+
 #include <list>
 #include <memory>
 #include <span>

@@ -1,5 +1,4 @@
-/// What ranks with GPUs send each other: over NCCL, from device to device. MPI started the ranks,
-/// brings them together and carries what hosts tell each other.
+/// What ranks with GPUs send each other: over NCCL, from device to device.
 ///
 /// NCCL's sends wait on the device for their receives. Two rules keep schedules from locking up:
 /// - Each stream of messages, from one rank to another in one direction of the model, has a
@@ -29,18 +28,27 @@
 
 namespace moe {
 
+/// All ranks, and their communicator: others are split from it, since with NCCL_COMM_ID all that
+/// are made anew would have one identity.
+struct nccl_team {
+  world& all;
+  const nccl_communicator& everybody;
+};
+
 template <class Device, class Kernels>
 class nccl_link final : public host_link, public expert_exchange {
  public:
+  using team = nccl_team;
   using stream_ref = typename Device::stream_ref;
 
-  nccl_link(world& all, Device& dev, Kernels& kernels, stream_ref stream)
-      : host_link(all),
+  nccl_link(team& ranks, Device& dev, Kernels& kernels, stream_ref stream)
+      : host_link(ranks.all),
+        parent_(ranks.everybody),
         dev_(dev),
         kernels_(kernels),
         stream_(stream),
         ready_(dev.make_event()),
-        watch_(all.rank()) {}
+        watch_(ranks.all.rank()) {}
   ~nccl_link() override { watch_.stop(); }
 
   /// Takes the buffer. Neither host nor stream wait for the other side. Odd tags are of backward.
@@ -207,22 +215,12 @@ class nccl_link final : public host_link, public expert_exchange {
     }
   }
 
-  /// A communicator of `members`, of which this rank is one; each must make the same calls in the
-  /// same order.
+  /// A communicator of `members`, empty on ranks that are none; all ranks must make the same calls
+  /// in the same order.
   nccl_communicator bring_together(const std::vector<int>& members) {
-    ncclUniqueId id{};
-    const int me = all().rank();
-    if (me == members.front()) {
-      check(ncclGetUniqueId(&id), "ncclGetUniqueId");
-      for (std::size_t i = 1; i < members.size(); ++i) {
-        MPI_Send(&id, sizeof id, MPI_BYTE, members[i], 0, MPI_COMM_WORLD);
-      }
-    } else {
-      MPI_Recv(&id, sizeof id, MPI_BYTE, members.front(), 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
-    }
-    int place = 0;
-    while (members[static_cast<std::size_t>(place)] != me) ++place;
-    nccl_communicator made(id, static_cast<int>(members.size()), place);
+    const auto me = std::find(members.begin(), members.end(), all().rank());
+    if (me == members.end()) return parent_.split(std::nullopt);
+    nccl_communicator made = parent_.split(static_cast<int>(me - members.begin()));
     watch_.add(made);
     return made;
   }
@@ -261,8 +259,10 @@ class nccl_link final : public host_link, public expert_exchange {
       for (const bool back : {false, true}) {
         for (int from = 0; from < all().size(); ++from) {
           const int to = (from + (back ? all().size() - 1 : 1)) % all().size();
-          if (from == to || (from != me && to != me)) continue;
-          channels_.push_back({from, to, back, bring_together({from, to}), dev_.make_stream()});
+          if (from == to) continue;
+          nccl_communicator made = bring_together({from, to});
+          if (from != me && to != me) continue;
+          channels_.push_back({from, to, back, std::move(made), dev_.make_stream()});
           connect(channels_.back());
         }
       }
@@ -296,6 +296,7 @@ class nccl_link final : public host_link, public expert_exchange {
         outgoing{{dev_, count, "activations on their way"}, dev_.make_event()});
   }
 
+  const nccl_communicator& parent_;
   Device& dev_;
   Kernels& kernels_;
   stream_ref stream_;

@@ -1,7 +1,6 @@
 /// NCCL's communicators as objects, and a watch over them.
 #pragma once
 
-#include <mpi.h>
 #include <nccl.h>
 
 #include <chrono>
@@ -9,12 +8,17 @@
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
+#include <optional>
 #include <stop_token>
 #include <string>
 #include <thread>
 #include <tidepool/error.hpp>
 #include <utility>
 #include <vector>
+
+#if NCCL_VERSION_CODE < NCCL_VERSION(2, 18, 1)
+#error "train_moe: NCCL 2.18.1 or newer is needed, for ncclCommSplit"
+#endif
 
 namespace moe {
 
@@ -28,6 +32,7 @@ inline void check(ncclResult_t code, const char* call) {
 /// A communicator of the current device.
 class nccl_communicator {
  public:
+  nccl_communicator() = default;
   nccl_communicator(const ncclUniqueId& id, int ranks, int rank) {
     check(ncclCommInitRank(&handle_, ranks, id, rank), "ncclCommInitRank");
   }
@@ -36,6 +41,16 @@ class nccl_communicator {
   nccl_communicator& operator=(nccl_communicator&&) = delete;
   ~nccl_communicator() {
     if (handle_ != nullptr) ncclCommDestroy(handle_);
+  }
+
+  /// One of those ranks that give a place in it; empty on those that give none. All ranks of this
+  /// one make the same calls in the same order, with nothing under way here. Blocks the host.
+  [[nodiscard]] nccl_communicator split(std::optional<int> place) const {
+    nccl_communicator made;
+    check(ncclCommSplit(handle_, place ? 0 : NCCL_SPLIT_NOCOLOR, place.value_or(0), &made.handle_,
+                        nullptr),
+          "ncclCommSplit");
+    return made;
   }
 
   [[nodiscard]] ncclComm_t get() const { return handle_; }

@@ -16,12 +16,17 @@ namespace moe::detail {
 
 inline void check_ranks(const command_line& line) {
   const std::string option = line.run.pipeline ? "--pipeline" : "--expert-parallel";
-#if !defined(TIDEPOOL_HAS_MPI)
+#if !defined(TIDEPOOL_HAS_MPI) && !defined(TIDEPOOL_HAS_NCCL)
   throw tidepool::option_error(option +
-                               ": this build has no MPI; configure it with TIDEPOOL_MPI=ON, or "
-                               "leave the option out");
-#endif
-#if !defined(TIDEPOOL_HAS_NCCL)
+                               ": this build has neither MPI nor NCCL; configure it with "
+                               "TIDEPOOL_MPI=ON, or leave the option out");
+#elif !defined(TIDEPOOL_HAS_MPI)
+  if (line.device == "virtual") {
+    throw tidepool::option_error("--device=virtual: the ranks of " + option +
+                                 " have GPUs, as this build has no MPI; take --device=cuda, or "
+                                 "configure it with TIDEPOOL_MPI=ON");
+  }
+#elif !defined(TIDEPOOL_HAS_NCCL)
   if (line.device == "cuda") {
     throw tidepool::option_error("--device=cuda: the ranks of " + option +
                                  " have virtual devices, as this build has no NCCL; take "
@@ -65,7 +70,8 @@ inline void check_expert_options(const command_line& line, const tidepool::optio
   }
 }
 
-inline void check_no_pipeline(const command_line& line, bool stages_given, bool layers_given) {
+inline void check_no_pipeline(const command_line& line, const std::string& launcher,
+                              bool stages_given, bool layers_given) {
   const auto fail = [](const std::string& what) { throw tidepool::option_error(what); };
   if (stages_given) {
     fail("--virtual-stages=" + std::to_string(line.run.virtual_stages) +
@@ -73,7 +79,7 @@ inline void check_no_pipeline(const command_line& line, bool stages_given, bool 
   }
   if (layers_given) fail("--layers-per-rank: is for the ranks of a pipeline; add --pipeline");
   if (line.run.ranks > 1 && !line.run.expert_parallel) {
-    fail("mpirun started " + std::to_string(line.run.ranks) +
+    fail(launcher + " started " + std::to_string(line.run.ranks) +
          " ranks, and each would train all of the model; add --pipeline or --expert-parallel, or "
          "start one");
   }

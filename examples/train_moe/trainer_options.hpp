@@ -30,6 +30,7 @@ struct command_line {
 struct process {
   int rank = 0;
   int count = 1;
+  std::string launcher = {};  ///< that started them
 };
 
 /// Text for `--help`.
@@ -75,10 +76,11 @@ inline void add_trainer_options(CLI::App& app, command_line& line) {
   number("--microbatches", run.microbatches, "of one step");
   number("--in-flight", run.in_flight, "depth of the 1F1B schedule");
   app.add_flag("--expert-parallel", run.expert_parallel,
-               "spread the experts and the microbatches over the ranks that mpirun starts");
+               "spread the experts and the microbatches over the ranks that a launcher starts");
   app.add_option("--expert-capacity", run.model.capacity_factor,
                  "most tokens of an expert, as a multiple of its fair share; default: no limit");
-  app.add_flag("--pipeline", run.pipeline, "spread the layers over the ranks that mpirun starts");
+  app.add_flag("--pipeline", run.pipeline,
+               "spread the layers over the ranks that a launcher starts");
   number("--virtual-stages", run.virtual_stages, "of each rank of the pipeline, interleaved");
   app.add_option("--layers-per-rank", run.layers_per_rank, "as 3,1; default: spread evenly")
       ->delimiter(',');
