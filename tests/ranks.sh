@@ -1,21 +1,37 @@
 #!/usr/bin/env bash
-# The trainer on ranks, under mpirun: the bits of every loss against those of one process, what is
-# refused, and how a failing rank ends the others.
+# The trainer on ranks, under a launcher: the bits of every loss against those of one process, what
+# is refused, and how a failing rank ends the others.
 #
-#   tests/ranks.sh bits|experts|checkpoints|refusals|endings TRAIN_MOE [MPIRUN [DEVICE]]
+#   tests/ranks.sh bits|experts|checkpoints|refusals|endings|starts TRAIN_MOE [LAUNCHER [DEVICE]]
 #
-# Prints one line a case; exits 1 if any fails, 77 without MPI. On GPUs each rank needs one: cases of
-# more ranks than that are named and left out.
+# LAUNCHER is mpirun; or, with DEVICE cuda, torchrun or srun, which need no MPI. Prints one line a
+# case; exits 1 if any fails, 77 without a launcher. On GPUs each rank needs one: cases of more ranks
+# than that are named and left out. "starts" is a short part: a little of each of the others, and
+# ranks that no launcher but this script started.
 set -uo pipefail
 
 part=$1
 train_moe=$2
-mpirun=${3:-}
+launcher=${3:-}
 device=${4:-virtual}
-if [ -z "$mpirun" ] || ! command -v "$mpirun" >/dev/null; then
-  echo "skipped: no MPI"
+if [ -z "$launcher" ] || ! command -v "$launcher" >/dev/null; then
+  echo "skipped: no launcher"
   exit 77
 fi
+
+# Put before a number of ranks and a command. torchrun ends with 1 whatever its ranks end with.
+start=("$launcher" -np)
+refused=2
+case ${launcher##*/} in
+  torchrun)
+    start=("$launcher" --no-python --nproc-per-node)
+    refused=1
+    ;;
+  srun)
+    export MASTER_ADDR=${MASTER_ADDR:-127.0.0.1} MASTER_PORT=${MASTER_PORT:-29500}
+    start=("$launcher" --mpi=none --kill-on-bad-exit=1 -n)
+    ;;
+esac
 
 # Open MPI: more ranks than cores, no rank bound to a core that others use too, root in containers,
 # and copies through shared memory, where a container forbids those between processes.
@@ -56,7 +72,7 @@ on() {
   local ranks=$1
   shift
   options "$@"
-  timeout 120 "$mpirun" -np "$ranks" "$train_moe" "$how" "${given[@]}" >"$folder/output" 2>&1
+  timeout 120 "${start[@]}" "$ranks" "$train_moe" "$how" "${given[@]}" >"$folder/output" 2>&1
 }
 
 # bits FILE: of the losses of the steps, and the held-out losses
@@ -125,8 +141,80 @@ with_and_without() {
   verdict "$ranks ranks: $* --compare"
 }
 
+# refuses RANKS PATTERN OPTION...: exit status 2, and the message once
+refuses() {
+  local ranks=$1 pattern=$2
+  shift 2
+  enough "$ranks" "$*" || return
+  on "$ranks" "$@"
+  [ $? -eq $refused ] && [ "$(grep -c 'train_moe: ' "$folder/output")" -eq 1 ] &&
+    grep -q -- "$pattern" "$folder/output"
+  verdict "$ranks ranks refuse: $*"
+}
+
+# by_hand RANKS OPTION...: as srun would start them, were it here
+by_hand() {
+  local ranks=$1 ids=() status=0 rank id
+  shift
+  options "$@"
+  for ((rank = 0; rank < ranks; ++rank)); do
+    SLURM_STEP_NUM_TASKS=$ranks SLURM_PROCID=$rank SLURM_LOCALID=$rank timeout 120 \
+      "$train_moe" "$how" "${given[@]}" >"$folder/output.$rank" 2>&1 &
+    ids+=($!)
+  done
+  for id in "${ids[@]}"; do wait "$id" || status=$?; done
+  cat "$folder"/output.[0-9]* >"$folder/output"
+  return $status
+}
+
 leaves=(--offload-modules all)
 case $part in
+  starts)
+    enough 2 'all of this part' || exit 77
+    same_bits 2 '--layers 4 --eval-every 2' "${leaves[@]}" --max-inflight 1
+    same_bits 2 '--layers 4 --mtp 1' --virtual-stages 2 "${leaves[@]}" --memory slots
+    same_bits 2 '--layers 4 --precision fp16' "${leaves[@]}"
+    same_bits 2 '--layers 8' "${leaves[@]}" --memory arena --device-budget 1MB --policy automatic
+    same_bits 4 '--layers 8' --virtual-stages 2 "${leaves[@]}"
+    on 2 --layers 4 --steps 6 --json "$folder/whole" &&
+      on 2 --layers 4 --steps 6 --save "$folder/state" --save-step 2 &&
+      on 2 --layers 4 --steps 6 --resume "$folder/state" --json "$folder/tail" &&
+      [ "$(grep -c '"bits"' "$folder/tail")" -eq 4 ] &&
+      [ "$(grep '"bits"' "$folder/tail")" = "$(grep '"bits"' "$folder/whole" | tail -n 4)" ]
+    verdict '2 ranks: saved and resumed'
+    refuses 2 'virtual-stages=0: use 1' --layers 4 --virtual-stages 0
+    refuses 2 'json=.*: cannot be written' --layers 4 --json "$folder/none/x"
+    on 2 --help && [ "$(grep -c 'virtual-stages' "$folder/output")" -eq 1 ]
+    verdict '2 ranks print one help'
+    how=--expert-parallel
+    for ranks in 2 4; do
+      as_one_process $ranks '--layers 3 --expert-capacity 0.9 --eval-every 2' "${leaves[@]}"
+      with_and_without $ranks --layers 3 "${leaves[@]}" --memory arena --device-budget 1500KB
+    done
+    how=--pipeline
+    if [ "$device" = cuda ]; then
+      # Ranks that only their environment knows of.
+      alone --layers 4 --json "$folder/alone" &&
+        MASTER_ADDR=localhost MASTER_PORT=29610 by_hand 2 --layers 4 "${leaves[@]}" \
+          --json "$folder/ranks" &&
+        [ "$(bits "$folder/ranks" | wc -l)" -gt 3 ] &&
+        [ "$(bits "$folder/alone")" = "$(bits "$folder/ranks")" ]
+      verdict '2 ranks with the environment of srun'
+      NCCL_COMM_ID=127.0.0.1:29620 by_hand 2 --layers 4 --json "$folder/ranks" &&
+        [ "$(bits "$folder/alone")" = "$(bits "$folder/ranks")" ]
+      verdict '2 ranks that meet at NCCL_COMM_ID'
+      by_hand 2 --layers 4
+      [ $? -eq 2 ] &&
+        [ "$(grep -c 'STEP_NUM_TASKS=2: srun .*export MASTER_ADDR' "$folder/output")" -eq 2 ]
+      verdict '2 ranks refuse: no place to meet'
+      MASTER_ADDR=nowhere.invalid MASTER_PORT=29610 by_hand 2 --layers 4
+      [ $? -eq 1 ] && grep -q 'the ranks meet at NCCL_COMM_ID=nowhere.invalid:29611' "$folder/output"
+      verdict '2 ranks fail: a place that is not there'
+    fi
+    by_hand 2 --layers 4 --device virtual
+    [ $? -eq 2 ] && grep -q 'STEP_NUM_TASKS=2: srun .*with mpirun\|has no MPI' "$folder/output"
+    verdict '2 ranks refuse: the environment of srun, on virtual devices'
+    ;;
   experts)
     how=--expert-parallel
     same_bits 1 '--layers 3' "${leaves[@]}"
@@ -350,7 +438,7 @@ case $part in
         { head -c $((size - $1)) "$folder/state"; printf 'noise'; tail -c $(($1 - 5)) "$folder/state"; } \
           >"$folder/noise"
         on 4 --layers 3 --resume "$folder/noise"
-        [ $? -eq 2 ] && [ "$(grep -c 'train_moe: ' "$folder/output")" -eq 1 ] &&
+        [ $? -eq $refused ] && [ "$(grep -c 'train_moe: ' "$folder/output")" -eq 1 ] &&
           grep -q -- "$2" "$folder/output"
         verdict "4 ranks refuse: $3"
       }
@@ -358,11 +446,11 @@ case $part in
       damaged 16 'rank 2: .*is damaged in layer2.fc2 of expert 2; take' 'a damaged hash'
       head -c $((size - 40)) "$folder/state" >"$folder/cut"
       on 4 --layers 3 --resume "$folder/cut"
-      [ $? -eq 2 ] && [ "$(grep -c 'train_moe: ' "$folder/output")" -eq 1 ] &&
+      [ $? -eq $refused ] && [ "$(grep -c 'train_moe: ' "$folder/output")" -eq 1 ] &&
         grep -q "is cut off: $((size - 40)) of $size" "$folder/output"
       verdict '4 ranks refuse: a file that is cut off'
       on 4 --layers 3 --resume "$folder/state" --expert-capacity 1
-      [ $? -eq 2 ] && [ "$(grep -c 'train_moe: ' "$folder/output")" -eq 1 ] &&
+      [ $? -eq $refused ] && [ "$(grep -c 'train_moe: ' "$folder/output")" -eq 1 ] &&
         grep -q 'was saved without --expert-capacity, and this run has --expert-capacity=1; leave' \
           "$folder/output"
       verdict '4 ranks refuse: another capacity'
@@ -370,15 +458,15 @@ case $part in
       # Rank 3 cannot write: the disk is full where its experts begin.
       cat >"$folder/one_full" <<'SCRIPT'
 #!/usr/bin/env bash
-if [ "${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}" = 3 ]; then trap '' XFSZ && ulimit -f 20; fi
+if [ "${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-${RANK:-${SLURM_PROCID:-0}}}}" = 3 ]; then trap '' XFSZ && ulimit -f 20; fi
 exec "$TRAIN_MOE" "$@"
 SCRIPT
       chmod +x "$folder/one_full"
       cp "$folder/state" "$folder/kept"
       options --layers 3 --save "$folder/kept"
-      TRAIN_MOE=$train_moe timeout 60 "$mpirun" -np 4 "$folder/one_full" $how "${given[@]}" \
+      TRAIN_MOE=$train_moe timeout 60 "${start[@]}" 4 "$folder/one_full" $how "${given[@]}" \
         >"$folder/output" 2>&1
-      [ $? -eq 2 ] && grep -q 'rank 3: --save=.*cannot be written (File too large)' "$folder/output" &&
+      [ $? -eq $refused ] && grep -q 'rank 3: --save=.*cannot be written (File too large)' "$folder/output" &&
         cmp "$folder/state" "$folder/kept" >>"$folder/output" 2>&1
       verdict '4 ranks: a rank that cannot write leaves the file of before as it is'
       on 4 --layers 3 --steps 4 --save "$folder/kept" && [ ! -e "$folder/kept.partial" ] &&
@@ -387,15 +475,6 @@ SCRIPT
     fi
     ;;
   refusals)
-    # refuses RANKS PATTERN OPTION...: exit status 2, and the message once
-    refuses() {
-      local ranks=$1 pattern=$2
-      shift 2
-      on "$ranks" "$@"
-      [ $? -eq 2 ] && [ "$(grep -c 'train_moe: ' "$folder/output")" -eq 1 ] &&
-        grep -q -- "$pattern" "$folder/output"
-      verdict "$ranks ranks refuse: $*"
-    }
     refuses 4 '4 stages, more than --layers=3; start fewer' --layers 3
     refuses 2 '8 stages, more than --layers=4' --layers 4 --virtual-stages 4
     refuses 2 'microbatches=3: with --virtual-stages=2 it must be a multiple of the 2 ranks; give 4' \
@@ -437,9 +516,13 @@ SCRIPT
     }
     alone_refuses 'virtual-stages=2: .*add --pipeline' --virtual-stages 2
     alone_refuses 'layers-per-rank: .*add --pipeline' --layers-per-rank 3,1
-    WORLD_SIZE=2 alone_refuses 'WORLD_SIZE=2: torchrun started' --expert-parallel
-    timeout 120 "$mpirun" -np 2 "$train_moe" --steps 3 >"$folder/output" 2>&1
-    [ $? -eq 2 ] && grep -q 'mpirun started 2 ranks' "$folder/output"
+    WORLD_SIZE=2 alone_refuses '[^_]RANK is not set, though torchrun' --expert-parallel
+    RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 alone_refuses 'WORLD_SIZE=2: torchrun started' \
+      --expert-parallel
+    SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_STEP_NUM_TASKS=2 \
+      alone_refuses 'SLURM_STEP_NUM_TASKS=2: srun started' --pipeline
+    timeout 120 "${start[@]}" 2 "$train_moe" --steps 3 >"$folder/output" 2>&1
+    [ $? -eq $refused ] && grep -q '\(mpirun\|torchrun\|srun\) started 2 ranks' "$folder/output"
     verdict '2 ranks refuse: no --pipeline'
     on 2 --help && [ "$(grep -c 'virtual-stages' "$folder/output")" -eq 1 ]
     verdict '2 ranks print one help'
@@ -449,26 +532,26 @@ SCRIPT
     # is waiting for rank 0 when that gives up.
     on 2 --layers 4 --layers-per-rank 3,1 --memory arena --device-budget 800KB
     status=$?
-    [ $status -eq 2 ] && grep -q 'train_moe: rank 0: .*device-budget' "$folder/output"
+    [ $status -eq $refused ] && grep -q 'train_moe: rank 0: .*device-budget' "$folder/output"
     verdict 'a budget that is too small for rank 0 ends both ranks'
 
     # A file that one rank cannot read.
     cat >"$folder/one_blind" <<'SCRIPT'
 #!/usr/bin/env bash
-if [ "${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}" = 1 ]; then set -- "$@" --data /nowhere; fi
+if [ "${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-${RANK:-${SLURM_PROCID:-0}}}}" = 1 ]; then set -- "$@" --data /nowhere; fi
 exec "$TRAIN_MOE" "$@"
 SCRIPT
     chmod +x "$folder/one_blind"
-    TRAIN_MOE=$train_moe timeout 60 "$mpirun" -np 2 "$folder/one_blind" --pipeline --layers 2 \
+    TRAIN_MOE=$train_moe timeout 60 "${start[@]}" 2 "$folder/one_blind" --pipeline --layers 2 \
       >"$folder/output" 2>&1
-    [ $? -eq 2 ] && [ "$(grep -c 'train_moe: ' "$folder/output")" -eq 1 ] &&
+    [ $? -eq $refused ] && [ "$(grep -c 'train_moe: ' "$folder/output")" -eq 1 ] &&
       grep -q '/nowhere: cannot be read' "$folder/output"
     verdict 'a text that one rank cannot read ends both, with one message'
 
     # Each rank leaves its process id, and training goes on for ever.
     cat >"$folder/with_id" <<'SCRIPT'
 #!/usr/bin/env bash
-echo $$ >"$FOLDER/id.${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}"
+echo $$ >"$FOLDER/id.${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-${RANK:-${SLURM_PROCID:-0}}}}"
 exec "$TRAIN_MOE" "$@"
 SCRIPT
     chmod +x "$folder/with_id"
@@ -478,9 +561,9 @@ SCRIPT
       how=${end%:*} victim=${end#*:}
       enough $((victim + 1)) "$how, rank $victim is killed" || continue
       rm -f "$folder"/id.*
-      TRAIN_MOE=$train_moe FOLDER=$folder timeout 90 "$mpirun" -np "$most" "$folder/with_id" "$how" \
+      TRAIN_MOE=$train_moe FOLDER=$folder timeout 90 "${start[@]}" "$most" "$folder/with_id" "$how" \
         "${small[@]}" --device "$device" --layers 4 --steps 10000000 >"$folder/output" 2>&1 &
-      launcher=$!
+      launched=$!
       for ((i = 0; i < 300; ++i)); do  # until the ranks train
         [ "$(cat "$folder"/id.* 2>/dev/null | wc -l)" -eq "$most" ] && grep -q 'step ' "$folder/output" &&
           break
@@ -490,7 +573,7 @@ SCRIPT
       kill -9 "$(cat "$folder/id.$victim")"
       killed=$?
       since=$SECONDS
-      wait $launcher
+      wait $launched
       status=$?
       for ((i = 0; i < 600; ++i)); do
         left=0
