@@ -13,11 +13,12 @@
 
 namespace moe {
 
-/// Bytes of one rank, for the report.
-struct rank_bytes {
+/// What one rank took, for the report.
+struct rank_totals {
   std::uint64_t driver_peak = 0;
   std::uint64_t device_peak = 0;
   std::uint64_t offloaded = 0;  ///< in all steps
+  double stall_ms = 0;          ///< in the traced step
 };
 
 template <class Device, class Kernels>
@@ -37,7 +38,7 @@ class alone {
 
   [[nodiscard]] float from_rank(int, float value) { return value; }
   [[nodiscard]] std::vector<float> gather_losses(const std::vector<float>& mine) { return mine; }
-  [[nodiscard]] std::vector<rank_bytes> gather(const rank_bytes& mine) { return {mine}; }
+  [[nodiscard]] std::vector<rank_totals> gather(const rank_totals& mine) { return {mine}; }
   [[nodiscard]] std::uint64_t sum(std::uint64_t mine) { return mine; }
   void barrier() {}
   /// Runs `body`; its failure must be known to all ranks.

@@ -67,7 +67,7 @@ inline nlohmann::ordered_json to_json(const settings& with, const run_result& ru
   }
   const bool on_ranks = with.pipeline || with.expert_parallel;
   for (int rank = 0; on_ranks && rank < with.ranks; ++rank) {
-    const rank_bytes& bytes = run.ranks[static_cast<std::size_t>(rank)];
+    const rank_totals& bytes = run.ranks[static_cast<std::size_t>(rank)];
     nlohmann::ordered_json layers = nlohmann::ordered_json::array();
     for (const layer_range& range : ranges_of_rank(with, rank)) {
       for (index l = range.first; l < range.end; ++l) layers.push_back(l);
@@ -78,7 +78,8 @@ inline nlohmann::ordered_json to_json(const settings& with, const run_result& ru
                              {"experts", {experts.first, experts.first + experts.count - 1}},
                              {"driver_peak_bytes", bytes.driver_peak},
                              {"device_peak_bytes", bytes.device_peak},
-                             {"bytes_offloaded", bytes.offloaded}});
+                             {"bytes_offloaded", bytes.offloaded},
+                             {"stall_ms", bytes.stall_ms}});
   }
   return json;
 }

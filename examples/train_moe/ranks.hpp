@@ -110,7 +110,9 @@ class host_link {
     return in;
   }
 
-  [[nodiscard]] std::vector<rank_bytes> gather(const rank_bytes& mine) { return all_.gather(mine); }
+  [[nodiscard]] std::vector<rank_totals> gather(const rank_totals& mine) {
+    return all_.gather(mine);
+  }
 
   [[nodiscard]] std::uint64_t sum(std::uint64_t mine) {
     const std::vector<std::uint64_t> all = all_.gather(mine);

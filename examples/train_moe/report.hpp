@@ -25,15 +25,6 @@ inline double median_ms(const run_result& run) {
   return times.empty() ? 0 : times[times.size() / 2];
 }
 
-/// Milliseconds for which the traced step's compute waited for Tidepool.
-inline double stall_ms(const run_result& run) {
-  double us = 0;
-  for (const tidepool::trace::span& span : run.trace.spans) {
-    if (span.kind == tidepool::trace::span_kind::stall) us += span.end - span.start;
-  }
-  return us * 1e-3;
-}
-
 /// Mean of the last ten steps.
 inline double final_loss(const run_result& run) {
   const std::size_t count = std::min<std::size_t>(10, run.losses.size());
@@ -115,12 +106,13 @@ inline void print_ranks(const settings& run, const run_result& result) {
     } else {
       for (const layer_range& range : ranges_of_rank(run, rank)) add(range.first, range.count());
     }
-    const rank_bytes& bytes = result.ranks[static_cast<std::size_t>(rank)];
+    const rank_totals& bytes = result.ranks[static_cast<std::size_t>(rank)];
     std::printf(
         "rank %d: %s %s, %.1f MB on the device of which saved tensors %.1f MB, "
-        "%.1f MB offloaded\n",
+        "%.1f MB offloaded, %.3f ms of stalls\n",
         rank, run.expert_parallel ? "experts" : "layers", held.c_str(),
-        megabytes(bytes.driver_peak), megabytes(bytes.device_peak), megabytes(bytes.offloaded));
+        megabytes(bytes.driver_peak), megabytes(bytes.device_peak), megabytes(bytes.offloaded),
+        bytes.stall_ms);
   }
 }
 

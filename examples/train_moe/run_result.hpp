@@ -23,12 +23,21 @@ struct run_result {
   std::vector<std::pair<int, float>> evaluations;  ///< step and loss on held-out text
   std::size_t driver_peak = 0;  ///< device bytes of everything, as the driver counts them
   tidepool::trace::counters counters;
-  tidepool::trace::record trace;  ///< of `settings::trace_step`
-  double forecast_ms = 0;         ///< of a step, by the plan that was followed; 0 without one
-  bool limited = false;           ///< experts have a capacity
-  choice_counts choices;          ///< of all ranks
-  loss_scaling loss_scale;        ///< at the end
-  std::vector<rank_bytes> ranks;  ///< of all ranks; the rest is this rank's own
+  tidepool::trace::record trace;   ///< of `settings::trace_step`
+  double forecast_ms = 0;          ///< of a step, by the plan that was followed; 0 without one
+  bool limited = false;            ///< experts have a capacity
+  choice_counts choices;           ///< of all ranks
+  loss_scaling loss_scale;         ///< at the end
+  std::vector<rank_totals> ranks;  ///< of all ranks; the rest is this rank's own
 };
+
+/// Milliseconds for which the traced step's compute waited for Tidepool.
+inline double stall_ms(const run_result& run) {
+  double us = 0;
+  for (const tidepool::trace::span& span : run.trace.spans) {
+    if (span.kind == tidepool::trace::span_kind::stall) us += span.end - span.start;
+  }
+  return us * 1e-3;
+}
 
 }  // namespace moe

@@ -125,7 +125,8 @@ class trainer {
     link_.finish();
     result.limited = run_.model.capacity_factor > 0;
     result.choices = {link_.sum(model_.choices().all), link_.sum(model_.choices().dropped)};
-    result.ranks = link_.gather({driver_peak_, result.counters.device_peak, offloaded});
+    result.ranks =
+        link_.gather({driver_peak_, result.counters.device_peak, offloaded, stall_ms(result)});
   }
 
   float train_step(int step) {
