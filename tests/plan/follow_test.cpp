@@ -101,9 +101,10 @@ TEST_CASE("follow: a saved plan is followed from the first step of another run")
 }
 
 TEST_CASE(
-    "follow: a handle that outlives its commit is not in the events, and room is left for it") {
-  for (const bool outlives : {false, true}) {
-    CAPTURE(outlives);
+    "follow: a handle that lasts from commit to restore leaves room, an earlier end does not") {
+  enum class lasts { to_commit, beyond, to_restore };
+  for (const auto until : {lasts::to_commit, lasts::beyond, lasts::to_restore}) {
+    CAPTURE(static_cast<int>(until));
     rig desk;
     rig::offloader<> off(desk.dev, automatic());
     off.on_report([](std::string_view) {});
@@ -112,17 +113,18 @@ TEST_CASE(
       auto saved = off.allocate(4096, desk.stream());
       desk.write(saved, step, 100'000);
       auto residual = saved.share();
-      if (!outlives) residual.reset(desk.stream());
+      if (until == lasts::to_commit) residual.reset(desk.stream());
       open.commit(off.module("core_attn"), 0, desk.stream(), saved);
-      residual.reset(desk.stream());
+      if (until == lasts::beyond) residual.reset(desk.stream());
       open.end_forward();
       open.restore(off.module("core_attn"), 0, desk.stream(), saved);
+      residual.reset(desk.stream());
       desk.check(saved, step);
       saved.reset(desk.stream());
       open.finish();
       off.end_step();
     }
-    CHECK(off.profile().shapes_vary == outlives);
+    CHECK(off.profile().shapes_vary == (until == lasts::to_restore));
     CHECK(desk.wrong() == 0);
   }
 }
