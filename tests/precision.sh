@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Trains in every precision: losses near those of fp32 and equal to the bit with offload, bytes that
-# leave, the scale of the loss under fp16, resuming; then options that must be refused.
+# leave, products of codes, the scale of the loss under fp16, resuming; then options that must be
+# refused.
 #
 #   tests/precision.sh TRAIN_MOE [option of train_moe]...     e.g. --device cuda
 #
@@ -27,7 +28,14 @@ holds() {
   return 1
 }
 bits() { grep -o '"bits": "[^"]*"' "$1"; }
-options_of() { [ "$1" = fp8_tensor ] && echo '--precision fp8 --fp8-scaling tensor' || echo "--precision $1"; }
+options_of() {  # options_of PRECISION; codes are multiplied in sizes that cuBLASLt takes
+  case $1 in
+    fp8_tensor) echo '--precision fp8 --fp8-scaling tensor' ;;
+    fp8_codes) echo '--precision fp8 --fp8-gemm --hidden 128 --ffn 128' ;;
+    fp8_tensor_codes) echo '--precision fp8 --fp8-scaling tensor --fp8-gemm' ;;
+    *) echo "--precision $1" ;;
+  esac
+}
 
 # The band of each is several times what was found, and far below what a wrong operand costs.
 for kind in fp32:0 bf16:0.01 fp16:0.005 fp8:0.03 fp8_tensor:0.03; do
@@ -40,6 +48,22 @@ for kind in fp32:0 bf16:0.01 fp16:0.005 fp8:0.03 fp8_tensor:0.03; do
 done
 [ "$(for p in fp32 bf16 fp16 fp8; do bits "$folder/$p" | tail -n 1; done | sort -u | wc -l)" -eq 4 ]
 verdict 'each precision has losses of its own'
+
+# Codes that are multiplied, against bf16 of the same sizes; stale codes of weights would cost most.
+run --steps 40 --precision bf16 --hidden 128 --ffn 128 --json "$folder/bf16_wide" &&
+  run --steps 1 --precision fp8 --hidden 128 --ffn 128 --json "$folder/fp8_wide"
+verdict 'bf16 and fp8 in the sizes of codes that are multiplied'
+for kind in fp8_codes:bf16_wide:fp8_wide fp8_tensor_codes:bf16:fp8_tensor; do
+  IFS=: read -r precision exact saved <<<"$kind"
+  read -r -a options <<<"$(options_of "$precision")"
+  run --steps 40 "${options[@]}" --offload-modules all --json "$folder/$precision" &&
+    holds "$(value final_loss "$folder/$precision") - $(value final_loss "$folder/$exact") <= 0.02" &&
+    holds "$(value final_loss "$folder/$exact") - $(value final_loss "$folder/$precision") <= 0.02"
+  verdict "$precision: the loss after 40 steps is that of bf16, give or take 0.02"
+  [ "$(bits "$folder/$precision" | head -n 1)" != "$(bits "$folder/$saved" | head -n 1)" ] &&
+    grep -q '"fp8_gemm": true' "$folder/$precision" && grep -q '"fp8_gemm": false' "$folder/$saved"
+  verdict "$precision: not the loss of codes that are saved and no more"
+done
 
 # What routing decides differs a little from precision to precision, and so do rows of experts.
 ratio() {  # ratio MODULE A B LEAST MOST
@@ -59,7 +83,7 @@ for module in expert_fc1 expert_fc2; do
 done
 ratio moe_act fp8 bf16 0.98 1.02
 
-for precision in bf16 fp16 fp8 fp8_tensor; do
+for precision in bf16 fp16 fp8 fp8_tensor fp8_codes fp8_tensor_codes; do
   read -r -a options <<<"$(options_of $precision)"
   for how in '--in-flight 3' '--memory arena --device-budget 24MiB --eval-every 2' '--memory slots' \
     '--offload-modules expert_fc1,moe_act,expert_fc2 --max-inflight 1' \
@@ -92,14 +116,14 @@ verdict 'the loss itself is reported without the scale'
 run --steps 12 "${high[@]}" --compare --offload-modules all
 verdict 'skipped steps are the same with offload'
 
-for precision in bf16 fp16 fp8; do
-  first=(--precision $precision)
-  second=(--precision $precision)
+for precision in bf16 fp16 fp8 fp8_tensor_codes; do
+  read -r -a first <<<"$(options_of $precision)"
+  second=("${first[@]}")
   # Five steps are in the middle of those that the scale costs; the file knows where it was.
   [ $precision = fp16 ] && first=("${high[@]}") && second+=(--loss-scale-window 4)
   run --steps 12 "${first[@]}" --json "$folder/whole" --save "$folder/end_of_whole" &&
-    run --steps 12 "${first[@]}" --save "$folder/state" --save-step 5 &&
-    run --steps 12 "${second[@]}" --offload-modules all --resume "$folder/state" --json "$folder/tail" \
+    run --steps 12 "${first[@]}" --save "$folder/state_$precision" --save-step 5 &&
+    run --steps 12 "${second[@]}" --offload-modules all --resume "$folder/state_$precision" --json "$folder/tail" \
       --save "$folder/end" &&
     [ "$(bits "$folder/tail")" = "$(bits "$folder/whole" | tail -n 7)" ] &&
     cmp "$folder/end" "$folder/end_of_whole" >>"$folder/output" 2>&1
@@ -124,10 +148,24 @@ refuses 'a window without fp16' 'has no effect with --precision=fp8' --precision
 refuses 'a scale that is no power of two' 'use a power of two' --precision fp16 --initial-loss-scale 3
 refuses 'no window' 'loss-scale-window=0: use 1 or more' --precision fp16 --loss-scale-window 0
 refuses 'another precision' '--precision=fp8, and this run has --precision=bf16; give' \
-  --precision bf16 --resume "$folder/state"
+  --precision bf16 --resume "$folder/state_fp8"
 refuses 'another scaling' '--fp8-scaling=block, and this run has --fp8-scaling=tensor; give' \
-  --precision fp8 --fp8-scaling tensor --resume "$folder/state"
+  --precision fp8 --fp8-scaling tensor --resume "$folder/state_fp8"
 refuses 'a scale beside that of the file' 'goes on with the scale of the file' \
-  --precision fp16 --initial-loss-scale 4 --resume "$folder/state"
+  --precision fp16 --initial-loss-scale 4 --resume "$folder/state_fp8"
+refuses 'codes multiplied or not' 'with --fp8-gemm=true, and this run has --fp8-gemm=false; give' \
+  --precision fp8 --fp8-scaling tensor --resume "$folder/state_fp8_tensor_codes"
+refuses 'products of codes without codes' \
+  'precision=bf16 saves none; add --precision=fp8, or leave it out' --precision bf16 --fp8-gemm
+refuses 'products of codes without experts' 'dense-layers=4 leaves no layer with any; lower that' \
+  --precision fp8 --fp8-scaling tensor --fp8-gemm --dense-layers 4
+refuses 'a width that is no multiple of 16' \
+  'ffn=72: with --fp8-gemm and --fp8-scaling=tensor it must be a multiple of 16; give 80$' \
+  --precision fp8 --fp8-scaling tensor --fp8-gemm --ffn 72
+refuses 'a width that is no multiple of a block' \
+  'hidden=64: .*scaling=block it must be a multiple of 128; give 128, or take --fp8-scaling=tensor' \
+  --precision fp8 --fp8-gemm
+refuses 'another width that is no multiple of a block' 'ffn=136: .* multiple of 128; give 256$' \
+  --precision fp8 --fp8-gemm --hidden 128 --ffn 136
 
 [ "$failed" -eq 0 ]

@@ -105,6 +105,7 @@ struct settings {
   float learning_rate = 0;
   precision_kind precision = precision_kind::fp32;
   fp8_scaling scaling = fp8_scaling::block;  ///< with fp8
+  bool fp8_gemm = false;                     ///< with fp8: the experts' forward multiplies codes
   loss_scaling loss_scale;                   ///< with fp16
   std::uint64_t seed = 1;
   std::string save;              ///< file for the state after the last step; empty: none

@@ -54,8 +54,7 @@ class experts : routed_part<Device, Kernels> {
     const operand xs = fill_rows(s, rows);
     s.a = matrix(part::held(rows) * 2 * ffn);
     each_expert(s, [&](index e, index first, index count) {
-      k_.linear(m(s.a) + first * 2 * ffn, xs + first * hidden, w_.fc1.matrix + e * hidden * 2 * ffn,
-                count, hidden, 2 * ffn);
+      part::multiply(m(s.a), s.xs, xs, w_.fc1, e, first, count);
     });
     with(
         [&](auto&... xs_and_scale) {
@@ -73,8 +72,7 @@ class experts : routed_part<Device, Kernels> {
 
     float* const y = on_.work.expert_rows;
     each_expert(s, [&](index e, index first, index count) {
-      k_.linear(y + first * hidden, b + first * ffn, w_.fc2.matrix + e * ffn * hidden, count, ffn,
-                hidden);
+      part::multiply(y, s.b, b, w_.fc2, e, first, count);
     });
     if (on_.offloader.template enabled<"fused_group_mlp">()) {
       // The three as one group: one event and one place in the window instead of three.

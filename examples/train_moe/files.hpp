@@ -102,7 +102,10 @@ inline nlohmann::ordered_json to_json(const settings& run, const std::vector<run
                    {"shared_experts", m.shared_experts},
                    {"mtp", m.mtp}};
   json["precision"] = name_of(run.precision);
-  if (run.precision == precision_kind::fp8) json["fp8_scaling"] = name_of(run.scaling);
+  if (run.precision == precision_kind::fp8) {
+    json["fp8_scaling"] = name_of(run.scaling);
+    json["fp8_gemm"] = run.fp8_gemm;
+  }
   json["microbatches"] = run.microbatches;
   json["in_flight"] = run.in_flight;
   if (run.pipeline) {

@@ -49,7 +49,7 @@ template <class K>
 concept kernel_set = requires(K k, float* out, const float* in, operand y, const_operand x,
                               std::int32_t* ints, const std::int32_t* list, index n, float value,
                               std::uint64_t seed, attention_shape heads, routing_shape routing,
-                              adamw_step step, fp8_scaling scaling) {
+                              adamw_step step, fp8_scaling scaling, coded_operand codes) {
   // w[i] = uniform in [−range, range): (w, count, range, seed)
   k.randomize(out, n, value, seed);
   // w[i] = value: (w, count, value)
@@ -65,6 +65,10 @@ concept kernel_set = requires(K k, float* out, const float* in, operand y, const
   k.quantise(y, out, y, n, n, scaling);
   // What codes stand for: (x, codes, scale, rows, width, scaling)
   k.dequantise(y, x, in, n, n, scaling);
+  // The codes of w[in][out] as [out][in], the scales of their blocks as [out blocks][in blocks],
+  // rows of `weight_scale_stride`, and in y what they stand for, as [in][out]; y is bf16, w fp32:
+  // (codes, scale, y, w, in, out, scaling)
+  k.quantise_weight(y, out, y, in, n, n, scaling);
   // found[0] = 1 if one of the numbers is not finite, else 0: (found, x, count)
   k.find_not_finite(ints, in, n);
   // y = a + b: (y, a, b, count)
@@ -84,6 +88,9 @@ concept kernel_set = requires(K k, float* out, const float* in, operand y, const
   // y = x·w, with w[in][out]; y may be fp32 beside narrower operands, here and below:
   // (y, x, w, rows, in, out)
   k.linear(y, x, x, n, n, n);
+  // The same of codes, x from `quantise` and w from `quantise_weight`; y is bf16 or fp32. Widths
+  // are multiples of 16, and of 128 where a scale covers a block: (y, x, w, rows, in, out, scaling)
+  k.linear_of_codes(y, codes, codes, n, n, n, scaling);
   // dx = dy·wᵀ: (dx, dy, w, rows, in, out)
   k.linear_backward_input(y, x, x, n, n, n);
   // dw accumulates xᵀ·dy: (dw, x, dy, rows, in, out)

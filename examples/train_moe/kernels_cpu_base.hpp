@@ -35,6 +35,12 @@ class cpu_launcher {
   /// In the unit of `launch`.
   static index floats_in(const_operand x, index count) { return count * bytes_of(x.type) / 4; }
 
+  static float* reserve(std::vector<float>& memory, index count) {
+    if (memory.size() < static_cast<std::size_t>(count)) {
+      memory.resize(static_cast<std::size_t>(count));
+    }
+    return memory.data();
+  }
   /// What the loops of an operation read: the numbers themselves, or in `memory` as floats.
   static const float* floats_of(const_operand x, index count, std::vector<float>& memory) {
     if (x.type == number_type::fp32) return x.as<float>();
@@ -66,13 +72,6 @@ class cpu_launcher {
   }
 
  private:
-  static float* reserve(std::vector<float>& memory, index count) {
-    if (memory.size() < static_cast<std::size_t>(count)) {
-      memory.resize(static_cast<std::size_t>(count));
-    }
-    return memory.data();
-  }
-
   device& device_;
   stream_ref stream_;
   accelerator speed_;

@@ -29,6 +29,20 @@ class cpu_dense : public cpu_numbers {
     });
   }
 
+  void linear_of_codes(operand y, coded_operand x, coded_operand w, index rows, index in, index out,
+                       fp8_scaling scaling) {
+    const index moved = floats_in(x.codes, rows * in + in * out) + floats_in(y, rows * out);
+    launch("linear_of_codes", 2 * rows * in * out, moved, [=, this] {
+      float* const to = floats_for(y, rows * out, y_);
+      float* const a = reserve(a_, rows * in);
+      float* const b = reserve(b_, in * out);
+      decode_rows(a, x, rows, in, scaling);
+      decode_weight(b, w, in, out, scaling);
+      gemm(CblasNoTrans, CblasTrans, rows, out, in, 1, a, in, b, in, 0, to, out);
+      store(y, to, rows * out);
+    });
+  }
+
   void linear_backward_input(operand dx, const_operand dy, const_operand w, index rows, index in,
                              index out) {
     const index moved = floats_in(dy, rows * out + in * out) + floats_in(dx, rows * in);

@@ -49,6 +49,24 @@ class cpu_numbers : public cpu_launcher {
     });
   }
 
+  void quantise_weight(operand codes, float* scale, operand y, const float* w, index in, index out,
+                       fp8_scaling scaling) {
+    launch("quantise_weight", 4 * in * out, 2 * in * out, [=] {
+      auto* const to = codes.as<e4m3>();
+      auto* const decoded = y.as<bf16>();
+      each_square(in, out, scaling, [&](square s) {
+        float largest = 0;
+        s.each([&](index r, index c) { largest = std::max(largest, std::abs(w[r * out + c])); });
+        const float step = scale[s.scale] = e4m3_scale(largest);
+        s.each([&](index r, index c) {
+          const e4m3 code(w[r * out + c] / step);
+          to[c * in + r] = code;
+          decoded[r * out + c] = bf16(static_cast<float>(code) * step);
+        });
+      });
+    });
+  }
+
   void dequantise(operand x, const_operand codes, const float* scale, index rows, index width,
                   fp8_scaling scaling) {
     launch("dequantise", rows * width, 2 * floats_in(x, rows * width), [=] {
@@ -61,7 +79,48 @@ class cpu_numbers : public cpu_launcher {
     });
   }
 
+ protected:
+  /// What the codes of rows, or of a weight as [out][in], stand for.
+  static void decode_rows(float* to, coded_operand x, index rows, index width,
+                          fp8_scaling scaling) {
+    const auto* const from = x.codes.as<e4m3>();
+    each_group(rows, width, scaling, [&](index first, index end, index group) {
+      for (index i = first; i < end; ++i) to[i] = static_cast<float>(from[i]) * x.scale[group];
+    });
+  }
+  static void decode_weight(float* to, coded_operand w, index in, index out, fp8_scaling scaling) {
+    const auto* const from = w.codes.as<e4m3>();
+    each_square(in, out, scaling, [&](square s) {
+      s.each([&](index r, index c) {
+        to[c * in + r] = static_cast<float>(from[c * in + r]) * w.scale[s.scale];
+      });
+    });
+  }
+
  private:
+  /// What one scale of a weight covers.
+  struct square {
+    index first_row, end_row, first_column, end_column;
+    index scale;
+
+    template <class Body>
+    void each(Body body) const {
+      for (index r = first_row; r < end_row; ++r) {
+        for (index c = first_column; c < end_column; ++c) body(r, c);
+      }
+    }
+  };
+  template <class Body>
+  static void each_square(index in, index out, fp8_scaling scaling, Body body) {
+    const index side = scaling == fp8_scaling::tensor ? std::max(in, out) : scale_block;
+    const index stride = weight_scale_stride(in, scaling);
+    for (index c = 0; c < out; c += side) {
+      for (index r = 0; r < in; r += side) {
+        body({r, std::min(r + side, in), c, std::min(c + side, out), c / side * stride + r / side});
+      }
+    }
+  }
+
   /// Calls `body(first, end, number)` for the numbers of each scale.
   template <class Body>
   static void each_group(index rows, index width, fp8_scaling scaling, Body body) {

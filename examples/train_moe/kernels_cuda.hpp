@@ -35,6 +35,8 @@ class cuda_kernels {
   void convert(operand y, const_operand x, index count);
   void quantise(operand codes, float* scale, operand x, index rows, index width,
                 fp8_scaling scaling);
+  void quantise_weight(operand codes, float* scale, operand y, const float* w, index in, index out,
+                       fp8_scaling scaling);
   void dequantise(operand x, const_operand codes, const float* scale, index rows, index width,
                   fp8_scaling scaling);
   void find_not_finite(std::int32_t* found, const float* x, index count);
@@ -47,6 +49,8 @@ class cuda_kernels {
   void rmsnorm_backward(float* dx, float* dgain, const float* dy, const float* x, const float* rstd,
                         const float* gain, index rows, index width);
   void linear(operand y, const_operand x, const_operand w, index rows, index in, index out);
+  void linear_of_codes(operand y, coded_operand x, coded_operand w, index rows, index in, index out,
+                       fp8_scaling scaling);
   void linear_backward_input(operand dx, const_operand dy, const_operand w, index rows, index in,
                              index out);
   void linear_backward_weight(float* dw, const_operand x, const_operand dy, index rows, index in,
@@ -84,6 +88,10 @@ class cuda_kernels {
   /// c[m][n] = alpha · a·b + beta · c, row-major, for `batch` triples.
   void gemm(index m, index n, index k, float alpha, const matrix& a, const matrix& b, float beta,
             operand c, index ldc, index c_stride = 0, index batch = 1);
+  /// Throws `tidepool::option_error` unless the GPU multiplies codes with such scales.
+  static void check_multiplies_codes(const device& dev, fp8_scaling scaling);
+  /// The scale with which all of `x` fits e4m3.
+  void scale_of_tensor(float* scale, const_operand x, index count);
   /// Runs `body(first token, first head, heads)` over groups of heads that fit the scratch.
   template <class Body>
   void each_group_of_heads(attention_shape s, Body body);
@@ -99,6 +107,7 @@ class cuda_kernels {
   static constexpr index rows_per_sum = 64;
   /// Partial results of the largest number of a whole tensor.
   static constexpr int blocks_of_maximum = 256;
+  static constexpr index blas_bytes = index{32} << 20;  ///< what cuBLAS would take on Hopper
   static index parts_of(index rows) { return (rows + rows_per_sum - 1) / rows_per_sum; }
 
   cudaStream_t stream_;
@@ -109,6 +118,8 @@ class cuda_kernels {
   // Probabilities and the gradients of scores as operands: in place of these two, or here.
   std::optional<device_array<device, float>> narrow_scores_, narrow_dscores_;
   device_array<device, float> partial_;  ///< partial sums of reductions over tokens
+  /// Where codes are multiplied: the scales of some rows, as cuBLASLt reads them.
+  std::optional<device_array<device, float>> turned_scales_;
 };
 
 static_assert(kernel_set<cuda_kernels>);

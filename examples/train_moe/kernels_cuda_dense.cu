@@ -8,22 +8,6 @@
 namespace moe {
 namespace {
 
-cudaDataType_t type_of(const_operand x) {
-  switch (x.type) {
-    case number_type::bf16:
-      return CUDA_R_16BF;
-    case number_type::fp16:
-      return CUDA_R_16F;
-    case number_type::e4m3:
-      return CUDA_R_8F_E4M3;
-    case number_type::fp32:
-      break;
-  }
-  return CUDA_R_32F;
-}
-
-constexpr index blas_bytes = index{32} << 20;  // what cuBLAS itself would take on Hopper
-
 // Row i of one head's scores gives probabilities of the columns up to i, and 0 right of them. They
 // may lie in place of the scores.
 template <class T>
@@ -92,6 +76,12 @@ cuda_kernels::cuda_kernels(device& dev, stream_ref stream, const settings& run)
   if (narrow) {
     narrow_scores_.emplace(dev, (scores_.size() + 1) / 2, "attention scores");
     narrow_dscores_.emplace(dev, (scores_.size() + 1) / 2, "attention scores");
+  }
+  if (run.fp8_gemm) {
+    check_multiplies_codes(dev, run.scaling);
+    const index most_rows = (run.model.tokens() + row_padding - 1) / row_padding * row_padding;
+    turned_scales_.emplace(dev, most_rows * scale_blocks(std::max(run.model.hidden, run.model.ffn)),
+                           "scales of rows");
   }
 }
 

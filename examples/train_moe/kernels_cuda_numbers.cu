@@ -21,10 +21,13 @@ __global__ void find_not_finite_kernel(std::int32_t* found, const float* x, inde
   if (i < count && !isfinite(x[i])) *found = 1;
 }
 
-// The code, and in place of the number what it stands for. A power of two divides exactly.
+// The code of x, and what it stands for. A power of two divides exactly.
+__device__ void encode(__nv_fp8_storage_t& code, __nv_bfloat16& decoded, float x, float scale) {
+  code = __nv_cvt_float_to_fp8(x / scale, __NV_SATFINITE, __NV_E4M3);
+  put(decoded, __half2float(__half(__nv_cvt_fp8_to_halfraw(code, __NV_E4M3))) * scale);
+}
 __device__ void encode(__nv_fp8_storage_t& code, __nv_bfloat16& x, float scale) {
-  code = __nv_cvt_float_to_fp8(to_float(x) / scale, __NV_SATFINITE, __NV_E4M3);
-  put(x, __half2float(__half(__nv_cvt_fp8_to_halfraw(code, __NV_E4M3))) * scale);
+  encode(code, x, to_float(x), scale);
 }
 
 __device__ void decode(__nv_bfloat16& x, __nv_fp8_storage_t code, float scale) {
@@ -55,7 +58,8 @@ __global__ void quantise_blocks_kernel(__nv_fp8_storage_t* codes, float* scale, 
   }
 }
 
-__global__ void partial_maximum_kernel(float* partial, const __nv_bfloat16* x, index count) {
+template <class T>
+__global__ void partial_maximum_kernel(float* partial, const T* x, index count) {
   float largest = 0;
   for (index i = thread_id(); i < count; i += static_cast<index>(gridDim.x) * blockDim.x) {
     largest = fmaxf(largest, fabsf(to_float(x[i])));
@@ -79,6 +83,45 @@ __global__ void quantise_tensor_kernel(__nv_fp8_storage_t* codes, const float* s
   if (i < count) encode(codes[i], x[i], *scale);
 }
 
+// A block of threads for each square of a weight, whose codes it turns over in shared memory. Its
+// scale is made here, or with `stride` 0 is there already, for all of them.
+__global__ void quantise_weight_kernel(__nv_fp8_storage_t* codes, float* scale, __nv_bfloat16* y,
+                                       const float* w, index in, index out, index stride) {
+  constexpr int side = static_cast<int>(scale_block);
+  __shared__ __nv_fp8_storage_t turned[side][side + 4];
+  const index first_row = blockIdx.x * scale_block, first_column = blockIdx.y * scale_block;
+  const int rows = static_cast<int>(min(scale_block, in - first_row));
+  const int columns = static_cast<int>(min(scale_block, out - first_column));
+  const index corner = first_row * out + first_column;
+  float mine;
+  if (stride == 0) {
+    mine = *scale;
+  } else {
+    float largest = 0;
+    for (int i = static_cast<int>(threadIdx.x); i < side * side; i += block_size) {
+      const int r = i / side, c = i % side;
+      if (r < rows && c < columns) largest = fmaxf(largest, fabsf(w[corner + r * out + c]));
+    }
+    mine = e4m3_scale(reduce(largest, max_of{}));
+    if (threadIdx.x == 0) scale[blockIdx.y * stride + blockIdx.x] = mine;
+    // What fills a row of scales up is read by nobody, and is no garbage either.
+    if (blockIdx.x == 0 && gridDim.x + threadIdx.x < stride) {
+      scale[blockIdx.y * stride + gridDim.x + threadIdx.x] = 0;
+    }
+  }
+  for (int i = static_cast<int>(threadIdx.x); i < side * side; i += block_size) {
+    const int r = i / side, c = i % side;
+    if (r >= rows || c >= columns) continue;
+    const index at = corner + r * out + c;
+    encode(turned[c][r], y[at], w[at], mine);
+  }
+  __syncthreads();
+  for (int i = static_cast<int>(threadIdx.x); i < side * side; i += block_size) {
+    const int c = i / side, r = i % side;
+    if (r < rows && c < columns) codes[(first_column + c) * in + first_row + r] = turned[c][r];
+  }
+}
+
 // `scales` for each row, or 0: one for all.
 __global__ void dequantise_kernel(__nv_bfloat16* x, const __nv_fp8_storage_t* codes,
                                   const float* scale, index count, index width, index scales) {
@@ -87,8 +130,6 @@ __global__ void dequantise_kernel(__nv_bfloat16* x, const __nv_fp8_storage_t* co
   const index at = scales == 0 ? 0 : i / width * scales + i % width / scale_block;
   decode(x[i], codes[i], scale[at]);
 }
-
-index scales_of_row(index width) { return (width + scale_block - 1) / scale_block; }
 
 }  // namespace
 
@@ -116,17 +157,35 @@ void cuda_kernels::quantise(operand codes, float* scale, operand x, index rows, 
   if (scaling == fp8_scaling::block) {
     const index blocks = scale_count(rows, width, scaling);
     quantise_blocks_kernel<<<blocks_for(blocks * warp_size), block_size, 0, stream_>>>(
-        to, scale, from, blocks, scales_of_row(width), width);
+        to, scale, from, blocks, scale_blocks(width), width);
     check_launch("quantise_blocks");
     return;
   }
-  partial_maximum_kernel<<<blocks_of_maximum, block_size, 0, stream_>>>(partial_.data(), from,
-                                                                        count);
+  scale_of_tensor(scale, x, count);
+  quantise_tensor_kernel<<<blocks_for(count), block_size, 0, stream_>>>(to, scale, from, count);
+  check_launch("quantise_tensor");
+}
+
+void cuda_kernels::quantise_weight(operand codes, float* scale, operand y, const float* w, index in,
+                                   index out, fp8_scaling scaling) {
+  const bool blocks = scaling == fp8_scaling::block;
+  if (!blocks) scale_of_tensor(scale, w, in * out);
+  const dim3 grid(static_cast<unsigned>(scale_blocks(in)),
+                  static_cast<unsigned>(scale_blocks(out)));
+  quantise_weight_kernel<<<grid, block_size, 0, stream_>>>(
+      codes.as<__nv_fp8_storage_t>(), scale, y.as<__nv_bfloat16>(), w, in, out,
+      blocks ? weight_scale_stride(in, scaling) : 0);
+  check_launch("quantise_weight");
+}
+
+void cuda_kernels::scale_of_tensor(float* scale, const_operand x, index count) {
+  with_numbers(x, [&](const auto* from) {
+    partial_maximum_kernel<<<blocks_of_maximum, block_size, 0, stream_>>>(partial_.data(), from,
+                                                                          count);
+  });
   check_launch("partial_maximum");
   scale_of_tensor_kernel<<<1, block_size, 0, stream_>>>(scale, partial_.data(), blocks_of_maximum);
   check_launch("scale_of_tensor");
-  quantise_tensor_kernel<<<blocks_for(count), block_size, 0, stream_>>>(to, scale, from, count);
-  check_launch("quantise_tensor");
 }
 
 void cuda_kernels::dequantise(operand x, const_operand codes, const float* scale, index rows,
@@ -134,7 +193,7 @@ void cuda_kernels::dequantise(operand x, const_operand codes, const float* scale
   const index count = rows * width;
   dequantise_kernel<<<blocks_for(count), block_size, 0, stream_>>>(
       x.as<__nv_bfloat16>(), codes.as<__nv_fp8_storage_t>(), scale, count, width,
-      scaling == fp8_scaling::tensor ? 0 : scales_of_row(width));
+      scaling == fp8_scaling::tensor ? 0 : scale_blocks(width));
   check_launch("dequantise");
 }
 

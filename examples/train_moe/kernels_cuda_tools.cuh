@@ -38,6 +38,21 @@ inline void check(cublasStatus_t status, const char* call) {
   }
 }
 
+/// In the terms of cuBLAS.
+inline cudaDataType_t type_of(const_operand x) {
+  switch (x.type) {
+    case number_type::bf16:
+      return CUDA_R_16BF;
+    case number_type::fp16:
+      return CUDA_R_16F;
+    case number_type::e4m3:
+      return CUDA_R_8F_E4M3;
+    case number_type::fp32:
+      break;
+  }
+  return CUDA_R_32F;
+}
+
 /// Calls `body` with a pointer to the elements of `x`, in the types of CUDA.
 template <class Operand, class Body>
 void with_numbers(const Operand& x, Body body) {

@@ -76,6 +76,20 @@ class layer_part {
     if (!beside) beside = matrix(held * width);
     if (rows > 0) k_.dequantise(m(beside), codes(x), p(x.scale), rows, width, on_.types.scaling);
   }
+  /// y = x·w for `rows` rows from `first` on, with the matrix of one expert. `plain_x` is x as
+  /// GEMMs read it where they do not multiply codes.
+  void multiply(operand y, const saved_matrix<buffer>& x, operand plain_x, const parameter& w,
+                index expert, index first, index rows) {
+    const index in = w.in, out = w.out();
+    if (!on_.types.multiplies_codes) {
+      k_.linear(y + first * out, plain_x + first * in, w.matrix + expert * in * out, rows, in, out);
+      return;
+    }
+    const fp8_scaling scaling = on_.types.scaling;
+    const index scales = scaling == fp8_scaling::tensor ? 0 : scale_count(first, in, scaling);
+    k_.linear_of_codes(y + first * out, {codes(x) + first * in, p(x.scale) + scales},
+                       w.codes_of(expert, scaling), rows, in, out, scaling);
+  }
   /// Calls `use(data of each...)`, with their scales behind them where there are scales: codes and
   /// scales leave in one group and come back in one.
   template <class Use, class... Matrices>

@@ -140,10 +140,26 @@ struct e4m3 {
 
 inline constexpr index scale_block = 128;
 
+/// Blocks that `width` numbers make, with a shorter one at the end.
+[[nodiscard]] constexpr index scale_blocks(index width) {
+  return (width + scale_block - 1) / scale_block;
+}
+
 /// Scales of a matrix.
 [[nodiscard]] constexpr index scale_count(index rows, index width, fp8_scaling scaling) {
   if (scaling == fp8_scaling::tensor) return 1;
-  return rows * ((width + scale_block - 1) / scale_block);
+  return rows * scale_blocks(width);
+}
+
+/// Between the scales of a weight's codes that lie above each other. cuBLASLt wants them at
+/// multiples of 16 bytes.
+[[nodiscard]] constexpr index weight_scale_stride(index in, fp8_scaling scaling) {
+  return scaling == fp8_scaling::tensor ? 4 : (scale_blocks(in) + 3) / 4 * 4;
+}
+/// Scales of w[in][out], of which one covers all of it or a square of 128 × 128.
+[[nodiscard]] constexpr index weight_scale_count(index in, index out, fp8_scaling scaling) {
+  const index stride = weight_scale_stride(in, scaling);
+  return scaling == fp8_scaling::tensor ? stride : stride * scale_blocks(out);
 }
 
 }  // namespace moe

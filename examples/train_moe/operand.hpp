@@ -46,6 +46,12 @@ struct operand {
   }
 };
 
+/// A matrix as e4m3 codes and their scales.
+struct coded_operand {
+  const_operand codes;
+  const float* scale = nullptr;
+};
+
 /// Calls `body` with a pointer to the elements of `x`: to `Bf16` or `Fp16`, if they are no floats.
 /// e4m3 has scales beside it, so that few kernels know what to do with it; it is none of these.
 template <class Bf16 = bf16, class Fp16 = fp16, class Operand, class Body>

@@ -82,8 +82,7 @@ class parallel_experts : routed_part<Device, Kernels> {
     const operand xs = m(plain(s.xs, s.plain_xs));
     s.a = matrix(arrivals(s) * 2 * ffn);
     each_batch(s, [&](index e, index first, index count) {
-      k_.linear(m(s.a) + first * 2 * ffn, xs + first * hidden, w_.fc1.matrix + e * hidden * 2 * ffn,
-                count, hidden, 2 * ffn);
+      part::multiply(m(s.a), s.xs, xs, w_.fc1, e, first, count);
     });
     on_.release(s.plain_xs);
     with([&](auto&... tensors) { c.template commit<"expert_fc1">(number_, stream, tensors...); },
@@ -96,8 +95,7 @@ class parallel_experts : routed_part<Device, Kernels> {
 
     auto& y = s.travel[0] = floats(arrivals(s) * hidden);
     each_batch(s, [&](index e, index first, index count) {
-      k_.linear(p(y) + first * hidden, b + first * ffn, w_.fc2.matrix + e * ffn * hidden, count,
-                ffn, hidden);
+      part::multiply(p(y), s.b, b, w_.fc2, e, first, count);
     });
     on_.release(s.plain_b);
     if (fused()) {

@@ -24,14 +24,25 @@ struct parameter {
   index first = 0;     ///< element of the whole tensor with which this part starts
   index whole = 0;     ///< elements on all ranks together
   index parts = 1;     ///< of the whole tensor, all alike, of which each expert has one
+  index in = 0;        ///< rows of each of those, where experts have them
   index offset = 0;
   float* weight = nullptr;
   float* gradient = nullptr;  ///< accumulates over the microbatches of a step
   operand matrix{};           ///< the weight as GEMMs read it: itself, or a narrower copy
+  operand codes{};            ///< each matrix as codes of FP8, if forward multiplies these:
+  float* scale = nullptr;     ///<   then `matrix` is what they stand for
 
   /// Whether a GEMM reads it: gains and tables are not multiplied.
   [[nodiscard]] bool is_matrix() const {
     return range > 0 && !name.ends_with("embedding") && name != "positions";
+  }
+
+  // Of a tensor of experts:
+  [[nodiscard]] index elements_each() const { return whole / parts; }
+  [[nodiscard]] index out() const { return elements_each() / in; }
+  [[nodiscard]] coded_operand codes_of(index expert, fp8_scaling scaling) const {
+    return {codes + expert * elements_each(),
+            scale + expert * weight_scale_count(in, out(), scaling)};
   }
 };
 
@@ -81,8 +92,10 @@ inline std::vector<parameter> list_parameters(const model_sizes& m,
     list.push_back({std::move(name), count, start, held});
     list.back().whole = count;
   };
-  const auto add_experts = [&](std::string name, index each, float start) {
+  const auto add_experts = [&](std::string name, index in, index out, float start) {
+    const index each = in * out;
     add(std::move(name), share.count * each, start);
+    list.back().in = in;
     list.back().split = share.count < m.experts;
     list.back().first = share.first * each;
     list.back().whole = m.experts * each;
@@ -102,8 +115,8 @@ inline std::vector<parameter> list_parameters(const model_sizes& m,
       return;
     }
     add(layer + "router", m.hidden * m.experts, range(m.hidden));
-    add_experts(layer + "fc1", m.hidden * 2 * m.ffn, range(m.hidden));
-    add_experts(layer + "fc2", m.ffn * m.hidden, into_residual * range(m.ffn));
+    add_experts(layer + "fc1", m.hidden, 2 * m.ffn, range(m.hidden));
+    add_experts(layer + "fc2", m.ffn, m.hidden, into_residual * range(m.ffn));
     if (m.shared_experts > 0) add_mlp("shared_", m.shared_ffn());
   };
   hold([](const layer_range& r) { return r.embedding; });

@@ -12,6 +12,7 @@
 #include "kernels.hpp"
 #include "moments.hpp"
 #include "parameter_list.hpp"
+#include "precision.hpp"
 
 namespace moe {
 
@@ -22,9 +23,9 @@ class parameters {
   /// Those of `ranges`; the others are known by name and size alone. Without `moments_here` the
   /// moments of AdamW are nowhere until `keep_moments_on_host`.
   parameters(Device& dev, const model_sizes& m, const std::vector<layer_range>& ranges,
-             bool moments_here = true, expert_range share = {},
-             number_type multiplied_in = number_type::fp32)
-      : list_(list_parameters(m, ranges, share)),
+             bool moments_here = true, expert_range share = {}, const number_types& types = {})
+      : types_(types),
+        list_(list_parameters(m, ranges, share)),
         total_(lay_out(list_)),
         weights_(dev, total_, "weights"),
         gradients_(dev, total_, "gradients") {
@@ -35,7 +36,8 @@ class parameters {
       p.gradient = gradients_.data() + p.offset;
       p.matrix = p.weight;
     }
-    if (multiplied_in != number_type::fp32) make_copies(dev, multiplied_in);
+    if (types.operands != number_type::fp32) make_copies(dev, types.operands);
+    if (types.multiplies_codes) make_codes(dev);
   }
 
   [[nodiscard]] const std::vector<parameter>& all() const { return list_; }
@@ -156,9 +158,45 @@ class parameters {
     }
   }
 
+  void make_codes(Device& dev) {
+    const auto scales = [this](const parameter& p) {
+      return p.count / p.elements_each() * weight_scale_count(p.in, p.out(), types_.scaling);
+    };
+    const auto each = [this](auto body) {
+      for (parameter& p : list_) {
+        if (p.held && p.in > 0) body(p);
+      }
+    };
+    index count = 0, count_of_scales = 0;
+    each([&](const parameter& p) {
+      count += p.count;
+      count_of_scales += scales(p);
+    });
+    codes_.emplace(dev, count, "weights as codes of FP8");
+    scales_.emplace(dev, count_of_scales, "scales of weights");
+    e4m3* codes = codes_->data();
+    float* scale = scales_->data();
+    each([&](parameter& p) {
+      p.codes = {codes, number_type::e4m3};
+      p.scale = scale;
+      codes += p.count;
+      scale += scales(p);
+    });
+  }
+
   template <class Kernels>
   void refresh_copy(Kernels& k, const parameter& p) const {
-    if (p.held && p.matrix.data != p.weight) k.convert(p.matrix, p.weight, p.count);
+    if (!p.held || p.matrix.data == p.weight) return;
+    if (p.codes.data == nullptr) {
+      k.convert(p.matrix, p.weight, p.count);
+      return;
+    }
+    const index scales = weight_scale_count(p.in, p.out(), types_.scaling);
+    for (index e = 0; e * p.elements_each() < p.count; ++e) {
+      const index at = e * p.elements_each();
+      k.quantise_weight(p.codes + at, p.scale + e * scales, p.matrix + at, p.weight + at, p.in,
+                        p.out(), types_.scaling);
+    }
   }
 
   /// One for each layer, and one for what is in none.
@@ -176,10 +214,13 @@ class parameters {
     return result;
   }
 
+  number_types types_;
   std::vector<parameter> list_;
   index total_;
   device_array<Device, float> weights_, gradients_;
   std::optional<device_array<Device, char>> copies_;
+  std::optional<device_array<Device, e4m3>> codes_;
+  std::optional<device_array<Device, float>> scales_;
   std::optional<resident_moments<Device>> moments_;
   std::optional<visiting_moments<Device>> visitors_;
 };

@@ -25,6 +25,7 @@ struct number_types {
   number_type operands = number_type::fp32;  ///< of every GEMM, as multiplied and as saved
   bool quantises = false;                    ///< inputs of experts are saved as e4m3, with scales
   fp8_scaling scaling = fp8_scaling::block;
+  bool multiplies_codes = false;  ///< in forward, where both operands have them
 };
 
 inline number_types types_of(const settings& run) {
@@ -36,7 +37,7 @@ inline number_types types_of(const settings& run) {
     case precision_kind::fp16:
       return {number_type::fp16};
     case precision_kind::fp8:
-      return {number_type::bf16, true, run.scaling};
+      return {number_type::bf16, true, run.scaling, run.fp8_gemm};
   }
   return {};
 }

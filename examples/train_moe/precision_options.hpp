@@ -3,10 +3,38 @@
 
 #include <string>
 #include <tidepool/error.hpp>
+#include <utility>
 
 #include "precision.hpp"
 
 namespace moe {
+namespace detail {
+
+/// Only what is saved as codes can be multiplied as such, and only in sizes that cuBLASLt takes.
+inline void check_fp8_gemm(const settings& run) {
+  const auto fail = [](const std::string& what) { throw tidepool::option_error(what); };
+  const model_sizes& m = run.model;
+  if (run.precision != precision_kind::fp8) {
+    fail("--fp8-gemm: multiplies the codes that --precision=fp8 saves, and --precision=" +
+         name_of(run.precision) + " saves none; add --precision=fp8, or leave it out");
+  }
+  if (m.dense_layers == m.layers) {
+    fail("--fp8-gemm: multiplies in experts alone, and --dense-layers=" +
+         std::to_string(m.dense_layers) + " leaves no layer with any; lower that, or leave it out");
+  }
+  const bool blocks = run.scaling == fp8_scaling::block;
+  const index unit = blocks ? scale_block : 16;
+  for (const auto& [option, width] : {std::pair{"--hidden", m.hidden}, {"--ffn", m.ffn}}) {
+    if (width % unit == 0) continue;
+    fail(std::string(option) + "=" + std::to_string(width) +
+         ": with --fp8-gemm and --fp8-scaling=" + name_of(run.scaling) +
+         " it must be a multiple of " + std::to_string(unit) + "; give " +
+         std::to_string((width / unit + 1) * unit) +
+         (blocks && m.hidden % 16 == 0 && m.ffn % 16 == 0 ? ", or take --fp8-scaling=tensor" : ""));
+  }
+}
+
+}  // namespace detail
 
 /// Fills in `run`; `given` says which options the command line has. Throws
 /// `tidepool::option_error`.
@@ -35,6 +63,7 @@ void read_precision_options(settings& run, const std::string& precision, const s
         "--fp8-scaling=tensor: with --expert-parallel the losses would depend on the number of "
         "ranks, of which each has a tensor of its own; take block");
   }
+  if (run.fp8_gemm) detail::check_fp8_gemm(run);
   validate(run.loss_scale);
 }
 

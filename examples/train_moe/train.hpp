@@ -60,7 +60,7 @@ class trainer {
         schedule_(steps_of(run)),
         scaler_(dev, run),
         weights_(dev, run.model, ranges_of_rank(run, run.rank), !run.moments_on_host,
-                 experts_of_rank(run, run.rank), types_of(run).operands),
+                 experts_of_rank(run, run.rank), types_of(run)),
         offloader_(dev, opt),
         model_(dev, offloader_, kernels_, stream_.ref(), weights_, run,
                ranges_of_rank(run, run.rank), exchange()),

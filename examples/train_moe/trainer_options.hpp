@@ -86,6 +86,8 @@ inline void add_trainer_options(CLI::App& app, command_line& line) {
       ->delimiter(',');
   number("--precision", line.precision, "fp32, bf16, fp16 or fp8, of GEMMs and saved operands");
   number("--fp8-scaling", line.scaling, "one scale for each tensor or block of 128; with fp8");
+  app.add_flag("--fp8-gemm", run.fp8_gemm,
+               "the experts' forward multiplies codes with codes; with fp8");
   number("--initial-loss-scale", run.loss_scale.scale, "a power of two; with fp16");
   number("--loss-scale-window", run.loss_scale.window,
          "steps without an overflow after which it doubles; with fp16");

@@ -1,0 +1,29 @@
+/// The part of `gradient_check` that needs a GPU.
+#include <cstdio>
+#include <tidepool/device/cuda.hpp>
+#include <tidepool/error.hpp>
+
+#include "gradient_narrow.hpp"
+#include "kernels_cuda.hpp"
+
+namespace moe {
+
+/// Returns how many checks failed. A GPU that does not multiply codes is no failure.
+int check_codes_on_gpu() {
+  using device = tidepool::cuda_device;
+  if (device::count() == 0) {
+    std::printf("skipped: no GPU\n");
+    return 0;
+  }
+  device dev{0};
+  // Tensor cores add up products of codes with fewer bits than fp32 has, and fp32 adds those sums.
+  constexpr double accumulation = 0x1p-10;
+  try {
+    return check_all_codes<device, cuda_kernels>(dev, accumulation);
+  } catch (const tidepool::option_error& e) {
+    std::printf("skipped: %s\n", e.what());
+    return 0;
+  }
+}
+
+}  // namespace moe
