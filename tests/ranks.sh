@@ -262,6 +262,14 @@ case $part in
     done
     with_and_without 2 --layers 3 --steps 12 --precision fp16 --initial-loss-scale 67108864 \
       "${leaves[@]}"
+    # Codes that are multiplied, in sizes that cuBLASLt takes. Every expert takes every token: a
+    # token that changes its expert over the last digit of a weight would change the loss.
+    small=(--hidden 128 --ffn 128 --heads 2 --seq 32 --batch 2 --data "$text")
+    for ranks in 2 4; do
+      as_one_process $ranks "$fp8 --fp8-gemm --top-k 4" "${leaves[@]}"
+      with_and_without $ranks $fp8 --fp8-gemm --recompute-modules layernorm,moe_act \
+        --offload-modules core_attn,expert_fc1,router
+    done
     # Two tokens, of which each chooses one expert of four: some ranks get no rows.
     small=(--hidden 32 --heads 2 --seq 2 --batch 1 --data "$text")
     as_one_process 4 '--layers 2 --top-k 1' "${leaves[@]}"
@@ -321,6 +329,7 @@ case $part in
       same_bits 2 "--layers 4 --precision $precision" "${leaves[@]}"
       same_bits 2 "--layers 4 --precision $precision" --virtual-stages 2 "${leaves[@]}"
     done
+    same_bits 2 '--layers 4 --precision fp8 --fp8-scaling tensor --fp8-gemm' "${leaves[@]}"
     # A gradient that overflows on one rank stops the update on all.
     same_bits 4 '--layers 4 --steps 12 --precision fp16 --initial-loss-scale 67108864 --lr 0.001'
     if enough 4 'as many steps are skipped as in one process'; then

@@ -82,7 +82,8 @@ int check_narrow(Device& dev, const settings& run, double tolerance) {
   return bad;
 }
 
-/// After an update the codes are those of the new weights, and backward reads what they stand for.
+/// After an update the codes are those of the new weights, backward reads what they stand for, and
+/// forward nothing but the codes.
 template <class Device, class Kernels>
 int check_codes(Device& dev, fp8_scaling scaling) {
   const settings run = run_of_codes(scaling);
@@ -117,6 +118,25 @@ int check_codes(Device& dev, fp8_scaling scaling) {
     ++bad;
     std::printf("BAD  %-18s has %lld codes of %lld that are not those of its weights\n",
                 p.name.c_str(), static_cast<long long>(wrong), static_cast<long long>(p.count));
+  }
+  const double before = on.loss();
+  const auto clear = [&](auto memory_of) {
+    for (const parameter& p : on.tensors()) {
+      if (p.in == 0) continue;
+      const operand what = memory_of(p);
+      on.memory().write(
+          what.template as<std::uint8_t>(),
+          std::vector<std::uint8_t>(static_cast<std::size_t>(p.count * bytes_of(what.type))));
+    }
+    return on.loss();
+  };
+  if (clear([](const parameter& p) { return p.matrix; }) != before) {
+    ++bad;
+    std::printf("BAD  forward reads weights that are no codes\n");
+  }
+  if (clear([](const parameter& p) { return p.codes; }) == before) {
+    ++bad;
+    std::printf("BAD  forward does not read codes\n");
   }
   std::printf("%-4s a scale for each %s: codes after an update\n", bad == 0 ? "ok" : "BAD",
               name_of(scaling).c_str());

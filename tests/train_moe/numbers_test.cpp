@@ -130,6 +130,9 @@ TEST_CASE("scales of a matrix: one, or one for each 128 of a row") {
   CHECK(moe::scale_count(10, 300, moe::fp8_scaling::tensor) == 1);
   CHECK(moe::scale_count(10, 300, moe::fp8_scaling::block) == 30);
   CHECK(moe::scale_count(10, 128, moe::fp8_scaling::block) == 10);
+  CHECK(moe::weight_scale_count(1000, 1000, moe::fp8_scaling::tensor) == 4);
+  CHECK(moe::weight_scale_count(128, 256, moe::fp8_scaling::block) == 8);
+  CHECK(moe::weight_scale_count(513, 129, moe::fp8_scaling::block) == 16);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 /// bit.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -117,6 +118,43 @@ TEST_CASE("what a code stands for is what was multiplied, and near what was quan
       const std::size_t block = i / width * 2 + i % width / 128;
       const float step = scale[scaling == fp8_scaling::tensor ? 0 : block];
       REQUIRE(std::abs(static_cast<float>(decoded[i]) - x) <= std::abs(x) / 16 + step * 0x1p-10F);
+    }
+  }
+}
+
+TEST_CASE("codes of a weight lie along the sum, and one scale covers a square of it") {
+  constexpr moe::index in = 300, out = 200;  // three blocks and two, the last of each shorter
+  for (const fp8_scaling scaling : {fp8_scaling::tensor, fp8_scaling::block}) {
+    bench on(offload_everything());
+    const bool blocks = scaling == fp8_scaling::block;
+    std::vector<float> w, largest(blocks ? 6 : 1);
+    const auto square = [&](moe::index r, moe::index c) {
+      return static_cast<std::size_t>(blocks ? c / 128 * 3 + r / 128 : 0);
+    };
+    for (moe::index i = 0; i < in * out; ++i) {
+      const auto bits = moe::mix(static_cast<std::uint64_t>(i));
+      const float unit = static_cast<float>(bits >> 40) * 0x1p-23F - 1;
+      w.push_back(std::ldexp(unit, static_cast<int>(i / out / 128 * 3 - i % out / 128 * 5)));
+      float& most = largest[square(i / out, i % out)];
+      most = std::max(most, std::abs(w.back()));
+    }
+    std::vector<e4m3> codes(w.size());
+    std::vector<bf16> decoded(w.size());
+    std::vector<float> scale(static_cast<std::size_t>(moe::weight_scale_count(in, out, scaling)),
+                             -1);
+    on.kernels.quantise_weight({codes.data(), number_type::e4m3}, scale.data(),
+                               {decoded.data(), number_type::bf16}, w.data(), in, out, scaling);
+    on.dev.synchronize(on.stream.ref());
+    for (moe::index r = 0; r < in; ++r) {
+      for (moe::index c = 0; c < out; ++c) {
+        const auto at = static_cast<std::size_t>(r * out + c);
+        // Rows of three scales are filled up to four.
+        const float step = scale[static_cast<std::size_t>(blocks ? c / 128 * 4 + r / 128 : 0)];
+        REQUIRE(step == moe::e4m3_scale(largest[square(r, c)]));
+        const e4m3 code = codes[static_cast<std::size_t>(c * in + r)];
+        REQUIRE(code.bits == e4m3(w[at] / step).bits);
+        REQUIRE(static_cast<float>(decoded[at]) == static_cast<float>(code) * step);
+      }
     }
   }
 }
