@@ -63,6 +63,7 @@ cuda_kernels::cuda_kernels(device& dev, stream_ref stream, const settings& run)
                std::max({run.model.tokens(), parts_of(run.model.tokens()) * run.model.hidden,
                          index{blocks_of_maximum}}),
                "partial sums") {
+  if (run.fp8_gemm) check_multiplies_codes(dev, run.scaling);
   check(cublasCreate(&blas_), "cublasCreate");
   check(cublasSetStream(blas_, stream_), "cublasSetStream");
   check(cublasSetWorkspace(blas_, blas_memory_.data(), static_cast<std::size_t>(blas_bytes)),
@@ -78,7 +79,6 @@ cuda_kernels::cuda_kernels(device& dev, stream_ref stream, const settings& run)
     narrow_dscores_.emplace(dev, (scores_.size() + 1) / 2, "attention scores");
   }
   if (run.fp8_gemm) {
-    check_multiplies_codes(dev, run.scaling);
     const index most_rows = (run.model.tokens() + row_padding - 1) / row_padding * row_padding;
     turned_scales_.emplace(dev, most_rows * scale_blocks(std::max(run.model.hidden, run.model.ffn)),
                            "scales of rows");

@@ -172,6 +172,7 @@ class parameters {
       count += p.count;
       count_of_scales += scales(p);
     });
+    if (count == 0) return;  // a rank of a pipeline may have no experts
     codes_.emplace(dev, count, "weights as codes of FP8");
     scales_.emplace(dev, count_of_scales, "scales of weights");
     e4m3* codes = codes_->data();
