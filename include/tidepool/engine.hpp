@@ -437,14 +437,14 @@ class engine {
   std::size_t backward_begun_ = 0;  // backward passes of this step
   std::size_t begun_ = 0;           // forward passes of this step
   plan::profile profile_;
-  std::unique_ptr<recorder<Device>> recorder_;   // during the timed step alone
-  lane_id last_lane_{};                          // of the latest call on a compute stream
-  std::vector<plan::chunk_profile> first_step_;  // of an automatic warm-up
-  int trained_steps_ = 0;                        // of an automatic warm-up
-  bool evaluated_ = false;                       // since the latest chunk that trains
-  bool outlived_ = false;                        // some handle kept what had left to its restore
-  bool unproven_ = false;                        // a plan from elsewhere is in its first step
-  std::vector<std::size_t> backward_rank_;       // by chunk ordinal, from the warm-up step
+  std::unique_ptr<recorder<Device>> recorder_;  // during the timed step alone
+  lane_id last_lane_{};                         // of the latest call on a compute stream
+  plan::profile first_step_;                    // of an automatic warm-up, without times
+  int trained_steps_ = 0;                       // of an automatic warm-up
+  bool evaluated_ = false;                      // since the latest chunk that trains
+  bool outlived_ = false;                       // some handle kept what had left to its restore
+  bool unproven_ = false;                       // a plan from elsewhere is in its first step
+  std::vector<std::size_t> backward_rank_;      // by chunk ordinal, from the warm-up step
   trace::counters counters_;
   std::vector<std::uint64_t> bytes_before_step_;
   bool warming_up_ = true;

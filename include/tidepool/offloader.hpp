@@ -284,9 +284,9 @@ class offloader {
   void try_plan() {
     auto recorded = engine_->profile();
     const auto made = planned([&] {
-      link_ = plan::measure_link(engine_->device(), meet_);
+      if (!link_measured_) link_ = plan::measure_link(engine_->device(), meet_);
+      link_measured_ = true;
       recorded.link = link_;
-      recorded.shapes_vary = true;  // as far as one step can tell
       return plan::automatic(recorded, settings());
     });
     engine_->keep_at_most(plan::kept_at_once(recorded, made), free_piece(recorded));
@@ -347,6 +347,7 @@ class offloader {
   std::uint64_t enabled_ = 0;
   std::optional<plan::step_plan> plan_;
   plan::link_rates link_;
+  bool link_measured_ = false;
   std::function<void()> meet_ = [] {};
   std::function<void(std::string_view)> report_ = [](std::string_view line) {
     std::fprintf(stderr, "%.*s\n", static_cast<int>(line.size()), line.data());

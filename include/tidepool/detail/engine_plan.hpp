@@ -6,14 +6,19 @@
 namespace tidepool::detail {
 
 // Times differ from step to step.
-[[nodiscard]] inline bool same_shapes(std::vector<plan::chunk_profile> a,
-                                      std::vector<plan::chunk_profile> b) {
-  for (auto* step : {&a, &b}) {
-    for (auto& chunk : *step) {
-      for (auto& group : chunk.groups) group.recompute_us = 0;
-    }
-  }
-  return a == b;
+[[nodiscard]] inline bool same_shapes(const plan::profile& a, const plan::profile& b) {
+  const auto same_group = [](const plan::group_profile& x, const plan::group_profile& y) {
+    return x.module == y.module && x.layer == y.layer && x.bytes == y.bytes;
+  };
+  const auto same_chunk = [&](const plan::chunk_profile& x, const plan::chunk_profile& y) {
+    return x.model_chunk == y.model_chunk && x.microbatch == y.microbatch &&
+           std::ranges::equal(x.groups, y.groups, same_group);
+  };
+  const auto same_bytes = [](const plan::storage_profile& x, const plan::storage_profile& y) {
+    return x.bytes == y.bytes;
+  };
+  return std::ranges::equal(a.chunks, b.chunks, same_chunk) &&
+         std::ranges::equal(a.storages, b.storages, same_bytes);
 }
 
 template <device Device>
@@ -52,7 +57,8 @@ auto engine<Device>::end_step() -> stage {
     return stage::warm_up;
   }
   ++trained_steps_;
-  if (trained_steps_ > 1 && trained_steps_ < opts_.timed_step) {
+  const bool between = trained_steps_ > 1 && trained_steps_ < opts_.timed_step;
+  if (between && !recorder_->waited_for_others()) {
     recorder_->start(store_.order().stream(last_lane_));
     profile_.clear();
     return stage::step;
@@ -65,11 +71,15 @@ auto engine<Device>::end_step() -> stage {
   }
   profile_.modules = names_;
   if (trained_steps_ == 1) {
-    first_step_ = profile_.chunks;
+    first_step_.chunks = profile_.chunks;
+    first_step_.storages = profile_.storages;
+    profile_.shapes_vary = true;  // as far as one step can tell
     return stage::recorded;
   }
-  profile_.shapes_vary = outlived_ || !same_shapes(first_step_, profile_.chunks);
-  first_step_ = {};
+  profile_.shapes_vary = outlived_ || !same_shapes(first_step_, profile_);
+  // Other ranks follow new plans as well, and the waits for them become shorter each time.
+  if (between) return stage::recorded;
+  first_step_.clear();
   return stage::timed;
 }
 

@@ -97,6 +97,10 @@ class recorder {
   void waited(std::size_t from, stream_ref stream, waits_for whom) {
     if (from < used_) waits_.push_back({calls_.size(), from, mark(stream), whom});
   }
+  [[nodiscard]] bool waited_for_others() const {
+    return std::ranges::any_of(
+        waits_, [](const wait_for_others& each) { return each.whom == waits_for::others; });
+  }
   // The end of a forward pass lies on no stream; it takes no time.
   void forward_ended(std::size_t chunk) {
     calls_.push_back(
@@ -121,10 +125,15 @@ class recorder {
         waited_us[whom] += us_between(wait->from, wait->to) - needed_us[whom];
       }
     };
-    // What lies before a call, or before the end: without what peers were waited for.
+    // What lies before a call, or before the end: without what peers were waited for. Others were
+    // late themselves, and it is not known by how much: half of such a wait is counted on, and the
+    // other half put behind everything, where no copy can use it.
+    double uncertain_us = 0;
     const auto computing = [&](double us) {
       us = std::max(0.0, us - std::exchange(waited_us[1], 0.0));
-      return std::pair(us, std::min(us, std::exchange(waited_us[0], 0.0)));
+      const auto half = std::min(us, std::exchange(waited_us[0], 0.0)) / 2;
+      uncertain_us += half;
+      return std::pair(us - half, half);
     };
     for (std::size_t i = 0; i < calls_.size(); ++i) {
       const auto& each = calls_[i];
@@ -138,6 +147,7 @@ class recorder {
     }
     wait_before(calls_.size());
     std::tie(into.rest_us, into.rest_wait_us) = computing(us_between(before, end));
+    into.rest_us += uncertain_us;
     for (const auto& each : again_) {
       // None at all would mean that it cannot be done.
       into.chunks[each.chunk].groups[each.group].recompute_us =
