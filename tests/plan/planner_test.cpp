@@ -153,6 +153,90 @@ TEST_CASE("planner: with recomputing, too, the bound is never above the best of 
   }
 }
 
+TEST_CASE("planner: a search that may take longer finds no slower plans, and some faster ones") {
+  std::mt19937_64 random(19);
+  double at_once = 0;
+  double later = 0;
+  for (int i = 0; i < 6; ++i) {
+    auto step = random_profile(random, {.groups = 160, .chunks = 8, .depth = 2});
+    step.link.both = step.link.out = step.link.in = step.link.in / 2;
+    planner plans(step);
+    goal wanted{.device_budget = plans.in_core().peak / 2};
+    const auto first = plans.best(wanted);
+    wanted.work *= 10;
+    const auto second = plans.best(wanted);
+    REQUIRE(second.expected.runs);
+    at_once += first.expected.step_us / first.bound_us;
+    later += second.expected.step_us / second.bound_us;
+  }
+  MESSAGE("on average " << at_once << " and " << later);
+  CHECK(later < at_once);
+}
+
+TEST_CASE("planner: what leaves has to, for its time or within the tolerance") {
+  std::mt19937_64 random(29);
+  int left = 0;
+  int could_stay = 0;
+  std::size_t most = 0;
+  std::size_t moved = 0;
+  for (int i = 0; i < 40; ++i) {
+    const auto step = random_profile(random, {.groups = 40, .chunks = 4, .depth = 2});
+    planner plans(step);
+    goal wanted{.device_budget = plans.in_core().peak * (40 + random() % 50) / 100, .tolerance = 0};
+    const auto exact = plans.best(wanted);
+    wanted.tolerance = 0.01;
+    const auto made = plans.best(wanted);
+    CAPTURE(i);
+    if (!made.expected.runs) continue;
+    CHECK(made.expected.step_us <= exact.expected.step_us * 1.01 * (1 + 1e-9));
+    most += exact.expected.moved;
+    moved += made.expected.moved;
+    const knobs limits{exact.device_budget, exact.reload_ahead, exact.reload_ahead_bytes};
+    for (std::size_t c = 0; c < step.chunks.size(); ++c) {
+      for (std::size_t g = 0; g < step.chunks[c].groups.size(); ++g) {
+        if (exact.what[c][g] != action::offload) continue;
+        auto what = exact.what;
+        what[c][g] = action::keep;
+        const auto seen = plans.judge(what, limits);
+        ++left;
+        if (seen.runs && seen.step_us <= exact.expected.step_us) ++could_stay;
+      }
+    }
+  }
+  MESSAGE(could_stay << " of " << left << " could stay; " << moved << " of " << most << " bytes");
+  CHECK(could_stay * 50 < left);
+  CHECK(moved < most / 100 * 97);
+}
+
+TEST_CASE("planner: alike means that all microbatches treat a layer's module the same way") {
+  std::mt19937_64 random(37);
+  int apart = 0;
+  for (int i = 0; i < 30; ++i) {
+    auto step = random_profile(random, {.groups = 48 + random() % 100,
+                                        .chunks = 6,
+                                        .depth = 2 + random() % 3,
+                                        .recompute = i % 2 == 0});
+    step.link.out = step.link.in = step.link.both = step.link.out / (1 + i % 3);
+    planner plans(step);
+    goal wanted{.device_budget = plans.in_core().peak * (40 + random() % 50) / 100,
+                .recompute = true,
+                .alike = true};
+    for (const std::size_t work : {0U, 250'000U}) {
+      wanted.work = work;
+      const auto made = plans.best(wanted);
+      CAPTURE(i);
+      if (!made.expected.runs) continue;
+      for (const auto& chunk : made.what) CHECK(chunk == made.what.front());
+    }
+    wanted.alike = false;
+    const auto any = plans.best(wanted).what;
+    if (std::any_of(any.begin(), any.end(), [&](const auto& each) { return each != any[0]; })) {
+      ++apart;
+    }
+  }
+  CHECK(apart > 0);
+}
+
 TEST_CASE("planner: nothing leaves when everything fits") {
   std::mt19937_64 random(3);
   const auto step = random_profile(random, {.groups = 12, .chunks = 3, .depth = 2});

@@ -1,0 +1,371 @@
+// The search for a plan, with the simulator as judge.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "tidepool/plan/detail/seeds.hpp"
+#include "tidepool/plan/goal.hpp"
+#include "tidepool/plan/simulator.hpp"
+
+namespace tidepool::plan::detail {
+
+class search {
+ public:
+  struct candidate {
+    std::vector<action> what;
+    knobs limits;
+    outcome result;
+  };
+
+  search(simulator& sim, const std::vector<action>& keep_all, const goal& wanted, double bound)
+      : sim_(&sim),
+        keep_all_(&keep_all),
+        wanted_(&wanted),
+        bound_(bound),
+        near_(neighbourhood_of(sim.map(), wanted.alike)),
+        limits_{wanted.device_budget, 0, 0},
+        ahead_(wanted.reload_ahead) {
+    if (ahead_.empty()) ahead_ = {4, 1, 64};
+    limits_.reload_ahead = ahead_.front();
+    for (const auto& each : map().groups) movable_ += each.bytes > 0 ? 1 : 0;
+    everything_leaves_.assign(keep_all.size(), action::offload);
+  }
+
+  [[nodiscard]] candidate run() {
+    consider(everything_leaves_);
+    start_by([&] { belady(); });
+    start_by([&] { prefixes(); });
+    tune(0.3);
+    if (wanted_->recompute) {
+      recomputing();
+      tune(0.6);
+    }
+    if (movable_ <= few_groups && !wanted_->recompute) {
+      subsets();
+    } else {
+      climb();
+      tune(0.85);
+    }
+    give_back();
+    return best_;
+  }
+
+ private:
+  static constexpr std::size_t whole_steps = 75;
+  static constexpr std::size_t few_groups = 12;
+  static constexpr double climbing = 0.75;  // of the work, until classes are taken apart
+
+  [[nodiscard]] const layout& map() const { return sim_->map(); }
+
+  [[nodiscard]] static bool better(const outcome& a, const outcome& b) {
+    if (a.runs != b.runs) return a.runs;
+    if (std::abs(a.step_us - b.step_us) > 1e-9 * b.step_us) return a.step_us < b.step_us;
+    if (a.moved != b.moved) return a.moved < b.moved;
+    return a.peak < b.peak;
+  }
+
+  outcome judge(const std::vector<action>& what, const knobs& limits) {
+    spent_ += map().events.size() + 1;
+    return sim_->run(what, limits);
+  }
+  bool consider(const std::vector<action>& what, const knobs& limits) {
+    const auto result = judge(what, limits);
+    const bool wins = best_.what.empty() || better(result, best_.result);
+    if (wins) best_ = {what, limits, result};
+    return wins;
+  }
+  bool consider(std::vector<action> what) {
+    if (wanted_->alike) make_alike(what);
+    return consider(what, limits_);
+  }
+  // What most of a class do, all do; they leave where as many leave as stay.
+  void make_alike(std::vector<action>& what) const {
+    for (const auto& members : near_.classes) {
+      std::array<std::size_t, 3> count{};
+      for (const auto group : members) ++count[static_cast<std::size_t>(what[group])];
+      const auto [keep, offload, recompute] = count;
+      const auto to = 2 * keep > members.size() ? action::keep
+                      : recompute > offload     ? action::recompute
+                                                : action::offload;
+      change(what, members, to);
+    }
+  }
+
+  [[nodiscard]] bool tired(double share) const {
+    const auto most = wanted_->work + whole_steps * (map().events.size() + 1);
+    return static_cast<double>(spent_) > share * static_cast<double>(most);
+  }
+  // At the bound nothing is left to find but fewer bytes.
+  [[nodiscard]] bool satisfied() const {
+    return best_.result.runs && best_.result.step_us <= bound_ * (1 + 1e-6);
+  }
+
+  // The best of what `rule` considers is one of the places to climb from.
+  template <class Rule>
+  void start_by(const Rule& rule) {
+    auto before = std::exchange(best_, {});
+    rule();
+    if (best_.what.empty()) {
+      best_ = std::move(before);
+      return;
+    }
+    starts_.push_back(best_);
+    if (!before.what.empty() && !better(best_.result, before.result)) best_ = std::move(before);
+  }
+
+  // The budget without what is set aside for copies on their way.
+  [[nodiscard]] std::size_t less(std::size_t spare) const {
+    return wanted_->device_budget - std::min(spare * map().largest, wanted_->device_budget);
+  }
+  void belady() {
+    for (std::size_t spare = 0; spare <= 4 && !tired(0.2); ++spare) {
+      consider(come_back_last(map(), *keep_all_, everything_leaves_, less(spare)));
+    }
+  }
+
+  void prefixes() {
+    std::size_t longest = 0;
+    for (std::size_t c = 0; c < map().first.size(); ++c) {
+      const auto end = c + 1 < map().first.size() ? map().first[c + 1] : map().groups.size();
+      longest = std::max(longest, end - map().first[c]);
+    }
+    best_count(longest, 0.3, [&](std::size_t n) { return first_of_chunks(map(), *keep_all_, n); });
+  }
+
+  // Of plans by a number, up to `most`: every eighth, then by halving steps around the best.
+  template <class Make>
+  void best_count(std::size_t most, double share, const Make& make) {
+    std::size_t best = most;
+    auto step = std::max<std::size_t>(most / 8, 1);
+    for (auto count = most; count > 0 && !tired(share); count -= std::min(count, step)) {
+      if (consider(make(count))) best = count;
+    }
+    while (step > 1 && !tired(share) && !satisfied()) {
+      step = (step + 1) / 2;
+      if (best > step && consider(make(best - step))) {
+        best -= step;
+      } else if (best + step <= most && consider(make(best + step))) {
+        best += step;
+      } else if (step == 1) {
+        break;
+      }
+    }
+  }
+
+  // Reloads ahead: groups, and bytes as multiples of the largest group.
+  bool tune(double share) {
+    const auto what = best_.what;
+    const auto given = best_.limits;
+    bool won = false;
+    for (const auto groups : ahead_) {
+      for (std::size_t times = 0; times <= 4 && !tired(share) && !satisfied(); times += 2) {
+        const knobs limits{wanted_->device_budget, groups, times * map().largest};
+        if (limits.reload_ahead != given.reload_ahead ||
+            limits.reload_ahead_bytes != given.reload_ahead_bytes) {
+          won = consider(what, limits) || won;
+        }
+      }
+    }
+    return won;
+  }
+
+  [[nodiscard]] bool can_recompute(std::uint32_t group) const {
+    return map().groups[group].recompute_us > 0;
+  }
+
+  // The cheapest are recomputed, and how many of them counts: of what leaves so far; of those that
+  // Belady's rule chooses; of those that must go, and before any other; or all.
+  void recomputing() {
+    const auto cheapest = cheapest_first(map());
+    const auto with = [&](std::vector<action> what, std::size_t count) {
+      for (std::size_t i = 0; i < count; ++i) {
+        for (const auto group : cheapest[i]) {
+          if (what[group] != action::keep) what[group] = action::recompute;
+        }
+      }
+      return what;
+    };
+    const auto so_far = best_.what;
+    start_by([&] {
+      best_count(cheapest.size(), 0.4, [&](std::size_t count) { return with(so_far, count); });
+    });
+    for (std::size_t spare = 0; spare <= 4; ++spare) {
+      const auto budget = less(spare);
+      for (const bool first : {false, true}) {
+        start_by([&] {
+          best_count(cheapest.size(), 0.5, [&](std::size_t count) {
+            return come_back_last(map(), *keep_all_, with(everything_leaves_, count), budget,
+                                  first);
+          });
+        });
+      }
+      start_by([&] {
+        best_count(cheapest.size(), 0.5, [&](std::size_t count) {
+          const auto leaving = with(everything_leaves_, count);
+          auto base = *keep_all_;
+          for (std::size_t i = 0; i < base.size(); ++i) {
+            if (leaving[i] == action::recompute) base[i] = action::recompute;
+          }
+          return come_back_last(map(), std::move(base), leaving, budget);
+        });
+      });
+    }
+  }
+
+  [[nodiscard]] std::vector<action> choices(const group_set& move) const {
+    std::vector<action> all{action::keep, action::offload};
+    if (wanted_->recompute && can_recompute(move.front())) all.push_back(action::recompute);
+    return all;
+  }
+
+  void subsets() {
+    group_set movable;
+    for (const auto& each : near_.classes) movable.insert(movable.end(), each.begin(), each.end());
+    auto what = *keep_all_;
+    for (std::uint32_t bits = 0; bits < (1U << movable.size()) && !satisfied(); ++bits) {
+      for (std::size_t i = 0; i < movable.size(); ++i) {
+        what[movable[i]] = (bits >> i & 1U) != 0 ? action::offload : action::keep;
+      }
+      consider(what);
+    }
+  }
+
+  void change(std::vector<action>& what, const group_set& move, action to) const {
+    for (const auto group : move) {
+      // Of one class some may have been shared, and cannot.
+      const bool cannot = to == action::recompute && !can_recompute(group);
+      what[group] = cannot ? action::offload : to;
+    }
+  }
+
+  bool try_all(const std::vector<group_set>& moves, double share) {
+    bool improved = false;
+    for (const auto& move : moves) {
+      for (const auto to : choices(move)) {
+        if (tired(share) || satisfied()) return false;
+        auto what = best_.what;
+        change(what, move, to);
+        if (what != best_.what) improved = consider(what, best_.limits) || improved;
+      }
+    }
+    return improved;
+  }
+
+  // What one does, the other does afterwards.
+  bool try_swaps(const std::vector<group_set>& moves, double share) {
+    for (std::size_t a = 0; a < moves.size(); ++a) {
+      for (std::size_t b = 0; b < moves.size(); ++b) {
+        if (tired(share) || satisfied()) return false;
+        const auto first = best_.what[moves[a].front()];
+        const auto second = best_.what[moves[b].front()];
+        if (a == b || first == second) continue;
+        auto what = best_.what;
+        change(what, moves[a], second);
+        change(what, moves[b], first);
+        if (consider(what, best_.limits)) return true;
+      }
+    }
+    return false;
+  }
+
+  // Whole classes first, from each start until none helps; then what takes the best apart.
+  void climb() {
+    std::stable_sort(starts_.begin(), starts_.end(), [](const candidate& a, const candidate& b) {
+      return better(a.result, b.result);
+    });
+    climb_by_classes();
+    for (auto& start : starts_) {
+      if (tired(climbing) || satisfied()) break;
+      auto before = std::exchange(best_, std::move(start));
+      climb_by_classes();
+      if (!better(best_.result, before.result)) best_ = std::move(before);
+    }
+    for (bool improved = !near_.singles.empty(); improved && !tired(0.85) && !satisfied();) {
+      improved = try_all(near_.parts, 0.85);
+      improved = try_all(near_.singles, 0.85) || improved;
+      if (!improved) improved = tune(0.85) || try_swaps(near_.singles, 0.85);
+    }
+  }
+  void climb_by_classes() {
+    do {
+      bool improved = true;
+      while (improved && !tired(climbing) && !satisfied()) {
+        improved = try_all(near_.classes, climbing);
+        improved = try_all(near_.ranges, climbing) || improved;
+      }
+    } while (!tired(climbing) && !satisfied() &&
+             (tune(climbing) || try_swaps(near_.classes, climbing)));
+  }
+
+  // What leaves and comes back soonest stays, as far as the step then takes hardly longer.
+  void give_back() {
+    if (!best_.result.runs) return;
+    const auto most_us = best_.result.step_us * (1 + wanted_->tolerance);
+    std::vector<double> away(map().groups.size(), 0);
+    for (const auto& each : map().events) {
+      if (each.kind == event_kind::commit) away[each.what] -= each.at;
+      if (each.kind == event_kind::restore) away[each.what] += each.at;
+    }
+    std::vector<std::pair<double, group_set>> leaving;
+    const auto add = [&](const group_set& members) {
+      double us = 0;
+      group_set gone;
+      for (const auto group : members) {
+        if (best_.what[group] != action::offload) continue;
+        us += away[group];
+        gone.push_back(group);
+      }
+      if (!gone.empty()) leaving.emplace_back(us / static_cast<double>(gone.size()), gone);
+    };
+    for (const auto& members : near_.classes) add(members);
+    std::stable_sort(leaving.begin(), leaving.end(),
+                     [](const auto& a, const auto& b) { return a.first < b.first; });
+    std::vector<group_set> sets;
+    for (auto& each : leaving) {
+      if (wanted_->alike) {
+        sets.push_back(std::move(each.second));
+      } else {
+        for (const auto group : each.second) sets.push_back({group});
+      }
+    }
+    if (!sets.empty()) give_back(sets, 0, sets.size(), most_us);
+  }
+
+  bool give_back(const std::vector<group_set>& sets, std::size_t from, std::size_t to,
+                 double most_us) {
+    if (tired(1)) return false;
+    auto what = best_.what;
+    for (auto i = from; i < to; ++i) change(what, sets[i], action::keep);
+    const auto result = judge(what, best_.limits);
+    if (result.runs && result.step_us <= most_us && result.moved < best_.result.moved) {
+      best_ = {std::move(what), best_.limits, result};
+      return true;
+    }
+    if (to - from == 1) return false;
+    const auto middle = from + (to - from) / 2;
+    const bool first = give_back(sets, from, middle, most_us);
+    const bool second = give_back(sets, middle, to, most_us);
+    return first || second;
+  }
+
+  simulator* sim_;
+  const std::vector<action>* keep_all_;
+  const goal* wanted_;
+  double bound_;
+  neighbourhood near_;
+  knobs limits_;
+  std::vector<std::size_t> ahead_;
+  std::vector<action> everything_leaves_;
+  std::size_t movable_ = 0;
+  candidate best_;
+  std::vector<candidate> starts_;
+  std::size_t spent_ = 0;
+};
+
+}  // namespace tidepool::plan::detail

@@ -1,0 +1,150 @@
+// Where a search for a plan begins: rules that name what leaves at once.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <queue>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "tidepool/plan/detail/layout.hpp"
+
+namespace tidepool::plan::detail {
+
+/// Groups that are treated alike: of one layer and module, or more of them.
+using group_set = std::vector<std::uint32_t>;
+
+/// Belady's rule: whenever more than `budget` is held, the group that comes back last goes, the way
+/// that `leaving` says. Groups that `base` does not keep go at their commit. `recomputed_first`:
+/// one that would be recomputed goes before any that would be copied.
+[[nodiscard]] inline std::vector<action> come_back_last(const layout& map, std::vector<action> base,
+                                                        const std::vector<action>& leaving,
+                                                        std::size_t budget,
+                                                        bool recomputed_first = false) {
+  std::vector<std::uint32_t> order(map.groups.size(), 0);
+  for (std::uint32_t i = 0; i < map.reload_order.size(); ++i) order[map.reload_order[i]] = i;
+  std::priority_queue<std::tuple<bool, std::uint32_t, std::uint32_t>> idle;
+  std::vector<bool> restored(map.groups.size(), false);
+  std::size_t held = 0;
+  for (const auto& each : map.events) {
+    switch (each.kind) {
+      case event_kind::allocate:
+        held += map.storages[each.what].bytes;
+        break;
+      case event_kind::release:
+        held -= map.storages[each.what].bytes;
+        break;
+      case event_kind::commit:
+        if (base[each.what] != action::keep) {
+          held -= map.groups[each.what].bytes;
+        } else {
+          const bool first = recomputed_first && leaving[each.what] == action::recompute;
+          idle.emplace(first, order[each.what], each.what);
+        }
+        break;
+      case event_kind::restore:
+        restored[each.what] = true;
+        if (base[each.what] != action::keep) held += map.groups[each.what].bytes;
+        break;
+      case event_kind::end_forward:
+        break;
+    }
+    while (held > budget && !idle.empty()) {
+      const auto group = std::get<2>(idle.top());
+      idle.pop();
+      if (restored[group]) continue;
+      base[group] = leaving[group];
+      held -= map.groups[group].bytes;
+    }
+  }
+  return base;
+}
+
+/// The first `count` groups of every chunk leave.
+[[nodiscard]] inline std::vector<action> first_of_chunks(const layout& map,
+                                                         std::vector<action> base,
+                                                         std::size_t count) {
+  for (std::size_t i = 0; i < base.size(); ++i) {
+    if (i - map.first[map.groups[i].chunk] < count) base[i] = action::offload;
+  }
+  return base;
+}
+
+/// Groups that can be recomputed, by layer and module and by what a byte of them costs, cheapest
+/// first.
+[[nodiscard]] inline std::vector<group_set> cheapest_first(const layout& map) {
+  struct kind {
+    double us = 0;
+    double bytes = 0;
+    group_set members;
+  };
+  std::map<std::pair<std::size_t, int>, kind> kinds;
+  for (std::uint32_t i = 0; i < map.groups.size(); ++i) {
+    const auto& each = map.groups[i];
+    if (each.recompute_us <= 0 || each.bytes == 0) continue;
+    auto& of = kinds[{static_cast<std::size_t>(each.module), each.layer}];
+    of.us += each.recompute_us;
+    of.bytes += static_cast<double>(each.bytes);
+    of.members.push_back(i);
+  }
+  std::vector<std::pair<double, group_set>> sorted;
+  for (auto& [key, of] : kinds) sorted.emplace_back(of.us / of.bytes, std::move(of.members));
+  std::stable_sort(sorted.begin(), sorted.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<group_set> result;
+  for (auto& each : sorted) result.push_back(std::move(each.second));
+  return result;
+}
+
+/// What a local search may change at once: layers and modules, ranges of layers of a module, chunks
+/// of a layer and module up to one or from one on, single groups. Without those that take a class
+/// apart where `alike`.
+struct neighbourhood {
+  std::vector<group_set> classes;
+  std::vector<group_set> ranges;
+  std::vector<group_set> parts;
+  std::vector<group_set> singles;
+};
+
+[[nodiscard]] inline neighbourhood neighbourhood_of(const layout& map, bool alike) {
+  neighbourhood result;
+  std::map<std::size_t, std::map<int, group_set>> modules;
+  for (std::uint32_t i = 0; i < map.groups.size(); ++i) {
+    const auto& each = map.groups[i];
+    if (each.bytes == 0) continue;
+    modules[static_cast<std::size_t>(each.module)][each.layer].push_back(i);
+    if (!alike) result.singles.push_back({i});
+  }
+  // At so many places at most, so that all sets together stay linear in the groups.
+  constexpr std::size_t cuts = 16;
+  for (const auto& [module, layers] : modules) {
+    std::vector<const group_set*> rows;
+    for (const auto& [layer, members] : layers) {
+      rows.push_back(&members);
+      result.classes.push_back(members);
+      const auto by = std::max<std::size_t>(1, members.size() / cuts);
+      for (std::size_t k = by; !alike && k < members.size(); k += by) {
+        const auto cut = members.begin() + static_cast<std::ptrdiff_t>(k);
+        if (k > 1) result.parts.emplace_back(members.begin(), cut);
+        if (k + 1 < members.size()) result.parts.emplace_back(cut, members.end());
+      }
+    }
+    const auto add = [&](std::size_t from, std::size_t to) {
+      group_set range;
+      for (auto i = from; i < to; ++i) range.insert(range.end(), rows[i]->begin(), rows[i]->end());
+      if (to - from > 1) result.ranges.push_back(std::move(range));
+    };
+    const auto by = std::max<std::size_t>(1, rows.size() / cuts);
+    for (std::size_t k = by; k < rows.size(); k += by) {
+      add(0, k);
+      add(k, rows.size());
+    }
+    add(0, rows.size());
+  }
+  return result;
+}
+
+}  // namespace tidepool::plan::detail

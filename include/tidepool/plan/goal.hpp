@@ -1,0 +1,24 @@
+/// What a plan is asked for. Plain data.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+namespace tidepool::plan {
+
+/// What a plan is asked for, and how long may be searched for it.
+struct goal {
+  std::size_t device_budget = 0;  ///< bytes of saved tensors; 0: whatever keeping all takes
+  bool recompute = false;         ///< groups that can be recomputed may be
+  /// Reloads ahead of use that may be chosen; empty: the planner's own few.
+  std::vector<std::size_t> reload_ahead{};
+  /// Events that the search may simulate, about 10 ns each, beside 75 whole steps.
+  std::size_t work = 250'000;
+  /// Of the step's time, what moving fewer bytes may cost: 0.01 is one percent.
+  double tolerance = 0.0005;
+  /// Groups of one layer and module go the same way in all microbatches. Such a plan is slower by
+  /// the simulator, but memory is then asked for alike time and again, and falls into fewer pieces.
+  bool alike = false;
+};
+
+}  // namespace tidepool::plan
