@@ -755,6 +755,78 @@ TEST_CASE("forecast: automatic recomputes where offloading alone costs time, if 
   CHECK(better > 6);
 }
 
+TEST_CASE("forecast: of plans that take as long, the one that moves least is taken") {
+  std::mt19937_64 random(25);
+  const auto step = tidepool::test::random_profile(
+      random, {.groups = 12, .chunks = 3, .depth = 2, .mixed_sizes = false});
+  options opts;
+  opts.memory = memory_kind::arena;
+  opts.device_budget = planner(step).in_core().peak * 2;
+  const auto plan_with = [&](std::size_t leaving) {
+    tidepool::plan::step_plan made;
+    made.device_budget = *opts.device_budget;
+    for (const auto& chunk : step.chunks) {
+      auto& row = made.what.emplace_back(chunk.groups.size(), action::keep);
+      std::fill_n(row.begin(), leaving, action::offload);
+    }
+    return made;
+  };
+  for (const bool most_first : {true, false}) {
+    CAPTURE(most_first);
+    tidepool::plan::detail::audition stage(step, opts);
+    stage.hear(plan_with(most_first ? 1 : 0));
+    stage.hear(plan_with(most_first ? 0 : 1));
+    REQUIRE(stage.found());
+    CHECK(stage.best().expected.moved == 0);
+    CHECK(stage.best().expected.step_us <= stage.fastest_us() * 1.001);
+  }
+}
+
+TEST_CASE("forecast: a plan is refined by the engine's own judgement") {
+  std::mt19937_64 random(27);
+  auto step = tidepool::test::random_profile(
+      random, {.groups = 24, .chunks = 3, .depth = 2, .mixed_sizes = false, .recompute = true});
+  for (auto& chunk : step.chunks) {
+    for (auto& group : chunk.groups) group.recompute_us *= 0.01;
+  }
+  const auto everything_leaves = [&](std::size_t budget) {
+    tidepool::plan::step_plan made;
+    made.device_budget = budget;
+    for (const auto& chunk : step.chunks) {
+      made.what.emplace_back(chunk.groups.size(), action::offload);
+    }
+    return made;
+  };
+  planner plans(step);
+  options opts;
+  opts.memory = memory_kind::arena;
+  SUBCASE("what need not leave stays") {
+    opts.device_budget = plans.in_core().peak * 2;
+    step.link.out = step.link.in = step.link.both = 4000;
+    tidepool::plan::detail::audition stage(step, opts);
+    stage.hear(everything_leaves(*opts.device_budget));
+    REQUIRE(stage.best().expected.moved > 0);
+    stage.refine(plans, false);
+    CHECK(stage.best().expected.moved == 0);
+  }
+  SUBCASE("classes go another way where that is faster") {
+    opts.device_budget = plans.in_core().peak / 2;
+    step.link.out = step.link.in = step.link.both = step.link.out / 4;
+    planner slow_link(step);
+    for (const bool recompute : {false, true}) {
+      CAPTURE(recompute);
+      tidepool::plan::detail::audition stage(step, opts);
+      stage.hear(everything_leaves(*opts.device_budget));
+      REQUIRE(stage.found());
+      const auto before = stage.fastest_us();
+      stage.refine(slow_link, recompute);
+      CHECK(stage.fastest_us() < before * 0.9);
+      const auto again = tidepool::plan::detail::count_of(stage.best().what, action::recompute);
+      CHECK((again > 0) == recompute);
+    }
+  }
+}
+
 // What a plan counts on limits what stays by plan, not what the user said.
 TEST_CASE("forecast: layers that are not to leave stay under an automatic plan too") {
   for (const bool vary : {false, true}) {

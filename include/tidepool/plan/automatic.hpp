@@ -5,14 +5,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <limits>
 #include <string>
 #include <vector>
 
 #include "tidepool/options.hpp"
-#include "tidepool/plan/forecast.hpp"
+#include "tidepool/plan/detail/audition.hpp"
 #include "tidepool/plan/planner.hpp"
-#include "tidepool/plan/policy.hpp"
 
 namespace tidepool::plan {
 
@@ -33,122 +31,9 @@ namespace detail {
   return count;
 }
 
-// Plans as the engine runs them, the best so far.
-class audition {
- public:
-  audition(const profile& step, const options& opts) : step_(&step), opts_(opts) {}
-
-  // True when the engine takes no longer than the planner thought.
-  bool hear(const step_plan& candidate) {
-    return heard(candidate) <= candidate.expected.step_us * 1.005;
-  }
-
-  // Megatron's rule as a user would tune it, which nobody should do better: every fraction, and
-  // then without the module that does most harm, as long as that helps.
-  void hear_megatron(const step_plan& like) {
-    rule best;
-    for (const bool margin : {true, false}) {
-      for (const auto ahead : {std::size_t{2}, std::size_t{8}}) {
-        tune(like, {margin, 1, ahead}, *step_, best);
-      }
-    }
-    auto seen = *step_;
-    for (bool better = true; better;) {
-      better = false;
-      const auto before = best;
-      profile narrowed;
-      for (std::size_t m = 0; m < step_->modules.size(); ++m) {
-        auto less = without(seen, m);
-        if (less.chunks == seen.chunks) continue;
-        auto found = best;
-        tune(like, before, less, found);
-        if (!(found.step_us < best.step_us)) continue;
-        best = found;
-        narrowed = std::move(less);
-        better = true;
-      }
-      if (better) seen = std::move(narrowed);
-    }
-  }
-
-  [[nodiscard]] bool found() const { return found_; }
-  [[nodiscard]] const step_plan& best() const { return best_; }
-
- private:
-  struct rule {
-    bool margin = true;
-    double fraction = 1;
-    std::size_t ahead = 2;
-    double step_us = std::numeric_limits<double>::infinity();
-  };
-
-  // Microseconds of the step as the engine runs it; infinite when it cannot.
-  double heard(step_plan candidate) {
-    auto run = opts_;
-    run.reload_ahead = candidate.reload_ahead;
-    run.reload_ahead_bytes.reset();
-    if (candidate.reload_ahead_bytes > 0) run.reload_ahead_bytes = candidate.reload_ahead_bytes;
-    const auto seen = forecast(*step_, run, candidate.what);
-    if (!seen.expected.runs) return std::numeric_limits<double>::infinity();
-    candidate.expected = seen.expected;
-    if (!found_ || candidate.expected.step_us < best_.expected.step_us) best_ = candidate;
-    found_ = true;
-    return seen.expected.step_us;
-  }
-
-  // The step as if a module saved nothing.
-  [[nodiscard]] static profile without(const profile& of, std::size_t module) {
-    auto less = of;
-    for (auto& chunk : less.chunks) {
-      for (auto& group : chunk.groups) {
-        if (static_cast<std::size_t>(group.module) == module) group.bytes = 0;
-      }
-    }
-    return less;
-  }
-
-  // All fractions, coarse and then finer.
-  void tune(const step_plan& like, rule tried, const profile& seen, rule& best) {
-    rule coarse;
-    for (int fifths = 5; fifths > 0; --fifths) {
-      tried.fraction = fifths / 5.0;
-      hear_rule(like, tried, seen, coarse);
-    }
-    auto fine = coarse;
-    for (const double off : {-0.1, 0.1, -0.05, 0.05}) {
-      tried.fraction = coarse.fraction + off;
-      if (tried.fraction > 0 && tried.fraction < 1) hear_rule(like, tried, seen, fine);
-    }
-    if (fine.step_us < best.step_us) best = fine;
-  }
-
-  // `seen` is the step with the groups that the rule may move; what has no bytes there stays.
-  void hear_rule(const step_plan& like, rule tried, const profile& seen, rule& best) {
-    if (events_left_ < step_->events.size()) return;
-    events_left_ -= step_->events.size();
-    auto opts = opts_;
-    opts.margin = tried.margin;
-    opts.fraction = tried.fraction;
-    auto candidate = like;
-    const auto stays = megatron_policy(seen, opts);
-    for (std::size_t c = 0; c < stays.size(); ++c) {
-      for (std::size_t i = 0; i < stays[c].size(); ++i) {
-        const bool keeps = stays[c][i] || seen.chunks[c].groups[i].bytes == 0;
-        candidate.what[c][i] = keeps ? action::keep : action::offload;
-      }
-    }
-    candidate.reload_ahead = tried.ahead;
-    candidate.reload_ahead_bytes = 0;
-    tried.step_us = heard(candidate);
-    if (tried.step_us < best.step_us) best = tried;
-  }
-
-  const profile* step_;
-  options opts_;
-  step_plan best_;
-  bool found_ = false;
-  std::size_t events_left_ = 1'000'000;  // of steps to be forecast, for a second or two
-};
+// Events that each search may simulate: many more than for a plan while one waits, since this is
+// asked for once in a training.
+inline constexpr std::size_t work_of_a_share = 4'000'000;
 
 }  // namespace detail
 
@@ -157,11 +42,13 @@ class audition {
 /// that recompute are tried as well, if `recompute_by_plan` and the profile's times allow any.
 /// Where shapes vary from step to step, as with routed experts, a tenth of the budget and twice the
 /// largest tensor are left free. The planner does not know that memory may be in pieces; where the
-/// engine then refuses, or waits, plans for less of the budget are tried, and those of Megatron's
-/// rule.
+/// engine then refuses, or waits, plans for less of the budget are tried, those first that treat
+/// all microbatches alike, and then those of Megatron's rule. The best is refined with the engine
+/// as judge. Of plans that take as long, to a thousandth, the one that moves least is taken.
 ///
-/// `expected` is the forecast of the engine, not the planner's. Blocks the host for the time of
-/// some simulated steps, each about a microsecond and a half a call.
+/// `expected` is the forecast of the engine, not the planner's. Blocks the host for a second or two
+/// where a step has a thousand groups, and for less where some plan takes hardly longer than
+/// keeping all.
 [[nodiscard]] inline step_plan automatic(const profile& step, const options& opts) {
   planner plans(step);
   auto most = opts.device_budget.value_or(plans.in_core().peak);
@@ -171,31 +58,60 @@ class audition {
     most -= std::min(most / 2, most / 10 + 2 * largest);
   }
   auto whole = plans.best({.device_budget = most});
+  const auto without_recomputing_us = whole.bound_us;
   detail::audition stage(step, opts);
-  const auto hear_shares = [&](bool recompute) {
-    for (const double share : {1.0, 0.97, 0.94, 0.9, 0.85, 0.8}) {
-      const auto budget = static_cast<std::size_t>(static_cast<double>(most) * share);
-      auto next = share == 1.0 ? whole
-                               : plans.best({.device_budget = std::max<std::size_t>(budget, 1),
-                                             .recompute = recompute});
-      if (!next.expected.runs) continue;
-      next.device_budget = most;
-      next.bound_us = whole.bound_us;
-      if (stage.hear(next)) break;
-    }
-  };
   const auto at = [&](double us) {
     constexpr double close = 1.002;
-    return stage.found() && stage.best().expected.step_us <= close * us;
+    return stage.found() && stage.fastest_us() <= close * us;
   };
-  hear_shares(false);
-  if (!at(whole.bound_us)) stage.hear_megatron(whole);
-  const bool recompute =
-      opts.recompute_by_plan && detail::may_recompute(step) && !at(plans.in_core().step_us);
+  // A plan for a share of the budget; whether the engine runs it as the planner thought.
+  enum class heard { worse, slower, as_planned };
+  const auto hear_share = [&](double share, bool recompute, bool alike) {
+    if (!stage.may_hear()) return heard::worse;
+    const auto budget = static_cast<std::size_t>(static_cast<double>(most) * share);
+    auto next = plans.best({.device_budget = std::max<std::size_t>(budget, 1),
+                            .recompute = recompute,
+                            .work = detail::work_of_a_share,
+                            .alike = alike});
+    if (!next.expected.runs) return heard::slower;
+    const auto roomy =
+        plans.judge(next.what, {most, next.reload_ahead, next.reload_ahead_bytes}).step_us;
+    if (std::min(roomy, next.expected.step_us) > stage.fastest_us()) return heard::worse;
+    next.device_budget = most;
+    return stage.hear(next) ? heard::as_planned : heard::slower;
+  };
+  // Less and less of the budget until one runs as planned, then between it and the one before.
+  const auto hear_shares = [&](bool recompute, bool alike) {
+    double above = 1;
+    for (const double share :
+         {1.0, 0.98, 0.96, 0.94, 0.92, 0.9, 0.87, 0.84, 0.8, 0.75, 0.7, 0.6, 0.5}) {
+      const auto seen = hear_share(share, recompute, alike);
+      if (seen == heard::worse) return;
+      if (seen == heard::slower) {
+        above = share;
+        continue;
+      }
+      auto below = share;
+      for (int halving = 0; halving < 2 && above - below > 0.004; ++halving) {
+        const auto middle = (above + below) / 2;
+        (hear_share(middle, recompute, alike) == heard::as_planned ? below : above) = middle;
+      }
+      return;
+    }
+  };
+  const auto hear_all = [&](bool recompute) {
+    hear_shares(recompute, true);
+    if (!at(plans.in_core().step_us)) hear_shares(recompute, false);
+  };
+  const bool recompute = opts.recompute_by_plan && detail::may_recompute(step) &&
+                         whole.expected.step_us > plans.in_core().step_us * (1 + 1e-6);
   if (recompute) {
     whole = plans.best({.device_budget = most, .recompute = true});
-    hear_shares(true);
+    hear_all(true);
   }
+  if (!at(without_recomputing_us)) hear_all(false);
+  if (!at(without_recomputing_us)) stage.hear_megatron(whole);
+  stage.refine(plans, recompute);
   if (stage.found()) {
     auto best = stage.best();
     best.bound_us = whole.bound_us;

@@ -1,0 +1,305 @@
+// Plans on trial: the engine runs each on the virtual device.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "tidepool/options.hpp"
+#include "tidepool/plan/forecast.hpp"
+#include "tidepool/plan/planner.hpp"
+#include "tidepool/plan/policy.hpp"
+
+namespace tidepool::plan::detail {
+
+// Plans as the engine runs them, the best so far. Of those that take as long, to a thousandth, the
+// one that moves least: copies take bandwidth that kernels and other GPUs of the host need.
+class audition {
+ public:
+  audition(const profile& step, const options& opts) : step_(&step), opts_(opts) {}
+
+  // True when the engine takes no longer than the planner thought.
+  bool hear(const step_plan& candidate) {
+    shares_events_ += step_->events.size();
+    return heard(candidate) <= candidate.expected.step_us * 1.005;
+  }
+
+  // Megatron's rule as a user would tune it, which nobody should do better: every fraction, and
+  // then without the module that does most harm, as long as that helps.
+  void hear_megatron(const step_plan& like) {
+    rule best;
+    for (const bool margin : {true, false}) {
+      for (const auto ahead : {std::size_t{2}, std::size_t{8}}) {
+        tune(like, {margin, 1, ahead}, *step_, best);
+      }
+    }
+    auto seen = *step_;
+    for (bool better = true; better;) {
+      better = false;
+      const auto before = best;
+      profile narrowed;
+      for (std::size_t m = 0; m < step_->modules.size(); ++m) {
+        auto less = without(seen, m);
+        if (less.chunks == seen.chunks) continue;
+        auto found = best;
+        tune(like, before, less, found);
+        if (!(found.step_us < best.step_us)) continue;
+        best = found;
+        narrowed = std::move(less);
+        better = true;
+      }
+      if (better) seen = std::move(narrowed);
+    }
+  }
+
+  // What the best so far gains by classes of groups that go another way, which the simulator names;
+  // by other reloads ahead; and which of its groups can stay after all: those first that come back
+  // soonest.
+  void refine(planner& plans, bool recompute) {
+    if (!found()) return;
+    while (climb(plans, recompute)) continue;
+    for (const std::size_t ahead : {1U, 2U, 4U, 8U}) {
+      auto next = fastest();
+      if (std::exchange(next.reload_ahead, ahead) != ahead && may_refine()) heard(next);
+    }
+    // Whatever that took.
+    refinements_left_ = std::max(refinements_left_, 40);
+    judged_events_left_ = std::max<std::size_t>(judged_events_left_, 5'000'000);
+    const auto classes = soonest_back();
+    give_back(plans, classes, 0, classes.size());
+  }
+
+  // A long step is heard a few times, a short one often.
+  [[nodiscard]] bool may_hear() const {
+    return shares_events_ < 2'000'000 || shares_events_ < 6 * step_->events.size();
+  }
+
+  [[nodiscard]] bool found() const { return !heard_.empty(); }
+  [[nodiscard]] double fastest_us() const { return fastest_us_; }
+  [[nodiscard]] const step_plan& best() const {
+    return *std::min_element(heard_.begin(), heard_.end(), [](const auto& a, const auto& b) {
+      return std::pair(a.expected.moved, a.expected.step_us) <
+             std::pair(b.expected.moved, b.expected.step_us);
+    });
+  }
+
+ private:
+  struct rule {
+    bool margin = true;
+    double fraction = 1;
+    std::size_t ahead = 2;
+    double step_us = std::numeric_limits<double>::infinity();
+  };
+
+  // Microseconds of the step as the engine runs it; infinite when it cannot.
+  double heard(step_plan candidate) {
+    auto run = opts_;
+    run.reload_ahead = candidate.reload_ahead;
+    run.reload_ahead_bytes.reset();
+    if (candidate.reload_ahead_bytes > 0) run.reload_ahead_bytes = candidate.reload_ahead_bytes;
+    const auto seen = forecast(*step_, run, candidate.what);
+    if (!seen.expected.runs) return std::numeric_limits<double>::infinity();
+    candidate.expected = seen.expected;
+    fastest_us_ = std::min(fastest_us_, seen.expected.step_us);
+    heard_.push_back(std::move(candidate));
+    std::erase_if(heard_, [this](const step_plan& each) {
+      return each.expected.step_us > fastest_us_ * as_long;
+    });
+    return seen.expected.step_us;
+  }
+
+  struct place {
+    std::uint32_t chunk = 0;
+    std::uint32_t index = 0;
+  };
+
+  [[nodiscard]] const step_plan& fastest() const {
+    return *std::min_element(heard_.begin(), heard_.end(), [](const auto& a, const auto& b) {
+      return a.expected.step_us < b.expected.step_us;
+    });
+  }
+
+  // The groups of each layer and module, without those whose memory is not known: they go on
+  // leaving.
+  [[nodiscard]] std::vector<std::vector<place>> classes() const {
+    std::map<std::pair<std::uint32_t, std::uint32_t>, bool> known;
+    for (const auto& each : step_->storages) {
+      if (each.chunk != none && each.bytes > 0) known[{each.chunk, each.group}] = true;
+    }
+    std::map<std::pair<int, std::size_t>, std::vector<place>> by_class;
+    for (const auto& [key, yes] : known) {
+      const auto& group = step_->chunks[key.first].groups[key.second];
+      const auto module = static_cast<std::size_t>(group.module);
+      by_class[{group.layer, module}].push_back({key.first, key.second});
+    }
+    std::vector<std::vector<place>> result;
+    for (auto& each : by_class) result.push_back(std::move(each.second));
+    return result;
+  }
+
+  [[nodiscard]] step_plan changed(step_plan from, const std::vector<place>& which,
+                                  action to) const {
+    for (const auto& [chunk, index] : which) {
+      const bool cannot =
+          to == action::recompute && step_->chunks[chunk].groups[index].recompute_us <= 0;
+      from.what[chunk][index] = cannot ? action::offload : to;
+    }
+    return from;
+  }
+
+  // One class otherwise, those first that promise most; true when the engine gains by one.
+  bool climb(planner& plans, bool recompute) {
+    struct change {
+      double step_us = 0;
+      std::size_t which = 0;
+      action to = action::keep;
+    };
+    const auto from = fastest();
+    const auto enough_us = fastest_us_ * (1 - hardly);
+    const auto all = classes();
+    std::vector<change> promising;
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      for (const auto to : {action::keep, action::offload, action::recompute}) {
+        if (to == action::recompute && !recompute) continue;
+        const auto next = changed(from, all[i], to);
+        if (next.what == from.what) continue;
+        if (!may_judge()) break;
+        const auto seen = judged(plans, next);
+        if (seen.runs && seen.step_us < enough_us) promising.push_back({seen.step_us, i, to});
+      }
+    }
+    std::stable_sort(promising.begin(), promising.end(),
+                     [](const auto& a, const auto& b) { return a.step_us < b.step_us; });
+    for (const auto& [us, which, to] : promising) {
+      if (!may_refine()) return false;
+      if (heard(changed(from, all[which], to)) < enough_us) return true;
+    }
+    return false;
+  }
+
+  // What leaves by the best plan, by layer and module.
+  [[nodiscard]] std::vector<std::vector<place>> soonest_back() const {
+    std::map<std::pair<std::uint32_t, std::uint32_t>, std::size_t> calls;  // commit to restore
+    for (std::size_t i = 0; i < step_->events.size(); ++i) {
+      const auto& each = step_->events[i];
+      if (each.kind == event_kind::commit) calls[{each.chunk, each.index}] -= i;
+      if (each.kind == event_kind::restore) calls[{each.chunk, each.index}] += i;
+    }
+    const auto& made = best();
+    std::vector<std::pair<std::size_t, std::vector<place>>> sorted;
+    for (const auto& members : classes()) {
+      std::vector<place> gone;
+      std::size_t sum = 0;
+      for (const auto& [chunk, index] : members) {
+        if (made.what[chunk][index] != action::offload) continue;
+        gone.push_back({chunk, index});
+        sum += calls[{chunk, index}];
+      }
+      if (!gone.empty()) sorted.emplace_back(sum / gone.size(), std::move(gone));
+    }
+    std::stable_sort(sorted.begin(), sorted.end(),
+                     [](const auto& a, const auto& b) { return a.first < b.first; });
+    std::vector<std::vector<place>> result;
+    for (auto& each : sorted) result.push_back(std::move(each.second));
+    return result;
+  }
+
+  // All of them, else the halves. What the plan was to leave free, as where shapes vary, stays so.
+  void give_back(planner& plans, const std::vector<std::vector<place>>& classes, std::size_t from,
+                 std::size_t to) {
+    if (from == to || !may_judge()) return;
+    auto next = best();
+    for (auto i = from; i < to; ++i) next = changed(std::move(next), classes[i], action::keep);
+    const auto limit_us = fastest_us_ * as_long;
+    const auto seen = judged(plans, next);
+    if (seen.runs && seen.step_us <= limit_us) {
+      if (!may_refine()) return;
+      if (heard(std::move(next)) <= limit_us) return;
+    }
+    if (to - from == 1) return;
+    const auto middle = from + (to - from) / 2;
+    give_back(plans, classes, from, middle);
+    give_back(plans, classes, middle, to);
+  }
+
+  [[nodiscard]] static outcome judged(planner& plans, const step_plan& made) {
+    return plans.judge(made.what, {made.device_budget, made.reload_ahead, made.reload_ahead_bytes});
+  }
+
+  bool may_judge() {
+    if (judged_events_left_ < step_->events.size()) return false;
+    judged_events_left_ -= step_->events.size();
+    return true;
+  }
+  bool may_refine() {
+    if (refinements_left_ == 0 || refine_events_left_ < step_->events.size()) return false;
+    --refinements_left_;
+    refine_events_left_ -= step_->events.size();
+    return true;
+  }
+
+  // The step as if a module saved nothing.
+  [[nodiscard]] static profile without(const profile& of, std::size_t module) {
+    auto less = of;
+    for (auto& chunk : less.chunks) {
+      for (auto& group : chunk.groups) {
+        if (static_cast<std::size_t>(group.module) == module) group.bytes = 0;
+      }
+    }
+    return less;
+  }
+
+  // All fractions, coarse and then finer.
+  void tune(const step_plan& like, rule tried, const profile& seen, rule& best) {
+    rule coarse;
+    for (int fifths = 5; fifths > 0; --fifths) {
+      tried.fraction = fifths / 5.0;
+      hear_rule(like, tried, seen, coarse);
+    }
+    auto fine = coarse;
+    for (const double off : {-0.1, 0.1, -0.05, 0.05}) {
+      tried.fraction = coarse.fraction + off;
+      if (tried.fraction > 0 && tried.fraction < 1) hear_rule(like, tried, seen, fine);
+    }
+    if (fine.step_us < best.step_us) best = fine;
+  }
+
+  // `seen` is the step with the groups that the rule may move; what has no bytes there stays.
+  void hear_rule(const step_plan& like, rule tried, const profile& seen, rule& best) {
+    if (events_left_ < step_->events.size()) return;
+    events_left_ -= step_->events.size();
+    auto opts = opts_;
+    opts.margin = tried.margin;
+    opts.fraction = tried.fraction;
+    auto candidate = like;
+    const auto stays = megatron_policy(seen, opts);
+    for (std::size_t c = 0; c < stays.size(); ++c) {
+      for (std::size_t i = 0; i < stays[c].size(); ++i) {
+        const bool keeps = stays[c][i] || seen.chunks[c].groups[i].bytes == 0;
+        candidate.what[c][i] = keeps ? action::keep : action::offload;
+      }
+    }
+    candidate.reload_ahead = tried.ahead;
+    candidate.reload_ahead_bytes = 0;
+    tried.step_us = heard(candidate);
+    if (tried.step_us < best.step_us) best = tried;
+  }
+
+  const profile* step_;
+  options opts_;
+  static constexpr double as_long = 1.001;
+  static constexpr double hardly = 1e-4;
+  std::vector<step_plan> heard_;  // that take as long as the fastest
+  double fastest_us_ = std::numeric_limits<double>::infinity();
+  std::size_t shares_events_ = 0;
+  std::size_t events_left_ = 1'000'000;  // of steps to be forecast, for a second or two
+  std::size_t refine_events_left_ = 500'000;
+  std::size_t judged_events_left_ = 20'000'000;
+  int refinements_left_ = 120;
+};
+
+}  // namespace tidepool::plan::detail
