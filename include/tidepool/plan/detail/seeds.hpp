@@ -29,6 +29,12 @@ using group_set = std::vector<std::uint32_t>;
   std::priority_queue<std::tuple<bool, std::uint32_t, std::uint32_t>> idle;
   std::vector<bool> restored(map.groups.size(), false);
   std::size_t held = 0;
+  // What handles still hold of each group beyond its commit is not free when it leaves.
+  std::vector<std::size_t> outliving;
+  for (const auto& each : map.groups) outliving.push_back(each.outliving);
+  const auto freed = [&](std::uint32_t group) {
+    return map.groups[group].bytes - outliving[group];
+  };
   for (const auto& each : map.events) {
     switch (each.kind) {
       case event_kind::allocate:
@@ -39,7 +45,7 @@ using group_set = std::vector<std::uint32_t>;
         break;
       case event_kind::commit:
         if (base[each.what] != action::keep) {
-          held -= map.groups[each.what].bytes;
+          held -= freed(each.what);
         } else {
           const bool first = recomputed_first && leaving[each.what] == action::recompute;
           idle.emplace(first, order[each.what], each.what);
@@ -47,8 +53,14 @@ using group_set = std::vector<std::uint32_t>;
         break;
       case event_kind::restore:
         restored[each.what] = true;
-        if (base[each.what] != action::keep) held += map.groups[each.what].bytes;
+        if (base[each.what] != action::keep) held += freed(each.what);
         break;
+      case event_kind::let_go: {
+        const auto& store = map.storages[each.what];
+        outliving[store.group] -= store.bytes;
+        if (base[store.group] != action::keep && !restored[store.group]) held -= store.bytes;
+        break;
+      }
       case event_kind::end_forward:
         break;
     }
@@ -57,7 +69,7 @@ using group_set = std::vector<std::uint32_t>;
       idle.pop();
       if (restored[group]) continue;
       base[group] = leaving[group];
-      held -= map.groups[group].bytes;
+      held -= freed(group);
     }
   }
   return base;
