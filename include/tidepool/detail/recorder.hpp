@@ -131,9 +131,9 @@ class recorder {
     double uncertain_us = 0;
     const auto computing = [&](double us) {
       us = std::max(0.0, us - std::exchange(waited_us[1], 0.0));
-      const auto half = std::min(us, std::exchange(waited_us[0], 0.0)) / 2;
-      uncertain_us += half;
-      return std::pair(us - half, half);
+      const auto counted = std::min(us, std::exchange(waited_us[0], 0.0)) / 2;
+      uncertain_us += counted;
+      return std::pair(us - counted, counted);
     };
     for (std::size_t i = 0; i < calls_.size(); ++i) {
       const auto& each = calls_[i];
