@@ -37,12 +37,10 @@ class planner {
   explicit planner(const profile& step) : link_(step.link), sim_(step) {
     const auto count = sim_.map().groups.size();
     keep_all_.assign(count, action::keep);
-    // Whose memory is not known, such as that of views, goes on leaving as it did.
-    for (std::uint32_t i = 0, c = 0; c < step.chunks.size(); ++c) {
-      for (const auto& each : step.chunks[c].groups) {
-        if (each.bytes > 0 && sim_.map().groups[i].bytes == 0) keep_all_[i] = action::offload;
-        ++i;
-      }
+    // Who has no memory of its own goes on leaving as it did: that of views is not known, and what
+    // another group saves too goes and stays with that one.
+    for (std::size_t i = 0; i < count; ++i) {
+      if (sim_.map().groups[i].bytes == 0) keep_all_[i] = action::offload;
     }
     in_core_ = sim_.run(keep_all_, {});
   }

@@ -20,7 +20,12 @@ namespace tidepool::plan::detail {
 // one that moves least: copies take bandwidth that kernels and other GPUs of the host need.
 class audition {
  public:
-  audition(const profile& step, const options& opts) : step_(&step), opts_(opts) {}
+  audition(const profile& step, const options& opts) : step_(&step), opts_(opts) {
+    for (const auto& chunk : step.chunks) known_.emplace_back(chunk.groups.size(), false);
+    for (const auto& each : step.storages) {
+      if (each.chunk != none && each.bytes > 0) known_[each.chunk][each.group] = true;
+    }
+  }
 
   // True when the engine takes no longer than the planner thought.
   bool hear(const step_plan& candidate) {
@@ -126,15 +131,13 @@ class audition {
   // The groups of each layer and module, without those whose memory is not known: they go on
   // leaving.
   [[nodiscard]] std::vector<std::vector<place>> classes() const {
-    std::map<std::pair<std::uint32_t, std::uint32_t>, bool> known;
-    for (const auto& each : step_->storages) {
-      if (each.chunk != none && each.bytes > 0) known[{each.chunk, each.group}] = true;
-    }
     std::map<std::pair<int, std::size_t>, std::vector<place>> by_class;
-    for (const auto& [key, yes] : known) {
-      const auto& group = step_->chunks[key.first].groups[key.second];
-      const auto module = static_cast<std::size_t>(group.module);
-      by_class[{group.layer, module}].push_back({key.first, key.second});
+    for (std::uint32_t c = 0; c < known_.size(); ++c) {
+      for (std::uint32_t i = 0; i < known_[c].size(); ++i) {
+        const auto& group = step_->chunks[c].groups[i];
+        const auto module = static_cast<std::size_t>(group.module);
+        if (known_[c][i]) by_class[{group.layer, module}].push_back({c, i});
+      }
     }
     std::vector<std::vector<place>> result;
     for (auto& each : by_class) result.push_back(std::move(each.second));
@@ -268,7 +271,8 @@ class audition {
     if (fine.step_us < best.step_us) best = fine;
   }
 
-  // `seen` is the step with the groups that the rule may move; what has no bytes there stays.
+  // `seen` is the step with the groups that the rule may move; what has no bytes there stays, if
+  // it has memory of its own.
   void hear_rule(const step_plan& like, rule tried, const profile& seen, rule& best) {
     if (events_left_ < step_->events.size()) return;
     events_left_ -= step_->events.size();
@@ -280,7 +284,7 @@ class audition {
     for (std::size_t c = 0; c < stays.size(); ++c) {
       for (std::size_t i = 0; i < stays[c].size(); ++i) {
         const bool keeps = stays[c][i] || seen.chunks[c].groups[i].bytes == 0;
-        candidate.what[c][i] = keeps ? action::keep : action::offload;
+        candidate.what[c][i] = keeps && known_[c][i] ? action::keep : action::offload;
       }
     }
     candidate.reload_ahead = tried.ahead;
@@ -291,6 +295,7 @@ class audition {
 
   const profile* step_;
   options opts_;
+  std::vector<std::vector<bool>> known_;  // groups with memory of their own
   static constexpr double as_long = 1.001;
   static constexpr double hardly = 1e-4;
   std::vector<step_plan> heard_;  // that take as long as the fastest
