@@ -442,7 +442,7 @@ class engine {
   plan::profile first_step_;                    // of an automatic warm-up, without times
   int trained_steps_ = 0;                       // of an automatic warm-up
   bool evaluated_ = false;                      // since the latest chunk that trains
-  bool outlived_ = false;                       // some handle kept what had left to its restore
+  bool loose_ = false;                          // memory is held as no recorded event tells
   bool unproven_ = false;                       // a plan from elsewhere is in its first step
   std::vector<std::size_t> backward_rank_;      // by chunk ordinal, from the warm-up step
   trace::counters counters_;

@@ -102,8 +102,9 @@ TEST_CASE("follow: a saved plan is followed from the first step of another run")
 
 TEST_CASE(
     "follow: a handle that lasts from commit to restore leaves room, an earlier end does not") {
-  enum class lasts { to_commit, beyond, to_restore };
-  for (const auto until : {lasts::to_commit, lasts::beyond, lasts::to_restore}) {
+  enum class lasts { to_commit, beyond, to_restore, in_two_groups };
+  for (const auto until :
+       {lasts::to_commit, lasts::beyond, lasts::to_restore, lasts::in_two_groups}) {
     CAPTURE(static_cast<int>(until));
     rig desk;
     rig::offloader<> off(desk.dev, automatic());
@@ -116,7 +117,10 @@ TEST_CASE(
       if (until == lasts::to_commit) residual.reset(desk.stream());
       open.commit(off.module("core_attn"), 0, desk.stream(), saved);
       if (until == lasts::beyond) residual.reset(desk.stream());
+      const bool twice = until == lasts::in_two_groups;
+      if (twice) open.commit(off.module("expert_fc1"), 0, desk.stream(), residual);
       open.end_forward();
+      if (twice) open.restore(off.module("expert_fc1"), 0, desk.stream(), residual);
       open.restore(off.module("core_attn"), 0, desk.stream(), saved);
       residual.reset(desk.stream());
       desk.check(saved, step);
@@ -124,7 +128,8 @@ TEST_CASE(
       open.finish();
       off.end_step();
     }
-    CHECK(off.profile().shapes_vary == (until == lasts::to_restore));
+    CHECK(off.profile().shapes_vary ==
+          (until == lasts::to_restore || until == lasts::in_two_groups));
     CHECK(desk.wrong() == 0);
   }
 }

@@ -83,7 +83,7 @@ void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, lan
       source.discarded = what == plan::action::recompute;
       source.outlived = source.outlived || (recorder_ != nullptr && source.handles > 1);
       // Of a part that leaves nobody can say when the whole goes.
-      if (source.outlived && saved != &source) outlived_ = true;
+      if (source.outlived && saved != &source) loose_ = true;
       forget_handle(source, lane);
     }
     if (what == plan::action::recompute && which.leaving > 0) {
@@ -105,7 +105,7 @@ template <device Device>
   for (std::size_t i = 0; i < handles.size(); ++i) {
     if (stays ? leaves(*handles[i], unused) : items[i].store != nullptr) {
       const auto& store = stays ? *handles[i]->store_ : *items[i].store;
-      recorder_->saved(store.recorded, chunk.ordinal(), index);
+      recorder_->saved(store.recorded, chunk.ordinal(), index, i);
     }
   }
   recorder_->called(from, plan::event_kind::commit, index, chunk.ordinal(),
@@ -183,6 +183,7 @@ void engine<Device>::collect(chunk_state& chunk, group& into, std::span<handle* 
       continue;
     }
     if (shared) {
+      loose_ = loose_ || recorder_ != nullptr;  // events know one group for each storage
       ++count.tensors_shared;
       continue;
     }

@@ -76,7 +76,7 @@ auto engine<Device>::end_step() -> stage {
     profile_.shapes_vary = true;  // as far as one step can tell
     return stage::recorded;
   }
-  profile_.shapes_vary = outlived_ || !same_shapes(first_step_, profile_);
+  profile_.shapes_vary = loose_ || !same_shapes(first_step_, profile_);
   // Other ranks follow new plans as well, and the waits for them become shorter each time.
   if (between) return stage::recorded;
   first_step_.clear();

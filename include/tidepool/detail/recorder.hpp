@@ -48,17 +48,18 @@ class recorder {
     return mark(stream);
   }
   [[nodiscard]] std::uint32_t allocated(std::size_t from, std::size_t bytes, stream_ref stream) {
-    storages_.push_back({bytes, plan::none, plan::none});
+    storages_.push_back({bytes, plan::none, plan::none, 0});
     const auto index = static_cast<std::uint32_t>(storages_.size() - 1);
     called(from, plan::event_kind::allocate, index, 0, stream);
     return first_storage_ + index;
   }
-  void saved(std::uint32_t storage, std::size_t chunk, std::size_t group) {
+  void saved(std::uint32_t storage, std::size_t chunk, std::size_t group, std::size_t place) {
     if (!knows(storage)) return;
     auto& about = storages_[storage - first_storage_];
     if (about.chunk != plan::none) return;
     about.chunk = static_cast<std::uint32_t>(chunk);
     about.group = static_cast<std::uint32_t>(group);
+    about.place = static_cast<std::uint32_t>(place);
   }
   // What was allocated before this step began is no part of it.
   void released(std::uint32_t storage, stream_ref stream) {

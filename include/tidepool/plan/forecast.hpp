@@ -47,6 +47,11 @@ class rehearsal {
       const auto& each = step.storages[s];
       if (each.chunk != none) members_[each.chunk][each.group].push_back(s);
     }
+    for (auto& chunk : members_) {
+      for (auto& group : chunk) {
+        std::ranges::stable_sort(group, {}, [&](auto s) { return step.storages[s].place; });
+      }
+    }
     held_.resize(step.storages.size());
     extra_.resize(step.storages.size());
     outlives_.resize(step.storages.size(), false);

@@ -68,6 +68,7 @@ namespace detail {
     if (each.group == none) continue;
     storages.back()["chunk"] = each.chunk;
     storages.back()["group"] = each.group;
+    if (each.place > 0) storages.back()["place"] = each.place;
   }
   auto& events = top["events"] = json::array();
   for (const auto& each : step.events) {

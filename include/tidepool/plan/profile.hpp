@@ -46,6 +46,7 @@ struct storage_profile {
   std::size_t bytes = 0;
   std::uint32_t chunk = none;  ///< of the group that saves it; none: nobody does, so it stays
   std::uint32_t group = none;
+  std::uint32_t place = 0;  ///< in the order of the group's tensors
 
   friend bool operator==(const storage_profile&, const storage_profile&) = default;
 };
@@ -92,7 +93,7 @@ struct profile {
   double rest_us = 0;         ///< computing after the last event
   double rest_wait_us = 0;    ///< the first part of it: for other ranks
   /// Memory may be taken otherwise than `events` tell: another step had other sizes, as with routed
-  /// experts, or handles outlived the commit of what they share until it was restored.
+  /// experts, two groups saved the same memory, or handles held it from its commit to its restore.
   bool shapes_vary = false;
   link_rates link;
 

@@ -81,7 +81,7 @@ inline std::size_t read_row(const json_node& row, std::size_t size, std::string_
 }
 
 inline storage_profile read_storage(const json_node& from) {
-  from.only({"bytes", "chunk", "group"});
+  from.only({"bytes", "chunk", "group", "place"});
   storage_profile storage;
   from.member("bytes").read(storage.bytes);
   const auto index = [&](std::string_view key, std::uint32_t& into) {
@@ -89,6 +89,7 @@ inline storage_profile read_storage(const json_node& from) {
   };
   index("chunk", storage.chunk);
   index("group", storage.group);
+  index("place", storage.place);
   return storage;
 }
 
