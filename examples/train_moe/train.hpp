@@ -156,7 +156,8 @@ class trainer {
     }
     const auto ask = [&] { return mean_loss(); };
     const float loss = run_.expert_parallel ? offloader_.wait_for_peers(stream_.ref(), ask)
-                                            : offloader_.wait_for_others(stream_.ref(), ask);
+                       : run_.ranks > 1     ? offloader_.wait_for_others(stream_.ref(), ask)
+                                            : ask();
     offloader_.end_step();
     return loss;
   }

@@ -346,7 +346,7 @@ class engine {
   void note_recompute(chunk_state& chunk, const group& which, plan::action what);
   [[nodiscard]] bool stays_anyway(std::span<handle* const> handles) const;
   void note_outliving(lane_id lane, std::span<handle* const> handles);
-  void let_go(storage& store, lane_id lane);
+  void let_go(storage& store, lane_id lane) noexcept;
   [[nodiscard]] static std::size_t bytes_of(std::span<handle* const> handles) {
     std::size_t bytes = 0;
     for (const auto* each : handles) bytes += each->store_ == nullptr ? 0 : each->store_->bytes;
@@ -437,14 +437,15 @@ class engine {
   std::size_t backward_begun_ = 0;  // backward passes of this step
   std::size_t begun_ = 0;           // forward passes of this step
   plan::profile profile_;
-  std::unique_ptr<recorder<Device>> recorder_;  // during the timed step alone
-  lane_id last_lane_{};                         // of the latest call on a compute stream
-  plan::profile first_step_;                    // of an automatic warm-up, without times
-  int trained_steps_ = 0;                       // of an automatic warm-up
-  bool evaluated_ = false;                      // since the latest chunk that trains
-  bool loose_ = false;                          // memory is held as no recorded event tells
-  bool unproven_ = false;                       // a plan from elsewhere is in its first step
-  std::vector<std::size_t> backward_rank_;      // by chunk ordinal, from the warm-up step
+  std::unique_ptr<recorder<Device>> recorder_;   // during the timed step alone
+  lane_id last_lane_{};                          // of the latest call on a compute stream
+  std::vector<plan::chunk_profile> first_step_;  // of an automatic warm-up
+  std::vector<std::size_t> first_sizes_;         // and of all its storages
+  int trained_steps_ = 0;                        // of an automatic warm-up
+  bool evaluated_ = false;                       // since the latest chunk that trains
+  bool loose_ = false;                           // memory is held as no recorded event tells
+  bool unproven_ = false;                        // a plan from elsewhere is in its first step
+  std::vector<std::size_t> backward_rank_;       // by chunk ordinal, from the warm-up step
   trace::counters counters_;
   std::vector<std::uint64_t> bytes_before_step_;
   bool warming_up_ = true;

@@ -75,7 +75,7 @@ void engine<Device>::hand_over(chunk_state& chunk, std::uint32_t index, lane_id 
     }
     forget_idle(*store);
     store->discarded = false;
-    loose_ = loose_ || std::exchange(store->outlived, false);
+    if (std::exchange(store->outlived, false)) loose_ = true;
     if (!*handles[i]) handles[i]->store_ = share(*store);
     handles[i]->lane_ = lane;
     handles[i]->part_ = items[i].part;

@@ -105,7 +105,7 @@ template <device Device>
   for (std::size_t i = 0; i < handles.size(); ++i) {
     if (stays ? leaves(*handles[i], unused) : items[i].store != nullptr) {
       const auto& store = stays ? *handles[i]->store_ : *items[i].store;
-      recorder_->saved(store.recorded, chunk.ordinal(), index, i);
+      if (!recorder_->saved(store.recorded, chunk.ordinal(), index, i)) loose_ = true;
     }
   }
   recorder_->called(from, plan::event_kind::commit, index, chunk.ordinal(),

@@ -28,9 +28,14 @@ void engine<Device>::forget_handle(storage& store, lane_id lane) {
 
 // Nobody holds it any more but the groups that saved it.
 template <device Device>
-[[gnu::cold]] void engine<Device>::let_go(storage& store, lane_id lane) {
+[[gnu::cold]] void engine<Device>::let_go(storage& store, lane_id lane) noexcept {
   store.outlived = false;
-  if (recorder_ != nullptr) recorder_->let_go(store.recorded, store_.order().stream(lane));
+  if (recorder_ == nullptr) return;
+  try {
+    recorder_->let_go(store.recorded, store_.order().stream(lane));
+  } catch (...) {  // the handle goes all the same; what is recorded just does not tell
+    loose_ = true;
+  }
 }
 
 // One group less that saved it; its host copy goes with the last.

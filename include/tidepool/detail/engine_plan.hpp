@@ -6,7 +6,8 @@
 namespace tidepool::detail {
 
 // Times differ from step to step.
-[[nodiscard]] inline bool same_shapes(const plan::profile& a, const plan::profile& b) {
+[[nodiscard]] inline bool same_shapes(const std::vector<plan::chunk_profile>& a,
+                                      const std::vector<plan::chunk_profile>& b) {
   const auto same_group = [](const plan::group_profile& x, const plan::group_profile& y) {
     return x.module == y.module && x.layer == y.layer && x.bytes == y.bytes;
   };
@@ -14,11 +15,7 @@ namespace tidepool::detail {
     return x.model_chunk == y.model_chunk && x.microbatch == y.microbatch &&
            std::ranges::equal(x.groups, y.groups, same_group);
   };
-  const auto same_bytes = [](const plan::storage_profile& x, const plan::storage_profile& y) {
-    return x.bytes == y.bytes;
-  };
-  return std::ranges::equal(a.chunks, b.chunks, same_chunk) &&
-         std::ranges::equal(a.storages, b.storages, same_bytes);
+  return std::ranges::equal(a, b, same_chunk);
 }
 
 template <device Device>
@@ -71,12 +68,13 @@ auto engine<Device>::end_step() -> stage {
   }
   profile_.modules = names_;
   if (trained_steps_ == 1) {
-    first_step_.chunks = profile_.chunks;
-    first_step_.storages = profile_.storages;
+    first_step_ = profile_.chunks;
+    first_sizes_ = recorder_->sizes();
     profile_.shapes_vary = true;  // as far as one step can tell
     return stage::recorded;
   }
-  profile_.shapes_vary = loose_ || !same_shapes(first_step_, profile_);
+  profile_.shapes_vary =
+      loose_ || !same_shapes(first_step_, profile_.chunks) || first_sizes_ != recorder_->sizes();
   // Other ranks follow new plans as well, and the waits for them become shorter each time.
   if (between) return stage::recorded;
   first_step_.clear();

@@ -132,8 +132,8 @@ template <device Device>
                                                         const group& which) const {
   const auto ordinal = chunk.ordinal();
   const auto index = chunk.group_count() - 1;
-  if (!which.offered || ordinal >= first_step_.chunks.size()) return 0;
-  const auto& groups = first_step_.chunks[ordinal].groups;
+  if (!which.offered || ordinal >= first_step_.size()) return 0;
+  const auto& groups = first_step_[ordinal].groups;
   if (index >= groups.size()) return 0;
   const auto& before = groups[index];
   return before.module == which.module && before.layer == which.layer ? before.recompute_us : 0;

@@ -37,6 +37,8 @@ class recorder {
     inside_ = 0;
     first_storage_ += static_cast<std::uint32_t>(storages_.size());
     storages_.clear();
+    told_.clear();
+    sizes_.clear();
     last_ = stream;
     first_ = mark(stream);
   }
@@ -49,27 +51,38 @@ class recorder {
   }
   [[nodiscard]] std::uint32_t allocated(std::size_t from, std::size_t bytes, stream_ref stream) {
     storages_.push_back({bytes, plan::none, plan::none, 0});
+    told_.push_back(false);
+    if (inside_ == 0) sizes_.push_back(bytes);
     const auto index = static_cast<std::uint32_t>(storages_.size() - 1);
     called(from, plan::event_kind::allocate, index, 0, stream);
     return first_storage_ + index;
   }
-  void saved(std::uint32_t storage, std::size_t chunk, std::size_t group, std::size_t place) {
-    if (!knows(storage)) return;
+  // False where another group saved it before, of which alone events tell.
+  [[nodiscard]] bool saved(std::uint32_t storage, std::size_t chunk, std::size_t group,
+                           std::size_t place) {
+    if (!knows(storage)) return true;
     auto& about = storages_[storage - first_storage_];
-    if (about.chunk != plan::none) return;
+    if (about.chunk != plan::none) {
+      told_[storage - first_storage_] = true;
+      return false;
+    }
     about.chunk = static_cast<std::uint32_t>(chunk);
     about.group = static_cast<std::uint32_t>(group);
     about.place = static_cast<std::uint32_t>(place);
+    return true;
   }
   // What was allocated before this step began is no part of it.
   void released(std::uint32_t storage, stream_ref stream) {
-    if (!knows(storage)) return;
+    if (used_ == 0 || !knows(storage)) return;
     called(arrive(stream), plan::event_kind::release, storage - first_storage_, 0, stream);
   }
   // The last handle that outlived the commit of the group that saves it.
   void let_go(std::uint32_t storage, stream_ref stream) {
-    if (!knows(storage) || storages_[storage - first_storage_].chunk == plan::none) return;
-    called(arrive(stream), plan::event_kind::let_go, storage - first_storage_, 0, stream);
+    if (used_ == 0 || !knows(storage)) return;
+    const auto index = storage - first_storage_;
+    if (storages_[index].chunk == plan::none || told_[index]) return;
+    called(arrive(stream), plan::event_kind::let_go, index, 0, stream);
+    told_[index] = true;
   }
   void called(std::size_t from, plan::event_kind kind, std::size_t index, std::size_t chunk,
               stream_ref stream) {
@@ -98,6 +111,8 @@ class recorder {
   void waited(std::size_t from, stream_ref stream, waits_for whom) {
     if (from < used_) waits_.push_back({calls_.size(), from, mark(stream), whom});
   }
+  // Bytes of all storages but those that recomputing works with, which it does not in every step.
+  [[nodiscard]] const std::vector<std::size_t>& sizes() const { return sizes_; }
   [[nodiscard]] bool waited_for_others() const {
     return std::ranges::any_of(
         waits_, [](const wait_for_others& each) { return each.whom == waits_for::others; });
@@ -215,6 +230,8 @@ class recorder {
   std::vector<recomputing> again_;
   std::vector<wait_for_others> waits_;
   std::vector<plan::storage_profile> storages_;
+  std::vector<bool> told_;  // of each, that it was let go, or cannot be told
+  std::vector<std::size_t> sizes_;
 };
 
 }  // namespace tidepool::detail

@@ -1,0 +1,156 @@
+// What a recorded step tells of handles beyond a commit is consistent, whatever the trainer does
+// with them, and recording never changes what a handle holds.
+#include <doctest/doctest.h>
+
+#include <cstring>
+#include <stdexcept>
+#include <utility>
+
+#include "faulty_device.hpp"
+#include "rig.hpp"
+#include "tidepool/device/virtual.hpp"
+#include "tidepool/offloader.hpp"
+#include "tidepool/plan/automatic.hpp"
+#include "tidepool/plan/check.hpp"
+
+namespace {
+
+using namespace tidepool;
+using tidepool::test::rig;
+constexpr std::size_t size = 2048;
+
+options automatic(std::size_t tensors) {
+  auto opts = test::arena_options(tensors * size, {"core_attn", "moe_act"});
+  opts.policy = policy_kind::automatic;
+  return opts;
+}
+
+std::ptrdiff_t let_go(const plan::profile& step) {
+  return std::count_if(step.events.begin(), step.events.end(), [](const plan::event& each) {
+    return each.kind == plan::event_kind::let_go;
+  });
+}
+
+}  // namespace
+
+TEST_CASE("recording: a handle whose going cannot be recorded goes once") {
+  using device = test::faulty_device<virtual_device>;
+  for (int faulty = 0; faulty < 2; ++faulty) {  // everything leaves; some stays
+    CAPTURE(faulty);
+    device dev{machine{}};
+    const auto stream = dev.make_stream();
+    const auto s = stream.ref();
+    offloader<device, all_modules> off(dev, automatic(20));
+    off.on_report([](std::string_view) {});
+    const auto module = off.module("core_attn");
+    for (int step = 0; step <= faulty; ++step) {
+      auto open = off.begin();
+      auto x = off.allocate(size, s);
+      auto residual = x.share();
+      open.commit(module, 0, s, x);
+      if (step == faulty) dev.arm({test::call_kind::record, 2, test::manner::once});
+      try {
+        residual.reset(s);
+      } catch (const device_error&) {
+        residual.reset(s);  // one that throws leaves the handle full
+      }
+      dev.disarm();
+      auto other = off.allocate(size, s);
+      if (x) CHECK(other.data() != x.data());
+      other.reset(s);
+      open.end_forward();
+      open.restore(module, 0, s, x);
+      x.reset(s);
+      open.finish();
+      off.end_step();
+    }
+    CHECK_NOTHROW(plan::check(off.profile()));
+  }
+}
+
+TEST_CASE("recording: handles that last beyond the restore are no events after it") {
+  rig desk;
+  rig::offloader<> off(desk.dev, automatic(20));
+  off.on_report([](std::string_view) {});
+  const auto module = off.module("core_attn");
+  plan::profile first;
+  off.on_measure([&] { first = off.profile(); });
+  for (std::uint32_t step = 0; step < 4; ++step) {
+    auto open = off.begin();
+    rig::buffer x[3];
+    rig::buffer held[3];
+    for (int l = 0; l < 3; ++l) {
+      x[l] = off.allocate(size, desk.stream());
+      desk.write(x[l], step, 9000);
+      held[l] = x[l].share();
+      open.commit(module, l, desk.stream(), x[l]);
+    }
+    open.end_forward();
+    for (int l = 3; l-- > 0;) {
+      open.restore(module, l, desk.stream(), x[l]);
+      x[l].reset(desk.stream());
+      held[l].reset(desk.stream());
+    }
+    open.finish();
+    off.end_step();
+  }
+  CHECK(let_go(first) == 0);
+  CHECK_NOTHROW(plan::check(first));
+  CHECK(off.profile().shapes_vary);
+  CHECK_NOTHROW(plan::check(off.profile()));
+}
+
+TEST_CASE("recording: what is saved again after its restore is let go at most once") {
+  rig desk;
+  rig::offloader<> off(desk.dev, automatic(5));
+  off.on_report([](std::string_view) {});
+  const auto module = off.module("core_attn");
+  plan::profile first;
+  off.on_measure([&] { first = off.profile(); });
+  for (std::uint32_t step = 0; step < 2; ++step) {
+    auto x = off.allocate(size, desk.stream());
+    desk.write(x, step, 9000);
+    for (int microbatch = 0; microbatch < 2; ++microbatch) {
+      auto open = off.begin({.microbatch = microbatch});
+      auto other = x.share();
+      open.commit(module, 0, desk.stream(), x);
+      other.reset(desk.stream());
+      open.end_forward();
+      open.restore(module, 0, desk.stream(), x);
+      open.finish();
+    }
+    x.reset(desk.stream());
+    off.end_step();
+  }
+  CHECK(let_go(first) == 1);
+  CHECK_NOTHROW(plan::check(first));
+  CHECK(off.profile().shapes_vary);
+}
+
+TEST_CASE("recording: a handle of a step whose planning failed is no part of the next one") {
+  rig desk;
+  rig::offloader<> off(desk.dev, automatic(20));
+  off.on_report([](std::string_view) {});
+  const auto module = off.module("core_attn");
+  rig::buffer held;
+  const auto step = [&](bool holds) {
+    auto open = off.begin();
+    auto x = off.allocate(size, desk.stream());
+    desk.write(x, 1, 9000);
+    if (holds) held = off.allocate(size, desk.stream());
+    open.commit(module, 0, desk.stream(), x);
+    open.end_forward();
+    open.restore(module, 0, desk.stream(), x);
+    x.reset(desk.stream());
+    open.finish();
+    off.end_step();
+  };
+  off.on_measure([] { throw std::runtime_error("late"); });
+  CHECK_THROWS_AS(step(true), std::runtime_error);
+  held.reset(desk.stream());
+  plan::profile recorded;
+  off.on_measure([&] { recorded = off.profile(); });
+  step(false);
+  CHECK(recorded.storages.size() == 1);
+  CHECK_NOTHROW(plan::check(recorded));
+}
