@@ -25,11 +25,18 @@ class audition {
     for (const auto& each : step.storages) {
       if (each.chunk != none && each.bytes > 0) known_[each.chunk][each.group] = true;
     }
+    if (step.events.size() > long_step) {  // a forecast of it takes tenths of a second
+      shares_events_ = most_shares_events * 3 / 4;
+      events_left_ /= 4;
+      refine_events_left_ /= 4;
+      judged_events_left_ /= 4;
+    }
   }
 
   // True when the engine takes no longer than the planner thought.
   bool hear(const step_plan& candidate) {
     shares_events_ += step_->events.size();
+    ++shares_heard_;
     return heard(candidate) <= candidate.expected.step_us * 1.005;
   }
 
@@ -73,14 +80,15 @@ class audition {
     }
     // Whatever that took.
     refinements_left_ = std::max(refinements_left_, 40);
-    judged_events_left_ = std::max<std::size_t>(judged_events_left_, 5'000'000);
+    const std::size_t enough = step_->events.size() > long_step ? 1'000'000 : 5'000'000;
+    judged_events_left_ = std::max(judged_events_left_, enough);
     const auto classes = soonest_back();
     give_back(plans, classes, 0, classes.size());
   }
 
   // A long step is heard a few times, a short one often.
   [[nodiscard]] bool may_hear() const {
-    return shares_events_ < 2'000'000 || shares_events_ < 6 * step_->events.size();
+    return shares_events_ < most_shares_events || shares_heard_ < 6;
   }
 
   [[nodiscard]] bool found() const { return !heard_.empty(); }
@@ -298,9 +306,12 @@ class audition {
   std::vector<std::vector<bool>> known_;  // groups with memory of their own
   static constexpr double as_long = 1.001;
   static constexpr double hardly = 1e-4;
+  static constexpr std::size_t long_step = 5'000;  // events
+  static constexpr std::size_t most_shares_events = 2'000'000;
   std::vector<step_plan> heard_;  // that take as long as the fastest
   double fastest_us_ = std::numeric_limits<double>::infinity();
   std::size_t shares_events_ = 0;
+  int shares_heard_ = 0;
   std::size_t events_left_ = 1'000'000;  // of steps to be forecast, for a second or two
   std::size_t refine_events_left_ = 500'000;
   std::size_t judged_events_left_ = 20'000'000;
