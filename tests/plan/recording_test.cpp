@@ -2,9 +2,10 @@
 // with them, and recording never changes what a handle holds.
 #include <doctest/doctest.h>
 
-#include <cstring>
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <stdexcept>
-#include <utility>
 
 #include "faulty_device.hpp"
 #include "rig.hpp"
@@ -12,6 +13,7 @@
 #include "tidepool/offloader.hpp"
 #include "tidepool/plan/automatic.hpp"
 #include "tidepool/plan/check.hpp"
+#include "tidepool/plan/json.hpp"
 
 namespace {
 
@@ -153,4 +155,49 @@ TEST_CASE("recording: a handle of a step whose planning failed is no part of the
   step(false);
   CHECK(recorded.storages.size() == 1);
   CHECK_NOTHROW(plan::check(recorded));
+}
+
+TEST_CASE("recording: a group's tensors keep the order of their commit, in a file too") {
+  rig desk;
+  rig::offloader<> off(desk.dev, automatic(20));
+  off.on_report([](std::string_view) {});
+  for (int step = 0; step < 2; ++step) {
+    auto open = off.begin();
+    auto a = off.allocate(size, desk.stream());
+    auto b = off.allocate(size / 2, desk.stream());
+    open.commit(off.module("core_attn"), 0, desk.stream(), b, a);
+    open.end_forward();
+    open.restore(off.module("core_attn"), 0, desk.stream(), b, a);
+    a.reset(desk.stream());
+    b.reset(desk.stream());
+    open.finish();
+    off.end_step();
+  }
+  const auto& recorded = off.profile();
+  REQUIRE(recorded.storages.size() == 2);
+  CHECK(recorded.storages[0].place == 1);
+  CHECK(recorded.storages[1].place == 0);
+  CHECK(plan::profile_from_json(plan::to_json(recorded)) == recorded);
+}
+
+TEST_CASE("recording: working memory of another size in each step makes shapes vary") {
+  for (const bool varies : {false, true}) {
+    CAPTURE(varies);
+    rig desk;
+    rig::offloader<> off(desk.dev, automatic(20));
+    off.on_report([](std::string_view) {});
+    for (std::size_t step = 0; step < 2; ++step) {
+      auto open = off.begin();
+      auto x = off.allocate(size, desk.stream());
+      auto work = off.allocate(varies ? size * (step + 1) : size, desk.stream());
+      open.commit(off.module("core_attn"), 0, desk.stream(), x);
+      work.reset(desk.stream());
+      open.end_forward();
+      open.restore(off.module("core_attn"), 0, desk.stream(), x);
+      x.reset(desk.stream());
+      open.finish();
+      off.end_step();
+    }
+    CHECK(off.profile().shapes_vary == varies);
+  }
 }

@@ -15,10 +15,11 @@
 
 namespace tidepool::detail {
 
-// Every call lies between two timing events, since its joins are not computing. What the device
-// does from one call's second event to the next one's first is.
+// Ranks with a schedule of their own, or ranks that do the same at the same time.
 enum class waits_for : std::uint8_t { others, peers };
 
+// Every call lies between two timing events, since its joins are not computing. What the device
+// does from one call's second event to the next one's first is.
 template <device Device>
 class recorder {
  public:
