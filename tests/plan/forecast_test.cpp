@@ -613,104 +613,85 @@ TEST_CASE("forecast: a plan that is saved is followed from the first step on") {
   CHECK(moved == made.expected.moved);
 }
 
-TEST_CASE("forecast: the simulator agrees with the engine where memory is not in pieces") {
-  std::mt19937_64 random(21);
+// Plans of random steps, as the simulator has them and as the engine runs them.
+struct agreement {
   int compared = 0;
+  int hidden = 0;  // steps with stalls that waits hid
   double worst = 0;
-  for (int i = 0; i < 60; ++i) {
-    tidepool::test::random_step about;
-    about.chunks = 1 + random() % 3;
-    about.depth = 1 + random() % 2;
-    about.groups = about.chunks * (4 + random() % 6);
-    about.mixed_sizes = false;
-    const auto step = tidepool::test::random_profile(random, about);
-    planner plans(step);
-    goal wanted;
-    wanted.device_budget = plans.in_core().peak * (40 + random() % 60) / 100;
-    const auto made = plans.best(wanted);
-    if (!made.expected.runs) continue;
-    const auto seen = forecast(step, made);
-    CAPTURE(i);
-    REQUIRE(seen.expected.runs);
-    ++compared;
-    worst = std::max(worst, std::abs(seen.expected.step_us / made.expected.step_us - 1));
-    CHECK(seen.expected.step_us >= made.bound_us * (1 - 1e-6));
-    CHECK(seen.expected.moved == made.expected.moved);
-  }
-  MESSAGE(compared << " steps, the simulator off by at most " << 100 * worst << " %");
-  CHECK(compared > 40);
-  CHECK(worst < 0.05);
-}
 
-TEST_CASE("forecast: the simulator agrees on waits for other ranks and on handles after a commit") {
-  std::mt19937_64 random(23);
-  int compared = 0;
-  int hidden = 0;
-  double worst = 0;
-  for (int i = 0; i < 80; ++i) {
-    tidepool::test::random_step about;
-    about.chunks = 2 + random() % 3;
-    about.depth = 1 + random() % 2;
-    about.groups = about.chunks * (4 + random() % 6);
-    about.mixed_sizes = false;
-    about.waits = i % 2 == 0;
-    about.outliving = i % 4 != 0;
-    const auto step = tidepool::test::random_profile(random, about);
+  void compare(const tidepool::plan::profile& step, goal wanted, std::size_t percent) {
     planner plans(step);
-    goal wanted;
-    wanted.device_budget = plans.in_core().peak * (40 + random() % 60) / 100;
+    wanted.device_budget = plans.in_core().peak * percent / 100;
     const auto made = plans.best(wanted);
-    if (!made.expected.runs) continue;
+    if (!made.expected.runs || (wanted.recompute && made.expected.extra_us <= 0)) return;
     const auto seen = forecast(step, made);
-    CAPTURE(i);
     REQUIRE(seen.expected.runs);
     ++compared;
     worst = std::max(worst, std::abs(seen.expected.step_us / made.expected.step_us - 1));
     if (made.expected.stall_us > seen.expected.stall_us * 1.01 + 1) ++hidden;
     CHECK(seen.expected.step_us >= made.bound_us * (1 - 1e-6));
     CHECK(seen.expected.moved == made.expected.moved);
+    CHECK(seen.expected.extra_us == doctest::Approx(made.expected.extra_us));
   }
-  MESSAGE(compared << " steps, the simulator off by at most " << 100 * worst << " %; in " << hidden
-                   << " waits hid stalls");
-  CHECK(compared > 40);
-  CHECK(hidden > 5);
-  CHECK(worst < 0.05);
+  void judge(int least) const {
+    CHECK(compared > least);
+    MESSAGE(compared << " steps, the simulator off by at most " << 100 * worst << " %");
+    CHECK(worst < 0.05);
+  }
+};
+
+tidepool::test::random_step one_size(std::mt19937_64& random, std::size_t least_chunks) {
+  tidepool::test::random_step about;
+  about.chunks = least_chunks + random() % 3;
+  about.depth = 1 + random() % 2;
+  about.groups = about.chunks * (4 + random() % 6);
+  about.mixed_sizes = false;
+  return about;
+}
+
+TEST_CASE("forecast: the simulator agrees with the engine where memory is not in pieces") {
+  std::mt19937_64 random(21);
+  agreement both;
+  for (int i = 0; i < 60; ++i) {
+    CAPTURE(i);
+    const auto step = tidepool::test::random_profile(random, one_size(random, 1));
+    both.compare(step, {}, 40 + random() % 60);
+  }
+  both.judge(40);
+}
+
+TEST_CASE("forecast: the simulator agrees on waits for other ranks and on handles after a commit") {
+  std::mt19937_64 random(23);
+  agreement both;
+  for (int i = 0; i < 80; ++i) {
+    CAPTURE(i);
+    auto about = one_size(random, 2);
+    about.waits = i % 2 == 0;
+    about.outliving = i % 4 != 0;
+    const auto step = tidepool::test::random_profile(random, about);
+    both.compare(step, {}, 40 + random() % 60);
+  }
+  both.judge(40);
+  CHECK(both.hidden > 5);
 }
 
 TEST_CASE("forecast: the simulator agrees with the engine on what is computed again, too") {
   std::mt19937_64 random(22);
-  int compared = 0;
-  double worst = 0;
+  agreement both;
   for (int i = 0; i < 60; ++i) {
-    tidepool::test::random_step about;
-    about.chunks = 1 + random() % 3;
-    about.depth = 1 + random() % 2;
-    about.groups = about.chunks * (4 + random() % 6);
-    about.mixed_sizes = false;
+    CAPTURE(i);
+    auto about = one_size(random, 1);
     about.recompute = true;
     auto step = tidepool::test::random_profile(random, about);
     for (auto& chunk : step.chunks) {
       for (auto& group : chunk.groups) group.recompute_us *= 0.05;
     }
     step.link.out = step.link.in = step.link.both = step.link.out / 3;
-    planner plans(step);
     goal wanted;
-    wanted.device_budget = plans.in_core().peak * (30 + random() % 50) / 100;
     wanted.recompute = true;
-    const auto made = plans.best(wanted);
-    if (!made.expected.runs || made.expected.extra_us <= 0) continue;
-    const auto seen = forecast(step, made);
-    CAPTURE(i);
-    REQUIRE(seen.expected.runs);
-    ++compared;
-    worst = std::max(worst, std::abs(seen.expected.step_us / made.expected.step_us - 1));
-    CHECK(seen.expected.step_us >= made.bound_us * (1 - 1e-6));
-    CHECK(seen.expected.moved == made.expected.moved);
-    CHECK(seen.expected.extra_us == doctest::Approx(made.expected.extra_us));
+    both.compare(step, wanted, 30 + random() % 50);
   }
-  MESSAGE(compared << " steps, the simulator off by at most " << 100 * worst << " %");
-  CHECK(compared > 20);
-  CHECK(worst < 0.05);
+  both.judge(20);
 }
 
 TEST_CASE("forecast: automatic recomputes where offloading alone costs time, if it may") {
