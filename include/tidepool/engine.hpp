@@ -347,6 +347,10 @@ class engine {
   [[nodiscard]] bool stays_anyway(std::span<handle* const> handles) const;
   void note_outliving(lane_id lane, std::span<handle* const> handles);
   void let_go(storage& store, lane_id lane) noexcept;
+  void note_lent(storage& store) const {
+    store.lent =
+        recorder_ != nullptr && store.saves + store.stays > 0 && store.handles > store.stays;
+  }
   [[nodiscard]] static std::size_t bytes_of(std::span<handle* const> handles) {
     std::size_t bytes = 0;
     for (const auto* each : handles) bytes += each->store_ == nullptr ? 0 : each->store_->bytes;
@@ -359,8 +363,8 @@ class engine {
   [[nodiscard]] storage& saved_as(const handle& given);
   [[nodiscard]] static std::size_t bytes_saved(chunk_state& chunk, const group& which);
   void undo(chunk_state& chunk) noexcept;
-  void record_commit(chunk_state& chunk, bool stays, std::size_t from, lane_id lane,
-                     std::span<handle* const> handles);
+  void record_commit(chunk_state& chunk, bool stays, plan::action wanted, std::size_t from,
+                     lane_id lane, std::span<handle* const> handles);
   [[nodiscard]] std::size_t bytes_that_could_leave(std::span<handle* const> handles) const;
   [[nodiscard]] ticket offload(chunk_state& chunk, group& which, lane_id lane,
                                std::span<handle* const> handles);

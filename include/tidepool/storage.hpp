@@ -51,6 +51,7 @@ struct storage {
   bool wanted = false;                  // backward has come to a group that saved it
   bool discarded = false;               // backward computes it again
   bool outlived = false;                // its commit, by a handle; only while a step is recorded
+  bool lent = false;                    // from one group's restore to another's; so too
   int module = -1;                      // of the group that saved it last, for messages
   std::uint32_t recorded = 0xFFFFFFFF;  // its number in a step that is being recorded
   block on_device;                      // empty while away

@@ -15,6 +15,7 @@
 #include "sanitizers.hpp"
 #include "tidepool/device/virtual.hpp"
 #include "tidepool/offloader.hpp"
+#include "tidepool/plan/json.hpp"
 
 namespace {
 
@@ -590,6 +591,70 @@ TEST_CASE("forecast: what handles hold beyond a commit is a part of the plan") {
   SUBCASE("until the restore: sizes are held loosely") {
     for (int i = 0; i < 5; ++i) step(true);
     CHECK(off.profile().shapes_vary);
+  }
+}
+
+TEST_CASE("forecast: memory that two groups save is a part of the plan") {
+  // As the output of attention is, which both it and the projection behind it save.
+  bool before = true;
+  SUBCASE("the second one's handle goes before the first one is restored") {}
+  SUBCASE("the second one's handle goes after that") { before = false; }
+  constexpr int layers = 6;
+  constexpr std::pair<std::size_t, double> rooms[]{{6, 1},   {8, 1},   {10, 1},  {14, 1},
+                                                   {5, 0.4}, {6, 0.4}, {8, 0.4}, {10, 0.4}};
+  for (const auto& room : rooms) {
+    const auto tensors = room.first;
+    const auto pace = room.second;
+    CAPTURE(tensors);
+    CAPTURE(pace);
+    device dev(slow_link());
+    const auto stream = dev.make_stream();
+    auto opts = arena(1, 1, policy_kind::automatic);
+    opts.device_budget = tensors * 256 * kib;
+    offloader off(dev, opts);
+    const double copy_us = pace * 256 * kib / slow_link().offload_rate / 1e3;
+    const auto step = [&] {
+      dev.synchronize();
+      const auto begin = dev.now_ns();
+      auto open = off.begin();
+      offloader::buffer in[layers];
+      offloader::buffer out[layers];
+      offloader::buffer again[layers];
+      for (int l = 0; l < layers; ++l) {
+        in[l] = off.allocate(256 * kib, stream.ref());
+        out[l] = off.allocate(256 * kib, stream.ref());
+        dev.launch(stream.ref(), copy_us * 1500, nullptr);
+        again[l] = out[l].share();
+        open.commit<"expert_fc1">(l, stream.ref(), in[l], out[l]);
+        dev.launch(stream.ref(), copy_us * 300, nullptr);
+        open.commit<"moe_act">(l, stream.ref(), again[l]);
+      }
+      open.end_forward();
+      for (int l = layers; l-- > 0;) {
+        open.restore<"moe_act">(l, stream.ref(), again[l]);
+        dev.launch(stream.ref(), copy_us * 700, nullptr);
+        if (before) again[l].reset(stream.ref());
+        dev.launch(stream.ref(), copy_us * 200, nullptr);
+        open.restore<"expert_fc1">(l, stream.ref(), in[l], out[l]);
+        dev.launch(stream.ref(), copy_us * 1800, nullptr);
+        in[l].reset(stream.ref());
+        out[l].reset(stream.ref());
+        again[l].reset(stream.ref());
+      }
+      open.finish();
+      off.end_step();
+      dev.synchronize();
+      return (dev.now_ns() - begin) / 1e3;
+    };
+    for (int i = 0; i < 5; ++i) step();
+    const auto& recorded = off.profile();
+    CHECK_FALSE(recorded.shapes_vary);
+    CHECK(recorded.shared.size() == layers);
+    REQUIRE(off.current_plan());
+    const auto& foretold = off.current_plan()->expected;
+    CHECK(step() == doctest::Approx(foretold.step_us).epsilon(0.001));
+    CHECK(off.counters().live_peak == foretold.peak);
+    CHECK(tidepool::plan::profile_from_json(tidepool::plan::to_json(recorded)) == recorded);
   }
 }
 

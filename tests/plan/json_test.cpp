@@ -211,6 +211,18 @@ TEST_CASE("json: what outlives its commit comes back from a file") {
   CHECK(profile_from_json(to_json(step)) == step);
 }
 
+TEST_CASE("json: what two groups save comes back from a file, whichever was first") {
+  for (const std::uint32_t first : {0U, 1U}) {
+    CAPTURE(first);
+    auto step = usual_profile();
+    step.storages[0].group = first;
+    step.shared = {{0, 0, 1 - first, 2}};
+    step.events.insert(step.events.begin() + 12, {event_kind::let_go, 0, 0, 3});
+    step.events.insert(step.events.begin() + 4, {event_kind::let_go, 0, 0, 3});
+    CHECK(profile_from_json(to_json(step)) == step);
+  }
+}
+
 TEST_CASE("json: random profiles come back equal, and to the bit") {
   for (std::uint64_t seed = 0; seed < 400; ++seed) {
     CAPTURE(seed);
@@ -496,6 +508,39 @@ TEST_CASE("json: profiles that contradict themselves are refused with the place"
        "chunk and group must both be there", false},
       {[](auto& p) { p.storages[1].chunk = none; }, "/storages/1",
        "chunk and group must both be there", false},
+      {[](auto& p) {
+         p.shared = {{4, 0, 1}};
+       },
+       "/shared/0", "there is no storage 4, only 4"},
+      {[](auto& p) {
+         p.shared = {{0, 2, 0}};
+       },
+       "/shared/0", "there is no chunk 2, only 2"},
+      {[](auto& p) {
+         p.shared = {{0, 0, 2}};
+       },
+       "/shared/0", "there is no group 2 in chunk 0"},
+      {[](auto& p) {
+         p.shared = {{0, 0, 0}};
+       },
+       "/shared/0", "group 0 of chunk 0 is no second group that saves storage 0"},
+      {[](auto& p) {
+         p.shared = {{0, 0, 1}, {0, 0, 1}};
+       },
+       "/shared/1", "no second group"},
+      {[](auto& p) {
+         p.shared = {{3, 0, 1}};
+       },
+       "/shared/0", "no second group"},
+      {[](auto& p) {
+         p.shared = {{1, 0, 0}};
+       },
+       "/events/1", "group 0 of chunk 0 is committed before all its storages are allocated"},
+      {[&](auto& p) {
+         p.storages[0].group = 1, p.shared = {{0, 0, 0}};
+         at(12, release, 0, 0)(p);
+       },
+       "/events/12", "storage 0 is released before its group is restored"},
       {[](auto& p) { p.link.out = 0; }, "/link/out", "the rate is 0"},
       {[](auto& p) { p.link.in = -5; }, "/link/in", "the rate is -5"},
       {[](auto& p) { p.link.both = infinite; }, "/link/both", "the rate is inf", false},

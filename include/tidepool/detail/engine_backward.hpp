@@ -70,7 +70,10 @@ void engine<Device>::hand_over(chunk_state& chunk, std::uint32_t index, lane_id 
   for (std::uint32_t i = 0; i < which.count; ++i) {
     auto* store = items[i].store;
     if (store == nullptr) {  // stayed, and is used on this stream from now on like the others
-      if (*handles[i] && handles[i]->store_->owner == this) handles[i]->lane_ = lane;
+      if (*handles[i] && handles[i]->store_->owner == this) {
+        handles[i]->lane_ = lane;
+        note_lent(*handles[i]->store_);
+      }
       continue;
     }
     forget_idle(*store);
@@ -80,6 +83,7 @@ void engine<Device>::hand_over(chunk_state& chunk, std::uint32_t index, lane_id 
     handles[i]->lane_ = lane;
     handles[i]->part_ = items[i].part;
     forget_save(*store);
+    note_lent(*store);
   }
   if (which.kept > 0) forget_kept(chunk, which);
   chunk.mark_restored(which);

@@ -70,7 +70,7 @@ void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, lan
          known_recompute_us(chunk, which)});
   }
   if (recorder_ != nullptr) {
-    record_commit(chunk, stay, from, lane, handles);
+    record_commit(chunk, stay, wanted, from, lane, handles);
     if (wanted == plan::action::keep) note_outliving(lane, handles);
   }
   if (give_up) {
@@ -97,7 +97,8 @@ void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, lan
 }
 
 template <device Device>
-[[gnu::cold]] void engine<Device>::record_commit(chunk_state& chunk, bool stays, std::size_t from,
+[[gnu::cold]] void engine<Device>::record_commit(chunk_state& chunk, bool stays,
+                                                 plan::action wanted, std::size_t from,
                                                  lane_id lane, std::span<handle* const> handles) {
   const auto index = static_cast<std::uint32_t>(chunk.group_count() - 1);
   const auto* items = chunk.saved_of(chunk.at(index));
@@ -105,7 +106,11 @@ template <device Device>
   for (std::size_t i = 0; i < handles.size(); ++i) {
     if (stays ? leaves(*handles[i], unused) : items[i].store != nullptr) {
       const auto& store = stays ? *handles[i]->store_ : *items[i].store;
-      if (!recorder_->saved(store.recorded, chunk.ordinal(), index, i)) loose_ = true;
+      const std::uint32_t itself = stays && wanted != plan::action::keep ? 0 : 1;
+      const bool beside_others = store.saves + store.stays > itself;
+      if (!recorder_->saved(store.recorded, chunk.ordinal(), index, i, beside_others)) {
+        loose_ = true;
+      }
     }
   }
   recorder_->called(from, plan::event_kind::commit, index, chunk.ordinal(),
@@ -183,7 +188,6 @@ void engine<Device>::collect(chunk_state& chunk, group& into, std::span<handle* 
       continue;
     }
     if (shared) {
-      loose_ = loose_ || recorder_ != nullptr;  // events know one group for each storage
       ++count.tensors_shared;
       continue;
     }

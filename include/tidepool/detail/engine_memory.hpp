@@ -9,7 +9,7 @@ namespace tidepool::detail {
 template <device Device>
 void engine<Device>::forget_handle(storage& store, lane_id lane) {
   --store.handles;
-  if (store.outlived && store.handles == store.stays) let_go(store, lane);
+  if ((store.outlived || store.lent) && store.handles == store.stays) let_go(store, lane);
   if (store.handles == 0) {
     if (store.saves == 0) {
       if (recorder_ != nullptr) {
@@ -29,7 +29,7 @@ void engine<Device>::forget_handle(storage& store, lane_id lane) {
 // Nobody holds it any more but the groups that saved it.
 template <device Device>
 [[gnu::cold]] void engine<Device>::let_go(storage& store, lane_id lane) noexcept {
-  store.outlived = false;
+  store.outlived = store.lent = false;
   if (recorder_ == nullptr) return;
   try {
     recorder_->let_go(store.recorded, store_.order().stream(lane));
@@ -64,6 +64,7 @@ void engine<Device>::forget_kept(chunk_state& chunk, group& which) {
     if (store == nullptr || store->number != items[i].number) continue;
     --store->stays;
     store->outlived = false;
+    note_lent(*store);
   }
 }
 

@@ -38,7 +38,8 @@ class recorder {
     inside_ = 0;
     first_storage_ += static_cast<std::uint32_t>(storages_.size());
     storages_.clear();
-    told_.clear();
+    shared_.clear();
+    unclear_.clear();
     sizes_.clear();
     last_ = stream;
     first_ = mark(stream);
@@ -52,38 +53,40 @@ class recorder {
   }
   [[nodiscard]] std::uint32_t allocated(std::size_t from, std::size_t bytes, stream_ref stream) {
     storages_.push_back({bytes, plan::none, plan::none, 0});
-    told_.push_back(false);
+    unclear_.push_back(false);
     if (inside_ == 0) sizes_.push_back(bytes);
     const auto index = static_cast<std::uint32_t>(storages_.size() - 1);
     called(from, plan::event_kind::allocate, index, 0, stream);
     return first_storage_ + index;
   }
-  // False where another group saved it before, of which alone events tell.
+  // False where another group saved it and gave it back before, of which alone events tell.
   [[nodiscard]] bool saved(std::uint32_t storage, std::size_t chunk, std::size_t group,
-                           std::size_t place) {
+                           std::size_t place, bool beside_others) {
     if (!knows(storage)) return true;
-    auto& about = storages_[storage - first_storage_];
-    if (about.chunk != plan::none) {
-      told_[storage - first_storage_] = true;
-      return false;
+    const plan::shared_save by{storage - first_storage_, static_cast<std::uint32_t>(chunk),
+                               static_cast<std::uint32_t>(group),
+                               static_cast<std::uint32_t>(place)};
+    auto& about = storages_[by.storage];
+    if (about.chunk == plan::none) {
+      std::tie(about.chunk, about.group, about.place) = std::tie(by.chunk, by.group, by.place);
+    } else if (beside_others) {
+      shared_.push_back(by);
+    } else {
+      unclear_[by.storage] = true;
     }
-    about.chunk = static_cast<std::uint32_t>(chunk);
-    about.group = static_cast<std::uint32_t>(group);
-    about.place = static_cast<std::uint32_t>(place);
-    return true;
+    return !unclear_[by.storage];
   }
   // What was allocated before this step began is no part of it.
   void released(std::uint32_t storage, stream_ref stream) {
     if (used_ == 0 || !knows(storage)) return;
     called(arrive(stream), plan::event_kind::release, storage - first_storage_, 0, stream);
   }
-  // The last handle that outlived the commit of the group that saves it.
+  // Its last handle, while a group still saves it.
   void let_go(std::uint32_t storage, stream_ref stream) {
     if (used_ == 0 || !knows(storage)) return;
     const auto index = storage - first_storage_;
-    if (storages_[index].chunk == plan::none || told_[index]) return;
+    if (storages_[index].chunk == plan::none || unclear_[index]) return;
     called(arrive(stream), plan::event_kind::let_go, index, 0, stream);
-    told_[index] = true;
   }
   void called(std::size_t from, plan::event_kind kind, std::size_t index, std::size_t chunk,
               stream_ref stream) {
@@ -130,6 +133,7 @@ class recorder {
     const auto end = mark(last_);
     dev_->synchronize();
     into.storages = storages_;
+    into.shared = shared_;
     into.events.clear();
     auto before = first_;
     auto wait = waits_.begin();
@@ -231,7 +235,8 @@ class recorder {
   std::vector<recomputing> again_;
   std::vector<wait_for_others> waits_;
   std::vector<plan::storage_profile> storages_;
-  std::vector<bool> told_;  // of each, that it was let go, or cannot be told
+  std::vector<plan::shared_save> shared_;
+  std::vector<bool> unclear_;  // of each storage, that it was saved again after it came back
   std::vector<std::size_t> sizes_;
 };
 

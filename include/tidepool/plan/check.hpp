@@ -57,6 +57,7 @@ class consistency {
     chunks();
     passes();
     storages();
+    shared();
     link();
     events();
   }
@@ -73,6 +74,7 @@ class consistency {
     bool allocated = false;
     bool released = false;
     bool let_go = false;
+    std::vector<std::size_t> saved_by;  // groups
   };
 
   void require(bool holds, const auto& place, const auto& problem, std::string_view remedy) const {
@@ -154,6 +156,15 @@ class consistency {
         },
         "chunks are counted from 0, in the order of `chunks`");
   }
+  void need_storage(std::size_t storage, const auto& place) const {
+    require(
+        storage < storages_.size(), place,
+        [&] {
+          return "there is no storage " + std::to_string(storage) + ", only " +
+                 std::to_string(storages_.size());
+        },
+        "storages are counted from 0");
+  }
   void need_group(std::size_t chunk, std::size_t group, const auto& place) const {
     need_chunk(chunk, place);
     require(
@@ -203,6 +214,28 @@ class consistency {
       if (each.group == none) continue;
       need_group(each.chunk, each.group, place);
       ++groups_[first_[each.chunk] + each.group].to_allocate;
+      storages_[i].saved_by.push_back(first_[each.chunk] + each.group);
+    }
+  }
+
+  void shared() {
+    for (std::size_t i = 0; i < step_.shared.size(); ++i) {
+      const auto place = [&] { return place_of("shared", i); };
+      const auto& each = step_.shared[i];
+      need_storage(each.storage, place);
+      need_group(each.chunk, each.group, place);
+      const auto group = first_[each.chunk] + each.group;
+      auto& saved_by = storages_[each.storage].saved_by;
+      require(
+          !saved_by.empty() && std::ranges::find(saved_by, group) == saved_by.end(), place,
+          [&] {
+            return "group " + std::to_string(each.group) + " of chunk " +
+                   std::to_string(each.chunk) + " is no second group that saves storage " +
+                   std::to_string(each.storage);
+          },
+          "name the first group in `storages`, and each other one once here");
+      saved_by.push_back(group);
+      ++groups_[group].to_allocate;
     }
   }
 
@@ -265,23 +298,18 @@ class consistency {
 
   void storage_event(const event& each, const auto& place) {
     const auto name = [&] { return "storage " + std::to_string(each.index); };
-    require(
-        each.index < storages_.size(), place,
-        [&] { return "there is no " + name() + ", only " + std::to_string(storages_.size()); },
-        "storages are counted from 0");
+    need_storage(each.index, place);
     require(
         each.chunk == 0, place,
         [&] { return name() + " has a chunk, " + std::to_string(each.chunk) + ", in its event"; },
         "give 0; `storages` says which group saves it");
     auto& state = storages_[each.index];
-    const auto& storage = step_.storages[each.index];
-    auto* group = storage.group == none ? nullptr : &groups_[first_[storage.chunk] + storage.group];
     if (each.kind == event_kind::allocate) {
       require(
           !state.allocated, place, [&] { return name() + " is allocated twice"; },
           "give each allocation a storage of its own");
       state.allocated = true;
-      if (group != nullptr) --group->to_allocate;
+      for (const auto group : state.saved_by) --groups_[group].to_allocate;
       return;
     }
     require(
@@ -293,11 +321,14 @@ class consistency {
         "list events in the order of the compute stream");
     if (each.kind == event_kind::let_go) {
       require(
-          group != nullptr && group->committed && !group->restored, place,
-          [&] { return name() + " is let go, but its group does not hold it then"; },
+          std::ranges::any_of(
+              state.saved_by,
+              [&](auto group) { return groups_[group].committed && !groups_[group].restored; }),
+          place, [&] { return name() + " is let go, but its group does not hold it then"; },
           "let it go between its group's commit and restore");
       require(
-          !state.let_go, place, [&] { return name() + " is let go twice"; },
+          !state.let_go || state.saved_by.size() > 1, place,
+          [&] { return name() + " is let go twice"; },
           "let it go once, with the last handle that outlived the commit");
       state.let_go = true;
       return;
@@ -306,8 +337,8 @@ class consistency {
         !state.released, place, [&] { return name() + " is released twice"; },
         "release it once, with its last handle");
     require(
-        group == nullptr || group->restored, place,
-        [&] { return name() + " is released before its group is restored"; },
+        std::ranges::all_of(state.saved_by, [&](auto group) { return groups_[group].restored; }),
+        place, [&] { return name() + " is released before its group is restored"; },
         "release it after the restore; without a group it may go at any time");
     state.released = true;
   }

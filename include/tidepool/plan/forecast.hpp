@@ -39,20 +39,8 @@ class rehearsal {
         stream_(dev_.make_stream()),
         engine_(new tidepool::detail::engine<virtual_device>(
             dev_, opts, step.modules, std::vector<bool>(step.modules.size(), true))) {
-    members_.resize(step.chunks.size());
-    for (std::size_t c = 0; c < step.chunks.size(); ++c) {
-      members_[c].resize(step.chunks[c].groups.size());
-    }
-    for (std::uint32_t s = 0; s < step.storages.size(); ++s) {
-      const auto& each = step.storages[s];
-      if (each.chunk != none) members_[each.chunk][each.group].push_back(s);
-    }
-    for (auto& chunk : members_) {
-      for (auto& group : chunk) {
-        std::ranges::stable_sort(group, {}, [&](auto s) { return step.storages[s].place; });
-      }
-    }
-    held_.resize(step.storages.size());
+    held_.resize(step.storages.size() + step.shared.size());
+    list_members();
     extra_.resize(step.storages.size());
     outlives_.resize(step.storages.size(), false);
     for (const auto& each : step.events) {
@@ -114,6 +102,38 @@ class rehearsal {
 
   using chunk_state = tidepool::detail::chunk_state<virtual_device>;
 
+  // A handle that a group commits: those of `storages` come first, then those of `shared`.
+  struct member {
+    std::uint32_t storage = 0;
+    std::uint32_t place = 0;
+    std::size_t held = 0;
+  };
+
+  void list_members() {
+    for (const auto& each : step_->chunks) members_.emplace_back(each.groups.size());
+    for (std::uint32_t s = 0; s < step_->storages.size(); ++s) {
+      const auto& each = step_->storages[s];
+      if (each.chunk != none) members_[each.chunk][each.group].push_back({s, each.place, s});
+    }
+    also_.resize(step_->shared.empty() ? 0 : step_->storages.size());
+    returned_.resize(held_.size(), false);
+    auto handle = step_->storages.size();
+    for (const auto& each : step_->shared) {
+      members_[each.chunk][each.group].push_back({each.storage, each.place, handle});
+      also_[each.storage].push_back(handle++);
+    }
+    for (auto& chunk : members_) {
+      for (auto& group : chunk) std::ranges::stable_sort(group, {}, &member::place);
+    }
+  }
+
+  // `what(handle)` for all handles of a storage that its groups commit.
+  void each_handle_of(std::uint32_t storage, const auto& what) {
+    what(storage);
+    if (also_.empty()) return;
+    for (const auto other : also_[storage]) what(other);
+  }
+
   // Other ranks come when they would if nothing here were late.
   void compute(double from_us, double us, double wait_us) {
     if (wait_us > 0) dev_.idle_until(stream_.ref(), (from_us + wait_us) * 1e3);
@@ -135,7 +155,7 @@ class rehearsal {
 
   std::span<handle<virtual_device>* const> handles_of(const event& each) {
     pointers_.clear();
-    for (const auto s : members_[each.chunk][each.index]) pointers_.push_back(&held_[s]);
+    for (const auto& of : members_[each.chunk][each.index]) pointers_.push_back(&held_[of.held]);
     return pointers_;
   }
 
@@ -144,13 +164,17 @@ class rehearsal {
     switch (each.kind) {
       case event_kind::allocate: {
         const auto bytes = std::max<std::size_t>(step_->storages[each.index].bytes, 1);
-        held_[each.index] = engine_->allocate(bytes, bytes, stream);
+        auto& first = held_[each.index] = engine_->allocate(bytes, bytes, stream);
+        each_handle_of(each.index, [&](std::size_t handle) {
+          if (handle != each.index) held_[handle] = first.share();
+          returned_[handle] = false;
+        });
         break;
       }
       case event_kind::commit: {
         const auto& group = step_->chunks[each.chunk].groups[each.index];
-        for (const auto s : members_[each.chunk][each.index]) {
-          if (outlives_[s]) extra_[s] = held_[s].share();
+        for (const auto& of : members_[each.chunk][each.index]) {
+          if (outlives_[of.storage]) extra_[of.storage] = held_[of.held].share();
         }
         engine_->commit(*opened(each.chunk), group.module, group.layer, engine_->lane_of(stream),
                         handles_of(each), tidepool::detail::commit_kind::or_discard);
@@ -166,14 +190,18 @@ class rehearsal {
                                         dev_.launch(stream, group.recompute_us * 1e3, nullptr);
                                         recomputed_us_ += group.recompute_us;
                                       });
+        for (const auto& of : members_[each.chunk][each.index]) returned_[of.held] = true;
         if (--waiting_[each.chunk] == 0) close(each.chunk);
         break;
       }
       case event_kind::release:
-        held_[each.index].reset(stream);
+        each_handle_of(each.index, [&](std::size_t handle) { held_[handle].reset(stream); });
         break;
       case event_kind::let_go:
         extra_[each.index].reset(stream);
+        each_handle_of(each.index, [&](std::size_t handle) {
+          if (returned_[handle]) held_[handle].reset(stream);
+        });
         break;
     }
   }
@@ -182,8 +210,10 @@ class rehearsal {
   virtual_device dev_;
   virtual_device::stream stream_;
   tidepool::detail::engine<virtual_device>* engine_;
-  std::vector<std::vector<std::vector<std::uint32_t>>> members_;  // storages of each group
+  std::vector<std::vector<std::vector<member>>> members_;  // of each group
+  std::vector<std::vector<std::size_t>> also_;             // other handles of each storage
   std::vector<buffer<virtual_device>> held_;
+  std::vector<bool> returned_;                 // of them, those whose group was restored
   std::vector<buffer<virtual_device>> extra_;  // beyond the commit
   std::vector<bool> outlives_;
   std::vector<chunk_state*> chunks_;

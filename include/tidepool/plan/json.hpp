@@ -7,6 +7,7 @@
 ///        {"module": "core_attn", "layer": 0, "bytes": 1048576, "recompute_us": 12.5}]}],
 ///      "passes": [["forward", 0], ["backward", 0]],
 ///      "storages": [{"bytes": 1048576, "chunk": 0, "group": 0}],
+///      "shared": [{"storage": 0, "chunk": 0, "group": 1}],
 ///      "events": [["allocate", 0, 0, 1.5, 1], ["commit", 0, 0, 80]],
 ///      "rest_us": 3, "shapes_vary": false,
 ///      "link": {"out": 55.2, "in": 55.2, "both": 101.7, "latency_us": 2}}
@@ -69,6 +70,13 @@ namespace detail {
     storages.back()["chunk"] = each.chunk;
     storages.back()["group"] = each.group;
     if (each.place > 0) storages.back()["place"] = each.place;
+  }
+  if (!step.shared.empty()) {
+    auto& shared = top["shared"] = json::array();
+    for (const auto& each : step.shared) {
+      shared.push_back({{"storage", each.storage}, {"chunk", each.chunk}, {"group", each.group}});
+      if (each.place > 0) shared.back()["place"] = each.place;
+    }
   }
   auto& events = top["events"] = json::array();
   for (const auto& each : step.events) {

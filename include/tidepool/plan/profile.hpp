@@ -51,6 +51,16 @@ struct storage_profile {
   friend bool operator==(const storage_profile&, const storage_profile&) = default;
 };
 
+/// One more group that saves a storage, after the one that `storage_profile` names.
+struct shared_save {
+  std::uint32_t storage = 0;
+  std::uint32_t chunk = 0;
+  std::uint32_t group = 0;
+  std::uint32_t place = 0;  ///< in the order of that group's tensors
+
+  friend bool operator==(const shared_save&, const shared_save&) = default;
+};
+
 /// What a compute stream asks of an offloader.
 enum class event_kind : std::uint8_t {
   allocate,     ///< memory for a storage
@@ -58,7 +68,7 @@ enum class event_kind : std::uint8_t {
   end_forward,  ///< of a chunk
   restore,      ///< a group
   release,      ///< a storage: its last handle goes
-  let_go        ///< a storage: the last handle that outlived its group's commit goes
+  let_go        ///< a storage: the last handle goes while a group still saves it
 };
 
 /// One call, and the computing before it.
@@ -89,11 +99,12 @@ struct profile {
   std::vector<pass> passes;
   std::vector<std::string> modules;  ///< names by `module_id`
   std::vector<storage_profile> storages;
+  std::vector<shared_save> shared;
   std::vector<event> events;  ///< in the order of the compute stream
   double rest_us = 0;         ///< computing after the last event
   double rest_wait_us = 0;    ///< the first part of it: for other ranks
   /// Memory may be taken otherwise than `events` tell: another step had other sizes, as with routed
-  /// experts, two groups saved the same memory, or handles held it from its commit to its restore.
+  /// experts, or handles held memory from its commit to its restore.
   bool shapes_vary = false;
   link_rates link;
 

@@ -93,6 +93,16 @@ inline storage_profile read_storage(const json_node& from) {
   return storage;
 }
 
+inline shared_save read_shared(const json_node& from) {
+  from.only({"storage", "chunk", "group", "place"});
+  shared_save by;
+  from.member("storage").read(by.storage, none - 1);
+  from.member("chunk").read(by.chunk, none - 1);
+  from.member("group").read(by.group, none - 1);
+  if (from.has("place")) from.member("place").read(by.place, none - 1);
+  return by;
+}
+
 inline event read_event(const json_node& from) {
   event each;
   const bool waits = from.size() == 5;
@@ -159,8 +169,8 @@ inline profile read_profile(const json_source& source, std::string_view text) {
   const auto document = parse_json(source, text);
   const json_node top(source, document);
   read_version(top, "profile");
-  top.only({"tidepool_profile", "modules", "chunks", "passes", "storages", "events", "rest_us",
-            "rest_wait_us", "shapes_vary", "link"});
+  top.only({"tidepool_profile", "modules", "chunks", "passes", "storages", "shared", "events",
+            "rest_us", "rest_wait_us", "shapes_vary", "link"});
   profile step;
   read_each(top, "modules", [&](const json_node& each) { each.read(step.modules.emplace_back()); });
   read_each(top, "chunks",
@@ -168,6 +178,8 @@ inline profile read_profile(const json_source& source, std::string_view text) {
   read_each(top, "passes", [&](const json_node& each) { step.passes.push_back(read_pass(each)); });
   read_each(top, "storages",
             [&](const json_node& each) { step.storages.push_back(read_storage(each)); });
+  read_each(top, "shared",
+            [&](const json_node& each) { step.shared.push_back(read_shared(each)); });
   read_each(top, "events", [&](const json_node& each) { step.events.push_back(read_event(each)); });
   top.perhaps("rest_us", step.rest_us);
   top.perhaps("rest_wait_us", step.rest_wait_us);

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <map>
+#include <utility>
 #include <vector>
 
 #include "tidepool/memory/block.hpp"
@@ -40,6 +42,8 @@ struct layout {
   std::vector<flat_storage> storages;
   std::vector<flat_event> events;
   std::vector<std::uint32_t> reload_order;  // groups in the order of their restores
+  // Groups that save nothing but storages of others, and whose those are.
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> guests;
   double compute_us = 0;
   double rest_wait = 0;
   std::size_t largest = 0;  // group
@@ -56,28 +60,58 @@ struct layout {
       storages.push_back({aligned(each.bytes), group});
       if (group != none) groups[group].bytes += storages.back().bytes;
     }
+    std::map<std::uint32_t, std::vector<std::uint32_t>> lends;  // groups that share storages
+    for (const auto& each : step.shared) {
+      const auto group = first[each.chunk] + each.group;
+      lends[group].push_back(each.storage);
+      const auto owner = storages[each.storage].group;
+      lends[owner].push_back(each.storage);
+      if (groups[group].bytes == 0) guests.emplace_back(group, owner);
+    }
+    std::vector<bool> back(step.shared.empty() ? 0 : storages.size());
     for (const auto& each : groups) largest = std::max(largest, each.bytes);
     events.reserve(step.events.size());
+    double wait = 0;
     for (const auto& each : step.events) {
       compute_us += each.compute_us;
+      wait += each.wait_us;
       const bool of_group = each.kind == event_kind::commit || each.kind == event_kind::restore;
       const auto what = of_group                               ? first[each.chunk] + each.index
                         : each.kind == event_kind::end_forward ? each.chunk
                                                                : each.index;
-      events.push_back({each.kind, what, compute_us, each.wait_us});
-      if (each.kind == event_kind::restore) reload_order.push_back(what);
-      if (each.kind == event_kind::let_go) {
+      // From one group's restore to another's it is on the device anyway; the simulator has no
+      // name for what is there without being used.
+      const bool let_go = each.kind == event_kind::let_go;
+      if (let_go && (storages[what].outlives || (!back.empty() && back[what]))) {
+        continue;
+      }
+      events.push_back({each.kind, what, compute_us, std::exchange(wait, 0.0)});
+      if (each.kind == event_kind::restore) {
+        reload_order.push_back(what);
+        if (const auto found = lends.find(what); found != lends.end()) {
+          for (const auto storage : found->second) back[storage] = true;
+        }
+      }
+      if (let_go) {
         storages[what].outlives = true;
         groups[storages[what].group].outliving += storages[what].bytes;
       }
     }
     compute_us += step.rest_us;
-    rest_wait = step.rest_wait_us;
+    rest_wait = wait + step.rest_wait_us;
   }
 
   [[nodiscard]] actions unfold(const std::vector<action>& flat) const {
     actions result(first.size());
     for (std::size_t i = 0; i < groups.size(); ++i) result[groups[i].chunk].push_back(flat[i]);
+    const auto set = [&](std::uint32_t group, action what) {
+      const auto chunk = groups[group].chunk;
+      result[chunk][group - first[chunk]] = what;
+    };
+    for (const auto& [group, owner] : guests) set(group, action::keep);
+    for (const auto& [group, owner] : guests) {
+      if (flat[owner] != action::keep) set(group, flat[group]);
+    }
     return result;
   }
   [[nodiscard]] std::vector<action> fold(const actions& given) const {
