@@ -118,6 +118,7 @@ class contest {
     dev_->synchronize();
     if (const auto& made = each.own->off().current_plan()) {
       result.forecast_ms = made->expected.step_us / 1e3 / run_.microbatches;
+      result.forecast_stall_ms = made->expected.stall_us / 1e3 / run_.microbatches;
       result.forecast_gap = made->gap();
     }
     weigh(each);
