@@ -72,6 +72,9 @@ for budget in 14MiB 16MiB 18MiB; do
   check --expert-capacity 2 --offload-modules all --memory arena --device-budget "$budget" \
     --policy automatic
 done
+check --expert-capacity 1.5 --row-classes 6 --offload-modules all --memory arena \
+  --device-budget 24MiB --policy automatic
+check --row-classes 3 --in-flight 2 --memory slots
 # What is cheaper to compute again than to move: the plan says so, and the bits are the same. The text
 # is fixed, so that the sizes of the experts' tensors are.
 recomputing() {

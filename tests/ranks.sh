@@ -224,8 +224,10 @@ case $part in
     how=--expert-parallel
     same_bits 1 '--layers 3' "${leaves[@]}"
     same_bits 1 '--layers 3 --microbatches 3 --expert-capacity 0.8' --in-flight 3
+    same_bits 1 '--layers 3' "${leaves[@]}" --row-classes 16
     for ranks in 2 4; do
       as_one_process $ranks '--layers 3 --microbatches 8 --steps 12'
+      as_one_process $ranks '--layers 3 --row-classes 8' "${leaves[@]}"
       as_one_process $ranks '--layers 3 --expert-capacity 0.9 --eval-every 2' "${leaves[@]}"
       if enough $ranks 'what is over capacity is counted'; then
         grep -q 'capacity: [1-9][0-9]* of 4608 choices' "$folder/output"
@@ -520,6 +522,7 @@ SCRIPT
     refuses 2 'memory=slots: with --expert-parallel' --memory slots "${leaves[@]}"
     refuses 2 'recompute-modules=moe_permute: with --expert-parallel' \
       --recompute-modules moe_permute
+    refuses 2 'row-classes=-1: use 0 to 4096' --row-classes -1
     refuses 2 'expert-capacity=-1.*: must be a number above 0' --expert-capacity -1
     how=--pipeline
 

@@ -113,9 +113,14 @@ class contest {
     });
     // A plan is made after the second step, and the third is the first that follows it.
     const bool planned = result.plan.options.policy == tidepool::policy_kind::automatic;
-    for (int i = 0; i < (planned ? result.plan.options.timed_step + 2 : 2); ++i)
+    for (int i = 0; i < (planned ? result.plan.options.timed_step + 2 : 2); ++i) {
+      const auto begin = std::chrono::steady_clock::now();
       run_step(*model_, *each.own, run_, stream_);
-    dev_->synchronize();
+      dev_->synchronize();
+      const std::chrono::duration<double, std::milli> took =
+          std::chrono::steady_clock::now() - begin;
+      result.warm_ms.push_back(took.count() / run_.microbatches);
+    }
     if (const auto& made = each.own->off().current_plan()) {
       result.forecast_ms = made->expected.step_us / 1e3 / run_.microbatches;
       result.forecast_stall_ms = made->expected.stall_us / 1e3 / run_.microbatches;

@@ -62,6 +62,7 @@ struct case_result {
   std::vector<tidepool::trace::level> held;  ///< over one microbatch of the traced step
   double forecast_ms = 0;            ///< of a microbatch of the whole step, by the plan; 0 without
   double forecast_stall_ms = 0;      ///< the part of it that compute stands still
+  std::vector<double> warm_ms;       ///< of a microbatch, of each step before any was measured
   double forecast_gap = 0;           ///< of the plan, as a share: at most so far above the best
   double driver_bytes = 0;           ///< above the baseline, by cudaMemGetInfo
   double moved_bytes = 0;            ///< each way, of one microbatch

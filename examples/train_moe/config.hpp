@@ -58,6 +58,7 @@ struct model_sizes {
   index shared_experts = 0;    ///< beside the routed ones, as one MLP of as many times their width
   index mtp = 0;               ///< depths of multi-token prediction behind the last layer
   double capacity_factor = 0;  ///< of an expert's fair share of a microbatch; 0: no limit
+  index row_classes = 0;       ///< sizes of routed tensors for each fair share; 0: any size
 
   [[nodiscard]] index tokens() const { return batch * seq; }
   [[nodiscard]] index head_size() const { return hidden / heads; }
@@ -77,8 +78,15 @@ struct model_sizes {
     return limit < static_cast<double>(tokens()) ? static_cast<index>(limit) : tokens();
   }
   /// A declared capacity makes every step's tensors of one size: the next one fits where the last
-  /// one was.
-  [[nodiscard]] bool same_sizes() const { return capacity_factor > 0; }
+  /// one was. So do classes of sizes, mostly, and waste less.
+  [[nodiscard]] bool same_sizes() const { return capacity_factor > 0 && row_classes == 0; }
+  /// Rows that memory is made for. As many as the tokens choose lie in the middle of a class.
+  [[nodiscard]] index roomy(index rows) const {
+    if (row_classes == 0) return rows;
+    const index middle = (tokens() * top_k / row_classes / 2 / row_padding + 1) * row_padding;
+    const index over = std::max<index>(0, rows - middle);
+    return (over + 2 * middle - 1) / (2 * middle) * (2 * middle) + middle;
+  }
   /// Most rows that dispatch can make of one microbatch, whatever the router decides.
   [[nodiscard]] index max_rows() const {
     const index padded_capacity = (expert_capacity() + row_padding - 1) / row_padding * row_padding;
@@ -208,6 +216,9 @@ inline void validate(const settings& run) {
   within("--experts", m.experts, 256);
   within("--top-k", m.top_k, 16);
   within("--ffn", m.ffn, 65536);
+  if (m.row_classes < 0 || m.row_classes > 4096) {
+    fail("--row-classes", m.row_classes, "use 0 to 4096");
+  }
   if (m.dense_layers < 0 || m.dense_layers > m.layers) {
     fail("--dense-layers", m.dense_layers, "use 0 to --layers=" + std::to_string(m.layers));
   }

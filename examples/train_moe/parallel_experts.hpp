@@ -269,7 +269,7 @@ class parallel_experts : routed_part<Device, Kernels> {
   /// Rows that memory is made for: a tensor without any could not be saved.
   [[nodiscard]] index arrivals(const saved& s) const {
     if (m_.same_sizes()) return m_.experts * padded(m_.expert_capacity());
-    return std::max(s.rows.all_received(), row_padding);
+    return m_.roomy(std::max(s.rows.all_received(), row_padding));
   }
 
   void activate(saved& s, index rows) {

@@ -75,7 +75,9 @@ class routed_part : protected layer_part<Device, Kernels> {
   }
 
   /// Rows that memory is made for.
-  [[nodiscard]] index held(index rows) const { return m_.same_sizes() ? m_.max_rows() : rows; }
+  [[nodiscard]] index held(index rows) const {
+    return m_.same_sizes() ? m_.max_rows() : std::min(m_.roomy(rows), m_.max_rows());
+  }
 
   /// Lays the rows out, once `host_counts` is there; returns how many there are.
   index lay_out(saved_routing<buffer>& s) {

@@ -79,6 +79,8 @@ inline void add_trainer_options(CLI::App& app, command_line& line) {
                "spread the experts and the microbatches over the ranks that a launcher starts");
   app.add_option("--expert-capacity", run.model.capacity_factor,
                  "most tokens of an expert, as a multiple of its fair share; default: no limit");
+  number("--row-classes", run.model.row_classes,
+         "sizes of routed tensors for each fair share of rows, so that sizes repeat; 0: any size");
   app.add_flag("--pipeline", run.pipeline,
                "spread the layers over the ranks that a launcher starts");
   number("--virtual-stages", run.virtual_stages, "of each rank of the pipeline, interleaved");

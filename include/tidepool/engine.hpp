@@ -348,8 +348,7 @@ class engine {
   void note_outliving(lane_id lane, std::span<handle* const> handles);
   void let_go(storage& store, lane_id lane) noexcept;
   void note_lent(storage& store) const {
-    store.lent =
-        recorder_ != nullptr && store.saves + store.stays > 0 && store.handles > store.stays;
+    store.lent = recorder_ != nullptr && store.saves + store.stays > 0;
   }
   [[nodiscard]] static std::size_t bytes_of(std::span<handle* const> handles) {
     std::size_t bytes = 0;

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <stdexcept>
+#include <vector>
 
 #include "faulty_device.hpp"
 #include "rig.hpp"
@@ -199,5 +200,101 @@ TEST_CASE("recording: working memory of another size in each step makes shapes v
       off.end_step();
     }
     CHECK(off.profile().shapes_vary == varies);
+  }
+}
+
+TEST_CASE("recording: the same sizes in other groups or chunks make shapes vary") {
+  struct group {
+    const char* module;
+    int layer;
+    std::size_t bytes;
+  };
+  struct stepped {
+    const char* what;
+    chunk_info chunk;
+    group groups[2];
+    bool varies = true;
+  };
+  const stepped usual{"nothing", {}, {{"core_attn", 0, size}, {"moe_act", 1, size}}, false};
+  const stepped others[]{
+      usual,
+      {"modules", {}, {{"moe_act", 0, size}, {"core_attn", 1, size}}},
+      {"layers", {}, {{"core_attn", 1, size}, {"moe_act", 0, size}}},
+      {"tensors of each group", {}, {{"core_attn", 0, 2 * size}, {"moe_act", 1, 0}}},
+      {"microbatch", {.microbatch = 1}, {{"core_attn", 0, size}, {"moe_act", 1, size}}},
+      {"model chunk", {.model_chunk = 1}, {{"core_attn", 0, size}, {"moe_act", 1, size}}},
+  };
+  for (const auto& other : others) {
+    CAPTURE(other.what);
+    rig desk;
+    rig::offloader<> off(desk.dev, automatic(20));
+    off.on_report([](std::string_view) {});
+    for (const auto* step : {&usual, &other}) {
+      auto open = off.begin(step->chunk);
+      rig::buffer x[2]{off.allocate(size, desk.stream()), off.allocate(size, desk.stream())};
+      std::size_t used = 0;
+      const auto each = [&](const group& which, auto&& call) {
+        const auto module = off.module(which.module);
+        if (which.bytes == 0) {
+          call(module, which.layer);
+        } else if (which.bytes == size) {
+          call(module, which.layer, x[used++]);
+        } else {
+          call(module, which.layer, x[0], x[1]);
+        }
+      };
+      for (const auto& which : step->groups) {
+        each(which, [&](auto module, int layer, auto&... tensors) {
+          open.commit(module, layer, desk.stream(), tensors...);
+        });
+      }
+      open.end_forward();
+      used = 0;
+      for (const auto& which : step->groups) {
+        each(which, [&](auto module, int layer, auto&... tensors) {
+          open.restore(module, layer, desk.stream(), tensors...);
+        });
+      }
+      for (auto& tensor : x) tensor.reset(desk.stream());
+      open.finish();
+      off.end_step();
+    }
+    CHECK(off.profile().shapes_vary == other.varies);
+  }
+}
+
+TEST_CASE("recording: what two groups save is let go by the second one, leaving or not") {
+  for (const int kind : {0, 1, 2, 3}) {
+    const bool stays = kind % 2 == 1;
+    const bool before = kind >= 2;
+    CAPTURE(stays);
+    CAPTURE(before);
+    rig desk;
+    rig::offloader<> off(desk.dev, automatic(20));
+    off.on_report([](std::string_view) {});
+    const auto first = off.module("core_attn");
+    const auto second = off.module("moe_act");
+    plan::profile recorded;
+    off.on_measure([&] { recorded = off.profile(); });  // of the first step, in which all leaves
+    for (int step = 0; step < (stays ? 2 : 1); ++step) {
+      auto open = off.begin();
+      auto x = off.allocate(size, desk.stream());
+      auto again = x.share();
+      open.commit(first, 0, desk.stream(), x);
+      open.commit(second, 0, desk.stream(), again);
+      open.end_forward();
+      open.restore(second, 0, desk.stream(), again);
+      if (before) again.reset(desk.stream());
+      open.restore(first, 0, desk.stream(), x);
+      x.reset(desk.stream());
+      again.reset(desk.stream());
+      open.finish();
+      off.end_step();
+    }
+    if (stays) recorded = off.profile();
+    CHECK(off.counters().modules[static_cast<std::size_t>(first)].groups_resident == stays);
+    CHECK(recorded.shared == std::vector<plan::shared_save>{{0, 0, 1, 0}});
+    CHECK(let_go(recorded) == (before ? 2 : 1));
+    CHECK_NOTHROW(plan::check(recorded));
   }
 }
