@@ -74,7 +74,7 @@ class parallel_experts : routed_part<Device, Kernels> {
   void compute(chunk& c, saved& s) {
     const auto stream = on_.stream;
     const index hidden = m_.hidden, ffn = m_.ffn, rows = s.rows.all_received();
-    finish(s);
+    finish(s, transfer::rows_forth);
     on_.release(s.travel[0], s.weight);
     const auto span = on_.offloader.trace_span("experts", stream, number_);
 
@@ -124,7 +124,7 @@ class parallel_experts : routed_part<Device, Kernels> {
   /// Returns the residual stream that the next layer reads.
   buffer collect(chunk& c, saved& s) {
     const auto stream = on_.stream;
-    finish(s);
+    finish(s, transfer::rows_back);
     const auto span = on_.offloader.trace_span("combine", stream, number_);
     buffer next = floats(m_.tokens() * m_.hidden);
     k_.combine(p(next), p(s.residual), p(s.travel[1]), ints(s.row), m_.tokens(), m_.top_k,
@@ -161,7 +161,7 @@ class parallel_experts : routed_part<Device, Kernels> {
   void compute_backward(chunk& c, saved& s, const float* dx) {
     const auto stream = on_.stream;
     const index hidden = m_.hidden, ffn = m_.ffn, rows = s.rows.all_received();
-    finish(s);
+    finish(s, transfer::gradients_forth);
     const auto span = on_.offloader.trace_span("experts backward", stream, number_);
     buffer dy = std::move(s.travel[1]);
     on_.release(s.travel[0]);
@@ -236,7 +236,7 @@ class parallel_experts : routed_part<Device, Kernels> {
     const auto stream = on_.stream;
     const index tokens = m_.tokens(), hidden = m_.hidden;
     float* const dh = on_.work.dh;
-    finish(s);
+    finish(s, transfer::gradients_back);
     const auto span = on_.offloader.trace_span("combine backward", stream, number_);
     if (norm_again_) {
       c.template restore<"mlp_norm">(number_, stream, s.x, s.rstd);
@@ -280,8 +280,18 @@ class parallel_experts : routed_part<Device, Kernels> {
   void start(saved& s, const row_counts& rows, std::initializer_list<moving_rows> what) {
     s.exchange = on_.exchange->start(rows, {what.begin(), what.size()});
   }
-  void finish(saved& s) {
-    on_.offloader.wait_for_peers(on_.stream, [&] { on_.exchange->finish(s.exchange); });
+  /// Each has its own size.
+  enum class transfer : std::uint32_t {
+    counts,
+    rows_forth,
+    rows_back,
+    gradients_forth,
+    gradients_back
+  };
+
+  void finish(saved& s, transfer what) {
+    on_.offloader.wait_for_peers(
+        on_.stream, [&] { on_.exchange->finish(s.exchange); }, static_cast<std::uint32_t>(what));
   }
 
   /// Rows come from one rank after the other, each rank's ordered by expert and padded as there.

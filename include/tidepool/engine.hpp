@@ -143,8 +143,8 @@ class engine {
   [[nodiscard]] std::size_t wait_begins(stream_ref stream) {
     return recorder_ == nullptr ? static_cast<std::size_t>(-1) : recorder_->wait_begins(stream);
   }
-  void waited(std::size_t from, stream_ref stream, waits_for whom) {
-    if (recorder_ != nullptr) recorder_->waited(from, stream, whom);
+  void waited(std::size_t from, stream_ref stream, waits_for whom, std::uint32_t kind) {
+    if (recorder_ != nullptr) recorder_->waited(from, stream, whom, kind);
   }
 
   // ---- capture, see graph.hpp ----

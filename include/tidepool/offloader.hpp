@@ -260,10 +260,11 @@ class offloader {
   }
   /// The same for ranks that do the same at the same time, as in an all-to-all or an all-reduce:
   /// who waits there waits for stalls like its own, which no plan should count on. A recorded step
-  /// is without such waits, but for the shortest, which is taken for the transfer itself.
+  /// is without such waits, but for the shortest of each `kind`, which is taken for the transfer
+  /// itself: give transfers of other sizes kinds of their own.
   template <class Wait>
-  decltype(auto) wait_for_peers(stream_ref stream, Wait&& wait) {
-    const detail::recorded_wait until(*engine_, stream, detail::waits_for::peers);
+  decltype(auto) wait_for_peers(stream_ref stream, Wait&& wait, std::uint32_t kind = 0) {
+    const detail::recorded_wait until(*engine_, stream, detail::waits_for::peers, kind);
     return std::forward<Wait>(wait)();
   }
   /// `name` must live as long as the span.

@@ -507,7 +507,7 @@ TEST_CASE("forecast: where others are waited for, each step until the timed one 
   }
 }
 
-TEST_CASE("forecast: waits for peers are no part of what was recorded, but for the shortest") {
+TEST_CASE("forecast: of waits for peers the shortest of each kind is a part of what was recorded") {
   device dev(slow_link());
   const auto stream = dev.make_stream();
   auto opts = arena(1, 1, policy_kind::automatic);
@@ -526,6 +526,10 @@ TEST_CASE("forecast: waits for peers are no part of what was recorded, but for t
     off.wait_for_others(stream.ref(), [&] { kernel(1); });
     open.restore<"expert_fc1">(0, stream.ref(), x);
     kernel(200);
+    off.wait_for_peers(
+        stream.ref(), [&] { kernel(50); }, 1);
+    off.wait_for_peers(
+        stream.ref(), [&] { kernel(60); }, 1);
     x.reset(stream.ref());
     open.finish();
     off.wait_for_others(stream.ref(), [&] { kernel(5); });
@@ -538,6 +542,7 @@ TEST_CASE("forecast: waits for peers are no part of what was recorded, but for t
   CHECK(recorded.events[1].wait_us == 0);
   CHECK(recorded.events[3].compute_us == doctest::Approx(10 + 20 + 1));
   CHECK(recorded.events[3].wait_us == doctest::Approx(0));
+  CHECK(recorded.events[4].compute_us == doctest::Approx(200 + 50 + 50));
   // Half of a wait is counted on, the other half comes after everything.
   CHECK(recorded.rest_us == doctest::Approx(5 + 30));
   CHECK(recorded.rest_wait_us == doctest::Approx(2));

@@ -10,13 +10,17 @@ class recorded_wait {
  public:
   using stream_ref = typename Device::stream_ref;
 
-  recorded_wait(engine<Device>& owner, stream_ref stream, waits_for whom)
-      : owner_(&owner), stream_(stream), whom_(whom), from_(owner.wait_begins(stream)) {}
+  recorded_wait(engine<Device>& owner, stream_ref stream, waits_for whom, std::uint32_t kind = 0)
+      : owner_(&owner),
+        stream_(stream),
+        whom_(whom),
+        kind_(kind),
+        from_(owner.wait_begins(stream)) {}
   recorded_wait(const recorded_wait&) = delete;
   recorded_wait& operator=(const recorded_wait&) = delete;
   ~recorded_wait() {
     try {
-      owner_->waited(from_, stream_, whom_);
+      owner_->waited(from_, stream_, whom_, kind_);
     } catch (...) {  // a plan that takes it for computing
     }
   }
@@ -25,6 +29,7 @@ class recorded_wait {
   engine<Device>* owner_;
   stream_ref stream_;
   waits_for whom_;
+  std::uint32_t kind_;
   std::size_t from_;
 };
 

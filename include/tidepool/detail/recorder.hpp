@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
+#include <map>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -112,8 +112,9 @@ class recorder {
   [[nodiscard]] std::size_t wait_begins(stream_ref stream) {
     return used_ == 0 || inside_ > 0 ? none : mark(stream);
   }
-  void waited(std::size_t from, stream_ref stream, waits_for whom) {
-    if (from < used_) waits_.push_back({calls_.size(), from, mark(stream), whom});
+  // Waits of one kind are for transfers of about one size.
+  void waited(std::size_t from, stream_ref stream, waits_for whom, std::uint32_t kind) {
+    if (from < used_) waits_.push_back({calls_.size(), from, mark(stream), whom, kind});
   }
   // Bytes of all storages but those that recomputing works with, which it does not in every step.
   [[nodiscard]] const std::vector<std::size_t>& sizes() const { return sizes_; }
@@ -138,12 +139,11 @@ class recorder {
     auto before = first_;
     auto wait = waits_.begin();
     double waited_us[2]{};
-    const double needed_us[]{shortest_wait_us(waits_for::others),
-                             shortest_wait_us(waits_for::peers)};
+    const auto needed_us = shortest_waits_us();
     const auto wait_before = [&](std::size_t number) {
       for (; wait != waits_.end() && wait->before <= number; ++wait) {
         const auto whom = static_cast<std::size_t>(wait->whom);
-        waited_us[whom] += us_between(wait->from, wait->to) - needed_us[whom];
+        waited_us[whom] += us_between(wait->from, wait->to) - needed_us.at(wait->same());
       }
     };
     // What lies before a call, or before the end: without what peers were waited for. Others were
@@ -200,17 +200,22 @@ class recorder {
     std::size_t from;
     std::size_t to;
     waits_for whom;
+    std::uint32_t kind;
+
+    [[nodiscard]] std::pair<waits_for, std::uint32_t> same() const { return {whom, kind}; }
   };
 
   [[nodiscard]] bool knows(std::uint32_t storage) const {
     return storage >= first_storage_ && storage - first_storage_ < storages_.size();
   }
 
-  // What a wait costs when nobody has to be waited for.
-  [[nodiscard]] double shortest_wait_us(waits_for whom) const {
-    auto shortest = std::numeric_limits<double>::infinity();
+  // What a wait of each kind costs when nobody has to be waited for.
+  [[nodiscard]] auto shortest_waits_us() const {
+    std::map<std::pair<waits_for, std::uint32_t>, double> shortest;
     for (const auto& each : waits_) {
-      if (each.whom == whom) shortest = std::min(shortest, us_between(each.from, each.to));
+      const auto us = us_between(each.from, each.to);
+      const auto [found, first] = shortest.emplace(each.same(), us);
+      if (!first) found->second = std::min(found->second, us);
     }
     return shortest;
   }
