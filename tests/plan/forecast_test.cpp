@@ -663,6 +663,29 @@ TEST_CASE("forecast: memory that two groups save is a part of the plan") {
   }
 }
 
+TEST_CASE("forecast: a group's tensors come back in the order of their commit") {
+  using tidepool::plan::event_kind;
+  using tidepool::plan::none;
+  for (const std::uint32_t first : {0U, 1U}) {
+    CAPTURE(first);
+    tidepool::plan::profile step;
+    step.modules = {"core_attn"};
+    step.chunks = {{0, {{tidepool::module_id{0}, 0, 12288, 0}}, 0}};
+    step.passes = {{0, false}, {0, true}};
+    step.storages = {{8192, 0, 0, first}, {4096, 0, 0, 1 - first}};
+    step.events = {{event_kind::allocate, 0, 0, 1},  {event_kind::allocate, 1, 0, 1},
+                   {event_kind::commit, 0, 0, 10},   {event_kind::end_forward, 0, 0, 50},
+                   {event_kind::restore, 0, 0, 100}, {event_kind::release, 0, 0, 10},
+                   {event_kind::release, 1, 0, 10}};
+    const auto result = forecast(step, options{}, {{action::offload}}, true);
+    const auto& levels = result.picture.device_bytes;
+    const auto away = std::find_if(levels.begin() + 1, levels.end(),
+                                   [](const auto& each) { return each.bytes == 0; });
+    REQUIRE(levels.end() - away > 2);
+    CHECK(away[1].bytes == step.storages[first].bytes);
+  }
+}
+
 TEST_CASE("forecast: a plan that is saved is followed from the first step on") {
   tidepool::plan::step_plan made;
   tidepool::plan::profile recorded;
