@@ -290,7 +290,7 @@ class offloader {
       recorded.link = link_;
       return plan::automatic(recorded, settings());
     });
-    engine_->keep_at_most(plan::kept_at_once(recorded, made), free_piece(recorded));
+    limit_kept(recorded, made);
     reload_as(made);
     engine_->try_out(std::move(recorded), made.what);
   }
@@ -322,12 +322,16 @@ class offloader {
     }
   }
 
-  void adopt(const plan::step_plan& made, const plan::profile& recorded) {
+  void limit_kept(const plan::profile& recorded, const plan::step_plan& made) {
     if (recorded.shapes_vary && settings().device_budget) {
       engine_->keep_at_most(plan::kept_at_once(recorded, made), free_piece(recorded));
     } else {
       engine_->keep_at_most(detail::residence::unlimited, 0);
     }
+  }
+
+  void adopt(const plan::step_plan& made, const plan::profile& recorded) {
+    limit_kept(recorded, made);
     reload_as(made);
     plan_ = made;
   }

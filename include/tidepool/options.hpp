@@ -93,8 +93,9 @@ struct options {
   /// Plans may have discarded, and computed again in backward, what the trainer offers
   /// (`chunk::commit_or_discard`).
   bool recompute_by_plan = true;
-  /// The step that an automatic plan is made of, 2 or later. A GPU that has just begun is cooler
-  /// and faster than it will be; a later step foretells better.
+  /// The step that an automatic plan is made of, 2 or later. Until then plans of the steps 1, 2, 4,
+  /// … are followed. A GPU at its power limit computes faster while it is cool and in steps that
+  /// stand still much: a later step foretells better.
   int timed_step = 2;
 
   /// Groups whose reload may be under way ahead of their use.

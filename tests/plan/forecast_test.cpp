@@ -470,22 +470,23 @@ TEST_CASE("forecast: waits for other ranks are recorded as such, and hide what i
   CHECK(off.counters().modules[0].step_bytes > 0);
 }
 
-TEST_CASE("forecast: where others are waited for, each step until the timed one gives a plan") {
+TEST_CASE("forecast: steps 1, 2, 4, … before the timed one give plans, and all where others wait") {
   for (const bool waits : {false, true}) {
     CAPTURE(waits);
     device dev(slow_link());
     const auto stream = dev.make_stream();
     auto opts = arena(1, 1, policy_kind::automatic);
     opts.device_budget = 8 * 256 * kib;
-    opts.timed_step = 4;
+    opts.timed_step = 6;
     offloader off(dev, opts);
     constexpr int layers = 12;
-    std::vector<std::uint64_t> moved;
-    for (int step = 0; step < 3; ++step) {
+    std::vector<std::size_t> moved;  // tensors
+    for (int step = 1; step <= 5; ++step) {
+      const auto bytes = (step == 3 ? 255 : 256) * kib;
       auto open = off.begin();
       offloader::buffer xs[layers];
       for (int l = 0; l < layers; ++l) {
-        xs[l] = off.allocate(256 * kib, stream.ref());
+        xs[l] = off.allocate(bytes, stream.ref());
         dev.launch(stream.ref(), 3e7, nullptr);
         open.commit<"expert_fc1">(l, stream.ref(), xs[l]);
       }
@@ -498,12 +499,15 @@ TEST_CASE("forecast: where others are waited for, each step until the timed one 
       }
       open.finish();
       off.end_step();
-      moved.push_back(off.counters().modules[0].step_bytes);
+      moved.push_back(off.counters().modules[0].step_bytes / bytes);
     }
-    CHECK(moved[0] == layers * 256 * kib);
+    CHECK(moved[0] == layers);
     CHECK(moved[1] < moved[0]);
-    // Two steps tell that sizes do not vary, so that more may stay.
-    CHECK((moved[2] < moved[1]) == waits);
+    // Two steps tell that sizes do not vary, so that more may stay; the third one, that they do.
+    CHECK(moved[2] < moved[1]);
+    CHECK((moved[3] > moved[2]) == waits);
+    CHECK((moved[4] < moved[3]) == waits);
+    CHECK(moved[4] == moved[2]);
   }
 }
 
