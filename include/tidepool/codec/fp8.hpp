@@ -101,12 +101,12 @@ struct fp8_kernels<Device> {
 
 /// Turns BF16 tensors into FP8 (e4m3) and back, on the stream that computes.
 ///
-/// Each `codec::block` consecutive numbers share a scale, the least power of two with which the
-/// largest of them fits. A number x of a block with scale s decodes to one that is at most
-/// max(|x|/16, s/1024) away, and s is at most the block's largest magnitude over 224 (or 2⁻¹²⁴,
-/// where nothing is lost). What e4m3 holds at that scale comes back to the bit. What is not finite
-/// comes back as NaN, so that an overflow stays to be seen; the others of its block are not
-/// disturbed. `packed_bytes` is what n numbers take: n + n/32, instead of 2n.
+/// Each `codec::block` consecutive numbers share a scale s, their largest magnitude over 448 (but
+/// never below 2⁻¹²⁴). A number x comes back as one that is at most max(6.3 % of |x|, s/990) +
+/// 2⁻¹³⁴ away, the largest of a block to the bit; what was decoded is encoded to the same codes
+/// again. What is not finite comes back as NaN, so that an overflow stays to be seen; the others of
+/// its block are not disturbed. `codec::packed_bytes(n)` is what n numbers take: n + n/32, instead
+/// of 2n.
 ///
 /// Every function queues one kernel on the stream it is given, in the order of that stream: there
 /// is nothing to wait for and nothing to join beyond what `commit`, `restore` and `reset` do for
@@ -221,8 +221,7 @@ class fp8_codec {
     if (!tensor) {
       refuse(call, "the packed tensor holds no memory; restore it first, or was it reset before?");
     }
-    if (tensor.elements == 0 || tensor.elements > tensor.data.size() ||
-        codec::packed_bytes(tensor.elements) > tensor.data.size()) {
+    if (tensor.elements == 0 || codec::packed_bytes(tensor.elements) > tensor.data.size()) {
       refuse(call,
              std::to_string(tensor.elements) + " codes and their scales do not make a tensor of " +
                  std::to_string(tensor.data.size()) + " bytes; leave `elements` as encode set it");

@@ -20,12 +20,17 @@ inline constexpr unsigned fp8_of_thread = 8;
 inline constexpr unsigned fp8_lanes = codec::block / fp8_of_thread;
 inline constexpr unsigned fp8_threads = 256;
 
-// With subnormal operands and results, whatever -ftz and --use_fast_math say: those of BF16 are
-// numbers like others.
+// IEEE's, with subnormal numbers, whatever -ftz, -prec-div and --use_fast_math say: those of BF16
+// are numbers like others.
 __device__ inline float fp8_times(float a, float b) {
   float product;
   asm("mul.rn.f32 %0, %1, %2;" : "=f"(product) : "f"(a), "f"(b));
   return product;
+}
+__device__ inline float fp8_over(float a, float b) {
+  float quotient;
+  asm("div.rn.f32 %0, %1, %2;" : "=f"(quotient) : "f"(a), "f"(b));
+  return quotient;
 }
 
 // A number in the lower half of `bits`, ready to become a code.
@@ -44,7 +49,7 @@ __device__ inline std::uint32_t fp8_number(std::uint32_t code, unsigned short ha
                                            float scale) {
   if ((code & 0x7fU) == codec::e4m3_nan) return codec::bf16_nan;
   const float value = fp8_times(__half2float(__ushort_as_half(half_bits)), scale);
-  return codec::bf16_of_product(__float_as_uint(value));
+  return codec::bf16_nearest(__float_as_uint(value)) & 0xffffU;
 }
 
 template <unsigned Threads>
@@ -79,8 +84,8 @@ __global__ void __launch_bounds__(Threads)
   for (unsigned step = fp8_lanes / 2; step > 0; step /= 2) {
     largest = max(largest, __shfl_xor_sync(~0U, largest, static_cast<int>(step)));
   }
-  const std::uint32_t exponent = codec::scale_exponent(largest);
-  const float inverse = __uint_as_float(codec::inverse_exponent(exponent) << 23);
+  const float range = __uint_as_float(codec::range_of(largest));
+  const float inverse = fp8_over(codec::e4m3_largest, range);
 
   std::uint32_t made[fp8_of_thread / 4] = {};
 #pragma unroll
@@ -100,7 +105,7 @@ __global__ void __launch_bounds__(Threads)
     }
   }
   if (threadIdx.x % fp8_lanes == 0 && first < elements) {
-    scales[first / codec::block] = __uint_as_float(exponent << 23);
+    scales[first / codec::block] = fp8_over(range, codec::e4m3_largest);
   }
 }
 

@@ -33,41 +33,26 @@ inline constexpr std::size_t block = 128;
 
 /// From here on the bits of a BF16 number without its sign are an infinity or not a number.
 inline constexpr std::uint32_t bf16_infinity = 0x7f80;
-inline constexpr std::uint32_t bf16_largest = 0x7f7f;
 inline constexpr std::uint32_t bf16_nan = 0x7fff;
 inline constexpr std::uint32_t e4m3_nan = 0x7f;
+inline constexpr float e4m3_largest = 448;
 
-/// The exponent field of the scale, as fp32, of a block whose largest finite magnitude has the bits
-/// `largest`: the scale is the least power of two with which that magnitude is at most 448, the
-/// largest that e4m3 has, but never below 2⁻¹²⁴. That of a block without such a number, or with
-/// nothing but zeros, is 1.
-///
-/// A power of two changes no mantissa. So encoding rounds once, decoding never, and what was
-/// decoded is encoded to the same codes again. 448 is 1.75·2⁸; 2⁻¹²⁴ times the smallest code, 2⁻⁹,
-/// is the smallest number of BF16.
-[[nodiscard]] TIDEPOOL_DETAIL_EVERYWHERE constexpr std::uint32_t scale_exponent(
-    std::uint32_t largest) {
-  if (largest == 0) return 127;
-  const std::uint32_t above = (largest & 0x7fU) > 0x60U ? 1 : 0;
-  const std::uint32_t exponent = (largest >> 7) + above;
-  return (exponent > 11 ? exponent : 11) - 8;
-}
-/// The exponent field of one over that scale.
-[[nodiscard]] TIDEPOOL_DETAIL_EVERYWHERE constexpr std::uint32_t inverse_exponent(
-    std::uint32_t of_scale) {
-  return 254 - of_scale;
+/// The magnitude that becomes 448 in a block whose largest finite one has the bits `largest`, as
+/// the bits of an fp32: itself, but never below 448·2⁻¹²⁴. At that, e4m3 has every number of BF16
+/// down to its smallest, 2⁻¹³³; with less, one over the scale would overflow. A block without such
+/// a number, or of zeros alone, has 448, and so the scale 1.
+[[nodiscard]] TIDEPOOL_DETAIL_EVERYWHERE constexpr std::uint32_t range_of(std::uint32_t largest) {
+  if (largest == 0) return 0x43e00000U;
+  constexpr std::uint32_t least = 0x05e0;
+  return (largest > least ? largest : least) << 16;
 }
 
-/// The BF16 number of a product code · scale, given as fp32 bits. It is exact, but for products
-/// beyond the largest number, which become that one: rounded up, a number near the largest would
-/// decode to infinity.
-[[nodiscard]] TIDEPOOL_DETAIL_EVERYWHERE constexpr std::uint32_t bf16_of_product(
-    std::uint32_t bits) {
-  const std::uint32_t magnitude = (bits & 0x7fffffffU) >> 16;
-  return (bits >> 16 & 0x8000U) | (magnitude < bf16_largest ? magnitude : bf16_largest);
+/// The BF16 number nearest to a finite one, given as fp32 bits; ties to even.
+[[nodiscard]] TIDEPOOL_DETAIL_EVERYWHERE constexpr std::uint32_t bf16_nearest(std::uint32_t bits) {
+  return (bits + 0x7fffU + (bits >> 16 & 1U)) >> 16;
 }
 
-/// The e4m3 code of a BF16 number: nearest, ties to even. `inverse` is one over the scale of its
+/// The e4m3 code nearest to a BF16 number, ties to even. `inverse` is 448 over the range of its
 /// block. What is not finite becomes e4m3's one NaN; zeros keep their sign.
 [[nodiscard]] constexpr std::uint8_t code_of(std::uint16_t number, float inverse) {
   const std::uint32_t magnitude = number & 0x7fffU;
@@ -90,11 +75,12 @@ inline constexpr std::uint32_t e4m3_nan = 0x7f;
   const std::uint32_t magnitude = code & 0x7fU;
   if (magnitude == e4m3_nan) return static_cast<std::uint16_t>(bf16_nan);
   const float value = std::bit_cast<float>(magnitude << 20) * 0x1p120F * scale;
-  const std::uint32_t sign = (code & 0x80U) << 24;
-  return static_cast<std::uint16_t>(bf16_of_product(std::bit_cast<std::uint32_t>(value) | sign));
+  return static_cast<std::uint16_t>(bf16_nearest(std::bit_cast<std::uint32_t>(value)) |
+                                    (code & 0x80U) << 8);
 }
 
-/// The codes and scales of `elements` numbers, on the CPU; a GPU's have the same bits.
+/// The codes and scales of `elements` numbers, on the CPU; a GPU's have the same bits, as long as
+/// the CPU's arithmetic is IEEE's (no -ffast-math).
 constexpr void encode(std::uint8_t* codes, float* scales, const std::uint16_t* numbers,
                       std::size_t elements) {
   for (std::size_t first = 0; first < elements; first += block) {
@@ -104,9 +90,9 @@ constexpr void encode(std::uint8_t* codes, float* scales, const std::uint16_t* n
       const std::uint32_t magnitude = numbers[i] & 0x7fffU;
       if (magnitude < bf16_infinity) largest = std::max(largest, magnitude);
     }
-    const auto exponent = scale_exponent(largest);
-    scales[first / block] = std::bit_cast<float>(exponent << 23);
-    const auto inverse = std::bit_cast<float>(inverse_exponent(exponent) << 23);
+    const auto range = std::bit_cast<float>(range_of(largest));
+    scales[first / block] = range / e4m3_largest;
+    const float inverse = e4m3_largest / range;
     for (auto i = first; i < end; ++i) codes[i] = code_of(numbers[i], inverse);
   }
 }
