@@ -1,3 +1,4 @@
+#include <tidepool/codec/fp8.hpp>
 #include <tidepool/tidepool.hpp>
 
 int from_second();

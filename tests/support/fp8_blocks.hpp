@@ -72,7 +72,7 @@ struct coded_numbers {
       }));
   all.emplace_back(
       "huge", draw([&](std::size_t) {
-        return static_cast<std::uint16_t>(0x7f7fU - random() % 0x300 | (random() & 0x8000U));
+        return static_cast<std::uint16_t>((0x7f7fU - random() % 0x300) | (random() & 0x8000U));
       }));
   all.emplace_back("any finite bits", draw([&](std::size_t) {
                      const auto bits = static_cast<std::uint16_t>(random());
