@@ -222,6 +222,23 @@ TEST_CASE("fp8: memory of the trainer's own, on both sides") {
   on.dev.deallocate(own);
 }
 
+TEST_CASE("fp8: between codes and scales there are zeros, since all of it is copied") {
+  desk on;
+  offloader off(on.dev, small_options());
+  const fp8_codec fp8(on.dev);
+  const auto stream = on.stream();
+  constexpr std::size_t few = 13;
+  auto* const own = static_cast<std::uint16_t*>(on.dev.allocate(row_bytes));
+  std::memset(own, 0x3f, row_bytes);
+  auto packed = fp8.encode(off, own, few, stream);
+  const std::uint8_t zeros[3]{};
+  on.check_bytes(packed.codes() + few, zeros, sizeof(zeros));
+  packed.reset(stream);
+  on.dev.synchronize();
+  CHECK(on.wrong_tensors == 0);
+  on.dev.deallocate(own);
+}
+
 TEST_CASE("fp8: kernels take their time on the virtual clock") {
   desk on;
   offloader off(on.dev, small_options());

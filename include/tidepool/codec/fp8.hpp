@@ -1,6 +1,7 @@
 /// Saved BF16 tensors as FP8, at half of their bytes, on their way to the host. Off unless called.
 #pragma once
 
+#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -76,9 +77,15 @@ struct fp8_kernels<Device> {
   static void encode(Device& dev, std::uint8_t* codes, float* scales, const std::uint16_t* numbers,
                      std::size_t elements, stream_ref on, double bytes_per_ns) {
     dev.launch(on, nanoseconds(elements, bytes_per_ns),
-               [=] { codec::encode(codes, scales, numbers, elements); }, "fp8 encode",
+               [=] {
+                 codec::encode(codes, scales, numbers, elements);
+                 // Up to the scales, since all of it is copied.
+                 std::fill(codes + elements, codes + codec::scales_offset(elements),
+                           std::uint8_t{0});
+               },
+               "fp8 encode",
                {{numbers, 2 * elements, false},
-                {codes, elements, true},
+                {codes, codec::scales_offset(elements), true},
                 {scales, codec::blocks_in(elements) * sizeof(float), true}});
   }
   static void decode(Device& dev, std::uint16_t* numbers, const std::uint8_t* codes,

@@ -52,10 +52,12 @@ __device__ inline std::uint32_t fp8_number(std::uint32_t code, unsigned short ha
   return codec::bf16_nearest(__float_as_uint(value)) & 0xffffU;
 }
 
+// Codes are written up to `up_to`, where the scales are, since all of it is copied.
 template <unsigned Threads>
 __global__ void __launch_bounds__(Threads)
     fp8_encode_kernel(std::uint8_t* __restrict__ codes, float* __restrict__ scales,
-                      const std::uint16_t* __restrict__ numbers, std::size_t elements) {
+                      const std::uint16_t* __restrict__ numbers, std::size_t elements,
+                      std::size_t up_to) {
   const std::size_t first =
       (blockIdx.x * std::size_t{Threads} + threadIdx.x) * std::size_t{fp8_of_thread};
   const bool full = first + fp8_of_thread <= elements;
@@ -99,7 +101,7 @@ __global__ void __launch_bounds__(Threads)
   } else {
 #pragma unroll
     for (unsigned i = 0; i < fp8_of_thread; ++i) {
-      if (first + i < elements) {
+      if (first + i < up_to) {
         codes[first + i] = static_cast<std::uint8_t>(made[i / 4] >> i % 4 * 8);
       }
     }
@@ -157,7 +159,7 @@ struct fp8_kernels<Device> {
                      const std::uint16_t* numbers, std::size_t elements, stream_ref on,
                      double /*bytes_per_ns*/) {
     launch("fp8_codec::encode", elements, on, fp8_encode_kernel<fp8_threads>, codes, scales,
-           numbers, elements);
+           numbers, elements, codec::scales_offset(elements));
   }
   static void decode(Device& /*dev*/, std::uint16_t* numbers, const std::uint8_t* codes,
                      const float* scales, std::size_t elements, stream_ref on,
