@@ -298,3 +298,49 @@ TEST_CASE("recording: what two groups save is let go by the second one, leaving 
     CHECK_NOTHROW(plan::check(recorded));
   }
 }
+
+TEST_CASE("recording: what one group saves by two handles is told once") {
+  for (const bool stays : {false, true}) {
+    for (const bool of_second : {false, true}) {
+      CAPTURE(stays);
+      CAPTURE(of_second);
+      rig desk;
+      rig::offloader<> off(desk.dev, automatic(20));
+      off.on_report([](std::string_view) {});
+      const auto first = off.module("core_attn");
+      const auto second = off.module("moe_act");
+      plan::profile recorded;
+      off.on_measure([&] { recorded = off.profile(); });  // of the first step, in which all leaves
+      for (int step = 0; step < (stays ? 2 : 1); ++step) {
+        auto open = off.begin();
+        auto x = off.allocate(size, desk.stream());
+        auto y = off.allocate(size, desk.stream());
+        auto again = x.share();
+        auto third = x.share();
+        if (of_second) {
+          open.commit(first, 0, desk.stream(), x, y);
+          open.commit(second, 0, desk.stream(), again, third);
+        } else {
+          open.commit(first, 0, desk.stream(), x, y, again);
+          open.commit(second, 0, desk.stream(), third);
+        }
+        open.end_forward();
+        if (of_second) {
+          open.restore(second, 0, desk.stream(), again, third);
+          open.restore(first, 0, desk.stream(), x, y);
+        } else {
+          open.restore(second, 0, desk.stream(), third);
+          open.restore(first, 0, desk.stream(), x, y, again);
+        }
+        for (auto* each : {&x, &y, &again, &third}) each->reset(desk.stream());
+        open.finish();
+        off.end_step();
+      }
+      if (stays) recorded = off.profile();
+      CHECK(off.counters().modules[static_cast<std::size_t>(first)].groups_resident == stays);
+      CHECK(recorded.shared == std::vector<plan::shared_save>{{0, 0, 1, 0}});
+      CHECK_NOTHROW(plan::check(recorded));
+      if (stays) CHECK_FALSE(recorded.shapes_vary);
+    }
+  }
+}

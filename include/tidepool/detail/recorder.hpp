@@ -69,6 +69,8 @@ class recorder {
     auto& about = storages_[by.storage];
     if (about.chunk == plan::none) {
       std::tie(about.chunk, about.group, about.place) = std::tie(by.chunk, by.group, by.place);
+    } else if (saved_twice(by)) {
+      return !unclear_[by.storage];
     } else if (beside_others) {
       shared_.push_back(by);
     } else {
@@ -205,6 +207,17 @@ class recorder {
     [[nodiscard]] std::pair<waits_for, std::uint32_t> same() const { return {whom, kind}; }
   };
 
+  // By one group, through two handles: it comes and goes with the first.
+  [[nodiscard]] bool saved_twice(const plan::shared_save& by) const {
+    const auto same_group = [&](const auto& other) {
+      return other.chunk == by.chunk && other.group == by.group;
+    };
+    // Of all groups, this one commits now: what it shares stands at the end.
+    for (auto at = shared_.rbegin(); at != shared_.rend() && same_group(*at); ++at) {
+      if (at->storage == by.storage) return true;
+    }
+    return same_group(storages_[by.storage]);
+  }
   [[nodiscard]] bool knows(std::uint32_t storage) const {
     return storage >= first_storage_ && storage - first_storage_ < storages_.size();
   }
