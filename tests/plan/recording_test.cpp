@@ -344,3 +344,36 @@ TEST_CASE("recording: what one group saves by two handles is told once") {
     }
   }
 }
+
+TEST_CASE("recording: what is saved again after it came back makes shapes vary") {
+  for (const bool again_saved : {false, true}) {
+    CAPTURE(again_saved);
+    rig desk;
+    rig::offloader<> off(desk.dev, automatic(20));
+    off.on_report([](std::string_view) {});
+    const auto first = off.module("core_attn");
+    const auto second = off.module("moe_act");
+    for (int step = 0; step < 2; ++step) {
+      auto open = off.begin();
+      auto x = off.allocate(size, desk.stream());
+      auto again = x.share();
+      open.commit(first, 0, desk.stream(), x);
+      open.commit(second, 0, desk.stream(), again);
+      open.end_forward();
+      // Away here; a forecast with a handle for each commit from the start would have it there.
+      auto next = off.begin({.microbatch = 1});
+      open.restore(second, 0, desk.stream(), again);
+      if (again_saved) next.commit(second, 0, desk.stream(), again);
+      next.end_forward();
+      if (again_saved) next.restore(second, 0, desk.stream(), again);
+      open.restore(first, 0, desk.stream(), x);
+      x.reset(desk.stream());
+      again.reset(desk.stream());
+      open.finish();
+      next.finish();
+      off.end_step();
+      CHECK_NOTHROW(plan::check(off.profile()));
+    }
+    CHECK(off.profile().shapes_vary == again_saved);
+  }
+}

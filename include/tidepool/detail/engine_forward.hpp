@@ -107,7 +107,8 @@ template <device Device>
     if (stays ? leaves(*handles[i], unused) : items[i].store != nullptr) {
       const auto& store = stays ? *handles[i]->store_ : *items[i].store;
       const std::uint32_t itself = stays && wanted != plan::action::keep ? 0 : 1;
-      const bool beside_others = store.saves + store.stays > itself;
+      // One that came back is a handle that no event before tells of.
+      const bool beside_others = !store.lent && store.saves + store.stays > itself;
       if (!recorder_->saved(store.recorded, chunk.ordinal(), index, i, beside_others)) {
         loose_ = true;
       }

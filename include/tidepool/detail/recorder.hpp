@@ -59,7 +59,7 @@ class recorder {
     called(from, plan::event_kind::allocate, index, 0, stream);
     return first_storage_ + index;
   }
-  // False where another group saved it and gave it back before, of which alone events tell.
+  // False where another group gave it back before, of whose save alone events tell.
   [[nodiscard]] bool saved(std::uint32_t storage, std::size_t chunk, std::size_t group,
                            std::size_t place, bool beside_others) {
     if (!knows(storage)) return true;
