@@ -377,3 +377,36 @@ TEST_CASE("recording: what is saved again after it came back makes shapes vary")
     CHECK(off.profile().shapes_vary == again_saved);
   }
 }
+
+TEST_CASE("recording: two handles of one group are not two groups") {
+  for (const bool kept : {false, true}) {
+    CAPTURE(kept);
+    rig desk;
+    rig::offloader<> off(desk.dev, automatic(20));
+    off.on_report([](std::string_view) {});
+    const auto module = off.module("core_attn");
+    plan::profile recorded;
+    off.on_measure([&] { recorded = off.profile(); });  // of the first step, in which all leaves
+    for (int step = 0; step < (kept ? 2 : 1); ++step) {
+      auto open = off.begin();
+      auto x = off.allocate(size, desk.stream());
+      open.commit(module, 0, desk.stream(), x);
+      open.end_forward();
+      auto next = off.begin({.microbatch = 1});
+      open.restore(module, 0, desk.stream(), x);
+      auto again = x.share();
+      next.commit(module, 0, desk.stream(), x, again);
+      next.end_forward();
+      next.restore(module, 0, desk.stream(), x, again);
+      x.reset(desk.stream());
+      again.reset(desk.stream());
+      open.finish();
+      next.finish();
+      off.end_step();
+    }
+    if (kept) recorded = off.profile();
+    CHECK(recorded.shared.empty());
+    CHECK(recorded.shapes_vary);
+    CHECK_NOTHROW(plan::check(recorded));
+  }
+}

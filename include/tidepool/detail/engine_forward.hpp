@@ -106,7 +106,13 @@ template <device Device>
   for (std::size_t i = 0; i < handles.size(); ++i) {
     if (stays ? leaves(*handles[i], unused) : items[i].store != nullptr) {
       const auto& store = stays ? *handles[i]->store_ : *items[i].store;
-      const std::uint32_t itself = stays && wanted != plan::action::keep ? 0 : 1;
+      std::uint32_t itself = 0;
+      for (std::size_t k = 0; k < handles.size(); ++k) {
+        const auto* const other = !stays                         ? items[k].store
+                                  : wanted == plan::action::keep ? handles[k]->store_
+                                                                 : nullptr;
+        itself += other == &store ? 1 : 0;
+      }
       // One that came back is a handle that no event before tells of.
       const bool beside_others = !store.lent && store.saves + store.stays > itself;
       if (!recorder_->saved(store.recorded, chunk.ordinal(), index, i, beside_others)) {
