@@ -345,7 +345,7 @@ class engine {
   [[nodiscard]] bool discardable(std::span<handle* const> handles) const;
   void note_recompute(chunk_state& chunk, const group& which, plan::action what);
   [[nodiscard]] bool stays_anyway(std::span<handle* const> handles) const;
-  void note_outliving(lane_id lane, std::span<handle* const> handles);
+  void note_outliving(lane_id lane, std::span<handle* const> handles, bool counted);
   void let_go(storage& store, lane_id lane) noexcept;
   void note_lent(storage& store) const {
     store.lent = recorder_ != nullptr && store.saves + store.stays > 0;

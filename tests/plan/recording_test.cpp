@@ -410,3 +410,44 @@ TEST_CASE("recording: two handles of one group are not two groups") {
     CHECK_NOTHROW(plan::check(recorded));
   }
 }
+
+TEST_CASE("recording: what stays for another group is told as if it left") {
+  using tidepool::detail::commit_kind;
+  for (const bool third : {false, true}) {
+    CAPTURE(third);
+    virtual_device dev(machine{});
+    const auto stream = dev.make_stream();
+    const auto s = stream.ref();
+    using engine = tidepool::detail::engine<virtual_device>;
+    engine* const on = new engine(dev, automatic(20), {"core_attn", "moe_act"}, {true, true});
+    const auto lane = on->lane_of(s);
+    const auto step = [&] {
+      auto& open = on->begin({0, 0});
+      auto x = on->allocate(size, size, s);
+      auto again = x.share();
+      auto beyond = third ? x.share() : buffer<virtual_device>();
+      handle<virtual_device>* const first[]{&x};
+      handle<virtual_device>* const second[]{&again};
+      on->commit(open, module_id{0}, 0, lane, first, commit_kind::plain);
+      on->commit(open, module_id{1}, 0, lane, second, commit_kind::plain);
+      beyond.reset(s);
+      on->end_forward(open);
+      on->restore(open, module_id{1}, 0, lane, second);
+      again.reset(s);
+      on->restore(open, module_id{0}, 0, lane, first);
+      x.reset(s);
+      on->end_chunk(open);
+      static_cast<void>(on->end_step());
+    };
+    step();
+    CHECK(let_go(on->profile()) == 2);
+    on->try_out(on->profile(), {{plan::action::keep, plan::action::offload}});
+    step();
+    CHECK(on->counters().modules[1].groups_resident == 1);
+    CHECK_NOTHROW(plan::check(on->profile()));
+    CHECK((let_go(on->profile()) == 2 || on->profile().shapes_vary));
+    CHECK(on->profile().shapes_vary == third);
+    on->close();
+    engine::release(on);
+  }
+}

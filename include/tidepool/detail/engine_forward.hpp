@@ -71,7 +71,7 @@ void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, lan
   }
   if (recorder_ != nullptr) {
     record_commit(chunk, stay, wanted, from, lane, handles);
-    if (wanted == plan::action::keep) note_outliving(lane, handles);
+    if (stay) note_outliving(lane, handles, wanted == plan::action::keep);
   }
   if (give_up) {
     const auto* item = chunk.saved_of(which);
@@ -125,12 +125,17 @@ template <device Device>
 }
 
 // Which handles go beyond the commit of a group that stays, as those of one that leaves would.
+// `counted`: it is among the `stays` of its storages, which one that stays for others is not.
 template <device Device>
-[[gnu::cold]] void engine<Device>::note_outliving(lane_id lane, std::span<handle* const> handles) {
+[[gnu::cold]] void engine<Device>::note_outliving(lane_id lane, std::span<handle* const> handles,
+                                                  bool counted) {
   for (const auto* each : handles) {
     auto& store = *each->store_;
-    const bool before = std::exchange(store.outlived, store.handles > store.stays);
+    const auto its_own = counted ? 0 : std::ranges::count(handles, &store, &handle::store_);
+    const bool beyond = store.handles > store.stays + static_cast<std::uint32_t>(its_own);
+    const bool before = std::exchange(store.outlived, beyond);
     if (before && !store.outlived) let_go(store, lane);
+    if (store.outlived && !counted) loose_ = true;  // its own hide when the others go
   }
 }
 
