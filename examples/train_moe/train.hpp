@@ -155,7 +155,8 @@ class trainer {
       weights_.update(kernels_, step - scaler_.state().skipped, learning_rate(run_, step), scale);
     }
     const auto ask = [&] { return mean_loss(); };
-    const float loss = run_.expert_parallel ? offloader_.wait_for_peers(stream_.ref(), ask)
+    constexpr std::uint32_t kind = 5;  // behind those of the experts' transfers
+    const float loss = run_.expert_parallel ? offloader_.wait_for_peers(stream_.ref(), ask, kind)
                        : run_.ranks > 1     ? offloader_.wait_for_others(stream_.ref(), ask)
                                             : ask();
     offloader_.end_step();

@@ -254,6 +254,7 @@ class consistency {
 
   void events() {
     std::vector<bool> ended(step_.chunks.size());
+    forward_done_.assign(step_.chunks.size(), false);
     for (std::size_t i = 0; i < step_.events.size(); ++i) {
       const auto place = [&] { return place_of("events", i); };
       const auto& each = step_.events[i];
@@ -283,7 +284,7 @@ class consistency {
                 return "the forward pass of chunk " + std::to_string(each.chunk) + " ends twice";
               },
               "end it once");
-          ended[each.chunk] = true;
+          ended[each.chunk] = forward_done_[each.chunk] = true;
           break;
         default:
           refuse_(place(), "this is no kind of event", "take one of `event_kind`");
@@ -350,6 +351,11 @@ class consistency {
     };
     auto& state = groups_[first_[each.chunk] + each.index];
     const bool restores = each.kind == event_kind::restore;
+    if (restores) forward_done_[each.chunk] = true;
+    require(
+        restores || !forward_done_[each.chunk], place,
+        [&] { return name() + " is committed after its chunk's forward pass"; },
+        "commit all groups of a chunk before it ends, and before the first restore");
     require(
         state.committed || !restores, place,
         [&] { return name() + " is restored before it is committed"; },
@@ -370,6 +376,7 @@ class consistency {
   std::vector<std::size_t> first_;  // of each chunk's groups
   std::vector<group_state> groups_;
   std::vector<storage_state> storages_;
+  std::vector<bool> forward_done_;  // of each chunk, where events have come to
 };
 
 [[noreturn]] inline void refuse_profile(const std::string& place, const std::string& problem,
