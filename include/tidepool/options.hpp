@@ -94,8 +94,9 @@ struct options {
   /// (`chunk::commit_or_discard`).
   bool recompute_by_plan = true;
   /// The step that an automatic plan is made of, 2 or later. Until then plans of the steps 1, 2, 4,
-  /// … are followed, or of all where others are waited for. A GPU at its power limit computes faster in steps that stand still much: a
-  /// later step, with a plan much like the last, foretells better.
+  /// … are followed, or of all where others are waited for. A GPU at its power limit computes
+  /// faster in steps that stand still much: a later step, with a plan much like the last, foretells
+  /// better.
   int timed_step = 2;
 
   /// Groups whose reload may be under way ahead of their use.
