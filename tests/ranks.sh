@@ -83,6 +83,9 @@ on() {
 # bits FILE: of the losses of the steps, and the held-out losses
 bits() { grep -E '"bits"|"(step|loss|mtp_loss)": [0-9.]+,?$' "$1"; }
 
+# moved FILE: the bytes that all modules offloaded in the last step
+moved() { grep -o '"step_bytes": [0-9]*' "$1" | awk '{ sum += $2 } END { print sum + 0 }'; }
+
 # something_left OPTION...: if modules are named, groups of theirs left the device
 something_left() {
   [[ " $* " != *' --offload-modules '* ]] || grep -q '"step_bytes": [1-9]' "$folder/ranks"
@@ -228,6 +231,12 @@ case $part in
     for ranks in 2 4; do
       as_one_process $ranks '--layers 3 --microbatches 8 --steps 12'
       as_one_process $ranks '--layers 3 --row-classes 8' "${leaves[@]}"
+      if enough $ranks 'rows in classes take more'; then
+        classes=$(moved "$folder/ranks")
+        on $ranks --layers 3 "${leaves[@]}" --json "$folder/ranks" &&
+          [ "$classes" -gt "$(moved "$folder/ranks")" ]
+        verdict "$ranks ranks: rows in classes take more"
+      fi
       as_one_process $ranks '--layers 3 --expert-capacity 0.9 --eval-every 2' "${leaves[@]}"
       if enough $ranks 'what is over capacity is counted'; then
         grep -q 'capacity: [1-9][0-9]* of 4608 choices' "$folder/output"

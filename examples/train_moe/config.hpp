@@ -83,7 +83,8 @@ struct model_sizes {
   /// Rows that memory is made for. As many as the tokens choose lie in the middle of a class.
   [[nodiscard]] index roomy(index rows) const {
     if (row_classes == 0) return rows;
-    const index middle = (tokens() * top_k / row_classes / 2 / row_padding + 1) * row_padding;
+    const index share = tokens() * top_k / (2 * row_classes);
+    const index middle = std::max<index>(1, (share + row_padding - 1) / row_padding) * row_padding;
     const index over = std::max<index>(0, rows - middle);
     return (over + 2 * middle - 1) / (2 * middle) * (2 * middle) + middle;
   }

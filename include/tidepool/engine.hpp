@@ -440,7 +440,7 @@ class engine {
   std::size_t backward_begun_ = 0;  // backward passes of this step
   std::size_t begun_ = 0;           // forward passes of this step
   plan::profile profile_;
-  std::unique_ptr<recorder<Device>> recorder_;   // during the timed step alone
+  std::unique_ptr<recorder<Device>> recorder_;   // until the timed step is over
   lane_id last_lane_{};                          // of the latest call on a compute stream
   std::vector<plan::chunk_profile> first_step_;  // of an automatic warm-up
   std::vector<std::size_t> first_sizes_;         // and of all its storages
