@@ -42,6 +42,8 @@ std::vector<T> read(const void* from, std::size_t count) {
 void write(void* to, const std::vector<std::uint16_t>& numbers) {
   REQUIRE(cudaMemcpy(to, numbers.data(), numbers.size() * 2, cudaMemcpyHostToDevice) ==
           cudaSuccess);
+  // Neither this copy nor a memset waits for the GPU, and non-blocking streams wait for neither.
+  REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
 }
 
 template <class T>
@@ -163,9 +165,9 @@ TIDEPOOL_GPU_TEST("fp8: nothing is written beside codes, scales and numbers") {
     tidepool::fp8_tensor<cuda_device> packed{
         off.allocate(codec::packed_bytes(elements) + 64, stream.ref()), elements};
     dev.synchronize();
-    write(x.data(), {numbers.begin(), numbers.begin() + static_cast<std::ptrdiff_t>(elements)});
     REQUIRE(cudaMemset(packed.data.data(), 0xab, packed.data.size()) == cudaSuccess);
     REQUIRE(cudaMemset(y.data(), 0xab, y.size()) == cudaSuccess);
+    write(x.data(), {numbers.begin(), numbers.begin() + static_cast<std::ptrdiff_t>(elements)});
     fp8.encode_into(packed, x, stream.ref());
     fp8.decode_into(y, packed, stream.ref());
     dev.synchronize();
@@ -207,6 +209,7 @@ TIDEPOOL_GPU_TEST("fp8: encode, offload, restore and decode as a graph") {
     auto graph = off.capture(stream.ref(), step);
     dev.synchronize();
     REQUIRE(cudaMemset(y, 0, bytes) == cudaSuccess);
+    dev.synchronize();
     graph.launch(stream.ref());
     dev.synchronize();
   }

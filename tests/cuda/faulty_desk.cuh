@@ -48,6 +48,7 @@ class faulty_cuda_desk {
   faulty_cuda_desk() {
     cudaMalloc(&state_, sizeof(desk_state));
     cudaMemset(state_, 0, sizeof(desk_state));
+    cudaDeviceSynchronize();
   }
   faulty_cuda_desk(const faulty_cuda_desk&) = delete;
   faulty_cuda_desk& operator=(const faulty_cuda_desk&) = delete;

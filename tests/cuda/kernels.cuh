@@ -33,6 +33,7 @@ class writer_and_reader {
   writer_and_reader() {
     cudaMalloc(&wrong_, sizeof(unsigned));
     cudaMemset(wrong_, 0, sizeof(unsigned));
+    cudaDeviceSynchronize();
   }
   writer_and_reader(const writer_and_reader&) = delete;
   writer_and_reader& operator=(const writer_and_reader&) = delete;
