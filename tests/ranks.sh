@@ -242,6 +242,12 @@ case $part in
         grep -q 'capacity: [1-9][0-9]* of 4608 choices' "$folder/output"
         verdict "$ranks ranks: what is over capacity is counted"
       fi
+      if enough $ranks 'a capacity makes all steps alike'; then
+        on $ranks --layers 3 "${leaves[@]}" --expert-capacity 1.25 --memory arena \
+          --device-budget 2MB --policy automatic --timed-step 4 --save-plan "$folder/alike" &&
+          [ "$(grep -l '"shapes_vary": false' "$folder"/alike.*.profile.json | wc -l)" -eq $ranks ]
+        verdict "$ranks ranks: a capacity makes all steps alike"
+      fi
       as_one_process $ranks '--layers 3 --dense-layers 1 --shared-experts 1 --mtp 1' "${leaves[@]}"
       for cap in 0 1 none; do
         with_and_without $ranks --layers 3 --microbatches 8 "${leaves[@]}" --max-inflight $cap

@@ -117,7 +117,7 @@ class parallel_experts : routed_part<Device, Kernels> {
           s.b);
     }
 
-    auto& back = s.travel[1] = floats(s.first_row.back() * hidden);
+    auto& back = s.travel[1] = floats(part::held(s.first_row.back()) * hidden);
     start(s, s.rows.reversed(), {{p(y), p(back), hidden}});
   }
 
@@ -225,8 +225,8 @@ class parallel_experts : routed_part<Device, Kernels> {
     });
     on_.release(s.xs.data, s.xs.scale, s.plain_xs, da);
 
-    auto& back = s.travel[2] = floats(s.first_row.back() * hidden);
-    auto& dweight_back = s.travel[3] = floats(s.first_row.back());
+    auto& back = s.travel[2] = floats(part::held(s.first_row.back()) * hidden);
+    auto& dweight_back = s.travel[3] = floats(part::held(s.first_row.back()));
     start(s, s.rows.reversed(), {{p(dxs), p(back), hidden}, {p(dweight), p(dweight_back), 1}});
     if (shared_) shared_->backward_fc2(c, s.shared, dx);
   }
