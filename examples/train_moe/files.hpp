@@ -47,6 +47,7 @@ inline nlohmann::ordered_json to_json(const settings& with, const run_result& ru
   json["saved_bytes"] = c.saved();
   json["host_reserved_bytes"] = c.host_reserved;
   json["evictions"] = c.evictions;
+  json["placed_elsewhere"] = c.placed_elsewhere;
   json["arena_waits"] = c.arena_waits;
   json["device_allocations"] = c.device_allocations;
   json["host_allocations"] = c.host_allocations;

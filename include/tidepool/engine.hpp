@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tidepool/buffer.hpp"
+#include "tidepool/detail/places.hpp"
 #include "tidepool/detail/recorder.hpp"
 #include "tidepool/detail/residence.hpp"
 #include "tidepool/group.hpp"
@@ -94,11 +95,13 @@ class engine {
                                         block_source<Device>* source = nullptr) {
     if (bytes == 0) throw misuse_error("allocate: a buffer of 0 bytes; ask for at least 1");
     const auto lane = lane_of(stream);
+    tidy_after_evaluation();
     const auto from = arrive(lane);
     auto& store = store_.create(*this, bytes, elements);
     store.source = source;
+    if (source == nullptr) store.planned = places_.allocated(bytes);
     try {
-      place_or_throw(store, lane, "allocate");
+      place_or_throw(store, lane, "allocate", places_.first(store.planned));
       if (recorder_ != nullptr && source == nullptr) {
         store.recorded = recorder_->allocated(from, bytes, stream);
       }
@@ -169,10 +172,12 @@ class engine {
       spare_.push_back(&*chunks_.emplace_back(std::make_unique<chunk_state>()));
     }
     if (unproven_ && !info.forward_only) expect_chunk(info);
+    tidy_after_evaluation();
     auto& fresh = *spare_.back();
     spare_.pop_back();
     fresh.start(info, info.forward_only ? 0 : begun_++);
     evaluated_ = evaluated_ || info.forward_only;
+    if (info.forward_only) places_.evaluation_begins(begun_ == 0);
     if (!info.forward_only) {
       live_.push_back(&fresh);
       if (recorder_ != nullptr && evaluated_ && profile_.chunks.empty()) {
@@ -275,11 +280,11 @@ class engine {
   [[nodiscard]] const plan::profile& profile() const { return profile_; }
 
   // Follows this from now on. `step` is the profile that it was made for.
-  void adopt(plan::profile step, plan::actions what);
+  void adopt(plan::profile step, plan::actions what, plan::placement where = {});
   // The same for a plan from elsewhere, which the next step is held to.
-  void follow(plan::profile step, plan::actions what);
+  void follow(plan::profile step, plan::actions what, plan::placement where);
   // Follows it for one step, which is recorded.
-  void try_out(plan::profile step, plan::actions what);
+  void try_out(plan::profile step, plan::actions what, plan::placement where = {});
   // The plan that was to be made of a recorded step was not: the next step is the first again.
   void record_again() noexcept;
   // See residence.hpp; pieces count in an arena.
@@ -326,6 +331,10 @@ class engine {
     }
   }
   [[nodiscard]] bool warming_up() const { return warming_up_; }
+  // The step then finds the memory that any other finds.
+  void tidy_after_evaluation() {
+    if (evaluated_ && begun_ == 0) store_.device_source().tidy();
+  }
   // Offers are timed in the first step alone: the plan is made of a later one, whose calls then
   // have the order of the steps that follow the plan.
   [[nodiscard]] bool measuring() const { return recorder_ != nullptr && trained_steps_ == 0; }
@@ -420,7 +429,12 @@ class engine {
                                       std::size_t bytes) const;
   [[noreturn]] void throw_layout(const memory_layout& wanted, const memory_layout& found) const;
   [[noreturn]] void throw_mixed_capture();
-  void place_or_throw(storage& store, lane_id lane, const char* call);
+  void place_or_throw(storage& store, lane_id lane, const char* call,
+                      std::size_t offset = places::anywhere);
+  // Of memory that has been given back since its allocation.
+  [[nodiscard]] bool place_again(storage& store, lane_id lane) {
+    return store_.place(store, lane, places_.again(store.planned, store.bytes));
+  }
   [[noreturn]] void throw_out_of_device(std::size_t bytes, const std::string& what) const;
 
   Device* dev_;
@@ -429,6 +443,7 @@ class engine {
   trace::nvtx_names ranges_;
   std::vector<window> windows_;
   residence keeps_;
+  places places_;
   storages<Device> store_;
   std::vector<std::unique_ptr<chunk_state>> chunks_;
   std::vector<chunk_state*> spare_;

@@ -156,7 +156,7 @@ class offloader {
   void follow(const plan::step_plan& made, const plan::profile& recorded) {
     engine_->follow(plan::fitted(made, recorded, engine_->names(), settings().device_budget,
                                  settings().recompute_by_plan),
-                    made.what);
+                    made.what, places_of(made, recorded));
     adopt(made, recorded);
   }
 
@@ -292,14 +292,15 @@ class offloader {
     });
     limit_kept(recorded, made);
     reload_as(made);
-    engine_->try_out(std::move(recorded), made.what);
+    auto where = places_of(made, recorded);
+    engine_->try_out(std::move(recorded), made.what, std::move(where));
   }
 
   void settle_plan() {
     auto recorded = engine_->profile();
     recorded.link = link_;
     const auto made = planned([&] { return plan::automatic(recorded, settings()); });
-    engine_->adopt(recorded, made.what);
+    engine_->adopt(recorded, made.what, places_of(made, recorded));
     adopt(made, recorded);
     report_(made.expected.runs
                 ? plan::in_words(made)
@@ -334,6 +335,15 @@ class offloader {
     limit_kept(recorded, made);
     reload_as(made);
     plan_ = made;
+  }
+
+  [[nodiscard]] plan::placement places_of(const plan::step_plan& made,
+                                          const plan::profile& recorded) const {
+    auto opts = settings();
+    opts.reload_ahead = made.reload_ahead;
+    opts.reload_ahead_bytes.reset();
+    if (made.reload_ahead_bytes > 0) opts.reload_ahead_bytes = made.reload_ahead_bytes;
+    return plan::place_ahead(recorded, made.what, opts);
   }
 
   void reload_as(const plan::step_plan& made) {

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "tidepool/detail/places.hpp"
 #include "tidepool/detail/tracer.hpp"
 #include "tidepool/memory/arena.hpp"
 #include "tidepool/memory/pinned.hpp"
@@ -54,12 +55,13 @@ struct storage {
   bool lent = false;                    // from one group's restore to another's; so too
   int module = -1;                      // of the group that saved it last, for messages
   std::uint32_t recorded = 0xFFFFFFFF;  // its number in a step that is being recorded
-  block on_device;                      // empty while away
-  block on_host;                        // empty while no copy is there
-  ticket offloaded;                     // the copy to the host
-  ticket reloaded;                      // the last copy back
-  fence last_use;                       // of handles that are gone
-  storage* origin = nullptr;            // the storage of which this is a rectangle
+  std::uint32_t planned = places::unknown;  // and in the one that the plan was made for
+  block on_device;                          // empty while away
+  block on_host;                            // empty while no copy is there
+  ticket offloaded;                         // the copy to the host
+  ticket reloaded;                          // the last copy back
+  fence last_use;                           // of handles that are gone
+  storage* origin = nullptr;                // the storage of which this is a rectangle
   storage* first_part = nullptr;
   storage* next_part = nullptr;
   rectangle part;
@@ -150,10 +152,11 @@ class storages {
     return store;
   }
 
-  // Gives `store` device memory that `waiter` may touch from now on; false when none is free.
-  [[nodiscard]] bool place(storage& store, lane_id waiter) {
+  // Gives `store` device memory that `waiter` may touch from now on, at `offset` if that is free;
+  // false when none is.
+  [[nodiscard]] bool place(storage& store, lane_id waiter, std::size_t offset = places::anywhere) {
     fence ready;
-    if (!source_of(store).take(store.bytes, waiter, store.on_device, ready)) return false;
+    if (!take(store, waiter, offset, ready)) return false;
     const auto site = waiter == reload_ ? join_site::reload_reuse : join_site::device_reuse;
     try {
       if (order_.join(waiter, ready, site)) ++waits_;
@@ -257,6 +260,7 @@ class storages {
   }
 
   [[nodiscard]] std::uint64_t waits() const { return waits_; }
+  [[nodiscard]] std::uint64_t elsewhere() const { return elsewhere_; }
 
   // How much the pool may leave in flight: a few of the largest groups, or what the cap allows.
   void note_group(std::size_t bytes) {
@@ -266,6 +270,15 @@ class storages {
   }
 
  private:
+  [[nodiscard]] bool take(storage& store, lane_id waiter, std::size_t offset, fence& ready) {
+    auto& source = source_of(store);
+    if (offset != places::anywhere) {
+      if (source.take_at(offset, store.bytes, waiter, store.on_device, ready)) return true;
+      ++elsewhere_;
+    }
+    return source.take(store.bytes, waiter, store.on_device, ready);
+  }
+
   static constexpr std::size_t most_flying_groups = 4;
 
   // Below this many bytes each, launching costs more than copying.
@@ -354,6 +367,7 @@ class storages {
   std::size_t live_peak_without_ = 0;
   std::size_t host_peak_ = 0;
   std::uint64_t waits_ = 0;
+  std::uint64_t elsewhere_ = 0;  // than the plan wanted it
   std::uint64_t created_ = 0;
 };
 

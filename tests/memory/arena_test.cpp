@@ -107,3 +107,20 @@ TEST_CASE("arena: a budget below one block is refused") {
   bench on(1);
   CHECK_THROWS_AS(arena(on.dev, on.order, unit - 1), tidepool::out_of_budget);
 }
+
+TEST_CASE("arena: a place in it is taken with the fence of what was there") {
+  bench on(2);
+  arena all(on.dev, on.order, 8 * unit);
+  tidepool::block mine;
+  fence ready;
+  REQUIRE(all.take_at(5 * unit, 2 * unit, bench::id(0), mine, ready));
+  const auto low = all.acquire(5 * unit, bench::id(0));
+  REQUIRE(low);
+  CHECK(static_cast<std::byte*>(mine.data) - static_cast<std::byte*>(low.memory.data) ==
+        static_cast<std::ptrdiff_t>(5 * unit));
+  CHECK_FALSE(all.take_at(6 * unit, unit, bench::id(1), mine, ready));
+  CHECK_FALSE(all.take_at(8 * unit, unit, bench::id(1), mine, ready));
+  all.release(mine, fence(on.order.record(bench::id(0))));
+  REQUIRE(all.take_at(6 * unit, unit, bench::id(1), mine, ready));
+  CHECK(ready.order() != 0);
+}

@@ -8,6 +8,7 @@
 #include <random>
 #include <set>
 #include <span>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -326,4 +327,98 @@ TEST_CASE("ranges: random programs never overlap, lose or invent a byte, or forg
       CHECK(book.acquire(*size * unit, always, false));
     }
   }
+}
+
+TEST_CASE("ranges: a place that is free is taken where it was asked for") {
+  ranges book;
+  book.add_region(region(0), 4 * unit);
+  book.add_region(region(1), 8 * unit);
+  block mine;
+  fence ready;
+  REQUIRE(book.take_at(region(1) + 3 * unit, 2 * unit, always, mine, ready));
+  CHECK(mine.data == region(1) + 3 * unit);
+  CHECK(mine.bytes == 2 * unit);
+  CHECK(book.used_bytes() == 2 * unit);
+  CHECK(book.free_bytes() == 10 * unit);
+  block other;
+  CHECK_FALSE(book.take_at(region(1) + 2 * unit, 2 * unit, always, other, ready));
+  CHECK_FALSE(book.take_at(region(1) + 4 * unit, unit, always, other, ready));
+  CHECK_FALSE(book.take_at(region(1) + 5 * unit, 4 * unit, always, other, ready));  // beyond
+  CHECK_FALSE(book.take_at(region(2), unit, always, other, ready));
+  CHECK_FALSE(other);
+  CHECK(book.free_bytes() == 10 * unit);
+  REQUIRE(book.take_at(region(1), 3 * unit, always, other, ready));
+  REQUIRE(book.take_at(region(1) + 5 * unit, 3 * unit, always, other, ready));
+  CHECK(book.largest_free() == 4 * unit);
+}
+
+TEST_CASE("ranges: a place of several parts comes with the fences of all of them") {
+  full_book all(6);
+  all.release(1, 10);
+  all.release(2, 30);
+  all.release(3, 20);
+  block mine;
+  fence ready;
+  CHECK_FALSE(all.book.take_at(region(0) + 2 * unit, 3 * unit, never, mine, ready));
+  REQUIRE(all.book.take_at(region(0) + 2 * unit, 2 * unit, never, mine, ready));
+  CHECK(ready.position(0) == 30);
+  fence left;
+  block first;
+  REQUIRE(all.book.take_at(region(0) + unit, unit, never, first, left));
+  CHECK(left.position(0) == 10);
+  CHECK(all.book.free_bytes() == 0);
+  all.book.release(mine.index, fence{});
+  fence joined;
+  REQUIRE(all.book.take_at(region(0) + 3 * unit, unit, always, mine, joined));
+  CHECK(joined.order() == 0);
+}
+
+TEST_CASE("ranges: places and requests go on beside each other without ever sharing a byte") {
+  std::mt19937_64 random(17);
+  constexpr std::size_t units = 64;
+  ranges book;
+  book.add_region(region(0), units * unit);
+  std::vector<block> held;
+  std::array<bool, units> used{};
+  const auto mark = [&](const block& of, bool now) {
+    bool as_expected = true;
+    for (std::size_t i = offset(of); i < offset(of) + of.bytes / unit; ++i) {
+      as_expected = as_expected && used.at(i) != now;
+      used.at(i) = now;
+    }
+    return as_expected;
+  };
+  bool good = true;
+  for (int i = 0; i < 20'000; ++i) {
+    const auto roll = random() % 3;
+    if (roll == 0 && !held.empty()) {
+      std::swap(held[random() % held.size()], held.back());
+      good = good && mark(held.back(), false);
+      book.release(held.back().index,
+                   at(0, static_cast<std::uint64_t>(i) + 1, static_cast<std::uint64_t>(i) + 1));
+      held.pop_back();
+      continue;
+    }
+    const std::size_t size = 1 + random() % 9;
+    block mine;
+    fence ready;
+    if (roll == 1) {
+      const std::size_t from = random() % units;
+      const bool free = from + size <= units &&
+                        std::none_of(used.begin() + static_cast<std::ptrdiff_t>(from),
+                                     used.begin() + static_cast<std::ptrdiff_t>(from + size),
+                                     [](bool each) { return each; });
+      const bool got = book.take_at(region(0) + from * unit, size * unit, never, mine, ready);
+      good = good && got == free && (!got || offset(mine) == from);
+    } else if (const auto found = book.acquire(size * unit, never, true)) {
+      mine = found.memory;
+    }
+    if (!mine) continue;
+    good = good && mine.bytes == size * unit && mark(mine, true);
+    held.push_back(mine);
+  }
+  CHECK(good);
+  for (const auto& each : held) book.release(each.index, fence{});
+  book.join_if_unused();
+  CHECK(taken(book, units).data == region(0));
 }

@@ -137,7 +137,7 @@ bool engine<Device>::try_reload(chunk_state& chunk, std::uint32_t index) {
       if (!items[placed].copies_back) continue;
       // Joined first: whatever else left before it is then known to be over, and its memory free.
       store_.await_offload(*store);
-      if (!store_.place(*store, copies)) {
+      if (!place_again(*store, copies)) {
         if (bytes > 0) take_back(order.record(copies));
         return false;
       }
@@ -272,6 +272,8 @@ void engine<Device>::end_chunk(chunk_state& chunk) noexcept {
     } catch (...) {           // a warm-up without it only keeps less on the device
     }
     std::erase(live_, &chunk);
+  } else {
+    places_.evaluation_ended();
   }
   spare_.push_back(&chunk);
   release(this);

@@ -110,8 +110,9 @@ bool engine<Device>::evict_one() {
 }
 
 template <device Device>
-void engine<Device>::place_or_throw(storage& store, lane_id lane, const char* call) {
-  while (!store_.place(store, lane)) {
+void engine<Device>::place_or_throw(storage& store, lane_id lane, const char* call,
+                                    std::size_t offset) {
+  while (!store_.place(store, lane, offset)) {
     if (!evict_one()) throw_out_of_device(store.bytes, call);
   }
 }
@@ -121,6 +122,7 @@ trace::counters engine<Device>::counters() const {
   auto result = counters_;
   const auto& source = store_.device_source();
   result.arena_waits = store_.waits();
+  result.placed_elsewhere = store_.elsewhere();
   result.device_allocations = source.allocations();
   result.device_reserved = source.reserved();
   result.device_peak = source.peak();

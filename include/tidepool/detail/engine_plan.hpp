@@ -33,6 +33,7 @@ auto engine<Device>::end_step() -> stage {
   store_.device_source().tidy();
   begun_ = 0;
   backward_begun_ = 0;
+  places_.step_ended();
   for (std::size_t m = 0; m < counters_.modules.size(); ++m) {
     auto& count = counters_.modules[m];
     count.step_bytes = count.bytes_offloaded - bytes_before_step_[m];
@@ -87,9 +88,9 @@ auto engine<Device>::end_step() -> stage {
 }
 
 template <device Device>
-void engine<Device>::try_out(plan::profile step, plan::actions what) {
+void engine<Device>::try_out(plan::profile step, plan::actions what, plan::placement where) {
   auto going_on = std::move(recorder_);
-  adopt(std::move(step), std::move(what));
+  adopt(std::move(step), std::move(what), std::move(where));
   recorder_ = std::move(going_on);
   warming_up_ = true;
   profile_.clear();
@@ -99,6 +100,7 @@ void engine<Device>::try_out(plan::profile step, plan::actions what) {
 template <device Device>
 void engine<Device>::record_again() noexcept {
   keeps_.settle({});
+  places_.adopt({});
   profile_.clear();
   first_step_.clear();
   trained_steps_ = 0;
@@ -107,10 +109,11 @@ void engine<Device>::record_again() noexcept {
 }
 
 template <device Device>
-void engine<Device>::adopt(plan::profile step, plan::actions what) {
+void engine<Device>::adopt(plan::profile step, plan::actions what, plan::placement where) {
   profile_ = std::move(step);
   profile_.modules = names_;
   keeps_.settle(std::move(what));
+  places_.adopt(std::move(where));
   backward_rank_.assign(profile_.chunks.size(), profile_.chunks.size());
   std::size_t rank = 0;
   for (const auto& pass : profile_.passes) {
@@ -121,13 +124,13 @@ void engine<Device>::adopt(plan::profile step, plan::actions what) {
 }
 
 template <device Device>
-void engine<Device>::follow(plan::profile step, plan::actions what) {
+void engine<Device>::follow(plan::profile step, plan::actions what, plan::placement where) {
   if (begun_ != 0) {
     throw misuse_error(
         "follow: a step is under way; call it before the first chunk of a step, or"
         " after end_step");
   }
-  adopt(std::move(step), std::move(what));
+  adopt(std::move(step), std::move(what), std::move(where));
   unproven_ = true;
 }
 

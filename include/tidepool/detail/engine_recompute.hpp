@@ -218,7 +218,7 @@ void engine<Device>::lend(chunk_state& chunk, const group& which, lane_id lane,
       }
       continue;
     }
-    while (!store->on_device && !store_.place(*store, lane)) {
+    while (!store->on_device && !place_again(*store, lane)) {
       if (evict_one()) continue;
       throw_out_of_device(store->bytes,
                           "recompute of " + name_of_group(chunk, which.module, which.layer));

@@ -36,6 +36,11 @@ class arena final : public block_source<Device> {
     if (found) book_.take(found, bytes, into, ready);
     return static_cast<bool>(found);
   }
+  [[nodiscard]] bool take_at(std::size_t offset, std::size_t bytes, lane_id waiter, block& into,
+                             fence& ready) override {
+    const auto joined = [&](const fence& until) { return order_->joined(waiter, until); };
+    return book_.take_at(static_cast<std::byte*>(base_) + offset, bytes, joined, into, ready);
+  }
   void release(const block& done, const fence& after) noexcept override {
     book_.release(done.index, after);
   }

@@ -57,6 +57,12 @@ class block_source {
     static_cast<void>(take(bytes, waiter, result.memory, result.ready));
     return result;
   }
+  /// The same for the memory that begins `offset` bytes behind the begin of a source that is one
+  /// piece. Others have no such place.
+  [[nodiscard]] virtual bool take_at(std::size_t /*offset*/, std::size_t /*bytes*/,
+                                     lane_id /*waiter*/, block& /*into*/, fence& /*ready*/) {
+    return false;
+  }
   virtual void release(const block& done, const fence& after) noexcept = 0;
 
   /// Bytes taken from the device now, and the most ever.

@@ -87,6 +87,31 @@ class ranges {
     return result;
   }
 
+  /// Takes the `bytes` that begin at `from`, if all of them are free; else false, and nothing is
+  /// changed. Linear in the number of ranges.
+  template <class Joined>
+  [[nodiscard]] bool take_at(const void* from, std::size_t bytes, const Joined& joined, block& into,
+                             fence& ready) {
+    const auto need = aligned(bytes);
+    const auto* const begin = static_cast<const std::byte*>(from);
+    const auto parts = run_at(begin, need);
+    if (parts.first == none) return false;
+    merge(parts);
+    auto index = parts.first;
+    unlink(index);
+    if (nodes_[index].base != begin) {
+      index = cut(index, static_cast<std::size_t>(begin - nodes_[index].base));
+      put(nodes_[index].left);
+    }
+    if (nodes_[index].bytes != need) put(cut(index, need));
+    auto& taken = nodes_[index];
+    taken.used = true;
+    used_bytes_ += need;
+    into = {taken.base, need, index};
+    if (!joined(taken.ready)) ready = taken.ready;
+    return true;
+  }
+
   template <class After = fence>  // or a ticket
   void release(std::uint32_t index, const After& after) {
     auto& freed = nodes_[index];
@@ -218,6 +243,24 @@ class ranges {
     return {};
   }
 
+  // The free ranges that cover `bytes` from `begin` on.
+  [[nodiscard]] free_run run_at(const std::byte* begin, std::size_t bytes) const {
+    for (const auto first : first_of_region_) {
+      auto i = first;
+      while (i != none && nodes_[i].base + nodes_[i].bytes <= begin) i = nodes_[i].right;
+      if (i == none || nodes_[i].base > begin) continue;  // of another region
+      free_run result{i, 0, {}};
+      const auto most = static_cast<std::size_t>(begin - nodes_[i].base) + bytes;
+      for (; i != none && !nodes_[i].used; i = nodes_[i].right) {
+        result.bytes += nodes_[i].bytes;
+        result.ready.add(nodes_[i].ready);
+        if (result.bytes >= most) return result;
+      }
+      break;
+    }
+    return {none, 0, {}};
+  }
+
   void merge(const free_run& parts) {
     auto& head = nodes_[parts.first];
     unlink(parts.first);
@@ -237,18 +280,22 @@ class ranges {
   // that alternate do not end up between each other. Returns the part that is asked for.
   std::uint32_t split(std::uint32_t index, std::size_t need) {
     largest_ = std::max(largest_, need);
-    const auto other = new_node();
-    auto& head = nodes_[index];
     const bool small = need < largest_ / 4 * 3;
-    const auto first = small ? head.bytes - need : need;
-    nodes_[other] = {
-        head.base + first, head.bytes - first, index, head.right, none, none, head.region, 0, false,
-        head.ready};
-    if (head.right != none) nodes_[head.right].left = other;
-    head.right = other;
-    head.bytes = first;
+    const auto other = cut(index, small ? nodes_[index].bytes - need : need);
     put(small ? index : other);
     return small ? other : index;
+  }
+
+  // In two, neither of them in a bin. Returns the second, which begins `at` bytes behind the first.
+  std::uint32_t cut(std::uint32_t index, std::size_t at) {
+    const auto other = new_node();
+    auto& head = nodes_[index];
+    nodes_[other] = {head.base + at, head.bytes - at, index, head.right, none,
+                     none,           head.region,     0,     false,      head.ready};
+    if (head.right != none) nodes_[head.right].left = other;
+    head.right = other;
+    head.bytes = at;
+    return other;
   }
 
   std::uint32_t new_node() {

@@ -103,13 +103,17 @@ inline constexpr std::size_t work_of_a_share = 4'000'000;
     hear_shares(recompute, true);
     if (!at(plans.in_core().step_us)) hear_shares(recompute, false);
   };
-  const bool recompute = opts.recompute_by_plan && detail::may_recompute(step) &&
-                         whole.expected.step_us > plans.in_core().step_us * (1 + 1e-6);
+  const bool may_recompute = opts.recompute_by_plan && detail::may_recompute(step);
+  bool recompute = may_recompute && whole.expected.step_us > plans.in_core().step_us * (1 + 1e-6);
   if (recompute) {
     whole = plans.best({.device_budget = most, .recompute = true});
     hear_all(true);
   }
   if (!at(without_recomputing_us)) hear_all(false);
+  if (may_recompute && !recompute && !at(plans.in_core().step_us)) {
+    recompute = true;  // the planner saw no need, but the engine is slower than it thought
+    hear_all(true);
+  }
   if (!at(without_recomputing_us)) stage.hear_megatron(whole);
   stage.refine(plans, recompute);
   if (stage.found()) {

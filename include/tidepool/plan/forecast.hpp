@@ -13,6 +13,7 @@
 
 #include "tidepool/device/virtual.hpp"
 #include "tidepool/engine.hpp"
+#include "tidepool/plan/placement.hpp"
 #include "tidepool/plan/profile.hpp"
 #include "tidepool/plan/step_plan.hpp"
 #include "tidepool/trace/record.hpp"
@@ -229,14 +230,16 @@ class rehearsal {
 /// Runs a step through the engine on a virtual device with the profile's rates: twice with
 /// everything leaving, as a warm-up does, since where memory lies then counts later; then with
 /// `what`, until two steps in a row take the same, and tells what the last was like. `opts` are
-/// those of the run to be foretold. Durations are the profile's; kernels are not slowed by copies
+/// those of the run to be foretold; `placed` says whether memory lies where a plan would have it
+/// (`place_ahead`). Durations are the profile's; kernels are not slowed by copies
 /// beside them.
 ///
 /// Where the engine would refuse, `expected.runs` is false and `refusal` says why. A recomputed
 /// group takes the profile's time; what it is computed from is taken to be there. Takes about a
 /// microsecond and a half a call. Thread safety: none shared.
 [[nodiscard]] inline forecast_result forecast(const profile& step, options opts,
-                                              const actions& what, bool picture = false) {
+                                              const actions& what, bool picture = false,
+                                              bool placed = true) {
   forecast_result result;
   opts.min_tensor_elements = 0;
   opts.host_budget = std::numeric_limits<std::size_t>::max() / 4;
@@ -254,7 +257,7 @@ class rehearsal {
     stage.engine().adopt(step, everything);
     stage.run();
     stage.run();
-    stage.engine().adopt(step, what);
+    stage.engine().adopt(step, what, placed ? place_ahead(step, what, opts) : placement());
     constexpr int most_steps = 6;
     double before = 0;
     for (int i = 0; i < most_steps; ++i) {
@@ -286,10 +289,10 @@ class rehearsal {
   return result;
 }
 
-/// The same for a rule that knows of staying and leaving alone.
+/// The same for a rule that knows of staying and leaving alone, and of no places.
 [[nodiscard]] inline forecast_result forecast(const profile& step, const options& opts,
                                               const residency& stays, bool picture = false) {
-  return forecast(step, opts, actions_of(stays), picture);
+  return forecast(step, opts, actions_of(stays), picture, false);
 }
 
 /// The same for a plan: its actions and its knobs, in an arena of its budget.

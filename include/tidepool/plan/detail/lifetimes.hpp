@@ -1,0 +1,208 @@
+// From when to when a step needs which device memory, if there is enough of it.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "tidepool/options.hpp"
+#include "tidepool/plan/detail/layout.hpp"
+#include "tidepool/plan/detail/links.hpp"
+#include "tidepool/plan/step_plan.hpp"
+
+namespace tidepool::plan::detail {
+
+// Of one storage: from the call that takes its memory to the one that gives it back, and in time,
+// until nothing touches it any more.
+struct lifetime {
+  std::uint32_t storage = 0;
+  bool again = false;   // not the first of this storage in the step
+  bool copied = false;  // a copy out of it is the last to touch it
+  std::size_t bytes = 0;
+  std::uint32_t taken = 0;  // numbers of calls
+  std::uint32_t given = 0;
+  double from_us = 0;
+  double to_us = 0;
+
+  [[nodiscard]] bool meets(const lifetime& other) const {
+    return (taken < other.given && other.taken < given) ||
+           (from_us < other.to_us && other.from_us < to_us);
+  }
+};
+
+// Those of a step by the rules of the engine, where nothing ever waits for memory: reloads start as
+// early as the limits of `opts` on reloads ahead allow.
+class lifetimes {
+ public:
+  lifetimes(const profile& step, const actions& what, const options& opts)
+      : map_(step),
+        what_(map_.fold(what)),
+        reload_ahead_(opts.reload_ahead),
+        reload_ahead_bytes_(opts.reload_ahead_bytes),
+        members_(map_.groups.size()),
+        saves_(map_.storages.size()),
+        stays_(map_.storages.size()),
+        open_(map_.storages.size()),
+        state_(map_.groups.size()),
+        done_(map_.groups.size()),
+        forward_done_(map_.first.size()) {
+    link_.reset(step.link);
+    list_members(step);
+    double before = 0;
+    for (const auto& each : map_.events) {
+      pass(before, each.at, each.wait);
+      before = each.at;
+      call(each);
+    }
+    pass(before, map_.compute_us, map_.rest_wait);
+    for (std::uint32_t i = 0; i < open_.size(); ++i) give(i, now_);
+  }
+
+  [[nodiscard]] const std::vector<lifetime>& all() const { return all_; }
+  [[nodiscard]] double end_us() const { return now_; }
+
+ private:
+  enum class place : std::uint8_t { device, away, arriving, back };
+
+  void list_members(const profile& step) {
+    for (std::uint32_t i = 0; i < map_.storages.size(); ++i) {
+      if (map_.storages[i].group != none) members_[map_.storages[i].group].push_back(i);
+    }
+    for (const auto& each : step.shared) {
+      members_[map_.first[each.chunk] + each.group].push_back(each.storage);
+    }
+    for (std::uint32_t g = 0; g < members_.size(); ++g) {
+      for (const auto each : members_[g]) {
+        ++saves_[each];
+        if (what_[g] == action::keep) stays_[each] = true;
+      }
+    }
+    for (std::uint32_t g = 0; g < members_.size(); ++g) {
+      // What others hold is not given up to be computed again; it leaves.
+      const bool held = std::ranges::any_of(members_[g], [&](std::uint32_t each) {
+        return map_.storages[each].outlives || saves_[each] > 1;
+      });
+      if (held && what_[g] == action::recompute) what_[g] = action::offload;
+    }
+  }
+
+  // Computing goes on; by how much it is late, a wait for other ranks is shorter.
+  void pass(double from, double to, double wait) {
+    now_ += to - from - (wait > 0 ? std::min(wait, std::max(0.0, now_ - from)) : 0.0);
+  }
+
+  void take(std::uint32_t storage, bool again, double from_us) {
+    auto& each = open_[storage];
+    if (each.bytes > 0 || (again && stays_[storage])) return;
+    each = {storage, again, false, map_.storages[storage].bytes, calls_, 0, from_us, 0};
+  }
+  void give(std::uint32_t storage, double to_us, bool copied = false) {
+    auto& each = open_[storage];
+    if (each.bytes == 0) return;
+    each.given = ++calls_;
+    each.to_us = to_us;
+    each.copied = copied;
+    all_.push_back(each);
+    each.bytes = 0;
+  }
+
+  void call(const flat_event& each) {
+    ++calls_;
+    switch (each.kind) {
+      case event_kind::allocate:
+        return take(each.what, false, now_);
+      case event_kind::commit:
+        return commit(each.what);
+      case event_kind::end_forward:
+        forward_done_[each.what] = true;
+        return reload_ahead();
+      case event_kind::restore:
+        return restore(each.what);
+      case event_kind::release:
+        return give(each.what, now_);
+      case event_kind::let_go:
+        return let_go(each.what);
+    }
+  }
+
+  void commit(std::uint32_t group) {
+    const auto bytes = map_.groups[group].bytes;
+    if (what_[group] == action::keep) return;
+    state_[group] = bytes > 0 ? place::away : place::device;
+    const bool leaves = what_[group] == action::offload;
+    done_[group] = leaves && bytes > 0 ? link_.copy(links::out, bytes, now_) : now_;
+    for (const auto each : members_[group]) {
+      if (--saves_[each] > 0 || stays_[each] || map_.storages[each].outlives) continue;
+      give(each, done_[group], leaves);
+    }
+  }
+  void let_go(std::uint32_t storage) {
+    const auto group = map_.storages[storage].group;
+    if (what_[group] == action::keep || stays_[storage]) return;
+    give(storage, std::max(now_, done_[group]), what_[group] == action::offload);
+  }
+
+  void restore(std::uint32_t group) {
+    const auto bytes = map_.groups[group].bytes;
+    if (what_[group] == action::recompute && bytes > 0) {
+      for (const auto each : members_[group]) take(each, true, now_);
+      now_ += map_.groups[group].recompute_us;
+    } else if (what_[group] == action::offload && bytes > 0) {
+      if (state_[group] == place::away) {
+        reload(group);
+      } else if (std::erase(ahead_, group) > 0) {
+        ahead_bytes_ -= bytes;
+      }
+      now_ = std::max(now_, done_[group]);
+    }
+    state_[group] = place::back;
+    reload_ahead();
+  }
+
+  void reload(std::uint32_t group) {
+    const auto begin = std::max(done_[group], reloads_end_);
+    ++calls_;
+    for (const auto each : members_[group]) take(each, true, begin);
+    done_[group] = link_.copy(links::in, map_.groups[group].bytes, done_[group]);
+    reloads_end_ = done_[group];
+    state_[group] = place::arriving;
+  }
+  void reload_ahead() {
+    for (; next_ < map_.reload_order.size(); ++next_) {
+      const auto group = map_.reload_order[next_];
+      const auto bytes = map_.groups[group].bytes;
+      if (what_[group] != action::offload || bytes == 0) continue;
+      if (state_[group] == place::arriving || state_[group] == place::back) continue;
+      if (ahead_.size() >= reload_ahead_) return;
+      if (reload_ahead_bytes_ && ahead_bytes_ >= *reload_ahead_bytes_) return;
+      if (state_[group] != place::away || !forward_done_[map_.groups[group].chunk]) return;
+      reload(group);
+      ahead_.push_back(group);
+      ahead_bytes_ += bytes;
+    }
+  }
+
+  layout map_;
+  std::vector<action> what_;
+  std::size_t reload_ahead_;
+  std::optional<std::size_t> reload_ahead_bytes_;
+  links link_;
+  std::vector<std::vector<std::uint32_t>> members_;  // storages that each group saves
+  std::vector<std::uint32_t> saves_;                 // groups that have not committed it yet
+  std::vector<bool> stays_;                          // for one of its groups, and so for all
+  std::vector<lifetime> open_;                       // of each storage; no bytes: it has no memory
+  std::vector<lifetime> all_;
+  std::vector<place> state_;
+  std::vector<double> done_;  // the latest copy of each group
+  std::vector<bool> forward_done_;
+  std::vector<std::uint32_t> ahead_;
+  std::size_t ahead_bytes_ = 0;
+  std::size_t next_ = 0;
+  double now_ = 0;
+  double reloads_end_ = 0;
+  std::uint32_t calls_ = 0;
+};
+
+}  // namespace tidepool::plan::detail

@@ -1,0 +1,278 @@
+#include "tidepool/plan/placement.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <random>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "plans.hpp"
+#include "rig.hpp"
+#include "sanitizers.hpp"
+#include "tidepool/device/virtual.hpp"
+#include "tidepool/offloader.hpp"
+#include "tidepool/plan/automatic.hpp"
+#include "tidepool/plan/forecast.hpp"
+
+namespace {
+
+using tidepool::memory_kind;
+using tidepool::options;
+using tidepool::virtual_device;
+using tidepool::plan::action;
+using tidepool::plan::actions;
+using tidepool::plan::forecast;
+using tidepool::plan::place_ahead;
+using tidepool::plan::placement;
+using tidepool::plan::places_of_storage;
+using tidepool::plan::profile;
+using tidepool::plan::detail::lifetimes;
+
+options arena_of(std::size_t bytes) {
+  options opts;
+  opts.memory = memory_kind::arena;
+  opts.device_budget = bytes;
+  return opts;
+}
+
+/// Every group one way or another.
+actions random_actions(std::mt19937_64& random, const profile& step) {
+  actions what;
+  for (const auto& chunk : step.chunks) {
+    auto& row = what.emplace_back();
+    for (const auto& group : chunk.groups) {
+      const auto roll = random() % 4;
+      row.push_back(roll == 0                             ? action::keep
+                    : roll == 1 && group.recompute_us > 0 ? action::recompute
+                                                          : action::offload);
+    }
+  }
+  return what;
+}
+
+/// The offset at which a lifetime has its memory.
+std::size_t offset_of(const placement& where, const tidepool::plan::detail::lifetime& each) {
+  const auto& storage = where[each.storage];
+  return each.again ? storage.again : storage.first;
+}
+
+profile random_step(std::mt19937_64& random, bool outliving = false) {
+  return tidepool::test::random_profile(random, {.groups = 24 + random() % 24,
+                                                 .chunks = 3,
+                                                 .depth = 1 + random() % 3,
+                                                 .recompute = random() % 2 == 0,
+                                                 .outliving = outliving});
+}
+
+/// Of what is live at once when everything stays.
+std::size_t share_of_all(const profile& step, double share) {
+  tidepool::plan::planner plans(step);
+  return static_cast<std::size_t>(static_cast<double>(plans.in_core().peak) * share);
+}
+
+}  // namespace
+
+TEST_CASE("placement: what is in use at once shares no byte, and all lies within the budget") {
+  std::mt19937_64 random(7);
+  int placed = 0;
+  for (std::size_t round = 0; round < 120 / tidepool::test::thinned + 4; ++round) {
+    CAPTURE(round);
+    const auto step = random_step(random, round % 3 == 0);
+    const auto what = random_actions(random, step);
+    const auto opts = arena_of(share_of_all(step, 0.5 + 0.1 * static_cast<double>(round % 8)));
+    const auto where = place_ahead(step, what, opts);
+    if (where.empty()) continue;
+    ++placed;
+    const lifetimes seen(step, what, opts);
+    const auto& all = seen.all();
+    bool apart = true;
+    bool inside = true;
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      const auto from = offset_of(where, all[i]);
+      inside = inside && from + all[i].bytes <= *opts.device_budget;
+      for (std::size_t j = 0; j < i; ++j) {
+        const auto other = offset_of(where, all[j]);
+        const bool share = from < other + all[j].bytes && other < from + all[i].bytes;
+        apart = apart && !(share && all[i].meets(all[j]));
+      }
+    }
+    CHECK(apart);
+    CHECK(inside);
+  }
+  CHECK(placed >= (tidepool::test::thinned == 1 ? 60 : 2));
+}
+
+TEST_CASE("placement: the engine finds every block free where the plan has it") {
+  std::mt19937_64 random(11);
+  int placed = 0;
+  for (std::size_t round = 0; round < 90 / tidepool::test::thinned + 4; ++round) {
+    CAPTURE(round);
+    const auto step = random_step(random, round % 3 == 0);
+    const auto what = random_actions(random, step);
+    auto opts = arena_of(share_of_all(step, 0.6 + 0.1 * static_cast<double>(round % 6)));
+    opts.reload_ahead = 1 + round % 4;
+    auto where = place_ahead(step, what, opts);
+    if (where.empty()) continue;
+    ++placed;
+    opts.recompute_by_plan = true;
+    opts.min_tensor_elements = 0;
+    tidepool::plan::detail::rehearsal stage(step, opts);
+    stage.engine().adopt(step, what, std::move(where));
+    for (int i = 0; i < 3; ++i) stage.run();
+    const auto counted = stage.engine().counters();
+    CHECK(counted.placed_elsewhere == 0);
+    CHECK(counted.evictions == 0);
+  }
+  CHECK(placed >= (tidepool::test::thinned == 1 ? 30 : 2));
+}
+
+TEST_CASE("placement: steps are faster in less memory, since it is never in pieces") {
+  std::mt19937_64 random(3);
+  double with = 0;
+  double without = 0;
+  int better = 0;
+  for (std::size_t round = 0; round < 40 / tidepool::test::thinned + 4; ++round) {
+    const auto step = random_step(random);
+    const auto what = random_actions(random, step);
+    const auto opts = arena_of(share_of_all(step, 0.6 + 0.05 * static_cast<double>(round % 6)));
+    if (place_ahead(step, what, opts).empty()) continue;
+    const auto placed = forecast(step, opts, what);
+    const auto found = forecast(step, opts, what, false, false);
+    REQUIRE(placed.expected.runs);
+    if (!found.expected.runs) {
+      ++better;
+      continue;
+    }
+    with += placed.expected.step_us;
+    without += found.expected.step_us;
+    if (placed.expected.step_us < 0.99 * found.expected.step_us) ++better;
+  }
+  CHECK(with < without);
+  CHECK(better >= (tidepool::test::thinned == 1 ? 1 : 0));
+}
+
+TEST_CASE("placement: nothing is planned where it could not hold") {
+  std::mt19937_64 random(5);
+  auto step = random_step(random);
+  const actions keep = [&] {
+    actions all;
+    for (const auto& chunk : step.chunks) all.emplace_back(chunk.groups.size(), action::keep);
+    return all;
+  }();
+  const auto peak = share_of_all(step, 1);
+  const auto plenty = arena_of(4 * peak);
+  CHECK_FALSE(place_ahead(step, keep, plenty).empty());
+  CHECK(place_ahead(step, keep, arena_of(peak - 256)).empty());
+  auto pool = plenty;
+  pool.memory = memory_kind::pool;
+  CHECK(place_ahead(step, keep, pool).empty());
+  auto endless = plenty;
+  endless.device_budget.reset();
+  CHECK(place_ahead(step, keep, endless).empty());
+  auto varying = step;
+  varying.shapes_vary = true;
+  CHECK(place_ahead(varying, keep, plenty).empty());
+  auto untimed = step;
+  untimed.events.clear();
+  CHECK(place_ahead(untimed, keep, plenty).empty());
+}
+
+namespace {
+
+/// A trainer whose layers save a large and a small tensor, and which may evaluate.
+class trainer {
+ public:
+  explicit trainer(std::size_t budget) : off_(dev_, opts_of(budget)), stream_(dev_.make_stream()) {
+    off_.on_report([](std::string_view) {});
+  }
+
+  void step(bool scratch_first = false) {
+    if (scratch_first) {
+      auto scratch = off_.allocate(512, stream_.ref());
+      scratch.reset(stream_.ref());
+    }
+    auto chunk = off_.begin({.microbatch = 0});
+    constexpr std::size_t layers = 6;
+    std::vector<buffer> large(layers);
+    std::vector<buffer> small(layers);
+    for (std::size_t l = 0; l < layers; ++l) {
+      auto work = off_.allocate(5 * kib + l * kib, stream_.ref());
+      large[l] = off_.allocate(24 * kib, stream_.ref());
+      small[l] = off_.allocate(3 * kib, stream_.ref());
+      dev_.launch(stream_.ref(), 1e6, nullptr);
+      work.reset(stream_.ref());
+      chunk.commit<"expert_fc1">(static_cast<int>(l), stream_.ref(), large[l]);
+      chunk.commit<"moe_act">(static_cast<int>(l), stream_.ref(), small[l]);
+    }
+    chunk.end_forward();
+    for (std::size_t l = layers; l-- > 0;) {
+      chunk.restore<"moe_act">(static_cast<int>(l), stream_.ref(), small[l]);
+      chunk.restore<"expert_fc1">(static_cast<int>(l), stream_.ref(), large[l]);
+      dev_.launch(stream_.ref(), 2e6, nullptr);
+      small[l].reset(stream_.ref());
+      large[l].reset(stream_.ref());
+    }
+    chunk.finish();
+    off_.end_step();
+  }
+  /// Allocates before the chunk, as a rank that receives its input does, and inside of it.
+  void evaluate() {
+    auto received = off_.allocate(4 * kib, stream_.ref());
+    auto chunk = off_.begin({.forward_only = true});
+    auto x = off_.allocate(24 * kib, stream_.ref());
+    chunk.commit<"expert_fc1">(0, stream_.ref(), x);
+    x.reset(stream_.ref());
+    received.reset(stream_.ref());
+    chunk.finish();
+  }
+
+  [[nodiscard]] auto counters() const { return off_.counters(); }
+  [[nodiscard]] const auto& off() const { return off_; }
+
+ private:
+  using offloader = tidepool::offloader<virtual_device, tidepool::modules<"expert_fc1", "moe_act">>;
+  using buffer = offloader::buffer;
+  static constexpr std::size_t kib = 1024;
+
+  static options opts_of(std::size_t budget) {
+    auto opts = tidepool::test::arena_options(budget, {"expert_fc1", "moe_act"});
+    opts.policy = tidepool::policy_kind::automatic;
+    return opts;
+  }
+
+  virtual_device dev_;
+  offloader off_;
+  virtual_device::stream stream_;
+};
+
+}  // namespace
+
+TEST_CASE("placement: an evaluation between steps moves nothing of what follows") {
+  // With the smaller budget nothing is placed, and memory must not stay in the evaluation's pieces.
+  for (const std::size_t kib : {140U, 160U, 180U}) {
+    CAPTURE(kib);
+    trainer run(kib * 1024);
+    for (int i = 0; i < 4; ++i) run.step();
+    REQUIRE(run.off().current_plan());
+    for (int i = 0; i < 3; ++i) {
+      run.evaluate();
+      run.evaluate();
+      run.step();
+    }
+    CHECK(run.counters().placed_elsewhere == 0);
+  }
+}
+
+TEST_CASE("placement: a step that allocates otherwise has its memory elsewhere") {
+  trainer run(200 * 1024);
+  for (int i = 0; i < 4; ++i) run.step();
+  REQUIRE(run.off().current_plan());
+  for (int i = 0; i < 3; ++i) run.step(true);
+  run.step();
+  const auto off_places = run.counters().placed_elsewhere;
+  run.step();
+  CHECK(run.counters().placed_elsewhere == off_places);
+}
