@@ -430,7 +430,7 @@ class engine {
   [[noreturn]] void throw_layout(const memory_layout& wanted, const memory_layout& found) const;
   [[noreturn]] void throw_mixed_capture();
   void place_or_throw(storage& store, lane_id lane, const char* call,
-                      std::size_t offset = places::anywhere);
+                      std::size_t offset = anywhere);
   // Of memory that has been given back since its allocation.
   [[nodiscard]] bool place_again(storage& store, lane_id lane) {
     return store_.place(store, lane, places_.again(store.planned, store.bytes));

@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "tidepool/detail/places.hpp"
 #include "tidepool/detail/tracer.hpp"
 #include "tidepool/memory/arena.hpp"
 #include "tidepool/memory/pinned.hpp"
@@ -55,13 +54,13 @@ struct storage {
   bool lent = false;                    // from one group's restore to another's; so too
   int module = -1;                      // of the group that saved it last, for messages
   std::uint32_t recorded = 0xFFFFFFFF;  // its number in a step that is being recorded
-  std::uint32_t planned = places::unknown;  // and in the one that the plan was made for
-  block on_device;                          // empty while away
-  block on_host;                            // empty while no copy is there
-  ticket offloaded;                         // the copy to the host
-  ticket reloaded;                          // the last copy back
-  fence last_use;                           // of handles that are gone
-  storage* origin = nullptr;                // the storage of which this is a rectangle
+  std::uint32_t planned = 0xFFFFFFFF;   // and in the one that the plan was made for
+  block on_device;                      // empty while away
+  block on_host;                        // empty while no copy is there
+  ticket offloaded;                     // the copy to the host
+  ticket reloaded;                      // the last copy back
+  fence last_use;                       // of handles that are gone
+  storage* origin = nullptr;            // the storage of which this is a rectangle
   storage* first_part = nullptr;
   storage* next_part = nullptr;
   rectangle part;
@@ -154,7 +153,7 @@ class storages {
 
   // Gives `store` device memory that `waiter` may touch from now on, at `offset` if that is free;
   // false when none is.
-  [[nodiscard]] bool place(storage& store, lane_id waiter, std::size_t offset = places::anywhere) {
+  [[nodiscard]] bool place(storage& store, lane_id waiter, std::size_t offset = anywhere) {
     fence ready;
     if (!take(store, waiter, offset, ready)) return false;
     const auto site = waiter == reload_ ? join_site::reload_reuse : join_site::device_reuse;
@@ -272,7 +271,7 @@ class storages {
  private:
   [[nodiscard]] bool take(storage& store, lane_id waiter, std::size_t offset, fence& ready) {
     auto& source = source_of(store);
-    if (offset != places::anywhere) {
+    if (offset != anywhere) {
       if (source.take_at(offset, store.bytes, waiter, store.on_device, ready)) return true;
       ++elsewhere_;
     }

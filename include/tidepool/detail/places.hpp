@@ -13,7 +13,6 @@ namespace tidepool::detail {
 // than the one that was planned has its memory elsewhere, and nothing worse.
 class places {
  public:
-  static constexpr auto anywhere = plan::places_of_storage::anywhere;
   static constexpr std::uint32_t unknown = 0xFFFFFFFF;
 
   void adopt(plan::placement planned) {

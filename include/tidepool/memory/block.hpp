@@ -35,6 +35,9 @@ struct grant {
   explicit operator bool() const { return static_cast<bool>(memory); }
 };
 
+/// An offset that is left to the source.
+inline constexpr auto anywhere = static_cast<std::size_t>(-1);
+
 /// One way to hand out blocks: pool, arena, slots, or a trainer's own.
 ///
 /// `take` never waits: it hands out a block together with the fence to join, or says that nothing

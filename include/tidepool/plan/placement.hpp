@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <utility>
 #include <vector>
 
+#include "tidepool/memory/block.hpp"
 #include "tidepool/options.hpp"
 #include "tidepool/plan/detail/lifetimes.hpp"
 #include "tidepool/plan/profile.hpp"
@@ -17,8 +17,6 @@ namespace tidepool::plan {
 
 /// The places of one storage, in bytes from the begin of the arena.
 struct places_of_storage {
-  static constexpr std::size_t anywhere = std::numeric_limits<std::size_t>::max();
-
   std::size_t bytes = 0;
   std::size_t first = anywhere;  ///< from its allocation on
   std::size_t again = anywhere;  ///< from its reload or its recomputation on
@@ -64,8 +62,8 @@ inline constexpr std::size_t most_lifetimes = 6'000;
     }
     std::sort(met.begin(), met.end());
     std::size_t end = 0;
-    auto best = places_of_storage::anywhere;
-    auto best_gap = places_of_storage::anywhere;
+    auto best = anywhere;
+    auto best_gap = anywhere;
     for (const auto& [from, to] : met) {
       if (from >= end + bytes && from - end < best_gap) {
         best = end;
@@ -73,7 +71,7 @@ inline constexpr std::size_t most_lifetimes = 6'000;
       }
       end = std::max(end, to);
     }
-    if (best == places_of_storage::anywhere) best = end;
+    if (best == anywhere) best = end;
     if (best + bytes > budget) return false;
     where[i] = {best, best + bytes};
     auto& storage = into[all[i].storage];
