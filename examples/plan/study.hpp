@@ -200,7 +200,7 @@ class study {
   }
   [[nodiscard]] contestant by_actions(std::string name, const plan::actions& what,
                                       std::size_t budget) const {
-    auto seen = plan::forecast(*step_, arena(budget), what);
+    auto seen = plan::forecast(*step_, arena(budget), what, false, false);
     const bool fits = seen.expected.runs;
     if (!fits) seen = plan::forecast(*step_, tidepool::options{}, what);
     return {std::move(name), seen.expected, fits, seen.reserved};

@@ -134,7 +134,7 @@ TEST_CASE("placement: steps are faster in less memory, since it is never in piec
   double with = 0;
   double without = 0;
   int better = 0;
-  for (std::size_t round = 0; round < 40 / tidepool::test::thinned + 4; ++round) {
+  for (std::size_t round = 0; round < 40 / tidepool::test::thinned + 8; ++round) {
     const auto step = random_step(random);
     const auto what = random_actions(random, step);
     const auto opts = arena_of(share_of_all(step, 0.6 + 0.05 * static_cast<double>(round % 6)));
@@ -150,8 +150,9 @@ TEST_CASE("placement: steps are faster in less memory, since it is never in piec
     without += found.expected.step_us;
     if (placed.expected.step_us < 0.99 * found.expected.step_us) ++better;
   }
-  CHECK(with < without);
-  CHECK(better >= (tidepool::test::thinned == 1 ? 1 : 0));
+  // In few rounds every step may be one that does not run at all without places.
+  CHECK(with <= without);
+  CHECK(better > 0);
 }
 
 TEST_CASE("placement: nothing is planned where it could not hold") {
