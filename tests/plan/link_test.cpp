@@ -30,6 +30,24 @@ machine with_room() {
   return about;
 }
 
+/// Others of the host begin later: until then copies take half the time.
+struct beside_late_others : virtual_device {
+  using virtual_device::virtual_device;
+
+  void copy(void* target, const void* source, copy_shape shape, copy_direction direction,
+            stream_ref on) {
+    auto& alone = direction == copy_direction::device_to_host ? out_alone : in_alone;
+    if (alone > 0) {
+      --alone;
+      shape.width /= 2;
+    }
+    virtual_device::copy(target, source, shape, direction, on);
+  }
+
+  int out_alone = 0;
+  int in_alone = 0;
+};
+
 /// Steps of one group, until a plan is made of them.
 template <class Offloader>
 void train(rig& desk, Offloader& off, int steps) {
@@ -66,10 +84,18 @@ TEST_CASE("link: who measures meets the others before each part, and nothing is 
     met.push_back(now);
   }));
   REQUIRE(met.size() == 3);
-  const auto moved = 8.0 * (32 << 20);
+  const auto moved = 24.0 * (32 << 20);
   CHECK(met[1] - met[0] == doctest::Approx(moved / 40).epsilon(0.01));
   CHECK(met[2] - met[1] == doctest::Approx(moved / 50).epsilon(0.01));
   CHECK(dev.now_ns() - met[2] == doctest::Approx(2 * moved / 60).epsilon(0.05));
+}
+
+TEST_CASE("link: others may begin late") {
+  beside_late_others dev(with_room());
+  const auto rates = plan::detail::measured_link(dev, [&] { dev.out_alone = dev.in_alone = 7; });
+  CHECK(rates.out == doctest::Approx(40).epsilon(0.01));
+  CHECK(rates.in == doctest::Approx(50).epsilon(0.01));
+  CHECK(rates.both == doctest::Approx(60).epsilon(0.01));
 }
 
 TEST_CASE("link: who cannot measure does not keep the others waiting") {

@@ -1,8 +1,12 @@
 /// Measures what the link between a device and the host gives.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <functional>
+#include <initializer_list>
+#include <limits>
+#include <vector>
 
 #include "tidepool/device/device.hpp"
 #include "tidepool/plan/profile.hpp"
@@ -14,108 +18,124 @@ namespace detail {
 // Out, in, and both.
 inline constexpr int link_measurements = 3;
 
+// Copies of one direction, one behind the other, each with the time of its end.
+template <device Device>
+class link_lane {
+ public:
+  static constexpr std::size_t bytes = std::size_t{32} << 20;
+  static constexpr std::size_t copies = 24;
+
+  link_lane(Device& dev, copy_direction direction)
+      : dev_(&dev), direction_(direction), stream_(dev.make_stream()) {
+    for (std::size_t i = 0; i < copies; ++i) ends_.push_back(dev.make_event(true));
+  }
+  link_lane(const link_lane&) = delete;
+  link_lane& operator=(const link_lane&) = delete;
+  ~link_lane() {
+    if (on_device_ != nullptr) dev_->deallocate(on_device_);
+    if (on_host_ != nullptr) dev_->deallocate_host(on_host_);
+  }
+
+  // False where there is no memory.
+  [[nodiscard]] bool reserve() {
+    on_device_ = dev_->try_allocate(bytes);
+    on_host_ = dev_->try_allocate_host(bytes);
+    return on_device_ != nullptr && on_host_ != nullptr;
+  }
+  [[nodiscard]] auto stream() const { return stream_.ref(); }
+
+  void copy(std::size_t i) {
+    const bool out = direction_ == copy_direction::device_to_host;
+    dev_->copy(out ? on_host_ : on_device_, out ? on_device_ : on_host_, {bytes, 1, bytes, bytes},
+               direction_, stream());
+    dev_->record(ends_[i], stream());
+  }
+
+  // Microseconds from an event to the end of copy `i`.
+  [[nodiscard]] double end_us(const typename Device::event& since, std::size_t i) const {
+    return static_cast<double>(dev_->elapsed_us(since, ends_[i]));
+  }
+
+  // Copies and parts of one that were through after so many microseconds.
+  [[nodiscard]] double through(const typename Device::event& since, double us) const {
+    double before = 0;
+    for (std::size_t i = 0; i < copies; ++i) {
+      const auto end = end_us(since, i);
+      if (end > us) return static_cast<double>(i) + (us - before) / (end - before);
+      before = end;
+    }
+    return static_cast<double>(copies);
+  }
+
+ private:
+  Device* dev_;
+  copy_direction direction_;
+  typename Device::stream stream_;
+  void* on_device_ = nullptr;
+  void* on_host_ = nullptr;
+  std::vector<typename Device::event> ends_;
+};
+
+// Gigabytes a second of all lanes together in the middle third of their copies. In the first third
+// others that measure may not have begun, in the last some may have ended, and so may a lane.
+template <device Device>
+double link_rate(Device& dev, std::initializer_list<link_lane<Device>*> lanes) {
+  using lane = link_lane<Device>;
+  auto begin = dev.make_event(true);
+  dev.record(begin, (*lanes.begin())->stream());
+  for (auto* each : lanes) dev.wait(each->stream(), begin);
+  for (std::size_t i = 0; i < lane::copies; ++i) {
+    for (auto* each : lanes) each->copy(i);
+  }
+  dev.synchronize();
+  double from = std::numeric_limits<double>::infinity();
+  double to = from;
+  for (const auto* each : lanes) {
+    from = std::min(from, each->end_us(begin, lane::copies / 3 - 1));
+    to = std::min(to, each->end_us(begin, 2 * lane::copies / 3 - 1));
+  }
+  if (!(to > from)) return 0;
+  double moved = 0;
+  for (const auto* each : lanes) moved += each->through(begin, to) - each->through(begin, from);
+  return moved * static_cast<double>(lane::bytes) / (to - from) / 1e3;
+}
+
 template <device Device>
 link_rates measured_link(Device& dev, const std::function<void()>& meet) {
-  constexpr std::size_t bytes = std::size_t{32} << 20;
-  constexpr int copies = 8;
-  struct blocks {
-    Device* dev;
-    void* device[2]{};
-    void* host[2]{};
-    explicit blocks(Device& on) : dev(&on) {
-      for (int i = 0; i < 2; ++i) {
-        device[i] = dev->try_allocate(bytes);
-        host[i] = dev->try_allocate_host(bytes);
-      }
-    }
-    blocks(const blocks&) = delete;
-    blocks& operator=(const blocks&) = delete;
-    ~blocks() {
-      for (auto* each : device) {
-        if (each != nullptr) dev->deallocate(each);
-      }
-      for (auto* each : host) {
-        if (each != nullptr) dev->deallocate_host(each);
-      }
-    }
-    [[nodiscard]] bool there() const {
-      return device[0] != nullptr && device[1] != nullptr && host[0] != nullptr &&
-             host[1] != nullptr;
-    }
-  };
-  const auto out = dev.make_stream();
-  const auto in = dev.make_stream();
-  auto begin = dev.make_event(true);
-  auto out_end = dev.make_event(true);
-  auto in_end = dev.make_event(true);
-  const blocks memory(dev);
-  link_rates rates;
-  if (!memory.there()) {
+  link_lane<Device> out(dev, copy_direction::device_to_host);
+  link_lane<Device> in(dev, copy_direction::host_to_device);
+  if (!out.reserve() || !in.reserve()) {
     for (int i = 0; i < link_measurements; ++i) meet();  // others wait for this one
-    return rates;
+    return {};
   }
-  const copy_shape whole{bytes, 1, bytes, bytes};
-  const auto copy_out = [&] {
-    dev.copy(memory.host[0], memory.device[0], whole, copy_direction::device_to_host, out.ref());
-  };
-  const auto copy_in = [&] {
-    dev.copy(memory.device[1], memory.host[1], whole, copy_direction::host_to_device, in.ref());
-  };
-  copy_out();
-  copy_in();
+  out.copy(0);
+  in.copy(0);
   dev.synchronize();
-  const auto gigabytes_a_second = [&](double us) {
-    return static_cast<double>(bytes) * copies / us / 1e3;
-  };
+  link_rates rates;
   meet();
-  dev.record(begin, out.ref());
-  for (int i = 0; i < copies; ++i) copy_out();
-  dev.record(out_end, out.ref());
-  dev.synchronize();
-  const auto out_us = static_cast<double>(dev.elapsed_us(begin, out_end));
+  rates.out = link_rate(dev, {&out});
   meet();
-  dev.record(begin, in.ref());
-  for (int i = 0; i < copies; ++i) copy_in();
-  dev.record(in_end, in.ref());
-  dev.synchronize();
-  const auto in_us = static_cast<double>(dev.elapsed_us(begin, in_end));
+  rates.in = link_rate(dev, {&in});
   meet();
-  dev.record(begin, out.ref());
-  dev.wait(in.ref(), begin);
-  for (int i = 0; i < copies; ++i) {
-    copy_out();
-    copy_in();
-  }
-  dev.record(out_end, out.ref());
-  dev.record(in_end, in.ref());
-  dev.synchronize();
-  const auto out_both = static_cast<double>(dev.elapsed_us(begin, out_end));
-  const auto in_both = static_cast<double>(dev.elapsed_us(begin, in_end));
-  if (!(out_us > 0 && in_us > 0 && out_both > 0 && in_both > 0)) return rates;
-  rates.out = gigabytes_a_second(out_us);
-  rates.in = gigabytes_a_second(in_us);
-  // While the slower direction ends alone, it runs at its own rate; that does not count.
-  const bool out_last = out_both > in_both;
-  const auto together = out_last ? in_both : out_both;
-  const auto alone = (out_last ? out_both - in_both : in_both - out_both) / 1e6 *
-                     (out_last ? rates.out : rates.in);
-  const auto moved = 2 * static_cast<double>(bytes) * copies / 1e9;
-  rates.both = (moved - alone) / (together / 1e6);
-  return rates;
+  rates.both = link_rate(dev, {&out, &in});
+  if (rates.out > 0 && rates.in > 0 && rates.both > 0) return rates;
+  return {};
 }
 
 }  // namespace detail
 
-/// Rates of pinned copies of 32 MiB, queued back to back, in each direction alone and in both.
+/// Rates of pinned copies of 32 MiB, queued back to back, in each direction alone and in both:
+/// those of the middle third of 24 copies.
 ///
-/// Takes two such blocks of the device and of the host, for about 20 ms on a PCIe 5 link, and
+/// Takes two such blocks of the device and of the host, for about 50 ms on a PCIe 5 link, and
 /// blocks the host. Where there is no memory for them, or the device has no clock, the answer is
 /// the default. A virtual device says what it was made with. Throws `device_error`, and what
 /// `meet` throws.
 ///
 /// `meet` is called before each of the three measurements, always and on every device, with
-/// nothing under way on this one. GPUs of a host share its memory: where it returns at once in all
-/// that measure, as from a barrier, each is told what it gets beside the others.
+/// nothing under way on this one. GPUs of a host share its memory: where it returns at about the
+/// same time in all that measure, as from a barrier, each is told what it gets beside the others.
+/// Some may begin late, by a third of what their own measurement takes (5 ms).
 template <device Device>
 [[nodiscard]] link_rates measure_link(
     Device& dev, const std::function<void()>& meet = [] {}) {
