@@ -12,9 +12,11 @@
 namespace {
 
 thread_local std::uint64_t allocations = 0;
+thread_local bool refused = false;
 
 void* counted(std::size_t bytes, std::size_t alignment) noexcept {
   ++allocations;
+  if (refused) return nullptr;
   if (alignment <= alignof(std::max_align_t)) return std::malloc(bytes == 0 ? 1 : bytes);
   return std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
 }
@@ -32,6 +34,9 @@ void* counted_or_throw(std::size_t bytes, std::size_t alignment) {
 namespace tidepool::test {
 
 std::uint64_t heap_allocations() noexcept { return allocations; }
+
+no_heap::no_heap() noexcept { refused = true; }
+no_heap::~no_heap() { refused = false; }
 
 }  // namespace tidepool::test
 

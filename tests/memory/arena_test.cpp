@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <cstddef>
+#include <limits>
 
 #include "lane_bench.hpp"
 #include "tidepool/device/virtual.hpp"
@@ -123,4 +124,18 @@ TEST_CASE("arena: a place in it is taken with the fence of what was there") {
   all.release(mine, fence(on.order.record(bench::id(0))));
   REQUIRE(all.take_at(6 * unit, unit, bench::id(1), mine, ready));
   CHECK(ready.order() != 0);
+}
+
+TEST_CASE("arena: nobody has room for as many bytes as there are numbers") {
+  bench on(1);
+  arena all(on.dev, on.order, 8 * unit);
+  tidepool::block mine;
+  fence ready;
+  constexpr auto most = std::numeric_limits<std::size_t>::max();
+  for (const auto bytes : {most, most - 10, most - unit}) {
+    CHECK_FALSE(all.take(bytes, bench::id(0), mine, ready));
+    CHECK_FALSE(all.take_at(0, bytes, bench::id(0), mine, ready));
+    CHECK_FALSE(all.take_at(unit, bytes, bench::id(0), mine, ready));
+  }
+  CHECK(all.largest_free() == 8 * unit);
 }

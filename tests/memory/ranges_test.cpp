@@ -5,11 +5,14 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <new>
 #include <random>
 #include <set>
 #include <span>
 #include <utility>
 #include <vector>
+
+#include "heap_counter.hpp"
 
 namespace {
 
@@ -421,4 +424,42 @@ TEST_CASE("ranges: places and requests go on beside each other without ever shar
   for (const auto& each : held) book.release(each.index, fence{});
   book.join_if_unused();
   CHECK(taken(book, units).data == region(0));
+}
+
+TEST_CASE("ranges: without host memory for its book nothing is taken, and nothing is lost") {
+  for (const bool placed : {true, false}) {
+    CAPTURE(placed);
+    ranges book;
+    constexpr std::size_t units = 64;
+    book.add_region(region(0), units * unit);
+    std::vector<block> held;
+    held.reserve(units);
+    int failures = 0;
+    for (std::size_t i = 0; i < units; i += 2) {
+      block mine;
+      fence ready;
+      const auto take = [&] {
+        if (placed) return book.take_at(region(0) + i * unit, unit, always, mine, ready);
+        const auto found = book.find(unit, always, true);
+        if (found) book.take(found, unit, mine, ready);
+        return static_cast<bool>(found);
+      };
+      const auto before = book.free_bytes();
+      try {
+        const tidepool::test::no_heap refused;
+        static_cast<void>(take());
+      } catch (const std::bad_alloc&) {
+        ++failures;
+        CHECK_FALSE(mine);
+        CHECK(book.free_bytes() == before);
+        REQUIRE(take());
+      }
+      held.push_back(mine);
+    }
+    CHECK(failures > 0);
+    for (const auto& each : held) book.release(each.index, fence{});
+    book.join_if_unused();
+    CHECK(book.free_bytes() == units * unit);
+    CHECK(taken(book, units).data == region(0));
+  }
 }

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "tidepool/memory/fence.hpp"
 #include "tidepool/memory/lanes.hpp"
@@ -14,6 +15,8 @@ namespace tidepool {
 inline constexpr std::size_t block_alignment = 256;
 
 [[nodiscard]] constexpr std::size_t aligned(std::size_t bytes) {
+  constexpr auto most = std::numeric_limits<std::size_t>::max() / block_alignment * block_alignment;
+  if (bytes > most) return most;  // that nobody has
   return (bytes + block_alignment - 1) / block_alignment * block_alignment;
 }
 

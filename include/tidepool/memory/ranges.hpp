@@ -2,10 +2,12 @@
 /// pinned memory keep. Pure bookkeeping; it touches no memory and no device.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <vector>
 
@@ -29,9 +31,12 @@ class ranges {
 
   /// Adds a free region; `bytes` is a multiple of `block_alignment`.
   void add_region(std::byte* base, std::size_t bytes) {
+    make_room(1);
+    first_of_region_.reserve(first_of_region_.size() + 1);
     const auto fresh = new_node();
     nodes_[fresh] = {base, bytes, none, none, none, none, next_region_++, 0, false, {}};
     first_of_region_.push_back(fresh);
+    if (indexed_) by_address_.insert(behind(base), fresh);
     put(fresh);
   }
 
@@ -65,6 +70,7 @@ class ranges {
   [[gnu::always_inline]] void take(const place& found, std::size_t bytes, block& into,
                                    fence& ready) {
     const auto need = aligned(bytes);
+    if (spare_.empty()) make_room(1);
     unlink(found.range);
     auto index = found.range;
     if (nodes_[index].bytes != need) index = split(index, need);
@@ -88,12 +94,14 @@ class ranges {
   }
 
   /// Takes the `bytes` that begin at `from`, if all of them are free; else false, and nothing is
-  /// changed. Linear in the number of ranges.
+  /// changed. From the first call on the ranges are also kept in the order of their addresses.
   template <class Joined>
   [[nodiscard]] bool take_at(const void* from, std::size_t bytes, const Joined& joined, block& into,
                              fence& ready) {
     const auto need = aligned(bytes);
     const auto* const begin = static_cast<const std::byte*>(from);
+    if (!indexed_) index_by_address();
+    make_room(2);
     const auto parts = run_at(begin, need);
     if (parts.first == none) return false;
     merge(parts);
@@ -245,32 +253,53 @@ class ranges {
 
   // The free ranges that cover `bytes` from `begin` on.
   [[nodiscard]] free_run run_at(const std::byte* begin, std::size_t bytes) const {
-    for (const auto first : first_of_region_) {
-      auto i = first;
-      while (i != none && nodes_[i].base + nodes_[i].bytes <= begin) i = nodes_[i].right;
-      if (i == none || nodes_[i].base > begin) continue;  // of another region
-      free_run result{i, 0, {}};
-      const auto most = static_cast<std::size_t>(begin - nodes_[i].base) + bytes;
-      for (; i != none && !nodes_[i].used; i = nodes_[i].right) {
-        result.bytes += nodes_[i].bytes;
-        result.ready.add(nodes_[i].ready);
-        if (result.bytes >= most) return result;
-      }
-      break;
+    const auto next = behind(begin);
+    if (next == by_address_.begin() || bytes > free_bytes_) return {};
+    free_run result{*(next - 1), 0, {}};
+    const auto most = static_cast<std::size_t>(begin - nodes_[result.first].base) + bytes;
+    for (auto i = result.first; i != none && !nodes_[i].used; i = nodes_[i].right) {
+      result.bytes += nodes_[i].bytes;
+      result.ready.add(nodes_[i].ready);
+      if (result.bytes >= most) return result;
     }
-    return {none, 0, {}};
+    return {};
+  }
+
+  // The first range that begins behind an address.
+  [[nodiscard]] std::vector<std::uint32_t>::const_iterator behind(const std::byte* address) const {
+    return std::upper_bound(by_address_.begin(), by_address_.end(), address,
+                            [&](const std::byte* at, std::uint32_t each) {
+                              return std::less<>()(at, nodes_[each].base);
+                            });
+  }
+
+  void index_by_address() {
+    by_address_.reserve(nodes_.capacity());
+    by_address_.clear();
+    for (const auto first : first_of_region_) {
+      for (auto i = first; i != none; i = nodes_[i].right) by_address_.push_back(i);
+    }
+    std::sort(by_address_.begin(), by_address_.end(), [&](std::uint32_t a, std::uint32_t b) {
+      return std::less<>()(nodes_[a].base, nodes_[b].base);
+    });
+    indexed_ = true;
   }
 
   void merge(const free_run& parts) {
     auto& head = nodes_[parts.first];
     unlink(parts.first);
-    while (head.bytes < parts.bytes) {
+    std::ptrdiff_t count = 0;
+    for (; head.bytes < parts.bytes; ++count) {
       const auto eaten = head.right;
       unlink(eaten);
       head.bytes += nodes_[eaten].bytes;
       head.right = nodes_[eaten].right;
       if (head.right != none) nodes_[head.right].left = parts.first;
       spare_.push_back(eaten);
+    }
+    if (indexed_ && count > 0) {
+      const auto next = behind(head.base);
+      by_address_.erase(next, next + count);
     }
     head.ready = parts.ready;
     put(parts.first);
@@ -295,15 +324,20 @@ class ranges {
     if (head.right != none) nodes_[head.right].left = other;
     head.right = other;
     head.bytes = at;
+    if (indexed_) by_address_.insert(behind(nodes_[other].base), other);
     return other;
   }
 
-  std::uint32_t new_node() {
-    if (spare_.empty()) {
+  // Before anything is changed: what follows then needs no memory.
+  void make_room(std::size_t count) {
+    while (spare_.size() < count) {
       nodes_.emplace_back();
       spare_.reserve(nodes_.capacity());
-      return static_cast<std::uint32_t>(nodes_.size() - 1);
+      if (indexed_) by_address_.reserve(nodes_.capacity());
+      spare_.push_back(static_cast<std::uint32_t>(nodes_.size() - 1));
     }
+  }
+  std::uint32_t new_node() {
     const auto index = spare_.back();
     spare_.pop_back();
     return index;
@@ -344,6 +378,8 @@ class ranges {
   std::vector<node> nodes_;
   std::vector<std::uint32_t> spare_;
   std::vector<std::uint32_t> first_of_region_;
+  std::vector<std::uint32_t> by_address_;
+  bool indexed_ = false;
   std::array<bin_ends, bin_count> bins_{};
   std::array<std::uint64_t, bin_count / 64> filled_{};
   std::uint32_t next_region_ = 0;
