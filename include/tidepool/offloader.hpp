@@ -154,9 +154,10 @@ class offloader {
   /// not have in that place, one that is missing, or one that is to be recomputed and not offered
   /// (`chunk::commit_or_discard`), is refused with `misuse_error`. Sizes are not compared.
   void follow(const plan::step_plan& made, const plan::profile& recorded) {
-    engine_->follow(plan::fitted(made, recorded, engine_->names(), settings().device_budget,
-                                 settings().recompute_by_plan),
-                    made.what, places_of(made, recorded));
+    auto fit = plan::fitted(made, recorded, engine_->names(), settings().device_budget,
+                            settings().recompute_by_plan);
+    auto where = places_of(made, recorded);
+    engine_->follow(std::move(fit), made.what, std::move(where));
     adopt(made, recorded);
   }
 
@@ -343,7 +344,7 @@ class offloader {
     opts.reload_ahead = made.reload_ahead;
     opts.reload_ahead_bytes.reset();
     if (made.reload_ahead_bytes > 0) opts.reload_ahead_bytes = made.reload_ahead_bytes;
-    return plan::place_ahead(recorded, made.what, opts);
+    return plan::best_places(recorded, made.what, opts);
   }
 
   void reload_as(const plan::step_plan& made) {

@@ -257,6 +257,12 @@ TEST_CASE("follow: what cannot be followed is refused in words") {
     bad.step.events.erase(bad.step.events.begin());
     CHECK(says(refusal(bad), "profile at"));
   }
+  SUBCASE("a profile of storages that nobody saves") {
+    auto bad = good;
+    bad.step.storages.at(0).chunk = 4'000'000;
+    bad.step.storages.at(0).group = 7;
+    CHECK(says(refusal(bad), "profile at"));
+  }
   SUBCASE("recomputation") {
     auto bad = good;
     bad.made.what.at(0).at(2) = plan::action::recompute;

@@ -4,31 +4,45 @@
 #include <cstddef>
 #include <cstdint>
 #include <utility>
+#include <vector>
 
 #include "tidepool/plan/placement.hpp"
 
 namespace tidepool::detail {
 
-// Storages are known by the number of their allocation in the step. A step that allocates otherwise
-// than the one that was planned has its memory elsewhere, and nothing worse.
+// Storages are known by the number of their allocation in the step. Where a step allocates
+// otherwise than the one that was planned, the nearest of as many bytes is taken for the one that
+// was meant.
 class places {
  public:
   static constexpr std::uint32_t unknown = 0xFFFFFFFF;
 
   void adopt(plan::placement planned) {
+    used_in_ = std::vector<std::uint64_t>(planned.size(), step_);
     planned_ = std::move(planned);
-    next_ = before_evaluation_ = 0;
+    step_ended();
   }
-  void step_ended() { next_ = 0; }
-  // What is allocated between the two is no part of the step, nor what was for its first chunk.
-  void evaluation_begins(bool between_steps) { before_evaluation_ = between_steps ? 0 : next_; }
-  void evaluation_ended() { next_ = before_evaluation_; }
+  void step_ended() {
+    next_ = 0;
+    ++step_;
+  }
+  // What is allocated between steps is no part of one.
+  void evaluation_begins(bool between_steps) { between_steps_ = between_steps; }
+  void evaluation_ended() {
+    if (between_steps_) step_ended();
+  }
 
   // The number of the allocation that comes now.
   [[nodiscard]] std::uint32_t allocated(std::size_t bytes) {
-    if (planned_.empty()) return unknown;
-    const auto now = next_++;
-    return now < planned_.size() && planned_[now].bytes == bytes ? now : unknown;
+    constexpr std::uint32_t near = 8;
+    for (std::uint32_t off = 0; off < near; ++off) {
+      if (next_ + off < planned_.size() && is_meant(next_ + off, bytes)) {
+        next_ += off + 1;
+        return next_ - 1;
+      }
+      if (off < next_ && is_meant(next_ - 1 - off, bytes)) return next_ - 1 - off;
+    }
+    return unknown;
   }
   [[nodiscard]] std::size_t first(std::uint32_t storage) const {
     return storage == unknown ? anywhere : planned_[storage].first;
@@ -40,9 +54,15 @@ class places {
   }
 
  private:
+  [[nodiscard]] bool is_meant(std::uint32_t i, std::size_t bytes) {
+    return planned_[i].bytes == bytes && std::exchange(used_in_[i], step_) != step_;
+  }
+
   plan::placement planned_;
+  std::vector<std::uint64_t> used_in_;  // the step that each was last used in
+  std::uint64_t step_ = 0;
   std::uint32_t next_ = 0;
-  std::uint32_t before_evaluation_ = 0;
+  bool between_steps_ = false;  // the evaluation that is under way
 };
 
 }  // namespace tidepool::detail

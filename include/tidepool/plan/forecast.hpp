@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -225,21 +226,24 @@ class rehearsal {
   std::vector<handle<virtual_device>*> pointers_;
 };
 
-}  // namespace detail
+// Two steps in which everything leaves. Where they do not fit, a plan can only be followed from the
+// first step on.
+inline void warm_up(std::optional<rehearsal>& stage, const profile& step, const options& opts) {
+  actions everything;
+  for (const auto& chunk : step.chunks) {
+    everything.emplace_back(chunk.groups.size(), action::offload);
+  }
+  try {
+    stage.emplace(step, opts).engine().adopt(step, everything);
+    stage->run();
+    stage->run();
+  } catch (const out_of_budget&) {
+    stage.emplace(step, opts);
+  }
+}
 
-/// Runs a step through the engine on a virtual device with the profile's rates: twice with
-/// everything leaving, as a warm-up does, since where memory lies then counts later; then with
-/// `what`, until two steps in a row take the same, and tells what the last was like. `opts` are
-/// those of the run to be foretold; `placed` says whether memory lies where a plan would have it
-/// (`place_ahead`). Durations are the profile's; kernels are not slowed by copies
-/// beside them.
-///
-/// Where the engine would refuse, `expected.runs` is false and `refusal` says why. A recomputed
-/// group takes the profile's time; what it is computed from is taken to be there. Takes about a
-/// microsecond and a half a call. Thread safety: none shared.
-[[nodiscard]] inline forecast_result forecast(const profile& step, options opts,
-                                              const actions& what, bool picture = false,
-                                              bool placed = true) {
+[[nodiscard]] inline forecast_result rehearsed(const profile& step, options opts,
+                                               const actions& what, placement where, bool picture) {
   forecast_result result;
   opts.min_tensor_elements = 0;
   opts.host_budget = std::numeric_limits<std::size_t>::max() / 4;
@@ -249,15 +253,10 @@ class rehearsal {
   opts.recompute_by_plan = true;
   opts.offload_layers.clear();
   try {
-    detail::rehearsal stage(step, opts);
-    actions everything;
-    for (const auto& chunk : step.chunks) {
-      everything.emplace_back(chunk.groups.size(), action::offload);
-    }
-    stage.engine().adopt(step, everything);
-    stage.run();
-    stage.run();
-    stage.engine().adopt(step, what, placed ? place_ahead(step, what, opts) : placement());
+    std::optional<rehearsal> warm;
+    warm_up(warm, step, opts);
+    auto& stage = *warm;
+    stage.engine().adopt(step, what, std::move(where));
     constexpr int most_steps = 6;
     double before = 0;
     for (int i = 0; i < most_steps; ++i) {
@@ -287,6 +286,52 @@ class rehearsal {
     result.refusal = problem.what();
   }
   return result;
+}
+
+// With places, and where copies may wait for them without as well: whichever takes less.
+struct rehearsed_places {
+  forecast_result seen;
+  placement where;
+};
+[[nodiscard]] inline rehearsed_places rehearsed_in_places(const profile& step, const options& opts,
+                                                          const actions& what, bool picture) {
+  auto found = find_places(step, what, opts);
+  rehearsed_places placed{rehearsed(step, opts, what, found.where, picture), found.where};
+  if (!found.waits) return placed;
+  auto anywhere = rehearsed(step, opts, what, {}, picture);
+  const auto key = [](const forecast_result& each) {
+    return std::pair(!each.expected.runs, each.expected.step_us);
+  };
+  if (key(placed.seen) <= key(anywhere)) return placed;
+  return {std::move(anywhere), {}};
+}
+
+}  // namespace detail
+
+/// Runs a step through the engine on a virtual device with the profile's rates: twice with
+/// everything leaving, as a warm-up does (where that fits), since where memory lies then counts
+/// later; then with
+/// `what`, until two steps in a row take the same, and tells what the last was like. `opts` are
+/// those of the run to be foretold; `placed` says whether memory lies where a plan would have it
+/// (`best_places`). Durations are the profile's; kernels are not slowed by copies beside them.
+///
+/// Where the engine would refuse, `expected.runs` is false and `refusal` says why. A recomputed
+/// group takes the profile's time; what it is computed from is taken to be there. Takes about a
+/// microsecond and a half a call. Thread safety: none shared.
+[[nodiscard]] inline forecast_result forecast(const profile& step, const options& opts,
+                                              const actions& what, bool picture = false,
+                                              bool placed = true) {
+  if (!placed) return detail::rehearsed(step, opts, what, {}, picture);
+  return detail::rehearsed_in_places(step, opts, what, picture).seen;
+}
+
+/// The places of `place_ahead`; where a copy may wait for memory by them, only if the step then
+/// takes no longer than with whatever is free. Takes at most as long as two forecasts.
+[[nodiscard]] inline placement best_places(const profile& step, const actions& what,
+                                           const options& opts) {
+  auto found = detail::find_places(step, what, opts);
+  if (!found.waits) return std::move(found.where);
+  return detail::rehearsed_in_places(step, opts, what, false).where;
 }
 
 /// The same for a rule that knows of staying and leaving alone, and of no places.

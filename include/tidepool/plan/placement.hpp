@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -29,102 +31,225 @@ using placement = std::vector<places_of_storage>;
 
 namespace detail {
 
-// More lifetimes than that take too long: each is compared with each.
+// More lifetimes than that take too long: many of them meet.
 inline constexpr std::size_t most_lifetimes = 6'000;
+// Pairs to be compared; after that what has been found is good enough.
+inline constexpr std::size_t most_compared = 4'000'000;
 
-// Most bytes between their calls at once: no placement takes less.
-[[nodiscard]] inline std::size_t most_at_once(const std::vector<lifetime>& all) {
-  std::vector<std::pair<std::uint32_t, std::ptrdiff_t>> changes;
+// Most bytes between two of their members at once: no placement takes less.
+template <class At>
+[[nodiscard]] std::size_t most_at_once(const std::vector<lifetime>& all, At lifetime::*begin,
+                                       At lifetime::*end) {
+  std::vector<std::pair<At, std::ptrdiff_t>> changes;
   changes.reserve(2 * all.size());
   for (const auto& each : all) {
-    changes.emplace_back(each.taken, static_cast<std::ptrdiff_t>(each.bytes));
-    changes.emplace_back(each.given, -static_cast<std::ptrdiff_t>(each.bytes));
+    if (!(each.*begin < each.*end)) continue;
+    changes.emplace_back(each.*begin, static_cast<std::ptrdiff_t>(each.bytes));
+    changes.emplace_back(each.*end, -static_cast<std::ptrdiff_t>(each.bytes));
   }
-  std::sort(changes.begin(), changes.end());  // what is given at a call goes first
+  std::sort(changes.begin(), changes.end());  // what is given back goes first
   std::ptrdiff_t now = 0;
   std::ptrdiff_t most = 0;
-  for (const auto& [call, bytes] : changes) most = std::max(most, now += bytes);
+  for (const auto& [at, bytes] : changes) most = std::max(most, now += bytes);
   return static_cast<std::size_t>(most);
 }
+[[nodiscard]] inline std::size_t most_at_once(const std::vector<lifetime>& all) {
+  return std::max(most_at_once(all, &lifetime::taken, &lifetime::given),
+                  most_at_once(all, &lifetime::from_us, &lifetime::to_us));
+}
 
-// One after the other, each into the smallest gap among those it meets; false when one of them ends
-// behind `budget`.
-[[nodiscard]] inline bool place_in_order(const std::vector<lifetime>& all, std::size_t budget,
-                                         placement& into) {
-  using range = std::pair<std::size_t, std::size_t>;
-  std::vector<range> where(all.size());
-  std::vector<range> met;
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    const auto bytes = all[i].bytes;
-    met.clear();
-    for (std::size_t j = 0; j < i; ++j) {
-      if (all[i].meets(all[j])) met.push_back(where[j]);
+// Where each of some lifetimes lies, one after the other, each in the smallest gap among those that
+// it meets.
+class packing {
+ public:
+  packing(const std::vector<lifetime>& all, std::size_t budget)
+      : all_(&all), budget_(budget), meets_(all.size()), from_(all.size()) {
+    order_.resize(all.size());
+    std::iota(order_.begin(), order_.end(), 0U);
+    sort_by([&](const lifetime& each) { return each.taken; });
+    find_meetings([](const auto& one, const auto& next) { return next.taken < one.given; },
+                  [](const auto&, const auto&) { return false; });
+    sort_by([&](const lifetime& each) { return each.from_us; });
+    find_meetings([](const auto& one, const auto& next) { return next.from_us < one.to_us; },
+                  [](const auto& one, const auto& next) {
+                    return one.taken < next.given && next.taken < one.given;
+                  });
+  }
+
+  // Large ones first, or those that take most room and time together. What does not fit comes
+  // earlier the next time.
+  [[nodiscard]] bool fits(bool by_area) {
+    const auto rank = [&](const lifetime& each) {
+      const double calls = by_area ? each.given - each.taken : 1.0;
+      return std::pair(-static_cast<double>(each.bytes) * calls, each.taken);
+    };
+    sort_by(rank);
+    constexpr int tries = 4;
+    for (int i = 0; i < tries; ++i) {
+      const auto placed = place_in_order();
+      if (placed == order_.size()) return true;
+      const auto refused = order_.begin() + static_cast<std::ptrdiff_t>(placed);
+      std::rotate(order_.begin() + static_cast<std::ptrdiff_t>(placed / 2), refused, refused + 1);
     }
-    std::sort(met.begin(), met.end());
+    return false;
+  }
+
+  [[nodiscard]] std::size_t from(std::size_t i) const { return from_[i]; }
+  [[nodiscard]] std::size_t compared() const { return compared_; }
+
+ private:
+  template <class Key>
+  void sort_by(const Key& key) {
+    std::sort(order_.begin(), order_.end(), [&](std::uint32_t a, std::uint32_t b) {
+      return std::pair(key((*all_)[a]), a) < std::pair(key((*all_)[b]), b);
+    });
+  }
+
+  // Of neighbours in this order, up to the first that is too late to meet.
+  template <class Meet, class Known>
+  void find_meetings(const Meet& meet, const Known& known) {
+    for (std::size_t i = 0; i < order_.size(); ++i) {
+      const auto& one = (*all_)[order_[i]];
+      for (auto j = i + 1; j < order_.size() && meet(one, (*all_)[order_[j]]); ++j) {
+        if (known(one, (*all_)[order_[j]])) continue;
+        meets_[order_[i]].push_back(order_[j]);
+        meets_[order_[j]].push_back(order_[i]);
+      }
+    }
+  }
+
+  // How many had room.
+  [[nodiscard]] std::size_t place_in_order() {
+    std::fill(from_.begin(), from_.end(), anywhere);
+    for (std::size_t i = 0; i < order_.size(); ++i) {
+      const auto which = order_[i];
+      const auto gap = smallest_gap(which);
+      if (gap + (*all_)[which].bytes > budget_) return i;
+      from_[which] = gap;
+    }
+    return order_.size();
+  }
+
+  [[nodiscard]] std::size_t smallest_gap(std::uint32_t which) {
+    const auto bytes = (*all_)[which].bytes;
+    met_.clear();
+    compared_ += meets_[which].size();
+    for (const auto other : meets_[which]) {
+      if (from_[other] != anywhere) {
+        met_.emplace_back(from_[other], from_[other] + (*all_)[other].bytes);
+      }
+    }
+    std::sort(met_.begin(), met_.end());
     std::size_t end = 0;
     auto best = anywhere;
     auto best_gap = anywhere;
-    for (const auto& [from, to] : met) {
+    for (const auto& [from, to] : met_) {
       if (from >= end + bytes && from - end < best_gap) {
         best = end;
         best_gap = from - end;
       }
       end = std::max(end, to);
     }
-    if (best == anywhere) best = end;
-    if (best + bytes > budget) return false;
-    where[i] = {best, best + bytes};
-    auto& storage = into[all[i].storage];
-    (all[i].again ? storage.again : storage.first) = best;
+    return best == anywhere ? end : best;
   }
-  return true;
+
+  const std::vector<lifetime>* all_;
+  std::size_t budget_;
+  std::vector<std::vector<std::uint32_t>> meets_;
+  std::vector<std::uint32_t> order_;
+  std::vector<std::size_t> from_;
+  std::vector<std::pair<std::size_t, std::size_t>> met_;  // from and to
+  std::size_t compared_ = 0;
+};
+
+// How far copies are kept from what uses the memory beside them: how late those out may end, as a
+// share of the step, and how early those back may begin, between as early as they could and as late
+// as they must.
+struct slack {
+  double late;
+  double early;
+};
+inline constexpr slack slacks[] = {{0.05, 1},    {0.02, 1},    {0.005, 1}, {0, 1},    {0.02, 0.5},
+                                   {0.005, 0.5}, {0.005, 0.2}, {0, 0.2},   {0, 0.05}, {0, 0}};
+// With none at all a copy may have to wait for memory, but nothing else changes: that memory is
+// given back before, in the order of calls.
+inline constexpr std::size_t loosest = std::size(slacks);
+
+[[nodiscard]] inline std::vector<lifetime> with_slack(const lifetimes& seen, std::size_t which) {
+  auto all = seen.all();
+  for (auto& each : all) {
+    if (which == loosest) {
+      each.to_us = each.from_us;
+      continue;
+    }
+    if (each.copied) each.to_us += slacks[which].late * seen.end_us();
+    each.from_us = each.latest_us - slacks[which].early * (each.latest_us - each.from_us);
+  }
+  return all;
 }
 
-// Large ones first; then those that take most room and time together.
-inline void sort_for_placing(std::vector<lifetime>& all, bool by_area) {
-  const auto area = [](const lifetime& each) {
-    return static_cast<double>(each.bytes) * (each.given - each.taken);
+struct found_places {
+  placement where;
+  bool waits = false;  // a copy may wait for memory
+};
+
+[[nodiscard]] inline found_places find_places(const profile& step, const actions& what,
+                                              const options& opts) {
+  if (opts.memory != memory_kind::arena || !opts.device_budget) return {};
+  if (!step.timed() || step.shapes_vary) return {};
+  const lifetimes seen(step, what, opts);
+  const auto budget = *opts.device_budget;
+  if (seen.all().size() > most_lifetimes) return {};
+  found_places result;
+  std::size_t compared = 0;
+  const auto place = [&](std::size_t slack) {
+    const auto all = with_slack(seen, slack);
+    if (most_at_once(all) > budget) return false;
+    packing packed(all, budget);
+    const bool fits = packed.fits(false) || packed.fits(true);
+    compared += packed.compared();
+    if (!fits) return false;
+    result.waits = slack == loosest;
+    result.where.assign(step.storages.size(), {});
+    for (std::size_t i = 0; i < result.where.size(); ++i) {
+      result.where[i].bytes = step.storages[i].bytes;
+    }
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      auto& places = result.where[all[i].storage];
+      (all[i].again ? places.again : places.first) = packed.from(i);
+    }
+    return true;
   };
-  std::sort(all.begin(), all.end(), [&](const lifetime& a, const lifetime& b) {
-    if (by_area && area(a) != area(b)) return area(a) > area(b);
-    return a.bytes != b.bytes ? a.bytes > b.bytes : a.taken < b.taken;
-  });
+  if (!place(loosest)) return {};
+  std::size_t refused = 0;  // all that are stricter than this
+  for (auto placed = loosest; refused < placed && compared < most_compared;) {
+    const auto middle = (refused + placed) / 2;
+    if (place(middle)) {
+      placed = middle;
+    } else {
+      refused = middle + 1;
+    }
+  }
+  return result;
 }
 
 }  // namespace detail
 
 /// Places for all that the engine takes from an arena of `opts.device_budget` in a step that does
-/// `what`: no two of them share a byte while both are in use, and none is taken while a copy out of
-/// it is still under way, by the profile's times.
+/// `what`: no two of them share a byte while both are in use, in the order of calls. As far as it
+/// fits, copies by the profile's times do not wait for memory either: those out may be late by 5 %
+/// of the step, down to none, and those back may begin as early as their limits allow, down to when
+/// they must.
 ///
 /// Empty when they do not fit, nothing is known of times, sizes change from step to step, or
 /// `opts.memory` is no arena: then the engine takes what is free. A greedy search for dynamic
 /// storage allocation, as for the static memory plans of inference engines (Pisarchyk and Lee,
-/// arXiv:2001.03288, greedy by size), with copies that may be late by some of the step's time, as
-/// much as fits.
-/// Quadratic in the number of storages: some milliseconds for a thousand. Thread safety: none
-/// shared.
+/// arXiv:2001.03288, greedy by size), where what found no room is placed earlier the next time.
+/// Takes time with the number of pairs that are in use together: some milliseconds for a thousand
+/// storages, tenths of a second where most of them stay. Thread safety: none shared.
 [[nodiscard]] inline placement place_ahead(const profile& step, const actions& what,
                                            const options& opts) {
-  if (opts.memory != memory_kind::arena || !opts.device_budget) return {};
-  if (!step.timed() || step.shapes_vary) return {};
-  const detail::lifetimes seen(step, what, opts);
-  const auto budget = *opts.device_budget;
-  if (seen.all().size() > detail::most_lifetimes) return {};
-  if (detail::most_at_once(seen.all()) > budget) return {};
-  placement result(step.storages.size());
-  for (std::size_t i = 0; i < result.size(); ++i) result[i].bytes = step.storages[i].bytes;
-  for (const double late : {0.05, 0.02, 0.005, 0.0}) {
-    auto all = seen.all();
-    for (auto& each : all) {
-      if (each.copied) each.to_us += late * seen.end_us();
-    }
-    for (const bool by_area : {false, true}) {
-      detail::sort_for_placing(all, by_area);
-      if (detail::place_in_order(all, budget, result)) return result;
-    }
-  }
-  return {};
+  return detail::find_places(step, what, opts).where;
 }
 
 }  // namespace tidepool::plan

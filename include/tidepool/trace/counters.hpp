@@ -47,7 +47,7 @@ struct counters {
   std::uint64_t steps = 0;
   std::uint64_t evictions = 0;           ///< reloads undone because forward needed their memory
   std::uint64_t arena_waits = 0;         ///< device blocks handed out with a join (back-pressure)
-  std::uint64_t placed_elsewhere = 0;    ///< device blocks that were not free where a plan had them
+  std::uint64_t placed_elsewhere = 0;    ///< times that a block was not free where a plan had it
   std::uint64_t device_allocations = 0;  ///< calls to the device's allocator
   std::uint64_t host_allocations = 0;    ///< calls to the device's host allocator
   std::size_t device_reserved = 0;       ///< device bytes taken from the device now

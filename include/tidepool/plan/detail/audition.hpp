@@ -20,7 +20,8 @@ namespace tidepool::plan::detail {
 // one that moves least: copies take bandwidth that kernels and other GPUs of the host need.
 class audition {
  public:
-  audition(const profile& step, const options& opts) : step_(&step), opts_(opts) {
+  audition(const profile& step, const options& opts)
+      : step_(&step), opts_(opts), cost_(step.events.size() + pairs_of(step)) {
     for (const auto& chunk : step.chunks) known_.emplace_back(chunk.groups.size(), false);
     for (const auto& each : step.storages) {
       if (each.chunk != none && each.bytes > 0) known_[each.chunk][each.group] = true;
@@ -35,7 +36,7 @@ class audition {
 
   // True when the engine takes no longer than the planner thought.
   bool hear(const step_plan& candidate) {
-    shares_events_ += step_->events.size();
+    shares_events_ += cost_;
     ++shares_heard_;
     return heard(candidate) <= candidate.expected.step_us * 1.005;
   }
@@ -101,6 +102,12 @@ class audition {
   }
 
  private:
+  // Finding places takes time with the pairs of storages that are in use together.
+  [[nodiscard]] static std::size_t pairs_of(const profile& step) {
+    constexpr std::size_t pairs_an_event = 1000;
+    return step.storages.size() * step.storages.size() / pairs_an_event;
+  }
+
   struct rule {
     bool margin = true;
     double fraction = 1;
@@ -247,9 +254,9 @@ class audition {
     return true;
   }
   bool may_refine() {
-    if (refinements_left_ == 0 || refine_events_left_ < step_->events.size()) return false;
+    if (refinements_left_ == 0 || refine_events_left_ < cost_) return false;
     --refinements_left_;
-    refine_events_left_ -= step_->events.size();
+    refine_events_left_ -= cost_;
     return true;
   }
 
@@ -282,8 +289,8 @@ class audition {
   // `seen` is the step with the groups that the rule may move; what has no bytes there stays, if
   // it has memory of its own.
   void hear_rule(const step_plan& like, rule tried, const profile& seen, rule& best) {
-    if (events_left_ < step_->events.size()) return;
-    events_left_ -= step_->events.size();
+    if (events_left_ < cost_) return;
+    events_left_ -= cost_;
     auto opts = opts_;
     opts.margin = tried.margin;
     opts.fraction = tried.fraction;
@@ -303,6 +310,7 @@ class audition {
 
   const profile* step_;
   options opts_;
+  std::size_t cost_;                      // of a forecast, in events
   std::vector<std::vector<bool>> known_;  // groups with memory of their own
   static constexpr double as_long = 1.001;
   static constexpr double hardly = 1e-4;

@@ -41,7 +41,7 @@ struct layout {
   std::vector<std::uint32_t> first;  // of each chunk's groups
   std::vector<flat_storage> storages;
   std::vector<flat_event> events;
-  std::vector<std::uint32_t> reload_order;  // groups in the order of their restores
+  std::vector<std::uint32_t> reload_order;  // groups in the order in which the engine reloads them
   // Groups that save nothing but storages of others, and whose those are.
   std::vector<std::pair<std::uint32_t, std::uint32_t>> guests;
   double compute_us = 0;
@@ -99,6 +99,7 @@ struct layout {
     }
     compute_us += step.rest_us;
     rest_wait = wait + step.rest_wait_us;
+    order_reloads();
   }
 
   [[nodiscard]] actions unfold(const std::vector<action>& flat) const {
@@ -119,6 +120,20 @@ struct layout {
     flat.reserve(groups.size());
     for (const auto& chunk : given) flat.insert(flat.end(), chunk.begin(), chunk.end());
     return flat;
+  }
+
+ private:
+  // Chunks as they are restored; in each the group that was committed last comes first, even where
+  // a trainer restores it a little later.
+  void order_reloads() {
+    std::vector<std::vector<std::uint32_t>> of_chunk(first.size());
+    for (const auto each : reload_order) of_chunk[groups[each].chunk].push_back(each);
+    for (auto& each : of_chunk) std::sort(each.begin(), each.end());
+    for (auto& each : reload_order) {
+      auto& left = of_chunk[groups[each].chunk];
+      each = left.back();
+      left.pop_back();
+    }
   }
 };
 

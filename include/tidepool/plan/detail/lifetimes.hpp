@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -25,6 +26,8 @@ struct lifetime {
   std::uint32_t given = 0;
   double from_us = 0;
   double to_us = 0;
+  double latest_us = 0;         // from then on at the latest, or its restore waits
+  std::uint32_t reload = none;  // that brings it back
 
   [[nodiscard]] bool meets(const lifetime& other) const {
     return (taken < other.given && other.taken < given) ||
@@ -47,6 +50,7 @@ class lifetimes {
         open_(map_.storages.size()),
         state_(map_.groups.size()),
         done_(map_.groups.size()),
+        reload_of_(map_.groups.size(), none),
         forward_done_(map_.first.size()) {
     link_.reset(step.link);
     list_members(step);
@@ -58,6 +62,7 @@ class lifetimes {
     }
     pass(before, map_.compute_us, map_.rest_wait);
     for (std::uint32_t i = 0; i < open_.size(); ++i) give(i, now_);
+    find_latest();
   }
 
   [[nodiscard]] const std::vector<lifetime>& all() const { return all_; }
@@ -93,10 +98,16 @@ class lifetimes {
     now_ += to - from - (wait > 0 ? std::min(wait, std::max(0.0, now_ - from)) : 0.0);
   }
 
-  void take(std::uint32_t storage, bool again, double from_us) {
+  void take(std::uint32_t storage, bool again, double from_us, std::uint32_t reload = none) {
     auto& each = open_[storage];
     if (each.bytes > 0 || (again && stays_[storage])) return;
-    each = {storage, again, false, map_.storages[storage].bytes, calls_, 0, from_us, 0};
+    each = {.storage = storage,
+            .again = again,
+            .bytes = map_.storages[storage].bytes,
+            .taken = calls_,
+            .from_us = from_us,
+            .latest_us = from_us,
+            .reload = reload};
   }
   void give(std::uint32_t storage, double to_us, bool copied = false) {
     auto& each = open_[storage];
@@ -156,6 +167,7 @@ class lifetimes {
         ahead_bytes_ -= bytes;
       }
       now_ = std::max(now_, done_[group]);
+      reloads_[reload_of_[group]].needed_us = now_;
     }
     state_[group] = place::back;
     reload_ahead();
@@ -164,9 +176,11 @@ class lifetimes {
   void reload(std::uint32_t group) {
     const auto begin = std::max(done_[group], reloads_end_);
     ++calls_;
-    for (const auto each : members_[group]) take(each, true, begin);
+    reload_of_[group] = static_cast<std::uint32_t>(reloads_.size());
+    for (const auto each : members_[group]) take(each, true, begin, reload_of_[group]);
     done_[group] = link_.copy(links::in, map_.groups[group].bytes, done_[group]);
     reloads_end_ = done_[group];
+    reloads_.push_back({.takes_us = done_[group] - begin});
     state_[group] = place::arriving;
   }
   void reload_ahead() {
@@ -184,6 +198,25 @@ class lifetimes {
     }
   }
 
+  // Reloads go one after the other: each has to end before the next one has to begin.
+  void find_latest() {
+    auto latest = now_;
+    for (auto each = reloads_.rbegin(); each != reloads_.rend(); ++each) {
+      latest = std::min(latest, each->needed_us) - each->takes_us;
+      each->latest_us = latest;
+    }
+    for (auto& each : all_) {
+      if (each.reload == none) continue;
+      each.latest_us = std::max(each.from_us, reloads_[each.reload].latest_us);
+    }
+  }
+
+  struct timed_reload {
+    double takes_us = 0;
+    double needed_us = std::numeric_limits<double>::infinity();
+    double latest_us = 0;
+  };
+
   layout map_;
   std::vector<action> what_;
   std::size_t reload_ahead_;
@@ -196,6 +229,8 @@ class lifetimes {
   std::vector<lifetime> all_;
   std::vector<place> state_;
   std::vector<double> done_;  // the latest copy of each group
+  std::vector<timed_reload> reloads_;
+  std::vector<std::uint32_t> reload_of_;  // each group
   std::vector<bool> forward_done_;
   std::vector<std::uint32_t> ahead_;
   std::size_t ahead_bytes_ = 0;
