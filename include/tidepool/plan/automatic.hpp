@@ -46,7 +46,7 @@ inline constexpr std::size_t work_of_a_share = 4'000'000;
 /// all microbatches alike, and then those of Megatron's rule. The best is refined with the engine
 /// as judge. Of plans that take as long, to a thousandth, the one that moves least is taken.
 ///
-/// `expected` is the forecast of the engine, not the planner's. Blocks the host for a second or two
+/// `expected` is the forecast of the engine, not the planner's. Blocks the host for some seconds
 /// where a step has a thousand groups, and for less where some plan takes hardly longer than
 /// keeping all.
 [[nodiscard]] inline step_plan automatic(const profile& step, const options& opts) {

@@ -32,7 +32,7 @@ using placement = std::vector<places_of_storage>;
 namespace detail {
 
 // More lifetimes than that take too long: many of them meet.
-inline constexpr std::size_t most_lifetimes = 6'000;
+inline constexpr std::size_t most_lifetimes = 2'500;
 // Pairs to be compared; after that what has been found is good enough.
 inline constexpr std::size_t most_compared = 4'000'000;
 

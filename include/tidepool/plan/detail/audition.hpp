@@ -104,8 +104,9 @@ class audition {
  private:
   // Finding places takes time with the pairs of storages that are in use together.
   [[nodiscard]] static std::size_t pairs_of(const profile& step) {
-    constexpr std::size_t pairs_an_event = 1000;
-    return step.storages.size() * step.storages.size() / pairs_an_event;
+    constexpr std::size_t pairs_an_event = 8000;
+    const auto storages = step.storages.size();
+    return storages <= most_lifetimes ? storages * storages / pairs_an_event : 0;
   }
 
   struct rule {
