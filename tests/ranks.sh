@@ -243,7 +243,7 @@ case $part in
         verdict "$ranks ranks: what is over capacity is counted"
       fi
       if enough $ranks 'a capacity makes all steps alike'; then
-        on $ranks --layers 3 "${leaves[@]}" --expert-capacity 1.25 --memory arena \
+        on $ranks --layers 3 --steps 6 "${leaves[@]}" --expert-capacity 1.25 --memory arena \
           --device-budget 2MB --policy automatic --timed-step 4 --save-plan "$folder/alike" &&
           [ "$(grep -l '"shapes_vary": false' "$folder"/alike.*.profile.json | wc -l)" -eq $ranks ]
         verdict "$ranks ranks: a capacity makes all steps alike"
