@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <random>
 #include <string_view>
 #include <utility>
@@ -391,4 +392,26 @@ TEST_CASE("placement: of allocations that were not planned the nearest of their 
   CHECK(where.allocated(512) == 1);
   where.evaluation_ended();
   CHECK(where.allocated(512) == 2);
+}
+
+TEST_CASE("placement: reloads are expected as the engine makes them, the last commit first") {
+  using tidepool::plan::event_kind;
+  profile step;
+  step.modules = {"expert_fc1"};
+  step.passes = {{0, false}, {0, true}};
+  step.link = {50, 50, 75, 2};
+  auto& chunk = step.chunks.emplace_back();
+  for (std::uint32_t i = 0; i < 3; ++i) {
+    chunk.groups.push_back({tidepool::module_id{0}, static_cast<int>(i), 4096});
+    step.storages.push_back({4096, 0, i});
+    step.events.push_back({event_kind::allocate, i, 0, 1.0});
+    step.events.push_back({event_kind::commit, i, 0, 1.0});
+  }
+  step.events.push_back({event_kind::end_forward, 0, 0, 1.0});
+  for (const std::uint32_t i : {1U, 2U, 0U}) {
+    step.events.push_back({event_kind::restore, i, 0, 1.0});
+    step.events.push_back({event_kind::release, i, 0, 1.0});
+  }
+  const tidepool::plan::detail::layout map(step);
+  CHECK(map.reload_order == std::vector<std::uint32_t>{2, 1, 0});
 }

@@ -11,6 +11,7 @@
 
 #include "tidepool/options.hpp"
 #include "tidepool/plan/forecast.hpp"
+#include "tidepool/plan/placement.hpp"
 #include "tidepool/plan/planner.hpp"
 #include "tidepool/plan/policy.hpp"
 
