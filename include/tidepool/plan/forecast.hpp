@@ -294,9 +294,10 @@ struct rehearsed_places {
   placement where;
 };
 [[nodiscard]] inline rehearsed_places rehearsed_in_places(const profile& step, const options& opts,
-                                                          const actions& what, bool picture) {
-  auto found = find_places(step, what, opts);
-  rehearsed_places placed{rehearsed(step, opts, what, found.where, picture), found.where};
+                                                          const actions& what, found_places found,
+                                                          bool picture) {
+  rehearsed_places placed{rehearsed(step, opts, what, found.where, picture),
+                          std::move(found.where)};
   if (!found.waits) return placed;
   auto anywhere = rehearsed(step, opts, what, {}, picture);
   const auto key = [](const forecast_result& each) {
@@ -310,9 +311,9 @@ struct rehearsed_places {
 
 /// Runs a step through the engine on a virtual device with the profile's rates: twice with
 /// everything leaving, as a warm-up does (where that fits), since where memory lies then counts
-/// later; then with
-/// `what`, until two steps in a row take the same, and tells what the last was like. `opts` are
-/// those of the run to be foretold; `placed` says whether memory lies where a plan would have it
+/// later; then with `what`, until two steps in a row take the same, and tells what the last was
+/// like. `opts` are those of the run to be foretold; `placed` says whether memory lies where a plan
+/// would have it
 /// (`best_places`). Durations are the profile's; kernels are not slowed by copies beside them.
 ///
 /// Where the engine would refuse, `expected.runs` is false and `refusal` says why. A recomputed
@@ -322,7 +323,9 @@ struct rehearsed_places {
                                               const actions& what, bool picture = false,
                                               bool placed = true) {
   if (!placed) return detail::rehearsed(step, opts, what, {}, picture);
-  return detail::rehearsed_in_places(step, opts, what, picture).seen;
+  return detail::rehearsed_in_places(step, opts, what, detail::find_places(step, what, opts),
+                                     picture)
+      .seen;
 }
 
 /// The places of `place_ahead`; where a copy may wait for memory by them, only if the step then
@@ -331,7 +334,7 @@ struct rehearsed_places {
                                            const options& opts) {
   auto found = detail::find_places(step, what, opts);
   if (!found.waits) return std::move(found.where);
-  return detail::rehearsed_in_places(step, opts, what, false).where;
+  return detail::rehearsed_in_places(step, opts, what, std::move(found), false).where;
 }
 
 /// The same for a rule that knows of staying and leaving alone, and of no places.

@@ -28,11 +28,6 @@ struct lifetime {
   double to_us = 0;
   double latest_us = 0;         // from then on at the latest, or its restore waits
   std::uint32_t reload = none;  // that brings it back
-
-  [[nodiscard]] bool meets(const lifetime& other) const {
-    return (taken < other.given && other.taken < given) ||
-           (from_us < other.to_us && other.from_us < to_us);
-  }
 };
 
 // Those of a step by the rules of the engine, where nothing ever waits for memory: reloads start as
