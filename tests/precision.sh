@@ -31,6 +31,7 @@ bits() { grep -o '"bits": "[^"]*"' "$1"; }
 options_of() {  # options_of PRECISION; codes are multiplied in sizes that cuBLASLt takes
   case $1 in
     fp8_tensor) echo '--precision fp8 --fp8-scaling tensor' ;;
+    bf16_codec) echo '--precision bf16 --codec fp8' ;;
     fp8_codes) echo '--precision fp8 --fp8-gemm --hidden 128 --ffn 128' ;;
     fp8_tensor_codes) echo '--precision fp8 --fp8-scaling tensor --fp8-gemm' ;;
     *) echo "--precision $1" ;;
@@ -38,7 +39,7 @@ options_of() {  # options_of PRECISION; codes are multiplied in sizes that cuBLA
 }
 
 # The band of each is several times what was found, and far below what a wrong operand costs.
-for kind in fp32:0 bf16:0.01 fp16:0.005 fp8:0.03 fp8_tensor:0.03; do
+for kind in fp32:0 bf16:0.01 bf16_codec:0.01 fp16:0.005 fp8:0.03 fp8_tensor:0.03; do
   precision=${kind%:*}
   read -r -a options <<<"$(options_of "$precision")"
   run --steps 40 "${options[@]}" --offload-modules all --json "$folder/$precision" &&
@@ -48,6 +49,9 @@ for kind in fp32:0 bf16:0.01 fp16:0.005 fp8:0.03 fp8_tensor:0.03; do
 done
 [ "$(for p in fp32 bf16 fp16 fp8; do bits "$folder/$p" | tail -n 1; done | sort -u | wc -l)" -eq 4 ]
 verdict 'each precision has losses of its own'
+[ "$(bits "$folder/bf16_codec" | head -n 1)" = "$(bits "$folder/bf16" | head -n 1)" ] &&
+  [ "$(bits "$folder/bf16_codec" | tail -n 1)" != "$(bits "$folder/bf16" | tail -n 1)" ]
+verdict 'bf16_codec: forward multiplies what bf16 does, backward does not'
 
 # Codes that are multiplied, against bf16 of the same sizes; stale codes of weights would cost most.
 run --steps 40 --precision bf16 --hidden 128 --ffn 128 --json "$folder/bf16_wide" &&
@@ -79,11 +83,12 @@ for precision in bf16 fp16; do
 done
 for module in expert_fc1 expert_fc2; do
   ratio $module fp8_tensor bf16 0.49 0.51
+  ratio $module bf16_codec bf16 0.51 0.52
   ratio $module fp8 bf16 0.52 0.54  # a scale for each row of 64 codes, which a block is here
 done
-ratio moe_act fp8 bf16 0.98 1.02
+for precision in bf16_codec fp8; do ratio moe_act $precision bf16 0.98 1.02; done
 
-for precision in bf16 fp16 fp8 fp8_tensor fp8_codes fp8_tensor_codes; do
+for precision in bf16 bf16_codec fp16 fp8 fp8_tensor fp8_codes fp8_tensor_codes; do
   read -r -a options <<<"$(options_of $precision)"
   for how in '--in-flight 3' '--memory arena --device-budget 24MiB --eval-every 2' '--memory slots' \
     '--offload-modules expert_fc1,moe_act,expert_fc2 --max-inflight 1' \
@@ -96,6 +101,13 @@ for precision in bf16 fp16 fp8 fp8_tensor fp8_codes fp8_tensor_codes; do
     verdict "$precision: the same bits without offload and with, ${rest[*]}"
   done
 done
+
+for precision in bf16 bf16_codec; do
+  read -r -a options <<<"$(options_of $precision)"
+  run --steps 2 "${options[@]}" --offload-modules all --memory slots --json "$folder/slots_$precision"
+done
+holds "$(value device_peak_bytes "$folder/slots_bf16_codec") < 0.95 * $(value device_peak_bytes "$folder/slots_bf16")"
+verdict 'slots are as large as what the codec packs'
 
 # The scale of the loss: too high a one costs steps and no more, and a good one grows.
 high=(--precision fp16 --initial-loss-scale 4294967296 --loss-scale-window 4)
@@ -116,7 +128,7 @@ verdict 'the loss itself is reported without the scale'
 run --steps 12 "${high[@]}" --compare --offload-modules all
 verdict 'skipped steps are the same with offload'
 
-for precision in bf16 fp16 fp8 fp8_tensor_codes; do
+for precision in bf16 bf16_codec fp16 fp8 fp8_tensor_codes; do
   read -r -a first <<<"$(options_of $precision)"
   second=("${first[@]}")
   # Five steps are in the middle of those that the scale costs; the file knows where it was.
@@ -155,6 +167,13 @@ refuses 'a scale beside that of the file' 'goes on with the scale of the file' \
   --precision fp16 --initial-loss-scale 4 --resume "$folder/state_fp8"
 refuses 'codes multiplied or not' 'with --fp8-gemm=true, and this run has --fp8-gemm=false; give' \
   --precision fp8 --fp8-scaling tensor --resume "$folder/state_fp8_tensor_codes"
+refuses 'another codec' '--codec=fp8, and this run has --codec=none; give' \
+  --precision bf16 --resume "$folder/state_bf16_codec"
+refuses 'an unknown codec' 'codec=fp4: use one of none, fp8' --precision bf16 --codec fp4
+refuses 'a codec for fp32' 'takes bf16, and --precision=fp32 saves none; add --precision=bf16' --codec fp8
+refuses 'a codec for codes' '--precision=fp8 saves codes already' --precision fp8 --codec fp8
+refuses 'a codec without experts' 'dense-layers=4 leaves no layer with any; lower that' \
+  --precision bf16 --codec fp8 --dense-layers 4
 refuses 'products of codes without codes' \
   'precision=bf16 saves none; add --precision=fp8, or leave it out' --precision bf16 --fp8-gemm
 refuses 'products of codes without experts' 'dense-layers=4 leaves no layer with any; lower that' \

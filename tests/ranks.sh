@@ -287,11 +287,22 @@ case $part in
       with_and_without $ranks $fp8 --fp8-gemm --recompute-modules layernorm,moe_act \
         --offload-modules core_attn,expert_fc1,router
     done
+    # Rows packed where they arrive; a block is part of one row.
+    codec='--layers 3 --precision bf16 --codec fp8'
+    for ranks in 2 4; do
+      as_one_process $ranks "$codec --top-k 4" "${leaves[@]}"
+      with_and_without $ranks $codec --expert-capacity 0.9 --microbatches 8 "${leaves[@]}"
+      with_and_without $ranks $codec --recompute-modules layernorm,moe_act --dense-layers 1 \
+        --shared-experts 1 --mtp 1 --offload-modules core_attn,expert_fc1,router
+      with_and_without $ranks $codec --offload-modules fused_group_mlp,router
+    done
     # Two tokens, of which each chooses one expert of four: some ranks get no rows.
     small=(--hidden 32 --heads 2 --seq 2 --batch 1 --data "$text")
     as_one_process 4 '--layers 2 --top-k 1' "${leaves[@]}"
     with_and_without 4 --layers 2 --top-k 1 --precision fp8 "${leaves[@]}"
     with_and_without 4 --layers 2 --top-k 1 "${leaves[@]}"
+    small=(--hidden 128 --heads 2 --ffn 128 --seq 2 --batch 1 --data "$text")
+    with_and_without 4 --layers 2 --top-k 1 --precision bf16 --codec fp8 "${leaves[@]}"
     ;;
   bits)
     same_bits 1 '--layers 4'
@@ -342,7 +353,7 @@ case $part in
     same_bits 2 "$mixed" --optimizer-state host "${leaves[@]}" --memory arena --device-budget 2MB
     [ "$(grep -c 'moved no byte' "$folder/output")" -eq 0 ]
     verdict '2 ranks: no complaint about a module that the other rank has'
-    for precision in bf16 fp16 fp8; do
+    for precision in bf16 'bf16 --codec fp8' fp16 fp8; do
       same_bits 2 "--layers 4 --precision $precision" "${leaves[@]}"
       same_bits 2 "--layers 4 --precision $precision" --virtual-stages 2 "${leaves[@]}"
     done
@@ -529,6 +540,8 @@ SCRIPT
     refuses 3 'experts=4: with --expert-parallel it must be a multiple of the 3 ranks; give 6'
     refuses 2 'fp8-scaling=tensor: with --expert-parallel the losses' --precision fp8 \
       --fp8-scaling tensor
+    refuses 2 'hidden=32: with --codec=fp8 and --expert-parallel it must be a multiple of 128' \
+      --precision bf16 --codec fp8
     refuses 2 'microbatches=3: with --expert-parallel it must be a multiple of the 2 ranks; give 4' \
       --microbatches 3
     refuses 2 'in-flight=3: is more than the 2 microbatches of each rank' --in-flight 3

@@ -104,7 +104,7 @@ refuses stub 'is cut off: 7 of' --resume "$folder/stub"
 refuses foreign 'is no checkpoint' --resume "$folder/foreign"
 refuses empty 'is no checkpoint' --resume "$folder/empty"
 refuses folder 'is no regular file' --resume "$folder"
-refuses version 'has version 7, and this program reads 4' --resume "$folder/version"
+refuses version 'has version 7, and this program reads 5' --resume "$folder/version"
 refuses damaged 'is damaged at its start' --resume "$folder/start"
 refuses 'damaged weights' 'is damaged in embedding' --resume "$folder/noise"
 refuses 'another model' '--layers=4, and this run has --layers=3; give' --layers 3 \

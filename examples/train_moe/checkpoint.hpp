@@ -24,7 +24,7 @@ namespace moe {
 
 /// What a run must have in common with the one that it goes on with, and how far that one got.
 struct checkpoint_start {
-  std::uint64_t version = 4;
+  std::uint64_t version = 5;
   std::uint64_t step = 0;   ///< steps that are done
   std::uint64_t bytes = 0;  ///< of the whole file
   std::uint64_t text = 0;   ///< its fingerprint
@@ -35,7 +35,7 @@ struct checkpoint_start {
   std::uint64_t dense_layers = 0, dense_ffn = 0, shared_experts = 0, mtp = 0;
   std::uint64_t expert_capacity = 0;         ///< the bits of its factor; 0: no limit
   std::uint64_t precision = 0, scaling = 0;  ///< numbers of the names in `precision.hpp`
-  std::uint64_t fp8_gemm = 0;
+  std::uint64_t fp8_gemm = 0, codec = 0;
   std::uint64_t loss_scale = 0, loss_scale_window = 0, good_steps = 0, skipped_steps = 0;
 };
 
@@ -152,6 +152,9 @@ inline void check_fits(const checkpoint_start& file, const settings& run, const 
   if (precision == precision_kind::fp8) {
     same("--fp8-scaling", name_of(static_cast<fp8_scaling>(file.scaling)), name_of(run.scaling));
     same("--fp8-gemm", file.fp8_gemm != 0 ? "true" : "false", run.fp8_gemm ? "true" : "false");
+  }
+  if (precision == precision_kind::bf16) {
+    same("--codec", name_of(static_cast<codec_kind>(file.codec)), name_of(run.codec));
   }
   if (precision == precision_kind::fp16) {
     number("--loss-scale-window", file.loss_scale_window, run.loss_scale.window);

@@ -55,6 +55,7 @@ checkpoint_start start_of(const settings& run, const corpus& text,
   start.precision = wide(run.precision);
   start.scaling = wide(run.scaling);
   start.fp8_gemm = wide(run.fp8_gemm);
+  start.codec = wide(run.codec);
   start.loss_scale = wide(run.loss_scale.scale);
   start.loss_scale_window = wide(run.loss_scale.window);
   start.good_steps = wide(run.loss_scale.good);

@@ -88,7 +88,7 @@ inline command_line read_command_line(int argc, const char* const* argv, const p
     detail::check_no_pipeline(line, me.launcher, given("--virtual-stages"),
                               given("--layers-per-rank"));
   }
-  read_precision_options(run, line.precision, line.scaling, given);
+  read_precision_options(run, {line.precision, line.scaling, line.codec}, given);
   detail::settle(run, given);
   detail::check_files(line, given);
   detail::check_words(line);

@@ -28,6 +28,8 @@ inline constexpr index row_padding = 8;   ///< each expert's rows are padded to 
 
 /// What matrices are multiplied in, and what is saved of their operands.
 enum class precision_kind { fp32, bf16, fp16, fp8 };
+/// What saved inputs of experts go through before they leave.
+enum class codec_kind { none, fp8 };
 
 /// What one scale of FP8 covers: a whole tensor, or 128 numbers of a row.
 enum class fp8_scaling { tensor, block };
@@ -115,6 +117,7 @@ struct settings {
   precision_kind precision = precision_kind::fp32;
   fp8_scaling scaling = fp8_scaling::block;  ///< with fp8
   bool fp8_gemm = false;                     ///< with fp8: the experts' forward multiplies codes
+  codec_kind codec = codec_kind::none;       ///< with bf16
   loss_scaling loss_scale;                   ///< with fp16
   std::uint64_t seed = 1;
   std::string save;              ///< file for the state after the last step; empty: none

@@ -205,12 +205,12 @@ class experts : routed_part<Device, Kernels> {
 
  private:
   /// The rows of each expert, from the tokens.
-  operand fill_rows(const saved& s, index rows) {
+  operand fill_rows(saved& s, index rows) {
     return fill(s.xs, rows, m_.hidden, [&](operand xs) {
       k_.gather(xs, m(s.h), ints(s.source), rows, m_.top_k, m_.hidden);
     });
   }
-  operand fill_activation(const saved& s, index rows) {
+  operand fill_activation(saved& s, index rows) {
     return fill(s.b, rows, m_.ffn,
                 [&](operand b) { k_.swiglu(b, m(s.a), p(s.weight), rows, m_.ffn); });
   }

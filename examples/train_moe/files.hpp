@@ -107,6 +107,7 @@ inline nlohmann::ordered_json to_json(const settings& run, const std::vector<run
     json["fp8_scaling"] = name_of(run.scaling);
     json["fp8_gemm"] = run.fp8_gemm;
   }
+  if (run.precision == precision_kind::bf16) json["codec"] = name_of(run.codec);
   json["microbatches"] = run.microbatches;
   json["in_flight"] = run.in_flight;
   if (run.pipeline) {

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "gradient_narrow.hpp"
+#include "gradient_codec.hpp"
 #include "kernels_cpu.hpp"
 
 #if defined(TIDEPOOL_HAS_CUDA)
@@ -87,6 +87,7 @@ int main() try {
   for (const auto scaling : {moe::fp8_scaling::tensor, moe::fp8_scaling::block}) {
     narrow(moe::precision_kind::fp8, scaling, 0.1);
   }
+  bad += moe::check_codec<device, moe::cpu_kernels>(dev, 0.05);
   bad += moe::check_all_codes<device, moe::cpu_kernels>(dev, 1e-6);
 #if defined(TIDEPOOL_HAS_CUDA)
   bad += moe::check_codes_on_gpu();

@@ -50,6 +50,17 @@ inline std::string title_of(const settings& run) {
          (run.fp8_gemm ? ", codes multiplied" : "");
 }
 
+/// How far b is off a, as a part of a's length.
+inline double distance(const std::vector<float>& a, const std::vector<float>& b) {
+  double off = 0, length = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    const double difference = static_cast<double>(b[i]) - a[i];
+    off += difference * difference;
+    length += static_cast<double>(a[i]) * a[i];
+  }
+  return std::sqrt(off / length);
+}
+
 /// The same gradients in less than fp32: those of fp32, but for the rounding of operands.
 template <class Device, class Kernels>
 int check_narrow(Device& dev, const settings& run, double tolerance) {
@@ -62,15 +73,8 @@ int check_narrow(Device& dev, const settings& run, double tolerance) {
   int bad = 0;
   double worst = 0;
   for (std::size_t t = 0; t < exact.tensors().size(); ++t) {
-    const std::vector<float> a = exact.gradient(exact.tensors()[t]);
-    const std::vector<float> b = narrow.gradient(narrow.tensors()[t]);
-    double off = 0, length = 0;
-    for (std::size_t i = 0; i < a.size(); ++i) {
-      const double difference = static_cast<double>(b[i]) - a[i];
-      off += difference * difference;
-      length += static_cast<double>(a[i]) * a[i];
-    }
-    const double relative = std::sqrt(off / length);
+    const double relative = distance(exact.gradient(exact.tensors()[t]),  //
+                                     narrow.gradient(narrow.tensors()[t]));
     worst = std::max(worst, relative);
     if (relative > 0 && relative < tolerance) continue;
     ++bad;

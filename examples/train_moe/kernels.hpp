@@ -10,6 +10,7 @@
 
 #include <concepts>
 #include <cstdint>
+#include <tidepool/codec/fp8.hpp>
 
 #include "config.hpp"
 #include "operand.hpp"
@@ -49,7 +50,8 @@ template <class K>
 concept kernel_set = requires(K k, float* out, const float* in, operand y, const_operand x,
                               std::int32_t* ints, const std::int32_t* list, index n, float value,
                               std::uint64_t seed, attention_shape heads, routing_shape routing,
-                              adamw_step step, fp8_scaling scaling, coded_operand codes) {
+                              adamw_step step, fp8_scaling scaling, coded_operand codes,
+                              const tidepool::fp8_tensor<typename K::device>& packed) {
   // w[i] = uniform in [−range, range): (w, count, range, seed)
   k.randomize(out, n, value, seed);
   // w[i] = value: (w, count, value)
@@ -69,6 +71,9 @@ concept kernel_set = requires(K k, float* out, const float* in, operand y, const
   // rows of `weight_scale_stride`, and in y what they stand for, as [in][out]; y is bf16, w fp32:
   // (codes, scale, y, w, in, out, scaling)
   k.quantise_weight(y, out, y, in, n, n, scaling);
+  // x as Tidepool's FP8 codec packs it, and back; x is bf16: (packed, x), (x, packed)
+  k.encode(packed, x);
+  k.decode(y, packed);
   // found[0] = 1 if one of the numbers is not finite, else 0: (found, x, count)
   k.find_not_finite(ints, in, n);
   // y = a + b: (y, a, b, count)

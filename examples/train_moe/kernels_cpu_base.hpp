@@ -23,6 +23,7 @@ class cpu_launcher {
       : device_(dev), stream_(stream), speed_(speed) {}
 
  protected:
+  [[nodiscard]] stream_ref stream() const { return stream_; }
   /// Enqueues `fn` for as long as its arithmetic or its floats moved take, whichever is more.
   template <class Function>
   void launch(const char* name, index flops, index floats, Function fn) {

@@ -11,7 +11,15 @@ namespace moe {
 
 class cpu_numbers : public cpu_launcher {
  public:
-  using cpu_launcher::cpu_launcher;
+  cpu_numbers(device& dev, stream_ref stream, const accelerator& speed)
+      : cpu_launcher(dev, stream, speed), codec_(dev, speed.bandwidth * 1e-9) {}
+
+  void encode(const tidepool::fp8_tensor<device>& to, const_operand x) {
+    codec_.encode_into(to, x.as<bf16>(), stream());
+  }
+  void decode(operand x, const tidepool::fp8_tensor<device>& from) {
+    codec_.decode_into(x.as<bf16>(), from, stream());
+  }
 
   void convert(operand y, const_operand x, index count) {
     launch("convert", 0, floats_in(x, count) + floats_in(y, count), [=] {
@@ -132,6 +140,8 @@ class cpu_numbers : public cpu_launcher {
       }
     }
   }
+
+  tidepool::fp8_codec<device> codec_;
 };
 
 }  // namespace moe

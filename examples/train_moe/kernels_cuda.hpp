@@ -39,6 +39,8 @@ class cuda_kernels {
                        fp8_scaling scaling);
   void dequantise(operand x, const_operand codes, const float* scale, index rows, index width,
                   fp8_scaling scaling);
+  void encode(const tidepool::fp8_tensor<device>& to, const_operand x);
+  void decode(operand x, const tidepool::fp8_tensor<device>& from);
   void find_not_finite(std::int32_t* found, const float* x, index count);
   void add(float* y, const float* a, const float* b, index count);
   void embed(float* x, const float* table, const float* positions, const std::int32_t* token,
@@ -110,6 +112,7 @@ class cuda_kernels {
   static constexpr index blas_bytes = index{32} << 20;  ///< what cuBLAS would take on Hopper
   static index parts_of(index rows) { return (rows + rows_per_sum - 1) / rows_per_sum; }
 
+  device& device_;
   cudaStream_t stream_;
   cublasHandle_t blas_ = nullptr;
   device_array<device, float> blas_memory_;

@@ -55,7 +55,8 @@ __global__ void softmax_backward_kernel(T* probs, T* dscores, const float* score
 }  // namespace
 
 cuda_kernels::cuda_kernels(device& dev, stream_ref stream, const settings& run)
-    : stream_(stream.get()),
+    : device_(dev),
+      stream_(stream.get()),
       blas_memory_(dev, blas_bytes / index{sizeof(float)}, "cuBLAS workspace"),
       scores_(dev, heads_at_once * run.model.seq * run.model.seq, "attention scores"),
       dscores_(dev, heads_at_once * run.model.seq * run.model.seq, "attention scores"),

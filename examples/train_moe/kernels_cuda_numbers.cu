@@ -1,6 +1,8 @@
 /// CUDA kernels between numbers of different types: conversion, quantisation, a look for overflow.
 #include <cuda_fp8.h>
 
+#include <tidepool/codec/fp8_kernels.cuh>
+
 #include "kernels_cuda.hpp"
 #include "kernels_cuda_tools.cuh"
 
@@ -195,6 +197,14 @@ void cuda_kernels::dequantise(operand x, const_operand codes, const float* scale
       x.as<__nv_bfloat16>(), codes.as<__nv_fp8_storage_t>(), scale, count, width,
       scaling == fp8_scaling::tensor ? 0 : scale_blocks(width));
   check_launch("dequantise");
+}
+
+void cuda_kernels::encode(const tidepool::fp8_tensor<device>& to, const_operand x) {
+  tidepool::fp8_codec(device_).encode_into(to, x.as<bf16>(), stream_);
+}
+
+void cuda_kernels::decode(operand x, const tidepool::fp8_tensor<device>& from) {
+  tidepool::fp8_codec(device_).decode_into(x.as<bf16>(), from, stream_);
 }
 
 }  // namespace moe

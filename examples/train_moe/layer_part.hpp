@@ -3,17 +3,25 @@
 
 #include <cstdint>
 #include <tidepool/chunk.hpp>
+#include <tidepool/codec/fp8.hpp>
 
 #include "model_parts.hpp"
 #include "parameters.hpp"
 
 namespace moe {
 
-/// A matrix that is multiplied and saved: as operands of GEMMs are, or as codes of FP8 with their
-/// scales.
+/// A matrix that is multiplied and saved: as operands of GEMMs are, as codes of FP8 with their
+/// scales, or as Tidepool's codec packs it.
 template <class Buffer>
-struct saved_matrix {
-  Buffer data, scale;
+struct saved_matrix;
+
+template <class Device>
+struct saved_matrix<tidepool::buffer<Device>> {
+  tidepool::buffer<Device> data, scale;
+  tidepool::fp8_tensor<Device> packed;
+
+  /// Whether it has memory, here or on the host.
+  [[nodiscard]] bool allocated() const { return data.size() > 0 || packed.data.size() > 0; }
 };
 
 template <class Device, class Kernels>
@@ -36,45 +44,49 @@ class layer_part {
 
   /// Memory for such a matrix.
   void allocate(saved_matrix<buffer>& x, index rows, index width) {
-    if (!on_.types.quantises) {
+    if (!on_.types.saves_codes()) {
       x.data = matrix(rows * width);
+      return;
+    }
+    if (on_.types.packs) {
+      x.packed.data = on_.template allocate<std::uint8_t>(
+          static_cast<index>(tidepool::codec::packed_bytes(elements(rows, width))));
       return;
     }
     x.data = on_.template allocate<e4m3>(rows * width);
     x.scale = floats(scale_count(rows, width, on_.types.scaling));
   }
-  /// Fills it with what `write(operand)` writes; returns it as GEMMs read it, until the next call.
+  /// Fills it with what `write(operand)` writes; returns it as GEMMs of forward read it, until the
+  /// next call.
   template <class Write>
-  operand fill(const saved_matrix<buffer>& x, index rows, index width, Write write) {
-    const operand to = on_.types.quantises ? on_.work.decoded : m(x.data);
+  operand fill(saved_matrix<buffer>& x, index rows, index width, Write write) {
+    const operand to = on_.types.saves_codes() ? on_.work.decoded : m(x.data);
     write(to);
-    if (on_.types.quantises) {
-      k_.quantise(codes(x), p(x.scale), to, rows, width, on_.types.scaling);
-    }
+    if (on_.types.saves_codes()) make_codes(x, to, rows, width);
     return to;
   }
-  /// The same of one that was filled before.
+  /// One that was filled before, as GEMMs of backward read it.
   operand read(const saved_matrix<buffer>& x, index rows, index width) {
-    if (!on_.types.quantises) return m(x.data);
-    k_.dequantise(on_.work.decoded, codes(x), p(x.scale), rows, width, on_.types.scaling);
+    if (!on_.types.saves_codes()) return m(x.data);
+    read_codes(on_.work.decoded, x, rows, width);
     return on_.work.decoded;
   }
   /// The same where no workspace has room, since rows come from elsewhere: what GEMMs read is the
   /// saved matrix itself, or lies in `beside` its codes.
   buffer& plain(saved_matrix<buffer>& x, buffer& beside) const {
-    return on_.types.quantises ? beside : x.data;
+    return on_.types.saves_codes() ? beside : x.data;
   }
   /// Makes codes, if any are saved, with memory for `held` rows unless they have it; afterwards
-  /// `beside` is what they stand for.
+  /// `beside` is what forward multiplies.
   void encode(saved_matrix<buffer>& x, const buffer& beside, index held, index rows, index width) {
-    if (!on_.types.quantises) return;
-    if (x.data.size() == 0) allocate(x, held, width);
-    if (rows > 0) k_.quantise(codes(x), p(x.scale), m(beside), rows, width, on_.types.scaling);
+    if (!on_.types.saves_codes()) return;
+    if (!x.allocated()) allocate(x, held, width);
+    if (rows > 0) make_codes(x, m(beside), rows, width);
   }
   void decode(const saved_matrix<buffer>& x, buffer& beside, index held, index rows, index width) {
-    if (!on_.types.quantises) return;
+    if (!on_.types.saves_codes()) return;
     if (!beside) beside = matrix(held * width);
-    if (rows > 0) k_.dequantise(m(beside), codes(x), p(x.scale), rows, width, on_.types.scaling);
+    if (rows > 0) read_codes(m(beside), x, rows, width);
   }
   /// y = x·w for `rows` rows from `first` on, with the matrix of one expert. `plain_x` is x as
   /// GEMMs read it where they do not multiply codes.
@@ -90,12 +102,14 @@ class layer_part {
     k_.linear_of_codes(y + first * out, {codes(x) + first * in, p(x.scale) + scales},
                        w.codes_of(expert, scaling), rows, in, out, scaling);
   }
-  /// Calls `use(data of each...)`, with their scales behind them where there are scales: codes and
-  /// scales leave in one group and come back in one.
+  /// Calls `use(data of each...)`, with their scales behind them where those are tensors of their
+  /// own: codes and scales leave in one group and come back in one.
   template <class Use, class... Matrices>
   void with(Use use, Matrices&... x) {
     if (on_.types.quantises) {
       use(x.data..., x.scale...);
+    } else if (on_.types.packs) {
+      use(x.packed.data...);
     } else {
       use(x.data...);
     }
@@ -114,6 +128,27 @@ class layer_part {
   const model_sizes& m_;
   int number_;
   bool norm_again_;  // recomputed
+
+ private:
+  /// Rounds x too where forward multiplies what the codes stand for.
+  void make_codes(saved_matrix<buffer>& to, operand x, index rows, index width) {
+    if (on_.types.packs) {
+      to.packed.elements = elements(rows, width);
+      k_.encode(to.packed, x);
+    } else {
+      k_.quantise(codes(to), p(to.scale), x, rows, width, on_.types.scaling);
+    }
+  }
+  void read_codes(operand x, const saved_matrix<buffer>& from, index rows, index width) {
+    if (on_.types.packs) {
+      k_.decode(x, from.packed);
+    } else {
+      k_.dequantise(x, codes(from), p(from.scale), rows, width, on_.types.scaling);
+    }
+  }
+  static std::size_t elements(index rows, index width) {
+    return static_cast<std::size_t>(rows * width);
+  }
 };
 
 }  // namespace moe

@@ -84,7 +84,7 @@ class workspace {
       take_operand(dy, tokens * std::max(m.hidden, m.experts));
       take(head_logits, tokens * vocabulary);
     }
-    if (types.quantises) take_operand(decoded, rows * std::max(m.hidden, m.ffn));
+    if (types.saves_codes()) take_operand(decoded, rows * std::max(m.hidden, m.ffn));
     return end;
   }
 

@@ -179,7 +179,7 @@ class parallel_experts : routed_part<Device, Kernels> {
           s.xs, s.b);
       decode(s.b, s.plain_b, arrivals(s), rows, ffn);
     } else {
-      if (on_.types.quantises) s.plain_b = matrix(arrivals(s) * ffn);
+      if (on_.types.saves_codes()) s.plain_b = matrix(arrivals(s) * ffn);
       with(
           [&](auto&... tensors) {
             if (activation_again_) {
@@ -201,7 +201,8 @@ class parallel_experts : routed_part<Device, Kernels> {
       k_.linear_backward_input(p(db) + first * ffn, up, w_.fc2.matrix + e * ffn * hidden, count,
                                ffn, hidden);
     });
-    on_.release(s.b.data, s.b.scale, s.plain_b, dy);
+    with([&](auto&... b_and_scale) { on_.release(b_and_scale...); }, s.b);
+    on_.release(s.plain_b, dy);
 
     if (!input_first) c.template restore<"moe_act">(number_, stream, s.a, s.weight_in);
     buffer da = matrix(arrivals(s) * 2 * ffn);
@@ -223,7 +224,8 @@ class parallel_experts : routed_part<Device, Kernels> {
       k_.linear_backward_input(p(dxs) + first * hidden, up, w_.fc1.matrix + e * hidden * 2 * ffn,
                                count, hidden, 2 * ffn);
     });
-    on_.release(s.xs.data, s.xs.scale, s.plain_xs, da);
+    with([&](auto&... xs_and_scale) { on_.release(xs_and_scale...); }, s.xs);
+    on_.release(s.plain_xs, da);
 
     auto& back = s.travel[2] = floats(part::held(s.first_row.back()) * hidden);
     auto& dweight_back = s.travel[3] = floats(part::held(s.first_row.back()));

@@ -19,6 +19,7 @@ namespace moe {
 
 inline constexpr std::array<std::string_view, 4> precision_names{"fp32", "bf16", "fp16", "fp8"};
 inline constexpr std::array<std::string_view, 2> scaling_names{"tensor", "block"};
+inline constexpr std::array<std::string_view, 2> codec_names{"none", "fp8"};
 
 /// The types that a run works with.
 struct number_types {
@@ -26,6 +27,10 @@ struct number_types {
   bool quantises = false;                    ///< inputs of experts are saved as e4m3, with scales
   fp8_scaling scaling = fp8_scaling::block;
   bool multiplies_codes = false;  ///< in forward, where both operands have them
+  bool packs = false;  ///< inputs of experts go through Tidepool's FP8 codec, for backward alone
+
+  /// Whether what is saved of them is no operand.
+  [[nodiscard]] bool saves_codes() const { return quantises || packs; }
 };
 
 inline number_types types_of(const settings& run) {
@@ -33,7 +38,7 @@ inline number_types types_of(const settings& run) {
     case precision_kind::fp32:
       break;
     case precision_kind::bf16:
-      return {number_type::bf16};
+      return {.operands = number_type::bf16, .packs = run.codec == codec_kind::fp8};
     case precision_kind::fp16:
       return {number_type::fp16};
     case precision_kind::fp8:
@@ -62,11 +67,17 @@ inline precision_kind read_precision(const std::string& value) {
 inline fp8_scaling read_scaling(const std::string& value) {
   return detail::read_name<fp8_scaling>("--fp8-scaling", value, scaling_names);
 }
+inline codec_kind read_codec(const std::string& value) {
+  return detail::read_name<codec_kind>("--codec", value, codec_names);
+}
 inline std::string name_of(precision_kind precision) {
   return std::string(precision_names[static_cast<std::size_t>(precision)]);
 }
 inline std::string name_of(fp8_scaling scaling) {
   return std::string(scaling_names[static_cast<std::size_t>(scaling)]);
+}
+inline std::string name_of(codec_kind codec) {
+  return std::string(codec_names[static_cast<std::size_t>(codec)]);
 }
 
 /// Throws `tidepool::option_error` unless the scale can be taken out of a gradient exactly.

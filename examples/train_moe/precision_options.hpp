@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <tidepool/codec/fp8_numbers.hpp>
 #include <tidepool/error.hpp>
 #include <utility>
 
@@ -34,19 +35,49 @@ inline void check_fp8_gemm(const settings& run) {
   }
 }
 
+/// What is saved as codes becomes codes once; and a block that two rows share depends on which rows
+/// a rank has.
+inline void check_codec(const settings& run) {
+  const auto fail = [](const std::string& what) { throw tidepool::option_error(what); };
+  const model_sizes& m = run.model;
+  if (run.precision != precision_kind::bf16) {
+    fail("--codec=fp8: takes bf16, and --precision=" + name_of(run.precision) +
+         (run.precision == precision_kind::fp8 ? " saves codes already" : " saves none") +
+         "; add --precision=bf16, or leave --codec out");
+  }
+  if (m.dense_layers == m.layers) {
+    fail("--codec=fp8: is for the inputs of experts, and --dense-layers=" +
+         std::to_string(m.dense_layers) + " leaves no layer with any; lower that, or leave it out");
+  }
+  if (!run.expert_parallel) return;
+  constexpr auto unit = static_cast<index>(tidepool::codec::block);
+  for (const auto& [option, width] : {std::pair{"--hidden", m.hidden}, {"--ffn", m.ffn}}) {
+    if (width % unit == 0) continue;
+    fail(std::string(option) + "=" + std::to_string(width) +
+         ": with --codec=fp8 and --expert-parallel it must be a multiple of " +
+         std::to_string(unit) + ", or gradients would depend on the number of ranks; give " +
+         std::to_string((width / unit + 1) * unit));
+  }
+}
+
 }  // namespace detail
+
+/// As the command line has them.
+struct precision_words {
+  const std::string &precision, &scaling, &codec;
+};
 
 /// Fills in `run`; `given` says which options the command line has. Throws
 /// `tidepool::option_error`.
 template <class Given>
-void read_precision_options(settings& run, const std::string& precision, const std::string& scaling,
-                            Given given) {
-  run.precision = read_precision(precision);
-  run.scaling = read_scaling(scaling);
+void read_precision_options(settings& run, const precision_words& words, Given given) {
+  run.precision = read_precision(words.precision);
+  run.scaling = read_scaling(words.scaling);
+  run.codec = read_codec(words.codec);
   const auto needs = [&](const char* option, precision_kind wanted) {
     if (given(option) && run.precision != wanted) {
       throw tidepool::option_error(std::string(option) +
-                                   ": has no effect with --precision=" + precision +
+                                   ": has no effect with --precision=" + words.precision +
                                    "; add --precision=" + name_of(wanted) + ", or leave it out");
     }
   };
@@ -64,6 +95,7 @@ void read_precision_options(settings& run, const std::string& precision, const s
         "ranks, of which each has a tensor of its own; take block");
   }
   if (run.fp8_gemm) detail::check_fp8_gemm(run);
+  if (run.codec == codec_kind::fp8) detail::check_codec(run);
   validate(run.loss_scale);
 }
 

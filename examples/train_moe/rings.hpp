@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <string_view>
+#include <tidepool/codec/fp8_numbers.hpp>
 #include <tidepool/options.hpp>
 #include <tidepool/validate.hpp>
 #include <vector>
@@ -26,6 +27,10 @@ struct saved_shape {
 /// A matrix of experts, as operands of GEMMs or as codes with scales.
 inline std::vector<saved_shape> shapes_of_matrix(std::string_view module, index rows, index width,
                                                  const number_types& types) {
+  if (types.packs) {
+    const auto bytes = tidepool::codec::packed_bytes(static_cast<std::size_t>(rows * width));
+    return {{module, static_cast<index>(bytes), 1}};
+  }
   if (!types.quantises) return {{module, rows * width, bytes_of(types.operands)}};
   return {{module, rows * width, bytes_of(number_type::e4m3)},
           {module, scale_count(rows, width, types.scaling)}};

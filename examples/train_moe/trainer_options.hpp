@@ -17,7 +17,7 @@ struct command_line {
   std::vector<tidepool::options> variants;  ///< one run each; with `compare`, first without offload
   std::string device = "auto";
   std::string optimizer_state = "device";
-  std::string precision = "fp32", scaling = "block";
+  std::string precision = "fp32", scaling = "block", codec = "none";
   std::string data;  ///< empty: the repository's own text
   std::string json;
   std::string timeline;
@@ -90,6 +90,7 @@ inline void add_trainer_options(CLI::App& app, command_line& line) {
   number("--fp8-scaling", line.scaling, "one scale for each tensor or block of 128; with fp8");
   app.add_flag("--fp8-gemm", run.fp8_gemm,
                "the experts' forward multiplies codes with codes; with fp8");
+  number("--codec", line.codec, "none or fp8: what saved inputs of experts become; with bf16");
   number("--initial-loss-scale", run.loss_scale.scale, "a power of two; with fp16");
   number("--loss-scale-window", run.loss_scale.window,
          "steps without an overflow after which it doubles; with fp16");
