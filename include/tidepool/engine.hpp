@@ -66,6 +66,7 @@ class engine {
     }
     for (const auto& name : opts.recompute_modules) counters_.recomputed.push_back({name});
     if (opts.policy == policy_kind::automatic) recorder_ = std::make_unique<recorder<Device>>(dev);
+    without_a_plan();
   }
   engine(const engine&) = delete;
   engine& operator=(const engine&) = delete;
@@ -287,6 +288,7 @@ class engine {
   void try_out(plan::profile step, plan::actions what, plan::placement where = {});
   // The plan that was to be made of a recorded step was not: the next step is the first again.
   void record_again() noexcept;
+  void without_a_plan() noexcept;
   // See residence.hpp; pieces count in an arena.
   void keep_at_most(std::size_t bytes, std::size_t piece) {
     keeps_.keep_at_most(bytes, opts_.memory == memory_kind::arena ? piece : 0);

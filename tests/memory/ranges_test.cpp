@@ -221,6 +221,42 @@ TEST_CASE("ranges: a run that is joined comes before a single range that is not"
   CHECK(offset(run) == 0);
 }
 
+TEST_CASE("ranges: snug requests fill the run that is filled best, whatever its fences") {
+  full_book all(9);
+  // Runs of one, of three and of two, all in flight but the second.
+  for (const std::size_t which : {0, 6, 7}) all.release(which, 1 + which);
+  for (const std::size_t which : {2, 3, 4}) all.book.release(all.parts[which].index, fence{});
+  const auto snug = [&](std::size_t units) {
+    grant result;
+    if (const auto found = all.book.find_snug(units * unit, nothing_known)) {
+      all.book.take(found, units * unit, result.memory, result.ready);
+    }
+    return result;
+  };
+  const auto pair = snug(2);
+  CHECK(offset(pair) == 6);
+  CHECK(pair.ready.order() == 8);
+  CHECK(offset(snug(1)) == 0);
+  const auto rest = snug(3);
+  CHECK(offset(rest) == 2);
+  CHECK(rest.ready.order() == 0);
+  CHECK_FALSE(snug(1));
+}
+
+TEST_CASE("ranges: snug requests wait for nothing while eight of the largest would stay free") {
+  ranges book;
+  book.add_region(region(0), 12 * unit);
+  const auto first = taken(book, 1);
+  book.release(first.index, at(0, 9, 9));
+  for (const std::size_t expected : {1, 2, 3, 4, 0}) {
+    grant got;
+    const auto found = book.find_snug(unit, nothing_known);
+    REQUIRE(found);
+    book.take(found, unit, got.memory, got.ready);
+    CHECK(offset(got) == expected);
+  }
+}
+
 TEST_CASE("ranges: regions are no neighbours") {
   ranges book;
   book.add_region(region(0), 2 * unit);
@@ -289,7 +325,12 @@ TEST_CASE("ranges: random programs never overlap, lose or invent a byte, or forg
         };
         const auto room = longest();
         CHECK(book.largest_free() == room);
-        const auto got = book.acquire(bytes, joined, may_wait);
+        const bool snug = may_wait && any(2) == 0;
+        grant got;
+        if (const auto found =
+                snug ? book.find_snug(bytes, joined) : book.find(bytes, joined, may_wait)) {
+          book.take(found, bytes, got.memory, got.ready);
+        }
         if (!got) {
           if (may_wait) CHECK(room < tidepool::aligned(bytes));
           continue;

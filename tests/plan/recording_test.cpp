@@ -71,6 +71,31 @@ TEST_CASE("recording: a handle whose going cannot be recorded goes once") {
   }
 }
 
+TEST_CASE("recording: memory does not go to pieces before there is a plan") {
+  rig desk;
+  auto opts = automatic(6);
+  const auto s = desk.stream();
+  rig::offloader<> off(desk.dev, opts);
+  const auto module = off.module("core_attn");
+  auto open = off.begin();
+  auto x = off.allocate(size, s);
+  desk.write(x, 1);
+  open.commit(module, 0, s, x);
+  // Memory that need not be waited for would lie in the middle, and leave room for four.
+  auto small = off.allocate(size, s);
+  auto large = off.allocate(5 * size, s);
+  desk.write(large, 2);
+  large.reset(s);
+  small.reset(s);
+  open.end_forward();
+  open.restore(module, 0, s, x);
+  desk.check(x, 1);
+  x.reset(s);
+  open.finish();
+  off.end_step();
+  CHECK(desk.wrong() == 0);
+}
+
 TEST_CASE("recording: handles that last beyond the restore are no events after it") {
   rig desk;
   rig::offloader<> off(desk.dev, automatic(20));

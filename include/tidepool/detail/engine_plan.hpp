@@ -105,7 +105,15 @@ void engine<Device>::record_again() noexcept {
   first_step_.clear();
   trained_steps_ = 0;
   warming_up_ = true;
+  without_a_plan();
   if (recorder_ != nullptr) recorder_->forget();
+}
+
+template <device Device>
+void engine<Device>::without_a_plan() noexcept {
+  // Everything leaves in a step that comes before the first plan, and its time is not that of a
+  // step with one: but it has to fit, also where memory is as small as a plan can do with.
+  store_.device_source().lie_close(opts_.policy == policy_kind::automatic);
 }
 
 template <device Device>
@@ -114,6 +122,7 @@ void engine<Device>::adopt(plan::profile step, plan::actions what, plan::placeme
   profile_.modules = names_;
   keeps_.settle(std::move(what));
   places_.adopt(std::move(where));
+  store_.device_source().lie_close(false);
   backward_rank_.assign(profile_.chunks.size(), profile_.chunks.size());
   std::size_t rank = 0;
   for (const auto& pass : profile_.passes) {

@@ -32,7 +32,7 @@ class arena final : public block_source<Device> {
 
   [[nodiscard]] bool take(std::size_t bytes, lane_id waiter, block& into, fence& ready) override {
     const auto joined = [&](const fence& until) { return order_->joined(waiter, until); };
-    const auto found = book_.find(bytes, joined, true);
+    const auto found = close_ ? book_.find_snug(bytes, joined) : book_.find(bytes, joined, true);
     if (found) book_.take(found, bytes, into, ready);
     return static_cast<bool>(found);
   }
@@ -48,6 +48,8 @@ class arena final : public block_source<Device> {
   /// An arena of which nothing is in use is whole again, so that every step finds the same.
   void tidy() noexcept override { book_.join_if_unused(); }
 
+  void lie_close(bool close) noexcept override { close_ = close; }
+
   [[nodiscard]] std::size_t reserved() const override { return bytes_; }
   [[nodiscard]] std::size_t peak() const override { return bytes_; }
   [[nodiscard]] std::size_t budget() const override { return bytes_; }
@@ -60,6 +62,7 @@ class arena final : public block_source<Device> {
   std::size_t bytes_;
   void* base_ = nullptr;
   ranges book_;
+  bool close_ = false;
 };
 
 }  // namespace tidepool

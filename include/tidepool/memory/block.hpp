@@ -83,6 +83,9 @@ class block_source {
   /// Tells a source that grows how many bytes it should let be in flight before it reuses the
   /// oldest with a join. Others ignore it.
   virtual void let_fly(std::size_t /*bytes*/) {}
+  /// Whether blocks should lie close together even where their streams have to wait for it, so that
+  /// memory does not go to pieces. A source that is one piece does so; others ignore it.
+  virtual void lie_close(bool /*close*/) noexcept {}
   /// The step is over. What lies free in pieces may be put together. Does not throw.
   virtual void tidy() noexcept {}
 };

@@ -65,6 +65,33 @@ class ranges {
     return found;
   }
 
+  /// The same where room matters more than a wait: once less than eight of the largest blocks so
+  /// far would stay free, in the run of free neighbours that is filled best, whatever their fences.
+  /// Linear in the number of ranges; with very many of them as `find`.
+  template <class Joined>
+  [[nodiscard]] place find_snug(std::size_t bytes, const Joined& joined) {
+    const auto need = aligned(bytes);
+    const bool ample = free_bytes_ >= need && free_bytes_ - need >= most_snug * largest_;
+    if (ample || nodes_.size() > most_searched) return find(bytes, joined, true);
+    free_run best;
+    for (const auto first : first_of_region_) {
+      for (auto i = first; i != none;) {
+        if (nodes_[i].used) {
+          i = nodes_[i].right;
+          continue;
+        }
+        const auto whole = whole_run(i);
+        if (whole.run.bytes >= need && (best.first == none || whole.run.bytes < best.bytes)) {
+          best = whole.run;
+        }
+        i = whole.behind;
+      }
+    }
+    if (best.first == none) return {};
+    merge(best);
+    return {best.first, !joined(nodes_[best.first].ready)};
+  }
+
   /// Takes what `find` found for as many bytes. Written in place: a block that is copied right
   /// after it was made costs more than the search.
   [[gnu::always_inline]] void take(const place& found, std::size_t bytes, block& into,
@@ -162,6 +189,8 @@ class ranges {
  private:
   static constexpr std::size_t bin_count = 256;
   static constexpr std::size_t scan_limit = 8;  // of one bin, whose front is its oldest
+  static constexpr std::size_t most_snug = 8;   // of the largest blocks
+  static constexpr std::size_t most_searched = 4096;
   static constexpr std::size_t no_limit = std::numeric_limits<std::size_t>::max();
 
   struct node {
@@ -249,6 +278,21 @@ class ranges {
       if (result.bytes >= need) return result;
     }
     return {};
+  }
+
+  // All free neighbours from `first` on, and what comes after them.
+  struct run_and_next {
+    free_run run;
+    std::uint32_t behind;
+  };
+  [[nodiscard]] run_and_next whole_run(std::uint32_t first) const {
+    run_and_next result{{first, 0, {}}, first};
+    auto& i = result.behind;
+    for (; i != none && !nodes_[i].used; i = nodes_[i].right) {
+      result.run.bytes += nodes_[i].bytes;
+      result.run.ready.add(nodes_[i].ready);
+    }
+    return result;
   }
 
   // The free ranges that cover `bytes` from `begin` on.
