@@ -95,7 +95,7 @@ void finish() {
 }  // namespace
 
 /// What CUDA calls once, before the program's first call of it. Returns 1 where all is well.
-extern "C" int InitializeInjection() {
+extern "C" int InitializeInjection() {  // NOLINT(readability-identifier-naming): CUDA's name
   const char* const base = from_environment("TIDEPOOL_KERNEL_LOG", nullptr);
   if (base == nullptr) {
     std::fprintf(stderr, "kernel_log: set TIDEPOOL_KERNEL_LOG to the base of the files' names\n");

@@ -40,7 +40,7 @@ class layer_part {
 
   /// Memory for an operand of a GEMM.
   buffer matrix(index count) { return on_.allocate_operand(count); }
-  operand m(const buffer& b) const { return on_.operand_in(b); }
+  [[nodiscard]] operand m(const buffer& b) const { return on_.operand_in(b); }
 
   /// Memory for such a matrix.
   void allocate(saved_matrix<buffer>& x, index rows, index width) {

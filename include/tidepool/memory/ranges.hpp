@@ -268,8 +268,8 @@ class ranges {
   }
 
   template <class Joined>
-  free_run run_from(std::uint32_t first, std::size_t need, const Joined& joined,
-                    bool may_wait) const {
+  [[nodiscard]] free_run run_from(std::uint32_t first, std::size_t need, const Joined& joined,
+                                  bool may_wait) const {
     free_run result{first, 0, {}};
     for (auto i = first; i != none && !nodes_[i].used; i = nodes_[i].right) {
       if (!may_wait && !joined(nodes_[i].ready)) break;
@@ -410,7 +410,7 @@ class ranges {
     free_bytes_ -= gone.bytes;
   }
 
-  std::size_t next_filled(std::size_t from) const {
+  [[nodiscard]] std::size_t next_filled(std::size_t from) const {
     for (auto word = from / 64; word < filled_.size(); ++word) {
       auto bits = filled_[word];
       if (word == from / 64) bits &= ~std::uint64_t{0} << (from % 64);
