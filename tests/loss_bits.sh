@@ -90,6 +90,7 @@ done
 recomputing --offload-modules all --device-budget 4500KB --eval-every 2
 recomputing --offload-modules all --device-budget 4500KB --dense-layers 1 --shared-experts 1
 recomputing --offload-modules all --device-budget 2200KB --precision fp8
+recomputing --offload-modules all --device-budget 2200KB --precision bf16 --codec fp8
 # Dense layers, and shared experts beside the routed ones.
 mixed=(--dense-layers 1 --shared-experts 1)
 for module in mlp_fc1 mlp_act mlp_fc2 shared_act shared_fc2; do

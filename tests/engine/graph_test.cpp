@@ -337,6 +337,26 @@ TEST_CASE("graph: a body that throws leaves no capture behind") {
   CHECK(work.all_wrong() == 0);
 }
 
+TEST_CASE("graph: the host cannot wait for other ranks inside, and the offloader goes on") {
+  rig desk;
+  offloader off(desk.dev, small_options());
+  trainer work{desk, off};
+  work.step();
+  // As experts over ranks do, whose memory depends on how many rows the others send.
+  CHECK_THROWS_AS(static_cast<void>(off.capture(desk.stream(),
+                                                [&] {
+                                                  off.wait_for_peers(desk.stream(), [&] {
+                                                    desk.dev.synchronize(desk.stream());
+                                                  });
+                                                })),
+                  tidepool::device_error);
+  CHECK_FALSE(desk.dev.capturing(desk.stream()));
+  work.step();
+  auto graph = off.capture(desk.stream(), [&] { work.step(); });
+  graph.launch(desk.stream());
+  CHECK(work.all_wrong() == 0);
+}
+
 TEST_CASE("graph: a capture that is not the offloader's is refused at the first call") {
   rig desk;
   offloader off(desk.dev, arena_options(3 * size));
