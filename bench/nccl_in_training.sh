@@ -13,21 +13,32 @@
 # ranks, and of the two neighbours that a pipeline of two ranks has.
 set -uo pipefail
 
-library=$(realpath "$1") logs=$2
+library=$(realpath -e "$1") || exit
+logs=$2
 shift 2
 rm -f "$logs".[0-9]*
 CUDA_INJECTION64_PATH=$library TIDEPOOL_KERNEL_LOG=$logs "$@" || exit
 echo
 for file in "$logs".[0-9]*; do
+  # Meetings of the ranks are not the same in both runs.
+  grep -v AllGather "$file" | sort -n >"$file.kernels"
   # half, stream in the order of first use, number in it, how many it has, µs, NCCL's name for it
-  sort -n "$file" | awk -v all="$(wc -l <"$file")" '
+  awk -v all="$(wc -l <"$file.kernels")" '
     { part = NR > all / 2; key = part " " $3 }
     !(key in order) { order[key] = ++streams[part] }
     {
       at[NR] = part " " order[key]; number[NR] = ++count[key]; of[NR] = key; took[NR] = $2
       name[NR] = match($4, /ncclDevKernel_[A-Za-z]+/) ? substr($4, RSTART + 14, RLENGTH - 14) : "other"
     }
-    END { for (i = 1; i <= NR; ++i) print at[i], number[i], count[of[i]], took[i], name[i] }' >"$file.times"
+    { ++kinds[name[NR], part] }
+    END {
+      for (i = 1; i <= NR; ++i) {
+        if (kinds[name[i], 0] == kinds[name[i], 1]) continue
+        print FILENAME ": the two runs differ in their kernels " name[i] ": which is whose is a guess" >"/dev/stderr"
+        break
+      }
+      for (i = 1; i <= NR; ++i) print at[i], number[i], count[of[i]], took[i], name[i]
+    }' "$file.kernels" >"$file.times"
 done
 awk '
   FNR == 1 { ++ranks }

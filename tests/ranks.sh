@@ -287,10 +287,11 @@ case $part in
       with_and_without $ranks $fp8 --fp8-gemm --recompute-modules layernorm,moe_act \
         --offload-modules core_attn,expert_fc1,router
     done
-    # Rows packed where they arrive; a block is part of one row.
+    # Rows packed where they arrive.
     codec='--layers 3 --precision bf16 --codec fp8'
     for ranks in 2 4; do
       as_one_process $ranks "$codec --top-k 4" "${leaves[@]}"
+      as_one_process $ranks "$codec --top-k 4 --hidden 32 --ffn 48" "${leaves[@]}"
       with_and_without $ranks $codec --expert-capacity 0.9 --microbatches 8 "${leaves[@]}"
       with_and_without $ranks $codec --recompute-modules layernorm,moe_act --dense-layers 1 \
         --shared-experts 1 --mtp 1 --offload-modules core_attn,expert_fc1,router
@@ -540,8 +541,8 @@ SCRIPT
     refuses 3 'experts=4: with --expert-parallel it must be a multiple of the 3 ranks; give 6'
     refuses 2 'fp8-scaling=tensor: with --expert-parallel the losses' --precision fp8 \
       --fp8-scaling tensor
-    refuses 2 'hidden=32: with --codec=fp8 and --expert-parallel it must be a multiple of 128' \
-      --precision bf16 --codec fp8
+    refuses 2 'ffn=40: with --codec=fp8 and --expert-parallel it must be a multiple of 16, .*; give 48' \
+      --precision bf16 --codec fp8 --ffn 40
     refuses 2 'microbatches=3: with --expert-parallel it must be a multiple of the 2 ranks; give 4' \
       --microbatches 3
     refuses 2 'in-flight=3: is more than the 2 microbatches of each rank' --in-flight 3

@@ -2,7 +2,7 @@
 /// the matrices whose inputs it packs, a little, and no other bit.
 #pragma once
 
-#include <cmath>
+#include <algorithm>
 #include <cstdio>
 #include <string>
 #include <vector>

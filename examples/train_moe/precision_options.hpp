@@ -35,8 +35,8 @@ inline void check_fp8_gemm(const settings& run) {
   }
 }
 
-/// What is saved as codes becomes codes once; and a block that two rows share depends on which rows
-/// a rank has.
+/// What is saved as codes becomes codes once; and a block that two experts' rows share depends on
+/// which experts a rank has.
 inline void check_codec(const settings& run) {
   const auto fail = [](const std::string& what) { throw tidepool::option_error(what); };
   const model_sizes& m = run.model;
@@ -50,12 +50,14 @@ inline void check_codec(const settings& run) {
          std::to_string(m.dense_layers) + " leaves no layer with any; lower that, or leave it out");
   }
   if (!run.expert_parallel) return;
-  constexpr auto unit = static_cast<index>(tidepool::codec::block);
+  // Then an expert's padded rows are whole blocks, on whichever rank.
+  constexpr index unit = static_cast<index>(tidepool::codec::block) / row_padding;
   for (const auto& [option, width] : {std::pair{"--hidden", m.hidden}, {"--ffn", m.ffn}}) {
     if (width % unit == 0) continue;
     fail(std::string(option) + "=" + std::to_string(width) +
          ": with --codec=fp8 and --expert-parallel it must be a multiple of " +
-         std::to_string(unit) + ", or gradients would depend on the number of ranks; give " +
+         std::to_string(unit) +
+         ", or numbers that share a scale would depend on the number of ranks; give " +
          std::to_string((width / unit + 1) * unit));
   }
 }

@@ -295,6 +295,7 @@ class offloader {
     reload_as(made);
     auto where = places_of(made, recorded);
     engine_->try_out(std::move(recorded), made.what, std::move(where));
+    if (!made.expected.runs) engine_->without_a_plan();
   }
 
   void settle_plan() {
@@ -302,6 +303,7 @@ class offloader {
     recorded.link = link_;
     const auto made = planned([&] { return plan::automatic(recorded, settings()); });
     engine_->adopt(recorded, made.what, places_of(made, recorded));
+    if (!made.expected.runs) engine_->without_a_plan();
     adopt(made, recorded);
     report_(made.expected.runs
                 ? plan::in_words(made)

@@ -4,8 +4,10 @@
 #include <doctest/doctest.h>
 
 #include <cstddef>
+#include <set>
 #include <stdexcept>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "rig.hpp"
@@ -48,6 +50,23 @@ struct beside_late_others : virtual_device {
   int in_alone = 0;
 };
 
+/// Notes where copies go on the host, and where they come from there.
+struct counting_places : virtual_device {
+  using virtual_device::virtual_device;
+
+  void copy(void* target, const void* source, const copy_shape& shape, copy_direction direction,
+            stream_ref on) {
+    if (direction == copy_direction::device_to_host) {
+      to.insert(target);
+    } else {
+      from.insert(source);
+    }
+    virtual_device::copy(target, source, shape, direction, on);
+  }
+
+  std::set<const void*> to, from;
+};
+
 /// Steps of one group, until a plan is made of them.
 template <class Offloader>
 void train(rig& desk, Offloader& off, int steps) {
@@ -88,6 +107,20 @@ TEST_CASE("link: who measures meets the others before each part, and nothing is 
   CHECK(met[1] - met[0] == doctest::Approx(moved / 40).epsilon(0.01));
   CHECK(met[2] - met[1] == doctest::Approx(moved / 50).epsilon(0.01));
   CHECK(dev.now_ns() - met[2] == doctest::Approx(2 * moved / 60).epsilon(0.05));
+}
+
+TEST_CASE("link: copies take turns in host memory that no cache holds, where there is as much") {
+  for (const auto& [host_mib, blocks] : {std::pair{512, 8U}, {511, 1U}}) {
+    const auto mib = host_mib;
+    CAPTURE(mib);
+    auto about = with_room();
+    about.host_bytes = static_cast<std::size_t>(mib) << 20;
+    counting_places dev(about);
+    const auto rates = plan::detail::measured_link(dev, [] {});
+    CHECK(rates.out == doctest::Approx(40).epsilon(0.01));
+    CHECK(dev.to.size() == blocks);
+    CHECK(dev.from.size() == blocks);
+  }
 }
 
 TEST_CASE("link: others may begin late") {

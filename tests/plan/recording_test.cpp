@@ -71,29 +71,34 @@ TEST_CASE("recording: a handle whose going cannot be recorded goes once") {
   }
 }
 
-TEST_CASE("recording: memory does not go to pieces before there is a plan") {
-  rig desk;
-  auto opts = automatic(6);
-  const auto s = desk.stream();
-  rig::offloader<> off(desk.dev, opts);
-  const auto module = off.module("core_attn");
-  auto open = off.begin();
-  auto x = off.allocate(size, s);
-  desk.write(x, 1);
-  open.commit(module, 0, s, x);
-  // Memory that need not be waited for would lie in the middle, and leave room for four.
-  auto small = off.allocate(size, s);
-  auto large = off.allocate(5 * size, s);
-  desk.write(large, 2);
-  large.reset(s);
-  small.reset(s);
-  open.end_forward();
-  open.restore(module, 0, s, x);
-  desk.check(x, 1);
-  x.reset(s);
-  open.finish();
-  off.end_step();
-  CHECK(desk.wrong() == 0);
+TEST_CASE("recording: memory does not go to pieces before there is a plan, nor without one") {
+  for (const std::size_t varies : {0, 256}) {
+    CAPTURE(varies);
+    rig desk;
+    const auto s = desk.stream();
+    rig::offloader<> off(desk.dev, automatic(6));
+    off.on_report([](std::string_view) {});
+    const auto module = off.module("core_attn");
+    for (std::size_t step = 0; step < 5; ++step) {
+      auto open = off.begin();
+      auto x = off.allocate(size, s);
+      desk.write(x, 1);
+      open.commit(module, 0, s, x);
+      // Memory that need not be waited for would lie in the middle, and leave room for four.
+      auto small = off.allocate(size, s);
+      auto large = off.allocate(5 * size - step % 2 * varies, s);
+      desk.write(large, 2);
+      large.reset(s);
+      small.reset(s);
+      open.end_forward();
+      open.restore(module, 0, s, x);
+      desk.check(x, 1);
+      x.reset(s);
+      open.finish();
+      off.end_step();
+    }
+    CHECK(desk.wrong() == 0);
+  }
 }
 
 TEST_CASE("recording: handles that last beyond the restore are no events after it") {

@@ -111,8 +111,8 @@ void engine<Device>::record_again() noexcept {
 
 template <device Device>
 void engine<Device>::without_a_plan() noexcept {
-  // Everything leaves in a step that comes before the first plan, and its time is not that of a
-  // step with one: but it has to fit, also where memory is as small as a plan can do with.
+  // Everything leaves in a step that comes before the first plan, or for which none was found: its
+  // time is not that of a step with one, but it has to fit, also in the smallest memory of a plan.
   store_.device_source().lie_close(opts_.policy == policy_kind::automatic);
 }
 

@@ -67,12 +67,12 @@ class ranges {
 
   /// The same where room matters more than a wait: once less than eight of the largest blocks so
   /// far would stay free, in the run of free neighbours that is filled best, whatever their fences.
-  /// Linear in the number of ranges; with very many of them as `find`.
+  /// Linear in the number of ranges; with more than 1024 of them as `find`.
   template <class Joined>
   [[nodiscard]] place find_snug(std::size_t bytes, const Joined& joined) {
     const auto need = aligned(bytes);
     const bool ample = free_bytes_ >= need && free_bytes_ - need >= most_snug * largest_;
-    if (ample || nodes_.size() > most_searched) return find(bytes, joined, true);
+    if (ample || nodes_.size() - spare_.size() > most_searched) return find(bytes, joined, true);
     free_run best;
     for (const auto first : first_of_region_) {
       for (auto i = first; i != none;) {
@@ -190,7 +190,7 @@ class ranges {
   static constexpr std::size_t bin_count = 256;
   static constexpr std::size_t scan_limit = 8;  // of one bin, whose front is its oldest
   static constexpr std::size_t most_snug = 8;   // of the largest blocks
-  static constexpr std::size_t most_searched = 4096;
+  static constexpr std::size_t most_searched = 1024;
   static constexpr std::size_t no_limit = std::numeric_limits<std::size_t>::max();
 
   struct node {
