@@ -291,12 +291,14 @@ case $part in
     codec='--layers 3 --precision bf16 --codec fp8'
     for ranks in 2 4; do
       as_one_process $ranks "$codec --top-k 4" "${leaves[@]}"
-      as_one_process $ranks "$codec --top-k 4 --hidden 32 --ffn 48" "${leaves[@]}"
       with_and_without $ranks $codec --expert-capacity 0.9 --microbatches 8 "${leaves[@]}"
       with_and_without $ranks $codec --recompute-modules layernorm,moe_act --dense-layers 1 \
         --shared-experts 1 --mtp 1 --offload-modules core_attn,expert_fc1,router
       with_and_without $ranks $codec --offload-modules fused_group_mlp,router
     done
+    # Widths in which a block is parts of several rows, all of one expert.
+    small=(--hidden 48 --ffn 80 --heads 2 --seq 32 --batch 2 --data "$text")
+    for ranks in 2 4; do as_one_process $ranks "$codec --top-k 4" "${leaves[@]}"; done
     # Two tokens, of which each chooses one expert of four: some ranks get no rows.
     small=(--hidden 32 --heads 2 --seq 2 --batch 1 --data "$text")
     as_one_process 4 '--layers 2 --top-k 1' "${leaves[@]}"
