@@ -111,9 +111,8 @@ void engine<Device>::record_again() noexcept {
 
 template <device Device>
 void engine<Device>::without_a_plan() noexcept {
-  // Everything leaves in a step before the first plan, or for which none was found, and a plan that
-  // is tried out without places is of a step that took other times. They are soon over, or slow
-  // anyhow; but they have to fit, also in the smallest memory that a plan can do with.
+  // Everything leaves in a step that comes before the first plan, or for which none was found: its
+  // time is not that of a step with one, but it has to fit, also in the smallest memory of a plan.
   store_.device_source().lie_close(opts_.policy == policy_kind::automatic);
 }
 
