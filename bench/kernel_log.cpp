@@ -8,7 +8,6 @@
 /// Source: the callbacks and the injection of the CUPTI documentation, "CUPTI Activity API".
 #include <cupti.h>
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -30,7 +29,7 @@ constexpr std::align_val_t buffer_alignment{8};
 
 // CUPTI's callbacks are given nothing of ours: what they need is global, here alone.
 std::FILE* file = nullptr;
-std::string wanted = "nccl";
+std::string wanted;
 std::uint64_t first_ns = 0;
 
 const char* from_environment(const char* name, const char* otherwise) {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "gradient_codec.hpp"
+#include "gradient_narrow.hpp"
 #include "kernels_cpu.hpp"
 
 #if defined(TIDEPOOL_HAS_CUDA)

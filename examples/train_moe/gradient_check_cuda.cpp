@@ -4,6 +4,7 @@
 #include <tidepool/error.hpp>
 
 #include "gradient_codec.hpp"
+#include "gradient_narrow.hpp"
 #include "kernels_cuda.hpp"
 
 namespace moe {

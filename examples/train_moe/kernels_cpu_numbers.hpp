@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <tidepool/codec/fp8.hpp>
 
 #include "kernels_cpu_base.hpp"
 

@@ -313,8 +313,8 @@ struct rehearsed_places {
 /// everything leaving, as a warm-up does (where that fits), since where memory lies then counts
 /// later; then with `what`, until two steps in a row take the same, and tells what the last was
 /// like. `opts` are those of the run to be foretold; `placed` says whether memory lies where a plan
-/// would have it
-/// (`best_places`). Durations are the profile's; kernels are not slowed by copies beside them.
+/// would have it (`best_places`). Durations are the profile's; kernels are not slowed by copies
+/// beside them.
 ///
 /// Where the engine would refuse, `expected.runs` is false and `refusal` says why. A recomputed
 /// group takes the profile's time; what it is computed from is taken to be there. Takes about a
