@@ -21,6 +21,8 @@ namespace {
 using namespace tidepool;
 using tidepool::test::rig;
 
+constexpr std::size_t block_pair = std::size_t{64} << 20;
+
 machine with_room() {
   machine about;
   about.device_bytes = about.host_bytes = std::size_t{256} << 20;
@@ -87,7 +89,8 @@ void train(rig& desk, Offloader& off, int steps) {
 
 TEST_CASE("link: what is measured is what the device has") {
   virtual_device dev(with_room());
-  const auto rates = plan::detail::measured_link(dev, [] {});
+  const auto rates = plan::detail::measured_link(
+      dev, [] {}, block_pair);
   CHECK(rates.out == doctest::Approx(40).epsilon(0.01));
   CHECK(rates.in == doctest::Approx(50).epsilon(0.01));
   CHECK(rates.both == doctest::Approx(60).epsilon(0.01));
@@ -96,36 +99,52 @@ TEST_CASE("link: what is measured is what the device has") {
 TEST_CASE("link: who measures meets the others before each part, and nothing is under way then") {
   virtual_device dev(with_room());
   std::vector<double> met;
-  static_cast<void>(plan::detail::measured_link(dev, [&] {
-    const auto now = dev.now_ns();
-    dev.synchronize();
-    CHECK(dev.now_ns() == now);
-    met.push_back(now);
-  }));
+  static_cast<void>(plan::detail::measured_link(
+      dev,
+      [&] {
+        const auto now = dev.now_ns();
+        dev.synchronize();
+        CHECK(dev.now_ns() == now);
+        met.push_back(now);
+      },
+      block_pair));
   REQUIRE(met.size() == 3);
-  const auto moved = 24.0 * (32 << 20);
+  const auto moved = 192.0 * (32 << 20);
   CHECK(met[1] - met[0] == doctest::Approx(moved / 40).epsilon(0.01));
   CHECK(met[2] - met[1] == doctest::Approx(moved / 50).epsilon(0.01));
   CHECK(dev.now_ns() - met[2] == doctest::Approx(2 * moved / 60).epsilon(0.05));
 }
 
-TEST_CASE("link: copies take turns in host memory that no cache holds, where there is as much") {
-  for (const auto& [host_mib, blocks] : {std::pair{512, 8U}, {511, 1U}}) {
-    const auto mib = host_mib;
-    CAPTURE(mib);
+TEST_CASE("link: copies take turns in as much host memory as there is to be, or half of it") {
+  struct blocks {
+    std::size_t mib_there;
+    std::size_t mib_wanted;
+    std::size_t expected;
+  };
+  for (const auto& [there, wanted, expected] : {blocks{512, 512, 8},
+                                                {511, 512, 4},
+                                                {512, 300, 4},
+                                                {64, 512, 1},
+                                                {512, 0, 1},
+                                                {8192, 8192, 64}}) {
+    const auto mib = std::pair(there, wanted);
+    CAPTURE(mib.first);
+    CAPTURE(mib.second);
     auto about = with_room();
-    about.host_bytes = static_cast<std::size_t>(mib) << 20;
+    about.host_bytes = mib.first << 20;
     counting_places dev(about);
-    const auto rates = plan::detail::measured_link(dev, [] {});
+    const auto rates = plan::detail::measured_link(
+        dev, [] {}, mib.second << 20);
     CHECK(rates.out == doctest::Approx(40).epsilon(0.01));
-    CHECK(dev.to.size() == blocks);
-    CHECK(dev.from.size() == blocks);
+    CHECK(dev.to.size() == expected);
+    CHECK(dev.from.size() == expected);
   }
 }
 
 TEST_CASE("link: others may begin late") {
   beside_late_others dev(with_room());
-  const auto rates = plan::detail::measured_link(dev, [&] { dev.out_alone = dev.in_alone = 7; });
+  const auto rates = plan::detail::measured_link(
+      dev, [&] { dev.out_alone = dev.in_alone = 48; }, block_pair);
   CHECK(rates.out == doctest::Approx(40).epsilon(0.01));
   CHECK(rates.in == doctest::Approx(50).epsilon(0.01));
   CHECK(rates.both == doctest::Approx(60).epsilon(0.01));
@@ -136,7 +155,8 @@ TEST_CASE("link: who cannot measure does not keep the others waiting") {
   small.device_bytes = std::size_t{1} << 20;
   virtual_device dev(small);
   int met = 0;
-  CHECK(plan::detail::measured_link(dev, [&] { ++met; }) == plan::link_rates{});
+  CHECK(plan::detail::measured_link(
+            dev, [&] { ++met; }, block_pair) == plan::link_rates{});
   CHECK(met == 3);
 
   met = 0;

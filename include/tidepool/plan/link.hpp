@@ -6,6 +6,7 @@
 #include <functional>
 #include <initializer_list>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "tidepool/device/device.hpp"
@@ -23,9 +24,11 @@ template <device Device>
 class link_lane {
  public:
   static constexpr std::size_t bytes = std::size_t{32} << 20;
-  static constexpr std::size_t copies = 24;
+  // The same in all that measure at once, for as long as each other: what a host's memory gives
+  // several GPUs for 20 ms, it does not give them for long.
+  static constexpr std::size_t copies = 192;
   // Of host memory, in turns: the same 32 MiB over and over would come from a cache of the host's.
-  static constexpr std::size_t most_blocks = 8;
+  static constexpr std::size_t most_blocks = copies / 3;
 
   link_lane(Device& dev, copy_direction direction)
       : dev_(&dev), direction_(direction), stream_(dev.make_stream()) {
@@ -41,7 +44,7 @@ class link_lane {
   // False where there is no memory for as many blocks of the host.
   [[nodiscard]] bool reserve(std::size_t blocks) {
     if (on_device_ == nullptr) on_device_ = dev_->try_allocate(bytes);
-    if (on_host_ != nullptr) dev_->deallocate_host(on_host_);
+    if (on_host_ != nullptr) dev_->deallocate_host(std::exchange(on_host_, nullptr));
     on_host_ = dev_->try_allocate_host((blocks_ = blocks) * bytes);
     return on_device_ != nullptr && on_host_ != nullptr;
   }
@@ -106,13 +109,13 @@ double link_rate(Device& dev, std::initializer_list<link_lane<Device>*> lanes) {
 }
 
 template <device Device>
-link_rates measured_link(Device& dev, const std::function<void()>& meet) {
-  link_lane<Device> out(dev, copy_direction::device_to_host);
-  link_lane<Device> in(dev, copy_direction::host_to_device);
-  const auto reserve = [&](std::size_t blocks) {
-    return out.reserve(blocks) && in.reserve(blocks);
-  };
-  if (!reserve(link_lane<Device>::most_blocks) && !reserve(1)) {
+link_rates measured_link(Device& dev, const std::function<void()>& meet, std::size_t host_bytes) {
+  using lane = link_lane<Device>;
+  lane out(dev, copy_direction::device_to_host);
+  lane in(dev, copy_direction::host_to_device);
+  auto blocks = std::clamp<std::size_t>(host_bytes / 2 / lane::bytes, 1, lane::most_blocks);
+  while (blocks > 0 && !(out.reserve(blocks) && in.reserve(blocks))) blocks /= 2;
+  if (blocks == 0) {
     for (int i = 0; i < link_measurements; ++i) meet();  // others wait for this one
     return {};
   }
@@ -133,26 +136,30 @@ link_rates measured_link(Device& dev, const std::function<void()>& meet) {
 }  // namespace detail
 
 /// Rates of pinned copies of 32 MiB, queued back to back, in each direction alone and in both:
-/// those of the middle third of 24 copies.
+/// those of the middle third of 192 copies.
 ///
-/// Takes two such blocks of the device and sixteen of the host (two where it has no more), for
-/// about 100 ms on a PCIe 5 link, and blocks the host. Where there is no memory for them, or the
-/// device has no clock, the answer is the default. A virtual device says what it was made with.
-/// Throws `device_error`, and what `meet` throws.
+/// Takes two such blocks of the device, and up to `host_bytes` of the host's memory, half of it
+/// where it has no more, and so on: at least two blocks, at most 4 GiB. Give it what the training
+/// takes: beside other GPUs, copies to and from much memory are slower than those that stay in the
+/// host's cache. Blocks the host, for half a second on a PCIe 5 link and as long again to pin
+/// 4 GiB. Where there is no memory for two blocks, or the device has no clock, the answer is the
+/// default. A virtual device says what it was made with. Throws `device_error`, and what `meet`
+/// throws.
 ///
 /// `meet` is called before each of the three measurements, always and on every device, with
 /// nothing under way on this one. GPUs of a host share its memory: where it returns at about the
 /// same time in all that measure, as from a barrier, each is told what it gets beside the others.
-/// Some may begin late, by a third of what their own measurement takes (5 ms).
+/// Some may begin late, by a quarter of what their own measurement takes (30 ms).
 template <device Device>
 [[nodiscard]] link_rates measure_link(
-    Device& dev, const std::function<void()>& meet = [] {}) {
+    Device& dev, const std::function<void()>& meet = [] {},
+    std::size_t host_bytes = std::size_t{512} << 20) {
   if constexpr (requires { dev.model().both_rate; }) {
     for (int i = 0; i < detail::link_measurements; ++i) meet();
     const auto& model = dev.model();
     return {model.offload_rate, model.reload_rate, model.both_rate, model.copy_latency_ns / 1e3};
   } else {
-    return detail::measured_link(dev, meet);
+    return detail::measured_link(dev, meet, host_bytes);
   }
 }
 
