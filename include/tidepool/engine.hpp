@@ -272,7 +272,7 @@ class engine {
   // warm-up. With `policy_kind::automatic` the first two steps are
   // recorded, and the caller settles what stays: for the second so that it is timed in much the
   // state that the steps after it will be in, since a GPU that stands still at times is faster.
-  enum class stage : std::uint8_t { step, warm_up, recorded, timed };
+  enum class stage : std::uint8_t { step, warm_up, first, recorded, timed };
   stage end_step();
 
   [[nodiscard]] const std::vector<std::string>& names() const { return names_; }
@@ -351,8 +351,10 @@ class engine {
   [[nodiscard]] plan::action planned(const chunk_state& chunk, int layer,
                                      std::span<handle* const> handles) const {
     if (keeps_.everything_leaves()) return plan::action::offload;
-    return keeps_.of(chunk.ordinal(), chunk.group_count(), layer, bytes_of(handles),
-                     [&] { return store_.device_source().largest_free(); });
+    return keeps_.of(chunk.ordinal(), chunk.group_count(), layer, bytes_of(handles), [&] {
+      return places_.hold() ? std::numeric_limits<std::size_t>::max()
+                            : store_.device_source().largest_free();
+    });
   }
   [[nodiscard]] bool discardable(std::span<handle* const> handles) const;
   void note_recompute(chunk_state& chunk, const group& which, plan::action what);

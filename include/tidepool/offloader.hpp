@@ -133,7 +133,7 @@ class offloader {
   void end_step() {
     using stage = typename detail::engine<Device>::stage;
     const auto over = engine_->end_step();
-    if (over == stage::recorded) return try_plan();
+    if (over == stage::first || over == stage::recorded) return try_plan(over == stage::first);
     if (over == stage::step) return;
     if (over == stage::timed) settle_plan();
     for (const auto& message : trace::silent_messages(counters())) report_(message);
@@ -283,16 +283,24 @@ class offloader {
     }
   }
 
-  void try_plan() {
+  void try_plan(bool first) {
     auto recorded = engine_->profile();
     const auto made = planned([&] {
-      if (!link_measured_) link_ = plan::measure_link(engine_->device(), meet_);
+      if (!link_measured_) {
+        link_ = plan::measure_link(engine_->device(), meet_, counters().host_reserved);
+      }
       link_measured_ = true;
       recorded.link = link_;
+      auto found = plan::automatic(recorded, settings());
+      if (!first || found.expected.runs) return found;
+      recorded.shapes_vary = false;  // it may be too much that is left free for those that do
       return plan::automatic(recorded, settings());
     });
     limit_kept(recorded, made);
     reload_as(made);
+    // One step cannot tell. The plan leaves room for shapes that vary, but what it keeps lies for
+    // long, and shapes that repeat then find memory in pieces unless they have their places.
+    if (first) recorded.shapes_vary = false;
     auto where = places_of(made, recorded);
     engine_->try_out(std::move(recorded), made.what, std::move(where));
     if (!made.expected.runs) engine_->without_a_plan();

@@ -77,7 +77,7 @@ auto engine<Device>::end_step() -> stage {
     first_step_ = profile_.chunks;
     first_sizes_ = recorder_->sizes();
     profile_.shapes_vary = true;  // as far as one step can tell
-    return stage::recorded;
+    return stage::first;
   }
   profile_.shapes_vary =
       loose_ || !same_shapes(first_step_, profile_.chunks) || first_sizes_ != recorder_->sizes();

@@ -25,7 +25,10 @@ class places {
   void step_ended() {
     next_ = 0;
     ++step_;
+    strayed_ = false;
   }
+  // There are any, and the step has allocated as planned so far.
+  [[nodiscard]] bool hold() const { return !planned_.empty() && !strayed_; }
   // What is allocated between steps is no part of one.
   void evaluation_begins(bool between_steps) { between_steps_ = between_steps; }
   void evaluation_ended() {
@@ -42,6 +45,7 @@ class places {
       }
       if (off < next_ && is_meant(next_ - 1 - off, bytes)) return next_ - 1 - off;
     }
+    strayed_ = true;
     return unknown;
   }
   [[nodiscard]] std::size_t first(std::uint32_t storage) const {
@@ -62,6 +66,7 @@ class places {
   std::vector<std::uint64_t> used_in_;  // the step that each was last used in
   std::uint64_t step_ = 0;
   std::uint32_t next_ = 0;
+  bool strayed_ = false;        // in this step
   bool between_steps_ = false;  // the evaluation that is under way
 };
 
