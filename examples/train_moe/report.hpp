@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <iterator>
 #include <string>
 #include <tidepool/trace/record.hpp>
 #include <vector>
@@ -17,13 +18,17 @@
 
 namespace moe {
 
-/// The middle step time without the first two steps, in which the offloader warms up.
-inline double median_ms(const run_result& run) {
+/// The middle step time after so many steps, where there are more.
+inline double median_ms(const run_result& run, int warm_up_steps) {
   std::vector<double> times = run.step_ms;
-  if (times.size() > 2) times.erase(times.begin(), times.begin() + 2);
+  if (std::ssize(times) > warm_up_steps) {
+    times.erase(times.begin(), times.begin() + warm_up_steps);
+  }
   std::sort(times.begin(), times.end());
   return times.empty() ? 0 : times[times.size() / 2];
 }
+
+inline double median_ms(const run_result& run) { return median_ms(run, run.warm_up_steps); }
 
 /// Mean of the last ten steps.
 inline double final_loss(const run_result& run) {
@@ -123,7 +128,7 @@ inline bool print_comparison(const run_result& without, const run_result& with) 
     std::printf("%-32s %14.*f %14.*f\n", name, digits, a, digits, b);
   };
   line("final loss, nats", final_loss(without), final_loss(with), 6);
-  line("step time, ms", median_ms(without), median_ms(with), 3);
+  line("step time, ms", median_ms(without, with.warm_up_steps), median_ms(with), 3);
   line("stall in the traced step, ms", stall_ms(without), stall_ms(with), 3);
   line("device peak, MB", megabytes(without.driver_peak), megabytes(with.driver_peak), 2);
   line("  memory for saved tensors, MB", megabytes(without.counters.device_peak),

@@ -20,6 +20,7 @@ struct run_result {
   std::vector<float> losses;
   std::vector<float> mtp_losses;  ///< of multi-token prediction, mean of its depths; or none
   std::vector<double> step_ms;
+  int warm_up_steps = 2;                           ///< in which the offloader finds out what to do
   std::vector<std::pair<int, float>> evaluations;  ///< step and loss on held-out text
   std::size_t driver_peak = 0;  ///< device bytes of everything, as the driver counts them
   tidepool::trace::counters counters;

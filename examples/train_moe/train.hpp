@@ -119,6 +119,7 @@ class trainer {
     result.counters = offloader_.counters();
     if (const auto& plan = offloader_.current_plan()) {
       result.forecast_ms = plan->expected.step_us / 1e3;
+      result.warm_up_steps = std::max(result.warm_up_steps, offloader_.settings().timed_step);
     }
     std::uint64_t offloaded = 0;
     for (const auto& each : result.counters.modules) offloaded += each.bytes_offloaded;
