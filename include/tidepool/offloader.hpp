@@ -287,19 +287,20 @@ class offloader {
     auto recorded = engine_->profile();
     const auto made = planned([&] {
       if (!link_measured_) {
-        link_ = plan::measure_link(engine_->device(), meet_, counters().host_reserved);
+        link_ = plan::measure_link(engine_->device(), meet_, counters().host_reserved / 4);
       }
       link_measured_ = true;
       recorded.link = link_;
       auto found = plan::automatic(recorded, settings());
       if (!first || found.expected.runs) return found;
-      recorded.shapes_vary = false;  // it may be too much that is left free for those that do
-      return plan::automatic(recorded, settings());
+      auto repeated = recorded;  // it may be too much that is left free for shapes that vary
+      repeated.shapes_vary = false;
+      return plan::automatic(repeated, settings());
     });
     limit_kept(recorded, made);
     reload_as(made);
-    // One step cannot tell. The plan leaves room for shapes that vary, but what it keeps lies for
-    // long, and shapes that repeat then find memory in pieces unless they have their places.
+    // One step cannot tell. The plan leaves room for shapes that vary, and less stays once they do;
+    // but what stays lies for long, and those that repeat find memory in pieces without places.
     if (first) recorded.shapes_vary = false;
     auto where = places_of(made, recorded);
     engine_->try_out(std::move(recorded), made.what, std::move(where));

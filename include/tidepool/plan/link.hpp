@@ -139,11 +139,11 @@ link_rates measured_link(Device& dev, const std::function<void()>& meet, std::si
 /// those of the middle third of 192 copies.
 ///
 /// Takes two such blocks of the device, and up to `host_bytes` of the host's memory, half of it
-/// where it has no more, and so on: at least two blocks, at most 4 GiB. Give it what the training
-/// takes: beside other GPUs, copies to and from much memory are slower than those that stay in the
-/// host's cache. Blocks the host, for half a second on a PCIe 5 link and as long again to pin
-/// 4 GiB. Where there is no memory for two blocks, or the device has no clock, the answer is the
-/// default. A virtual device says what it was made with. Throws `device_error`, and what `meet`
+/// where it has no more, and so on: at least two blocks, at most 4 GiB. Give it much where the
+/// training takes much: beside other GPUs, copies to and from memory are slower than those that
+/// stay in the host's cache. Blocks the host, for half a second on a PCIe 5 link and as long again
+/// to pin 4 GiB. Where there is no memory for two blocks, or the device has no clock, the answer is
+/// the default. A virtual device says what it was made with. Throws `device_error`, and what `meet`
 /// throws.
 ///
 /// `meet` is called before each of the three measurements, always and on every device, with
