@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -269,9 +270,10 @@ class engine {
   void end_chunk(chunk_state& chunk) noexcept;
 
   // What the end of a step was the end of; the first step under a plan from elsewhere counts as a
-  // warm-up. With `policy_kind::automatic` the first two steps are
-  // recorded, and the caller settles what stays: for the second so that it is timed in much the
-  // state that the steps after it will be in, since a GPU that stands still at times is faster.
+  // warm-up. With `policy_kind::automatic` the first step and some later ones are recorded, and the
+  // caller settles what stays: before the timed one so that it is timed in much the state that the
+  // steps after it will be in, since a GPU that stands still at times is faster. Of the first alone
+  // it is not known whether shapes vary.
   enum class stage : std::uint8_t { step, warm_up, first, recorded, timed };
   stage end_step();
 

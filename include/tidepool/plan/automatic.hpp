@@ -47,8 +47,8 @@ inline constexpr std::size_t work_of_a_share = 4'000'000;
 /// as judge. Of plans that take as long, to a thousandth, the one that moves least is taken.
 ///
 /// `expected` is the forecast of the engine, not the planner's. Blocks the host for some seconds
-/// where a step has a thousand groups, and for less where some plan takes hardly longer than
-/// keeping all.
+/// where a step has a thousand groups, or memory for a hundred is tight, and for less where some
+/// plan takes hardly longer than keeping all.
 [[nodiscard]] inline step_plan automatic(const profile& step, const options& opts) {
   planner plans(step);
   auto most = opts.device_budget.value_or(plans.in_core().peak);

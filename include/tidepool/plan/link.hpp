@@ -41,12 +41,13 @@ class link_lane {
     if (on_host_ != nullptr) dev_->deallocate_host(on_host_);
   }
 
-  // False where there is no memory for as many blocks of the host.
+  // False where there is no memory for one block of the device and as many of the host.
   [[nodiscard]] bool reserve(std::size_t blocks) {
     if (on_device_ == nullptr) on_device_ = dev_->try_allocate(bytes);
+    if (on_device_ == nullptr) return false;
     if (on_host_ != nullptr) dev_->deallocate_host(std::exchange(on_host_, nullptr));
     on_host_ = dev_->try_allocate_host((blocks_ = blocks) * bytes);
-    return on_device_ != nullptr && on_host_ != nullptr;
+    return on_host_ != nullptr;
   }
   [[nodiscard]] auto stream() const { return stream_.ref(); }
 
