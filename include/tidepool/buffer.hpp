@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -29,7 +30,8 @@ class handle {
       : store_(std::exchange(other.store_, nullptr)),
         part_(other.part_),
         lane_(other.lane_),
-        whole_(other.whole_) {}
+        whole_(other.whole_),
+        saved_as_(std::exchange(other.saved_as_, 0)) {}
   handle& operator=(handle&& other) noexcept {
     if (this != &other) {
       drop();
@@ -37,6 +39,7 @@ class handle {
       part_ = other.part_;
       lane_ = other.lane_;
       whole_ = other.whole_;
+      saved_as_ = std::exchange(other.saved_as_, 0);
     }
     return *this;
   }
@@ -61,8 +64,9 @@ class handle {
   /// Gives the memory back: it may be reused after what `stream` has been given so far. Does not
   /// block the host. Empty handles stay empty. One that throws leaves the handle full.
   void reset(typename Device::stream_ref stream) {
+    saved_as_ = 0;
     if (store_ == nullptr) return;
-    store_->owner->drop(*store_, store_->owner->lane_of(stream));
+    store_->owner->drop(*store_, store_->owner->lane_to_capture(stream));
     store_ = nullptr;
     part_ = {};
   }
@@ -80,8 +84,9 @@ class handle {
 
   storage* store_ = nullptr;
   detail::rectangle part_;
-  lane_id lane_{};      // where it was allocated, shared or restored
-  bool whole_ = false;  // the storage leaves, not the part alone
+  lane_id lane_{};              // where it was allocated, shared or restored
+  bool whole_ = false;          // the storage leaves, not the part alone
+  std::uint64_t saved_as_ = 0;  // the number of the storage for which a commit emptied it
 
  private:
   friend class detail::engine<Device>;

@@ -72,8 +72,12 @@ class chunk {
   /// ahead. What had stayed is left alone, but for its handle, which follows `stream` from now on:
   /// one that goes without a word gives its memory back behind what that was given.
   ///
-  /// Throws `misuse_error` (never committed, restored before, other arguments), `out_of_budget`
-  /// (device, naming what is live) or `device_error`.
+  /// An empty handle may be given that committed nothing, or was emptied by the commit of another
+  /// chunk that is still open: it just is where the tensor goes.
+  ///
+  /// Throws `misuse_error` (never committed, restored before, other arguments, a handle that a
+  /// commit emptied and this call would leave empty), `out_of_budget` (device, naming what is live)
+  /// or `device_error`.
   template <fixed_string Name, class... Handles>
   void restore(int layer, stream_ref stream, Handles&... saved) {
     if constexpr (compiled_in<Name>()) {
@@ -82,7 +86,9 @@ class chunk {
   }
   template <class... Handles>
   void restore(module_id module, int layer, stream_ref stream, Handles&... saved) {
-    if (wants(module)) fetch(module, layer, stream, saved...);
+    const auto handles = pointers_to(saved...);
+    if (!wants(module)) return detail::engine<Device>::expect_full(layer, handles);
+    engine_->restore(*state_, module, layer, engine_->lane_of(stream), handles);
   }
 
   /// `commit`, with an offer: backward can compute these buffers again from what it has restored by
@@ -120,8 +126,8 @@ class chunk {
   void restore_or_recompute(module_id module, int layer, stream_ref stream, Again&& again,
                             Buffers&... saved) {
     static_cast<void>(buffers_of(saved...));
-    if (!wants(module)) return;
     const auto handles = pointers_to(saved...);
+    if (!wants(module)) return detail::engine<Device>::expect_full(layer, handles);
     engine_->restore_or_recompute(*state_, module, layer, stream, handles,
                                   std::forward<Again>(again));
   }
@@ -281,12 +287,6 @@ class chunk {
   void send(kind how, module_id module, int layer, stream_ref stream, Handles&... saved) {
     const auto handles = pointers_to(saved...);
     engine_->commit(*state_, module, layer, engine_->lane_of(stream), handles, how);
-  }
-
-  template <class... Handles>
-  void fetch(module_id module, int layer, stream_ref stream, Handles&... saved) {
-    const auto handles = pointers_to(saved...);
-    engine_->restore(*state_, module, layer, engine_->lane_of(stream), handles);
   }
 
   void abandon() noexcept {

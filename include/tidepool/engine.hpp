@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <numeric>
 #include <span>
 #include <string>
 #include <string_view>
@@ -80,6 +81,14 @@ class engine {
   // The lane of a stream that is about to be used, eagerly or in a capture of ours.
   [[nodiscard]] lane_id lane_of(stream_ref stream) {
     if constexpr (capturing_device<Device>) {
+      if (unlaunched_ != nullptr && !store_.order().capturing()) settle_captures();
+    }
+    return lane_to_capture(stream);
+  }
+  // The same where a capture begins, which may be one of several of a step, and where a handle
+  // goes.
+  [[nodiscard]] lane_id lane_to_capture(stream_ref stream) {
+    if constexpr (capturing_device<Device>) {
       if (dev_->capturing(stream) != store_.order().capturing()) throw_mixed_capture();
       if (replayed_) settle_replays();
     }
@@ -96,6 +105,8 @@ class engine {
   [[nodiscard]] buffer<Device> allocate(std::size_t bytes, std::size_t elements, stream_ref stream,
                                         block_source<Device>* source = nullptr) {
     if (bytes == 0) throw misuse_error("allocate: a buffer of 0 bytes; ask for at least 1");
+    if (bytes > most_bytes) throw_too_many(std::to_string(bytes) + " bytes");
+    if (source != nullptr && !source->serves(identity_)) throw_serves_another();
     const auto lane = lane_of(stream);
     tidy_after_evaluation();
     const auto from = arrive(lane);
@@ -108,11 +119,19 @@ class engine {
         store.recorded = recorder_->allocated(from, bytes, stream);
       }
     } catch (...) {
-      if (store.on_device) store_.displace(store, {}, lane);
+      if (store.on_device) store_.displace(store, store.behind, lane);
       store_.destroy(store);
       throw;
     }
     return {share(store), lane};
+  }
+
+  // No machine has half of what an address can name: what asks for it counted in a type too small.
+  static constexpr std::size_t most_bytes = std::numeric_limits<std::size_t>::max() / 2;
+  [[noreturn]] static void throw_too_many(const std::string& what) {
+    throw misuse_error("allocate: " + what +
+                       " are more than any memory has; did the count overflow, as rows * columns"
+                       " does in an int?");
   }
 
   [[nodiscard]] storage* share(storage& store) {
@@ -123,8 +142,17 @@ class engine {
 
   // A handle is given up; what it used on `lane` so far is the last use.
   void drop(storage& store, lane_id lane) {
-    store.last_use.add(store_.order().record(lane));
+    note_use(store, lane, store_.order().record(lane));
     forget_handle(store, lane);
+  }
+
+  // `until` is the last use on `lane`. Whether the trainer has made that wait for the lane that the
+  // memory was handed to is not known here, so it does not stand for what that one waited for.
+  static void note_use(storage& store, lane_id lane, const ticket& until) {
+    store.last_use.add(until);
+    if (lane == store.handed_to) return;
+    store.last_use.add(store.behind);
+    store.last_use.add(store.reloaded);
   }
 
   void drop_quietly(storage& store, lane_id lane) noexcept {
@@ -175,6 +203,11 @@ class engine {
     }
     if (unproven_ && !info.forward_only) expect_chunk(info);
     tidy_after_evaluation();
+    const bool records = !info.forward_only && warming_up();
+    if (records) {  // nothing below may throw, nor when its backward pass begins
+      make_room(profile_.chunks, begun_ + 1);
+      make_room(profile_.passes, 2 * (begun_ + 1));
+    }
     auto& fresh = *spare_.back();
     spare_.pop_back();
     fresh.start(info, info.forward_only ? 0 : begun_++);
@@ -186,7 +219,7 @@ class engine {
         recorder_->start(store_.order().stream(last_lane_));  // without the evaluation before it
       }
       evaluated_ = false;
-      if (warming_up()) {
+      if (records) {
         profile_.chunks.push_back({info.model_chunk, {}, info.microbatch});
         profile_.passes.push_back({fresh.ordinal(), false});
       }
@@ -223,6 +256,13 @@ class engine {
   template <class Again>
   void restore_or_recompute(chunk_state& chunk, module_id module, int layer, stream_ref stream,
                             std::span<handle* const> handles, Again&& again);
+
+  // A restore that does nothing is given what no commit has emptied.
+  static void expect_full(int layer, std::span<handle* const> handles) {
+    for (std::size_t i = 0; i < handles.size(); ++i) {
+      if (handles[i]->saved_as_ != 0 && !*handles[i]) throw_left_empty(layer, i + 1);
+    }
+  }
 
   // Whether that will call its function.
   [[nodiscard]] bool will_recompute(chunk_state& chunk, module_id module, int layer) const;
@@ -366,6 +406,10 @@ class engine {
   void note_lent(storage& store) const {
     store.lent = recorder_ != nullptr && store.saves + store.stays > 0;
   }
+  template <class T>
+  static void make_room(std::vector<T>& list, std::size_t count) {
+    if (list.capacity() < count) list.reserve(std::max(count, 2 * list.capacity()));
+  }
   [[nodiscard]] static std::size_t bytes_of(std::span<handle* const> handles) {
     std::size_t bytes = 0;
     for (const auto* each : handles) bytes += each->store_ == nullptr ? 0 : each->store_->bytes;
@@ -374,6 +418,11 @@ class engine {
 
   void collect(chunk_state& chunk, group& into, std::span<handle* const> handles, plan::action what,
                bool choose);
+  // Of a part; the product of both would overflow from 4 GiB on.
+  [[nodiscard]] static std::size_t elements_of(const storage& whole, std::size_t bytes) {
+    const auto common = std::gcd(whole.elements, whole.bytes);
+    return bytes / (whole.bytes / common) * (whole.elements / common);
+  }
   [[nodiscard]] bool leaves(const handle& candidate, trace::module_counters& count) const;
   [[nodiscard]] storage& saved_as(const handle& given);
   [[nodiscard]] static std::size_t bytes_saved(chunk_state& chunk, const group& which);
@@ -389,6 +438,8 @@ class engine {
   void begin_backward(chunk_state& chunk);
   [[nodiscard]] std::uint32_t fetch(chunk_state& chunk, module_id module, int layer, lane_id lane,
                                     std::span<handle* const> handles);
+  void expect_spare(chunk_state& chunk, const group& which, std::uint32_t argument,
+                    std::uint64_t saved_as) const;
   void hand_over(chunk_state& chunk, std::uint32_t index, lane_id lane,
                  std::span<handle* const> handles, std::size_t from);
   [[nodiscard]] bool measures(chunk_state& chunk, const group& which,
@@ -421,6 +472,7 @@ class engine {
   [[nodiscard]] bool evict_one();
   [[nodiscard]] memory_layout layout() const;
   void settle_replays();
+  void settle_captures();
   void leave_capture() noexcept;
   // Messages are put together out of line, so that the calls that go well stay short.
   [[noreturn]] void refuse(const char* call, const chunk_state& chunk, module_id module, int layer,
@@ -436,6 +488,18 @@ class engine {
                                       std::size_t bytes) const;
   [[noreturn]] void throw_layout(const memory_layout& wanted, const memory_layout& found) const;
   [[noreturn]] void throw_mixed_capture();
+  [[noreturn, gnu::cold]] static void throw_left_empty(int layer, std::size_t argument) {
+    throw misuse_error("restore of layer " + std::to_string(layer) + ": argument " +
+                       std::to_string(argument) +
+                       " was emptied by a commit, and this restore would leave it so: its chunk is"
+                       " finished, moved from, never begun or forward_only, or the module is none"
+                       " that offloads; restore in the chunk and by the name of the commit");
+  }
+  [[noreturn]] static void throw_serves_another() {
+    throw misuse_error(
+        "allocate_from: this memory has served another offloader, on whose streams it is free;"
+        " give each offloader a source of its own");
+  }
   void place_or_throw(storage& store, lane_id lane, const char* call,
                       std::size_t offset = anywhere);
   // Of memory that has been given back since its allocation.
@@ -479,7 +543,9 @@ class engine {
   lane_id replayed_on_{};
   std::shared_ptr<const memory_layout> layout_before_;  // of the latest capture
   std::shared_ptr<const memory_layout> layout_now_;     // as the latest graph left it, if one ran
+  std::shared_ptr<const memory_layout> unlaunched_;     // as it is while handles tell of a capture
   std::size_t references_ = 1;
+  std::shared_ptr<const void> identity_ = std::make_shared<char>();  // for sources of memory
 };
 
 }  // namespace tidepool::detail

@@ -70,8 +70,10 @@ class host_state {
   [[nodiscard]] buffer<Device> fetch(stream_ref stream) {
     require("fetch");
     if (!store_->written) {
-      throw misuse_error("fetch of " + name_ +
-                         ": nothing was ever written; create() it, fill it, write_back()");
+      throw misuse_error(
+          "fetch of " + name_ +
+          ": nothing was ever written, or the last write_back failed; create() it, fill it,"
+          " write_back()");
     }
     return store_->owner->fetch_state(*store_, name_, stream);
   }

@@ -65,9 +65,14 @@ class offloader {
   /// Device memory that work given to `stream` from now on may use. The elements count for
   /// `min_tensor_elements`; bytes are counted as elements by the second form.
   ///
-  /// Throws `out_of_budget`, naming what is live, when the memory is full with nothing in flight.
+  /// Throws `out_of_budget`, naming what is live, when the memory is full with nothing in flight;
+  /// `misuse_error` for none, and for more than any memory has.
   template <class T>
   [[nodiscard]] buffer allocate(std::size_t count, stream_ref stream) {
+    if (count > detail::engine<Device>::most_bytes / sizeof(T)) {
+      detail::engine<Device>::throw_too_many(std::to_string(count) + " elements of " +
+                                             std::to_string(sizeof(T)) + " bytes");
+    }
     return engine_->allocate(count * sizeof(T), count, stream);
   }
   [[nodiscard]] buffer allocate(std::size_t bytes, stream_ref stream) {
@@ -75,7 +80,8 @@ class offloader {
   }
 
   /// Memory from a source of the trainer's own instead, where it also comes back to: for addresses
-  /// that kernels or graphs know (`fixed_block`). The source must outlive the buffer's storage.
+  /// that kernels or graphs know (`fixed_block`). The source must outlive the buffer's storage, and
+  /// serves no other offloader (`misuse_error`).
   [[nodiscard]] buffer allocate_from(block_source<Device>& source, std::size_t bytes,
                                      stream_ref stream) {
     return engine_->allocate(bytes, bytes, stream, &source);
@@ -104,7 +110,7 @@ class offloader {
   template <class Body>
     requires capturing_device<Device>
   [[nodiscard]] auto capture(stream_ref stream, Body&& body) {
-    const auto origin = engine_->lane_of(stream);
+    const auto origin = engine_->lane_to_capture(stream);
     engine_->begin_capture(origin);
     try {
       std::forward<Body>(body)();

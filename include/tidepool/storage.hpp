@@ -60,6 +60,8 @@ struct storage {
   ticket offloaded;                     // the copy to the host
   ticket reloaded;                      // the last copy back
   fence last_use;                       // of handles that are gone
+  lane_id handed_to{};                  // the lane that was last made to wait for the memory
+  fence behind;                         // what the memory was free after, or later
   storage* origin = nullptr;            // the storage of which this is a rectangle
   storage* first_part = nullptr;
   storage* next_part = nullptr;
@@ -164,6 +166,8 @@ class storages {
       store.on_device = {};
       throw;
     }
+    store.handed_to = waiter;
+    store.behind = order_.past(waiter);
     poison(store.on_device, waiter);
     live_ += store.bytes;
     if (store.on_host || store.discarded) away_ -= store.bytes;

@@ -166,6 +166,7 @@ TIDEPOOL_GPU_TEST("a stream that is first met inside a capture takes part in it"
   opts.margin = false;
   gpu_offloader off(dev, opts);
   const auto step = [&](cuda_device::stream_ref back) {
+    work.next_round(stream.get());
     auto chunk = off.begin();
     auto x = off.allocate<float>(floats, stream.ref());
     work.write(stream.get(), x.as<float>(), floats, 7, 20);

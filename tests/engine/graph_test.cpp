@@ -246,6 +246,89 @@ TEST_CASE("graph: parts of a step, each a graph, run in the order of their captu
   }
 }
 
+// Each round writes other data: with the same ones the copy of the round before would do.
+TEST_CASE("graph: a stream that is first met inside waits for the copies in it") {
+  for (std::uint64_t seed = 0; seed < 60; ++seed) {
+    CAPTURE(seed);
+    rig desk(machine{.poison = false, .order_seed = seed});
+    auto late = desk.dev.make_stream();
+    std::uint32_t round = 0;
+    std::size_t wrong = 0;
+    offloader off(desk.dev, small_options());
+    const auto first = desk.stream();
+    const auto step = [&](rig::stream_ref back) {
+      auto chunk = off.begin();
+      auto x = off.allocate(size, first);
+      desk.dev.launch(first, 1000, [to = x.as<std::uint32_t>(), &round] {
+        for (std::size_t i = 0; i < size / 4; ++i) to[i] = rig::word(round, i);
+      });
+      chunk.commit<"fc1">(0, first, x);
+      auto forked = desk.dev.make_event();
+      desk.dev.record(forked, first);
+      desk.dev.wait(back, forked);
+      chunk.restore<"fc1">(0, back, x);
+      desk.dev.launch(back, 1000, [from = x.as<std::uint32_t>(), &round, &wrong] {
+        for (std::size_t i = 0; i < size / 4; ++i) wrong += from[i] != rig::word(round, i);
+        ++round;
+      });
+      x.reset(back);
+      auto joined = desk.dev.make_event();
+      desk.dev.record(joined, back);
+      desk.dev.wait(first, joined);
+      chunk.finish();
+      off.end_step();
+    };
+    for (int i = 0; i < 2; ++i) step(first);
+    desk.dev.synchronize();
+    auto graph = off.capture(first, [&] { step(late.ref()); });
+    for (int i = 0; i < 3; ++i) graph.launch(first);
+    step(late.ref());
+    desk.dev.synchronize();
+    CHECK(wrong == 0);
+    CHECK(round == 6);
+  }
+}
+
+TEST_CASE("graph: what is eager is refused while handles tell of a capture that has not run") {
+  rig desk;
+  offloader off(desk.dev, arena_options(3 * size));
+  trainer work{desk, off};
+  work.step();
+  auto forward = off.capture(desk.stream(), [&] { work.forward(); });
+  CHECK(says(message_of([&] { work.backward(); }), "has not run"));
+  auto backward = off.capture(desk.stream(), [&] { work.backward(); });
+  work.step();  // both are captured: nothing is elsewhere than it was
+  forward.launch(desk.stream());
+  backward.launch(desk.stream());
+  work.step();
+
+  auto never = off.capture(desk.stream(), [&] { work.forward(); });
+  CHECK(says(message_of([&] { static_cast<void>(off.allocate(size, desk.stream())); }),
+             "has not run"));
+  work.chunk.reset();  // given up
+  work.step();
+  CHECK(work.all_wrong() == 0);
+}
+
+TEST_CASE("fixed_block: serves one offloader, also when that one is gone") {
+  rig desk;
+  void* const memory = desk.dev.allocate(size);
+  {
+    tidepool::fixed_block<rig::device_type> place(memory, size);
+    auto one = std::make_optional<offloader>(desk.dev, small_options());
+    one->allocate_from(place, size, desk.stream()).reset(desk.stream());
+    one->allocate_from(place, size, desk.stream()).reset(desk.stream());
+    const auto refused = [&] {
+      offloader other(desk.dev, small_options());
+      static_cast<void>(other.allocate_from(place, size, desk.stream()));
+    };
+    CHECK(says(message_of(refused), "has served another offloader"));
+    one.reset();
+    CHECK(says(message_of(refused), "has served another offloader"));
+  }
+  desk.dev.deallocate(memory);
+}
+
 TEST_CASE("graph: what is allocated inside and kept makes a second launch impossible") {
   rig desk;
   offloader off(desk.dev, arena_options(4 * size));

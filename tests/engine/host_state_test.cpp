@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "faulty_device.hpp"
 #include "messages.hpp"
 #include "rig.hpp"
 #include "tidepool/error.hpp"
@@ -441,4 +442,33 @@ TEST_CASE("host_state: a visit that fails once it is on the device leaves no mem
   desk.check(x, 0);
   x.reset(desk.stream());
   CHECK(desk.wrong() == 0);
+}
+
+TEST_CASE("host_state: contents of which a part alone was written are not read") {
+  using device = tidepool::test::faulty_device<tidepool::virtual_device>;
+  device dev;
+  auto stream = dev.make_stream();
+  auto opts = arena_options(4 * size);
+  opts.copy_piece = size / 2;
+  tidepool::offloader<device, tidepool::modules<"core_attn">> off(dev, opts);
+  auto state = off.state_on_host(size, "moments");
+  auto first = state.create(stream.ref());
+  state.write_back(first, stream.ref());
+  auto changed = state.fetch(stream.ref());
+  dev.arm({tidepool::test::call_kind::copy, 2, tidepool::test::manner::once});
+  CHECK_THROWS_AS(state.write_back(changed, stream.ref()), tidepool::device_error);
+  dev.disarm();
+  SUBCASE("the update is written after all") {
+    state.write_back(changed, stream.ref());
+    CHECK(state.fetch(stream.ref()));
+  }
+  SUBCASE("the update is given up") {
+    changed.reset(stream.ref());
+    CHECK_FALSE(state.prefetch());
+    CHECK(says(message_of([&] { static_cast<void>(state.fetch(stream.ref())); }),
+               "the last write_back failed"));
+    auto again = state.create(stream.ref());
+    state.write_back(again, stream.ref());
+    CHECK(state.fetch(stream.ref()));
+  }
 }

@@ -500,3 +500,118 @@ TEST_CASE("misuse: one handle restored in place of two") {
   desk.check(y, 2);
   CHECK(desk.wrong() == 0);
 }
+
+TEST_CASE("misuse: restored into the handle of another commit of the chunk") {
+  rig desk;
+  offloader off(desk.dev, small_options());
+  auto open = off.begin({.microbatch = 3});
+  std::array<rig::buffer, 3> x;
+  for (int l = 0; l < 3; ++l) {
+    x[static_cast<std::size_t>(l)] = made(desk, off, static_cast<std::uint32_t>(l));
+    open.commit<"core_attn">(l, desk.stream(), x[static_cast<std::size_t>(l)]);
+  }
+  CHECK_THROWS_WITH_AS(open.restore<"core_attn">(2, desk.stream(), x[0]),
+                       doctest::Contains("emptied by the commit of core_attn of layer 0, microbatch"
+                                         " 3, as argument 1"),
+                       misuse_error);
+  for (int l = 2; l >= 0; --l) {
+    open.restore<"core_attn">(l, desk.stream(), x[static_cast<std::size_t>(l)]);
+    desk.check(x[static_cast<std::size_t>(l)], static_cast<std::uint32_t>(l));
+    x[static_cast<std::size_t>(l)].reset(desk.stream());
+  }
+  open.finish();
+  CHECK(desk.wrong() == 0);
+}
+
+TEST_CASE("misuse: arguments that changed places between commit and restore") {
+  rig desk;
+  offloader off(desk.dev, small_options());
+  auto open = off.begin();
+  auto x = made(desk, off, 1);
+  auto y = made(desk, off, 2);
+  open.commit<"core_attn">(0, desk.stream(), x, y);
+  CHECK_THROWS_WITH_AS(open.restore<"core_attn">(0, desk.stream(), y, x),
+                       doctest::Contains("as argument 2"), misuse_error);
+  rig::buffer elsewhere;
+  auto moved = std::move(x);  // what it was emptied for goes with it
+  open.restore<"core_attn">(0, desk.stream(), moved, elsewhere);
+  desk.check(moved, 1);
+  desk.check(elsewhere, 2);
+  CHECK(desk.wrong() == 0);
+}
+
+TEST_CASE("misuse: restored from a chunk that took the place of the one that was meant") {
+  rig desk;
+  offloader off(desk.dev, small_options());
+  auto open = off.begin({.microbatch = 0});
+  auto x = made(desk, off, 1);
+  open.commit<"core_attn">(0, desk.stream(), x);
+  open = off.begin({.microbatch = 1});
+  auto y = made(desk, off, 2);
+  open.commit<"core_attn">(0, desk.stream(), y);
+  CHECK_THROWS_WITH_AS(open.restore<"core_attn">(0, desk.stream(), x),
+                       doctest::Contains("chunk that was dropped"), misuse_error);
+  open.restore<"core_attn">(0, desk.stream(), y);
+  desk.check(y, 2);
+  CHECK(desk.wrong() == 0);
+}
+
+TEST_CASE("misuse: a handle may serve two microbatches by turns") {
+  rig desk;
+  offloader off(desk.dev, small_options());
+  auto first = off.begin({.microbatch = 0});
+  auto second = off.begin({.microbatch = 1});
+  auto x = made(desk, off, 1);
+  first.commit<"core_attn">(0, desk.stream(), x);
+  x = made(desk, off, 2);
+  second.commit<"core_attn">(0, desk.stream(), x);
+  first.restore<"core_attn">(0, desk.stream(), x);
+  desk.check(x, 1);
+  x.reset(desk.stream());
+  second.restore<"core_attn">(0, desk.stream(), x);
+  desk.check(x, 2);
+  CHECK(desk.wrong() == 0);
+}
+
+TEST_CASE("misuse: a restore that would leave a handle empty says so") {
+  rig desk;
+  offloader off(desk.dev, small_options());
+  auto open = off.begin();
+  auto x = made(desk, off, 1);
+  open.commit<"core_attn">(4, desk.stream(), x);
+  auto moved = std::move(open);
+  offloader::chunk never;
+  auto evaluation = off.begin({.forward_only = true});
+  for (auto* wrong : {&open, &never, &evaluation}) {
+    CHECK_THROWS_WITH_AS(wrong->restore<"core_attn">(4, desk.stream(), x),
+                         doctest::Contains("restore of layer 4: argument 1 was emptied"),
+                         misuse_error);
+  }
+  evaluation.finish();
+  moved.restore<"core_attn">(4, desk.stream(), x);
+  desk.check(x, 1);
+  CHECK(desk.wrong() == 0);
+}
+
+TEST_CASE("misuse: more memory than any machine has, as of a count that overflowed") {
+  rig desk;
+  constexpr std::size_t top = std::size_t{1} << 62;
+  auto fits = arena_options(16384);
+  auto rings = small_options();
+  rings.memory = tidepool::memory_kind::slots;
+  rings.slots = {{16384, 2}};
+  for (const auto& opts : {small_options(), fits, rings}) {
+    offloader off(desk.dev, opts);
+    for (const std::size_t count :
+         {top, top + 1, static_cast<std::size_t>(-1), std::size_t{0} - 64}) {
+      CAPTURE(count);
+      CHECK_THROWS_WITH_AS(static_cast<void>(off.allocate<float>(count, desk.stream())),
+                           doctest::Contains("did the count overflow"), misuse_error);
+    }
+    CHECK_THROWS_WITH_AS(
+        static_cast<void>(off.allocate(static_cast<std::size_t>(-256), desk.stream())),
+        doctest::Contains("did the count overflow"), misuse_error);
+    CHECK_THROWS_AS(static_cast<void>(off.allocate(top, desk.stream())), out_of_budget);
+    off.allocate(16384, desk.stream()).reset(desk.stream());
+  }
+}

@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <utility>
 
 #include "rig.hpp"
@@ -384,4 +385,27 @@ TEST_CASE("view: where memory is short, what came back of one is named by its mo
   open.restore<"core_attn">(0, desk.stream(), part);
   CHECK_THROWS_WITH_AS(static_cast<void>(off.allocate(2 * size, desk.stream())),
                        doctest::Contains("Live: core_attn 256."), tidepool::out_of_budget);
+}
+
+TEST_CASE("view: half of eight gigabytes is not small") {
+  constexpr std::size_t gib = std::size_t{1} << 30;
+  tidepool::machine large;
+  large.moves_bytes = false;
+  large.device_bytes = large.host_bytes = 64 * gib;
+  rig desk(large);
+  auto opts = small_options();
+  opts.min_tensor_elements = std::size_t{1} << 20;
+  opts.host_budget = 32 * gib;
+  opts.device_step = opts.host_step = gib;
+  for (const std::size_t whole : {4 * gib, 8 * gib, 16 * gib}) {
+    CAPTURE(whole);
+    offloader off(desk.dev, opts);
+    auto chunk = off.begin();
+    auto buffer = off.allocate<std::uint16_t>(whole / 2, desk.stream());
+    auto rows = buffer.view({.width = 8192, .rows = whole / 16384, .pitch = 16384});
+    buffer.reset(desk.stream());
+    chunk.commit<"core_attn">(0, desk.stream(), rows);
+    CHECK_FALSE(rows);
+    CHECK(off.counters().modules[0].bytes_offloaded == whole / 2);
+  }
 }

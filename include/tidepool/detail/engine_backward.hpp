@@ -45,6 +45,9 @@ std::uint32_t engine<Device>::fetch(chunk_state& chunk, module_id module, int la
       refuse_argument("restore", chunk, which, i,
                       "holds other memory; reset it before its tensor comes back");
     }
+    if (!*handles[i] && handles[i]->saved_as_ != 0 && handles[i]->saved_as_ != store->number) {
+      expect_spare(chunk, which, i, handles[i]->saved_as_);
+    }
     // What was on the device when the group's turn came may have had to give way since.
     if (!store->on_device && !store->discarded) which.state = group_state::away;
   }
@@ -59,6 +62,34 @@ std::uint32_t engine<Device>::fetch(chunk_state& chunk, module_id module, int la
     if (store != nullptr) store_.order().join(lane, store->reloaded, join_site::consumer);
   }
   return index;
+}
+
+// A handle that another commit emptied may serve again, for the other microbatch for example. But
+// where that commit is of this very chunk, or is gone unrestored, it is not the one that is meant.
+template <device Device>
+[[gnu::cold]] void engine<Device>::expect_spare(chunk_state& chunk, const group& which,
+                                                std::uint32_t argument,
+                                                std::uint64_t saved_as) const {
+  for (std::uint32_t i = 0; i < chunk.group_count(); ++i) {
+    const auto& each = chunk.at(i);
+    if (each.state == group_state::restored) continue;
+    const auto* items = chunk.saved_of(each);
+    for (std::uint32_t j = 0; j < each.count; ++j) {
+      if (items[j].store == nullptr || items[j].store->number != saved_as) continue;
+      refuse_argument(
+          "restore", chunk, which, argument,
+          ("was emptied by the commit of " + name_of_group(chunk, each.module, each.layer) +
+           ", as argument " + std::to_string(j + 1) +
+           "; pass what was committed, in the same order, or reset it first")
+              .c_str());
+    }
+  }
+  bool waits = false;
+  store_.for_each([&](const storage& each) { waits = waits || each.number == saved_as; });
+  if (waits) return;
+  refuse_argument("restore", chunk, which, argument,
+                  "was emptied by a commit of a chunk that was dropped, or that another handle has"
+                  " restored; pass what this chunk committed, or reset it first");
 }
 
 template <device Device>
@@ -80,7 +111,8 @@ void engine<Device>::hand_over(chunk_state& chunk, std::uint32_t index, lane_id 
     store->discarded = false;
     if (std::exchange(store->outlived, false)) loose_ = true;
     if (!*handles[i]) handles[i]->store_ = share(*store);
-    handles[i]->lane_ = lane;
+    handles[i]->saved_as_ = 0;
+    store->handed_to = handles[i]->lane_ = lane;
     handles[i]->part_ = items[i].part;
     forget_save(*store);
     note_lent(*store);

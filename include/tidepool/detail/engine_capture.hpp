@@ -115,6 +115,8 @@ void engine<Device>::drop_orphans(bool nothing_ran) noexcept {
     if (nothing_ran) {
       forget_handle(*store, store_.offload_lane());
     } else {
+      store_.lose(*store);
+      store_.destroy(*store);
       release(this);
     }
   }
@@ -123,7 +125,11 @@ void engine<Device>::drop_orphans(bool nothing_ran) noexcept {
 template <device Device>
 std::shared_ptr<const memory_layout> engine<Device>::layout_after_capture() {
   layout_now_ = std::make_shared<const memory_layout>(layout());
-  if (*layout_now_ == *layout_before_) layout_now_ = layout_before_;
+  if (*layout_now_ == *layout_before_) {
+    layout_now_ = layout_before_;
+  } else if (unlaunched_ == nullptr) {
+    unlaunched_ = layout_before_;
+  }
   return layout_now_;
 }
 
@@ -156,6 +162,23 @@ void engine<Device>::settle_replays() {
   }
   store_.order().meet(join_site::after_launch);
   replayed_ = false;
+}
+
+// Handles tell of what a graph will have done, until captures after it bring back what there was:
+// what is eager would read memory that nothing has been written to.
+template <device Device>
+void engine<Device>::settle_captures() {
+  const auto now = layout();
+  const bool as_before = std::ranges::all_of(now, [&](const storage_place& each) {
+    return std::ranges::find(*unlaunched_, each) != unlaunched_->end();
+  });
+  if (!as_before) {
+    throw misuse_error(
+        "capture: what was captured left tensors elsewhere than they were, and has not run; capture"
+        " the rest of the step as well and launch the graphs in that order, before any other call,"
+        " or give up its chunks and handles");
+  }
+  unlaunched_ = nullptr;
 }
 
 template <device Device>

@@ -17,6 +17,7 @@ void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, lan
   }
   if (unproven_) expect_group(chunk, module, layer, how);
   auto& count = counters_.modules[static_cast<std::size_t>(module)];
+  if (warming_up()) make_room(profile_.chunks[chunk.ordinal()].groups, chunk.group_count() + 1);
   const auto from = arrive(lane);
   // By hand everything leaves: its handles are released by hand too, and nothing may be lost.
   const bool give_up = how != commit_kind::by_hand;
@@ -79,6 +80,7 @@ void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, lan
       const auto* const saved = (item++)->store;
       if (saved == nullptr) continue;
       each->part_ = {};
+      each->saved_as_ = saved->number;
       auto& source = *std::exchange(each->store_, nullptr);
       source.discarded = what == plan::action::recompute;
       source.outlived = source.outlived || (recorder_ != nullptr && source.handles > 1);
@@ -219,8 +221,7 @@ bool engine<Device>::leaves(const handle& candidate, trace::module_counters& cou
   const auto& store = *candidate.store_;
   if (store.keep) return false;
   const auto bytes = candidate.part_.bytes();
-  const auto elements =
-      bytes == store.bytes ? store.elements : bytes * store.elements / store.bytes;
+  const auto elements = bytes == store.bytes ? store.elements : elements_of(store, bytes);
   if (elements < opts_.min_tensor_elements) {
     ++count.tensors_small;
     return false;
@@ -237,7 +238,7 @@ detail::storage<Device>& engine<Device>::saved_as(const handle& given) {
     if (part->part == given.part_ && part->on_host) return *part;
   }
   const auto bytes = given.part_.bytes();
-  auto& part = store_.create(*this, bytes, bytes * whole.elements / whole.bytes);
+  auto& part = store_.create(*this, bytes, elements_of(whole, bytes));
   part.part = given.part_;
   part.origin = &whole;
   part.next_part = std::exchange(whole.first_part, &part);
@@ -302,7 +303,7 @@ ticket engine<Device>::offload(chunk_state& chunk, group& which, lane_id lane,
     if (!leaves(i)) continue;
     if (items[i].copies) items[i].store->offloaded = done;
     auto& source = *handles[i]->store_;
-    source.last_use.add(done);  // behind `ready`, too
+    note_use(source, lane, done);  // behind `ready`, too
   }
   return done;
 }

@@ -12,9 +12,7 @@ void engine<Device>::forget_handle(storage& store, lane_id lane) {
   if ((store.outlived || store.lent) && store.handles == store.stays) let_go(store, lane);
   if (store.handles == 0) {
     if (store.saves == 0) {
-      if (recorder_ != nullptr) {
-        recorder_->released(store.recorded, store_.order().stream(lane));
-      }
+      if (recorder_ != nullptr) recorder_->released(store.recorded, store_.order().stream(lane));
       store_.displace(store, store.last_use, lane);
       store_.destroy(store);
     } else if (!store.wanted) {
@@ -30,12 +28,7 @@ void engine<Device>::forget_handle(storage& store, lane_id lane) {
 template <device Device>
 [[gnu::cold]] void engine<Device>::let_go(storage& store, lane_id lane) noexcept {
   store.outlived = store.lent = false;
-  if (recorder_ == nullptr) return;
-  try {
-    recorder_->let_go(store.recorded, store_.order().stream(lane));
-  } catch (...) {  // the handle goes all the same; what is recorded just does not tell
-    loose_ = true;
-  }
+  if (recorder_ != nullptr) recorder_->let_go(store.recorded, store_.order().stream(lane));
 }
 
 // One group less that saved it; its host copy goes with the last.

@@ -61,12 +61,13 @@ auto engine<Device>::end_step() -> stage {
   // A GPU at its power limit computes faster in a step that stands still more: a plan has to come
   // from a step much like those that follow it.
   const bool soon = std::has_single_bit(static_cast<unsigned>(trained_steps_));
-  if (between && !soon && !recorder_->waited_for_others()) {
-    recorder_->start(store_.order().stream(last_lane_));
-    profile_.clear();
-    return stage::step;
-  }
   try {
+    recorder_->check();
+    if (between && !soon && !recorder_->waited_for_others()) {
+      recorder_->start(store_.order().stream(last_lane_));
+      profile_.clear();
+      return stage::step;
+    }
     recorder_->finish(profile_);
   } catch (...) {
     record_again();

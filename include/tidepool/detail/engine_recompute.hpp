@@ -51,7 +51,7 @@ void engine<Device>::discard(chunk_state& chunk, std::size_t what, int layer, la
       ++count.tensors;
       count.bytes += store.bytes;
     }
-    store.last_use.add(used);
+    note_use(store, lane, used);
     forget_handle(store, lane);
   }
 }
@@ -249,7 +249,7 @@ void engine<Device>::take_back_lent(chunk_state& chunk, std::uint32_t index, lan
       store_.lose(*store);
       continue;
     }
-    store->last_use.add(*used);
+    note_use(*store, lane, *used);
     take_back(*store, lane);
   }
   if (which.state == group_state::discarded) return;

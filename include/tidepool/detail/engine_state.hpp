@@ -98,6 +98,7 @@ buffer<Device> engine<Device>::fetch_state(storage& store, std::string_view name
     take_back(store, store_.reload_lane());
     throw;
   }
+  store.handed_to = lane;
   return {share(store), lane};
 }
 
@@ -117,10 +118,12 @@ void engine<Device>::write_state(storage& store, std::string_view name, buffer<D
                        ": the first contents are written inside a capture; write them once before");
   }
   const auto ready = order.record(lane);
+  bool copying = false;
   try {
     order.join(copies, ready, join_site::producer);
     order.join(copies, store.reloaded, join_site::host_reuse);  // it may have read the host copy
     const auto traced = store_.trace().begin(copies, order.stream(copies));
+    copying = !order.capturing();
     store_.copy_out(store, store, {0, store.bytes, 1, store.bytes});
     store_.issue_copies(copy_direction::device_to_host);
     store.offloaded = order.record(copies);
@@ -128,11 +131,12 @@ void engine<Device>::write_state(storage& store, std::string_view name, buffer<D
                        {trace::span_kind::offload, name, -1, -1, store.bytes});
   } catch (...) {
     store_.settle(copies);
+    if (copying) store.written = false;  // of some pieces the host has the old, of some the new
     throw;
   }
+  note_use(store, lane, store.offloaded);
   // The copy out stands for the copy in as well, behind which it is.
   store.reloaded = {};
-  store.last_use.add(store.offloaded);
   store.written = true;
   counters_.state_written += store.bytes;
   store_.note_group(store.bytes);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <map>
 #include <string>
 #include <tuple>
@@ -20,6 +21,9 @@ enum class waits_for : std::uint8_t { others, peers };
 
 // Every call lies between two timing events, since its joins are not computing. What the device
 // does from one call's second event to the next one's first is.
+//
+// A step goes on where its record cannot, with an event refused or no memory: what was thrown waits
+// for `finish`.
 template <device Device>
 class recorder {
  public:
@@ -28,10 +32,9 @@ class recorder {
   explicit recorder(Device& dev) : dev_(&dev) {}
 
   // What was recorded is of no use; the next call begins anew.
-  void forget() noexcept { used_ = 0; }
-  // The step before has ended on `stream`.
-  void start(stream_ref stream) {
+  void forget() noexcept {
     used_ = 0;
+    failed_ = nullptr;
     calls_.clear();
     again_.clear();
     waits_.clear();
@@ -41,28 +44,37 @@ class recorder {
     shared_.clear();
     unclear_.clear();
     sizes_.clear();
+  }
+  // The step before has ended on `stream`.
+  void start(stream_ref stream) noexcept {
+    forget();
     last_ = stream;
     first_ = mark(stream);
   }
 
   // A call begins on `stream`; give what this returns to the function that says which it was.
-  [[nodiscard]] std::size_t arrive(stream_ref stream) {
-    if (used_ == 0) start(stream);  // nothing is known of what came before the very first call
+  [[nodiscard]] std::size_t arrive(stream_ref stream) noexcept {
+    // Nothing is known of what came before the very first call.
+    if (used_ == 0 && !failed_) start(stream);
     last_ = stream;
     return mark(stream);
   }
-  [[nodiscard]] std::uint32_t allocated(std::size_t from, std::size_t bytes, stream_ref stream) {
-    storages_.push_back({bytes, plan::none, plan::none, 0});
-    unclear_.push_back(false);
-    if (inside_ == 0) sizes_.push_back(bytes);
-    const auto index = static_cast<std::uint32_t>(storages_.size() - 1);
+  [[nodiscard]] std::uint32_t allocated(std::size_t from, std::size_t bytes,
+                                        stream_ref stream) noexcept {
+    if (failed_) return plan::none;
+    const auto index = static_cast<std::uint32_t>(storages_.size());
+    attempt([&] {
+      storages_.push_back({bytes, plan::none, plan::none, 0});
+      unclear_.push_back(false);
+      if (inside_ == 0) sizes_.push_back(bytes);
+    });
     called(from, plan::event_kind::allocate, index, 0, stream);
-    return first_storage_ + index;
+    return failed_ ? plan::none : first_storage_ + index;
   }
   // False where another group gave it back before, of whose save alone events tell.
   [[nodiscard]] bool saved(std::uint32_t storage, std::size_t chunk, std::size_t group,
-                           std::size_t place, bool beside_others) {
-    if (!knows(storage)) return true;
+                           std::size_t place, bool beside_others) noexcept {
+    if (failed_ || !knows(storage)) return true;
     const plan::shared_save by{storage - first_storage_, static_cast<std::uint32_t>(chunk),
                                static_cast<std::uint32_t>(group),
                                static_cast<std::uint32_t>(place)};
@@ -72,51 +84,57 @@ class recorder {
     } else if (saved_twice(by)) {
       return !unclear_[by.storage];
     } else if (beside_others) {
-      shared_.push_back(by);
+      attempt([&] { shared_.push_back(by); });
     } else {
       unclear_[by.storage] = true;
     }
     return !unclear_[by.storage];
   }
   // What was allocated before this step began is no part of it.
-  void released(std::uint32_t storage, stream_ref stream) {
-    if (used_ == 0 || !knows(storage)) return;
+  void released(std::uint32_t storage, stream_ref stream) noexcept {
+    if (used_ == 0 || failed_ || !knows(storage)) return;
     called(arrive(stream), plan::event_kind::release, storage - first_storage_, 0, stream);
   }
   // Its last handle, while a group still saves it.
-  void let_go(std::uint32_t storage, stream_ref stream) {
-    if (used_ == 0 || !knows(storage)) return;
+  void let_go(std::uint32_t storage, stream_ref stream) noexcept {
+    if (used_ == 0 || failed_ || !knows(storage)) return;
     const auto index = storage - first_storage_;
     if (storages_[index].chunk == plan::none || unclear_[index]) return;
     called(arrive(stream), plan::event_kind::let_go, index, 0, stream);
   }
   void called(std::size_t from, plan::event_kind kind, std::size_t index, std::size_t chunk,
-              stream_ref stream) {
+              stream_ref stream) noexcept {
     const auto to = mark(stream);
     const bool timed = inside_ == 0;
-    calls_.push_back({kind, static_cast<std::uint32_t>(index), static_cast<std::uint32_t>(chunk),
-                      timed ? from : none, timed ? to : none});
+    attempt([&] {
+      calls_.push_back({kind, static_cast<std::uint32_t>(index), static_cast<std::uint32_t>(chunk),
+                        timed ? from : none, timed ? to : none});
+    });
   }
   // A group is computed again between the two; what that takes is no part of the step's computing,
   // nor are the calls in it, which lie inside the restore.
-  [[nodiscard]] std::size_t recompute_begins(stream_ref stream) {
+  [[nodiscard]] std::size_t recompute_begins(stream_ref stream) noexcept {
     const auto from = mark(stream);
     ++inside_;
     return from;
   }
-  void recomputed(std::size_t from, std::size_t chunk, std::size_t group, stream_ref stream) {
-    again_.push_back({chunk, group, from, mark(stream)});
+  void recomputed(std::size_t from, std::size_t chunk, std::size_t group,
+                  stream_ref stream) noexcept {
+    const auto to = mark(stream);
+    attempt([&] { again_.push_back({chunk, group, from, to}); });
     --inside_;
   }
   void recompute_failed() noexcept { --inside_; }
   // The stream waits for other ranks between the two; before the first call of all, nothing is
   // known.
-  [[nodiscard]] std::size_t wait_begins(stream_ref stream) {
+  [[nodiscard]] std::size_t wait_begins(stream_ref stream) noexcept {
     return used_ == 0 || inside_ > 0 ? none : mark(stream);
   }
   // Waits of one kind are for transfers of about one size.
-  void waited(std::size_t from, stream_ref stream, waits_for whom, std::uint32_t kind) {
-    if (from < used_) waits_.push_back({calls_.size(), from, mark(stream), whom, kind});
+  void waited(std::size_t from, stream_ref stream, waits_for whom, std::uint32_t kind) noexcept {
+    if (from >= used_) return;
+    const auto to = mark(stream);
+    attempt([&] { waits_.push_back({calls_.size(), from, to, whom, kind}); });
   }
   // Bytes of all storages but those that recomputing works with, which it does not in every step.
   [[nodiscard]] const std::vector<std::size_t>& sizes() const { return sizes_; }
@@ -125,15 +143,23 @@ class recorder {
         waits_, [](const wait_for_others& each) { return each.whom == waits_for::others; });
   }
   // The end of a forward pass lies on no stream; it takes no time.
-  void forward_ended(std::size_t chunk) {
-    calls_.push_back(
-        {plan::event_kind::end_forward, 0, static_cast<std::uint32_t>(chunk), none, none});
+  void forward_ended(std::size_t chunk) noexcept {
+    attempt([&] {
+      calls_.push_back(
+          {plan::event_kind::end_forward, 0, static_cast<std::uint32_t>(chunk), none, none});
+    });
+  }
+
+  // Throws what kept this step from being recorded, if anything did.
+  void check() const {
+    if (failed_) std::rethrow_exception(failed_);
   }
 
   // Adds storages, events and times to a profile that has chunks and passes. Blocks the host until
   // the device is idle.
   void finish(plan::profile& into) {
     const auto end = mark(last_);
+    check();
     dev_->synchronize();
     into.storages = storages_;
     into.shared = shared_;
@@ -233,16 +259,31 @@ class recorder {
     return shortest;
   }
 
-  std::size_t mark(stream_ref stream) {
-    if (used_ == marks_.size()) marks_.push_back(dev_->make_event(true));
-    dev_->record(marks_[used_], stream);
-    return used_++;
+  template <class Call>
+  void attempt(const Call& body) noexcept {
+    if (failed_) return;
+    try {
+      body();
+    } catch (...) {
+      failed_ = std::current_exception();
+    }
+  }
+
+  std::size_t mark(stream_ref stream) noexcept {
+    const auto number = used_;
+    attempt([&] {
+      if (used_ == marks_.size()) marks_.push_back(dev_->make_event(true));
+      dev_->record(marks_[used_], stream);
+      ++used_;
+    });
+    return failed_ ? none : number;
   }
   [[nodiscard]] double us_between(std::size_t from, std::size_t to) const {
     return std::max(0.0, static_cast<double>(dev_->elapsed_us(marks_[from], marks_[to])));
   }
 
   Device* dev_;
+  std::exception_ptr failed_;
   stream_ref last_{};
   std::size_t first_ = 0;
   std::size_t used_ = 0;

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <memory>
 
 #include "tidepool/memory/fence.hpp"
 #include "tidepool/memory/lanes.hpp"
@@ -45,7 +46,8 @@ inline constexpr auto anywhere = static_cast<std::size_t>(-1);
 ///
 /// `take` never waits: it hands out a block together with the fence to join, or says that nothing
 /// fits that is not in use. `release` takes the fence after which the block is free;
-/// it may lie in the future. Neither blocks the host. Thread safety: none.
+/// it may lie in the future. Neither blocks the host. A source serves one offloader. Thread safety:
+/// none.
 template <device Device>
 class block_source {
  public:
@@ -88,6 +90,20 @@ class block_source {
   virtual void lie_close(bool /*close*/) noexcept {}
   /// The step is over. What lies free in pieces may be put together. Does not throw.
   virtual void tidy() noexcept {}
+
+  /// False where it has served another offloader, also one that is gone: fences are positions on
+  /// the streams of one. `whose` is the offloader's for as long as it has handles.
+  [[nodiscard]] bool serves(const std::shared_ptr<const void>& whose) noexcept {
+    if (!bound_) {
+      whose_ = whose;
+      bound_ = true;
+    }
+    return !whose_.owner_before(whose) && !whose.owner_before(whose_);
+  }
+
+ private:
+  std::weak_ptr<const void> whose_;  // weak: a new offloader at the same address is another one
+  bool bound_ = false;
 };
 
 }  // namespace tidepool

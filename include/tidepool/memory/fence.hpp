@@ -40,6 +40,8 @@ class fence {
  public:
   constexpr fence() = default;
   constexpr fence(const ticket& only) { add(only); }  // NOLINT(google-explicit-constructor)
+  constexpr fence(const std::array<std::uint64_t, max_lanes>& positions, std::uint64_t order)
+      : positions_(positions), order_(order) {}
 
   constexpr fence& operator=(const ticket& only) {
     positions_ = {};

@@ -14,7 +14,7 @@ namespace tidepool {
 /// layers may take turns, and each waits for the copies of the one before.
 ///
 /// The memory must be aligned as the device wants it and outlive this object; this object must
-/// outlive what was allocated from it.
+/// outlive what was allocated from it. It serves one offloader.
 template <device Device>
 class fixed_block final : public block_source<Device> {
  public:

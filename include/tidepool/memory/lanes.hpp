@@ -90,6 +90,14 @@ class lanes {
     return until.order() != 0 && join_all(waiter, until, site);
   }
 
+  /// All that `lane` has recorded or waited for so far.
+  [[nodiscard]] fence past(lane_id lane) const {
+    const auto& state = at(lane);
+    fence result(state.known, order_);
+    result.add(ticket(lane, state.recorded, order_));
+    return result;
+  }
+
   /// Issue order of the youngest record.
   [[nodiscard]] std::uint64_t order() const { return order_; }
 
@@ -123,6 +131,7 @@ class lanes {
   void begin_capture(lane_id origin, std::initializer_list<lane_id> forks) {
     capturing_ = bounded_ = true;
     assume_met();
+    for (std::size_t i = 0; i < count_; ++i) before_capture_[i] = lanes_[i].recorded;
     if (left_out(join_site::fork)) return;
     const auto start = record(origin);
     for (const auto fork : forks) wait(at(fork), index_of(origin), start.position);
@@ -218,9 +227,10 @@ class lanes {
     lanes_[count_] = std::move(fresh);
     const auto id = static_cast<lane_id>(count_++);
     // It knows nothing yet, and must never wait for what lies on the other side of a capture. In a
-    // capture it takes part by the trainer's own fork, which lies behind all of that.
+    // capture it takes part by the trainer's own fork, which lies behind all that came before the
+    // capture, but not behind what the copy streams have been given in it.
     if (capturing_) {
-      assume_met();
+      lanes_[index_of(id)].known = before_capture_;
     } else if (bounded_) {
       try {
         gather(id, join_site::new_stream);
@@ -238,7 +248,8 @@ class lanes {
   std::size_t count_ = 0;
   std::uint64_t order_ = 0;
   bool capturing_ = false;
-  bool bounded_ = false;  // there has been a capture
+  bool bounded_ = false;    // there has been a capture
+  clock before_capture_{};  // positions at the begin of the latest
 };
 
 }  // namespace tidepool

@@ -113,7 +113,9 @@ struct on_device {
   static std::size_t rounded(std::size_t bytes) {
     const auto units = aligned(bytes) / block_alignment;
     const auto step = std::bit_floor(units) / 16;
-    return (step == 0 ? units : (units + step - 1) / step * step) * block_alignment;
+    constexpr auto most = std::numeric_limits<std::size_t>::max() / block_alignment;
+    if (step == 0 || units > most - step) return units * block_alignment;
+    return (units + step - 1) / step * step * block_alignment;
   }
   template <device Device>
   static void* try_allocate(Device& dev, std::size_t bytes) {
