@@ -119,7 +119,7 @@ class engine {
         store.recorded = recorder_->allocated(from, bytes, stream);
       }
     } catch (...) {
-      if (store.on_device) store_.displace(store, store.behind, lane);
+      if (store.on_device) store_.displace(store, store_.order().past(lane), lane);
       store_.destroy(store);
       throw;
     }
@@ -146,12 +146,18 @@ class engine {
     forget_handle(store, lane);
   }
 
+  // `lane` waits for the reload.
+  void hand_to(storage& store, lane_id lane) {
+    store.handed_to = lane;
+    store.handed_at = store_.order().next(lane);
+  }
+
   // `until` is the last use on `lane`. Whether the trainer has made that wait for the lane that the
   // memory was handed to is not known here, so it does not stand for what that one waited for.
-  static void note_use(storage& store, lane_id lane, const ticket& until) {
+  void note_use(storage& store, lane_id lane, const ticket& until) {
     store.last_use.add(until);
     if (lane == store.handed_to) return;
-    store.last_use.add(store.behind);
+    store.last_use.add(store_.order().past(store.handed_to, store.handed_at));
     store.last_use.add(store.reloaded);
   }
 

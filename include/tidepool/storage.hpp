@@ -61,7 +61,7 @@ struct storage {
   ticket reloaded;                      // the last copy back
   fence last_use;                       // of handles that are gone
   lane_id handed_to{};                  // the lane that was last made to wait for the memory
-  fence behind;                         // what the memory was free after, or later
+  std::uint64_t handed_at = 0;          // the next position there
   storage* origin = nullptr;            // the storage of which this is a rectangle
   storage* first_part = nullptr;
   storage* next_part = nullptr;
@@ -167,7 +167,7 @@ class storages {
       throw;
     }
     store.handed_to = waiter;
-    store.behind = order_.past(waiter);
+    store.handed_at = order_.next(waiter);
     poison(store.on_device, waiter);
     live_ += store.bytes;
     if (store.on_host || store.discarded) away_ -= store.bytes;

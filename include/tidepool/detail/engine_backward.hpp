@@ -112,7 +112,7 @@ void engine<Device>::hand_over(chunk_state& chunk, std::uint32_t index, lane_id 
     if (std::exchange(store->outlived, false)) loose_ = true;
     if (!*handles[i]) handles[i]->store_ = share(*store);
     handles[i]->saved_as_ = 0;
-    store->handed_to = handles[i]->lane_ = lane;
+    hand_to(*store, handles[i]->lane_ = lane);
     handles[i]->part_ = items[i].part;
     forget_save(*store);
     note_lent(*store);

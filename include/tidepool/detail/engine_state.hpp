@@ -98,7 +98,7 @@ buffer<Device> engine<Device>::fetch_state(storage& store, std::string_view name
     take_back(store, store_.reload_lane());
     throw;
   }
-  store.handed_to = lane;
+  hand_to(store, lane);
   return {share(store), lane};
 }
 

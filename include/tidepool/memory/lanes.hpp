@@ -98,6 +98,14 @@ class lanes {
     return result;
   }
 
+  /// The position that `lane` records next.
+  [[nodiscard]] std::uint64_t next(lane_id lane) const { return at(lane).recorded + 1; }
+  /// All that `lane` had recorded or waited for when `next` was `position`, or more.
+  [[nodiscard]] fence past(lane_id lane, std::uint64_t position) const {
+    if (position > at(lane).recorded) return past(lane);
+    return ticket(lane, position, order_);
+  }
+
   /// Issue order of the youngest record.
   [[nodiscard]] std::uint64_t order() const { return order_; }
 
