@@ -16,7 +16,7 @@ constexpr int layers = 6;
 constexpr int microbatches = 4;
 constexpr std::size_t hidden = 256;
 
-using device = tp::virtual_device;  // or tp::cuda_device
+using device = tp::virtual_device;  // or tp::cuda_device, with kernels instead of `launch`
 using offloader = tp::offloader<device, tp::modules<"expert_fc1", "moe_act">>;
 
 struct layer_tensors {

@@ -15,10 +15,12 @@ constexpr int layers = 8;
 constexpr int steps = 4;
 constexpr std::size_t width = 1 << 16;  // floats per layer
 
-using device = tp::virtual_device;  // or tp::cuda_device: nothing below changes
+// Or tp::cuda_device, with kernels instead of `launch` and device memory instead of vectors; the
+// numbered lines stay as they are.
+using device = tp::virtual_device;
 using offloader = tp::offloader<device, tp::modules<"fc1">>;
 
-// Stands for a kernel: y = 2x + layer, and in backward dx = 2dy + (saved x).
+// Stand for kernels: x = in / 2 + layer, which is saved, and in backward grad = grad / 2 + x.
 void forward(device& dev, device::stream_ref stream, float* x, const float* in, int layer) {
   dev.launch(stream, 40'000, [=] {
     for (std::size_t i = 0; i < width; ++i) x[i] = 0.5F * in[i] + static_cast<float>(layer);
