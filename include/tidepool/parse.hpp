@@ -4,6 +4,8 @@
 /// environment, then the command line. `validate` (in `validate.hpp`) checks the outcome.
 #pragma once
 
+#include <unistd.h>
+
 #include <cstdlib>
 #include <span>
 #include <string>
@@ -84,8 +86,11 @@ template <class Lookup>
   return std::move(reader).finish();
 }
 
-/// Reads the process's own environment over `base`.
+/// Reads the process's own environment over `base`. A variable whose name is close to one of these
+/// and none of them, such as `TIDEPOOL_OFFLOAD_MODULE`, is refused like a misspelt flag; one that
+/// is not close may be somebody else's.
 [[nodiscard]] inline options from_environment(options base = {}) {
+  detail::text::refuse_misspelt(::environ);
   return from_environment(std::move(base), [](const char* name) { return std::getenv(name); });
 }
 

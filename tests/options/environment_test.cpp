@@ -103,5 +103,65 @@ TEST_CASE("the process's own environment") {
   CHECK(from_environment().pipeline_rank == 0);
 }
 
+TEST_CASE("a misspelt variable of the process is refused like a misspelt flag") {
+  const auto refused_as = [](const char* name) {
+    REQUIRE(::setenv(name, "core_attn", 1) == 0);
+    const auto text = refusal([] { static_cast<void>(from_environment()); });
+    ::unsetenv(name);
+    return text;
+  };
+  check_says(refused_as("TIDEPOOL_OFFLOAD_MODULE"),
+             {"tidepool: unknown variable 'TIDEPOOL_OFFLOAD_MODULE'",
+              "did you mean TIDEPOOL_OFFLOAD_MODULES?", "unset"});
+  // By the names that flags go by, too.
+  check_says(refused_as("TIDEPOOL_FRACTION"), {"did you mean TIDEPOOL_OFFLOAD_FRACTION?"});
+  check_says(refused_as("TIDEPOOL_MIN_OFFLOADED_TENSOR_SIZ"),
+             {"did you mean TIDEPOOL_MIN_TENSOR_ELEMENTS?"});
+  CHECK(from_environment() == options{});
+}
+
+TEST_CASE("variables of builds, tests and others are no misspelt ones") {
+  for (const char* const name : {"TIDEPOOL_BUILD_BENCH",
+                                 "TIDEPOOL_BUILD_EXAMPLES",
+                                 "TIDEPOOL_BUILD_TESTS",
+                                 "TIDEPOOL_CCCL_INCLUDE_DIR",
+                                 "TIDEPOOL_CLANG",
+                                 "TIDEPOOL_CMAKE_ARGS",
+                                 "TIDEPOOL_CUDA",
+                                 "TIDEPOOL_FUZZ_DIR",
+                                 "TIDEPOOL_FUZZ_JOBS",
+                                 "TIDEPOOL_FUZZ_PLAIN",
+                                 "TIDEPOOL_INSTALL",
+                                 "TIDEPOOL_KERNEL_LOG",
+                                 "TIDEPOOL_KERNEL_LOG_NAMES",
+                                 "TIDEPOOL_MPI",
+                                 "TIDEPOOL_NEEDS_GPU",
+                                 "TIDEPOOL_NO_CUDA",
+                                 "TIDEPOOL_REQUIRE_GPU",
+                                 "TIDEPOOL_SANITIZE",
+                                 "TIDEPOOL_SOURCE",
+                                 "TIDEPOOL_SOURCE_DIR",
+                                 "TIDEPOOL_TEST_BATCH",
+                                 "TIDEPOOL_TEST_CONTROL",
+                                 "TIDEPOOL_TEST_EVERY",
+                                 "TIDEPOOL_TEST_SHARD",
+                                 "TIDEPOOL_TORCHRUN",
+                                 "TIDEPOOL_TRAIN_MOE",
+                                 "TIDEPOOL_WITH_CUDA",
+                                 "TIDEPOOL_WITH_MPI",
+                                 "TIDEPOOL_WITH_NCCL",
+                                 "TIDEPOOL_SERVICE_HOST",
+                                 "TIDEPOOL_PORT",
+                                 "TIDEPOOL_HOME",
+                                 "OFFLOAD_MODULE"}) {
+    CAPTURE(name);
+    CHECK(detail::text::nearest_variable(name).empty());
+  }
+  for (const auto& item : detail::text::knobs) {
+    CAPTURE(item.flag);
+    CHECK(detail::text::nearest_variable(detail::text::environment_name(item)).empty());
+  }
+}
+
 }  // namespace
 }  // namespace tidepool

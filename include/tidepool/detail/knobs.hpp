@@ -136,9 +136,7 @@ inline constexpr std::array knobs{
 
 /// The environment variable of a knob: `TIDEPOOL_MAX_INFLIGHT`.
 [[nodiscard]] inline std::string environment_name(const knob& item) {
-  std::string name = "TIDEPOOL_";
-  for (const char c : item.flag) name += c == '-' ? '_' : to_upper(c);
-  return name;
+  return variable_of(item.flag);
 }
 
 /// The knob of a flag or of Megatron's name for it, in dashes; null when there is none.

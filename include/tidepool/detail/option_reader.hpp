@@ -34,6 +34,29 @@ namespace tidepool::detail::text {
   return "--" + std::string(close);
 }
 
+/// The variable that one of another name was most likely meant for; empty when none is close. What
+/// is not close may be somebody else's: build scripts and launchers have such names, too.
+[[nodiscard]] inline std::string nearest_variable(std::string_view name) {
+  constexpr std::string_view prefix = "TIDEPOOL_";
+  if (!name.starts_with(prefix)) return {};
+  std::string flag = nearest_flag(name.substr(prefix.size()));
+  if (flag.empty()) return {};
+  const std::string meant = environment_name(*find_knob(flag.erase(0, 2)));
+  return meant == name ? std::string() : meant;
+}
+
+/// Refuses a misspelt name among `variables`, each `NAME=value`, up to a null.
+inline void refuse_misspelt(const char* const* variables) {
+  for (; variables != nullptr && *variables != nullptr; ++variables) {
+    const std::string_view given(*variables);
+    const std::string_view name = given.substr(0, given.find('='));
+    const std::string meant = nearest_variable(name);
+    if (meant.empty()) continue;
+    throw option_error("tidepool: unknown variable " + in_quotes(name) +
+                       " in the environment; did you mean " + meant + "? Else rename or unset it");
+  }
+}
+
 /// Collects settings over a base; `finish` gives the outcome.
 class option_reader {
  public:

@@ -1,4 +1,4 @@
-/// Small text helpers of the option reader: trimming, splitting, quoting, nearest match.
+/// Small text helpers of the option reader: trimming, splitting, quoting, names, nearest match.
 #pragma once
 
 #include <algorithm>
@@ -85,6 +85,13 @@ template <class Range>
 /// `printable` in single quotes.
 [[nodiscard]] inline std::string in_quotes(std::string_view text) {
   return "'" + printable(text) + "'";
+}
+
+/// The environment variable of a flag without its dashes: `TIDEPOOL_MAX_INFLIGHT`.
+[[nodiscard]] inline std::string variable_of(std::string_view flag) {
+  std::string name = "TIDEPOOL_";
+  for (const char c : flag) name += c == '-' ? '_' : to_upper(c);
+  return name;
 }
 
 /// Edits (insert, delete, replace, swap of neighbours) that turn one word into the other.
