@@ -115,12 +115,14 @@ TEST_CASE("64 modules fill the word, 65 are refused") {
   CHECK(resolve_modules(value, open_module_list(value), true) == std::uint64_t{1} << 63);
   CHECK_NOTHROW(validate_open(value));
   value.own_modules.push_back("own56");
-  check_says(refused(value), {"own_modules (--own-modules)", "57 names", "at most 64", "65"});
+  check_says(refused(value), {"own_modules (--own-modules or TIDEPOOL_OWN_MODULES)", "57 names",
+                              "at most 64", "65"});
 }
 
 TEST_CASE("an unknown module: the list, the nearest, how to declare it") {
   const std::string message = refused<unknown_module>("--offload-modules=core_atn");
-  check_says(message, {"tidepool: option offload_modules (--offload-modules) names 'core_atn'",
+  check_says(message, {"tidepool: option offload_modules (--offload-modules or "
+                       "TIDEPOOL_OFFLOAD_MODULES) names 'core_atn'",
                        "no known module", "did you mean 'core_attn'?", "--own-modules="});
   for (const std::string_view name : standard_modules) {
     check_says(message, {std::string(name).c_str()});
@@ -139,14 +141,16 @@ TEST_CASE("an unknown module: the list, the nearest, how to declare it") {
 }
 
 TEST_CASE("a module outside the compiled list: what is compiled in, how to add it") {
-  check_says(refused_closed<unknown_module>("--offload-modules=mlp_norm"),
-             {"option offload_modules (--offload-modules) names 'mlp_norm'", "not compiled into",
-              "Known here: core_attn, expert_fc1, moe_act",
-              "tidepool::modules<\"core_attn\", \"expert_fc1\", \"moe_act\", \"mlp_norm\">"});
+  check_says(
+      refused_closed<unknown_module>("--offload-modules=mlp_norm"),
+      {"option offload_modules (--offload-modules or TIDEPOOL_OFFLOAD_MODULES) names 'mlp_norm'",
+       "not compiled into", "Known here: core_attn, expert_fc1, moe_act",
+       "tidepool::modules<\"core_attn\", \"expert_fc1\", \"moe_act\", \"mlp_norm\">"});
   check_says(refused_closed<unknown_module>("--offload-modules=moe_acts"),
              {"not compiled into", "did you mean 'moe_act'?"});
   check_says(refused_closed<unknown_module>("--own-modules=rope"),
-             {"option own_modules (--own-modules) names 'rope'", "not compiled into"});
+             {"option own_modules (--own-modules or TIDEPOOL_OWN_MODULES) names 'rope'",
+              "not compiled into"});
   CHECK_NOTHROW(validate_closed(parse_options("--own-modules=core_attn")));
 }
 
@@ -155,7 +159,8 @@ TEST_CASE("'all' and 'none' beside names are refused from code, too") {
     options value;
     value.offload_modules = {"core_attn", word};
     check_says(refused(value),
-               {"offload_modules (--offload-modules) is 'core_attn,", word, "alone or the names"});
+               {"offload_modules (--offload-modules or TIDEPOOL_OFFLOAD_MODULES) is 'core_attn,",
+                word, "alone or the names"});
   }
 }
 
@@ -176,15 +181,17 @@ TEST_CASE("names of one's own") {
     CAPTURE(bad.name);
     options value;
     value.own_modules = {bad.name};
-    check_says(refused(value), {"own_modules (--own-modules) is '", bad.problem, "; "});
+    check_says(refused(value),
+               {"own_modules (--own-modules or TIDEPOOL_OWN_MODULES) is '", bad.problem, "; "});
   }
   check_says(refused("--own-modules=rope,rope"), {"'rope'", "twice", "take one out"});
 }
 
 TEST_CASE("attn_proj needs core_attn") {
-  check_says(refused("--offload-modules=attn_proj,moe_act"),
-             {"offload_modules (--offload-modules) is 'attn_proj,moe_act'",
-              "attn_proj cannot leave without core_attn", "add core_attn", "take attn_proj out"});
+  check_says(
+      refused("--offload-modules=attn_proj,moe_act"),
+      {"offload_modules (--offload-modules or TIDEPOOL_OFFLOAD_MODULES) is 'attn_proj,moe_act'",
+       "attn_proj cannot leave without core_attn", "add core_attn", "take attn_proj out"});
   accepted("--offload-modules=attn_proj,core_attn");
   using alone = modules<"attn_proj">;
   check_says(refusal([] { validate(parse_options("--offload-modules=all"), alone::names, false); }),
@@ -199,9 +206,10 @@ TEST_CASE("fused_group_mlp excludes its parts") {
 }
 
 TEST_CASE("a module is recomputed or offloaded, not both") {
-  check_says(refused("--offload-modules=core_attn,moe_act --recompute-modules=core_attn"),
-             {"recompute_modules (--recompute-modules) is 'core_attn'",
-              "core_attn is offloaded as well", "take core_attn out of"});
+  check_says(
+      refused("--offload-modules=core_attn,moe_act --recompute-modules=core_attn"),
+      {"recompute_modules (--recompute-modules or TIDEPOOL_RECOMPUTE_MODULES) is 'core_attn'",
+       "core_attn is offloaded as well", "take core_attn out of"});
   check_says(refused("--offload-modules=all --recompute-modules=moe_act"),
              {"moe_act is offloaded as well", "name the modules instead of all"});
   accepted("--offload-modules=expert_fc1 --recompute-modules=moe_act");
@@ -218,8 +226,9 @@ TEST_CASE("nothing is offloaded inside what is recomputed whole") {
   for (const char* const part : {"expert_fc1", "moe_act", "fused_group_mlp"}) {
     CAPTURE(part);
     const std::string text = "--recompute-modules=moe --offload-modules=" + std::string(part);
-    check_says(refused(text.c_str()), {"recompute_modules (--recompute-modules) is 'moe'",
-                                       "moe is recomputed whole", part, "recompute less than moe"});
+    check_says(refused(text.c_str()),
+               {"recompute_modules (--recompute-modules or TIDEPOOL_RECOMPUTE_MODULES) is 'moe'",
+                "moe is recomputed whole", part, "recompute less than moe"});
   }
   check_says(refused("--recompute-modules=fused_group_mlp --offload-modules=expert_fc1"),
              {"fused_group_mlp is recomputed whole", "expert_fc1"});
@@ -228,20 +237,44 @@ TEST_CASE("nothing is offloaded inside what is recomputed whole") {
 }
 
 TEST_CASE("an unknown name among the recomputed") {
-  check_says(refused<unknown_module>("--recompute-modules=mo_act"),
-             {"recompute_modules (--recompute-modules) names 'mo_act'", "did you mean 'moe_act'?",
-              "shared_experts", "Take it out"});
+  check_says(
+      refused<unknown_module>("--recompute-modules=mo_act"),
+      {"recompute_modules (--recompute-modules or TIDEPOOL_RECOMPUTE_MODULES) names 'mo_act'",
+       "did you mean 'moe_act'?", "shared_experts"});
   check_says(refused_closed<unknown_module>("--recompute-modules=layernrm"),
              {"did you mean 'layernorm'?"});
 }
 
+TEST_CASE("a region of one's own is recomputed once it is declared, as the refusal says") {
+  const auto open = refused<unknown_module>("--recompute-modules=my_region");
+  check_says(open, {"Declare a region of your own in own_modules (--own-modules=NAME)"});
+  accepted("--recompute-modules=my_region --own-modules=my_region");
+  const auto closed = refused_closed<unknown_module>("--recompute-modules=my_region");
+  check_says(closed, {R"(tidepool::modules<"core_attn", "expert_fc1", "moe_act", "my_region">)"});
+  using with_region = modules<"core_attn", "expert_fc1", "moe_act", "my_region">;
+  const auto value = parse_options("--recompute-modules=my_region");
+  CHECK_NOTHROW(validate(value, with_region::names, false));
+}
+
+TEST_CASE("a refused value may have come from a flag or from the environment") {
+  const options value = from_environment({}, [](const char* name) {
+    return std::string_view(name) == "TIDEPOOL_OFFLOAD_MODULES" ? "my_nomr" : nullptr;
+  });
+  check_says(refused<unknown_module>(value),
+             {"--offload-modules or TIDEPOOL_OFFLOAD_MODULES", "names 'my_nomr'"});
+  options fraction;
+  fraction.fraction = 2;
+  check_says(refused(fraction), {"(--offload-fraction or TIDEPOOL_OFFLOAD_FRACTION) is '2'"});
+}
+
 TEST_CASE("caps of single modules") {
   check_says(refused("--offload-modules=core_attn --max-inflight=moe_act:3"),
-             {"module_max_inflight (--max-inflight) is 'moe_act:3'", "moe_act is not offloaded",
-              "add moe_act to --offload-modules"});
+             {"module_max_inflight (--max-inflight or TIDEPOOL_MAX_INFLIGHT) is 'moe_act:3'",
+              "moe_act is not offloaded", "add moe_act to --offload-modules"});
   check_says(refused("--max-inflight=moe_act:3"), {"not offloaded"});
-  check_says(refused<unknown_module>("--offload-modules=all --max-inflight=moe_akt:3"),
-             {"--max-inflight) names 'moe_akt'", "did you mean 'moe_act'?"});
+  check_says(
+      refused<unknown_module>("--offload-modules=all --max-inflight=moe_akt:3"),
+      {"--max-inflight or TIDEPOOL_MAX_INFLIGHT) names 'moe_akt'", "did you mean 'moe_act'?"});
   check_says(refused("--offload-modules=all --max-inflight=fused_group_mlp:3"), {"not offloaded"});
   accepted("--offload-modules=all --max-inflight=moe_act:3");
 }
@@ -251,11 +284,12 @@ TEST_CASE("layers") {
   value.offload_modules = {"all"};
   for (const int bad : {-1, 1'000'000}) {
     value.offload_layers = {0, bad};
-    check_says(refused(value), {"offload_layers (--offload-layers) is '",
+    check_says(refused(value), {"offload_layers (--offload-layers or TIDEPOOL_OFFLOAD_LAYERS) is '",
                                 std::to_string(bad).c_str(), "from 0 to 999999"});
   }
   check_says(refused("--offload-layers=0,2-4"),
-             {"offload_layers (--offload-layers) is '0,2-4'", "--offload-modules=all"});
+             {"offload_layers (--offload-layers or TIDEPOOL_OFFLOAD_LAYERS) is '0,2-4'",
+              "--offload-modules=all"});
 }
 
 TEST_CASE("fractions") {
@@ -263,7 +297,8 @@ TEST_CASE("fractions") {
                            std::numeric_limits<double>::infinity()}) {
     options value;
     value.fraction = bad;
-    check_says(refused(value), {"fraction (--offload-fraction) is '", "[0, 1]", "give 1"});
+    check_says(refused(value), {"fraction (--offload-fraction or TIDEPOOL_OFFLOAD_FRACTION) is '",
+                                "[0, 1]", "give 1"});
   }
   options value;
   value.fraction = 1.5;
@@ -273,24 +308,29 @@ TEST_CASE("fractions") {
 TEST_CASE("ranks") {
   options value;
   value.pipeline_rank = -1;
-  check_says(refused(value), {"pipeline_rank (--pipeline-rank) is '-1'", "negative", "from 0 on"});
+  check_says(refused(value), {"pipeline_rank (--pipeline-rank or TIDEPOOL_PIPELINE_RANK) is '-1'",
+                              "negative", "from 0 on"});
   value = {};
   value.local_ranks = -2;
-  check_says(refused(value), {"local_ranks (--local-ranks) is '-2'", "negative", "launcher"});
+  check_says(refused(value), {"local_ranks (--local-ranks or TIDEPOOL_LOCAL_RANKS) is '-2'",
+                              "negative", "launcher"});
   value = {};
   value.delta_bytes_per_rank = most / 2 + 1;
   value.pipeline_rank = 1;
   CHECK_NOTHROW(validate_open(value));
   value.pipeline_rank = 2;
   check_says(refused(value),
-             {"delta_bytes_per_rank (--delta-bytes-per-rank)", "pipeline rank 2", "smaller size"});
+             {"delta_bytes_per_rank (--delta-bytes-per-rank or TIDEPOOL_DELTA_BYTES_PER_RANK)",
+              "pipeline rank 2", "smaller size"});
 }
 
 TEST_CASE("kinds of memory and what they need") {
-  check_says(refused("--memory=arena"), {"memory (--memory) is 'arena'", "--device-budget=8GiB"});
-  check_says(refused("--memory=slots"), {"memory (--memory) is 'slots'", "--slots=64MiBx4"});
-  check_says(refused("--slots=64MiBx4"),
-             {"slots (--slots) is '64MiBx4'", "--memory=pool", "add --memory=slots"});
+  check_says(refused("--memory=arena"),
+             {"memory (--memory or TIDEPOOL_MEMORY) is 'arena'", "--device-budget=8GiB"});
+  check_says(refused("--memory=slots"),
+             {"memory (--memory or TIDEPOOL_MEMORY) is 'slots'", "--slots=64MiBx4"});
+  check_says(refused("--slots=64MiBx4"), {"slots (--slots or TIDEPOOL_SLOTS) is '64MiBx4'",
+                                          "--memory=pool", "add --memory=slots"});
   check_says(refused("--memory=arena --device-budget=1GiB --slots=1x1"), {"--memory=arena"});
   check_says(refused("--memory=slots --slots=64MiBx4,0x2"), {"'0x2'", "at least one byte"});
   check_says(refused("--memory=slots --slots=64MiBx0"), {"'64MiBx0'", "such as 64MiBx4"});
@@ -299,25 +339,32 @@ TEST_CASE("kinds of memory and what they need") {
   options value;
   value.memory = memory_kind::slots;
   value.slots = {{most / 2, 2}, {1, 2}};
-  check_says(refused(value), {"slots (--slots)", "do not fit 64 bits", "smaller rings"});
+  check_says(refused(value),
+             {"slots (--slots or TIDEPOOL_SLOTS)", "do not fit 64 bits", "smaller rings"});
   value.slots = {{most / 2, 3}};
   check_says(refused(value), {"do not fit 64 bits"});
   value.slots = {{most / 2, 2}, {1, 1}};
   CHECK_NOTHROW(validate_open(value));
   value = {};
   value.memory = static_cast<memory_kind>(9);
-  check_says(refused(value), {"memory (--memory) is '9'", "pool, arena or slots"});
+  check_says(refused(value),
+             {"memory (--memory or TIDEPOOL_MEMORY) is '9'", "pool, arena or slots"});
   value = {};
   value.host_memory = static_cast<tidepool::host_kind>(9);
-  check_says(refused(value), {"host_memory (--host-memory) is '9'", "write-combined"});
+  check_says(refused(value),
+             {"host_memory (--host-memory or TIDEPOOL_HOST_MEMORY) is '9'", "write-combined"});
 }
 
 TEST_CASE("budgets and steps of nothing") {
-  check_says(refused("--device-budget=0"), {"device_budget (--device-budget) is '0'", "8GiB"});
+  check_says(refused("--device-budget=0"),
+             {"device_budget (--device-budget or TIDEPOOL_DEVICE_BUDGET) is '0'", "8GiB"});
   check_says(refused("--memory=arena --device-budget=0"), {"device_budget", "nothing fits"});
-  check_says(refused("--host-budget=0"), {"host_budget (--host-budget) is '0'", "auto"});
-  check_says(refused("--device-step=0"), {"device_step (--device-step) is '0'", "32MiB"});
-  check_says(refused("--host-step=0"), {"host_step (--host-step) is '0'", "32MiB"});
+  check_says(refused("--host-budget=0"),
+             {"host_budget (--host-budget or TIDEPOOL_HOST_BUDGET) is '0'", "auto"});
+  check_says(refused("--device-step=0"),
+             {"device_step (--device-step or TIDEPOOL_DEVICE_STEP) is '0'", "32MiB"});
+  check_says(refused("--host-step=0"),
+             {"host_step (--host-step or TIDEPOOL_HOST_STEP) is '0'", "32MiB"});
 }
 
 TEST_CASE("an unknown module is an option error, which is an error") {

@@ -22,11 +22,12 @@ namespace tidepool::detail::rules {
 inline constexpr std::array<std::string_view, 6> recompute_regions{
     "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts", "moe_permute"};
 
-/// `option fraction (--offload-fraction)`
+/// `option fraction (--offload-fraction or TIDEPOOL_OFFLOAD_FRACTION)`: which of them gave the
+/// value is not known any more.
 [[nodiscard]] inline std::string option_label(std::string_view field, std::string_view flag = {}) {
   std::string name(flag.empty() ? field : flag);
   std::replace(name.begin(), name.end(), '_', '-');
-  return "option " + std::string(field) + " (--" + name + ")";
+  return "option " + std::string(field) + " (--" + name + " or " + text::variable_of(name) + ")";
 }
 
 [[noreturn]] inline void reject(const std::string& label, const std::string& value,
@@ -68,8 +69,13 @@ struct module_list {
               "Declare a module of your own in own_modules (--own-modules=NAME)");
     }
     unknown(name, label, "is not compiled into this program", known,
-            "To compile it in: tidepool::modules<\"" + text::join(known, "\", \"") + "\", \"" +
-                text::printable(name) + "\">");
+            "To compile it in: " + list_with(name));
+  }
+
+  /// The compile-time list with one name more.
+  [[nodiscard]] std::string list_with(std::string_view name) const {
+    return "tidepool::modules<\"" + text::join(known, "\", \"") + "\", \"" + text::printable(name) +
+           "\">";
   }
 
   [[noreturn]] static void unknown(std::string_view name, const std::string& label,
@@ -170,7 +176,9 @@ inline void check_recompute(const options& value, const module_list& list, std::
   for (const std::string& name : value.recompute_modules) {
     if (!contains(choices, name)) {
       module_list::unknown(name, label, "is nothing that can be recomputed", choices,
-                           "Take it out: only what may hold an offloaded module matters here");
+                           list.open
+                               ? "Declare a region of your own in own_modules (--own-modules=NAME)"
+                               : "To recompute a region of your own: " + list.list_with(name));
     }
     if ((enabled & list.bit(name)) != 0) {
       reject(
