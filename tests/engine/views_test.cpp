@@ -383,8 +383,9 @@ TEST_CASE("view: where memory is short, what came back of one is named by its mo
   open.commit<"core_attn">(0, desk.stream(), part);
   x.reset(desk.stream());
   open.restore<"core_attn">(0, desk.stream(), part);
-  CHECK_THROWS_WITH_AS(static_cast<void>(off.allocate(2 * size, desk.stream())),
-                       doctest::Contains("Live: core_attn 256."), tidepool::out_of_budget);
+  CHECK_THROWS_WITH_AS(static_cast<void>(off.allocate(size + 512, desk.stream())),
+                       doctest::Contains("Live: core_attn (restored and not reset) 256."),
+                       tidepool::out_of_budget);
 }
 
 TEST_CASE("view: half of eight gigabytes is not small") {

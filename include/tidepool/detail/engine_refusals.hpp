@@ -1,9 +1,13 @@
 // The engine's errors in words: what, where, and what to do.
 #pragma once
 
-#include <map>
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <string>
+#include <vector>
 
+#include "tidepool/detail/shortage.hpp"
 #include "tidepool/engine.hpp"
 
 namespace tidepool::detail {
@@ -43,29 +47,107 @@ template <device Device>
                       bytes, host.budget());
 }
 
+// Of a step that follows its plan: what stays by it, and the chunks that wait for backward.
+struct kept_by_plan {
+  std::size_t bytes = 0;
+  std::size_t chunks = 0;
+};
+
+// The most of both at any time of the step that the plan was made of.
+[[nodiscard]] inline kept_by_plan most_kept(const plan::profile& step, const residence& keeps) {
+  kept_by_plan now;
+  kept_by_plan most;
+  for (const auto& each : step.passes) {
+    now.chunks += each.backward ? 0 : 1;
+    most.chunks = std::max(most.chunks, now.chunks);
+    now.chunks -= each.backward ? 1 : 0;
+  }
+  for (const auto& each : step.events) {
+    const bool out = each.kind == plan::event_kind::commit;
+    if (!out && each.kind != plan::event_kind::restore) continue;
+    if (keeps.planned(each.chunk, each.index) != plan::action::keep) continue;
+    const auto bytes = step.chunks[each.chunk].groups[each.index].bytes;
+    now.bytes = out ? now.bytes + bytes : now.bytes - bytes;
+    most.bytes = std::max(most.bytes, now.bytes);
+  }
+  return most;
+}
+
+// The same of the chunks that are open now. Bytes are those of the plan, which knows what of a
+// group could have left.
+template <device Device>
+[[nodiscard]] kept_by_plan kept_now(const std::vector<chunk_state<Device>*>& open,
+                                    const plan::profile& step, const residence& keeps) {
+  kept_by_plan now;
+  for (const auto* chunk : open) {
+    now.chunks += chunk->backward_begun() ? 0 : 1;
+    for (std::uint32_t i = 0; i < chunk->group_count(); ++i) {
+      if (chunk->at(i).kept == 0 || keeps.planned(chunk->ordinal(), i) != plan::action::keep) {
+        continue;
+      }
+      now.bytes += step.chunks[chunk->ordinal()].groups[i].bytes;
+    }
+  }
+  return now;
+}
+
+[[nodiscard]] inline std::string against_plan(const kept_by_plan& now, const kept_by_plan& most) {
+  if (now.bytes <= most.bytes && now.chunks <= most.chunks) return {};
+  return "The plan keeps " + std::to_string(most.bytes) +
+         " bytes at once and was made of a step with at most " + std::to_string(most.chunks) +
+         " chunks in flight; now " + std::to_string(now.chunks) + " are, and " +
+         std::to_string(now.bytes) + " bytes stay: keep the order and the number of chunks. ";
+}
+
 template <device Device>
 [[gnu::cold]] void engine<Device>::throw_out_of_device(std::size_t bytes,
                                                        const std::string& what) const {
-  std::map<std::string, std::size_t> live;
-  store_.for_each([&](const storage& store) {
-    if (!store.on_device) return;
-    live[store.module < 0 ? "not committed" : names_[static_cast<std::size_t>(store.module)]] +=
-        store.bytes;
-  });
   const auto& source = store_.device_source();
-  const bool in_pieces = source.reserved() >= store_.live() + bytes;
-  const auto budget = source.budget();
-  auto text = what + ": " + std::to_string(bytes) + " bytes of device memory do not fit (" +
-              (budget == 0 ? "" : "--device-budget is " + std::to_string(budget) + ", ") +
-              std::to_string(source.reserved()) + " reserved, largest free block " +
-              std::to_string(source.largest_free()) +
-              (in_pieces ? "; there is room, but in pieces" : "") +
-              ") and nothing is in flight to wait for. Live:";
-  for (const auto& [name, size] : live) text += " " + name + " " + std::to_string(size);
-  throw out_of_budget(text +
-                          ". Raise --device-budget, offload more modules, or run fewer"
-                          " microbatches in flight",
-                      bytes, budget);
+  shortage short_of;
+  short_of.call = what;
+  short_of.bytes = bytes;
+  short_of.whole_group = what.starts_with("reload of ");
+  short_of.memory = opts_.memory;
+  short_of.rings = opts_.slots;
+  short_of.budget = source.budget();
+  short_of.reserved = source.reserved();
+  short_of.largest_free = source.largest_free();
+  const block_source<Device>* own = nullptr;
+  std::size_t elsewhere = 0;
+  store_.for_each([&](const storage& store) {
+    if (store.source != nullptr) {
+      elsewhere += store.on_device ? store.bytes : 0;
+      // Nobody has it yet: the request is for this one.
+      if (!store.on_device && store.handles == 0 && store.saves == 0) own = store.source;
+      return;
+    }
+    if (!store.on_device) return;
+    const bool restored = store.wanted && store.saves == 0;
+    auto name = store.module < 0 ? std::string("not committed")
+                                 : names_[static_cast<std::size_t>(store.module)];
+    short_of.live[restored ? name + " (restored and not reset)" : name] += store.bytes;
+    short_of.restored = short_of.restored || restored;
+  });
+  if (own != nullptr) {
+    throw out_of_budget(what + ": " + std::to_string(bytes) +
+                            " bytes do not fit the source given to allocate_from, which has " +
+                            std::to_string(own->reserved()) + " and a largest free block of " +
+                            std::to_string(own->largest_free()) +
+                            ". Reset what lies in it first, or give a larger one",
+                        bytes, own->budget());
+  }
+  short_of.in_pieces = short_of.reserved >= store_.live() - elsewhere + bytes;
+  if (lack_of(short_of) == lack::device) {
+    try {
+      short_of.device = dev_->memory();
+    } catch (const device_error&) {  // while it captures, it may refuse to say
+    }
+  }
+  if (!warming_up_ && profile_.timed()) {
+    short_of.plan =
+        against_plan(kept_now<Device>(live_, profile_, keeps_), most_kept(profile_, keeps_));
+  }
+  throw out_of_budget(in_words(short_of), bytes, source.budget());
 }
 
 }  // namespace tidepool::detail

@@ -1,0 +1,141 @@
+// Device memory that does not suffice, in words: for want of what, who holds it, and what to do.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tidepool/detail/list_formats.hpp"
+#include "tidepool/device/device.hpp"
+#include "tidepool/memory/pool.hpp"
+#include "tidepool/options.hpp"
+
+namespace tidepool::detail {
+
+// What the source of the memory and the engine know of a request that failed.
+struct shortage {
+  std::string call;
+  std::size_t bytes = 0;
+  bool whole_group = false;  // whose tensors lie apart
+  memory_kind memory = memory_kind::pool;
+  std::vector<slot_ring> rings;
+  std::size_t budget = 0;  // 0: none was given
+  std::size_t reserved = 0;
+  std::size_t largest_free = 0;
+  bool in_pieces = false;                   // together they would do
+  std::optional<memory_info> device;        // where it could be asked
+  std::map<std::string, std::size_t> live;  // bytes, by what holds them
+  bool restored = false;                    // some of them by handles that backward filled
+  std::string plan;                         // a sentence, where the step is not the planned one
+};
+
+enum class lack : unsigned char { slot_size, free_slots, budget_of_one, budget, device };
+
+// What it takes of its source; tensors of a group are rounded up one by one, so that theirs is
+// more.
+[[nodiscard]] inline std::size_t taken_by(const shortage& of) {
+  if (of.whole_group) return of.bytes;
+  return of.memory == memory_kind::pool ? on_device::rounded(of.bytes) : aligned(of.bytes);
+}
+
+[[nodiscard]] inline lack lack_of(const shortage& of) {
+  if (of.memory == memory_kind::slots) {
+    // A tensor of a group lay in a slot before, so that one is large enough.
+    const bool any = of.whole_group || std::any_of(of.rings.begin(), of.rings.end(), [&](auto& r) {
+                       return aligned(r.bytes) >= of.bytes;
+                     });
+    return any ? lack::free_slots : lack::slot_size;
+  }
+  const auto need = taken_by(of);
+  const auto most = of.budget / block_alignment * block_alignment;
+  if (of.budget != 0 && need > most) return lack::budget_of_one;
+  // A pool that may still grow did not for want of memory.
+  const bool could_grow = of.budget == 0 || (of.reserved <= most && need <= most - of.reserved);
+  return of.memory == memory_kind::pool && could_grow ? lack::device : lack::budget;
+}
+
+// The rings with room for one more request, as the option takes them.
+[[nodiscard]] inline std::string rings_with_one_more(const shortage& of) {
+  auto rings = of.rings;
+  const auto fits = [&](const slot_ring& ring) { return aligned(ring.bytes) >= of.bytes; };
+  slot_ring* best = nullptr;
+  for (auto& ring : rings) {
+    if (fits(ring) && (best == nullptr || ring.bytes < best->bytes)) best = &ring;
+  }
+  if (best != nullptr) {
+    ++best->count;
+  } else {
+    rings.push_back({of.bytes, 1});
+  }
+  return "--slots=" + text::rings_format::write(rings);
+}
+
+[[nodiscard]] inline std::string cause(const shortage& of, lack what) {
+  const auto number = [](std::size_t value) { return std::to_string(value); };
+  const std::string idle = " and nothing is in flight to wait for";
+  const std::string held =
+      number(of.reserved) + " reserved, largest free block " + number(of.largest_free);
+  const std::string limit = of.budget == 0 ? "" : "--device-budget is " + number(of.budget) + ", ";
+  const std::string one = of.whole_group ? "this one group" : "this one tensor";
+  switch (what) {
+    case lack::slot_size: {
+      std::size_t largest = 0;
+      for (const auto& ring : of.rings) largest = std::max(largest, ring.bytes);
+      return ": no ring has slots of so many bytes, the largest have " + number(largest);
+    }
+    case lack::free_slots:
+      if (of.whole_group) return ": its slots are taken" + idle;
+      return ": every slot of at least " + number(of.bytes) + " bytes is taken" + idle;
+    case lack::budget_of_one:
+      return ": " + one + " is larger than --device-budget, which is " + number(of.budget) +
+             (of.bytes <= of.budget ? ", once rounded up to " + number(taken_by(of)) : "");
+    case lack::device:
+      return " (" + limit + (limit.empty() ? "" : "but ") + "the device has no more" +
+             (of.device ? ": " + number(of.device->free) + " of " + number(of.device->total) +
+                              " bytes are free"
+                        : "") +
+             "; " + held + ")" + idle;
+    case lack::budget:
+      break;
+  }
+  return " (" + limit + held + (of.in_pieces ? "; there is room, but in pieces" : "") + ")" + idle;
+}
+
+[[nodiscard]] inline std::string remedy(const shortage& of, lack what) {
+  const std::string fewer = "offload more modules, or run fewer microbatches in flight";
+  const std::string reset =
+      of.restored ? "reset handles once backward has used them, " : std::string();
+  switch (what) {
+    case lack::slot_size:
+      return "Add a ring: " + rings_with_one_more(of);
+    case lack::free_slots:
+      return (of.whole_group ? "Add slots in --slots=SIZExCOUNT"
+                             : "Add slots: " + rings_with_one_more(of)) +
+             "; or " + reset + fewer;
+    case lack::budget_of_one:
+      return "Raise --device-budget, or save it in smaller " +
+             std::string(of.whole_group ? "groups" : "tensors");
+    case lack::device:
+      return "Leave it more of the device, " + reset + fewer;
+    case lack::budget:
+      break;
+  }
+  return "Raise --device-budget, " + reset + fewer;
+}
+
+[[nodiscard]] inline std::string in_words(const shortage& of) {
+  const auto what = lack_of(of);
+  auto text = of.call + ": " + std::to_string(of.bytes) + " bytes of device memory do not fit" +
+              cause(of, what) + ". ";
+  if (what != lack::slot_size && what != lack::budget_of_one) {
+    std::vector<std::string> live;
+    for (const auto& [name, size] : of.live) live.push_back(name + " " + std::to_string(size));
+    text += "Live: " + (live.empty() ? "nothing" : text::join(live, ", ")) + ". " + of.plan;
+  }
+  return text + remedy(of, what);
+}
+
+}  // namespace tidepool::detail

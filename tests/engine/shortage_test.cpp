@@ -1,0 +1,230 @@
+// Device memory that does not suffice: the message says for want of what, and what helps.
+
+#include <doctest/doctest.h>
+
+#include <array>
+#include <cstddef>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "messages.hpp"
+#include "rig.hpp"
+#include "tidepool/error.hpp"
+
+namespace {
+
+using tidepool::memory_kind;
+using tidepool::options;
+using tidepool::out_of_budget;
+using tidepool::test::arena_options;
+using tidepool::test::rig;
+using tidepool::test::says;
+using tidepool::test::small_options;
+
+using offloader = rig::offloader<tidepool::modules<"core_attn", "moe_act">>;
+
+constexpr std::size_t size = 2048;
+
+template <class Call>
+std::string shortage_of(const Call& call) {
+  try {
+    call();
+  } catch (const out_of_budget& problem) {
+    return problem.what();
+  }
+  FAIL_CHECK("nothing was short");
+  return {};
+}
+
+std::string refused(offloader& off, rig& desk, std::size_t bytes) {
+  return shortage_of([&] { static_cast<void>(off.allocate(bytes, desk.stream())); });
+}
+
+options rings(std::vector<tidepool::slot_ring> shapes) {
+  auto opts = small_options();
+  opts.memory = memory_kind::slots;
+  opts.slots = std::move(shapes);
+  return opts;
+}
+
+}  // namespace
+
+TEST_CASE("shortage: no ring has slots as large as that") {
+  rig desk;
+  offloader off(desk.dev, rings({{1024, 4}, {512, 8}}));
+  const auto text = refused(off, desk, 4096);
+  CAPTURE(text);
+  CHECK(says(text,
+             "allocate: 4096 bytes of device memory do not fit: no ring has slots of so many"
+             " bytes, the largest have 1024"));
+  CHECK(says(text, "Add a ring: --slots=1KiBx4,512x8,4KiBx1"));
+  CHECK_FALSE(says(text, "device-budget"));
+}
+
+TEST_CASE("shortage: all slots of that size are taken") {
+  rig desk;
+  offloader off(desk.dev, rings({{4096, 1}, {2048, 2}}));
+  std::vector<rig::buffer> held;
+  for (int i = 0; i < 3; ++i) held.push_back(off.allocate(size, desk.stream()));
+  const auto text = refused(off, desk, size);
+  CAPTURE(text);
+  CHECK(says(text, "every slot of at least 2048 bytes is taken and nothing is in flight"));
+  CHECK(says(text, "Live: not committed 6144. "));
+  CHECK(says(text, "Add slots: --slots=4KiBx1,2KiBx3; or offload more modules"));
+  CHECK_FALSE(says(text, "device-budget"));
+}
+
+TEST_CASE("shortage: a group that comes back to rings whose slots are taken") {
+  rig desk;
+  offloader off(desk.dev, rings({{size, 2}}));
+  auto open = off.begin();
+  auto x = off.allocate(size, desk.stream());
+  auto y = off.allocate(size, desk.stream());
+  open.commit<"core_attn">(0, desk.stream(), x, y);
+  const auto other = off.allocate(size, desk.stream());
+  const auto text = shortage_of([&] { open.restore<"core_attn">(0, desk.stream(), x, y); });
+  CAPTURE(text);
+  CHECK(says(text,
+             "reload of core_attn of layer 0, microbatch 0: 4096 bytes of device memory do"
+             " not fit: its slots are taken"));
+  CHECK(says(text, "Add slots in --slots=SIZExCOUNT; or offload"));
+}
+
+TEST_CASE("shortage: a tensor larger than the budget is none of the microbatches' fault") {
+  for (const bool arena : {false, true}) {
+    CAPTURE(arena);
+    rig desk;
+    auto opts = arena_options(4 * size);
+    if (!arena) opts.memory = memory_kind::pool;
+    offloader off(desk.dev, opts);
+    const auto text = refused(off, desk, 4 * size + 1);
+    CAPTURE(text);
+    CHECK(says(text,
+               "8193 bytes of device memory do not fit: this one tensor is larger than"
+               " --device-budget, which is 8192. Raise --device-budget, or save it in"
+               " smaller tensors"));
+    CHECK_FALSE(says(text, "microbatches"));
+    CHECK(off.allocate(4 * size, desk.stream()));  // as much as the budget is no more than it
+  }
+}
+
+TEST_CASE("shortage: a tensor that only rounded up is larger than the budget") {
+  rig desk;
+  auto opts = small_options();
+  opts.device_budget = 8300;
+  offloader off(desk.dev, opts);
+  const auto text = refused(off, desk, 8250);
+  CAPTURE(text);
+  CHECK(says(text, "which is 8300, once rounded up to 8704. Raise --device-budget"));
+}
+
+TEST_CASE("shortage: the device itself has no more, with a budget and without one") {
+  for (const std::size_t budget : {std::size_t{0}, std::size_t{1} << 20}) {
+    CAPTURE(budget);
+    rig desk(tidepool::machine{.device_bytes = 64 * 1024});
+    auto opts = small_options();
+    if (budget > 0) opts.device_budget = budget;
+    offloader off(desk.dev, opts);
+    const auto held = off.allocate(48 * 1024, desk.stream());
+    const auto text = refused(off, desk, 32 * 1024);
+    CAPTURE(text);
+    CHECK(says(text, "the device has no more: 16384 of 65536 bytes are free; 49152 reserved"));
+    CHECK(says(text, "Leave it more of the device, offload more modules"));
+    CHECK_FALSE(says(text, "Raise --device-budget"));
+    CHECK(says(text, "--device-budget is 1048576") == (budget > 0));
+  }
+}
+
+TEST_CASE("shortage: nothing live is said in so many words") {
+  rig desk(tidepool::machine{.device_bytes = 1024});
+  offloader off(desk.dev, small_options());
+  const auto text = refused(off, desk, 32 * 1024);
+  CAPTURE(text);
+  CHECK(says(text, "Live: nothing. "));
+}
+
+TEST_CASE("shortage: what was restored and never reset stands apart, and so does its remedy") {
+  rig desk;
+  offloader off(desk.dev, arena_options(3 * size));
+  auto open = off.begin();
+  auto x = off.allocate(size, desk.stream());
+  auto y = off.allocate(size, desk.stream());
+  y.keep_resident();
+  open.commit<"core_attn">(0, desk.stream(), x, y);
+  open.restore<"core_attn">(0, desk.stream(), x, y);
+  auto text = refused(off, desk, 2 * size);
+  CAPTURE(text);
+  CHECK(says(text, "Live: core_attn 2048, core_attn (restored and not reset) 2048. "));
+  CHECK(says(text, "Raise --device-budget, reset handles once backward has used them, offload"));
+  x.reset(desk.stream());
+  const auto loose = off.allocate(size, desk.stream());
+  text = refused(off, desk, 2 * size);
+  CHECK(says(text, "Live: core_attn 2048, not committed 2048. "));
+  CHECK_FALSE(says(text, "reset"));
+}
+
+TEST_CASE("shortage: a source of the trainer's own is named, and is no part of the budget") {
+  alignas(256) std::array<std::byte, size> memory{};  // outlives what is queued for it
+  rig desk;
+  offloader off(desk.dev, arena_options(3 * size));
+  tidepool::fixed_block<rig::device_type> own(memory.data(), memory.size());
+  auto x = off.allocate_from(own, size, desk.stream());
+  const auto taken =
+      shortage_of([&] { static_cast<void>(off.allocate_from(own, size, desk.stream())); });
+  CAPTURE(taken);
+  CHECK(says(taken,
+             "2048 bytes do not fit the source given to allocate_from, which has 2048 and a"
+             " largest free block of 0. Reset what lies in it first"));
+  const auto held = off.allocate(2 * size, desk.stream());
+  const auto text = refused(off, desk, 2 * size);
+  CAPTURE(text);
+  CHECK(says(text, "Live: not committed 4096. "));
+  CHECK_FALSE(says(text, "in pieces"));
+}
+
+TEST_CASE("shortage: with more in flight than the plan was made of, the plan is named") {
+  rig desk;
+  auto opts = arena_options(20480, {"core_attn", "moe_act"});
+  opts.policy = tidepool::policy_kind::automatic;
+  offloader off(desk.dev, opts);
+  off.on_report([](std::string_view) {});
+  constexpr int layers = 6;
+  const auto forward = [&](offloader::chunk& open, std::vector<rig::buffer>& saved) {
+    for (int i = 0; i < layers; ++i) {
+      auto& x = saved.emplace_back(off.allocate(4096, desk.stream()));
+      desk.write(x, 1, 100'000);
+      open.commit<"core_attn">(i, desk.stream(), x);
+    }
+    open.end_forward();
+  };
+  for (int step = 0; step < 4; ++step) {
+    for (int microbatch = 0; microbatch < 2; ++microbatch) {
+      auto open = off.begin({.microbatch = microbatch});
+      std::vector<rig::buffer> saved;
+      forward(open, saved);
+      for (int i = layers; i-- > 0;) {
+        auto& x = saved[static_cast<std::size_t>(i)];
+        open.restore<"core_attn">(i, desk.stream(), x);
+        x.reset(desk.stream());
+      }
+      open.finish();
+    }
+    off.end_step();
+  }
+  REQUIRE(off.current_plan());
+  auto text = refused(off, desk, 20481);  // as many as were planned
+  CHECK_FALSE(says(text, "The plan"));
+  auto first = off.begin({.microbatch = 0});
+  auto second = off.begin({.microbatch = 1});
+  std::vector<rig::buffer> saved;
+  text = shortage_of([&] {
+    forward(first, saved);
+    forward(second, saved);
+    const auto more = off.allocate(20480, desk.stream());
+  });
+  CAPTURE(text);
+  CHECK(says(text, "The plan keeps "));
+  CHECK(says(text, "made of a step with at most 1 chunks in flight; now 2 are"));
+  CHECK(says(text, "keep the order and the number of chunks. Raise --device-budget"));
+}
