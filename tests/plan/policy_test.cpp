@@ -225,3 +225,13 @@ TEST_CASE("policy: what the trainer works with at once, whatever becomes of a ch
                  {kind::allocate, 2}, {kind::release, 2},  {kind::release, 1}};
   CHECK(tidepool::plan::handed_out_at_once(step) == 130);
 }
+
+TEST_CASE("policy: a plan that nothing limits says what would let groups leave") {
+  tidepool::plan::step_plan made;
+  made.what = {{tidepool::plan::action::keep}};
+  CHECK(
+      in_words(made).ends_with("limited by nothing (no --device-budget was given, or all of it"
+                               " fits)"));
+  made.limited_by = tidepool::plan::limit::link;
+  CHECK(in_words(made).ends_with("limited by link"));
+}

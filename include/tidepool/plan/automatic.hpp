@@ -181,13 +181,16 @@ inline constexpr std::size_t work_of_a_share = 4'000'000;
   const auto again = detail::count_of(made.what, action::recompute);
   char recomputed[64] = "";
   if (again > 0) std::snprintf(recomputed, sizeof recomputed, ", %zu are recomputed", again);
-  char text[256];
+  // Where nothing limits, nobody asked for less; that a budget was given is not known here.
+  const char* const hint =
+      made.limited_by == limit::nothing ? " (no --device-budget was given, or all of it fits)" : "";
+  char text[320];
   std::snprintf(text, sizeof text,
                 "plan: %zu of %zu groups leave%s; %.3f ms a step expected, at most %.2f %% above"
-                " what any plan takes; limited by %s",
+                " what any plan takes; limited by %s%s",
                 detail::count_of(made.what, action::offload), all, recomputed,
                 made.expected.step_us / 1e3, std::max(0.0, 100 * made.gap()),
-                std::string(name_of(made.limited_by)).c_str());
+                std::string(name_of(made.limited_by)).c_str(), hint);
   return text;
 }
 
