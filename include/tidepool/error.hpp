@@ -1,4 +1,5 @@
-/// One exception type per kind of mistake; every message says what, where and what to do.
+/// One exception type per kind of mistake; every message of the library says that it is Tidepool's,
+/// what, where and what to do.
 #pragma once
 
 #include <cstddef>
@@ -7,6 +8,16 @@
 
 namespace tidepool {
 
+namespace detail {
+
+// In a trainer's log nobody knows otherwise whose "finish" or "commit" it is.
+[[nodiscard]] inline std::string signed_message(const std::string& message) {
+  constexpr const char* name = "tidepool: ";
+  return message.starts_with(name) ? message : name + message;
+}
+
+}  // namespace detail
+
 /// Base of everything Tidepool throws.
 class error : public std::runtime_error {
  public:
@@ -14,7 +25,8 @@ class error : public std::runtime_error {
 };
 
 /// An option has a value that cannot work, or two options exclude each other.
-/// The message names the option, its value and the remedy.
+/// The message names the option, its value and the remedy. A trainer may throw it of options of its
+/// own, so that the library's say themselves whose they are.
 class option_error : public error {
  public:
   using error::error;
@@ -24,20 +36,21 @@ class option_error : public error {
 /// The message lists the known names and the nearest match.
 class unknown_module : public option_error {
  public:
-  using option_error::option_error;
+  explicit unknown_module(const std::string& message)
+      : option_error(detail::signed_message(message)) {}
 };
 
 /// A handle, group or chunk was used in an order that its contract forbids.
 class misuse_error : public error {
  public:
-  using error::error;
+  explicit misuse_error(const std::string& message) : error(detail::signed_message(message)) {}
 };
 
 /// A byte budget cannot hold what must be live; the message says what is, by module.
 class out_of_budget : public error {
  public:
   out_of_budget(const std::string& message, std::size_t requested_bytes, std::size_t budget_bytes)
-      : error(message), requested(requested_bytes), budget(budget_bytes) {}
+      : error(detail::signed_message(message)), requested(requested_bytes), budget(budget_bytes) {}
 
   std::size_t requested;  ///< bytes of the request that failed
   std::size_t budget;     ///< bytes the memory may hold in all; 0: no limit but the device

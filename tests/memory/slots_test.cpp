@@ -111,7 +111,10 @@ TEST_CASE("slots: addresses repeat as long as the order of calls does") {
 
 TEST_CASE("slots: no rings, and rings of nothing, are refused with the option's name") {
   bench on(1);
-  CHECK_THROWS_WITH_AS(slots(on.dev, {}), doctest::Contains("--slots"), tidepool::option_error);
+  CHECK_THROWS_WITH_AS(
+      slots(on.dev, {}),
+      "tidepool: slots: no ring is given; set options::slots, or --slots=BYTESxCOUNT",
+      tidepool::option_error);
   CHECK_THROWS_AS(slots(on.dev, {{0, 3}}), tidepool::option_error);
   CHECK_THROWS_AS(slots(on.dev, {{unit, 0}}), tidepool::option_error);
 }

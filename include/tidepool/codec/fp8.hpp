@@ -140,7 +140,7 @@ class fp8_codec {
   explicit fp8_codec(Device& dev, double bytes_per_ns = 2000)
       : device_(&dev), bytes_per_ns_(bytes_per_ns) {
     if (!(bytes_per_ns > 0)) {
-      throw option_error("fp8_codec: bytes_per_ns is " + std::to_string(bytes_per_ns) +
+      throw option_error("tidepool: fp8_codec: bytes_per_ns is " + std::to_string(bytes_per_ns) +
                          "; give a rate above 0");
     }
   }

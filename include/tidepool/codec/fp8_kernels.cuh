@@ -182,7 +182,8 @@ struct fp8_kernels<Device> {
     if (code == cudaSuccess) return;
     static_cast<void>(cudaGetLastError());
     throw device_error(
-        std::string(call) + ": " + cudaGetErrorName(code) + ", " + cudaGetErrorString(code) +
+        "tidepool: " + std::string(call) + ": " + cudaGetErrorName(code) + ", " +
+            cudaGetErrorString(code) +
             "; the device of the stream must be current and the program compiled for "
             "its architecture",
         static_cast<int>(code));

@@ -97,8 +97,8 @@ class cuda_device {
     int count = 0;
     check(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
     if (ordinal < 0 || ordinal >= count) {
-      throw device_error("cuda_device: there is no device " + std::to_string(ordinal) + "; " +
-                             std::to_string(count) + " were found",
+      throw device_error("tidepool: cuda_device: there is no device " + std::to_string(ordinal) +
+                             "; " + std::to_string(count) + " were found",
                          static_cast<int>(cudaErrorInvalidDevice));
     }
   }
@@ -241,7 +241,7 @@ class cuda_device {
   /// Like `try_allocate`, for a trainer's own memory; throws `device_error` when there is none.
   [[nodiscard]] void* allocate(std::size_t bytes) {
     if (auto* pointer = try_allocate(bytes)) return pointer;
-    throw device_error("cudaMalloc of " + std::to_string(bytes) + " bytes on device " +
+    throw device_error("tidepool: cudaMalloc of " + std::to_string(bytes) + " bytes on device " +
                            std::to_string(ordinal_) + ": out of memory, " +
                            std::to_string(memory().free) + " bytes are free",
                        static_cast<int>(cudaErrorMemoryAllocation));
@@ -290,7 +290,7 @@ class cuda_device {
   void require_context() const {
     if (context_.alive()) return;
     throw device_error(
-        "the context of device " + std::to_string(ordinal_) +
+        "tidepool: the context of device " + std::to_string(ordinal_) +
             " was torn down (cudaDeviceReset?) under a live cuda_device; destroy every"
             " offloader before that",
         static_cast<int>(cudaErrorContextIsDestroyed));
@@ -302,9 +302,9 @@ class cuda_device {
   [[noreturn]] static void fail(cudaError_t code, const char* call) {
     // Taken off the runtime's books, so that the caller's next check does not find it again.
     static_cast<void>(cudaGetLastError());
-    throw device_error(
-        std::string(call) + ": " + cudaGetErrorName(code) + ", " + cudaGetErrorString(code),
-        static_cast<int>(code));
+    throw device_error("tidepool: " + std::string(call) + ": " + cudaGetErrorName(code) + ", " +
+                           cudaGetErrorString(code),
+                       static_cast<int>(code));
   }
   static void* or_null(cudaError_t code, void* pointer, const char* call) {
     if (code == cudaSuccess) return pointer;

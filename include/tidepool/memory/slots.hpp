@@ -22,11 +22,13 @@ class slots final : public block_source<Device> {
   /// Throws `option_error` without rings and `out_of_budget` when the device cannot hold them.
   slots(Device& dev, const std::vector<slot_ring>& shapes) : dev_(&dev) {
     if (shapes.empty()) {
-      throw option_error("slots: no ring is given; set options::slots, or --slots=BYTESxCOUNT");
+      throw option_error(
+          "tidepool: slots: no ring is given; set options::slots, or --slots=BYTESxCOUNT");
     }
     if (shapes.size() > most_rings) {
-      throw option_error("slots: " + std::to_string(shapes.size()) + " rings are more than the " +
-                         std::to_string(most_rings) + " there may be; give several one size");
+      throw option_error("tidepool: slots: " + std::to_string(shapes.size()) +
+                         " rings are more than the " + std::to_string(most_rings) +
+                         " there may be; give several one size");
     }
     for (const auto& shape : shapes) check(shape);
     try {
@@ -101,12 +103,12 @@ class slots final : public block_source<Device> {
 
   static void check(const slot_ring& shape) {
     if (shape.bytes == 0 || shape.count == 0) {
-      throw option_error("slots: a ring of " + std::to_string(shape.count) + " slots of " +
-                         std::to_string(shape.bytes) +
+      throw option_error("tidepool: slots: a ring of " + std::to_string(shape.count) +
+                         " slots of " + std::to_string(shape.bytes) +
                          " bytes holds nothing; both numbers must be at least 1");
     }
     if (shape.count > most_slots) {
-      throw option_error("slots: a ring of " + std::to_string(shape.count) +
+      throw option_error("tidepool: slots: a ring of " + std::to_string(shape.count) +
                          " slots is too long, there may be " + std::to_string(most_slots) +
                          "; declare fewer and larger slots");
     }
