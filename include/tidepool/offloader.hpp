@@ -135,7 +135,9 @@ class offloader {
   ///
   /// With `policy_kind::automatic` everything leaves in the first step, a first plan is tried in
   /// the second, which is timed, and the plan made of that is reported and followed from then on.
-  /// At the end of both the host blocks until the device is idle and while it plans.
+  /// At the end of both the host blocks until the device is idle and while it plans. A step that
+  /// could not be recorded (no event, no memory) runs to its end; this then throws what it was, and
+  /// the next step is the first again.
   void end_step() {
     using stage = typename detail::engine<Device>::stage;
     const auto over = engine_->end_step();

@@ -615,19 +615,19 @@ TEST_CASE("misuse: more memory than any machine has, as of a count that overflow
     CHECK_THROWS_AS(static_cast<void>(off.allocate(top, desk.stream())), out_of_budget);
     off.allocate(16384, desk.stream()).reset(desk.stream());
   }
+}
 
-  TEST_CASE("misuse: every message says that it is Tidepool's, once") {
-    const auto text_of = [](const auto& problem) { return std::string(problem.what()); };
-    CHECK(text_of(misuse_error("finish: too soon")) == "tidepool: finish: too soon");
-    CHECK(text_of(misuse_error("tidepool: finish")) == "tidepool: finish");
-    CHECK(text_of(out_of_budget("allocate: full", 1, 1)) == "tidepool: allocate: full");
-    CHECK(text_of(tidepool::unknown_module("module: x")) == "tidepool: module: x");
-    CHECK(text_of(tidepool::option_error("--mine: no")) == "--mine: no");  // a trainer's own
-    rig desk;
-    offloader off(desk.dev, small_options());
-    CHECK_THROWS_WITH_AS(static_cast<void>(off.allocate(0, desk.stream())),
-                         "tidepool: allocate: a buffer of 0 bytes; ask for at least 1",
-                         misuse_error);
-    CHECK_THROWS_WITH_AS(static_cast<void>(off.module("x")), doctest::Contains("tidepool: module"),
-                         tidepool::unknown_module);
-  }
+TEST_CASE("misuse: every message says that it is Tidepool's, once") {
+  const auto text_of = [](const auto& problem) { return std::string(problem.what()); };
+  CHECK(text_of(misuse_error("finish: too soon")) == "tidepool: finish: too soon");
+  CHECK(text_of(misuse_error("tidepool: finish")) == "tidepool: finish");
+  CHECK(text_of(out_of_budget("allocate: full", 1, 1)) == "tidepool: allocate: full");
+  CHECK(text_of(tidepool::unknown_module("module: x")) == "tidepool: module: x");
+  CHECK(text_of(tidepool::option_error("--mine: no")) == "--mine: no");  // a trainer's own
+  rig desk;
+  offloader off(desk.dev, small_options());
+  CHECK_THROWS_WITH_AS(static_cast<void>(off.allocate(0, desk.stream())),
+                       "tidepool: allocate: a buffer of 0 bytes; ask for at least 1", misuse_error);
+  CHECK_THROWS_WITH_AS(static_cast<void>(off.module("x")), doctest::Contains("tidepool: module"),
+                       tidepool::unknown_module);
+}

@@ -27,10 +27,11 @@ namespace tidepool {
 /// One CUDA device. It owns nothing global: it makes its device current only inside calls that need
 /// that, and puts the caller's back.
 ///
-/// Streams: any `cudaStream_t` or `cuda::stream_ref` of this device, the default ones included; its
-/// own are non-blocking, so they never wait for the legacy default stream. A stream given to an
-/// offloader must live until the offloader's handles are gone; a new stream at the address of an
-/// old one is told apart (`cudaStreamGetId`).
+/// Streams: any `cudaStream_t` or `cuda::stream_ref` of this device, the default ones included (the
+/// per-thread one in one thread alone: its handle means another stream in each); its own are
+/// non-blocking, so they never wait for the legacy default stream. A stream given to an offloader
+/// must live until the offloader's handles are gone; a new stream at the address of an old one is
+/// told apart (`cudaStreamGetId`).
 ///
 /// Every failed call throws `device_error` with the `cudaError_t`, the call and the device. Thread
 /// safety: one thread at a time; several objects may stand for one device.
