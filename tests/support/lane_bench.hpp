@@ -14,7 +14,7 @@ struct lane_bench {
   using device_type = counting_device<Base>;
 
   device_type dev;
-  detail::tracer<device_type> trace{dev};
+  tidepool::detail::tracer<device_type> trace{dev};
   lanes<device_type> order{dev, trace};
   std::vector<typename device_type::stream> streams;
 
