@@ -80,9 +80,7 @@ class engine {
 
   // The lane of a stream that is about to be used, eagerly or in a capture of ours.
   [[nodiscard]] lane_id lane_of(stream_ref stream) {
-    if constexpr (capturing_device<Device>) {
-      if (unlaunched_ != nullptr && !store_.order().capturing()) settle_captures();
-    }
+    settle_captures();
     return lane_to_capture(stream);
   }
   // The same where a capture begins, which may be one of several of a step, and where a handle
@@ -236,6 +234,7 @@ class engine {
 
   void end_forward(chunk_state& chunk) {
     if (chunk.info().forward_only) return;
+    settle_captures();
     if (replayed_) settle_replays();
     chunk.end_forward();
     if (recorder_ != nullptr) recorder_->forward_ended(chunk.ordinal());
@@ -249,6 +248,7 @@ class engine {
 
   // Starts the reload of a group by hand.
   void start_reload(chunk_state& chunk, module_id module, int layer) {
+    settle_captures();
     if (replayed_) settle_replays();
     const auto index = waiting_group(chunk, module, layer, "start_reload");
     if (chunk.at(index).state == group_state::away) require_reload(chunk, index);
@@ -478,7 +478,10 @@ class engine {
   [[nodiscard]] bool evict_one();
   [[nodiscard]] memory_layout layout() const;
   void settle_replays();
-  void settle_captures();
+  void settle_captures() {
+    if (unlaunched_ != nullptr && !store_.order().capturing()) expect_nothing_captured();
+  }
+  void expect_nothing_captured();
   void leave_capture() noexcept;
   // Messages are put together out of line, so that the calls that go well stay short.
   [[noreturn]] void refuse(const char* call, const chunk_state& chunk, module_id module, int layer,

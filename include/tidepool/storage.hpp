@@ -8,6 +8,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tidepool/detail/tracer.hpp"
@@ -51,6 +52,7 @@ struct storage {
   bool wanted = false;                  // backward has come to a group that saved it
   bool discarded = false;               // backward computes it again
   bool outlived = false;                // its commit, by a handle; only while a step is recorded
+  bool of_graph = false;                // its device memory is, and never free again
   bool lent = false;                    // from one group's restore to another's; so too
   int module = -1;                      // of the group that saved it last, for messages
   std::uint32_t recorded = 0xFFFFFFFF;  // its number in a step that is being recorded
@@ -180,7 +182,7 @@ class storages {
   // user.
   void displace(storage& store, const fence& after, lane_id on) {
     trace_.level(order_.stream(on), 0, store.bytes);
-    source_of(store).release(store.on_device, after);
+    if (!std::exchange(store.of_graph, false)) source_of(store).release(store.on_device, after);
     store.on_device = {};
     live_ -= store.bytes;
     if (store.on_host || store.discarded) away_ += store.bytes;

@@ -302,6 +302,15 @@ TEST_CASE("graph: what is eager is refused while handles tell of a capture that 
   backward.launch(desk.stream());
   work.step();
 
+  auto open = off.begin();
+  auto unended = off.capture(desk.stream(), [&] {
+    auto x = off.allocate(size, desk.stream());
+    open.commit<"fc1">(0, desk.stream(), x);
+  });
+  CHECK(says(message_of([&] { open.end_forward(); }), "has not run"));  // it would start reloads
+  CHECK(says(message_of([&] { open.start_reload<"fc1">(0); }), "has not run"));
+  open = {};
+
   auto never = off.capture(desk.stream(), [&] { work.forward(); });
   CHECK(says(message_of([&] { static_cast<void>(off.allocate(size, desk.stream())); }),
              "has not run"));
@@ -630,6 +639,29 @@ TEST_CASE("graph: memory of a handle that goes when no event can be recorded, in
     }
     CHECK(desk.dev.device_held == 0);
   }
+}
+
+TEST_CASE("graph: a handle that goes unrecorded in a capture leaves another one of its tensor") {
+  rig desk;
+  {
+    offloader off(desk.dev, arena_options(2 * size));
+    trainer work{desk, off};
+    work.step();
+    offloader::buffer other;
+    auto graph = off.capture(desk.stream(), [&] {
+      auto x = off.allocate(size, desk.stream());
+      other = x.share();
+      desk.dev.before_record = [] { throw tidepool::device_error("no event", 1); };
+      x = {};
+      desk.dev.before_record = nullptr;
+    });
+    CHECK(other.size() == size);
+    const auto* const address = other.data();
+    other.reset(desk.stream());
+    const auto one = off.allocate(size, desk.stream());
+    CHECK(one.data() != address);  // the graph has it
+  }
+  CHECK(desk.dev.device_held == 0);
 }
 
 TEST_CASE("graph: a stream whose first call fails after a capture waits for its end all the same") {

@@ -112,13 +112,8 @@ bool engine<Device>::keep_orphan(storage& store) noexcept {
 template <device Device>
 void engine<Device>::drop_orphans(bool nothing_ran) noexcept {
   for (auto* store : std::exchange(orphans_, {})) {
-    if (nothing_ran) {
-      forget_handle(*store, store_.offload_lane());
-    } else {
-      store_.lose(*store);
-      store_.destroy(*store);
-      release(this);
-    }
+    store->of_graph = !nothing_ran;
+    forget_handle(*store, store_.offload_lane());
   }
 }
 
@@ -167,7 +162,7 @@ void engine<Device>::settle_replays() {
 // Handles tell of what a graph will have done, until captures after it bring back what there was:
 // what is eager would read memory that nothing has been written to.
 template <device Device>
-void engine<Device>::settle_captures() {
+[[gnu::cold]] void engine<Device>::expect_nothing_captured() {
   const auto now = layout();
   const bool as_before = std::ranges::all_of(now, [&](const storage_place& each) {
     return std::ranges::find(*unlaunched_, each) != unlaunched_->end();

@@ -76,6 +76,7 @@ bool engine<Device>::bring_state(storage& store, std::string_view name) {
 template <device Device>
 bool engine<Device>::prefetch_state(storage& store, std::string_view name) {
   if (store.on_device) return false;
+  settle_captures();
   if (replayed_) settle_replays();
   idle_.reserve(idle_.size() + 1);
   if (!bring_state(store, name)) return false;
