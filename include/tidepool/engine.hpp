@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
-#include <numeric>
 #include <span>
 #include <string>
 #include <string_view>
@@ -126,11 +125,7 @@ class engine {
 
   // No machine has half of what an address can name: what asks for it counted in a type too small.
   static constexpr std::size_t most_bytes = std::numeric_limits<std::size_t>::max() / 2;
-  [[noreturn]] static void throw_too_many(const std::string& what) {
-    throw misuse_error("allocate: " + what +
-                       " are more than any memory has; did the count overflow, as rows * columns"
-                       " does in an int?");
-  }
+  [[noreturn]] static void throw_too_many(const std::string& what);
 
   [[nodiscard]] storage* share(storage& store) {
     ++store.handles;
@@ -199,47 +194,8 @@ class engine {
 
   // ---- chunks ----
 
-  [[nodiscard]] chunk_state& begin(const chunk_info& info) {
-    if (spare_.empty()) {
-      spare_.reserve(chunks_.size() + 1);
-      live_.reserve(chunks_.size() + 1);
-      spare_.push_back(&*chunks_.emplace_back(std::make_unique<chunk_state>()));
-    }
-    if (unproven_ && !info.forward_only) expect_chunk(info);
-    tidy_after_evaluation();
-    const bool records = !info.forward_only && warming_up();
-    if (records) {  // nothing below may throw, nor when its backward pass begins
-      make_room(profile_.chunks, begun_ + 1);
-      make_room(profile_.passes, 2 * (begun_ + 1));
-    }
-    auto& fresh = *spare_.back();
-    spare_.pop_back();
-    fresh.start(info, info.forward_only ? 0 : begun_++);
-    evaluated_ = evaluated_ || info.forward_only;
-    if (info.forward_only) places_.evaluation_begins(begun_ == 0);
-    if (!info.forward_only) {
-      live_.push_back(&fresh);
-      if (recorder_ != nullptr && evaluated_ && profile_.chunks.empty()) {
-        recorder_->start(store_.order().stream(last_lane_));  // without the evaluation before it
-      }
-      evaluated_ = false;
-      if (records) {
-        profile_.chunks.push_back({info.model_chunk, {}, info.microbatch});
-        profile_.passes.push_back({fresh.ordinal(), false});
-      }
-    }
-    ++references_;
-    return fresh;
-  }
-
-  void end_forward(chunk_state& chunk) {
-    if (chunk.info().forward_only) return;
-    settle_captures();
-    if (replayed_) settle_replays();
-    chunk.end_forward();
-    if (recorder_ != nullptr) recorder_->forward_ended(chunk.ordinal());
-    reload_ahead();
-  }
+  [[nodiscard]] chunk_state& begin(const chunk_info& info);
+  void end_forward(chunk_state& chunk);
 
   // Copies what leaves of `handles` to the host, once `lane` has come this far. Unless that is done
   // by hand, the handles of what leaves are emptied and its device memory is free after its copy.
@@ -424,11 +380,7 @@ class engine {
 
   void collect(chunk_state& chunk, group& into, std::span<handle* const> handles, plan::action what,
                bool choose);
-  // Of a part; the product of both would overflow from 4 GiB on.
-  [[nodiscard]] static std::size_t elements_of(const storage& whole, std::size_t bytes) {
-    const auto common = std::gcd(whole.elements, whole.bytes);
-    return bytes / (whole.bytes / common) * (whole.elements / common);
-  }
+  [[nodiscard]] static std::size_t elements_of(const storage& whole, std::size_t bytes);
   [[nodiscard]] bool leaves(const handle& candidate, trace::module_counters& count) const;
   [[nodiscard]] storage& saved_as(const handle& given);
   [[nodiscard]] static std::size_t bytes_saved(chunk_state& chunk, const group& which);
@@ -497,18 +449,8 @@ class engine {
                                       std::size_t bytes) const;
   [[noreturn]] void throw_layout(const memory_layout& wanted, const memory_layout& found) const;
   [[noreturn]] void throw_mixed_capture();
-  [[noreturn, gnu::cold]] static void throw_left_empty(int layer, std::size_t argument) {
-    throw misuse_error("restore of layer " + std::to_string(layer) + ": argument " +
-                       std::to_string(argument) +
-                       " was emptied by a commit, and this restore would leave it so: its chunk is"
-                       " finished, moved from, never begun or forward_only, or the module is none"
-                       " that offloads; restore in the chunk and by the name of the commit");
-  }
-  [[noreturn]] static void throw_serves_another() {
-    throw misuse_error(
-        "allocate_from: this memory has served another offloader, on whose streams it is free;"
-        " give each offloader a source of its own");
-  }
+  [[noreturn]] static void throw_left_empty(int layer, std::size_t argument);
+  [[noreturn]] static void throw_serves_another();
   void place_or_throw(storage& store, lane_id lane, const char* call,
                       std::size_t offset = anywhere);
   // Of memory that has been given back since its allocation.

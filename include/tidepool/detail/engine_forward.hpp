@@ -1,9 +1,55 @@
 // The engine's forward half: what leaves, how it leaves, and what caps it.
 #pragma once
 
+#include <numeric>
+
 #include "tidepool/engine.hpp"
 
 namespace tidepool::detail {
+
+template <device Device>
+auto engine<Device>::begin(const chunk_info& info) -> chunk_state& {
+  if (spare_.empty()) {
+    spare_.reserve(chunks_.size() + 1);
+    live_.reserve(chunks_.size() + 1);
+    spare_.push_back(&*chunks_.emplace_back(std::make_unique<chunk_state>()));
+  }
+  if (unproven_ && !info.forward_only) expect_chunk(info);
+  tidy_after_evaluation();
+  const bool records = !info.forward_only && warming_up();
+  if (records) {  // nothing below may throw, nor when its backward pass begins
+    make_room(profile_.chunks, begun_ + 1);
+    make_room(profile_.passes, 2 * (begun_ + 1));
+  }
+  auto& fresh = *spare_.back();
+  spare_.pop_back();
+  fresh.start(info, info.forward_only ? 0 : begun_++);
+  evaluated_ = evaluated_ || info.forward_only;
+  if (info.forward_only) places_.evaluation_begins(begun_ == 0);
+  if (!info.forward_only) {
+    live_.push_back(&fresh);
+    if (recorder_ != nullptr && evaluated_ && profile_.chunks.empty()) {
+      recorder_->start(store_.order().stream(last_lane_));  // without the evaluation before it
+    }
+    evaluated_ = false;
+    if (records) {
+      profile_.chunks.push_back({info.model_chunk, {}, info.microbatch});
+      profile_.passes.push_back({fresh.ordinal(), false});
+    }
+  }
+  ++references_;
+  return fresh;
+}
+
+template <device Device>
+void engine<Device>::end_forward(chunk_state& chunk) {
+  if (chunk.info().forward_only) return;
+  settle_captures();
+  if (replayed_) settle_replays();
+  chunk.end_forward();
+  if (recorder_ != nullptr) recorder_->forward_ended(chunk.ordinal());
+  reload_ahead();
+}
 
 template <device Device>
 void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, lane_id lane,
@@ -227,6 +273,13 @@ bool engine<Device>::leaves(const handle& candidate, trace::module_counters& cou
     return false;
   }
   return true;
+}
+
+// Of a part; the product of both would overflow from 4 GiB on.
+template <device Device>
+std::size_t engine<Device>::elements_of(const storage& whole, std::size_t bytes) {
+  const auto common = std::gcd(whole.elements, whole.bytes);
+  return bytes / (whole.bytes / common) * (whole.elements / common);
 }
 
 // The storage that is saved for a handle: its own, or a dense copy of its rectangle.

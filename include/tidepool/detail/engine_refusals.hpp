@@ -150,4 +150,27 @@ template <device Device>
   throw out_of_budget(in_words(short_of), bytes, source.budget());
 }
 
+template <device Device>
+[[gnu::cold]] void engine<Device>::throw_too_many(const std::string& what) {
+  throw misuse_error("allocate: " + what +
+                     " are more than any memory has; did the count overflow, as rows * columns"
+                     " does in an int?");
+}
+
+template <device Device>
+[[gnu::cold]] void engine<Device>::throw_serves_another() {
+  throw misuse_error(
+      "allocate_from: this memory has served another offloader, on whose streams it is free;"
+      " give each offloader a source of its own");
+}
+
+template <device Device>
+[[gnu::cold]] void engine<Device>::throw_left_empty(int layer, std::size_t argument) {
+  throw misuse_error("restore of layer " + std::to_string(layer) + ": argument " +
+                     std::to_string(argument) +
+                     " was emptied by a commit, and this restore would leave it so: its chunk is"
+                     " finished, moved from, never begun or forward_only, or the module is none"
+                     " that offloads; restore in the chunk and by the name of the commit");
+}
+
 }  // namespace tidepool::detail
