@@ -187,7 +187,7 @@ inline profile read_profile(const json_source& source, std::string_view text) {
   if (top.has("link")) read_link(top.member("link"), step.link);
   const auto refuse = [&](const std::string& place, const std::string& problem,
                           std::string_view remedy) { source.refuse(place, problem, remedy); };
-  static_cast<void>(consistency(step, refuse));
+  expect_consistent(step, refuse);
   return step;
 }
 
