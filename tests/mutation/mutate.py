@@ -33,8 +33,9 @@ HEADERS = [
     "graph.hpp", "host_state.hpp", "detail/captured.hpp", "detail/residence.hpp",
     "detail/engine_forward.hpp", "detail/engine_backward.hpp", "detail/engine_memory.hpp",
     "detail/engine_capture.hpp", "detail/engine_plan.hpp", "detail/engine_recompute.hpp",
-    "detail/engine_state.hpp", "memory/fence.hpp", "memory/lanes.hpp", "memory/ranges.hpp", "memory/pool.hpp",
-    "memory/arena.hpp", "memory/slots.hpp", "memory/fixed.hpp", "memory/pinned.hpp",
+    "detail/engine_state.hpp", "memory/fence.hpp", "memory/lanes.hpp", "memory/ranges.hpp",
+    "memory/detail/range_list.hpp", "memory/pool.hpp", "memory/arena.hpp", "memory/slots.hpp", "memory/fixed.hpp",
+    "memory/pinned.hpp",
 ]
 FOLDERS = ["engine", "memory", "known_failures", "trace", "plan", "device", "options", "faults"]
 # One in twelve of the faults' cases, as under AddressSanitizer: a survivor then costs seconds.
