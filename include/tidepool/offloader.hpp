@@ -205,12 +205,10 @@ class offloader {
   /// The id of a module, to be looked up once; throws `unknown_module`.
   [[nodiscard]] module_id module(std::string_view name) const {
     const auto names = known_modules(engine_->settings());
-    for (std::size_t i = 0; i < names.size(); ++i) {
-      if (names[i] == name) return static_cast<module_id>(i);
-    }
-    throw unknown_module("module: \"" + std::string(name) +
-                         "\" is not known here; declare it in options::own_modules or add it to the"
-                         " compile-time list");
+    const detail::rules::module_list known{names, Modules::open};
+    const auto at = known.index(name);
+    if (at == names.size()) known.refuse(name, "module()");
+    return static_cast<module_id>(at);
   }
 
   // ---- seeing it ----

@@ -63,11 +63,17 @@ TEST_CASE("modules: by id at run time, with every name compiled in") {
 TEST_CASE("modules: a name that nobody declared is refused, with the name") {
   rig desk;
   rig::offloader<> off(desk.dev, small_options({"core_attn"}));
-  CHECK_THROWS_WITH_AS(static_cast<void>(off.module("cor_attn")), doctest::Contains("cor_attn"),
-                       unknown_module);
+  CHECK_THROWS_WITH_AS(
+      static_cast<void>(off.module("core_atn")),
+      doctest::Contains(
+          "tidepool: module() names 'core_atn', which is no known module; did you mean "
+          "'core_attn'? Known here: "),
+      unknown_module);
   CHECK_THROWS_AS(static_cast<void>(off.enabled<"my_mlp">()), unknown_module);
   rig::offloader<modules<"core_attn">> closed(desk.dev, small_options({"core_attn"}));
-  CHECK_THROWS_AS(static_cast<void>(closed.module("moe_act")), unknown_module);
+  CHECK_THROWS_WITH_AS(static_cast<void>(closed.module("moe_act")),
+                       doctest::Contains("'moe_act', which is not compiled into this program"),
+                       unknown_module);
 }
 
 TEST_CASE("modules: a superset compiled in, of which the options enable some") {

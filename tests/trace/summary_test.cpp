@@ -266,3 +266,18 @@ TEST_CASE("over several ranks a module is silent when it is so on all") {
   CHECK(report(one).find("moved no byte") == std::string::npos);
   CHECK(report(all).find("moved no byte") != std::string::npos);
 }
+
+TEST_CASE("where no step has ended the summary says so, and of no module that it is silent") {
+  counters totals;
+  totals.modules = {module("core_attn"), module("moe_act")};
+  CHECK(tidepool::trace::silent_messages(totals).size() == 2);  // nothing was trained either
+  totals.modules[0].groups = 4;                                 // as evaluation leaves it
+  CHECK(tidepool::trace::silent_messages(totals).size() == 2);
+  totals.modules[0].groups_offloaded = 4;
+  const auto messages = tidepool::trace::silent_messages(totals);
+  REQUIRE(messages.size() == 1);
+  CHECK(messages[0].find("no step has ended: call end_step()") != std::string::npos);
+  CHECK(summary_of(totals).find(messages[0]) != std::string::npos);
+  totals.steps = 1;
+  CHECK(tidepool::trace::silent_messages(totals).size() == 2);
+}

@@ -64,6 +64,11 @@ struct module_list {
   /// `name` as a bit of the mask; an unknown name is refused on behalf of the option `label`.
   [[nodiscard]] std::uint64_t require(std::string_view name, const std::string& label) const {
     if (const std::uint64_t mask = bit(name)) return mask;
+    refuse(name, label);
+  }
+
+  /// On behalf of an option or of a call.
+  [[noreturn]] void refuse(std::string_view name, const std::string& label) const {
     if (open) {
       unknown(name, label, "is no known module", known,
               "Declare a module of your own in own_modules (--own-modules=NAME)");

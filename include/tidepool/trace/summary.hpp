@@ -105,9 +105,17 @@ struct rank_counters {
          " tensors";
 }
 
-/// One message for each silent module, to be shown as it is.
+/// One message for each silent module, to be shown as it is. Before the end of the first step it
+/// is not known which they are: where groups have left by then, the message is that it lacks.
 [[nodiscard]] inline std::vector<std::string> silent_messages(const counters& totals) {
   std::vector<std::string> messages;
+  const auto left = [](const module_counters& module) { return module.groups_offloaded > 0; };
+  if (totals.steps == 0 && std::ranges::any_of(totals.modules, left)) {
+    return {
+        "tidepool: no step has ended: call end_step() once all chunks of a step are finished; "
+        "plans,"
+        " and what the first step settles, wait for it"};
+  }
   for (const auto& module : totals.modules) {
     if (!silent(module)) continue;
     messages.push_back("tidepool: module '" + module.name +
