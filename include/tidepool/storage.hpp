@@ -331,7 +331,7 @@ class storages {
   static on_host host_kind_of(Device& dev, const options& opts) {
     if constexpr (requires { dev.why_not(opts.host_memory); }) {
       if (const std::string reason = dev.why_not(opts.host_memory); !reason.empty()) {
-        throw option_error("host_memory: this machine does not have the kind: " + reason +
+        throw option_error("tidepool: host_memory: this machine does not have the kind: " + reason +
                            "; take --host-memory out, or give --host-memory=pinned");
       }
     }

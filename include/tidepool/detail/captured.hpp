@@ -62,7 +62,7 @@ class captured {
   void check_joined() const {
     for (std::size_t lane = 1; lane < streams_.size(); ++lane) {
       if (reached_[0][lane] < reached_[lane][lane] && !only_waits_behind(lane, reached_[0][lane])) {
-        throw device_error("virtual device: the capture ends, but its stream " +
+        throw device_error("tidepool: virtual device: the capture ends, but its stream " +
                                std::to_string(streams_[lane]) + " was not joined back",
                            904);
       }

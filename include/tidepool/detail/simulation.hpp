@@ -95,15 +95,17 @@ class simulation {
     const auto& target = events_[event];
     if (target.captured_by != 0) {
       if (capture_ == nullptr || target.captured_by != capture_->number()) {
-        throw device_error("virtual device: a wait for an event of a capture that is over",
-                           captured_event);
+        throw device_error(
+            "tidepool: virtual device: a wait for an event of a capture that is over",
+            captured_event);
       }
       return capture_->wait(on, target.recorded);
     }
     if (target.recorded.number == 0) return;
     if (capturing(on)) {
-      throw device_error("virtual device: a capturing stream waits for an event from outside",
-                         capture_isolation);
+      throw device_error(
+          "tidepool: virtual device: a capturing stream waits for an event from outside",
+          capture_isolation);
     }
     push_wait(on, target.recorded);
   }
@@ -112,7 +114,7 @@ class simulation {
 
   void begin_capture(std::size_t on) {
     if (capture_ != nullptr) {
-      throw device_error("virtual device: a capture is under way", capture_unsupported);
+      throw device_error("tidepool: virtual device: a capture is under way", capture_unsupported);
     }
     capture_ = std::make_unique<captured>(on, ++captures_begun_);
   }
@@ -122,7 +124,7 @@ class simulation {
   [[nodiscard]] std::unique_ptr<captured> end_capture() {
     const auto done = std::exchange(capture_, nullptr);
     if (done == nullptr) {
-      throw device_error("virtual device: no capture is under way", capture_unsupported);
+      throw device_error("tidepool: virtual device: no capture is under way", capture_unsupported);
     }
     done->check_joined();
     return std::make_unique<captured>(std::move(*done));
@@ -149,7 +151,7 @@ class simulation {
 
   void run_until_idle(std::size_t which) {
     if (capturing(which)) {
-      throw device_error("virtual device: the host waits for a capturing stream",
+      throw device_error("tidepool: virtual device: the host waits for a capturing stream",
                          capture_unsupported);
     }
     while (!streams_[which].queue.empty()) step();
@@ -284,7 +286,8 @@ class simulation {
       }
     }
     if (next == std::numeric_limits<double>::infinity()) {
-      throw device_error("virtual device: every stream waits for an event that never comes", 0);
+      throw device_error(
+          "tidepool: virtual device: every stream waits for an event that never comes", 0);
     }
     now_ += next;
     for (auto& each : streams_) {
@@ -333,7 +336,8 @@ class simulation {
       if (!each.queue.empty() && may_start(each.queue.front())) able.push_back(&each);
     }
     if (able.empty()) {
-      throw device_error("virtual device: every stream waits for an event that never comes", 0);
+      throw device_error(
+          "tidepool: virtual device: every stream waits for an event that never comes", 0);
     }
     auto& chosen = *able[random_() % able.size()];
     auto& op = chosen.queue.front();

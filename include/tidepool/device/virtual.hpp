@@ -166,7 +166,8 @@ class virtual_device {
   /// Like `try_allocate`, for a trainer's own memory; throws `device_error` when there is none.
   [[nodiscard]] void* allocate(std::size_t bytes) {
     if (auto* pointer = try_allocate(bytes)) return pointer;
-    throw device_error("virtual device: " + std::to_string(bytes) + " bytes do not fit, " +
+    throw device_error("tidepool: virtual device: " + std::to_string(bytes) +
+                           " bytes do not fit, " +
                            std::to_string(model_.device_bytes - device_used_) +
                            " are free; give machine::device_bytes a larger value",
                        2);
