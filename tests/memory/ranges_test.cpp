@@ -243,6 +243,26 @@ TEST_CASE("ranges: snug requests fill the run that is filled best, whatever its 
   CHECK_FALSE(snug(1));
 }
 
+TEST_CASE("ranges: of the run that a snug request fills only what it needs is joined") {
+  // Small ones come from the end of a run, large ones from its front.
+  for (const std::size_t units : {1, 4}) {
+    CAPTURE(units);
+    ranges book;
+    book.add_region(region(0), 8 * unit);
+    const auto left = taken(book, 4);
+    const auto right = taken(book, 4);
+    book.release(left.index, at(0, 9, 9));
+    book.release(right.index, at(1, 8, 8));
+    grant got;
+    const auto found = book.find_snug(units * unit, nothing_known);
+    REQUIRE(found);
+    book.take(found, units * unit, got.memory, got.ready);
+    CHECK(got.ready.position(0) == (units == 4 ? 9 : 0));
+    CHECK(got.ready.position(1) == (units == 4 ? 0 : 8));
+    CHECK(book.find_snug(4 * unit, nothing_known));
+  }
+}
+
 TEST_CASE("ranges: snug requests wait for nothing while eight of the largest would stay free") {
   ranges book;
   book.add_region(region(0), 12 * unit);

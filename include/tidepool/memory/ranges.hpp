@@ -78,8 +78,9 @@ class ranges : detail::range_list {
       }
     }
     if (best.first == none) return {};
-    merge(best);
-    return {best.first, !joined(nodes_[best.first].ready)};
+    const auto part = part_of(best, need);
+    merge(part);
+    return {part.first, !joined(nodes_[part.first].ready)};
   }
 
   /// Takes what `find` found for as many bytes. Written in place: a block that is copied right
@@ -237,11 +238,34 @@ class ranges : detail::range_list {
     return {};
   }
 
+  // As much of a run as a request needs, at the end that it will come from: the rest keeps its own
+  // fences.
+  [[nodiscard]] free_run part_of(const free_run& run, std::size_t need) const {
+    const bool small = is_small(need);
+    auto last = run.first;
+    if (small) {
+      for (auto left = run.bytes - nodes_[last].bytes; left > 0; left -= nodes_[last].bytes) {
+        last = nodes_[last].right;
+      }
+    }
+    free_run part{last, nodes_[last].bytes, nodes_[last].ready};
+    for (auto i = last; part.bytes < need;) {
+      i = small ? nodes_[i].left : nodes_[i].right;
+      part.bytes += nodes_[i].bytes;
+      part.ready.add(nodes_[i].ready);
+      if (small) part.first = i;
+    }
+    return part;
+  }
+
   // Large requests come from the front of a range and small ones from its end, so that a few sizes
-  // that alternate do not end up between each other. Returns the part that is asked for.
+  // that alternate do not end up between each other.
+  [[nodiscard]] bool is_small(std::size_t need) const { return need < largest_ / 4 * 3; }
+
+  // Returns the part that is asked for.
   std::uint32_t split(std::uint32_t index, std::size_t need) {
     largest_ = std::max(largest_, need);
-    const bool small = need < largest_ / 4 * 3;
+    const bool small = is_small(need);
     const auto other = cut(index, small ? nodes_[index].bytes - need : need);
     put(small ? index : other);
     return small ? other : index;
