@@ -45,12 +45,21 @@ class recording {
     auto& stream = by_stream_[at.stream];
     if (stream.empty()) first_number_.resize(now_.size(), 0), first_number_[at.stream] = at.number;
     stream.push_back(index);
+    join(now_[at.stream], host_);
     if (op.kind == operation_kind::wait && op.until.number > 0) {
       if (const auto before = op_at(op.until)) join(now_[at.stream], clocks_[*before]);
     }
     raise(now_[at.stream], at.stream, at.number);
     clocks_.push_back(now_[at.stream]);
     touch(index);
+  }
+
+  /// The host has waited for a stream, or for all: what is issued from now on comes after that.
+  void host_waited(std::size_t stream) {
+    if (stream < now_.size()) join(host_, now_[stream]);
+  }
+  void host_waited() {
+    for (const auto& each : now_) join(host_, each);
   }
 
   [[nodiscard]] const std::vector<issued>& ops() const { return ops_; }
@@ -126,6 +135,7 @@ class recording {
   std::vector<issued> ops_;
   std::vector<clock> clocks_;
   std::vector<clock> now_;
+  clock host_;
   std::vector<std::vector<std::size_t>> by_stream_;
   std::vector<std::uint64_t> first_number_;
   std::vector<access> accesses_;
