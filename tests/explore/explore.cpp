@@ -4,11 +4,14 @@
 //   explore --schedules N [--programs P] [--seed S] [--threads T]   search
 //   explore --drop-joins                                           leave out each join in turn
 //   explore --program SEED [--keep 0,3,…] [--without JOIN]         run one program and show it
+//   explore --stress …                                             the same with stress programs,
+//                                                                  in one order each
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <sstream>
 
+#include "stress.hpp"
 #include "training.hpp"
 
 namespace {
@@ -66,7 +69,9 @@ int usage(const char* problem) {
                "explore: %s\n"
                "explore [--schedules N] [--programs P] [--seed S] [--threads T] [--without JOIN]\n"
                "explore --drop-joins [--programs P] [--seed S]\n"
-               "explore --program SEED [--keep 0,3,...] [--without JOIN]\n",
+               "explore --program SEED [--keep 0,3,...] [--without JOIN]\n"
+               "explore --stress [--programs P] [--seed S] [--threads T] [--without JOIN]\n"
+               "explore --stress --program SEED [--keep 0,3,...] [--without JOIN]\n",
                problem);
   return 2;
 }
@@ -79,6 +84,10 @@ int main(int argc, char** argv) {
     const std::string word = argv[i];
     if (word == "--drop-joins") {
       run.drop_joins = true;
+      continue;
+    }
+    if (word == "--stress") {
+      run.stress = true;
       continue;
     }
     if (i + 1 == argc) return usage(("no value for " + word).c_str());
@@ -108,6 +117,10 @@ int main(int argc, char** argv) {
     }
   }
   if (run.drop_joins) return drop_joins(run);
+  if (run.stress) {
+    if (run.only) return again<stress::stressing>(run);
+    return search<stress::stressing>(run, run.programs > 0 ? run.programs : 1000, 1);
+  }
   if (run.only) return again<training>(run);
   const auto programs = run.programs > 0 ? run.programs : (run.schedules + 199) / 200;
   return search<training>(run, programs, std::max<std::size_t>(1, run.schedules / programs));

@@ -24,6 +24,7 @@ struct settings {
   std::uint64_t seed = 1;
   unsigned threads = 1;
   bool drop_joins = false;
+  bool stress = false;
   std::optional<std::uint64_t> only;
   std::optional<std::vector<std::size_t>> keep;
   std::optional<tp::join_site> without;
