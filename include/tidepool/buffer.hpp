@@ -17,9 +17,10 @@ namespace tidepool {
 /// Move-only. While the storage is on the device the handle is full and `data` is its address
 /// there. `commit` empties the handles of what leaves and `restore` fills them again, perhaps at
 /// another address. A full handle that is destroyed gives its memory back in the order of the
-/// stream on which it was last allocated or restored; use `reset` when another stream used it last.
-/// The `restore` of a disabled module or of a forward-only chunk does nothing, and so does not
-/// change that stream: where forward and backward run on two, `reset` is right with any options.
+/// stream on which it was last allocated, committed or restored; use `reset` when another stream
+/// used it last. The calls of a disabled module and the `restore` of a forward-only chunk do
+/// nothing, and so do not change that stream: where forward and backward run on two, `reset` is
+/// right with any options.
 ///
 /// A handle may outlive its offloader, not its device. Thread safety: none.
 template <device Device>
@@ -31,6 +32,7 @@ class handle {
         part_(other.part_),
         lane_(other.lane_),
         whole_(other.whole_),
+        is_view_(other.is_view_),
         saved_as_(std::exchange(other.saved_as_, 0)) {}
   handle& operator=(handle&& other) noexcept {
     if (this != &other) {
@@ -79,13 +81,17 @@ class handle {
  protected:
   using storage = detail::storage<Device>;
 
-  handle(storage* store, const detail::rectangle& part, lane_id lane, bool whole = false)
-      : store_(store), part_(part), lane_(lane), whole_(whole) {}
+  explicit handle(bool is_view) : is_view_(is_view) {}
+  handle(storage* store, const detail::rectangle& part, lane_id lane)
+      : store_(store), part_(part), lane_(lane) {}
+  handle(storage* store, const detail::rectangle& part, lane_id lane, bool whole, bool is_view)
+      : store_(store), part_(part), lane_(lane), whole_(whole), is_view_(is_view) {}
 
   storage* store_ = nullptr;
   detail::rectangle part_;
-  lane_id lane_{};              // where it was allocated, shared or restored
+  lane_id lane_{};              // where it was allocated, shared, committed or restored
   bool whole_ = false;          // the storage leaves, not the part alone
+  bool is_view_ = false;        // and tells its width; a buffer goes to the end of its storage
   std::uint64_t saved_as_ = 0;  // the number of the storage for which a commit emptied it
 
  private:
@@ -113,7 +119,7 @@ struct view_shape {
 template <device Device>
 class view : public handle<Device> {
  public:
-  view() = default;
+  view() : handle<Device>(true) {}
 
   [[nodiscard]] std::size_t width() const { return this->part_.width; }
   [[nodiscard]] std::size_t rows() const { return this->part_.rows; }
@@ -125,7 +131,7 @@ class view : public handle<Device> {
   friend class buffer;
 
   view(detail::storage<Device>* store, const detail::rectangle& part, lane_id lane, bool whole)
-      : handle<Device>(store, part, lane, whole) {}
+      : handle<Device>(store, part, lane, whole, true) {}
 };
 
 /// Device memory of one saved tensor, from the offloader's memory source.

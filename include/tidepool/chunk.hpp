@@ -218,7 +218,7 @@ class chunk {
       trace.end(traced, lane, stream,
                 {trace::span_kind::compute, name, layer, state_->info().microbatch, 0});
     } catch (...) {
-      engine_->give_up(list);
+      engine_->give_up(*state_, what, layer, list);
       throw;
     }
     engine_->end_recompute(*state_, what, layer);

@@ -249,7 +249,8 @@ class engine {
   [[nodiscard]] bool begin_recompute(chunk_state& chunk, std::size_t what, int layer,
                                      stream_ref stream, std::span<buffer<Device>* const> tensors);
   void end_recompute(chunk_state& chunk, std::size_t what, int layer) noexcept;
-  void give_up(std::span<buffer<Device>* const> tensors) noexcept;
+  void give_up(chunk_state& chunk, std::size_t what, int layer,
+               std::span<buffer<Device>* const> tensors) noexcept;
 
   // ---- state that lives on the host, see host_state.hpp ----
 
@@ -378,10 +379,16 @@ class engine {
     return bytes;
   }
 
+  // Tensors of one commit, counted once it has succeeded.
+  struct tally {
+    std::uint32_t offloaded = 0;
+    std::uint32_t shared = 0;
+    std::uint32_t small = 0;
+  };
   void collect(chunk_state& chunk, group& into, std::span<handle* const> handles, plan::action what,
-               bool choose);
+               bool choose, tally& seen);
   [[nodiscard]] static std::size_t elements_of(const storage& whole, std::size_t bytes);
-  [[nodiscard]] bool leaves(const handle& candidate, trace::module_counters& count) const;
+  [[nodiscard]] bool leaves(const handle& candidate, tally& seen) const;
   [[nodiscard]] storage& saved_as(const handle& given);
   [[nodiscard]] static std::size_t bytes_saved(chunk_state& chunk, const group& which);
   void undo(chunk_state& chunk) noexcept;
@@ -396,8 +403,8 @@ class engine {
   void begin_backward(chunk_state& chunk);
   [[nodiscard]] std::uint32_t fetch(chunk_state& chunk, module_id module, int layer, lane_id lane,
                                     std::span<handle* const> handles);
-  void expect_spare(chunk_state& chunk, const group& which, std::uint32_t argument,
-                    std::uint64_t saved_as) const;
+  [[noreturn]] void refuse_spare(chunk_state& chunk, const group& which, std::uint32_t argument,
+                                 std::uint64_t saved_as) const;
   void hand_over(chunk_state& chunk, std::uint32_t index, lane_id lane,
                  std::span<handle* const> handles, std::size_t from);
   [[nodiscard]] bool measures(chunk_state& chunk, const group& which,
@@ -441,6 +448,7 @@ class engine {
   [[noreturn]] void refuse_argument(const char* call, const chunk_state& chunk, const group& which,
                                     std::uint32_t index, const char* why) const;
   [[nodiscard]] static auto discarded_last(chunk_state& chunk, std::size_t what, int layer);
+  [[nodiscard]] static auto under_way(chunk_state& chunk, std::size_t what, int layer);
   [[noreturn]] void refuse_recompute(const char* call, const chunk_state& chunk, std::size_t what,
                                      int layer, const std::string& why) const;
   [[noreturn]] void refuse_count(const chunk_state& chunk, const group& which,
@@ -457,7 +465,9 @@ class engine {
   [[nodiscard]] bool place_again(storage& store, lane_id lane) {
     return store_.place(store, lane, places_.again(store.planned, store.bytes));
   }
-  [[noreturn]] void throw_out_of_device(std::size_t bytes, const std::string& what) const;
+  // `own` is the source of the trainer's that was asked, null for the offloader's.
+  [[noreturn]] void throw_out_of_device(std::size_t bytes, const std::string& what,
+                                        const block_source<Device>* own) const;
 
   Device* dev_;
   options opts_;

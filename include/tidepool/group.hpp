@@ -35,6 +35,7 @@ struct saved {
   // By policy; whether that is the same storage still is told by its number.
   storage<Device>* stayed = nullptr;
   std::uint64_t number = 0;
+  bool by_plan = false;  // in the warm-up it left, and came back into any handle
 };
 
 enum class group_state : std::uint8_t { away, arriving, discarded, restored };
@@ -62,6 +63,7 @@ struct discarded_tensor {
   std::size_t bytes = 0;
   std::size_t elements = 0;
   block_source<Device>* source = nullptr;
+  bool under_way = false;  // being computed again, by a function that may compute others first
 };
 
 // The groups of one forward pass, last in first out per module.

@@ -257,6 +257,36 @@ TEST_CASE("cap: an offload that the stream has waited for otherwise is no longer
   CHECK(run.joins(0) == 2);
 }
 
+TEST_CASE("cap: holds for every stream, whatever another one has waited for") {
+  constexpr std::size_t size = 4096;
+  rig desk(machine{.offload_rate = 0.001});
+  auto opts = capped(2);
+  opts.memory = tidepool::memory_kind::arena;
+  opts.device_budget = 6 * size;
+  rig::offloader<tidepool::modules<"core_attn">> off(desk.dev, opts);
+  const auto second = desk.dev.make_stream();
+  const auto other = second.ref();
+  auto open = off.begin();
+  std::array<rig::buffer, 2> theirs{off.allocate(size, other), off.allocate(size, other)};
+  auto hold = off.allocate(2 * size, desk.stream());
+  for (int l = 0; l < 2; ++l) {
+    auto x = off.allocate(size, desk.stream());
+    open.commit<"core_attn">(l, desk.stream(), x);
+  }
+  auto waits = off.allocate(2 * size, desk.stream());  // for both offloads
+  auto part = hold.view({.offset = 0, .width = size});
+  open.commit<"core_attn">(2, desk.stream(), part);
+  double behind[2] = {};
+  for (std::size_t i = 0; i < 2; ++i) {
+    open.commit<"core_attn">(static_cast<int>(3 + i), other, theirs[i]);
+    desk.dev.launch(other, 0, [&desk, at = &behind[i]] { *at = desk.dev.now_ns(); });
+  }
+  desk.dev.synchronize();
+  const double each = static_cast<double>(size) / 0.001;
+  CHECK(behind[0] >= 2 * each);  // of four offloads two at the most are still running
+  CHECK(behind[1] >= 3 * each);
+}
+
 TEST_CASE("cap: a group from which nothing leaves is not in flight") {
   auto opts = capped(0);
   opts.min_tensor_elements = 512;

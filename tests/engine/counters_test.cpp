@@ -112,3 +112,24 @@ TEST_CASE("counters: host memory of abandoned chunks is in use no more") {
   }
   CHECK(off.counters().host_peak == size);
 }
+
+TEST_CASE("counters: a commit that was refused counts for nothing") {
+  rig desk;
+  auto opts = small_options();
+  opts.min_tensor_elements = 512;
+  opts.host_step = opts.host_budget.emplace(4096);
+  rig::offloader<tidepool::modules<"core_attn">> off(desk.dev, opts);
+  auto open = off.begin();
+  auto x = off.allocate(2048, desk.stream());
+  auto small = off.allocate(256, desk.stream());
+  auto large = off.allocate(4096, desk.stream());
+  CHECK_THROWS_AS(open.commit<"core_attn">(0, desk.stream(), x, small, large),
+                  tidepool::out_of_budget);
+  const auto refused = off.counters().modules[0];
+  CHECK(refused.tensors_offloaded == 0);
+  CHECK(refused.tensors_small == 0);
+  open.commit<"core_attn">(0, desk.stream(), x, small);
+  const auto taken = off.counters().modules[0];
+  CHECK(taken.tensors_offloaded == 1);
+  CHECK(taken.tensors_small == 1);
+}

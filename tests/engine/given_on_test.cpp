@@ -90,3 +90,32 @@ TEST_CASE("handle: what another stream discards unwritten is still being copied 
     it.restore();
   });
 }
+
+TEST_CASE("handle: destroyed full, it is given back behind the stream on which it was committed") {
+  for (const bool small : {false, true}) {  // why it stays
+    CAPTURE(small);
+    rig desk(machine{.poison = false});
+    auto opts = arena_options(size);
+    if (small) opts.min_tensor_elements = 2 * size;
+    offloader off(desk.dev, opts);
+    const auto second = desk.dev.make_stream();
+    const auto other = second.ref();
+    auto written = desk.dev.make_event();
+    auto chunk = off.begin();
+    {
+      auto saved = off.allocate(size, desk.stream());
+      if (!small) saved.keep_resident();
+      desk.write(saved, 1);
+      desk.dev.record(written, desk.stream());
+      desk.dev.wait(other, written);
+      desk.dev.launch(other, 50'000, [] {});
+      desk.check_rows(saved.data(), {size, 1, size, 0}, 1, 0, other);
+      chunk.commit<"fc1">(0, other, saved);
+      REQUIRE(saved);
+    }
+    auto next = off.allocate(size, desk.stream());
+    desk.write(next, 2);
+    next.reset(desk.stream());
+    CHECK(desk.wrong() == 0);
+  }
+}

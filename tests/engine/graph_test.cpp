@@ -10,6 +10,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "messages.hpp"
@@ -366,6 +367,19 @@ TEST_CASE("graph: a launch that misses a tensor says where it was") {
   auto graph = off.capture(desk.stream(), [&] { work.step(); });
   held.reset(desk.stream());
   CHECK(says(message_of([&] { graph.launch(desk.stream()); }), wanted.str()));
+}
+
+TEST_CASE("graph: before the automatic policy has its plan it is said how many steps that takes") {
+  rig desk;
+  auto opts = arena_options(3 * size);
+  opts.policy = tidepool::policy_kind::automatic;
+  opts.timed_step = 4;
+  offloader off(desk.dev, opts);
+  off.on_report([](std::string_view) {});
+  trainer work{desk, off};
+  work.step();
+  CHECK(says(message_of([&] { static_cast<void>(off.capture(desk.stream(), [] {})); }),
+             "the automatic policy has no plan yet; run 4 steps"));
 }
 
 TEST_CASE("graph: refused before the warm-up step, inside another capture and while tracing") {

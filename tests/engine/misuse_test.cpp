@@ -557,7 +557,7 @@ TEST_CASE("misuse: restored from a chunk that took the place of the one that was
   CHECK(desk.wrong() == 0);
 }
 
-TEST_CASE("misuse: a handle may serve two microbatches by turns") {
+TEST_CASE("misuse: a handle of another microbatch in flight is refused, unless it was reset") {
   rig desk;
   offloader off(desk.dev, small_options());
   auto first = off.begin({.microbatch = 0});
@@ -566,11 +566,58 @@ TEST_CASE("misuse: a handle may serve two microbatches by turns") {
   first.commit<"core_attn">(0, desk.stream(), x);
   x = made(desk, off, 2);
   second.commit<"core_attn">(0, desk.stream(), x);
+  CHECK_THROWS_WITH_AS(
+      first.restore<"core_attn">(0, desk.stream(), x),
+      doctest::Contains(
+          "argument 1 was emptied by the commit of core_attn of layer 0, microbatch 1,"
+          " as argument 1; give each microbatch in flight handles of its own"),
+      misuse_error);
+  x.reset(desk.stream());
   first.restore<"core_attn">(0, desk.stream(), x);
   desk.check(x, 1);
   x.reset(desk.stream());
   second.restore<"core_attn">(0, desk.stream(), x);
   desk.check(x, 2);
+  CHECK(desk.wrong() == 0);
+}
+
+TEST_CASE("misuse: what stays by policy must still be in its handle") {
+  rig desk;
+  auto opts = small_options();
+  opts.fraction = 0.5;
+  offloader off(desk.dev, opts);
+  for (int step = 0; step < 2; ++step) {
+    CAPTURE(step);
+    auto first = off.begin({.microbatch = 0});
+    std::array<rig::buffer, 2> x;
+    for (int l = 0; l < 2; ++l) {
+      auto& tensor = x[static_cast<std::size_t>(l)];
+      tensor = made(desk, off, static_cast<std::uint32_t>(l));
+      first.commit<"core_attn">(l, desk.stream(), tensor);
+    }
+    rig::buffer spare;
+    if (step == 0) {  // everything leaves, and comes back into any handle
+      first.restore<"core_attn">(1, desk.stream(), spare);
+    } else {
+      auto kept = std::exchange(x[1], made(desk, off, 7));
+      REQUIRE(kept);
+      CHECK_THROWS_WITH_AS(
+          first.restore<"core_attn">(1, desk.stream(), x[1]),
+          doctest::Contains("argument 1 holds other memory, but its tensor stayed"), misuse_error);
+      CHECK_THROWS_WITH_AS(first.restore<"core_attn">(1, desk.stream(), spare),
+                           doctest::Contains("argument 1 is empty, but its tensor stayed"),
+                           misuse_error);
+      first.restore<"core_attn">(1, desk.stream(), kept);
+      desk.check(kept, 1);
+      kept.reset(desk.stream());
+    }
+    first.restore<"core_attn">(0, desk.stream(), x[0]);
+    desk.check(x[0], 0);
+    for (auto& each : x) each.reset(desk.stream());
+    spare.reset(desk.stream());
+    first.finish();
+    off.end_step();
+  }
   CHECK(desk.wrong() == 0);
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -289,6 +290,40 @@ TEST_CASE("recompute: each name and each layer has its own, whichever was discar
         all[i].name, all[i].layer, desk.stream(), [] {}, tensors[i]);
     CHECK(tensors[i].size() == all[i].bytes);
   }
+  open.finish();
+}
+
+TEST_CASE("recompute: what computes again may compute another of its name and layer first") {
+  rig desk;
+  offloader off(desk.dev, recomputing(small_options(), {"layernorm"}));
+  auto open = off.begin();
+  auto first = off.allocate(1024, desk.stream());
+  auto second = off.allocate(256, desk.stream());
+  open.discard("layernorm", 0, desk.stream(), first);
+  open.discard("layernorm", 0, desk.stream(), second);
+  const auto both = [&](bool fails) {
+    open.recompute(
+        "layernorm", 0, desk.stream(),
+        [&] {
+          CHECK(second.size() == 256);
+          open.recompute(
+              "layernorm", 0, desk.stream(),
+              [&] {
+                CHECK(first.size() == 1024);
+                if (fails) throw std::runtime_error("no kernel");
+              },
+              first);
+        },
+        second);
+  };
+  CHECK_THROWS_AS(both(true), std::runtime_error);
+  CHECK_FALSE(first);
+  CHECK_FALSE(second);
+  both(false);
+  CHECK(first.size() == 1024);
+  CHECK(second.size() == 256);
+  first.reset(desk.stream());
+  second.reset(desk.stream());
   open.finish();
 }
 

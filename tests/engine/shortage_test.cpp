@@ -183,6 +183,26 @@ TEST_CASE("shortage: a source of the trainer's own is named, and is no part of t
   CHECK_FALSE(says(text, "in pieces"));
 }
 
+TEST_CASE("shortage: what comes back to a source of the trainer's own that is taken says so") {
+  alignas(256) std::array<std::byte, size> memory{};
+  rig desk;
+  offloader off(desk.dev, small_options());
+  tidepool::fixed_block<rig::device_type> own(memory.data(), memory.size());
+  auto open = off.begin();
+  auto x = off.allocate_from(own, size, desk.stream());
+  open.commit<"core_attn">(0, desk.stream(), x);
+  auto in_its_place = off.allocate_from(own, size, desk.stream());
+  const auto text = shortage_of([&] { open.restore<"core_attn">(0, desk.stream(), x); });
+  CAPTURE(text);
+  CHECK(says(text,
+             "reload of core_attn of layer 0, microbatch 0: 2048 bytes do not fit the source"
+             " given to allocate_from"));
+  in_its_place.reset(desk.stream());
+  open.restore<"core_attn">(0, desk.stream(), x);
+  x.reset(desk.stream());
+  open.finish();
+}
+
 TEST_CASE("shortage: with more in flight than the plan was made of, the plan is named") {
   rig desk;
   auto opts = arena_options(20480, {"core_attn", "moe_act"});

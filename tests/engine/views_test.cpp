@@ -264,6 +264,26 @@ TEST_CASE("view: comes back to another handle of its kind, a moved one keeps its
   CHECK(desk.wrong() == 0);
 }
 
+TEST_CASE("view: a part of a whole storage does not come back to a buffer, which has no end") {
+  rig desk;
+  rig::offloader<tidepool::modules<"core_attn">> off(desk.dev, small_options());
+  auto open = off.begin();
+  auto x = off.allocate(4096, desk.stream());
+  auto part = x.view({.offset = 2048, .width = 2048, .whole_storage = true});
+  x.reset(desk.stream());
+  open.commit<"core_attn">(0, desk.stream(), part);
+  rig::buffer wrong;
+  CHECK_THROWS_WITH_AS(
+      open.restore<"core_attn">(0, desk.stream(), wrong),
+      doctest::Contains("argument 1 is a buffer, but what was committed is a view"),
+      tidepool::misuse_error);
+  rig::view other;
+  open.restore<"core_attn">(0, desk.stream(), other);
+  CHECK(other.width() == 2048);
+  other.reset(desk.stream());
+  open.finish();
+}
+
 TEST_CASE("view: of a view's storage that left and came back") {
   rig desk;
   offloader off(desk.dev, small_options({"core_attn"}));

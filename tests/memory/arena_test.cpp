@@ -106,7 +106,9 @@ TEST_CASE("arena: a device that has less says so, with both numbers and the opti
 
 TEST_CASE("arena: a budget below one block is refused") {
   bench on(1);
-  CHECK_THROWS_AS(arena(on.dev, on.order, unit - 1), tidepool::out_of_budget);
+  CHECK_THROWS_WITH_AS(arena(on.dev, on.order, unit - 1),
+                       doctest::Contains("give it a larger --device-budget"),
+                       tidepool::out_of_budget);
 }
 
 TEST_CASE("arena: a place in it is taken with the fence of what was there") {

@@ -129,6 +129,16 @@ TEST_CASE("pinned: \"max\" is no limit, more in use than allowed leaves nothing"
   CHECK(available_host_memory(host.files) == 0);
 }
 
+TEST_CASE("pinned: files that nobody has used lately leave when memory is asked for") {
+  const fake_machine host;
+  host.available(300 * mib);
+  host.group("0::/job");
+  host.limit("/job", std::to_string(100 * mib), 90 * mib);
+  std::ofstream(host.files.cgroup_root + "/job/memory.stat")
+      << "anon 1000\nactive_file 5\ninactive_file " << 60 * mib << '\n';
+  CHECK(available_host_memory(host.files) == 70 * mib);
+}
+
 TEST_CASE("pinned: the root of a container, where the path is only a slash") {
   const fake_machine host;
   host.available(300 * mib);
@@ -173,6 +183,9 @@ TEST_CASE("pinned: the budget is nine tenths of that, shared among the local ran
   CHECK(host_budget(opts, host.files) == 450 * mib);
   opts.host_budget = 123;
   CHECK(host_budget(opts, host.files) == 123);
+  opts.host_budget.reset();
+  host.available(0);
+  CHECK(host_budget(opts, host.files) == 1);  // 0 would be no limit
 }
 
 TEST_CASE("pinned: local ranks from torchrun, srun and mpirun; one without any") {

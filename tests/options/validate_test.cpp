@@ -334,16 +334,20 @@ TEST_CASE("kinds of memory and what they need") {
   check_says(refused("--memory=arena --device-budget=1GiB --slots=1x1"), {"--memory=arena"});
   check_says(refused("--memory=slots --slots=64MiBx4,0x2"), {"'0x2'", "at least one byte"});
   check_says(refused("--memory=slots --slots=64MiBx0"), {"'64MiBx0'", "such as 64MiBx4"});
+  check_says(refused("--memory=slots --slots=100x10 --device-budget=1000"), {"2560"});
   check_says(refused("--memory=slots --slots=64MiBx4 --device-budget=255MiB"),
              {"'64MiBx4'", "256MiB", "above device_budget 255MiB", "raise --device-budget"});
   options value;
   value.memory = memory_kind::slots;
-  value.slots = {{most / 2, 2}, {1, 2}};
+  constexpr auto half_of_it = most / 2 / 256 * 256;  // in whole blocks
+  value.slots = {{half_of_it, 2}, {1, 2}};
   check_says(refused(value),
              {"slots (--slots or TIDEPOOL_SLOTS)", "do not fit 64 bits", "smaller rings"});
-  value.slots = {{most / 2, 3}};
+  value.slots = {{half_of_it, 3}};
   check_says(refused(value), {"do not fit 64 bits"});
-  value.slots = {{most / 2, 2}, {1, 1}};
+  value.slots = {{most / 2, 2}};  // rounded up
+  check_says(refused(value), {"do not fit 64 bits"});
+  value.slots = {{half_of_it, 2}, {1, 1}};
   CHECK_NOTHROW(validate_open(value));
   value = {};
   value.memory = static_cast<memory_kind>(9);

@@ -3,9 +3,11 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <stdexcept>
+#include <string_view>
 #include <vector>
 
 #include "faulty_device.hpp"
@@ -484,4 +486,40 @@ TEST_CASE("recording: what stays for another group is told as if it left") {
     on->close();
     engine::release(on);
   }
+}
+
+TEST_CASE(
+    "recording: a plan for less than shapes that vary should have can be saved all the same") {
+  rig desk;
+  rig::offloader<> off(desk.dev, automatic(4));
+  off.on_report([](std::string_view) {});
+  const auto module = off.module("core_attn");
+  for (std::size_t step = 0; step < 4; ++step) {
+    auto open = off.begin();
+    std::vector<std::array<rig::buffer, 3>> layers(4);
+    for (int l = 0; l < 4; ++l) {
+      auto& [routed, second, third] = layers[static_cast<std::size_t>(l)];
+      routed = off.allocate(step % 2 == 0 ? size : size - 16, desk.stream());
+      second = off.allocate(size, desk.stream());
+      third = off.allocate(size, desk.stream());
+      desk.dev.launch(desk.stream(), 5000, [] {});
+      open.commit(module, l, desk.stream(), routed, second, third);
+    }
+    open.end_forward();
+    for (int l = 3; l >= 0; --l) {
+      auto& [routed, second, third] = layers[static_cast<std::size_t>(l)];
+      open.restore(module, l, desk.stream(), routed, second, third);
+      desk.dev.launch(desk.stream(), 9000, [] {});
+      for (auto* each : {&routed, &second, &third}) each->reset(desk.stream());
+    }
+    open.finish();
+    off.end_step();
+  }
+  REQUIRE(off.profile().shapes_vary);
+  REQUIRE(off.current_plan());
+  const auto made = *off.current_plan();
+  CHECK(made.expected.runs);
+  CHECK(made.gap() >= 0);
+  CHECK(made.limited_by != plan::limit::link);
+  CHECK_NOTHROW(static_cast<void>(plan::to_json(made, off.profile())));
 }

@@ -110,10 +110,10 @@ struct fp8_kernels<Device> {
 ///
 /// Each `codec::block` consecutive numbers share a scale s, their largest magnitude over 448 (but
 /// never below 2⁻¹²⁴). A number x comes back as one that is at most max(6.3 % of |x|, s/990) +
-/// 2⁻¹³⁴ away, the largest of a block to the bit; what was decoded is encoded to the same codes
-/// again. What is not finite comes back as NaN, so that an overflow stays to be seen; the others of
-/// its block are not disturbed. `codec::packed_bytes(n)` is what n numbers take: n + n/32, instead
-/// of 2n.
+/// 2⁻¹³⁴ away, the largest of a block to the bit (from 448 · 2⁻¹²⁴ on); what was decoded is encoded
+/// to the same codes again. What is not finite comes back as NaN, so that an overflow stays to be
+/// seen; the others of its block are not disturbed. `codec::packed_bytes(n)` is what n numbers
+/// take: n + n/32, instead of 2n.
 ///
 /// Every function queues one kernel on the stream it is given, in the order of that stream: there
 /// is nothing to wait for and nothing to join beyond what `commit`, `restore` and `reset` do for

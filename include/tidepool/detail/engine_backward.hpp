@@ -36,7 +36,19 @@ std::uint32_t engine<Device>::fetch(chunk_state& chunk, module_id module, int la
       forget_save(*std::exchange(items[i].store, nullptr));
     }
     const auto* store = items[i].store;
-    if (store == nullptr) continue;
+    if (store == nullptr) {
+      // It stayed in the hand of its handle, which must not have been given other memory since.
+      const bool its_own = *handles[i] && handles[i]->store_->number == items[i].number;
+      if (items[i].by_plan && !its_own) {
+        refuse_argument("restore", chunk, which, i,
+                        *handles[i]
+                            ? "holds other memory, but its tensor stayed in the handle that was"
+                              " committed; give each microbatch in flight handles of its own"
+                            : "is empty, but its tensor stayed in the handle that was committed;"
+                              " pass that one, and keep it until then");
+      }
+      continue;
+    }
     if (std::find(handles.begin(), handles.begin() + i, handles[i]) != handles.begin() + i) {
       refuse_argument("restore", chunk, which, i,
                       "is given twice; pass what was committed, in the same order");
@@ -45,8 +57,12 @@ std::uint32_t engine<Device>::fetch(chunk_state& chunk, module_id module, int la
       refuse_argument("restore", chunk, which, i,
                       "holds other memory; reset it before its tensor comes back");
     }
+    if (items[i].part.offset > 0 && !handles[i]->is_view_) {
+      refuse_argument("restore", chunk, which, i,
+                      "is a buffer, but what was committed is a view of a part; pass a view");
+    }
     if (!*handles[i] && handles[i]->saved_as_ != 0 && handles[i]->saved_as_ != store->number) {
-      expect_spare(chunk, which, i, handles[i]->saved_as_);
+      refuse_spare(chunk, which, i, handles[i]->saved_as_);
     }
     // What was on the device when the group's turn came may have had to give way since.
     if (!store->on_device && !store->discarded) which.state = group_state::away;
@@ -64,29 +80,30 @@ std::uint32_t engine<Device>::fetch(chunk_state& chunk, module_id module, int la
   return index;
 }
 
-// A handle that another commit emptied may serve again, for the other microbatch for example. But
-// where that commit is of this very chunk, or is gone unrestored, it is not the one that is meant.
+// A handle that another commit emptied is the one that is meant only by mistake: a wrong layer, the
+// arguments in another order, another microbatch.
 template <device Device>
-[[gnu::cold]] void engine<Device>::expect_spare(chunk_state& chunk, const group& which,
+[[gnu::cold]] void engine<Device>::refuse_spare(chunk_state& chunk, const group& which,
                                                 std::uint32_t argument,
                                                 std::uint64_t saved_as) const {
-  for (std::uint32_t i = 0; i < chunk.group_count(); ++i) {
-    const auto& each = chunk.at(i);
-    if (each.state == group_state::restored) continue;
-    const auto* items = chunk.saved_of(each);
-    for (std::uint32_t j = 0; j < each.count; ++j) {
-      if (items[j].store == nullptr || items[j].store->number != saved_as) continue;
-      refuse_argument(
-          "restore", chunk, which, argument,
-          ("was emptied by the commit of " + name_of_group(chunk, each.module, each.layer) +
-           ", as argument " + std::to_string(j + 1) +
-           "; pass what was committed, in the same order, or reset it first")
-              .c_str());
+  for (auto* other : live_) {
+    for (std::uint32_t i = 0; i < other->group_count(); ++i) {
+      const auto& each = other->at(i);
+      if (each.state == group_state::restored) continue;
+      const auto* items = other->saved_of(each);
+      for (std::uint32_t j = 0; j < each.count; ++j) {
+        if (items[j].store == nullptr || items[j].store->number != saved_as) continue;
+        refuse_argument(
+            "restore", chunk, which, argument,
+            ("was emptied by the commit of " + name_of_group(*other, each.module, each.layer) +
+             ", as argument " + std::to_string(j + 1) +
+             (other == &chunk ? "; pass what was committed, in the same order"
+                              : "; give each microbatch in flight handles of its own") +
+             ", or reset it first")
+                .c_str());
+      }
     }
   }
-  bool waits = false;
-  store_.for_each([&](const storage& each) { waits = waits || each.number == saved_as; });
-  if (waits) return;
   refuse_argument("restore", chunk, which, argument,
                   "was emptied by a commit of a chunk that was dropped, or that another handle has"
                   " restored; pass what this chunk committed, or reset it first");
@@ -208,8 +225,18 @@ void engine<Device>::require_reload(chunk_state& chunk, std::uint32_t index) {
   while (!try_reload(chunk, index)) {
     if (evict_one()) continue;
     auto& which = chunk.at(index);
-    throw_out_of_device(which.bytes,
-                        "reload of " + name_of_group(chunk, which.module, which.layer));
+    const auto* items = chunk.saved_of(which);
+    // The last that was asked for: those before it have been given back.
+    const block_source<Device>* own = nullptr;
+    std::size_t bytes = which.bytes;
+    for (std::uint32_t i = 0; i < which.count; ++i) {
+      const auto* store = items[i].store;
+      if (store == nullptr || store->on_device || store->source == nullptr) continue;
+      if (store->source->largest_free() >= store->bytes) continue;
+      own = store->source;
+      bytes = store->bytes;
+    }
+    throw_out_of_device(bytes, "reload of " + name_of_group(chunk, which.module, which.layer), own);
   }
 }
 

@@ -31,6 +31,11 @@ void engine<Device>::begin_capture(lane_id origin) {
     throw misuse_error("capture: a trace is being recorded; finish_trace() first");
   }
   if (warming_up()) {
+    if (opts_.policy == policy_kind::automatic) {
+      throw misuse_error("capture: the automatic policy has no plan yet; run " +
+                         std::to_string(opts_.timed_step) +
+                         " steps without capture (--timed-step) and call end_step() after each");
+    }
     throw misuse_error(
         "capture: no step has been run yet; run the same step once without capture and call"
         " end_step(), so that all memory is in place");

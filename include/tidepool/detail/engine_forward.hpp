@@ -76,8 +76,9 @@ void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, lan
   const bool stay = what == plan::action::keep;
   auto& which = chunk.add(module, layer);
   which.offered = offered;
+  tally seen;
   try {
-    collect(chunk, which, handles, what, give_up);
+    collect(chunk, which, handles, what, give_up, seen);
   } catch (...) {
     undo(chunk);
     throw;
@@ -95,6 +96,9 @@ void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, lan
     throw;
   }
   ++count.groups;
+  count.tensors_offloaded += seen.offloaded;
+  count.tensors_shared += seen.shared;
+  count.tensors_small += seen.small;
   if (stay) {
     ++count.groups_resident;
   } else if (wanted == plan::action::recompute) {
@@ -104,10 +108,12 @@ void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, lan
     which.kept = bytes_of(handles);
     keeps_.add(which.kept);
     auto* item = chunk.saved_of(which);
+    const bool by_plan = keeps_.planned(chunk.ordinal(), chunk.group_count() - 1) == wanted;
     for (const auto* each : handles) {
       auto& store = *each->store_;
       ++store.stays;
       item->stayed = &store;
+      item->by_plan = by_plan;
       (item++)->number = store.number;
     }
   }
@@ -120,6 +126,8 @@ void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, lan
     record_commit(chunk, stay, wanted, from, lane, handles);
     if (stay) note_outliving(lane, handles, wanted == plan::action::keep);
   }
+  // What stays full was used here last.
+  for (auto* each : handles) each->lane_ = lane;
   if (give_up) {
     const auto* item = chunk.saved_of(which);
     for (auto* each : handles) {
@@ -150,7 +158,7 @@ template <device Device>
                                                  lane_id lane, std::span<handle* const> handles) {
   const auto index = static_cast<std::uint32_t>(chunk.group_count() - 1);
   const auto* items = chunk.saved_of(chunk.at(index));
-  trace::module_counters unused;
+  tally unused;
   for (std::size_t i = 0; i < handles.size(); ++i) {
     if (stays ? leaves(*handles[i], unused) : items[i].store != nullptr) {
       const auto& store = stays ? *handles[i]->store_ : *items[i].store;
@@ -200,7 +208,7 @@ bool engine<Device>::stays_anyway(std::span<handle* const> handles) const {
 template <device Device>
 [[gnu::cold]] std::size_t engine<Device>::bytes_that_could_leave(
     std::span<handle* const> handles) const {
-  trace::module_counters unused;
+  tally unused;
   std::size_t bytes = 0;
   for (const auto* each : handles) bytes += leaves(*each, unused) ? each->store_->bytes : 0;
   return bytes;
@@ -209,9 +217,8 @@ template <device Device>
 // Decides which arguments leave and finds them room on the host; copies nothing.
 template <device Device>
 void engine<Device>::collect(chunk_state& chunk, group& into, std::span<handle* const> handles,
-                             plan::action what, bool choose) {
+                             plan::action what, bool choose, tally& seen) {
   const bool stays = what == plan::action::keep;
-  auto& count = counters_.modules[static_cast<std::size_t>(into.module)];
   for (const auto* each : handles) {
     if (!*each) {
       refuse_argument("commit", chunk, into, into.count,
@@ -226,7 +233,7 @@ void engine<Device>::collect(chunk_state& chunk, group& into, std::span<handle* 
                       "belongs to a host_state; write_back it, or reset it when it was only read");
     }
     each->store_->module = static_cast<int>(into.module);
-    if (stays || (choose && !leaves(*each, count))) {
+    if (stays || (choose && !leaves(*each, seen))) {
       chunk.add_saved(into, {});
       continue;
     }
@@ -248,7 +255,7 @@ void engine<Device>::collect(chunk_state& chunk, group& into, std::span<handle* 
       continue;
     }
     if (shared) {
-      ++count.tensors_shared;
+      ++seen.shared;
       continue;
     }
     if (!store_.place_on_host(store)) {
@@ -258,18 +265,18 @@ void engine<Device>::collect(chunk_state& chunk, group& into, std::span<handle* 
     store.offloaded = {};
     store.reloaded = {};
     into.bytes += store.bytes;
-    ++count.tensors_offloaded;
+    ++seen.offloaded;
   }
 }
 
 template <device Device>
-bool engine<Device>::leaves(const handle& candidate, trace::module_counters& count) const {
+bool engine<Device>::leaves(const handle& candidate, tally& seen) const {
   const auto& store = *candidate.store_;
   if (store.keep) return false;
   const auto bytes = candidate.part_.bytes();
   const auto elements = bytes == store.bytes ? store.elements : elements_of(store, bytes);
   if (elements < opts_.min_tensor_elements) {
-    ++count.tensors_small;
+    ++seen.small;
     return false;
   }
   return true;
@@ -366,7 +373,6 @@ template <device Device>
 void engine<Device>::cap(module_id module, lane_id lane) {
   auto& flying = windows_[static_cast<std::size_t>(module)];
   auto& order = store_.order();
-  while (!flying.empty() && order.joined(lane, flying.oldest())) flying.pop();
   for (; flying.over(); flying.pop()) {
     if (order.join(lane, flying.oldest(), join_site::cap)) {
       ++counters_.modules[static_cast<std::size_t>(module)].cap_joins;

@@ -106,7 +106,7 @@ template <device Device>
 void engine<Device>::place_or_throw(storage& store, lane_id lane, const char* call,
                                     std::size_t offset) {
   while (!store_.place(store, lane, offset)) {
-    if (!evict_one()) throw_out_of_device(store.bytes, call);
+    if (!evict_one()) throw_out_of_device(store.bytes, call, store.source);
   }
 }
 

@@ -47,7 +47,7 @@ void engine<Device>::discard(chunk_state& chunk, std::size_t what, int layer, la
   for (auto* each : tensors) {
     auto& store = *std::exchange(each->store_, nullptr);
     if (!chunk.info().forward_only) {
-      list.push_back({call, what, layer, store.bytes, store.elements, store.source});
+      list.push_back({call, what, layer, store.bytes, store.elements, store.source, false});
       ++count.tensors;
       count.bytes += store.bytes;
     }
@@ -61,11 +61,23 @@ template <device Device>
 auto engine<Device>::discarded_last(chunk_state& chunk, std::size_t what, int layer) {
   auto& list = chunk.discarded();
   const auto newest = std::find_if(list.rbegin(), list.rend(), [&](const auto& each) {
-    return each.what == what && each.layer == layer;
+    return each.what == what && each.layer == layer && !each.under_way;
   });
   const auto last = newest.base();  // one behind it
   auto first = last;
   while (first != list.begin() && (first - 1)->call == newest->call) --first;
+  return std::pair(first, last);
+}
+
+// Of the calls that are under way the one that began last, which is the oldest.
+template <device Device>
+auto engine<Device>::under_way(chunk_state& chunk, std::size_t what, int layer) {
+  auto& list = chunk.discarded();
+  const auto first = std::find_if(list.begin(), list.end(), [&](const auto& each) {
+    return each.what == what && each.layer == layer && each.under_way;
+  });
+  auto last = first;
+  while (last != list.end() && last->call == first->call) ++last;
   return std::pair(first, last);
 }
 
@@ -99,20 +111,24 @@ bool engine<Device>::begin_recompute(chunk_state& chunk, std::size_t what, int l
           allocate(each->bytes, each->elements, stream, each->source);
     }
   } catch (...) {
-    give_up(tensors);
+    for (auto* each : tensors) *each = {};
     throw;
   }
+  for (auto each = first; each != last; ++each) each->under_way = true;
   return true;
 }
 
 template <device Device>
 void engine<Device>::end_recompute(chunk_state& chunk, std::size_t what, int layer) noexcept {
-  const auto [first, last] = discarded_last(chunk, what, layer);
+  const auto [first, last] = under_way(chunk, what, layer);
   chunk.discarded().erase(first, last);
 }
 
 template <device Device>
-void engine<Device>::give_up(std::span<buffer<Device>* const> tensors) noexcept {
+void engine<Device>::give_up(chunk_state& chunk, std::size_t what, int layer,
+                             std::span<buffer<Device>* const> tensors) noexcept {
+  const auto [first, last] = under_way(chunk, what, layer);
+  for (auto each = first; each != last; ++each) each->under_way = false;
   for (auto* each : tensors) *each = {};
 }
 
@@ -221,7 +237,8 @@ void engine<Device>::lend(chunk_state& chunk, const group& which, lane_id lane,
     while (!store->on_device && !place_again(*store, lane)) {
       if (evict_one()) continue;
       throw_out_of_device(store->bytes,
-                          "recompute of " + name_of_group(chunk, which.module, which.layer));
+                          "recompute of " + name_of_group(chunk, which.module, which.layer),
+                          store->source);
     }
     if (!*handles[i]) handles[i]->store_ = share(*store);
   }

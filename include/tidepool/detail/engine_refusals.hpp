@@ -100,8 +100,8 @@ template <device Device>
 }
 
 template <device Device>
-[[gnu::cold]] void engine<Device>::throw_out_of_device(std::size_t bytes,
-                                                       const std::string& what) const {
+[[gnu::cold]] void engine<Device>::throw_out_of_device(std::size_t bytes, const std::string& what,
+                                                       const block_source<Device>* own) const {
   const auto& source = store_.device_source();
   shortage short_of;
   short_of.call = what;
@@ -112,13 +112,10 @@ template <device Device>
   short_of.budget = source.budget();
   short_of.reserved = source.reserved();
   short_of.largest_free = source.largest_free();
-  const block_source<Device>* own = nullptr;
   std::size_t elsewhere = 0;
   store_.for_each([&](const storage& store) {
     if (store.source != nullptr) {
       elsewhere += store.on_device ? store.bytes : 0;
-      // Nobody has it yet: the request is for this one.
-      if (!store.on_device && store.handles == 0 && store.saves == 0) own = store.source;
       return;
     }
     if (!store.on_device) return;

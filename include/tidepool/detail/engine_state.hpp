@@ -91,7 +91,7 @@ buffer<Device> engine<Device>::fetch_state(storage& store, std::string_view name
   const auto lane = lane_of(stream);
   forget_idle(store);
   while (!store.on_device && !bring_state(store, name)) {
-    if (!evict_one()) throw_out_of_device(store.bytes, "fetch of " + std::string(name));
+    if (!evict_one()) throw_out_of_device(store.bytes, "fetch of " + std::string(name), nullptr);
   }
   try {
     store_.order().join(lane, store.reloaded, join_site::consumer);

@@ -11,6 +11,7 @@
 #include "tidepool/detail/formats.hpp"
 #include "tidepool/detail/list_formats.hpp"
 #include "tidepool/detail/module_rules.hpp"
+#include "tidepool/memory/block.hpp"
 #include "tidepool/options.hpp"
 
 namespace tidepool::detail::rules {
@@ -116,14 +117,18 @@ inline void check_memory(const options& value) {
       reject(rings, shown, "a ring needs slots of at least one byte, and at least one",
              "give SIZExCOUNT such as 64MiBx4");
     }
-    if (ring.count > (std::numeric_limits<std::size_t>::max() - total) / ring.bytes) {
+    const auto slot = ring.bytes <= std::numeric_limits<std::size_t>::max() - block_alignment
+                          ? aligned(ring.bytes)
+                          : ring.bytes;
+    if (ring.count > (std::numeric_limits<std::size_t>::max() - total) / slot) {
       reject(rings, shown, "the rings together do not fit 64 bits", "give smaller rings");
     }
-    total += ring.bytes * ring.count;
+    total += slot * ring.count;
   }
   if (value.memory == memory_kind::slots && value.device_budget && total > *value.device_budget) {
     reject(rings, text::rings_format::write(value.slots),
-           "the rings take " + text::bytes_format::write(total) + ", above device_budget " +
+           "the rings, in whole blocks of " + std::to_string(block_alignment) + " bytes, take " +
+               text::bytes_format::write(total) + ", above device_budget " +
                text::bytes_format::write(*value.device_budget),
            "give smaller rings or raise --device-budget");
   }

@@ -18,7 +18,14 @@ class arena final : public block_source<Device> {
   /// Throws `out_of_budget` when the device cannot give `budget` bytes.
   arena(Device& dev, const lanes<Device>& order, std::size_t budget)
       : dev_(&dev), order_(&order), bytes_(budget / block_alignment * block_alignment) {
-    base_ = bytes_ == 0 ? nullptr : dev.try_allocate(bytes_);
+    if (bytes_ == 0) {
+      throw out_of_budget("device_budget: an arena of " + std::to_string(budget) +
+                              " bytes holds nothing, since blocks are of " +
+                              std::to_string(block_alignment) +
+                              " bytes; give it a larger --device-budget",
+                          budget, 0);
+    }
+    base_ = dev.try_allocate(bytes_);
     if (base_ == nullptr) {
       throw out_of_budget("device_budget: the device cannot give an arena of " +
                               std::to_string(budget) + " bytes (" +

@@ -51,12 +51,12 @@ inline std::optional<std::size_t> number_in(const std::string& path) {
   return value;
 }
 
-// The line "Key:  N kB" of a file like /proc/meminfo, in bytes.
-inline std::optional<std::size_t> kilobytes_in(const std::string& path, const std::string& key) {
+// The number behind a word, as in the lines of /proc/meminfo and of memory.stat.
+inline std::optional<std::size_t> entry_in(const std::string& path, std::string_view key) {
   std::ifstream file(path);
   for (std::string word; file >> word;) {
     std::size_t value = 0;
-    if (word == key && file >> value) return value * 1024;
+    if (word == key && file >> value) return value;
   }
   return std::nullopt;
 }
@@ -79,22 +79,28 @@ struct host_files {
 };
 
 /// Host memory that this machine or container can still give, in bytes: the least of what the
-/// kernel calls available and of every cgroup limit above this process (version 2, then 1).
+/// kernel calls available and of every cgroup limit above this process (version 2, then 1). Pages
+/// of files that nobody has used lately count as free: a limit makes room for others out of them.
 [[nodiscard]] inline std::size_t available_host_memory(const host_files& files = {}) {
-  auto available = detail::kilobytes_in(files.meminfo, "MemAvailable:").value_or(SIZE_MAX);
-  const auto consider = [&](const std::string& limit, const std::string& usage) {
+  const auto kilobytes = detail::entry_in(files.meminfo, "MemAvailable:");
+  auto available = kilobytes ? *kilobytes * 1024 : SIZE_MAX;
+  const auto consider = [&](const std::string& limit, const std::string& usage,
+                            const std::string& statistics, std::string_view of_files) {
     const auto most = detail::number_in(limit);
     if (!most) return;
-    const auto used = detail::number_in(usage).value_or(0);
+    auto used = detail::number_in(usage).value_or(0);
+    used -= std::min(used, detail::entry_in(statistics, of_files).value_or(0));
     available = std::min(available, *most > used ? *most - used : 0);
   };
   for (auto group = detail::own_cgroup(files.cgroup);; group.erase(group.rfind('/'))) {
     consider(files.cgroup_root + group + "/memory.max",
-             files.cgroup_root + group + "/memory.current");
+             files.cgroup_root + group + "/memory.current",
+             files.cgroup_root + group + "/memory.stat", "inactive_file");
     if (group.find('/') == std::string::npos) break;
   }
   consider(files.cgroup_root + "/memory/memory.limit_in_bytes",
-           files.cgroup_root + "/memory/memory.usage_in_bytes");
+           files.cgroup_root + "/memory/memory.usage_in_bytes",
+           files.cgroup_root + "/memory/memory.stat", "total_inactive_file");
   return available;
 }
 
@@ -117,7 +123,9 @@ struct host_files {
 [[nodiscard]] inline std::size_t host_budget(const options& given, const host_files& files = {}) {
   if (given.host_budget) return *given.host_budget;
   const auto ranks = given.local_ranks > 0 ? given.local_ranks : launched_local_ranks();
-  return available_host_memory(files) / 10 * 9 / static_cast<std::size_t>(ranks);
+  // Never 0, which would be no limit at all.
+  return std::max<std::size_t>(
+      available_host_memory(files) / 10 * 9 / static_cast<std::size_t>(ranks), 1);
 }
 
 }  // namespace tidepool

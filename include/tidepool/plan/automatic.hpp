@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -68,7 +69,9 @@ inline constexpr std::size_t work_of_a_share = 4'000'000;
   enum class heard { worse, slower, as_planned };
   const auto hear_share = [&](double share, bool recompute, bool alike) {
     if (!stage.may_hear()) return heard::worse;
-    const auto budget = static_cast<std::size_t>(static_cast<double>(most) * share);
+    // As a double a budget near 2^64 is 2^64, and would not come back.
+    const auto budget =
+        most - static_cast<std::size_t>(static_cast<double>(most / 2) * 2 * (1 - share));
     auto next = plans.best({.device_budget = std::max<std::size_t>(budget, 1),
                             .recompute = recompute,
                             .work = detail::work_of_a_share,
@@ -118,11 +121,13 @@ inline constexpr std::size_t work_of_a_share = 4'000'000;
   stage.refine(plans, recompute);
   if (stage.found()) {
     auto best = stage.best();
-    best.bound_us = whole.bound_us;
+    // What is left free for shapes that vary may be what no plan can do without; the engine has it.
+    best.bound_us = std::isfinite(whole.bound_us) ? whole.bound_us : plans.in_core().step_us;
     best.limited_by = plans.limit_of(best);
     return best;
   }
   auto none_found = whole;
+  if (!std::isfinite(none_found.bound_us)) none_found.bound_us = plans.in_core().step_us;
   none_found.expected.runs = false;
   return none_found;
 }
