@@ -72,8 +72,8 @@ class chunk {
   /// ahead. What had stayed is left alone, but for its handle, which follows `stream` from now on:
   /// one that goes without a word gives its memory back behind what that was given.
   ///
-  /// An empty handle may be given that committed nothing, or was emptied by the commit of another
-  /// chunk that is still open: it just is where the tensor goes.
+  /// An empty handle that no commit emptied may be given for a tensor that left: it just is where
+  /// that goes. What stayed by policy must still be in the handle that was committed.
   ///
   /// Throws `misuse_error` (never committed, restored before, other arguments, a handle that a
   /// commit emptied and this call would leave empty), `out_of_budget` (device, naming what is live)
