@@ -356,9 +356,22 @@ class engine {
   [[nodiscard]] plan::action planned(const chunk_state& chunk, int layer,
                                      std::span<handle* const> handles) const {
     if (keeps_.everything_leaves()) return plan::action::offload;
-    return keeps_.of(chunk.ordinal(), chunk.group_count(), layer, bytes_of(handles), [&] {
-      return places_.hold() ? std::numeric_limits<std::size_t>::max()
-                            : store_.device_source().largest_free();
+    const auto what =
+        keeps_.of(chunk.ordinal(), chunk.group_count(), layer, bytes_of(handles), [&] {
+          return places_.hold() ? std::numeric_limits<std::size_t>::max()
+                                : store_.device_source().largest_free();
+        });
+    const bool by_plan = !by_rule_ && what == plan::action::keep &&
+                         keeps_.planned(chunk.ordinal(), chunk.group_count()) == plan::action::keep;
+    return by_plan && takes_more_than_planned(handles) ? plan::action::offload : what;
+  }
+  // What stays for a part is the whole, and a block of the trainer's own is wanted by the next
+  // tensor: of neither does a plan know.
+  [[nodiscard]] static bool takes_more_than_planned(std::span<handle* const> handles) {
+    return std::any_of(handles.begin(), handles.end(), [](const handle* each) {
+      const auto* store = each->store_;
+      return store != nullptr &&
+             (store->source != nullptr || (!each->whole_ && each->part_.bytes() != store->bytes));
     });
   }
   [[nodiscard]] bool discardable(std::span<handle* const> handles) const;
@@ -495,6 +508,7 @@ class engine {
   bool evaluated_ = false;                       // since the latest chunk that trains
   bool loose_ = false;                           // memory is held as no recorded event tells
   bool unproven_ = false;                        // a plan from elsewhere is in its first step
+  bool by_rule_ = false;                         // what stays, stays by Megatron's rule
   std::vector<std::size_t> backward_rank_;       // by chunk ordinal, from the warm-up step
   trace::counters counters_;
   std::vector<std::uint64_t> bytes_before_step_;

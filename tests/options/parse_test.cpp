@@ -340,7 +340,7 @@ TEST_CASE("an unknown option names the nearest one") {
   check_says(refused({"--module-max-inflight=1"}), {"unknown option"});
   check_says(refused({"--min-ofloaded-tensor-size=1"}), {"--min-offloaded-tensor-size?"});
   check_says(refused({"--learning-rate=1"}),
-             {"unknown option", "the options are --offload-modules", "--local-ranks"});
+             {"unknown option", "Tidepool's are --offload-modules", "--local-ranks"});
 }
 
 TEST_CASE("an argument that belongs to no option is refused") {

@@ -523,3 +523,59 @@ TEST_CASE(
   CHECK(made.limited_by != plan::limit::link);
   CHECK_NOTHROW(static_cast<void>(plan::to_json(made, off.profile())));
 }
+
+TEST_CASE(
+    "recording: a group with a part of a larger tensor, or with a block of its own, goes on "
+    "leaving") {
+  for (const bool own : {false, true}) {
+    CAPTURE(own);
+    alignas(256) std::array<std::byte, size> block{};
+    rig desk;
+    rig::offloader<> off(desk.dev, automatic(own ? 20 : 18));
+    off.on_report([](std::string_view) {});
+    tidepool::fixed_block<rig::device_type> fixed(block.data(), block.size());
+    const auto attention = off.module("core_attn");
+    const auto act = off.module("moe_act");
+    struct layer {
+      rig::view part;
+      rig::buffer out;
+      rig::buffer hidden;
+    };
+    for (std::uint32_t step = 0; step < 5; ++step) {
+      CAPTURE(step);
+      auto open = off.begin();
+      std::vector<layer> layers(4);
+      for (std::uint32_t l = 0; l < 4; ++l) {
+        auto& [part, out, hidden] = layers[l];
+        auto whole = own ? off.allocate_from(fixed, size, desk.stream())
+                         : off.allocate(3 * size, desk.stream());
+        desk.write(whole, 10 * l + step);
+        part = whole.view({.width = own ? size : size / 2});
+        whole.reset(desk.stream());
+        out = off.allocate(3 * size, desk.stream());
+        desk.write(out, 10 * l + step + 1);
+        open.commit(attention, static_cast<int>(l), desk.stream(), part, out);
+        hidden = off.allocate(3 * size, desk.stream());
+        desk.write(hidden, 10 * l + step + 2, 10'000);
+        open.commit(act, static_cast<int>(l), desk.stream(), hidden);
+      }
+      open.end_forward();
+      for (std::uint32_t l = 4; l-- > 0;) {
+        auto& [part, out, hidden] = layers[l];
+        open.restore(act, static_cast<int>(l), desk.stream(), hidden);
+        desk.check(hidden, 10 * l + step + 2);
+        hidden.reset(desk.stream());
+        open.restore(attention, static_cast<int>(l), desk.stream(), part, out);
+        desk.check_rows(part.data(), {part.width(), 1, part.width(), 0}, 10 * l + step, 0,
+                        desk.stream());
+        desk.check(out, 10 * l + step + 1);
+        part.reset(desk.stream());
+        out.reset(desk.stream());
+      }
+      open.finish();
+      off.end_step();
+    }
+    CHECK(off.current_plan()->expected.runs);
+    CHECK(desk.wrong() == 0);
+  }
+}

@@ -204,7 +204,7 @@ void engine<Device>::throw_layout(const memory_layout& wanted, const memory_layo
             " and is not now";
   }
   throw misuse_error(
-      "capture: the memory is not as it was when this graph was captured (" + which +
+      "launch: the memory is not as it was when this graph was captured (" + which +
       "). Launch the graphs of a step in the order of their capture, all of them before any other"
       " call, and reset every handle that was allocated inside");
 }

@@ -53,6 +53,7 @@ auto engine<Device>::end_step() -> stage {
   }
   if (opts_.policy == policy_kind::megatron) {
     auto stays = plan::megatron_policy(profile_, opts_);
+    by_rule_ = true;
     adopt(std::move(profile_), plan::actions_of(stays));
     return stage::warm_up;
   }
@@ -141,6 +142,7 @@ void engine<Device>::follow(plan::profile step, plan::actions what, plan::placem
         " after end_step");
   }
   adopt(std::move(step), std::move(what), std::move(where));
+  by_rule_ = false;
   unproven_ = true;
 }
 

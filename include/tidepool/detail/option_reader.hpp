@@ -197,9 +197,11 @@ class argument_reader {
     std::vector<std::string> flags;
     flags.reserve(knobs.size());
     for (const knob& item : knobs) flags.push_back("--" + std::string(item.flag));
-    throw option_error(
-        "tidepool: unknown option " + shown + "; " +
-        (close.empty() ? "the options are " + join(flags, ", ") : "did you mean " + close + "?"));
+    throw option_error("tidepool: unknown option " + shown + "; " +
+                       (close.empty()
+                            ? "parse_known_options passes over those of others; Tidepool's are " +
+                                  join(flags, ", ")
+                            : "did you mean " + close + "?"));
   }
 
   std::span<const std::string> arguments_;

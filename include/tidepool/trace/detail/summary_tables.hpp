@@ -114,6 +114,7 @@ inline void add(trace::module_counters& to, const trace::module_counters& from) 
 // One line for each figure.
 [[nodiscard]] inline std::string memory_lines(const trace::counters& totals) {
   text_table table({"device peak", bytes_text(totals.device_peak)});
+  table.row({"most in use", bytes_text(totals.live_peak)});
   table.row({"without offload", bytes_text(totals.live_peak_without)});
   table.row(
       {"saved", bytes_text(totals.saved()), share_text(totals.saved(), totals.live_peak_without)});
