@@ -108,11 +108,17 @@ class states {
     return made;
   }
   void fetch(state& of) {
+    const auto visit = [&] {
+      try {
+        of.here = fetched(of, from_->any_stream());
+      } catch (const tp::misuse_error&) {
+        of.tag = 0;  // refused; what fails otherwise leaves on the host what was there
+        throw;
+      }
+    };
     const bool here =
-        from_->attempt([&] { of.here = fetched(of, from_->any_stream()); },
-                       of.doubtful ? "nothing was ever written" : supplies::never_refused);
+        from_->attempt(visit, of.doubtful ? "nothing was ever written" : supplies::never_refused);
     if (here && !from_->once_in(4)) from_->desk().check(*of.here, from_->any_stream());
-    if (!here && of.doubtful) of.tag = 0;
   }
 
   void work_on(state& of, tensor& here) {
