@@ -121,3 +121,24 @@ TEST_CASE("recorded step: one whose measuring failed leaves nothing to plan of")
   }
   CHECK(desk.wrong() == 0);
 }
+
+TEST_CASE("recorded step: a record that could not begin leaves none of its marks to the next") {
+  device dev;
+  auto stream = dev.make_stream();
+  offloader off(dev, recorded());
+  off.on_report([](auto) {});
+  REQUIRE(step(off, stream.ref()));
+  dev.arm({call_kind::record, 1, manner::once});
+  off.end_step();  // of no chunk; the record of the next step begins here
+  CHECK(dev.tripped());
+  dev.disarm();
+  CHECK_FALSE(step(off, stream.ref()));
+  {
+    auto chunk = off.begin();  // a step of one event, which has no time
+    chunk.end_forward();
+    chunk.finish();
+  }
+  off.end_step();
+  for (int i = 0; i < 3; ++i) CHECK(step(off, stream.ref()));
+  CHECK(off.current_plan());
+}

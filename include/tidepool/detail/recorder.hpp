@@ -33,7 +33,7 @@ class recorder {
 
   // What was recorded is of no use; the next call begins anew.
   void forget() noexcept {
-    used_ = 0;
+    used_ = first_ = 0;  // a start that failed left no first mark
     failed_ = nullptr;
     calls_.clear();
     again_.clear();
