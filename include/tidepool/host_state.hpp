@@ -58,9 +58,9 @@ class host_state {
   }
 
   /// Starts the copy in, on the reload stream. False when there is no device memory now, when it is
-  /// here already, or was never written. What was fetched ahead gives way to anybody in need.
-  /// Inside a capture it is here only for what is captured after it, and once that has been
-  /// launched.
+  /// here already, or was never written. What was fetched ahead gives way to anybody in need, and
+  /// to a capture that begins. Inside a capture it is here only for what is captured after it, and
+  /// once that has been launched.
   bool prefetch() {
     return store_ != nullptr && store_->written && store_->owner->prefetch_state(*store_, name_);
   }

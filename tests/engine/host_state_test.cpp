@@ -368,6 +368,53 @@ TEST_CASE("host_state: fetched ahead after a launch, it has what the graph wrote
   }
 }
 
+TEST_CASE("host_state: one that was fetched ahead of a capture is fetched in its graph") {
+  for (std::uint64_t seed = 0; seed <= 12; ++seed) {
+    CAPTURE(seed);
+    rig desk(machine{.order_seed = seed});
+    offloader off(desk.dev, arena_options(4 * size));
+    off.on_report([](auto) {});
+    auto states = states_of(desk, off, 1);
+    const auto read = [&] {
+      auto x = states[0].fetch(desk.stream());
+      desk.check(x, 0);
+      x.reset(desk.stream());
+    };
+    off.begin().finish();
+    off.end_step();
+    read();
+    REQUIRE(states[0].prefetch());
+    auto graph = off.capture(desk.stream(), read);
+    const auto reloads = desk.dev.reloads();
+    for (int i = 0; i < 2; ++i) graph.launch(desk.stream());
+    CHECK(states[0].prefetch());
+    CHECK(desk.dev.reloads() - reloads == 1);
+    read();
+    CHECK(desk.wrong() == 0);
+  }
+}
+
+TEST_CASE("host_state: one that is fetched ahead in a capture is there for the next of the step") {
+  rig desk(machine{.order_seed = 5});
+  offloader off(desk.dev, arena_options(4 * size));
+  off.on_report([](auto) {});
+  auto states = states_of(desk, off, 1);
+  off.begin().finish();
+  off.end_step();
+  REQUIRE(states[0].prefetch());
+  auto ahead = off.capture(desk.stream(), [&] { CHECK(states[0].prefetch()); });
+  auto use = off.capture(desk.stream(), [&] {
+    auto x = states[0].fetch(desk.stream());
+    desk.check(x, 0);
+    x.reset(desk.stream());
+  });
+  for (int i = 0; i < 2; ++i) {
+    ahead.launch(desk.stream());
+    use.launch(desk.stream());
+  }
+  CHECK(desk.wrong() == 0);
+}
+
 TEST_CASE("host_state: one that was moved from holds nothing") {
   rig desk;
   offloader off(desk.dev, small_options());

@@ -40,6 +40,9 @@ void engine<Device>::begin_capture(lane_id origin) {
         "capture: no step has been run yet; run the same step once without capture and call"
         " end_step(), so that all memory is in place");
   }
+  // A graph that uses up what was fetched ahead of it would find it there at no launch. What the
+  // capture before fetched stays: its graph runs before this one.
+  while (unlaunched_ == nullptr && !idle_.empty() && evict_one()) continue;
   layout_before_ = std::make_shared<const memory_layout>(layout());
   if (layout_now_ != nullptr && *layout_now_ == *layout_before_) layout_before_ = layout_now_;
   dev_->begin_capture(store_.order().stream(origin));
