@@ -29,7 +29,7 @@ class states {
     if (each.here) return leave(each);
     if (each.tag == 0) return create(each);
     if (from_->once_in(3)) {
-      from_->attempt([&] { each.ahead = each.home.prefetch() || each.ahead; });
+      from_->attempt([&] { static_cast<void>(each.home.prefetch()); });
     } else {
       fetch(each);
     }
@@ -51,16 +51,19 @@ class states {
     }
   }
 
-  /// None visits any more, nor was fetched ahead, as a launch would have to find it again.
+  /// None visits any more, as a launch would have to find it again.
   void recall() {
     for (auto& each : all_) {
-      if (each.ahead && !each.here && !each.stuck) fetch(each);
       if (!each.here) continue;
       send_home(each, *each.here);
       each.here.reset();
     }
   }
+  /// All of them visit once more, so that the last contents are seen.
   void clear() {
+    for (auto& each : all_) {
+      if (each.tag != 0 && !each.here && !each.stuck) fetch(each);
+    }
     recall();
     all_.clear();
   }
@@ -71,7 +74,6 @@ class states {
     std::size_t words = 0;
     std::uint32_t tag = 0;  // of the contents on the host; 0: none that are known
     std::optional<tensor> here;
-    bool ahead = false;     // fetched, perhaps
     bool stuck = false;     // for ever on its visit, perhaps
     bool doubtful = false;  // a copy out failed: it may have been half done, and is refused then
   };
@@ -103,7 +105,6 @@ class states {
     made.words = of.words;
     made.tag = of.tag;
     made.whole = of.home.fetch(from_->desk().on(stream));
-    of.ahead = false;
     from_->desk().handed(made, stream);
     return made;
   }
