@@ -28,6 +28,7 @@ class graphs {
     for (auto count = from_->warm_up_steps(); count > 0; --count) {
       if (!eager()) return;
     }
+    visitors_->look_ahead();
     // Streams that the offloader meets inside.
     while (from_->desk().stream_count() < most_streams && from_->once_in(2)) {
       from_->desk().add_stream();

@@ -35,6 +35,13 @@ class states {
     }
   }
 
+  /// Some are fetched ahead of a capture, which is to use them.
+  void look_ahead() {
+    for (auto& each : all_) {
+      if (from_->once_in(2)) from_->attempt([&] { static_cast<void>(each.home.prefetch()); });
+    }
+  }
+
   /// Work of a graph, whose launches find what the host has by then, and leave it so.
   void visit_in_graph() {
     for (auto& each : all_) {
