@@ -15,6 +15,7 @@
 namespace {
 
 using tidepool::plan::action;
+using tidepool::plan::cost_us;
 using tidepool::plan::goal;
 using tidepool::plan::knobs;
 using tidepool::plan::limit;
@@ -235,6 +236,36 @@ TEST_CASE("planner: alike means that all microbatches treat a layer's module the
     }
   }
   CHECK(apart > 0);
+}
+
+// Of eight chunks, four of them in flight, a group of the third and one of the seventh are away at
+// all five peaks: twice what is too much has to leave.
+TEST_CASE("planner: where the link has room, hardly more moves than has to be away") {
+  std::mt19937_64 random(43);
+  std::size_t before = 0;
+  std::size_t after = 0;
+  std::size_t least = 0;
+  for (int i = 0; i < 12; ++i) {
+    auto step = random_profile(random, {.groups = 96, .chunks = 8, .depth = 4});
+    step.link.both = step.link.in + step.link.out;
+    planner plans(step);
+    goal wanted{.device_budget = plans.in_core().peak * (65 + random() % 25) / 100,
+                .work = 2'000'000};
+    const auto made = plans.best(wanted);
+    REQUIRE(made.expected.runs);
+    const auto most_us = made.expected.step_us * 1.0005;
+    const auto lean = plans.leaner(made, wanted, most_us);
+    CAPTURE(i);
+    CHECK(lean.expected.step_us <= most_us);
+    CHECK(cost_us(lean.expected) <= cost_us(made.expected));
+    CHECK(lean == plans.leaner(made, wanted, most_us));
+    before += made.expected.moved;
+    after += lean.expected.moved;
+    least += 2 * (plans.in_core().peak - wanted.device_budget);
+  }
+  MESSAGE(before << " bytes, " << after << " after it, twice what is too much " << least);
+  CHECK(after < before / 100 * 97);
+  CHECK(after < least / 100 * 105);
 }
 
 TEST_CASE("planner: nothing leaves when everything fits") {

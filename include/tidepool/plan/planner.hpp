@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tidepool/plan/bound.hpp"
+#include "tidepool/plan/detail/lean.hpp"
 #include "tidepool/plan/detail/search.hpp"
 #include "tidepool/plan/goal.hpp"
 #include "tidepool/plan/simulator.hpp"
@@ -27,6 +28,9 @@ namespace tidepool::plan {
 ///   layers, then chunks of a class and single groups; all subsets where there are few groups;
 /// - what leaves and comes back soonest stays, as far as the step takes hardly longer
 ///   (`goal::tolerance`): each copy takes bandwidth that kernels and other GPUs of the host need.
+///
+/// That stops at the first plan without stalls. `leaner` then exchanges groups for others, to move
+/// less.
 ///
 /// Work is limited (`goal::work`), so that time is linear in the number of events: some
 /// milliseconds for a thousand groups.
@@ -69,6 +73,24 @@ class planner {
     result.what = sim_.map().unfold(found.what);
     result.reload_ahead = found.limits.reload_ahead;
     result.reload_ahead_bytes = found.limits.reload_ahead_bytes;
+    result.expected = found.result;
+    result.limited_by = limit_of(result);
+    return result;
+  }
+
+  /// The best plan by `cost_us` found for the reloads ahead of `from`, no worse than its actions in
+  /// the budget of `wanted`, among those that take at most `most_us`, if there are any. Looked for
+  /// at random, `goal::work` long.
+  [[nodiscard]] step_plan leaner(const step_plan& from, const goal& wanted, double most_us) {
+    auto result = from;
+    result.device_budget = wanted.device_budget;
+    auto begin = sim_.map().fold(from.what);
+    for (std::size_t i = 0; i < begin.size(); ++i) {
+      if (sim_.map().groups[i].bytes == 0) begin[i] = keep_all_[i];
+    }
+    const knobs limits{wanted.device_budget, from.reload_ahead, from.reload_ahead_bytes};
+    const auto found = detail::lean_search(sim_, keep_all_, wanted, limits, most_us).run(begin);
+    result.what = sim_.map().unfold(found.what);
     result.expected = found.result;
     result.limited_by = limit_of(result);
     return result;

@@ -32,6 +32,7 @@ class simulator {
   explicit simulator(const profile& step) : map_(step), rates_(step.link) {}
 
   [[nodiscard]] const detail::layout& map() const { return map_; }
+  [[nodiscard]] const link_rates& rates() const { return rates_; }
 
   [[nodiscard]] outcome run(const std::vector<action>& what, const knobs& limits) {
     start(what, limits);

@@ -19,14 +19,17 @@ using group_set = std::vector<std::uint32_t>;
 
 /// Belady's rule: whenever more than `budget` is held, the group that comes back last goes, the way
 /// that `leaving` says. Groups that `base` does not keep go at their commit. `recomputed_first`:
-/// one that would be recomputed goes before any that would be copied.
+/// one that would be recomputed goes before any that would be copied. A group goes no sooner than
+/// `settled_us` after its commit, so that its copy is over by then, unless no other is left.
 [[nodiscard]] inline std::vector<action> come_back_last(const layout& map, std::vector<action> base,
                                                         const std::vector<action>& leaving,
                                                         std::size_t budget,
-                                                        bool recomputed_first = false) {
+                                                        bool recomputed_first = false,
+                                                        double settled_us = 0) {
   std::vector<std::uint32_t> order(map.groups.size(), 0);
   for (std::uint32_t i = 0; i < map.reload_order.size(); ++i) order[map.reload_order[i]] = i;
   std::priority_queue<std::tuple<bool, std::uint32_t, std::uint32_t>> idle;
+  std::queue<std::pair<double, std::uint32_t>> settling;  // when committed, and which
   std::vector<bool> restored(map.groups.size(), false);
   std::size_t held = 0;
   // What handles still hold of each group beyond its commit is not free when it leaves.
@@ -47,8 +50,7 @@ using group_set = std::vector<std::uint32_t>;
         if (base[each.what] != action::keep) {
           held -= freed(each.what);
         } else {
-          const bool first = recomputed_first && leaving[each.what] == action::recompute;
-          idle.emplace(first, order[each.what], each.what);
+          settling.emplace(each.at, each.what);
         }
         break;
       case event_kind::restore:
@@ -64,7 +66,14 @@ using group_set = std::vector<std::uint32_t>;
       case event_kind::end_forward:
         break;
     }
-    while (held > budget && !idle.empty()) {
+    const auto settle = [&] {
+      const auto group = settling.front().second;
+      settling.pop();
+      idle.emplace(recomputed_first && leaving[group] == action::recompute, order[group], group);
+    };
+    while (!settling.empty() && settling.front().first + settled_us <= each.at) settle();
+    while (held > budget && !(idle.empty() && settling.empty())) {
+      if (idle.empty()) settle();
       const auto group = std::get<2>(idle.top());
       idle.pop();
       if (restored[group]) continue;
