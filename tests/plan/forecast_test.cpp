@@ -860,6 +860,31 @@ TEST_CASE("forecast: of plans that take as long, the one that moves least is tak
   }
 }
 
+TEST_CASE("forecast: of plans without stalls one is found that moves about what has to be away") {
+  std::mt19937_64 random(47);
+  auto step = tidepool::test::random_profile(random, {.groups = 96, .chunks = 8, .depth = 4});
+  step.link = {200, 200, 400, 2};
+  const auto in_core = planner(step).in_core();
+  std::size_t with_less = 0;
+  for (const std::size_t percent : {70U, 75U, 80U, 85U, 90U, 95U}) {
+    options opts;
+    opts.memory = memory_kind::arena;
+    opts.device_budget = in_core.peak / 100 * percent;
+    const auto made = tidepool::plan::automatic(step, opts);
+    CAPTURE(percent);
+    REQUIRE(made.expected.runs);
+    CHECK(made.expected.step_us <= in_core.step_us * 1.001);
+    // With four of eight chunks in flight there are five peaks: a group of the third chunk and one
+    // of the seventh are away at all. What is on its way or in pieces takes some of the budget.
+    const auto away = 2 * (in_core.peak - *opts.device_budget);
+    MESSAGE(percent << " %: " << made.expected.moved << " bytes, " << away << " have to be away");
+    CHECK(made.expected.moved <= away + in_core.peak / 100 * 8);
+    // What runs with less memory would run with more.
+    if (with_less > 0) CHECK(made.expected.moved <= with_less);
+    with_less = made.expected.moved;
+  }
+}
+
 TEST_CASE("forecast: a plan is refined by the engine's own judgement") {
   std::mt19937_64 random(27);
   auto step = tidepool::test::random_profile(

@@ -32,10 +32,6 @@ namespace detail {
   return count;
 }
 
-// Events that each search may simulate: many more than for a plan while one waits, since this is
-// asked for once in a training.
-inline constexpr std::size_t work_of_a_share = 4'000'000;
-
 }  // namespace detail
 
 /// A plan for the device budget of `opts` (none: whatever keeping all takes) that the engine has
@@ -45,7 +41,9 @@ inline constexpr std::size_t work_of_a_share = 4'000'000;
 /// largest tensor are left free. The planner does not know that memory may be in pieces; where the
 /// engine then refuses, or waits, plans for less of the budget are tried, those first that treat
 /// all microbatches alike, and then those of Megatron's rule. The best is refined with the engine
-/// as judge. Of plans that take as long, to a thousandth, the one that moves least is taken.
+/// as judge, and then one that moves less is looked for: also those for a little less of the
+/// budget, since copies on their way take some. Of plans that take as long, to a thousandth, the
+/// best by `cost_us` is taken: the time, and what copies cost the kernels beside them.
 ///
 /// `expected` is the forecast of the engine, not the planner's. Blocks the host for some seconds
 /// where a step has a thousand groups, or memory for a hundred is tight, and for less where some

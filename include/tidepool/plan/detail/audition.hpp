@@ -17,8 +17,12 @@
 
 namespace tidepool::plan::detail {
 
-// Plans as the engine runs them, the best so far. Of those that take as long, to a thousandth, the
-// one that moves least: copies take bandwidth that kernels and other GPUs of the host need.
+// Events that each search may simulate: many more than for a plan while one waits, since this is
+// asked for once in a training.
+inline constexpr std::size_t work_of_a_share = 4'000'000;
+
+// Plans as the engine runs them, the best so far: of those that take as long, to a thousandth, the
+// best by `cost_us`.
 class audition {
  public:
   audition(const profile& step, const options& opts)
@@ -71,8 +75,8 @@ class audition {
   }
 
   // What the best so far gains by classes of groups that go another way, which the simulator names;
-  // by other reloads ahead; and which of its groups can stay after all: those first that come back
-  // soonest.
+  // by other reloads ahead; by plans that move less; and which of its groups can stay after all:
+  // those first that come back soonest.
   void refine(planner& plans, bool recompute) {
     if (!found()) return;
     while (climb(plans, recompute)) continue;
@@ -80,6 +84,7 @@ class audition {
       auto next = fastest();
       if (std::exchange(next.reload_ahead, ahead) != ahead && may_refine()) heard(next);
     }
+    slim(plans, recompute && fastest_us_ > close * plans.in_core().step_us);
     // Whatever that took.
     refinements_left_ = std::max(refinements_left_, 40);
     const std::size_t enough = step_->events.size() > long_step ? 1'000'000 : 5'000'000;
@@ -97,8 +102,7 @@ class audition {
   [[nodiscard]] double fastest_us() const { return fastest_us_; }
   [[nodiscard]] const step_plan& best() const {
     return *std::min_element(heard_.begin(), heard_.end(), [](const auto& a, const auto& b) {
-      return std::pair(a.expected.moved, a.expected.step_us) <
-             std::pair(b.expected.moved, b.expected.step_us);
+      return cost_us(a.expected) < cost_us(b.expected);
     });
   }
 
@@ -132,6 +136,32 @@ class audition {
       return each.expected.step_us > fastest_us_ * as_long;
     });
     return seen.expected.step_us;
+  }
+
+  // Plans that move less and take as long. Those for all of the budget move least, but memory in
+  // pieces and copies on their way take a few percent of it: so for less and less, until the engine
+  // runs one. With fewer reloads ahead less is on its way.
+  void slim(planner& plans, bool recompute) {
+    for (const std::size_t ahead : {2U, 1U}) {
+      auto from = best();
+      from.reload_ahead = ahead;
+      from.reload_ahead_bytes = 0;
+      const auto most = from.device_budget;
+      for (int percent = 100; percent > 80 && may_slim(); --percent) {
+        const auto most_us = fastest_us_ * (1 + (as_long - 1) / 2);
+        auto next = plans.leaner(from,
+                                 {.device_budget = most / 100 * static_cast<std::size_t>(percent),
+                                  .recompute = recompute,
+                                  .work = work_of_a_share,
+                                  .alike = step_->shapes_vary},
+                                 most_us);
+        const bool helps = cost_us(next.expected) < cost_us(best().expected);
+        if (!helps || next.expected.step_us > most_us) break;
+        next.device_budget = most;
+        if (heard(next) <= most_us) break;
+        from.what = std::move(next.what);
+      }
+    }
   }
 
   struct place {
@@ -262,6 +292,12 @@ class audition {
     return true;
   }
 
+  bool may_slim() {
+    if (slim_events_left_ < cost_) return false;
+    slim_events_left_ -= cost_;
+    return true;
+  }
+
   // The step as if a module saved nothing.
   [[nodiscard]] static profile without(const profile& of, std::size_t module) {
     auto less = of;
@@ -316,6 +352,7 @@ class audition {
   std::vector<std::vector<bool>> known_;  // groups with memory of their own
   static constexpr double as_long = 1.001;
   static constexpr double hardly = 1e-4;
+  static constexpr double close = 1.002;
   static constexpr std::size_t long_step = 5'000;  // events
   static constexpr std::size_t most_shares_events = 2'000'000;
   std::vector<step_plan> heard_;  // that take as long as the fastest
@@ -324,6 +361,7 @@ class audition {
   int shares_heard_ = 0;
   std::size_t events_left_ = 1'000'000;  // of steps to be forecast, for a second or two
   std::size_t refine_events_left_ = 500'000;
+  std::size_t slim_events_left_ = 100'000;
   std::size_t judged_events_left_ = 20'000'000;
   int refinements_left_ = 120;
 };
