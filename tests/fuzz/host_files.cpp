@@ -2,6 +2,8 @@
 // of the input between "%%", and the launchers' variables.
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <filesystem>
 #include <fstream>
 
@@ -42,8 +44,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   static const folder files;
   auto rest = fuzz::text_of(data, size);
   for (const char* const name :
-       {"meminfo", "cgroup", "job/step/memory.max", "job/step/memory.current", "job/memory.max",
-        "memory/memory.limit_in_bytes"}) {
+       {"meminfo", "cgroup", "job/step/memory.max", "job/step/memory.current",
+        "job/step/memory.stat", "job/memory.max", "memory/memory.limit_in_bytes"}) {
     const auto end = rest.find("%%");
     files.write(name, rest.substr(0, end));
     rest.remove_prefix(end == std::string_view::npos ? rest.size() : end + 2);
@@ -55,7 +57,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const host_files where{files.path("meminfo"), files.path("cgroup"), files.path(".")};
     const auto available = available_host_memory(where);
     fuzz::expect(launched_local_ranks() >= 1, "no rank at all");
-    fuzz::expect(host_budget({}, where) <= available, "the budget is above what there is");
+    const auto most = std::max<std::size_t>(available, 1);  // 0 would be no limit
+    fuzz::expect(host_budget({}, where) <= most, "the budget is above what there is");
   }));
   return 0;
 }
