@@ -35,7 +35,7 @@ struct saved {
   // By policy; whether that is the same storage still is told by its number.
   storage<Device>* stayed = nullptr;
   std::uint64_t number = 0;
-  bool by_plan = false;  // in the warm-up it left, and came back into any handle
+  bool by_plan = false;  // and not for its layer: in the warm-up it left
 };
 
 enum class group_state : std::uint8_t { away, arriving, discarded, restored };

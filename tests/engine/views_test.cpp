@@ -264,6 +264,32 @@ TEST_CASE("view: comes back to another handle of its kind, a moved one keeps its
   CHECK(desk.wrong() == 0);
 }
 
+TEST_CASE("view: what stays by Megatron's rule stays, whether or not it is a part") {
+  rig desk;
+  auto opts = small_options();
+  opts.fraction = 0.5;
+  rig::offloader<tidepool::modules<"core_attn">> off(desk.dev, opts);
+  for (int step = 0; step < 2; ++step) {
+    CAPTURE(step);
+    auto open = off.begin();
+    rig::view parts[2];
+    for (int l = 0; l < 2; ++l) {
+      auto x = off.allocate(4096, desk.stream());
+      parts[l] = x.view({.width = 2048});
+      x.reset(desk.stream());
+      open.commit<"core_attn">(l, desk.stream(), parts[l]);
+    }
+    CHECK_FALSE(parts[0]);
+    CHECK(static_cast<bool>(parts[1]) == (step == 1));
+    for (int l = 1; l >= 0; --l) {
+      open.restore<"core_attn">(l, desk.stream(), parts[l]);
+      parts[l].reset(desk.stream());
+    }
+    open.finish();
+    off.end_step();
+  }
+}
+
 TEST_CASE("view: a part of a whole storage does not come back to a buffer, which has no end") {
   rig desk;
   rig::offloader<tidepool::modules<"core_attn">> off(desk.dev, small_options());

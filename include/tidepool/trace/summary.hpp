@@ -112,9 +112,8 @@ struct rank_counters {
   const auto left = [](const module_counters& module) { return module.groups_offloaded > 0; };
   if (totals.steps == 0 && std::ranges::any_of(totals.modules, left)) {
     return {
-        "tidepool: no step has ended: call end_step() once all chunks of a step are finished; "
-        "plans,"
-        " and what the first step settles, wait for it"};
+        "tidepool: no step has ended: call end_step() once all chunks of a step are finished;"
+        " plans, and what the first step settles, wait for it"};
   }
   for (const auto& module : totals.modules) {
     if (!silent(module)) continue;
