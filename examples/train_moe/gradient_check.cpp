@@ -1,6 +1,7 @@
 /// Compares every gradient of the model with finite differences of its loss, on the virtual device;
-/// and in less than fp32 with those of fp32. What multiplies codes of FP8 is held to the codes, on
-/// the virtual device and, if there is one, on a GPU.
+/// and in less than fp32 with those of fp32. Linear layers of any number of rows are compared to
+/// the bit, and what multiplies codes of FP8 is held to the codes: on the virtual device and, if
+/// there is one, on a GPU.
 ///
 /// Prints a line for each parameter tensor; exits with 1 when one of them is off. It moves the
 /// tensor along the gradient and along a random direction, and the loss must change accordingly.
@@ -16,11 +17,12 @@
 
 #include "gradient_codec.hpp"
 #include "gradient_narrow.hpp"
+#include "gradient_rows.hpp"
 #include "kernels_cpu.hpp"
 
 #if defined(TIDEPOOL_HAS_CUDA)
 namespace moe {
-int check_codes_on_gpu();  // in gradient_check_cuda.cpp
+int check_on_gpu();  // in gradient_check_cuda.cpp
 }
 #endif
 
@@ -88,10 +90,11 @@ int main() try {
   for (const auto scaling : {moe::fp8_scaling::tensor, moe::fp8_scaling::block}) {
     narrow(moe::precision_kind::fp8, scaling, 0.1);
   }
+  bad += moe::check_rows<device, moe::cpu_kernels>(dev);
   bad += moe::check_codec<device, moe::cpu_kernels>(dev, 0.05);
   bad += moe::check_all_codes<device, moe::cpu_kernels>(dev, 1e-6);
 #if defined(TIDEPOOL_HAS_CUDA)
-  bad += moe::check_codes_on_gpu();
+  bad += moe::check_on_gpu();
 #endif
   std::printf("%s\n", bad == 0 ? "every gradient agrees" : "some gradients are wrong");
   return bad == 0 ? 0 : 1;

@@ -14,6 +14,7 @@
 
 #include "device_array.hpp"
 #include "kernels.hpp"
+#include "kernels_cuda_products.hpp"
 
 namespace moe {
 
@@ -83,13 +84,13 @@ class cuda_kernels {
   struct matrix {
     const_operand data;
     index ld;
-    bool transposed = false;
-    index stride = 0;  ///< from one of a batch to the next
+    bool transposed;
+    index stride;  ///< from one of a batch to the next
   };
 
-  /// c[m][n] = alpha · a·b + beta · c, row-major, for `batch` triples.
-  void gemm(index m, index n, index k, float alpha, const matrix& a, const matrix& b, float beta,
-            operand c, index ldc, index c_stride = 0, index batch = 1);
+  /// c[m][n] = alpha · a·b, row-major, for `batch` triples.
+  void gemm(index m, index n, index k, float alpha, const matrix& a, const matrix& b, operand c,
+            index ldc, index c_stride, index batch);
   /// Throws `tidepool::option_error` unless the GPU multiplies codes with such scales.
   static void check_multiplies_codes(const device& dev, fp8_scaling scaling);
   /// The scale with which all of `x` fits e4m3.
@@ -115,7 +116,8 @@ class cuda_kernels {
   device& device_;
   cudaStream_t stream_;
   cublasHandle_t blas_ = nullptr;
-  device_array<device, float> blas_memory_;
+  device_array<device, float> blas_memory_;  ///< of cuBLAS and cuBLASLt
+  products products_;
   device_array<device, float> scores_;   ///< [heads_at_once][seq][seq]
   device_array<device, float> dscores_;  ///< the same
   // Probabilities and the gradients of scores as operands: in place of these two, or here.

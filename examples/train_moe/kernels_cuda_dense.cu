@@ -1,4 +1,4 @@
-/// CUDA kernels that a GEMM dominates: linear layers and attention, on cuBLAS.
+/// CUDA kernels that a GEMM dominates: linear layers on cuBLASLt, and attention on cuBLAS.
 #include <algorithm>
 #include <cmath>
 
@@ -58,6 +58,7 @@ cuda_kernels::cuda_kernels(device& dev, stream_ref stream, const settings& run)
     : device_(dev),
       stream_(stream.get()),
       blas_memory_(dev, blas_bytes / index{sizeof(float)}, "cuBLAS workspace"),
+      products_(stream_, blas_memory_.data(), static_cast<std::size_t>(blas_bytes)),
       scores_(dev, heads_at_once * run.model.seq * run.model.seq, "attention scores"),
       dscores_(dev, heads_at_once * run.model.seq * run.model.seq, "attention scores"),
       partial_(dev,
@@ -90,7 +91,8 @@ cuda_kernels::~cuda_kernels() { cublasDestroy(blas_); }
 
 // cuBLAS counts columns first, so that it sees every matrix transposed: cᵀ = bᵀ·aᵀ.
 void cuda_kernels::gemm(index m, index n, index k, float alpha, const matrix& a, const matrix& b,
-                        float beta, operand c, index ldc, index c_stride, index batch) {
+                        operand c, index ldc, index c_stride, index batch) {
+  constexpr float beta = 0;
   const auto i = [](index value) { return static_cast<int>(value); };
   const auto op = [](const matrix& x) { return x.transposed ? CUBLAS_OP_T : CUBLAS_OP_N; };
   if (a.data.type == number_type::fp32) {
@@ -110,17 +112,18 @@ void cuda_kernels::gemm(index m, index n, index k, float alpha, const matrix& a,
 
 void cuda_kernels::linear(operand y, const_operand x, const_operand w, index rows, index in,
                           index out) {
-  gemm(rows, out, in, 1, {x, in}, {w, out}, 0, y, out);
+  products_.multiply(y, {x}, {w}, {rows, out, in}, {products::size_class(rows), out, in});
 }
 
 void cuda_kernels::linear_backward_input(operand dx, const_operand dy, const_operand w, index rows,
                                          index in, index out) {
-  gemm(rows, in, out, 1, {dy, out}, {w, out, true}, 0, dx, in);
+  products_.multiply(dx, {dy}, {w, true}, {rows, in, out}, {products::size_class(rows), in, out});
 }
 
 void cuda_kernels::linear_backward_weight(float* dw, const_operand x, const_operand dy, index rows,
                                           index in, index out) {
-  gemm(in, out, rows, 1, {x, in, true}, {dy, out}, 1, dw, out);
+  products_.multiply(dw, {x, true}, {dy}, {in, out, rows}, {in, out, products::size_class(rows)},
+                     1);
 }
 
 template <class Body>
@@ -147,7 +150,7 @@ void cuda_kernels::attention(operand o, float* lse, const_operand qkv, attention
     const const_operand value = key + s.width();
     float* const scores = scores_.data();
     const operand p = as_operand(scores_, narrow_scores_, qkv);
-    gemm(s.seq, s.seq, d, scale, {q, ld, false, d}, {key, ld, true, d}, 0, scores, s.seq, square,
+    gemm(s.seq, s.seq, d, scale, {q, ld, false, d}, {key, ld, true, d}, scores, s.seq, square,
          heads);
     const dim3 grid(static_cast<unsigned>(s.seq), static_cast<unsigned>(heads));
     with_numbers(p, [&](auto* probs) {
@@ -155,7 +158,7 @@ void cuda_kernels::attention(operand o, float* lse, const_operand qkv, attention
                                                        head);
     });
     check_launch("softmax");
-    gemm(s.seq, d, s.seq, 1, {p, s.seq, false, square}, {value, ld, false, d}, 0,
+    gemm(s.seq, d, s.seq, 1, {p, s.seq, false, square}, {value, ld, false, d},
          o + (token * s.width() + head * d), s.width(), d, heads);
   });
 }
@@ -174,20 +177,20 @@ void cuda_kernels::attention_backward(operand dqkv, const_operand dout, const_op
     float* const dprobs = dscores_.data();
     const operand p = as_operand(scores_, narrow_scores_, qkv);
     const operand dp = as_operand(dscores_, narrow_dscores_, qkv);
-    gemm(s.seq, s.seq, d, scale, {q, ld, false, d}, {key, ld, true, d}, 0, scores, s.seq, square,
+    gemm(s.seq, s.seq, d, scale, {q, ld, false, d}, {key, ld, true, d}, scores, s.seq, square,
          heads);
-    gemm(s.seq, s.seq, d, 1, {up, s.width(), false, d}, {value, ld, true, d}, 0, dprobs, s.seq,
-         square, heads);
+    gemm(s.seq, s.seq, d, 1, {up, s.width(), false, d}, {value, ld, true, d}, dprobs, s.seq, square,
+         heads);
     const dim3 grid(static_cast<unsigned>(s.seq), static_cast<unsigned>(heads));
     with_numbers(p, [&]<class T>(T* probs) {
       softmax_backward_kernel<<<grid, block_size, 0, stream_>>>(
           probs, dp.as<T>(), scores, dprobs, dout.as<T>(), o.as<T>(), lse, token, head, s, scale);
     });
     check_launch("softmax_backward");
-    gemm(s.seq, d, s.seq, 1, {dp, s.seq, false, square}, {key, ld, false, d}, 0, dq, ld, d, heads);
-    gemm(s.seq, d, s.seq, 1, {dp, s.seq, true, square}, {q, ld, false, d}, 0, dq + s.width(), ld, d,
+    gemm(s.seq, d, s.seq, 1, {dp, s.seq, false, square}, {key, ld, false, d}, dq, ld, d, heads);
+    gemm(s.seq, d, s.seq, 1, {dp, s.seq, true, square}, {q, ld, false, d}, dq + s.width(), ld, d,
          heads);
-    gemm(s.seq, d, s.seq, 1, {p, s.seq, true, square}, {up, s.width(), false, d}, 0,
+    gemm(s.seq, d, s.seq, 1, {p, s.seq, true, square}, {up, s.width(), false, d},
          dq + 2 * s.width(), ld, d, heads);
   });
 }
