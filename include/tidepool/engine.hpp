@@ -100,28 +100,7 @@ class engine {
 
   // `source` is where the memory comes from each time, null for the offloader's own.
   [[nodiscard]] buffer<Device> allocate(std::size_t bytes, std::size_t elements, stream_ref stream,
-                                        block_source<Device>* source = nullptr) {
-    if (bytes == 0) throw misuse_error("allocate: a buffer of 0 bytes; ask for at least 1");
-    if (bytes > most_bytes) throw_too_many(std::to_string(bytes) + " bytes");
-    if (source != nullptr && !source->serves(identity_)) throw_serves_another();
-    const auto lane = lane_of(stream);
-    tidy_after_evaluation();
-    const auto from = arrive(lane);
-    auto& store = store_.create(*this, bytes, elements);
-    store.source = source;
-    if (source == nullptr) store.planned = places_.allocated(bytes);
-    try {
-      place_or_throw(store, lane, "allocate", places_.first(store.planned));
-      if (recorder_ != nullptr && source == nullptr) {
-        store.recorded = recorder_->allocated(from, bytes, stream);
-      }
-    } catch (...) {
-      if (store.on_device) store_.displace(store, store_.order().past(lane), lane);
-      store_.destroy(store);
-      throw;
-    }
-    return {share(store), lane};
-  }
+                                        block_source<Device>* source = nullptr);
 
   // No machine has half of what an address can name: what asks for it counted in a type too small.
   static constexpr std::size_t most_bytes = std::numeric_limits<std::size_t>::max() / 2;
@@ -145,27 +124,8 @@ class engine {
     store.handed_at = store_.order().next(lane);
   }
 
-  // `until` is the last use on `lane`. Whether the trainer has made that wait for the lane that the
-  // memory was handed to is not known here, so it does not stand for what that one waited for.
-  void note_use(storage& store, lane_id lane, const ticket& until) {
-    store.last_use.add(until);
-    if (lane == store.handed_to) return;
-    store.last_use.add(store_.order().past(store.handed_to, store.handed_at));
-    store.last_use.add(store.reloaded);
-  }
-
-  void drop_quietly(storage& store, lane_id lane) noexcept {
-    if (!closed_ && !lost()) {
-      try {
-        if (replayed_) settle_replays();  // else the memory would no longer be as a graph left it
-        return drop(store, lane);
-      } catch (...) {  // no event, so nobody may ever reuse the memory: it stays taken, as if the
-                       // handle were still there, or until the capture that broke is over
-        if (keep_orphan(store)) return;
-      }
-    }
-    release(this);
-  }
+  void note_use(storage& store, lane_id lane, const ticket& until);
+  void drop_quietly(storage& store, lane_id lane) noexcept;
 
   // The offloader is gone; what handles still hold is freed with the last of them.
   void close() noexcept { closed_ = true; }
@@ -354,26 +314,8 @@ class engine {
   }
 
   [[nodiscard]] plan::action planned(const chunk_state& chunk, int layer,
-                                     std::span<handle* const> handles) const {
-    if (keeps_.everything_leaves()) return plan::action::offload;
-    const auto what =
-        keeps_.of(chunk.ordinal(), chunk.group_count(), layer, bytes_of(handles), [&] {
-          return places_.hold() ? std::numeric_limits<std::size_t>::max()
-                                : store_.device_source().largest_free();
-        });
-    const bool by_plan = !by_rule_ && what == plan::action::keep &&
-                         keeps_.planned(chunk.ordinal(), chunk.group_count()) == plan::action::keep;
-    return by_plan && takes_more_than_planned(handles) ? plan::action::offload : what;
-  }
-  // What stays for a part is the whole, and a block of the trainer's own is wanted by the next
-  // tensor: of neither does a plan know.
-  [[nodiscard]] static bool takes_more_than_planned(std::span<handle* const> handles) {
-    return std::any_of(handles.begin(), handles.end(), [](const handle* each) {
-      const auto* store = each->store_;
-      return store != nullptr &&
-             (store->source != nullptr || (!each->whole_ && each->part_.bytes() != store->bytes));
-    });
-  }
+                                     std::span<handle* const> handles) const;
+  [[nodiscard]] static bool takes_more_than_planned(std::span<handle* const> handles);
   [[nodiscard]] bool discardable(std::span<handle* const> handles) const;
   void note_recompute(chunk_state& chunk, const group& which, plan::action what);
   [[nodiscard]] bool stays_anyway(std::span<handle* const> handles) const;
@@ -529,7 +471,9 @@ class engine {
 #include "tidepool/detail/engine_capture.hpp"
 #include "tidepool/detail/engine_forward.hpp"
 #include "tidepool/detail/engine_memory.hpp"
+#include "tidepool/detail/engine_offload.hpp"
 #include "tidepool/detail/engine_plan.hpp"
 #include "tidepool/detail/engine_recompute.hpp"
 #include "tidepool/detail/engine_refusals.hpp"
+#include "tidepool/detail/engine_reload.hpp"
 #include "tidepool/detail/engine_state.hpp"

@@ -1,9 +1,58 @@
-// The engine's memory half: who still needs a storage, and what gives way when room is short.
+// The engine's memory: handles, who still needs a storage, and what gives way when room is short.
 #pragma once
 
 #include "tidepool/engine.hpp"
 
 namespace tidepool::detail {
+
+template <device Device>
+buffer<Device> engine<Device>::allocate(std::size_t bytes, std::size_t elements, stream_ref stream,
+                                        block_source<Device>* source) {
+  if (bytes == 0) throw misuse_error("allocate: a buffer of 0 bytes; ask for at least 1");
+  if (bytes > most_bytes) throw_too_many(std::to_string(bytes) + " bytes");
+  if (source != nullptr && !source->serves(identity_)) throw_serves_another();
+  const auto lane = lane_of(stream);
+  tidy_after_evaluation();
+  const auto from = arrive(lane);
+  auto& store = store_.create(*this, bytes, elements);
+  store.source = source;
+  if (source == nullptr) store.planned = places_.allocated(bytes);
+  try {
+    place_or_throw(store, lane, "allocate", places_.first(store.planned));
+    if (recorder_ != nullptr && source == nullptr) {
+      store.recorded = recorder_->allocated(from, bytes, stream);
+    }
+  } catch (...) {
+    if (store.on_device) store_.displace(store, store_.order().past(lane), lane);
+    store_.destroy(store);
+    throw;
+  }
+  return {share(store), lane};
+}
+
+// `until` is the last use on `lane`. Whether the trainer has made that wait for the lane that the
+// memory was handed to is not known here, so it does not stand for what that one waited for.
+template <device Device>
+void engine<Device>::note_use(storage& store, lane_id lane, const ticket& until) {
+  store.last_use.add(until);
+  if (lane == store.handed_to) return;
+  store.last_use.add(store_.order().past(store.handed_to, store.handed_at));
+  store.last_use.add(store.reloaded);
+}
+
+template <device Device>
+void engine<Device>::drop_quietly(storage& store, lane_id lane) noexcept {
+  if (!closed_ && !lost()) {
+    try {
+      if (replayed_) settle_replays();  // else the memory would no longer be as a graph left it
+      return drop(store, lane);
+    } catch (...) {  // no event, so nobody may ever reuse the memory: it stays taken, as if the
+                     // handle were still there, or until the capture that broke is over
+      if (keep_orphan(store)) return;
+    }
+  }
+  release(this);
+}
 
 // One handle less outside; `lane` is where it was used last.
 template <device Device>

@@ -59,17 +59,12 @@ namespace detail {
   auto whole = plans.best({.device_budget = most});
   const auto without_recomputing_us = whole.bound_us;
   detail::audition stage(step, opts);
-  const auto at = [&](double us) {
-    constexpr double close = 1.002;
-    return stage.found() && stage.fastest_us() <= close * us;
-  };
   // A plan for a share of the budget; whether the engine runs it as the planner thought.
   enum class heard { worse, slower, as_planned };
   const auto hear_share = [&](double share, bool recompute, bool alike) {
     if (!stage.may_hear()) return heard::worse;
-    // As a double a budget near 2^64 is 2^64, and would not come back.
-    const auto budget =
-        most - static_cast<std::size_t>(static_cast<double>(most / 2) * 2 * (1 - share));
+    // What is left out is at most half: a budget near 2^64 as a double would not come back.
+    const auto budget = most - static_cast<std::size_t>(static_cast<double>(most) * (1 - share));
     auto next = plans.best({.device_budget = std::max<std::size_t>(budget, 1),
                             .recompute = recompute,
                             .work = detail::work_of_a_share,
@@ -102,7 +97,7 @@ namespace detail {
   };
   const auto hear_all = [&](bool recompute) {
     hear_shares(recompute, true);
-    if (!at(plans.in_core().step_us)) hear_shares(recompute, false);
+    if (!stage.reaches(plans.in_core().step_us)) hear_shares(recompute, false);
   };
   const bool may_recompute = opts.recompute_by_plan && detail::may_recompute(step);
   bool recompute = may_recompute && whole.expected.step_us > plans.in_core().step_us * (1 + 1e-6);
@@ -110,12 +105,12 @@ namespace detail {
     whole = plans.best({.device_budget = most, .recompute = true});
     hear_all(true);
   }
-  if (!at(without_recomputing_us)) hear_all(false);
-  if (may_recompute && !recompute && !at(plans.in_core().step_us)) {
+  if (!stage.reaches(without_recomputing_us)) hear_all(false);
+  if (may_recompute && !recompute && !stage.reaches(plans.in_core().step_us)) {
     recompute = true;  // the planner saw no need, but the engine is slower than it thought
     hear_all(true);
   }
-  if (!at(without_recomputing_us)) stage.hear_megatron(whole);
+  if (!stage.reaches(without_recomputing_us)) stage.hear_megatron(whole);
   stage.refine(plans, recompute);
   if (stage.found()) {
     auto best = stage.best();

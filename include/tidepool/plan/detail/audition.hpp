@@ -84,7 +84,7 @@ class audition {
       auto next = fastest();
       if (std::exchange(next.reload_ahead, ahead) != ahead && may_refine()) heard(next);
     }
-    slim(plans, recompute && fastest_us_ > close * plans.in_core().step_us);
+    slim(plans, recompute && !reaches(plans.in_core().step_us));
     // Whatever that took.
     refinements_left_ = std::max(refinements_left_, 40);
     const std::size_t enough = step_->events.size() > long_step ? 1'000'000 : 5'000'000;
@@ -100,6 +100,11 @@ class audition {
 
   [[nodiscard]] bool found() const { return !heard_.empty(); }
   [[nodiscard]] double fastest_us() const { return fastest_us_; }
+  // Whether a plan takes hardly longer than `us`.
+  [[nodiscard]] bool reaches(double us) const {
+    constexpr double close = 1.002;
+    return found() && fastest_us_ <= close * us;
+  }
   [[nodiscard]] const step_plan& best() const {
     return *std::min_element(heard_.begin(), heard_.end(), [](const auto& a, const auto& b) {
       return cost_us(a.expected) < cost_us(b.expected);
@@ -352,7 +357,6 @@ class audition {
   std::vector<std::vector<bool>> known_;  // groups with memory of their own
   static constexpr double as_long = 1.001;
   static constexpr double hardly = 1e-4;
-  static constexpr double close = 1.002;
   static constexpr std::size_t long_step = 5'000;  // events
   static constexpr std::size_t most_shares_events = 2'000'000;
   std::vector<step_plan> heard_;  // that take as long as the fastest

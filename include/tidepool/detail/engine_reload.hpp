@@ -1,0 +1,137 @@
+// The engine's reloads: on demand and ahead of use.
+#pragma once
+
+#include "tidepool/engine.hpp"
+
+namespace tidepool::detail {
+
+// Starts the copies of one group; false when there is no device memory for it now.
+template <device Device>
+bool engine<Device>::try_reload(chunk_state& chunk, std::uint32_t index) {
+  auto& which = chunk.at(index);
+  auto* items = chunk.saved_of(which);
+  auto& order = store_.order();
+  const auto copies = store_.reload_lane();
+  const auto range = ranges_.reload(static_cast<std::size_t>(which.module), which.layer);
+  std::size_t bytes = 0;
+  std::uint32_t placed = 0;
+  const auto take_back = [&](const fence& after) {
+    for (std::uint32_t i = 0; i < placed; ++i) {
+      if (!std::exchange(items[i].copies_back, false)) continue;
+      store_.displace(*items[i].store, after, copies);
+    }
+  };
+  try {
+    for (; placed < which.count; ++placed) {
+      auto* store = items[placed].store;
+      if (store != nullptr) store->wanted = true;
+      items[placed].copies_back = store != nullptr && !store->on_device;
+      if (!items[placed].copies_back) continue;
+      // Joined first: whatever else left before it is then known to be over, and its memory free.
+      store_.await_offload(*store);
+      if (!place_again(*store, copies)) {
+        if (bytes > 0) take_back(order.record(copies));
+        return false;
+      }
+      bytes += store->bytes;
+    }
+    which.state = group_state::arriving;
+    if (bytes == 0) return true;
+
+    const auto traced = store_.trace().begin(copies, order.stream(copies));
+    for (std::uint32_t i = 0; i < which.count; ++i) {
+      if (items[i].copies_back) store_.copy_in(*items[i].store);
+    }
+    store_.issue_copies(copy_direction::host_to_device);
+    const auto done = order.record(copies);
+    auto& count = counters_.modules[static_cast<std::size_t>(which.module)];
+    store_.trace().end(
+        traced, copies, order.stream(copies),
+        {trace::span_kind::reload, count.name, which.layer, chunk.info().microbatch, bytes});
+    count.bytes_reloaded += bytes;
+    for (std::uint32_t i = 0; i < which.count; ++i) {
+      if (items[i].copies_back) items[i].store->reloaded = done;
+    }
+  } catch (...) {
+    store_.settle(copies);
+    which.state = group_state::away;
+    take_back({});
+    throw;
+  }
+  ahead_.push_back({&chunk, index, bytes});
+  ahead_bytes_ += bytes;
+  return true;
+}
+
+template <device Device>
+void engine<Device>::require_reload(chunk_state& chunk, std::uint32_t index) {
+  while (!try_reload(chunk, index)) {
+    if (evict_one()) continue;
+    auto& which = chunk.at(index);
+    const auto* items = chunk.saved_of(which);
+    // The last that was asked for: those before it have been given back.
+    const block_source<Device>* own = nullptr;
+    std::size_t bytes = which.bytes;
+    for (std::uint32_t i = 0; i < which.count; ++i) {
+      const auto* store = items[i].store;
+      if (store == nullptr || store->on_device || store->source == nullptr) continue;
+      if (store->source->largest_free() >= store->bytes) continue;
+      own = store->source;
+      bytes = store->bytes;
+    }
+    throw_out_of_device(bytes, "reload of " + name_of_group(chunk, which.module, which.layer), own);
+  }
+}
+
+template <device Device>
+void engine<Device>::reload_ahead() {
+  while (ahead_.size() < opts_.reload_ahead &&
+         (!opts_.reload_ahead_bytes || ahead_bytes_ < *opts_.reload_ahead_bytes)) {
+    auto* chunk = next_to_reload();
+    if (chunk == nullptr) return;
+    try {
+      if (!try_reload(*chunk, chunk->next_to_reload())) return;
+    } catch (const device_error&) {
+      // Left for later like one without memory: its restore tries again, and says what is wrong.
+      // What a capture has kept cannot be taken back.
+      if (store_.order().capturing()) throw;
+      return;
+    }
+  }
+}
+
+// The chunk to reload from: the one under way, else the ones that come next, as far as their
+// forward passes are over.
+template <device Device>
+chunk_state<Device>* engine<Device>::next_to_reload() const {
+  for (auto* chunk : live_) {
+    if (chunk->backward_begun() && chunk->next_to_reload() != no_group) return chunk;
+  }
+  for (auto rank = backward_begun_;; ++rank) {
+    const auto next = std::find_if(live_.begin(), live_.end(), [&](const chunk_state* each) {
+      return !each->backward_begun() && backward_rank(*each) == rank;
+    });
+    if (next == live_.end() || !(*next)->forward_done()) return nullptr;
+    if ((*next)->next_to_reload() != no_group) return *next;
+  }
+}
+
+// As the warm-up step had it; forward order where that is not known.
+template <device Device>
+std::size_t engine<Device>::backward_rank(const chunk_state& chunk) const {
+  const auto ordinal = chunk.ordinal();
+  return ordinal < backward_rank_.size() ? backward_rank_[ordinal] : ordinal;
+}
+
+template <device Device>
+void engine<Device>::forget_ahead(const chunk_state& chunk, std::uint32_t index) {
+  for (auto it = ahead_.begin(); it != ahead_.end(); ++it) {
+    if (it->chunk != &chunk || it->index != index) continue;
+    ahead_bytes_ -= it->bytes;
+    for (auto next = it + 1; next != ahead_.end(); ++it, ++next) *it = *next;
+    ahead_.pop_back();
+    return;
+  }
+}
+
+}  // namespace tidepool::detail
