@@ -446,6 +446,7 @@ class engine {
   lane_id last_lane_{};                          // of the latest call on a compute stream
   std::vector<plan::chunk_profile> first_step_;  // of an automatic warm-up
   std::vector<std::size_t> first_sizes_;         // and of all its storages
+  plan::profile recorded_;                       // of the latest recorded step, as it was
   int trained_steps_ = 0;                        // of an automatic warm-up
   bool evaluated_ = false;                       // since the latest chunk that trains
   bool loose_ = false;                           // memory is held as no recorded event tells

@@ -16,6 +16,7 @@
 #include "tidepool/offloader.hpp"
 #include "tidepool/plan/automatic.hpp"
 #include "tidepool/plan/check.hpp"
+#include "tidepool/plan/detail/one_offs.hpp"
 #include "tidepool/plan/json.hpp"
 
 namespace {
@@ -237,6 +238,68 @@ TEST_CASE("recording: working memory of another size in each step makes shapes v
     }
     CHECK(off.profile().shapes_vary == varies);
   }
+}
+
+TEST_CASE("recording: computing that took long once counts as in the step before") {
+  enum class odd { nothing, once, slightly, with_other_shapes, after_other_calls };
+  // What a second step is recorded to have computed before its commit; the first one did for 1 ms.
+  const auto before_commit_us = [](odd what) {
+    rig desk;
+    rig::offloader<> off(desk.dev, automatic(20));
+    off.on_report([](std::string_view) {});
+    for (std::size_t step = 0; step < 2; ++step) {
+      const bool second = step == 1;
+      auto open = off.begin();
+      auto x = off.allocate(size, desk.stream());
+      const bool larger = second && what == odd::with_other_shapes;
+      auto work = off.allocate(larger ? 2 * size : size, desk.stream());
+      const double us = !second || what == odd::nothing ? 1000
+                        : what == odd::slightly         ? 1400
+                                                        : 5000;
+      desk.dev.launch(desk.stream(), 1e3 * us, [] {});
+      if (second && what == odd::after_other_calls) work.reset(desk.stream());
+      open.commit(off.module("core_attn"), 0, desk.stream(), x);
+      work.reset(desk.stream());
+      open.end_forward();
+      open.restore(off.module("core_attn"), 0, desk.stream(), x);
+      x.reset(desk.stream());
+      open.finish();
+      off.end_step();
+    }
+    const auto& events = off.profile().events;
+    const auto commit = std::ranges::find(events, plan::event_kind::commit, &plan::event::kind);
+    double us = 0;
+    for (auto each = events.begin(); each <= commit; ++each) us += each->compute_us;
+    return us;
+  };
+  CHECK(before_commit_us(odd::nothing) == doctest::Approx(1000).epsilon(0.01));
+  CHECK(before_commit_us(odd::once) == doctest::Approx(1000).epsilon(0.01));
+  CHECK(before_commit_us(odd::slightly) == doctest::Approx(1400).epsilon(0.01));
+  CHECK(before_commit_us(odd::with_other_shapes) == doctest::Approx(5000).epsilon(0.01));
+  CHECK(before_commit_us(odd::after_other_calls) == doctest::Approx(5000).epsilon(0.01));
+}
+
+TEST_CASE("recording: computing that has moved from one call to another is no one-off") {
+  plan::profile before, now;
+  const auto call = [](double compute_us, double wait_us = 0) {
+    return plan::event{plan::event_kind::allocate, 0, 0, compute_us, wait_us};
+  };
+  before.events = {call(0), call(1000), call(0), call(2000), call(300), call(700, 600)};
+  now = before;
+  now.events[0].compute_us = 4000;  // not recorded of a first step
+  now.events[1].compute_us = 0;
+  now.events[2].compute_us = 1000;   // what the one before had
+  now.events[5] = call(5100, 5000);  // a longer wait for other ranks
+  const auto as_recorded = now;
+  plan::detail::leave_out_one_offs(now, before);
+  CHECK(now == as_recorded);
+  now.events[4].compute_us = 9000;  // and this comes on top
+  plan::detail::leave_out_one_offs(now, before);
+  CHECK(now == as_recorded);
+  now.rest_us = 9000;  // in which no copy can hide
+  const auto longer = now;
+  plan::detail::leave_out_one_offs(now, before);
+  CHECK(now == longer);
 }
 
 TEST_CASE("recording: the same sizes in other groups or chunks make shapes vary") {

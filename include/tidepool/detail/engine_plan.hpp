@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "tidepool/engine.hpp"
+#include "tidepool/plan/detail/one_offs.hpp"
 
 namespace tidepool::detail {
 
@@ -78,14 +79,17 @@ auto engine<Device>::end_step() -> stage {
   if (trained_steps_ == 1) {
     first_step_ = profile_.chunks;
     first_sizes_ = recorder_->sizes();
+    recorded_ = profile_;
     profile_.shapes_vary = true;  // as far as one step can tell
     return stage::first;
   }
   profile_.shapes_vary =
       loose_ || !same_shapes(first_step_, profile_.chunks) || first_sizes_ != recorder_->sizes();
+  plan::detail::leave_out_one_offs(profile_, std::exchange(recorded_, profile_));
   // Other ranks follow new plans as well, and the waits for them become shorter each time.
   if (between) return stage::recorded;
   first_step_.clear();
+  recorded_.clear();
   return stage::timed;
 }
 
@@ -105,6 +109,7 @@ void engine<Device>::record_again() noexcept {
   places_.adopt({});
   profile_.clear();
   first_step_.clear();
+  recorded_.clear();
   trained_steps_ = 0;
   warming_up_ = true;
   without_a_plan();
