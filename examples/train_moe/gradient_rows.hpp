@@ -69,10 +69,10 @@ class linear_check {
         [](float each) { return static_cast<float>(T(each)); });
     sums.assign(static_cast<std::size_t>(rows * in_), 0);
     add_product(sums, dy, {out_, 1}, w, {1, out_}, rows, in_, out_);
-    good &= transfer_.read(dx.data(), dx.size()) == sums;
+    good = good && transfer_.read(dx.data(), dx.size()) == sums;
     sums.assign(static_cast<std::size_t>(in_ * out_), 1);
     add_product(sums, x, {1, in_}, dy, {out_, 1}, in_, out_, rows);
-    return good & (transfer_.read(dw.data(), dw.size()) == sums);
+    return good && transfer_.read(dw.data(), dw.size()) == sums;
   }
 
  private:

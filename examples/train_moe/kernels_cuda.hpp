@@ -1,9 +1,9 @@
-/// The kernels for CUDA: cuBLAS for every GEMM, small kernels of its own for the rest.
+/// The kernels for CUDA: cuBLASLt for linear layers, cuBLAS for attention, small kernels of its own
+/// for the rest.
 ///
-/// fp32 is plain fp32 (no TF32), and narrower operands are summed in fp32. A fixed cuBLAS
-/// workspace, and no atomics: the same inputs give the same bits wherever the buffers lie. This
-/// header needs no nvcc; the kernels are in the
-/// `.cu` files of the same name.
+/// fp32 is plain fp32 (no TF32), and narrower operands are summed in fp32. A fixed workspace for
+/// both, and no atomics: the same inputs give the same bits wherever the buffers lie. This header
+/// needs no nvcc; the kernels are in the `.cu` files of the same name.
 #pragma once
 
 #include <cublas_v2.h>

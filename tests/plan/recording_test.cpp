@@ -37,6 +37,23 @@ std::ptrdiff_t let_go(const plan::profile& step) {
   });
 }
 
+// A step of one group, beside working memory that goes before the commit or after it.
+void step_with_work(rig& desk, rig::offloader<>& off, std::size_t work_bytes, double us,
+                    bool goes_before) {
+  auto open = off.begin();
+  auto x = off.allocate(size, desk.stream());
+  auto work = off.allocate(work_bytes, desk.stream());
+  if (us > 0) desk.dev.launch(desk.stream(), 1e3 * us, [] {});
+  if (goes_before) work.reset(desk.stream());
+  open.commit(off.module("core_attn"), 0, desk.stream(), x);
+  work.reset(desk.stream());
+  open.end_forward();
+  open.restore(off.module("core_attn"), 0, desk.stream(), x);
+  x.reset(desk.stream());
+  open.finish();
+  off.end_step();
+}
+
 }  // namespace
 
 TEST_CASE("recording: a handle whose going cannot be recorded goes once") {
@@ -225,16 +242,7 @@ TEST_CASE("recording: working memory of another size in each step makes shapes v
     rig::offloader<> off(desk.dev, automatic(20));
     off.on_report([](std::string_view) {});
     for (std::size_t step = 0; step < 2; ++step) {
-      auto open = off.begin();
-      auto x = off.allocate(size, desk.stream());
-      auto work = off.allocate(varies ? size * (step + 1) : size, desk.stream());
-      open.commit(off.module("core_attn"), 0, desk.stream(), x);
-      work.reset(desk.stream());
-      open.end_forward();
-      open.restore(off.module("core_attn"), 0, desk.stream(), x);
-      x.reset(desk.stream());
-      open.finish();
-      off.end_step();
+      step_with_work(desk, off, varies ? size * (step + 1) : size, 0, false);
     }
     CHECK(off.profile().shapes_vary == varies);
   }
@@ -249,22 +257,12 @@ TEST_CASE("recording: computing that took long once counts as in the step before
     off.on_report([](std::string_view) {});
     for (std::size_t step = 0; step < 2; ++step) {
       const bool second = step == 1;
-      auto open = off.begin();
-      auto x = off.allocate(size, desk.stream());
       const bool larger = second && what == odd::with_other_shapes;
-      auto work = off.allocate(larger ? 2 * size : size, desk.stream());
       const double us = !second || what == odd::nothing ? 1000
                         : what == odd::slightly         ? 1400
                                                         : 5000;
-      desk.dev.launch(desk.stream(), 1e3 * us, [] {});
-      if (second && what == odd::after_other_calls) work.reset(desk.stream());
-      open.commit(off.module("core_attn"), 0, desk.stream(), x);
-      work.reset(desk.stream());
-      open.end_forward();
-      open.restore(off.module("core_attn"), 0, desk.stream(), x);
-      x.reset(desk.stream());
-      open.finish();
-      off.end_step();
+      step_with_work(desk, off, larger ? 2 * size : size, us,
+                     second && what == odd::after_other_calls);
     }
     const auto& events = off.profile().events;
     const auto commit = std::ranges::find(events, plan::event_kind::commit, &plan::event::kind);
