@@ -130,12 +130,19 @@ void products::multiply(operand c, const factor& a, const factor& b, product_sha
                         product_shape like, float beta, bool block_scales) {
   if (shape.m == 0 || shape.k == 0) return;  // of no rows: nothing to write, or nothing to add
   const kind of{c.type, a.data.type, b.data.type, a.transposed, b.transposed, block_scales};
-  const cublasLtMatmulAlgo_t& best = algorithm(of, like, a, b);
   description d(of, shape, a, b);
   const float alpha = 1;
-  check(cublasLtMatmul(blas_, &d.product, &alpha, b.data.data, &d.a, a.data.data, &d.b, &beta,
-                       c.data, &d.c, c.data, &d.c, &best, workspace_, workspace_bytes_, stream_),
-        "cublasLtMatmul");
+  const auto with_algorithm_of = [&](product_shape chosen_for) {
+    return cublasLtMatmul(blas_, &d.product, &alpha, b.data.data, &d.a, a.data.data, &d.b, &beta,
+                          c.data, &d.c, c.data, &d.c, &algorithm(of, chosen_for, a, b), workspace_,
+                          workspace_bytes_, stream_);
+  };
+  cublasStatus_t multiplied = with_algorithm_of(like);
+  // Nothing promises that what multiplies a class's largest shape takes each that is smaller.
+  const bool refused =
+      multiplied == CUBLAS_STATUS_NOT_SUPPORTED || multiplied == CUBLAS_STATUS_INVALID_VALUE;
+  if (refused && like != shape) multiplied = with_algorithm_of(shape);
+  check(multiplied, "cublasLtMatmul");
 }
 
 }  // namespace moe
