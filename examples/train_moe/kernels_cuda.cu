@@ -1,5 +1,6 @@
 /// CUDA kernels of norms, embedding, loss and AdamW: one pass over memory each.
 #include <cmath>
+#include <cub/block/block_scan.cuh>
 
 #include "kernels_cuda.hpp"
 #include "kernels_cuda_tools.cuh"
@@ -43,21 +44,26 @@ __global__ void embed_kernel(float* x, const float* table, const float* position
   }
 }
 
-// One block for each word: it adds up that word's tokens in their order.
+// Blocks of one word add up that word's tokens in their order.
 __global__ void embed_table_backward_kernel(float* dtable, const float* dx,
                                             const std::int32_t* token, index rows, index width) {
-  __shared__ std::int32_t tile[block_size];
+  using scan = cub::BlockScan<int, block_size>;
+  __shared__ typename scan::TempStorage scratch;
+  __shared__ int found[block_size];
   const std::int32_t word = static_cast<std::int32_t>(blockIdx.x);
   const index c = static_cast<index>(blockIdx.y) * blockDim.x + threadIdx.x;
+  const int thread = static_cast<int>(threadIdx.x);
   float sum = 0;
   for (index first = 0; first < rows; first += block_size) {
+    const int mine = first + thread < rows && token[first + thread] == word ? 1 : 0;
+    int before = 0, count = 0;
+    scan(scratch).ExclusiveSum(mine, before, count);
+    if (mine != 0) found[before] = thread;
     __syncthreads();
-    if (first + threadIdx.x < rows) tile[threadIdx.x] = token[first + threadIdx.x];
-    __syncthreads();
-    const index in_tile = min(static_cast<index>(block_size), rows - first);
-    for (index i = 0; i < in_tile; ++i) {
-      if (tile[i] == word && c < width) sum += dx[(first + i) * width + c];
+    if (c < width) {
+      for (int i = 0; i < count; ++i) sum += dx[(first + found[i]) * width + c];
     }
+    __syncthreads();
   }
   if (c < width) dtable[word * width + c] += sum;
 }
