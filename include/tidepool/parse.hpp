@@ -56,8 +56,8 @@ struct known_options {
 /// As `parse_options`, but keeps what is not Tidepool's for the trainer's own parser.
 ///
 /// A trainer that refuses an argument of `rest` can ask `nearest_option` whether it was meant for
-/// Tidepool. Beside positional arguments write lists with commas: `--offload-modules a b FILE`
-/// takes FILE for a module.
+/// Tidepool. Beside positional arguments write lists with `=`: `--offload-modules a,b FILE` takes
+/// FILE for a module, `--offload-modules=a,b FILE` does not.
 [[nodiscard]] inline known_options parse_known_options(std::span<const std::string> arguments,
                                                        options base = {}) {
   known_options result;
