@@ -235,7 +235,7 @@ class chunk {
   void finish() {
     if (engine_ == nullptr) return;
     if (!state_->info().forward_only) engine_->check_finished(*state_);
-    abandon();
+    end(true);
   }
 
  private:
@@ -289,8 +289,9 @@ class chunk {
     engine_->commit(*state_, module, layer, engine_->lane_of(stream), handles, how);
   }
 
-  void abandon() noexcept {
-    if (engine_ != nullptr) engine_->end_chunk(*state_);
+  void abandon() noexcept { end(false); }
+  void end(bool finished) noexcept {
+    if (engine_ != nullptr) engine_->end_chunk(*state_, finished);
     engine_ = nullptr;
     enabled_ = 0;
   }

@@ -230,14 +230,15 @@ class engine {
   void check_finished(const chunk_state& chunk) const;
 
   // The chunk's backward pass is over, or will never run.
-  void end_chunk(chunk_state& chunk) noexcept;
+  void end_chunk(chunk_state& chunk, bool finished) noexcept;
 
   // What the end of a step was the end of; the first step under a plan from elsewhere counts as a
   // warm-up. With `policy_kind::automatic` the first step and some later ones are recorded, and the
   // caller settles what stays: before the timed one so that it is timed in much the state that the
   // steps after it will be in, since a GPU that stands still at times is faster. Of the first alone
-  // it is not known whether shapes vary.
-  enum class stage : std::uint8_t { step, warm_up, first, recorded, timed };
+  // it is not known whether shapes vary. Of a step in which a chunk was given up nothing is learnt;
+  // one with more chunks than were planned for begins the warm-up anew.
+  enum class stage : std::uint8_t { step, warm_up, first, recorded, timed, given_up, outgrown };
   stage end_step();
 
   [[nodiscard]] const std::vector<std::string>& names() const { return names_; }
@@ -382,6 +383,11 @@ class engine {
   static void require_away(const storage& store, const char* call, std::string_view name);
   [[nodiscard]] bool bring_state(storage& store, std::string_view name);
   void take_back(storage& store, lane_id on);
+  // Whether a step had chunks that were not planned for.
+  [[nodiscard]] bool outgrown(std::size_t chunks) const;
+  void warm_up_anew();
+  void forget_latest_chunk() noexcept;
+  [[nodiscard]] bool held_to_plan() const { return unproven_ && !given_up_; }
   void expect_chunk(const chunk_info& info) const;
   void expect_group(const chunk_state& chunk, module_id module, int layer, commit_kind how) const;
   void expect_no_more(const chunk_state& chunk) const;
@@ -451,6 +457,7 @@ class engine {
   bool evaluated_ = false;                       // since the latest chunk that trains
   bool loose_ = false;                           // memory is held as no recorded event tells
   bool unproven_ = false;                        // a plan from elsewhere is in its first step
+  bool given_up_ = false;                        // a chunk of this step was dropped in the middle
   bool by_rule_ = false;                         // what stays, stays by Megatron's rule
   std::vector<std::size_t> backward_rank_;       // by chunk ordinal, from the warm-up step
   trace::counters counters_;

@@ -137,12 +137,26 @@ class offloader {
   /// the second, which is timed, and the plan made of that is reported and followed from then on.
   /// At the end of both the host blocks until the device is idle and while it plans. A step that
   /// could not be recorded (no event, no memory) runs to its end; this then throws what it was, and
-  /// the next step is the first again.
+  /// the next step is the first again. Of one in which a chunk was given up nothing is learnt: the
+  /// next one takes its place, which is reported. A step with more chunks than the planned one had
+  /// is reported and begins the warm-up anew, unless graphs have been captured.
   void end_step() {
     using stage = typename detail::engine<Device>::stage;
     const auto over = engine_->end_step();
     if (over == stage::first || over == stage::recorded) return try_plan(over == stage::first);
     if (over == stage::step) return;
+    if (over == stage::given_up) {
+      return report_(
+          "plan: nothing is learnt of this step, since a chunk was dropped before its backward"
+          " pass was over; the next step takes its place. Finish each chunk, and begin those of"
+          " evaluations forward_only");
+    }
+    if (over == stage::outgrown) {
+      plan_.reset();
+      return report_(
+          "plan: the step had more chunks than the one that was planned for; the steps to come"
+          " are recorded, and a new plan follows");
+    }
     if (over == stage::timed) settle_plan();
     for (const auto& message : trace::silent_messages(counters())) report_(message);
   }

@@ -227,6 +227,8 @@ TEST_CASE("misuse: a step ended with a chunk open") {
   off.on_report([](std::string_view) {});
   auto open = off.begin({.microbatch = 4});
   CHECK_THROWS_WITH_AS(off.end_step(), doctest::Contains("microbatch 4"), misuse_error);
+  CHECK_THROWS_WITH_AS(off.end_step(), doctest::Contains("destroy one to give its pass up"),
+                       misuse_error);
   CHECK(off.counters().steps == 0);
   open.finish();
   off.end_step();
@@ -524,6 +526,25 @@ TEST_CASE("misuse: restored into the handle of another commit of the chunk") {
   CHECK(desk.wrong() == 0);
 }
 
+TEST_CASE("misuse: commits of one module and layer restored first in first out") {
+  rig desk;
+  offloader off(desk.dev, small_options());
+  auto open = off.begin();
+  auto x = made(desk, off, 1);
+  auto y = made(desk, off, 2);
+  open.commit<"core_attn">(0, desk.stream(), x);
+  open.commit<"core_attn">(0, desk.stream(), y);
+  CHECK_THROWS_WITH_AS(open.restore<"core_attn">(0, desk.stream(), x),
+                       doctest::Contains("an earlier one than this restores; of one module and"
+                                         " layer the last commit comes back first"),
+                       misuse_error);
+  open.restore<"core_attn">(0, desk.stream(), y);
+  open.restore<"core_attn">(0, desk.stream(), x);
+  desk.check(x, 1);
+  desk.check(y, 2);
+  CHECK(desk.wrong() == 0);
+}
+
 TEST_CASE("misuse: arguments that changed places between commit and restore") {
   rig desk;
   offloader off(desk.dev, small_options());
@@ -532,7 +553,7 @@ TEST_CASE("misuse: arguments that changed places between commit and restore") {
   auto y = made(desk, off, 2);
   open.commit<"core_attn">(0, desk.stream(), x, y);
   CHECK_THROWS_WITH_AS(open.restore<"core_attn">(0, desk.stream(), y, x),
-                       doctest::Contains("as argument 2"), misuse_error);
+                       doctest::Contains("as argument 2; pass what was committed"), misuse_error);
   rig::buffer elsewhere;
   auto moved = std::move(x);  // what it was emptied for goes with it
   open.restore<"core_attn">(0, desk.stream(), moved, elsewhere);
@@ -570,7 +591,8 @@ TEST_CASE("misuse: a handle of another microbatch in flight is refused, unless i
       first.restore<"core_attn">(0, desk.stream(), x),
       doctest::Contains(
           "argument 1 was emptied by the commit of core_attn of layer 0, microbatch 1,"
-          " as argument 1; give each microbatch in flight handles of its own"),
+          " as argument 1; restore it in that one's chunk, or give each microbatch in flight"
+          " handles of its own"),
       misuse_error);
   x.reset(desk.stream());
   first.restore<"core_attn">(0, desk.stream(), x);

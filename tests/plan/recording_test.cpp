@@ -533,7 +533,7 @@ TEST_CASE("recording: what stays for another group is told as if it left") {
       again.reset(s);
       on->restore(open, module_id{0}, 0, lane, first);
       x.reset(s);
-      on->end_chunk(open);
+      on->end_chunk(open, true);
       static_cast<void>(on->end_step());
     };
     step();

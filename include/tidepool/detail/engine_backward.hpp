@@ -97,8 +97,12 @@ template <device Device>
             "restore", chunk, which, argument,
             ("was emptied by the commit of " + name_of_group(*other, each.module, each.layer) +
              ", as argument " + std::to_string(j + 1) +
-             (other == &chunk ? "; pass what was committed, in the same order"
-                              : "; give each microbatch in flight handles of its own") +
+             (other != &chunk ? "; restore it in that one's chunk, or give each microbatch in"
+                                " flight handles of its own"
+              : &each != &which && each.module == which.module && each.layer == which.layer
+                  ? ", but an earlier one than this restores; of one module and layer the last"
+                    " commit comes back first"
+                  : "; pass what was committed, in the same order") +
              ", or reset it first")
                 .c_str());
       }
@@ -171,7 +175,7 @@ void engine<Device>::check_finished(const chunk_state& chunk) const {
                      " tensor is read");
   }
   if (chunk.waiting() == 0) {
-    if (unproven_) expect_no_more(chunk);
+    if (held_to_plan()) expect_no_more(chunk);
     return;
   }
   std::string first;
@@ -179,14 +183,18 @@ void engine<Device>::check_finished(const chunk_state& chunk) const {
     const auto& each = chunk.at(i);
     if (each.state != group_state::restored) first = name_of_group(chunk, each.module, each.layer);
   }
-  throw misuse_error("finish: " + std::to_string(chunk.waiting()) +
-                     " groups were committed and never restored, the first of them " + first +
-                     "; restore every commit in backward, or mark the chunk forward_only");
+  throw misuse_error(
+      "finish: " + std::to_string(chunk.waiting()) +
+      " groups were committed and never restored, the first of them " + first +
+      "; restore every commit in backward, mark the chunk forward_only, or destroy it"
+      " to give its pass up");
 }
 
 template <device Device>
-void engine<Device>::end_chunk(chunk_state& chunk) noexcept {
+void engine<Device>::end_chunk(chunk_state& chunk, bool finished) noexcept {
   if (!chunk.info().forward_only) {
+    const bool given_up =
+        !finished && (chunk.waiting() > 0 || !chunk.discarded().empty() || !chunk.backward_begun());
     for (std::uint32_t i = 0; i < chunk.group_count(); ++i) {
       auto& each = chunk.at(i);
       if (each.state == group_state::restored) continue;
@@ -197,11 +205,16 @@ void engine<Device>::end_chunk(chunk_state& chunk) noexcept {
         if (items[j].store != nullptr) forget_save(*items[j].store);
       }
     }
-    try {
-      begin_backward(chunk);  // one that saved nothing takes its place in the order all the same
-    } catch (...) {           // a warm-up without it only keeps less on the device
-    }
     std::erase(live_, &chunk);
+    given_up_ = given_up_ || given_up;
+    if (given_up && !chunk.backward_begun() && chunk.ordinal() + 1 == begun_) {
+      forget_latest_chunk();
+    } else {
+      try {
+        begin_backward(chunk);  // one that saved nothing takes its place in the order all the same
+      } catch (...) {           // a warm-up without it only keeps less on the device
+      }
+    }
   } else {
     places_.evaluation_ended();
   }

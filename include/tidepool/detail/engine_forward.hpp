@@ -12,7 +12,7 @@ auto engine<Device>::begin(const chunk_info& info) -> chunk_state& {
     live_.reserve(chunks_.size() + 1);
     spare_.push_back(&*chunks_.emplace_back(std::make_unique<chunk_state>()));
   }
-  if (unproven_ && !info.forward_only) expect_chunk(info);
+  if (held_to_plan() && !info.forward_only) expect_chunk(info);
   tidy_after_evaluation();
   const bool records = !info.forward_only && warming_up();
   if (records) {  // nothing below may throw, nor when its backward pass begins
@@ -59,7 +59,7 @@ void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, lan
            "the chunk's forward pass has ended; commit before end_forward and before the first"
            " restore");
   }
-  if (unproven_) expect_group(chunk, module, layer, how);
+  if (held_to_plan()) expect_group(chunk, module, layer, how);
   auto& count = counters_.modules[static_cast<std::size_t>(module)];
   if (warming_up()) make_room(profile_.chunks[chunk.ordinal()].groups, chunk.group_count() + 1);
   const auto from = arrive(lane);

@@ -24,12 +24,15 @@ namespace tidepool::detail {
 template <device Device>
 auto engine<Device>::end_step() -> stage {
   if (!live_.empty()) {
-    throw misuse_error("end_step: the chunk of microbatch " +
-                       std::to_string(live_.front()->info().microbatch) +
-                       " is still open; finish every chunk of the step first");
+    throw misuse_error(
+        "end_step: the chunk of microbatch " + std::to_string(live_.front()->info().microbatch) +
+        " is still open; finish every chunk of the step first, or destroy one to give"
+        " its pass up");
   }
   const auto had = begun_;
-  const bool proves = unproven_ && had > 0;  // an evaluation proves nothing
+  const bool given_up = std::exchange(given_up_, false);
+  // An evaluation proves nothing, nor does a step without some of its chunks.
+  const bool proves = unproven_ && had > 0 && !given_up;
   ++counters_.steps;
   store_.device_source().tidy();
   begun_ = 0;
@@ -47,9 +50,16 @@ auto engine<Device>::end_step() -> stage {
                        std::to_string(profile_.chunks.size()) + "; plan a profile of these steps");
   }
   unproven_ = unproven_ && !proves;
+  if (!given_up && outgrown(had)) {
+    warm_up_anew();
+    return stage::outgrown;
+  }
   // Only a step that trained teaches; an evaluation before it does not.
-  if (!warming_up() || profile_.chunks.empty()) {
+  const bool teaches = warming_up() && !profile_.chunks.empty() && !given_up;
+  if (!teaches) {
     if (recorder_ != nullptr) recorder_->start(store_.order().stream(last_lane_));
+    if (warming_up()) profile_.clear();
+    if (given_up) return warming_up() ? stage::given_up : stage::step;
     return proves ? stage::warm_up : stage::step;
   }
   if (opts_.policy == policy_kind::megatron) {
@@ -114,6 +124,32 @@ void engine<Device>::record_again() noexcept {
   warming_up_ = true;
   without_a_plan();
   if (recorder_ != nullptr) recorder_->forget();
+}
+
+// Groups of chunks that nobody planned for would all leave, for ever. Graphs are captured when all
+// is settled, and a plan from elsewhere is only left for one that is made here.
+template <device Device>
+bool engine<Device>::outgrown(std::size_t chunks) const {
+  const bool plans = by_rule_ || opts_.policy == policy_kind::automatic;
+  return plans && !warming_up() && layout_before_ == nullptr && chunks > profile_.chunks.size();
+}
+
+template <device Device>
+void engine<Device>::warm_up_anew() {
+  if (opts_.policy == policy_kind::automatic) {
+    recorder_ = std::make_unique<recorder<Device>>(*dev_);
+  }
+  keep_at_most(residence::unlimited, 0);
+  record_again();
+}
+
+// The next chunk takes its place in the step.
+template <device Device>
+void engine<Device>::forget_latest_chunk() noexcept {
+  --begun_;
+  if (!warming_up()) return;
+  profile_.chunks.pop_back();
+  std::erase_if(profile_.passes, [&](const auto& pass) { return pass.chunk == begun_; });
 }
 
 template <device Device>

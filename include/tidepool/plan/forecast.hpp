@@ -57,7 +57,7 @@ class rehearsal {
   rehearsal& operator=(const rehearsal&) = delete;
   ~rehearsal() {
     for (auto* open : chunks_) {
-      if (open != nullptr) engine_->end_chunk(*open);
+      if (open != nullptr) engine_->end_chunk(*open, false);
     }
     extra_.clear();
     held_.clear();
@@ -153,7 +153,9 @@ class rehearsal {
     return chunks_[index];
   }
 
-  void close(std::uint32_t index) { engine_->end_chunk(*std::exchange(chunks_[index], nullptr)); }
+  void close(std::uint32_t index) {
+    engine_->end_chunk(*std::exchange(chunks_[index], nullptr), true);
+  }
 
   std::span<handle<virtual_device>* const> handles_of(const event& each) {
     pointers_.clear();

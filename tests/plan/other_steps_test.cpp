@@ -1,0 +1,206 @@
+// Steps that are not like the one that a plan is made of: passes that are given up, and batches
+// that grow.
+#include <doctest/doctest.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "rig.hpp"
+#include "tidepool/device/virtual.hpp"
+#include "tidepool/offloader.hpp"
+
+namespace {
+
+using namespace tidepool;
+using tidepool::test::rig;
+using offloader_type = rig::offloader<>;
+constexpr std::size_t size = 2048;
+constexpr int layers = 8;
+
+// An arena that has room for most of a pass.
+options with(policy_kind policy) {
+  auto opts = test::arena_options((layers - 2) * size, {"core_attn"});
+  opts.policy = policy;
+  opts.margin = policy == policy_kind::megatron;
+  return opts;
+}
+
+struct trainer {
+  explicit trainer(policy_kind policy) : off(desk.dev, with(policy)) {
+    off.on_report([this](std::string_view line) { reports.emplace_back(line); });
+  }
+
+  rig desk;
+  std::vector<std::string> reports;
+  offloader_type off;
+
+  using saved = std::array<rig::buffer, layers>;
+
+  void forward(offloader_type::chunk& open, saved& x, int count = layers) {
+    for (int l = 0; l < count; ++l) {
+      auto& each = x[static_cast<std::size_t>(l)];
+      each = off.allocate(size, desk.stream());
+      desk.write(each, static_cast<std::uint32_t>(l), 2e6);
+      open.commit(off.module("core_attn"), l, desk.stream(), each);
+    }
+  }
+  void pass() {
+    auto open = off.begin();
+    saved x;
+    forward(open, x);
+    open.end_forward();
+    for (int l = layers; l-- > 0;) {
+      auto& each = x[static_cast<std::size_t>(l)];
+      open.restore(off.module("core_attn"), l, desk.stream(), each);
+      desk.check(each, static_cast<std::uint32_t>(l));
+      each.reset(desk.stream());
+    }
+    open.finish();
+  }
+  void given_up_pass(int count) {
+    auto open = off.begin();
+    saved x;
+    forward(open, x, count);
+  }
+  void step(int passes = 1) {
+    for (int i = 0; i < passes; ++i) pass();
+    off.end_step();
+  }
+  // Bytes that left in the latest step.
+  [[nodiscard]] std::uint64_t left() const {
+    std::uint64_t bytes = 0;
+    for (const auto& module : off.counters().modules) bytes += module.step_bytes;
+    return bytes;
+  }
+  [[nodiscard]] bool reported(std::string_view words) const {
+    for (const auto& line : reports) {
+      if (line.find(words) != std::string::npos) return true;
+    }
+    return false;
+  }
+};
+
+std::uint64_t left_in_later_steps(policy_kind policy, int passes) {
+  trainer t(policy);
+  for (int step = 0; step < 4; ++step) t.step(passes);
+  REQUIRE(t.desk.wrong() == 0);
+  return t.left();
+}
+
+}  // namespace
+
+TEST_CASE("other steps: of a step in which a pass was given up nothing is learnt") {
+  for (const auto policy : {policy_kind::automatic, policy_kind::megatron}) {
+    const auto usual = left_in_later_steps(policy, 2);
+    REQUIRE(usual > 0);
+    REQUIRE(usual < 2 * layers * size);
+    for (const int when : {0, 1}) {
+      for (const int count : {0, 3, layers}) {
+        for (const bool ends : {false, true}) {  // the step, before the batch is run again
+          CAPTURE(policy);
+          CAPTURE(when);
+          CAPTURE(count);
+          CAPTURE(ends);
+          trainer t(policy);
+          for (int step = 0; step < 6; ++step) {
+            if (step == when) {
+              t.pass();
+              t.given_up_pass(count);
+              if (ends) t.off.end_step();
+            }
+            t.step(2);
+          }
+          CHECK(t.left() == usual);
+          CHECK(t.desk.wrong() == 0);
+          const bool warm_up_was_broken = policy == policy_kind::automatic || when == 0;
+          CHECK(t.reported("nothing is learnt of this step") == warm_up_was_broken);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("other steps: a pass that is run again has its plan's place") {
+  trainer t(policy_kind::automatic);
+  for (int step = 0; step < 4; ++step) t.step(2);
+  const auto resident = [&] {
+    std::uint64_t groups = 0;
+    for (const auto& module : t.off.counters().modules) groups += module.groups_resident;
+    return groups;
+  };
+  const auto before = resident();
+  t.step(2);
+  const auto usual = resident() - before;
+  REQUIRE(usual > 0);
+  t.given_up_pass(5);
+  const auto given_up = resident();
+  t.step(2);
+  CHECK(resident() - given_up == usual);
+  CHECK(t.desk.wrong() == 0);
+}
+
+TEST_CASE("other steps: a plan from elsewhere is held to by a whole step") {
+  trainer recorded(policy_kind::automatic);
+  for (int step = 0; step < 3; ++step) recorded.step(2);
+  REQUIRE(recorded.off.current_plan());
+  const auto follow = [&](trainer& t) {
+    t.off.follow(*recorded.off.current_plan(), recorded.off.profile());
+  };
+  trainer t(policy_kind::automatic);
+  follow(t);
+  t.pass();
+  t.given_up_pass(3);
+  CHECK_NOTHROW(t.off.end_step());
+  CHECK_THROWS_AS(t.step(1), misuse_error);  // the next is held to it
+  trainer other(policy_kind::automatic);
+  follow(other);
+  {  // dropped while a later one is open
+    auto first = other.off.begin();
+    trainer::saved x, y;
+    other.forward(first, x, 2);
+    auto second = other.off.begin();
+    first = {};
+    other.forward(second, y, 2);
+  }
+  CHECK_NOTHROW(other.step(2));
+  CHECK_NOTHROW(other.step(2));
+  CHECK(other.desk.wrong() == 0);
+}
+
+TEST_CASE("other steps: a batch that grows is planned for anew") {
+  for (const auto policy : {policy_kind::automatic, policy_kind::megatron}) {
+    CAPTURE(policy);
+    const auto usual = left_in_later_steps(policy, 4);
+    trainer t(policy);
+    for (int step = 0; step < 4; ++step) t.step(1);
+    REQUIRE(t.off.current_plan().has_value() == (policy == policy_kind::automatic));
+    t.step(4);
+    CHECK(t.reported("more chunks"));
+    CHECK_FALSE(t.off.current_plan());
+    for (int step = 0; step < 4; ++step) t.step(4);
+    CHECK(t.left() == usual);
+    CHECK(t.off.current_plan().has_value() == (policy == policy_kind::automatic));
+    const auto lines = t.reports.size();
+    t.step(2);  // fewer keep the plan
+    t.step(4);
+    CHECK(t.left() == usual);
+    CHECK(t.reports.size() == lines);
+    CHECK(t.desk.wrong() == 0);
+  }
+}
+
+TEST_CASE("other steps: graphs go on by the plan that they were captured under") {
+  trainer t(policy_kind::automatic);
+  for (int step = 0; step < 4; ++step) t.step(1);
+  {
+    const auto graph = t.off.capture(t.desk.stream(), [&] { t.pass(); });
+    t.off.end_step();
+    t.step(3);
+    CHECK_FALSE(t.reported("more chunks"));
+  }
+  CHECK(t.desk.wrong() == 0);
+}
