@@ -160,10 +160,12 @@ class buffer : public handle<Device> {
                       shape.offset <= size() && shape.width <= size() - shape.offset &&
                       (size() - shape.offset - shape.width) / pitch >= shape.rows - 1;
     if (!fits) {
-      throw misuse_error("view: " + std::to_string(shape.rows) + " rows of " +
-                         std::to_string(shape.width) + " bytes, " + std::to_string(pitch) +
-                         " apart, from byte " + std::to_string(shape.offset) +
-                         " do not lie inside a buffer of " + std::to_string(size()) + " bytes");
+      throw misuse_error(
+          "view: " + std::to_string(shape.rows) + " rows of " + std::to_string(shape.width) +
+          " bytes, " + std::to_string(pitch) + " apart, from byte " + std::to_string(shape.offset) +
+          (shape.width > pitch
+               ? std::string(" overlap; let the pitch be at least the width")
+               : " do not lie inside a buffer of " + std::to_string(size()) + " bytes"));
     }
     return {this->store_->owner->share(*this->store_),
             {shape.offset, shape.width, shape.rows, pitch},

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tidepool/detail/tracer.hpp"
+#include "tidepool/error.hpp"
 #include "tidepool/memory/arena.hpp"
 #include "tidepool/memory/pinned.hpp"
 #include "tidepool/memory/slots.hpp"
@@ -281,7 +282,17 @@ class storages {
       if (source.take_at(offset, store.bytes, waiter, store.on_device, ready)) return true;
       ++elsewhere_;
     }
-    return source.take(store.bytes, waiter, store.on_device, ready);
+    if (!source.take(store.bytes, waiter, store.on_device, ready)) return false;
+    if (store.source != nullptr && store.on_device.bytes < store.bytes) give_back(store, ready);
+    return true;
+  }
+
+  [[gnu::cold, noreturn]] void give_back(storage& store, const fence& ready) {
+    const auto got = std::exchange(store.on_device, {});
+    store.source->release(got, ready);
+    throw misuse_error("allocate_from: the source gave a block of " + std::to_string(got.bytes) +
+                       " bytes where " + std::to_string(store.bytes) +
+                       " were asked for; let take return false where no block is large enough");
   }
 
   static constexpr std::size_t most_flying_groups = 4;

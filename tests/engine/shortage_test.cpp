@@ -183,6 +183,55 @@ TEST_CASE("shortage: a source of the trainer's own is named, and is no part of t
   CHECK_FALSE(says(text, "in pieces"));
 }
 
+namespace {
+
+/// A source that has the second half of its block to give, whatever it is asked for.
+class half_a_block final : public tidepool::block_source<rig::device_type> {
+ public:
+  half_a_block(std::byte* memory, std::size_t bytes) : memory_(memory), bytes_(bytes) {}
+  bool take(std::size_t /*bytes*/, tidepool::lane_id /*waiter*/, tidepool::block& into,
+            tidepool::fence& /*ready*/) override {
+    into = {memory_ + bytes_ / 2, bytes_ / 2, 7};
+    ++taken;
+    return true;
+  }
+  void release(const tidepool::block& done, const tidepool::fence& /*after*/) noexcept override {
+    if (done.data == memory_ + bytes_ / 2 && done.index == 7) --taken;
+  }
+  [[nodiscard]] std::size_t reserved() const override { return bytes_; }
+  [[nodiscard]] std::size_t peak() const override { return bytes_; }
+  [[nodiscard]] std::size_t budget() const override { return bytes_; }
+  [[nodiscard]] std::size_t largest_free() const override { return 0; }
+  [[nodiscard]] std::uint64_t allocations() const override { return 0; }
+
+  int taken = 0;
+
+ private:
+  std::byte* memory_;
+  std::size_t bytes_;
+};
+
+}  // namespace
+
+TEST_CASE("shortage: a source of the trainer's own that gives too little gets its block back") {
+  alignas(256) std::array<std::byte, size> memory{};
+  rig desk;
+  offloader off(desk.dev, small_options());
+  half_a_block own(memory.data(), memory.size());
+  CHECK_THROWS_WITH_AS(
+      static_cast<void>(off.allocate_from(own, size, desk.stream())),
+      doctest::Contains("gave a block of 1024 bytes where 2048 were asked for; let take return"
+                        " false"),
+      tidepool::misuse_error);
+  CHECK(own.taken == 0);
+  auto x = off.allocate_from(own, size / 2, desk.stream());
+  desk.write(x, 1);
+  desk.check(x, 1);
+  x.reset(desk.stream());
+  CHECK(own.taken == 0);
+  CHECK(desk.wrong() == 0);
+}
+
 TEST_CASE("shortage: what comes back to a source of the trainer's own that is taken says so") {
   alignas(256) std::array<std::byte, size> memory{};
   rig desk;

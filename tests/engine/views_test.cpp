@@ -50,7 +50,9 @@ TEST_CASE("view: a part that does not lie inside is refused with its numbers") {
   refuse({.offset = 1, .width = 1000});
   refuse({.offset = 0, .width = 0});
   refuse({.offset = 0, .width = 10, .rows = 0});
-  refuse({.offset = 0, .width = 10, .rows = 2, .pitch = 9});
+  CHECK_THROWS_WITH_AS(static_cast<void>(x.view({.offset = 0, .width = 10, .rows = 2, .pitch = 9})),
+                       doctest::Contains("overlap; let the pitch be at least the width"),
+                       tidepool::misuse_error);
   refuse({.offset = 0, .width = 10, .rows = 11, .pitch = 100});
   refuse({.offset = 1000, .width = 1});
   refuse({.offset = static_cast<std::size_t>(-1), .width = 2});

@@ -140,7 +140,10 @@ template <device Device>
     } catch (const device_error&) {  // while it captures, it may refuse to say
     }
   }
-  if (!warming_up_ && profile_.timed()) {
+  if (unproven_) {
+    short_of.plan =
+        "A plan from elsewhere is in its first step: is it of this model and these options? ";
+  } else if (!warming_up_ && profile_.timed()) {
     short_of.plan =
         against_plan(kept_now<Device>(live_, profile_, keeps_), most_kept(profile_, keeps_));
   }
