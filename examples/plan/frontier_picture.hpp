@@ -14,7 +14,7 @@
 namespace planning {
 
 inline void write_frontier(std::ostream& out, const std::string& title, const study& of,
-                           const std::vector<point>& points) {
+                           const std::vector<point>& points, const memory_unit& in) {
   namespace draw = tidepool::trace::detail;
   constexpr double width = 760;
   constexpr double height = 420;
@@ -25,14 +25,14 @@ inline void write_frontier(std::ostream& out, const std::string& title, const st
   double most_memory = 0;
   double most_slow = 1;
   for (const auto& each : points) {
-    most_memory = std::max(most_memory, in_gib(each.budget));
+    most_memory = std::max(most_memory, in.of(each.budget));
     if (each.made.expected.runs) {
       most_slow = std::max(most_slow, 100 * of.slowdown(each.made.expected));
     }
   }
   most_memory = std::max(most_memory * 1.05, 1e-6);
   most_slow *= 1.1;
-  const auto x_of = [&](double gib) { return left + gib / most_memory * (right - left); };
+  const auto x_of = [&](double memory) { return left + memory / most_memory * (right - left); };
   const auto y_of = [&](double percent) { return bottom - percent / most_slow * (bottom - top); };
   draw::svg page;
   page.label(20, 32, draw::fit(title, width - 40, 17), {17, draw::ink, draw::anchor::start, true});
@@ -50,13 +50,13 @@ inline void write_frontier(std::ostream& out, const std::string& title, const st
     page.label(x_of(tick), bottom + 20, draw::trimmed(tick, 3),
                {11, draw::faint_ink, draw::anchor::middle});
   }
-  page.label((left + right) / 2, bottom + 42, "device budget of saved tensors, GiB",
+  page.label((left + right) / 2, bottom + 42, "device budget of saved tensors, " + in.name,
              {12, draw::ink, draw::anchor::middle});
   const auto polyline = [&](const auto& percent_of, const char* colour) {
     std::string at;
     for (const auto& each : points) {
       if (!each.made.expected.runs) continue;
-      at += draw::trimmed(x_of(in_gib(each.budget)), 1) + "," +
+      at += draw::trimmed(x_of(in.of(each.budget)), 1) + "," +
             draw::trimmed(y_of(std::min(percent_of(each), most_slow)), 1) + " ";
     }
     page.put("<polyline fill=\"none\" stroke-width=\"2\"" + draw::svg::attribute("stroke", colour) +
@@ -73,13 +73,13 @@ inline void write_frontier(std::ostream& out, const std::string& title, const st
   polyline(slower, "#2f6fb0");
   for (const auto& each : points) {
     if (!each.made.expected.runs) continue;
-    const auto x = x_of(in_gib(each.budget));
+    const auto x = x_of(in.of(each.budget));
     const auto y = y_of(slower(each));
     const bool marked = each.zero_stall || each.chosen;
     page.rectangle({x - 3.5, y - 3.5, 7, 7}, marked ? draw::red_ink : "#2f6fb0",
                    draw::svg::attribute("rx", 3.5),
-                   draw::trimmed(in_gib(each.budget), 2) +
-                       " GiB: " + draw::trimmed(slower(each), 2) + " % slower");
+                   draw::trimmed(in.of(each.budget), 2) + " " + in.name + ": " +
+                       draw::trimmed(slower(each), 2) + " % slower");
     if (marked) {
       page.label(x + 8, y - 6, each.zero_stall ? "zero stall" : "chosen", {11, draw::red_ink});
     }

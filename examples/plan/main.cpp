@@ -63,15 +63,16 @@ int run(const planning::request& asked) {
   const auto& in_core = study.in_core();
   std::printf("%s\n", asked.title.c_str());
   for (const auto& note : asked.notes) std::printf("%s\n", note.c_str());
-  std::printf("everything kept: %.2f ms, %.2f GiB of saved tensors\n", in_core.step_us / 1e3,
-              planning::in_gib(in_core.peak));
+  const auto in = planning::unit_for(in_core.peak);
+  std::printf("everything kept: %.2f ms, %.2f %s of saved tensors\n", in_core.step_us / 1e3,
+              in.of(in_core.peak), in.name.c_str());
 
   constexpr double no_slowdown = 0.0005;
   const auto zero = study.least_budget(no_slowdown);
   const auto wanted =
       asked.budget ? study.at(*asked.budget) : study.least_budget(*asked.max_slowdown);
   const auto points = study.frontier(zero, wanted);
-  planning::print_frontier(study, points);
+  planning::print_frontier(study, points, in);
   const auto& chosen = *std::find_if(points.begin(), points.end(),
                                      [](const planning::point& each) { return each.chosen; });
 
@@ -82,14 +83,16 @@ int run(const planning::request& asked) {
     std::printf("%s\nReloads ahead: %zu groups",
                 std::string(planning::in_words(made.limited_by)).c_str(), made.reload_ahead);
     if (made.reload_ahead_bytes > 0) {
-      std::printf(", at most %.2f GiB", planning::in_gib(made.reload_ahead_bytes));
+      std::printf(", at most %.2f %s", in.of(made.reload_ahead_bytes), in.name.c_str());
     }
     std::printf(".\n");
   }
-  planning::print_comparison(
-      study, study.compare(chosen, {asked.offload.begin(), asked.offload.end()}), chosen.budget);
+  planning::print_comparison(study,
+                             study.compare(chosen, {asked.offload.begin(), asked.offload.end()}),
+                             chosen.budget, in);
 
-  frontier_file.fill([&](auto& out) { planning::write_frontier(out, asked.title, study, points); });
+  frontier_file.fill(
+      [&](auto& out) { planning::write_frontier(out, asked.title, study, points, in); });
   if (runs) {
     picture.fill([&](auto& out) {
       auto seen = plan::forecast(asked.step, made, true);
@@ -112,16 +115,15 @@ int run(const planning::request& asked) {
     for (const auto& each : points) {
       if (each.made.expected.runs) least = each.budget;
     }
-    std::fprintf(stderr, "plan: --budget: no plan runs in %.2f GiB; give %.2f GiB or more\n",
-                 planning::in_gib(chosen.budget), planning::in_gib(least));
+    std::fprintf(stderr, "plan: --budget: no plan runs in %.2f %s; give %.2f %s or more\n",
+                 in.of(chosen.budget), in.name.c_str(), in.of(least), in.name.c_str());
     return 1;
   }
   const auto slower = study.slowdown(made.expected);
   if (asked.max_slowdown && slower > *asked.max_slowdown + 1e-9) {
-    std::printf(
-        "\n%.2f %% slower, above the %.2f %% of --max-slowdown: give a budget of %.2f GiB\n",
-        100 * slower, 100 * *asked.max_slowdown,
-        planning::in_gib(study.least_budget(*asked.max_slowdown).budget));
+    std::printf("\n%.2f %% slower, above the %.2f %% of --max-slowdown: give a budget of %.2f %s\n",
+                100 * slower, 100 * *asked.max_slowdown,
+                in.of(study.least_budget(*asked.max_slowdown).budget), in.name.c_str());
     return 1;
   }
   return 0;

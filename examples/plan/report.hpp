@@ -14,22 +14,36 @@
 
 namespace planning {
 
-inline double in_gib(std::size_t bytes) { return static_cast<double>(bytes) / 0x1p30; }
+/// What all memory of a report is counted in.
+struct memory_unit {
+  std::string name;
+  double bytes;
 
-inline void print_frontier(const study& of, const std::vector<point>& points) {
-  std::printf("\n%10s %11s %11s %9s %11s %7s %10s  %s\n", "budget GiB", "planned ms", "engine ms",
-              "slower %", "bound ms", "gap %", "moved GiB", "limited by");
+  [[nodiscard]] double of(std::size_t count) const { return static_cast<double>(count) / bytes; }
+};
+
+/// One in which `most` bytes have digits before the point, or nearly.
+inline memory_unit unit_for(std::size_t most) {
+  if (most >= std::size_t{1} << 29) return {"GiB", 0x1p30};
+  return most >= std::size_t{1} << 19 ? memory_unit{"MiB", 0x1p20} : memory_unit{"KiB", 0x1p10};
+}
+
+inline void print_frontier(const study& of, const std::vector<point>& points,
+                           const memory_unit& in) {
+  std::printf("\n%10s %11s %11s %9s %11s %7s %10s  %s\n", ("budget " + in.name).c_str(),
+              "planned ms", "engine ms", "slower %", "bound ms", "gap %",
+              ("moved " + in.name).c_str(), "limited by");
   for (const auto& each : points) {
     const auto& seen = each.made.expected;
     const auto mark = std::string(each.zero_stall ? "  <- zero stall" : "") +
                       (each.chosen ? "  <- the plan below" : "");
     if (!seen.runs) {
-      std::printf("%10.2f %59s%s\n", in_gib(each.budget), "does not run", mark.c_str());
+      std::printf("%10.2f %59s%s\n", in.of(each.budget), "does not run", mark.c_str());
       continue;
     }
-    std::printf("%10.2f %11.2f %11.2f %9.2f %11.2f %7.2f %10.2f  %s%s\n", in_gib(each.budget),
+    std::printf("%10.2f %11.2f %11.2f %9.2f %11.2f %7.2f %10.2f  %s%s\n", in.of(each.budget),
                 each.planned.step_us / 1e3, seen.step_us / 1e3, 100 * of.slowdown(seen),
-                each.made.bound_us / 1e3, std::max(0.0, 100 * each.made.gap()), in_gib(seen.moved),
+                each.made.bound_us / 1e3, std::max(0.0, 100 * each.made.gap()), in.of(seen.moved),
                 std::string(plan::name_of(each.made.limited_by)).c_str(), mark.c_str());
   }
 }
@@ -87,17 +101,18 @@ inline std::string_view in_words(plan::limit what) {
 }
 
 inline void print_comparison(const study& of, const std::vector<contestant>& all,
-                             std::size_t budget) {
-  std::printf("\nAt %.2f GiB:\n%-45s %9s %8s %8s %9s %9s  fits\n", in_gib(budget), "rule", "ms",
-              "slower %", "peak GiB", "takes GiB", "moved GiB");
+                             std::size_t budget, const memory_unit& in) {
+  std::printf("\nAt %.2f %s:\n%-45s %9s %8s %8s %9s %9s  fits\n", in.of(budget), in.name.c_str(),
+              "rule", "ms", "slower %", ("peak " + in.name).c_str(), ("takes " + in.name).c_str(),
+              ("moved " + in.name).c_str());
   for (const auto& each : all) {
     if (!each.seen.runs) {
       std::printf("%-45s %47s  no\n", each.name.c_str(), "does not run");
       continue;
     }
     std::printf("%-45s %9.2f %8.2f %8.2f %9.2f %9.2f  %s\n", each.name.c_str(),
-                each.seen.step_us / 1e3, 100 * of.slowdown(each.seen), in_gib(each.seen.peak),
-                in_gib(each.takes > 0 ? each.takes : each.seen.peak), in_gib(each.seen.moved),
+                each.seen.step_us / 1e3, 100 * of.slowdown(each.seen), in.of(each.seen.peak),
+                in.of(each.takes > 0 ? each.takes : each.seen.peak), in.of(each.seen.moved),
                 each.fits ? "yes" : "no");
   }
   std::printf(

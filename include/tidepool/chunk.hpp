@@ -66,6 +66,15 @@ class chunk {
   void commit(module_id module, int layer, stream_ref stream, Handles&... saved) {
     if (wants(module)) send(kind::plain, module, layer, stream, saved...);
   }
+  /// Does not compile: a name that is known at run time is looked up once, by `offloader::module`.
+  template <class Name, class... Handles>
+    requires std::convertible_to<const Name&, std::string_view>
+  void commit(const Name& /*name*/, int /*layer*/, stream_ref /*stream*/, Handles&... /*saved*/) {
+    static_assert(
+        sizeof(Name) == 0,
+        "tidepool: a name is looked up once, by id = offloader::module(name); give commit "
+        "that id");
+  }
 
   /// The module's backward is next: the tensors of its commit come back into the same handles, in
   /// the same order. `stream` waits for their reload; those of the groups before it are started
@@ -89,6 +98,15 @@ class chunk {
     const auto handles = pointers_to(saved...);
     if (!wants(module)) return detail::engine<Device>::expect_full(layer, handles);
     engine_->restore(*state_, module, layer, engine_->lane_of(stream), handles);
+  }
+  /// Does not compile: a name that is known at run time is looked up once, by `offloader::module`.
+  template <class Name, class... Handles>
+    requires std::convertible_to<const Name&, std::string_view>
+  void restore(const Name& /*name*/, int /*layer*/, stream_ref /*stream*/, Handles&... /*saved*/) {
+    static_assert(
+        sizeof(Name) == 0,
+        "tidepool: a name is looked up once, by id = offloader::module(name); give restore "
+        "that id");
   }
 
   /// `commit`, with an offer: backward can compute these buffers again from what it has restored by

@@ -1,6 +1,10 @@
 /// The object that a trainer embeds.
 #pragma once
 
+#if !defined(__cpp_concepts)
+#error "tidepool needs C++20: compile with -std=c++20"
+#endif
+
 #include <cstddef>
 #include <cstdio>
 #include <functional>
@@ -176,7 +180,7 @@ class offloader {
   /// not have in that place, one that is missing, or one that is to be recomputed and not offered
   /// (`chunk::commit_or_discard`), is refused with `misuse_error`. Sizes are not compared.
   void follow(const plan::step_plan& made, const plan::profile& recorded) {
-    auto fit = plan::fitted(made, recorded, engine_->names(), settings().device_budget,
+    auto fit = plan::fitted(made, recorded, engine_->names(), enabled_, settings().device_budget,
                             settings().recompute_by_plan);
     auto where = places_of(made, recorded);
     engine_->follow(std::move(fit), made.what, std::move(where));

@@ -273,6 +273,15 @@ TEST_CASE("follow: what cannot be followed is refused in words") {
     for (auto& name : bad.step.modules) name += "_fast";
     CHECK(says(refusal(bad), "'core_attn_fast' is no module of this offloader"));
   }
+  SUBCASE("a module that stays in this run") {
+    auto opts = automatic();
+    opts.offload_modules = {"core_attn"};
+    rig::offloader<> other(desk.dev, opts);
+    CHECK_THROWS_WITH_AS(
+        other.follow(good.made, good.step),
+        doctest::Contains("'moe_act' is not offloaded in this run; add it to --offload-modules"),
+        plan::profile_error);
+  }
   SUBCASE("more memory than there is") {
     auto bad = good;
     bad.made.device_budget = budget + 1;

@@ -101,8 +101,10 @@ struct bytes_format {
   static std::size_t read(const setting& given, std::string_view text) {
     constexpr std::string_view digits = "0123456789";
     const std::size_t whole_end = std::min(text.find_first_not_of(digits), text.size());
-    // Signs, words and no number at all get their message there.
-    if (whole_end == 0) static_cast<void>(read_integer<std::size_t>(given, text, remedy));
+    if (whole_end == 0 && text.starts_with('-')) {
+      static_cast<void>(read_integer<std::size_t>(given, text, remedy));
+    }
+    if (whole_end == 0) refuse(given, in_quotes(text) + " is no size", remedy);
     const auto whole = read_integer<std::size_t>(given, text.substr(0, whole_end), remedy);
     text.remove_prefix(whole_end);
 

@@ -2,6 +2,10 @@
 /// device-specific.
 #pragma once
 
+#if !defined(__cpp_concepts)
+#error "tidepool needs C++20: compile with -std=c++20"
+#endif
+
 #include <concepts>
 #include <cstddef>
 #include <cstdint>

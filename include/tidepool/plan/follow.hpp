@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
@@ -16,10 +17,10 @@ namespace tidepool::plan {
 /// `recorded`, what `made` was planned for, with the modules numbered as in `names`.
 ///
 /// Throws `profile_error` where plan and profile do not fit each other, a module that commits is
-/// not among `names`, the plan needs more than `device_budget` bytes, or it recomputes although
-/// `may_recompute` is false or the profile knows no time for it.
+/// not among `names` or has no bit in `enabled`, the plan needs more than `device_budget` bytes, or
+/// it recomputes although `may_recompute` is false or the profile knows no time for it.
 [[nodiscard]] inline profile fitted(const step_plan& made, profile recorded,
-                                    std::span<const std::string> names,
+                                    std::span<const std::string> names, std::uint64_t enabled,
                                     std::optional<std::size_t> device_budget,
                                     bool may_recompute = true) {
   check(recorded);
@@ -52,6 +53,11 @@ namespace tidepool::plan {
         fail(place + "'" + name + "' is no module of this offloader; plan a profile of its own");
       }
       groups[g].module = static_cast<module_id>(found - names.begin());
+      if ((enabled >> static_cast<unsigned>(groups[g].module) & 1U) == 0) {
+        fail(place + "'" + name +
+             "' is not offloaded in this run; add it to --offload-modules, or plan a profile of"
+             " this run");
+      }
     }
   }
   recorded.modules.assign(names.begin(), names.end());

@@ -80,7 +80,9 @@ struct rank_counters {
       " --delta-bytes-per-rank or a plan";
   if (module.groups == 0) {
     return "nothing was committed under this name. The model has no such module, or another one"
-           " does its work; check the spelling, or take it out of --offload-modules";
+           " does its work; check the spelling, or take it out of --offload-modules, which names "
+           "the"
+           " others one by one then where it says all";
   }
   if (module.groups_resident >= module.groups) {
     return (module.groups == 1 ? "its one group was"
