@@ -261,6 +261,39 @@ TEST_CASE("recompute by plan: what came back once may be saved again, and discar
   CHECK(desk.wrong() == 0);
 }
 
+TEST_CASE("recompute by plan: a buffer in which a part of a whole storage came back") {
+  profile step;
+  step.modules = {"core_attn", "moe_act"};
+  step.passes = {{0, false}, {0, true}, {1, false}, {1, true}};
+  step.chunks.push_back({0, {{tidepool::module_id{0}, 0, size}}, 0});
+  step.chunks.push_back({0, {{tidepool::module_id{1}, 0, size, 1.0}}, 1});
+  step_plan made;
+  made.what = {{action::offload}, {action::recompute}};
+  rig desk(machine{.order_seed = 15});
+  offloader off(desk.dev, arena_options(size));
+  off.follow(made, step);
+  auto x = off.allocate(size, desk.stream());
+  desk.write(x, 1);
+  auto part = x.view({.width = size / 2, .whole_storage = true});
+  x.reset(desk.stream());
+  auto first = off.begin();
+  first.commit<"core_attn">(0, desk.stream(), part);
+  first.restore<"core_attn">(0, desk.stream(), x);
+  first.finish();
+  auto second = off.begin({.microbatch = 1});
+  second.commit_or_discard<"moe_act">(0, desk.stream(), x);
+  CHECK(second.will_recompute<"moe_act">(0));
+  second.restore_or_recompute<"moe_act">(
+      0, desk.stream(), [&] { desk.write(x, 2); }, x);
+  CHECK(x.size() == size);
+  desk.check(x, 2);
+  x.reset(desk.stream());
+  second.finish();
+  off.end_step();
+  CHECK(of_y(off.counters()).bytes_recomputed == size);
+  CHECK(desk.wrong() == 0);
+}
+
 TEST_CASE("recompute by plan: the warm-up measures it, and it is no part of the step's computing") {
   const auto offered = recorded();
   const auto plain = recorded(false);

@@ -312,6 +312,34 @@ TEST_CASE("view: a part of a whole storage does not come back to a buffer, which
   open.finish();
 }
 
+TEST_CASE(
+    "view: a part of a whole storage that comes back to a buffer is all of the storage there") {
+  rig desk;
+  offloader off(desk.dev, small_options());
+  for (std::uint32_t step = 1; step <= 3; ++step) {
+    auto open = off.begin();
+    auto x = off.allocate(size, desk.stream());
+    desk.write(x, step);
+    auto part = x.view({.width = row, .rows = 4, .whole_storage = true});
+    x.reset(desk.stream());
+    open.commit<"core_attn">(0, desk.stream(), part);
+    rig::buffer whole;
+    open.restore<"core_attn">(0, desk.stream(), whole);
+    REQUIRE(whole.size() == size);
+    desk.check(whole, step);
+    open.finish();
+    auto next = off.begin();  // and leaves again with all that it shows
+    next.commit<"core_attn">(0, desk.stream(), whole);
+    next.restore<"core_attn">(0, desk.stream(), whole);
+    REQUIRE(whole.size() == size);
+    desk.check(whole, step);
+    whole.reset(desk.stream());
+    next.finish();
+    off.end_step();
+  }
+  CHECK(desk.wrong() == 0);
+}
+
 TEST_CASE("view: of a view's storage that left and came back") {
   rig desk;
   offloader off(desk.dev, small_options({"core_attn"}));

@@ -134,7 +134,9 @@ void engine<Device>::hand_over(chunk_state& chunk, std::uint32_t index, lane_id 
     if (!*handles[i]) handles[i]->store_ = share(*store);
     handles[i]->saved_as_ = 0;
     hand_to(*store, handles[i]->lane_ = lane);
-    handles[i]->part_ = items[i].part;
+    // A buffer tells no width: it shows its storage to the end, whatever of it was committed.
+    handles[i]->part_ =
+        handles[i]->is_view_ ? items[i].part : rectangle{0, store->bytes, 1, store->bytes};
     forget_save(*store);
     note_lent(*store);
   }
