@@ -174,6 +174,7 @@ TEST_CASE("merging adds up, takes the furthest step and joins modules by name") 
   auto first = two_modules();
   first.evictions = 1;
   first.arena_waits = 2;
+  first.placed_elsewhere = 8;
   first.device_allocations = 3;
   first.host_allocations = 4;
   first.device_reserved = 5;
@@ -184,6 +185,7 @@ TEST_CASE("merging adds up, takes the furthest step and joins modules by name") 
   CHECK(sum.steps == 12);
   CHECK(sum.evictions == 2);
   CHECK(sum.arena_waits == 4);
+  CHECK(sum.placed_elsewhere == 16);
   CHECK(sum.device_allocations == 6);
   CHECK(sum.host_allocations == 8);
   CHECK(sum.device_reserved == 10);

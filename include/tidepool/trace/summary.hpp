@@ -45,6 +45,7 @@ struct rank_counters {
     sum.state_fetched += totals.state_fetched;
     sum.state_written += totals.state_written;
     sum.arena_waits += totals.arena_waits;
+    sum.placed_elsewhere += totals.placed_elsewhere;
     sum.device_allocations += totals.device_allocations;
     sum.host_allocations += totals.host_allocations;
     sum.device_reserved += totals.device_reserved;
