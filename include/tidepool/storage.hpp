@@ -295,6 +295,12 @@ class storages {
                        " were asked for; let take return false where no block is large enough");
   }
 
+  // Storages of two offloaders have no number in common, so that a handle which the one emptied is
+  // told from those of the other: counted from an address that nothing else has.
+  [[nodiscard]] std::uint64_t first_number() const {
+    return std::uint64_t{reinterpret_cast<std::uintptr_t>(this) / alignof(storages)} << 20;
+  }
+
   static constexpr std::size_t most_flying_groups = 4;
 
   // Below this many bytes each, launching costs more than copying.
@@ -384,7 +390,7 @@ class storages {
   std::size_t host_peak_ = 0;
   std::uint64_t waits_ = 0;
   std::uint64_t elsewhere_ = 0;  // than the plan wanted it
-  std::uint64_t created_ = 0;
+  std::uint64_t created_ = first_number();
 };
 
 }  // namespace tidepool::detail

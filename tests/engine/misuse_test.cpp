@@ -163,6 +163,26 @@ TEST_CASE("misuse: a handle of another offloader committed") {
   CHECK(desk.wrong() == 0);
 }
 
+TEST_CASE("misuse: a handle that a commit of another offloader emptied") {
+  rig desk;
+  offloader one(desk.dev, small_options());
+  offloader other(desk.dev, small_options());
+  auto first = one.begin();
+  auto second = other.begin();
+  auto x = made(desk, one, 1);
+  auto y = made(desk, other, 2);
+  first.commit<"core_attn">(0, desk.stream(), x);
+  second.commit<"core_attn">(0, desk.stream(), y);
+  CHECK_THROWS_WITH_AS(first.restore<"core_attn">(0, desk.stream(), y),
+                       doctest::Contains("of another offloader's"), misuse_error);
+  CHECK_THROWS_AS(second.restore<"core_attn">(0, desk.stream(), x), misuse_error);
+  first.restore<"core_attn">(0, desk.stream(), x);
+  second.restore<"core_attn">(0, desk.stream(), y);
+  desk.check(x, 1);
+  desk.check(y, 2);
+  CHECK(desk.wrong() == 0);
+}
+
 TEST_CASE("misuse: another number of arguments than were committed") {
   rig desk;
   offloader off(desk.dev, small_options());

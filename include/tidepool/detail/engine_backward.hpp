@@ -109,8 +109,9 @@ template <device Device>
     }
   }
   refuse_argument("restore", chunk, which, argument,
-                  "was emptied by a commit of a chunk that was dropped, or that another handle has"
-                  " restored; pass what this chunk committed, or reset it first");
+                  "was emptied by a commit of a chunk that was dropped, of another offloader's, or"
+                  " that another handle has restored; pass what this chunk committed, or reset it"
+                  " first");
 }
 
 template <device Device>
