@@ -279,6 +279,10 @@ TEST_CASE("fp8: wrong arguments are refused with what to do, and change nothing"
   CHECK(says(encode(none, elements), "is null"));
   const void* const crooked = x.as<std::byte>() + 2;
   CHECK(says(encode(crooked, 8), "multiple of 16 bytes"));
+  // Of so many the codes and scales take 52 bytes, counted in 64 bits.
+  constexpr auto overflowing = std::size_t{17'887'751'829'051'686'464U};
+  const void* const start = x.data();
+  CHECK(says(encode(start, overflowing), "did the count overflow"));
   CHECK(off.counters().device_reserved == reserved);
 
   auto packed = fp8.encode(off, x, elements, stream);
@@ -289,6 +293,8 @@ TEST_CASE("fp8: wrong arguments are refused with what to do, and change nothing"
   packed.elements = 2 * elements;
   CHECK(says(decode(packed), "leave `elements` as encode set it"));
   packed.elements = static_cast<std::size_t>(-1);
+  CHECK(says(decode(packed), "leave `elements` as encode set it"));
+  packed.elements = overflowing;
   CHECK(says(decode(packed), "leave `elements` as encode set it"));
   packed.elements = 0;
   CHECK(says(decode(packed), "leave `elements` as encode set it"));

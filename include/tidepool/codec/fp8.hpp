@@ -200,6 +200,9 @@ class fp8_codec {
   }
 
  private:
+  // So that what they take as BF16, and as codes and scales, fits 64 bits.
+  static constexpr std::size_t most_elements = static_cast<std::size_t>(-1) / 4;
+
   [[noreturn]] static void refuse(const char* call, const std::string& what) {
     throw misuse_error(std::string("fp8_codec::") + call + ": " + what);
   }
@@ -217,6 +220,11 @@ class fp8_codec {
   }
   static void require_address(const char* call, const void* numbers, std::size_t elements) {
     if (elements == 0) refuse(call, "a tensor of 0 elements; leave it out");
+    if (elements > most_elements) {
+      refuse(call, std::to_string(elements) +
+                       " elements are more than any memory has; did the count overflow, as rows *"
+                       " columns does in an int?");
+    }
     if (numbers == nullptr) refuse(call, "the address of the BF16 numbers is null");
     if (reinterpret_cast<std::uintptr_t>(numbers) % 16 != 0) {
       refuse(
@@ -228,7 +236,8 @@ class fp8_codec {
     if (!tensor) {
       refuse(call, "the packed tensor holds no memory; restore it first, or was it reset before?");
     }
-    if (tensor.elements == 0 || codec::packed_bytes(tensor.elements) > tensor.data.size()) {
+    if (tensor.elements == 0 || tensor.elements > most_elements ||
+        codec::packed_bytes(tensor.elements) > tensor.data.size()) {
       refuse(call,
              std::to_string(tensor.elements) + " codes and their scales do not make a tensor of " +
                  std::to_string(tensor.data.size()) + " bytes; leave `elements` as encode set it");
