@@ -488,6 +488,39 @@ TEST_CASE("sharing: what one group keeps stays for others until that group has c
   CHECK_FALSE(fourth);
 }
 
+TEST_CASE("sharing: what stays for a group that a plan keeps must be in its handle as well") {
+  tidepool::plan::profile step;
+  step.modules = {"core_attn", "expert_fc1", "moe_act"};
+  step.passes = {{0, false}, {0, true}};
+  step.chunks.push_back({0, {{tidepool::module_id{0}, 0, size}, {tidepool::module_id{1}, 0, 0}}});
+  tidepool::plan::step_plan made;
+  made.what = {{tidepool::plan::action::keep, tidepool::plan::action::offload}};
+  rig desk;
+  offloader off(desk.dev, small_options());
+  off.follow(made, step);
+  auto open = off.begin();
+  auto x = off.allocate(size, desk.stream());
+  desk.write(x, 1);
+  auto y = x.share();
+  open.commit<"core_attn">(0, desk.stream(), x);
+  open.commit<"expert_fc1">(0, desk.stream(), y);
+  REQUIRE(y);
+  const auto restore = [&](rig::buffer& handle) {
+    open.restore<"expert_fc1">(0, desk.stream(), handle);
+  };
+  auto other = off.allocate(size, desk.stream());
+  CHECK_THROWS_WITH_AS(restore(other), doctest::Contains("holds other memory"),
+                       tidepool::misuse_error);
+  rig::buffer none;
+  CHECK_THROWS_WITH_AS(restore(none), doctest::Contains("is empty, but its tensor stayed"),
+                       tidepool::misuse_error);
+  restore(y);
+  desk.check(y, 1);
+  open.restore<"core_attn">(0, desk.stream(), x);
+  open.finish();
+  CHECK(desk.wrong() == 0);
+}
+
 TEST_CASE("sharing: what stayed may be given up, or another buffer come in its place") {
   rig desk;
   auto opts = small_options();

@@ -114,6 +114,12 @@ void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, lan
       item->by_plan = by_plan;
       (item++)->number = store.number;
     }
+  } else if (stay && opts_.offload_layers.empty()) {  // for others that do; in the warm-up it left
+    auto* item = chunk.saved_of(which);
+    for (const auto* each : handles) {
+      item->by_plan = true;
+      (item++)->number = each->store_->number;
+    }
   }
   if (warming_up()) {
     profile_.chunks[chunk.ordinal()].groups.push_back(
