@@ -361,7 +361,10 @@ class offloader {
 
   void limit_kept(const plan::profile& recorded, const plan::step_plan& made) {
     if (recorded.shapes_vary && settings().device_budget) {
-      engine_->keep_at_most(plan::kept_at_once(recorded, made), free_piece(recorded));
+      // What was left free of the budget stays so, whatever the plan could keep in that one step.
+      const auto most = made.device_budget > 0 ? made.device_budget : detail::residence::unlimited;
+      engine_->keep_at_most(std::min(plan::kept_at_once(recorded, made), most),
+                            free_piece(recorded));
     } else {
       engine_->keep_at_most(detail::residence::unlimited, 0);
     }

@@ -410,6 +410,39 @@ TEST_CASE("forecast: where shapes grow after the plan, what should stay leaves i
   CHECK(off.counters().modules[0].groups_resident > 0);
 }
 
+TEST_CASE("forecast: where steps differ, no more stays than the plan was made for") {
+  for (const auto kind : {tidepool::memory_kind::pool, tidepool::memory_kind::arena}) {
+    device dev(tidepool::machine{.poison = false});
+    const auto stream = dev.make_stream();
+    constexpr auto bytes = 64 * kib;
+    auto opts = arena(1, 1.0, policy_kind::automatic);
+    opts.memory = kind;
+    opts.device_budget = 4 * bytes;  // half of which is left free
+    opts.device_step = bytes;
+    offloader off(dev, opts);
+    off.on_report([](std::string_view) {});
+    // In the timed step four of five would fit, and fill it.
+    for (const int layers : {8, 5, 8, 9, 5, 8}) {
+      auto open = off.begin();
+      std::vector<offloader::buffer> x;
+      for (int l = 0; l < layers; ++l) {
+        x.push_back(off.allocate(bytes, stream.ref()));
+        dev.launch(stream.ref(), 2e3, nullptr);
+        open.commit<"expert_fc1">(l, stream.ref(), x.back());
+      }
+      for (int l = layers; l-- > 0;) {
+        auto& back = x[static_cast<std::size_t>(l)];
+        open.restore<"expert_fc1">(l, stream.ref(), back);
+        back.reset(stream.ref());
+      }
+      open.finish();
+      off.end_step();  // none of the steps ran out of memory
+    }
+    REQUIRE(off.current_plan());
+    CHECK(off.current_plan()->device_budget == 2 * bytes);
+  }
+}
+
 TEST_CASE("forecast: a recorded profile has all of the step's computing and none of its stalls") {
   stack run(1, arena(1, 0.4, policy_kind::automatic));
   run.step();
