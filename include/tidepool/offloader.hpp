@@ -38,7 +38,7 @@ namespace tidepool {
 /// No call blocks the host, but for the constructor, the destructor, the two trace functions, and
 /// `end_step` while an automatic plan is made.
 /// Thread safety: none; one thread at a time, with its handles and chunks. The device must outlive
-/// the offloader and its handles, and streams given to it must live as long as the handles.
+/// the offloader and its handles, and streams given to it must live until the last call of both.
 template <device Device, class Modules = all_modules>
 class offloader {
  public:

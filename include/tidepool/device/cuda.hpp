@@ -30,8 +30,9 @@ namespace tidepool {
 /// Streams: any `cudaStream_t` or `cuda::stream_ref` of this device, the default ones included (the
 /// per-thread one in one thread alone: its handle means another stream in each); its own are
 /// non-blocking, so they never wait for the legacy default stream. A stream given to an offloader
-/// must live until the offloader's handles are gone; a new stream at the address of an old one is
-/// told apart (`cudaStreamGetId`).
+/// must live until the last call of the offloader and its handles, since a recorded step, a capture
+/// and what follows a launch record events on streams that no handle tells of; a new stream at the
+/// address of an old one is told apart (`cudaStreamGetId`).
 ///
 /// Every failed call throws `device_error` with the `cudaError_t`, the call and the device. Thread
 /// safety: one thread at a time; several objects may stand for one device.
