@@ -457,6 +457,7 @@ class engine {
   bool evaluated_ = false;                       // since the latest chunk that trains
   bool loose_ = false;                           // memory is held as no recorded event tells
   bool unproven_ = false;                        // a plan from elsewhere is in its first step
+  std::size_t most_chunks_ = 0;                  // of a step that was not planned for
   bool given_up_ = false;                        // a chunk of this step was dropped in the middle
   bool by_rule_ = false;                         // what stays, stays by Megatron's rule
   std::vector<std::size_t> backward_rank_;       // by chunk ordinal, from the warm-up step

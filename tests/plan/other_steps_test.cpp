@@ -193,6 +193,18 @@ TEST_CASE("other steps: a batch that grows is planned for anew") {
   }
 }
 
+TEST_CASE("other steps: a batch of another size in each step is not planned for without end") {
+  trainer t(policy_kind::automatic);
+  for (int step = 0; step < 40; ++step) t.step(1 + step * 5 % 7);
+  std::size_t anew = 0;
+  for (const auto& line : t.reports)
+    anew += line.find("more chunks") != std::string::npos ? 1U : 0U;
+  CHECK(anew > 0);
+  CHECK(anew <= 7);  // the most chunks of a step
+  CHECK(t.off.current_plan());
+  CHECK(t.desk.wrong() == 0);
+}
+
 TEST_CASE("other steps: graphs go on by the plan that they were captured under") {
   trainer t(policy_kind::automatic);
   for (int step = 0; step < 4; ++step) t.step(1);

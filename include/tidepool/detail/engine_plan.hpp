@@ -1,6 +1,7 @@
 // What the engine learns of a step, and the plan that it follows.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 
 #include "tidepool/engine.hpp"
@@ -51,6 +52,7 @@ auto engine<Device>::end_step() -> stage {
   }
   unproven_ = unproven_ && !proves;
   if (!given_up && outgrown(had)) {
+    most_chunks_ = had;
     warm_up_anew();
     return stage::outgrown;
   }
@@ -127,11 +129,13 @@ void engine<Device>::record_again() noexcept {
 }
 
 // Groups of chunks that nobody planned for would all leave, for ever. Graphs are captured when all
-// is settled, and a plan from elsewhere is only left for one that is made here.
+// is settled, and a plan from elsewhere is only left for one that is made here. Each number of
+// chunks counts once, since it may change in every step.
 template <device Device>
 bool engine<Device>::outgrown(std::size_t chunks) const {
   const bool plans = by_rule_ || opts_.policy == policy_kind::automatic;
-  return plans && !warming_up() && layout_before_ == nullptr && chunks > profile_.chunks.size();
+  return plans && !warming_up() && layout_before_ == nullptr &&
+         chunks > std::max(profile_.chunks.size(), most_chunks_);
 }
 
 template <device Device>
