@@ -81,11 +81,18 @@ class fuzz {
     off_.follow(made, step);
     for (const auto& chunk : step.chunks) {
       auto open = off_.begin();
+      std::vector<rig::buffer> saved;
       for (const auto& group : chunk.groups) {
-        auto x = off_.allocate(64, desk_.stream());
+        auto& x = saved.emplace_back(off_.allocate(64, desk_.stream()));
         open.commit_or_discard(group.module, group.layer, desk_.stream(), x);
       }
-      open = {};
+      for (std::size_t g = saved.size(); g-- > 0;) {
+        const auto& group = chunk.groups[g];
+        open.restore_or_recompute(
+            group.module, group.layer, desk_.stream(), [] {}, saved[g]);
+        saved[g].reset(desk_.stream());
+      }
+      open.finish();
     }
     off_.end_step();
   }

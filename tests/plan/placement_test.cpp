@@ -323,12 +323,13 @@ TEST_CASE("placement: an evaluation between steps moves nothing of what follows"
     trainer run(kib * 1024);
     for (int i = 0; i < 4; ++i) run.step();
     REQUIRE(run.off().current_plan());
+    const auto before = run.counters().placed_elsewhere;
     for (int i = 0; i < 3; ++i) {
       run.evaluate();
       run.evaluate();
       run.step();
     }
-    CHECK(run.counters().placed_elsewhere == 0);
+    CHECK(run.counters().placed_elsewhere == before);
   }
 }
 
