@@ -143,7 +143,7 @@ class offloader {
   /// could not be recorded (no event, no memory) runs to its end; this then throws what it was, and
   /// the next step is the first again. Of one in which a chunk was given up nothing is learnt: the
   /// next one takes its place, which is reported. A step with more chunks than the planned one had
-  /// is reported and begins the warm-up anew, unless graphs have been captured.
+  /// is reported and begins the automatic warm-up anew, unless graphs have been captured.
   void end_step() {
     using stage = typename detail::engine<Device>::stage;
     const auto over = engine_->end_step();

@@ -177,11 +177,18 @@ class runner {
     off_->follow(made, step);
     for (const auto& chunk : step.chunks) {
       auto open = off_->begin();
+      std::vector<decltype(off_->allocate(64, stream()))> saved;
       for (const auto& each : chunk.groups) {
-        auto x = off_->allocate(64, stream());
+        auto& x = saved.emplace_back(off_->allocate(64, stream()));
         open.commit_or_discard(each.module, each.layer, stream(), x);
       }
-      open = {};
+      for (std::size_t g = saved.size(); g-- > 0;) {
+        const auto& each = chunk.groups[g];
+        open.restore_or_recompute(
+            each.module, each.layer, stream(), [] {}, saved[g]);
+        saved[g].reset(stream());
+      }
+      open.finish();
     }
     off_->end_step();
     ++steps_;

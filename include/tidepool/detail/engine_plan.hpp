@@ -133,16 +133,13 @@ void engine<Device>::record_again() noexcept {
 // chunks counts once, since it may change in every step.
 template <device Device>
 bool engine<Device>::outgrown(std::size_t chunks) const {
-  const bool plans = by_rule_ || opts_.policy == policy_kind::automatic;
-  return plans && !warming_up() && layout_before_ == nullptr &&
+  return opts_.policy == policy_kind::automatic && !warming_up() && layout_before_ == nullptr &&
          chunks > std::max(profile_.chunks.size(), most_chunks_);
 }
 
 template <device Device>
 void engine<Device>::warm_up_anew() {
-  if (opts_.policy == policy_kind::automatic) {
-    recorder_ = std::make_unique<recorder<Device>>(*dev_);
-  }
+  recorder_ = std::make_unique<recorder<Device>>(*dev_);
   keep_at_most(residence::unlimited, 0);
   record_again();
 }
