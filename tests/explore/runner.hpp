@@ -453,6 +453,8 @@ class runner {
     // Once eagerly, as everybody must.
     for (const auto& inner : work) act(inner);
     if (problem_ || !passes_.empty()) return;
+    const bool plans = program_.options.policy == tp::policy_kind::automatic;
+    if (plans && !off_->current_plan()) return;  // too few steps in which no pass was given up
     if (any(2) == 0) {  // copies that nobody waits for are under way when the capture begins
       const action lost{action::kind::begin, 50, 0, each.draw};
       act(lost);
