@@ -66,7 +66,8 @@ class engine {
                        opts.max_inflight_bytes});
     }
     for (const auto& name : opts.recompute_modules) counters_.recomputed.push_back({name});
-    if (opts.policy == policy_kind::automatic) recorder_ = std::make_unique<recorder<Device>>(dev);
+    if (opts.policy == policy_kind::automatic)
+      recorder_ = std::make_unique<recorder<Device>>(dev, 0);
     without_a_plan();
   }
   engine(const engine&) = delete;
@@ -449,6 +450,7 @@ class engine {
   std::size_t begun_ = 0;           // forward passes of this step
   plan::profile profile_;
   std::unique_ptr<recorder<Device>> recorder_;   // until the timed step is over
+  std::uint32_t next_recorded_ = 0;              // storage, for a recorder after it
   lane_id last_lane_{};                          // of the latest call on a compute stream
   std::vector<plan::chunk_profile> first_step_;  // of an automatic warm-up
   std::vector<std::size_t> first_sizes_;         // and of all its storages
@@ -456,6 +458,7 @@ class engine {
   int trained_steps_ = 0;                        // of an automatic warm-up
   bool evaluated_ = false;                       // since the latest chunk that trains
   bool loose_ = false;                           // memory is held as no recorded event tells
+  bool was_loose_ = false;                       // before this step
   bool unproven_ = false;                        // a plan from elsewhere is in its first step
   std::size_t most_chunks_ = 0;                  // of a step that was not planned for
   bool given_up_ = false;                        // a chunk of this step was dropped in the middle

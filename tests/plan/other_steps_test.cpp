@@ -12,6 +12,7 @@
 #include "rig.hpp"
 #include "tidepool/device/virtual.hpp"
 #include "tidepool/offloader.hpp"
+#include "tidepool/plan/check.hpp"
 
 namespace {
 
@@ -143,6 +144,31 @@ TEST_CASE("other steps: a pass that is run again has its plan's place") {
   CHECK(t.desk.wrong() == 0);
 }
 
+TEST_CASE("other steps: how a step held memory in which a pass was given up does not count") {
+  trainer t(policy_kind::automatic);
+  {  // run again with the input of a pass whose backward had begun, in the next place of the step
+    auto input = t.off.allocate(size, t.desk.stream());
+    const auto id = t.off.module("core_attn");
+    for (const bool ends : {false, true}) {
+      auto open = t.off.begin();
+      auto x = input.share();
+      auto y = t.off.allocate(size, t.desk.stream());
+      open.commit(id, 0, t.desk.stream(), x);
+      open.commit(id, 1, t.desk.stream(), y);
+      open.restore(id, 1, t.desk.stream(), y);
+      if (!ends) continue;
+      open.restore(id, 0, t.desk.stream(), x);
+      open.finish();
+    }
+  }
+  t.off.end_step();
+  REQUIRE(t.reported("nothing is learnt of this step"));
+  for (int step = 0; step < 3; ++step) t.step(2);
+  REQUIRE(t.off.current_plan());
+  CHECK_FALSE(t.off.profile().shapes_vary);
+  CHECK(t.left() == left_in_later_steps(policy_kind::automatic, 2));
+}
+
 TEST_CASE("other steps: a plan from elsewhere is held to by a whole step") {
   trainer recorded(policy_kind::automatic);
   for (int step = 0; step < 3; ++step) recorded.step(2);
@@ -169,6 +195,10 @@ TEST_CASE("other steps: a plan from elsewhere is held to by a whole step") {
   CHECK_NOTHROW(other.step(2));
   CHECK_NOTHROW(other.step(2));
   CHECK(other.desk.wrong() == 0);
+  trainer late(policy_kind::automatic);
+  late.given_up_pass(3);
+  follow(late);  // what was given up before it does not excuse the step after it
+  CHECK_THROWS_AS(late.step(3), misuse_error);
 }
 
 TEST_CASE("other steps: a batch that grows is planned for anew") {
@@ -187,6 +217,28 @@ TEST_CASE("other steps: a batch that grows is planned for anew") {
   t.step(4);
   CHECK(t.left() == usual);
   CHECK(t.reports.size() == lines);
+  CHECK(t.desk.wrong() == 0);
+}
+
+TEST_CASE("other steps: a new record does not know the tensors of the one before") {
+  trainer t(policy_kind::automatic);
+  rig::buffer held;
+  const auto with_in_the_middle = [&](int passes, const auto& call) {
+    for (int i = 0; i < passes; ++i) {
+      if (i == 3) call();
+      t.pass();
+    }
+    t.off.end_step();
+  };
+  t.step(4);
+  with_in_the_middle(4, [&] { held = t.off.allocate(size / 32, t.desk.stream()); });
+  REQUIRE(t.off.current_plan());
+  t.step(5);
+  REQUIRE(t.reported("more chunks"));
+  t.step(5);
+  with_in_the_middle(5, [&] { held.reset(t.desk.stream()); });
+  REQUIRE(t.off.current_plan());
+  CHECK_NOTHROW(plan::check(t.off.profile()));
   CHECK(t.desk.wrong() == 0);
 }
 

@@ -32,6 +32,8 @@ auto engine<Device>::end_step() -> stage {
   }
   const auto had = begun_;
   const bool given_up = std::exchange(given_up_, false);
+  if (given_up) loose_ = was_loose_;
+  was_loose_ = loose_;
   // An evaluation proves nothing, nor does a step without some of its chunks.
   const bool proves = unproven_ && had > 0 && !given_up;
   ++counters_.steps;
@@ -123,6 +125,7 @@ void engine<Device>::record_again() noexcept {
   first_step_.clear();
   recorded_.clear();
   trained_steps_ = 0;
+  loose_ = was_loose_ = false;
   warming_up_ = true;
   without_a_plan();
   if (recorder_ != nullptr) recorder_->forget();
@@ -139,7 +142,7 @@ bool engine<Device>::outgrown(std::size_t chunks) const {
 
 template <device Device>
 void engine<Device>::warm_up_anew() {
-  recorder_ = std::make_unique<recorder<Device>>(*dev_);
+  recorder_ = std::make_unique<recorder<Device>>(*dev_, next_recorded_);
   keep_at_most(residence::unlimited, 0);
   record_again();
 }
@@ -173,6 +176,7 @@ void engine<Device>::adopt(plan::profile step, plan::actions what, plan::placeme
     if (pass.backward) backward_rank_[pass.chunk] = rank++;
   }
   warming_up_ = false;
+  if (recorder_ != nullptr) next_recorded_ = recorder_->next_storage();
   recorder_.reset();
 }
 
@@ -186,6 +190,7 @@ void engine<Device>::follow(plan::profile step, plan::actions what, plan::placem
   adopt(std::move(step), std::move(what), std::move(where));
   by_rule_ = false;
   unproven_ = true;
+  given_up_ = false;  // what was, was no chunk of the step that is held to it
 }
 
 template <device Device>

@@ -29,7 +29,13 @@ class recorder {
  public:
   using stream_ref = typename Device::stream_ref;
 
-  explicit recorder(Device& dev) : dev_(&dev) {}
+  // `first_storage` follows the numbers of recorders before it, whose storages may be there still.
+  recorder(Device& dev, std::uint32_t first_storage) : dev_(&dev), first_storage_(first_storage) {}
+
+  // No storage that it has recorded has this number or a higher one.
+  [[nodiscard]] std::uint32_t next_storage() const {
+    return first_storage_ + static_cast<std::uint32_t>(storages_.size());
+  }
 
   // What was recorded is of no use; the next call begins anew.
   void forget() noexcept {
@@ -39,7 +45,7 @@ class recorder {
     again_.clear();
     waits_.clear();
     inside_ = 0;
-    first_storage_ += static_cast<std::uint32_t>(storages_.size());
+    first_storage_ = next_storage();
     storages_.clear();
     shared_.clear();
     unclear_.clear();
@@ -287,8 +293,8 @@ class recorder {
   stream_ref last_{};
   std::size_t first_ = 0;
   std::size_t used_ = 0;
-  std::size_t inside_ = 0;           // of recomputing
-  std::uint32_t first_storage_ = 0;  // numbers go on from step to step, so that old ones show
+  std::size_t inside_ = 0;       // of recomputing
+  std::uint32_t first_storage_;  // numbers go on from step to step, so that old ones show
   std::vector<typename Device::event> marks_;
   std::vector<call> calls_;
   std::vector<recomputing> again_;
