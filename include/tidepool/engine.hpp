@@ -468,6 +468,7 @@ class engine {
   std::vector<std::uint64_t> bytes_before_step_;
   bool warming_up_ = true;
   bool closed_ = false;
+  bool captured_ = false;  // a graph, at some time
   bool replayed_ = false;  // graphs have run since the last eager call
   lane_id replayed_on_{};
   std::shared_ptr<const memory_layout> layout_before_;  // of the latest capture

@@ -49,12 +49,12 @@ struct trainer {
       open.commit(off.module("core_attn"), l, desk.stream(), each);
     }
   }
-  void pass() {
+  void pass(int count = layers) {
     auto open = off.begin();
     saved x;
-    forward(open, x);
+    forward(open, x, count);
     open.end_forward();
-    for (int l = layers; l-- > 0;) {
+    for (int l = count; l-- > 0;) {
       auto& each = x[static_cast<std::size_t>(l)];
       open.restore(off.module("core_attn"), l, desk.stream(), each);
       desk.check(each, static_cast<std::uint32_t>(l));
@@ -195,6 +195,13 @@ TEST_CASE("other steps: a plan from elsewhere is held to by a whole step") {
   CHECK_NOTHROW(other.step(2));
   CHECK_NOTHROW(other.step(2));
   CHECK(other.desk.wrong() == 0);
+  trainer shorter(policy_kind::automatic);
+  follow(shorter);
+  for (int step = 0; step < 2; ++step) {  // what was refused once is not proven by that
+    CHECK_THROWS_AS(shorter.pass(layers - 2), misuse_error);
+    CHECK_NOTHROW(shorter.pass());
+    CHECK_NOTHROW(shorter.off.end_step());
+  }
   trainer late(policy_kind::automatic);
   late.given_up_pass(3);
   follow(late);  // what was given up before it does not excuse the step after it
@@ -263,5 +270,20 @@ TEST_CASE("other steps: graphs go on by the plan that they were captured under")
     t.step(3);
     CHECK_FALSE(t.reported("more chunks"));
   }
+  CHECK(t.desk.wrong() == 0);
+}
+
+TEST_CASE("other steps: a capture that failed made no graph that would need its plan") {
+  trainer t(policy_kind::automatic);
+  for (int step = 0; step < 4; ++step) t.step(1);
+  struct broken {};
+  const auto capture = [&] {
+    const auto graph = t.off.capture(t.desk.stream(), [] { throw broken(); });
+  };
+  CHECK_THROWS_AS(capture(), broken);
+  t.step(3);
+  CHECK(t.reported("more chunks"));
+  for (int step = 0; step < 4; ++step) t.step(3);
+  CHECK(t.left() == left_in_later_steps(policy_kind::automatic, 3));
   CHECK(t.desk.wrong() == 0);
 }

@@ -196,8 +196,11 @@ void engine<Device>::check_finished(const chunk_state& chunk) const {
 template <device Device>
 void engine<Device>::end_chunk(chunk_state& chunk, bool finished) noexcept {
   if (!chunk.info().forward_only) {
-    const bool given_up =
-        !finished && (chunk.waiting() > 0 || !chunk.discarded().empty() || !chunk.backward_begun());
+    // One that lacks groups of the plan was refused by `finish`, and proves no plan.
+    const bool lacks =
+        held_to_plan() && chunk.group_count() != profile_.chunks[chunk.ordinal()].groups.size();
+    const bool given_up = !finished && (chunk.waiting() > 0 || !chunk.discarded().empty() ||
+                                        !chunk.backward_begun() || lacks);
     for (std::uint32_t i = 0; i < chunk.group_count(); ++i) {
       auto& each = chunk.at(i);
       if (each.state == group_state::restored) continue;

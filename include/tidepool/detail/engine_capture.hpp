@@ -67,6 +67,7 @@ auto engine<Device>::end_capture(lane_id origin) {
     auto graph = dev_->end_capture(order.stream(origin));
     order.end_capture();
     drop_orphans(false);
+    captured_ = true;
     return graph;
   } catch (...) {
     leave_capture();

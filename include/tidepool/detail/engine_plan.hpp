@@ -136,7 +136,7 @@ void engine<Device>::record_again() noexcept {
 // chunks counts once, since it may change in every step.
 template <device Device>
 bool engine<Device>::outgrown(std::size_t chunks) const {
-  return opts_.policy == policy_kind::automatic && !warming_up() && layout_before_ == nullptr &&
+  return opts_.policy == policy_kind::automatic && !warming_up() && !captured_ &&
          chunks > std::max(profile_.chunks.size(), most_chunks_);
 }
 
