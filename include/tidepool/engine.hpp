@@ -66,8 +66,9 @@ class engine {
                        opts.max_inflight_bytes});
     }
     for (const auto& name : opts.recompute_modules) counters_.recomputed.push_back({name});
-    if (opts.policy == policy_kind::automatic)
+    if (opts.policy == policy_kind::automatic) {
       recorder_ = std::make_unique<recorder<Device>>(dev, 0);
+    }
     without_a_plan();
   }
   engine(const engine&) = delete;
@@ -456,11 +457,11 @@ class engine {
   std::vector<std::size_t> first_sizes_;         // and of all its storages
   plan::profile recorded_;                       // of the latest recorded step, as it was
   int trained_steps_ = 0;                        // of an automatic warm-up
+  std::size_t most_chunks_ = 0;                  // of a step that had more than were planned for
   bool evaluated_ = false;                       // since the latest chunk that trains
   bool loose_ = false;                           // memory is held as no recorded event tells
   bool was_loose_ = false;                       // before this step
   bool unproven_ = false;                        // a plan from elsewhere is in its first step
-  std::size_t most_chunks_ = 0;                  // of a step that was not planned for
   bool given_up_ = false;                        // a chunk of this step was dropped in the middle
   bool by_rule_ = false;                         // what stays, stays by Megatron's rule
   std::vector<std::size_t> backward_rank_;       // by chunk ordinal, from the warm-up step

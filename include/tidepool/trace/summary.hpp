@@ -81,9 +81,8 @@ struct rank_counters {
       " --delta-bytes-per-rank or a plan";
   if (module.groups == 0) {
     return "nothing was committed under this name. The model has no such module, or another one"
-           " does its work; check the spelling, or take it out of --offload-modules, which names "
-           "the"
-           " others one by one then where it says all";
+           " does its work; check the spelling, or take it out of --offload-modules (where that"
+           " says all, name the others)";
   }
   if (module.groups_resident >= module.groups) {
     return (module.groups == 1 ? "its one group was"
