@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tidepool/buffer.hpp"
+#include "tidepool/detail/growth.hpp"
 #include "tidepool/detail/places.hpp"
 #include "tidepool/detail/recorder.hpp"
 #include "tidepool/detail/residence.hpp"
@@ -238,9 +239,19 @@ class engine {
   // warm-up. With `policy_kind::automatic` the first step and some later ones are recorded, and the
   // caller settles what stays: before the timed one so that it is timed in much the state that the
   // steps after it will be in, since a GPU that stands still at times is faster. Of the first alone
-  // it is not known whether shapes vary. Of a step in which a chunk was given up nothing is learnt;
-  // one with more chunks than were planned for begins the warm-up anew.
-  enum class stage : std::uint8_t { step, warm_up, first, recorded, timed, given_up, outgrown };
+  // it is not known whether shapes vary. Nothing is learnt of a step in which a chunk was given up,
+  // nor of one that falls short of those before it; one that outgrows the plan begins the warm-up
+  // anew.
+  enum class stage : std::uint8_t {
+    step,
+    warm_up,
+    first,
+    recorded,
+    timed,
+    given_up,
+    short_step,
+    outgrown
+  };
   stage end_step();
 
   [[nodiscard]] const std::vector<std::string>& names() const { return names_; }
@@ -385,8 +396,7 @@ class engine {
   static void require_away(const storage& store, const char* call, std::string_view name);
   [[nodiscard]] bool bring_state(storage& store, std::string_view name);
   void take_back(storage& store, lane_id on);
-  // Whether a step had chunks that were not planned for.
-  [[nodiscard]] bool outgrown(std::size_t chunks) const;
+  [[nodiscard]] bool plans_anew() const;
   void warm_up_anew();
   void forget_latest_chunk() noexcept;
   [[nodiscard]] bool held_to_plan() const { return unproven_ && !given_up_; }
@@ -457,14 +467,14 @@ class engine {
   std::vector<std::size_t> first_sizes_;         // and of all its storages
   plan::profile recorded_;                       // of the latest recorded step, as it was
   int trained_steps_ = 0;                        // of an automatic warm-up
-  std::size_t most_chunks_ = 0;                  // of a step that had more than were planned for
-  bool evaluated_ = false;                       // since the latest chunk that trains
-  bool loose_ = false;                           // memory is held as no recorded event tells
-  bool was_loose_ = false;                       // before this step
-  bool unproven_ = false;                        // a plan from elsewhere is in its first step
-  bool given_up_ = false;                        // a chunk of this step was dropped in the middle
-  bool by_rule_ = false;                         // what stays, stays by Megatron's rule
-  std::vector<std::size_t> backward_rank_;       // by chunk ordinal, from the warm-up step
+  growth growth_;
+  bool evaluated_ = false;                  // since the latest chunk that trains
+  bool loose_ = false;                      // memory is held as no recorded event tells
+  bool was_loose_ = false;                  // before this step
+  bool unproven_ = false;                   // a plan from elsewhere is in its first step
+  bool given_up_ = false;                   // a chunk of this step was dropped in the middle
+  bool by_rule_ = false;                    // what stays, stays by Megatron's rule
+  std::vector<std::size_t> backward_rank_;  // by chunk ordinal, from the warm-up step
   trace::counters counters_;
   std::vector<std::uint64_t> bytes_before_step_;
   bool warming_up_ = true;

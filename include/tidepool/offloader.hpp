@@ -133,7 +133,12 @@ class offloader {
   [[nodiscard]] chunk begin(const chunk_info& info = {}) { return {*engine_, info, enabled_}; }
 
   /// The step is over: every chunk is finished. The first step that trains is the warm-up; the
-  /// residency of groups is settled at its end, and modules that moved no byte are reported.
+  /// residency of groups is settled at its end, and modules that moved no byte are reported. A step
+  /// with more chunks or groups than any before it, some of them not planned for, is reported and
+  /// begins the warm-up anew, unless graphs have been captured or a plan from elsewhere is followed
+  /// beside Megatron's rule. Of a step in which a chunk was given up nothing is learnt, nor, eight
+  /// times at the most, of one with fewer chunks or groups than one before it; each is reported,
+  /// and another step takes its place.
   ///
   /// Throws `misuse_error` when a chunk is still open.
   ///
@@ -141,9 +146,7 @@ class offloader {
   /// the second, which is timed, and the plan made of that is reported and followed from then on.
   /// At the end of both the host blocks until the device is idle and while it plans. A step that
   /// could not be recorded (no event, no memory) runs to its end; this then throws what it was, and
-  /// the next step is the first again. Of one in which a chunk was given up nothing is learnt: the
-  /// next one takes its place, which is reported. A step with more chunks than the planned one had
-  /// is reported and begins the automatic warm-up anew, unless graphs have been captured.
+  /// the next step is the first again.
   void end_step() {
     using stage = typename detail::engine<Device>::stage;
     const auto over = engine_->end_step();
@@ -155,11 +158,16 @@ class offloader {
           " pass was over; the next step takes its place. Finish each chunk, and begin those of"
           " evaluations forward_only");
     }
+    if (over == stage::short_step) {
+      return report_(
+          "plan: nothing is learnt of this step, since it had fewer chunks or groups than one"
+          " before it; a later one takes its place");
+    }
     if (over == stage::outgrown) {
       plan_.reset();
       return report_(
-          "plan: the step had more chunks than the one that was planned for; the steps to come"
-          " are recorded, and a new plan follows");
+          "plan: the step had chunks or groups that were not planned for, more than any before it;"
+          " they left, and the next step is the first of the warm-up again");
     }
     if (over == stage::timed) settle_plan();
     for (const auto& message : trace::silent_messages(counters())) report_(message);

@@ -34,6 +34,7 @@ HEADERS = [
     "detail/engine_forward.hpp", "detail/engine_offload.hpp", "detail/engine_reload.hpp",
     "detail/engine_backward.hpp", "detail/engine_memory.hpp", "detail/engine_capture.hpp",
     "detail/engine_plan.hpp", "detail/engine_recompute.hpp", "detail/engine_state.hpp",
+    "detail/growth.hpp",
     "memory/fence.hpp", "memory/lanes.hpp", "memory/ranges.hpp", "memory/detail/range_list.hpp",
     "memory/pool.hpp", "memory/arena.hpp", "memory/slots.hpp", "memory/fixed.hpp",
     "memory/pinned.hpp",

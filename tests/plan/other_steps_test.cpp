@@ -1,5 +1,5 @@
-// Steps that are not like the one that a plan is made of: passes that are given up, and batches
-// that grow.
+// Steps that are not like the one that a plan is made of: passes that are given up, and steps
+// that are larger or smaller.
 #include <doctest/doctest.h>
 
 #include <array>
@@ -31,9 +31,10 @@ options with(policy_kind policy) {
 }
 
 struct trainer {
-  explicit trainer(policy_kind policy) : off(desk.dev, with(policy)) {
+  explicit trainer(const options& opts) : off(desk.dev, opts) {
     off.on_report([this](std::string_view line) { reports.emplace_back(line); });
   }
+  explicit trainer(policy_kind policy) : trainer(with(policy)) {}
 
   rig desk;
   std::vector<std::string> reports;
@@ -67,8 +68,8 @@ struct trainer {
     saved x;
     forward(open, x, count);
   }
-  void step(int passes = 1) {
-    for (int i = 0; i < passes; ++i) pass();
+  void step(int passes = 1, int count = layers) {
+    for (int i = 0; i < passes; ++i) pass(count);
     off.end_step();
   }
   // Bytes that left in the latest step.
@@ -209,21 +210,80 @@ TEST_CASE("other steps: a plan from elsewhere is held to by a whole step") {
 }
 
 TEST_CASE("other steps: a batch that grows is planned for anew") {
-  const auto usual = left_in_later_steps(policy_kind::automatic, 4);
+  for (const auto policy : {policy_kind::automatic, policy_kind::megatron}) {
+    CAPTURE(policy);
+    const auto usual = left_in_later_steps(policy, 4);
+    const bool automatic = policy == policy_kind::automatic;
+    trainer t(policy);
+    for (int step = 0; step < 4; ++step) t.step(1);
+    REQUIRE(t.left() < layers * size);
+    t.step(4);
+    CHECK(t.reported("not planned for"));
+    CHECK_FALSE(t.off.current_plan());
+    for (int step = 0; step < 4; ++step) t.step(4);
+    CHECK(t.left() == usual);
+    CHECK(t.off.current_plan().has_value() == automatic);
+    const auto lines = t.reports.size();
+    t.step(2);  // fewer keep the plan
+    t.step(4);
+    CHECK(t.left() == usual);
+    CHECK(t.reports.size() == lines);
+    CHECK(t.desk.wrong() == 0);
+  }
+}
+
+TEST_CASE("other steps: a model that grows is planned for anew") {
+  for (const auto policy : {policy_kind::automatic, policy_kind::megatron}) {
+    CAPTURE(policy);
+    const auto usual = left_in_later_steps(policy, 2);
+    trainer t(policy);
+    for (int step = 0; step < 4; ++step) t.step(2, layers / 2);  // half of the layers are frozen
+    for (int step = 0; step < 5; ++step) t.step(2);
+    CHECK(t.reported("not planned for"));
+    CHECK(t.left() == usual);
+    CHECK(t.desk.wrong() == 0);
+  }
+}
+
+TEST_CASE("other steps: where everything leaves by rule, nothing is settled anew") {
+  auto opts = with(policy_kind::megatron);
+  opts.margin = false;
+  trainer t(opts);
+  for (const int passes : {1, 1, 3, 3}) t.step(passes);
+  CHECK_FALSE(t.reported("not planned for"));
+  CHECK(t.left() == 3 * layers * size);
+}
+
+TEST_CASE("other steps: a plan is made of the largest steps") {
+  for (const auto policy : {policy_kind::automatic, policy_kind::megatron}) {
+    CAPTURE(policy);
+    const auto usual = left_in_later_steps(policy, 4);
+    trainer t(policy);
+    for (int step = 0; step < 4; ++step) t.step(2);
+    // The first step of the new warm-up is one of the old size, and the timed one is again.
+    for (const int passes : {4, 2, 4, 1, 4, 2, 4}) t.step(passes);
+    CHECK(t.reported("fewer chunks or groups"));
+    CHECK(t.left() == usual);
+    CHECK(t.desk.wrong() == 0);
+  }
+}
+
+TEST_CASE("other steps: a batch that has become smaller for good is planned for") {
   trainer t(policy_kind::automatic);
-  for (int step = 0; step < 4; ++step) t.step(1);
-  REQUIRE(t.off.current_plan());
   t.step(4);
-  CHECK(t.reported("more chunks"));
-  CHECK_FALSE(t.off.current_plan());
-  for (int step = 0; step < 4; ++step) t.step(4);
-  CHECK(t.left() == usual);
+  for (int step = 0; step < 9; ++step) {
+    CHECK_FALSE(t.off.current_plan());
+    t.step(2);
+  }
   CHECK(t.off.current_plan());
-  const auto lines = t.reports.size();
-  t.step(2);  // fewer keep the plan
-  t.step(4);
-  CHECK(t.left() == usual);
-  CHECK(t.reports.size() == lines);
+  t.step(2);
+  CHECK(t.left() < 2 * layers * size);
+  t.step(4);  // as large as one before it
+  CHECK(t.off.current_plan());
+  t.step(6);
+  REQUIRE_FALSE(t.off.current_plan());
+  for (int step = 0; step < 3; ++step) t.step(2);  // it waits again
+  CHECK_FALSE(t.off.current_plan());
   CHECK(t.desk.wrong() == 0);
 }
 
@@ -241,7 +301,7 @@ TEST_CASE("other steps: a new record does not know the tensors of the one before
   with_in_the_middle(4, [&] { held = t.off.allocate(size / 32, t.desk.stream()); });
   REQUIRE(t.off.current_plan());
   t.step(5);
-  REQUIRE(t.reported("more chunks"));
+  REQUIRE(t.reported("not planned for"));
   t.step(5);
   with_in_the_middle(5, [&] { held.reset(t.desk.stream()); });
   REQUIRE(t.off.current_plan());
@@ -254,7 +314,7 @@ TEST_CASE("other steps: a batch of another size in each step is not planned for 
   for (int step = 0; step < 40; ++step) t.step(1 + step * 5 % 7);
   std::size_t anew = 0;
   for (const auto& line : t.reports)
-    anew += line.find("more chunks") != std::string::npos ? 1U : 0U;
+    anew += line.find("not planned for") != std::string::npos ? 1U : 0U;
   CHECK(anew > 0);
   CHECK(anew <= 7);  // the most chunks of a step
   CHECK(t.off.current_plan());
@@ -268,7 +328,7 @@ TEST_CASE("other steps: graphs go on by the plan that they were captured under")
     const auto graph = t.off.capture(t.desk.stream(), [&] { t.pass(); });
     t.off.end_step();
     t.step(3);
-    CHECK_FALSE(t.reported("more chunks"));
+    CHECK_FALSE(t.reported("not planned for"));
   }
   CHECK(t.desk.wrong() == 0);
 }
@@ -282,7 +342,7 @@ TEST_CASE("other steps: a capture that failed made no graph that would need its 
   };
   CHECK_THROWS_AS(capture(), broken);
   t.step(3);
-  CHECK(t.reported("more chunks"));
+  CHECK(t.reported("not planned for"));
   for (int step = 0; step < 4; ++step) t.step(3);
   CHECK(t.left() == left_in_later_steps(policy_kind::automatic, 3));
   CHECK(t.desk.wrong() == 0);

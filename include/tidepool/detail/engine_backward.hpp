@@ -212,6 +212,10 @@ void engine<Device>::end_chunk(chunk_state& chunk, bool finished) noexcept {
       }
     }
     std::erase(live_, &chunk);
+    const auto& planned = profile_.chunks;
+    growth_.chunk_ended(chunk.group_count(),
+                        chunk.ordinal() < planned.size() &&
+                            chunk.group_count() <= planned[chunk.ordinal()].groups.size());
     given_up_ = given_up_ || given_up;
     if (given_up && !chunk.backward_begun() && chunk.ordinal() + 1 == begun_) {
       forget_latest_chunk();

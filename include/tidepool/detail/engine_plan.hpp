@@ -46,6 +46,7 @@ auto engine<Device>::end_step() -> stage {
     count.step_bytes = count.bytes_offloaded - bytes_before_step_[m];
     bytes_before_step_[m] = count.bytes_offloaded;
   }
+  const auto size = growth_.step_ended(given_up);
   // The step is over all the same, and another plan may be followed.
   if (proves && had != profile_.chunks.size()) {
     throw misuse_error("end_step: the step had " + std::to_string(had) +
@@ -53,16 +54,17 @@ auto engine<Device>::end_step() -> stage {
                        std::to_string(profile_.chunks.size()) + "; plan a profile of these steps");
   }
   unproven_ = unproven_ && !proves;
-  if (!given_up && outgrown(had)) {
-    most_chunks_ = had;
+  if (size.outgrown && plans_anew()) {
     warm_up_anew();
     return stage::outgrown;
   }
   // Only a step that trained teaches; an evaluation before it does not.
-  const bool teaches = warming_up() && !profile_.chunks.empty() && !given_up;
-  if (!teaches) {
+  const bool trained = warming_up() && !profile_.chunks.empty() && !given_up;
+  const bool short_step = trained && size.falls_short && growth_.waits();
+  if (!trained || short_step) {
     if (recorder_ != nullptr) recorder_->start(store_.order().stream(last_lane_));
     if (warming_up()) profile_.clear();
+    if (short_step) return stage::short_step;
     if (given_up) return warming_up() ? stage::given_up : stage::step;
     return proves ? stage::warm_up : stage::step;
   }
@@ -131,18 +133,20 @@ void engine<Device>::record_again() noexcept {
   if (recorder_ != nullptr) recorder_->forget();
 }
 
-// Groups of chunks that nobody planned for would all leave, for ever. Graphs are captured when all
-// is settled, and a plan from elsewhere is only left for one that is made here. Each number of
-// chunks counts once, since it may change in every step.
+// Groups that nobody planned for would all leave, for ever. Graphs are captured when all is
+// settled, and a plan from elsewhere is only left for one that is made here.
 template <device Device>
-bool engine<Device>::outgrown(std::size_t chunks) const {
-  return opts_.policy == policy_kind::automatic && !warming_up() && !captured_ &&
-         chunks > std::max(profile_.chunks.size(), most_chunks_);
+bool engine<Device>::plans_anew() const {
+  const bool rule_keeps = by_rule_ && !keeps_.everything_leaves();
+  return !warming_up() && !captured_ && (opts_.policy == policy_kind::automatic || rule_keeps);
 }
 
 template <device Device>
 void engine<Device>::warm_up_anew() {
-  recorder_ = std::make_unique<recorder<Device>>(*dev_, next_recorded_);
+  if (opts_.policy == policy_kind::automatic) {
+    recorder_ = std::make_unique<recorder<Device>>(*dev_, next_recorded_);
+  }
+  growth_.warm_up_begins();
   keep_at_most(residence::unlimited, 0);
   record_again();
 }

@@ -1,0 +1,52 @@
+// Whether steps outgrow the one that a plan was made of.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+
+namespace tidepool::detail {
+
+class growth {
+ public:
+  // A chunk that trains is over; `planned` says that each of its groups has a place in the plan.
+  void chunk_ended(std::size_t groups, bool planned) {
+    ++now_.chunks;
+    now_.groups += groups;
+    unplanned_ = unplanned_ || !planned;
+  }
+
+  struct verdict {
+    bool outgrown = false;     // larger than every step before it, and partly not planned for
+    bool falls_short = false;  // of the largest so far
+  };
+  // Steps in which a chunk was given up tell nothing. Each size counts once, since it may be
+  // another one in every step.
+  verdict step_ended(bool given_up) {
+    const auto had = std::exchange(now_, {});
+    const bool unplanned = std::exchange(unplanned_, false);
+    if (given_up) return {};
+    const bool larger = had.chunks > most_.chunks || had.groups > most_.groups;
+    const bool smaller = had.chunks < most_.chunks || had.groups < most_.groups;
+    most_ = {std::max(had.chunks, most_.chunks), std::max(had.groups, most_.groups)};
+    return {larger && unplanned, smaller};
+  }
+
+  // A warm-up waits so many times for a step as large as one before it: batches that have become
+  // smaller for good are planned for as well.
+  static constexpr int patience = 8;
+  [[nodiscard]] bool waits() { return waited_ < patience && ++waited_ > 0; }
+  void warm_up_begins() { waited_ = 0; }
+
+ private:
+  struct size {
+    std::size_t chunks = 0;
+    std::size_t groups = 0;
+  };
+  size now_;
+  size most_;
+  bool unplanned_ = false;
+  int waited_ = 0;
+};
+
+}  // namespace tidepool::detail
