@@ -16,6 +16,7 @@
 #include "tidepool/detail/places.hpp"
 #include "tidepool/detail/recorder.hpp"
 #include "tidepool/detail/residence.hpp"
+#include "tidepool/detail/stage.hpp"
 #include "tidepool/group.hpp"
 #include "tidepool/plan/policy.hpp"
 #include "tidepool/plan/step_plan.hpp"
@@ -235,23 +236,6 @@ class engine {
   // The chunk's backward pass is over, or will never run.
   void end_chunk(chunk_state& chunk, bool finished) noexcept;
 
-  // What the end of a step was the end of; the first step under a plan from elsewhere counts as a
-  // warm-up. With `policy_kind::automatic` the first step and some later ones are recorded, and the
-  // caller settles what stays: before the timed one so that it is timed in much the state that the
-  // steps after it will be in, since a GPU that stands still at times is faster. Of the first alone
-  // it is not known whether shapes vary. Nothing is learnt of a step in which a chunk was given up,
-  // nor of one that falls short of those before it; one that outgrows the plan begins the warm-up
-  // anew.
-  enum class stage : std::uint8_t {
-    step,
-    warm_up,
-    first,
-    recorded,
-    timed,
-    given_up,
-    short_step,
-    outgrown
-  };
   stage end_step();
 
   [[nodiscard]] const std::vector<std::string>& names() const { return names_; }

@@ -6,7 +6,7 @@
 #endif
 
 #include <cstddef>
-#include <cstdio>
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
@@ -15,16 +15,16 @@
 #include <vector>
 
 #include "tidepool/chunk.hpp"
+#include "tidepool/detail/plan_maker.hpp"
 #include "tidepool/detail/recorded_wait.hpp"
+#include "tidepool/detail/traced_span.hpp"
 #include "tidepool/error.hpp"
 #include "tidepool/graph.hpp"
 #include "tidepool/host_state.hpp"
 #include "tidepool/memory/fixed.hpp"
 #include "tidepool/options.hpp"
-#include "tidepool/plan/automatic.hpp"
-#include "tidepool/plan/follow.hpp"
-#include "tidepool/plan/link.hpp"
-#include "tidepool/trace/summary.hpp"
+#include "tidepool/plan/step_plan.hpp"
+#include "tidepool/trace/counters.hpp"
 #include "tidepool/validate.hpp"
 
 namespace tidepool {
@@ -49,14 +49,8 @@ class offloader {
 
   /// Throws `option_error` or `unknown_module` when the options cannot work, `out_of_budget` when
   /// the device cannot give the memory that they fix, `device_error` when it fails.
-  explicit offloader(Device& dev, const options& opts = {}) {
-    const auto known = known_modules(opts);
-    validate(opts, known, Modules::open);
-    enabled_ = resolve_modules(opts, known, Modules::open);
-    std::vector<bool> leaves;
-    for (std::size_t i = 0; i < known.size(); ++i) leaves.push_back((enabled_ >> i & 1U) != 0);
-    engine_ = new detail::engine<Device>(dev, opts, {known.begin(), known.end()}, leaves);
-  }
+  explicit offloader(Device& dev, const options& opts = {})
+      : enabled_(checked(opts)), engine_(make_engine(dev, opts, enabled_)), plans_(*engine_) {}
   offloader(const offloader&) = delete;
   offloader& operator=(const offloader&) = delete;
   ~offloader() {
@@ -147,37 +141,15 @@ class offloader {
   /// At the end of both the host blocks until the device is idle and while it plans. A step that
   /// could not be recorded (no event, no memory) runs to its end; this then throws what it was, and
   /// the next step is the first again.
-  void end_step() {
-    using stage = typename detail::engine<Device>::stage;
-    const auto over = engine_->end_step();
-    if (over == stage::first || over == stage::recorded) return try_plan(over == stage::first);
-    if (over == stage::step) return;
-    if (over == stage::given_up) {
-      return report_(
-          "plan: nothing is learnt of this step, since a chunk was dropped before its backward"
-          " pass was over; the next step takes its place. Finish each chunk, and begin those of"
-          " evaluations forward_only");
-    }
-    if (over == stage::short_step) {
-      return report_(
-          "plan: nothing is learnt of this step, since it had fewer chunks or groups than one"
-          " before it; a later one takes its place");
-    }
-    if (over == stage::outgrown) {
-      plan_.reset();
-      return report_(
-          "plan: the step had chunks or groups that were not planned for, more than any before it;"
-          " they left, and the next step is the first of the warm-up again");
-    }
-    if (over == stage::timed) settle_plan();
-    for (const auto& message : trace::silent_messages(counters())) report_(message);
-  }
+  void end_step() { plans_.after(engine_->end_step()); }
 
   /// What the warm-up recorded: structure alone, or with times where the policy is automatic.
   [[nodiscard]] const plan::profile& profile() const { return engine_->profile(); }
 
   /// The plan that is being followed; nothing with Megatron's policy, and before it is made.
-  [[nodiscard]] const std::optional<plan::step_plan>& current_plan() const { return plan_; }
+  [[nodiscard]] const std::optional<plan::step_plan>& current_plan() const {
+    return plans_.current();
+  }
 
   /// Follows a plan from elsewhere, with no warm-up: `recorded` is what it was made for, a profile
   /// of the same steps, with the same modules enabled. Call it between steps.
@@ -188,15 +160,11 @@ class offloader {
   /// not have in that place, one that is missing, or one that is to be recomputed and not offered
   /// (`chunk::commit_or_discard`), is refused with `misuse_error`. Sizes are not compared.
   void follow(const plan::step_plan& made, const plan::profile& recorded) {
-    auto fit = plan::fitted(made, recorded, engine_->names(), enabled_, settings().device_budget,
-                            settings().recompute_by_plan);
-    auto where = places_of(made, recorded);
-    engine_->follow(std::move(fit), made.what, std::move(where));
-    adopt(made, recorded);
+    plans_.follow(made, recorded, enabled_);
   }
 
   /// Where reports go, a line each; by default to `stderr`.
-  void on_report(std::function<void(std::string_view)> sink) { report_ = std::move(sink); }
+  void on_report(std::function<void(std::string_view)> sink) { plans_.on_report(std::move(sink)); }
 
   /// Called before each of the three measurements of the link that an automatic plan rests on, at
   /// the end of the first step; by default nothing. Where GPUs of one host train together, wait in
@@ -204,7 +172,7 @@ class offloader {
   /// Alone, each would count on the whole of the host's memory. All of them must be given it, and
   /// the same policy. The device is idle meanwhile. What it throws leaves `end_step`; the step is
   /// over all the same, and the next one is the first again.
-  void on_measure(std::function<void()> meet) { meet_ = std::move(meet); }
+  void on_measure(std::function<void()> meet) { plans_.on_measure(std::move(meet)); }
 
   // ---- modules ----
 
@@ -253,32 +221,15 @@ class offloader {
 
   /// A span of the trainer's own work on `stream`, from here to the end of the object. Costs a
   /// branch while no trace is being recorded.
-  class span {
-   public:
-    span(span&& other) = delete;
-    ~span() {
-      if (from_ == detail::tracer<Device>::off) return;
-      try {
-        auto& memory = owner_->memory();
-        memory.trace().end(from_, lane_, memory.order().stream(lane_), label_);
-      } catch (...) {  // a picture without this span
-      }
-    }
+  using span = detail::traced_span<Device>;
+  /// `name` must live as long as the span.
+  [[nodiscard]] span trace_span(std::string_view name, stream_ref stream, int layer = -1,
+                                int microbatch = -1) {
+    return {*engine_, stream, {trace::span_kind::compute, name, layer, microbatch, 0}};
+  }
 
-   private:
-    friend class offloader;
-    span(detail::engine<Device>& owner, stream_ref stream, const detail::span_label& label)
-        : owner_(&owner), label_(label) {
-      auto& memory = owner.memory();
-      if (!memory.trace().on()) return;
-      lane_ = owner.lane_of(stream);
-      from_ = memory.trace().begin(lane_, stream);
-    }
-    detail::engine<Device>* owner_;
-    detail::span_label label_;
-    lane_id lane_{};
-    std::size_t from_ = detail::tracer<Device>::off;
-  };
+  // ---- waits for other ranks ----
+
   /// Calls `wait`, in which `stream` or the host waits for ranks with a schedule of their own, such
   /// as the neighbours in a pipeline, and returns what it does.
   ///
@@ -300,11 +251,6 @@ class offloader {
     const detail::recorded_wait until(*engine_, stream, detail::waits_for::peers, kind);
     return std::forward<Wait>(wait)();
   }
-  /// `name` must live as long as the span.
-  [[nodiscard]] span trace_span(std::string_view name, stream_ref stream, int layer = -1,
-                                int microbatch = -1) {
-    return {*engine_, stream, {trace::span_kind::compute, name, layer, microbatch, 0}};
-  }
 
  private:
   static std::vector<std::string_view> known_modules(const options& opts) {
@@ -315,105 +261,22 @@ class offloader {
     }
   }
 
-  void try_plan(bool first) {
-    auto recorded = engine_->profile();
-    const auto made = planned([&] {
-      if (!link_measured_) {
-        link_ = plan::measure_link(engine_->device(), meet_, counters().host_reserved / 4);
-      }
-      link_measured_ = true;
-      recorded.link = link_;
-      auto found = plan::automatic(recorded, settings());
-      if (!first || found.expected.runs) return found;
-      auto repeated = recorded;  // it may be too much that is left free for shapes that vary
-      repeated.shapes_vary = false;
-      return plan::automatic(repeated, settings());
-    });
-    limit_kept(recorded, made);
-    reload_as(made);
-    // One step cannot tell. The plan leaves room for shapes that vary, and less stays once they do;
-    // but what stays lies for long, and those that repeat find memory in pieces without places.
-    if (first) recorded.shapes_vary = false;
-    auto where = places_of(made, recorded);
-    engine_->try_out(std::move(recorded), made.what, std::move(where));
-    if (!made.expected.runs) engine_->without_a_plan();
+  [[nodiscard]] static std::uint64_t checked(const options& opts) {
+    const auto known = known_modules(opts);
+    validate(opts, known, Modules::open);
+    return resolve_modules(opts, known, Modules::open);
+  }
+  [[nodiscard]] static detail::engine<Device>* make_engine(Device& dev, const options& opts,
+                                                           std::uint64_t enabled) {
+    const auto known = known_modules(opts);
+    std::vector<bool> leaves;
+    for (std::size_t i = 0; i < known.size(); ++i) leaves.push_back((enabled >> i & 1U) != 0);
+    return new detail::engine<Device>(dev, opts, {known.begin(), known.end()}, leaves);
   }
 
-  void settle_plan() {
-    auto recorded = engine_->profile();
-    recorded.link = link_;
-    const auto made = planned([&] { return plan::automatic(recorded, settings()); });
-    engine_->adopt(recorded, made.what, places_of(made, recorded));
-    if (!made.expected.runs) engine_->without_a_plan();
-    adopt(made, recorded);
-    report_(made.expected.runs
-                ? plan::in_words(made)
-                : "plan: none was found for this budget; everything leaves, as in the warm-up");
-  }
-
-  // What the warm-up did at least runs. Where planning throws, the steps recorded so far are left
-  // aside, so that the next one does not count as a part of them.
-  template <class Make>
-  [[nodiscard]] plan::step_plan planned(Make make) {
-    try {
-      plan::step_plan made = make();
-      if (!made.expected.runs) {
-        for (auto& row : made.what) std::fill(row.begin(), row.end(), plan::action::offload);
-      }
-      return made;
-    } catch (...) {
-      engine_->record_again();
-      throw;
-    }
-  }
-
-  void limit_kept(const plan::profile& recorded, const plan::step_plan& made) {
-    if (recorded.shapes_vary && settings().device_budget) {
-      // What was left free of the budget stays so, whatever the plan could keep in that one step.
-      const auto most = made.device_budget > 0 ? made.device_budget : detail::residence::unlimited;
-      engine_->keep_at_most(std::min(plan::kept_at_once(recorded, made), most),
-                            free_piece(recorded));
-    } else {
-      engine_->keep_at_most(detail::residence::unlimited, 0);
-    }
-  }
-
-  void adopt(const plan::step_plan& made, const plan::profile& recorded) {
-    limit_kept(recorded, made);
-    reload_as(made);
-    plan_ = made;
-  }
-
-  [[nodiscard]] plan::placement places_of(const plan::step_plan& made,
-                                          const plan::profile& recorded) const {
-    auto opts = settings();
-    opts.reload_ahead = made.reload_ahead;
-    opts.reload_ahead_bytes.reset();
-    if (made.reload_ahead_bytes > 0) opts.reload_ahead_bytes = made.reload_ahead_bytes;
-    return plan::best_places(recorded, made.what, opts);
-  }
-
-  void reload_as(const plan::step_plan& made) {
-    engine_->reload_at_most(made.reload_ahead, made.reload_ahead_bytes > 0
-                                                   ? std::optional(made.reload_ahead_bytes)
-                                                   : std::nullopt);
-  }
-
-  // Room for all that the step works with at once, wherever the pieces of it fall. With less,
-  // models of many small tensors ran out of memory in pieces.
-  [[nodiscard]] static std::size_t free_piece(const plan::profile& recorded) {
-    return plan::handed_out_at_once(recorded) * 2;
-  }
-
-  detail::engine<Device>* engine_ = nullptr;
-  std::uint64_t enabled_ = 0;
-  std::optional<plan::step_plan> plan_;
-  plan::link_rates link_;
-  bool link_measured_ = false;
-  std::function<void()> meet_ = [] {};
-  std::function<void(std::string_view)> report_ = [](std::string_view line) {
-    std::fprintf(stderr, "%.*s\n", static_cast<int>(line.size()), line.data());
-  };
+  std::uint64_t enabled_;
+  detail::engine<Device>* engine_;
+  detail::plan_maker<Device> plans_;
 };
 
 }  // namespace tidepool

@@ -1,0 +1,23 @@
+// What the end of a step was the end of.
+#pragma once
+
+#include <cstdint>
+
+namespace tidepool::detail {
+
+// The first step under a plan from elsewhere counts as a warm-up. With `policy_kind::automatic` the
+// first step and some later ones are recorded, and the caller settles what stays: before the timed
+// one so that it is timed in much the state that the steps after it will be in, since a GPU that
+// stands still at times is faster. Of the first alone it is not known whether shapes vary.
+enum class stage : std::uint8_t {
+  step,
+  warm_up,
+  first,
+  recorded,
+  timed,
+  given_up,    // nothing is learnt of it, since a chunk was given up
+  short_step,  // nor of one that falls short of those before it
+  outgrown,    // the plan; the warm-up begins anew
+};
+
+}  // namespace tidepool::detail
