@@ -1,5 +1,5 @@
-/// Which sanitizer a test is built with, as either compiler says it, and what it may then leave
-/// out.
+/// Whether a test is built with AddressSanitizer, as either compiler says it, and what it may then
+/// leave out.
 #pragma once
 
 #include <cstddef>
@@ -8,26 +8,17 @@
 #if __has_feature(address_sanitizer)
 #define TIDEPOOL_TEST_ASAN 1
 #endif
-#if __has_feature(thread_sanitizer)
-#define TIDEPOOL_TEST_TSAN 1
-#endif
 #endif
 #if defined(__SANITIZE_ADDRESS__) && !defined(TIDEPOOL_TEST_ASAN)
 #define TIDEPOOL_TEST_ASAN 1
-#endif
-#if defined(__SANITIZE_THREAD__) && !defined(TIDEPOOL_TEST_TSAN)
-#define TIDEPOOL_TEST_TSAN 1
 #endif
 
 namespace tidepool::test {
 
 /// Of the cases of a long single-threaded sweep, one in so many is enough: sanitizers make each ten
-/// times as long and look at every access of it; ThreadSanitizer has nothing to find there. A build
-/// may ask for that by itself.
+/// times as long and look at every access of it. A build may ask for that by itself.
 #if defined(TIDEPOOL_TEST_THINNED)
 inline constexpr std::size_t thinned = TIDEPOOL_TEST_THINNED;
-#elif defined(TIDEPOOL_TEST_TSAN)
-inline constexpr std::size_t thinned = 64;
 #elif defined(TIDEPOOL_TEST_ASAN)
 inline constexpr std::size_t thinned = 12;
 #else
