@@ -102,9 +102,9 @@ class offloader {
   /// take part once they wait for an event of `stream`; both copy streams do, and are joined back.
   /// A whole step, or parts of it one after the other; see `graph`.
   ///
-  /// Throws `misuse_error` before the warm-up step, inside another capture, while tracing, or when
-  /// memory would have to grow; `device_error`; and what `body` throws. After a failure no capture
-  /// is left open, and what `body` committed or restored is lost: give its chunks up.
+  /// Throws `misuse_error` before the warm-up is over, inside another capture, while tracing, or
+  /// when memory would have to grow; `device_error`; and what `body` throws. After a failure no
+  /// capture is left open, and what `body` committed or restored is lost: give its chunks up.
   template <class Body>
     requires capturing_device<Device>
   [[nodiscard]] auto capture(stream_ref stream, Body&& body) {

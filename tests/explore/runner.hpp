@@ -450,12 +450,14 @@ class runner {
   void capture(const action& each) {
     if (steps_ == 0 || !passes_.empty()) return;
     const auto work = generator::plain_step(each.draw, program_.layers);
-    // Once eagerly, as everybody must.
-    for (const auto& inner : work) act(inner);
-    if (problem_ || !passes_.empty()) return;
-    const bool plans = program_.options.policy == tp::policy_kind::automatic;
-    if (plans && !off_->current_plan()) return;  // too few steps in which no pass was given up
-    if (any(2) == 0) {  // copies that nobody waits for are under way when the capture begins
+    // Eagerly, as everybody must; once again where it was larger than any step before it.
+    const auto warms_up = [&] { return off_->profile().chunks.empty(); };
+    for (int times = 0; times == 0 || (times == 1 && warms_up()); ++times) {
+      for (const auto& inner : work) act(inner);
+      if (problem_ || !passes_.empty()) return;
+    }
+    if (warms_up()) return;  // too few steps that teach
+    if (any(2) == 0) {       // copies that nobody waits for are under way when the capture begins
       const action lost{action::kind::begin, 50, 0, each.draw};
       act(lost);
       forward_layer(lost);

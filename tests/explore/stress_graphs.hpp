@@ -28,6 +28,11 @@ class graphs {
     for (auto count = from_->warm_up_steps(); count > 0; --count) {
       if (!eager()) return;
     }
+    // It may have been larger than any step before it, or smaller.
+    const auto warms_up = [&] { return from_->off().profile().chunks.empty(); };
+    for (int tries = 12; tries > 0 && warms_up(); --tries) {
+      if (!eager()) return;
+    }
     visitors_->look_ahead();
     // Streams that the offloader meets inside.
     while (from_->desk().stream_count() < most_streams && from_->once_in(2)) {

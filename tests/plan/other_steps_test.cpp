@@ -333,6 +333,25 @@ TEST_CASE("other steps: graphs go on by the plan that they were captured under")
   CHECK(t.desk.wrong() == 0);
 }
 
+TEST_CASE("other steps: one that was larger than any before it runs once more before a capture") {
+  trainer t(policy_kind::megatron);
+  t.step(1);
+  t.step(3);
+  const auto capture = [&] { return t.off.capture(t.desk.stream(), [&] { t.pass(); }); };
+  try {
+    const auto graph = capture();
+    FAIL("captured in a warm-up");
+  } catch (const misuse_error& caught) {
+    CHECK(std::string_view(caught.what()).find("run the same step once") != std::string_view::npos);
+  }
+  t.step(3);
+  {
+    const auto graph = capture();
+    t.off.end_step();
+  }
+  CHECK(t.desk.wrong() == 0);
+}
+
 TEST_CASE("other steps: a capture that failed made no graph that would need its plan") {
   trainer t(policy_kind::automatic);
   for (int step = 0; step < 4; ++step) t.step(1);

@@ -37,8 +37,9 @@ void engine<Device>::begin_capture(lane_id origin) {
                          " steps without capture (--timed-step) and call end_step() after each");
     }
     throw misuse_error(
-        "capture: no step has been run yet; run the same step once without capture and call"
-        " end_step(), so that all memory is in place");
+        "capture: the warm-up is not over, since no step has been run yet, or the latest was larger"
+        " than any before it; run the same step once without capture and call end_step(), so that"
+        " all memory is in place");
   }
   // A graph that uses up what was fetched ahead of it would find it there at no launch. What the
   // capture before fetched stays: its graph runs before this one.
