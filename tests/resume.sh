@@ -124,6 +124,12 @@ refuses 'nothing to do' 'nothing is left' --resume "$folder/end"
 refuses 'an end before the start' 'above that' --resume "$folder/state" --save "$folder/x" \
   --save-step 2
 refuses 'no folder' 'x: cannot be written (No such' --save "$folder/none/x"
+mkdir "$folder/taken"
+refuses 'a folder to save in the place of' 'taken: is no regular file' --save "$folder/taken"
+mkfifo "$folder/pipe"
+refuses 'a pipe to save in the place of' 'pipe: is no regular file' --save "$folder/pipe"
+[ -p "$folder/pipe" ] && [ ! -e "$folder/taken.partial" ]
+verdict 'both are as they were'
 refuses 'save-step without save' 'save-step=3: nothing would be saved' --save-step 3
 refuses 'save-step beyond' 'save-step=7: use 1 to --steps=6' --save "$folder/x" --save-step 7
 refuses 'a plan that is not there' 'none.profile.json.*cannot be read' "${planned[@]}" --plan "$folder/none"

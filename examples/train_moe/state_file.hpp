@@ -26,6 +26,8 @@ class state_file {
         name_(std::move(name)),
         writes_(how != use::read),
         owns_(how == use::write) {
+    // The rename would fail after the training on a folder, and replace a device or a pipe.
+    if (owns_) check_name();
     // The rename must not cross file systems, so the unfinished file lies in the same folder.
     const std::string path = writes_ ? partial() : name_;
     const int flags = !writes_ ? O_RDONLY : owns_ ? O_WRONLY | O_CREAT | O_TRUNC : O_WRONLY;
@@ -34,7 +36,7 @@ class state_file {
     struct stat what {};
     if (::fstat(descriptor_, &what) != 0 || !S_ISREG(what.st_mode)) {
       close();
-      fail("is no regular file; " + remedy());
+      fail_as_no_file();
     }
     size_ = static_cast<std::size_t>(what.st_size);
   }
@@ -86,6 +88,13 @@ class state_file {
     }
   }
 
+  /// What has the name already, if anything has.
+  void check_name() const {
+    struct stat what {};
+    if (::stat(name_.c_str(), &what) == 0 && !S_ISREG(what.st_mode)) fail_as_no_file();
+  }
+
+  [[noreturn]] void fail_as_no_file() const { fail("is no regular file; " + remedy()); }
   [[noreturn]] void fail_by_system() const {
     fail(std::string("cannot be ") + (writes_ ? "written (" : "read (") + std::strerror(errno) +
          "); " + remedy());
