@@ -130,6 +130,24 @@ mkfifo "$folder/pipe"
 refuses 'a pipe to save in the place of' 'pipe: is no regular file' --save "$folder/pipe"
 [ -p "$folder/pipe" ] && [ ! -e "$folder/taken.partial" ]
 verdict 'both are as they were'
+# What a run reads must not be lost to what it writes.
+cp "$folder/state" "$folder/kept"
+ln -s kept "$folder/link"
+for option in --json --timeline --picture; do
+  refuses "$option over the file of --resume" "=.*kept: would write to .*, the file of --resume=" \
+    --resume "$folder/kept" "$option" "$folder/./kept"
+done
+refuses 'a link to the file of --resume' 'would write to .*link, the file of --resume=' \
+  --resume "$folder/kept" --json "$folder/link"
+refuses 'one file for two' 'picture=.*: would write to .*, the file of --json=' \
+  --json "$folder/both" --picture "$folder/both"
+mv "$folder/kept" "$folder/kept.partial"
+refuses 'an unfinished file resumed and written' 'save=.*kept: would write to .*kept.partial, the' \
+  --resume "$folder/kept.partial" --save "$folder/kept"
+cmp "$folder/state" "$folder/kept.partial" >"$folder/output" 2>&1
+verdict 'the file of --resume is as it was'
+run --resume "$folder/state" --json /dev/null --picture /dev/null
+verdict 'what keeps nothing may be named twice'
 refuses 'save-step without save' 'save-step=3: nothing would be saved' --save-step 3
 refuses 'save-step beyond' 'save-step=7: use 1 to --steps=6' --save "$folder/x" --save-step 7
 refuses 'a plan that is not there' 'none.profile.json.*cannot be read' "${planned[@]}" --plan "$folder/none"

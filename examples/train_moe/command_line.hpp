@@ -91,6 +91,7 @@ inline command_line read_command_line(int argc, const char* const* argv, const p
   read_precision_options(run, {line.precision, line.scaling, line.codec}, given);
   detail::settle(run, given);
   detail::check_files(line, given);
+  detail::check_files_apart(line);
   detail::check_words(line);
   run.moments_on_host = line.optimizer_state == "host";
 

@@ -3,8 +3,12 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <filesystem>
 #include <string>
+#include <string_view>
+#include <system_error>
 #include <tidepool/error.hpp>
 #include <tidepool/options.hpp>
 #include <utility>
@@ -100,6 +104,49 @@ void check_files(const command_line& line, const Given& given) {
   }
   if (given("--save-step") && run.save_step == 0) {
     fail("--save-step=0: use 1 to --steps=" + std::to_string(run.steps));
+  }
+}
+
+/// Whether both are one file; devices and pipes, which keep nothing, are none.
+inline bool same_file(const std::string& a, const std::string& b) {
+  namespace fs = std::filesystem;
+  std::error_code none;  // what is not there is compared by its path
+  const fs::file_status there = fs::status(a, none);
+  if (fs::exists(there) && !fs::is_regular_file(there)) return false;
+  const auto whole = [&](const std::string& name) {
+    return fs::weakly_canonical(fs::absolute(name, none), none);
+  };
+  const fs::path place = whole(a);
+  return fs::equivalent(a, b, none) || (!place.empty() && place == whole(b));
+}
+
+/// Files are opened for writing before the training reads, so that a name given twice would cost
+/// what is there. A training may be saved where it was resumed from.
+inline void check_files_apart(const command_line& line) {
+  struct use {
+    std::string_view option;
+    const std::string& value;
+    std::string file;
+    bool writes;
+  };
+  const settings& run = line.run;
+  const std::array<use, 7> uses{{{"--data", line.data, line.data, false},
+                                 {"--resume", run.resume, run.resume, false},
+                                 {"--save", run.save, run.save, true},
+                                 {"--save", run.save, run.save + ".partial", true},
+                                 {"--json", line.json, line.json, true},
+                                 {"--timeline", line.timeline, line.timeline, true},
+                                 {"--picture", line.picture, line.picture, true}}};
+  for (const use& later : uses) {
+    for (const use& earlier : uses) {
+      if (&earlier == &later) break;
+      if (!later.writes || later.value.empty() || earlier.value.empty()) continue;
+      if (earlier.option == "--resume" && later.file == run.save) continue;
+      if (earlier.option == later.option || !same_file(earlier.file, later.file)) continue;
+      throw tidepool::option_error(
+          std::string(later.option) + "=" + later.value + ": would write to " + later.file +
+          ", the file of " + std::string(earlier.option) + "=" + earlier.value + "; name another");
+    }
   }
 }
 
