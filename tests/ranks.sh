@@ -557,6 +557,34 @@ SCRIPT
     refuses 2 'expert-capacity=-1.*: must be a number above 0' --expert-capacity -1
     how=--pipeline
 
+    # Ranks that would miss each other's messages, or train on another text each.
+    cat >"$folder/apart" <<'SCRIPT'
+#!/usr/bin/env bash
+own=$OF_OTHERS
+if [ "${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-${RANK:-${SLURM_PROCID:-0}}}}" = 1 ]; then own=$OF_RANK_1; fi
+read -r -a own <<<"$own"
+exec "$TRAIN_MOE" "$@" "${own[@]}"
+SCRIPT
+    chmod +x "$folder/apart"
+    # apart PATTERN "OPTIONS OF RANK 1" "OPTIONS OF THE OTHERS"
+    apart() {
+      enough 2 "only rank 1 has $2" || return
+      TRAIN_MOE=$train_moe OF_RANK_1=$2 OF_OTHERS=$3 timeout 60 "${start[@]}" 2 "$folder/apart" \
+        --hidden 32 --heads 2 --seq 32 --batch 2 --device "$device" >"$folder/output" 2>&1
+      [ $? -eq $refused ] && [ "$(grep -c 'train_moe: ' "$folder/output")" -eq 1 ] &&
+        grep -q -- "train_moe: --$1: on rank 1, and rank 0 has another" "$folder/output"
+      verdict "2 ranks refuse: only rank 1 has $2"
+    }
+    spread="--pipeline --data $text --steps 3"
+    apart "data=$0" "--pipeline --data $0 --steps 3" "$spread"
+    apart 'steps=4' "--pipeline --data $text --steps 4" "$spread"
+    apart 'pipeline=false' "--expert-parallel --data $text --steps 3" "$spread"
+    apart 'compare=true' "$spread --compare" "$spread"
+    apart 'eval-every=1' "$spread --eval-every 1" "$spread"
+    apart 'save=a file' "$spread --save $folder/apart.state" "$spread"
+    leaving="$spread --offload-modules all --memory arena --device-budget 4MB"
+    apart 'policy=automatic' "$leaving --policy automatic" "$leaving"
+
     # alone_refuses PATTERN OPTION...
     alone_refuses() {
       local pattern=$1

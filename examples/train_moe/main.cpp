@@ -34,6 +34,7 @@
 #endif
 #if defined(TIDEPOOL_HAS_MPI) || defined(TIDEPOOL_HAS_NCCL)
 #define TIDEPOOL_HAS_RANKS
+#include "alike.hpp"
 #endif
 
 namespace {
@@ -210,13 +211,19 @@ int train_on_all(int argc, char** argv, const moe::launch& by, moe::world& all) 
   } catch (...) {  // the others cannot be asked, and each rank speaks for itself
     return tell(problem.message.empty() ? failure::current() : problem);
   }
-  bool cuda = false;
-  try {
-    cuda = ranks_use_cuda(what->line.device, all);
-  } catch (...) {
-    problem = failure::current();
+  const auto together = [&](auto step) {
+    try {
+      step();
+    } catch (...) {
+      problem = failure::current();
+    }
+    return all.agree(problem.message);
+  };
+  if (!together([&] { moe::check_alike(all, moe::shared_by_ranks(what->line, what->text)); })) {
+    return 2;
   }
-  if (!all.agree(problem.message)) return 2;
+  bool cuda = false;
+  if (!together([&] { cuda = ranks_use_cuda(what->line.device, all); })) return 2;
   try {
     const auto runs = train_on(cuda, *what, all);
     const bool first = all.rank() == 0;
