@@ -595,6 +595,10 @@ SCRIPT
     }
     alone_refuses 'virtual-stages=2: .*add --pipeline' --virtual-stages 2
     alone_refuses 'layers-per-rank: .*add --pipeline' --layers-per-rank 3,1
+    alone_refuses 'expert-capacity=1.*: is for experts, and --dense-layers=4 leaves no layer' \
+      --dense-layers 4 --expert-capacity 1
+    alone_refuses 'row-classes=8: is for experts, and --dense-layers=4 leaves no layer' \
+      --dense-layers 4 --row-classes 8
     WORLD_SIZE=2 alone_refuses '[^_]RANK is not set, though torchrun' --expert-parallel
     RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 alone_refuses 'WORLD_SIZE=2: torchrun started' \
       --expert-parallel

@@ -60,6 +60,15 @@ inline void check_expert_options(const command_line& line, const tidepool::optio
   if (capacity_given && !(factor > 0 && std::isfinite(factor))) {
     fail("--expert-capacity=" + std::to_string(factor) + ": must be a number above 0");
   }
+  const auto needs_experts = [&](const std::string& given) {
+    if (run.model.routed_layers() > 0) return;
+    fail(given + ": is for experts, and --dense-layers=" + std::to_string(run.model.dense_layers) +
+         " leaves no layer with any; lower that, or leave it out");
+  };
+  if (capacity_given) needs_experts("--expert-capacity=" + std::to_string(factor));
+  if (run.model.row_classes > 0) {
+    needs_experts("--row-classes=" + std::to_string(run.model.row_classes));
+  }
   if (!run.expert_parallel) return;
   const auto& again = offload.recompute_modules;
   if (std::find(again.begin(), again.end(), "moe_permute") != again.end()) {
