@@ -154,7 +154,8 @@ class output_file {
   void check(bool good) const {
     if (good) return;
     throw tidepool::option_error(option_ + "=" + name_ +
-                                 ": cannot be written; name a file in a folder that exists");
+                                 ": cannot be written; name a file in a folder that exists and has "
+                                 "room");
   }
 
   std::string option_, name_;
