@@ -381,6 +381,7 @@ class engine {
   [[nodiscard]] bool bring_state(storage& store, std::string_view name);
   void take_back(storage& store, lane_id on);
   [[nodiscard]] bool plans_anew() const;
+  [[nodiscard]] bool may_leave_plan() const;
   void warm_up_anew();
   void forget_latest_chunk() noexcept;
   [[nodiscard]] bool held_to_plan() const { return unproven_ && !given_up_; }
@@ -424,7 +425,7 @@ class engine {
   }
   // `own` is the source of the trainer's that was asked, null for the offloader's.
   [[noreturn]] void throw_out_of_device(std::size_t bytes, const std::string& what,
-                                        const block_source<Device>* own) const;
+                                        const block_source<Device>* own);
 
   Device* dev_;
   options opts_;
@@ -457,6 +458,7 @@ class engine {
   bool was_loose_ = false;                  // before this step
   bool unproven_ = false;                   // a plan from elsewhere is in its first step
   bool given_up_ = false;                   // a chunk of this step was dropped in the middle
+  bool starved_ = false;                    // this step met the device budget
   bool by_rule_ = false;                    // what stays, stays by Megatron's rule
   std::vector<std::size_t> backward_rank_;  // by chunk ordinal, from the warm-up step
   trace::counters counters_;

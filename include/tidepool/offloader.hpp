@@ -140,7 +140,8 @@ class offloader {
   /// the second, which is timed, and the plan made of that is reported and followed from then on.
   /// At the end of both the host blocks until the device is idle and while it plans. A step that
   /// could not be recorded (no event, no memory) runs to its end; this then throws what it was, and
-  /// the next step is the first again.
+  /// the next step is the first again. So it is, and is reported, after a step that was given up
+  /// since its memory did not suffice under the plan.
   void end_step() { plans_.after(engine_->end_step()); }
 
   /// What the warm-up recorded: structure alone, or with times where the policy is automatic.

@@ -94,16 +94,22 @@ TEST_CASE("knobs: fraction and delta, as the policy has them") {
   CHECK(step(desk, off, 4) == "##...###");  // two by delta, int(6 * 0.5) of the rest
 }
 
-TEST_CASE("knobs: residency is settled once") {
+TEST_CASE("knobs: residency is settled once, and again where the step has grown") {
   rig desk;
   auto opts = small_options();
   opts.fraction = 0.5;
   offloader off(desk.dev, opts);
   step(desk, off, 2);
   off.end_step();
+  for (int i = 0; i < 2; ++i) {
+    CHECK(step(desk, off, 2) == "..##");
+    off.end_step();
+  }
   CHECK(step(desk, off, 4) == "..##....");  // later groups than the warm-up step had leave
   off.end_step();
-  CHECK(step(desk, off, 4) == "..##....");
+  CHECK(step(desk, off, 4) == "........");
+  off.end_step();
+  CHECK(step(desk, off, 4) == "....####");
 }
 
 TEST_CASE("knobs: the minimum is in elements, strictly smaller stays") {

@@ -40,7 +40,7 @@ struct trainer {
   std::vector<std::string> reports;
   offloader_type off;
 
-  using saved = std::array<rig::buffer, layers>;
+  using saved = std::array<rig::buffer, layers + 2>;
 
   void forward(offloader_type::chunk& open, saved& x, int count = layers) {
     for (int l = 0; l < count; ++l) {
@@ -242,6 +242,47 @@ TEST_CASE("other steps: a model that grows is planned for anew") {
     CHECK(t.reported("not planned for"));
     CHECK(t.left() == usual);
     CHECK(t.desk.wrong() == 0);
+  }
+}
+
+TEST_CASE(
+    "other steps: one that does not fit beside what stays by plan runs when it is run again") {
+  for (const int before : {1, 4}) {  // steps: under the plan that is tried out, and the last one
+    CAPTURE(before);
+    trainer t(policy_kind::automatic);
+    for (int step = 0; step < before; ++step) t.step(1, layers - 2);
+    std::string words;
+    bool ran = false;
+    for (int step = 0; step < 6; ++step) {
+      try {
+        t.step(1, layers + 2);
+        ran = true;
+      } catch (const out_of_budget& caught) {
+        CHECK_FALSE(ran);  // once at the most
+        words = caught.what();
+        t.off.end_step();
+        CHECK(t.reported("ran out of device memory"));
+        CHECK_FALSE(t.off.current_plan());
+      }
+    }
+    CHECK(ran);
+    CHECK(t.off.current_plan());
+    if (before == 4) CHECK(words.find("run it again") != std::string::npos);
+    CHECK(t.desk.wrong() == 0);
+  }
+}
+
+TEST_CASE("other steps: what does not fit for other reasons is no fault of a plan") {
+  for (const auto policy : {policy_kind::automatic, policy_kind::megatron}) {
+    trainer t(policy);
+    for (int step = 0; step < (policy == policy_kind::automatic ? 1 : 3); ++step) {
+      {
+        auto open = t.off.begin();
+        CHECK_THROWS_AS((void)t.off.allocate(layers * size, t.desk.stream()), out_of_budget);
+      }
+      t.off.end_step();
+    }
+    CHECK_FALSE(t.reported("ran out of device memory"));
   }
 }
 

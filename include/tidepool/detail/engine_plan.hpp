@@ -32,6 +32,7 @@ auto engine<Device>::end_step() -> stage {
   }
   const auto had = begun_;
   const bool given_up = std::exchange(given_up_, false);
+  const bool starved = std::exchange(starved_, false) && given_up && may_leave_plan();
   if (given_up) loose_ = was_loose_;
   was_loose_ = loose_;
   // An evaluation proves nothing, nor does a step without some of its chunks.
@@ -54,6 +55,10 @@ auto engine<Device>::end_step() -> stage {
                        std::to_string(profile_.chunks.size()) + "; plan a profile of these steps");
   }
   unproven_ = unproven_ && !proves;
+  if (starved) {
+    warming_up() ? record_again() : warm_up_anew();
+    return stage::starved;
+  }
   if (size.outgrown && plans_anew()) {
     warm_up_anew();
     return stage::outgrown;
@@ -61,6 +66,7 @@ auto engine<Device>::end_step() -> stage {
   // Only a step that trained teaches; an evaluation before it does not.
   const bool trained = warming_up() && !profile_.chunks.empty() && !given_up;
   const bool short_step = trained && size.falls_short && growth_.waits();
+  if (short_step && size.varies) loose_ = was_loose_ = true;
   if (!trained || short_step) {
     if (recorder_ != nullptr) recorder_->start(store_.order().stream(last_lane_));
     if (warming_up()) profile_.clear();
@@ -139,6 +145,13 @@ template <device Device>
 bool engine<Device>::plans_anew() const {
   const bool rule_keeps = by_rule_ && !keeps_.everything_leaves();
   return !warming_up() && !captured_ && (opts_.policy == policy_kind::automatic || rule_keeps);
+}
+
+// One that a step did not fit. What everything leaves in fits at least as well.
+template <device Device>
+bool engine<Device>::may_leave_plan() const {
+  const bool under_plan = !warming_up() || trained_steps_ > 0;
+  return opts_.policy == policy_kind::automatic && under_plan && !unproven_ && !captured_;
 }
 
 template <device Device>

@@ -101,7 +101,7 @@ template <device Device>
 
 template <device Device>
 [[gnu::cold]] void engine<Device>::throw_out_of_device(std::size_t bytes, const std::string& what,
-                                                       const block_source<Device>* own) const {
+                                                       const block_source<Device>* own) {
   const auto& source = store_.device_source();
   shortage short_of;
   short_of.call = what;
@@ -140,12 +140,18 @@ template <device Device>
     } catch (const device_error&) {  // while it captures, it may refuse to say
     }
   }
+  starved_ = true;
   if (unproven_) {
     short_of.plan =
         "A plan from elsewhere is in its first step: is it of this model and these options? ";
   } else if (!warming_up_ && profile_.timed()) {
     short_of.plan =
         against_plan(kept_now<Device>(live_, profile_, keeps_), most_kept(profile_, keeps_));
+  }
+  if (may_leave_plan()) {
+    short_of.plan +=
+        "The step may be larger than the one that was planned for: drop its chunks, call end_step()"
+        " and run it again, and a new plan is made of it. ";
   }
   throw out_of_budget(in_words(short_of), bytes, source.budget());
 }

@@ -19,6 +19,7 @@ class growth {
   struct verdict {
     bool outgrown = false;     // larger than every step before it, and partly not planned for
     bool falls_short = false;  // of the largest so far
+    bool varies = false;       // in what its chunks are, not only in how many they are
   };
   // Steps in which a chunk was given up tell nothing. Each size counts once, since it may be
   // another one in every step.
@@ -28,8 +29,9 @@ class growth {
     if (given_up) return {};
     const bool larger = had.chunks > most_.chunks || had.groups > most_.groups;
     const bool smaller = had.chunks < most_.chunks || had.groups < most_.groups;
+    const bool varies = had.chunks == most_.chunks && had.groups != most_.groups;
     most_ = {std::max(had.chunks, most_.chunks), std::max(had.groups, most_.groups)};
-    return {larger && unplanned, smaller};
+    return {larger && unplanned, smaller, varies};
   }
 
   // A warm-up waits so many times for a step as large as one before it: batches that have become

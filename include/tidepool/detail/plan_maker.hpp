@@ -40,6 +40,11 @@ class plan_maker {
         return report_(
             "plan: nothing is learnt of this step, since it had fewer chunks or groups than one"
             " before it; a later one takes its place");
+      case stage::starved:
+        plan_.reset();
+        return report_(
+            "plan: the step ran out of device memory under the plan, which is given up; the next"
+            " step is the first of the warm-up again, in which everything leaves");
       case stage::outgrown:
         plan_.reset();
         return report_(

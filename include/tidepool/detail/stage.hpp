@@ -17,7 +17,8 @@ enum class stage : std::uint8_t {
   timed,
   given_up,    // nothing is learnt of it, since a chunk was given up
   short_step,  // nor of one that falls short of those before it
-  outgrown,    // the plan; the warm-up begins anew
+  starved,     // it did not fit under the plan; the warm-up begins anew
+  outgrown,    // it was larger than the plan; likewise
 };
 
 }  // namespace tidepool::detail
