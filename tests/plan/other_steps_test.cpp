@@ -209,6 +209,24 @@ TEST_CASE("other steps: a plan from elsewhere is held to by a whole step") {
   CHECK_THROWS_AS(late.step(3), misuse_error);
 }
 
+TEST_CASE("other steps: what was given up before a plan from elsewhere counts in no step") {
+  trainer recorded(policy_kind::automatic);
+  for (int step = 0; step < 3; ++step) recorded.step(2, layers / 2);
+  REQUIRE(recorded.off.current_plan());
+  trainer t(policy_kind::automatic);
+  const auto follow = [&] {
+    t.off.follow(*recorded.off.current_plan(), recorded.off.profile());
+    t.step(2, layers / 2);
+  };
+  follow();
+  t.given_up_pass(layers);
+  follow();
+  CHECK_FALSE(t.reported("not planned for"));
+  t.step(3, layers / 2);
+  CHECK(t.reported("not planned for"));
+  CHECK(t.desk.wrong() == 0);
+}
+
 TEST_CASE("other steps: a batch that grows is planned for anew") {
   for (const auto policy : {policy_kind::automatic, policy_kind::megatron}) {
     CAPTURE(policy);

@@ -208,6 +208,7 @@ void engine<Device>::follow(plan::profile step, plan::actions what, plan::placem
   by_rule_ = false;
   unproven_ = true;
   given_up_ = false;  // what was, was no chunk of the step that is held to it
+  growth_.forget_step();
 }
 
 template <device Device>

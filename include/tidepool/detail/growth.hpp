@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <utility>
 
 namespace tidepool::detail {
 
@@ -16,6 +15,12 @@ class growth {
     unplanned_ = unplanned_ || !planned;
   }
 
+  // What ended so far was of no step.
+  void forget_step() noexcept {
+    now_ = {};
+    unplanned_ = false;
+  }
+
   struct verdict {
     bool outgrown = false;     // larger than every step before it, and partly not planned for
     bool falls_short = false;  // of the largest so far
@@ -24,8 +29,9 @@ class growth {
   // Steps in which a chunk was given up tell nothing. Each size counts once, since it may be
   // another one in every step.
   verdict step_ended(bool given_up) {
-    const auto had = std::exchange(now_, {});
-    const bool unplanned = std::exchange(unplanned_, false);
+    const auto had = now_;
+    const bool unplanned = unplanned_;
+    forget_step();
     if (given_up) return {};
     const bool larger = had.chunks > most_.chunks || had.groups > most_.groups;
     const bool smaller = had.chunks < most_.chunks || had.groups < most_.groups;
