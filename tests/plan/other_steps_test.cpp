@@ -311,6 +311,24 @@ TEST_CASE("other steps: where everything leaves by rule, nothing is settled anew
   for (const int passes : {1, 1, 3, 3}) t.step(passes);
   CHECK_FALSE(t.reported("not planned for"));
   CHECK(t.left() == 3 * layers * size);
+  opts.offload_layers = {0, 1};  // those of others stay, but not by the rule
+  trainer some(opts);
+  for (const int passes : {1, 1, 3, 3}) some.step(passes);
+  CHECK_FALSE(some.reported("not planned for"));
+  CHECK(some.left() == 3 * 2 * size);
+}
+
+TEST_CASE("other steps: a rule that has kept nothing so far is settled anew") {
+  auto opts = with(policy_kind::megatron);
+  opts.margin = false;
+  opts.fraction = 0.5;
+  trainer t(opts);
+  for (int step = 0; step < 2; ++step) t.step(1, 1);  // half of one group is none
+  CHECK(t.left() == size);
+  for (int step = 0; step < 3; ++step) t.step();
+  CHECK(t.reported("not planned for"));
+  CHECK(t.left() == layers / 2 * size);
+  CHECK(t.desk.wrong() == 0);
 }
 
 TEST_CASE("other steps: a plan is made of the largest steps") {

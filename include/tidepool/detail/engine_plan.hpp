@@ -139,11 +139,12 @@ void engine<Device>::record_again() noexcept {
   if (recorder_ != nullptr) recorder_->forget();
 }
 
-// Groups that nobody planned for would all leave, for ever. Graphs are captured when all is
-// settled, and a plan from elsewhere is only left for one that is made here.
+// Groups that nobody planned for would all leave, for ever; by some rules all do. Graphs are
+// captured when all is settled, and a plan from elsewhere is only left for one that is made here.
 template <device Device>
 bool engine<Device>::plans_anew() const {
-  const bool rule_keeps = by_rule_ && !keeps_.everything_leaves();
+  // What it kept of smaller steps does not tell: half of one group is none.
+  const bool rule_keeps = by_rule_ && plan::may_keep(opts_);
   return !warming_up() && !captured_ && (opts_.policy == policy_kind::automatic || rule_keeps);
 }
 

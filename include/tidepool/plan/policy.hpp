@@ -66,6 +66,12 @@ inline void keep_margin(const profile& step, std::size_t chunk, std::size_t begu
 
 }  // namespace detail
 
+/// Whether Megatron's rules let groups of any step stay.
+[[nodiscard]] inline bool may_keep(const options& opts) {
+  return opts.margin || opts.fraction < 1 ||
+         (opts.pipeline_rank > 0 && opts.delta_bytes_per_rank > 0);
+}
+
 /// Megatron's rules, in its order (Megatron-Core `PipelineOffloadManager.post_warmup_callback` and
 /// `ChunkOffloadHandler.should_bulk_offload`):
 /// 1. margin: the last group of each module stays where the chunk's own backward pass is the next
