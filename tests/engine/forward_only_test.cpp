@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -150,6 +151,63 @@ TEST_CASE("forward only: between the passes of a pipeline it changes no bit") {
     for (auto& module : each->counters.modules) module.cap_joins = 0;
   }
   CHECK(with.counters.modules == without.counters.modules);
+}
+
+TEST_CASE("forward only: leaves a pool with a budget as the plan of a step found it") {
+  rig desk;
+  constexpr std::size_t largest = 3;
+  auto opts = small_options({"core_attn"});
+  opts.policy = tidepool::policy_kind::automatic;
+  opts.margin = true;
+  opts.device_step = size;  // each tensor lies in a region of its own
+  opts.device_budget = 2 * 2 * (1 + 2 + largest) * size + size;  // what two passes keep, and some
+  offloader off(desk.dev, opts);
+  std::vector<std::string> lines;
+  keep_reports(off, lines);
+  const auto bytes = [](int layer) { return (static_cast<std::size_t>(layer) / 2 + 1) * size; };
+  constexpr int layers = 2 * largest;
+  struct pass {
+    offloader::chunk open;
+    std::vector<rig::buffer> x{layers};
+  };
+  const auto forward = [&](pass& now) {
+    now.open = off.begin();
+    for (int l = 0; l < layers; ++l) {
+      auto& x = now.x[static_cast<std::size_t>(l)];
+      x = off.allocate(bytes(l), desk.stream());
+      desk.write(x, static_cast<std::uint32_t>(l), 2e5);
+      now.open.commit<"core_attn">(l, desk.stream(), x);
+    }
+    now.open.end_forward();
+  };
+  const auto backward = [&](pass& now) {
+    for (int l = layers; l-- > 0;) {
+      auto& x = now.x[static_cast<std::size_t>(l)];
+      now.open.restore<"core_attn">(l, desk.stream(), x);
+      desk.check(x, static_cast<std::uint32_t>(l));
+      x.reset(desk.stream());
+    }
+    now.open.finish();
+  };
+  for (int step = 0; step < 8; ++step) {
+    CAPTURE(step);
+    if (step == 4) {
+      auto open = off.begin({.forward_only = true});
+      std::vector<rig::buffer> x(layers);
+      for (auto& each : x) each = off.allocate(size + size / 2, desk.stream());
+      for (auto& each : x) each.reset(desk.stream());
+      open.finish();
+    }
+    pass first;
+    pass second;
+    REQUIRE_NOTHROW(forward(first));
+    REQUIRE_NOTHROW(forward(second));
+    backward(first);
+    backward(second);
+    off.end_step();
+  }
+  CHECK(off.current_plan());
+  CHECK(desk.wrong() == 0);
 }
 
 TEST_CASE("forward only: windows stay as they were") {

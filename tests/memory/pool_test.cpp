@@ -93,6 +93,21 @@ TEST_CASE("pool: a budget holds exactly") {
   }
 }
 
+TEST_CASE("pool: one with a budget is put together where nothing is in use") {
+  for (std::size_t first = 0; first < 4; ++first) {  // to be free, and so the oldest
+    CAPTURE(first);
+    bench on(1);
+    pool all(on.dev, on.order, {4 * unit, 4 * unit});
+    std::vector<block> pieces;
+    for (int i = 0; i < 4; ++i) pieces.push_back(all.acquire(unit, bench::id(0)).memory);
+    std::rotate(pieces.begin(), pieces.begin() + static_cast<std::ptrdiff_t>(first), pieces.end());
+    for (const auto& each : pieces) all.release(each, on.record(0));
+    all.tidy();
+    CHECK(all.acquire(unit, bench::id(0)));
+    CHECK(all.acquire(3 * unit, bench::id(0)));
+  }
+}
+
 TEST_CASE("pool: takes the request alone where the device has no whole step left") {
   bench on(1, machine{.device_bytes = 10 * unit});
   pool all(on.dev, on.order, {8 * unit, 0});

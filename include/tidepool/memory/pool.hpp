@@ -64,6 +64,11 @@ class pool final : public block_source<Device> {
   [[nodiscard]] std::size_t largest_free() const override { return book_.largest_free(); }
   [[nodiscard]] std::uint64_t allocations() const override { return regions_.size(); }
   void let_fly(std::size_t bytes) override { flying_ = bytes; }
+  /// What has a budget and is not in use at all is put together, so that every step finds the same
+  /// regions. Without one it may grow, rather than wait for all that lay in a region.
+  void tidy() noexcept override {
+    if (limits_.budget != 0) book_.join_if_unused();
+  }
 
   [[nodiscard]] std::size_t used() const { return book_.used_bytes(); }
 
