@@ -209,6 +209,19 @@ TEST_CASE("other steps: a plan from elsewhere is held to by a whole step") {
   CHECK_THROWS_AS(late.step(3), misuse_error);
 }
 
+TEST_CASE("other steps: who outgrows a plan from elsewhere waits for nobody") {
+  trainer recorded(policy_kind::automatic);
+  for (int step = 0; step < 3; ++step) recorded.step(2);
+  trainer t(policy_kind::automatic);
+  int meetings = 0;
+  t.off.on_measure([&] { ++meetings; });
+  t.off.follow(*recorded.off.current_plan(), recorded.off.profile());
+  for (const int passes : {2, 3, 3, 3, 3}) t.step(passes);
+  CHECK(t.reported("not planned for"));
+  CHECK(t.off.current_plan());
+  CHECK(meetings == 0);
+}
+
 TEST_CASE("other steps: what was given up before a plan from elsewhere counts in no step") {
   trainer recorded(policy_kind::automatic);
   for (int step = 0; step < 3; ++step) recorded.step(2, layers / 2);

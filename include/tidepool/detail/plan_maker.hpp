@@ -69,6 +69,9 @@ class plan_maker {
     auto where = places_of(made, recorded);
     owner_->follow(std::move(fit), made.what, std::move(where));
     adopt(made, recorded);
+    // Not all ranks may outgrow theirs, and those that do must not wait for the others.
+    link_ = recorded.link;
+    link_measured_ = true;
   }
 
   void on_report(std::function<void(std::string_view)> sink) { report_ = std::move(sink); }
