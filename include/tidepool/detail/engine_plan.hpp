@@ -133,6 +133,7 @@ void engine<Device>::record_again() noexcept {
   first_step_.clear();
   recorded_.clear();
   trained_steps_ = 0;
+  growth_.warm_up_begins();
   loose_ = was_loose_ = false;
   warming_up_ = true;
   without_a_plan();
@@ -160,7 +161,6 @@ void engine<Device>::warm_up_anew() {
   if (opts_.policy == policy_kind::automatic) {
     recorder_ = std::make_unique<recorder<Device>>(*dev_, next_recorded_);
   }
-  growth_.warm_up_begins();
   keep_at_most(residence::unlimited, 0);
   record_again();
 }

@@ -44,7 +44,7 @@ class growth {
   // smaller for good are planned for as well.
   static constexpr int patience = 8;
   [[nodiscard]] bool waits() { return waited_ < patience && ++waited_ > 0; }
-  void warm_up_begins() { waited_ = 0; }
+  void warm_up_begins() noexcept { waited_ = 0; }
 
  private:
   struct size {
