@@ -24,7 +24,8 @@ there() {
     generator) command -v ninja >/dev/null || command -v make >/dev/null ;;
     objdump) command -v objdump >/dev/null ;;
     openblas) compgen -G '/usr/lib/*/cmake/openblas/OpenBLASConfig.cmake' >/dev/null ||
-      has_header cblas.h || [ -n "${OpenBLAS_DIR:-}" ] ;;
+      has_header openblas/openblas_config.h || has_header openblas_config.h ||
+      [ -n "${OpenBLAS_DIR:-}" ] ;;
     cli11) has_header CLI/CLI.hpp ;;
     json) has_header nlohmann/json.hpp ;;
     doctest) has_header doctest/doctest.h ;;
