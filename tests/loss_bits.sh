@@ -51,6 +51,12 @@ for budget in 900KB 1200KB 1600KB; do
   check --hidden 32 --heads 2 --seq 32 --batch 2 --layers 8 --in-flight 2 --memory arena \
     --device-budget "$budget" --offload-modules all --policy automatic
 done
+# The same in hardly more than a step needs: a third to a fourth of it is one tensor.
+for layers_depth_budget in '4 1 320KB' '4 2 320KB' '8 1 320KB' '8 2 320KB' '8 1 400KB'; do
+  read -r layers depth budget <<<"$layers_depth_budget"
+  check --hidden 32 --heads 2 --seq 32 --batch 2 --layers "$layers" --in-flight "$depth" \
+    --eval-every 2 --memory arena --device-budget "$budget" --offload-modules all --policy automatic
+done
 check --offload-modules all --no-margin --reload-ahead 0
 check --offload-modules all --reload-ahead 8 --offload-fraction 0.5
 check --offload-modules all --offload-layers 1,2 --max-inflight-bytes 1MiB
@@ -89,8 +95,8 @@ for budget in 4500KB 4300KB; do
 done
 recomputing --offload-modules all --device-budget 4500KB --eval-every 2
 recomputing --offload-modules all --device-budget 4500KB --dense-layers 1 --shared-experts 1
-recomputing --offload-modules all --device-budget 2200KB --precision fp8
-recomputing --offload-modules all --device-budget 2200KB --precision bf16 --codec fp8
+recomputing --offload-modules all --device-budget 2000KB --precision fp8
+recomputing --offload-modules all --device-budget 2000KB --precision bf16 --codec fp8
 # Dense layers, and shared experts beside the routed ones.
 mixed=(--dense-layers 1 --shared-experts 1)
 for module in mlp_fc1 mlp_act mlp_fc2 shared_act shared_fc2; do

@@ -251,7 +251,7 @@ class engine {
   void try_out(plan::profile step, plan::actions what, plan::placement where = {});
   // The plan that was to be made of a recorded step was not: the next step is the first again.
   void record_again() noexcept;
-  // The steps to come have no plan: an arena keeps their memory close together.
+  // The steps to come have no plan: an arena keeps their memory closer together.
   void without_a_plan() noexcept;
   // See residence.hpp; pieces count in an arena.
   void keep_at_most(std::size_t bytes, std::size_t piece) {

@@ -277,6 +277,56 @@ TEST_CASE("ranges: snug requests wait for nothing while eight of the largest wou
   }
 }
 
+TEST_CASE("ranges: a sparing request leaves the last room for the largest block whole") {
+  // By their offsets: 0 in flight, 2 to 5 free, 6 to 9 used or free, 12 in flight or joined.
+  struct layout {
+    bool second_run;
+    bool joined_unit;
+    std::size_t expected;
+  };
+  for (const auto& each :
+       {layout{false, false, 0}, layout{false, true, 12}, layout{true, false, 5}}) {
+    CAPTURE(each.expected);
+    ranges book;
+    book.add_region(region(0), 14 * unit);
+    const auto in_flight = taken(book, 1);
+    static_cast<void>(taken(book, 1));
+    const auto large = taken(book, 4);
+    static_cast<void>(taken(book, 1));
+    const auto between = taken(book, 1);
+    static_cast<void>(taken(book, 1));
+    const auto second = taken(book, 4);
+    static_cast<void>(taken(book, 1));
+    book.release(in_flight.index, at(0, 9, 1));
+    book.release(large.index, fence{});
+    book.release(between.index, each.joined_unit ? fence{} : at(0, 9, 2));
+    if (each.second_run) book.release(second.index, fence{});
+    const auto found = book.find_sparing(unit, nothing_known);
+    REQUIRE(found);
+    grant got;
+    book.take(found, unit, got.memory, got.ready);
+    CHECK(offset(got) == each.expected);
+    CHECK(got.ready.position(0) == (each.expected == 0 ? 9 : 0));
+    CHECK(book.largest_free() == 4 * unit);
+  }
+}
+
+TEST_CASE("ranges: a sparing request without another way takes the last room") {
+  ranges book;
+  book.add_region(region(0), 6 * unit);
+  const auto large = taken(book, 4);
+  static_cast<void>(taken(book, 2));
+  book.release(large.index, fence{});
+  for (const std::size_t expected : {3, 2, 1, 0}) {
+    const auto found = book.find_sparing(unit, nothing_known);
+    REQUIRE(found);
+    grant got;
+    book.take(found, unit, got.memory, got.ready);
+    CHECK(offset(got) == expected);
+  }
+  CHECK_FALSE(book.find_sparing(unit, nothing_known));
+}
+
 TEST_CASE("ranges: regions are no neighbours") {
   ranges book;
   book.add_region(region(0), 2 * unit);
@@ -345,10 +395,11 @@ TEST_CASE("ranges: random programs never overlap, lose or invent a byte, or forg
         };
         const auto room = longest();
         CHECK(book.largest_free() == room);
-        const bool snug = may_wait && any(2) == 0;
+        const auto how = may_wait ? any(3) : 0;
         grant got;
-        if (const auto found =
-                snug ? book.find_snug(bytes, joined) : book.find(bytes, joined, may_wait)) {
+        if (const auto found = how == 1   ? book.find_snug(bytes, joined)
+                               : how == 2 ? book.find_sparing(bytes, joined)
+                                          : book.find(bytes, joined, may_wait)) {
           book.take(found, bytes, got.memory, got.ready);
         }
         if (!got) {

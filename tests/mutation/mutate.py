@@ -36,7 +36,7 @@ HEADERS = [
     "detail/engine_plan.hpp", "detail/engine_recompute.hpp", "detail/engine_state.hpp",
     "detail/growth.hpp",
     "memory/fence.hpp", "memory/lanes.hpp", "memory/ranges.hpp", "memory/detail/range_list.hpp",
-    "memory/pool.hpp", "memory/arena.hpp", "memory/slots.hpp", "memory/fixed.hpp",
+    "memory/detail/range_survey.hpp", "memory/pool.hpp", "memory/arena.hpp", "memory/slots.hpp", "memory/fixed.hpp",
     "memory/pinned.hpp",
 ]
 FOLDERS = ["engine", "memory", "known_failures", "trace", "plan", "device", "options", "faults"]

@@ -119,6 +119,8 @@ template <device Device>
 void engine<Device>::try_out(plan::profile step, plan::actions what, plan::placement where) {
   auto going_on = std::move(recorder_);
   adopt(std::move(step), std::move(what), std::move(where));
+  // One step cannot tell whether shapes vary.
+  if (trained_steps_ == 1) store_.device_source().lie(closeness::sparing);
   recorder_ = std::move(going_on);
   warming_up_ = true;
   profile_.clear();
@@ -178,7 +180,8 @@ template <device Device>
 void engine<Device>::without_a_plan() noexcept {
   // Everything leaves in a step that comes before the first plan, or for which none was found: its
   // time is not that of a step with one, but it has to fit, also in the smallest memory of a plan.
-  store_.device_source().lie_close(opts_.policy == policy_kind::automatic);
+  const bool automatic = opts_.policy == policy_kind::automatic;
+  store_.device_source().lie(automatic ? closeness::snug : closeness::sparing);
 }
 
 template <device Device>
@@ -187,7 +190,9 @@ void engine<Device>::adopt(plan::profile step, plan::actions what, plan::placeme
   profile_.modules = names_;
   keeps_.settle(std::move(what));
   places_.adopt(std::move(where));
-  store_.device_source().lie_close(false);
+  // What was forecast for shapes that repeat does run; with others what stays breaks memory up.
+  const bool foreseen = !by_rule_ && !profile_.shapes_vary;
+  store_.device_source().lie(foreseen ? closeness::none : closeness::sparing);
   backward_rank_.assign(profile_.chunks.size(), profile_.chunks.size());
   std::size_t rank = 0;
   for (const auto& pass : profile_.passes) {
@@ -205,8 +210,8 @@ void engine<Device>::follow(plan::profile step, plan::actions what, plan::placem
         "follow: a step is under way; call it before the first chunk of a step, or"
         " after end_step");
   }
-  adopt(std::move(step), std::move(what), std::move(where));
   by_rule_ = false;
+  adopt(std::move(step), std::move(what), std::move(where));
   unproven_ = true;
   given_up_ = false;  // what was, was no chunk of the step that is held to it
   growth_.forget_step();

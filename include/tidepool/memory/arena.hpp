@@ -39,7 +39,7 @@ class arena final : public block_source<Device> {
 
   [[nodiscard]] bool take(std::size_t bytes, lane_id waiter, block& into, fence& ready) override {
     const auto joined = [&](const fence& until) { return order_->joined(waiter, until); };
-    const auto found = close_ ? book_.find_snug(bytes, joined) : book_.find(bytes, joined, true);
+    const auto found = find(bytes, joined);
     if (found) book_.take(found, bytes, into, ready);
     return static_cast<bool>(found);
   }
@@ -55,7 +55,8 @@ class arena final : public block_source<Device> {
   /// An arena of which nothing is in use is whole again, so that every step finds the same.
   void tidy() noexcept override { book_.join_if_unused(); }
 
-  void lie_close(bool close) noexcept override { close_ = close; }
+  /// Sparing, until something else is asked for.
+  void lie(closeness how) noexcept override { how_ = how; }
 
   [[nodiscard]] std::size_t reserved() const override { return bytes_; }
   [[nodiscard]] std::size_t peak() const override { return bytes_; }
@@ -64,12 +65,25 @@ class arena final : public block_source<Device> {
   [[nodiscard]] std::uint64_t allocations() const override { return 1; }
 
  private:
+  template <class Joined>
+  [[nodiscard]] ranges::place find(std::size_t bytes, const Joined& joined) {
+    switch (how_) {
+      case closeness::none:
+        return book_.find(bytes, joined, true);
+      case closeness::snug:
+        return book_.find_snug(bytes, joined);
+      case closeness::sparing:
+        break;
+    }
+    return book_.find_sparing(bytes, joined);
+  }
+
   Device* dev_;
   const lanes<Device>* order_;
   std::size_t bytes_;
   void* base_ = nullptr;
   ranges book_;
-  bool close_ = false;
+  closeness how_ = closeness::sparing;
 };
 
 }  // namespace tidepool

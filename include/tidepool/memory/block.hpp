@@ -39,6 +39,13 @@ struct grant {
   explicit operator bool() const { return static_cast<bool>(memory); }
 };
 
+/// How close blocks lie together where the streams that get them have to wait for it.
+enum class closeness : std::uint8_t {
+  none,     ///< nobody waits for it
+  sparing,  ///< where the largest block would otherwise find no room any more
+  snug,     ///< always, once memory is short
+};
+
 /// An offset that is left to the source.
 inline constexpr auto anywhere = static_cast<std::size_t>(-1);
 
@@ -85,9 +92,9 @@ class block_source {
   /// Tells a source that grows how many bytes it should let be in flight before it reuses the
   /// oldest with a join. Others ignore it.
   virtual void let_fly(std::size_t /*bytes*/) {}
-  /// Whether blocks should lie close together even where their streams have to wait for it, so that
-  /// memory does not go to pieces. A source that is one piece does so; others ignore it.
-  virtual void lie_close(bool /*close*/) noexcept {}
+  /// What keeps memory from going to pieces from now on. A source that is one piece does so; others
+  /// ignore it.
+  virtual void lie(closeness /*how*/) noexcept {}
   /// The step is over. What lies free in pieces may be put together. Does not throw.
   virtual void tidy() noexcept {}
 

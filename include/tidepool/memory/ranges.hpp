@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "tidepool/memory/block.hpp"
-#include "tidepool/memory/detail/range_list.hpp"
+#include "tidepool/memory/detail/range_survey.hpp"
 
 namespace tidepool {
 
@@ -23,7 +23,7 @@ namespace tidepool {
 /// neighbours is cut short where a wait would do; the last is linear in the number of ranges.
 ///
 /// Inlined by force where a commit or a restore comes through: calls and spills were a tenth of it.
-class ranges : detail::range_list {
+class ranges : detail::range_survey {
  public:
   using range_list::none;
 
@@ -61,26 +61,41 @@ class ranges : detail::range_list {
   template <class Joined>
   [[nodiscard]] place find_snug(std::size_t bytes, const Joined& joined) {
     const auto need = aligned(bytes);
-    const bool ample = free_bytes_ >= need && free_bytes_ - need >= most_snug * largest_;
-    if (ample || nodes_.size() - spare_.size() > most_searched) return find(bytes, joined, true);
+    if (is_ample(need)) return find(bytes, joined, true);
     free_run best;
     for (const auto first : first_of_region_) {
       for (auto i = first; i != none;) {
-        if (nodes_[i].used) {
-          i = nodes_[i].right;
-          continue;
-        }
         const auto whole = whole_run(i);
+        i = whole.behind == i ? nodes_[i].right : whole.behind;
         if (whole.run.bytes >= need && (best.first == none || whole.run.bytes < best.bytes)) {
           best = whole.run;
         }
-        i = whole.behind;
       }
     }
     if (best.first == none) return {};
-    const auto part = part_of(best, need);
-    merge(part);
-    return {part.first, !joined(nodes_[part.first].ready)};
+    return place_in(part_of(best.first, need), joined);
+  }
+
+  /// As `find`, but while one free run alone has room for the largest block so far, that room is
+  /// left as long as there is another way: memory that need not be waited for, then the range that
+  /// `find` would wait for, then the run that is filled best, whatever its fences. So a few blocks
+  /// that stay for long do not leave memory in pieces. Linear in the number of ranges where memory
+  /// is short; with more than 1024 of them as `find`.
+  template <class Joined>
+  [[nodiscard]] place find_sparing(std::size_t bytes, const Joined& joined) {
+    const auto need = aligned(bytes);
+    if (need >= largest_ || is_ample(need)) return find(bytes, joined, true);
+    const auto seen = survey(need, joined);
+    if (seen.longest.bytes < largest_ || seen.second >= largest_) return find(bytes, joined, true);
+    place usual;
+    usual.range = pick(need, joined, true, usual.waits);
+    const bool spares = usual && longest_without(usual.range, need, seen) >= largest_;
+    if (spares && !usual.waits) return usual;
+    if (seen.beside.joined != none) return {seen.beside.joined, false};
+    if (spares) return usual;
+    if (seen.beside.first != none) return place_in(part_of(seen.beside.first, need), joined);
+    if (seen.longest.bytes - need < largest_) return find(bytes, joined, true);
+    return place_in(part_of(seen.longest.first, need), joined);
   }
 
   /// Takes what `find` found for as many bytes. Written in place: a block that is copied right
@@ -95,6 +110,7 @@ class ranges : detail::range_list {
     auto& taken = nodes_[index];
     taken.used = true;
     used_bytes_ += need;
+    largest_ = std::max(largest_, need);
     into.data = taken.base;
     into.bytes = need;
     into.index = index;
@@ -133,6 +149,7 @@ class ranges : detail::range_list {
     auto& taken = nodes_[index];
     taken.used = true;
     used_bytes_ += need;
+    largest_ = std::max(largest_, need);
     into = {taken.base, need, index};
     if (!joined(taken.ready)) ready = taken.ready;
     return true;
@@ -238,16 +255,24 @@ class ranges : detail::range_list {
     return {};
   }
 
-  // As much of a run as a request needs, at the end that it will come from: the rest keeps its own
-  // fences.
-  [[nodiscard]] free_run part_of(const free_run& run, std::size_t need) const {
+  // So much is free, or in so many pieces, that looking for the best of them is not worth it.
+  [[nodiscard]] bool is_ample(std::size_t need) const {
+    return (free_bytes_ >= need && free_bytes_ - need >= most_snug * largest_) ||
+           nodes_.size() - spare_.size() > most_searched;
+  }
+
+  template <class Joined>
+  [[nodiscard]] place place_in(const free_run& part, const Joined& joined) {
+    merge(part);
+    return {part.first, !joined(nodes_[part.first].ready)};
+  }
+
+  // As much of the run of `first` as a request needs, at the end that it will come from: the rest
+  // keeps its own fences.
+  [[nodiscard]] free_run part_of(std::uint32_t first, std::size_t need) const {
     const bool small = is_small(need);
-    auto last = run.first;
-    if (small) {
-      for (auto left = run.bytes - nodes_[last].bytes; left > 0; left -= nodes_[last].bytes) {
-        last = nodes_[last].right;
-      }
-    }
+    auto last = first;
+    while (small && is_free(nodes_[last].right)) last = nodes_[last].right;
     free_run part{last, nodes_[last].bytes, nodes_[last].ready};
     for (auto i = last; part.bytes < need;) {
       i = small ? nodes_[i].left : nodes_[i].right;
@@ -256,6 +281,22 @@ class ranges : detail::range_list {
       if (small) part.first = i;
     }
     return part;
+  }
+
+  // The longest run once `need` bytes of a free range are taken from the end that they come from.
+  [[nodiscard]] std::size_t longest_without(std::uint32_t taken, std::size_t need,
+                                            const runs_seen& seen) const {
+    std::size_t before = 0;
+    std::size_t behind = 0;
+    auto first = taken;
+    for (auto i = nodes_[taken].left; is_free(i); i = nodes_[i].left) {
+      before += nodes_[i].bytes;
+      first = i;
+    }
+    if (first != seen.longest.first) return seen.longest.bytes;
+    for (auto i = nodes_[taken].right; is_free(i); i = nodes_[i].right) behind += nodes_[i].bytes;
+    (is_small(need) ? before : behind) += nodes_[taken].bytes - need;
+    return std::max({before, behind, seen.second});
   }
 
   // Large requests come from the front of a range and small ones from its end, so that a few sizes
@@ -271,7 +312,7 @@ class ranges : detail::range_list {
     return small ? other : index;
   }
 
-  std::size_t largest_ = 0;  // request that split a range
+  std::size_t largest_ = 0;  // request so far
   std::size_t used_bytes_ = 0;
 };
 

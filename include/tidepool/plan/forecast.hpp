@@ -71,6 +71,11 @@ class rehearsal {
   }
   [[nodiscard]] double recomputed_us() const { return recomputed_us_; }  // in all runs
   [[nodiscard]] auto& engine() { return *engine_; }
+  // What a rule keeps, nobody knows to fit: as an engine's own rule does.
+  void adopt(const profile& step, actions what, placement where, bool by_rule) {
+    engine_->adopt(step, std::move(what), std::move(where));
+    if (by_rule) engine_->memory().device_source().lie(closeness::sparing);
+  }
   [[nodiscard]] auto stream() const { return stream_.ref(); }
 
   void run() {
@@ -230,13 +235,14 @@ class rehearsal {
 
 // Two steps in which everything leaves. Where they do not fit, a plan can only be followed from the
 // first step on.
-inline void warm_up(std::optional<rehearsal>& stage, const profile& step, const options& opts) {
+inline void warm_up(std::optional<rehearsal>& stage, const profile& step, const options& opts,
+                    bool by_rule) {
   actions everything;
   for (const auto& chunk : step.chunks) {
     everything.emplace_back(chunk.groups.size(), action::offload);
   }
   try {
-    stage.emplace(step, opts).engine().adopt(step, everything);
+    stage.emplace(step, opts).adopt(step, everything, {}, by_rule);
     stage->run();
     stage->run();
   } catch (const out_of_budget&) {
@@ -245,7 +251,8 @@ inline void warm_up(std::optional<rehearsal>& stage, const profile& step, const 
 }
 
 [[nodiscard]] inline forecast_result rehearsed(const profile& step, options opts,
-                                               const actions& what, placement where, bool picture) {
+                                               const actions& what, placement where, bool picture,
+                                               bool by_rule = false) {
   forecast_result result;
   opts.min_tensor_elements = 0;
   opts.host_budget = std::numeric_limits<std::size_t>::max() / 4;
@@ -256,9 +263,9 @@ inline void warm_up(std::optional<rehearsal>& stage, const profile& step, const 
   opts.offload_layers.clear();
   try {
     std::optional<rehearsal> warm;
-    warm_up(warm, step, opts);
+    warm_up(warm, step, opts, by_rule);
     auto& stage = *warm;
-    stage.engine().adopt(step, what, std::move(where));
+    stage.adopt(step, what, std::move(where), by_rule);
     constexpr int most_steps = 6;
     double before = 0;
     for (int i = 0; i < most_steps; ++i) {
@@ -315,8 +322,8 @@ struct rehearsed_places {
 /// everything leaving, as a warm-up does (where that fits), since where memory lies then counts
 /// later; then with `what`, until two steps in a row take the same, and tells what the last was
 /// like. `opts` are those of the run to be foretold; `placed` says whether memory lies where a plan
-/// would have it (`best_places`). Durations are the profile's; kernels are not slowed by copies
-/// beside them.
+/// would have it (`best_places`), or as an arena gives it out under a rule. Durations are the
+/// profile's; kernels are not slowed by copies beside them.
 ///
 /// Where the engine would refuse, `expected.runs` is false and `refusal` says why. A recomputed
 /// group takes the profile's time; what it is computed from is taken to be there. Takes about a
@@ -324,7 +331,7 @@ struct rehearsed_places {
 [[nodiscard]] inline forecast_result forecast(const profile& step, const options& opts,
                                               const actions& what, bool picture = false,
                                               bool placed = true) {
-  if (!placed) return detail::rehearsed(step, opts, what, {}, picture);
+  if (!placed) return detail::rehearsed(step, opts, what, {}, picture, true);
   return detail::rehearsed_in_places(step, opts, what, detail::find_places(step, what, opts),
                                      picture)
       .seen;
