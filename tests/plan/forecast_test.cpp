@@ -781,6 +781,42 @@ tidepool::test::random_step one_size(std::mt19937_64& random, std::size_t least_
   return about;
 }
 
+// What stays by a rule does not leave memory in pieces, and the forecast has to know.
+TEST_CASE("forecast: a rule in a tight arena runs as foretold, or is refused") {
+  std::mt19937_64 random(5);
+  int run = 0;
+  for (int i = 0; i < 300; ++i) {
+    CAPTURE(i);
+    const auto step =
+        tidepool::test::random_profile(random, {.groups = 24, .chunks = 4, .depth = 2});
+    std::size_t all = 0;
+    for (const auto& each : step.storages) all += each.bytes;
+    options opts;
+    opts.memory = memory_kind::arena;
+    opts.device_budget = all / 8 + random() % (all / 3);
+    opts.policy = policy_kind::megatron;
+    opts.fraction = 0.4 + 0.1 * static_cast<double>(random() % 7);
+    opts.min_tensor_elements = 0;
+    const auto seen = forecast(step, opts, megatron_policy(step, opts));
+    double took = 0;
+    bool fits = true;
+    try {
+      tidepool::plan::detail::rehearsal engine(step, opts);  // which has a warm-up of its own
+      for (int warm = 0; warm < 4; ++warm) engine.run();
+      took = -engine.now_us();
+      engine.run();
+      took += engine.now_us();
+    } catch (const tidepool::out_of_budget&) {
+      fits = false;
+    }
+    CHECK(seen.expected.runs == fits);
+    if (!fits) continue;
+    ++run;
+    CHECK(seen.expected.step_us == doctest::Approx(took).epsilon(0.005));
+  }
+  MESSAGE(run << " of 300 run");
+}
+
 TEST_CASE("forecast: the simulator agrees with the engine where memory is not in pieces") {
   std::mt19937_64 random(21);
   agreement both;
