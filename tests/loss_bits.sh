@@ -51,11 +51,15 @@ for budget in 900KB 1200KB 1600KB; do
   check --hidden 32 --heads 2 --seq 32 --batch 2 --layers 8 --in-flight 2 --memory arena \
     --device-budget "$budget" --offload-modules all --policy automatic
 done
-# The same in hardly more than a step needs: a third to a fourth of it is one tensor.
-for layers_depth_budget in '4 1 320KB' '4 2 320KB' '8 1 320KB' '8 2 320KB' '8 1 400KB'; do
-  read -r layers depth budget <<<"$layers_depth_budget"
-  check --hidden 32 --heads 2 --seq 32 --batch 2 --layers "$layers" --in-flight "$depth" \
-    --eval-every 2 --memory arena --device-budget "$budget" --offload-modules all --policy automatic
+# The same in hardly more than a step needs: a fifth of it is one tensor. A GPU's own times make other
+# plans, and it needs some more.
+least=320KB
+[ "$device" = virtual ] || least=400KB
+for layers in 4 8; do
+  for depth in 1 2; do
+    check --hidden 32 --heads 2 --seq 32 --batch 2 --layers "$layers" --in-flight "$depth" \
+      --eval-every 2 --memory arena --device-budget "$least" --offload-modules all --policy automatic
+  done
 done
 check --offload-modules all --no-margin --reload-ahead 0
 check --offload-modules all --reload-ahead 8 --offload-fraction 0.5
