@@ -341,7 +341,7 @@ case $part in
           --memory arena --device-budget 1MB --policy automatic
       done
     done
-    for stages_and_budget in '1 350KB' '2 500KB'; do
+    for stages_and_budget in '1 450KB' '2 500KB'; do
       read -r stages budget <<<"$stages_and_budget"
       same_bits 2 '--layers 8 --eval-every 2' --virtual-stages "$stages" "${leaves[@]}" \
         --memory arena --device-budget "$budget" --policy automatic
