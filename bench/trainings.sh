@@ -11,6 +11,10 @@
 # of the last five. Exits 1 if a case fails or losses differ.
 set -uo pipefail
 
+if [ $# -lt 4 ] || ! [ "$3" -gt 1 ]; then
+  echo "usage: bench/trainings.sh BUILD OUT RANKS CASE..., with two RANKS or more" >&2
+  exit 2
+fi
 build=$1 out=$2 ranks=$3
 shift 3
 here=$(dirname "${BASH_SOURCE[0]}")
@@ -22,7 +26,6 @@ proxy=(--preset large --device cuda --hidden 7168 --heads 56 --experts 16 --top-
   --expert-capacity 1.25 --batch 4 --microbatches $((4 * ranks)) --precision bf16 --lr 1e-5
   --data "$here/../LICENSE" --steps 14 --compare --offload-modules all --memory arena
   --policy automatic --timed-step 8)
-[ "$ranks" -gt 1 ] || proxy+=(--in-flight 4)
 
 # row FILE NAME
 row() {
@@ -68,7 +71,6 @@ for case in "$@"; do
       exit 2
       ;;
   esac
-  [ "$ranks" -gt 1 ] || spread=()
   command=(mpirun -np "$ranks" "$build/examples/train_moe" "${spread[@]}" "${proxy[@]}"
     --layers "${layers:-4}" --seq "$tokens" --device-budget "$budget")
   file=$out/${case//:/-}.txt

@@ -65,8 +65,12 @@ class ranges : detail::range_survey {
     free_run best;
     for (const auto first : first_of_region_) {
       for (auto i = first; i != none;) {
+        if (nodes_[i].used) {
+          i = nodes_[i].right;
+          continue;
+        }
         const auto whole = whole_run(i);
-        i = whole.behind == i ? nodes_[i].right : whole.behind;
+        i = whole.behind;
         if (whole.run.bytes >= need && (best.first == none || whole.run.bytes < best.bytes)) {
           best = whole.run;
         }
