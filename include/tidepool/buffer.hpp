@@ -68,7 +68,7 @@ class handle {
   void reset(typename Device::stream_ref stream) {
     saved_as_ = 0;
     if (store_ == nullptr) return;
-    store_->owner->drop(*store_, store_->owner->lane_to_capture(stream));
+    store_->owner->drop(*store_, store_->owner->lane_to_release(stream));
     store_ = nullptr;
     part_ = {};
   }

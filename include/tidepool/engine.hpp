@@ -13,6 +13,7 @@
 
 #include "tidepool/buffer.hpp"
 #include "tidepool/detail/growth.hpp"
+#include "tidepool/detail/memory_layout.hpp"
 #include "tidepool/detail/places.hpp"
 #include "tidepool/detail/recorder.hpp"
 #include "tidepool/detail/residence.hpp"
@@ -25,16 +26,6 @@
 #include "tidepool/window.hpp"
 
 namespace tidepool::detail {
-
-// A storage's place in memory.
-struct storage_place {
-  const void* storage = nullptr;
-  const void* device = nullptr;  // null while away
-  const void* host = nullptr;
-  std::size_t bytes = 0;
-  friend bool operator==(const storage_place&, const storage_place&) = default;
-};
-using memory_layout = std::vector<storage_place>;
 
 // By hand everything leaves, and its handles stay full; `or_discard` offers to compute it again.
 enum class commit_kind : std::uint8_t { plain, by_hand, or_discard };
@@ -81,17 +72,17 @@ class engine {
     if (--which->references_ == 0) delete which;
   }
 
-  // The lane of a stream that is about to be used, eagerly or in a capture of ours.
+  // The lane of a stream whose call takes or reads memory, eagerly or in a capture of ours.
   [[nodiscard]] lane_id lane_of(stream_ref stream) {
-    settle_captures();
-    return lane_to_capture(stream);
+    const auto lane = lane_to_release(stream);
+    if (truth_ != nullptr) expect_truth();
+    return lane;
   }
-  // The same where a capture begins, which may be one of several of a step, and where a handle
-  // goes.
-  [[nodiscard]] lane_id lane_to_capture(stream_ref stream) {
+  // The same where a handle goes or a capture begins, of whatever graphs have left where.
+  [[nodiscard]] lane_id lane_to_release(stream_ref stream) {
     if constexpr (capturing_device<Device>) {
       if (dev_->capturing(stream) != store_.order().capturing()) throw_mixed_capture();
-      if (replayed_) settle_replays();
+      if (replayed_) meet_after_launch();
     }
     return store_.order().of(stream);
   }
@@ -168,8 +159,7 @@ class engine {
 
   // Starts the reload of a group by hand.
   void start_reload(chunk_state& chunk, module_id module, int layer) {
-    settle_captures();
-    if (replayed_) settle_replays();
+    settle();
     const auto index = waiting_group(chunk, module, layer, "start_reload");
     if (chunk.at(index).state == group_state::away) require_reload(chunk, index);
   }
@@ -393,12 +383,16 @@ class engine {
   void forget_kept(chunk_state& chunk, group& which);
   void forget_idle(storage& store);
   [[nodiscard]] bool evict_one();
-  [[nodiscard]] memory_layout layout() const;
-  void settle_replays();
-  void settle_captures() {
-    if (unlaunched_ != nullptr && !store_.order().capturing()) expect_nothing_captured();
+  [[nodiscard]] memory_layout layout(bool reloads = true) const;
+  // Before an eager call that takes or reads memory.
+  void settle() {
+    if (replayed_) meet_after_launch();
+    if (truth_ != nullptr) expect_truth();
   }
-  void expect_nothing_captured();
+  void meet_after_launch();
+  void expect_layout(const std::shared_ptr<const memory_layout>& before);
+  void expect_truth();
+  void forget_reloads() noexcept;
   void leave_capture() noexcept;
   // Messages are put together out of line, so that the calls that go well stay short.
   [[noreturn]] void refuse(const char* call, const chunk_state& chunk, module_id module, int layer,
@@ -413,7 +407,7 @@ class engine {
                                  std::size_t given) const;
   [[noreturn]] void throw_out_of_host(const chunk_state& chunk, const group& which,
                                       std::size_t bytes) const;
-  [[noreturn]] void throw_layout(const memory_layout& wanted, const memory_layout& found) const;
+  [[noreturn]] static void throw_layout(const memory_layout& wanted, const memory_layout& found);
   [[noreturn]] void throw_mixed_capture();
   [[noreturn]] static void throw_left_empty(int layer, std::size_t argument);
   [[noreturn]] static void throw_serves_another();
@@ -469,8 +463,10 @@ class engine {
   bool replayed_ = false;  // graphs have run since the last eager call
   lane_id replayed_on_{};
   std::shared_ptr<const memory_layout> layout_before_;  // of the latest capture
-  std::shared_ptr<const memory_layout> layout_now_;     // as the latest graph left it, if one ran
-  std::shared_ptr<const memory_layout> unlaunched_;     // as it is while handles tell of a capture
+  // Where contents really are, while handles tell of captures that have not run, or graphs have run
+  // since the last eager call. Null: where handles say.
+  std::shared_ptr<const memory_layout> truth_;
+  std::uint64_t destroyed_at_launch_ = 0;  // storages, by the latest launch
   std::size_t references_ = 1;
   std::shared_ptr<const void> identity_ = std::make_shared<char>();  // for sources of memory
 };

@@ -11,10 +11,11 @@ namespace tidepool {
 /// What `offloader::capture` made of a piece of a step.
 ///
 /// It stands for work, not for a moment of the offloader: a launch repeats the same copies between
-/// the same addresses, and counts nothing. So every launch must find the memory laid out as the
-/// capture did. A graph of a whole step leaves it so, when everything allocated inside was reset
-/// inside; the graphs of parts of a step run in the order in which they were captured, all of them
-/// before anything is done eagerly.
+/// the same addresses, and counts nothing. So every launch must find each tensor that was alive at
+/// the capture at its place, and no other. A graph of a whole step leaves memory so, when
+/// everything allocated inside was reset inside. Graphs of parts of a step run in the order of
+/// their capture, all of them before any eager call that takes or reads memory; a step that was
+/// left in the middle begins anew with its first graph.
 ///
 /// Move-only. It keeps the offloader's memory alive, and must be gone before the device is.
 template <capturing_device Device>
@@ -42,7 +43,8 @@ class [[nodiscard]] graph {
   /// Runs it on `stream`, after what the stream and all others of the offloader have been given.
   /// Eager work that follows waits for it. Does not block the host.
   ///
-  /// Throws `misuse_error` when the memory is laid out otherwise or a capture is under way.
+  /// Throws `misuse_error`, and changes nothing, when the memory is laid out otherwise or a capture
+  /// is under way; `device_error`.
   void launch(typename Device::stream_ref stream) {
     engine_->replay(content_, before_, after_, engine_->lane_of_launch(stream));
   }

@@ -52,6 +52,8 @@ struct group {
   std::size_t bytes = 0;           // that left with it
   std::size_t kept = 0;            // that stayed because policy said so
   bool offered = false;            // backward could compute it again
+  lane_id lane{};                  // that committed it
+  std::uint64_t position = 0;      // and its next record at that time
 };
 
 // A tensor whose memory was given up, since backward computes it again.

@@ -108,7 +108,7 @@ class offloader {
   template <class Body>
     requires capturing_device<Device>
   [[nodiscard]] auto capture(stream_ref stream, Body&& body) {
-    const auto origin = engine_->lane_to_capture(stream);
+    const auto origin = engine_->lane_to_release(stream);
     engine_->begin_capture(origin);
     try {
       std::forward<Body>(body)();

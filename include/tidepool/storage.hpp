@@ -54,6 +54,7 @@ struct storage {
   bool discarded = false;               // backward computes it again
   bool outlived = false;                // its commit, by a handle; only while a step is recorded
   bool of_graph = false;                // its device memory is, and never free again
+  bool captured = false;                // made inside a capture
   bool lent = false;                    // from one group's restore to another's; so too
   int module = -1;                      // of the group that saved it last, for messages
   std::uint32_t recorded = 0xFFFFFFFF;  // its number in a step that is being recorded
@@ -79,7 +80,8 @@ struct storage {
 //   own_offload   reload stream   waits for the offload of the same storage
 //   device_reuse  compute stream  waits for the last user of the device block it is given
 //   reload_reuse  reload stream   does the same
-//   consumer      compute stream  waits for the reload of what it will read
+//   consumer      compute stream  waits for the reload of what it will read, or, where that never
+//                                 left, for what was given to the stream that committed it
 //   cap           compute stream  waits for the oldest offload in flight (in engine.hpp)
 template <device Device>
 class storages {
@@ -151,6 +153,7 @@ class storages {
     store = {};
     store.owner = &owner;
     store.number = ++created_;
+    store.captured = order_.capturing();
     store.bytes = bytes;
     store.elements = elements;
     return store;
@@ -250,6 +253,9 @@ class storages {
     batch_.clear();
   }
 
+  // How many storages have gone so far.
+  [[nodiscard]] std::uint64_t destroyed() const { return destroyed_; }
+
   // Forgets a storage that nobody refers to any more.
   void destroy(storage& store) noexcept {
     if (store.discarded && !store.on_device) away_ -= store.bytes;
@@ -263,6 +269,7 @@ class storages {
     }
     store.owner = nullptr;
     spare_.push_back(&store);
+    ++destroyed_;
   }
 
   [[nodiscard]] std::uint64_t waits() const { return waits_; }
@@ -391,6 +398,7 @@ class storages {
   std::uint64_t waits_ = 0;
   std::uint64_t elsewhere_ = 0;  // than the plan wanted it
   std::uint64_t created_ = first_number();
+  std::uint64_t destroyed_ = 0;
 };
 
 }  // namespace tidepool::detail

@@ -2,6 +2,9 @@
 #include <doctest/doctest.h>
 
 #include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string_view>
 #include <utility>
 
 #include "rig.hpp"
@@ -588,4 +591,80 @@ TEST_CASE("sharing: which group keeps what is told by the storage, not by a rest
   open.restore<"core_attn">(2, desk.stream(), none);
   next.commit<"core_attn">(1, desk.stream(), later_too);
   CHECK(later_too);
+}
+
+namespace {
+
+enum class why : std::uint8_t { shared, shared_until_backward, by_layer, opted_out, small };
+
+// Wrong words where what was committed on one stream, and never left, is restored on another.
+std::size_t wrong_on_another_stream(why stays, std::uint64_t seed, bool in_graph,
+                                    std::optional<tidepool::join_site> without = {}) {
+  rig desk(tidepool::machine{.poison = false, .order_seed = seed});
+  auto owned = desk.dev.make_stream();
+  const auto forward = desk.stream();
+  const auto back = owned.ref();
+  auto opts = small_options();
+  if (stays == why::by_layer) opts.offload_layers = {1};
+  if (stays == why::small) opts.min_tensor_elements = size + 1;
+  offloader off(desk.dev, opts);
+  off.on_report([](std::string_view) {});
+  const auto join = [&](rig::stream_ref waiter, rig::stream_ref other) {
+    auto now = desk.dev.make_event();
+    desk.dev.record(now, other);
+    desk.dev.wait(waiter, now);
+  };
+  // Another one in each run: memory of the run before may hold what that one wrote.
+  auto tag = static_cast<std::uint32_t>(1000 * seed + (without ? 500 : 0));
+  const auto step = [&] {
+    ++tag;
+    join(back, forward);  // takes part in a capture, but comes after nothing of this step
+    auto open = off.begin();
+    auto x = off.allocate(size, forward);
+    desk.write(x, tag);
+    auto y = x.share();
+    if (stays != why::shared && stays != why::shared_until_backward) y.reset(forward);
+    if (stays == why::opted_out) x.keep_resident();
+    open.commit<"core_attn">(0, forward, x);
+    open.end_forward();
+    if (stays == why::shared_until_backward) y.reset(forward);
+    open.restore<"core_attn">(0, back, x);
+    desk.check_rows(x.data(), {size, 1, size, 0}, tag, 0, back);
+    join(forward, back);
+    x.reset(forward);
+    y.reset(forward);
+    open.finish();
+    off.end_step();
+  };
+  step();
+  step();
+  desk.dev.synchronize();
+  if (without) desk.dev.leave_out(*without);
+  if (in_graph) {
+    auto graph = off.capture(forward, step);
+    graph.launch(forward);
+    return desk.wrong();
+  }
+  step();
+  return desk.wrong();
+}
+
+}  // namespace
+
+TEST_CASE("sharing: what never left is read after the work that produced it, on any stream") {
+  for (const auto stays :
+       {why::shared, why::shared_until_backward, why::by_layer, why::opted_out, why::small}) {
+    for (const bool in_graph : {false, true}) {
+      CAPTURE(static_cast<int>(stays));
+      CAPTURE(in_graph);
+      std::size_t wrong = 0;
+      std::size_t caught = 0;
+      for (std::uint64_t seed = 1; seed <= 60 || (caught == 0 && seed <= 600); ++seed) {
+        wrong += wrong_on_another_stream(stays, seed, in_graph);
+        caught += wrong_on_another_stream(stays, seed, in_graph, tidepool::join_site::consumer);
+      }
+      CHECK(wrong == 0);
+      CHECK(caught > 0);
+    }
+  }
 }

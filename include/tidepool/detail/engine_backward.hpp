@@ -77,6 +77,10 @@ std::uint32_t engine<Device>::fetch(chunk_state& chunk, module_id module, int la
     const auto* store = items[i].store;
     if (store != nullptr) store_.order().join(lane, store->reloaded, join_site::consumer);
   }
+  // What never left comes after the work that produced it; behind a reload that is known already.
+  if (lane != which.lane) {
+    store_.order().join_work(lane, which.lane, which.position, join_site::consumer);
+  }
   return index;
 }
 

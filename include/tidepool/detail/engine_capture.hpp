@@ -1,26 +1,32 @@
 // The engine under stream capture: a graph repeats the copies that were issued while it was made.
 #pragma once
 
-#include <sstream>
+#include <algorithm>
+#include <memory>
+#include <utility>
 
 #include "tidepool/engine.hpp"
 
 namespace tidepool::detail {
 
-inline std::string address_of(const void* pointer) {
-  std::ostringstream text;
-  text << pointer;
-  return text.str();
-}
-
-// Where every storage lies. A graph knows addresses, not handles, so it may run only where this is
-// as it was when its capture began, and leaves it as it was when the capture ended.
+// A graph knows addresses, not handles. Three rules follow:
+//
+// - a launch needs every storage, by number, where it was when the capture began: where the graph
+//   launched before left it, or else where handles say;
+// - an eager call that takes or reads memory needs what handles say to be true; what only graphs
+//   know of is forgotten then;
+// - giving up (a handle, a chunk, a state) needs nothing, so that there is always a way out.
+//
+// `reloads`: with what is on the device ahead of its use, and could be reloaded again.
 template <device Device>
-memory_layout engine<Device>::layout() const {
+memory_layout engine<Device>::layout(bool reloads) const {
   memory_layout result;
   store_.for_each([&](const storage& store) {
-    result.push_back({&store, store.on_device.data, store.on_host.data, store.bytes});
+    const bool ahead = store.handles == 0 && store.on_host;
+    result.push_back({store.number, ahead && !reloads ? nullptr : store.on_device.data,
+                      store.on_host.data, store.bytes, !store.captured});
   });
+  std::ranges::sort(result, {}, &storage_place::number);
   return result;
 }
 
@@ -43,9 +49,11 @@ void engine<Device>::begin_capture(lane_id origin) {
   }
   // A graph that uses up what was fetched ahead of it would find it there at no launch. What the
   // capture before fetched stays: its graph runs before this one.
-  while (unlaunched_ == nullptr && !idle_.empty() && evict_one()) continue;
-  layout_before_ = std::make_shared<const memory_layout>(layout());
-  if (layout_now_ != nullptr && *layout_now_ == *layout_before_) layout_before_ = layout_now_;
+  while (truth_ == nullptr && !idle_.empty() && evict_one()) continue;
+  auto before = std::make_shared<const memory_layout>(layout());
+  // The same object where nothing differs, so that a launch need not compare.
+  const bool same = layout_before_ != nullptr && *layout_before_ == *before;
+  if (!same) layout_before_ = std::move(before);
   dev_->begin_capture(store_.order().stream(origin));
   try {
     store_.order().begin_capture(origin, {store_.offload_lane(), store_.reload_lane()});
@@ -91,12 +99,18 @@ void engine<Device>::leave_capture() noexcept {
   try {
     store_.order().end_capture();
   } catch (...) {  // the lanes could not meet; they do before the next call, as after a launch
-    layout_now_ = nullptr;
     replayed_on_ = static_cast<lane_id>(max_lanes);
     replayed_ = true;
   }
   drop_orphans(true);
-  // What was reloaded ahead may have been so inside the capture: its copy will never run.
+  forget_reloads();
+  // What was saved or restored in it is not where its handles say.
+  if (truth_ == nullptr) truth_ = layout_before_;
+}
+
+// What was reloaded ahead may have been so inside a capture that has not run: it is reloaded again.
+template <device Device>
+void engine<Device>::forget_reloads() noexcept {
   const auto evicted = counters_.evictions;
   try {
     while (evict_one()) continue;
@@ -129,13 +143,10 @@ void engine<Device>::drop_orphans(bool nothing_ran) noexcept {
 
 template <device Device>
 std::shared_ptr<const memory_layout> engine<Device>::layout_after_capture() {
-  layout_now_ = std::make_shared<const memory_layout>(layout());
-  if (*layout_now_ == *layout_before_) {
-    layout_now_ = layout_before_;
-  } else if (unlaunched_ == nullptr) {
-    unlaunched_ = layout_before_;
-  }
-  return layout_now_;
+  auto after = std::make_shared<const memory_layout>(layout());
+  if (*after == *layout_before_) return layout_before_;
+  if (truth_ == nullptr) truth_ = layout_before_;  // nothing has run
+  return after;
 }
 
 template <device Device>
@@ -145,45 +156,51 @@ void engine<Device>::replay(Graph& graph, const std::shared_ptr<const memory_lay
   if (store_.order().capturing()) {
     throw misuse_error("launch: a capture is under way; end it before a graph is launched");
   }
-  if (!replayed_ || layout_now_ == nullptr) {
-    layout_now_ = std::make_shared<const memory_layout>(layout());
-  }
-  if (layout_now_ != before && *layout_now_ != *before) throw_layout(*before, *layout_now_);
+  expect_layout(before);
   auto& order = store_.order();
   if (!replayed_ || replayed_on_ != lane) order.gather(lane, join_site::launch);
   dev_->replay(graph, order.stream(lane));
-  layout_now_ = after;
+  truth_ = after;
+  destroyed_at_launch_ = store_.destroyed();
   replayed_on_ = lane;
   replayed_ = true;
 }
 
-// Eager work comes after launches: what the graphs left must be what the handles say.
+// Throws unless memory is as it was when a capture began. A set of graphs that was left in the
+// middle may begin anew, where handles know of nothing else.
 template <device Device>
-void engine<Device>::settle_replays() {
-  if (!replayed_) return;
-  if (layout_now_ != nullptr) {
-    const auto eager = layout();
-    if (eager != *layout_now_) throw_layout(eager, *layout_now_);
-  }
+void engine<Device>::expect_layout(const std::shared_ptr<const memory_layout>& before) {
+  const bool as_wanted = truth_ != nullptr && (truth_ == before || *truth_ == *before);
+  if (as_wanted && replayed_ && store_.destroyed() == destroyed_at_launch_) return;
+  const auto handles = layout();
+  if (as_wanted && all_alive(*before, handles)) return;
+  const auto needed = layout(false);
+  if (truth_ != nullptr && !agrees(needed, *truth_)) throw_layout(*before, *truth_);
+  if (handles == *before) return;
+  if (needed != *before) throw_layout(*before, handles);
+  forget_reloads();
+}
+
+// Eager work comes after launches, on every stream.
+template <device Device>
+[[gnu::cold]] void engine<Device>::meet_after_launch() {
   store_.order().meet(join_site::after_launch);
   replayed_ = false;
 }
 
-// Handles tell of what a graph will have done, until captures after it bring back what there was:
-// what is eager would read memory that nothing has been written to.
+// What is eager would read memory that nothing has been written to.
 template <device Device>
-[[gnu::cold]] void engine<Device>::expect_nothing_captured() {
-  const auto now = layout();
-  const bool as_before = std::ranges::all_of(now, [&](const storage_place& each) {
-    return std::ranges::find(*unlaunched_, each) != unlaunched_->end();
-  });
-  if (!as_before) {
+[[gnu::cold]] void engine<Device>::expect_truth() {
+  if (store_.order().capturing()) return;
+  if (const auto needed = layout(false); !agrees(needed, *truth_)) {
     throw misuse_error(
-        "capture: what was captured left tensors elsewhere than they were, and has not run; capture"
-        " the rest of the step as well and launch the graphs in that order, before any other call,"
-        " or give up its chunks and handles");
+        "graphs: a tensor is not where its handle says (" + difference(needed, *truth_) +
+        "): what was captured left it elsewhere and has not run, or the latest launch did. Launch"
+        " the graphs of a step in the order of their capture, all of them before any other call, or"
+        " give up the chunks and reset the handles of what was captured");
   }
-  unlaunched_ = nullptr;
+  if (!agrees(layout(), *truth_)) forget_reloads();
+  truth_ = nullptr;
 }
 
 template <device Device>
@@ -198,18 +215,10 @@ void engine<Device>::throw_mixed_capture() {
 }
 
 template <device Device>
-void engine<Device>::throw_layout(const memory_layout& wanted, const memory_layout& found) const {
-  const auto other = std::find_if(wanted.begin(), wanted.end(), [&](const auto& each) {
-    return std::find(found.begin(), found.end(), each) == found.end();
-  });
-  std::string which = "a tensor is alive that was not";
-  if (other != wanted.end()) {
-    which = "a tensor of " + std::to_string(other->bytes) + " bytes was " +
-            (other->device == nullptr ? "away" : "on the device at " + address_of(other->device)) +
-            " and is not now";
-  }
+void engine<Device>::throw_layout(const memory_layout& wanted, const memory_layout& found) {
   throw misuse_error(
-      "launch: the memory is not as it was when this graph was captured (" + which +
+      "launch: the memory is not as it was when this graph was captured (" +
+      difference(wanted, found) +
       "). Launch the graphs of a step in the order of their capture, all of them before any other"
       " call, and reset every handle that was allocated inside");
 }

@@ -42,8 +42,7 @@ auto engine<Device>::begin(const chunk_info& info) -> chunk_state& {
 template <device Device>
 void engine<Device>::end_forward(chunk_state& chunk) {
   if (chunk.info().forward_only) return;
-  settle_captures();
-  if (replayed_) settle_replays();
+  settle();
   chunk.end_forward();
   if (recorder_ != nullptr) recorder_->forward_ended(chunk.ordinal());
   reload_ahead();
@@ -74,6 +73,8 @@ void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, lan
   const bool stay = what == plan::action::keep;
   auto& which = chunk.add(module, layer);
   which.offered = offered;
+  which.lane = lane;
+  which.position = store_.order().next(lane);
   tally seen;
   try {
     collect(chunk, which, handles, what, give_up, seen);

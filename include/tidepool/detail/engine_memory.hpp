@@ -44,7 +44,7 @@ template <device Device>
 void engine<Device>::drop_quietly(storage& store, lane_id lane) noexcept {
   if (!closed_ && !lost()) {
     try {
-      if (replayed_) settle_replays();  // else the memory would no longer be as a graph left it
+      if (replayed_) meet_after_launch();
       return drop(store, lane);
     } catch (...) {  // no event, so nobody may ever reuse the memory: it stays taken, as if the
                      // handle were still there, or until the capture that broke is over

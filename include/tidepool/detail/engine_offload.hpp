@@ -140,9 +140,13 @@ ticket engine<Device>::offload(chunk_state& chunk, group& which, lane_id lane,
                                std::span<handle* const> handles) {
   const auto* items = chunk.saved_of(which);
   const auto leaves = [&](std::size_t i) { return items[i].store != nullptr; };
-  if (which.leaving == 0) return {};
-
   auto& order = store_.order();
+  if (which.leaving == 0) {
+    // A restore on another stream may ask for this position, and could not record it then.
+    if (order.capturing()) static_cast<void>(order.record(lane));
+    return {};
+  }
+
   const auto ready = order.record(lane);
   auto done = ready;
   if (which.bytes > 0) {

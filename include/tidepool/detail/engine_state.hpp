@@ -10,7 +10,7 @@ template <device Device>
 auto engine<Device>::make_state(std::size_t bytes, std::string_view name) -> storage& {
   const auto subject = "host_state of " + std::string(name);
   if (bytes == 0) throw misuse_error(subject + ": 0 bytes; ask for at least 1");
-  if (replayed_) settle_replays();
+  settle();
   auto& store = store_.create(*this, bytes, bytes);
   try {
     if (!store_.place_on_host(store)) {
@@ -76,8 +76,7 @@ bool engine<Device>::bring_state(storage& store, std::string_view name) {
 template <device Device>
 bool engine<Device>::prefetch_state(storage& store, std::string_view name) {
   if (store.on_device) return false;
-  settle_captures();
-  if (replayed_) settle_replays();
+  settle();
   idle_.reserve(idle_.size() + 1);
   if (!bring_state(store, name)) return false;
   idle_.push_back(&store);
@@ -149,7 +148,7 @@ template <device Device>
 void engine<Device>::drop_state(storage& store) noexcept {
   bool settled = true;
   try {
-    if (replayed_) settle_replays();
+    if (replayed_) meet_after_launch();
   } catch (...) {  // no event, so that the memory stays taken, as in drop_quietly
     settled = false;
   }

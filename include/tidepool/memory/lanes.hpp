@@ -90,6 +90,18 @@ class lanes {
     return until.order() != 0 && join_all(waiter, until, site);
   }
 
+  /// Makes `waiter` wait for all that `other` had been given when its `next` was `position`: what
+  /// nobody has recorded since is recorded now. In a capture that is work from before it, behind
+  /// which every launch comes anyway.
+  void join_work(lane_id waiter, lane_id other, std::uint64_t position, join_site site) {
+    if (joined(waiter, ticket(other, position, order_))) return;
+    if (position > at(other).recorded) {
+      if (capturing_) return;
+      record(other);
+    }
+    join(waiter, ticket(other, position, order_), site);
+  }
+
   /// All that `lane` has recorded or waited for so far.
   [[nodiscard]] fence past(lane_id lane) const {
     const auto& state = at(lane);
