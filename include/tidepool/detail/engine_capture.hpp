@@ -22,8 +22,8 @@ template <device Device>
 memory_layout engine<Device>::layout(bool reloads) const {
   memory_layout result;
   store_.for_each([&](const storage& store) {
-    const bool ahead = store.handles == 0 && store.on_host;
-    result.push_back({store.number, ahead && !reloads ? nullptr : store.on_device.data,
+    const bool again = store.handles == 0 && store.on_host;
+    result.push_back({store.number, again && !reloads ? nullptr : store.on_device.data,
                       store.on_host.data, store.bytes, !store.captured});
   });
   std::ranges::sort(result, {}, &storage_place::number);
