@@ -482,6 +482,28 @@ TEST_CASE("graph: state that is fetched ahead inside, and by nobody, is in nobod
   }
 }
 
+TEST_CASE("graph: state that a launch has fetched ahead is no part of the next capture") {
+  rig desk;
+  offloader off(desk.dev, arena_options(4 * size));
+  trainer work{desk, off};
+  work.step();
+  auto state = off.state_on_host(size, "moments");
+  auto first = state.create(desk.stream());
+  desk.write(first, 3);
+  state.write_back(first, desk.stream());
+  auto ahead = off.capture(desk.stream(), [&] { CHECK(state.prefetch()); });
+  ahead.launch(desk.stream());
+  auto graph = off.capture(desk.stream(), [&] {
+    auto here = state.fetch(desk.stream());
+    desk.check(here, 3);
+    here.reset(desk.stream());
+  });
+  for (int i = 0; i < 3; ++i) graph.launch(desk.stream());
+  ahead.launch(desk.stream());
+  graph.launch(desk.stream());
+  CHECK(desk.wrong() == 0);
+}
+
 TEST_CASE("graph: what a capture that failed has saved is not taken for saved") {
   rig desk;
   offloader off(desk.dev, arena_options(4 * size));

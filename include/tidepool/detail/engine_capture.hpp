@@ -47,8 +47,9 @@ void engine<Device>::begin_capture(lane_id origin) {
         " than any before it; run the same step once without capture and call end_step(), so that"
         " all memory is in place");
   }
-  // A graph that uses up what was fetched ahead of it would find it there at no launch. What the
-  // capture before fetched stays: its graph runs before this one.
+  if (truth_ != nullptr && agrees(layout(), *truth_)) truth_ = nullptr;
+  // A graph that uses up what was fetched ahead of it would find it there at no launch. What a
+  // capture before fetched, and has not run, stays: its graph runs before this one.
   while (truth_ == nullptr && !idle_.empty() && evict_one()) continue;
   auto before = std::make_shared<const memory_layout>(layout());
   // The same object where nothing differs, so that a launch need not compare.
