@@ -340,12 +340,14 @@ class engine {
   [[nodiscard]] std::size_t bytes_that_could_leave(std::span<handle* const> handles) const;
   [[nodiscard]] ticket offload(chunk_state& chunk, group& which, lane_id lane,
                                std::span<handle* const> handles);
-  void cap(module_id module, lane_id lane);
+  void cap(module_id module, lane_id lane, const ticket& done, std::size_t bytes);
 
   std::uint32_t waiting_group(chunk_state& chunk, module_id module, int layer, const char* call);
   void begin_backward(chunk_state& chunk);
   [[nodiscard]] std::uint32_t fetch(chunk_state& chunk, module_id module, int layer, lane_id lane,
                                     std::span<handle* const> handles);
+  void expect_committed(chunk_state& chunk, const group& which,
+                        std::span<handle* const> handles) const;
   [[noreturn]] void refuse_spare(chunk_state& chunk, const group& which, std::uint32_t argument,
                                  std::uint64_t saved_as) const;
   void hand_over(chunk_state& chunk, std::uint32_t index, lane_id lane,

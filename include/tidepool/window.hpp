@@ -28,6 +28,8 @@ class window {
     queue_[tail_++ % queue_.size()] = {done, bytes};
     bytes_ += bytes;
   }
+  /// Undoes the latest `push`, which has not been popped.
+  void take_back() { bytes_ -= queue_[--tail_ % queue_.size()].bytes; }
   void pop() { bytes_ -= queue_[head_++ % queue_.size()].bytes; }
 
   [[nodiscard]] bool empty() const { return head_ == tail_; }

@@ -99,3 +99,18 @@ TEST_CASE("window: first in, first out, however it grows and wraps") {
     CHECK(flying.empty() == model.empty());
   }
 }
+
+TEST_CASE("window: the latest offload is taken back, also where the queue is wrapped") {
+  window flying;
+  flying.set({2, {}});
+  for (std::uint64_t i = 1; i <= 50; ++i) {
+    CAPTURE(i);
+    flying.push(done(i), i);
+    flying.push(done(1000 + i), 7);
+    flying.take_back();
+    if (flying.over()) flying.pop();
+    CHECK(flying.groups() == (i < 2 ? i : 2));
+    CHECK(flying.bytes() == (i < 2 ? i : 2 * i - 1));
+    CHECK(flying.oldest().order == (i < 2 ? i : i - 1));
+  }
+}

@@ -24,18 +24,48 @@ void engine<Device>::restore(chunk_state& chunk, module_id module, int layer, la
 template <device Device>
 std::uint32_t engine<Device>::fetch(chunk_state& chunk, module_id module, int layer, lane_id lane,
                                     std::span<handle* const> handles) {
-  begin_backward(chunk);
   const auto index = waiting_group(chunk, module, layer, "restore");
   auto& which = chunk.at(index);
-  if (handles.size() != which.count) {
-    refuse_count(chunk, which, handles.size());
-  }
+  expect_committed(chunk, which, handles);
+  begin_backward(chunk);
   auto* items = chunk.saved_of(which);
   for (std::uint32_t i = 0; i < which.count; ++i) {
     if (is_kept_part(*handles[i], items[i])) {
       forget_save(*std::exchange(items[i].store, nullptr));
     }
     const auto* store = items[i].store;
+    // What was on the device when the group's turn came may have had to give way since.
+    if (store != nullptr && !store->on_device && !store->discarded) {
+      which.state = group_state::away;
+    }
+  }
+  if (which.state == group_state::discarded) return index;
+  if (which.state == group_state::away) {
+    forget_ahead(chunk, index);
+    require_reload(chunk, index);
+  }
+  // All joins first: should one fail, the group may be restored again.
+  for (std::uint32_t i = 0; i < which.count; ++i) {
+    const auto* store = items[i].store;
+    if (store != nullptr) store_.order().join(lane, store->reloaded, join_site::consumer);
+  }
+  // What never left comes after the work that produced it; behind a reload that is known already.
+  if (lane != which.lane) {
+    store_.order().join_work(lane, which.lane, which.position, join_site::consumer);
+  }
+  return index;
+}
+
+// Refuses handles that a group cannot come back into. Nothing has changed then.
+template <device Device>
+void engine<Device>::expect_committed(chunk_state& chunk, const group& which,
+                                      std::span<handle* const> handles) const {
+  if (handles.size() != which.count) {
+    refuse_count(chunk, which, handles.size());
+  }
+  const auto* items = chunk.saved_of(which);
+  for (std::uint32_t i = 0; i < which.count; ++i) {
+    const auto* store = is_kept_part(*handles[i], items[i]) ? nullptr : items[i].store;
     if (store == nullptr) {
       // It stayed in the hand of its handle, which must not have been given other memory since.
       const bool its_own = *handles[i] && handles[i]->store_->number == items[i].number;
@@ -64,24 +94,7 @@ std::uint32_t engine<Device>::fetch(chunk_state& chunk, module_id module, int la
     if (!*handles[i] && handles[i]->saved_as_ != 0 && handles[i]->saved_as_ != store->number) {
       refuse_spare(chunk, which, i, handles[i]->saved_as_);
     }
-    // What was on the device when the group's turn came may have had to give way since.
-    if (!store->on_device && !store->discarded) which.state = group_state::away;
   }
-  if (which.state == group_state::discarded) return index;
-  if (which.state == group_state::away) {
-    forget_ahead(chunk, index);
-    require_reload(chunk, index);
-  }
-  // All joins first: should one fail, the group may be restored again.
-  for (std::uint32_t i = 0; i < which.count; ++i) {
-    const auto* store = items[i].store;
-    if (store != nullptr) store_.order().join(lane, store->reloaded, join_site::consumer);
-  }
-  // What never left comes after the work that produced it; behind a reload that is known already.
-  if (lane != which.lane) {
-    store_.order().join_work(lane, which.lane, which.position, join_site::consumer);
-  }
-  return index;
 }
 
 // A handle that another commit emptied is the one that is meant only by mistake: a wrong layer, the

@@ -84,11 +84,7 @@ void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, lan
   }
   try {
     const auto done = offload(chunk, which, lane, handles);
-    auto& flying = windows_[static_cast<std::size_t>(module)];
-    if (which.bytes > 0 && flying.capped()) {
-      flying.push(done, which.bytes);
-      cap(module, lane);
-    }
+    if (which.bytes > 0) cap(module, lane, done, which.bytes);
   } catch (...) {
     store_.settle(store_.offload_lane());
     undo(chunk);
@@ -153,6 +149,7 @@ void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, lan
   }
   if (which.bytes > 0) {
     ++count.groups_offloaded;
+    count.bytes_offloaded += which.bytes;
     store_.note_group(which.bytes);
   }
 }

@@ -164,11 +164,9 @@ ticket engine<Device>::offload(chunk_state& chunk, group& which, lane_id lane,
     }
     store_.issue_copies(copy_direction::device_to_host);
     done = order.record(copies);
-    auto& count = counters_.modules[static_cast<std::size_t>(which.module)];
-    store_.trace().end(
-        traced, copies, order.stream(copies),
-        {trace::span_kind::offload, count.name, which.layer, chunk.info().microbatch, which.bytes});
-    count.bytes_offloaded += which.bytes;
+    store_.trace().end(traced, copies, order.stream(copies),
+                       {trace::span_kind::offload, names_[static_cast<std::size_t>(which.module)],
+                        which.layer, chunk.info().microbatch, which.bytes});
   }
   for (std::size_t i = 0; i < which.count; ++i) {
     if (!leaves(i)) continue;
@@ -179,15 +177,22 @@ ticket engine<Device>::offload(chunk_state& chunk, group& which, lane_id lane,
   return done;
 }
 
-// Joins the module's oldest offloads until no more are in flight than the caps allow.
+// The offload that `done` ends is in flight; joins the module's oldest until no more are than the
+// caps allow. Where a join fails, those before it are made all the same, but this one is not there.
 template <device Device>
-void engine<Device>::cap(module_id module, lane_id lane) {
+void engine<Device>::cap(module_id module, lane_id lane, const ticket& done, std::size_t bytes) {
   auto& flying = windows_[static_cast<std::size_t>(module)];
-  auto& order = store_.order();
-  for (; flying.over(); flying.pop()) {
-    if (order.join(lane, flying.oldest(), join_site::cap)) {
-      ++counters_.modules[static_cast<std::size_t>(module)].cap_joins;
+  if (!flying.capped()) return;
+  flying.push(done, bytes);
+  try {
+    for (; flying.over(); flying.pop()) {
+      if (store_.order().join(lane, flying.oldest(), join_site::cap)) {
+        ++counters_.modules[static_cast<std::size_t>(module)].cap_joins;
+      }
     }
+  } catch (...) {
+    flying.take_back();
+    throw;
   }
 }
 

@@ -91,7 +91,7 @@ void engine<Device>::reload_ahead() {
     if (chunk == nullptr) return;
     try {
       if (!try_reload(*chunk, chunk->next_to_reload())) return;
-    } catch (const device_error&) {
+    } catch (...) {
       // Left for later like one without memory: its restore tries again, and says what is wrong.
       // What a capture has kept cannot be taken back.
       if (store_.order().capturing()) throw;

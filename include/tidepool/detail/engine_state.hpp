@@ -88,16 +88,20 @@ buffer<Device> engine<Device>::fetch_state(storage& store, std::string_view name
                                            stream_ref stream) {
   require_away(store, "fetch", name);
   const auto lane = lane_of(stream);
-  forget_idle(store);
+  const bool was_there = static_cast<bool>(store.on_device);
   while (!store.on_device && !bring_state(store, name)) {
     if (!evict_one()) throw_out_of_device(store.bytes, "fetch of " + std::string(name), nullptr);
   }
   try {
     store_.order().join(lane, store.reloaded, join_site::consumer);
-  } catch (...) {
-    take_back(store, store_.reload_lane());
+  } catch (...) {  // what was fetched ahead may stay so
+    if (!was_there) {
+      take_back(store, store_.reload_lane());
+      counters_.state_fetched -= store.bytes;
+    }
     throw;
   }
+  forget_idle(store);
   hand_to(store, lane);
   return {share(store), lane};
 }
