@@ -26,29 +26,9 @@ namespace tidepool {
 template <device Device>
 class handle {
  public:
-  handle() = default;
-  handle(handle&& other) noexcept
-      : store_(std::exchange(other.store_, nullptr)),
-        part_(other.part_),
-        lane_(other.lane_),
-        whole_(other.whole_),
-        is_view_(other.is_view_),
-        saved_as_(std::exchange(other.saved_as_, 0)) {}
-  handle& operator=(handle&& other) noexcept {
-    if (this != &other) {
-      drop();
-      store_ = std::exchange(other.store_, nullptr);
-      part_ = other.part_;
-      lane_ = other.lane_;
-      whole_ = other.whole_;
-      saved_as_ = std::exchange(other.saved_as_, 0);
-    }
-    return *this;
-  }
   // A compiler that refuses a copy shows these lines.
   handle(const handle&) = delete;             // move-only; buffer::share() makes another handle
   handle& operator=(const handle&) = delete;  // move-only; buffer::share() makes another handle
-  ~handle() { drop(); }
 
   /// True while this handle holds device memory.
   explicit operator bool() const { return store_ != nullptr; }
@@ -80,6 +60,28 @@ class handle {
 
  protected:
   using storage = detail::storage<Device>;
+
+  // Not public: a view that were moved into a buffer would be none, and the wrong memory.
+  handle() = default;
+  handle(handle&& other) noexcept
+      : store_(std::exchange(other.store_, nullptr)),
+        part_(other.part_),
+        lane_(other.lane_),
+        whole_(other.whole_),
+        is_view_(other.is_view_),
+        saved_as_(std::exchange(other.saved_as_, 0)) {}
+  handle& operator=(handle&& other) noexcept {
+    if (this != &other) {
+      drop();
+      store_ = std::exchange(other.store_, nullptr);
+      part_ = other.part_;
+      lane_ = other.lane_;
+      whole_ = other.whole_;
+      saved_as_ = std::exchange(other.saved_as_, 0);
+    }
+    return *this;
+  }
+  ~handle() { drop(); }
 
   explicit handle(bool is_view) : is_view_(is_view) {}
   handle(storage* store, const detail::rectangle& part, lane_id lane)

@@ -3,7 +3,11 @@
 
 #include <array>
 #include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -22,7 +26,8 @@ class offloader;
 /// module outside the compile-time list; a module disabled at run time costs one test of a bit.
 ///
 /// Move-only. Destroying an open chunk abandons it: what it saved is dropped, nothing is thrown.
-/// Thread safety: none. No call blocks the host.
+/// One that is not open (finished, moved from, never begun) throws `misuse_error` from every call
+/// but `finish`. Thread safety: none. No call blocks the host.
 template <device Device, class Modules>
 class chunk {
  public:
@@ -32,13 +37,15 @@ class chunk {
   chunk(chunk&& other) noexcept
       : engine_(std::exchange(other.engine_, nullptr)),
         state_(std::exchange(other.state_, nullptr)),
-        enabled_(std::exchange(other.enabled_, 0)) {}
+        enabled_(std::exchange(other.enabled_, closed)),
+        finished_(std::exchange(other.finished_, {})) {}
   chunk& operator=(chunk&& other) noexcept {
     if (this != &other) {
       abandon();
       engine_ = std::exchange(other.engine_, nullptr);
       state_ = std::exchange(other.state_, nullptr);
-      enabled_ = std::exchange(other.enabled_, 0);
+      enabled_ = std::exchange(other.enabled_, closed);
+      finished_ = std::exchange(other.finished_, {});
     }
     return *this;
   }
@@ -97,6 +104,7 @@ class chunk {
   void restore(module_id module, int layer, stream_ref stream, Handles&... saved) {
     const auto handles = pointers_to(saved...);
     if (!wants(module)) return detail::engine<Device>::expect_full(layer, handles);
+    expect_open("restore", module, layer);
     engine_->restore(*state_, module, layer, engine_->lane_of(stream), handles);
   }
   /// Does not compile: a name that is known at run time is looked up once, by `offloader::module`.
@@ -146,6 +154,7 @@ class chunk {
     static_cast<void>(buffers_of(saved...));
     const auto handles = pointers_to(saved...);
     if (!wants(module)) return detail::engine<Device>::expect_full(layer, handles);
+    expect_open("restore_or_recompute", module, layer);
     engine_->restore_or_recompute(*state_, module, layer, stream, handles,
                                   std::forward<Again>(again));
   }
@@ -163,7 +172,9 @@ class chunk {
     }
   }
   [[nodiscard]] bool will_recompute(module_id module, int layer) const {
-    return wants(module) && engine_->will_recompute(*state_, module, layer);
+    if (!wants(module)) return false;
+    expect_open("will_recompute", module, layer);
+    return engine_->will_recompute(*state_, module, layer);
   }
 
   /// Manual control: starts the copies of a commit but leaves the handles full. All of them leave,
@@ -187,7 +198,9 @@ class chunk {
     if constexpr (compiled_in<Name>()) start_reload(id_of<Name>, layer);
   }
   void start_reload(module_id module, int layer) {
-    if (wants(module)) engine_->start_reload(*state_, module, layer);
+    if (!wants(module)) return;
+    expect_open("start_reload", module, layer);
+    engine_->start_reload(*state_, module, layer);
   }
 
   /// In place of a commit, for what backward can compute again from tensors that it has: where
@@ -202,7 +215,8 @@ class chunk {
   }
   template <class... Buffers>
   void discard(std::string_view name, int layer, stream_ref stream, Buffers&... tensors) {
-    const auto what = recomputed(name);
+    expect_open("discard", name, layer);
+    const auto what = engine_->recomputed(name);
     if (what == detail::engine<Device>::not_recomputed) return;
     const auto list = buffers_of(tensors...);
     engine_->discard(*state_, what, layer, engine_->lane_of(stream), list);
@@ -224,7 +238,8 @@ class chunk {
   template <class Again, class... Buffers>
   void recompute(std::string_view name, int layer, stream_ref stream, Again&& again,
                  Buffers&... tensors) {
-    const auto what = recomputed(name);
+    expect_open("recompute", name, layer);
+    const auto what = engine_->recomputed(name);
     if (what == detail::engine<Device>::not_recomputed) return;
     const auto list = buffers_of(tensors...);
     const auto lane = engine_->lane_of(stream);
@@ -245,11 +260,12 @@ class chunk {
   /// The forward pass is complete: reloads for the backward pass may start ahead of it. Without
   /// this call they start with the first restore.
   void end_forward() {
-    if (engine_ != nullptr) engine_->end_forward(*state_);
+    if (engine_ == nullptr) refuse_closed("end_forward");
+    engine_->end_forward(*state_);
   }
 
   /// The backward pass is complete. Throws `misuse_error` when something was committed and never
-  /// restored; the chunk then stays open.
+  /// restored; the chunk then stays open. One that is not open stays as it is.
   void finish() {
     if (engine_ == nullptr) return;
     if (!state_->info().forward_only) engine_->check_finished(*state_);
@@ -277,8 +293,35 @@ class chunk {
   template <fixed_string Name>
   static constexpr module_id id_of = Modules::id(Name.view());
 
+  // One that is not open wants every module, so that calls that do nothing cost one test still.
+  static constexpr std::uint64_t closed = ~std::uint64_t{0};
+
   [[nodiscard]] bool wants(module_id module) const {
     return (enabled_ >> static_cast<unsigned>(module) & 1U) != 0;
+  }
+  void expect_open(const char* call, module_id module, int layer) const {
+    if (engine_ == nullptr) expect_open(call, name_of(module), layer);
+  }
+  void expect_open(const char* call, std::string_view name, int layer) const {
+    if (engine_ != nullptr) return;
+    refuse_closed(std::string(call) + " of " + std::string(name) + " of layer " +
+                  std::to_string(layer));
+  }
+  [[noreturn, gnu::cold]] void refuse_closed(const std::string& call) const {
+    throw misuse_error(
+        finished_ ? call + ", microbatch " + std::to_string(*finished_) +
+                        ": its chunk is finished; call finish after the last restore, and begin a"
+                        " chunk for each forward pass"
+                  : call +
+                        ": this chunk was never begun, or was moved from; use the one that"
+                        " offloader::begin returned");
+  }
+  [[gnu::cold]] static std::string name_of(module_id module) {
+    const auto index = static_cast<std::size_t>(module);
+    if constexpr (!Modules::open) {
+      if (index < Modules::names.size()) return std::string(Modules::names[index]);
+    }
+    return "module " + std::to_string(index);
   }
 
   template <class... Handles>
@@ -287,10 +330,6 @@ class chunk {
                   "tidepool: commit and restore take buffers and views of the offloader's own "
                   "device");
     return {&saved...};
-  }
-
-  [[nodiscard]] std::size_t recomputed(std::string_view name) const {
-    return engine_ == nullptr ? detail::engine<Device>::not_recomputed : engine_->recomputed(name);
   }
 
   template <class... Buffers>
@@ -304,19 +343,23 @@ class chunk {
   template <class... Handles>
   void send(kind how, module_id module, int layer, stream_ref stream, Handles&... saved) {
     const auto handles = pointers_to(saved...);
+    expect_open(how == kind::by_hand ? "start_offload" : "commit", module, layer);
     engine_->commit(*state_, module, layer, engine_->lane_of(stream), handles, how);
   }
 
   void abandon() noexcept { end(false); }
   void end(bool finished) noexcept {
-    if (engine_ != nullptr) engine_->end_chunk(*state_, finished);
+    if (engine_ == nullptr) return;
+    if (finished) finished_ = state_->info().microbatch;
+    engine_->end_chunk(*state_, finished);
     engine_ = nullptr;
-    enabled_ = 0;
+    enabled_ = closed;
   }
 
   detail::engine<Device>* engine_ = nullptr;
   detail::chunk_state<Device>* state_ = nullptr;
-  std::uint64_t enabled_ = 0;
+  std::uint64_t enabled_ = closed;
+  std::optional<int> finished_;  // the microbatch, once it is
 };
 
 }  // namespace tidepool

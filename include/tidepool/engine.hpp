@@ -411,6 +411,7 @@ class engine {
                                       std::size_t bytes) const;
   [[noreturn]] static void throw_layout(const memory_layout& wanted, const memory_layout& found);
   [[noreturn]] void throw_mixed_capture();
+  [[noreturn]] void throw_still_open() const;
   [[noreturn]] static void throw_left_empty(int layer, std::size_t argument);
   [[noreturn]] static void throw_serves_another();
   void place_or_throw(storage& store, lane_id lane, const char* call,

@@ -134,7 +134,7 @@ class offloader {
   /// times at the most, of one with fewer chunks or groups than one before it; each is reported,
   /// and another step takes its place.
   ///
-  /// Throws `misuse_error` when a chunk is still open.
+  /// Throws `misuse_error` when a chunk is still open, a forward-only one as well.
   ///
   /// With `policy_kind::automatic` everything leaves in the first step, a first plan is tried in
   /// the second, which is timed, and the plan made of that is reported and followed from then on.
@@ -164,15 +164,15 @@ class offloader {
     plans_.follow(made, recorded, enabled_);
   }
 
-  /// Where reports go, a line each; by default to `stderr`.
+  /// Where reports go, a line each; by default to `stderr`. An empty function: nowhere.
   void on_report(std::function<void(std::string_view)> sink) { plans_.on_report(std::move(sink)); }
 
   /// Called before each of the three measurements of the link that an automatic plan rests on, at
-  /// the end of the first step; by default nothing. Where GPUs of one host train together, wait in
-  /// it for all of them, as in a barrier: each then plans with what it gets beside the others.
-  /// Alone, each would count on the whole of the host's memory. All of them must be given it, and
-  /// the same policy. The device is idle meanwhile. What it throws leaves `end_step`; the step is
-  /// over all the same, and the next one is the first again.
+  /// the end of the first step; by default, and where it is empty, nothing. Where GPUs of one host
+  /// train together, wait in it for all of them, as in a barrier: each then plans with what it gets
+  /// beside the others. Alone, each would count on the whole of the host's memory. All of them must
+  /// be given it, and the same policy. The device is idle meanwhile. What it throws leaves
+  /// `end_step`; the step is over all the same, and the next one is the first again.
   void on_measure(std::function<void()> meet) { plans_.on_measure(std::move(meet)); }
 
   // ---- modules ----

@@ -232,12 +232,15 @@ TEST_CASE("forward only: windows stay as they were") {
   CHECK(off.counters().modules[0].cap_joins == 2);
 }
 
-TEST_CASE("forward only: does not keep a step from ending, abandoned or not") {
+TEST_CASE("forward only: one that is abandoned does not keep a step from ending") {
   rig desk;
   offloader off(desk.dev, learning());
   std::vector<std::string> ignored;
   keep_reports(off, ignored);
-  auto open = off.begin({.forward_only = true});
+  {
+    auto open = off.begin({.forward_only = true});
+    CHECK_THROWS_AS(off.end_step(), tidepool::misuse_error);
+  }
   off.end_step();
   CHECK(off.counters().steps == 1);
 }

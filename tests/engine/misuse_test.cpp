@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "messages.hpp"
 #include "rig.hpp"
 #include "tidepool/error.hpp"
 
@@ -17,7 +18,9 @@ using tidepool::device_error;
 using tidepool::misuse_error;
 using tidepool::out_of_budget;
 using tidepool::test::arena_options;
+using tidepool::test::message_of;
 using tidepool::test::rig;
+using tidepool::test::says;
 using tidepool::test::small_options;
 
 using offloader = rig::offloader<tidepool::modules<"core_attn", "expert_fc1">>;
@@ -250,7 +253,13 @@ TEST_CASE("misuse: a step ended with a chunk open") {
   CHECK_THROWS_WITH_AS(off.end_step(), doctest::Contains("destroy one to give its pass up"),
                        misuse_error);
   CHECK(off.counters().steps == 0);
+  auto evaluation = off.begin({.microbatch = 7, .forward_only = true});
   open.finish();
+  CHECK_THROWS_WITH_AS(off.end_step(),
+                       doctest::Contains("end_step: the forward_only chunk of"
+                                         " microbatch 7 is still open; finish"),
+                       misuse_error);
+  evaluation.finish();
   off.end_step();
   CHECK(off.counters().steps == 1);
 }
@@ -493,20 +502,64 @@ TEST_CASE("misuse: a device that fails while an offloader is made leaves nothing
   CHECK(off.allocate(256, stream.ref()));
 }
 
-TEST_CASE("misuse: a finished chunk is like one that was never begun: its calls do nothing") {
+TEST_CASE("misuse: every call on a chunk that is not open, but finish, says which and why") {
   rig desk;
-  offloader off(desk.dev, small_options());
-  auto open = off.begin();
-  open.finish();
+  auto opts = small_options({"core_attn"});
+  opts.recompute_modules = {"layernorm"};
+  offloader off(desk.dev, opts);
+  auto finished = off.begin({.microbatch = 6});
+  finished.finish();
+  auto moved = off.begin({.microbatch = 5});
+  auto open = std::move(moved);
+  offloader::chunk never;
   auto x = made(desk, off, 1);
-  open.commit<"core_attn">(0, desk.stream(), x);
+  const auto s = desk.stream();
+  for (auto* each : {&finished, &moved, &never}) {
+    const auto refused = [&](const std::string& what, const auto& call) {
+      const auto text = message_of(call);
+      CAPTURE(what);
+      CHECK(says(text, each == &finished
+                           ? what + ", microbatch 6: its chunk is finished; call finish after"
+                           : what + ": this chunk was never begun, or was moved from; use the"));
+    };
+    refused("commit of core_attn of layer 1", [&] { each->commit<"core_attn">(1, s, x); });
+    // Of a module that does not leave, too: it may tomorrow.
+    refused("commit of expert_fc1 of layer 1", [&] { each->commit<"expert_fc1">(1, s, x); });
+    refused("commit of core_attn of layer 2",
+            [&] { each->commit_or_discard<"core_attn">(2, s, x); });
+    refused("start_offload of core_attn of layer 3",
+            [&] { each->start_offload<"core_attn">(3, s, x); });
+    refused("start_reload of core_attn of layer 3", [&] { each->start_reload<"core_attn">(3); });
+    refused("restore of core_attn of layer 4", [&] { each->restore<"core_attn">(4, s, x); });
+    refused("will_recompute of core_attn of layer 5",
+            [&] { static_cast<void>(each->will_recompute<"core_attn">(5)); });
+    refused("restore_or_recompute of core_attn of layer 5", [&] {
+      each->restore_or_recompute<"core_attn">(
+          5, s, [] {}, x);
+    });
+    refused("discard of layernorm of layer 6", [&] { each->discard<"layernorm">(6, s, x); });
+    refused("recompute of layernorm of layer 6", [&] {
+      each->recompute<"layernorm">(
+          6, s, [] {}, x);
+    });
+    refused("end_forward", [&] { each->end_forward(); });
+    CHECK_NOTHROW(each->finish());
+  }
   CHECK(x);
-  open.end_forward();
-  open.restore<"core_attn">(0, desk.stream(), x);
-  open.finish();
   desk.check(x, 1);
+  open.finish();
   CHECK(desk.wrong() == 0);
   CHECK(off.counters().modules[0].groups == 0);
+}
+
+TEST_CASE("misuse: a chunk that is not open tells a module of the run by its number") {
+  rig desk;
+  rig::offloader<> off(desk.dev, small_options());
+  auto x = off.allocate(size, desk.stream());
+  rig::offloader<>::chunk never;
+  const auto id = off.module("core_attn");
+  CHECK(says(message_of([&] { never.commit(id, 1, desk.stream(), x); }),
+             "commit of module " + std::to_string(static_cast<int>(id)) + " of layer 1: this"));
 }
 
 TEST_CASE("misuse: one handle restored in place of two") {
@@ -669,16 +722,12 @@ TEST_CASE("misuse: a restore that would leave a handle empty says so") {
   auto open = off.begin();
   auto x = made(desk, off, 1);
   open.commit<"core_attn">(4, desk.stream(), x);
-  auto moved = std::move(open);
-  offloader::chunk never;
   auto evaluation = off.begin({.forward_only = true});
-  for (auto* wrong : {&open, &never, &evaluation}) {
-    CHECK_THROWS_WITH_AS(wrong->restore<"core_attn">(4, desk.stream(), x),
-                         doctest::Contains("restore of layer 4: argument 1 was emptied"),
-                         misuse_error);
-  }
+  CHECK_THROWS_WITH_AS(evaluation.restore<"core_attn">(4, desk.stream(), x),
+                       doctest::Contains("restore of layer 4: argument 1 was emptied"),
+                       misuse_error);
   evaluation.finish();
-  moved.restore<"core_attn">(4, desk.stream(), x);
+  open.restore<"core_attn">(4, desk.stream(), x);
   desk.check(x, 1);
   CHECK(desk.wrong() == 0);
 }
@@ -719,4 +768,23 @@ TEST_CASE("misuse: every message says that it is Tidepool's, once") {
                        "tidepool: allocate: a buffer of 0 bytes; ask for at least 1", misuse_error);
   CHECK_THROWS_WITH_AS(static_cast<void>(off.module("x")), doctest::Contains("tidepool: module"),
                        tidepool::unknown_module);
+}
+
+TEST_CASE("misuse: an empty function for reports or measurements is none") {
+  rig desk;
+  auto opts = arena_options(8 * size);
+  opts.policy = tidepool::policy_kind::automatic;
+  offloader off(desk.dev, opts);
+  off.on_report(nullptr);
+  off.on_measure(nullptr);
+  for (int step = 0; step < 3; ++step) {
+    auto open = off.begin();
+    auto x = made(desk, off, 1);
+    open.commit<"core_attn">(0, desk.stream(), x);
+    open.restore<"core_attn">(0, desk.stream(), x);
+    x.reset(desk.stream());
+    open.finish();
+    CHECK_NOTHROW(off.end_step());
+  }
+  CHECK(off.current_plan());
 }

@@ -24,12 +24,7 @@ namespace tidepool::detail {
 
 template <device Device>
 auto engine<Device>::end_step() -> stage {
-  if (!live_.empty()) {
-    throw misuse_error(
-        "end_step: the chunk of microbatch " + std::to_string(live_.front()->info().microbatch) +
-        " is still open; finish every chunk of the step first, or destroy one to give"
-        " its pass up");
-  }
+  if (spare_.size() != chunks_.size()) throw_still_open();
   const auto had = begun_;
   const bool given_up = std::exchange(given_up_, false);
   const bool starved = std::exchange(starved_, false) && given_up && may_leave_plan();

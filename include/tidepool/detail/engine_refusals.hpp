@@ -171,12 +171,25 @@ template <device Device>
 }
 
 template <device Device>
+[[gnu::cold]] void engine<Device>::throw_still_open() const {
+  const auto* open = live_.empty() ? nullptr : live_.front();
+  for (const auto& each : chunks_) {
+    if (open == nullptr && std::ranges::find(spare_, each.get()) == spare_.end()) open = each.get();
+  }
+  const auto& info = open->info();
+  throw misuse_error(
+      std::string("end_step: the ") + (info.forward_only ? "forward_only " : "") +
+      "chunk of microbatch " + std::to_string(info.microbatch) +
+      " is still open; finish every chunk of the step first, or destroy one to give its pass up");
+}
+
+template <device Device>
 [[gnu::cold]] void engine<Device>::throw_left_empty(int layer, std::size_t argument) {
   throw misuse_error("restore of layer " + std::to_string(layer) + ": argument " +
                      std::to_string(argument) +
                      " was emptied by a commit, and this restore would leave it so: its chunk is"
-                     " finished, moved from, never begun or forward_only, or the module is none"
-                     " that offloads; restore in the chunk and by the name of the commit");
+                     " forward_only, or the module is none that offloads; restore in the chunk and"
+                     " by the name of the commit");
 }
 
 }  // namespace tidepool::detail

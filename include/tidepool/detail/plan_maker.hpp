@@ -74,8 +74,13 @@ class plan_maker {
     link_measured_ = true;
   }
 
-  void on_report(std::function<void(std::string_view)> sink) { report_ = std::move(sink); }
-  void on_measure(std::function<void()> meet) { meet_ = std::move(meet); }
+  // Empty ones stand for none.
+  void on_report(std::function<void(std::string_view)> sink) {
+    report_ = sink ? std::move(sink) : [](std::string_view) {};
+  }
+  void on_measure(std::function<void()> meet) {
+    meet_ = meet ? std::move(meet) : [] {};
+  }
 
  private:
   void try_plan(bool first) {

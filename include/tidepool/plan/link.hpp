@@ -155,6 +155,9 @@ template <device Device>
 [[nodiscard]] link_rates measure_link(
     Device& dev, const std::function<void()>& meet = [] {},
     std::size_t host_bytes = std::size_t{512} << 20) {
+  if (!meet)
+    return measure_link(
+        dev, [] {}, host_bytes);
   if constexpr (requires { dev.model().both_rate; }) {
     for (int i = 0; i < detail::link_measurements; ++i) meet();
     const auto& model = dev.model();
