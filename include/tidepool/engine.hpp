@@ -124,6 +124,17 @@ class engine {
 
   // The offloader is gone; what handles still hold is freed with the last of them.
   void close() noexcept { closed_ = true; }
+  // An exception destroys it: work that the device would run in the process may point into frames
+  // that are gone.
+  void drop_work() noexcept {
+    if constexpr (requires { dev_->drop(stream_ref()); }) {
+      auto& order = store_.order();
+      for (std::size_t i = 0; i < order.count(); ++i) {
+        dev_->drop(order.stream(static_cast<lane_id>(i)));
+      }
+      replayed_ = false;
+    }
+  }
 
   // ---- waits for other ranks, as a step that is being recorded knows them ----
 

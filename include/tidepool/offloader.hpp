@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <optional>
 #include <string>
@@ -54,6 +55,7 @@ class offloader {
   offloader(const offloader&) = delete;
   offloader& operator=(const offloader&) = delete;
   ~offloader() {
+    if (std::uncaught_exceptions() > exceptions_) engine_->drop_work();
     engine_->close();
     detail::engine<Device>::release(engine_);
   }
@@ -278,6 +280,7 @@ class offloader {
   std::uint64_t enabled_;
   detail::engine<Device>* engine_;
   detail::plan_maker<Device> plans_;
+  int exceptions_ = std::uncaught_exceptions();
 };
 
 }  // namespace tidepool

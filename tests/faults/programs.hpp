@@ -51,7 +51,23 @@ class faulty_run {
   faulty_run(Desk& desk, const program_plan& plan, bool retries)
       : desk_(desk), plan_(plan), retries_(retries) {}
 
+  // What was queued before a failure is still checked; an offloader that goes with it drops it.
   void run() {
+    try {
+      run_all();
+    } catch (...) {
+      desk_.synchronize();
+      throw;
+    }
+  }
+
+  /// Replays that were launched, and steps: every one has run when the run claims success.
+  [[nodiscard]] std::uint32_t rounds() const { return rounds_; }
+
+ private:
+  using stream_ref = typename device_type::stream_ref;
+
+  void run_all() {
     attempt([&] { off_.emplace(desk_.dev, plan_.opts); });
     off_->on_report([](std::string_view) {});
     if (plan_.by_plan) follow();
@@ -73,12 +89,6 @@ class faulty_run {
     }
     desk_.synchronize();
   }
-
-  /// Replays that were launched, and steps: every one has run when the run claims success.
-  [[nodiscard]] std::uint32_t rounds() const { return rounds_; }
-
- private:
-  using stream_ref = typename device_type::stream_ref;
 
   struct saved_layer {
     buffer x, y, z;

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -124,7 +125,7 @@ class faulty_device : public Base {
   /// True while every call fails.
   [[nodiscard]] bool broken() const { return broken_; }
   /// Copies and graphs on their way, where that can be known.
-  [[nodiscard]] std::size_t flying() const { return flying_; }
+  [[nodiscard]] std::size_t flying() const { return *flying_; }
   /// Freed memory that a copy or a graph on its way could still have touched.
   [[nodiscard]] std::size_t freed_in_use() const { return freed_in_use_; }
 
@@ -239,6 +240,15 @@ class faulty_device : public Base {
                        code);
   }
 
+  // Behind a copy or a graph, in its stream; gone once that has run, or was dropped.
+  struct flight {
+    explicit flight(std::shared_ptr<std::size_t> all) : count(std::move(all)) { ++*count; }
+    flight(const flight&) = delete;
+    flight& operator=(const flight&) = delete;
+    ~flight() { --*count; }
+    std::shared_ptr<std::size_t> count;
+  };
+
   // Where work runs only when somebody synchronizes, what was queued and has not run is known.
   static constexpr bool knows_flight = requires(Base & base, stream_ref on) {
     base.launch(on, 0.0, [] {});
@@ -246,14 +256,13 @@ class faulty_device : public Base {
   void note_flight(stream_ref on) {
     if constexpr (knows_flight) {
       if (Base::capturing(on)) return;
-      ++flying_;
-      Base::launch(on, 0, [this] { --flying_; });
+      Base::launch(on, 0, [over = std::make_shared<flight>(flying_)] {});
     }
   }
   void note_free(const void* pointer, std::size_t& held) noexcept {
     if (pointer == nullptr) return;
     --held;
-    freed_in_use_ += flying_ > 0 ? 1 : 0;
+    freed_in_use_ += *flying_ > 0 ? 1 : 0;
   }
 
   std::optional<fault> fault_;
@@ -261,7 +270,7 @@ class faulty_device : public Base {
   mutable bool tripped_ = false;
   mutable bool broken_ = false;
   holdings held_;
-  std::size_t flying_ = 0;
+  std::shared_ptr<std::size_t> flying_ = std::make_shared<std::size_t>(0);
   std::size_t freed_in_use_ = 0;
 };
 

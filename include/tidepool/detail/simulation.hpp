@@ -48,6 +48,7 @@ class simulation {
   }
   void retire_event(std::size_t which) {
     events_[which].recorded = {};
+    events_[which].dropped = false;
     spare_events_.push_back(which);
   }
 
@@ -78,7 +79,7 @@ class simulation {
   }
   void record(std::size_t on, std::size_t event) {
     auto& target = events_[event];
-    target.done = false;
+    target.done = target.dropped = false;
     if (capturing(on)) {
       target.captured_by = capture_->number();
       target.recorded = capture_->record(on);
@@ -100,6 +101,12 @@ class simulation {
             captured_event);
       }
       return capture_->wait(on, target.recorded);
+    }
+    if (target.dropped) {
+      throw device_error(
+          "tidepool: virtual device: a wait for work that was dropped when an exception destroyed"
+          " the offloader that it belonged to; destroy what uses it too, and begin anew",
+          0);
     }
     if (target.recorded.number == 0) return;
     if (capturing(on)) {
@@ -162,10 +169,17 @@ class simulation {
     }
   }
 
+  // Forgets what is queued on a stream, and what waits for it. The rest goes on.
+  void drop(std::size_t which) noexcept { drop_behind(which, streams_[which].finished); }
+
   // Sees every operation that will run, in the order of issue; replays of graphs included.
   using observer = std::function<void(const sim_position&, const operation&)>;
   void observe(observer with) { observer_ = std::move(with); }
 
+  [[nodiscard]] bool idle() const {
+    return std::all_of(streams_.begin(), streams_.end(),
+                       [](const stream_state& each) { return each.queue.empty(); });
+  }
   [[nodiscard]] double now() const { return now_; }
   [[nodiscard]] double time_of(std::size_t event) const { return events_[event].time; }
   [[nodiscard]] bool done(std::size_t event) const { return events_[event].done; }
@@ -188,6 +202,7 @@ class simulation {
     std::uint64_t captured_by = 0;  // number of the capture that it lies in
     double time = 0;
     bool done = false;
+    bool dropped = false;  // what it stands for will never run
   };
 
   // The new operation's number; 0 when it was captured.
@@ -208,6 +223,32 @@ class simulation {
     op.kind = operation_kind::wait;
     op.until = until;
     push(on, std::move(op));
+  }
+
+  // Numbers are given anew, since nothing that stays refers to those that go.
+  void drop_behind(std::size_t which, std::uint64_t last) noexcept {
+    auto& from = streams_[which];
+    while (from.pushed > last) {
+      const auto& op = from.queue.back();
+      if (op.kind == operation_kind::record && op.event != operation::no_event) {
+        auto& target = events_[op.event];
+        if (target.recorded.stream == which && target.recorded.number == from.pushed) {
+          target.recorded = {};
+          target.dropped = true;
+        }
+      }
+      from.queue.pop_back();
+      --from.pushed;
+    }
+    for (std::size_t i = 0; i < streams_.size(); ++i) {
+      const auto& waits = streams_[i].queue;
+      const auto first = std::find_if(waits.begin(), waits.end(), [&](const operation& op) {
+        return op.kind == operation_kind::wait && op.until.stream == which &&
+               op.until.number > last;
+      });
+      if (first == waits.end()) continue;
+      drop_behind(i, streams_[i].finished + static_cast<std::uint64_t>(first - waits.begin()));
+    }
   }
 
   [[nodiscard]] bool reached(const sim_position& until) const {

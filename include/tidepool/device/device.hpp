@@ -73,6 +73,8 @@ enum class join_site : std::uint8_t {
 ///   `device_error` on any other failure.
 /// - A device may have `copy_batch(items, direction, stream)`, which copies many small items at
 ///   less cost and returns false where it cannot; copies are then made one by one.
+/// - A device whose work runs in the process may have `drop(stream)`, which forgets what is queued
+///   there; an offloader that an exception destroys asks for it on every stream that it served.
 /// - A device may have graphs (see `capturing_device`).
 /// - Functions that free are `noexcept` and wait until nothing on the device uses the memory.
 template <class Device>

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <string>
@@ -20,8 +21,12 @@
 namespace tidepool {
 
 /// Streams are queues, copies move real bytes at the rates of a `machine`, kernels are host
-/// functions with a duration. Operations run, on the caller's thread, when somebody synchronizes;
-/// until then pointers and captured objects must stay valid. Same program, same result, same times.
+/// functions with a duration. Operations run, on the caller's thread, when somebody synchronizes or
+/// frees memory; until then pointers and captured objects must stay valid. Same program, same
+/// result, same times.
+///
+/// While an exception unwinds, freeing memory runs nothing, and an offloader that it destroys drops
+/// what is queued on the streams that it served: kernels may point into frames that are gone.
 ///
 /// Two virtual devices know nothing of each other. Thread safety: none, one per thread. It must
 /// outlive its streams, events and offloaders.
@@ -124,6 +129,7 @@ class virtual_device {
     if (!model_.moves_bytes) return;
     for (const auto& [pointer, bytes] : device_blocks_) std::free(pointer);
     for (const auto& [pointer, bytes] : host_blocks_) std::free(pointer);
+    free_late();
   }
 
   // ---- streams, events, copies: see the concept `device` ----
@@ -133,7 +139,10 @@ class virtual_device {
   void record(event& target, stream_ref on) { sim_->record(on.index_, target.index_); }
   void wait(stream_ref waiter, const event& until) { sim_->wait(waiter.index_, until.index_); }
   void synchronize(stream_ref which) { sim_->run_until_idle(which.index_); }
-  void synchronize() { sim_->run_until_idle(); }
+  void synchronize() {
+    sim_->run_until_idle();
+    free_late();
+  }
   [[nodiscard]] double elapsed_us(const event& from, const event& to) const {
     return (sim_->time_of(to.index_) - sim_->time_of(from.index_)) / 1000;
   }
@@ -188,6 +197,9 @@ class virtual_device {
               const char* /*label*/ = "", std::vector<kernel_access> touches = {}) {
     sim_->kernel(on.index_, duration_ns, std::move(run), std::move(touches));
   }
+  /// Forgets what is queued on a stream and has not run, and what waits for it. A later wait for an
+  /// event of it throws `device_error`.
+  void drop(stream_ref which) noexcept { sim_->drop(which.index_); }
   /// Queues a wait for something outside that comes when the clock reads `ns`.
   void idle_until(stream_ref on, double ns) { sim_->idle_until(on.index_, ns); }
   /// Has every operation seen as it is issued.
@@ -220,6 +232,9 @@ class virtual_device {
     auto* pointer = model_.moves_bytes ? std::aligned_alloc(256, whole) : imagined(whole);
     if (pointer == nullptr) return nullptr;
     if (model_.poison) std::memset(pointer, poison_byte, whole);
+    // Freeing must not need memory.
+    const auto most = device_blocks_.size() + host_blocks_.size() + late_.size() + 1;
+    if (late_.capacity() < most) late_.reserve(2 * most);
     in.emplace(pointer, bytes);
     used += bytes;
     if (peak != nullptr) *peak = std::max(*peak, used);
@@ -229,14 +244,25 @@ class virtual_device {
   void give(void* pointer, std::size_t& used, blocks& in) noexcept {
     const auto found = in.find(pointer);
     if (found == in.end()) return;
-    try {
-      synchronize();
-    } catch (...) {  // a program that cannot go on does not use the memory either
-    }
     used -= found->second;
-    if (model_.poison) std::memset(pointer, poison_byte, found->second);
-    if (model_.moves_bytes) std::free(pointer);
+    const bool unwinding = std::uncaught_exceptions() > exceptions_;
+    if (unwinding && !sim_->idle()) {
+      late_.push_back(pointer);
+    } else {
+      try {
+        synchronize();
+      } catch (...) {  // a program that cannot go on does not use the memory either
+      }
+      if (model_.poison) std::memset(pointer, poison_byte, found->second);
+      if (model_.moves_bytes) std::free(pointer);
+    }
     in.erase(found);
+  }
+  void free_late() noexcept {
+    for (auto* pointer : late_) {
+      if (model_.moves_bytes) std::free(pointer);
+    }
+    late_.clear();
   }
 
   // An address of its own that nobody may follow.
@@ -250,6 +276,8 @@ class virtual_device {
   std::unique_ptr<detail::simulation> sim_;
   blocks device_blocks_;
   blocks host_blocks_;
+  std::vector<void*> late_;  // given back while an exception unwound, perhaps still in use
+  int exceptions_ = std::uncaught_exceptions();
   std::size_t device_used_ = 0;
   std::size_t host_used_ = 0;
   std::size_t device_peak_ = 0;
