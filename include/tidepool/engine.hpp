@@ -117,6 +117,7 @@ class engine {
   void hand_to(storage& store, lane_id lane) {
     store.handed_to = lane;
     store.handed_at = store_.order().next(lane);
+    store.filled = false;
   }
 
   void note_use(storage& store, lane_id lane, const ticket& until);

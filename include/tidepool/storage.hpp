@@ -55,6 +55,7 @@ struct storage {
   bool outlived = false;                // its commit, by a handle; only while a step is recorded
   bool of_graph = false;                // its device memory is, and never free again
   bool captured = false;                // made inside a capture
+  bool filled = false;                  // by the device, since it was last handed out
   bool lent = false;                    // from one group's restore to another's; so too
   int module = -1;                      // of the group that saved it last, for messages
   std::uint32_t recorded = 0xFFFFFFFF;  // its number in a step that is being recorded
@@ -174,12 +175,25 @@ class storages {
     }
     store.handed_to = waiter;
     store.handed_at = order_.next(waiter);
-    poison(store.on_device, waiter);
+    poison(store, waiter);
     live_ += store.bytes;
     if (store.on_host || store.discarded) away_ -= store.bytes;
     note_peaks();
     trace_.level(order_.stream(waiter), store.bytes, 0);
     return true;
+  }
+
+  // Memory that nobody touched is filled all the same, behind all that its lane has recorded: a
+  // position there stands for it, where another lane gives the memory back.
+  void note_filling(const storage& store) {
+    if constexpr (fills) {
+      if (!store.filled || order_.next(store.handed_to) > store.handed_at) return;
+      if constexpr (capturing_device<Device>) {
+        // What was given to other lanes than those of a capture comes before each launch.
+        if (order_.capturing() && !dev_->capturing(order_.stream(store.handed_to))) return;
+      }
+      static_cast<void>(order_.record(store.handed_to));
+    }
   }
 
   // Takes the device memory away; it is free again after `after`. `on` is the lane of its last
@@ -367,10 +381,15 @@ class storages {
     live_peak_without_ = std::max(live_peak_without_, live_ + away_);
   }
 
+  static constexpr bool fills = requires(Device & dev, void* data, stream_ref on) {
+    dev.poison(data, std::size_t{}, on);
+  };
+
   // A device that checks fills what it hands out, so that a missing join shows in the data.
-  void poison(const block& fresh, lane_id on) {
-    if constexpr (requires { dev_->poison(fresh.data, fresh.bytes, order_.stream(on)); }) {
-      dev_->poison(fresh.data, fresh.bytes, order_.stream(on));
+  void poison(storage& store, lane_id on) {
+    if constexpr (fills) {
+      dev_->poison(store.on_device.data, store.on_device.bytes, order_.stream(on));
+      store.filled = true;
     }
   }
 

@@ -189,3 +189,31 @@ TEST_CASE("joins: memory for a compute stream is awaited by that stream, not by 
     CHECK((desk.wrong() > 0) == (left_out == join_site::device_reuse));
   }
 }
+
+TEST_CASE("joins: memory that nobody touched, given back on another stream, is not filled later") {
+  enum class way { reset, commit, discard, write_back };
+  for (const auto how : {way::reset, way::commit, way::discard, way::write_back}) {
+    CAPTURE(static_cast<int>(how));
+    for (std::uint64_t seed = 1; seed <= 60; ++seed) {
+      CAPTURE(seed);
+      rig desk(tidepool::machine{.order_seed = seed});
+      const auto second = desk.dev.make_stream();
+      auto opts = tidepool::test::arena_options(2048);
+      opts.recompute_modules = {"layernorm"};
+      rig::offloader<tidepool::modules<"fc1">> off(desk.dev, opts);
+      auto open = off.begin();
+      auto state = off.state_on_host(2048, "moments");
+      auto x =
+          how == way::write_back ? state.create(desk.stream()) : off.allocate(2048, desk.stream());
+      if (how == way::reset) x.reset(second.ref());
+      if (how == way::commit) open.commit<"fc1">(0, second.ref(), x);
+      if (how == way::discard) open.discard<"layernorm">(0, second.ref(), x);
+      if (how == way::write_back) state.write_back(x, second.ref());
+      auto next = off.allocate(2048, second.ref());
+      desk.write_bytes(next.data(), 2048, 1, second.ref());
+      desk.check_rows(next.data(), {2048, 1, 2048, 0}, 1, 0, second.ref());
+      next.reset(second.ref());
+      CHECK(desk.wrong() == 0);
+    }
+  }
+}

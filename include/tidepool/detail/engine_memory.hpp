@@ -34,6 +34,7 @@ buffer<Device> engine<Device>::allocate(std::size_t bytes, std::size_t elements,
 // memory was handed to is not known here, so it does not stand for what that one waited for.
 template <device Device>
 void engine<Device>::note_use(storage& store, lane_id lane, const ticket& until) {
+  if (lane != store.handed_to) store_.note_filling(store);
   store.last_use.add(until);
   if (lane == store.handed_to) return;
   store.last_use.add(store_.order().past(store.handed_to, store.handed_at));

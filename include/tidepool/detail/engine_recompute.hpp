@@ -43,6 +43,7 @@ void engine<Device>::discard(chunk_state& chunk, std::size_t what, int layer, la
   list.reserve(list.size() + tensors.size());
   static_cast<void>(arrive(lane));
   const auto used = store_.order().record(lane);
+  for (const auto* each : tensors) note_use(*each->store_, lane, used);
   auto& count = counters_.recomputed[what];
   for (auto* each : tensors) {
     auto& store = *std::exchange(each->store_, nullptr);
@@ -51,7 +52,6 @@ void engine<Device>::discard(chunk_state& chunk, std::size_t what, int layer, la
       ++count.tensors;
       count.bytes += store.bytes;
     }
-    note_use(store, lane, used);
     forget_handle(store, lane);
   }
 }

@@ -122,6 +122,7 @@ void engine<Device>::write_state(storage& store, std::string_view name, buffer<D
                        ": the first contents are written inside a capture; write them once before");
   }
   const auto ready = order.record(lane);
+  note_use(store, lane, ready);  // now, since it may fail
   bool copying = false;
   try {
     order.join(copies, ready, join_site::producer);
