@@ -1,10 +1,14 @@
 /// The engine's own cost, on the device that does nothing: time and heap allocations of a commit
-/// and its restore, by tensors per group and by groups per step.
+/// and its restore, by tensors per group and by groups per step; and `alive/…`, what a call costs
+/// beside 10 others and beside 10,000 (tests/scaling.sh holds the two together).
 #include <benchmark/benchmark.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdlib>
+#include <limits>
 #include <new>
+#include <string_view>
 #include <tidepool/tidepool.hpp>
 #include <vector>
 
@@ -66,32 +70,159 @@ struct step {
   }
 };
 
-template <std::size_t Tensors>
-void commit_and_restore(benchmark::State& state) {
-  tp::null_device dev;
+tp::options everything_leaves() {
   tp::options opts;
   opts.offload_modules = {"expert_fc1"};
   opts.min_tensor_elements = 1;
   opts.margin = false;
+  return opts;
+}
+
+/// Steps of a program over `state.range(0)` groups.
+template <class Program>
+void measure(benchmark::State& state, const tp::options& opts) {
+  tp::null_device dev;
   offloader off(dev, opts);
+  off.on_report([](std::string_view) {});
   const auto count = static_cast<std::size_t>(state.range(0));
-  step<Tensors> work(off, count);
+  Program work(off, count);
   work.run();  // the first step makes everything that later steps use
   work.run();
 
   const auto before = heap_allocations;
   for (auto _ : state) work.run();
-  const auto pairs = static_cast<double>(state.iterations()) * static_cast<double>(count);
+  const auto groups = static_cast<double>(state.iterations()) * static_cast<double>(count);
   state.counters["ns_per_group"] =
-      benchmark::Counter(pairs / 1e9, benchmark::Counter::kIsRate | benchmark::Counter::kInvert);
+      benchmark::Counter(groups / 1e9, benchmark::Counter::kIsRate | benchmark::Counter::kInvert);
   state.counters["heap_per_group"] =
-      benchmark::Counter(static_cast<double>(heap_allocations - before) / pairs);
+      benchmark::Counter(static_cast<double>(heap_allocations - before) / groups);
+}
+
+template <std::size_t Tensors>
+void commit_and_restore(benchmark::State& state) {
+  measure<step<Tensors>>(state, everything_leaves());
 }
 
 BENCHMARK(commit_and_restore<1>)->RangeMultiplier(10)->Range(10, 100'000);
 BENCHMARK(commit_and_restore<4>)->Arg(1'000);
 BENCHMARK(commit_and_restore<16>)->Arg(1'000);
 BENCHMARK(commit_and_restore<64>)->Arg(1'000);
+
+struct program {
+  offloader& off;
+  tp::null_device::stream_ref stream;
+  std::vector<offloader::buffer> saved;
+
+  program(offloader& owner, std::size_t count) : off(owner), stream(7), saved(count) {}
+
+  void allocate() {
+    for (auto& each : saved) each = off.allocate(256, stream);
+  }
+  void commit(offloader::chunk& to, std::size_t layer, auto& handle) {
+    to.commit<"expert_fc1">(static_cast<int>(layer), stream, handle);
+  }
+  void restore(offloader::chunk& from, std::size_t layer, auto& handle) {
+    from.restore<"expert_fc1">(static_cast<int>(layer), stream, handle);
+  }
+};
+
+/// All forward passes come before the first backward pass, and what they saved stays.
+struct chunks : program {
+  std::vector<offloader::chunk> open;
+
+  chunks(offloader& owner, std::size_t count) : program(owner, count), open(count) { allocate(); }
+
+  void run() {
+    for (std::size_t i = 0; i < saved.size(); ++i) {
+      open[i] = off.begin();
+      commit(open[i], 0, saved[i]);
+      open[i].end_forward();
+    }
+    for (std::size_t i = 0; i < saved.size(); ++i) {
+      restore(open[i], 0, saved[i]);
+      open[i].finish();
+    }
+    off.end_step();
+  }
+};
+
+/// What was committed first comes back first.
+struct commit_order : program {
+  commit_order(offloader& owner, std::size_t count) : program(owner, count) { allocate(); }
+
+  void run() {
+    auto chunk = off.begin();
+    for (std::size_t i = 0; i < saved.size(); ++i) commit(chunk, i, saved[i]);
+    chunk.end_forward();
+    for (std::size_t i = 0; i < saved.size(); ++i) restore(chunk, i, saved[i]);
+    chunk.finish();
+    off.end_step();
+  }
+};
+
+/// Two groups save each tensor: after the one's restore it is on the device for the other alone.
+struct idle_storages : program {
+  std::vector<offloader::buffer> again;
+
+  idle_storages(offloader& owner, std::size_t count) : program(owner, count), again(count) {}
+
+  void run() {
+    const auto count = saved.size();
+    allocate();
+    auto chunk = off.begin();
+    for (std::size_t i = 0; i < count; ++i) commit(chunk, i, again[i] = saved[i].share());
+    for (std::size_t i = 0; i < count; ++i) commit(chunk, count + i, saved[i]);
+    chunk.end_forward();
+    for (auto i = count; i-- > 0;) restore(chunk, count + i, saved[i]), saved[i].reset(stream);
+    for (auto i = count; i-- > 0;) restore(chunk, i, again[i]), again[i].reset(stream);
+    chunk.finish();
+    off.end_step();
+  }
+};
+
+/// Each group saves another part of one buffer.
+struct views : program {
+  offloader::buffer whole;
+  std::vector<offloader::view> parts;
+
+  views(offloader& owner, std::size_t count)
+      : program(owner, 0), whole(off.allocate(256 * count, stream)), parts(count) {}
+
+  void run() {
+    auto chunk = off.begin();
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      commit(chunk, i, parts[i] = whole.view({.offset = 256 * i, .width = 128}));
+    }
+    chunk.end_forward();
+    for (auto i = parts.size(); i-- > 0;) restore(chunk, i, parts[i]);
+    for (auto& each : parts) each.reset(stream);
+    chunk.finish();
+    off.end_step();
+  }
+};
+
+template <class Program>
+void alive(benchmark::State& state) {
+  measure<Program>(state, everything_leaves());
+}
+void alive_chunks(benchmark::State& state) {
+  auto opts = everything_leaves();
+  opts.offload_layers = {1};
+  measure<chunks>(state, opts);
+}
+void alive_reload_ahead(benchmark::State& state) {
+  auto opts = everything_leaves();
+  opts.reload_ahead = std::numeric_limits<std::size_t>::max();
+  measure<step<1>>(state, opts);
+}
+
+void few_and_many(benchmark::internal::Benchmark* row) { row->Arg(10)->Arg(10'000); }
+
+BENCHMARK(alive_chunks)->Name("alive/chunks")->Apply(few_and_many);
+BENCHMARK(alive<commit_order>)->Name("alive/restores_in_commit_order")->Apply(few_and_many);
+BENCHMARK(alive_reload_ahead)->Name("alive/reload_ahead_unlimited")->Apply(few_and_many);
+BENCHMARK(alive<idle_storages>)->Name("alive/idle_storages")->Apply(few_and_many);
+BENCHMARK(alive<views>)->Name("alive/views")->Apply(few_and_many);
 
 }  // namespace
 

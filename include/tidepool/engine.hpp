@@ -14,9 +14,12 @@
 #include "tidepool/buffer.hpp"
 #include "tidepool/detail/growth.hpp"
 #include "tidepool/detail/memory_layout.hpp"
+#include "tidepool/detail/open_chunks.hpp"
 #include "tidepool/detail/places.hpp"
 #include "tidepool/detail/recorder.hpp"
 #include "tidepool/detail/residence.hpp"
+#include "tidepool/detail/room.hpp"
+#include "tidepool/detail/slot_list.hpp"
 #include "tidepool/detail/stage.hpp"
 #include "tidepool/group.hpp"
 #include "tidepool/plan/policy.hpp"
@@ -324,10 +327,6 @@ class engine {
   void note_lent(storage& store) const {
     store.lent = recorder_ != nullptr && store.saves + store.stays > 0;
   }
-  template <class T>
-  static void make_room(std::vector<T>& list, std::size_t count) {
-    if (list.capacity() < count) list.reserve(std::max(count, 2 * list.capacity()));
-  }
   [[nodiscard]] static std::size_t bytes_of(std::span<handle* const> handles) {
     std::size_t bytes = 0;
     for (const auto* each : handles) bytes += each->store_ == nullptr ? 0 : each->store_->bytes;
@@ -372,14 +371,13 @@ class engine {
   [[nodiscard]] bool try_reload(chunk_state& chunk, std::uint32_t index);
   void require_reload(chunk_state& chunk, std::uint32_t index);
   void reload_ahead();
-  [[nodiscard]] chunk_state* next_to_reload() const;
-  [[nodiscard]] std::size_t backward_rank(const chunk_state& chunk) const;
   // A view of which a dense copy was made, but which was never released.
   [[nodiscard]] static bool is_kept_part(const handle& given, const saved<Device>& item) {
-    return item.store != nullptr && given.store_ != nullptr && item.store->origin == given.store_ &&
-           item.store->part == given.part_;
+    return item.store != nullptr && given.store_ != nullptr &&
+           item.store->origin == given.store_->number && item.store->part == given.part_;
   }
-  void forget_ahead(const chunk_state& chunk, std::uint32_t index);
+  void forget_ahead(group& which);
+  void reload_again(chunk_state& chunk, std::uint32_t index);
 
   static void require_away(const storage& store, const char* call, std::string_view name);
   [[nodiscard]] bool bring_state(storage& store, std::string_view name);
@@ -387,7 +385,7 @@ class engine {
   [[nodiscard]] bool plans_anew() const;
   [[nodiscard]] bool may_leave_plan() const;
   void warm_up_anew();
-  void forget_latest_chunk() noexcept;
+  void forget_latest_chunk(const chunk_state& chunk) noexcept;
   [[nodiscard]] bool held_to_plan() const { return unproven_ && !given_up_; }
   void expect_chunk(const chunk_info& info) const;
   void expect_group(const chunk_state& chunk, module_id module, int layer, commit_kind how) const;
@@ -446,10 +444,10 @@ class engine {
   storages<Device> store_;
   std::vector<std::unique_ptr<chunk_state>> chunks_;
   std::vector<chunk_state*> spare_;
-  std::vector<chunk_state*> live_;  // in the order of their forward passes
-  std::vector<ahead> ahead_;        // reloaded and not restored, in the order of their use
+  open_chunks<Device> live_;
+  slot_list<ahead> ahead_;  // reloaded and not restored, in the order of their use
   std::size_t ahead_bytes_ = 0;
-  std::vector<storage*> idle_;      // on the device again only because another group needs them
+  slot_list<storage*> idle_;        // on the device again only because another group needs them
   std::vector<storage*> orphans_;   // whose handles went while a capture was broken
   std::size_t backward_begun_ = 0;  // backward passes of this step
   std::size_t begun_ = 0;           // forward passes of this step
@@ -462,14 +460,13 @@ class engine {
   plan::profile recorded_;                       // of the latest recorded step, as it was
   int trained_steps_ = 0;                        // of an automatic warm-up
   growth growth_;
-  bool evaluated_ = false;                  // since the latest chunk that trains
-  bool loose_ = false;                      // memory is held as no recorded event tells
-  bool was_loose_ = false;                  // before this step
-  bool unproven_ = false;                   // a plan from elsewhere is in its first step
-  bool given_up_ = false;                   // a chunk of this step was dropped in the middle
-  bool starved_ = false;                    // this step met the device budget
-  bool by_rule_ = false;                    // what stays, stays by Megatron's rule
-  std::vector<std::size_t> backward_rank_;  // by chunk ordinal, from the warm-up step
+  bool evaluated_ = false;  // since the latest chunk that trains
+  bool loose_ = false;      // memory is held as no recorded event tells
+  bool was_loose_ = false;  // before this step
+  bool unproven_ = false;   // a plan from elsewhere is in its first step
+  bool given_up_ = false;   // a chunk of this step was dropped in the middle
+  bool starved_ = false;    // this step met the device budget
+  bool by_rule_ = false;    // what stays, stays by Megatron's rule
   trace::counters counters_;
   std::vector<std::uint64_t> bytes_before_step_;
   bool warming_up_ = true;

@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "tidepool/module.hpp"
@@ -45,13 +47,15 @@ struct group {
   module_id module{};
   int layer = -1;
   group_state state = group_state::away;
+  bool offered = false;     // backward could compute it again
   std::uint32_t first = 0;  // of its arguments in the chunk's list
   std::uint32_t count = 0;
   std::uint32_t leaving = 0;       // of them, those with a storage
   std::uint32_t below = no_group;  // the module's group committed before it
+  std::uint32_t alike = no_group;  // and one that the index finds behind it
+  std::uint32_t ahead = no_group;  // its slot among those that were reloaded and not restored
   std::size_t bytes = 0;           // that left with it
   std::size_t kept = 0;            // that stayed because policy said so
-  bool offered = false;            // backward could compute it again
   lane_id lane{};                  // that committed it
   std::uint64_t position = 0;      // and its next record at that time
 };
@@ -79,6 +83,7 @@ class chunk_state {
     saved_.clear();
     discarded_.clear();
     top_.fill(no_group);
+    buckets_.clear();
     cursor_ = 0;
     waiting_ = 0;
     forward_done_ = false;
@@ -109,11 +114,14 @@ class chunk_state {
   group& add(module_id module, int layer) {
     auto& top = top_[static_cast<std::size_t>(module)];
     const auto index = static_cast<std::uint32_t>(groups_.size());
-    groups_.push_back({module, layer, group_state::away, static_cast<std::uint32_t>(saved_.size()),
-                       0, 0, top, 0});
+    auto& fresh = groups_.emplace_back();
+    fresh.module = module;
+    fresh.layer = layer;
+    fresh.first = static_cast<std::uint32_t>(saved_.size());
+    fresh.below = top;
     top = index;
     ++waiting_;
-    return groups_.back();
+    return fresh;
   }
   void add_saved(group& to, const saved<Device>& item) {
     saved_.push_back(item);
@@ -140,12 +148,7 @@ class chunk_state {
   [[nodiscard]] std::uint32_t find(module_id module, int layer) {
     auto& top = top_[static_cast<std::size_t>(module)];
     while (top != no_group && groups_[top].state == group_state::restored) top = groups_[top].below;
-    auto index = top;
-    while (index != no_group &&
-           (groups_[index].layer != layer || groups_[index].state == group_state::restored)) {
-      index = groups_[index].below;
-    }
-    return index;
+    return top == no_group || groups_[top].layer == layer ? top : find_by_index(module, layer);
   }
   // True when such a group was committed at all, restored or not.
   [[nodiscard]] bool ever_had(module_id module, int layer) const {
@@ -172,13 +175,47 @@ class chunk_state {
   }
 
  private:
+  // Where the groups do not come back last in, first out: in a hash table, chained through them
+  // with the latest first.
+  [[nodiscard]] std::uint32_t find_by_index(module_id module, int layer) {
+    bring_index_up_to_date();
+    auto* link = &bucket_of(module, layer);
+    while (*link != no_group) {
+      auto& each = groups_[*link];
+      if (each.state == group_state::restored) {
+        *link = each.alike;
+        continue;
+      }
+      if (each.module == module && each.layer == layer) break;
+      link = &each.alike;
+    }
+    return *link;
+  }
+  void bring_index_up_to_date() {
+    if (buckets_.size() < groups_.size() || buckets_.empty()) {
+      buckets_.assign(std::bit_ceil(groups_.size()), no_group);
+      indexed_ = 0;
+    }
+    for (; indexed_ < groups_.size(); ++indexed_) {
+      auto& each = groups_[indexed_];
+      each.alike = std::exchange(bucket_of(each.module, each.layer), indexed_);
+    }
+  }
+  [[nodiscard]] std::uint32_t& bucket_of(module_id module, int layer) {
+    const auto key = std::uint64_t{static_cast<std::uint32_t>(layer)} * max_modules +
+                     static_cast<std::size_t>(module);
+    return buckets_[(key * 0x9E3779B97F4A7C15U >> 32) & (buckets_.size() - 1)];
+  }
+
   chunk_info info_;
   std::size_t ordinal_ = 0;
   std::vector<group> groups_;
   std::vector<saved<Device>> saved_;
   std::vector<discarded_tensor<Device>> discarded_;
   std::array<std::uint32_t, max_modules> top_{};
-  std::uint32_t cursor_ = 0;  // groups from here on need no reload
+  std::vector<std::uint32_t> buckets_;  // of the index; a power of two, or none before its use
+  std::uint32_t indexed_ = 0;           // groups that it has
+  std::uint32_t cursor_ = 0;            // groups from here on need no reload
   std::size_t waiting_ = 0;
   bool forward_done_ = false;
   bool backward_begun_ = false;

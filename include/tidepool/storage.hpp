@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "tidepool/detail/part_index.hpp"
+#include "tidepool/detail/room.hpp"
 #include "tidepool/detail/tracer.hpp"
 #include "tidepool/error.hpp"
 #include "tidepool/memory/arena.hpp"
@@ -67,10 +69,10 @@ struct storage {
   fence last_use;                       // of handles that are gone
   lane_id handed_to{};                  // the lane that was last made to wait for the memory
   std::uint64_t handed_at = 0;          // the next position there
-  storage* origin = nullptr;            // the storage of which this is a rectangle
-  storage* first_part = nullptr;
-  storage* next_part = nullptr;
+  std::uint64_t origin = 0;             // the number of the storage of which this is a rectangle
   rectangle part;
+  storage* next_part = nullptr;     // in the index of parts
+  std::uint32_t idle = 0xFFFFFFFF;  // its slot among the storages that nobody holds
 };
 
 // Owns all storages of an offloader, its two copy streams and its memory.
@@ -146,7 +148,7 @@ class storages {
 
   storage& create(engine<Device>& owner, std::size_t bytes, std::size_t elements) {
     if (spare_.empty()) {
-      spare_.reserve(nodes_.size() + 1);
+      make_room(spare_, nodes_.size() + 1);
       spare_.push_back(&nodes_.emplace_back());
     }
     auto& store = *spare_.back();
@@ -215,6 +217,7 @@ class storages {
   // Gives `store` a place on the host; false when the budget is spent.
   [[nodiscard]] bool place_on_host(storage& store) {
     fence ready;
+    if (store.origin != 0) parts_.make_room();
     if (!host_.take(store.bytes, offload_, store.on_host, ready)) return false;
     // Made now, so that nobody has to remember the fence: what is issued on the stream from here on
     // waits, and only the copy into this block is.
@@ -225,6 +228,7 @@ class storages {
       store.on_host = {};
       throw;
     }
+    if (store.origin != 0) parts_.insert(store);
     if (!store.on_device) away_ += store.bytes;
     host_peak_ = std::max(host_peak_, host_.used());
     return true;
@@ -232,8 +236,14 @@ class storages {
 
   void displace_from_host(storage& store, const ticket& after) {
     if (!store.on_device) away_ -= store.bytes;
+    if (store.origin != 0) parts_.erase(store);
     host_.release(store.on_host, after);
     store.on_host = {};
+  }
+
+  // The dense copy of a rectangle that is on the host, or null.
+  [[nodiscard]] storage* part_on_host(const storage& whole, const rectangle& part) const {
+    return parts_.find(whole.number, part);
   }
 
   // Makes the reload stream wait until the host block of `store` may be read.
@@ -273,14 +283,6 @@ class storages {
   // Forgets a storage that nobody refers to any more.
   void destroy(storage& store) noexcept {
     if (store.discarded && !store.on_device) away_ -= store.bytes;
-    if (store.origin != nullptr) {
-      auto** link = &store.origin->first_part;
-      while (*link != &store) link = &(*link)->next_part;
-      *link = store.next_part;
-    }
-    for (auto* part = store.first_part; part != nullptr; part = part->next_part) {
-      part->origin = nullptr;
-    }
     store.owner = nullptr;
     spare_.push_back(&store);
     ++destroyed_;
@@ -404,6 +406,7 @@ class storages {
   pinned_pool<Device> host_;
   std::deque<storage> nodes_;
   std::vector<storage*> spare_;
+  part_index<storage> parts_;
   std::vector<copy_item> batch_;
   std::size_t piece_;
   std::size_t flying_groups_;

@@ -41,7 +41,7 @@ std::uint32_t engine<Device>::fetch(chunk_state& chunk, module_id module, int la
   }
   if (which.state == group_state::discarded) return index;
   if (which.state == group_state::away) {
-    forget_ahead(chunk, index);
+    forget_ahead(which);
     require_reload(chunk, index);
   }
   // All joins first: should one fail, the group may be restored again.
@@ -103,8 +103,8 @@ template <device Device>
 [[gnu::cold]] void engine<Device>::refuse_spare(chunk_state& chunk, const group& which,
                                                 std::uint32_t argument,
                                                 std::uint64_t saved_as) const {
-  for (auto* other : live_) {
-    for (std::uint32_t i = 0; i < other->group_count(); ++i) {
+  for (auto* other : live_.all()) {
+    for (std::uint32_t i = 0; other != nullptr && i < other->group_count(); ++i) {
       const auto& each = other->at(i);
       if (each.state == group_state::restored) continue;
       const auto* items = other->saved_of(each);
@@ -136,7 +136,7 @@ void engine<Device>::hand_over(chunk_state& chunk, std::uint32_t index, lane_id 
                                std::span<handle* const> handles, std::size_t from) {
   auto& which = chunk.at(index);
   auto* items = chunk.saved_of(which);
-  forget_ahead(chunk, index);
+  forget_ahead(which);
   for (std::uint32_t i = 0; i < which.count; ++i) {
     auto* store = items[i].store;
     if (store == nullptr) {  // stayed, and is used on this stream from now on like the others
@@ -182,6 +182,7 @@ template <device Device>
 void engine<Device>::begin_backward(chunk_state& chunk) {
   if (chunk.backward_begun()) return;
   chunk.begin_backward();
+  live_.look_again(chunk);
   ++backward_begun_;
   if (warming_up()) profile_.passes.push_back({chunk.ordinal(), true});
 }
@@ -222,20 +223,20 @@ void engine<Device>::end_chunk(chunk_state& chunk, bool finished) noexcept {
       auto& each = chunk.at(i);
       if (each.state == group_state::restored) continue;
       if (each.kept > 0) forget_kept(chunk, each);
-      forget_ahead(chunk, i);
+      forget_ahead(each);
       auto* items = chunk.saved_of(each);
       for (std::uint32_t j = 0; j < each.count; ++j) {
         if (items[j].store != nullptr) forget_save(*items[j].store);
       }
     }
-    std::erase(live_, &chunk);
+    live_.remove(chunk);
     const auto& planned = profile_.chunks;
     growth_.chunk_ended(chunk.group_count(),
                         chunk.ordinal() < planned.size() &&
                             chunk.group_count() <= planned[chunk.ordinal()].groups.size());
     given_up_ = given_up_ || given_up;
     if (given_up && !chunk.backward_begun() && chunk.ordinal() + 1 == begun_) {
-      forget_latest_chunk();
+      forget_latest_chunk(chunk);
     } else {
       try {
         begin_backward(chunk);  // one that saved nothing takes its place in the order all the same

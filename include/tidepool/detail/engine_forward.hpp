@@ -8,12 +8,12 @@ namespace tidepool::detail {
 template <device Device>
 auto engine<Device>::begin(const chunk_info& info) -> chunk_state& {
   if (spare_.empty()) {
-    spare_.reserve(chunks_.size() + 1);
-    live_.reserve(chunks_.size() + 1);
+    make_room(spare_, chunks_.size() + 1);
     spare_.push_back(&*chunks_.emplace_back(std::make_unique<chunk_state>()));
   }
   if (held_to_plan() && !info.forward_only) expect_chunk(info);
   tidy_after_evaluation();
+  if (!info.forward_only) live_.make_room(begun_ + 1);
   const bool records = !info.forward_only && warming_up();
   if (records) {  // nothing below may throw, nor when its backward pass begins
     make_room(profile_.chunks, begun_ + 1);
@@ -25,7 +25,7 @@ auto engine<Device>::begin(const chunk_info& info) -> chunk_state& {
   evaluated_ = evaluated_ || info.forward_only;
   if (info.forward_only) places_.evaluation_begins(begun_ == 0);
   if (!info.forward_only) {
-    live_.push_back(&fresh);
+    live_.add(fresh);
     if (recorder_ != nullptr && evaluated_ && profile_.chunks.empty()) {
       recorder_->start(store_.order().stream(last_lane_));  // without the evaluation before it
     }

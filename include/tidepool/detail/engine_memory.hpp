@@ -68,7 +68,7 @@ void engine<Device>::forget_handle(storage& store, lane_id lane) {
     } else if (!store.wanted) {
       store_.displace(store, store.last_use, store.discarded ? lane : store_.offload_lane());
     } else {
-      idle_.push_back(&store);
+      store.idle = idle_.push_back(&store);
     }
   }
   release(this);
@@ -113,7 +113,8 @@ void engine<Device>::forget_kept(chunk_state& chunk, group& which) {
 
 template <device Device>
 void engine<Device>::forget_idle(storage& store) {
-  std::erase(idle_, &store);
+  const auto slot = std::exchange(store.idle, slot_list<storage*>::none);
+  if (slot != slot_list<storage*>::none) idle_.erase(slot);
 }
 
 // Its device memory is free again once its users and its reload are done; the host still has it.
@@ -129,17 +130,16 @@ template <device Device>
 bool engine<Device>::evict_one() {
   const auto copies = store_.reload_lane();
   if (!idle_.empty()) {
-    auto& store = *idle_.back();
-    idle_.pop_back();
+    auto& store = *idle_[idle_.last()];
+    forget_idle(store);
     take_back(store, copies);
     ++counters_.evictions;
     return true;
   }
   if (ahead_.empty()) return false;
-  const auto last = ahead_.back();
-  ahead_.pop_back();
-  ahead_bytes_ -= last.bytes;
+  const auto last = ahead_[ahead_.last()];
   auto& which = last.chunk->at(last.index);
+  forget_ahead(which);
   auto* items = last.chunk->saved_of(which);
   for (std::uint32_t i = 0; i < which.count; ++i) {
     auto* store = items[i].store;
@@ -147,7 +147,7 @@ bool engine<Device>::evict_one() {
     forget_idle(*store);
     take_back(*store, copies);
   }
-  last.chunk->reload_again(last.index);
+  reload_again(*last.chunk, last.index);
   ++counters_.evictions;
   return true;
 }

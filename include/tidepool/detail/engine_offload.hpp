@@ -112,14 +112,11 @@ template <device Device>
 detail::storage<Device>& engine<Device>::saved_as(const handle& given) {
   auto& whole = *given.store_;
   if (whole.on_host || given.part_.bytes() == whole.bytes || given.whole_) return whole;
-  for (auto* part = whole.first_part; part != nullptr; part = part->next_part) {
-    if (part->part == given.part_ && part->on_host) return *part;
-  }
+  if (auto* part = store_.part_on_host(whole, given.part_)) return *part;
   const auto bytes = given.part_.bytes();
   auto& part = store_.create(*this, bytes, elements_of(whole, bytes));
   part.part = given.part_;
-  part.origin = &whole;
-  part.next_part = std::exchange(whole.first_part, &part);
+  part.origin = whole.number;
   return part;
 }
 

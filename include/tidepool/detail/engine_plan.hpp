@@ -36,6 +36,7 @@ auto engine<Device>::end_step() -> stage {
   store_.device_source().tidy();
   begun_ = 0;
   backward_begun_ = 0;
+  live_.step_ended();
   places_.step_ended();
   for (std::size_t m = 0; m < counters_.modules.size(); ++m) {
     auto& count = counters_.modules[m];
@@ -164,8 +165,9 @@ void engine<Device>::warm_up_anew() {
 
 // The next chunk takes its place in the step.
 template <device Device>
-void engine<Device>::forget_latest_chunk() noexcept {
+void engine<Device>::forget_latest_chunk(const chunk_state& chunk) noexcept {
   --begun_;
+  live_.reuse_latest(chunk);
   if (!warming_up()) return;
   profile_.chunks.pop_back();
   std::erase_if(profile_.passes, [&](const auto& pass) { return pass.chunk == begun_; });
@@ -188,11 +190,7 @@ void engine<Device>::adopt(plan::profile step, plan::actions what, plan::placeme
   // What was forecast for shapes that repeat does run; with others what stays breaks memory up.
   const bool foreseen = !by_rule_ && !profile_.shapes_vary;
   store_.device_source().lie(foreseen ? closeness::none : closeness::sparing);
-  backward_rank_.assign(profile_.chunks.size(), profile_.chunks.size());
-  std::size_t rank = 0;
-  for (const auto& pass : profile_.passes) {
-    if (pass.backward) backward_rank_[pass.chunk] = rank++;
-  }
+  live_.expect_order(profile_);
   warming_up_ = false;
   if (recorder_ != nullptr) next_recorded_ = recorder_->next_storage();
   recorder_.reset();

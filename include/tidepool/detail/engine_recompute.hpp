@@ -270,8 +270,8 @@ void engine<Device>::take_back_lent(chunk_state& chunk, std::uint32_t index, lan
     take_back(*store, lane);
   }
   if (which.state == group_state::discarded) return;
-  forget_ahead(chunk, index);
-  chunk.reload_again(index);
+  forget_ahead(which);
+  reload_again(chunk, index);
 }
 
 template <device Device>

@@ -76,10 +76,11 @@ struct kept_by_plan {
 // The same of the chunks that are open now. Bytes are those of the plan, which knows what of a
 // group could have left.
 template <device Device>
-[[nodiscard]] kept_by_plan kept_now(const std::vector<chunk_state<Device>*>& open,
-                                    const plan::profile& step, const residence& keeps) {
+[[nodiscard]] kept_by_plan kept_now(const open_chunks<Device>& open, const plan::profile& step,
+                                    const residence& keeps) {
   kept_by_plan now;
-  for (const auto* chunk : open) {
+  for (const auto* chunk : open.all()) {
+    if (chunk == nullptr) continue;
     now.chunks += chunk->backward_begun() ? 0 : 1;
     for (std::uint32_t i = 0; i < chunk->group_count(); ++i) {
       if (chunk->at(i).kept == 0 || keeps.planned(chunk->ordinal(), i) != plan::action::keep) {
@@ -172,7 +173,7 @@ template <device Device>
 
 template <device Device>
 [[gnu::cold]] void engine<Device>::throw_still_open() const {
-  const auto* open = live_.empty() ? nullptr : live_.front();
+  const auto* open = live_.first();
   for (const auto& each : chunks_) {
     if (open == nullptr && std::ranges::find(spare_, each.get()) == spare_.end()) open = each.get();
   }

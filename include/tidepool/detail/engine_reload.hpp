@@ -58,7 +58,8 @@ bool engine<Device>::try_reload(chunk_state& chunk, std::uint32_t index) {
     take_back({});
     throw;
   }
-  ahead_.push_back({&chunk, index, bytes});
+  forget_ahead(which);
+  which.ahead = ahead_.push_back({&chunk, index, bytes});
   ahead_bytes_ += bytes;
   return true;
 }
@@ -87,7 +88,7 @@ template <device Device>
 void engine<Device>::reload_ahead() {
   while (ahead_.size() < opts_.reload_ahead &&
          (!opts_.reload_ahead_bytes || ahead_bytes_ < *opts_.reload_ahead_bytes)) {
-    auto* chunk = next_to_reload();
+    auto* chunk = live_.next_to_reload(backward_begun_);
     if (chunk == nullptr) return;
     try {
       if (!try_reload(*chunk, chunk->next_to_reload())) return;
@@ -100,38 +101,19 @@ void engine<Device>::reload_ahead() {
   }
 }
 
-// The chunk to reload from: the one under way, else the ones that come next, as far as their
-// forward passes are over.
 template <device Device>
-chunk_state<Device>* engine<Device>::next_to_reload() const {
-  for (auto* chunk : live_) {
-    if (chunk->backward_begun() && chunk->next_to_reload() != no_group) return chunk;
-  }
-  for (auto rank = backward_begun_;; ++rank) {
-    const auto next = std::find_if(live_.begin(), live_.end(), [&](const chunk_state* each) {
-      return !each->backward_begun() && backward_rank(*each) == rank;
-    });
-    if (next == live_.end() || !(*next)->forward_done()) return nullptr;
-    if ((*next)->next_to_reload() != no_group) return *next;
-  }
+void engine<Device>::forget_ahead(group& which) {
+  const auto slot = std::exchange(which.ahead, slot_list<ahead>::none);
+  if (slot == slot_list<ahead>::none) return;
+  ahead_bytes_ -= ahead_[slot].bytes;
+  ahead_.erase(slot);
 }
 
-// As the warm-up step had it; forward order where that is not known.
+// Puts a group back in the queue of reloads.
 template <device Device>
-std::size_t engine<Device>::backward_rank(const chunk_state& chunk) const {
-  const auto ordinal = chunk.ordinal();
-  return ordinal < backward_rank_.size() ? backward_rank_[ordinal] : ordinal;
-}
-
-template <device Device>
-void engine<Device>::forget_ahead(const chunk_state& chunk, std::uint32_t index) {
-  for (auto it = ahead_.begin(); it != ahead_.end(); ++it) {
-    if (it->chunk != &chunk || it->index != index) continue;
-    ahead_bytes_ -= it->bytes;
-    for (auto next = it + 1; next != ahead_.end(); ++it, ++next) *it = *next;
-    ahead_.pop_back();
-    return;
-  }
+void engine<Device>::reload_again(chunk_state& chunk, std::uint32_t index) {
+  chunk.reload_again(index);
+  live_.look_again(chunk);
 }
 
 }  // namespace tidepool::detail

@@ -77,9 +77,9 @@ template <device Device>
 bool engine<Device>::prefetch_state(storage& store, std::string_view name) {
   if (store.on_device) return false;
   settle();
-  idle_.reserve(idle_.size() + 1);
+  idle_.make_room();
   if (!bring_state(store, name)) return false;
-  idle_.push_back(&store);
+  store.idle = idle_.push_back(&store);
   return true;
 }
 

@@ -1,0 +1,66 @@
+// The parts of storages that are on the host, found by what they are parts of.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+namespace tidepool::detail {
+
+// A hash table, chained through the storages themselves.
+template <class Storage>
+class part_index {
+ public:
+  // The one made last of this rectangle (`part`) of the storage with that number, or null.
+  template <class Rectangle>
+  [[nodiscard]] Storage* find(std::uint64_t origin, const Rectangle& part) const {
+    if (buckets_.empty()) return nullptr;
+    auto* found = buckets_[bucket_of(origin, part)];
+    while (found != nullptr && !(found->origin == origin && found->part == part)) {
+      found = found->next_part;
+    }
+    return found;
+  }
+
+  // One part more needs no memory then.
+  void make_room() {
+    if (count_ < buckets_.size()) return;
+    auto fewer = std::exchange(
+        buckets_, std::vector<Storage*>(std::max<std::size_t>(16, 2 * buckets_.size())));
+    count_ = 0;
+    for (auto* each : fewer) {
+      while (each != nullptr) insert(*std::exchange(each, each->next_part));
+    }
+  }
+
+  void insert(Storage& part) noexcept {
+    auto** link = &buckets_[bucket_of(part.origin, part.part)];
+    while (*link != nullptr && (*link)->number > part.number) link = &(*link)->next_part;
+    part.next_part = std::exchange(*link, &part);
+    ++count_;
+  }
+  void erase(Storage& part) noexcept {
+    auto** link = &buckets_[bucket_of(part.origin, part.part)];
+    while (*link != &part) link = &(*link)->next_part;
+    *link = part.next_part;
+    --count_;
+  }
+
+ private:
+  template <class Rectangle>
+  [[nodiscard]] std::size_t bucket_of(std::uint64_t origin, const Rectangle& part) const {
+    std::uint64_t hash = origin;
+    for (const std::uint64_t each : {part.offset, part.width, part.rows, part.pitch}) {
+      hash = (std::rotl(hash, 23) ^ each) * 0x9E3779B97F4A7C15U;
+    }
+    return static_cast<std::size_t>(hash >> 32) & (buckets_.size() - 1);
+  }
+
+  std::vector<Storage*> buckets_;  // a power of two of them
+  std::size_t count_ = 0;
+};
+
+}  // namespace tidepool::detail

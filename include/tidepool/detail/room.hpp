@@ -1,0 +1,15 @@
+// Room in a list before anything is changed, so that what follows cannot fail.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+
+namespace tidepool::detail {
+
+// At least doubles what is not enough: `reserve` alone would copy a growing list every time.
+template <class List>
+void make_room(List& list, std::size_t count) {
+  if (list.capacity() < count) list.reserve(std::max(count, 2 * list.capacity()));
+}
+
+}  // namespace tidepool::detail
