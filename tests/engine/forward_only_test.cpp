@@ -247,7 +247,7 @@ TEST_CASE("forward only: one that is abandoned does not keep a step from ending"
 
 TEST_CASE("silent modules: reported once, after the first step, with what to do") {
   rig desk;
-  offloader off(desk.dev, small_options());
+  offloader off(desk.dev, small_options({"core_attn", "expert_fc1"}));
   std::vector<std::string> lines;
   keep_reports(off, lines);
   auto open = off.begin();
@@ -265,6 +265,23 @@ TEST_CASE("silent modules: reported once, after the first step, with what to do"
   train(desk, off, 1);
   off.end_step();
   CHECK(lines.size() == 1);
+}
+
+TEST_CASE(
+    "silent modules: one that the model has not is nobody's mistake where all were asked for") {
+  rig desk;
+  offloader off(desk.dev, small_options());
+  std::vector<std::string> lines;
+  keep_reports(off, lines);
+  auto open = off.begin();
+  auto x = off.allocate(size, desk.stream());
+  open.commit<"core_attn">(0, desk.stream(), x);
+  open.restore<"core_attn">(0, desk.stream(), x);
+  open.finish();
+  off.end_step();
+  REQUIRE(lines.size() == 1);
+  CHECK(lines[0].find("--offload-modules=all stands for 'expert_fc1' too") != std::string::npos);
+  CHECK(lines[0].find("spelling") == std::string::npos);
 }
 
 TEST_CASE("silent modules: the reason is told from the counters") {

@@ -11,6 +11,7 @@
 #include "messages.hpp"
 #include "rig.hpp"
 #include "tidepool/error.hpp"
+#include "tidepool/parse.hpp"
 
 namespace {
 
@@ -71,7 +72,7 @@ TEST_CASE("shortage: all slots of that size are taken") {
   CAPTURE(text);
   CHECK(says(text, "every slot of at least 2048 bytes is taken and nothing is in flight"));
   CHECK(says(text, "Live: not committed 6144. "));
-  CHECK(says(text, "Add slots: --slots=4KiBx1,2KiBx3; or offload more modules"));
+  CHECK(says(text, "Add slots: --slots=4KiBx1,2KiBx4; or run fewer microbatches"));
   CHECK_FALSE(says(text, "device-budget"));
 }
 
@@ -88,7 +89,7 @@ TEST_CASE("shortage: a group that comes back to rings whose slots are taken") {
   CHECK(says(text,
              "reload of core_attn of layer 0, microbatch 0: 4096 bytes of device memory do"
              " not fit: its slots are taken"));
-  CHECK(says(text, "Add slots in --slots=SIZExCOUNT; or offload"));
+  CHECK(says(text, "Add slots: --slots=2KiBx3; or run fewer"));
 }
 
 TEST_CASE("shortage: a tensor larger than the budget is none of the microbatches' fault") {
@@ -130,7 +131,7 @@ TEST_CASE("shortage: the device itself has no more, with a budget and without on
     const auto text = refused(off, desk, 32 * 1024);
     CAPTURE(text);
     CHECK(says(text, "the device has no more: 16384 of 65536 bytes are free; 49152 reserved"));
-    CHECK(says(text, "Leave it more of the device, offload more modules"));
+    CHECK(says(text, "Leave it more of the device, or run fewer microbatches"));
     CHECK_FALSE(says(text, "Raise --device-budget"));
     CHECK(says(text, "--device-budget is 1048576") == (budget > 0));
   }
@@ -156,7 +157,7 @@ TEST_CASE("shortage: what was restored and never reset stands apart, and so does
   auto text = refused(off, desk, 2 * size);
   CAPTURE(text);
   CHECK(says(text, "Live: core_attn 2048, core_attn (restored and not reset) 2048. "));
-  CHECK(says(text, "Raise --device-budget, reset handles once backward has used them, offload"));
+  CHECK(says(text, "Raise --device-budget, reset handles once backward has used them, or run"));
   x.reset(desk.stream());
   const auto loose = off.allocate(size, desk.stream());
   text = refused(off, desk, 2 * size);
@@ -296,4 +297,108 @@ TEST_CASE("shortage: with more in flight than the plan was made of, the plan is 
   CHECK(says(text, "The plan keeps "));
   CHECK(says(text, "made of a step with at most 1 chunks in flight; now 2 are"));
   CHECK(says(text, "keep the order and the number of chunks. The step may be larger"));
+}
+
+namespace {
+
+// Follows the message until the step fits; how many times it had to.
+int tries_of(std::vector<tidepool::slot_ring> shapes) {
+  constexpr int layers = 8;
+  for (int tries = 0; tries < 100; ++tries) {
+    rig desk;
+    offloader off(desk.dev, rings(shapes));
+    std::vector<rig::buffer> small;
+    std::string text;
+    try {
+      for (int l = 0; l < layers; ++l) {
+        small.push_back(off.allocate(512, desk.stream()));
+        auto middle = off.allocate(2048, desk.stream());
+        auto large = off.allocate(16384, desk.stream());  // one at a time
+        small.push_back(off.allocate(512, desk.stream()));
+        middle.reset(desk.stream());
+      }
+      return tries;
+    } catch (const out_of_budget& problem) {
+      text = problem.what();
+    }
+    const auto begin = text.find("--slots=");
+    REQUIRE(begin != std::string::npos);
+    const auto option = text.substr(begin, text.find(';', begin) - begin);
+    shapes = tidepool::parse_options("--offload-modules=all --memory=slots " + option).slots;
+    CHECK(shapes.back().count == 1);  // the largest was never what lacked
+  }
+  return 100;
+}
+
+}  // namespace
+
+TEST_CASE("shortage: the ring that was short is named, not a larger one that served in its place") {
+  CHECK(tries_of({{512, 16}, {2048, 1}, {16384, 1}}) == 0);
+  CHECK(tries_of({{512, 2}, {2048, 1}, {16384, 1}}) <= 14);
+}
+
+TEST_CASE("shortage: only what helps is named: no more modules where all leave") {
+  const auto text_of = [](const options& opts) {
+    rig desk;
+    offloader off(desk.dev, opts);
+    const auto held = off.allocate(4 * size, desk.stream());
+    return refused(off, desk, size);
+  };
+  auto text = text_of(arena_options(4 * size, {"core_attn"}));
+  CHECK(says(text, "Raise --device-budget, offload more modules, or run fewer microbatches"));
+  text = text_of(arena_options(4 * size, {"core_attn", "moe_act"}));
+  CHECK(says(text, "Raise --device-budget, or run fewer microbatches"));
+  text = text_of(arena_options(4 * size));
+  CHECK(says(text, "Raise --device-budget, or run fewer microbatches"));
+}
+
+namespace {
+
+// Layers that work with more than lies free beside what stays, in one piece.
+std::string train_in_pieces(const options& opts) {
+  rig desk;
+  offloader off(desk.dev, opts);
+  off.on_report(nullptr);
+  try {
+    for (int step = 0; step < 4; ++step) {
+      auto open = off.begin();
+      std::array<rig::buffer, 4> x;
+      const auto layer = [&](int l) -> rig::buffer& { return x[static_cast<std::size_t>(l)]; };
+      for (int l = 0; l < 4; ++l) {
+        layer(l) = off.allocate(size, desk.stream());
+        desk.write(layer(l), 1, 100);
+        l < 2 ? open.commit<"core_attn">(l, desk.stream(), layer(l))
+              : open.commit<"moe_act">(l, desk.stream(), layer(l));
+        auto work = off.allocate(l % 2 == 0 ? size * 5 / 2 : 2 * size, desk.stream());
+        work.reset(desk.stream());
+      }
+      open.end_forward();
+      for (int l = 4; l-- > 0;) {
+        l < 2 ? open.restore<"core_attn">(l, desk.stream(), layer(l))
+              : open.restore<"moe_act">(l, desk.stream(), layer(l));
+        layer(l).reset(desk.stream());
+      }
+      open.finish();
+      off.end_step();
+    }
+  } catch (const out_of_budget& problem) {
+    return problem.what();
+  }
+  return {};
+}
+
+}  // namespace
+
+TEST_CASE("shortage: where the rule keeps something, ways to keep less are named, and work") {
+  auto opts = arena_options(4 * size);
+  opts.margin = true;
+  const auto text = train_in_pieces(opts);
+  CAPTURE(text);
+  CHECK(says(text, "there is room, but in pieces"));
+  CHECK(says(text, "Raise --device-budget, take --no-margin, take --policy=automatic, or run"));
+  opts.margin = false;
+  CHECK(train_in_pieces(opts).empty());
+  opts.margin = true;
+  opts.policy = tidepool::policy_kind::automatic;
+  CHECK(train_in_pieces(opts).empty());
 }

@@ -255,6 +255,32 @@ TEST_CASE("a module that was asked for and moved no byte is silent, and its mess
   for (const auto& message : messages) CHECK(text.find(message) != std::string::npos);
 }
 
+TEST_CASE("of modules that were asked for by all, those that the model has not are one line") {
+  counters totals;
+  totals.steps = 2;
+  totals.modules = {module("core_attn"), module("moe_act"), module("mlp_norm"),
+                    module("qkv_linear")};
+  for (auto& each : totals.modules) each.by_all = true;
+  totals.modules[0].groups = totals.modules[0].bytes_offloaded = 4;
+  totals.modules[3].groups = totals.modules[3].groups_resident = 4;
+  auto messages = tidepool::trace::silent_messages(totals);
+  REQUIRE(messages.size() == 2);
+  CHECK(messages[0].find("module 'qkv_linear' was asked for") != std::string::npos);
+  CHECK(messages[1] ==
+        "tidepool: --offload-modules=all stands for 'moe_act', 'mlp_norm' too, and nothing was"
+        " committed under those names in 2 steps; that is as it should be where the model has no"
+        " such module");
+  CHECK(summary_of(totals).find("spelling") == std::string::npos);
+  // Asked for by its name on one rank, it is missed.
+  auto named = totals;
+  named.modules[1].by_all = false;
+  const std::vector<rank_counters> ranks{{"0", totals}, {"1", named}};
+  messages = tidepool::trace::silent_messages(tidepool::trace::merge(ranks));
+  REQUIRE(messages.size() == 3);
+  CHECK(messages[0].find("'moe_act' was asked for") != std::string::npos);
+  CHECK(messages[0].find("check the spelling") != std::string::npos);
+}
+
 TEST_CASE("over several ranks a module is silent when it is so on all") {
   counters moved;
   moved.modules = {module("core_attn")};

@@ -135,6 +135,16 @@ template <device Device>
                         bytes, own->budget());
   }
   short_of.in_pieces = short_of.reserved >= store_.live() - elsewhere + bytes;
+  if (opts_.memory == memory_kind::slots) {
+    short_of.wanted = static_cast<const slots<Device>&>(source).wanted();
+  }
+  const bool all = std::ranges::find(opts_.offload_modules, "all") != opts_.offload_modules.end();
+  short_of.all_leave =
+      all || std::ranges::all_of(counters_.modules, &trace::module_counters::enabled);
+  short_of.margin = by_rule_ && !warming_up_ && opts_.margin;
+  const bool by_rule_alone = opts_.fraction < 1 || opts_.delta_bytes_per_rank > 0;
+  short_of.may_plan = opts_.policy == policy_kind::megatron && !by_rule_alone && !unproven_ &&
+                      opts_.memory != memory_kind::slots && (short_of.in_pieces || short_of.margin);
   if (lack_of(short_of) == lack::device) {
     try {
       short_of.device = dev_->memory();

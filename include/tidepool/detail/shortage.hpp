@@ -22,13 +22,17 @@ struct shortage {
   bool whole_group = false;  // whose tensors lie apart
   memory_kind memory = memory_kind::pool;
   std::vector<slot_ring> rings;
-  std::size_t budget = 0;  // 0: none was given
+  std::vector<slot_ring> wanted;  // as many as would have done so far, see `slots`
+  std::size_t budget = 0;         // 0: none was given
   std::size_t reserved = 0;
   std::size_t largest_free = 0;
   bool in_pieces = false;                   // together they would do
   std::optional<memory_info> device;        // where it could be asked
   std::map<std::string, std::size_t> live;  // bytes, by what holds them
   bool restored = false;                    // some of them by handles that backward filled
+  bool all_leave = false;                   // no module is left to be offloaded
+  bool margin = false;                      // keeps some of it
+  bool may_plan = false;                    // an automatic plan might find a way
   std::string plan;                         // a sentence, where the step is not the planned one
 };
 
@@ -57,19 +61,19 @@ enum class lack : unsigned char { slot_size, free_slots, budget_of_one, budget, 
   return of.memory == memory_kind::pool && could_grow ? lack::device : lack::budget;
 }
 
-// The rings with room for one more request, as the option takes them.
-[[nodiscard]] inline std::string rings_with_one_more(const shortage& of) {
+// The rings with room for what was wanted of each so far, this request as well, as the option takes
+// them. Requests that found no slot of their own size have taken larger ones.
+[[nodiscard]] inline std::string rings_with_more(const shortage& of) {
   auto rings = of.rings;
-  const auto fits = [&](const slot_ring& ring) { return aligned(ring.bytes) >= of.bytes; };
-  slot_ring* best = nullptr;
-  for (auto& ring : rings) {
-    if (fits(ring) && (best == nullptr || ring.bytes < best->bytes)) best = &ring;
+  bool more = false;
+  for (const auto& each : of.wanted) {
+    const auto same = [&](const slot_ring& ring) { return aligned(ring.bytes) == each.bytes; };
+    const auto ring = std::find_if(rings.begin(), rings.end(), same);
+    if (ring == rings.end() || ring->count >= each.count) continue;
+    ring->count = each.count;
+    more = true;
   }
-  if (best != nullptr) {
-    ++best->count;
-  } else {
-    rings.push_back({of.bytes, 1});
-  }
+  if (!more) rings.push_back({of.bytes, 1});  // there are none as large as that
   return "--slots=" + text::rings_format::write(rings);
 }
 
@@ -105,25 +109,23 @@ enum class lack : unsigned char { slot_size, free_slots, budget_of_one, budget, 
 }
 
 [[nodiscard]] inline std::string remedy(const shortage& of, lack what) {
-  const std::string fewer = "offload more modules, or run fewer microbatches in flight";
-  const std::string reset =
-      of.restored ? "reset handles once backward has used them, " : std::string();
-  switch (what) {
-    case lack::slot_size:
-      return "Add a ring: " + rings_with_one_more(of);
-    case lack::free_slots:
-      return (of.whole_group ? "Add slots in --slots=SIZExCOUNT"
-                             : "Add slots: " + rings_with_one_more(of)) +
-             "; or " + reset + fewer;
-    case lack::budget_of_one:
-      return "Raise --device-budget, or save it in smaller " +
-             std::string(of.whole_group ? "groups" : "tensors");
-    case lack::device:
-      return "Leave it more of the device, " + reset + fewer;
-    case lack::budget:
-      break;
+  if (what == lack::slot_size) return "Add a ring: " + rings_with_more(of);
+  if (what == lack::budget_of_one) {
+    return "Raise --device-budget, or save it in smaller " +
+           std::string(of.whole_group ? "groups" : "tensors");
   }
-  return "Raise --device-budget, " + reset + fewer;
+  std::string ways;
+  const auto add = [&](bool helps, const char* way) {
+    if (helps) ways += std::string(way) + ", ";
+  };
+  add(of.restored, "reset handles once backward has used them");
+  add(what == lack::budget && of.margin, "take --no-margin");
+  add(what == lack::budget && of.may_plan, "take --policy=automatic");
+  add(!of.all_leave, "offload more modules");
+  ways += "or run fewer microbatches in flight";
+  if (what == lack::free_slots) return "Add slots: " + rings_with_more(of) + "; " + ways;
+  return (what == lack::device ? "Leave it more of the device, " : "Raise --device-budget, ") +
+         ways;
 }
 
 [[nodiscard]] inline std::string in_words(const shortage& of) {

@@ -44,10 +44,15 @@ class slots final : public block_source<Device> {
 
   [[nodiscard]] bool take(std::size_t bytes, lane_id /*waiter*/, block& into,
                           fence& ready) override {
+    auto own = rings_.size();  // the ring that it comes from while that has a slot
     for (std::size_t r = 0; r < rings_.size(); ++r) {
       auto& ring = rings_[r];
-      if (ring.bytes < bytes || ring.head == ring.tail) continue;
+      if (ring.bytes < bytes) continue;
+      if (own == rings_.size()) own = want(r);
+      if (ring.head == ring.tail) continue;
       const auto& slot = ring.free[ring.head++ % ring.free.size()];
+      ring.tenants[slot.number] = static_cast<std::uint8_t>(own);
+      ++rings_[own].wanted;
       into = {static_cast<std::byte*>(ring.base) + slot.number * ring.bytes, ring.bytes,
               static_cast<std::uint32_t>(r << ring_shift | slot.number)};
       ready = slot.ready;
@@ -60,6 +65,7 @@ class slots final : public block_source<Device> {
     free_slot freed;
     freed.number = done.index & ((std::uint32_t{1} << ring_shift) - 1);
     freed.ready = after;
+    --rings_[ring.tenants[freed.number]].wanted;
     // Slots are released almost in the order of their fences; one that is older moves forward.
     auto at = ring.tail++;
     for (; at > ring.head && ring.entry(at - 1).ready.order() > after.order(); --at) {
@@ -80,6 +86,16 @@ class slots final : public block_source<Device> {
   }
   [[nodiscard]] std::uint64_t allocations() const override { return rings_.size(); }
 
+  /// Rings, smallest slots first, in which every request so far would have found a slot of its own
+  /// size. A request that does not leaves larger ones short.
+  [[nodiscard]] std::vector<slot_ring> wanted() const {
+    std::vector<slot_ring> result;
+    for (const auto& ring : rings_) {
+      result.push_back({ring.bytes, std::max(ring.free.size(), ring.most_wanted)});
+    }
+    return result;
+  }
+
  private:
   // A block's index holds the number of its slot, and above it that of its ring.
   static constexpr unsigned ring_shift = 24;
@@ -97,6 +113,9 @@ class slots final : public block_source<Device> {
     std::vector<free_slot> free;  // a queue: [head, tail) modulo its size
     std::size_t head = 0;
     std::size_t tail = 0;
+    std::vector<std::uint8_t> tenants;  // of each slot the ring whose size they have
+    std::size_t wanted = 0;             // by requests that have a slot, of whatever ring
+    std::size_t most_wanted = 0;
 
     free_slot& entry(std::size_t at) { return free[at % free.size()]; }
   };
@@ -112,6 +131,11 @@ class slots final : public block_source<Device> {
                          " slots is too long, there may be " + std::to_string(most_slots) +
                          "; declare fewer and larger slots");
     }
+  }
+
+  std::size_t want(std::size_t ring) {
+    rings_[ring].most_wanted = std::max(rings_[ring].most_wanted, rings_[ring].wanted + 1);
+    return ring;
   }
 
   void give_back() noexcept {
@@ -135,9 +159,10 @@ class slots final : public block_source<Device> {
                           total, dev_->memory().free);
     }
     // The device is asked first: it refuses what the host had better not make a list for.
-    rings_.push_back({bytes, base, {}, 0, shape.count});
+    rings_.push_back({bytes, base, {}, 0, shape.count, {}});
     auto& free = rings_.back().free;
     free.resize(shape.count);
+    rings_.back().tenants.resize(shape.count);
     for (std::uint32_t i = 0; i < shape.count; ++i) free[i].number = i;
     reserved_ += total;
   }

@@ -27,6 +27,7 @@ struct module_counters {
   std::uint64_t bytes_recomputed = 0;  ///< of the groups that a plan discarded
   std::uint64_t cap_joins = 0;         ///< times the compute stream joined an offload for the cap
   std::uint64_t step_bytes = 0;        ///< offloaded bytes of the last whole step
+  bool by_all = false;                 ///< asked for by `all`, and not by its name
 
   friend bool operator==(const module_counters&, const module_counters&) = default;
 };

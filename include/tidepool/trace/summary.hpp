@@ -79,10 +79,13 @@ struct rank_counters {
   const std::string by_policy =
       " kept on the device by --offload-layers, --margin, --offload-fraction,"
       " --delta-bytes-per-rank or a plan";
+  if (module.groups == 0 && module.by_all) {
+    return "nothing was committed under this name, for which --offload-modules=all stands too; that"
+           " is as it should be where the model has no such module";
+  }
   if (module.groups == 0) {
     return "nothing was committed under this name. The model has no such module, or another one"
-           " does its work; check the spelling, or take it out of --offload-modules (where that"
-           " says all, name the others)";
+           " does its work; check the spelling, or take it out of --offload-modules";
   }
   if (module.groups_resident >= module.groups) {
     return (module.groups == 1 ? "its one group was"
@@ -117,11 +120,25 @@ struct rank_counters {
         "tidepool: no step has ended: call end_step() once all chunks of a step are finished;"
         " plans, and what the first step settles, wait for it"};
   }
+  std::vector<std::string> missing;
   for (const auto& module : totals.modules) {
     if (!silent(module)) continue;
+    if (module.groups == 0 && module.by_all) {
+      missing.push_back("'" + module.name + "'");
+      continue;
+    }
     messages.push_back("tidepool: module '" + module.name +
                        "' was asked for and moved no byte in " +
                        detail::count_of(totals.steps, "step") + ": " + why_silent(module));
+  }
+  if (!missing.empty()) {
+    std::string names;
+    for (const auto& name : missing) names += (names.empty() ? "" : ", ") + name;
+    messages.push_back("tidepool: --offload-modules=all stands for " + names +
+                       " too, and nothing was committed under " +
+                       (missing.size() == 1 ? "that name" : "those names") + " in " +
+                       detail::count_of(totals.steps, "step") +
+                       "; that is as it should be where the model has no such module");
   }
   for (const auto& each : totals.recomputed) {
     if (each.tensors > 0 || totals.steps == 0) continue;

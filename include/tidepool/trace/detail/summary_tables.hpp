@@ -24,6 +24,7 @@ struct ranked {
 
 // All but the name.
 inline void add(trace::module_counters& to, const trace::module_counters& from) {
+  to.by_all = from.enabled ? from.by_all && (to.by_all || !to.enabled) : to.by_all;
   to.enabled = to.enabled || from.enabled;
   to.groups += from.groups;
   to.groups_offloaded += from.groups_offloaded;
