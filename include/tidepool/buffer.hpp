@@ -6,11 +6,29 @@
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "tidepool/error.hpp"
+#include "tidepool/module.hpp"
 #include "tidepool/storage.hpp"
 
 namespace tidepool {
+
+namespace detail {
+
+// The names of an offloader's modules, for the messages of handles that outlive it.
+struct module_names {
+  std::vector<std::string> names;
+  std::size_t users = 1;
+
+  struct release {
+    void operator()(module_names* which) const noexcept {
+      if (--which->users == 0) delete which;
+    }
+  };
+};
+
+}  // namespace detail
 
 /// What buffers and views share: one counted reference to a storage.
 ///
@@ -33,9 +51,13 @@ class handle {
   /// True while this handle holds device memory.
   explicit operator bool() const { return store_ != nullptr; }
 
-  /// Device address of the first byte; null when empty.
+  /// Device address of the first byte; null when empty, but where a commit emptied it: that throws
+  /// `misuse_error` with module and layer, until the handle is restored, reset or assigned.
   [[nodiscard]] void* data() const {
-    if (store_ == nullptr) return nullptr;
+    if (store_ == nullptr) {
+      if (saved_as_ != 0) refuse_emptied();
+      return nullptr;
+    }
     return static_cast<std::byte*>(store_->on_device.data) + part_.offset;
   }
   template <class T>
@@ -46,7 +68,7 @@ class handle {
   /// Gives the memory back: it may be reused after what `stream` has been given so far. Does not
   /// block the host. Empty handles stay empty. One that throws leaves the handle full.
   void reset(typename Device::stream_ref stream) {
-    saved_as_ = 0;
+    forget_commit();
     if (store_ == nullptr) return;
     store_->owner->drop(*store_, store_->owner->lane_to_release(stream));
     store_ = nullptr;
@@ -69,7 +91,10 @@ class handle {
         lane_(other.lane_),
         whole_(other.whole_),
         is_view_(other.is_view_),
-        saved_as_(std::exchange(other.saved_as_, 0)) {}
+        module_(other.module_),
+        layer_(other.layer_),
+        saved_as_(std::exchange(other.saved_as_, 0)),
+        names_(std::exchange(other.names_, nullptr)) {}
   handle& operator=(handle&& other) noexcept {
     if (this != &other) {
       drop();
@@ -77,7 +102,10 @@ class handle {
       part_ = other.part_;
       lane_ = other.lane_;
       whole_ = other.whole_;
+      module_ = other.module_;
+      layer_ = other.layer_;
       saved_as_ = std::exchange(other.saved_as_, 0);
+      names_ = std::exchange(other.names_, nullptr);
     }
     return *this;
   }
@@ -94,12 +122,37 @@ class handle {
   lane_id lane_{};              // where it was allocated, shared, committed or restored
   bool whole_ = false;          // the storage leaves, not the part alone
   bool is_view_ = false;        // and tells its width; a buffer goes to the end of its storage
-  std::uint64_t saved_as_ = 0;  // the number of the storage for which a commit emptied it
+  module_id module_{};          // of the commit that emptied it
+  std::int32_t layer_ = -1;     // and its layer
+  std::uint64_t saved_as_ = 0;  // the number of the storage for which it did; 0: none has
+  detail::module_names* names_ = nullptr;  // as long as that is not 0
 
  private:
   friend class detail::engine<Device>;
 
+  void emptied_by(std::uint64_t saved_as, detail::module_names& names, module_id module,
+                  std::int32_t layer) {
+    forget_commit();
+    part_ = {};
+    saved_as_ = saved_as;
+    names_ = &names;
+    ++names.users;
+    module_ = module;
+    layer_ = layer;
+  }
+  void forget_commit() noexcept {
+    if (std::exchange(saved_as_, 0) == 0) return;
+    detail::module_names::release()(std::exchange(names_, nullptr));
+  }
+  [[noreturn, gnu::cold, gnu::noinline]] void refuse_emptied() const {
+    throw misuse_error("data: the commit of " + names_->names[static_cast<std::size_t>(module_)] +
+                       " of layer " + std::to_string(layer_) +
+                       " emptied this handle, so that it has no address; restore it before backward"
+                       " reads it, and commit it behind the last use in forward");
+  }
+
   void drop() noexcept {
+    forget_commit();
     if (store_ != nullptr) store_->owner->drop_quietly(*store_, lane_);
   }
 };

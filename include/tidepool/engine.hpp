@@ -48,6 +48,7 @@ class engine {
       : dev_(&dev),
         opts_(opts),
         names_(std::move(names)),
+        shared_names_(new module_names{names_}),
         ranges_(names_),
         windows_(names_.size()),
         keeps_(opts.offload_layers),
@@ -438,6 +439,7 @@ class engine {
   Device* dev_;
   options opts_;
   std::vector<std::string> names_;
+  std::unique_ptr<module_names, module_names::release> shared_names_;  // with handles
   trace::nvtx_names ranges_;
   std::vector<window> windows_;
   residence keeps_;

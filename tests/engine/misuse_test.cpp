@@ -788,3 +788,45 @@ TEST_CASE("misuse: an empty function for reports or measurements is none") {
   }
   CHECK(off.current_plan());
 }
+
+TEST_CASE("misuse: the address of what a commit took away") {
+  rig desk;
+  std::optional<offloader> off(std::in_place, desk.dev, small_options());
+  auto open = off->begin();
+  auto x = made(desk, *off, 1);
+  auto part = made(desk, *off, 2).view({.offset = 256, .width = 512});
+  auto stays = made(desk, *off, 3);
+  stays.keep_resident();
+  open.commit<"expert_fc1">(3, desk.stream(), x, part, stays);
+  const auto address_of = [](const auto& handle) {
+    return message_of([&] { static_cast<void>(handle.data()); });
+  };
+  const std::string told = "data: the commit of expert_fc1 of layer 3 emptied this handle";
+  CHECK(says(address_of(x), told));
+  CHECK(says(address_of(part), told));
+  CHECK(says(message_of([&] { static_cast<void>(x.as<float>()); }), told));
+  CHECK(stays.data() != nullptr);
+  auto moved = std::move(x);
+  CHECK(says(address_of(moved), told));
+  CHECK(x.data() == nullptr);
+  open.restore<"expert_fc1">(3, desk.stream(), moved, part, stays);
+  CHECK(moved.data() != nullptr);
+  desk.check(moved, 1);
+  moved.reset(desk.stream());
+  CHECK(moved.data() == nullptr);
+  open.finish();
+
+  // Chunk and offloader gone, it still knows.
+  auto other = off->begin();
+  moved = made(desk, *off, 4);
+  x = made(desk, *off, 5);
+  other.commit<"core_attn">(7, desk.stream(), moved, x);
+  other = {};
+  CHECK(desk.wrong() == 0);
+  off.reset();
+  CHECK(says(address_of(moved), "the commit of core_attn of layer 7"));
+  x.reset(desk.stream());  // by the user's word it is empty
+  CHECK(x.data() == nullptr);
+  moved = {};
+  CHECK(moved.data() == nullptr);
+}

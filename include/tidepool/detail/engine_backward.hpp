@@ -150,7 +150,7 @@ void engine<Device>::hand_over(chunk_state& chunk, std::uint32_t index, lane_id 
     store->discarded = false;
     if (std::exchange(store->outlived, false)) loose_ = true;
     if (!*handles[i]) handles[i]->store_ = share(*store);
-    handles[i]->saved_as_ = 0;
+    handles[i]->forget_commit();
     hand_to(*store, handles[i]->lane_ = lane);
     // A buffer tells no width: it shows its storage to the end, whatever of it was committed.
     handles[i]->part_ =

@@ -134,8 +134,7 @@ void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, lan
     for (auto* each : handles) {
       const auto* const saved = (item++)->store;
       if (saved == nullptr) continue;
-      each->part_ = {};
-      each->saved_as_ = saved->number;
+      each->emptied_by(saved->number, *shared_names_, module, layer);
       auto& source = *std::exchange(each->store_, nullptr);
       source.discarded = what == plan::action::recompute;
       source.outlived = source.outlived || (recorder_ != nullptr && source.handles > 1);
