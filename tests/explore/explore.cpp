@@ -18,42 +18,54 @@ namespace {
 
 using namespace explore;
 
-/// Leaves out each join in turn until some program goes wrong.
+struct row {
+  tp::join_site site;
+  const char* words;
+};
+
+constexpr row rows[]{
+    {tp::join_site::producer, "an offload waits for the kernel that wrote its source"},
+    {tp::join_site::device_reuse, "compute waits until the last user of a device block has ended"},
+    {tp::join_site::reload_reuse, "a reload waits until the last user of a device block has ended"},
+    {tp::join_site::host_reuse,
+     "an offload waits until the reload out of its host block has ended"},
+    {tp::join_site::own_offload, "a reload waits for the offload of the same storage"},
+    {tp::join_site::consumer, "compute waits for the reload of what it reads"},
+    {tp::join_site::cap, "compute waits because too many offloads are in flight"},
+    {tp::join_site::launch, "a graph waits for what all streams were given before it"},
+    {tp::join_site::after_launch, "eager work waits for the graphs before it"},
+    {tp::join_site::fork, "both copy streams enter a capture"},
+    {tp::join_site::join_back, "both copy streams are joined before a capture ends"},
+    {tp::join_site::after_capture, "eager work after a capture waits for eager work before it"},
+    {tp::join_site::new_stream, "a stream that is new after a capture waits for what came before"}};
+
+/// Leaves out each join that there is in turn until some program goes wrong. One without a row is
+/// one that nobody has thought of here.
 int drop_joins(const settings& run) {
-  constexpr const char* words[]{"an offload waits for the kernel that wrote its source",
-                                "compute waits until the last user of a device block has ended",
-                                "a reload waits until the last user of a device block has ended",
-                                "an offload waits until the reload out of its host block has ended",
-                                "a reload waits for the offload of the same storage",
-                                "compute waits for the reload of what it reads",
-                                "compute waits because too many offloads are in flight",
-                                "a graph waits for what all streams were given before it",
-                                "eager work waits for the graphs before it",
-                                "both copy streams enter a capture",
-                                "both copy streams are joined before a capture ends",
-                                "eager work after a capture waits for eager work before it",
-                                "a stream that is new after a capture waits for what came before"};
-  static_assert(std::size(words) == static_cast<std::size_t>(tp::join_site::count));
+  constexpr auto count = static_cast<std::size_t>(tp::join_site::count);
   const auto limit = run.programs > 0 ? run.programs : 20000;
   int missed = 0;
   std::printf("%-14s %-66s %9s  %s\n", "join", "in words", "programs", "violated");
-  for (std::size_t s = 0; s < std::size(words); ++s) {
+  for (std::size_t s = 0; s < count; ++s) {
     const auto site = static_cast<tp::join_site>(s);
-    std::string violated = "NEVER CAUGHT";
+    const auto* const found = std::ranges::find(rows, site, &row::site);
+    const bool known = found != std::end(rows);
+    std::string violated = known ? "NEVER CAUGHT" : "NO ROW";
+    ++missed;
     std::size_t tried = 0;
-    while (tried < limit) {
+    while (known && tried < limit) {
       const auto what = training::make(run.seed + tried++);
       if (const auto result = training::examine(what, site, 20); result.problem) {
         violated = result.problem.kind;
+        --missed;
         break;
       }
     }
-    missed += violated == "NEVER CAUGHT" ? 1 : 0;
     std::printf("%-14.*s %-66s %9zu  %s\n", static_cast<int>(name_of(site).size()),
-                name_of(site).data(), words[s], tried, violated.c_str());
+                name_of(site).data(), known ? found->words : "", tried, violated.c_str());
     std::fflush(stdout);
   }
-  std::printf("%zu joins, %d never caught\n", std::size(words), missed);
+  std::printf("%zu joins, %d never caught or without a row\n", count, missed);
   return missed == 0 ? 0 : 1;
 }
 
