@@ -1,0 +1,278 @@
+// The virtual device, watched: every stream, event, copy and kernel goes to the race checker as
+// well, and one call of the library may be made to fail.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <tidepool/device/virtual.hpp>
+
+#include "clocks.hpp"
+
+namespace stranger {
+
+namespace tp = tidepool;
+
+inline constexpr int injected_code = 777;
+
+class device : public tp::virtual_device {
+  using base = tp::virtual_device;
+
+ public:
+  static constexpr std::string_view name = "watched";
+
+  class event {
+   public:
+    event(event&& other) noexcept
+        : inner_(std::move(other.inner_)),
+          number_(other.number_),
+          alive_(std::exchange(other.alive_, nullptr)) {}
+    event& operator=(event&& other) noexcept {
+      std::swap(inner_, other.inner_);
+      std::swap(number_, other.number_);
+      std::swap(alive_, other.alive_);
+      return *this;
+    }
+    ~event() {
+      if (alive_ != nullptr) --*alive_;
+    }
+
+   private:
+    friend class device;
+    event(base::event&& inner, std::size_t number, long& alive)
+        : inner_(std::move(inner)), number_(number), alive_(&alive) {
+      ++alive;
+    }
+    base::event inner_;
+    std::size_t number_;
+    long* alive_;
+  };
+
+  class graph {
+   public:
+    graph(graph&&) noexcept = default;
+    graph& operator=(graph&&) noexcept = default;
+
+   private:
+    friend class device;
+    graph(base::graph&& inner, std::vector<clocks::item>&& items, std::vector<std::size_t>&& lanes)
+        : inner_(std::move(inner)), items_(std::move(items)), lanes_(std::move(lanes)) {}
+    base::graph inner_;
+    std::vector<clocks::item> items_;
+    std::vector<std::size_t> lanes_;
+  };
+
+  explicit device(const tp::machine& model) : base(model) {}
+
+  // ---- the concept ----
+
+  [[nodiscard]] stream make_stream() {
+    count("make_stream");
+    auto made = base::make_stream();
+    static_cast<void>(lane_of(made.ref()));
+    return made;
+  }
+  [[nodiscard]] event make_event(bool timing = false) {
+    count("make_event");
+    return {base::make_event(timing), order_.add_event(), events_alive_};
+  }
+  void record(event& target, stream_ref on) {
+    count("record");
+    base::record(target.inner_, on);
+    give(on, {clocks::item::sort::record, 0, {}, {}, target.number_});
+  }
+  void wait(stream_ref waiter, const event& until) {
+    count("wait");
+    base::wait(waiter, until.inner_);
+    give(waiter, {clocks::item::sort::wait, 0, {}, {}, until.number_});
+  }
+  void synchronize(stream_ref which) {
+    base::synchronize(which);
+    order_.synchronize(lane_of(which));
+    count("synchronize");
+  }
+  void synchronize() {
+    base::synchronize();
+    order_.synchronize();
+    count("synchronize");
+  }
+  [[nodiscard]] double elapsed_us(const event& from, const event& to) const {
+    return base::elapsed_us(from.inner_, to.inner_);
+  }
+  void copy(void* target, const void* source, const tp::copy_shape& shape,
+            tp::copy_direction direction, stream_ref on) {
+    count("copy");
+    base::copy(target, source, shape, direction, on);
+    const bool out = direction == tp::copy_direction::device_to_host;
+    (out ? bytes_out_ : bytes_in_) += shape.bytes();
+    std::vector<clocks::touch> touches;
+    rows(touches, source, shape, shape.source_pitch, false);
+    rows(touches, target, shape, shape.target_pitch, true);
+    give(on, {clocks::item::sort::access, 0, std::move(touches), out ? "copy out" : "copy in", 0});
+    if (!out || capturing(on)) return;
+    last_out_ = lane_of(on);
+    last_out_position_ = order_.position(last_out_);
+  }
+
+  [[nodiscard]] void* try_allocate(std::size_t bytes) {
+    if (fails("try_allocate")) return nullptr;
+    auto* const made = base::try_allocate(bytes);
+    return remember(made, bytes, device_alive_);
+  }
+  [[nodiscard]] void* try_allocate_host(std::size_t bytes) {
+    if (fails("try_allocate_host")) return nullptr;
+    auto* const made = base::try_allocate_host(bytes);
+    return remember(made, bytes, host_alive_);
+  }
+  void deallocate(void* pointer) noexcept { give_back(pointer, device_alive_, true); }
+  void deallocate_host(void* pointer) noexcept { give_back(pointer, host_alive_, false); }
+
+  void begin_capture(stream_ref on) {
+    count("begin_capture");
+    base::begin_capture(on);
+    captured_.clear();
+    inside_.assign(1, lane_of(on));
+  }
+  [[nodiscard]] graph end_capture(stream_ref on) {
+    bool refuse = fails("end_capture");
+    auto content = base::end_capture(on);
+    if (refuse) refuse_call("end_capture");
+    std::vector<std::size_t> lanes{0};
+    while (lanes.size() < inside_.size()) lanes.push_back(order_.add_lane());
+    return {std::move(content), std::move(captured_), std::move(lanes)};
+  }
+  void replay(graph& which, stream_ref on) {
+    count("replay");
+    base::replay(which.inner_, on);
+    which.lanes_[0] = lane_of(on);
+    last_replayed_ = which.items_;
+    order_.replay(which.items_, which.lanes_);
+  }
+
+  void poison(void* pointer, std::size_t bytes, stream_ref on) {
+    base::poison(pointer, bytes, on);
+    give(on, {clocks::item::sort::access, 0, {touch_of(pointer, bytes, true)}, "poison", 0});
+  }
+
+  // ---- the trainer's side, which never fails ----
+
+  void run(stream_ref on, double ns, std::function<void()> body, std::vector<clocks::touch> touches,
+           std::string label) {
+    base::launch(on, ns, std::move(body));
+    give(on, {clocks::item::sort::access, 0, std::move(touches), std::move(label), 0});
+  }
+  [[nodiscard]] static clocks::touch touch_of(const void* pointer, std::size_t bytes, bool writes) {
+    return {reinterpret_cast<std::uintptr_t>(pointer), bytes, writes};
+  }
+
+  // Within its life calls are the trainer's: they are not counted and do not fail.
+  class mine {
+   public:
+    explicit mine(device& of) : of_(of) { ++of_.quiet_; }
+    mine(const mine&) = delete;
+    mine& operator=(const mine&) = delete;
+    ~mine() { --of_.quiet_; }
+
+   private:
+    device& of_;
+  };
+
+  void fail_at(int call) { fail_at_ = call; }
+  [[nodiscard]] bool failed() const { return !failed_.empty(); }
+  [[nodiscard]] const std::string& failure() const { return failed_; }
+  [[nodiscard]] int calls() const { return calls_; }
+
+  [[nodiscard]] clocks& order() { return order_; }
+  [[nodiscard]] std::size_t lane_of(stream_ref which) {
+    for (const auto& [key, lane] : lanes_) {
+      if (key == which.key()) return lane;
+    }
+    lanes_.emplace_back(which.key(), order_.add_lane());
+    return lanes_.back().second;
+  }
+  [[nodiscard]] std::size_t bytes_out() const { return bytes_out_; }
+  // The stream of the last copy out that was not captured.
+  [[nodiscard]] std::size_t last_out() const { return last_out_; }
+  [[nodiscard]] std::uint32_t last_out_position() const { return last_out_position_; }
+  [[nodiscard]] const std::vector<clocks::item>& last_replayed() const { return last_replayed_; }
+  [[nodiscard]] std::size_t device_blocks() const { return device_alive_.size(); }
+  [[nodiscard]] std::size_t host_blocks() const { return host_alive_.size(); }
+  [[nodiscard]] long events_alive() const { return events_alive_; }
+
+ private:
+  using blocks = std::unordered_map<void*, std::size_t>;
+
+  bool fails(const char* call) {
+    if (quiet_ > 0) return false;
+    if (++calls_ != fail_at_) return false;
+    failed_ = call;
+    return true;
+  }
+  [[noreturn]] static void refuse_call(const char* call) {
+    throw tp::device_error(std::string("tidepool: watched device: ") + call + " was made to fail",
+                           injected_code);
+  }
+  void count(const char* call) {
+    if (fails(call)) refuse_call(call);
+  }
+
+  void give(stream_ref on, clocks::item what) {
+    const auto lane = lane_of(on);
+    if (capturing(on)) {
+      auto at = std::find(inside_.begin(), inside_.end(), lane);
+      if (at == inside_.end()) at = inside_.insert(inside_.end(), lane);
+      what.lane = static_cast<std::size_t>(at - inside_.begin());
+      captured_.push_back(std::move(what));
+      return;
+    }
+    switch (what.what) {
+      case clocks::item::sort::access: order_.access(lane, what.touches, what.label); break;
+      case clocks::item::sort::record: order_.record(lane, what.event); break;
+      case clocks::item::sort::wait: order_.wait(lane, what.event); break;
+    }
+  }
+
+  static void rows(std::vector<clocks::touch>& into, const void* first, const tp::copy_shape& shape,
+                   std::size_t pitch, bool writes) {
+    const auto step = pitch == 0 ? shape.width : pitch;
+    for (std::size_t r = 0; r < shape.rows; ++r) {
+      into.push_back(touch_of(static_cast<const std::byte*>(first) + r * step, shape.width, writes));
+    }
+  }
+
+  void* remember(void* made, std::size_t bytes, blocks& in) {
+    if (made == nullptr) return nullptr;
+    in.emplace(made, bytes);
+    order_.forget(reinterpret_cast<std::uintptr_t>(made), bytes);
+    return made;
+  }
+  void give_back(void* pointer, blocks& in, bool on_device) noexcept {
+    if (const auto found = in.find(pointer); found != in.end()) {
+      order_.synchronize();
+      order_.forget(reinterpret_cast<std::uintptr_t>(pointer), found->second);
+      in.erase(found);
+    }
+    if (on_device) {
+      base::deallocate(pointer);
+    } else {
+      base::deallocate_host(pointer);
+    }
+  }
+
+  clocks order_;
+  std::vector<std::pair<std::uint64_t, std::size_t>> lanes_;
+  std::vector<clocks::item> captured_, last_replayed_;
+  std::vector<std::size_t> inside_;  // lanes of the capture under way
+  blocks device_alive_, host_alive_;
+  long events_alive_ = 0;
+  std::size_t bytes_out_ = 0, bytes_in_ = 0, last_out_ = 0;
+  std::uint32_t last_out_position_ = 0;
+  int quiet_ = 0, calls_ = 0, fail_at_ = 0;
+  std::string failed_;
+};
+
+}  // namespace stranger

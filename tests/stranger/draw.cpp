@@ -1,0 +1,593 @@
+// Draws programs: steps as trainers write them, with captures, plans and state among them, and
+// anything else thrown in between.
+#include <algorithm>
+#include <deque>
+#include <sstream>
+
+#include "program.hpp"
+
+namespace stranger {
+
+namespace {
+
+struct tensor_spec {
+  int bytes = 256;
+  int stream = 0;
+  int source = 0;
+  bool unwritten = false, shared = false, viewed = false, whole = false, keep = false;
+  int shape = 0;
+};
+struct group_spec {
+  int module = 0, layer = 0;
+  int way = plain;
+  bool discard = false;
+  int stream = 0, back = 0;
+  std::vector<tensor_spec> tensors;
+};
+struct chunk_spec {
+  bool forward_only = false, no_end_forward = false;
+  std::vector<group_spec> groups;
+};
+struct step_spec {
+  std::vector<chunk_spec> chunks;
+  int depth = 1;
+  bool last_first = false, mixed = false;
+};
+
+class drawer {
+ public:
+  explicit drawer(std::uint64_t seed) : roll_(seed) { made_.seed = seed; }
+
+  program draw() {
+    sides();
+    const int style = roll_.below(100);
+    noise_ = roll_.chance(0.4) ? 0 : 0.01 * roll_.from(1, 14);
+    persistent();
+    if (style < 36) {
+      captures();
+    } else if (style < 50 && made_.sides[0].automatic) {
+      plans();
+    } else {
+      steps(roll_.from(1, 8));
+    }
+    if (roll_.chance(0.06)) made_.fault_at = roll_.chance(0.5) ? roll_.from(1, 400) : roll_.from(1000, 12000);
+    made_.offloader_first = roll_.chance(0.08);
+    return std::move(made_);
+  }
+
+ private:
+  void add(operation op) {
+    made_.operations.push_back(std::move(op));
+    if (quiet_ == 0 && roll_.chance(noise_)) {
+      ++quiet_;
+      anything();
+      --quiet_;
+    }
+  }
+
+  // ---- what it is made with ----
+
+  void sides() {
+    made_.streams = roll_.chance(0.45) ? 1 : roll_.from(2, 4);
+    const int count = roll_.chance(0.1) ? 2 : 1;
+    made_.sides.clear();
+    for (int s = 0; s < count; ++s) {
+      side with;
+      with.memory = roll_.below(10) < 4 ? 0 : roll_.below(10) < 8 ? 1 : 2;
+      if (roll_.chance(0.25)) with.budget = static_cast<std::size_t>(roll_.from(2, 24)) * 512;
+      if (with.memory == 2) {
+        with.budget = 0;
+        with.rings = {{512, static_cast<std::size_t>(roll_.from(2, 24))}};
+        if (roll_.chance(0.7)) with.rings.emplace_back(2048, static_cast<std::size_t>(roll_.from(2, 24)));
+      }
+      with.step = static_cast<std::size_t>(roll_.from(1, 16)) * 1024;
+      with.host_step = static_cast<std::size_t>(roll_.from(1, 16)) * 2048;
+      if (roll_.chance(0.08)) with.host_budget = static_cast<std::size_t>(roll_.from(1, 12)) * 1024;
+      if (roll_.chance(0.3)) with.host_step = with.host_budget != 0 ? with.host_budget : roomy_host / 8;
+      with.modules = roll_.chance(0.7) ? 0b1111U : 1U + static_cast<unsigned>(roll_.below(15));
+      with.recompute = roll_.chance(0.5) ? 0U : 1U + static_cast<unsigned>(roll_.below(3));
+      with.margin = roll_.chance(0.4);
+      if (roll_.chance(0.15)) with.fraction = 0.25 * roll_.from(0, 3);
+      if (roll_.chance(0.1)) with.delta = static_cast<std::size_t>(roll_.from(1, 4)) * 700;
+      if (roll_.chance(0.3)) with.cap = roll_.from(0, 3);
+      if (roll_.chance(0.15)) with.cap_bytes = roll_.from(0, 8) * 512;
+      with.ahead = roll_.chance(0.3) ? roll_.from(0, 6) : 2;
+      if (roll_.chance(0.15)) with.ahead_bytes = roll_.from(0, 8) * 512;
+      with.min_elements = roll_.chance(0.2) ? 500 : 1;
+      if (roll_.chance(0.15)) with.piece = static_cast<std::size_t>(roll_.from(1, 4)) * 256;
+      with.automatic = roll_.chance(0.15);
+      with.recompute_by_plan = roll_.chance(0.8);
+      if (roll_.chance(0.2)) with.timed_step = roll_.from(2, 4);
+      if (with.automatic) {
+        with.fraction = 1;
+        with.delta = 0;
+      }
+      made_.sides.push_back(with);
+    }
+    automatic_ = made_.sides[0].automatic;
+  }
+
+  int a_stream() { return roll_.below(made_.streams); }
+  int a_side() { return roll_.below(static_cast<int>(made_.sides.size())); }
+  int a_size() {
+    static constexpr int sizes[]{64, 256, 512, 768, 1024, 2048};
+    return roll_.chance(0.6) ? sizes[roll_.below(6)] : 16 * roll_.from(1, 128);
+  }
+  int a_slot() { return roll_.below(slot_count); }
+  // Mostly a slot that something was done to lately.
+  int a_used_slot() {
+    if (recent_.empty() || roll_.chance(0.15)) return a_slot();
+    return recent_[recent_.size() - 1 - static_cast<std::size_t>(roll_.below(std::min<int>(12, static_cast<int>(recent_.size()))))];
+  }
+  int take_slot() {
+    for (int tries = 0; tries < slot_count; ++tries) {
+      next_ = (next_ + 1) % (slot_count - 8);
+      if (!taken_[static_cast<std::size_t>(next_)]) break;
+    }
+    taken_[static_cast<std::size_t>(next_)] = true;
+    recent_.push_back(next_);
+    return next_;
+  }
+  void free_slot(int which) { taken_[static_cast<std::size_t>(which)] = false; }
+
+  // ---- tensors that stay for long ----
+
+  void persistent() {
+    if (roll_.chance(0.55)) {
+      const int count = roll_.from(1, 3);
+      for (int i = 0; i < count; ++i) fresh_persistent(slot_count - 8 + i);
+    }
+    if (roll_.chance(0.3)) {
+      const int count = roll_.from(1, 2);
+      for (int i = 0; i < count; ++i) fresh_state(i);
+    }
+  }
+  void fresh_persistent(int which) {
+    const int stream = a_stream();
+    add({kind::allocate, which, a_size(), stream, roll_.chance(0.08) ? roll_.from(1, 2) : 0, 0});
+    add({kind::write, which, stream});
+    recent_.push_back(which);
+  }
+  void fresh_state(int which) {
+    const int stream = a_stream();
+    const int here = slot_count - 4 + which;
+    add({kind::make_state, which, a_size(), 0});
+    add({kind::create_state, which, here, stream});
+    add({kind::write, here, stream});
+    add({kind::write_state, which, 0, stream});
+  }
+  void visit_state() {
+    const int which = roll_.below(2);
+    const int here = slot_count - 4 + which;
+    const int stream = a_stream();
+    if (roll_.chance(0.4)) add({kind::prefetch_state, which});
+    add({kind::fetch_state, which, here, stream});
+    add({kind::read, here, stream});
+    if (roll_.chance(0.6)) {
+      add({kind::write, here, stream});
+      add({kind::write_state, which, 0, stream});
+    } else {
+      add({kind::reset, here, stream});
+    }
+  }
+
+  // ---- steps ----
+
+  tensor_spec a_tensor() {
+    tensor_spec t;
+    t.bytes = a_size();
+    t.stream = roll_.chance(0.6) ? 0 : a_stream();
+    if (roll_.chance(0.04)) t.source = roll_.from(1, 2);
+    t.unwritten = roll_.chance(0.03);
+    t.shared = roll_.chance(0.12);
+    t.viewed = roll_.chance(0.12);
+    t.whole = roll_.chance(0.4);
+    t.keep = roll_.chance(0.04);
+    t.shape = roll_.below(1 << 20);
+    return t;
+  }
+  group_spec a_group(int layer) {
+    group_spec g;
+    g.module = roll_.chance(0.05) ? 4 : roll_.below(4);
+    g.layer = roll_.chance(0.9) ? layer : 0;
+    g.way = roll_.chance(0.72) ? plain : roll_.chance(0.5) ? by_hand : or_discard;
+    g.discard = roll_.chance(0.08);
+    g.stream = roll_.chance(0.7) ? 0 : a_stream();
+    g.back = roll_.chance(0.7) ? g.stream : a_stream();
+    const int count = roll_.chance(0.65) ? 1 : roll_.from(2, 3);
+    for (int i = 0; i < count; ++i) g.tensors.push_back(a_tensor());
+    return g;
+  }
+  step_spec a_step() {
+    step_spec s;
+    const int chunks = roll_.chance(0.5) ? 1 : roll_.from(2, 4);
+    const bool alike = roll_.chance(0.7);
+    for (int c = 0; c < chunks; ++c) {
+      chunk_spec one;
+      const int groups = roll_.from(1, 5);
+      for (int g = 0; g < groups; ++g) one.groups.push_back(a_group(g));
+      one.no_end_forward = roll_.chance(0.1);
+      one.forward_only = roll_.chance(0.06);
+      s.chunks.push_back(alike && c > 0 ? s.chunks[0] : one);
+    }
+    s.depth = roll_.from(1, chunks);
+    s.last_first = roll_.chance(0.2);
+    s.mixed = roll_.chance(0.15);
+    return s;
+  }
+
+  struct running {
+    const chunk_spec* spec = nullptr;
+    int chunk = 0;
+    int side = 0;
+    std::vector<int> slots;  // of tensors that backward has to reset
+  };
+
+  void forward(running& run, int number, int side) {
+    run.side = side;
+    add({kind::begin, run.chunk, side, number, 0, run.spec->forward_only ? 1 : 0});
+    for (const auto& g : run.spec->groups) {
+      operation save{g.discard ? kind::discard : kind::commit, run.chunk, g.discard ? roll_.below(2) : g.module, g.layer, g.stream, g.way};
+      for (const auto& t : g.tensors) {
+        const int slot = take_slot();
+        run.slots.push_back(slot);
+        add({kind::allocate, slot, t.bytes, t.stream, t.source, side});
+        if (!t.unwritten) add({kind::write, slot, t.stream});
+        if (t.keep) add({kind::keep, slot});
+        if (roll_.chance(0.3)) add({kind::read, slot, a_stream()});
+        int given = slot;
+        if (t.shared) {
+          const int other = take_slot();
+          run.slots.push_back(other);
+          add({kind::share, slot, other});
+          if (roll_.chance(0.3)) extra_.push_back(other);
+        }
+        if (t.viewed && !g.discard && g.way != or_discard) {
+          const int other = take_slot();
+          run.slots.push_back(other);
+          add({kind::view, slot, other, t.shape, t.whole ? 1 : 0});
+          given = other;
+          if (roll_.chance(0.6)) add({kind::reset, slot, t.stream});
+        }
+        save.slots.push_back(given);
+      }
+      // What an earlier group or pass left in hand is saved again.
+      if (!extra_.empty() && !g.discard && roll_.chance(0.4)) {
+        const auto at = static_cast<std::size_t>(roll_.below(static_cast<int>(extra_.size())));
+        save.slots.push_back(extra_[at]);
+        extra_.erase(extra_.begin() + static_cast<std::ptrdiff_t>(at));
+      }
+      const auto slots = save.slots;
+      add(std::move(save));
+      if (!g.discard && g.way == by_hand) {
+        for (const int each : slots) {
+          if (roll_.chance(0.3)) add({kind::read, each, a_stream()});
+          if (roll_.chance(0.7)) add({kind::reset, each, a_stream()});
+        }
+      }
+    }
+    if (!run.spec->no_end_forward) add({kind::end_forward, run.chunk});
+  }
+
+  void backward(running& run, bool ends) {
+    if (run.spec->forward_only) {
+      for (const int each : run.slots) add({kind::reset, each, a_stream()});
+      add({kind::finish, run.chunk});
+      for (const int each : run.slots) free_slot(each);
+      return;
+    }
+    const auto groups = run.spec->groups.size();
+    for (std::size_t g = groups; g-- > 0;) {
+      const auto& spec = run.spec->groups[g];
+      if (roll_.chance(0.08)) add({kind::start_reload, run.chunk, roll_.below(3)});
+      const int stream = spec.back;
+      if (spec.discard) {
+        add({kind::recompute, run.chunk, 0, stream, 0, 0});
+      } else {
+        const bool throws = spec.way == or_discard && roll_.chance(0.06);
+        if (throws) add({kind::restore, run.chunk, 0, stream, 0, 1});
+        add({kind::restore, run.chunk, roll_.chance(0.92) ? 0 : roll_.below(4), stream,
+             roll_.chance(0.06) ? 1 : 0, 0});
+      }
+      if (roll_.chance(0.7)) {
+        for (const int each : run.slots) {
+          if (roll_.chance(0.5)) add({kind::read, each, roll_.chance(0.75) ? stream : a_stream()});
+        }
+      }
+      if (roll_.chance(0.2)) add({kind::write, run.slots[static_cast<std::size_t>(roll_.below(static_cast<int>(run.slots.size())))], a_stream()});
+      if (roll_.chance(0.6) && g > 0) continue;
+      for (const int each : run.slots) {
+        if (roll_.chance(0.05)) {
+          extra_.push_back(each);
+          continue;
+        }
+        if (roll_.chance(0.85)) {
+          add({kind::reset, each, roll_.chance(0.8) ? stream : a_stream()});
+        } else {
+          add({kind::destroy, each});
+        }
+      }
+    }
+    for (std::size_t g = 0; g < groups; ++g) {  // for what was shuffled
+      if (roll_.chance(0.15)) add({kind::restore, run.chunk, 0, 0, 0, 0});
+    }
+    add({kind::finish, run.chunk});
+    for (const int each : run.slots) {
+      if (std::find(extra_.begin(), extra_.end(), each) == extra_.end()) {
+        if (ends) add({kind::reset, each, a_stream()});
+        free_slot(each);
+      }
+    }
+  }
+
+  void play_step(const step_spec& spec, int side) {
+    std::deque<running> open;
+    std::size_t next = 0;
+    int number = 0;
+    const auto begin_next = [&] {
+      running run;
+      run.spec = &spec.chunks[next++];
+      run.chunk = chunk_turn_++ % (chunk_count - 1) + 1;
+      forward(run, number++, side);
+      open.push_back(std::move(run));
+    };
+    const auto end_one = [&] {
+      const bool last = spec.last_first || (spec.mixed && roll_.chance(0.5));
+      auto run = std::move(last ? open.back() : open.front());
+      if (last) {
+        open.pop_back();
+      } else {
+        open.pop_front();
+      }
+      backward(run, true);
+    };
+    while (next < spec.chunks.size() || !open.empty()) {
+      if (next < spec.chunks.size() && static_cast<int>(open.size()) < spec.depth) {
+        begin_next();
+      } else {
+        end_one();
+      }
+    }
+    if (roll_.chance(0.3)) visit_state();
+    if (roll_.chance(0.95)) add({kind::end_step, side});
+  }
+
+  // A step in which persistent tensors are used.
+  void touch_persistent() {
+    const int which = slot_count - 8 + roll_.below(3);
+    const int how = roll_.below(6);
+    if (how < 3) add({kind::read, which, a_stream()});
+    if (how == 3) add({kind::write, which, a_stream()});
+    if (how == 4) {
+      add({kind::reset, which, a_stream()});
+      fresh_persistent(which);
+    }
+  }
+
+  void between_steps() {
+    if (roll_.chance(0.2)) touch_persistent();
+    if (roll_.chance(0.1)) add({kind::probe, a_side()});
+    if (roll_.chance(0.1)) add({kind::check_counters, a_side()});
+    if (roll_.chance(0.2)) add({kind::synchronize});
+  }
+
+  void steps(int count) {
+    auto spec = a_step();
+    const bool same = roll_.chance(0.65);
+    for (int i = 0; i < count; ++i) {
+      if (!same && roll_.chance(0.5)) spec = a_step();
+      if (same && roll_.chance(0.1) && spec.chunks.size() > 1) spec.depth = roll_.from(1, static_cast<int>(spec.chunks.size()));
+      play_step(spec, made_.sides.size() > 1 ? a_side() : 0);
+      between_steps();
+    }
+  }
+
+  // ---- captures ----
+
+  void captured(int graph, int stream, int side, bool all, bool throws, const std::vector<operation>& body) {
+    add({kind::capture_begin, graph, stream, side, all ? 1 : 0, throws ? 1 : 0});
+    for (const auto& each : body) made_.operations.push_back(each);
+    add({kind::capture_end});
+  }
+
+  // The operations that a step would be, without doing them.
+  template <class Body>
+  std::vector<operation> aside(Body&& body) {
+    auto kept = std::move(made_.operations);
+    made_.operations.clear();
+    body();
+    std::swap(kept, made_.operations);
+    return kept;
+  }
+
+  void captures() {
+    auto spec = a_step();
+    const int side = 0;
+    const int before = roll_.from(1, 3) + (automatic_ ? made_.sides[0].timed_step : 0);
+    const bool plain_body = roll_.chance(0.6);
+    for (int i = 0; i < before; ++i) {
+      play_step(spec, side);
+      between_steps();
+    }
+    const int rounds = roll_.from(1, 4);
+    for (int r = 0; r < rounds; ++r) {
+      const bool all = roll_.chance(0.5);
+      const int how = roll_.below(10);
+      if (how < 4) {
+        if (plain_body) ++quiet_;
+        auto body = aside([&] {
+          if (roll_.chance(0.4)) touch_persistent();
+          play_step(spec, side);
+          if (roll_.chance(0.3)) touch_persistent();
+        });
+        if (plain_body) --quiet_;
+        const int graph = roll_.below(graph_count);
+        if (roll_.chance(0.6)) {
+          captured(graph, a_stream(), side, all, roll_.chance(0.06), body);
+        } else {  // in parts
+          auto cut = roll_.below(static_cast<int>(body.size()));
+          if (roll_.chance(0.5)) {  // where the forward passes end
+            for (std::size_t i = 0; i < body.size(); ++i) {
+              if (body[i].what == kind::end_forward) cut = static_cast<int>(i) + 1;
+            }
+          }
+          const auto middle = body.begin() + cut;
+          const int second = (graph + 1) % graph_count;
+          const int stream = a_stream();
+          captured(graph, stream, side, all, false, {body.begin(), middle});
+          if (roll_.chance(0.15)) anything();
+          if (roll_.chance(0.8)) captured(second, stream, side, all, false, {middle, body.end()});
+          const int launches = roll_.from(0, 3);
+          for (int i = 0; i < launches; ++i) {
+            add({kind::launch, graph, a_stream()});
+            if (roll_.chance(0.9)) add({kind::launch, second, a_stream()});
+          }
+        }
+      } else if (how < 7) {
+        const auto body = aside([&] {
+          const int count = roll_.from(1, 6);
+          for (int i = 0; i < count; ++i) {
+            if (roll_.chance(0.35)) {
+              visit_state();
+            } else if (roll_.chance(0.4)) {
+              touch_persistent();
+            } else {
+              anything();
+            }
+          }
+        });
+        captured(roll_.below(graph_count), a_stream(), side, all, roll_.chance(0.06), body);
+      } else {  // while a pass is open
+        running run;
+        run.spec = &spec.chunks[0];
+        run.chunk = chunk_turn_++ % (chunk_count - 1) + 1;
+        forward(run, 0, side);
+        for (int i = roll_.from(1, 3); i > 0; --i) {
+          if (roll_.chance(0.6)) add({kind::launch, roll_.below(graph_count), a_stream()});
+          if (roll_.chance(0.3)) anything();
+        }
+        if (roll_.chance(0.3)) {
+          add({kind::abandon, run.chunk});
+          for (const int each : run.slots) free_slot(each);
+        } else {
+          backward(run, true);
+        }
+        add({kind::end_step, side});
+      }
+      const int launches = roll_.from(0, 3);
+      for (int i = 0; i < launches; ++i) {
+        add({kind::launch, roll_.below(graph_count), a_stream()});
+        if (roll_.chance(0.25)) anything();
+        if (roll_.chance(0.25)) touch_persistent();
+      }
+      if (roll_.chance(0.5)) play_step(spec, side);
+      between_steps();
+    }
+  }
+
+  // ---- plans that another offloader follows ----
+
+  void plans() {
+    const auto spec = a_step();
+    const int count = made_.sides[0].timed_step + roll_.from(1, 3);
+    for (int i = 0; i < count; ++i) play_step(spec, 0);
+    add({kind::save_plan, 0});
+    const int other = static_cast<int>(made_.sides.size()) - 1;
+    if (other == 0 && roll_.chance(0.5)) add({kind::probe, 0});
+    add({kind::follow, other});
+    for (int i = roll_.from(1, 3); i > 0; --i) {
+      play_step(roll_.chance(0.9) ? spec : a_step(), other);
+      between_steps();
+    }
+  }
+
+  // ---- anything at all ----
+
+  void anything() {
+    const int chunk = roll_.from(1, chunk_count - 1);
+    switch (roll_.below(34)) {
+      case 0: case 1: return add({kind::allocate, a_slot(), a_size(), a_stream(), roll_.chance(0.1) ? roll_.from(1, 2) : 0, a_side()});
+      case 2: case 3: return add({kind::write, a_used_slot(), a_stream()});
+      case 4: case 5: return add({kind::read, a_used_slot(), a_stream()});
+      case 6: return add({kind::share, a_used_slot(), a_slot()});
+      case 7: return add({kind::view, a_used_slot(), a_slot(), roll_.below(1 << 20), roll_.below(2)});
+      case 8: return add({kind::keep, a_used_slot()});
+      case 9: case 10: return add({kind::reset, a_used_slot(), a_stream()});
+      case 11: return add({kind::destroy, a_used_slot()});
+      case 12: return add({kind::move_handle, a_used_slot(), a_slot()});
+      case 13: return add({kind::begin, chunk, a_side(), roll_.below(4), roll_.below(2), roll_.chance(0.2) ? 1 : 0});
+      case 14: case 15: {
+        operation op{kind::commit, chunk, roll_.below(5), roll_.below(4), a_stream(), roll_.below(3)};
+        for (int i = roll_.from(1, 3); i > 0; --i) op.slots.push_back(a_used_slot());
+        return add(std::move(op));
+      }
+      case 16: return add({kind::end_forward, chunk});
+      case 17: return add({kind::start_reload, chunk, roll_.below(4)});
+      case 18: case 19: return add({kind::restore, chunk, roll_.below(4), a_stream(), roll_.below(2), roll_.chance(0.3) ? 1 : 0});
+      case 20: {
+        operation op{kind::discard, chunk, roll_.below(2), roll_.below(4), a_stream()};
+        op.slots.push_back(a_used_slot());
+        return add(std::move(op));
+      }
+      case 21: return add({kind::recompute, chunk, roll_.below(3), a_stream(), 0, roll_.chance(0.3) ? 1 : 0});
+      case 22: return add({kind::finish, chunk});
+      case 23: case 24: return add({kind::abandon, chunk});
+      case 25: return add({kind::move_chunk, chunk, roll_.from(1, chunk_count - 1)});
+      case 26: return add({kind::end_step, a_side()});
+      case 27: return add(roll_.chance(0.5) ? operation{kind::trace, a_side()} : operation{kind::span, a_side(), a_stream()});
+      case 28: return add({kind::wait_for, a_side(), a_stream(), roll_.below(2), 0, roll_.chance(0.3) ? 1 : 0});
+      case 29: return add(roll_.chance(0.3) ? operation{kind::throw_reports, a_side()} : operation{kind::probe, a_side()});
+      case 30: {
+        const int which = roll_.below(state_count);
+        switch (roll_.below(6)) {
+          case 0: return add({kind::make_state, which, a_size(), a_side()});
+          case 1: return add({kind::create_state, which, a_slot(), a_stream()});
+          case 2: return add({kind::prefetch_state, which});
+          case 3: return add({kind::fetch_state, which, a_slot(), a_stream()});
+          case 4: return add({kind::write_state, which, a_slot(), a_stream()});
+          default: return add({kind::drop_state, which});
+        }
+      }
+      case 31: return add({kind::launch, roll_.below(graph_count), a_stream()});
+      case 32: {
+        const int which = roll_.below(20);
+        if (which == 0) return add({kind::drop_offloader, a_side()});
+        if (which < 6) return add({kind::drop_graph, roll_.below(graph_count)});
+        if (which < 12) return add({kind::join, a_stream(), a_stream()});
+        return add({kind::synchronize});
+      }
+      default: return add({kind::misuse, roll_.below(5), chunk, a_used_slot(), a_stream()});
+    }
+  }
+
+  dice roll_;
+  program made_;
+  double noise_ = 0;
+  int quiet_ = 0;
+  bool automatic_ = false;
+  std::vector<int> recent_;
+  std::vector<int> extra_;
+  std::array<bool, slot_count> taken_{};
+  int next_ = 0;
+  int chunk_turn_ = 0;
+};
+
+}  // namespace
+
+program draw(std::uint64_t seed) { return drawer(seed).draw(); }
+
+std::string to_text(const program& what) {
+  std::ostringstream text;
+  text << "seed " << what.seed << ", " << what.streams << " streams, fault at " << what.fault_at
+       << (what.offloader_first ? ", offloader first" : "") << '\n';
+  for (std::size_t i = 0; i < what.operations.size(); ++i) {
+    const auto& op = what.operations[i];
+    text << i << ": " << name_of(op.what) << ' ' << op.a << ' ' << op.b << ' ' << op.c << ' ' << op.d
+         << ' ' << op.e;
+    for (const int each : op.slots) text << " t" << each;
+    text << '\n';
+  }
+  return text.str();
+}
+
+}  // namespace stranger

@@ -1,0 +1,347 @@
+// stranger --programs N --seed S --orders K [--threads T] [--seconds T] [--shrink] [--keep-going]
+// stranger --program S [--shrink] plays one. Ends with 1 where anything was found.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <string>
+#include <thread>
+
+#include "program.hpp"
+
+namespace stranger {
+
+namespace {
+
+struct settings {
+  std::uint64_t seed = 1;
+  long programs = 1000;
+  int orders = 2;
+  int threads = 1;
+  long seconds = 0;
+  bool shrink = false, one = false, text = false;
+  std::string into;
+};
+
+// In a process of its own, since it may crash or hang; empty where nothing was found.
+struct verdict {
+  std::string key, text;
+  std::uint64_t order = 0;
+};
+
+// An automatic plan measures, so that its clock has to mean something.
+bool ordered_by_clock(const program& what) {
+  for (const auto& each : what.sides) {
+    if (each.automatic) return true;
+  }
+  return false;
+}
+
+verdict play_all(const program& what, int orders) {
+  for (int k = 0; k < orders; ++k) {
+    const auto order = k == 0 ? 0 : what.seed * 1000 + static_cast<std::uint64_t>(k);
+    if (order != 0 && ordered_by_clock(what)) break;
+    const auto result = play(what, order, false);
+    if (result.failed) return {result.what.key, result.what.text, order};
+  }
+  return {};
+}
+
+void put(int to, const std::string& text) {
+  std::size_t done = 0;
+  while (done < text.size()) {
+    const auto n = write(to, text.data() + done, text.size() - done);
+    if (n <= 0) return;
+    done += static_cast<std::size_t>(n);
+  }
+}
+
+std::string one_line(std::string text) {
+  for (auto& c : text) {
+    if (c == '\n' || c == '\t') c = ' ';
+  }
+  return text;
+}
+
+// Runs `body` in a child that writes lines, and hands each of them to `line`. Returns its status.
+int in_child(const std::function<void(int)>& body, const std::function<void(const std::string&)>& line) {
+  int ends[2];
+  if (pipe(ends) != 0) std::abort();
+  std::fflush(stdout);
+  const auto child = fork();
+  if (child == 0) {
+    close(ends[0]);
+    if (std::freopen("/dev/null", "w", stderr) == nullptr) std::abort();
+    body(ends[1]);
+    close(ends[1]);
+    _exit(0);
+  }
+  close(ends[1]);
+  std::string rest;
+  char some[4096];
+  for (;;) {
+    const auto n = read(ends[0], some, sizeof some);
+    if (n <= 0) break;
+    rest.append(some, static_cast<std::size_t>(n));
+    for (auto at = rest.find('\n'); at != std::string::npos; at = rest.find('\n')) {
+      line(rest.substr(0, at));
+      rest.erase(0, at + 1);
+    }
+  }
+  close(ends[0]);
+  int status = 0;
+  waitpid(child, &status, 0);
+  return status;
+}
+
+std::string death(int status) {
+  if (WIFSIGNALED(status)) {
+    return WTERMSIG(status) == SIGALRM ? "it hangs" : std::string("crash: ") + strsignal(WTERMSIG(status));
+  }
+  return "exit " + std::to_string(WEXITSTATUS(status));
+}
+
+verdict judge(const program& what, int orders) {
+  verdict found;
+  const int status = in_child(
+      [&](int to) {
+        alarm(20);
+        const auto result = play_all(what, orders);
+        put(to, std::to_string(result.order) + '\t' + one_line(result.key) + '\t' + one_line(result.text) + '\n');
+      },
+      [&](const std::string& line) {
+        const auto first = line.find('\t');
+        const auto second = line.find('\t', first + 1);
+        found.order = std::strtoull(line.c_str(), nullptr, 10);
+        found.key = line.substr(first + 1, second - first - 1);
+        found.text = line.substr(second + 1);
+      });
+  if (status != 0) found = {death(status), death(status), 0};
+  return found;
+}
+
+// Takes away what can go without the finding going too.
+program shrunk(program what, const std::string& key, int orders) {
+  const auto fails = [&](const program& candidate) { return judge(candidate, orders).key == key; };
+  for (bool shorter = true; shorter;) {
+    shorter = false;
+    for (auto piece = std::max<std::size_t>(what.operations.size() / 2, 1);; piece /= 2) {
+      for (std::size_t at = 0; at < what.operations.size();) {
+        auto candidate = what;
+        const auto end = std::min(at + piece, candidate.operations.size());
+        candidate.operations.erase(candidate.operations.begin() + static_cast<std::ptrdiff_t>(at),
+                                   candidate.operations.begin() + static_cast<std::ptrdiff_t>(end));
+        if (fails(candidate)) {
+          what = std::move(candidate);
+          shorter = true;
+        } else {
+          at += piece;
+        }
+      }
+      if (piece <= 1) break;
+    }
+  }
+  const auto simpler = [&](auto&& change) {
+    auto candidate = what;
+    change(candidate);
+    if (fails(candidate)) what = std::move(candidate);
+  };
+  simpler([](program& p) { p.sides.resize(1); });
+  simpler([](program& p) { p.fault_at = 0; });
+  simpler([](program& p) { p.offloader_first = false; });
+  for (int s = 1; s < what.streams; ++s) simpler([&](program& p) { p.streams = s; });
+  for (std::size_t s = 0; s < what.sides.size(); ++s) {
+    const side usual;
+    simpler([&](program& p) { p.sides[s].cap = -1; });
+    simpler([&](program& p) { p.sides[s].cap_bytes = -1; });
+    simpler([&](program& p) { p.sides[s].fraction = 1; });
+    simpler([&](program& p) { p.sides[s].delta = 0; });
+    simpler([&](program& p) { p.sides[s].margin = false; });
+    simpler([&](program& p) { p.sides[s].automatic = false; });
+    simpler([&](program& p) { p.sides[s].recompute = 0; });
+    simpler([&](program& p) { p.sides[s].recompute_by_plan = true; });
+    simpler([&](program& p) { p.sides[s].piece = usual.piece; });
+    simpler([&](program& p) { p.sides[s].ahead = 0; });
+    simpler([&](program& p) { p.sides[s].ahead_bytes = -1; });
+    simpler([&](program& p) { p.sides[s].min_elements = 1; });
+    simpler([&](program& p) { p.sides[s].host_budget = 0; });
+    simpler([&](program& p) { p.sides[s].budget = 0; });
+    simpler([&](program& p) { p.sides[s].timed_step = 2; });
+    simpler([&](program& p) {
+      p.sides[s].memory = 0;
+      p.sides[s].rings.clear();
+    });
+  }
+  for (std::size_t i = 0; i < what.operations.size(); ++i) {
+    for (int operation::*each : {&operation::c, &operation::d, &operation::e, &operation::b}) {
+      if (what.operations[i].*each != 0) simpler([&](program& p) { p.operations[i].*each = 0; });
+    }
+    if (what.operations[i].what == kind::allocate) simpler([&](program& p) { p.operations[i].b = 256; });
+  }
+  return what;
+}
+
+void show(const program& what, const verdict& found, const settings& with) {
+  std::printf("seed %llu, order %llu: %s\n  %s\n", static_cast<unsigned long long>(what.seed),
+              static_cast<unsigned long long>(found.order), found.key.c_str(), found.text.c_str());
+  if (!with.shrink && !with.text) return;
+  const auto small = with.shrink ? shrunk(what, found.key, with.orders) : what;
+  const auto again = judge(small, with.orders);
+  if (with.text) std::printf("%s", to_text(small).c_str());
+  std::string code;
+  static_cast<void>(in_child([&](int to) { put(to, play(small, again.order, true).code); },
+                             [&](const std::string& line) { code += line + '\n'; }));
+  if (code.empty()) {
+    std::printf("it crashes, so that the program is shown as operations:\n%s", to_text(small).c_str());
+    return;
+  }
+  if (with.into.empty()) {
+    std::printf("%s\n", code.c_str());
+  } else {
+    const auto path = with.into + "/seed_" + std::to_string(what.seed) + ".cpp";
+    std::ofstream(path) << code;
+    std::printf("  %s, %zu operations\n", path.c_str(), small.operations.size());
+  }
+  std::fflush(stdout);
+}
+
+struct tally {
+  long programs = 0;
+  std::map<std::string, std::pair<std::uint64_t, long>> found;  // key: first seed, times
+};
+
+// The seeds first, first + step, …
+tally run_share(const settings& with, int share) {
+  using clock = std::chrono::steady_clock;
+  const auto end = clock::now() + std::chrono::seconds(with.seconds);
+  tally all;
+  auto next = with.seed + static_cast<std::uint64_t>(share);
+  const auto last = with.seed + static_cast<std::uint64_t>(with.programs);
+  const auto stride = static_cast<std::uint64_t>(with.threads);
+  const auto late = [&] { return with.seconds > 0 && clock::now() >= end; };
+  while (next < last && !late()) {
+    auto at = next;
+    std::vector<std::pair<std::uint64_t, verdict>> found;
+    const int status = in_child(
+        [&](int to) {
+          for (int i = 0; i < 100 && next < last && !late(); ++i, next += stride) {
+            put(to, "begin\t" + std::to_string(next) + '\n');
+            alarm(20);
+            const auto result = play_all(draw(next), with.orders);
+            alarm(0);
+            if (!result.key.empty()) {
+              put(to, "found\t" + std::to_string(result.order) + '\t' + one_line(result.key) + '\t' + one_line(result.text) + '\n');
+            }
+            put(to, "end\n");
+          }
+        },
+        [&](const std::string& line) {
+          if (line.starts_with("begin")) {
+            at = std::strtoull(line.c_str() + 6, nullptr, 10);
+            next = at + stride;
+            ++all.programs;
+          } else if (line.starts_with("found")) {
+            const auto first = line.find('\t', 6);
+            const auto second = line.find('\t', first + 1);
+            found.emplace_back(at, verdict{line.substr(first + 1, second - first - 1), line.substr(second + 1),
+                                           std::strtoull(line.c_str() + 6, nullptr, 10)});
+          }
+        });
+    if (status != 0) found.emplace_back(at, verdict{death(status), death(status), 0});
+    for (const auto& [seed, what] : found) {
+      auto& entry = all.found[what.key];
+      if (entry.second++ == 0) {
+        entry.first = seed;
+        show(draw(seed), what, with);
+        std::fflush(stdout);
+      }
+    }
+  }
+  return all;
+}
+
+int run(const settings& with) {
+  if (with.one) {
+    const auto what = draw(with.seed);
+    const auto found = judge(what, with.orders);
+    if (found.key.empty()) {
+      std::printf("seed %llu: nothing was found\n", static_cast<unsigned long long>(with.seed));
+      return 0;
+    }
+    show(what, found, with);
+    return 1;
+  }
+  const auto began = std::chrono::steady_clock::now();
+  tally all;
+  std::vector<std::thread> threads;
+  std::vector<tally> shares(static_cast<std::size_t>(with.threads));
+  for (int t = 1; t < with.threads; ++t) {
+    threads.emplace_back([&, t] { shares[static_cast<std::size_t>(t)] = run_share(with, t); });
+  }
+  shares[0] = run_share(with, 0);
+  for (auto& each : threads) each.join();
+  for (const auto& share : shares) {
+    all.programs += share.programs;
+    for (const auto& [key, entry] : share.found) {
+      auto& into = all.found[key];
+      if (into.second == 0 || entry.first < into.first) into.first = entry.first;
+      into.second += entry.second;
+    }
+  }
+  const auto seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+  long times = 0;
+  for (const auto& [key, entry] : all.found) {
+    std::printf("%6ld times, first seed %llu: %s\n", entry.second, static_cast<unsigned long long>(entry.first), key.c_str());
+    times += entry.second;
+  }
+  std::printf("%ld programs in %.1f s: %ld findings of %zu kinds\n", all.programs, seconds, times, all.found.size());
+  return all.found.empty() ? 0 : 1;
+}
+
+}  // namespace
+
+}  // namespace stranger
+
+int main(int argc, char** argv) {
+  stranger::settings with;
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view arg = argv[i];
+    const auto number = [&] {
+      if (i + 1 >= argc) std::exit(2);
+      return std::strtoull(argv[++i], nullptr, 10);
+    };
+    if (arg == "--programs") {
+      with.programs = static_cast<long>(number());
+    } else if (arg == "--seed") {
+      with.seed = number();
+    } else if (arg == "--program") {
+      with.seed = number();
+      with.one = true;
+    } else if (arg == "--orders") {
+      with.orders = static_cast<int>(number());
+    } else if (arg == "--threads") {
+      with.threads = std::max(1, static_cast<int>(number()));
+    } else if (arg == "--seconds") {
+      with.seconds = static_cast<long>(number());
+    } else if (arg == "--shrink") {
+      with.shrink = true;
+    } else if (arg == "--operations") {
+      with.text = true;
+    } else if (arg == "--into" && i + 1 < argc) {
+      with.into = argv[++i];
+    } else {
+      std::fprintf(stderr,
+                   "stranger [--programs N] [--seed S] [--program S] [--orders K] [--threads T] [--seconds T]\n"
+                   "         [--shrink] [--operations] [--into FOLDER]\n");
+      return 2;
+    }
+  }
+  return stranger::run(with);
+}

@@ -1,0 +1,190 @@
+// Plays a program against the library and the model at once.
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "model.hpp"
+#include "writer.hpp"
+
+namespace stranger {
+
+enum : unsigned { misuse = 1, budget = 2, failure = 4, own = 8, profile = 16, option = 32 };
+
+class player {
+ public:
+  player(const program& what, std::uint64_t order, bool write_code);
+  [[nodiscard]] played play();
+
+ private:
+  struct stop {};        // a finding: nothing that follows can be relied on
+  struct body_ends {};   // a refusal inside a capture, which fails with it
+
+  // ---- findings, and calls that may throw (player.cpp) ----
+  [[noreturn]] void find(const std::string& key, const std::string& text);
+  void note(const std::string& key, const std::string& text);
+  void look();  // at what the race checker and the kernels have seen
+  template <class F>
+  unsigned call(const std::string& code, unsigned allowed, F&& body);
+  // `must`: it has to throw a misuse_error.
+  template <class F>
+  void refused(const std::string& code, F&& body);
+  [[nodiscard]] unsigned may(int side, unsigned more = 0) const;
+  [[nodiscard]] unsigned may_allocate(int side) const;
+
+  // ---- the whole ----
+  void make_sides();
+  [[nodiscard]] static tp::options options_of(const side& with);
+  void step(const operation& op);
+  std::size_t run_from(std::size_t first, bool inside);
+  void finish();
+  void give_up_all(bool graphs_first);
+  void probe(int side);
+  void canonical_step(int side);
+  void check_whole(int side);
+  void drop_side(int side);
+
+  // ---- the trainer's streams (play_kernels.hpp) ----
+  [[nodiscard]] int stream_of(int wanted) const;
+  [[nodiscard]] stream_ref ref(int stream) const { return streams_[static_cast<std::size_t>(stream)].ref(); }
+  void order(int before, int after);
+  void order_for(const positions& what, int stream);
+  std::uint32_t tick(int stream) { return ++position_[static_cast<std::size_t>(stream)]; }
+  void give(int side, int stream);  // the offloader meets it
+  void kernel(slot& on, int index, int stream, bool writes, std::uint64_t version);
+  [[nodiscard]] bool usable(int index) const;
+  [[nodiscard]] std::uint64_t& version_of(content& of) {
+    return capturing_ ? of.captured : of.truth;
+  }
+  void touch(const content_ref& of);
+  void write(int index, int stream);
+  void read(int index, int stream);
+  void join(int first, int second);
+
+  // ---- tensors (play_tensors.hpp) ----
+  void allocate(const operation& op);
+  void share(int from, int to);
+  void make_view(int from, int to, int shape, bool whole);
+  bool reset(int index, int stream);
+  void destroy(int index);
+  void move_handle(int from, int to);
+  [[nodiscard]] bool vacate(int index, int stream);
+  void fill(int index, buffer&& made, content_ref of, int stream);
+  void emptied(slot& at);
+  void check_places(int index);
+  [[nodiscard]] static bool free_to_use(const slot& at) { return at.group < 0; }
+
+  // ---- passes (play_passes.hpp) ----
+  void begin(const operation& op);
+  [[nodiscard]] std::vector<int> arguments(const operation& op, int side, bool buffers) const;
+  void commit(const operation& op);
+  void note_commit(pass& in, const operation& op, const std::vector<int>& slots, int stream);
+  void check_stays(const pass& in, const operation& op, int index);
+  void check_cap(int side, int module, int stream);
+  void end_forward(int chunk);
+  [[nodiscard]] group* group_at(pass& in, int back);
+  [[nodiscard]] bool newest(const pass& in, const group& which) const;
+  void start_reload(const operation& op);
+  void restore(const operation& op);
+  void come_back(pass& in, group& which, int stream);
+  void recompute_again(group& which, int stream);
+  void fill_again(argument& each, int stream);
+  void discard(const operation& op);
+  void recompute(const operation& op);
+  void finish_pass(int chunk);
+  void abandon(int chunk);
+  void forget_pass(pass& which);
+  void misuse_pass(const operation& op);
+
+  // ---- steps, plans, state (play_steps.hpp) ----
+  void end_step(int side);
+  void save_plan(int side);
+  void follow(int side);
+  void check_counters(int side);
+  void trace(int side);
+  void span(const operation& op);
+  void wait_for(const operation& op);
+  void make_state(const operation& op);
+  void create_state(const operation& op);
+  void prefetch_state(int which);
+  void fetch_state(const operation& op);
+  void write_state(const operation& op);
+  void drop_state(int which);
+
+  // ---- graphs (play_graphs.hpp) ----
+  [[nodiscard]] layout standing(int side) const;
+  [[nodiscard]] layout device_layout(int side) const;
+  void compare(int side);
+  std::size_t capture(const operation& op, std::size_t next);
+  void begin_body(int side, int stream, bool all);
+  void end_body(bool done);
+  void give_up_body();
+  void launch(const operation& op);
+  [[nodiscard]] bool dead_inside(const recorded_graph& which) const;
+  [[nodiscard]] bool must_run(const recorded_graph& which) const;
+  void drop_graph(int which);
+
+  [[nodiscard]] std::string name(int index) const;
+  [[nodiscard]] std::string off_name(int side) const { return "off" + std::to_string(side); }
+  [[nodiscard]] slot& at(int index) { return slots_[static_cast<std::size_t>(index)]; }
+  [[nodiscard]] const slot& at(int index) const { return slots_[static_cast<std::size_t>(index)]; }
+  [[nodiscard]] side_model& side_at(int which) { return sides_[static_cast<std::size_t>(which)]; }
+  [[nodiscard]] const side_model& side_at(int which) const { return sides_[static_cast<std::size_t>(which)]; }
+  [[nodiscard]] const side& settings(int which) const { return program_.sides[static_cast<std::size_t>(which)]; }
+  [[nodiscard]] bool usable_side(int which) const {
+    return which >= 0 && which < static_cast<int>(sides_.size()) && side_at(which).off &&
+           (!capturing_ || capture_side_ == which);
+  }
+
+  const program& program_;
+  writer code_;
+  finding found_;
+  bool failed_ = false;
+  int at_operation_ = -1;
+  std::size_t checks_ = 0;
+  std::uint64_t numbers_ = 0, versions_ = 0;
+  int group_numbers_ = 0;
+
+  device device_;
+  std::vector<device::stream> streams_;
+  std::array<void*, source_count> source_memory_{};
+  std::array<std::unique_ptr<tp::fixed_block<device>>, source_count> sources_;
+  std::array<int, source_count> source_side_{};
+  std::deque<side_model> sides_;
+  std::array<recorded_graph, graph_count> graphs_;
+  std::array<visitor, state_count> states_;
+  std::array<pass, chunk_count> passes_;
+  std::array<slot, slot_count> slots_;
+  std::vector<content_ref> contents_;
+
+  positions position_{};
+  std::array<positions, most_streams> knows_{};
+
+  // the capture under way
+  bool capturing_ = false;
+  int capture_side_ = 0, capture_stream_ = 0;
+  unsigned capture_streams_ = 0;
+  recorded_graph* into_ = nullptr;
+  std::set<std::uint64_t> before_ids_;
+  std::map<std::uint64_t, const void*> before_places_;
+  std::set<int> body_passes_;
+  std::set<std::uint64_t> body_contents_;
+  std::set<int> body_states_;
+  std::array<positions, most_streams> knows_before_{};
+
+  // the window of each module's copies, for caps
+  struct flight {
+    std::size_t lane;
+    std::uint32_t position;
+    std::size_t bytes;
+  };
+  std::map<std::pair<int, int>, std::vector<flight>> flights_;
+
+  std::string saved_profile_, saved_plan_;
+  std::array<void*, 1> unused_{};
+};
+
+}  // namespace stranger

@@ -1,0 +1,181 @@
+// A random program as data: what an offloader is made with, and a list of operations. Any part of
+// the list is a program too, which is how one that fails is made shorter.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace stranger {
+
+inline constexpr int slot_count = 40;
+inline constexpr int chunk_count = 8;
+inline constexpr int state_count = 3;
+inline constexpr int graph_count = 4;
+inline constexpr int source_count = 3;
+inline constexpr int source_bytes = 2048;
+// So much that these programs never use it up.
+inline constexpr std::size_t roomy_device = std::size_t{1} << 20;
+inline constexpr std::size_t roomy_host = std::size_t{2} << 20;
+
+inline constexpr std::array<const char*, 5> module_names{"core_attn", "expert_fc1", "moe_act",
+                                                         "mine", "mine_again"};
+// What `discard` may name: a region that is standard, and a module that never leaves.
+inline constexpr std::array<const char*, 2> discard_names{"layernorm", "mine_again"};
+
+enum class kind : std::uint8_t {
+  // tensors: a is the slot
+  allocate,     // b bytes, c stream, d source (0: the offloader's), e offloader
+  write,        // b stream
+  read,         // b stream
+  share,        // b target slot
+  view,         // b target slot, c shape, d whole storage
+  keep,         //
+  reset,        // b stream
+  destroy,      //
+  move_handle,  // b target slot
+  // passes: a is the chunk
+  begin,        // b offloader, c microbatch, d model chunk, e forward only
+  commit,       // b module, c layer, d stream, e way (commit_way), slots
+  end_forward,  //
+  start_reload,  // b group counted from the last
+  restore,      // b group counted from the last, c stream, d fault of the trainer, e throws
+  discard,      // b name, c layer, d stream, slots
+  recompute,    // b which counted from the last, c stream, e throws
+  finish,       //
+  abandon,      //
+  move_chunk,   // b target chunk
+  // steps: a is the offloader
+  end_step,
+  save_plan,
+  follow,
+  probe,          // gives everything up and runs a plain step
+  drop_offloader,
+  check_counters,
+  trace,          // starts or finishes
+  span,           // b stream
+  wait_for,       // b stream, c peers, e throws
+  throw_reports,  // the next report throws
+  // state on the host: a is the state
+  make_state,     // b bytes, c offloader
+  create_state,   // b slot, c stream
+  prefetch_state,
+  fetch_state,    // b slot, c stream
+  write_state,    // c stream
+  drop_state,
+  // graphs: a is the graph
+  capture_begin,  // b stream, c offloader, d all streams take part, e the body throws at its end
+  capture_end,
+  launch,         // b stream
+  drop_graph,
+  // the trainer's own
+  join,         // stream b waits for stream a
+  synchronize,
+  misuse,       // a which, b, c, d as it needs
+  count
+};
+
+[[nodiscard]] inline std::string_view name_of(kind what) {
+  static constexpr std::string_view names[]{
+      "allocate",   "write",          "read",         "share",          "view",
+      "keep",       "reset",          "destroy",      "move_handle",    "begin",
+      "commit",     "end_forward",    "start_reload", "restore",        "discard",
+      "recompute",  "finish",         "abandon",      "move_chunk",     "end_step",
+      "save_plan",  "follow",         "probe",        "drop_offloader", "check_counters",
+      "trace",      "span",           "wait_for",     "throw_reports",  "make_state",
+      "create_state", "prefetch_state", "fetch_state", "write_state",   "drop_state",
+      "capture_begin", "capture_end",  "launch",       "drop_graph",     "join",
+      "synchronize", "misuse"};
+  static_assert(std::size(names) == static_cast<std::size_t>(kind::count));
+  return names[static_cast<std::size_t>(what)];
+}
+
+enum commit_way : int { plain, by_hand, or_discard };
+
+struct operation {
+  kind what{};
+  int a = 0, b = 0, c = 0, d = 0, e = 0;
+  std::vector<int> slots{};
+};
+
+// What one offloader is made with. Budgets of 0 mean: so much that it never runs out.
+struct side {
+  int memory = 0;  // pool, arena, slots
+  std::size_t budget = 0;
+  std::size_t step = 8192;
+  std::vector<std::pair<std::size_t, std::size_t>> rings{};
+  std::size_t host_budget = 0;
+  std::size_t host_step = 16384;
+  unsigned modules = 0b1111;
+  unsigned recompute = 0;  // of discard_names
+  bool margin = true;
+  double fraction = 1;
+  std::size_t delta = 0;
+  int cap = -1;
+  long cap_bytes = -1;
+  int ahead = 2;
+  long ahead_bytes = -1;
+  std::size_t min_elements = 1;
+  std::size_t piece = 32 << 20;
+  bool automatic = false;
+  bool recompute_by_plan = true;
+  int timed_step = 2;
+
+  [[nodiscard]] bool tight() const { return budget != 0 || memory == 2; }
+  [[nodiscard]] bool tight_host() const { return host_budget != 0; }
+};
+
+struct program {
+  std::uint64_t seed = 0;
+  int streams = 1;
+  std::vector<side> sides{side{}};
+  int fault_at = 0;  // the call of the library to the device that fails, once; 0: none does
+  bool offloader_first = false;
+  std::vector<operation> operations{};
+};
+
+// splitmix64
+class dice {
+ public:
+  explicit dice(std::uint64_t seed) : state_(seed * 0x9E3779B97F4A7C15U + 0x1234567U) {}
+  std::uint64_t next() {
+    auto z = (state_ += 0x9E3779B97F4A7C15U);
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9U;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBU;
+    return z ^ (z >> 31);
+  }
+  int below(int n) { return n <= 1 ? 0 : static_cast<int>(next() % static_cast<unsigned>(n)); }
+  int from(int low, int high) { return low + below(high - low + 1); }
+  bool chance(double p) { return static_cast<double>(next() >> 11) * 0x1p-53 < p; }
+
+ private:
+  std::uint64_t state_;
+};
+
+struct finding {
+  std::string key;   // what is the same for the same defect, more or less
+  std::string text;  // all that is known
+  int at = -1;       // the operation
+};
+
+struct played {
+  bool failed = false;
+  finding what;
+  std::string code;              // the stand-alone program, where it was asked for
+  std::size_t device_calls = 0;  // made by the library
+  std::size_t checks = 0;
+};
+
+// Runs a program on a device whose operations run in the order that `order` draws.
+[[nodiscard]] played play(const program& what, std::uint64_t order, bool write_code);
+
+// Draws the program of a seed.
+[[nodiscard]] program draw(std::uint64_t seed);
+
+[[nodiscard]] std::string to_text(const program& what);
+
+}  // namespace stranger

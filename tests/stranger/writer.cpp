@@ -1,0 +1,210 @@
+#include "writer.hpp"
+
+#include <regex>
+
+namespace stranger {
+
+namespace {
+
+constexpr const char* head = R"(// g++ -std=c++20 -Iinclude this.cpp && ./a.out [order seed]
+#include <cstdio>
+#include <cstdlib>
+#include <optional>
+#include <tidepool/tidepool.hpp>
+namespace tp = tidepool;
+)";
+
+constexpr const char* failing = R"(
+// One call of the library to the device fails, once.
+struct device : tp::virtual_device {
+  using base = tp::virtual_device;
+  using base::base;
+  int calls = 0, fails = 0, quiet = 0;
+  bool now() { return quiet == 0 && ++calls == fails; }
+  void count() {
+    if (now()) throw tp::device_error("made to fail", 777);
+  }
+  stream make_stream() { return count(), base::make_stream(); }
+  event make_event(bool timing = false) { return count(), base::make_event(timing); }
+  void record(event& e, stream_ref s) { count(), base::record(e, s); }
+  void wait(stream_ref s, const event& e) { count(), base::wait(s, e); }
+  void synchronize(stream_ref s) { base::synchronize(s), count(); }
+  void synchronize() { base::synchronize(), count(); }
+  void copy(void* to, const void* from, const tp::copy_shape& shape, tp::copy_direction where,
+            stream_ref s) {
+    count(), base::copy(to, from, shape, where, s);
+  }
+  void* try_allocate(std::size_t n) { return now() ? nullptr : base::try_allocate(n); }
+  void* try_allocate_host(std::size_t n) { return now() ? nullptr : base::try_allocate_host(n); }
+  void begin_capture(stream_ref s) { count(), base::begin_capture(s); }
+  graph end_capture(stream_ref s) {
+    const bool fail = now();
+    auto made = base::end_capture(s);
+    if (fail) throw tp::device_error("made to fail", 777);
+    return made;
+  }
+  void replay(graph& g, stream_ref s) { count(), base::replay(g, s); }
+};
+)";
+
+constexpr const char* helpers = R"(
+using offloader = tp::offloader<device, tp::modules<"core_attn", "expert_fc1", "moe_act", "mine", "mine_again">>;
+
+struct part {
+  std::size_t offset, width, rows, pitch;
+};
+static std::uint64_t word_of(std::uint64_t id, std::uint64_t version, std::uint64_t offset) {
+  auto z = id * 0x9E3779B97F4A7C15U + version * 0xC2B2AE3D27D4EB4FU + offset * 0x165667B19E3779F9U;
+  z = (z ^ (z >> 31)) * 0xBF58476D1CE4E5B9U;
+  return (z ^ (z >> 28)) >> 1;
+}
+template <class Handle>
+static std::size_t pitch_of(const Handle& h, const part& p) {
+  if constexpr (requires { h.pitch(); }) return h.pitch();
+  return p.width;
+}
+template <class Handle>
+static void write(device& dev, device::stream_ref s, Handle& h, std::uint64_t id, std::uint64_t version, part p) {
+  auto* const at = h.template as<std::byte>();
+  dev.launch(s, 1000, [=, step = pitch_of(h, p)] {
+    for (std::size_t r = 0; r < p.rows; ++r) {
+      for (std::size_t c = 0; c < p.width; c += 8) {
+        *reinterpret_cast<std::uint64_t*>(at + r * step + c) = word_of(id, version, p.offset + r * p.pitch + c);
+      }
+    }
+  });
+}
+template <class Handle>
+static void read(device& dev, device::stream_ref s, Handle& h, std::uint64_t id, std::uint64_t version, part p,
+                 const char* what) {
+  const auto* const at = h.template as<std::byte>();
+  dev.launch(s, 1000, [=, step = pitch_of(h, p)] {
+    for (std::size_t r = 0; r < p.rows; ++r) {
+      for (std::size_t c = 0; c < p.width; c += 8) {
+        const auto found = *reinterpret_cast<const std::uint64_t*>(at + r * step + c);
+        if (found == word_of(id, version, p.offset + r * p.pitch + c)) continue;
+        std::printf("WRONG: %s, byte %zu of row %zu: %s\n", what, c, r, found == ~std::uint64_t{} ? "poison" : "other bytes");
+        return;
+      }
+    }
+  });
+}
+template <class Body>
+static void attempt(Body&& body) {
+  try {
+    body();
+    std::printf("nothing was thrown\n");
+  } catch (const std::exception& error) {
+    std::printf("%s\n", error.what());
+  }
+}
+)";
+
+std::string bytes_or_none(const char* member, long value) {
+  return value < 0 ? std::string() : std::string("  o.") + member + " = " + std::to_string(value) + ";\n";
+}
+
+std::string options_text(const side& with, int number) {
+  std::string text = "static tp::options options" + std::to_string(number) + "() {\n  tp::options o;\n";
+  const auto put = [&](const std::string& line) { text += "  o." + line + ";\n"; };
+  std::string list;
+  for (std::size_t m = 0; m < module_names.size(); ++m) {
+    if ((with.modules >> m & 1U) != 0) list += std::string(list.empty() ? "" : ", ") + '"' + module_names[m] + '"';
+  }
+  put("offload_modules = {" + list + "}");
+  list.clear();
+  for (std::size_t m = 0; m < discard_names.size(); ++m) {
+    if ((with.recompute >> m & 1U) != 0) list += std::string(list.empty() ? "" : ", ") + '"' + discard_names[m] + '"';
+  }
+  if (!list.empty()) put("recompute_modules = {" + list + "}");
+  put("min_tensor_elements = " + std::to_string(with.min_elements));
+  if (!with.margin) put("margin = false");
+  if (with.fraction != 1) put("fraction = " + std::to_string(with.fraction));
+  if (with.delta != 0) {
+    put("pipeline_rank = 1");
+    put("delta_bytes_per_rank = " + std::to_string(with.delta));
+  }
+  text += bytes_or_none("max_inflight", with.cap);
+  text += bytes_or_none("max_inflight_bytes", with.cap_bytes);
+  put("reload_ahead = " + std::to_string(with.ahead));
+  text += bytes_or_none("reload_ahead_bytes", with.ahead_bytes);
+  if (with.automatic) put("policy = tp::policy_kind::automatic");
+  if (!with.recompute_by_plan) put("recompute_by_plan = false");
+  if (with.timed_step != 2) put("timed_step = " + std::to_string(with.timed_step));
+  if (with.memory == 1) put("memory = tp::memory_kind::arena");
+  if (with.memory == 2) {
+    put("memory = tp::memory_kind::slots");
+    std::string rings;
+    for (const auto& [bytes, count] : with.rings) {
+      rings += (rings.empty() ? "{" : ", {") + std::to_string(bytes) + ", " + std::to_string(count) + "}";
+    }
+    put("slots = {" + rings + "}");
+  } else if (with.budget != 0 || with.memory == 1) {
+    put("device_budget = " + std::to_string(with.budget != 0 ? with.budget : roomy_device));
+  }
+  put("device_step = " + std::to_string(with.step));
+  put("copy_piece = " + std::to_string(with.piece));
+  put("host_budget = " + std::to_string(with.host_budget != 0 ? with.host_budget : roomy_host));
+  put("host_step = " + std::to_string(with.host_step));
+  return text + "  return o;\n}\n";
+}
+
+// Declarations for the names that the lines use.
+std::string declarations(const std::string& lines) {
+  std::string text;
+  const auto declare = [&](const std::string& letter, const std::string& type) {
+    std::set<int> numbers;
+    const std::regex name("\\b" + letter + "([0-9]+)\\b");
+    for (auto at = std::sregex_iterator(lines.begin(), lines.end(), name); at != std::sregex_iterator(); ++at) {
+      numbers.insert(std::stoi((*at)[1]));
+    }
+    std::string names;
+    for (const int each : numbers) names += (names.empty() ? " " : ", ") + letter + std::to_string(each);
+    if (!names.empty()) text += "  " + type + names + ";\n";
+  };
+  declare("f", "std::optional<tp::fixed_block<device>>");
+  declare("g", "std::optional<tp::graph<device>>");
+  declare("h", "tp::host_state<device>");
+  declare("c", "offloader::chunk");
+  declare("t", "offloader::buffer");
+  declare("v", "offloader::view");
+  return text;
+}
+
+}  // namespace
+
+std::string writer::whole(const program& what, const std::string& why) const {
+  std::string body;
+  for (const auto& each : lines_) body += each + "\n";
+  for (const char* unused : {"f1", "f2"}) {
+    if (body.find(std::string("*") + unused) != std::string::npos) continue;
+    const auto at = body.find(std::string("  ") + unused + ".emplace");
+    if (at != std::string::npos) body.erase(at, body.find('\n', at) + 1 - at);
+  }
+  std::string text = "// Seed " + std::to_string(what.seed) + ". " + why.substr(0, why.find('\n')) + "\n";
+  text += head;
+  text += what.fault_at > 0 ? failing : "\nusing device = tp::virtual_device;\n";
+  text += helpers;
+  text += '\n';
+  for (std::size_t s = 0; s < what.sides.size(); ++s) text += options_text(what.sides[s], static_cast<int>(s));
+  text += "\nint main(int argc, char** argv) {\n";
+  text += "  tp::machine like{.device_bytes = 8 << 20, .host_bytes = 8 << 20};\n";
+  text += "  if (argc > 1) like.order_seed = std::strtoull(argv[1], nullptr, 10);\n";
+  text += "  device dev(like);\n";
+  if (what.fault_at > 0) text += "  dev.fails = " + std::to_string(what.fault_at) + ";\n  dev.quiet = 1;\n";
+  for (int s = 0; s < what.streams; ++s) {
+    text += "  const auto stream" + std::to_string(s) + " = dev.make_stream();\n  const auto s" +
+            std::to_string(s) + " = stream" + std::to_string(s) + ".ref();\n";
+  }
+  if (what.fault_at > 0) text += "  dev.quiet = 0;\n";
+  for (std::size_t s = 0; s < what.sides.size(); ++s) {
+    text += "  std::optional<offloader> off" + std::to_string(s) + ";\n  off" + std::to_string(s) +
+            ".emplace(dev, options" + std::to_string(s) + "());\n";
+  }
+  // The offloaders go first unless the lines say otherwise, so the handles are declared before.
+  const auto declared = declarations(body);
+  text += declared + body + "}\n";
+  return text;
+}
+
+}  // namespace stranger
