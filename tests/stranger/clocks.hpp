@@ -109,6 +109,7 @@ class clocks {
   [[nodiscard]] std::uint32_t position(std::size_t lane) const { return lanes_[lane][lane]; }
 
   [[nodiscard]] const std::string& race() const { return race_; }
+  void forget_race() { race_.clear(); }
   void at_operation(int which) { issued_ = which; }
 
  private:

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -181,7 +182,11 @@ class device : public tp::virtual_device {
     device& of_;
   };
 
-  void fail_at(int call) { fail_at_ = call; }
+  // The call of this kind that fails, once, counted from 1.
+  void fail_at(const char* kind, int call) {
+    fail_call_ = kind;
+    fail_at_ = call;
+  }
   [[nodiscard]] bool failed() const { return !failed_.empty(); }
   [[nodiscard]] const std::string& failure() const { return failed_; }
   [[nodiscard]] int calls() const { return calls_; }
@@ -208,7 +213,8 @@ class device : public tp::virtual_device {
 
   bool fails(const char* call) {
     if (quiet_ > 0) return false;
-    if (++calls_ != fail_at_) return false;
+    ++calls_;
+    if (fail_at_ == 0 || std::strcmp(call, fail_call_) != 0 || ++of_kind_ != fail_at_) return false;
     failed_ = call;
     return true;
   }
@@ -271,7 +277,8 @@ class device : public tp::virtual_device {
   long events_alive_ = 0;
   std::size_t bytes_out_ = 0, bytes_in_ = 0, last_out_ = 0;
   std::uint32_t last_out_position_ = 0;
-  int quiet_ = 0, calls_ = 0, fail_at_ = 0;
+  int quiet_ = 0, calls_ = 0, of_kind_ = 0, fail_at_ = 0;
+  const char* fail_call_ = "";
   std::string failed_;
 };
 

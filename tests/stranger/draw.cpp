@@ -41,6 +41,13 @@ class drawer {
   program draw() {
     sides();
     const int style = roll_.below(100);
+    // Programs differ in what they have much of, so that rare things meet.
+    shares_ = often(0.12, 0.5);
+    views_ = often(0.12, 0.5);
+    by_hand_ = often(0.14, 0.6);
+    offers_ = often(0.14, 0.5);
+    lasts_ = often(0.05, 0.4);
+    unwritten_ = often(0.03, 0.3);
     noise_ = roll_.chance(0.4) ? 0 : 0.01 * roll_.from(1, 14);
     persistent();
     if (style < 36) {
@@ -50,12 +57,22 @@ class drawer {
     } else {
       steps(roll_.from(1, 8));
     }
-    if (roll_.chance(0.06)) made_.fault_at = roll_.chance(0.5) ? roll_.from(1, 400) : roll_.from(1000, 12000);
+    if (roll_.chance(0.15)) {
+      made_.fault_call = roll_.chance(0.75) ? roll_.below(3) : roll_.from(3, 10);
+      made_.fault_at = made_.fault_call < 3 ? roll_.from(1, roll_.chance(0.5) ? 40 : 250)
+                       : made_.fault_call == 9 ? roll_.from(1, 5000)
+                                               : roll_.from(1, 8);
+    }
     made_.offloader_first = roll_.chance(0.08);
     return std::move(made_);
   }
 
  private:
+  double often(double usual, double much) {
+    const int how = roll_.below(10);
+    return how < 2 ? 0 : how < 7 ? usual : much;
+  }
+
   void add(operation op) {
     made_.operations.push_back(std::move(op));
     if (quiet_ == 0 && roll_.chance(noise_)) {
@@ -95,7 +112,7 @@ class drawer {
       if (roll_.chance(0.15)) with.ahead_bytes = roll_.from(0, 8) * 512;
       with.min_elements = roll_.chance(0.2) ? 500 : 1;
       if (roll_.chance(0.15)) with.piece = static_cast<std::size_t>(roll_.from(1, 4)) * 256;
-      with.automatic = roll_.chance(0.15);
+      with.automatic = roll_.chance(0.2);
       with.recompute_by_plan = roll_.chance(0.8);
       if (roll_.chance(0.2)) with.timed_step = roll_.from(2, 4);
       if (with.automatic) {
@@ -178,9 +195,9 @@ class drawer {
     t.bytes = a_size();
     t.stream = roll_.chance(0.6) ? 0 : a_stream();
     if (roll_.chance(0.04)) t.source = roll_.from(1, 2);
-    t.unwritten = roll_.chance(0.03);
-    t.shared = roll_.chance(0.12);
-    t.viewed = roll_.chance(0.12);
+    t.unwritten = roll_.chance(unwritten_);
+    t.shared = roll_.chance(shares_);
+    t.viewed = roll_.chance(views_);
     t.whole = roll_.chance(0.4);
     t.keep = roll_.chance(0.04);
     t.shape = roll_.below(1 << 20);
@@ -190,7 +207,7 @@ class drawer {
     group_spec g;
     g.module = roll_.chance(0.05) ? 4 : roll_.below(4);
     g.layer = roll_.chance(0.9) ? layer : 0;
-    g.way = roll_.chance(0.72) ? plain : roll_.chance(0.5) ? by_hand : or_discard;
+    g.way = roll_.chance(by_hand_) ? by_hand : roll_.chance(offers_) ? or_discard : plain;
     g.discard = roll_.chance(0.08);
     g.stream = roll_.chance(0.7) ? 0 : a_stream();
     g.back = roll_.chance(0.7) ? g.stream : a_stream();
@@ -252,7 +269,7 @@ class drawer {
         save.slots.push_back(given);
       }
       // What an earlier group or pass left in hand is saved again.
-      if (!extra_.empty() && !g.discard && roll_.chance(0.4)) {
+      while (!extra_.empty() && !g.discard && save.slots.size() < 3 && roll_.chance(0.4)) {
         const auto at = static_cast<std::size_t>(roll_.below(static_cast<int>(extra_.size())));
         save.slots.push_back(extra_[at]);
         extra_.erase(extra_.begin() + static_cast<std::ptrdiff_t>(at));
@@ -297,7 +314,7 @@ class drawer {
       if (roll_.chance(0.2)) add({kind::write, run.slots[static_cast<std::size_t>(roll_.below(static_cast<int>(run.slots.size())))], a_stream()});
       if (roll_.chance(0.6) && g > 0) continue;
       for (const int each : run.slots) {
-        if (roll_.chance(0.05)) {
+        if (roll_.chance(lasts_)) {
           extra_.push_back(each);
           continue;
         }
@@ -563,6 +580,7 @@ class drawer {
   dice roll_;
   program made_;
   double noise_ = 0;
+  double shares_ = 0, views_ = 0, by_hand_ = 0, offers_ = 0, lasts_ = 0, unwritten_ = 0;
   int quiet_ = 0;
   bool automatic_ = false;
   std::vector<int> recent_;
@@ -574,11 +592,22 @@ class drawer {
 
 }  // namespace
 
+bool& strict() {
+  static bool is = false;
+  return is;
+}
+
+std::vector<std::string>& passed_over() {
+  static std::vector<std::string> words;
+  return words;
+}
+
 program draw(std::uint64_t seed) { return drawer(seed).draw(); }
 
 std::string to_text(const program& what) {
   std::ostringstream text;
-  text << "seed " << what.seed << ", " << what.streams << " streams, fault at " << what.fault_at
+  text << "seed " << what.seed << ", " << what.streams << " streams, fault at "
+       << device_calls[static_cast<std::size_t>(what.fault_call)] << ' ' << what.fault_at
        << (what.offloader_first ? ", offloader first" : "") << '\n';
   for (std::size_t i = 0; i < what.operations.size(); ++i) {
     const auto& op = what.operations[i];

@@ -332,6 +332,10 @@ int main(int argc, char** argv) {
       with.seconds = static_cast<long>(number());
     } else if (arg == "--shrink") {
       with.shrink = true;
+    } else if (arg == "--ignore" && i + 1 < argc) {
+      stranger::passed_over().emplace_back(argv[++i]);
+    } else if (arg == "--strict") {
+      stranger::strict() = true;
     } else if (arg == "--operations") {
       with.text = true;
     } else if (arg == "--into" && i + 1 < argc) {
@@ -339,7 +343,7 @@ int main(int argc, char** argv) {
     } else {
       std::fprintf(stderr,
                    "stranger [--programs N] [--seed S] [--program S] [--orders K] [--threads T] [--seconds T]\n"
-                   "         [--shrink] [--operations] [--into FOLDER]\n");
+                   "         [--shrink] [--operations] [--into FOLDER] [--strict] [--ignore WORDS]\n");
       return 2;
     }
   }

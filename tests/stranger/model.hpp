@@ -63,7 +63,7 @@ struct slot {
   int group = -1;             // the number of the group that holds it
   bool by_hand = false;       // of that group: it may be reset before its restore
   int visits = -1;            // the state that it is of
-  bool by_commit = false;     // a commit emptied it
+  bool by_commit = false;     // a commit emptied the buffer
   std::size_t elements = 0;
 
   [[nodiscard]] handle& h() { return is_view ? static_cast<handle&>(v) : b; }
@@ -121,8 +121,8 @@ struct visitor {
   int slot = -1;  // where it visits
 };
 
-// Alive: content and whether it is on the device.
-using layout = std::set<std::pair<std::uint64_t, bool>>;
+// What is alive: a content and an address of it on the device; 0 where it is saved.
+using layout = std::set<std::pair<std::uint64_t, std::uintptr_t>>;
 
 struct recorded_graph {
   std::optional<tp::graph<device>> graph;
@@ -139,12 +139,15 @@ struct recorded_graph {
   std::vector<int> states_used;
   std::uint64_t eager_calls = 0;
   bool ahead = false;  // prefetched state was about
+  std::set<std::uint64_t> all_states;
 };
 
 struct side_model {
   std::optional<offloader> off;
   bool gone = false;
-  bool held = false;  // to a plan, until a step ended
+  bool held = false;  // to a plan, until a step of passes ended
+  int passes = 0;     // that were finished in this step
+  bool begun = false, spoiled = false;  // the step; by a pass given up
   bool tracing = false;
   bool dirty = false;  // the device does not stand where the handles say
   layout on_device;    // where it stands, while dirty

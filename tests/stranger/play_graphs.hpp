@@ -9,7 +9,10 @@ namespace stranger {
 inline layout player::standing(int side) const {
   layout all;
   for (const auto& each : contents_) {
-    if (each->side == side && each->handles + each->saves > 0) all.insert({each->id, each->handles > 0});
+    if (each->side == side && each->saves > 0) all.insert({each->id, 0});
+  }
+  for (const auto& each : slots_) {
+    if (each.full() && each.of && each.of->side == side) all.insert({each.of->id, place_of(each)});
   }
   return all;
 }
@@ -22,12 +25,17 @@ inline layout player::device_layout(int side) const {
 inline void player::compare(int side) {
   auto& of = side_at(side);
   if (!of.dirty) return;
-  // What nobody tells of any more is given up.
   const auto handles = standing(side);
-  std::set<std::uint64_t> alive;
-  for (const auto& [id, here] : handles) alive.insert(id);
-  std::erase_if(of.on_device, [&](const auto& each) { return !alive.contains(each.first); });
   if (handles == of.on_device) of.dirty = false;
+}
+
+// A handle or a save of it has gone; with the last of them it is nobody's on the device either.
+inline void player::given_up(const content_ref& of) {
+  if (capturing_) return;
+  if (of->handles + of->saves == 0) {
+    std::erase_if(side_at(of->side).on_device, [&](const auto& each) { return each.first == of->id; });
+  }
+  compare(of->side);
 }
 
 inline void player::begin_body(int side, int stream, bool all) {
@@ -41,7 +49,7 @@ inline void player::begin_body(int side, int stream, bool all) {
   before_ids_.clear();
   before_places_.clear();
   into_->side = side;
-  into_->before = device_layout(side);
+  into_->before = standing(side);
   const bool settled = !side_at(side).dirty;
   for (const auto& each : contents_) {
     if (each->handles + each->saves > 0) before_ids_.insert(each->id);
@@ -85,9 +93,11 @@ inline void player::end_body(bool done) {
   into_->states_used.assign(body_states_.begin(), body_states_.end());
   for (const int each : body_states_) into_->states.insert(states_[static_cast<std::size_t>(each)].id);
   into_->eager_calls = of.eager_calls;
-  if (into_->after == into_->before && !of.dirty) return;
-  of.on_device = into_->before;
-  of.dirty = into_->after != into_->before;
+  for (const auto& each : states_) {
+    if (each.state) into_->all_states.insert(each.id);
+  }
+  if (!of.dirty) of.on_device = into_->before;
+  of.dirty = into_->after != of.on_device;
 }
 
 // Of a capture that failed everything is lost.
@@ -165,11 +175,12 @@ inline std::size_t player::capture(const operation& op, std::size_t next) {
 inline bool player::dead_inside(const recorded_graph& which) const {
   const auto now = device_layout(which.side);
   for (const auto& each : which.touched) {
-    if (!now.contains({each.of->id, true}) && !now.contains({each.of->id, false})) return true;
+    const auto found = now.lower_bound({each.of->id, 0});
+    if (found == now.end() || found->first != each.of->id) return true;
     if (each.at == nullptr || side_at(which.side).dirty) continue;
     bool there = false;
     for (int i = 0; i < slot_count && !there; ++i) {
-      auto& other = const_cast<slot&>(at(i));
+      const auto& other = at(i);
       there = other.full() && other.of == each.of && !other.is_view && other.b.data() == each.at;
     }
     bool views = false;
@@ -189,12 +200,17 @@ inline bool player::must_run(const recorded_graph& which) const {
   for (const auto& each : states_) {
     if (each.state && each.side == which.side && each.maybe_ahead) return false;
   }
+  std::set<std::uint64_t> all_states;
+  for (const auto& each : states_) {
+    if (each.state) all_states.insert(each.id);
+  }
+  if (all_states != which.all_states && !strict()) return false;
   const auto now = device_layout(which.side);
   if (now != which.before) return false;
   if (of.eager_calls == which.eager_calls) return true;  // nothing has happened since
   if (of.dirty || which.after != which.before) return false;
-  for (const auto& [id, here] : now) {
-    if (!here) return false;  // what is away may have been reloaded ahead
+  for (const auto& [id, place] : now) {
+    if (place == 0) return false;  // what is away may have been reloaded ahead
   }
   for (const auto& each : passes_) {
     if (each.open && each.side == which.side) return false;
@@ -224,11 +240,16 @@ inline void player::launch(const operation& op) {
     }
   }
   if (threw != 0) return;
-  if (dead) find("launched although what it uses has gone", code);
+  if (dead) {
+    // Without a part that is to run first, or without a tensor.
+    find(of.dirty ? "launched although what it uses has not come to be"
+                  : "launched although what it uses has gone",
+         code);
+  }
   // What it writes may not be anybody else's.
   std::set<std::uint64_t> its;
-  for (const auto& [id, here] : which.before) its.insert(id);
-  for (const auto& [id, here] : which.after) its.insert(id);
+  for (const auto& [id, place] : which.before) its.insert(id);
+  for (const auto& [id, place] : which.after) its.insert(id);
   for (auto& other : slots_) {
     if (!other.full() || !other.of || its.contains(other.of->id) || of.dirty) continue;
     const auto from = reinterpret_cast<std::uintptr_t>(other.h().data());

@@ -19,8 +19,7 @@ inline void player::order(int before, int after) {
   auto event = device_.make_event(false);
   device_.record(event, ref(before));
   device_.wait(ref(after), event);
-  code_.line("{ auto e = dev.make_event(false); dev.record(e, s" + std::to_string(before) + "); dev.wait(s" +
-             std::to_string(after) + ", e); }");
+  code_.line("join(dev, s" + std::to_string(before) + ", s" + std::to_string(after) + ");");
   auto& known = knows_[static_cast<std::size_t>(after)];
   const auto& other = knows_[static_cast<std::size_t>(before)];
   for (std::size_t s = 0; s < most_streams; ++s) known[s] = std::max(known[s], other[s]);
@@ -51,7 +50,7 @@ inline bool player::usable(int index) const {
   if (!which.full() || !which.of) return false;
   const auto& of = side_at(which.of->side);
   if (capturing_) return which.of->side == capture_side_;
-  return !of.dirty || of.on_device.contains({which.of->id, true});
+  return !of.dirty || of.on_device.contains({which.of->id, place_of(which)});
 }
 
 inline void player::kernel(slot& on, int index, int stream, bool writes, std::uint64_t version) {

@@ -33,7 +33,11 @@ inline void player::begin(const operation& op) {
   info.model_chunk = op.d;
   info.forward_only = op.e != 0;
   if (call(code, may(op.b), [&] { into.chunk = side_at(op.b).off->begin(info); }) != 0) return;
-  if (into.open) forget_pass(into);
+  if (into.open) {
+    side_at(into.side).spoiled = true;
+    forget_pass(into);
+  }
+  side_at(op.b).begun = true;
   into = {std::move(into.chunk), true, op.b, op.e != 0, false, false, false, {}, {}};
   if (capturing_) body_passes_.insert(op.a);
 }
@@ -146,7 +150,7 @@ inline void player::note_commit(pass& in, const operation& op, const std::vector
     }
     if (each.saved) ++each.of->saves;
     if (each.left) emptied(which);
-    which.by_commit = each.left;
+    if (!which.is_view) which.by_commit = each.left;
     which.group = made.number;
     which.by_hand = made.way == by_hand;
     which.follows |= 1U << static_cast<unsigned>(stream);
@@ -183,6 +187,7 @@ inline void player::end_forward(int chunk) {
   auto& in = passes_[static_cast<std::size_t>(chunk)];
   if (!in.open || in.lost || !usable_side(in.side)) return;
   if (capturing_) body_passes_.insert(chunk);
+  if (in.ended && !strict()) return;  // twice: the profile of the step then cannot be saved
   call("c" + std::to_string(chunk) + ".end_forward();", may(in.side), [&] { in.chunk.end_forward(); });
   in.ended = true;
   ++side_at(in.side).eager_calls;
@@ -293,7 +298,9 @@ inline void player::restore(const operation& op) {
   if (threw == 0) return come_back(in, *which, stream);
   for (auto& each : which->arguments) {
     if (each.left && at(each.slot).full()) find("a restore that threw filled a handle", code + names);
-    if (each.left) at(each.slot).of.reset();
+    if (!each.left) continue;
+    at(each.slot).of.reset();
+    at(each.slot).used = {};
   }
 }
 
@@ -310,13 +317,13 @@ inline void player::come_back(pass& in, group& which, int stream) {
     if (each.saved) --each.of->saves;
     into.group = -1;
     into.by_hand = false;
-    into.by_commit = false;
+    if (!into.is_view) into.by_commit = false;
     if (came) {
       into.of = each.of;
       into.where = each.where;
       ++into.of->handles;
       into.ready = {};
-      into.used = {};
+      if (which.way != or_discard) into.used = {};
       into.follows = 1U << static_cast<unsigned>(stream);
     } else {
       into.follows |= 1U << static_cast<unsigned>(stream);
@@ -389,6 +396,7 @@ inline void player::discard(const operation& op) {
   made.layer = op.c;
   for (const int each : slots) {
     auto& which = at(each);
+    which.of->keep = false;
     if (which.full()) find("discard left a handle full", name(each));
     made.arguments.push_back({each, true, true, which.of, which.where, false});
     ++which.of->saves;
@@ -400,7 +408,7 @@ inline void player::discard(const operation& op) {
 
 inline void player::recompute(const operation& op) {
   auto& in = passes_[static_cast<std::size_t>(op.a)];
-  if (!in.open || in.lost || !usable_side(in.side)) return;
+  if (!in.open || in.lost || in.forward_only || !usable_side(in.side)) return;
   std::vector<discarded*> left;
   for (auto& each : in.given) {
     if (each.done) continue;
@@ -426,7 +434,10 @@ inline void player::recompute(const operation& op) {
                std::to_string(which.layer) + ", s" + std::to_string(stream) + ", [&] {");
   }
   bool called = false;
-  const auto threw = call("", may_allocate(in.side) | (op.e != 0 ? static_cast<unsigned>(own) : 0U), [&] {
+  bool foreign = false;
+  for (const auto& each : which.arguments) foreign = foreign || each.of->source > 0;
+  const auto allowed = may_allocate(in.side) | (foreign ? static_cast<unsigned>(budget) : 0U);
+  const auto threw = call("", allowed | (op.e != 0 ? static_cast<unsigned>(own) : 0U), [&] {
     detail::spread(buffers, [&](auto&... all) {
       in.chunk.recompute(
           word, which.layer, ref(stream),
@@ -484,7 +495,9 @@ inline void player::finish_pass(int chunk) {
   ++side_at(in.side).eager_calls;
   const auto threw = call(code, may(in.side) | (whole ? 0U : static_cast<unsigned>(misuse)),
                           [&] { in.chunk.finish(); });
-  if (threw == 0) forget_pass(in);
+  if (threw != 0) return;
+  if (!in.forward_only) ++side_at(in.side).passes;
+  forget_pass(in);
 }
 
 inline void player::abandon(int chunk) {
@@ -494,6 +507,7 @@ inline void player::abandon(int chunk) {
   if (capturing_) body_passes_.insert(chunk);
   call("c" + std::to_string(chunk) + " = {};", 0, [&] { in.chunk = {}; });
   ++side_at(in.side).eager_calls;
+  if (!in.forward_only) side_at(in.side).spoiled = true;
   forget_pass(in);
 }
 
@@ -502,7 +516,7 @@ inline void player::forget_pass(pass& which) {
   const auto drop = [&](argument& each, int number, bool pending) {
     auto& here = at(each.slot);
     if (pending && each.saved) --each.of->saves;
-    touch(each.of);
+    given_up(each.of);
     if (here.group == number) {
       here.group = -1;
       here.by_hand = false;
@@ -547,6 +561,7 @@ inline void player::misuse_pass(const operation& op) {
     }
     case 1: {  // never committed
       buffer nothing;
+      if (!strict()) in.restored = true;  // the refused call ends the forward pass all the same
       return refused("{ offloader::buffer nothing; " + start + "restore" + named + "99" + tail + "nothing); }",
                      [&] { in.chunk.restore(id, 99, ref(stream), nothing); });
     }
@@ -563,6 +578,7 @@ inline void player::misuse_pass(const operation& op) {
       buffer more;
       all.push_back(&more);
       if (which->way == or_discard) return;
+      if (!strict()) in.restored = true;
       return refused("{ offloader::buffer more; " + code + ", more); }", [&] {
         detail::spread(all, [&](auto&... each) {
           in.chunk.restore(static_cast<tp::module_id>(which->module), which->layer, ref(stream), each...);
@@ -574,6 +590,11 @@ inline void player::misuse_pass(const operation& op) {
       if (!one.full() || one.group >= 0 || one.visits >= 0 || !usable(op.c % slot_count)) return;
       auto& given = at(op.c % slot_count).h();
       const auto name_of_it = name(op.c % slot_count);
+      const auto& with = settings(in.side);
+      const bool may_stay = with.margin || with.fraction != 1 || with.delta != 0 || with.automatic ||
+                            one.of->keep || one.of->saves > 0 || one.elements < with.min_elements ||
+                            !saved_plan_.empty() || one.of->handles > 1;
+      if (may_stay && !(in.ended || in.restored)) return;  // then nobody looks at it
       if (one.of->side != in.side || in.ended || in.restored) {
         return refused(start + "commit" + named + "0" + tail + name_of_it + ");",
                        [&] { in.chunk.commit(id, 0, ref(stream), given); });

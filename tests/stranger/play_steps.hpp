@@ -23,8 +23,14 @@ inline void player::end_step(int side) {
   ++of.eager_calls;
   auto allowed = may(side);
   if (of.evil_reports) allowed |= own;
-  if (settings(side).automatic) allowed |= may_allocate(side);
-  if (call(code, allowed, [&] { of.off->end_step(); }) == 0) of.held = false;
+  if (settings(side).automatic) {
+    allowed |= may_allocate(side);
+    if (device_.failed()) allowed |= failure;  // what kept the step from being recorded comes now
+  }
+  const auto threw = call(code, allowed, [&] { of.off->end_step(); });
+  if (threw == 0 && of.passes > 0 && !of.spoiled) of.held = false;
+  of.passes = 0;
+  of.begun = of.spoiled = false;
 }
 
 inline void player::save_plan(int side) {
@@ -48,6 +54,7 @@ inline void player::follow(int side) {
     if (each.open && each.side == side) return;
   }
   auto& of = side_at(side);
+  if (of.begun) return;
   const auto threw =
       call(off_name(side) + "->follow(tp::plan::plan_from_json(plan), tp::plan::profile_from_json(profile));",
            may(side) | profile | option, [&] {

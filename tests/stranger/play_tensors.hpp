@@ -52,8 +52,7 @@ inline void player::fill(int index, buffer&& made, content_ref of, int stream) {
 // Books that a handle holds nothing any more.
 inline void player::emptied(slot& which) {
   if (!which.of) return;
-  --which.of->handles;
-  touch(which.of);
+  if (--which.of->handles == 0) which.of->keep = false;
   for (std::size_t s = 0; s < most_streams; ++s) {
     which.of->past[s] = std::max(which.of->past[s], which.used[s]);
   }
@@ -61,10 +60,10 @@ inline void player::emptied(slot& which) {
     states_[static_cast<std::size_t>(which.visits)].slot = -1;
     which.visits = -1;
   }
-  const int side = which.of->side;
+  const auto of = std::move(which.of);
   which.of.reset();
   which.used = {};
-  if (!capturing_) compare(side);
+  given_up(of);
 }
 
 // Makes a slot ready for something new; false where that may not be.
@@ -182,10 +181,9 @@ inline void player::share(int from, int to) {
   target.used = {};
   target.follows = source.follows;
   target.visits = -1;
-  target.by_commit = false;
+  if (!target.is_view) target.by_commit = false;
   target.elements = source.elements;
   ++target.of->handles;
-  touch(target.of);
 }
 
 inline void player::make_view(int from, int to, int shape, bool whole) {
@@ -218,10 +216,9 @@ inline void player::make_view(int from, int to, int shape, bool whole) {
   target.used = {};
   target.follows = source.follows;
   target.visits = -1;
-  target.by_commit = false;
+  if (!target.is_view) target.by_commit = false;
   target.elements = 0;
   ++target.of->handles;
-  touch(target.of);
   if (target.v.width() != cut.width || target.v.rows() != cut.rows ||
       target.v.pitch() != target.where.pitch) {
     find("a view has another shape", name(to));

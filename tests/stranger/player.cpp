@@ -45,6 +45,9 @@ player::player(const program& what, std::uint64_t order, bool write_code)
     : program_(what), code_(write_code), device_(machine_of(order)) {}
 
 void player::note(const std::string& key, const std::string& text) {
+  for (const auto& each : passed_over()) {
+    if (key.find(each) != std::string::npos) return;
+  }
   if (failed_) return;
   failed_ = true;
   found_ = {key, text, at_operation_};
@@ -52,7 +55,7 @@ void player::note(const std::string& key, const std::string& text) {
 
 void player::find(const std::string& key, const std::string& text) {
   note(key, text);
-  throw stop{};
+  if (failed_) throw stop{};
 }
 
 void player::look() {
@@ -63,6 +66,7 @@ void player::look() {
       if (race.find(each) != std::string::npos) sort += std::string(", ") + each;
     }
     note(sort, race);
+    device_.order().forget_race();
   }
   if (failed_) throw stop{};
 }
@@ -196,7 +200,7 @@ void player::make_sides() {
     }
   }
   source_side_.fill(-1);
-  device_.fail_at(program_.fault_at);
+  device_.fail_at(device_calls[static_cast<std::size_t>(program_.fault_call)], program_.fault_at);
   while (sides_.size() < program_.sides.size()) sides_.emplace_back();
   for (std::size_t s = 0; s < sides_.size(); ++s) {
     call("", 0, [&] { sides_[s].off.emplace(device_, options_of(program_.sides[s])); });
@@ -344,13 +348,8 @@ void player::probe(int which) {
   if (of.tracing) trace(which);
   if (of.tracing) return;
   of.evil_reports = false;
-  const int attempts = of.held ? 3 : 1;
-  for (int i = 0; i < attempts; ++i) {
-    canonical_step(which);
-    if (passes_[0].open) abandon(0);
-    if (at(0).full()) static_cast<void>(reset(0, 0));
-    if (i + 1 < attempts) end_step(which);
-  }
+  canonical_step(which);
+  if (passes_[0].open) abandon(0);  // held to a plan that has it otherwise
   {
     const device::mine quiet(device_);
     device_.synchronize();

@@ -24,7 +24,7 @@ class player {
   struct body_ends {};   // a refusal inside a capture, which fails with it
 
   // ---- findings, and calls that may throw (player.cpp) ----
-  [[noreturn]] void find(const std::string& key, const std::string& text);
+  void find(const std::string& key, const std::string& text);
   void note(const std::string& key, const std::string& text);
   void look();  // at what the race checker and the kernels have seen
   template <class F>
@@ -116,8 +116,12 @@ class player {
 
   // ---- graphs (play_graphs.hpp) ----
   [[nodiscard]] layout standing(int side) const;
+  [[nodiscard]] static std::uintptr_t place_of(const slot& of) {
+    return reinterpret_cast<std::uintptr_t>(of.is_view ? of.v.data() : of.b.data());
+  }
   [[nodiscard]] layout device_layout(int side) const;
   void compare(int side);
+  void given_up(const content_ref& of);
   std::size_t capture(const operation& op, std::size_t next);
   void begin_body(int side, int stream, bool all);
   void end_body(bool done);

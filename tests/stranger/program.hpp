@@ -27,6 +27,10 @@ inline constexpr std::array<const char*, 5> module_names{"core_attn", "expert_fc
 // What `discard` may name: a region that is standard, and a module that never leaves.
 inline constexpr std::array<const char*, 2> discard_names{"layernorm", "mine_again"};
 
+inline constexpr std::array<const char*, 11> device_calls{
+    "record",       "wait",         "copy",        "try_allocate", "try_allocate_host", "synchronize",
+    "begin_capture", "end_capture", "replay",      "make_event",   "make_stream"};
+
 enum class kind : std::uint8_t {
   // tensors: a is the slot
   allocate,     // b bytes, c stream, d source (0: the offloader's), e offloader
@@ -133,7 +137,9 @@ struct program {
   std::uint64_t seed = 0;
   int streams = 1;
   std::vector<side> sides{side{}};
-  int fault_at = 0;  // the call of the library to the device that fails, once; 0: none does
+  // The call of the library to the device that fails, once: of this kind, counted from 1; 0: none.
+  int fault_call = 0;
+  int fault_at = 0;
   bool offloader_first = false;
   std::vector<operation> operations{};
 };
@@ -172,6 +178,12 @@ struct played {
 
 // Runs a program on a device whose operations run in the order that `order` draws.
 [[nodiscard]] played play(const program& what, std::uint64_t order, bool write_code);
+
+// Whether questions that the documentation leaves open count as findings (--strict).
+[[nodiscard]] bool& strict();
+
+// Findings whose key has one of these in it are passed over, and the program goes on.
+[[nodiscard]] std::vector<std::string>& passed_over();
 
 // Draws the program of a seed.
 [[nodiscard]] program draw(std::uint64_t seed);

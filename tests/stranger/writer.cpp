@@ -10,6 +10,7 @@ constexpr const char* head = R"(// g++ -std=c++20 -Iinclude this.cpp && ./a.out 
 #include <cstdio>
 #include <cstdlib>
 #include <optional>
+#include <string>
 #include <tidepool/tidepool.hpp>
 namespace tp = tidepool;
 )";
@@ -19,31 +20,32 @@ constexpr const char* failing = R"(
 struct device : tp::virtual_device {
   using base = tp::virtual_device;
   using base::base;
-  int calls = 0, fails = 0, quiet = 0;
-  bool now() { return quiet == 0 && ++calls == fails; }
-  void count() {
-    if (now()) throw tp::device_error("made to fail", 777);
+  int calls = 0, fails = 0;
+  std::string kind;
+  bool now(const char* call) { return kind == call && ++calls == fails; }
+  void count(const char* call) {
+    if (now(call)) throw tp::device_error("made to fail", 777);
   }
-  stream make_stream() { return count(), base::make_stream(); }
-  event make_event(bool timing = false) { return count(), base::make_event(timing); }
-  void record(event& e, stream_ref s) { count(), base::record(e, s); }
-  void wait(stream_ref s, const event& e) { count(), base::wait(s, e); }
-  void synchronize(stream_ref s) { base::synchronize(s), count(); }
-  void synchronize() { base::synchronize(), count(); }
+  stream make_stream() { return count("make_stream"), base::make_stream(); }
+  event make_event(bool timing = false) { return count("make_event"), base::make_event(timing); }
+  void record(event& e, stream_ref s) { count("record"), base::record(e, s); }
+  void wait(stream_ref s, const event& e) { count("wait"), base::wait(s, e); }
+  void synchronize(stream_ref s) { base::synchronize(s), count("synchronize"); }
+  void synchronize() { base::synchronize(), count("synchronize"); }
   void copy(void* to, const void* from, const tp::copy_shape& shape, tp::copy_direction where,
             stream_ref s) {
-    count(), base::copy(to, from, shape, where, s);
+    count("copy"), base::copy(to, from, shape, where, s);
   }
-  void* try_allocate(std::size_t n) { return now() ? nullptr : base::try_allocate(n); }
-  void* try_allocate_host(std::size_t n) { return now() ? nullptr : base::try_allocate_host(n); }
-  void begin_capture(stream_ref s) { count(), base::begin_capture(s); }
+  void* try_allocate(std::size_t n) { return now("try_allocate") ? nullptr : base::try_allocate(n); }
+  void* try_allocate_host(std::size_t n) { return now("try_allocate_host") ? nullptr : base::try_allocate_host(n); }
+  void begin_capture(stream_ref s) { count("begin_capture"), base::begin_capture(s); }
   graph end_capture(stream_ref s) {
-    const bool fail = now();
+    const bool fail = now("end_capture");
     auto made = base::end_capture(s);
     if (fail) throw tp::device_error("made to fail", 777);
     return made;
   }
-  void replay(graph& g, stream_ref s) { count(), base::replay(g, s); }
+  void replay(graph& g, stream_ref s) { count("replay"), base::replay(g, s); }
 };
 )";
 
@@ -88,6 +90,12 @@ static void read(device& dev, device::stream_ref s, Handle& h, std::uint64_t id,
       }
     }
   });
+}
+// The trainer's own join: `after` waits for `before`.
+static void join(tp::virtual_device& dev, device::stream_ref before, device::stream_ref after) {
+  auto event = dev.make_event();
+  dev.record(event, before);
+  dev.wait(after, event);
 }
 template <class Body>
 static void attempt(Body&& body) {
@@ -191,12 +199,14 @@ std::string writer::whole(const program& what, const std::string& why) const {
   text += "  tp::machine like{.device_bytes = 8 << 20, .host_bytes = 8 << 20};\n";
   text += "  if (argc > 1) like.order_seed = std::strtoull(argv[1], nullptr, 10);\n";
   text += "  device dev(like);\n";
-  if (what.fault_at > 0) text += "  dev.fails = " + std::to_string(what.fault_at) + ";\n  dev.quiet = 1;\n";
   for (int s = 0; s < what.streams; ++s) {
     text += "  const auto stream" + std::to_string(s) + " = dev.make_stream();\n  const auto s" +
             std::to_string(s) + " = stream" + std::to_string(s) + ".ref();\n";
   }
-  if (what.fault_at > 0) text += "  dev.quiet = 0;\n";
+  if (what.fault_at > 0) {
+    text += "  dev.kind = \"" + std::string(device_calls[static_cast<std::size_t>(what.fault_call)]) +
+            "\";\n  dev.fails = " + std::to_string(what.fault_at) + ";\n";
+  }
   for (std::size_t s = 0; s < what.sides.size(); ++s) {
     text += "  std::optional<offloader> off" + std::to_string(s) + ";\n  off" + std::to_string(s) +
             ".emplace(dev, options" + std::to_string(s) + "());\n";
