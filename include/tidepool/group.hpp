@@ -34,10 +34,14 @@ struct saved {
   rectangle part;            // what the handle will show again
   bool copies = false;       // the first to save this storage
   bool copies_back = false;  // the reload of its group brought it
+  bool in_hand = false;      // the handle that is being restored was never released
   // By policy; whether that is the same storage still is told by its number.
   storage<Device>* stayed = nullptr;
   std::uint64_t number = 0;
   bool by_plan = false;  // and not for its layer: in the warm-up it left
+
+  // What its restore fills a handle with; null where that stayed.
+  [[nodiscard]] storage<Device>* returning() const { return in_hand ? nullptr : store; }
 };
 
 enum class group_state : std::uint8_t { away, arriving, discarded, restored };

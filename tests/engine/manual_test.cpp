@@ -85,6 +85,28 @@ TEST_CASE("manual: what is released by hand comes back, though policy would have
   }
 }
 
+TEST_CASE("manual: a view that was kept may be reset after a restore that failed, and comes back") {
+  rig desk;
+  offloader off(desk.dev, tidepool::test::arena_options(4 * size));
+  auto whole = off.allocate(2 * size, desk.stream());
+  auto part = whole.view({.offset = size, .width = size});
+  auto other = off.allocate(size, desk.stream());
+  desk.write(whole, 1);
+  desk.write(other, 2);
+  auto open = off.begin();
+  open.start_offload<"core_attn">(0, desk.stream(), part, other);
+  other.reset(desk.stream());
+  auto in_the_way = off.allocate(2 * size, desk.stream());
+  CHECK_THROWS_AS(open.restore<"core_attn">(0, desk.stream(), part, other),
+                  tidepool::out_of_budget);
+  in_the_way.reset(desk.stream());
+  part.reset(desk.stream());
+  open.restore<"core_attn">(0, desk.stream(), part, other);
+  desk.check(part, 1, size, size);
+  desk.check(other, 2);
+  CHECK(desk.wrong() == 0);
+}
+
 TEST_CASE("manual: a view that was never released is kept as it is") {
   rig desk;
   offloader off(desk.dev, small_options());

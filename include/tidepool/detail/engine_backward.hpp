@@ -30,10 +30,9 @@ std::uint32_t engine<Device>::fetch(chunk_state& chunk, module_id module, int la
   begin_backward(chunk);
   auto* items = chunk.saved_of(which);
   for (std::uint32_t i = 0; i < which.count; ++i) {
-    if (is_kept_part(*handles[i], items[i])) {
-      forget_save(*std::exchange(items[i].store, nullptr));
-    }
-    const auto* store = items[i].store;
+    // Its copy is given up once nothing can fail any more: until then the handle may be reset.
+    items[i].in_hand = is_kept_part(*handles[i], items[i]);
+    const auto* store = items[i].returning();
     // What was on the device when the group's turn came may have had to give way since.
     if (store != nullptr && !store->on_device && !store->discarded) {
       which.state = group_state::away;
@@ -46,7 +45,7 @@ std::uint32_t engine<Device>::fetch(chunk_state& chunk, module_id module, int la
   }
   // All joins first: should one fail, the group may be restored again.
   for (std::uint32_t i = 0; i < which.count; ++i) {
-    const auto* store = items[i].store;
+    const auto* store = items[i].returning();
     if (store != nullptr) store_.order().join(lane, store->reloaded, join_site::consumer);
   }
   // What never left comes after the work that produced it; behind a reload that is known already.
@@ -138,6 +137,7 @@ void engine<Device>::hand_over(chunk_state& chunk, std::uint32_t index, lane_id 
   auto* items = chunk.saved_of(which);
   forget_ahead(which);
   for (std::uint32_t i = 0; i < which.count; ++i) {
+    if (items[i].in_hand) forget_save(*std::exchange(items[i].store, nullptr));
     auto* store = items[i].store;
     if (store == nullptr) {  // stayed, and is used on this stream from now on like the others
       if (*handles[i] && handles[i]->store_->owner == this) {

@@ -227,7 +227,7 @@ void engine<Device>::lend(chunk_state& chunk, const group& which, lane_id lane,
                           std::span<handle* const> handles) {
   const auto* items = chunk.saved_of(which);
   for (std::uint32_t i = 0; i < which.count; ++i) {
-    auto* store = items[i].store;
+    auto* store = items[i].returning();
     if (store == nullptr) {  // stayed, and may have been copied for another group
       if (*handles[i]) {
         store_.order().join(lane, handles[i]->store_->last_use, join_site::device_reuse);
@@ -257,7 +257,7 @@ void engine<Device>::take_back_lent(chunk_state& chunk, std::uint32_t index, lan
   } catch (...) {  // no event, so nobody may ever reuse the memory: it stays taken
   }
   for (std::uint32_t i = 0; i < which.count; ++i) {
-    auto* store = items[i].store;
+    auto* store = items[i].returning();
     if (store == nullptr || !*handles[i]) continue;
     handles[i]->store_ = nullptr;
     release(this);

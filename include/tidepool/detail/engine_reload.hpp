@@ -23,7 +23,7 @@ bool engine<Device>::try_reload(chunk_state& chunk, std::uint32_t index) {
   };
   try {
     for (; placed < which.count; ++placed) {
-      auto* store = items[placed].store;
+      auto* store = items[placed].returning();
       if (store != nullptr) store->wanted = true;
       items[placed].copies_back = store != nullptr && !store->on_device;
       if (!items[placed].copies_back) continue;
@@ -74,7 +74,7 @@ void engine<Device>::require_reload(chunk_state& chunk, std::uint32_t index) {
     const block_source<Device>* own = nullptr;
     std::size_t bytes = which.bytes;
     for (std::uint32_t i = 0; i < which.count; ++i) {
-      const auto* store = items[i].store;
+      const auto* store = items[i].returning();
       if (store == nullptr || store->on_device || store->source == nullptr) continue;
       if (store->source->largest_free() >= store->bytes) continue;
       own = store->source;
