@@ -1,25 +1,20 @@
-/// Golden forecasts: a recorded step, how it is run, and what was foretold of it.
+/// Golden forecasts: a recorded step, how it is run, and what was foretold of it. The files.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
-#include <tidepool/options.hpp>
-#include <tidepool/parse.hpp>
-#include <tidepool/plan/follow.hpp>
-#include <tidepool/plan/forecast.hpp>
 #include <tidepool/plan/json.hpp>
-#include <tidepool/plan/policy.hpp>
-#include <tidepool/plan/simulator.hpp>
+#include <tidepool/plan/profile.hpp>
+#include <tidepool/plan/step_plan.hpp>
 #include <utility>
 #include <vector>
 
@@ -28,17 +23,25 @@ namespace golden {
 namespace plan = tidepool::plan;
 using json = nlohmann::ordered_json;
 
-/// Who decides what leaves, and whether memory has places. Of a plan the saved file decides; with
-/// empty options it is forecast in an arena of its own budget.
-inline constexpr std::string_view by_rule = "rule";
-inline constexpr std::string_view by_plan = "plan";
+/// Who decides what leaves, and who says what comes of it. Forecasts:
+inline constexpr std::string_view by_rule = "rule";  ///< Megatron's
+inline constexpr std::string_view by_plan = "plan";  ///< the saved one
 inline constexpr std::string_view by_plan_unplaced = "plan without places";
+inline constexpr std::string_view by_draw = "draw";  ///< actions at random, by fixed numbers
+inline constexpr std::string_view by_draw_unplaced = "draw without places";
+/// The public calls on the virtual device:
+inline constexpr std::string_view live_rule = "live rule";
+inline constexpr std::string_view live_plan = "live plan";
+inline constexpr std::string_view live_first = "live first step";  ///< of the automatic policy
 
 struct golden_case {
   std::string profile;  ///< file name without its ending
   std::string by;
-  std::string options;  ///< as on a command line
+  std::string options;     ///< as on a command line; empty: the plan's own
+  std::uint64_t draw = 0;  ///< which of those at random
   json results;
+
+  [[nodiscard]] bool is_live() const { return by.starts_with("live"); }
 };
 
 /// The profiles and plans of a folder, each read once.
@@ -79,83 +82,13 @@ class recordings {
   std::map<std::string, plan::profile> profiles_;
 };
 
-/// As `K3 O2`: three groups stay, then two leave; chunks are set apart by a slash.
-[[nodiscard]] inline std::string in_short(const plan::actions& what) {
-  std::string text;
-  for (const auto& chunk : what) {
-    if (!text.empty()) text += " / ";
-    for (std::size_t g = 0, end = 0; g < chunk.size(); g = end) {
-      while (end < chunk.size() && chunk[end] == chunk[g]) ++end;
-      text += g > 0 ? " " : "";
-      text += "KOR"[static_cast<std::size_t>(chunk[g])];
-      text += std::to_string(end - g);
-    }
-  }
-  return text;
-}
-
-[[nodiscard]] inline json to_json(const plan::outcome& seen) {
-  if (!seen.runs) return {{"runs", false}};
-  return {{"runs", true},
-          {"step_us", seen.step_us},
-          {"stall_us", seen.stall_us},
-          {"extra_us", seen.extra_us},
-          {"peak", seen.peak},
-          {"moved", seen.moved}};
-}
-
-[[nodiscard]] inline json to_json(const plan::forecast_result& seen) {
-  auto row = to_json(seen.expected);
-  if (!seen.expected.runs) return row;
-  row["reserved"] = seen.reserved;
-  row["host"] = seen.host;
-  return row;
-}
-
-[[nodiscard]] inline json simulated(const plan::profile& step, const plan::actions& what,
-                                    const plan::knobs& limits) {
-  plan::simulator sim(step);
-  return to_json(sim.run(sim.map().fold(what), limits));
-}
-
-[[nodiscard]] inline json results(const plan::profile& step, const plan::actions& what,
-                                  const plan::forecast_result& engine, const plan::knobs& limits) {
-  return {{"actions", in_short(what)},
-          {"engine", to_json(engine)},
-          {"simulator", simulated(step, what, limits)}};
-}
-
-[[nodiscard]] inline plan::knobs knobs_of(const tidepool::options& opts) {
-  return {opts.device_budget.value_or(0), opts.reload_ahead, opts.reload_ahead_bytes.value_or(0)};
-}
-
-/// What both evaluators foretell: the simulator, and the engine on the virtual device.
-[[nodiscard]] inline json evaluate(recordings& from, const golden_case& about) {
-  const auto& recorded = from.profile(about.profile);
-  const auto opts = tidepool::parse_options(about.options);
-  if (about.by == by_rule) {
-    const auto stays = plan::megatron_policy(recorded, opts);
-    return results(recorded, plan::actions_of(stays), plan::forecast(recorded, opts, stays),
-                   knobs_of(opts));
-  }
-  const auto made = from.plan_of(about.profile);
-  const auto step = plan::fitted(made, recorded, recorded.modules,
-                                 std::numeric_limits<std::uint64_t>::max(), std::nullopt);
-  if (about.options.empty()) {
-    return results(step, made.what, plan::forecast(step, made),
-                   {made.device_budget, made.reload_ahead, made.reload_ahead_bytes});
-  }
-  const bool placed = about.by == by_plan;
-  return results(step, made.what, plan::forecast(step, opts, made.what, false, placed),
-                 knobs_of(opts));
-}
-
 [[nodiscard]] inline std::vector<golden_case> read_cases(const recordings& from) {
   std::ifstream in(from.golden_file());
   std::vector<golden_case> cases;
   for (auto& each : json::parse(in)) {
     cases.push_back({each.at("profile").get<std::string>(), each.at("by").get<std::string>(),
-                     each.at("options").get<std::string>(), each.at("results")});
+                     each.at("options").get<std::string>(), each.value("draw", std::uint64_t{0}),
+                     each.at("results")});
   }
   return cases;
 }
@@ -165,10 +98,10 @@ inline void write_cases(const recordings& to, const std::vector<golden_case>& ca
   std::ofstream out(to.golden_file());
   for (std::size_t i = 0; i < cases.size(); ++i) {
     const auto& each = cases[i];
-    const json row{{"profile", each.profile},
-                   {"by", each.by},
-                   {"options", each.options},
-                   {"results", each.results}};
+    json row{{"profile", each.profile}, {"by", each.by}};
+    if (each.draw > 0) row["draw"] = each.draw;
+    row["options"] = each.options;
+    row["results"] = each.results;
     out << (i == 0 ? "[" : ",\n ") << row.dump();
   }
   out << "]\n";

@@ -11,17 +11,14 @@
 #include <cstdio>
 #include <exception>
 #include <filesystem>
-#include <random>
 #include <string>
 #include <string_view>
 #include <tidepool/plan/automatic.hpp>
-#include <tidepool/plan/machines.hpp>
-#include <tidepool/plan/model.hpp>
 #include <utility>
 #include <vector>
 
-#include "../plan/plans.hpp"
-#include "cases.hpp"
+#include "evaluate.hpp"
+#include "steps.hpp"
 #include "trainer.hpp"
 
 namespace {
@@ -31,101 +28,26 @@ using golden::golden_case;
 using golden::recordings;
 
 void save_recorded(const recordings& to, const std::string& name, const plan::profile& described) {
-  plan::save(golden::trainer(described).record(), to.profile_file(name));
-}
-
-/// As `bench_step` has it: three modules of eight layers, twice the depth and four microbatches.
-plan::profile bench_step(std::size_t depth, bool offers) {
-  auto model = plan::model_named("deepseek-v3-proxy");
-  model.modules = {"core_attn", "expert_fc1", "moe_act"};
-  model.in_flight = depth;
-  model.microbatches = 2 * depth + 4;
-  auto step = plan::profile_of(model, plan::machine_named("h200"));
-  golden::drop_staying(step);
-  if (!offers) golden::drop_offers(step);
-  golden::vary_times(step, 0.02);
-  return step;
-}
-
-/// Layers that are alike to the bit, one microbatch after the other.
-plan::profile dense_stack() {
-  plan::model_description model;
-  model.name = "dense-24";
-  model.layers = model.dense_layers = 24;
-  model.hidden = 4096;
-  model.dense_ffn = 11008;
-  model.microbatches = 2;
-  model.in_flight = 1;
-  auto step = plan::profile_of(model, plan::machine_named("h100"));
-  golden::drop_staying(step);
-  golden::drop_offers(step);
-  return step;
-}
-
-/// Both stages of a pipeline of two, with the bubbles of 1F1B: the first waits for its first
-/// backward pass while the second does that, the second for its first forward pass, and for the
-/// first to end. Other transfers take no longer than `transfer_us`.
-plan::profile pipeline_of_two(std::size_t rank) {
-  auto model = plan::model_named("deepseek-v3-proxy");
-  model.pipeline_parallel = 2;
-  model.pipeline_rank = rank;
-  model.in_flight = 2 - rank;
-  model.microbatches = 6;
-  auto step = plan::profile_of(model, plan::machine_named("h200"), 2);
-  golden::drop_staying(step);
-  golden::drop_offers(step);
-  golden::vary_times(step, 0.02);
-  constexpr double transfer_us = 40;
-  const auto once_us = plan::compute_us(step) / static_cast<double>(model.microbatches);
-  const auto forward_us = once_us / 3;
-  const auto backward_us = once_us - forward_us;
-  bool first_backward = true;
-  for (std::size_t i = 0; i < step.events.size(); ++i) {
-    auto& each = step.events[i];
-    const bool to_backward = i > 0 && each.kind == plan::event_kind::restore &&
-                             step.events[i - 1].kind == plan::event_kind::end_forward;
-    if (i > 0 && !to_backward) continue;
-    each.wait_us = transfer_us;
-    if (rank == 1 && i == 0) each.wait_us += forward_us;
-    if (rank == 0 && to_backward && std::exchange(first_backward, false)) {
-      each.wait_us += backward_us;
-    }
-    each.compute_us += each.wait_us;
-  }
-  if (rank == 1) step.rest_us += step.rest_wait_us = backward_us;
-  return step;
-}
-
-/// The second of four stages of a narrow DeepSeek-V3: latent attention, ranks of experts, and a
-/// link shared by four GPUs.
-plan::profile latent_stage() {
-  auto model = plan::model_named("deepseek-v3");
-  model.layers = 12;
-  model.pipeline_rank = 1;
-  model.in_flight = 3;
-  model.microbatches = 6;
-  auto step = plan::profile_of(model, plan::machine_named("h200"), 4);
-  golden::drop_staying(step);
-  golden::vary_times(step, 0.05);
-  return step;
+  plan::save(golden::recorded(described), to.profile_file(name));
 }
 
 void make_profiles(const recordings& to) {
   for (const std::size_t depth : {1, 2, 4}) {
-    save_recorded(to, "bench_step_d" + std::to_string(depth), bench_step(depth, false));
+    save_recorded(to, "bench_step_d" + std::to_string(depth), golden::bench_step(depth, false));
   }
-  save_recorded(to, "bench_step_d2_offers", bench_step(2, true));
-  save_recorded(to, "dense_24", dense_stack());
-  save_recorded(to, "latent_stage", latent_stage());
+  save_recorded(to, "bench_step_d2_offers", golden::bench_step(2, true));
+  save_recorded(to, "dense_24", golden::dense_stack());
+  save_recorded(to, "latent_stage", golden::latent_stage());
   for (const std::size_t rank : {0, 1}) {
-    save_recorded(to, "pipeline_of_two_" + std::to_string(rank), pipeline_of_two(rank));
+    save_recorded(to, "pipeline_of_two_" + std::to_string(rank), golden::pipeline_of_two(rank));
   }
-  // Written and not recorded: what hardly any trainer does.
-  std::mt19937_64 random(24);
-  const auto written = tidepool::test::random_profile(
-      random,
-      {.groups = 60, .chunks = 5, .depth = 3, .recompute = true, .waits = true, .outliving = true});
-  plan::save(written, to.profile_file("written_crooked"));
+  // Written and not recorded: what hardly any trainer does. The numbers are of steps in which each
+  // rule was seen to count.
+  for (const std::uint64_t number : {9, 207, 377}) {
+    plan::save(golden::crooked(number), to.profile_file("written_" + std::to_string(number)));
+  }
+  plan::save(golden::overlapped(), to.profile_file("written_overlapped"));
+  plan::save(golden::nested(), to.profile_file("written_nested"));
 }
 
 std::size_t in_whole_blocks(double bytes) { return static_cast<std::size_t>(bytes) / 256 * 256; }
@@ -139,7 +61,7 @@ std::size_t least_arena(recordings& from, const std::string& name, std::size_t m
   std::size_t least = 0;
   while (most - least > 256) {
     const auto middle = least + (most - least) / 2 / 256 * 256;
-    golden_case about{name, std::string(golden::by_rule), arena(middle), {}};
+    golden_case about{name, std::string(golden::by_rule), arena(middle), 0, {}};
     const bool runs = golden::evaluate(from, about).at("engine").at("runs").get<bool>();
     (runs ? most : least) = middle;
   }
@@ -177,7 +99,7 @@ void add_rules(recordings& from, const std::string& name, std::vector<golden_cas
     return least + in_whole_blocks(span * share);
   };
   const auto add = [&](const std::string& options) {
-    cases.push_back({name, std::string(golden::by_rule), options, {}});
+    cases.push_back({name, std::string(golden::by_rule), options, 0, {}});
   };
   add(arena(least - 256));  // refused
   for (const double share : {0.0, 0.04, 0.15, 0.4, 1.0}) add(arena(between(share)));
@@ -202,12 +124,59 @@ void add_plans(const recordings& from, const std::string& name, std::vector<gold
     cases.push_back({name,
                      std::string(by),
                      arena(budget) + " --reload-ahead=" + std::to_string(made.reload_ahead),
+                     0,
                      {}});
   };
-  cases.push_back({name, std::string(golden::by_plan), "", {}});
+  cases.push_back({name, std::string(golden::by_plan), "", 0, {}});
   // Where shapes vary a plan leaves some of what there is free.
   for (const double share : {1.1, 1.6}) add(golden::by_plan, share);
   for (const double share : {1.1, 1.6}) add(golden::by_plan_unplaced, share);
+}
+
+/// Actions at random, in the least of a few budgets in which the simulator runs them, and in that
+/// of the engine.
+void add_draws(recordings& from, const std::string& name, std::vector<golden_case>& cases) {
+  const auto all = static_cast<double>(kept_at_once(from.profile(name)));
+  for (std::uint64_t draw = 1; draw <= 24; ++draw) {
+    const auto by = draw % 2 == 0 ? golden::by_draw : golden::by_draw_unplaced;
+    const auto ahead = " --reload-ahead=" + std::to_string(draw % 6);
+    std::string_view waiting_for = "simulator";
+    for (double share = 0.3; share < 2; share += 0.02) {
+      golden_case next{
+          name, std::string(by), arena(in_whole_blocks(share * all)) + ahead, draw, {}};
+      const auto seen = golden::evaluate(from, next);
+      if (!seen.at(waiting_for).at("runs").get<bool>()) continue;
+      cases.push_back(next);
+      if (seen.at("engine").at("runs").get<bool>()) break;
+      waiting_for = "engine";
+    }
+  }
+}
+
+/// By the public calls: the first step of a training, which no forecast knows, and those after it.
+void add_lives(recordings& from, const std::string& name, std::vector<golden_case>& cases) {
+  const auto& step = from.profile(name);
+  if (!golden::trainer::can_do(step)) return;
+  const auto add = [&](std::string_view by, const std::string& options) {
+    cases.push_back({name, std::string(by), options, 0, {}});
+  };
+  const auto all = kept_at_once(step) / 256 * 256 + 256;
+  const auto least = static_cast<double>(least_arena(from, name, 2 * all));
+  for (const double share : {1.0, 1.1, 1.5}) {
+    add(golden::live_rule, arena(in_whole_blocks(share * least)));
+  }
+  // From the peak with much room on, the first that runs.
+  const golden_case roomy{name, std::string(golden::live_first), arena(2 * all), 0, {}};
+  const auto peak = golden::evaluate(from, roomy).at("live").at("peak").get<double>();
+  for (int found = 0, percent = 100; found < 2; percent += 3) {
+    golden_case next{name, roomy.by, arena(in_whole_blocks(peak * percent / 100)), 0, {}};
+    if (golden::evaluate(from, next).at("live").contains("runs")) continue;
+    cases.push_back(std::move(next));
+    ++found;
+  }
+  add(golden::live_rule, arena(in_whole_blocks(1.3 * least)) + " --max-inflight=1 --no-margin");
+  add(golden::live_rule, "--memory=pool --reload-ahead=4");
+  add(golden::live_plan, arena(from.plan_of(name).device_budget));
 }
 
 void make_cases(recordings& to) {
@@ -216,6 +185,8 @@ void make_cases(recordings& to) {
     std::printf("%s\n", name.c_str());
     add_rules(to, name, cases);
     add_plans(to, name, cases);
+    add_draws(to, name, cases);
+    add_lives(to, name, cases);
   }
   golden::write_cases(to, cases);
 }

@@ -1,76 +1,30 @@
-/// A trainer on the virtual device that does what a described step says, and the step recorded of
-/// it.
+/// A trainer on the virtual device that does what a profile says, by the public calls alone.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <random>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 #include <tidepool/device/virtual.hpp>
 #include <tidepool/offloader.hpp>
+#include <tidepool/options.hpp>
 #include <tidepool/plan/profile.hpp>
 #include <utility>
 #include <vector>
 
 namespace golden {
 
-/// Computing times as kernels have them, each off by up to `share`; with fixed numbers.
-inline void vary_times(tidepool::plan::profile& step, double share) {
-  std::mt19937_64 random(24);
-  const auto factor = [&] {
-    const auto unit = static_cast<double>(random() >> 11U) * 0x1p-53;
-    return 1 + share * (2 * unit - 1);
-  };
-  for (auto& each : step.events) each.compute_us *= factor();
-  step.rest_us *= factor();
-}
-
-/// Leaves out what no group saves: a trainer keeps it in memory of its own.
-inline void drop_staying(tidepool::plan::profile& step) {
-  using tidepool::plan::event_kind;
-  std::vector<std::uint32_t> number(step.storages.size(), tidepool::plan::none);
-  std::vector<tidepool::plan::storage_profile> left;
-  for (std::size_t i = 0; i < number.size(); ++i) {
-    if (step.storages[i].group == tidepool::plan::none) continue;
-    number[i] = static_cast<std::uint32_t>(left.size());
-    left.push_back(step.storages[i]);
-  }
-  std::vector<tidepool::plan::event> calls;
-  double pending_us = 0;
-  for (auto each : step.events) {
-    each.compute_us += std::exchange(pending_us, 0.0);
-    if (each.kind == event_kind::allocate || each.kind == event_kind::release) {
-      if (number[each.index] == tidepool::plan::none) {
-        pending_us = each.compute_us;
-        continue;
-      }
-      each.index = number[each.index];
-    }
-    calls.push_back(each);
-  }
-  step.rest_us += pending_us;
-  step.storages = std::move(left);
-  step.events = std::move(calls);
-}
-
-/// Without offers to compute anything again.
-inline void drop_offers(tidepool::plan::profile& step) {
-  for (auto& chunk : step.chunks) {
-    for (auto& group : chunk.groups) group.recompute_us = 0;
-  }
-}
-
 /// Gives the calls of a step to an offloader on the virtual device. A group that can be computed
 /// again is offered.
 class trainer {
  public:
-  explicit trainer(const tidepool::plan::profile& step)
+  trainer(const tidepool::plan::profile& step, tidepool::options opts)
       : step_(&step),
         dev_(machine_of(step)),
         stream_(dev_.make_stream()),
-        off_(dev_, options_of(step)),
+        off_(dev_, complete(std::move(opts), step)),
         held_(step.storages.size()),
         open_(step.chunks.size()) {
     off_.on_report([](std::string_view) {});
@@ -81,10 +35,42 @@ class trainer {
     }
   }
 
-  /// The second of two steps, with its times, as an offloader records it.
-  [[nodiscard]] tidepool::plan::profile record() {
-    for (int i = 0; i < 2; ++i) run();
-    return off_.profile();
+  /// True for a step in which each group has one to three tensors of its own, and nothing else.
+  [[nodiscard]] static bool can_do(const tidepool::plan::profile& step) {
+    using enum tidepool::plan::event_kind;
+    std::vector<std::vector<std::size_t>> tensors;
+    for (const auto& each : step.chunks) tensors.emplace_back(each.groups.size());
+    for (const auto& each : step.storages) {
+      if (each.group == tidepool::plan::none) return false;
+      ++tensors[each.chunk][each.group];
+    }
+    for (const auto& chunk : tensors) {
+      for (const auto count : chunk) {
+        if (count < 1 || count > 3) return false;
+      }
+    }
+    return step.shared.empty() &&
+           std::none_of(step.events.begin(), step.events.end(),
+                        [](const auto& each) { return each.kind == let_go; });
+  }
+
+  [[nodiscard]] auto& off() { return off_; }
+
+  /// Microseconds of one step; without `end_step`, none can follow.
+  double run(bool ends = true) {
+    dev_.synchronize();
+    const auto begin_ns = dev_.now_ns();
+    for (const auto& each : step_->events) {
+      wait(each.wait_us);
+      compute(each.compute_us - each.wait_us);
+      call(each);
+    }
+    wait(step_->rest_wait_us);
+    compute(step_->rest_us - step_->rest_wait_us);
+    dev_.synchronize();
+    const auto us = (dev_.now_ns() - begin_ns) / 1e3;
+    if (ends) off_.end_step();
+    return us;
   }
 
  private:
@@ -101,27 +87,22 @@ class trainer {
     model.moves_bytes = false;
     return model;
   }
-  // Room for everything: the plan is of no interest, only the recorded step.
-  static tidepool::options options_of(const tidepool::plan::profile& step) {
-    tidepool::options opts;
-    opts.offload_modules = step.modules;
-    opts.policy = tidepool::policy_kind::automatic;
+  static tidepool::options complete(tidepool::options opts, const tidepool::plan::profile& step) {
+    for (std::size_t m = 0; m < step.modules.size(); ++m) {
+      const bool commits =
+          std::any_of(step.chunks.begin(), step.chunks.end(), [&](const auto& chunk) {
+            return std::any_of(chunk.groups.begin(), chunk.groups.end(), [&](const auto& group) {
+              return static_cast<std::size_t>(group.module) == m;
+            });
+          });
+      if (commits) opts.offload_modules.push_back(step.modules[m]);
+    }
     opts.min_tensor_elements = 1;
     opts.host_budget = std::size_t{1} << 45;
     opts.local_ranks = 1;
     return opts;
   }
 
-  void run() {
-    for (const auto& each : step_->events) {
-      wait(each.wait_us);
-      compute(each.compute_us - each.wait_us);
-      call(each);
-    }
-    wait(step_->rest_wait_us);
-    compute(step_->rest_us - step_->rest_wait_us);
-    off_.end_step();
-  }
   void wait(double us) {
     if (us > 0) off_.wait_for_others(stream_.ref(), [&] { compute(us); });
   }
@@ -215,5 +196,14 @@ class trainer {
   std::vector<std::size_t> left_;  // groups of each chunk that are not restored yet
   std::uint32_t begun_ = 0;        // chunks of this step
 };
+
+/// The second of two steps, with its times, as an offloader records it that has room for all.
+[[nodiscard]] inline tidepool::plan::profile recorded(const tidepool::plan::profile& described) {
+  tidepool::options opts;
+  opts.policy = tidepool::policy_kind::automatic;
+  trainer run(described, opts);
+  for (int i = 0; i < 2; ++i) run.run();
+  return run.off().profile();
+}
 
 }  // namespace golden
