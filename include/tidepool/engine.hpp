@@ -325,6 +325,7 @@ class engine {
   void note_recompute(chunk_state& chunk, const group& which, plan::action what);
   [[nodiscard]] bool stays_anyway(std::span<handle* const> handles) const;
   void note_outliving(lane_id lane, std::span<handle* const> handles, bool counted);
+  void note_held_by_hand(chunk_state& chunk, const group& which, std::span<handle* const> handles);
   void let_go(storage& store, lane_id lane) noexcept;
   void note_lent(storage& store) const {
     store.lent = recorder_ != nullptr && store.saves + store.stays > 0;

@@ -137,19 +137,32 @@ void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, lan
       each->emptied_by(saved->number, *shared_names_, module, layer);
       auto& source = *std::exchange(each->store_, nullptr);
       source.discarded = what == plan::action::recompute;
-      source.outlived = source.outlived || (recorder_ != nullptr && source.handles > 1);
-      // Of a part that leaves nobody can say when the whole goes.
-      if (source.outlived && saved != &source) loose_ = true;
+      if (recorder_ != nullptr && source.handles > 1) {
+        // Of a part that leaves nobody can say when the whole goes, which no group may save.
+        (saved == &source ? source.outlived : loose_) = true;
+      }
       forget_handle(source, lane);
     }
     if (what == plan::action::recompute && which.leaving > 0) {
       which.state = group_state::discarded;
     }
+  } else if (recorder_ != nullptr) {
+    note_held_by_hand(chunk, which, handles);
   }
   if (which.bytes > 0) {
     ++count.groups_offloaded;
     count.bytes_offloaded += which.bytes;
     store_.note_group(which.bytes);
+  }
+}
+
+// What is offloaded by hand stays in its handles until they are released, by hand as well.
+template <device Device>
+[[gnu::cold]] void engine<Device>::note_held_by_hand(chunk_state& chunk, const group& which,
+                                                     std::span<handle* const> handles) {
+  const auto* item = chunk.saved_of(which);
+  for (const auto* each : handles) {
+    ((item++)->store == each->store_ ? each->store_->outlived : loose_) = true;
   }
 }
 
@@ -161,6 +174,11 @@ template <device Device>
   const auto* items = chunk.saved_of(chunk.at(index));
   tally unused;
   for (std::size_t i = 0; i < handles.size(); ++i) {
+    // Small or opted out: it counts among the `stays` of its storage all the same.
+    if (wanted == plan::action::keep && !leaves(*handles[i], unused) &&
+        !recorder_->stayed_unsaved(handles[i]->store_->recorded)) {
+      loose_ = true;
+    }
     if (stays ? leaves(*handles[i], unused) : items[i].store != nullptr) {
       const auto& store = stays ? *handles[i]->store_ : *items[i].store;
       std::uint32_t itself = 0;

@@ -78,7 +78,8 @@ void engine<Device>::forget_handle(storage& store, lane_id lane) {
 template <device Device>
 [[gnu::cold]] void engine<Device>::let_go(storage& store, lane_id lane) noexcept {
   store.outlived = store.lent = false;
-  if (recorder_ != nullptr) recorder_->let_go(store.recorded, store_.order().stream(lane));
+  if (recorder_ == nullptr) return;
+  if (!recorder_->let_go(store.recorded, store_.order().stream(lane))) loose_ = true;
 }
 
 // One group less that saved it; its host copy goes with the last.

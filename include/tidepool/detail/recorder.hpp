@@ -48,7 +48,9 @@ class recorder {
     first_storage_ = next_storage();
     storages_.clear();
     shared_.clear();
-    unclear_.clear();
+    known_.clear();
+    held_by_.clear();
+    forward_done_.clear();
     sizes_.clear();
   }
   // The step before has ended on `stream`.
@@ -71,7 +73,7 @@ class recorder {
     const auto index = static_cast<std::uint32_t>(storages_.size());
     attempt([&] {
       storages_.push_back({bytes, plan::none, plan::none, 0});
-      unclear_.push_back(false);
+      known_.emplace_back();
       if (inside_ == 0) sizes_.push_back(bytes);
     });
     called(from, plan::event_kind::allocate, index, 0, stream);
@@ -85,31 +87,53 @@ class recorder {
                                static_cast<std::uint32_t>(group),
                                static_cast<std::uint32_t>(place)};
     auto& about = storages_[by.storage];
+    auto& known = known_[by.storage];
+    bool first_of_group = true;
     if (about.chunk == plan::none) {
       std::tie(about.chunk, about.group, about.place) = std::tie(by.chunk, by.group, by.place);
     } else if (saved_twice(by)) {
-      return !unclear_[by.storage];
+      first_of_group = false;
     } else if (beside_others) {
       attempt([&] { shared_.push_back(by); });
     } else {
-      unclear_[by.storage] = true;
+      known.unclear = true;
+      first_of_group = false;
     }
-    return !unclear_[by.storage];
+    if (first_of_group) {
+      attempt([&] { held_by_[{by.chunk, by.group}].push_back(by.storage); });
+      ++known.groups;
+      ++known.holding;
+    }
+    return !known.unclear;
+  }
+  // A group keeps it on the device that would not save it if it left. When it goes is known only
+  // where no other group saves it; false where one does.
+  [[nodiscard]] bool stayed_unsaved(std::uint32_t storage) noexcept {
+    if (failed_ || !knows(storage)) return true;
+    const auto index = storage - first_storage_;
+    known_[index].unclear = true;
+    return storages_[index].chunk == plan::none;
   }
   // What was allocated before this step began is no part of it.
   void released(std::uint32_t storage, stream_ref stream) noexcept {
     if (used_ == 0 || failed_ || !knows(storage)) return;
     called(arrive(stream), plan::event_kind::release, storage - first_storage_, 0, stream);
   }
-  // Its last handle, while a group still saves it.
-  void let_go(std::uint32_t storage, stream_ref stream) noexcept {
-    if (used_ == 0 || failed_ || !knows(storage)) return;
+  // Its last handle, while a group still saves it. False where no event can tell that: the groups
+  // that it was recorded with do not hold it now, or one alone does and it was let go before.
+  [[nodiscard]] bool let_go(std::uint32_t storage, stream_ref stream) noexcept {
+    if (used_ == 0 || failed_ || !knows(storage)) return true;
     const auto index = storage - first_storage_;
-    if (storages_[index].chunk == plan::none || unclear_[index]) return;
+    auto& known = known_[index];
+    if (storages_[index].chunk == plan::none || known.unclear) return true;
+    if (known.holding == 0 || (known.groups == 1 && known.let_go)) return false;
+    known.let_go = true;
     called(arrive(stream), plan::event_kind::let_go, index, 0, stream);
+    return true;
   }
   void called(std::size_t from, plan::event_kind kind, std::size_t index, std::size_t chunk,
               stream_ref stream) noexcept {
+    if (kind == plan::event_kind::restore) given_back(chunk, index);
     const auto to = mark(stream);
     const bool timed = inside_ == 0;
     attempt([&] {
@@ -148,9 +172,13 @@ class recorder {
     return std::ranges::any_of(
         waits_, [](const wait_for_others& each) { return each.whom == waits_for::others; });
   }
-  // The end of a forward pass lies on no stream; it takes no time.
+  // The end of a forward pass lies on no stream; it takes no time. Once it has ended it may be
+  // ended again, which changes nothing.
   void forward_ended(std::size_t chunk) noexcept {
     attempt([&] {
+      if (forward_done_.size() <= chunk) forward_done_.resize(chunk + 1);
+      if (forward_done_[chunk]) return;
+      forward_done_[chunk] = true;
       calls_.push_back(
           {plan::event_kind::end_forward, 0, static_cast<std::uint32_t>(chunk), none, none});
     });
@@ -239,6 +267,22 @@ class recorder {
     [[nodiscard]] std::pair<waits_for, std::uint32_t> same() const { return {whom, kind}; }
   };
 
+  // What events can tell of a storage, as the check of a profile sees it.
+  struct storage_state {
+    std::uint32_t groups = 0;   // that were recorded as saving it
+    std::uint32_t holding = 0;  // of them, those that are not restored
+    bool let_go = false;
+    bool unclear = false;  // a group saves it of which no event tells
+  };
+
+  void given_back(std::size_t chunk, std::size_t group) noexcept {
+    const auto found =
+        held_by_.find({static_cast<std::uint32_t>(chunk), static_cast<std::uint32_t>(group)});
+    if (found == held_by_.end()) return;
+    for (const auto storage : found->second) --known_[storage].holding;
+    held_by_.erase(found);
+  }
+
   // By one group, through two handles: it comes and goes with the first.
   [[nodiscard]] bool saved_twice(const plan::shared_save& by) const {
     const auto same_group = [&](const auto& other) {
@@ -301,7 +345,10 @@ class recorder {
   std::vector<wait_for_others> waits_;
   std::vector<plan::storage_profile> storages_;
   std::vector<plan::shared_save> shared_;
-  std::vector<bool> unclear_;  // of each storage, that it was saved again after it came back
+  std::vector<storage_state> known_;
+  // Storages of each group that is committed and not restored.
+  std::map<std::pair<std::uint32_t, std::uint32_t>, std::vector<std::uint32_t>> held_by_;
+  std::vector<bool> forward_done_;  // of each chunk
   std::vector<std::size_t> sizes_;
 };
 
