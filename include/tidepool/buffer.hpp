@@ -1,32 +1,37 @@
 /// Handles of saved memory: `buffer` for a whole storage, `view` for a part of one.
 #pragma once
 
+#include <algorithm>
+#include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 #include "tidepool/error.hpp"
-#include "tidepool/module.hpp"
 #include "tidepool/storage.hpp"
 
 namespace tidepool {
 
 namespace detail {
 
-// The names of an offloader's modules, for the messages of handles that outlive it.
-struct module_names {
-  std::vector<std::string> names;
-  std::size_t users = 1;
+// A module's name in the place of a rectangle. A handle that a commit emptied has no part to show,
+// may outlive its offloader, and must not grow for the sake of a message.
+using module_label = std::array<char, sizeof(rectangle)>;
 
-  struct release {
-    void operator()(module_names* which) const noexcept {
-      if (--which->users == 0) delete which;
-    }
-  };
-};
+[[nodiscard]] inline rectangle labelled(std::string_view name) {
+  module_label text{};
+  constexpr auto most = text.size() - 1;
+  std::copy_n(name.begin(), std::min(name.size(), most), text.begin());
+  if (name.size() > most) std::fill_n(text.end() - 4, 3, '.');
+  return std::bit_cast<rectangle>(text);
+}
+[[nodiscard]] inline std::string name_in(const rectangle& label) {
+  return std::bit_cast<module_label>(label).data();
+}
 
 }  // namespace detail
 
@@ -68,7 +73,7 @@ class handle {
   /// Gives the memory back: it may be reused after what `stream` has been given so far. Does not
   /// block the host. Empty handles stay empty. One that throws leaves the handle full.
   void reset(typename Device::stream_ref stream) {
-    forget_commit();
+    saved_as_ = 0;
     if (store_ == nullptr) return;
     store_->owner->drop(*store_, store_->owner->lane_to_release(stream));
     store_ = nullptr;
@@ -91,10 +96,8 @@ class handle {
         lane_(other.lane_),
         whole_(other.whole_),
         is_view_(other.is_view_),
-        module_(other.module_),
         layer_(other.layer_),
-        saved_as_(std::exchange(other.saved_as_, 0)),
-        names_(std::exchange(other.names_, nullptr)) {}
+        saved_as_(std::exchange(other.saved_as_, 0)) {}
   handle& operator=(handle&& other) noexcept {
     if (this != &other) {
       drop();
@@ -102,10 +105,8 @@ class handle {
       part_ = other.part_;
       lane_ = other.lane_;
       whole_ = other.whole_;
-      module_ = other.module_;
       layer_ = other.layer_;
       saved_as_ = std::exchange(other.saved_as_, 0);
-      names_ = std::exchange(other.names_, nullptr);
     }
     return *this;
   }
@@ -118,41 +119,24 @@ class handle {
       : store_(store), part_(part), lane_(lane), whole_(whole), is_view_(is_view) {}
 
   storage* store_ = nullptr;
-  detail::rectangle part_;
+  detail::rectangle part_;      // or the name of the module whose commit emptied it
   lane_id lane_{};              // where it was allocated, shared, committed or restored
   bool whole_ = false;          // the storage leaves, not the part alone
   bool is_view_ = false;        // and tells its width; a buffer goes to the end of its storage
-  module_id module_{};          // of the commit that emptied it
-  std::int32_t layer_ = -1;     // and its layer
+  std::int32_t layer_ = -1;     // of the commit that emptied it
   std::uint64_t saved_as_ = 0;  // the number of the storage for which it did; 0: none has
-  detail::module_names* names_ = nullptr;  // as long as that is not 0
 
  private:
   friend class detail::engine<Device>;
 
-  void emptied_by(std::uint64_t saved_as, detail::module_names& names, module_id module,
-                  std::int32_t layer) {
-    forget_commit();
-    part_ = {};
-    saved_as_ = saved_as;
-    names_ = &names;
-    ++names.users;
-    module_ = module;
-    layer_ = layer;
-  }
-  void forget_commit() noexcept {
-    if (std::exchange(saved_as_, 0) == 0) return;
-    detail::module_names::release()(std::exchange(names_, nullptr));
-  }
   [[noreturn, gnu::cold, gnu::noinline]] void refuse_emptied() const {
-    throw misuse_error("data: the commit of " + names_->names[static_cast<std::size_t>(module_)] +
-                       " of layer " + std::to_string(layer_) +
+    throw misuse_error("data: the commit of " + detail::name_in(part_) + " of layer " +
+                       std::to_string(layer_) +
                        " emptied this handle, so that it has no address; restore it before backward"
                        " reads it, and commit it behind the last use in forward");
   }
 
   void drop() noexcept {
-    forget_commit();
     if (store_ != nullptr) store_->owner->drop_quietly(*store_, lane_);
   }
 };
@@ -176,9 +160,9 @@ class view : public handle<Device> {
  public:
   view() : handle<Device>(true) {}
 
-  [[nodiscard]] std::size_t width() const { return this->part_.width; }
-  [[nodiscard]] std::size_t rows() const { return this->part_.rows; }
-  [[nodiscard]] std::size_t pitch() const { return this->part_.pitch; }
+  [[nodiscard]] std::size_t width() const { return shown().width; }
+  [[nodiscard]] std::size_t rows() const { return shown().rows; }
+  [[nodiscard]] std::size_t pitch() const { return shown().pitch; }
   [[nodiscard]] bool whole_storage() const { return this->whole_; }
 
  private:
@@ -187,6 +171,10 @@ class view : public handle<Device> {
 
   view(detail::storage<Device>* store, const detail::rectangle& part, lane_id lane, bool whole)
       : handle<Device>(store, part, lane, whole, true) {}
+
+  [[nodiscard]] detail::rectangle shown() const {
+    return this->store_ == nullptr ? detail::rectangle() : this->part_;
+  }
 };
 
 /// Device memory of one saved tensor, from the offloader's memory source.

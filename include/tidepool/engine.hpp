@@ -48,7 +48,6 @@ class engine {
       : dev_(&dev),
         opts_(opts),
         names_(std::move(names)),
-        shared_names_(new module_names{names_}),
         ranges_(names_),
         windows_(names_.size()),
         keeps_(opts.offload_layers),
@@ -63,6 +62,7 @@ class engine {
       windows_[m].set({own != opts.module_max_inflight.end() ? own->second : opts.max_inflight,
                        opts.max_inflight_bytes});
     }
+    for (const auto& name : names_) labels_.push_back(labelled(name));
     for (const auto& name : opts.recompute_modules) counters_.recomputed.push_back({name});
     if (opts.policy == policy_kind::automatic) {
       recorder_ = std::make_unique<recorder<Device>>(dev, 0);
@@ -122,7 +122,7 @@ class engine {
   void hand_to(storage& store, lane_id lane) {
     store.handed_to = lane;
     store.handed_at = store_.order().next(lane);
-    store.filled = false;
+    if constexpr (storages<Device>::fills) store.filled = false;
   }
 
   void note_use(storage& store, lane_id lane, const ticket& until);
@@ -360,8 +360,9 @@ class engine {
   void begin_backward(chunk_state& chunk);
   [[nodiscard]] std::uint32_t fetch(chunk_state& chunk, module_id module, int layer, lane_id lane,
                                     std::span<handle* const> handles);
-  void expect_committed(chunk_state& chunk, const group& which,
-                        std::span<handle* const> handles) const;
+  // True when some of what its handles will be filled with is to be reloaded.
+  [[nodiscard]] bool expect_committed(chunk_state& chunk, const group& which,
+                                      std::span<handle* const> handles) const;
   [[noreturn]] void refuse_spare(chunk_state& chunk, const group& which, std::uint32_t argument,
                                  std::uint64_t saved_as) const;
   void hand_over(chunk_state& chunk, std::uint32_t index, lane_id lane,
@@ -440,7 +441,7 @@ class engine {
   Device* dev_;
   options opts_;
   std::vector<std::string> names_;
-  std::unique_ptr<module_names, module_names::release> shared_names_;  // with handles
+  std::vector<rectangle> labels_;  // the same, for handles
   trace::nvtx_names ranges_;
   std::vector<window> windows_;
   residence keeps_;

@@ -26,24 +26,17 @@ std::uint32_t engine<Device>::fetch(chunk_state& chunk, module_id module, int la
                                     std::span<handle* const> handles) {
   const auto index = waiting_group(chunk, module, layer, "restore");
   auto& which = chunk.at(index);
-  expect_committed(chunk, which, handles);
+  // All is looked at before anything changes.
+  const bool away = expect_committed(chunk, which, handles);
   begin_backward(chunk);
-  auto* items = chunk.saved_of(which);
-  for (std::uint32_t i = 0; i < which.count; ++i) {
-    // Its copy is given up once nothing can fail any more: until then the handle may be reset.
-    items[i].in_hand = is_kept_part(*handles[i], items[i]);
-    const auto* store = items[i].returning();
-    // What was on the device when the group's turn came may have had to give way since.
-    if (store != nullptr && !store->on_device && !store->discarded) {
-      which.state = group_state::away;
-    }
-  }
+  if (away) which.state = group_state::away;
   if (which.state == group_state::discarded) return index;
   if (which.state == group_state::away) {
     forget_ahead(which);
     require_reload(chunk, index);
   }
   // All joins first: should one fail, the group may be restored again.
+  const auto* items = chunk.saved_of(which);
   for (std::uint32_t i = 0; i < which.count; ++i) {
     const auto* store = items[i].returning();
     if (store != nullptr) store_.order().join(lane, store->reloaded, join_site::consumer);
@@ -55,16 +48,19 @@ std::uint32_t engine<Device>::fetch(chunk_state& chunk, module_id module, int la
   return index;
 }
 
-// Refuses handles that a group cannot come back into. Nothing has changed then.
+// Refuses handles that a group cannot come back into.
 template <device Device>
-void engine<Device>::expect_committed(chunk_state& chunk, const group& which,
-                                      std::span<handle* const> handles) const {
+[[gnu::always_inline]] inline bool engine<Device>::expect_committed(
+    chunk_state& chunk, const group& which, std::span<handle* const> handles) const {
   if (handles.size() != which.count) {
     refuse_count(chunk, which, handles.size());
   }
-  const auto* items = chunk.saved_of(which);
+  bool away = false;
+  auto* items = chunk.saved_of(which);
   for (std::uint32_t i = 0; i < which.count; ++i) {
-    const auto* store = is_kept_part(*handles[i], items[i]) ? nullptr : items[i].store;
+    // Its copy is given up once nothing can fail any more: until then the handle may be reset.
+    items[i].in_hand = is_kept_part(*handles[i], items[i]);
+    const auto* store = items[i].returning();
     if (store == nullptr) {
       // It stayed in the hand of its handle, which must not have been given other memory since.
       const bool its_own = *handles[i] && handles[i]->store_->number == items[i].number;
@@ -93,7 +89,10 @@ void engine<Device>::expect_committed(chunk_state& chunk, const group& which,
     if (!*handles[i] && handles[i]->saved_as_ != 0 && handles[i]->saved_as_ != store->number) {
       refuse_spare(chunk, which, i, handles[i]->saved_as_);
     }
+    // What was on the device when the group's turn came may have had to give way since.
+    if (!store->on_device && !store->discarded) away = true;
   }
+  return away;
 }
 
 // A handle that another commit emptied is the one that is meant only by mistake: a wrong layer, the
@@ -150,7 +149,7 @@ void engine<Device>::hand_over(chunk_state& chunk, std::uint32_t index, lane_id 
     store->discarded = false;
     if (std::exchange(store->outlived, false)) loose_ = true;
     if (!*handles[i]) handles[i]->store_ = share(*store);
-    handles[i]->forget_commit();
+    handles[i]->saved_as_ = 0;
     hand_to(*store, handles[i]->lane_ = lane);
     // A buffer tells no width: it shows its storage to the end, whatever of it was committed.
     handles[i]->part_ =

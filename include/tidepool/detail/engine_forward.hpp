@@ -84,7 +84,9 @@ void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, lan
   }
   try {
     const auto done = offload(chunk, which, lane, handles);
-    if (which.bytes > 0) cap(module, lane, done, which.bytes);
+    if (which.bytes > 0 && windows_[static_cast<std::size_t>(module)].capped()) {
+      cap(module, lane, done, which.bytes);
+    }
   } catch (...) {
     store_.settle(store_.offload_lane());
     undo(chunk);
@@ -134,7 +136,9 @@ void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, lan
     for (auto* each : handles) {
       const auto* const saved = (item++)->store;
       if (saved == nullptr) continue;
-      each->emptied_by(saved->number, *shared_names_, module, layer);
+      each->part_ = labels_[static_cast<std::size_t>(module)];
+      each->layer_ = layer;
+      each->saved_as_ = saved->number;
       auto& source = *std::exchange(each->store_, nullptr);
       source.discarded = what == plan::action::recompute;
       if (recorder_ != nullptr && source.handles > 1) {

@@ -179,7 +179,6 @@ ticket engine<Device>::offload(chunk_state& chunk, group& which, lane_id lane,
 template <device Device>
 void engine<Device>::cap(module_id module, lane_id lane, const ticket& done, std::size_t bytes) {
   auto& flying = windows_[static_cast<std::size_t>(module)];
-  if (!flying.capped()) return;
   flying.push(done, bytes);
   try {
     for (; flying.over(); flying.pop()) {

@@ -240,7 +240,9 @@ void engine<Device>::lend(chunk_state& chunk, const group& which, lane_id lane,
                           "recompute of " + name_of_group(chunk, which.module, which.layer),
                           store->source);
     }
-    if (!*handles[i]) handles[i]->store_ = share(*store);
+    if (*handles[i]) continue;
+    handles[i]->store_ = share(*store);
+    handles[i]->part_ = {0, store->bytes, 1, store->bytes};
   }
 }
 
@@ -260,6 +262,7 @@ void engine<Device>::take_back_lent(chunk_state& chunk, std::uint32_t index, lan
     auto* store = items[i].returning();
     if (store == nullptr || !*handles[i]) continue;
     handles[i]->store_ = nullptr;
+    handles[i]->part_ = labels_[static_cast<std::size_t>(which.module)];
     release(this);
     --store->handles;
     if (!used) {
