@@ -92,6 +92,11 @@ class storages {
   using storage = detail::storage<Device>;
   using stream_ref = typename Device::stream_ref;
 
+  // A device that checks fills what it hands out, so that a missing join shows in the data.
+  static constexpr bool fills = requires(Device & dev, void* data, stream_ref on) {
+    dev.poison(data, std::size_t{}, on);
+  };
+
   storages(Device& dev, const options& opts)
       : dev_(&dev),
         trace_(dev),
@@ -383,11 +388,6 @@ class storages {
     live_peak_without_ = std::max(live_peak_without_, live_ + away_);
   }
 
-  static constexpr bool fills = requires(Device & dev, void* data, stream_ref on) {
-    dev.poison(data, std::size_t{}, on);
-  };
-
-  // A device that checks fills what it hands out, so that a missing join shows in the data.
   void poison(storage& store, lane_id on) {
     if constexpr (fills) {
       dev_->poison(store.on_device.data, store.on_device.bytes, order_.stream(on));
