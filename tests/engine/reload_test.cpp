@@ -303,6 +303,52 @@ TEST_CASE("reload: restore fails where nothing can give way, and may be tried ag
   CHECK(desk.wrong() == 0);
 }
 
+TEST_CASE("reload: a group reloaded again after a refused restore counts once against the limit") {
+  rig desk;
+  auto opts = arena_options(3 * size, {"core_attn"});
+  opts.reload_ahead = 1;
+  opts.margin = false;
+  offloader off(desk.dev, opts);
+  const auto stream = desk.stream();
+  auto filler = off.allocate(size, stream);
+  auto open = off.begin();
+  const auto save = [&](int layer, auto&... handles) {
+    open.commit<"core_attn">(layer, stream, handles...);
+  };
+  auto w = off.allocate(size, stream);
+  save(0, w);
+  auto x = off.allocate(size, stream);
+  desk.write(x, 1);
+  auto first = x.share();
+  auto last = x.share();
+  auto y = off.allocate(size, stream);
+  desk.write(y, 2);
+  save(1, first);
+  save(2, x, y);
+  save(3, last);
+  open.end_forward();
+  open.restore<"core_attn">(3, stream, last);  // y comes ahead, beside x
+  last.reset(stream);
+  auto other = off.allocate(size, stream);  // in the place of x
+  CHECK(off.counters().evictions == 1);
+  CHECK_THROWS_AS(open.restore<"core_attn">(2, stream, x, other), tidepool::misuse_error);
+  other.reset(stream);
+  open.start_reload<"core_attn">(2);
+  filler.reset(stream);
+  const auto before = off.counters().modules[0].bytes_reloaded;
+  open.restore<"core_attn">(2, stream, x, y);
+  desk.check(x, 1);
+  desk.check(y, 2);
+  CHECK(off.counters().modules[0].bytes_reloaded == before + size);  // w, the only one ahead
+  for (auto* each : {&x, &y}) each->reset(stream);
+  open.restore<"core_attn">(1, stream, first);
+  first.reset(stream);
+  open.restore<"core_attn">(0, stream, w);
+  open.finish();
+  desk.dev.synchronize();
+  CHECK(desk.wrong() == 0);
+}
+
 TEST_CASE("reload: host memory that is still read is waited for once there is a step of it") {
   for (const std::size_t free_in_flight : {std::size_t{1}, std::size_t{2}}) {
     rig desk;

@@ -31,10 +31,7 @@ class open_chunks {
   }
 
   // Its ordinal is the number of chunks before it.
-  void add(chunk_state& fresh) noexcept {
-    by_ordinal_.push_back(&fresh);
-    settled_.erase(fresh.ordinal());
-  }
+  void add(chunk_state& fresh) noexcept { by_ordinal_.push_back(&fresh); }
   void remove(const chunk_state& gone) noexcept { by_ordinal_[gone.ordinal()] = nullptr; }
   // The latest has been removed, and the next takes its place.
   void reuse_latest(const chunk_state& gone) noexcept {
