@@ -31,8 +31,8 @@ TEST_CASE("golden: simulator and engine foretell each step as they did, to the b
     golden::differences("", each.results, golden::evaluate(stored(), each), lines);
     if (lines.empty()) continue;
     if (++different > most_shown) continue;
-    FAIL_CHECK(each.profile << ", by " << each.by << " " << each.draw << ", options '"
-                            << each.options << "'\n"
+    const auto which = each.draw > 0 ? " " + std::to_string(each.draw) : std::string();
+    FAIL_CHECK(each.profile << ", by " << each.by << which << ", options '" << each.options << "'\n"
                             << lines);
   }
   INFO(remedy);
