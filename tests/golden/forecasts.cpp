@@ -27,6 +27,7 @@ TEST_CASE("golden: simulator and engine foretell each step as they did, to the b
   std::size_t different = 0;
   const auto cases = golden::read_cases(stored());
   for (const auto& each : cases) {
+    INFO("of ", each.profile, ", by ", each.by, ", options '", each.options, "'");  // if it throws
     std::string lines;
     golden::differences("", each.results, golden::evaluate(stored(), each), lines);
     if (lines.empty()) continue;
