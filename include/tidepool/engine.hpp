@@ -57,7 +57,8 @@ class engine {
       counters_.modules.push_back({});
       counters_.modules[m].name = names_[m];
       counters_.modules[m].enabled = enabled[m];
-      counters_.modules[m].by_all = enabled[m] && opts.offload_modules.front() == "all";
+      counters_.modules[m].by_all =
+          enabled[m] && opts.offload_modules == std::vector<std::string>{"all"};
       const auto own = opts.module_max_inflight.find(names_[m]);
       windows_[m].set({own != opts.module_max_inflight.end() ? own->second : opts.max_inflight,
                        opts.max_inflight_bytes});
