@@ -188,7 +188,7 @@ class supplies {
     }
     desk_.await_kernels(done.home, done);
     const bool before = desk_.dev().tripped();
-    done.held() = {};
+    done.give_up();
     if (before || !desk_.dev().tripped()) return true;
     done.past->shared = true;
     return false;

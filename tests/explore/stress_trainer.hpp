@@ -82,6 +82,14 @@ struct tensor {
     if (is_view()) return part;
     return whole;
   }
+  // Without a word.
+  void give_up() {
+    if (is_view()) {
+      part = {};
+    } else {
+      whole = {};
+    }
+  }
 };
 
 /// The device, the trainer's streams on it and the kernels it runs there.

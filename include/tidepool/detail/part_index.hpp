@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -52,10 +53,10 @@ class part_index {
  private:
   template <class Rectangle>
   [[nodiscard]] std::size_t bucket_of(std::uint64_t origin, const Rectangle& part) const {
+    // An array with a name: nvcc writes a loop over a braced list wrongly.
+    const std::array<std::uint64_t, 4> numbers{part.offset, part.width, part.rows, part.pitch};
     std::uint64_t hash = origin;
-    for (const std::uint64_t each : {part.offset, part.width, part.rows, part.pitch}) {
-      hash = (std::rotl(hash, 23) ^ each) * 0x9E3779B97F4A7C15U;
-    }
+    for (const auto each : numbers) hash = (std::rotl(hash, 23) ^ each) * 0x9E3779B97F4A7C15U;
     return static_cast<std::size_t>(hash >> 32) & (buckets_.size() - 1);
   }
 
