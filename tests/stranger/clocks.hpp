@@ -88,7 +88,9 @@ class clocks {
     for (const auto& each : items) {
       const auto lane = lanes[each.lane];
       switch (each.what) {
-        case item::sort::access: access(lane, each.touches, each.label + " in a graph"); break;
+        case item::sort::access:
+          access(lane, each.touches, each.label + " in a graph");
+          break;
         case item::sort::record:
           tick(lane);
           inside[each.event] = lanes_[lane];

@@ -6,11 +6,10 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <tidepool/device/virtual.hpp>
 #include <unordered_map>
 #include <utility>
 #include <vector>
-
-#include <tidepool/device/virtual.hpp>
 
 #include "clocks.hpp"
 
@@ -236,9 +235,15 @@ class device : public tp::virtual_device {
       return;
     }
     switch (what.what) {
-      case clocks::item::sort::access: order_.access(lane, what.touches, what.label); break;
-      case clocks::item::sort::record: order_.record(lane, what.event); break;
-      case clocks::item::sort::wait: order_.wait(lane, what.event); break;
+      case clocks::item::sort::access:
+        order_.access(lane, what.touches, what.label);
+        break;
+      case clocks::item::sort::record:
+        order_.record(lane, what.event);
+        break;
+      case clocks::item::sort::wait:
+        order_.wait(lane, what.event);
+        break;
     }
   }
 
@@ -246,7 +251,8 @@ class device : public tp::virtual_device {
                    std::size_t pitch, bool writes) {
     const auto step = pitch == 0 ? shape.width : pitch;
     for (std::size_t r = 0; r < shape.rows; ++r) {
-      into.push_back(touch_of(static_cast<const std::byte*>(first) + r * step, shape.width, writes));
+      into.push_back(
+          touch_of(static_cast<const std::byte*>(first) + r * step, shape.width, writes));
     }
   }
 

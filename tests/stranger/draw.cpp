@@ -41,6 +41,18 @@ class drawer {
   program draw() {
     sides();
     const int style = roll_.below(100);
+    if (style >= 70 && roll_.chance(0.5)) {
+      for (auto& each : made_.sides) each.automatic = true;
+    }
+    for (auto& each : made_.sides) {
+      if (!each.automatic) continue;
+      each.fraction = 1;
+      each.delta = 0;
+      automatic_ = true;
+      // A plan is made where something has to leave.
+      if (each.memory != 2 && roll_.chance(0.6))
+        each.budget = static_cast<std::size_t>(roll_.from(3, 40)) * 1024;
+    }
     // Programs differ in what they have much of, so that rare things meet.
     shares_ = often(0.12, 0.5);
     views_ = often(0.12, 0.5);
@@ -50,16 +62,18 @@ class drawer {
     unwritten_ = often(0.03, 0.3);
     noise_ = roll_.chance(0.4) ? 0 : 0.01 * roll_.from(1, 14);
     persistent();
-    if (style < 36) {
+    if (style >= 70) {
+      soup();
+    } else if (style < 36) {
       captures();
-    } else if (style < 50 && made_.sides[0].automatic) {
+    } else if (style < 46 && made_.sides[0].automatic) {
       plans();
     } else {
       steps(roll_.from(1, 8));
     }
     if (roll_.chance(0.15)) {
       made_.fault_call = roll_.chance(0.75) ? roll_.below(3) : roll_.from(3, 10);
-      made_.fault_at = made_.fault_call < 3 ? roll_.from(1, roll_.chance(0.5) ? 40 : 250)
+      made_.fault_at = made_.fault_call < 3    ? roll_.from(1, roll_.chance(0.5) ? 40 : 250)
                        : made_.fault_call == 9 ? roll_.from(1, 5000)
                                                : roll_.from(1, 8);
     }
@@ -95,12 +109,14 @@ class drawer {
       if (with.memory == 2) {
         with.budget = 0;
         with.rings = {{512, static_cast<std::size_t>(roll_.from(2, 24))}};
-        if (roll_.chance(0.7)) with.rings.emplace_back(2048, static_cast<std::size_t>(roll_.from(2, 24)));
+        if (roll_.chance(0.7))
+          with.rings.emplace_back(2048, static_cast<std::size_t>(roll_.from(2, 24)));
       }
       with.step = static_cast<std::size_t>(roll_.from(1, 16)) * 1024;
       with.host_step = static_cast<std::size_t>(roll_.from(1, 16)) * 2048;
       if (roll_.chance(0.08)) with.host_budget = static_cast<std::size_t>(roll_.from(1, 12)) * 1024;
-      if (roll_.chance(0.3)) with.host_step = with.host_budget != 0 ? with.host_budget : roomy_host / 8;
+      if (roll_.chance(0.3))
+        with.host_step = with.host_budget != 0 ? with.host_budget : roomy_host / 8;
       with.modules = roll_.chance(0.7) ? 0b1111U : 1U + static_cast<unsigned>(roll_.below(15));
       with.recompute = roll_.chance(0.5) ? 0U : 1U + static_cast<unsigned>(roll_.below(3));
       with.margin = roll_.chance(0.4);
@@ -115,13 +131,8 @@ class drawer {
       with.automatic = roll_.chance(0.2);
       with.recompute_by_plan = roll_.chance(0.8);
       if (roll_.chance(0.2)) with.timed_step = roll_.from(2, 4);
-      if (with.automatic) {
-        with.fraction = 1;
-        with.delta = 0;
-      }
       made_.sides.push_back(with);
     }
-    automatic_ = made_.sides[0].automatic;
   }
 
   int a_stream() { return roll_.below(made_.streams); }
@@ -134,7 +145,9 @@ class drawer {
   // Mostly a slot that something was done to lately.
   int a_used_slot() {
     if (recent_.empty() || roll_.chance(0.15)) return a_slot();
-    return recent_[recent_.size() - 1 - static_cast<std::size_t>(roll_.below(std::min<int>(12, static_cast<int>(recent_.size()))))];
+    return recent_[recent_.size() - 1 -
+                   static_cast<std::size_t>(
+                       roll_.below(std::min<int>(12, static_cast<int>(recent_.size()))))];
   }
   int take_slot() {
     for (int tries = 0; tries < slot_count; ++tries) {
@@ -244,7 +257,12 @@ class drawer {
     run.side = side;
     add({kind::begin, run.chunk, side, number, 0, run.spec->forward_only ? 1 : 0});
     for (const auto& g : run.spec->groups) {
-      operation save{g.discard ? kind::discard : kind::commit, run.chunk, g.discard ? roll_.below(2) : g.module, g.layer, g.stream, g.way};
+      operation save{g.discard ? kind::discard : kind::commit,
+                     run.chunk,
+                     g.discard ? roll_.below(2) : g.module,
+                     g.layer,
+                     g.stream,
+                     g.way};
       for (const auto& t : g.tensors) {
         const int slot = take_slot();
         run.slots.push_back(slot);
@@ -311,7 +329,10 @@ class drawer {
           if (roll_.chance(0.5)) add({kind::read, each, roll_.chance(0.75) ? stream : a_stream()});
         }
       }
-      if (roll_.chance(0.2)) add({kind::write, run.slots[static_cast<std::size_t>(roll_.below(static_cast<int>(run.slots.size())))], a_stream()});
+      if (roll_.chance(0.2))
+        add({kind::write,
+             run.slots[static_cast<std::size_t>(roll_.below(static_cast<int>(run.slots.size())))],
+             a_stream()});
       if (roll_.chance(0.6) && g > 0) continue;
       for (const int each : run.slots) {
         if (roll_.chance(lasts_)) {
@@ -393,15 +414,132 @@ class drawer {
     const bool same = roll_.chance(0.65);
     for (int i = 0; i < count; ++i) {
       if (!same && roll_.chance(0.5)) spec = a_step();
-      if (same && roll_.chance(0.1) && spec.chunks.size() > 1) spec.depth = roll_.from(1, static_cast<int>(spec.chunks.size()));
+      if (same && roll_.chance(0.1) && spec.chunks.size() > 1)
+        spec.depth = roll_.from(1, static_cast<int>(spec.chunks.size()));
       play_step(spec, made_.sides.size() > 1 ? a_side() : 0);
       between_steps();
     }
   }
 
+  // Few handles and passes, and calls in hardly any order: lives that no schedule has. What a slot
+  // and a pass are is guessed, so that most calls do something.
+  void soup() {
+    const int slots = roll_.from(2, 8);
+    const int chunks = roll_.from(1, 3);
+    const int named = roll_.from(1, 3);
+    enum class phase { closed, forward, backward };
+    std::vector<phase> phases(static_cast<std::size_t>(chunks) + 1, phase::closed);
+    std::vector<int> groups(phases.size(), 0);
+    std::vector<bool> full(static_cast<std::size_t>(slots), false);
+    const auto slot_like = [&](bool wanted) {
+      int which = roll_.below(slots);
+      for (int tries = 0; tries < slots && full[static_cast<std::size_t>(which)] != wanted;
+           ++tries) {
+        which = (which + 1) % slots;
+      }
+      return which;
+    };
+    const auto set = [&](int slot, bool to) { full[static_cast<std::size_t>(slot)] = to; };
+    const auto tensor_call = [&] {
+      switch (roll_.below(8)) {
+        case 0:
+        case 1: {
+          const int slot = slot_like(false);
+          const int stream = a_stream();
+          add({kind::allocate, slot, a_size(), stream, 0, 0});
+          if (!roll_.chance(unwritten_)) add({kind::write, slot, stream});
+          return set(slot, true);
+        }
+        case 2:
+          return add({roll_.chance(0.7) ? kind::read : kind::write, slot_like(true), a_stream()});
+        case 3:
+        case 4: {
+          const int from = slot_like(true);
+          const int to = slot_like(false);
+          if (roll_.chance(0.7)) {
+            add({kind::share, from, to});
+          } else {
+            add({kind::view, from, to, roll_.below(1 << 20), roll_.below(2)});
+          }
+          return set(to, true);
+        }
+        default: {
+          const int slot = slot_like(true);
+          add(roll_.chance(0.85) ? operation{kind::reset, slot, a_stream()}
+                                 : operation{kind::destroy, slot});
+          return set(slot, false);
+        }
+      }
+    };
+    const auto pass_call = [&](int c) {
+      auto& now = phases[static_cast<std::size_t>(c)];
+      auto& count = groups[static_cast<std::size_t>(c)];
+      if (now == phase::closed) {
+        add({kind::begin, c, 0, c, 0, 2});
+        now = phase::forward;
+        count = 0;
+      } else if (now == phase::forward && (count == 0 || roll_.chance(0.75))) {
+        operation op{kind::commit,
+                     c,
+                     roll_.below(named),
+                     roll_.below(2),
+                     a_stream(),
+                     roll_.chance(by_hand_) ? by_hand : roll_.chance(offers_) ? or_discard : plain};
+        for (int n = roll_.from(1, 3); n > 0; --n) op.slots.push_back(slot_like(true));
+        if (op.e != by_hand) {
+          for (const int each : op.slots) set(each, false);
+        }
+        add(std::move(op));
+        ++count;
+      } else if (now == phase::forward) {
+        if (roll_.chance(0.8)) add({kind::end_forward, c});
+        now = phase::backward;
+      } else if (count > 0) {
+        if (roll_.chance(0.1)) add({kind::start_reload, c, roll_.below(3)});
+        add({kind::restore, c, roll_.chance(0.8) ? 0 : 1, a_stream(), 0, 0});
+        --count;
+        for (int i = 0; i < slots; ++i) {
+          if (roll_.chance(0.3)) set(i, true);
+        }
+      } else {
+        add({kind::finish, c});
+        now = phase::closed;
+      }
+    };
+    const auto a_step = [&] {
+      for (int i = roll_.from(8, 60); i > 0; --i) {
+        if (roll_.chance(0.5)) {
+          tensor_call();
+        } else {
+          pass_call(1 + roll_.below(chunks));
+        }
+      }
+      for (int c = 1; c <= chunks; ++c) {
+        for (int i = 0; i < 8; ++i) add({kind::restore, c, 0, a_stream(), 0, 0});
+        add({kind::finish, c});
+        if (roll_.chance(0.8)) add({kind::abandon, c});  // where that could not be
+        phases[static_cast<std::size_t>(c)] = phase::closed;
+      }
+      add({kind::end_step, 0});
+    };
+    // Plans are made of steps that are alike.
+    const bool same = roll_.chance(automatic_ ? 0.8 : 0.4);
+    std::vector<operation> one;
+    for (int step = roll_.from(same ? 2 : 1, 5); step > 0; --step) {
+      if (!same) {
+        a_step();
+      } else {
+        if (one.empty()) one = aside(a_step);
+        made_.operations.insert(made_.operations.end(), one.begin(), one.end());
+      }
+      if (!automatic_) between_steps();
+    }
+  }
+
   // ---- captures ----
 
-  void captured(int graph, int stream, int side, bool all, bool throws, const std::vector<operation>& body) {
+  void captured(int graph, int stream, int side, bool all, bool throws,
+                const std::vector<operation>& body) {
     add({kind::capture_begin, graph, stream, side, all ? 1 : 0, throws ? 1 : 0});
     for (const auto& each : body) made_.operations.push_back(each);
     add({kind::capture_end});
@@ -523,49 +661,92 @@ class drawer {
   void anything() {
     const int chunk = roll_.from(1, chunk_count - 1);
     switch (roll_.below(34)) {
-      case 0: case 1: return add({kind::allocate, a_slot(), a_size(), a_stream(), roll_.chance(0.1) ? roll_.from(1, 2) : 0, a_side()});
-      case 2: case 3: return add({kind::write, a_used_slot(), a_stream()});
-      case 4: case 5: return add({kind::read, a_used_slot(), a_stream()});
-      case 6: return add({kind::share, a_used_slot(), a_slot()});
-      case 7: return add({kind::view, a_used_slot(), a_slot(), roll_.below(1 << 20), roll_.below(2)});
-      case 8: return add({kind::keep, a_used_slot()});
-      case 9: case 10: return add({kind::reset, a_used_slot(), a_stream()});
-      case 11: return add({kind::destroy, a_used_slot()});
-      case 12: return add({kind::move_handle, a_used_slot(), a_slot()});
-      case 13: return add({kind::begin, chunk, a_side(), roll_.below(4), roll_.below(2), roll_.chance(0.2) ? 1 : 0});
-      case 14: case 15: {
-        operation op{kind::commit, chunk, roll_.below(5), roll_.below(4), a_stream(), roll_.below(3)};
+      case 0:
+      case 1:
+        return add({kind::allocate, a_slot(), a_size(), a_stream(),
+                    roll_.chance(0.1) ? roll_.from(1, 2) : 0, a_side()});
+      case 2:
+      case 3:
+        return add({kind::write, a_used_slot(), a_stream()});
+      case 4:
+      case 5:
+        return add({kind::read, a_used_slot(), a_stream()});
+      case 6:
+        return add({kind::share, a_used_slot(), a_slot()});
+      case 7:
+        return add({kind::view, a_used_slot(), a_slot(), roll_.below(1 << 20), roll_.below(2)});
+      case 8:
+        return add({kind::keep, a_used_slot()});
+      case 9:
+      case 10:
+        return add({kind::reset, a_used_slot(), a_stream()});
+      case 11:
+        return add({kind::destroy, a_used_slot()});
+      case 12:
+        return add({kind::move_handle, a_used_slot(), a_slot()});
+      case 13:
+        return add({kind::begin, chunk, a_side(), roll_.below(4), roll_.below(2),
+                    roll_.chance(0.2) ? 1 : 0});
+      case 14:
+      case 15: {
+        operation op{kind::commit,   chunk,      roll_.below(5),
+                     roll_.below(4), a_stream(), roll_.below(3)};
         for (int i = roll_.from(1, 3); i > 0; --i) op.slots.push_back(a_used_slot());
         return add(std::move(op));
       }
-      case 16: return add({kind::end_forward, chunk});
-      case 17: return add({kind::start_reload, chunk, roll_.below(4)});
-      case 18: case 19: return add({kind::restore, chunk, roll_.below(4), a_stream(), roll_.below(2), roll_.chance(0.3) ? 1 : 0});
+      case 16:
+        return add({kind::end_forward, chunk});
+      case 17:
+        return add({kind::start_reload, chunk, roll_.below(4)});
+      case 18:
+      case 19:
+        return add({kind::restore, chunk, roll_.below(4), a_stream(), roll_.below(2),
+                    roll_.chance(0.3) ? 1 : 0});
       case 20: {
         operation op{kind::discard, chunk, roll_.below(2), roll_.below(4), a_stream()};
         op.slots.push_back(a_used_slot());
         return add(std::move(op));
       }
-      case 21: return add({kind::recompute, chunk, roll_.below(3), a_stream(), 0, roll_.chance(0.3) ? 1 : 0});
-      case 22: return add({kind::finish, chunk});
-      case 23: case 24: return add({kind::abandon, chunk});
-      case 25: return add({kind::move_chunk, chunk, roll_.from(1, chunk_count - 1)});
-      case 26: return add({kind::end_step, a_side()});
-      case 27: return add(roll_.chance(0.5) ? operation{kind::trace, a_side()} : operation{kind::span, a_side(), a_stream()});
-      case 28: return add({kind::wait_for, a_side(), a_stream(), roll_.below(2), 0, roll_.chance(0.3) ? 1 : 0});
-      case 29: return add(roll_.chance(0.3) ? operation{kind::throw_reports, a_side()} : operation{kind::probe, a_side()});
+      case 21:
+        return add(
+            {kind::recompute, chunk, roll_.below(3), a_stream(), 0, roll_.chance(0.3) ? 1 : 0});
+      case 22:
+        return add({kind::finish, chunk});
+      case 23:
+      case 24:
+        return add({kind::abandon, chunk});
+      case 25:
+        return add({kind::move_chunk, chunk, roll_.from(1, chunk_count - 1)});
+      case 26:
+        return add({kind::end_step, a_side()});
+      case 27:
+        return add(roll_.chance(0.5) ? operation{kind::trace, a_side()}
+                                     : operation{kind::span, a_side(), a_stream()});
+      case 28:
+        return add(
+            {kind::wait_for, a_side(), a_stream(), roll_.below(2), 0, roll_.chance(0.3) ? 1 : 0});
+      case 29:
+        return add(roll_.chance(0.3) ? operation{kind::throw_reports, a_side()}
+                                     : operation{kind::probe, a_side()});
       case 30: {
         const int which = roll_.below(state_count);
         switch (roll_.below(6)) {
-          case 0: return add({kind::make_state, which, a_size(), a_side()});
-          case 1: return add({kind::create_state, which, a_slot(), a_stream()});
-          case 2: return add({kind::prefetch_state, which});
-          case 3: return add({kind::fetch_state, which, a_slot(), a_stream()});
-          case 4: return add({kind::write_state, which, a_slot(), a_stream()});
-          default: return add({kind::drop_state, which});
+          case 0:
+            return add({kind::make_state, which, a_size(), a_side()});
+          case 1:
+            return add({kind::create_state, which, a_slot(), a_stream()});
+          case 2:
+            return add({kind::prefetch_state, which});
+          case 3:
+            return add({kind::fetch_state, which, a_slot(), a_stream()});
+          case 4:
+            return add({kind::write_state, which, a_slot(), a_stream()});
+          default:
+            return add({kind::drop_state, which});
         }
       }
-      case 31: return add({kind::launch, roll_.below(graph_count), a_stream()});
+      case 31:
+        return add({kind::launch, roll_.below(graph_count), a_stream()});
       case 32: {
         const int which = roll_.below(20);
         if (which == 0) return add({kind::drop_offloader, a_side()});
@@ -573,7 +754,8 @@ class drawer {
         if (which < 12) return add({kind::join, a_stream(), a_stream()});
         return add({kind::synchronize});
       }
-      default: return add({kind::misuse, roll_.below(5), chunk, a_used_slot(), a_stream()});
+      default:
+        return add({kind::misuse, roll_.below(5), chunk, a_used_slot(), a_stream()});
     }
   }
 
@@ -602,6 +784,11 @@ std::vector<std::string>& passed_over() {
   return words;
 }
 
+std::map<std::string, long>& reached() {
+  static std::map<std::string, long> times;
+  return times;
+}
+
 program draw(std::uint64_t seed) { return drawer(seed).draw(); }
 
 std::string to_text(const program& what) {
@@ -611,8 +798,8 @@ std::string to_text(const program& what) {
        << (what.offloader_first ? ", offloader first" : "") << '\n';
   for (std::size_t i = 0; i < what.operations.size(); ++i) {
     const auto& op = what.operations[i];
-    text << i << ": " << name_of(op.what) << ' ' << op.a << ' ' << op.b << ' ' << op.c << ' ' << op.d
-         << ' ' << op.e;
+    text << i << ": " << name_of(op.what) << ' ' << op.a << ' ' << op.b << ' ' << op.c << ' '
+         << op.d << ' ' << op.e;
     for (const int each : op.slots) text << " t" << each;
     text << '\n';
   }

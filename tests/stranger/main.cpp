@@ -26,7 +26,7 @@ struct settings {
   int orders = 2;
   int threads = 1;
   long seconds = 0;
-  bool shrink = false, one = false, text = false;
+  bool reached = false, shrink = false, one = false, text = false;
   std::string into;
 };
 
@@ -71,7 +71,8 @@ std::string one_line(std::string text) {
 }
 
 // Runs `body` in a child that writes lines, and hands each of them to `line`. Returns its status.
-int in_child(const std::function<void(int)>& body, const std::function<void(const std::string&)>& line) {
+int in_child(const std::function<void(int)>& body,
+             const std::function<void(const std::string&)>& line) {
   int ends[2];
   if (pipe(ends) != 0) std::abort();
   std::fflush(stdout);
@@ -103,7 +104,8 @@ int in_child(const std::function<void(int)>& body, const std::function<void(cons
 
 std::string death(int status) {
   if (WIFSIGNALED(status)) {
-    return WTERMSIG(status) == SIGALRM ? "it hangs" : std::string("crash: ") + strsignal(WTERMSIG(status));
+    return WTERMSIG(status) == SIGALRM ? "it hangs"
+                                       : std::string("crash: ") + strsignal(WTERMSIG(status));
   }
   return "exit " + std::to_string(WEXITSTATUS(status));
 }
@@ -114,7 +116,8 @@ verdict judge(const program& what, int orders) {
       [&](int to) {
         alarm(20);
         const auto result = play_all(what, orders);
-        put(to, std::to_string(result.order) + '\t' + one_line(result.key) + '\t' + one_line(result.text) + '\n');
+        put(to, std::to_string(result.order) + '\t' + one_line(result.key) + '\t' +
+                    one_line(result.text) + '\n');
       },
       [&](const std::string& line) {
         const auto first = line.find('\t');
@@ -183,7 +186,8 @@ program shrunk(program what, const std::string& key, int orders) {
     for (int operation::*each : {&operation::c, &operation::d, &operation::e, &operation::b}) {
       if (what.operations[i].*each != 0) simpler([&](program& p) { p.operations[i].*each = 0; });
     }
-    if (what.operations[i].what == kind::allocate) simpler([&](program& p) { p.operations[i].b = 256; });
+    if (what.operations[i].what == kind::allocate)
+      simpler([&](program& p) { p.operations[i].b = 256; });
   }
   return what;
 }
@@ -199,7 +203,8 @@ void show(const program& what, const verdict& found, const settings& with) {
   static_cast<void>(in_child([&](int to) { put(to, play(small, again.order, true).code); },
                              [&](const std::string& line) { code += line + '\n'; }));
   if (code.empty()) {
-    std::printf("it crashes, so that the program is shown as operations:\n%s", to_text(small).c_str());
+    std::printf("it crashes, so that the program is shown as operations:\n%s",
+                to_text(small).c_str());
     return;
   }
   if (with.into.empty()) {
@@ -214,6 +219,7 @@ void show(const program& what, const verdict& found, const settings& with) {
 
 struct tally {
   long programs = 0;
+  std::map<std::string, long> reached;
   std::map<std::string, std::pair<std::uint64_t, long>> found;  // key: first seed, times
 };
 
@@ -237,9 +243,13 @@ tally run_share(const settings& with, int share) {
             const auto result = play_all(draw(next), with.orders);
             alarm(0);
             if (!result.key.empty()) {
-              put(to, "found\t" + std::to_string(result.order) + '\t' + one_line(result.key) + '\t' + one_line(result.text) + '\n');
+              put(to, "found\t" + std::to_string(result.order) + '\t' + one_line(result.key) +
+                          '\t' + one_line(result.text) + '\n');
             }
             put(to, "end\n");
+          }
+          for (const auto& [what, times] : reached()) {
+            put(to, "reached\t" + std::to_string(times) + '\t' + what + '\n');
           }
         },
         [&](const std::string& line) {
@@ -247,11 +257,15 @@ tally run_share(const settings& with, int share) {
             at = std::strtoull(line.c_str() + 6, nullptr, 10);
             next = at + stride;
             ++all.programs;
+          } else if (line.starts_with("reached")) {
+            const auto second = line.find('\t', 8);
+            all.reached[line.substr(second + 1)] += std::atol(line.c_str() + 8);
           } else if (line.starts_with("found")) {
             const auto first = line.find('\t', 6);
             const auto second = line.find('\t', first + 1);
-            found.emplace_back(at, verdict{line.substr(first + 1, second - first - 1), line.substr(second + 1),
-                                           std::strtoull(line.c_str() + 6, nullptr, 10)});
+            found.emplace_back(
+                at, verdict{line.substr(first + 1, second - first - 1), line.substr(second + 1),
+                            std::strtoull(line.c_str() + 6, nullptr, 10)});
           }
         });
     if (status != 0) found.emplace_back(at, verdict{death(status), death(status), 0});
@@ -289,19 +303,26 @@ int run(const settings& with) {
   for (auto& each : threads) each.join();
   for (const auto& share : shares) {
     all.programs += share.programs;
+    for (const auto& [what, times] : share.reached) all.reached[what] += times;
     for (const auto& [key, entry] : share.found) {
       auto& into = all.found[key];
       if (into.second == 0 || entry.first < into.first) into.first = entry.first;
       into.second += entry.second;
     }
   }
-  const auto seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+  const auto seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+  if (with.reached) {
+    for (const auto& [what, times] : all.reached) std::printf("%9ld %s\n", times, what.c_str());
+  }
   long times = 0;
   for (const auto& [key, entry] : all.found) {
-    std::printf("%6ld times, first seed %llu: %s\n", entry.second, static_cast<unsigned long long>(entry.first), key.c_str());
+    std::printf("%6ld times, first seed %llu: %s\n", entry.second,
+                static_cast<unsigned long long>(entry.first), key.c_str());
     times += entry.second;
   }
-  std::printf("%ld programs in %.1f s: %ld findings of %zu kinds\n", all.programs, seconds, times, all.found.size());
+  std::printf("%ld programs in %.1f s: %ld findings of %zu kinds\n", all.programs, seconds, times,
+              all.found.size());
   return all.found.empty() ? 0 : 1;
 }
 
@@ -336,14 +357,18 @@ int main(int argc, char** argv) {
       stranger::passed_over().emplace_back(argv[++i]);
     } else if (arg == "--strict") {
       stranger::strict() = true;
+    } else if (arg == "--reached") {
+      with.reached = true;
     } else if (arg == "--operations") {
       with.text = true;
     } else if (arg == "--into" && i + 1 < argc) {
       with.into = argv[++i];
     } else {
       std::fprintf(stderr,
-                   "stranger [--programs N] [--seed S] [--program S] [--orders K] [--threads T] [--seconds T]\n"
-                   "         [--shrink] [--operations] [--into FOLDER] [--strict] [--ignore WORDS]\n");
+                   "stranger [--programs N] [--seed S] [--program S] [--orders K] [--threads T] "
+                   "[--seconds T]\n"
+                   "         [--shrink] [--operations] [--into FOLDER] [--strict] [--ignore WORDS] "
+                   "[--reached]\n");
       return 2;
     }
   }

@@ -10,9 +10,8 @@
 #include <optional>
 #include <set>
 #include <string>
-#include <vector>
-
 #include <tidepool/offloader.hpp>
+#include <vector>
 
 #include "device.hpp"
 #include "program.hpp"
@@ -41,7 +40,7 @@ struct content {
   bool keep = false;
   int side = 0;
   int source = 0;
-  positions past{};       // uses through handles that are gone
+  positions past{};  // uses through handles that are gone
 };
 using content_ref = std::shared_ptr<content>;
 
@@ -57,13 +56,13 @@ struct slot {
   content_ref of;  // also of an emptied handle, until its group is restored or dropped
   part where;
   bool whole = false;
-  positions ready{};          // what any use comes after, on each stream
-  positions used{};           // the last use through this handle
-  unsigned follows = 0;       // streams behind which it may give its memory back without a word
-  int group = -1;             // the number of the group that holds it
-  bool by_hand = false;       // of that group: it may be reset before its restore
-  int visits = -1;            // the state that it is of
-  bool by_commit = false;     // a commit emptied the buffer
+  positions ready{};       // what any use comes after, on each stream
+  positions used{};        // the last use through this handle
+  unsigned follows = 0;    // streams behind which it may give its memory back without a word
+  int group = -1;          // the number of the group that holds it
+  bool by_hand = false;    // of that group: it may be reset before its restore
+  int visits = -1;         // the state that it is of
+  bool by_commit = false;  // a commit emptied the buffer
   std::size_t elements = 0;
 
   [[nodiscard]] handle& h() { return is_view ? static_cast<handle&>(v) : b; }
@@ -145,8 +144,8 @@ struct recorded_graph {
 struct side_model {
   std::optional<offloader> off;
   bool gone = false;
-  bool held = false;  // to a plan, until a step of passes ended
-  int passes = 0;     // that were finished in this step
+  bool held = false;                    // to a plan, until a step of passes ended
+  int passes = 0;                       // that were finished in this step
   bool begun = false, spoiled = false;  // the step; by a pass given up
   bool tracing = false;
   bool dirty = false;  // the device does not stand where the handles say

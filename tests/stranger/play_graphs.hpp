@@ -33,7 +33,8 @@ inline void player::compare(int side) {
 inline void player::given_up(const content_ref& of) {
   if (capturing_) return;
   if (of->handles + of->saves == 0) {
-    std::erase_if(side_at(of->side).on_device, [&](const auto& each) { return each.first == of->id; });
+    std::erase_if(side_at(of->side).on_device,
+                  [&](const auto& each) { return each.first == of->id; });
   }
   compare(of->side);
 }
@@ -87,11 +88,13 @@ inline void player::end_body(bool done) {
     const auto found = before_places_.find(id);
     for (const auto& each : contents_) {
       if (each->id != id) continue;
-      into_->touched.push_back({each, found == before_places_.end() ? nullptr : found->second, false});
+      into_->touched.push_back(
+          {each, found == before_places_.end() ? nullptr : found->second, false});
     }
   }
   into_->states_used.assign(body_states_.begin(), body_states_.end());
-  for (const int each : body_states_) into_->states.insert(states_[static_cast<std::size_t>(each)].id);
+  for (const int each : body_states_)
+    into_->states.insert(states_[static_cast<std::size_t>(each)].id);
   into_->eager_calls = of.eager_calls;
   for (const auto& each : states_) {
     if (each.state) into_->all_states.insert(each.id);
@@ -110,7 +113,8 @@ inline void player::give_up_body() {
   }
   for (int i = 0; i < slot_count; ++i) {
     auto& which = at(i);
-    if (which.full() && which.of && body_contents_.contains(which.of->id) && which.group < 0) destroy(i);
+    if (which.full() && which.of && body_contents_.contains(which.of->id) && which.group < 0)
+      destroy(i);
   }
   auto& of = side_at(capture_side_);
   of.dirty = false;
@@ -139,23 +143,25 @@ inline std::size_t player::capture(const operation& op, std::size_t next) {
   into_ = &into;
   std::size_t end = next;
   if (code_.on()) {
-    code_.open("attempt([&] { g" + std::to_string(op.a) + ".emplace(" + off_name(side) + "->capture(s" +
-               std::to_string(stream) + ", [&] {");
+    code_.open("attempt([&] { g" + std::to_string(op.a) + ".emplace(" + off_name(side) +
+               "->capture(s" + std::to_string(stream) + ", [&] {");
   }
   bool began = false;
-  const auto threw = call("", may(side) | misuse | budget | (op.e != 0 ? static_cast<unsigned>(own) : 0U), [&] {
-    into.graph.emplace(of.off->capture(ref(stream), [&] {
-      began = true;
-      begin_body(side, stream, op.d != 0);
-      end = run_from(next, true);
-      if (op.d != 0) {
-        for (int s = 0; s < program_.streams; ++s) {
-          if (s != stream && (capture_streams_ >> static_cast<unsigned>(s) & 1U) != 0) order(s, stream);
-        }
-      }
-      if (op.e != 0) throw trainer_error();
-    }));
-  });
+  const auto threw =
+      call("", may(side) | misuse | budget | (op.e != 0 ? static_cast<unsigned>(own) : 0U), [&] {
+        into.graph.emplace(of.off->capture(ref(stream), [&] {
+          began = true;
+          begin_body(side, stream, op.d != 0);
+          end = run_from(next, true);
+          if (op.d != 0) {
+            for (int s = 0; s < program_.streams; ++s) {
+              if (s != stream && (capture_streams_ >> static_cast<unsigned>(s) & 1U) != 0)
+                order(s, stream);
+            }
+          }
+          if (op.e != 0) throw trainer_error();
+        }));
+      });
   if (op.e != 0) code_.line("throw std::runtime_error(\"the trainer's own error\");");
   if (code_.on()) code_.close("})); });");
   if (began) end_body(threw == 0);

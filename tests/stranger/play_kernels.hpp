@@ -8,7 +8,8 @@ namespace stranger {
 
 inline int player::stream_of(int wanted) const {
   const int s = wanted % program_.streams;
-  if (capturing_ && (capture_streams_ >> static_cast<unsigned>(s) & 1U) == 0) return capture_stream_;
+  if (capturing_ && (capture_streams_ >> static_cast<unsigned>(s) & 1U) == 0)
+    return capture_stream_;
   return s;
 }
 
@@ -145,8 +146,6 @@ inline void player::read(int index, int wanted) {
   kernel(on, index, stream_of(wanted), false, version_of(*on.of));
 }
 
-inline void player::join(int first, int second) {
-  order(stream_of(first), stream_of(second));
-}
+inline void player::join(int first, int second) { order(stream_of(first), stream_of(second)); }
 
 }  // namespace stranger

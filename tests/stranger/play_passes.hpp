@@ -11,10 +11,14 @@ namespace detail {
 template <class Handle, class Call>
 void spread(const std::vector<Handle*>& all, Call&& with) {
   switch (all.size()) {
-    case 1: return with(*all[0]);
-    case 2: return with(*all[0], *all[1]);
-    case 3: return with(*all[0], *all[1], *all[2]);
-    default: return;
+    case 1:
+      return with(*all[0]);
+    case 2:
+      return with(*all[0], *all[1]);
+    case 3:
+      return with(*all[0], *all[1], *all[2]);
+    default:
+      return;
   }
 }
 
@@ -23,22 +27,22 @@ void spread(const std::vector<Handle*>& all, Call&& with) {
 inline void player::begin(const operation& op) {
   if (!usable_side(op.b)) return;
   auto& into = passes_[static_cast<std::size_t>(op.a)];
-  if (into.open && capturing_) return;
+  if (into.open && (capturing_ || op.e == 2)) return;
   const auto code = "c" + std::to_string(op.a) + " = " + off_name(op.b) + "->begin({" +
                     ".microbatch = " + std::to_string(op.c) +
                     ", .model_chunk = " + std::to_string(op.d) +
-                    (op.e != 0 ? ", .forward_only = true" : "") + "});";
+                    (op.e == 1 ? ", .forward_only = true" : "") + "});";
   tp::chunk_info info;
   info.microbatch = op.c;
   info.model_chunk = op.d;
-  info.forward_only = op.e != 0;
+  info.forward_only = op.e == 1;
   if (call(code, may(op.b), [&] { into.chunk = side_at(op.b).off->begin(info); }) != 0) return;
   if (into.open) {
     side_at(into.side).spoiled = true;
     forget_pass(into);
   }
   side_at(op.b).begun = true;
-  into = {std::move(into.chunk), true, op.b, op.e != 0, false, false, false, {}, {}};
+  into = {std::move(into.chunk), true, op.b, op.e == 1, false, false, false, {}, {}};
   if (capturing_) body_passes_.insert(op.a);
 }
 
@@ -79,7 +83,8 @@ inline void player::commit(const operation& op) {
     touch(at(each).of);
   }
   const auto id = static_cast<tp::module_id>(op.b);
-  const bool does = (settings(in.side).modules >> static_cast<unsigned>(op.b) & 1U) != 0 && !in.forward_only;
+  const bool does =
+      (settings(in.side).modules >> static_cast<unsigned>(op.b) & 1U) != 0 && !in.forward_only;
   const auto module = static_cast<std::size_t>(op.b);
   const auto before = side_at(in.side).off->counters().modules[module];
   const auto moved = device_.bytes_out();
@@ -88,11 +93,15 @@ inline void player::commit(const operation& op) {
   if (!does) allowed &= ~budget;
   const auto threw = call(code + ");", allowed, [&] {
     if (op.e == or_discard) {
-      detail::spread(buffers, [&](auto&... all) { in.chunk.commit_or_discard(id, op.c, ref(stream), all...); });
+      detail::spread(buffers, [&](auto&... all) {
+        in.chunk.commit_or_discard(id, op.c, ref(stream), all...);
+      });
     } else if (op.e == by_hand) {
-      detail::spread(handles, [&](auto&... all) { in.chunk.start_offload(id, op.c, ref(stream), all...); });
+      detail::spread(handles,
+                     [&](auto&... all) { in.chunk.start_offload(id, op.c, ref(stream), all...); });
     } else {
-      detail::spread(handles, [&](auto&... all) { in.chunk.commit(id, op.c, ref(stream), all...); });
+      detail::spread(handles,
+                     [&](auto&... all) { in.chunk.commit(id, op.c, ref(stream), all...); });
     }
   });
   if (does) give(in.side, stream);
@@ -100,11 +109,13 @@ inline void player::commit(const operation& op) {
   const auto after = side_at(in.side).off->counters().modules[module];
   if (threw != 0 || !does) {
     for (std::size_t i = 0; i < slots.size(); ++i) {
-      if (at(slots[i]).h().data() != places[i]) find("a commit that did nothing changed a handle", code);
+      if (at(slots[i]).h().data() != places[i])
+        find("a commit that did nothing changed a handle", code);
     }
     const auto figures = [](const tp::trace::module_counters& c) {
-      return std::array{c.groups, c.groups_offloaded, c.groups_resident, c.tensors_offloaded,
-                        c.tensors_shared, c.tensors_small, c.bytes_offloaded};
+      return std::array{
+          c.groups,         c.groups_offloaded, c.groups_resident, c.tensors_offloaded,
+          c.tensors_shared, c.tensors_small,    c.bytes_offloaded};
     };
     if (figures(before) != figures(after)) {
       find("a commit that failed is counted", code + ": bytes_offloaded " +
@@ -115,8 +126,8 @@ inline void player::commit(const operation& op) {
   }
   if (after.bytes_offloaded - before.bytes_offloaded != device_.bytes_out() - moved) {
     find("bytes_offloaded is not what was copied",
-         code + ": " + std::to_string(after.bytes_offloaded - before.bytes_offloaded) + " counted, " +
-             std::to_string(device_.bytes_out() - moved) + " copied");
+         code + ": " + std::to_string(after.bytes_offloaded - before.bytes_offloaded) +
+             " counted, " + std::to_string(device_.bytes_out() - moved) + " copied");
   }
   note_commit(in, op, slots, stream);
   if (device_.bytes_out() != moved && !capturing_) {
@@ -188,7 +199,8 @@ inline void player::end_forward(int chunk) {
   if (!in.open || in.lost || !usable_side(in.side)) return;
   if (capturing_) body_passes_.insert(chunk);
   if (in.ended && !strict()) return;  // twice: the profile of the step then cannot be saved
-  call("c" + std::to_string(chunk) + ".end_forward();", may(in.side), [&] { in.chunk.end_forward(); });
+  call("c" + std::to_string(chunk) + ".end_forward();", may(in.side),
+       [&] { in.chunk.end_forward(); });
   in.ended = true;
   ++side_at(in.side).eager_calls;
 }
@@ -239,7 +251,8 @@ inline void player::restore(const operation& op) {
     if (op.d != 1 || !each.left || at(each.slot).is_view) continue;
     for (int i = 0; i < slot_count; ++i) {  // another empty handle takes it
       auto& other = at(i);
-      if (other.full() || other.group >= 0 || other.of || other.is_view || other.by_commit) continue;
+      if (other.full() || other.group >= 0 || other.of || other.is_view || other.by_commit)
+        continue;
       other.elements = at(each.slot).elements;
       other.group = std::exchange(at(each.slot).group, -1);
       each.slot = i;
@@ -247,7 +260,8 @@ inline void player::restore(const operation& op) {
     }
   }
   const bool again = which->way == or_discard;
-  std::string code = "c" + std::to_string(op.a) + (again ? ".restore_or_recompute<\"" : ".restore<\"") +
+  std::string code = "c" + std::to_string(op.a) +
+                     (again ? ".restore_or_recompute<\"" : ".restore<\"") +
                      module_names[static_cast<std::size_t>(which->module)] + "\">(" +
                      std::to_string(which->layer) + ", s" + std::to_string(stream);
   std::vector<handle*> handles;
@@ -287,17 +301,20 @@ inline void player::restore(const operation& op) {
     if (op.e != 0 && called) code_.line("throw std::runtime_error(\"the trainer's own error\");");
     if (code_.on()) code_.close("}" + names + "); });");
     if (called && !will) find("recomputed although will_recompute said no", code);
-    if (!called && will && !others && threw == 0) find("not recomputed although will_recompute said so", code);
+    if (!called && will && !others && threw == 0)
+      find("not recomputed although will_recompute said so", code);
   } else {
     threw = call(code + names + ");", allowed, [&] {
-      detail::spread(handles, [&](auto&... all) { in.chunk.restore(id, which->layer, ref(stream), all...); });
+      detail::spread(
+          handles, [&](auto&... all) { in.chunk.restore(id, which->layer, ref(stream), all...); });
     });
   }
   give(in.side, stream);
   in.restored = true;
   if (threw == 0) return come_back(in, *which, stream);
   for (auto& each : which->arguments) {
-    if (each.left && at(each.slot).full()) find("a restore that threw filled a handle", code + names);
+    if (each.left && at(each.slot).full())
+      find("a restore that threw filled a handle", code + names);
     if (!each.left) continue;
     at(each.slot).of.reset();
     at(each.slot).used = {};
@@ -368,7 +385,8 @@ inline void player::discard(const operation& op) {
   if (!in.open || in.lost || in.ended || in.restored || !usable_side(in.side)) return;
   auto slots = arguments(op, in.side, true);
   const bool does = (settings(in.side).recompute >> static_cast<unsigned>(op.b) & 1U) != 0;
-  std::erase_if(slots, [&](int each) { return at(each).of->handles != 1 || at(each).of->saves != 0; });
+  std::erase_if(slots,
+                [&](int each) { return at(each).of->handles != 1 || at(each).of->saves != 0; });
   if (slots.empty() || !does) return;
   const int stream = stream_of(op.d);
   std::string code = "c" + std::to_string(op.a) + ".discard(\"" +
@@ -556,21 +574,24 @@ inline void player::misuse_pass(const operation& op) {
     case 0: {  // an empty handle
       if (in.ended || in.restored) return;
       buffer nothing;
-      return refused("{ offloader::buffer nothing; " + start + "commit" + named + "0" + tail + "nothing); }",
-                     [&] { in.chunk.commit(id, 0, ref(stream), nothing); });
+      return refused(
+          "{ offloader::buffer nothing; " + start + "commit" + named + "0" + tail + "nothing); }",
+          [&] { in.chunk.commit(id, 0, ref(stream), nothing); });
     }
     case 1: {  // never committed
       buffer nothing;
       if (!strict()) in.restored = true;  // the refused call ends the forward pass all the same
-      return refused("{ offloader::buffer nothing; " + start + "restore" + named + "99" + tail + "nothing); }",
-                     [&] { in.chunk.restore(id, 99, ref(stream), nothing); });
+      return refused(
+          "{ offloader::buffer nothing; " + start + "restore" + named + "99" + tail + "nothing); }",
+          [&] { in.chunk.restore(id, 99, ref(stream), nothing); });
     }
     case 2: {  // another number of arguments
       auto* const which = group_at(in, op.c);
       if (which == nullptr || which->arguments.size() > 2) return;
       std::vector<handle*> all;
-      std::string code = start + "restore<\"" + module_names[static_cast<std::size_t>(which->module)] +
-                         "\">(" + std::to_string(which->layer) + ", s" + std::to_string(stream);
+      std::string code = start + "restore<\"" +
+                         module_names[static_cast<std::size_t>(which->module)] + "\">(" +
+                         std::to_string(which->layer) + ", s" + std::to_string(stream);
       for (const auto& each : which->arguments) {
         all.push_back(&at(each.slot).h());
         code += ", " + name(each.slot);
@@ -581,7 +602,8 @@ inline void player::misuse_pass(const operation& op) {
       if (!strict()) in.restored = true;
       return refused("{ offloader::buffer more; " + code + ", more); }", [&] {
         detail::spread(all, [&](auto&... each) {
-          in.chunk.restore(static_cast<tp::module_id>(which->module), which->layer, ref(stream), each...);
+          in.chunk.restore(static_cast<tp::module_id>(which->module), which->layer, ref(stream),
+                           each...);
         });
       });
     }
@@ -591,9 +613,10 @@ inline void player::misuse_pass(const operation& op) {
       auto& given = at(op.c % slot_count).h();
       const auto name_of_it = name(op.c % slot_count);
       const auto& with = settings(in.side);
-      const bool may_stay = with.margin || with.fraction != 1 || with.delta != 0 || with.automatic ||
-                            one.of->keep || one.of->saves > 0 || one.elements < with.min_elements ||
-                            !saved_plan_.empty() || one.of->handles > 1;
+      const bool may_stay = with.margin || with.fraction != 1 || with.delta != 0 ||
+                            with.automatic || one.of->keep || one.of->saves > 0 ||
+                            one.elements < with.min_elements || !saved_plan_.empty() ||
+                            one.of->handles > 1;
       if (may_stay && !(in.ended || in.restored)) return;  // then nobody looks at it
       if (one.of->side != in.side || in.ended || in.restored) {
         return refused(start + "commit" + named + "0" + tail + name_of_it + ");",
@@ -603,7 +626,8 @@ inline void player::misuse_pass(const operation& op) {
                      [&] { in.chunk.commit(id, 0, ref(stream), given, given); });
     }
     default: {
-      return refused(off_name(in.side) + "->end_step();", [&] { side_at(in.side).off->end_step(); });
+      return refused(off_name(in.side) + "->end_step();",
+                     [&] { side_at(in.side).off->end_step(); });
     }
   }
 }

@@ -31,6 +31,18 @@ inline void player::end_step(int side) {
   if (threw == 0 && of.passes > 0 && !of.spoiled) of.held = false;
   of.passes = 0;
   of.begun = of.spoiled = false;
+  if (threw == 0 && settings(side).automatic && !capturing_) {
+    if (of.off->current_plan()) {
+      ++reached()["steps under a plan"];
+      for (const auto& chunk : of.off->current_plan()->what) {
+        for (const auto each : chunk)
+          ++reached()["groups to " + std::string(tp::plan::name_of(each))];
+      }
+    }
+    const auto name = off_name(side);
+    call("static_cast<void>(tp::plan::to_json(" + name + "->profile()));", 0,
+         [&] { static_cast<void>(tp::plan::to_json(of.off->profile())); });
+  }
 }
 
 inline void player::save_plan(int side) {
@@ -56,7 +68,8 @@ inline void player::follow(int side) {
   auto& of = side_at(side);
   if (of.begun) return;
   const auto threw =
-      call(off_name(side) + "->follow(tp::plan::plan_from_json(plan), tp::plan::profile_from_json(profile));",
+      call(off_name(side) +
+               "->follow(tp::plan::plan_from_json(plan), tp::plan::profile_from_json(profile));",
            may(side) | profile | option, [&] {
              of.off->follow(tp::plan::plan_from_json(saved_plan_),
                             tp::plan::profile_from_json(saved_profile_));
@@ -99,7 +112,8 @@ inline void player::span(const operation& op) {
   if (!usable_side(op.a) || capturing_) return;
   const int stream = stream_of(op.b);
   auto& of = side_at(op.a);
-  call("{ const auto span = " + off_name(op.a) + "->trace_span(\"span\", s" + std::to_string(stream) + "); }",
+  call("{ const auto span = " + off_name(op.a) + "->trace_span(\"span\", s" +
+           std::to_string(stream) + "); }",
        may(op.a), [&] { const auto span = of.off->trace_span("span", ref(stream)); });
 }
 
@@ -112,7 +126,8 @@ inline void player::wait_for(const operation& op) {
   };
   const std::string wait = op.c != 0 ? "->wait_for_peers(s" : "->wait_for_others(s";
   call(off_name(op.a) + wait + std::to_string(stream) +
-           (op.e != 0 ? ", [] { throw std::runtime_error(\"the trainer's own error\"); });" : ", [] {});"),
+           (op.e != 0 ? ", [] { throw std::runtime_error(\"the trainer's own error\"); });"
+                      : ", [] {});"),
        may(op.a) | (op.e != 0 ? static_cast<unsigned>(own) : 0U), [&] {
          if (op.c != 0) {
            of.off->wait_for_peers(ref(stream), body);
@@ -186,7 +201,8 @@ inline void player::prefetch_state(int which) {
   ++side_at(from.side).eager_calls;
   if (capturing_) body_states_.insert(which);
   const bool written = capturing_ ? from.written_captured : from.written;
-  if (came && !written && !side_at(from.side).dirty) find("prefetched what was never written", from.state ? "" : "");
+  if (came && !written && !side_at(from.side).dirty)
+    find("prefetched what was never written", from.state ? "" : "");
   if (came) from.maybe_ahead = !capturing_;
 }
 
@@ -239,8 +255,9 @@ inline void player::write_state(const operation& op) {
         at(other).group >= 0 || !usable(other)) {
       return;
     }
-    return refused(name_of_it + ".write_back(" + name(other) + ", s" + std::to_string(stream) + ");",
-                   [&] { to.state->write_back(at(other).b, ref(stream)); });
+    return refused(
+        name_of_it + ".write_back(" + name(other) + ", s" + std::to_string(stream) + ");",
+        [&] { to.state->write_back(at(other).b, ref(stream)); });
   }
   auto& from = at(to.slot);
   if (!usable(to.slot)) return;
@@ -251,7 +268,8 @@ inline void player::write_state(const operation& op) {
     body_states_.insert(op.a);
     allowed |= misuse;  // first contents
   }
-  const auto code = name_of_it + ".write_back(" + name(to.slot) + ", s" + std::to_string(stream) + ");";
+  const auto code =
+      name_of_it + ".write_back(" + name(to.slot) + ", s" + std::to_string(stream) + ");";
   const auto threw = call(code, allowed, [&] { to.state->write_back(from.b, ref(stream)); });
   give(to.side, stream);
   if (threw != 0) {

@@ -138,7 +138,8 @@ inline void player::allocate(const operation& op) {
       return refused(code, [&] { made = side.off->allocate_from(from, bytes, ref(stream)); });
     }
     const auto allowed = may_allocate(op.e) | budget;
-    if (call(code, allowed, [&] { made = side.off->allocate_from(from, bytes, ref(stream)); }) != 0) {
+    if (call(code, allowed, [&] { made = side.off->allocate_from(from, bytes, ref(stream)); }) !=
+        0) {
       give(op.e, stream);
       return;
     }
@@ -147,8 +148,8 @@ inline void player::allocate(const operation& op) {
     at(op.a).is_view = false;
     const auto code = name(op.a) + " = " + off_name(op.e) + "->allocate(" + std::to_string(bytes) +
                       ", s" + std::to_string(stream) + ");";
-    const auto threw = call(code, may_allocate(op.e),
-                            [&] { made = side.off->allocate(bytes, ref(stream)); });
+    const auto threw =
+        call(code, may_allocate(op.e), [&] { made = side.off->allocate(bytes, ref(stream)); });
     give(op.e, stream);
     if (threw != 0) return;
   }
@@ -199,7 +200,8 @@ inline void player::make_view(int from, int to, int shape, bool whole) {
   if (pitch == 0) return;
   cut.pitch = pitch * 16;
   cut.width = 16 * (1 + static_cast<std::size_t>(roll.below(static_cast<int>(pitch))));
-  cut.offset = 16 * static_cast<std::size_t>(roll.below(static_cast<int>(pitch - cut.width / 16 + 1)));
+  cut.offset =
+      16 * static_cast<std::size_t>(roll.below(static_cast<int>(pitch - cut.width / 16 + 1)));
   if (cut.rows == 1) cut.pitch = 0;
   cut.whole_storage = whole;
   auto& target = at(to);

@@ -27,7 +27,8 @@ std::string gist(const std::string& message) {
 std::string call_of(const std::string& code) {
   const auto end = code.find_first_of("(<");
   const auto from = code.find_last_of(".>=", end == std::string::npos ? end : end - 1);
-  auto word = code.substr(from == std::string::npos ? 0 : from + 1, end - (from == std::string::npos ? 0 : from + 1));
+  auto word = code.substr(from == std::string::npos ? 0 : from + 1,
+                          end - (from == std::string::npos ? 0 : from + 1));
   return word.substr(0, 40);
 }
 
@@ -122,10 +123,15 @@ unsigned player::call(const std::string& code, unsigned allowed, F&& body) {
     for (auto& each : sides_) each.forgiven = true;
   }
   look();
+  if (code.empty() || code[0] != '/') {
+    ++reached()[std::string(name_of(operation_)) + (capturing_ ? ", captured" : "") +
+                (threw == 0 ? "" : " threw " + type)];
+  }
   if (threw == 0) return 0;
   if (!capturing_) code_.line("// " + what);
   if ((threw & allowed) == 0) {
-    find(call_of(code) + " threw " + type + ": " + gist(what), code + " threw " + type + ": " + what);
+    find(call_of(code) + " threw " + type + ": " + gist(what),
+         code + " threw " + type + ": " + what);
   }
   if (capturing_) throw body_ends{};
   return threw;
@@ -217,6 +223,7 @@ std::size_t player::run_from(std::size_t first, bool inside) {
     const auto& op = program_.operations[i];
     at_operation_ = static_cast<int>(i);
     device_.order().at_operation(at_operation_);
+    operation_ = op.what;
     if (op.what == kind::capture_end) {
       if (inside) return i + 1;
       continue;
@@ -233,29 +240,47 @@ std::size_t player::run_from(std::size_t first, bool inside) {
 
 void player::step(const operation& op) {
   switch (op.what) {
-    case kind::allocate: return allocate(op);
-    case kind::write: return write(op.a, op.b);
-    case kind::read: return read(op.a, op.b);
-    case kind::share: return share(op.a, op.b);
-    case kind::view: return make_view(op.a, op.b, op.c, op.d != 0);
+    case kind::allocate:
+      return allocate(op);
+    case kind::write:
+      return write(op.a, op.b);
+    case kind::read:
+      return read(op.a, op.b);
+    case kind::share:
+      return share(op.a, op.b);
+    case kind::view:
+      return make_view(op.a, op.b, op.c, op.d != 0);
     case kind::keep:
       if (at(op.a).full() && at(op.a).of && at(op.a).visits < 0 && !capturing_) {
         call(name(op.a) + ".keep_resident();", 0, [&] { at(op.a).h().keep_resident(); });
         at(op.a).of->keep = true;
       }
       return;
-    case kind::reset: static_cast<void>(reset(op.a, op.b)); return;
-    case kind::destroy: return destroy(op.a);
-    case kind::move_handle: return move_handle(op.a, op.b);
-    case kind::begin: return begin(op);
-    case kind::commit: return commit(op);
-    case kind::end_forward: return end_forward(op.a);
-    case kind::start_reload: return start_reload(op);
-    case kind::restore: return restore(op);
-    case kind::discard: return discard(op);
-    case kind::recompute: return recompute(op);
-    case kind::finish: return finish_pass(op.a);
-    case kind::abandon: return abandon(op.a);
+    case kind::reset:
+      static_cast<void>(reset(op.a, op.b));
+      return;
+    case kind::destroy:
+      return destroy(op.a);
+    case kind::move_handle:
+      return move_handle(op.a, op.b);
+    case kind::begin:
+      return begin(op);
+    case kind::commit:
+      return commit(op);
+    case kind::end_forward:
+      return end_forward(op.a);
+    case kind::start_reload:
+      return start_reload(op);
+    case kind::restore:
+      return restore(op);
+    case kind::discard:
+      return discard(op);
+    case kind::recompute:
+      return recompute(op);
+    case kind::finish:
+      return finish_pass(op.a);
+    case kind::abandon:
+      return abandon(op.a);
     case kind::move_chunk: {
       auto& from = passes_[static_cast<std::size_t>(op.a)];
       auto& to = passes_[static_cast<std::size_t>(op.b)];
@@ -265,30 +290,50 @@ void player::step(const operation& op) {
       from = {};
       return;
     }
-    case kind::end_step: return end_step(op.a);
-    case kind::save_plan: return save_plan(op.a);
-    case kind::follow: return follow(op.a);
-    case kind::probe: return capturing_ ? void() : probe(op.a);
-    case kind::drop_offloader: return capturing_ ? void() : drop_side(op.a);
-    case kind::check_counters: return check_counters(op.a);
-    case kind::trace: return trace(op.a);
-    case kind::span: return span(op);
-    case kind::wait_for: return wait_for(op);
+    case kind::end_step:
+      return end_step(op.a);
+    case kind::save_plan:
+      return save_plan(op.a);
+    case kind::follow:
+      return follow(op.a);
+    case kind::probe:
+      return capturing_ ? void() : probe(op.a);
+    case kind::drop_offloader:
+      return capturing_ ? void() : drop_side(op.a);
+    case kind::check_counters:
+      return check_counters(op.a);
+    case kind::trace:
+      return trace(op.a);
+    case kind::span:
+      return span(op);
+    case kind::wait_for:
+      return wait_for(op);
     case kind::throw_reports:
       if (usable_side(op.a) && !capturing_) {
         side_at(op.a).evil_reports = true;
-        code_.line(off_name(op.a) + "->on_report([](std::string_view) { throw std::runtime_error(\"the trainer's own error\"); });");
+        code_.line(off_name(op.a) +
+                   "->on_report([](std::string_view) { throw std::runtime_error(\"the trainer's "
+                   "own error\"); });");
       }
       return;
-    case kind::make_state: return capturing_ ? void() : make_state(op);
-    case kind::create_state: return create_state(op);
-    case kind::prefetch_state: return prefetch_state(op.a);
-    case kind::fetch_state: return fetch_state(op);
-    case kind::write_state: return write_state(op);
-    case kind::drop_state: return drop_state(op.a);
-    case kind::launch: return launch(op);
-    case kind::drop_graph: return drop_graph(op.a);
-    case kind::join: return join(op.a, op.b);
+    case kind::make_state:
+      return capturing_ ? void() : make_state(op);
+    case kind::create_state:
+      return create_state(op);
+    case kind::prefetch_state:
+      return prefetch_state(op.a);
+    case kind::fetch_state:
+      return fetch_state(op);
+    case kind::write_state:
+      return write_state(op);
+    case kind::drop_state:
+      return drop_state(op.a);
+    case kind::launch:
+      return launch(op);
+    case kind::drop_graph:
+      return drop_graph(op.a);
+    case kind::join:
+      return join(op.a, op.b);
     case kind::synchronize:
       if (!capturing_) {
         const device::mine quiet(device_);
@@ -297,8 +342,10 @@ void player::step(const operation& op) {
         look();
       }
       return;
-    case kind::misuse: return misuse_pass(op);
-    default: return;
+    case kind::misuse:
+      return misuse_pass(op);
+    default:
+      return;
   }
 }
 
@@ -318,7 +365,8 @@ void player::give_up_all(bool graphs_first) {
     each.dirty = false;
     each.on_device.clear();
   }
-  std::erase_if(contents_, [](const content_ref& each) { return each->handles + each->saves == 0; });
+  std::erase_if(contents_,
+                [](const content_ref& each) { return each->handles + each->saves == 0; });
   flights_.clear();
 }
 
@@ -366,8 +414,9 @@ void player::check_whole(int which) {
   const auto name = off_name(which);
   if (with.memory == 1) {
     const auto all = (with.budget != 0 ? with.budget : roomy_device) / 256 * 256;
-    call("static_cast<void>(" + name + "->allocate(" + std::to_string(all) + ", s0));  // the whole arena", 0,
-         [&] { static_cast<void>(off.allocate(all, ref(0))); });
+    call("static_cast<void>(" + name + "->allocate(" + std::to_string(all) +
+             ", s0));  // the whole arena",
+         0, [&] { static_cast<void>(off.allocate(all, ref(0))); });
   }
   if (with.memory == 2) {
     std::vector<buffer> taken;
@@ -379,8 +428,9 @@ void player::check_whole(int which) {
   }
   const auto host = with.host_budget != 0 ? with.host_budget : roomy_host;
   if (with.host_step >= host) {
-    call("static_cast<void>(" + name + "->state_on_host(" + std::to_string(host) + ", \"all\"));  // all of the host's", 0,
-         [&] { static_cast<void>(off.state_on_host(host, "all")); });
+    call("static_cast<void>(" + name + "->state_on_host(" + std::to_string(host) +
+             ", \"all\"));  // all of the host's",
+         0, [&] { static_cast<void>(off.state_on_host(host, "all")); });
   }
 }
 
@@ -410,10 +460,10 @@ void player::finish() {
   look();
   for (std::size_t f = 1; f < source_count; ++f) device_.deallocate(source_memory_[f]);
   if (device_.device_blocks() + device_.host_blocks() != 0 || device_.events_alive() != 0) {
-    find("memory or events are left",
-         std::to_string(device_.device_blocks()) + " device blocks, " +
-             std::to_string(device_.host_blocks()) + " host blocks, " +
-             std::to_string(device_.events_alive()) + " events when all is gone");
+    find("memory or events are left", std::to_string(device_.device_blocks()) + " device blocks, " +
+                                          std::to_string(device_.host_blocks()) + " host blocks, " +
+                                          std::to_string(device_.events_alive()) +
+                                          " events when all is gone");
   }
 }
 

@@ -20,8 +20,8 @@ class player {
   [[nodiscard]] played play();
 
  private:
-  struct stop {};        // a finding: nothing that follows can be relied on
-  struct body_ends {};   // a refusal inside a capture, which fails with it
+  struct stop {};       // a finding: nothing that follows can be relied on
+  struct body_ends {};  // a refusal inside a capture, which fails with it
 
   // ---- findings, and calls that may throw (player.cpp) ----
   void find(const std::string& key, const std::string& text);
@@ -49,7 +49,9 @@ class player {
 
   // ---- the trainer's streams (play_kernels.hpp) ----
   [[nodiscard]] int stream_of(int wanted) const;
-  [[nodiscard]] stream_ref ref(int stream) const { return streams_[static_cast<std::size_t>(stream)].ref(); }
+  [[nodiscard]] stream_ref ref(int stream) const {
+    return streams_[static_cast<std::size_t>(stream)].ref();
+  }
   void order(int before, int after);
   void order_for(const positions& what, int stream);
   std::uint32_t tick(int stream) { return ++position_[static_cast<std::size_t>(stream)]; }
@@ -136,8 +138,12 @@ class player {
   [[nodiscard]] slot& at(int index) { return slots_[static_cast<std::size_t>(index)]; }
   [[nodiscard]] const slot& at(int index) const { return slots_[static_cast<std::size_t>(index)]; }
   [[nodiscard]] side_model& side_at(int which) { return sides_[static_cast<std::size_t>(which)]; }
-  [[nodiscard]] const side_model& side_at(int which) const { return sides_[static_cast<std::size_t>(which)]; }
-  [[nodiscard]] const side& settings(int which) const { return program_.sides[static_cast<std::size_t>(which)]; }
+  [[nodiscard]] const side_model& side_at(int which) const {
+    return sides_[static_cast<std::size_t>(which)];
+  }
+  [[nodiscard]] const side& settings(int which) const {
+    return program_.sides[static_cast<std::size_t>(which)];
+  }
   [[nodiscard]] bool usable_side(int which) const {
     return which >= 0 && which < static_cast<int>(sides_.size()) && side_at(which).off &&
            (!capturing_ || capture_side_ == which);
@@ -148,6 +154,7 @@ class player {
   finding found_;
   bool failed_ = false;
   int at_operation_ = -1;
+  kind operation_ = kind::probe;
   std::size_t checks_ = 0;
   std::uint64_t numbers_ = 0, versions_ = 0;
   int group_numbers_ = 0;

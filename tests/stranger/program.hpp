@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -28,8 +29,8 @@ inline constexpr std::array<const char*, 5> module_names{"core_attn", "expert_fc
 inline constexpr std::array<const char*, 2> discard_names{"layernorm", "mine_again"};
 
 inline constexpr std::array<const char*, 11> device_calls{
-    "record",       "wait",         "copy",        "try_allocate", "try_allocate_host", "synchronize",
-    "begin_capture", "end_capture", "replay",      "make_event",   "make_stream"};
+    "record",        "wait",        "copy",   "try_allocate", "try_allocate_host", "synchronize",
+    "begin_capture", "end_capture", "replay", "make_event",   "make_stream"};
 
 enum class kind : std::uint8_t {
   // tensors: a is the slot
@@ -43,21 +44,21 @@ enum class kind : std::uint8_t {
   destroy,      //
   move_handle,  // b target slot
   // passes: a is the chunk
-  begin,        // b offloader, c microbatch, d model chunk, e forward only
-  commit,       // b module, c layer, d stream, e way (commit_way), slots
-  end_forward,  //
+  begin,   // b offloader, c microbatch, d model chunk, e 1: forward only, 2: not where one is open
+  commit,  // b module, c layer, d stream, e way (commit_way), slots
+  end_forward,   //
   start_reload,  // b group counted from the last
-  restore,      // b group counted from the last, c stream, d fault of the trainer, e throws
-  discard,      // b name, c layer, d stream, slots
-  recompute,    // b which counted from the last, c stream, e throws
-  finish,       //
-  abandon,      //
-  move_chunk,   // b target chunk
+  restore,       // b group counted from the last, c stream, d fault of the trainer, e throws
+  discard,       // b name, c layer, d stream, slots
+  recompute,     // b which counted from the last, c stream, e throws
+  finish,        //
+  abandon,       //
+  move_chunk,    // b target chunk
   // steps: a is the offloader
   end_step,
   save_plan,
   follow,
-  probe,          // gives everything up and runs a plain step
+  probe,  // gives everything up and runs a plain step
   drop_offloader,
   check_counters,
   trace,          // starts or finishes
@@ -65,35 +66,35 @@ enum class kind : std::uint8_t {
   wait_for,       // b stream, c peers, e throws
   throw_reports,  // the next report throws
   // state on the host: a is the state
-  make_state,     // b bytes, c offloader
-  create_state,   // b slot, c stream
+  make_state,    // b bytes, c offloader
+  create_state,  // b slot, c stream
   prefetch_state,
-  fetch_state,    // b slot, c stream
-  write_state,    // c stream
+  fetch_state,  // b slot, c stream
+  write_state,  // c stream
   drop_state,
   // graphs: a is the graph
   capture_begin,  // b stream, c offloader, d all streams take part, e the body throws at its end
   capture_end,
-  launch,         // b stream
+  launch,  // b stream
   drop_graph,
   // the trainer's own
-  join,         // stream b waits for stream a
+  join,  // stream b waits for stream a
   synchronize,
-  misuse,       // a which, b, c, d as it needs
+  misuse,  // a which, b, c, d as it needs
   count
 };
 
 [[nodiscard]] inline std::string_view name_of(kind what) {
   static constexpr std::string_view names[]{
-      "allocate",   "write",          "read",         "share",          "view",
-      "keep",       "reset",          "destroy",      "move_handle",    "begin",
-      "commit",     "end_forward",    "start_reload", "restore",        "discard",
-      "recompute",  "finish",         "abandon",      "move_chunk",     "end_step",
-      "save_plan",  "follow",         "probe",        "drop_offloader", "check_counters",
-      "trace",      "span",           "wait_for",     "throw_reports",  "make_state",
-      "create_state", "prefetch_state", "fetch_state", "write_state",   "drop_state",
-      "capture_begin", "capture_end",  "launch",       "drop_graph",     "join",
-      "synchronize", "misuse"};
+      "allocate",      "write",          "read",         "share",          "view",
+      "keep",          "reset",          "destroy",      "move_handle",    "begin",
+      "commit",        "end_forward",    "start_reload", "restore",        "discard",
+      "recompute",     "finish",         "abandon",      "move_chunk",     "end_step",
+      "save_plan",     "follow",         "probe",        "drop_offloader", "check_counters",
+      "trace",         "span",           "wait_for",     "throw_reports",  "make_state",
+      "create_state",  "prefetch_state", "fetch_state",  "write_state",    "drop_state",
+      "capture_begin", "capture_end",    "launch",       "drop_graph",     "join",
+      "synchronize",   "misuse"};
   static_assert(std::size(names) == static_cast<std::size_t>(kind::count));
   return names[static_cast<std::size_t>(what)];
 }
@@ -184,6 +185,9 @@ struct played {
 
 // Findings whose key has one of these in it are passed over, and the program goes on.
 [[nodiscard]] std::vector<std::string>& passed_over();
+
+// How often things came about, to see what programs reach (--reached).
+[[nodiscard]] std::map<std::string, long>& reached();
 
 // Draws the program of a seed.
 [[nodiscard]] program draw(std::uint64_t seed);

@@ -12,7 +12,6 @@ constexpr const char* head = R"(// g++ -std=c++20 -Iinclude this.cpp && ./a.out 
 #include <optional>
 #include <string>
 #include <tidepool/tidepool.hpp>
-namespace tp = tidepool;
 )";
 
 constexpr const char* failing = R"(
@@ -109,20 +108,24 @@ static void attempt(Body&& body) {
 )";
 
 std::string bytes_or_none(const char* member, long value) {
-  return value < 0 ? std::string() : std::string("  o.") + member + " = " + std::to_string(value) + ";\n";
+  return value < 0 ? std::string()
+                   : std::string("  o.") + member + " = " + std::to_string(value) + ";\n";
 }
 
 std::string options_text(const side& with, int number) {
-  std::string text = "static tp::options options" + std::to_string(number) + "() {\n  tp::options o;\n";
+  std::string text =
+      "static tp::options options" + std::to_string(number) + "() {\n  tp::options o;\n";
   const auto put = [&](const std::string& line) { text += "  o." + line + ";\n"; };
   std::string list;
   for (std::size_t m = 0; m < module_names.size(); ++m) {
-    if ((with.modules >> m & 1U) != 0) list += std::string(list.empty() ? "" : ", ") + '"' + module_names[m] + '"';
+    if ((with.modules >> m & 1U) != 0)
+      list += std::string(list.empty() ? "" : ", ") + '"' + module_names[m] + '"';
   }
   put("offload_modules = {" + list + "}");
   list.clear();
   for (std::size_t m = 0; m < discard_names.size(); ++m) {
-    if ((with.recompute >> m & 1U) != 0) list += std::string(list.empty() ? "" : ", ") + '"' + discard_names[m] + '"';
+    if ((with.recompute >> m & 1U) != 0)
+      list += std::string(list.empty() ? "" : ", ") + '"' + discard_names[m] + '"';
   }
   if (!list.empty()) put("recompute_modules = {" + list + "}");
   put("min_tensor_elements = " + std::to_string(with.min_elements));
@@ -144,7 +147,8 @@ std::string options_text(const side& with, int number) {
     put("memory = tp::memory_kind::slots");
     std::string rings;
     for (const auto& [bytes, count] : with.rings) {
-      rings += (rings.empty() ? "{" : ", {") + std::to_string(bytes) + ", " + std::to_string(count) + "}";
+      rings += (rings.empty() ? "{" : ", {") + std::to_string(bytes) + ", " +
+               std::to_string(count) + "}";
     }
     put("slots = {" + rings + "}");
   } else if (with.budget != 0 || with.memory == 1) {
@@ -163,11 +167,13 @@ std::string declarations(const std::string& lines) {
   const auto declare = [&](const std::string& letter, const std::string& type) {
     std::set<int> numbers;
     const std::regex name("\\b" + letter + "([0-9]+)\\b");
-    for (auto at = std::sregex_iterator(lines.begin(), lines.end(), name); at != std::sregex_iterator(); ++at) {
+    for (auto at = std::sregex_iterator(lines.begin(), lines.end(), name);
+         at != std::sregex_iterator(); ++at) {
       numbers.insert(std::stoi((*at)[1]));
     }
     std::string names;
-    for (const int each : numbers) names += (names.empty() ? " " : ", ") + letter + std::to_string(each);
+    for (const int each : numbers)
+      names += (names.empty() ? " " : ", ") + letter + std::to_string(each);
     if (!names.empty()) text += "  " + type + names + ";\n";
   };
   declare("f", "std::optional<tp::fixed_block<device>>");
@@ -189,12 +195,16 @@ std::string writer::whole(const program& what, const std::string& why) const {
     const auto at = body.find(std::string("  ") + unused + ".emplace");
     if (at != std::string::npos) body.erase(at, body.find('\n', at) + 1 - at);
   }
-  std::string text = "// Seed " + std::to_string(what.seed) + ". " + why.substr(0, why.find('\n')) + "\n";
+  std::string text =
+      "// Seed " + std::to_string(what.seed) + ". " + why.substr(0, why.find('\n')) + "\n";
   text += head;
+  if (body.find("tp::plan::") != std::string::npos) text += "#include <tidepool/plan/json.hpp>\n";
+  text += "namespace tp = tidepool;\n";
   text += what.fault_at > 0 ? failing : "\nusing device = tp::virtual_device;\n";
   text += helpers;
   text += '\n';
-  for (std::size_t s = 0; s < what.sides.size(); ++s) text += options_text(what.sides[s], static_cast<int>(s));
+  for (std::size_t s = 0; s < what.sides.size(); ++s)
+    text += options_text(what.sides[s], static_cast<int>(s));
   text += "\nint main(int argc, char** argv) {\n";
   text += "  tp::machine like{.device_bytes = 8 << 20, .host_bytes = 8 << 20};\n";
   text += "  if (argc > 1) like.order_seed = std::strtoull(argv[1], nullptr, 10);\n";
@@ -204,7 +214,8 @@ std::string writer::whole(const program& what, const std::string& why) const {
             std::to_string(s) + " = stream" + std::to_string(s) + ".ref();\n";
   }
   if (what.fault_at > 0) {
-    text += "  dev.kind = \"" + std::string(device_calls[static_cast<std::size_t>(what.fault_call)]) +
+    text += "  dev.kind = \"" +
+            std::string(device_calls[static_cast<std::size_t>(what.fault_call)]) +
             "\";\n  dev.fails = " + std::to_string(what.fault_at) + ";\n";
   }
   for (std::size_t s = 0; s < what.sides.size(); ++s) {
@@ -212,6 +223,7 @@ std::string writer::whole(const program& what, const std::string& why) const {
             ".emplace(dev, options" + std::to_string(s) + "());\n";
   }
   // The offloaders go first unless the lines say otherwise, so the handles are declared before.
+  if (body.find("  profile = ") != std::string::npos) text += "  std::string profile, plan;\n";
   const auto declared = declarations(body);
   text += declared + body + "}\n";
   return text;
