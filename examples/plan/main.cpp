@@ -105,8 +105,8 @@ int run(const planning::request& asked) {
     std::printf("wrote %s\n", asked.save_profile.c_str());
   }
   if (!asked.save.empty() && runs) {
-    plan::save(asked.recompute ? study.with_recompute(chosen.budget) : made, asked.step,
-               asked.save);
+    const auto best = asked.recompute ? study.with_recompute(chosen.budget) : made;
+    plan::save(best.expected.runs ? best : made, asked.step, asked.save);
     std::printf("wrote %s\n", asked.save.c_str());
   }
 

@@ -149,7 +149,8 @@ class offloader {
   /// What the warm-up recorded: structure alone, or with times where the policy is automatic.
   [[nodiscard]] const plan::profile& profile() const { return engine_->profile(); }
 
-  /// The plan that is being followed; nothing with Megatron's policy, and before it is made.
+  /// The plan that is being followed; nothing with Megatron's policy, and before it is made. Where
+  /// none was found for the device budget, `expected.runs` is false, and everything leaves.
   [[nodiscard]] const std::optional<plan::step_plan>& current_plan() const {
     return plans_.current();
   }

@@ -302,6 +302,9 @@ TEST_CASE("planner: a budget that holds no single group is refused, not guessed 
   CHECK_FALSE(found.expected.runs);
   CHECK(found.limited_by == limit::memory);
   CHECK(std::isinf(found.bound_us));
+  const auto least = found.expected.peak;
+  CHECK(plans.best({.device_budget = least}).expected.runs);
+  CHECK_FALSE(plans.best({.device_budget = least - 1}).expected.runs);
 }
 
 TEST_CASE("planner: the least memory for a slowdown meets it, and less does not") {

@@ -114,9 +114,7 @@ class plan_maker {
     owner_->adopt(recorded, made.what, places_of(made, recorded));
     if (!made.expected.runs) owner_->without_a_plan();
     adopt(made, recorded);
-    report_(made.expected.runs
-                ? plan::in_words(made)
-                : "plan: none was found for this budget; everything leaves, as in the warm-up");
+    report_(plan::in_words(made));
   }
 
   // What the warm-up did at least runs. Where planning throws, the steps recorded so far are left

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tidepool/options.hpp"
+#include "tidepool/plan/check.hpp"
 #include "tidepool/plan/detail/audition.hpp"
 #include "tidepool/plan/planner.hpp"
 
@@ -22,6 +23,29 @@ namespace detail {
     return std::any_of(chunk.groups.begin(), chunk.groups.end(),
                        [](const auto& group) { return group.recompute_us > 0; });
   });
+}
+
+// What plans may use of a budget.
+[[nodiscard]] inline std::size_t left_for_plans(const profile& step, std::size_t budget) {
+  if (!step.shapes_vary) return budget;
+  std::size_t largest = 0;
+  for (const auto& each : step.storages) largest = std::max(largest, each.bytes);
+  return budget - std::min(budget / 2, budget / 10 + 2 * largest);
+}
+
+// The least budget that leaves plans so much.
+[[nodiscard]] inline std::size_t budget_that_leaves(const profile& step, std::size_t bytes) {
+  auto least = bytes;
+  auto most = 2 * bytes + 1;
+  while (least < most) {
+    const auto middle = least + (most - least) / 2;
+    if (left_for_plans(step, middle) < bytes) {
+      least = middle + 1;
+    } else {
+      most = middle;
+    }
+  }
+  return least;
 }
 
 [[nodiscard]] inline std::size_t count_of(const actions& what, action which) {
@@ -45,17 +69,16 @@ namespace detail {
 /// budget, since copies on their way take some. Of plans that take as long, to a thousandth, the
 /// best by `cost_us` is taken: the time, and what copies cost the kernels beside them.
 ///
+/// Where none is found, `expected.runs` is false and `device_budget` that of `opts`; where none
+/// fits it, `step_us` is infinite and `expected.peak` the least for which the planner finds one.
+///
 /// `expected` is the forecast of the engine, not the planner's. Blocks the host for some seconds
 /// where a step has a thousand groups, or memory for a hundred is tight, and for less where some
 /// plan takes hardly longer than keeping all.
 [[nodiscard]] inline step_plan automatic(const profile& step, const options& opts) {
   planner plans(step);
-  auto most = opts.device_budget.value_or(plans.in_core().peak);
-  if (step.shapes_vary && opts.device_budget) {
-    std::size_t largest = 0;
-    for (const auto& each : step.storages) largest = std::max(largest, each.bytes);
-    most -= std::min(most / 2, most / 10 + 2 * largest);
-  }
+  const auto most =
+      opts.device_budget ? detail::left_for_plans(step, *opts.device_budget) : plans.in_core().peak;
   auto whole = plans.best({.device_budget = most});
   const auto without_recomputing_us = whole.bound_us;
   detail::audition stage(step, opts);
@@ -121,6 +144,11 @@ namespace detail {
   }
   auto none_found = whole;
   if (!std::isfinite(none_found.bound_us)) none_found.bound_us = plans.in_core().step_us;
+  if (opts.device_budget) {
+    none_found.device_budget = *opts.device_budget;
+    auto& peak = none_found.expected.peak;
+    if (!none_found.expected.runs) peak = detail::budget_that_leaves(step, peak);
+  }
   none_found.expected.runs = false;
   return none_found;
 }
@@ -174,6 +202,14 @@ namespace detail {
 
 /// A line for a log.
 [[nodiscard]] inline std::string in_words(const step_plan& made) {
+  if (!made.expected.runs) {
+    const bool fits = std::isfinite(made.expected.step_us);
+    return "plan: " +
+           (fits ? "none was found that runs in a device budget of " +
+                       std::to_string(made.device_budget) + " bytes"
+                 : detail::no_plan_fits(made)) +
+           "; everything leaves, as in the warm-up";
+  }
   std::size_t all = 0;
   for (const auto& chunk : made.what) all += chunk.size();
   const auto again = detail::count_of(made.what, action::recompute);

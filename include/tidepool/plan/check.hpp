@@ -38,6 +38,12 @@ void expect_consistent(const profile& step, const Refuse& refuse) {
   static_cast<void>(event_check(step, lists.found(), refuse));
 }
 
+// A plan whose time no planner could tell.
+[[nodiscard]] inline std::string no_plan_fits(const step_plan& none) {
+  return "no plan fits a device budget of " + std::to_string(none.device_budget) +
+         " bytes; the planner finds one from " + std::to_string(none.expected.peak) + " on";
+}
+
 [[noreturn]] inline void refuse_profile(const std::string& place, const std::string& problem,
                                         std::string_view remedy) {
   throw profile_error("tidepool: profile at " + place + ": " + problem + "; " +
@@ -49,7 +55,8 @@ void expect_consistent(const profile& step, const Refuse& refuse) {
 /// Throws `profile_error` where planning for `step` would make no sense.
 inline void check(const profile& step) { detail::expect_consistent(step, detail::refuse_profile); }
 
-/// Throws `profile_error` unless `chosen` has an action for each group of `step`, and finite times.
+/// Throws `profile_error` unless `chosen` has an action for each group of `step`, and finite times,
+/// which it has not where no plan fits the budget.
 inline void check(const step_plan& chosen, const profile& step) {
   const auto same = [&](const std::string& place, const char* what, std::size_t found,
                         std::size_t expected) {
@@ -62,6 +69,10 @@ inline void check(const step_plan& chosen, const profile& step) {
   for (std::size_t c = 0; c < chosen.what.size(); ++c) {
     same(detail::place_of("chunks", c, "/groups"), "groups", chosen.what[c].size(),
          step.chunks[c].groups.size());
+  }
+  if (!chosen.expected.runs && !std::isfinite(chosen.expected.step_us)) {
+    throw profile_error("tidepool: plan: " + detail::no_plan_fits(chosen) +
+                        "; plan for as much or more");
   }
   const auto finite = [](double value, const char* place) {
     if (std::isfinite(value)) return;

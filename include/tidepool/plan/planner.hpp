@@ -57,7 +57,8 @@ class planner {
     return sim_.run(sim_.map().fold(what), limits);
   }
 
-  /// The best plan found; `expected.runs` is false when there is none for this budget.
+  /// The best plan found; `expected.runs` is false when there is none for this budget, and
+  /// `expected.peak` is then the least for which there is one.
   [[nodiscard]] step_plan best(goal wanted) {
     if (wanted.device_budget == 0) wanted.device_budget = in_core_.peak;
     step_plan result;
@@ -74,6 +75,7 @@ class planner {
     result.reload_ahead = found.limits.reload_ahead;
     result.reload_ahead_bytes = found.limits.reload_ahead_bytes;
     result.expected = found.result;
+    if (!found.result.runs) result.expected.peak = least_bytes();
     result.limited_by = limit_of(result);
     return result;
   }
@@ -126,6 +128,12 @@ class planner {
   }
 
  private:
+  // Everything leaves, and comes back when it is asked for.
+  [[nodiscard]] std::size_t least_bytes() {
+    const std::vector<action> all(keep_all_.size(), action::offload);
+    return sim_.run(all, {.device_budget = 0, .reload_ahead = 0}).peak;
+  }
+
   link_rates link_;
   simulator sim_;
   outcome in_core_;

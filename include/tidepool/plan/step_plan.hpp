@@ -24,11 +24,13 @@ using actions = std::vector<std::vector<action>>;
 
 /// What a step is expected to be.
 struct outcome {
-  bool runs = true;       ///< false: the budget cannot hold what must be live
-  double step_us = 0;     ///< of the whole step
-  double stall_us = 0;    ///< of it, standing still for the copies
-  double extra_us = 0;    ///< of it, recomputing
-  std::size_t peak = 0;   ///< most device bytes of saved tensors, in issue order
+  bool runs = true;     ///< false: the budget cannot hold what must be live
+  double step_us = 0;   ///< of the whole step
+  double stall_us = 0;  ///< of it, standing still for the copies
+  double extra_us = 0;  ///< of it, recomputing
+  /// Most device bytes of saved tensors, in issue order; where no plan fits: the least budget for
+  /// which the planner finds one.
+  std::size_t peak = 0;
   std::size_t moved = 0;  ///< bytes that leave
 
   friend bool operator==(const outcome&, const outcome&) = default;
