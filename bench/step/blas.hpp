@@ -20,6 +20,7 @@ using tidepool::cuda_device;
 
 inline void check(cudaError_t code, const char* call) {
   if (code == cudaSuccess) return;
+  static_cast<void>(cudaGetLastError());  // else the next launch finds it again
   throw tidepool::device_error(
       std::string(call) + ": " + cudaGetErrorName(code) + ", " + cudaGetErrorString(code),
       static_cast<int>(code));
@@ -27,9 +28,10 @@ inline void check(cudaError_t code, const char* call) {
 
 inline void check(cublasStatus_t status, const char* call) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
+  const bool full = status == CUBLAS_STATUS_ALLOC_FAILED;
   throw tidepool::device_error(
       std::string(call) + ": " + cublasGetStatusName(status) + ", " + cublasGetStatusString(status),
-      static_cast<int>(status));
+      full ? static_cast<int>(cudaErrorMemoryAllocation) : static_cast<int>(status));
 }
 
 /// An array on the device, allocated once.

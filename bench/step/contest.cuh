@@ -16,8 +16,11 @@
 
 #include "bounds.hpp"
 #include "measure.cuh"
+#include "turns.hpp"
 
 namespace bench {
+
+static_assert(out_of_memory == static_cast<int>(cudaErrorMemoryAllocation));
 
 class contest {
  public:
@@ -29,33 +32,26 @@ class contest {
   contest& operator=(const contest&) = delete;
   ~contest() { model_->abandon(); }
 
-  /// Fills the results, and calls `after_round` whenever they have grown.
+  /// Fills the results, and calls `keep` whenever they have grown: after each turn of a case.
   template <class Keep>
-  void run(const Keep& after_round) {
+  void run(const Keep& keep) {
+    const auto take = [&](bool backwards, const auto& work) {
+      take_turns(
+          entries_, backwards, *all_, work, [&](entry& each) { give_up(each); }, keep);
+    };
     for (auto& plan : plan_cases(run_)) add(std::move(plan));
     all_->alive = stays_alive();
     std::printf("cases stay built: %s\n", all_->alive ? "yes" : "no, each turn builds its own");
-    for (auto& each : entries_) first_build(*each);
+    take(false, [&](entry& each) { first_build(each); });
     if (run_.floor) add_floors();
     if (run_.floor) add_by_hand();
     for (int round = 0; round < 2 * run_.pairs; ++round) {
-      for (std::size_t i = 0; i < entries_.size(); ++i) {
-        auto& each = *entries_[round % 2 == 0 ? i : entries_.size() - 1 - i];
-        if (each.result.failure.empty()) guarded(each, [&] { turn(each, round); });
-      }
-      all_->cases.clear();
-      for (const auto& each : entries_) all_->cases.push_back(each->result);
-      after_round();
+      take(round % 2 != 0, [&](entry& each) { turn(each, round); });
     }
     if (!run_.graph) return;
-    for (auto& each : entries_) {
-      const auto& result = each->result;
-      if (result.plan.kind != case_kind::offload || !result.failure.empty()) continue;
-      guarded(*each, [&] { graph_turns(*each); });
-    }
-    all_->cases.clear();
-    for (const auto& each : entries_) all_->cases.push_back(each->result);
-    after_round();
+    take(false, [&](entry& each) {
+      if (each.result.plan.kind == case_kind::offload) graph_turns(each);
+    });
   }
 
  private:
@@ -64,6 +60,20 @@ class contest {
     std::unique_ptr<session> own;
     std::size_t free_before = 0;    // of the device, before it was built
     std::uint64_t allocations = 0;  // when warm
+  };
+
+  /// What a guest brings goes with it, also where its turn fails.
+  struct visit {
+    session& off;
+
+    void end() const {
+      off.set_traffic(nullptr);
+      off.set_by_hand(nullptr);
+    }
+    explicit visit(session& home) : off(home) {}
+    visit(const visit&) = delete;
+    visit& operator=(const visit&) = delete;
+    ~visit() { end(); }
   };
 
   void add(planned_case plan) {
@@ -91,15 +101,12 @@ class contest {
 
   /// Does the case run at all, and how much does it move?
   void first_build(entry& each) {
-    guarded(each, [&] {
-      build(each);
-      auto& result = each.result;
-      std::printf(
-          "%-24s warm: %6.2f GiB of the device, %6.2f GiB pinned, moves %5.2f GiB each way\n",
-          result.plan.name.c_str(), result.driver_bytes / gibibyte,
-          static_cast<double>(result.counters.host_reserved) / gibibyte,
-          result.moved_bytes / gibibyte);
-    });
+    build(each);
+    auto& result = each.result;
+    std::printf("%-24s warm: %6.2f GiB of the device, %6.2f GiB pinned, moves %5.2f GiB each way\n",
+                result.plan.name.c_str(), result.driver_bytes / gibibyte,
+                static_cast<double>(result.counters.host_reserved) / gibibyte,
+                result.moved_bytes / gibibyte);
     if (!all_->alive) take_down(each);
   }
 
@@ -121,7 +128,7 @@ class contest {
           std::chrono::steady_clock::now() - begin;
       result.warm_ms.push_back(took.count() / run_.microbatches);
     }
-    if (const auto& made = each.own->off().current_plan()) {
+    if (const auto& made = each.own->off().current_plan(); made && made->expected.runs) {
       result.forecast_ms = made->expected.step_us / 1e3 / run_.microbatches;
       result.forecast_stall_ms = made->expected.stall_us / 1e3 / run_.microbatches;
       result.forecast_gap = made->gap();
@@ -177,16 +184,25 @@ class contest {
     entries_.back()->result.moved_bytes = static_cast<double>(run_.sizes.expert_bytes());
   }
 
+  [[nodiscard]] static bool is_guest(const entry& each) {
+    const auto kind = each.result.plan.kind;
+    return kind == case_kind::by_hand || kind == case_kind::floor;
+  }
+  /// Among cases that stay built, guests run in the session of `none`.
+  [[nodiscard]] entry& home_of(entry& each) {
+    return all_->alive && is_guest(each) ? *entries_[0] : each;
+  }
+
   void turn(entry& each, int round) {
     const bool by_hand = each.result.plan.kind == case_kind::by_hand;
-    // Among cases that stay built, these run in the session of `none`.
-    const bool guest = by_hand || each.result.plan.kind == case_kind::floor;
-    auto& home = all_->alive && guest ? *entries_[0] : each;
+    const bool guest = is_guest(each);
+    auto& home = home_of(each);
     const auto moved = each.result.moved_bytes;
     const bool fresh = !home.own;
     if (fresh) build(home);
     auto& off = *home.own;
     std::unique_ptr<hand_written> hands;
+    const visit guests(off);
     if (guest) each.result.moved_bytes = moved;
     if (by_hand) {
       hands = write_by_hand();
@@ -201,8 +217,7 @@ class contest {
     for (auto& clock : clocks_) run_step(*model_, off, run_, stream_, &clock);
     each.result.host.ahead = off.us_per_pair(false);
     if (by_hand) look_at_host(off, each.result.host);
-    off.set_traffic(nullptr);
-    off.set_by_hand(nullptr);
+    guests.end();
     dev_->synchronize();
     hands.reset();
     for (auto& clock : clocks_) each.result.steps.push_back(clock.read());
@@ -325,18 +340,12 @@ class contest {
     if (fresh) take_down(each);
   }
 
-  /// A case that does not fit is out of the contest; the others go on.
-  template <class Work>
-  void guarded(entry& each, const Work& work) {
-    try {
-      work();
-    } catch (const tidepool::device_error&) {
-      throw;
-    } catch (const tidepool::error& problem) {
-      each.result.failure = problem.what();
-      std::printf("%s does not run: %s\n", each.result.plan.name.c_str(), problem.what());
-      take_down(each);
-    }
+  /// A case that does not fit is out of the contest; the others go on, and one that had it for a
+  /// guest is built again.
+  void give_up(entry& each) {
+    std::printf("%s does not run: %s\n", each.result.plan.name.c_str(),
+                each.result.failure.c_str());
+    take_down(home_of(each));
   }
 
   cuda_device* dev_;

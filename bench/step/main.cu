@@ -90,7 +90,7 @@ int compare(bench::cuda_device& dev, const bench::settings& run) {
               all.baseline_bytes / bench::gibibyte,
               static_cast<double>(fresh.total - fresh.free) / bench::gibibyte);
 
-  // The files grow with every round, so that a run that is cut short leaves what it has.
+  // The files grow with every turn of a case, so that a run that is cut short leaves what it has.
   const auto keep = [&] { static_cast<void>(bench::write_files(all)); };
   bench::contest(dev, stream.ref(), model, traffic, all).run(keep);
   bench::print(all);

@@ -51,16 +51,28 @@ double claimed(const case_result& of, const case_result& none) {
 }
 double ratio(double part, double whole) { return whole == 0 ? 0 : part / whole; }
 
+std::vector<std::string> times_head() {
+  return {"case",  "ms",       "min .. max", "% none",  "% floor", "whole step", "bound",
+          "ratio", "stall ms", "out GB/s",   "in GB/s", "host us", "all us"};
+}
+
 std::vector<std::string> times_row(const results& all, const case_result& each) {
+  if (each.steps.empty()) {
+    std::vector<std::string> row(times_head().size(), "-");
+    row[0] = each.plan.name;
+    row[1] = each.failure.empty() ? "not yet" : each.full ? "out of memory" : "does not run";
+    return row;
+  }
   const auto values = headlines(all.run, each);
   const auto least = bound(all, each);
   const auto middle = median(values);
+  const auto* none = find_kind(all, case_kind::none);
   const auto* floor = floor_of(all, each);
   return {each.plan.name,
           number(middle, 2),
           number(*std::min_element(values.begin(), values.end()), 2) + " .. " +
               number(*std::max_element(values.begin(), values.end()), 2),
-          percent(overhead(all.run, each, find_kind(all, case_kind::none))),
+          none != nullptr ? percent(overhead(all.run, each, none)) : "-",
           floor != nullptr ? percent(overhead(all.run, each, floor)) : "-",
           number(median_of(each, [](const step_times& s) { return s.whole; }), 2),
           number_or_dash(least, 2),
@@ -99,17 +111,18 @@ json to_json(const results& all, const case_result& each) {
   out["kind"] = name_of(each.plan.kind);
   out["options"] = each.plan.text;
   out["options_in_full"] = tidepool::to_text(each.plan.options);
-  if (!each.failure.empty() || each.steps.empty()) {
+  if (!each.failure.empty()) {
     out["does_not_run"] = each.failure;
-    return out;
+    out["out_of_memory"] = each.full;
   }
+  if (each.steps.empty()) return out;  // it failed before, or its first turn is to come
   const auto* none = find_kind(all, case_kind::none);
   const auto* floor = floor_of(all, each);
   const auto values = headlines(all.run, each);
   out["ms"] = {{"median", median(values)},
                {"min", *std::min_element(values.begin(), values.end())},
                {"max", *std::max_element(values.begin(), values.end())}};
-  out["overhead_percent_over_none"] = overhead(all.run, each, none);
+  if (none != nullptr) out["overhead_percent_over_none"] = overhead(all.run, each, none);
   if (floor != nullptr) {
     out["floor"] = floor->plan.name;
     out["overhead_percent_over_floor"] = overhead(all.run, each, floor);
@@ -270,23 +283,24 @@ void print_graphs(const results& all) {
 
 }  // namespace
 
+std::vector<std::vector<std::string>> time_rows(const results& all) {
+  std::vector<std::vector<std::string>> rows{times_head()};
+  for (const auto& each : all.cases) rows.push_back(times_row(all, each));
+  return rows;
+}
+
 void print(const results& all) {
   const auto* none = find_kind(all, case_kind::none);
-  std::vector<std::vector<std::string>> times{{"case", "ms", "min .. max", "% none", "% floor",
-                                               "whole step", "bound", "ratio", "stall ms",
-                                               "out GB/s", "in GB/s", "host us", "all us"}};
   std::vector<std::vector<std::string>> memory{
       {"case", "driver GiB", "case GiB", "reserved", "% of none", "saved GiB", "% of act.",
        "% of all", "books %", "moved GiB", "pinned GiB", "waits", "evicted", "late alloc"}};
   for (const auto& each : all.cases) {
-    if (!each.failure.empty() || each.steps.empty()) continue;
-    times.push_back(times_row(all, each));
-    if (none != nullptr) memory.push_back(memory_row(all, each, *none));
+    if (none != nullptr && !each.steps.empty()) memory.push_back(memory_row(all, each, *none));
   }
   std::printf("\nTime of a microbatch, depth %d, %d microbatches a step, %d rounds; %s\n",
               all.run.depth, all.run.microbatches, 2 * all.run.pairs,
               all.run.depth > 1 ? "ms while the pipeline is full" : "ms of the whole step");
-  print_table(times);
+  print_table(time_rows(all));
   std::printf(
       "host us: of a commit and its restore, the least of all turns; by hand: the same CUDA"
       " calls in the same places\n");
@@ -296,9 +310,15 @@ void print(const results& all) {
   print_stalls(all);
   print_forecasts(all);
   print_graphs(all);
+  bool full = false;
   for (const auto& each : all.cases) {
     if (each.failure.empty()) continue;
-    std::printf("%s does not run: %s\n", each.plan.name.c_str(), each.failure.c_str());
+    std::printf("%s does not run%s: %s\n", each.plan.name.c_str(),
+                each.steps.empty() ? "" : " any further", each.failure.c_str());
+    full = full || each.full;
+  }
+  if (full && all.alive) {
+    std::printf("--alive off builds one case at a time, each with all of the memory\n");
   }
 }
 

@@ -54,7 +54,8 @@ struct graph_times {
 
 struct case_result {
   planned_case plan;
-  std::string failure;  ///< why it does not run; empty when it does
+  std::string failure;  ///< why it does not run, or not any further; empty when it does
+  bool full = false;    ///< that is for want of memory
   std::vector<step_times> steps;
   host_cost host;
   link_use link;
