@@ -98,6 +98,9 @@ struct options {
   /// faster in steps that stand still much: a later step, with a plan much like the last, foretells
   /// better.
   int timed_step = 2;
+  /// Steps that each search for an automatic plan may simulate at most; the engine tries a tenth as
+  /// many, six at least. None: what is worth while for one training.
+  std::optional<std::size_t> plan_effort{};
 
   /// Groups whose reload may be under way ahead of their use.
   std::size_t reload_ahead = 2;

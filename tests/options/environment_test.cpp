@@ -53,7 +53,7 @@ TEST_CASE("every knob has its variable") {
       "--delta-bytes-per-rank=1 --pipeline-rank=1 --no-margin --reload-ahead=1 "
       "--reload-ahead-bytes=1 --memory=slots --device-budget=1 --slots=1x1 --device-step=1 "
       "--copy-piece=1 --host-budget=1 --host-step=1 --host-memory=pinned --no-host-bind "
-      "--policy=automatic --timed-step=5 --no-recompute-by-plan "
+      "--policy=automatic --timed-step=5 --plan-effort=9 --no-recompute-by-plan "
       "--local-ranks=1");
   variables environment;
   for (const auto& item : detail::text::knobs) {
@@ -144,6 +144,7 @@ TEST_CASE("variables of builds, tests and others are no misspelt ones") {
                                  "TIDEPOOL_TEST_BATCH",
                                  "TIDEPOOL_TEST_CONTROL",
                                  "TIDEPOOL_TEST_EVERY",
+                                 "TIDEPOOL_TEST_LENGTH",
                                  "TIDEPOOL_TEST_SHARD",
                                  "TIDEPOOL_TORCHRUN",
                                  "TIDEPOOL_TRAIN_MOE",

@@ -70,6 +70,7 @@ options random_options(dice& roll) {
   value.host_bind = roll.below(2) == 0;
   value.policy = static_cast<tidepool::policy_kind>(roll.below(2));
   value.timed_step = 2 + static_cast<int>(roll.below(9));
+  value.plan_effort = roll.perhaps();
   value.device_budget = roll.perhaps();
   for (std::size_t n = roll.below(4); n > 0; --n) {
     value.slots.push_back({roll.size(), roll.below(9)});

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "plans.hpp"
@@ -79,6 +80,37 @@ TEST_CASE("planner: of one class some may be unable to be computed again, and ar
     }
   }
   CHECK(recomputed > 100);
+}
+
+TEST_CASE("planner: an effort limits the steps that a search simulates, and nothing but that") {
+  std::mt19937_64 random(83);
+  for (int i = 0; i < 40; ++i) {
+    CAPTURE(i);
+    // Few groups: all subsets; many: classes of them, and then single ones.
+    const auto step = random_profile(
+        random,
+        {.groups = i % 2 == 0 ? 10U : 48U, .chunks = 4, .depth = 2, .recompute = i % 3 == 0});
+    planner plans(step);
+    goal wanted{.device_budget = plans.in_core().peak * 2 / 3, .recompute = i % 3 == 0};
+    const auto simulated = [&] {
+      const auto before = plans.simulated();
+      const auto made = plans.best(wanted);
+      return std::pair(made, plans.simulated() - before);
+    };
+    const auto [whole, steps] = simulated();
+    for (const std::size_t effort : {20U, 60U}) {
+      wanted.effort = effort;
+      const auto [made, fewer] = simulated();
+      CHECK(fewer <= effort + 10);  // each stage ends with the step that it has begun
+      CHECK(made.expected.runs == whole.expected.runs);
+      CHECK(made.expected.step_us >= whole.expected.step_us * (1 - 1e-9));
+    }
+    wanted.effort = 10 * steps + 1000;
+    const auto [again, as_many] = simulated();
+    CHECK(as_many == steps);
+    CHECK(again.what == whole.what);
+    CHECK(again.expected.step_us == whole.expected.step_us);
+  }
 }
 
 TEST_CASE("planner: within 1 % or one group of exhaustive search, and the bound never above it") {

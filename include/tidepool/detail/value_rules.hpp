@@ -50,6 +50,10 @@ inline void check_limits(const options& value, const module_list& list, std::uin
     reject(option_label("timed_step"), std::to_string(value.timed_step),
            "the first step cannot be timed, since memory is not in place yet", "give 2 or more");
   }
+  if (value.plan_effort && *value.plan_effort == 0) {
+    reject(option_label("plan_effort"), "0", "a plan is not found without simulating a step",
+           "give 1 or more, or none for what is worth while");
+  }
   if (value.policy == policy_kind::automatic && value.fraction < 1.0) {
     reject(option_label("fraction", "offload_fraction"),
            text::fraction_format::write(value.fraction),

@@ -74,12 +74,12 @@ namespace detail {
 ///
 /// `expected` is the forecast of the engine, not the planner's. Blocks the host for some seconds
 /// where a step has a thousand groups, or memory for a hundred is tight, and for less where some
-/// plan takes hardly longer than keeping all.
+/// plan takes hardly longer than keeping all. `plan_effort` limits that.
 [[nodiscard]] inline step_plan automatic(const profile& step, const options& opts) {
   planner plans(step);
   const auto most =
       opts.device_budget ? detail::left_for_plans(step, *opts.device_budget) : plans.in_core().peak;
-  auto whole = plans.best({.device_budget = most});
+  auto whole = plans.best({.device_budget = most, .effort = opts.plan_effort});
   const auto without_recomputing_us = whole.bound_us;
   detail::audition stage(step, opts);
   // A plan for a share of the budget; whether the engine runs it as the planner thought.
@@ -91,6 +91,7 @@ namespace detail {
     auto next = plans.best({.device_budget = std::max<std::size_t>(budget, 1),
                             .recompute = recompute,
                             .work = detail::work_of_a_share,
+                            .effort = opts.plan_effort,
                             .alike = alike});
     if (!next.expected.runs) return heard::slower;
     const auto roomy =
@@ -125,7 +126,7 @@ namespace detail {
   const bool may_recompute = opts.recompute_by_plan && detail::may_recompute(step);
   bool recompute = may_recompute && whole.expected.step_us > plans.in_core().step_us * (1 + 1e-6);
   if (recompute) {
-    whole = plans.best({.device_budget = most, .recompute = true});
+    whole = plans.best({.device_budget = most, .recompute = true, .effort = opts.plan_effort});
     hear_all(true);
   }
   if (!stage.reaches(without_recomputing_us)) hear_all(false);

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include "tidepool/plan/step_plan.hpp"
@@ -28,6 +29,8 @@ struct goal {
   std::vector<std::size_t> reload_ahead{};
   /// Events that the search may simulate, about 10 ns each, beside 75 whole steps.
   std::size_t work = 250'000;
+  /// Steps that it may simulate at most, whatever `work` allows.
+  std::optional<std::size_t> effort{};
   /// Of the step's time, what moving fewer bytes may cost: 0.01 is one percent.
   double tolerance = 0.0005;
   /// Groups of one layer and module go the same way in all microbatches. Such a plan is slower by

@@ -32,7 +32,7 @@ namespace tidepool::plan {
 /// That stops at the first plan without stalls. `leaner` then exchanges groups for others, to move
 /// less.
 ///
-/// Work is limited (`goal::work`), so that time is linear in the number of events: some
+/// Work is limited (`goal::work`, and `goal::effort` where less will do), so that time is linear in the number of events: some
 /// milliseconds for a thousand groups.
 ///
 /// Deterministic. Touches no device. Thread safety: none.
@@ -51,6 +51,9 @@ class planner {
 
   /// The step with everything kept: its time, and the bytes it takes.
   [[nodiscard]] const outcome& in_core() const { return in_core_; }
+
+  /// Steps simulated so far, which is what plans cost.
+  [[nodiscard]] std::size_t simulated() const { return sim_.runs(); }
 
   /// The step with given actions and knobs, by the simulator.
   [[nodiscard]] outcome judge(const actions& what, const knobs& limits) {

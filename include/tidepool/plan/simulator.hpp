@@ -33,9 +33,12 @@ class simulator {
 
   [[nodiscard]] const detail::layout& map() const { return map_; }
   [[nodiscard]] const link_rates& rates() const { return rates_; }
+  /// Steps simulated so far.
+  [[nodiscard]] std::size_t runs() const { return runs_; }
 
   [[nodiscard]] outcome run(const std::vector<action>& what, const knobs& limits) {
     start(what, limits);
+    ++runs_;
     double before = 0;
     for (const auto& each : map_.events) {
       pass(before, each.at, each.wait);
@@ -301,6 +304,7 @@ class simulator {
   }
 
   detail::layout map_;
+  std::size_t runs_ = 0;
   link_rates rates_;
   detail::links link_;
   const std::vector<action>* what_ = nullptr;

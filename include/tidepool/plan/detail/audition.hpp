@@ -31,6 +31,7 @@ class audition {
     for (const auto& each : step.storages) {
       if (each.chunk != none && each.bytes > 0) known_[each.chunk][each.group] = true;
     }
+    if (opts.plan_effort) tries_left_ = *opts.plan_effort / 10;
     if (step.events.size() > long_step) {  // a forecast of it takes tenths of a second
       shares_events_ = most_shares_events * 3 / 4;
       events_left_ /= 4;
@@ -95,7 +96,7 @@ class audition {
 
   // A long step is heard a few times, a short one often.
   [[nodiscard]] bool may_hear() const {
-    return shares_events_ < most_shares_events || shares_heard_ < 6;
+    return (shares_events_ < most_shares_events && tries_left_ > 0) || shares_heard_ < 6;
   }
 
   [[nodiscard]] bool found() const { return !heard_.empty(); }
@@ -128,6 +129,7 @@ class audition {
 
   // Microseconds of the step as the engine runs it; infinite when it cannot.
   double heard(step_plan candidate) {
+    tries_left_ -= std::min<std::size_t>(tries_left_, 1);
     auto run = opts_;
     run.reload_ahead = candidate.reload_ahead;
     run.reload_ahead_bytes.reset();
@@ -158,6 +160,7 @@ class audition {
                                  {.device_budget = most / 100 * static_cast<std::size_t>(percent),
                                   .recompute = recompute,
                                   .work = work_of_a_share,
+                                  .effort = opts_.plan_effort,
                                   .alike = step_->shapes_vary},
                                  most_us);
         const bool helps = cost_us(next.expected) < cost_us(best().expected);
@@ -286,19 +289,19 @@ class audition {
   }
 
   bool may_judge() {
-    if (judged_events_left_ < step_->events.size()) return false;
+    if (tries_left_ == 0 || judged_events_left_ < step_->events.size()) return false;
     judged_events_left_ -= step_->events.size();
     return true;
   }
   bool may_refine() {
-    if (refinements_left_ == 0 || refine_events_left_ < cost_) return false;
+    if (tries_left_ == 0 || refinements_left_ == 0 || refine_events_left_ < cost_) return false;
     --refinements_left_;
     refine_events_left_ -= cost_;
     return true;
   }
 
   bool may_slim() {
-    if (slim_events_left_ < cost_) return false;
+    if (tries_left_ == 0 || slim_events_left_ < cost_) return false;
     slim_events_left_ -= cost_;
     return true;
   }
@@ -332,7 +335,7 @@ class audition {
   // `seen` is the step with the groups that the rule may move; what has no bytes there stays, if
   // it has memory of its own.
   void hear_rule(const step_plan& like, rule tried, const profile& seen, rule& best) {
-    if (events_left_ < cost_) return;
+    if (events_left_ < cost_ || (tries_left_ == 0 && found())) return;
     events_left_ -= cost_;
     auto opts = opts_;
     opts.margin = tried.margin;
@@ -368,6 +371,7 @@ class audition {
   std::size_t slim_events_left_ = 100'000;
   std::size_t judged_events_left_ = 20'000'000;
   int refinements_left_ = 120;
+  std::size_t tries_left_ = std::numeric_limits<std::size_t>::max();  // by `options::plan_effort`
 };
 
 }  // namespace tidepool::plan::detail

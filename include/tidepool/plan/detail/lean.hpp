@@ -1,6 +1,7 @@
 // The search for a plan that moves little, with the simulator as judge.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <random>
@@ -74,7 +75,8 @@ class lean_search {
   // are the same on every platform.
   void wander(const std::vector<group_set>& sets) {
     if (sets.empty()) return;
-    const auto tries = wanted_->work / (map().events.size() + 1);
+    auto tries = wanted_->work / (map().events.size() + 1);
+    if (wanted_->effort) tries = std::min(tries, *wanted_->effort);
     const auto widest =
         share_of_largest * contention_us_per_byte * static_cast<double>(map().largest);
     auto now = best_;

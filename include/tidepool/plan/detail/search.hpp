@@ -98,8 +98,12 @@ class search {
   }
 
   [[nodiscard]] bool tired(double share) const {
-    const auto most = wanted_->work + whole_steps * (map().events.size() + 1);
-    return static_cast<double>(spent_) > share * static_cast<double>(most);
+    const auto a_step = map().events.size() + 1;
+    auto most = static_cast<double>(wanted_->work + whole_steps * a_step);
+    if (wanted_->effort) {
+      most = std::min(most, static_cast<double>(*wanted_->effort) * static_cast<double>(a_step));
+    }
+    return static_cast<double>(spent_) > share * most;
   }
   // At the bound nothing is left to find but fewer bytes.
   [[nodiscard]] bool satisfied() const {
@@ -229,6 +233,7 @@ class search {
     for (const auto& each : near_.classes) movable.insert(movable.end(), each.begin(), each.end());
     auto what = *keep_all_;
     for (std::uint32_t bits = 0; bits < (1U << movable.size()) && !satisfied(); ++bits) {
+      if (wanted_->effort && tired(0.85)) return;
       for (std::size_t i = 0; i < movable.size(); ++i) {
         what[movable[i]] = (bits >> i & 1U) != 0 ? action::offload : action::keep;
       }
