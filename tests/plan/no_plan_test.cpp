@@ -101,7 +101,7 @@ TEST_CASE("no plan: the budget that would do is the least that a planner makes a
     auto opts = test::arena_options(2 * 1024, {"core_attn"});
     const auto enough = plan::automatic(step, opts).expected.peak;
     CHECK(enough > 11'000);
-    for (const std::size_t less : {0, 1}) {
+    for (const std::size_t less : {0U, 1U}) {
       opts.device_budget = enough - less;
       const auto left = plan::detail::left_for_plans(step, *opts.device_budget);
       CHECK(plan::planner(step).best({.device_budget = left}).expected.runs == (less == 0));
