@@ -4,12 +4,12 @@
 # eight tests in one source are built five times as fast as alone, and support/engines.hpp leaves
 # them the engines that are compiled already. Each keeps a namespace of its own, so that their
 # names do not meet; what they include therefore comes first, outside of it. A test that opens
-# another namespace than its unnamed one, or specialises a template, stays alone.
+# another namespace than its unnamed one, specialises a template or includes a source stays alone.
 function(tidepool_test_batches out size)
   set(sources)
   set(files)
   foreach(file IN LISTS ARGN)
-    file(STRINGS ${file} bound REGEX "^(namespace [a-z_:0-9]+ {|template <>)")
+    file(STRINGS ${file} bound REGEX "^(namespace [a-z_:0-9]+ {|template <>|#include .*[.]cpp\")")
     if(bound OR size LESS 2)
       list(APPEND sources ${file})
     else()
