@@ -41,7 +41,7 @@ class drawer {
   program draw() {
     sides();
     const int style = roll_.below(100);
-    if (style >= 70 && roll_.chance(0.5)) {
+    if (style >= 70 && roll_.chance(0.4)) {
       for (auto& each : made_.sides) each.automatic = true;
     }
     for (auto& each : made_.sides) {
@@ -128,7 +128,7 @@ class drawer {
       if (roll_.chance(0.15)) with.ahead_bytes = roll_.from(0, 8) * 512;
       with.min_elements = roll_.chance(0.2) ? 500 : 1;
       if (roll_.chance(0.15)) with.piece = static_cast<std::size_t>(roll_.from(1, 4)) * 256;
-      with.automatic = roll_.chance(0.2);
+      with.automatic = roll_.chance(0.12);
       with.recompute_by_plan = roll_.chance(0.8);
       if (roll_.chance(0.2)) with.timed_step = roll_.from(2, 4);
       made_.sides.push_back(with);
@@ -167,14 +167,16 @@ class drawer {
       const int count = roll_.from(1, 3);
       for (int i = 0; i < count; ++i) fresh_persistent(slot_count - 8 + i);
     }
-    if (roll_.chance(0.3)) {
+    if (roll_.chance(0.4)) {
       const int count = roll_.from(1, 2);
       for (int i = 0; i < count; ++i) fresh_state(i);
     }
   }
   void fresh_persistent(int which) {
     const int stream = a_stream();
-    add({kind::allocate, which, a_size(), stream, roll_.chance(0.08) ? roll_.from(1, 2) : 0, 0});
+    auto& size = sizes_[static_cast<std::size_t>(which)];
+    if (size == 0 || roll_.chance(0.2)) size = a_size();  // what replaces it is as large, mostly
+    add({kind::allocate, which, size, stream, roll_.chance(0.08) ? roll_.from(1, 2) : 0, 0});
     add({kind::write, which, stream});
     recent_.push_back(which);
   }
@@ -190,7 +192,10 @@ class drawer {
     const int which = roll_.below(2);
     const int here = slot_count - 4 + which;
     const int stream = a_stream();
-    if (roll_.chance(0.4)) add({kind::prefetch_state, which});
+    if (roll_.chance(0.4)) {
+      add({kind::prefetch_state, which});
+      if (roll_.chance(0.3)) return;  // which nothing fetches
+    }
     add({kind::fetch_state, which, here, stream});
     add({kind::read, here, stream});
     if (roll_.chance(0.6)) {
@@ -275,7 +280,7 @@ class drawer {
           const int other = take_slot();
           run.slots.push_back(other);
           add({kind::share, slot, other});
-          if (roll_.chance(0.3)) extra_.push_back(other);
+          if (roll_.chance(0.5)) extra_.push_back(other);
         }
         if (t.viewed && !g.discard && g.way != or_discard) {
           const int other = take_slot();
@@ -411,6 +416,13 @@ class drawer {
 
   void steps(int count) {
     auto spec = a_step();
+    if (automatic_ && roll_.chance(0.7)) {  // plans are made of steps that are alike
+      const auto one = aside([&] { play_step(spec, 0); });
+      for (int i = 0; i <= count; ++i) {
+        made_.operations.insert(made_.operations.end(), one.begin(), one.end());
+      }
+      return;
+    }
     const bool same = roll_.chance(0.65);
     for (int i = 0; i < count; ++i) {
       if (!same && roll_.chance(0.5)) spec = a_step();
@@ -633,7 +645,7 @@ class drawer {
       for (int i = 0; i < launches; ++i) {
         add({kind::launch, roll_.below(graph_count), a_stream()});
         if (roll_.chance(0.25)) anything();
-        if (roll_.chance(0.25)) touch_persistent();
+        if (roll_.chance(0.35)) touch_persistent();
       }
       if (roll_.chance(0.5)) play_step(spec, side);
       between_steps();
@@ -768,6 +780,7 @@ class drawer {
   std::vector<int> recent_;
   std::vector<int> extra_;
   std::array<bool, slot_count> taken_{};
+  std::array<int, slot_count> sizes_{};
   int next_ = 0;
   int chunk_turn_ = 0;
 };

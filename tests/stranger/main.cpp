@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cctype>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -44,14 +45,16 @@ bool ordered_by_clock(const program& what) {
   return false;
 }
 
-verdict play_all(const program& what, int orders) {
-  for (int k = 0; k < orders; ++k) {
+using verdicts = std::vector<verdict>;
+
+verdicts play_all(const program& what, int orders) {
+  verdicts all;
+  for (int k = 0; k < orders && all.empty(); ++k) {
     const auto order = k == 0 ? 0 : what.seed * 1000 + static_cast<std::uint64_t>(k);
     if (order != 0 && ordered_by_clock(what)) break;
-    const auto result = play(what, order, false);
-    if (result.failed) return {result.what.key, result.what.text, order};
+    for (auto& each : play(what, order, false).found) all.push_back({each.key, each.text, order});
   }
-  return {};
+  return all;
 }
 
 void put(int to, const std::string& text) {
@@ -110,57 +113,90 @@ std::string death(int status) {
   return "exit " + std::to_string(WEXITSTATUS(status));
 }
 
-verdict judge(const program& what, int orders) {
-  verdict found;
+void put_all(int to, const verdicts& all) {
+  for (const auto& each : all) {
+    put(to, "found\t" + std::to_string(each.order) + '\t' + one_line(each.key) + '\t' +
+                one_line(each.text) + '\n');
+  }
+}
+verdict read_found(const std::string& line) {
+  const auto first = line.find('\t', 6);
+  const auto second = line.find('\t', first + 1);
+  return {line.substr(first + 1, second - first - 1), line.substr(second + 1),
+          std::strtoull(line.c_str() + 6, nullptr, 10)};
+}
+
+verdicts judge(const program& what, int orders) {
+  verdicts all;
   const int status = in_child(
       [&](int to) {
         alarm(20);
-        const auto result = play_all(what, orders);
-        put(to, std::to_string(result.order) + '\t' + one_line(result.key) + '\t' +
-                    one_line(result.text) + '\n');
+        put_all(to, play_all(what, orders));
       },
-      [&](const std::string& line) {
-        const auto first = line.find('\t');
-        const auto second = line.find('\t', first + 1);
-        found.order = std::strtoull(line.c_str(), nullptr, 10);
-        found.key = line.substr(first + 1, second - first - 1);
-        found.text = line.substr(second + 1);
-      });
-  if (status != 0) found = {death(status), death(status), 0};
-  return found;
+      [&](const std::string& line) { all.push_back(read_found(line)); });
+  if (status != 0) all = {{death(status), death(status), 0}};
+  return all;
+}
+
+const verdict* with_key(const verdicts& all, const std::string& key) {
+  for (const auto& each : all) {
+    if (each.key == key) return &each;
+  }
+  return nullptr;
 }
 
 // Takes away what can go without the finding going too.
-program shrunk(program what, const std::string& key, int orders) {
-  const auto fails = [&](const program& candidate) { return judge(candidate, orders).key == key; };
-  for (bool shorter = true; shorter;) {
-    shorter = false;
-    for (auto piece = std::max<std::size_t>(what.operations.size() / 2, 1);; piece /= 2) {
-      for (std::size_t at = 0; at < what.operations.size();) {
-        auto candidate = what;
-        const auto end = std::min(at + piece, candidate.operations.size());
-        candidate.operations.erase(candidate.operations.begin() + static_cast<std::ptrdiff_t>(at),
-                                   candidate.operations.begin() + static_cast<std::ptrdiff_t>(end));
-        if (fails(candidate)) {
-          what = std::move(candidate);
-          shorter = true;
-        } else {
-          at += piece;
+class shrinking {
+ public:
+  shrinking(program what, std::string key, int orders)
+      : what_(std::move(what)), key_(std::move(key)), orders_(orders) {}
+
+  program result() {
+    fewer_operations();
+    simpler([](program& p) { p.sides.resize(1); });
+    simpler([](program& p) { p.fault_at = 0; });
+    simpler([](program& p) { p.offloader_first = false; });
+    for (int s = 1; s < what_.streams; ++s) simpler([&](program& p) { p.streams = s; });
+    for (std::size_t s = 0; s < what_.sides.size(); ++s) simpler_side(s);
+    for (std::size_t i = 0; i < what_.operations.size(); ++i) simpler_operation(i);
+    fewer_operations();
+    return std::move(what_);
+  }
+
+ private:
+  bool fails(const program& candidate) {
+    return with_key(judge(candidate, orders_), key_) != nullptr;
+  }
+  template <class Change>
+  void simpler(Change&& change) {
+    auto candidate = what_;
+    change(candidate);
+    if (fails(candidate)) what_ = std::move(candidate);
+  }
+
+  void fewer_operations() {
+    for (bool shorter = true; shorter;) {
+      shorter = false;
+      for (auto piece = std::max<std::size_t>(what_.operations.size() / 2, 1);; piece /= 2) {
+        for (std::size_t at = 0; at < what_.operations.size();) {
+          auto candidate = what_;
+          const auto end = std::min(at + piece, candidate.operations.size());
+          candidate.operations.erase(
+              candidate.operations.begin() + static_cast<std::ptrdiff_t>(at),
+              candidate.operations.begin() + static_cast<std::ptrdiff_t>(end));
+          if (fails(candidate)) {
+            what_ = std::move(candidate);
+            shorter = true;
+          } else {
+            at += piece;
+          }
         }
+        if (piece <= 1) break;
       }
-      if (piece <= 1) break;
     }
   }
-  const auto simpler = [&](auto&& change) {
-    auto candidate = what;
-    change(candidate);
-    if (fails(candidate)) what = std::move(candidate);
-  };
-  simpler([](program& p) { p.sides.resize(1); });
-  simpler([](program& p) { p.fault_at = 0; });
-  simpler([](program& p) { p.offloader_first = false; });
-  for (int s = 1; s < what.streams; ++s) simpler([&](program& p) { p.streams = s; });
-  for (std::size_t s = 0; s < what.sides.size(); ++s) {
+
+  void simpler_side(std::size_t s) {
     const side usual;
     simpler([&](program& p) { p.sides[s].cap = -1; });
     simpler([&](program& p) { p.sides[s].cap_bytes = -1; });
@@ -182,25 +218,56 @@ program shrunk(program what, const std::string& key, int orders) {
       p.sides[s].rings.clear();
     });
   }
-  for (std::size_t i = 0; i < what.operations.size(); ++i) {
+
+  void simpler_operation(std::size_t i) {
     for (int operation::*each : {&operation::c, &operation::d, &operation::e, &operation::b}) {
-      if (what.operations[i].*each != 0) simpler([&](program& p) { p.operations[i].*each = 0; });
+      if (what_.operations[i].*each != 0) {
+        simpler([&](program& p) { p.operations[i].*each = 0; });
+      }
     }
-    if (what.operations[i].what == kind::allocate)
+    if (what_.operations[i].what == kind::allocate) {
       simpler([&](program& p) { p.operations[i].b = 256; });
+    }
+    while (what_.operations[i].slots.size() > 1) {
+      const auto before = what_.operations[i].slots.size();
+      for (std::size_t n = 0; n < what_.operations[i].slots.size(); ++n) {
+        simpler([&](program& p) {
+          auto& slots = p.operations[i].slots;
+          slots.erase(slots.begin() + static_cast<std::ptrdiff_t>(n));
+        });
+      }
+      if (what_.operations[i].slots.size() == before) break;
+    }
   }
-  return what;
+
+  program what_;
+  std::string key_;
+  int orders_;
+};
+
+std::string file_name(const std::string& key) {
+  std::string name;
+  for (const char c : key.substr(0, 40)) {
+    if (std::isalpha(static_cast<unsigned char>(c)) != 0) {
+      name += c;
+    } else if (!name.empty() && name.back() != '_') {
+      name += '_';
+    }
+  }
+  return name;
 }
 
 void show(const program& what, const verdict& found, const settings& with) {
   std::printf("seed %llu, order %llu: %s\n  %s\n", static_cast<unsigned long long>(what.seed),
               static_cast<unsigned long long>(found.order), found.key.c_str(), found.text.c_str());
   if (!with.shrink && !with.text) return;
-  const auto small = with.shrink ? shrunk(what, found.key, with.orders) : what;
+  const auto small = with.shrink ? shrinking(what, found.key, with.orders).result() : what;
   const auto again = judge(small, with.orders);
+  const auto* const same = with_key(again, found.key);
+  const auto order = same == nullptr ? 0 : same->order;
   if (with.text) std::printf("%s", to_text(small).c_str());
   std::string code;
-  static_cast<void>(in_child([&](int to) { put(to, play(small, again.order, true).code); },
+  static_cast<void>(in_child([&](int to) { put(to, play(small, order, true).code); },
                              [&](const std::string& line) { code += line + '\n'; }));
   if (code.empty()) {
     std::printf("it crashes, so that the program is shown as operations:\n%s",
@@ -210,7 +277,8 @@ void show(const program& what, const verdict& found, const settings& with) {
   if (with.into.empty()) {
     std::printf("%s\n", code.c_str());
   } else {
-    const auto path = with.into + "/seed_" + std::to_string(what.seed) + ".cpp";
+    const auto path =
+        with.into + "/seed_" + std::to_string(what.seed) + "_" + file_name(found.key) + ".cpp";
     std::ofstream(path) << code;
     std::printf("  %s, %zu operations\n", path.c_str(), small.operations.size());
   }
@@ -240,12 +308,9 @@ tally run_share(const settings& with, int share) {
           for (int i = 0; i < 100 && next < last && !late(); ++i, next += stride) {
             put(to, "begin\t" + std::to_string(next) + '\n');
             alarm(20);
-            const auto result = play_all(draw(next), with.orders);
+            const auto all = play_all(draw(next), with.orders);
             alarm(0);
-            if (!result.key.empty()) {
-              put(to, "found\t" + std::to_string(result.order) + '\t' + one_line(result.key) +
-                          '\t' + one_line(result.text) + '\n');
-            }
+            put_all(to, all);
             put(to, "end\n");
           }
           for (const auto& [what, times] : reached()) {
@@ -261,11 +326,7 @@ tally run_share(const settings& with, int share) {
             const auto second = line.find('\t', 8);
             all.reached[line.substr(second + 1)] += std::atol(line.c_str() + 8);
           } else if (line.starts_with("found")) {
-            const auto first = line.find('\t', 6);
-            const auto second = line.find('\t', first + 1);
-            found.emplace_back(
-                at, verdict{line.substr(first + 1, second - first - 1), line.substr(second + 1),
-                            std::strtoull(line.c_str() + 6, nullptr, 10)});
+            found.emplace_back(at, read_found(line));
           }
         });
     if (status != 0) found.emplace_back(at, verdict{death(status), death(status), 0});
@@ -284,12 +345,12 @@ tally run_share(const settings& with, int share) {
 int run(const settings& with) {
   if (with.one) {
     const auto what = draw(with.seed);
-    const auto found = judge(what, with.orders);
-    if (found.key.empty()) {
-      std::printf("seed %llu: nothing was found\n", static_cast<unsigned long long>(with.seed));
+    const auto all = judge(what, with.orders);
+    for (const auto& each : all) show(what, each, with);
+    if (all.empty()) {
+      std::printf("seed %llu: nothing was found\n", static_cast<unsigned long long>(what.seed));
       return 0;
     }
-    show(what, found, with);
     return 1;
   }
   const auto began = std::chrono::steady_clock::now();

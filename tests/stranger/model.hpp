@@ -85,7 +85,6 @@ struct group {
   int layer = 0;
   commit_way way = plain;
   bool restored = false;
-  bool recomputed_ahead = false;
   std::vector<argument> arguments;
 };
 
@@ -131,7 +130,6 @@ struct recorded_graph {
   struct outer {
     content_ref of;
     const void* at = nullptr;  // where it lay when the capture began
-    bool state = false;
   };
   std::vector<outer> touched;  // alive before, and used inside
   std::set<std::uint64_t> states;

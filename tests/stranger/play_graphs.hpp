@@ -88,8 +88,7 @@ inline void player::end_body(bool done) {
     const auto found = before_places_.find(id);
     for (const auto& each : contents_) {
       if (each->id != id) continue;
-      into_->touched.push_back(
-          {each, found == before_places_.end() ? nullptr : found->second, false});
+      into_->touched.push_back({each, found == before_places_.end() ? nullptr : found->second});
     }
   }
   into_->states_used.assign(body_states_.begin(), body_states_.end());

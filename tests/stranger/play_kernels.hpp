@@ -82,6 +82,7 @@ inline void player::kernel(slot& on, int index, int stream, bool writes, std::ui
   };
   const auto check = [=, this](std::uint64_t v) {
     ++checks_;
+    if (raced_) return;
     for (std::size_t r = 0; r < where.rows; ++r) {
       for (std::size_t c = 0; c < where.width; c += 8) {
         std::uint64_t word = 0;

@@ -152,7 +152,6 @@ inline void player::note_commit(pass& in, const operation& op, const std::vector
     each.saved = each.left || made.way == by_hand;
     const bool covers = which.where.rows == 1 && which.where.width == which.of->bytes;
     each.own = which.is_view && !which.whole && !saved_before[i] && !covers;
-    if (!each.left && made.way != by_hand) check_stays(in, op, slots[i]);
     if (each.left && made.way == by_hand) find("start_offload emptied a handle", name(slots[i]));
     if (each.left && !which.is_view && made.way != by_hand) {
       if (which.of->keep || which.elements < settings(in.side).min_elements) {
@@ -169,9 +168,6 @@ inline void player::note_commit(pass& in, const operation& op, const std::vector
   }
   in.groups.push_back(std::move(made));
 }
-
-// Of what stayed nothing more is asked: policies may keep anything.
-inline void player::check_stays(const pass& /*in*/, const operation& /*op*/, int /*index*/) {}
 
 inline void player::check_cap(int side, int module, int stream) {
   const auto& with = settings(side);

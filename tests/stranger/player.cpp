@@ -51,7 +51,19 @@ void player::note(const std::string& key, const std::string& text) {
   }
   if (failed_) return;
   failed_ = true;
-  found_ = {key, text, at_operation_};
+  found_.push_back({key, text, at_operation_});
+}
+
+// The program goes on: what else there is shows as well.
+void player::note_race(const std::string& key, const std::string& text) {
+  raced_ = true;
+  for (const auto& each : passed_over()) {
+    if (key.find(each) != std::string::npos) return;
+  }
+  for (const auto& each : found_) {
+    if (each.key == key) return;
+  }
+  found_.push_back({key, text, at_operation_});
 }
 
 void player::find(const std::string& key, const std::string& text) {
@@ -66,7 +78,7 @@ void player::look() {
     for (const char* each : {"copy out", "copy in", "poison", "read", "write", "graph"}) {
       if (race.find(each) != std::string::npos) sort += std::string(", ") + each;
     }
-    note(sort, race);
+    note_race(sort, race);
     device_.order().forget_race();
   }
   if (failed_) throw stop{};
@@ -476,11 +488,11 @@ played player::play() {
   } catch (const stop&) {
   } catch (const body_ends&) {
   }
-  result.failed = failed_;
-  result.what = found_;
+  result.found = found_;
   result.device_calls = static_cast<std::size_t>(device_.calls());
   result.checks = checks_;
-  if (code_.on()) result.code = code_.whole(program_, found_.text);
+  if (code_.on())
+    result.code = code_.whole(program_, found_.empty() ? "nothing was found" : found_.back().text);
   return result;
 }
 

@@ -26,6 +26,7 @@ class player {
   // ---- findings, and calls that may throw (player.cpp) ----
   void find(const std::string& key, const std::string& text);
   void note(const std::string& key, const std::string& text);
+  void note_race(const std::string& key, const std::string& text);
   void look();  // at what the race checker and the kernels have seen
   template <class F>
   unsigned call(const std::string& code, unsigned allowed, F&& body);
@@ -84,7 +85,6 @@ class player {
   [[nodiscard]] std::vector<int> arguments(const operation& op, int side, bool buffers) const;
   void commit(const operation& op);
   void note_commit(pass& in, const operation& op, const std::vector<int>& slots, int stream);
-  void check_stays(const pass& in, const operation& op, int index);
   void check_cap(int side, int module, int stream);
   void end_forward(int chunk);
   [[nodiscard]] group* group_at(pass& in, int back);
@@ -151,8 +151,9 @@ class player {
 
   const program& program_;
   writer code_;
-  finding found_;
-  bool failed_ = false;
+  std::vector<finding> found_;
+  bool failed_ = false;  // nothing that follows can be relied on
+  bool raced_ = false;   // words may be wrong for that
   int at_operation_ = -1;
   kind operation_ = kind::probe;
   std::size_t checks_ = 0;
@@ -195,7 +196,6 @@ class player {
   std::map<std::pair<int, int>, std::vector<flight>> flights_;
 
   std::string saved_profile_, saved_plan_;
-  std::array<void*, 1> unused_{};
 };
 
 }  // namespace stranger

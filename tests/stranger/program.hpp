@@ -170,8 +170,7 @@ struct finding {
 };
 
 struct played {
-  bool failed = false;
-  finding what;
+  std::vector<finding> found;    // races, which end nothing, and at last what ended it
   std::string code;              // the stand-alone program, where it was asked for
   std::size_t device_calls = 0;  // made by the library
   std::size_t checks = 0;
