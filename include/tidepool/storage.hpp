@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -94,7 +95,7 @@ class storages {
 
   // A device that checks fills what it hands out, so that a missing join shows in the data.
   static constexpr bool fills = requires(Device & dev, void* data, stream_ref on) {
-    dev.poison(data, std::size_t{}, on);
+    { dev.poison(data, std::size_t{}, on) } -> std::same_as<bool>;
   };
 
   storages(Device& dev, const options& opts)
@@ -390,8 +391,7 @@ class storages {
 
   void poison(storage& store, lane_id on) {
     if constexpr (fills) {
-      dev_->poison(store.on_device.data, store.on_device.bytes, order_.stream(on));
-      store.filled = true;
+      store.filled = dev_->poison(store.on_device.data, store.on_device.bytes, order_.stream(on));
     }
   }
 

@@ -153,9 +153,10 @@ class device : public tp::virtual_device {
     order_.replay(which.items_, which.lanes_);
   }
 
-  void poison(void* pointer, std::size_t bytes, stream_ref on) {
-    base::poison(pointer, bytes, on);
+  bool poison(void* pointer, std::size_t bytes, stream_ref on) {
+    const bool filled = base::poison(pointer, bytes, on);
     give(on, {clocks::item::sort::access, 0, {touch_of(pointer, bytes, true)}, "poison", 0});
+    return filled;
   }
 
   // ---- the trainer's side, which never fails ----

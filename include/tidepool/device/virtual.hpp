@@ -209,11 +209,13 @@ class virtual_device {
   /// The virtual clock, in nanoseconds.
   [[nodiscard]] double now_ns() const { return sim_->now(); }
 
-  /// Fills memory on a stream; offloaders do it with every block they hand out.
-  void poison(void* pointer, std::size_t bytes, stream_ref on) {
-    if (!model_.poison) return;
+  /// Fills memory on a stream; offloaders do it with every block they hand out. False where the
+  /// machine does not.
+  bool poison(void* pointer, std::size_t bytes, stream_ref on) {
+    if (!model_.poison) return false;
     launch(on, 0, [=] { std::memset(pointer, poison_byte, bytes); }, "poison",
            {{pointer, bytes, true}});
+    return true;
   }
 
   /// Leaves out every join of one kind from now on: how tests show that each is needed.
