@@ -308,9 +308,9 @@ tally run_share(const settings& with, int share) {
           for (int i = 0; i < 100 && next < last && !late(); ++i, next += stride) {
             put(to, "begin\t" + std::to_string(next) + '\n');
             alarm(20);
-            const auto all = play_all(draw(next), with.orders);
+            const auto seen = play_all(draw(next), with.orders);
             alarm(0);
-            put_all(to, all);
+            put_all(to, seen);
             put(to, "end\n");
           }
           for (const auto& [what, times] : reached()) {

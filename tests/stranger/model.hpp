@@ -38,6 +38,7 @@ struct content {
   int handles = 0;
   int saves = 0;
   bool keep = false;
+  bool copied = false;  // while a handle held it: the copy may last beyond a restore
   int side = 0;
   int source = 0;
   positions past{};  // uses through handles that are gone
@@ -116,7 +117,8 @@ struct visitor {
   std::uint64_t truth = 0, captured = 0;  // version of what lies on the host
   bool written = false, written_captured = false;
   bool maybe_ahead = false;
-  int slot = -1;  // where it visits
+  bool ahead_inside = false;  // a capture prefetched it
+  int slot = -1;              // where it visits
 };
 
 // What is alive: a content and an address of it on the device; 0 where it is saved.

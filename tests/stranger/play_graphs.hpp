@@ -60,7 +60,7 @@ inline void player::begin_body(int side, int stream, bool all) {
     if (each.full() && each.of && !each.is_view) before_places_[each.of->id] = each.b.data();
   }
   for (auto& each : states_) {
-    into_->ahead = into_->ahead || each.maybe_ahead;
+    into_->ahead = into_->ahead || each.maybe_ahead || each.ahead_inside;
     each.maybe_ahead = false;
     if (!settled) continue;
     each.captured = each.truth;

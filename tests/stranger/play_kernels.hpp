@@ -131,7 +131,9 @@ inline void player::kernel(slot& on, int index, int stream, bool writes, std::ui
 
 inline void player::write(int index, int wanted) {
   auto& on = at(index);
-  if (!usable(index) || on.is_view || on.of->handles != 1 || on.of->saves != 0) return;
+  if (!usable(index) || on.is_view || on.of->handles != 1 || on.of->saves != 0 || on.of->copied) {
+    return;
+  }
   const int stream = stream_of(wanted);
   const auto version = ++versions_;
   kernel(on, index, stream, true, version);

@@ -160,6 +160,7 @@ inline void player::note_commit(pass& in, const operation& op, const std::vector
     }
     if (each.saved) ++each.of->saves;
     if (each.left) emptied(which);
+    if (each.saved && each.of->handles > 0) each.of->copied = true;
     if (!which.is_view) which.by_commit = each.left;
     which.group = made.number;
     which.by_hand = made.way == by_hand;
@@ -341,7 +342,8 @@ inline void player::come_back(pass& in, group& which, int stream) {
     } else {
       into.follows |= 1U << static_cast<unsigned>(stream);
     }
-    if (came || each.saved) into.ready[s] = position_[s];
+    // What is offered to be computed again may have been, on this stream, although it was there.
+    if (came || each.saved || which.way == or_discard) into.ready[s] = position_[s];
     if (into.is_view) {
       if (into.v.width() != each.where.width || into.v.rows() != each.where.rows ||
           (into.v.pitch() != each.where.width && into.v.pitch() != each.where.pitch)) {
@@ -576,7 +578,6 @@ inline void player::misuse_pass(const operation& op) {
     }
     case 1: {  // never committed
       buffer nothing;
-      if (!strict()) in.restored = true;  // the refused call ends the forward pass all the same
       return refused(
           "{ offloader::buffer nothing; " + start + "restore" + named + "99" + tail + "nothing); }",
           [&] { in.chunk.restore(id, 99, ref(stream), nothing); });
@@ -595,7 +596,6 @@ inline void player::misuse_pass(const operation& op) {
       buffer more;
       all.push_back(&more);
       if (which->way == or_discard) return;
-      if (!strict()) in.restored = true;
       return refused("{ offloader::buffer more; " + code + ", more); }", [&] {
         detail::spread(all, [&](auto&... each) {
           in.chunk.restore(static_cast<tp::module_id>(which->module), which->layer, ref(stream),

@@ -203,7 +203,7 @@ inline void player::prefetch_state(int which) {
   const bool written = capturing_ ? from.written_captured : from.written;
   if (came && !written && !side_at(from.side).dirty)
     find("prefetched what was never written", from.state ? "" : "");
-  if (came) from.maybe_ahead = !capturing_;
+  if (came) (capturing_ ? from.ahead_inside : from.maybe_ahead) = true;
 }
 
 inline void player::fetch_state(const operation& op) {
