@@ -1,6 +1,17 @@
 # What Tidepool's own tests, examples and benches are compiled with. Nothing here reaches a project
 # that uses the library.
 
+option(TIDEPOOL_CCACHE "Compile Tidepool's own programs through ccache where there is one" ON)
+find_program(TIDEPOOL_CCACHE_PROGRAM ccache)
+mark_as_advanced(TIDEPOOL_CCACHE_PROGRAM)
+if(TIDEPOOL_CCACHE AND TIDEPOOL_CCACHE_PROGRAM)
+  foreach(language CXX CUDA)
+    if(NOT DEFINED CMAKE_${language}_COMPILER_LAUNCHER)
+      set(CMAKE_${language}_COMPILER_LAUNCHER ${TIDEPOOL_CCACHE_PROGRAM})
+    endif()
+  endforeach()
+endif()
+
 add_library(tidepool_warnings INTERFACE)
 # g++ takes a program's own counting `operator new` on top of malloc for a mismatch. clang++ counts
 # sign conversions among -Wconversion, g++ does not; only the headers, which others compile, are held

@@ -5,7 +5,8 @@
 #
 #   tests/precision.sh TRAIN_MOE [option of train_moe]...     e.g. --device cuda
 #
-# Prints one line a case; exits 1 if any fails.
+# Prints one line a case; exits 1 if any fails. With TIDEPOOL_TEST_SHARD=I/N every N-th of the
+# comparisons with and without offload runs alone.
 set -uo pipefail
 
 train_moe=$1
@@ -95,6 +96,7 @@ for precision in bf16 bf16_codec fp16 fp8 fp8_tensor fp8_codes fp8_tensor_codes;
     '--offload-modules fused_group_mlp --optimizer-state host' \
     '--offload-modules attn_norm,mlp_norm,router --recompute-modules layernorm,moe_act,moe_permute' \
     '--mtp 1 --dense-layers 1 --shared-experts 1 --memory slots'; do
+    in_shard || continue
     read -r -a rest <<<"$how"
     [[ " ${rest[*]} " == *' --offload-modules '* ]] || rest+=(--offload-modules all)
     run --steps 4 --compare "${options[@]}" "${rest[@]}"

@@ -54,17 +54,14 @@ options() {
 most=4
 [ "$device" != cuda ] || most=$(nvidia-smi -L | wc -l)
 
-# enough RANKS CASE: there are, or the case is named as left out. TIDEPOOL_TEST_SHARD=I/N is every
-# N-th case alone, for machines that can run several parts at once. A check of what a case has left
+# enough RANKS CASE: there are, or the case is named as left out; with TIDEPOOL_TEST_SHARD every N-th
+# case runs alone, where that is enough or several parts run at once. A check of what a case has left
 # asks `has_run`.
-shard=${TIDEPOOL_TEST_SHARD:-0/1}
-number=0
 runs=false
 has_run() { $runs; }
 enough() {
   runs=false
-  number=$((number + 1))
-  [ $((number % ${shard#*/})) -eq "${shard%/*}" ] || return
+  in_shard || return
   [ "$1" -le "$most" ] && runs=true && return
   printf 'skipped  %s ranks: %s\n' "$1" "$2"
   return 1

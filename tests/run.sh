@@ -5,7 +5,9 @@
 #                                               asan, tsan
 #
 # With a GPU and the CUDA toolkit the GPU tests must run (TIDEPOOL_REQUIRE_GPU=1); else they are
-# skipped visibly. TIDEPOOL_CMAKE_ARGS holds further arguments for the configuration.
+# skipped visibly. TIDEPOOL_TEST_LENGTH=full runs every case: what it leaves out otherwise
+# docs/reliability.md says. TIDEPOOL_CMAKE_ARGS holds further arguments for the configuration. The
+# build folder keeps junit.xml and Ninja's log; what took longest is printed before CTest's summary.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source cmake/prerequisites.sh
@@ -58,6 +60,8 @@ if [ "$preset" = default ]; then
 fi
 
 read -r -a more <<<"${TIDEPOOL_CMAKE_ARGS:-}"
+arguments+=("-DTIDEPOOL_TEST_LENGTH=${TIDEPOOL_TEST_LENGTH:-short}")
 cmake --preset "$preset" "${arguments[@]+"${arguments[@]}"}" "${more[@]+"${more[@]}"}"
 cmake --build --preset "$preset" --parallel "$(jobs)"
-ctest --preset "$preset" --parallel "$(jobs)" "$@"
+ctest --preset "$preset" --parallel "$(jobs)" --output-junit "$PWD/build/$preset/junit.xml" "$@" |
+  awk -v ninja_log="build/$preset/.ninja_log" -f tests/support/times.awk

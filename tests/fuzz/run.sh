@@ -32,8 +32,10 @@ if [ -n "${TIDEPOOL_FUZZ_PLAIN:-}" ]; then
   kind=plain
   flags=(-O2 -fsanitize=fuzzer)
 else
-  kind=checked
-  flags=(-O1 -g1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all
+  # Few inputs run sooner than an optimiser does.
+  kind=checked optimised=-O1
+  if [ "$runs" -le 5000 ]; then kind=few optimised=-O0; fi
+  flags=("$optimised" -g1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all
     -D_GLIBCXX_ASSERTIONS)
 fi
 if ! printf 'extern "C" int LLVMFuzzerTestOneInput(const char*, unsigned long) { return 0; }\n' |

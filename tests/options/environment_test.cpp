@@ -124,6 +124,8 @@ TEST_CASE("variables of builds, tests and others are no misspelt ones") {
   for (const char* const name : {"TIDEPOOL_BUILD_BENCH",
                                  "TIDEPOOL_BUILD_EXAMPLES",
                                  "TIDEPOOL_BUILD_TESTS",
+                                 "TIDEPOOL_CCACHE",
+                                 "TIDEPOOL_CCACHE_PROGRAM",
                                  "TIDEPOOL_CCCL_INCLUDE_DIR",
                                  "TIDEPOOL_CLANG",
                                  "TIDEPOOL_CMAKE_ARGS",

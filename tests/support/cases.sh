@@ -12,3 +12,11 @@ verdict() {  # verdict NAME: of the command before it
     printf 'FAILED   %s\n%s\n' "$1" "$(tail -n 5 "$folder/output")"
   fi
 }
+
+# in_shard: the next case is one of those to run. TIDEPOOL_TEST_SHARD=I/N is every N-th alone.
+shard=${TIDEPOOL_TEST_SHARD:-0/1}
+number=0
+in_shard() {
+  number=$((number + 1))
+  [ $((number % ${shard#*/})) -eq "${shard%/*}" ]
+}
