@@ -9,7 +9,7 @@ if(NOT CLANG_FORMAT OR NOT version MATCHES "version 14\\.")
 endif()
 
 set(formatted)
-foreach(folder include examples tests bench)
+foreach(folder include examples tests bench cmake)
   foreach(extension hpp cpp cuh cu)
     list(APPEND formatted ${PROJECT_SOURCE_DIR}/${folder}/*.${extension})
   endforeach()

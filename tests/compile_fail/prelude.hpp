@@ -1,5 +1,5 @@
-// What the sources include, to be compiled ahead once for each compiler. The engines are declared to
-// be elsewhere, so that no source makes them again only to be refused.
+// What the sources include, to be compiled ahead once for each compiler. The engines are declared
+// to be elsewhere, so that no source makes them again only to be refused.
 #pragma once
 
 #include <string>

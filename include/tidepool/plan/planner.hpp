@@ -32,8 +32,8 @@ namespace tidepool::plan {
 /// That stops at the first plan without stalls. `leaner` then exchanges groups for others, to move
 /// less.
 ///
-/// Work is limited (`goal::work`, and `goal::effort` where less will do), so that time is linear in the number of events: some
-/// milliseconds for a thousand groups.
+/// Work is limited (`goal::work`, and `goal::effort` where less will do), so that time is linear in
+/// the number of events: some milliseconds for a thousand groups.
 ///
 /// Deterministic. Touches no device. Thread safety: none.
 class planner {

@@ -1,0 +1,5 @@
+#include "engines.hpp"
+
+namespace tidepool {
+TIDEPOOL_ENGINE(template, virtual_device);
+}
