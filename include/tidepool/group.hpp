@@ -49,9 +49,10 @@ enum class group_state : std::uint8_t { away, arriving, discarded, restored };
 // The unit of commit, event and cap.
 struct group {
   module_id module{};
-  int layer = -1;
   group_state state = group_state::away;
-  bool offered = false;     // backward could compute it again
+  bool offered = false;  // backward could compute it again
+  lane_id lane{};        // that committed it
+  int layer = -1;
   std::uint32_t first = 0;  // of its arguments in the chunk's list
   std::uint32_t count = 0;
   std::uint32_t leaving = 0;       // of them, those with a storage
@@ -60,8 +61,7 @@ struct group {
   std::uint32_t ahead = no_group;  // its slot among those that were reloaded and not restored
   std::size_t bytes = 0;           // that left with it
   std::size_t kept = 0;            // that stayed because policy said so
-  lane_id lane{};                  // that committed it
-  std::uint64_t position = 0;      // and its next record at that time
+  std::uint64_t position = 0;      // of its commit: the next record on its lane at that time
 };
 
 // A tensor whose memory was given up, since backward computes it again.
