@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <tidepool/offloader.hpp>
+#include <tidepool/plan.hpp>
 #include <utility>
 
 #include "by_hand.hpp"
@@ -40,7 +41,7 @@ class session {
   class chunk;
 
   session(cuda_device& dev, const tidepool::options& options, bool recompute)
-      : dev_(&dev), off_(dev, options), recompute_(recompute) {
+      : dev_(&dev), off_(dev, options, {.planner = tidepool::planner()}), recompute_(recompute) {
     host_time empty;
     for (int i = 0; i < 1000; ++i) const stopwatch time(&empty);
     clock_ns_ = empty.ns / 1000;

@@ -10,6 +10,7 @@
 #include <string>
 #include <tidepool/offloader.hpp>
 #include <tidepool/parse.hpp>
+#include <tidepool/plan.hpp>
 #include <utility>
 #include <vector>
 
@@ -61,7 +62,7 @@ class trainer {
         scaler_(dev, run),
         weights_(dev, run.model, ranges_of_rank(run, run.rank), !run.moments_on_host,
                  experts_of_rank(run, run.rank), types_of(run)),
-        offloader_(dev, opt),
+        offloader_(dev, opt, {.planner = tidepool::planner()}),
         model_(dev, offloader_, kernels_, stream_.ref(), weights_, run,
                ranges_of_rank(run, run.rank), exchange()),
         bytes_(dev, run.own_microbatches() * bytes_each(), "text"),

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tidepool/buffer.hpp"
+#include "tidepool/core/plan_source.hpp"
 #include "tidepool/detail/growth.hpp"
 #include "tidepool/detail/memory_layout.hpp"
 #include "tidepool/detail/open_chunks.hpp"
@@ -253,23 +254,14 @@ class engine {
 
   // Follows this from now on. `step` is the profile that it was made for.
   void adopt(plan::profile step, plan::actions what, plan::placement where = {});
-  // The same for a plan from elsewhere, which the next step is held to.
-  void follow(plan::profile step, plan::actions what, plan::placement where);
+  // The same for a decision, with its limits.
+  void apply(plan::profile step, const decision& what);
+  // The same for one from elsewhere, which the next step is held to.
+  void follow(plan::profile step, const decision& what);
   // Follows it for one step, which is recorded.
-  void try_out(plan::profile step, plan::actions what, plan::placement where = {});
+  void try_out(plan::profile step, const decision& what);
   // The plan that was to be made of a recorded step was not: the next step is the first again.
   void record_again() noexcept;
-  // The steps to come have no plan: an arena keeps their memory closer together.
-  void without_a_plan() noexcept;
-  // See residence.hpp; pieces count in an arena.
-  void keep_at_most(std::size_t bytes, std::size_t piece) {
-    keeps_.keep_at_most(bytes, opts_.memory == memory_kind::arena ? piece : 0);
-  }
-  // How far reloads run ahead from now on, in groups and in bytes.
-  void reload_at_most(std::size_t groups, std::optional<std::size_t> bytes) {
-    opts_.reload_ahead = groups;
-    opts_.reload_ahead_bytes = bytes;
-  }
 
   [[nodiscard]] trace::counters counters() const;
   [[nodiscard]] trace::record finish_trace() {
@@ -391,6 +383,8 @@ class engine {
   [[nodiscard]] bool may_leave_plan() const;
   void warm_up_anew();
   void forget_latest_chunk(const chunk_state& chunk) noexcept;
+  // The steps to come have no plan: an arena keeps their memory closer together.
+  void without_a_plan() noexcept;
   [[nodiscard]] bool held_to_plan() const { return unproven_ && !given_up_; }
   void expect_chunk(const chunk_info& info) const;
   void expect_group(const chunk_state& chunk, module_id module, int layer, commit_kind how) const;

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -16,6 +17,7 @@
 #include <vector>
 
 #include "tidepool/chunk.hpp"
+#include "tidepool/core/plan_source.hpp"
 #include "tidepool/detail/plan_maker.hpp"
 #include "tidepool/detail/recorded_wait.hpp"
 #include "tidepool/detail/traced_span.hpp"
@@ -29,6 +31,11 @@
 #include "tidepool/validate.hpp"
 
 namespace tidepool {
+
+/// What an offloader is made with beside its options; each may be left out.
+struct parts {
+  std::unique_ptr<plan_source> planner;  ///< who decides: `tidepool::planner()` of plan.hpp
+};
 
 /// Moves the saved tensors of chosen modules to the host and back, in step with one training loop.
 ///
@@ -50,8 +57,12 @@ class offloader {
 
   /// Throws `option_error` or `unknown_module` when the options cannot work, `out_of_budget` when
   /// the device cannot give the memory that they fix, `device_error` when it fails.
-  explicit offloader(Device& dev, const options& opts = {})
-      : enabled_(checked(opts)), engine_(make_engine(dev, opts, enabled_)), plans_(*engine_) {}
+  ///
+  /// `policy_kind::automatic`, and `follow`, need `with.planner` (`option_error`).
+  explicit offloader(Device& dev, const options& opts = {}, parts with = {})
+      : enabled_(checked(opts, with)),
+        engine_(make_engine(dev, opts, enabled_)),
+        plans_(*engine_, std::move(with.planner)) {}
   offloader(const offloader&) = delete;
   offloader& operator=(const offloader&) = delete;
   ~offloader() {
@@ -265,9 +276,12 @@ class offloader {
     }
   }
 
-  [[nodiscard]] static std::uint64_t checked(const options& opts) {
+  [[nodiscard]] static std::uint64_t checked(const options& opts, const parts& with) {
     const auto known = known_modules(opts);
     validate(opts, known, Modules::open);
+    if (opts.policy == policy_kind::automatic && with.planner == nullptr) {
+      detail::plan_maker<Device>::throw_no_planner("policy: automatic");
+    }
     return resolve_modules(opts, known, Modules::open);
   }
   [[nodiscard]] static detail::engine<Device>* make_engine(Device& dev, const options& opts,

@@ -28,7 +28,8 @@ struct slot_ring {
 /// Who decides which groups leave.
 enum class policy_kind : std::uint8_t {
   megatron,  ///< margin, fraction and delta, as Megatron has them
-  automatic  ///< a plan for the device budget, made of the second step; see `offloader::end_step`
+  automatic  ///< a plan for the device budget, by the offloader's planner; see
+             ///< `offloader::end_step`
 };
 
 /// What the host copies lie in. A device that does not have a kind says why, when the offloader is

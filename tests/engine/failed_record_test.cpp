@@ -6,13 +6,14 @@
 #include <stdexcept>
 
 #include "faulty_device.hpp"
+#include "planning.hpp"
 #include "rig.hpp"
 
 namespace {
 
 using namespace tidepool::test;
 using device = faulty_device<tidepool::virtual_device>;
-using offloader = tidepool::offloader<device, tidepool::modules<"fc1">>;
+using offloader = tidepool::test::planning<tidepool::offloader<device, tidepool::modules<"fc1">>>;
 
 constexpr std::size_t size = 2048;
 
@@ -95,7 +96,7 @@ TEST_CASE("recorded step: one whose measuring failed leaves nothing to plan of")
   rig desk;
   auto opts = arena_options(8192);
   opts.policy = tidepool::policy_kind::automatic;
-  rig::offloader<tidepool::modules<"fc1">> off(desk.dev, opts);
+  tidepool::test::planning<rig::offloader<tidepool::modules<"fc1">>> off(desk.dev, opts);
   off.on_report([](auto) {});
   int calls = 0;
   off.on_measure([&] {

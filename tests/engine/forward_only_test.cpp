@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "planning.hpp"
 #include "program.hpp"
 #include "rig.hpp"
 
@@ -161,7 +162,7 @@ TEST_CASE("forward only: leaves a pool with a budget as the plan of a step found
   opts.margin = true;
   opts.device_step = size;  // each tensor lies in a region of its own
   opts.device_budget = 2 * 2 * (1 + 2 + largest) * size + size;  // what two passes keep, and some
-  offloader off(desk.dev, opts);
+  tidepool::test::planning<offloader> off(desk.dev, opts);
   std::vector<std::string> lines;
   keep_reports(off, lines);
   const auto bytes = [](int layer) { return (static_cast<std::size_t>(layer) / 2 + 1) * size; };

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "messages.hpp"
+#include "planning.hpp"
 #include "rig.hpp"
 #include "tidepool/error.hpp"
 
@@ -28,7 +29,7 @@ using tidepool::test::rig;
 using tidepool::test::says;
 using tidepool::test::small_options;
 
-using offloader = rig::offloader<tidepool::modules<"fc1">>;
+using offloader = tidepool::test::planning<rig::offloader<tidepool::modules<"fc1">>>;
 
 constexpr std::size_t size = 2048;
 constexpr int layers = 5;

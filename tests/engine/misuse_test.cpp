@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "messages.hpp"
+#include "planning.hpp"
 #include "rig.hpp"
 #include "tidepool/error.hpp"
 
@@ -774,7 +775,7 @@ TEST_CASE("misuse: an empty function for reports or measurements is none") {
   rig desk;
   auto opts = arena_options(8 * size);
   opts.policy = tidepool::policy_kind::automatic;
-  offloader off(desk.dev, opts);
+  tidepool::test::planning<offloader> off(desk.dev, opts);
   off.on_report(nullptr);
   off.on_measure(nullptr);
   for (int step = 0; step < 3; ++step) {

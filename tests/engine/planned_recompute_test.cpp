@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "messages.hpp"
+#include "planning.hpp"
 #include "rig.hpp"
 #include "tidepool/error.hpp"
 
@@ -33,7 +34,8 @@ using tidepool::test::rig;
 using tidepool::test::says;
 using tidepool::test::small_options;
 
-using offloader = rig::offloader<tidepool::modules<"core_attn", "moe_act">>;
+using offloader =
+    tidepool::test::planning<rig::offloader<tidepool::modules<"core_attn", "moe_act">>>;
 
 constexpr std::size_t size = 2048;
 constexpr double again_ns = 7000;

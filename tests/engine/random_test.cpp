@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "planning.hpp"
 #include "rig.hpp"
 #include "tidepool/error.hpp"
 
@@ -24,7 +25,8 @@ using tidepool::view_shape;
 using tidepool::test::rig;
 using tidepool::test::small_options;
 
-using offloader = rig::offloader<tidepool::modules<"core_attn", "expert_fc1", "moe_act">>;
+using offloader = tidepool::test::planning<
+    rig::offloader<tidepool::modules<"core_attn", "expert_fc1", "moe_act">>>;
 
 /// A handle, and what should be seen through it.
 struct tensor {

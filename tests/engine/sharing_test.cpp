@@ -7,6 +7,7 @@
 #include <string_view>
 #include <utility>
 
+#include "planning.hpp"
 #include "rig.hpp"
 #include "tidepool/error.hpp"
 
@@ -16,7 +17,8 @@ using tidepool::test::arena_options;
 using tidepool::test::rig;
 using tidepool::test::small_options;
 
-using offloader = rig::offloader<tidepool::modules<"core_attn", "expert_fc1", "moe_act">>;
+using offloader = tidepool::test::planning<
+    rig::offloader<tidepool::modules<"core_attn", "expert_fc1", "moe_act">>>;
 
 constexpr std::size_t size = 4096;
 

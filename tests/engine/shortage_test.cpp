@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "messages.hpp"
+#include "planning.hpp"
 #include "rig.hpp"
 #include "tidepool/error.hpp"
 #include "tidepool/parse.hpp"
@@ -23,7 +24,8 @@ using tidepool::test::rig;
 using tidepool::test::says;
 using tidepool::test::small_options;
 
-using offloader = rig::offloader<tidepool::modules<"core_attn", "moe_act">>;
+using offloader =
+    tidepool::test::planning<rig::offloader<tidepool::modules<"core_attn", "moe_act">>>;
 
 constexpr std::size_t size = 2048;
 

@@ -15,6 +15,7 @@
 #include "tidepool/device/null.hpp"
 #include "tidepool/device/virtual.hpp"
 #include "tidepool/offloader.hpp"
+#include "tidepool/plan.hpp"
 
 namespace {
 
@@ -217,7 +218,8 @@ TEST_CASE("steady state: what a plan has computed again asks for nothing either"
   auto opts = small_options();
   opts.memory = memory_kind::arena;
   opts.device_budget = 64 * 1024;
-  tidepool::offloader<null, tidepool::modules<"core_attn", "moe_act">> off(dev, opts);
+  tidepool::offloader<null, tidepool::modules<"core_attn", "moe_act">> off(
+      dev, opts, {.planner = tidepool::planner()});
   off.on_report([](std::string_view) {});
   tidepool::plan::profile step;
   step.modules = {"core_attn", "moe_act"};

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "planning.hpp"
 #include "program.hpp"
 #include "recording.hpp"
 #include "tidepool/tidepool.hpp"
@@ -59,7 +60,8 @@ class kept_device : public tp::virtual_device {
 /// The trainer. Each kernel says what it touches; each check counts the words that are wrong.
 class runner {
  public:
-  using offloader = tp::offloader<kept_device, tp::modules<"core_attn", "expert_fc1", "moe_act">>;
+  using offloader = tp::test::planning<
+      tp::offloader<kept_device, tp::modules<"core_attn", "expert_fc1", "moe_act">>>;
 
   runner(const program& what, std::optional<tp::join_site> without)
       : program_(what), dev_(tp::machine{.poison = true}), seen_(std::make_unique<recording>()) {

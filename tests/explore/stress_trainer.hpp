@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "faulty_device.hpp"
+#include "planning.hpp"
 #include "recording.hpp"
 #include "tidepool/tidepool.hpp"
 
@@ -49,7 +50,8 @@ class watched_device : public tp::virtual_device {
 };
 
 using device = tp::test::faulty_device<watched_device>;
-using offloader = tp::offloader<device, tp::modules<"core_attn", "expert_fc1", "moe_act">>;
+using offloader =
+    tp::test::planning<tp::offloader<device, tp::modules<"core_attn", "expert_fc1", "moe_act">>>;
 using stream_ref = device::stream_ref;
 
 /// A position on one of the trainer's streams. Its events are no calls that fail.

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "faults/desk.hpp"
+#include "planning.hpp"
 #include "schedule.hpp"
 #include "tidepool/error.hpp"
 #include "tidepool/offloader.hpp"
@@ -44,7 +45,7 @@ template <class Desk>
 class faulty_run {
  public:
   using device_type = typename Desk::device_type;
-  using offloader = tidepool::offloader<device_type, modules<"fc1", "core_attn">>;
+  using offloader = test::planning<tidepool::offloader<device_type, modules<"fc1", "core_attn">>>;
   using buffer = typename offloader::buffer;
   using view = typename offloader::view;
 

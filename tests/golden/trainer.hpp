@@ -10,6 +10,7 @@
 #include <tidepool/device/virtual.hpp>
 #include <tidepool/offloader.hpp>
 #include <tidepool/options.hpp>
+#include <tidepool/plan.hpp>
 #include <tidepool/plan/profile.hpp>
 #include <utility>
 #include <vector>
@@ -24,7 +25,7 @@ class trainer {
       : step_(&step),
         dev_(machine_of(step)),
         stream_(dev_.make_stream()),
-        off_(dev_, complete(std::move(opts), step)),
+        off_(dev_, complete(std::move(opts), step), {.planner = tidepool::planner()}),
         held_(step.storages.size()),
         open_(step.chunks.size()) {
     off_.on_report([](std::string_view) {});

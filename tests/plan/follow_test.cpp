@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "messages.hpp"
+#include "planning.hpp"
 #include "rig.hpp"
 #include "tidepool/plan/json.hpp"
 
@@ -68,7 +69,7 @@ struct recorded_plan {
 
 recorded_plan record(std::size_t less_in_odd_steps = 0) {
   rig desk;
-  rig::offloader<> off(desk.dev, automatic());
+  tidepool::test::planning<rig::offloader<>> off(desk.dev, automatic());
   off.on_report([](std::string_view) {});
   for (std::uint32_t step = 0; step < 4; ++step) {
     train_step(desk, off, step, 3, 4096 - less_in_odd_steps * (step % 2));
@@ -88,7 +89,7 @@ TEST_CASE("follow: a saved plan is followed from the first step of another run")
   const auto made = plan::plan_from_json(plan::to_json(before.made, before.step));
 
   rig desk;
-  rig::offloader<> off(desk.dev, automatic());
+  tidepool::test::planning<rig::offloader<>> off(desk.dev, automatic());
   off.on_report([](std::string_view) {});
   off.follow(made, step);
   for (std::uint32_t number = 0; number < 3; ++number) {
@@ -107,7 +108,7 @@ TEST_CASE(
        {lasts::to_commit, lasts::beyond, lasts::to_restore, lasts::in_two_groups}) {
     CAPTURE(static_cast<int>(until));
     rig desk;
-    rig::offloader<> off(desk.dev, automatic());
+    tidepool::test::planning<rig::offloader<>> off(desk.dev, automatic());
     off.on_report([](std::string_view) {});
     for (std::uint32_t step = 0; step < 4; ++step) {
       auto open = off.begin();
@@ -140,7 +141,7 @@ TEST_CASE("follow: reloads run as far ahead as the plan says, in groups and in b
     rig desk;
     auto opts = automatic();
     *opts.device_budget *= 2;  // room to reload into
-    rig::offloader<> off(desk.dev, opts);
+    tidepool::test::planning<rig::offloader<>> off(desk.dev, opts);
     off.on_report([](std::string_view) {});
     auto made = before.made;
     for (auto& each : made.what) each.assign(each.size(), plan::action::offload);
@@ -166,7 +167,7 @@ TEST_CASE("follow: that shapes vary is known to the profile, and room is left fo
   CHECK(step == before.step);
 
   rig desk;
-  rig::offloader<> off(desk.dev, automatic());
+  tidepool::test::planning<rig::offloader<>> off(desk.dev, automatic());
   off.on_report([](std::string_view) {});
   off.follow(before.made, step);
   for (std::uint32_t number = 0; number < 9; ++number) {
@@ -178,7 +179,7 @@ TEST_CASE("follow: that shapes vary is known to the profile, and room is left fo
 TEST_CASE("follow: what a chunk kept that was given up counts no longer") {
   const auto before = record(512);
   rig desk;
-  rig::offloader<> off(desk.dev, automatic());
+  tidepool::test::planning<rig::offloader<>> off(desk.dev, automatic());
   off.on_report([](std::string_view) {});
   off.follow(before.made, before.step);
   train_step(desk, off, 0);
@@ -211,7 +212,7 @@ TEST_CASE("follow: modules are found by their names") {
   }
   step.modules = turned;
   rig desk;
-  rig::offloader<> off(desk.dev, automatic());
+  tidepool::test::planning<rig::offloader<>> off(desk.dev, automatic());
   off.on_report([](std::string_view) {});
   off.follow(before.made, step);
   train_step(desk, off, 7);
@@ -225,7 +226,7 @@ TEST_CASE("follow: the profile of a warm-up has the names of its modules, whatev
     rig desk;
     auto opts = automatic();
     opts.policy = policy;
-    rig::offloader<> off(desk.dev, opts);
+    tidepool::test::planning<rig::offloader<>> off(desk.dev, opts);
     off.on_report([](std::string_view) {});
     for (std::uint32_t step = 0; step < 2; ++step) train_step(desk, off, step);
     const auto& names = off.profile().modules;
@@ -237,7 +238,7 @@ TEST_CASE("follow: the profile of a warm-up has the names of its modules, whatev
 TEST_CASE("follow: what cannot be followed is refused in words") {
   const auto good = record();
   rig desk;
-  rig::offloader<> off(desk.dev, automatic());
+  tidepool::test::planning<rig::offloader<>> off(desk.dev, automatic());
   const auto refusal = [&](const recorded_plan& given) -> std::string {
     try {
       off.follow(given.made, given.step);
@@ -276,7 +277,7 @@ TEST_CASE("follow: what cannot be followed is refused in words") {
   SUBCASE("a module that stays in this run") {
     auto opts = automatic();
     opts.offload_modules = {"core_attn"};
-    rig::offloader<> other(desk.dev, opts);
+    tidepool::test::planning<rig::offloader<>> other(desk.dev, opts);
     CHECK_THROWS_WITH_AS(
         other.follow(good.made, good.step),
         doctest::Contains("'moe_act' is not offloaded in this run; add it to --offload-modules"),
@@ -297,7 +298,7 @@ TEST_CASE("follow: what cannot be followed is refused in words") {
 TEST_CASE("follow: the first step is held to the plan") {
   const auto good = record();
   rig desk;
-  rig::offloader<> off(desk.dev, automatic());
+  tidepool::test::planning<rig::offloader<>> off(desk.dev, automatic());
   off.on_report([](std::string_view) {});
   off.follow(good.made, good.step);
   SUBCASE("another group") {
@@ -333,7 +334,7 @@ TEST_CASE("follow: the first step is held to the plan") {
     more.step.passes.push_back({1, true});
     more.step.events.push_back({plan::event_kind::end_forward, 0, 1, 0});
     more.made.what.emplace_back();
-    rig::offloader<> second(desk.dev, automatic());
+    tidepool::test::planning<rig::offloader<>> second(desk.dev, automatic());
     second.follow(more.made, more.step);
     CHECK(says(message_of([&] { train_step(desk, second, 1); }),
                "had 1 chunks, but the plan that is followed has 2"));
@@ -344,7 +345,7 @@ TEST_CASE("follow: the first step is held to the plan") {
   SUBCASE("modules that move no byte are reported after it") {
     auto opts = automatic();
     opts.offload_modules.push_back("expert_fc1");
-    rig::offloader<> second(desk.dev, opts);
+    tidepool::test::planning<rig::offloader<>> second(desk.dev, opts);
     std::string said;
     second.on_report([&](std::string_view line) { said += line; });
     second.follow(good.made, good.step);

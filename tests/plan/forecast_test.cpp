@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "counting_device.hpp"
+#include "planning.hpp"
 #include "plans.hpp"
 #include "rig.hpp"
 #include "sanitizers.hpp"
@@ -29,7 +30,7 @@ using tidepool::plan::goal;
 using tidepool::plan::planner;
 using modules = tidepool::modules<"expert_fc1", "moe_act">;
 using device = tidepool::test::counting_device<virtual_device>;
-using offloader = tidepool::offloader<device, modules>;
+using offloader = tidepool::test::planning<tidepool::offloader<device, modules>>;
 
 constexpr std::size_t kib = 1024;
 
@@ -1009,7 +1010,7 @@ TEST_CASE("forecast: layers that are not to leave stay under an automatic plan t
     auto opts = tidepool::test::arena_options(vary ? 40960 : 28672, {"core_attn"});
     opts.policy = policy_kind::automatic;
     opts.offload_layers = {0};
-    tidepool::test::rig::offloader<> off(desk.dev, opts);
+    tidepool::test::planning<tidepool::test::rig::offloader<>> off(desk.dev, opts);
     off.on_report([](std::string_view) {});
     const auto module = off.module("core_attn");
     for (std::uint32_t step = 0; step < 6; ++step) {

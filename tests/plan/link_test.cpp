@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "planning.hpp"
 #include "rig.hpp"
 #include "tidepool/device/null.hpp"
 #include "tidepool/device/virtual.hpp"
@@ -174,7 +175,7 @@ TEST_CASE("link: an automatic plan meets the others once, another policy never")
     rig desk;
     auto opts = test::arena_options(20480, {"core_attn"});
     opts.policy = policy;
-    rig::offloader<> off(desk.dev, opts);
+    tidepool::test::planning<rig::offloader<>> off(desk.dev, opts);
     off.on_report([](std::string_view) {});
     int met = 0;
     off.on_measure([&] { ++met; });
@@ -189,7 +190,7 @@ TEST_CASE("link: what a meeting throws leaves end_step, and the offloader is saf
   rig desk;
   auto opts = test::arena_options(20480, {"core_attn"});
   opts.policy = policy_kind::automatic;
-  rig::offloader<> off(desk.dev, opts);
+  tidepool::test::planning<rig::offloader<>> off(desk.dev, opts);
   off.on_measure([] { throw std::runtime_error("a rank is gone"); });
   CHECK_THROWS_WITH_AS(train(desk, off, 1), "a rank is gone", std::runtime_error);
 }
@@ -199,7 +200,7 @@ TEST_CASE("link: after a meeting that threw, the next step is the first again") 
     rig desk;
     auto opts = test::arena_options(20480, {"core_attn"});
     opts.policy = policy_kind::automatic;
-    rig::offloader<> off(desk.dev, opts);
+    tidepool::test::planning<rig::offloader<>> off(desk.dev, opts);
     std::vector<std::string> reports;
     off.on_report([&](std::string_view line) { reports.emplace_back(line); });
     int met = 0;
@@ -231,7 +232,7 @@ TEST_CASE("link: a report that throws takes no plan with it") {
   rig desk;
   auto opts = test::arena_options(20480, {"core_attn"});
   opts.policy = policy_kind::automatic;
-  rig::offloader<> off(desk.dev, opts);
+  tidepool::test::planning<rig::offloader<>> off(desk.dev, opts);
   off.on_report([](std::string_view) { throw std::runtime_error("the log is full"); });
   train(desk, off, 1);
   CHECK_THROWS_WITH_AS(train(desk, off, 1), "the log is full", std::runtime_error);
@@ -246,7 +247,7 @@ TEST_CASE("link: after a step whose times could not be had, the next one is the 
   rig desk;
   auto opts = test::arena_options(20480, {"core_attn"});
   opts.policy = policy_kind::automatic;
-  rig::offloader<> off(desk.dev, opts);
+  tidepool::test::planning<rig::offloader<>> off(desk.dev, opts);
   off.on_report([](std::string_view) {});
   auto open = off.begin();
   auto saved = off.allocate(4096, desk.stream());

@@ -10,6 +10,7 @@
 
 #include "messages.hpp"
 #include "options/refusal.hpp"
+#include "planning.hpp"
 #include "rig.hpp"
 #include "tidepool/offloader.hpp"
 #include "tidepool/plan/automatic.hpp"
@@ -35,7 +36,7 @@ trained train(std::size_t budget) {
   opts.timed_step = 2;
   trained result;
   rig desk;
-  rig::offloader<> off(desk.dev, opts);
+  test::planning<rig::offloader<>> off(desk.dev, opts);
   off.on_report([&](std::string_view line) { (result.reports += line) += '\n'; });
   const auto module = off.module("core_attn");
   const auto s = desk.stream();
@@ -84,7 +85,7 @@ TEST_CASE("no plan: who saves or follows it is told the budget, and one that wou
   CHECK_MESSAGE(says(saved, told), saved);
   CHECK_FALSE(std::filesystem::exists(path));
   rig desk;
-  rig::offloader<> off(desk.dev, test::arena_options(budget, {"core_attn"}));
+  test::planning<rig::offloader<>> off(desk.dev, test::arena_options(budget, {"core_attn"}));
   const auto followed = refusal<plan::profile_error>([&] { off.follow(*seen.plan, seen.profile); });
   CHECK_MESSAGE(says(followed, told), followed);
 

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "planning.hpp"
 #include "rig.hpp"
 #include "tidepool/device/virtual.hpp"
 #include "tidepool/offloader.hpp"
@@ -18,7 +19,7 @@ namespace {
 
 using namespace tidepool;
 using tidepool::test::rig;
-using offloader_type = rig::offloader<>;
+using offloader_type = tidepool::test::planning<rig::offloader<>>;
 constexpr std::size_t size = 2048;
 constexpr int layers = 8;
 

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "planning.hpp"
 #include "plans.hpp"
 #include "rig.hpp"
 #include "sanitizers.hpp"
@@ -253,7 +254,8 @@ class trainer {
   [[nodiscard]] const auto& off() const { return off_; }
 
  private:
-  using offloader = tidepool::offloader<virtual_device, tidepool::modules<"expert_fc1", "moe_act">>;
+  using offloader = tidepool::test::planning<
+      tidepool::offloader<virtual_device, tidepool::modules<"expert_fc1", "moe_act">>>;
   using buffer = offloader::buffer;
   static constexpr std::size_t kib = 1024;
 
@@ -368,7 +370,8 @@ TEST_CASE("placement: steps run as planned whatever recomputations allocate, and
 }
 
 TEST_CASE("placement: a plan that is tried out has its places, or as much memory as it needs") {
-  using offloader = tidepool::offloader<virtual_device, tidepool::modules<"a", "b", "c">>;
+  using offloader = tidepool::test::planning<
+      tidepool::offloader<virtual_device, tidepool::modules<"a", "b", "c">>>;
   struct training {
     int microbatches;
     int in_flight;

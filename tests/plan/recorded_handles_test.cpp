@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "planning.hpp"
 #include "rig.hpp"
 #include "tidepool/offloader.hpp"
 #include "tidepool/plan/check.hpp"
@@ -49,7 +50,7 @@ recorded_step record(const Step& step, bool kept = true) {
   recorded_step result;
   {
     rig desk;
-    rig::offloader<> off(desk.dev, automatic());
+    tidepool::test::planning<rig::offloader<>> off(desk.dev, automatic());
     off.on_report([](std::string_view) {});
     off.on_measure([&] { result.profile = off.profile(); });  // of the first step
     for (int i = 0; i < (kept ? 2 : 1); ++i) {
@@ -65,7 +66,7 @@ recorded_step record(const Step& step, bool kept = true) {
     all.what.emplace_back(chunk.groups.size(), plan::action::offload);
   }
   rig desk;
-  rig::offloader<> off(desk.dev, automatic());
+  tidepool::test::planning<rig::offloader<>> off(desk.dev, automatic());
   off.on_report([](std::string_view) {});
   try {
     off.follow(all, result.profile);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "faulty_device.hpp"
+#include "planning.hpp"
 #include "rig.hpp"
 #include "tidepool/device/virtual.hpp"
 #include "tidepool/offloader.hpp"
@@ -63,7 +64,7 @@ TEST_CASE("recording: a handle whose going cannot be recorded goes once") {
     device dev{machine{}};
     const auto stream = dev.make_stream();
     const auto s = stream.ref();
-    offloader<device, all_modules> off(dev, automatic(20));
+    tidepool::test::planning<offloader<device, all_modules>> off(dev, automatic(20));
     off.on_report([](std::string_view) {});
     const auto module = off.module("core_attn");
     for (int step = 0; step <= faulty; ++step) {
@@ -100,7 +101,7 @@ TEST_CASE("recording: memory does not go to pieces before there is a plan, nor w
     CAPTURE(varies);
     rig desk;
     const auto s = desk.stream();
-    rig::offloader<> off(desk.dev, automatic(6));
+    tidepool::test::planning<rig::offloader<>> off(desk.dev, automatic(6));
     off.on_report([](std::string_view) {});
     const auto module = off.module("core_attn");
     for (std::size_t step = 0; step < 5; ++step) {
@@ -127,7 +128,7 @@ TEST_CASE("recording: memory does not go to pieces before there is a plan, nor w
 
 TEST_CASE("recording: handles that last beyond the restore are no events after it") {
   rig desk;
-  rig::offloader<> off(desk.dev, automatic(20));
+  tidepool::test::planning<rig::offloader<>> off(desk.dev, automatic(20));
   off.on_report([](std::string_view) {});
   const auto module = off.module("core_attn");
   plan::profile first;
@@ -159,7 +160,7 @@ TEST_CASE("recording: handles that last beyond the restore are no events after i
 
 TEST_CASE("recording: what is saved again after its restore is let go at most once") {
   rig desk;
-  rig::offloader<> off(desk.dev, automatic(5));
+  tidepool::test::planning<rig::offloader<>> off(desk.dev, automatic(5));
   off.on_report([](std::string_view) {});
   const auto module = off.module("core_attn");
   plan::profile first;
@@ -186,7 +187,7 @@ TEST_CASE("recording: what is saved again after its restore is let go at most on
 
 TEST_CASE("recording: a handle of a step whose planning failed is no part of the next one") {
   rig desk;
-  rig::offloader<> off(desk.dev, automatic(20));
+  tidepool::test::planning<rig::offloader<>> off(desk.dev, automatic(20));
   off.on_report([](std::string_view) {});
   const auto module = off.module("core_attn");
   rig::buffer held;
@@ -214,7 +215,7 @@ TEST_CASE("recording: a handle of a step whose planning failed is no part of the
 
 TEST_CASE("recording: a group's tensors keep the order of their commit, in a file too") {
   rig desk;
-  rig::offloader<> off(desk.dev, automatic(20));
+  tidepool::test::planning<rig::offloader<>> off(desk.dev, automatic(20));
   off.on_report([](std::string_view) {});
   for (int step = 0; step < 2; ++step) {
     auto open = off.begin();
@@ -239,7 +240,7 @@ TEST_CASE("recording: working memory of another size in each step makes shapes v
   for (const bool varies : {false, true}) {
     CAPTURE(varies);
     rig desk;
-    rig::offloader<> off(desk.dev, automatic(20));
+    tidepool::test::planning<rig::offloader<>> off(desk.dev, automatic(20));
     off.on_report([](std::string_view) {});
     for (std::size_t step = 0; step < 2; ++step) {
       step_with_work(desk, off, varies ? size * (step + 1) : size, 0, false);
@@ -253,7 +254,7 @@ TEST_CASE("recording: computing that took long once counts as in the step before
   // What a second step is recorded to have computed before its commit; the first one did for 1 ms.
   const auto before_commit_us = [](odd what) {
     rig desk;
-    rig::offloader<> off(desk.dev, automatic(20));
+    tidepool::test::planning<rig::offloader<>> off(desk.dev, automatic(20));
     off.on_report([](std::string_view) {});
     for (std::size_t step = 0; step < 2; ++step) {
       const bool second = step == 1;
@@ -324,7 +325,7 @@ TEST_CASE("recording: the same sizes in other groups or chunks make shapes vary"
   for (const auto& other : others) {
     CAPTURE(other.what);
     rig desk;
-    rig::offloader<> off(desk.dev, automatic(20));
+    tidepool::test::planning<rig::offloader<>> off(desk.dev, automatic(20));
     off.on_report([](std::string_view) {});
     for (const auto* step : {&usual, &other}) {
       auto open = off.begin(step->chunk);
@@ -367,7 +368,7 @@ TEST_CASE("recording: what two groups save is let go by the second one, leaving 
     CAPTURE(stays);
     CAPTURE(before);
     rig desk;
-    rig::offloader<> off(desk.dev, automatic(20));
+    tidepool::test::planning<rig::offloader<>> off(desk.dev, automatic(20));
     off.on_report([](std::string_view) {});
     const auto first = off.module("core_attn");
     const auto second = off.module("moe_act");
@@ -402,7 +403,7 @@ TEST_CASE("recording: what one group saves by two handles is told once") {
       CAPTURE(stays);
       CAPTURE(of_second);
       rig desk;
-      rig::offloader<> off(desk.dev, automatic(20));
+      tidepool::test::planning<rig::offloader<>> off(desk.dev, automatic(20));
       off.on_report([](std::string_view) {});
       const auto first = off.module("core_attn");
       const auto second = off.module("moe_act");
@@ -446,7 +447,7 @@ TEST_CASE("recording: what is saved again after it came back makes shapes vary")
   for (const bool again_saved : {false, true}) {
     CAPTURE(again_saved);
     rig desk;
-    rig::offloader<> off(desk.dev, automatic(20));
+    tidepool::test::planning<rig::offloader<>> off(desk.dev, automatic(20));
     off.on_report([](std::string_view) {});
     const auto first = off.module("core_attn");
     const auto second = off.module("moe_act");
@@ -479,7 +480,7 @@ TEST_CASE("recording: two handles of one group are not two groups") {
   for (const bool kept : {false, true}) {
     CAPTURE(kept);
     rig desk;
-    rig::offloader<> off(desk.dev, automatic(20));
+    tidepool::test::planning<rig::offloader<>> off(desk.dev, automatic(20));
     off.on_report([](std::string_view) {});
     const auto module = off.module("core_attn");
     plan::profile recorded;
@@ -538,7 +539,9 @@ TEST_CASE("recording: what stays for another group is told as if it left") {
     };
     step();
     CHECK(let_go(on->profile()) == 2);
-    on->try_out(on->profile(), {{plan::action::keep, plan::action::offload}});
+    tidepool::decision keeps_first;
+    keeps_first.made.what = {{plan::action::keep, plan::action::offload}};
+    on->try_out(on->profile(), keeps_first);
     step();
     CHECK(on->counters().modules[1].groups_resident == 1);
     CHECK_NOTHROW(plan::check(on->profile()));
@@ -552,7 +555,7 @@ TEST_CASE("recording: what stays for another group is told as if it left") {
 TEST_CASE(
     "recording: a plan for less than shapes that vary should have can be saved all the same") {
   rig desk;
-  rig::offloader<> off(desk.dev, automatic(4));
+  tidepool::test::planning<rig::offloader<>> off(desk.dev, automatic(4));
   off.on_report([](std::string_view) {});
   const auto module = off.module("core_attn");
   for (std::size_t step = 0; step < 4; ++step) {
@@ -592,7 +595,7 @@ TEST_CASE(
     CAPTURE(own);
     alignas(256) std::array<std::byte, size> block{};
     rig desk;
-    rig::offloader<> off(desk.dev, automatic(own ? 20 : 18));
+    tidepool::test::planning<rig::offloader<>> off(desk.dev, automatic(own ? 20 : 18));
     off.on_report([](std::string_view) {});
     tidepool::fixed_block<rig::device_type> fixed(block.data(), block.size());
     const auto attention = off.module("core_attn");

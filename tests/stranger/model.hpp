@@ -11,6 +11,7 @@
 #include <set>
 #include <string>
 #include <tidepool/offloader.hpp>
+#include <tidepool/plan.hpp>
 #include <vector>
 
 #include "device.hpp"

@@ -221,7 +221,10 @@ void player::make_sides() {
   device_.fail_at(device_calls[static_cast<std::size_t>(program_.fault_call)], program_.fault_at);
   while (sides_.size() < program_.sides.size()) sides_.emplace_back();
   for (std::size_t s = 0; s < sides_.size(); ++s) {
-    call("", 0, [&] { sides_[s].off.emplace(device_, options_of(program_.sides[s])); });
+    call("", 0, [&] {
+      sides_[s].off.emplace(device_, options_of(program_.sides[s]),
+                            tp::parts{.planner = tp::planner()});
+    });
     if (!sides_[s].off) continue;
     auto* const of = &sides_[s];
     of->off->on_report([of](std::string_view) {

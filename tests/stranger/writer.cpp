@@ -11,6 +11,7 @@ constexpr const char* head = R"(// g++ -std=c++20 -Iinclude this.cpp && ./a.out 
 #include <cstdlib>
 #include <optional>
 #include <string>
+#include <tidepool/plan.hpp>
 #include <tidepool/tidepool.hpp>
 )";
 
@@ -220,7 +221,8 @@ std::string writer::whole(const program& what, const std::string& why) const {
   }
   for (std::size_t s = 0; s < what.sides.size(); ++s) {
     text += "  std::optional<offloader> off" + std::to_string(s) + ";\n  off" + std::to_string(s) +
-            ".emplace(dev, options" + std::to_string(s) + "());\n";
+            ".emplace(dev, options" + std::to_string(s) +
+            "(), tp::parts{.planner = tp::planner()});\n";
   }
   // The offloaders go first unless the lines say otherwise, so the handles are declared before.
   if (body.find("  profile = ") != std::string::npos) text += "  std::string profile, plan;\n";

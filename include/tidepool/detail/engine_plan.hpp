@@ -112,11 +112,24 @@ auto engine<Device>::end_step() -> stage {
 }
 
 template <device Device>
-void engine<Device>::try_out(plan::profile step, plan::actions what, plan::placement where) {
+void engine<Device>::apply(plan::profile step, const decision& what) {
+  // Pieces count in an arena.
+  keeps_.keep_at_most(what.keep_at_most, opts_.memory == memory_kind::arena ? what.free_piece : 0);
+  opts_.reload_ahead = what.made.reload_ahead;
+  opts_.reload_ahead_bytes.reset();
+  if (what.made.reload_ahead_bytes > 0) opts_.reload_ahead_bytes = what.made.reload_ahead_bytes;
+  adopt(std::move(step), what.made.what, what.places);
+  if (!what.made.expected.runs) without_a_plan();
+}
+
+template <device Device>
+void engine<Device>::try_out(plan::profile step, const decision& what) {
   auto going_on = std::move(recorder_);
-  adopt(std::move(step), std::move(what), std::move(where));
+  apply(std::move(step), what);
   // One step cannot tell whether shapes vary.
-  if (trained_steps_ == 1) store_.device_source().lie(closeness::sparing);
+  if (trained_steps_ == 1 && what.made.expected.runs) {
+    store_.device_source().lie(closeness::sparing);
+  }
   recorder_ = std::move(going_on);
   warming_up_ = true;
   profile_.clear();
@@ -159,7 +172,7 @@ void engine<Device>::warm_up_anew() {
   if (opts_.policy == policy_kind::automatic) {
     recorder_ = std::make_unique<recorder<Device>>(*dev_, next_recorded_);
   }
-  keep_at_most(residence::unlimited, 0);
+  keeps_.keep_at_most(residence::unlimited, 0);
   record_again();
 }
 
@@ -197,14 +210,14 @@ void engine<Device>::adopt(plan::profile step, plan::actions what, plan::placeme
 }
 
 template <device Device>
-void engine<Device>::follow(plan::profile step, plan::actions what, plan::placement where) {
+void engine<Device>::follow(plan::profile step, const decision& what) {
   if (begun_ != 0) {
     throw misuse_error(
         "follow: a step is under way; call it before the first chunk of a step, or"
         " after end_step");
   }
   by_rule_ = false;
-  adopt(std::move(step), std::move(what), std::move(where));
+  apply(std::move(step), what);
   unproven_ = true;
   given_up_ = false;  // what was, was no chunk of the step that is held to it
   growth_.forget_step();

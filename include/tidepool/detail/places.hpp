@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "tidepool/plan/placement.hpp"
+#include "tidepool/core/placement.hpp"
 
 namespace tidepool::detail {
 

@@ -6,14 +6,16 @@
 #include <cstdint>
 #include <cstdio>
 #include <functional>
+#include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 
+#include "tidepool/core/plan_source.hpp"
 #include "tidepool/detail/stage.hpp"
 #include "tidepool/engine.hpp"
-#include "tidepool/plan/automatic.hpp"
-#include "tidepool/plan/follow.hpp"
+#include "tidepool/error.hpp"
 #include "tidepool/plan/link.hpp"
 #include "tidepool/trace/summary.hpp"
 
@@ -22,7 +24,8 @@ namespace tidepool::detail {
 template <device Device>
 class plan_maker {
  public:
-  explicit plan_maker(engine<Device>& owner) : owner_(&owner) {}
+  plan_maker(engine<Device>& owner, std::unique_ptr<plan_source> source)
+      : owner_(&owner), source_(std::move(source)) {}
 
   void after(stage over) {
     switch (over) {
@@ -63,15 +66,20 @@ class plan_maker {
 
   // `enabled` has a bit for each module that may leave.
   void follow(const plan::step_plan& made, const plan::profile& recorded, std::uint64_t enabled) {
-    const auto& opts = owner_->settings();
-    auto fit = plan::fitted(made, recorded, owner_->names(), enabled, opts.device_budget,
-                            opts.recompute_by_plan);
-    auto where = places_of(made, recorded);
-    owner_->follow(std::move(fit), made.what, std::move(where));
-    adopt(made, recorded);
+    if (source_ == nullptr) throw_no_planner("follow: a plan from elsewhere");
+    auto fit = source_->follow(made, recorded, owner_->names(), enabled, owner_->settings());
+    owner_->follow(std::move(fit.step), fit.what);
+    plan_ = made;
     // Not all ranks may outgrow theirs, and those that do must not wait for the others.
     link_ = recorded.link;
     link_measured_ = true;
+  }
+
+  [[noreturn]] static void throw_no_planner(const char* who) {
+    throw option_error("tidepool: " + std::string(who) +
+                       " needs a planner, and this offloader was given none; #include"
+                       " <tidepool/plan.hpp> and construct it as offloader(dev, opts, {.planner ="
+                       " tidepool::planner()})");
   }
 
   // Empty ones stand for none.
@@ -84,94 +92,44 @@ class plan_maker {
 
  private:
   void try_plan(bool first) {
-    auto recorded = owner_->profile();
-    const auto made = planned([&] {
+    recorded_step recorded{owner_->profile(), first};
+    const auto made = decided([&] {
       if (!link_measured_) {
         link_ = plan::measure_link(owner_->device(), meet_, owner_->counters().host_reserved / 4);
       }
       link_measured_ = true;
-      recorded.link = link_;
-      auto found = plan::automatic(recorded, owner_->settings());
-      if (!first || found.expected.runs) return found;
-      auto repeated = recorded;  // it may be too much that is left free for shapes that vary
-      repeated.shapes_vary = false;
-      return plan::automatic(repeated, owner_->settings());
+      recorded.step.link = link_;
+      return source_->make(recorded, owner_->settings());
     });
-    limit_kept(recorded, made);
-    reload_as(made);
     // One step cannot tell. The plan leaves room for shapes that vary, and less stays once they do;
     // but what stays lies for long, and those that repeat find memory in pieces without places.
-    if (first) recorded.shapes_vary = false;
-    auto where = places_of(made, recorded);
-    owner_->try_out(std::move(recorded), made.what, std::move(where));
-    if (!made.expected.runs) owner_->without_a_plan();
+    if (first) recorded.step.shapes_vary = false;
+    owner_->try_out(std::move(recorded.step), made);
   }
 
   void settle_plan() {
-    auto recorded = owner_->profile();
-    recorded.link = link_;
-    const auto made = planned([&] { return plan::automatic(recorded, owner_->settings()); });
-    owner_->adopt(recorded, made.what, places_of(made, recorded));
-    if (!made.expected.runs) owner_->without_a_plan();
-    adopt(made, recorded);
-    report_(plan::in_words(made));
+    recorded_step recorded{owner_->profile(), false};
+    recorded.step.link = link_;
+    const auto what = decided([&] { return source_->make(recorded, owner_->settings()); });
+    owner_->apply(std::move(recorded.step), what);
+    plan_ = what.made;
+    if (!what.words.empty()) report_(what.words);
   }
 
-  // What the warm-up did at least runs. Where planning throws, the steps recorded so far are left
-  // aside, so that the next one does not count as a part of them.
+  // Where planning throws, the steps recorded so far are left aside, so that the next one does not
+  // count as a part of them.
   template <class Make>
-  [[nodiscard]] plan::step_plan planned(Make make) {
+  [[nodiscard]] decision decided(Make make) {
     try {
-      plan::step_plan made = make();
-      if (!made.expected.runs) {
-        for (auto& row : made.what) std::fill(row.begin(), row.end(), plan::action::offload);
-      }
-      return made;
+      return make();
     } catch (...) {
       owner_->record_again();
       throw;
     }
   }
 
-  void limit_kept(const plan::profile& recorded, const plan::step_plan& made) {
-    if (recorded.shapes_vary && owner_->settings().device_budget) {
-      // What was left free of the budget stays so, whatever the plan could keep in that one step.
-      const auto most = made.device_budget > 0 ? made.device_budget : residence::unlimited;
-      owner_->keep_at_most(std::min(plan::kept_at_once(recorded, made), most),
-                           free_piece(recorded));
-    } else {
-      owner_->keep_at_most(residence::unlimited, 0);
-    }
-  }
-
-  void adopt(const plan::step_plan& made, const plan::profile& recorded) {
-    limit_kept(recorded, made);
-    reload_as(made);
-    plan_ = made;
-  }
-
-  [[nodiscard]] plan::placement places_of(const plan::step_plan& made,
-                                          const plan::profile& recorded) const {
-    auto opts = owner_->settings();
-    opts.reload_ahead = made.reload_ahead;
-    opts.reload_ahead_bytes.reset();
-    if (made.reload_ahead_bytes > 0) opts.reload_ahead_bytes = made.reload_ahead_bytes;
-    return plan::best_places(recorded, made.what, opts);
-  }
-
-  void reload_as(const plan::step_plan& made) {
-    owner_->reload_at_most(made.reload_ahead, made.reload_ahead_bytes > 0
-                                                  ? std::optional(made.reload_ahead_bytes)
-                                                  : std::nullopt);
-  }
-
-  // Room for all that the step works with at once, wherever the pieces of it fall. With less,
-  // models of many small tensors ran out of memory in pieces.
-  [[nodiscard]] static std::size_t free_piece(const plan::profile& recorded) {
-    return plan::handed_out_at_once(recorded) * 2;
-  }
-
   engine<Device>* owner_;
+  std::unique_ptr<plan_source> source_;
   std::optional<plan::step_plan> plan_;
   plan::link_rates link_;
   bool link_measured_ = false;

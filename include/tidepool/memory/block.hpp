@@ -6,6 +6,7 @@
 #include <limits>
 #include <memory>
 
+#include "tidepool/core/placement.hpp"
 #include "tidepool/memory/fence.hpp"
 #include "tidepool/memory/lanes.hpp"
 
@@ -45,9 +46,6 @@ enum class closeness : std::uint8_t {
   sparing,  ///< where the largest block would otherwise find no room any more
   snug,     ///< always, once memory is short
 };
-
-/// An offset that is left to the source.
-inline constexpr auto anywhere = static_cast<std::size_t>(-1);
 
 /// One way to hand out blocks: pool, arena, slots, or a trainer's own.
 ///

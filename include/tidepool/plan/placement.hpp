@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "tidepool/core/placement.hpp"
 #include "tidepool/memory/block.hpp"
 #include "tidepool/options.hpp"
 #include "tidepool/plan/detail/lifetimes.hpp"
@@ -17,18 +18,6 @@
 #include "tidepool/plan/step_plan.hpp"
 
 namespace tidepool::plan {
-
-/// The places of one storage, in bytes from the begin of the arena.
-struct places_of_storage {
-  std::size_t bytes = 0;
-  std::size_t first = anywhere;  ///< from its allocation on
-  std::size_t again = anywhere;  ///< from its reload or its recomputation on
-
-  friend bool operator==(const places_of_storage&, const places_of_storage&) = default;
-};
-
-/// For each storage of a profile; empty: nothing is planned.
-using placement = std::vector<places_of_storage>;
 
 namespace detail {
 
