@@ -287,8 +287,8 @@ class offloader {
   [[nodiscard]] static detail::engine<Device>* make_engine(Device& dev, const options& opts,
                                                            std::uint64_t enabled) {
     const auto known = known_modules(opts);
-    std::vector<bool> leaves;
-    for (std::size_t i = 0; i < known.size(); ++i) leaves.push_back((enabled >> i & 1U) != 0);
+    std::vector<bool> leaves(known.size());
+    for (std::size_t i = 0; i < known.size(); ++i) leaves[i] = (enabled >> i & 1U) != 0;
     return new detail::engine<Device>(dev, opts, {known.begin(), known.end()}, leaves);
   }
 
