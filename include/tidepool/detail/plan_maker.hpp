@@ -1,8 +1,6 @@
-// Makes an offloader's plans, between the steps that they are made of and tried out in.
+// Asks an offloader's planner, between the steps that plans are made of and tried out in.
 #pragma once
 
-#include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <functional>
