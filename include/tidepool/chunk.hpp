@@ -357,7 +357,7 @@ class chunk {
   }
 
   detail::engine<Device>* engine_ = nullptr;
-  detail::chunk_state<Device>* state_ = nullptr;
+  detail::chunk_state* state_ = nullptr;
   std::uint64_t enabled_ = closed;
   std::optional<int> finished_;  // the microbatch, once it is
 };

@@ -36,10 +36,10 @@ enum class commit_kind : std::uint8_t { plain, by_hand, or_discard };
 
 // Lives as long as its offloader and every handle and chunk made by it.
 template <device Device>
-class engine {
+class engine : public storage_owner {
  public:
-  using chunk_state = detail::chunk_state<Device>;
-  using storage = detail::storage<Device>;
+  using chunk_state = detail::chunk_state;
+  using storage = detail::storage;
   using handle = tidepool::handle<Device>;
   using stream_ref = typename Device::stream_ref;
 
@@ -102,7 +102,7 @@ class engine {
 
   // `source` is where the memory comes from each time, null for the offloader's own.
   [[nodiscard]] buffer<Device> allocate(std::size_t bytes, std::size_t elements, stream_ref stream,
-                                        block_source<Device>* source = nullptr);
+                                        block_source* source = nullptr);
 
   // No machine has half of what an address can name: what asks for it counted in a type too small.
   static constexpr std::size_t most_bytes = std::numeric_limits<std::size_t>::max() / 2;
@@ -369,7 +369,7 @@ class engine {
   void require_reload(chunk_state& chunk, std::uint32_t index);
   void reload_ahead();
   // A view of which a dense copy was made, but which was never released.
-  [[nodiscard]] static bool is_kept_part(const handle& given, const saved<Device>& item) {
+  [[nodiscard]] static bool is_kept_part(const handle& given, const saved& item) {
     return item.store != nullptr && given.store_ != nullptr &&
            item.store->origin == given.store_->number && item.store->part == given.part_;
   }
@@ -431,7 +431,7 @@ class engine {
   }
   // `own` is the source of the trainer's that was asked, null for the offloader's.
   [[noreturn]] void throw_out_of_device(std::size_t bytes, const std::string& what,
-                                        const block_source<Device>* own);
+                                        const block_source* own);
 
   Device* dev_;
   options opts_;
@@ -444,7 +444,7 @@ class engine {
   storages<Device> store_;
   std::vector<std::unique_ptr<chunk_state>> chunks_;
   std::vector<chunk_state*> spare_;
-  open_chunks<Device> live_;
+  open_chunks live_;
   slot_list<ahead> ahead_;  // reloaded and not restored, in the order of their use
   std::size_t ahead_bytes_ = 0;
   slot_list<storage*> idle_;        // on the device again only because another group needs them

@@ -93,8 +93,7 @@ class offloader {
   /// Memory from a source of the trainer's own instead, where it also comes back to: for addresses
   /// that kernels or graphs know (`fixed_block`). The source must outlive the buffer's storage and
   /// every graph that was captured with it, and serves no other offloader (`misuse_error`).
-  [[nodiscard]] buffer allocate_from(block_source<Device>& source, std::size_t bytes,
-                                     stream_ref stream) {
+  [[nodiscard]] buffer allocate_from(block_source& source, std::size_t bytes, stream_ref stream) {
     return engine_->allocate(bytes, bytes, stream, &source);
   }
 

@@ -15,15 +15,18 @@
 #include "tidepool/detail/part_index.hpp"
 #include "tidepool/detail/room.hpp"
 #include "tidepool/detail/tracer.hpp"
+#include "tidepool/device/allocators.hpp"
 #include "tidepool/error.hpp"
 #include "tidepool/memory/arena.hpp"
+#include "tidepool/memory/lanes.hpp"
 #include "tidepool/memory/pinned.hpp"
+#include "tidepool/memory/pool.hpp"
 #include "tidepool/memory/slots.hpp"
 
 namespace tidepool::detail {
 
-template <device Device>
-class engine;
+// What a storage belongs to: an `engine` of some device.
+struct storage_owner {};
 
 // A rectangle of bytes inside a storage.
 struct rectangle {
@@ -40,10 +43,9 @@ struct rectangle {
 
 // The memory behind one or more handles and saved entries. Its identity is this object, never its
 // address on the device: addresses are reused, the object is not while anyone refers to it.
-template <device Device>
 struct storage {
-  engine<Device>* owner = nullptr;
-  block_source<Device>* source = nullptr;  // of its device memory; null: the offloader's own
+  storage_owner* owner = nullptr;
+  block_source* source = nullptr;  // of its device memory; null: the offloader's own
   std::size_t bytes = 0;
   std::size_t elements = 0;
   std::uint64_t number = 0;             // no other storage ever has it
@@ -90,7 +92,7 @@ struct storage {
 template <device Device>
 class storages {
  public:
-  using storage = detail::storage<Device>;
+  using storage = detail::storage;
   using stream_ref = typename Device::stream_ref;
 
   // A device that checks fills what it hands out, so that a missing join shows in the data.
@@ -106,8 +108,10 @@ class storages {
         reload_stream_(dev.make_stream()),
         offload_(order_.of(offload_stream_.ref())),
         reload_(order_.of(reload_stream_.ref())),
+        device_pages_(dev),
         device_(make_source(opts)),
-        host_(dev, order_, {opts.host_step, host_budget(opts)}, host_kind_of(dev, opts)),
+        host_pages_(dev, host_kind_of(dev, opts)),
+        host_(host_pages_, order_, {opts.host_step, host_budget(opts), rounding::none}),
         piece_(opts.copy_piece),
         flying_groups_(
             // One more than the cap, but for caps so large that one more is none.
@@ -136,9 +140,9 @@ class storages {
   [[nodiscard]] tracer<Device>& trace() { return trace_; }
   [[nodiscard]] lane_id offload_lane() const { return offload_; }
   [[nodiscard]] lane_id reload_lane() const { return reload_; }
-  [[nodiscard]] block_source<Device>& device_source() { return *device_; }
-  [[nodiscard]] const block_source<Device>& device_source() const { return *device_; }
-  [[nodiscard]] const pinned_pool<Device>& host_source() const { return host_; }
+  [[nodiscard]] block_source& device_source() { return *device_; }
+  [[nodiscard]] const block_source& device_source() const { return *device_; }
+  [[nodiscard]] const pool& host_source() const { return host_; }
   [[nodiscard]] std::size_t live() const { return live_; }
   [[nodiscard]] std::size_t live_peak() const { return live_peak_; }
   [[nodiscard]] std::size_t live_peak_without() const { return live_peak_without_; }
@@ -152,7 +156,7 @@ class storages {
     }
   }
 
-  storage& create(engine<Device>& owner, std::size_t bytes, std::size_t elements) {
+  storage& create(storage_owner& owner, std::size_t bytes, std::size_t elements) {
     if (spare_.empty()) {
       make_room(spare_, nodes_.size() + 1);
       spare_.push_back(&nodes_.emplace_back());
@@ -335,7 +339,7 @@ class storages {
   // Below this many bytes each, launching costs more than copying.
   static constexpr std::size_t small_copy = std::size_t{1} << 20;
 
-  [[nodiscard]] block_source<Device>& source_of(const storage& store) {
+  [[nodiscard]] block_source& source_of(const storage& store) {
     return store.source == nullptr ? *device_ : *store.source;
   }
 
@@ -360,28 +364,28 @@ class storages {
     }
   }
 
-  std::unique_ptr<block_source<Device>> make_source(const options& opts) {
+  std::unique_ptr<block_source> make_source(const options& opts) {
     switch (opts.memory) {
       case memory_kind::arena:
-        return std::make_unique<arena<Device>>(*dev_, order_, opts.device_budget.value_or(0));
+        return std::make_unique<arena>(device_pages_, order_, opts.device_budget.value_or(0));
       case memory_kind::slots:
-        return std::make_unique<slots<Device>>(*dev_, opts.slots);
+        return std::make_unique<slots>(device_pages_, opts.slots);
       case memory_kind::pool:
         break;
     }
-    return std::make_unique<device_pool<Device>>(
-        *dev_, order_, pool_limits{opts.device_step, opts.device_budget.value_or(0)});
+    return std::make_unique<pool>(device_pages_, order_,
+                                  pool_limits{opts.device_step, opts.device_budget.value_or(0)});
   }
 
   // Refused where the machine does not have it, with the reason.
-  static on_host host_kind_of(Device& dev, const options& opts) {
+  static host_memory host_kind_of(Device& dev, const options& opts) {
     if constexpr (requires { dev.why_not(opts.host_memory); }) {
       if (const std::string reason = dev.why_not(opts.host_memory); !reason.empty()) {
         throw option_error("tidepool: host_memory: this machine does not have the kind: " + reason +
                            "; take --host-memory out, or give --host-memory=pinned");
       }
     }
-    return {{opts.host_memory, opts.host_bind}};
+    return {opts.host_memory, opts.host_bind};
   }
 
   void note_peaks() {
@@ -402,8 +406,10 @@ class storages {
   typename Device::stream reload_stream_;
   lane_id offload_;
   lane_id reload_;
-  std::unique_ptr<block_source<Device>> device_;
-  pinned_pool<Device> host_;
+  device_allocator<Device> device_pages_;
+  std::unique_ptr<block_source> device_;
+  host_allocator<Device> host_pages_;
+  pool host_;
   std::deque<storage> nodes_;
   std::vector<storage*> spare_;
   part_index<storage> parts_;

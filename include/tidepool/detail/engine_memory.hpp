@@ -7,7 +7,7 @@ namespace tidepool::detail {
 
 template <device Device>
 buffer<Device> engine<Device>::allocate(std::size_t bytes, std::size_t elements, stream_ref stream,
-                                        block_source<Device>* source) {
+                                        block_source* source) {
   if (bytes == 0) throw misuse_error("allocate: a buffer of 0 bytes; ask for at least 1");
   if (bytes > most_bytes) throw_too_many(std::to_string(bytes) + " bytes");
   if (source != nullptr && !source->serves(identity_)) throw_serves_another();

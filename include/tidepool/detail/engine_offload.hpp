@@ -109,7 +109,7 @@ std::size_t engine<Device>::elements_of(const storage& whole, std::size_t bytes)
 
 // The storage that is saved for a handle: its own, or a dense copy of its rectangle.
 template <device Device>
-detail::storage<Device>& engine<Device>::saved_as(const handle& given) {
+detail::storage& engine<Device>::saved_as(const handle& given) {
   auto& whole = *given.store_;
   if (whole.on_host || given.part_.bytes() == whole.bytes || given.whole_) return whole;
   if (auto* part = store_.part_on_host(whole, given.part_)) return *part;

@@ -75,9 +75,8 @@ struct kept_by_plan {
 
 // The same of the chunks that are open now. Bytes are those of the plan, which knows what of a
 // group could have left.
-template <device Device>
-[[nodiscard]] kept_by_plan kept_now(const open_chunks<Device>& open, const plan::profile& step,
-                                    const residence& keeps) {
+[[nodiscard]] inline kept_by_plan kept_now(const open_chunks& open, const plan::profile& step,
+                                           const residence& keeps) {
   kept_by_plan now;
   for (const auto* chunk : open.all()) {
     if (chunk == nullptr) continue;
@@ -102,7 +101,7 @@ template <device Device>
 
 template <device Device>
 [[gnu::cold]] void engine<Device>::throw_out_of_device(std::size_t bytes, const std::string& what,
-                                                       const block_source<Device>* own) {
+                                                       const block_source* own) {
   const auto& source = store_.device_source();
   shortage short_of;
   short_of.call = what;
@@ -136,7 +135,7 @@ template <device Device>
   }
   short_of.in_pieces = short_of.reserved >= store_.live() - elsewhere + bytes;
   if (opts_.memory == memory_kind::slots) {
-    short_of.wanted = static_cast<const slots<Device>&>(source).wanted();
+    short_of.wanted = static_cast<const slots&>(source).wanted();
   }
   const bool all = std::ranges::find(opts_.offload_modules, "all") != opts_.offload_modules.end();
   short_of.all_leave =
@@ -156,8 +155,7 @@ template <device Device>
     short_of.plan =
         "A plan from elsewhere is in its first step: is it of this model and these options? ";
   } else if (!warming_up_ && profile_.timed()) {
-    short_of.plan =
-        against_plan(kept_now<Device>(live_, profile_, keeps_), most_kept(profile_, keeps_));
+    short_of.plan = against_plan(kept_now(live_, profile_, keeps_), most_kept(profile_, keeps_));
   }
   if (may_leave_plan()) {
     short_of.plan +=

@@ -71,7 +71,7 @@ void engine<Device>::require_reload(chunk_state& chunk, std::uint32_t index) {
     auto& which = chunk.at(index);
     const auto* items = chunk.saved_of(which);
     // The last that was asked for: those before it have been given back.
-    const block_source<Device>* own = nullptr;
+    const block_source* own = nullptr;
     std::size_t bytes = which.bytes;
     for (std::uint32_t i = 0; i < which.count; ++i) {
       const auto* store = items[i].returning();

@@ -42,7 +42,8 @@ enum class lack : unsigned char { slot_size, free_slots, budget_of_one, budget, 
 // more.
 [[nodiscard]] inline std::size_t taken_by(const shortage& of) {
   if (of.whole_group) return of.bytes;
-  return of.memory == memory_kind::pool ? on_device::rounded(of.bytes) : aligned(of.bytes);
+  return of.memory == memory_kind::pool ? pool::rounded(of.bytes, rounding::sixteenth)
+                                        : aligned(of.bytes);
 }
 
 [[nodiscard]] inline lack lack_of(const shortage& of) {

@@ -7,8 +7,8 @@
 #include <memory>
 
 #include "tidepool/core/placement.hpp"
+#include "tidepool/memory/clocks.hpp"
 #include "tidepool/memory/fence.hpp"
-#include "tidepool/memory/lanes.hpp"
 
 namespace tidepool {
 
@@ -53,7 +53,6 @@ enum class closeness : std::uint8_t {
 /// fits that is not in use. `release` takes the fence after which the block is free;
 /// it may lie in the future. Neither blocks the host. A source serves one offloader. Thread safety:
 /// none.
-template <device Device>
 class block_source {
  public:
   block_source() = default;

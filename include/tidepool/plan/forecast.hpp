@@ -107,7 +107,7 @@ class rehearsal {
     return model;
   }
 
-  using chunk_state = tidepool::detail::chunk_state<virtual_device>;
+  using chunk_state = tidepool::detail::chunk_state;
 
   // A handle that a group commits: those of `storages` come first, then those of `shared`.
   struct member {
