@@ -14,6 +14,7 @@
 #include "tidepool/buffer.hpp"
 #include "tidepool/core/plan_source.hpp"
 #include "tidepool/detail/followed_placement.hpp"
+#include "tidepool/detail/forgotten_groups.hpp"
 #include "tidepool/detail/growth.hpp"
 #include "tidepool/detail/memory_layout.hpp"
 #include "tidepool/detail/open_chunks.hpp"
@@ -45,14 +46,14 @@ class engine : public storage_owner {
 
   // `names` are the modules by id; `enabled` those that leave.
   engine(Device& dev, const options& opts, std::vector<std::string> names,
-         const std::vector<bool>& enabled)
+         const std::vector<bool>& enabled, std::unique_ptr<block_source> memory = {})
       : dev_(&dev),
         opts_(opts),
         names_(std::move(names)),
         ranges_(names_),
         windows_(names_.size()),
         keeps_(opts.offload_layers),
-        store_(dev, opts),
+        store_(dev, opts, std::move(memory)),
         bytes_before_step_(names_.size()) {
     for (std::size_t m = 0; m < names_.size(); ++m) {
       counters_.modules.push_back({});
@@ -103,6 +104,8 @@ class engine : public storage_owner {
   // `source` is where the memory comes from each time, null for the offloader's own.
   [[nodiscard]] buffer<Device> allocate(std::size_t bytes, std::size_t elements, stream_ref stream,
                                         block_source* source = nullptr);
+  [[nodiscard]] buffer<Device> adopt_memory(void* data, std::size_t bytes, std::size_t elements,
+                                            stream_ref stream, memory_owner owner);
 
   // No machine has half of what an address can name: what asks for it counted in a type too small.
   static constexpr std::size_t most_bytes = std::numeric_limits<std::size_t>::max() / 2;
@@ -191,6 +194,9 @@ class engine : public storage_owner {
   template <class Again>
   void restore_or_recompute(chunk_state& chunk, module_id module, int layer, stream_ref stream,
                             std::span<handle* const> handles, Again&& again);
+
+  // A group that nobody will restore: what was saved of it goes.
+  void forget(chunk_state& chunk, module_id module, int layer);
 
   // A restore that does nothing is given what no commit has emptied.
   static void expect_full(int layer, std::span<handle* const> handles) {
@@ -391,6 +397,8 @@ class engine : public storage_owner {
   void expect_no_more(const chunk_state& chunk) const;
   void forget_handle(storage& store, lane_id lane);
   void forget_save(storage& store);
+  void forget_group(chunk_state& chunk, group& which);
+  void record_forget(chunk_state& chunk, const group& which) noexcept;
   void forget_kept(chunk_state& chunk, group& which);
   void forget_idle(storage& store);
   [[nodiscard]] bool evict_one();
@@ -440,6 +448,7 @@ class engine : public storage_owner {
   trace::nvtx_names ranges_;
   std::vector<window> windows_;
   residency keeps_;
+  forgotten_groups forgotten_;
   followed_placement placement_;
   storages<Device> store_;
   std::vector<std::unique_ptr<chunk_state>> chunks_;

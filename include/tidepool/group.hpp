@@ -50,6 +50,7 @@ struct group {
   module_id module{};
   group_state state = group_state::away;
   bool offered = false;  // backward could compute it again
+  bool awaited = true;   // by a restore; one that is forgotten each step is not reloaded ahead
   lane_id lane{};        // that committed it
   int layer = -1;
   std::uint32_t first = 0;  // of its arguments in the chunk's list
@@ -164,7 +165,7 @@ class chunk_state {
 
   // Going backward: the next group that may have to be reloaded; `no_group` when all have been.
   [[nodiscard]] std::uint32_t next_to_reload() {
-    while (cursor_ > 0 && groups_[cursor_ - 1].state != group_state::away) --cursor_;
+    while (cursor_ > 0 && !is_to_reload(groups_[cursor_ - 1])) --cursor_;
     return cursor_ == 0 ? no_group : cursor_ - 1;
   }
   // Puts a group back in the queue of reloads.
@@ -174,6 +175,9 @@ class chunk_state {
   }
 
  private:
+  [[nodiscard]] static bool is_to_reload(const group& each) {
+    return each.state == group_state::away && each.awaited;
+  }
   // Where the groups do not come back last in, first out: in a hash table, chained through them
   // with the latest first.
   [[nodiscard]] std::uint32_t find_by_index(module_id module, int layer) {

@@ -23,13 +23,16 @@ enum class join_site : std::uint8_t {
   join_back,      ///< and are joined before it ends
   after_capture,  ///< eager work waits for what was eager before the capture
   new_stream,     ///< a stream that is new after a capture waits for what came before
+  borrow,         ///< a stream waits for the one whose allocator gave the memory that it will touch
+  give_back,      ///< the stream of an owner waits for the last use of memory that goes back to it
   count
 };
 
 [[nodiscard]] constexpr std::string_view name_of(join_site site) {
   constexpr std::string_view names[]{
-      "producer", "device_reuse", "reload_reuse", "host_reuse", "own_offload",   "consumer",  "cap",
-      "launch",   "after_launch", "fork",         "join_back",  "after_capture", "new_stream"};
+      "producer",  "device_reuse",  "reload_reuse", "host_reuse",   "own_offload",
+      "consumer",  "cap",           "launch",       "after_launch", "fork",
+      "join_back", "after_capture", "new_stream",   "borrow",       "give_back"};
   return names[static_cast<std::size_t>(site)];
 }
 

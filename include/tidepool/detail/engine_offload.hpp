@@ -50,6 +50,11 @@ void engine<Device>::collect(chunk_state& chunk, group& into, std::span<handle* 
       refuse_argument("commit", chunk, into, into.count,
                       "belongs to a host_state; write_back it, or reset it when it was only read");
     }
+    if (each->store_->borrowed && store_.order().capturing()) {
+      refuse_argument("commit", chunk, into, into.count,
+                      "lies in memory that goes back to its owner, which a graph would go on"
+                      " reading; commit it outside of the capture");
+    }
     each->store_->module = static_cast<int>(into.module);
     if (stays || (choose && !leaves(*each, seen))) {
       chunk.add_saved(into, {});

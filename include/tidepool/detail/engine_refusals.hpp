@@ -108,6 +108,7 @@ template <device Device>
   short_of.bytes = bytes;
   short_of.whole_group = what.starts_with("reload of ");
   short_of.memory = opts_.memory;
+  short_of.given = store_.has_given_memory();
   short_of.rings = opts_.slots;
   short_of.budget = source.budget();
   short_of.reserved = source.reserved();
@@ -119,6 +120,7 @@ template <device Device>
       return;
     }
     if (!store.on_device) return;
+    elsewhere += store.borrowed ? store.bytes : 0;
     const bool restored = store.wanted && store.saves == 0;
     auto name = store.module < 0 ? std::string("not committed")
                                  : names_[static_cast<std::size_t>(store.module)];

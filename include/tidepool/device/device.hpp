@@ -51,6 +51,8 @@ struct memory_info {
 ///   less cost and returns false where it cannot; copies are then made one by one.
 /// - A device whose work runs in the process may have `drop(stream)`, which forgets what is queued
 ///   there; an offloader that an exception destroys asks for it on every stream that it served.
+/// - A device may have `passed(event)`: whether all before the event's latest record is over, asked
+///   without waiting.
 /// - A device may have graphs (see `capturing_device`).
 /// - Functions that free are `noexcept` and wait until nothing on the device uses the memory.
 template <class Device>

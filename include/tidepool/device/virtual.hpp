@@ -146,6 +146,7 @@ class virtual_device {
   [[nodiscard]] double elapsed_us(const event& from, const event& to) const {
     return (sim_->time_of(to.index_) - sim_->time_of(from.index_)) / 1000;
   }
+  [[nodiscard]] bool passed(const event& which) const { return sim_->done(which.index_); }
   void copy(void* target, const void* source, const copy_shape& shape, copy_direction direction,
             stream_ref on) {
     sim_->copy(on.index_, direction, target, source, shape);

@@ -47,6 +47,8 @@ enum class fit_policy : std::uint8_t {
   compact,        ///< always, once memory is short
 };
 
+class borrowed_memory;
+
 /// One way to hand out blocks: pool, arena, slots, or a trainer's own.
 ///
 /// `take` never waits: it hands out a block together with the fence to join, or says that nothing
@@ -59,6 +61,12 @@ class block_source {
   block_source(const block_source&) = delete;
   block_source& operator=(const block_source&) = delete;
   virtual ~block_source() = default;
+
+  /// The offloader begins: its clocks, and its book of memory that goes back to other allocators.
+  /// For a source that waits itself; both live as long as the source is used.
+  virtual void attach(clocks& /*order*/, borrowed_memory& /*borrowed*/) {}
+  /// Its memory goes back to an allocator that hands it to others, so that no graph may know it.
+  [[nodiscard]] virtual bool gives_back() const { return false; }
 
   /// A block of `bytes` (more than 0) that `waiter` will touch first. `ready` comes in empty.
   /// False, and nothing written, when there is none.

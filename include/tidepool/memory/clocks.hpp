@@ -59,6 +59,11 @@ class clocks {
   virtual ticket record(lane_id on) = 0;
   /// Makes `waiter` wait for `until`; true if that took an event join.
   virtual bool join(lane_id waiter, const fence& until, join_site site) = 0;
+  /// True when all behind `until` is over by now, as far as the device says without waiting.
+  [[nodiscard]] virtual bool passed(const fence& until) noexcept = 0;
+
+  /// Whose lanes they are: another value for each type of device.
+  [[nodiscard]] const void* device_type() const { return device_type_; }
 
  protected:
   using positions = std::array<std::uint64_t, max_lanes>;
@@ -68,7 +73,7 @@ class clocks {
     positions known{};  // the position of every other lane that this one has waited for
   };
 
-  clocks() = default;
+  explicit clocks(const void* device_type) : device_type_(device_type) {}
   ~clocks() = default;
 
   [[nodiscard]] lane_clock& clock_of(lane_id lane) { return clocks_[index_of(lane)]; }
@@ -83,6 +88,7 @@ class clocks {
     }
   }
 
+  const void* device_type_;
   std::array<lane_clock, max_lanes> clocks_{};
   std::size_t count_ = 0;
   std::uint64_t order_ = 0;

@@ -17,6 +17,11 @@
 
 namespace tidepool {
 
+namespace detail {
+template <device Device>
+inline constexpr char device_type = 0;  // its address is what counts
+}  // namespace detail
+
 /// Records positions on streams and makes streams wait for them.
 ///
 /// Each lane keeps its last `ring` events. A ticket older than that is waited for through the
@@ -32,7 +37,8 @@ class lanes final : public clocks {
   static constexpr std::size_t ring = 1024;
 
   /// `trace` outlives this object; while it is on, waits of compute streams are recorded there.
-  lanes(Device& dev, detail::tracer<Device>& trace) : dev_(&dev), trace_(&trace) {}
+  lanes(Device& dev, detail::tracer<Device>& trace)
+      : clocks(&detail::device_type<Device>), dev_(&dev), trace_(&trace) {}
 
   /// The lane of a stream; its first use creates the lane's events.
   [[nodiscard]] lane_id of(typename Device::stream_ref stream) {
@@ -74,6 +80,23 @@ class lanes final : public clocks {
   }
   bool join(lane_id waiter, const fence& until, join_site site) override {
     return until.order() != 0 && join_all(waiter, until, site);
+  }
+
+  /// False where the device cannot tell, and for work inside a capture, which may never run.
+  [[nodiscard]] bool passed([[maybe_unused]] const fence& until) noexcept override {
+    if constexpr (requires(const typename Device::event& event) { dev_->passed(event); }) {
+      if (capturing_) return false;
+      try {
+        for (std::size_t lane = 0; lane < count_; ++lane) {
+          if (until.position(lane) > passed_[lane] && !lane_passed(lane, until.position(lane))) {
+            return false;
+          }
+        }
+        return true;
+      } catch (...) {  // whoever waits for it on the device is told
+      }
+    }
+    return false;
   }
 
   /// Makes `waiter` wait for all that `other` had been given when its `next` was `position`: what
@@ -129,11 +152,26 @@ class lanes final : public clocks {
   /// The capture is over. Nothing in it has run, so nothing in it is waited for either.
   void end_capture() {
     capturing_ = false;
+    for (std::size_t i = 0; i < count_; ++i) captured_[i] = clocks_[i].recorded;
     assume_met();
     meet(join_site::after_capture);
   }
 
  private:
+  [[nodiscard]] bool lane_passed(std::size_t lane, std::uint64_t position) {
+    if (position <= captured_[lane]) return false;
+    const auto actual = std::max(position, oldest(lane));
+    if (!dev_->passed(lanes_[lane].events[(actual - 1) % ring].event)) return false;
+    passed_[lane] = actual;
+    return true;
+  }
+
+  // The position of the oldest event of a lane that is still kept.
+  [[nodiscard]] std::uint64_t oldest(std::size_t lane) const {
+    const auto recorded = clocks_[lane].recorded;
+    return recorded > ring ? recorded - ring + 1 : 1;
+  }
+
   [[nodiscard]] std::uint64_t key_of(const typename Device::stream_ref& stream) const {
     if constexpr (requires { stream.key_in_capture(); }) {
       if (capturing_) return stream.key_in_capture();
@@ -178,9 +216,7 @@ class lanes final : public clocks {
   }
 
   [[gnu::always_inline]] void wait(lane_id waiter, std::size_t other, std::uint64_t position) {
-    const auto recorded = clocks_[other].recorded;
-    const auto oldest = recorded > ring ? recorded - ring + 1 : 1;
-    const auto actual = std::max(position, oldest);
+    const auto actual = std::max(position, oldest(other));
     const auto& mark = lanes_[other].events[(actual - 1) % ring];
     dev_->wait(at(waiter).stream, mark.event);
     auto& known = clock_of(waiter).known;
@@ -221,6 +257,20 @@ class lanes final : public clocks {
   std::array<lane_state, max_lanes> lanes_;
   bool bounded_ = false;        // there has been a capture
   positions before_capture_{};  // positions at the begin of the latest
+  positions captured_{};        // and at its end
+  positions passed_{};          // that the device said it has passed
 };
+
+/// The lane of a stream, for a memory source that works in the order of one: what `attach` gives
+/// are the clocks of an offloader. Throws `misuse_error` where that is one of another device.
+template <device Device>
+[[nodiscard]] lane_id lane_of(clocks& order, typename Device::stream_ref stream) {
+  if (order.device_type() != &detail::device_type<Device>) {
+    throw misuse_error(
+        "memory: this source works on streams of another device than its offloader; make it for"
+        " the same one");
+  }
+  return static_cast<lanes<Device>&>(order).of(stream);
+}
 
 }  // namespace tidepool
