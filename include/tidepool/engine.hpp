@@ -195,6 +195,8 @@ class engine : public storage_owner {
   void restore_or_recompute(chunk_state& chunk, module_id module, int layer, stream_ref stream,
                             std::span<handle* const> handles, Again&& again);
 
+  // `lane` waits for what brought back, or wrote, the tensor that a handle holds.
+  void wait_for(const handle& saved, lane_id lane);
   // A group that nobody will restore: what was saved of it goes.
   void forget(chunk_state& chunk, module_id module, int layer);
 

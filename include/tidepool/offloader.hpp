@@ -131,6 +131,13 @@ class offloader {
     return engine_->adopt_memory(data, count * sizeof(T), count, stream, std::move(owner));
   }
 
+  /// `stream` waits for the reload of what `saved` holds, and for what the stream that it was
+  /// handed to had been given then: for a tensor that a second stream reads. Does not block the
+  /// host. Throws `misuse_error` for an empty handle, `device_error`.
+  void wait_for(const handle<Device>& saved, stream_ref stream) {
+    engine_->wait_for(saved, engine_->lane_of(stream));
+  }
+
   /// Gives borrowed memory that waits for its copies back now: its owners' streams join them. For
   /// an allocator that is about to grow. Does not block the host; does nothing in a capture.
   void release_borrowed() noexcept { engine_->memory().borrowed().give_back(0); }

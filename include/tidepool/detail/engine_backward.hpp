@@ -212,6 +212,17 @@ void engine<Device>::check_finished(const chunk_state& chunk) const {
 }
 
 template <device Device>
+void engine<Device>::wait_for(const handle& saved, lane_id lane) {
+  if (saved.store_ == nullptr) throw misuse_error("wait_for: this handle holds no memory");
+  const auto& store = *saved.store_;
+  auto& order = store_.order();
+  order.join(lane, store.reloaded, join_site::consumer);
+  if (lane != store.handed_to) {
+    order.join_work(lane, store.handed_to, store.handed_at, join_site::consumer);
+  }
+}
+
+template <device Device>
 void engine<Device>::forget_group(chunk_state& chunk, group& which) {
   if (which.kept > 0) forget_kept(chunk, which);
   forget_ahead(which);

@@ -1,0 +1,78 @@
+// From keys of somebody else's to places of ours.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <utility>
+#include <vector>
+
+namespace tidepool::detail {
+
+// Open addressing, at most half full; what goes leaves no trace. Once it has been as large as it
+// gets, nothing is allocated.
+class key_map {
+ public:
+  static constexpr std::uint32_t none = std::numeric_limits<std::uint32_t>::max();
+
+  [[nodiscard]] std::uint32_t find(std::uint64_t key) const {
+    if (slots_.empty()) return none;
+    const auto at = place_of(key);
+    return slots_[at].value;
+  }
+  // A key that is not there. What follows a `make_room` cannot fail.
+  void insert(std::uint64_t key, std::uint32_t value) {
+    make_room();
+    slots_[place_of(key)] = {key, value};
+    ++count_;
+  }
+  void make_room() {
+    if (2 * (count_ + 1) <= slots_.size()) return;
+    std::vector<slot> larger(std::bit_ceil(4 * (count_ + 4)));
+    slots_.swap(larger);
+    for (const auto& each : larger) {
+      if (each.value != none) slots_[place_of(each.key)] = each;
+    }
+  }
+  // A key that is there. Those behind it that would not be found any more move up.
+  void erase(std::uint64_t key) noexcept {
+    auto hole = place_of(key);
+    --count_;
+    for (auto at = next(hole); slots_[at].value != none; at = next(at)) {
+      const auto wanted = home_of(slots_[at].key);
+      const bool stays = hole < at ? hole < wanted && wanted <= at : hole < wanted || wanted <= at;
+      if (stays) continue;
+      slots_[hole] = slots_[at];
+      hole = at;
+    }
+    slots_[hole].value = none;
+  }
+  void clear() noexcept {
+    for (auto& each : slots_) each.value = none;
+    count_ = 0;
+  }
+  [[nodiscard]] std::size_t size() const { return count_; }
+
+ private:
+  struct slot {
+    std::uint64_t key = 0;
+    std::uint32_t value = none;
+  };
+
+  [[nodiscard]] std::size_t home_of(std::uint64_t key) const {
+    return static_cast<std::size_t>(key * 0x9E3779B97F4A7C15U >> 20) & (slots_.size() - 1);
+  }
+  [[nodiscard]] std::size_t next(std::size_t at) const { return (at + 1) & (slots_.size() - 1); }
+  // Where it is, or would go.
+  [[nodiscard]] std::size_t place_of(std::uint64_t key) const {
+    auto at = home_of(key);
+    while (slots_[at].value != none && slots_[at].key != key) at = next(at);
+    return at;
+  }
+
+  std::vector<slot> slots_;
+  std::size_t count_ = 0;
+};
+
+}  // namespace tidepool::detail

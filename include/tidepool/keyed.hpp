@@ -1,0 +1,344 @@
+/// Saved tensors by key, for frameworks that have no place to hold handles.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tidepool/detail/key_map.hpp"
+#include "tidepool/offloader.hpp"
+
+namespace tidepool {
+
+/// What a framework calls a tensor: any number that no other tensor of the same pass has.
+using tensor_key = std::uint64_t;
+
+template <device Device, class Modules>
+class keyed_pass;
+
+/// Passes whose tensors are known by keys, over an offloader that must outlive them. Thread safety:
+/// that of the offloader. After the first steps nothing is allocated.
+///
+///     tp::keyed keys(off);
+///     auto pass = keys.begin({.microbatch = 0});
+///     pass.run(off.module("fc1"), layer, stream, [&] {
+///       …
+///       pass.save(key, data, bytes, stream, owner);  // in place of keeping it
+///     });
+///     pass.end_forward();
+///     fc1_backward(pass.load(key, stream));
+///     pass.drop(key, stream);
+///     pass.finish();
+template <device Device, class Modules = all_modules>
+class keyed {
+ public:
+  using pass = keyed_pass<Device, Modules>;
+
+  explicit keyed(offloader<Device, Modules>& off) : off_(&off) {}
+  keyed(const keyed&) = delete;
+  keyed& operator=(const keyed&) = delete;
+
+  /// Opens one forward pass and its backward pass, with keys of its own. This object must outlive
+  /// it. Throws as `offloader::begin`.
+  [[nodiscard]] pass begin(const chunk_info& info = {}) { return pass(*this, info); }
+
+ private:
+  friend pass;
+
+  // A tensor. Once its group is restored or forgotten, it goes with its last reference.
+  struct entry {
+    buffer<Device> handle;
+    tensor_key key = 0;
+    std::uint32_t references = 0;
+    std::uint32_t group = 0;                     // none: dropped before its scope ended
+    std::uint32_t next = detail::key_map::none;  // of its group, or that is not in use
+  };
+  enum class group_place : std::uint8_t { open, committed, restored, gone };
+  struct group {
+    module_id module{};
+    int layer = 0;
+    group_place place = group_place::open;
+    std::uint32_t outer = detail::key_map::none;  // the scope that it was entered in
+    std::uint32_t first = detail::key_map::none;
+    std::uint32_t last = detail::key_map::none;
+    std::uint32_t wanted = 0;  // tensors with references
+    std::uint64_t stream = 0;  // that restored it, by key
+  };
+  struct state {
+    chunk<Device, Modules> open;
+    std::vector<entry> entries;
+    std::vector<group> groups;
+    std::vector<handle<Device>*> list;  // of one call
+    detail::key_map by_key;
+    detail::key_map by_place;  // groups, by module and layer
+    std::uint32_t spare = detail::key_map::none;
+    std::uint32_t scope = detail::key_map::none;  // the innermost that is open
+    int microbatch = 0;
+
+    void clear() noexcept {
+      open = {};
+      entries.clear();  // what is left goes behind what its streams were given
+      groups.clear();
+      by_key.clear();
+      by_place.clear();
+      spare = scope = detail::key_map::none;
+    }
+  };
+
+  [[nodiscard]] state& take() {
+    if (spare_.empty()) {
+      spare_.reserve(states_.size() + 1);
+      spare_.push_back(&*states_.emplace_back(std::make_unique<state>()));
+    }
+    auto& fresh = *spare_.back();
+    spare_.pop_back();
+    return fresh;
+  }
+  void give(state& done) noexcept {
+    done.clear();
+    spare_.push_back(&done);  // there is room: it was taken from here
+  }
+
+  offloader<Device, Modules>* off_;
+  std::vector<std::unique_ptr<state>> states_;
+  std::vector<state*> spare_;
+};
+
+template <device Device, class Modules>
+keyed(offloader<Device, Modules>&) -> keyed<Device, Modules>;
+
+/// One pass by keys; see `keyed`. Move-only; one that is destroyed unfinished is given up.
+///
+/// A tensor belongs to the innermost module scope in which it was first saved. Tensors of one scope
+/// leave and come back together: the first `load` of any restores all. Each module and layer is
+/// entered once in a pass.
+template <device Device, class Modules = all_modules>
+class keyed_pass {
+ public:
+  using stream_ref = typename Device::stream_ref;
+
+  keyed_pass() = default;
+  keyed_pass(keyed_pass&& other) noexcept
+      : owner_(std::exchange(other.owner_, nullptr)),
+        state_(std::exchange(other.state_, nullptr)) {}
+  keyed_pass& operator=(keyed_pass&& other) noexcept {
+    if (this != &other) {
+      close();
+      owner_ = std::exchange(other.owner_, nullptr);
+      state_ = std::exchange(other.state_, nullptr);
+    }
+    return *this;
+  }
+  keyed_pass(const keyed_pass&) = delete;             // move-only; pass it by reference
+  keyed_pass& operator=(const keyed_pass&) = delete;  // move-only; pass it by reference
+  ~keyed_pass() { close(); }
+
+  /// The module's forward begins: what is saved from now on is its. Scopes may lie in each other.
+  /// Throws `misuse_error` where the module ran in this layer before.
+  void enter(module_id module, int layer) {
+    auto& at = opened("enter");
+    const auto place = place_of(module, layer);
+    if (at.by_place.find(place) != none) {
+      refuse("enter", "module " + number_of(module) + " of layer " + std::to_string(layer) +
+                          " ran in this pass before; give each run a layer number of its own");
+    }
+    at.by_place.make_room();
+    at.groups.push_back({module, layer, where::open, at.scope, none, none, 0, 0});
+    at.scope = static_cast<std::uint32_t>(at.groups.size() - 1);
+    at.by_place.insert(place, at.scope);
+  }
+  /// The innermost scope ends: its tensors leave, as by `chunk::commit`, once `stream` has come
+  /// this far. Throws as that; the tensors are then where they were, for as long as they have
+  /// references.
+  void leave(stream_ref stream) {
+    auto& at = opened("leave");
+    if (at.scope == none) refuse("leave", "no scope is open; enter one first");
+    const auto index = at.scope;
+    at.scope = at.groups[index].outer;
+    auto& which = at.groups[index];
+    which.place = where::gone;  // until it has left
+    if (which.wanted == 0) return;
+    at.open.commit(which.module, which.layer, stream, handles_of(which));
+    which.place = where::committed;
+  }
+  /// Both, around `body`. What it throws closes the scope, and nothing of it leaves.
+  template <class Body>
+  void run(module_id module, int layer, stream_ref stream, Body&& body) {
+    enter(module, layer);
+    try {
+      std::forward<Body>(body)();
+    } catch (...) {
+      auto& which = state_->groups[state_->scope];
+      which.place = where::gone;
+      state_->scope = which.outer;
+      throw;
+    }
+    leave(stream);
+  }
+
+  /// A tensor is saved: `stream` wrote it, and its owner has it back as by `offloader::adopt`.
+  ///
+  /// Saved again under the same key it is one reference more, and is copied once; `owner` is given
+  /// back at once then, since the first holds the memory. Throws as `adopt`, and `misuse_error`
+  /// outside of any scope.
+  void save(tensor_key key, void* data, std::size_t bytes, stream_ref stream, memory_owner owner) {
+    auto& at = opened("save");
+    if (const auto known = at.by_key.find(key); known != none) {
+      ++at.entries[known].references;
+      return;
+    }
+    if (at.scope == none) refuse("save", "no module scope is open; enter one first");
+    at.by_key.make_room();
+    if (at.spare == none) {
+      at.entries.emplace_back();
+      at.spare = static_cast<std::uint32_t>(at.entries.size() - 1);
+    }
+    auto& fresh = at.entries[at.spare];
+    fresh.handle = owner_->off_->adopt(data, bytes, stream, std::move(owner));
+    const auto index = std::exchange(at.spare, fresh.next);
+    fresh.key = key;
+    fresh.references = 1;
+    fresh.group = at.scope;
+    fresh.next = none;
+    auto& which = at.groups[at.scope];
+    (which.first == none ? which.first : at.entries[which.last].next) = index;
+    which.last = index;
+    ++which.wanted;
+    at.by_key.insert(key, index);
+  }
+
+  /// Its address, which work given to `stream` from now on may read, until its last `drop`. Throws
+  /// as `chunk::restore`, and `misuse_error` for a key that is not there.
+  [[nodiscard]] void* load(tensor_key key, stream_ref stream) {
+    auto& at = opened("load");
+    auto& which = at.groups[at.entries[known("load", key)].group];
+    if (which.place == where::committed) {
+      restore(which, stream);
+    } else if (which.place == where::restored && which.stream != stream.key()) {
+      owner_->off_->wait_for(at.entries[known("load", key)].handle, stream);
+    }
+    return at.entries[known("load", key)].handle.data();
+  }
+
+  /// One reference less; `stream` used the tensor last. With the last its memory is free behind
+  /// what `stream` has been given so far. A group all of whose tensors go without having been
+  /// loaded is forgotten, as by `chunk::forget`. Throws `misuse_error` for a key that is not there.
+  void drop(tensor_key key, stream_ref stream) {
+    auto& at = opened("drop");
+    const auto index = known("drop", key);
+    auto& gone = at.entries[index];
+    if (gone.references > 1) {
+      --gone.references;
+      return;
+    }
+    auto& which = at.groups[gone.group];
+    const bool committed = which.place == where::committed;
+    if (!committed) gone.handle.reset(stream);  // one that was is given to its restore still
+    if (which.place == where::open) gone.group = none;
+    gone.references = 0;
+    at.by_key.erase(key);
+    if (--which.wanted > 0 || !committed) return;
+    reset_all(which, stream);
+    forget(which);
+  }
+
+  /// As `chunk::end_forward`.
+  void end_forward() { opened("end_forward").open.end_forward(); }
+
+  /// The backward pass is complete. Throws as `chunk::finish` where a tensor was neither loaded nor
+  /// dropped. Those that were loaded and not dropped go behind what their streams were given.
+  void finish() {
+    if (state_ == nullptr) return;
+    if (state_->scope != none) refuse("finish", "a scope is still open; leave it first");
+    state_->open.finish();
+    close();
+  }
+
+  /// Keys that have references.
+  [[nodiscard]] std::size_t size() const { return state_ == nullptr ? 0 : state_->by_key.size(); }
+
+ private:
+  friend class keyed<Device, Modules>;
+  using keys = keyed<Device, Modules>;
+  using where = typename keys::group_place;
+  using state = typename keys::state;
+  using group = typename keys::group;
+  static constexpr auto none = detail::key_map::none;
+
+  keyed_pass(keys& of, const chunk_info& info) : owner_(&of), state_(&of.take()) {
+    try {
+      state_->open = of.off_->begin(info);
+      state_->microbatch = info.microbatch;
+    } catch (...) {
+      close();
+      throw;
+    }
+  }
+
+  void close() noexcept {
+    if (state_ != nullptr) owner_->give(*std::exchange(state_, nullptr));
+  }
+
+  [[nodiscard]] state& opened(const char* call) {
+    if (state_ != nullptr) return *state_;
+    throw misuse_error(std::string(call) +
+                       ": this pass is finished, was never begun, or was moved from; use the one"
+                       " that keyed::begin returned");
+  }
+  [[nodiscard]] std::uint32_t known(const char* call, tensor_key key) const {
+    const auto index = state_->by_key.find(key);
+    if (index == none) {
+      refuse(call, "no tensor has the key " + std::to_string(key) +
+                       ": it was never saved in this pass, or its last reference was dropped");
+    }
+    return index;
+  }
+  [[noreturn, gnu::cold]] void refuse(const char* call, const std::string& why) const {
+    throw misuse_error(std::string(call) + ", microbatch " + std::to_string(state_->microbatch) +
+                       ": " + why);
+  }
+  [[nodiscard]] static std::string number_of(module_id module) {
+    return std::to_string(static_cast<std::size_t>(module));
+  }
+  [[nodiscard]] static std::uint64_t place_of(module_id module, int layer) {
+    return static_cast<std::uint64_t>(module) << 32 | static_cast<std::uint32_t>(layer);
+  }
+
+  // All that were committed, or are to be.
+  [[nodiscard]] typename chunk<Device, Modules>::handle_list handles_of(const group& which) {
+    auto& list = state_->list;
+    list.clear();
+    for (auto i = which.first; i != none; i = state_->entries[i].next) {
+      if (state_->entries[i].group != none) list.push_back(&state_->entries[i].handle);
+    }
+    return list;
+  }
+
+  void restore(group& which, stream_ref stream) {
+    state_->open.restore(which.module, which.layer, stream, handles_of(which));
+    which.place = where::restored;
+    which.stream = stream.key();
+    for (auto i = which.first; i != none; i = state_->entries[i].next) {
+      auto& each = state_->entries[i];
+      if (each.references == 0) each.handle.reset(stream);  // nobody waited for it
+    }
+  }
+  // What stayed of a group that nobody will load.
+  void reset_all(const group& which, stream_ref stream) {
+    for (auto i = which.first; i != none; i = state_->entries[i].next) {
+      state_->entries[i].handle.reset(stream);
+    }
+  }
+  void forget(group& which) {
+    state_->open.forget(which.module, which.layer);
+    which.place = where::gone;
+  }
+
+  keys* owner_ = nullptr;
+  state* state_ = nullptr;
+};
+
+}  // namespace tidepool
