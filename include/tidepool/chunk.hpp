@@ -155,8 +155,7 @@ class chunk {
     const auto handles = pointers_to(saved...);
     if (!wants(module)) return detail::engine<Device>::expect_full(layer, handles);
     expect_open("restore_or_recompute", module, layer);
-    engine_->restore_or_recompute(*state_, module, layer, stream, handles,
-                                  std::forward<Again>(again));
+    engine_->restore_or_recompute(*state_, module, layer, stream, handles, again);
   }
 
   /// True when the `restore_or_recompute` that comes next will call its function: then what that

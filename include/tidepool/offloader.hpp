@@ -213,11 +213,7 @@ class offloader {
 
   /// The id of a module, to be looked up once; throws `unknown_module`.
   [[nodiscard]] module_id module(std::string_view name) const {
-    const auto names = known_modules(engine_->settings());
-    const detail::rules::module_list known{names, Modules::open};
-    const auto at = known.index(name);
-    if (at == names.size()) known.refuse(name, "module()");
-    return static_cast<module_id>(at);
+    return find_module(name, known_modules(engine_->settings()), Modules::open);
   }
 
   // ---- seeing it ----

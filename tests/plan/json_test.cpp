@@ -1,6 +1,7 @@
 // Profiles and plans to JSON and back, and what is said of files that are wrong.
 #if __has_include(<nlohmann/json.hpp>)
 
+#include "tidepool/detail/text.hpp"
 #include "tidepool/plan/json.hpp"
 
 #include <doctest/doctest.h>

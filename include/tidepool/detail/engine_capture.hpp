@@ -65,7 +65,7 @@ void engine<Device>::begin_capture(lane_id origin) {
 }
 
 template <device Device>
-auto engine<Device>::end_capture(lane_id origin) {
+auto engine<Device>::end_capture(lane_id origin) -> device_graph {
   auto& order = store_.order();
   try {
     order.join_back(origin, {store_.offload_lane(), store_.reload_lane()});
@@ -151,8 +151,7 @@ std::shared_ptr<const memory_layout> engine<Device>::layout_after_capture() {
 }
 
 template <device Device>
-template <class Graph>
-void engine<Device>::replay(Graph& graph, const std::shared_ptr<const memory_layout>& before,
+void engine<Device>::replay(device_graph& graph, const std::shared_ptr<const memory_layout>& before,
                             const std::shared_ptr<const memory_layout>& after, lane_id lane) {
   if (store_.order().capturing()) {
     throw misuse_error("launch: a capture is under way; end it before a graph is launched");

@@ -167,10 +167,9 @@ void engine<Device>::note_recompute(chunk_state& chunk, const group& which, plan
 }
 
 template <device Device>
-template <class Again>
 void engine<Device>::restore_or_recompute(chunk_state& chunk, module_id module, int layer,
                                           stream_ref stream, std::span<handle* const> handles,
-                                          Again&& again) {
+                                          call_ref again) {
   if (chunk.info().forward_only) return;
   const auto range = ranges_.restore(static_cast<std::size_t>(module), layer);
   const auto lane = lane_of(stream);
@@ -184,7 +183,7 @@ void engine<Device>::restore_or_recompute(chunk_state& chunk, module_id module, 
       auto& trace = store_.trace();
       const auto traced = trace.begin(lane, stream);
       if (recorder_ != nullptr) recording = recorder_->recompute_begins(stream);
-      std::forward<Again>(again)();
+      again();
       if (recording) recorder_->recomputed(*recording, chunk.ordinal(), index, stream);
       recording.reset();
       trace.end(traced, lane, stream,
