@@ -6,7 +6,9 @@
 #define OFFLOAD 0  /* lanes: the two copy streams, and two of the trainer's */
 #define RELOAD 1
 #define COMPUTE 2
+#ifndef LANES
 #define LANES 4
+#endif
 #ifndef DEVICE
 #define DEVICE 2  /* blocks: those of the device, and behind them those of the host */
 #endif
@@ -74,6 +76,7 @@ inline device_wait(lane, event) {
 
 /* No access before its fence: nobody reads what is being written, or writes what is in use. */
 inline read(block, lane, whose) {
+  assert(inside[lane] == (capture != 0)); /* what is given to a stream in a capture is captured */
   e = CLOCK(lane);
   f = AREA(block, lane);
   for (d : 0 .. LANES - 1) {
@@ -89,6 +92,7 @@ inline read(block, lane, whose) {
   touched[f].at[lane] = truth[e].at[lane]
 }
 inline write(block, lane, whose) {
+  assert(inside[lane] == (capture != 0));
   e = CLOCK(lane);
   f = AREA(block, lane);
   for (d : 0 .. LANES - 1) {

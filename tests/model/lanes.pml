@@ -22,7 +22,6 @@
 #define copy_forgotten 25      /* forget_save frees the device memory without the reload's ticket */
 #define reload_forgotten 26    /* take_back does */
 #define begin_unmet 30         /* begin_capture counts nothing before it as joined */
-#define end_unmet 31           /* end_capture counts nothing inside as joined */
 #define eager_work_joined 32   /* join_work in a capture waits for work from before it */
 #define new_knows_nothing 33   /* a lane that is new in a capture counts nothing before it as joined */
 #define new_knows_all 34       /* ... or also what the capture has recorded */
@@ -37,15 +36,16 @@
 #ifndef BREAK
 #define BREAK nothing
 #endif
-#define left_out(what) (BREAK == what)
+#define left_out(what) (BREAK == what && BREAK != nothing)
 
 byte recorded[LANES]; /* lanes.hpp: lane_state */
 clock known[LANES];
+bool there[LANES]; /* the lane exists: its stream has been seen */
 bool capturing;
-bool bounded;
+bool bounded; /* there has been a capture */
 clock before_capture;
 
-hidden byte oldest, actual, r, w, x, y;
+hidden byte oldest, actual, r, w, x, y, z; /* scratch */
 
 /* lanes.hpp: record */
 inline record(lane) {
@@ -110,5 +110,99 @@ inline add_past(into, lane, position) {
     merge(into, known[lane]);
     into.at[lane] = MAX(into.at[lane], recorded[lane])
   :: else -> into.at[lane] = MAX(into.at[lane], position)
+  fi
+}
+
+/* ---- around a capture ---- */
+
+/* lanes.hpp: assume_met */
+inline assume_met() {
+  for (y : 0 .. LANES - 1) {
+    for (z : 0 .. LANES - 1) { known[y].at[z] = recorded[z] }
+  }
+}
+/* lanes.hpp: gather */
+inline gather(into, site) {
+  if
+  :: left_out(site) -> assume_met()
+  :: else ->
+    for (y : 0 .. LANES - 1) {
+      if
+      :: y != into && there[y] -> record(y); wait(into, y, recorded[y])
+      :: else
+      fi
+    }
+  fi
+}
+/* lanes.hpp: meet */
+inline meet(site) {
+  if
+  :: left_out(site) -> assume_met()
+  :: else ->
+    for (y : 0 .. LANES - 1) {
+      if
+      :: there[y] -> record(y)
+      :: else
+      fi
+    }
+    for (y : 0 .. LANES - 1) {
+      for (z : 0 .. LANES - 1) {
+        if
+        :: y != z && there[y] && there[z] -> wait(y, z, recorded[z])
+        :: else
+        fi
+      }
+    }
+  fi
+}
+/* lanes.hpp: begin_capture */
+inline lanes_begin(from) {
+  capturing = true;
+  bounded = true;
+  if
+  :: left_out(begin_unmet)
+  :: else -> assume_met()
+  fi;
+  for (y : 0 .. LANES - 1) { before_capture.at[y] = recorded[y] }
+  if
+  :: left_out(fork)
+  :: else ->
+    record(from);
+    wait(OFFLOAD, from, recorded[from]);
+    wait(RELOAD, from, recorded[from])
+  fi
+}
+/* lanes.hpp: join_back */
+inline lanes_join_back(into) {
+  if
+  :: left_out(join_back)
+  :: else ->
+    record(OFFLOAD); wait(into, OFFLOAD, recorded[OFFLOAD]);
+    record(RELOAD); wait(into, RELOAD, recorded[RELOAD])
+  fi
+}
+/* lanes.hpp: end_capture */
+inline lanes_end() {
+  capturing = false;
+  assume_met();
+  meet(after_capture)
+}
+/* lanes.hpp: of, add */
+inline lane_of(lane) {
+  if
+  :: there[lane]
+  :: else ->
+    there[lane] = true;
+    if
+    :: capturing && !left_out(new_knows_nothing) ->
+      copy_clock(known[lane], before_capture);
+      if
+      :: left_out(new_knows_all) ->
+        for (y : 0 .. LANES - 1) { known[lane].at[y] = recorded[y] }
+      :: else
+      fi
+    :: !capturing && bounded -> gather(lane, new_stream)
+    :: else
+    fi
   fi
 }
