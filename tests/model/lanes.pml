@@ -1,42 +1,54 @@
-/* memory/lanes.hpp: what the offloader believes. Each rule has the name of its function there; a rule
- * is broken on purpose by -DBREAK=<name>, and run.sh asks that each such model fails. */
+/* memory/lanes.hpp: what the offloader believes. Each rule has the name of its function there; run.sh
+ * breaks each of those listed here on purpose, in the model that is named, and asks that it fails. */
 #define nothing 0
-#define producer 1       /* the joins, as in device.hpp: join_site */
-#define device_reuse 2
-#define reload_reuse 3
-#define host_reuse 4
-#define own_offload 5
-#define consumer 6
-#define cap 7
-#define launch 8
-#define after_launch 9
-#define fork 10
-#define join_back 11
-#define after_capture 12
-#define new_stream 13
-#define overrun_is_over 20     /* a ticket older than the ring counts as ended */
-#define overrun_is_newest 21   /* the wait for the oldest event kept is noted as one for the newest */
-#define known_at_wait 22       /* a lane is known as of the wait, not as of its record */
-#define work_not_recorded 23   /* join_work waits for a position that nobody has recorded */
-#define handed_forgotten 24    /* note_use forgets what the lane that was handed the memory waits for */
-#define copy_forgotten 25      /* forget_save frees the device memory without the reload's ticket */
-#define reload_forgotten 26    /* take_back does */
-#define begin_unmet 30         /* begin_capture counts nothing before it as joined */
-#define eager_work_joined 32   /* join_work in a capture waits for work from before it */
-#define new_knows_nothing 33   /* a lane that is new in a capture counts nothing before it as joined */
-#define new_knows_all 34       /* ... or also what the capture has recorded */
-#define stay_not_recorded 35   /* a commit that stays records nothing in a capture */
-#define launch_anywhere 36     /* rule 1: a launch asks for no layout */
-#define launch_by_address 37   /* rule 1: it compares addresses, not numbers */
-#define launch_after_death 38  /* rule 1: it does not look who is alive still */
-#define eager_anywhere 39      /* rule 2: an eager call asks for nothing */
-#define reloads_kept 40        /* rule 2: reloads of a capture that has not run are believed */
-#define failed_believed 41     /* what a failed capture did is believed */
-#define give_up_asks 42        /* rule 3: giving up is refused like another call */
-#ifndef BREAK
-#define BREAK nothing
-#endif
-#define left_out(what) (BREAK == what && BREAK != nothing)
+/* The joins of device.hpp: join_site */
+#define producer 1            /* order: an offload waits for the kernel that wrote its source */
+#define device_reuse 2        /* order: compute waits for the last user of a device block */
+#define reload_reuse 3        /* order: a reload does */
+#define host_reuse 4          /* order: an offload waits for the reload out of its host block */
+#define own_offload 5         /* order: a reload waits for the offload of the same storage */
+#define consumer 6            /* order: a restore waits for the reload, or for who committed */
+#define cap 7                 /* order: a commit waits where too many offloads are in flight */
+#define launch 8              /* capture: a graph waits for what all streams were given before */
+#define after_launch 9        /* capture: eager work waits for the graphs before it */
+#define fork 10               /* capture: both copy streams enter a capture */
+#define join_back 11          /* capture: both are joined before it ends */
+#define after_capture 12      /* capture: eager work after one waits for eager work before it */
+#define new_stream 13         /* capture: a stream that is new after one waits for what came before */
+/* Rules of lanes, fences and blocks */
+#define overrun_is_over 20    /* ring: a ticket older than the ring counts as ended */
+#define overrun_is_newest 21  /* ring: the wait for the oldest event kept is noted as for the newest */
+#define known_at_wait 22      /* ring: a lane is known as of the wait, not as of its record */
+#define work_not_recorded 23  /* order: join_work waits for a position that nobody has recorded */
+#define handed_forgotten 24   /* order: note_use forgets the lane that was handed the memory */
+#define copy_forgotten 25     /* order: forget_save frees device memory without the latest copy's ticket */
+#define reload_forgotten 26   /* order: take_back frees it without the reload's */
+/* Rules at the borders of a capture */
+#define begin_unmet 30        /* capture: begin_capture counts nothing before it as joined */
+#define eager_work_joined 31  /* capture: join_work waits inside for work from before */
+#define new_knows_nothing 32  /* capture: a lane that is new inside counts nothing before as joined */
+#define new_knows_all 33      /* capture: ... or also what was recorded inside */
+#define stay_not_recorded 34  /* capture: a commit that stays records no position inside */
+#define launch_anywhere 35    /* capture: rule 1, a launch asks for no layout */
+#define launch_by_address 36  /* capture: rule 1, it compares addresses, not numbers */
+#define launch_after_death 37 /* capture: rule 1, it does not look whether all are alive */
+#define eager_anywhere 38     /* capture: rule 2, an eager call asks for nothing */
+#define reloads_kept 39       /* capture: rule 2, reloads of a capture that has not run are believed */
+#define failed_believed 40    /* capture: rule 2, what a failed capture did is believed */
+#define give_up_asks 41       /* capture: rule 3, giving up asks like another call */
+
+byte broken; /* the rule that is left out */
+#define left_out(what) (broken == what && broken != nothing)
+byte calls;  /* that the trainer may still make */
+bool capped; /* a cap of one group */
+c_decl { \#include <stdlib.h> }
+inline read_environment() {
+  c_code {
+    now.broken = atoi(getenv("BREAK"));
+    now.calls = atoi(getenv("CALLS"));
+    now.capped = getenv("CAPPED") != NULL;
+  }
+}
 
 byte recorded[LANES]; /* lanes.hpp: lane_state */
 clock known[LANES];
@@ -118,7 +130,7 @@ inline add_past(into, lane, position) {
 /* lanes.hpp: assume_met */
 inline assume_met() {
   for (y : 0 .. LANES - 1) {
-    for (z : 0 .. LANES - 1) { known[y].at[z] = recorded[z] }
+    for (z : 0 .. LANES - 1) { known[y].at[z] = (there[y] -> recorded[z] : 0) }
   }
 }
 /* lanes.hpp: gather */

@@ -139,16 +139,14 @@ inline commit(s, host) {
   record(OFFLOAD);
   store[s].offloaded = recorded[OFFLOAD];
   note_use(s, g, OFFLOAD, recorded[OFFLOAD]);
-#ifdef CAP
   if
-  :: flying != 0 ->
+  :: capped && flying != 0 ->
     join(g, OFFLOAD, flying, cap);
     assert(flying_copy <= truth[CLOCK(g)].at[OFFLOAD]) /* no more copies under way than the cap says */
   :: else
   fi;
-  flying = recorded[OFFLOAD];
-  flying_copy = truth[CLOCK(OFFLOAD)].at[OFFLOAD];
-#endif
+  flying = (capped -> recorded[OFFLOAD] : 0);
+  flying_copy = (capped -> truth[CLOCK(OFFLOAD)].at[OFFLOAD] : 0);
   store[s].handle = false;
   store[s].saved = true;
   displace(s)

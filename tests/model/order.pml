@@ -3,11 +3,7 @@
 #include "lanes.pml"
 #include "memory.pml"
 
-#ifndef CALLS
-#define CALLS 7
-#endif
 
-byte calls;
 
 /* A call that is allowed now, of storage `what` on the stream `who` and with the block `where`. */
 #define device_block (where < DEVICE && is_free[where])
@@ -17,14 +13,15 @@ byte calls;
 init {
   byte what, who, where;
   d_step {
+    read_environment();
     for (what : 0 .. BLOCKS - 1) { is_free[what] = true }
     for (what : 0 .. SLOTS - 1) { store[what].on_device = none; store[what].on_host = none }
     what = 0
   }
 end:
   do
-  :: atomic { calls < CALLS ->
-    calls++;
+  :: atomic { calls > 0 ->
+    calls--;
     select(what : 0 .. SLOTS - 1);
     select(who : COMPUTE .. LANES - 1);
     select(where : 0 .. BLOCKS - 1);
@@ -48,7 +45,7 @@ end:
     :: d_step { is_back(what) && no_block -> restore(what, who); kernel(what) }
     :: d_step { is_back(what) && no_block && who == COMPUTE -> evict(what) }
     :: d_step { store[what].saved && no_block && who == COMPUTE -> abandon(what) }
-    :: else -> calls--
+    :: else -> calls++
     fi;
     what = 0; who = 0; where = 0 }
   od

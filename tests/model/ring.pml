@@ -3,31 +3,28 @@
 #define LANES 3
 #define DEVICE LANES
 #define RING 2
-#ifndef CALLS
-#define CALLS 9
-#endif
 #include "device.pml"
 #include "lanes.pml"
 
-byte calls;
 
 init {
   byte who, other, until;
+  read_environment();
 end:
   do
-  :: atomic { calls < CALLS ->
-    calls++;
+  :: atomic { calls > 0 ->
+    calls--;
     select(who : 0 .. LANES - 1);
     if
     :: d_step { truth[who].at[who]++; record(who) } /* one piece of work for each position */
     :: select(other : 0 .. LANES - 1);
-      select(until : 1 .. CALLS);
+      select(until : 1 .. 9);
       if
       :: d_step { who != other && until <= recorded[other] ->
         join(who, other, until, nothing);
         assert(truth[who].at[other] >= until);
         for (x : 0 .. LANES - 1) { assert(known[who].at[x] <= truth[who].at[x]) } }
-      :: else -> calls--
+      :: else -> calls++
       fi
     fi;
     who = 0; other = 0; until = 0 }

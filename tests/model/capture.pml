@@ -1,0 +1,369 @@
+/* Captures: detail/engine_capture.hpp and memory_layout.hpp. The trainer mixes eager calls, captures
+ * that succeed or fail, and launches in any order; a call that is refused does nothing. */
+#ifndef DEVICE
+#define DEVICE 1
+#endif
+#include "device.pml"
+#include "lanes.pml"
+#include "memory.pml"
+
+#ifndef CAPTURES
+#define CAPTURES 2
+#endif
+
+byte captures; /* so far */
+byte origin; /* the stream that the capture began on */
+
+/* memory_layout.hpp: where every storage lies, by number */
+typedef layout { byte number[SLOTS]; byte on_device[SLOTS]; byte on_host[SLOTS]; bool eager[SLOTS] };
+layout before_it;  /* engine.hpp: layout_before_ */
+layout left;       /* engine.hpp: truth_, where graphs left things; it counts where ... */
+bool graphs_moved; /* ... handles may say otherwise: truth_ is not null */
+bool replayed;     /* engine.hpp: replayed_, replayed_on_ */
+byte replayed_on;
+
+/* What a graph is to the device: one piece of work that expects and leaves bytes in blocks. */
+typedef graph { bool there; layout before; layout after;
+                bool touches[BLOCKS]; byte needs[BLOCKS]; byte leaves[BLOCKS] };
+graph graphs[CAPTURES + 1];
+
+hidden byte yes, alike, may; /* what a check below has found */
+hidden layout handles;
+hidden byte i, j, k; /* scratch */
+
+inline copy_layout(into, from) {
+  for (i : 0 .. SLOTS - 1) {
+    into.number[i] = from.number[i];
+    into.on_device[i] = from.on_device[i];
+    into.on_host[i] = from.on_host[i];
+    into.eager[i] = from.eager[i]
+  }
+}
+/* engine_capture.hpp: layout, with what was reloaded ahead of its use or without */
+inline take_layout(into, reloads) {
+  for (i : 0 .. SLOTS - 1) {
+    into.number[i] = store[i].number;
+    into.on_device[i] = (!store[i].handle && store[i].on_host != none && !reloads ->
+                         none : store[i].on_device);
+    into.on_host[i] = store[i].on_host;
+    into.eager[i] = (store[i].number != 0 && !store[i].made_inside)
+  }
+}
+inline compare(one, other) {
+  yes = true;
+  for (i : 0 .. SLOTS - 1) {
+    yes = (yes && (one.number[i] == other.number[i] || left_out(launch_by_address)) &&
+           one.on_device[i] == other.on_device[i] && one.on_host[i] == other.on_host[i])
+  }
+}
+/* memory_layout.hpp: agrees */
+inline agrees(said, found) {
+  yes = true;
+  for (i : 0 .. SLOTS - 1) {
+    yes = (yes && (said.number[i] == 0 ||
+                   (said.number[i] == found.number[i] &&
+                    (said.on_device[i] == none || said.on_device[i] == found.on_device[i]) &&
+                    (said.on_host[i] == none || said.on_host[i] == found.on_host[i]))))
+  }
+}
+/* memory_layout.hpp: all_alive */
+inline all_alive(wanted, found) {
+  yes = true;
+  for (i : 0 .. SLOTS - 1) {
+    yes = (yes && (!wanted.eager[i] || wanted.number[i] == found.number[i] ||
+                   left_out(launch_after_death)))
+  }
+}
+/* engine_capture.hpp: forget_reloads */
+inline forget_reloads() {
+  for (k : 0 .. SLOTS - 1) {
+    if
+    :: is_back(k) -> evict(k)
+    :: else
+    fi
+  }
+}
+
+/* engine.hpp: lane_to_release; engine_capture.hpp: meet_after_launch */
+inline arrive(user) {
+  if
+  :: replayed -> meet(after_launch); replayed = false; replayed_on = 0
+  :: else
+  fi;
+  lane_of(user)
+}
+/* engine.hpp: lane_of, of a call that takes or reads memory; engine_capture.hpp: expect_truth */
+inline settle(user) {
+  arrive(user);
+  may = true;
+  if
+  :: !capturing && graphs_moved ->
+    take_layout(handles, false);
+    agrees(handles, left);
+    may = (yes || left_out(eager_anywhere));
+    if
+    :: may ->
+      take_layout(handles, true);
+      agrees(handles, left);
+      if
+      :: yes || left_out(reloads_kept)
+      :: else -> forget_reloads()
+      fi;
+      graphs_moved = false;
+      clear_layout(left)
+    :: else
+    fi
+  :: else
+  fi
+}
+inline clear_layout(what_was) {
+  for (i : 0 .. SLOTS - 1) {
+    what_was.number[i] = 0; what_was.on_device[i] = 0; what_was.on_host[i] = 0; what_was.eager[i] = 0
+  }
+}
+/* A call that gives up: rule 3. */
+inline giving_up(user) {
+  if
+  :: left_out(give_up_asks) -> settle(user)
+  :: else -> arrive(user); may = true
+  fi;
+  assert(may) /* there is always a way out */
+}
+
+/* engine_capture.hpp: begin_capture */
+inline begin(user) {
+  arrive(user);
+  if
+  :: graphs_moved ->
+    take_layout(handles, true);
+    agrees(handles, left);
+    if
+    :: yes -> graphs_moved = false; clear_layout(left)
+    :: else
+    fi
+  :: else
+  fi;
+  take_layout(before_it, true);
+  captures++;
+  capture = captures;
+  origin = user;
+  inside[user] = true;
+  truth[CLOCK(user)].at[user] = 1;
+  for (k : 0 .. SLOTS - 1) { /* every launch comes behind what was eager, on whichever stream */
+    store[k].home = (store[k].number != 0 -> user : 0)
+  }
+  lanes_begin(user)
+}
+/* A stream of the trainer's takes part. */
+inline fork_stream(user) { trainer_joins(user, origin); skip }
+
+/* The device's part: every side stream has been joined, and a graph is made unless it failed. */
+inline device_end(failed) {
+  for (k : COMPUTE .. LANES - 1) { /* the trainer joins what it forked */
+    if
+    :: inside[k] && k != origin -> trainer_joins(origin, k)
+    :: else
+    fi
+  }
+  for (k : 0 .. LANES - 1) {
+    assert(failed || truth[CLOCK(origin)].at[k] >= truth[LANES + k].at[k])
+  }
+  graphs[capture].there = !failed;
+  for (k : 0 .. BLOCKS - 1) {
+    for (j : 0 .. LANES - 1) {
+      graphs[capture].touches[k] =
+        (!failed && (graphs[capture].touches[k] || touched[BLOCKS + k].at[j] > 0))
+    }
+    graphs[capture].needs[k] = (failed -> 0 : needs[k]);
+    graphs[capture].leaves[k] = (failed -> 0 : holds[BLOCKS + k]);
+    needs[k] = 0;
+    holds[BLOCKS + k] = 0;
+    clear(touched[BLOCKS + k]);
+    clear(written[BLOCKS + k])
+  }
+  for (k : 0 .. LANES - 1) { inside[k] = false; clear(truth[LANES + k]) }
+  j = capture;
+  capture = 0
+}
+/* engine_capture.hpp: end_capture, layout_after_capture */
+inline end_capture() {
+  lanes_join_back(origin);
+  device_end(false);
+  lanes_end();
+  take_layout(handles, true);
+  copy_layout(graphs[j].before, before_it);
+  copy_layout(graphs[j].after, handles);
+  compare(handles, before_it);
+  if
+  :: !yes && !graphs_moved -> copy_layout(left, before_it); graphs_moved = true /* nothing has run */
+  :: else
+  fi;
+  clear_layout(before_it);
+  origin = 0
+}
+/* engine_capture.hpp: abandon_capture, leave_capture */
+inline abandon_capture() {
+  device_end(true);
+  lanes_end();
+  forget_reloads();
+  if
+  :: !graphs_moved && !left_out(failed_believed) -> copy_layout(left, before_it); graphs_moved = true
+  :: else
+  fi;
+  clear_layout(before_it);
+  origin = 0
+}
+
+/* engine_capture.hpp: expect_layout; `may` says whether. Rule 1. */
+inline expect_layout(which) {
+  take_layout(handles, true);
+  compare(left, graphs[which].before);
+  alike = (graphs_moved && yes);
+  all_alive(graphs[which].before, handles);
+  may = ((alike && replayed && !destroyed) || (alike && yes) || left_out(launch_anywhere));
+  if
+  :: may
+  :: else ->
+    take_layout(handles, false);
+    agrees(handles, left);
+    alike = (!graphs_moved || yes);
+    compare(handles, graphs[which].before);
+    may = (alike && yes);
+    take_layout(handles, true);
+    compare(handles, graphs[which].before);
+    if
+    :: alike && yes -> may = true
+    :: may && !yes -> forget_reloads()
+    :: else
+    fi
+  fi
+}
+/* The device's part: what it reads and writes, in one piece on the stream. */
+inline device_replay(which, user) {
+  truth[user].at[user]++;
+  for (k : 0 .. BLOCKS - 1) {
+    if
+    :: graphs[which].touches[k] ->
+      assert(graphs[which].needs[k] == 0 || graphs[which].needs[k] == holds[k]); /* the right bytes */
+      for (j : 0 .. LANES - 1) {
+        assert(j == user || (graphs[which].leaves[k] != 0 -> touched[k].at[j] : written[k].at[j])
+                              <= truth[user].at[j]);
+        if
+        :: graphs[which].leaves[k] != 0 -> touched[k].at[j] = 0; written[k].at[j] = 0
+        :: else
+        fi
+      }
+      touched[k].at[user] = truth[user].at[user];
+      if
+      :: graphs[which].leaves[k] != 0 ->
+        written[k].at[user] = truth[user].at[user];
+        holds[k] = graphs[which].leaves[k]
+      :: else
+      fi
+    :: else
+    fi
+  }
+  for (k : 0 .. SLOTS - 1) { /* nor does it work on what is gone */
+    assert(!graphs[which].before.eager[k] || graphs[which].before.number[k] == store[k].number)
+  }
+}
+/* graph.hpp: launch; engine_capture.hpp: replay */
+inline replay(which, user) {
+  lane_of(user);
+  expect_layout(which);
+  if
+  :: may ->
+    if
+    :: !replayed || replayed_on != user -> gather(user, launch)
+    :: else
+    fi;
+    device_replay(which, user);
+    copy_layout(left, graphs[which].after);
+    graphs_moved = true;
+    destroyed = false;
+    replayed_on = user;
+    replayed = true
+  :: else
+  fi
+}
+
+#define device_block (where < DEVICE && is_free[where])
+#define host_block (where >= DEVICE && is_free[where])
+#define no_block (where == 0)
+#define takes_part (inside[who] == capturing)
+
+
+init {
+  byte what, who, where;
+  d_step {
+    read_environment();
+    for (what : 0 .. BLOCKS - 1) { is_free[what] = true }
+    for (what : 0 .. SLOTS - 1) { store[what].on_device = none; store[what].on_host = none }
+    what = 0;
+    there[OFFLOAD] = true; there[RELOAD] = true
+  }
+end:
+  do
+  :: atomic { calls > 0 ->
+    calls--;
+    select(what : 0 .. SLOTS - 1);
+    select(who : COMPUTE .. LANES - 1);
+    select(where : 0 .. BLOCKS - 1);
+    if
+    :: d_step { takes_part && is_empty(what) && device_block ->
+      settle(who);
+      if
+      :: may -> allocate(what, who, where); kernel(what)
+      :: else
+      fi }
+    :: d_step { takes_part && is_full(what) && who == store[what].home && host_block ->
+      settle(who);
+      if
+      :: may -> commit(what, where)
+      :: else
+      fi }
+    :: d_step { takes_part && is_full(what) && who == store[what].home && no_block ->
+      settle(who);
+      if
+      :: may -> commit_stay(what)
+      :: else
+      fi }
+    :: d_step { takes_part && store[what].stays && no_block ->
+      settle(who);
+      if
+      :: may -> restore_stay(what, who); kernel(what)
+      :: else
+      fi }
+    :: d_step { takes_part && is_away(what) && device_block && there[who] -> /* ahead */
+      settle(who);
+      if
+      :: may -> reload(what, where)
+      :: else
+      fi }
+    :: d_step { takes_part && is_away(what) && device_block ->
+      settle(who);
+      if
+      :: may && is_away(what) -> reload(what, where); restore(what, who); kernel(what)
+      :: else
+      fi }
+    :: d_step { takes_part && is_back(what) && no_block ->
+      settle(who);
+      if
+      :: may && is_back(what) -> restore(what, who); kernel(what)
+      :: else
+      fi }
+    :: d_step { takes_part && is_full(what) && who == store[what].home && no_block ->
+      giving_up(who); drop(what, who) }
+    :: d_step { takes_part && store[what].saved && no_block && who == COMPUTE ->
+      giving_up(who); abandon(what) }
+    :: d_step { !capturing && captures < CAPTURES && what == 0 && no_block -> begin(who) }
+    :: d_step { capturing && !inside[who] && what == 0 && no_block -> fork_stream(who) }
+    :: d_step { capturing && what == 0 && no_block && who == COMPUTE -> end_capture() }
+    :: d_step { capturing && what == 0 && no_block && who == COMPUTE -> abandon_capture() }
+    :: d_step { !capturing && what < captures && graphs[what + 1].there && no_block ->
+      replay(what + 1, who) }
+    :: else -> calls++
+    fi;
+    what = 0; who = 0; where = 0 }
+  od
+}
