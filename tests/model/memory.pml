@@ -33,7 +33,8 @@ byte flying;      /* window.hpp, with a cap of one group: the offload in flight,
 byte flying_copy; /* ... and which access of the offload lane it is */
 bool destroyed;   /* a storage, since the latest launch */
 
-#define is_empty(s) (store[s].number == 0)
+/* The first slot that is free: all are alike. */
+#define is_empty(s) (store[s].number == 0 && (s == 0 || store[0].number != 0))
 #define is_full(s) (store[s].handle && !store[s].stays)
 #define is_away(s) (store[s].saved && store[s].on_device == none)
 #define is_back(s) (store[s].saved && store[s].on_device != none)

@@ -23,7 +23,7 @@ end:
   :: atomic { calls > 0 ->
     calls--;
     select(what : 0 .. SLOTS - 1);
-    select(who : COMPUTE .. LANES - 1);
+    select(who : COMPUTE .. (created == 0 -> COMPUTE : LANES - 1)); /* alike until one is used */
     select(where : 0 .. BLOCKS - 1);
     if
     :: d_step { is_empty(what) && device_block -> allocate(what, who, where) }
