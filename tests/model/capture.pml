@@ -226,14 +226,16 @@ inline expect_layout(which) {
   :: else ->
     take_layout(handles, false);
     agrees(handles, left);
-    alike = (!graphs_moved || yes);
+    may = (!graphs_moved || yes); /* what is needed is there, ... */
     compare(handles, graphs[which].before);
-    may = (alike && yes);
+    alike = (may && yes); /* ... and all that the graph wants, or will be without ... */
     take_layout(handles, true);
+    agrees(handles, left);
+    may = (may && (!graphs_moved || yes || left_out(launch_on_reloads)));
     compare(handles, graphs[which].before);
+    may = (may && yes); /* ... or with the reloads */
     if
-    :: alike && yes -> may = true
-    :: may && !yes -> forget_reloads()
+    :: !may && alike -> forget_reloads(); may = true
     :: else
     fi
   fi

@@ -32,10 +32,11 @@
 #define launch_anywhere 35    /* capture: rule 1, a launch asks for no layout */
 #define launch_by_address 36  /* capture: rule 1, it compares addresses, not numbers */
 #define launch_after_death 37 /* capture: rule 1, it does not look whether all are alive */
-#define eager_anywhere 38     /* capture: rule 2, an eager call asks for nothing */
-#define reloads_kept 39       /* capture: rule 2, reloads of a capture that has not run are believed */
-#define failed_believed 40    /* capture: rule 2, what a failed capture did is believed */
-#define give_up_asks 41       /* capture: rule 3, giving up asks like another call */
+#define launch_on_reloads 38  /* capture: rule 1, it believes reloads of a graph that has not run */
+#define eager_anywhere 40     /* capture: rule 2, an eager call asks for nothing */
+#define reloads_kept 41       /* capture: rule 2, reloads of a capture that has not run are believed */
+#define failed_believed 42    /* capture: rule 2, what a failed capture did is believed */
+#define give_up_asks 43       /* capture: rule 3, giving up asks like another call */
 
 byte broken; /* the rule that is left out */
 #define left_out(what) (broken == what && broken != nothing)

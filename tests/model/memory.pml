@@ -4,6 +4,7 @@
  * the rules hold under any fit policy, eviction order and plan. */
 #define SLOTS 2
 #define none 255
+#define garbage 255
 
 bool is_free[BLOCKS];  /* block.hpp: release and take */
 clock ready[BLOCKS];
@@ -77,8 +78,9 @@ inline hand_to(s, waiter) {
   store[s].handed_to = waiter;
   store[s].handed_at = recorded[waiter] + 1
 }
-/* storage.hpp: displace */
+/* storage.hpp: displace. What was there is not to be found there again by luck. */
 inline displace(s) {
+  holds[store[s].on_device + (capturing -> BLOCKS : 0)] = garbage;
   release(store[s].on_device, store[s].last_use);
   store[s].on_device = none
 }
