@@ -78,9 +78,8 @@ inline hand_to(s, waiter) {
   store[s].handed_to = waiter;
   store[s].handed_at = recorded[waiter] + 1
 }
-/* storage.hpp: displace. What was there is not to be found there again by luck. */
+/* storage.hpp: displace */
 inline displace(s) {
-  holds[store[s].on_device + (capturing -> BLOCKS : 0)] = garbage;
   release(store[s].on_device, store[s].last_use);
   store[s].on_device = none
 }
@@ -152,6 +151,7 @@ inline commit(s, host) {
   flying_copy = (capped -> truth[CLOCK(OFFLOAD)].at[OFFLOAD] : 0);
   store[s].handle = false;
   store[s].saved = true;
+  holds[AREA(store[s].on_device, g)] = garbage; /* not to be found there again by luck */
   displace(s)
 }
 
