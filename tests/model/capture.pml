@@ -6,74 +6,21 @@
 #include "device.pml"
 #include "lanes.pml"
 #include "memory.pml"
-
-#ifndef CAPTURES
-#define CAPTURES 2
-#endif
+#include "layouts.pml"
+#include "graphs.pml"
 
 byte captures; /* so far */
 byte origin; /* the stream that the capture began on */
 
-/* memory_layout.hpp: where every storage lies, by number */
-typedef layout { byte number[SLOTS]; byte on_device[SLOTS]; byte on_host[SLOTS]; bool eager[SLOTS] };
 layout before_it;  /* engine.hpp: layout_before_ */
 layout left;       /* engine.hpp: truth_, where graphs left things; it counts where ... */
 bool graphs_moved; /* ... handles may say otherwise: truth_ is not null */
 bool replayed;     /* engine.hpp: replayed_, replayed_on_ */
 byte replayed_on;
 
-/* What a graph is to the device: one piece of work that expects and leaves bytes in blocks. */
-typedef graph { bool there; layout before; layout after;
-                bool touches[BLOCKS]; byte needs[BLOCKS]; byte leaves[BLOCKS] };
-graph graphs[CAPTURES + 1];
+hidden layout handles; /* as they say it now */
+hidden byte may;       /* what a check has found: the call is allowed */
 
-hidden byte yes, alike, may; /* what a check below has found */
-hidden layout handles;
-hidden byte i, j, k; /* scratch */
-
-inline copy_layout(into, from) {
-  for (i : 0 .. SLOTS - 1) {
-    into.number[i] = from.number[i];
-    into.on_device[i] = from.on_device[i];
-    into.on_host[i] = from.on_host[i];
-    into.eager[i] = from.eager[i]
-  }
-}
-/* engine_capture.hpp: layout, with what was reloaded ahead of its use or without */
-inline take_layout(into, reloads) {
-  for (i : 0 .. SLOTS - 1) {
-    into.number[i] = store[i].number;
-    into.on_device[i] = (!store[i].handle && store[i].on_host != none && !reloads ->
-                         none : store[i].on_device);
-    into.on_host[i] = store[i].on_host;
-    into.eager[i] = (store[i].number != 0 && !store[i].made_inside)
-  }
-}
-inline compare(one, other) {
-  yes = true;
-  for (i : 0 .. SLOTS - 1) {
-    yes = (yes && (one.number[i] == other.number[i] || left_out(launch_by_address)) &&
-           one.on_device[i] == other.on_device[i] && one.on_host[i] == other.on_host[i])
-  }
-}
-/* memory_layout.hpp: agrees */
-inline agrees(said, found) {
-  yes = true;
-  for (i : 0 .. SLOTS - 1) {
-    yes = (yes && (said.number[i] == 0 ||
-                   (said.number[i] == found.number[i] &&
-                    (said.on_device[i] == none || said.on_device[i] == found.on_device[i]) &&
-                    (said.on_host[i] == none || said.on_host[i] == found.on_host[i]))))
-  }
-}
-/* memory_layout.hpp: all_alive */
-inline all_alive(wanted, found) {
-  yes = true;
-  for (i : 0 .. SLOTS - 1) {
-    yes = (yes && (!wanted.eager[i] || wanted.number[i] == found.number[i] ||
-                   left_out(launch_after_death)))
-  }
-}
 /* engine_capture.hpp: forget_reloads */
 inline forget_reloads() {
   for (k : 0 .. SLOTS - 1) {
@@ -116,11 +63,6 @@ inline settle(user) {
   :: else
   fi
 }
-inline clear_layout(what_was) {
-  for (i : 0 .. SLOTS - 1) {
-    what_was.number[i] = 0; what_was.on_device[i] = 0; what_was.on_host[i] = 0; what_was.eager[i] = 0
-  }
-}
 /* A call that gives up: rule 3. */
 inline giving_up(user) {
   if
@@ -157,34 +99,6 @@ inline begin(user) {
 /* A stream of the trainer's takes part. */
 inline fork_stream(user) { trainer_joins(user, origin); skip }
 
-/* The device's part: every side stream has been joined, and a graph is made unless it failed. */
-inline device_end(failed) {
-  for (k : COMPUTE .. LANES - 1) { /* the trainer joins what it forked */
-    if
-    :: inside[k] && k != origin -> trainer_joins(origin, k)
-    :: else
-    fi
-  }
-  for (k : 0 .. LANES - 1) {
-    assert(failed || truth[CLOCK(origin)].at[k] >= truth[LANES + k].at[k])
-  }
-  graphs[capture].there = !failed;
-  for (k : 0 .. BLOCKS - 1) {
-    for (j : 0 .. LANES - 1) {
-      graphs[capture].touches[k] =
-        (!failed && (graphs[capture].touches[k] || touched[BLOCKS + k].at[j] > 0))
-    }
-    graphs[capture].needs[k] = (failed -> 0 : needs[k]);
-    graphs[capture].leaves[k] = (failed -> 0 : holds[BLOCKS + k]);
-    needs[k] = 0;
-    holds[BLOCKS + k] = 0;
-    clear(touched[BLOCKS + k]);
-    clear(written[BLOCKS + k])
-  }
-  for (k : 0 .. LANES - 1) { inside[k] = false; clear(truth[LANES + k]) }
-  j = capture;
-  capture = 0
-}
 /* engine_capture.hpp: end_capture, layout_after_capture */
 inline end_capture() {
   lanes_join_back(origin);
@@ -240,35 +154,6 @@ inline expect_layout(which) {
     fi
   fi
 }
-/* The device's part: what it reads and writes, in one piece on the stream. */
-inline device_replay(which, user) {
-  truth[user].at[user]++;
-  for (k : 0 .. BLOCKS - 1) {
-    if
-    :: graphs[which].touches[k] ->
-      assert(graphs[which].needs[k] == 0 || graphs[which].needs[k] == holds[k]); /* the right bytes */
-      for (j : 0 .. LANES - 1) {
-        assert(j == user || (graphs[which].leaves[k] != 0 -> touched[k].at[j] : written[k].at[j])
-                              <= truth[user].at[j]);
-        if
-        :: graphs[which].leaves[k] != 0 -> touched[k].at[j] = 0; written[k].at[j] = 0
-        :: else
-        fi
-      }
-      touched[k].at[user] = truth[user].at[user];
-      if
-      :: graphs[which].leaves[k] != 0 ->
-        written[k].at[user] = truth[user].at[user];
-        holds[k] = graphs[which].leaves[k]
-      :: else
-      fi
-    :: else
-    fi
-  }
-  for (k : 0 .. SLOTS - 1) { /* nor does it work on what is gone */
-    assert(!graphs[which].before.eager[k] || graphs[which].before.number[k] == store[k].number)
-  }
-}
 /* graph.hpp: launch; engine_capture.hpp: replay */
 inline replay(which, user) {
   lane_of(user);
@@ -293,7 +178,6 @@ inline replay(which, user) {
 #define host_block (where >= DEVICE && is_free[where])
 #define no_block (where == 0)
 #define takes_part (inside[who] == capturing)
-
 
 init {
   byte what, who, where;
