@@ -2,7 +2,7 @@
 # Sourced by examples/demo.sh, tests/run.sh and .ci/run: brings in what a build needs and the machine lacks.
 #
 #   need <what>...     what of: compiler clang cmake generator objdump openblas cli11 json doctest
-#                      benchmark mpi
+#                      benchmark mpi spin
 #
 # Whether a thing is there is asked of the thing itself (a command, a header), not of the package
 # manager. Installs Debian or Ubuntu packages, with sudo where it must. `missing` afterwards holds
@@ -31,6 +31,7 @@ there() {
     doctest) has_header doctest/doctest.h ;;
     benchmark) has_header benchmark/benchmark.h ;;
     mpi) command -v mpicxx >/dev/null && command -v mpirun >/dev/null ;;
+    spin) command -v spin >/dev/null ;;
   esac
 }
 
@@ -48,6 +49,7 @@ package_of() {
     doctest) echo doctest-dev ;;
     benchmark) echo libbenchmark-dev ;;
     mpi) echo libopenmpi-dev openmpi-bin ;;
+    spin) echo spin ;;
   esac
 }
 
