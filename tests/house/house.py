@@ -237,8 +237,9 @@ def functions(text):
                 raise ValueError(f"line {line}: a brace too many")
             scope, opened_by, first = scopes.pop()
             if not scope and all(outer for outer, _, _ in scopes):
-                # Data, `= {…}`, is no function; a member that a constructor makes is one of a line.
-                if not re.search(r"=\s*$", opened_by):
+                # Data is no function: `a b = {…}`, `a b{…}`. A member that a constructor makes is
+                # one of a line.
+                if "(" in opened_by and not re.search(r"=\s*$", opened_by) or opened_by.strip()[-1:] == "]":
                     named = re.search(r"(\boperator\b[^(]*|(?!(?:requires|decltype|noexcept|explicit)\b)"
                                       r"(?<![\w~])[~\w]+)\s*\(", without_brackets(opened_by))
                     name = " ".join((named.group(1) if named else opened_by).split()) or "?"
@@ -375,7 +376,9 @@ def self_test():
             "macro": "#define a {\nvoid f() " + long}.items():
         expect("a long " + what, sizes(text), ": f has 61 lines")
     expect("a long lambda", sizes("void g() {}\ninline auto f = [](int x) " + long), "has 61 lines")
-    expect("data is no function", sizes("void g() {}\nint f[] = " + body(99).replace("f();", "1,")))
+    expect("another", sizes("void g() {}\ninline auto f = [] " + long), "has 61 lines")
+    for data in ("int f[] = ", "inline constexpr std::array f"):
+        expect("data is no function", sizes("void g() {}\n" + data + body(99).replace("f();", "1,")))
     expect("a brace", sizes("void f() {"), "not understood")
     expect("a long header", sizes("void f() {}\n" + "\n" * 400), "a.hpp has 401 lines")
     kept = "at most 0 lines, 1 function\nfunction a.hpp f 61: long\n"
