@@ -28,7 +28,7 @@ esac
 arguments=()
 case $preset in
   default | no-cuda)
-    need compiler cmake generator doctest objdump openblas cli11 json benchmark mpi spin
+    need compiler cmake generator doctest objdump python openblas cli11 json benchmark mpi spin
     stop_without compiler cmake generator doctest
     if is_missing openblas || is_missing cli11 || is_missing json; then
       note "the examples are left out, and with them their tests"
