@@ -72,6 +72,25 @@ struct known_options {
                              std::move(base));
 }
 
+/// As `parse_known_options`, but takes Tidepool's arguments out of what `main` was given, in place:
+/// the trainer's own parser, which need not know of them, finds the others in their order.
+///
+/// `argv[argc]` is null afterwards. On an error nothing has changed.
+/// ```cpp
+/// const auto options = tidepool::take_options(argc, argv);  // the first line of main
+/// ```
+[[nodiscard]] inline options take_options(int& argc, char** argv, options base = {}) {
+  auto known = parse_known_options(argc, argv, std::move(base));
+  if (argc < 1) return std::move(known.value);
+  int kept = 1;
+  // Those that stay are some of those that were there, in the same order.
+  for (int i = 1; i < argc && static_cast<std::size_t>(kept) <= known.rest.size(); ++i) {
+    if (argv[i] == known.rest[static_cast<std::size_t>(kept) - 1]) argv[kept++] = argv[i];
+  }
+  argv[argc = kept] = nullptr;
+  return std::move(known.value);
+}
+
 /// Reads `TIDEPOOL_OFFLOAD_MODULES`, `TIDEPOOL_MAX_INFLIGHT` and so on over `base`.
 ///
 /// `lookup(const char* name)` returns the text or null, as `std::getenv` does. Values have the

@@ -151,6 +151,14 @@ class virtual_device {
     sim_->copy(on.index_, direction, target, source, shape);
   }
 
+  /// Takes no virtual time.
+  void fill_bytes(void* pointer, unsigned char byte, std::size_t bytes, stream_ref on) {
+    auto run = [=, moves = model_.moves_bytes] {
+      if (moves) std::memset(pointer, byte, bytes);
+    };
+    launch(on, 0, std::move(run), "fill", {{pointer, bytes, true}});
+  }
+
   // ---- graphs, under the rules of CUDA's stream capture ----
 
   void begin_capture(stream_ref on) { sim_->begin_capture(on.index_); }
@@ -287,6 +295,6 @@ class virtual_device {
   unsigned left_out_ = 0;
 };
 
-static_assert(capturing_device<virtual_device>);
+static_assert(capturing_device<virtual_device> && filling_device<virtual_device>);
 
 }  // namespace tidepool
