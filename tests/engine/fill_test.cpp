@@ -208,6 +208,23 @@ TEST_CASE("poison: memory is filled when it is handed out and when it is given b
   }
 }
 
+TEST_CASE("poison: who gets the memory next, on another stream, comes behind its filling") {
+  for (std::uint64_t seed = 0; seed < 40; ++seed) {
+    CAPTURE(seed);
+    rig desk(machine{.poison = false, .order_seed = seed});
+    auto other = desk.dev.make_stream();
+    offloader off(desk.dev, one_block());
+    for (std::uint32_t round = 0; round < 4; ++round) {
+      const auto on = round % 2 == 0 ? desk.stream() : other.ref();
+      auto x = off.allocate(size, on);
+      desk.write_bytes(x.data(), size, round, on);
+      desk.check_rows(x.data(), {size, 1, size, 0}, round, 0, on);
+      x.reset(on);
+    }
+    CHECK(desk.wrong() == 0);
+  }
+}
+
 TEST_CASE("poison: it is behind the copy of what leaves, and bits stay as they are") {
   for (std::uint64_t seed = 0; seed < 40; ++seed) {
     CAPTURE(seed);
