@@ -97,7 +97,7 @@ class gradient_check {
     // Whatever happens, the model lets go of the session's memory before the session goes.
     const auto off =
         std::make_unique<session>(*dev_, plan.options, plan.kind == case_kind::recompute);
-    const auto let_go =
+    const auto drop =
         std::unique_ptr<model, void (*)(model*)>(&model_, [](model* m) { m->abandon(); });
     gradient_sums found;
     model_.restart();

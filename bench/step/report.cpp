@@ -240,11 +240,11 @@ void print_stalls(const results& all) {
   }
 }
 
-/// What plans foretold when they were made, against the steps that followed. `still` is how much of
-/// it compute stands still; measured in the traced microbatches alone. `at once` is the step right
-/// after the plan: a GPU that grows warm later is slower then.
+/// What plans predicted when they were made, against the steps that followed. `still` is how much
+/// of it compute stands still; measured in the traced microbatches alone. `at once` is the step
+/// right after the plan: a GPU that grows warm later is slower then.
 void print_forecasts(const results& all) {
-  std::vector<std::vector<std::string>> rows{{"plan", "foretold ms", "still ms", "at once ms",
+  std::vector<std::vector<std::string>> rows{{"plan", "predicted ms", "still ms", "at once ms",
                                               "measured ms", "still ms", "miss %",
                                               "certified gap %", "reserved GiB", "budget GiB"}};
   for (const auto& each : all.cases) {

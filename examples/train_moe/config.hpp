@@ -106,7 +106,7 @@ struct accelerator {
   double launch_ns = 200;   ///< least duration of a kernel
 };
 
-/// Everything the trainer itself decides; the library's knobs are `tidepool::options`.
+/// Everything the trainer itself decides; the library's options are `tidepool::options`.
 struct settings {
   model_sizes model;
   accelerator speed;

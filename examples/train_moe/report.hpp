@@ -85,7 +85,7 @@ inline void print_result(const run_result& run, const corpus& text) {
         100 * static_cast<double>(run.choices.dropped) / static_cast<double>(run.choices.all));
   }
   if (run.forecast_ms > 0) {
-    std::printf("the plan foretold %.3f ms a step: measured %+.2f %%\n", run.forecast_ms,
+    std::printf("the plan predicted %.3f ms a step: measured %+.2f %%\n", run.forecast_ms,
                 100 * (median_ms(run) / run.forecast_ms - 1));
   }
 }

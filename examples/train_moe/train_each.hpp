@@ -20,8 +20,9 @@ std::vector<run_result> train_each(Device& dev, const settings& run,
   const std::size_t free_before = dev.memory().free;
   std::vector<run_result> results;
   for (const tidepool::options& opt : variants) {
-    const std::string knobs = to_text(opt);
-    if (run.progress) std::printf("tidepool: %s\n", knobs.empty() ? "no offload" : knobs.c_str());
+    const std::string options = to_text(opt);
+    if (run.progress)
+      std::printf("tidepool: %s\n", options.empty() ? "no offload" : options.c_str());
     settings mine = run;
     if (&opt != &variants.back()) {  // one run saves; the others have its bits
       mine.save.clear();

@@ -141,7 +141,7 @@ class handle {
   }
 };
 
-/// Where a view lies in its buffer, and how it leaves. Offsets, widths and pitches are bytes.
+/// Where a view is in its buffer, and how it leaves. Offsets, widths and pitches are bytes.
 struct view_shape {
   std::size_t offset = 0;
   std::size_t width = 0;  ///< of one row
@@ -195,7 +195,7 @@ class buffer : public handle<Device> {
     return buffer(this->store_->owner->share(*this->store_), this->lane_);
   }
 
-  /// A view of a part; throws `misuse_error` when the part does not lie inside.
+  /// A view of a part; throws `misuse_error` when the part is not inside.
   [[nodiscard]] tidepool::view<Device> view(const view_shape& shape) const {
     const auto pitch = shape.pitch == 0 ? shape.width : shape.pitch;
     // Divided instead of multiplied, so that no value of a caller overflows.
@@ -208,7 +208,7 @@ class buffer : public handle<Device> {
           " bytes, " + std::to_string(pitch) + " apart, from byte " + std::to_string(shape.offset) +
           (shape.width > pitch
                ? std::string(" overlap; let the pitch be at least the width")
-               : " do not lie inside a buffer of " + std::to_string(size()) + " bytes"));
+               : " are not inside a buffer of " + std::to_string(size()) + " bytes"));
     }
     return {this->store_->owner->share(*this->store_),
             {shape.offset, shape.width, shape.rows, pitch},

@@ -13,12 +13,12 @@
 
 #include "tidepool/buffer.hpp"
 #include "tidepool/core/plan_source.hpp"
+#include "tidepool/detail/followed_placement.hpp"
 #include "tidepool/detail/growth.hpp"
 #include "tidepool/detail/memory_layout.hpp"
 #include "tidepool/detail/open_chunks.hpp"
-#include "tidepool/detail/places.hpp"
 #include "tidepool/detail/recorder.hpp"
-#include "tidepool/detail/residence.hpp"
+#include "tidepool/detail/residency.hpp"
 #include "tidepool/detail/room.hpp"
 #include "tidepool/detail/slot_list.hpp"
 #include "tidepool/detail/stage.hpp"
@@ -300,8 +300,8 @@ class engine {
   }
   [[nodiscard]] bool warming_up() const { return warming_up_; }
   // The step then finds the memory that any other finds.
-  void tidy_after_evaluation() {
-    if (evaluated_ && begun_ == 0) store_.device_source().tidy();
+  void coalesce_after_evaluation() {
+    if (evaluated_ && begun_ == 0) store_.device_source().coalesce();
   }
   // Offers are timed in the first step alone: the plan is made of a later one, whose calls then
   // have the order of the steps that follow the plan.
@@ -321,9 +321,9 @@ class engine {
   [[nodiscard]] bool stays_anyway(std::span<handle* const> handles) const;
   void note_outliving(lane_id lane, std::span<handle* const> handles, bool counted);
   void note_held_by_hand(chunk_state& chunk, const group& which, std::span<handle* const> handles);
-  void let_go(storage& store, lane_id lane) noexcept;
-  void note_lent(storage& store) const {
-    store.lent = recorder_ != nullptr && store.saves + store.stays > 0;
+  void record_drop(storage& store, lane_id lane) noexcept;
+  void note_handed_over(storage& store) const {
+    store.handed_over = recorder_ != nullptr && store.saves + store.stays > 0;
   }
   [[nodiscard]] static std::size_t bytes_of(std::span<handle* const> handles) {
     std::size_t bytes = 0;
@@ -431,7 +431,7 @@ class engine {
                       std::size_t offset = anywhere);
   // Of memory that has been given back since its allocation.
   [[nodiscard]] bool place_again(storage& store, lane_id lane) {
-    return store_.place(store, lane, places_.again(store.planned, store.bytes));
+    return store_.place(store, lane, placement_.again(store.planned, store.bytes));
   }
   [[noreturn]] void refuse_released(const char* call, const chunk_state& chunk, module_id module,
                                     int layer) const;
@@ -445,8 +445,8 @@ class engine {
   std::vector<rectangle> labels_;  // the same, for handles
   trace::nvtx_names ranges_;
   std::vector<window> windows_;
-  residence keeps_;
-  places places_;
+  residency keeps_;
+  followed_placement placement_;
   storages<Device> store_;
   std::vector<std::unique_ptr<chunk_state>> chunks_;
   std::vector<chunk_state*> spare_;
@@ -466,13 +466,13 @@ class engine {
   plan::profile recorded_;                       // of the latest recorded step, as it was
   int trained_steps_ = 0;                        // of an automatic warm-up
   growth growth_;
-  bool evaluated_ = false;  // since the latest chunk that trains
-  bool loose_ = false;      // memory is held as no recorded event tells
-  bool was_loose_ = false;  // before this step
-  bool unproven_ = false;   // a plan from elsewhere is in its first step
-  bool given_up_ = false;   // a chunk of this step was dropped in the middle
-  bool starved_ = false;    // this step met the device budget
-  bool by_rule_ = false;    // what stays, stays by Megatron's rule
+  bool evaluated_ = false;      // since the latest chunk that trains
+  bool shapes_vary_ = false;    // memory is held as no recorded event tells
+  bool shapes_varied_ = false;  // before this step
+  bool unproven_ = false;       // a plan from elsewhere is in its first step
+  bool given_up_ = false;       // a chunk of this step was dropped in the middle
+  bool starved_ = false;        // this step met the device budget
+  bool by_rule_ = false;        // what stays, stays by Megatron's rule
   trace::counters counters_;
   std::vector<std::uint64_t> bytes_before_step_;
   bool warming_up_ = true;

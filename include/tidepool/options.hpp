@@ -1,4 +1,4 @@
-/// Every knob of an offloader, with its default; `parse.hpp` reads them from text.
+/// Every option of an offloader, with its default; `parse.hpp` reads them from text.
 #pragma once
 
 #include <cstddef>
@@ -32,7 +32,7 @@ enum class policy_kind : std::uint8_t {
              ///< `offloader::end_step`
 };
 
-/// What the host copies lie in. A device that does not have a kind says why, when the offloader is
+/// What holds the host copies. A device that does not have a kind says why, when the offloader is
 /// made.
 enum class host_kind : std::uint8_t {
   automatic,       ///< huge pages registered with the driver, else pinned by it
@@ -46,12 +46,12 @@ enum class host_kind : std::uint8_t {
 /// How host memory is made.
 struct host_memory {
   host_kind kind = host_kind::automatic;
-  bool bind = true;  ///< huge pages and system pages lie on the NUMA node next to the device
+  bool bind = true;  ///< huge pages and system pages are on the NUMA node next to the device
 
   friend bool operator==(const host_memory&, const host_memory&) = default;
 };
 
-/// Every knob of one offloader. A default-constructed object offloads nothing.
+/// Every option of one offloader. A default-constructed object offloads nothing.
 ///
 /// Units are bytes unless the name says otherwise. `validate` (in `validate.hpp`) checks the whole;
 /// an offloader calls it in its constructor.
@@ -96,7 +96,7 @@ struct options {
   bool recompute_by_plan = true;
   /// The step that an automatic plan is made of, 2 or later. Until then plans of the steps 1, 2, 4,
   /// … are followed, or of all where others are waited for. A GPU at its power limit computes
-  /// faster in steps that stand still much: a later step, with a plan much like the last, foretells
+  /// faster in steps that stand still much: a later step, with a plan much like the last, predicts
   /// better.
   int timed_step = 2;
   /// Steps that each search for an automatic plan may simulate at most; the engine tries a tenth as
@@ -124,7 +124,7 @@ struct options {
   std::optional<std::size_t> host_budget{};
   /// Bytes by which the host arena grows.
   std::size_t host_step = std::size_t{256} << 20;
-  /// What host copies lie in, and whether on the device's NUMA node.
+  /// What holds the host copies, and whether on the device's NUMA node.
   host_kind host_memory = host_kind::automatic;
   bool host_bind = true;
   /// For tests: device memory that is handed out, and what is given back, is filled with 0xFF bytes

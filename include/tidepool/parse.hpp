@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "tidepool/detail/knobs.hpp"
 #include "tidepool/detail/option_reader.hpp"
+#include "tidepool/detail/option_table.hpp"
 #include "tidepool/detail/text.hpp"
 #include "tidepool/options.hpp"
 
@@ -98,7 +98,7 @@ struct known_options {
 template <class Lookup>
 [[nodiscard]] options from_environment(options base, Lookup&& lookup) {
   detail::text::option_reader reader(std::move(base));
-  for (const detail::text::knob& item : detail::text::knobs) {
+  for (const detail::text::option_entry& item : detail::text::option_table) {
     std::string name = detail::text::environment_name(item);
     if (const char* const value = lookup(name.c_str())) reader.set(item, {std::move(name), value});
   }
@@ -119,7 +119,7 @@ template <class Lookup>
 [[nodiscard]] inline std::string to_text(const options& value) {
   const options defaults;
   std::vector<std::string> flags;
-  for (const detail::text::knob& item : detail::text::knobs) {
+  for (const detail::text::option_entry& item : detail::text::option_table) {
     if (item.text.kind == detail::text::knob_kind::gate) continue;
     const std::string text = item.text.write(value);
     if (text == item.text.write(defaults)) continue;
@@ -135,7 +135,7 @@ template <class Lookup>
 [[nodiscard]] inline std::string options_help() {
   const options defaults;
   std::string text;
-  for (const detail::text::knob& item : detail::text::knobs) {
+  for (const detail::text::option_entry& item : detail::text::option_table) {
     const std::string flag(item.flag);
     text += "  --" +
             (item.form.empty() ? flag + ", --no-" + flag : flag + "=" + std::string(item.form));

@@ -28,7 +28,8 @@ class automatic_source final : public plan_source {
       made = automatic(repeated, opts);
     }
     auto repeats = recorded.step;
-    if (recorded.first) repeats.shapes_vary = false;  // what lies for long lies as if they did not
+    if (recorded.first)
+      repeats.shapes_vary = false;  // what stays for long is placed as if they did not
     auto result = decided(recorded.step, repeats, std::move(made), opts);
     result.words = in_words(result.made);
     return result;
@@ -61,7 +62,7 @@ class automatic_source final : public plan_source {
     limits.reload_ahead = made.reload_ahead;
     limits.reload_ahead_bytes.reset();
     if (made.reload_ahead_bytes > 0) limits.reload_ahead_bytes = made.reload_ahead_bytes;
-    result.places = best_places(placed, made.what, limits);
+    result.placement = best_places(placed, made.what, limits);
     result.made = std::move(made);
     return result;
   }

@@ -51,7 +51,7 @@ struct storage {
   std::uint32_t saves = 0;              // held by committed groups
   std::uint32_t stays = 0;              // of committed groups that stay by policy
   bool keep = false;                    // opted out of offloading
-  bool resident = false;                // a host_state's
+  bool of_host_state = false;           // a host_state's
   bool written = false;                 // and it has contents
   bool wanted = false;                  // backward has come to a group that saved it
   bool discarded = false;               // backward computes it again
@@ -60,7 +60,7 @@ struct storage {
   bool captured = false;                // made inside a capture
   bool filled = false;                  // by us, since it was last handed out
   bool zeroed = false;                  // whenever it is handed out for new contents
-  bool lent = false;                    // from one group's restore to another's; so too
+  bool handed_over = false;             // from one group's restore to another's; so too
   int module = -1;                      // of the group that saved it last, for messages
   std::uint32_t recorded = 0xFFFFFFFF;  // its number in a step that is being recorded
   std::uint32_t planned = 0xFFFFFFFF;   // and in the one that the plan was made for
@@ -115,7 +115,7 @@ class storages {
             // One more than the cap, but for caps so large that one more is none.
             std::min(most_flying_groups - 1, opts.max_inflight.value_or(most_flying_groups)) + 1),
         flying_floor_(opts.max_inflight_bytes.value_or(0)) {
-    host_.let_fly(opts.host_step);
+    host_.allow_in_flight(opts.host_step);
   }
   storages(const storages&) = delete;
   storages& operator=(const storages&) = delete;
@@ -315,7 +315,7 @@ class storages {
   void note_group(std::size_t bytes) {
     if (bytes <= largest_group_) return;
     largest_group_ = bytes;
-    device_->let_fly(std::max(flying_floor_, flying_groups_ * largest_group_));
+    device_->allow_in_flight(std::max(flying_floor_, flying_groups_ * largest_group_));
   }
 
  private:

@@ -270,7 +270,7 @@ TEST_CASE("fp8: wrong arguments are refused with what to do, and change nothing"
   const auto encode = [&](const auto& from, std::size_t count) {
     return message_of([&] { static_cast<void>(fp8.encode(off, from, count, stream)); });
   };
-  CHECK(says(encode(x, elements + 1), "3001 BF16 numbers do not lie in a buffer of 6000 bytes"));
+  CHECK(says(encode(x, elements + 1), "3001 BF16 numbers do not fit in a buffer of 6000 bytes"));
   CHECK(says(encode(x, elements + 1), "give at most 3000"));
   CHECK(says(encode(x, static_cast<std::size_t>(-1)), "give at most 3000"));
   CHECK(says(encode(x, 0), "leave it out"));

@@ -139,7 +139,7 @@ TEST_CASE("joins: every order of every program is right") {
       plan.opts.memory = kind;
       plan.opts.device_budget.reset();
       plan.opts.slots.clear();
-      // Room for what stays: everything, with the knobs above, at the worst.
+      // Room for what stays: everything, with the options above, at the worst.
       if (kind == memory_kind::arena) plan.opts.device_budget = 400 * 1024;
       if (kind == memory_kind::slots) plan.opts.slots = {{1024, 60}, {3072, 160}};
       CHECK(run(plan).wrong == 0);

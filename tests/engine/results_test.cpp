@@ -91,7 +91,7 @@ TEST_CASE("results: equal to the bit for every depth of 1F1B") {
   }
 }
 
-TEST_CASE("results: equal to the bit with every knob at once") {
+TEST_CASE("results: equal to the bit with every option at once") {
   program plan;
   plan.layers = 4;
   plan.steps = 4;

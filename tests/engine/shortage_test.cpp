@@ -178,7 +178,7 @@ TEST_CASE("shortage: a source of the trainer's own is named, and is no part of t
   CAPTURE(taken);
   CHECK(says(taken,
              "2048 bytes do not fit the source given to allocate_from, which has 2048 and a"
-             " largest free block of 0. Reset what lies in it first"));
+             " largest free block of 0. Reset what is in it first"));
   const auto held = off.allocate(2 * size, desk.stream());
   const auto text = refused(off, desk, 2 * size);
   CAPTURE(text);

@@ -39,7 +39,7 @@ TEST_CASE("view: shows its rectangle of the buffer") {
   CHECK(dense.pitch() == 16);
 }
 
-TEST_CASE("view: a part that does not lie inside is refused with its numbers") {
+TEST_CASE("view: a part that is not inside is refused with its numbers") {
   rig desk;
   offloader off(desk.dev, small_options());
   const auto x = off.allocate(1000, desk.stream());

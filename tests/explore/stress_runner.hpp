@@ -50,7 +50,7 @@ class runner {
       case kind::begin:
         return passes_.begin();
       case kind::commit:
-        return passes_.commit(loose_);
+        return passes_.commit(shapes_vary_);
       case kind::discard:
         return passes_.discard();
       case kind::end_forward:
@@ -58,7 +58,7 @@ class runner {
       case kind::start_reload:
         return passes_.start_reload();
       case kind::restore:
-        return passes_.restore(loose_);
+        return passes_.restore(shapes_vary_);
       case kind::finish:
         return passes_.finish();
       case kind::abandon:
@@ -70,7 +70,7 @@ class runner {
         from_.attempt([&] { from_.off().end_step(); });
         return;
       case kind::make:
-        from_.attempt([&] { loose_.push_back(from_.make()); });
+        from_.attempt([&] { shapes_vary_.push_back(from_.make()); });
         return;
       case kind::give_back:
         return give_back();
@@ -78,10 +78,10 @@ class runner {
         from_.attempt([&] { from_.give_back(from_.allocate(from_.any_stream())); });
         return;
       case kind::visit:
-        return states_.visit(loose_);
+        return states_.visit(shapes_vary_);
       case kind::capture:
         passes_.clear();
-        from_.give_back(std::exchange(loose_, {}));
+        from_.give_back(std::exchange(shapes_vary_, {}));
         states_.recall();
         return graphs_.make(each.draw);
       case kind::launch:
@@ -129,8 +129,8 @@ class runner {
   }
 
   void give_back() {
-    if (loose_.empty()) return;
-    auto done = from_.take_any(loose_);
+    if (shapes_vary_.empty()) return;
+    auto done = from_.take_any(shapes_vary_);
     from_.desk().check(done, from_.any_stream());
     from_.give_back(std::move(done));
   }
@@ -141,7 +141,7 @@ class runner {
     from_.choose(static_cast<std::uint32_t>(program_.seed));
     if (from_.once_in(2)) from_.close();
     passes_.clear();
-    from_.give_back(std::exchange(loose_, {}));
+    from_.give_back(std::exchange(shapes_vary_, {}));
     states_.clear();
     graphs_.clear();
     from_.close();
@@ -170,7 +170,7 @@ class runner {
   supplies from_;
   states states_{from_};
   graphs graphs_{from_, states_};
-  std::vector<tensor> loose_;  // of no chunk
+  std::vector<tensor> shapes_vary_;  // of no chunk
   passes passes_{from_};
 };
 

@@ -25,7 +25,7 @@ class fixed_memory {
   static constexpr std::size_t bytes = 256;
 
   explicit fixed_memory(device& dev) : dev_(&dev) {
-    for (auto& each : places_) {
+    for (auto& each : placement_) {
       each.data = dev.virtual_device::allocate(bytes);
       each.source = std::make_unique<tp::fixed_block<device>>(each.data, bytes);
     }
@@ -33,12 +33,12 @@ class fixed_memory {
   fixed_memory(const fixed_memory&) = delete;
   fixed_memory& operator=(const fixed_memory&) = delete;
   ~fixed_memory() {
-    for (const auto& each : places_) dev_->virtual_device::deallocate(each.data);
+    for (const auto& each : placement_) dev_->virtual_device::deallocate(each.data);
   }
 
   /// One that nobody has; null when there is none.
   [[nodiscard]] tp::fixed_block<device>* free() const {
-    for (const auto& each : places_) {
+    for (const auto& each : placement_) {
       if (!each.source->taken()) return each.source.get();
     }
     return nullptr;
@@ -50,7 +50,7 @@ class fixed_memory {
     std::unique_ptr<tp::fixed_block<device>> source;
   };
   device* dev_;
-  std::array<place, 2> places_;
+  std::array<place, 2> placement_;
 };
 
 /// A trainer with its offloader, and the choices of one action after the other.

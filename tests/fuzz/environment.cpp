@@ -15,7 +15,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     auto name = line.substr(0, equals);
     if (name.size() == 1) {
       name = text::environment_name(
-          text::knobs[static_cast<unsigned char>(name[0]) % text::knobs.size()]);
+          text::option_table[static_cast<unsigned char>(name[0]) % text::option_table.size()]);
     }
     // A variable ends at the first null.
     variables[name] = line.substr(equals + 1).c_str();
@@ -30,7 +30,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 
   // The same values as arguments give the same.
   std::vector<std::string> arguments;
-  for (const auto& item : text::knobs) {
+  for (const auto& item : text::option_table) {
     const auto found = variables.find(text::environment_name(item));
     if (found == variables.end()) continue;
     arguments.push_back("--" + std::string(item.flag) + "=" + found->second);

@@ -38,7 +38,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 
   const auto close = nearest_option(words[0]);
   if (!close.empty()) {
-    fuzz::expect(detail::text::find_knob(std::string_view(close).substr(2)) != nullptr,
+    fuzz::expect(detail::text::find_option(std::string_view(close).substr(2)) != nullptr,
                  "a flag is proposed that does not exist", close);
   }
   return 0;

@@ -1,4 +1,4 @@
-/// Golden forecasts: a recorded step, how it is run, and what was foretold of it. The files.
+/// Golden forecasts: a recorded step, how it is run, and what was predicted of it. The files.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-/// What is foretold of a case now.
+/// What is predicted of a case now.
 #pragma once
 
 #include <cstddef>
@@ -54,19 +54,20 @@ namespace golden {
 }
 
 [[nodiscard]] inline json simulated(const plan::profile& step, const plan::actions& what,
-                                    const plan::knobs& limits) {
+                                    const plan::run_limits& limits) {
   plan::simulator sim(step);
   return to_json(sim.run(sim.map().fold(what), limits));
 }
 
 [[nodiscard]] inline json results(const plan::profile& step, const plan::actions& what,
-                                  const plan::forecast_result& engine, const plan::knobs& limits) {
+                                  const plan::forecast_result& engine,
+                                  const plan::run_limits& limits) {
   return {{"actions", in_short(what)},
           {"engine", to_json(engine)},
           {"simulator", simulated(step, what, limits)}};
 }
 
-[[nodiscard]] inline plan::knobs knobs_of(const tidepool::options& opts) {
+[[nodiscard]] inline plan::run_limits limits_of(const tidepool::options& opts) {
   return {opts.device_budget.value_or(0), opts.reload_ahead, opts.reload_ahead_bytes.value_or(0)};
 }
 
@@ -117,7 +118,7 @@ namespace golden {
   return {{"live", {{"runs", false}}}};
 }
 
-/// What both evaluators foretell: the simulator, and the engine on the virtual device.
+/// What both evaluators predicts: the simulator, and the engine on the virtual device.
 [[nodiscard]] inline json evaluate(recordings& from, const golden_case& about) {
   const auto& recorded = from.profile(about.profile);
   if (about.is_live()) return lived(from, about, recorded);
@@ -126,14 +127,14 @@ namespace golden {
     const auto what = drawn(recorded, about.draw);
     const bool placed = about.by == by_draw;
     auto row = results(recorded, what, plan::forecast(recorded, opts, what, false, placed),
-                       knobs_of(opts));
+                       limits_of(opts));
     row.erase("actions");
     return row;
   }
   if (about.by == by_rule) {
     const auto stays = plan::megatron_policy(recorded, opts);
     return results(recorded, plan::actions_of(stays), plan::forecast(recorded, opts, stays),
-                   knobs_of(opts));
+                   limits_of(opts));
   }
   const auto made = from.plan_of(about.profile);
   const auto step = plan::fitted(made, recorded, recorded.modules,
@@ -144,7 +145,7 @@ namespace golden {
   }
   const bool placed = about.by == by_plan;
   return results(step, made.what, plan::forecast(step, opts, made.what, false, placed),
-                 knobs_of(opts));
+                 limits_of(opts));
 }
 
 }  // namespace golden

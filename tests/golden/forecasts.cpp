@@ -1,4 +1,5 @@
-/// Recorded steps are foretold as they were when `tests/profiles/golden.json` was made, to the bit.
+/// Recorded steps are predicted as they were when `tests/profiles/golden.json` was made, to the
+/// bit.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -23,7 +24,7 @@ golden::recordings& stored() {
 
 }  // namespace
 
-TEST_CASE("golden: simulator and engine foretell each step as they did, to the bit") {
+TEST_CASE("golden: simulator and engine predicts each step as they did, to the bit") {
   std::size_t different = 0;
   const auto cases = golden::read_cases(stored());
   for (const auto& each : cases) {

@@ -2,8 +2,8 @@
 ///
 ///   record_golden profiles   the recorded steps that need the library alone
 ///   record_golden plans      a plan for each profile that has none
-///   record_golden cases      budgets and rules for each profile, and what is foretold of them
-///   record_golden update     what is foretold of the same cases now
+///   record_golden cases      budgets and rules for each profile, and what is predicted of them
+///   record_golden update     what is predicted of the same cases now
 ///
 /// A second argument is the folder; by default tests/profiles. `update` is for a change on purpose.
 #include <algorithm>

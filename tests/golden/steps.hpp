@@ -165,7 +165,7 @@ inline void drop_offers(plan::profile& step) {
     write.call(commit, g, c);
     if (g % 4 != 1) return;
     write.compute(10);
-    write.call(let_go, number(c, g));  // long before its copy ends
+    write.call(drop, number(c, g));  // long before its copy ends
   };
   for (std::uint32_t c = 0; c <= chunks; ++c) {
     if (c < chunks) step.passes.push_back({c, false});

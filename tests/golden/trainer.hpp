@@ -50,9 +50,8 @@ class trainer {
         if (count < 1 || count > 3) return false;
       }
     }
-    return step.shared.empty() &&
-           std::none_of(step.events.begin(), step.events.end(),
-                        [](const auto& each) { return each.kind == let_go; });
+    return step.shared.empty() && std::none_of(step.events.begin(), step.events.end(),
+                                               [](const auto& each) { return each.kind == drop; });
   }
 
   [[nodiscard]] auto& off() { return off_; }
@@ -126,7 +125,7 @@ class trainer {
         return restore_group(each.chunk, each.index);
       case release:
         return held_[each.index].reset(stream_.ref());
-      case let_go:
+      case drop:
         throw std::runtime_error("golden: a described step lets nothing go");
     }
   }

@@ -102,7 +102,7 @@ TEST_CASE("pool: one with a budget is put together where nothing is in use") {
     for (int i = 0; i < 4; ++i) pieces.push_back(all.acquire(unit, bench::id(0)).memory);
     std::rotate(pieces.begin(), pieces.begin() + static_cast<std::ptrdiff_t>(first), pieces.end());
     for (const auto& each : pieces) all.release(each, on.record(0));
-    all.tidy();
+    all.coalesce();
     CHECK(all.acquire(unit, bench::id(0)));
     CHECK(all.acquire(3 * unit, bench::id(0)));
   }
@@ -134,10 +134,10 @@ TEST_CASE("pool: memory that the lane need not wait for is used again") {
   CHECK(all.reserved() == 4 * unit);
 }
 
-TEST_CASE("pool: grows while less than let_fly is in flight, then waits for the oldest") {
+TEST_CASE("pool: grows while less than allow_in_flight is in flight, then waits for the oldest") {
   bench on(2);
   pool all(on.dev, on.order, {4 * unit, 0});
-  all.let_fly(8 * unit);
+  all.allow_in_flight(8 * unit);
   std::vector<block> parts;
   for (int i = 0; i < 3; ++i) parts.push_back(all.acquire(4 * unit, bench::id(0)).memory);
   CHECK(all.reserved() == 12 * unit);
@@ -160,7 +160,7 @@ TEST_CASE("pool: grows while less than let_fly is in flight, then waits for the 
 TEST_CASE("pool: what cannot grow waits, however little is in flight") {
   bench on(2);
   pool all(on.dev, on.order, {4 * unit, 4 * unit});
-  all.let_fly(100 * unit);
+  all.allow_in_flight(100 * unit);
   const auto first = all.acquire(4 * unit, bench::id(0));
   all.release(first.memory, on.record(1));
   const auto again = all.acquire(4 * unit, bench::id(0));
@@ -173,7 +173,7 @@ TEST_CASE("pool: grows by the order of calls, whatever the device has run meanwh
   const auto trace = [](std::uint64_t order_seed, bool hurried) {
     bench on(3, machine{.order_seed = order_seed});
     pool all(on.dev, on.order, {6 * unit, 0});
-    all.let_fly(10 * unit);
+    all.allow_in_flight(10 * unit);
     std::mt19937_64 random(99);  // the same calls every time
     std::vector<block> held;
     std::vector<std::pair<std::size_t, std::uint64_t>> seen;

@@ -30,7 +30,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HEADERS = [
     "engine.hpp", "storage.hpp", "group.hpp", "window.hpp", "chunk.hpp", "buffer.hpp",
-    "graph.hpp", "host_state.hpp", "detail/captured.hpp", "detail/residence.hpp",
+    "graph.hpp", "host_state.hpp", "detail/captured.hpp", "detail/residency.hpp",
     "detail/engine_forward.hpp", "detail/engine_offload.hpp", "detail/engine_reload.hpp",
     "detail/engine_backward.hpp", "detail/engine_memory.hpp", "detail/engine_capture.hpp",
     "detail/engine_plan.hpp", "detail/engine_recompute.hpp", "detail/engine_state.hpp",

@@ -34,7 +34,7 @@ TEST_CASE("underscores count as dashes in every name") {
   CHECK(parse_options("--min_offloaded-tensor_size=7").min_tensor_elements == 7);
   CHECK(parse_options("--no_margin").margin == false);
   CHECK(parse_options("--fine_grained_offloading_max_inflight_offloads=3").max_inflight == 3);
-  for (const auto& item : detail::text::knobs) {
+  for (const auto& item : detail::text::option_table) {
     if (item.text.write == nullptr) continue;
     std::string flag(item.flag);
     for (char& c : flag) c = c == '-' ? '_' : c;

@@ -46,7 +46,7 @@ TEST_CASE("variables have the names and the forms of the flags") {
   CHECK(read({{"TIDEPOOL_OFFLOAD_FRACTION", "0.5"}}).fraction == 0.5);
 }
 
-TEST_CASE("every knob has its variable") {
+TEST_CASE("every option has its variable") {
   const options other = parse_options(
       "--offload-modules=a --own-modules=b --offload-layers=1 --recompute-modules=c "
       "--max-inflight=1 --max-inflight-bytes=1 --min-tensor-elements=1 --offload-fraction=0.5 "
@@ -56,11 +56,11 @@ TEST_CASE("every knob has its variable") {
       "--policy=automatic --timed-step=5 --plan-effort=9 --no-recompute-by-plan "
       "--poison --local-ranks=1");
   variables environment;
-  for (const auto& item : detail::text::knobs) {
+  for (const auto& item : detail::text::option_table) {
     if (item.text.write == nullptr) continue;
     const std::string text = item.text.write(other);
     CAPTURE(item.flag);
-    CHECK_MESSAGE(text != item.text.write(options{}), "name this knob's other value above");
+    CHECK_MESSAGE(text != item.text.write(options{}), "name this option's other value above");
     environment[detail::text::environment_name(item)] = text;
   }
   CHECK(read(environment) == other);
@@ -137,7 +137,7 @@ TEST_CASE("variables of builds, tests and others are no misspelt ones") {
     CAPTURE(name);
     CHECK(detail::text::nearest_variable(name).empty());
   }
-  for (const auto& item : detail::text::knobs) {
+  for (const auto& item : detail::text::option_table) {
     CAPTURE(item.flag);
     CHECK(detail::text::nearest_variable(detail::text::environment_name(item)).empty());
   }

@@ -1,4 +1,4 @@
-// Options from text: every knob, good and bad values, and what a refusal says.
+// Options from text: every option, good and bad values, and what a refusal says.
 #include "tidepool/parse.hpp"
 
 #include <doctest/doctest.h>
@@ -38,7 +38,7 @@ TEST_CASE("nothing given leaves the base as it is") {
   CHECK(parse_options("", base) == base);
 }
 
-TEST_CASE("every knob is read") {
+TEST_CASE("every option is read") {
   CHECK(parse_options("--offload-modules=core_attn,moe_act").offload_modules ==
         names{"core_attn", "moe_act"});
   CHECK(parse_options("--own-modules=rope,gate").own_modules == names{"rope", "gate"});
@@ -135,7 +135,7 @@ TEST_CASE("caps in flight: general, by module, both") {
   read = parse_options("--max-inflight=2,core_attn:0");
   CHECK(read.max_inflight == 2);
   CHECK(read.module_max_inflight == std::map<std::string, std::size_t>{{"core_attn", 0}});
-  // The text stands for the whole knob.
+  // The text stands for the whole option.
   read = parse_options("--max-inflight=moe_act:3", read);
   CHECK_FALSE(read.max_inflight.has_value());
   CHECK(read.module_max_inflight == std::map<std::string, std::size_t>{{"moe_act", 3}});
@@ -316,7 +316,7 @@ TEST_CASE("empty text is refused, with what to write instead") {
   check_says(refused({"--offload-modules"}), {"--offload-modules is ''", "empty", "none"});
   check_says(refused({"--offload-modules", "--max-inflight=2"}), {"--offload-modules", "empty"});
   check_says(refused({"--offload-modules", ""}), {"--offload-modules", "empty"});
-  for (const auto& item : detail::text::knobs) {
+  for (const auto& item : detail::text::option_table) {
     const std::string flag = "--" + std::string(item.flag);
     CAPTURE(flag);
     check_says(refused({flag + "="}), {flag.c_str(), "empty", "give "});
@@ -444,7 +444,7 @@ TEST_CASE("the help names every option, its default and its other names") {
   check_says(help, {"--offload-modules=NAMES|all|none", "--margin, --no-margin", "default 1048576",
                     "default 32MiB", "default auto", "TIDEPOOL_MAX_INFLIGHT",
                     "also --min-offloaded-tensor-size", "SIZE is"});
-  for (const auto& item : detail::text::knobs) {
+  for (const auto& item : detail::text::option_table) {
     check_says(help, {("  --" + std::string(item.flag)).c_str(), std::string(item.help).c_str()});
   }
   std::size_t begin = 0;

@@ -119,7 +119,7 @@ TEST_CASE("each default and each random value comes back on its own, over any ba
     const options value = round == 0 ? options{} : random_options(roll);
     const options base = random_options(roll);
     options read = base;
-    for (const auto& item : detail::text::knobs) {
+    for (const auto& item : detail::text::option_table) {
       if (item.text.write == nullptr) continue;
       const std::string text = item.text.write(value);
       CAPTURE(item.flag);
@@ -127,18 +127,18 @@ TEST_CASE("each default and each random value comes back on its own, over any ba
       item.text.read(read, {"--" + std::string(item.flag), text});
       REQUIRE(item.text.write(read) == text);
     }
-    // Every member has its knob: nothing of the base is left.
+    // Every member has its option: nothing of the base is left.
     REQUIRE(read == value);
   }
 }
 
 TEST_CASE("every member of options is under test here") {
-  // A new member breaks this line: give it a knob, and a random value above.
+  // A new member breaks this line: give it an option, and a random value above.
   const auto& [m1, m2, m3, m4, m5, m6, m7, m8, m9, m10, m11, m12, m13, m14, m15, m16, m17, m18, m19,
                m20, m21, m22, m23, m24, m25, m26, m27, m28, m29] = options{};
   CHECK(m1.empty());
-  // With the gate, which has no member; the two caps by count share one knob.
-  CHECK(detail::text::knobs.size() == 29);
+  // With the gate, which has no member; the two caps by count share one option.
+  CHECK(detail::text::option_table.size() == 29);
 }
 
 TEST_CASE("extremes come back") {
@@ -155,7 +155,7 @@ TEST_CASE("extremes come back") {
 
 TEST_CASE("names and variables are unique") {
   std::vector<std::string> seen;
-  for (const auto& item : detail::text::knobs) {
+  for (const auto& item : detail::text::option_table) {
     seen.emplace_back(item.flag);
     if (!item.megatron.empty() && item.megatron != item.flag) seen.emplace_back(item.megatron);
   }
@@ -168,7 +168,7 @@ TEST_CASE("docs/options.md has every flag, variable, Megatron name and default")
   std::ifstream file(TIDEPOOL_SOURCE_DIR "/docs/options.md");
   REQUIRE(file);
   const std::string page{std::istreambuf_iterator<char>(file), {}};
-  for (const auto& item : detail::text::knobs) {
+  for (const auto& item : detail::text::option_table) {
     const std::string flag = "| `--" + std::string(item.flag) + "`";
     CAPTURE(flag);
     const std::size_t begin = page.find(flag);

@@ -383,7 +383,7 @@ TEST_CASE("every flag that a refusal names exists") {
         "offload-fraction", "pipeline-rank", "local-ranks", "delta-bytes-per-rank", "memory",
         "slots", "device-budget", "host-budget", "device-step", "host-step"}) {
     CAPTURE(flag);
-    CHECK(detail::text::find_knob(flag) != nullptr);
+    CHECK(detail::text::find_option(flag) != nullptr);
   }
 }
 

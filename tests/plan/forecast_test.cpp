@@ -622,12 +622,12 @@ TEST_CASE("forecast: what handles hold beyond a commit is a part of the plan") {
     dev.synchronize();
     return (dev.now_ns() - begin) / 1e3;
   };
-  SUBCASE("until the next commit: the step takes what was foretold, of time and of memory") {
+  SUBCASE("until the next commit: the step takes what was predicted, of time and of memory") {
     for (int i = 0; i < 5; ++i) step(false);
     const auto& recorded = off.profile();
     CHECK_FALSE(recorded.shapes_vary);
     CHECK(std::count_if(recorded.events.begin(), recorded.events.end(), [](const auto& each) {
-            return each.kind == tidepool::plan::event_kind::let_go;
+            return each.kind == tidepool::plan::event_kind::drop;
           }) == layers);
     REQUIRE(off.current_plan());
     CHECK(step(false) == doctest::Approx(off.current_plan()->expected.step_us).epsilon(0.001));
@@ -696,9 +696,9 @@ TEST_CASE("forecast: memory that two groups save is a part of the plan") {
     CHECK_FALSE(recorded.shapes_vary);
     CHECK(recorded.shared.size() == layers);
     REQUIRE(off.current_plan());
-    const auto& foretold = off.current_plan()->expected;
-    CHECK(step() == doctest::Approx(foretold.step_us).epsilon(0.001));
-    CHECK(off.counters().live_peak == foretold.peak);
+    const auto& predicted = off.current_plan()->expected;
+    CHECK(step() == doctest::Approx(predicted.step_us).epsilon(0.001));
+    CHECK(off.counters().live_peak == predicted.peak);
     CHECK(tidepool::plan::profile_from_json(tidepool::plan::to_json(recorded)) == recorded);
   }
 }
@@ -783,7 +783,7 @@ tidepool::test::random_step one_size(std::mt19937_64& random, std::size_t least_
 }
 
 // What stays by a rule does not leave memory in pieces, and the forecast has to know.
-TEST_CASE("forecast: a rule in a tight arena runs as foretold, or is refused") {
+TEST_CASE("forecast: a rule in a tight arena runs as predicted, or is refused") {
   std::mt19937_64 random(5);
   int run = 0;
   for (int i = 0; i < 300; ++i) {
@@ -923,9 +923,9 @@ TEST_CASE("forecast: of plans that take as long, the one that moves least is tak
   };
   for (const bool most_first : {true, false}) {
     CAPTURE(most_first);
-    tidepool::plan::detail::audition stage(step, opts);
-    stage.hear(plan_with(most_first ? 1 : 0));
-    stage.hear(plan_with(most_first ? 0 : 1));
+    tidepool::plan::detail::trials stage(step, opts);
+    stage.try_plan(plan_with(most_first ? 1 : 0));
+    stage.try_plan(plan_with(most_first ? 0 : 1));
     REQUIRE(stage.found());
     CHECK(stage.best().expected.moved == 0);
     CHECK(stage.best().expected.step_us <= stage.fastest_us() * 1.001);
@@ -978,8 +978,8 @@ TEST_CASE("forecast: a plan is refined by the engine's own judgement") {
   SUBCASE("what need not leave stays") {
     opts.device_budget = plans.in_core().peak * 2;
     step.link.out = step.link.in = step.link.both = 4000;
-    tidepool::plan::detail::audition stage(step, opts);
-    stage.hear(everything_leaves(*opts.device_budget));
+    tidepool::plan::detail::trials stage(step, opts);
+    stage.try_plan(everything_leaves(*opts.device_budget));
     REQUIRE(stage.best().expected.moved > 0);
     stage.refine(plans, false);
     CHECK(stage.best().expected.moved == 0);
@@ -990,8 +990,8 @@ TEST_CASE("forecast: a plan is refined by the engine's own judgement") {
     planner slow_link(step);
     for (const bool recompute : {false, true}) {
       CAPTURE(recompute);
-      tidepool::plan::detail::audition stage(step, opts);
-      stage.hear(everything_leaves(*opts.device_budget));
+      tidepool::plan::detail::trials stage(step, opts);
+      stage.try_plan(everything_leaves(*opts.device_budget));
       REQUIRE(stage.found());
       const auto before = stage.fastest_us();
       stage.refine(slow_link, recompute);

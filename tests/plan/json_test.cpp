@@ -207,7 +207,7 @@ std::vector<std::string> names_in(const std::filesystem::path& folder) {
 
 TEST_CASE("json: what outlives its commit comes back from a file") {
   auto step = usual_profile();
-  step.events.insert(step.events.begin() + 2, {event_kind::let_go, 0, 0, 3, 2});
+  step.events.insert(step.events.begin() + 2, {event_kind::drop, 0, 0, 3, 2});
   CHECK(profile_from_json(to_json(step)) == step);
 }
 
@@ -217,8 +217,8 @@ TEST_CASE("json: what two groups save comes back from a file, whichever was firs
     auto step = usual_profile();
     step.storages[0].group = first;
     step.shared = {{0, 0, 1 - first, 2}};
-    step.events.insert(step.events.begin() + 12, {event_kind::let_go, 0, 0, 3});
-    step.events.insert(step.events.begin() + 4, {event_kind::let_go, 0, 0, 3});
+    step.events.insert(step.events.begin() + 12, {event_kind::drop, 0, 0, 3});
+    step.events.insert(step.events.begin() + 4, {event_kind::drop, 0, 0, 3});
     CHECK(profile_from_json(to_json(step)) == step);
   }
 }
@@ -342,7 +342,7 @@ TEST_CASE("json: a bad value is refused with its place, what was found and what 
       {"[\"core_attn\"", "[7", "/modules/0", "found 7, expected a string"},
       {"[\"restore\", 0, 1", "[\"restor\", 0, 1", "/events/9/0",
        "found \"restor\", expected one of allocate, commit, end_forward, restore, release, "
-       "let_go; did you "
+       "drop; did you "
        "mean 'restore'?"},
       {"[\"restore\", 0, 1", "[3, 0, 1", "/events/9/0", "found 3, expected one of"},
       {"[\"restore\", 0, 1", "[\"restore\", 4294967296, 1", "/events/9/1", any_index},
@@ -564,10 +564,10 @@ TEST_CASE("json: profiles that contradict themselves are refused with the place"
       {at(7, release, 3, 0), "/events/7", "storage 3 is released before it is allocated"},
       {at(15, release, 0, 0), "/events/15", "storage 0 is released twice"},
       {at(10, release, 0, 0), "/events/10", "storage 0 is released before its group is restored"},
-      {at(0, let_go, 0, 0), "/events/0", "storage 0 is let go before it is allocated"},
-      {at(1, let_go, 0, 0), "/events/1", "storage 0 is let go, but its group does not hold it"},
-      {at(14, let_go, 0, 0), "/events/14", "storage 0 is let go, but its group"},
-      {at(8, let_go, 3, 0), "/events/8", "storage 3 is let go, but its group"},
+      {at(0, drop, 0, 0), "/events/0", "storage 0 is dropped before it is allocated"},
+      {at(1, drop, 0, 0), "/events/1", "storage 0 is dropped, but its group does not hold it"},
+      {at(14, drop, 0, 0), "/events/14", "storage 0 is dropped, but its group"},
+      {at(8, drop, 3, 0), "/events/8", "storage 3 is dropped, but its group"},
       {at(1, commit, 2, 0), "/events/1", "there is no group 2 in chunk 0, only 2"},
       {at(1, commit, 0, 2), "/events/1", "there is no chunk 2, only 2"},
       {at(1, commit, 1, 0), "/events/1",

@@ -14,7 +14,7 @@
 #include "plans.hpp"
 #include "rig.hpp"
 #include "sanitizers.hpp"
-#include "tidepool/detail/places.hpp"
+#include "tidepool/detail/followed_placement.hpp"
 #include "tidepool/device/virtual.hpp"
 #include "tidepool/offloader.hpp"
 #include "tidepool/plan/automatic.hpp"
@@ -481,12 +481,12 @@ TEST_CASE("placement: what was cut out of a full arena goes back into hardly mor
 }
 
 TEST_CASE("placement: of allocations that were not planned the nearest of their size is meant") {
-  tidepool::detail::places where;
+  tidepool::detail::followed_placement where;
   const std::size_t sizes[] = {256, 512, 512, 1024, 256};
   placement planned;
   for (const auto bytes : sizes) planned.push_back({.bytes = bytes});
   where.adopt(planned);
-  const auto none = tidepool::detail::places::unknown;
+  const auto none = tidepool::detail::followed_placement::unknown;
   for (int step = 0; step < 2; ++step) {
     CHECK(where.allocated(512) == 1);  // one too many, before all others
     CHECK(where.allocated(256) == 0);

@@ -18,11 +18,11 @@ namespace {
 using tidepool::plan::action;
 using tidepool::plan::cost_us;
 using tidepool::plan::goal;
-using tidepool::plan::knobs;
 using tidepool::plan::limit;
 using tidepool::plan::outcome;
 using tidepool::plan::planner;
 using tidepool::plan::profile;
+using tidepool::plan::run_limits;
 using tidepool::plan::simulator;
 using tidepool::test::random_profile;
 using tidepool::test::random_step;
@@ -32,7 +32,7 @@ constexpr int instances = 1500 / static_cast<int>(thinned);
 constexpr std::size_t most_groups = thinned == 1 ? 20 : 12;
 
 /// The best of all subsets; its step is infinite when none runs.
-outcome exhaustive(const profile& step, const knobs& limits) {
+outcome exhaustive(const profile& step, const run_limits& limits) {
   simulator sim(step);
   const auto count = sim.map().groups.size();
   std::vector<action> what(count, action::keep);
@@ -224,7 +224,7 @@ TEST_CASE("planner: what leaves has to, for its time or within the tolerance") {
     CHECK(made.expected.step_us <= exact.expected.step_us * 1.01 * (1 + 1e-9));
     most += exact.expected.moved;
     moved += made.expected.moved;
-    const knobs limits{exact.device_budget, exact.reload_ahead, exact.reload_ahead_bytes};
+    const run_limits limits{exact.device_budget, exact.reload_ahead, exact.reload_ahead_bytes};
     for (std::size_t c = 0; c < step.chunks.size(); ++c) {
       for (std::size_t g = 0; g < step.chunks[c].groups.size(); ++g) {
         if (exact.what[c][g] != action::offload) continue;
@@ -286,11 +286,11 @@ TEST_CASE("planner: where the link has room, hardly more moves than has to be aw
     const auto made = plans.best(wanted);
     REQUIRE(made.expected.runs);
     const auto most_us = made.expected.step_us * 1.0005;
-    const auto lean = plans.leaner(made, wanted, most_us);
+    const auto lean = plans.moving_less(made, wanted, most_us);
     CAPTURE(i);
     CHECK(lean.expected.step_us <= most_us);
     CHECK(cost_us(lean.expected) <= cost_us(made.expected));
-    CHECK(lean == plans.leaner(made, wanted, most_us));
+    CHECK(lean == plans.moving_less(made, wanted, most_us));
     before += made.expected.moved;
     after += lean.expected.moved;
     least += 2 * (plans.in_core().peak - wanted.device_budget);

@@ -95,7 +95,7 @@ inline plan::profile random_profile(std::mt19937_64& random, const random_step& 
       write.call(allocate, storage(c, i));
       write.compute(forward[i] * 0.9);
       write.call(commit, i, c);
-      if (about.outliving && i % 3 == 1) write.call(let_go, storage(c, i - 1));
+      if (about.outliving && i % 3 == 1) write.call(drop, storage(c, i - 1));
     }
     write.call(end_forward, 0, c);
   };

@@ -40,8 +40,8 @@ options automatic() {
 
 struct recorded_step {
   plan::profile profile;
-  std::size_t taken = 0;     // by the engine, where everything leaves
-  std::size_t foretold = 0;  // for the same
+  std::size_t taken = 0;      // by the engine, where everything leaves
+  std::size_t predicted = 0;  // for the same
 };
 
 // `kept`: of the second step, in which everything stays, as no budget is given.
@@ -78,7 +78,7 @@ recorded_step record(const Step& step, bool kept = true) {
     off.end_step();
   }
   result.taken = off.counters().live_peak;
-  result.foretold = plan::forecast(result.profile, automatic(), all.what).expected.peak;
+  result.predicted = plan::forecast(result.profile, automatic(), all.what).expected.peak;
   return result;
 }
 
@@ -187,7 +187,7 @@ TEST_CASE(
     x.reset(run.s());
     open.finish();
   });
-  CHECK((seen.profile.shapes_vary || seen.taken == seen.foretold));
+  CHECK((seen.profile.shapes_vary || seen.taken == seen.predicted));
 }
 
 TEST_CASE("recorded handles: what leaves by hand is there until it is released by hand") {
@@ -214,9 +214,9 @@ TEST_CASE("recorded handles: what leaves by hand is there until it is released b
   CHECK(seen.profile.shapes_vary != released);
   if (!released) return;
   CHECK(seen.taken == 2 * size);
-  CHECK(seen.foretold == seen.taken);
+  CHECK(seen.predicted == seen.taken);
   CHECK(kinds(seen.profile) ==
-        std::vector{allocate, commit, allocate, let_go, release, end_forward, restore, release});
+        std::vector{allocate, commit, allocate, drop, release, end_forward, restore, release});
 }
 
 TEST_CASE("recorded handles: a forward pass that is ended twice ends once") {
@@ -232,6 +232,6 @@ TEST_CASE("recorded handles: a forward pass that is ended twice ends once") {
     x.reset(run.s());
     open.finish();
   });
-  CHECK(seen.foretold == seen.taken);
+  CHECK(seen.predicted == seen.taken);
   CHECK(kinds(seen.profile) == std::vector{allocate, commit, end_forward, restore, release});
 }

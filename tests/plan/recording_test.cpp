@@ -32,10 +32,9 @@ options automatic(std::size_t tensors) {
   return opts;
 }
 
-std::ptrdiff_t let_go(const plan::profile& step) {
-  return std::count_if(step.events.begin(), step.events.end(), [](const plan::event& each) {
-    return each.kind == plan::event_kind::let_go;
-  });
+std::ptrdiff_t drop(const plan::profile& step) {
+  return std::count_if(step.events.begin(), step.events.end(),
+                       [](const plan::event& each) { return each.kind == plan::event_kind::drop; });
 }
 
 // A step of one group, beside working memory that goes before the commit or after it.
@@ -152,13 +151,13 @@ TEST_CASE("recording: handles that last beyond the restore are no events after i
     open.finish();
     off.end_step();
   }
-  CHECK(let_go(first) == 0);
+  CHECK(drop(first) == 0);
   CHECK_NOTHROW(plan::check(first));
   CHECK(off.profile().shapes_vary);
   CHECK_NOTHROW(plan::check(off.profile()));
 }
 
-TEST_CASE("recording: what is saved again after its restore is let go at most once") {
+TEST_CASE("recording: what is saved again after its restore is dropped at most once") {
   rig desk;
   tidepool::test::planning<rig::offloader<>> off(desk.dev, automatic(5));
   off.on_report([](std::string_view) {});
@@ -180,7 +179,7 @@ TEST_CASE("recording: what is saved again after its restore is let go at most on
     x.reset(desk.stream());
     off.end_step();
   }
-  CHECK(let_go(first) == 1);
+  CHECK(drop(first) == 1);
   CHECK_NOTHROW(plan::check(first));
   CHECK(off.profile().shapes_vary);
 }
@@ -361,7 +360,7 @@ TEST_CASE("recording: the same sizes in other groups or chunks make shapes vary"
   }
 }
 
-TEST_CASE("recording: what two groups save is let go by the second one, leaving or not") {
+TEST_CASE("recording: what two groups save is dropped by the second one, leaving or not") {
   for (const int kind : {0, 1, 2, 3}) {
     const bool stays = kind % 2 == 1;
     const bool before = kind >= 2;
@@ -392,7 +391,7 @@ TEST_CASE("recording: what two groups save is let go by the second one, leaving 
     if (stays) recorded = off.profile();
     CHECK(off.counters().modules[static_cast<std::size_t>(first)].groups_resident == stays);
     CHECK(recorded.shared == std::vector<plan::shared_save>{{0, 0, 1, 0}});
-    CHECK(let_go(recorded) == (before ? 2 : 1));
+    CHECK(drop(recorded) == (before ? 2 : 1));
     CHECK_NOTHROW(plan::check(recorded));
   }
 }
@@ -538,14 +537,14 @@ TEST_CASE("recording: what stays for another group is told as if it left") {
       static_cast<void>(on->end_step());
     };
     step();
-    CHECK(let_go(on->profile()) == 2);
+    CHECK(drop(on->profile()) == 2);
     tidepool::decision keeps_first;
     keeps_first.made.what = {{plan::action::keep, plan::action::offload}};
     on->try_out(on->profile(), keeps_first);
     step();
     CHECK(on->counters().modules[1].groups_resident == 1);
     CHECK_NOTHROW(plan::check(on->profile()));
-    CHECK((let_go(on->profile()) == 2 || on->profile().shapes_vary));
+    CHECK((drop(on->profile()) == 2 || on->profile().shapes_vary));
     CHECK(on->profile().shapes_vary == third);
     on->close();
     engine::release(on);

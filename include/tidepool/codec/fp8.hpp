@@ -213,7 +213,7 @@ class fp8_codec {
              "the BF16 tensor holds no memory; was it committed, moved away or reset before?");
     }
     if (elements > numbers.size() / 2) {
-      refuse(call, std::to_string(elements) + " BF16 numbers do not lie in a buffer of " +
+      refuse(call, std::to_string(elements) + " BF16 numbers do not fit in a buffer of " +
                        std::to_string(numbers.size()) + " bytes; give at most " +
                        std::to_string(numbers.size() / 2));
     }

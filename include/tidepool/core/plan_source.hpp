@@ -18,8 +18,8 @@ namespace tidepool {
 struct decision {
   static constexpr std::size_t unlimited = std::numeric_limits<std::size_t>::max();
 
-  plan::step_plan made;    ///< actions, limits of reloads ahead, forecast; `expected.runs`: found
-  plan::placement places;  ///< of each storage in an arena; empty: anywhere
+  plan::step_plan made;  ///< actions, limits of reloads ahead, forecast; `expected.runs`: found
+  plan::placement placement;  ///< of each storage in an arena; empty: anywhere
   /// Groups that should stay by plan leave all the same once so many bytes have stayed, and unless
   /// so many are free in one piece (0: that does not count): shapes may grow after the plan.
   std::size_t keep_at_most = unlimited;

@@ -144,13 +144,13 @@ void engine<Device>::hand_over(chunk_state& chunk, std::uint32_t index, lane_id 
     if (store == nullptr) {  // stayed, and is used on this stream from now on like the others
       if (*handles[i] && handles[i]->store_->owner == this) {
         handles[i]->lane_ = lane;
-        note_lent(*handles[i]->store_);
+        note_handed_over(*handles[i]->store_);
       }
       continue;
     }
     forget_idle(*store);
     store->discarded = false;
-    if (std::exchange(store->outlived, false)) loose_ = true;
+    if (std::exchange(store->outlived, false)) shapes_vary_ = true;
     if (!*handles[i]) handles[i]->store_ = share(*store);
     handles[i]->saved_as_ = 0;
     hand_to(*store, handles[i]->lane_ = lane);
@@ -158,7 +158,7 @@ void engine<Device>::hand_over(chunk_state& chunk, std::uint32_t index, lane_id 
     handles[i]->part_ =
         handles[i]->is_view_ ? items[i].part : rectangle{0, store->bytes, 1, store->bytes};
     forget_save(*store);
-    note_lent(*store);
+    note_handed_over(*store);
   }
   if (which.kept > 0) forget_kept(chunk, which);
   chunk.mark_restored(which);
@@ -246,7 +246,7 @@ void engine<Device>::end_chunk(chunk_state& chunk, bool finished) noexcept {
       }
     }
   } else {
-    places_.evaluation_ended();
+    placement_.evaluation_ended();
   }
   spare_.push_back(&chunk);
   release(this);

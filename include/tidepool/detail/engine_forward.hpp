@@ -17,7 +17,7 @@ auto engine<Device>::begin(const chunk_info& info) -> chunk_state& {
     spare_.push_back(&*chunks_.emplace_back(std::make_unique<chunk_state>()));
   }
   if (held_to_plan() && !info.forward_only) expect_chunk(info);
-  tidy_after_evaluation();
+  coalesce_after_evaluation();
   if (!info.forward_only) live_.make_room(begun_ + 1);
   const bool records = !info.forward_only && warming_up();
   if (records) {  // nothing below may throw, nor when its backward pass begins
@@ -28,7 +28,7 @@ auto engine<Device>::begin(const chunk_info& info) -> chunk_state& {
   spare_.pop_back();
   fresh.start(info, info.forward_only ? 0 : begun_++);
   evaluated_ = evaluated_ || info.forward_only;
-  if (info.forward_only) places_.evaluation_begins(begun_ == 0);
+  if (info.forward_only) placement_.evaluation_begins(begun_ == 0);
   if (!info.forward_only) {
     live_.add(fresh);
     if (recorder_ != nullptr && evaluated_ && profile_.chunks.empty()) {
@@ -153,7 +153,7 @@ void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, lan
       source.discarded = what == plan::action::recompute;
       if (recorder_ != nullptr && source.handles > 1) {
         // Of a part that leaves nobody can say when the whole goes, which no group may save.
-        (saved == &source ? source.outlived : loose_) = true;
+        (saved == &source ? source.outlived : shapes_vary_) = true;
       }
       forget_handle(source, lane);
     }
@@ -180,7 +180,7 @@ void engine<Device>::release_saved(chunk_state& chunk, module_id module, int lay
     const char* const why =
         store == nullptr       ? " holds no memory; was it committed or moved away before?"
         : store->owner != this ? " belongs to another offloader; commit it in a chunk of its own"
-        : store->resident      ? " belongs to a host_state; write_back it, or reset it"
+        : store->of_host_state ? " belongs to a host_state; write_back it, or reset it"
         : std::find(handles.begin(), before, handles[i]) != before ? " is given twice"
                                                                    : nullptr;
     if (why != nullptr) {
@@ -204,7 +204,7 @@ template <device Device>
                                                      std::span<handle* const> handles) {
   const auto* item = chunk.saved_of(which);
   for (const auto* each : handles) {
-    ((item++)->store == each->store_ ? each->store_->outlived : loose_) = true;
+    ((item++)->store == each->store_ ? each->store_->outlived : shapes_vary_) = true;
   }
 }
 
@@ -219,7 +219,7 @@ template <device Device>
     // Small or opted out: it counts among the `stays` of its storage all the same.
     if (wanted == plan::action::keep && !leaves(*handles[i], unused) &&
         !recorder_->stayed_unsaved(handles[i]->store_->recorded)) {
-      loose_ = true;
+      shapes_vary_ = true;
     }
     if (stays ? leaves(*handles[i], unused) : items[i].store != nullptr) {
       const auto& store = stays ? *handles[i]->store_ : *items[i].store;
@@ -231,9 +231,9 @@ template <device Device>
         itself += other == &store ? 1 : 0;
       }
       // One that came back is a handle that no event before tells of.
-      const bool beside_others = !store.lent && store.saves + store.stays > itself;
+      const bool beside_others = !store.handed_over && store.saves + store.stays > itself;
       if (!recorder_->saved(store.recorded, chunk.ordinal(), index, i, beside_others)) {
-        loose_ = true;
+        shapes_vary_ = true;
       }
     }
   }
@@ -251,8 +251,8 @@ template <device Device>
     const auto its_own = counted ? 0 : std::ranges::count(handles, &store, &handle::store_);
     const bool beyond = store.handles > store.stays + static_cast<std::uint32_t>(its_own);
     const bool before = std::exchange(store.outlived, beyond);
-    if (before && !store.outlived) let_go(store, lane);
-    if (store.outlived && !counted) loose_ = true;  // its own hide when the others go
+    if (before && !store.outlived) record_drop(store, lane);
+    if (store.outlived && !counted) shapes_vary_ = true;  // its own hide when the others go
   }
 }
 

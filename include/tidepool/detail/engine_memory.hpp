@@ -12,14 +12,14 @@ buffer<Device> engine<Device>::allocate(std::size_t bytes, std::size_t elements,
   if (bytes > most_bytes) throw_too_many(std::to_string(bytes) + " bytes");
   if (source != nullptr && !source->serves(identity_)) throw_serves_another();
   const auto lane = lane_of(stream);
-  tidy_after_evaluation();
+  coalesce_after_evaluation();
   const auto from = arrive(lane);
   auto& store = store_.create(*this, bytes, elements);
   store.source = source;
   store.zeroed = contents == fill::zero;
-  if (source == nullptr) store.planned = places_.allocated(bytes);
+  if (source == nullptr) store.planned = placement_.allocated(bytes);
   try {
-    place_or_throw(store, lane, "allocate", places_.first(store.planned));
+    place_or_throw(store, lane, "allocate", placement_.first(store.planned));
     if (store.zeroed) store_.zero(store, lane);
     if (recorder_ != nullptr && source == nullptr) {
       store.recorded = recorder_->allocated(from, bytes, stream);
@@ -61,7 +61,8 @@ void engine<Device>::drop_quietly(storage& store, lane_id lane) noexcept {
 template <device Device>
 void engine<Device>::forget_handle(storage& store, lane_id lane) {
   --store.handles;
-  if ((store.outlived || store.lent) && store.handles == store.stays) let_go(store, lane);
+  if ((store.outlived || store.handed_over) && store.handles == store.stays)
+    record_drop(store, lane);
   if (store.handles == 0) {
     if (store.saves == 0) {
       if (recorder_ != nullptr) recorder_->released(store.recorded, store_.order().stream(lane));
@@ -78,10 +79,10 @@ void engine<Device>::forget_handle(storage& store, lane_id lane) {
 
 // Nobody holds it any more but the groups that saved it.
 template <device Device>
-[[gnu::cold]] void engine<Device>::let_go(storage& store, lane_id lane) noexcept {
-  store.outlived = store.lent = false;
+[[gnu::cold]] void engine<Device>::record_drop(storage& store, lane_id lane) noexcept {
+  store.outlived = store.handed_over = false;
   if (recorder_ == nullptr) return;
-  if (!recorder_->let_go(store.recorded, store_.order().stream(lane))) loose_ = true;
+  if (!recorder_->drop(store.recorded, store_.order().stream(lane))) shapes_vary_ = true;
 }
 
 // One group less that saved it; its host copy goes with the last.
@@ -110,7 +111,7 @@ void engine<Device>::forget_kept(chunk_state& chunk, group& which) {
     if (store == nullptr || store->number != items[i].number) continue;
     --store->stays;
     store->outlived = false;
-    note_lent(*store);
+    note_handed_over(*store);
   }
 }
 

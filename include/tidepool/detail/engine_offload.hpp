@@ -13,8 +13,8 @@ plan::action engine<Device>::planned(const chunk_state& chunk, int layer,
                                      std::span<handle* const> handles) const {
   if (keeps_.everything_leaves()) return plan::action::offload;
   const auto what = keeps_.of(chunk.ordinal(), chunk.group_count(), layer, bytes_of(handles), [&] {
-    return places_.hold() ? std::numeric_limits<std::size_t>::max()
-                          : store_.device_source().largest_free();
+    return placement_.hold() ? std::numeric_limits<std::size_t>::max()
+                             : store_.device_source().largest_free();
   });
   const bool by_plan = !by_rule_ && what == plan::action::keep &&
                        keeps_.planned(chunk.ordinal(), chunk.group_count()) == plan::action::keep;
@@ -46,7 +46,7 @@ void engine<Device>::collect(chunk_state& chunk, group& into, std::span<handle* 
       refuse_argument("commit", chunk, into, into.count,
                       "belongs to another offloader; commit it in a chunk of its own");
     }
-    if (each->store_->resident) {
+    if (each->store_->of_host_state) {
       refuse_argument("commit", chunk, into, into.count,
                       "belongs to a host_state; write_back it, or reset it when it was only read");
     }

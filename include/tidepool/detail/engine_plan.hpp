@@ -28,16 +28,16 @@ auto engine<Device>::end_step() -> stage {
   const auto had = begun_;
   const bool given_up = std::exchange(given_up_, false);
   const bool starved = std::exchange(starved_, false) && given_up && may_leave_plan();
-  if (given_up) loose_ = was_loose_;
-  was_loose_ = loose_;
+  if (given_up) shapes_vary_ = shapes_varied_;
+  shapes_varied_ = shapes_vary_;
   // An evaluation proves nothing, nor does a step without some of its chunks.
   const bool proves = unproven_ && had > 0 && !given_up;
   ++counters_.steps;
-  store_.device_source().tidy();
+  store_.device_source().coalesce();
   begun_ = 0;
   backward_begun_ = 0;
   live_.step_ended();
-  places_.step_ended();
+  placement_.step_ended();
   for (std::size_t m = 0; m < counters_.modules.size(); ++m) {
     auto& count = counters_.modules[m];
     count.step_bytes = count.bytes_offloaded - bytes_before_step_[m];
@@ -62,7 +62,7 @@ auto engine<Device>::end_step() -> stage {
   // Only a step that trained teaches; an evaluation before it does not.
   const bool trained = warming_up() && !profile_.chunks.empty() && !given_up;
   const bool short_step = trained && size.falls_short && growth_.waits();
-  if (short_step && size.varies) loose_ = was_loose_ = true;
+  if (short_step && size.varies) shapes_vary_ = shapes_varied_ = true;
   if (!trained || short_step) {
     if (recorder_ != nullptr) recorder_->start(store_.order().stream(last_lane_));
     if (warming_up()) profile_.clear();
@@ -101,8 +101,8 @@ auto engine<Device>::end_step() -> stage {
     profile_.shapes_vary = true;  // as far as one step can tell
     return stage::first;
   }
-  profile_.shapes_vary =
-      loose_ || !same_shapes(first_step_, profile_.chunks) || first_sizes_ != recorder_->sizes();
+  profile_.shapes_vary = shapes_vary_ || !same_shapes(first_step_, profile_.chunks) ||
+                         first_sizes_ != recorder_->sizes();
   plan::detail::leave_out_one_offs(profile_, std::exchange(recorded_, profile_));
   // Other ranks follow new plans as well, and the waits for them become shorter each time.
   if (between) return stage::recorded;
@@ -118,7 +118,7 @@ void engine<Device>::apply(plan::profile step, const decision& what) {
   opts_.reload_ahead = what.made.reload_ahead;
   opts_.reload_ahead_bytes.reset();
   if (what.made.reload_ahead_bytes > 0) opts_.reload_ahead_bytes = what.made.reload_ahead_bytes;
-  adopt(std::move(step), what.made.what, what.places);
+  adopt(std::move(step), what.made.what, what.placement);
   if (!what.made.expected.runs) without_a_plan();
 }
 
@@ -128,7 +128,7 @@ void engine<Device>::try_out(plan::profile step, const decision& what) {
   apply(std::move(step), what);
   // One step cannot tell whether shapes vary.
   if (trained_steps_ == 1 && what.made.expected.runs) {
-    store_.device_source().lie(closeness::sparing);
+    store_.device_source().set_fit(fit_policy::spare_largest);
   }
   recorder_ = std::move(going_on);
   warming_up_ = true;
@@ -139,13 +139,13 @@ void engine<Device>::try_out(plan::profile step, const decision& what) {
 template <device Device>
 void engine<Device>::record_again() noexcept {
   keeps_.settle({});
-  places_.adopt({});
+  placement_.adopt({});
   profile_.clear();
   first_step_.clear();
   recorded_.clear();
   trained_steps_ = 0;
   growth_.warm_up_begins();
-  loose_ = was_loose_ = false;
+  shapes_vary_ = shapes_varied_ = false;
   warming_up_ = true;
   without_a_plan();
   if (recorder_ != nullptr) recorder_->forget();
@@ -172,7 +172,7 @@ void engine<Device>::warm_up_anew() {
   if (opts_.policy == policy_kind::automatic) {
     recorder_ = std::make_unique<recorder<Device>>(*dev_, next_recorded_);
   }
-  keeps_.keep_at_most(residence::unlimited, 0);
+  keeps_.keep_at_most(residency::unlimited, 0);
   record_again();
 }
 
@@ -191,7 +191,7 @@ void engine<Device>::without_a_plan() noexcept {
   // Everything leaves in a step that comes before the first plan, or for which none was found: its
   // time is not that of a step with one, but it has to fit, also in the smallest memory of a plan.
   const bool automatic = opts_.policy == policy_kind::automatic;
-  store_.device_source().lie(automatic ? closeness::snug : closeness::sparing);
+  store_.device_source().set_fit(automatic ? fit_policy::compact : fit_policy::spare_largest);
 }
 
 template <device Device>
@@ -199,10 +199,10 @@ void engine<Device>::adopt(plan::profile step, plan::actions what, plan::placeme
   profile_ = std::move(step);
   profile_.modules = names_;
   keeps_.settle(std::move(what));
-  places_.adopt(std::move(where));
+  placement_.adopt(std::move(where));
   // What was forecast for shapes that repeat does run; with others what stays breaks memory up.
-  const bool foreseen = !by_rule_ && !profile_.shapes_vary;
-  store_.device_source().lie(foreseen ? closeness::none : closeness::sparing);
+  const bool predicted = !by_rule_ && !profile_.shapes_vary;
+  store_.device_source().set_fit(predicted ? fit_policy::ready_first : fit_policy::spare_largest);
   live_.expect_order(profile_);
   warming_up_ = false;
   if (recorder_ != nullptr) next_recorded_ = recorder_->next_storage();

@@ -26,7 +26,7 @@ void engine<Device>::discard(chunk_state& chunk, std::size_t what, int layer, la
         tensors.begin() + static_cast<std::ptrdiff_t>(i)) {
       refused(which + " is given twice");
     }
-    if (store->resident) refused(which + " belongs to a host_state; write_back or reset it");
+    if (store->of_host_state) refused(which + " belongs to a host_state; write_back or reset it");
     if (store->saves > 0) {
       refused(which +
               " was committed too; commit what backward loads and discard what it computes,"

@@ -54,7 +54,7 @@ struct kept_by_plan {
 };
 
 // The most of both at any time of the step that the plan was made of.
-[[nodiscard]] inline kept_by_plan most_kept(const plan::profile& step, const residence& keeps) {
+[[nodiscard]] inline kept_by_plan most_kept(const plan::profile& step, const residency& keeps) {
   kept_by_plan now;
   kept_by_plan most;
   for (const auto& each : step.passes) {
@@ -77,7 +77,7 @@ struct kept_by_plan {
 // group could have left.
 template <device Device>
 [[nodiscard]] kept_by_plan kept_now(const open_chunks<Device>& open, const plan::profile& step,
-                                    const residence& keeps) {
+                                    const residency& keeps) {
   kept_by_plan now;
   for (const auto* chunk : open.all()) {
     if (chunk == nullptr) continue;
@@ -131,7 +131,7 @@ template <device Device>
                             " bytes do not fit the source given to allocate_from, which has " +
                             std::to_string(own->reserved()) + " and a largest free block of " +
                             std::to_string(own->largest_free()) +
-                            ". Reset what lies in it first, or give a larger one",
+                            ". Reset what is in it first, or give a larger one",
                         bytes, own->budget());
   }
   short_of.in_pieces = short_of.reserved >= store_.live() - elsewhere + bytes;

@@ -27,7 +27,7 @@ auto engine<Device>::make_state(std::size_t bytes, std::string_view name) -> sto
     throw;
   }
   store.saves = 1;
-  store.resident = true;
+  store.of_host_state = true;
   ++references_;
   return store;
 }
@@ -157,7 +157,7 @@ void engine<Device>::drop_state(storage& store) noexcept {
   } catch (...) {  // no event, so that the memory stays taken, as in drop_quietly
     settled = false;
   }
-  store.resident = false;
+  store.of_host_state = false;
   if (settled) forget_save(store);
   release(this);
 }

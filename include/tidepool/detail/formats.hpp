@@ -175,7 +175,7 @@ struct fraction_format {
     const char* const end = given.value.data() + given.value.size();
     const auto [stop, code] = std::from_chars(given.value.data(), end, number);
     if (code != std::errc{} || stop != end) refuse(given, "the value is not a number", remedy);
-    if (!(number >= 0.0 && number <= 1.0)) refuse(given, "a fraction lies in [0, 1]", remedy);
+    if (!(number >= 0.0 && number <= 1.0)) refuse(given, "a fraction is in [0, 1]", remedy);
     return number;
   }
   static std::string write(double number) {

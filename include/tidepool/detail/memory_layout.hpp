@@ -1,4 +1,4 @@
-// Where every storage lies, as graphs know it: by number and address.
+// Where every storage is, as graphs know it: by number and address.
 #pragma once
 
 #include <algorithm>
@@ -28,7 +28,7 @@ using memory_layout = std::vector<storage_place>;
   return at != all.end() && at->number == number ? &*at : nullptr;
 }
 
-// True when all that `handles` say to be somewhere is there in `truth`. What lies there beside it
+// True when all that `handles` say to be somewhere is there in `truth`. What is there beside it
 // nobody can ask for: contents of handles that are gone, and second copies.
 [[nodiscard]] inline bool agrees(const memory_layout& handles, const memory_layout& truth) {
   return std::ranges::all_of(handles, [&](const storage_place& said) {

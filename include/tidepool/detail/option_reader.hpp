@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "tidepool/detail/knobs.hpp"
+#include "tidepool/detail/option_table.hpp"
 #include "tidepool/detail/text.hpp"
 #include "tidepool/error.hpp"
 #include "tidepool/options.hpp"
@@ -20,7 +20,7 @@ namespace tidepool::detail::text {
 [[nodiscard]] inline std::string nearest_flag(std::string_view name) {
   while (name.starts_with('-')) name.remove_prefix(1);
   std::vector<std::string_view> candidates;
-  for (const knob& item : knobs) {
+  for (const option_entry& item : option_table) {
     // A member's name leads to its flag, too: `--fraction` means `--offload-fraction`.
     for (const std::string_view known : {item.flag, item.field, item.megatron}) {
       if (!known.empty()) candidates.push_back(known);
@@ -28,7 +28,7 @@ namespace tidepool::detail::text {
   }
   const std::string_view close = nearest(name, candidates);
   if (close.empty()) return {};
-  for (const knob& item : knobs) {
+  for (const option_entry& item : option_table) {
     if (close == item.field) return "--" + std::string(item.flag);
   }
   return "--" + std::string(close);
@@ -41,7 +41,7 @@ namespace tidepool::detail::text {
   if (!name.starts_with(prefix)) return {};
   std::string flag = nearest_flag(name.substr(prefix.size()));
   if (flag.empty()) return {};
-  const std::string meant = environment_name(*find_knob(flag.erase(0, 2)));
+  const std::string meant = environment_name(*find_option(flag.erase(0, 2)));
   return meant == name ? std::string() : meant;
 }
 
@@ -62,7 +62,7 @@ class option_reader {
  public:
   explicit option_reader(options base) : value_(std::move(base)) {}
 
-  void set(const knob& item, setting given) {
+  void set(const option_entry& item, setting given) {
     given.value = trim(given.value);
     if (given.value.empty()) {
       refuse(given, "the value is empty",
@@ -127,7 +127,7 @@ class argument_reader {
 
     std::string flag = name.substr(2);
     for (char& c : flag) c = c == '_' ? '-' : c;
-    if (const knob* const item = find_knob(flag)) {
+    if (const option_entry* const item = find_option(flag)) {
       previous_ = item;
       if (is_toggle(*item)) {
         into_.set(*item, {name, value ? *value : toggle_word()});
@@ -139,7 +139,8 @@ class argument_reader {
       }
       return;
     }
-    const knob* const negated = flag.starts_with("no-") ? find_knob(flag.substr(3)) : nullptr;
+    const option_entry* const negated =
+        flag.starts_with("no-") ? find_option(flag.substr(3)) : nullptr;
     if (negated == nullptr) return foreign(argument);
     const std::string positive = "--" + std::string(negated->flag);
     if (!is_toggle(*negated)) {
@@ -152,7 +153,7 @@ class argument_reader {
     into_.set(*negated, {name, "false"});
   }
 
-  static bool is_toggle(const knob& item) {
+  static bool is_toggle(const option_entry& item) {
     return item.text.kind == knob_kind::toggle || item.text.kind == knob_kind::gate;
   }
 
@@ -164,7 +165,7 @@ class argument_reader {
   }
 
   /// The next word, or for a list all words up to the next option, blanks between them.
-  std::string following_words(const knob& item) {
+  std::string following_words(const option_entry& item) {
     std::string words;
     while (next_ < arguments_.size()) {
       const std::string_view word = arguments_[next_];
@@ -195,8 +196,8 @@ class argument_reader {
     }
     const std::string close = nearest_flag(argument.substr(0, argument.find('=')));
     std::vector<std::string> flags;
-    flags.reserve(knobs.size());
-    for (const knob& item : knobs) flags.push_back("--" + std::string(item.flag));
+    flags.reserve(option_table.size());
+    for (const option_entry& item : option_table) flags.push_back("--" + std::string(item.flag));
     throw option_error("tidepool: unknown option " + shown + "; " +
                        (close.empty()
                             ? "parse_known_options passes over those of others; Tidepool's are " +
@@ -208,7 +209,7 @@ class argument_reader {
   std::size_t next_ = 0;
   option_reader into_;
   std::vector<std::string>* rest_;
-  const knob* previous_ = nullptr;
+  const option_entry* previous_ = nullptr;
 };
 
 }  // namespace tidepool::detail::text

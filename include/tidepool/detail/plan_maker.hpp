@@ -100,7 +100,7 @@ class plan_maker {
       return source_->make(recorded, owner_->settings());
     });
     // One step cannot tell. The plan leaves room for shapes that vary, and less stays once they do;
-    // but what stays lies for long, and those that repeat find memory in pieces without places.
+    // but what stays is there for long, and those that repeat find memory in pieces without places.
     if (first) recorded.step.shapes_vary = false;
     owner_->try_out(std::move(recorded.step), made);
   }

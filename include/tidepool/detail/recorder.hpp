@@ -19,7 +19,7 @@ namespace tidepool::detail {
 // Ranks with a schedule of their own, or ranks that do the same at the same time.
 enum class waits_for : std::uint8_t { others, peers };
 
-// Every call lies between two timing events, since its joins are not computing. What the device
+// Every call is between two timing events, since its joins are not computing. What the device
 // does from one call's second event to the next one's first is.
 //
 // A step goes on where its record cannot, with an event refused or no memory: what was thrown waits
@@ -121,14 +121,14 @@ class recorder {
   }
   // Its last handle, while a group still saves it. False where no event can tell that: the groups
   // that it was recorded with do not hold it now, or one alone does and it was let go before.
-  [[nodiscard]] bool let_go(std::uint32_t storage, stream_ref stream) noexcept {
+  [[nodiscard]] bool drop(std::uint32_t storage, stream_ref stream) noexcept {
     if (used_ == 0 || failed_ || !knows(storage)) return true;
     const auto index = storage - first_storage_;
     auto& known = known_[index];
     if (storages_[index].chunk == plan::none || known.unclear) return true;
-    if (known.holding == 0 || (known.groups == 1 && known.let_go)) return false;
-    known.let_go = true;
-    called(arrive(stream), plan::event_kind::let_go, index, 0, stream);
+    if (known.holding == 0 || (known.groups == 1 && known.drop)) return false;
+    known.drop = true;
+    called(arrive(stream), plan::event_kind::drop, index, 0, stream);
     return true;
   }
   void called(std::size_t from, plan::event_kind kind, std::size_t index, std::size_t chunk,
@@ -142,7 +142,7 @@ class recorder {
     });
   }
   // A group is computed again between the two; what that takes is no part of the step's computing,
-  // nor are the calls in it, which lie inside the restore.
+  // nor are the calls in it, which are inside the restore.
   [[nodiscard]] std::size_t recompute_begins(stream_ref stream) noexcept {
     const auto from = mark(stream);
     ++inside_;
@@ -172,7 +172,7 @@ class recorder {
     return std::ranges::any_of(
         waits_, [](const wait_for_others& each) { return each.whom == waits_for::others; });
   }
-  // The end of a forward pass lies on no stream; it takes no time. Once it has ended it may be
+  // The end of a forward pass is on no stream; it takes no time. Once it has ended it may be
   // ended again, which changes nothing.
   void forward_ended(std::size_t chunk) noexcept {
     attempt([&] {
@@ -208,7 +208,7 @@ class recorder {
         waited_us[whom] += us_between(wait->from, wait->to) - needed_us.at(wait->same());
       }
     };
-    // What lies before a call, or before the end: without what peers were waited for. Others were
+    // What is before a call, or before the end: without what peers were waited for. Others were
     // late themselves, and it is not known by how much: half of such a wait is counted on, and the
     // other half put behind everything, where no copy can use it.
     double uncertain_us = 0;
@@ -271,7 +271,7 @@ class recorder {
   struct storage_state {
     std::uint32_t groups = 0;   // that were recorded as saving it
     std::uint32_t holding = 0;  // of them, those that are not restored
-    bool let_go = false;
+    bool drop = false;
     bool unclear = false;  // a group saves it of which no event tells
   };
 

@@ -19,7 +19,7 @@ namespace tidepool::detail {
 struct shortage {
   std::string call;
   std::size_t bytes = 0;
-  bool whole_group = false;  // whose tensors lie apart
+  bool whole_group = false;  // whose tensors are apart
   memory_kind memory = memory_kind::pool;
   std::vector<slot_ring> rings;
   std::vector<slot_ring> wanted;  // as many as would have done so far, see `slots`

@@ -199,7 +199,7 @@ class simulation {
 
   struct event_state {
     sim_position recorded;
-    std::uint64_t captured_by = 0;  // number of the capture that it lies in
+    std::uint64_t captured_by = 0;  // number of the capture that it is in
     double time = 0;
     bool done = false;
     bool dropped = false;  // what it stands for will never run

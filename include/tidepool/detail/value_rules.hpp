@@ -39,7 +39,7 @@ inline void check_limits(const options& value, const module_list& list, std::uin
   // Also refuses a NaN.
   if (!(value.fraction >= 0.0 && value.fraction <= 1.0)) {
     reject(option_label("fraction", "offload_fraction"),
-           text::fraction_format::write(value.fraction), "a fraction lies in [0, 1]",
+           text::fraction_format::write(value.fraction), "a fraction is in [0, 1]",
            "give 1 to offload every eligible group");
   }
   if (value.policy > policy_kind::automatic) {

@@ -1,5 +1,5 @@
 /// Host memory that CUDA's copy engines reach: its kinds, which of them a device has, and where it
-/// lies.
+/// is.
 #pragma once
 
 #if defined(TIDEPOOL_HAS_CUDA) || (!defined(TIDEPOOL_NO_CUDA) && __has_include(<cuda_runtime_api.h>))

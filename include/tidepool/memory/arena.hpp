@@ -53,10 +53,10 @@ class arena final : public block_source<Device> {
   }
 
   /// An arena of which nothing is in use is whole again, so that every step finds the same.
-  void tidy() noexcept override { book_.join_if_unused(); }
+  void coalesce() noexcept override { book_.join_if_unused(); }
 
   /// Sparing, until something else is asked for.
-  void lie(closeness how) noexcept override { how_ = how; }
+  void set_fit(fit_policy how) noexcept override { how_ = how; }
 
   [[nodiscard]] std::size_t reserved() const override { return bytes_; }
   [[nodiscard]] std::size_t peak() const override { return bytes_; }
@@ -68,11 +68,11 @@ class arena final : public block_source<Device> {
   template <class Joined>
   [[nodiscard]] ranges::place find(std::size_t bytes, const Joined& joined) {
     switch (how_) {
-      case closeness::none:
+      case fit_policy::ready_first:
         return book_.find(bytes, joined, true);
-      case closeness::snug:
+      case fit_policy::compact:
         return book_.find_snug(bytes, joined);
-      case closeness::sparing:
+      case fit_policy::spare_largest:
         break;
     }
     return book_.find_sparing(bytes, joined);
@@ -83,7 +83,7 @@ class arena final : public block_source<Device> {
   std::size_t bytes_;
   void* base_ = nullptr;
   ranges book_;
-  closeness how_ = closeness::sparing;
+  fit_policy how_ = fit_policy::spare_largest;
 };
 
 }  // namespace tidepool

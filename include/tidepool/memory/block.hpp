@@ -40,18 +40,18 @@ struct grant {
   explicit operator bool() const { return static_cast<bool>(memory); }
 };
 
-/// How close blocks lie together where the streams that get them have to wait for it.
-enum class closeness : std::uint8_t {
-  none,     ///< nobody waits for it
-  sparing,  ///< where the largest block would otherwise find no room any more
-  snug,     ///< always, once memory is short
+/// How close blocks are placed where the streams that get them have to wait for it.
+enum class fit_policy : std::uint8_t {
+  ready_first,    ///< nobody waits for it
+  spare_largest,  ///< where the largest block would otherwise find no room any more
+  compact,        ///< always, once memory is short
 };
 
 /// One way to hand out blocks: pool, arena, slots, or a trainer's own.
 ///
 /// `take` never waits: it hands out a block together with the fence to join, or says that nothing
 /// fits that is not in use. `release` takes the fence after which the block is free;
-/// it may lie in the future. Neither blocks the host. A source serves one offloader. Thread safety:
+/// it may be in the future. Neither blocks the host. A source serves one offloader. Thread safety:
 /// none.
 template <device Device>
 class block_source {
@@ -89,12 +89,12 @@ class block_source {
   [[nodiscard]] virtual std::uint64_t allocations() const = 0;
   /// Tells a source that grows how many bytes it should let be in flight before it reuses the
   /// oldest with a join. Others ignore it.
-  virtual void let_fly(std::size_t /*bytes*/) {}
+  virtual void allow_in_flight(std::size_t /*bytes*/) {}
   /// What keeps memory from going to pieces from now on. A source that is one piece does so; others
   /// ignore it.
-  virtual void lie(closeness /*how*/) noexcept {}
-  /// The step is over. What lies free in pieces may be put together. Does not throw.
-  virtual void tidy() noexcept {}
+  virtual void set_fit(fit_policy /*how*/) noexcept {}
+  /// The step is over. What is free in pieces may be put together. Does not throw.
+  virtual void coalesce() noexcept {}
 
   /// False where it has served another offloader, also one that is gone: fences are positions on
   /// the streams of one. `whose` is the offloader's for as long as it has handles.

@@ -20,7 +20,7 @@ namespace tidepool {
 /// Records positions on streams and makes streams wait for them.
 ///
 /// Each lane keeps its last `ring` events. A ticket older than that is waited for through the
-/// oldest event still kept, which lies later on the same lane: more waiting, never less. So tickets
+/// oldest event still kept, which is later on the same lane: more waiting, never less. So tickets
 /// are plain numbers that nobody has to give back, and no event is created after a lane's first
 /// use.
 ///
@@ -246,8 +246,8 @@ class lanes {
     for (std::size_t i = 0; i < ring; ++i) fresh.events.push_back({dev_->make_event(false), {}});
     lanes_[count_] = std::move(fresh);
     const auto id = static_cast<lane_id>(count_++);
-    // It knows nothing yet, and must never wait for what lies on the other side of a capture. In a
-    // capture it takes part by the trainer's own fork, which lies behind all that came before the
+    // It knows nothing yet, and must never wait for what is on the other side of a capture. In a
+    // capture it takes part by the trainer's own fork, which is behind all that came before the
     // capture, but not behind what the copy streams have been given in it.
     if (capturing_) {
       lanes_[index_of(id)].known = before_capture_;

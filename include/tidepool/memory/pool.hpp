@@ -21,10 +21,10 @@ struct pool_limits {
 ///
 /// Sizes are rounded up by at most a sixteenth, so that shapes that change a little from step to
 /// step still fit each other's memory (pinned memory keeps them exact). A request takes free memory
-/// that its stream need not wait for. Failing that, the pool grows as long as less than `let_fly`
-/// bytes are free but still in flight; beyond that, and when it cannot grow, the stream waits for
-/// the oldest free range. So how much it grows follows from the order of calls, never from timing.
-/// Memory goes back to the device in the destructor.
+/// that its stream need not wait for. Failing that, the pool grows as long as less than
+/// `allow_in_flight` bytes are free but still in flight; beyond that, and when it cannot grow, the
+/// stream waits for the oldest free range. So how much it grows follows from the order of calls,
+/// never from timing. Memory goes back to the device in the destructor.
 template <device Device, class Kind>
 class pool final : public block_source<Device> {
  public:
@@ -63,10 +63,10 @@ class pool final : public block_source<Device> {
   [[nodiscard]] std::size_t budget() const override { return limits_.budget; }
   [[nodiscard]] std::size_t largest_free() const override { return book_.largest_free(); }
   [[nodiscard]] std::uint64_t allocations() const override { return regions_.size(); }
-  void let_fly(std::size_t bytes) override { flying_ = bytes; }
+  void allow_in_flight(std::size_t bytes) override { flying_ = bytes; }
   /// What has a budget and is not in use at all is put together, so that every step finds the same
   /// regions. Without one it may grow, rather than wait for all that lay in a region.
-  void tidy() noexcept override {
+  void coalesce() noexcept override {
     if (limits_.budget != 0) book_.join_if_unused();
   }
 

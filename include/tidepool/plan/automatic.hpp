@@ -11,7 +11,7 @@
 
 #include "tidepool/options.hpp"
 #include "tidepool/plan/check.hpp"
-#include "tidepool/plan/detail/audition.hpp"
+#include "tidepool/plan/detail/trials.hpp"
 #include "tidepool/plan/planner.hpp"
 
 namespace tidepool::plan {
@@ -81,11 +81,11 @@ namespace detail {
       opts.device_budget ? detail::left_for_plans(step, *opts.device_budget) : plans.in_core().peak;
   auto whole = plans.best({.device_budget = most, .effort = opts.plan_effort});
   const auto without_recomputing_us = whole.bound_us;
-  detail::audition stage(step, opts);
+  detail::trials stage(step, opts);
   // A plan for a share of the budget; whether the engine runs it as the planner thought.
-  enum class heard { worse, slower, as_planned };
-  const auto hear_share = [&](double share, bool recompute, bool alike) {
-    if (!stage.may_hear()) return heard::worse;
+  enum class verdict { worse, slower, as_planned };
+  const auto try_share = [&](double share, bool recompute, bool alike) {
+    if (!stage.may_try()) return verdict::worse;
     // What is left out is at most half: a budget near 2^64 as a double would not come back.
     const auto budget = most - static_cast<std::size_t>(static_cast<double>(most) * (1 - share));
     auto next = plans.best({.device_budget = std::max<std::size_t>(budget, 1),
@@ -93,48 +93,48 @@ namespace detail {
                             .work = detail::work_of_a_share,
                             .effort = opts.plan_effort,
                             .alike = alike});
-    if (!next.expected.runs) return heard::slower;
+    if (!next.expected.runs) return verdict::slower;
     const auto roomy =
         plans.judge(next.what, {most, next.reload_ahead, next.reload_ahead_bytes}).step_us;
-    if (std::min(roomy, next.expected.step_us) > stage.fastest_us()) return heard::worse;
+    if (std::min(roomy, next.expected.step_us) > stage.fastest_us()) return verdict::worse;
     next.device_budget = most;
-    return stage.hear(next) ? heard::as_planned : heard::slower;
+    return stage.try_plan(next) ? verdict::as_planned : verdict::slower;
   };
   // Less and less of the budget until one runs as planned, then between it and the one before.
-  const auto hear_shares = [&](bool recompute, bool alike) {
+  const auto try_shares = [&](bool recompute, bool alike) {
     double above = 1;
     for (const double share :
          {1.0, 0.98, 0.96, 0.94, 0.92, 0.9, 0.87, 0.84, 0.8, 0.75, 0.7, 0.6, 0.5}) {
-      const auto seen = hear_share(share, recompute, alike);
-      if (seen == heard::worse) return;
-      if (seen == heard::slower) {
+      const auto seen = try_share(share, recompute, alike);
+      if (seen == verdict::worse) return;
+      if (seen == verdict::slower) {
         above = share;
         continue;
       }
       auto below = share;
       for (int halving = 0; halving < 2 && above - below > 0.004; ++halving) {
         const auto middle = (above + below) / 2;
-        (hear_share(middle, recompute, alike) == heard::as_planned ? below : above) = middle;
+        (try_share(middle, recompute, alike) == verdict::as_planned ? below : above) = middle;
       }
       return;
     }
   };
-  const auto hear_all = [&](bool recompute) {
-    hear_shares(recompute, true);
-    if (!stage.reaches(plans.in_core().step_us)) hear_shares(recompute, false);
+  const auto try_all = [&](bool recompute) {
+    try_shares(recompute, true);
+    if (!stage.reaches(plans.in_core().step_us)) try_shares(recompute, false);
   };
   const bool may_recompute = opts.recompute_by_plan && detail::may_recompute(step);
   bool recompute = may_recompute && whole.expected.step_us > plans.in_core().step_us * (1 + 1e-6);
   if (recompute) {
     whole = plans.best({.device_budget = most, .recompute = true, .effort = opts.plan_effort});
-    hear_all(true);
+    try_all(true);
   }
-  if (!stage.reaches(without_recomputing_us)) hear_all(false);
+  if (!stage.reaches(without_recomputing_us)) try_all(false);
   if (may_recompute && !recompute && !stage.reaches(plans.in_core().step_us)) {
     recompute = true;  // the planner saw no need, but the engine is slower than it thought
-    hear_all(true);
+    try_all(true);
   }
-  if (!stage.reaches(without_recomputing_us)) stage.hear_megatron(whole);
+  if (!stage.reaches(without_recomputing_us)) stage.try_megatron(whole);
   stage.refine(plans, recompute);
   if (stage.found()) {
     auto best = stage.best();

@@ -46,7 +46,7 @@ class rehearsal {
     extra_.resize(step.storages.size());
     outlives_.resize(step.storages.size(), false);
     for (const auto& each : step.events) {
-      if (each.kind == event_kind::let_go) outlives_[each.index] = true;
+      if (each.kind == event_kind::drop) outlives_[each.index] = true;
       waits_ = waits_ || each.wait_us > 0;
     }
     waits_ = waits_ || step.rest_wait_us > 0;
@@ -74,7 +74,7 @@ class rehearsal {
   // What a rule keeps, nobody knows to fit: as an engine's own rule does.
   void adopt(const profile& step, actions what, placement where, bool by_rule) {
     engine_->adopt(step, std::move(what), std::move(where));
-    if (by_rule) engine_->memory().device_source().lie(closeness::sparing);
+    if (by_rule) engine_->memory().device_source().set_fit(fit_policy::spare_largest);
   }
   [[nodiscard]] auto stream() const { return stream_.ref(); }
 
@@ -206,7 +206,7 @@ class rehearsal {
       case event_kind::release:
         each_handle_of(each.index, [&](std::size_t handle) { held_[handle].reset(stream); });
         break;
-      case event_kind::let_go:
+      case event_kind::drop:
         extra_[each.index].reset(stream);
         each_handle_of(each.index, [&](std::size_t handle) {
           if (returned_[handle]) held_[handle].reset(stream);
@@ -319,9 +319,9 @@ struct rehearsed_places {
 }  // namespace detail
 
 /// Runs a step through the engine on a virtual device with the profile's rates: twice with
-/// everything leaving, as a warm-up does (where that fits), since where memory lies then counts
+/// everything leaving, as a warm-up does (where that fits), since where memory is then counts
 /// later; then with `what`, until two steps in a row take the same, and tells what the last was
-/// like. `opts` are those of the run to be foretold; `placed` says whether memory lies where a plan
+/// like. `opts` are those of the run to be predicted; `placed` says whether memory is where a plan
 /// would have it (`best_places`), or as an arena gives it out under a rule. Durations are the
 /// profile's; kernels are not slowed by copies beside them.
 ///
@@ -352,7 +352,7 @@ struct rehearsed_places {
   return forecast(step, opts, actions_of(stays), picture, false);
 }
 
-/// The same for a plan: its actions and its knobs, in an arena of its budget.
+/// The same for a plan: its actions and its run_limits, in an arena of its budget.
 [[nodiscard]] inline forecast_result forecast(const profile& step, const step_plan& made,
                                               bool picture = false) {
   options opts;

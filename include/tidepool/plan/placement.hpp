@@ -1,4 +1,4 @@
-/// Where the blocks of a step lie in an arena, planned ahead, so that memory is never in pieces.
+/// Where the blocks of a step are in an arena, planned ahead, so that memory is never in pieces.
 #pragma once
 
 #include <algorithm>
@@ -49,7 +49,7 @@ template <class At>
                   most_at_once(all, &lifetime::from_us, &lifetime::to_us));
 }
 
-// Where each of some lifetimes lies, one after the other, each in the lowest gap among those that
+// Where each of some lifetimes is, one after the other, each in the lowest gap among those that
 // it meets.
 class packing {
  public:

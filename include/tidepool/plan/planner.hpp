@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "tidepool/plan/bound.hpp"
-#include "tidepool/plan/detail/lean.hpp"
+#include "tidepool/plan/detail/moving_less.hpp"
 #include "tidepool/plan/detail/search.hpp"
 #include "tidepool/plan/goal.hpp"
 #include "tidepool/plan/simulator.hpp"
@@ -29,8 +29,8 @@ namespace tidepool::plan {
 /// - what leaves and comes back soonest stays, as far as the step takes hardly longer
 ///   (`goal::tolerance`): each copy takes bandwidth that kernels and other GPUs of the host need.
 ///
-/// That stops at the first plan without stalls. `leaner` then exchanges groups for others, to move
-/// less.
+/// That stops at the first plan without stalls. `moving_less` then exchanges groups for others, to
+/// move less.
 ///
 /// Work is limited (`goal::work`, and `goal::effort` where less will do), so that time is linear in
 /// the number of events: some milliseconds for a thousand groups.
@@ -55,8 +55,8 @@ class planner {
   /// Steps simulated so far, which is what plans cost.
   [[nodiscard]] std::size_t simulated() const { return sim_.runs(); }
 
-  /// The step with given actions and knobs, by the simulator.
-  [[nodiscard]] outcome judge(const actions& what, const knobs& limits) {
+  /// The step with given actions and run_limits, by the simulator.
+  [[nodiscard]] outcome judge(const actions& what, const run_limits& limits) {
     return sim_.run(sim_.map().fold(what), limits);
   }
 
@@ -86,14 +86,14 @@ class planner {
   /// The best plan by `cost_us` found for the reloads ahead of `from`, no worse than its actions in
   /// the budget of `wanted`, among those that take at most `most_us`, if there are any. Looked for
   /// at random, `goal::work` long.
-  [[nodiscard]] step_plan leaner(const step_plan& from, const goal& wanted, double most_us) {
+  [[nodiscard]] step_plan moving_less(const step_plan& from, const goal& wanted, double most_us) {
     auto result = from;
     result.device_budget = wanted.device_budget;
     auto begin = sim_.map().fold(from.what);
     for (std::size_t i = 0; i < begin.size(); ++i) {
       if (sim_.map().groups[i].bytes == 0) begin[i] = keep_all_[i];
     }
-    const knobs limits{wanted.device_budget, from.reload_ahead, from.reload_ahead_bytes};
+    const run_limits limits{wanted.device_budget, from.reload_ahead, from.reload_ahead_bytes};
     const auto found = detail::lean_search(sim_, keep_all_, wanted, limits, most_us).run(begin);
     result.what = sim_.map().unfold(found.what);
     result.expected = found.result;

@@ -68,7 +68,7 @@ enum class event_kind : std::uint8_t {
   end_forward,  ///< of a chunk
   restore,      ///< a group
   release,      ///< a storage: its last handle goes
-  let_go        ///< a storage: the last handle goes while a group still saves it
+  drop          ///< a storage: the last handle goes while a group still saves it
 };
 
 /// One call, and the computing before it.

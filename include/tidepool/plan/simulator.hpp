@@ -14,7 +14,7 @@
 namespace tidepool::plan {
 
 /// The budget and the reloads ahead of use, as in `options`.
-struct knobs {
+struct run_limits {
   std::size_t device_budget = 0;       ///< bytes; 0: no limit
   std::size_t reload_ahead = 2;        ///< groups
   std::size_t reload_ahead_bytes = 0;  ///< 0: no limit
@@ -22,7 +22,7 @@ struct knobs {
 
 /// A step by the rules of the engine with an arena: memory is handed out in the order of calls,
 /// oldest fence first; copies are first in first out in each direction; reloads start at the end of
-/// a forward pass and after each restore, as far as `knobs` and memory allow.
+/// a forward pass and after each restore, as far as `run_limits` and memory allow.
 ///
 /// Time is linear in the number of events. What it leaves out, and `forecast` does not: memory in
 /// pieces, caps, several compute streams, views, storages that several groups save. Reuse one
@@ -36,7 +36,7 @@ class simulator {
   /// Steps simulated so far.
   [[nodiscard]] std::size_t runs() const { return runs_; }
 
-  [[nodiscard]] outcome run(const std::vector<action>& what, const knobs& limits) {
+  [[nodiscard]] outcome run(const std::vector<action>& what, const run_limits& limits) {
     start(what, limits);
     ++runs_;
     double before = 0;
@@ -75,7 +75,7 @@ class simulator {
 
   enum class place : std::uint8_t { nowhere, device, leaving, away, arriving };
 
-  void start(const std::vector<action>& what, const knobs& limits) {
+  void start(const std::vector<action>& what, const run_limits& limits) {
     what_ = &what;
     limits_ = limits;
     if (limits_.device_budget == 0) {
@@ -125,8 +125,8 @@ class simulator {
       case event_kind::release:
         give(by_compute_, map_.storages[each.what].bytes, now_, by_compute);
         return true;
-      case event_kind::let_go:
-        let_go(map_.storages[each.what]);
+      case event_kind::drop:
+        drop(map_.storages[each.what]);
         return true;
     }
     return false;
@@ -193,7 +193,7 @@ class simulator {
   }
 
   // Free since its copy ended, and nobody holds it any more.
-  void let_go(const detail::flat_storage& store) {
+  void drop(const detail::flat_storage& store) {
     if (of(store.group) != action::offload) return;
     give(by_offload_, store.bytes, std::max(now_, done_[store.group]), offload_of_[store.group]);
   }
@@ -308,7 +308,7 @@ class simulator {
   link_rates rates_;
   detail::links link_;
   const std::vector<action>* what_ = nullptr;
-  knobs limits_;
+  run_limits limits_;
   outcome result_;
   queue by_compute_;
   queue by_offload_;

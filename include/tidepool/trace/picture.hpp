@@ -153,7 +153,7 @@ namespace tidepool::trace {
 /// - Lanes are rows. Copies have the colour of their module, the same in every picture; compute is
 ///   grey; stalls are hatched red. At the right end: how busy the lane was, and how much it
 ///   stalled.
-/// - Spans narrower than a pixel are drawn together where they lie close: the heights in such a bar
+/// - Spans narrower than a pixel are drawn together where they are close: the heights in such a bar
 ///   are shares of its time. So the file of 100 000 spans stays below 1 MB.
 /// - Below: device bytes over time, and their peak.
 ///

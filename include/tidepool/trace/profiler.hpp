@@ -65,7 +65,7 @@ class capture_window {
   capture_window() = default;
 
   /// Steps from `first_step` to `last_step`, both included, by the CUDA profiler API; without CUDA
-  /// nothing happens. Throws `option_error` when the last lies before the first.
+  /// nothing happens. Throws `option_error` when the last is before the first.
   capture_window(std::uint64_t first_step, std::uint64_t last_step)
       : capture_window(first_step, last_step, cuda_profiler()) {}
 

@@ -14,8 +14,8 @@
 
 namespace tidepool::detail {
 
-// How ranges lie; which of them a request should get is for `ranges` to say. Once `make_room` has
-// come back, what follows cannot fail.
+// How ranges are arranged; which of them a request should get is for `ranges` to say. Once
+// `make_room` has come back, what follows cannot fail.
 class range_list {
  public:
   static constexpr std::uint32_t none = std::numeric_limits<std::uint32_t>::max();

@@ -43,7 +43,7 @@ class event_check : demands<Refuse> {
   struct storage_state {
     bool allocated = false;
     bool released = false;
-    bool let_go = false;
+    bool drop = false;
   };
 
   void wait(double us, double of, const auto& place) const {
@@ -63,7 +63,7 @@ class event_check : demands<Refuse> {
       switch (each.kind) {
         case event_kind::allocate:
         case event_kind::release:
-        case event_kind::let_go:
+        case event_kind::drop:
           storage_event(each, place);
           break;
         case event_kind::commit:
@@ -117,21 +117,21 @@ class event_check : demands<Refuse> {
     require(
         state.allocated, place,
         [&] {
-          return name() + (each.kind == event_kind::let_go ? " is let go" : " is released") +
+          return name() + (each.kind == event_kind::drop ? " is dropped" : " is released") +
                  " before it is allocated";
         },
         "list events in the order of the compute stream");
-    if (each.kind == event_kind::let_go) {
+    if (each.kind == event_kind::drop) {
       require(
           std::ranges::any_of(
               saved_by,
               [&](auto group) { return groups_[group].committed && !groups_[group].restored; }),
-          place, [&] { return name() + " is let go, but its group does not hold it then"; },
+          place, [&] { return name() + " is dropped, but its group does not hold it then"; },
           "let it go between its group's commit and restore");
       require(
-          !state.let_go || saved_by.size() > 1, place, [&] { return name() + " is let go twice"; },
+          !state.drop || saved_by.size() > 1, place, [&] { return name() + " is dropped twice"; },
           "let it go once, with the last handle that outlived the commit");
-      state.let_go = true;
+      state.drop = true;
       return;
     }
     require(

@@ -20,7 +20,7 @@ namespace tidepool::plan::detail {
 
 inline constexpr std::uint32_t json_version = 1;
 inline constexpr std::array<std::string_view, 6> event_words{"allocate", "commit",  "end_forward",
-                                                             "restore",  "release", "let_go"};
+                                                             "restore",  "release", "drop"};
 inline constexpr std::array<std::string_view, 2> pass_words{"forward", "backward"};
 inline constexpr std::array<std::string_view, 3> action_words{
     name_of(action::keep), name_of(action::offload), name_of(action::recompute)};

@@ -33,7 +33,7 @@ struct flat_event {
 struct flat_storage {
   std::size_t bytes = 0;
   std::uint32_t group = none;
-  bool outlives = false;  // its group's commit, until it is let go
+  bool outlives = false;  // its group's commit, until it is dropped
 };
 
 struct layout {
@@ -81,8 +81,8 @@ struct layout {
                                                                : each.index;
       // From one group's restore to another's it is on the device anyway; the simulator has no
       // name for what is there without being used.
-      const bool let_go = each.kind == event_kind::let_go;
-      if (let_go && (storages[what].outlives || (!back.empty() && back[what]))) {
+      const bool drop = each.kind == event_kind::drop;
+      if (drop && (storages[what].outlives || (!back.empty() && back[what]))) {
         continue;
       }
       events.push_back({each.kind, what, compute_us, std::exchange(wait, 0.0)});
@@ -92,7 +92,7 @@ struct layout {
           for (const auto storage : found->second) back[storage] = true;
         }
       }
-      if (let_go) {
+      if (drop) {
         storages[what].outlives = true;
         groups[storages[what].group].outliving += storages[what].bytes;
       }

@@ -128,8 +128,8 @@ class lifetimes {
         return restore(each.what);
       case event_kind::release:
         return give(each.what, now_);
-      case event_kind::let_go:
-        return let_go(each.what);
+      case event_kind::drop:
+        return drop(each.what);
     }
   }
 
@@ -144,7 +144,7 @@ class lifetimes {
       give(each, done_[group], leaves);
     }
   }
-  void let_go(std::uint32_t storage) {
+  void drop(std::uint32_t storage) {
     const auto group = map_.storages[storage].group;
     if (what_[group] == action::keep || stays_[storage]) return;
     give(storage, std::max(now_, done_[group]), what_[group] == action::offload);

@@ -19,7 +19,7 @@ class search {
  public:
   struct candidate {
     std::vector<action> what;
-    knobs limits;
+    run_limits limits;
     outcome result;
   };
 
@@ -70,11 +70,11 @@ class search {
     return a.peak < b.peak;
   }
 
-  outcome judge(const std::vector<action>& what, const knobs& limits) {
+  outcome judge(const std::vector<action>& what, const run_limits& limits) {
     spent_ += map().events.size() + 1;
     return sim_->run(what, limits);
   }
-  bool consider(const std::vector<action>& what, const knobs& limits) {
+  bool consider(const std::vector<action>& what, const run_limits& limits) {
     const auto result = judge(what, limits);
     const bool wins = best_.what.empty() || better(result, best_.result);
     if (wins) best_ = {what, limits, result};
@@ -169,7 +169,7 @@ class search {
     bool won = false;
     for (const auto groups : ahead_) {
       for (std::size_t times = 0; times <= 4 && !tired(share) && !satisfied(); times += 2) {
-        const knobs limits{wanted_->device_budget, groups, times * map().largest};
+        const run_limits limits{wanted_->device_budget, groups, times * map().largest};
         if (limits.reload_ahead != given.reload_ahead ||
             limits.reload_ahead_bytes != given.reload_ahead_bytes) {
           won = consider(what, limits) || won;
@@ -364,7 +364,7 @@ class search {
   const goal* wanted_;
   double bound_;
   neighbourhood near_;
-  knobs limits_;
+  run_limits limits_;
   std::vector<std::size_t> ahead_;
   std::vector<action> everything_leaves_;
   std::size_t movable_ = 0;

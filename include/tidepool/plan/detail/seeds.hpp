@@ -57,7 +57,7 @@ using group_set = std::vector<std::uint32_t>;
         restored[each.what] = true;
         if (base[each.what] != action::keep) held += freed(each.what);
         break;
-      case event_kind::let_go: {
+      case event_kind::drop: {
         const auto& store = map.storages[each.what];
         outliving[store.group] -= store.bytes;
         if (base[store.group] != action::keep && !restored[store.group]) held -= store.bytes;

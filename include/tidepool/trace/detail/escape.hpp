@@ -19,7 +19,7 @@ inline constexpr std::string_view ellipsis = "\xe2\x80\xa6";
   if (lead < 0x80) return 1;
   const std::size_t size = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
   if (lead < 0xc2 || lead > 0xf4 || text.size() < size) return 0;
-  // The second byte also tells apart overlong forms, surrogates and what lies past U+10FFFF.
+  // The second byte also tells apart overlong forms, surrogates and what is past U+10FFFF.
   const unsigned low = lead == 0xe0 ? 0xa0 : lead == 0xf0 ? 0x90 : 0x80;
   const unsigned high = lead == 0xed ? 0x9f : lead == 0xf4 ? 0x8f : 0xbf;
   if (byte(1) < low || byte(1) > high) return 0;

@@ -59,7 +59,7 @@ inline constexpr std::array<rgb, 3> compute_colours{
     {{0xb4, 0xbb, 0xc5}, {0x99, 0xa2, 0xae}, {0x7f, 0x89, 0x96}}};
 inline constexpr rgb stall_colour{0xd6, 0x27, 0x28};
 
-// Where a name lies in the palette when it is alone: a standard one on its own place, another one
+// Where a name is in the palette when it is alone: a standard one on its own place, another one
 // in the second half, by its letters.
 [[nodiscard]] constexpr std::size_t colour_place(std::string_view name) {
   const auto* const found = std::find(standard_modules.begin(), standard_modules.end(), name);

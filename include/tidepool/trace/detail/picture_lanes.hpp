@@ -15,7 +15,7 @@
 
 namespace tidepool::trace::detail {
 
-// Draws into two layers, since the grid of the time axis lies between strips and bars.
+// Draws into two layers, since the grid of the time axis is between strips and bars.
 class picture_lanes {
  public:
   picture_lanes(const picture_layout& layout, double lane_height, svg& back, svg& front)

@@ -80,7 +80,7 @@ class picture_layout {
       to_ = std::max(to_, levels_.back().time);
     }
     if (!(to_ > from_)) to_ = from_ + 1;
-    // Of two that start together the longer lies below the shorter.
+    // Of two that start together the longer is below the shorter.
     std::stable_sort(spans_.begin(), spans_.end(), [](const auto* a, const auto* b) {
       return a->start != b->start ? a->start < b->start : a->end > b->end;
     });

@@ -13,7 +13,7 @@ namespace tidepool::detail {
 // Storages are known by the number of their allocation in the step. Where a step allocates
 // otherwise than the one that was planned, the nearest of as many bytes is taken for the one that
 // was meant.
-class places {
+class followed_placement {
  public:
   static constexpr std::uint32_t unknown = 0xFFFFFFFF;
 

@@ -1,4 +1,4 @@
-// What leaves and what stays: every knob that decides it.
+// What leaves and what stays: every option that decides it.
 #include <doctest/doctest.h>
 
 #include <array>
@@ -48,7 +48,7 @@ std::string step(rig& desk, offloader& off, int layers, int microbatch = 0) {
 
 }  // namespace
 
-TEST_CASE("knobs: nothing is offloaded by default") {
+TEST_CASE("options: nothing is offloaded by default") {
   rig desk;
   offloader off(desk.dev);
   CHECK_FALSE(off.enabled<"core_attn">());
@@ -58,7 +58,7 @@ TEST_CASE("knobs: nothing is offloaded by default") {
   CHECK(desk.dev.offloads() == 0);
 }
 
-TEST_CASE("knobs: one module alone") {
+TEST_CASE("options: one module alone") {
   rig desk;
   offloader off(desk.dev, small_options({"expert_fc1"}));
   CHECK(step(desk, off, 2) == "#.#.");
@@ -66,7 +66,7 @@ TEST_CASE("knobs: one module alone") {
   CHECK(off.counters().modules[1].groups == 2);
 }
 
-TEST_CASE("knobs: the warm-up step offloads everything eligible, then margin keeps the last") {
+TEST_CASE("options: the warm-up step offloads everything eligible, then margin keeps the last") {
   rig desk;
   auto opts = small_options();
   opts.margin = true;
@@ -82,7 +82,7 @@ TEST_CASE("knobs: the warm-up step offloads everything eligible, then margin kee
   CHECK(off.counters().modules[0].groups == 12);
 }
 
-TEST_CASE("knobs: fraction and delta, as the policy has them") {
+TEST_CASE("options: fraction and delta, as the policy has them") {
   rig desk;
   auto opts = small_options();
   opts.fraction = 0.5;
@@ -94,7 +94,7 @@ TEST_CASE("knobs: fraction and delta, as the policy has them") {
   CHECK(step(desk, off, 4) == "##...###");  // two by delta, int(6 * 0.5) of the rest
 }
 
-TEST_CASE("knobs: residency is settled once, and again where the step has grown") {
+TEST_CASE("options: residency is settled once, and again where the step has grown") {
   rig desk;
   auto opts = small_options();
   opts.fraction = 0.5;
@@ -112,7 +112,7 @@ TEST_CASE("knobs: residency is settled once, and again where the step has grown"
   CHECK(step(desk, off, 4) == "....####");
 }
 
-TEST_CASE("knobs: the minimum is in elements, strictly smaller stays") {
+TEST_CASE("options: the minimum is in elements, strictly smaller stays") {
   rig desk;
   auto opts = small_options();
   opts.min_tensor_elements = 256;
@@ -134,11 +134,11 @@ TEST_CASE("knobs: the minimum is in elements, strictly smaller stays") {
   CHECK(bytes);
 }
 
-TEST_CASE("knobs: the default minimum is Megatron's") {
+TEST_CASE("options: the default minimum is Megatron's") {
   CHECK(options{}.min_tensor_elements == 1048576);
 }
 
-TEST_CASE("knobs: a single tensor may be kept") {
+TEST_CASE("options: a single tensor may be kept") {
   rig desk;
   offloader off(desk.dev, small_options());
   auto open = off.begin();
@@ -161,7 +161,7 @@ TEST_CASE("knobs: a single tensor may be kept") {
   empty.keep_resident();
 }
 
-TEST_CASE("knobs: keeping a buffer keeps its views") {
+TEST_CASE("options: keeping a buffer keeps its views") {
   rig desk;
   offloader off(desk.dev, small_options());
   auto open = off.begin();
@@ -173,7 +173,7 @@ TEST_CASE("knobs: keeping a buffer keeps its views") {
   CHECK(part.pitch() == 128);
 }
 
-TEST_CASE("knobs: a kept tensor of an earlier buffer does not keep the next one") {
+TEST_CASE("options: a kept tensor of an earlier buffer does not keep the next one") {
   rig desk;
   offloader off(desk.dev, small_options());
   auto open = off.begin();
@@ -186,7 +186,7 @@ TEST_CASE("knobs: a kept tensor of an earlier buffer does not keep the next one"
   CHECK_FALSE(y);
 }
 
-TEST_CASE("knobs: single layers") {
+TEST_CASE("options: single layers") {
   rig desk;
   auto opts = small_options();
   opts.offload_layers = {0, 2};
@@ -196,7 +196,7 @@ TEST_CASE("knobs: single layers") {
   CHECK(off.counters().modules[0].groups_resident == 2);
 }
 
-TEST_CASE("knobs: a group of a negative layer is in no list of layers") {
+TEST_CASE("options: a group of a negative layer is in no list of layers") {
   rig desk;
   auto opts = small_options();
   opts.offload_layers = {0};
@@ -207,7 +207,7 @@ TEST_CASE("knobs: a group of a negative layer is in no list of layers") {
   CHECK(x);
 }
 
-TEST_CASE("knobs: margin with two microbatches in flight keeps the first chunk's last groups") {
+TEST_CASE("options: margin with two microbatches in flight keeps the first chunk's last groups") {
   rig desk;
   auto opts = small_options({"core_attn"});
   opts.margin = true;

@@ -11,10 +11,10 @@
 
 namespace tidepool::detail {
 
-class residence {
+class residency {
  public:
   // Groups of other layers than these stay; none are named: that does not count.
-  explicit residence(const std::vector<int>& offload_layers) {
+  explicit residency(const std::vector<int>& offload_layers) {
     for (const auto layer : offload_layers) {
       layers_.resize(std::max(layers_.size(), static_cast<std::size_t>(layer) + 1));
       layers_[static_cast<std::size_t>(layer)] = true;
@@ -33,7 +33,7 @@ class residence {
   // Groups that should stay by plan leave all the same once so many bytes have, since shapes may
   // have grown after it was made; and unless so many are free in one piece (0: that does not
   // count), since what stays never gives way, and with shapes that change nobody planned where it
-  // lies.
+  // is.
   void keep_at_most(std::size_t bytes, std::size_t piece) {
     limit_ = bytes;
     piece_ = piece;

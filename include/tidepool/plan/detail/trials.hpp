@@ -23,9 +23,9 @@ inline constexpr std::size_t work_of_a_share = 4'000'000;
 
 // Plans as the engine runs them, the best so far: of those that take as long, to a thousandth, the
 // best by `cost_us`.
-class audition {
+class trials {
  public:
-  audition(const profile& step, const options& opts)
+  trials(const profile& step, const options& opts)
       : step_(&step), opts_(opts), cost_(step.events.size() + pairs_of(step)) {
     for (const auto& chunk : step.chunks) known_.emplace_back(chunk.groups.size(), false);
     for (const auto& each : step.storages) {
@@ -41,15 +41,15 @@ class audition {
   }
 
   // True when the engine takes no longer than the planner thought.
-  bool hear(const step_plan& candidate) {
+  bool try_plan(const step_plan& candidate) {
     shares_events_ += cost_;
     ++shares_heard_;
-    return heard(candidate) <= candidate.expected.step_us * 1.005;
+    return tried_us(candidate) <= candidate.expected.step_us * 1.005;
   }
 
   // Megatron's rule as a user would tune it, which nobody should do better: every fraction, and
   // then without the module that does most harm, as long as that helps.
-  void hear_megatron(const step_plan& like) {
+  void try_megatron(const step_plan& like) {
     rule best;
     for (const bool margin : {true, false}) {
       for (const auto ahead : {std::size_t{2}, std::size_t{8}}) {
@@ -83,9 +83,9 @@ class audition {
     while (climb(plans, recompute)) continue;
     for (const std::size_t ahead : {1U, 2U, 4U, 8U}) {
       auto next = fastest();
-      if (std::exchange(next.reload_ahead, ahead) != ahead && may_refine()) heard(next);
+      if (std::exchange(next.reload_ahead, ahead) != ahead && may_refine()) tried_us(next);
     }
-    slim(plans, recompute && !reaches(plans.in_core().step_us));
+    move_less(plans, recompute && !reaches(plans.in_core().step_us));
     // Whatever that took.
     refinements_left_ = std::max(refinements_left_, 40);
     const std::size_t enough = step_->events.size() > long_step ? 1'000'000 : 5'000'000;
@@ -94,8 +94,8 @@ class audition {
     give_back(plans, classes, 0, classes.size());
   }
 
-  // A long step is heard a few times, a short one often.
-  [[nodiscard]] bool may_hear() const {
+  // A long step is tried a few times, a short one often.
+  [[nodiscard]] bool may_try() const {
     return (shares_events_ < most_shares_events && tries_left_ > 0) || shares_heard_ < 6;
   }
 
@@ -128,7 +128,7 @@ class audition {
   };
 
   // Microseconds of the step as the engine runs it; infinite when it cannot.
-  double heard(step_plan candidate) {
+  double tried_us(step_plan candidate) {
     tries_left_ -= std::min<std::size_t>(tries_left_, 1);
     auto run = opts_;
     run.reload_ahead = candidate.reload_ahead;
@@ -148,7 +148,7 @@ class audition {
   // Plans that move less and take as long. Those for all of the budget move least, but memory in
   // pieces and copies on their way take a few percent of it: so for less and less, until the engine
   // runs one. With fewer reloads ahead less is on its way.
-  void slim(planner& plans, bool recompute) {
+  void move_less(planner& plans, bool recompute) {
     for (const std::size_t ahead : {2U, 1U}) {
       auto from = best();
       from.reload_ahead = ahead;
@@ -156,17 +156,18 @@ class audition {
       const auto most = from.device_budget;
       for (int percent = 100; percent > 80 && may_slim(); --percent) {
         const auto most_us = fastest_us_ * (1 + (as_long - 1) / 2);
-        auto next = plans.leaner(from,
-                                 {.device_budget = most / 100 * static_cast<std::size_t>(percent),
-                                  .recompute = recompute,
-                                  .work = work_of_a_share,
-                                  .effort = opts_.plan_effort,
-                                  .alike = step_->shapes_vary},
-                                 most_us);
+        auto next =
+            plans.moving_less(from,
+                              {.device_budget = most / 100 * static_cast<std::size_t>(percent),
+                               .recompute = recompute,
+                               .work = work_of_a_share,
+                               .effort = opts_.plan_effort,
+                               .alike = step_->shapes_vary},
+                              most_us);
         const bool helps = cost_us(next.expected) < cost_us(best().expected);
         if (!helps || next.expected.step_us > most_us) break;
         next.device_budget = most;
-        if (heard(next) <= most_us) break;
+        if (tried_us(next) <= most_us) break;
         from.what = std::move(next.what);
       }
     }
@@ -234,7 +235,7 @@ class audition {
                      [](const auto& a, const auto& b) { return a.step_us < b.step_us; });
     for (const auto& [us, which, to] : promising) {
       if (!may_refine()) return false;
-      if (heard(changed(from, all[which], to)) < enough_us) return true;
+      if (tried_us(changed(from, all[which], to)) < enough_us) return true;
     }
     return false;
   }
@@ -276,7 +277,7 @@ class audition {
     const auto seen = judged(plans, next);
     if (seen.runs && seen.step_us <= limit_us) {
       if (!may_refine()) return;
-      if (heard(std::move(next)) <= limit_us) return;
+      if (tried_us(std::move(next)) <= limit_us) return;
     }
     if (to - from == 1) return;
     const auto middle = from + (to - from) / 2;
@@ -322,19 +323,19 @@ class audition {
     rule coarse;
     for (int fifths = 5; fifths > 0; --fifths) {
       tried.fraction = fifths / 5.0;
-      hear_rule(like, tried, seen, coarse);
+      try_rule(like, tried, seen, coarse);
     }
     auto fine = coarse;
     for (const double off : {-0.1, 0.1, -0.05, 0.05}) {
       tried.fraction = coarse.fraction + off;
-      if (tried.fraction > 0 && tried.fraction < 1) hear_rule(like, tried, seen, fine);
+      if (tried.fraction > 0 && tried.fraction < 1) try_rule(like, tried, seen, fine);
     }
     if (fine.step_us < best.step_us) best = fine;
   }
 
   // `seen` is the step with the groups that the rule may move; what has no bytes there stays, if
   // it has memory of its own.
-  void hear_rule(const step_plan& like, rule tried, const profile& seen, rule& best) {
+  void try_rule(const step_plan& like, rule tried, const profile& seen, rule& best) {
     if (events_left_ < cost_ || (tries_left_ == 0 && found())) return;
     events_left_ -= cost_;
     auto opts = opts_;
@@ -350,7 +351,7 @@ class audition {
     }
     candidate.reload_ahead = tried.ahead;
     candidate.reload_ahead_bytes = 0;
-    tried.step_us = heard(candidate);
+    tried.step_us = tried_us(candidate);
     if (tried.step_us < best.step_us) best = tried;
   }
 

@@ -25,7 +25,7 @@ class lean_search {
   };
 
   lean_search(simulator& sim, const std::vector<action>& keep_all, const goal& wanted,
-              const knobs& limits, double most_us)
+              const run_limits& limits, double most_us)
       : sim_(&sim),
         keep_all_(&keep_all),
         wanted_(&wanted),
@@ -107,7 +107,7 @@ class lean_search {
   simulator* sim_;
   const std::vector<action>* keep_all_;
   const goal* wanted_;
-  knobs limits_;
+  run_limits limits_;
   double most_us_;
   neighbourhood near_;
   found best_;

@@ -1,5 +1,5 @@
 // Which groups stay: by layer, by plan, and within what the plan counted on.
-#include "tidepool/detail/residence.hpp"
+#include "tidepool/detail/residency.hpp"
 
 #include <doctest/doctest.h>
 
@@ -7,20 +7,20 @@ TEST_SUITE_BEGIN("engine");
 
 namespace {
 
-using tidepool::detail::residence;
+using tidepool::detail::residency;
 using tidepool::plan::action;
 using tidepool::plan::actions_of;
 
 // Asked for a group of 100 bytes with so many free in one piece.
-bool stays(const residence& keeps, std::size_t chunk, std::size_t group, std::size_t free = 1000,
+bool stays(const residency& keeps, std::size_t chunk, std::size_t group, std::size_t free = 1000,
            int layer = 0) {
   return keeps.of(chunk, group, layer, 100, [&] { return free; }) == action::keep;
 }
 
 }  // namespace
 
-TEST_CASE("residence: what the plan says, and everything beyond it leaves") {
-  residence keeps({});
+TEST_CASE("residency: what the plan says, and everything beyond it leaves") {
+  residency keeps({});
   CHECK(!stays(keeps, 0, 0));
   keeps.settle(actions_of({{true, false}, {false, true}}));
   CHECK(stays(keeps, 0, 0));
@@ -33,8 +33,8 @@ TEST_CASE("residence: what the plan says, and everything beyond it leaves") {
   CHECK(keeps.everything_leaves());
 }
 
-TEST_CASE("residence: what is computed again neither stays nor counts") {
-  residence keeps({});
+TEST_CASE("residency: what is computed again neither stays nor counts") {
+  residency keeps({});
   const auto of = [&](std::size_t group) {
     return keeps.of(0, group, 0, 100, [] { return std::size_t{0}; });
   };
@@ -50,8 +50,8 @@ TEST_CASE("residence: what is computed again neither stays nor counts") {
   CHECK(keeps.planned(0, 1) == action::keep);
 }
 
-TEST_CASE("residence: layers that are not named stay, whatever the plan") {
-  residence keeps({1, 3});
+TEST_CASE("residency: layers that are not named stay, whatever the plan") {
+  residency keeps({1, 3});
   keeps.settle(actions_of({{false}}));
   CHECK(!keeps.everything_leaves());
   for (const int layer : {-1, 0, 2, 4}) CHECK(stays(keeps, 0, 0, 0, layer));
@@ -60,8 +60,8 @@ TEST_CASE("residence: layers that are not named stay, whatever the plan") {
   CHECK(stays(keeps, 0, 0, 0, 2));
 }
 
-TEST_CASE("residence: no more than was counted on, to the byte") {
-  residence keeps({});
+TEST_CASE("residency: no more than was counted on, to the byte") {
+  residency keeps({});
   keeps.settle(actions_of({{true}}));
   keeps.keep_at_most(300, 0);
   keeps.add(200);
@@ -71,12 +71,12 @@ TEST_CASE("residence: no more than was counted on, to the byte") {
   keeps.take(1);
   CHECK(stays(keeps, 0, 0));
   keeps.add(1000);
-  keeps.keep_at_most(residence::unlimited, 0);
+  keeps.keep_at_most(residency::unlimited, 0);
   CHECK(stays(keeps, 0, 0));
 }
 
-TEST_CASE("residence: only while a piece of memory is free, to the byte") {
-  residence keeps({});
+TEST_CASE("residency: only while a piece of memory is free, to the byte") {
+  residency keeps({});
   keeps.settle(actions_of({{true}}));
   keeps.keep_at_most(1000, 64);
   CHECK(stays(keeps, 0, 0, 64));
