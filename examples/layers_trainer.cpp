@@ -64,8 +64,9 @@ void head(device& dev, stream_ref stream, const float* x, float* grad, std::vect
   });
 }
 void encode(device& dev, stream_ref stream, float* x, int step) {
+  const auto shift = static_cast<std::size_t>(13 * step);
   dev.launch(stream, 5'000, [=] {
-    for (std::size_t i = 0; i < T * C; ++i) x[i] = static_cast<float>((i + 13U * step) % 7) * 0.1F;
+    for (std::size_t i = 0; i < T * C; ++i) x[i] = static_cast<float>((i + shift) % 7) * 0.1F;
   });
 }
 

@@ -26,7 +26,8 @@ class saved_layers;
 /// It counts for `module` and follows `pass`, the chunk that is open when it is called; one pass at
 /// a time, so that each microbatch in flight has groups of its own. Where the options leave the
 /// module out, every layer keeps its memory from step to step, as in the array that was there
-/// before: nothing is allocated, zeroed or moved again.
+/// before: nothing is allocated, zeroed or moved again, and what orders one step's streams behind
+/// the last one's is the trainer's, as it was.
 ///
 /// No call blocks the host. Each checks the order of calls, with any options: `misuse_error` says
 /// what comes first. Neither copied nor moved, since arrays refer to it; it must outlive them, and
@@ -107,7 +108,10 @@ class layer_group {
     auto& now = layer_to_write(layer);
     if (now.at > stage::written) refuse("fresh", layer, now.at);
     auto& mine = now.arrays[array];
-    if (mine.used) refuse("fresh", layer, "it was asked for before; ask once, and then at()");
+    if (mine.used)
+      refuse("fresh", layer,
+             "it was asked for before; ask once, and then at(); reset the group after a pass that "
+             "was dropped");
     if (mine.memory && mine.memory.size() != count * sizeof(T)) mine.memory.reset(stream);
     if (!mine.memory) mine.memory = off_->template allocate<T>(count, stream, contents);
     mine.used = true;
@@ -186,8 +190,9 @@ class layer_group {
         " been called; the order is fresh, done, back, release",
         "forward is not over with it; call done after its last use, then back before backward reads"
         " it",
-        "it was saved by done; call back before backward reads it, and release after that; where"
-        " several microbatches are in flight, give each groups of its own",
+        "it was saved by done; call back before backward reads it, and release after that. After a"
+        " pass that was dropped call reset of the group; where several microbatches are in flight,"
+        " give each groups of its own",
         "it is back for backward; call release after its last use"};
     refuse(call, layer, why[static_cast<std::size_t>(found)]);
   }
