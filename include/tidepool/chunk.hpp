@@ -58,7 +58,8 @@ class chunk {
   ///
   /// `stream` is the one that wrote and last read them; copies start once it has come this far, on
   /// the offload stream. Handles of what leaves are emptied; what stays (opted out, small, kept by
-  /// policy or all of it by groups that are, forward-only) keeps its memory and stays full. With a
+  /// policy or all of it by groups that are, forward-only) keeps its memory and stays full. In a
+  /// chunk with `release` the memory of all of them is given back instead, enabled or not. With a
   /// cap, `stream` then waits until no more of the module's offloads are in flight than that.
   ///
   /// Throws `misuse_error` (an empty handle, forward already ended), `out_of_budget` (host) or
@@ -72,6 +73,11 @@ class chunk {
   template <class... Handles>
   void commit(module_id module, int layer, stream_ref stream, Handles&... saved) {
     if (wants(module)) send(kind::plain, module, layer, stream, saved...);
+  }
+  /// The same for handles whose number is known at run time.
+  void commit(module_id module, int layer, stream_ref stream,
+              std::span<handle<Device>* const> saved) {
+    if (wants(module)) send_list(kind::plain, module, layer, stream, saved);
   }
   /// Does not compile: a name that is known at run time is looked up once, by `offloader::module`.
   template <class Name, class... Handles>
@@ -103,9 +109,14 @@ class chunk {
   template <class... Handles>
   void restore(module_id module, int layer, stream_ref stream, Handles&... saved) {
     const auto handles = pointers_to(saved...);
-    if (!wants(module)) return detail::engine<Device>::expect_full(layer, handles);
+    restore(module, layer, stream, std::span<handle<Device>* const>(handles));
+  }
+  /// The same for handles whose number is known at run time.
+  void restore(module_id module, int layer, stream_ref stream,
+               std::span<handle<Device>* const> saved) {
+    if (!wants(module)) return detail::engine<Device>::expect_full(layer, saved);
     expect_open("restore", module, layer);
-    engine_->restore(*state_, module, layer, engine_->lane_of(stream), handles);
+    engine_->restore(*state_, module, layer, engine_->lane_of(stream), saved);
   }
   /// Does not compile: a name that is known at run time is looked up once, by `offloader::module`.
   template <class Name, class... Handles>
@@ -256,6 +267,11 @@ class chunk {
     engine_->end_recompute(*state_, what, layer);
   }
 
+  /// What it was begun with; the default where it is not open.
+  [[nodiscard]] chunk_info info() const {
+    return engine_ == nullptr ? chunk_info() : state_->info();
+  }
+
   /// The forward pass is complete: reloads for the backward pass may start ahead of it. Without
   /// this call they start with the first restore.
   void end_forward() {
@@ -276,7 +292,11 @@ class chunk {
   using kind = detail::commit_kind;
 
   chunk(detail::engine<Device>& engine, const chunk_info& info, std::uint64_t enabled)
-      : engine_(&engine), state_(&engine.begin(info)), enabled_(info.forward_only ? 0 : enabled) {}
+      : engine_(&engine),
+        state_(&engine.begin(info)),
+        enabled_(!info.forward_only ? enabled
+                 : info.release     ? every_module
+                                    : 0) {}
 
   template <fixed_string Name>
   static constexpr bool compiled_in() {
@@ -293,7 +313,8 @@ class chunk {
   static constexpr module_id id_of = Modules::id(Name.view());
 
   // One that is not open wants every module, so that calls that do nothing cost one test still.
-  static constexpr std::uint64_t closed = ~std::uint64_t{0};
+  static constexpr std::uint64_t every_module = ~std::uint64_t{0};
+  static constexpr std::uint64_t closed = every_module;
 
   [[nodiscard]] bool wants(module_id module) const {
     return (enabled_ >> static_cast<unsigned>(module) & 1U) != 0;
@@ -341,7 +362,10 @@ class chunk {
 
   template <class... Handles>
   void send(kind how, module_id module, int layer, stream_ref stream, Handles&... saved) {
-    const auto handles = pointers_to(saved...);
+    send_list(how, module, layer, stream, pointers_to(saved...));
+  }
+  void send_list(kind how, module_id module, int layer, stream_ref stream,
+                 std::span<handle<Device>* const> handles) {
     expect_open(how == kind::by_hand ? "start_offload" : "commit", module, layer);
     engine_->commit(*state_, module, layer, engine_->lane_of(stream), handles, how);
   }

@@ -83,7 +83,8 @@ class engine {
 
   // `source` is where the memory comes from each time, null for the offloader's own.
   [[nodiscard]] buffer<Device> allocate(std::size_t bytes, std::size_t elements, stream_ref stream,
-                                        block_source<Device>* source = nullptr);
+                                        block_source<Device>* source = nullptr,
+                                        fill contents = fill::none);
 
   // No machine has half of what an address can name: what asks for it counted in a type too small.
   static constexpr std::size_t most_bytes = std::numeric_limits<std::size_t>::max() / 2;
@@ -105,7 +106,7 @@ class engine {
   void hand_to(storage& store, lane_id lane) {
     store.handed_to = lane;
     store.handed_at = store_.order().next(lane);
-    if constexpr (storages<Device>::fills) store.filled = false;
+    store.filled = false;
   }
 
   void note_use(storage& store, lane_id lane, const ticket& until);
@@ -150,6 +151,7 @@ class engine {
 
   // Starts the reload of a group by hand.
   void start_reload(chunk_state& chunk, module_id module, int layer) {
+    if (chunk.info().forward_only) return;
     settle();
     const auto index = waiting_group(chunk, module, layer, "start_reload");
     if (chunk.at(index).state == group_state::away) require_reload(chunk, index);
@@ -307,6 +309,8 @@ class engine {
   [[nodiscard]] storage& saved_as(const handle& given);
   [[nodiscard]] static std::size_t bytes_saved(chunk_state& chunk, const group& which);
   void undo(chunk_state& chunk) noexcept;
+  void release_saved(chunk_state& chunk, module_id module, int layer, lane_id lane,
+                     std::span<handle* const> handles);
   void record_commit(chunk_state& chunk, bool stays, plan::action wanted, std::size_t from,
                      lane_id lane, std::span<handle* const> handles);
   [[nodiscard]] std::size_t bytes_that_could_leave(std::span<handle* const> handles) const;
@@ -394,6 +398,8 @@ class engine {
   [[nodiscard]] bool place_again(storage& store, lane_id lane) {
     return store_.place(store, lane, placement_.again(store.planned, store.bytes));
   }
+  [[noreturn]] void refuse_released(const char* call, const chunk_state& chunk, module_id module,
+                                    int layer) const;
   // `own` is the source of the trainer's that was asked, null for the offloader's.
   [[noreturn]] void throw_out_of_device(std::size_t bytes, const std::string& what,
                                         const block_source<Device>* own);

@@ -49,6 +49,15 @@ struct known_options {
 [[nodiscard]] known_options parse_known_options(int argc, const char* const* argv,
                                                 options base = {});
 
+/// As `parse_known_options`, but takes Tidepool's arguments out of what `main` was given, in place:
+/// the trainer's own parser, which need not know of them, finds the others in their order.
+///
+/// `argv[argc]` is null afterwards. On an error nothing has changed.
+/// ```cpp
+/// const auto options = tidepool::take_options(argc, argv);  // the first line of main
+/// ```
+[[nodiscard]] options take_options(int& argc, char** argv, options base = {});
+
 /// Reads `TIDEPOOL_OFFLOAD_MODULES`, `TIDEPOOL_MAX_INFLIGHT` and so on over `base`.
 ///
 /// `lookup(const char* name)` returns the text or null, as `std::getenv` does. Values have the

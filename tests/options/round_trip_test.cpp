@@ -69,6 +69,7 @@ options random_options(dice& roll) {
   value.memory = static_cast<memory_kind>(roll.below(3));
   value.host_memory = static_cast<tidepool::host_kind>(roll.below(6));
   value.host_bind = roll.below(2) == 0;
+  value.poison = roll.half();
   value.policy = static_cast<tidepool::policy_kind>(roll.below(2));
   value.timed_step = 2 + static_cast<int>(roll.below(9));
   value.plan_effort = roll.perhaps();
@@ -135,10 +136,10 @@ TEST_CASE("each default and each random value comes back on its own, over any ba
 TEST_CASE("every member of options is under test here") {
   // A new member breaks this line: give it an option, and a random value above.
   const auto& [m1, m2, m3, m4, m5, m6, m7, m8, m9, m10, m11, m12, m13, m14, m15, m16, m17, m18, m19,
-               m20, m21, m22, m23, m24, m25, m26, m27, m28] = options{};
+               m20, m21, m22, m23, m24, m25, m26, m27, m28, m29] = options{};
   CHECK(m1.empty());
   // With the gate, which has no member; the two caps by count share one option.
-  CHECK(detail::text::option_table.size() == 28);
+  CHECK(detail::text::option_table.size() == 29);
 }
 
 TEST_CASE("extremes come back") {

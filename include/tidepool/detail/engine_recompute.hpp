@@ -48,7 +48,8 @@ void engine<Device>::discard(chunk_state& chunk, std::size_t what, int layer, la
   for (auto* each : tensors) {
     auto& store = *std::exchange(each->store_, nullptr);
     if (!chunk.info().forward_only) {
-      list.push_back({call, what, layer, store.bytes, store.elements, store.source, false});
+      list.push_back({call, what, layer, store.bytes, store.elements, store.source,
+                      store.zeroed ? fill::zero : fill::none});
       ++count.tensors;
       count.bytes += store.bytes;
     }
@@ -108,7 +109,7 @@ bool engine<Device>::begin_recompute(chunk_state& chunk, std::size_t what, int l
   try {
     for (auto each = first; each != last; ++each) {
       *tensors[static_cast<std::size_t>(each - first)] =
-          allocate(each->bytes, each->elements, stream, each->source);
+          allocate(each->bytes, each->elements, stream, each->source, each->contents);
     }
   } catch (...) {
     for (auto* each : tensors) *each = {};
@@ -170,7 +171,10 @@ template <device Device>
 void engine<Device>::restore_or_recompute(chunk_state& chunk, module_id module, int layer,
                                           stream_ref stream, std::span<handle* const> handles,
                                           call_ref again) {
-  if (chunk.info().forward_only) return;
+  if (chunk.info().forward_only) {
+    if (chunk.info().release) refuse_released("restore_or_recompute", chunk, module, layer);
+    return;
+  }
   const auto range = ranges_.restore(static_cast<std::size_t>(module), layer);
   const auto lane = lane_of(stream);
   const auto from = arrive(lane);
@@ -233,12 +237,14 @@ void engine<Device>::lend(chunk_state& chunk, const group& which, lane_id lane,
       }
       continue;
     }
+    const bool away = !store->on_device;
     while (!store->on_device && !place_again(*store, lane)) {
       if (evict_one()) continue;
       throw_out_of_device(store->bytes,
                           "recompute of " + name_of_group(chunk, which.module, which.layer),
                           store->source);
     }
+    if (away && store->zeroed) store_.zero(*store, lane);
     if (*handles[i]) continue;
     handles[i]->store_ = share(*store);
     handles[i]->part_ = {0, store->bytes, 1, store->bytes};

@@ -48,8 +48,20 @@ TIDEPOOL_INLINE known_options parse_known_options(int argc, const char* const* a
                              std::move(base));
 }
 
-TIDEPOOL_INLINE options from_environment(
-    options base, const std::function<const char*(const char*)>& lookup) {
+TIDEPOOL_INLINE options take_options(int& argc, char** argv, options base) {
+  auto known = parse_known_options(argc, argv, std::move(base));
+  if (argc < 1) return std::move(known.value);
+  int kept = 1;
+  // Those that stay are some of those that were there, in the same order.
+  for (int i = 1; i < argc && static_cast<std::size_t>(kept) <= known.rest.size(); ++i) {
+    if (argv[i] == known.rest[static_cast<std::size_t>(kept) - 1]) argv[kept++] = argv[i];
+  }
+  argv[argc = kept] = nullptr;
+  return std::move(known.value);
+}
+
+TIDEPOOL_INLINE options from_environment(options base,
+                                         const std::function<const char*(const char*)>& lookup) {
   detail::text::option_reader reader(std::move(base));
   for (const detail::text::option_entry& item : detail::text::option_table) {
     std::string name = detail::text::environment_name(item);

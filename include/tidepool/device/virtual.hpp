@@ -122,6 +122,9 @@ class virtual_device {
   void copy(void* target, const void* source, const copy_shape& shape, copy_direction direction,
             stream_ref on);
 
+  /// Takes no virtual time.
+  void fill_bytes(void* pointer, unsigned char byte, std::size_t bytes, stream_ref on);
+
   // ---- graphs, under the rules of CUDA's stream capture ----
 
   void begin_capture(stream_ref on);
@@ -199,7 +202,7 @@ class virtual_device {
   unsigned left_out_ = 0;
 };
 
-static_assert(capturing_device<virtual_device>);
+static_assert(capturing_device<virtual_device> && filling_device<virtual_device>);
 
 }  // namespace tidepool
 

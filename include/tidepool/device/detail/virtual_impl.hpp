@@ -90,6 +90,14 @@ TIDEPOOL_INLINE void virtual_device::copy(void* target, const void* source, cons
   sim_->copy(on.index_, direction, target, source, shape);
 }
 
+TIDEPOOL_INLINE void virtual_device::fill_bytes(void* pointer, unsigned char byte,
+                                                std::size_t bytes, stream_ref on) {
+  auto run = [=, moves = model_.moves_bytes] {
+    if (moves) std::memset(pointer, byte, bytes);
+  };
+  launch(on, 0, std::move(run), "fill", {{pointer, bytes, true}});
+}
+
 TIDEPOOL_INLINE void virtual_device::begin_capture(stream_ref on) {
   sim_->begin_capture(on.index_);
 }
