@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "faults/desk.hpp"
+#include "tidepool/engine_definitions.hpp"
 #include "tidepool/device/cuda.hpp"
 
 namespace tidepool::test {
