@@ -96,8 +96,8 @@ float layer_by_layer() {
   model net{dev, owned.ref()};
   offloader off(dev, options());
   auto* const address = static_cast<float*>(dev.allocate(width * sizeof(float)));
-  tp::fixed_block<device> place(address,
-                                width * sizeof(float));  // (4) the address that graphs know
+  tp::fixed_block place(address,
+                        width * sizeof(float));  // (4) the address that graphs know
 
   std::vector<device::graph> forward;  // the trainer's own graphs; no call of Tidepool inside
   std::vector<device::graph> backward;

@@ -18,6 +18,15 @@ namespace tidepool {
 
 namespace detail {
 
+template <device Device>
+class engine;
+
+// The engine that a storage of this device belongs to.
+template <device Device>
+[[nodiscard]] engine<Device>& owner_of(const storage& store) {
+  return static_cast<engine<Device>&>(*store.owner);
+}
+
 // A module's name in the place of a rectangle. A handle that a commit emptied has no part to show,
 // may outlive its offloader, and must not grow for the sake of a message.
 using module_label = std::array<char, sizeof(rectangle)>;
@@ -75,7 +84,8 @@ class handle {
   void reset(typename Device::stream_ref stream) {
     saved_as_ = 0;
     if (store_ == nullptr) return;
-    store_->owner->drop(*store_, store_->owner->lane_to_release(stream));
+    auto& owner = detail::owner_of<Device>(*store_);
+    owner.drop(*store_, owner.lane_to_release(stream));
     store_ = nullptr;
     part_ = {};
   }
@@ -86,7 +96,7 @@ class handle {
   }
 
  protected:
-  using storage = detail::storage<Device>;
+  using storage = detail::storage;
 
   // Not public: a view that were moved into a buffer would be none, and the wrong memory.
   handle() = default;
@@ -137,7 +147,7 @@ class handle {
   }
 
   void drop() noexcept {
-    if (store_ != nullptr) store_->owner->drop_quietly(*store_, lane_);
+    if (store_ != nullptr) detail::owner_of<Device>(*store_).drop_quietly(*store_, lane_);
   }
 };
 
@@ -169,7 +179,7 @@ class view : public handle<Device> {
   template <device>
   friend class buffer;
 
-  view(detail::storage<Device>* store, const detail::rectangle& part, lane_id lane, bool whole)
+  view(detail::storage* store, const detail::rectangle& part, lane_id lane, bool whole)
       : handle<Device>(store, part, lane, whole, true) {}
 
   [[nodiscard]] detail::rectangle shown() const {
@@ -192,7 +202,7 @@ class buffer : public handle<Device> {
   /// many groups save it, and stays on the device as long as any handle to it is full.
   [[nodiscard]] buffer share() const {
     if (this->store_ == nullptr) return {};
-    return buffer(this->store_->owner->share(*this->store_), this->lane_);
+    return buffer(detail::owner_of<Device>(*this->store_).share(*this->store_), this->lane_);
   }
 
   /// A view of a part; throws `misuse_error` when the part is not inside.
@@ -210,7 +220,7 @@ class buffer : public handle<Device> {
                ? std::string(" overlap; let the pitch be at least the width")
                : " are not inside a buffer of " + std::to_string(size()) + " bytes"));
     }
-    return {this->store_->owner->share(*this->store_),
+    return {detail::owner_of<Device>(*this->store_).share(*this->store_),
             {shape.offset, shape.width, shape.rows, pitch},
             this->lane_,
             shape.whole_storage};
@@ -219,7 +229,7 @@ class buffer : public handle<Device> {
  private:
   friend class detail::engine<Device>;
 
-  buffer(detail::storage<Device>* store, lane_id lane)
+  buffer(detail::storage* store, lane_id lane)
       : handle<Device>(store, {0, store->bytes, 1, store->bytes}, lane) {}
 };
 

@@ -32,6 +32,8 @@ template <device Device, class Modules>
 class chunk {
  public:
   using stream_ref = typename Device::stream_ref;
+  /// Pointers to buffers and views, as many as there are at run time.
+  using handle_list = std::span<handle<Device>* const>;
 
   chunk() = default;
   chunk(chunk&& other) noexcept
@@ -74,9 +76,12 @@ class chunk {
   void commit(module_id module, int layer, stream_ref stream, Handles&... saved) {
     if (wants(module)) send(kind::plain, module, layer, stream, saved...);
   }
-  /// The same for handles whose number is known at run time.
-  void commit(module_id module, int layer, stream_ref stream,
-              std::span<handle<Device>* const> saved) {
+  /// The same for a list that is known at run time: `std::span` over pointers to handles.
+  template <fixed_string Name>
+  void commit(int layer, stream_ref stream, handle_list saved) {
+    if constexpr (compiled_in<Name>()) commit(id_of<Name>, layer, stream, saved);
+  }
+  void commit(module_id module, int layer, stream_ref stream, handle_list saved) {
     if (wants(module)) send_list(kind::plain, module, layer, stream, saved);
   }
   /// Does not compile: a name that is known at run time is looked up once, by `offloader::module`.
@@ -109,11 +114,14 @@ class chunk {
   template <class... Handles>
   void restore(module_id module, int layer, stream_ref stream, Handles&... saved) {
     const auto handles = pointers_to(saved...);
-    restore(module, layer, stream, std::span<handle<Device>* const>(handles));
+    restore(module, layer, stream, handle_list(handles));
   }
-  /// The same for handles whose number is known at run time.
-  void restore(module_id module, int layer, stream_ref stream,
-               std::span<handle<Device>* const> saved) {
+  /// The same for a list that is known at run time.
+  template <fixed_string Name>
+  void restore(int layer, stream_ref stream, handle_list saved) {
+    if constexpr (compiled_in<Name>()) restore(id_of<Name>, layer, stream, saved);
+  }
+  void restore(module_id module, int layer, stream_ref stream, handle_list saved) {
     if (!wants(module)) return detail::engine<Device>::expect_full(layer, saved);
     expect_open("restore", module, layer);
     engine_->restore(*state_, module, layer, engine_->lane_of(stream), saved);
@@ -271,6 +279,21 @@ class chunk {
   [[nodiscard]] chunk_info info() const {
     return engine_ == nullptr ? chunk_info() : state_->info();
   }
+  /// In place of a restore, for a group that backward will not read: what was saved of it goes, and
+  /// nothing is copied back. Handles that its commit emptied stay empty; those that stayed full are
+  /// the trainer's, to be reset before.
+  ///
+  /// Plans learn that the group does not come back. Does not block the host. Throws `misuse_error`
+  /// where there is no such group, or it was restored.
+  template <fixed_string Name>
+  void forget(int layer) {
+    if constexpr (compiled_in<Name>()) forget(id_of<Name>, layer);
+  }
+  void forget(module_id module, int layer) {
+    if (!wants(module)) return;
+    expect_open("forget", module, layer);
+    engine_->forget(*state_, module, layer);
+  }
 
   /// The forward pass is complete: reloads for the backward pass may start ahead of it. Without
   /// this call they start with the first restore.
@@ -380,7 +403,7 @@ class chunk {
   }
 
   detail::engine<Device>* engine_ = nullptr;
-  detail::chunk_state<Device>* state_ = nullptr;
+  detail::chunk_state* state_ = nullptr;
   std::uint64_t enabled_ = closed;
   std::optional<int> finished_;  // the microbatch, once it is
 };

@@ -17,6 +17,7 @@
 #include "tidepool/core/linkage.hpp"
 #include "tidepool/core/plan_source.hpp"
 #include "tidepool/detail/followed_placement.hpp"
+#include "tidepool/detail/forgotten_groups.hpp"
 #include "tidepool/detail/growth.hpp"
 #include "tidepool/detail/memory_layout.hpp"
 #include "tidepool/detail/open_chunks.hpp"
@@ -49,17 +50,17 @@ struct graph_of<Device> {
 
 // Lives as long as its offloader and every handle and chunk made by it.
 template <device Device>
-class engine {
+class engine : public storage_owner {
  public:
-  using chunk_state = detail::chunk_state<Device>;
-  using storage = detail::storage<Device>;
+  using chunk_state = detail::chunk_state;
+  using storage = detail::storage;
   using handle = tidepool::handle<Device>;
   using stream_ref = typename Device::stream_ref;
   using device_graph = typename graph_of<Device>::type;
 
   // `names` are the modules by id; `enabled` those that leave.
   engine(Device& dev, const options& opts, std::vector<std::string> names,
-         const std::vector<bool>& enabled);
+         const std::vector<bool>& enabled, std::unique_ptr<block_source> memory = {});
   engine(const engine&) = delete;
   engine& operator=(const engine&) = delete;
 
@@ -83,8 +84,9 @@ class engine {
 
   // `source` is where the memory comes from each time, null for the offloader's own.
   [[nodiscard]] buffer<Device> allocate(std::size_t bytes, std::size_t elements, stream_ref stream,
-                                        block_source<Device>* source = nullptr,
-                                        fill contents = fill::none);
+                                        block_source* source = nullptr, fill contents = fill::none);
+  [[nodiscard]] buffer<Device> adopt_memory(void* data, std::size_t bytes, std::size_t elements,
+                                            stream_ref stream, memory_owner owner);
 
   // No machine has half of what an address can name: what asks for it counted in a type too small.
   static constexpr std::size_t most_bytes = std::numeric_limits<std::size_t>::max() / 2;
@@ -164,6 +166,9 @@ class engine {
   // the first recorded step, to see how long that takes.
   void restore_or_recompute(chunk_state& chunk, module_id module, int layer, stream_ref stream,
                             std::span<handle* const> handles, call_ref again);
+
+  // A group that nobody will restore: what was saved of it goes.
+  void forget(chunk_state& chunk, module_id module, int layer);
 
   // A restore that does nothing is given what no commit has emptied.
   static void expect_full(int layer, std::span<handle* const> handles) {
@@ -338,7 +343,7 @@ class engine {
   void require_reload(chunk_state& chunk, std::uint32_t index);
   void reload_ahead();
   // A view of which a dense copy was made, but which was never released.
-  [[nodiscard]] static bool is_kept_part(const handle& given, const saved<Device>& item) {
+  [[nodiscard]] static bool is_kept_part(const handle& given, const saved& item) {
     return item.store != nullptr && given.store_ != nullptr &&
            item.store->origin == given.store_->number && item.store->part == given.part_;
   }
@@ -360,6 +365,8 @@ class engine {
   void expect_no_more(const chunk_state& chunk) const;
   void forget_handle(storage& store, lane_id lane);
   void forget_save(storage& store);
+  void forget_group(chunk_state& chunk, group& which);
+  void record_forget(chunk_state& chunk, const group& which) noexcept;
   void forget_kept(chunk_state& chunk, group& which);
   void forget_idle(storage& store);
   [[nodiscard]] bool evict_one();
@@ -402,7 +409,7 @@ class engine {
                                     int layer) const;
   // `own` is the source of the trainer's that was asked, null for the offloader's.
   [[noreturn]] void throw_out_of_device(std::size_t bytes, const std::string& what,
-                                        const block_source<Device>* own);
+                                        const block_source* own);
 
   Device* dev_;
   options opts_;
@@ -411,11 +418,12 @@ class engine {
   trace::nvtx_names ranges_;
   std::vector<window> windows_;
   residency keeps_;
+  forgotten_groups forgotten_;
   followed_placement placement_;
   storages<Device> store_;
   std::vector<std::unique_ptr<chunk_state>> chunks_;
   std::vector<chunk_state*> spare_;
-  open_chunks<Device> live_;
+  open_chunks live_;
   slot_list<ahead> ahead_;  // reloaded and not restored, in the order of their use
   std::size_t ahead_bytes_ = 0;
   slot_list<storage*> idle_;        // on the device again only because another group needs them

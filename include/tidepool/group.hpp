@@ -29,20 +29,19 @@ namespace detail {
 inline constexpr std::uint32_t no_group = std::numeric_limits<std::uint32_t>::max();
 
 // One argument of a commit. Without a storage it stayed in the trainer's hand.
-template <device Device>
 struct saved {
-  storage<Device>* store = nullptr;
+  storage* store = nullptr;
   rectangle part;            // what the handle will show again
   bool copies = false;       // the first to save this storage
   bool copies_back = false;  // the reload of its group brought it
   bool in_hand = false;      // the handle that is being restored was never released
   // By policy; whether that is the same storage still is told by its number.
-  storage<Device>* stayed = nullptr;
+  storage* stayed = nullptr;
   std::uint64_t number = 0;
   bool by_plan = false;  // and not for its layer: in the warm-up it left
 
   // What its restore fills a handle with; null where that stayed.
-  [[nodiscard]] storage<Device>* returning() const { return in_hand ? nullptr : store; }
+  [[nodiscard]] storage* returning() const { return in_hand ? nullptr : store; }
 };
 
 enum class group_state : std::uint8_t { away, arriving, discarded, restored };
@@ -52,6 +51,7 @@ struct group {
   module_id module{};
   group_state state = group_state::away;
   bool offered = false;  // backward could compute it again
+  bool awaited = true;   // by a restore; one that is forgotten each step is not reloaded ahead
   lane_id lane{};        // that committed it
   int layer = -1;
   std::uint32_t first = 0;  // of its arguments in the chunk's list
@@ -66,20 +66,18 @@ struct group {
 };
 
 // A tensor whose memory was given up, since backward computes it again.
-template <device Device>
 struct discarded_tensor {
   std::uint32_t call = 0;  // which call discarded it, counted in its chunk
   std::size_t what = 0;    // its place among `recompute_modules`
   int layer = -1;
   std::size_t bytes = 0;
   std::size_t elements = 0;
-  block_source<Device>* source = nullptr;
+  block_source* source = nullptr;
   fill contents = fill::none;  // of memory that it is given again
   bool under_way = false;      // being computed again, by a function that may compute others first
 };
 
 // The groups of one forward pass, last in first out per module.
-template <device Device>
 class chunk_state {
  public:
   void start(const chunk_info& info, std::size_t ordinal) {
@@ -129,7 +127,7 @@ class chunk_state {
     ++waiting_;
     return fresh;
   }
-  void add_saved(group& to, const saved<Device>& item) {
+  void add_saved(group& to, const saved& item) {
     saved_.push_back(item);
     ++to.count;
     to.leaving += item.store != nullptr ? 1 : 0;
@@ -143,12 +141,10 @@ class chunk_state {
     --waiting_;
   }
 
-  [[nodiscard]] std::vector<discarded_tensor<Device>>& discarded() { return discarded_; }
-  [[nodiscard]] const std::vector<discarded_tensor<Device>>& discarded() const {
-    return discarded_;
-  }
+  [[nodiscard]] std::vector<discarded_tensor>& discarded() { return discarded_; }
+  [[nodiscard]] const std::vector<discarded_tensor>& discarded() const { return discarded_; }
 
-  [[nodiscard]] saved<Device>* saved_of(const group& of) { return saved_.data() + of.first; }
+  [[nodiscard]] saved* saved_of(const group& of) { return saved_.data() + of.first; }
 
   // The module's last group of that layer that is not restored yet.
   [[nodiscard]] std::uint32_t find(module_id module, int layer) {
@@ -171,7 +167,7 @@ class chunk_state {
 
   // Going backward: the next group that may have to be reloaded; `no_group` when all have been.
   [[nodiscard]] std::uint32_t next_to_reload() {
-    while (cursor_ > 0 && groups_[cursor_ - 1].state != group_state::away) --cursor_;
+    while (cursor_ > 0 && !is_to_reload(groups_[cursor_ - 1])) --cursor_;
     return cursor_ == 0 ? no_group : cursor_ - 1;
   }
   // Puts a group back in the queue of reloads.
@@ -181,6 +177,9 @@ class chunk_state {
   }
 
  private:
+  [[nodiscard]] static bool is_to_reload(const group& each) {
+    return each.state == group_state::away && each.awaited;
+  }
   // Where the groups do not come back last in, first out: in a hash table, chained through them
   // with the latest first.
   [[nodiscard]] std::uint32_t find_by_index(module_id module, int layer) {
@@ -216,8 +215,8 @@ class chunk_state {
   chunk_info info_;
   std::size_t ordinal_ = 0;
   std::vector<group> groups_;
-  std::vector<saved<Device>> saved_;
-  std::vector<discarded_tensor<Device>> discarded_;
+  std::vector<saved> saved_;
+  std::vector<discarded_tensor> discarded_;
   std::array<std::uint32_t, max_modules> top_{};
   std::vector<std::uint32_t> buckets_;  // of the index; a power of two, or none before its use
   std::uint32_t indexed_ = 0;           // groups that it has

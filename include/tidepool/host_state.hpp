@@ -54,7 +54,7 @@ class host_state {
   /// state's. Throws `misuse_error` while it visits already, `out_of_budget`, `device_error`.
   [[nodiscard]] buffer<Device> create(stream_ref stream) {
     require("create");
-    return store_->owner->create_state(*store_, name_, stream);
+    return detail::owner_of<Device>(*store_).create_state(*store_, name_, stream);
   }
 
   /// Starts the copy in, on the reload stream. False when there is no device memory now, when it is
@@ -62,7 +62,8 @@ class host_state {
   /// to a capture that begins. Inside a capture it is here only for what is captured after it, and
   /// once that has been launched.
   bool prefetch() {
-    return store_ != nullptr && store_->written && store_->owner->prefetch_state(*store_, name_);
+    return store_ != nullptr && store_->written &&
+           detail::owner_of<Device>(*store_).prefetch_state(*store_, name_);
   }
 
   /// The contents, once work given to `stream` from now on runs. Throws `misuse_error` (never
@@ -75,7 +76,7 @@ class host_state {
           ": nothing was ever written, or the last write_back failed; create() it, fill it,"
           " write_back()");
     }
-    return store_->owner->fetch_state(*store_, name_, stream);
+    return detail::owner_of<Device>(*store_).fetch_state(*store_, name_, stream);
   }
 
   /// Copies the contents out once `stream` has come this far, and empties `changed`, whose memory
@@ -83,14 +84,14 @@ class host_state {
   /// first contents inside a capture; `device_error`. `changed` is then as before.
   void write_back(buffer<Device>& changed, stream_ref stream) {
     require("write_back");
-    store_->owner->write_state(*store_, name_, changed, stream);
+    detail::owner_of<Device>(*store_).write_state(*store_, name_, changed, stream);
   }
 
  private:
   template <device, class>
   friend class offloader;
 
-  host_state(detail::storage<Device>* store, std::string_view name) : store_(store), name_(name) {}
+  host_state(detail::storage* store, std::string_view name) : store_(store), name_(name) {}
 
   void require(const char* call) const {
     if (store_ == nullptr) {
@@ -98,10 +99,11 @@ class host_state {
     }
   }
   void drop() noexcept {
-    if (auto* const store = std::exchange(store_, nullptr)) store->owner->drop_state(*store);
+    if (auto* const store = std::exchange(store_, nullptr))
+      detail::owner_of<Device>(*store).drop_state(*store);
   }
 
-  detail::storage<Device>* store_ = nullptr;
+  detail::storage* store_ = nullptr;
   std::string name_;
 };
 

@@ -13,6 +13,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -25,6 +26,7 @@
 #include "tidepool/graph.hpp"
 #include "tidepool/host_state.hpp"
 #include "tidepool/memory/fixed.hpp"
+#include "tidepool/memory/stream_memory.hpp"
 #include "tidepool/options.hpp"
 #include "tidepool/plan/step_plan.hpp"
 #include "tidepool/trace/counters.hpp"
@@ -34,7 +36,12 @@ namespace tidepool {
 
 /// What an offloader is made with beside its options; each may be left out.
 struct parts {
-  std::unique_ptr<plan_source> planner;  ///< who decides: `tidepool::planner()` of plan.hpp
+  /// Who decides: `tidepool::planner()` of plan.hpp.
+  std::unique_ptr<plan_source> planner = nullptr;
+  /// Where saved tensors come back to, instead of memory of the offloader's own: a trainer's
+  /// allocator (`memory_on`), or another source. `options::memory` stays `pool`, and
+  /// `options::device_budget` is a soft limit then.
+  std::unique_ptr<block_source> memory = nullptr;
 };
 
 /// Moves the saved tensors of chosen modules to the host and back, in step with one training loop.
@@ -62,7 +69,7 @@ class offloader {
   /// `policy_kind::automatic`, and `follow`, need `with.planner` (`option_error`).
   explicit offloader(Device& dev, const options& opts = {}, parts with = {})
       : enabled_(checked(opts, with)),
-        engine_(make_engine(dev, opts, enabled_)),
+        engine_(make_engine(dev, opts, enabled_, std::move(with.memory))),
         plans_(*engine_, std::move(with.planner)) {}
   offloader(const offloader&) = delete;
   offloader& operator=(const offloader&) = delete;
@@ -98,10 +105,40 @@ class offloader {
   /// Memory from a source of the trainer's own instead, where it also comes back to: for addresses
   /// that kernels or graphs know (`fixed_block`). The source must outlive the buffer's storage and
   /// every graph that was captured with it, and serves no other offloader (`misuse_error`).
-  [[nodiscard]] buffer allocate_from(block_source<Device>& source, std::size_t bytes,
-                                     stream_ref stream) {
+  [[nodiscard]] buffer allocate_from(block_source& source, std::size_t bytes, stream_ref stream) {
     return engine_->allocate(bytes, bytes, stream, &source);
   }
+
+  /// A tensor that lies in memory of somebody else's allocator, to be saved like any other.
+  /// `stream` is the one that wrote it, and in whose order its owner takes memory back: once that
+  /// stream has joined every use of it here, `owner` is called or destroyed (see `memory_owner`).
+  /// It comes back in memory of the offloader's own, or of `parts::memory`.
+  ///
+  /// Bytes are counted as elements by the first form. Several tensors may share memory, with a
+  /// reference each, as long as nobody writes to it. At the end owners get back what is left, the
+  /// host blocking if need be. Not inside a capture, and a capture may not commit it.
+  ///
+  /// Does not block the host. Throws `misuse_error` for a null pointer, for 0 bytes, and in a
+  /// capture; its owner has the memory back then.
+  ///
+  ///     auto x = off.adopt(data, bytes, stream, [=] { my_free(data); });
+  ///     chunk.commit<"expert_fc1">(layer, stream, x);
+  [[nodiscard]] buffer adopt(void* data, std::size_t bytes, stream_ref stream, memory_owner owner) {
+    return engine_->adopt_memory(data, bytes, bytes, stream, std::move(owner));
+  }
+  template <class T>
+  [[nodiscard]] buffer adopt(std::type_identity_t<T>* data, std::size_t count, stream_ref stream,
+                             memory_owner owner) {
+    if (count > detail::engine<Device>::most_bytes / sizeof(T)) {
+      detail::engine<Device>::throw_too_many(std::to_string(count) + " elements of " +
+                                             std::to_string(sizeof(T)) + " bytes");
+    }
+    return engine_->adopt_memory(data, count * sizeof(T), count, stream, std::move(owner));
+  }
+
+  /// Gives borrowed memory that waits for its copies back now: its owners' streams join them. For
+  /// an allocator that is about to grow. Does not block the host; does nothing in a capture.
+  void release_borrowed() noexcept { engine_->memory().borrowed().give_back(0); }
 
   // ---- state that lives on the host ----
 
@@ -283,14 +320,21 @@ class offloader {
     if (opts.policy == policy_kind::automatic && with.planner == nullptr) {
       detail::plan_maker<Device>::throw_no_planner("policy: automatic");
     }
+    if (with.memory != nullptr && opts.memory != memory_kind::pool) {
+      throw option_error(
+          "tidepool: memory: this offloader was given memory of the trainer's own (parts::memory),"
+          " which --memory=arena and --memory=slots cannot be; take --memory out");
+    }
     return resolve_modules(opts, known, Modules::open);
   }
   [[nodiscard]] static detail::engine<Device>* make_engine(Device& dev, const options& opts,
-                                                           std::uint64_t enabled) {
+                                                           std::uint64_t enabled,
+                                                           std::unique_ptr<block_source> memory) {
     const auto known = known_modules(opts);
     std::vector<bool> leaves(known.size());
     for (std::size_t i = 0; i < known.size(); ++i) leaves[i] = (enabled >> i & 1U) != 0;
-    return new detail::engine<Device>(dev, opts, {known.begin(), known.end()}, leaves);
+    return new detail::engine<Device>(dev, opts, {known.begin(), known.end()}, leaves,
+                                      std::move(memory));
   }
 
   std::uint64_t enabled_;

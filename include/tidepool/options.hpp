@@ -116,6 +116,11 @@ struct options {
   /// Bytes by which the device pool grows.
   std::size_t device_step = std::size_t{32} << 20;
 
+  /// Bytes of borrowed memory (`offloader::adopt`, `memory_on`) that may wait for their copies
+  /// before a compute stream waits for the oldest, so that it goes back to its owner. None: as much
+  /// as a few of the largest groups, or as the caps allow.
+  std::optional<std::size_t> borrowed_slack{};
+
   /// Larger copies go in pieces of this size, so that others are not kept waiting; 0: whole.
   std::size_t copy_piece = std::size_t{32} << 20;
 

@@ -6,7 +6,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <limits>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -15,15 +17,19 @@
 #include "tidepool/detail/part_index.hpp"
 #include "tidepool/detail/room.hpp"
 #include "tidepool/detail/tracer.hpp"
+#include "tidepool/device/allocators.hpp"
 #include "tidepool/error.hpp"
 #include "tidepool/memory/arena.hpp"
+#include "tidepool/memory/borrowed.hpp"
+#include "tidepool/memory/lanes.hpp"
 #include "tidepool/memory/pinned.hpp"
+#include "tidepool/memory/pool.hpp"
 #include "tidepool/memory/slots.hpp"
 
 namespace tidepool::detail {
 
-template <device Device>
-class engine;
+// What a storage belongs to: an `engine` of some device.
+struct storage_owner {};
 
 // A rectangle of bytes inside a storage.
 struct rectangle {
@@ -40,10 +46,9 @@ struct rectangle {
 
 // The memory behind one or more handles and saved entries. Its identity is this object, never its
 // address on the device: addresses are reused, the object is not while anyone refers to it.
-template <device Device>
 struct storage {
-  engine<Device>* owner = nullptr;
-  block_source<Device>* source = nullptr;  // of its device memory; null: the offloader's own
+  storage_owner* owner = nullptr;
+  block_source* source = nullptr;  // of its device memory; null: the offloader's own
   std::size_t bytes = 0;
   std::size_t elements = 0;
   std::uint64_t number = 0;             // no other storage ever has it
@@ -64,6 +69,7 @@ struct storage {
   int module = -1;                      // of the group that saved it last, for messages
   std::uint32_t recorded = 0xFFFFFFFF;  // its number in a step that is being recorded
   std::uint32_t planned = 0xFFFFFFFF;   // and in the one that the plan was made for
+  bool borrowed = false;                // its device memory is somebody else's
   block on_device;                      // empty while away
   block on_host;                        // empty while no copy is there
   ticket offloaded;                     // the copy to the host
@@ -88,10 +94,12 @@ struct storage {
 //   consumer      compute stream  waits for the reload of what it will read, or, where that never
 //                                 left, for what was given to the stream that committed it
 //   cap           compute stream  waits for the oldest offload in flight (in engine.hpp)
+//   borrow        whoever gets it waits for the stream whose allocator gave the device block
+//   give_back     owner's stream  waits for the last use of what goes back (memory/borrowed.hpp)
 template <device Device>
 class storages {
  public:
-  using storage = detail::storage<Device>;
+  using storage = detail::storage;
   using stream_ref = typename Device::stream_ref;
 
   // A device that checks fills what it hands out, so that a missing join shows in the data.
@@ -99,7 +107,8 @@ class storages {
     { dev.poison(data, std::size_t{}, on) } -> std::same_as<bool>;
   };
 
-  storages(Device& dev, const options& opts)
+  // `given` is the memory of an offloader that has none of its own.
+  storages(Device& dev, const options& opts, std::unique_ptr<block_source> given = {})
       : dev_(&dev),
         trace_(dev),
         order_(dev, trace_),
@@ -107,8 +116,14 @@ class storages {
         reload_stream_(dev.make_stream()),
         offload_(order_.of(offload_stream_.ref())),
         reload_(order_.of(reload_stream_.ref())),
-        device_(make_source(opts)),
-        host_(dev, order_, {opts.host_step, host_budget(opts)}, host_kind_of(dev, opts)),
+        device_pages_(dev),
+        borrowed_(order_),
+        given_(given != nullptr),
+        device_(given != nullptr ? std::move(given) : make_source(opts)),
+        host_pages_(dev, host_kind_of(dev, opts)),
+        host_(host_pages_, order_, {opts.host_step, host_budget(opts), rounding::none}),
+        soft_budget_(opts.device_budget.value_or(0)),
+        slack_(opts.borrowed_slack),
         piece_(opts.copy_piece),
         poison_(opts.poison),
         flying_groups_(
@@ -116,6 +131,8 @@ class storages {
             std::min(most_flying_groups - 1, opts.max_inflight.value_or(most_flying_groups)) + 1),
         flying_floor_(opts.max_inflight_bytes.value_or(0)) {
     host_.allow_in_flight(opts.host_step);
+    if (slack_) borrowed_.set_slack(*slack_);
+    device_->attach(order_, borrowed_);
   }
   storages(const storages&) = delete;
   storages& operator=(const storages&) = delete;
@@ -123,6 +140,13 @@ class storages {
     // Pinned memory must not go while a copy uses it.
     settle(offload_);
     settle(reload_);
+    if (borrowed_.held() > 0) borrowed_.give_back(0);
+    if (borrowed_.held() == 0) return;
+    try {  // handles that outlived their offloader had it, or a join was refused
+      dev_->synchronize();
+    } catch (...) {  // a device that is gone runs nothing
+    }
+    borrowed_.abandon();
   }
 
   // After a failure: blocks the host until the lane runs nothing any more.
@@ -138,9 +162,12 @@ class storages {
   [[nodiscard]] tracer<Device>& trace() { return trace_; }
   [[nodiscard]] lane_id offload_lane() const { return offload_; }
   [[nodiscard]] lane_id reload_lane() const { return reload_; }
-  [[nodiscard]] block_source<Device>& device_source() { return *device_; }
-  [[nodiscard]] const block_source<Device>& device_source() const { return *device_; }
-  [[nodiscard]] const pinned_pool<Device>& host_source() const { return host_; }
+  [[nodiscard]] bool has_given_memory() const { return given_; }
+  [[nodiscard]] block_source& device_source() { return *device_; }
+  [[nodiscard]] const block_source& device_source() const { return *device_; }
+  [[nodiscard]] borrowed_memory& borrowed() { return borrowed_; }
+  [[nodiscard]] const borrowed_memory& borrowed() const { return borrowed_; }
+  [[nodiscard]] const pool& host_source() const { return host_; }
   [[nodiscard]] std::size_t live() const { return live_; }
   [[nodiscard]] std::size_t live_peak() const { return live_peak_; }
   [[nodiscard]] std::size_t live_peak_without() const { return live_peak_without_; }
@@ -154,7 +181,7 @@ class storages {
     }
   }
 
-  storage& create(engine<Device>& owner, std::size_t bytes, std::size_t elements) {
+  storage& create(storage_owner& owner, std::size_t bytes, std::size_t elements) {
     if (spare_.empty()) {
       make_room(spare_, nodes_.size() + 1);
       spare_.push_back(&nodes_.emplace_back());
@@ -175,7 +202,9 @@ class storages {
   [[nodiscard]] bool place(storage& store, lane_id waiter, std::size_t offset = anywhere) {
     fence ready;
     if (!take(store, waiter, offset, ready)) return false;
-    const auto site = waiter == reload_ ? join_site::reload_reuse : join_site::device_reuse;
+    const auto site = store.source == nullptr && device_->gives_back() ? join_site::borrow
+                      : waiter == reload_                              ? join_site::reload_reuse
+                                                                       : join_site::device_reuse;
     try {
       if (order_.join(waiter, ready, site)) ++waits_;
     } catch (...) {  // untouched, it is free behind what it was free behind
@@ -204,6 +233,30 @@ class storages {
     }
   }
 
+  // `waiter` has written memory that belongs to `owner`, which is emptied.
+  void adopt(storage& store, void* data, lane_id waiter, memory_owner& owner) {
+    if (const auto left = budget_left(store.bytes); borrowed_.waiting() > left) {
+      borrowed_.give_back(left);
+    }
+    store.on_device = {data, store.bytes, borrowed_.hold(owner, waiter, store.bytes)};
+    store.borrowed = true;
+    store.handed_to = waiter;
+    store.handed_at = order_.next(waiter);
+    live_ += store.bytes;
+    note_peaks();
+    trace_.level(order_.stream(waiter), store.bytes, 0);
+  }
+
+  // Where memory is borrowed the budget is soft: what could wait must not pass it, and what is
+  // needed now may, once `exceed_budget` has said so. `keep_to_budget` takes that back.
+  void keep_to_budget() { exceeds_ = over_ = false; }
+  [[nodiscard]] bool exceed_budget() {
+    if (!std::exchange(over_, false) || exceeds_) return false;
+    ++exceeded_;
+    return exceeds_ = true;
+  }
+  [[nodiscard]] std::uint64_t exceeded() const { return exceeded_; }
+
   // Memory that nobody touched is filled all the same, behind all that its lane has recorded: a
   // position there stands for it, where another lane gives the memory back.
   void note_filling(const storage& store) {
@@ -216,12 +269,14 @@ class storages {
   // user.
   void displace(storage& store, const fence& after, lane_id on) {
     trace_.level(order_.stream(on), 0, store.bytes);
-    if (!std::exchange(store.of_graph, false)) {
-      if (poison_ && store.source == nullptr) {
-        source_of(store).release(store.on_device, poisoned(store, after, on));
-      } else {
-        source_of(store).release(store.on_device, after);
-      }
+    if (std::exchange(store.of_graph, false)) {
+      store.borrowed = false;  // its owner gets it at the end
+    } else if (std::exchange(store.borrowed, false)) {
+      borrowed_.release(store.on_device.index, after);
+    } else if (poison_ && store.source == nullptr) {
+      source_of(store).release(store.on_device, poisoned(store, after, on));
+    } else {
+      source_of(store).release(store.on_device, after);
     }
     store.on_device = {};
     live_ -= store.bytes;
@@ -231,6 +286,7 @@ class storages {
   // The same where nobody can say when that is: it stays taken.
   void lose(storage& store) noexcept {
     store.on_device = {};
+    store.borrowed = false;
     if (store.on_host || store.discarded) away_ += store.bytes;
   }
 
@@ -315,11 +371,14 @@ class storages {
   void note_group(std::size_t bytes) {
     if (bytes <= largest_group_) return;
     largest_group_ = bytes;
-    device_->allow_in_flight(std::max(flying_floor_, flying_groups_ * largest_group_));
+    const auto in_flight = std::max(flying_floor_, flying_groups_ * largest_group_);
+    device_->allow_in_flight(in_flight);
+    if (!slack_) borrowed_.set_slack(in_flight);
   }
 
  private:
   [[nodiscard]] bool take(storage& store, lane_id waiter, std::size_t offset, fence& ready) {
+    if (store.source == nullptr && is_over_budget(store.bytes)) return false;
     auto& source = source_of(store);
     if (offset != anywhere) {
       if (source.take_at(offset, store.bytes, waiter, store.on_device, ready)) return true;
@@ -327,6 +386,23 @@ class storages {
     }
     if (!source.take(store.bytes, waiter, store.on_device, ready)) return false;
     if (store.source != nullptr && store.on_device.bytes < store.bytes) give_back(store, ready);
+    return true;
+  }
+
+  // Of the budget, once so many bytes more are on the device; all there are without one.
+  [[nodiscard]] std::size_t budget_left(std::size_t bytes) const {
+    if (soft_budget_ == 0) return std::numeric_limits<std::size_t>::max();
+    return soft_budget_ - std::min(soft_budget_, live_ + bytes);
+  }
+  [[nodiscard]] bool is_over_budget(std::size_t bytes) {
+    if (soft_budget_ == 0 || (borrowed_.held() == 0 && !device_->gives_back())) return false;
+    return is_over_soft_budget(bytes);
+  }
+  [[nodiscard, gnu::cold]] bool is_over_soft_budget(std::size_t bytes) {
+    const auto left = budget_left(bytes);
+    if (borrowed_.waiting() > left) borrowed_.give_back(left);
+    if (exceeds_ || (bytes <= soft_budget_ && live_ <= soft_budget_ - bytes)) return false;
+    over_ = true;
     return true;
   }
 
@@ -350,7 +426,7 @@ class storages {
   // Below this many bytes each, launching costs more than copying.
   static constexpr std::size_t small_copy = std::size_t{1} << 20;
 
-  [[nodiscard]] block_source<Device>& source_of(const storage& store) {
+  [[nodiscard]] block_source& source_of(const storage& store) {
     return store.source == nullptr ? *device_ : *store.source;
   }
 
@@ -375,28 +451,28 @@ class storages {
     }
   }
 
-  std::unique_ptr<block_source<Device>> make_source(const options& opts) {
+  std::unique_ptr<block_source> make_source(const options& opts) {
     switch (opts.memory) {
       case memory_kind::arena:
-        return std::make_unique<arena<Device>>(*dev_, order_, opts.device_budget.value_or(0));
+        return std::make_unique<arena>(device_pages_, order_, opts.device_budget.value_or(0));
       case memory_kind::slots:
-        return std::make_unique<slots<Device>>(*dev_, opts.slots);
+        return std::make_unique<slots>(device_pages_, opts.slots);
       case memory_kind::pool:
         break;
     }
-    return std::make_unique<device_pool<Device>>(
-        *dev_, order_, pool_limits{opts.device_step, opts.device_budget.value_or(0)});
+    return std::make_unique<pool>(device_pages_, order_,
+                                  pool_limits{opts.device_step, opts.device_budget.value_or(0)});
   }
 
   // Refused where the machine does not have it, with the reason.
-  static on_host host_kind_of(Device& dev, const options& opts) {
+  static host_memory host_kind_of(Device& dev, const options& opts) {
     if constexpr (requires { dev.why_not(opts.host_memory); }) {
       if (const std::string reason = dev.why_not(opts.host_memory); !reason.empty()) {
         throw option_error("tidepool: host_memory: this machine does not have the kind: " + reason +
                            "; take --host-memory out, or give --host-memory=pinned");
       }
     }
-    return {{opts.host_memory, opts.host_bind}};
+    return {opts.host_memory, opts.host_bind};
   }
 
   void note_peaks() {
@@ -447,12 +523,20 @@ class storages {
   typename Device::stream reload_stream_;
   lane_id offload_;
   lane_id reload_;
-  std::unique_ptr<block_source<Device>> device_;
-  pinned_pool<Device> host_;
+  device_allocator<Device> device_pages_;
+  borrowed_memory borrowed_;
+  bool given_;  // its device memory, by the trainer
+  std::unique_ptr<block_source> device_;
+  host_allocator<Device> host_pages_;
+  pool host_;
   std::deque<storage> nodes_;
   std::vector<storage*> spare_;
   part_index<storage> parts_;
   std::vector<copy_item> batch_;
+  std::size_t soft_budget_;           // 0: none
+  bool over_ = false;                 // it was what the latest request did not fit
+  bool exceeds_ = false;              // requests may pass it
+  std::optional<std::size_t> slack_;  // of what is borrowed
   std::size_t piece_;
   bool poison_;
   std::size_t flying_groups_;
@@ -465,6 +549,7 @@ class storages {
   std::size_t host_peak_ = 0;
   std::uint64_t waits_ = 0;
   std::uint64_t elsewhere_ = 0;  // than the plan wanted it
+  std::uint64_t exceeded_ = 0;   // times that the soft budget was
   std::uint64_t created_ = first_number();
   std::uint64_t destroyed_ = 0;
 };

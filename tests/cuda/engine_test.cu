@@ -199,7 +199,7 @@ TIDEPOOL_GPU_TEST("graphs of layers know one address, and offloads stay outside"
   gpu_offloader off(dev, opts);
   auto* const address = static_cast<float*>(dev.allocate(bytes));
   {
-    fixed_block<cuda_device> place(address, bytes);
+    fixed_block place(address, bytes);
     std::deque<cuda_device::graph> forward;
     std::deque<cuda_device::graph> backward;
     for (int l = 0; l < layers; ++l) {

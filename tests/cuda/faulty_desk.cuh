@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "faults/desk.hpp"
-#include "tidepool/engine_definitions.hpp"
 #include "tidepool/device/cuda.hpp"
+#include "tidepool/engine_definitions.hpp"
 
 namespace tidepool::test {
 

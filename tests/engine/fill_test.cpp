@@ -265,7 +265,7 @@ TEST_CASE("poison: a block of the trainer's own is not filled once it went back"
   rig desk(machine{.poison = false});
   void* const memory = desk.dev.allocate(size);
   {
-    fixed_block<rig::device_type> source(memory, size);
+    fixed_block source(memory, size);
     auto opts = small_options();
     opts.poison = true;
     offloader off(desk.dev, opts);

@@ -363,7 +363,7 @@ TEST_CASE("fixed_block: serves one offloader, also when that one is gone") {
   rig desk;
   void* const memory = desk.dev.allocate(size);
   {
-    tidepool::fixed_block<rig::device_type> place(memory, size);
+    tidepool::fixed_block place(memory, size);
     auto one = std::make_optional<offloader>(desk.dev, small_options());
     one->allocate_from(place, size, desk.stream()).reset(desk.stream());
     one->allocate_from(place, size, desk.stream()).reset(desk.stream());
@@ -699,7 +699,7 @@ TEST_CASE("fixed_block: layers take turns at one address, and what leaves comes 
     offloader off(desk.dev, small_options());
     void* const memory = desk.dev.allocate(size);
     {
-      tidepool::fixed_block<rig::device_type> place(memory, size);
+      tidepool::fixed_block place(memory, size);
       for (int step = 0; step < 3; ++step) {
         auto chunk = off.begin();
         std::vector<offloader::buffer> x(layers);

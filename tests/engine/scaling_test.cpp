@@ -28,8 +28,8 @@ using tidepool::detail::no_group;
 using tidepool::detail::number_set;
 using tidepool::detail::rectangle;
 
-using chunk_state = tidepool::detail::chunk_state<tidepool::null_device>;
-using open_chunks = tidepool::detail::open_chunks<tidepool::null_device>;
+using tidepool::detail::chunk_state;
+using tidepool::detail::open_chunks;
 
 std::size_t compared = 0;
 

@@ -171,7 +171,7 @@ TEST_CASE("shortage: a source of the trainer's own is named, and is no part of t
   alignas(256) std::array<std::byte, size> memory{};  // outlives what is queued for it
   rig desk;
   offloader off(desk.dev, arena_options(3 * size));
-  tidepool::fixed_block<rig::device_type> own(memory.data(), memory.size());
+  tidepool::fixed_block own(memory.data(), memory.size());
   auto x = off.allocate_from(own, size, desk.stream());
   const auto taken =
       shortage_of([&] { static_cast<void>(off.allocate_from(own, size, desk.stream())); });
@@ -189,7 +189,7 @@ TEST_CASE("shortage: a source of the trainer's own is named, and is no part of t
 namespace {
 
 /// A source that has the second half of its block to give, whatever it is asked for.
-class half_a_block final : public tidepool::block_source<rig::device_type> {
+class half_a_block final : public tidepool::block_source {
  public:
   half_a_block(std::byte* memory, std::size_t bytes) : memory_(memory), bytes_(bytes) {}
   bool take(std::size_t /*bytes*/, tidepool::lane_id /*waiter*/, tidepool::block& into,
@@ -239,7 +239,7 @@ TEST_CASE("shortage: what comes back to a source of the trainer's own that is ta
   alignas(256) std::array<std::byte, size> memory{};
   rig desk;
   offloader off(desk.dev, small_options());
-  tidepool::fixed_block<rig::device_type> own(memory.data(), memory.size());
+  tidepool::fixed_block own(memory.data(), memory.size());
   auto open = off.begin();
   auto x = off.allocate_from(own, size, desk.stream());
   open.commit<"core_attn">(0, desk.stream(), x);

@@ -37,7 +37,9 @@ constexpr row rows[]{
     {tp::join_site::fork, "both copy streams enter a capture"},
     {tp::join_site::join_back, "both copy streams are joined before a capture ends"},
     {tp::join_site::after_capture, "eager work after a capture waits for eager work before it"},
-    {tp::join_site::new_stream, "a stream that is new after a capture waits for what came before"}};
+    {tp::join_site::new_stream, "a stream that is new after a capture waits for what came before"},
+    {tp::join_site::borrow, "who gets memory of a trainer's allocator waits for its stream"},
+    {tp::join_site::give_back, "an owner's stream waits for the last use of its memory"}};
 
 /// Leaves out each join that there is in turn until some program goes wrong. One without a row is
 /// one that nobody has thought of here.

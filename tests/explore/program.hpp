@@ -42,6 +42,9 @@ struct program {
   tidepool::options options;
   int layers = 2;
   bool planned = false;  // follows some plan from its first step on
+  bool adopts = false;   // tensors in memory of the trainer's own allocators
+  bool given = false;    // one of them is the memory of the offloader
+  bool forgets = false;  // some groups, instead of restoring them
   std::vector<action> actions;
 };
 
@@ -79,7 +82,9 @@ class generator {
       if (once_in(4)) add(action::kind::evaluate, 90);
       step(depth * chunks, microbatches, two_streams);
     }
-    if (once_in(4)) graph();
+    const bool captures = once_in(4);
+    if (captures) graph();
+    borrow(captures);
     return std::move(out_);
   }
 
@@ -163,6 +168,19 @@ class generator {
       if (begun < microbatches) forward(begun++);
     }
     add(action::kind::end_step);
+  }
+
+  // Drawn last, so that everything else is as in a program without it.
+  void borrow(bool captures) {
+    out_.forgets = once_in(5);
+    if (!once_in(3)) return;
+    auto& o = out_.options;
+    out_.adopts = true;
+    if (!once_in(4)) o.borrowed_slack = 512 * any(5);
+    if (captures || once_in(2)) return;  // no graph knows memory that goes back
+    out_.given = true;
+    o.memory = tidepool::memory_kind::pool;
+    o.slots.clear();
   }
 
   void graph() {

@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "planning.hpp"
 #include "program.hpp"
 #include "recording.hpp"
+#include "tidepool/plan.hpp"
 #include "tidepool/tidepool.hpp"
 
 namespace explore {
@@ -38,6 +38,9 @@ class kept_device : public tp::virtual_device {
   void deallocate(void* pointer) noexcept { in_use_ -= pointer != nullptr ? 1 : 0; }
   void deallocate_host(void* pointer) noexcept { in_use_ -= pointer != nullptr ? 1 : 0; }
 
+  /// The host never looks: what was issued may run in any order.
+  [[nodiscard]] bool passed(const event& /*which*/) const { return false; }
+
   [[nodiscard]] std::size_t in_use() const { return in_use_; }
   void poison_all() {
     for (auto& each : blocks_) std::memset(each.data.get(), 0xFF, each.bytes);
@@ -57,16 +60,52 @@ class kept_device : public tp::virtual_device {
   std::size_t in_use_ = 0;
 };
 
+/// An allocator of the trainer's own, in the order of one stream. What comes back is overwritten at
+/// once, and handed out again first.
+class stream_allocator {
+ public:
+  stream_allocator(kept_device& dev, kept_device::stream_ref home) : dev_(&dev), home_(home) {}
+
+  [[nodiscard]] void* take(std::size_t bytes) {
+    auto& free = free_[bytes];
+    if (free.empty()) {
+      free.push_back(dev_->try_allocate(bytes));
+      all_.push_back(free.back());
+    }
+    auto* const data = free.back();
+    free.pop_back();
+    return data;
+  }
+  void give(void* data, std::size_t bytes) {
+    dev_->launch(home_, 70, [=] { std::memset(data, 0x5A, bytes); }, "reuse",
+                 {{data, bytes, true}});
+    free_[bytes].push_back(data);
+  }
+  void clear() {
+    for (auto* each : all_) dev_->deallocate(each);
+    all_.clear();
+    free_.clear();
+  }
+
+ private:
+  kept_device* dev_;
+  kept_device::stream_ref home_;
+  std::map<std::size_t, std::vector<void*>> free_;
+  std::vector<void*> all_;
+};
+
 /// The trainer. Each kernel says what it touches; each check counts the words that are wrong.
 class runner {
  public:
-  using offloader = tp::test::planning<
-      tp::offloader<kept_device, tp::modules<"core_attn", "expert_fc1", "moe_act">>>;
+  using offloader = tp::offloader<kept_device, tp::modules<"core_attn", "expert_fc1", "moe_act">>;
 
   runner(const program& what, std::optional<tp::join_site> without)
       : program_(what), dev_(tp::machine{.poison = true}), seen_(std::make_unique<recording>()) {
     if (without) dev_.leave_out(*without);
-    for (int i = 0; i < 3; ++i) streams_.push_back(dev_.make_stream());
+    for (int i = 0; i < 3; ++i) {
+      streams_.push_back(dev_.make_stream());
+      own_.emplace_back(dev_, streams_.back().ref());
+    }
     dev_.observe([this](const sim_position& at, const operation& op) {
       if (op.kind == operation_kind::copy && op.direction == tp::copy_direction::device_to_host) {
         last_offload_ = seen_->ops().size();
@@ -78,7 +117,7 @@ class runner {
   /// Issues everything; what the device thinks of it shows in `seen`.
   void run() {
     try {
-      off_.emplace(dev_, program_.options);
+      off_.emplace(dev_, program_.options, parts());
       off_->on_report([](std::string_view) {});
       if (program_.planned) follow_any();
       for (const auto& each : program_.actions) {
@@ -105,6 +144,7 @@ class runner {
     } catch (const tp::error& caught) {
       if (!problem_) problem_ = {"error", caught.what()};
     }
+    for (auto& each : own_) each.clear();
     if (!problem_ && dev_.in_use() != 0) {
       problem_ = {"leak", std::to_string(dev_.in_use()) + " blocks were not given back"};
     }
@@ -154,6 +194,15 @@ class runner {
 
   using stream_ref = kept_device::stream_ref;
   [[nodiscard]] stream_ref stream() const { return streams_[current_].ref(); }
+
+  [[nodiscard]] tp::parts parts() {
+    tp::parts with{.planner = tp::planner()};
+    if (!program_.given) return with;
+    with.memory = tp::memory_on<kept_device>(
+        streams_[0].ref(), [this](std::size_t bytes) { return own_[0].take(bytes); },
+        [this](void* data, std::size_t bytes) { own_[0].give(data, bytes); });
+    return with;
+  }
 
   // A plan that knows nothing of the program: a first step alone is as it says.
   void follow_any() {
@@ -259,9 +308,16 @@ class runner {
 
   void fill(tensor& fresh) {
     const auto words = static_cast<std::size_t>(16 + any(9) * 24);
-    fresh.whole = off_->allocate(words * 4, stream());
+    fresh.whole = program_.adopts && !plain_ && any(2) == 0 ? adopt(words * 4)
+                                                            : off_->allocate(words * 4, stream());
     fresh.tag = ++tag_;
     write(fresh);
+  }
+
+  [[nodiscard]] offloader::buffer adopt(std::size_t bytes) {
+    auto* const from = &own_[current_];
+    auto* const data = from->take(bytes);
+    return off_->adopt(data, bytes, stream(), [=] { from->give(data, bytes); });
   }
 
   // Of what is recomputed: one for each layer and module.
@@ -369,6 +425,12 @@ class runner {
       const auto found = at->groups.find({each.layer, m});
       if (found == at->groups.end()) continue;
       auto& of = found->second;
+      if (program_.forgets && of.committed && any(6) == 0) {
+        for (std::size_t i = 0; i < of.count; ++i) reset(of.saved[i]);
+        at->chunk.forget(static_cast<tp::module_id>(m), each.layer);
+        at->groups.erase(found);
+        continue;
+      }
       if (of.recompute) {
         auto& again = of.saved[0];
         at->chunk.recompute(
@@ -451,6 +513,11 @@ class runner {
 
   void capture(const action& each) {
     if (steps_ == 0 || !passes_.empty()) return;
+    plain_ = true;
+    capture_step(each);
+    plain_ = false;
+  }
+  void capture_step(const action& each) {
     const auto work = generator::plain_step(each.draw, program_.layers);
     // Eagerly, as everybody must; once again where it was larger than any step before it.
     const auto warms_up = [&] { return off_->profile().chunks.empty(); };
@@ -549,6 +616,7 @@ class runner {
   program program_;
   kept_device dev_;
   std::vector<kept_device::stream> streams_;
+  std::vector<stream_allocator> own_;  // of each stream
   std::size_t current_ = 0;
   std::unique_ptr<recording> seen_;
   std::optional<offloader> off_;
@@ -568,6 +636,7 @@ class runner {
   std::size_t refused_ = 0;
   std::size_t steps_ = 0;
   bool capturing_ = false;
+  bool plain_ = false;  // nothing is adopted: a step that becomes a graph
 };
 
 }  // namespace explore

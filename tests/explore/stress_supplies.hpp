@@ -27,7 +27,7 @@ class fixed_memory {
   explicit fixed_memory(device& dev) : dev_(&dev) {
     for (auto& each : placement_) {
       each.data = dev.virtual_device::allocate(bytes);
-      each.source = std::make_unique<tp::fixed_block<device>>(each.data, bytes);
+      each.source = std::make_unique<tp::fixed_block>(each.data, bytes);
     }
   }
   fixed_memory(const fixed_memory&) = delete;
@@ -37,7 +37,7 @@ class fixed_memory {
   }
 
   /// One that nobody has; null when there is none.
-  [[nodiscard]] tp::fixed_block<device>* free() const {
+  [[nodiscard]] tp::fixed_block* free() const {
     for (const auto& each : placement_) {
       if (!each.source->taken()) return each.source.get();
     }
@@ -47,7 +47,7 @@ class fixed_memory {
  private:
   struct place {
     void* data = nullptr;
-    std::unique_ptr<tp::fixed_block<device>> source;
+    std::unique_ptr<tp::fixed_block> source;
   };
   device* dev_;
   std::array<place, 2> placement_;

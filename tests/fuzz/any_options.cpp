@@ -36,6 +36,7 @@ class maker {
     value.device_budget = perhaps();
     for (auto n = count(); n > 0; --n) value.slots.push_back({number(), number()});
     value.device_step = number();
+    value.borrowed_slack = perhaps();
     value.copy_piece = number();
     value.host_budget = perhaps();
     value.host_step = number();

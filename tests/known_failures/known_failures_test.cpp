@@ -206,7 +206,7 @@ TEST_CASE(
   offloader off(desk.dev, opts);
   void* const memory = desk.dev.allocate(size);
   {
-    tidepool::fixed_block<rig::device_type> place(memory, size);
+    tidepool::fixed_block place(memory, size);
     auto open = off.begin();
     auto x = off.allocate_from(place, size, desk.stream());
     desk.write(x, 1);

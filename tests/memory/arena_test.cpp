@@ -15,7 +15,7 @@ using tidepool::fence;
 using tidepool::machine;
 
 using bench = tidepool::test::lane_bench<tidepool::virtual_device>;
-using arena = tidepool::arena<bench::device_type>;
+using tidepool::arena;
 
 constexpr std::size_t unit = block_alignment;
 
@@ -24,7 +24,7 @@ constexpr std::size_t unit = block_alignment;
 TEST_CASE("arena: takes its budget once, exactly, and gives it back") {
   bench on(1, machine{.device_bytes = 10 * unit});
   {
-    const arena all(on.dev, on.order, 8 * unit);
+    const arena all(on.pages, on.order, 8 * unit);
     CHECK(on.dev.memory().free == 2 * unit);
     CHECK(on.dev.device_allocations == 1);
     CHECK(all.reserved() == 8 * unit);
@@ -38,14 +38,14 @@ TEST_CASE("arena: takes its budget once, exactly, and gives it back") {
 
 TEST_CASE("arena: a budget between two multiples of the alignment is not exceeded") {
   bench on(1, machine{.device_bytes = 8 * unit});
-  arena all(on.dev, on.order, 3 * unit + 7);
+  arena all(on.pages, on.order, 3 * unit + 7);
   CHECK(all.reserved() == 3 * unit);
   CHECK(all.acquire(3 * unit, bench::id(0)));
 }
 
 TEST_CASE("arena: hands out every byte of its budget, and not one more") {
   bench on(1);
-  arena all(on.dev, on.order, 5 * unit);
+  arena all(on.pages, on.order, 5 * unit);
   const auto first = all.acquire(2 * unit, bench::id(0));
   const auto second = all.acquire(1, bench::id(0));
   const auto third = all.acquire(2 * unit, bench::id(0));
@@ -59,7 +59,7 @@ TEST_CASE("arena: hands out every byte of its budget, and not one more") {
 
 TEST_CASE("arena: a full one with something in flight gives the oldest with its fence") {
   bench on(2);
-  arena all(on.dev, on.order, 2 * unit);
+  arena all(on.pages, on.order, 2 * unit);
   const auto first = all.acquire(unit, bench::id(0));
   const auto second = all.acquire(unit, bench::id(0));
   const auto old = on.record(1);
@@ -78,7 +78,7 @@ TEST_CASE("arena: a full one with something in flight gives the oldest with its 
 
 TEST_CASE("arena: what is joined comes before what is older") {
   bench on(3);
-  arena all(on.dev, on.order, 3 * unit);
+  arena all(on.pages, on.order, 3 * unit);
   const auto first = all.acquire(unit, bench::id(0));
   static_cast<void>(all.acquire(unit, bench::id(0)));
   const auto third = all.acquire(unit, bench::id(0));
@@ -92,7 +92,7 @@ TEST_CASE("arena: what is joined comes before what is older") {
 
 TEST_CASE("arena: a device that has less says so, with both numbers and the option") {
   bench on(1, machine{.device_bytes = 4 * unit});
-  const auto make = [&](std::size_t budget) { const arena refused(on.dev, on.order, budget); };
+  const auto make = [&](std::size_t budget) { const arena refused(on.pages, on.order, budget); };
   CHECK_THROWS_WITH_AS(make(5 * unit), doctest::Contains("--device-budget"),
                        tidepool::out_of_budget);
   try {
@@ -106,14 +106,14 @@ TEST_CASE("arena: a device that has less says so, with both numbers and the opti
 
 TEST_CASE("arena: a budget below one block is refused") {
   bench on(1);
-  CHECK_THROWS_WITH_AS(arena(on.dev, on.order, unit - 1),
+  CHECK_THROWS_WITH_AS(arena(on.pages, on.order, unit - 1),
                        doctest::Contains("give it a larger --device-budget"),
                        tidepool::out_of_budget);
 }
 
 TEST_CASE("arena: a place in it is taken with the fence of what was there") {
   bench on(2);
-  arena all(on.dev, on.order, 8 * unit);
+  arena all(on.pages, on.order, 8 * unit);
   tidepool::block mine;
   fence ready;
   REQUIRE(all.take_at(5 * unit, 2 * unit, bench::id(0), mine, ready));
@@ -130,7 +130,7 @@ TEST_CASE("arena: a place in it is taken with the fence of what was there") {
 
 TEST_CASE("arena: nobody has room for as many bytes as there are numbers") {
   bench on(1);
-  arena all(on.dev, on.order, 8 * unit);
+  arena all(on.pages, on.order, 8 * unit);
   tidepool::block mine;
   fence ready;
   constexpr auto most = std::numeric_limits<std::size_t>::max();

@@ -14,6 +14,7 @@
 
 #include "lane_bench.hpp"
 #include "tidepool/device/virtual.hpp"
+#include "tidepool/memory/pool.hpp"
 
 namespace {
 
@@ -214,10 +215,10 @@ TEST_CASE("pinned: the pool keeps to its budget and to the device's own limit") 
   using bench = tidepool::test::lane_bench<tidepool::virtual_device>;
   bench on(1, tidepool::machine{.host_bytes = 64 * 1024});
   {
-    tidepool::pinned_pool<bench::device_type> all(on.dev, on.order, {4096, 40 * 1024});
+    tidepool::pool all(on.host, on.order, {4096, 40 * 1024, tidepool::rounding::none});
     CHECK(all.acquire(40 * 1024, bench::id(0)));
     CHECK_FALSE(all.acquire(1, bench::id(0)));
-    tidepool::pinned_pool<bench::device_type> more(on.dev, on.order, {4096, 40 * 1024});
+    tidepool::pool more(on.host, on.order, {4096, 40 * 1024, tidepool::rounding::none});
     CHECK_FALSE(more.acquire(32 * 1024, bench::id(0)));
     CHECK(more.acquire(24 * 1024, bench::id(0)));
     CHECK(more.reserved() == 24 * 1024);

@@ -10,7 +10,6 @@
 
 #include "lane_bench.hpp"
 #include "tidepool/device/virtual.hpp"
-#include "tidepool/memory/pinned.hpp"
 
 namespace {
 
@@ -20,8 +19,8 @@ using tidepool::fence;
 using tidepool::machine;
 
 using bench = tidepool::test::lane_bench<tidepool::virtual_device>;
-using pool = tidepool::device_pool<bench::device_type>;
-using host_pool = tidepool::pinned_pool<bench::device_type>;
+using tidepool::pool;
+using tidepool::rounding;
 
 constexpr std::size_t unit = block_alignment;
 
@@ -30,7 +29,7 @@ constexpr std::size_t unit = block_alignment;
 TEST_CASE("pool: takes nothing before it is asked, and everything goes back") {
   bench on(1, machine{.device_bytes = 100 * unit});
   {
-    pool all(on.dev, on.order, {8 * unit, 0});
+    pool all(on.pages, on.order, {8 * unit, 0});
     CHECK(all.reserved() == 0);
     CHECK(on.dev.device_allocations == 0);
     CHECK(all.acquire(unit, bench::id(0)));
@@ -42,7 +41,7 @@ TEST_CASE("pool: takes nothing before it is asked, and everything goes back") {
 
 TEST_CASE("pool: grows by its step, or by the request where that is larger") {
   bench on(1);
-  pool all(on.dev, on.order, {8 * unit, 0});
+  pool all(on.pages, on.order, {8 * unit, 0});
   CHECK(all.acquire(3 * unit, bench::id(0)));
   CHECK(all.reserved() == 8 * unit);
   CHECK(all.acquire(5 * unit, bench::id(0)));
@@ -55,20 +54,20 @@ TEST_CASE("pool: grows by its step, or by the request where that is larger") {
 }
 
 TEST_CASE("pool: rounds a request up by at most a sixteenth, so that near sizes are the same") {
-  CHECK(tidepool::on_device::rounded(33 * unit) == 34 * unit);
-  CHECK(tidepool::on_device::rounded(1000 * unit) == 1024 * unit);
+  CHECK(pool::rounded(33 * unit, rounding::sixteenth) == 34 * unit);
+  CHECK(pool::rounded(1000 * unit, rounding::sixteenth) == 1024 * unit);
   for (std::size_t units = 1; units < 3000; ++units) {
-    const auto rounded = tidepool::on_device::rounded(units * unit - 1);
+    const auto rounded = pool::rounded(units * unit - 1, rounding::sixteenth);
     CHECK(rounded >= units * unit);
     CHECK(rounded % unit == 0);
     CHECK((rounded - units * unit) * 16 <= units * unit);
-    CHECK(tidepool::on_device::rounded(rounded) == rounded);
+    CHECK(pool::rounded(rounded, rounding::sixteenth) == rounded);
   }
 }
 
 TEST_CASE("pool: pinned memory takes what it needs, not a power of two") {
   bench on(1);
-  host_pool all(on.dev, on.order, {unit, 0});
+  pool all(on.host, on.order, {unit, 0, rounding::none});
   CHECK(all.acquire(1025 * unit, bench::id(0)));
   CHECK(all.reserved() == 1025 * unit);
   CHECK(on.dev.host_allocations == 1);
@@ -77,7 +76,7 @@ TEST_CASE("pool: pinned memory takes what it needs, not a power of two") {
 
 TEST_CASE("pool: a budget holds exactly") {
   bench on(1);
-  pool all(on.dev, on.order, {8 * unit, 13 * unit});
+  pool all(on.pages, on.order, {8 * unit, 13 * unit});
   CHECK(all.budget() == 13 * unit);
   CHECK(all.acquire(8 * unit, bench::id(0)));
   SUBCASE("the last step is what is left") {
@@ -97,7 +96,7 @@ TEST_CASE("pool: one with a budget is put together where nothing is in use") {
   for (std::size_t first = 0; first < 4; ++first) {  // to be free, and so the oldest
     CAPTURE(first);
     bench on(1);
-    pool all(on.dev, on.order, {4 * unit, 4 * unit});
+    pool all(on.pages, on.order, {4 * unit, 4 * unit});
     std::vector<block> pieces;
     for (int i = 0; i < 4; ++i) pieces.push_back(all.acquire(unit, bench::id(0)).memory);
     std::rotate(pieces.begin(), pieces.begin() + static_cast<std::ptrdiff_t>(first), pieces.end());
@@ -110,7 +109,7 @@ TEST_CASE("pool: one with a budget is put together where nothing is in use") {
 
 TEST_CASE("pool: takes the request alone where the device has no whole step left") {
   bench on(1, machine{.device_bytes = 10 * unit});
-  pool all(on.dev, on.order, {8 * unit, 0});
+  pool all(on.pages, on.order, {8 * unit, 0});
   CHECK(all.acquire(8 * unit, bench::id(0)));
   CHECK(all.acquire(unit, bench::id(0)));
   CHECK(all.reserved() == 9 * unit);
@@ -121,7 +120,7 @@ TEST_CASE("pool: takes the request alone where the device has no whole step left
 
 TEST_CASE("pool: memory that the lane need not wait for is used again") {
   bench on(2);
-  pool all(on.dev, on.order, {4 * unit, 0});
+  pool all(on.pages, on.order, {4 * unit, 0});
   const auto first = all.acquire(4 * unit, bench::id(0));
   SUBCASE("its own") { all.release(first.memory, on.record(0)); }
   SUBCASE("another lane's, joined") {
@@ -136,7 +135,7 @@ TEST_CASE("pool: memory that the lane need not wait for is used again") {
 
 TEST_CASE("pool: grows while less than allow_in_flight is in flight, then waits for the oldest") {
   bench on(2);
-  pool all(on.dev, on.order, {4 * unit, 0});
+  pool all(on.pages, on.order, {4 * unit, 0});
   all.allow_in_flight(8 * unit);
   std::vector<block> parts;
   for (int i = 0; i < 3; ++i) parts.push_back(all.acquire(4 * unit, bench::id(0)).memory);
@@ -159,7 +158,7 @@ TEST_CASE("pool: grows while less than allow_in_flight is in flight, then waits 
 
 TEST_CASE("pool: what cannot grow waits, however little is in flight") {
   bench on(2);
-  pool all(on.dev, on.order, {4 * unit, 4 * unit});
+  pool all(on.pages, on.order, {4 * unit, 4 * unit});
   all.allow_in_flight(100 * unit);
   const auto first = all.acquire(4 * unit, bench::id(0));
   all.release(first.memory, on.record(1));
@@ -172,7 +171,7 @@ TEST_CASE("pool: what cannot grow waits, however little is in flight") {
 TEST_CASE("pool: grows by the order of calls, whatever the device has run meanwhile") {
   const auto trace = [](std::uint64_t order_seed, bool hurried) {
     bench on(3, machine{.order_seed = order_seed});
-    pool all(on.dev, on.order, {6 * unit, 0});
+    pool all(on.pages, on.order, {6 * unit, 0});
     all.allow_in_flight(10 * unit);
     std::mt19937_64 random(99);  // the same calls every time
     std::vector<block> held;

@@ -18,7 +18,7 @@ using tidepool::machine;
 using tidepool::slot_ring;
 
 using bench = tidepool::test::lane_bench<tidepool::virtual_device>;
-using slots = tidepool::slots<bench::device_type>;
+using tidepool::slots;
 
 constexpr std::size_t unit = block_alignment;
 
@@ -27,7 +27,7 @@ constexpr std::size_t unit = block_alignment;
 TEST_CASE("slots: one allocation for each ring, slots aligned, all given back") {
   bench on(1, machine{.device_bytes = 100 * unit});
   {
-    const slots all(on.dev, {{unit + 1, 3}, {4 * unit, 2}});
+    const slots all(on.pages, {{unit + 1, 3}, {4 * unit, 2}});
     CHECK(all.reserved() == 14 * unit);
     CHECK(all.peak() == 14 * unit);
     CHECK(all.budget() == 14 * unit);
@@ -41,7 +41,7 @@ TEST_CASE("slots: one allocation for each ring, slots aligned, all given back") 
 
 TEST_CASE("slots: a request takes the smallest slot that fits, a larger one where those are gone") {
   bench on(1);
-  slots all(on.dev, {{4 * unit, 1}, {unit, 2}});  // in any order
+  slots all(on.pages, {{4 * unit, 1}, {unit, 2}});  // in any order
   std::set<void*> data;
   const auto large = all.acquire(2 * unit, bench::id(0));
   REQUIRE(large);
@@ -61,13 +61,13 @@ TEST_CASE("slots: a request takes the smallest slot that fits, a larger one wher
 
 TEST_CASE("slots: larger than every slot is an empty grant") {
   bench on(1);
-  slots all(on.dev, {{2 * unit, 2}});
+  slots all(on.pages, {{2 * unit, 2}});
   CHECK_FALSE(all.acquire(2 * unit + 1, bench::id(0)));
 }
 
 TEST_CASE("slots: the free slot whose fence is oldest, with that fence") {
   bench on(2);
-  slots all(on.dev, {{unit, 3}});
+  slots all(on.pages, {{unit, 3}});
   std::vector<block> held;
   for (int i = 0; i < 3; ++i) held.push_back(all.acquire(unit, bench::id(0)).memory);
   const auto old = on.record(1);
@@ -89,7 +89,7 @@ TEST_CASE("slots: the free slot whose fence is oldest, with that fence") {
 
 TEST_CASE("slots: addresses repeat as long as the order of calls does") {
   bench on(2);
-  slots all(on.dev, {{unit, 5}});
+  slots all(on.pages, {{unit, 5}});
   const auto pass = [&] {
     std::vector<void*> seen;
     std::vector<block> held;
@@ -112,17 +112,17 @@ TEST_CASE("slots: addresses repeat as long as the order of calls does") {
 TEST_CASE("slots: no rings, and rings of nothing, are refused with the option's name") {
   bench on(1);
   CHECK_THROWS_WITH_AS(
-      slots(on.dev, {}),
+      slots(on.pages, {}),
       "tidepool: slots: no ring is given; set options::slots, or --slots=BYTESxCOUNT",
       tidepool::option_error);
-  CHECK_THROWS_AS(slots(on.dev, {{0, 3}}), tidepool::option_error);
-  CHECK_THROWS_AS(slots(on.dev, {{unit, 0}}), tidepool::option_error);
+  CHECK_THROWS_AS(slots(on.pages, {{0, 3}}), tidepool::option_error);
+  CHECK_THROWS_AS(slots(on.pages, {{unit, 0}}), tidepool::option_error);
 }
 
 TEST_CASE("slots: as many rings as a block's index can name, and no more") {
   bench on(1);
   const auto make = [&](std::size_t rings) {
-    const slots made(on.dev, std::vector<slot_ring>(rings, slot_ring{unit, 1}));
+    const slots made(on.pages, std::vector<slot_ring>(rings, slot_ring{unit, 1}));
   };
   make(256);
   CHECK_THROWS_WITH_AS(make(257), doctest::Contains("257 rings are more than the 256"),
@@ -132,7 +132,7 @@ TEST_CASE("slots: as many rings as a block's index can name, and no more") {
 TEST_CASE("slots: a device that cannot hold them keeps none of them") {
   bench on(1, machine{.device_bytes = 10 * unit});
   const auto make = [&](const std::vector<slot_ring>& rings) {
-    const slots refused(on.dev, rings);
+    const slots refused(on.pages, rings);
   };
   CHECK_THROWS_WITH_AS(make({{unit, 4}, {2 * unit, 4}}), doctest::Contains("4 slots of 512 bytes"),
                        tidepool::out_of_budget);
@@ -143,6 +143,6 @@ TEST_CASE("slots: a device that cannot hold them keeps none of them") {
 // Through an offloader `validate` refuses such rings first.
 TEST_CASE("slots: a ring of nothing behind a good one leaves nothing behind") {
   bench on(1);
-  CHECK_THROWS_AS(slots(on.dev, {{unit, 4}, {unit, 0}}), tidepool::option_error);
+  CHECK_THROWS_AS(slots(on.pages, {{unit, 4}, {unit, 0}}), tidepool::option_error);
   CHECK(on.dev.device_held == 0);
 }

@@ -35,7 +35,8 @@ HEADERS = [
     "detail/engine_backward.hpp", "detail/engine_memory.hpp", "detail/engine_capture.hpp",
     "detail/engine_plan.hpp", "detail/engine_recompute.hpp", "detail/engine_state.hpp",
     "detail/growth.hpp",
-    "memory/fence.hpp", "memory/lanes.hpp", "memory/ranges.hpp", "memory/detail/range_list.hpp",
+    "memory/fence.hpp", "memory/clocks.hpp", "memory/borrowed.hpp", "memory/memory_owner.hpp",
+    "memory/stream_memory.hpp", "detail/forgotten_groups.hpp", "memory/lanes.hpp", "memory/ranges.hpp", "memory/detail/range_list.hpp",
     "memory/detail/range_survey.hpp", "memory/pool.hpp", "memory/arena.hpp", "memory/slots.hpp", "memory/fixed.hpp",
     "memory/pinned.hpp",
 ]

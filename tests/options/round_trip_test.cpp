@@ -78,6 +78,7 @@ options random_options(dice& roll) {
     value.slots.push_back({roll.size(), roll.below(9)});
   }
   if (roll.half()) value.device_step = roll.size();
+  value.borrowed_slack = roll.perhaps();
   if (roll.half()) value.copy_piece = roll.size();
   value.host_budget = roll.perhaps();
   if (roll.half()) value.host_step = roll.size();

@@ -596,7 +596,7 @@ TEST_CASE(
     rig desk;
     tidepool::test::planning<rig::offloader<>> off(desk.dev, automatic(own ? 20 : 18));
     off.on_report([](std::string_view) {});
-    tidepool::fixed_block<rig::device_type> fixed(block.data(), block.size());
+    tidepool::fixed_block fixed(block.data(), block.size());
     const auto attention = off.module("core_attn");
     const auto act = off.module("moe_act");
     struct layer {

@@ -212,7 +212,7 @@ void player::make_sides() {
     for (int s = 0; s < program_.streams; ++s) streams_.push_back(device_.make_stream());
     for (std::size_t f = 1; f < source_count; ++f) {
       source_memory_[f] = device_.try_allocate(source_bytes);
-      sources_[f] = std::make_unique<tp::fixed_block<device>>(source_memory_[f], source_bytes);
+      sources_[f] = std::make_unique<tp::fixed_block>(source_memory_[f], source_bytes);
       code_.line("f" + std::to_string(f) + ".emplace(dev.allocate(" + std::to_string(source_bytes) +
                  "), " + std::to_string(source_bytes) + ");");
     }

@@ -163,7 +163,7 @@ class player {
   device device_;
   std::vector<device::stream> streams_;
   std::array<void*, source_count> source_memory_{};
-  std::array<std::unique_ptr<tp::fixed_block<device>>, source_count> sources_;
+  std::array<std::unique_ptr<tp::fixed_block>, source_count> sources_;
   std::array<int, source_count> source_side_{};
   std::deque<side_model> sides_;
   std::array<recorded_graph, graph_count> graphs_;

@@ -177,7 +177,7 @@ std::string declarations(const std::string& lines) {
       names += (names.empty() ? " " : ", ") + letter + std::to_string(each);
     if (!names.empty()) text += "  " + type + names + ";\n";
   };
-  declare("f", "std::optional<tp::fixed_block<device>>");
+  declare("f", "std::optional<tp::fixed_block>");
   declare("g", "std::optional<tp::graph<device>>");
   declare("h", "tp::host_state<device>");
   declare("c", "offloader::chunk");

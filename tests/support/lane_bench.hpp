@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "counting_device.hpp"
+#include "tidepool/device/allocators.hpp"
 #include "tidepool/memory/lanes.hpp"
 
 namespace tidepool::test {
@@ -16,6 +17,8 @@ struct lane_bench {
   device_type dev;
   tidepool::detail::tracer<device_type> trace{dev};
   lanes<device_type> order{dev, trace};
+  device_allocator<device_type> pages{dev};
+  host_allocator<device_type> host{dev};
   std::vector<typename device_type::stream> streams;
 
   template <class... Arguments>

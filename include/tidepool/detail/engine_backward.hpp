@@ -161,6 +161,7 @@ void engine<Device>::hand_over(chunk_state& chunk, std::uint32_t index, lane_id 
     note_handed_over(*store);
   }
   if (which.kept > 0) forget_kept(chunk, which);
+  if (!which.awaited) forgotten_.remove(chunk.ordinal(), index);
   chunk.mark_restored(which);
   if (recorder_ != nullptr) {
     recorder_->called(from, plan::event_kind::restore, index, chunk.ordinal(),
@@ -214,6 +215,41 @@ void engine<Device>::check_finished(const chunk_state& chunk) const {
 }
 
 template <device Device>
+void engine<Device>::forget_group(chunk_state& chunk, group& which) {
+  if (which.kept > 0) forget_kept(chunk, which);
+  forget_ahead(which);
+  auto* items = chunk.saved_of(which);
+  for (std::uint32_t i = 0; i < which.count; ++i) {
+    if (items[i].store != nullptr) forget_save(*items[i].store);
+  }
+}
+
+// What it alone still holds is released, in the eyes of a plan, without having come back.
+template <device Device>
+[[gnu::cold]] void engine<Device>::record_forget(chunk_state& chunk, const group& which) noexcept {
+  const auto index = static_cast<std::size_t>(&which - &chunk.at(0));
+  recorder_->forgotten(chunk.ordinal(), index);
+  const auto* items = chunk.saved_of(which);
+  for (std::uint32_t i = 0; i < which.count; ++i) {
+    const auto* store = items[i].store;
+    if (store == nullptr || store->saves > 1 || store->handles > 0) continue;
+    recorder_->released(store->recorded, store_.order().stream(last_lane_));
+  }
+}
+
+template <device Device>
+void engine<Device>::forget(chunk_state& chunk, module_id module, int layer) {
+  if (chunk.info().forward_only) return;
+  settle();
+  const auto index = waiting_group(chunk, module, layer, "forget");
+  auto& which = chunk.at(index);
+  if (which.awaited) forgotten_.add(chunk.ordinal(), index);
+  if (recorder_ != nullptr) record_forget(chunk, which);
+  forget_group(chunk, which);
+  chunk.mark_restored(which);
+}
+
+template <device Device>
 void engine<Device>::end_chunk(chunk_state& chunk, bool finished) noexcept {
   if (!chunk.info().forward_only) {
     // One that lacks groups of the plan was refused by `finish`, and proves no plan.
@@ -223,13 +259,7 @@ void engine<Device>::end_chunk(chunk_state& chunk, bool finished) noexcept {
                                         !chunk.backward_begun() || lacks);
     for (std::uint32_t i = 0; i < chunk.group_count(); ++i) {
       auto& each = chunk.at(i);
-      if (each.state == group_state::restored) continue;
-      if (each.kept > 0) forget_kept(chunk, each);
-      forget_ahead(each);
-      auto* items = chunk.saved_of(each);
-      for (std::uint32_t j = 0; j < each.count; ++j) {
-        if (items[j].store != nullptr) forget_save(*items[j].store);
-      }
+      if (each.state != group_state::restored) forget_group(chunk, each);
     }
     live_.remove(chunk);
     const auto& planned = profile_.chunks;

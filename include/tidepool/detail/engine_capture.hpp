@@ -36,6 +36,12 @@ void engine<Device>::begin_capture(lane_id origin) {
   if (store_.trace().on()) {
     throw misuse_error("capture: a trace is being recorded; finish_trace() first");
   }
+  if (store_.device_source().gives_back()) {
+    throw misuse_error(
+        "capture: the memory of this offloader (parts::memory) goes back to an allocator that hands"
+        " it to others, and a graph would go on writing to it; run this part of the step outside of"
+        " graphs, or leave parts::memory out");
+  }
   if (warming_up()) {
     if (opts_.policy == policy_kind::automatic) {
       throw misuse_error("capture: the automatic policy has no plan yet; run " +

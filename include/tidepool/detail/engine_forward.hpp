@@ -83,6 +83,7 @@ void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, lan
   const bool stay = what == plan::action::keep;
   auto& which = chunk.add(module, layer);
   which.offered = offered;
+  if (forgotten_.any()) which.awaited = !forgotten_.has(chunk.ordinal(), chunk.group_count() - 1);
   which.lane = lane;
   which.position = store_.order().next(lane);
   tally seen;

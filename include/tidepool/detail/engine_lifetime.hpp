@@ -13,14 +13,14 @@ namespace tidepool::detail {
 // `names` are the modules by id; `enabled` those that leave.
 template <device Device>
 engine<Device>::engine(Device& dev, const options& opts, std::vector<std::string> names,
-                       const std::vector<bool>& enabled)
+                       const std::vector<bool>& enabled, std::unique_ptr<block_source> memory)
     : dev_(&dev),
       opts_(opts),
       names_(std::move(names)),
       ranges_(names_),
       windows_(names_.size()),
       keeps_(opts.offload_layers),
-      store_(dev, opts),
+      store_(dev, opts, std::move(memory)),
       bytes_before_step_(names_.size()) {
   for (std::size_t m = 0; m < names_.size(); ++m) {
     counters_.modules.push_back({});

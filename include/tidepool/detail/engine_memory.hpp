@@ -7,7 +7,7 @@ namespace tidepool::detail {
 
 template <device Device>
 buffer<Device> engine<Device>::allocate(std::size_t bytes, std::size_t elements, stream_ref stream,
-                                        block_source<Device>* source, fill contents) {
+                                        block_source* source, fill contents) {
   if (bytes == 0) throw misuse_error("allocate: a buffer of 0 bytes; ask for at least 1");
   if (bytes > most_bytes) throw_too_many(std::to_string(bytes) + " bytes");
   if (source != nullptr && !source->serves(identity_)) throw_serves_another();
@@ -29,6 +29,36 @@ buffer<Device> engine<Device>::allocate(std::size_t bytes, std::size_t elements,
     store_.destroy(store);
     throw;
   }
+  return {share(store), lane};
+}
+
+// Memory that is somebody else's, written by work on `stream`: that is its owner's stream.
+template <device Device>
+buffer<Device> engine<Device>::adopt_memory(void* data, std::size_t bytes, std::size_t elements,
+                                            stream_ref stream, memory_owner owner) {
+  if (data == nullptr || bytes == 0) {
+    throw misuse_error("adopt: " + std::string(data == nullptr ? "a null pointer" : "0 bytes") +
+                       "; give the address of what was written, and its bytes");
+  }
+  if (bytes > most_bytes) throw_too_many(std::to_string(bytes) + " bytes");
+  const auto lane = lane_of(stream);
+  if (store_.order().capturing()) {
+    throw misuse_error(
+        "adopt: a capture is under way, and its graph would go on using memory that goes back to "
+        "its"
+        " owner; adopt outside of it, or allocate the tensor from the offloader");
+  }
+  coalesce_after_evaluation();
+  const auto from = arrive(lane);
+  auto& store = store_.create(*this, bytes, elements);
+  try {
+    store_.adopt(store, data, lane, owner);
+  } catch (...) {
+    store_.destroy(store);
+    throw;
+  }
+  store.planned = placement_.allocated(bytes);
+  if (recorder_ != nullptr) store.recorded = recorder_->allocated(from, bytes, stream);
   return {share(store), lane};
 }
 
@@ -159,8 +189,10 @@ bool engine<Device>::evict_one() {
 template <device Device>
 void engine<Device>::place_or_throw(storage& store, lane_id lane, const char* call,
                                     std::size_t offset) {
+  store_.keep_to_budget();
   while (!store_.place(store, lane, offset)) {
-    if (!evict_one()) throw_out_of_device(store.bytes, call, store.source);
+    if (evict_one() || store_.exceed_budget()) continue;
+    throw_out_of_device(store.bytes, call, store.source);
   }
 }
 
@@ -175,6 +207,12 @@ trace::counters engine<Device>::counters() const {
   result.device_peak = source.peak();
   result.live_peak = store_.live_peak();
   result.live_peak_without = store_.live_peak_without();
+  const auto& borrowed = store_.borrowed();
+  result.borrowed = borrowed.held();
+  result.borrowed_peak = borrowed.peak();
+  result.borrowed_waiting = borrowed.waiting();
+  result.borrowed_joins = borrowed.joins();
+  result.budget_exceeded = store_.exceeded();
   result.host_allocations = store_.host_source().allocations();
   result.host_reserved = store_.host_source().reserved();
   result.host_peak = store_.host_peak();

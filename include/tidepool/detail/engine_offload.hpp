@@ -50,6 +50,11 @@ void engine<Device>::collect(chunk_state& chunk, group& into, std::span<handle* 
       refuse_argument("commit", chunk, into, into.count,
                       "belongs to a host_state; write_back it, or reset it when it was only read");
     }
+    if (each->store_->borrowed && store_.order().capturing()) {
+      refuse_argument("commit", chunk, into, into.count,
+                      "lies in memory that goes back to its owner, which a graph would go on"
+                      " reading; commit it outside of the capture");
+    }
     each->store_->module = static_cast<int>(into.module);
     if (stays || (choose && !leaves(*each, seen))) {
       chunk.add_saved(into, {});
@@ -109,7 +114,7 @@ std::size_t engine<Device>::elements_of(const storage& whole, std::size_t bytes)
 
 // The storage that is saved for a handle: its own, or a dense copy of its rectangle.
 template <device Device>
-detail::storage<Device>& engine<Device>::saved_as(const handle& given) {
+detail::storage& engine<Device>::saved_as(const handle& given) {
   auto& whole = *given.store_;
   if (whole.on_host || given.part_.bytes() == whole.bytes || given.whole_) return whole;
   if (auto* part = store_.part_on_host(whole, given.part_)) return *part;

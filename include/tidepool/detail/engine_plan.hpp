@@ -34,6 +34,7 @@ auto engine<Device>::end_step() -> stage {
   const bool proves = unproven_ && had > 0 && !given_up;
   ++counters_.steps;
   store_.device_source().coalesce();
+  store_.borrowed().give_back();
   begun_ = 0;
   backward_begun_ = 0;
   live_.step_ended();
@@ -217,6 +218,7 @@ void engine<Device>::follow(plan::profile step, const decision& what) {
         " after end_step");
   }
   by_rule_ = false;
+  forgotten_.learn(step);
   apply(std::move(step), what);
   unproven_ = true;
   given_up_ = false;  // what was, was no chunk of the step that is held to it

@@ -75,9 +75,8 @@ struct kept_by_plan {
 
 // The same of the chunks that are open now. Bytes are those of the plan, which knows what of a
 // group could have left.
-template <device Device>
-[[nodiscard]] kept_by_plan kept_now(const open_chunks<Device>& open, const plan::profile& step,
-                                    const residency& keeps) {
+[[nodiscard]] inline kept_by_plan kept_now(const open_chunks& open, const plan::profile& step,
+                                           const residency& keeps) {
   kept_by_plan now;
   for (const auto* chunk : open.all()) {
     if (chunk == nullptr) continue;
@@ -102,13 +101,14 @@ template <device Device>
 
 template <device Device>
 [[gnu::cold]] void engine<Device>::throw_out_of_device(std::size_t bytes, const std::string& what,
-                                                       const block_source<Device>* own) {
+                                                       const block_source* own) {
   const auto& source = store_.device_source();
   shortage short_of;
   short_of.call = what;
   short_of.bytes = bytes;
   short_of.whole_group = what.starts_with("reload of ");
   short_of.memory = opts_.memory;
+  short_of.given = store_.has_given_memory();
   short_of.rings = opts_.slots;
   short_of.budget = source.budget();
   short_of.reserved = source.reserved();
@@ -120,6 +120,7 @@ template <device Device>
       return;
     }
     if (!store.on_device) return;
+    elsewhere += store.borrowed ? store.bytes : 0;
     const bool restored = store.wanted && store.saves == 0;
     auto name = store.module < 0 ? std::string("not committed")
                                  : names_[static_cast<std::size_t>(store.module)];
@@ -136,7 +137,7 @@ template <device Device>
   }
   short_of.in_pieces = short_of.reserved >= store_.live() - elsewhere + bytes;
   if (opts_.memory == memory_kind::slots) {
-    short_of.wanted = static_cast<const slots<Device>&>(source).wanted();
+    short_of.wanted = static_cast<const slots&>(source).wanted();
   }
   const bool all = std::ranges::find(opts_.offload_modules, "all") != opts_.offload_modules.end();
   short_of.all_leave =
@@ -156,8 +157,7 @@ template <device Device>
     short_of.plan =
         "A plan from elsewhere is in its first step: is it of this model and these options? ";
   } else if (!warming_up_ && profile_.timed()) {
-    short_of.plan =
-        against_plan(kept_now<Device>(live_, profile_, keeps_), most_kept(profile_, keeps_));
+    short_of.plan = against_plan(kept_now(live_, profile_, keeps_), most_kept(profile_, keeps_));
   }
   if (may_leave_plan()) {
     short_of.plan +=

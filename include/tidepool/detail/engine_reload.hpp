@@ -66,12 +66,13 @@ bool engine<Device>::try_reload(chunk_state& chunk, std::uint32_t index) {
 
 template <device Device>
 void engine<Device>::require_reload(chunk_state& chunk, std::uint32_t index) {
+  store_.keep_to_budget();
   while (!try_reload(chunk, index)) {
-    if (evict_one()) continue;
+    if (evict_one() || store_.exceed_budget()) continue;
     auto& which = chunk.at(index);
     const auto* items = chunk.saved_of(which);
     // The last that was asked for: those before it have been given back.
-    const block_source<Device>* own = nullptr;
+    const block_source* own = nullptr;
     std::size_t bytes = which.bytes;
     for (std::uint32_t i = 0; i < which.count; ++i) {
       const auto* store = items[i].returning();
@@ -86,6 +87,7 @@ void engine<Device>::require_reload(chunk_state& chunk, std::uint32_t index) {
 
 template <device Device>
 void engine<Device>::reload_ahead() {
+  store_.keep_to_budget();
   while (ahead_.size() < opts_.reload_ahead &&
          (!opts_.reload_ahead_bytes || ahead_bytes_ < *opts_.reload_ahead_bytes)) {
     auto* chunk = live_.next_to_reload(backward_begun_);

@@ -16,11 +16,8 @@ namespace tidepool::detail {
 
 // A chunk that has nothing to reload is looked at once, and again only when that may have changed:
 // the cost of a call does not grow with the number of those.
-template <device Device>
 class open_chunks {
  public:
-  using chunk_state = detail::chunk_state<Device>;
-
   // What follows needs no memory for so many chunks of a step.
   void make_room(std::size_t chunks) {
     if (chunks <= by_ordinal_.capacity()) return;

@@ -172,6 +172,8 @@ class recorder {
     return std::ranges::any_of(
         waits_, [](const wait_for_others& each) { return each.whom == waits_for::others; });
   }
+  // A group does not come back; what it saved is released, or held by others.
+  void forgotten(std::size_t chunk, std::size_t group) noexcept { given_back(chunk, group); }
   // The end of a forward pass is on no stream; it takes no time. Once it has ended it may be
   // ended again, which changes nothing.
   void forward_ended(std::size_t chunk) noexcept {

@@ -21,6 +21,7 @@ struct shortage {
   std::size_t bytes = 0;
   bool whole_group = false;  // whose tensors are apart
   memory_kind memory = memory_kind::pool;
+  bool given = false;  // by the trainer, instead of one of these
   std::vector<slot_ring> rings;
   std::vector<slot_ring> wanted;  // as many as would have done so far, see `slots`
   std::size_t budget = 0;         // 0: none was given
@@ -36,16 +37,18 @@ struct shortage {
   std::string plan;                         // a sentence, where the step is not the planned one
 };
 
-enum class lack : unsigned char { slot_size, free_slots, budget_of_one, budget, device };
+enum class lack : unsigned char { slot_size, free_slots, budget_of_one, budget, device, given };
 
 // What it takes of its source; tensors of a group are rounded up one by one, so that theirs is
 // more.
 [[nodiscard]] inline std::size_t taken_by(const shortage& of) {
   if (of.whole_group) return of.bytes;
-  return of.memory == memory_kind::pool ? on_device::rounded(of.bytes) : aligned(of.bytes);
+  return of.memory == memory_kind::pool ? pool::rounded(of.bytes, rounding::sixteenth)
+                                        : aligned(of.bytes);
 }
 
 [[nodiscard]] inline lack lack_of(const shortage& of) {
+  if (of.given) return lack::given;
   if (of.memory == memory_kind::slots) {
     // A tensor of a group lay in a slot before, so that one is large enough.
     const bool any = of.whole_group || std::any_of(of.rings.begin(), of.rings.end(), [&](auto& r) {
@@ -102,6 +105,8 @@ enum class lack : unsigned char { slot_size, free_slots, budget_of_one, budget, 
                               " bytes are free"
                         : "") +
              "; " + held + ")" + idle;
+    case lack::given:
+      return ": the memory given to this offloader (parts::memory) has no more" + idle;
     case lack::budget:
       break;
   }
@@ -124,6 +129,7 @@ enum class lack : unsigned char { slot_size, free_slots, budget_of_one, budget, 
   add(!of.all_leave, "offload more modules");
   ways += "or run fewer microbatches in flight";
   if (what == lack::free_slots) return "Add slots: " + rings_with_more(of) + "; " + ways;
+  if (what == lack::given) return "Free some of it elsewhere, " + ways;
   return (what == lack::device ? "Leave it more of the device, " : "Raise --device-budget, ") +
          ways;
 }

@@ -154,6 +154,16 @@ class cuda_device {
     return static_cast<double>(milliseconds) * 1000;
   }
 
+  [[nodiscard]] bool passed(const event& which) const {
+    const auto code = cudaEventQuery(which.get());
+    if (code == cudaErrorNotReady) {
+      static_cast<void>(cudaGetLastError());  // that is an answer, and no error of anybody's
+      return false;
+    }
+    check(code, "cudaEventQuery");
+    return true;
+  }
+
   void copy(void* target, const void* source, const copy_shape& shape, copy_direction direction,
             stream_ref on) {
     const auto kind = direction == copy_direction::device_to_host ? cudaMemcpyDeviceToHost

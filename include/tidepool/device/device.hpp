@@ -11,6 +11,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "tidepool/core/join_site.hpp"
+
 namespace tidepool {
 
 enum class copy_direction : std::uint8_t { device_to_host, host_to_device };
@@ -44,32 +46,6 @@ struct memory_info {
   std::size_t total = 0;
 };
 
-/// Every place where the engine makes one stream wait for another. A device may be told to leave
-/// one of them out, which is how tests show that each is needed.
-enum class join_site : std::uint8_t {
-  producer,       ///< an offload waits for the kernel that wrote its source
-  device_reuse,   ///< a compute stream waits until the last user of a device block has ended
-  reload_reuse,   ///< a reload waits for the same
-  host_reuse,     ///< an offload waits until the reload out of its host block has ended
-  own_offload,    ///< a reload waits for the offload of the same storage
-  consumer,       ///< a compute stream waits for the reload of what it is about to read
-  cap,            ///< a compute stream waits because too many offloads are in flight
-  launch,         ///< a graph waits for what was given to all streams before it
-  after_launch,   ///< eager work waits for the graphs before it
-  fork,           ///< both copy streams enter a capture
-  join_back,      ///< and are joined before it ends
-  after_capture,  ///< eager work waits for what was eager before the capture
-  new_stream,     ///< a stream that is new after a capture waits for what came before
-  count
-};
-
-[[nodiscard]] constexpr std::string_view name_of(join_site site) {
-  constexpr std::string_view names[]{
-      "producer", "device_reuse", "reload_reuse", "host_reuse", "own_offload",   "consumer",  "cap",
-      "launch",   "after_launch", "fork",         "join_back",  "after_capture", "new_stream"};
-  return names[static_cast<std::size_t>(site)];
-}
-
 /// Streams, events, copies and memory of one device.
 ///
 /// - `stream_ref` is a cheap copyable name of a stream; `key()` tells streams apart for the life of
@@ -81,6 +57,8 @@ enum class join_site : std::uint8_t {
 ///   less cost and returns false where it cannot; copies are then made one by one.
 /// - A device whose work runs in the process may have `drop(stream)`, which forgets what is queued
 ///   there; an offloader that an exception destroys asks for it on every stream that it served.
+/// - A device may have `passed(event)`: whether all before the event's latest record is over, asked
+///   without waiting.
 /// - A device may have `fill_bytes`, which `fill::zero` and `options::poison` need (see
 ///   `filling_device`), and graphs (see `capturing_device`).
 /// - Functions that free are `noexcept` and wait until nothing on the device uses the memory.

@@ -119,6 +119,7 @@ class virtual_device {
   void synchronize(stream_ref which);
   void synchronize();
   [[nodiscard]] double elapsed_us(const event& from, const event& to) const;
+  [[nodiscard]] bool passed(const event& which) const;
   void copy(void* target, const void* source, const copy_shape& shape, copy_direction direction,
             stream_ref on);
 

@@ -3,6 +3,8 @@
 
 #include <string>
 
+#include "tidepool/core/page_allocator.hpp"
+#include "tidepool/error.hpp"
 #include "tidepool/memory/ranges.hpp"
 
 namespace tidepool {
@@ -12,12 +14,11 @@ namespace tidepool {
 /// When nothing free can be had without a wait, the range whose fence is oldest is handed out and
 /// the asking stream waits for it: the budget holds exactly, and the stall is the shortest there
 /// is. The host never blocks. An empty grant means that everything is in use.
-template <device Device>
-class arena final : public block_source<Device> {
+class arena final : public block_source {
  public:
   /// Throws `out_of_budget` when the device cannot give `budget` bytes.
-  arena(Device& dev, const lanes<Device>& order, std::size_t budget)
-      : dev_(&dev), order_(&order), bytes_(budget / block_alignment * block_alignment) {
+  arena(page_allocator& pages, const clocks& order, std::size_t budget)
+      : pages_(&pages), order_(&order), bytes_(budget / block_alignment * block_alignment) {
     if (bytes_ == 0) {
       throw out_of_budget("device_budget: an arena of " + std::to_string(budget) +
                               " bytes holds nothing, since blocks are of " +
@@ -25,17 +26,17 @@ class arena final : public block_source<Device> {
                               " bytes; give it a larger --device-budget",
                           budget, 0);
     }
-    base_ = dev.try_allocate(bytes_);
+    base_ = pages.try_allocate(bytes_);
     if (base_ == nullptr) {
       throw out_of_budget("device_budget: the device cannot give an arena of " +
                               std::to_string(budget) + " bytes (" +
-                              std::to_string(dev.memory().free) +
+                              std::to_string(pages.free_bytes()) +
                               " are free); give it a smaller --device-budget",
-                          budget, dev.memory().free);
+                          budget, pages.free_bytes());
     }
     book_.add_region(static_cast<std::byte*>(base_), bytes_);
   }
-  ~arena() override { dev_->deallocate(base_); }
+  ~arena() override { pages_->deallocate(base_); }
 
   [[nodiscard]] bool take(std::size_t bytes, lane_id waiter, block& into, fence& ready) override {
     const auto joined = [&](const fence& until) { return order_->joined(waiter, until); };
@@ -78,8 +79,8 @@ class arena final : public block_source<Device> {
     return book_.find_sparing(bytes, joined);
   }
 
-  Device* dev_;
-  const lanes<Device>* order_;
+  page_allocator* pages_;
+  const clocks* order_;
   std::size_t bytes_;
   void* base_ = nullptr;
   ranges book_;

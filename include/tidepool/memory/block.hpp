@@ -7,8 +7,8 @@
 #include <memory>
 
 #include "tidepool/core/placement.hpp"
+#include "tidepool/memory/clocks.hpp"
 #include "tidepool/memory/fence.hpp"
-#include "tidepool/memory/lanes.hpp"
 
 namespace tidepool {
 
@@ -47,19 +47,26 @@ enum class fit_policy : std::uint8_t {
   compact,        ///< always, once memory is short
 };
 
+class borrowed_memory;
+
 /// One way to hand out blocks: pool, arena, slots, or a trainer's own.
 ///
 /// `take` never waits: it hands out a block together with the fence to join, or says that nothing
 /// fits that is not in use. `release` takes the fence after which the block is free;
 /// it may be in the future. Neither blocks the host. A source serves one offloader. Thread safety:
 /// none.
-template <device Device>
 class block_source {
  public:
   block_source() = default;
   block_source(const block_source&) = delete;
   block_source& operator=(const block_source&) = delete;
   virtual ~block_source() = default;
+
+  /// The offloader begins: its clocks, and its book of memory that goes back to other allocators.
+  /// For a source that waits itself; both live as long as the source is used.
+  virtual void attach(clocks& /*order*/, borrowed_memory& /*borrowed*/) {}
+  /// Its memory goes back to an allocator that hands it to others, so that no graph may know it.
+  [[nodiscard]] virtual bool gives_back() const { return false; }
 
   /// A block of `bytes` (more than 0) that `waiter` will touch first. `ready` comes in empty.
   /// False, and nothing written, when there is none.

@@ -15,8 +15,7 @@ namespace tidepool {
 ///
 /// The memory must be aligned as the device wants it and outlive this object; this object must
 /// outlive what was allocated from it. It serves one offloader.
-template <device Device>
-class fixed_block final : public block_source<Device> {
+class fixed_block final : public block_source {
  public:
   /// Memory that work given to any stream may use from now on.
   fixed_block(void* data, std::size_t bytes) : data_(data), bytes_(bytes) {}

@@ -1,4 +1,4 @@
-/// The ordering rules: what has been recorded on which stream, and who has already waited for it.
+/// The clocks of a device: records positions on its streams and makes them wait.
 #pragma once
 
 #include <algorithm>
@@ -13,9 +13,14 @@
 #include "tidepool/detail/tracer.hpp"
 #include "tidepool/device/device.hpp"
 #include "tidepool/error.hpp"
-#include "tidepool/memory/fence.hpp"
+#include "tidepool/memory/clocks.hpp"
 
 namespace tidepool {
+
+namespace detail {
+template <device Device>
+inline constexpr char device_type = 0;  // its address is what counts
+}  // namespace detail
 
 /// Records positions on streams and makes streams wait for them.
 ///
@@ -27,12 +32,13 @@ namespace tidepool {
 /// A join that the waiter made before, directly or through a lane that had made it, is not issued
 /// again. Nothing here blocks the host. Thread safety: none. Inlined by force as in `ranges`.
 template <device Device>
-class lanes {
+class lanes final : public clocks {
  public:
   static constexpr std::size_t ring = 1024;
 
   /// `trace` outlives this object; while it is on, waits of compute streams are recorded there.
-  lanes(Device& dev, detail::tracer<Device>& trace) : dev_(&dev), trace_(&trace) {}
+  lanes(Device& dev, detail::tracer<Device>& trace)
+      : clocks(&detail::device_type<Device>), dev_(&dev), trace_(&trace) {}
 
   /// The lane of a stream; its first use creates the lane's events.
   [[nodiscard]] lane_id of(typename Device::stream_ref stream) {
@@ -50,44 +56,47 @@ class lanes {
   }
 
   [[nodiscard]] typename Device::stream_ref stream(lane_id lane) const { return at(lane).stream; }
-  [[nodiscard]] std::size_t count() const { return count_; }
 
   /// Records the lane's present position.
-  [[gnu::always_inline]] ticket record(lane_id on) {
+  [[gnu::always_inline]] ticket record(lane_id on) override {
     auto& lane = at(on);
-    auto& mark = lane.events[lane.recorded % ring];
+    auto& clock = clock_of(on);
+    auto& mark = lane.events[clock.recorded % ring];
     dev_->record(mark.event, lane.stream);
-    mark.known = lane.known;
-    return {on, ++lane.recorded, ++order_};
-  }
-
-  /// True when everything behind `until` comes before what is issued on `waiter` next.
-  [[nodiscard]] bool joined(lane_id waiter, const fence& until) const {
-    if (until.order() == 0) return true;
-    const auto& known = at(waiter).known;
-    for (std::size_t other = 0; other < count_; ++other) {
-      if (until.position(other) > known[other] && other != index_of(waiter)) return false;
-    }
-    return true;
-  }
-
-  [[nodiscard]] bool joined(lane_id waiter, const ticket& until) const {
-    return until.lane == waiter || until.position <= at(waiter).known[index_of(until.lane)];
+    mark.known = clock.known;
+    return {on, ++clock.recorded, ++order_};
   }
 
   /// Makes `waiter` wait for `until`; true if that took an event join.
   [[gnu::always_inline]] bool join(lane_id waiter, const ticket& until, join_site site) {
     if (joined(waiter, until) || left_out(site)) return false;
-    auto& lane = at(waiter);
+    const auto& lane = at(waiter);
     const auto traced = trace_->begin(waiter, lane.stream);
-    wait(lane, index_of(until.lane), until.position);
+    wait(waiter, index_of(until.lane), until.position);
     if (traced != detail::tracer<Device>::off) {
       trace_->end_stall(traced, waiter, lane.stream, site);
     }
     return true;
   }
-  bool join(lane_id waiter, const fence& until, join_site site) {
+  bool join(lane_id waiter, const fence& until, join_site site) override {
     return until.order() != 0 && join_all(waiter, until, site);
+  }
+
+  /// False where the device cannot tell, and for work inside a capture, which may never run.
+  [[nodiscard]] bool passed([[maybe_unused]] const fence& until) noexcept override {
+    if constexpr (requires(const typename Device::event& event) { dev_->passed(event); }) {
+      if (capturing_) return false;
+      try {
+        for (std::size_t lane = 0; lane < count_; ++lane) {
+          if (until.position(lane) > passed_[lane] && !lane_passed(lane, until.position(lane))) {
+            return false;
+          }
+        }
+        return true;
+      } catch (...) {  // whoever waits for it on the device is told
+      }
+    }
+    return false;
   }
 
   /// Makes `waiter` wait for all that `other` had been given when its `next` was `position`: what
@@ -95,53 +104,32 @@ class lanes {
   /// which every launch comes anyway.
   void join_work(lane_id waiter, lane_id other, std::uint64_t position, join_site site) {
     if (joined(waiter, ticket(other, position, order_))) return;
-    if (position > at(other).recorded) {
+    if (position > clock_of(other).recorded) {
       if (capturing_) return;
       record(other);
     }
     join(waiter, ticket(other, position, order_), site);
   }
 
-  /// All that `lane` has recorded or waited for so far.
-  [[nodiscard]] fence past(lane_id lane) const {
-    const auto& state = at(lane);
-    fence result(state.known, order_);
-    result.add(ticket(lane, state.recorded, order_));
-    return result;
-  }
-
-  /// The position that `lane` records next.
-  [[nodiscard]] std::uint64_t next(lane_id lane) const { return at(lane).recorded + 1; }
-  /// All that `lane` had recorded or waited for when `next` was `position`, or more.
-  [[nodiscard]] fence past(lane_id lane, std::uint64_t position) const {
-    if (position > at(lane).recorded) return past(lane);
-    return ticket(lane, position, order_);
-  }
-
-  /// Issue order of the youngest record.
-  [[nodiscard]] std::uint64_t order() const { return order_; }
-
   // ---- around a stream capture, where no event may be waited for from the other side ----
-
-  [[nodiscard]] bool capturing() const { return capturing_; }
 
   /// Makes `into` wait for all that every lane has been given.
   void gather(lane_id into, join_site site) {
     if (left_out(site)) return assume_met();
     for (std::size_t other = 0; other < count_; ++other) {
       if (other == index_of(into)) continue;
-      wait(at(into), other, record(static_cast<lane_id>(other)).position);
+      wait(into, other, record(static_cast<lane_id>(other)).position);
     }
   }
 
   /// Makes every lane wait for all that the others have been given.
   void meet(join_site site) {
     if (left_out(site)) return assume_met();
-    std::array<std::uint64_t, max_lanes> now{};
+    positions now{};
     for (std::size_t i = 0; i < count_; ++i) now[i] = record(static_cast<lane_id>(i)).position;
     for (std::size_t waiter = 0; waiter < count_; ++waiter) {
       for (std::size_t other = 0; other < count_; ++other) {
-        if (other != waiter) wait(lanes_[waiter], other, now[other]);
+        if (other != waiter) wait(static_cast<lane_id>(waiter), other, now[other]);
       }
     }
   }
@@ -151,30 +139,37 @@ class lanes {
   void begin_capture(lane_id origin, std::initializer_list<lane_id> forks) {
     capturing_ = bounded_ = true;
     assume_met();
-    for (std::size_t i = 0; i < count_; ++i) before_capture_[i] = lanes_[i].recorded;
+    for (std::size_t i = 0; i < count_; ++i) before_capture_[i] = clocks_[i].recorded;
     if (left_out(join_site::fork)) return;
     const auto start = record(origin);
-    for (const auto fork : forks) wait(at(fork), index_of(origin), start.position);
+    for (const auto fork : forks) wait(fork, index_of(origin), start.position);
   }
   /// Joins `forks` back into `origin`; the capture is about to end.
   void join_back(lane_id origin, std::initializer_list<lane_id> forks) {
     if (left_out(join_site::join_back)) return;
-    for (const auto fork : forks) wait(at(origin), index_of(fork), record(fork).position);
+    for (const auto fork : forks) wait(origin, index_of(fork), record(fork).position);
   }
   /// The capture is over. Nothing in it has run, so nothing in it is waited for either.
   void end_capture() {
     capturing_ = false;
+    for (std::size_t i = 0; i < count_; ++i) captured_[i] = clocks_[i].recorded;
     assume_met();
     meet(join_site::after_capture);
   }
 
  private:
-  void assume_met() {
-    for (std::size_t i = 0; i < count_; ++i) {
-      for (std::size_t other = 0; other < count_; ++other) {
-        lanes_[i].known[other] = lanes_[other].recorded;
-      }
-    }
+  [[nodiscard]] bool lane_passed(std::size_t lane, std::uint64_t position) {
+    if (position <= captured_[lane]) return false;
+    const auto actual = std::max(position, oldest(lane));
+    if (!dev_->passed(lanes_[lane].events[(actual - 1) % ring].event)) return false;
+    passed_[lane] = actual;
+    return true;
+  }
+
+  // The position of the oldest event of a lane that is still kept.
+  [[nodiscard]] std::uint64_t oldest(std::size_t lane) const {
+    const auto recorded = clocks_[lane].recorded;
+    return recorded > ring ? recorded - ring + 1 : 1;
   }
 
   [[nodiscard]] std::uint64_t key_of(const typename Device::stream_ref& stream) const {
@@ -186,29 +181,26 @@ class lanes {
 
   bool join_all(lane_id waiter, const fence& until, join_site site) {
     if (joined(waiter, until) || left_out(site)) return false;
-    auto& lane = at(waiter);
+    const auto& lane = at(waiter);
+    const auto& known = clock_of(waiter).known;
     const auto traced = trace_->begin(waiter, lane.stream);
     // The copy streams come first: having waited for them often makes the rest unnecessary.
     for (std::size_t other = 0; other < count_; ++other) {
-      if (other == index_of(waiter) || until.position(other) <= lane.known[other]) continue;
-      wait(lane, other, until.position(other));
+      if (other == index_of(waiter) || until.position(other) <= known[other]) continue;
+      wait(waiter, other, until.position(other));
     }
     trace_->end_stall(traced, waiter, lane.stream, site);
     return true;
   }
 
-  using clock = std::array<std::uint64_t, max_lanes>;
-
   struct kept_event {
     typename Device::event event;
-    clock known{};  // what the lane had joined when it recorded this
+    positions known{};  // what the lane had joined when it recorded this
   };
 
   struct lane_state {
     typename Device::stream_ref stream;
     std::uint64_t key = 0;
-    std::uint64_t recorded = 0;
-    clock known{};  // the position of every other lane that this one has waited for
     std::vector<kept_event> events;
   };
 
@@ -223,16 +215,13 @@ class lanes {
     }
   }
 
-  [[gnu::always_inline]] void wait(lane_state& waiter, std::size_t other, std::uint64_t position) {
-    auto& source = lanes_[other];
-    const auto oldest = source.recorded > ring ? source.recorded - ring + 1 : 1;
-    const auto actual = std::max(position, oldest);
-    auto& mark = source.events[(actual - 1) % ring];
-    dev_->wait(waiter.stream, mark.event);
-    for (std::size_t i = 0; i < count_; ++i) {
-      waiter.known[i] = std::max(waiter.known[i], mark.known[i]);
-    }
-    waiter.known[other] = std::max(waiter.known[other], actual);
+  [[gnu::always_inline]] void wait(lane_id waiter, std::size_t other, std::uint64_t position) {
+    const auto actual = std::max(position, oldest(other));
+    const auto& mark = lanes_[other].events[(actual - 1) % ring];
+    dev_->wait(at(waiter).stream, mark.event);
+    auto& known = clock_of(waiter).known;
+    for (std::size_t i = 0; i < count_; ++i) known[i] = std::max(known[i], mark.known[i]);
+    known[other] = std::max(known[other], actual);
   }
 
   lane_id add(typename Device::stream_ref stream, std::uint64_t key) {
@@ -241,16 +230,17 @@ class lanes {
                          " streams beside its own two; use fewer streams, or one offloader for each"
                          " set of them");
     }
-    lane_state fresh{stream, key, 0, {}, {}};
+    lane_state fresh{stream, key, {}};
     fresh.events.reserve(ring);
     for (std::size_t i = 0; i < ring; ++i) fresh.events.push_back({dev_->make_event(false), {}});
     lanes_[count_] = std::move(fresh);
+    clocks_[count_] = {};
     const auto id = static_cast<lane_id>(count_++);
     // It knows nothing yet, and must never wait for what is on the other side of a capture. In a
     // capture it takes part by the trainer's own fork, which is behind all that came before the
     // capture, but not behind what the copy streams have been given in it.
     if (capturing_) {
-      lanes_[index_of(id)].known = before_capture_;
+      clock_of(id).known = before_capture_;
     } else if (bounded_) {
       try {
         gather(id, join_site::new_stream);
@@ -265,11 +255,22 @@ class lanes {
   Device* dev_;
   detail::tracer<Device>* trace_;
   std::array<lane_state, max_lanes> lanes_;
-  std::size_t count_ = 0;
-  std::uint64_t order_ = 0;
-  bool capturing_ = false;
-  bool bounded_ = false;    // there has been a capture
-  clock before_capture_{};  // positions at the begin of the latest
+  bool bounded_ = false;        // there has been a capture
+  positions before_capture_{};  // positions at the begin of the latest
+  positions captured_{};        // and at its end
+  positions passed_{};          // that the device said it has passed
 };
+
+/// The lane of a stream, for a memory source that works in the order of one: what `attach` gives
+/// are the clocks of an offloader. Throws `misuse_error` where that is one of another device.
+template <device Device>
+[[nodiscard]] lane_id lane_of(clocks& order, typename Device::stream_ref stream) {
+  if (order.device_type() != &detail::device_type<Device>) {
+    throw misuse_error(
+        "memory: this source works on streams of another device than its offloader; make it for"
+        " the same one");
+  }
+  return static_cast<lanes<Device>&>(order).of(stream);
+}
 
 }  // namespace tidepool

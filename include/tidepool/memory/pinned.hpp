@@ -1,42 +1,19 @@
-/// Host memory that copy engines can reach: a pool that grows in large steps within a budget.
+/// How much host memory an offloader may pin.
 #pragma once
 
 #include <algorithm>
 #include <charconv>
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <fstream>
 #include <optional>
 #include <string>
 #include <string_view>
 
-#include "tidepool/memory/pool.hpp"
 #include "tidepool/options.hpp"
 
 namespace tidepool {
-
-/// A pool's memory comes from the device's host allocator, in the kind asked for where it has
-/// several.
-struct on_host {
-  host_memory how{};
-
-  static std::size_t rounded(std::size_t bytes) { return aligned(bytes); }
-  template <device Device>
-  void* try_allocate(Device& dev, std::size_t bytes) const {
-    if constexpr (requires { dev.try_allocate_host(bytes, how); }) {
-      return dev.try_allocate_host(bytes, how);
-    } else {
-      return dev.try_allocate_host(bytes);
-    }
-  }
-  template <device Device>
-  static void deallocate(Device& dev, void* region) noexcept {
-    dev.deallocate_host(region);
-  }
-};
-
-template <device Device>
-using pinned_pool = pool<Device, on_host>;
 
 namespace detail {
 

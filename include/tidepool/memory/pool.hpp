@@ -3,40 +3,58 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <string>
 #include <vector>
 
+#include "tidepool/core/page_allocator.hpp"
+#include "tidepool/error.hpp"
 #include "tidepool/memory/ranges.hpp"
 
 namespace tidepool {
+
+/// How a pool rounds requests up.
+enum class rounding : std::uint8_t {
+  sixteenth,  ///< by at most a sixteenth, so that shapes that change a little fit each other's
+              ///< memory
+  none        ///< to whole blocks alone
+};
 
 /// How a pool takes memory from its device, and how much.
 struct pool_limits {
   std::size_t step = 0;    ///< bytes by which it grows, at least
   std::size_t budget = 0;  ///< bytes it may take in all; 0: as much as the device gives
+  rounding round = rounding::sixteenth;
 };
 
-/// Regions taken from the device in large steps; `Kind` says from which of its allocators.
+/// Regions taken from an allocator in large steps.
 ///
-/// Sizes are rounded up by at most a sixteenth, so that shapes that change a little from step to
-/// step still fit each other's memory (pinned memory keeps them exact). A request takes free memory
-/// that its stream need not wait for. Failing that, the pool grows as long as less than
-/// `allow_in_flight` bytes are free but still in flight; beyond that, and when it cannot grow, the
-/// stream waits for the oldest free range. So how much it grows follows from the order of calls,
-/// never from timing. Memory goes back to the device in the destructor.
-template <device Device, class Kind>
-class pool final : public block_source<Device> {
+/// A request takes free memory that its stream need not wait for. Failing that, the pool grows as
+/// long as less than `allow_in_flight` bytes are free but still in flight; beyond that, and when it
+/// cannot grow, the stream waits for the oldest free range. So how much it grows follows from the
+/// order of calls, never from timing. Memory goes back to the allocator in the destructor.
+class pool final : public block_source {
  public:
-  pool(Device& dev, const lanes<Device>& order, pool_limits limits, Kind kind = {})
-      : dev_(&dev), order_(&order), limits_(limits), kind_(kind) {}
+  pool(page_allocator& pages, const clocks& order, pool_limits limits)
+      : pages_(&pages), order_(&order), limits_(limits) {}
   ~pool() override {
-    for (auto* region : regions_) kind_.deallocate(*dev_, region);
+    for (auto* region : regions_) pages_->deallocate(region);
+  }
+
+  /// Bytes that a request for so many takes.
+  [[nodiscard]] static std::size_t rounded(std::size_t bytes, rounding how) {
+    const auto units = aligned(bytes) / block_alignment;
+    const auto step = how == rounding::none ? 0 : std::bit_floor(units) / 16;
+    constexpr auto most = std::numeric_limits<std::size_t>::max() / block_alignment;
+    if (step == 0 || units > most - step) return units * block_alignment;
+    return (units + step - 1) / step * step * block_alignment;
   }
 
   [[nodiscard]] bool take(std::size_t bytes, lane_id waiter, block& into, fence& ready) override {
     const auto joined = [&](const fence& until) { return order_->joined(waiter, until); };
-    const auto need = Kind::rounded(bytes);
+    const auto need = rounded(bytes, limits_.round);
     ranges::place found;
     if (book_.free_bytes() >= need) {
       const bool may_wait =
@@ -87,10 +105,10 @@ class pool final : public block_source<Device> {
                          " same step once without capture first");
     }
     regions_.reserve(regions_.size() + 1);
-    auto* region = kind_.try_allocate(*dev_, bytes);
+    auto* region = pages_->try_allocate(bytes);
     if (region == nullptr && bytes > need) {
       bytes = need;
-      region = kind_.try_allocate(*dev_, bytes);
+      region = pages_->try_allocate(bytes);
     }
     if (region == nullptr) {
       refused_ = std::min(refused_, need);
@@ -102,37 +120,14 @@ class pool final : public block_source<Device> {
     return true;
   }
 
-  Device* dev_;
-  const lanes<Device>* order_;
+  page_allocator* pages_;
+  const clocks* order_;
   pool_limits limits_;
-  [[no_unique_address]] Kind kind_;
   std::vector<void*> regions_;
   std::size_t reserved_ = 0;
   std::size_t flying_ = 0;
   std::size_t refused_ = std::numeric_limits<std::size_t>::max();  // the least by the device
   ranges book_;
 };
-
-/// A pool's memory comes from the device.
-struct on_device {
-  static std::size_t rounded(std::size_t bytes) {
-    const auto units = aligned(bytes) / block_alignment;
-    const auto step = std::bit_floor(units) / 16;
-    constexpr auto most = std::numeric_limits<std::size_t>::max() / block_alignment;
-    if (step == 0 || units > most - step) return units * block_alignment;
-    return (units + step - 1) / step * step * block_alignment;
-  }
-  template <device Device>
-  static void* try_allocate(Device& dev, std::size_t bytes) {
-    return dev.try_allocate(bytes);
-  }
-  template <device Device>
-  static void deallocate(Device& dev, void* region) noexcept {
-    dev.deallocate(region);
-  }
-};
-
-template <device Device>
-using device_pool = pool<Device, on_device>;
 
 }  // namespace tidepool

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "tidepool/core/page_allocator.hpp"
+#include "tidepool/error.hpp"
 #include "tidepool/memory/block.hpp"
 #include "tidepool/options.hpp"
 
@@ -16,11 +18,10 @@ namespace tidepool {
 /// Every ring is one allocation of equal slots; a request takes the free slot whose fence is oldest
 /// from the ring with the smallest slots that fit. Addresses repeat from step to step as long as
 /// the order of calls does. The host never blocks. An empty grant means that no slot is free.
-template <device Device>
-class slots final : public block_source<Device> {
+class slots final : public block_source {
  public:
   /// Throws `option_error` without rings and `out_of_budget` when the device cannot hold them.
-  slots(Device& dev, const std::vector<slot_ring>& shapes) : dev_(&dev) {
+  slots(page_allocator& pages, const std::vector<slot_ring>& shapes) : pages_(&pages) {
     if (shapes.empty()) {
       throw option_error(
           "tidepool: slots: no ring is given; set options::slots, or --slots=BYTESxCOUNT");
@@ -139,7 +140,7 @@ class slots final : public block_source<Device> {
   }
 
   void give_back() noexcept {
-    for (auto& ring : rings_) dev_->deallocate(ring.base);
+    for (auto& ring : rings_) pages_->deallocate(ring.base);
     rings_.clear();
   }
 
@@ -150,13 +151,13 @@ class slots final : public block_source<Device> {
     constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
     const bool fits = shape.bytes <= most / shape.count - block_alignment;
     const auto total = fits ? bytes * shape.count : most;
-    void* const base = fits ? dev_->try_allocate(total) : nullptr;
+    void* const base = fits ? pages_->try_allocate(total) : nullptr;
     if (base == nullptr) {
       throw out_of_budget("slots: the device cannot hold a ring of " + std::to_string(shape.count) +
                               " slots of " + std::to_string(bytes) + " bytes (" +
-                              std::to_string(dev_->memory().free) +
+                              std::to_string(pages_->free_bytes()) +
                               " are free); declare fewer or smaller slots",
-                          total, dev_->memory().free);
+                          total, pages_->free_bytes());
     }
     // The device is asked first: it refuses what the host had better not make a list for.
     rings_.push_back({bytes, base, {}, 0, shape.count, {}});
@@ -167,7 +168,7 @@ class slots final : public block_source<Device> {
     reserved_ += total;
   }
 
-  Device* dev_;
+  page_allocator* pages_;
   std::vector<slot_queue> rings_;
   std::size_t reserved_ = 0;
 };

@@ -158,7 +158,12 @@ namespace detail {
 [[nodiscard]] inline std::size_t kept_at_once(const profile& step, const step_plan& made) {
   std::size_t now = 0;
   std::size_t most = 0;
+  const detail::layout map(step);
   for (const auto& each : step.events) {
+    if (each.kind == event_kind::release && map.forgotten(each.index) != none) {
+      const auto& of = step.storages[each.index];
+      if (made.what[of.chunk][of.group] == action::keep) now -= std::min(now, of.bytes);
+    }
     if (each.kind != event_kind::commit && each.kind != event_kind::restore) continue;
     if (made.what[each.chunk][each.index] != action::keep) continue;
     const auto bytes = step.chunks[each.chunk].groups[each.index].bytes;

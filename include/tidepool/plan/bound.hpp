@@ -67,6 +67,10 @@ class stretch_bound {
     return static_cast<double>(map_->groups[group].bytes) - away_.at(group);
   }
 
+  [[nodiscard]] double bytes_of(const flat_event& each) const {
+    return static_cast<double>(map_->storages[each.what].bytes);
+  }
+
   // Bytes away by need, in the order of calls, or against it. What is held rises by what is asked
   // for; what may be away is what has been committed and is not restored yet.
   void sweep(double budget, bool backwards, std::vector<need>& needs) {
@@ -87,10 +91,19 @@ class stretch_bound {
     double moved = 0;
     for (std::size_t i = 0; i < to_ - from_; ++i) {
       const auto& each = event_at(i, backwards);
-      if (each.kind == opening) idle.emplace(ends_[each.what], each.what);
-      if (each.kind == closing) held += std::exchange(away_[each.what], 0.0);
-      if (each.kind == rising) held += static_cast<double>(map_->storages[each.what].bytes);
-      if (each.kind == falling) held -= static_cast<double>(map_->storages[each.what].bytes);
+      const bool of_group = each.kind == commit || each.kind == restore;
+      if (of_group && !map_->groups[each.what].comes_back) {
+        // It may be gone from its commit on, at no cost in the best case.
+        const auto bytes = static_cast<double>(map_->groups[each.what].bytes);
+        held += backwards ? bytes : -bytes;
+      } else if (each.kind == opening) {
+        idle.emplace(ends_[each.what], each.what);
+      } else if (each.kind == closing) {
+        held += std::exchange(away_[each.what], 0.0);
+      }
+      const bool gone = each.kind == release && map_->forgotten(each.what) != none;
+      if (each.kind == rising && !gone) held += bytes_of(each);
+      if (each.kind == falling && !gone) held -= bytes_of(each);
       if (held <= budget) continue;
       while (held > budget) {
         while (!idle.empty() && (idle.top().first <= i || left_of(idle.top().second) <= 0)) {

@@ -79,6 +79,7 @@ class rehearsal {
   [[nodiscard]] auto stream() const { return stream_.ref(); }
 
   void run() {
+    find_forgotten();
     const double begin_us = waits_ ? now_us() : 0;
     double at_us = 0;
     for (const auto& each : step_->events) {
@@ -107,7 +108,7 @@ class rehearsal {
     return model;
   }
 
-  using chunk_state = tidepool::detail::chunk_state<virtual_device>;
+  using chunk_state = tidepool::detail::chunk_state;
 
   // A handle that a group commits: those of `storages` come first, then those of `shared`.
   struct member {
@@ -131,6 +132,14 @@ class rehearsal {
     }
     for (auto& chunk : members_) {
       for (auto& group : chunk) std::ranges::stable_sort(group, {}, &member::place);
+    }
+  }
+
+  void find_forgotten() {
+    comes_back_.clear();
+    for (const auto& each : step_->chunks) comes_back_.emplace_back(each.groups.size(), false);
+    for (const auto& each : step_->events) {
+      if (each.kind == event_kind::restore) comes_back_[each.chunk][each.index] = true;
     }
   }
 
@@ -205,6 +214,7 @@ class rehearsal {
       }
       case event_kind::release:
         each_handle_of(each.index, [&](std::size_t handle) { held_[handle].reset(stream); });
+        forget_group_of(step_->storages[each.index]);
         break;
       case event_kind::drop:
         extra_[each.index].reset(stream);
@@ -213,6 +223,15 @@ class rehearsal {
         });
         break;
     }
+  }
+
+  // One that nobody restores goes when its first storage is released.
+  void forget_group_of(const storage_profile& store) {
+    if (store.chunk == none || comes_back_[store.chunk][store.group]) return;
+    comes_back_[store.chunk][store.group] = true;
+    const auto& group = step_->chunks[store.chunk].groups[store.group];
+    engine_->forget(*chunks_[store.chunk], group.module, group.layer);
+    if (--waiting_[store.chunk] == 0) close(store.chunk);
   }
 
   const profile* step_;
@@ -225,6 +244,7 @@ class rehearsal {
   std::vector<bool> returned_;                 // of them, those whose group was restored
   std::vector<buffer<virtual_device>> extra_;  // beyond the commit
   std::vector<bool> outlives_;
+  std::vector<std::vector<bool>> comes_back_;  // each group of each chunk, or is forgotten already
   std::vector<chunk_state*> chunks_;
   std::vector<std::size_t> waiting_;  // groups of each chunk that are not restored yet
   std::uint32_t next_chunk_ = 0;

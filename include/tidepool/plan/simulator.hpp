@@ -123,6 +123,7 @@ class simulator {
       case event_kind::restore:
         return restore(each.what);
       case event_kind::release:
+        if (is_away(map_.storages[each.what])) return true;  // forgotten; it took nothing any more
         give(by_compute_, map_.storages[each.what].bytes, now_, by_compute);
         return true;
       case event_kind::drop:
@@ -130,6 +131,10 @@ class simulator {
         return true;
     }
     return false;
+  }
+
+  [[nodiscard]] bool is_away(const detail::flat_storage& store) const {
+    return store.group != none && where_[store.group] == place::away;
   }
 
   void give(queue& into, std::size_t bytes, double time, std::uint32_t offload) {

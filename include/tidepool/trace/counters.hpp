@@ -55,6 +55,11 @@ struct counters {
   std::size_t device_peak = 0;           ///< most device bytes ever taken from the device
   std::size_t live_peak = 0;  ///< most bytes of saved tensors on the device at once, in issue order
   std::size_t live_peak_without = 0;  ///< the same had nothing been offloaded
+  std::size_t borrowed = 0;       ///< bytes of other allocators that it has now, waiting ones as well
+  std::size_t borrowed_peak = 0;  ///< the most ever
+  std::size_t borrowed_waiting = 0;  ///< bytes on their way back to their owners
+  std::uint64_t borrowed_joins = 0;  ///< times an owner's stream was made to wait to have memory back
+  std::uint64_t budget_exceeded = 0;  ///< times borrowed memory passed the budget, which is soft then
   std::size_t host_reserved = 0;      ///< pinned bytes taken from the device
   std::size_t host_peak = 0;          ///< most pinned bytes in use at once
   std::uint64_t state_fetched = 0;    ///< bytes of host_state copied to the device

@@ -98,6 +98,10 @@ TIDEPOOL_INLINE void virtual_device::fill_bytes(void* pointer, unsigned char byt
   launch(on, 0, std::move(run), "fill", {{pointer, bytes, true}});
 }
 
+TIDEPOOL_INLINE bool virtual_device::passed(const event& which) const {
+  return sim_->done(which.index_);
+}
+
 TIDEPOOL_INLINE void virtual_device::begin_capture(stream_ref on) {
   sim_->begin_capture(on.index_);
 }

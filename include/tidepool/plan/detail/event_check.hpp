@@ -24,6 +24,11 @@ class event_check : demands<Refuse> {
     for (const auto& groups : saved.of_storage) {
       for (const auto group : groups) ++groups_[group].to_allocate;
     }
+    for (const auto& each : step.events) {
+      if (each.kind != event_kind::restore || each.chunk >= step.chunks.size()) continue;
+      if (each.index >= step.chunks[each.chunk].groups.size()) continue;
+      groups_[saved.number(each.chunk, each.index)].comes_back = true;
+    }
     events();
   }
 
@@ -39,6 +44,7 @@ class event_check : demands<Refuse> {
     std::size_t to_allocate = 0;  // storages that its commit still waits for
     bool committed = false;
     bool restored = false;
+    bool comes_back = false;  // some time in the step; what does not was forgotten
   };
   struct storage_state {
     bool allocated = false;
@@ -138,8 +144,12 @@ class event_check : demands<Refuse> {
         !state.released, place, [&] { return name() + " is released twice"; },
         "release it once, with its last handle");
     require(
-        std::ranges::all_of(saved_by, [&](auto group) { return groups_[group].restored; }), place,
-        [&] { return name() + " is released before its group is restored"; },
+        std::ranges::all_of(saved_by,
+                            [&](auto group) {
+                              const auto& by = groups_[group];
+                              return by.comes_back ? by.restored : by.committed;
+                            }),
+        place, [&] { return name() + " is released before its group is restored"; },
         "release it after the restore; without a group it may go at any time");
     state.released = true;
   }

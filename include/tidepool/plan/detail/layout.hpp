@@ -21,6 +21,7 @@ struct flat_group {
   std::size_t bytes = 0;
   double recompute_us = 0;
   std::size_t outliving = 0;  // of its bytes, those that handles hold beyond its commit
+  bool comes_back = false;    // else it is forgotten, and its storages are released while away
 };
 
 struct flat_event {
@@ -52,7 +53,7 @@ struct layout {
     for (std::uint32_t c = 0; c < step.chunks.size(); ++c) {
       first.push_back(static_cast<std::uint32_t>(groups.size()));
       for (const auto& each : step.chunks[c].groups) {
-        groups.push_back({c, each.layer, each.module, 0, each.recompute_us, 0});
+        groups.push_back({c, each.layer, each.module, 0, each.recompute_us, 0, false});
       }
     }
     for (const auto& each : step.storages) {
@@ -88,6 +89,7 @@ struct layout {
       events.push_back({each.kind, what, compute_us, std::exchange(wait, 0.0)});
       if (each.kind == event_kind::restore) {
         reload_order.push_back(what);
+        groups[what].comes_back = true;
         if (const auto found = lends.find(what); found != lends.end()) {
           for (const auto storage : found->second) back[storage] = true;
         }
@@ -100,6 +102,12 @@ struct layout {
     compute_us += step.rest_us;
     rest_wait = wait + step.rest_wait_us;
     order_reloads();
+  }
+
+  // The group of a storage that is released without having come back; none: it is no such one.
+  [[nodiscard]] std::uint32_t forgotten(std::uint32_t storage) const {
+    const auto group = storages[storage].group;
+    return group == none || groups[group].comes_back ? none : group;
   }
 
   [[nodiscard]] actions unfold(const std::vector<action>& flat) const {

@@ -312,7 +312,8 @@ class search {
   void give_back() {
     if (!best_.result.runs) return;
     const auto most_us = best_.result.step_us * (1 + wanted_->tolerance);
-    std::vector<double> away(map().groups.size(), 0);
+    std::vector<double> away;
+    for (const auto& each : map().groups) away.push_back(each.comes_back ? 0 : map().compute_us);
     for (const auto& each : map().events) {
       if (each.kind == event_kind::commit) away[each.what] -= each.at;
       if (each.kind == event_kind::restore) away[each.what] += each.at;

@@ -26,7 +26,7 @@ using group_set = std::vector<std::uint32_t>;
                                                         std::size_t budget,
                                                         bool recomputed_first = false,
                                                         double settled_us = 0) {
-  std::vector<std::uint32_t> order(map.groups.size(), 0);
+  std::vector<std::uint32_t> order(map.groups.size(), none);  // what never comes back is the last
   for (std::uint32_t i = 0; i < map.reload_order.size(); ++i) order[map.reload_order[i]] = i;
   std::priority_queue<std::tuple<bool, std::uint32_t, std::uint32_t>> idle;
   std::queue<std::pair<double, std::uint32_t>> settling;  // when committed, and which
@@ -44,6 +44,10 @@ using group_set = std::vector<std::uint32_t>;
         held += map.storages[each.what].bytes;
         break;
       case event_kind::release:
+        if (const auto group = map.forgotten(each.what); group != none) {
+          if (base[group] != action::keep) break;
+          restored[group] = true;
+        }
         held -= map.storages[each.what].bytes;
         break;
       case event_kind::commit:

@@ -1,0 +1,39 @@
+/// The places where the engine makes one stream wait for another.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace tidepool {
+
+/// Every place where the engine makes one stream wait for another. A device may be told to leave
+/// one of them out, which is how tests show that each is needed.
+enum class join_site : std::uint8_t {
+  producer,       ///< an offload waits for the kernel that wrote its source
+  device_reuse,   ///< a compute stream waits until the last user of a device block has ended
+  reload_reuse,   ///< a reload waits for the same
+  host_reuse,     ///< an offload waits until the reload out of its host block has ended
+  own_offload,    ///< a reload waits for the offload of the same storage
+  consumer,       ///< a compute stream waits for the reload of what it is about to read
+  cap,            ///< a compute stream waits because too many offloads are in flight
+  launch,         ///< a graph waits for what was given to all streams before it
+  after_launch,   ///< eager work waits for the graphs before it
+  fork,           ///< both copy streams enter a capture
+  join_back,      ///< and are joined before it ends
+  after_capture,  ///< eager work waits for what was eager before the capture
+  new_stream,     ///< a stream that is new after a capture waits for what came before
+  borrow,         ///< a stream waits for the one whose allocator gave the memory that it will touch
+  give_back,      ///< the stream of an owner waits for the last use of memory that goes back to it
+  count
+};
+
+[[nodiscard]] constexpr std::string_view name_of(join_site site) {
+  constexpr std::string_view names[]{
+      "producer",  "device_reuse",  "reload_reuse", "host_reuse",   "own_offload",
+      "consumer",  "cap",           "launch",       "after_launch", "fork",
+      "join_back", "after_capture", "new_stream",   "borrow",       "give_back"};
+  return names[static_cast<std::size_t>(site)];
+}
+
+}  // namespace tidepool

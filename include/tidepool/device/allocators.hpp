@@ -1,0 +1,48 @@
+/// A device's two allocators, as memory sources ask for them.
+#pragma once
+
+#include <cstddef>
+
+#include "tidepool/core/page_allocator.hpp"
+#include "tidepool/device/device.hpp"
+#include "tidepool/options.hpp"
+
+namespace tidepool {
+
+/// Memory of the device itself.
+template <device Device>
+class device_allocator final : public page_allocator {
+ public:
+  explicit device_allocator(Device& dev) : dev_(&dev) {}
+
+  [[nodiscard]] void* try_allocate(std::size_t bytes) override { return dev_->try_allocate(bytes); }
+  void deallocate(void* pages) noexcept override { dev_->deallocate(pages); }
+  [[nodiscard]] std::size_t free_bytes() const override { return dev_->memory().free; }
+
+ private:
+  Device* dev_;
+};
+
+/// Host memory that its copy engines reach, in the kind asked for where it has several.
+template <device Device>
+class host_allocator final : public page_allocator {
+ public:
+  explicit host_allocator(Device& dev, const host_memory& how = {}) : dev_(&dev), how_(how) {}
+
+  [[nodiscard]] void* try_allocate(std::size_t bytes) override {
+    if constexpr (requires { dev_->try_allocate_host(bytes, how_); }) {
+      return dev_->try_allocate_host(bytes, how_);
+    } else {
+      return dev_->try_allocate_host(bytes);
+    }
+  }
+  void deallocate(void* pages) noexcept override { dev_->deallocate_host(pages); }
+  /// Nobody asks: what the host has is limited by a budget.
+  [[nodiscard]] std::size_t free_bytes() const override { return 0; }
+
+ private:
+  Device* dev_;
+  host_memory how_;
+};
+
+}  // namespace tidepool

@@ -1,0 +1,80 @@
+/// Who gets borrowed memory back.
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <functional>
+#include <new>
+#include <type_traits>
+#include <utility>
+
+namespace tidepool {
+
+/// The owner of memory that an offloader borrows: a callable, which is called once when the memory
+/// is given back, or anything else that can be moved, such as a reference count, which is destroyed
+/// then.
+///
+/// It lies inside this object, so that none is made on the heap. Move-only; destroying it gives the
+/// memory back, and so does assigning to it. The callable must not throw.
+///
+///     off.adopt(data, bytes, stream, [=] { cudaFreeAsync(data, raw_stream); });
+///     off.adopt(tensor.data_ptr(), bytes, stream, tensor);
+class memory_owner {
+ public:
+  static constexpr std::size_t capacity = 48;  ///< bytes of what a callable captures
+
+  memory_owner() noexcept = default;
+  template <class Owner>
+    requires(!std::same_as<std::remove_cvref_t<Owner>, memory_owner>)
+  memory_owner(Owner&& owner) {  // NOLINT(google-explicit-constructor, bugprone-forwarding-*)
+    using stored = std::decay_t<Owner>;
+    static_assert(sizeof(stored) <= capacity && alignof(stored) <= alignof(std::max_align_t),
+                  "tidepool: the owner of borrowed memory has at most memory_owner::capacity bytes;"
+                  " capture a pointer or a reference count instead");
+    static_assert(std::is_nothrow_move_constructible_v<stored>,
+                  "tidepool: the owner of borrowed memory must not throw when it is moved");
+    ::new (static_cast<void*>(space_)) stored(std::forward<Owner>(owner));
+    act_ = &act<stored>;
+  }
+  memory_owner(memory_owner&& other) noexcept { take(other); }
+  memory_owner& operator=(memory_owner&& other) noexcept {
+    if (this != &other) {
+      give_back();
+      take(other);
+    }
+    return *this;
+  }
+  memory_owner(const memory_owner&) = delete;
+  memory_owner& operator=(const memory_owner&) = delete;
+  ~memory_owner() { give_back(); }
+
+  explicit operator bool() const { return act_ != nullptr; }
+
+  /// The owner has it back; a second call does nothing.
+  void give_back() noexcept {
+    if (const auto now = std::exchange(act_, nullptr)) now(space_, nullptr);
+  }
+
+ private:
+  void take(memory_owner& other) noexcept {
+    act_ = std::exchange(other.act_, nullptr);
+    if (act_ != nullptr) act_(other.space_, space_);
+  }
+
+  // Moves what is stored to `to`; where there is none, gives the memory back.
+  template <class Stored>
+  static void act(void* from, void* to) noexcept {
+    auto& stored = *std::launder(static_cast<Stored*>(from));
+    if (to != nullptr) {
+      ::new (to) Stored(std::move(stored));
+    } else if constexpr (std::invocable<Stored&>) {
+      std::invoke(stored);
+    }
+    stored.~Stored();
+  }
+
+  alignas(std::max_align_t) std::byte space_[capacity]{};
+  void (*act_)(void* from, void* to) noexcept = nullptr;
+};
+
+}  // namespace tidepool
