@@ -30,4 +30,6 @@ write_basic_package_version_file(
   ARCH_INDEPENDENT)
 install(FILES ${PROJECT_BINARY_DIR}/tidepool-config.cmake
               ${PROJECT_BINARY_DIR}/tidepool-config-version.cmake
-              ${CMAKE_CURRENT_LIST_DIR}/tidepool-cuda.cmake DESTINATION ${tidepool_package_dir})
+              ${CMAKE_CURRENT_LIST_DIR}/tidepool-cuda.cmake
+              ${CMAKE_CURRENT_LIST_DIR}/tidepool-compiled.cmake
+              ${CMAKE_CURRENT_LIST_DIR}/tidepool.cpp DESTINATION ${tidepool_package_dir})

@@ -1,8 +1,8 @@
 # shellcheck shell=bash
 # Sourced by examples/demo.sh, tests/run.sh and .ci/run: brings in what a build needs and the machine lacks.
 #
-#   need <what>...     what of: compiler clang cmake generator objdump openblas cli11 json doctest
-#                      benchmark mpi
+#   need <what>...     what of: compiler clang cmake generator objdump python openblas cli11 json doctest
+#                      benchmark mpi spin
 #
 # Whether a thing is there is asked of the thing itself (a command, a header), not of the package
 # manager. Installs Debian or Ubuntu packages, with sudo where it must. `missing` afterwards holds
@@ -23,6 +23,7 @@ there() {
     cmake) command -v cmake >/dev/null ;;
     generator) command -v ninja >/dev/null || command -v make >/dev/null ;;
     objdump) command -v objdump >/dev/null ;;
+    python) command -v python3 >/dev/null ;;
     openblas) compgen -G '/usr/lib/*/cmake/openblas/OpenBLASConfig.cmake' >/dev/null ||
       has_header openblas/openblas_config.h || has_header openblas_config.h ||
       [ -n "${OpenBLAS_DIR:-}" ] ;;
@@ -31,6 +32,7 @@ there() {
     doctest) has_header doctest/doctest.h ;;
     benchmark) has_header benchmark/benchmark.h ;;
     mpi) command -v mpicxx >/dev/null && command -v mpirun >/dev/null ;;
+    spin) command -v spin >/dev/null ;;
   esac
 }
 
@@ -42,12 +44,14 @@ package_of() {
     cmake) echo cmake ;;
     generator) echo ninja-build ;;
     objdump) echo binutils ;;
+    python) echo python3 ;;
     openblas) echo libopenblas-dev ;;
     cli11) echo libcli11-dev ;;
     json) echo nlohmann-json3-dev ;;
     doctest) echo doctest-dev ;;
     benchmark) echo libbenchmark-dev ;;
     mpi) echo libopenmpi-dev openmpi-bin ;;
+    spin) echo spin ;;
   esac
 }
 

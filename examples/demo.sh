@@ -3,6 +3,8 @@
 # On a GPU if there is one and the CUDA toolkit too, else on the virtual device.
 #
 #   examples/demo.sh [option of train_moe]...     e.g. --preset small --steps 50
+#
+# TIDEPOOL_DEMO_BUILD names a build folder that has the trainer already, as CI's tests leave one.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source cmake/prerequisites.sh
@@ -23,9 +25,13 @@ if have_gpu; then
   fi
 fi
 
-# One process runs it, so that ranks need not be built.
-cmake -S . -B "$build" -DCMAKE_BUILD_TYPE=Release -DTIDEPOOL_CUDA="$cuda" -DTIDEPOOL_MPI=OFF \
-  -DTIDEPOOL_BUILD_TESTS=OFF -DTIDEPOOL_BUILD_BENCH=OFF
+if [ -n "${TIDEPOOL_DEMO_BUILD:-}" ]; then
+  build=$TIDEPOOL_DEMO_BUILD
+else
+  # One process runs it, so that ranks need not be built.
+  cmake -S . -B "$build" -DCMAKE_BUILD_TYPE=Release -DTIDEPOOL_CUDA="$cuda" -DTIDEPOOL_MPI=OFF \
+    -DTIDEPOOL_BUILD_TESTS=OFF -DTIDEPOOL_BUILD_BENCH=OFF
+fi
 cmake --build "$build" --target train_moe --parallel "$(jobs)"
 
 # What the caller names goes before the demo's own choice.

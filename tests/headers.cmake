@@ -50,6 +50,7 @@ function(header_test name)
     ${name}
     PROPERTIES LABELS headers
                TIMEOUT 1500
+               COST 1000
                PROCESSORS ${processors}
                RESOURCE_LOCK build_tree)
 endfunction()

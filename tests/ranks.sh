@@ -33,9 +33,11 @@ case ${launcher##*/} in
     ;;
 esac
 
-# Open MPI: more ranks than cores, no rank bound to a core that others use too, root in containers,
-# and copies through shared memory, where a container forbids those between processes.
+# Open MPI: more ranks than cores, ranks that wait leave theirs to others, no rank bound to a core that
+# others use too, root in containers, and copies through shared memory, where a container forbids those
+# between processes.
 export OMPI_MCA_rmaps_base_oversubscribe=1 PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
+export OMPI_MCA_mpi_yield_when_idle=1
 export OMPI_MCA_hwloc_base_binding_policy=none
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export OMPI_MCA_btl_vader_single_copy_mechanism=none

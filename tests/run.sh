@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Builds and runs the tests.
 #
-#   tests/run.sh [preset] [option of ctest]...    preset: default (if not named), no-cuda, clang,
-#                                               asan, tsan
+#   tests/run.sh [preset] [option of ctest]...    preset: default (if not named), quick, no-cuda,
+#                                               clang, asan, tsan
 #
 # With a GPU and the CUDA toolkit the GPU tests must run (TIDEPOOL_REQUIRE_GPU=1); else they are
 # skipped visibly. TIDEPOOL_TEST_LENGTH=full runs every case: what it leaves out otherwise
@@ -18,17 +18,17 @@ if [ $# -gt 0 ] && [[ $1 != -* ]]; then
   shift
 fi
 case $preset in
-  default | no-cuda | clang | asan | tsan) ;;
+  default | quick | no-cuda | clang | asan | tsan) ;;
   *)
-    note "no preset \"$preset\"; there are default, no-cuda, clang, asan, tsan"
+    note "no preset \"$preset\"; there are default, quick, no-cuda, clang, asan, tsan"
     exit 2
     ;;
 esac
 
 arguments=()
 case $preset in
-  default | no-cuda)
-    need compiler cmake generator doctest objdump openblas cli11 json benchmark mpi
+  default | quick | no-cuda)
+    need compiler cmake generator doctest objdump python openblas cli11 json benchmark mpi spin
     stop_without compiler cmake generator doctest
     if is_missing openblas || is_missing cli11 || is_missing json; then
       note "the examples are left out, and with them their tests"
@@ -39,6 +39,7 @@ case $preset in
       arguments+=(-DTIDEPOOL_BUILD_BENCH=OFF)
     fi
     if is_missing mpi; then note "the trainer is built without ranks, and their tests are skipped"; fi
+    if is_missing spin; then note "the formal model is skipped"; fi
     ;;
   *)
     need compiler cmake generator doctest
@@ -47,7 +48,7 @@ case $preset in
 esac
 choose_generator
 
-if [ "$preset" = default ]; then
+if [ "$preset" = default ] || [ "$preset" = quick ]; then
   if have_nvcc; then
     if have_gpu; then export TIDEPOOL_REQUIRE_GPU=1; fi
   else

@@ -21,20 +21,20 @@
 #include <tidepool/trace/timeline.hpp>
 #include <vector>
 
-#include "checkpoint.hpp"
-#include "command_line.hpp"
-#include "devices.hpp"
-#include "files.hpp"
-#include "launch.hpp"
-#include "report.hpp"
+#include "cli/command_line.hpp"
+#include "cli/files.hpp"
+#include "cli/report.hpp"
+#include "parallel/launch.hpp"
+#include "training/checkpoint.hpp"
+#include "training/devices.hpp"
 #if defined(TIDEPOOL_HAS_MPI)
-#include "mpi_world.hpp"
+#include "parallel/mpi_world.hpp"
 #elif defined(TIDEPOOL_HAS_NCCL)
-#include "ranks.hpp"
+#include "parallel/ranks.hpp"
 #endif
 #if defined(TIDEPOOL_HAS_MPI) || defined(TIDEPOOL_HAS_NCCL)
 #define TIDEPOOL_HAS_RANKS
-#include "alike.hpp"
+#include "parallel/alike.hpp"
 #endif
 
 namespace {

@@ -60,7 +60,8 @@ class chunk {
   ///
   /// `stream` is the one that wrote and last read them; copies start once it has come this far, on
   /// the offload stream. Handles of what leaves are emptied; what stays (opted out, small, kept by
-  /// policy or all of it by groups that are, forward-only) keeps its memory and stays full. With a
+  /// policy or all of it by groups that are, forward-only) keeps its memory and stays full. In a
+  /// chunk with `release` the memory of all of them is given back instead, enabled or not. With a
   /// cap, `stream` then waits until no more of the module's offloads are in flight than that.
   ///
   /// Throws `misuse_error` (an empty handle, forward already ended), `out_of_budget` (host) or
@@ -81,9 +82,7 @@ class chunk {
     if constexpr (compiled_in<Name>()) commit(id_of<Name>, layer, stream, saved);
   }
   void commit(module_id module, int layer, stream_ref stream, handle_list saved) {
-    if (!wants(module)) return;
-    expect_open("commit", module, layer);
-    engine_->commit(*state_, module, layer, engine_->lane_of(stream), saved, kind::plain);
+    if (wants(module)) send_list(kind::plain, module, layer, stream, saved);
   }
   /// Does not compile: a name that is known at run time is looked up once, by `offloader::module`.
   template <class Name, class... Handles>
@@ -115,9 +114,7 @@ class chunk {
   template <class... Handles>
   void restore(module_id module, int layer, stream_ref stream, Handles&... saved) {
     const auto handles = pointers_to(saved...);
-    if (!wants(module)) return detail::engine<Device>::expect_full(layer, handles);
-    expect_open("restore", module, layer);
-    engine_->restore(*state_, module, layer, engine_->lane_of(stream), handles);
+    restore(module, layer, stream, handle_list(handles));
   }
   /// The same for a list that is known at run time.
   template <fixed_string Name>
@@ -177,8 +174,7 @@ class chunk {
     const auto handles = pointers_to(saved...);
     if (!wants(module)) return detail::engine<Device>::expect_full(layer, handles);
     expect_open("restore_or_recompute", module, layer);
-    engine_->restore_or_recompute(*state_, module, layer, stream, handles,
-                                  std::forward<Again>(again));
+    engine_->restore_or_recompute(*state_, module, layer, stream, handles, again);
   }
 
   /// True when the `restore_or_recompute` that comes next will call its function: then what that
@@ -279,6 +275,10 @@ class chunk {
     engine_->end_recompute(*state_, what, layer);
   }
 
+  /// What it was begun with; the default where it is not open.
+  [[nodiscard]] chunk_info info() const {
+    return engine_ == nullptr ? chunk_info() : state_->info();
+  }
   /// In place of a restore, for a group that backward will not read: what was saved of it goes, and
   /// nothing is copied back. Handles that its commit emptied stay empty; those that stayed full are
   /// the trainer's, to be reset before.
@@ -315,7 +315,11 @@ class chunk {
   using kind = detail::commit_kind;
 
   chunk(detail::engine<Device>& engine, const chunk_info& info, std::uint64_t enabled)
-      : engine_(&engine), state_(&engine.begin(info)), enabled_(info.forward_only ? 0 : enabled) {}
+      : engine_(&engine),
+        state_(&engine.begin(info)),
+        enabled_(!info.forward_only ? enabled
+                 : info.release     ? every_module
+                                    : 0) {}
 
   template <fixed_string Name>
   static constexpr bool compiled_in() {
@@ -332,7 +336,8 @@ class chunk {
   static constexpr module_id id_of = Modules::id(Name.view());
 
   // One that is not open wants every module, so that calls that do nothing cost one test still.
-  static constexpr std::uint64_t closed = ~std::uint64_t{0};
+  static constexpr std::uint64_t every_module = ~std::uint64_t{0};
+  static constexpr std::uint64_t closed = every_module;
 
   [[nodiscard]] bool wants(module_id module) const {
     return (enabled_ >> static_cast<unsigned>(module) & 1U) != 0;
@@ -380,7 +385,10 @@ class chunk {
 
   template <class... Handles>
   void send(kind how, module_id module, int layer, stream_ref stream, Handles&... saved) {
-    const auto handles = pointers_to(saved...);
+    send_list(how, module, layer, stream, pointers_to(saved...));
+  }
+  void send_list(kind how, module_id module, int layer, stream_ref stream,
+                 std::span<handle<Device>* const> handles) {
     expect_open(how == kind::by_hand ? "start_offload" : "commit", module, layer);
     engine_->commit(*state_, module, layer, engine_->lane_of(stream), handles, how);
   }

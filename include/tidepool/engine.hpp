@@ -9,9 +9,12 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
 #include "tidepool/buffer.hpp"
+#include "tidepool/core/call_ref.hpp"
+#include "tidepool/core/linkage.hpp"
 #include "tidepool/core/plan_source.hpp"
 #include "tidepool/detail/followed_placement.hpp"
 #include "tidepool/detail/forgotten_groups.hpp"
@@ -35,6 +38,16 @@ namespace tidepool::detail {
 // By hand everything leaves, and its handles stay full; `or_discard` offers to compute it again.
 enum class commit_kind : std::uint8_t { plain, by_hand, or_discard };
 
+// What a device's captures end in; nothing where it has none.
+template <device Device>
+struct graph_of {
+  using type = std::monostate;
+};
+template <capturing_device Device>
+struct graph_of<Device> {
+  using type = typename Device::graph;
+};
+
 // Lives as long as its offloader and every handle and chunk made by it.
 template <device Device>
 class engine : public storage_owner {
@@ -43,42 +56,16 @@ class engine : public storage_owner {
   using storage = detail::storage;
   using handle = tidepool::handle<Device>;
   using stream_ref = typename Device::stream_ref;
+  using device_graph = typename graph_of<Device>::type;
 
   // `names` are the modules by id; `enabled` those that leave.
   engine(Device& dev, const options& opts, std::vector<std::string> names,
-         const std::vector<bool>& enabled, std::unique_ptr<block_source> memory = {})
-      : dev_(&dev),
-        opts_(opts),
-        names_(std::move(names)),
-        ranges_(names_),
-        windows_(names_.size()),
-        keeps_(opts.offload_layers),
-        store_(dev, opts, std::move(memory)),
-        bytes_before_step_(names_.size()) {
-    for (std::size_t m = 0; m < names_.size(); ++m) {
-      counters_.modules.push_back({});
-      counters_.modules[m].name = names_[m];
-      counters_.modules[m].enabled = enabled[m];
-      counters_.modules[m].by_all =
-          enabled[m] && opts.offload_modules == std::vector<std::string>{"all"};
-      const auto own = opts.module_max_inflight.find(names_[m]);
-      windows_[m].set({own != opts.module_max_inflight.end() ? own->second : opts.max_inflight,
-                       opts.max_inflight_bytes});
-    }
-    for (const auto& name : names_) labels_.push_back(labelled(name));
-    for (const auto& name : opts.recompute_modules) counters_.recomputed.push_back({name});
-    if (opts.policy == policy_kind::automatic) {
-      recorder_ = std::make_unique<recorder<Device>>(dev, 0);
-    }
-    without_a_plan();
-  }
+         const std::vector<bool>& enabled, std::unique_ptr<block_source> memory = {});
   engine(const engine&) = delete;
   engine& operator=(const engine&) = delete;
 
   void retain() { ++references_; }
-  static void release(engine* which) noexcept {
-    if (--which->references_ == 0) delete which;
-  }
+  static void release(engine* which) noexcept;
 
   // The lane of a stream whose call takes or reads memory, eagerly or in a capture of ours.
   [[nodiscard]] lane_id lane_of(stream_ref stream) {
@@ -87,13 +74,7 @@ class engine : public storage_owner {
     return lane;
   }
   // The same where a handle goes or a capture begins, of whatever graphs have left where.
-  [[nodiscard]] lane_id lane_to_release(stream_ref stream) {
-    if constexpr (capturing_device<Device>) {
-      if (dev_->capturing(stream) != store_.order().capturing()) throw_mixed_capture();
-      if (replayed_) meet_after_launch();
-    }
-    return store_.order().of(stream);
-  }
+  [[nodiscard]] lane_id lane_to_release(stream_ref stream);
   [[nodiscard]] lane_id lane_of_launch(stream_ref stream) { return store_.order().of(stream); }
   [[nodiscard]] storages<Device>& memory() { return store_; }
   [[nodiscard]] const options& settings() const { return opts_; }
@@ -103,7 +84,7 @@ class engine : public storage_owner {
 
   // `source` is where the memory comes from each time, null for the offloader's own.
   [[nodiscard]] buffer<Device> allocate(std::size_t bytes, std::size_t elements, stream_ref stream,
-                                        block_source* source = nullptr);
+                                        block_source* source = nullptr, fill contents = fill::none);
   [[nodiscard]] buffer<Device> adopt_memory(void* data, std::size_t bytes, std::size_t elements,
                                             stream_ref stream, memory_owner owner);
 
@@ -127,7 +108,7 @@ class engine : public storage_owner {
   void hand_to(storage& store, lane_id lane) {
     store.handed_to = lane;
     store.handed_at = store_.order().next(lane);
-    if constexpr (storages<Device>::fills) store.filled = false;
+    store.filled = false;
   }
 
   void note_use(storage& store, lane_id lane, const ticket& until);
@@ -137,15 +118,7 @@ class engine : public storage_owner {
   void close() noexcept { closed_ = true; }
   // An exception destroys it: work that the device would run in the process may point into frames
   // that are gone.
-  void drop_work() noexcept {
-    if constexpr (requires { dev_->drop(stream_ref()); }) {
-      auto& order = store_.order();
-      for (std::size_t i = 0; i < order.count(); ++i) {
-        dev_->drop(order.stream(static_cast<lane_id>(i)));
-      }
-      replayed_ = false;
-    }
-  }
+  void drop_work() noexcept;
 
   // ---- waits for other ranks, as a step that is being recorded knows them ----
 
@@ -159,14 +132,13 @@ class engine : public storage_owner {
   // ---- capture, see graph.hpp ----
 
   void begin_capture(lane_id origin);
-  [[nodiscard]] auto end_capture(lane_id origin);
+  [[nodiscard]] device_graph end_capture(lane_id origin);
   void abandon_capture(lane_id origin) noexcept;
   [[nodiscard]] std::shared_ptr<const memory_layout> layout_before_capture() const {
     return layout_before_;
   }
   [[nodiscard]] std::shared_ptr<const memory_layout> layout_after_capture();
-  template <class Graph>
-  void replay(Graph& graph, const std::shared_ptr<const memory_layout>& before,
+  void replay(device_graph& graph, const std::shared_ptr<const memory_layout>& before,
               const std::shared_ptr<const memory_layout>& after, lane_id lane);
 
   // ---- chunks ----
@@ -181,6 +153,7 @@ class engine : public storage_owner {
 
   // Starts the reload of a group by hand.
   void start_reload(chunk_state& chunk, module_id module, int layer) {
+    if (chunk.info().forward_only) return;
     settle();
     const auto index = waiting_group(chunk, module, layer, "start_reload");
     if (chunk.at(index).state == group_state::away) require_reload(chunk, index);
@@ -191,9 +164,8 @@ class engine : public storage_owner {
                std::span<handle* const> handles);
   // The same for a group of `commit_kind::or_discard`: calls `again` where it was discarded, and in
   // the first recorded step, to see how long that takes.
-  template <class Again>
   void restore_or_recompute(chunk_state& chunk, module_id module, int layer, stream_ref stream,
-                            std::span<handle* const> handles, Again&& again);
+                            std::span<handle* const> handles, call_ref again);
 
   // `lane` waits for what brought back, or wrote, the tensor that a handle holds.
   void wait_for(const handle& saved, lane_id lane);
@@ -288,13 +260,7 @@ class engine : public storage_owner {
     std::size_t bytes;
   };
 
-  ~engine() {
-    if (!replayed_) return;
-    try {
-      dev_->synchronize();  // graphs copy on streams that are not ours
-    } catch (...) {         // a device that is gone runs no graph
-    }
-  }
+  ~engine();
 
   // The device's context is gone, and with it all that a handle stands for.
   [[nodiscard]] bool lost() const noexcept {
@@ -350,6 +316,8 @@ class engine : public storage_owner {
   [[nodiscard]] storage& saved_as(const handle& given);
   [[nodiscard]] static std::size_t bytes_saved(chunk_state& chunk, const group& which);
   void undo(chunk_state& chunk) noexcept;
+  void release_saved(chunk_state& chunk, module_id module, int layer, lane_id lane,
+                     std::span<handle* const> handles);
   void record_commit(chunk_state& chunk, bool stays, plan::action wanted, std::size_t from,
                      lane_id lane, std::span<handle* const> handles);
   [[nodiscard]] std::size_t bytes_that_could_leave(std::span<handle* const> handles) const;
@@ -439,6 +407,8 @@ class engine : public storage_owner {
   [[nodiscard]] bool place_again(storage& store, lane_id lane) {
     return store_.place(store, lane, placement_.again(store.planned, store.bytes));
   }
+  [[noreturn]] void refuse_released(const char* call, const chunk_state& chunk, module_id module,
+                                    int layer) const;
   // `own` is the source of the trainer's that was asked, null for the offloader's.
   [[noreturn]] void throw_out_of_device(std::size_t bytes, const std::string& what,
                                         const block_source* own);
@@ -496,13 +466,6 @@ class engine : public storage_owner {
 
 }  // namespace tidepool::detail
 
-#include "tidepool/detail/engine_backward.hpp"
-#include "tidepool/detail/engine_capture.hpp"
-#include "tidepool/detail/engine_forward.hpp"
-#include "tidepool/detail/engine_memory.hpp"
-#include "tidepool/detail/engine_offload.hpp"
-#include "tidepool/detail/engine_plan.hpp"
-#include "tidepool/detail/engine_recompute.hpp"
-#include "tidepool/detail/engine_refusals.hpp"
-#include "tidepool/detail/engine_reload.hpp"
-#include "tidepool/detail/engine_state.hpp"
+#if TIDEPOOL_DEFINITIONS
+#include "tidepool/engine_definitions.hpp"
+#endif

@@ -21,6 +21,7 @@ struct chunk_info {
   int microbatch = 0;
   int model_chunk = 0;        ///< of an interleaved pipeline
   bool forward_only = false;  ///< evaluation: nothing leaves, nothing is counted or learnt
+  bool release = false;       ///< with forward_only: a commit gives the memory of its handles back
 };
 
 namespace detail {
@@ -72,7 +73,8 @@ struct discarded_tensor {
   std::size_t bytes = 0;
   std::size_t elements = 0;
   block_source* source = nullptr;
-  bool under_way = false;  // being computed again, by a function that may compute others first
+  fill contents = fill::none;  // of memory that it is given again
+  bool under_way = false;      // being computed again, by a function that may compute others first
 };
 
 // The groups of one forward pass, last in first out per module.

@@ -58,6 +58,7 @@ template <device Device, class Modules = all_modules>
 class offloader {
  public:
   using stream_ref = typename Device::stream_ref;
+  using handle = tidepool::handle<Device>;
   using buffer = tidepool::buffer<Device>;
   using view = tidepool::view<Device>;
   using chunk = tidepool::chunk<Device, Modules>;
@@ -83,18 +84,22 @@ class offloader {
   /// Device memory that work given to `stream` from now on may use. The elements count for
   /// `min_tensor_elements`; bytes are counted as elements by the second form.
   ///
+  /// `fill::zero` writes zeros first, on `stream`: memory is recycled, and a kernel that writes a
+  /// part of its array (one triangle, say) and reads all of it finds what was there before. Memory
+  /// that `recompute` gives again has zeros again; what is restored has the bytes that it had.
+  ///
   /// Throws `out_of_budget`, naming what is live, when the memory is full with nothing in flight;
   /// `misuse_error` for none, and for more than any memory has.
   template <class T>
-  [[nodiscard]] buffer allocate(std::size_t count, stream_ref stream) {
+  [[nodiscard]] buffer allocate(std::size_t count, stream_ref stream, fill contents = fill::none) {
     if (count > detail::engine<Device>::most_bytes / sizeof(T)) {
       detail::engine<Device>::throw_too_many(std::to_string(count) + " elements of " +
                                              std::to_string(sizeof(T)) + " bytes");
     }
-    return engine_->allocate(count * sizeof(T), count, stream);
+    return engine_->allocate(count * sizeof(T), count, stream, nullptr, contents);
   }
-  [[nodiscard]] buffer allocate(std::size_t bytes, stream_ref stream) {
-    return engine_->allocate(bytes, bytes, stream);
+  [[nodiscard]] buffer allocate(std::size_t bytes, stream_ref stream, fill contents = fill::none) {
+    return engine_->allocate(bytes, bytes, stream, nullptr, contents);
   }
 
   /// Memory from a source of the trainer's own instead, where it also comes back to: for addresses
@@ -257,11 +262,7 @@ class offloader {
 
   /// The id of a module, to be looked up once; throws `unknown_module`.
   [[nodiscard]] module_id module(std::string_view name) const {
-    const auto names = known_modules(engine_->settings());
-    const detail::rules::module_list known{names, Modules::open};
-    const auto at = known.index(name);
-    if (at == names.size()) known.refuse(name, "module()");
-    return static_cast<module_id>(at);
+    return find_module(name, known_modules(engine_->settings()), Modules::open);
   }
 
   // ---- seeing it ----

@@ -132,6 +132,9 @@ struct options {
   /// What holds the host copies, and whether on the device's NUMA node.
   host_kind host_memory = host_kind::automatic;
   bool host_bind = true;
+  /// For tests: device memory that is handed out, and what is given back, is filled with 0xFF bytes
+  /// on its stream, so that kernels which read what has left, or what nobody wrote, show.
+  bool poison = false;
   /// Processes on this machine that share its memory; 0 takes it from the launcher's environment.
   int local_ranks = 0;
 

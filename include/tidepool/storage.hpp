@@ -63,7 +63,8 @@ struct storage {
   bool outlived = false;                // its commit, by a handle; only while a step is recorded
   bool of_graph = false;                // its device memory is, and never free again
   bool captured = false;                // made inside a capture
-  bool filled = false;                  // by the device, since it was last handed out
+  bool filled = false;                  // by us, since it was last handed out
+  bool zeroed = false;                  // whenever it is handed out for new contents
   bool handed_over = false;             // from one group's restore to another's; so too
   int module = -1;                      // of the group that saved it last, for messages
   std::uint32_t recorded = 0xFFFFFFFF;  // its number in a step that is being recorded
@@ -124,6 +125,7 @@ class storages {
         soft_budget_(opts.device_budget.value_or(0)),
         slack_(opts.borrowed_slack),
         piece_(opts.copy_piece),
+        poison_(opts.poison),
         flying_groups_(
             // One more than the cap, but for caps so large that one more is none.
             std::min(most_flying_groups - 1, opts.max_inflight.value_or(most_flying_groups)) + 1),
@@ -220,6 +222,17 @@ class storages {
     return true;
   }
 
+  // Zeros for new contents, behind what `waiter` was made to wait for when it got the memory.
+  void zero(storage& store, lane_id waiter) {
+    if constexpr (filling_device<Device>) {
+      dev_->fill_bytes(store.on_device.data, 0, store.bytes, order_.stream(waiter));
+      store.filled = true;
+    } else {
+      throw misuse_error("allocate: fill::zero asks the device for fill_bytes, which " +
+                         std::string(Device::name) + " does not have; zero the memory by a kernel");
+    }
+  }
+
   // `waiter` has written memory that belongs to `owner`, which is emptied.
   void adopt(storage& store, void* data, lane_id waiter, memory_owner& owner) {
     if (const auto left = budget_left(store.bytes); borrowed_.waiting() > left) {
@@ -247,14 +260,9 @@ class storages {
   // Memory that nobody touched is filled all the same, behind all that its lane has recorded: a
   // position there stands for it, where another lane gives the memory back.
   void note_filling(const storage& store) {
-    if constexpr (fills) {
-      if (!store.filled || order_.next(store.handed_to) > store.handed_at) return;
-      if constexpr (capturing_device<Device>) {
-        // What was given to other lanes than those of a capture comes before each launch.
-        if (order_.capturing() && !dev_->capturing(order_.stream(store.handed_to))) return;
-      }
-      static_cast<void>(order_.record(store.handed_to));
-    }
+    if (!store.filled || order_.next(store.handed_to) > store.handed_at) return;
+    if (outside_capture(store.handed_to)) return;
+    static_cast<void>(order_.record(store.handed_to));
   }
 
   // Takes the device memory away; it is free again after `after`. `on` is the lane of its last
@@ -265,6 +273,8 @@ class storages {
       store.borrowed = false;  // its owner gets it at the end
     } else if (std::exchange(store.borrowed, false)) {
       borrowed_.release(store.on_device.index, after);
+    } else if (poison_ && store.source == nullptr) {
+      source_of(store).release(store.on_device, poisoned(store, after, on));
     } else {
       source_of(store).release(store.on_device, after);
     }
@@ -411,6 +421,7 @@ class storages {
   }
 
   static constexpr std::size_t most_flying_groups = 4;
+  static constexpr unsigned char poison_byte = 0xFF;  // floats full of it are not numbers
 
   // Below this many bytes each, launching costs more than copying.
   static constexpr std::size_t small_copy = std::size_t{1} << 20;
@@ -470,8 +481,38 @@ class storages {
   }
 
   void poison(storage& store, lane_id on) {
+    store.filled = false;
     if constexpr (fills) {
       store.filled = dev_->poison(store.on_device.data, store.on_device.bytes, order_.stream(on));
+    }
+    if constexpr (filling_device<Device>) {
+      if (!poison_ || store.filled) return;
+      dev_->fill_bytes(store.on_device.data, poison_byte, store.on_device.bytes, order_.stream(on));
+      store.filled = true;
+    }
+  }
+
+  // Fills memory that is given back, behind its last users. Where that fails it goes unfilled.
+  [[nodiscard, gnu::cold]] fence poisoned(storage& store, const fence& after, lane_id on) noexcept {
+    if constexpr (filling_device<Device>) {
+      try {
+        if (outside_capture(on)) return after;
+        order_.join(on, after, join_site::device_reuse);
+        dev_->fill_bytes(store.on_device.data, poison_byte, store.on_device.bytes,
+                         order_.stream(on));
+        return order_.record(on);
+      } catch (const error&) {  // the device is gone, or has no event: then nobody reads it either
+      }
+    }
+    return after;
+  }
+
+  // What is given to a lane that has no part in a capture comes before each launch of it.
+  [[nodiscard]] bool outside_capture(lane_id lane) const {
+    if constexpr (capturing_device<Device>) {
+      return order_.capturing() && !dev_->capturing(order_.stream(lane));
+    } else {
+      return false;
     }
   }
 
@@ -497,6 +538,7 @@ class storages {
   bool exceeds_ = false;              // requests may pass it
   std::optional<std::size_t> slack_;  // of what is borrowed
   std::size_t piece_;
+  bool poison_;
   std::size_t flying_groups_;
   std::size_t flying_floor_;
   std::size_t largest_group_ = 0;

@@ -5,6 +5,7 @@
 #include "tidepool/device/null.hpp"
 #include "tidepool/device/virtual.hpp"
 #include "tidepool/fwd.hpp"
+#include "tidepool/layers.hpp"
 #include "tidepool/offloader.hpp"
 #include "tidepool/parse.hpp"
 #include "tidepool/trace/picture.hpp"

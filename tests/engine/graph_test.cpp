@@ -777,6 +777,34 @@ TEST_CASE("graph: reloads of a capture that fails are made again") {
   }
 }
 
+// Found by the formal model (tests/model/capture.pml).
+TEST_CASE("graph: reloads of a graph that has not run are not believed after a later one") {
+  for (const bool in_order : {true, false}) {
+    CAPTURE(in_order);
+    rig desk(machine{.order_seed = 9});
+    offloader off(desk.dev, small_options());
+    trainer warm{desk, off};
+    warm.step();
+    auto open = off.begin();
+    auto x = off.allocate(size, desk.stream());
+    desk.write(x, 40);
+    open.commit<"fc1">(0, desk.stream(), x);
+    auto reload = off.capture(desk.stream(), [&] { open.end_forward(); });
+    auto other = off.capture(desk.stream(), [&] { warm.kernel([] {}); });
+    if (in_order) {
+      reload.launch(desk.stream());
+      other.launch(desk.stream());
+    } else {
+      CHECK(says(message_of([&] { other.launch(desk.stream()); }), "order of their capture"));
+    }
+    open.restore<"fc1">(0, desk.stream(), x);
+    desk.check(x, 40);
+    x.reset(desk.stream());
+    open.finish();
+    CHECK(desk.wrong() == 0);
+  }
+}
+
 TEST_CASE("graph: an allocation that fails between launches changes nothing for them") {
   rig desk;
   offloader off(desk.dev, arena_options(3 * size));

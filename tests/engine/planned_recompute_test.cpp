@@ -17,6 +17,7 @@
 #include "planning.hpp"
 #include "rig.hpp"
 #include "tidepool/error.hpp"
+#include "tidepool/plan/check.hpp"
 
 namespace {
 

@@ -419,6 +419,7 @@ TEST_CASE("random use: nothing is ever wrong, lost or left over") {
     opts.min_tensor_elements = seed % 11 == 0 ? 600 : 1;
     if (seed % 4 == 0) opts.max_inflight = seed % 3;
     if (seed % 5 == 0) opts.copy_piece = 500;
+    opts.poison = seed % 8 == 3;
     if (seed % 9 == 0) opts.host_budget = std::size_t{24} * 1024;
     switch (seed % 3) {
       case 0:

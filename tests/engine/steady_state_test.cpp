@@ -14,6 +14,7 @@
 #include "schedule.hpp"
 #include "tidepool/device/null.hpp"
 #include "tidepool/device/virtual.hpp"
+#include "tidepool/layers.hpp"
 #include "tidepool/offloader.hpp"
 #include "tidepool/plan.hpp"
 
@@ -265,4 +266,51 @@ TEST_CASE("steady state: what a plan has computed again asks for nothing either"
   static_cast<void>(run());
   for (int i = 0; i < 50; ++i) CHECK(run() == 0);
   CHECK(again == 52 * layers);
+}
+
+TEST_CASE("steady state: arrays of layers ask for nothing, with evaluations and zeros") {
+  for (const auto kind : every_kind) {
+    for (const bool leaves : {true, false}) {
+      CAPTURE(static_cast<int>(kind));
+      CAPTURE(leaves);
+      using null = counting_device<tidepool::null_device>;
+      using offloader = tidepool::offloader<null, tidepool::modules<"core_attn", "moe_act">>;
+      null dev;
+      auto stream = dev.make_stream();
+      auto opts = with(kind);
+      opts.offload_modules = {leaves ? "core_attn" : "moe_act"};
+      offloader off(dev, opts);
+      off.on_report([](std::string_view) {});
+      offloader::chunk pass;
+      tidepool::layer_group<offloader> block(off, pass, "core_attn");
+      tidepool::saved_layers<float, offloader> x(block), y(block);
+      const auto run = [&](bool trains) {
+        pass = off.begin({.forward_only = !trains, .release = !trains});
+        for (int l = 0; l < 4; ++l) {
+          static_cast<void>(x.fresh(l, 256, stream.ref(), tidepool::fill::zero));
+          static_cast<void>(y.fresh(l, 512, stream.ref()));
+          block.done(l, stream.ref());
+        }
+        pass.end_forward();
+        for (int l = 3; trains && l >= 0; --l) {
+          static_cast<void>(y.back(l, stream.ref()));
+          static_cast<void>(x.back(l, stream.ref()));
+          block.release(l, stream.ref());
+        }
+        pass.finish();
+        if (trains) off.end_step();
+      };
+      const auto step = [&] {
+        const auto before =
+            heap_allocations() + dev.device_allocations + dev.host_allocations + dev.events_made;
+        run(false);
+        run(true);
+        return heap_allocations() + dev.device_allocations + dev.host_allocations +
+               dev.events_made - before;
+      };
+      static_cast<void>(step());
+      static_cast<void>(step());
+      for (int i = 0; i < 20; ++i) CHECK(step() == 0);
+    }
+  }
 }

@@ -145,6 +145,7 @@ class generator {
       o.timed_step = once_in(2) ? 2 : 3;
       o.fraction = 1;  // the plan decides
     }
+    o.poison = out_.seed % 8 == 5;  // undrawn: what a seed stands for stays as it is
   }
 
   std::mt19937_64 random_;

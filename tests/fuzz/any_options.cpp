@@ -41,6 +41,7 @@ class maker {
     value.host_budget = perhaps();
     value.host_step = number();
     value.local_ranks = integer();
+    value.poison = bytes_.ConsumeBool();
     return value;
   }
 

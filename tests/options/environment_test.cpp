@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "refusal.hpp"
+#include "tidepool/detail/option_reader.hpp"
 #include "tidepool/parse.hpp"
 
 namespace tidepool {
@@ -54,7 +55,7 @@ TEST_CASE("every option has its variable") {
       "--reload-ahead-bytes=1 --memory=slots --device-budget=1 --slots=1x1 --device-step=1 "
       "--borrowed-slack=1 --copy-piece=1 --host-budget=1 --host-step=1 --host-memory=pinned --no-host-bind "
       "--policy=automatic --timed-step=5 --plan-effort=9 --no-recompute-by-plan "
-      "--local-ranks=1");
+      "--poison --local-ranks=1");
   variables environment;
   for (const auto& item : detail::text::option_table) {
     if (item.text.write == nullptr) continue;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "refusal.hpp"
+#include "tidepool/detail/option_reader.hpp"
 
 namespace tidepool {
 namespace {
@@ -62,6 +63,8 @@ TEST_CASE("every option is read") {
   CHECK(parse_options("--host-budget=100GB").host_budget == 100'000'000'000);
   CHECK(parse_options("--host-step=1GiB").host_step == gib);
   CHECK(parse_options("--local-ranks=8").local_ranks == 8);
+  CHECK(parse_options("--poison").poison);
+  CHECK_FALSE(parse_options("--poison --no-poison").poison);
 }
 
 TEST_CASE("a value may stand behind '=' or in the next argument") {
@@ -393,6 +396,48 @@ TEST_CASE("a trainer's own arguments are kept for it, in order") {
   // A bad value is refused all the same.
   check_says(refusal([] { static_cast<void>(parse_known_options(names{"--max-inflight=-1"})); }),
              {"--max-inflight is '-1'"});
+}
+
+TEST_CASE("options are taken out of what main was given, in place") {
+  const auto words = [](std::vector<std::string> given, names& left, options base = {}) {
+    std::vector<char*> argv;
+    for (auto& each : given) argv.push_back(each.data());
+    argv.push_back(nullptr);
+    int argc = static_cast<int>(given.size());
+    const options taken = take_options(argc, argv.data(), base);
+    left.assign(argv.begin(), argv.begin() + argc);
+    CHECK(argv[static_cast<std::size_t>(argc)] == nullptr);
+    return taken;
+  };
+  names left;
+  const options taken = words({"train", "-b", "4", "--offload-modules", "block", "-i", "block",
+                               "--max-inflight=2", "--lr", "2", "--no-margin", "--", "--poison"},
+                              left);
+  CHECK(left == names{"train", "-b", "4", "-i", "block", "--lr", "2", "--", "--poison"});
+  CHECK(taken.offload_modules == names{"block"});
+  CHECK(taken.max_inflight == 2);
+  CHECK_FALSE(taken.margin);
+  CHECK_FALSE(taken.poison);
+  // Equal words, of which one is Tidepool's.
+  CHECK(words({"train", "--reload-ahead", "7", "7"}, left).reload_ahead == 7);
+  CHECK(left == names{"train", "7"});
+  CHECK(words({"train", "--margin=false"}, left) == parse_options("--no-margin"));
+  CHECK(left == names{"train"});
+  options base;
+  base.reload_ahead = 9;
+  CHECK(words({"train"}, left, base) == base);
+  CHECK(left == names{"train"});
+  CHECK(words({}, left, base) == base);
+  CHECK(left.empty());
+
+  char program[] = "train";
+  char mistake[] = "--max-inflight=-1";
+  char* argv[] = {program, mistake, nullptr};
+  int argc = 2;
+  check_says(refusal([&] { static_cast<void>(take_options(argc, argv)); }),
+             {"--max-inflight is '-1'"});
+  CHECK(argc == 2);
+  CHECK(argv[1] == mistake);
 }
 
 TEST_CASE("the help names every option, its default and its other names") {

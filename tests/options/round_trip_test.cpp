@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "refusal.hpp"
+#include "tidepool/detail/option_reader.hpp"
 #include "tidepool/parse.hpp"
 #include "tidepool/validate.hpp"
 
@@ -68,6 +69,7 @@ options random_options(dice& roll) {
   value.memory = static_cast<memory_kind>(roll.below(3));
   value.host_memory = static_cast<tidepool::host_kind>(roll.below(6));
   value.host_bind = roll.below(2) == 0;
+  value.poison = roll.half();
   value.policy = static_cast<tidepool::policy_kind>(roll.below(2));
   value.timed_step = 2 + static_cast<int>(roll.below(9));
   value.plan_effort = roll.perhaps();

@@ -1,5 +1,5 @@
 /// Schedules of pipelines, played over all ranks, and how layers are laid out.
-#include "../../examples/train_moe/schedule.hpp"
+#include "../../examples/train_moe/parallel/schedule.hpp"
 
 #include <doctest/doctest.h>
 
@@ -10,7 +10,7 @@
 #include <tuple>
 #include <vector>
 
-#include "../../examples/train_moe/layout.hpp"
+#include "../../examples/train_moe/parallel/layout.hpp"
 
 namespace {
 

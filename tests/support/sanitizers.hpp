@@ -25,4 +25,11 @@ inline constexpr std::size_t thinned = 12;
 inline constexpr std::size_t thinned = 1;
 #endif
 
+/// The same for sweeps of which the full length leaves nothing out (tests/CMakeLists.txt).
+#if defined(TIDEPOOL_TEST_FULL)
+inline constexpr std::size_t thinned_if_short = 1;
+#else
+inline constexpr std::size_t thinned_if_short = thinned;
+#endif
+
 }  // namespace tidepool::test

@@ -1,5 +1,5 @@
 /// Which launcher started the trainer, and where its ranks meet, from the environment alone.
-#include "../../examples/train_moe/launch.hpp"
+#include "../../examples/train_moe/parallel/launch.hpp"
 
 #include <doctest/doctest.h>
 

@@ -1,5 +1,5 @@
 /// Numbers narrower than fp32: every code, ties, overflow, what is not a number, and scales.
-#include "../../examples/train_moe/numbers.hpp"
+#include "../../examples/train_moe/kernels/numbers.hpp"
 
 #include <doctest/doctest.h>
 

@@ -10,7 +10,7 @@
 #include <tidepool/tidepool.hpp>
 #include <vector>
 
-#include "../../examples/train_moe/kernels_cpu_numbers.hpp"
+#include "../../examples/train_moe/kernels/cpu/numbers.hpp"
 
 namespace {
 

@@ -1,5 +1,5 @@
 // What train_moe says of its steps.
-#include "../../examples/train_moe/report.hpp"
+#include "../../examples/train_moe/cli/report.hpp"
 
 #include <doctest/doctest.h>
 

@@ -1,7 +1,7 @@
 /// Sizes of the trainer's model that other tests cannot tell from each other by their bits.
 #include <doctest/doctest.h>
 
-#include "../../examples/train_moe/config.hpp"
+#include "../../examples/train_moe/model/config.hpp"
 
 namespace {
 

@@ -8,7 +8,10 @@ namespace tidepool::detail {
 template <device Device>
 void engine<Device>::restore(chunk_state& chunk, module_id module, int layer, lane_id lane,
                              std::span<handle* const> handles) {
-  if (chunk.info().forward_only) return;
+  if (chunk.info().forward_only) {
+    if (chunk.info().release) refuse_released("restore", chunk, module, layer);
+    return;
+  }
   const auto range = ranges_.restore(static_cast<std::size_t>(module), layer);
   const auto from = arrive(lane);
   const auto index = fetch(chunk, module, layer, lane, handles);

@@ -71,7 +71,7 @@ void engine<Device>::begin_capture(lane_id origin) {
 }
 
 template <device Device>
-auto engine<Device>::end_capture(lane_id origin) {
+auto engine<Device>::end_capture(lane_id origin) -> device_graph {
   auto& order = store_.order();
   try {
     order.join_back(origin, {store_.offload_lane(), store_.reload_lane()});
@@ -157,8 +157,7 @@ std::shared_ptr<const memory_layout> engine<Device>::layout_after_capture() {
 }
 
 template <device Device>
-template <class Graph>
-void engine<Device>::replay(Graph& graph, const std::shared_ptr<const memory_layout>& before,
+void engine<Device>::replay(device_graph& graph, const std::shared_ptr<const memory_layout>& before,
                             const std::shared_ptr<const memory_layout>& after, lane_id lane) {
   if (store_.order().capturing()) {
     throw misuse_error("launch: a capture is under way; end it before a graph is launched");
@@ -183,8 +182,10 @@ void engine<Device>::expect_layout(const std::shared_ptr<const memory_layout>& b
   if (as_wanted && all_alive(*before, handles)) return;
   const auto needed = layout(false);
   if (truth_ != nullptr && !agrees(needed, *truth_)) throw_layout(*before, *truth_);
-  if (handles == *before) return;
-  if (needed != *before) throw_layout(*before, handles);
+  // Reloads of a graph that has not run are on the device by their handles alone.
+  const bool reloaded = truth_ == nullptr || agrees(handles, *truth_);
+  if (reloaded && handles == *before) return;
+  if (needed != *before) throw_layout(*before, reloaded ? handles : *truth_);
   forget_reloads();
 }
 

@@ -7,6 +7,11 @@ namespace tidepool::detail {
 
 template <device Device>
 auto engine<Device>::begin(const chunk_info& info) -> chunk_state& {
+  if (info.release && !info.forward_only) {
+    throw misuse_error("begin of microbatch " + std::to_string(info.microbatch) +
+                       ": release gives up at each commit what backward needs; add forward_only,"
+                       " or leave release out");
+  }
   if (spare_.empty()) {
     make_room(spare_, chunks_.size() + 1);
     spare_.push_back(&*chunks_.emplace_back(std::make_unique<chunk_state>()));
@@ -51,7 +56,12 @@ void engine<Device>::end_forward(chunk_state& chunk) {
 template <device Device>
 void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, lane_id lane,
                             std::span<handle* const> handles, commit_kind how) {
-  if (chunk.info().forward_only) return;
+  if (chunk.info().forward_only) {
+    if (chunk.info().release && how != commit_kind::by_hand) {
+      release_saved(chunk, module, layer, lane, handles);
+    }
+    return;
+  }
   const auto range = ranges_.commit(static_cast<std::size_t>(module), layer);
   if (chunk.forward_done()) {
     refuse("commit", chunk, module, layer,
@@ -158,6 +168,34 @@ void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, lan
     ++count.groups_offloaded;
     count.bytes_offloaded += which.bytes;
     store_.note_group(which.bytes);
+  }
+}
+
+// Without a backward pass, a commit is the last use.
+template <device Device>
+void engine<Device>::release_saved(chunk_state& chunk, module_id module, int layer, lane_id lane,
+                                   std::span<handle* const> handles) {
+  for (std::size_t i = 0; i < handles.size(); ++i) {
+    const auto* store = handles[i]->store_;
+    const auto before = handles.begin() + static_cast<std::ptrdiff_t>(i);
+    const char* const why =
+        store == nullptr       ? " holds no memory; was it committed or moved away before?"
+        : store->owner != this ? " belongs to another offloader; commit it in a chunk of its own"
+        : store->of_host_state ? " belongs to a host_state; write_back it, or reset it"
+        : std::find(handles.begin(), before, handles[i]) != before ? " is given twice"
+                                                                   : nullptr;
+    if (why != nullptr) {
+      refuse("commit", chunk, module, layer, "argument " + std::to_string(i + 1) + why);
+    }
+  }
+  const auto used = store_.order().record(lane);
+  for (auto* each : handles) note_use(*each->store_, lane, used);
+  for (auto* each : handles) {
+    auto& store = *std::exchange(each->store_, nullptr);
+    each->part_ = labels_[static_cast<std::size_t>(module)];
+    each->layer_ = layer;
+    each->saved_as_ = store.number;
+    forget_handle(store, lane);
   }
 }
 

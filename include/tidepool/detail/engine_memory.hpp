@@ -7,7 +7,7 @@ namespace tidepool::detail {
 
 template <device Device>
 buffer<Device> engine<Device>::allocate(std::size_t bytes, std::size_t elements, stream_ref stream,
-                                        block_source* source) {
+                                        block_source* source, fill contents) {
   if (bytes == 0) throw misuse_error("allocate: a buffer of 0 bytes; ask for at least 1");
   if (bytes > most_bytes) throw_too_many(std::to_string(bytes) + " bytes");
   if (source != nullptr && !source->serves(identity_)) throw_serves_another();
@@ -16,9 +16,11 @@ buffer<Device> engine<Device>::allocate(std::size_t bytes, std::size_t elements,
   const auto from = arrive(lane);
   auto& store = store_.create(*this, bytes, elements);
   store.source = source;
+  store.zeroed = contents == fill::zero;
   if (source == nullptr) store.planned = placement_.allocated(bytes);
   try {
     place_or_throw(store, lane, "allocate", placement_.first(store.planned));
+    if (store.zeroed) store_.zero(store, lane);
     if (recorder_ != nullptr && source == nullptr) {
       store.recorded = recorder_->allocated(from, bytes, stream);
     }

@@ -48,7 +48,8 @@ void engine<Device>::discard(chunk_state& chunk, std::size_t what, int layer, la
   for (auto* each : tensors) {
     auto& store = *std::exchange(each->store_, nullptr);
     if (!chunk.info().forward_only) {
-      list.push_back({call, what, layer, store.bytes, store.elements, store.source, false});
+      list.push_back({call, what, layer, store.bytes, store.elements, store.source,
+                      store.zeroed ? fill::zero : fill::none});
       ++count.tensors;
       count.bytes += store.bytes;
     }
@@ -108,7 +109,7 @@ bool engine<Device>::begin_recompute(chunk_state& chunk, std::size_t what, int l
   try {
     for (auto each = first; each != last; ++each) {
       *tensors[static_cast<std::size_t>(each - first)] =
-          allocate(each->bytes, each->elements, stream, each->source);
+          allocate(each->bytes, each->elements, stream, each->source, each->contents);
     }
   } catch (...) {
     for (auto* each : tensors) *each = {};
@@ -167,11 +168,13 @@ void engine<Device>::note_recompute(chunk_state& chunk, const group& which, plan
 }
 
 template <device Device>
-template <class Again>
 void engine<Device>::restore_or_recompute(chunk_state& chunk, module_id module, int layer,
                                           stream_ref stream, std::span<handle* const> handles,
-                                          Again&& again) {
-  if (chunk.info().forward_only) return;
+                                          call_ref again) {
+  if (chunk.info().forward_only) {
+    if (chunk.info().release) refuse_released("restore_or_recompute", chunk, module, layer);
+    return;
+  }
   const auto range = ranges_.restore(static_cast<std::size_t>(module), layer);
   const auto lane = lane_of(stream);
   const auto from = arrive(lane);
@@ -184,7 +187,7 @@ void engine<Device>::restore_or_recompute(chunk_state& chunk, module_id module, 
       auto& trace = store_.trace();
       const auto traced = trace.begin(lane, stream);
       if (recorder_ != nullptr) recording = recorder_->recompute_begins(stream);
-      std::forward<Again>(again)();
+      again();
       if (recording) recorder_->recomputed(*recording, chunk.ordinal(), index, stream);
       recording.reset();
       trace.end(traced, lane, stream,
@@ -234,6 +237,7 @@ void engine<Device>::lend(chunk_state& chunk, const group& which, lane_id lane,
       }
       continue;
     }
+    const bool away = !store->on_device;
     store_.keep_to_budget();
     while (!store->on_device && !place_again(*store, lane)) {
       if (evict_one() || store_.exceed_budget()) continue;
@@ -241,6 +245,7 @@ void engine<Device>::lend(chunk_state& chunk, const group& which, lane_id lane,
                           "recompute of " + name_of_group(chunk, which.module, which.layer),
                           store->source);
     }
+    if (away && store->zeroed) store_.zero(*store, lane);
     if (*handles[i]) continue;
     handles[i]->store_ = share(*store);
     handles[i]->part_ = {0, store->bytes, 1, store->bytes};

@@ -203,4 +203,12 @@ template <device Device>
                      " by the name of the commit");
 }
 
+template <device Device>
+[[gnu::cold]] void engine<Device>::refuse_released(const char* call, const chunk_state& chunk,
+                                                   module_id module, int layer) const {
+  refuse(call, chunk, module, layer,
+         "its commit released it, since the chunk was begun with forward_only and release; begin a"
+         " pass that goes backward without them");
+}
+
 }  // namespace tidepool::detail

@@ -73,4 +73,7 @@ struct operation {
   }
 };
 
+// Sees every operation as it is issued, and its position.
+using operation_observer = std::function<void(const sim_position&, const operation&)>;
+
 }  // namespace tidepool::detail

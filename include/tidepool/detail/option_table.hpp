@@ -145,6 +145,10 @@ inline constexpr std::array option_table{
     option_entry{"host-bind", "host_bind", "", "",
                  "put huge pages on the NUMA node next to the device",
                  member<&options::host_bind, toggle_format, knob_kind::toggle>},
+    option_entry{
+        "poison", "poison", "", "",
+        "for tests: fill memory that is handed out or given back, so that stale reads show",
+        member<&options::poison, toggle_format, knob_kind::toggle>},
     option_entry{"local-ranks", "local_ranks", "", "COUNT",
                  "processes that share this machine's memory; 0: ask the launcher's environment",
                  member<&options::local_ranks, number_format<int>>},

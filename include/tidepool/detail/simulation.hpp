@@ -173,8 +173,7 @@ class simulation {
   void drop(std::size_t which) noexcept { drop_behind(which, streams_[which].finished); }
 
   // Sees every operation that will run, in the order of issue; replays of graphs included.
-  using observer = std::function<void(const sim_position&, const operation&)>;
-  void observe(observer with) { observer_ = std::move(with); }
+  void observe(operation_observer with) { observer_ = std::move(with); }
 
   [[nodiscard]] bool idle() const {
     return std::all_of(streams_.begin(), streams_.end(),
@@ -397,7 +396,7 @@ class simulation {
   std::deque<stream_state> streams_;
   std::deque<event_state> events_;
   std::vector<std::size_t> spare_events_;
-  observer observer_;
+  operation_observer observer_;
   std::unique_ptr<captured> capture_;
   std::uint64_t captures_begun_ = 0;
   double now_ = 0;

@@ -177,6 +177,10 @@ class cuda_device {
     }
   }
 
+  void fill_bytes(void* pointer, unsigned char byte, std::size_t bytes, stream_ref on) {
+    check(cudaMemsetAsync(pointer, byte, bytes, on.get()), "cudaMemsetAsync");
+  }
+
 #if CUDART_VERSION >= 13000
   /// Many small copies as one call; false under stream capture, where CUDA does not take it, and on
   /// the legacy default stream.
@@ -333,7 +337,7 @@ class cuda_device {
   detail::cuda_host host_;
 };
 
-static_assert(capturing_device<cuda_device>);
+static_assert(capturing_device<cuda_device> && filling_device<cuda_device>);
 
 }  // namespace tidepool
 

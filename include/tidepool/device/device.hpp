@@ -34,6 +34,12 @@ struct copy_item {
   std::size_t bytes = 0;
 };
 
+/// What memory holds when it is handed out.
+enum class fill : std::uint8_t {
+  none,  ///< whatever was there
+  zero   ///< zeros, written on the stream that asks
+};
+
 /// Bytes as the driver counts them.
 struct memory_info {
   std::size_t free = 0;
@@ -53,7 +59,8 @@ struct memory_info {
 ///   there; an offloader that an exception destroys asks for it on every stream that it served.
 /// - A device may have `passed(event)`: whether all before the event's latest record is over, asked
 ///   without waiting.
-/// - A device may have graphs (see `capturing_device`).
+/// - A device may have `fill_bytes`, which `fill::zero` and `options::poison` need (see
+///   `filling_device`), and graphs (see `capturing_device`).
 /// - Functions that free are `noexcept` and wait until nothing on the device uses the memory.
 template <class Device>
 concept device = requires(Device& dev, typename Device::stream& stream,
@@ -81,6 +88,15 @@ concept device = requires(Device& dev, typename Device::stream& stream,
   { dev.deallocate_host(pointer) }
   noexcept;
   { dev.memory() } -> std::same_as<memory_info>;
+};
+
+/// A device that fills memory: `fill_bytes(pointer, byte, bytes, stream)` queues it on the stream,
+/// as `cudaMemsetAsync` does, and never blocks the host.
+template <class Device>
+concept filling_device = device<Device> &&
+    requires(Device& dev, void* pointer, unsigned char byte, std::size_t bytes,
+             typename Device::stream_ref ref) {
+  dev.fill_bytes(pointer, byte, bytes, ref);
 };
 
 /// A device whose streams can be captured into graphs.

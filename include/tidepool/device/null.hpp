@@ -52,6 +52,8 @@ class null_device {
   [[nodiscard]] double elapsed_us(const event& /*from*/, const event& /*to*/) const { return 0; }
   void copy(void* /*target*/, const void* /*source*/, const copy_shape& /*shape*/,
             copy_direction /*direction*/, stream_ref /*on*/) {}
+  void fill_bytes(void* /*pointer*/, unsigned char /*byte*/, std::size_t /*bytes*/,
+                  stream_ref /*on*/) {}
 
   [[nodiscard]] void* try_allocate(std::size_t bytes) { return std::malloc(bytes); }
   [[nodiscard]] void* try_allocate_host(std::size_t bytes) { return std::malloc(bytes); }
@@ -63,6 +65,6 @@ class null_device {
   std::uint64_t streams_ = 0;
 };
 
-static_assert(device<null_device>);
+static_assert(filling_device<null_device>);
 
 }  // namespace tidepool

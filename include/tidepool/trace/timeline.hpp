@@ -1,155 +1,11 @@
 /// A traced step as a file for Perfetto (ui.perfetto.dev) or `chrome://tracing`.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
-#include <cstddef>
-#include <cstdint>
-#include <ostream>
+#include <iosfwd>
 #include <span>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
-#include "tidepool/trace/detail/escape.hpp"
-#include "tidepool/trace/detail/print.hpp"
+#include "tidepool/core/linkage.hpp"
 #include "tidepool/trace/record.hpp"
-
-namespace tidepool::trace::detail {
-
-// Traces hold whole nanoseconds: were start and duration rounded apart, neighbours could overlap
-// by one, and a viewer would nest them.
-[[nodiscard]] inline std::int64_t nanoseconds(double microseconds) {
-  return std::llround(microseconds * 1000);
-}
-
-// Microseconds, the unit of the format, with all their digits.
-[[nodiscard]] inline std::string trace_time(std::int64_t nanoseconds) {
-  const std::int64_t size = nanoseconds < 0 ? -nanoseconds : nanoseconds;
-  std::string fraction = std::to_string(size % 1000);
-  fraction.insert(0, 3 - fraction.size(), '0');
-  return (nanoseconds < 0 ? "-" : "") + std::to_string(size / 1000) + "." + fraction;
-}
-
-class chrome_trace {
- public:
-  explicit chrome_trace(std::ostream& out) : out_(out) {
-    // Unformatted output throughout: the stream's locale, width and base do not count.
-    put("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n");
-    put(R"({"ph":"M","pid":1,"name":"process_name","args":{"name":"Tidepool"}})");
-    lane("steps", 0);
-  }
-
-  void step(const trace::record& record, std::size_t number) {
-    std::vector<std::size_t> threads;
-    for (std::size_t i = 0; i < record.lanes.size(); ++i) threads.push_back(thread(record, i));
-
-    std::int64_t end = begin_;
-    for (const auto& span : record.spans) {
-      if (trace::placed(record, span)) end = std::max(end, begin_ + nanoseconds(span.end));
-    }
-    for (const auto& level : record.device_bytes) {
-      if (trace::placed(level)) end = std::max(end, begin_ + nanoseconds(level.time));
-    }
-
-    event("X", 0, begin_);
-    put(",\"dur\":" + trace_time(end - begin_) + R"(,"cat":"step","name":")" +
-        (record.title.empty() ? "step " + std::to_string(number) : json_text(record.title)) +
-        "\",\"args\":{}}");
-    for (const auto& span : record.spans) {
-      if (trace::placed(record, span)) complete(span, threads[span.lane]);
-    }
-    for (const auto& level : record.device_bytes) {
-      if (!trace::placed(level)) continue;
-      event("C", 0, begin_ + nanoseconds(level.time));
-      put(R"(,"name":"saved tensors on the device","args":{"bytes":)" +
-          std::to_string(level.bytes) + "}}");
-    }
-    begin_ = end;
-  }
-
-  void finish() { put("\n]}\n"); }
-
- private:
-  void put(std::string_view text) {
-    out_.write(text.data(), static_cast<std::streamsize>(text.size()));
-  }
-
-  void event(std::string_view phase, std::size_t thread, std::int64_t at) {
-    put(std::string(",\n{\"ph\":\"").append(phase) + R"(","pid":1,"tid":)" +
-        std::to_string(thread) + ",\"ts\":" + trace_time(at));
-  }
-
-  void complete(const trace::span& span, std::size_t thread) {
-    const auto start = nanoseconds(span.start);
-    const auto duration = nanoseconds(span.end) - start;
-    std::string_view category = "compute";
-    std::string name = json_text(span.name);
-    switch (span.kind) {
-      case trace::span_kind::compute:
-        break;
-      case trace::span_kind::offload:
-        category = "offload";
-        break;
-      case trace::span_kind::reload:
-        category = "reload";
-        break;
-      case trace::span_kind::stall:
-        category = "stall";
-        break;
-    }
-    if (category != "compute") name = std::string(category).append(" ").append(name);
-
-    event("X", thread, begin_ + start);
-    std::string text = ",\"dur\":" + trace_time(duration) + ",\"cat\":\"" + std::string(category) +
-                       "\",\"name\":\"" + name + "\"";
-    // A reserved colour of `chrome://tracing`; other viewers take no notice.
-    if (category == "stall") text += R"(,"cname":"terrible")";
-    std::string arguments;
-    const auto argument = [&](std::string_view key, const std::string& value) {
-      arguments.append(arguments.empty() ? "\"" : ",\"").append(key).append("\":").append(value);
-    };
-    if (span.layer >= 0) argument("layer", std::to_string(span.layer));
-    if (span.microbatch >= 0) argument("microbatch", std::to_string(span.microbatch));
-    if (span.bytes > 0) {
-      argument("bytes", std::to_string(span.bytes));
-      // Bytes per nanosecond are GB/s.
-      if (duration > 0) {
-        argument("GB/s", fixed(static_cast<double>(span.bytes) / static_cast<double>(duration), 3));
-      }
-    }
-    put(text + ",\"args\":{" + arguments + "}}");
-  }
-
-  // The thread of a lane: lanes of one name are one thread over all steps, and two lanes of one
-  // name within a step are two.
-  std::size_t thread(const trace::record& record, std::size_t index) {
-    const auto& name = record.lanes[index];
-    const auto before = static_cast<std::size_t>(std::count(
-        record.lanes.begin(), record.lanes.begin() + static_cast<std::ptrdiff_t>(index), name));
-    const std::pair<std::string, std::size_t> key{name, before};
-    const auto found = std::find(threads_.begin(), threads_.end(), key);
-    if (found != threads_.end()) return static_cast<std::size_t>(found - threads_.begin()) + 1;
-    threads_.push_back(key);
-    lane(name, threads_.size());
-    return threads_.size();
-  }
-
-  void lane(std::string_view name, std::size_t thread) {
-    const auto number = std::to_string(thread);
-    put(",\n{\"ph\":\"M\",\"pid\":1,\"tid\":" + number +
-        R"(,"name":"thread_name","args":{"name":")" + json_text(name) + "\"}}");
-    put(",\n{\"ph\":\"M\",\"pid\":1,\"tid\":" + number +
-        R"(,"name":"thread_sort_index","args":{"sort_index":)" + number + "}}");
-  }
-
-  std::ostream& out_;
-  std::int64_t begin_ = 0;  // of the present step, in nanoseconds
-  std::vector<std::pair<std::string, std::size_t>> threads_;
-};
-
-}  // namespace tidepool::trace::detail
 
 namespace tidepool::trace {
 
@@ -159,15 +15,13 @@ namespace tidepool::trace {
 /// lane `steps` above them shows where each begins. A span is a complete event with layer,
 /// microbatch, bytes and GB/s as arguments; device bytes are a counter. Spans for which `placed` is
 /// false are left out. Look at the state of `out` for errors.
-inline void write_chrome_trace(std::ostream& out, std::span<const record> steps) {
-  detail::chrome_trace trace(out);
-  for (std::size_t i = 0; i < steps.size(); ++i) trace.step(steps[i], i);
-  trace.finish();
-}
+void write_chrome_trace(std::ostream& out, std::span<const record> steps);
 
 /// The same for one step.
-inline void write_chrome_trace(std::ostream& out, const record& step) {
-  write_chrome_trace(out, std::span(&step, 1));
-}
+void write_chrome_trace(std::ostream& out, const record& step);
 
 }  // namespace tidepool::trace
+
+#if TIDEPOOL_DEFINITIONS
+#include "tidepool/trace/detail/timeline_impl.hpp"
+#endif

@@ -1,5 +1,0 @@
-#include "engines.hpp"
-
-namespace tidepool {
-TIDEPOOL_ENGINE(template, cuda_device);
-}

@@ -1,0 +1,321 @@
+/// The training loop: steps under 1F1B, evaluation, and what a run reports.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <tidepool/offloader.hpp>
+#include <tidepool/parse.hpp>
+#include <tidepool/plan.hpp>
+#include <utility>
+#include <vector>
+
+#include "../model/model.hpp"
+#include "../model/tied_embedding.hpp"
+#include "../parallel/gradient_sum.hpp"
+#include "../parallel/layout.hpp"
+#include "../parallel/rank_report.hpp"
+#include "../parallel/schedule.hpp"
+#include "checkpoint_copy.hpp"
+#include "data.hpp"
+#include "learning_rate.hpp"
+#include "loss_scaler.hpp"
+#include "plan_files.hpp"
+#include "run_result.hpp"
+
+namespace moe {
+
+/// Time as the device sees it: the virtual clock if it has one.
+template <class Device>
+double milliseconds(const Device& dev) {
+  if constexpr (requires { dev.now_ns(); }) {
+    return dev.now_ns() * 1e-6;
+  } else {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    return std::chrono::duration<double, std::milli>(now).count();
+  }
+}
+
+/// One run: a model, its weights and its offloader, from the first step to the last.
+///
+/// `Link` connects it with the other ranks of a pipeline, of which it is one.
+template <class Device, class Kernels, template <class, class> class Link>
+class trainer {
+ public:
+  /// `free_before` is the device's free memory at the start of the process.
+  trainer(Device& dev, std::size_t free_before, const settings& run, const tidepool::options& opt,
+          const corpus& text, typename Link<Device, Kernels>::team& team)
+      : dev_(dev),
+        free_before_(free_before),
+        knobs_(to_text(opt)),
+        run_(run),
+        text_(text),
+        stream_(dev.make_stream()),
+        kernels_(dev, stream_.ref(), run),
+        link_(team, dev, kernels_, stream_.ref()),
+        shape_(shape_of(run)),
+        schedule_(steps_of(run)),
+        scaler_(dev, run),
+        weights_(dev, run.model, ranges_of_rank(run, run.rank), !run.moments_on_host,
+                 experts_of_rank(run, run.rank), types_of(run)),
+        offloader_(dev, opt, {.planner = tidepool::planner()}),
+        model_(dev, offloader_, kernels_, stream_.ref(), weights_, run,
+               ranges_of_rank(run, run.rank), exchange()),
+        bytes_(dev, run.own_microbatches() * bytes_each(), "text"),
+        host_bytes_(dev, bytes_.size(), "text"),
+        losses_(dev, run.own_microbatches() * losses_each(), "losses"),
+        host_losses_(dev, losses_.size(), "losses") {
+    weights_.initialise(kernels_, run.seed);
+    if (run.moments_on_host) weights_.keep_moments_on_host(offloader_, kernels_, stream_.ref());
+    offloader_.on_report(report_of_rank(run_, opt));
+    // Ranks of one host share its memory; a barrier of all ranks is one of each host's.
+    offloader_.on_measure([this] { link_.barrier(); });
+    if (!run.plan.empty()) follow_plan(offloader_, run);
+    if (!run.resume.empty()) {
+      resume_from(dev, stream_.ref(), run, weights_);
+      weights_.refresh_copies(kernels_);
+    }
+  }
+
+  run_result run() {
+    run_result result;
+    link_.guarded([&] { run(result); });
+    return result;
+  }
+
+ private:
+  using buffer = tidepool::buffer<Device>;
+
+  void run(run_result& result) {
+    result.device = Device::name;
+    result.options = knobs_;
+    for (int step = run_.first_step; step < run_.end_step(); ++step) {
+      if (step == run_.trace_step) {
+        offloader_.start_trace("step " + std::to_string(step), stream_.ref());
+      }
+      const double start = milliseconds(dev_);
+      result.losses.push_back(train_step(step));
+      if (run_.model.mtp > 0) {
+        result.mtp_losses.push_back(mean_of_losses(mtp_loss(run_.model, 1), run_.model.mtp));
+      }
+      result.step_ms.push_back(milliseconds(dev_) - start);
+      if (step == run_.trace_step) result.trace = offloader_.finish_trace();
+      report(step, result);
+      if (run_.eval_every > 0 && (step + 1) % run_.eval_every == 0) {
+        result.evaluations.emplace_back(step, evaluate());
+        if (run_.progress) std::printf("  held-out loss %.4f\n", result.evaluations.back().second);
+      }
+    }
+    result.loss_scale = scaler_.state();
+    if (!run_.save.empty()) {
+      run_.loss_scale = scaler_.state();
+      save_to(dev_, stream_.ref(), link_, run_, text_, weights_);
+    }
+    if (!run_.save_plan.empty()) save_plan(offloader_, run_);
+    result.driver_peak = driver_peak_;
+    result.counters = offloader_.counters();
+    if (const auto& plan = offloader_.current_plan()) {
+      if (plan->expected.runs) result.forecast_ms = plan->expected.step_us / 1e3;
+      result.warm_up_steps = std::max(result.warm_up_steps, offloader_.settings().timed_step);
+    }
+    std::uint64_t offloaded = 0;
+    for (const auto& each : result.counters.modules) offloaded += each.bytes_offloaded;
+    link_.finish();
+    result.limited = run_.model.capacity_factor > 0;
+    result.choices = {link_.sum(model_.choices().all), link_.sum(model_.choices().dropped)};
+    result.ranks =
+        link_.gather({driver_peak_, result.counters.device_peak, offloaded, stall_ms(result)});
+  }
+
+  float train_step(int step) {
+    upload(static_cast<std::uint64_t>(step) + 1, false);
+    model_.scale_loss(scaler_.scale());
+    for (std::size_t i = 0; i < schedule_.size(); ++i) {
+      const pipeline_step& each = schedule_[i];
+      if (each.what == pipeline_step::pass::forward) {
+        forward(each.microbatch, each.chunk, false);
+      } else if (each.beside_next) {
+        const int ahead = schedule_[++i].microbatch;
+        model_.chunk(0).backward_beside_forward(each.microbatch, io(each.microbatch), ahead,
+                                                io(ahead));
+      } else {
+        backward(each.microbatch, each.chunk);
+      }
+      watch_memory();
+    }
+    if (run_.model.mtp > 0) {
+      sum_embedding_gradients(weights_, kernels_, offloader_, link_, run_, stream_.ref());
+    }
+    sum_gradients();
+    const float scale = scaler_.scale();
+    if (scaler_.accepts(weights_, dev_, stream_.ref(), kernels_, link_)) {
+      const auto span = offloader_.trace_span("AdamW", stream_.ref());
+      weights_.update(kernels_, step - scaler_.state().skipped, learning_rate(run_, step), scale);
+    }
+    const auto ask = [&] { return mean_loss(); };
+    constexpr std::uint32_t kind = 5;  // behind those of the experts' transfers
+    const float loss = run_.expert_parallel ? offloader_.wait_for_peers(stream_.ref(), ask, kind)
+                       : run_.ranks > 1     ? offloader_.wait_for_others(stream_.ref(), ask)
+                                            : ask();
+    offloader_.end_step();
+    return loss;
+  }
+
+  void sum_gradients() {
+    if constexpr (exchanges) {
+      if (!run_.expert_parallel) return;
+      const auto span = offloader_.trace_span("sum of gradients", stream_.ref());
+      gradient_sum<Device, Kernels, tidepool::offloader<Device, saving_modules>>(
+          link_, run_.rank, kernels_, offloader_, stream_.ref())
+          .run(weights_);
+    }
+  }
+
+  void forward(int microbatch, int chunk, bool evaluates) {
+    const int stage = shape_.stage(place(), chunk);
+    buffer x;
+    if (stage > 0) x = received(stage - 1, tag(microbatch, stage, 0));
+    auto& part = model_.chunk(chunk);
+    x = evaluates ? part.evaluate(io(microbatch), std::move(x))
+                  : part.forward(microbatch, io(microbatch), std::move(x));
+    if (stage + 1 < shape_.stages()) {
+      link_.send(std::move(x), shape_.rank_of(stage + 1), tag(microbatch, stage + 1, 0));
+    }
+  }
+
+  void backward(int microbatch, int chunk) {
+    const int stage = shape_.stage(place(), chunk);
+    buffer gradient;
+    if (stage + 1 < shape_.stages()) gradient = received(stage + 1, tag(microbatch, stage, 1));
+    gradient = model_.chunk(chunk).backward(microbatch, io(microbatch), std::move(gradient));
+    if (stage > 0) {
+      link_.send(std::move(gradient), shape_.rank_of(stage - 1), tag(microbatch, stage - 1, 1));
+    }
+  }
+
+  buffer received(int from_stage, int tag) {
+    const auto count = static_cast<std::size_t>(run_.model.tokens() * run_.model.hidden);
+    buffer what = offloader_.template allocate<float>(count, stream_.ref());
+    offloader_.wait_for_others(stream_.ref(),
+                               [&] { link_.receive(what, shape_.rank_of(from_stage), tag); });
+    return what;
+  }
+
+  /// Tells messages between the same two ranks apart, by the stage that receives.
+  [[nodiscard]] int tag(int microbatch, int stage, int backward) const {
+    return 2 * (microbatch * shape_.stages() + stage) + backward;
+  }
+
+  /// Loss on the same held-out text at each call. Trains nothing and moves no byte.
+  float evaluate() {
+    upload(0, true);
+    for (int microbatch = 0; microbatch < run_.own_microbatches(); ++microbatch) {
+      for (int chunk = 0; chunk < shape_.chunks; ++chunk) forward(microbatch, chunk, true);
+    }
+    return mean_loss();
+  }
+
+  /// Fetches the text of one step.
+  void upload(std::uint64_t number, bool held_out) {
+    for (int microbatch = 0; microbatch < run_.own_microbatches(); ++microbatch) {
+      std::int32_t* const token = host_bytes_.data() + microbatch * bytes_each();
+      const auto seed = mix(mix(run_.seed) + number) +
+                        static_cast<std::uint64_t>(run_.microbatch_of_step(microbatch));
+      text_.sample(seed, held_out, run_.model, token);
+    }
+    dev_.copy(bytes_.data(), host_bytes_.data(),
+              {.width = static_cast<std::size_t>(bytes_.size()) * sizeof(std::int32_t)},
+              tidepool::copy_direction::host_to_device, stream_.ref());
+  }
+
+  /// Waits for the device.
+  float mean_loss() {
+    kernels_.publish(host_losses_.data(), losses_.data(), losses_.size());
+    dev_.synchronize(stream_.ref());
+    return mean_of_losses(0, 1);
+  }
+  /// Those of all ranks as one process has them.
+  [[nodiscard]] std::vector<float> in_order_of_microbatches(const std::vector<float>& by_rank,
+                                                            index count) const {
+    std::vector<float> result;
+    const auto each = static_cast<std::size_t>(run_.own_microbatches() * count);
+    for (std::size_t m = 0; m < each; m += static_cast<std::size_t>(count)) {
+      for (std::size_t at = m; at < by_rank.size(); at += each) {
+        result.insert(result.end(), by_rank.begin() + static_cast<std::ptrdiff_t>(at),
+                      by_rank.begin() + static_cast<std::ptrdiff_t>(at) + count);
+      }
+    }
+    return result;
+  }
+
+  /// Over the microbatches and `count` of their losses. The last stage of a pipeline alone knows
+  /// them, and tells the other ranks; ranks with microbatches of their own tell each other.
+  float mean_of_losses(index first, index count) {
+    std::vector<float> losses;
+    for (int m = 0; m < run_.own_microbatches(); ++m) {
+      const float* const of_microbatch = host_losses_.data() + m * losses_each() + first;
+      losses.insert(losses.end(), of_microbatch, of_microbatch + count);
+    }
+    if (run_.expert_parallel) losses = in_order_of_microbatches(link_.gather_losses(losses), count);
+    float sum = 0;
+    for (const float loss : losses) sum += loss;
+    const int knows = shape_.rank_of(shape_.stages() - 1);
+    return link_.from_rank(knows, sum / static_cast<float>(run_.microbatches * count));
+  }
+
+  void watch_memory() {
+    const std::size_t free_now = dev_.memory().free;
+    driver_peak_ = std::max(driver_peak_, free_before_ - std::min(free_before_, free_now));
+  }
+
+  void report(int step, const run_result& result) const {
+    if (!run_.progress) return;
+    const int every = std::max(1, run_.steps / 15);
+    if (step % every != 0 && step + 1 != run_.end_step()) return;
+    std::printf("  step %4d/%d  loss %.4f  %8.3f ms  %.1f MB on the device\n", step + 1, run_.steps,
+                result.losses.back(), result.step_ms.back(),
+                static_cast<double>(driver_peak_) * 1e-6);
+    std::fflush(stdout);
+  }
+
+  static constexpr bool exchanges = std::derived_from<Link<Device, Kernels>, expert_exchange>;
+  [[nodiscard]] expert_exchange* exchange() {
+    if constexpr (exchanges) {
+      if (run_.expert_parallel) return &link_;
+    }
+    return nullptr;
+  }
+  /// Among the ranks of the pipeline.
+  [[nodiscard]] int place() const { return run_.pipeline ? run_.rank : 0; }
+  [[nodiscard]] index bytes_each() const { return token_count(run_.model); }
+  [[nodiscard]] index losses_each() const { return loss_count(run_.model); }
+  [[nodiscard]] microbatch_io io(int microbatch) const {
+    return {bytes_.data() + microbatch * bytes_each(), losses_.data() + microbatch * losses_each()};
+  }
+
+  Device& dev_;
+  std::size_t free_before_;
+  std::size_t driver_peak_ = 0;
+  std::string knobs_;
+  settings run_;
+  const corpus& text_;
+  typename Device::stream stream_;
+  Kernels kernels_;
+  Link<Device, Kernels> link_;
+  pipeline_shape shape_;
+  std::vector<pipeline_step> schedule_;
+  loss_scaler<Device> scaler_;
+  parameters<Device> weights_;
+  tidepool::offloader<Device, saving_modules> offloader_;
+  model<Device, Kernels> model_;
+  device_array<Device, std::int32_t> bytes_;
+  device_array<Device, std::int32_t, side::host> host_bytes_;
+  device_array<Device, float> losses_;
+  device_array<Device, float, side::host> host_losses_;
+};
+
+}  // namespace moe

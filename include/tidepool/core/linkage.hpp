@@ -1,0 +1,22 @@
+/// How much of Tidepool a file compiles.
+///
+/// | macro | what the file compiles |
+/// | --- | --- |
+/// | none | all that it uses (header-only; the default) |
+/// | `TIDEPOOL_COMPILED` | declarations; one file of the program includes `tidepool/src.hpp`, or the program links the CMake target `tidepool::compiled` |
+///
+/// Files of both kinds may be linked together. A file of the second kind alone does not link.
+#pragma once
+
+#if defined(TIDEPOOL_COMPILED) && !defined(TIDEPOOL_SOURCE)
+#define TIDEPOOL_DEFINITIONS 0
+#else
+#define TIDEPOOL_DEFINITIONS 1
+#endif
+
+// Of a function that is no template.
+#if defined(TIDEPOOL_COMPILED)
+#define TIDEPOOL_INLINE
+#else
+#define TIDEPOOL_INLINE inline
+#endif

@@ -1,0 +1,219 @@
+// The bodies of virtual.hpp.
+#pragma once
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <string>
+#include <utility>
+
+#include "tidepool/detail/simulation.hpp"
+#include "tidepool/device/virtual.hpp"
+#include "tidepool/error.hpp"
+
+namespace tidepool {
+
+TIDEPOOL_INLINE virtual_device::stream::~stream() {
+  if (owner_ != nullptr) owner_->retire_stream(ref_.index_);
+}
+
+TIDEPOOL_INLINE virtual_device::event::~event() {
+  if (owner_ != nullptr) owner_->retire_event(index_);
+}
+
+TIDEPOOL_INLINE virtual_device::graph::graph(graph&& other) noexcept
+    : owner_(std::exchange(other.owner_, nullptr)),
+      content_(std::move(other.content_)),
+      lanes_(std::move(other.lanes_)) {}
+
+TIDEPOOL_INLINE auto virtual_device::graph::operator=(graph&& other) noexcept -> graph& {
+  std::swap(owner_, other.owner_);
+  std::swap(content_, other.content_);
+  std::swap(lanes_, other.lanes_);
+  return *this;
+}
+
+TIDEPOOL_INLINE virtual_device::graph::~graph() {
+  for (std::size_t i = 1; i < lanes_.size(); ++i) owner_->retire_stream(lanes_[i]);
+}
+
+TIDEPOOL_INLINE virtual_device::graph::graph(detail::simulation& owner,
+                                             std::unique_ptr<detail::captured> content)
+    : owner_(&owner), content_(std::move(content)), lanes_(content_->streams().size()) {
+  for (std::size_t i = 1; i < lanes_.size(); ++i) lanes_[i] = owner.add_stream();
+}
+
+TIDEPOOL_INLINE virtual_device::virtual_device(const machine& model)
+    : model_(model), sim_(std::make_unique<detail::simulation>(model)) {
+  if (!model_.moves_bytes) model_.poison = false;
+}
+
+TIDEPOOL_INLINE virtual_device::~virtual_device() {
+  if (!model_.moves_bytes) return;
+  for (const auto& [pointer, bytes] : device_blocks_) std::free(pointer);
+  for (const auto& [pointer, bytes] : host_blocks_) std::free(pointer);
+  free_late();
+}
+
+TIDEPOOL_INLINE auto virtual_device::make_stream() -> stream {
+  return {*sim_, stream_ref(sim_->add_stream(), ++keys_)};
+}
+
+TIDEPOOL_INLINE auto virtual_device::make_event(bool /*timing*/) -> event {
+  return {*sim_, sim_->add_event()};
+}
+
+TIDEPOOL_INLINE void virtual_device::record(event& target, stream_ref on) {
+  sim_->record(on.index_, target.index_);
+}
+
+TIDEPOOL_INLINE void virtual_device::wait(stream_ref waiter, const event& until) {
+  sim_->wait(waiter.index_, until.index_);
+}
+
+TIDEPOOL_INLINE void virtual_device::synchronize(stream_ref which) {
+  sim_->run_until_idle(which.index_);
+}
+
+TIDEPOOL_INLINE void virtual_device::synchronize() {
+  sim_->run_until_idle();
+  free_late();
+}
+
+TIDEPOOL_INLINE double virtual_device::elapsed_us(const event& from, const event& to) const {
+  return (sim_->time_of(to.index_) - sim_->time_of(from.index_)) / 1000;
+}
+
+TIDEPOOL_INLINE void virtual_device::copy(void* target, const void* source, const copy_shape& shape,
+                                          copy_direction direction, stream_ref on) {
+  sim_->copy(on.index_, direction, target, source, shape);
+}
+
+TIDEPOOL_INLINE void virtual_device::fill_bytes(void* pointer, unsigned char byte,
+                                                std::size_t bytes, stream_ref on) {
+  auto run = [=, moves = model_.moves_bytes] {
+    if (moves) std::memset(pointer, byte, bytes);
+  };
+  launch(on, 0, std::move(run), "fill", {{pointer, bytes, true}});
+}
+
+TIDEPOOL_INLINE bool virtual_device::passed(const event& which) const {
+  return sim_->done(which.index_);
+}
+
+TIDEPOOL_INLINE void virtual_device::begin_capture(stream_ref on) {
+  sim_->begin_capture(on.index_);
+}
+
+TIDEPOOL_INLINE bool virtual_device::capturing(stream_ref which) const {
+  return sim_->capturing(which.index_);
+}
+
+TIDEPOOL_INLINE auto virtual_device::end_capture(stream_ref /*on*/) -> graph {
+  return {*sim_, sim_->end_capture()};
+}
+
+TIDEPOOL_INLINE void virtual_device::replay(graph& which, stream_ref on) {
+  which.lanes_[0] = on.index_;
+  sim_->replay(*which.content_, which.lanes_);
+}
+
+TIDEPOOL_INLINE auto virtual_device::try_allocate(std::size_t bytes) -> void* {
+  if (bytes > model_.device_bytes - device_used_) return nullptr;
+  return take(bytes, device_used_, device_blocks_, &device_peak_);
+}
+
+TIDEPOOL_INLINE auto virtual_device::try_allocate_host(std::size_t bytes) -> void* {
+  if (bytes > model_.host_bytes - host_used_) return nullptr;
+  return take(bytes, host_used_, host_blocks_, nullptr);
+}
+
+TIDEPOOL_INLINE auto virtual_device::allocate(std::size_t bytes) -> void* {
+  if (auto* pointer = try_allocate(bytes)) return pointer;
+  throw device_error("tidepool: virtual device: " + std::to_string(bytes) + " bytes do not fit, " +
+                         std::to_string(model_.device_bytes - device_used_) +
+                         " are free; give machine::device_bytes a larger value",
+                     2);
+}
+
+TIDEPOOL_INLINE void virtual_device::deallocate(void* pointer) noexcept {
+  give(pointer, device_used_, device_blocks_);
+}
+
+TIDEPOOL_INLINE void virtual_device::deallocate_host(void* pointer) noexcept {
+  give(pointer, host_used_, host_blocks_);
+}
+
+TIDEPOOL_INLINE void virtual_device::launch(stream_ref on, double duration_ns,
+                                            std::function<void()> run, const char* /*label*/,
+                                            std::vector<kernel_access> touches) {
+  sim_->kernel(on.index_, duration_ns, std::move(run), std::move(touches));
+}
+
+TIDEPOOL_INLINE void virtual_device::drop(stream_ref which) noexcept { sim_->drop(which.index_); }
+
+TIDEPOOL_INLINE void virtual_device::idle_until(stream_ref on, double ns) {
+  sim_->idle_until(on.index_, ns);
+}
+
+TIDEPOOL_INLINE void virtual_device::observe(detail::operation_observer with) {
+  sim_->observe(std::move(with));
+}
+
+TIDEPOOL_INLINE double virtual_device::now_ns() const { return sim_->now(); }
+
+TIDEPOOL_INLINE bool virtual_device::poison(void* pointer, std::size_t bytes, stream_ref on) {
+  if (!model_.poison) return false;
+  launch(on, 0, [=] { std::memset(pointer, poison_byte, bytes); }, "poison",
+         {{pointer, bytes, true}});
+  return true;
+}
+
+TIDEPOOL_INLINE auto virtual_device::take(std::size_t bytes, std::size_t& used, blocks& in,
+                                          std::size_t* peak) -> void* {
+  const auto whole = (bytes + 255) / 256 * 256;
+  auto* pointer = model_.moves_bytes ? std::aligned_alloc(256, whole) : imagined(whole);
+  if (pointer == nullptr) return nullptr;
+  if (model_.poison) std::memset(pointer, poison_byte, whole);
+  // Freeing must not need memory.
+  const auto most = device_blocks_.size() + host_blocks_.size() + late_.size() + 1;
+  if (late_.capacity() < most) late_.reserve(2 * most);
+  in.emplace(pointer, bytes);
+  used += bytes;
+  if (peak != nullptr) *peak = std::max(*peak, used);
+  return pointer;
+}
+
+TIDEPOOL_INLINE void virtual_device::give(void* pointer, std::size_t& used, blocks& in) noexcept {
+  const auto found = in.find(pointer);
+  if (found == in.end()) return;
+  used -= found->second;
+  const bool unwinding = std::uncaught_exceptions() > exceptions_;
+  if (unwinding && !sim_->idle()) {
+    late_.push_back(pointer);
+  } else {
+    try {
+      synchronize();
+    } catch (...) {  // a program that cannot go on does not use the memory either
+    }
+    if (model_.poison) std::memset(pointer, poison_byte, found->second);
+    if (model_.moves_bytes) std::free(pointer);
+  }
+  in.erase(found);
+}
+
+TIDEPOOL_INLINE void virtual_device::free_late() noexcept {
+  for (auto* pointer : late_) {
+    if (model_.moves_bytes) std::free(pointer);
+  }
+  late_.clear();
+}
+
+// An address of its own that nobody may follow.
+TIDEPOOL_INLINE auto virtual_device::imagined(std::size_t bytes) -> void* {
+  next_address_ += bytes;
+  return reinterpret_cast<void*>(next_address_ - bytes);  // NOLINT(performance-no-int-to-ptr)
+}
+
+}  // namespace tidepool

@@ -1,0 +1,272 @@
+/// Arrays of layers of which the device holds few: for trainers that have one array for all layers.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "tidepool/error.hpp"
+#include "tidepool/offloader.hpp"
+
+namespace tidepool {
+
+template <class T, class Offloader>
+class saved_layers;
+
+/// Arrays that a module saves together: of each layer they leave and come back as one group.
+///
+/// It counts for `module` and follows `pass`, the chunk that is open when it is called; one pass at
+/// a time, so that each microbatch in flight has groups of its own. Where the options leave the
+/// module out, every layer keeps its memory from step to step, as in the array that was there
+/// before: nothing is allocated, zeroed or moved again, and what orders one step's streams behind
+/// the last one's is the trainer's, as it was.
+///
+/// No call blocks the host. Each checks the order of calls, with any options: `misuse_error` says
+/// what comes first. Neither copied nor moved, since arrays refer to it; it must outlive them, and
+/// `off` and `pass` its last call. Thread safety: none.
+/// ```cpp
+/// tidepool::layer_group<offloader> block{off, pass, "core_attn"};
+/// tidepool::saved_layers<float, offloader> qkv{block}, att{block};
+/// ```
+template <class Offloader>
+class layer_group {
+ public:
+  using stream_ref = typename Offloader::stream_ref;
+  using buffer = typename Offloader::buffer;
+  using chunk = typename Offloader::chunk;
+  using handle = typename Offloader::handle;
+
+  /// Throws `unknown_module`.
+  layer_group(Offloader& off, chunk& pass, std::string_view module)
+      : off_(&off),
+        pass_(&pass),
+        name_(module),
+        module_(off.module(module)),
+        leaves_(off.enabled(module_)) {}
+  layer_group(const layer_group&) = delete;
+  layer_group& operator=(const layer_group&) = delete;
+
+  /// Forward is over with this layer: what `fresh` gave of it is saved, and its pointers are gone.
+  ///
+  /// `stream` is the one that wrote and last read it, see `chunk::commit`, whose errors it throws.
+  /// In a pass with `release` the memory is given back instead.
+  void done(int layer, stream_ref stream) {
+    auto& now = expect("done", layer, stage::written);
+    const bool releases = pass_->info().release;
+    if (leaves_ || !releases) pass_->commit(module_, layer, stream, handles(now));
+    now.at = releases ? stage::none : stage::saved;
+    if (now.at == stage::none) forget(now);
+  }
+
+  /// Backward is over with this layer: its memory may be reused after what `stream` was given.
+  void release(int layer, stream_ref stream) {
+    auto& now = expect("release", layer, stage::back, stage::written);
+    for (auto& each : now.arrays) give_back(each, stream);
+    now.at = stage::none;
+  }
+
+  /// Gives everything up, of all layers, whatever has become of it: after a pass that was dropped,
+  /// or for another shape. The next calls are `begin` and `fresh`.
+  void reset(stream_ref stream) {
+    for (auto& each : layers_) {
+      each.at = stage::none;
+      for (auto& array : each.arrays) {
+        array.used = false;
+        array.memory.reset(stream);
+      }
+    }
+  }
+
+ private:
+  template <class, class>
+  friend class saved_layers;
+
+  enum class stage : std::uint8_t { none, written, saved, back };
+
+  struct part {
+    buffer memory;
+    bool used = false;  // from fresh to release
+  };
+  struct layer_state {
+    stage at = stage::none;
+    std::vector<part> arrays;
+  };
+
+  [[nodiscard]] std::size_t add() { return arrays_++; }
+
+  template <class T>
+  [[nodiscard]] T* fresh(std::size_t array, int layer, std::size_t count, stream_ref stream,
+                         fill contents) {
+    auto& now = layer_to_write(layer);
+    if (now.at > stage::written) refuse("fresh", layer, now.at);
+    auto& mine = now.arrays[array];
+    if (mine.used)
+      refuse("fresh", layer,
+             "it was asked for before; ask once, and then at(); reset the group after a pass that "
+             "was dropped");
+    if (mine.memory && mine.memory.size() != count * sizeof(T)) mine.memory.reset(stream);
+    if (!mine.memory) mine.memory = off_->template allocate<T>(count, stream, contents);
+    mine.used = true;
+    now.at = stage::written;
+    return mine.memory.template as<T>();
+  }
+
+  [[nodiscard]] void* back(std::size_t array, int layer, stream_ref stream) {
+    auto& now = expect("back", layer, stage::saved, stage::back);
+    if (now.at == stage::saved) {
+      pass_->restore(module_, layer, stream, handles(now));
+      now.at = stage::back;
+    }
+    return used("back", now, array, layer).memory.data();
+  }
+
+  [[nodiscard]] void* at(std::size_t array, int layer) {
+    auto& now = expect("at", layer, stage::written, stage::back);
+    return used("at", now, array, layer).memory.data();
+  }
+
+  void release(std::size_t array, int layer, stream_ref stream) {
+    auto& now = expect("release", layer, stage::back, stage::written);
+    give_back(used("release", now, array, layer), stream);
+    const auto in_use = [](const part& each) { return each.used; };
+    if (std::none_of(now.arrays.begin(), now.arrays.end(), in_use)) now.at = stage::none;
+  }
+
+  void give_back(part& which, stream_ref stream) {
+    if (leaves_) which.memory.reset(stream);
+    which.used = false;
+  }
+  static void forget(layer_state& of) {
+    for (auto& each : of.arrays) each.used = false;
+  }
+
+  [[nodiscard]] layer_state& layer_to_write(int layer) {
+    if (layer < 0) refuse("fresh", layer, "layers are counted from 0");
+    const auto index = static_cast<std::size_t>(layer);
+    if (index >= layers_.size()) layers_.resize(index + 1);
+    auto& now = layers_[index];
+    if (now.arrays.size() < arrays_) now.arrays.resize(arrays_);
+    return now;
+  }
+
+  [[nodiscard]] std::span<handle* const> handles(layer_state& of) {
+    list_.clear();
+    for (auto& each : of.arrays) {
+      if (each.used) list_.push_back(&each.memory);
+    }
+    return list_;
+  }
+
+  [[nodiscard]] layer_state& expect(const char* call, int layer, stage wanted,
+                                    std::optional<stage> or_this = {}) {
+    const auto index = static_cast<std::size_t>(layer);
+    if (layer < 0 || index >= layers_.size()) refuse(call, layer, stage::none);
+    auto& now = layers_[index];
+    if (now.at != wanted && now.at != or_this) refuse(call, layer, now.at);
+    return now;
+  }
+  [[nodiscard]] part& used(const char* call, layer_state& of, std::size_t array, int layer) {
+    if (array < of.arrays.size() && of.arrays[array].used) return of.arrays[array];
+    refuse(call, layer,
+           "array " + std::to_string(array + 1) +
+               " of its group was released, or fresh never gave it for this layer");
+  }
+
+  [[noreturn, gnu::cold]] void refuse(const char* call, int layer, const std::string& why) const {
+    throw misuse_error(std::string(call) + " of " + name_ + " of layer " + std::to_string(layer) +
+                       ", microbatch " + std::to_string(pass_->info().microbatch) + ": " + why);
+  }
+  [[noreturn, gnu::cold]] void refuse(const char* call, int layer, stage found) const {
+    constexpr const char* why[]{
+        "nothing of it is held: it was released, its pass was begun with release, or fresh has not"
+        " been called; the order is fresh, done, back, release",
+        "forward is not over with it; call done after its last use, then back before backward reads"
+        " it",
+        "it was saved by done; call back before backward reads it, and release after that. After a"
+        " pass that was dropped call reset of the group; where several microbatches are in flight,"
+        " give each groups of its own",
+        "it is back for backward; call release after its last use"};
+    refuse(call, layer, why[static_cast<std::size_t>(found)]);
+  }
+
+  Offloader* off_;
+  chunk* pass_;
+  std::string name_;
+  module_id module_;
+  bool leaves_;
+  std::size_t arrays_ = 0;
+  std::vector<layer_state> layers_;
+  std::vector<handle*> list_;  // of the call that runs
+};
+
+/// One array of layers: `fresh` to write a layer, `back` to read it in backward.
+///
+/// Alone it is a group of one; otherwise its group's `done` and `release` stand for all of its
+/// arrays. Pointers hold from `fresh` to `done` and from `back` to `release`, and are other ones
+/// then. Errors and lifetime: see `layer_group`.
+/// ```cpp
+/// float* l_att = att.fresh(l, B * NH * T * T, stream, tidepool::fill::zero);  // forward
+/// block.done(l, stream);
+/// float* l_att = att.back(l, stream);                                         // backward
+/// block.release(l, stream);
+/// ```
+template <class T, class Offloader>
+class saved_layers {
+  static_assert(std::is_trivially_copyable_v<T>, "tidepool: saved_layers moves bytes");
+
+ public:
+  using stream_ref = typename Offloader::stream_ref;
+  using group = layer_group<Offloader>;
+
+  /// One of several arrays that are saved together.
+  explicit saved_layers(group& with) : group_(&with), array_(with.add()) {}
+  /// A group of its own. Throws `unknown_module`.
+  saved_layers(Offloader& off, typename Offloader::chunk& pass, std::string_view module)
+      : alone_(std::make_unique<group>(off, pass, module)),
+        group_(alone_.get()),
+        array_(alone_->add()) {}
+  saved_layers(const saved_layers&) = delete;
+  saved_layers& operator=(const saved_layers&) = delete;
+
+  /// Memory for `count` elements of a layer, which work given to `stream` from now on may write.
+  /// Contents are whatever was there, unless `fill::zero` is asked for: recycled memory is not the
+  /// zeroed array of before. Throws as `offloader::allocate`.
+  [[nodiscard]] T* fresh(int layer, std::size_t count, stream_ref stream,
+                         fill contents = fill::none) {
+    return group_->template fresh<T>(array_, layer, count, stream, contents);
+  }
+
+  /// The layer as it was at `done`; `stream` waits for it. The first array of a group brings all of
+  /// them, for that stream. Throws as `chunk::restore`.
+  [[nodiscard]] T* back(int layer, stream_ref stream) {
+    return static_cast<T*>(group_->back(array_, layer, stream));
+  }
+
+  /// The address, between `fresh` and `done`, and between `back` and `release`.
+  [[nodiscard]] T* at(int layer) const { return static_cast<T*>(group_->at(array_, layer)); }
+
+  /// `layer_group::done` of an array that is alone in its group.
+  void done(int layer, stream_ref stream) {
+    if (alone_ == nullptr) {
+      group_->refuse("done", layer, "this array shares its group; call done of the group, once");
+    }
+    group_->done(layer, stream);
+  }
+  /// This array's memory may be reused after what `stream` was given, ahead of the group's others.
+  void release(int layer, stream_ref stream) { group_->release(array_, layer, stream); }
+
+ private:
+  std::unique_ptr<group> alone_;
+  group* group_;
+  std::size_t array_;
+};
+
+}  // namespace tidepool

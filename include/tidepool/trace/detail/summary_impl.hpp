@@ -1,0 +1,160 @@
+// The bodies of summary.hpp.
+#pragma once
+
+#include <algorithm>
+#include <ostream>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tidepool/trace/counters.hpp"
+#include "tidepool/trace/detail/summary_tables.hpp"
+#include "tidepool/trace/summary.hpp"
+
+namespace tidepool::trace {
+
+TIDEPOOL_INLINE counters merge(std::span<const rank_counters> ranks) {
+  counters sum;
+  for (const auto& [rank, totals] : ranks) {
+    for (const auto& from : totals.modules) {
+      auto to = std::find_if(sum.modules.begin(), sum.modules.end(),
+                             [&](const auto& module) { return module.name == from.name; });
+      if (to == sum.modules.end()) {
+        to = sum.modules.emplace(to);
+        to->name = from.name;
+      }
+      detail::add(*to, from);
+    }
+    for (const auto& from : totals.recomputed) {
+      auto to = std::find_if(sum.recomputed.begin(), sum.recomputed.end(),
+                             [&](const auto& each) { return each.name == from.name; });
+      if (to == sum.recomputed.end()) to = sum.recomputed.insert(to, {from.name});
+      to->tensors += from.tensors;
+      to->bytes += from.bytes;
+    }
+    sum.steps = std::max(sum.steps, totals.steps);
+    sum.evictions += totals.evictions;
+    sum.state_fetched += totals.state_fetched;
+    sum.state_written += totals.state_written;
+    sum.arena_waits += totals.arena_waits;
+    sum.placed_elsewhere += totals.placed_elsewhere;
+    sum.device_allocations += totals.device_allocations;
+    sum.host_allocations += totals.host_allocations;
+    sum.device_reserved += totals.device_reserved;
+    sum.device_peak += totals.device_peak;
+    sum.live_peak += totals.live_peak;
+    sum.live_peak_without += totals.live_peak_without;
+    sum.host_reserved += totals.host_reserved;
+    sum.host_peak += totals.host_peak;
+  }
+  return sum;
+}
+
+TIDEPOOL_INLINE bool silent(const module_counters& module) {
+  const auto bytes = module.bytes_offloaded + module.bytes_reloaded + module.bytes_recomputed;
+  return module.enabled && bytes == 0;
+}
+
+TIDEPOOL_INLINE std::vector<std::string> silent_modules(const counters& totals) {
+  std::vector<std::string> names;
+  for (const auto& module : totals.modules) {
+    if (silent(module)) names.push_back(module.name);
+  }
+  return names;
+}
+
+TIDEPOOL_INLINE std::string why_silent(const module_counters& module) {
+  const std::string by_policy =
+      " kept on the device by --offload-layers, --margin, --offload-fraction,"
+      " --delta-bytes-per-rank or a plan";
+  if (module.groups == 0 && module.by_all) {
+    return "nothing was committed under this name, for which --offload-modules=all stands too; that"
+           " is as it should be where the model has no such module";
+  }
+  if (module.groups == 0) {
+    return "nothing was committed under this name. The model has no such module, or another one"
+           " does its work; check the spelling, or take it out of --offload-modules";
+  }
+  if (module.groups_resident >= module.groups) {
+    return (module.groups == 1 ? "its one group was"
+                               : "all its " + detail::count_of(module.groups, "group") + " were") +
+           by_policy + "; relax the one that applies";
+  }
+  std::string text;
+  if (module.groups_resident > 0) {
+    text = std::to_string(module.groups_resident) + " of its " +
+           detail::count_of(module.groups, "group") + " were" + by_policy + "; in the others, ";
+  }
+  if (module.tensors_small > 0) {
+    return text + detail::count_of(module.tensors_small, "tensor") +
+           " had fewer elements than --min-tensor-elements; lower that";
+  }
+  if (module.tensors_shared > 0) {
+    return text + detail::count_of(module.tensors_shared, "tensor") +
+           " had been saved before and count for the module that saved them first; nothing to do";
+  }
+  return text +
+         "no tensor was free to leave; look for keep_resident and for commits without"
+         " tensors";
+}
+
+TIDEPOOL_INLINE std::vector<std::string> silent_messages(const counters& totals) {
+  std::vector<std::string> messages;
+  const auto left = [](const module_counters& module) { return module.groups_offloaded > 0; };
+  if (totals.steps == 0 && std::ranges::any_of(totals.modules, left)) {
+    return {
+        "tidepool: no step has ended: call end_step() once all chunks of a step are finished;"
+        " plans, and what the first step settles, wait for it"};
+  }
+  std::vector<std::string> missing;
+  for (const auto& module : totals.modules) {
+    if (!silent(module)) continue;
+    if (module.groups == 0 && module.by_all) {
+      missing.push_back("'" + module.name + "'");
+      continue;
+    }
+    messages.push_back("tidepool: module '" + module.name +
+                       "' was asked for and moved no byte in " +
+                       detail::count_of(totals.steps, "step") + ": " + why_silent(module));
+  }
+  if (!missing.empty()) {
+    std::string names;
+    for (const auto& name : missing) names += (names.empty() ? "" : ", ") + name;
+    messages.push_back("tidepool: --offload-modules=all stands for " + names +
+                       " too, and nothing was committed under " +
+                       (missing.size() == 1 ? "that name" : "those names") + " in " +
+                       detail::count_of(totals.steps, "step") +
+                       "; that is as it should be where the model has no such module");
+  }
+  for (const auto& each : totals.recomputed) {
+    if (each.tensors > 0 || totals.steps == 0) continue;
+    messages.push_back("tidepool: '" + each.name +
+                       "' was to be recomputed, and the trainer discarded nothing of it in " +
+                       detail::count_of(totals.steps, "step") +
+                       "; does it call discard and recompute for that name?");
+  }
+  return messages;
+}
+
+TIDEPOOL_INLINE void write_summary(std::ostream& out, const counters& totals,
+                                   std::string_view rank_label) {
+  const detail::ranked one{std::string(rank_label), &totals};
+  const auto rank = rank_label.empty() ? std::string() : ", rank " + one.rank;
+  detail::write_summary(out, "Tidepool" + rank + ", " + detail::count_of(totals.steps, "step"),
+                        detail::module_table(std::span(&one, 1), totals, false),
+                        detail::memory_lines(totals), silent_messages(totals));
+}
+
+TIDEPOOL_INLINE void write_summary(std::ostream& out, std::span<const rank_counters> ranks) {
+  std::vector<detail::ranked> views;
+  for (const auto& each : ranks) views.push_back({each.rank, &each.totals});
+  const auto sum = merge(ranks);
+  detail::write_summary(out,
+                        "Tidepool, " + detail::count_of(ranks.size(), "rank") + ", " +
+                            detail::count_of(sum.steps, "step"),
+                        detail::module_table(views, sum, true), detail::memory_table(views, sum),
+                        silent_messages(sum));
+}
+
+}  // namespace tidepool::trace
