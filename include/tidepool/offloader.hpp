@@ -139,7 +139,7 @@ class offloader {
   /// `stream` waits for the reload of what `saved` holds, and for what the stream that it was
   /// handed to had been given then: for a tensor that a second stream reads. Does not block the
   /// host. Throws `misuse_error` for an empty handle, `device_error`.
-  void wait_for(const handle<Device>& saved, stream_ref stream) {
+  void wait_for(const handle& saved, stream_ref stream) {
     engine_->wait_for(saved, engine_->lane_of(stream));
   }
 

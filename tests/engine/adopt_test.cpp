@@ -689,7 +689,7 @@ TEST_CASE("adopt: a budget keeps reloads ahead back, and is passed by what is ne
 }
 
 TEST_CASE("adopt: a plan over given memory keeps to the budget") {
-  for (const std::size_t budget : {6, 9, 12}) {
+  for (const auto budget : {std::size_t{6}, std::size_t{9}, std::size_t{12}}) {
     CAPTURE(budget);
     bench on;
     auto opts = slack_options(0);

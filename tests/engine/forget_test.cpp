@@ -31,9 +31,14 @@ struct branching {
     off.on_report([](std::string_view) {});
   }
 
-  void step() {
+  void step(int microbatches = 1) {
+    for (int m = 0; m < microbatches; ++m) pass(m);
+    off.end_step();
+  }
+
+  void pass(int microbatch) {
     const auto on = desk.stream();
-    auto chunk = off.begin();
+    auto chunk = off.begin({.microbatch = microbatch});
     std::array<rig::buffer, layers> saved;
     for (int l = 0; l < layers; ++l) {
       auto& x = saved[static_cast<std::size_t>(l)] = off.allocate(size, on);
@@ -53,7 +58,6 @@ struct branching {
       x.reset(on);
     }
     chunk.finish();
-    off.end_step();
   }
 };
 
@@ -167,28 +171,34 @@ TEST_CASE("forget: the step after one that forgot a group does not reload it ahe
 }
 
 TEST_CASE("forget: the simulator gives memory of a forgotten group back once") {
-  auto opts = tidepool::test::arena_options(8 * size, {"core_attn"});
+  auto opts = tidepool::test::arena_options(16 * size, {"core_attn"});
   opts.policy = tidepool::policy_kind::automatic;
   opts.plan_effort = 20;
   branching trainer(opts);
-  for (int s = 0; s < 2; ++s) trainer.step();
-  auto step = trainer.off.profile();
+  for (int s = 0; s < 2; ++s) trainer.step(2);
+  const auto step = trainer.off.profile();
+  using enum tidepool::plan::action;
+  const std::vector everything(2 * branching::layers, offload);
+  std::vector second_stays(branching::layers, offload);
+  second_stays.resize(everything.size(), keep);
   tidepool::plan::simulator run(step);
   tidepool::plan::run_limits limits;
   limits.device_budget = 3 * size;
-  const std::vector<tidepool::plan::action> everything(branching::layers,
-                                                       tidepool::plan::action::offload);
-  const std::vector<tidepool::plan::action> nothing(branching::layers,
-                                                    tidepool::plan::action::keep);
-  CHECK(run.run(everything, limits).peak <= 3 * size);
-  CHECK(run.run(everything, limits).runs);
-  CHECK_FALSE(run.run(nothing, limits).runs);
-  limits.device_budget = 0;
-  CHECK(run.run(nothing, limits).peak == branching::layers * size);
+  const auto leaving = run.run(everything, limits);
+  CHECK(leaving.runs);
+  CHECK(leaving.peak <= 3 * size);
+  CHECK_FALSE(run.run(second_stays, limits).runs);
+  limits.device_budget = 6 * size;  // what the first pass forgot does not make room for the second
+  CHECK_FALSE(run.run(second_stays, limits).runs);
+  limits.device_budget = 8 * size;
+  CHECK(run.run(second_stays, limits).runs);
+  CHECK(run.run(second_stays, limits).peak == 8 * size);
+
   opts.policy = tidepool::policy_kind::megatron;
   opts.device_budget = 3 * size;
-  const tidepool::plan::actions leaving{everything};
-  const auto seen = tidepool::plan::forecast(step, opts, leaving);
+  const std::vector half(branching::layers, offload);
+  const auto seen = tidepool::plan::forecast(step, opts, tidepool::plan::actions{half, half});
   CHECK(seen.expected.runs);
-  CHECK(seen.expected.moved == run.run(everything, limits).moved);
+  CHECK(seen.expected.moved == leaving.moved);
+  CHECK(seen.expected.step_us == doctest::Approx(leaving.step_us).epsilon(0.05));
 }

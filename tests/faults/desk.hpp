@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "caching_allocator.hpp"
 #include "faulty_device.hpp"
 #include "rig.hpp"
 #include "tidepool/device/virtual.hpp"
@@ -65,6 +66,12 @@ class faulty_desk {
     });
   }
   void note_wrong() { ++wrong_; }
+
+  /// A trainer's own allocator, in the order of `main`; it never fails.
+  [[nodiscard]] void* take(std::size_t bytes) { return own_.take(bytes); }
+  void give(void* data) { own_.give(data); }
+  [[nodiscard]] std::size_t taken() const { return own_.in_use(); }
+
   /// Wrong words since the last call; everything must have run.
   [[nodiscard]] std::size_t take_wrong() { return std::exchange(wrong_, 0); }
 
@@ -76,6 +83,7 @@ class faulty_desk {
 
   virtual_device::stream compute_ = dev.virtual_device::make_stream();
   virtual_device::stream second_ = dev.virtual_device::make_stream();
+  caching_allocator<virtual_device> own_{dev, compute_.ref()};
   std::uint32_t round_ = 0;
   std::size_t wrong_ = 0;
 };

@@ -50,6 +50,9 @@ template <class Desk>
   if (wrong != 0) end.complaint += " " + std::to_string(wrong) + " wrong words";
   if (end.success && desk.round() - round_before != rounds) end.complaint += " a step did not run";
   if (desk.dev.held() != typename Desk::device_type::holdings{}) end.complaint += " leaks";
+  if constexpr (requires { desk.taken(); }) {
+    if (desk.taken() != 0) end.complaint += " leaks: an owner has not had its memory back";
+  }
   if (desk.capturing()) end.complaint += " open capture";
   // Without `synchronize` nobody can know when memory is out of use.
   const bool blind =

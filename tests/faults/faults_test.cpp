@@ -60,6 +60,20 @@ TEST_CASE("faults: every call of every kind fails once, for good, or finds no me
   judge(counts, "faults");
 }
 
+TEST_CASE("faults: memory of the trainer's own comes back whatever fails") {
+  tally counts;
+  for (const auto& plan : tidepool::test::borrowing_programs()) {
+    faulty_desk desk;
+    const auto clean = run_once(desk, plan, false);
+    CHECK_MESSAGE((clean.success && clean.complaint.empty()), plan.name << clean.complaint);
+    for (std::size_t k = 0; k < call_kinds; ++k) {
+      const auto kind = static_cast<call_kind>(k);
+      inject_all(plan, kind, desk.dev.calls(kind), counts);
+    }
+  }
+  judge(counts, "faults of borrowed memory");
+}
+
 TEST_CASE("faults: a call that fails while a capture is given up is made good before the next") {
   std::size_t tripped = 0;
   for (const auto kind : {call_kind::end_capture, call_kind::record, call_kind::wait}) {

@@ -64,6 +64,26 @@ namespace tidepool::test {
   };
 }
 
+/// The same over memory of the trainer's own.
+[[nodiscard]] inline std::vector<program_plan> borrowing_programs() {
+  auto slack = small_options();
+  slack.borrowed_slack = 1024;
+  auto none = small_options();
+  none.borrowed_slack = 0;
+  none.max_inflight = 1;
+  return {
+      {.name = "adopted", .opts = slack, .adopts = true, .two_streams = true},
+      {.name = "adopted and shared", .opts = none, .shares = true, .adopts = true},
+      {.name = "all in given memory", .opts = slack, .adopts = true, .given = true},
+      {.name = "given memory by plan",
+       .opts = none,
+       .by_plan = true,
+       .adopts = true,
+       .given = true},
+      {.name = "given memory by hand", .opts = slack, .views = true, .manual = true, .given = true},
+  };
+}
+
 /// What came of all faults.
 struct tally {
   std::size_t indices = 0;

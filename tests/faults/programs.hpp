@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "faults/desk.hpp"
-#include "planning.hpp"
 #include "schedule.hpp"
 #include "tidepool/error.hpp"
 #include "tidepool/offloader.hpp"
+#include "tidepool/plan.hpp"
 
 namespace tidepool::test {
 
@@ -33,6 +33,8 @@ struct program_plan {
   bool recomputed = false;  ///< the second module's tensor is computed again
   bool by_plan = false;     ///< the same, since a plan that is followed says so
   bool stateful = false;    ///< state on the host is written before a step and read after it
+  bool adopts = false;      ///< the larger tensor is in the trainer's own memory
+  bool given = false;       ///< and so is what is reloaded
   bool two_streams = false;
   bool traced = false;
   int replays = 0;  ///< of a whole step that is captured
@@ -45,7 +47,7 @@ template <class Desk>
 class faulty_run {
  public:
   using device_type = typename Desk::device_type;
-  using offloader = test::planning<tidepool::offloader<device_type, modules<"fc1", "core_attn">>>;
+  using offloader = tidepool::offloader<device_type, modules<"fc1", "core_attn">>;
   using buffer = typename offloader::buffer;
   using view = typename offloader::view;
 
@@ -69,7 +71,7 @@ class faulty_run {
   using stream_ref = typename device_type::stream_ref;
 
   void run_all() {
-    attempt([&] { off_.emplace(desk_.dev, plan_.opts); });
+    attempt([&] { off_.emplace(desk_.dev, plan_.opts, parts_of()); });
     off_->on_report([](std::string_view) {});
     if (plan_.by_plan) follow();
     open_.resize(static_cast<std::size_t>(plan_.depth));
@@ -89,6 +91,28 @@ class faulty_run {
       throw std::logic_error("the counters are wrong");
     }
     desk_.synchronize();
+  }
+
+  // Not every desk has memory of the trainer's own.
+  static constexpr bool borrows = requires(Desk & desk, void* data) { desk.give(data); };
+
+  [[nodiscard]] parts parts_of() {
+    parts with{.planner = planner()};
+    if constexpr (borrows) {
+      if (plan_.given) {
+        with.memory = memory_on<device_type>(
+            main(), [this](std::size_t bytes) { return desk_.take(bytes); },
+            [this](void* data) { desk_.give(data); });
+      }
+    }
+    return with;
+  }
+  [[nodiscard]] buffer adopt() {
+    if constexpr (borrows) {
+      auto* const data = desk_.take(plan_.bytes);
+      return off_->adopt(data, plan_.bytes, main(), [desk = &desk_, data] { desk->give(data); });
+    }
+    return {};
   }
 
   struct saved_layer {
@@ -208,7 +232,7 @@ class faulty_run {
     for (int l = 0; l < plan_.layers; ++l) {
       auto& saved = at.layers[static_cast<std::size_t>(l)];
       const auto tag = tag_of(microbatch, l);
-      attempt([&] { saved.x = off_->allocate(plan_.bytes, main()); });
+      attempt([&] { saved.x = plan_.adopts ? adopt() : off_->allocate(plan_.bytes, main()); });
       write(saved.x, tag);
       if (plan_.shares) {
         saved.z = saved.x.share();

@@ -73,11 +73,12 @@ void engine<Device>::require_reload(chunk_state& chunk, std::uint32_t index) {
     const auto* items = chunk.saved_of(which);
     // The last that was asked for: those before it have been given back.
     const block_source* own = nullptr;
-    std::size_t bytes = which.bytes;
+    std::size_t bytes = 0;  // of all; those that others saved first left with them
     for (std::uint32_t i = 0; i < which.count; ++i) {
       const auto* store = items[i].returning();
-      if (store == nullptr || store->on_device || store->source == nullptr) continue;
-      if (store->source->largest_free() >= store->bytes) continue;
+      if (store == nullptr || store->on_device) continue;
+      if (own == nullptr) bytes += store->bytes;
+      if (store->source == nullptr || store->source->largest_free() >= store->bytes) continue;
       own = store->source;
       bytes = store->bytes;
     }

@@ -160,16 +160,10 @@ class lanes final : public clocks {
  private:
   [[nodiscard]] bool lane_passed(std::size_t lane, std::uint64_t position) {
     if (position <= captured_[lane]) return false;
-    const auto actual = std::max(position, oldest(lane));
-    if (!dev_->passed(lanes_[lane].events[(actual - 1) % ring].event)) return false;
-    passed_[lane] = actual;
+    // One that has been recorded anew since stands for later work.
+    if (!dev_->passed(lanes_[lane].events[(position - 1) % ring].event)) return false;
+    passed_[lane] = position;
     return true;
-  }
-
-  // The position of the oldest event of a lane that is still kept.
-  [[nodiscard]] std::uint64_t oldest(std::size_t lane) const {
-    const auto recorded = clocks_[lane].recorded;
-    return recorded > ring ? recorded - ring + 1 : 1;
   }
 
   [[nodiscard]] std::uint64_t key_of(const typename Device::stream_ref& stream) const {
@@ -216,7 +210,9 @@ class lanes final : public clocks {
   }
 
   [[gnu::always_inline]] void wait(lane_id waiter, std::size_t other, std::uint64_t position) {
-    const auto actual = std::max(position, oldest(other));
+    const auto recorded = clocks_[other].recorded;
+    const auto oldest = recorded > ring ? recorded - ring + 1 : 1;
+    const auto actual = std::max(position, oldest);
     const auto& mark = lanes_[other].events[(actual - 1) % ring];
     dev_->wait(at(waiter).stream, mark.event);
     auto& known = clock_of(waiter).known;
