@@ -274,7 +274,10 @@ class storages {
     } else if (std::exchange(store.borrowed, false)) {
       borrowed_.release(store.on_device.index, after);
     } else if (poison_ && store.source == nullptr) {
-      source_of(store).release(store.on_device, poisoned(store, after, on));
+      // Filled by work that no event stands for, it stays taken.
+      if (const auto behind = poisoned(store, after, on)) {
+        source_of(store).release(store.on_device, *behind);
+      }
     } else {
       source_of(store).release(store.on_device, after);
     }
@@ -492,16 +495,22 @@ class storages {
     }
   }
 
-  // Fills memory that is given back, behind its last users. Where that fails it goes unfilled.
-  [[nodiscard, gnu::cold]] fence poisoned(storage& store, const fence& after, lane_id on) noexcept {
+  // Fills memory that is given back, behind its last users, and says behind what it is free. Where
+  // that fails it goes unfilled; where it was filled and nothing can tell when, there is no such
+  // fence.
+  [[nodiscard, gnu::cold]] std::optional<fence> poisoned(storage& store, const fence& after,
+                                                         lane_id on) noexcept {
     if constexpr (filling_device<Device>) {
+      bool filled = false;
       try {
         if (outside_capture(on)) return after;
         order_.join(on, after, join_site::device_reuse);
         dev_->fill_bytes(store.on_device.data, poison_byte, store.on_device.bytes,
                          order_.stream(on));
+        filled = true;
         return order_.record(on);
-      } catch (const error&) {  // the device is gone, or has no event: then nobody reads it either
+      } catch (const error&) {
+        if (filled) return std::nullopt;
       }
     }
     return after;
