@@ -133,6 +133,7 @@ class storages {
     host_.allow_in_flight(opts.host_step);
     if (slack_) borrowed_.set_slack(*slack_);
     device_->attach(order_, borrowed_);
+    gives_back_ = device_->gives_back();
   }
   storages(const storages&) = delete;
   storages& operator=(const storages&) = delete;
@@ -202,9 +203,9 @@ class storages {
   [[nodiscard]] bool place(storage& store, lane_id waiter, std::size_t offset = anywhere) {
     fence ready;
     if (!take(store, waiter, offset, ready)) return false;
-    const auto site = store.source == nullptr && device_->gives_back() ? join_site::borrow
-                      : waiter == reload_                              ? join_site::reload_reuse
-                                                                       : join_site::device_reuse;
+    const auto site = gives_back_ && store.source == nullptr ? join_site::borrow
+                      : waiter == reload_                    ? join_site::reload_reuse
+                                                             : join_site::device_reuse;
     try {
       if (order_.join(waiter, ready, site)) ++waits_;
     } catch (...) {  // untouched, it is free behind what it was free behind
@@ -398,7 +399,7 @@ class storages {
     return soft_budget_ - std::min(soft_budget_, live_ + bytes);
   }
   [[nodiscard]] bool is_over_budget(std::size_t bytes) {
-    if (soft_budget_ == 0 || (borrowed_.held() == 0 && !device_->gives_back())) return false;
+    if (soft_budget_ == 0 || (borrowed_.held() == 0 && !gives_back_)) return false;
     return is_over_soft_budget(bytes);
   }
   [[nodiscard, gnu::cold]] bool is_over_soft_budget(std::size_t bytes) {
@@ -534,7 +535,8 @@ class storages {
   lane_id reload_;
   device_allocator<Device> device_pages_;
   borrowed_memory borrowed_;
-  bool given_;  // its device memory, by the trainer
+  bool given_;               // its device memory, by the trainer
+  bool gives_back_ = false;  // and that goes back to an allocator
   std::unique_ptr<block_source> device_;
   host_allocator<Device> host_pages_;
   pool host_;
