@@ -11,6 +11,8 @@
 #include "tidepool/error.hpp"
 #include "tidepool/plan.hpp"
 #include "tidepool/plan/check.hpp"
+#include "tidepool/plan/forecast.hpp"
+#include "tidepool/plan/simulator.hpp"
 
 namespace {
 

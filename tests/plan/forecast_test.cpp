@@ -16,7 +16,10 @@
 #include "sanitizers.hpp"
 #include "tidepool/device/virtual.hpp"
 #include "tidepool/offloader.hpp"
+#include "tidepool/plan/automatic.hpp"
+#include "tidepool/plan/goal.hpp"
 #include "tidepool/plan/json.hpp"
+#include "tidepool/plan/planner.hpp"
 
 namespace {
 
