@@ -3,7 +3,8 @@
 
     docs/words.py                 a row for each page: words, sentences, mean, longest
     docs/words.py --long [N]      also the sentences of more than N words (35)
-    docs/words.py check           fails where a page is above its limit, or a link is dead
+    docs/words.py check           fails where a page is above its limit, has a word of PLAINER, or a
+                                  link is dead
     docs/words.py lengths|links   the one or the other
     docs/words.py self-test       each rule is broken once, and must be found
 
@@ -20,6 +21,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 MEAN_OF_README = 16
 MEAN = 18
 LONGEST = 35
+# Words of ours that a reader in another country stumbles over.
+PLAINER = {"foretold": "predicted", "told": "given", "gives way": "is evicted",
+           "give way": "are evicted", "gave way": "were evicted", "has it leave": "offloads it"}
 # Pages that are named in links and not written yet. One that is there has no place here.
 PENDING = {"docs/torch.md"}
 # Pages whose sentences are still too long. One that keeps to the limits has no place here.
@@ -138,6 +142,8 @@ def length_errors(root, rows=None):
             of_this_page.append(f"{name}: {mean:.1f} words a sentence, at most {most} on the average")
         of_this_page += [f"{name}: a sentence of {length} words, at most {LONGEST}: {sentence}"
                          for length, sentence in counted if length > LONGEST]
+        of_this_page += [f"{name}: \"{word}\": write \"{PLAINER[word]}\": {sentence}" for _, sentence in counted
+                         for word in PLAINER if re.search(rf"\b{word}\b", sentence)]
         if str(name) not in TOO_LONG_YET:
             errors += of_this_page
         elif not of_this_page:
@@ -183,6 +189,7 @@ def self_test():
         ("a long page", {"README.md": short, "docs/a.md": wide}, "19.0 words"),
         ("a long README", {"README.md": " ".join(["word"] * 17) + "."}, "README.md: 17.0 words"),
         ("the same elsewhere", {"README.md": short, "docs/a.md": " ".join(["word"] * 17) + "."}, None),
+        ("a word of ours", {"README.md": short, "docs/a.md": "It was foretold.\n"}, 'write "predicted"'),
         ("code and tables", {"README.md": short + "\n```\n" + long + "```\n\n| " + long + "\n# " + long},
          None),
         ("a dead link", {"README.md": short + "[x](docs/none.md)\n"}, "docs/none.md is not there"),
