@@ -295,7 +295,7 @@ class checked_device : public Device {
     log_.begin_capture(lane_of(on));
   }
   [[nodiscard]] graph end_capture(stream_ref on) requires capturing_device<Device> {
-    log_.expect_joined();
+    if (!std::exchange(abandons_, false)) log_.expect_joined();
     try {
       auto made = Device::end_capture(on);
       return {std::move(made), log_.end_capture(), log_};
@@ -357,6 +357,8 @@ class checked_device : public Device {
   void returned(const void* pointer, std::size_t bytes, stream_ref home) {
     log_.give_to_owner(lane_of(home), pointer, bytes);
   }
+  /// It ends a capture that failed: what was not joined back never runs.
+  void abandons_capture() noexcept { abandons_ = true; }
   /// Its copy streams.
   void name_copy_streams(stream_ref offload, stream_ref reload) {
     const auto number = ++offloaders_ == 1 ? std::string() : " " + std::to_string(offloaders_);
@@ -397,6 +399,7 @@ class checked_device : public Device {
   std::unordered_map<void*, std::size_t> sizes_;
   std::unordered_map<const void*, std::uint32_t> own_events_;
   unsigned offloaders_ = 0;
+  bool abandons_ = false;
 };
 
 }  // namespace tidepool

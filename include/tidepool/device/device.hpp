@@ -124,6 +124,7 @@ concept order_checking_device = device<Device> &&
   dev.gave_back(pointer, bytes, ref);
   dev.returned(pointer, bytes, ref);
   dev.name_copy_streams(ref, ref);
+  dev.abandons_capture();
   dev.at(module, number, number);
 };
 

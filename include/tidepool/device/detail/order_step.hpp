@@ -76,7 +76,7 @@ struct order_capture {
           mine[p] = mine[p] < other[p] ? other[p] : mine[p];
       } else if (step.kind == step_kind::record) {
         recorded[i] = mine;
-      } else {
+      } else if (step.kind <= step_kind::copy) {  // memory changes hands without work
         mine[place] = i + 1;
       }
     }
