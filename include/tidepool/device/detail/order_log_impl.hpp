@@ -68,7 +68,7 @@ inline void order_log::expect_joined() {
   if (place == 0) return;
   order_access last;
   for (const auto& each : capture_->items) {
-    if (each.place == place && each.step.who.number != 0) last = each.step.who;
+    if (each.place == place && each.step.kind <= step_kind::copy) last = each.step.who;
   }
   order_access end;
   end.kind = access_kind::capture_end;
