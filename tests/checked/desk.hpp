@@ -17,20 +17,30 @@ namespace tidepool::test {
 
 using checked = checked_device<virtual_device>;
 
-/// Declare it before the offloader.
-struct desk {
-  explicit desk(const machine& model = {}) : dev(model) {
+/// `Device` is a `checked_device` or more. Declare it before the offloader.
+template <class Device>
+struct basic_desk {
+  template <class... Model>
+  explicit basic_desk(const Model&... model) : dev(model...) {
     dev.name_stream(compute.ref(), "compute");
     dev.name_stream(side.ref(), "side");
   }
 
-  checked dev;
-  checked::stream compute = dev.make_stream();
-  checked::stream side = dev.make_stream();
+  basic_desk(const basic_desk&) = delete;
+  basic_desk& operator=(const basic_desk&) = delete;
+  ~basic_desk() { dev.deallocate(own_); }
 
-  using stream_ref = checked::stream_ref;
-  using buffer = tidepool::buffer<checked>;
+  using device = Device;
+  using stream_ref = typename Device::stream_ref;
+  using buffer = tidepool::buffer<Device>;
+  using offloader = tidepool::offloader<Device, modules<"fc1">>;
 
+  Device dev;
+  typename Device::stream compute = dev.make_stream();
+  typename Device::stream side = dev.make_stream();
+
+  /// Work that no offloader knows of.
+  void fill_own(stream_ref on) { dev.fill_bytes(own_, 0, own_bytes, on); }
   /// Kernels run nothing: who is right about bytes is not asked here.
   void write(const buffer& x, stream_ref on, std::string_view name = "produce") {
     dev.writes(x, on, name);
@@ -57,7 +67,13 @@ struct desk {
     }
     return false;
   }
+
+ private:
+  static constexpr std::size_t own_bytes = 256;
+  void* own_ = dev.allocate(own_bytes);
 };
+
+using desk = basic_desk<checked>;
 
 inline constexpr std::string_view out_stream = "the offload stream";
 inline constexpr std::string_view in_stream = "the reload stream";

@@ -10,46 +10,51 @@
 
 namespace tidepool::test {
 
-using checked_offloader = offloader<checked, modules<"fc1">>;
+using checked_offloader = desk::offloader;
 
 inline constexpr std::size_t tensor_bytes = 2048;
 
 /// Layers of one tensor each; forward and backward passes on streams of their own.
-struct checked_training {
-  desk& at;
-  checked_offloader& off;
+template <class Desk>
+struct basic_training {
+  Desk& at;
+  typename Desk::offloader& off;
   int layers = 5;
 
+  using stream_ref = typename Desk::stream_ref;
+
   struct pass {
-    checked_offloader::chunk chunk;
-    std::vector<desk::buffer> saved;
+    typename Desk::offloader::chunk chunk;
+    std::vector<typename Desk::buffer> saved;
   };
 
-  pass forward(desk::stream_ref on, int microbatch = 0) {
+  pass forward(stream_ref on, int microbatch = 0) {
     pass made{off.begin({.microbatch = microbatch}), {}};
     for (int l = 0; l < layers; ++l) {
       auto x = off.allocate(tensor_bytes, on);
       at.write(x, on, "forward");
-      made.chunk.commit<"fc1">(l, on, x);
+      made.chunk.template commit<"fc1">(l, on, x);
       made.saved.push_back(std::move(x));
     }
     made.chunk.end_forward();
     return made;
   }
-  void backward(pass& of, desk::stream_ref on) {
+  void backward(pass& of, stream_ref on) {
     for (int l = layers; l-- > 0;) {
       auto& x = of.saved[static_cast<std::size_t>(l)];
-      of.chunk.restore<"fc1">(l, on, x);
+      of.chunk.template restore<"fc1">(l, on, x);
       at.read(x, on, "backward");
       x.reset(on);
     }
     of.chunk.finish();
   }
-  void step(desk::stream_ref on) {
+  void step(stream_ref on) {
     auto only = forward(on);
     backward(only, on);
     off.end_step();
   }
 };
+
+using checked_training = basic_training<desk>;
 
 }  // namespace tidepool::test

@@ -1,6 +1,7 @@
 /// A device that checks the order of all accesses to memory while a program runs.
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -111,7 +112,10 @@ class checked_device : public Device {
   using event = detail::checked_event<typename Device::event>;
   using graph = typename detail::graph_checked<Device>::type;
 
-  using Device::Device;
+  /// As `Device` is made.
+  template <class... With>
+    requires std::constructible_from<Device, const With&...>
+  explicit checked_device(const With&... with) : Device(with...) {}
   checked_device(const checked_device&) = delete;
   checked_device& operator=(const checked_device&) = delete;
 
