@@ -2,7 +2,7 @@
 # Sourced by examples/demo.sh, tests/run.sh and .ci/run: brings in what a build needs and the machine lacks.
 #
 #   need <what>...     what of: compiler clang cmake generator objdump python openblas cli11 json doctest
-#                      benchmark mpi spin
+#                      benchmark mpi spin torch
 #
 # Whether a thing is there is asked of the thing itself (a command, a header), not of the package
 # manager. Installs Debian or Ubuntu packages, with sudo where it must. `missing` afterwards holds
@@ -33,6 +33,7 @@ there() {
     benchmark) has_header benchmark/benchmark.h ;;
     mpi) command -v mpicxx >/dev/null && command -v mpirun >/dev/null ;;
     spin) command -v spin >/dev/null ;;
+    torch) has_header torch/csrc/autograd/saved_variable_hooks.h || [ -n "${TIDEPOOL_TORCH_ROOT:-}" ] ;;
   esac
 }
 
@@ -52,6 +53,7 @@ package_of() {
     benchmark) echo libbenchmark-dev ;;
     mpi) echo libopenmpi-dev openmpi-bin ;;
     spin) echo spin ;;
+    torch) echo libtorch-dev ;;
   esac
 }
 

@@ -28,7 +28,7 @@ esac
 arguments=()
 case $preset in
   default | quick | no-cuda)
-    need compiler cmake generator doctest objdump python openblas cli11 json benchmark mpi spin
+    need compiler cmake generator doctest objdump python openblas cli11 json benchmark mpi spin torch
     stop_without compiler cmake generator doctest
     if is_missing openblas || is_missing cli11 || is_missing json; then
       note "the examples are left out, and with them their tests"
@@ -39,6 +39,9 @@ case $preset in
       arguments+=(-DTIDEPOOL_BUILD_BENCH=OFF)
     fi
     if is_missing mpi; then note "the trainer is built without ranks, and their tests are skipped"; fi
+    if is_missing torch; then
+      note "the adapter for libtorch is left out, and with it its trainer and their tests"
+    fi
     if is_missing spin; then note "the formal model is skipped"; fi
     ;;
   *)

@@ -1,0 +1,92 @@
+/// What an offloader over torch consists of, and everything that was saved through it shares.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tidepool/memory/stream_memory.hpp"
+#include "tidepool/offloader.hpp"
+#include "tidepool/torch/exclusions.hpp"
+#include "tidepool/torch/lock.hpp"
+#include "tidepool/torch/streams.hpp"
+
+namespace tidepool::detail {
+
+// A pass, as far as the end of its offloader concerns it.
+class torch_pass_end {
+ public:
+  virtual void offloader_ends() noexcept = 0;
+
+ protected:
+  ~torch_pass_end() = default;
+};
+
+// Graphs may outlive the offloader: what they hold keeps this alive, without its `off`.
+template <device Device>
+class torch_core final : public memory_lender {
+ public:
+  using stream_ref = typename Device::stream_ref;
+
+  torch_core(Device& dev, const options& opts, std::unique_ptr<plan_source> planner)
+      : streams(dev) {
+    parts with{.planner = std::move(planner)};
+    if (opts.memory == memory_kind::pool) with.memory = torch_memory();
+    off.emplace(dev, opts, std::move(with));
+    streams.expect_growth();
+  }
+  ~torch_core() { leave(); }
+
+  // The offloader goes; graphs that still hold what it saved find nothing there.
+  void end() noexcept {
+    leave();
+    const std::lock_guard guard(lock);
+    for (auto* each : passes) each->offloader_ends();
+    passes.clear();
+    off.reset();
+  }
+
+  bool give_back_waiting() noexcept override {
+    const std::unique_lock guard(lock, std::try_to_lock);
+    if (!guard.owns_lock() || !off) return false;
+    try {
+      if (streams.capturing(streams.current())) return false;
+      const auto before = off->counters().borrowed_waiting;
+      off->release_borrowed();
+      return off->counters().borrowed_waiting < before;
+    } catch (...) {  // the allocator grows, then
+      return false;
+    }
+  }
+
+  [[nodiscard]] std::string name_of(module_id module) const {
+    const auto index = static_cast<std::size_t>(module);
+    if (off) return off->counters().modules[index].name;
+    return "module " + std::to_string(index);
+  }
+
+  torch_lock lock;
+  torch_streams<Device> streams;
+  torch_exclusions excluded;
+  std::vector<torch_pass_end*> passes;
+  std::optional<offloader<Device>> off;
+
+ private:
+  std::unique_ptr<block_source> torch_memory() {
+    return memory_on<Device>(
+        streams.home(),
+        [this](std::size_t bytes) {
+          return lock.allocate([&] { return streams.allocate(bytes); });
+        },
+        [this](void* data) {
+          streams.settle(streams.home());
+          streams.deallocate(data);
+        });
+  }
+};
+
+}  // namespace tidepool::detail

@@ -1,0 +1,150 @@
+// A training through libtorch has the same bits with offload and without, in every order in which
+// copies may run.
+#include <doctest/doctest.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "rig.hpp"
+
+namespace {
+
+using tidepool::join_site;
+using tidepool::options;
+using tidepool::test::bit_sum;
+using tidepool::test::small_torch_options;
+using tidepool::test::strict_allocator;
+using tidepool::test::torch_desk;
+
+constexpr std::uint64_t seeds = 40;
+
+struct mlp_block {
+  torch::nn::Linear fc1{nullptr}, fc2{nullptr};
+};
+
+struct outcome {
+  std::uint64_t bits = 0;
+  std::size_t peak = 0;  // of torch's allocator
+  tidepool::trace::counters counts;
+};
+
+// Microbatches of a small network: linear, GELU, linear, added to its input.
+class training {
+ public:
+  static constexpr int width = 32, rows = 24, layers = 4;
+
+  explicit training(torch_desk* desk) : desk_(desk) {
+    static_cast<void>(strict_allocator::get());
+    torch::manual_seed(7);
+    for (int l = 0; l < layers; ++l) {
+      blocks_.push_back({torch::nn::Linear(width, 4 * width), torch::nn::Linear(4 * width, width)});
+      for (const auto* each : {&blocks_.back().fc1, &blocks_.back().fc2}) {
+        for (auto& parameter : (*each)->parameters()) parameters_.push_back(parameter);
+      }
+    }
+    data_ = torch::randn({rows, width});
+    target_ = torch::randn({rows, width});
+    if (desk_ != nullptr) desk_->off->exclude(parameters_);
+  }
+
+  outcome run(int steps = 3, int microbatches = 2) {
+    torch::optim::SGD optimizer(parameters_, torch::optim::SGDOptions(0.1));
+    auto& memory = strict_allocator::get();
+    const auto before = memory.now;
+    memory.peak = memory.now;
+    bit_sum bits;
+    for (int s = 0; s < steps; ++s) {
+      optimizer.zero_grad();
+      for (int m = 0; m < microbatches; ++m) bits.add(microbatch(m));
+      optimizer.step();
+      if (desk_ != nullptr) desk_->off->end_step();
+    }
+    for (const auto& each : parameters_) bits.add(each);
+    return {bits.value(), memory.peak - before,
+            desk_ != nullptr ? desk_->off->counters() : tidepool::trace::counters()};
+  }
+
+ private:
+  template <class Body>
+  at::Tensor module(torch_desk::pass& pass, const char* name, int layer, Body&& body) {
+    return desk_ == nullptr ? body() : pass.module(name, layer, body);
+  }
+
+  at::Tensor microbatch(int number) {
+    torch_desk::pass pass;
+    if (desk_ != nullptr) pass = desk_->off->begin({.microbatch = number});
+    at::Tensor loss;
+    {
+      auto x = data_ * (number + 1);
+      for (int l = 0; l < layers; ++l) {
+        auto& block = blocks_[static_cast<std::size_t>(l)];
+        auto h = module(pass, "fc1", l, [&] { return block.fc1->forward(x); });
+        h = module(pass, "act", l, [&] { return torch::gelu(h); });
+        x = x + module(pass, "fc2", l, [&] { return block.fc2->forward(h); });
+      }
+      loss = torch::mse_loss(x, target_);
+    }
+    if (desk_ != nullptr) pass.end_forward();
+    loss.backward();
+    if (desk_ != nullptr) pass.finish();
+    return loss;
+  }
+
+  torch_desk* desk_;
+  std::vector<mlp_block> blocks_;
+  std::vector<at::Tensor> parameters_;
+  at::Tensor data_, target_;
+};
+
+outcome plain() { return training(nullptr).run(); }
+
+outcome offloaded(std::uint64_t seed, std::string_view more = {},
+                  std::optional<join_site> without = {}) {
+  torch_desk desk(seed, small_torch_options(more), without);
+  return training(&desk).run();
+}
+
+std::size_t bytes_out(const outcome& of) {
+  std::size_t sum = 0;
+  for (const auto& each : of.counts.modules) sum += each.bytes_offloaded;
+  return sum;
+}
+
+}  // namespace
+
+TEST_CASE("torch: a training has the same bits with offload, in every order of its copies") {
+  const auto expected = plain();
+  for (const char* more :
+       {"", "--max-inflight=1", "--max-inflight=0 --reload-ahead=0", "--borrowed-slack=0",
+        "--offload-fraction=0.5 --margin", "--offload-modules=fc2", "--memory=arena --device-budget=64KiB",
+        "--policy=automatic --device-budget=100KiB --timed-step=2"}) {
+    CAPTURE(more);
+    std::size_t least = 0;
+    for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
+      CAPTURE(seed);
+      const auto with = offloaded(seed, more);
+      REQUIRE(with.bits == expected.bits);
+      REQUIRE(bytes_out(with) > 0);
+      if (least == 0) least = with.peak;
+    }
+    MESSAGE(std::string(more), ": peak of torch's allocator ", least, " of ", expected.peak);
+  }
+}
+
+// Torch's operators on the CPU have run when they return, so that a producer is never late here.
+TEST_CASE("torch: each wait that protects torch's memory is needed") {
+  const auto expected = plain();
+  for (const auto site : {join_site::own_offload, join_site::consumer, join_site::reload_reuse,
+                          join_site::give_back}) {
+    CAPTURE(std::string(name_of(site)));
+    bool caught = false;
+    for (const char* more : {"--borrowed-slack=0", "--memory=arena --device-budget=64KiB"}) {
+      for (std::uint64_t seed = 1; seed <= seeds && !caught; ++seed) {
+        caught = offloaded(seed, more, site).bits != expected.bits;
+      }
+    }
+    CHECK(caught);
+  }
+}
