@@ -2,7 +2,17 @@
 #pragma once
 
 #include <torch/torch.h>
+// Torch has macros of these names, and doctest's must be the last.
+#undef CHECK
+#undef CHECK_EQ
+#undef CHECK_NE
+#undef CHECK_LT
+#undef CHECK_LE
+#undef CHECK_GT
+#undef CHECK_GE
+#include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -91,8 +101,9 @@ class bit_sum {
 };
 
 inline options small_torch_options(std::string_view more = {}) {
-  auto opts = parse_options("--offload-modules=all --own-modules=fc1,act,fc2 --no-margin"
-                            " --min-tensor-elements=1 --host-step=1MiB");
+  auto opts = parse_options(
+      "--offload-modules=all --own-modules=fc1,act,fc2 --no-margin"
+      " --min-tensor-elements=1 --host-step=1MiB");
   return parse_options(more, opts);
 }
 
