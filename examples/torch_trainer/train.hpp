@@ -1,7 +1,6 @@
 /// Trains a model on one device, with an offloader or without, and says what it took.
 #pragma once
 
-#include <ATen/autocast_mode.h>
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -13,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "autocast.hpp"
 #include "command_line.hpp"
 #include "model.hpp"
 #include "text.hpp"
@@ -116,27 +116,8 @@ class trainer {
   template <class Run>
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& next, Run& run) {
     if (!line_.autocast) return model_.loss(tokens, next, run);
-    const bool gpu = where_.is_cuda();
-    set_autocast(gpu, true);
-    auto result = model_.loss(tokens, next, run);
-    at::autocast::clear_cache();
-    set_autocast(gpu, false);
-    return result;
-  }
-  static void set_autocast(bool gpu, bool on) {
-#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 4)
-    const auto type = gpu ? at::kCUDA : at::kCPU;
-    at::autocast::set_autocast_dtype(type, at::kBFloat16);
-    at::autocast::set_autocast_enabled(type, on);
-#else
-    if (gpu) {
-      at::autocast::set_autocast_gpu_dtype(at::kBFloat16);
-      at::autocast::set_enabled(on);
-    } else {
-      at::autocast::set_autocast_cpu_dtype(at::kBFloat16);
-      at::autocast::set_cpu_enabled(on);
-    }
-#endif
+    const autocast narrow(where_.is_cuda());
+    return model_.loss(tokens, next, run);
   }
 
   void backward(std::deque<open_microbatch>& open, run_result& result) {

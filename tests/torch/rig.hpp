@@ -13,11 +13,11 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string_view>
@@ -49,12 +49,11 @@ class strict_allocator final : public c10::Allocator {
   c10::DataPtr allocate(std::size_t bytes) { return make(bytes); }
   c10::DeleterFnPtr raw_deleter() const override { return &drop; }
 
-  std::size_t now = 0;
-  std::size_t peak = 0;
-  std::size_t most = 0;                   ///< bytes beyond which it would grow; 0: never asks
-  std::size_t asked = 0;                  ///< times that it asked
-  std::size_t given = 0;                  ///< times that it was given something
-  std::function<void()> before_growth{};  ///< what else happens there
+  std::atomic<std::size_t> now = 0;
+  std::atomic<std::size_t> peak = 0;
+  std::size_t most = 0;   ///< bytes beyond which it would grow; 0: never asks
+  std::size_t asked = 0;  ///< times that it asked
+  std::size_t given = 0;  ///< times that it was given something
 
  private:
   static constexpr std::size_t front = 256;
@@ -63,14 +62,13 @@ class strict_allocator final : public c10::Allocator {
     auto& all = get();
     if (all.most > 0 && all.now + bytes > all.most) {
       ++all.asked;
-      if (all.before_growth) all.before_growth();
       if (detail::memory_lender::give_back_all()) ++all.given;
     }
     auto* const block = static_cast<std::byte*>(
         std::aligned_alloc(front, front + (bytes + front - 1) / front * front));
     std::memcpy(block, &bytes, sizeof bytes);
     all.now += bytes;
-    all.peak = std::max(all.peak, all.now);
+    all.peak = std::max(all.peak.load(), all.now.load());
     auto* const data = block + front;
     std::memset(data, 0xFF, bytes);
     return {data, data, &drop, c10::Device(c10::kCPU)};
@@ -120,6 +118,18 @@ struct torch_desk {
     if (without) dev.leave_out(*without);
     off.emplace(dev, opts, torch_parts{.planner = planner()});
     off->engine().on_report([](std::string_view) {});
+  }
+
+  /// Bytes that have left so far.
+  [[nodiscard]] std::size_t bytes_out() const {
+    std::size_t sum = 0;
+    for (const auto& each : off->counters().modules) sum += each.bytes_offloaded;
+    return sum;
+  }
+  [[nodiscard]] std::size_t bytes_in() const {
+    std::size_t sum = 0;
+    for (const auto& each : off->counters().modules) sum += each.bytes_reloaded;
+    return sum;
   }
 
   device dev;

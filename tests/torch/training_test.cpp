@@ -50,8 +50,8 @@ class training {
   outcome run(int steps = 3, int microbatches = 2) {
     torch::optim::SGD optimizer(parameters_, torch::optim::SGDOptions(0.1));
     auto& memory = strict_allocator::get();
-    const auto before = memory.now;
-    memory.peak = memory.now;
+    const auto before = memory.now.load();
+    memory.peak = memory.now.load();
     bit_sum bits;
     for (int s = 0; s < steps; ++s) {
       optimizer.zero_grad();
