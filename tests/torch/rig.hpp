@@ -13,12 +13,13 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string_view>
 #include <vector>
@@ -49,26 +50,35 @@ class strict_allocator final : public c10::Allocator {
   c10::DataPtr allocate(std::size_t bytes) { return make(bytes); }
   c10::DeleterFnPtr raw_deleter() const override { return &drop; }
 
-  std::atomic<std::size_t> now = 0;
-  std::atomic<std::size_t> peak = 0;
+  std::size_t now = 0;
+  std::size_t peak = 0;
   std::size_t most = 0;   ///< bytes beyond which it would grow; 0: never asks
   std::size_t asked = 0;  ///< times that it asked
   std::size_t given = 0;  ///< times that it was given something
 
  private:
   static constexpr std::size_t front = 256;
+  std::recursive_mutex lock_;  // as that of torch's allocator for GPUs
+  // Never returned to the heap: a copy that comes too late must hit nothing else.
+  std::map<std::size_t, std::vector<std::byte*>> spare_;
 
   static c10::DataPtr make(std::size_t bytes) {
     auto& all = get();
+    const std::lock_guard guard(all.lock_);
     if (all.most > 0 && all.now + bytes > all.most) {
       ++all.asked;
       if (detail::memory_lender::give_back_all()) ++all.given;
     }
-    auto* const block = static_cast<std::byte*>(
-        std::aligned_alloc(front, front + (bytes + front - 1) / front * front));
+    auto& spare = all.spare_[(bytes + front - 1) / front];
+    if (spare.empty()) {
+      spare.push_back(static_cast<std::byte*>(
+          std::aligned_alloc(front, front + (bytes + front - 1) / front * front)));
+    }
+    auto* const block = spare.back();
+    spare.pop_back();
     std::memcpy(block, &bytes, sizeof bytes);
     all.now += bytes;
-    all.peak = std::max(all.peak.load(), all.now.load());
+    all.peak = std::max(all.peak, all.now);
     auto* const data = block + front;
     std::memset(data, 0xFF, bytes);
     return {data, data, &drop, c10::Device(c10::kCPU)};
@@ -78,9 +88,11 @@ class strict_allocator final : public c10::Allocator {
     auto* const block = static_cast<std::byte*>(data) - front;
     std::size_t bytes = 0;
     std::memcpy(&bytes, block, sizeof bytes);
-    get().now -= bytes;
+    auto& all = get();
+    const std::lock_guard guard(all.lock_);
+    all.now -= bytes;
     std::memset(data, 0xFF, bytes);
-    std::free(block);
+    all.spare_[(bytes + front - 1) / front].push_back(block);
   }
 };
 

@@ -1,8 +1,12 @@
 // A training through libtorch has the same bits with offload and without, in every order in which
 // copies may run.
+#include <atomic>
 #include <cstdint>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <thread>
 #include <vector>
 
 #include "rig.hpp"
@@ -50,8 +54,8 @@ class training {
   outcome run(int steps = 3, int microbatches = 2) {
     torch::optim::SGD optimizer(parameters_, torch::optim::SGDOptions(0.1));
     auto& memory = strict_allocator::get();
-    const auto before = memory.now.load();
-    memory.peak = memory.now.load();
+    const auto before = memory.now;
+    memory.peak = memory.now;
     bit_sum bits;
     for (int s = 0; s < steps; ++s) {
       optimizer.zero_grad();
@@ -145,4 +149,65 @@ TEST_CASE("torch: each wait that protects torch's memory is needed") {
     }
     CHECK(caught);
   }
+}
+
+TEST_CASE("torch: waiting memory goes back before torch's allocator grows") {
+  const auto expected = plain();
+  auto& memory = strict_allocator::get();
+  // Much may wait, so that without being asked nobody gives it back.
+  const auto run = [&](std::uint64_t seed, std::size_t most) {
+    memory.most = most == 0 ? 0 : memory.now + most;
+    memory.asked = memory.given = 0;
+    const auto result = offloaded(seed, "--borrowed-slack=16MiB --reload-ahead=0");
+    memory.most = 0;
+    CHECK(result.bits == expected.bits);
+    return result;
+  };
+  for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
+    CAPTURE(seed);
+    const auto unasked = run(seed, 0);
+    const auto asked = run(seed, expected.peak / 2);
+    CHECK(memory.given > 0);
+    CHECK(asked.peak < unasked.peak);
+    CHECK(asked.counts.borrowed_joins > 0);
+  }
+}
+
+TEST_CASE("torch: an allocator that asks with its lock held never waits for ours") {
+  const auto expected = plain();
+  auto& memory = strict_allocator::get();
+  memory.most = 1;  // asks each time
+  std::atomic<bool> over = false;
+  std::thread other([&] {
+    while (!over) static_cast<void>(torch::empty({64}));
+  });
+  for (std::uint64_t seed = 1; seed <= 5; ++seed) CHECK(offloaded(seed).bits == expected.bits);
+  over = true;
+  other.join();
+  memory.most = 0;
+}
+
+TEST_CASE("torch: who may enter the adapter without waiting") {
+  tidepool::detail::torch_lock lock;
+  const auto from_another = [&] {
+    bool entered = false;
+    std::thread([&] {
+      entered = lock.try_lock();
+      if (entered) lock.unlock();
+    }).join();
+    return entered;
+  };
+  CHECK(from_another());
+  {
+    const std::lock_guard held(lock);
+    CHECK_FALSE(from_another());
+    CHECK_FALSE(lock.try_lock());  // in the middle of a call
+    lock.allocate([&] {
+      CHECK_FALSE(from_another());
+      CHECK(lock.try_lock());  // but where that asks for memory itself
+      lock.unlock();
+    });
+    CHECK_FALSE(lock.try_lock());
+  }
+  CHECK(from_another());
 }
