@@ -28,6 +28,7 @@ int main(int argc, char** argv) {
     optimizer.zero_grad();
   }
   for (const auto& module : off.counters().modules) {
-    std::cout << module.name << ": " << module.bytes_offloaded << " bytes left\n";
+    if (module.enabled)
+      std::cout << module.name << ": " << module.bytes_offloaded << " bytes left\n";
   }
 }

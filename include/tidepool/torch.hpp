@@ -145,10 +145,6 @@ class torch_pass {
   template <class Body>
   decltype(auto) module(module_id id, int layer, Body&& body) {
     auto& at = opened("module");
-    if (at.forward_over()) {
-      const detail::no_torch_scope nothing;
-      return std::forward<Body>(body)();
-    }
     if (!at.saves(id)) return std::forward<Body>(body)();
     detail::torch_module_scope<Device> scope(state_, id, layer);
     if constexpr (std::is_void_v<std::invoke_result_t<Body>>) {

@@ -1,5 +1,6 @@
 // What programs on torch do that an offloader could get wrong: each has the gradients that it has
 // without one, in many orders of the copies, or an error that names the module.
+#include <atomic>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -335,6 +336,30 @@ TEST_CASE("torch: a checkpoint inside a pass runs its modules again, and nothing
   pass.finish();
 }
 
+TEST_CASE(
+    "torch: what came back is saved again by a pass inside backward, and is not copied again") {
+  for (std::uint64_t seed = 0; seed <= seeds; ++seed) {
+    CAPTURE(seed);
+    torch_desk desk(seed, small_torch_options("--borrowed-slack=0"));
+    auto x = input({24, 16});
+    auto pass = desk.off->begin({.microbatch = 0});
+    const checkpoint::body part = [&](const at::Tensor& in) {
+      if (!at::GradMode::is_enabled()) return torch::sin(in);
+      auto inner = desk.off->begin({.microbatch = 1});
+      auto result = inner.module("fc1", 0, [&] { return torch::sin(in); });
+      CHECK(desk.bytes_out() == 24 * 16 * 4);
+      inner.finish();
+      return result;
+    };
+    auto y = pass.module("act", 0, [&] { return checkpoint::apply(x * 2, &part); });
+    pass.end_forward();
+    y.sum().backward();
+    pass.finish();
+    desk.off->end_step();
+    CHECK(x.grad().equal(2 * (x * 2).cos()));
+  }
+}
+
 TEST_CASE("torch: gradients of gradients") {
   same_with_offload([](auto& scope) {
     auto x = input({12, 8});
@@ -350,9 +375,11 @@ TEST_CASE("torch: backward in several threads at once, of several passes") {
   std::vector<at::Tensor> expected;
   const auto forward = [](auto& scope, int number) {
     const auto x = torch::full({64, 16}, 0.01 * (number + 1)).requires_grad_();
-    auto y = scope("act", 0, [&] { return torch::sin(x * 2); });
-    y = scope("fc1", 0, [&] { return torch::exp(y) * y; });
-    y = scope("fc2", 0, [&] { return torch::tanh(y) * y; });
+    at::Tensor y = x;
+    for (int l = 0; l < 24; ++l) {
+      y = scope("act", l, [&] { return torch::sin(y * 2); });
+      y = scope("fc1", l, [&] { return torch::tanh(y) * y; });
+    }
     return std::pair(x, y);
   };
   auto plain = [](const char*, int, auto&& inner) { return inner(); };
@@ -377,8 +404,13 @@ TEST_CASE("torch: backward in several threads at once, of several passes") {
         results.push_back(y.sum());
       }
       std::vector<std::thread> running;
+      std::atomic<int> here = 0;
       for (auto& each : results) {
-        running.emplace_back([loss = std::exchange(each, {})] { loss.backward(); });
+        running.emplace_back([&here, loss = std::exchange(each, {})] {
+          ++here;
+          while (here < threads) std::this_thread::yield();
+          loss.backward();
+        });
       }
       for (auto& each : running) each.join();
       for (auto& each : passes) each.finish();

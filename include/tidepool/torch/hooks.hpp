@@ -12,7 +12,7 @@ namespace tidepool {
 
 namespace detail {
 
-// A module scope that is open on this thread, or a stretch that saves nothing here.
+// A module scope that is open on this thread.
 class torch_scope {
  public:
   torch_scope(const torch_scope&) = delete;
@@ -31,14 +31,6 @@ class torch_scope {
     return scope;
   }
   torch_scope* outer_;
-};
-
-// In it nothing is saved here, whatever scope is around.
-class no_torch_scope final : public torch_scope {
- public:
-  [[nodiscard]] std::unique_ptr<::torch::autograd::SavedVariableHooks> hooks() override {
-    return nullptr;
-  }
 };
 
 }  // namespace detail

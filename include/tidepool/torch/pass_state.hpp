@@ -55,11 +55,6 @@ class torch_pass_state final : public torch_pass_end {
     const std::lock_guard guard(core_->lock);
     return stage_ == stage::forward && !info_.forward_only && core_->off->enabled(module);
   }
-  [[nodiscard]] bool forward_over() {
-    const std::lock_guard guard(core_->lock);
-    return stage_ != stage::forward;
-  }
-
   [[nodiscard]] std::uint32_t enter(module_id module, int layer) {
     const std::lock_guard guard(core_->lock);
     if (core_->streams.capturing(core_->streams.current())) {
