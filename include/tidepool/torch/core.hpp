@@ -37,6 +37,7 @@ class torch_core final : public memory_lender {
     parts with{.planner = std::move(planner)};
     if (opts.memory == memory_kind::pool) with.memory = torch_memory();
     off.emplace(dev, opts, std::move(with));
+    for (const auto& each : off->counters().modules) names_.push_back(each.name);
     streams.expect_growth();
   }
   ~torch_core() { leave(); }
@@ -63,10 +64,8 @@ class torch_core final : public memory_lender {
     }
   }
 
-  [[nodiscard]] std::string name_of(module_id module) const {
-    const auto index = static_cast<std::size_t>(module);
-    if (off) return off->counters().modules[index].name;
-    return "module " + std::to_string(index);
+  [[nodiscard]] const std::string& name_of(module_id module) const {
+    return names_[static_cast<std::size_t>(module)];
   }
 
   torch_lock lock;
@@ -76,6 +75,8 @@ class torch_core final : public memory_lender {
   std::optional<offloader<Device>> off;
 
  private:
+  std::vector<std::string> names_;  // of modules, for messages after the end
+
   std::unique_ptr<block_source> torch_memory() {
     return memory_on<Device>(
         streams.home(),
