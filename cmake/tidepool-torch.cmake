@@ -61,8 +61,9 @@ if(NOT TARGET tidepool_torch)
     if(TIDEPOOL_torch_cuda_LIBRARY AND TIDEPOOL_c10_cuda_LIBRARY AND _tidepool_cuda)
       target_compile_definitions(tidepool_torch INTERFACE TIDEPOOL_TORCH_CUDA=1)
       target_link_libraries(
-        tidepool_torch INTERFACE -Wl,--no-as-needed ${TIDEPOOL_torch_cuda_LIBRARY}
-                                 ${TIDEPOOL_c10_cuda_LIBRARY} -Wl,--as-needed)
+        tidepool_torch
+        INTERFACE
+          "-Wl,--no-as-needed,${TIDEPOOL_torch_cuda_LIBRARY},${TIDEPOOL_c10_cuda_LIBRARY},--as-needed")
     endif()
     unset(_tidepool_cuda)
   endif()

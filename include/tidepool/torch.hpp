@@ -182,10 +182,10 @@ class torch_pass {
     state_.reset();
   }
   [[nodiscard]] state& opened(const char* call) const {
-    if (state_ != nullptr) return *state_;
+    if (state_ != nullptr && state_->core().off) return *state_;
     throw misuse_error(std::string(call) +
-                       ": this pass is finished, was never begun, or was moved from; use the one"
-                       " that torch_offloader::begin returned");
+                       ": this pass is finished, was never begun, was moved from, or its offloader"
+                       " is gone; use the one that torch_offloader::begin returned");
   }
 
   std::shared_ptr<state> state_;

@@ -568,6 +568,7 @@ TEST_CASE("torch: graphs that outlive their pass or their offloader do no harm")
     left = pass.module("act", 0, [&] { return torch::sin(x * 2); }).sum();
     desk.off.reset();
     CHECK(strict_allocator::get().now <= before);
+    CHECK(has(refusal([&] { pass.module("act", 1, [] {}); }), "its offloader is gone"));
   }
   CHECK(has(refusal([&] { left.backward(); }),
             "module act of layer 0, microbatch 0: backward reads"));
