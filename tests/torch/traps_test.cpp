@@ -540,6 +540,22 @@ TEST_CASE("torch: a body that throws leaves all where it is, and the pass goes o
   CHECK(x.grad().allclose(2 * (x * 2).cos() * (x * 2).sin().exp()));
 }
 
+TEST_CASE("torch: what finds no room on the host stays where it is, and can be read") {
+  torch_desk desk(0, small_torch_options("--host-budget=256KiB --host-step=64KiB"));
+  auto x = input({64, 1024});
+  auto pass = desk.off->begin();
+  at::Tensor y;
+  CHECK_THROWS_AS(pass.module("act", 3,
+                              [&] {
+                                y = torch::sin(x * 2);
+                                y = torch::exp(y);
+                              }),
+                  tidepool::out_of_budget);
+  y.sum().backward();
+  pass.finish();
+  CHECK(x.grad().allclose(2 * (x * 2).cos() * (x * 2).sin().exp()));
+}
+
 TEST_CASE("torch: calls in an order that cannot work are refused") {
   torch_desk desk;
   auto x = input({16, 16});

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -13,6 +14,7 @@
 #include "tidepool/offloader.hpp"
 #include "tidepool/torch/exclusions.hpp"
 #include "tidepool/torch/lock.hpp"
+#include "tidepool/torch/saved.hpp"
 #include "tidepool/torch/streams.hpp"
 
 namespace tidepool::detail {
@@ -61,6 +63,31 @@ class torch_core final : public memory_lender {
       return off->counters().borrowed_waiting < before;
     } catch (...) {  // the allocator grows, then
       return false;
+    }
+  }
+
+  // What was saved of a storage, as memory that torch has back once `stream` has joined every use;
+  // the storage is held until then. Elements count as they were saved, the smallest of them.
+  [[nodiscard]] buffer<Device> adopt(const torch_saved<Device>& from, stream_ref stream) {
+    auto* const data = bytes_of(from.storage) + from.first;
+    const auto as = [&]<class Element>(Element) {
+      return off->template adopt<Element>(reinterpret_cast<Element*>(data),
+                                          from.bytes() / sizeof(Element), stream,
+                                          [this, storage = from.storage, stream]() mutable {
+                                            streams.settle(stream);
+                                            streams.used_on(storage, stream);
+                                            storage = {};
+                                          });
+    };
+    switch (from.width) {
+      case 1:
+        return as(std::uint8_t());
+      case 2:
+        return as(std::uint16_t());
+      case 4:
+        return as(std::uint32_t());
+      default:
+        return as(std::uint64_t());
     }
   }
 

@@ -92,7 +92,7 @@ class torch_pass_state final : public torch_pass_end {
     std::size_t bytes = 0;
     try {
       for (auto* each : group.list) {
-        each->handle = adopt(*each, group.stream);
+        each->handle = core_->adopt(*each, group.stream);
         bytes += each->bytes();
       }
       core_->streams.worked(bytes, group.stream);
@@ -200,34 +200,6 @@ class torch_pass_state final : public torch_pass_end {
     const auto where = groups_[known.group].where;
     if (known.version.changed() || where == place::gone) return false;
     return known.storage ? where == place::scope : known.references > 0 && known.covers(part);
-  }
-  [[nodiscard]] buffer<Device> adopt(const saved& from, stream_ref stream) {
-    auto* const data = bytes_of(from.storage) + from.first;
-    auto owner = [core = core_.get(), storage = from.storage, stream]() mutable {
-      core->streams.settle(stream);
-      core->streams.used_on(storage, stream);
-      storage = {};
-    };
-    const auto count = from.bytes() / from.width;
-    auto& off = *core_->off;
-    switch (from.width) {
-      case 1:
-        return off.template adopt<std::uint8_t>(as<std::uint8_t>(data), count, stream,
-                                                std::move(owner));
-      case 2:
-        return off.template adopt<std::uint16_t>(as<std::uint16_t>(data), count, stream,
-                                                 std::move(owner));
-      case 4:
-        return off.template adopt<std::uint32_t>(as<std::uint32_t>(data), count, stream,
-                                                 std::move(owner));
-      default:
-        return off.template adopt<std::uint64_t>(as<std::uint64_t>(data), from.bytes() / 8, stream,
-                                                 std::move(owner));
-    }
-  }
-  template <class T>
-  static T* as(std::byte* data) {
-    return reinterpret_cast<T*>(data);
   }
   [[nodiscard]] typename chunk<Device, all_modules>::handle_list handles_of(
       const group_state& group) {
