@@ -6,12 +6,12 @@
 #include <cstdio>
 #include <string>
 #include <string_view>
-#include <tidepool/detail/text.hpp>
+#include <tidepool/core/text.hpp>
 #include <tidepool/options.hpp>
 #include <tidepool/plan/automatic.hpp>
 #include <tidepool/plan/forecast.hpp>
 #include <tidepool/plan/planner.hpp>
-#include <tidepool/plan/policy.hpp>
+#include <tidepool/rules/policy.hpp>
 #include <utility>
 #include <vector>
 

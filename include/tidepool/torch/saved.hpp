@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "tidepool/buffer.hpp"
-#include "tidepool/memory/block.hpp"
+#include "tidepool/core/block.hpp"
 #include "tidepool/torch/version.hpp"
 
 namespace tidepool::detail {
