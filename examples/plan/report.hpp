@@ -102,21 +102,22 @@ inline std::string_view in_words(plan::limit what) {
 
 inline void print_comparison(const study& of, const std::vector<contestant>& all,
                              std::size_t budget, const memory_unit& in) {
-  std::printf("\nAt %.2f %s:\n%-45s %9s %8s %8s %9s %9s  fits\n", in.of(budget), in.name.c_str(),
-              "rule", "ms", "slower %", ("peak " + in.name).c_str(), ("takes " + in.name).c_str(),
+  std::printf("\nAt %.2f %s:\n%-45s %9s %8s %10s %9s %9s  fits\n", in.of(budget), in.name.c_str(),
+              "rule", "ms", "slower %", ("needed " + in.name).c_str(), ("taken " + in.name).c_str(),
               ("moved " + in.name).c_str());
   for (const auto& each : all) {
     if (!each.seen.runs) {
-      std::printf("%-45s %47s  no\n", each.name.c_str(), "does not run");
+      std::printf("%-45s %49s  no\n", each.name.c_str(), "does not run");
       continue;
     }
-    std::printf("%-45s %9.2f %8.2f %8.2f %9.2f %9.2f  %s\n", each.name.c_str(),
+    std::printf("%-45s %9.2f %8.2f %10.2f %9.2f %9.2f  %s\n", each.name.c_str(),
                 each.seen.step_us / 1e3, 100 * of.slowdown(each.seen), in.of(each.seen.peak),
                 in.of(each.takes > 0 ? each.takes : each.seen.peak), in.of(each.seen.moved),
                 each.fits ? "yes" : "no");
   }
   std::printf(
-      "peak: in the order of calls. takes: with what still waits for a copy; of what does not"
+      "needed: at the peak, in the order of calls. taken: with what still waits for a copy; of "
+      "what does not"
       " fit, in a pool\nwithout a limit.\n");
 }
 

@@ -245,7 +245,13 @@ class engine : public storage_owner {
 
   [[nodiscard]] trace::counters counters() const;
   [[nodiscard]] trace::record finish_trace() {
-    return store_.trace().finish(store_.order().count());
+    auto& order = store_.order();
+    auto result = store_.trace().finish(order.count(), [&](lane_id l) { return order.stream(l); });
+    result.budget = opts_.device_budget.value_or(0);
+    return result;
+  }
+  void start_trace(std::string title, stream_ref origin) {
+    store_.trace().start(std::move(title), store_.live(), store_.live_without(), origin);
   }
   [[nodiscard]] std::string name_of_group(const chunk_state& chunk, module_id module,
                                           int layer) const {
@@ -283,6 +289,13 @@ class engine : public storage_owner {
   [[nodiscard]] std::size_t arrive(lane_id lane) {
     last_lane_ = lane;
     return recorder_ == nullptr ? 0 : recorder_->arrive(store_.order().stream(lane));
+  }
+
+  // For a trace; a pass is where the latest call on a compute stream was.
+  void trace_pass(const chunk_state& chunk, bool backward, bool begins) noexcept {
+    if (!store_.trace().on() || index_of(last_lane_) < tracer<Device>::copy_lanes) return;
+    store_.trace().pass(store_.order().stream(last_lane_), chunk.ordinal(), backward, begins,
+                        chunk.info().microbatch, chunk.info().model_chunk);
   }
 
   [[nodiscard]] plan::action planned(const chunk_state& chunk, int layer,

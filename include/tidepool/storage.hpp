@@ -172,6 +172,7 @@ class storages {
   [[nodiscard]] std::size_t live() const { return live_; }
   [[nodiscard]] std::size_t live_peak() const { return live_peak_; }
   [[nodiscard]] std::size_t live_peak_without() const { return live_peak_without_; }
+  [[nodiscard]] std::size_t live_without() const { return live_ + away_; }
   [[nodiscard]] std::size_t host_peak() const { return host_peak_; }
 
   // Calls `visit` with every storage in use.
@@ -219,7 +220,7 @@ class storages {
     live_ += store.bytes;
     if (store.on_host || store.discarded) away_ -= store.bytes;
     note_peaks();
-    trace_.level(order_.stream(waiter), store.bytes, 0);
+    trace_.level(waiter, order_.stream(waiter), store.bytes, 0, live_ + away_);
     return true;
   }
 
@@ -245,7 +246,7 @@ class storages {
     store.handed_at = order_.next(waiter);
     live_ += store.bytes;
     note_peaks();
-    trace_.level(order_.stream(waiter), store.bytes, 0);
+    trace_.level(waiter, order_.stream(waiter), store.bytes, 0, live_ + away_);
   }
 
   // Where memory is borrowed the budget is soft: what could wait must not pass it, and what is
@@ -269,7 +270,9 @@ class storages {
   // Takes the device memory away; it is free again after `after`. `on` is the lane of its last
   // user.
   void displace(storage& store, const fence& after, lane_id on) {
-    trace_.level(order_.stream(on), 0, store.bytes);
+    const bool comes_back = store.on_host || store.discarded;
+    trace_.level(on, order_.stream(on), 0, store.bytes,
+                 live_ + away_ - (comes_back ? 0 : store.bytes));
     if (std::exchange(store.of_graph, false)) {
       store.borrowed = false;  // its owner gets it at the end
     } else if (std::exchange(store.borrowed, false)) {
@@ -284,7 +287,7 @@ class storages {
     }
     store.on_device = {};
     live_ -= store.bytes;
-    if (store.on_host || store.discarded) away_ += store.bytes;
+    if (comes_back) away_ += store.bytes;
   }
 
   // The same where nobody can say when that is: it stays taken.

@@ -1,15 +1,14 @@
-/// Files that a run leaves behind: what they hold as JSON, and how they are written.
+/// Files that a run leaves behind: what they hold as JSON, and the files.
 #pragma once
 
 #include <bit>
 #include <cstdint>
 #include <cstdio>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <tidepool/error.hpp>
 #include <vector>
 
+#include "../../tools/output_file.hpp"
 #include "../model/precision.hpp"
 #include "report.hpp"
 
@@ -129,37 +128,6 @@ inline nlohmann::ordered_json to_json(const settings& run, const std::vector<run
   return json;
 }
 
-/// A file that an option names; without a name there is none. It is opened at once, since a folder
-/// that does not exist should not cost a training. Throws `tidepool::option_error`.
-class output_file {
- public:
-  output_file(std::string option, std::string name)
-      : option_(std::move(option)), name_(std::move(name)) {
-    if (name_.empty()) return;
-    out_.open(name_);
-    check(out_.is_open());
-  }
-
-  /// Calls `write(stream)` if there is a file.
-  template <class Write>
-  void fill(Write write) {
-    if (name_.empty()) return;
-    write(out_);
-    out_.close();
-    check(!out_.fail());
-    std::printf("wrote %s\n", name_.c_str());
-  }
-
- private:
-  void check(bool good) const {
-    if (good) return;
-    throw tidepool::option_error(option_ + "=" + name_ +
-                                 ": cannot be written; name a file in a folder that exists and has "
-                                 "room");
-  }
-
-  std::string option_, name_;
-  std::ofstream out_;
-};
+using tools::output_file;
 
 }  // namespace moe
