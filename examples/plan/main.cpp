@@ -17,6 +17,7 @@
 #include <tidepool/plan/forecast.hpp>
 #include <tidepool/plan/json.hpp>
 #include <tidepool/trace/picture.hpp>
+#include <tidepool/trace/report.hpp>
 #include <utility>
 #include <vector>
 
@@ -32,6 +33,7 @@ namespace {
 int run(const planning::request& asked) {
   namespace plan = tidepool::plan;
   tools::output_file picture("--picture", asked.picture);
+  tools::output_file page("--report", asked.report);
   tools::output_file frontier_file("--frontier", asked.frontier);
 
   std::optional<tools::progress> shown("plan");
@@ -75,11 +77,12 @@ int run(const planning::request& asked) {
   frontier_file.fill([&](auto& out) {
     planning::write_frontier(out, asked.title, study, points, recomputing, in);
   });
-  if (runs) {
-    picture.fill([&](auto& out) {
-      auto seen = plan::forecast(asked.step, made, true);
-      seen.picture.title = asked.title;
-      tidepool::trace::write_svg(out, seen.picture);
+  if (runs && (picture.wanted() || page.wanted())) {
+    auto seen = plan::forecast(asked.step, made, true);
+    seen.picture.title = asked.title;
+    picture.fill([&](auto& out) { tidepool::trace::write_svg(out, seen.picture); });
+    page.fill([&](auto& out) {
+      tidepool::trace::write_report(out, planning::to_report(asked.notes, chosen, seen));
     });
   }
   if (!asked.save_profile.empty()) {

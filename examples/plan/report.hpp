@@ -8,6 +8,8 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <tidepool/parse.hpp>
+#include <tidepool/trace/report.hpp>
 #include <vector>
 
 #include "study.hpp"
@@ -119,6 +121,27 @@ inline void print_comparison(const study& of, const std::vector<contestant>& all
       "needed: at the peak, in the order of calls. taken: with what still waits for a copy; of "
       "what does not"
       " fit, in a pool\nwithout a limit.\n");
+}
+
+/// The page of a plan: `measured` is the engine on the virtual device.
+inline tidepool::trace::report to_report(const std::vector<std::string>& notes, const point& chosen,
+                                         const plan::forecast_result& seen) {
+  using unit = tidepool::trace::planned_figure::unit;
+  const auto bytes = [](std::size_t number) { return static_cast<double>(number); };
+  const auto& planner = chosen.planned;
+  const auto& engine = seen.expected;
+  tidepool::options opts;
+  opts.memory = tidepool::memory_kind::arena;
+  opts.policy = tidepool::policy_kind::automatic;
+  opts.device_budget = chosen.made.device_budget;
+  tidepool::trace::report page{seen.picture, {}, {}, tidepool::to_text(opts), ""};
+  page.where = "a plan; measured: by the engine on the virtual device";
+  for (const auto& note : notes) page.where += "; " + note;
+  page.planned = {{"step", planner.step_us, engine.step_us},
+                  {"stalls", planner.stall_us, engine.stall_us},
+                  {"peak needed", bytes(planner.peak), bytes(engine.peak), unit::bytes},
+                  {"offloaded a step", bytes(planner.moved), bytes(engine.moved), unit::bytes}};
+  return page;
 }
 
 }  // namespace planning

@@ -4,11 +4,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <map>
+#include <sstream>
 #include <string>
 #include <vector>
 
 #include "program.hpp"
 #include "rig.hpp"
+#include "tidepool/trace/picture.hpp"
 
 namespace {
 
@@ -392,4 +394,49 @@ TEST_CASE("trace: the curve without offload, and the budget") {
     return result;
   };
   CHECK(changes(seen.device_bytes_without) == changes(plain.finish_trace().device_bytes));
+}
+
+TEST_CASE("trace: its picture has each reason, module and layer, and the budget, as text") {
+  rig desk(slow_link());
+  auto opts = arena_options(6 * size);
+  opts.max_inflight = 1;
+  opts.reload_ahead = 0;
+  offloader off(desk.dev, opts);
+  step(desk, off);
+  off.start_trace("step", desk.stream());
+  step(desk, off);
+  const auto seen = off.finish_trace();
+  std::ostringstream out;
+  tidepool::trace::write_svg(out, seen);
+  const auto text = out.str();
+  namespace print = tidepool::trace::detail;
+  CHECK(text.find(">budget " + print::bytes_text(seen.budget) + "</text>") != std::string::npos);
+
+  struct sum {
+    std::size_t count = 0;
+    double time = 0;
+    span longest;
+  };
+  std::map<std::pair<std::string, std::string>, sum> sums;
+  for (const auto& each : of_kind(seen, span_kind::stall)) {
+    if (!(each.end > each.start)) continue;
+    auto& of = sums[{each.name, each.module}];
+    ++of.count;
+    of.time += each.end - each.start;
+    if (each.end - each.start > of.longest.end - of.longest.start) of.longest = each;
+  }
+  REQUIRE(sums.size() >= 2);
+  REQUIRE(sums.size() <= 6);  // as many lines as there are
+  for (const auto& [key, of] : sums) {
+    const auto begin = ">" + print::duration_text(of.time) + " in " + std::to_string(of.count) +
+                       (of.count == 1 ? " stall: " : " stalls: ") + key.first + " (";
+    const auto end = "waits for " + key.second + "; the longest, " +
+                     print::duration_text(of.longest.end - of.longest.start) + ", at layer " +
+                     std::to_string(of.longest.layer) + ", microbatch " +
+                     std::to_string(of.longest.microbatch) + "</text>";
+    CAPTURE(begin);
+    CAPTURE(end);
+    CHECK(text.find(begin) != std::string::npos);
+    CHECK(text.find(end) != std::string::npos);
+  }
 }

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <tidepool/trace/report.hpp>
 #include <vector>
 
 #include "../../tools/output_file.hpp"
@@ -126,6 +127,22 @@ inline nlohmann::ordered_json to_json(const settings& run, const std::vector<run
     json["equal_steps"] = equal_steps(results.front(), results.back());
   }
   return json;
+}
+
+/// The page of a run's traced step.
+inline tidepool::trace::report to_report(const run_result& run) {
+  using unit = tidepool::trace::planned_figure::unit;
+  tidepool::trace::report page{
+      run.trace, run.counters, {}, run.options, "train_moe, device " + run.device};
+  if (run.forecast_ms > 0) {
+    const auto bytes = [](std::size_t number) { return static_cast<double>(number); };
+    page.planned = {
+        {"step", run.plan.step_us, median_ms(run) * 1e3},
+        {"stalls of the traced step", run.plan.stall_us, stall_ms(run) * 1e3},
+        {"peak needed", bytes(run.plan.peak), bytes(run.counters.live_peak), unit::bytes},
+        {"offloaded a step", bytes(run.plan.moved), bytes(step_bytes(run)), unit::bytes}};
+  }
+  return page;
 }
 
 using tools::output_file;

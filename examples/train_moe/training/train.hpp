@@ -120,6 +120,7 @@ class trainer {
     result.counters = offloader_.counters();
     if (const auto& plan = offloader_.current_plan()) {
       if (plan->expected.runs) result.forecast_ms = plan->expected.step_us / 1e3;
+      result.plan = plan->expected;
       result.warm_up_steps = std::max(result.warm_up_steps, offloader_.settings().timed_step);
     }
     std::uint64_t offloaded = 0;
