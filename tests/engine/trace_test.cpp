@@ -10,6 +10,7 @@
 
 #include "program.hpp"
 #include "rig.hpp"
+#include "tidepool/trace/detail/print.hpp"
 #include "tidepool/trace/picture.hpp"
 
 namespace {
