@@ -54,7 +54,7 @@ class progress {
       if (!part_.empty()) line += ": " + part_;
       if (all_ > 0) line += ", " + std::to_string(done_) + " of " + std::to_string(all_);
       line += ", " + std::to_string(seconds) + " s";
-      std::fprintf(stderr, "\r%.78s\033[K", line.c_str());
+      std::fprintf(stderr, "\r%.78s\033[K\r", line.c_str());
       std::fflush(stderr);
       shown_ = true;
     }
