@@ -33,3 +33,14 @@ install(FILES ${PROJECT_BINARY_DIR}/tidepool-config.cmake
               ${CMAKE_CURRENT_LIST_DIR}/tidepool-cuda.cmake
               ${CMAKE_CURRENT_LIST_DIR}/tidepool-compiled.cmake
               ${CMAKE_CURRENT_LIST_DIR}/tidepool.cpp DESTINATION ${tidepool_package_dir})
+
+# pkg-config, which needs nothing of the architecture either.
+set(pkgconfig_dir ${CMAKE_INSTALL_DATADIR}/pkgconfig)
+file(RELATIVE_PATH prefix_from_pkgconfig "/prefix/${pkgconfig_dir}" "/prefix")
+string(REGEX REPLACE "/$" "" prefix_from_pkgconfig "${prefix_from_pkgconfig}")
+configure_file(${CMAKE_CURRENT_LIST_DIR}/tidepool.pc.in ${PROJECT_BINARY_DIR}/tidepool.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/tidepool.pc DESTINATION ${pkgconfig_dir})
+
+if(PROJECT_IS_TOP_LEVEL)
+  include(${CMAKE_CURRENT_LIST_DIR}/package.cmake)
+endif()

@@ -1,5 +1,5 @@
 // Decoding with a key-value cache that lives on the host: only a few of its pages are on the device
-// at once. The same API as for optimizer moments; see docs/embedding.md.
+// at once. The same API as for optimizer moments; see docs/memory.md.
 //
 // One attention head on the virtual device. Each token attends to all before it, page by page, with
 // the next page on its way, and the output of a token is the input of the next, so that one wrong

@@ -73,6 +73,7 @@ if(TIDEPOOL_WITH_CUDA)
     list(REMOVE_DUPLICATES alone)
     set(orders forwards backwards)
     set(backwards ${host_headers} ${cuda_headers})
+    list(REMOVE_ITEM backwards tidepool/src.hpp) # it comes first, and stands for a program's one file
     set(forwards ${backwards})
     list(REVERSE backwards)
   endif()

@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 #include <system_error>
-#include <tidepool/detail/formats.hpp>
+#include <tidepool/config/formats.hpp>
 #include <vector>
 
 #include "measure.hpp"
@@ -105,7 +105,7 @@ inline request read_command_line(int argc, const char* const* argv) {
       ->capture_default_str();
   app.add_option(
       "--profile", result.profile,
-      "a recorded step, whose caps are foretold, instead of all of the above but --caps");
+      "a recorded step, whose caps are predicted, instead of all of the above but --caps");
   app.add_option("--tolerance", tolerance, "more time than no cap, in %, that counts as as fast")
       ->capture_default_str();
   app.add_option("--picture", result.picture, "file for time against memory (SVG)");

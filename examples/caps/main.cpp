@@ -66,8 +66,8 @@ caps::measured measured(const caps::request& asked) {
       throw tidepool::option_error("tidepool: option --profile is '" + asked.profile +
                                    "': the step in it was not timed; record one with plans on");
     }
-    return {"profile " + asked.profile + ", foretold",
-            {caps::foretell(step, asked.what.limits, begins)}};
+    return {"profile " + asked.profile + ", predicted",
+            {caps::predict(step, asked.what.limits, begins)}};
   }
 #if defined(TIDEPOOL_HAS_CUDA)
   if (use_cuda(asked.device)) return caps::measure_on_cuda(asked.what, begins);

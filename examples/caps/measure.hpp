@@ -1,4 +1,4 @@
-/// Measures caps on a device, or foretells them for a recorded step.
+/// Measures caps on a device, or predicts them for a recorded step.
 #pragma once
 
 #include <algorithm>
@@ -6,8 +6,8 @@
 #include <functional>
 #include <string>
 #include <tidepool/plan/forecast.hpp>
-#include <tidepool/plan/policy.hpp>
 #include <tidepool/plan/profile.hpp>
+#include <tidepool/rules/policy.hpp>
 #include <tidepool/trace/detail/print.hpp>
 #include <vector>
 
@@ -79,8 +79,8 @@ std::vector<series> measure(Machine& machine, const axes& all, const part_begins
 }
 
 /// A recorded step under Megatron's rule, in a pool: the engine itself on the virtual device.
-inline series foretell(const tp::plan::profile& step, const std::vector<cap_limit>& limits,
-                       const part_begins& begins) {
+inline series predict(const tp::plan::profile& step, const std::vector<cap_limit>& limits,
+                      const part_begins& begins) {
   tp::options opts;
   opts.device_step = std::size_t{2} << 20;
   tp::plan::residency everything;

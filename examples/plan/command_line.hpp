@@ -8,7 +8,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <tidepool/detail/formats.hpp>
+#include <tidepool/config/formats.hpp>
 #include <tidepool/plan/json.hpp>
 #include <tidepool/plan/machine_json.hpp>
 #include <tidepool/plan/model.hpp>

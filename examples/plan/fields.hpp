@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 #include <system_error>
-#include <tidepool/detail/formats.hpp>
+#include <tidepool/config/formats.hpp>
 #include <tidepool/plan/model.hpp>
 #include <vector>
 

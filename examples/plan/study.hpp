@@ -7,12 +7,12 @@
 #include <functional>
 #include <string>
 #include <string_view>
-#include <tidepool/detail/text.hpp>
+#include <tidepool/core/text.hpp>
 #include <tidepool/options.hpp>
 #include <tidepool/plan/automatic.hpp>
 #include <tidepool/plan/forecast.hpp>
 #include <tidepool/plan/planner.hpp>
-#include <tidepool/plan/policy.hpp>
+#include <tidepool/rules/policy.hpp>
 #include <tidepool/trace/detail/print.hpp>
 #include <utility>
 #include <vector>

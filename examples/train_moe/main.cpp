@@ -106,7 +106,8 @@ std::vector<moe::run_result> train(const job& what) {
 /// Prints and writes what came of it; returns the exit status.
 int report(job& what, const std::vector<moe::run_result>& runs) {
   const moe::run_result& last = runs.back();
-  moe::print_result(last, what.text);
+  if (!what.line.compare) moe::print_result(last, what.text);
+  moe::print_forecast(last);
   if (what.line.run.precision == moe::precision_kind::fp16) moe::print_loss_scale(last.loss_scale);
   if (what.line.run.pipeline || what.line.run.expert_parallel)
     moe::print_ranks(what.line.run, last);

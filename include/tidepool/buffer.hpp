@@ -11,8 +11,9 @@
 #include <type_traits>
 #include <utility>
 
+#include "tidepool/device/device.hpp"
+#include "tidepool/engine/storage.hpp"
 #include "tidepool/error.hpp"
-#include "tidepool/storage.hpp"
 
 namespace tidepool {
 

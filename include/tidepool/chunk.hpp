@@ -11,12 +11,13 @@
 #include <string_view>
 #include <utility>
 
-#include "tidepool/engine.hpp"
+#include "tidepool/core/closed_chunk.hpp"
+#include "tidepool/engine/engine.hpp"
 #include "tidepool/module.hpp"
 
 namespace tidepool {
 
-template <device Device, class Modules>
+template <device, class>
 class offloader;
 
 /// A handle of one chunk: all groups of one forward pass of one model chunk for one microbatch.
@@ -298,7 +299,7 @@ class chunk {
   /// The forward pass is complete: reloads for the backward pass may start ahead of it. Without
   /// this call they start with the first restore.
   void end_forward() {
-    if (engine_ == nullptr) refuse_closed("end_forward");
+    if (engine_ == nullptr) detail::throw_closed_chunk("end_forward", finished_);
     engine_->end_forward(*state_);
   }
 
@@ -338,7 +339,6 @@ class chunk {
   // One that is not open wants every module, so that calls that do nothing cost one test still.
   static constexpr std::uint64_t every_module = ~std::uint64_t{0};
   static constexpr std::uint64_t closed = every_module;
-
   [[nodiscard]] bool wants(module_id module) const {
     return (enabled_ >> static_cast<unsigned>(module) & 1U) != 0;
   }
@@ -346,18 +346,7 @@ class chunk {
     if (engine_ == nullptr) expect_open(call, name_of(module), layer);
   }
   void expect_open(const char* call, std::string_view name, int layer) const {
-    if (engine_ != nullptr) return;
-    refuse_closed(std::string(call) + " of " + std::string(name) + " of layer " +
-                  std::to_string(layer));
-  }
-  [[noreturn, gnu::cold]] void refuse_closed(const std::string& call) const {
-    throw misuse_error(
-        finished_ ? call + ", microbatch " + std::to_string(*finished_) +
-                        ": its chunk is finished; call finish after the last restore, and begin a"
-                        " chunk for each forward pass"
-                  : call +
-                        ": this chunk was never begun, or was moved from; use the one that"
-                        " offloader::begin returned");
+    if (engine_ == nullptr) detail::throw_closed_chunk(call, name, layer, finished_);
   }
   [[gnu::cold]] static std::string name_of(module_id module) {
     const auto index = static_cast<std::size_t>(module);
@@ -394,10 +383,10 @@ class chunk {
   }
 
   void abandon() noexcept { end(false); }
-  void end(bool finished) noexcept {
+  void end(bool done) noexcept {
     if (engine_ == nullptr) return;
-    if (finished) finished_ = state_->info().microbatch;
-    engine_->end_chunk(*state_, finished);
+    if (done) finished_ = state_->info().microbatch;
+    engine_->end_chunk(*state_, done);
     engine_ = nullptr;
     enabled_ = closed;
   }

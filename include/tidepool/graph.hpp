@@ -4,7 +4,7 @@
 #include <memory>
 #include <utility>
 
-#include "tidepool/engine.hpp"
+#include "tidepool/engine/engine.hpp"
 
 namespace tidepool {
 

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <utility>
 
-#include "tidepool/engine.hpp"
+#include "tidepool/engine/engine.hpp"
 
 namespace tidepool {
 

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "tidepool/detail/key_map.hpp"
+#include "tidepool/core/key_map.hpp"
 #include "tidepool/offloader.hpp"
 
 namespace tidepool {

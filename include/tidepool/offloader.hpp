@@ -19,9 +19,9 @@
 
 #include "tidepool/chunk.hpp"
 #include "tidepool/core/plan_source.hpp"
-#include "tidepool/detail/plan_maker.hpp"
-#include "tidepool/detail/recorded_wait.hpp"
-#include "tidepool/detail/traced_span.hpp"
+#include "tidepool/engine/plan_maker.hpp"
+#include "tidepool/engine/recorded_wait.hpp"
+#include "tidepool/engine/traced_span.hpp"
 #include "tidepool/error.hpp"
 #include "tidepool/graph.hpp"
 #include "tidepool/host_state.hpp"

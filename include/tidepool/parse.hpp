@@ -81,5 +81,5 @@ struct known_options {
 }  // namespace tidepool
 
 #if TIDEPOOL_DEFINITIONS
-#include "tidepool/detail/parse_impl.hpp"
+#include "tidepool/config/parse_impl.hpp"
 #endif

@@ -14,5 +14,5 @@ namespace tidepool {
 }  // namespace tidepool
 
 #if TIDEPOOL_DEFINITIONS
-#include "tidepool/plan/detail/automatic_source.hpp"
+#include "tidepool/plan/automatic_source.hpp"
 #endif

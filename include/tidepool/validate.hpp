@@ -38,5 +38,5 @@ void validate(const options& value, std::span<const std::string_view> known_modu
 }  // namespace tidepool
 
 #if TIDEPOOL_DEFINITIONS
-#include "tidepool/detail/validate_impl.hpp"
+#include "tidepool/config/validate_impl.hpp"
 #endif

@@ -2,7 +2,7 @@
 #pragma once
 
 #define TIDEPOOL_VERSION_MAJOR 0
-#define TIDEPOOL_VERSION_MINOR 1
+#define TIDEPOOL_VERSION_MINOR 2
 #define TIDEPOOL_VERSION_PATCH 0
 
 namespace tidepool {

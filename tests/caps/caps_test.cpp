@@ -98,16 +98,16 @@ TEST_CASE("caps: the forecast of a recorded step of the same trainer says the sa
       CAPTURE(seen.order);
       CAPTURE(seen.ratio);
       const auto step = recorded(machine, work, axes.ratios[r] * copy);
-      const auto foretold = caps::foretell(step, axes.limits, nobody);
-      REQUIRE(foretold.rows.size() == seen.rows.size());
-      CHECK(foretold.compute_us == doctest::Approx(seen.compute_us).epsilon(1e-6));
+      const auto predicted = caps::predict(step, axes.limits, nobody);
+      REQUIRE(predicted.rows.size() == seen.rows.size());
+      CHECK(predicted.compute_us == doctest::Approx(seen.compute_us).epsilon(1e-6));
       for (std::size_t i = 0; i < seen.rows.size(); ++i) {
         CAPTURE(caps::name_of(seen.rows[i].cap));
-        CHECK(foretold.rows[i].cap == seen.rows[i].cap);
-        CHECK(foretold.rows[i].step_us == doctest::Approx(seen.rows[i].step_us).epsilon(1e-6));
-        CHECK(foretold.rows[i].stall_us ==
+        CHECK(predicted.rows[i].cap == seen.rows[i].cap);
+        CHECK(predicted.rows[i].step_us == doctest::Approx(seen.rows[i].step_us).epsilon(1e-6));
+        CHECK(predicted.rows[i].stall_us ==
               doctest::Approx(seen.rows[i].stall_us).epsilon(1e-6).scale(seen.compute_us));
-        CHECK(foretold.rows[i].held == seen.rows[i].held);
+        CHECK(predicted.rows[i].held == seen.rows[i].held);
       }
     }
   }

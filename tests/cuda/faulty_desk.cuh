@@ -9,7 +9,7 @@
 
 #include "faults/desk.hpp"
 #include "tidepool/device/cuda.hpp"
-#include "tidepool/engine_definitions.hpp"
+#include "tidepool/engine/definitions.hpp"
 
 namespace tidepool::test {
 

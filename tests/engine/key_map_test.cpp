@@ -1,4 +1,4 @@
-#include "tidepool/detail/key_map.hpp"
+#include "tidepool/core/key_map.hpp"
 
 #include <doctest/doctest.h>
 

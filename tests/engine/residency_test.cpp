@@ -1,5 +1,5 @@
 // Which groups stay: by layer, by plan, and within what the plan counted on.
-#include "tidepool/detail/residency.hpp"
+#include "tidepool/rules/residency.hpp"
 
 #include <doctest/doctest.h>
 

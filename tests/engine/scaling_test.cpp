@@ -13,12 +13,12 @@
 #include <utility>
 #include <vector>
 
-#include "tidepool/detail/number_set.hpp"
-#include "tidepool/detail/open_chunks.hpp"
-#include "tidepool/detail/part_index.hpp"
-#include "tidepool/detail/slot_list.hpp"
+#include "tidepool/core/number_set.hpp"
+#include "tidepool/core/part_index.hpp"
 #include "tidepool/device/null.hpp"
-#include "tidepool/group.hpp"
+#include "tidepool/engine/group.hpp"
+#include "tidepool/engine/open_chunks.hpp"
+#include "tidepool/engine/slot_list.hpp"
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "tidepool/window.hpp"
+#include "tidepool/rules/window.hpp"
 
 #include <doctest/doctest.h>
 

@@ -3,7 +3,7 @@
 #include <map>
 
 #include "fuzz.hpp"
-#include "tidepool/detail/option_reader.hpp"
+#include "tidepool/config/option_reader.hpp"
 #include "tidepool/parse.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

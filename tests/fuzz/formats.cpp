@@ -1,6 +1,6 @@
 // The formats of single values; the first character chooses which.
 #include "fuzz.hpp"
-#include "tidepool/detail/list_formats.hpp"
+#include "tidepool/config/list_formats.hpp"
 
 namespace {
 

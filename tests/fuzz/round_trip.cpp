@@ -1,6 +1,6 @@
 // What `validate` accepts, `to_text` writes and `parse_options` reads back as the same.
 #include "fuzz.hpp"
-#include "tidepool/detail/option_reader.hpp"
+#include "tidepool/config/option_reader.hpp"
 #include "tidepool/parse.hpp"
 #include "tidepool/validate.hpp"
 

@@ -12,8 +12,8 @@
 #include <tidepool/parse.hpp>
 #include <tidepool/plan/follow.hpp>
 #include <tidepool/plan/forecast.hpp>
-#include <tidepool/plan/policy.hpp>
 #include <tidepool/plan/simulator.hpp>
+#include <tidepool/rules/policy.hpp>
 
 #include "cases.hpp"
 #include "trainer.hpp"

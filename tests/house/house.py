@@ -330,15 +330,15 @@ def self_test():
             errors = check_includes(base / "i", base / "parts.txt", exceptions)
             return errors + exceptions.errors + list(exceptions.stale())
 
-    house = "part core\n files core/*.hpp\npart engine\n files engine.hpp engine/*.hpp\n uses core\n"
-    good = {"core/a.hpp": "", "engine.hpp": '#include "tidepool/core/a.hpp"\n', "engine/b.hpp": ""}
-    up = good | {"core/a.hpp": "  #  include <tidepool/engine.hpp>\n"}
+    house = "part core\n files core/*.hpp\npart engine\n files engine/engine.hpp engine/*.hpp\n uses core\n"
+    good = {"core/a.hpp": "", "engine/engine.hpp": '#include "tidepool/core/a.hpp"\n', "engine/b.hpp": ""}
+    up = good | {"core/a.hpp": "  #  include <tidepool/engine/engine.hpp>\n"}
     expect("good", includes(good, house))
-    expect("an arrow upwards", includes(up, house), "core/a.hpp includes engine.hpp: core may not")
-    once = "arrow core/a.hpp -> engine.hpp: so it is\n"
+    expect("an arrow upwards", includes(up, house), "core/a.hpp includes engine/engine.hpp: core may not")
+    once = "arrow core/a.hpp -> engine/engine.hpp: so it is\n"
     expect("an exception", includes(up, house, "at most 1 arrow\n" + once))
     expect("too many", includes(up, house, "at most 0 arrow\n" + once), "the list may only shrink")
-    expect("no reason", includes(up, house, "at most 1 arrow\narrow core/a.hpp -> engine.hpp\n"),
+    expect("no reason", includes(up, house, "at most 1 arrow\narrow core/a.hpp -> engine/engine.hpp\n"),
            "gives no reason")
     expect("stale", includes(good, house, "at most 1 arrow\n" + once), "is needed no more")
     expect("an empty folder", includes(good, house + "part rules\n files rules/*.hpp\n"),

@@ -1,4 +1,4 @@
-#include "tidepool/memory/fence.hpp"
+#include "tidepool/core/fence.hpp"
 
 #include <doctest/doctest.h>
 

@@ -28,18 +28,26 @@ import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-HEADERS = [
-    "engine.hpp", "storage.hpp", "group.hpp", "window.hpp", "chunk.hpp", "buffer.hpp",
-    "graph.hpp", "host_state.hpp", "detail/captured.hpp", "detail/residency.hpp",
-    "detail/engine_forward.hpp", "detail/engine_offload.hpp", "detail/engine_reload.hpp",
-    "detail/engine_backward.hpp", "detail/engine_memory.hpp", "detail/engine_capture.hpp",
-    "detail/engine_plan.hpp", "detail/engine_recompute.hpp", "detail/engine_state.hpp",
-    "detail/growth.hpp",
-    "memory/fence.hpp", "memory/clocks.hpp", "memory/borrowed.hpp", "memory/memory_owner.hpp",
-    "memory/stream_memory.hpp", "detail/forgotten_groups.hpp", "memory/lanes.hpp", "memory/ranges.hpp", "memory/detail/range_list.hpp",
-    "memory/detail/range_survey.hpp", "memory/pool.hpp", "memory/arena.hpp", "memory/slots.hpp", "memory/fixed.hpp",
-    "memory/pinned.hpp",
-]
+# Every header of these folders, and the calls of a user that end in them.
+SUBJECTS = ["rules", "engine", "memory", "core/fence.hpp", "core/clocks.hpp", "core/block.hpp", "chunk.hpp",
+            "buffer.hpp", "graph.hpp", "host_state.hpp", "device/detail/captured.hpp"]
+
+
+def headers_of(subjects):
+    """Paths below include/tidepool; a folder without headers is an error."""
+    base = ROOT / "include/tidepool"
+    headers = []
+    for subject in subjects:
+        found = sorted(path.relative_to(base).as_posix() for path in (base / subject).rglob("*.hpp"))
+        if (base / subject).is_file():
+            found = [subject]
+        if not found:
+            sys.exit(f"mutate.py: {subject} has no header")
+        headers += found
+    return headers
+
+
+HEADERS = headers_of(SUBJECTS)
 FOLDERS = ["engine", "memory", "known_failures", "trace", "plan", "device", "options", "faults"]
 # One in twelve of the faults' cases, as under AddressSanitizer: a survivor then costs seconds.
 THINNED = "-DTIDEPOOL_TEST_THINNED=12"

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "refusal.hpp"
-#include "tidepool/detail/option_reader.hpp"
+#include "tidepool/config/option_reader.hpp"
 #include "tidepool/parse.hpp"
 
 namespace tidepool {
@@ -53,7 +53,8 @@ TEST_CASE("every option has its variable") {
       "--max-inflight=1 --max-inflight-bytes=1 --min-tensor-elements=1 --offload-fraction=0.5 "
       "--delta-bytes-per-rank=1 --pipeline-rank=1 --no-margin --reload-ahead=1 "
       "--reload-ahead-bytes=1 --memory=slots --device-budget=1 --slots=1x1 --device-step=1 "
-      "--borrowed-slack=1 --copy-piece=1 --host-budget=1 --host-step=1 --host-memory=pinned --no-host-bind "
+      "--borrowed-slack=1 --copy-piece=1 --host-budget=1 --host-step=1 --host-memory=pinned "
+      "--no-host-bind "
       "--policy=automatic --timed-step=5 --plan-effort=9 --no-recompute-by-plan "
       "--poison --local-ranks=1");
   variables environment;

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "refusal.hpp"
-#include "tidepool/detail/option_reader.hpp"
+#include "tidepool/config/option_reader.hpp"
 
 namespace tidepool {
 namespace {

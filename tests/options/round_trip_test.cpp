@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "refusal.hpp"
-#include "tidepool/detail/option_reader.hpp"
+#include "tidepool/config/option_reader.hpp"
 #include "tidepool/parse.hpp"
 #include "tidepool/validate.hpp"
 

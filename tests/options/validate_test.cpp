@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "refusal.hpp"
-#include "tidepool/detail/option_reader.hpp"
-#include "tidepool/detail/value_rules.hpp"
+#include "tidepool/config/option_reader.hpp"
+#include "tidepool/config/value_rules.hpp"
 #include "tidepool/parse.hpp"
 
 namespace tidepool {

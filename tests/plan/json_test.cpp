@@ -1,7 +1,6 @@
 // Profiles and plans to JSON and back, and what is said of files that are wrong.
 #if __has_include(<nlohmann/json.hpp>)
 
-#include "tidepool/detail/text.hpp"
 #include "tidepool/plan/json.hpp"
 
 #include <doctest/doctest.h>
@@ -20,6 +19,7 @@
 #include <vector>
 
 #include "sanitizers.hpp"
+#include "tidepool/core/text.hpp"
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "tidepool/plan/policy.hpp"
+#include "tidepool/rules/policy.hpp"
 
 #include <doctest/doctest.h>
 

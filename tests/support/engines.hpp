@@ -4,7 +4,7 @@
 #include "counting_device.hpp"
 #include "faulty_device.hpp"
 #include "tidepool/device/virtual.hpp"
-#include "tidepool/engine_definitions.hpp"
+#include "tidepool/engine/definitions.hpp"
 #include "tidepool/offloader.hpp"
 
 /// What most of a program's compile time goes to. `How` is `extern template`, or `template` where

@@ -4,7 +4,7 @@
 #include <limits>
 #include <string>
 
-#include "tidepool/trace/detail/escape.hpp"
+#include "tidepool/core/escape.hpp"
 #include "tidepool/trace/detail/print.hpp"
 #include "tidepool/trace/detail/table.hpp"
 

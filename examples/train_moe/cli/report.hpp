@@ -59,7 +59,7 @@ inline std::size_t equal_steps(const run_result& a, const run_result& b) {
 
 inline double megabytes(std::uint64_t bytes) { return static_cast<double>(bytes) * 1e-6; }
 
-/// The end of a run in three lines.
+/// The end of a run in a few lines.
 inline void print_result(const run_result& run, const corpus& text) {
   const double entropy = text.unigram_entropy();
   std::printf("final loss %.4f nats (mean of the last 10 steps), first %.4f\n", final_loss(run),
@@ -84,6 +84,10 @@ inline void print_result(const run_result& run, const corpus& text) {
         static_cast<unsigned long long>(run.choices.all),
         100 * static_cast<double>(run.choices.dropped) / static_cast<double>(run.choices.all));
   }
+}
+
+/// Whether a plan held what it promised.
+inline void print_forecast(const run_result& run) {
   if (run.forecast_ms > 0) {
     std::printf("the plan predicted %.3f ms a step: measured %+.2f %%\n", run.forecast_ms,
                 100 * (median_ms(run) / run.forecast_ms - 1));
@@ -139,11 +143,18 @@ inline bool print_comparison(const run_result& without, const run_result& with) 
        megabytes(with.counters.host_reserved), 2);
   line("offloaded a step, MB", megabytes(step_bytes(without)), megabytes(step_bytes(with)), 2);
   for (const auto& module : with.counters.modules) {
-    if (!module.enabled) continue;
+    if (!module.enabled || module.step_bytes == 0) continue;
     line(("  " + module.name).c_str(), 0, megabytes(module.step_bytes), 2);
   }
   const std::size_t equal = equal_steps(without, with);
-  std::printf("\nlosses equal to the bit: %zu of %zu steps%s\n", equal, without.losses.size(),
+  // In tenths, so that what is next to nothing has no sign.
+  const auto change = [](double a, double b) {
+    return a > 0 ? std::round(1000 * (b / a - 1)) / 10 + 0.0 : 0.0;
+  };
+  std::printf("\noffload: %+.1f %% device memory for %+.1f %% step time\n",
+              change(megabytes(without.driver_peak), megabytes(with.driver_peak)),
+              change(median_ms(without, with.warm_up_steps), median_ms(with)));
+  std::printf("losses equal to the bit: %zu of %zu steps%s\n", equal, without.losses.size(),
               equal == without.losses.size() ? "" : " - THEY DIFFER");
   return equal == without.losses.size();
 }

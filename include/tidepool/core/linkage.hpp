@@ -3,7 +3,8 @@
 /// | macro | what the file compiles |
 /// | --- | --- |
 /// | none | all that it uses (header-only; the default) |
-/// | `TIDEPOOL_COMPILED` | declarations; one file of the program includes `tidepool/src.hpp`, or the program links the CMake target `tidepool::compiled` |
+/// | `TIDEPOOL_COMPILED` | declarations; one file of the program includes `tidepool/src.hpp`, or
+/// the program links the CMake target `tidepool::compiled` |
 ///
 /// Files of both kinds may be linked together. A file of the second kind alone does not link.
 #pragma once

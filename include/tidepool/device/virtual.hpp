@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "tidepool/core/linkage.hpp"
-#include "tidepool/detail/operation.hpp"
+#include "tidepool/device/detail/operation.hpp"
 #include "tidepool/device/device.hpp"
 #include "tidepool/device/machine.hpp"
 

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "tidepool/memory/clocks.hpp"
+#include "tidepool/core/clocks.hpp"
 #include "tidepool/memory/memory_owner.hpp"
 
 namespace tidepool {

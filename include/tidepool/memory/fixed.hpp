@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "tidepool/memory/block.hpp"
+#include "tidepool/core/block.hpp"
 
 namespace tidepool {
 

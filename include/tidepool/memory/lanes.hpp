@@ -10,10 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "tidepool/detail/tracer.hpp"
+#include "tidepool/core/clocks.hpp"
 #include "tidepool/device/device.hpp"
 #include "tidepool/error.hpp"
-#include "tidepool/memory/clocks.hpp"
+#include "tidepool/memory/tracer.hpp"
 
 namespace tidepool {
 

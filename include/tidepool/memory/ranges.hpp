@@ -8,7 +8,7 @@
 #include <limits>
 #include <vector>
 
-#include "tidepool/memory/block.hpp"
+#include "tidepool/core/block.hpp"
 #include "tidepool/memory/detail/range_survey.hpp"
 
 namespace tidepool {

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "tidepool/core/block.hpp"
 #include "tidepool/core/page_allocator.hpp"
 #include "tidepool/error.hpp"
-#include "tidepool/memory/block.hpp"
 #include "tidepool/options.hpp"
 
 namespace tidepool {

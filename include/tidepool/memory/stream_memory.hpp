@@ -9,7 +9,7 @@
 #include <memory>
 #include <utility>
 
-#include "tidepool/memory/block.hpp"
+#include "tidepool/core/block.hpp"
 #include "tidepool/memory/borrowed.hpp"
 #include "tidepool/memory/lanes.hpp"
 

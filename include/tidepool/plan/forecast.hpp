@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "tidepool/device/virtual.hpp"
-#include "tidepool/engine.hpp"
+#include "tidepool/engine/engine.hpp"
 #include "tidepool/plan/placement.hpp"
 #include "tidepool/plan/profile.hpp"
 #include "tidepool/plan/step_plan.hpp"

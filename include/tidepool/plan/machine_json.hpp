@@ -18,11 +18,11 @@
 #include <string_view>
 #include <utility>
 
+#include "tidepool/core/escape.hpp"
 #include "tidepool/plan/check.hpp"
 #include "tidepool/plan/detail/json_reader.hpp"
 #include "tidepool/plan/detail/json_text.hpp"
 #include "tidepool/plan/machines.hpp"
-#include "tidepool/trace/detail/escape.hpp"
 
 namespace tidepool::plan {
 

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "tidepool/detail/text.hpp"
+#include "tidepool/core/text.hpp"
 #include "tidepool/error.hpp"
 #include "tidepool/plan/profile.hpp"
 

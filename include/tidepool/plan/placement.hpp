@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "tidepool/core/block.hpp"
 #include "tidepool/core/placement.hpp"
-#include "tidepool/memory/block.hpp"
 #include "tidepool/options.hpp"
 #include "tidepool/plan/detail/lifetimes.hpp"
 #include "tidepool/plan/profile.hpp"

@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "tidepool/detail/simulation.hpp"
+#include "tidepool/device/detail/simulation.hpp"
 #include "tidepool/device/virtual.hpp"
 #include "tidepool/error.hpp"
 

@@ -10,7 +10,7 @@
 #include <limits>
 #include <vector>
 
-#include "tidepool/memory/block.hpp"
+#include "tidepool/core/block.hpp"
 
 namespace tidepool::detail {
 

@@ -26,7 +26,7 @@
 #include <utility>
 #include <vector>
 
-#include "tidepool/detail/text.hpp"
+#include "tidepool/core/text.hpp"
 #include "tidepool/plan/check.hpp"
 
 namespace tidepool::plan::detail {

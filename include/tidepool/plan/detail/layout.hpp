@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "tidepool/memory/block.hpp"
+#include "tidepool/core/block.hpp"
 #include "tidepool/plan/profile.hpp"
 #include "tidepool/plan/step_plan.hpp"
 

@@ -10,11 +10,11 @@
 #include <string_view>
 #include <vector>
 
-#include "tidepool/detail/text.hpp"
+#include "tidepool/core/escape.hpp"
+#include "tidepool/core/text.hpp"
 #include "tidepool/module.hpp"
 #include "tidepool/plan/detail/demands.hpp"
 #include "tidepool/plan/profile.hpp"
-#include "tidepool/trace/detail/escape.hpp"
 
 namespace tidepool::plan::detail {
 

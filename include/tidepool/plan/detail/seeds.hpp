@@ -17,6 +17,12 @@ namespace tidepool::plan::detail {
 /// Groups that are treated alike: of one layer and module, or more of them.
 using group_set = std::vector<std::uint32_t>;
 
+[[nodiscard]] inline std::vector<std::size_t> outliving_of(const layout& map) {
+  std::vector<std::size_t> bytes;
+  for (const auto& each : map.groups) bytes.push_back(each.outliving);
+  return bytes;
+}
+
 /// Belady's rule: whenever more than `budget` is held, the group that comes back last goes, the way
 /// that `leaving` says. Groups that `base` does not keep go at their commit. `recomputed_first`:
 /// one that would be recomputed goes before any that would be copied. A group goes no sooner than
@@ -33,11 +39,8 @@ using group_set = std::vector<std::uint32_t>;
   std::vector<bool> restored(map.groups.size(), false);
   std::size_t held = 0;
   // What handles still hold of each group beyond its commit is not free when it leaves.
-  std::vector<std::size_t> outliving;
-  for (const auto& each : map.groups) outliving.push_back(each.outliving);
-  const auto freed = [&](std::uint32_t group) {
-    return map.groups[group].bytes - outliving[group];
-  };
+  auto outliving = outliving_of(map);
+  const auto freed = [&](auto group) { return map.groups[group].bytes - outliving[group]; };
   for (const auto& each : map.events) {
     switch (each.kind) {
       case event_kind::allocate:

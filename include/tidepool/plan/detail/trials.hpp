@@ -13,7 +13,7 @@
 #include "tidepool/plan/forecast.hpp"
 #include "tidepool/plan/placement.hpp"
 #include "tidepool/plan/planner.hpp"
-#include "tidepool/plan/policy.hpp"
+#include "tidepool/rules/policy.hpp"
 
 namespace tidepool::plan::detail {
 

@@ -133,8 +133,8 @@ class picture_layout {
     constexpr std::size_t greys = compute_colours.size();
     const bool few = computes.size() <= greys;
     for (std::size_t i = 0; i < std::min(greys, computes.size()); ++i) {
-      styles_.push_back({few ? computes[i] : "compute, in three greys",
-                         hex(compute_colours[i]), is_light(compute_colours[i]), few || i == 0});
+      styles_.push_back({few ? computes[i] : "compute, in three greys", hex(compute_colours[i]),
+                         is_light(compute_colours[i]), few || i == 0});
     }
 
     work_.resize(lane_count);

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "tidepool/trace/detail/escape.hpp"
+#include "tidepool/core/escape.hpp"
 #include "tidepool/trace/detail/print.hpp"
 #include "tidepool/trace/detail/report_page.hpp"
 #include "tidepool/trace/detail/stall_text.hpp"

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <utility>
 
-#include "tidepool/trace/detail/escape.hpp"
+#include "tidepool/core/escape.hpp"
 #include "tidepool/trace/detail/print.hpp"
 
 namespace tidepool::trace::detail {

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "tidepool/trace/detail/escape.hpp"
+#include "tidepool/core/escape.hpp"
 
 namespace tidepool::trace::detail {
 

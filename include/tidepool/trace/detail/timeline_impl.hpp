@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "tidepool/trace/detail/escape.hpp"
+#include "tidepool/core/escape.hpp"
 #include "tidepool/trace/detail/print.hpp"
 #include "tidepool/trace/detail/stall_text.hpp"
 #include "tidepool/trace/record.hpp"

@@ -1,0 +1,210 @@
+/// What names of modules must satisfy: known, and possible together.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tidepool/core/text.hpp"
+#include "tidepool/error.hpp"
+#include "tidepool/module.hpp"
+#include "tidepool/options.hpp"
+
+namespace tidepool::detail::rules {
+
+/// Names that `recompute_modules` takes beside modules: parts of a model that trainers recompute.
+/// Source: Megatron-Core `TransformerConfig.recompute_modules`, and the gather of routed tokens.
+inline constexpr std::array<std::string_view, 6> recompute_regions{
+    "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts", "moe_permute"};
+
+/// `option fraction (--offload-fraction or TIDEPOOL_OFFLOAD_FRACTION)`: which of them gave the
+/// value is not known any more.
+[[nodiscard]] inline std::string option_label(std::string_view field, std::string_view flag = {}) {
+  std::string name(flag.empty() ? field : flag);
+  std::replace(name.begin(), name.end(), '_', '-');
+  return "option " + std::string(field) + " (--" + name + " or " + text::variable_of(name) + ")";
+}
+
+[[noreturn]] inline void reject(const std::string& label, const std::string& value,
+                                const std::string& problem, const std::string& remedy) {
+  throw option_error("tidepool: " + label + " is " + text::in_quotes(value) + ": " + problem +
+                     "; " + remedy);
+}
+
+[[nodiscard]] inline bool contains(std::span<const std::string_view> names, std::string_view name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+/// Names by which the checks are made, and what to say about others.
+struct module_list {
+  std::span<const std::string_view> known;
+  bool open = true;
+
+  [[nodiscard]] std::size_t index(std::string_view name) const {
+    return static_cast<std::size_t>(std::find(known.begin(), known.end(), name) - known.begin());
+  }
+
+  [[nodiscard]] std::uint64_t bit(std::string_view name) const {
+    const std::size_t i = index(name);
+    return i < known.size() && i < max_modules ? std::uint64_t{1} << i : 0;
+  }
+
+  [[nodiscard]] std::uint64_t all() const {
+    std::uint64_t mask = 0;
+    for (const std::string_view name : known) mask |= bit(name);
+    if (mask & (bit("expert_fc1") | bit("moe_act"))) mask &= ~bit("fused_group_mlp");
+    return mask;
+  }
+
+  /// `name` as a bit of the mask; an unknown name is refused on behalf of the option `label`.
+  [[nodiscard]] std::uint64_t require(std::string_view name, const std::string& label) const {
+    if (const std::uint64_t mask = bit(name)) return mask;
+    refuse(name, label);
+  }
+
+  /// On behalf of an option or of a call.
+  [[noreturn]] void refuse(std::string_view name, const std::string& label) const {
+    if (open) {
+      unknown(name, label, "is no known module", known,
+              "Declare a module of your own in own_modules (--own-modules=NAME)");
+    }
+    unknown(name, label, "is not compiled into this program", known,
+            "To compile it in: " + list_with(name));
+  }
+
+  /// The compile-time list with one name more.
+  [[nodiscard]] std::string list_with(std::string_view name) const {
+    return "tidepool::modules<\"" + text::join(known, "\", \"") + "\", \"" + text::printable(name) +
+           "\">";
+  }
+
+  [[noreturn]] static void unknown(std::string_view name, const std::string& label,
+                                   const std::string& problem,
+                                   std::span<const std::string_view> choices,
+                                   const std::string& remedy) {
+    const std::string_view close = text::nearest(name, choices);
+    throw unknown_module(
+        "tidepool: " + label + " names " + text::in_quotes(name) + ", which " + problem +
+        (close.empty() ? ". " : "; did you mean " + text::in_quotes(close) + "? ") +
+        "Known here: " + text::join(choices, ", ") + ". " + remedy);
+  }
+};
+
+[[nodiscard]] inline std::uint64_t enabled_modules(const options& value, const module_list& list) {
+  const std::string label = option_label("offload_modules");
+  const std::vector<std::string>& names = value.offload_modules;
+  for (const std::string_view word : {"all", "none"}) {
+    if (std::find(names.begin(), names.end(), word) == names.end()) continue;
+    if (names.size() == 1) return word == "all" ? list.all() : 0;
+    reject(label, text::join(names, ","),
+           text::in_quotes(word) + " cannot stand beside other names",
+           "give either " + text::in_quotes(word) + " alone or the names");
+  }
+  std::uint64_t mask = 0;
+  for (const std::string& name : names) mask |= list.require(name, label);
+  return mask;
+}
+
+inline void check_own_modules(const options& value, const module_list& list) {
+  const std::string label = option_label("own_modules");
+  std::vector<std::string_view> seen;
+  for (const std::string& name : value.own_modules) {
+    const bool legible = std::all_of(name.begin(), name.end(), [](char c) {
+      return text::to_lower(c) != text::to_upper(c) || (c >= '0' && c <= '9') || c == '_' ||
+             c == '-' || c == '.' || c == '/';
+    });
+    if (name.empty() || name.front() == '-' || !legible || name == "all" || name == "none") {
+      reject(label, name, "this cannot name a module",
+             "use letters, digits, '_', '-', '.' and '/', and not the words all and none");
+    }
+    if (contains(seen, name)) reject(label, name, "the name stands twice", "take one out");
+    if (list.open && contains(standard_modules, name)) {
+      reject(label, name, "the name is a standard module already", "take it out of own_modules");
+    }
+    seen.push_back(name);
+  }
+  if (list.known.size() > max_modules) {
+    reject(label, std::to_string(value.own_modules.size()) + " names",
+           "an offloader serves at most " + std::to_string(max_modules) + " modules, here are " +
+               std::to_string(list.known.size()),
+           "give several of yours one name");
+  }
+  for (const std::string& name : value.own_modules) {
+    static_cast<void>(list.require(name, label));
+  }
+}
+
+/// Modules that cannot be offloaded together, or not alone.
+inline void check_combinations(const options& value, const module_list& list,
+                               std::uint64_t enabled) {
+  const std::string label = option_label("offload_modules");
+  const std::string shown = text::join(value.offload_modules, ",");
+  const auto on = [&](std::string_view name) { return (enabled & list.bit(name)) != 0; };
+  if (on("attn_proj") && !on("core_attn")) {
+    const bool missing = list.bit("core_attn") == 0;
+    reject(label, shown,
+           "attn_proj cannot leave without core_attn, whose backward needs the same tensor",
+           "add core_attn" + std::string(missing ? " (and compile it in)" : "") +
+               ", or take attn_proj out");
+  }
+  for (const std::string_view part : {"expert_fc1", "moe_act"}) {
+    if (on("fused_group_mlp") && on(part)) {
+      reject(label, shown, "fused_group_mlp already holds " + std::string(part),
+             "take out either fused_group_mlp or " + std::string(part));
+    }
+  }
+}
+
+/// What is recomputed whole cannot be offloaded inside.
+inline void check_recompute(const options& value, const module_list& list, std::uint64_t enabled) {
+  struct region {
+    std::string_view whole, part;
+  };
+  constexpr std::array<region, 5> inside{{{"moe", "expert_fc1"},
+                                          {"moe", "moe_act"},
+                                          {"moe", "fused_group_mlp"},
+                                          {"fused_group_mlp", "expert_fc1"},
+                                          {"fused_group_mlp", "moe_act"}}};
+  const std::string label = option_label("recompute_modules");
+  const std::string shown = text::join(value.recompute_modules, ",");
+  // The trainer recomputes, so that a name counts which is not compiled in for offloading.
+  std::vector<std::string_view> choices(list.known.begin(), list.known.end());
+  for (const std::string_view name : standard_modules) {
+    if (!contains(choices, name)) choices.push_back(name);
+  }
+  choices.insert(choices.end(), recompute_regions.begin(), recompute_regions.end());
+  for (const std::string& name : value.recompute_modules) {
+    if (!contains(choices, name)) {
+      module_list::unknown(name, label, "is nothing that can be recomputed", choices,
+                           list.open
+                               ? "Declare a region of your own in own_modules (--own-modules=NAME)"
+                               : "To recompute a region of your own: " + list.list_with(name));
+    }
+    if ((enabled & list.bit(name)) != 0) {
+      reject(
+          label, shown, name + " is offloaded as well (offload_modules)",
+          "take " + name + " out of --recompute-modules or out of --offload-modules" +
+              (value.offload_modules.front() == "all" ? " (name the modules instead of all)" : ""));
+    }
+    const bool in_group = name == "moe_act" || name == "moe_permute";
+    if (in_group && (enabled & list.bit("fused_group_mlp")) != 0) {
+      reject(label, shown, "the group of fused_group_mlp holds what " + name + " computes again",
+             "offload other modules than fused_group_mlp, or take " + name +
+                 " out of --recompute-modules");
+    }
+    for (const region& pair : inside) {
+      if (name == pair.whole && (enabled & list.bit(pair.part)) != 0) {
+        const std::string part(pair.part);
+        reject(label, shown, name + " is recomputed whole, and " + part + " inside it is offloaded",
+               "take " + part + " out of --offload-modules, or recompute less than " + name);
+      }
+    }
+  }
+}
+
+}  // namespace tidepool::detail::rules

@@ -1,0 +1,32 @@
+// Calls on a chunk that is not open, in words.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "tidepool/error.hpp"
+
+namespace tidepool::detail {
+
+// `microbatch`: of the chunk that was finished; none where it was never begun.
+[[noreturn, gnu::cold]] inline void throw_closed_chunk(const std::string& call,
+                                                       const std::optional<int>& microbatch) {
+  if (!microbatch) {
+    throw misuse_error(call +
+                       ": this chunk was never begun, or was moved from; use the one that"
+                       " offloader::begin returned");
+  }
+  throw misuse_error(call + ", microbatch " + std::to_string(*microbatch) +
+                     ": its chunk is finished; call finish after the last restore, and begin a"
+                     " chunk for each forward pass");
+}
+[[noreturn, gnu::cold]] inline void throw_closed_chunk(const char* call, std::string_view module,
+                                                       int layer,
+                                                       const std::optional<int>& microbatch) {
+  throw_closed_chunk(
+      std::string(call) + " of " + std::string(module) + " of layer " + std::to_string(layer),
+      microbatch);
+}
+
+}  // namespace tidepool::detail

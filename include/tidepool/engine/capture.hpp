@@ -1,0 +1,234 @@
+// The engine under stream capture: a graph repeats the copies that were issued while it was made.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "tidepool/engine/engine.hpp"
+
+namespace tidepool::detail {
+
+// A graph knows addresses, not handles. Three rules follow:
+//
+// - a launch needs every storage, by number, where it was when the capture began: where the graph
+//   launched before left it, or else where handles say;
+// - an eager call that takes or reads memory needs what handles say to be true; what only graphs
+//   know of is forgotten then;
+// - giving up (a handle, a chunk, a state) needs nothing, so that there is always a way out.
+//
+// `reloads`: with what is on the device ahead of its use, and could be reloaded again.
+template <device Device>
+memory_layout engine<Device>::layout(bool reloads) const {
+  memory_layout result;
+  store_.for_each([&](const storage& store) {
+    const bool again = store.handles == 0 && store.on_host;
+    result.push_back({store.number, again && !reloads ? nullptr : store.on_device.data,
+                      store.on_host.data, store.bytes, !store.captured});
+  });
+  std::ranges::sort(result, {}, &storage_place::number);
+  return result;
+}
+
+template <device Device>
+void engine<Device>::begin_capture(lane_id origin) {
+  if (store_.order().capturing()) throw misuse_error("capture: another capture is under way");
+  if (store_.trace().on()) {
+    throw misuse_error("capture: a trace is being recorded; finish_trace() first");
+  }
+  if (store_.device_source().gives_back()) {
+    throw misuse_error(
+        "capture: the memory of this offloader (parts::memory) goes back to an allocator that hands"
+        " it to others, and a graph would go on writing to it; run this part of the step outside of"
+        " graphs, or leave parts::memory out");
+  }
+  if (warming_up()) {
+    if (opts_.policy == policy_kind::automatic) {
+      throw misuse_error("capture: the automatic policy has no plan yet; run " +
+                         std::to_string(opts_.timed_step) +
+                         " steps without capture (--timed-step) and call end_step() after each");
+    }
+    throw misuse_error(
+        "capture: the warm-up is not over, since no step has been run yet, or the latest was larger"
+        " than any before it; run the same step once without capture and call end_step(), so that"
+        " all memory is in place");
+  }
+  if (truth_ != nullptr && agrees(layout(), *truth_)) truth_ = nullptr;
+  // A graph that uses up what was fetched ahead of it would find it there at no launch. What a
+  // capture before fetched, and has not run, stays: its graph runs before this one.
+  while (truth_ == nullptr && !idle_.empty() && evict_one()) continue;
+  auto before = std::make_shared<const memory_layout>(layout());
+  // The same object where nothing differs, so that a launch need not compare.
+  const bool same = layout_before_ != nullptr && *layout_before_ == *before;
+  if (!same) layout_before_ = std::move(before);
+  dev_->begin_capture(store_.order().stream(origin));
+  try {
+    store_.order().begin_capture(origin, {store_.offload_lane(), store_.reload_lane()});
+  } catch (...) {
+    abandon_capture(origin);
+    throw;
+  }
+}
+
+template <device Device>
+auto engine<Device>::end_capture(lane_id origin) -> device_graph {
+  auto& order = store_.order();
+  try {
+    order.join_back(origin, {store_.offload_lane(), store_.reload_lane()});
+  } catch (...) {
+    abandon_capture(origin);
+    throw;
+  }
+  try {
+    auto graph = dev_->end_capture(order.stream(origin));
+    order.end_capture();
+    drop_orphans(false);
+    captured_ = true;
+    return graph;
+  } catch (...) {
+    leave_capture();
+    throw;
+  }
+}
+
+// The capture failed: nothing of it will ever run.
+template <device Device>
+void engine<Device>::abandon_capture(lane_id origin) noexcept {
+  try {
+    static_cast<void>(dev_->end_capture(store_.order().stream(origin)));
+  } catch (...) {  // it was no longer valid; it is over all the same
+  }
+  leave_capture();
+}
+
+template <device Device>
+void engine<Device>::leave_capture() noexcept {
+  try {
+    store_.order().end_capture();
+  } catch (...) {  // the lanes could not meet; they do before the next call, as after a launch
+    replayed_on_ = static_cast<lane_id>(max_lanes);
+    replayed_ = true;
+  }
+  drop_orphans(true);
+  forget_reloads();
+  // What was saved or restored in it is not where its handles say.
+  if (truth_ == nullptr) truth_ = layout_before_;
+}
+
+// What was reloaded ahead may have been so inside a capture that has not run: it is reloaded again.
+template <device Device>
+void engine<Device>::forget_reloads() noexcept {
+  const auto evicted = counters_.evictions;
+  try {
+    while (evict_one()) continue;
+  } catch (...) {  // nothing here calls the device
+  }
+  counters_.evictions = evicted;
+}
+
+// A handle goes while a capture takes no more events.
+template <device Device>
+bool engine<Device>::keep_orphan(storage& store) noexcept {
+  if (!store_.order().capturing()) return false;
+  try {
+    orphans_.push_back(&store);
+  } catch (...) {
+    return false;
+  }
+  return true;
+}
+
+// Of a capture that failed nothing has run, and all lanes have met since: the memory is free. Of
+// one that succeeded it belongs to the graph, and stays taken.
+template <device Device>
+void engine<Device>::drop_orphans(bool nothing_ran) noexcept {
+  for (auto* store : std::exchange(orphans_, {})) {
+    store->of_graph = !nothing_ran;
+    forget_handle(*store, store_.offload_lane());
+  }
+}
+
+template <device Device>
+std::shared_ptr<const memory_layout> engine<Device>::layout_after_capture() {
+  auto after = std::make_shared<const memory_layout>(layout());
+  if (*after == *layout_before_) return layout_before_;
+  if (truth_ == nullptr) truth_ = layout_before_;  // nothing has run
+  return after;
+}
+
+template <device Device>
+void engine<Device>::replay(device_graph& graph, const std::shared_ptr<const memory_layout>& before,
+                            const std::shared_ptr<const memory_layout>& after, lane_id lane) {
+  if (store_.order().capturing()) {
+    throw misuse_error("launch: a capture is under way; end it before a graph is launched");
+  }
+  expect_layout(before);
+  auto& order = store_.order();
+  if (!replayed_ || replayed_on_ != lane) order.gather(lane, join_site::launch);
+  dev_->replay(graph, order.stream(lane));
+  truth_ = after;
+  destroyed_at_launch_ = store_.destroyed();
+  replayed_on_ = lane;
+  replayed_ = true;
+}
+
+// Throws unless memory is as it was when a capture began. A set of graphs that was left in the
+// middle may begin anew, where handles know of nothing else.
+template <device Device>
+void engine<Device>::expect_layout(const std::shared_ptr<const memory_layout>& before) {
+  const bool as_wanted = truth_ != nullptr && (truth_ == before || *truth_ == *before);
+  if (as_wanted && replayed_ && store_.destroyed() == destroyed_at_launch_) return;
+  const auto handles = layout();
+  if (as_wanted && all_alive(*before, handles)) return;
+  const auto needed = layout(false);
+  if (truth_ != nullptr && !agrees(needed, *truth_)) throw_layout(*before, *truth_);
+  // Reloads of a graph that has not run are on the device by their handles alone.
+  const bool reloaded = truth_ == nullptr || agrees(handles, *truth_);
+  if (reloaded && handles == *before) return;
+  if (needed != *before) throw_layout(*before, reloaded ? handles : *truth_);
+  forget_reloads();
+}
+
+// Eager work comes after launches, on every stream.
+template <device Device>
+[[gnu::cold]] void engine<Device>::meet_after_launch() {
+  store_.order().meet(join_site::after_launch);
+  replayed_ = false;
+}
+
+// What is eager would read memory that nothing has been written to.
+template <device Device>
+[[gnu::cold]] void engine<Device>::expect_truth() {
+  if (store_.order().capturing()) return;
+  if (const auto needed = layout(false); !agrees(needed, *truth_)) {
+    throw misuse_error(
+        "graphs: a tensor is not where its handle says (" + difference(needed, *truth_) +
+        "): what was captured left it elsewhere and has not run, or the latest launch did. Launch"
+        " the graphs of a step in the order of their capture, all of them before any other call, or"
+        " give up the chunks and reset the handles of what was captured");
+  }
+  if (!agrees(layout(), *truth_)) forget_reloads();
+  truth_ = nullptr;
+}
+
+template <device Device>
+void engine<Device>::throw_mixed_capture() {
+  throw misuse_error(
+      store_.order().capturing()
+          ? "capture: this stream takes no part in the capture under way; make it wait for an event"
+            " of the captured stream first, or end the capture"
+          : "this stream is being captured, but not by the offloader, so the copies would escape"
+            " the graph; capture with offloader::capture, or commit after the graph has been "
+            "launched");
+}
+
+template <device Device>
+void engine<Device>::throw_layout(const memory_layout& wanted, const memory_layout& found) {
+  throw misuse_error(
+      "launch: the memory is not as it was when this graph was captured (" +
+      difference(wanted, found) +
+      "). Launch the graphs of a step in the order of their capture, all of them before any other"
+      " call, and reset every handle that was allocated inside");
+}
+
+}  // namespace tidepool::detail

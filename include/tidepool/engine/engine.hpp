@@ -1,0 +1,492 @@
+/// The engine: commit, restore, reloads ahead of use, caps and residency, on run-time module ids.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "tidepool/buffer.hpp"
+#include "tidepool/core/call_ref.hpp"
+#include "tidepool/core/linkage.hpp"
+#include "tidepool/core/plan_source.hpp"
+#include "tidepool/engine/followed_placement.hpp"
+#include "tidepool/engine/group.hpp"
+#include "tidepool/engine/memory_layout.hpp"
+#include "tidepool/engine/open_chunks.hpp"
+#include "tidepool/engine/recorder.hpp"
+#include "tidepool/engine/room.hpp"
+#include "tidepool/engine/slot_list.hpp"
+#include "tidepool/engine/stage.hpp"
+#include "tidepool/engine/storages.hpp"
+#include "tidepool/plan/step_plan.hpp"
+#include "tidepool/rules/forgotten_groups.hpp"
+#include "tidepool/rules/growth.hpp"
+#include "tidepool/rules/policy.hpp"
+#include "tidepool/rules/residency.hpp"
+#include "tidepool/rules/window.hpp"
+#include "tidepool/trace/counters.hpp"
+#include "tidepool/trace/nvtx.hpp"
+
+namespace tidepool::detail {
+
+// By hand everything leaves, and its handles stay full; `or_discard` offers to compute it again.
+enum class commit_kind : std::uint8_t { plain, by_hand, or_discard };
+
+// What a device's captures end in; nothing where it has none.
+template <device Device>
+struct graph_of {
+  using type = std::monostate;
+};
+template <capturing_device Device>
+struct graph_of<Device> {
+  using type = typename Device::graph;
+};
+
+// Lives as long as its offloader and every handle and chunk made by it.
+template <device Device>
+class engine : public storage_owner {
+ public:
+  using chunk_state = detail::chunk_state;
+  using storage = detail::storage;
+  using handle = tidepool::handle<Device>;
+  using stream_ref = typename Device::stream_ref;
+  using device_graph = typename graph_of<Device>::type;
+
+  // `names` are the modules by id; `enabled` those that leave.
+  engine(Device& dev, const options& opts, std::vector<std::string> names,
+         const std::vector<bool>& enabled, std::unique_ptr<block_source> memory = {});
+  engine(const engine&) = delete;
+  engine& operator=(const engine&) = delete;
+
+  void retain() { ++references_; }
+  static void release(engine* which) noexcept;
+
+  // The lane of a stream whose call takes or reads memory, eagerly or in a capture of ours.
+  [[nodiscard]] lane_id lane_of(stream_ref stream) {
+    const auto lane = lane_to_release(stream);
+    if (truth_ != nullptr) expect_truth();
+    return lane;
+  }
+  // The same where a handle goes or a capture begins, of whatever graphs have left where.
+  [[nodiscard]] lane_id lane_to_release(stream_ref stream);
+  [[nodiscard]] lane_id lane_of_launch(stream_ref stream) { return store_.order().of(stream); }
+  [[nodiscard]] storages<Device>& memory() { return store_; }
+  [[nodiscard]] const options& settings() const { return opts_; }
+  [[nodiscard]] Device& device() { return *dev_; }
+
+  // ---- handles ----
+
+  // `source` is where the memory comes from each time, null for the offloader's own.
+  [[nodiscard]] buffer<Device> allocate(std::size_t bytes, std::size_t elements, stream_ref stream,
+                                        block_source* source = nullptr, fill contents = fill::none);
+  [[nodiscard]] buffer<Device> adopt_memory(void* data, std::size_t bytes, std::size_t elements,
+                                            stream_ref stream, memory_owner owner);
+
+  // No machine has half of what an address can name: what asks for it counted in a type too small.
+  static constexpr std::size_t most_bytes = std::numeric_limits<std::size_t>::max() / 2;
+  [[noreturn]] static void throw_too_many(const std::string& what);
+
+  [[nodiscard]] storage* share(storage& store) {
+    ++store.handles;
+    ++references_;
+    return &store;
+  }
+
+  // A handle is given up; what it used on `lane` so far is the last use.
+  void drop(storage& store, lane_id lane) {
+    note_use(store, lane, store_.order().record(lane));
+    forget_handle(store, lane);
+  }
+
+  // `lane` waits for the reload.
+  void hand_to(storage& store, lane_id lane) {
+    store.handed_to = lane;
+    store.handed_at = store_.order().next(lane);
+    store.filled = false;
+  }
+
+  void note_use(storage& store, lane_id lane, const ticket& until);
+  void drop_quietly(storage& store, lane_id lane) noexcept;
+
+  // The offloader is gone; what handles still hold is freed with the last of them.
+  void close() noexcept { closed_ = true; }
+  // An exception destroys it: work that the device would run in the process may point into frames
+  // that are gone.
+  void drop_work() noexcept;
+
+  // ---- waits for other ranks, as a step that is being recorded knows them ----
+
+  [[nodiscard]] std::size_t wait_begins(stream_ref stream) {
+    return recorder_ == nullptr ? static_cast<std::size_t>(-1) : recorder_->wait_begins(stream);
+  }
+  void waited(std::size_t from, stream_ref stream, waits_for whom, std::uint32_t kind) {
+    if (recorder_ != nullptr) recorder_->waited(from, stream, whom, kind);
+  }
+
+  // ---- capture, see graph.hpp ----
+
+  void begin_capture(lane_id origin);
+  [[nodiscard]] device_graph end_capture(lane_id origin);
+  void abandon_capture(lane_id origin) noexcept;
+  [[nodiscard]] std::shared_ptr<const memory_layout> layout_before_capture() const {
+    return layout_before_;
+  }
+  [[nodiscard]] std::shared_ptr<const memory_layout> layout_after_capture();
+  void replay(device_graph& graph, const std::shared_ptr<const memory_layout>& before,
+              const std::shared_ptr<const memory_layout>& after, lane_id lane);
+
+  // ---- chunks ----
+
+  [[nodiscard]] chunk_state& begin(const chunk_info& info);
+  void end_forward(chunk_state& chunk);
+
+  // Copies what leaves of `handles` to the host, once `lane` has come this far. Unless that is done
+  // by hand, the handles of what leaves are emptied and its device memory is free after its copy.
+  void commit(chunk_state& chunk, module_id module, int layer, lane_id lane,
+              std::span<handle* const> handles, commit_kind how);
+
+  // Starts the reload of a group by hand.
+  void start_reload(chunk_state& chunk, module_id module, int layer) {
+    if (chunk.info().forward_only) return;
+    settle();
+    const auto index = waiting_group(chunk, module, layer, "start_reload");
+    if (chunk.at(index).state == group_state::away) require_reload(chunk, index);
+  }
+
+  // Fills the handles of a group again and makes `lane` wait for its reload.
+  void restore(chunk_state& chunk, module_id module, int layer, lane_id lane,
+               std::span<handle* const> handles);
+  // The same for a group of `commit_kind::or_discard`: calls `again` where it was discarded, and in
+  // the first recorded step, to see how long that takes.
+  void restore_or_recompute(chunk_state& chunk, module_id module, int layer, stream_ref stream,
+                            std::span<handle* const> handles, call_ref again);
+
+  // `lane` waits for what brought back, or wrote, the tensor that a handle holds.
+  void wait_for(const handle& saved, lane_id lane);
+  // A group that nobody will restore: what was saved of it goes.
+  void forget(chunk_state& chunk, module_id module, int layer);
+
+  // A restore that does nothing is given what no commit has emptied.
+  static void expect_full(int layer, std::span<handle* const> handles) {
+    for (std::size_t i = 0; i < handles.size(); ++i) {
+      if (handles[i]->saved_as_ != 0 && !*handles[i]) throw_left_empty(layer, i + 1);
+    }
+  }
+
+  // Whether that will call its function.
+  [[nodiscard]] bool will_recompute(chunk_state& chunk, module_id module, int layer) const;
+
+  // ---- recomputing ----
+
+  static constexpr std::size_t not_recomputed = static_cast<std::size_t>(-1);
+
+  // The place of a name among `recompute_modules`, which are few.
+  [[nodiscard]] std::size_t recomputed(std::string_view name) const {
+    for (std::size_t i = 0; i < opts_.recompute_modules.size(); ++i) {
+      if (opts_.recompute_modules[i] == name) return i;
+    }
+    return not_recomputed;
+  }
+
+  // Frees the memory of `tensors` behind what `lane` has been given, and remembers their sizes.
+  void discard(chunk_state& chunk, std::size_t what, int layer, lane_id lane,
+               std::span<buffer<Device>* const> tensors);
+  // Gives them memory again; false where there is nothing to do. `end_recompute` when it is filled,
+  // `give_up` when that failed.
+  [[nodiscard]] bool begin_recompute(chunk_state& chunk, std::size_t what, int layer,
+                                     stream_ref stream, std::span<buffer<Device>* const> tensors);
+  void end_recompute(chunk_state& chunk, std::size_t what, int layer) noexcept;
+  void give_up(chunk_state& chunk, std::size_t what, int layer,
+               std::span<buffer<Device>* const> tensors) noexcept;
+
+  // ---- state that lives on the host, see host_state.hpp ----
+
+  [[nodiscard]] storage& make_state(std::size_t bytes, std::string_view name);
+  [[nodiscard]] buffer<Device> create_state(storage& store, std::string_view name,
+                                            stream_ref stream);
+  bool prefetch_state(storage& store, std::string_view name);
+  [[nodiscard]] buffer<Device> fetch_state(storage& store, std::string_view name,
+                                           stream_ref stream);
+  void write_state(storage& store, std::string_view name, buffer<Device>& changed,
+                   stream_ref stream);
+  void drop_state(storage& store) noexcept;
+  [[nodiscard]] bool keep_orphan(storage& store) noexcept;
+  void drop_orphans(bool nothing_ran) noexcept;
+
+  // Throws `misuse_error` when something was committed and never restored.
+  void check_finished(const chunk_state& chunk) const;
+
+  // The chunk's backward pass is over, or will never run.
+  void end_chunk(chunk_state& chunk, bool finished) noexcept;
+
+  stage end_step();
+
+  [[nodiscard]] const std::vector<std::string>& names() const { return names_; }
+
+  // What the warm-up recorded.
+  [[nodiscard]] const plan::profile& profile() const { return profile_; }
+
+  // Follows this from now on. `step` is the profile that it was made for.
+  void adopt(plan::profile step, plan::actions what, plan::placement where = {});
+  // The same for a decision, with its limits.
+  void apply(plan::profile step, const decision& what);
+  // The same for one from elsewhere, which the next step is held to.
+  void follow(plan::profile step, const decision& what);
+  // Follows it for one step, which is recorded.
+  void try_out(plan::profile step, const decision& what);
+  // The plan that was to be made of a recorded step was not: the next step is the first again.
+  void record_again() noexcept;
+
+  [[nodiscard]] trace::counters counters() const;
+  void start_trace(std::string title, stream_ref origin);
+  [[nodiscard]] trace::record finish_trace();
+  [[nodiscard]] std::string name_of_group(const chunk_state& chunk, module_id module,
+                                          int layer) const {
+    return names_[static_cast<std::size_t>(module)] + " of layer " + std::to_string(layer) +
+           ", microbatch " + std::to_string(chunk.info().microbatch);
+  }
+
+ private:
+  struct ahead {
+    chunk_state* chunk;
+    std::uint32_t index;
+    std::size_t bytes;
+  };
+
+  ~engine();
+
+  // The device's context is gone, and with it all that a handle stands for.
+  [[nodiscard]] bool lost() const noexcept {
+    if constexpr (requires { dev_->lost(); }) {
+      return dev_->lost();
+    } else {
+      return false;
+    }
+  }
+  [[nodiscard]] bool warming_up() const { return warming_up_; }
+  // The step then finds the memory that any other finds.
+  void coalesce_after_evaluation() {
+    if (evaluated_ && begun_ == 0) store_.device_source().coalesce();
+  }
+  // Offers are timed in the first step alone: the plan is made of a later one, whose calls then
+  // have the order of the steps that follow the plan.
+  [[nodiscard]] bool measuring() const { return recorder_ != nullptr && trained_steps_ == 0; }
+  [[nodiscard]] double known_recompute_us(const chunk_state& chunk, const group& which) const;
+  // The compute stream has come to a call; costs a branch while no step is being recorded.
+  [[nodiscard]] std::size_t arrive(lane_id lane) {
+    last_lane_ = lane;
+    return recorder_ == nullptr ? 0 : recorder_->arrive(store_.order().stream(lane));
+  }
+
+  void trace_pass(const chunk_state& chunk, bool backward, bool begins) noexcept;
+  [[nodiscard]] plan::action planned(const chunk_state& chunk, int layer,
+                                     std::span<handle* const> handles) const;
+  [[nodiscard]] static bool takes_more_than_planned(std::span<handle* const> handles);
+  [[nodiscard]] bool discardable(std::span<handle* const> handles) const;
+  void note_recompute(chunk_state& chunk, const group& which, plan::action what);
+  [[nodiscard]] bool stays_anyway(std::span<handle* const> handles) const;
+  void note_outliving(lane_id lane, std::span<handle* const> handles, bool counted);
+  void note_held_by_hand(chunk_state& chunk, const group& which, std::span<handle* const> handles);
+  void record_drop(storage& store, lane_id lane) noexcept;
+  void note_handed_over(storage& store) const {
+    store.handed_over = recorder_ != nullptr && store.saves + store.stays > 0;
+  }
+  [[nodiscard]] static std::size_t bytes_of(std::span<handle* const> handles) {
+    std::size_t bytes = 0;
+    for (const auto* each : handles) bytes += each->store_ == nullptr ? 0 : each->store_->bytes;
+    return bytes;
+  }
+
+  [[nodiscard]] ended_step close_step();
+  [[nodiscard]] stage learn();
+
+  // Tensors of one commit, counted once it has succeeded.
+  struct tally {
+    std::uint32_t offloaded = 0;
+    std::uint32_t shared = 0;
+    std::uint32_t small = 0;
+  };
+  void collect(chunk_state& chunk, group& into, std::span<handle* const> handles, plan::action what,
+               bool choose, tally& seen);
+  [[nodiscard]] static std::size_t elements_of(const storage& whole, std::size_t bytes);
+  [[nodiscard]] bool leaves(const handle& candidate, tally& seen) const;
+  [[nodiscard]] storage& saved_as(const handle& given);
+  [[nodiscard]] static std::size_t bytes_saved(chunk_state& chunk, const group& which);
+  void undo(chunk_state& chunk) noexcept;
+  // What becomes of a group: what was asked for, and what is done where that cannot be.
+  struct verdict {
+    plan::action wanted = plan::action::offload;
+    plan::action what = plan::action::offload;
+    bool offered = false;  // to be computed again
+    [[nodiscard]] bool stays() const { return what == plan::action::keep; }
+  };
+  [[nodiscard]] verdict decide(const chunk_state& chunk, int layer,
+                               std::span<handle* const> handles, commit_kind how) const;
+  void note_staying(chunk_state& chunk, group& which, const verdict& decided,
+                    std::span<handle* const> handles);
+  void transfer(chunk_state& chunk, group& which, lane_id lane, std::span<handle* const> handles,
+                plan::action what, bool choose, tally& seen);
+  void empty_handles(chunk_state& chunk, group& which, lane_id lane, plan::action what,
+                     std::span<handle* const> handles);
+  void count_commit(const group& which, const tally& seen, bool stays);
+  void record_commit(chunk_state& chunk, const verdict& decided, std::size_t from, lane_id lane,
+                     std::span<handle* const> handles);
+  void release_saved(chunk_state& chunk, module_id module, int layer, lane_id lane,
+                     std::span<handle* const> handles);
+  [[nodiscard]] std::size_t bytes_that_could_leave(std::span<handle* const> handles) const;
+  [[nodiscard]] ticket offload(chunk_state& chunk, group& which, lane_id lane,
+                               std::span<handle* const> handles);
+  void cap(module_id module, lane_id lane, const ticket& done, std::size_t bytes);
+
+  std::uint32_t waiting_group(chunk_state& chunk, module_id module, int layer, const char* call);
+  void begin_backward(chunk_state& chunk);
+  [[nodiscard]] std::uint32_t fetch(chunk_state& chunk, module_id module, int layer, lane_id lane,
+                                    std::span<handle* const> handles);
+  // True when some of what its handles will be filled with is to be reloaded.
+  [[nodiscard]] bool expect_committed(chunk_state& chunk, const group& which,
+                                      std::span<handle* const> handles) const;
+  [[noreturn]] void refuse_spare(chunk_state& chunk, const group& which, std::uint32_t argument,
+                                 std::uint64_t saved_as) const;
+  void hand_over(chunk_state& chunk, std::uint32_t index, lane_id lane,
+                 std::span<handle* const> handles, std::size_t from);
+  [[nodiscard]] bool measures(chunk_state& chunk, const group& which,
+                              std::span<handle* const> handles) const;
+  void lend(chunk_state& chunk, const group& which, lane_id lane, std::span<handle* const> handles);
+  void take_back_lent(chunk_state& chunk, std::uint32_t index, lane_id lane,
+                      std::span<handle* const> handles) noexcept;
+  [[nodiscard]] bool try_reload(chunk_state& chunk, std::uint32_t index);
+  void require_reload(chunk_state& chunk, std::uint32_t index);
+  void reload_ahead();
+  // A view of which a dense copy was made, but which was never released.
+  [[nodiscard]] static bool is_kept_part(const handle& given, const saved& item) {
+    return item.store != nullptr && given.store_ != nullptr &&
+           item.store->origin == given.store_->number && item.store->part == given.part_;
+  }
+  void forget_ahead(group& which);
+  void reload_again(chunk_state& chunk, std::uint32_t index);
+
+  static void require_away(const storage& store, const char* call, std::string_view name);
+  [[nodiscard]] bool bring_state(storage& store, std::string_view name);
+  void take_back(storage& store, lane_id on);
+  [[nodiscard]] bool plans_anew() const;
+  [[nodiscard]] bool may_leave_plan() const;
+  void warm_up_anew();
+  void forget_latest_chunk(const chunk_state& chunk) noexcept;
+  // The steps to come have no plan: an arena keeps their memory closer together.
+  void without_a_plan() noexcept;
+  [[nodiscard]] bool held_to_plan() const { return unproven_ && !given_up_; }
+  void expect_chunk(const chunk_info& info) const;
+  void expect_group(const chunk_state& chunk, module_id module, int layer, commit_kind how) const;
+  void expect_no_more(const chunk_state& chunk) const;
+  void forget_handle(storage& store, lane_id lane);
+  void forget_save(storage& store);
+  void forget_group(chunk_state& chunk, group& which);
+  void record_forget(chunk_state& chunk, const group& which) noexcept;
+  void forget_kept(chunk_state& chunk, group& which);
+  void forget_idle(storage& store);
+  [[nodiscard]] bool evict_one();
+  [[nodiscard]] memory_layout layout(bool reloads = true) const;
+  // Before an eager call that takes or reads memory.
+  void settle() {
+    if (replayed_) meet_after_launch();
+    if (truth_ != nullptr) expect_truth();
+  }
+  void meet_after_launch();
+  void expect_layout(const std::shared_ptr<const memory_layout>& before);
+  void expect_truth();
+  void forget_reloads() noexcept;
+  void leave_capture() noexcept;
+  // Messages are put together out of line, so that the calls that go well stay short.
+  [[noreturn]] void refuse(const char* call, const chunk_state& chunk, module_id module, int layer,
+                           const std::string& why) const;
+  [[noreturn]] void refuse_argument(const char* call, const chunk_state& chunk, const group& which,
+                                    std::uint32_t index, const char* why) const;
+  [[nodiscard]] static auto discarded_last(chunk_state& chunk, std::size_t what, int layer);
+  [[nodiscard]] static auto under_way(chunk_state& chunk, std::size_t what, int layer);
+  [[noreturn]] void refuse_recompute(const char* call, const chunk_state& chunk, std::size_t what,
+                                     int layer, const std::string& why) const;
+  [[noreturn]] void refuse_count(const chunk_state& chunk, const group& which,
+                                 std::size_t given) const;
+  [[noreturn]] void throw_out_of_host(const chunk_state& chunk, const group& which,
+                                      std::size_t bytes) const;
+  [[noreturn]] static void throw_layout(const memory_layout& wanted, const memory_layout& found);
+  [[noreturn]] void throw_mixed_capture();
+  [[noreturn]] void throw_still_open() const;
+  [[noreturn]] static void throw_left_empty(int layer, std::size_t argument);
+  [[noreturn]] static void throw_serves_another();
+  void place_or_throw(storage& store, lane_id lane, const char* call,
+                      std::size_t offset = anywhere);
+  // Of memory that has been given back since its allocation.
+  [[nodiscard]] bool place_again(storage& store, lane_id lane) {
+    return store_.place(store, lane, placement_.again(store.planned, store.bytes));
+  }
+  [[noreturn]] void refuse_released(const char* call, const chunk_state& chunk, module_id module,
+                                    int layer) const;
+  // `own` is the source of the trainer's that was asked, null for the offloader's.
+  [[noreturn]] void throw_out_of_device(std::size_t bytes, const std::string& what,
+                                        const block_source* own);
+
+  Device* dev_;
+  options opts_;
+  std::vector<std::string> names_;
+  std::vector<rectangle> labels_;  // the same, for handles
+  trace::nvtx_names ranges_;
+  std::vector<window> windows_;
+  residency keeps_;
+  forgotten_groups forgotten_;
+  followed_placement placement_;
+  storages<Device> store_;
+  std::vector<std::unique_ptr<chunk_state>> chunks_;
+  std::vector<chunk_state*> spare_;
+  open_chunks live_;
+  slot_list<ahead> ahead_;  // reloaded and not restored, in the order of their use
+  std::size_t ahead_bytes_ = 0;
+  slot_list<storage*> idle_;        // on the device again only because another group needs them
+  std::vector<storage*> orphans_;   // whose handles went while a capture was broken
+  std::size_t backward_begun_ = 0;  // backward passes of this step
+  std::size_t begun_ = 0;           // forward passes of this step
+  plan::profile profile_;
+  std::unique_ptr<recorder<Device>> recorder_;   // until the timed step is over
+  std::uint32_t next_recorded_ = 0;              // storage, for a recorder after it
+  lane_id last_lane_{};                          // of the latest call on a compute stream
+  std::vector<plan::chunk_profile> first_step_;  // of an automatic warm-up
+  std::vector<std::size_t> first_sizes_;         // and of all its storages
+  plan::profile recorded_;                       // of the latest recorded step, as it was
+  int trained_steps_ = 0;                        // of an automatic warm-up
+  growth growth_;
+  bool evaluated_ = false;      // since the latest chunk that trains
+  bool shapes_vary_ = false;    // memory is held as no recorded event tells
+  bool shapes_varied_ = false;  // before this step
+  bool unproven_ = false;       // a plan from elsewhere is in its first step
+  bool given_up_ = false;       // a chunk of this step was dropped in the middle
+  bool starved_ = false;        // this step met the device budget
+  bool by_rule_ = false;        // what stays, stays by Megatron's rule
+  trace::counters counters_;
+  std::vector<std::uint64_t> bytes_before_step_;
+  bool warming_up_ = true;
+  bool tracing_ = false;
+  bool closed_ = false;
+  bool captured_ = false;  // a graph, at some time
+  bool replayed_ = false;  // graphs have run since the last eager call
+  lane_id replayed_on_{};
+  std::shared_ptr<const memory_layout> layout_before_;  // of the latest capture
+  // Where contents really are, while handles tell of captures that have not run, or graphs have run
+  // since the last eager call. Null: where handles say.
+  std::shared_ptr<const memory_layout> truth_;
+  std::uint64_t destroyed_at_launch_ = 0;  // storages, by the latest launch
+  std::size_t references_ = 1;
+  std::shared_ptr<const void> identity_ = std::make_shared<char>();  // for sources of memory
+};
+
+}  // namespace tidepool::detail
+
+#if TIDEPOOL_DEFINITIONS
+#include "tidepool/engine/definitions.hpp"
+#endif

@@ -1,0 +1,230 @@
+/// What one run of one module saved, and the chunk of runs it belongs to.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "tidepool/engine/storage.hpp"
+#include "tidepool/module.hpp"
+
+namespace tidepool {
+
+/// Which forward pass a chunk stands for.
+struct chunk_info {
+  int microbatch = 0;
+  int model_chunk = 0;        ///< of an interleaved pipeline
+  bool forward_only = false;  ///< evaluation: nothing leaves, nothing is counted or learnt
+  bool release = false;       ///< with forward_only: a commit gives the memory of its handles back
+};
+
+namespace detail {
+
+inline constexpr std::uint32_t no_group = std::numeric_limits<std::uint32_t>::max();
+
+// One argument of a commit. Without a storage it stayed in the trainer's hand.
+struct saved {
+  storage* store = nullptr;
+  rectangle part;            // what the handle will show again
+  bool copies = false;       // the first to save this storage
+  bool copies_back = false;  // the reload of its group brought it
+  bool in_hand = false;      // the handle that is being restored was never released
+  // By policy; whether that is the same storage still is told by its number.
+  storage* stayed = nullptr;
+  std::uint64_t number = 0;
+  bool by_plan = false;  // and not for its layer: in the warm-up it left
+
+  // What its restore fills a handle with; null where that stayed.
+  [[nodiscard]] storage* returning() const { return in_hand ? nullptr : store; }
+};
+
+enum class group_state : std::uint8_t { away, arriving, discarded, restored };
+
+// The unit of commit, event and cap.
+struct group {
+  module_id module{};
+  group_state state = group_state::away;
+  bool offered = false;  // backward could compute it again
+  bool awaited = true;   // by a restore; one that is forgotten each step is not reloaded ahead
+  lane_id lane{};        // that committed it
+  int layer = -1;
+  std::uint32_t first = 0;  // of its arguments in the chunk's list
+  std::uint32_t count = 0;
+  std::uint32_t leaving = 0;       // of them, those with a storage
+  std::uint32_t below = no_group;  // the module's group committed before it
+  std::uint32_t alike = no_group;  // and one that the index finds behind it
+  std::uint32_t ahead = no_group;  // its slot among those that were reloaded and not restored
+  std::size_t bytes = 0;           // that left with it
+  std::size_t kept = 0;            // that stayed because policy said so
+  std::uint64_t position = 0;      // of its commit: the next record on its lane at that time
+};
+
+// A tensor whose memory was given up, since backward computes it again.
+struct discarded_tensor {
+  std::uint32_t call = 0;  // which call discarded it, counted in its chunk
+  std::size_t what = 0;    // its place among `recompute_modules`
+  int layer = -1;
+  std::size_t bytes = 0;
+  std::size_t elements = 0;
+  block_source* source = nullptr;
+  fill contents = fill::none;  // of memory that it is given again
+  bool under_way = false;      // being computed again, by a function that may compute others first
+};
+
+// The groups of one forward pass, last in first out per module.
+class chunk_state {
+ public:
+  void start(const chunk_info& info, std::size_t ordinal) {
+    info_ = info;
+    ordinal_ = ordinal;
+    groups_.clear();
+    saved_.clear();
+    discarded_.clear();
+    top_.fill(no_group);
+    buckets_.clear();
+    cursor_ = 0;
+    waiting_ = 0;
+    forward_done_ = false;
+    backward_begun_ = false;
+  }
+
+  [[nodiscard]] const chunk_info& info() const { return info_; }
+  // Its place among the forward passes of the step.
+  [[nodiscard]] std::size_t ordinal() const { return ordinal_; }
+  [[nodiscard]] std::size_t group_count() const { return groups_.size(); }
+  [[nodiscard]] group& at(std::uint32_t index) { return groups_[index]; }
+  [[nodiscard]] const group& at(std::uint32_t index) const { return groups_[index]; }
+  // Groups committed and not restored.
+  [[nodiscard]] std::size_t waiting() const { return waiting_; }
+
+  [[nodiscard]] bool forward_done() const { return forward_done_; }
+  [[nodiscard]] bool backward_begun() const { return backward_begun_; }
+  void end_forward() {
+    if (forward_done_) return;
+    forward_done_ = true;
+    cursor_ = static_cast<std::uint32_t>(groups_.size());
+  }
+  void begin_backward() {
+    end_forward();
+    backward_begun_ = true;
+  }
+
+  group& add(module_id module, int layer) {
+    auto& top = top_[static_cast<std::size_t>(module)];
+    const auto index = static_cast<std::uint32_t>(groups_.size());
+    auto& fresh = groups_.emplace_back();
+    fresh.module = module;
+    fresh.layer = layer;
+    fresh.first = static_cast<std::uint32_t>(saved_.size());
+    fresh.below = top;
+    top = index;
+    ++waiting_;
+    return fresh;
+  }
+  void add_saved(group& to, const saved& item) {
+    saved_.push_back(item);
+    ++to.count;
+    to.leaving += item.store != nullptr ? 1 : 0;
+  }
+  // Takes back a group whose commit failed; it must be the last.
+  void remove_last() {
+    const auto& last = groups_.back();
+    top_[static_cast<std::size_t>(last.module)] = last.below;
+    saved_.resize(last.first);
+    groups_.pop_back();
+    --waiting_;
+  }
+
+  [[nodiscard]] std::vector<discarded_tensor>& discarded() { return discarded_; }
+  [[nodiscard]] const std::vector<discarded_tensor>& discarded() const { return discarded_; }
+
+  [[nodiscard]] saved* saved_of(const group& of) { return saved_.data() + of.first; }
+
+  // The module's last group of that layer that is not restored yet.
+  [[nodiscard]] std::uint32_t find(module_id module, int layer) {
+    auto& top = top_[static_cast<std::size_t>(module)];
+    while (top != no_group && groups_[top].state == group_state::restored) top = groups_[top].below;
+    return top == no_group || groups_[top].layer == layer ? top : find_by_index(module, layer);
+  }
+  // True when such a group was committed at all, restored or not.
+  [[nodiscard]] bool ever_had(module_id module, int layer) const {
+    for (const auto& each : groups_) {
+      if (each.module == module && each.layer == layer) return true;
+    }
+    return false;
+  }
+
+  void mark_restored(group& which) {
+    which.state = group_state::restored;
+    --waiting_;
+  }
+
+  // Going backward: the next group that may have to be reloaded; `no_group` when all have been.
+  [[nodiscard]] std::uint32_t next_to_reload() {
+    while (cursor_ > 0 && !is_to_reload(groups_[cursor_ - 1])) --cursor_;
+    return cursor_ == 0 ? no_group : cursor_ - 1;
+  }
+  // Puts a group back in the queue of reloads.
+  void reload_again(std::uint32_t index) {
+    groups_[index].state = group_state::away;
+    cursor_ = std::max(cursor_, index + 1);
+  }
+
+ private:
+  [[nodiscard]] static bool is_to_reload(const group& each) {
+    return each.state == group_state::away && each.awaited;
+  }
+  // Where the groups do not come back last in, first out: in a hash table, chained through them
+  // with the latest first.
+  [[nodiscard]] std::uint32_t find_by_index(module_id module, int layer) {
+    bring_index_up_to_date();
+    auto* link = &bucket_of(module, layer);
+    while (*link != no_group) {
+      auto& each = groups_[*link];
+      if (each.state == group_state::restored) {
+        *link = each.alike;
+        continue;
+      }
+      if (each.module == module && each.layer == layer) break;
+      link = &each.alike;
+    }
+    return *link;
+  }
+  void bring_index_up_to_date() {
+    if (buckets_.size() < groups_.size() || buckets_.empty()) {
+      buckets_.assign(std::bit_ceil(groups_.size()), no_group);
+      indexed_ = 0;
+    }
+    for (; indexed_ < groups_.size(); ++indexed_) {
+      auto& each = groups_[indexed_];
+      each.alike = std::exchange(bucket_of(each.module, each.layer), indexed_);
+    }
+  }
+  [[nodiscard]] std::uint32_t& bucket_of(module_id module, int layer) {
+    const auto key = std::uint64_t{static_cast<std::uint32_t>(layer)} * max_modules +
+                     static_cast<std::size_t>(module);
+    return buckets_[(key * 0x9E3779B97F4A7C15U >> 32) & (buckets_.size() - 1)];
+  }
+
+  chunk_info info_;
+  std::size_t ordinal_ = 0;
+  std::vector<group> groups_;
+  std::vector<saved> saved_;
+  std::vector<discarded_tensor> discarded_;
+  std::array<std::uint32_t, max_modules> top_{};
+  std::vector<std::uint32_t> buckets_;  // of the index; a power of two, or none before its use
+  std::uint32_t indexed_ = 0;           // groups that it has
+  std::uint32_t cursor_ = 0;            // groups from here on need no reload
+  std::size_t waiting_ = 0;
+  bool forward_done_ = false;
+  bool backward_begun_ = false;
+};
+
+}  // namespace detail
+}  // namespace tidepool

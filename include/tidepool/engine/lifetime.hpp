@@ -1,0 +1,80 @@
+// The engine from its begin to its end.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tidepool/engine/engine.hpp"
+
+namespace tidepool::detail {
+
+// `names` are the modules by id; `enabled` those that leave.
+template <device Device>
+engine<Device>::engine(Device& dev, const options& opts, std::vector<std::string> names,
+                       const std::vector<bool>& enabled, std::unique_ptr<block_source> memory)
+    : dev_(&dev),
+      opts_(opts),
+      names_(std::move(names)),
+      ranges_(names_),
+      windows_(names_.size()),
+      keeps_(opts.offload_layers),
+      store_(dev, opts, std::move(memory)),
+      bytes_before_step_(names_.size()) {
+  for (std::size_t m = 0; m < names_.size(); ++m) {
+    counters_.modules.push_back({});
+    counters_.modules[m].name = names_[m];
+    counters_.modules[m].enabled = enabled[m];
+    counters_.modules[m].by_all =
+        enabled[m] && opts.offload_modules == std::vector<std::string>{"all"};
+    const auto own = opts.module_max_inflight.find(names_[m]);
+    windows_[m].set({own != opts.module_max_inflight.end() ? own->second : opts.max_inflight,
+                     opts.max_inflight_bytes});
+  }
+  for (const auto& name : names_) labels_.push_back(labelled(name));
+  for (const auto& name : opts.recompute_modules) counters_.recomputed.push_back({name});
+  if (opts.policy == policy_kind::automatic) {
+    recorder_ = std::make_unique<recorder<Device>>(dev, 0);
+  }
+  without_a_plan();
+}
+
+template <device Device>
+void engine<Device>::release(engine* which) noexcept {
+  if (--which->references_ == 0) delete which;
+}
+
+// The same where a handle goes or a capture begins, of whatever graphs have left where.
+template <device Device>
+inline auto engine<Device>::lane_to_release(stream_ref stream) -> lane_id {
+  if constexpr (capturing_device<Device>) {
+    if (dev_->capturing(stream) != store_.order().capturing()) throw_mixed_capture();
+    if (replayed_) meet_after_launch();
+  }
+  return store_.order().of(stream);
+}
+
+// An exception destroys it: work that the device would run in the process may point into frames
+// that are gone.
+template <device Device>
+void engine<Device>::drop_work() noexcept {
+  if constexpr (requires { dev_->drop(stream_ref()); }) {
+    auto& order = store_.order();
+    for (std::size_t i = 0; i < order.count(); ++i) {
+      dev_->drop(order.stream(static_cast<lane_id>(i)));
+    }
+    replayed_ = false;
+  }
+}
+
+template <device Device>
+engine<Device>::~engine() {
+  if (!replayed_) return;
+  try {
+    dev_->synchronize();  // graphs copy on streams that are not ours
+  } catch (...) {         // a device that is gone runs no graph
+  }
+}
+
+}  // namespace tidepool::detail

@@ -1,0 +1,225 @@
+// The engine's memory: handles, who still needs a storage, and what gives way when room is short.
+#pragma once
+
+#include "tidepool/engine/engine.hpp"
+
+namespace tidepool::detail {
+
+template <device Device>
+buffer<Device> engine<Device>::allocate(std::size_t bytes, std::size_t elements, stream_ref stream,
+                                        block_source* source, fill contents) {
+  if (bytes == 0) throw misuse_error("allocate: a buffer of 0 bytes; ask for at least 1");
+  if (bytes > most_bytes) throw_too_many(std::to_string(bytes) + " bytes");
+  if (source != nullptr && !source->serves(identity_)) throw_serves_another();
+  const auto lane = lane_of(stream);
+  coalesce_after_evaluation();
+  const auto from = arrive(lane);
+  auto& store = store_.create(*this, bytes, elements);
+  store.source = source;
+  store.zeroed = contents == fill::zero;
+  if (source == nullptr) store.planned = placement_.allocated(bytes);
+  try {
+    place_or_throw(store, lane, "allocate", placement_.first(store.planned));
+    if (store.zeroed) store_.zero(store, lane);
+    if (recorder_ != nullptr && source == nullptr) {
+      store.recorded = recorder_->allocated(from, bytes, stream);
+    }
+  } catch (...) {
+    if (store.on_device) store_.displace(store, store_.order().past(lane), lane);
+    store_.destroy(store);
+    throw;
+  }
+  return {share(store), lane};
+}
+
+// Memory that is somebody else's, written by work on `stream`: that is its owner's stream.
+template <device Device>
+buffer<Device> engine<Device>::adopt_memory(void* data, std::size_t bytes, std::size_t elements,
+                                            stream_ref stream, memory_owner owner) {
+  if (data == nullptr || bytes == 0) {
+    throw misuse_error("adopt: " + std::string(data == nullptr ? "a null pointer" : "0 bytes") +
+                       "; give the address of what was written, and its bytes");
+  }
+  if (bytes > most_bytes) throw_too_many(std::to_string(bytes) + " bytes");
+  const auto lane = lane_of(stream);
+  if (store_.order().capturing()) {
+    throw misuse_error(
+        "adopt: a capture is under way, and its graph would go on using memory that goes back to "
+        "its"
+        " owner; adopt outside of it, or allocate the tensor from the offloader");
+  }
+  coalesce_after_evaluation();
+  const auto from = arrive(lane);
+  auto& store = store_.create(*this, bytes, elements);
+  try {
+    store_.adopt(store, data, lane, owner);
+  } catch (...) {
+    store_.destroy(store);
+    throw;
+  }
+  store.planned = placement_.allocated(bytes);
+  if (recorder_ != nullptr) store.recorded = recorder_->allocated(from, bytes, stream);
+  return {share(store), lane};
+}
+
+// `until` is the last use on `lane`. Whether the trainer has made that wait for the lane that the
+// memory was handed to is not known here, so it does not stand for what that one waited for.
+template <device Device>
+void engine<Device>::note_use(storage& store, lane_id lane, const ticket& until) {
+  if (lane != store.handed_to) store_.note_filling(store);
+  store.last_use.add(until);
+  if (lane == store.handed_to) return;
+  store.last_use.add(store_.order().past(store.handed_to, store.handed_at));
+  store.last_use.add(store.reloaded);
+}
+
+template <device Device>
+void engine<Device>::drop_quietly(storage& store, lane_id lane) noexcept {
+  if (!closed_ && !lost()) {
+    try {
+      if (replayed_) meet_after_launch();
+      return drop(store, lane);
+    } catch (...) {  // no event, so nobody may ever reuse the memory: it stays taken, as if the
+                     // handle were still there, or until the capture that broke is over
+      if (keep_orphan(store)) return;
+    }
+  }
+  release(this);
+}
+
+// One handle less outside; `lane` is where it was used last.
+template <device Device>
+void engine<Device>::forget_handle(storage& store, lane_id lane) {
+  --store.handles;
+  if ((store.outlived || store.handed_over) && store.handles == store.stays)
+    record_drop(store, lane);
+  if (store.handles == 0) {
+    if (store.saves == 0) {
+      if (recorder_ != nullptr) recorder_->released(store.recorded, store_.order().stream(lane));
+      store_.displace(store, store.last_use, lane);
+      store_.destroy(store);
+    } else if (!store.wanted) {
+      store_.displace(store, store.last_use, store.discarded ? lane : store_.offload_lane());
+    } else {
+      store.idle = idle_.push_back(&store);
+    }
+  }
+  release(this);
+}
+
+// Nobody holds it any more but the groups that saved it.
+template <device Device>
+[[gnu::cold]] void engine<Device>::record_drop(storage& store, lane_id lane) noexcept {
+  store.outlived = store.handed_over = false;
+  if (recorder_ == nullptr) return;
+  if (!recorder_->drop(store.recorded, store_.order().stream(lane))) shapes_vary_ = true;
+}
+
+// One group less that saved it; its host copy goes with the last.
+template <device Device>
+void engine<Device>::forget_save(storage& store) {
+  if (--store.saves > 0) return;
+  // A reload waited for the offload, so its ticket stands for both.
+  const auto last_copy = store.reloaded.position > 0 ? store.reloaded : store.offloaded;
+  if (store.on_host) store_.displace_from_host(store, last_copy);
+  if (store.handles > 0) return;
+  forget_idle(store);
+  if (store.on_device) {
+    store.last_use.add(last_copy);
+    store_.displace(store, store.last_use, store_.reload_lane());
+  }
+  store_.destroy(store);
+}
+
+// One group less that stayed by policy. Its handles may have gone or changed since.
+template <device Device>
+void engine<Device>::forget_kept(chunk_state& chunk, group& which) {
+  keeps_.take(std::exchange(which.kept, 0));
+  const auto* items = chunk.saved_of(which);
+  for (std::uint32_t i = 0; i < which.count; ++i) {
+    auto* store = items[i].stayed;
+    if (store == nullptr || store->number != items[i].number) continue;
+    --store->stays;
+    store->outlived = false;
+    note_handed_over(*store);
+  }
+}
+
+template <device Device>
+void engine<Device>::forget_idle(storage& store) {
+  const auto slot = std::exchange(store.idle, slot_list<storage*>::none);
+  if (slot != slot_list<storage*>::none) idle_.erase(slot);
+}
+
+// Its device memory is free again once its users and its reload are done; the host still has it.
+template <device Device>
+void engine<Device>::take_back(storage& store, lane_id on) {
+  fence after(store.last_use);
+  after.add(store.reloaded);
+  store_.displace(store, after, on);
+}
+
+// Takes device memory back from what is on the device ahead of its use.
+template <device Device>
+bool engine<Device>::evict_one() {
+  const auto copies = store_.reload_lane();
+  if (!idle_.empty()) {
+    auto& store = *idle_[idle_.last()];
+    forget_idle(store);
+    take_back(store, copies);
+    ++counters_.evictions;
+    return true;
+  }
+  if (ahead_.empty()) return false;
+  const auto last = ahead_[ahead_.last()];
+  auto& which = last.chunk->at(last.index);
+  forget_ahead(which);
+  auto* items = last.chunk->saved_of(which);
+  for (std::uint32_t i = 0; i < which.count; ++i) {
+    auto* store = items[i].store;
+    if (store == nullptr || !store->on_device || store->handles > 0) continue;
+    forget_idle(*store);
+    take_back(*store, copies);
+  }
+  reload_again(*last.chunk, last.index);
+  ++counters_.evictions;
+  return true;
+}
+
+template <device Device>
+void engine<Device>::place_or_throw(storage& store, lane_id lane, const char* call,
+                                    std::size_t offset) {
+  store_.keep_to_budget();
+  while (!store_.place(store, lane, offset)) {
+    if (evict_one() || store_.exceed_budget()) continue;
+    throw_out_of_device(store.bytes, call, store.source);
+  }
+}
+
+template <device Device>
+trace::counters engine<Device>::counters() const {
+  auto result = counters_;
+  const auto& source = store_.device_source();
+  result.arena_waits = store_.waits();
+  result.placed_elsewhere = store_.elsewhere();
+  result.device_allocations = source.allocations();
+  result.device_reserved = source.reserved();
+  result.device_peak = source.peak();
+  result.live_peak = store_.live_peak();
+  result.live_peak_without = store_.live_peak_without();
+  const auto& borrowed = store_.borrowed();
+  result.borrowed = borrowed.held();
+  result.borrowed_peak = borrowed.peak();
+  result.borrowed_waiting = borrowed.waiting();
+  result.borrowed_joins = borrowed.joins();
+  result.budget_exceeded = store_.exceeded();
+  result.host_allocations = store_.host_source().allocations();
+  result.host_reserved = store_.host_source().reserved();
+  result.host_peak = store_.host_peak();
+  if constexpr (requires { dev_->host_memory_text(); }) {
+    result.host_memory = dev_->host_memory_text();
+  }
+  return result;
+}
+
+}  // namespace tidepool::detail

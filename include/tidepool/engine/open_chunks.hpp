@@ -1,0 +1,116 @@
+// The chunks of a step that are open, and from which of them to reload next.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include "tidepool/core/number_set.hpp"
+#include "tidepool/engine/group.hpp"
+#include "tidepool/engine/room.hpp"
+#include "tidepool/plan/profile.hpp"
+
+namespace tidepool::detail {
+
+// A chunk that has nothing to reload is looked at once, and again only when that may have changed:
+// the cost of a call does not grow with the number of those.
+class open_chunks {
+ public:
+  // What follows needs no memory for so many chunks of a step.
+  void make_room(std::size_t chunks) {
+    if (chunks <= by_ordinal_.capacity()) return;
+    const auto more = std::max(chunks, 2 * by_ordinal_.capacity());
+    settled_.make_room(more);
+    passed_.make_room(ranks(more));
+    by_ordinal_.reserve(more);
+  }
+
+  // Its ordinal is the number of chunks before it.
+  void add(chunk_state& fresh) noexcept { by_ordinal_.push_back(&fresh); }
+  void remove(const chunk_state& gone) noexcept { by_ordinal_[gone.ordinal()] = nullptr; }
+  // The latest has been removed, and the next takes its place.
+  void reuse_latest(const chunk_state& gone) noexcept {
+    by_ordinal_.pop_back();
+    look_again(gone);
+  }
+  // None is open.
+  void step_ended() noexcept { by_ordinal_.clear(); }
+
+  // In the order of their forward passes; null where one is over.
+  [[nodiscard]] std::span<chunk_state* const> all() const { return by_ordinal_; }
+  // Null when there is none.
+  [[nodiscard]] const chunk_state* first() const {
+    const auto found =
+        std::ranges::find_if(by_ordinal_, [](auto* each) { return each != nullptr; });
+    return found == by_ordinal_.end() ? nullptr : *found;
+  }
+
+  // None is open, and backward passes will come in the order of this step.
+  void expect_order(const plan::profile& step) {
+    backward_rank_.assign(step.chunks.size(), step.chunks.size());
+    backward_order_.clear();
+    for (const auto& pass : step.passes) {
+      if (!pass.backward) continue;
+      backward_rank_[pass.chunk] = backward_order_.size();
+      backward_order_.push_back(pass.chunk);
+    }
+    if (backward_order_.size() < step.chunks.size()) {
+      backward_order_.resize(step.chunks.size(), none);
+    }
+    passed_.make_room(ranks(by_ordinal_.capacity()));
+  }
+
+  // Its backward pass has begun, or one of its groups has to be reloaded once more.
+  void look_again(const chunk_state& chunk) noexcept {
+    const auto ordinal = chunk.ordinal();
+    settled_.erase(ordinal);
+    passed_.erase(ordinal < backward_rank_.size() ? backward_rank_[ordinal] : ordinal);
+  }
+
+  // The chunk to reload from: the one under way, else the ones that come next, as far as their
+  // forward passes are over.
+  [[nodiscard]] chunk_state* next_to_reload(std::size_t backward_begun) {
+    for (;;) {
+      const auto ordinal = settled_.first_missing(0);
+      if (ordinal >= by_ordinal_.size()) break;
+      auto* chunk = by_ordinal_[ordinal];
+      if (chunk != nullptr && chunk->backward_begun() && chunk->next_to_reload() != no_group) {
+        return chunk;
+      }
+      settled_.insert(ordinal);
+    }
+    for (;;) {
+      const auto rank = passed_.first_missing(backward_begun);
+      auto* chunk = at_rank(rank);
+      if (chunk == nullptr || chunk->backward_begun() || !chunk->forward_done()) return nullptr;
+      if (chunk->next_to_reload() != no_group) return chunk;
+      passed_.insert(rank);
+    }
+  }
+
+ private:
+  static constexpr std::size_t none = std::numeric_limits<std::size_t>::max();
+
+  // More than any rank of so many chunks.
+  [[nodiscard]] std::size_t ranks(std::size_t chunks) const {
+    return std::max(chunks, backward_order_.size()) + 1;
+  }
+  // As the warm-up step had it; forward order where that is not known.
+  [[nodiscard]] chunk_state* at_rank(std::size_t rank) const {
+    const auto ordinal = rank < backward_order_.size() ? backward_order_[rank] : rank;
+    return ordinal < by_ordinal_.size() ? by_ordinal_[ordinal] : nullptr;
+  }
+
+  std::vector<chunk_state*> by_ordinal_;
+  std::vector<std::size_t> backward_rank_;   // by ordinal, from the warm-up step
+  std::vector<std::size_t> backward_order_;  // ordinals by rank, from the same
+  // Ordinals of what has not begun its backward pass or has nothing to reload, and ranks of what
+  // has ended its forward pass and has nothing to reload; each until `look_again`. So no rank is
+  // left of a chunk that is over.
+  number_set settled_;
+  number_set passed_;
+};
+
+}  // namespace tidepool::detail

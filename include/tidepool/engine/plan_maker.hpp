@@ -1,0 +1,71 @@
+// Asks an offloader's planner, between the steps that plans are made of and tried out in.
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "tidepool/core/plan_source.hpp"
+#include "tidepool/device/device.hpp"
+#include "tidepool/engine/stage.hpp"
+#include "tidepool/plan/profile.hpp"
+#include "tidepool/plan/step_plan.hpp"
+
+namespace tidepool::detail {
+
+template <device Device>
+class engine;
+
+template <device Device>
+class plan_maker {
+ public:
+  plan_maker(engine<Device>& owner, std::unique_ptr<plan_source> source)
+      : owner_(&owner), source_(std::move(source)) {}
+
+  void after(stage over);
+
+  [[nodiscard]] const std::optional<plan::step_plan>& current() const { return plan_; }
+
+  // `enabled` has a bit for each module that may leave.
+  void follow(const plan::step_plan& made, const plan::profile& recorded, std::uint64_t enabled);
+
+  [[noreturn]] static void throw_no_planner(const char* who);
+
+  // Empty ones stand for none.
+  void on_report(std::function<void(std::string_view)> sink);
+  void on_measure(std::function<void()> meet);
+
+ private:
+  void try_plan(bool first);
+
+  void settle_plan();
+
+  // Where planning throws, the steps recorded so far are left aside, so that the next one does not
+  // count as a part of them.
+  template <class Make>
+  [[nodiscard]] decision decided(Make make) {
+    try {
+      return make();
+    } catch (...) {
+      owner_->record_again();
+      throw;
+    }
+  }
+
+  engine<Device>* owner_;
+  std::unique_ptr<plan_source> source_;
+  std::optional<plan::step_plan> plan_;
+  plan::link_rates link_;
+  bool link_measured_ = false;
+  std::function<void()> meet_ = [] {};
+  std::function<void(std::string_view)> report_ = [](std::string_view line) {
+    std::fprintf(stderr, "%.*s\n", static_cast<int>(line.size()), line.data());
+  };
+};
+
+}  // namespace tidepool::detail

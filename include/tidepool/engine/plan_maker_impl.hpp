@@ -1,0 +1,112 @@
+// The bodies of plan_maker.hpp.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "tidepool/engine/engine.hpp"
+#include "tidepool/engine/plan_maker.hpp"
+#include "tidepool/error.hpp"
+#include "tidepool/plan/link.hpp"
+#include "tidepool/trace/summary.hpp"
+
+namespace tidepool::detail {
+
+template <device Device>
+void plan_maker<Device>::after(stage over) {
+  switch (over) {
+    case stage::step:
+      return;
+    case stage::first:
+    case stage::recorded:
+      return try_plan(over == stage::first);
+    case stage::given_up:
+      return report_(
+          "plan: nothing is learnt of this step, since a chunk was dropped before its backward"
+          " pass was over; the next step takes its place. Finish each chunk, and begin those of"
+          " evaluations forward_only");
+    case stage::short_step:
+      return report_(
+          "plan: nothing is learnt of this step, since it had fewer chunks or groups than one"
+          " before it; a later one takes its place");
+    case stage::starved:
+      plan_.reset();
+      return report_(
+          "plan: the step ran out of device memory under the plan, which is given up; the next"
+          " step is the first of the warm-up again, in which everything leaves");
+    case stage::outgrown:
+      plan_.reset();
+      return report_(
+          "plan: the step had chunks or groups that were not planned for, more than any before"
+          " it; they left, and the next step is the first of the warm-up again");
+    case stage::timed:
+      settle_plan();
+      break;
+    case stage::warm_up:
+      break;
+  }
+  for (const auto& message : trace::silent_messages(owner_->counters())) report_(message);
+}
+
+// `enabled` has a bit for each module that may leave.
+template <device Device>
+void plan_maker<Device>::follow(const plan::step_plan& made, const plan::profile& recorded,
+                                std::uint64_t enabled) {
+  if (source_ == nullptr) throw_no_planner("follow: a plan from elsewhere");
+  auto fit = source_->follow(made, recorded, owner_->names(), enabled, owner_->settings());
+  owner_->follow(std::move(fit.step), fit.what);
+  plan_ = made;
+  // Not all ranks may outgrow theirs, and those that do must not wait for the others.
+  link_ = recorded.link;
+  link_measured_ = true;
+}
+
+template <device Device>
+void plan_maker<Device>::throw_no_planner(const char* who) {
+  throw option_error("tidepool: " + std::string(who) +
+                     " needs a planner, and this offloader was given none; #include"
+                     " <tidepool/plan.hpp> and construct it as offloader(dev, opts, {.planner ="
+                     " tidepool::planner()})");
+}
+
+// Empty ones stand for none.
+template <device Device>
+void plan_maker<Device>::on_report(std::function<void(std::string_view)> sink) {
+  report_ = sink ? std::move(sink) : [](std::string_view) {};
+}
+
+template <device Device>
+void plan_maker<Device>::on_measure(std::function<void()> meet) {
+  meet_ = meet ? std::move(meet) : [] {};
+}
+
+template <device Device>
+void plan_maker<Device>::try_plan(bool first) {
+  recorded_step recorded{owner_->profile(), first};
+  const auto made = decided([&] {
+    if (!link_measured_) {
+      link_ = plan::measure_link(owner_->device(), meet_, owner_->counters().host_reserved / 4);
+    }
+    link_measured_ = true;
+    recorded.step.link = link_;
+    return source_->make(recorded, owner_->settings());
+  });
+  // One step cannot tell. The plan leaves room for shapes that vary, and less stays once they do;
+  // but what stays is there for long, and those that repeat find memory in pieces without places.
+  if (first) recorded.step.shapes_vary = false;
+  owner_->try_out(std::move(recorded.step), made);
+}
+
+template <device Device>
+void plan_maker<Device>::settle_plan() {
+  recorded_step recorded{owner_->profile(), false};
+  recorded.step.link = link_;
+  const auto what = decided([&] { return source_->make(recorded, owner_->settings()); });
+  owner_->apply(std::move(recorded.step), what);
+  plan_ = what.made;
+  if (!what.words.empty()) report_(what.words);
+}
+
+}  // namespace tidepool::detail

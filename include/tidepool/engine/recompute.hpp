@@ -1,0 +1,295 @@
+// The engine's part in recomputing: memory that forward gives up and backward asks for again, since
+// the user said so (`discard`, `recompute`) or since a plan does (`restore_or_recompute`).
+#pragma once
+
+#include <optional>
+
+#include "tidepool/engine/engine.hpp"
+
+namespace tidepool::detail {
+
+template <device Device>
+void engine<Device>::discard(chunk_state& chunk, std::size_t what, int layer, lane_id lane,
+                             std::span<buffer<Device>* const> tensors) {
+  const auto refused = [&](const std::string& why) {
+    refuse_recompute("discard", chunk, what, layer, why);
+  };
+  if (chunk.forward_done()) {
+    refused("the chunk's forward pass has ended; discard before end_forward");
+  }
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const auto* store = tensors[i]->store_;
+    const auto which = "argument " + std::to_string(i + 1);
+    if (store == nullptr) refused(which + " holds no memory; was it discarded or moved before?");
+    if (store->owner != this) refused(which + " belongs to another offloader");
+    if (std::find(tensors.begin(), tensors.begin() + static_cast<std::ptrdiff_t>(i), tensors[i]) !=
+        tensors.begin() + static_cast<std::ptrdiff_t>(i)) {
+      refused(which + " is given twice");
+    }
+    if (store->of_host_state) refused(which + " belongs to a host_state; write_back or reset it");
+    if (store->saves > 0) {
+      refused(which +
+              " was committed too; commit what backward loads and discard what it computes,"
+              " not both");
+    }
+    if (store->handles > 1) {
+      refused(which +
+              " has another owner (share() or a view), so that its memory would stay; reset"
+              " that one first");
+    }
+  }
+  auto& list = chunk.discarded();
+  const auto call = list.empty() ? 0 : list.back().call + 1;
+  list.reserve(list.size() + tensors.size());
+  static_cast<void>(arrive(lane));
+  const auto used = store_.order().record(lane);
+  for (const auto* each : tensors) note_use(*each->store_, lane, used);
+  auto& count = counters_.recomputed[what];
+  for (auto* each : tensors) {
+    auto& store = *std::exchange(each->store_, nullptr);
+    if (!chunk.info().forward_only) {
+      list.push_back({call, what, layer, store.bytes, store.elements, store.source,
+                      store.zeroed ? fill::zero : fill::none});
+      ++count.tensors;
+      count.bytes += store.bytes;
+    }
+    forget_handle(store, lane);
+  }
+}
+
+// What the latest call discarded that was not computed again; empty when there is none.
+template <device Device>
+auto engine<Device>::discarded_last(chunk_state& chunk, std::size_t what, int layer) {
+  auto& list = chunk.discarded();
+  const auto newest = std::find_if(list.rbegin(), list.rend(), [&](const auto& each) {
+    return each.what == what && each.layer == layer && !each.under_way;
+  });
+  const auto last = newest.base();  // one behind it
+  auto first = last;
+  while (first != list.begin() && (first - 1)->call == newest->call) --first;
+  return std::pair(first, last);
+}
+
+// Of the calls that are under way the one that began last, which is the oldest.
+template <device Device>
+auto engine<Device>::under_way(chunk_state& chunk, std::size_t what, int layer) {
+  auto& list = chunk.discarded();
+  const auto first = std::find_if(list.begin(), list.end(), [&](const auto& each) {
+    return each.what == what && each.layer == layer && each.under_way;
+  });
+  auto last = first;
+  while (last != list.end() && last->call == first->call) ++last;
+  return std::pair(first, last);
+}
+
+template <device Device>
+bool engine<Device>::begin_recompute(chunk_state& chunk, std::size_t what, int layer,
+                                     stream_ref stream, std::span<buffer<Device>* const> tensors) {
+  if (chunk.info().forward_only) return false;
+  const auto [first, last] = discarded_last(chunk, what, layer);
+  const auto count = static_cast<std::size_t>(last - first);
+  if (count != tensors.size()) {
+    refuse_recompute("recompute", chunk, what, layer,
+                     count == 0
+                         ? "nothing of it was discarded, or it was computed again before"
+                         : std::to_string(tensors.size()) + " arguments, but " +
+                               std::to_string(count) + " were discarded; pass the same, in order");
+  }
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const auto before = tensors.begin() + static_cast<std::ptrdiff_t>(i);
+    const bool twice = std::find(tensors.begin(), before, tensors[i]) != before;
+    if (!*tensors[i] && !twice) continue;
+    refuse_recompute("recompute", chunk, what, layer,
+                     "argument " + std::to_string(i + 1) +
+                         (twice ? " is given twice"
+                                : " holds other memory; reset it before its tensor is computed"
+                                  " again"));
+  }
+  begin_backward(chunk);
+  try {
+    for (auto each = first; each != last; ++each) {
+      *tensors[static_cast<std::size_t>(each - first)] =
+          allocate(each->bytes, each->elements, stream, each->source, each->contents);
+    }
+  } catch (...) {
+    for (auto* each : tensors) *each = {};
+    throw;
+  }
+  for (auto each = first; each != last; ++each) each->under_way = true;
+  return true;
+}
+
+template <device Device>
+void engine<Device>::end_recompute(chunk_state& chunk, std::size_t what, int layer) noexcept {
+  const auto [first, last] = under_way(chunk, what, layer);
+  chunk.discarded().erase(first, last);
+}
+
+template <device Device>
+void engine<Device>::give_up(chunk_state& chunk, std::size_t what, int layer,
+                             std::span<buffer<Device>* const> tensors) noexcept {
+  const auto [first, last] = under_way(chunk, what, layer);
+  for (auto each = first; each != last; ++each) each->under_way = false;
+  for (auto* each : tensors) *each = {};
+}
+
+// Whether giving the handles up would free their memory, and nobody else would miss it.
+template <device Device>
+bool engine<Device>::discardable(std::span<handle* const> handles) const {
+  return !handles.empty() && std::all_of(handles.begin(), handles.end(), [&](const handle* each) {
+    const auto* store = each->store_;
+    return store != nullptr && store->owner == this && store->handles == 1 && store->saves == 0 &&
+           store->stays == 0;
+  });
+}
+
+// As the first step of an automatic warm-up measured it.
+template <device Device>
+[[gnu::cold]] double engine<Device>::known_recompute_us(const chunk_state& chunk,
+                                                        const group& which) const {
+  const auto ordinal = chunk.ordinal();
+  const auto index = chunk.group_count() - 1;
+  if (!which.offered || ordinal >= first_step_.size()) return 0;
+  const auto& groups = first_step_[ordinal].groups;
+  if (index >= groups.size()) return 0;
+  const auto& before = groups[index];
+  return before.module == which.module && before.layer == which.layer ? before.recompute_us : 0;
+}
+
+template <device Device>
+void engine<Device>::note_recompute(chunk_state& chunk, const group& which, plan::action what) {
+  auto& count = counters_.modules[static_cast<std::size_t>(which.module)];
+  if (what != plan::action::recompute) {
+    ++count.groups_held;
+  } else if (which.leaving > 0) {
+    ++count.groups_recomputed;
+    count.bytes_recomputed += bytes_saved(chunk, which);
+  }
+}
+
+template <device Device>
+void engine<Device>::restore_or_recompute(chunk_state& chunk, module_id module, int layer,
+                                          stream_ref stream, std::span<handle* const> handles,
+                                          call_ref again) {
+  if (chunk.info().forward_only) {
+    if (chunk.info().release) refuse_released("restore_or_recompute", chunk, module, layer);
+    return;
+  }
+  const auto range = ranges_.restore(static_cast<std::size_t>(module), layer);
+  const auto lane = lane_of(stream);
+  const auto from = arrive(lane);
+  const auto index = fetch(chunk, module, layer, lane, handles);
+  const auto& which = chunk.at(index);
+  if (which.state == group_state::discarded || measures(chunk, which, handles)) {
+    std::optional<std::size_t> recording;
+    try {
+      lend(chunk, which, lane, handles);
+      auto& trace = store_.trace();
+      const auto traced = trace.begin(lane, stream);
+      if (recorder_ != nullptr) recording = recorder_->recompute_begins(stream);
+      again();
+      if (recording) recorder_->recomputed(*recording, chunk.ordinal(), index, stream);
+      recording.reset();
+      trace.end(traced, lane, stream,
+                {trace::span_kind::compute, names_[static_cast<std::size_t>(module)], layer,
+                 chunk.info().microbatch, 0});
+    } catch (...) {
+      if (recording) recorder_->recompute_failed();
+      take_back_lent(chunk, index, lane, handles);
+      throw;
+    }
+  }
+  hand_over(chunk, index, lane, handles, from);
+}
+
+template <device Device>
+bool engine<Device>::will_recompute(chunk_state& chunk, module_id module, int layer) const {
+  const auto index = chunk.find(module, layer);
+  if (index == no_group) return false;
+  const auto& which = chunk.at(index);
+  return which.state == group_state::discarded || (which.offered && measuring());
+}
+
+// What has come back is computed again, too, in the first recorded step: only so is the time known.
+// By contract that leaves every bit as it is.
+template <device Device>
+bool engine<Device>::measures(chunk_state& chunk, const group& which,
+                              std::span<handle* const> handles) const {
+  if (!measuring() || !which.offered) return false;
+  const auto* item = chunk.saved_of(which);
+  return std::all_of(handles.begin(), handles.end(), [&](const handle* each) {
+    const auto* saved = (item++)->store;
+    if (saved != nullptr) return !*each && saved->handles == 0 && saved->saves == 1;
+    return *each && each->store_->handles == 1 && each->store_->saves == 0;
+  });
+}
+
+// Fills the handles of a group before it counts as restored; discarded tensors get memory.
+template <device Device>
+void engine<Device>::lend(chunk_state& chunk, const group& which, lane_id lane,
+                          std::span<handle* const> handles) {
+  const auto* items = chunk.saved_of(which);
+  for (std::uint32_t i = 0; i < which.count; ++i) {
+    auto* store = items[i].returning();
+    if (store == nullptr) {  // stayed, and may have been copied for another group
+      if (*handles[i]) {
+        store_.order().join(lane, handles[i]->store_->last_use, join_site::device_reuse);
+      }
+      continue;
+    }
+    const bool away = !store->on_device;
+    store_.keep_to_budget();
+    while (!store->on_device && !place_again(*store, lane)) {
+      if (evict_one() || store_.exceed_budget()) continue;
+      throw_out_of_device(store->bytes,
+                          "recompute of " + name_of_group(chunk, which.module, which.layer),
+                          store->source);
+    }
+    if (away && store->zeroed) store_.zero(*store, lane);
+    if (*handles[i]) continue;
+    handles[i]->store_ = share(*store);
+    handles[i]->part_ = {0, store->bytes, 1, store->bytes};
+  }
+}
+
+// It could not be computed again: its memory goes back behind what was begun, and it may be tried
+// once more.
+template <device Device>
+void engine<Device>::take_back_lent(chunk_state& chunk, std::uint32_t index, lane_id lane,
+                                    std::span<handle* const> handles) noexcept {
+  auto& which = chunk.at(index);
+  const auto* items = chunk.saved_of(which);
+  std::optional<ticket> used;
+  try {
+    used = store_.order().record(lane);
+  } catch (...) {  // no event, so nobody may ever reuse the memory: it stays taken
+  }
+  for (std::uint32_t i = 0; i < which.count; ++i) {
+    auto* store = items[i].returning();
+    if (store == nullptr || !*handles[i]) continue;
+    handles[i]->store_ = nullptr;
+    handles[i]->part_ = labels_[static_cast<std::size_t>(which.module)];
+    release(this);
+    --store->handles;
+    if (!used) {
+      store_.lose(*store);
+      continue;
+    }
+    note_use(*store, lane, *used);
+    take_back(*store, lane);
+  }
+  if (which.state == group_state::discarded) return;
+  forget_ahead(which);
+  reload_again(chunk, index);
+}
+
+template <device Device>
+[[gnu::cold]] void engine<Device>::refuse_recompute(const char* call, const chunk_state& chunk,
+                                                    std::size_t what, int layer,
+                                                    const std::string& why) const {
+  throw misuse_error(std::string(call) + " of " + opts_.recompute_modules[what] + " of layer " +
+                     std::to_string(layer) + ", microbatch " +
+                     std::to_string(chunk.info().microbatch) + ": " + why);
+}
+
+}  // namespace tidepool::detail

@@ -1,0 +1,36 @@
+// From here to its end a stream waits for other ranks.
+#pragma once
+
+#include "tidepool/engine/engine.hpp"
+
+namespace tidepool::detail {
+
+template <device Device>
+class recorded_wait {
+ public:
+  using stream_ref = typename Device::stream_ref;
+
+  recorded_wait(engine<Device>& owner, stream_ref stream, waits_for whom, std::uint32_t kind = 0)
+      : owner_(&owner),
+        stream_(stream),
+        whom_(whom),
+        kind_(kind),
+        from_(owner.wait_begins(stream)) {}
+  recorded_wait(const recorded_wait&) = delete;
+  recorded_wait& operator=(const recorded_wait&) = delete;
+  ~recorded_wait() {
+    try {
+      owner_->waited(from_, stream_, whom_, kind_);
+    } catch (...) {  // a plan that takes it for computing
+    }
+  }
+
+ private:
+  engine<Device>* owner_;
+  stream_ref stream_;
+  waits_for whom_;
+  std::uint32_t kind_;
+  std::size_t from_;
+};
+
+}  // namespace tidepool::detail

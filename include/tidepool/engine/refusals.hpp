@@ -1,0 +1,217 @@
+// The engine's errors in words: what, where, and what to do.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tidepool/engine/engine.hpp"
+#include "tidepool/engine/shortage.hpp"
+
+namespace tidepool::detail {
+
+template <device Device>
+[[gnu::cold]] void engine<Device>::refuse(const char* call, const chunk_state& chunk,
+                                          module_id module, int layer,
+                                          const std::string& why) const {
+  throw misuse_error(std::string(call) + " of " + name_of_group(chunk, module, layer) + ": " + why);
+}
+
+template <device Device>
+[[gnu::cold]] void engine<Device>::refuse_argument(const char* call, const chunk_state& chunk,
+                                                   const group& which, std::uint32_t index,
+                                                   const char* why) const {
+  refuse(call, chunk, which.module, which.layer,
+         "argument " + std::to_string(index + 1) + " " + why);
+}
+
+template <device Device>
+[[gnu::cold]] void engine<Device>::refuse_count(const chunk_state& chunk, const group& which,
+                                                std::size_t given) const {
+  refuse("restore", chunk, which.module, which.layer,
+         std::to_string(given) + " arguments, but " + std::to_string(which.count) +
+             " were committed; pass the same, in order");
+}
+
+template <device Device>
+[[gnu::cold]] void engine<Device>::throw_out_of_host(const chunk_state& chunk, const group& which,
+                                                     std::size_t bytes) const {
+  const auto& host = store_.host_source();
+  throw out_of_budget("commit of " + name_of_group(chunk, which.module, which.layer) +
+                          ": host_budget: " + std::to_string(bytes) + " bytes more do not fit; " +
+                          std::to_string(host.used()) + " of " + std::to_string(host.budget()) +
+                          " bytes are in use. Raise --host-budget, offload fewer modules, or lower"
+                          " --offload-fraction",
+                      bytes, host.budget());
+}
+
+// Of a step that follows its plan: what stays by it, and the chunks that wait for backward.
+struct kept_by_plan {
+  std::size_t bytes = 0;
+  std::size_t chunks = 0;
+};
+
+// The most of both at any time of the step that the plan was made of.
+[[nodiscard]] inline kept_by_plan most_kept(const plan::profile& step, const residency& keeps) {
+  kept_by_plan now;
+  kept_by_plan most;
+  for (const auto& each : step.passes) {
+    now.chunks += each.backward ? 0 : 1;
+    most.chunks = std::max(most.chunks, now.chunks);
+    now.chunks -= each.backward ? 1 : 0;
+  }
+  for (const auto& each : step.events) {
+    const bool out = each.kind == plan::event_kind::commit;
+    if (!out && each.kind != plan::event_kind::restore) continue;
+    if (keeps.planned(each.chunk, each.index) != plan::action::keep) continue;
+    const auto bytes = step.chunks[each.chunk].groups[each.index].bytes;
+    now.bytes = out ? now.bytes + bytes : now.bytes - bytes;
+    most.bytes = std::max(most.bytes, now.bytes);
+  }
+  return most;
+}
+
+// The same of the chunks that are open now. Bytes are those of the plan, which knows what of a
+// group could have left.
+[[nodiscard]] inline kept_by_plan kept_now(const open_chunks& open, const plan::profile& step,
+                                           const residency& keeps) {
+  kept_by_plan now;
+  for (const auto* chunk : open.all()) {
+    if (chunk == nullptr) continue;
+    now.chunks += chunk->backward_begun() ? 0 : 1;
+    for (std::uint32_t i = 0; i < chunk->group_count(); ++i) {
+      if (chunk->at(i).kept == 0 || keeps.planned(chunk->ordinal(), i) != plan::action::keep) {
+        continue;
+      }
+      now.bytes += step.chunks[chunk->ordinal()].groups[i].bytes;
+    }
+  }
+  return now;
+}
+
+[[nodiscard]] inline std::string against_plan(const kept_by_plan& now, const kept_by_plan& most) {
+  if (now.bytes <= most.bytes && now.chunks <= most.chunks) return {};
+  return "The plan keeps " + std::to_string(most.bytes) +
+         " bytes at once and was made of a step with at most " + std::to_string(most.chunks) +
+         " chunks in flight; now " + std::to_string(now.chunks) + " are, and " +
+         std::to_string(now.bytes) + " bytes stay: keep the order and the number of chunks. ";
+}
+
+[[noreturn, gnu::cold]] inline void throw_out_of_source(std::size_t bytes, const std::string& what,
+                                                        const block_source& own) {
+  throw out_of_budget(what + ": " + std::to_string(bytes) +
+                          " bytes do not fit the source given to allocate_from, which has " +
+                          std::to_string(own.reserved()) + " and a largest free block of " +
+                          std::to_string(own.largest_free()) +
+                          ". Reset what is in it first, or give a larger one",
+                      bytes, own.budget());
+}
+
+template <device Device>
+[[gnu::cold]] void engine<Device>::throw_out_of_device(std::size_t bytes, const std::string& what,
+                                                       const block_source* own) {
+  const auto& source = store_.device_source();
+  shortage short_of;
+  short_of.call = what;
+  short_of.bytes = bytes;
+  short_of.whole_group = what.starts_with("reload of ");
+  short_of.memory = opts_.memory;
+  short_of.given = store_.has_given_memory();
+  short_of.rings = opts_.slots;
+  short_of.budget = source.budget();
+  short_of.reserved = source.reserved();
+  short_of.largest_free = source.largest_free();
+  std::size_t elsewhere = 0;
+  store_.for_each([&](const storage& store) {
+    if (store.source != nullptr) {
+      elsewhere += store.on_device ? store.bytes : 0;
+      return;
+    }
+    if (!store.on_device) return;
+    elsewhere += store.borrowed ? store.bytes : 0;
+    const bool restored = store.wanted && store.saves == 0;
+    auto name = store.module < 0 ? std::string("not committed")
+                                 : names_[static_cast<std::size_t>(store.module)];
+    short_of.live[restored ? name + " (restored and not reset)" : name] += store.bytes;
+    short_of.restored = short_of.restored || restored;
+  });
+  if (own != nullptr) throw_out_of_source(bytes, what, *own);
+  short_of.in_pieces = short_of.reserved >= store_.live() - elsewhere + bytes;
+  if (opts_.memory == memory_kind::slots) {
+    short_of.wanted = static_cast<const slots&>(source).wanted();
+  }
+  const bool all = std::ranges::find(opts_.offload_modules, "all") != opts_.offload_modules.end();
+  short_of.all_leave =
+      all || std::ranges::all_of(counters_.modules, &trace::module_counters::enabled);
+  short_of.margin = by_rule_ && !warming_up_ && opts_.margin;
+  const bool by_rule_alone = opts_.fraction < 1 || opts_.delta_bytes_per_rank > 0;
+  short_of.may_plan = opts_.policy == policy_kind::megatron && !by_rule_alone && !unproven_ &&
+                      opts_.memory != memory_kind::slots && (short_of.in_pieces || short_of.margin);
+  if (lack_of(short_of) == lack::device) {
+    try {
+      short_of.device = dev_->memory();
+    } catch (const device_error&) {  // while it captures, it may refuse to say
+    }
+  }
+  starved_ = true;
+  if (unproven_) {
+    short_of.plan =
+        "A plan from elsewhere is in its first step: is it of this model and these options? ";
+  } else if (!warming_up_ && profile_.timed()) {
+    short_of.plan = against_plan(kept_now(live_, profile_, keeps_), most_kept(profile_, keeps_));
+  }
+  if (may_leave_plan()) {
+    short_of.plan +=
+        "The step may be larger than the one that was planned for: drop its chunks, call end_step()"
+        " and run it again, and a new plan is made of it. ";
+  }
+  throw out_of_budget(in_words(short_of), bytes, source.budget());
+}
+
+template <device Device>
+[[gnu::cold]] void engine<Device>::throw_too_many(const std::string& what) {
+  throw misuse_error("allocate: " + what +
+                     " are more than any memory has; did the count overflow, as rows * columns"
+                     " does in an int?");
+}
+
+template <device Device>
+[[gnu::cold]] void engine<Device>::throw_serves_another() {
+  throw misuse_error(
+      "allocate_from: this memory has served another offloader, on whose streams it is free;"
+      " give each offloader a source of its own");
+}
+
+template <device Device>
+[[gnu::cold]] void engine<Device>::throw_still_open() const {
+  const auto* open = live_.first();
+  for (const auto& each : chunks_) {
+    if (open == nullptr && std::ranges::find(spare_, each.get()) == spare_.end()) open = each.get();
+  }
+  const auto& info = open->info();
+  throw misuse_error(
+      std::string("end_step: the ") + (info.forward_only ? "forward_only " : "") +
+      "chunk of microbatch " + std::to_string(info.microbatch) +
+      " is still open; finish every chunk of the step first, or destroy one to give its pass up");
+}
+
+template <device Device>
+[[gnu::cold]] void engine<Device>::throw_left_empty(int layer, std::size_t argument) {
+  throw misuse_error("restore of layer " + std::to_string(layer) + ": argument " +
+                     std::to_string(argument) +
+                     " was emptied by a commit, and this restore would leave it so: its chunk is"
+                     " forward_only, or the module is none that offloads; restore in the chunk and"
+                     " by the name of the commit");
+}
+
+template <device Device>
+[[gnu::cold]] void engine<Device>::refuse_released(const char* call, const chunk_state& chunk,
+                                                   module_id module, int layer) const {
+  refuse(call, chunk, module, layer,
+         "its commit released it, since the chunk was begun with forward_only and release; begin a"
+         " pass that goes backward without them");
+}
+
+}  // namespace tidepool::detail

@@ -1,0 +1,122 @@
+// The engine's reloads: on demand and ahead of use.
+#pragma once
+
+#include "tidepool/engine/engine.hpp"
+
+namespace tidepool::detail {
+
+// Starts the copies of one group; false when there is no device memory for it now.
+template <device Device>
+bool engine<Device>::try_reload(chunk_state& chunk, std::uint32_t index) {
+  auto& which = chunk.at(index);
+  auto* items = chunk.saved_of(which);
+  auto& order = store_.order();
+  const auto copies = store_.reload_lane();
+  const auto range = ranges_.reload(static_cast<std::size_t>(which.module), which.layer);
+  std::size_t bytes = 0;
+  std::uint32_t placed = 0;
+  const auto take_back = [&](const fence& after) {
+    for (std::uint32_t i = 0; i < placed; ++i) {
+      if (!std::exchange(items[i].copies_back, false)) continue;
+      store_.displace(*items[i].store, after, copies);
+    }
+  };
+  try {
+    for (; placed < which.count; ++placed) {
+      auto* store = items[placed].returning();
+      if (store != nullptr) store->wanted = true;
+      items[placed].copies_back = store != nullptr && !store->on_device;
+      if (!items[placed].copies_back) continue;
+      // Joined first: whatever else left before it is then known to be over, and its memory free.
+      store_.await_offload(*store);
+      if (!place_again(*store, copies)) {
+        if (bytes > 0) take_back(order.record(copies));
+        return false;
+      }
+      bytes += store->bytes;
+    }
+    which.state = group_state::arriving;
+    if (bytes == 0) return true;
+
+    const auto traced = store_.trace().begin(copies, order.stream(copies));
+    for (std::uint32_t i = 0; i < which.count; ++i) {
+      if (items[i].copies_back) store_.copy_in(*items[i].store);
+    }
+    store_.issue_copies(copy_direction::host_to_device);
+    const auto done = order.record(copies);
+    auto& count = counters_.modules[static_cast<std::size_t>(which.module)];
+    store_.trace().end(
+        traced, copies, order.stream(copies),
+        {trace::span_kind::reload, count.name, which.layer, chunk.info().microbatch, bytes});
+    count.bytes_reloaded += bytes;
+    for (std::uint32_t i = 0; i < which.count; ++i) {
+      if (items[i].copies_back) items[i].store->reloaded = done;
+    }
+  } catch (...) {
+    store_.settle(copies);
+    which.state = group_state::away;
+    take_back({});
+    throw;
+  }
+  forget_ahead(which);
+  which.ahead = ahead_.push_back({&chunk, index, bytes});
+  ahead_bytes_ += bytes;
+  return true;
+}
+
+template <device Device>
+void engine<Device>::require_reload(chunk_state& chunk, std::uint32_t index) {
+  store_.keep_to_budget();
+  while (!try_reload(chunk, index)) {
+    if (evict_one() || store_.exceed_budget()) continue;
+    auto& which = chunk.at(index);
+    const auto* items = chunk.saved_of(which);
+    // The last that was asked for: those before it have been given back.
+    const block_source* own = nullptr;
+    std::size_t bytes = 0;  // of all; those that others saved first left with them
+    for (std::uint32_t i = 0; i < which.count; ++i) {
+      const auto* store = items[i].returning();
+      if (store == nullptr || store->on_device) continue;
+      if (own == nullptr) bytes += store->bytes;
+      if (store->source == nullptr || store->source->largest_free() >= store->bytes) continue;
+      own = store->source;
+      bytes = store->bytes;
+    }
+    throw_out_of_device(bytes, "reload of " + name_of_group(chunk, which.module, which.layer), own);
+  }
+}
+
+template <device Device>
+void engine<Device>::reload_ahead() {
+  store_.keep_to_budget();
+  while (ahead_.size() < opts_.reload_ahead &&
+         (!opts_.reload_ahead_bytes || ahead_bytes_ < *opts_.reload_ahead_bytes)) {
+    auto* chunk = live_.next_to_reload(backward_begun_);
+    if (chunk == nullptr) return;
+    try {
+      if (!try_reload(*chunk, chunk->next_to_reload())) return;
+    } catch (...) {
+      // Left for later like one without memory: its restore tries again, and says what is wrong.
+      // What a capture has kept cannot be taken back.
+      if (store_.order().capturing()) throw;
+      return;
+    }
+  }
+}
+
+template <device Device>
+void engine<Device>::forget_ahead(group& which) {
+  const auto slot = std::exchange(which.ahead, slot_list<ahead>::none);
+  if (slot == slot_list<ahead>::none) return;
+  ahead_bytes_ -= ahead_[slot].bytes;
+  ahead_.erase(slot);
+}
+
+// Puts a group back in the queue of reloads.
+template <device Device>
+void engine<Device>::reload_again(chunk_state& chunk, std::uint32_t index) {
+  chunk.reload_again(index);
+  live_.look_again(chunk);
+}
+
+}  // namespace tidepool::detail

@@ -1,0 +1,149 @@
+// Device memory that does not suffice, in words: for want of what, who holds it, and what to do.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tidepool/config/list_formats.hpp"
+#include "tidepool/device/device.hpp"
+#include "tidepool/memory/pool.hpp"
+#include "tidepool/options.hpp"
+
+namespace tidepool::detail {
+
+// What the source of the memory and the engine know of a request that failed.
+struct shortage {
+  std::string call;
+  std::size_t bytes = 0;
+  bool whole_group = false;  // whose tensors are apart
+  memory_kind memory = memory_kind::pool;
+  bool given = false;  // by the trainer, instead of one of these
+  std::vector<slot_ring> rings;
+  std::vector<slot_ring> wanted;  // as many as would have done so far, see `slots`
+  std::size_t budget = 0;         // 0: none was given
+  std::size_t reserved = 0;
+  std::size_t largest_free = 0;
+  bool in_pieces = false;                   // together they would do
+  std::optional<memory_info> device;        // where it could be asked
+  std::map<std::string, std::size_t> live;  // bytes, by what holds them
+  bool restored = false;                    // some of them by handles that backward filled
+  bool all_leave = false;                   // no module is left to be offloaded
+  bool margin = false;                      // keeps some of it
+  bool may_plan = false;                    // an automatic plan might find a way
+  std::string plan;                         // a sentence, where the step is not the planned one
+};
+
+enum class lack : unsigned char { slot_size, free_slots, budget_of_one, budget, device, given };
+
+// What it takes of its source; tensors of a group are rounded up one by one, so that theirs is
+// more.
+[[nodiscard]] inline std::size_t taken_by(const shortage& of) {
+  if (of.whole_group) return of.bytes;
+  return of.memory == memory_kind::pool ? pool::rounded(of.bytes, rounding::sixteenth)
+                                        : aligned(of.bytes);
+}
+
+[[nodiscard]] inline lack lack_of(const shortage& of) {
+  if (of.given) return lack::given;
+  if (of.memory == memory_kind::slots) {
+    // A tensor of a group lay in a slot before, so that one is large enough.
+    const bool any = of.whole_group || std::any_of(of.rings.begin(), of.rings.end(), [&](auto& r) {
+                       return aligned(r.bytes) >= of.bytes;
+                     });
+    return any ? lack::free_slots : lack::slot_size;
+  }
+  const auto need = taken_by(of);
+  const auto most = of.budget / block_alignment * block_alignment;
+  if (of.budget != 0 && need > most) return lack::budget_of_one;
+  // A pool that may still grow did not for want of memory.
+  const bool could_grow = of.budget == 0 || (of.reserved <= most && need <= most - of.reserved);
+  return of.memory == memory_kind::pool && could_grow ? lack::device : lack::budget;
+}
+
+// The rings with room for what was wanted of each so far, this request as well, as the option takes
+// them. Requests that found no slot of their own size have taken larger ones.
+[[nodiscard]] inline std::string rings_with_more(const shortage& of) {
+  auto rings = of.rings;
+  bool more = false;
+  for (const auto& each : of.wanted) {
+    const auto same = [&](const slot_ring& ring) { return aligned(ring.bytes) == each.bytes; };
+    const auto ring = std::find_if(rings.begin(), rings.end(), same);
+    if (ring == rings.end() || ring->count >= each.count) continue;
+    ring->count = each.count;
+    more = true;
+  }
+  if (!more) rings.push_back({of.bytes, 1});  // there are none as large as that
+  return "--slots=" + text::rings_format::write(rings);
+}
+
+[[nodiscard]] inline std::string cause(const shortage& of, lack what) {
+  const auto number = [](std::size_t value) { return std::to_string(value); };
+  const std::string idle = " and nothing is in flight to wait for";
+  const std::string held =
+      number(of.reserved) + " reserved, largest free block " + number(of.largest_free);
+  const std::string limit = of.budget == 0 ? "" : "--device-budget is " + number(of.budget) + ", ";
+  const std::string one = of.whole_group ? "this one group" : "this one tensor";
+  switch (what) {
+    case lack::slot_size: {
+      std::size_t largest = 0;
+      for (const auto& ring : of.rings) largest = std::max(largest, ring.bytes);
+      return ": no ring has slots of so many bytes, the largest have " + number(largest);
+    }
+    case lack::free_slots:
+      if (of.whole_group) return ": its slots are taken" + idle;
+      return ": every slot of at least " + number(of.bytes) + " bytes is taken" + idle;
+    case lack::budget_of_one:
+      return ": " + one + " is larger than --device-budget, which is " + number(of.budget) +
+             (of.bytes <= of.budget ? ", once rounded up to " + number(taken_by(of)) : "");
+    case lack::device:
+      return " (" + limit + (limit.empty() ? "" : "but ") + "the device has no more" +
+             (of.device ? ": " + number(of.device->free) + " of " + number(of.device->total) +
+                              " bytes are free"
+                        : "") +
+             "; " + held + ")" + idle;
+    case lack::given:
+      return ": the memory given to this offloader (parts::memory) has no more" + idle;
+    case lack::budget:
+      break;
+  }
+  return " (" + limit + held + (of.in_pieces ? "; there is room, but in pieces" : "") + ")" + idle;
+}
+
+[[nodiscard]] inline std::string remedy(const shortage& of, lack what) {
+  if (what == lack::slot_size) return "Add a ring: " + rings_with_more(of);
+  if (what == lack::budget_of_one) {
+    return "Raise --device-budget, or save it in smaller " +
+           std::string(of.whole_group ? "groups" : "tensors");
+  }
+  std::string ways;
+  const auto add = [&](bool helps, const char* way) {
+    if (helps) ways += std::string(way) + ", ";
+  };
+  add(of.restored, "reset handles once backward has used them");
+  add(what == lack::budget && of.margin, "take --no-margin");
+  add(what == lack::budget && of.may_plan, "take --policy=automatic");
+  add(!of.all_leave, "offload more modules");
+  ways += "or run fewer microbatches in flight";
+  if (what == lack::free_slots) return "Add slots: " + rings_with_more(of) + "; " + ways;
+  if (what == lack::given) return "Free some of it elsewhere, " + ways;
+  return (what == lack::device ? "Leave it more of the device, " : "Raise --device-budget, ") +
+         ways;
+}
+
+[[nodiscard]] inline std::string in_words(const shortage& of) {
+  const auto what = lack_of(of);
+  auto text = of.call + ": " + std::to_string(of.bytes) + " bytes of device memory do not fit" +
+              cause(of, what) + ". ";
+  if (what != lack::slot_size && what != lack::budget_of_one) {
+    std::vector<std::string> live;
+    for (const auto& [name, size] : of.live) live.push_back(name + " " + std::to_string(size));
+    text += "Live: " + (live.empty() ? "nothing" : text::join(live, ", ")) + ". " + of.plan;
+  }
+  return text + remedy(of, what);
+}
+
+}  // namespace tidepool::detail

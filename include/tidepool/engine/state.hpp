@@ -1,0 +1,168 @@
+// The engine's part in state that lives on the host. The state counts as one save of its storage,
+// so that its host copy stays.
+#pragma once
+
+#include "tidepool/engine/engine.hpp"
+
+namespace tidepool::detail {
+
+template <device Device>
+auto engine<Device>::make_state(std::size_t bytes, std::string_view name) -> storage& {
+  const auto subject = "host_state of " + std::string(name);
+  if (bytes == 0) throw misuse_error(subject + ": 0 bytes; ask for at least 1");
+  settle();
+  auto& store = store_.create(*this, bytes, bytes);
+  try {
+    if (!store_.place_on_host(store)) {
+      const auto& host = store_.host_source();
+      throw out_of_budget(subject + ": host_budget: " + std::to_string(bytes) +
+                              " bytes more do not fit; " + std::to_string(host.used()) + " of " +
+                              std::to_string(host.budget()) +
+                              " bytes are in use. Raise --host-budget, or keep part of it on the"
+                              " device",
+                          bytes, host.budget());
+    }
+  } catch (...) {
+    store_.destroy(store);
+    throw;
+  }
+  store.saves = 1;
+  store.of_host_state = true;
+  ++references_;
+  return store;
+}
+
+template <device Device>
+void engine<Device>::require_away(const storage& store, const char* call, std::string_view name) {
+  if (store.handles == 0) return;
+  throw misuse_error(std::string(call) + " of " + std::string(name) +
+                     ": it is on the device already; write_back or reset its buffer first");
+}
+
+template <device Device>
+buffer<Device> engine<Device>::create_state(storage& store, std::string_view name,
+                                            stream_ref stream) {
+  require_away(store, "create", name);
+  const auto lane = lane_of(stream);
+  forget_idle(store);
+  if (store.on_device) take_back(store, store_.reload_lane());  // fetched ahead and never used
+  place_or_throw(store, lane, "create");
+  return {share(store), lane};
+}
+
+// Starts the copy in; false when there is no device memory for it.
+template <device Device>
+bool engine<Device>::bring_state(storage& store, std::string_view name) {
+  const auto copies = store_.reload_lane();
+  auto& order = store_.order();
+  store_.await_offload(store);
+  if (!store_.place(store, copies)) return false;
+  try {
+    const auto traced = store_.trace().begin(copies, order.stream(copies));
+    store_.copy_in(store);
+    store_.issue_copies(copy_direction::host_to_device);
+    store.reloaded = order.record(copies);
+    store_.trace().end(traced, copies, order.stream(copies),
+                       {trace::span_kind::reload, name, -1, -1, store.bytes});
+  } catch (...) {
+    store_.settle(copies);
+    store_.displace(store, {}, copies);
+    throw;
+  }
+  counters_.state_fetched += store.bytes;
+  return true;
+}
+
+template <device Device>
+bool engine<Device>::prefetch_state(storage& store, std::string_view name) {
+  if (store.on_device) return false;
+  settle();
+  idle_.make_room();
+  store_.keep_to_budget();
+  if (!bring_state(store, name)) return false;
+  store.idle = idle_.push_back(&store);
+  return true;
+}
+
+template <device Device>
+buffer<Device> engine<Device>::fetch_state(storage& store, std::string_view name,
+                                           stream_ref stream) {
+  require_away(store, "fetch", name);
+  const auto lane = lane_of(stream);
+  const bool was_there = static_cast<bool>(store.on_device);
+  store_.keep_to_budget();
+  while (!store.on_device && !bring_state(store, name)) {
+    if (evict_one() || store_.exceed_budget()) continue;
+    throw_out_of_device(store.bytes, "fetch of " + std::string(name), nullptr);
+  }
+  try {
+    store_.order().join(lane, store.reloaded, join_site::consumer);
+  } catch (...) {  // what was fetched ahead may stay so
+    if (!was_there) {
+      take_back(store, store_.reload_lane());
+      counters_.state_fetched -= store.bytes;
+    }
+    throw;
+  }
+  forget_idle(store);
+  hand_to(store, lane);
+  return {share(store), lane};
+}
+
+template <device Device>
+void engine<Device>::write_state(storage& store, std::string_view name, buffer<Device>& changed,
+                                 stream_ref stream) {
+  if (changed.store_ != &store) {
+    throw misuse_error("write_back of " + std::string(name) +
+                       ": this is not the buffer that its create or fetch returned");
+  }
+  const auto lane = lane_of(stream);
+  const auto copies = store_.offload_lane();
+  auto& order = store_.order();
+  if (order.capturing() &&
+      !store.written) {  // a capture that fails would leave it without contents
+    throw misuse_error("write_back of " + std::string(name) +
+                       ": the first contents are written inside a capture; write them once before");
+  }
+  const auto ready = order.record(lane);
+  note_use(store, lane, ready);  // now, since it may fail
+  bool copying = false;
+  try {
+    order.join(copies, ready, join_site::producer);
+    order.join(copies, store.reloaded, join_site::host_reuse);  // it may have read the host copy
+    const auto traced = store_.trace().begin(copies, order.stream(copies));
+    copying = !order.capturing();
+    store_.copy_out(store, store, {0, store.bytes, 1, store.bytes});
+    store_.issue_copies(copy_direction::device_to_host);
+    store.offloaded = order.record(copies);
+    store_.trace().end(traced, copies, order.stream(copies),
+                       {trace::span_kind::offload, name, -1, -1, store.bytes});
+  } catch (...) {
+    store_.settle(copies);
+    if (copying) store.written = false;  // of some pieces the host has the old, of some the new
+    throw;
+  }
+  note_use(store, lane, store.offloaded);
+  // The copy out stands for the copy in as well, behind which it is.
+  store.reloaded = {};
+  store.written = true;
+  counters_.state_written += store.bytes;
+  store_.note_group(store.bytes);
+  changed.store_ = nullptr;
+  forget_handle(store, lane);
+}
+
+template <device Device>
+void engine<Device>::drop_state(storage& store) noexcept {
+  bool settled = true;
+  try {
+    if (replayed_) meet_after_launch();
+  } catch (...) {  // no event, so that the memory stays taken, as in drop_quietly
+    settled = false;
+  }
+  store.of_host_state = false;
+  if (settled) forget_save(store);
+  release(this);
+}
+
+}  // namespace tidepool::detail

@@ -1,0 +1,416 @@
+/// Saved memory and its way between device and host. Every ordering rule of a copy stands here.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tidepool/core/part_index.hpp"
+#include "tidepool/device/allocators.hpp"
+#include "tidepool/engine/copy_queue.hpp"
+#include "tidepool/engine/filling.hpp"
+#include "tidepool/engine/room.hpp"
+#include "tidepool/engine/storage.hpp"
+#include "tidepool/error.hpp"
+#include "tidepool/memory/arena.hpp"
+#include "tidepool/memory/borrowed.hpp"
+#include "tidepool/memory/lanes.hpp"
+#include "tidepool/memory/pinned.hpp"
+#include "tidepool/memory/pool.hpp"
+#include "tidepool/memory/slots.hpp"
+#include "tidepool/memory/tracer.hpp"
+
+namespace tidepool::detail {
+
+// Owns all storages of an offloader, its two copy streams and its memory.
+//
+// The joins (those around a capture are in lanes.hpp):
+//   producer      offload stream  waits for the stream that commits
+//   host_reuse    offload stream  waits for the reload that last read the host block
+//   own_offload   reload stream   waits for the offload of the same storage
+//   device_reuse  compute stream  waits for the last user of the device block it is given
+//   reload_reuse  reload stream   does the same
+//   consumer      compute stream  waits for the reload of what it will read, or, where that never
+//                                 left, for what was given to the stream that committed it
+//   cap           compute stream  waits for the oldest offload in flight (in engine.hpp)
+//   borrow        whoever gets it waits for the stream whose allocator gave the device block
+//   give_back     owner's stream  waits for the last use of what goes back (memory/borrowed.hpp)
+template <device Device>
+class storages {
+ public:
+  using storage = detail::storage;
+  using stream_ref = typename Device::stream_ref;
+
+  // `given` is the memory of an offloader that has none of its own.
+  storages(Device& dev, const options& opts, std::unique_ptr<block_source> given = {})
+      : dev_(&dev),
+        trace_(dev),
+        order_(dev, trace_),
+        filling_(dev, order_, opts.poison),
+        offload_stream_(dev.make_stream()),
+        reload_stream_(dev.make_stream()),
+        offload_(order_.of(offload_stream_.ref())),
+        reload_(order_.of(reload_stream_.ref())),
+        device_pages_(dev),
+        borrowed_(order_),
+        given_(given != nullptr),
+        device_(given != nullptr ? std::move(given) : make_source(opts)),
+        host_pages_(dev, host_kind_of(dev, opts)),
+        host_(host_pages_, order_, {opts.host_step, host_budget(opts), rounding::none}),
+        copies_(dev, opts.copy_piece),
+        soft_budget_(opts.device_budget.value_or(0)),
+        slack_(opts.borrowed_slack),
+        flying_groups_(
+            // One more than the cap, but for caps so large that one more is none.
+            std::min(most_flying_groups - 1, opts.max_inflight.value_or(most_flying_groups)) + 1),
+        flying_floor_(opts.max_inflight_bytes.value_or(0)) {
+    host_.allow_in_flight(opts.host_step);
+    if (slack_) borrowed_.set_slack(*slack_);
+    device_->attach(order_, borrowed_);
+    gives_back_ = device_->gives_back();
+  }
+  storages(const storages&) = delete;
+  storages& operator=(const storages&) = delete;
+  ~storages() {
+    // Pinned memory must not go while a copy uses it.
+    settle(offload_);
+    settle(reload_);
+    if (borrowed_.held() > 0) borrowed_.give_back(0);
+    if (borrowed_.held() == 0) return;
+    try {  // handles that outlived their offloader had it, or a join was refused
+      dev_->synchronize();
+    } catch (...) {  // a device that is gone runs nothing
+    }
+    borrowed_.abandon();
+  }
+
+  // After a failure: blocks the host until the lane runs nothing any more.
+  void settle(lane_id lane) noexcept {
+    copies_.clear();
+    try {
+      dev_->synchronize(order_.stream(lane));
+    } catch (...) {  // a device that is gone runs no copy
+    }
+  }
+
+  [[nodiscard]] lanes<Device>& order() { return order_; }
+  [[nodiscard]] tracer<Device>& trace() { return trace_; }
+  [[nodiscard]] lane_id offload_lane() const { return offload_; }
+  [[nodiscard]] lane_id reload_lane() const { return reload_; }
+  [[nodiscard]] bool has_given_memory() const { return given_; }
+  [[nodiscard]] block_source& device_source() { return *device_; }
+  [[nodiscard]] const block_source& device_source() const { return *device_; }
+  [[nodiscard]] borrowed_memory& borrowed() { return borrowed_; }
+  [[nodiscard]] const borrowed_memory& borrowed() const { return borrowed_; }
+  [[nodiscard]] const pool& host_source() const { return host_; }
+  [[nodiscard]] std::size_t live() const { return live_; }
+  [[nodiscard]] std::size_t live_peak() const { return live_peak_; }
+  [[nodiscard]] std::size_t live_peak_without() const { return live_peak_without_; }
+  [[nodiscard]] std::size_t live_without() const { return live_ + away_; }
+  [[nodiscard]] std::size_t host_peak() const { return host_peak_; }
+
+  // Calls `visit` with every storage in use.
+  template <class Visit>
+  void for_each(const Visit& visit) const {
+    for (const auto& store : nodes_) {
+      if (store.owner != nullptr) visit(store);
+    }
+  }
+
+  storage& create(storage_owner& owner, std::size_t bytes, std::size_t elements) {
+    if (spare_.empty()) {
+      make_room(spare_, nodes_.size() + 1);
+      spare_.push_back(&nodes_.emplace_back());
+    }
+    auto& store = *spare_.back();
+    spare_.pop_back();
+    store = {};
+    store.owner = &owner;
+    store.number = ++created_;
+    store.captured = order_.capturing();
+    store.bytes = bytes;
+    store.elements = elements;
+    return store;
+  }
+
+  // Gives `store` device memory that `waiter` may touch from now on, at `offset` if that is free;
+  // false when none is.
+  [[nodiscard]] bool place(storage& store, lane_id waiter, std::size_t offset = anywhere) {
+    fence ready;
+    if (!take(store, waiter, offset, ready)) return false;
+    const auto site = gives_back_ && store.source == nullptr ? join_site::borrow
+                      : waiter == reload_                    ? join_site::reload_reuse
+                                                             : join_site::device_reuse;
+    try {
+      if (order_.join(waiter, ready, site)) ++waits_;
+    } catch (...) {  // untouched, it is free behind what it was free behind
+      source_of(store).release(store.on_device, ready);
+      store.on_device = {};
+      throw;
+    }
+    store.handed_to = waiter;
+    store.handed_at = order_.next(waiter);
+    filling_.handed_out(store, waiter);
+    live_ += store.bytes;
+    if (store.on_host || store.discarded) away_ -= store.bytes;
+    note_taken(store, waiter);
+    return true;
+  }
+
+  // Zeros for new contents, behind what `waiter` was made to wait for when it got the memory.
+  void zero(storage& store, lane_id waiter) { filling_.zero(store, waiter); }
+
+  // `waiter` has written memory that belongs to `owner`, which is emptied.
+  void adopt(storage& store, void* data, lane_id waiter, memory_owner& owner) {
+    if (const auto left = budget_left(store.bytes); borrowed_.waiting() > left) {
+      borrowed_.give_back(left);
+    }
+    store.on_device = {data, store.bytes, borrowed_.hold(owner, waiter, store.bytes)};
+    store.borrowed = true;
+    store.handed_to = waiter;
+    store.handed_at = order_.next(waiter);
+    live_ += store.bytes;
+    note_taken(store, waiter);
+  }
+
+  // Where memory is borrowed the budget is soft: what could wait must not pass it, and what is
+  // needed now may, once `exceed_budget` has said so. `keep_to_budget` takes that back.
+  void keep_to_budget() { exceeds_ = over_ = false; }
+  [[nodiscard]] bool exceed_budget() {
+    if (!std::exchange(over_, false) || exceeds_) return false;
+    ++exceeded_;
+    return exceeds_ = true;
+  }
+  [[nodiscard]] std::uint64_t exceeded() const { return exceeded_; }
+
+  void note_filling(const storage& store) { filling_.note(store); }
+
+  // Takes the device memory away; it is free again after `after`. `on` is the lane of its last
+  // user.
+  void displace(storage& store, const fence& after, lane_id on) {
+    if (std::exchange(store.of_graph, false)) {
+      store.borrowed = false;  // its owner gets it at the end
+    } else if (std::exchange(store.borrowed, false)) {
+      borrowed_.release(store.on_device.index, after);
+    } else if (filling_.poisons() && store.source == nullptr) {
+      // Filled by work that no event stands for, it stays taken.
+      if (const auto behind = filling_.given_back(store, after, on)) {
+        source_of(store).release(store.on_device, *behind);
+      }
+    } else {
+      source_of(store).release(store.on_device, after);
+    }
+    store.on_device = {};
+    live_ -= store.bytes;
+    if (store.on_host || store.discarded) away_ += store.bytes;
+    trace_.level(on, order_.stream(on), 0, store.bytes, live_ + away_);
+  }
+
+  // The same where nobody can say when that is: it stays taken.
+  void lose(storage& store) noexcept {
+    store.on_device = {};
+    store.borrowed = false;
+    if (store.on_host || store.discarded) away_ += store.bytes;
+  }
+
+  // Gives `store` a place on the host; false when the budget is spent.
+  [[nodiscard]] bool place_on_host(storage& store) {
+    fence ready;
+    if (store.origin != 0) parts_.make_room();
+    if (!host_.take(store.bytes, offload_, store.on_host, ready)) return false;
+    // Made now, so that nobody has to remember the fence: what is issued on the stream from here on
+    // waits, and only the copy into this block is.
+    try {
+      order_.join(offload_, ready, join_site::host_reuse);
+    } catch (...) {
+      host_.release(store.on_host, ready);
+      store.on_host = {};
+      throw;
+    }
+    if (store.origin != 0) parts_.insert(store);
+    if (!store.on_device) away_ += store.bytes;
+    host_peak_ = std::max(host_peak_, host_.used());
+    return true;
+  }
+
+  void displace_from_host(storage& store, const ticket& after) {
+    if (!store.on_device) away_ -= store.bytes;
+    if (store.origin != 0) parts_.erase(store);
+    host_.release(store.on_host, after);
+    store.on_host = {};
+  }
+
+  // The dense copy of a rectangle that is on the host, or null.
+  [[nodiscard]] storage* part_on_host(const storage& whole, const rectangle& part) const {
+    return parts_.find(whole.number, part);
+  }
+
+  // Makes the reload stream wait until the host block of `store` may be read.
+  void await_offload(const storage& store) {
+    order_.join(reload_, store.offloaded, join_site::own_offload);
+  }
+
+  // Queues a copy of `from` (a rectangle of `source`) into the host block of `store`.
+  void copy_out(const storage& store, const storage& source, const rectangle& from) {
+    copies_.add_to_host(store.on_host.data, source.on_device.data, from, offload_stream_.ref());
+  }
+
+  // Queues a copy of the host block back.
+  void copy_in(const storage& store) {
+    copies_.add(store.on_device.data, store.on_host.data, store.bytes);
+  }
+
+  void issue_copies(copy_direction direction) {
+    copies_.issue(direction, direction == copy_direction::device_to_host ? offload_stream_.ref()
+                                                                         : reload_stream_.ref());
+  }
+
+  // How many storages have gone so far.
+  [[nodiscard]] std::uint64_t destroyed() const { return destroyed_; }
+
+  // Forgets a storage that nobody refers to any more.
+  void destroy(storage& store) noexcept {
+    if (store.discarded && !store.on_device) away_ -= store.bytes;
+    store.owner = nullptr;
+    spare_.push_back(&store);
+    ++destroyed_;
+  }
+
+  [[nodiscard]] std::uint64_t waits() const { return waits_; }
+  [[nodiscard]] std::uint64_t elsewhere() const { return elsewhere_; }
+
+  // How much the pool may leave in flight: a few of the largest groups, or what the cap allows.
+  void note_group(std::size_t bytes) {
+    if (bytes <= largest_group_) return;
+    largest_group_ = bytes;
+    const auto in_flight = std::max(flying_floor_, flying_groups_ * largest_group_);
+    device_->allow_in_flight(in_flight);
+    if (!slack_) borrowed_.set_slack(in_flight);
+  }
+
+ private:
+  [[nodiscard]] bool take(storage& store, lane_id waiter, std::size_t offset, fence& ready) {
+    if (store.source == nullptr && is_over_budget(store.bytes)) return false;
+    auto& source = source_of(store);
+    if (offset != anywhere) {
+      if (source.take_at(offset, store.bytes, waiter, store.on_device, ready)) return true;
+      ++elsewhere_;
+    }
+    if (!source.take(store.bytes, waiter, store.on_device, ready)) return false;
+    if (store.source != nullptr && store.on_device.bytes < store.bytes) give_back(store, ready);
+    return true;
+  }
+
+  // Of the budget, once so many bytes more are on the device; all there are without one.
+  [[nodiscard]] std::size_t budget_left(std::size_t bytes) const {
+    if (soft_budget_ == 0) return std::numeric_limits<std::size_t>::max();
+    return soft_budget_ - std::min(soft_budget_, live_ + bytes);
+  }
+  [[nodiscard]] bool is_over_budget(std::size_t bytes) {
+    if (soft_budget_ == 0 || (borrowed_.held() == 0 && !gives_back_)) return false;
+    return is_over_soft_budget(bytes);
+  }
+  [[nodiscard, gnu::cold]] bool is_over_soft_budget(std::size_t bytes) {
+    const auto left = budget_left(bytes);
+    if (borrowed_.waiting() > left) borrowed_.give_back(left);
+    if (exceeds_ || (bytes <= soft_budget_ && live_ <= soft_budget_ - bytes)) return false;
+    over_ = true;
+    return true;
+  }
+
+  [[gnu::cold, noreturn]] void give_back(storage& store, const fence& ready) {
+    const auto got = std::exchange(store.on_device, {});
+    store.source->release(got, ready);
+    throw misuse_error("allocate_from: the source gave a block of " + std::to_string(got.bytes) +
+                       " bytes where " + std::to_string(store.bytes) +
+                       " were asked for; let take return false where no block is large enough");
+  }
+
+  // Storages of two offloaders have no number in common, so that a handle which the one emptied is
+  // told from those of the other: counted from an address that nothing else has.
+  [[nodiscard]] std::uint64_t first_number() const {
+    return std::uint64_t{reinterpret_cast<std::uintptr_t>(this) / alignof(storages)} << 20;
+  }
+
+  static constexpr std::size_t most_flying_groups = 4;
+
+  [[nodiscard]] block_source& source_of(const storage& store) {
+    return store.source == nullptr ? *device_ : *store.source;
+  }
+
+  std::unique_ptr<block_source> make_source(const options& opts) {
+    switch (opts.memory) {
+      case memory_kind::arena:
+        return std::make_unique<arena>(device_pages_, order_, opts.device_budget.value_or(0));
+      case memory_kind::slots:
+        return std::make_unique<slots>(device_pages_, opts.slots);
+      case memory_kind::pool:
+        break;
+    }
+    return std::make_unique<pool>(device_pages_, order_,
+                                  pool_limits{opts.device_step, opts.device_budget.value_or(0)});
+  }
+
+  // Refused where the machine does not have it, with the reason.
+  static host_memory host_kind_of(Device& dev, const options& opts) {
+    if constexpr (requires { dev.why_not(opts.host_memory); }) {
+      if (const std::string reason = dev.why_not(opts.host_memory); !reason.empty()) {
+        throw option_error("tidepool: host_memory: this machine does not have the kind: " + reason +
+                           "; take --host-memory out, or give --host-memory=pinned");
+      }
+    }
+    return {opts.host_memory, opts.host_bind};
+  }
+
+  void note_taken(const storage& store, lane_id by) {
+    live_peak_ = std::max(live_peak_, live_);
+    live_peak_without_ = std::max(live_peak_without_, live_ + away_);
+    trace_.level(by, order_.stream(by), store.bytes, 0, live_ + away_);
+  }
+
+  Device* dev_;
+  tracer<Device> trace_;
+  lanes<Device> order_;
+  filling<Device> filling_;
+  typename Device::stream offload_stream_;
+  typename Device::stream reload_stream_;
+  lane_id offload_;
+  lane_id reload_;
+  device_allocator<Device> device_pages_;
+  borrowed_memory borrowed_;
+  bool given_;               // its device memory, by the trainer
+  bool gives_back_ = false;  // and that goes back to an allocator
+  std::unique_ptr<block_source> device_;
+  host_allocator<Device> host_pages_;
+  pool host_;
+  std::deque<storage> nodes_;
+  std::vector<storage*> spare_;
+  part_index<storage> parts_;
+  copy_queue<Device> copies_;
+  std::size_t soft_budget_;           // 0: none
+  bool over_ = false;                 // it was what the latest request did not fit
+  bool exceeds_ = false;              // requests may pass it
+  std::optional<std::size_t> slack_;  // of what is borrowed
+  std::size_t flying_groups_;
+  std::size_t flying_floor_;
+  std::size_t largest_group_ = 0;
+  std::size_t live_ = 0;  // bytes on the device, in issue order
+  std::size_t away_ = 0;  // bytes on the host alone, or to be computed again
+  std::size_t live_peak_ = 0;
+  std::size_t live_peak_without_ = 0;
+  std::size_t host_peak_ = 0;
+  std::uint64_t waits_ = 0;
+  std::uint64_t elsewhere_ = 0;  // than the plan wanted it
+  std::uint64_t exceeded_ = 0;   // times that the soft budget was
+  std::uint64_t created_ = first_number();
+  std::uint64_t destroyed_ = 0;
+};
+
+}  // namespace tidepool::detail

@@ -1,0 +1,37 @@
+// A span of the trainer's own work on one stream, as an object's life.
+#pragma once
+
+#include <cstddef>
+
+#include "tidepool/engine/engine.hpp"
+
+namespace tidepool::detail {
+
+template <device Device>
+class traced_span {
+ public:
+  traced_span(engine<Device>& owner, typename Device::stream_ref stream, const span_label& label)
+      : owner_(&owner), label_(label) {
+    auto& memory = owner.memory();
+    if (!memory.trace().on()) return;
+    lane_ = owner.lane_of(stream);
+    from_ = memory.trace().begin(lane_, stream);
+  }
+  traced_span(traced_span&&) = delete;
+  ~traced_span() {
+    if (from_ == tracer<Device>::off) return;
+    try {
+      auto& memory = owner_->memory();
+      memory.trace().end(from_, lane_, memory.order().stream(lane_), label_);
+    } catch (...) {  // a picture without this span
+    }
+  }
+
+ private:
+  engine<Device>* owner_;
+  span_label label_;
+  lane_id lane_{};
+  std::size_t from_ = tracer<Device>::off;
+};
+
+}  // namespace tidepool::detail

@@ -1,0 +1,1 @@
+#include <tidepool/src.hpp>
