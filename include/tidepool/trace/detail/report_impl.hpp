@@ -67,11 +67,11 @@ struct module_traffic {
       if (time > 0 && !span.module.empty()) of(span.module).stalled += time;
       continue;
     }
-    auto& module = of(span.name);
+    auto& own = of(span.name);
     const std::size_t way = span.kind == trace::span_kind::reload ? 1 : 0;
-    ++module.copies[way];
-    module.bytes[way] += span.bytes;
-    module.time[way] += time;
+    ++own.copies[way];
+    own.bytes[way] += span.bytes;
+    own.time[way] += time;
   }
   return all;
 }
