@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "hostile_stream.hpp"
+#include "tidepool/trace/detail/palette.hpp"
 
 namespace {
 
