@@ -274,8 +274,7 @@ class offloader {
   /// Records the spans of what follows, until `finish_trace`. Both block the host until the device
   /// is idle. `origin` is any stream in use.
   void start_trace(std::string title, stream_ref origin) {
-    auto& memory = engine_->memory();
-    memory.trace().start(std::move(title), memory.live(), origin);
+    engine_->start_trace(std::move(title), origin);
   }
   [[nodiscard]] trace::record finish_trace() { return engine_->finish_trace(); }
 

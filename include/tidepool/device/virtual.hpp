@@ -23,6 +23,13 @@ class simulation;
 
 namespace tidepool {
 
+/// One kernel that ran on the virtual device: on which stream (`stream_ref::index`), and when.
+struct kernel_run {
+  std::size_t stream = 0;
+  double start_ns = 0;
+  double end_ns = 0;
+};
+
 /// Streams are queues, copies move real bytes at the rates of a `machine`, kernels are host
 /// functions with a duration. Operations run, on the caller's thread, when somebody synchronizes or
 /// frees memory; until then pointers and captured objects must stay valid. Same program, same
@@ -163,6 +170,10 @@ class virtual_device {
   void observe(detail::operation_observer with);
   /// What it was made with.
   [[nodiscard]] const machine& model() const { return model_; }
+  /// Notes each kernel that is launched from now on, once it has run; `take_kernels` ends that.
+  void log_kernels();
+  /// What was noted, in order of their ends.
+  [[nodiscard]] std::vector<kernel_run> take_kernels();
   /// The virtual clock, in nanoseconds.
   [[nodiscard]] double now_ns() const;
 
@@ -200,6 +211,8 @@ class virtual_device {
   std::size_t host_used_ = 0;
   std::size_t device_peak_ = 0;
   std::uint64_t keys_ = 0;
+  bool logs_ = false;
+  std::vector<kernel_run> kernels_;
   unsigned left_out_ = 0;
 };
 

@@ -184,6 +184,10 @@ std::uint32_t engine<Device>::waiting_group(chunk_state& chunk, module_id module
 template <device Device>
 void engine<Device>::begin_backward(chunk_state& chunk) {
   if (chunk.backward_begun()) return;
+  if (tracing_) {
+    if (!chunk.forward_done()) trace_pass(chunk, false, false);
+    trace_pass(chunk, true, true);
+  }
   chunk.begin_backward();
   live_.look_again(chunk);
   ++backward_begun_;
@@ -273,6 +277,7 @@ void engine<Device>::end_chunk(chunk_state& chunk, bool finished) noexcept {
       if (each.state != group_state::restored) forget_group(chunk, each);
     }
     live_.remove(chunk);
+    if (chunk.backward_begun()) trace_pass(chunk, true, false);
     const auto& planned = profile_.chunks;
     growth_.chunk_ended(chunk.group_count(),
                         chunk.ordinal() < planned.size() &&

@@ -297,9 +297,8 @@ inline void warm_up(std::optional<rehearsal>& stage, const profile& step, const 
       if (std::abs(result.expected.step_us - before) <= 1e-6 * before) break;
       before = result.expected.step_us;
     }
-    auto& memory = stage.engine().memory();
     if (picture) {
-      memory.trace().start("forecast", memory.live(), stage.stream());
+      stage.engine().start_trace("forecast", stage.stream());
       stage.run();
     }
     if (picture) result.picture = stage.engine().finish_trace();

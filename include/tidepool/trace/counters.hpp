@@ -52,8 +52,9 @@ struct counters {
   std::uint64_t device_allocations = 0;  ///< calls to the device's allocator
   std::uint64_t host_allocations = 0;    ///< calls to the device's host allocator
   std::size_t device_reserved = 0;       ///< device bytes taken from the device now
-  std::size_t device_peak = 0;           ///< most device bytes ever taken from the device
-  std::size_t live_peak = 0;  ///< most bytes of saved tensors on the device at once, in issue order
+  std::size_t device_peak = 0;  ///< `peak taken`: most device bytes ever taken from the device
+  std::size_t live_peak =
+      0;  ///< `peak needed`: most bytes of saved tensors there at once, in issue order
   std::size_t live_peak_without = 0;  ///< the same had nothing been offloaded
   std::size_t borrowed = 0;  ///< bytes of other allocators that it has now, waiting ones as well
   std::size_t borrowed_peak = 0;     ///< the most ever

@@ -14,7 +14,7 @@ enum class span_kind : std::uint8_t {
   compute,  ///< the trainer's own work, as it named it
   offload,  ///< a device-to-host copy of one group
   reload,   ///< a host-to-device copy of one group
-  stall     ///< a compute stream waiting at a join; `name` is the join's name
+  stall     ///< a compute stream waiting at a join; `name` is the join's name, the reason
 };
 
 /// One interval on one lane. Times are microseconds since the record began.
@@ -25,6 +25,18 @@ struct span {
   int layer = -1;    ///< -1 where it has none
   int microbatch = -1;
   std::size_t bytes = 0;
+  double start = 0;
+  double end = 0;
+  /// Of a stall: the module of the copy that it waited for, whose are `layer`, `microbatch` and
+  /// `bytes` too; empty where it waited for none.
+  std::string module{};
+};
+
+/// One forward or backward pass of one chunk, in the time of the compute stream.
+struct pass_span {
+  bool backward = false;
+  int microbatch = -1;
+  int model_chunk = 0;
   double start = 0;
   double end = 0;
 };
@@ -41,6 +53,16 @@ struct record {
   std::vector<std::string> lanes;   ///< one name per stream, in order of first use
   std::vector<span> spans;          ///< in order of issue, not of time
   std::vector<level> device_bytes;  ///< in order of time
+  /// The same had nothing been offloaded, at the times of this step; empty where nobody knows.
+  std::vector<level> device_bytes_without{};
+  std::size_t budget = 0;           ///< of device memory for saved tensors; 0: none
+  std::vector<pass_span> passes{};  ///< in order of their beginning
+  /// Lanes whose compute is not in `spans`: nobody named it, and the device does not tell.
+  std::vector<bool> untraced{};
+
+  [[nodiscard]] bool traced(std::size_t lane) const {
+    return lane >= untraced.size() || !untraced[lane];
+  }
 };
 
 /// Whether a level has a place on the time axis: its time is a number, within 30 years.
