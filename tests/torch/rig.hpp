@@ -46,8 +46,14 @@ class strict_allocator final : public c10::Allocator {
     return *one;
   }
 
+#if TORCH_VERSION_MAJOR >= 2
+  c10::DataPtr allocate(std::size_t bytes) override { return make(bytes); }
+  void copy_data(void* target, const void* source, std::size_t bytes) const override {
+    default_copy_data(target, source, bytes);
+  }
+#else
   c10::DataPtr allocate(std::size_t bytes) const override { return make(bytes); }
-  c10::DataPtr allocate(std::size_t bytes) { return make(bytes); }
+#endif
   c10::DeleterFnPtr raw_deleter() const override { return &drop; }
 
   std::size_t now = 0;

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 
 #include <memory>
+#include <utility>
 
 #include "tidepool/error.hpp"
 
@@ -45,9 +46,14 @@ class torch_scope {
 
 namespace detail {
 
-// Torch's own engine in everything else. There is one in a process, as torch has it.
+// Names the hooks; torch's own engine runs every pass. Of several engines libtorch 2 starts the
+// threads of its devices only for the one that ran first, and that may have been torch's own: this
+// one could then run nothing on a GPU. (`initialize_device_threads_pool` in torch's engine.cpp.)
 class torch_saving_engine final : public ::torch::autograd::Engine {
  public:
+  using edges = ::torch::autograd::edge_list;
+  using variables = ::torch::autograd::variable_list;
+
   static Engine& get() {
     static auto* const one = new torch_saving_engine;  // threads of it outlive `main`
     return *one;
@@ -68,6 +74,19 @@ class torch_saving_engine final : public ::torch::autograd::Engine {
   std::unique_ptr<::torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks()
       override {
     return torch_saving_hooks();
+  }
+
+  variables execute(const edges& roots, const variables& inputs, bool keep_graph, bool create_graph,
+                    bool accumulate_grad, const edges& outputs) override {
+    return get_base_engine().execute(roots, inputs, keep_graph, create_graph, accumulate_grad,
+                                     outputs);
+  }
+
+  c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(
+      const std::shared_ptr<::torch::autograd::GraphTask>& task,
+      std::shared_ptr<::torch::autograd::Node> root,
+      ::torch::autograd::InputBuffer&& buffer) override {
+    return get_base_engine().execute_with_graph_task(task, std::move(root), std::move(buffer));
   }
 
  private:
