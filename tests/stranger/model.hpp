@@ -266,7 +266,6 @@ struct layer_cell {
   std::uint64_t words = 0, version = 0;  // version 0: nobody knows
   bool zeros = false;                    // where nothing was written
   bool kept = false;                     // memory of a module that is not enabled
-  bool unknown = false;                  // whether it was, and what is in it
   bool brought = false;                  // by itself
   positions ready{}, used{};
 };

@@ -332,6 +332,7 @@ inline void player::check_idle(int side) {
   if (of.forgiven || of.dirty || of.tracing || device_.failed() || !idle(side)) return;
   ++reached()["idle"];
   release_borrowed(side);
+  if (device_.failed()) return;
   const auto all = of.off->counters();
   if (all.borrowed != 0) {
     find("nothing is alive, and memory is borrowed", std::to_string(all.borrowed) + " bytes");

@@ -76,7 +76,7 @@ inline void player::layer_fresh(const operation& op) {
   const int stream = stream_of(op.c);
   order_for(cell.ready, stream);
   order_for(cell.used, stream);
-  const bool same = cell.kept || cell.unknown;
+  const bool same = cell.kept;
   const auto elements = same ? cell.elements : static_cast<std::size_t>(op.d);
   const bool zero = op.e != 0;
   std::uint64_t* got = nullptr;
@@ -92,17 +92,12 @@ inline void player::layer_fresh(const operation& op) {
   if (threw != 0) return;
   if (got == nullptr || got != in->of->all[array]->at(op.b)) find("fresh and at differ", code);
   auto* const at = reinterpret_cast<std::byte*>(got);
-  const bool check_old = cell.kept && !cell.unknown && (cell.version != 0 || cell.zeros);
-  if (!cell.kept && !cell.unknown) {
+  const bool check_old = cell.kept && (cell.version != 0 || cell.zeros);
+  if (!cell.kept) {
     cell.version = 0;
     cell.zeros = zero;
     cell.words = ++numbers_;
   }
-  if (cell.unknown) {
-    cell.version = 0;
-    cell.zeros = false;
-  }
-  cell.unknown = false;
   cell.elements = elements;
   cell.now = cell_phase::fresh;
   cell.brought = false;
@@ -179,9 +174,7 @@ inline void player::layer_done(const operation& op) {
       cell.now = cell_phase::done;
       continue;
     }
-    cell.now = cell_phase::none;
-    cell.kept = false;
-    cell.unknown = leaves_out(*in);
+    end_cell(cell, leaves_out(*in));
   }
 }
 

@@ -170,6 +170,7 @@ void player::refused(const std::string& code, F&& body) {
     if (device_.failed() && !failed_before) threw = true;
   }
   code_.statement(code, true);
+  if (threw) ++reached()[std::string(name_of(operation_)) + " was refused"];
   if (device_.failed() && !failed_before) {
     for (auto& each : sides_) each.forgiven = true;
   }
@@ -518,6 +519,7 @@ void player::probe(int which) {
 // Everything was given back, so that an arena can be had whole, and all slots.
 void player::check_whole(int which) {
   if (!usable_side(which) || side_at(which).forgiven || side_at(which).tracing) return;
+  if (device_.failed()) return;
   auto& off = *side_at(which).off;
   const auto& with = settings(which);
   const auto name = off_name(which);
