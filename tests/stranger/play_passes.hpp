@@ -202,7 +202,7 @@ inline void player::note_commit(pass& in, const operation& op, const std::vector
     if (each.saved) ++each.of->saves;
     if (each.left) emptied(which);
     if (each.left && !capturing_ && each.of->handles == 0) each.of->moved = true;
-    if (each.left) each.of->ahead = false;
+    if (each.left) each.of->ahead = each.of->restored;
     if (each.saved && each.of->handles > 0) each.of->copied = true;
     if (!which.is_view) which.by_commit = each.left;
     which.group = made.number;
@@ -380,6 +380,7 @@ inline void player::come_back(pass& in, group& which, int stream) {
     }
     const bool came = !into.of || each.left;
     if (each.saved) --each.of->saves;
+    each.of->restored = true;
     into.group = -1;
     into.by_hand = false;
     if (!into.is_view) into.by_commit = false;
