@@ -150,14 +150,14 @@ class storages {
                                                              : join_site::device_reuse;
     try {
       if (order_.join(waiter, ready, site)) ++waits_;
+      store.handed_to = waiter;
+      store.handed_at = order_.next(waiter);
+      filling_.handed_out(store, waiter);
     } catch (...) {  // untouched, it is free behind what it was free behind
       source_of(store).release(store.on_device, ready);
       store.on_device = {};
       throw;
     }
-    store.handed_to = waiter;
-    store.handed_at = order_.next(waiter);
-    filling_.handed_out(store, waiter);
     live_ += store.bytes;
     if (store.on_host || store.discarded) away_ -= store.bytes;
     note_taken(store, waiter);
