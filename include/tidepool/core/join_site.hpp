@@ -28,6 +28,7 @@ enum class join_site : std::uint8_t {
   count
 };
 
+/// The name of a join, as traces and `--drop-joins` of the tests have it.
 [[nodiscard]] constexpr std::string_view name_of(join_site site) {
   constexpr std::string_view names[]{
       "producer",  "device_reuse",  "reload_reuse", "host_reuse",   "own_offload",
