@@ -240,8 +240,7 @@ class chunk {
     expect_open("discard", name, layer);
     const auto what = engine_->recomputed(name);
     if (what == detail::engine<Device>::not_recomputed) return;
-    const auto list = buffers_of(tensors...);
-    engine_->discard(*state_, what, layer, engine_->lane_of(stream), list);
+    engine_->discard(*state_, what, layer, engine_->lane_of(stream), buffers_of(tensors...));
   }
 
   /// What was discarded is read next: the buffers get memory again, which work given to `stream`
@@ -280,9 +279,7 @@ class chunk {
   }
 
   /// What it was begun with; the default where it is not open.
-  [[nodiscard]] chunk_info info() const {
-    return engine_ == nullptr ? chunk_info() : state_->info();
-  }
+  [[nodiscard]] chunk_info info() const { return engine_ ? state_->info() : chunk_info(); }
   /// In place of a restore, for a group that backward will not read: what was saved of it goes, and
   /// nothing is copied back. Handles that its commit emptied stay empty; those that stayed full are
   /// the trainer's, to be reset before.
@@ -380,8 +377,7 @@ class chunk {
   void send(kind how, module_id module, int layer, stream_ref stream, Handles&... saved) {
     send_list(how, module, layer, stream, pointers_to(saved...));
   }
-  void send_list(kind how, module_id module, int layer, stream_ref stream,
-                 std::span<handle<Device>* const> handles) {
+  void send_list(kind how, module_id module, int layer, stream_ref stream, handle_list handles) {
     expect_open(how == kind::by_hand ? "start_offload" : "commit", module, layer);
     engine_->commit(*state_, module, layer, engine_->lane_of(stream), handles, how);
   }

@@ -14,7 +14,8 @@ namespace tidepool::trace {
 
 /// One figure of a plan beside what was measured.
 struct planned_figure {
-  enum class unit { time, bytes };  ///< microseconds, or bytes
+  /// Microseconds, or bytes.
+  enum class unit { time, bytes };
 
   std::string name;      ///< what it is about
   double planned = 0;    ///< by the plan
