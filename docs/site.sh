@@ -29,9 +29,11 @@ trap 'rm -rf "$pages"' EXIT
 find "$folder" -mindepth 1 -delete
 touch "$folder/names.xml"
 python3 docs/site/pages.py "$pages" "$folder"
+cp docs/site/namespaces.dox "$pages"
 {
   cat docs/site/Doxyfile
-  echo "INPUT += $pages include/tidepool/engine/group.hpp"
+  echo "INPUT += $pages include/tidepool/engine/group.hpp \
+    include/tidepool/device/detail/operation.hpp"
   echo "STRIP_FROM_PATH = $pages $PWD/include $PWD"
   echo "USE_MDFILE_AS_MAINPAGE = $pages/index.md"
   echo "PROJECT_NUMBER = $(number MAJOR).$(number MINOR).$(number PATCH)"
@@ -40,6 +42,7 @@ python3 docs/site/pages.py "$pages" "$folder"
   echo "GENERATE_TAGFILE = $folder/names.xml"
   echo "WARN_LOGFILE = $folder/warnings.txt"
 } | doxygen -
+python3 docs/site/mend.py "$folder"
 # The same words on every machine.
 sed -i "s,$pages/,,; s,$PWD/,," "$folder/warnings.txt"
 echo "$folder/index.html"

@@ -170,6 +170,7 @@ struct view_shape {
 template <device Device>
 class view : public handle<Device> {
  public:
+  /// Empty.
   view() : handle<Device>(true) {}
 
   /// Bytes of one row; 0 when empty.

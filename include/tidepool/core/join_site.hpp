@@ -25,7 +25,7 @@ enum class join_site : std::uint8_t {
   new_stream,     ///< a stream that is new after a capture waits for what came before
   borrow,         ///< a stream waits for the one whose allocator gave the memory that it will touch
   give_back,      ///< the stream of an owner waits for the last use of memory that goes back to it
-  count
+  count           ///< how many there are
 };
 
 /// The name of a join, as traces and `--drop-joins` of the tests have it.

@@ -16,7 +16,10 @@
 namespace tidepool {
 
 /// Which way a copy goes.
-enum class copy_direction : std::uint8_t { device_to_host, host_to_device };
+enum class copy_direction : std::uint8_t {
+  device_to_host,  ///< an offload
+  host_to_device   ///< a reload
+};
 
 /// A dense or pitched copy. A dense one has one row; widths and pitches are bytes.
 struct copy_shape {

@@ -12,7 +12,11 @@
 namespace tidepool::plan {
 
 /// What becomes of a group between forward and backward.
-enum class action : std::uint8_t { keep, offload, recompute };
+enum class action : std::uint8_t {
+  keep,      ///< stays on the device
+  offload,   ///< leaves, and comes back for backward
+  recompute  ///< is discarded, and computed again in backward
+};
 
 /// The name of an action, as plan files have it.
 [[nodiscard]] constexpr std::string_view name_of(action what) {

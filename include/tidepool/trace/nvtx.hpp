@@ -34,7 +34,12 @@ namespace tidepool::trace {
 inline namespace TIDEPOOL_DETAIL_NVTX_FORM {
 
 /// What a range is about; NVTX shows it as the range's category.
-enum class nvtx_action : std::uint8_t { offload, reload, commit, restore };
+enum class nvtx_action : std::uint8_t {
+  offload,  ///< copies to the host are issued
+  reload,   ///< copies back are issued
+  commit,   ///< the trainer's commit
+  restore   ///< the trainer's restore
+};
 
 #if TIDEPOOL_DETAIL_NVTX
 /// Whether ranges are compiled in: NVTX was found, and not disabled.

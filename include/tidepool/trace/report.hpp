@@ -14,8 +14,11 @@ namespace tidepool::trace {
 
 /// One figure of a plan beside what was measured.
 struct planned_figure {
-  /// Microseconds, or bytes.
-  enum class unit { time, bytes };
+  /// What a figure counts.
+  enum class unit {
+    time,  ///< microseconds
+    bytes  ///< bytes
+  };
 
   std::string name;      ///< what it is about
   double planned = 0;    ///< by the plan
