@@ -9,7 +9,7 @@ What is checked:
     names     each public name of namespace tidepool, as clang's AST has it, is in the site's index and
               in its search. Left out without clang, and said so. libtorch's headers are not
               compiled: what torch.hpp declares is left to Doxygen's warnings.
-    pages     no link is dead, no page is empty, every picture is there.
+    pages     no link is dead, no page is empty or shows markup, every picture is there.
 
 Ends with 77, as tests do that are skipped, where Doxygen is missing.
 """
@@ -234,7 +234,7 @@ class page(html.parser.HTMLParser):
     def __init__(self, text):
         super().__init__()
         self.links, self.pictures, self.anchors = [], [], set()
-        self.depth, self.words = 0, 0
+        self.depth, self.words, self.markup = 0, 0, ""
         self.feed(text)
 
     def handle_starttag(self, tag, attributes):
@@ -259,6 +259,8 @@ class page(html.parser.HTMLParser):
     def handle_data(self, text):
         if self.depth:
             self.words += len(re.findall(r"\w+", text))
+            found = re.search(r".{0,40}(\\ilinebr|markdownTable|</?t[dr]>|\{#)", text)
+            self.markup = self.markup or (found[0] if found else "")
 
 
 def links_of_scripts(path, text):
@@ -294,6 +296,8 @@ def page_errors(folder):
             check(path, path.parent, picture, "picture")
         if path.parent == folder and read.words < LEAST_WORDS:
             errors.append(f"{path.name}: the page is empty")
+        if read.markup:
+            errors.append(f"{path.name}: shows markup: {read.markup}")
     for path in sorted(folder.rglob("*.js")):
         for link in links_of_scripts(path, path.read_text()):
             check(path, folder, link, "link")

@@ -80,10 +80,8 @@ class page_writer:
         """Lines that are no code: their links led to the site, code between them left alone."""
         def replaced(found):
             if found["code"] is not None:
-                # Doxygen 1.9.4 takes this for a tag, in code as well.
-                if "<…>" in found["code"]:
-                    return f"<tt>{found['code'].strip('`').replace('<…>', '&lt;…&gt;')}</tt>"
-                return found["code"]
+                # To Doxygen a quotation mark ends what one backtick began, but not what two did.
+                return f"`{found['code']}`" if found["mark"] == "`" else found["code"]
             target = found["target"]
             if re.match(r"[a-z][a-z+.-]*:", target):
                 return found[0]
