@@ -259,7 +259,7 @@ class page(html.parser.HTMLParser):
     def handle_data(self, text):
         if self.depth:
             self.words += len(re.findall(r"\w+", text))
-            found = re.search(r".{0,40}(\\ilinebr|markdownTable|</?t[dr]>|\{#)", text)
+            found = re.search(r".{0,40}(\\ilinebr|markdownTable|</?t[drt]>|\{#)", text)
             self.markup = self.markup or (found[0] if found else "")
 
 
@@ -324,9 +324,123 @@ def check_site(folder):
     return errors
 
 
+# --- the rules themselves
+
+AST = """  "kind": "TranslationUnitDecl",
+      "kind": "NamespaceDecl",
+      "name": "tidepool",
+          "kind": "CXXRecordDecl",
+          "name": "box",
+          "tagUsed": "class",
+              "kind": "CXXRecordDecl",
+              "isImplicit": true,
+              "name": "box",
+              "kind": "FieldDecl",
+              "name": "hidden_",
+              "kind": "AccessSpecDecl",
+              "access": "public",
+              "kind": "CXXMethodDecl",
+              "name": "open",
+                  "kind": "ParmVarDecl",
+                  "name": "how",
+              "kind": "CXXMethodDecl",
+              "name": "operator=",
+              "explicitlyDeleted": true,
+          "kind": "ClassTemplateDecl",
+          "name": "list",
+              "kind": "CXXRecordDecl",
+              "name": "list",
+              "tagUsed": "struct",
+                  "kind": "FieldDecl",
+                  "name": "size",
+          "kind": "EnumDecl",
+          "name": "kind",
+              "kind": "EnumConstantDecl",
+              "name": "none",
+          "kind": "NamespaceDecl",
+          "name": "detail",
+              "kind": "FunctionDecl",
+              "name": "secret",
+          "kind": "NamespaceDecl",
+          "name": "form",
+          "isInline": true,
+              "kind": "VarDecl",
+              "name": "value",
+      "kind": "FunctionDecl",
+      "name": "other",
+"""
+TAGS = """<tagfile>
+<compound kind="class"><name>tidepool::box</name><filename>b.html</filename>
+<member kind="function"><name>open</name><anchorfile>b.html</anchorfile><anchor>a1</anchor></member></compound>
+<compound kind="struct"><name>tidepool::list</name><filename>l.html</filename>
+<member kind="variable"><name>size</name><anchorfile>l.html</anchorfile><anchor>a2</anchor></member></compound>
+<compound kind="namespace"><name>tidepool</name><filename>n.html</filename>
+<member kind="enumeration"><name>kind</name><anchorfile>n.html</anchorfile><anchor>a3</anchor>
+<enumvalue file="n.html" anchor="a4">none</enumvalue></member>
+<member kind="variable"><name>value</name><anchorfile>n.html</anchorfile><anchor>a5</anchor></member></compound>
+</tagfile>"""
+NAMES = {f"tidepool::{name}" for name in ("box", "box::open", "list", "list::size", "kind", "kind::none", "value")}
+
+
+def self_test():
+    wrong = 0
+
+    def expect(what, errors, part=None):
+        nonlocal wrong
+        if (any(part in error for error in errors) and len(errors) == 1) if part else not errors:
+            return
+        wrong += 1
+        print(f"{what}: expected {part or 'nothing'}, found {errors}")
+
+    line = "include/a.hpp:7: warning: Member x is not documented."
+    entry = "include/a.hpp: Member x is not documented."
+    expect("no warning", warning_errors("", {}))
+    expect("a warning", warning_errors(line, {}), "Doxygen: include/a.hpp:7")
+    expect("a known one", warning_errors(line, known_warnings(f"# its fault\n{entry}\n")))
+    expect("one without a reason", warning_errors(line, known_warnings(entry)), "gives no reason")
+    expect("one that is gone", warning_errors("", {entry: "its fault"}), "does not say any more")
+
+    found = public_names(AST.splitlines())
+    if found != NAMES:
+        wrong += 1
+        print(f"names: found {sorted(found)}")
+    index, searched = indexed_names(TAGS), {name.rsplit("::", 1)[-1] for name in NAMES}
+    expect("all names", name_errors(NAMES, index, searched))
+    expect("a name without a place", name_errors(NAMES | {"tidepool::box::shut"}, index, searched), "box::shut is public")
+    expect("a name that is not found", name_errors(NAMES, index, searched - {"open"}), "search does not find it")
+
+    def site(**files):
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name).resolve()
+            (folder / "search").mkdir()
+            (folder / "p.svg").write_text("<svg/>")
+            (folder / "empty.svg").write_text("")
+            texts = {"index": "Two words.", **files}
+            for file, text in texts.items():
+                path = folder / file.replace("__", "/").replace("_js", ".js")
+                if path.suffix == "":
+                    path = path.with_suffix(".html")
+                    text = f'<div class="header">Title</div><div class="contents"><div>{text}</div></div>'
+                path.write_text(text)
+            return page_errors(folder)
+
+    expect("a page", site(a='<a href="index.html">two words</a> <img src="p.svg"/> <a href="https://x.y">z</a>'))
+    expect("a dead link", site(a='two words <a href="b.html">b</a>'), "a.html: link b.html is not there")
+    expect("a dead place", site(a='two words <a href="#b">b</a>'), "#b leads to no place")
+    expect("a place", site(a='two words <a name="b">b</a><a href="#b">b</a>'))
+    expect("an empty page", site(a=""), "a.html: the page is empty")
+    expect("no picture", site(a='two words <img src="q.svg"/>'), "picture q.svg is not there")
+    expect("an empty picture", site(a='two words <img src="empty.svg"/>'), "picture empty.svg is an empty file")
+    expect("markup", site(a="two words \\ilinebr"), "shows markup")
+    expect("a dead entry of the tree", site(tree_js='["b", "b.html", null]'), "tree.js: link b.html is not there")
+    expect("a dead entry of the search", site(search__all_js="['b',['../b.html',1,'']]"), "link b.html is not there")
+    print(f"{wrong} wrong")
+    return wrong
+
+
 def main(arguments):
     if arguments == ["self-test"]:
-        return 0
+        return 1 if self_test() else 0
     if len(arguments) > 1 or (arguments and arguments[0].startswith("-")):
         print(__doc__, file=sys.stderr)
         return 2

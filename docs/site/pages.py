@@ -63,17 +63,20 @@ class page_writer:
         return f"source/{name.as_posix()}"
 
     def link(self, page, text, target):
+        """Words that Doxygen looks up may hold no code."""
+        plain = text.replace("`", "")
         file, _, anchor = target.partition("#")
         path = (page.parent / file).resolve() if file else page
         if path in self.names:
             name = self.names[path]
             if anchor:
-                return f"[{text}](#{label(name, anchor)})"
+                return f"[{plain}](#{label(name, anchor)})"
             if self.names[page] == "documentation" and name != "index":
-                return f'\\subpage {name} "{text}"'
-            return f"[{text}](@ref {name})" if name != "index" else f"<a href=\"index.html\">{text}</a>"
+                return f'\\subpage {name} "{plain}"'
+            return f"[{plain}](@ref {name})" if name != "index" else f'<a href="index.html">{plain}</a>'
         if path.is_file() and path.is_relative_to(self.root):
-            return f'<a href="{self.copied(path)}">{text}</a>'
+            shown = re.sub(r"`([^`]+)`", r"<tt>\1</tt>", text)
+            return f'<a href="{self.copied(path)}">{shown}</a>'
         return None
 
     def prose(self, page, text):
@@ -90,8 +93,7 @@ class page_writer:
                 if not file.is_file():
                     return found[0]
                 return f"<img src=\"{self.copied(file)}\" alt=\"{found['text']}\"/>"
-            text = re.sub(r"`([^`]+)`", r"<tt>\1</tt>", found["text"].replace("\n", " "))
-            return self.link(page, text, target) or found[0]
+            return self.link(page, found["text"].replace("\n", " "), target) or found[0]
         pattern = (r"(?P<code>(?P<mark>`+)(?!`)(?:(?!\n\n).)+?(?<!`)(?P=mark)(?!`))"
                    r"|(?P<picture>!?)\[(?P<text>(?:(?!\n\n)[^\[\]`]|`[^`]*`)*)\]\((?P<target>[^)\s]+)\)")
         return re.sub(pattern, replaced, text, flags=re.S)
