@@ -2,6 +2,8 @@
 """Builds the site of the documentation and checks it.
 
     docs/site_check.py [folder]      builds by docs/site.sh (build/site), then all checks
+    docs/site_check.py browser [folder]
+                                     builds, and opens it in headless Chromium: pages, pictures, search
     docs/site_check.py self-test     each rule is broken once, and must be found
 
 What is checked:
@@ -11,7 +13,7 @@ What is checked:
               compiled: what torch.hpp declares is left to Doxygen's warnings.
     pages     no link is dead, no page is empty or shows markup, every picture is there.
 
-Ends with 77, as tests do that are skipped, where Doxygen is missing.
+Ends with 77, as tests do that are skipped, where Doxygen is missing (for `browser`: or Chromium).
 """
 import html.parser
 import os
@@ -208,13 +210,16 @@ def indexed_names(tags):
     return found
 
 
-def name_errors(names, index, searched):
+def name_errors(names, index, searched, pages):
+    """`pages`: the anchors of each."""
     errors = []
     for name in sorted(names):
         # Doxygen writes conversions as "operator bool", clang too; specializations with arguments.
         place = index.get(name)
         if place is None:
             errors.append(f"{name} is public, and not in the site")
+        elif place[0] not in pages or (place[1] and place[1] not in pages[place[0]]):
+            errors.append(f"{name} is in the index, and has no text")
         elif name.rsplit("::", 1)[-1] not in searched and not re.match(r"operator\b", name.rsplit("::", 1)[-1]):
             errors.append(f"{name} is in the site, and its search does not find it")
     return errors
@@ -315,12 +320,66 @@ def check_site(folder):
         names = names_of_clang(clang)
         if "tidepool::offloader::begin" not in names:
             errors.append("clang's AST was not understood: it has no tidepool::offloader::begin")
-        errors += name_errors(names, index, searched)
+        anchors = {path.name: page(path.read_text()).anchors for path in folder.glob("*.html")}
+        errors += name_errors(names, index, searched, anchors)
         print(f"{len(names)} public names by clang, {len(index)} in the index of the site")
     else:
         print("no clang++: public names are checked by Doxygen's warnings alone")
     errors += page_errors(folder)
     print(f"{len(list(folder.rglob('*.html')))} pages")
+    return errors
+
+
+# --- in a browser
+
+# Its last words are in the title of the page, so that they are in the text that Chromium prints.
+SEEN = """<!DOCTYPE html><title></title><body><script>
+const missing = [], pictures = PICTURES;
+let open = pictures.length;
+const done = () => { if (--open === 0) document.title = 'missing: ' + missing.join(' ') + '.'; };
+for (const name of pictures) {
+  const picture = new Image();
+  picture.onload = () => { if (picture.naturalWidth === 0) missing.push(name); done(); };
+  picture.onerror = () => { missing.push(name); done(); };
+  picture.src = name;
+}
+</script>"""
+
+
+def browser_errors(folder, browser, wanted):
+    """What a reader would miss: the tree beside the page, a picture, a name of `wanted` in the search."""
+    errors = []
+    with tempfile.TemporaryDirectory() as home:
+        def opened(url):
+            command = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={home}",
+                       "--virtual-time-budget=5000", "--dump-dom", url]
+            return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                                  timeout=120).stdout
+
+        for name in ("index.html", "classtidepool_1_1chunk.html"):
+            text = opened((folder / name).as_uri())
+            if len(re.findall(r'<span class="label">', text)) < 5:
+                errors.append(f"{name}: Chromium shows no tree of pages beside it")
+            if "</h1>" not in text and "</h2>" not in text:
+                errors.append(f"{name}: Chromium shows no heading")
+
+        pictures = set()
+        for path in folder.glob("*.html"):
+            pictures.update((path.parent / picture).resolve().as_uri() for picture in page(path.read_text()).pictures)
+        if not pictures:
+            errors.append("no page has a picture")
+        looks = pathlib.Path(home) / "pictures.html"
+        looks.write_text(SEEN.replace("PICTURES", repr(sorted(pictures))))
+        title = re.search(r"<title>missing: (.*?)\.</title>", opened(looks.as_uri()))
+        if title is None or title[1]:
+            errors.append(f"Chromium cannot show: {title[1] if title else 'it did not end'}")
+
+        letters = re.search(r'0: "([^"]+)"', (folder / "search" / "searchdata.js").read_text())[1]
+        for word in wanted:
+            results = folder / "search" / f"all_{letters.index(word[0]):x}.html"
+            shown = opened(f"{results.as_uri()}?{word}")
+            if not re.search(rf'id="SR_{word.replace("_", "_5f")}_[^>]*display: block', shown):
+                errors.append(f"the search does not show {word}")
     return errors
 
 
@@ -405,9 +464,12 @@ def self_test():
         wrong += 1
         print(f"names: found {sorted(found)}")
     index, searched = indexed_names(TAGS), {name.rsplit("::", 1)[-1] for name in NAMES}
-    expect("all names", name_errors(NAMES, index, searched))
-    expect("a name without a place", name_errors(NAMES | {"tidepool::box::shut"}, index, searched), "box::shut is public")
-    expect("a name that is not found", name_errors(NAMES, index, searched - {"open"}), "search does not find it")
+    places = {"b.html": {"a1"}, "l.html": {"a2"}, "n.html": {"a3", "a4", "a5"}}
+    expect("all names", name_errors(NAMES, index, searched, places))
+    expect("a name without a place", name_errors(NAMES | {"tidepool::box::shut"}, index, searched, places),
+           "box::shut is public")
+    expect("a name that is not found", name_errors(NAMES, index, searched - {"open"}, places), "search does not find it")
+    expect("a name without text", name_errors(NAMES, index, searched, {**places, "l.html": set()}), "list::size is in the index")
 
     def site(**files):
         with tempfile.TemporaryDirectory() as name:
@@ -441,6 +503,13 @@ def self_test():
 def main(arguments):
     if arguments == ["self-test"]:
         return 1 if self_test() else 0
+    browser = None
+    if arguments[:1] == ["browser"]:
+        arguments = arguments[1:]
+        browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+        if browser is None:
+            print("no Chromium (Debian: chromium): the site was not opened")
+            return 77
     if len(arguments) > 1 or (arguments and arguments[0].startswith("-")):
         print(__doc__, file=sys.stderr)
         return 2
@@ -448,7 +517,8 @@ def main(arguments):
     built = subprocess.run([ROOT / "docs" / "site.sh", folder])
     if built.returncode != 0:
         return built.returncode
-    errors = check_site(folder)
+    wanted = ("commit", "offload_modules", "virtual_device")
+    errors = browser_errors(folder, browser, wanted) if browser else check_site(folder)
     for error in errors:
         print(error, file=sys.stderr)
     print(f"{len(errors)} errors")
