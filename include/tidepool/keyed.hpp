@@ -36,8 +36,9 @@ class keyed_pass;
 template <device Device, class Modules = all_modules>
 class keyed {
  public:
-  using pass = keyed_pass<Device, Modules>;
+  using pass = keyed_pass<Device, Modules>;  ///< One pass, as `begin` returns it.
 
+  /// Passes over `off`, which must outlive this object.
   explicit keyed(offloader<Device, Modules>& off) : off_(&off) {}
   keyed(const keyed&) = delete;
   keyed& operator=(const keyed&) = delete;
@@ -129,6 +130,7 @@ class keyed {
   std::vector<state*> spare_;
 };
 
+/// The types follow from the offloader.
 template <device Device, class Modules>
 keyed(offloader<Device, Modules>&) -> keyed<Device, Modules>;
 
@@ -140,12 +142,14 @@ keyed(offloader<Device, Modules>&) -> keyed<Device, Modules>;
 template <device Device, class Modules = all_modules>
 class keyed_pass {
  public:
-  using stream_ref = typename Device::stream_ref;
+  using stream_ref = typename Device::stream_ref;  ///< A stream of the device.
 
   keyed_pass() = default;
+  /// The other is no pass afterwards.
   keyed_pass(keyed_pass&& other) noexcept
       : owner_(std::exchange(other.owner_, nullptr)),
         state_(std::exchange(other.state_, nullptr)) {}
+  /// Gives up an unfinished pass of its own; the other is no pass afterwards.
   keyed_pass& operator=(keyed_pass&& other) noexcept {
     if (this != &other) {
       close();

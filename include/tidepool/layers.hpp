@@ -39,10 +39,10 @@ class saved_layers;
 template <class Offloader>
 class layer_group {
  public:
-  using stream_ref = typename Offloader::stream_ref;
-  using buffer = typename Offloader::buffer;
-  using chunk = typename Offloader::chunk;
-  using handle = typename Offloader::handle;
+  using stream_ref = typename Offloader::stream_ref;  ///< A stream of the device.
+  using buffer = typename Offloader::buffer;          ///< What each layer's tensor is kept in.
+  using chunk = typename Offloader::chunk;            ///< One forward pass and its backward pass.
+  using handle = typename Offloader::handle;          ///< What buffers and views share.
 
   /// Throws `unknown_module`.
   layer_group(Offloader& off, chunk& pass, std::string_view module)
@@ -224,8 +224,8 @@ class saved_layers {
   static_assert(std::is_trivially_copyable_v<T>, "tidepool: saved_layers moves bytes");
 
  public:
-  using stream_ref = typename Offloader::stream_ref;
-  using group = layer_group<Offloader>;
+  using stream_ref = typename Offloader::stream_ref;  ///< A stream of the device.
+  using group = layer_group<Offloader>;               ///< Arrays that are saved together.
 
   /// One of several arrays that are saved together.
   explicit saved_layers(group& with) : group_(&with), array_(with.add()) {}

@@ -23,7 +23,7 @@ namespace tidepool::plan {
 
 /// A step as the engine would run it.
 struct forecast_result {
-  outcome expected;
+  outcome expected;          ///< times, stalls and peak
   std::size_t reserved = 0;  ///< device bytes taken from the device
   std::size_t host = 0;      ///< most host bytes in use
   std::string refusal;       ///< why it does not run; empty when it does
