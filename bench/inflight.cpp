@@ -10,33 +10,14 @@
 ///   peak_MiB          most bytes of saved tensors on the device at once, on the device's clock
 ///   pool_MiB          device memory that the pool took for them
 ///
-/// On the virtual device bytes really move, so each stands for 64, at a 64th of the link's rates: a
-/// group of 1 MiB is 16 KiB. Kernels only take their time, on either device: copies slow none of
-/// them down. `--benchmark_filter='cuda/.*16MiB.*x1.0'` picks rows.
+/// Kernels only take their time, on either device: copies slow none of them down. The program
+/// `caps` (examples/caps) measures the same and prints what follows from it; these are the raw
+/// figures.
+/// `--benchmark_filter='cuda/.*16MiB.*x1.0'` picks rows.
 #include <iostream>
 
+#include "../examples/caps/machines.hpp"
 #include "inflight_common.hpp"
-
-namespace {
-
-struct virtual_machine {
-  static constexpr std::size_t scale = 64;
-  static constexpr int steps = 1;  // they are all alike
-
-  tidepool::virtual_device dev{model()};
-
-  void busy(tidepool::virtual_device::stream_ref on, double ns) { dev.launch(on, ns, {}); }
-
- private:
-  static tidepool::machine model() {
-    tidepool::machine link;
-    for (auto* rate : {&link.offload_rate, &link.reload_rate, &link.both_rate}) *rate /= scale;
-    link.poison = false;
-    return link;
-  }
-};
-
-}  // namespace
 
 int main(int argc, char** argv) {
   std::string tabular = "--benchmark_counters_tabular=true";  // unless the user says otherwise
@@ -47,7 +28,7 @@ int main(int argc, char** argv) {
   benchmark::Initialize(&argc, arguments.data());
   if (benchmark::ReportUnrecognizedArguments(argc, arguments.data())) return 1;
 
-  inflight::register_all<virtual_machine>("virtual");
+  inflight::register_all<caps::virtual_machine>("virtual", 1);  // they are all alike
 #if defined(TIDEPOOL_HAS_CUDA)
   inflight::register_cuda();
 #else

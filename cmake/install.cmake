@@ -32,6 +32,7 @@ install(FILES ${PROJECT_BINARY_DIR}/tidepool-config.cmake
               ${PROJECT_BINARY_DIR}/tidepool-config-version.cmake
               ${CMAKE_CURRENT_LIST_DIR}/tidepool-cuda.cmake
               ${CMAKE_CURRENT_LIST_DIR}/tidepool-compiled.cmake
+              ${CMAKE_CURRENT_LIST_DIR}/tidepool-torch.cmake
               ${CMAKE_CURRENT_LIST_DIR}/tidepool.cpp DESTINATION ${tidepool_package_dir})
 
 # pkg-config, which needs nothing of the architecture either.

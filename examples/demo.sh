@@ -53,9 +53,20 @@ given=" $*"
 choose() { [[ $given == *" $1"* ]] || options+=("$@"); }
 choose --offload-modules all
 choose --picture "$build/step.svg"
-if [ $cuda = ON ]; then
-  choose --preset tiny
-elif [[ $given != *" --preset"* ]]; then
+if [[ $given == *" --preset"* ]]; then
+  :
+elif [ $cuda = ON ]; then
+  # Layers wide enough to hide their copies, and a model that fits a card of 16 GB.
+  options+=(--preset medium)
+  choose --layers 4
+  choose --hidden 2048
+  choose --ffn 2048
+  choose --experts 4
+  choose --seq 2048
+  choose --steps 12
+  choose --microbatches 2
+  choose --in-flight 1
+else
   # Groups are large enough to hide their copies, and the CPU computes a step in a second. LICENSE
   # does not change, and so README.md has the same figures.
   options+=(--preset small)

@@ -29,6 +29,7 @@ struct request {
   bool recompute = false;
   std::string picture;
   std::string frontier;
+  std::string report;
   std::string save;
   std::string save_profile;
 };
@@ -148,6 +149,7 @@ inline request read_command_line(int argc, const char* const* argv) {
       ->delimiter(',');
   app.add_flag("--recompute", result.recompute, "save the plan that may recompute as well");
   app.add_option("--picture", result.picture, "file for a drawing of the forecast step (SVG)");
+  app.add_option("--report", result.report, "file for a page with the picture and tables (HTML)");
   app.add_option("--frontier", result.frontier, "file for a drawing of the frontier (SVG)");
   app.add_option("--save", result.save, "file for the plan (JSON)");
   app.add_option("--save-profile", result.save_profile, "file for the profile (JSON)");

@@ -11,14 +11,18 @@
 #include <cstddef>
 #include <cstdio>
 #include <exception>
-#include <fstream>
+#include <optional>
 #include <string>
 #include <tidepool/error.hpp>
 #include <tidepool/plan/forecast.hpp>
 #include <tidepool/plan/json.hpp>
 #include <tidepool/trace/picture.hpp>
+#include <tidepool/trace/report.hpp>
 #include <utility>
+#include <vector>
 
+#include "../tools/output_file.hpp"
+#include "../tools/progress.hpp"
 #include "command_line.hpp"
 #include "frontier_picture.hpp"
 #include "report.hpp"
@@ -26,40 +30,14 @@
 
 namespace {
 
-/// Opened at once, so that a folder that does not exist is told before the work.
-class output {
- public:
-  output(const char* option, std::string name) : option_(option), name_(std::move(name)) {
-    if (name_.empty()) return;
-    out_.open(name_);
-    check(out_.is_open());
-  }
-  template <class Write>
-  void fill(const Write& write) {
-    if (name_.empty()) return;
-    write(out_);
-    out_.close();
-    check(!out_.fail());
-    std::printf("wrote %s\n", name_.c_str());
-  }
-
- private:
-  void check(bool good) const {
-    if (good) return;
-    throw tidepool::option_error(std::string("tidepool: option ") + option_ + " is '" + name_ +
-                                 "': it cannot be written; name a file in a folder that exists");
-  }
-  const char* option_;
-  std::string name_;
-  std::ofstream out_;
-};
-
 int run(const planning::request& asked) {
   namespace plan = tidepool::plan;
-  output picture("--picture", asked.picture);
-  output frontier_file("--frontier", asked.frontier);
+  tools::output_file picture("--picture", asked.picture);
+  tools::output_file page("--report", asked.report);
+  tools::output_file frontier_file("--frontier", asked.frontier);
 
-  planning::study study(asked.step);
+  std::optional<tools::progress> shown("plan");
+  planning::study study(asked.step, [&](const std::string& part) { shown->at(part); });
   const auto& in_core = study.in_core();
   std::printf("%s\n", asked.title.c_str());
   for (const auto& note : asked.notes) std::printf("%s\n", note.c_str());
@@ -72,6 +50,13 @@ int run(const planning::request& asked) {
   const auto wanted =
       asked.budget ? study.at(*asked.budget) : study.least_budget(*asked.max_slowdown);
   const auto points = study.frontier(zero, wanted);
+  const auto compared =
+      study.compare(*std::find_if(points.begin(), points.end(),
+                                  [](const planning::point& each) { return each.chosen; }),
+                    {asked.offload.begin(), asked.offload.end()});
+  std::vector<planning::point> recomputing;
+  if (frontier_file.wanted() && study.can_recompute()) recomputing = study.recomputing(points);
+  shown.reset();
   planning::print_frontier(study, points, in);
   const auto& chosen = *std::find_if(points.begin(), points.end(),
                                      [](const planning::point& each) { return each.chosen; });
@@ -87,17 +72,17 @@ int run(const planning::request& asked) {
     }
     std::printf(".\n");
   }
-  planning::print_comparison(study,
-                             study.compare(chosen, {asked.offload.begin(), asked.offload.end()}),
-                             chosen.budget, in);
+  planning::print_comparison(study, compared, chosen.budget, in);
 
-  frontier_file.fill(
-      [&](auto& out) { planning::write_frontier(out, asked.title, study, points, in); });
-  if (runs) {
-    picture.fill([&](auto& out) {
-      auto seen = plan::forecast(asked.step, made, true);
-      seen.picture.title = asked.title;
-      tidepool::trace::write_svg(out, seen.picture);
+  frontier_file.fill([&](auto& out) {
+    planning::write_frontier(out, asked.title, study, points, recomputing, in);
+  });
+  if (runs && (picture.wanted() || page.wanted())) {
+    auto seen = plan::forecast(asked.step, made, true);
+    seen.picture.title = asked.title;
+    picture.fill([&](auto& out) { tidepool::trace::write_svg(out, seen.picture); });
+    page.fill([&](auto& out) {
+      tidepool::trace::write_report(out, planning::to_report(asked.notes, chosen, seen));
     });
   }
   if (!asked.save_profile.empty()) {

@@ -8,6 +8,8 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <tidepool/parse.hpp>
+#include <tidepool/trace/report.hpp>
 #include <vector>
 
 #include "study.hpp"
@@ -102,22 +104,44 @@ inline std::string_view in_words(plan::limit what) {
 
 inline void print_comparison(const study& of, const std::vector<contestant>& all,
                              std::size_t budget, const memory_unit& in) {
-  std::printf("\nAt %.2f %s:\n%-45s %9s %8s %8s %9s %9s  fits\n", in.of(budget), in.name.c_str(),
-              "rule", "ms", "slower %", ("peak " + in.name).c_str(), ("takes " + in.name).c_str(),
+  std::printf("\nAt %.2f %s:\n%-45s %9s %8s %10s %9s %9s  fits\n", in.of(budget), in.name.c_str(),
+              "rule", "ms", "slower %", ("needed " + in.name).c_str(), ("taken " + in.name).c_str(),
               ("moved " + in.name).c_str());
   for (const auto& each : all) {
     if (!each.seen.runs) {
-      std::printf("%-45s %47s  no\n", each.name.c_str(), "does not run");
+      std::printf("%-45s %49s  no\n", each.name.c_str(), "does not run");
       continue;
     }
-    std::printf("%-45s %9.2f %8.2f %8.2f %9.2f %9.2f  %s\n", each.name.c_str(),
+    std::printf("%-45s %9.2f %8.2f %10.2f %9.2f %9.2f  %s\n", each.name.c_str(),
                 each.seen.step_us / 1e3, 100 * of.slowdown(each.seen), in.of(each.seen.peak),
                 in.of(each.takes > 0 ? each.takes : each.seen.peak), in.of(each.seen.moved),
                 each.fits ? "yes" : "no");
   }
   std::printf(
-      "peak: in the order of calls. takes: with what still waits for a copy; of what does not"
+      "needed: at the peak, in the order of calls. taken: with what still waits for a copy; of "
+      "what does not"
       " fit, in a pool\nwithout a limit.\n");
+}
+
+/// The page of a plan: `measured` is the engine on the virtual device.
+inline tidepool::trace::report to_report(const std::vector<std::string>& notes, const point& chosen,
+                                         const plan::forecast_result& seen) {
+  using unit = tidepool::trace::planned_figure::unit;
+  const auto bytes = [](std::size_t number) { return static_cast<double>(number); };
+  const auto& planner = chosen.planned;
+  const auto& engine = seen.expected;
+  tidepool::options opts;
+  opts.memory = tidepool::memory_kind::arena;
+  opts.policy = tidepool::policy_kind::automatic;
+  opts.device_budget = chosen.made.device_budget;
+  tidepool::trace::report page{seen.picture, {}, {}, tidepool::to_text(opts), ""};
+  page.where = "a plan; measured: by the engine on the virtual device";
+  for (const auto& note : notes) page.where += "; " + note;
+  page.planned = {{"step", planner.step_us, engine.step_us},
+                  {"stalls", planner.stall_us, engine.stall_us},
+                  {"peak needed", bytes(planner.peak), bytes(engine.peak), unit::bytes},
+                  {"offloaded a step", bytes(planner.moved), bytes(engine.moved), unit::bytes}};
+  return page;
 }
 
 }  // namespace planning

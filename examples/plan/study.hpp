@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdio>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <tidepool/core/text.hpp>
@@ -12,6 +13,7 @@
 #include <tidepool/plan/forecast.hpp>
 #include <tidepool/plan/planner.hpp>
 #include <tidepool/rules/policy.hpp>
+#include <tidepool/trace/detail/print.hpp>
 #include <utility>
 #include <vector>
 
@@ -40,7 +42,9 @@ using module_names = std::vector<std::string_view>;
 
 class study {
  public:
-  explicit study(const plan::profile& step) : step_(&step), planner_(step) {}
+  /// `begins` is told before each part of the work.
+  explicit study(const plan::profile& step, std::function<void(const std::string&)> begins = {})
+      : step_(&step), begins_(std::move(begins)), planner_(step) {}
 
   [[nodiscard]] const plan::outcome& in_core() const { return planner_.in_core(); }
   [[nodiscard]] double slowdown(const plan::outcome& seen) const {
@@ -49,6 +53,7 @@ class study {
   }
 
   [[nodiscard]] point at(std::size_t budget) {
+    tell("a plan for " + tidepool::trace::detail::bytes_text(budget));
     point result;
     result.budget = budget;
     result.planned = planner_.best({.device_budget = budget}).expected;
@@ -59,6 +64,8 @@ class study {
 
   /// The least budget at which a step takes at most `1 + slowdown` times as long by the engine.
   [[nodiscard]] point least_budget(double slowdown_allowed) {
+    tell("the least memory for " + tidepool::trace::detail::trimmed(100 * slowdown_allowed, 2) +
+         " % more time");
     auto budget = planner_.least_memory(slowdown_allowed).device_budget;
     for (;;) {
       auto found = at(budget);
@@ -152,13 +159,37 @@ class study {
     });
   }
 
+  /// The same budgets where plans may recompute. No point is slower than one for less memory, or
+  /// than the one without.
+  [[nodiscard]] std::vector<point> recomputing(const std::vector<point>& without) const {
+    std::vector<point> all;
+    for (const auto& each : without) {
+      auto& next = all.emplace_back();
+      next.budget = each.budget;
+      next.made = with_recompute(each.budget);
+      if (faster(each.made, next.made)) next.made = each.made;
+    }
+    for (auto i = all.size(); i-- > 1;) {
+      if (faster(all[i].made, all[i - 1].made)) all[i - 1].made = all[i].made;
+    }
+    return all;
+  }
+
   [[nodiscard]] plan::step_plan with_recompute(std::size_t budget) const {
+    tell("with recompute, for " + tidepool::trace::detail::bytes_text(budget));
     auto opts = arena(budget);
     opts.recompute_by_plan = true;
     return plan::automatic(*step_, opts);
   }
 
  private:
+  void tell(const std::string& part) const {
+    if (begins_) begins_(part);
+  }
+  [[nodiscard]] static bool faster(const plan::step_plan& a, const plan::step_plan& b) {
+    return a.expected.runs && (!b.expected.runs || a.expected.step_us < b.expected.step_us);
+  }
+
   [[nodiscard]] static tidepool::options arena(std::size_t budget) {
     tidepool::options opts;
     opts.memory = tidepool::memory_kind::arena;
@@ -209,6 +240,7 @@ class study {
   [[nodiscard]] contestant megatron(std::size_t budget) const {
     contestant best;
     const auto try_all = [&](const module_names& names, const char* called) {
+      tell(std::string("Megatron's rule, ") + called);
       for (int i = 1; i <= 20; ++i) {
         const double fraction = i / 20.0;
         char text[96];
@@ -239,6 +271,7 @@ class study {
   }
 
   const plan::profile* step_;
+  std::function<void(const std::string&)> begins_;
   plan::planner planner_;
 };
 

@@ -59,7 +59,7 @@ bool use_cuda(const std::string& device) {
 struct job {
   moe::command_line line;
   moe::corpus text;
-  moe::output_file json, timeline, picture;
+  moe::output_file json, timeline, picture, report;
 };
 
 job prepare(int argc, char** argv, const moe::process& me) {
@@ -85,8 +85,12 @@ job prepare(int argc, char** argv, const moe::process& me) {
   const auto file = [&](const char* option, const std::string& name) {
     return moe::output_file(option, writes ? name : std::string());
   };
-  return {line, std::move(text), file("--json", line.json), file("--timeline", line.timeline),
-          file("--picture", line.picture)};
+  return {line,
+          std::move(text),
+          file("--json", line.json),
+          file("--timeline", line.timeline),
+          file("--picture", line.picture),
+          file("--report", line.report)};
 }
 
 std::vector<moe::run_result> train(const job& what) {
@@ -118,6 +122,7 @@ int report(job& what, const std::vector<moe::run_result>& runs) {
       [&](auto& out) { out << moe::to_json(what.line.run, runs, what.text).dump(2) << '\n'; });
   what.timeline.fill([&](auto& out) { tidepool::trace::write_chrome_trace(out, last.trace); });
   what.picture.fill([&](auto& out) { tidepool::trace::write_svg(out, last.trace); });
+  what.report.fill([&](auto& out) { tidepool::trace::write_report(out, moe::to_report(last)); });
   return equal && last.order_mistakes == 0 ? 0 : 1;
 }
 

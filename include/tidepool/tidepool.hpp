@@ -10,6 +10,7 @@
 #include "tidepool/parse.hpp"
 #include "tidepool/trace/picture.hpp"
 #include "tidepool/trace/profiler.hpp"
+#include "tidepool/trace/report.hpp"
 #include "tidepool/trace/summary.hpp"
 #include "tidepool/trace/timeline.hpp"
 #include "tidepool/version.hpp"

@@ -4,11 +4,14 @@
 #include <algorithm>
 #include <cstddef>
 #include <map>
+#include <sstream>
 #include <string>
 #include <vector>
 
 #include "program.hpp"
 #include "rig.hpp"
+#include "tidepool/trace/detail/print.hpp"
+#include "tidepool/trace/picture.hpp"
 
 namespace {
 
@@ -298,4 +301,143 @@ TEST_CASE("trace: a span of an earlier trace is not taken for one of the next") 
     off.start_trace("second", desk.stream());
   }
   CHECK(off.finish_trace().spans.empty());
+}
+
+TEST_CASE("trace: a stall names the copy that it waited for") {
+  rig desk(slow_link());
+  auto opts = small_options();
+  opts.max_inflight = 0;
+  opts.reload_ahead = 0;
+  offloader off(desk.dev, opts);
+  step(desk, off);
+  off.start_trace("step", desk.stream());
+  step(desk, off);
+  const auto seen = off.finish_trace();
+  std::size_t named = 0;
+  for (const auto& stall : of_kind(seen, span_kind::stall)) {
+    if (!(stall.end > stall.start)) continue;
+    ++named;
+    CAPTURE(stall.name);
+    CHECK(!stall.module.empty());
+    const auto kind = stall.name == "cap" ? span_kind::offload : span_kind::reload;
+    const auto copies = of_kind(seen, kind);
+    CHECK(std::ranges::any_of(copies, [&](const span& copy) {
+      return copy.name == stall.module && copy.layer == stall.layer &&
+             copy.microbatch == stall.microbatch && copy.bytes == stall.bytes &&
+             copy.end == doctest::Approx(stall.end);
+    }));
+  }
+  CHECK(named >= 12);
+}
+
+TEST_CASE("trace: what computes is known on the virtual device, and each pass") {
+  rig desk(slow_link());
+  offloader off(desk.dev, small_options());
+  step(desk, off);  // without a span of the trainer's in backward
+  off.start_trace("step", desk.stream());
+  step(desk, off);
+  const auto seen = off.finish_trace();
+  REQUIRE(seen.passes.size() == 4);
+  double end = 0;
+  for (std::size_t i = 0; i < 4; ++i) {
+    CHECK(seen.passes[i].backward == (i % 2 == 1));
+    CHECK(seen.passes[i].microbatch == static_cast<int>(i / 2));
+    CHECK(seen.passes[i].start >= end);
+    end = seen.passes[i].end;
+    CHECK(end > seen.passes[i].start);
+  }
+  // Kernels of 1 us each, three a layer: named in forward, told by the device in backward.
+  double named = 0;
+  double told = 0;
+  for (const auto& each : of_kind(seen, span_kind::compute)) {
+    CHECK(each.lane == 2);
+    (each.name == "layer" ? named : told) += each.end - each.start;
+    if (each.name == "layer") continue;
+    CHECK(std::ranges::any_of(seen.passes, [&](const auto& pass) {
+      return pass.backward && each.start >= pass.start - 1e-9 && each.end <= pass.end + 1e-9;
+    }));
+  }
+  CHECK(named >= 2 * 3 * 3);
+  CHECK(told == doctest::Approx(2 * 3 * 3));
+  CHECK(seen.traced(2));
+}
+
+TEST_CASE("trace: the curve without offload, and the budget") {
+  rig desk(slow_link());
+  auto opts = arena_options(6 * size);
+  offloader off(desk.dev, opts);
+  step(desk, off);
+  off.start_trace("step", desk.stream());
+  step(desk, off);
+  const auto seen = off.finish_trace();
+  CHECK(seen.budget == 6 * size);
+  std::size_t held = 0;
+  std::size_t without = 0;
+  for (const auto& each : seen.device_bytes) held = std::max(held, each.bytes);
+  for (const auto& each : seen.device_bytes_without) without = std::max(without, each.bytes);
+  CHECK(held <= seen.budget);
+  CHECK(without == off.counters().live_peak_without);
+  CHECK(without == 9 * size);
+
+  // Level for level what a step that offloads nothing holds.
+  rig other(slow_link());
+  opts.offload_modules.clear();
+  opts.device_budget = 9 * size;
+  offloader plain(other.dev, opts);
+  step(other, plain);
+  plain.start_trace("step", other.stream());
+  step(other, plain);
+  const auto changes = [](const std::vector<tidepool::trace::level>& of) {
+    std::vector<std::size_t> result;
+    for (const auto& each : of) {
+      if (result.empty() || result.back() != each.bytes) result.push_back(each.bytes);
+    }
+    return result;
+  };
+  CHECK(changes(seen.device_bytes_without) == changes(plain.finish_trace().device_bytes));
+}
+
+TEST_CASE("trace: its picture has each reason, module and layer, and the budget, as text") {
+  rig desk(slow_link());
+  auto opts = arena_options(6 * size);
+  opts.max_inflight = 1;
+  opts.reload_ahead = 0;
+  offloader off(desk.dev, opts);
+  step(desk, off);
+  off.start_trace("step", desk.stream());
+  step(desk, off);
+  const auto seen = off.finish_trace();
+  std::ostringstream out;
+  tidepool::trace::write_svg(out, seen);
+  const auto text = out.str();
+  namespace print = tidepool::trace::detail;
+  CHECK(text.find(">budget " + print::bytes_text(seen.budget) + "</text>") != std::string::npos);
+
+  struct sum {
+    std::size_t count = 0;
+    double time = 0;
+    span longest;
+  };
+  std::map<std::pair<std::string, std::string>, sum> sums;
+  for (const auto& each : of_kind(seen, span_kind::stall)) {
+    if (!(each.end > each.start)) continue;
+    auto& of = sums[{each.name, each.module}];
+    ++of.count;
+    of.time += each.end - each.start;
+    if (each.end - each.start > of.longest.end - of.longest.start) of.longest = each;
+  }
+  REQUIRE(sums.size() >= 2);
+  REQUIRE(sums.size() <= 6);  // as many lines as there are
+  for (const auto& [key, of] : sums) {
+    const auto begin = ">" + print::duration_text(of.time) + " in " + std::to_string(of.count) +
+                       (of.count == 1 ? " stall: " : " stalls: ") + key.first + " (";
+    const auto end = "waits for " + key.second + "; the longest, " +
+                     print::duration_text(of.longest.end - of.longest.start) + ", at layer " +
+                     std::to_string(of.longest.layer) + ", microbatch " +
+                     std::to_string(of.longest.microbatch) + "</text>";
+    CAPTURE(begin);
+    CAPTURE(end);
+    CHECK(text.find(begin) != std::string::npos);
+    CHECK(text.find(end) != std::string::npos);
+  }
 }

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "hostile_stream.hpp"
+#include "tidepool/trace/detail/palette.hpp"
 
 namespace {
 
@@ -197,7 +198,7 @@ TEST_CASE("a picture has a row for each lane and a bar for each span, at its tim
   CHECK(attention[1].number("y") == rows[1].number("y"));
   CHECK(attention[0].title ==
         "offload core_attn, layer 3, microbatch 1\n1.02 GiB at 55.0 GB/s\n20.0 ms from 25.0 ms");
-  CHECK(texts(all).count("L3 m1") == 1);
+  CHECK(texts(all).count("core_attn L3 m1") == 1);
 }
 
 TEST_CASE("stalls are hatched, compute is grey, and the legend names what there is") {
@@ -251,7 +252,7 @@ TEST_CASE("what is written in a bar keeps clear of the stalls in it") {
 
 TEST_CASE("below the lanes lie device bytes, their peak, and the time") {
   const auto all = parsed(drawn(one_step()));
-  for (const char* text : {"peak 3.00 GiB at 25.0 ms", "1 GiB", "2 GiB", "10 ms", "100 ms"}) {
+  for (const char* text : {"peak held 3.00 GiB at 25.0 ms", "1 GiB", "2 GiB", "10 ms", "100 ms"}) {
     CAPTURE(text);
     CHECK(texts(all).count(text) == 1);
   }
@@ -266,6 +267,101 @@ TEST_CASE("below the lanes lie device bytes, their peak, and the time") {
   const auto bare = parsed(drawn(one_step(), {.curve_height = 0}));
   CHECK(named(bare, "path").empty());
   CHECK(texts(bare).count("10 ms") == 1);
+}
+
+TEST_CASE(
+    "a budget is a line with its bytes, and what there would be without offload lies behind") {
+  auto step = one_step();
+  step.budget = std::size_t{4} << 30;
+  step.device_bytes_without = {{0, 0}, {25'000, std::size_t{5} << 30}};
+  const auto all = parsed(drawn(step));
+  CHECK(texts(all).count("budget 4.00 GiB") == 1);
+  CHECK(texts(all).count("without offload 5.00 GiB") == 1);
+  CHECK(named(all, "path").size() == 4);
+  // Both on the scale of the curve: 5 GiB above 4, above the peak of 3.
+  const auto height = [&](const std::string& prefix) {
+    for (const auto& item : named(all, "text")) {
+      if (item.text.starts_with(prefix)) return item.number("y");
+    }
+    return 0.0;
+  };
+  CHECK(height("without") < height("budget"));
+  CHECK(height("budget") < height("peak held"));
+
+  step.budget = std::size_t{80} << 30;
+  CHECK(texts(parsed(drawn(step))).count("budget 80.0 GiB, off the scale") == 1);
+  std::erase_if(step.spans, [](const auto& each) { return each.kind == span_kind::offload; });
+  CHECK(named(parsed(drawn(step)), "path").size() == 2);  // nothing left: the two are one
+}
+
+TEST_CASE("passes are a row of their own, forward and backward, in time") {
+  auto step = one_step();
+  step.passes = {
+      {false, 0, 0, 0, 40'000}, {true, 0, 0, 60'000, 99'000}, {false, 1, 0, 99'000, 99'100}};
+  const auto all = parsed(drawn(step));
+  const auto forward = bars(all, "#d6e6f7");
+  const auto backward = bars(all, "#f7e1c8");
+  REQUIRE(forward.size() == 2);
+  REQUIRE(backward.size() == 1);
+  const auto row = strips(all).front();
+  CHECK(backward[0].number("x") ==
+        doctest::Approx(row.number("x") + 0.6 * row.number("width")).epsilon(0.002));
+  CHECK(backward[0].number("y") + backward[0].number("height") < row.number("y"));
+  for (const char* text : {"forward 0", "backward 0", "forward pass", "backward pass"}) {
+    CHECK(texts(all).count(text) == 1);
+  }
+}
+
+TEST_CASE("each stall says its reason, module and layer in visible text") {
+  auto step = one_step();
+  for (auto& each : step.spans) {
+    if (each.kind != span_kind::stall) continue;
+    each.module = "core_attn";
+    each.layer = 3;
+    each.microbatch = 1;
+  }
+  // One that is too narrow for words, and one at which nobody waited.
+  step.spans.push_back(
+      {span_kind::stall, 2, "device_reuse", 7, 1, 5, 70'000, 70'040, "expert_fc1"});
+  step.spans.push_back({span_kind::stall, 2, "cap", -1, -1, 0, 80'000, 80'000});
+  const auto all = texts(parsed(drawn(step)));
+  CHECK(all.count("consumer core_attn L3 m1") == 1);
+  CHECK(all.count("20.0 ms in 1 stall: consumer (what backward reads is not back yet), waits for "
+                  "core_attn; the longest, 20.0 ms, at layer 3, microbatch 1") == 1);
+  CHECK(all.count("40.0 \xc2\xb5s in 1 stall: device_reuse (no free device memory yet), waits for "
+                  "expert_fc1; the longest, 40.0 \xc2\xb5s, at layer 7, microbatch 1") == 1);
+  for (const auto& text : all) CHECK(text.find("cap") == std::string::npos);
+}
+
+TEST_CASE("a lane whose compute nobody traced says so, and does not claim to be idle") {
+  auto step = one_step();
+  std::erase_if(step.spans, [](const auto& each) { return each.kind == span_kind::compute; });
+  CHECK(texts(parsed(drawn(step))).count("0%") == 1);
+  step.untraced = {false, false, true};
+  const auto all = texts(parsed(drawn(step)));
+  CHECK(all.count("not traced") == 1);
+  CHECK(all.count("0%") == 0);
+  CHECK(all.count("33% stall") == 1);
+}
+
+TEST_CASE("copies too narrow for words of their own share the name of their layers") {
+  record step;
+  step.lanes = {"offload"};
+  double time = 0;
+  for (int layer = 0; layer < 4; ++layer) {
+    for (int module = 0; module < 10; ++module) {
+      const auto name = "module_" + std::to_string(module);
+      step.spans.push_back({span_kind::offload, 0, name, layer, 2, 7, time, time + 9});
+      time += 9.5;
+    }
+  }
+  step.spans.push_back({span_kind::offload, 0, "wide", 4, 2, 7, 900, 1100});
+  auto all = texts(parsed(drawn(step)));
+  for (const char* text : {"L0", "L1", "L2", "L3", "wide L4 m2"}) CHECK(all.count(text) == 1);
+  step.spans.push_back({span_kind::offload, 0, "wide", 5, 3, 7, 5400, 5500});  // now narrower
+  all = texts(parsed(drawn(step)));
+  CHECK(all.count("L0 to L3 m2") == 1);
+  CHECK(all.count("L0") == 0);
 }
 
 TEST_CASE("pictures of nothing, of one span, of one lane and of odd sizes are whole") {
@@ -411,7 +507,7 @@ TEST_CASE("100 000 spans make less than 1 MB, and no time is lost") {
     const auto text = drawn(step);
     CHECK(text.size() < 1'000'000);
     const auto all = parsed(text);
-    CHECK(texts(all).count("peak 4.77 MiB at 33.3 ms") == 1);
+    CHECK(texts(all).count("peak held 4.77 MiB at 33.3 ms") == 1);
     // The curve itself goes up to its peak.
     const auto line = named(all, "path").back().attributes.at("d");
     double top = 1e9;

@@ -111,7 +111,7 @@ TEST_CASE("the columns of a summary end at the same place in all rows") {
 
 TEST_CASE("a summary says what was saved") {
   const auto text = summary_of(two_modules());
-  CHECK(words_of(line_with(text, "device peak")) == words{"device", "peak", "3.00", "GiB"});
+  CHECK(words_of(line_with(text, "peak taken")) == words{"peak", "taken", "3.00", "GiB"});
   CHECK(words_of(line_with(text, "without offload")) == words{"without", "offload", "4.00", "GiB"});
   CHECK(words_of(line_with(text, "saved")) == words{"saved", "1.00", "GiB", "25.0%"});
   CHECK(words_of(line_with(text, "host reserved")) == words{"host", "reserved", "512", "MiB"});

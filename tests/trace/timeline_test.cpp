@@ -59,7 +59,8 @@ record small_step() {
   step.lanes = {"offload", "reload", "compute 0"};
   step.spans = {{span_kind::compute, 2, "forward", 0, 0, 0, 0, 10.5},
                 {span_kind::offload, 0, "core_attn", 3, 1, 1'000'000, 10.5, 30.5},
-                {span_kind::stall, 2, "consumer", -1, -1, 0, 12.25, 20},
+                {span_kind::stall, 2, "consumer", 3, 1, 1'000'000, 12.25, 20, "core_attn"},
+                {span_kind::stall, 2, "consumer", -1, -1, 0, 25, 25},
                 {span_kind::reload, 1, "core_attn", 3, 1, 1'000'000, 40, 60}};
   step.device_bytes = {{0, 0}, {10.5, 5'000'000'000}, {61, 7}};
   return step;
@@ -85,7 +86,13 @@ TEST_CASE("a timeline names its lanes and holds every span with its arguments") 
 
   CHECK(lane_of(only(all, "reload core_attn")) == "reload");
   CHECK(lane_of(only(all, "stall consumer")) == "compute 0");
-  CHECK(only(all, "stall consumer").at("args").empty());
+  const auto stall = only(all, "stall consumer").at("args");
+  CHECK(stall.at("reason") == "consumer");
+  CHECK(stall.at("module") == "core_attn");
+  CHECK(stall.at("layer") == 3);
+  CHECK(stall.at("bytes") == 1'000'000);
+  CHECK(stall.count("GB/s") == 0);
+  CHECK(offload.at("args").at("module") == "core_attn");
   CHECK(only(all, "forward").at("cat") == "compute");
 
   const auto step = only(all, "step 7");
@@ -93,11 +100,38 @@ TEST_CASE("a timeline names its lanes and holds every span with its arguments") 
   CHECK(step.at("dur").get<double>() == doctest::Approx(61));
 }
 
+TEST_CASE("no event is of zero length, and each stall and copy says what it is about") {
+  auto step = small_step();
+  step.spans.push_back({span_kind::reload, 1, "core_attn", 3, 1, 8, 60, 60.0001});
+  const auto all = written({step});
+  std::size_t instants = 0;
+  for (const auto& event : all) {
+    if (event.at("ph") == "X") CHECK(event.at("dur").get<double>() > 0);
+    instants += event.at("ph") == "i" ? 1 : 0;
+    const auto kind = event.value("cat", "");
+    if (kind != "stall" && kind != "offload" && kind != "reload") continue;
+    CHECK(event.at("args").count("module") == 1);
+    CHECK(event.at("args").count("layer") == 1);
+    CHECK(event.at("args").count("bytes") == 1);
+    CHECK(event.at("args").count("reason") == (kind == "stall" ? 1 : 0));
+  }
+  CHECK(instants == 1);  // the last reload; the stall at which nobody waited is none
+}
+
 TEST_CASE("device bytes are a counter") {
   const auto levels = events(written({small_step()}), "C");
   REQUIRE(levels.size() == 3);
   CHECK(levels[1].at("ts").get<double>() == doctest::Approx(10.5));
   CHECK(levels[1].at("args").at("bytes") == 5'000'000'000);
+
+  auto step = small_step();
+  step.device_bytes_without = {{0, 9}, {2, 8}};
+  step.budget = 77;
+  std::map<std::string, std::size_t> names;
+  for (const auto& level : events(written({step}), "C")) ++names[level.at("name")];
+  CHECK(names == std::map<std::string, std::size_t>{{"saved tensors on the device", 3},
+                                                    {"saved tensors without offload", 2},
+                                                    {"device budget", 1}});
 }
 
 TEST_CASE("several steps follow one another on the same lanes") {
@@ -117,7 +151,7 @@ TEST_CASE("several steps follow one another on the same lanes") {
 }
 
 TEST_CASE("an empty record and no record make a loadable timeline") {
-  CHECK(events(written({record{}}), "X").size() == 1);  // the step itself
+  CHECK(events(written({record{}}), "i").size() == 1);  // the step itself, of no length
   CHECK(events(written({}), "X").empty());
 }
 
@@ -146,8 +180,11 @@ TEST_CASE("spans without a place in time are left out, and all numbers are finit
                 {span_kind::offload, 0, "at once", 0, 0, 100, 1, 1}};
   step.device_bytes = {{std::nan(""), 1}, {inf, 1}, {3, 1}};
   const auto all = written({step});
-  CHECK(events(all, "X").size() == 2);
-  CHECK(only(all, "offload at once").at("args").count("GB/s") == 0);
+  CHECK(events(all, "X").size() == 1);
+  const auto instants = events(all, "i");
+  REQUIRE(instants.size() == 1);
+  CHECK(instants[0].at("name") == "offload at once");
+  CHECK(instants[0].at("args").count("GB/s") == 0);
   CHECK(events(all, "C").size() == 1);
 }
 

@@ -1,15 +1,15 @@
-/// Files that a run leaves behind: what they hold as JSON, and how they are written.
+/// Files that a run leaves behind: what they hold as JSON, and the files.
 #pragma once
 
 #include <bit>
 #include <cstdint>
 #include <cstdio>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <tidepool/error.hpp>
+#include <tidepool/trace/report.hpp>
 #include <vector>
 
+#include "../../tools/output_file.hpp"
 #include "../model/precision.hpp"
 #include "report.hpp"
 
@@ -129,37 +129,22 @@ inline nlohmann::ordered_json to_json(const settings& run, const std::vector<run
   return json;
 }
 
-/// A file that an option names; without a name there is none. It is opened at once, since a folder
-/// that does not exist should not cost a training. Throws `tidepool::option_error`.
-class output_file {
- public:
-  output_file(std::string option, std::string name)
-      : option_(std::move(option)), name_(std::move(name)) {
-    if (name_.empty()) return;
-    out_.open(name_);
-    check(out_.is_open());
+/// The page of a run's traced step.
+inline tidepool::trace::report to_report(const run_result& run) {
+  using unit = tidepool::trace::planned_figure::unit;
+  tidepool::trace::report page{
+      run.trace, run.counters, {}, run.options, "train_moe, device " + run.device};
+  if (run.forecast_ms > 0) {
+    const auto bytes = [](std::size_t number) { return static_cast<double>(number); };
+    page.planned = {
+        {"step", run.plan.step_us, median_ms(run) * 1e3},
+        {"stalls of the traced step", run.plan.stall_us, stall_ms(run) * 1e3},
+        {"peak needed", bytes(run.plan.peak), bytes(run.counters.live_peak), unit::bytes},
+        {"offloaded a step", bytes(run.plan.moved), bytes(step_bytes(run)), unit::bytes}};
   }
+  return page;
+}
 
-  /// Calls `write(stream)` if there is a file.
-  template <class Write>
-  void fill(Write write) {
-    if (name_.empty()) return;
-    write(out_);
-    out_.close();
-    check(!out_.fail());
-    std::printf("wrote %s\n", name_.c_str());
-  }
-
- private:
-  void check(bool good) const {
-    if (good) return;
-    throw tidepool::option_error(option_ + "=" + name_ +
-                                 ": cannot be written; name a file in a folder that exists and has "
-                                 "room");
-  }
-
-  std::string option_, name_;
-  std::ofstream out_;
-};
+using tools::output_file;
 
 }  // namespace moe

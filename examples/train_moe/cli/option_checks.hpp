@@ -139,13 +139,14 @@ inline void check_files_apart(const command_line& line) {
     bool writes;
   };
   const settings& run = line.run;
-  const std::array<use, 7> uses{{{"--data", line.data, line.data, false},
+  const std::array<use, 8> uses{{{"--data", line.data, line.data, false},
                                  {"--resume", run.resume, run.resume, false},
                                  {"--save", run.save, run.save, true},
                                  {"--save", run.save, run.save + ".partial", true},
                                  {"--json", line.json, line.json, true},
                                  {"--timeline", line.timeline, line.timeline, true},
-                                 {"--picture", line.picture, line.picture, true}}};
+                                 {"--picture", line.picture, line.picture, true},
+                                 {"--report", line.report, line.report, true}}};
   for (const use& later : uses) {
     for (const use& earlier : uses) {
       if (&earlier == &later) break;

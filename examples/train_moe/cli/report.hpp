@@ -135,9 +135,9 @@ inline bool print_comparison(const run_result& without, const run_result& with) 
   line("step time, ms", median_ms(without, with.warm_up_steps), median_ms(with), 3);
   line("stall in the traced step, ms", stall_ms(without), stall_ms(with), 3);
   line("device peak, MB", megabytes(without.driver_peak), megabytes(with.driver_peak), 2);
-  line("  memory for saved tensors, MB", megabytes(without.counters.device_peak),
+  line("  taken for saved tensors, MB", megabytes(without.counters.device_peak),
        megabytes(with.counters.device_peak), 2);
-  line("  saved tensors at once, MB", megabytes(without.counters.live_peak),
+  line("  needed by their calls, MB", megabytes(without.counters.live_peak),
        megabytes(with.counters.live_peak), 2);
   line("pinned host memory, MB", megabytes(without.counters.host_reserved),
        megabytes(with.counters.host_reserved), 2);

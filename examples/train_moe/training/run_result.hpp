@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <string>
+#include <tidepool/plan/step_plan.hpp>
 #include <tidepool/trace/counters.hpp>
 #include <tidepool/trace/record.hpp>
 #include <utility>
@@ -26,6 +27,7 @@ struct run_result {
   tidepool::trace::counters counters;
   tidepool::trace::record trace;   ///< of `settings::trace_step`
   double forecast_ms = 0;          ///< of a step, by the plan that was followed; 0 without one
+  tidepool::plan::outcome plan;    ///< what that plan expects
   bool limited = false;            ///< experts have a capacity
   choice_counts choices;           ///< of all ranks
   loss_scaling loss_scale;         ///< at the end

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <optional>
 #include <string>
 #include <tidepool/offloader.hpp>
 #include <tidepool/parse.hpp>
@@ -14,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "../../tools/progress.hpp"
 #include "../model/model.hpp"
 #include "../model/tied_embedding.hpp"
 #include "../parallel/gradient_sum.hpp"
@@ -122,6 +124,7 @@ class trainer {
     result.counters = offloader_.counters();
     if (const auto& plan = offloader_.current_plan()) {
       if (plan->expected.runs) result.forecast_ms = plan->expected.step_us / 1e3;
+      result.plan = plan->expected;
       result.warm_up_steps = std::max(result.warm_up_steps, offloader_.settings().timed_step);
     }
     std::uint64_t offloaded = 0;
@@ -163,8 +166,17 @@ class trainer {
     const float loss = run_.expert_parallel ? offloader_.wait_for_peers(stream_.ref(), ask, kind)
                        : run_.ranks > 1     ? offloader_.wait_for_others(stream_.ref(), ask)
                                             : ask();
-    offloader_.end_step();
+    end_step();
     return loss;
+  }
+
+  // While a plan is made, at the end of a first step, nothing else is printed.
+  void end_step() {
+    std::optional<tools::progress> shown;
+    const auto& opts = offloader_.settings();
+    const bool plans = opts.policy == tidepool::policy_kind::automatic && run_.plan.empty();
+    if (plans && run_.progress && ended_++ < opts.timed_step) shown.emplace("train_moe: planning");
+    offloader_.end_step();
   }
 
   void sum_gradients() {
@@ -311,6 +323,7 @@ class trainer {
   std::size_t free_before_;
   std::size_t driver_peak_ = 0;
   std::string knobs_;
+  int ended_ = 0;  // steps
   settings run_;
   const corpus& text_;
   typename Device::stream stream_;

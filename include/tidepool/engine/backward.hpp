@@ -186,6 +186,10 @@ std::uint32_t engine<Device>::waiting_group(chunk_state& chunk, module_id module
 template <device Device>
 void engine<Device>::begin_backward(chunk_state& chunk) {
   if (chunk.backward_begun()) return;
+  if (tracing_) {
+    if (!chunk.forward_done()) trace_pass(chunk, false, false);
+    trace_pass(chunk, true, true);
+  }
   chunk.begin_backward();
   live_.look_again(chunk);
   ++backward_begun_;
@@ -262,6 +266,15 @@ void engine<Device>::forget(chunk_state& chunk, module_id module, int layer) {
   chunk.mark_restored(which);
 }
 
+// What is given back is filled at once, and graphs may still write there.
+template <device Device>
+[[gnu::cold]] void engine<Device>::meet_quietly() noexcept {
+  try {
+    meet_after_launch();
+  } catch (const error&) {  // then the next call meets them, and the filling may come too early
+  }
+}
+
 template <device Device>
 void engine<Device>::end_chunk(chunk_state& chunk, bool finished) noexcept {
   if (!chunk.info().forward_only) {
@@ -270,11 +283,13 @@ void engine<Device>::end_chunk(chunk_state& chunk, bool finished) noexcept {
         held_to_plan() && chunk.group_count() != profile_.chunks[chunk.ordinal()].groups.size();
     const bool given_up = !finished && (chunk.waiting() > 0 || !chunk.discarded().empty() ||
                                         !chunk.backward_begun() || lacks);
+    if (given_up && replayed_ && opts_.poison) meet_quietly();
     for (std::uint32_t i = 0; i < chunk.group_count(); ++i) {
       auto& each = chunk.at(i);
       if (each.state != group_state::restored) forget_group(chunk, each);
     }
     live_.remove(chunk);
+    if (chunk.backward_begun()) trace_pass(chunk, true, false);
     const auto& planned = profile_.chunks;
     growth_.chunk_ended(chunk.group_count(),
                         chunk.ordinal() < planned.size() &&

@@ -16,3 +16,4 @@
 #include "tidepool/engine/refusals.hpp"
 #include "tidepool/engine/reload.hpp"
 #include "tidepool/engine/state.hpp"
+#include "tidepool/engine/tracing.hpp"

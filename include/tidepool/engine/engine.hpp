@@ -245,9 +245,8 @@ class engine : public storage_owner {
   void record_again() noexcept;
 
   [[nodiscard]] trace::counters counters() const;
-  [[nodiscard]] trace::record finish_trace() {
-    return store_.trace().finish(store_.order().count());
-  }
+  void start_trace(std::string title, stream_ref origin);
+  [[nodiscard]] trace::record finish_trace();
   [[nodiscard]] std::string name_of_group(const chunk_state& chunk, module_id module,
                                           int layer) const {
     return names_[static_cast<std::size_t>(module)] + " of layer " + std::to_string(layer) +
@@ -286,6 +285,7 @@ class engine : public storage_owner {
     return recorder_ == nullptr ? 0 : recorder_->arrive(store_.order().stream(lane));
   }
 
+  void trace_pass(const chunk_state& chunk, bool backward, bool begins) noexcept;
   [[nodiscard]] plan::action planned(const chunk_state& chunk, int layer,
                                      std::span<handle* const> handles) const;
   [[nodiscard]] static bool takes_more_than_planned(std::span<handle* const> handles);
@@ -399,6 +399,7 @@ class engine : public storage_owner {
     if (truth_ != nullptr) expect_truth();
   }
   void meet_after_launch();
+  void meet_quietly() noexcept;
   void expect_layout(const std::shared_ptr<const memory_layout>& before);
   void expect_truth();
   void forget_reloads() noexcept;
@@ -471,6 +472,7 @@ class engine : public storage_owner {
   trace::counters counters_;
   std::vector<std::uint64_t> bytes_before_step_;
   bool warming_up_ = true;
+  bool tracing_ = false;
   bool closed_ = false;
   bool captured_ = false;  // a graph, at some time
   bool replayed_ = false;  // graphs have run since the last eager call

@@ -39,6 +39,7 @@ auto engine<Device>::begin(const chunk_info& info) -> chunk_state& {
       profile_.chunks.push_back({info.model_chunk, {}, info.microbatch});
       profile_.passes.push_back({fresh.ordinal(), false});
     }
+    trace_pass(fresh, false, true);
   }
   ++references_;
   return fresh;
@@ -48,6 +49,7 @@ template <device Device>
 void engine<Device>::end_forward(chunk_state& chunk) {
   if (chunk.info().forward_only) return;
   settle();
+  if (!chunk.forward_done()) trace_pass(chunk, false, false);
   chunk.end_forward();
   if (recorder_ != nullptr) recorder_->forward_ended(chunk.ordinal());
   reload_ahead();

@@ -113,6 +113,7 @@ class storages {
   [[nodiscard]] std::size_t live() const { return live_; }
   [[nodiscard]] std::size_t live_peak() const { return live_peak_; }
   [[nodiscard]] std::size_t live_peak_without() const { return live_peak_without_; }
+  [[nodiscard]] std::size_t live_without() const { return live_ + away_; }
   [[nodiscard]] std::size_t host_peak() const { return host_peak_; }
 
   // Calls `visit` with every storage in use.
@@ -149,18 +150,17 @@ class storages {
                                                              : join_site::device_reuse;
     try {
       if (order_.join(waiter, ready, site)) ++waits_;
+      store.handed_to = waiter;
+      store.handed_at = order_.next(waiter);
+      filling_.handed_out(store, waiter);
     } catch (...) {  // untouched, it is free behind what it was free behind
       source_of(store).release(store.on_device, ready);
       store.on_device = {};
       throw;
     }
-    store.handed_to = waiter;
-    store.handed_at = order_.next(waiter);
-    filling_.handed_out(store, waiter);
     live_ += store.bytes;
     if (store.on_host || store.discarded) away_ -= store.bytes;
-    note_peaks();
-    trace_.level(order_.stream(waiter), store.bytes, 0);
+    note_taken(store, waiter);
     return true;
   }
 
@@ -177,8 +177,7 @@ class storages {
     store.handed_to = waiter;
     store.handed_at = order_.next(waiter);
     live_ += store.bytes;
-    note_peaks();
-    trace_.level(order_.stream(waiter), store.bytes, 0);
+    note_taken(store, waiter);
   }
 
   // Where memory is borrowed the budget is soft: what could wait must not pass it, and what is
@@ -196,7 +195,6 @@ class storages {
   // Takes the device memory away; it is free again after `after`. `on` is the lane of its last
   // user.
   void displace(storage& store, const fence& after, lane_id on) {
-    trace_.level(order_.stream(on), 0, store.bytes);
     if (std::exchange(store.of_graph, false)) {
       store.borrowed = false;  // its owner gets it at the end
     } else if (std::exchange(store.borrowed, false)) {
@@ -213,6 +211,7 @@ class storages {
     store.on_device = {};
     live_ -= store.bytes;
     if (store.on_host || store.discarded) away_ += store.bytes;
+    trace_.level(on, order_.stream(on), 0, store.bytes, live_ + away_);
   }
 
   // The same where nobody can say when that is: it stays taken.
@@ -371,9 +370,10 @@ class storages {
     return {opts.host_memory, opts.host_bind};
   }
 
-  void note_peaks() {
+  void note_taken(const storage& store, lane_id by) {
     live_peak_ = std::max(live_peak_, live_);
     live_peak_without_ = std::max(live_peak_without_, live_ + away_);
+    trace_.level(by, order_.stream(by), store.bytes, 0, live_ + away_);
   }
 
   Device* dev_;

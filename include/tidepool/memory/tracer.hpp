@@ -10,6 +10,7 @@
 
 #include "tidepool/core/fence.hpp"
 #include "tidepool/device/device.hpp"
+#include "tidepool/memory/stall_causes.hpp"
 #include "tidepool/trace/record.hpp"
 
 namespace tidepool::detail {
@@ -34,16 +35,23 @@ class tracer {
   [[nodiscard]] bool on() const { return on_; }
 
   // Blocks the host until the device is idle, so that all streams share one origin of time.
-  void start(std::string title, std::size_t bytes_now, typename Device::stream_ref origin) {
+  void start(std::string title, std::size_t bytes_now, std::size_t without_now,
+             typename Device::stream_ref origin) {
     title_ = std::move(title);
     first_ += used_;
     used_ = 0;
     spans_.clear();
     levels_.clear();
+    passes_.clear();
     dev_->synchronize();
     on_ = true;
     bytes_at_start_ = bytes_now;
+    without_at_start_ = without_now;
     mark(origin);
+    if constexpr (logs_kernels) {
+      dev_->log_kernels();
+      origin_ns_ = dev_->now_ns();
+    }
   }
 
   // An index to give to `end`, or `off`.
@@ -65,17 +73,30 @@ class tracer {
     }
   }
 
-  // Device bytes taken (or given back) from here on.
-  void level(typename Device::stream_ref stream, std::size_t taken, std::size_t given) noexcept {
+  // Device bytes taken (or given back) from here on; `without` is what there would be now without
+  // offload, which only the trainer's own streams change.
+  void level(lane_id lane, typename Device::stream_ref stream, std::size_t taken, std::size_t given,
+             std::size_t without) noexcept {
     if (!on_) return;
     try {
-      levels_.push_back({mark(stream), taken, given});
+      levels_.push_back({mark(stream), taken, given, without, index_of(lane) >= copy_lanes});
     } catch (...) {  // a curve without this step; memory is given back in destructors too
     }
   }
 
-  // Blocks the host until the device is idle.
-  [[nodiscard]] trace::record finish(std::size_t lane_count) {
+  // A pass begins, or ends, behind what `stream` has been given.
+  void pass(typename Device::stream_ref stream, std::size_t chunk, bool backward, bool begins,
+            int microbatch, int model_chunk) noexcept {
+    if (!on_) return;
+    try {
+      passes_.push_back({mark(stream), chunk, begins, {backward, microbatch, model_chunk, 0, 0}});
+    } catch (...) {  // a picture without this pass
+    }
+  }
+
+  // Blocks the host until the device is idle. `stream_of(lane)` is a lane's stream.
+  template <class Streams>
+  [[nodiscard]] trace::record finish(std::size_t lane_count, const Streams& stream_of) {
     if (!on_) return {};
     dev_->synchronize();
     on_ = false;
@@ -92,10 +113,21 @@ class tracer {
       result.spans.push_back(std::move(raw.span));
     }
     result.device_bytes = curve();
+    result.device_bytes_without = curve_without();
+    result.passes = pass_spans();
+    find_causes(result);
+    add_kernels(result, stream_of);
     return result;
   }
 
  private:
+  static constexpr bool logs_kernels = requires(Device & dev, typename Device::stream_ref stream) {
+    dev.log_kernels();
+    dev.take_kernels();
+    dev.now_ns();
+    stream.index();
+  };
+
   struct raw_span {
     trace::span span;
     std::size_t from = 0;
@@ -105,6 +137,14 @@ class tracer {
     std::size_t at;
     std::size_t taken;
     std::size_t given;
+    std::size_t without;
+    bool by_compute;
+  };
+  struct raw_pass {
+    std::size_t at;
+    std::size_t chunk;
+    bool begins;
+    trace::pass_span span;
   };
 
   void add(std::size_t from, lane_id lane, typename Device::stream_ref stream,
@@ -146,15 +186,68 @@ class tracer {
     return result;
   }
 
+  [[nodiscard]] std::vector<trace::level> curve_without() const {
+    std::vector<trace::level> result{{0, without_at_start_}};
+    for (const auto& raw : levels_) {
+      if (raw.by_compute) result.push_back({time_of(raw.at), raw.without});
+    }
+    std::stable_sort(result.begin(), result.end(),
+                     [](const auto& a, const auto& b) { return a.time < b.time; });
+    return result;
+  }
+
+  // A pass that does not end within the trace, or began before it, is left out.
+  [[nodiscard]] std::vector<trace::pass_span> pass_spans() const {
+    std::vector<trace::pass_span> result;
+    for (auto begin = passes_.begin(); begin != passes_.end(); ++begin) {
+      if (!begin->begins) continue;
+      const auto end = std::find_if(begin + 1, passes_.end(), [&](const raw_pass& other) {
+        return other.chunk == begin->chunk && other.span.backward == begin->span.backward;
+      });
+      if (end == passes_.end() || end->begins) continue;
+      result.push_back(begin->span);
+      result.back().start = time_of(begin->at);
+      result.back().end = time_of(end->at);
+    }
+    return result;
+  }
+
+  // What computes: as the device tells, where the trainer has not named it.
+  template <class Streams>
+  void add_kernels(trace::record& into, [[maybe_unused]] const Streams& stream_of) {
+    into.untraced.assign(into.lanes.size(), false);
+    if constexpr (logs_kernels) {
+      const auto kernels = dev_->take_kernels();
+      for (std::size_t lane = copy_lanes; lane < into.lanes.size(); ++lane) {
+        std::vector<std::pair<double, double>> runs;
+        for (const auto& run : kernels) {
+          if (run.stream != stream_of(static_cast<lane_id>(lane)).index()) continue;
+          runs.emplace_back((run.start_ns - origin_ns_) / 1e3, (run.end_ns - origin_ns_) / 1e3);
+        }
+        add_unnamed_compute(into, lane, std::move(runs));
+      }
+    } else {
+      for (std::size_t lane = copy_lanes; lane < into.lanes.size(); ++lane) {
+        into.untraced[lane] =
+            std::none_of(into.spans.begin(), into.spans.end(), [&](const trace::span& each) {
+              return each.lane == lane && each.kind == trace::span_kind::compute;
+            });
+      }
+    }
+  }
+
   Device* dev_;
   bool on_ = false;
   std::string title_;
   std::size_t bytes_at_start_ = 0;
+  std::size_t without_at_start_ = 0;
+  double origin_ns_ = 0;
   std::size_t first_ = 0;  // marks are numbered on from trace to trace, so that old ones show
   std::size_t used_ = 0;
   std::vector<typename Device::event> marks_;
   std::vector<raw_span> spans_;
   std::vector<raw_level> levels_;
+  std::vector<raw_pass> passes_;
 };
 
 }  // namespace tidepool::detail

@@ -12,9 +12,11 @@ namespace tidepool::trace {
 /// Writes steps, one after the other on one time axis, in the trace event format (JSON).
 ///
 /// A lane is a thread, named as in the record; lanes of the same name continue over steps, and a
-/// lane `steps` above them shows where each begins. A span is a complete event with layer,
-/// microbatch, bytes and GB/s as arguments; device bytes are a counter. Spans for which `placed` is
-/// false are left out. Look at the state of `out` for errors.
+/// lane `steps` above them shows where each begins. A span is a complete event with module, layer,
+/// microbatch, bytes and GB/s as arguments, and a stall with its reason; what took no time is an
+/// instant, and no stall at all. Device bytes are a counter, and what there would be without
+/// offload another, beside the budget. Spans for which `placed` is false are left out. Look at the
+/// state of `out` for errors.
 void write_chrome_trace(std::ostream& out, std::span<const record> steps);
 
 /// The same for one step.

@@ -148,6 +148,12 @@ TIDEPOOL_INLINE void virtual_device::deallocate_host(void* pointer) noexcept {
 TIDEPOOL_INLINE void virtual_device::launch(stream_ref on, double duration_ns,
                                             std::function<void()> run, const char* /*label*/,
                                             std::vector<kernel_access> touches) {
+  if (logs_ && duration_ns > 0) {
+    run = [this, stream = on.index_, duration_ns, then = std::move(run)] {
+      if (logs_) kernels_.push_back({stream, now_ns() - duration_ns, now_ns()});
+      if (then) then();
+    };
+  }
   sim_->kernel(on.index_, duration_ns, std::move(run), std::move(touches));
 }
 
@@ -159,6 +165,16 @@ TIDEPOOL_INLINE void virtual_device::idle_until(stream_ref on, double ns) {
 
 TIDEPOOL_INLINE void virtual_device::observe(detail::operation_observer with) {
   sim_->observe(std::move(with));
+}
+
+TIDEPOOL_INLINE void virtual_device::log_kernels() {
+  kernels_.clear();
+  logs_ = true;
+}
+
+TIDEPOOL_INLINE auto virtual_device::take_kernels() -> std::vector<kernel_run> {
+  logs_ = false;
+  return std::exchange(kernels_, {});
 }
 
 TIDEPOOL_INLINE double virtual_device::now_ns() const { return sim_->now(); }

@@ -12,6 +12,7 @@
 #include "tidepool/trace/detail/picture_axes.hpp"
 #include "tidepool/trace/detail/picture_lanes.hpp"
 #include "tidepool/trace/detail/picture_layout.hpp"
+#include "tidepool/trace/detail/picture_notes.hpp"
 #include "tidepool/trace/detail/print.hpp"
 #include "tidepool/trace/detail/svg.hpp"
 #include "tidepool/trace/picture.hpp"
@@ -31,11 +32,13 @@ class picture {
 
   [[nodiscard]] std::string draw() {
     const double top = legend(header()) + 12;
-    double y = picture_lanes(layout_, lane_height_, back_, front_).draw(record_.lanes, top);
+    double y = draw_passes(layout_, front_, top);
+    y = picture_lanes(layout_, record_, lane_height_, back_, front_).draw(y);
     if (!layout_.levels().empty() && curve_height_ > 0) {
-      y = draw_curve(layout_, back_, front_, y + 18, curve_height_);
+      y = memory_curve(layout_, record_.budget, y + 26, curve_height_).draw(back_, front_);
     }
     y = empty() ? nothing(y) : draw_time_axis(layout_, back_, front_, top, y);
+    y = draw_stall_list(record_, layout_, front_, y);
     const double height = y + 12;
 
     return "<svg xmlns=\"http://www.w3.org/2000/svg\"" + svg::attribute("width", width_) +
@@ -77,8 +80,7 @@ class picture {
     };
     if (out > 0) fact("offloaded", bytes_text(out));
     if (in > 0) fact("reloaded", bytes_text(in));
-    if (!layout_.levels().empty())
-      fact("peak on the device", bytes_text(peak_of(layout_.levels()).bytes));
+    if (!layout_.levels().empty()) fact("peak held", bytes_text(peak_of(layout_.levels()).bytes));
     if (!layout_.spans().empty()) fact("stalled", stalled > 0 ? duration_text(stalled) : "never");
     front_.label(20, 53, facts, {12, faint_ink, anchor::start, false});
     return 53;
@@ -112,6 +114,19 @@ class picture {
                    name == style.name ? "" : cut(style.name, 200));
       x += width;
     }
+    const auto pass = [&](std::string_view name, std::string_view fill, bool backward) {
+      const bool there = std::any_of(layout_.passes().begin(), layout_.passes().end(),
+                                     [&](const auto* each) { return each->backward == backward; });
+      if (!there) return;
+      ++listed;
+      const double width = 17 + text_width(name, 12) + 12;
+      step(width);
+      front_.rectangle({x, row - 10, 12, 12}, fill, svg::attribute("rx", 2));
+      front_.label(x + 17, row, name, {12, ink, anchor::start, false});
+      x += width;
+    };
+    pass("forward pass", forward_fill, false);
+    pass("backward pass", backward_fill, true);
     if (left_out > 0) {
       step(100);
       front_.label(x, row, "and " + std::to_string(left_out) + " more",

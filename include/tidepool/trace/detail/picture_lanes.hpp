@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "tidepool/trace/detail/palette.hpp"
 #include "tidepool/trace/detail/picture_layout.hpp"
 #include "tidepool/trace/detail/print.hpp"
+#include "tidepool/trace/detail/stall_text.hpp"
 #include "tidepool/trace/detail/svg.hpp"
 #include "tidepool/trace/record.hpp"
 
@@ -18,11 +20,13 @@ namespace tidepool::trace::detail {
 // Draws into two layers, since the grid of the time axis is between strips and bars.
 class picture_lanes {
  public:
-  picture_lanes(const picture_layout& layout, double lane_height, svg& back, svg& front)
-      : layout_(layout), lane_height_(lane_height), back_(back), front_(front) {}
+  picture_lanes(const picture_layout& layout, const trace::record& record, double lane_height,
+                svg& back, svg& front)
+      : layout_(layout), record_(record), lane_height_(lane_height), back_(back), front_(front) {}
 
   // From `y` down; returns where it ends.
-  double draw(const std::vector<std::string>& names, double y) {
+  double draw(double y) {
+    const auto& names = record_.lanes;
     if (!names.empty()) front_.label(layout_.right() + 10, y - 6, "busy", {11, faint_ink});
     for (std::size_t i = 0; i < layout_.lanes().size(); ++i) {
       const auto& lane = layout_.lanes()[i];
@@ -34,8 +38,9 @@ class picture_lanes {
                       "#f3f4f6");
       for (const auto& bar : lane.work) draw_bar(bar, y);
       for (const auto& bar : lane.stalls) draw_bar(bar, y);
-      for (const auto& bar : lane.work) draw_caption(bar, lane.stalls, middle);
-      draw_occupancy(lane, middle);
+      draw_captions(lane, middle);
+      for (const auto& bar : lane.stalls) draw_stall_caption(bar, y);
+      draw_occupancy(lane, middle, untraced(i));
       y += lane_height_ + 8;
     }
     return layout_.lanes().empty() ? y : y - 8;
@@ -46,12 +51,22 @@ class picture_lanes {
     return fixed(share * 100, share > 0 && share < 0.0995 ? 1 : 0) + "%";
   }
 
-  void draw_occupancy(const lane_layout& lane, double middle) {
+  // Nobody told what computes there, which is not to say that nothing did.
+  [[nodiscard]] bool untraced(std::size_t lane) const {
+    return !record_.traced(lane) && layout_.lanes()[lane].work.empty();
+  }
+
+  void draw_occupancy(const lane_layout& lane, double middle, bool unknown) {
     const double whole = layout_.to() - layout_.from();
     const double x = layout_.right() + 10;
     const bool stalled = lane.stalled / whole >= 0.0005;
-    front_.label(x, middle + (stalled ? -1 : 4), percent(lane.busy / whole),
-                 {12, ink, anchor::start, true}, "busy for " + duration_text(lane.busy));
+    if (unknown) {
+      front_.label(x, middle + (stalled ? -1 : 4), "not traced", {11, faint_ink},
+                   "nobody named what computes here: see trace_span");
+    } else {
+      front_.label(x, middle + (stalled ? -1 : 4), percent(lane.busy / whole),
+                   {12, ink, anchor::start, true}, "busy for " + duration_text(lane.busy));
+    }
     if (!stalled) return;
     front_.label(x, middle + 11, percent(lane.stalled / whole) + " stall",
                  {10, red_ink, anchor::start, false}, "stalled for " + duration_text(lane.stalled));
@@ -88,10 +103,109 @@ class picture_lanes {
     if (several) front_.close_group();
   }
 
-  // As much about a span as there is room for beside the stalls in it.
-  void draw_caption(const bar& item, const std::vector<bar>& stalls, double middle) {
-    constexpr double size = 9;
-    if (item.only == nullptr || item.width() < 13 * layout_.pixel() || lane_height_ < 18) return;
+  static constexpr double caption_size = 9;
+  static constexpr double least_caption = 13;  // pixels
+
+  [[nodiscard]] static bool is_copy(const bar& item) {
+    return item.only != nullptr &&
+           (item.only->kind == span_kind::offload || item.only->kind == span_kind::reload);
+  }
+
+  // The widest bar of each module has its name; others, and runs of narrow ones of a x
+  void draw_captions(const lane_layout& lane, double middle) {
+    if (lane_height_ < 18) return;
+    std::map<std::size_t, const bar*> widest;
+    for (const auto& item : lane.work) {
+      if (!is_copy(item)) continue;
+      auto& best = widest[item.shares.front().style];
+      if (best == nullptr || item.width() > best->width()) best = &item;
+    }
+    for (auto at = lane.work.begin(); at != lane.work.end();) {
+      const auto end = end_of_run(at, lane.work.end());
+      if (end - at > 1) {
+        draw_run_captions(at, end, middle);
+        at = end;
+        continue;
+      }
+      const bool named = is_copy(*at) && widest[at->shares.front().style] == &*at;
+      draw_caption(*at, lane.stalls, middle, named);
+      ++at;
+    }
+  }
+
+  using bar_iterator = std::vector<bar>::const_iterator;
+
+  // Neighbours of one microbatch none of which has room for words of its own.
+  [[nodiscard]] bar_iterator end_of_run(bar_iterator at, bar_iterator last) const {
+    const auto narrow = [&](const bar& item) {
+      return is_copy(item) && item.only->layer >= 0 &&
+             item.width() < 2 * least_caption * layout_.pixel();
+    };
+    auto end = at + 1;
+    if (!narrow(*at)) return end;
+    while (end != last && narrow(*end) && end->only->microbatch == at->only->microbatch &&
+           end->start - (end - 1)->end < 3 * layout_.pixel()) {
+      ++end;
+    }
+    return end;
+  }
+
+  [[nodiscard]] double room_of(bar_iterator at, bar_iterator end) const {
+    return ((end - 1)->end - at->start) / layout_.pixel() - 8;
+  }
+  [[nodiscard]] static std::string layer_text(const bar& item) {
+    return "L" + std::to_string(item.only->layer);
+  }
+
+  // Each layer, where all have room; else the first and the last.
+  void draw_run_captions(bar_iterator at, bar_iterator end, double middle) {
+    std::vector<bar_iterator> layers{at};
+    for (auto next = at + 1; next != end; ++next) {
+      if (next->only->layer != layers.back()->only->layer) layers.push_back(next);
+    }
+    layers.push_back(end);
+    std::size_t fitting = 0;
+    for (std::size_t i = 0; i + 1 < layers.size(); ++i) {
+      const auto room = room_of(layers[i], layers[i + 1]);
+      fitting += text_width(layer_text(*layers[i]), caption_size) <= room ? 1 : 0;
+    }
+    // A lane in which some have names and others do not is worse than one with fewer.
+    if (2 * fitting >= layers.size() - 1) {
+      for (std::size_t i = 0; i + 1 < layers.size(); ++i) {
+        draw_over(layers[i], layers[i + 1], layer_text(*layers[i]), middle);
+      }
+      return;
+    }
+    auto text = layer_text(*at) + " to " + layer_text(*(end - 1));
+    if (at->only->microbatch >= 0) text += " m" + std::to_string(at->only->microbatch);
+    draw_over(at, end, text, middle);
+  }
+
+  void draw_over(bar_iterator at, bar_iterator end, const std::string& text, double middle) {
+    if (text_width(text, caption_size) > room_of(at, end)) return;
+    front_.halo_label(layout_.x_of((at->start + (end - 1)->end) / 2), middle + 3.2, text,
+                      {caption_size, ink, anchor::middle, true});
+  }
+
+  // As much of reason, module and layer as there is room for.
+  void draw_stall_caption(const bar& item, double y) {
+    if (item.only == nullptr || lane_height_ < 18) return;
+    const double room = item.width() / layout_.pixel() - 4;
+    const auto& span = *item.only;
+    const auto layer = span.layer >= 0 ? " L" + std::to_string(span.layer) : std::string();
+    for (const auto& text : {short_text(span), cut(span.name, 40) + layer, cut(span.name, 40)}) {
+      if (text_width(text, caption_size) > room) continue;
+      front_.halo_label(layout_.x_of(item.start) + 3, y + 10, text,
+                        {caption_size, red_ink, anchor::start, true});
+      return;
+    }
+  }
+
+  // As much about a span as there is room for beside the stalls in it; a copy that is `named` has
+  // its module's name first.
+  void draw_caption(const bar& item, const std::vector<bar>& stalls, double middle, bool named) {
+    constexpr double size = caption_size;
+    if (item.only == nullptr || item.width() < least_caption * layout_.pixel()) return;
     const auto [from, to] = free_part(item, stalls);
     const double room = (to - from) / layout_.pixel() - 2;
     const auto& span = *item.only;
@@ -103,6 +217,13 @@ class picture_lanes {
       text = "L" + std::to_string(span.layer);
       const auto both = text + " m" + std::to_string(span.microbatch);
       if (span.microbatch >= 0 && text_width(both, size) <= room) text = both;
+    }
+    if (named) {
+      if (text_width(span.name + " " + text, size) <= room) {
+        text = span.name + (text.empty() ? "" : " " + text);
+      } else if (const auto part = fit(span.name, room - 2, size, 5); !part.empty()) {
+        text = part;
+      }
     }
     if (text.empty() || text_width(text, size) > room) return;
     const auto& style = layout_.styles()[item.shares.front().style];
@@ -145,6 +266,7 @@ class picture_lanes {
         break;
     }
     text += cut(span.name, 60);
+    if (!span.module.empty()) text += ", waits for " + cut(span.module, 60);
     if (span.layer >= 0) text += ", layer " + std::to_string(span.layer);
     if (span.microbatch >= 0) text += ", microbatch " + std::to_string(span.microbatch);
     if (span.bytes > 0) {
@@ -159,6 +281,7 @@ class picture_lanes {
   }
 
   const picture_layout& layout_;
+  const trace::record& record_;
   double lane_height_;
   svg& back_;
   svg& front_;

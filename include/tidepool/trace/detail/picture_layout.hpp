@@ -58,17 +58,34 @@ class picture_layout {
 
   [[nodiscard]] const std::vector<const trace::span*>& spans() const { return spans_; }
   [[nodiscard]] const std::vector<trace::level>& levels() const { return levels_; }
+  [[nodiscard]] const std::vector<trace::level>& without() const { return without_; }
+  [[nodiscard]] const std::vector<const trace::pass_span*>& passes() const { return passes_; }
   [[nodiscard]] const std::vector<drawing_style>& styles() const { return styles_; }
   [[nodiscard]] const std::vector<lane_layout>& lanes() const { return lanes_; }
 
  private:
   // What has a place in time, in order of time.
   void place(const trace::record& record) {
-    for (const auto& level : record.device_bytes) {
-      if (trace::placed(level)) levels_.push_back(level);
+    const auto take_levels = [](const std::vector<trace::level>& of, auto& into) {
+      for (const auto& level : of) {
+        if (trace::placed(level)) into.push_back(level);
+      }
+      std::stable_sort(into.begin(), into.end(),
+                       [](const auto& a, const auto& b) { return a.time < b.time; });
+    };
+    take_levels(record.device_bytes, levels_);
+    // Where nothing left, the two are one.
+    take_levels(record.device_bytes_without, without_);
+    if (std::none_of(record.spans.begin(), record.spans.end(), [](const trace::span& each) {
+          return each.kind == trace::span_kind::offload;
+        })) {
+      without_.clear();
     }
-    std::stable_sort(levels_.begin(), levels_.end(),
-                     [](const auto& a, const auto& b) { return a.time < b.time; });
+    for (const auto& pass : record.passes) {
+      if (std::abs(pass.start) < 1e15 && std::abs(pass.end) < 1e15 && pass.start <= pass.end) {
+        passes_.push_back(&pass);
+      }
+    }
     for (const auto& span : record.spans) {
       if (!trace::placed(record, span)) continue;
       spans_.push_back(&span);
@@ -116,7 +133,7 @@ class picture_layout {
     constexpr std::size_t greys = compute_colours.size();
     const bool few = computes.size() <= greys;
     for (std::size_t i = 0; i < std::min(greys, computes.size()); ++i) {
-      styles_.push_back({few ? computes[i] : "compute", hex(compute_colours[i]),
+      styles_.push_back({few ? computes[i] : "compute, in three greys", hex(compute_colours[i]),
                          is_light(compute_colours[i]), few || i == 0});
     }
 
@@ -173,6 +190,8 @@ class picture_layout {
   double right_ = 0;
   std::vector<const trace::span*> spans_;
   std::vector<trace::level> levels_;
+  std::vector<trace::level> without_;
+  std::vector<const trace::pass_span*> passes_;
   std::vector<drawing_style> styles_;
   std::vector<std::vector<styled_span>> work_;  // by lane
   std::vector<std::vector<styled_span>> stalls_;

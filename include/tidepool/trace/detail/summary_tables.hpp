@@ -114,8 +114,8 @@ inline void add(trace::module_counters& to, const trace::module_counters& from) 
 
 // One line for each figure.
 [[nodiscard]] inline std::string memory_lines(const trace::counters& totals) {
-  text_table table({"device peak", bytes_text(totals.device_peak)});
-  table.row({"most in use", bytes_text(totals.live_peak)});
+  text_table table({"peak taken", bytes_text(totals.device_peak)});
+  table.row({"peak needed", bytes_text(totals.live_peak)});
   table.row({"without offload", bytes_text(totals.live_peak_without)});
   table.row(
       {"saved", bytes_text(totals.saved()), share_text(totals.saved(), totals.live_peak_without)});
@@ -151,7 +151,7 @@ inline void write_summary(std::ostream& out, const std::string& head, const std:
 // One row for each rank, since memory is each rank's own; then what all have together.
 [[nodiscard]] inline std::string memory_table(std::span<const ranked> ranks,
                                               const trace::counters& sum) {
-  text_table table({"rank", "device peak", "without offload", "saved", "share", "host reserved"});
+  text_table table({"rank", "peak taken", "without offload", "saved", "share", "host reserved"});
   const auto row = [&](const std::string& rank, const trace::counters& of, std::size_t saved) {
     table.row({rank, bytes_text(of.device_peak), bytes_text(of.live_peak_without),
                bytes_text(saved), share_text(saved, of.live_peak_without),

@@ -101,6 +101,15 @@ class svg {
     close("text", title, text);
   }
 
+  // The same with a white edge, for text over shapes of any colour.
+  void halo_label(double x, double y, std::string_view text, const text_style& style) {
+    text_ +=
+        "<g paint-order=\"stroke\" stroke=\"#fff\" stroke-width=\"3\" "
+        "stroke-linejoin=\"round\">\n";
+    label(x, y, text, style);
+    text_ += "</g>\n";
+  }
+
   // What is drawn up to `close_group` shares a title.
   void open_group(std::string_view title) {
     text_.append("<g><title>").append(xml_text(title)).append("</title>\n");

@@ -14,6 +14,7 @@
 
 #include "tidepool/core/escape.hpp"
 #include "tidepool/trace/detail/print.hpp"
+#include "tidepool/trace/detail/stall_text.hpp"
 #include "tidepool/trace/record.hpp"
 #include "tidepool/trace/timeline.hpp"
 
@@ -54,19 +55,17 @@ class chrome_trace {
       if (trace::placed(level)) end = std::max(end, begin_ + nanoseconds(level.time));
     }
 
-    event("X", 0, begin_);
-    put(",\"dur\":" + trace_time(end - begin_) + R"(,"cat":"step","name":")" +
+    event(end > begin_ ? "X" : "i", 0, begin_);
+    put((end > begin_ ? ",\"dur\":" + trace_time(end - begin_) : std::string(R"(,"s":"t")")) +
+        R"(,"cat":"step","name":")" +
         (record.title.empty() ? "step " + std::to_string(number) : json_text(record.title)) +
         "\",\"args\":{}}");
     for (const auto& span : record.spans) {
       if (trace::placed(record, span)) complete(span, threads[span.lane]);
     }
-    for (const auto& level : record.device_bytes) {
-      if (!trace::placed(level)) continue;
-      event("C", 0, begin_ + nanoseconds(level.time));
-      put(R"(,"name":"saved tensors on the device","args":{"bytes":)" +
-          std::to_string(level.bytes) + "}}");
-    }
+    counter(record.device_bytes, "saved tensors on the device");
+    counter(record.device_bytes_without, "saved tensors without offload");
+    if (record.budget > 0) counter({{0, record.budget}}, "device budget");
     begin_ = end;
   }
 
@@ -82,9 +81,19 @@ class chrome_trace {
         std::to_string(thread) + ",\"ts\":" + trace_time(at));
   }
 
+  void counter(const std::vector<trace::level>& levels, const std::string& name) {
+    for (const auto& level : levels) {
+      if (!trace::placed(level)) continue;
+      event("C", 0, begin_ + nanoseconds(level.time));
+      put(",\"name\":\"" + name + R"(","args":{"bytes":)" + std::to_string(level.bytes) + "}}");
+    }
+  }
+
   void complete(const trace::span& span, std::size_t thread) {
     const auto start = nanoseconds(span.start);
     const auto duration = nanoseconds(span.end) - start;
+    // A join at which nobody waited is no stall, and what took no time is an instant.
+    if (duration == 0 && span.kind == trace::span_kind::stall) return;
     std::string_view category = "compute";
     std::string name = json_text(span.name);
     switch (span.kind) {
@@ -102,26 +111,37 @@ class chrome_trace {
     }
     if (category != "compute") name = std::string(category).append(" ").append(name);
 
-    event("X", thread, begin_ + start);
-    std::string text = ",\"dur\":" + trace_time(duration) + ",\"cat\":\"" + std::string(category) +
-                       "\",\"name\":\"" + name + "\"";
+    event(duration > 0 ? "X" : "i", thread, begin_ + start);
+    std::string text = duration > 0 ? ",\"dur\":" + trace_time(duration) : R"(,"s":"t")";
+    text += ",\"cat\":\"" + std::string(category) + "\",\"name\":\"" + name + "\"";
     // A reserved colour of `chrome://tracing`; other viewers take no notice.
     if (category == "stall") text += R"(,"cname":"terrible")";
     std::string arguments;
     const auto argument = [&](std::string_view key, const std::string& value) {
       arguments.append(arguments.empty() ? "\"" : ",\"").append(key).append("\":").append(value);
     };
+    if (category == "stall") {
+      argument("reason", in_json_quotes(span.name));
+      if (const auto meaning = meaning_of(span.name); !meaning.empty()) {
+        argument("meaning", in_json_quotes(meaning));
+      }
+      if (!span.module.empty()) argument("module", in_json_quotes(span.module));
+    } else if (category != "compute") {
+      argument("module", in_json_quotes(span.name));
+    }
     if (span.layer >= 0) argument("layer", std::to_string(span.layer));
     if (span.microbatch >= 0) argument("microbatch", std::to_string(span.microbatch));
     if (span.bytes > 0) {
       argument("bytes", std::to_string(span.bytes));
       // Bytes per nanosecond are GB/s.
-      if (duration > 0) {
+      if (duration > 0 && category != "stall") {
         argument("GB/s", fixed(static_cast<double>(span.bytes) / static_cast<double>(duration), 3));
       }
     }
     put(text + ",\"args\":{" + arguments + "}}");
   }
+
+  static std::string in_json_quotes(std::string_view text) { return "\"" + json_text(text) + "\""; }
 
   // The thread of a lane: lanes of one name are one thread over all steps, and two lanes of one
   // name within a step are two.

@@ -1,0 +1,37 @@
+// A GPU as `caps` and `bench_inflight` use it: kernels spin for a calibrated number of cycles.
+#pragma once
+
+#include <tidepool/tidepool.hpp>
+
+namespace caps {
+
+static __global__ void spin(long long cycles) {
+  const auto start = clock64();
+  while (clock64() - start < cycles) {
+  }
+}
+
+struct cuda_machine {
+  tidepool::cuda_device dev;
+
+  void busy(tidepool::cuda_device::stream_ref on, double ns) {
+    static const double cycles_per_ns = calibrate(dev);
+    spin<<<1, 1, 0, on.get()>>>(static_cast<long long>(ns * cycles_per_ns));
+  }
+
+ private:
+  static double calibrate(tidepool::cuda_device& dev) {
+    constexpr long long cycles = 50'000'000;
+    const auto stream = dev.make_stream();
+    auto begin = dev.make_event(true);
+    auto end = dev.make_event(true);
+    spin<<<1, 1, 0, stream.get()>>>(cycles);  // the clocks rise
+    dev.record(begin, stream.ref());
+    spin<<<1, 1, 0, stream.get()>>>(cycles);
+    dev.record(end, stream.ref());
+    dev.synchronize();
+    return static_cast<double>(cycles) / (dev.elapsed_us(begin, end) * 1000);
+  }
+};
+
+}  // namespace caps

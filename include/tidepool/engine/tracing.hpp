@@ -1,0 +1,35 @@
+// What an engine adds to a trace: the budget, memory without offload, and where passes begin and
+// end.
+#pragma once
+
+#include <string>
+#include <utility>
+
+#include "tidepool/engine/engine.hpp"
+
+namespace tidepool::detail {
+
+template <device Device>
+void engine<Device>::start_trace(std::string title, stream_ref origin) {
+  store_.trace().start(std::move(title), store_.live(), store_.live_without(), origin);
+  tracing_ = true;
+}
+
+template <device Device>
+trace::record engine<Device>::finish_trace() {
+  tracing_ = false;
+  auto& order = store_.order();
+  auto result = store_.trace().finish(order.count(), [&](lane_id l) { return order.stream(l); });
+  result.budget = opts_.device_budget.value_or(0);
+  return result;
+}
+
+// A pass begins and ends where the latest call on a compute stream was.
+template <device Device>
+void engine<Device>::trace_pass(const chunk_state& chunk, bool backward, bool begins) noexcept {
+  if (!tracing_ || index_of(last_lane_) < tracer<Device>::copy_lanes) return;
+  store_.trace().pass(store_.order().stream(last_lane_), chunk.ordinal(), backward, begins,
+                      chunk.info().microbatch, chunk.info().model_chunk);
+}
+
+}  // namespace tidepool::detail

@@ -1,0 +1,269 @@
+/// Offloading what autograd saves, in trainers that compute with libtorch or PyTorch.
+///
+/// Needs libtorch (CMake: component `torch`); nothing else of Tidepool knows of it.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "tidepool/offloader.hpp"
+#include "tidepool/torch/hooks.hpp"
+#include "tidepool/torch/pass_state.hpp"
+#if defined(TIDEPOOL_TORCH_CUDA)
+#include "tidepool/torch/cuda.hpp"
+#endif
+
+namespace tidepool {
+
+namespace detail {
+
+// One tensor of a node of the graph, and its way back.
+template <device Device>
+class torch_tensor_hooks final : public ::torch::autograd::SavedVariableHooks {
+ public:
+  using state = torch_pass_state<Device>;
+
+  torch_tensor_hooks(std::shared_ptr<state> pass, std::uint32_t group)
+      : pass_(std::move(pass)), group_(group) {}
+  torch_tensor_hooks(const torch_tensor_hooks&) = delete;
+  torch_tensor_hooks& operator=(const torch_tensor_hooks&) = delete;
+  ~torch_tensor_hooks() override {
+    if (saved_ != nullptr) pass_->drop_reference(*saved_);
+  }
+
+  void call_pack_hook(const at::Tensor& tensor) override {
+    auto& core = pass_->core();
+    version_ = tensor_version(tensor);
+    if (!is_plain(tensor, core.streams.device()) || is_reloaded(tensor) ||
+        core.excluded.covers(tensor)) {
+      stays_ = tensor.detach();  // without the graph that it is part of
+      return;
+    }
+    layout_.emplace(tensor);
+    saved_ = &pass_->save(tensor, *layout_, group_);
+  }
+  at::Tensor call_unpack_hook() override {
+    if (saved_ == nullptr) {
+      if (version_.changed()) pass_->expect_unchanged(version_, group_, torch_layout(stays_));
+      return stays_;
+    }
+    auto held = std::make_unique<reference>(pass_, *saved_);
+    auto* const begin = pass_->load(*saved_, *layout_, version_);
+    if (begin == nullptr) return layout_->in(saved_->storage);
+    return layout_->at_address(begin, held.release(), &done);
+  }
+
+ private:
+  struct reference {
+    std::shared_ptr<state> pass;
+    torch_saved<Device>* to;
+
+    reference(std::shared_ptr<state> of, torch_saved<Device>& what)
+        : pass(std::move(of)), to(&what) {
+      pass->add_reference(*to);
+    }
+    reference(const reference&) = delete;
+    reference& operator=(const reference&) = delete;
+    ~reference() { pass->drop_reference(*to); }
+  };
+  static void done(void* context) { delete static_cast<reference*>(context); }
+  // What came back, and is saved again by a part of forward that runs again in backward.
+  [[nodiscard]] static bool is_reloaded(const at::Tensor& tensor) {
+    return tensor.storage().data_ptr().get_deleter() == &done;
+  }
+
+  std::shared_ptr<state> pass_;
+  std::uint32_t group_;
+  torch_saved<Device>* saved_ = nullptr;
+  std::optional<torch_layout> layout_;
+  tensor_version version_;
+  at::Tensor stays_;
+};
+
+// While it is open, what autograd saves on this thread belongs to its module.
+template <device Device>
+class torch_module_scope final : public torch_scope {
+ public:
+  torch_module_scope(const std::shared_ptr<torch_pass_state<Device>>& pass, module_id module,
+                     int layer)
+      : pass_(pass), group_(pass->enter(module, layer)) {}
+  [[nodiscard]] std::unique_ptr<::torch::autograd::SavedVariableHooks> hooks() override {
+    return std::make_unique<torch_tensor_hooks<Device>>(pass_, group_);
+  }
+  void leave() { pass_->leave(group_); }
+
+ private:
+  std::shared_ptr<torch_pass_state<Device>> pass_;
+  std::uint32_t group_;
+};
+
+}  // namespace detail
+
+/// One forward pass through a model and its backward passes. Move-only; one that is destroyed
+/// unfinished is given up.
+template <device Device>
+class torch_pass {
+ public:
+  torch_pass() = default;
+  torch_pass(torch_pass&& other) noexcept = default;  ///< The other is no pass afterwards.
+  /// Gives up an unfinished pass of its own; the other is no pass afterwards.
+  torch_pass& operator=(torch_pass&& other) noexcept {
+    if (this != &other) {
+      close();
+      state_ = std::move(other.state_);
+    }
+    return *this;
+  }
+  torch_pass(const torch_pass&) = delete;             // move-only; pass it by reference
+  torch_pass& operator=(const torch_pass&) = delete;  // move-only; pass it by reference
+  ~torch_pass() { close(); }
+
+  /// Calls `body` and returns what it does. What autograd saves in it, on this thread and in no
+  /// scope inside, leaves behind it, in the order of the stream that is torch's current one then;
+  /// a storage that several nodes save leaves once, with the module that saved it first.
+  ///
+  /// It costs a look-up where the options leave the module out. Once the pass's backward has begun
+  /// (`end_forward`, or the first tensor that it reads) nothing leaves: what a checkpoint computes
+  /// again is read at once. What `body` throws leaves all where it is.
+  ///
+  /// Does not block the host. Throws `unknown_module`; `misuse_error` where the module ran in this
+  /// layer before, or the stream is being captured; and as `chunk::commit`.
+  ///
+  ///     auto h = pass.module("fc1", layer, [&] { return fc1->forward(x); });
+  template <class Body>
+  decltype(auto) module(std::string_view name, int layer, Body&& body) {
+    return module(opened("module").core().off->module(name), layer, std::forward<Body>(body));
+  }
+  /// The same with an id from `torch_offloader::module`.
+  template <class Body>
+  decltype(auto) module(module_id id, int layer, Body&& body) {
+    auto& at = opened("module");
+    if (!at.saves(id)) return std::forward<Body>(body)();
+    detail::torch_module_scope<Device> scope(state_, id, layer);
+    if constexpr (std::is_void_v<std::invoke_result_t<Body>>) {
+      std::forward<Body>(body)();
+      scope.leave();
+    } else {
+      decltype(auto) result = std::forward<Body>(body)();
+      scope.leave();
+      return static_cast<std::invoke_result_t<Body>>(result);
+    }
+  }
+
+  /// The forward pass is complete: reloads may start ahead of backward. Without this call they
+  /// start with the first tensor that backward reads. Does not block the host. Throws as
+  /// `chunk::end_forward`.
+  void end_forward() { opened("end_forward").end_forward(); }
+
+  /// Backward is over. What no backward pass has read by now is given up, and a graph that reads it
+  /// later gets a `misuse_error`; what was read stays for as long as the graph (`retain_graph`).
+  /// Does not block the host. Throws as `chunk::finish`.
+  void finish() {
+    if (state_ == nullptr) return;
+    state_->finish();
+    state_.reset();
+  }
+
+ private:
+  template <device>
+  friend class torch_offloader;
+  using state = detail::torch_pass_state<Device>;
+
+  explicit torch_pass(std::shared_ptr<state> of) : state_(std::move(of)) {}
+  void close() noexcept {
+    if (state_ != nullptr) state_->give_up();
+    state_.reset();
+  }
+  [[nodiscard]] state& opened(const char* call) const {
+    if (state_ != nullptr && state_->core().off) return *state_;
+    throw misuse_error(std::string(call) +
+                       ": this pass is finished, was never begun, was moved from, or its offloader"
+                       " is gone; use the one that torch_offloader::begin returned");
+  }
+
+  std::shared_ptr<state> state_;
+};
+
+/// What an offloader over torch is made with beside its options.
+struct torch_parts {
+  std::unique_ptr<plan_source> planner = nullptr;  ///< `tidepool::planner()`, as in `parts`
+  /// Have autograd ask for module scopes; false where another engine runs, such as Python's.
+  bool install_hooks = true;
+};
+
+/// Offloads what autograd saves, for a trainer that computes with torch on `Device`: the virtual
+/// one over CPU tensors, or `cuda_device`.
+///
+/// Tensors of forward are torch's own, held until their copies are made; what comes back lies in
+/// memory of torch's allocator as well, unless `--memory` says otherwise. Waiting memory goes back
+/// before that allocator grows.
+///
+/// Thread safety: its calls and hooks take a lock, so that autograd's threads may run at once; one
+/// thread at a time makes and ends passes and steps. No call blocks the host, but as `offloader`
+/// says. The device must outlive it and every graph that it saved of.
+///
+///     tp::torch_offloader off(device, tp::take_options(argc, argv));
+///     off.exclude(model->parameters());
+template <device Device>
+class torch_offloader {
+ public:
+  using pass = torch_pass<Device>;  ///< One pass, as `begin` returns it.
+
+  /// Throws as `offloader`, and `misuse_error` where autograd has an engine of another's.
+  explicit torch_offloader(Device& dev, const options& opts = {}, torch_parts with = {})
+      : core_(std::make_shared<core>(dev, opts, std::move(with.planner))) {
+    if (with.install_hooks) detail::torch_saving_engine::install();
+  }
+  torch_offloader(const torch_offloader&) = delete;
+  torch_offloader& operator=(const torch_offloader&) = delete;
+  ~torch_offloader() { core_->end(); }
+
+  /// These stay, and so do their views, and casts and transpositions of one of them alone: weights,
+  /// which the optimizer writes to. Between steps.
+  void exclude(const std::vector<at::Tensor>& tensors) {
+    for (const auto& each : tensors) core_->excluded.add(each);
+  }
+  /// The same for one tensor.
+  void exclude(const at::Tensor& tensor) { core_->excluded.add(tensor); }
+  /// Asked of each tensor when it is saved: those for which it is true stay. For storages that come
+  /// and go, as where parameters are gathered. It may be called from any thread, and must not save.
+  void exclude_if(std::function<bool(const at::Tensor&)> question) {
+    core_->excluded.add(std::move(question));
+  }
+
+  /// Begins a pass; see `torch_pass`. Throws as `offloader::begin`.
+  [[nodiscard]] pass begin(const chunk_info& info = {}) {
+    return pass(std::make_shared<detail::torch_pass_state<Device>>(core_, info));
+  }
+  /// As `offloader::end_step`.
+  void end_step() {
+    const std::lock_guard guard(core_->lock);
+    core_->off->end_step();
+  }
+
+  /// The id of a module, to be looked up once; throws `unknown_module`.
+  [[nodiscard]] module_id module(std::string_view name) const { return core_->off->module(name); }
+  /// A copy of all totals so far.
+  [[nodiscard]] trace::counters counters() const {
+    const std::lock_guard guard(core_->lock);
+    return core_->off->counters();
+  }
+  /// The offloader beneath, for plans, traces and reports; not while autograd runs.
+  [[nodiscard]] offloader<Device>& engine() { return *core_->off; }
+  /// How torch's streams are those of the device.
+  [[nodiscard]] torch_streams<Device>& streams() { return core_->streams; }
+
+ private:
+  using core = detail::torch_core<Device>;
+  std::shared_ptr<core> core_;
+};
+
+}  // namespace tidepool

@@ -1,0 +1,120 @@
+/// What an offloader over torch consists of, and everything that was saved through it shares.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tidepool/memory/stream_memory.hpp"
+#include "tidepool/offloader.hpp"
+#include "tidepool/torch/exclusions.hpp"
+#include "tidepool/torch/lock.hpp"
+#include "tidepool/torch/saved.hpp"
+#include "tidepool/torch/streams.hpp"
+
+namespace tidepool::detail {
+
+// A pass, as far as the end of its offloader concerns it.
+class torch_pass_end {
+ public:
+  virtual void offloader_ends() noexcept = 0;
+
+ protected:
+  ~torch_pass_end() = default;
+};
+
+// Graphs may outlive the offloader: what they hold keeps this alive, without its `off`.
+template <device Device>
+class torch_core final : public memory_lender {
+ public:
+  using stream_ref = typename Device::stream_ref;
+
+  torch_core(Device& dev, const options& opts, std::unique_ptr<plan_source> planner)
+      : streams(dev) {
+    parts with{.planner = std::move(planner)};
+    if (opts.memory == memory_kind::pool) with.memory = torch_memory();
+    off.emplace(dev, opts, std::move(with));
+    for (const auto& each : off->counters().modules) names_.push_back(each.name);
+    streams.expect_growth();
+  }
+  ~torch_core() { leave(); }
+
+  // The offloader goes; graphs that still hold what it saved find nothing there.
+  void end() noexcept {
+    leave();
+    const std::lock_guard guard(lock);
+    for (auto* each : passes) each->offloader_ends();
+    passes.clear();
+    off.reset();
+  }
+
+  bool give_back_waiting() noexcept override {
+    const std::unique_lock guard(lock, std::try_to_lock);
+    if (!guard.owns_lock() || !off) return false;
+    try {
+      if (streams.capturing(streams.current())) return false;
+      const auto before = off->counters().borrowed_waiting;
+      off->release_borrowed();
+      return off->counters().borrowed_waiting < before;
+    } catch (...) {  // the allocator grows, then
+      return false;
+    }
+  }
+
+  // What was saved of a storage, as memory that torch has back once `stream` has joined every use;
+  // the storage is held until then. Elements count as they were saved, the smallest of them.
+  [[nodiscard]] buffer<Device> adopt(const torch_saved<Device>& from, stream_ref stream) {
+    auto* const data = bytes_of(from.storage) + from.first;
+    const auto as = [&]<class Element>(Element) {
+      return off->template adopt<Element>(reinterpret_cast<Element*>(data),
+                                          from.bytes() / sizeof(Element), stream,
+                                          [this, storage = from.storage, stream]() mutable {
+                                            streams.settle(stream);
+                                            streams.used_on(storage, stream);
+                                            storage = {};
+                                          });
+    };
+    switch (from.width) {
+      case 1:
+        return as(std::uint8_t());
+      case 2:
+        return as(std::uint16_t());
+      case 4:
+        return as(std::uint32_t());
+      default:
+        return as(std::uint64_t());
+    }
+  }
+
+  [[nodiscard]] const std::string& name_of(module_id module) const {
+    return names_[static_cast<std::size_t>(module)];
+  }
+
+  torch_lock lock;
+  torch_streams<Device> streams;
+  torch_exclusions excluded;
+  std::vector<torch_pass_end*> passes;
+  std::optional<offloader<Device>> off;
+
+ private:
+  std::vector<std::string> names_;  // of modules, for messages after the end
+
+  std::unique_ptr<block_source> torch_memory() {
+    return memory_on<Device>(
+        streams.home(),
+        [this](std::size_t bytes) {
+          return lock.allocate([&] { return streams.allocate(bytes); });
+        },
+        [this](void* data) {
+          streams.settle(streams.home());
+          streams.deallocate(data);
+        });
+  }
+};
+
+}  // namespace tidepool::detail

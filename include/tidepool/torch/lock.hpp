@@ -1,0 +1,94 @@
+/// One thread at a time in an offloader that torch's threads call, and who may ask without waiting.
+#pragma once
+
+#include <algorithm>
+#include <mutex>
+#include <vector>
+
+namespace tidepool::detail {
+
+// Autograd calls hooks from threads of its own, and what they drop may call back on the same one.
+class torch_lock {
+ public:
+  void lock() {
+    mutex_.lock();
+    ++depth_;
+  }
+  void unlock() {
+    --depth_;
+    mutex_.unlock();
+  }
+  // For a caller that another lock is held around: never waits, and is refused where this thread
+  // is inside already, but for `allocating`.
+  [[nodiscard]] bool try_lock() {
+    if (!mutex_.try_lock()) return false;
+    if (depth_ > 0 && !allocating_) {
+      mutex_.unlock();
+      return false;
+    }
+    ++depth_;
+    return true;
+  }
+  // Around a call of torch's allocator from inside, which may ask for memory back.
+  template <class Call>
+  auto allocate(Call&& call) {
+    const std::lock_guard guard(*this);
+    allocating_ = true;
+    struct end {
+      bool& flag;
+      ~end() { flag = false; }
+    } const end{allocating_};
+    return call();
+  }
+
+ private:
+  std::recursive_mutex mutex_;
+  int depth_ = 0;
+  bool allocating_ = false;
+};
+
+// Those who have memory of torch's allocator that waits for its copies. There is one list, as there
+// is one allocator.
+class memory_lender {
+ public:
+  memory_lender(const memory_lender&) = delete;
+  memory_lender& operator=(const memory_lender&) = delete;
+  // False where nothing could be given back, or another thread is inside.
+  virtual bool give_back_waiting() noexcept = 0;
+
+  // The allocator is about to grow, its lock held.
+  static bool give_back_all() noexcept {
+    auto& all = everyone();
+    const std::unique_lock guard(all.mutex, std::try_to_lock);
+    bool any = false;
+    if (!guard.owns_lock()) return any;
+    for (auto* each : all.list) any = each->give_back_waiting() || any;
+    return any;
+  }
+
+ protected:
+  memory_lender() {
+    auto& all = everyone();
+    const std::lock_guard guard(all.mutex);
+    all.list.push_back(this);
+  }
+  ~memory_lender() { leave(); }
+  // Nobody asks from now on.
+  void leave() noexcept {
+    auto& all = everyone();
+    const std::lock_guard guard(all.mutex);
+    std::erase(all.list, this);
+  }
+
+ private:
+  struct lenders {
+    std::mutex mutex;
+    std::vector<memory_lender*> list;
+  };
+  static lenders& everyone() {
+    static lenders all;
+    return all;
+  }
+};
+
+}  // namespace tidepool::detail

@@ -1,0 +1,291 @@
+/// One pass over torch: what its scopes saved, where that is, and who still wants it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "tidepool/torch/core.hpp"
+#include "tidepool/torch/saved.hpp"
+
+namespace tidepool::detail {
+
+// Tensors of one module scope leave and come back together: the first that backward asks for
+// brings all. Every call takes the core's lock, and asks for the thread's current stream.
+template <device Device>
+class torch_pass_state final : public torch_pass_end {
+ public:
+  using stream_ref = typename Device::stream_ref;
+  using saved = torch_saved<Device>;
+  using core_type = torch_core<Device>;
+
+  torch_pass_state(std::shared_ptr<core_type> core, const chunk_info& info)
+      : core_(std::move(core)), info_(info) {
+    const std::lock_guard guard(core_->lock);
+    core_->passes.push_back(this);
+    try {
+      open_ = core_->off->begin(info);
+    } catch (...) {
+      core_->passes.pop_back();
+      throw;
+    }
+  }
+  ~torch_pass_state() {
+    const std::lock_guard guard(core_->lock);
+    std::erase(core_->passes, this);
+    entries_.clear();
+    open_ = {};
+  }
+  torch_pass_state(const torch_pass_state&) = delete;
+  torch_pass_state& operator=(const torch_pass_state&) = delete;
+
+  [[nodiscard]] core_type& core() { return *core_; }
+
+  // ---- forward ----
+
+  // Whether a scope of this module saves here: not in backward, where a checkpoint runs a part of
+  // forward again and reads at once what that saves.
+  [[nodiscard]] bool saves(module_id module) {
+    const std::lock_guard guard(core_->lock);
+    return stage_ == stage::forward && !info_.forward_only && core_->off->enabled(module);
+  }
+  [[nodiscard]] std::uint32_t enter(module_id module, int layer) {
+    const std::lock_guard guard(core_->lock);
+    if (core_->streams.capturing(core_->streams.current())) {
+      refuse(module, layer,
+             "its stream is being captured into a CUDA graph, which would go on using memory that"
+             " goes back to torch; capture what lies between such scopes, or take the module out"
+             " of --offload-modules");
+    }
+    groups_.push_back({module, layer, place::scope, {}, 0, {}});
+    return static_cast<std::uint32_t>(groups_.size() - 1);
+  }
+
+  // One reference to where the bytes of `tensor` are.
+  [[nodiscard]] saved& save(const at::Tensor& tensor, const torch_layout& part,
+                            std::uint32_t in_group) {
+    const std::lock_guard guard(core_->lock);
+    auto& newest = by_storage_[tensor.storage().unsafeGetStorageImpl()];
+    if (newest == nullptr || !serves(*newest, part)) {
+      newest = &entries_.emplace_back(tensor, in_group);
+      groups_[in_group].list.push_back(newest);
+    }
+    if (newest->storage) newest->widen(part);
+    if (newest->references++ == 0) ++groups_[newest->group].wanted;
+    return *newest;
+  }
+
+  // The scope is over: what it saved leaves.
+  void leave(std::uint32_t index) {
+    const std::lock_guard guard(core_->lock);
+    auto& group = groups_[index];
+    std::erase_if(group.list, [](const saved* each) { return each->references == 0; });
+    if (group.list.empty()) return;
+    expect_first(group);
+    group.stream = core_->streams.current();
+    std::size_t bytes = 0;
+    try {
+      for (auto* each : group.list) {
+        each->handle = core_->adopt(*each, group.stream);
+        bytes += each->bytes();
+      }
+      core_->streams.worked(bytes, group.stream);
+      open_.commit(group.module, group.layer, group.stream, handles_of(group));
+    } catch (...) {  // it stays where it is, torch's
+      for (auto* each : group.list) each->handle = {};
+      throw;
+    }
+    group.where = place::committed;
+    for (auto* each : group.list) each->storage = {};
+    core_->streams.settle(group.stream);
+  }
+
+  void end_forward() {
+    const std::lock_guard guard(core_->lock);
+    if (stage_ != stage::forward) return;
+    open_.end_forward();
+    stage_ = stage::backward;
+  }
+
+  // ---- backward ----
+
+  // Where a storage begins, of which at least `part` is there, for the thread's current stream;
+  // null where its module's scope is open, or failed, and it never left.
+  [[nodiscard]] std::byte* load(saved& from, const torch_layout& part,
+                                const tensor_version& version) {
+    const std::lock_guard guard(core_->lock);
+    auto& group = groups_[from.group];
+    expect_unchanged(version, group.module, group.layer, part);
+    if (from.storage) return nullptr;
+    const auto stream = core_->streams.current();
+    if (group.where == place::committed) {
+      restore(group, stream);
+    } else if (group.where == place::gone) {
+      refuse(group.module, group.layer,
+             "backward reads what it saved after its pass was finished or given up; call finish"
+             " behind the last backward of its graph");
+    } else if (stream.key() != group.stream.key()) {
+      use_too(from, stream);
+    }
+    return from.begin();
+  }
+  void expect_unchanged(const tensor_version& version, std::uint32_t group,
+                        const torch_layout& part) {
+    if (!version.changed()) return;
+    const std::lock_guard guard(core_->lock);
+    expect_unchanged(version, groups_[group].module, groups_[group].layer, part);
+  }
+  void add_reference(saved& to) {
+    const std::lock_guard guard(core_->lock);
+    ++to.references;
+  }
+  void drop_reference(saved& from) noexcept {
+    const std::lock_guard guard(core_->lock);
+    if (--from.references > 0) return;
+    auto& group = groups_[from.group];
+    --group.wanted;
+    if (!core_->off) return;
+    try {
+      forget(from, group);
+    } catch (...) {  // the handle keeps its memory until the end, and goes then
+    }
+  }
+
+  // What no backward has asked for is given up.
+  void finish() {
+    const std::lock_guard guard(core_->lock);
+    if (stage_ == stage::over) return;
+    for (auto& group : groups_) {
+      if (group.where == place::committed) forget(group);
+    }
+    open_.finish();
+    stage_ = stage::over;
+  }
+  // Like an abandoned chunk.
+  void give_up() noexcept {
+    const std::lock_guard guard(core_->lock);
+    if (stage_ == stage::over) return;
+    stage_ = stage::over;
+    for (auto& group : groups_) {
+      if (group.where == place::committed) empty(group);
+    }
+    open_ = {};
+  }
+  void offloader_ends() noexcept override {
+    for (auto& group : groups_) empty(group);
+    open_ = {};
+    stage_ = stage::over;
+  }
+
+ private:
+  enum class stage : std::uint8_t { forward, backward, over };
+  enum class place : std::uint8_t { scope, committed, restored, gone };
+  struct group_state {
+    module_id module{};
+    int layer = 0;
+    place where = place::scope;
+    std::vector<saved*> list;
+    std::uint32_t wanted = 0;  // with references
+    stream_ref stream;         // that committed it, or restored it
+  };
+
+  // The bytes that were saved before are the same, and all of `part` is among them or can be yet.
+  [[nodiscard]] bool serves(const saved& known, const torch_layout& part) const {
+    const auto where = groups_[known.group].where;
+    if (known.version.changed() || where == place::gone) return false;
+    return known.storage ? where == place::scope : known.references > 0 && known.covers(part);
+  }
+  [[nodiscard]] typename chunk<Device, all_modules>::handle_list handles_of(
+      const group_state& group) {
+    list_.clear();
+    for (auto* each : group.list) list_.push_back(&each->handle);
+    return list_;
+  }
+
+  void restore(group_state& group, stream_ref stream) {
+    open_.restore(group.module, group.layer, stream, handles_of(group));
+    stage_ = stage::backward;
+    group.where = place::restored;
+    group.stream = stream;
+    std::size_t bytes = 0;
+    for (auto* each : group.list) {
+      bytes += each->bytes();
+      if (each->references == 0) each->let_go(stream);  // nobody waited for it
+    }
+    core_->streams.worked(bytes, stream);
+    core_->streams.settle(stream);
+  }
+  // It is free once both streams are done with it.
+  void use_too(saved& what, stream_ref stream) {
+    for (const auto& each : what.others) {
+      if (each.stream.key() == stream.key()) return;
+    }
+    core_->off->wait_for(what.handle, stream);
+    what.others.push_back({what.handle.share(), stream});
+    core_->streams.settle(stream);
+  }
+
+  // Nobody wants it any more.
+  void forget(saved& gone, group_state& group) {
+    if (group.where != place::committed) {
+      gone.storage = {};
+      gone.let_go(group.stream);
+      core_->streams.settle(group.stream);
+    } else if (group.wanted == 0) {
+      forget(group);
+    }
+  }
+  void forget(group_state& group) {
+    empty(group);
+    open_.forget(group.module, group.layer);
+    core_->streams.settle(group.stream);
+  }
+  void empty(group_state& group) noexcept {
+    for (auto* each : group.list) {
+      each->others.clear();
+      each->handle = {};
+    }
+    if (group.where != place::scope) group.where = place::gone;
+  }
+
+  void expect_first(const group_state& group) const {
+    for (const auto& each : groups_) {
+      if (&each == &group || each.where == place::scope) continue;
+      if (each.module != group.module || each.layer != group.layer) continue;
+      refuse(group.module, group.layer,
+             "it ran in this pass before; give each run a layer number of its own");
+    }
+  }
+  void expect_unchanged(const tensor_version& version, module_id module, int layer,
+                        const torch_layout& part) const {
+    if (!version.changed()) return;
+    std::string sizes;
+    for (const auto size : part.sizes) sizes += (sizes.empty() ? "" : "x") + std::to_string(size);
+    refuse(module, layer,
+           "a tensor of " + sizes +
+               " elements that it saved was written to in place since (version " +
+               std::to_string(version.then()) + " then, " + std::to_string(version.now()) +
+               " now), so that its gradient would be wrong; write to a copy");
+  }
+  [[noreturn]] void refuse(module_id module, int layer, const std::string& why) const {
+    throw misuse_error("module " + core_->name_of(module) + " of layer " + std::to_string(layer) +
+                       ", microbatch " + std::to_string(info_.microbatch) + ": " + why);
+  }
+
+  std::shared_ptr<core_type> core_;
+  chunk_info info_;
+  chunk<Device, all_modules> open_;
+  stage stage_ = stage::forward;
+  std::deque<group_state> groups_;
+  std::deque<saved> entries_;
+  std::unordered_map<const c10::StorageImpl*, saved*> by_storage_;
+  std::vector<handle<Device>*> list_;
+};
+
+}  // namespace tidepool::detail

@@ -1,0 +1,117 @@
+/// A storage that autograd saved, and a tensor in it: what comes back of it is as it was.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/Storage.h>
+#include <c10/core/TensorOptions.h>
+#include <c10/util/DimVector.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "tidepool/buffer.hpp"
+#include "tidepool/core/block.hpp"
+#include "tidepool/torch/version.hpp"
+
+namespace tidepool::detail {
+
+// How a strided tensor lies in its storage.
+struct torch_layout {
+  c10::DimVector sizes;
+  c10::DimVector strides;
+  std::size_t first = 0;  // byte, of the storage
+  std::size_t last = 0;   // behind it
+  c10::TensorOptions options;
+
+  explicit torch_layout(const at::Tensor& of)
+      : sizes(of.sizes().begin(), of.sizes().end()),
+        strides(of.strides().begin(), of.strides().end()),
+        options(of.options().requires_grad(false)) {
+    const auto width = of.element_size();
+    std::int64_t reach = 1;
+    for (std::size_t d = 0; d < sizes.size(); ++d) reach += (sizes[d] - 1) * strides[d];
+    first = static_cast<std::size_t>(of.storage_offset()) * width;
+    last = first + static_cast<std::size_t>(reach) * width;
+  }
+
+  [[nodiscard]] std::size_t width() const { return options.dtype().itemsize(); }
+
+  // The same tensor where its storage still is torch's.
+  [[nodiscard]] at::Tensor in(const c10::Storage& storage) const {
+    return at::empty({0}, options)
+        .set_(storage, static_cast<std::int64_t>(first / width()), sizes, strides);
+  }
+  // The same tensor where its storage begins at `begin`; `context` goes with its memory.
+  [[nodiscard]] at::Tensor at_address(std::byte* begin, void* context,
+                                      c10::DeleterFnPtr done) const {
+    return at::for_blob(begin + first, sizes)
+        .strides(strides)
+        .context(context, done)
+        .options(options)
+        .target_device(options.device())
+        .make_tensor();
+  }
+};
+
+// Whether its bytes can be taken as they lie, and be all that it is.
+[[nodiscard]] inline bool is_plain(const at::Tensor& tensor, const c10::Device& device) {
+  return tensor.layout() == c10::kStrided && tensor.device() == device && tensor.numel() > 0 &&
+         tensor.has_storage() && !tensor.is_quantized() && !tensor.is_conj() && !tensor.is_neg() &&
+         !tensor.has_names() && !tensor._is_zerotensor() && bytes_of(tensor.storage()) != nullptr;
+}
+
+// One storage, or the part of it that tensors of one module were saved of: it is copied once.
+template <device Device>
+struct torch_saved {
+  using stream_ref = typename Device::stream_ref;
+
+  // In use by a stream besides the one that restored it.
+  struct other_use {
+    buffer<Device> handle;
+    stream_ref stream;
+  };
+
+  c10::Storage storage;                                // until its module's scope is over
+  c10::weak_intrusive_ptr<c10::StorageImpl> identity;  // keeps its address from being reused
+  tensor_version version;
+  std::size_t first = std::numeric_limits<std::size_t>::max();
+  std::size_t last = 0;
+  std::size_t width = 1;  // bytes of the smallest element saved of it
+  buffer<Device> handle;
+  std::vector<other_use> others;
+  std::uint32_t group = 0;
+  std::uint32_t references = 0;  // of tensors saved, and of tensors that are in use again
+
+  torch_saved(const at::Tensor& of, std::uint32_t in_group)
+      : storage(of.storage()),
+        identity(of.storage().getWeakStorageImpl()),
+        version(of),
+        width(of.element_size()),
+        group(in_group) {}
+
+  [[nodiscard]] bool covers(const torch_layout& part) const {
+    return part.first >= first && part.last <= last;
+  }
+  void widen(const torch_layout& part) {
+    first = std::min(first, part.first / block_alignment * block_alignment);
+    last = std::max(last, part.last);
+    width = std::min(width, part.width());
+  }
+  [[nodiscard]] std::size_t bytes() const { return last - first; }
+  [[nodiscard]] std::byte* begin() const {  // of the whole storage, where this part lies now
+    return handle.template as<std::byte>() - first;
+  }
+  void let_go(stream_ref stream) {
+    for (auto& each : others) each.handle.reset(each.stream);
+    others.clear();
+    handle.reset(stream);
+  }
+};
+
+}  // namespace tidepool::detail

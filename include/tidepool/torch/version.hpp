@@ -1,0 +1,45 @@
+/// What differs between the versions of libtorch that the adapter is for, and what it reads of them
+/// beside their documented interface.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
+#include <c10/core/TensorImpl.h>
+#include <torch/version.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+// From 1.13 on an autograd engine may supply hooks for what is saved without Python.
+#if TORCH_VERSION_MAJOR < 1 || (TORCH_VERSION_MAJOR == 1 && TORCH_VERSION_MINOR < 13)
+#error "tidepool/torch.hpp needs libtorch 1.13 or later"
+#endif
+
+namespace tidepool::detail {
+
+// `Storage::data` is `void*` in 1.13 and `const void*` later.
+[[nodiscard]] inline std::byte* bytes_of(const c10::Storage& storage) {
+  const void* data = storage.data();
+  return static_cast<std::byte*>(const_cast<void*>(data));
+}
+
+// Whether a tensor was written to in place since: all that share its counter count as it.
+class tensor_version {
+ public:
+  tensor_version() = default;
+  explicit tensor_version(const at::Tensor& of)
+      : counter_(of.unsafeGetTensorImpl()->version_counter()), at_(now()) {}
+
+  [[nodiscard]] bool changed() const { return now() != at_; }
+  [[nodiscard]] std::uint32_t then() const { return at_; }
+  [[nodiscard]] std::uint32_t now() const {
+    return counter_.enabled() ? static_cast<std::uint32_t>(counter_.current_version()) : 0;
+  }
+
+ private:
+  c10::VariableVersion counter_;
+  std::uint32_t at_ = 0;
+};
+
+}  // namespace tidepool::detail
