@@ -1,5 +1,5 @@
 // Each join of the engine left out, on the virtual device.
-#include "drops.hpp"
+#include "dropped_joins.hpp"
 
 namespace drops = tidepool::test::drops;
 using tidepool::test::desk;

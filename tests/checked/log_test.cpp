@@ -7,8 +7,8 @@
 #include <random>
 #include <string>
 
+#include "checked_training.hpp"
 #include "tidepool/device/null.hpp"
-#include "training.hpp"
 
 namespace {
 
@@ -141,6 +141,10 @@ TEST_CASE("log: a stream at the key of an old one is another, and the old one ho
   CHECK(clocks.everyone()[old] < position);
   clocks.wait(fresh, other);
   CHECK(clocks.everyone()[old] >= position);
+  const auto later = clocks.issue(other);
+  CHECK(clocks.everyone()[other] < later);
+  clocks.wait(fresh, other);
+  CHECK(clocks.everyone()[other] >= later);  // the old one never joins it
 }
 
 TEST_CASE("log: kernels of the virtual device say what they touch where they are launched") {

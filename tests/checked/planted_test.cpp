@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "training.hpp"
+#include "checked_training.hpp"
 
 namespace {
 

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "training.hpp"
+#include "checked_training.hpp"
 
 namespace {
 

@@ -1,5 +1,5 @@
 // The checked device on a GPU: what is found there is what is found on the virtual device.
-#include "../checked/drops.hpp"
+#include "../checked/dropped_joins.hpp"
 #include "gpu.hpp"
 #include "tidepool/device/cuda.hpp"
 

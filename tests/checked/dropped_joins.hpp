@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "training.hpp"
+#include "checked_training.hpp"
 
 namespace tidepool::test::drops {
 

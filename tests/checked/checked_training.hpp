@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "desk.hpp"
+#include "checked_desk.hpp"
 
 namespace tidepool::test {
 
