@@ -102,6 +102,10 @@ def access_of(node):
     return record.get("now", "private" if record.get("tagUsed") == "class" else "public")
 
 
+def kind_of(node):
+    return node["kind"] if node is not None else ""
+
+
 def qualified_name(node):
     """None where it is not public, not named, or not declared where it belongs."""
     if node["kind"] not in NAMED or not node["public"] or "isImplicit" in node:
@@ -118,12 +122,12 @@ def qualified_name(node):
         if outer["kind"] not in HOLDERS or not outer["public"] or "parentDeclContextId" in outer:
             return None
         # The class of a class template has its name once.
-        of_template = outer["kind"] == "CXXRecordDecl" and outer["parent"]["kind"] == "ClassTemplateDecl"
+        of_template = outer["kind"] == "CXXRecordDecl" and kind_of(outer["parent"]) == "ClassTemplateDecl"
         inline = outer["kind"] == "NamespaceDecl" and "isInline" in outer
         if not of_template and not inline and outer["kind"] != "LinkageSpecDecl":
             parts.append(outer.get("name", ""))
         inner = outer
-    if node["kind"] == "CXXRecordDecl" and node["parent"]["kind"] == "ClassTemplateDecl":
+    if node["kind"] == "CXXRecordDecl" and kind_of(node["parent"]) == "ClassTemplateDecl":
         return None
     parts.reverse()
     if parts[0] != "tidepool" or "detail" in parts or "" in parts or len(parts) < 2:
@@ -137,7 +141,7 @@ def public_names(lines):
     def take(node):
         # Its keys are known once the next one begins.
         node["public"] = node["kind"] == "TranslationUnitDecl" or access_of(node) == "public"
-        if node["kind"] == "AccessSpecDecl":
+        if node["kind"] == "AccessSpecDecl" and node["parent"] is not None:
             node["parent"]["now"] = node.get("access")
         name = qualified_name(node)
         if name:
@@ -177,8 +181,9 @@ def names_of_clang(clang):
         toolkit = pathlib.Path("/usr/local/cuda/include")
         if toolkit.is_dir():
             command.append(f"-I{toolkit}")
-        # Two gigabytes, of which few lines count.
-        tree = subprocess.Popen([*command, "-Xclang", "-ast-dump=json", str(source)], stdout=subprocess.PIPE)
+        # Hundreds of megabytes, of which few lines count; the standard library would make them gigabytes.
+        command += ["-Xclang", "-ast-dump=json", "-Xclang", "-ast-dump-filter=tidepool"]
+        tree = subprocess.Popen([*command, str(source)], stdout=subprocess.PIPE)
         lines = subprocess.Popen(["grep", "-E", LINES], stdin=tree.stdout, stdout=subprocess.PIPE, text=True,
                                  env={**os.environ, "LC_ALL": "C"}, errors="replace")
         tree.stdout.close()
