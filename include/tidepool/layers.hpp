@@ -66,7 +66,8 @@ class layer_group {
     if (now.at == stage::none) forget(now);
   }
 
-  /// Backward is over with this layer: its memory may be reused after what `stream` was given.
+  /// Backward is over with this layer: its memory may be reused after what `stream` was given. In
+  /// place of `done` it gives the layer up.
   void release(int layer, stream_ref stream) {
     auto& now = expect("release", layer, stage::back, stage::written);
     for (auto& each : now.arrays) give_back(each, stream);
@@ -244,8 +245,9 @@ class saved_layers {
     return group_->template fresh<T>(array_, layer, count, stream, contents);
   }
 
-  /// The layer as it was at `done`; `stream` waits for it. The first array of a group brings all of
-  /// them, for that stream. Throws as `chunk::restore`.
+  /// The layer as it was at `done`. The first array of a group brings all of them, and makes
+  /// `stream` wait; the others only tell their address, so that another stream has to be joined to
+  /// that one. Throws as `chunk::restore`.
   [[nodiscard]] T* back(int layer, stream_ref stream) {
     return static_cast<T*>(group_->back(array_, layer, stream));
   }

@@ -120,4 +120,17 @@ concept capturing_device = device<Device> &&
   dev.replay(graph, ref);
 };
 
+/// A device that checks the order of accesses (device/checked.hpp). The engine tells it what memory
+/// it is given back, what returns to an owner, and what its own work is about.
+template <class Device>
+concept order_checking_device = device<Device> &&
+    requires(Device& dev, const void* pointer, std::size_t bytes, typename Device::stream_ref ref,
+             std::string_view module, int number) {
+  dev.gave_back(pointer, bytes, ref);
+  dev.returned(pointer, bytes, ref);
+  dev.name_copy_streams(ref, ref);
+  dev.abandons_capture();
+  dev.at(module, number, number);
+};
+
 }  // namespace tidepool

@@ -68,6 +68,9 @@ class stream_memory final : public block_source {
  private:
   void give(void* data, std::size_t bytes) {
     held_ -= bytes;
+    if constexpr (order_checking_device<Device>) {
+      static_cast<lanes<Device>&>(*order_).device().returned(data, bytes, stream_);
+    }
     if constexpr (std::invocable<Deallocate&, void*, std::size_t>) {
       deallocate_(data, bytes);
     } else {
