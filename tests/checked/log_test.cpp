@@ -95,7 +95,7 @@ TEST_CASE("log: a pair is told once, with how often it was found") {
   CHECK(at.dev.findings().at(0).times == 5);
   CHECK(at.dev.finding_count() == 5);
   CHECK(at.dev.report().find("found 5 times") != std::string::npos);
-  CHECK(at.dev.report().find("order: 1 mistakes found") != std::string::npos);
+  CHECK(at.dev.report().find("order: 1 mistake found") != std::string::npos);
   at.dev.forget_findings();
   CHECK(at.dev.findings().empty());
 }

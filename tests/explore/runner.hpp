@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "base_device.hpp"
 #include "program.hpp"
 #include "recording.hpp"
 #include "tidepool/plan.hpp"
@@ -29,9 +30,9 @@ struct violation {
 };
 
 /// A virtual device that keeps its blocks until its end, so that what was issued can run again.
-class kept_device : public tp::virtual_device {
+class kept_device : public base_device {
  public:
-  using tp::virtual_device::virtual_device;
+  using base_device::base_device;
 
   [[nodiscard]] void* try_allocate(std::size_t bytes) { return keep(bytes, in_use_); }
   [[nodiscard]] void* try_allocate_host(std::size_t bytes) { return keep(bytes, in_use_); }
@@ -147,6 +148,11 @@ class runner {
     for (auto& each : own_) each.clear();
     if (!problem_ && dev_.in_use() != 0) {
       problem_ = {"leak", std::to_string(dev_.in_use()) + " blocks were not given back"};
+    }
+    if (!problem_) {
+      if (auto words = disagreement(dev_, seen_->first_race().has_value()); !words.empty()) {
+        problem_ = {"judges", std::move(words)};
+      }
     }
     if (const auto& found = seen_->first_race(); found && !problem_) {
       problem_ = {"race", describe(seen_->ops()[found->first]) + "\n    and " +

@@ -157,6 +157,8 @@ class runner {
                               std::to_string(left.events) + " events and " +
                               std::to_string(left.graphs) + " graphs were not given back");
     }
+    const auto words = disagreement(from_.desk().dev(), seen().first_race().has_value());
+    if (!words.empty()) from_.blame("judges", words);
     if (const auto& found = seen().first_race()) {
       from_.blame("race", describe(seen().ops()[found->first]) + "\n    and " +
                               describe(seen().ops()[found->second]));

@@ -26,14 +26,14 @@ class fixed_memory {
 
   explicit fixed_memory(device& dev) : dev_(&dev) {
     for (auto& each : placement_) {
-      each.data = dev.virtual_device::allocate(bytes);
+      each.data = dev.base_device::allocate(bytes);
       each.source = std::make_unique<tp::fixed_block>(each.data, bytes);
     }
   }
   fixed_memory(const fixed_memory&) = delete;
   fixed_memory& operator=(const fixed_memory&) = delete;
   ~fixed_memory() {
-    for (const auto& each : placement_) dev_->virtual_device::deallocate(each.data);
+    for (const auto& each : placement_) dev_->base_device::deallocate(each.data);
   }
 
   /// One that nobody has; null when there is none.

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "base_device.hpp"
 #include "faulty_device.hpp"
 #include "planning.hpp"
 #include "recording.hpp"
@@ -21,27 +22,27 @@ namespace explore::stress {
 namespace tp = tidepool;
 
 /// A virtual device that has it recorded when the host waits. Memory is really given back.
-class watched_device : public tp::virtual_device {
+class watched_device : public base_device {
  public:
-  using tp::virtual_device::virtual_device;
+  using base_device::base_device;
 
   void tell(recording& seen) { seen_ = &seen; }
 
   void synchronize(stream_ref which) {
-    tp::virtual_device::synchronize(which);
+    base_device::synchronize(which);
     seen_->host_waited(which.index());
   }
   void synchronize() {
-    tp::virtual_device::synchronize();
+    base_device::synchronize();
     seen_->host_waited();
   }
   // The device is idle then, so that other memory at the same address comes after this.
   void deallocate(void* pointer) noexcept {
-    tp::virtual_device::deallocate(pointer);
+    base_device::deallocate(pointer);
     if (pointer != nullptr) seen_->host_waited();
   }
   void deallocate_host(void* pointer) noexcept {
-    tp::virtual_device::deallocate_host(pointer);
+    base_device::deallocate_host(pointer);
     if (pointer != nullptr) seen_->host_waited();
   }
 
@@ -57,7 +58,7 @@ using stream_ref = device::stream_ref;
 /// A position on one of the trainer's streams. Its events are no calls that fail.
 struct mark {
   std::size_t stream = 0;
-  std::shared_ptr<tp::virtual_device::event> event;
+  std::shared_ptr<base_device::event> event;
 };
 
 /// What the trainer has to wait for before it touches some memory.
@@ -118,7 +119,7 @@ class trainer {
   // ---- streams ----
 
   std::size_t add_stream() {
-    streams_.push_back(dev_.virtual_device::make_stream());
+    streams_.push_back(dev_.base_device::make_stream());
     return streams_.size() - 1;
   }
   [[nodiscard]] std::size_t stream_count() const { return streams_.size(); }
@@ -126,7 +127,7 @@ class trainer {
   /// In a capture a stream takes part from its first use on.
   [[nodiscard]] stream_ref on(std::size_t stream) {
     const auto which = streams_[stream].ref();
-    if (origin_ && !dev_.virtual_device::capturing(which)) wait(stream, mark_on(*origin_));
+    if (origin_ && !dev_.base_device::capturing(which)) wait(stream, mark_on(*origin_));
     return which;
   }
   /// From now on a capture is under way, or, with none, is not any more.
@@ -134,21 +135,20 @@ class trainer {
   /// The streams that take part in the capture come back to the first.
   void join_capture() {
     for (std::size_t each = 0; each < streams_.size(); ++each) {
-      if (each != *origin_ && dev_.virtual_device::capturing(streams_[each].ref())) {
+      if (each != *origin_ && dev_.base_device::capturing(streams_[each].ref())) {
         wait(*origin_, mark_on(each));
       }
     }
   }
 
   [[nodiscard]] mark mark_on(std::size_t stream) {
-    mark result{stream,
-                std::make_shared<tp::virtual_device::event>(dev_.virtual_device::make_event())};
-    dev_.virtual_device::record(*result.event, on(stream));
+    mark result{stream, std::make_shared<base_device::event>(dev_.base_device::make_event())};
+    dev_.base_device::record(*result.event, on(stream));
     return result;
   }
   void wait(std::size_t stream, const mark& until) {
     if (stream != until.stream) {
-      dev_.virtual_device::wait(streams_[stream].ref(), *until.event);
+      dev_.base_device::wait(streams_[stream].ref(), *until.event);
     }
   }
 
@@ -237,7 +237,7 @@ class trainer {
   recording seen_;
   std::string by_;
   device dev_;
-  std::vector<tp::virtual_device::stream> streams_;
+  std::vector<base_device::stream> streams_;
   std::optional<std::size_t> origin_;
   std::uint32_t round_ = 0;
   std::size_t wrong_ = 0;

@@ -15,81 +15,13 @@
 #include <utility>
 #include <vector>
 
+#include "tidepool/device/detail/checked_handles.hpp"
 #include "tidepool/device/detail/operation.hpp"
 #include "tidepool/device/detail/order_log.hpp"
 #include "tidepool/device/device.hpp"
 #include "tidepool/device/finding.hpp"
 
 namespace tidepool {
-
-namespace detail {
-
-template <class Event>
-class checked_event {
- public:
-  checked_event(Event&& made, order_log& log)
-      : inner(std::move(made)), number(log.add_event()), log_(&log) {}
-  checked_event(checked_event&& other) noexcept
-      : inner(std::move(other.inner)),
-        number(other.number),
-        log_(std::exchange(other.log_, nullptr)) {}
-  checked_event& operator=(checked_event&& other) noexcept {
-    std::swap(inner, other.inner);
-    std::swap(number, other.number);
-    std::swap(log_, other.log_);
-    return *this;
-  }
-  ~checked_event() {
-    if (log_ != nullptr) log_->remove_event(number);
-  }
-
-  Event inner;
-  std::uint32_t number;
-
- private:
-  order_log* log_;
-};
-
-template <class Graph>
-class checked_graph {
- public:
-  checked_graph(Graph&& made, order_log::graph&& kept, order_log& log)
-      : inner(std::move(made)), steps(std::move(kept)), log_(&log) {}
-  checked_graph(checked_graph&& other) noexcept
-      : inner(std::move(other.inner)), steps(std::exchange(other.steps, {})), log_(other.log_) {}
-  checked_graph& operator=(checked_graph&& other) noexcept {
-    std::swap(inner, other.inner);
-    std::swap(steps, other.steps);
-    std::swap(log_, other.log_);
-    return *this;
-  }
-  ~checked_graph() { log_->drop(steps); }
-
-  Graph inner;
-  order_log::graph steps;
-
- private:
-  order_log* log_;
-};
-
-template <class Device>
-struct graph_checked {
-  using type = void;
-};
-template <capturing_device Device>
-struct graph_checked<Device> {
-  using type = checked_graph<typename Device::graph>;
-};
-
-// What has an address and a size in bytes: a buffer.
-template <class Memory>
-concept has_bytes = requires(const Memory& memory) {
-  { memory.data() } -> std::convertible_to<const void*>;
-  requires std::is_void_v<std::remove_pointer_t<decltype(memory.data())>>;
-  { memory.size() } -> std::convertible_to<std::size_t>;
-};
-
-}  // namespace detail
 
 /// `Device`, watched: all that it is given goes to a log as well, and vector clocks judge it while
 /// the program runs.
@@ -216,7 +148,9 @@ class checked_device : public Device {
   [[nodiscard]] std::string report() const {
     std::string text;
     for (const auto& each : findings()) text += "order: " + to_text(each);
-    return text + "order: " + std::to_string(findings().size()) + " mistakes found\n";
+    const auto count = findings().size();
+    return text + "order: " + std::to_string(count) + (count == 1 ? " mistake" : " mistakes") +
+           " found\n";
   }
   /// Accesses and ranges that are remembered now.
   [[nodiscard]] std::size_t log_size() const { return log_.size(); }

@@ -13,8 +13,7 @@ void engine<Device>::restore(chunk_state& chunk, module_id module, int layer, la
     return;
   }
   const auto range = ranges_.restore(static_cast<std::size_t>(module), layer);
-  [[maybe_unused]] const auto subject =
-      about(*dev_, names_[static_cast<std::size_t>(module)], layer, chunk.info().microbatch);
+  [[maybe_unused]] const group_subject<Device> subject{*this, chunk, module, layer};
   const auto from = arrive(lane);
   const auto index = fetch(chunk, module, layer, lane, handles);
   if (chunk.at(index).state == group_state::discarded) {

@@ -25,6 +25,7 @@
 #include "tidepool/engine/slot_list.hpp"
 #include "tidepool/engine/stage.hpp"
 #include "tidepool/engine/storages.hpp"
+#include "tidepool/engine/subject.hpp"
 #include "tidepool/plan/step_plan.hpp"
 #include "tidepool/rules/forgotten_groups.hpp"
 #include "tidepool/rules/growth.hpp"

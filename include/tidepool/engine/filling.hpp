@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "tidepool/engine/storage.hpp"
-#include "tidepool/engine/watch.hpp"
+#include "tidepool/engine/watched_owner.hpp"
 #include "tidepool/error.hpp"
 #include "tidepool/memory/borrowed.hpp"
 #include "tidepool/memory/lanes.hpp"
@@ -29,14 +29,11 @@ class filling {
   filling(Device& dev, lanes<Device>& order, bool poison)
       : dev_(&dev), order_(&order), poison_(poison) {}
 
-  // Memory that was given back: nobody is to touch it any more. Only a device that checks the order
-  // of accesses is told.
+  // Tells a device that checks the order of accesses that nobody is to touch this any more.
   void gave_back(const storage& store, lane_id on) noexcept {
-    if constexpr (order_checking_device<Device>) {
-      try {
-        dev_->gave_back(store.on_device.data, store.on_device.bytes, order_->stream(on));
-      } catch (...) {  // no memory for its log: a use of it is not found
-      }
+    try {
+      dev_->gave_back(store.on_device.data, store.on_device.bytes, order_->stream(on));
+    } catch (...) {  // no memory for its log: a use of it is not found
     }
   }
   // Holds memory of somebody else's. Where it throws, `owner` is as before.
@@ -81,7 +78,7 @@ class filling {
   [[nodiscard, gnu::cold]] std::optional<fence> given_back(storage& store, const fence& after,
                                                            lane_id on) noexcept {
     const auto behind = fill_given_back(store, after, on);
-    gave_back(store, on);
+    if constexpr (order_checking_device<Device>) gave_back(store, on);
     return behind;
   }
 

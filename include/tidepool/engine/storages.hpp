@@ -205,7 +205,7 @@ class storages {
         source_of(store).release(store.on_device, *behind);
       }
     } else {
-      filling_.gave_back(store, on);
+      if constexpr (order_checking_device<Device>) filling_.gave_back(store, on);
       source_of(store).release(store.on_device, after);
     }
     store.on_device = {};
@@ -315,8 +315,7 @@ class storages {
     return soft_budget_ - std::min(soft_budget_, live_ + bytes);
   }
   [[nodiscard]] bool is_over_budget(std::size_t bytes) {
-    if (soft_budget_ == 0 || (borrowed_.held() == 0 && !gives_back_)) return false;
-    return is_over_soft_budget(bytes);
+    return soft_budget_ != 0 && (borrowed_.held() > 0 || gives_back_) && is_over_soft_budget(bytes);
   }
   [[nodiscard, gnu::cold]] bool is_over_soft_budget(std::size_t bytes) {
     const auto left = budget_left(bytes);

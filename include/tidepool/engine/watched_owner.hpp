@@ -1,31 +1,14 @@
-// What the engine tells a device that checks the order of accesses. Any other device is told
-// nothing, and nothing of it is compiled.
+// The owner of borrowed memory, as a device that checks the order of accesses sees it.
 #pragma once
 
-#include <concepts>
 #include <cstddef>
 #include <memory>
-#include <string>
 #include <utility>
 
 #include "tidepool/device/device.hpp"
 #include "tidepool/memory/memory_owner.hpp"
 
 namespace tidepool::detail {
-
-// What follows is about a group, as long as the result lives.
-template <device Device>
-[[nodiscard]] auto about([[maybe_unused]] Device& dev, [[maybe_unused]] const std::string& module,
-                         [[maybe_unused]] int layer, [[maybe_unused]] int microbatch) {
-  if constexpr (order_checking_device<Device>) {
-    return dev.at(module, layer, microbatch);
-  } else {
-    struct nothing {
-      ~nothing() {}  // NOLINT(modernize-use-equals-default): so that it counts as used
-    };
-    return nothing{};
-  }
-}
 
 // Tells of borrowed memory when it goes back.
 template <order_checking_device Device>

@@ -1,0 +1,31 @@
+// Which group the engine's work is about, for a device that checks the order of accesses.
+#pragma once
+
+#include "tidepool/device/device.hpp"
+#include "tidepool/engine/group.hpp"
+#include "tidepool/options.hpp"
+
+namespace tidepool::detail {
+
+template <device Device>
+class engine;
+
+// Told as long as it lives. Other devices are told nothing: no function is called.
+template <device Device>
+struct group_subject {
+  engine<Device>& of;
+  const chunk_state& chunk;
+  module_id module;
+  int layer;
+};
+
+template <order_checking_device Device>
+struct group_subject<Device> {
+  group_subject(engine<Device>& of, const chunk_state& chunk, module_id module, int layer)
+      : told(of.device().at(of.names()[static_cast<std::size_t>(module)], layer,
+                            chunk.info().microbatch)) {}
+
+  typename Device::place told;
+};
+
+}  // namespace tidepool::detail
