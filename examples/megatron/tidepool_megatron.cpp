@@ -6,11 +6,13 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <iostream>
 #include <map>
 #include <memory>
+#include <mutex>
+#include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -122,6 +124,7 @@ class engine {
   virtual void exclude(const at::Tensor& tensor) = 0;
   virtual void leave_out(const std::string& join) = 0;
   [[nodiscard]] virtual tp::trace::counters counters() const = 0;
+  [[nodiscard]] virtual std::vector<std::string> take_reports() = 0;
 };
 
 template <class Device>
@@ -131,7 +134,8 @@ class group_on final : public group {
       : group_(std::move(from)), use_(std::move(use)) {}
   void commit() override {
     const without_python released;
-    group_.commit();
+    // Delayed, and backward came first: it stays.
+    if (!use_->read) group_.commit();
   }
 
  private:
@@ -188,7 +192,10 @@ class engine_on final : public engine {
   explicit engine_on(const tp::options& opts, Arguments&&... of_device)
       : dev_(std::forward<Arguments>(of_device)...),
         off_(dev_, opts, {.planner = tp::planner(), .install_hooks = false}) {
-    off_.engine().on_report([](std::string_view report) { std::cerr << report << '\n'; });
+    off_.engine().on_report([this](std::string_view report) {
+      const std::lock_guard guard(reporting_);
+      reports_.emplace_back(report);
+    });
   }
   ~engine_on() override = default;
 
@@ -217,8 +224,14 @@ class engine_on final : public engine {
     }
   }
   [[nodiscard]] tp::trace::counters counters() const override { return off_.counters(); }
+  [[nodiscard]] std::vector<std::string> take_reports() override {
+    const std::lock_guard guard(reporting_);
+    return std::exchange(reports_, {});
+  }
 
  private:
+  std::mutex reporting_;
+  std::vector<std::string> reports_;
   Device dev_;
   tp::torch_offloader<Device> off_;
 };
@@ -292,6 +305,7 @@ PYBIND11_MODULE(tidepool_megatron, m) {
       .def("end_step", &engine::end_step)
       .def("exclude", &engine::exclude)
       .def("leave_out", &engine::leave_out, "Of the virtual device, for tests: a join is not made.")
+      .def("take_reports", &engine::take_reports)
       .def("summary", &summary);
 #if defined(TIDEPOOL_TORCH_CUDA)
   m.attr("has_cuda") = true;

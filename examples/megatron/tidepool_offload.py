@@ -34,6 +34,7 @@ class _State:
     def __init__(self):
         self.engine = None
         self.chosen = False  # the modules were named by the user
+        self.seen = set()  # modules that call sites asked for
         self.current = None  # the pass whose forward runs
         self.passes = []  # open ones, oldest first
         self.begun = {}  # passes of this step, by model chunk
@@ -91,6 +92,14 @@ def _make_engine(pp_rank, min_elements, delta, fraction, max_inflight):
     return engine
 
 
+def _print_reports():
+    for report in _state.engine.take_reports():
+        # Of modules that nobody has asked for there is nothing to say.
+        absent = [name for name in _DEFAULT_MODULES if f"module '{name}'" in report]
+        if _state.chosen or _state.seen.issuperset(absent):
+            print(report, file=sys.stderr)
+
+
 def _finish(passes):
     for each in passes:
         each.finish()
@@ -135,6 +144,7 @@ class FineGrainedActivationOffloadingInterface:
             group = _state.current.enter(self.name)
             if group is not None:
                 self._group = group
+                _state.seen.add(self.name)
                 self._hooks = saved_tensors_hooks(group.save, _load)
                 self._hooks.__enter__()
                 _TransformerEngine.enable(True)
@@ -174,6 +184,7 @@ class FineGrainedActivationOffloadingInterface:
                            max_inflight_offloads=None):
         """A microbatch's forward pass begins, in a model chunk. The first call makes the engine."""
         state = _state
+        FineGrainedActivationOffloadingInterface.flush_delayed_groups()
         if state.current is not None:
             state.current.end_forward()
             state.current = None
@@ -203,6 +214,7 @@ class FineGrainedActivationOffloadingInterface:
         if state.begun:
             state.begun = {}
             state.engine.end_step()
+            _print_reports()
 
     @staticmethod
     def reset_instance():
