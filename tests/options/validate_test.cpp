@@ -100,7 +100,7 @@ TEST_CASE("the set of enabled modules") {
 TEST_CASE("'all' enables every known module that may stand together") {
   CHECK(enabled("--offload-modules=all --own-modules=rope") ==
         names{"attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1",
-              "moe_act", "rope"});
+              "moe_act", "gdp_qkv", "rope"});
   const options all = parse_options("--offload-modules=all");
   CHECK(enabled(all, compiled::names, false) == names{"core_attn", "expert_fc1", "moe_act"});
   CHECK(enabled(all, modules<"core_attn", "fused_group_mlp">::names, false) ==
