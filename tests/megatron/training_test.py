@@ -10,6 +10,7 @@ import gc
 import hashlib
 import sys
 import unittest
+import unittest.mock
 
 import torch
 
@@ -104,8 +105,14 @@ class Training(unittest.TestCase):
                       ["--policy=automatic", "--device-budget=64KiB", "--plan-effort=50"]):
             begin(3, *flags)
             with self.subTest(flags=flags):
-                self.assert_bits(train(off_interface, steps=5)[: len(self.plain)], self.plain)
+                reports = []
+                with unittest.mock.patch.object(
+                        tidepool_offload, "_print_reports",
+                        lambda: reports.extend(tidepool_offload._state.engine.take_reports())):
+                    self.assert_bits(train(off_interface, steps=5)[: len(self.plain)], self.plain)
                 self.assertGreater(bytes_out(), 0)
+                planned = any(each.startswith("plan: ") for each in reports)
+                self.assertEqual(planned, "--policy=automatic" in flags)
 
     def test_some_modules_and_one_at_a_time(self):
         modules = ("expert_fc1", "moe_act")
@@ -131,12 +138,14 @@ class Training(unittest.TestCase):
         wrap = lambda *args: checkpoint(*args, use_reentrant=True)
         begin(2)
         self.assert_bits(train(off_interface, wrap=wrap), train(Nothing, wrap=wrap))
+        self.assertEqual(bytes_out(), 0)
 
     def test_evaluation_between_steps(self):
         def evaluate(model):
             with torch.no_grad():
                 for each in inputs(2):
                     model(each)
+                    self.assertEqual(tidepool_offload._state.passes, [])
             model.off.reset()
 
         begin(4)
@@ -179,14 +188,76 @@ class Training(unittest.TestCase):
         off_interface.reset()
         self.assertEqual(off_interface.summary()["core_attn"]["bytes_offloaded"], 256)
 
+    def test_marks_of_transformer_engine(self):
+        begin(0)
+        off_interface.init_chunk_handler(0, None, None, 1, 0, 1.0)
+        x = torch.randn(64, requires_grad=True)
+        kept, goes = x * 2, x * 3
+        kept._TE_do_not_offload = True
+        scope = off_interface(True, kept, "core_attn")
+        with scope as kept:
+            y = kept * goes
+        scope.group_offload(y).sum().backward()
+        off_interface.reset()
+        self.assertTrue(torch.equal(x.grad, 12 * x))
+        self.assertEqual(off_interface.summary()["core_attn"]["bytes_offloaded"], 256)
+
+    def test_a_delayed_group_that_comes_after_its_backward_stays(self):
+        begin(0)
+        off_interface.init_chunk_handler(0, None, None, 1, 0, 1.0)
+        x = torch.randn(64, requires_grad=True)
+        first, second = off_interface(True, x, "core_attn"), off_interface(True, x, "moe_act")
+        with first:
+            y = x * x
+        y = first.group_offload(y)
+        with second:
+            z = y * y
+        off_interface.enter_replay()
+        z = second.group_offload(z, delay_offload=True)
+        off_interface.exit_replay()
+        z.sum().backward(retain_graph=True)
+        off_interface.flush_delayed_groups()
+        grad, x.grad = x.grad, None
+        z.sum().backward()
+        self.assertTrue(torch.equal(x.grad, grad))
+        self.assertEqual(off_interface.summary()["moe_act"]["bytes_offloaded"], 0)
+        off_interface.reset()
+
+    def test_passes_that_are_over_are_closed(self):
+        begin(0)
+        model = stack(off_interface)
+        most = 0
+        enter = off_interface.init_chunk_handler
+
+        class Counting(off_interface):
+            @staticmethod
+            def init_chunk_handler(*args, **options):
+                nonlocal most
+                enter(*args, **options)
+                most = max(most, len(tidepool_offload._state.passes))
+
+        model.off = Counting
+        model.step(inputs(6), 2)
+        self.assertEqual(most, 2)
+
+    def test_a_graph_that_is_read_after_reset(self):
+        begin(0)
+        model = stack(off_interface)
+        loss = model(inputs(1)[0].requires_grad_(True)).sum()
+        off_interface.reset()
+        with self.assertRaisesRegex(RuntimeError, "after its pass was finished"):
+            loss.backward()
+
     def test_a_scope_that_throws_leaves_all_where_it_is(self):
         begin(0)
         off_interface.init_chunk_handler(0, None, None, 1, 0, 1.0)
         x = torch.randn(64, requires_grad=True)
+        scope = off_interface(True, x, "core_attn")
         with self.assertRaises(ValueError):
-            with off_interface(True, x, "core_attn"):
+            with scope:
                 y = x * x
                 raise ValueError
+        y = scope.group_offload(y)
         y.sum().backward()
         self.assertTrue(torch.equal(x.grad, 2 * x))
         self.assertEqual(bytes_out(), 0)
