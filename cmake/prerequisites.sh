@@ -2,8 +2,8 @@
 # Sourced by examples/demo.sh, tests/run.sh and .ci/run: brings in what a build needs and the machine lacks.
 #
 #   need <what>...     what of: compiler clang cmake generator objdump python openblas cli11 json doctest
-#                      benchmark mpi spin torch chromium (a large one: only a test of report pages
-#                      asks for it, and is skipped without)
+#                      benchmark mpi spin doxygen torch chromium (a large one: only a test of
+#                      report pages asks for it, and is skipped without)
 #
 # Whether a thing is there is asked of the thing itself (a command, a header), not of the package
 # manager. Installs Debian or Ubuntu packages, with sudo where it must. `missing` afterwards holds
@@ -34,6 +34,7 @@ there() {
     benchmark) has_header benchmark/benchmark.h ;;
     mpi) command -v mpicxx >/dev/null && command -v mpirun >/dev/null ;;
     spin) command -v spin >/dev/null ;;
+    doxygen) command -v doxygen >/dev/null ;;
     torch) has_header torch/csrc/autograd/saved_variable_hooks.h || [ -n "${TIDEPOOL_TORCH_ROOT:-}" ] ;;
     chromium) command -v chromium >/dev/null || command -v chromium-browser >/dev/null ||
       command -v google-chrome >/dev/null ;;
@@ -56,6 +57,7 @@ package_of() {
     benchmark) echo libbenchmark-dev ;;
     mpi) echo libopenmpi-dev openmpi-bin ;;
     spin) echo spin ;;
+    doxygen) echo doxygen ;;
     torch) echo libtorch-dev ;;
     chromium) echo chromium ;;
   esac

@@ -7,7 +7,8 @@
 ///   mpirun -np 2 train_moe --expert-parallel         its experts and its microbatches
 ///   torchrun --no-python --nproc-per-node 2 train_moe --pipeline --device cuda     without MPI
 ///
-/// Exit status: 0; 1 when `--compare` finds a difference or the run fails; 2 for bad options.
+/// Exit status: 0; 1 when `--compare` finds a difference, `--check-order` a mistake, or the run
+/// fails; 2 for bad options.
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -95,12 +96,14 @@ job prepare(int argc, char** argv, const moe::process& me) {
 std::vector<moe::run_result> train(const job& what) {
 #if defined(TIDEPOOL_HAS_CUDA)
   if (use_cuda(what.line.device)) {
-    return moe::train_on_cuda(what.line.run, what.line.variants, what.text);
+    const auto go = what.line.check_order ? moe::check_on_cuda : moe::train_on_cuda;
+    return go(what.line.run, what.line.variants, what.text);
   }
 #else
   use_cuda(what.line.device);
 #endif
-  return moe::train_on_virtual(what.line.run, what.line.variants, what.text);
+  const auto go = what.line.check_order ? moe::check_on_virtual : moe::train_on_virtual;
+  return go(what.line.run, what.line.variants, what.text);
 }
 
 /// Prints and writes what came of it; returns the exit status.
@@ -113,13 +116,14 @@ int report(job& what, const std::vector<moe::run_result>& runs) {
     moe::print_ranks(what.line.run, last);
   if (what.line.summary) tidepool::trace::write_summary(std::cout, last.counters);
   const bool equal = !what.line.compare || moe::print_comparison(runs.front(), last);
+  std::fputs(last.order_report.c_str(), stdout);
 
   what.json.fill(
       [&](auto& out) { out << moe::to_json(what.line.run, runs, what.text).dump(2) << '\n'; });
   what.timeline.fill([&](auto& out) { tidepool::trace::write_chrome_trace(out, last.trace); });
   what.picture.fill([&](auto& out) { tidepool::trace::write_svg(out, last.trace); });
   what.report.fill([&](auto& out) { tidepool::trace::write_report(out, moe::to_report(last)); });
-  return equal ? 0 : 1;
+  return equal && last.order_mistakes == 0 ? 0 : 1;
 }
 
 /// The message and the exit status of the exception under way.

@@ -75,6 +75,7 @@ class handle {
     }
     return static_cast<std::byte*>(store_->on_device.data) + part_.offset;
   }
+  /// The same as `data`, as a pointer to T.
   template <class T>
   [[nodiscard]] T* as() const {
     return static_cast<T*>(data());
@@ -154,9 +155,9 @@ class handle {
 
 /// Where a view is in its buffer, and how it leaves. Offsets, widths and pitches are bytes.
 struct view_shape {
-  std::size_t offset = 0;
-  std::size_t width = 0;  ///< of one row
-  std::size_t rows = 1;
+  std::size_t offset = 0;      ///< in bytes, from the begin of the buffer
+  std::size_t width = 0;       ///< of one row
+  std::size_t rows = 1;        ///< how many
   std::size_t pitch = 0;       ///< from row to row; 0 means dense rows
   bool whole_storage = false;  ///< offload the storage behind it instead of the rectangle alone
 };
@@ -169,11 +170,15 @@ struct view_shape {
 template <device Device>
 class view : public handle<Device> {
  public:
+  /// Empty.
   view() : handle<Device>(true) {}
 
+  /// Bytes of one row; 0 when empty.
   [[nodiscard]] std::size_t width() const { return shown().width; }
+  /// How many rows; 0 when empty.
   [[nodiscard]] std::size_t rows() const { return shown().rows; }
-  [[nodiscard]] std::size_t pitch() const { return shown().pitch; }
+  [[nodiscard]] std::size_t pitch() const { return shown().pitch; }  ///< Bytes from row to row.
+  /// Whether the storage behind it leaves, and not the rectangle alone.
   [[nodiscard]] bool whole_storage() const { return this->whole_; }
 
  private:

@@ -32,16 +32,18 @@ class offloader;
 template <device Device, class Modules>
 class chunk {
  public:
-  using stream_ref = typename Device::stream_ref;
+  using stream_ref = typename Device::stream_ref;  ///< A stream of the device.
   /// Pointers to buffers and views, as many as there are at run time.
   using handle_list = std::span<handle<Device>* const>;
 
   chunk() = default;
+  /// The other is not open afterwards.
   chunk(chunk&& other) noexcept
       : engine_(std::exchange(other.engine_, nullptr)),
         state_(std::exchange(other.state_, nullptr)),
         enabled_(std::exchange(other.enabled_, closed)),
         finished_(std::exchange(other.finished_, {})) {}
+  /// Abandons what it was; the other is not open afterwards.
   chunk& operator=(chunk&& other) noexcept {
     if (this != &other) {
       abandon();
@@ -69,10 +71,9 @@ class chunk {
   /// `device_error`; the handles are then as before.
   template <fixed_string Name, class... Handles>
   void commit(int layer, stream_ref stream, Handles&... saved) {
-    if constexpr (compiled_in<Name>()) {
-      commit(id_of<Name>, layer, stream, saved...);
-    }
+    if constexpr (compiled_in<Name>()) commit(id_of<Name>, layer, stream, saved...);
   }
+  /// The same for a module whose id was looked up at run time.
   template <class... Handles>
   void commit(module_id module, int layer, stream_ref stream, Handles&... saved) {
     if (wants(module)) send(kind::plain, module, layer, stream, saved...);
@@ -82,6 +83,7 @@ class chunk {
   void commit(int layer, stream_ref stream, handle_list saved) {
     if constexpr (compiled_in<Name>()) commit(id_of<Name>, layer, stream, saved);
   }
+  /// The same for an id and a list.
   void commit(module_id module, int layer, stream_ref stream, handle_list saved) {
     if (wants(module)) send_list(kind::plain, module, layer, stream, saved);
   }
@@ -108,10 +110,9 @@ class chunk {
   /// or `device_error`.
   template <fixed_string Name, class... Handles>
   void restore(int layer, stream_ref stream, Handles&... saved) {
-    if constexpr (compiled_in<Name>()) {
-      restore(id_of<Name>, layer, stream, saved...);
-    }
+    if constexpr (compiled_in<Name>()) restore(id_of<Name>, layer, stream, saved...);
   }
+  /// The same for a module whose id was looked up at run time.
   template <class... Handles>
   void restore(module_id module, int layer, stream_ref stream, Handles&... saved) {
     const auto handles = pointers_to(saved...);
@@ -122,6 +123,7 @@ class chunk {
   void restore(int layer, stream_ref stream, handle_list saved) {
     if constexpr (compiled_in<Name>()) restore(id_of<Name>, layer, stream, saved);
   }
+  /// The same for an id and a list.
   void restore(module_id module, int layer, stream_ref stream, handle_list saved) {
     if (!wants(module)) return detail::engine<Device>::expect_full(layer, saved);
     expect_open("restore", module, layer);
@@ -145,10 +147,9 @@ class chunk {
   /// Restore by `restore_or_recompute`. Throws as `commit`.
   template <fixed_string Name, class... Buffers>
   void commit_or_discard(int layer, stream_ref stream, Buffers&... saved) {
-    if constexpr (compiled_in<Name>()) {
-      commit_or_discard(id_of<Name>, layer, stream, saved...);
-    }
+    if constexpr (compiled_in<Name>()) commit_or_discard(id_of<Name>, layer, stream, saved...);
   }
+  /// The same for a module whose id was looked up at run time.
   template <class... Buffers>
   void commit_or_discard(module_id module, int layer, stream_ref stream, Buffers&... saved) {
     static_cast<void>(buffers_of(saved...));
@@ -168,6 +169,7 @@ class chunk {
       restore_or_recompute(id_of<Name>, layer, stream, std::forward<Again>(again), saved...);
     }
   }
+  /// The same for a module whose id was looked up at run time.
   template <class Again, class... Buffers>
   void restore_or_recompute(module_id module, int layer, stream_ref stream, Again&& again,
                             Buffers&... saved) {
@@ -190,6 +192,7 @@ class chunk {
       return false;
     }
   }
+  /// The same for a module whose id was looked up at run time.
   [[nodiscard]] bool will_recompute(module_id module, int layer) const {
     if (!wants(module)) return false;
     expect_open("will_recompute", module, layer);
@@ -197,15 +200,13 @@ class chunk {
   }
 
   /// Manual control: starts the copies of a commit but leaves the handles full. All of them leave,
-  /// whatever size, opt-out and policy would say. Release each by
-  /// hand with `reset`; its memory is free after its copy. Restore as usual; a handle that was
-  /// never released is simply kept.
+  /// whatever size, opt-out and policy would say. Release each by hand with `reset`; its memory is
+  /// free after its copy. Restore as usual; a handle that was never released is simply kept.
   template <fixed_string Name, class... Handles>
   void start_offload(int layer, stream_ref stream, Handles&... saved) {
-    if constexpr (compiled_in<Name>()) {
-      start_offload(id_of<Name>, layer, stream, saved...);
-    }
+    if constexpr (compiled_in<Name>()) start_offload(id_of<Name>, layer, stream, saved...);
   }
+  /// The same for a module whose id was looked up at run time.
   template <class... Handles>
   void start_offload(module_id module, int layer, stream_ref stream, Handles&... saved) {
     if (wants(module)) send(kind::by_hand, module, layer, stream, saved...);
@@ -216,6 +217,7 @@ class chunk {
   void start_reload(int layer) {
     if constexpr (compiled_in<Name>()) start_reload(id_of<Name>, layer);
   }
+  /// The same for a module whose id was looked up at run time.
   void start_reload(module_id module, int layer) {
     if (!wants(module)) return;
     expect_open("start_reload", module, layer);
@@ -232,13 +234,13 @@ class chunk {
   void discard(int layer, stream_ref stream, Buffers&... tensors) {
     discard(Name.view(), layer, stream, tensors...);
   }
+  /// The same for a name that is known at run time.
   template <class... Buffers>
   void discard(std::string_view name, int layer, stream_ref stream, Buffers&... tensors) {
     expect_open("discard", name, layer);
     const auto what = engine_->recomputed(name);
     if (what == detail::engine<Device>::not_recomputed) return;
-    const auto list = buffers_of(tensors...);
-    engine_->discard(*state_, what, layer, engine_->lane_of(stream), list);
+    engine_->discard(*state_, what, layer, engine_->lane_of(stream), buffers_of(tensors...));
   }
 
   /// What was discarded is read next: the buffers get memory again, which work given to `stream`
@@ -248,12 +250,12 @@ class chunk {
   /// leave and tensors that are computed again may so depend on each other.
   ///
   /// Throws `misuse_error` (never discarded, computed before, other arguments), `out_of_budget`,
-  /// `device_error`, and what `again` throws; the buffers are empty then, and it may be tried
-  /// again.
+  /// `device_error`, and what `again` throws; the buffers are empty then, and it may be repeated.
   template <fixed_string Name, class Again, class... Buffers>
   void recompute(int layer, stream_ref stream, Again&& again, Buffers&... tensors) {
     recompute(Name.view(), layer, stream, again, tensors...);
   }
+  /// The same for a name that is known at run time.
   template <class Again, class... Buffers>
   void recompute(std::string_view name, int layer, stream_ref stream, Again&& again,
                  Buffers&... tensors) {
@@ -277,9 +279,7 @@ class chunk {
   }
 
   /// What it was begun with; the default where it is not open.
-  [[nodiscard]] chunk_info info() const {
-    return engine_ == nullptr ? chunk_info() : state_->info();
-  }
+  [[nodiscard]] chunk_info info() const { return engine_ ? state_->info() : chunk_info(); }
   /// In place of a restore, for a group that backward will not read: what was saved of it goes, and
   /// nothing is copied back. Handles that its commit emptied stay empty; those that stayed full are
   /// the trainer's, to be reset before.
@@ -290,6 +290,7 @@ class chunk {
   void forget(int layer) {
     if constexpr (compiled_in<Name>()) forget(id_of<Name>, layer);
   }
+  /// The same for a module whose id was looked up at run time.
   void forget(module_id module, int layer) {
     if (!wants(module)) return;
     expect_open("forget", module, layer);
@@ -376,8 +377,7 @@ class chunk {
   void send(kind how, module_id module, int layer, stream_ref stream, Handles&... saved) {
     send_list(how, module, layer, stream, pointers_to(saved...));
   }
-  void send_list(kind how, module_id module, int layer, stream_ref stream,
-                 std::span<handle<Device>* const> handles) {
+  void send_list(kind how, module_id module, int layer, stream_ref stream, handle_list handles) {
     expect_open(how == kind::by_hand ? "start_offload" : "commit", module, layer);
     engine_->commit(*state_, module, layer, engine_->lane_of(stream), handles, how);
   }

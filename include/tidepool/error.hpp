@@ -36,6 +36,7 @@ class option_error : public error {
 /// The message lists the known names and the nearest match.
 class unknown_module : public option_error {
  public:
+  /// Puts the library's name before the message.
   explicit unknown_module(const std::string& message)
       : option_error(detail::signed_message(message)) {}
 };
@@ -43,12 +44,14 @@ class unknown_module : public option_error {
 /// A handle, group or chunk was used in an order that its contract forbids.
 class misuse_error : public error {
  public:
+  /// Puts the library's name before the message.
   explicit misuse_error(const std::string& message) : error(detail::signed_message(message)) {}
 };
 
 /// A byte budget cannot hold what must be live; the message says what is, by module.
 class out_of_budget : public error {
  public:
+  /// A message, before which the library's name is put, and the bytes that it is about.
   out_of_budget(const std::string& message, std::size_t requested_bytes, std::size_t budget_bytes)
       : error(detail::signed_message(message)), requested(requested_bytes), budget(budget_bytes) {}
 
@@ -59,9 +62,10 @@ class out_of_budget : public error {
 /// A call to the device failed. `code` is the device's own code (`cudaError_t` for CUDA).
 class device_error : public error {
  public:
+  /// A message, and the device's own code.
   device_error(const std::string& message, int device_code) : error(message), code(device_code) {}
 
-  int code;
+  int code;  ///< the device's own; `cudaError_t` for CUDA
 };
 
 }  // namespace tidepool

@@ -21,11 +21,13 @@ namespace tidepool {
 template <capturing_device Device>
 class [[nodiscard]] graph {
  public:
+  /// The other is empty afterwards.
   graph(graph&& other) noexcept
       : engine_(std::exchange(other.engine_, nullptr)),
         content_(std::move(other.content_)),
         before_(std::move(other.before_)),
         after_(std::move(other.after_)) {}
+  /// The other gets what this one had.
   graph& operator=(graph&& other) noexcept {
     std::swap(engine_, other.engine_);
     std::swap(content_, other.content_);

@@ -28,11 +28,13 @@ class offloader;
 template <device Device>
 class host_state {
  public:
-  using stream_ref = typename Device::stream_ref;
+  using stream_ref = typename Device::stream_ref;  ///< A stream of the device.
 
   host_state() = default;
+  /// The other is empty afterwards.
   host_state(host_state&& other) noexcept
       : store_(std::exchange(other.store_, nullptr)), name_(std::move(other.name_)) {}
+  /// Drops what it held; the other is empty afterwards.
   host_state& operator=(host_state&& other) noexcept {
     if (this != &other) {
       drop();
@@ -46,6 +48,7 @@ class host_state {
   host_state& operator=(const host_state&) = delete;  // move-only; it owns its host memory
   ~host_state() { drop(); }
 
+  /// True while it holds host memory.
   explicit operator bool() const { return store_ != nullptr; }
   /// Bytes; 0 when empty.
   [[nodiscard]] std::size_t size() const { return store_ == nullptr ? 0 : store_->bytes; }

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -35,8 +36,9 @@ class keyed_pass;
 template <device Device, class Modules = all_modules>
 class keyed {
  public:
-  using pass = keyed_pass<Device, Modules>;
+  using pass = keyed_pass<Device, Modules>;  ///< One pass, as `begin` returns it.
 
+  /// Passes over `off`, which must outlive this object.
   explicit keyed(offloader<Device, Modules>& off) : off_(&off) {}
   keyed(const keyed&) = delete;
   keyed& operator=(const keyed&) = delete;
@@ -48,6 +50,8 @@ class keyed {
  private:
   friend pass;
 
+  static constexpr auto nobody = std::numeric_limits<std::uint64_t>::max();
+
   // A tensor. Once its group is restored or forgotten, it goes with its last reference.
   struct entry {
     buffer<Device> handle;
@@ -55,6 +59,7 @@ class keyed {
     std::uint32_t references = 0;
     std::uint32_t group = 0;                     // none: dropped before its scope ended
     std::uint32_t next = detail::key_map::none;  // of its group, or that is not in use
+    std::uint64_t stream = nobody;               // that loaded it last, by key
   };
   enum class group_place : std::uint8_t { open, committed, restored, gone };
   struct group {
@@ -65,13 +70,17 @@ class keyed {
     std::uint32_t first = detail::key_map::none;
     std::uint32_t last = detail::key_map::none;
     std::uint32_t wanted = 0;  // tensors with references
-    std::uint64_t stream = 0;  // that restored it, by key
+  };
+  struct reader {
+    std::uint32_t entry = 0;
+    typename Device::stream_ref stream;
   };
   struct state {
     chunk<Device, Modules> open;
     std::vector<entry> entries;
     std::vector<group> groups;
     std::vector<handle<Device>*> list;  // of one call
+    std::vector<reader> readers;        // streams that loaded what may never be dropped
     detail::key_map by_key;
     detail::key_map by_place;  // groups, by module and layer
     std::uint32_t spare = detail::key_map::none;
@@ -80,11 +89,25 @@ class keyed {
 
     void clear() noexcept {
       open = {};
-      entries.clear();  // what is left goes behind what its streams were given
+      go_behind_readers();
+      entries.clear();
+      readers.clear();
       groups.clear();
       by_key.clear();
       by_place.clear();
       spare = scope = detail::key_map::none;
+    }
+
+    // What is left is free behind all that loaded it.
+    void go_behind_readers() noexcept {
+      for (const auto& [index, stream] : readers) {
+        auto& left = entries[index];
+        if (left.references == 0 || !left.handle) continue;
+        try {
+          left.handle.share().reset(stream);
+        } catch (const error&) {  // as with every handle that goes without a word
+        }
+      }
     }
   };
 
@@ -107,6 +130,7 @@ class keyed {
   std::vector<state*> spare_;
 };
 
+/// The types follow from the offloader.
 template <device Device, class Modules>
 keyed(offloader<Device, Modules>&) -> keyed<Device, Modules>;
 
@@ -118,12 +142,14 @@ keyed(offloader<Device, Modules>&) -> keyed<Device, Modules>;
 template <device Device, class Modules = all_modules>
 class keyed_pass {
  public:
-  using stream_ref = typename Device::stream_ref;
+  using stream_ref = typename Device::stream_ref;  ///< A stream of the device.
 
   keyed_pass() = default;
+  /// The other is no pass afterwards.
   keyed_pass(keyed_pass&& other) noexcept
       : owner_(std::exchange(other.owner_, nullptr)),
         state_(std::exchange(other.state_, nullptr)) {}
+  /// Gives up an unfinished pass of its own; the other is no pass afterwards.
   keyed_pass& operator=(keyed_pass&& other) noexcept {
     if (this != &other) {
       close();
@@ -146,7 +172,7 @@ class keyed_pass {
                           " ran in this pass before; give each run a layer number of its own");
     }
     at.by_place.make_room();
-    at.groups.push_back({module, layer, where::open, at.scope, none, none, 0, 0});
+    at.groups.push_back({module, layer, where::open, at.scope, none, none, 0});
     at.scope = static_cast<std::uint32_t>(at.groups.size() - 1);
     at.by_place.insert(place, at.scope);
   }
@@ -211,20 +237,26 @@ class keyed_pass {
   }
 
   /// Its address, which work given to `stream` from now on may read, until its last `drop`. Throws
-  /// as `chunk::restore`, and `misuse_error` for a key that is not there.
+  /// as `chunk::restore`, and `misuse_error` for a key that is not there. Every stream that reads
+  /// it calls this, wherever it lies.
   [[nodiscard]] void* load(tensor_key key, stream_ref stream) {
     auto& at = opened("load");
-    auto& which = at.groups[at.entries[known("load", key)].group];
-    if (which.place == where::committed) {
+    const auto index = known("load", key);
+    auto& wanted = at.entries[index];
+    if (auto& which = at.groups[wanted.group]; which.place == where::committed) {
       restore(which, stream);
-    } else if (which.place == where::restored && which.stream != stream.key()) {
-      owner_->off_->wait_for(at.entries[known("load", key)].handle, stream);
     }
-    return at.entries[known("load", key)].handle.data();
+    if (wanted.stream != stream.key()) {  // what stayed may never have met this stream
+      owner_->off_->wait_for(wanted.handle, stream);
+      at.readers.push_back({index, stream});
+      wanted.stream = stream.key();
+    }
+    return wanted.handle.data();
   }
 
   /// One reference less; `stream` used the tensor last. With the last its memory is free behind
-  /// what `stream` has been given so far. A group all of whose tensors go without having been
+  /// what `stream` has been given so far; what stayed of a group that left goes once that is loaded
+  /// or forgotten. A group all of whose tensors go without having been
   /// loaded is forgotten, as by `chunk::forget`. Throws `misuse_error` for a key that is not there.
   void drop(tensor_key key, stream_ref stream) {
     auto& at = opened("drop");
@@ -236,7 +268,11 @@ class keyed_pass {
     }
     auto& which = at.groups[gone.group];
     const bool committed = which.place == where::committed;
-    if (!committed) gone.handle.reset(stream);  // one that was is given to its restore still
+    if (!committed) {
+      gone.handle.reset(stream);
+    } else if (gone.handle) {  // what stayed is given to its restore still, and goes behind both
+      gone.handle.share().reset(stream);
+    }
     if (which.place == where::open) gone.group = none;
     gone.references = 0;
     at.by_key.erase(key);
@@ -249,7 +285,8 @@ class keyed_pass {
   void end_forward() { opened("end_forward").open.end_forward(); }
 
   /// The backward pass is complete. Throws as `chunk::finish` where a tensor was neither loaded nor
-  /// dropped. Those that were loaded and not dropped go behind what their streams were given.
+  /// dropped. Those that were loaded and not dropped go behind what the streams that loaded them
+  /// were given; so they do where the pass is given up.
   void finish() {
     if (state_ == nullptr) return;
     if (state_->scope != none) refuse("finish", "a scope is still open; leave it first");
@@ -320,7 +357,6 @@ class keyed_pass {
   void restore(group& which, stream_ref stream) {
     state_->open.restore(which.module, which.layer, stream, handles_of(which));
     which.place = where::restored;
-    which.stream = stream.key();
     for (auto i = which.first; i != none; i = state_->entries[i].next) {
       auto& each = state_->entries[i];
       if (each.references == 0) each.handle.reset(stream);  // nobody waited for it

@@ -39,10 +39,10 @@ class saved_layers;
 template <class Offloader>
 class layer_group {
  public:
-  using stream_ref = typename Offloader::stream_ref;
-  using buffer = typename Offloader::buffer;
-  using chunk = typename Offloader::chunk;
-  using handle = typename Offloader::handle;
+  using stream_ref = typename Offloader::stream_ref;  ///< A stream of the device.
+  using buffer = typename Offloader::buffer;          ///< What each layer's tensor is kept in.
+  using chunk = typename Offloader::chunk;            ///< One forward pass and its backward pass.
+  using handle = typename Offloader::handle;          ///< What buffers and views share.
 
   /// Throws `unknown_module`.
   layer_group(Offloader& off, chunk& pass, std::string_view module)
@@ -66,7 +66,8 @@ class layer_group {
     if (now.at == stage::none) forget(now);
   }
 
-  /// Backward is over with this layer: its memory may be reused after what `stream` was given.
+  /// Backward is over with this layer: its memory may be reused after what `stream` was given. In
+  /// place of `done` it gives the layer up.
   void release(int layer, stream_ref stream) {
     auto& now = expect("release", layer, stage::back, stage::written);
     for (auto& each : now.arrays) give_back(each, stream);
@@ -223,8 +224,8 @@ class saved_layers {
   static_assert(std::is_trivially_copyable_v<T>, "tidepool: saved_layers moves bytes");
 
  public:
-  using stream_ref = typename Offloader::stream_ref;
-  using group = layer_group<Offloader>;
+  using stream_ref = typename Offloader::stream_ref;  ///< A stream of the device.
+  using group = layer_group<Offloader>;               ///< Arrays that are saved together.
 
   /// One of several arrays that are saved together.
   explicit saved_layers(group& with) : group_(&with), array_(with.add()) {}
@@ -244,8 +245,9 @@ class saved_layers {
     return group_->template fresh<T>(array_, layer, count, stream, contents);
   }
 
-  /// The layer as it was at `done`; `stream` waits for it. The first array of a group brings all of
-  /// them, for that stream. Throws as `chunk::restore`.
+  /// The layer as it was at `done`. The first array of a group brings all of them, and makes
+  /// `stream` wait; the others only tell their address, so that another stream has to be joined to
+  /// that one. Throws as `chunk::restore`.
   [[nodiscard]] T* back(int layer, stream_ref stream) {
     return static_cast<T*>(group_->back(array_, layer, stream));
   }

@@ -12,11 +12,13 @@ namespace tidepool {
 /// A string literal usable as a template argument: `commit<"core_attn">(…)`.
 template <std::size_t Size>
 struct fixed_string {
-  char text[Size]{};
+  char text[Size]{};  ///< the characters, with a zero at the end
 
   // Implicit, so that a plain literal can stand where a name is expected.
+  /// From a plain literal.
   consteval fixed_string(const char (&literal)[Size]) { std::copy_n(literal, Size, text); }
 
+  /// The characters, without the zero.
   [[nodiscard]] constexpr std::string_view view() const { return {text, Size - 1}; }
 };
 
@@ -40,12 +42,15 @@ struct modules {
   static_assert((!Names.view().empty() && ...), "tidepool: the name of a module is empty");
   static_assert(sizeof...(Names) <= max_modules, "tidepool: at most 64 modules");
 
-  static constexpr bool open = false;
+  static constexpr bool open = false;  ///< only the names of the list are known
+  /// The list.
   static constexpr std::array<std::string_view, sizeof...(Names)> names{Names.view()...};
 
+  /// Whether the list has the name.
   static constexpr bool contains(std::string_view name) {
     return std::find(names.begin(), names.end(), name) != names.end();
   }
+  /// The index of a name of the list.
   static constexpr module_id id(std::string_view name) {
     return static_cast<module_id>(std::find(names.begin(), names.end(), name) - names.begin());
   }
@@ -65,7 +70,7 @@ struct modules {
 /// Every name is compiled in; the run-time options alone decide. The user's own names are declared
 /// with `options::own_modules`.
 struct all_modules {
-  static constexpr bool open = true;
+  static constexpr bool open = true;  ///< any name may be declared
 };
 
 }  // namespace tidepool

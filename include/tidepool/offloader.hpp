@@ -57,11 +57,11 @@ struct parts {
 template <device Device, class Modules = all_modules>
 class offloader {
  public:
-  using stream_ref = typename Device::stream_ref;
-  using handle = tidepool::handle<Device>;
-  using buffer = tidepool::buffer<Device>;
-  using view = tidepool::view<Device>;
-  using chunk = tidepool::chunk<Device, Modules>;
+  using stream_ref = typename Device::stream_ref;  ///< A stream of the device.
+  using handle = tidepool::handle<Device>;         ///< What buffers and views share.
+  using buffer = tidepool::buffer<Device>;         ///< Owns a saved tensor.
+  using view = tidepool::view<Device>;             ///< A rectangle of a buffer.
+  using chunk = tidepool::chunk<Device, Modules>;  ///< One forward pass and its backward pass.
 
   /// Throws `option_error` or `unknown_module` when the options cannot work, `out_of_budget` when
   /// the device cannot give the memory that they fix, `device_error` when it fails.
@@ -98,6 +98,7 @@ class offloader {
     }
     return engine_->allocate(count * sizeof(T), count, stream, nullptr, contents);
   }
+  /// The same in bytes.
   [[nodiscard]] buffer allocate(std::size_t bytes, stream_ref stream, fill contents = fill::none) {
     return engine_->allocate(bytes, bytes, stream, nullptr, contents);
   }
@@ -126,6 +127,7 @@ class offloader {
   [[nodiscard]] buffer adopt(void* data, std::size_t bytes, stream_ref stream, memory_owner owner) {
     return engine_->adopt_memory(data, bytes, bytes, stream, std::move(owner));
   }
+  /// The same for `count` elements of T.
   template <class T>
   [[nodiscard]] buffer adopt(std::type_identity_t<T>* data, std::size_t count, stream_ref stream,
                              memory_owner owner) {
@@ -251,6 +253,7 @@ class offloader {
       return false;
     }
   }
+  /// The same for an id.
   [[nodiscard]] bool enabled(module_id module) const {
     return (enabled_ >> static_cast<unsigned>(module) & 1U) != 0;
   }
@@ -269,6 +272,7 @@ class offloader {
 
   /// A copy of all totals so far.
   [[nodiscard]] trace::counters counters() const { return engine_->counters(); }
+  /// The options that it was made with.
   [[nodiscard]] const options& settings() const { return engine_->settings(); }
 
   /// Records the spans of what follows, until `finish_trace`. Both block the host until the device
@@ -276,6 +280,7 @@ class offloader {
   void start_trace(std::string title, stream_ref origin) {
     engine_->start_trace(std::move(title), origin);
   }
+  /// Ends the record and returns it.
   [[nodiscard]] trace::record finish_trace() { return engine_->finish_trace(); }
 
   /// A span of the trainer's own work on `stream`, from here to the end of the object. Costs a

@@ -20,7 +20,7 @@ enum class memory_kind : std::uint8_t {
 /// One ring of equal slots.
 struct slot_ring {
   std::size_t bytes = 0;  ///< of one slot
-  std::size_t count = 0;
+  std::size_t count = 0;  ///< slots of the ring
 
   friend bool operator==(const slot_ring&, const slot_ring&) = default;
 };
@@ -45,7 +45,7 @@ enum class host_kind : std::uint8_t {
 
 /// How host memory is made.
 struct host_memory {
-  host_kind kind = host_kind::automatic;
+  host_kind kind = host_kind::automatic;  ///< what holds the copies
   bool bind = true;  ///< huge pages and system pages are on the NUMA node next to the device
 
   friend bool operator==(const host_memory&, const host_memory&) = default;
@@ -83,7 +83,7 @@ struct options {
   /// Bytes kept on the device, times the pipeline rank.
   /// Megatron's `delta_offload_bytes_across_pp_ranks`.
   std::size_t delta_bytes_per_rank = 0;
-  int pipeline_rank = 0;
+  int pipeline_rank = 0;  ///< of this process, from 0 on
   /// Keep the last group of each module on the device where the chunk's own backward pass is the
   /// next that has the module: its reload could not be hidden. Megatron always does so.
   bool margin = true;
@@ -108,6 +108,7 @@ struct options {
   /// The same in bytes; whichever limit is met first holds. Prefer it where groups differ in size.
   std::optional<std::size_t> reload_ahead_bytes{};
 
+  /// How device memory for saved tensors is handed out.
   memory_kind memory = memory_kind::pool;
   /// Bytes of device memory for saved tensors. The arena needs it; the pool grows up to it.
   std::optional<std::size_t> device_budget{};
@@ -131,6 +132,7 @@ struct options {
   std::size_t host_step = std::size_t{256} << 20;
   /// What holds the host copies, and whether on the device's NUMA node.
   host_kind host_memory = host_kind::automatic;
+  /// Huge pages and system pages are on the NUMA node next to the device.
   bool host_bind = true;
   /// For tests: device memory that is handed out, and what is given back, is filled with 0xFF bytes
   /// on its stream, so that kernels which read what has left, or what nobody wrote, show.

@@ -17,7 +17,7 @@ namespace tidepool {
 
 /// What `parse_known_options` found.
 struct known_options {
-  options value;
+  options value;                  ///< the options, read over the base
   std::vector<std::string> rest;  ///< the arguments that are not Tidepool's, in their order
 };
 

@@ -165,7 +165,8 @@ template <device Device>
 class torch_pass {
  public:
   torch_pass() = default;
-  torch_pass(torch_pass&& other) noexcept = default;
+  torch_pass(torch_pass&& other) noexcept = default;  ///< The other is no pass afterwards.
+  /// Gives up an unfinished pass of its own; the other is no pass afterwards.
   torch_pass& operator=(torch_pass&& other) noexcept {
     if (this != &other) {
       close();
@@ -276,7 +277,7 @@ struct torch_parts {
 template <device Device>
 class torch_offloader {
  public:
-  using pass = torch_pass<Device>;
+  using pass = torch_pass<Device>;  ///< One pass, as `begin` returns it.
 
   /// Throws as `offloader`, and `misuse_error` where autograd has an engine of another's.
   explicit torch_offloader(Device& dev, const options& opts = {}, torch_parts with = {})
@@ -292,6 +293,7 @@ class torch_offloader {
   void exclude(const std::vector<at::Tensor>& tensors) {
     for (const auto& each : tensors) core_->excluded.add(each);
   }
+  /// The same for one tensor.
   void exclude(const at::Tensor& tensor) { core_->excluded.add(tensor); }
   /// Asked of each tensor when it is saved: those for which it is true stay. For storages that come
   /// and go, as where parameters are gathered. It may be called from any thread, and must not save.

@@ -278,6 +278,66 @@ TEST_CASE("poison: a block of the trainer's own is not filled once it went back"
   desk.dev.deallocate(memory);
 }
 
+TEST_CASE("poison: a pass that is given up behind a launch is filled behind it") {
+  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    CAPTURE(seed);
+    rig desk(machine{.poison = false, .order_seed = seed});
+    offloader off(desk.dev, one_block());
+    off.on_report([](std::string_view) {});
+    offloader::chunk pass;
+    const void* here = nullptr;
+    rig::buffer x;
+    const auto forward = [&] {
+      pass = off.begin();
+      x = off.allocate(size, desk.stream());
+      here = x.data();
+      desk.write(x, 1);
+      pass.commit<"core_attn">(0, desk.stream(), x);
+      pass.end_forward();  // it comes back ahead of its use
+    };
+    forward();
+    pass.restore<"core_attn">(0, desk.stream(), x);
+    x.reset(desk.stream());
+    pass.finish();
+    off.end_step();
+    auto graph = off.capture(desk.stream(), forward);
+    graph.launch(desk.stream());
+    pass = {};
+    desk.dev.synchronize();
+    std::size_t others = 0;
+    count_other(desk, here, 0xFF, others, desk.stream());
+    desk.dev.synchronize();
+    CHECK(others == 0);
+  }
+}
+
+TEST_CASE("poison: memory whose filling is refused is not there, and is asked for again") {
+  rig desk(machine{.poison = false});
+  auto opts = small_options();
+  opts.poison = true;
+  offloader off(desk.dev, opts);
+  auto pass = off.begin();
+  std::vector<rig::buffer> x;
+  for (std::uint32_t l = 0; l < 2; ++l) {
+    x.push_back(off.allocate(size, desk.stream()));
+    desk.write(x.back(), l);
+    pass.commit<"core_attn">(static_cast<int>(l), desk.stream(), x.back());
+  }
+  desk.dev.before_fill = [] { throw tidepool::device_error("fill_bytes", 1); };
+  CHECK_NOTHROW(pass.end_forward());  // reloads ahead of their use are given up
+  CHECK_THROWS_AS(static_cast<void>(off.allocate(size, desk.stream())), tidepool::device_error);
+  CHECK_THROWS_AS(pass.restore<"core_attn">(1, desk.stream(), x[1]), tidepool::device_error);
+  desk.dev.before_fill = nullptr;
+  for (std::uint32_t l = 2; l-- > 0;) {
+    pass.restore<"core_attn">(static_cast<int>(l), desk.stream(), x[l]);
+    desk.check(x[l], l);
+    x[l].reset(desk.stream());
+  }
+  pass.finish();
+  CHECK(desk.wrong() == 0);
+  CHECK(off.counters().live_peak == 2 * size);
+}
+
 TEST_CASE("release: a commit gives memory back, whether its module leaves or not") {
   for (const auto& opts : {arena_options(2 * size), arena_options(2 * size, {"none"})}) {
     rig desk;

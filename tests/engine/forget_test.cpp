@@ -159,6 +159,33 @@ TEST_CASE("forget: a plan knows that such a group never comes back, and forecast
   CHECK(trainer.desk.wrong() == 0);
 }
 
+TEST_CASE("forget: a plan knows which of two groups of one module and layer it was") {
+  auto opts = small_options();
+  opts.policy = tidepool::policy_kind::automatic;
+  opts.min_tensor_elements = size;
+  rig desk;
+  offloader off(desk.dev, opts, {.planner = tidepool::planner()});
+  off.on_report([](std::string_view) {});
+  for (int step = 0; step < 4; ++step) {
+    auto chunk = off.begin();
+    auto x = off.allocate(size, desk.stream());
+    auto small = off.allocate(size / 2, desk.stream());  // stays: a profile knows no storage of it
+    desk.write(x, 1);
+    chunk.commit<"core_attn">(0, desk.stream(), x);
+    chunk.commit<"core_attn">(0, desk.stream(), small);
+    chunk.end_forward();
+    small.reset(desk.stream());
+    chunk.forget<"core_attn">(0);
+    chunk.restore<"core_attn">(0, desk.stream(), x);
+    desk.check(x, 1);
+    x.reset(desk.stream());
+    chunk.finish();
+    CHECK_NOTHROW(off.end_step());
+  }
+  CHECK(off.current_plan());
+  CHECK(desk.wrong() == 0);
+}
+
 TEST_CASE("forget: the step after one that forgot a group does not reload it ahead") {
   auto opts = small_options({"core_attn"});
   opts.reload_ahead = 8;

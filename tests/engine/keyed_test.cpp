@@ -283,6 +283,88 @@ TEST_CASE("keyed: a second stream waits for the reload as well") {
   CHECK(wrong == 0);
 }
 
+TEST_CASE("keyed: a second stream comes behind who wrote what stayed") {
+  std::size_t wrong = 0;
+  for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
+    bench on(small_options({"core_attn"}), machine{.poison = true, .order_seed = seed});
+    const auto second = on.desk.dev.make_stream();
+    for (const bool evaluates : {false, true}) {
+      auto pass = on.keys.begin({.forward_only = evaluates});
+      const auto module = evaluates ? on.attention : on.activation;
+      pass.run(module, 0, on.desk.stream(), [&] { on.save(pass, 1, on.make(1)); });
+      pass.end_forward();
+      on.desk.check_rows(pass.load(1, second.ref()), {size, 1, size, 0}, 1, 0, second.ref());
+      pass.drop(1, second.ref());
+      pass.finish();
+    }
+    wrong += on.desk.wrong();
+  }
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("keyed: what nobody dropped is free behind all streams that loaded it") {
+  for (const bool finishes : {true, false}) {
+    for (const bool leaves : {true, false}) {
+      CAPTURE(finishes);
+      CAPTURE(leaves);
+      std::size_t wrong = 0;
+      for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
+        bench on(all_leave(0), machine{.poison = true, .order_seed = seed});
+        const auto second = on.desk.dev.make_stream();
+        const auto third = on.desk.dev.make_stream();
+        auto pass = on.keys.begin({.forward_only = !leaves});
+        pass.run(on.attention, 0, on.desk.stream(), [&] { on.save(pass, 1, on.make(1)); });
+        pass.end_forward();
+        on.check(pass.load(1, on.desk.stream()), 1);
+        for (const auto reader : {second.ref(), third.ref()}) {
+          on.desk.check_rows(pass.load(1, reader), {size, 1, size, 0}, 1, 0, reader);
+        }
+        if (finishes) pass.finish();
+        pass = {};
+        on.off.release_borrowed();
+        for (int i = 0; i < 4; ++i) static_cast<void>(on.make(2));  // the same memory again
+        wrong += on.desk.wrong();
+      }
+      CHECK(wrong == 0);
+    }
+  }
+}
+
+TEST_CASE("keyed: what stayed and was dropped ahead of its group is free behind both") {
+  std::size_t wrong = 0;
+  for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
+    auto opts = all_leave(0);
+    opts.min_tensor_elements = size;
+    bench on(opts, machine{.poison = true, .order_seed = seed});
+    const auto second = on.desk.dev.make_stream();
+    constexpr std::size_t half = size / 2;
+    auto* const small = on.from.take(half);
+    on.desk.write_bytes(small, half, 3, on.desk.stream());
+    auto pass = on.keys.begin();
+    pass.run(on.attention, 0, on.desk.stream(), [&] {
+      on.save(pass, 1, on.make(1));
+      pass.save(2, small, half, on.desk.stream(), [&] { on.from.give(small); });
+    });
+    auto event = on.desk.dev.make_event();
+    on.desk.dev.record(event, on.desk.stream());
+    on.desk.dev.wait(second.ref(), event);
+    for (int i = 0; i < 16; ++i) {  // so that it may be late
+      on.desk.check_rows(small, {half, 1, half, 0}, 3, 0, second.ref());
+    }
+    pass.drop(2, second.ref());
+    pass.end_forward();
+    on.check(pass.load(1, on.desk.stream()), 1);
+    on.off.release_borrowed();
+    auto* const again = on.from.take(half);
+    on.desk.write_bytes(again, half, 4, on.desk.stream());
+    wrong += on.desk.wrong();
+    on.from.give(again);
+    pass.drop(1, on.desk.stream());
+    pass.finish();
+  }
+  CHECK(wrong == 0);
+}
+
 TEST_CASE("keyed: a scope that throws saves nothing for good, and the pass goes on") {
   bench on(all_leave(0));
   auto pass = on.keys.begin();

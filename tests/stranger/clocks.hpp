@@ -75,6 +75,12 @@ class clocks {
       }
     }
   }
+  // The host learnt that an event has passed.
+  void passed(std::size_t event) {
+    if (!events_[event]) return;
+    join(host_, *events_[event]);
+    for (auto& each : lanes_) join(each, host_);
+  }
   // Memory that the host took or gave back with nothing under way there.
   void forget(std::uintptr_t first, std::size_t bytes) {
     for (auto at = first / grain; at * grain < first + bytes; ++at) cell_of(at) = {};

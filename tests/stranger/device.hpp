@@ -155,9 +155,26 @@ class device : public tp::virtual_device {
 
   bool poison(void* pointer, std::size_t bytes, stream_ref on) {
     const bool filled = base::poison(pointer, bytes, on);
-    give(on, {clocks::item::sort::access, 0, {touch_of(pointer, bytes, true)}, "poison", 0});
+    if (filled) {
+      give(on, {clocks::item::sort::access, 0, {touch_of(pointer, bytes, true)}, "poison", 0});
+    }
     return filled;
   }
+  void fill_bytes(void* pointer, unsigned char byte, std::size_t bytes, stream_ref on) {
+    count("fill_bytes");
+    base::fill_bytes(pointer, byte, bytes, on);
+    give(on, {clocks::item::sort::access,
+              0,
+              {touch_of(pointer, bytes, true)},
+              byte == 0 ? "zeros" : "poison",
+              0});
+  }
+  [[nodiscard]] bool passed(const event& which) const {
+    if (!answers_ || !base::passed(which.inner_)) return false;
+    order_.passed(which.number_);
+    return true;
+  }
+  void answer(bool on) { answers_ = on; }
 
   // ---- the trainer's side, which never fails ----
 
@@ -276,7 +293,8 @@ class device : public tp::virtual_device {
     }
   }
 
-  clocks order_;
+  mutable clocks order_;
+  bool answers_ = true;
   std::vector<std::pair<std::uint64_t, std::size_t>> lanes_;
   std::vector<clocks::item> captured_, last_replayed_;
   std::vector<std::size_t> inside_;  // lanes of the capture under way

@@ -14,6 +14,7 @@ struct tensor_spec {
   int bytes = 256;
   int stream = 0;
   int source = 0;
+  int owner = -1;  // of what is lent; -1: it is not
   bool unwritten = false, shared = false, viewed = false, whole = false, keep = false;
   int shape = 0;
 };
@@ -25,7 +26,7 @@ struct group_spec {
   std::vector<tensor_spec> tensors;
 };
 struct chunk_spec {
-  bool forward_only = false, no_end_forward = false;
+  bool forward_only = false, release = false, no_end_forward = false;
   std::vector<group_spec> groups;
 };
 struct step_spec {
@@ -61,8 +62,16 @@ class drawer {
     lasts_ = often(0.05, 0.4);
     unwritten_ = often(0.03, 0.3);
     noise_ = roll_.chance(0.4) ? 0 : 0.01 * roll_.from(1, 14);
+    borrowed_ = often(0.15, 0.7);
+    forgets_ = often(0.04, 0.3);
+    const int other = roll_.below(100);
+    if (other >= 44 && style < 36 && roll_.chance(0.8)) borrowed_ = 0;  // a capture refuses it
     persistent();
-    if (style >= 70) {
+    if (other < 22) {
+      keys();
+    } else if (other < 44) {
+      layers();
+    } else if (style >= 70) {
       soup();
     } else if (style < 36) {
       captures();
@@ -72,12 +81,14 @@ class drawer {
       steps(roll_.from(1, 8));
     }
     if (roll_.chance(0.15)) {
-      made_.fault_call = roll_.chance(0.75) ? roll_.below(3) : roll_.from(3, 10);
+      made_.fault_call = roll_.chance(0.75) ? roll_.below(3) : roll_.from(3, 11);
       made_.fault_at = made_.fault_call < 3    ? roll_.from(1, roll_.chance(0.5) ? 40 : 250)
                        : made_.fault_call == 9 ? roll_.from(1, 5000)
                                                : roll_.from(1, 8);
     }
     made_.offloader_first = roll_.chance(0.08);
+    made_.poison = roll_.chance(0.2);
+    made_.asks = roll_.chance(0.7);
     return std::move(made_);
   }
 
@@ -131,7 +142,21 @@ class drawer {
       with.automatic = roll_.chance(0.12);
       with.recompute_by_plan = roll_.chance(0.8);
       if (roll_.chance(0.2)) with.timed_step = roll_.from(2, 4);
+      if (roll_.chance(0.1)) with.layers = 1U + static_cast<unsigned>(roll_.below(15));
+      if (roll_.chance(0.4)) with.slack = roll_.chance(0.5) ? 0 : 512 * roll_.from(1, 8);
+      if (roll_.chance(0.15)) own(with);
       made_.sides.push_back(with);
+    }
+  }
+
+  void own(side& with) {
+    with.own = roll_.from(blocks, on_stream_sized);
+    with.memory = 0;
+    if (with.own == blocks) {
+      with.rings = {{512, static_cast<std::size_t>(roll_.from(2, 24))},
+                    {2048, static_cast<std::size_t>(roll_.from(2, 24))}};
+    } else if (roll_.chance(0.4)) {
+      with.own_bytes = static_cast<std::size_t>(roll_.from(3, 24)) * 1024;
     }
   }
 
@@ -219,6 +244,7 @@ class drawer {
     t.whole = roll_.chance(0.4);
     t.keep = roll_.chance(0.04);
     t.shape = roll_.below(1 << 20);
+    if (roll_.chance(borrowed_)) t.owner = roll_.below(3);
     return t;
   }
   group_spec a_group(int layer) {
@@ -229,7 +255,10 @@ class drawer {
     g.discard = roll_.chance(0.08);
     g.stream = roll_.chance(0.7) ? 0 : a_stream();
     g.back = roll_.chance(0.7) ? g.stream : a_stream();
-    const int count = roll_.chance(0.65) ? 1 : roll_.from(2, 3);
+    if (g.way == plain && roll_.chance(0.12)) g.way = listed;
+    const int count = g.way == listed      ? roll_.from(1, 6)
+                      : roll_.chance(0.65) ? 1
+                                           : roll_.from(2, 3);
     for (int i = 0; i < count; ++i) g.tensors.push_back(a_tensor());
     return g;
   }
@@ -243,6 +272,7 @@ class drawer {
       for (int g = 0; g < groups; ++g) one.groups.push_back(a_group(g));
       one.no_end_forward = roll_.chance(0.1);
       one.forward_only = roll_.chance(0.06);
+      one.release = roll_.chance(0.5);
       s.chunks.push_back(alike && c > 0 ? s.chunks[0] : one);
     }
     s.depth = roll_.from(1, chunks);
@@ -260,7 +290,10 @@ class drawer {
 
   void forward(running& run, int number, int side) {
     run.side = side;
-    add({kind::begin, run.chunk, side, number, 0, run.spec->forward_only ? 1 : 0});
+    add({kind::begin, run.chunk, side, number, 0,
+         !run.spec->forward_only ? 0
+         : run.spec->release     ? 3
+                                 : 1});
     for (const auto& g : run.spec->groups) {
       operation save{g.discard ? kind::discard : kind::commit,
                      run.chunk,
@@ -271,8 +304,15 @@ class drawer {
       for (const auto& t : g.tensors) {
         const int slot = take_slot();
         run.slots.push_back(slot);
-        add({kind::allocate, slot, t.bytes, t.stream, t.source, side});
-        if (!t.unwritten) add({kind::write, slot, t.stream});
+        if (t.owner >= 0 && g.way != or_discard) {
+          operation lent{kind::adopt, slot, t.bytes, t.stream, t.owner, side};
+          if (!last_lent_.empty() && roll_.chance(0.15)) lent.slots = {last_lent_.back()};
+          last_lent_.push_back(slot);
+          add(std::move(lent));
+        } else {
+          add({kind::allocate, slot, t.bytes, t.stream, t.source, side});
+          if (!t.unwritten) add({kind::write, slot, t.stream});
+        }
         if (t.keep) add({kind::keep, slot});
         if (roll_.chance(0.3)) add({kind::read, slot, a_stream()});
         int given = slot;
@@ -324,10 +364,18 @@ class drawer {
       if (spec.discard) {
         add({kind::recompute, run.chunk, 0, stream, 0, 0});
       } else {
+        if (roll_.chance(forgets_)) {
+          add({kind::forget, run.chunk, roll_.below(2), stream, roll_.chance(0.1) ? 1 : 0});
+          continue;
+        }
         const bool throws = spec.way == or_discard && roll_.chance(0.06);
         if (throws) add({kind::restore, run.chunk, 0, stream, 0, 1});
         add({kind::restore, run.chunk, roll_.chance(0.92) ? 0 : roll_.below(4), stream,
-             roll_.chance(0.06) ? 1 : 0, 0});
+             roll_.chance(0.06)   ? 1
+             : roll_.chance(0.06) ? 2
+                                  : 0,
+             0});
+        if (roll_.chance(0.05)) add({kind::wait_handle, run.slots[0], a_stream()});
       }
       if (roll_.chance(0.7)) {
         for (const int each : run.slots) {
@@ -411,6 +459,8 @@ class drawer {
     if (roll_.chance(0.2)) touch_persistent();
     if (roll_.chance(0.1)) add({kind::probe, a_side()});
     if (roll_.chance(0.1)) add({kind::check_counters, a_side()});
+    if (roll_.chance(0.15)) add({kind::release_borrowed, a_side()});
+    if (roll_.chance(0.1)) add({kind::check_idle, a_side()});
     if (roll_.chance(0.2)) add({kind::synchronize});
   }
 
@@ -458,6 +508,12 @@ class drawer {
         case 1: {
           const int slot = slot_like(false);
           const int stream = a_stream();
+          if (roll_.chance(borrowed_)) {
+            operation lent{kind::adopt, slot, a_size(), stream, roll_.below(3), 0};
+            if (roll_.chance(0.2)) lent.slots = {slot_like(true)};
+            add(std::move(lent));
+            return set(slot, true);
+          }
           add({kind::allocate, slot, a_size(), stream, 0, 0});
           if (!roll_.chance(unwritten_)) add({kind::write, slot, stream});
           return set(slot, true);
@@ -487,7 +543,7 @@ class drawer {
       auto& now = phases[static_cast<std::size_t>(c)];
       auto& count = groups[static_cast<std::size_t>(c)];
       if (now == phase::closed) {
-        add({kind::begin, c, 0, c, 0, 2});
+        add({kind::begin, c, 0, c, 0, roll_.chance(0.06) ? 3 : 2});
         now = phase::forward;
         count = 0;
       } else if (now == phase::forward && (count == 0 || roll_.chance(0.75))) {
@@ -497,7 +553,9 @@ class drawer {
                      roll_.below(2),
                      a_stream(),
                      roll_.chance(by_hand_) ? by_hand : roll_.chance(offers_) ? or_discard : plain};
-        for (int n = roll_.from(1, 3); n > 0; --n) op.slots.push_back(slot_like(true));
+        if (op.e == plain && roll_.chance(0.2)) op.e = listed;
+        for (int n = roll_.from(1, op.e == listed ? 5 : 3); n > 0; --n)
+          op.slots.push_back(slot_like(true));
         if (op.e != by_hand) {
           for (const int each : op.slots) set(each, false);
         }
@@ -508,7 +566,11 @@ class drawer {
         now = phase::backward;
       } else if (count > 0) {
         if (roll_.chance(0.1)) add({kind::start_reload, c, roll_.below(3)});
-        add({kind::restore, c, roll_.chance(0.8) ? 0 : 1, a_stream(), 0, 0});
+        if (roll_.chance(forgets_)) {
+          add({kind::forget, c, roll_.chance(0.8) ? 0 : 1, a_stream(), roll_.chance(0.1) ? 1 : 0});
+        } else {
+          add({kind::restore, c, roll_.chance(0.8) ? 0 : 1, a_stream(), 0, 0});
+        }
         --count;
         for (int i = 0; i < slots; ++i) {
           if (roll_.chance(0.3)) set(i, true);
@@ -545,6 +607,243 @@ class drawer {
         made_.operations.insert(made_.operations.end(), one.begin(), one.end());
       }
       if (!automatic_) between_steps();
+    }
+  }
+
+  // ---- tensors by key ----
+
+  void keys() {
+    const int passes = roll_.from(1, key_pass_count);
+    const int steps = roll_.from(1, 6);
+    const bool same = roll_.chance(automatic_ ? 0.8 : 0.4);
+    std::vector<operation> one;
+    const auto spec = a_step();
+    for (int i = 0; i < steps; ++i) {
+      if (one.empty() || !same) one = aside([&] { key_step(passes, 0); });
+      made_.operations.insert(made_.operations.end(), one.begin(), one.end());
+      if (roll_.chance(0.2)) play_step(spec, 0);
+      between_steps();
+    }
+  }
+
+  void key_step(int passes, int side) {
+    std::array<std::vector<int>, key_pass_count> saved;
+    const int depth = roll_.from(1, passes);
+    int begun = 0, ended = 0;
+    while (ended < passes) {
+      if (begun < passes && begun - ended < depth) {
+        key_forward(begun, side, saved[static_cast<std::size_t>(begun)]);
+        ++begun;
+      } else {
+        key_backward(ended, side, saved[static_cast<std::size_t>(ended)]);
+        ++ended;
+      }
+    }
+    if (roll_.chance(0.3)) add({kind::release_borrowed, side});
+    if (roll_.chance(0.3)) add({kind::check_idle, side});
+    add({kind::end_step, side});
+  }
+
+  void key_one(int pass, int key) {
+    add({kind::key_save, pass, key, a_stream(), a_size(),
+         roll_.below(3) + (roll_.chance(0.15) ? 4 : 0)});
+  }
+
+  void key_forward(int pass, int side, std::vector<int>& saved) {
+    add({kind::key_begin, pass, side, pass, 0,
+         roll_.chance(0.1) ? (roll_.chance(0.5) ? 1 : 3) : 0});
+    int key = 0;
+    const auto saves = [&](int most) {
+      for (int n = roll_.below(most + 1); n > 0 && key < key_count; --n) {
+        if (!saved.empty() && roll_.chance(0.15)) {
+          saved.push_back(
+              saved[static_cast<std::size_t>(roll_.below(static_cast<int>(saved.size())))]);
+          key_one(pass, saved.back());
+          continue;
+        }
+        saved.push_back(key);
+        key_one(pass, key++);
+      }
+    };
+    for (int layer = roll_.from(1, 4); layer > 0; --layer) {
+      const int stream = a_stream();
+      const int module = roll_.below(5);
+      add({kind::key_enter, pass, module, layer});
+      saves(3);
+      if (roll_.chance(0.25)) {
+        add({kind::key_enter, pass, (module + 1) % 5, layer});
+        saves(2);
+        add({kind::key_leave, pass, a_stream()});
+        saves(1);
+      }
+      if (roll_.chance(0.06)) add({kind::key_misuse, pass, roll_.below(5), a_stream()});
+      if (!saved.empty() && roll_.chance(0.08)) {
+        add({kind::key_drop, pass, saved.back(), a_stream()});
+        saved.pop_back();
+      }
+      add({kind::key_leave, pass, roll_.chance(0.7) ? stream : a_stream()});
+      if (key < key_count && roll_.chance(0.06)) {
+        add({kind::key_enter, pass, (module + 2) % 5, layer, a_stream(), 1, {key}});
+        saved.push_back(key++);
+      }
+    }
+    if (roll_.chance(0.1)) add({kind::key_misuse, pass, roll_.below(5), a_stream()});
+    if (roll_.chance(0.9)) add({kind::key_end_forward, pass});
+  }
+
+  void key_backward(int pass, int side, std::vector<int>& saved) {
+    static_cast<void>(side);
+    if (roll_.chance(0.05)) return add({kind::key_abandon, pass});
+    const double unread = often(0.1, 0.6);
+    if (roll_.chance(0.3)) {  // in any order
+      for (std::size_t i = saved.size(); i > 1; --i) {
+        std::swap(saved[i - 1], saved[static_cast<std::size_t>(roll_.below(static_cast<int>(i)))]);
+      }
+    }
+    std::vector<int> late;
+    while (!saved.empty()) {
+      const int key = saved.back();
+      saved.pop_back();
+      if (!roll_.chance(unread)) {
+        add({kind::key_load, pass, key, a_stream()});
+        if (roll_.chance(0.2)) add({kind::key_load, pass, key, a_stream()});
+      }
+      if (roll_.chance(0.08)) add({kind::key_misuse, pass, roll_.below(5), a_stream()});
+      if (roll_.chance(0.06)) continue;
+      if (roll_.chance(0.15)) {
+        late.push_back(key);
+      } else {
+        add({kind::key_drop, pass, key, a_stream()});
+      }
+      if (roll_.chance(0.05)) add({kind::release_borrowed, 0});
+    }
+    if (roll_.chance(0.1)) add({kind::key_finish, pass});
+    for (const int each : late) add({kind::key_drop, pass, each, a_stream()});
+    if (roll_.chance(0.2)) add({kind::check_idle, 0});
+    add({kind::key_finish, pass});
+    for (int key = 0; key < key_count; ++key) {
+      if (roll_.chance(0.3)) add({kind::key_drop, pass, key, a_stream()});
+    }
+    add({kind::key_finish, pass});
+    add({kind::key_abandon, pass});
+    if (roll_.chance(0.1)) add({kind::key_misuse, pass, roll_.below(5), a_stream()});
+  }
+
+  // ---- arrays of layers ----
+
+  void layers() {
+    const int sets = roll_.from(1, layer_set_count);
+    std::array<int, layer_set_count> arrays{};
+    std::array<int, layer_set_count> sizes{};
+    for (int s = 0; s < sets; ++s) {
+      arrays[static_cast<std::size_t>(s)] = roll_.from(1, array_count);
+      sizes[static_cast<std::size_t>(s)] = std::max(1, a_size() / 8);
+      add({kind::layers_make, s, 0, roll_.below(5), arrays[static_cast<std::size_t>(s)]});
+    }
+    const int count = roll_.from(1, layer_count);
+    const auto spec = a_step();
+    const double zeros = often(0.4, 0.9);
+    const bool same = roll_.chance(0.6);
+    std::vector<operation> one;
+    for (int i = roll_.from(1, 7); i > 0; --i) {
+      if (one.empty() || !same) {
+        one = aside([&] {
+          std::vector<int> open;
+          const auto end_one = [&] {
+            layers_backward(open.front(), arrays[static_cast<std::size_t>(open.front())], count);
+            open.erase(open.begin());
+          };
+          for (int s = 0; s < sets; ++s) {
+            layers_forward(s, arrays[static_cast<std::size_t>(s)], count,
+                           sizes[static_cast<std::size_t>(s)], 0, zeros);
+            open.push_back(s);
+            if (roll_.chance(0.5)) end_one();
+          }
+          while (!open.empty()) end_one();
+          if (roll_.chance(0.3)) add({kind::check_idle, 0});
+          add({kind::end_step, 0});
+        });
+      }
+      made_.operations.insert(made_.operations.end(), one.begin(), one.end());
+      if (roll_.chance(0.25)) {  // validation
+        const int s = roll_.below(sets);
+        const int way = roll_.chance(0.7) ? 3 : 1;
+        layers_forward(s, arrays[static_cast<std::size_t>(s)], count,
+                       sizes[static_cast<std::size_t>(s)], way, zeros);
+        if (way == 1) layers_backward(s, arrays[static_cast<std::size_t>(s)], count);
+        add({kind::layers_finish, s});
+        if (roll_.chance(0.3)) add({kind::check_idle, 0});
+      }
+      if (roll_.chance(0.1)) {  // dropped, or another shape
+        const int s = roll_.below(sets);
+        if (roll_.chance(0.5)) {
+          layers_forward(s, arrays[static_cast<std::size_t>(s)], count,
+                         sizes[static_cast<std::size_t>(s)], 0, zeros);
+          add({kind::layers_abandon, s});
+        } else {
+          sizes[static_cast<std::size_t>(s)] = std::max(1, a_size() / 8);
+          one.clear();
+        }
+        add({kind::layers_reset, s, 0, a_stream()});
+      }
+      if (roll_.chance(0.04)) {
+        const int s = roll_.below(sets);
+        add({kind::layers_drop, s, 0, roll_.below(6)});
+        add({kind::layers_make, s, 0, roll_.below(5), arrays[static_cast<std::size_t>(s)]});
+      }
+      if (roll_.chance(0.15)) play_step(spec, 0);
+      between_steps();
+    }
+  }
+
+  void layer_misuse(int set) {
+    if (roll_.chance(0.08)) {
+      add({kind::layers_misuse, set, roll_.below(layer_count), a_stream(), roll_.below(6)});
+    }
+  }
+
+  void layers_forward(int set, int arrays, int count, int elements, int way, double zeros) {
+    add({kind::layers_begin, set, 0, set, 0, way});
+    for (int l = 0; l < count; ++l) {
+      const int stream = a_stream();
+      for (int a = 0; a < arrays; ++a) {
+        add({kind::layer_fresh, set, l, stream, elements, roll_.chance(zeros) ? 1 : 0, {a}});
+        if (roll_.chance(0.75)) add({kind::layer_write, set, l, a_stream(), 0, 0, {a}});
+        if (roll_.chance(0.2)) add({kind::layer_read, set, l, a_stream(), 0, 0, {a}});
+        layer_misuse(set);
+      }
+      if (roll_.chance(0.04)) {  // given up, and begun again
+        add({kind::layer_release, set, l, stream, 0, 1});
+        for (int a = 0; a < arrays; ++a) {
+          add({kind::layer_fresh, set, l, stream, elements, roll_.chance(zeros) ? 1 : 0, {a}});
+        }
+      }
+      add({kind::layer_done, set, l, roll_.chance(0.7) ? stream : a_stream()});
+      layer_misuse(set);
+    }
+    if (way == 0) add({kind::layers_end_forward, set});
+    if (way == 3) add({kind::layers_finish, set});
+  }
+
+  void layers_backward(int set, int arrays, int count) {
+    for (int l = count; l-- > 0;) {
+      const int stream = a_stream();
+      layer_misuse(set);
+      const int first = roll_.below(arrays);
+      for (int i = 0; i < arrays; ++i) {
+        const int a = (first + i) % arrays;
+        if (i == 0 || roll_.chance(0.7))
+          add({kind::layer_back, set, l, roll_.chance(0.8) ? stream : a_stream(), 0, 0, {a}});
+        add({kind::layer_read, set, l, roll_.chance(0.8) ? stream : a_stream(), 0, 0, {a}});
+        if (roll_.chance(0.3)) add({kind::layer_write, set, l, stream, 0, 0, {a}});
+        if (roll_.chance(0.3)) add({kind::layer_read, set, l, a_stream(), 0, 0, {a}});
+        if (roll_.chance(0.15)) add({kind::layer_release, set, l, a_stream(), a + 1});
+      }
+      if (roll_.chance(0.95)) add({kind::layer_release, set, l, a_stream(), 0});
+    }
+    add({kind::layers_finish, set});
+    if (roll_.chance(0.2)) {
+      for (int l = 0; l < count; ++l) add({kind::layer_release, set, l, a_stream(), 0});
     }
   }
 
@@ -672,7 +971,7 @@ class drawer {
 
   void anything() {
     const int chunk = roll_.from(1, chunk_count - 1);
-    switch (roll_.below(34)) {
+    switch (roll_.below(40)) {
       case 0:
       case 1:
         return add({kind::allocate, a_slot(), a_size(), a_stream(),
@@ -698,11 +997,11 @@ class drawer {
         return add({kind::move_handle, a_used_slot(), a_slot()});
       case 13:
         return add({kind::begin, chunk, a_side(), roll_.below(4), roll_.below(2),
-                    roll_.chance(0.2) ? 1 : 0});
+                    roll_.chance(0.2) ? (roll_.chance(0.5) ? 1 : 3) : 0});
       case 14:
       case 15: {
         operation op{kind::commit,   chunk,      roll_.below(5),
-                     roll_.below(4), a_stream(), roll_.below(3)};
+                     roll_.below(4), a_stream(), roll_.below(4)};
         for (int i = roll_.from(1, 3); i > 0; --i) op.slots.push_back(a_used_slot());
         return add(std::move(op));
       }
@@ -766,8 +1065,87 @@ class drawer {
         if (which < 12) return add({kind::join, a_stream(), a_stream()});
         return add({kind::synchronize});
       }
+      case 33: {
+        if (borrowed_ == 0 && roll_.chance(0.8)) return;
+        operation lent{kind::adopt, a_slot(), a_size(), a_stream(), roll_.below(3), a_side()};
+        if (roll_.chance(0.3)) lent.slots = {a_used_slot()};
+        return add(std::move(lent));
+      }
+      case 34:
+        return add(roll_.chance(0.5) ? operation{kind::release_borrowed, a_side()}
+                                     : operation{kind::check_idle, a_side()});
+      case 35:
+        return add({kind::wait_handle, a_used_slot(), a_stream()});
+      case 36:
+        return add({kind::forget, chunk, roll_.below(4), a_stream(), roll_.chance(0.2) ? 1 : 0});
+      case 37:
+        return a_key_call();
+      case 38:
+        return a_layer_call();
       default:
-        return add({kind::misuse, roll_.below(5), chunk, a_used_slot(), a_stream()});
+        return add({kind::misuse, roll_.below(9), chunk, a_used_slot(), a_stream()});
+    }
+  }
+
+  void a_key_call() {
+    const int pass = roll_.below(key_pass_count);
+    const int key = roll_.below(key_count);
+    switch (roll_.below(9)) {
+      case 0:
+        return add({kind::key_begin, pass, a_side(), 0, 0, roll_.chance(0.2) ? 1 : 0});
+      case 1:
+        return add({kind::key_enter, pass, roll_.below(5), roll_.below(9)});
+      case 2:
+        return key_one(pass, key);
+      case 3:
+        return add({kind::key_leave, pass, a_stream()});
+      case 4:
+        return add({kind::key_load, pass, key, a_stream()});
+      case 5:
+        return add({kind::key_drop, pass, key, a_stream()});
+      case 6:
+        return add({kind::key_finish, pass});
+      case 7:
+        return add({kind::key_misuse, pass, roll_.below(5), a_stream()});
+      default:
+        return add({kind::key_abandon, pass});
+    }
+  }
+
+  void a_layer_call() {
+    const int set = roll_.below(layer_set_count);
+    const int layer = roll_.below(layer_count);
+    const int stream = a_stream();
+    const int array = roll_.below(array_count);
+    switch (roll_.below(10)) {
+      case 0:
+        return add({kind::layers_make, set, a_side(), roll_.below(5), roll_.from(1, array_count)});
+      case 1:
+        return add({kind::layers_begin, set, 0, 0, 0, roll_.chance(0.3) ? 3 : 0});
+      case 2:
+        return add({kind::layer_fresh,
+                    set,
+                    layer,
+                    stream,
+                    std::max(1, a_size() / 8),
+                    roll_.below(2),
+                    {array}});
+      case 3:
+        return add({kind::layer_write, set, layer, stream, 0, 0, {array}});
+      case 4:
+        return add({kind::layer_done, set, layer, stream});
+      case 5:
+        return add({kind::layer_back, set, layer, stream, 0, 0, {array}});
+      case 6:
+        return add({kind::layer_release, set, layer, stream, roll_.below(3)});
+      case 7:
+        return add({kind::layers_misuse, set, layer, stream, roll_.below(6)});
+      case 8:
+        return add(roll_.chance(0.5) ? operation{kind::layers_finish, set}
+                                     : operation{kind::layers_abandon, set});
+      default:
+        return add(roll_.chance(0.5) ? operation{kind::layers_reset, set, 0, stream}
+                                     : operation{kind::layers_drop, set, 0, roll_.below(6)});
     }
   }
 
@@ -775,10 +1153,12 @@ class drawer {
   program made_;
   double noise_ = 0;
   double shares_ = 0, views_ = 0, by_hand_ = 0, offers_ = 0, lasts_ = 0, unwritten_ = 0;
+  double borrowed_ = 0, forgets_ = 0;
   int quiet_ = 0;
   bool automatic_ = false;
   std::vector<int> recent_;
   std::vector<int> extra_;
+  std::vector<int> last_lent_;
   std::array<bool, slot_count> taken_{};
   std::array<int, slot_count> sizes_{};
   int next_ = 0;

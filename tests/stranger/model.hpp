@@ -6,10 +6,13 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
 #include <string>
+#include <tidepool/keyed.hpp>
+#include <tidepool/layers.hpp>
 #include <tidepool/offloader.hpp>
 #include <tidepool/plan.hpp>
 #include <vector>
@@ -42,9 +45,98 @@ struct content {
   bool copied = false;  // while a handle held it: the copy may last beyond a restore
   int side = 0;
   int source = 0;
-  positions past{};  // uses through handles that are gone
+  int loan = -1;            // it was adopted
+  bool ahead = false;       // backward has come for it: it may stay where it lies until then
+  bool restored = false;
+  bool moved = false;       // and lies in memory of the offloader's since
+  std::uint64_t words = 0;  // of what its bytes are, where that is not its own number
+  positions past{};         // uses through handles that are gone
 };
 using content_ref = std::shared_ptr<content>;
+[[nodiscard]] inline std::uint64_t words_of(const content& of) {
+  return of.words != 0 ? of.words : of.id;
+}
+
+// A piece of the trainer's own memory, of an allocator that works in the order of `home`.
+struct region {
+  std::byte* at = nullptr;
+  void* whole = nullptr;
+  std::size_t bytes = 0;
+  int home = 0;
+  int references = 0;  // of loans and of the trainer
+  std::uint64_t words = 0, version = 0;
+};
+// One reference to it that an offloader has.
+struct loan {
+  int region = 0;
+  int side = 0;
+  int times_back = 0;
+};
+
+// A block_source of the trainer's own: some blocks of each size, with the fences that it was given.
+class own_blocks final : public tp::block_source {
+ public:
+  struct state {
+    struct one {
+      std::byte* at = nullptr;
+      std::size_t bytes = 0;
+      bool taken = false;
+      tp::fence after{};
+    };
+    std::vector<one> all;
+    std::string wrong;
+    [[nodiscard]] std::size_t in_use() const {
+      std::size_t sum = 0;
+      for (const auto& each : all) sum += each.taken ? each.bytes : 0;
+      return sum;
+    }
+  };
+  explicit own_blocks(state& of) : of_(of) {}
+
+  bool take(std::size_t bytes, tp::lane_id /*waiter*/, tp::block& into, tp::fence& ready) override {
+    state::one* best = nullptr;
+    for (auto& each : of_.all) {
+      if (each.taken || each.bytes < bytes) continue;
+      if (best == nullptr || each.bytes < best->bytes ||
+          (each.bytes == best->bytes && each.after.order() < best->after.order())) {
+        best = &each;
+      }
+    }
+    if (best == nullptr) return false;
+    best->taken = true;
+    into = {best->at, best->bytes, static_cast<std::uint32_t>(best - of_.all.data())};
+    ready = best->after;
+    return true;
+  }
+  void release(const tp::block& done, const tp::fence& after) noexcept override {
+    if (done.index >= of_.all.size()) {
+      of_.wrong = "a block that it has not";
+      return;
+    }
+    auto& one = of_.all[done.index];
+    if (!one.taken || one.at != done.data || one.bytes != done.bytes) {
+      of_.wrong = "released twice, or another block";
+    }
+    one.taken = false;
+    one.after = after;
+  }
+  std::size_t reserved() const override { return budget(); }
+  std::size_t peak() const override { return budget(); }
+  std::size_t budget() const override {
+    std::size_t sum = 0;
+    for (const auto& each : of_.all) sum += each.bytes;
+    return sum;
+  }
+  std::size_t largest_free() const override {
+    std::size_t most = 0;
+    for (const auto& each : of_.all) most = each.taken ? most : std::max(most, each.bytes);
+    return most;
+  }
+  std::uint64_t allocations() const override { return 0; }
+
+ private:
+  state& of_;
+};
 
 // Where a handle's bytes lie in its content.
 struct part {
@@ -63,6 +155,7 @@ struct slot {
   unsigned follows = 0;    // streams behind which it may give its memory back without a word
   int group = -1;          // the number of the group that holds it
   bool by_hand = false;    // of that group: it may be reset before its restore
+  positions handed{};      // what the stream that it was handed to had been given then
   int visits = -1;         // the state that it is of
   bool by_commit = false;  // a commit emptied the buffer
   std::size_t elements = 0;
@@ -103,6 +196,7 @@ struct pass {
   bool open = false;
   int side = 0;
   bool forward_only = false;
+  bool release = false;   // and commits give memory back
   bool ended = false;     // its forward
   bool restored = false;  // anything
   bool lost = false;      // part of a capture that failed
@@ -120,6 +214,68 @@ struct visitor {
   bool maybe_ahead = false;
   bool ahead_inside = false;  // a capture prefetched it
   int slot = -1;              // where it visits
+};
+
+// ---- tensors by key ----
+
+using keyed = tp::keyed<device, modules>;
+
+struct key_tensor {
+  int references = 0;
+  int scope = 0;
+  int region = 0, loan = 0;
+  std::uint64_t words = 0, version = 0;
+  std::size_t bytes = 0;
+  bool loaded = false;
+  unsigned streams = 0;  // on which it was loaded
+  std::byte* at = nullptr;
+  positions used{};
+};
+struct key_scope {
+  int module = 0, layer = 0;
+  bool left = false, restored = false, kept = false;
+};
+struct key_pass {
+  std::optional<keyed::pass> pass;
+  bool open = false;
+  int side = 0;
+  bool forward_only = false, release = false;
+  bool ended = false, restored = false;
+  std::vector<key_scope> scopes;
+  std::vector<int> within;  // scopes that are open
+  std::map<std::uint64_t, key_tensor> tensors;
+  std::vector<std::pair<int, int>> dropped;  // loans of what has gone, and their scopes
+  std::vector<int> kept;                     // regions that the trainer keeps until the end
+};
+
+// ---- arrays of layers ----
+
+// What a trainer of arrays has: its chunk, a group, and arrays.
+struct arrays {
+  using array = tp::saved_layers<std::uint64_t, offloader>;
+  offloader::chunk pass;
+  tp::layer_group<offloader> group;
+  std::vector<std::unique_ptr<array>> all;
+  arrays(offloader& off, const char* module, int count) : group(off, pass, module) {
+    for (int i = 0; i < count; ++i) all.push_back(std::make_unique<array>(group));
+  }
+};
+
+struct layer_cell {
+  enum class phase { none, fresh, done, back } now = phase::none;
+  std::size_t elements = 0;
+  std::uint64_t words = 0, version = 0;  // version 0: nobody knows
+  bool zeros = false;                    // where nothing was written
+  bool kept = false;                     // memory of a module that is not enabled
+  bool brought = false;                  // by itself
+  positions ready{}, used{};
+};
+struct layer_set {
+  std::optional<arrays> of;
+  int side = 0, module = 0;
+  bool open = false, forward_only = false, release = false, ended = false, restored = false;
+  bool broken = false;  // a call of several arrays threw: only giving up is left
+  std::array<std::array<layer_cell, array_count>, layer_count> cells{};
 };
 
 // What is alive: a content and an address of it on the device; 0 where it is saved.
@@ -143,7 +299,15 @@ struct recorded_graph {
 };
 
 struct side_model {
+  own_blocks::state blocks;                            // of own memory
+  std::map<void*, std::size_t> handed;                 // of memory_on
+  std::vector<std::pair<void*, std::size_t>> at_home;  // free in it
+  std::vector<void*> memory;                           // all that it ever had of the device
   std::optional<offloader> off;
+  std::optional<keyed> keys;
+  std::size_t in_use = 0, most = 0;
+  bool ending = false;  // its destructor runs
+  bool late = false;    // memory may wait longer than the slack says
   bool gone = false;
   bool held = false;                    // to a plan, until a step of passes ended
   int passes = 0;                       // that were finished in this step

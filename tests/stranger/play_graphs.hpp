@@ -166,6 +166,10 @@ inline std::size_t player::capture(const operation& op, std::size_t next) {
   if (began) end_body(threw == 0);
   give(side, stream);
   of.known |= capture_streams_;
+  of.late = true;
+  if (threw == 0 && settings(side).own >= on_stream) {
+    find("captured, with memory that goes back", "");
+  }
   if (threw != 0) {
     into.graph.reset();
     if (began) give_up_body();
@@ -202,6 +206,7 @@ inline bool player::dead_inside(const recorded_graph& which) const {
 inline bool player::must_run(const recorded_graph& which) const {
   const auto& of = side_at(which.side);
   if (device_.failed() || of.tracing || which.ahead || of.forgiven) return false;
+  if (others_alive(which.side)) return false;
   for (const auto& each : states_) {
     if (each.state && each.side == which.side && each.maybe_ahead) return false;
   }
@@ -217,10 +222,7 @@ inline bool player::must_run(const recorded_graph& which) const {
   for (const auto& [id, place] : now) {
     if (place == 0) return false;  // what is away may have been reloaded ahead
   }
-  for (const auto& each : passes_) {
-    if (each.open && each.side == which.side) return false;
-  }
-  return true;
+  return !pass_open(which.side);
 }
 
 inline void player::launch(const operation& op) {
@@ -245,7 +247,7 @@ inline void player::launch(const operation& op) {
     }
   }
   if (threw != 0) return;
-  if (dead) {
+  if (dead && (!of.dirty || strict())) {
     // Without a part that is to run first, or without a tensor.
     find(of.dirty ? "launched although what it uses has not come to be"
                   : "launched although what it uses has gone",

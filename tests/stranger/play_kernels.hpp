@@ -63,7 +63,7 @@ inline void player::kernel(slot& on, int index, int stream, bool writes, std::ui
   auto* const first = static_cast<std::byte*>(on.h().data());
   const auto where = on.where;
   const auto step = on.pitch();
-  const auto id = on.of->id;
+  const auto id = words_of(*on.of);
   std::vector<clocks::touch> touches;
   for (std::size_t r = 0; r < where.rows; ++r) {
     touches.push_back(device::touch_of(first + r * step, where.width, writes));
@@ -131,6 +131,7 @@ inline void player::kernel(slot& on, int index, int stream, bool writes, std::ui
 
 inline void player::write(int index, int wanted) {
   auto& on = at(index);
+  if (usable(index) && lies_in_loan(on)) return;  // somebody else's
   if (!usable(index) || on.is_view || on.of->handles != 1 || on.of->saves != 0 || on.of->copied) {
     return;
   }

@@ -31,52 +31,75 @@ inline void player::begin(const operation& op) {
   const auto code = "c" + std::to_string(op.a) + " = " + off_name(op.b) + "->begin({" +
                     ".microbatch = " + std::to_string(op.c) +
                     ", .model_chunk = " + std::to_string(op.d) +
-                    (op.e == 1 ? ", .forward_only = true" : "") + "});";
+                    (op.e == 1 || op.e == 3 ? ", .forward_only = true" : "") +
+                    (op.e == 3 ? ", .release = true" : "") + "});";
   tp::chunk_info info;
   info.microbatch = op.c;
   info.model_chunk = op.d;
-  info.forward_only = op.e == 1;
+  info.forward_only = op.e == 1 || op.e == 3;
+  info.release = op.e == 3;
   if (call(code, may(op.b), [&] { into.chunk = side_at(op.b).off->begin(info); }) != 0) return;
   if (into.open) {
     side_at(into.side).spoiled = true;
     forget_pass(into);
   }
   side_at(op.b).begun = true;
-  into = {std::move(into.chunk), true, op.b, op.e == 1, false, false, false, {}, {}};
+  into = {std::move(into.chunk),
+          true,
+          op.b,
+          info.forward_only,
+          info.release,
+          false,
+          false,
+          false,
+          {},
+          {}};
   if (capturing_) body_passes_.insert(op.a);
 }
 
-inline std::vector<int> player::arguments(const operation& op, int side, bool buffers) const {
+inline std::vector<int> player::arguments(const operation& op, int side, bool buffers,
+                                          std::size_t most) const {
   std::vector<int> chosen;
   for (const int each : op.slots) {
     const auto& which = at(each);
     if (!which.full() || !which.of || which.group >= 0 || which.visits >= 0) continue;
     if (which.of->side != side || !usable(each) || (buffers && which.is_view)) continue;
+    // A function that computes again may write, and nobody writes to what is lent.
+    if (buffers && which.of->loan >= 0) continue;
     if (std::find(chosen.begin(), chosen.end(), each) == chosen.end()) chosen.push_back(each);
   }
-  if (chosen.size() > 3) chosen.resize(3);
+  if (chosen.size() > most) chosen.resize(most);
   return chosen;
+}
+
+inline std::string player::list_of(const std::vector<int>& slots) const {
+  std::string text;
+  for (const int each : slots) text += (text.empty() ? "&" : ", &") + name(each);
+  return text;
 }
 
 inline void player::commit(const operation& op) {
   auto& in = passes_[static_cast<std::size_t>(op.a)];
   if (!in.open || in.lost || in.ended || in.restored || !usable_side(in.side)) return;
-  const auto slots = arguments(op, in.side, op.e == or_discard);
-  if (slots.empty()) return;
+  const auto slots = arguments(op, in.side, op.e == or_discard, op.e == listed ? 8 : 3);
+  if (slots.empty() || (in.release && op.e == by_hand)) return;
   const int stream = stream_of(op.d);
   for (const int each : slots) {
     order_for(at(each).ready, stream);
     order_for(at(each).used, stream);
   }
-  static constexpr const char* ways[]{"commit", "start_offload", "commit_or_discard"};
+  static constexpr const char* ways[]{"commit", "start_offload", "commit_or_discard", "commit"};
   std::string code = "c" + std::to_string(op.a) + "." + ways[op.e] + "<\"" +
                      module_names[static_cast<std::size_t>(op.b)] + "\">(" + std::to_string(op.c) +
                      ", s" + std::to_string(stream);
+  if (op.e == listed)
+    code = "{ const std::vector<tp::handle<device>*> all{" + list_of(slots) + "}; " + code +
+           ", offloader::chunk::handle_list(all)";
   std::vector<handle*> handles;
   std::vector<buffer*> buffers;
   std::vector<const void*> places;
   for (const int each : slots) {
-    code += ", " + name(each);
+    if (op.e != listed) code += ", " + name(each);
     handles.push_back(&at(each).h());
     buffers.push_back(&at(each).b);
     places.push_back(at(each).h().data());
@@ -91,8 +114,10 @@ inline void player::commit(const operation& op) {
   auto allowed = may(in.side);
   if (settings(in.side).tight_host()) allowed |= budget;
   if (!does) allowed &= ~budget;
-  const auto threw = call(code + ");", allowed, [&] {
-    if (op.e == or_discard) {
+  const auto threw = call(code + (op.e == listed ? "); }" : ");"), allowed, [&] {
+    if (op.e == listed) {
+      in.chunk.commit(id, op.c, ref(stream), offloader::chunk::handle_list(handles));
+    } else if (op.e == or_discard) {
       detail::spread(buffers, [&](auto&... all) {
         in.chunk.commit_or_discard(id, op.c, ref(stream), all...);
       });
@@ -104,11 +129,20 @@ inline void player::commit(const operation& op) {
                      [&](auto&... all) { in.chunk.commit(id, op.c, ref(stream), all...); });
     }
   });
-  if (does) give(in.side, stream);
+  if (does || in.release) give(in.side, stream);
   if (capturing_) body_passes_.insert(op.a);
+  if (in.release && threw == 0) {
+    for (const int each : slots) {
+      if (at(each).full()) find("a commit that releases left a handle full", code);
+      at(each).used[static_cast<std::size_t>(stream)] = position_[static_cast<std::size_t>(stream)];
+      emptied(at(each));
+      if (!at(each).is_view) at(each).by_commit = true;
+    }
+  }
   const auto after = side_at(in.side).off->counters().modules[module];
   if (threw != 0 || !does) {
     for (std::size_t i = 0; i < slots.size(); ++i) {
+      if (in.release && threw == 0) continue;
       if (at(slots[i]).h().data() != places[i])
         find("a commit that did nothing changed a handle", code);
     }
@@ -130,6 +164,13 @@ inline void player::commit(const operation& op) {
              " counted, " + std::to_string(device_.bytes_out() - moved) + " copied");
   }
   note_commit(in, op, slots, stream);
+  if (capturing_) {
+    for (const auto& each : in.groups.back().arguments) {
+      if (each.left && each.of->loan >= 0 && !each.of->moved) {
+        find("a capture committed what was adopted", code);
+      }
+    }
+  }
   if (device_.bytes_out() != moved && !capturing_) {
     flights_[{in.side, op.b}].push_back(
         {device_.last_out(), device_.last_out_position(), device_.bytes_out() - moved});
@@ -160,6 +201,8 @@ inline void player::note_commit(pass& in, const operation& op, const std::vector
     }
     if (each.saved) ++each.of->saves;
     if (each.left) emptied(which);
+    if (each.left && !capturing_ && each.of->handles == 0) each.of->moved = true;
+    if (each.left) each.of->ahead = each.of->restored;
     if (each.saved && each.of->handles > 0) each.of->copied = true;
     if (!which.is_view) which.by_commit = each.left;
     which.group = made.number;
@@ -300,6 +343,14 @@ inline void player::restore(const operation& op) {
     if (called && !will) find("recomputed although will_recompute said no", code);
     if (!called && will && !others && threw == 0)
       find("not recomputed although will_recompute said so", code);
+  } else if (which->arguments.size() > 3 || op.d == 2) {
+    std::vector<int> slots;
+    for (const auto& each : which->arguments) slots.push_back(each.slot);
+    code = "{ const std::vector<tp::handle<device>*> all{" + list_of(slots) + "}; " + code +
+           ", offloader::chunk::handle_list(all)); }";
+    threw = call(code, allowed, [&] {
+      in.chunk.restore(id, which->layer, ref(stream), offloader::chunk::handle_list(handles));
+    });
   } else {
     threw = call(code + names + ");", allowed, [&] {
       detail::spread(
@@ -329,10 +380,13 @@ inline void player::come_back(pass& in, group& which, int stream) {
     }
     const bool came = !into.of || each.left;
     if (each.saved) --each.of->saves;
+    each.of->restored = true;
     into.group = -1;
     into.by_hand = false;
     if (!into.is_view) into.by_commit = false;
     if (came) {
+      into.handed = {};
+      into.handed[s] = position_[s];
       into.of = each.of;
       into.where = each.where;
       ++into.of->handles;
@@ -381,7 +435,7 @@ inline void player::fill_again(argument& each, int stream) {
 inline void player::discard(const operation& op) {
   auto& in = passes_[static_cast<std::size_t>(op.a)];
   if (!in.open || in.lost || in.ended || in.restored || !usable_side(in.side)) return;
-  auto slots = arguments(op, in.side, true);
+  auto slots = arguments(op, in.side, true, 3);
   const bool does = (settings(in.side).recompute >> static_cast<unsigned>(op.b) & 1U) != 0;
   std::erase_if(slots,
                 [&](int each) { return at(each).of->handles != 1 || at(each).of->saves != 0; });
@@ -558,8 +612,16 @@ inline void player::forget_pass(pass& which) {
 inline void player::misuse_pass(const operation& op) {
   if (capturing_) return;
   auto& in = passes_[static_cast<std::size_t>(op.b) % chunk_count];
-  if (!in.open || in.lost || in.forward_only || !usable_side(in.side)) return;
+  if (!in.open || in.lost || !usable_side(in.side)) return;
   if (side_at(in.side).dirty) return;
+  if (in.release) {
+    buffer nothing;
+    const int on = stream_of(op.d);
+    return refused("{ offloader::buffer nothing; c" + std::to_string(op.b % chunk_count) +
+                       ".restore<\"core_attn\">(0, s" + std::to_string(on) + ", nothing); }",
+                   [&] { in.chunk.restore(tp::module_id{0}, 0, ref(on), nothing); });
+  }
+  if (in.forward_only) return;
   unsigned module = 0;
   while (module < 4 && (settings(in.side).modules >> module & 1U) == 0) ++module;
   if (module >= 4) return;
@@ -569,6 +631,43 @@ inline void player::misuse_pass(const operation& op) {
   const int stream = stream_of(op.d);
   const auto tail = ", s" + std::to_string(stream) + ", ";
   switch (op.a) {
+    case 4: {  // where there is no group
+      return refused(start + "forget" + named + "99);", [&] { in.chunk.forget(id, 99); });
+    }
+    case 5: {  // no memory
+      std::byte here{};
+      for (const bool null : {true, false}) {
+        const int from = find_region(256, stream, 0);
+        if (from < 0) return;
+        write_region(from);
+        const int number = lend(from, in.side);
+        refused("static_cast<void>(" + off_name(in.side) + "->adopt(" +
+                    (null ? "nullptr, 256" : "m" + std::to_string(from) + ", 0") + ", s" +
+                    std::to_string(stream) + ", " + owner_text(from, callable) + "));",
+                [&] {
+                  with_owner(number, callable, [&](tp::memory_owner&& owner) {
+                    static_cast<void>(side_at(in.side).off->adopt(
+                        null ? nullptr : &here, null ? 256 : 0, ref(stream), std::move(owner)));
+                  });
+                });
+        if (loans_[static_cast<std::size_t>(number)].times_back != 1) {
+          find("adopt threw, and its owner has nothing back", "misuse");
+        }
+      }
+      return;
+    }
+    case 6: {  // the address of what a commit emptied
+      const auto& one = at(op.c % slot_count);
+      if (one.full() || one.group < 0 || one.is_view || !one.by_commit) return;
+      return refused("static_cast<void>(" + name(op.c % slot_count) + ".data());",
+                     [&] { static_cast<void>(one.b.data()); });
+    }
+    case 7: {  // a chunk that is not open
+      offloader::chunk closed;
+      refused("{ offloader::chunk closed; closed.end_forward(); }", [&] { closed.end_forward(); });
+      return refused("{ offloader::chunk closed; closed.forget" + named + "0); }",
+                     [&] { closed.forget(id, 0); });
+    }
     case 0: {  // an empty handle
       if (in.ended || in.restored) return;
       buffer nothing;

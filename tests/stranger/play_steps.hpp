@@ -13,13 +13,22 @@ inline void player::end_step(int side) {
   for (const auto& each : passes_) {
     if (each.open && each.side == side) (each.forward_only ? evaluating : open) = true;
   }
+  for (const auto& each : key_passes_) {
+    if (each.open && each.side == side) (each.forward_only ? evaluating : open) = true;
+  }
+  for (const auto& each : layer_sets_) {
+    if (each.open && each.side == side) (each.forward_only ? evaluating : open) = true;
+  }
   auto& of = side_at(side);
   const auto code = off_name(side) + "->end_step();";
   if (open) {
     if (!capturing_) refused(code, [&] { of.off->end_step(); });
     return;
   }
-  if (evaluating) return;  // the documentation says both
+  if (evaluating) {
+    if (!capturing_) refused(code, [&] { of.off->end_step(); });
+    return;
+  }
   ++of.eager_calls;
   auto allowed = may(side);
   if (of.evil_reports) allowed |= own;
@@ -62,9 +71,7 @@ inline void player::save_plan(int side) {
 
 inline void player::follow(int side) {
   if (!usable_side(side) || capturing_ || saved_plan_.empty()) return;
-  for (const auto& each : passes_) {
-    if (each.open && each.side == side) return;
-  }
+  if (pass_open(side)) return;
   auto& of = side_at(side);
   if (of.begun) return;
   const auto threw =
@@ -84,7 +91,7 @@ inline void player::check_counters(int side) {
   if (with.memory == 1 && all.device_reserved > (with.budget != 0 ? with.budget : roomy_device)) {
     find("more than the arena", std::to_string(all.device_reserved));
   }
-  if (with.budget != 0 && all.device_peak > with.budget) {
+  if (with.own == none && with.budget != 0 && all.device_peak > with.budget) {
     find("more than the budget", std::to_string(all.device_peak));
   }
   if (all.host_reserved > (with.host_budget != 0 ? with.host_budget : roomy_host)) {

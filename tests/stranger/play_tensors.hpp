@@ -20,6 +20,7 @@ inline void player::check_places(int index) {
   for (int i = 0; i < slot_count; ++i) {
     auto& other = at(i);
     if (i == index || !other.full() || !other.of || other.of->id == one.of->id) continue;
+    if (words_of(*other.of) == words_of(*one.of)) continue;  // adopted twice
     if (side_at(other.of->side).dirty || side_at(one.of->side).dirty) continue;
     const auto [from, to] = span(other);
     if (first < to && from < end) {
@@ -36,6 +37,7 @@ inline void player::fill(int index, buffer&& made, content_ref of, int stream) {
   into.where = {0, into.of->bytes, 1, into.of->bytes};
   into.ready = {};
   into.ready[static_cast<std::size_t>(stream)] = tick(stream);
+  into.handed = into.ready;
   into.used = {};
   into.follows = 1U << static_cast<unsigned>(stream);
   into.visits = -1;
@@ -52,7 +54,10 @@ inline void player::fill(int index, buffer&& made, content_ref of, int stream) {
 // Books that a handle holds nothing any more.
 inline void player::emptied(slot& which) {
   if (!which.of) return;
-  if (--which.of->handles == 0) which.of->keep = false;
+  if (--which.of->handles == 0) {
+    which.of->keep = false;
+    which.of->ahead = which.of->saves > 0;
+  }
   for (std::size_t s = 0; s < most_streams; ++s) {
     which.of->past[s] = std::max(which.of->past[s], which.used[s]);
   }
@@ -179,6 +184,7 @@ inline void player::share(int from, int to) {
   target.of = source.of;
   target.where = source.where;
   target.ready = source.ready;
+  target.handed = {};
   target.used = {};
   target.follows = source.follows;
   target.visits = -1;
@@ -215,6 +221,7 @@ inline void player::make_view(int from, int to, int shape, bool whole) {
   target.where = {cut.offset, cut.width, cut.rows, cut.pitch == 0 ? cut.width : cut.pitch};
   target.whole = whole;
   target.ready = source.ready;
+  target.handed = {};
   target.used = {};
   target.follows = source.follows;
   target.visits = -1;
@@ -240,6 +247,7 @@ inline void player::move_handle(int from, int to) {
   source.of.reset();
   target.where = source.where;
   target.ready = source.ready;
+  target.handed = source.handed;
   target.used = source.used;
   target.follows = source.follows;
   target.group = std::exchange(source.group, -1);

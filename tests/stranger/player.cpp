@@ -1,8 +1,11 @@
 // The one file that compiles the engine.
 #include "player.hpp"
 
+#include "play_borrowed.hpp"
 #include "play_graphs.hpp"
 #include "play_kernels.hpp"
+#include "play_keys.hpp"
+#include "play_layers.hpp"
 #include "play_passes.hpp"
 #include "play_steps.hpp"
 #include "play_tensors.hpp"
@@ -32,8 +35,9 @@ std::string call_of(const std::string& code) {
   return word.substr(0, 40);
 }
 
-tp::machine machine_of(std::uint64_t order) {
+tp::machine machine_of(const program& what, std::uint64_t order) {
   tp::machine like;
+  like.poison = !what.poison;
   like.device_bytes = std::size_t{8} << 20;
   like.host_bytes = std::size_t{8} << 20;
   like.order_seed = order;
@@ -43,7 +47,9 @@ tp::machine machine_of(std::uint64_t order) {
 }  // namespace
 
 player::player(const program& what, std::uint64_t order, bool write_code)
-    : program_(what), code_(write_code), device_(machine_of(order)) {}
+    : program_(what), code_(write_code), device_(machine_of(what, order)) {
+  device_.answer(what.asks);
+}
 
 void player::note(const std::string& key, const std::string& text) {
   for (const auto& each : passed_over()) {
@@ -75,7 +81,8 @@ void player::look() {
   if (!failed_ && !device_.order().race().empty()) {
     const auto& race = device_.order().race();
     std::string sort = "race";
-    for (const char* each : {"copy out", "copy in", "poison", "read", "write", "graph"}) {
+    for (const char* each : {"copy out", "copy in", "poison", "zeros", "read", "write", "owner",
+                             "allocator", "graph"}) {
       if (race.find(each) != std::string::npos) sort += std::string(", ") + each;
     }
     note_race(sort, race);
@@ -163,6 +170,7 @@ void player::refused(const std::string& code, F&& body) {
     if (device_.failed() && !failed_before) threw = true;
   }
   code_.statement(code, true);
+  if (threw) ++reached()[std::string(name_of(operation_)) + " was refused"];
   if (device_.failed() && !failed_before) {
     for (auto& each : sides_) each.forgiven = true;
   }
@@ -203,6 +211,10 @@ tp::options player::options_of(const side& with) {
   o.copy_piece = with.piece;
   o.host_budget = with.host_budget != 0 ? with.host_budget : roomy_host;
   o.host_step = with.host_step;
+  for (int l = 0; l < 8; ++l) {
+    if ((with.layers >> static_cast<unsigned>(l) & 1U) != 0) o.offload_layers.push_back(l);
+  }
+  if (with.slack >= 0) o.borrowed_slack = static_cast<std::size_t>(with.slack);
   return o;
 }
 
@@ -222,8 +234,11 @@ void player::make_sides() {
   while (sides_.size() < program_.sides.size()) sides_.emplace_back();
   for (std::size_t s = 0; s < sides_.size(); ++s) {
     call("", 0, [&] {
-      sides_[s].off.emplace(device_, options_of(program_.sides[s]),
-                            tp::parts{.planner = tp::planner()});
+      auto with = options_of(program_.sides[s]);
+      with.poison = program_.poison;
+      tp::parts parts{.planner = tp::planner()};
+      if (program_.sides[s].own != none) parts.memory = make_memory(static_cast<int>(s));
+      sides_[s].off.emplace(device_, with, std::move(parts));
     });
     if (!sides_[s].off) continue;
     auto* const of = &sides_[s];
@@ -249,6 +264,8 @@ std::size_t player::run_from(std::size_t first, bool inside) {
       continue;
     }
     step(op);
+    check_loans();
+    look();
   }
   return program_.operations.size();
 }
@@ -347,6 +364,16 @@ void player::step(const operation& op) {
       return launch(op);
     case kind::drop_graph:
       return drop_graph(op.a);
+    case kind::adopt:
+      return adopt(op);
+    case kind::release_borrowed:
+      return release_borrowed(op.a);
+    case kind::check_idle:
+      return check_idle(op.a);
+    case kind::wait_handle:
+      return wait_handle(op);
+    case kind::forget:
+      return forget(op);
     case kind::join:
       return join(op.a, op.b);
     case kind::synchronize:
@@ -360,6 +387,71 @@ void player::step(const operation& op) {
     case kind::misuse:
       return misuse_pass(op);
     default:
+      return step_other(op);
+  }
+}
+
+// Of keys and layers.
+void player::step_other(const operation& op) {
+  switch (op.what) {
+    case kind::key_begin:
+      return key_begin(op);
+    case kind::key_enter:
+      return key_enter(op);
+    case kind::key_save:
+      return key_save(op);
+    case kind::key_leave:
+      return key_leave(op);
+    case kind::key_end_forward:
+      if (auto* const in = keys_at(op.a); in != nullptr && in->within.empty() && !in->ended) {
+        call(key_name(op.a) + ".end_forward();", may(in->side), [&] { in->pass->end_forward(); });
+        in->ended = true;
+      }
+      return;
+    case kind::key_load:
+      return key_load(op);
+    case kind::key_drop:
+      return key_drop(op);
+    case kind::key_finish:
+      return key_finish(op.a);
+    case kind::key_abandon:
+      return key_abandon(op.a);
+    case kind::key_misuse:
+      return key_misuse(op);
+    case kind::layers_make:
+      return layers_make(op);
+    case kind::layers_begin:
+      return layers_begin(op);
+    case kind::layer_fresh:
+      return layer_fresh(op);
+    case kind::layer_write:
+      return layer_use(op, true);
+    case kind::layer_read:
+      return layer_use(op, false);
+    case kind::layer_done:
+      return layer_done(op);
+    case kind::layers_end_forward:
+      if (auto* const in = layers_at(op.a); in != nullptr && in->open && !in->ended) {
+        call(set_name(op.a) + "->pass.end_forward();", may(in->side),
+             [&] { in->of->pass.end_forward(); });
+        in->ended = true;
+      }
+      return;
+    case kind::layer_back:
+      return layer_back(op);
+    case kind::layer_release:
+      return layer_release(op);
+    case kind::layers_finish:
+      return layers_finish(op.a);
+    case kind::layers_abandon:
+      return layers_abandon(op.a);
+    case kind::layers_reset:
+      return layers_reset(op.a, op.c);
+    case kind::layers_drop:
+      return layers_drop(op.a, op.c);
+    case kind::layers_misuse:
+      return layers_misuse(op);
+    default:
       return;
   }
 }
@@ -371,6 +463,8 @@ void player::give_up_all(bool graphs_first) {
   };
   if (graphs_first) graphs();
   for (int c = 0; c < chunk_count; ++c) abandon(c);
+  for (int k = 0; k < key_pass_count; ++k) key_abandon(k);
+  for (int l = 0; l < layer_set_count; ++l) layers_drop(l, l + at_operation_);
   for (int i = 0; i < slot_count; ++i) {
     if (at(i).full()) destroy(i);
   }
@@ -419,21 +513,23 @@ void player::probe(int which) {
     code_.line("dev.synchronize();");
   }
   look();
+  check_idle(which);
 }
 
 // Everything was given back, so that an arena can be had whole, and all slots.
 void player::check_whole(int which) {
   if (!usable_side(which) || side_at(which).forgiven || side_at(which).tracing) return;
+  if (device_.failed()) return;
   auto& off = *side_at(which).off;
   const auto& with = settings(which);
   const auto name = off_name(which);
-  if (with.memory == 1) {
+  if (with.memory == 1 && with.own == none) {
     const auto all = (with.budget != 0 ? with.budget : roomy_device) / 256 * 256;
     call("static_cast<void>(" + name + "->allocate(" + std::to_string(all) +
              ", s0));  // the whole arena",
          0, [&] { static_cast<void>(off.allocate(all, ref(0))); });
   }
-  if (with.memory == 2) {
+  if (with.memory == 2 && with.own == none) {
     std::vector<buffer> taken;
     for (auto ring = with.rings.rbegin(); ring != with.rings.rend(); ++ring) {
       for (std::size_t i = 0; i < ring->second; ++i) {
@@ -452,7 +548,22 @@ void player::check_whole(int which) {
 void player::drop_side(int which) {
   if (!usable_side(which)) return;
   auto& of = side_at(which);
+  for (int k = 0; k < key_pass_count; ++k) {
+    if (key_passes_[static_cast<std::size_t>(k)].side == which) {
+      key_abandon(k);
+      key_passes_[static_cast<std::size_t>(k)].pass.reset();
+    }
+  }
+  for (int l = 0; l < layer_set_count; ++l) {
+    if (layer_sets_[static_cast<std::size_t>(l)].side == which) layers_drop(l, l);
+  }
+  if (of.keys) {
+    of.keys.reset();
+    code_.line("keys" + std::to_string(which) + ".reset();");
+  }
+  of.ending = true;
   call(off_name(which) + ".reset();", 0, [&] { of.off.reset(); });
+  check_loans();
   of.gone = true;
 }
 
@@ -473,6 +584,7 @@ void player::finish() {
   const device::mine quiet(device_);
   device_.synchronize();
   look();
+  free_regions();
   for (std::size_t f = 1; f < source_count; ++f) device_.deallocate(source_memory_[f]);
   if (device_.device_blocks() + device_.host_blocks() != 0 || device_.events_alive() != 0) {
     find("memory or events are left", std::to_string(device_.device_blocks()) + " device blocks, " +
@@ -491,6 +603,7 @@ played player::play() {
   } catch (const stop&) {
   } catch (const body_ends&) {
   }
+  over_ = true;
   result.found = found_;
   result.device_calls = static_cast<std::size_t>(device_.calls());
   result.checks = checks_;

@@ -40,6 +40,7 @@ class player {
   void make_sides();
   [[nodiscard]] static tp::options options_of(const side& with);
   void step(const operation& op);
+  void step_other(const operation& op);
   std::size_t run_from(std::size_t first, bool inside);
   void finish();
   void give_up_all(bool graphs_first);
@@ -82,7 +83,9 @@ class player {
 
   // ---- passes (play_passes.hpp) ----
   void begin(const operation& op);
-  [[nodiscard]] std::vector<int> arguments(const operation& op, int side, bool buffers) const;
+  [[nodiscard]] std::vector<int> arguments(const operation& op, int side, bool buffers,
+                                           std::size_t most) const;
+  [[nodiscard]] std::string list_of(const std::vector<int>& slots) const;
   void commit(const operation& op);
   void note_commit(pass& in, const operation& op, const std::vector<int>& slots, int stream);
   void check_cap(int side, int module, int stream);
@@ -133,6 +136,67 @@ class player {
   [[nodiscard]] bool must_run(const recorded_graph& which) const;
   void drop_graph(int which);
 
+  // ---- borrowed memory (play_borrowed.hpp) ----
+  [[nodiscard]] int find_region(std::size_t bytes, int home, int offset);
+  void write_region(int which);
+  void release_region(int which);
+  void came_back(int loan);
+  [[nodiscard]] int lend(int region, int side);
+  template <class Body>
+  void with_owner(int loan, int kind, Body&& body);
+  [[nodiscard]] std::string owner_text(int region, int kind) const;
+  [[nodiscard]] bool lies_in_loan(const slot& of) const;
+  void adopt(const operation& op);
+  void release_borrowed(int side);
+  void check_loans();
+  void check_idle(int side);
+  [[nodiscard]] bool idle(int side) const;
+  [[nodiscard]] bool pass_open(int side) const;
+  [[nodiscard]] bool others_alive(int side) const;  // that are no slots
+  void wait_handle(const operation& op);
+  void forget(const operation& op);
+  [[nodiscard]] std::unique_ptr<tp::block_source> make_memory(int side);
+  [[nodiscard]] void* memory_from(int side, std::size_t bytes);
+  void memory_to(int side, void* pointer, std::size_t bytes);
+  void free_regions();
+  // reads or writes a piece of memory; version 0 of a read stands for zeros
+  void touch_words(std::byte* at, std::size_t bytes, std::uint64_t words, std::uint64_t version,
+                   int stream, bool writes, const std::string& what);
+
+  // ---- tensors by key (play_keys.hpp) ----
+  void key_begin(const operation& op);
+  void key_enter(const operation& op);
+  void key_save(const operation& op);
+  void key_leave(const operation& op);
+  void key_load(const operation& op);
+  void key_drop(const operation& op);
+  void key_finish(int which);
+  void key_abandon(int which);
+  void key_misuse(const operation& op);
+  void end_keys(key_pass& which);
+  [[nodiscard]] key_pass* keys_at(int which);
+  [[nodiscard]] std::string key_name(int which) const { return "k" + std::to_string(which); }
+
+  // ---- arrays of layers (play_layers.hpp) ----
+  void layers_make(const operation& op);
+  void layers_begin(const operation& op);
+  void layer_fresh(const operation& op);
+  void layer_use(const operation& op, bool writes);
+  void layer_done(const operation& op);
+  void layer_back(const operation& op);
+  void layer_release(const operation& op);
+  void layers_finish(int which);
+  void layers_abandon(int which);
+  void layers_reset(int which, int stream);
+  void layers_drop(int which, int stream);
+  void layers_misuse(const operation& op);
+  [[nodiscard]] layer_set* layers_at(int which);
+  [[nodiscard]] bool leaves_out(const layer_set& which) const;
+  [[nodiscard]] layer_cell* cell_at(layer_set& in, const operation& op);
+  void end_cell(layer_cell& which, bool keeps);
+  void order_for_layer(layer_set& in, int layer, int stream);
+  [[nodiscard]] std::string set_name(int which) const { return "l" + std::to_string(which); }
+
   [[nodiscard]] std::string name(int index) const;
   [[nodiscard]] std::string off_name(int side) const { return "off" + std::to_string(side); }
   [[nodiscard]] slot& at(int index) { return slots_[static_cast<std::size_t>(index)]; }
@@ -152,8 +216,9 @@ class player {
   const program& program_;
   writer code_;
   std::vector<finding> found_;
-  bool failed_ = false;  // nothing that follows can be relied on
-  bool raced_ = false;   // words may be wrong for that
+  bool failed_ = false;    // nothing that follows can be relied on
+  bool adopting_ = false;  // its owner may have the memory back in a capture
+  bool raced_ = false;     // words may be wrong for that
   int at_operation_ = -1;
   kind operation_ = kind::probe;
   std::size_t checks_ = 0;
@@ -165,7 +230,12 @@ class player {
   std::array<void*, source_count> source_memory_{};
   std::array<std::unique_ptr<tp::fixed_block>, source_count> sources_;
   std::array<int, source_count> source_side_{};
+  bool over_ = false;  // what comes back now is nobody's any more
+  std::deque<region> regions_;
+  std::deque<loan> loans_;
   std::deque<side_model> sides_;
+  std::array<key_pass, key_pass_count> key_passes_;
+  std::array<layer_set, layer_set_count> layer_sets_;
   std::array<recorded_graph, graph_count> graphs_;
   std::array<visitor, state_count> states_;
   std::array<pass, chunk_count> passes_;

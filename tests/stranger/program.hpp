@@ -19,6 +19,11 @@ inline constexpr int state_count = 3;
 inline constexpr int graph_count = 4;
 inline constexpr int source_count = 3;
 inline constexpr int source_bytes = 2048;
+inline constexpr int key_pass_count = 3;
+inline constexpr int key_count = 12;
+inline constexpr int layer_set_count = 2;
+inline constexpr int layer_count = 4;
+inline constexpr int array_count = 3;
 // So much that these programs never use it up.
 inline constexpr std::size_t roomy_device = std::size_t{1} << 20;
 inline constexpr std::size_t roomy_host = std::size_t{2} << 20;
@@ -28,9 +33,9 @@ inline constexpr std::array<const char*, 5> module_names{"core_attn", "expert_fc
 // What `discard` may name: a region that is standard, and a module that never leaves.
 inline constexpr std::array<const char*, 2> discard_names{"layernorm", "mine_again"};
 
-inline constexpr std::array<const char*, 11> device_calls{
+inline constexpr std::array<const char*, 12> device_calls{
     "record",        "wait",        "copy",   "try_allocate", "try_allocate_host", "synchronize",
-    "begin_capture", "end_capture", "replay", "make_event",   "make_stream"};
+    "begin_capture", "end_capture", "replay", "make_event",   "make_stream",       "fill_bytes"};
 
 enum class kind : std::uint8_t {
   // tensors: a is the slot
@@ -44,7 +49,8 @@ enum class kind : std::uint8_t {
   destroy,      //
   move_handle,  // b target slot
   // passes: a is the chunk
-  begin,   // b offloader, c microbatch, d model chunk, e 1: forward only, 2: not where one is open
+  begin,   // b offloader, c microbatch, d model chunk, e 1: forward only, 2: not where one is open,
+           // 3: forward only, and commits give memory back
   commit,  // b module, c layer, d stream, e way (commit_way), slots
   end_forward,   //
   start_reload,  // b group counted from the last
@@ -77,6 +83,38 @@ enum class kind : std::uint8_t {
   capture_end,
   launch,  // b stream
   drop_graph,
+  // borrowed memory
+  adopt,  // a slot, b bytes, c stream, d owner (owner_kind), e offloader, slots: shares theirs
+  release_borrowed,  // a offloader
+  check_idle,        // a offloader: where nothing is alive, all memory can be had
+  wait_handle,       // a slot, b stream
+  forget,            // a chunk, b group counted from the last, c stream, d 1: what stayed is kept
+  // tensors by key: a is the pass
+  key_begin,  // b offloader, c microbatch, e 1: forward only, 3: and gives memory back
+  key_enter,  // b module, c layer, e the body throws at its end
+  key_save,   // b key, c stream, d bytes, e owner, with 4: the trainer keeps it as well
+  key_leave,  // b stream
+  key_end_forward,
+  key_load,  // b key, c stream
+  key_drop,  // b key, c stream
+  key_finish,
+  key_abandon,
+  key_misuse,  // b which, c stream
+  // arrays of layers: a is the set
+  layers_make,   // b offloader, c module, d arrays
+  layers_begin,  // c microbatch, e 1: forward only, 3: and gives memory back
+  layer_fresh,   // b layer, c stream, d elements, e zeros, slots: array
+  layer_write,   // b layer, c stream, slots: array
+  layer_read,    // b layer, c stream, slots: array
+  layer_done,    // b layer, c stream
+  layers_end_forward,
+  layer_back,     // b layer, c stream, slots: array
+  layer_release,  // b layer, c stream, d 0: all, else of this array
+  layers_finish,
+  layers_abandon,
+  layers_reset,   // c stream
+  layers_drop,    // c stream
+  layers_misuse,  // b layer, c stream, d which
   // the trainer's own
   join,  // stream b waits for stream a
   synchronize,
@@ -85,21 +123,89 @@ enum class kind : std::uint8_t {
 };
 
 [[nodiscard]] inline std::string_view name_of(kind what) {
-  static constexpr std::string_view names[]{
-      "allocate",      "write",          "read",         "share",          "view",
-      "keep",          "reset",          "destroy",      "move_handle",    "begin",
-      "commit",        "end_forward",    "start_reload", "restore",        "discard",
-      "recompute",     "finish",         "abandon",      "move_chunk",     "end_step",
-      "save_plan",     "follow",         "probe",        "drop_offloader", "check_counters",
-      "trace",         "span",           "wait_for",     "throw_reports",  "make_state",
-      "create_state",  "prefetch_state", "fetch_state",  "write_state",    "drop_state",
-      "capture_begin", "capture_end",    "launch",       "drop_graph",     "join",
-      "synchronize",   "misuse"};
+  static constexpr std::string_view names[]{"allocate",
+                                            "write",
+                                            "read",
+                                            "share",
+                                            "view",
+                                            "keep",
+                                            "reset",
+                                            "destroy",
+                                            "move_handle",
+                                            "begin",
+                                            "commit",
+                                            "end_forward",
+                                            "start_reload",
+                                            "restore",
+                                            "discard",
+                                            "recompute",
+                                            "finish",
+                                            "abandon",
+                                            "move_chunk",
+                                            "end_step",
+                                            "save_plan",
+                                            "follow",
+                                            "probe",
+                                            "drop_offloader",
+                                            "check_counters",
+                                            "trace",
+                                            "span",
+                                            "wait_for",
+                                            "throw_reports",
+                                            "make_state",
+                                            "create_state",
+                                            "prefetch_state",
+                                            "fetch_state",
+                                            "write_state",
+                                            "drop_state",
+                                            "capture_begin",
+                                            "capture_end",
+                                            "launch",
+                                            "drop_graph",
+                                            "adopt",
+                                            "release_borrowed",
+                                            "check_idle",
+                                            "wait_handle",
+                                            "forget",
+                                            "key_begin",
+                                            "key_enter",
+                                            "key_save",
+                                            "key_leave",
+                                            "key_end_forward",
+                                            "key_load",
+                                            "key_drop",
+                                            "key_finish",
+                                            "key_abandon",
+                                            "key_misuse",
+                                            "layers_make",
+                                            "layers_begin",
+                                            "layer_fresh",
+                                            "layer_write",
+                                            "layer_read",
+                                            "layer_done",
+                                            "layers_end_forward",
+                                            "layer_back",
+                                            "layer_release",
+                                            "layers_finish",
+                                            "layers_abandon",
+                                            "layers_reset",
+                                            "layers_drop",
+                                            "layers_misuse",
+                                            "join",
+                                            "synchronize",
+                                            "misuse"};
   static_assert(std::size(names) == static_cast<std::size_t>(kind::count));
   return names[static_cast<std::size_t>(what)];
 }
 
-enum commit_way : int { plain, by_hand, or_discard };
+enum commit_way : int { plain, by_hand, or_discard, listed };
+
+// A callable, a reference count, or a callable that calls the offloader.
+enum owner_kind : int { callable, counted, calls_back };
+
+// Memory that a trainer gives its offloader: none, a block_source of its own, or memory_on with a
+// deallocate of one argument or of two.
+enum own_memory : int { none, blocks, on_stream, on_stream_sized };
 
 struct operation {
   kind what{};
@@ -129,8 +235,15 @@ struct side {
   bool automatic = false;
   bool recompute_by_plan = true;
   int timed_step = 2;
+  unsigned layers = 0;        // the only ones that leave; 0: all
+  long slack = -1;            // of borrowed memory
+  int own = none;             // own_memory
+  std::size_t own_bytes = 0;  // of memory_on; 0: as much as it likes
 
-  [[nodiscard]] bool tight() const { return budget != 0 || memory == 2; }
+  [[nodiscard]] bool tight() const {
+    if (own != none) return own == blocks || own_bytes != 0;  // a budget is soft then
+    return budget != 0 || memory == 2;
+  }
   [[nodiscard]] bool tight_host() const { return host_budget != 0; }
 };
 
@@ -142,6 +255,8 @@ struct program {
   int fault_call = 0;
   int fault_at = 0;
   bool offloader_first = false;
+  bool poison = false;  // by option; the device's own is off then
+  bool asks = true;     // the device says which events have passed
   std::vector<operation> operations{};
 };
 

@@ -11,6 +11,11 @@ constexpr const char* head = R"(// g++ -std=c++20 -Iinclude this.cpp && ./a.out 
 #include <cstdlib>
 #include <optional>
 #include <string>
+#include <cstring>
+#include <memory>
+#include <vector>
+#include <tidepool/keyed.hpp>
+#include <tidepool/layers.hpp>
 #include <tidepool/plan.hpp>
 #include <tidepool/tidepool.hpp>
 )";
@@ -46,6 +51,71 @@ struct device : tp::virtual_device {
     return made;
   }
   void replay(graph& g, stream_ref s) { count("replay"), base::replay(g, s); }
+  void fill_bytes(void* p, unsigned char b, std::size_t n, stream_ref s) { count("fill_bytes"), base::fill_bytes(p, b, n, s); }
+};
+)";
+
+constexpr const char* source = R"(
+// Some blocks of each size, with the fences that it was given.
+struct own_blocks final : tp::block_source {
+  struct one { std::byte* at; std::size_t bytes; bool taken = false; tp::fence after{}; };
+  std::vector<one> all;
+  own_blocks(device& dev, std::vector<std::pair<std::size_t, int>> sizes) {
+    for (auto [bytes, count] : sizes) {
+      for (; count > 0; --count) all.push_back({static_cast<std::byte*>(dev.allocate(bytes)), bytes});
+    }
+  }
+  bool take(std::size_t bytes, tp::lane_id, tp::block& into, tp::fence& ready) override {
+    one* best = nullptr;
+    for (auto& each : all) {
+      if (each.taken || each.bytes < bytes) continue;
+      if (!best || each.bytes < best->bytes || (each.bytes == best->bytes && each.after.order() < best->after.order())) best = &each;
+    }
+    if (!best) return false;
+    best->taken = true;
+    into = {best->at, best->bytes, static_cast<std::uint32_t>(best - all.data())};
+    ready = best->after;
+    return true;
+  }
+  void release(const tp::block& done, const tp::fence& after) noexcept override {
+    all[done.index].taken = false;
+    all[done.index].after = after;
+  }
+  std::size_t reserved() const override { return budget(); }
+  std::size_t peak() const override { return budget(); }
+  std::size_t budget() const override { std::size_t n = 0; for (auto& e : all) n += e.bytes; return n; }
+  std::size_t largest_free() const override { std::size_t n = 0; for (auto& e : all) n = e.taken || e.bytes < n ? n : e.bytes; return n; }
+  std::uint64_t allocations() const override { return 0; }
+};
+// An allocator that works in the order of a stream.
+struct allocator {
+  device& dev;
+  device::stream_ref home;
+  std::size_t limit, used = 0;
+  std::vector<std::pair<void*, std::size_t>> handed{}, free{};
+  void* take(std::size_t bytes) {
+    if (limit != 0 && used + bytes > limit) return nullptr;
+    void* got = nullptr;
+    for (auto& each : free) {
+      if (each.second != bytes) continue;
+      got = each.first, each = free.back(), free.pop_back();
+      break;
+    }
+    if (got == nullptr) got = dev.allocate(bytes);
+    used += bytes;
+    handed.emplace_back(got, bytes);
+    dev.launch(home, 200, [=] { std::memset(got, 0xCD, bytes); });
+    return got;
+  }
+  void give(void* p) {
+    for (auto& each : handed) {
+      if (each.first != p) continue;
+      const auto bytes = each.second;
+      used -= bytes, free.push_back(each), each = handed.back(), handed.pop_back();
+      dev.launch(home, 200, [=] { std::memset(p, 0xCE, bytes); });
+      return;
+    }
+  }
 };
 )";
 
@@ -91,6 +161,38 @@ static void read(device& dev, device::stream_ref s, Handle& h, std::uint64_t id,
     }
   });
 }
+static void write_at(device& dev, device::stream_ref s, void* at, std::size_t bytes, std::uint64_t id, std::uint64_t version) {
+  dev.launch(s, 700, [=] {
+    for (std::size_t c = 0; c < bytes; c += 8) static_cast<std::uint64_t*>(at)[c / 8] = word_of(id, version, c);
+  });
+}
+// Version 0 stands for zeros.
+static void read_at(device& dev, device::stream_ref s, const void* at, std::size_t bytes, std::uint64_t id, std::uint64_t version,
+                    const char* what) {
+  dev.launch(s, 700, [=] {
+    for (std::size_t c = 0; c < bytes; c += 8) {
+      const auto found = static_cast<const std::uint64_t*>(at)[c / 8];
+      if (found == (version == 0 ? 0 : word_of(id, version, c))) continue;
+      std::printf("WRONG: %s, byte %zu: %s\n", what, c, found == ~std::uint64_t{} ? "poison" : "other bytes");
+      return;
+    }
+  });
+}
+using bytes_at = std::byte*;
+using modules = tp::modules<"core_attn", "expert_fc1", "moe_act", "mine", "mine_again">;
+// The owners of memory that is lent. With the last of them it is written at once, in the order of its stream.
+static std::shared_ptr<void> lent(device& dev, device::stream_ref home, bytes_at at, std::size_t bytes) {
+  return {at, [&dev, home, bytes](void* p) { dev.launch(home, 300, [=] { std::memset(p, 0xAB, bytes); }); }};
+}
+struct arrays {
+  using array = tp::saved_layers<std::uint64_t, offloader>;
+  offloader::chunk pass;
+  tp::layer_group<offloader> group;
+  std::vector<std::unique_ptr<array>> all;
+  arrays(offloader& off, const char* module, int count) : group(off, pass, module) {
+    for (int i = 0; i < count; ++i) all.push_back(std::make_unique<array>(group));
+  }
+};
 // The trainer's own join: `after` waits for `before`.
 static void join(tp::virtual_device& dev, device::stream_ref before, device::stream_ref after) {
   auto event = dev.make_event();
@@ -113,7 +215,7 @@ std::string bytes_or_none(const char* member, long value) {
                    : std::string("  o.") + member + " = " + std::to_string(value) + ";\n";
 }
 
-std::string options_text(const side& with, int number) {
+std::string options_text(const side& with, int number, bool poison) {
   std::string text =
       "static tp::options options" + std::to_string(number) + "() {\n  tp::options o;\n";
   const auto put = [&](const std::string& line) { text += "  o." + line + ";\n"; };
@@ -159,6 +261,13 @@ std::string options_text(const side& with, int number) {
   put("copy_piece = " + std::to_string(with.piece));
   put("host_budget = " + std::to_string(with.host_budget != 0 ? with.host_budget : roomy_host));
   put("host_step = " + std::to_string(with.host_step));
+  list.clear();
+  for (unsigned l = 0; l < 8; ++l) {
+    if ((with.layers >> l & 1U) != 0) list += (list.empty() ? "" : ", ") + std::to_string(l);
+  }
+  if (!list.empty()) put("offload_layers = {" + list + "}");
+  text += bytes_or_none("borrowed_slack", with.slack);
+  if (poison) put("poison = true");
   return text + "  return o;\n}\n";
 }
 
@@ -180,6 +289,11 @@ std::string declarations(const std::string& lines) {
   declare("f", "std::optional<tp::fixed_block>");
   declare("g", "std::optional<tp::graph<device>>");
   declare("h", "tp::host_state<device>");
+  declare("m", "bytes_at");
+  declare("r", "std::shared_ptr<void>");
+  declare("keys", "std::optional<tp::keyed<device, modules>>");
+  declare("k", "tp::keyed<device, modules>::pass");
+  declare("l", "std::optional<arrays>");
   declare("c", "offloader::chunk");
   declare("t", "offloader::buffer");
   declare("v", "offloader::view");
@@ -203,12 +317,18 @@ std::string writer::whole(const program& what, const std::string& why) const {
   text += "namespace tp = tidepool;\n";
   text += what.fault_at > 0 ? failing : "\nusing device = tp::virtual_device;\n";
   text += helpers;
+  for (const auto& each : what.sides) {
+    if (each.own == none) continue;
+    text += source;
+    break;
+  }
   text += '\n';
   for (std::size_t s = 0; s < what.sides.size(); ++s)
-    text += options_text(what.sides[s], static_cast<int>(s));
+    text += options_text(what.sides[s], static_cast<int>(s), what.poison);
   text += "\nint main(int argc, char** argv) {\n";
   text += "  tp::machine like{.device_bytes = 8 << 20, .host_bytes = 8 << 20};\n";
   text += "  if (argc > 1) like.order_seed = std::strtoull(argv[1], nullptr, 10);\n";
+  if (what.poison) text += "  like.poison = false;\n";
   text += "  device dev(like);\n";
   for (int s = 0; s < what.streams; ++s) {
     text += "  const auto stream" + std::to_string(s) + " = dev.make_stream();\n  const auto s" +
@@ -220,9 +340,26 @@ std::string writer::whole(const program& what, const std::string& why) const {
             "\";\n  dev.fails = " + std::to_string(what.fault_at) + ";\n";
   }
   for (std::size_t s = 0; s < what.sides.size(); ++s) {
+    const auto n = std::to_string(s);
+    const auto& own = what.sides[s];
+    std::string parts = "{.planner = tp::planner()";
+    if (own.own == blocks) {
+      std::string sizes;
+      for (const auto& [bytes, count] : own.rings) {
+        sizes += (sizes.empty() ? "{" : ", {") + std::to_string(bytes) + ", " +
+                 std::to_string(count) + "}";
+      }
+      parts +=
+          ", .memory = std::make_unique<own_blocks>(dev, std::vector<std::pair<std::size_t, "
+          "int>>{" +
+          sizes + "})";
+    } else if (own.own != none) {
+      text += "  allocator own" + n + "{dev, s0, " + std::to_string(own.own_bytes) + "};\n";
+      parts += ", .memory = tp::memory_on<device>(s0, [&](std::size_t n) { return own" + n +
+               ".take(n); }, [&](void* p) { own" + n + ".give(p); })";
+    }
     text += "  std::optional<offloader> off" + std::to_string(s) + ";\n  off" + std::to_string(s) +
-            ".emplace(dev, options" + std::to_string(s) +
-            "(), tp::parts{.planner = tp::planner()});\n";
+            ".emplace(dev, options" + std::to_string(s) + "(), tp::parts" + parts + "});\n";
   }
   // The offloaders go first unless the lines say otherwise, so the handles are declared before.
   if (body.find("  profile = ") != std::string::npos) text += "  std::string profile, plan;\n";

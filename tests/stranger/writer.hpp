@@ -21,7 +21,7 @@ class writer {
   // A call that threw is caught.
   void statement(const std::string& text, bool threw) {
     if (!on_ || text.empty()) return;
-    line(threw ? "attempt([&] { " + text + " });" : text);
+    line(threw && !text.starts_with("//") ? "attempt([&] { " + text + " });" : text);
   }
   void open(const std::string& text) {
     line(text);

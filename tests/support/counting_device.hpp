@@ -31,6 +31,7 @@ class counting_device : public Base {
   std::function<void()> before_copy;    // may throw
   std::function<void()> before_record;  // may throw
   std::function<void()> before_wait;    // may throw
+  std::function<void()> before_fill;    // may throw
 
   [[nodiscard]] typename Base::stream make_stream() {
     ++streams_made;
@@ -57,6 +58,11 @@ class counting_device : public Base {
     bytes[static_cast<std::size_t>(direction)] += shape.bytes();
     Base::copy(target, source, shape, direction, on);
     if (after_copy) after_copy(direction, on);
+  }
+  void fill_bytes(void* pointer, unsigned char byte, std::size_t size,
+                  typename Base::stream_ref on) {
+    if (before_fill) before_fill();
+    Base::fill_bytes(pointer, byte, size, on);
   }
   [[nodiscard]] void* try_allocate(std::size_t size) {
     ++device_allocations;

@@ -166,6 +166,9 @@ inline void check_words(const command_line& line) {
   if (line.optimizer_state != "device" && line.optimizer_state != "host") {
     fail("--optimizer-state=" + line.optimizer_state + ": use device or host");
   }
+  if (line.check_order && line.run.ranks > 1) {
+    fail("--check-order: the messages between ranks are not watched; start one process");
+  }
   if (line.device != "auto" && line.device != "cuda" && line.device != "virtual") {
     fail("--device=" + line.device + ": use auto, cuda or virtual");
   }

@@ -24,6 +24,7 @@ struct command_line {
   std::string picture;
   std::string report;
   bool compare = false;
+  bool check_order = false;
   bool summary = false;
 };
 
@@ -118,6 +119,8 @@ inline void add_trainer_options(CLI::App& app, command_line& line) {
   app.add_option("--report", line.report, "file for a page with the picture and tables (HTML)");
   app.add_option("--trace-step", run.trace_step, "the step of these; default: the last");
   app.add_flag("--compare", line.compare, "first without offload, then with; 1 if they differ");
+  app.add_flag("--check-order", line.check_order,
+               "look for accesses to memory without an order; 1 if there are any");
   app.add_flag("--summary", line.summary, "print Tidepool's table by module");
   app.footer("Tidepool's options:\n" + tidepool::options_help());
 }

@@ -20,6 +20,13 @@ std::vector<run_result> train_on_virtual(const settings& run,
 std::vector<run_result> train_on_cuda(const settings& run,
                                       const std::vector<tidepool::options>& variants,
                                       const corpus& text);
+/// The same two on a device that checks the order of accesses, for `--check-order`.
+std::vector<run_result> check_on_virtual(const settings& run,
+                                         const std::vector<tidepool::options>& variants,
+                                         const corpus& text);
+std::vector<run_result> check_on_cuda(const settings& run,
+                                      const std::vector<tidepool::options>& variants,
+                                      const corpus& text);
 /// How many there are.
 int cuda_devices();
 

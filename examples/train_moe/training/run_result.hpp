@@ -31,6 +31,8 @@ struct run_result {
   bool limited = false;            ///< experts have a capacity
   choice_counts choices;           ///< of all ranks
   loss_scaling loss_scale;         ///< at the end
+  std::size_t order_mistakes = 0;  ///< that `--check-order` found in all runs
+  std::string order_report;        ///< in words; empty without it
   std::vector<rank_totals> ranks;  ///< of all ranks; the rest is this rank's own
 };
 

@@ -72,6 +72,8 @@ class trainer {
         losses_(dev, run.own_microbatches() * losses_each(), "losses"),
         host_losses_(dev, losses_.size(), "losses") {
     weights_.initialise(kernels_, run.seed);
+    // Layers without experts never write theirs, and all are published.
+    kernels_.fill(losses_.data(), losses_.size(), 0);
     if (run.moments_on_host) weights_.keep_moments_on_host(offloader_, kernels_, stream_.ref());
     offloader_.on_report(report_of_rank(run_, opt));
     // Ranks of one host share its memory; a barrier of all ranks is one of each host's.
@@ -239,6 +241,10 @@ class trainer {
                         static_cast<std::uint64_t>(run_.microbatch_of_step(microbatch));
       text_.sample(seed, held_out, run_.model, token);
     }
+    if constexpr (requires { dev_.host_writes(host_bytes_.data(), 1, ""); }) {
+      dev_.host_writes(host_bytes_.data(),
+                       static_cast<std::size_t>(host_bytes_.size()) * sizeof(std::int32_t), "text");
+    }
     dev_.copy(bytes_.data(), host_bytes_.data(),
               {.width = static_cast<std::size_t>(bytes_.size()) * sizeof(std::int32_t)},
               tidepool::copy_direction::host_to_device, stream_.ref());
@@ -267,6 +273,10 @@ class trainer {
   /// Over the microbatches and `count` of their losses. The last stage of a pipeline alone knows
   /// them, and tells the other ranks; ranks with microbatches of their own tell each other.
   float mean_of_losses(index first, index count) {
+    if constexpr (requires { dev_.host_reads(host_losses_.data(), 1, ""); }) {
+      dev_.host_reads(host_losses_.data(),
+                      static_cast<std::size_t>(host_losses_.size()) * sizeof(float), "losses");
+    }
     std::vector<float> losses;
     for (int m = 0; m < run_.own_microbatches(); ++m) {
       const float* const of_microbatch = host_losses_.data() + m * losses_each() + first;

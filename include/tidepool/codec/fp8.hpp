@@ -23,8 +23,8 @@ namespace tidepool {
 /// their own.
 template <device Device>
 struct fp8_tensor {
-  buffer<Device> data;
-  std::size_t elements = 0;
+  buffer<Device> data;       ///< codes, then scales; committed and restored as any buffer
+  std::size_t elements = 0;  ///< numbers that it stands for
 
   /// A byte for each number. Null while the handle is empty.
   [[nodiscard]] std::uint8_t* codes() const { return data.template as<std::uint8_t>(); }
@@ -34,6 +34,7 @@ struct fp8_tensor {
     if (first == nullptr) return nullptr;
     return reinterpret_cast<float*>(first + codec::scales_offset(elements));
   }
+  /// True while the handle is full.
   explicit operator bool() const { return static_cast<bool>(data); }
   /// As `handle::reset`.
   void reset(typename Device::stream_ref stream) { data.reset(stream); }
@@ -131,9 +132,9 @@ struct fp8_kernels<Device> {
 template <device Device>
 class fp8_codec {
  public:
-  using stream_ref = typename Device::stream_ref;
-  using buffer = tidepool::buffer<Device>;
-  using packed = fp8_tensor<Device>;
+  using stream_ref = typename Device::stream_ref;  ///< A stream of the device.
+  using buffer = tidepool::buffer<Device>;         ///< What numbers are read from and written to.
+  using packed = fp8_tensor<Device>;               ///< What codes and scales are kept in.
 
   /// `bytes_per_ns` is how fast kernels read and write memory on the virtual device's clock (an
   /// assumption: 2000 GB/s); other devices take the time they take.
@@ -169,6 +170,7 @@ class fp8_codec {
     require_numbers("encode_into", x, to.elements);
     encode_into(to, x.data(), stream);
   }
+  /// The same for numbers in memory of the trainer's own.
   void encode_into(const packed& to, const void* x, stream_ref stream) const {
     require_packed("encode_into", to);
     require_address("encode_into", x, to.elements);
@@ -192,6 +194,7 @@ class fp8_codec {
     require_numbers("decode_into", y, from.elements);
     decode_into(y.data(), from, stream);
   }
+  /// The same into memory of the trainer's own.
   void decode_into(void* y, const packed& from, stream_ref stream) const {
     require_packed("decode_into", from);
     require_address("decode_into", y, from.elements);

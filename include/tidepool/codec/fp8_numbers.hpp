@@ -17,6 +17,7 @@ namespace tidepool::codec {
 /// Numbers that share a scale; the last block may have fewer.
 inline constexpr std::size_t block = 128;
 
+/// Blocks, and so scales, of so many numbers.
 [[nodiscard]] TIDEPOOL_DETAIL_EVERYWHERE constexpr std::size_t blocks_in(std::size_t elements) {
   return elements / block + (elements % block == 0 ? 0 : 1);
 }
@@ -33,9 +34,9 @@ inline constexpr std::size_t block = 128;
 
 /// From here on the bits of a BF16 number without its sign are an infinity or not a number.
 inline constexpr std::uint32_t bf16_infinity = 0x7f80;
-inline constexpr std::uint32_t bf16_nan = 0x7fff;
-inline constexpr std::uint32_t e4m3_nan = 0x7f;
-inline constexpr float e4m3_largest = 448;
+inline constexpr std::uint32_t bf16_nan = 0x7fff;  ///< the NaN that decoding writes
+inline constexpr std::uint32_t e4m3_nan = 0x7f;    ///< the code of what is not finite
+inline constexpr float e4m3_largest = 448;         ///< the largest number that has a code
 
 /// The magnitude that becomes 448 in a block whose largest finite one has the bits `largest`, as
 /// the bits of an fp32: itself, but never below 448·2⁻¹²⁴. At that, e4m3 has every number of BF16

@@ -69,7 +69,7 @@ class option_reader {
              "give " + std::string(item.form.empty() ? "true or false" : item.form) +
                  ", or leave the option out");
     }
-    if (item.text.kind != knob_kind::gate) return item.text.read(value_, given);
+    if (item.text.kind != option_kind::gate) return item.text.read(value_, given);
     gate_ = toggle_format::read(given);
     gate_name_ = given.name;
   }
@@ -154,7 +154,7 @@ class argument_reader {
   }
 
   static bool is_toggle(const option_entry& item) {
-    return item.text.kind == knob_kind::toggle || item.text.kind == knob_kind::gate;
+    return item.text.kind == option_kind::toggle || item.text.kind == option_kind::gate;
   }
 
   std::string_view toggle_word() {
@@ -170,7 +170,7 @@ class argument_reader {
     while (next_ < arguments_.size()) {
       const std::string_view word = arguments_[next_];
       if (word.starts_with("--")) break;
-      const bool list = item.text.kind == knob_kind::list;
+      const bool list = item.text.kind == option_kind::list;
       // A single dash starts a short option of the trainer, or a negative number to refuse.
       if (list && word.size() > 1 && word[0] == '-' && (word[1] < '0' || word[1] > '9')) break;
       words.append(words.empty() ? "" : " ").append(word);
@@ -187,7 +187,7 @@ class argument_reader {
     }
     const std::string shown = in_quotes(argument);
     if (!argument.starts_with("--")) {
-      const bool after_list = previous_ != nullptr && previous_->text.kind == knob_kind::list;
+      const bool after_list = previous_ != nullptr && previous_->text.kind == option_kind::list;
       throw option_error("tidepool: the argument " + shown + " belongs to no option; " +
                          (after_list ? "separate the values of --" + std::string(previous_->flag) +
                                            " by commas, as in a,b"

@@ -12,7 +12,7 @@
 
 namespace tidepool::detail::text {
 
-enum class knob_kind : std::uint8_t {
+enum class option_kind : std::uint8_t {
   value,   ///< one value
   list,    ///< one value, or several words up to the next option
   toggle,  ///< `--name`, `--no-name`
@@ -21,7 +21,7 @@ enum class knob_kind : std::uint8_t {
 
 /// How an option is read into `options` and written out of it.
 struct codec {
-  knob_kind kind = knob_kind::value;
+  option_kind kind = option_kind::value;
   void (*read)(options& into, const setting& given) = nullptr;
   std::string (*write)(const options& from) = nullptr;
 };
@@ -37,7 +37,7 @@ std::string write_member(const options& from) {
 }
 
 /// The codec of one member of `options`.
-template <auto Member, class Format, knob_kind Kind = knob_kind::value>
+template <auto Member, class Format, option_kind Kind = option_kind::value>
 inline constexpr codec member{Kind, &read_member<Member, Format>, &write_member<Member, Format>};
 
 struct option_entry {
@@ -54,27 +54,27 @@ using optional_bytes = optional_format<bytes_format>;
 inline constexpr std::array option_table{
     option_entry{"offload-modules", "offload_modules", "", "NAMES|all|none",
                  "modules whose saved tensors leave the device",
-                 member<&options::offload_modules, names_format<true>, knob_kind::list>},
+                 member<&options::offload_modules, names_format<true>, option_kind::list>},
     option_entry{"fine-grained-activation-offloading",
                  "",
                  "fine-grained-activation-offloading",
                  "",
                  "offloads nothing without --offload-modules; its --no- form empties that list",
-                 {knob_kind::gate}},
+                 {option_kind::gate}},
     option_entry{"own-modules", "own_modules", "", "NAMES|none",
                  "names of your own beside the standard ones",
-                 member<&options::own_modules, names_format<false>, knob_kind::list>},
+                 member<&options::own_modules, names_format<false>, option_kind::list>},
     option_entry{"offload-layers", "offload_layers", "", "LAYERS|all",
                  "only these layers offload, such as 0,2,4-7",
-                 member<&options::offload_layers, layers_format, knob_kind::list>},
+                 member<&options::offload_layers, layers_format, option_kind::list>},
     option_entry{
         "recompute-modules", "recompute_modules", "", "NAMES|none",
         "what the trainer discards in forward and computes again; it may not be offloaded as well",
-        member<&options::recompute_modules, names_format<false>, knob_kind::list>},
+        member<&options::recompute_modules, names_format<false>, option_kind::list>},
     option_entry{"max-inflight", "max_inflight", "fine-grained-offloading-max-inflight-offloads",
                  "COUNT|none|NAME:COUNT,...",
                  "offloads of one module under way; 0 waits at each commit",
-                 codec{knob_kind::value, &inflight_format::read, &inflight_format::write}},
+                 codec{option_kind::value, &inflight_format::read, &inflight_format::write}},
     option_entry{"max-inflight-bytes", "max_inflight_bytes", "", "SIZE|none",
                  "the same cap in bytes; prefer it where groups differ in size",
                  member<&options::max_inflight_bytes, optional_bytes>},
@@ -93,14 +93,14 @@ inline constexpr std::array option_table{
                  member<&options::pipeline_rank, number_format<int>>},
     option_entry{"margin", "margin", "", "",
                  "keep the last group of each module of the first backward chunk on the device",
-                 member<&options::margin, toggle_format, knob_kind::toggle>},
+                 member<&options::margin, toggle_format, option_kind::toggle>},
     option_entry{
         "policy", "policy", "", "megatron|automatic",
         "who decides which groups leave: the options above, or a plan for the device budget",
         member<&options::policy, policy_format>},
     option_entry{"recompute-by-plan", "recompute_by_plan", "", "",
                  "plans may discard what the trainer can compute again in backward",
-                 member<&options::recompute_by_plan, toggle_format, knob_kind::toggle>},
+                 member<&options::recompute_by_plan, toggle_format, option_kind::toggle>},
     option_entry{"timed-step", "timed_step", "", "COUNT",
                  "the step that an automatic plan is made of; later ones predicts better",
                  member<&options::timed_step, number_format<int>>},
@@ -144,11 +144,11 @@ inline constexpr std::array option_table{
         member<&options::host_memory, host_kind_format>},
     option_entry{"host-bind", "host_bind", "", "",
                  "put huge pages on the NUMA node next to the device",
-                 member<&options::host_bind, toggle_format, knob_kind::toggle>},
+                 member<&options::host_bind, toggle_format, option_kind::toggle>},
     option_entry{
         "poison", "poison", "", "",
         "for tests: fill memory that is handed out or given back, so that stale reads show",
-        member<&options::poison, toggle_format, knob_kind::toggle>},
+        member<&options::poison, toggle_format, option_kind::toggle>},
     option_entry{"local-ranks", "local_ranks", "", "COUNT",
                  "processes that share this machine's memory; 0: ask the launcher's environment",
                  member<&options::local_ranks, number_format<int>>},

@@ -79,11 +79,11 @@ TIDEPOOL_INLINE std::string to_text(const options& value) {
   const options defaults;
   std::vector<std::string> flags;
   for (const detail::text::option_entry& item : detail::text::option_table) {
-    if (item.text.kind == detail::text::knob_kind::gate) continue;
+    if (item.text.kind == detail::text::option_kind::gate) continue;
     const std::string text = item.text.write(value);
     if (text == item.text.write(defaults)) continue;
     const std::string flag(item.flag);
-    flags.push_back(item.text.kind != detail::text::knob_kind::toggle ? "--" + flag + "=" + text
+    flags.push_back(item.text.kind != detail::text::option_kind::toggle ? "--" + flag + "=" + text
                     : text == "true"                                  ? "--" + flag
                                                                       : "--no-" + flag);
   }

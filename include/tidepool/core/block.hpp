@@ -16,6 +16,7 @@ namespace tidepool {
 /// it.
 inline constexpr std::size_t block_alignment = 256;
 
+/// `bytes` rounded up to whole multiples of `block_alignment`.
 [[nodiscard]] constexpr std::size_t aligned(std::size_t bytes) {
   constexpr auto most = std::numeric_limits<std::size_t>::max() / block_alignment * block_alignment;
   if (bytes > most) return most;  // that nobody has
@@ -24,19 +25,20 @@ inline constexpr std::size_t block_alignment = 256;
 
 /// A piece of memory.
 struct block {
-  void* data = nullptr;
+  void* data = nullptr;     ///< its first byte; null: no block
   std::size_t bytes = 0;    ///< as taken from its source
   std::uint32_t index = 0;  ///< for the source that handed it out
 
-  explicit operator bool() const { return data != nullptr; }
+  explicit operator bool() const { return data != nullptr; }  ///< True when there is a block.
 };
 
 /// A block and the fence after which it may be touched; an empty fence when the asking lane has
 /// joined it already.
 struct grant {
-  block memory;
-  fence ready;
+  block memory;  ///< what was granted; none: nothing fits
+  fence ready;   ///< to be joined before the memory is touched
 
+  /// True when something was granted.
   explicit operator bool() const { return static_cast<bool>(memory); }
 };
 
@@ -83,10 +85,12 @@ class block_source {
                                      lane_id /*waiter*/, block& /*into*/, fence& /*ready*/) {
     return false;
   }
+  /// Takes a block back, which is free behind `after`. Does not block the host.
   virtual void release(const block& done, const fence& after) noexcept = 0;
 
   /// Bytes taken from the device now, and the most ever.
   [[nodiscard]] virtual std::size_t reserved() const = 0;
+  /// The most bytes ever taken from the device.
   [[nodiscard]] virtual std::size_t peak() const = 0;
   /// Most bytes it may ever take, for messages; 0 when it has no limit of its own.
   [[nodiscard]] virtual std::size_t budget() const = 0;

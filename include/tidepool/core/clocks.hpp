@@ -17,7 +17,7 @@ class clocks {
   clocks(const clocks&) = delete;
   clocks& operator=(const clocks&) = delete;
 
-  [[nodiscard]] std::size_t count() const { return count_; }
+  [[nodiscard]] std::size_t count() const { return count_; }  ///< Lanes so far.
 
   /// True when everything behind `until` comes before what is issued on `waiter` next.
   [[nodiscard]] bool joined(lane_id waiter, const fence& until) const {
@@ -28,6 +28,7 @@ class clocks {
     }
     return true;
   }
+  /// The same for one position.
   [[nodiscard]] bool joined(lane_id waiter, const ticket& until) const {
     return until.lane == waiter || until.position <= clock_of(waiter).known[index_of(until.lane)];
   }

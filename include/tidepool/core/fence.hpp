@@ -14,6 +14,7 @@ inline constexpr std::size_t max_lanes = 8;
 /// Index of a stream within one offloader.
 enum class lane_id : std::uint8_t {};
 
+/// The lane as an index, from 0 to `max_lanes`.
 [[nodiscard]] constexpr std::size_t index_of(lane_id lane) {
   return static_cast<std::size_t>(lane);
 }
@@ -22,11 +23,12 @@ enum class lane_id : std::uint8_t {};
 ///
 /// Two words, so that it travels in registers; at a record each nanosecond they last two years.
 struct ticket {
-  lane_id lane : 8 {};
+  lane_id lane : 8 {};              ///< on which it was recorded
   std::uint64_t position : 56 = 0;  ///< 0: before everything
   std::uint64_t order = 0;          ///< issue order over all lanes, to tell older from younger
 
   constexpr ticket() = default;
+  /// `at` is the position on the lane `on`, `issued` the order over all lanes.
   constexpr ticket(lane_id on, std::uint64_t at, std::uint64_t issued)
       : lane(on), position(at & ((std::uint64_t{1} << 56) - 1)), order(issued) {}
 };
@@ -39,10 +41,13 @@ static_assert(sizeof(ticket) == 16);
 class fence {
  public:
   constexpr fence() = default;
+  /// The fence of one ticket.
   constexpr fence(const ticket& only) { add(only); }  // NOLINT(google-explicit-constructor)
+  /// A position for each lane, and the order of the youngest.
   constexpr fence(const std::array<std::uint64_t, max_lanes>& positions, std::uint64_t order)
       : positions_(positions), order_(order) {}
 
+  /// Forgets what it held, for one ticket.
   constexpr fence& operator=(const ticket& only) {
     positions_ = {};
     order_ = 0;
@@ -50,12 +55,14 @@ class fence {
     return *this;
   }
 
+  /// Adds a ticket; a later position of a lane replaces an earlier one.
   constexpr void add(const ticket& more) {
     auto& position = positions_[index_of(more.lane)];
     position = std::max<std::uint64_t>(position, more.position);
     order_ = std::max(order_, more.order);
   }
 
+  /// Adds all tickets of another fence.
   constexpr void add(const fence& more) {
     for (std::size_t lane = 0; lane < max_lanes; ++lane) {
       positions_[lane] = std::max(positions_[lane], more.positions_[lane]);
@@ -63,6 +70,7 @@ class fence {
     order_ = std::max(order_, more.order_);
   }
 
+  /// The position on a lane; 0 when there is none.
   [[nodiscard]] constexpr std::uint64_t position(std::size_t lane) const {
     return positions_[lane];
   }

@@ -25,9 +25,10 @@ enum class join_site : std::uint8_t {
   new_stream,     ///< a stream that is new after a capture waits for what came before
   borrow,         ///< a stream waits for the one whose allocator gave the memory that it will touch
   give_back,      ///< the stream of an owner waits for the last use of memory that goes back to it
-  count
+  count           ///< how many there are
 };
 
+/// The name of a join, as traces and `--drop-joins` of the tests have it.
 [[nodiscard]] constexpr std::string_view name_of(join_site site) {
   constexpr std::string_view names[]{
       "producer",  "device_reuse",  "reload_reuse", "host_reuse",   "own_offload",

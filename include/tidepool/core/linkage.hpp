@@ -12,6 +12,7 @@
 #if defined(TIDEPOOL_COMPILED) && !defined(TIDEPOOL_SOURCE)
 #define TIDEPOOL_DEFINITIONS 0
 #else
+/// 1 where this file compiles definitions, 0 where it compiles declarations alone.
 #define TIDEPOOL_DEFINITIONS 1
 #endif
 
@@ -19,5 +20,6 @@
 #if defined(TIDEPOOL_COMPILED)
 #define TIDEPOOL_INLINE
 #else
+/// `inline` where definitions are compiled in every file, else nothing.
 #define TIDEPOOL_INLINE inline
 #endif

@@ -13,7 +13,7 @@ namespace plan {
 
 /// The places of one storage, in bytes from the begin of the arena.
 struct places_of_storage {
-  std::size_t bytes = 0;
+  std::size_t bytes = 0;         ///< of the storage
   std::size_t first = anywhere;  ///< from its allocation on
   std::size_t again = anywhere;  ///< from its reload or its recomputation on
 

@@ -16,6 +16,7 @@ namespace tidepool {
 
 /// What becomes of the groups of the steps to come. Plain data.
 struct decision {
+  /// A `keep_at_most` that limits nothing.
   static constexpr std::size_t unlimited = std::numeric_limits<std::size_t>::max();
 
   plan::step_plan made;  ///< actions, limits of reloads ahead, forecast; `expected.runs`: found
@@ -23,13 +24,13 @@ struct decision {
   /// Groups that should stay by plan leave all the same once so many bytes have stayed, and unless
   /// so many are free in one piece (0: that does not count): shapes may grow after the plan.
   std::size_t keep_at_most = unlimited;
-  std::size_t free_piece = 0;
-  std::string words;  ///< for the report; empty: nothing to say
+  std::size_t free_piece = 0;  ///< bytes; see `keep_at_most`
+  std::string words;           ///< for the report; empty: nothing to say
 };
 
 /// A step as the engine recorded it.
 struct recorded_step {
-  plan::profile step;
+  plan::profile step;  ///< chunks, passes, and events where the step was timed
   /// The first of a warm-up: whether shapes vary is not known yet.
   bool first = false;
 };
@@ -37,7 +38,7 @@ struct recorded_step {
 /// A plan from elsewhere, made fit for one offloader.
 struct followed_plan {
   plan::profile step;  ///< that it was made for, with the offloader's modules
-  decision what;
+  decision what;       ///< the plan, as the engine will follow it
 };
 
 /// Makes decisions. An offloader is given one by who wants plans: `tidepool::planner()` of

@@ -13,6 +13,7 @@ namespace tidepool {
 template <device Device>
 class device_allocator final : public page_allocator {
  public:
+  /// Memory of `dev`, which must outlive this object.
   explicit device_allocator(Device& dev) : dev_(&dev) {}
 
   [[nodiscard]] void* try_allocate(std::size_t bytes) override { return dev_->try_allocate(bytes); }
@@ -27,6 +28,7 @@ class device_allocator final : public page_allocator {
 template <device Device>
 class host_allocator final : public page_allocator {
  public:
+  /// Host memory of the kind `how`, for `dev`, which must outlive this object.
   explicit host_allocator(Device& dev, const host_memory& how = {}) : dev_(&dev), how_(how) {}
 
   [[nodiscard]] void* try_allocate(std::size_t bytes) override {

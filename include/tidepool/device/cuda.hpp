@@ -38,18 +38,24 @@ namespace tidepool {
 /// safety: one thread at a time; several objects may stand for one device.
 class cuda_device {
  public:
-  static constexpr std::string_view name = "cuda";
+  static constexpr std::string_view name = "cuda";  ///< for messages and pictures
 
+  /// A copyable name of a stream. It owns nothing.
   class stream_ref {
    public:
     constexpr stream_ref() = default;
+    /// Any stream of the runtime API; null is the legacy default stream.
     constexpr stream_ref(cudaStream_t handle)
         : handle_(handle) {}  // NOLINT(google-explicit-constructor)
 #if defined(TIDEPOOL_DETAIL_STREAM_REF)
+    /// Any stream of libcu++.
     stream_ref(::cuda::stream_ref handle)
         : handle_(handle.get()) {}  // NOLINT(google-explicit-constructor)
 #endif
+    /// The stream as the runtime API has it.
     [[nodiscard]] cudaStream_t get() const { return handle_; }
+    /// CUDA's own id of the stream: no other stream of the process ever has it. Throws
+    /// `device_error`.
     [[nodiscard]] std::uint64_t key() const {
       unsigned long long id = 0;
       check(cudaStreamGetId(handle_, &id), "cudaStreamGetId");
@@ -65,8 +71,10 @@ class cuda_device {
     cudaStream_t handle_ = nullptr;
   };
 
+  /// Owns a non-blocking stream; destroys it at the end.
   class stream : detail::cuda_handle<cudaStream_t, cudaStreamDestroy> {
    public:
+    /// Its name, to be handed to an offloader.
     [[nodiscard]] stream_ref ref() const { return get(); }
     using cuda_handle::get;
 
@@ -75,6 +83,7 @@ class cuda_device {
     using cuda_handle::cuda_handle;
   };
 
+  /// Owns an event; destroys it at the end.
   class event : detail::cuda_handle<cudaEvent_t, cudaEventDestroy> {
    public:
     using cuda_handle::get;
@@ -115,6 +124,7 @@ class cuda_device {
     return found;
   }
 
+  /// The number of the device, as `cudaSetDevice` counts.
   [[nodiscard]] int ordinal() const { return ordinal_; }
 
   /// A non-blocking stream of this device.
@@ -124,6 +134,7 @@ class cuda_device {
     check(cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
     return {handle, context()};
   }
+  /// An event; with `timing` one that `elapsed_us` may ask. Throws `device_error`.
   [[nodiscard]] event make_event(bool timing = false) {
     const current_device guard(ordinal_);
     cudaEvent_t handle = nullptr;
@@ -131,9 +142,11 @@ class cuda_device {
           "cudaEventCreateWithFlags");
     return {handle, context()};
   }
+  /// The event stands for all that `on` was given so far. Does not block the host.
   void record(event& target, stream_ref on) {
     check(cudaEventRecord(target.get(), on.get()), "cudaEventRecord");
   }
+  /// `waiter` waits for what the event stands for. Does not block the host.
   void wait(stream_ref waiter, const event& until) {
     check(cudaStreamWaitEvent(waiter.get(), until.get(), 0), "cudaStreamWaitEvent");
   }
@@ -148,12 +161,14 @@ class cuda_device {
     const current_device guard(ordinal_);
     check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   }
+  /// Microseconds between two events with timing that have passed.
   [[nodiscard]] double elapsed_us(const event& from, const event& to) const {
     float milliseconds = 0;
     check(cudaEventElapsedTime(&milliseconds, from.get(), to.get()), "cudaEventElapsedTime");
     return static_cast<double>(milliseconds) * 1000;
   }
 
+  /// Whether all before the event's latest record is over. Does not block the host.
   [[nodiscard]] bool passed(const event& which) const {
     const auto code = cudaEventQuery(which.get());
     if (code == cudaErrorNotReady) {
@@ -164,6 +179,8 @@ class cuda_device {
     return true;
   }
 
+  /// Queues a copy between device and host memory on a stream; `shape` has rows and pitches in
+  /// bytes. Does not block the host where the host memory is pinned.
   void copy(void* target, const void* source, const copy_shape& shape, copy_direction direction,
             stream_ref on) {
     const auto kind = direction == copy_direction::device_to_host ? cudaMemcpyDeviceToHost
@@ -177,6 +194,7 @@ class cuda_device {
     }
   }
 
+  /// Queues a fill with one byte on a stream. Does not block the host.
   void fill_bytes(void* pointer, unsigned char byte, std::size_t bytes, stream_ref on) {
     check(cudaMemsetAsync(pointer, byte, bytes, on.get()), "cudaMemsetAsync");
   }
@@ -210,6 +228,7 @@ class cuda_device {
     check(cudaStreamBeginCapture(on.get(), cudaStreamCaptureModeThreadLocal),
           "cudaStreamBeginCapture");
   }
+  /// Whether the stream is being captured.
   [[nodiscard]] bool capturing(stream_ref which) const {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     check(cudaStreamIsCapturing(which.get(), &status), "cudaStreamIsCapturing");
@@ -225,10 +244,12 @@ class cuda_device {
     check(code, "cudaGraphInstantiate");
     return {ready, context()};
   }
+  /// Launches a graph on a stream. Does not block the host.
   void replay(graph& which, stream_ref on) {
     check(cudaGraphLaunch(which.get(), on.get()), "cudaGraphLaunch");
   }
 
+  /// Device memory; null when the device has none left. Throws `device_error` on any other failure.
   [[nodiscard]] void* try_allocate(std::size_t bytes) {
     const current_device guard(ordinal_);
     void* pointer = nullptr;
@@ -266,6 +287,7 @@ class cuda_device {
   void deallocate(void* pointer) noexcept {
     if (pointer != nullptr && context_.alive()) static_cast<void>(cudaFree(pointer));
   }
+  /// Gives host memory of `try_allocate_host` back.
   void deallocate_host(void* pointer) noexcept { host_.deallocate(pointer, context_.alive()); }
   /// The NUMA node next to this device; -1 when the machine does not say.
   [[nodiscard]] int node() const { return host_.node(); }

@@ -15,23 +15,28 @@
 
 namespace tidepool {
 
-enum class copy_direction : std::uint8_t { device_to_host, host_to_device };
+/// Which way a copy goes.
+enum class copy_direction : std::uint8_t {
+  device_to_host,  ///< an offload
+  host_to_device   ///< a reload
+};
 
 /// A dense or pitched copy. A dense one has one row; widths and pitches are bytes.
 struct copy_shape {
-  std::size_t width = 0;
-  std::size_t rows = 1;
-  std::size_t source_pitch = 0;
-  std::size_t target_pitch = 0;
+  std::size_t width = 0;         ///< bytes of one row
+  std::size_t rows = 1;          ///< how many
+  std::size_t source_pitch = 0;  ///< bytes from row to row where it reads
+  std::size_t target_pitch = 0;  ///< bytes from row to row where it writes
 
+  /// Bytes that are copied.
   [[nodiscard]] constexpr std::size_t bytes() const { return width * rows; }
 };
 
 /// One dense copy of many that go together.
 struct copy_item {
-  void* target = nullptr;
-  const void* source = nullptr;
-  std::size_t bytes = 0;
+  void* target = nullptr;        ///< where it writes
+  const void* source = nullptr;  ///< where it reads
+  std::size_t bytes = 0;         ///< how many
 };
 
 /// What memory holds when it is handed out.
@@ -42,8 +47,8 @@ enum class fill : std::uint8_t {
 
 /// Bytes as the driver counts them.
 struct memory_info {
-  std::size_t free = 0;
-  std::size_t total = 0;
+  std::size_t free = 0;   ///< not allocated by anybody
+  std::size_t total = 0;  ///< that the device has
 };
 
 /// Streams, events, copies and memory of one device.
@@ -113,6 +118,19 @@ concept capturing_device = device<Device> &&
   { dev.capturing(ref) } -> std::same_as<bool>;
   { dev.end_capture(ref) } -> std::same_as<typename Device::graph>;
   dev.replay(graph, ref);
+};
+
+/// A device that checks the order of accesses (device/checked.hpp). The engine tells it what memory
+/// it is given back, what returns to an owner, and what its own work is about.
+template <class Device>
+concept order_checking_device = device<Device> &&
+    requires(Device& dev, const void* pointer, std::size_t bytes, typename Device::stream_ref ref,
+             std::string_view module, int number) {
+  dev.gave_back(pointer, bytes, ref);
+  dev.returned(pointer, bytes, ref);
+  dev.name_copy_streams(ref, ref);
+  dev.abandons_capture();
+  dev.at(module, number, number);
 };
 
 }  // namespace tidepool

@@ -89,7 +89,8 @@ class host_pages {
     bytes_ = data_ == nullptr ? 0 : bytes;
 #endif
   }
-  host_pages(host_pages&& other) noexcept { swap(other); }
+  host_pages(host_pages&& other) noexcept { swap(other); }  ///< The other is empty afterwards.
+  /// The other gets what this one had.
   host_pages& operator=(host_pages&& other) noexcept {
     swap(other);
     return *this;
@@ -103,8 +104,10 @@ class host_pages {
 #endif
   }
 
-  explicit operator bool() const { return data_ != nullptr; }
+  explicit operator bool() const { return data_ != nullptr; }  ///< True when there is memory.
+  /// Its first byte; null when there is none.
   [[nodiscard]] std::byte* data() const { return data_; }
+  /// Its size, which is whole pages.
   [[nodiscard]] std::size_t bytes() const { return bytes_; }
   /// True when the pages were asked for on the node given.
   [[nodiscard]] bool bound() const { return bound_; }

@@ -8,10 +8,10 @@ namespace tidepool {
 
 /// Rates are bytes per nanosecond, which is GB/s.
 struct machine {
-  std::size_t device_bytes = std::size_t{8} << 30;
-  std::size_t host_bytes = std::size_t{8} << 30;
-  double offload_rate = 55.2;     ///< device to host, alone
-  double reload_rate = 55.2;      ///< host to device, alone
+  std::size_t device_bytes = std::size_t{8} << 30;  ///< bytes of device memory
+  std::size_t host_bytes = std::size_t{8} << 30;    ///< bytes of host memory
+  double offload_rate = 55.2;                       ///< device to host, alone
+  double reload_rate = 55.2;                        ///< host to device, alone
   double both_rate = 101.7;       ///< both directions together, while both are busy
   double copy_latency_ns = 2000;  ///< of each copy, before its first byte
   bool poison = true;             ///< fill device memory that is handed out or given back

@@ -13,53 +13,67 @@ namespace tidepool {
 /// nobody touches. Thread safety: none, one per thread.
 class null_device {
  public:
-  static constexpr std::string_view name = "null";
+  static constexpr std::string_view name = "null";  ///< for messages and pictures
 
+  /// A copyable name of a stream.
   class stream_ref {
    public:
     constexpr stream_ref() = default;
+    /// The stream with that key.
     constexpr explicit stream_ref(std::uint64_t key) : key_(key) {}
+    /// Tells streams apart.
     [[nodiscard]] constexpr std::uint64_t key() const { return key_; }
 
    private:
     std::uint64_t key_ = 0;
   };
 
+  /// Owns a stream, on which nothing runs.
   class stream {
    public:
-    explicit stream(std::uint64_t key) : ref_(key) {}
-    stream(stream&&) noexcept = default;
-    stream& operator=(stream&&) noexcept = default;
+    explicit stream(std::uint64_t key) : ref_(key) {}  ///< A stream with that key.
+    stream(stream&&) noexcept = default;               ///< The same stream, of a new owner.
+    stream& operator=(stream&&) noexcept = default;    ///< The same stream, of a new owner.
+    /// Its name, to be handed to an offloader.
     [[nodiscard]] stream_ref ref() const { return ref_; }
 
    private:
     stream_ref ref_;
   };
 
+  /// An event that stands for nothing.
   class event {
    public:
     event() = default;
-    event(event&&) noexcept = default;
-    event& operator=(event&&) noexcept = default;
+    event(event&&) noexcept = default;             ///< As good as new.
+    event& operator=(event&&) noexcept = default;  ///< As good as new.
   };
 
+  /// A stream with a key of its own.
   [[nodiscard]] stream make_stream() { return stream{++streams_}; }
-  [[nodiscard]] event make_event(bool /*timing*/ = false) { return {}; }
-  void record(event& /*target*/, stream_ref /*on*/) {}
-  void wait(stream_ref /*waiter*/, const event& /*until*/) {}
-  void synchronize(stream_ref /*which*/) {}
-  void synchronize() {}
+  [[nodiscard]] event make_event(bool /*timing*/ = false) { return {}; }  ///< An event.
+  void record(event& /*target*/, stream_ref /*on*/) {}                    ///< Does nothing.
+  void wait(stream_ref /*waiter*/, const event& /*until*/) {}             ///< Does nothing.
+  void synchronize(stream_ref /*which*/) {}                               ///< Does nothing.
+  void synchronize() {}                                                   ///< Does nothing.
+  /// Always 0.
   [[nodiscard]] double elapsed_us(const event& /*from*/, const event& /*to*/) const { return 0; }
+  /// Copies nothing.
   void copy(void* /*target*/, const void* /*source*/, const copy_shape& /*shape*/,
             copy_direction /*direction*/, stream_ref /*on*/) {}
+  /// Fills nothing.
   void fill_bytes(void* /*pointer*/, unsigned char /*byte*/, std::size_t /*bytes*/,
                   stream_ref /*on*/) {}
 
+  /// Memory by `malloc`; null when there is none.
   [[nodiscard]] void* try_allocate(std::size_t bytes) { return std::malloc(bytes); }
+  /// Memory by `malloc`; null when there is none.
   [[nodiscard]] void* try_allocate_host(std::size_t bytes) { return std::malloc(bytes); }
+  /// Gives memory of `try_allocate` back.
   void deallocate(void* pointer) noexcept { std::free(pointer); }
+  /// Gives memory of `try_allocate_host` back.
   void deallocate_host(void* pointer) noexcept { std::free(pointer); }
-  [[nodiscard]] memory_info memory() const { return {}; }
+  [[nodiscard]] memory_info memory() const { return {}; }  ///< Nothing is counted: both are 0.
 
  private:
   std::uint64_t streams_ = 0;

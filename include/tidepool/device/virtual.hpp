@@ -25,9 +25,9 @@ namespace tidepool {
 
 /// One kernel that ran on the virtual device: on which stream (`stream_ref::index`), and when.
 struct kernel_run {
-  std::size_t stream = 0;
-  double start_ns = 0;
-  double end_ns = 0;
+  std::size_t stream = 0;  ///< `stream_ref::index` of its stream
+  double start_ns = 0;     ///< when it began
+  double end_ns = 0;       ///< when it ended
 };
 
 /// Streams are queues, copies move real bytes at the rates of a `machine`, kernels are host
@@ -42,11 +42,13 @@ struct kernel_run {
 /// outlive its streams, events and offloaders.
 class virtual_device {
  public:
-  static constexpr std::string_view name = "virtual";
+  static constexpr std::string_view name = "virtual";  ///< for messages and pictures
 
+  /// A copyable name of a stream.
   class stream_ref {
    public:
     constexpr stream_ref() = default;
+    /// Tells streams apart, of all virtual devices of the process.
     [[nodiscard]] constexpr std::uint64_t key() const { return key_; }
     /// As an observer sees it.
     [[nodiscard]] constexpr std::size_t index() const { return index_; }
@@ -61,14 +63,17 @@ class virtual_device {
   /// Owns a stream. Work queued on it still runs after its end.
   class stream {
    public:
+    /// The other owns nothing afterwards.
     stream(stream&& other) noexcept
         : owner_(std::exchange(other.owner_, nullptr)), ref_(other.ref_) {}
+    /// The other gets what this one had.
     stream& operator=(stream&& other) noexcept {
       std::swap(owner_, other.owner_);
       std::swap(ref_, other.ref_);
       return *this;
     }
     ~stream();
+    /// Its name, to be handed to an offloader.
     [[nodiscard]] stream_ref ref() const { return ref_; }
 
    private:
@@ -81,8 +86,10 @@ class virtual_device {
   /// Owns an event.
   class event {
    public:
+    /// The other owns nothing afterwards.
     event(event&& other) noexcept
         : owner_(std::exchange(other.owner_, nullptr)), index_(other.index_) {}
+    /// The other gets what this one had.
     event& operator=(event&& other) noexcept {
       std::swap(owner_, other.owner_);
       std::swap(index_, other.index_);
@@ -100,8 +107,8 @@ class virtual_device {
   /// Owns what a capture kept.
   class graph {
    public:
-    graph(graph&& other) noexcept;
-    graph& operator=(graph&& other) noexcept;
+    graph(graph&& other) noexcept;             ///< The other owns nothing afterwards.
+    graph& operator=(graph&& other) noexcept;  ///< The other gets what this one had.
     ~graph();
 
    private:
@@ -112,6 +119,7 @@ class virtual_device {
     std::vector<std::size_t> lanes_;  // to run on; the first is that of the launch
   };
 
+  /// A device with the memory, link and kernel order of `model`.
   explicit virtual_device(const machine& model = {});
   virtual_device(const virtual_device&) = delete;
   virtual_device& operator=(const virtual_device&) = delete;
@@ -119,14 +127,20 @@ class virtual_device {
 
   // ---- streams, events, copies: see the concept `device` ----
 
-  [[nodiscard]] stream make_stream();
+  [[nodiscard]] stream make_stream();  ///< A new stream; its work runs beside that of others.
+  /// An event; every event here can be timed.
   [[nodiscard]] event make_event(bool /*timing*/ = false);
+  /// The event stands for all that `on` was given so far. Does not run anything.
   void record(event& target, stream_ref on);
+  /// `waiter` waits for what the event stands for. Does not run anything.
   void wait(stream_ref waiter, const event& until);
-  void synchronize(stream_ref which);
-  void synchronize();
+  void synchronize(stream_ref which);  ///< Runs what is queued until the stream is idle.
+  void synchronize();                  ///< Runs all that is queued.
+  /// Microseconds on the virtual clock between two events that have passed.
   [[nodiscard]] double elapsed_us(const event& from, const event& to) const;
+  /// Whether all before the event's latest record has run. Does not run anything.
   [[nodiscard]] bool passed(const event& which) const;
+  /// Queues a copy that takes the link of the machine; `shape` has rows and pitches in bytes.
   void copy(void* target, const void* source, const copy_shape& shape, copy_direction direction,
             stream_ref on);
 
@@ -135,20 +149,28 @@ class virtual_device {
 
   // ---- graphs, under the rules of CUDA's stream capture ----
 
+  /// Keeps what the stream is given from now on, and does not run it.
   void begin_capture(stream_ref on);
+  /// Whether the stream is being captured.
   [[nodiscard]] bool capturing(stream_ref which) const;
+  /// Ends the capture and returns what it kept; throws `device_error` where a rule was broken.
   [[nodiscard]] graph end_capture(stream_ref /*on*/);
+  /// Queues what a graph kept on a stream, and on streams of the graph's own.
   void replay(graph& which, stream_ref on);
 
   // ---- memory ----
 
   /// Host memory that counts as device memory; its content is poison, not zeros.
   [[nodiscard]] void* try_allocate(std::size_t bytes);
+  /// Host memory that the copies reach; null when the machine has no more.
   [[nodiscard]] void* try_allocate_host(std::size_t bytes);
   /// Like `try_allocate`, for a trainer's own memory; throws `device_error` when there is none.
   [[nodiscard]] void* allocate(std::size_t bytes);
+  /// Gives device memory back; runs what is queued before.
   void deallocate(void* pointer) noexcept;
+  /// Gives host memory back; runs what is queued before.
   void deallocate_host(void* pointer) noexcept;
+  /// Bytes of device memory, free and in all.
   [[nodiscard]] memory_info memory() const {
     return {model_.device_bytes - device_used_, model_.device_bytes};
   }
@@ -183,6 +205,7 @@ class virtual_device {
 
   /// Leaves out every join of one kind from now on: how tests show that each is needed.
   void leave_out(join_site site) { left_out_ |= 1U << static_cast<unsigned>(site); }
+  /// Whether joins of that kind are left out.
   [[nodiscard]] bool leaves_out(join_site site) const {
     return (left_out_ >> static_cast<unsigned>(site) & 1U) != 0;
   }

@@ -13,6 +13,8 @@ void engine<Device>::restore(chunk_state& chunk, module_id module, int layer, la
     return;
   }
   const auto range = ranges_.restore(static_cast<std::size_t>(module), layer);
+  [[maybe_unused]] const auto subject =
+      about(*dev_, names_[static_cast<std::size_t>(module)], layer, chunk.info().microbatch);
   const auto from = arrive(lane);
   const auto index = fetch(chunk, module, layer, lane, handles);
   if (chunk.at(index).state == group_state::discarded) {
@@ -264,6 +266,15 @@ void engine<Device>::forget(chunk_state& chunk, module_id module, int layer) {
   chunk.mark_restored(which);
 }
 
+// What is given back is filled at once, and graphs may still write there.
+template <device Device>
+[[gnu::cold]] void engine<Device>::meet_quietly() noexcept {
+  try {
+    meet_after_launch();
+  } catch (const error&) {  // then the next call meets them, and the filling may come too early
+  }
+}
+
 template <device Device>
 void engine<Device>::end_chunk(chunk_state& chunk, bool finished) noexcept {
   if (!chunk.info().forward_only) {
@@ -272,6 +283,7 @@ void engine<Device>::end_chunk(chunk_state& chunk, bool finished) noexcept {
         held_to_plan() && chunk.group_count() != profile_.chunks[chunk.ordinal()].groups.size();
     const bool given_up = !finished && (chunk.waiting() > 0 || !chunk.discarded().empty() ||
                                         !chunk.backward_begun() || lacks);
+    if (given_up && replayed_ && opts_.poison) meet_quietly();
     for (std::uint32_t i = 0; i < chunk.group_count(); ++i) {
       auto& each = chunk.at(i);
       if (each.state != group_state::restored) forget_group(chunk, each);

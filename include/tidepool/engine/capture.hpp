@@ -94,6 +94,7 @@ auto engine<Device>::end_capture(lane_id origin) -> device_graph {
 // The capture failed: nothing of it will ever run.
 template <device Device>
 void engine<Device>::abandon_capture(lane_id origin) noexcept {
+  if constexpr (order_checking_device<Device>) dev_->abandons_capture();
   try {
     static_cast<void>(dev_->end_capture(store_.order().stream(origin)));
   } catch (...) {  // it was no longer valid; it is over all the same

@@ -399,6 +399,7 @@ class engine : public storage_owner {
     if (truth_ != nullptr) expect_truth();
   }
   void meet_after_launch();
+  void meet_quietly() noexcept;
   void expect_layout(const std::shared_ptr<const memory_layout>& before);
   void expect_truth();
   void forget_reloads() noexcept;

@@ -3,11 +3,15 @@
 
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "tidepool/engine/storage.hpp"
+#include "tidepool/engine/watch.hpp"
 #include "tidepool/error.hpp"
+#include "tidepool/memory/borrowed.hpp"
 #include "tidepool/memory/lanes.hpp"
 
 namespace tidepool::detail {
@@ -24,6 +28,35 @@ class filling {
 
   filling(Device& dev, lanes<Device>& order, bool poison)
       : dev_(&dev), order_(&order), poison_(poison) {}
+
+  // Memory that was given back: nobody is to touch it any more. Only a device that checks the order
+  // of accesses is told.
+  void gave_back(const storage& store, lane_id on) noexcept {
+    if constexpr (order_checking_device<Device>) {
+      try {
+        dev_->gave_back(store.on_device.data, store.on_device.bytes, order_->stream(on));
+      } catch (...) {  // no memory for its log: a use of it is not found
+      }
+    }
+  }
+  // Holds memory of somebody else's. Where it throws, `owner` is as before.
+  [[nodiscard]] std::uint32_t hold(borrowed_memory& in, memory_owner& owner, void* data,
+                                   std::size_t bytes, lane_id home) {
+    if constexpr (order_checking_device<Device>) {
+      watched_owner<Device> watched(*dev_, data, bytes, order_->stream(home));
+      auto& inner = watched.owner();
+      inner = std::move(owner);
+      memory_owner outer(std::move(watched));
+      try {
+        return in.hold(outer, home, bytes);
+      } catch (...) {
+        owner = std::move(inner);
+        throw;
+      }
+    } else {
+      return in.hold(owner, home, bytes);
+    }
+  }
 
   // Whether what is given back is filled as well.
   [[nodiscard]] bool poisons() const { return poison_; }
@@ -47,20 +80,9 @@ class filling {
   // fence.
   [[nodiscard, gnu::cold]] std::optional<fence> given_back(storage& store, const fence& after,
                                                            lane_id on) noexcept {
-    if constexpr (filling_device<Device>) {
-      bool filled = false;
-      try {
-        if (outside_capture(on)) return after;
-        order_->join(on, after, join_site::device_reuse);
-        dev_->fill_bytes(store.on_device.data, poison_byte, store.on_device.bytes,
-                         order_->stream(on));
-        filled = true;
-        return order_->record(on);
-      } catch (const error&) {
-        if (filled) return std::nullopt;
-      }
-    }
-    return after;
+    const auto behind = fill_given_back(store, after, on);
+    gave_back(store, on);
+    return behind;
   }
 
   // Zeros for new contents, behind what `waiter` was made to wait for when it got the memory.
@@ -83,6 +105,23 @@ class filling {
   }
 
  private:
+  std::optional<fence> fill_given_back(storage& store, const fence& after, lane_id on) noexcept {
+    if constexpr (filling_device<Device>) {
+      bool filled = false;
+      try {
+        if (outside_capture(on)) return after;
+        order_->join(on, after, join_site::device_reuse);
+        dev_->fill_bytes(store.on_device.data, poison_byte, store.on_device.bytes,
+                         order_->stream(on));
+        filled = true;
+        return order_->record(on);
+      } catch (const error&) {
+        if (filled) return std::nullopt;
+      }
+    }
+    return after;
+  }
+
   // What is given to a lane that has no part in a capture comes before each launch of it.
   [[nodiscard]] bool outside_capture(lane_id lane) const {
     if constexpr (capturing_device<Device>) {

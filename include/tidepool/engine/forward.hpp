@@ -83,6 +83,8 @@ void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, lan
     return;
   }
   const auto range = ranges_.commit(static_cast<std::size_t>(module), layer);
+  [[maybe_unused]] const auto subject =
+      about(*dev_, names_[static_cast<std::size_t>(module)], layer, chunk.info().microbatch);
   if (chunk.forward_done()) {
     refuse("commit", chunk, module, layer,
            "the chunk's forward pass has ended; commit before end_forward and before the first"

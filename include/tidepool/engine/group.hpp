@@ -18,7 +18,7 @@ namespace tidepool {
 
 /// Which forward pass a chunk stands for.
 struct chunk_info {
-  int microbatch = 0;
+  int microbatch = 0;         ///< of the step, for messages and pictures
   int model_chunk = 0;        ///< of an interleaved pipeline
   bool forward_only = false;  ///< evaluation: nothing leaves, nothing is counted or learnt
   bool release = false;       ///< with forward_only: a commit gives the memory of its handles back

@@ -37,6 +37,10 @@ engine<Device>::engine(Device& dev, const options& opts, std::vector<std::string
   if (opts.policy == policy_kind::automatic) {
     recorder_ = std::make_unique<recorder<Device>>(dev, 0);
   }
+  if constexpr (order_checking_device<Device>) {
+    const auto& order = store_.order();
+    dev.name_copy_streams(order.stream(store_.offload_lane()), order.stream(store_.reload_lane()));
+  }
   without_a_plan();
 }
 

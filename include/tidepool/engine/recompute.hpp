@@ -176,6 +176,8 @@ void engine<Device>::restore_or_recompute(chunk_state& chunk, module_id module, 
     return;
   }
   const auto range = ranges_.restore(static_cast<std::size_t>(module), layer);
+  [[maybe_unused]] const auto subject =
+      about(*dev_, names_[static_cast<std::size_t>(module)], layer, chunk.info().microbatch);
   const auto lane = lane_of(stream);
   const auto from = arrive(lane);
   const auto index = fetch(chunk, module, layer, lane, handles);

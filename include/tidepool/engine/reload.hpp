@@ -13,6 +13,8 @@ bool engine<Device>::try_reload(chunk_state& chunk, std::uint32_t index) {
   auto& order = store_.order();
   const auto copies = store_.reload_lane();
   const auto range = ranges_.reload(static_cast<std::size_t>(which.module), which.layer);
+  [[maybe_unused]] const auto subject = about(*dev_, names_[static_cast<std::size_t>(which.module)],
+                                              which.layer, chunk.info().microbatch);
   std::size_t bytes = 0;
   std::uint32_t placed = 0;
   const auto take_back = [&](const fence& after) {

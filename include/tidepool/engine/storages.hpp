@@ -150,14 +150,14 @@ class storages {
                                                              : join_site::device_reuse;
     try {
       if (order_.join(waiter, ready, site)) ++waits_;
+      store.handed_to = waiter;
+      store.handed_at = order_.next(waiter);
+      filling_.handed_out(store, waiter);
     } catch (...) {  // untouched, it is free behind what it was free behind
       source_of(store).release(store.on_device, ready);
       store.on_device = {};
       throw;
     }
-    store.handed_to = waiter;
-    store.handed_at = order_.next(waiter);
-    filling_.handed_out(store, waiter);
     live_ += store.bytes;
     if (store.on_host || store.discarded) away_ -= store.bytes;
     note_taken(store, waiter);
@@ -169,10 +169,10 @@ class storages {
 
   // `waiter` has written memory that belongs to `owner`, which is emptied.
   void adopt(storage& store, void* data, lane_id waiter, memory_owner& owner) {
-    if (const auto left = budget_left(store.bytes); borrowed_.waiting() > left) {
+    if (const auto left = budget_left(store.bytes); borrowed_.waiting() > left)
       borrowed_.give_back(left);
-    }
-    store.on_device = {data, store.bytes, borrowed_.hold(owner, waiter, store.bytes)};
+    store.on_device = {data, store.bytes,
+                       filling_.hold(borrowed_, owner, data, store.bytes, waiter)};
     store.borrowed = true;
     store.handed_to = waiter;
     store.handed_at = order_.next(waiter);
@@ -205,6 +205,7 @@ class storages {
         source_of(store).release(store.on_device, *behind);
       }
     } else {
+      filling_.gave_back(store, on);
       source_of(store).release(store.on_device, after);
     }
     store.on_device = {};

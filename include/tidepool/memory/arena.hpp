@@ -49,6 +49,7 @@ class arena final : public block_source {
     const auto joined = [&](const fence& until) { return order_->joined(waiter, until); };
     return book_.take_at(static_cast<std::byte*>(base_) + offset, bytes, joined, into, ready);
   }
+  /// Takes a block back, which is free behind `after`.
   void release(const block& done, const fence& after) noexcept override {
     book_.release(done.index, after);
   }
@@ -60,6 +61,7 @@ class arena final : public block_source {
   void set_fit(fit_policy how) noexcept override { how_ = how; }
 
   [[nodiscard]] std::size_t reserved() const override { return bytes_; }
+  /// Bytes of the whole arena, which is taken at once.
   [[nodiscard]] std::size_t peak() const override { return bytes_; }
   [[nodiscard]] std::size_t budget() const override { return bytes_; }
   [[nodiscard]] std::size_t largest_free() const override { return book_.largest_free(); }

@@ -26,6 +26,7 @@ namespace tidepool {
 /// An owner may call the offloader. Thread safety: none.
 class borrowed_memory {
  public:
+  /// Memory in the order of these clocks, which must outlive this object.
   explicit borrowed_memory(clocks& order) : order_(&order) { ends_.fill({none, none}); }
   borrowed_memory(const borrowed_memory&) = delete;
   borrowed_memory& operator=(const borrowed_memory&) = delete;
@@ -79,6 +80,7 @@ class borrowed_memory {
     }
     giving_ = false;
   }
+  /// Gives back what may go, with joins while more than the slack waits.
   void give_back() noexcept { give_back(slack_); }
 
   /// The device runs nothing any more: all goes back, used or not.
@@ -91,6 +93,7 @@ class borrowed_memory {
   [[nodiscard]] std::size_t held() const { return held_; }        ///< bytes, waiting ones as well
   [[nodiscard]] std::size_t peak() const { return peak_; }        ///< the most ever
   [[nodiscard]] std::size_t waiting() const { return waiting_; }  ///< bytes on their way back
+  /// Times that a stream was made to wait for its owner's sake.
   [[nodiscard]] std::uint64_t joins() const { return joins_; }
 
  private:

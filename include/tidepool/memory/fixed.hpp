@@ -29,15 +29,16 @@ class fixed_block final : public block_source {
     ready = ready_;
     return true;
   }
+  /// The block may be taken again, behind `after`.
   void release(const block& /*done*/, const fence& after) noexcept override {
     taken_ = false;
     ready_ = after;
   }
 
-  [[nodiscard]] bool taken() const { return taken_; }
+  [[nodiscard]] bool taken() const { return taken_; }  ///< Whether somebody has the block.
 
   [[nodiscard]] std::size_t reserved() const override { return bytes_; }
-  [[nodiscard]] std::size_t peak() const override { return bytes_; }
+  [[nodiscard]] std::size_t peak() const override { return bytes_; }  ///< Bytes of the block.
   [[nodiscard]] std::size_t budget() const override { return bytes_; }
   [[nodiscard]] std::size_t largest_free() const override { return taken_ ? 0 : bytes_; }
   [[nodiscard]] std::uint64_t allocations() const override { return 0; }

@@ -34,6 +34,7 @@ inline constexpr char device_type = 0;  // its address is what counts
 template <device Device>
 class lanes final : public clocks {
  public:
+  /// Events of each lane; older positions are joined through a later one.
   static constexpr std::size_t ring = 1024;
 
   /// `trace` outlives this object; while it is on, waits of compute streams are recorded there.
@@ -55,7 +56,9 @@ class lanes final : public clocks {
     return add(stream, key);
   }
 
+  /// The stream of a lane.
   [[nodiscard]] typename Device::stream_ref stream(lane_id lane) const { return at(lane).stream; }
+  [[nodiscard]] Device& device() const { return *dev_; }
 
   /// Records the lane's present position.
   [[gnu::always_inline]] ticket record(lane_id on) override {

@@ -24,6 +24,8 @@ class memory_owner {
   static constexpr std::size_t capacity = 48;  ///< bytes of what a callable captures
 
   memory_owner() noexcept = default;
+  /// Takes a callable, or a reference count, over. It must fit `capacity` bytes (else no
+  /// compiling).
   template <class Owner>
     requires(!std::same_as<std::remove_cvref_t<Owner>, memory_owner>)
   memory_owner(Owner&& owner) {  // NOLINT(google-explicit-constructor, bugprone-forwarding-*)
@@ -36,7 +38,9 @@ class memory_owner {
     ::new (static_cast<void*>(space_)) stored(std::forward<Owner>(owner));
     act_ = &act<stored>;
   }
+  /// The other owns nothing afterwards.
   memory_owner(memory_owner&& other) noexcept { take(other); }
+  /// Gives back what it had; the other owns nothing afterwards.
   memory_owner& operator=(memory_owner&& other) noexcept {
     if (this != &other) {
       give_back();
@@ -48,6 +52,7 @@ class memory_owner {
   memory_owner& operator=(const memory_owner&) = delete;
   ~memory_owner() { give_back(); }
 
+  /// True until the memory is given back.
   explicit operator bool() const { return act_ != nullptr; }
 
   /// The owner has it back; a second call does nothing.

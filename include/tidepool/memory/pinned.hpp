@@ -50,9 +50,9 @@ inline std::string own_cgroup(const std::string& file) {
 
 /// Where the machine says what it has; tests point it at files of their own.
 struct host_files {
-  std::string meminfo = "/proc/meminfo";
-  std::string cgroup = "/proc/self/cgroup";
-  std::string cgroup_root = "/sys/fs/cgroup";
+  std::string meminfo = "/proc/meminfo";       ///< free memory of the machine
+  std::string cgroup = "/proc/self/cgroup";    ///< the control group of this process
+  std::string cgroup_root = "/sys/fs/cgroup";  ///< where limits of control groups are
 };
 
 /// Host memory that this machine or container can still give, in bytes: the least of what the

@@ -26,7 +26,7 @@ enum class rounding : std::uint8_t {
 struct pool_limits {
   std::size_t step = 0;    ///< bytes by which it grows, at least
   std::size_t budget = 0;  ///< bytes it may take in all; 0: as much as the device gives
-  rounding round = rounding::sixteenth;
+  rounding round = rounding::sixteenth;  ///< how requests are rounded up
 };
 
 /// Regions taken from an allocator in large steps.
@@ -37,6 +37,7 @@ struct pool_limits {
 /// order of calls, never from timing. Memory goes back to the allocator in the destructor.
 class pool final : public block_source {
  public:
+  /// Memory from `pages`, in the order of `order`; both must outlive it. Takes none yet.
   pool(page_allocator& pages, const clocks& order, pool_limits limits)
       : pages_(&pages), order_(&order), limits_(limits) {}
   ~pool() override {
@@ -68,15 +69,18 @@ class pool final : public block_source {
     if (found) book_.take(found, need, into, ready);
     return static_cast<bool>(found);
   }
+  /// Takes a block back, which is free behind `after`.
   void release(const block& done, const fence& after) noexcept override {
     book_.release(done.index, after);
   }
 
+  /// The same behind one position of one lane.
   void release(const block& done, const ticket& after) noexcept {
     book_.release(done.index, after);
   }
 
   [[nodiscard]] std::size_t reserved() const override { return reserved_; }
+  /// Bytes taken so far: a pool gives none back before its end.
   [[nodiscard]] std::size_t peak() const override { return reserved_; }
   [[nodiscard]] std::size_t budget() const override { return limits_.budget; }
   [[nodiscard]] std::size_t largest_free() const override { return book_.largest_free(); }
@@ -88,6 +92,7 @@ class pool final : public block_source {
     if (limits_.budget != 0) book_.join_if_unused();
   }
 
+  /// Bytes in use, rounded as `rounded` says.
   [[nodiscard]] std::size_t used() const { return book_.used_bytes(); }
 
  private:

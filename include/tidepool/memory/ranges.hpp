@@ -32,10 +32,10 @@ class ranges : detail::range_survey {
 
   /// Where a request may go: a range, and whether the asking lane has to wait for it.
   struct place {
-    std::uint32_t range = none;
-    bool waits = true;
+    std::uint32_t range = none;  ///< its index; `none`: no room
+    bool waits = true;           ///< whether its fence is to be joined first
 
-    explicit operator bool() const { return range != none; }
+    explicit operator bool() const { return range != none; }  ///< True when there is room.
   };
 
   /// Finds room for `bytes`; `joined(fence)` says whether the asking lane need not wait for it. The
@@ -122,6 +122,7 @@ class ranges : detail::range_survey {
     if (found.waits) ready = taken.ready;
   }
 
+  /// `find` and `take` in one; an empty grant when there is no room.
   template <class Joined>
   [[nodiscard]] grant acquire(std::size_t bytes, const Joined& joined, bool may_wait) {
     grant result;
@@ -159,6 +160,7 @@ class ranges : detail::range_survey {
     return true;
   }
 
+  /// The range is free behind `after`: a fence, or a ticket.
   template <class After = fence>  // or a ticket
   void release(std::uint32_t index, const After& after) {
     auto& freed = nodes_[index];
@@ -182,7 +184,8 @@ class ranges : detail::range_survey {
     }
   }
 
-  [[nodiscard]] std::size_t used_bytes() const { return used_bytes_; }
+  [[nodiscard]] std::size_t used_bytes() const { return used_bytes_; }  ///< Bytes in use.
+  /// Bytes that are free, whatever their fences.
   [[nodiscard]] std::size_t free_bytes() const { return free_bytes_; }
 
   /// Longest run of free neighbours.

@@ -61,6 +61,7 @@ class slots final : public block_source {
     }
     return false;
   }
+  /// Takes a slot back, which is free behind `after`.
   void release(const block& done, const fence& after) noexcept override {
     auto& ring = rings_[done.index >> ring_shift];
     free_slot freed;
@@ -76,6 +77,7 @@ class slots final : public block_source {
   }
 
   [[nodiscard]] std::size_t reserved() const override { return reserved_; }
+  /// Bytes of all rings, which are taken at once.
   [[nodiscard]] std::size_t peak() const override { return reserved_; }
   [[nodiscard]] std::size_t budget() const override { return reserved_; }
   [[nodiscard]] std::size_t largest_free() const override {

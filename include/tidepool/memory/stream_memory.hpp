@@ -21,6 +21,7 @@ namespace tidepool {
 template <device Device, class Allocate, class Deallocate>
 class stream_memory final : public block_source {
  public:
+  /// `allocate` returns null when it has none; both are called in the order of `home`.
   stream_memory(typename Device::stream_ref home, Allocate allocate, Deallocate deallocate)
       : stream_(home), allocate_(std::move(allocate)), deallocate_(std::move(deallocate)) {}
 
@@ -49,11 +50,13 @@ class stream_memory final : public block_source {
     into = {data, need, number};
     return true;
   }
+  /// The memory goes back once `home` has joined `after`.
   void release(const block& done, const fence& after) noexcept override {
     borrowed_->release(done.index, after);
   }
 
   [[nodiscard]] std::size_t reserved() const override { return held_; }
+  /// The most bytes ever held.
   [[nodiscard]] std::size_t peak() const override { return peak_; }
   [[nodiscard]] std::size_t budget() const override { return 0; }
   /// Not known: the allocator has to be asked.
@@ -65,6 +68,9 @@ class stream_memory final : public block_source {
  private:
   void give(void* data, std::size_t bytes) {
     held_ -= bytes;
+    if constexpr (order_checking_device<Device>) {
+      static_cast<lanes<Device>&>(*order_).device().returned(data, bytes, stream_);
+    }
     if constexpr (std::invocable<Deallocate&, void*, std::size_t>) {
       deallocate_(data, bytes);
     } else {

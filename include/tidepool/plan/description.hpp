@@ -19,38 +19,39 @@ inline constexpr std::array<std::string_view, 7> model_modules{
 
 /// A transformer with gated MLPs, experts or dense, and one rank's part of it.
 struct model_description {
-  std::string name = "model";
-  std::size_t layers = 8;        ///< of the whole model
-  std::size_t dense_layers = 0;  ///< of them, the first, without experts
-  std::size_t hidden = 4096;
-  std::size_t heads = 32;
-  std::size_t head_dim = 128;  ///< of queries and keys without `rope_dim`, and of values
-  std::size_t kv_heads = 32;   ///< fewer than `heads`: grouped queries; not used with latents
-  std::size_t q_latent = 0;    ///< latent attention (MLA) where the next one is not 0
-  std::size_t kv_latent = 0;
-  std::size_t rope_dim = 0;  ///< of MLA: further dimensions of queries and keys
-  std::size_t experts = 8;
-  std::size_t top_k = 2;
+  std::string name = "model";      ///< for reports
+  std::size_t layers = 8;          ///< of the whole model
+  std::size_t dense_layers = 0;    ///< of them, the first, without experts
+  std::size_t hidden = 4096;       ///< width of the model
+  std::size_t heads = 32;          ///< of attention
+  std::size_t head_dim = 128;      ///< of queries and keys without `rope_dim`, and of values
+  std::size_t kv_heads = 32;       ///< fewer than `heads`: grouped queries; not used with latents
+  std::size_t q_latent = 0;        ///< latent attention (MLA) where the next one is not 0
+  std::size_t kv_latent = 0;       ///< width of the latents of keys and values; 0: no MLA
+  std::size_t rope_dim = 0;        ///< of MLA: further dimensions of queries and keys
+  std::size_t experts = 8;         ///< of one layer; all tokens of a layer go to `top_k` of them
+  std::size_t top_k = 2;           ///< experts for each token
   std::size_t ffn = 4096;          ///< of one expert; the gate and the other half each
   std::size_t shared_experts = 0;  ///< each of `ffn`, for all tokens
   std::size_t dense_ffn = 0;       ///< of dense layers; 0: none
   std::size_t sequence = 4096;     ///< tokens
   std::size_t microbatch = 1;      ///< sequences
-  std::size_t bytes_per_element = 2;
+  std::size_t bytes_per_element = 2;  ///< of activations: 2 for bf16
   /// fc2's input is made again from its activation's input in backward, as fused kernels do;
   /// otherwise it is saved, as a third tensor of `moe_act`.
   bool fused_activation = true;
-  std::size_t tensor_parallel = 1;  ///< with sequence parallelism
-  std::size_t expert_parallel = 1;
-  std::size_t pipeline_parallel = 1;
-  std::size_t pipeline_rank = 0;
-  std::size_t microbatches = 8;  ///< of a step
-  std::size_t in_flight = 0;     ///< depth of 1F1B; 0: what the pipeline's rank has
-  double efficiency = 1;         ///< share of the machine's GEMM rate that these shapes reach
-  double exposed = 1;            ///< share of the communication that nothing hides
-  double rest_us = 0;            ///< of a step, beside its layers
+  std::size_t tensor_parallel = 1;    ///< with sequence parallelism
+  std::size_t expert_parallel = 1;    ///< ranks over which experts are spread
+  std::size_t pipeline_parallel = 1;  ///< ranks over which layers are spread
+  std::size_t pipeline_rank = 0;      ///< of the rank that is described
+  std::size_t microbatches = 8;       ///< of a step
+  std::size_t in_flight = 0;          ///< depth of 1F1B; 0: what the pipeline's rank has
+  double efficiency = 1;              ///< share of the machine's GEMM rate that these shapes reach
+  double exposed = 1;                 ///< share of the communication that nothing hides
+  double rest_us = 0;                 ///< of a step, beside its layers
   std::vector<std::string> modules{model_modules.begin(), model_modules.end()};  ///< may leave
 
+  /// Microbatches in flight: `in_flight`, or what 1F1B has on this rank.
   [[nodiscard]] std::size_t depth() const {
     const auto natural = pipeline_parallel - pipeline_rank;
     return in_flight > 0 ? in_flight : std::min(natural, microbatches);
@@ -59,6 +60,7 @@ struct model_description {
   [[nodiscard]] std::size_t ranks() const {
     return tensor_parallel * expert_parallel * pipeline_parallel;
   }
+  /// Whether attention has latents (MLA).
   [[nodiscard]] bool latent() const { return kv_latent > 0; }
 
   friend bool operator==(const model_description&, const model_description&) = default;

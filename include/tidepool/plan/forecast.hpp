@@ -23,7 +23,7 @@ namespace tidepool::plan {
 
 /// A step as the engine would run it.
 struct forecast_result {
-  outcome expected;
+  outcome expected;          ///< times, stalls and peak
   std::size_t reserved = 0;  ///< device bytes taken from the device
   std::size_t host = 0;      ///< most host bytes in use
   std::string refusal;       ///< why it does not run; empty when it does
@@ -203,6 +203,7 @@ class rehearsal {
         break;
       case event_kind::restore: {
         const auto& group = step_->chunks[each.chunk].groups[each.index];
+        forget_later(each);
         engine_->restore_or_recompute(*chunks_[each.chunk], group.module, group.layer, stream,
                                       handles_of(each), [&] {
                                         dev_.launch(stream, group.recompute_us * 1e3, nullptr);
@@ -227,11 +228,27 @@ class rehearsal {
 
   // One that nobody restores goes when its first storage is released.
   void forget_group_of(const storage_profile& store) {
-    if (store.chunk == none || comes_back_[store.chunk][store.group]) return;
-    comes_back_[store.chunk][store.group] = true;
-    const auto& group = step_->chunks[store.chunk].groups[store.group];
-    engine_->forget(*chunks_[store.chunk], group.module, group.layer);
-    if (--waiting_[store.chunk] == 0) close(store.chunk);
+    if (store.chunk != none && !comes_back_[store.chunk][store.group]) {
+      forget_group(store.chunk, store.group);
+    }
+  }
+  // Of one module and layer the last comes back first: what was committed behind a group that is
+  // restored, and does not come back, was forgotten before. Its storages may be known no more.
+  void forget_later(const event& restored) {
+    const auto& groups = step_->chunks[restored.chunk].groups;
+    for (std::uint32_t i = restored.index + 1; i < groups.size(); ++i) {
+      if (comes_back_[restored.chunk][i]) continue;
+      const auto& of = groups[restored.index];
+      if (groups[i].module == of.module && groups[i].layer == of.layer) {
+        forget_group(restored.chunk, i);
+      }
+    }
+  }
+  void forget_group(std::uint32_t chunk, std::uint32_t index) {
+    comes_back_[chunk][index] = true;
+    const auto& group = step_->chunks[chunk].groups[index];
+    engine_->forget(*chunks_[chunk], group.module, group.layer);
+    if (--waiting_[chunk] == 0) close(chunk);
   }
 
   const profile* step_;

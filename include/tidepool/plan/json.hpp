@@ -102,6 +102,7 @@ inline std::string plain_text(limit what) { return std::string(name_of(what)); }
 
 }  // namespace detail
 
+/// A profile as JSON. Throws `profile_error` where its data contradict themselves.
 [[nodiscard]] inline std::string to_json(const profile& step) {
   check(step);
   return detail::finished(detail::document_of(step));
@@ -142,20 +143,24 @@ inline std::string plain_text(limit what) { return std::string(name_of(what)); }
   return detail::finished(top);
 }
 
+/// A profile from JSON; messages call it `name`. Throws `file_error`.
 [[nodiscard]] inline profile profile_from_json(std::string_view text,
                                                std::string_view name = "profile") {
   return detail::read_profile({"profile", name}, text);
 }
 
+/// A plan from JSON; messages call it `name`. Throws `file_error`.
 [[nodiscard]] inline step_plan plan_from_json(std::string_view text,
                                               std::string_view name = "plan") {
   return detail::read_plan({"plan", name}, text);
 }
 
+/// A profile from a file. Throws `file_error`, with line and column.
 [[nodiscard]] inline profile load_profile(const std::string& path) {
   return profile_from_json(detail::read_file({"profile", path}), path);
 }
 
+/// A plan from a file. Throws `file_error`, with line and column.
 [[nodiscard]] inline step_plan load_plan(const std::string& path) {
   return plan_from_json(detail::read_file({"plan", path}), path);
 }
@@ -165,6 +170,7 @@ inline void save(const profile& step, const std::string& path) {
   detail::write_file({"profile", path}, to_json(step));
 }
 
+/// The same for a plan and the profile that it was made for.
 inline void save(const step_plan& chosen, const profile& step, const std::string& path) {
   detail::write_file({"plan", path}, to_json(chosen, step));
 }

@@ -187,6 +187,7 @@ inline void check(const machine_description& about) {
   static_cast<void>(detail::machine_consistency(about, detail::refuse_machine));
 }
 
+/// A machine as JSON. Throws `profile_error` where planning for it would make no sense.
 [[nodiscard]] inline std::string to_json(const machine_description& about) {
   check(about);
   std::string text;
@@ -194,11 +195,13 @@ inline void check(const machine_description& about) {
   return text += '\n';
 }
 
+/// A machine from JSON; messages call it `name`. Throws `file_error`.
 [[nodiscard]] inline machine_description machine_from_json(std::string_view text,
                                                            std::string_view name = "machine") {
   return detail::read_machine({"machine", name}, text);
 }
 
+/// A machine from a file. Throws `file_error`, with line and column.
 [[nodiscard]] inline machine_description load_machine(const std::string& path) {
   return machine_from_json(detail::read_file({"machine", path}), path);
 }

@@ -17,15 +17,15 @@ namespace tidepool::plan {
 
 /// What each of `gpus` GPUs of one host gets while all of them copy: they share its memory.
 struct shared_link {
-  std::size_t gpus = 2;
-  link_rates each;
+  std::size_t gpus = 2;  ///< that copy at once
+  link_rates each;       ///< what each of them gets
 
   friend bool operator==(const shared_link&, const shared_link&) = default;
 };
 
 /// One GPU and its way to the host. Rates are those that programs reach, not those of data sheets.
 struct machine_description {
-  std::string name;
+  std::string name;              ///< by which `machine_named` finds it
   std::size_t device_bytes = 0;  ///< device memory
   double gemm_tflops = 0;        ///< dense bf16 GEMMs
   double gemm_share = 0;         ///< that share of the data sheet's; for the eye
@@ -138,8 +138,8 @@ template <class Entry>
 
 /// Rates to plan with where several GPUs of a host copy, and what they rest on.
 struct link_share {
-  std::size_t gpus = 1;
-  link_rates each;
+  std::size_t gpus = 1;      ///< that copy at once
+  link_rates each;           ///< what each of them gets
   std::size_t measured = 1;  ///< GPUs of the measurement behind it; 0: nobody measured several
 
   friend bool operator==(const link_share&, const link_share&) = default;

@@ -38,6 +38,7 @@ namespace tidepool::plan {
 /// Deterministic. Touches no device. Thread safety: none.
 class planner {
  public:
+  /// A planner for this step, of which it keeps what it needs.
   explicit planner(const profile& step) : link_(step.link), sim_(step) {
     const auto count = sim_.map().groups.size();
     keep_all_.assign(count, action::keep);

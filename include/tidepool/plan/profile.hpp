@@ -12,12 +12,12 @@
 
 namespace tidepool::plan {
 
-inline constexpr std::uint32_t none = std::numeric_limits<std::uint32_t>::max();
+inline constexpr std::uint32_t none = std::numeric_limits<std::uint32_t>::max();  ///< No index.
 
 /// One run of one module.
 struct group_profile {
-  module_id module{};
-  int layer = -1;
+  module_id module{};       ///< index into `profile::modules`
+  int layer = -1;           ///< -1 where it has none
   std::size_t bytes = 0;    ///< that would leave the device; 0 when all its tensors stay anyway
   double recompute_us = 0;  ///< of making them again in backward; 0: they cannot be
 
@@ -26,9 +26,9 @@ struct group_profile {
 
 /// One forward pass of one model chunk for one microbatch; groups in forward order.
 struct chunk_profile {
-  int model_chunk = 0;
-  std::vector<group_profile> groups;
-  int microbatch = 0;
+  int model_chunk = 0;                ///< of an interleaved pipeline
+  std::vector<group_profile> groups;  ///< in forward order
+  int microbatch = 0;                 ///< of the step
 
   friend bool operator==(const chunk_profile&, const chunk_profile&) = default;
 };
@@ -36,27 +36,27 @@ struct chunk_profile {
 /// One pass over one chunk, in the order in which passes began.
 struct pass {
   std::size_t chunk = 0;  ///< index into `profile::chunks`
-  bool backward = false;
+  bool backward = false;  ///< or forward
 
   friend bool operator==(const pass&, const pass&) = default;
 };
 
 /// One allocation of saved tensors.
 struct storage_profile {
-  std::size_t bytes = 0;
+  std::size_t bytes = 0;       ///< of the allocation
   std::uint32_t chunk = none;  ///< of the group that saves it; none: nobody does, so it stays
-  std::uint32_t group = none;
-  std::uint32_t place = 0;  ///< in the order of the group's tensors
+  std::uint32_t group = none;  ///< the group of `chunk` that saves it
+  std::uint32_t place = 0;     ///< in the order of the group's tensors
 
   friend bool operator==(const storage_profile&, const storage_profile&) = default;
 };
 
 /// One more group that saves a storage, after the one that `storage_profile` names.
 struct shared_save {
-  std::uint32_t storage = 0;
-  std::uint32_t chunk = 0;
-  std::uint32_t group = 0;
-  std::uint32_t place = 0;  ///< in the order of that group's tensors
+  std::uint32_t storage = 0;  ///< index into `profile::storages`
+  std::uint32_t chunk = 0;    ///< index into `profile::chunks`
+  std::uint32_t group = 0;    ///< of that chunk
+  std::uint32_t place = 0;    ///< in the order of that group's tensors
 
   friend bool operator==(const shared_save&, const shared_save&) = default;
 };
@@ -73,7 +73,7 @@ enum class event_kind : std::uint8_t {
 
 /// One call, and the computing before it.
 struct event {
-  event_kind kind = event_kind::allocate;
+  event_kind kind = event_kind::allocate;  ///< which call it is
   std::uint32_t index = 0;  ///< a storage; a group of `chunk`; 0 for the end of a forward pass
   std::uint32_t chunk = 0;  ///< 0 for storages
   double compute_us = 0;    ///< of the compute stream since the event before, without its stalls
@@ -84,10 +84,10 @@ struct event {
 
 /// What the link gives, in GB/s, and what a copy costs before its first byte.
 struct link_rates {
-  double out = 55.2;    ///< device to host alone
-  double in = 55.2;     ///< host to device alone
-  double both = 101.7;  ///< both together, in total
-  double latency_us = 2;
+  double out = 55.2;      ///< device to host alone
+  double in = 55.2;       ///< host to device alone
+  double both = 101.7;    ///< both together, in total
+  double latency_us = 2;  ///< of each copy, before its first byte
 
   friend bool operator==(const link_rates&, const link_rates&) = default;
 };
@@ -96,21 +96,22 @@ struct link_rates {
 /// step was timed, built from a model's description, or loaded.
 struct profile {
   std::vector<chunk_profile> chunks;  ///< in the order in which their forward passes began
-  std::vector<pass> passes;
-  std::vector<std::string> modules;  ///< names by `module_id`
-  std::vector<storage_profile> storages;
-  std::vector<shared_save> shared;
-  std::vector<event> events;  ///< in the order of the compute stream
-  double rest_us = 0;         ///< computing after the last event
-  double rest_wait_us = 0;    ///< the first part of it: for other ranks
+  std::vector<pass> passes;           ///< forward and backward, in the order in which they began
+  std::vector<std::string> modules;   ///< names by `module_id`
+  std::vector<storage_profile> storages;  ///< in the order of their allocation
+  std::vector<shared_save> shared;        ///< further groups that save a storage
+  std::vector<event> events;              ///< in the order of the compute stream
+  double rest_us = 0;                     ///< computing after the last event
+  double rest_wait_us = 0;                ///< the first part of it: for other ranks
   /// Memory may be taken otherwise than `events` tell: another step had other sizes, as with routed
   /// experts, or handles held memory from its commit to its restore.
   bool shapes_vary = false;
-  link_rates link;
+  link_rates link;  ///< rates of the copies of this step
 
+  /// Whether there are events, and so times.
   [[nodiscard]] bool timed() const { return !events.empty(); }
 
-  void clear() { *this = {}; }
+  void clear() { *this = {}; }  ///< Forgets everything.
 
   friend bool operator==(const profile&, const profile&) = default;
 };

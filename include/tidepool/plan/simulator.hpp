@@ -29,13 +29,17 @@ struct run_limits {
 /// object for many runs; nothing is allocated after the first. Thread safety: none.
 class simulator {
  public:
+  /// For runs of this step, of which it keeps what it needs.
   explicit simulator(const profile& step) : map_(step), rates_(step.link) {}
 
+  /// The step as runs read it: groups and events, flat.
   [[nodiscard]] const detail::layout& map() const { return map_; }
+  /// The rates of the profile's link.
   [[nodiscard]] const link_rates& rates() const { return rates_; }
   /// Steps simulated so far.
   [[nodiscard]] std::size_t runs() const { return runs_; }
 
+  /// One step in which `what` is done to each group, within `limits`.
   [[nodiscard]] outcome run(const std::vector<action>& what, const run_limits& limits) {
     start(what, limits);
     ++runs_;

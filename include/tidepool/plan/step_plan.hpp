@@ -12,8 +12,13 @@
 namespace tidepool::plan {
 
 /// What becomes of a group between forward and backward.
-enum class action : std::uint8_t { keep, offload, recompute };
+enum class action : std::uint8_t {
+  keep,      ///< stays on the device
+  offload,   ///< leaves, and comes back for backward
+  recompute  ///< is discarded, and computed again in backward
+};
 
+/// The name of an action, as plan files have it.
 [[nodiscard]] constexpr std::string_view name_of(action what) {
   constexpr std::string_view names[]{"keep", "offload", "recompute"};
   return names[static_cast<std::size_t>(what)];
@@ -44,6 +49,7 @@ enum class limit : std::uint8_t {
   memory    ///< the budget: the step waits although the link stands still at times
 };
 
+/// The name of a limit, as plan files have it.
 [[nodiscard]] constexpr std::string_view name_of(limit what) {
   constexpr std::string_view names[]{"nothing", "compute", "link", "memory"};
   return names[static_cast<std::size_t>(what)];
@@ -51,13 +57,13 @@ enum class limit : std::uint8_t {
 
 /// A plan for one step, as the planner chose it.
 struct step_plan {
-  actions what;
+  actions what;                        ///< for each group
   std::size_t device_budget = 0;       ///< bytes; 0: as much as is kept at once
   std::size_t reload_ahead = 2;        ///< groups, as in `options`
   std::size_t reload_ahead_bytes = 0;  ///< 0: no such limit
-  outcome expected;
-  double bound_us = 0;  ///< no plan for this profile and budget takes less
-  limit limited_by = limit::nothing;
+  outcome expected;                    ///< by the planner's simulation
+  double bound_us = 0;                 ///< no plan for this profile and budget takes less
+  limit limited_by = limit::nothing;   ///< what keeps it from being faster
 
   /// How much slower than the best there can be it is at most: 0.01 is one percent.
   [[nodiscard]] double gap() const {

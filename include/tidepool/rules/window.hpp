@@ -15,14 +15,17 @@ namespace tidepool {
 /// this one is per module. It only counts: the engine makes the joins.
 class window {
  public:
+  /// The caps of one module.
   struct limits {
     std::optional<std::size_t> groups;  ///< none: no cap
-    std::optional<std::size_t> bytes;
+    std::optional<std::size_t> bytes;   ///< none: no cap
   };
 
-  void set(const limits& caps) { caps_ = caps; }
+  void set(const limits& caps) { caps_ = caps; }  ///< Sets the caps.
+  /// Whether there is any cap.
   [[nodiscard]] bool capped() const { return caps_.groups || caps_.bytes; }
 
+  /// An offload of so many bytes, which is over at `done`.
   void push(const ticket& done, std::size_t bytes) {
     if (tail_ - head_ == queue_.size()) grow();
     queue_[tail_++ % queue_.size()] = {done, bytes};
@@ -30,12 +33,15 @@ class window {
   }
   /// Undoes the latest `push`, which has not been popped.
   void take_back() { bytes_ -= queue_[--tail_ % queue_.size()].bytes; }
+  /// Forgets the oldest, which has been joined.
   void pop() { bytes_ -= queue_[head_++ % queue_.size()].bytes; }
 
+  /// Whether nothing is in flight.
   [[nodiscard]] bool empty() const { return head_ == tail_; }
+  /// Where the oldest is over.
   [[nodiscard]] const ticket& oldest() const { return queue_[head_ % queue_.size()].done; }
-  [[nodiscard]] std::size_t groups() const { return tail_ - head_; }
-  [[nodiscard]] std::size_t bytes() const { return bytes_; }
+  [[nodiscard]] std::size_t groups() const { return tail_ - head_; }  ///< Offloads in flight.
+  [[nodiscard]] std::size_t bytes() const { return bytes_; }          ///< Bytes in flight.
 
   /// More in flight than the caps allow.
   [[nodiscard]] bool over() const {

@@ -28,20 +28,26 @@ struct torch_growth_callback final : c10::FreeMemoryCallback {
 template <>
 class torch_streams<cuda_device> {
  public:
-  using stream_ref = cuda_device::stream_ref;
+  using stream_ref = cuda_device::stream_ref;  ///< A stream of the device.
 
+  /// The streams of `dev`, which must outlive this object.
   explicit torch_streams(cuda_device& dev)
       : dev_(&dev), ordinal_(static_cast<c10::DeviceIndex>(dev.ordinal())), home_(current()) {}
 
+  /// The device as torch calls it.
   [[nodiscard]] c10::Device device() const { return {c10::kCUDA, ordinal_}; }
+  /// In whose order memory is handed out for reloads.
   [[nodiscard]] stream_ref home() const { return home_; }
+  /// The stream that torch works on now, in this thread.
   [[nodiscard]] stream_ref current() const {
     return c10::cuda::getCurrentCUDAStream(ordinal_).stream();
   }
+  /// Whether the stream is being captured.
   [[nodiscard]] bool capturing(stream_ref stream) const { return dev_->capturing(stream); }
 
+  /// Does nothing: kernels take the time they take.
   void worked(std::size_t /*bytes*/, stream_ref /*stream*/) {}
-  void settle(stream_ref /*stream*/) {}
+  void settle(stream_ref /*stream*/) {}  ///< Does nothing: torch's work is in stream order.
   /// Torch hands memory out again in the order of the stream that it was allocated on. Where that
   /// is this one, this does nothing.
   void used_on(const c10::Storage& storage, stream_ref stream) const {
@@ -49,6 +55,7 @@ class torch_streams<cuda_device> {
         storage.data_ptr(), c10::cuda::getStreamFromExternal(stream.get(), ordinal_));
   }
 
+  /// Memory of torch's caching allocator, in the order of `home`; null when there is none.
   [[nodiscard]] void* allocate(std::size_t bytes) const {
     const c10::cuda::CUDAGuard guard(ordinal_);
     try {
@@ -57,6 +64,7 @@ class torch_streams<cuda_device> {
       return nullptr;
     }
   }
+  /// Gives memory of `allocate` back.
   void deallocate(void* data) const { c10::cuda::CUDACachingAllocator::raw_delete(data); }
 
   /// From now on waiting memory goes back before torch's allocator grows. Once in a process.

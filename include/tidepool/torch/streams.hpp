@@ -24,8 +24,9 @@ class torch_streams;
 template <>
 class torch_streams<virtual_device> {
  public:
-  using stream_ref = virtual_device::stream_ref;
+  using stream_ref = virtual_device::stream_ref;  ///< A stream of the device.
 
+  /// The streams of `dev`, which must outlive this object.
   explicit torch_streams(virtual_device& dev)
       : dev_(&dev),
         own_(dev.make_stream()),
@@ -34,19 +35,25 @@ class torch_streams<virtual_device> {
 
   double ns_per_byte = 0.02;  ///< of forward's work on the virtual clock; backward takes as long
 
+  /// The device as torch calls it: the CPU.
   [[nodiscard]] c10::Device device() const { return c10::kCPU; }
   /// In whose order memory is handed out for reloads.
   [[nodiscard]] stream_ref home() const { return own_.ref(); }
+  /// The stream as whose work torch's calls count.
   [[nodiscard]] stream_ref current() const { return current_; }
   /// What torch is called for from now on is work of `stream`.
   void set_current(stream_ref stream) { current_ = stream; }
+  /// Whether the stream is being captured.
   [[nodiscard]] bool capturing(stream_ref stream) const { return dev_->capturing(stream); }
 
+  /// Queues the time of work on so many bytes.
   void worked(std::size_t bytes, stream_ref stream) {
     dev_->launch(
         stream, static_cast<double>(bytes) * ns_per_byte, [] {}, "torch");
   }
+  /// Runs what the stream was given so far, before torch touches memory.
   void settle(stream_ref stream) { dev_->synchronize(stream); }
+  /// Does nothing: memory on the CPU knows no streams.
   void used_on(const c10::Storage& /*storage*/, stream_ref /*stream*/) const {}
 
   /// Null when there is none.
@@ -57,6 +64,7 @@ class torch_streams<virtual_device> {
       return nullptr;
     }
   }
+  /// Gives memory of `allocate` back.
   void deallocate(void* data) const { allocator_->raw_deallocate(data); }
   /// Torch on the CPU asks nobody for memory before it grows.
   static void expect_growth() {}

@@ -10,8 +10,8 @@ namespace tidepool::trace {
 
 /// Totals of one module since the offloader was made. Bytes count each storage once.
 struct module_counters {
-  std::string name;
-  bool enabled = false;
+  std::string name;                    ///< of the module
+  bool enabled = false;                ///< whether it may leave
   std::uint64_t groups = 0;            ///< commits seen while enabled, forward-only passes left out
   std::uint64_t groups_offloaded = 0;  ///< of these, groups from which at least one byte left
   std::uint64_t groups_resident = 0;  ///< groups that policy (margin, fraction, delta, layers) kept
@@ -19,33 +19,33 @@ struct module_counters {
   /// That a plan would have discarded, but another handle or group held their memory, or the
   /// trainer did not offer it: they left.
   std::uint64_t groups_held = 0;
-  std::uint64_t tensors_offloaded = 0;
-  std::uint64_t tensors_shared = 0;  ///< saved again while a copy was there: not copied twice
-  std::uint64_t tensors_small = 0;   ///< below `min_tensor_elements`: stayed
-  std::uint64_t bytes_offloaded = 0;
-  std::uint64_t bytes_reloaded = 0;
-  std::uint64_t bytes_recomputed = 0;  ///< of the groups that a plan discarded
-  std::uint64_t cap_joins = 0;         ///< times the compute stream joined an offload for the cap
-  std::uint64_t step_bytes = 0;        ///< offloaded bytes of the last whole step
-  bool by_all = false;                 ///< asked for by `all`, and not by its name
+  std::uint64_t tensors_offloaded = 0;  ///< of which a copy was begun
+  std::uint64_t tensors_shared = 0;     ///< saved again while a copy was there: not copied twice
+  std::uint64_t tensors_small = 0;      ///< below `min_tensor_elements`: stayed
+  std::uint64_t bytes_offloaded = 0;    ///< copied to the host
+  std::uint64_t bytes_reloaded = 0;     ///< copied back
+  std::uint64_t bytes_recomputed = 0;   ///< of the groups that a plan discarded
+  std::uint64_t cap_joins = 0;          ///< times the compute stream joined an offload for the cap
+  std::uint64_t step_bytes = 0;         ///< offloaded bytes of the last whole step
+  bool by_all = false;                  ///< asked for by `all`, and not by its name
 
   friend bool operator==(const module_counters&, const module_counters&) = default;
 };
 
 /// Totals of one name in `recompute_modules`.
 struct recompute_counters {
-  std::string name;
+  std::string name;           ///< in `recompute_modules`
   std::uint64_t tensors = 0;  ///< discarded in forward
-  std::uint64_t bytes = 0;
+  std::uint64_t bytes = 0;    ///< of these tensors
 
   friend bool operator==(const recompute_counters&, const recompute_counters&) = default;
 };
 
 /// Totals of one offloader.
 struct counters {
-  std::vector<module_counters> modules;
-  std::vector<recompute_counters> recomputed;
-  std::uint64_t steps = 0;
+  std::vector<module_counters> modules;        ///< by `module_id`
+  std::vector<recompute_counters> recomputed;  ///< by the order of `recompute_modules`
+  std::uint64_t steps = 0;                     ///< ended by `end_step`
   std::uint64_t evictions = 0;           ///< reloads undone because forward needed their memory
   std::uint64_t arena_waits = 0;         ///< device blocks handed out with a join (back-pressure)
   std::uint64_t placed_elsewhere = 0;    ///< times that a block was not free where a plan had it

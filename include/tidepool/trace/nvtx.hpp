@@ -34,13 +34,20 @@ namespace tidepool::trace {
 inline namespace TIDEPOOL_DETAIL_NVTX_FORM {
 
 /// What a range is about; NVTX shows it as the range's category.
-enum class nvtx_action : std::uint8_t { offload, reload, commit, restore };
+enum class nvtx_action : std::uint8_t {
+  offload,  ///< copies to the host are issued
+  reload,   ///< copies back are issued
+  commit,   ///< the trainer's commit
+  restore   ///< the trainer's restore
+};
 
 #if TIDEPOOL_DETAIL_NVTX
+/// Whether ranges are compiled in: NVTX was found, and not disabled.
 inline constexpr bool nvtx_compiled_in = true;
 
+/// The domain that a profiler shows.
 struct nvtx_domain {
-  static constexpr const char* name = "tidepool";
+  static constexpr const char* name = "tidepool";  ///< its name
 };
 #else
 inline constexpr bool nvtx_compiled_in = false;
@@ -73,6 +80,7 @@ class nvtx_range {
 /// allocate nothing and never throw. Thread safety: as a const object.
 class nvtx_names {
  public:
+  /// Registers the names; where NVTX is not compiled in, nothing happens.
   explicit nvtx_names([[maybe_unused]] std::span<const std::string> modules) {
 #if TIDEPOOL_DETAIL_NVTX
     domain_ = static_cast<nvtxDomainHandle_t>(nvtx3::v1::domain::get<nvtx_domain>());
@@ -95,15 +103,19 @@ class nvtx_names {
 #endif
   }
 
+  /// A range `offload` of a module, by its index.
   [[nodiscard]] nvtx_range offload(std::size_t module, int layer = -1) const noexcept {
     return nvtx_range(open(module, nvtx_action::offload, layer));
   }
+  /// A range `reload` of a module, by its index.
   [[nodiscard]] nvtx_range reload(std::size_t module, int layer = -1) const noexcept {
     return nvtx_range(open(module, nvtx_action::reload, layer));
   }
+  /// A range `commit` of a module, by its index.
   [[nodiscard]] nvtx_range commit(std::size_t module, int layer = -1) const noexcept {
     return nvtx_range(open(module, nvtx_action::commit, layer));
   }
+  /// A range `restore` of a module, by its index.
   [[nodiscard]] nvtx_range restore(std::size_t module, int layer = -1) const noexcept {
     return nvtx_range(open(module, nvtx_action::restore, layer));
   }

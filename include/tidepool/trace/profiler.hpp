@@ -19,8 +19,8 @@ namespace tidepool::trace {
 
 /// What starts and stops a profiler. A failure is an exception.
 struct profiler_calls {
-  std::function<void()> start;
-  std::function<void()> stop;
+  std::function<void()> start;  ///< called before the first step of a window
+  std::function<void()> stop;   ///< called after the last
 };
 
 // Two names, so that the linker cannot take the one for the other where translation units disagree
@@ -28,6 +28,7 @@ struct profiler_calls {
 #if TIDEPOOL_DETAIL_PROFILER
 inline namespace profiler_on {
 
+/// Throws `device_error`, naming the call, where `code` is a failure.
 inline void check_profiler(cudaError_t code, const char* call) {
   if (code == cudaSuccess) return;
   throw device_error("tidepool: " + std::string(call) + " failed with cudaError_t " +
@@ -107,6 +108,7 @@ class capture_window {
     if (std::exchange(open_, false) && calls_.stop) calls_.stop();
   }
 
+  /// Whether the profiler runs for this window.
   [[nodiscard]] bool open() const noexcept { return open_; }
 
  private:

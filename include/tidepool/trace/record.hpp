@@ -19,14 +19,14 @@ enum class span_kind : std::uint8_t {
 
 /// One interval on one lane. Times are microseconds since the record began.
 struct span {
-  span_kind kind = span_kind::compute;
-  std::size_t lane = 0;  ///< index into `record::lanes`
+  span_kind kind = span_kind::compute;  ///< what it shows
+  std::size_t lane = 0;                 ///< index into `record::lanes`
   std::string name;  ///< the module of a copy, the trainer's text of compute, the join of a stall
   int layer = -1;    ///< -1 where it has none
-  int microbatch = -1;
-  std::size_t bytes = 0;
-  double start = 0;
-  double end = 0;
+  int microbatch = -1;    ///< -1 where it has none
+  std::size_t bytes = 0;  ///< of a copy, and of what a stall waited for
+  double start = 0;       ///< when it began
+  double end = 0;         ///< when it ended
   /// Of a stall: the module of the copy that it waited for, whose are `layer`, `microbatch` and
   /// `bytes` too; empty where it waited for none.
   std::string module{};
@@ -34,22 +34,22 @@ struct span {
 
 /// One forward or backward pass of one chunk, in the time of the compute stream.
 struct pass_span {
-  bool backward = false;
-  int microbatch = -1;
-  int model_chunk = 0;
-  double start = 0;
-  double end = 0;
+  bool backward = false;  ///< or forward
+  int microbatch = -1;    ///< of its chunk
+  int model_chunk = 0;    ///< of its chunk
+  double start = 0;       ///< when it began
+  double end = 0;         ///< when it ended
 };
 
 /// Device bytes held by saved tensors from `time` on (microseconds since the record began).
 struct level {
-  double time = 0;
-  std::size_t bytes = 0;
+  double time = 0;        ///< from which on it holds
+  std::size_t bytes = 0;  ///< held from then on
 };
 
 /// One traced step.
 struct record {
-  std::string title;
+  std::string title;                ///< as `start_trace` was given it
   std::vector<std::string> lanes;   ///< one name per stream, in order of first use
   std::vector<span> spans;          ///< in order of issue, not of time
   std::vector<level> device_bytes;  ///< in order of time
@@ -60,6 +60,7 @@ struct record {
   /// Lanes whose compute is not in `spans`: nobody named it, and the device does not tell.
   std::vector<bool> untraced{};
 
+  /// Whether compute of the lane is in `spans`.
   [[nodiscard]] bool traced(std::size_t lane) const {
     return lane >= untraced.size() || !untraced[lane];
   }

@@ -14,21 +14,25 @@ namespace tidepool::trace {
 
 /// One figure of a plan beside what was measured.
 struct planned_figure {
-  enum class unit { time, bytes };  ///< microseconds, or bytes
+  /// What a figure counts.
+  enum class unit {
+    time,  ///< microseconds
+    bytes  ///< bytes
+  };
 
-  std::string name;
-  double planned = 0;
-  double measured = 0;
-  unit in = unit::time;
+  std::string name;      ///< what it is about
+  double planned = 0;    ///< by the plan
+  double measured = 0;   ///< of the step that ran
+  unit in = unit::time;  ///< the unit of both
 };
 
 /// What a page is about. All but the record may be left empty.
 struct report {
-  record step;
-  counters totals;
-  std::vector<planned_figure> planned;
-  std::string options;  ///< in force, as `to_text` writes them
-  std::string where;    ///< the device, or the model and machine of a plan
+  record step;                          ///< what the picture is drawn of
+  counters totals;                      ///< the summary
+  std::vector<planned_figure> planned;  ///< figures of a plan, beside those measured
+  std::string options;                  ///< in force, as `to_text` writes them
+  std::string where;                    ///< the device, or the model and machine of a plan
 };
 
 /// Writes a page that needs no other file and no network: the picture of the step with zoom (wheel,

@@ -14,8 +14,8 @@ namespace tidepool::trace {
 
 /// The counters of one rank, and what to call it.
 struct rank_counters {
-  std::string rank;
-  counters totals;
+  std::string rank;  ///< what to call it
+  counters totals;   ///< of this rank
 };
 
 /// Adds the counters of several ranks: modules by name, in order of first appearance. Steps are

@@ -13,9 +13,9 @@ namespace tidepool {
 
 /// Memory that a kernel says it touches, for whoever observes the virtual device.
 struct kernel_access {
-  const void* data = nullptr;
-  std::size_t bytes = 0;
-  bool writes = false;
+  const void* data = nullptr;  ///< where it begins
+  std::size_t bytes = 0;       ///< how long it is
+  bool writes = false;         ///< or only reads
 };
 
 }  // namespace tidepool

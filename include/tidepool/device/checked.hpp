@@ -1,0 +1,409 @@
+/// A device that checks the order of all accesses to memory while a program runs.
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "tidepool/device/detail/operation.hpp"
+#include "tidepool/device/detail/order_log.hpp"
+#include "tidepool/device/device.hpp"
+#include "tidepool/device/finding.hpp"
+
+namespace tidepool {
+
+namespace detail {
+
+template <class Event>
+class checked_event {
+ public:
+  checked_event(Event&& made, order_log& log)
+      : inner(std::move(made)), number(log.add_event()), log_(&log) {}
+  checked_event(checked_event&& other) noexcept
+      : inner(std::move(other.inner)),
+        number(other.number),
+        log_(std::exchange(other.log_, nullptr)) {}
+  checked_event& operator=(checked_event&& other) noexcept {
+    std::swap(inner, other.inner);
+    std::swap(number, other.number);
+    std::swap(log_, other.log_);
+    return *this;
+  }
+  ~checked_event() {
+    if (log_ != nullptr) log_->remove_event(number);
+  }
+
+  Event inner;
+  std::uint32_t number;
+
+ private:
+  order_log* log_;
+};
+
+template <class Graph>
+class checked_graph {
+ public:
+  checked_graph(Graph&& made, order_log::graph&& kept, order_log& log)
+      : inner(std::move(made)), steps(std::move(kept)), log_(&log) {}
+  checked_graph(checked_graph&& other) noexcept
+      : inner(std::move(other.inner)), steps(std::exchange(other.steps, {})), log_(other.log_) {}
+  checked_graph& operator=(checked_graph&& other) noexcept {
+    std::swap(inner, other.inner);
+    std::swap(steps, other.steps);
+    std::swap(log_, other.log_);
+    return *this;
+  }
+  ~checked_graph() { log_->drop(steps); }
+
+  Graph inner;
+  order_log::graph steps;
+
+ private:
+  order_log* log_;
+};
+
+template <class Device>
+struct graph_checked {
+  using type = void;
+};
+template <capturing_device Device>
+struct graph_checked<Device> {
+  using type = checked_graph<typename Device::graph>;
+};
+
+// What has an address and a size in bytes: a buffer.
+template <class Memory>
+concept has_bytes = requires(const Memory& memory) {
+  { memory.data() } -> std::convertible_to<const void*>;
+  requires std::is_void_v<std::remove_pointer_t<decltype(memory.data())>>;
+  { memory.size() } -> std::convertible_to<std::size_t>;
+};
+
+}  // namespace detail
+
+/// `Device`, watched: all that it is given goes to a log as well, and vector clocks judge it while
+/// the program runs.
+///
+/// It takes the place of `Device` in an offloader and has all that `Device` has. What kernels read
+/// and write it learns from the trainer (`reads`, `writes`); streams are told apart and ordered by
+/// `record`, `wait` and `synchronize` of this object, or by what `recorded`, `waited` and
+/// `host_waited` say of events elsewhere. What it found is in `findings()`. Nothing here blocks the
+/// host or changes what the device is given. Thread safety: as `Device`, and one thread at a time.
+///
+///     tp::checked_device<tp::cuda_device> gpu{0};
+///     dev.writes(x, stream, "gelu");       // beside the launch, on either side of it
+///     dev.reads(weights, bytes, stream, "gelu");
+///     std::cout << gpu.report();
+template <device Device>
+class checked_device : public Device {
+ public:
+  using base = Device;
+  using stream_ref = typename Device::stream_ref;
+  using event = detail::checked_event<typename Device::event>;
+  using graph = typename detail::graph_checked<Device>::type;
+
+  /// As `Device` is made.
+  template <class... With>
+    requires std::constructible_from<Device, const With&...>
+  explicit checked_device(const With&... with) : Device(with...) {}
+  checked_device(const checked_device&) = delete;
+  checked_device& operator=(const checked_device&) = delete;
+
+  // ---- what the trainer says ----
+
+  /// A kernel on `on` reads, or writes, these bytes. Say it beside the launch, between the same
+  /// waits and records of the stream.
+  void reads(const void* data, std::size_t bytes, stream_ref on, std::string_view kernel) {
+    log_.read(lane_of(on), access_kind::kernel_read, data, bytes, kernel);
+  }
+  void writes(const void* data, std::size_t bytes, stream_ref on, std::string_view kernel) {
+    log_.write(lane_of(on), access_kind::kernel_write, data, bytes, kernel);
+  }
+  template <class T, std::size_t Extent>
+  void reads(std::span<T, Extent> data, stream_ref on, std::string_view kernel) {
+    reads(data.data(), data.size_bytes(), on, kernel);
+  }
+  template <class T, std::size_t Extent>
+  void writes(std::span<T, Extent> data, stream_ref on, std::string_view kernel) {
+    writes(data.data(), data.size_bytes(), on, kernel);
+  }
+  /// All of a buffer.
+  template <detail::has_bytes Memory>
+  void reads(const Memory& memory, stream_ref on, std::string_view kernel) {
+    reads(memory.data(), memory.size(), on, kernel);
+  }
+  template <detail::has_bytes Memory>
+  void writes(const Memory& memory, stream_ref on, std::string_view kernel) {
+    writes(memory.data(), memory.size(), on, kernel);
+  }
+  /// The host itself reads, or writes, memory that the device reaches.
+  void host_reads(const void* data, std::size_t bytes, std::string_view what) {
+    log_.read(detail::order_clocks::host, access_kind::host_read, data, bytes, what);
+  }
+  void host_writes(const void* data, std::size_t bytes, std::string_view what) {
+    log_.write(detail::order_clocks::host, access_kind::host_write, data, bytes, what);
+  }
+
+  /// A name for a stream in findings.
+  void name_stream(stream_ref which, std::string as) {
+    log_.clocks().name(lane_of(which), std::move(as), false);
+  }
+  /// An event of the trainer's own, known by any address, was recorded; a stream waits for it.
+  void recorded(const void* own_event, stream_ref on) {
+    const auto [at, fresh] = own_events_.try_emplace(own_event, 0U);
+    if (fresh) at->second = log_.add_event();
+    log_.record(lane_of(on), at->second);
+  }
+  void waited(stream_ref waiter, const void* own_event) {
+    const auto at = own_events_.find(own_event);
+    if (at == own_events_.end()) return;
+    log_.expect_wait(lane_of(waiter), at->second);
+    log_.wait(lane_of(waiter), at->second);
+  }
+  /// The host waited for a stream, or for the device, by another call than `synchronize`.
+  void host_waited(stream_ref which) { log_.clocks().host_waits(lane_of(which)); }
+  void host_waited() { log_.clocks().host_waits(); }
+
+  /// While it lives, accesses are about this part of the step. An offloader says it for its own.
+  class [[nodiscard]] place {
+   public:
+    place(const place&) = delete;
+    place& operator=(const place&) = delete;
+    ~place() { log_->go_back(before_); }
+
+   private:
+    friend class checked_device;
+    place(detail::order_log& log, std::string_view module, int layer, int microbatch)
+        : log_(&log), before_(log.at(module, layer, microbatch)) {}
+    detail::order_log* log_;
+    detail::order_log::subject before_;
+  };
+  place at(std::string_view module, int layer = -1, int microbatch = -1) {
+    return {log_, module, layer, microbatch};
+  }
+
+  /// Whether a kernel that reads what nothing has written is told of. It is by default, from the
+  /// first declared write on.
+  void check_unwritten(bool on) { log_.judge_unwritten(on); }
+
+  // ---- what was found ----
+
+  /// Each pair of places in the program once, the first 64, in the order in which they were found.
+  [[nodiscard]] const std::vector<finding>& findings() const { return log_.findings().all(); }
+  /// How often anything was found.
+  [[nodiscard]] std::uint64_t finding_count() const { return log_.findings().count(); }
+  void forget_findings() { log_.findings().clear(); }
+  /// All findings in words, and a line that says how many.
+  [[nodiscard]] std::string report() const {
+    std::string text;
+    for (const auto& each : findings()) text += "order: " + to_text(each);
+    return text + "order: " + std::to_string(findings().size()) + " mistakes found\n";
+  }
+  /// Accesses and ranges that are remembered now.
+  [[nodiscard]] std::size_t log_size() const { return log_.size(); }
+
+  // ---- the concept `device`, and what `Device` has beside it ----
+
+  [[nodiscard]] typename Device::stream make_stream() {
+    auto made = Device::make_stream();
+    static_cast<void>(log_.clocks().made(key_of(made.ref())));
+    return made;
+  }
+  [[nodiscard]] event make_event(bool timing = false) { return {Device::make_event(timing), log_}; }
+  void record(event& target, stream_ref on) {
+    Device::record(target.inner, on);
+    log_.record(lane_of(on), target.number);
+  }
+  void wait(stream_ref waiter, const event& until) {
+    log_.expect_wait(lane_of(waiter), until.number);
+    Device::wait(waiter, until.inner);
+    log_.wait(lane_of(waiter), until.number);
+  }
+  void synchronize(stream_ref which) {
+    Device::synchronize(which);
+    host_waited(which);
+  }
+  void synchronize() {
+    Device::synchronize();
+    host_waited();
+  }
+  [[nodiscard]] double elapsed_us(const event& from, const event& to) const {
+    return Device::elapsed_us(from.inner, to.inner);
+  }
+  [[nodiscard]] bool passed(const event& which) requires
+      requires(const Device& dev, const typename Device::event& each) {
+    dev.passed(each);
+  }
+  {
+    if (!Device::passed(which.inner)) return false;
+    log_.passed(which.number);
+    return true;
+  }
+  void copy(void* target, const void* source, const copy_shape& shape, copy_direction direction,
+            stream_ref on) {
+    Device::copy(target, source, shape, direction, on);
+    log_.copy(lane_of(on), target, source, shape, direction);
+  }
+  [[nodiscard]] bool copy_batch(std::span<const copy_item> items, copy_direction direction,
+                                stream_ref on) requires requires(Device& dev) {
+    dev.copy_batch(items, direction, on);
+  }
+  {
+    if (!Device::copy_batch(items, direction, on)) return false;
+    for (const auto& each : items) {
+      log_.copy(lane_of(on), each.target, each.source, {each.bytes, 1, each.bytes, each.bytes},
+                direction);
+    }
+    return true;
+  }
+  void fill_bytes(void* pointer, unsigned char byte, std::size_t bytes,
+                  stream_ref on) requires filling_device<Device> {
+    Device::fill_bytes(pointer, byte, bytes, on);
+    log_.write(lane_of(on), access_kind::fill, pointer, bytes, {});
+  }
+
+  [[nodiscard]] void* try_allocate(std::size_t bytes) {
+    return taken(Device::try_allocate(bytes), bytes, true);
+  }
+  template <class... How>
+  [[nodiscard]] void* try_allocate_host(std::size_t bytes, const How&... how) requires
+      requires(Device& dev) {
+    dev.try_allocate_host(bytes, how...);
+  }
+  { return taken(Device::try_allocate_host(bytes, how...), bytes, false); }
+  [[nodiscard]] void* allocate(std::size_t bytes) requires requires(Device& dev) {
+    dev.allocate(bytes);
+  }
+  { return taken(Device::allocate(bytes), bytes, true); }
+  void deallocate(void* pointer) noexcept {
+    forget(pointer);
+    Device::deallocate(pointer);
+  }
+  void deallocate_host(void* pointer) noexcept {
+    forget(pointer);
+    Device::deallocate_host(pointer);
+  }
+
+  void begin_capture(stream_ref on) requires capturing_device<Device> {
+    Device::begin_capture(on);
+    log_.begin_capture(lane_of(on));
+  }
+  [[nodiscard]] graph end_capture(stream_ref on) requires capturing_device<Device> {
+    if (!std::exchange(abandons_, false)) log_.expect_joined();
+    try {
+      auto made = Device::end_capture(on);
+      return {std::move(made), log_.end_capture(), log_};
+    } catch (...) {
+      log_.abandon_capture();
+      throw;
+    }
+  }
+  template <class Graph>
+    requires std::same_as<Graph, graph>
+  void replay(Graph& which, stream_ref on) {
+    Device::replay(which.inner, on);
+    log_.launch(which.steps, lane_of(on));
+  }
+
+  /// The virtual device's: kernels say what they touch where they are launched.
+  void launch(stream_ref on, double duration_ns, std::function<void()> run, const char* label = "",
+              std::vector<kernel_access> touches = {}) requires requires(Device& dev) {
+    dev.launch(on, duration_ns, run, label, touches);
+  }
+  {
+    Device::launch(on, duration_ns, std::move(run), label, touches);
+    for (const auto& each : touches) {
+      if (each.writes) {
+        writes(each.data, each.bytes, on, label);
+      } else {
+        reads(each.data, each.bytes, on, label);
+      }
+    }
+  }
+  /// What is dropped never runs: nothing waits for it any more.
+  void drop(stream_ref which) noexcept requires requires(Device& dev) { dev.drop(which); }
+  {
+    Device::drop(which);
+    try {
+      host_waited();
+    } catch (...) {  // more is found than is wrong
+    }
+  }
+
+  // ---- what an offloader says ----
+
+  /// It hands memory out: what was there counts as unwritten.
+  bool poison(void* pointer, std::size_t bytes, stream_ref on) {
+    bool filled = false;
+    if constexpr (requires(Device & dev) {
+                    { dev.poison(pointer, bytes, on) } -> std::same_as<bool>;
+                  }) {
+      filled = Device::poison(pointer, bytes, on);
+    }
+    log_.hand_out(lane_of(on), pointer, bytes);
+    return filled;
+  }
+  /// It was given memory back: nobody is to touch it before it is handed out again.
+  void gave_back(const void* pointer, std::size_t bytes, stream_ref on) {
+    log_.give_back(lane_of(on), pointer, bytes);
+  }
+  /// It gives borrowed memory back to an owner whose stream is `home`.
+  void returned(const void* pointer, std::size_t bytes, stream_ref home) {
+    log_.give_to_owner(lane_of(home), pointer, bytes);
+  }
+  /// It ends a capture that failed: what was not joined back never runs.
+  void abandons_capture() noexcept { abandons_ = true; }
+  /// Its copy streams.
+  void name_copy_streams(stream_ref offload, stream_ref reload) {
+    const auto number = ++offloaders_ == 1 ? std::string() : " " + std::to_string(offloaders_);
+    log_.clocks().name(lane_of(offload), "the offload stream" + number, true);
+    log_.clocks().name(lane_of(reload), "the reload stream" + number, true);
+  }
+
+ private:
+  // A stream of a capture may not be asked for its id.
+  [[nodiscard]] static std::uint64_t key_of(const stream_ref& which) {
+    if constexpr (requires { which.key_in_capture(); }) {
+      return which.key_in_capture();
+    } else {
+      return which.key();
+    }
+  }
+  [[nodiscard]] detail::order_clocks::lane lane_of(const stream_ref& which) {
+    return log_.clocks().of(key_of(which));
+  }
+
+  [[nodiscard]] void* taken(void* pointer, std::size_t bytes, bool on_device) {
+    if (pointer == nullptr) return nullptr;
+    sizes_[pointer] = bytes;
+    log_.allocate(pointer, bytes, on_device);
+    return pointer;
+  }
+  void forget(void* pointer) noexcept {
+    const auto at = sizes_.find(pointer);
+    if (at == sizes_.end()) return;
+    try {
+      log_.free(pointer, at->second);
+    } catch (...) {  // a use of it is not found then
+    }
+    sizes_.erase(at);
+  }
+
+  detail::order_log log_;
+  std::unordered_map<void*, std::size_t> sizes_;
+  std::unordered_map<const void*, std::uint32_t> own_events_;
+  unsigned offloaders_ = 0;
+  bool abandons_ = false;
+};
+
+}  // namespace tidepool

@@ -1,0 +1,214 @@
+// The log of a device that checks the order of accesses, and its judge: who must come before whom.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "tidepool/device/detail/access_map.hpp"
+#include "tidepool/device/detail/finding_list.hpp"
+#include "tidepool/device/detail/order_clocks.hpp"
+#include "tidepool/device/detail/order_step.hpp"
+
+namespace tidepool::detail {
+
+// Sees everything in the order of its issue, which is the same whatever order the device chooses.
+// What every stream has joined is forgotten, so that the log stays as large as what is under way
+// and what is told apart in memory.
+class order_log {
+ public:
+  using lane = order_clocks::lane;
+
+  struct graph {
+    order_capture content;
+    std::vector<lane> lanes;  // to run on; the first is that of the launch
+  };
+
+  [[nodiscard]] order_clocks& clocks() { return clocks_; }
+  [[nodiscard]] finding_list& findings() { return findings_; }
+  [[nodiscard]] const finding_list& findings() const { return findings_; }
+  // Ranges and accesses that are remembered.
+  [[nodiscard]] std::size_t size() const { return map_.size() + accesses_.size() - spare_.size(); }
+
+  // ---- what the next accesses are about ----
+
+  struct subject {
+    std::uint32_t module = 0;
+    int layer = -1;
+    int microbatch = -1;
+  };
+  [[nodiscard]] subject at(std::string_view module, int layer, int microbatch) {
+    return std::exchange(where_, subject{findings_.number_of(module), layer, microbatch});
+  }
+  void go_back(const subject& before) { where_ = before; }
+
+  // ---- accesses ----
+
+  void read(lane on, access_kind kind, const void* data, std::size_t bytes, std::string_view name) {
+    give(on, step_of(step_kind::read, kind, data, bytes, name));
+  }
+  void write(lane on, access_kind kind, const void* data, std::size_t bytes,
+             std::string_view name) {
+    if (kind == access_kind::kernel_write) declares_ = true;
+    give(on, step_of(step_kind::write, kind, data, bytes, name));
+  }
+  void copy(lane on, void* target, const void* source, const copy_shape& shape,
+            copy_direction direction) {
+    auto kind = access_kind::copy;
+    if (clocks_.copies(on)) {
+      kind =
+          direction == copy_direction::device_to_host ? access_kind::offload : access_kind::reload;
+    }
+    auto step = step_of(step_kind::copy, kind, target, 0, {});
+    step.source = reinterpret_cast<std::uintptr_t>(source);
+    step.shape = shape;
+    if (shape.rows == 1) step.shape.source_pitch = step.shape.target_pitch = shape.width;
+    give(on, std::move(step));
+  }
+  void hand_out(lane on, const void* data, std::size_t bytes) {
+    give(on, step_of(step_kind::hand_out, access_kind::handed_out, data, bytes, {}));
+  }
+  void give_back(lane on, const void* data, std::size_t bytes) {
+    give(on, step_of(step_kind::give_back, access_kind::given_back, data, bytes, {}));
+  }
+  void give_to_owner(lane home, const void* data, std::size_t bytes) {
+    give(home, step_of(step_kind::give_to_owner, access_kind::returned, data, bytes, {}));
+  }
+
+  // Memory of the device itself, with nothing under way there.
+  void allocate(const void* data, std::size_t bytes, bool on_device) {
+    set(data, bytes, on_device ? contents::unwritten : contents::unknown, access_kind::allocated);
+  }
+  void free(const void* data, std::size_t bytes) {
+    set(data, bytes, contents::freed, access_kind::freed);
+  }
+  // Whether reads of what nothing has written count, once a write was declared.
+  void judge_unwritten(bool on) { judges_unwritten_ = on; }
+
+  // ---- events and captures ----
+
+  [[nodiscard]] std::uint32_t add_event() {
+    if (spare_events_.empty()) {
+      events_.emplace_back();
+      spare_events_.reserve(events_.size());
+      return static_cast<std::uint32_t>(events_.size() - 1);
+    }
+    const auto number = spare_events_.back();
+    spare_events_.pop_back();
+    return number;
+  }
+  void remove_event(std::uint32_t number) noexcept {
+    events_[number].known.clear();
+    events_[number].capture = 0;
+    spare_events_.push_back(number);
+  }
+  void record(lane on, std::uint32_t event);
+  // Before the device is asked to wait, which it refuses across the border of a capture.
+  void expect_wait(lane on, std::uint32_t event);
+  void wait(lane on, std::uint32_t event);
+  // The host has seen that all before the event's record is over.
+  void passed(std::uint32_t event) { clocks_.host_waits(events_[event].known); }
+
+  void begin_capture(lane origin) {
+    capture_.emplace();
+    capture_->number = ++captures_;
+    capture_->lanes.push_back(origin);
+  }
+  void expect_joined();
+  void abandon_capture() noexcept { capture_.reset(); }
+  [[nodiscard]] graph end_capture();
+  void launch(graph& which, lane on);
+  void drop(graph& which) noexcept {
+    for (std::size_t i = 1; i < which.lanes.size(); ++i) clocks_.give_back_inner(which.lanes[i]);
+    which.lanes.clear();
+  }
+
+ private:
+  struct event_state {
+    order_clocks::clock known;
+    order_access by;
+    std::uint64_t capture = 0;  // that it was recorded in
+    std::uint32_t item = 0;     // of it
+  };
+
+  [[nodiscard]] order_step step_of(step_kind what, access_kind kind, const void* data,
+                                   std::size_t bytes, std::string_view name) {
+    order_step step;
+    step.kind = what;
+    step.who.kind = kind;
+    step.who.name = findings_.number_of(name);
+    step.who.module = where_.module;
+    step.who.layer = where_.layer;
+    step.who.microbatch = where_.microbatch;
+    step.target = reinterpret_cast<std::uintptr_t>(data);
+    step.shape = {bytes, 1, bytes, bytes};
+    return step;
+  }
+
+  // Keeps a step for the capture that its lane takes part in, or judges it now.
+  void give(lane on, order_step step) {
+    step.who.stream = on;
+    if (capture_) {
+      if (const auto place = capture_->place_of(on); place < capture_->lanes.size()) {
+        step.who.graph = capture_->number;
+        step.who.number = ++issued_;
+        capture_->items.push_back({place, step});
+        return;
+      }
+    }
+    step.who.number = ++issued_;
+    run(on, step);
+  }
+
+  void run(lane on, const order_step& step);
+  void run_copy(std::uint32_t by, const order_step& step);
+  void look(std::uint32_t by, std::uintptr_t begin, std::size_t bytes, contents* found);
+  void change(std::uint32_t by, std::uintptr_t begin, std::size_t bytes, contents to);
+  void return_to_owner(std::uint32_t by, std::uintptr_t begin, std::size_t bytes);
+  bool is_gone(const touched_range& range, std::uint32_t by, std::uintptr_t begin, bool writes);
+  void expect_order(const touched_range& range, std::uint32_t by, std::uintptr_t begin,
+                    bool writes);
+  void set(const void* data, std::size_t bytes, contents to, access_kind kind);
+
+  [[nodiscard]] bool before(std::uint32_t earlier, std::uint32_t later) const {
+    const auto& first = accesses_[earlier];
+    return clocks_.joined(first.lane, first.position, accesses_[later].lane);
+  }
+  std::uint32_t remember(const order_access& who);
+  void tidy();
+  void found(finding_kind kind, std::uint32_t first, bool first_writes, std::uint32_t second,
+             bool second_writes, std::uintptr_t begin, std::uintptr_t end) {
+    findings_.add(kind, accesses_[first], first_writes, accesses_[second], second_writes, begin,
+                  end, clocks_);
+  }
+
+  order_clocks clocks_;
+  access_map map_;
+  finding_list findings_;
+  std::vector<order_access> accesses_{order_access{}};  // the first is none
+  std::vector<std::uint32_t> spare_;
+  std::size_t tidy_at_ = 1024;
+  std::vector<event_state> events_;
+  std::vector<std::uint32_t> spare_events_;
+  std::optional<order_capture> capture_;
+  std::uint64_t captures_ = 0;
+  std::uint64_t issued_ = 0;
+  subject where_;
+  bool declares_ = false;  // the trainer says what its kernels write
+  bool judges_unwritten_ = true;
+  struct piece {
+    std::uintptr_t begin, end;
+    std::uint32_t cause;
+  };
+  std::vector<piece> pieces_;                // of a copy, that nothing has written
+  std::vector<order_clocks::clock> inside_;  // of each record of a graph that is launched
+};
+
+}  // namespace tidepool::detail
+
+#include "tidepool/device/detail/order_log_impl.hpp"

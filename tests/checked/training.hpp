@@ -1,0 +1,60 @@
+// A small training on a checked device: right as it stands, so that a test can break one thing.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "desk.hpp"
+
+namespace tidepool::test {
+
+using checked_offloader = desk::offloader;
+
+inline constexpr std::size_t tensor_bytes = 2048;
+
+/// Layers of one tensor each; forward and backward passes on streams of their own.
+template <class Desk>
+struct basic_training {
+  Desk& at;
+  typename Desk::offloader& off;
+  int layers = 5;
+
+  using stream_ref = typename Desk::stream_ref;
+
+  struct pass {
+    typename Desk::offloader::chunk chunk;
+    std::vector<typename Desk::buffer> saved;
+  };
+
+  pass forward(stream_ref on, int microbatch = 0) {
+    pass made{off.begin({.microbatch = microbatch}), {}};
+    for (int l = 0; l < layers; ++l) {
+      auto x = off.allocate(tensor_bytes, on);
+      at.write(x, on, "forward");
+      made.chunk.template commit<"fc1">(l, on, x);
+      made.saved.push_back(std::move(x));
+    }
+    made.chunk.end_forward();
+    return made;
+  }
+  void backward(pass& of, stream_ref on) {
+    for (int l = layers; l-- > 0;) {
+      auto& x = of.saved[static_cast<std::size_t>(l)];
+      of.chunk.template restore<"fc1">(l, on, x);
+      at.read(x, on, "backward");
+      x.reset(on);
+    }
+    of.chunk.finish();
+  }
+  void step(stream_ref on) {
+    auto only = forward(on);
+    backward(only, on);
+    off.end_step();
+  }
+};
+
+using checked_training = basic_training<desk>;
+
+}  // namespace tidepool::test

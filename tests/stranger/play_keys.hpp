@@ -1,0 +1,328 @@
+// Tensors by key, as a framework saves them. Not inside captures: what is saved is borrowed.
+#pragma once
+
+#include "player.hpp"
+
+namespace stranger {
+
+inline key_pass* player::keys_at(int which) {
+  auto& in = key_passes_[static_cast<std::size_t>(which)];
+  return in.open && !capturing_ && usable_side(in.side) ? &in : nullptr;
+}
+
+inline void player::key_begin(const operation& op) {
+  auto& in = key_passes_[static_cast<std::size_t>(op.a)];
+  if (in.open || capturing_ || !usable_side(op.b)) return;
+  auto& side = side_at(op.b);
+  const auto off = off_name(op.b);
+  if (!side.keys) {
+    side.keys.emplace(*side.off);
+    code_.line("keys" + std::to_string(op.b) + ".emplace(*" + off + ");");
+  }
+  tp::chunk_info info;
+  info.microbatch = op.c;
+  info.forward_only = op.e != 0;
+  info.release = op.e == 3;
+  const auto code = key_name(op.a) + " = keys" + std::to_string(op.b) +
+                    "->begin({.microbatch = " + std::to_string(op.c) +
+                    (op.e != 0 ? ", .forward_only = true" : "") +
+                    (op.e == 3 ? ", .release = true" : "") + "});";
+  in = {};
+  if (call(code, may(op.b), [&] { in.pass.emplace(side.keys->begin(info)); }) != 0) return;
+  side.begun = true;
+  in.open = true;
+  in.side = op.b;
+  in.forward_only = op.e != 0;
+  in.release = op.e == 3;
+}
+
+inline void player::key_enter(const operation& op) {
+  auto* const in = keys_at(op.a);
+  if (in == nullptr || in->ended || in->restored) return;
+  for (const auto& each : in->scopes) {
+    if (each.module == op.b && each.layer == op.c) return;
+  }
+  const auto id = static_cast<tp::module_id>(op.b);
+  const auto start = key_name(op.a);
+  const auto named = off_name(in->side) + "->module(\"" +
+                     module_names[static_cast<std::size_t>(op.b)] + "\"), " + std::to_string(op.c);
+  const int scope = static_cast<int>(in->scopes.size());
+  if (op.e == 0) {
+    if (call(start + ".enter(" + named + ");", may(in->side), [&] { in->pass->enter(id, op.c); }) !=
+        0) {
+      return;
+    }
+    in->scopes.push_back({op.b, op.c});
+    in->within.push_back(scope);
+    return;
+  }
+  const int stream = stream_of(op.d);
+  bool inside = false;
+  if (code_.on()) {
+    code_.open("attempt([&] { " + start + ".run(" + named + ", s" + std::to_string(stream) +
+               ", [&] {");
+  }
+  const auto threw = call("", may(in->side) | own, [&] {
+    in->pass->run(id, op.c, ref(stream), [&] {
+      inside = true;
+      in->scopes.push_back({op.b, op.c});
+      in->within.push_back(scope);
+      key_save({kind::key_save, op.a, op.slots.empty() ? 0 : op.slots[0], op.d, 256, callable});
+      throw trainer_error();
+    });
+  });
+  code_.line("throw std::runtime_error(\"the trainer's own error\");");
+  if (code_.on()) code_.close("}); });");
+  if (!inside) return;
+  if ((threw & own) == 0) find("what a body threw was not passed on", start);
+  in->within.pop_back();
+  in->scopes.back().kept = true;
+}
+
+inline void player::key_save(const operation& op) {
+  auto* const in = keys_at(op.a);
+  if (in == nullptr || in->within.empty()) return;
+  const auto key = static_cast<std::uint64_t>(op.b) * 7919 + 5;
+  const auto found = in->tensors.find(key);
+  const bool again = found != in->tensors.end();
+  int from = -1;
+  if (again) {
+    const auto& there = found->second;
+    const auto& scope = in->scopes[static_cast<std::size_t>(there.scope)];
+    from = there.region;
+    const bool kept = std::find(in->kept.begin(), in->kept.end(), from) != in->kept.end();
+    if (scope.left && !kept) return;  // nobody knows whether the memory still holds it
+  } else {
+    from = find_region(static_cast<std::size_t>(op.d), stream_of(op.c), op.d / 16);
+    if (from < 0) return;
+    write_region(from);
+  }
+  const auto& of = regions_[static_cast<std::size_t>(from)];
+  const int number = lend(from, in->side);
+  const int owner = op.e % 4 % 3;
+  if (op.e >= 4 && !again) {
+    ++regions_[static_cast<std::size_t>(from)].references;
+    in->kept.push_back(from);
+  }
+  const auto code = key_name(op.a) + ".save(" + std::to_string(key) + ", m" + std::to_string(from) +
+                    ", " + std::to_string(of.bytes) + ", s" + std::to_string(of.home) + ", " +
+                    owner_text(from, owner) + ");";
+  const auto threw = call(code, may(in->side), [&] {
+    with_owner(number, owner, [&](tp::memory_owner&& owned) {
+      in->pass->save(key, of.at, of.bytes, ref(of.home), std::move(owned));
+    });
+  });
+  give(in->side, of.home);
+  const auto back = loans_[static_cast<std::size_t>(number)].times_back;
+  if ((threw != 0 || again) && back != 1) {
+    find("the owner of what was not kept has nothing back", code);
+  }
+  if (threw != 0) return;
+  if (again) {
+    ++found->second.references;
+  } else {
+    if (back != 0) find("saved, and back at once", code);
+    key_tensor made;
+    made.references = 1;
+    made.scope = in->within.back();
+    made.region = from;
+    made.loan = number;
+    made.bytes = of.bytes;
+    made.words = of.words;
+    made.version = of.version;
+    made.streams = 1U << static_cast<unsigned>(of.home);
+    made.used[static_cast<std::size_t>(of.home)] = position_[static_cast<std::size_t>(of.home)];
+    in->tensors.emplace(key, made);
+  }
+  if (in->pass->size() != in->tensors.size()) find("another number of keys", code);
+}
+
+inline void player::key_leave(const operation& op) {
+  auto* const in = keys_at(op.a);
+  if (in == nullptr || in->within.empty()) return;
+  const int stream = stream_of(op.b);
+  const int which = in->within.back();
+  for (auto& [key, each] : in->tensors) {
+    if (each.scope != which) continue;
+    order_for(each.used, stream);
+    each.streams |= 1U << static_cast<unsigned>(stream);
+  }
+  auto allowed = may(in->side);
+  if (settings(in->side).tight_host()) allowed |= budget;
+  const auto threw = call(key_name(op.a) + ".leave(s" + std::to_string(stream) + ");", allowed,
+                          [&] { in->pass->leave(ref(stream)); });
+  give(in->side, stream);
+  in->within.pop_back();
+  auto& scope = in->scopes[static_cast<std::size_t>(which)];
+  scope.left = threw == 0;
+  scope.kept = threw != 0;
+}
+
+inline void player::key_load(const operation& op) {
+  auto* const in = keys_at(op.a);
+  if (in == nullptr || !in->within.empty()) return;
+  const auto key = static_cast<std::uint64_t>(op.b) * 7919 + 5;
+  const auto found = in->tensors.find(key);
+  if (found == in->tensors.end()) return;
+  auto& of = found->second;
+  auto& scope = in->scopes[static_cast<std::size_t>(of.scope)];
+  const int stream = stream_of(op.c);
+  const auto code =
+      key_name(op.a) + ".load(" + std::to_string(key) + ", s" + std::to_string(stream) + ")";
+  void* got = nullptr;
+  if (in->release && scope.left) {
+    if (side_at(in->side).dirty) return;
+    return refused("static_cast<void>(" + code + ");",
+                   [&] { got = in->pass->load(key, ref(stream)); });
+  }
+  const auto& from = regions_[static_cast<std::size_t>(of.region)];
+  if (code_.on()) code_.line("bytes_at p" + std::to_string(at_operation_) + " = nullptr;");
+  const auto threw =
+      call("p" + std::to_string(at_operation_) + " = static_cast<bytes_at>(" + code + ");",
+           may_allocate(in->side), [&] { got = in->pass->load(key, ref(stream)); });
+  give(in->side, stream);
+  if (!in->forward_only) in->restored = true;
+  if (threw != 0) return;
+  scope.restored = true;
+  of.loaded = true;
+  of.streams |= 1U << static_cast<unsigned>(stream);
+  auto* const at = static_cast<std::byte*>(got);
+  if (at == nullptr) find("load gave nothing", code);
+  if (of.at != nullptr && of.at != at) find("loaded again, and lies elsewhere", code);
+  if (in->forward_only && at != from.at) find("what stays lies elsewhere", code);
+  of.at = at;
+  if (at == from.at && loans_[static_cast<std::size_t>(of.loan)].times_back != 0) {
+    find("loaded from memory that went back", code);
+  }
+  touch_words(at, of.bytes, of.words, of.version, stream, false,
+              "key " + std::to_string(op.b) + " of tensor " + std::to_string(of.words));
+  of.used[static_cast<std::size_t>(stream)] = position_[static_cast<std::size_t>(stream)];
+  code_.line("if (p" + std::to_string(at_operation_) + " != nullptr) read_at(dev, s" +
+             std::to_string(stream) + ", p" + std::to_string(at_operation_) + ", " +
+             std::to_string(of.bytes) + ", " + std::to_string(of.words) + ", " +
+             std::to_string(of.version) + ", \"key " + std::to_string(key) + "\");");
+  look();
+}
+
+inline void player::key_drop(const operation& op) {
+  auto* const in = keys_at(op.a);
+  if (in == nullptr) return;
+  const auto key = static_cast<std::uint64_t>(op.b) * 7919 + 5;
+  const auto found = in->tensors.find(key);
+  if (found == in->tensors.end()) return;
+  auto& of = found->second;
+  const int stream = stream_of(op.c);
+  order_for(of.used, stream);
+  const auto code =
+      key_name(op.a) + ".drop(" + std::to_string(key) + ", s" + std::to_string(stream) + ");";
+  const auto threw = call(code, may(in->side), [&] { in->pass->drop(key, ref(stream)); });
+  give(in->side, stream);
+  of.used[static_cast<std::size_t>(stream)] = position_[static_cast<std::size_t>(stream)];
+  of.streams |= 1U << static_cast<unsigned>(stream);
+  if (threw != 0) return;
+  if (--of.references == 0) {
+    const bool unread = !of.loaded;
+    ++reached()[unread ? "dropped unread" : "dropped"];
+    in->dropped.emplace_back(of.loan, of.scope);
+    in->tensors.erase(found);
+  }
+  if (in->pass->size() != in->tensors.size()) find("another number of keys", code);
+}
+
+inline void player::end_keys(key_pass& which) {
+  which.open = false;
+  which.tensors.clear();
+  which.within.clear();
+  for (const int each : which.kept) {
+    code_.line("r" + std::to_string(each) + ".reset();");
+    release_region(each);
+  }
+  which.kept.clear();
+}
+
+inline void player::key_finish(int number) {
+  auto* const in = keys_at(number);
+  if (in == nullptr || !in->within.empty()) return;
+  bool must_throw = false, may_throw = false;
+  for (const auto& [key, each] : in->tensors) {
+    const auto& scope = in->scopes[static_cast<std::size_t>(each.scope)];
+    if (each.loaded || in->forward_only) continue;
+    may_throw = true;
+    const auto& with = settings(in->side);
+    const bool enabled = (with.modules >> static_cast<unsigned>(scope.module) & 1U) != 0;
+    if (enabled && scope.left && !scope.restored) must_throw = true;
+  }
+  const auto code = key_name(number) + ".finish();";
+  if (must_throw) {
+    if (side_at(in->side).dirty) return;
+    return refused(code, [&] { in->pass->finish(); });
+  }
+  const auto threw = call(code, may(in->side) | (may_throw ? static_cast<unsigned>(misuse) : 0U),
+                          [&] { in->pass->finish(); });
+  ++side_at(in->side).eager_calls;
+  if (threw != 0) return;
+  if (!in->forward_only) ++side_at(in->side).passes;
+  end_keys(*in);
+}
+
+inline void player::key_abandon(int number) {
+  auto& in = key_passes_[static_cast<std::size_t>(number)];
+  if (!in.open || capturing_) return;
+  call(key_name(number) + " = {};", 0, [&] { in.pass.reset(); });
+  ++side_at(in.side).eager_calls;
+  if (!in.forward_only) side_at(in.side).spoiled = true;
+  end_keys(in);
+}
+
+inline void player::key_misuse(const operation& op) {
+  auto& closed = key_passes_[static_cast<std::size_t>(op.a)];
+  if (!closed.open && closed.pass && !capturing_ && usable_side(closed.side)) {
+    if (side_at(closed.side).dirty) return;
+    return refused(key_name(op.a) + ".end_forward();", [&] { closed.pass->end_forward(); });
+  }
+  auto* const in = keys_at(op.a);
+  if (in == nullptr || side_at(in->side).dirty) return;
+  const int stream = stream_of(op.c);
+  const auto s = "s" + std::to_string(stream);
+  const auto start = key_name(op.a);
+  switch (op.b % 5) {
+    case 0: {  // outside of any scope
+      if (!in->within.empty()) return;
+      const int from = find_region(256, stream, 0);
+      if (from < 0) return;
+      write_region(from);
+      const auto& of = regions_[static_cast<std::size_t>(from)];
+      const int number = lend(from, in->side);
+      refused(start + ".save(1, m" + std::to_string(from) + ", 256, " + s + ", " +
+                  owner_text(from, callable) + ");",
+              [&] {
+                with_owner(number, callable, [&](tp::memory_owner&& owned) {
+                  in->pass->save(1, of.at, of.bytes, ref(of.home), std::move(owned));
+                });
+              });
+      if (loans_[static_cast<std::size_t>(number)].times_back != 1) {
+        find("the owner of what was not kept has nothing back", start);
+      }
+      return;
+    }
+    case 1:
+      return refused("static_cast<void>(" + start + ".load(1, " + s + "));",
+                     [&] { static_cast<void>(in->pass->load(1, ref(stream))); });
+    case 2:
+      return refused(start + ".drop(1, " + s + ");", [&] { in->pass->drop(1, ref(stream)); });
+    case 3: {
+      if (in->scopes.empty()) return;
+      const auto& again = in->scopes[static_cast<std::size_t>(op.c) % in->scopes.size()];
+      return refused(
+          start + ".enter(" + off_name(in->side) + "->module(\"" +
+              module_names[static_cast<std::size_t>(again.module)] + "\"), " +
+              std::to_string(again.layer) + ");",
+          [&] { in->pass->enter(static_cast<tp::module_id>(again.module), again.layer); });
+    }
+    default:
+      if (!in->within.empty()) return;
+      return refused(start + ".leave(" + s + ");", [&] { in->pass->leave(ref(stream)); });
+  }
+}
+
+}  // namespace stranger
