@@ -26,6 +26,14 @@ if [ ${#of_torch[@]} -ne 5 ]; then
   exit 77
 fi
 root=${of_torch[0]}
+if [ ! -e "$root/include/pybind11/pybind11.h" ] && [ ! -e /usr/include/pybind11/pybind11.h ]; then
+  echo "build.sh: there are no headers of pybind11 (Debian: pybind11-dev)" >&2
+  exit 77
+fi
+if [ ! -e "${of_torch[1]}/Python.h" ]; then
+  echo "build.sh: there are no headers of $python (Debian: python3-dev)" >&2
+  exit 77
+fi
 
 flags=(-std=c++20 -O2 -fPIC -shared -fvisibility=hidden -Wall -Wextra -Iinclude
   "-D_GLIBCXX_USE_CXX11_ABI=${of_torch[4]}" -DTORCH_EXTENSION_NAME=tidepool_megatron
