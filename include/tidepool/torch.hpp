@@ -115,9 +115,12 @@ class torch_module_scope final : public torch_scope {
 template <device Device>
 class torch_group {
  public:
+  /// An empty one.
   torch_group() = default;
+  /// `other` is empty afterwards.
   torch_group(torch_group&& other) noexcept
       : pass_(std::move(other.pass_)), index_(std::exchange(other.index_, 0)) {}
+  /// The same.
   torch_group& operator=(torch_group&& other) noexcept {
     pass_ = std::move(other.pass_);
     index_ = std::exchange(other.index_, 0);
@@ -127,6 +130,7 @@ class torch_group {
   torch_group& operator=(const torch_group&) = delete;  // move-only; pass it by reference
   ~torch_group() = default;
 
+  /// Whether the module's tensors leave: false where it is not enabled, and once committed.
   [[nodiscard]] explicit operator bool() const { return pass_ != nullptr; }
 
   /// Takes `tensor` as autograd saves it; `call_unpack_hook` of what this returns is the tensor

@@ -3,6 +3,7 @@
 
 #include <string>
 #include <tidepool/device/checked.hpp>
+#include <tidepool/engine/definitions.hpp>
 #include <vector>
 
 #include "../kernels/declared.hpp"
