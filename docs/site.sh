@@ -32,17 +32,18 @@ python3 docs/site/pages.py "$pages" "$folder"
 cp docs/site/namespaces.dox "$pages"
 {
   cat docs/site/Doxyfile
-  echo "INPUT += $pages include/tidepool/engine/group.hpp \
+  echo "INPUT += \"$pages\" include/tidepool/engine/group.hpp \
     include/tidepool/device/detail/operation.hpp"
-  echo "STRIP_FROM_PATH = $pages $PWD/include $PWD"
-  echo "USE_MDFILE_AS_MAINPAGE = $pages/index.md"
+  echo "STRIP_FROM_PATH = \"$pages\" \"$PWD/include\" \"$PWD\""
+  echo "USE_MDFILE_AS_MAINPAGE = \"$pages/index.md\""
   echo "PROJECT_NUMBER = $(number MAJOR).$(number MINOR).$(number PATCH)"
-  echo "OUTPUT_DIRECTORY = $folder"
+  echo "OUTPUT_DIRECTORY = \"$folder\""
   echo "HTML_OUTPUT = ."
-  echo "GENERATE_TAGFILE = $folder/names.xml"
-  echo "WARN_LOGFILE = $folder/warnings.txt"
+  echo "GENERATE_TAGFILE = \"$folder/names.xml\""
+  echo "WARN_LOGFILE = \"$folder/warnings.txt\""
 } | doxygen -
 python3 docs/site/mend.py "$folder"
 # The same words on every machine.
-sed -i "s,$pages/,,; s,$PWD/,," "$folder/warnings.txt"
+sed -i "s|$pages/||; s|$PWD/||" "$folder/warnings.txt"
+sed -i "s|$pages/||; s|$PWD/||" "$folder/names.xml"
 echo "$folder/index.html"

@@ -28,9 +28,9 @@ inline constexpr std::size_t max_modules = 64;
 
 /// Names the field uses; any other name is the user's own and just as good.
 /// Source: Megatron-Core `TransformerConfig.offload_modules`.
-inline constexpr std::array<std::string_view, 8> standard_modules{
-    "attn_norm", "qkv_linear", "core_attn", "attn_proj",
-    "mlp_norm",  "expert_fc1", "moe_act",   "fused_group_mlp"};
+inline constexpr std::array<std::string_view, 9> standard_modules{
+    "attn_norm",  "qkv_linear", "core_attn",       "attn_proj", "mlp_norm",
+    "expert_fc1", "moe_act",    "fused_group_mlp", "gdp_qkv"};
 
 /// Index of a module within one offloader.
 enum class module_id : std::uint8_t {};

@@ -107,6 +107,62 @@ class torch_module_scope final : public torch_scope {
 
 }  // namespace detail
 
+/// What one module saves in one layer of a pass, tensor by tensor: for frameworks whose own hooks
+/// see what is saved, such as Python's, and where a module ends later than its hooks. From
+/// `torch_pass::group`. Move-only; false in a condition where nothing of the module leaves.
+///
+/// One that is never committed leaves all where it is. Its tensors may be read at any time.
+template <device Device>
+class torch_group {
+ public:
+  /// An empty one.
+  torch_group() = default;
+  /// `other` is empty afterwards.
+  torch_group(torch_group&& other) noexcept
+      : pass_(std::move(other.pass_)), index_(std::exchange(other.index_, 0)) {}
+  /// The same.
+  torch_group& operator=(torch_group&& other) noexcept {
+    pass_ = std::move(other.pass_);
+    index_ = std::exchange(other.index_, 0);
+    return *this;
+  }
+  torch_group(const torch_group&) = delete;             // move-only; pass it by reference
+  torch_group& operator=(const torch_group&) = delete;  // move-only; pass it by reference
+  ~torch_group() = default;
+
+  /// Whether the module's tensors leave: false where it is not enabled, and once committed.
+  [[nodiscard]] explicit operator bool() const { return pass_ != nullptr; }
+
+  /// Takes `tensor` as autograd saves it; `call_unpack_hook` of what this returns is the tensor
+  /// again, for torch's current stream. Does not block the host. Throws `misuse_error` on an empty
+  /// group.
+  ///
+  ///     auto saved = group.save(tensor);
+  [[nodiscard]] std::unique_ptr<::torch::autograd::SavedVariableHooks> save(
+      const at::Tensor& tensor) const {
+    if (pass_ == nullptr) throw misuse_error("torch_group::save: the group is empty");
+    auto hooks = std::make_unique<detail::torch_tensor_hooks<Device>>(pass_, index_);
+    hooks->call_pack_hook(tensor);
+    return hooks;
+  }
+  /// The module's forward is over: what it saved leaves, in the order of torch's current stream.
+  /// The group is empty then. Does not block the host. Throws as `torch_pass::module`.
+  void commit() {
+    if (const auto pass = std::exchange(pass_, nullptr)) pass->leave(index_);
+  }
+
+ private:
+  template <device>
+  friend class torch_pass;
+  using state = detail::torch_pass_state<Device>;
+
+  torch_group(std::shared_ptr<state> pass, std::uint32_t index)
+      : pass_(std::move(pass)), index_(index) {}
+
+  std::shared_ptr<state> pass_;
+  std::uint32_t index_ = 0;
+};
+
 /// One forward pass through a model and its backward passes. Move-only; one that is destroyed
 /// unfinished is given up.
 template <device Device>
@@ -156,6 +212,16 @@ class torch_pass {
       scope.leave();
       return static_cast<std::invoke_result_t<Body>>(result);
     }
+  }
+
+  /// The same where no call can stand in a scope: what `group.save` is given, until `group.commit`.
+  /// Empty where nothing of the module would leave. Throws as `module`.
+  ///
+  ///     auto group = pass.group(id, layer);
+  [[nodiscard]] torch_group<Device> group(module_id id, int layer) {
+    auto& at = opened("group");
+    if (!at.saves(id)) return {};
+    return {state_, at.enter(id, layer)};
   }
 
   /// The forward pass is complete: reloads may start ahead of backward. Without this call they

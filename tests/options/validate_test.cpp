@@ -100,7 +100,7 @@ TEST_CASE("the set of enabled modules") {
 TEST_CASE("'all' enables every known module that may stand together") {
   CHECK(enabled("--offload-modules=all --own-modules=rope") ==
         names{"attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1",
-              "moe_act", "rope"});
+              "moe_act", "gdp_qkv", "rope"});
   const options all = parse_options("--offload-modules=all");
   CHECK(enabled(all, compiled::names, false) == names{"core_attn", "expert_fc1", "moe_act"});
   CHECK(enabled(all, modules<"core_attn", "fused_group_mlp">::names, false) ==
@@ -112,12 +112,12 @@ TEST_CASE("'all' enables every known module that may stand together") {
 
 TEST_CASE("64 modules fill the word, 65 are refused") {
   options value;
-  for (int i = 0; i < 56; ++i) value.own_modules.push_back("own" + std::to_string(i));
-  value.offload_modules = {"own55"};
+  for (int i = 0; i < 55; ++i) value.own_modules.push_back("own" + std::to_string(i));
+  value.offload_modules = {"own54"};
   CHECK(resolve_modules(value, open_module_list(value), true) == std::uint64_t{1} << 63);
   CHECK_NOTHROW(validate_open(value));
-  value.own_modules.push_back("own56");
-  check_says(refused(value), {"own_modules (--own-modules or TIDEPOOL_OWN_MODULES)", "57 names",
+  value.own_modules.push_back("own55");
+  check_says(refused(value), {"own_modules (--own-modules or TIDEPOOL_OWN_MODULES)", "56 names",
                               "at most 64", "65"});
 }
 
@@ -198,6 +198,13 @@ TEST_CASE("attn_proj needs core_attn") {
   using alone = modules<"attn_proj">;
   check_says(refusal([] { validate(parse_options("--offload-modules=all"), alone::names, false); }),
              {"'all'", "attn_proj", "add core_attn (and compile it in)"});
+}
+
+TEST_CASE("gdp_qkv cannot leave where gdp_in_proj discards its tensor") {
+  check_says(refused("--offload-modules=gdp_qkv --recompute-modules=gdp_in_proj"),
+             {"gdp_in_proj discards the tensor that gdp_qkv offloads", "take gdp_qkv out"});
+  accepted("--offload-modules=gdp_qkv");
+  accepted("--offload-modules=core_attn --recompute-modules=gdp_in_proj");
 }
 
 TEST_CASE("fused_group_mlp excludes its parts") {

@@ -45,8 +45,8 @@ struct content {
   bool copied = false;  // while a handle held it: the copy may last beyond a restore
   int side = 0;
   int source = 0;
-  int loan = -1;            // it was adopted
-  bool ahead = false;       // backward has come for it: it may stay where it lies until then
+  int loan = -1;       // it was adopted
+  bool ahead = false;  // backward has come for it: it may stay where it lies until then
   bool restored = false;
   bool moved = false;       // and lies in memory of the offloader's since
   std::uint64_t words = 0;  // of what its bytes are, where that is not its own number

@@ -19,8 +19,8 @@ namespace tidepool::detail::rules {
 
 /// Names that `recompute_modules` takes beside modules: parts of a model that trainers recompute.
 /// Source: Megatron-Core `TransformerConfig.recompute_modules`, and the gather of routed tokens.
-inline constexpr std::array<std::string_view, 6> recompute_regions{
-    "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts", "moe_permute"};
+inline constexpr std::array<std::string_view, 7> recompute_regions{
+    "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts", "moe_permute", "gdp_in_proj"};
 
 /// `option fraction (--offload-fraction or TIDEPOOL_OFFLOAD_FRACTION)`: which of them gave the
 /// value is not known any more.
@@ -196,6 +196,10 @@ inline void check_recompute(const options& value, const module_list& list, std::
       reject(label, shown, "the group of fused_group_mlp holds what " + name + " computes again",
              "offload other modules than fused_group_mlp, or take " + name +
                  " out of --recompute-modules");
+    }
+    if (name == "gdp_in_proj" && (enabled & list.bit("gdp_qkv")) != 0) {
+      reject(label, shown, "gdp_in_proj discards the tensor that gdp_qkv offloads",
+             "take gdp_qkv out of --offload-modules, or gdp_in_proj out of --recompute-modules");
     }
     for (const region& pair : inside) {
       if (name == pair.whole && (enabled & list.bit(pair.part)) != 0) {

@@ -84,8 +84,8 @@ TIDEPOOL_INLINE std::string to_text(const options& value) {
     if (text == item.text.write(defaults)) continue;
     const std::string flag(item.flag);
     flags.push_back(item.text.kind != detail::text::option_kind::toggle ? "--" + flag + "=" + text
-                    : text == "true"                                  ? "--" + flag
-                                                                      : "--no-" + flag);
+                    : text == "true"                                    ? "--" + flag
+                                                                        : "--no-" + flag);
   }
   return detail::text::join(flags, " ");
 }

@@ -39,9 +39,10 @@ namespace tidepool {
 template <device Device>
 class checked_device : public Device {
  public:
-  using base = Device;
-  using stream_ref = typename Device::stream_ref;
-  using event = detail::checked_event<typename Device::event>;
+  using base = Device;                                          ///< The device that is watched.
+  using stream_ref = typename Device::stream_ref;               ///< A stream of the device.
+  using event = detail::checked_event<typename Device::event>;  ///< Owns an event.
+  /// Owns a captured graph; void where `Device` has none.
   using graph = typename detail::graph_checked<Device>::type;
 
   /// As `Device` is made.
@@ -58,13 +59,16 @@ class checked_device : public Device {
   void reads(const void* data, std::size_t bytes, stream_ref on, std::string_view kernel) {
     log_.read(lane_of(on), access_kind::kernel_read, data, bytes, kernel);
   }
+  /// The same for bytes that are written.
   void writes(const void* data, std::size_t bytes, stream_ref on, std::string_view kernel) {
     log_.write(lane_of(on), access_kind::kernel_write, data, bytes, kernel);
   }
+  /// The same for what a span is of.
   template <class T, std::size_t Extent>
   void reads(std::span<T, Extent> data, stream_ref on, std::string_view kernel) {
     reads(data.data(), data.size_bytes(), on, kernel);
   }
+  /// The same for what a span is of.
   template <class T, std::size_t Extent>
   void writes(std::span<T, Extent> data, stream_ref on, std::string_view kernel) {
     writes(data.data(), data.size_bytes(), on, kernel);
@@ -74,6 +78,7 @@ class checked_device : public Device {
   void reads(const Memory& memory, stream_ref on, std::string_view kernel) {
     reads(memory.data(), memory.size(), on, kernel);
   }
+  /// All of a buffer.
   template <detail::has_bytes Memory>
   void writes(const Memory& memory, stream_ref on, std::string_view kernel) {
     writes(memory.data(), memory.size(), on, kernel);
@@ -82,6 +87,7 @@ class checked_device : public Device {
   void host_reads(const void* data, std::size_t bytes, std::string_view what) {
     log_.read(detail::order_clocks::host, access_kind::host_read, data, bytes, what);
   }
+  /// The host itself writes memory that the device reaches.
   void host_writes(const void* data, std::size_t bytes, std::string_view what) {
     log_.write(detail::order_clocks::host, access_kind::host_write, data, bytes, what);
   }
@@ -96,6 +102,7 @@ class checked_device : public Device {
     if (fresh) at->second = log_.add_event();
     log_.record(lane_of(on), at->second);
   }
+  /// The stream waits for it; one that was never recorded is left alone.
   void waited(stream_ref waiter, const void* own_event) {
     const auto at = own_events_.find(own_event);
     if (at == own_events_.end()) return;
@@ -104,7 +111,7 @@ class checked_device : public Device {
   }
   /// The host waited for a stream, or for the device, by another call than `synchronize`.
   void host_waited(stream_ref which) { log_.clocks().host_waits(lane_of(which)); }
-  void host_waited() { log_.clocks().host_waits(); }
+  void host_waited() { log_.clocks().host_waits(); }  ///< The same for all streams.
 
   /// While it lives, accesses are about this part of the step. An offloader says it for its own.
   class [[nodiscard]] place {
@@ -120,6 +127,7 @@ class checked_device : public Device {
     detail::order_log* log_;
     detail::order_log::subject before_;
   };
+  /// Accesses from here to the end of the result are about this part.
   place at(std::string_view module, int layer = -1, int microbatch = -1) {
     return {log_, module, layer, microbatch};
   }
@@ -134,6 +142,7 @@ class checked_device : public Device {
   [[nodiscard]] const std::vector<finding>& findings() const { return log_.findings().all(); }
   /// How often anything was found.
   [[nodiscard]] std::uint64_t finding_count() const { return log_.findings().count(); }
+  /// Forgets them; what is found again counts anew.
   void forget_findings() { log_.findings().clear(); }
   /// All findings in words, and a line that says how many.
   [[nodiscard]] std::string report() const {
@@ -146,8 +155,8 @@ class checked_device : public Device {
   /// Accesses and ranges that are remembered now.
   [[nodiscard]] std::size_t log_size() const { return log_.size(); }
 
-  // ---- the concept `device`, and what `Device` has beside it ----
-
+  /// As `Device` has it, and noted in the log. See the concept `device`.
+  /// @{
   [[nodiscard]] typename Device::stream make_stream() {
     auto made = Device::make_stream();
     static_cast<void>(log_.clocks().made(key_of(made.ref())));
@@ -248,7 +257,7 @@ class checked_device : public Device {
     Device::replay(which.inner, on);
     log_.launch(which.steps, lane_of(on));
   }
-
+  /// @}
   /// The virtual device's: kernels say what they touch where they are launched.
   void launch(stream_ref on, double duration_ns, std::function<void()> run, const char* label = "",
               std::vector<kernel_access> touches = {}) requires requires(Device& dev) {

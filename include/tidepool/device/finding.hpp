@@ -34,15 +34,15 @@ enum class access_kind : std::uint8_t {
 
 /// One side of a finding.
 struct checked_access {
-  access_kind kind{};
-  std::string name;    ///< as declared; or empty
-  std::string stream;  ///< by name, or by number in order of creation
-  std::string module;  ///< empty where nobody said
-  int layer = -1;
-  int microbatch = -1;
+  access_kind kind{};        ///< who touched the memory, and how
+  std::string name;          ///< as declared; or empty
+  std::string stream;        ///< by name, or by number in order of creation
+  std::string module;        ///< empty where nobody said
+  int layer = -1;            ///< -1 where it has none
+  int microbatch = -1;       ///< -1 where it has none
   std::uint64_t graph = 0;   ///< the capture that it is of, in order; 0: none
   std::uint64_t number = 0;  ///< its place among all that was issued
-  bool writes = false;
+  bool writes = false;       ///< or reads
 };
 
 /// What is wrong between two accesses.
@@ -57,11 +57,11 @@ enum class finding_kind : std::uint8_t {
 
 /// One mistake: two accesses, the bytes, and what is missing between them.
 struct finding {
-  finding_kind kind{};
-  checked_access first;
-  checked_access second;
+  finding_kind kind{};         ///< what is wrong
+  checked_access first;        ///< the one that was noted before
+  checked_access second;       ///< the one that met it
   const void* data = nullptr;  ///< the first of the bytes that both touch
-  std::size_t bytes = 0;
+  std::size_t bytes = 0;       ///< that both touch
   /// The join of an offloader that would make it right, where it is one of those.
   std::optional<join_site> missing;
   std::uint64_t times = 1;  ///< that this pair was found

@@ -58,6 +58,7 @@ class lanes final : public clocks {
 
   /// The stream of a lane.
   [[nodiscard]] typename Device::stream_ref stream(lane_id lane) const { return at(lane).stream; }
+  /// The device whose streams they are.
   [[nodiscard]] Device& device() const { return *dev_; }
 
   /// Records the lane's present position.

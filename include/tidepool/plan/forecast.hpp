@@ -236,12 +236,10 @@ class rehearsal {
   // restored, and does not come back, was forgotten before. Its storages may be known no more.
   void forget_later(const event& restored) {
     const auto& groups = step_->chunks[restored.chunk].groups;
-    for (std::uint32_t i = restored.index + 1; i < groups.size(); ++i) {
-      if (comes_back_[restored.chunk][i]) continue;
-      const auto& of = groups[restored.index];
-      if (groups[i].module == of.module && groups[i].layer == of.layer) {
-        forget_group(restored.chunk, i);
-      }
+    const auto& of = groups[restored.index];
+    for (auto i = restored.index + 1; i < groups.size(); ++i) {
+      const bool alike = groups[i].module == of.module && groups[i].layer == of.layer;
+      if (alike && !comes_back_[restored.chunk][i]) forget_group(restored.chunk, i);
     }
   }
   void forget_group(std::uint32_t chunk, std::uint32_t index) {

@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# Builds the extension tidepool_megatron beside the PyTorch of a Python, with its compiler flags and
+# nothing else: `build.sh [FOLDER]`, then PYTHONPATH=FOLDER:examples/megatron.
+#
+# PYTHON names another Python, CXX another compiler, CUDA_HOME the toolkit of a PyTorch with CUDA.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+out=${1:-build/megatron}
+python=${PYTHON:-python3}
+cuda=${CUDA_HOME:-/usr/local/cuda}
+mkdir -p "$out"
+
+# Folders of headers and libraries, the suffix of modules, whether torch has CUDA, its C++ ABI.
+mapfile -t of_torch < <("$python" - <<'PYTHON'
+import os, sysconfig, torch
+root = os.path.dirname(torch.__file__)
+print(root)
+print(sysconfig.get_paths()["include"])
+print(sysconfig.get_config_var("EXT_SUFFIX"))
+print("cuda" if torch.version.cuda else "cpu")
+print(int(torch._C._GLIBCXX_USE_CXX11_ABI))
+PYTHON
+)
+if [ ${#of_torch[@]} -ne 5 ]; then
+  echo "build.sh: $python cannot import torch (Debian: python3-torch; PYTHON names another)" >&2
+  exit 77
+fi
+root=${of_torch[0]}
+if [ ! -e "$root/include/pybind11/pybind11.h" ] && [ ! -e /usr/include/pybind11/pybind11.h ]; then
+  echo "build.sh: there are no headers of pybind11 (Debian: pybind11-dev)" >&2
+  exit 77
+fi
+if [ ! -e "${of_torch[1]}/Python.h" ]; then
+  echo "build.sh: there are no headers of $python (Debian: python3-dev)" >&2
+  exit 77
+fi
+
+flags=(-std=c++20 -O2 -fPIC -shared -fvisibility=hidden -Wall -Wextra -Iinclude
+  "-D_GLIBCXX_USE_CXX11_ABI=${of_torch[4]}" -DTORCH_EXTENSION_NAME=tidepool_megatron
+  -isystem "$(realpath "$root/include")" -isystem "$root/include/torch/csrc/api/include"
+  -isystem "${of_torch[1]}")
+# A system's own folder stays where it is in the compiler's order.
+if [ "$(realpath "$root/include/torch")" = /usr/include/torch ]; then
+  flags=(-std=c++20 -O2 -fPIC -shared -fvisibility=hidden -Wall -Wextra -Iinclude
+    -isystem /usr/include/torch/csrc/api/include -isystem "${of_torch[1]}")
+fi
+libraries=("-L$root/lib" -ltorch_python -ltorch -ltorch_cpu -lc10)
+if [ "${of_torch[3]}" = cuda ]; then
+  cudart=$(find -L "$cuda" -name 'libcudart.so' 2>/dev/null | head -n 1)
+  flags+=(-DTIDEPOOL_TORCH_CUDA=1 -DTIDEPOOL_HAS_CUDA=1 -isystem "$cuda/include"
+    -isystem "$cuda/include/cccl")
+  libraries+=(-ltorch_cuda -lc10_cuda "$cudart" "-Wl,-rpath,$(dirname "$cudart")" -ldl)
+else
+  flags+=(-DTIDEPOOL_NO_CUDA)
+fi
+
+${CXX:-g++} "${flags[@]}" examples/megatron/tidepool_megatron.cpp \
+  -o "$out/tidepool_megatron${of_torch[2]}" "${libraries[@]}" "-Wl,-rpath,$root/lib"
+echo "$out/tidepool_megatron${of_torch[2]}"

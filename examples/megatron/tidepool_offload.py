@@ -1,0 +1,295 @@
+"""Megatron-LM's fine-grained activation offloading, by Tidepool.
+
+Megatron's call sites import one name, and take it from here instead:
+
+    from tidepool_offload import FineGrainedActivationOffloadingInterface as off_interface
+
+Options are those of Megatron's config, then TIDEPOOL_* of the environment, then `configure`.
+"""
+
+import sys
+import weakref
+from contextlib import nullcontext
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+import tidepool_megatron as _core
+
+TidepoolError = _core.TidepoolError
+OptionError = _core.OptionError
+UnknownModule = _core.UnknownModule
+
+# fused_group_mlp holds what expert_fc1 and moe_act do, and cannot stand beside them.
+_DEFAULT_MODULES = (
+    "attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act",
+    "gdp_qkv",
+)
+_load = _core.SavedTensor.load
+
+
+class _State:
+    """What one process has; `reset_instance` makes it anew."""
+
+    def __init__(self):
+        self.engine = None
+        self.chosen = False  # the modules were named by the user
+        self.seen = set()  # modules that call sites asked for
+        self.current = None  # the pass whose forward runs
+        self.passes = []  # open ones, oldest first
+        self.begun = {}  # passes of this step, by model chunk
+        self.delayed = []
+        self.in_replay = False
+        self.offloads = True
+
+
+_state = _State()
+_flags = []
+_device = None
+_order = 0
+_marked = {}  # tensors that stay, by id
+
+
+def configure(*flags, device=None, order=0):
+    """Tidepool's own options, before the first forward pass: configure("--policy=automatic", …).
+
+    `device` is "cuda", or "virtual" over CPU tensors; `order` is the virtual device's order seed.
+    """
+    global _flags, _device, _order
+    if _state.engine is not None:
+        raise OptionError("configure: offloading has begun; call it before the first forward pass,"
+                          " or reset_instance first")
+    _flags, _device, _order = [str(flag) for flag in flags], device, order
+
+
+def _modules_of_megatron():
+    """`--offload-modules` of Megatron's arguments, where they are parsed; else None."""
+    training = sys.modules.get("megatron.training")
+    try:
+        return list(training.get_args().offload_modules) or None
+    except (AttributeError, AssertionError, TypeError):
+        return None
+
+
+def _make_engine(pp_rank, min_elements, delta, fraction, max_inflight):
+    modules = _modules_of_megatron()
+    _state.chosen = modules is not None or any("offload-modules" in flag for flag in _flags)
+    code = [
+        "--offload-modules=" + ",".join(modules or _DEFAULT_MODULES),
+        f"--min-tensor-elements={int(min_elements)}",
+        f"--delta-bytes-per-rank={int(delta)}",
+        f"--offload-fraction={float(fraction)}",
+        f"--pipeline-rank={int(pp_rank)}",
+    ]
+    if max_inflight is not None:
+        code.append(f"--max-inflight={int(max_inflight)}")
+    device = _device or ("cuda" if _core.has_cuda and torch.cuda.is_available() else "virtual")
+    engine = _core.Engine(device=device, order=_order, code=code, line=_flags)
+    for mark in list(_marked.values()):
+        tensor = mark()
+        if tensor is not None:
+            engine.exclude(tensor)
+    return engine
+
+
+def _print_reports():
+    for report in _state.engine.take_reports():
+        # Of modules that nobody has asked for there is nothing to say.
+        absent = [name for name in _DEFAULT_MODULES if f"module '{name}'" in report]
+        if _state.chosen or _state.seen.issuperset(absent):
+            print(report, file=sys.stderr)
+
+
+def _finish(passes):
+    for each in passes:
+        each.finish()
+
+
+class _TransformerEngine:
+    """Tells Transformer Engine, where it is, that what it saves may leave."""
+
+    offload = None
+    looked = False
+
+    @classmethod
+    def enable(cls, on):
+        if not cls.looked:
+            cls.looked = True
+            try:
+                from megatron.core.extensions.transformer_engine import cpu_offload
+
+                cls.offload = cpu_offload
+            except ImportError:
+                pass
+        if cls.offload is not None:
+            cls.offload.CPUOffloadEnabled = on
+
+
+class FineGrainedActivationOffloadingInterface:
+    """`with FineGrainedActivationOffloadingInterface(offload, tensor, name) as tensor: …`, then
+    `group_offload(output)`: what autograd saved in between leaves, and is back before its node runs.
+    """
+
+    __slots__ = ("offload", "tensor", "name", "_group", "_hooks")
+
+    def __init__(self, offload, tensor, name):
+        self.offload = offload
+        self.tensor = tensor
+        self.name = name
+        self._group = None
+        self._hooks = None
+
+    def __enter__(self):
+        if self.offload and _state.current is not None and _state.offloads:
+            group = _state.current.enter(self.name)
+            if group is not None:
+                self._group = group
+                _state.seen.add(self.name)
+                self._hooks = saved_tensors_hooks(group.save, _load)
+                self._hooks.__enter__()
+                _TransformerEngine.enable(True)
+            elif self.name == "fused_group_mlp" and not _state.chosen:
+                raise OptionError(
+                    "module fused_group_mlp is not among those that leave, as it holds what"
+                    " expert_fc1 and moe_act do; name the modules:"
+                    " configure('--offload-modules=fused_group_mlp')")
+        return self.tensor
+
+    def __exit__(self, kind, *args):
+        if self._hooks is not None:
+            _TransformerEngine.enable(False)
+            self._hooks.__exit__()
+            self._hooks = None
+            if kind is not None:  # what it saved stays
+                self._group = None
+
+    def group_offload(self, tensor, forced_released_tensors=None, delay_offload=False):
+        """The module is over: what it saved leaves. Its memory goes back to torch once the copy is
+        made and nobody else holds it, so that `forced_released_tensors` need no force."""
+        group = self._group
+        if group is not None:
+            self._group = None
+            self.tensor = None  # the last reference of a call site, as often as not
+            if delay_offload and _state.in_replay:
+                _state.delayed.append(group)
+            else:
+                group.commit()
+        return tensor
+
+    # ---- microbatches and steps ----
+
+    @staticmethod
+    def init_chunk_handler(pp_rank, vp_size, vp_stage, min_offloaded_tensor_size,
+                           delta_offload_bytes_across_pp_ranks, activation_offload_fraction,
+                           max_inflight_offloads=None):
+        """A microbatch's forward pass begins, in a model chunk. The first call makes the engine."""
+        state = _state
+        FineGrainedActivationOffloadingInterface.flush_delayed_groups()
+        if state.current is not None:
+            state.current.end_forward()
+            state.current = None
+        over = [each for each in state.passes if each.is_over()]
+        if over:
+            state.passes = [each for each in state.passes if each not in over]
+            _finish(over)
+        if not torch.is_grad_enabled():
+            return  # evaluation: nothing is saved
+        if state.engine is None:
+            state.engine = _make_engine(pp_rank, min_offloaded_tensor_size,
+                                        delta_offload_bytes_across_pp_ranks,
+                                        activation_offload_fraction, max_inflight_offloads)
+        chunk = vp_stage or 0
+        microbatch = state.begun.get(chunk, 0)
+        state.begun[chunk] = microbatch + 1
+        state.current = state.engine.begin(microbatch, chunk)
+        state.passes.append(state.current)
+
+    @staticmethod
+    def reset(process_group=None):
+        """A step is over. What no backward has read by now is given up."""
+        FineGrainedActivationOffloadingInterface.flush_delayed_groups()
+        state = _state
+        _finish(state.passes)
+        state.passes, state.current = [], None
+        if state.begun:
+            state.begun = {}
+            state.engine.end_step()
+            _print_reports()
+
+    @staticmethod
+    def reset_instance():
+        """Everything is forgotten but what was marked to stay."""
+        global _state
+        _finish(_state.passes)
+        _state = _State()
+
+    @staticmethod
+    def summary():
+        """By module: groups and bytes that left, bytes that came back, since the first step."""
+        return _state.engine.summary() if _state.engine is not None else {}
+
+    # ---- what stays ----
+
+    @staticmethod
+    def mark_not_offload(tensor):
+        """This tensor stays, and so do its views."""
+        if tensor is None:
+            return
+        tensor._do_not_offload = True
+        key = id(tensor)
+        _marked[key] = weakref.ref(tensor, lambda _: _marked.pop(key, None))
+        if _state.engine is not None:
+            _state.engine.exclude(tensor)
+
+    @staticmethod
+    def get_context(flag):
+        """Nothing leaves outside of modules."""
+        return nullcontext()
+
+    @staticmethod
+    def disable_offload():
+        _state.offloads = False
+
+    @staticmethod
+    def enable_offload():
+        _state.offloads = True
+
+    # ---- CUDA graphs ----
+
+    @staticmethod
+    def enter_replay():
+        """Until `exit_replay`, groups with `delay_offload` wait for `flush_delayed_groups`."""
+        _state.in_replay = True
+
+    @staticmethod
+    def exit_replay():
+        _state.in_replay = False
+
+    @staticmethod
+    def flush_delayed_groups():
+        delayed, _state.delayed = _state.delayed, []
+        for group in delayed:
+            group.commit()
+
+    @staticmethod
+    def _refuse_capture(call):
+        raise TidepoolError(
+            f"{call}: a module whose tensors leave cannot be captured in a CUDA graph, as its memory"
+            " goes back to torch; take it out of --offload-modules, or its part out of"
+            " --cuda-graph-modules")
+
+    @staticmethod
+    def cuda_graph_stream():
+        FineGrainedActivationOffloadingInterface._refuse_capture("cuda_graph_stream")
+
+    @staticmethod
+    def cuda_graph_event():
+        FineGrainedActivationOffloadingInterface._refuse_capture("cuda_graph_event")
+
+    @staticmethod
+    def forward_record():
+        FineGrainedActivationOffloadingInterface._refuse_capture("forward_record")
+
+    @staticmethod
+    def backward_record(tensor):
+        FineGrainedActivationOffloadingInterface._refuse_capture("backward_record")
