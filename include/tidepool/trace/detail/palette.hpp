@@ -39,7 +39,7 @@ struct rgb {
 // search for the largest least distance (in OKLab) of any two to people with normal vision,
 // protanopia, deuteranopia and tritanopia, and to the greys and the red below; a test holds that
 // distance.
-inline constexpr std::array<rgb, 2 * standard_modules.size()> module_colours{{{0x7f, 0xeb, 0xdd},
+inline constexpr std::array<rgb, standard_modules.size() + 8> module_colours{{{0x7f, 0xeb, 0xdd},
                                                                               {0x17, 0x49, 0x6b},
                                                                               {0x38, 0xa0, 0xf4},
                                                                               {0x8e, 0x55, 0xbb},
@@ -47,6 +47,7 @@ inline constexpr std::array<rgb, 2 * standard_modules.size()> module_colours{{{0
                                                                               {0xe0, 0x92, 0x2a},
                                                                               {0x0a, 0x82, 0x60},
                                                                               {0x7d, 0x11, 0x28},
+                                                                              {0x28, 0x05, 0x5a},
                                                                               {0x7b, 0xd4, 0x58},
                                                                               {0xf0, 0xa2, 0xf7},
                                                                               {0x4f, 0x29, 0x8f},
