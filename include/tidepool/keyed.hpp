@@ -212,11 +212,11 @@ class keyed_pass {
   /// outside of any scope.
   void save(tensor_key key, void* data, std::size_t bytes, stream_ref stream, memory_owner owner) {
     auto& at = opened("save");
+    if (at.scope == none) refuse("save", "no module scope is open; enter one first");
     if (const auto known = at.by_key.find(key); known != none) {
       ++at.entries[known].references;
       return;
     }
-    if (at.scope == none) refuse("save", "no module scope is open; enter one first");
     at.by_key.make_room();
     if (at.spare == none) {
       at.entries.emplace_back();

@@ -426,6 +426,8 @@ TEST_CASE("keyed: mistakes say what, where and what to do") {
                        tidepool::misuse_error);
   on.save(pass, 8, on.make(1));
   pass.leave(on.desk.stream());
+  CHECK_THROWS_WITH_AS(on.save(pass, 8, on.make(1)), doctest::Contains("no module scope is open"),
+                       tidepool::misuse_error);
   CHECK_THROWS_WITH_AS(pass.drop(9, on.desk.stream()), doctest::Contains("the key 9"),
                        tidepool::misuse_error);
   pass.end_forward();

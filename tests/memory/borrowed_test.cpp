@@ -24,9 +24,9 @@ constexpr std::size_t unit = 256;
 
 /// Owners that note who has had memory back, in which order.
 struct desk {
+  std::vector<int> given;  // outlives what notes there
   bench on{4};
   borrowed_memory all{on.order};
-  std::vector<int> given;
 
   [[nodiscard]] std::uint32_t hold(int who, int home = 2, std::size_t bytes = unit) {
     memory_owner owner([this, who] { given.push_back(who); });

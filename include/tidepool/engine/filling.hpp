@@ -3,15 +3,11 @@
 
 #include <concepts>
 #include <cstddef>
-#include <cstdint>
 #include <optional>
 #include <string>
-#include <utility>
 
 #include "tidepool/engine/storage.hpp"
-#include "tidepool/engine/watched_owner.hpp"
 #include "tidepool/error.hpp"
-#include "tidepool/memory/borrowed.hpp"
 #include "tidepool/memory/lanes.hpp"
 
 namespace tidepool::detail {
@@ -36,25 +32,6 @@ class filling {
     } catch (...) {  // no memory for its log: a use of it is not found
     }
   }
-  // Holds memory of somebody else's. Where it throws, `owner` is as before.
-  [[nodiscard]] std::uint32_t hold(borrowed_memory& in, memory_owner& owner, void* data,
-                                   std::size_t bytes, lane_id home) {
-    if constexpr (order_checking_device<Device>) {
-      watched_owner<Device> watched(*dev_, data, bytes, order_->stream(home));
-      auto& inner = watched.owner();
-      inner = std::move(owner);
-      memory_owner outer(std::move(watched));
-      try {
-        return in.hold(outer, home, bytes);
-      } catch (...) {
-        owner = std::move(inner);
-        throw;
-      }
-    } else {
-      return in.hold(owner, home, bytes);
-    }
-  }
-
   // Whether what is given back is filled as well.
   [[nodiscard]] bool poisons() const { return poison_; }
 

@@ -189,9 +189,9 @@ bool engine<Device>::evict_one() {
 template <device Device>
 void engine<Device>::place_or_throw(storage& store, lane_id lane, const char* call,
                                     std::size_t offset) {
-  store_.keep_to_budget();
+  store_.budget().keep();
   while (!store_.place(store, lane, offset)) {
-    if (evict_one() || store_.exceed_budget()) continue;
+    if (evict_one() || store_.budget().exceed()) continue;
     throw_out_of_device(store.bytes, call, store.source);
   }
 }
@@ -212,7 +212,7 @@ trace::counters engine<Device>::counters() const {
   result.borrowed_peak = borrowed.peak();
   result.borrowed_waiting = borrowed.waiting();
   result.borrowed_joins = borrowed.joins();
-  result.budget_exceeded = store_.exceeded();
+  result.budget_exceeded = store_.budget().exceeded();
   result.host_allocations = store_.host_source().allocations();
   result.host_reserved = store_.host_source().reserved();
   result.host_peak = store_.host_peak();

@@ -239,9 +239,9 @@ void engine<Device>::lend(chunk_state& chunk, const group& which, lane_id lane,
       continue;
     }
     const bool away = !store->on_device;
-    store_.keep_to_budget();
+    store_.budget().keep();
     while (!store->on_device && !place_again(*store, lane)) {
-      if (evict_one() || store_.exceed_budget()) continue;
+      if (evict_one() || store_.budget().exceed()) continue;
       throw_out_of_device(store->bytes,
                           "recompute of " + name_of_group(chunk, which.module, which.layer),
                           store->source);

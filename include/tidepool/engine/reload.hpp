@@ -67,9 +67,9 @@ bool engine<Device>::try_reload(chunk_state& chunk, std::uint32_t index) {
 
 template <device Device>
 void engine<Device>::require_reload(chunk_state& chunk, std::uint32_t index) {
-  store_.keep_to_budget();
+  store_.budget().keep();
   while (!try_reload(chunk, index)) {
-    if (evict_one() || store_.exceed_budget()) continue;
+    if (evict_one() || store_.budget().exceed()) continue;
     auto& which = chunk.at(index);
     const auto* items = chunk.saved_of(which);
     // The last that was asked for: those before it have been given back.
@@ -89,7 +89,7 @@ void engine<Device>::require_reload(chunk_state& chunk, std::uint32_t index) {
 
 template <device Device>
 void engine<Device>::reload_ahead() {
-  store_.keep_to_budget();
+  store_.budget().keep();
   while (ahead_.size() < opts_.reload_ahead &&
          (!opts_.reload_ahead_bytes || ahead_bytes_ < *opts_.reload_ahead_bytes)) {
     auto* chunk = live_.next_to_reload(backward_begun_);

@@ -78,7 +78,7 @@ bool engine<Device>::prefetch_state(storage& store, std::string_view name) {
   if (store.on_device) return false;
   settle();
   idle_.make_room();
-  store_.keep_to_budget();
+  store_.budget().keep();
   if (!bring_state(store, name)) return false;
   store.idle = idle_.push_back(&store);
   return true;
@@ -90,9 +90,9 @@ buffer<Device> engine<Device>::fetch_state(storage& store, std::string_view name
   require_away(store, "fetch", name);
   const auto lane = lane_of(stream);
   const bool was_there = static_cast<bool>(store.on_device);
-  store_.keep_to_budget();
+  store_.budget().keep();
   while (!store.on_device && !bring_state(store, name)) {
-    if (evict_one() || store_.exceed_budget()) continue;
+    if (evict_one() || store_.budget().exceed()) continue;
     throw_out_of_device(store.bytes, "fetch of " + std::string(name), nullptr);
   }
   try {

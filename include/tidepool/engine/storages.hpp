@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -18,6 +17,7 @@
 #include "tidepool/engine/filling.hpp"
 #include "tidepool/engine/room.hpp"
 #include "tidepool/engine/storage.hpp"
+#include "tidepool/engine/watched_owner.hpp"
 #include "tidepool/error.hpp"
 #include "tidepool/memory/arena.hpp"
 #include "tidepool/memory/borrowed.hpp"
@@ -25,6 +25,7 @@
 #include "tidepool/memory/pinned.hpp"
 #include "tidepool/memory/pool.hpp"
 #include "tidepool/memory/slots.hpp"
+#include "tidepool/memory/soft_budget.hpp"
 #include "tidepool/memory/tracer.hpp"
 
 namespace tidepool::detail {
@@ -65,7 +66,7 @@ class storages {
         host_pages_(dev, host_kind_of(dev, opts)),
         host_(host_pages_, order_, {opts.host_step, host_budget(opts), rounding::none}),
         copies_(dev, opts.copy_piece),
-        soft_budget_(opts.device_budget.value_or(0)),
+        budget_(opts.device_budget.value_or(0)),
         slack_(opts.borrowed_slack),
         flying_groups_(
             // One more than the cap, but for caps so large that one more is none.
@@ -169,10 +170,10 @@ class storages {
 
   // `waiter` has written memory that belongs to `owner`, which is emptied.
   void adopt(storage& store, void* data, lane_id waiter, memory_owner& owner) {
-    if (const auto left = budget_left(store.bytes); borrowed_.waiting() > left)
-      borrowed_.give_back(left);
-    store.on_device = {data, store.bytes,
-                       filling_.hold(borrowed_, owner, data, store.bytes, waiter)};
+    budget_.make_room(borrowed_, store.bytes, live_);
+    store.on_device = {
+        data, store.bytes,
+        hold_borrowed(*dev_, borrowed_, owner, data, store.bytes, waiter, order_.stream(waiter))};
     store.borrowed = true;
     store.handed_to = waiter;
     store.handed_at = order_.next(waiter);
@@ -180,15 +181,8 @@ class storages {
     note_taken(store, waiter);
   }
 
-  // Where memory is borrowed the budget is soft: what could wait must not pass it, and what is
-  // needed now may, once `exceed_budget` has said so. `keep_to_budget` takes that back.
-  void keep_to_budget() { exceeds_ = over_ = false; }
-  [[nodiscard]] bool exceed_budget() {
-    if (!std::exchange(over_, false) || exceeds_) return false;
-    ++exceeded_;
-    return exceeds_ = true;
-  }
-  [[nodiscard]] std::uint64_t exceeded() const { return exceeded_; }
+  [[nodiscard]] soft_budget& budget() { return budget_; }
+  [[nodiscard]] const soft_budget& budget() const { return budget_; }
 
   void note_filling(const storage& store) { filling_.note(store); }
 
@@ -298,7 +292,8 @@ class storages {
 
  private:
   [[nodiscard]] bool take(storage& store, lane_id waiter, std::size_t offset, fence& ready) {
-    if (store.source == nullptr && is_over_budget(store.bytes)) return false;
+    const bool by_owners = store.source == nullptr && (borrowed_.held() > 0 || gives_back_);
+    if (by_owners && budget_.refuses(borrowed_, store.bytes, live_)) return false;
     auto& source = source_of(store);
     if (offset != anywhere) {
       if (source.take_at(offset, store.bytes, waiter, store.on_device, ready)) return true;
@@ -306,22 +301,6 @@ class storages {
     }
     if (!source.take(store.bytes, waiter, store.on_device, ready)) return false;
     if (store.source != nullptr && store.on_device.bytes < store.bytes) give_back(store, ready);
-    return true;
-  }
-
-  // Of the budget, once so many bytes more are on the device; all there are without one.
-  [[nodiscard]] std::size_t budget_left(std::size_t bytes) const {
-    if (soft_budget_ == 0) return std::numeric_limits<std::size_t>::max();
-    return soft_budget_ - std::min(soft_budget_, live_ + bytes);
-  }
-  [[nodiscard]] bool is_over_budget(std::size_t bytes) {
-    return soft_budget_ != 0 && (borrowed_.held() > 0 || gives_back_) && is_over_soft_budget(bytes);
-  }
-  [[nodiscard, gnu::cold]] bool is_over_soft_budget(std::size_t bytes) {
-    const auto left = budget_left(bytes);
-    if (borrowed_.waiting() > left) borrowed_.give_back(left);
-    if (exceeds_ || (bytes <= soft_budget_ && live_ <= soft_budget_ - bytes)) return false;
-    over_ = true;
     return true;
   }
 
@@ -394,9 +373,7 @@ class storages {
   std::vector<storage*> spare_;
   part_index<storage> parts_;
   copy_queue<Device> copies_;
-  std::size_t soft_budget_;           // 0: none
-  bool over_ = false;                 // it was what the latest request did not fit
-  bool exceeds_ = false;              // requests may pass it
+  soft_budget budget_;
   std::optional<std::size_t> slack_;  // of what is borrowed
   std::size_t flying_groups_;
   std::size_t flying_floor_;
@@ -408,7 +385,6 @@ class storages {
   std::size_t host_peak_ = 0;
   std::uint64_t waits_ = 0;
   std::uint64_t elsewhere_ = 0;  // than the plan wanted it
-  std::uint64_t exceeded_ = 0;   // times that the soft budget was
   std::uint64_t created_ = first_number();
   std::uint64_t destroyed_ = 0;
 };

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <utility>
 
 #include "tidepool/device/device.hpp"
+#include "tidepool/memory/borrowed.hpp"
 #include "tidepool/memory/memory_owner.hpp"
 
 namespace tidepool::detail {
@@ -36,5 +38,27 @@ class watched_owner {
   };
   std::unique_ptr<content> content_;
 };
+
+// Puts `owner` among those of borrowed memory, watched on a device that checks. Where it throws,
+// `owner` is as before.
+template <device Device>
+[[nodiscard]] std::uint32_t hold_borrowed(Device& dev, borrowed_memory& in, memory_owner& owner,
+                                          void* data, std::size_t bytes, lane_id home,
+                                          typename Device::stream_ref stream) {
+  if constexpr (order_checking_device<Device>) {
+    watched_owner<Device> watched(dev, data, bytes, stream);
+    auto& inner = watched.owner();
+    inner = std::move(owner);
+    memory_owner outer(std::move(watched));
+    try {
+      return in.hold(outer, home, bytes);
+    } catch (...) {
+      owner = std::move(inner);
+      throw;
+    }
+  } else {
+    return in.hold(owner, home, bytes);
+  }
+}
 
 }  // namespace tidepool::detail

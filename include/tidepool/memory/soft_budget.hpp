@@ -1,0 +1,56 @@
+// The device budget where memory is borrowed: an allocator that is not ours cannot be held to one.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <utility>
+
+#include "tidepool/memory/borrowed.hpp"
+
+namespace tidepool::detail {
+
+// What could wait must not pass it, and what is needed now may, once `exceed` has said so. `keep`
+// takes that back.
+class soft_budget {
+ public:
+  // 0 bytes: none.
+  explicit soft_budget(std::size_t bytes) : bytes_(bytes) {}
+
+  void keep() { exceeds_ = over_ = false; }
+  // Whether the latest request was refused by it, and the next one will not be.
+  [[nodiscard]] bool exceed() {
+    if (!std::exchange(over_, false) || exceeds_) return false;
+    ++exceeded_;
+    return exceeds_ = true;
+  }
+  [[nodiscard]] std::uint64_t exceeded() const { return exceeded_; }
+
+  // Gives back what waits and would not fit beside `live` bytes and `bytes` more.
+  void make_room(borrowed_memory& borrowed, std::size_t bytes, std::size_t live) const {
+    const auto left = left_beside(live + bytes);
+    if (borrowed.waiting() > left) borrowed.give_back(left);
+  }
+  [[nodiscard, gnu::cold]] bool refuses(borrowed_memory& borrowed, std::size_t bytes,
+                                        std::size_t live) {
+    if (bytes_ == 0) return false;
+    make_room(borrowed, bytes, live);
+    if (exceeds_ || (bytes <= bytes_ && live <= bytes_ - bytes)) return false;
+    over_ = true;
+    return true;
+  }
+
+ private:
+  [[nodiscard]] std::size_t left_beside(std::size_t bytes) const {
+    if (bytes_ == 0) return std::numeric_limits<std::size_t>::max();
+    return bytes_ - std::min(bytes_, bytes);
+  }
+
+  std::size_t bytes_;
+  bool over_ = false;     // it was what the latest request did not fit
+  bool exceeds_ = false;  // requests may pass it
+  std::uint64_t exceeded_ = 0;
+};
+
+}  // namespace tidepool::detail
