@@ -194,7 +194,7 @@ case $part in
       [ "$(grep '"bits"' "$folder/tail")" = "$(grep '"bits"' "$folder/whole" | tail -n 4)" ]
     verdict '2 ranks: saved and resumed'
     refuses 2 'virtual-stages=0: use 1' --layers 4 --virtual-stages 0
-    refuses 2 'json=.*: cannot be written' --layers 4 --json "$folder/none/x"
+    refuses 2 "option --json is .*: it cannot be written" --layers 4 --json "$folder/none/x"
     on 2 --help && [ "$(grep -c 'virtual-stages' "$folder/output")" -eq 1 ]
     verdict '2 ranks print one help'
     how=--expert-parallel
@@ -540,7 +540,7 @@ SCRIPT
     refuses 2 'layers-per-rank=4,0: each rank needs a layer' --layers 4 --layers-per-rank 4,0
     refuses 2 'layers-per-rank=3,1: is for one stage' --layers 4 --layers-per-rank 3,1 \
       --virtual-stages 2
-    refuses 2 'json=.*: cannot be written' --layers 4 --json "$folder/none/x"
+    refuses 2 "option --json is .*: it cannot be written" --layers 4 --json "$folder/none/x"
     refuses 2 'save=.*: cannot be written' --layers 4 --save "$folder/none/x"
 
     refuses 2 'expert-parallel: the ranks of --pipeline hold layers' --layers 4 --expert-parallel
