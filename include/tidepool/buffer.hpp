@@ -15,7 +15,7 @@
 #include "tidepool/engine/storage.hpp"
 #include "tidepool/error.hpp"
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 namespace detail {
 

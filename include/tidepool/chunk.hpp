@@ -15,7 +15,7 @@
 #include "tidepool/engine/engine.hpp"
 #include "tidepool/module.hpp"
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 template <device, class>
 class offloader;

@@ -6,7 +6,7 @@
 
 #include "tidepool/engine/engine.hpp"
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 /// What `offloader::capture` made of a piece of a step.
 ///

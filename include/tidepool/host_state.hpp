@@ -8,7 +8,7 @@
 
 #include "tidepool/engine/engine.hpp"
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 template <device Device, class Modules>
 class offloader;

@@ -12,7 +12,7 @@
 #include "tidepool/core/key_map.hpp"
 #include "tidepool/offloader.hpp"
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 /// What a framework calls a tensor: any number that no other tensor of the same pass has.
 using tensor_key = std::uint64_t;

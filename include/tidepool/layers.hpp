@@ -16,7 +16,7 @@
 #include "tidepool/error.hpp"
 #include "tidepool/offloader.hpp"
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 template <class T, class Offloader>
 class saved_layers;

@@ -32,7 +32,7 @@
 #include "tidepool/trace/counters.hpp"
 #include "tidepool/validate.hpp"
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 /// What an offloader is made with beside its options; each may be left out.
 struct parts {

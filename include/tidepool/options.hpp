@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 /// Where the device memory of saved tensors comes from.
 enum class memory_kind : std::uint8_t {

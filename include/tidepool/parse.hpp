@@ -13,7 +13,7 @@
 #include "tidepool/core/linkage.hpp"
 #include "tidepool/options.hpp"
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 /// What `parse_known_options` found.
 struct known_options {

@@ -21,7 +21,7 @@
 #include "tidepool/torch/cuda.hpp"
 #endif
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 namespace detail {
 

@@ -15,7 +15,7 @@
 #include "tidepool/module.hpp"
 #include "tidepool/options.hpp"
 
-namespace tidepool::detail::rules {
+namespace tidepool::inline v0_2_0::detail::rules {
 
 /// Names that `recompute_modules` takes beside modules: parts of a model that trainers recompute.
 /// Source: Megatron-Core `TransformerConfig.recompute_modules`, and the gather of routed tokens.

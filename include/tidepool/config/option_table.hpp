@@ -10,7 +10,7 @@
 #include "tidepool/config/list_formats.hpp"
 #include "tidepool/options.hpp"
 
-namespace tidepool::detail::text {
+namespace tidepool::inline v0_2_0::detail::text {
 
 enum class option_kind : std::uint8_t {
   value,   ///< one value

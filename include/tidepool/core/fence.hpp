@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 /// Streams that one offloader serves at most, its own two copy streams included.
 inline constexpr std::size_t max_lanes = 8;

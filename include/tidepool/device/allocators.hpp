@@ -7,7 +7,7 @@
 #include "tidepool/device/device.hpp"
 #include "tidepool/options.hpp"
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 /// Memory of the device itself.
 template <device Device>

@@ -21,7 +21,7 @@
 #include "tidepool/device/device.hpp"
 #include "tidepool/device/finding.hpp"
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 /// `Device`, watched: all that it is given goes to a log as well, and vector clocks judge it while
 /// the program runs.

@@ -22,7 +22,7 @@
 #define TIDEPOOL_DETAIL_STREAM_REF 1
 #endif
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 /// One CUDA device. It owns nothing global: it makes its device current only inside calls that need
 /// that, and puts the caller's back.

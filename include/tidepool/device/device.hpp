@@ -13,7 +13,7 @@
 
 #include "tidepool/core/join_site.hpp"
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 /// Which way a copy goes.
 enum class copy_direction : std::uint8_t {

@@ -16,12 +16,12 @@
 #include "tidepool/device/device.hpp"
 #include "tidepool/device/machine.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 class captured;
 class simulation;
 }  // namespace tidepool::detail
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 /// One kernel that ran on the virtual device: on which stream (`stream_ref::index`), and when.
 struct kernel_run {

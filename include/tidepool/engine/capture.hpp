@@ -7,7 +7,7 @@
 
 #include "tidepool/engine/engine.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 // A graph knows addresses, not handles. Three rules follow:
 //

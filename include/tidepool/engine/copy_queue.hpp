@@ -9,7 +9,7 @@
 #include "tidepool/device/device.hpp"
 #include "tidepool/engine/storage.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 template <device Device>
 class copy_queue {

@@ -35,7 +35,7 @@
 #include "tidepool/trace/counters.hpp"
 #include "tidepool/trace/nvtx.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 // By hand everything leaves, and its handles stay full; `or_discard` offers to compute it again.
 enum class commit_kind : std::uint8_t { plain, by_hand, or_discard };

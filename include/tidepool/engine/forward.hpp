@@ -3,7 +3,7 @@
 
 #include "tidepool/engine/engine.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 template <device Device>
 auto engine<Device>::begin(const chunk_info& info) -> chunk_state& {

@@ -11,10 +11,11 @@
 #include <utility>
 #include <vector>
 
+#include "tidepool/device/device.hpp"
 #include "tidepool/engine/storage.hpp"
 #include "tidepool/module.hpp"
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 /// Which forward pass a chunk stands for.
 struct chunk_info {

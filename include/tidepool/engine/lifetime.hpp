@@ -8,7 +8,7 @@
 
 #include "tidepool/engine/engine.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 // `names` are the modules by id; `enabled` those that leave.
 template <device Device>

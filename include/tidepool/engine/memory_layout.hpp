@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 struct storage_place {
   std::uint64_t number = 0;      // of the storage: addresses are reused, this is not

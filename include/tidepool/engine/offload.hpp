@@ -5,7 +5,7 @@
 
 #include "tidepool/engine/engine.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 // What becomes of a group: what the plan says, or the rule.
 template <device Device>

@@ -10,7 +10,7 @@
 #include "tidepool/engine/engine.hpp"
 #include "tidepool/engine/shortage.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 template <device Device>
 [[gnu::cold]] void engine<Device>::refuse(const char* call, const chunk_state& chunk,

@@ -3,7 +3,7 @@
 
 #include "tidepool/engine/engine.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 // Starts the copies of one group; false when there is no device memory for it now.
 template <device Device>

@@ -4,7 +4,7 @@
 
 #include "tidepool/engine/engine.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 template <device Device>
 auto engine<Device>::make_state(std::size_t bytes, std::string_view name) -> storage& {

@@ -7,7 +7,7 @@
 #include "tidepool/core/block.hpp"
 #include "tidepool/core/fence.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 // What a storage belongs to: an `engine` of some device.
 struct storage_owner {};

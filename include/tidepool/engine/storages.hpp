@@ -28,7 +28,7 @@
 #include "tidepool/memory/soft_budget.hpp"
 #include "tidepool/memory/tracer.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 // Owns all storages of an offloader, its two copy streams and its memory.
 //

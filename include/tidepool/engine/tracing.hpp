@@ -7,7 +7,7 @@
 
 #include "tidepool/engine/engine.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 template <device Device>
 void engine<Device>::start_trace(std::string title, stream_ref origin) {

@@ -15,7 +15,7 @@
 #include "tidepool/error.hpp"
 #include "tidepool/memory/tracer.hpp"
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 namespace detail {
 template <device Device>

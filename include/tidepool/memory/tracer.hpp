@@ -13,7 +13,7 @@
 #include "tidepool/memory/stall_causes.hpp"
 #include "tidepool/trace/record.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 // What a span is about, besides its times.
 struct span_label {

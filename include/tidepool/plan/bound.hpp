@@ -12,7 +12,7 @@
 
 #include "tidepool/plan/detail/layout.hpp"
 
-namespace tidepool::plan {
+namespace tidepool::inline v0_2_0::plan {
 
 namespace detail {
 

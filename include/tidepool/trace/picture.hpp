@@ -6,7 +6,7 @@
 #include "tidepool/core/linkage.hpp"
 #include "tidepool/trace/record.hpp"
 
-namespace tidepool::trace {
+namespace tidepool::inline v0_2_0::trace {
 
 /// Sizes of a picture, in pixels. Sizes that nothing would fit into are raised.
 struct picture_options {

@@ -10,7 +10,7 @@
 #include "tidepool/trace/counters.hpp"
 #include "tidepool/trace/record.hpp"
 
-namespace tidepool::trace {
+namespace tidepool::inline v0_2_0::trace {
 
 /// One figure of a plan beside what was measured.
 struct planned_figure {

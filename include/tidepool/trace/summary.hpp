@@ -10,7 +10,7 @@
 #include "tidepool/core/linkage.hpp"
 #include "tidepool/trace/counters.hpp"
 
-namespace tidepool::trace {
+namespace tidepool::inline v0_2_0::trace {
 
 /// The counters of one rank, and what to call it.
 struct rank_counters {

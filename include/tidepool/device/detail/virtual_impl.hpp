@@ -12,7 +12,7 @@
 #include "tidepool/device/virtual.hpp"
 #include "tidepool/error.hpp"
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 TIDEPOOL_INLINE virtual_device::stream::~stream() {
   if (owner_ != nullptr) owner_->retire_stream(ref_.index_);
