@@ -211,6 +211,7 @@ class shrinking {
     simpler([&](program& p) { p.sides[s].ahead_bytes = -1; });
     simpler([&](program& p) { p.sides[s].min_elements = 1; });
     simpler([&](program& p) { p.sides[s].host_budget = 0; });
+    simpler([&](program& p) { p.sides[s].peer_budget = 0; });
     simpler([&](program& p) { p.sides[s].budget = 0; });
     simpler([&](program& p) { p.sides[s].timed_step = 2; });
     simpler([&](program& p) {

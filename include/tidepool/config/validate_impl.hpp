@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tidepool/config/module_rules.hpp"
+#include "tidepool/config/place_rules.hpp"
 #include "tidepool/config/value_rules.hpp"
 #include "tidepool/module.hpp"
 #include "tidepool/options.hpp"
@@ -44,6 +45,7 @@ TIDEPOOL_INLINE void validate(const options& value, std::span<const std::string_
   detail::rules::check_recompute(value, list, enabled);
   detail::rules::check_limits(value, list, enabled);
   detail::rules::check_memory(value);
+  detail::rules::check_places(value);
 }
 
 }  // namespace tidepool

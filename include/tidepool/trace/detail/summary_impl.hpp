@@ -33,6 +33,12 @@ TIDEPOOL_INLINE counters merge(std::span<const rank_counters> ranks) {
       to->tensors += from.tensors;
       to->bytes += from.bytes;
     }
+    for (const auto& from : totals.places) {
+      auto to = std::find_if(sum.places.begin(), sum.places.end(),
+                             [&](const auto& each) { return each.name == from.name; });
+      if (to == sum.places.end()) to = sum.places.insert(to, {from.name});
+      detail::add(*to, from);
+    }
     sum.steps = std::max(sum.steps, totals.steps);
     sum.evictions += totals.evictions;
     sum.state_fetched += totals.state_fetched;

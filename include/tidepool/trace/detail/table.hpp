@@ -18,6 +18,7 @@ class text_table {
       : left_(left), rows_{std::move(head)} {}
 
   void row(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
+  [[nodiscard]] std::size_t rows() const { return rows_.size(); }
   void rule() { rules_.push_back(rows_.size()); }
 
   [[nodiscard]] std::string text() const {
