@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "tidepool/core/closed_chunk.hpp"
+#include "tidepool/core/module_name.hpp"
 #include "tidepool/engine/engine.hpp"
 #include "tidepool/module.hpp"
 
@@ -232,6 +233,7 @@ class chunk {
   /// which nothing would be freed; nothing has changed then.
   template <fixed_string Name, class... Buffers>
   void discard(int layer, stream_ref stream, Buffers&... tensors) {
+    detail::check_recomputed<Modules, Name>();
     discard(Name.view(), layer, stream, tensors...);
   }
   /// The same for a name that is known at run time.
@@ -253,6 +255,7 @@ class chunk {
   /// `device_error`, and what `again` throws; the buffers are empty then, and it may be repeated.
   template <fixed_string Name, class Again, class... Buffers>
   void recompute(int layer, stream_ref stream, Again&& again, Buffers&... tensors) {
+    detail::check_recomputed<Modules, Name>();
     recompute(Name.view(), layer, stream, again, tensors...);
   }
   /// The same for a name that is known at run time.
@@ -325,13 +328,7 @@ class chunk {
 
   template <fixed_string Name>
   static constexpr bool compiled_in() {
-    static_assert(!Modules::open || sizeof(Name) == 0,
-                  "tidepool: with all_modules, name a module by the id from offloader::module");
-    if constexpr (Modules::open) {
-      return false;
-    } else {
-      return Modules::contains(Name.view());
-    }
+    return detail::compiled_in<Modules, Name>::value;
   }
 
   template <fixed_string Name>

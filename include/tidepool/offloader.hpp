@@ -247,7 +247,7 @@ class offloader {
   [[nodiscard]] bool enabled() const {
     if constexpr (Modules::open) {
       return enabled(module(Name.view()));
-    } else if constexpr (Modules::contains(Name.view())) {
+    } else if constexpr (detail::compiled_in<Modules, Name>::value) {
       return enabled(Modules::id(Name.view()));
     } else {
       return false;
