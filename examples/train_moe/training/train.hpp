@@ -99,7 +99,8 @@ class trainer {
     result.options = knobs_;
     for (int step = run_.first_step; step < run_.end_step(); ++step) {
       if (step == run_.trace_step) {
-        offloader_.start_trace("step " + std::to_string(step), stream_.ref());
+        // Numbered as `report` prints it.
+        offloader_.start_trace("step " + std::to_string(step + 1), stream_.ref());
       }
       const double start = milliseconds(dev_);
       result.losses.push_back(train_step(step));

@@ -15,7 +15,7 @@ struct picture_options {
   double curve_height = 130;  ///< of the curve of device bytes; 0 leaves it out
 };
 
-/// Writes one step as an SVG file that stands alone.
+/// Writes one step as an SVG file that stands alone; `options` say how large.
 ///
 /// - Lanes are rows. Copies have the colour of their module, the same in every picture; compute is
 ///   grey; stalls are hatched red. At the right end: how busy the lane was, and how much it
