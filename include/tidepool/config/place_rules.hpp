@@ -13,7 +13,7 @@
 #include "tidepool/config/module_rules.hpp"
 #include "tidepool/options.hpp"
 
-namespace tidepool::detail::text {
+namespace tidepool::inline v0_2_0::detail::text {
 
 struct place_words {
   static constexpr std::array<std::string_view, place_kinds> names{"host", "peer"};
@@ -39,7 +39,7 @@ struct places_format {
 
 }  // namespace tidepool::detail::text
 
-namespace tidepool::detail::rules {
+namespace tidepool::inline v0_2_0::detail::rules {
 
 inline void check_places(const options& value) {
   const std::string label = option_label("places");

@@ -16,7 +16,7 @@
 #include "tidepool/options.hpp"
 #include "tidepool/trace/counters.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 // Plain data; the rules are in storages.hpp, and are the same for all places. Whoever owns it
 // settles both lanes before it goes.
