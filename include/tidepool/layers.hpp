@@ -81,10 +81,10 @@ class layer_group {
   void reset(stream_ref stream) {
     for (auto& each : layers_) {
       each.at = stage::none;
-      for (auto& array : each.arrays) {
-        array.used = false;
-        array.memory.reset(stream);
-      }
+      forget(each);
+    }
+    for (auto& each : layers_) {  // may throw, with all given up
+      for (auto& array : each.arrays) array.memory.reset(stream);
     }
   }
 

@@ -9,6 +9,8 @@
 #include <new>
 #include <vector>
 
+#include "heap_fault.hpp"
+
 namespace {
 
 thread_local std::uint64_t allocations = 0;
@@ -16,7 +18,7 @@ thread_local bool refused = false;
 
 void* counted(std::size_t bytes, std::size_t alignment) noexcept {
   ++allocations;
-  if (refused) return nullptr;
+  if (refused || tidepool::test::heap_fails()) return nullptr;
   if (alignment <= alignof(std::max_align_t)) return std::malloc(bytes == 0 ? 1 : bytes);
   return std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
 }

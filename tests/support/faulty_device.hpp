@@ -12,6 +12,7 @@
 #include <string_view>
 #include <utility>
 
+#include "heap_fault.hpp"
 #include "tidepool/device/device.hpp"
 #include "tidepool/error.hpp"
 
@@ -70,8 +71,8 @@ struct fault {
   manner how = manner::once;
 };
 
-/// `Base` with a fault. Streams, events and graphs are those of `Base`, counted as long as they
-/// live, and so is memory.
+/// `Base` with a fault; its own use of the heap is not watched (heap_fault.hpp). Streams, events
+/// and graphs are those of `Base`, counted as long as they live, and so is memory.
 template <class Base>
 class faulty_device : public Base {
   // Counts what carries it: one more while it lives and was not moved from.
@@ -128,6 +129,11 @@ class faulty_device : public Base {
     fault_.reset();
     forget();
   }
+  /// From now on every call fails, as with `manner::sticky`.
+  void lose() {
+    disarm();
+    broken_ = true;
+  }
   /// True once the call has failed.
   [[nodiscard]] bool tripped() const { return tripped_; }
   /// Calls since it was armed or disarmed.
@@ -141,36 +147,44 @@ class faulty_device : public Base {
   [[nodiscard]] std::size_t freed_in_use() const { return freed_in_use_; }
 
   [[nodiscard]] stream make_stream() {
+    const heap_watch device(false);
     pass(call_kind::make_stream);
     return {Base::make_stream(), held_.streams};
   }
   [[nodiscard]] event make_event(bool timing = false) {
+    const heap_watch device(false);
     pass(call_kind::make_event);
     return {Base::make_event(timing), held_.events};
   }
   void record(typename Base::event& target, stream_ref on) {
+    const heap_watch device(false);
     pass(call_kind::record);
     Base::record(target, on);
   }
   void wait(stream_ref waiter, const typename Base::event& until) {
+    const heap_watch device(false);
     pass(call_kind::wait);
     Base::wait(waiter, until);
   }
   void synchronize(stream_ref which) {
+    const heap_watch device(false);
     pass(call_kind::synchronize);
     Base::synchronize(which);
   }
   void synchronize() {
+    const heap_watch device(false);
     pass(call_kind::synchronize);
     Base::synchronize();
   }
   [[nodiscard]] double elapsed_us(const typename Base::event& from,
                                   const typename Base::event& to) const {
+    const heap_watch device(false);
     pass(call_kind::elapsed);
     return Base::elapsed_us(from, to);
   }
   void copy(void* target, const void* source, const copy_shape& shape, copy_direction direction,
             stream_ref on) {
+    const heap_watch device(false);
     pass(call_kind::copy);
     Base::copy(target, source, shape, direction, on);
     note_flight(on);
@@ -180,16 +194,19 @@ class faulty_device : public Base {
     base.copy_batch(items, direction, on);
   }
   {
+    const heap_watch device(false);
     pass(call_kind::copy);
     return Base::copy_batch(items, direction, on);
   }
   [[nodiscard]] void* try_allocate(std::size_t bytes) {
+    const heap_watch device(false);
     if (!pass(call_kind::try_allocate)) return nullptr;
     auto* const pointer = Base::try_allocate(bytes);
     held_.device_blocks += pointer == nullptr ? 0 : 1;
     return pointer;
   }
   [[nodiscard]] void* try_allocate_host(std::size_t bytes) {
+    const heap_watch device(false);
     if (!pass(call_kind::try_allocate_host)) return nullptr;
     auto* const pointer = Base::try_allocate_host(bytes);
     held_.host_blocks += pointer == nullptr ? 0 : 1;
@@ -206,29 +223,47 @@ class faulty_device : public Base {
     Base::deallocate_peer(peer, pointer);
   }
   void deallocate(void* pointer) noexcept {
+    const heap_watch device(false);
     note_free(pointer, held_.device_blocks);
     Base::deallocate(pointer);
   }
   void deallocate_host(void* pointer) noexcept {
+    const heap_watch device(false);
     note_free(pointer, held_.host_blocks);
     Base::deallocate_host(pointer);
   }
 
+  void fill_bytes(void* pointer, unsigned char byte, std::size_t bytes, stream_ref on) {
+    const heap_watch device(false);
+    Base::fill_bytes(pointer, byte, bytes, on);
+  }
+  bool poison(void* pointer, std::size_t bytes, stream_ref on) requires requires(Base& base) {
+    base.poison(pointer, bytes, on);
+  }
+  {
+    const heap_watch device(false);
+    return Base::poison(pointer, bytes, on);
+  }
+
   void begin_capture(stream_ref on) {
+    const heap_watch device(false);
     pass(call_kind::begin_capture);
     Base::begin_capture(on);
   }
   [[nodiscard]] bool capturing(stream_ref which) const {
+    const heap_watch device(false);
     pass(call_kind::capturing);
     return Base::capturing(which);
   }
   /// The capture ends even when this fails, as the concept has it.
   [[nodiscard]] graph end_capture(stream_ref on) {
+    const heap_watch device(false);
     graph made(Base::end_capture(on), held_.graphs);
     pass(call_kind::end_capture);
     return made;
   }
   void replay(typename Base::graph& which, stream_ref on) {
+    const heap_watch device(false);
     pass(call_kind::replay);
     Base::replay(which, on);
     note_flight(on);

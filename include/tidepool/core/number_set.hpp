@@ -16,8 +16,8 @@ class number_set {
   void make_room(std::size_t count) {
     const auto words = (count + 63) / 64;
     if (words <= words_.size()) return;
+    full_.resize((words + 63) / 64);  // first, since `words_` says for how many there is room
     words_.resize(words);
-    full_.resize((words + 63) / 64);
   }
 
   void insert(std::size_t number) noexcept {

@@ -49,17 +49,18 @@ class open_chunks {
 
   // None is open, and backward passes will come in the order of this step.
   void expect_order(const plan::profile& step) {
-    backward_rank_.assign(step.chunks.size(), step.chunks.size());
-    backward_order_.clear();
+    std::vector<std::size_t> rank(step.chunks.size(), step.chunks.size());
+    std::vector<std::size_t> order;
+    order.reserve(step.chunks.size());
     for (const auto& pass : step.passes) {
       if (!pass.backward) continue;
-      backward_rank_[pass.chunk] = backward_order_.size();
-      backward_order_.push_back(pass.chunk);
+      rank[pass.chunk] = order.size();
+      order.push_back(pass.chunk);
     }
-    if (backward_order_.size() < step.chunks.size()) {
-      backward_order_.resize(step.chunks.size(), none);
-    }
-    passed_.make_room(ranks(by_ordinal_.capacity()));
+    if (order.size() < step.chunks.size()) order.resize(step.chunks.size(), none);
+    passed_.make_room(std::max(by_ordinal_.capacity(), order.size()) + 1);
+    backward_rank_.swap(rank);
+    backward_order_.swap(order);
   }
 
   // Its backward pass has begun, or one of its groups has to be reloaded once more.

@@ -79,13 +79,17 @@ auto engine<Device>::end_step() -> stage {
     if (step.given_up) return warming_up() ? stage::given_up : stage::step;
     return step.proves ? stage::warm_up : stage::step;
   }
-  if (opts_.policy == policy_kind::megatron) {
+  // Whatever fails, the next step counts as the first, not as more of this one.
+  try {
+    if (opts_.policy != policy_kind::megatron) return learn();
     auto stays = plan::megatron_policy(profile_, opts_);
     by_rule_ = true;
     adopt(std::move(profile_), plan::actions_of(stays));
     return stage::warm_up;
+  } catch (...) {
+    record_again();
+    throw;
   }
-  return learn();
 }
 
 // Of a step of an automatic warm-up.
@@ -96,18 +100,13 @@ auto engine<Device>::learn() -> stage {
   // A GPU at its power limit computes faster in a step that stands still more: a plan has to come
   // from a step much like those that follow it.
   const bool soon = std::has_single_bit(static_cast<unsigned>(trained_steps_));
-  try {
-    recorder_->check();
-    if (between && !soon && !recorder_->waited_for_others()) {
-      recorder_->start(store_.order().stream(last_lane_));
-      profile_.clear();
-      return stage::step;
-    }
-    recorder_->finish(profile_);
-  } catch (...) {
-    record_again();
-    throw;
+  recorder_->check();
+  if (between && !soon && !recorder_->waited_for_others()) {
+    recorder_->start(store_.order().stream(last_lane_));
+    profile_.clear();
+    return stage::step;
   }
+  recorder_->finish(profile_);
   profile_.modules = names_;
   if (trained_steps_ == 1) {
     first_step_ = profile_.chunks;
@@ -140,7 +139,12 @@ void engine<Device>::apply(plan::profile step, const decision& what) {
 template <device Device>
 void engine<Device>::try_out(plan::profile step, const decision& what) {
   auto going_on = std::move(recorder_);
-  apply(std::move(step), what);
+  try {
+    apply(std::move(step), what);
+  } catch (...) {
+    recorder_ = std::move(going_on);
+    throw;
+  }
   // One step cannot tell whether shapes vary.
   if (trained_steps_ == 1 && what.made.expected.runs) {
     store_.device_source().set_fit(fit_policy::spare_largest);
@@ -211,14 +215,15 @@ void engine<Device>::without_a_plan() noexcept {
 
 template <device Device>
 void engine<Device>::adopt(plan::profile step, plan::actions what, plan::placement where) {
-  profile_ = std::move(step);
-  profile_.modules = names_;
-  keeps_.settle(std::move(what));
+  // What may fail comes first, and leaves what was followed before.
+  step.modules = names_;
+  live_.expect_order(step);
   placement_.adopt(std::move(where));
+  profile_ = std::move(step);
+  keeps_.settle(std::move(what));
   // What was forecast for shapes that repeat does run; with others what stays breaks memory up.
   const bool predicted = !by_rule_ && !profile_.shapes_vary;
   store_.device_source().set_fit(predicted ? fit_policy::ready_first : fit_policy::spare_largest);
-  live_.expect_order(profile_);
   warming_up_ = false;
   if (recorder_ != nullptr) next_recorded_ = recorder_->next_storage();
   recorder_.reset();

@@ -48,9 +48,9 @@ class plan_maker {
   // Where planning throws, the steps recorded so far are left aside, so that the next one does not
   // count as a part of them.
   template <class Make>
-  [[nodiscard]] decision decided(Make make) {
+  void decided(Make make) {
     try {
-      return make();
+      make();
     } catch (...) {
       owner_->record_again();
       throw;

@@ -84,27 +84,30 @@ void plan_maker<Device>::on_measure(std::function<void()> meet) {
 
 template <device Device>
 void plan_maker<Device>::try_plan(bool first) {
-  recorded_step recorded{owner_->profile(), first};
-  const auto made = decided([&] {
+  decided([&] {
+    recorded_step recorded{owner_->profile(), first};
     if (!link_measured_) {
       link_ = plan::measure_link(owner_->device(), meet_, owner_->counters().host_reserved / 4);
     }
     link_measured_ = true;
     recorded.step.link = link_;
-    return source_->make(recorded, owner_->settings());
+    const auto made = source_->make(recorded, owner_->settings());
+    // One step cannot tell. The plan leaves room for shapes that vary, and less stays once they do;
+    // but what stays is there for long, and those that repeat find memory in pieces without places.
+    if (first) recorded.step.shapes_vary = false;
+    owner_->try_out(std::move(recorded.step), made);
   });
-  // One step cannot tell. The plan leaves room for shapes that vary, and less stays once they do;
-  // but what stays is there for long, and those that repeat find memory in pieces without places.
-  if (first) recorded.step.shapes_vary = false;
-  owner_->try_out(std::move(recorded.step), made);
 }
 
 template <device Device>
 void plan_maker<Device>::settle_plan() {
-  recorded_step recorded{owner_->profile(), false};
-  recorded.step.link = link_;
-  const auto what = decided([&] { return source_->make(recorded, owner_->settings()); });
-  owner_->apply(std::move(recorded.step), what);
+  decision what;
+  decided([&] {
+    recorded_step recorded{owner_->profile(), false};
+    recorded.step.link = link_;
+    what = source_->make(recorded, owner_->settings());
+    owner_->apply(std::move(recorded.step), what);
+  });
   plan_ = what.made;
   if (!what.words.empty()) report_(what.words);
 }

@@ -1,0 +1,75 @@
+// What the sweep has found broken, each by itself.
+#include <doctest/doctest.h>
+
+#include <cstdint>
+#include <new>
+#include <string>
+
+#include "recovery/sweep.hpp"
+#include "tidepool/core/number_set.hpp"
+
+namespace {
+
+using namespace tidepool::test;
+using tidepool::policy_kind;
+
+}  // namespace
+
+TEST_CASE("recovery: a set of numbers that found no memory asks for it again") {
+  tidepool::detail::number_set numbers;
+  constexpr std::size_t many = 5000;
+  heap_now = {true, 0, 2};
+  CHECK_THROWS_AS(numbers.make_room(many), std::bad_alloc);
+  heap_now = {true, 0, 0};
+  numbers.make_room(many);
+  const auto asked = heap_now.seen;
+  heap_now = {};
+  CHECK(asked > 0);
+  for (std::size_t i = 0; i < many; ++i) numbers.insert(i);
+  CHECK(numbers.first_missing(0) == many);
+}
+
+TEST_CASE("recovery: where the first end_step fails, the next step is the first") {
+  for (const auto& plan : training_plans()) {
+    const bool automatic = plan.opts.policy == policy_kind::automatic;
+    bool came = true;
+    for (std::uint64_t number = 1; came && number < 400; number += automatic ? 7 : 1) {
+      recovery_trainer t(plan);
+      std::uint64_t calls = 0;
+      t.before = [&] { ++calls; };
+      t.step(1);
+      recovery_trainer fails(plan);
+      fails.before = [&] {  // the last call of a step
+        if (--calls == 0) heap_now = {false, 0, number};
+      };
+      // What comes after end_step is no part of it.
+      const auto end = outcome_of([&] { fails.step(2); });
+      came = end == kind_of_error::heap;
+      heap_now = {};
+      fails.before = [] {};
+      for (int i = 3; i < 6; ++i) {
+        std::string words;
+        const auto next = outcome_of([&] { fails.step(i); }, &words);
+        CHECK_MESSAGE(next == kind_of_error::none, plan.name << " " << number << ": " << words);
+        CHECK(fails.result() == expected(i));
+      }
+    }
+  }
+}
+
+TEST_CASE("recovery: a group of layers is given up as a whole, also where its memory is not") {
+  training_plan plan{.name = "layers", .opts = small_options(), .how = keeps::layers};
+  recovery_trainer t(plan);
+  t.step(1);
+  auto& at = *t.slots.front();
+  at.chunk = t.off.begin({0});
+  for (int l = 0; l < 2; ++l) static_cast<void>(at.x.fresh(l, 64, t.main()));
+  t.dev.arm({call_kind::record, 1, manner::once});
+  CHECK(outcome_of([&] { at.group.reset(t.main()); }) == kind_of_error::device);
+  t.dev.disarm();
+  std::string words;
+  CHECK_MESSAGE(outcome_of([&] { static_cast<void>(at.x.fresh(1, 64, t.main())); }, &words) ==
+                    kind_of_error::none,
+                words);
+  at.group.reset(t.main());
+}
