@@ -12,7 +12,7 @@
 
 #include "tidepool/plan/detail/layout.hpp"
 
-namespace tidepool::plan::detail {
+namespace tidepool::inline v0_2_0::plan::detail {
 
 // Bytes that may be away between two stretches.
 struct parcel {
