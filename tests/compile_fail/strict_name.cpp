@@ -1,8 +1,8 @@
 // A strict list refuses a name that it lacks, and shows the nearest one: as a string in g++, as
 // letters in clang++.
 // expect: tidepool: strict_modules<...> has no module of this name
-// expect: did_you_mean<(tidepool::fixed_string<11>{+"expert_fc1"|[^>]*'_', 'f', 'c', '1'>)
-// expect: detail::name<(tidepool::fixed_string<10>{+"expert_fc"|[^>]*'r', 't', '_', 'f', 'c'>)
+// expect: did_you_mean<([^<]*fixed_string<11>{+"expert_fc1"|[^>]*'_', 'f', 'c', '1'>)
+// expect: detail::name<([^<]*fixed_string<10>{+"expert_fc"|[^>]*'r', 't', '_', 'f', 'c'>)
 #include "tidepool/device/null.hpp"
 #include "tidepool/offloader.hpp"
 

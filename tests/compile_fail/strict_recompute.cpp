@@ -1,7 +1,7 @@
 // What is discarded by a name that a strict list refuses is a misspelt module or region.
 // expect: tidepool: strict_modules<...> has no module of this name
-// expect: did_you_mean<(tidepool::fixed_string<12>{+"moe_permute"|[^>]*'m', 'u', 't', 'e'>)
-// expect: did_you_mean<(tidepool::fixed_string<8>{+"my_norm"|[^>]*'n', 'o', 'r', 'm'>)
+// expect: did_you_mean<([^<]*fixed_string<12>{+"moe_permute"|[^>]*'m', 'u', 't', 'e'>)
+// expect: did_you_mean<([^<]*fixed_string<8>{+"my_norm"|[^>]*'n', 'o', 'r', 'm'>)
 #include "tidepool/device/null.hpp"
 #include "tidepool/offloader.hpp"
 
