@@ -462,6 +462,20 @@ TEST_CASE("json: too deep, too many keys, too large") {
       has(profile_refusal(std::string((std::size_t{256} << 20) + 1, ' ')), "larger than 256 MiB"));
 }
 
+TEST_CASE("json: texts and arrays that are too long") {
+  const std::string begin = "{\"tidepool_profile\": 1, \"modules\": [\"";
+  CHECK_NOTHROW(static_cast<void>(
+      tidepool::plan::profile_from_json(begin + std::string(4096, 'a') + "\"]}")));
+  CHECK(has(profile_refusal(begin + std::string(4097, 'a') + "\"]}"),
+            "a text has 4097 bytes; give 4096 or fewer"));
+  CHECK(has(profile_refusal("{\"" + std::string(4097, 'a') + "\": 1}"), "a text has 4097 bytes"));
+  std::string many = "{\"tidepool_profile\": 1, \"modules\": [0";
+  constexpr std::size_t most = std::size_t{1} << 22;
+  many.reserve(many.size() + 2 * most);
+  for (std::size_t i = 0; i < most; ++i) many += ",0";
+  CHECK(has(profile_refusal(many), "more than 4194304 parts in one array"));
+}
+
 TEST_CASE("json: profiles that contradict themselves are refused with the place") {
   using change = std::function<void(profile&)>;
   struct fault {

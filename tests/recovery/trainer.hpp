@@ -480,7 +480,8 @@ class recovery_trainer {
   [[nodiscard]] static tensor_key key(int l) { return static_cast<tensor_key>(l) * 2; }
   [[nodiscard]] void* own_memory(std::size_t bytes) {
     const heap_watch trainer(false);
-    return own.take(bytes);
+    if (auto* const data = own.take(bytes)) return data;
+    throw out_of_budget("the trainer's own memory is full", bytes, own.most);
   }
   void order(stream_ref from, stream_ref to) {
     if (!plan.two_streams) return;

@@ -108,6 +108,14 @@ struct module_list {
 
 inline void check_own_modules(const options& value, const module_list& list) {
   const std::string label = option_label("own_modules");
+  // Before each is compared with all others.
+  const auto all = std::max(list.known.size(), value.own_modules.size());
+  if (all > max_modules) {
+    reject(label, std::to_string(value.own_modules.size()) + " names",
+           "an offloader serves at most " + std::to_string(max_modules) + " modules, here are " +
+               std::to_string(all),
+           "give several of yours one name");
+  }
   std::vector<std::string_view> seen;
   for (const std::string& name : value.own_modules) {
     const bool legible = std::all_of(name.begin(), name.end(), [](char c) {
@@ -123,12 +131,6 @@ inline void check_own_modules(const options& value, const module_list& list) {
       reject(label, name, "the name is a standard module already", "take it out of own_modules");
     }
     seen.push_back(name);
-  }
-  if (list.known.size() > max_modules) {
-    reject(label, std::to_string(value.own_modules.size()) + " names",
-           "an offloader serves at most " + std::to_string(max_modules) + " modules, here are " +
-               std::to_string(list.known.size()),
-           "give several of yours one name");
   }
   for (const std::string& name : value.own_modules) {
     static_cast<void>(list.require(name, label));

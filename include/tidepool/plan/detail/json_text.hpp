@@ -37,6 +37,8 @@ using json = nlohmann::ordered_json;
 inline constexpr std::size_t most_json_bytes = std::size_t{256} << 20;
 inline constexpr std::size_t most_json_depth = 16;
 inline constexpr std::size_t most_json_keys = 64;
+inline constexpr std::size_t most_json_string = 4096;
+inline constexpr std::size_t most_json_items = std::size_t{1} << 22;
 
 // Whose text it is.
 struct json_source {
@@ -79,7 +81,10 @@ class json_builder : public nlohmann::json_sax<json> {
   bool number_float(number_float_t value, const string_t&) override {
     return put(json(value)) != nullptr;
   }
-  bool string(string_t& value) override { return put(json(std::move(value))) != nullptr; }
+  bool string(string_t& value) override {
+    expect_short(value);
+    return put(json(std::move(value))) != nullptr;
+  }
   bool binary(binary_t&) override { return false; }  // there is none in text
   bool start_object(std::size_t) override { return open(json::object()); }
   bool start_array(std::size_t) override { return open(json::array()); }
@@ -87,6 +92,7 @@ class json_builder : public nlohmann::json_sax<json> {
   bool end_array() override { return close(); }
 
   bool key(string_t& name) override {
+    expect_short(name);
     auto& object = *open_.back();
     const auto quoted = tidepool::detail::text::in_quotes(name);
     if (object.contains(name)) {
@@ -129,6 +135,11 @@ class json_builder : public nlohmann::json_sax<json> {
     }
     return text.empty() ? "its top level" : text;
   }
+  void expect_short(std::string_view text) const {
+    if (text.size() <= most_json_string) return;
+    source_.refuse(place(), "a text has " + std::to_string(text.size()) + " bytes",
+                   "give 4096 or fewer");
+  }
   json* put(json value) {
     if (open_.empty()) {
       root_ = std::move(value);
@@ -136,6 +147,10 @@ class json_builder : public nlohmann::json_sax<json> {
     }
     auto& outer = *open_.back();
     if (outer.is_array()) {
+      if (outer.size() == most_json_items) {
+        source_.refuse(place(), "there are more than 4194304 parts in one array",
+                       "give a file that save() wrote");
+      }
       outer.push_back(std::move(value));
       return &outer.back();
     }
