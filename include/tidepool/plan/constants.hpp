@@ -1,4 +1,4 @@
-/// Every number of the planner that was chosen and does not follow from a step, with its reason.
+/// Numbers of the planner that were chosen and do not follow from a step, each with its reason.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,10 @@ namespace tidepool::plan {
 /// H200: 17 ms of a step for 28 GB, as if each pass went at 3.3 TB/s.
 inline constexpr double contention_us_per_byte = 17e3 / 28e9;
 
-/// Numbers that were chosen; where no measurement stands beside one, there is none. Left out:
-/// rounding (1e-6, 1e-9), and what stands in a description of a model or a machine with its source.
+/// Where no measurement stands beside a number, there is none. Not here: rounding (1e-6, 1e-9);
+/// what describes a model or a machine, with its source; the slack of places
+/// (`plan/placement.hpp`); how a link is measured (`plan/link.hpp`); and in the search the part of
+/// Belady's rule, steps of an eighth, and the fractions of Megatron's rule that are tried.
 namespace constants {
 
 // --- how much is as good as nothing

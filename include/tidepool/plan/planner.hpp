@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -135,7 +136,10 @@ class planner {
     if (found.expected.step_us <= in_core_.step_us * constants::as_long) return limit::compute;
     const bool recomputes = found.expected.extra_us > 0;
     const auto by_link = link_bound(sim_.map(), link_, found.device_budget, recomputes);
-    return found.expected.step_us <= by_link * constants::link_limits ? limit::link : limit::memory;
+    // Infinite where the link's bound has no plan, as in what is left free for shapes that vary.
+    const bool near =
+        std::isfinite(by_link) && found.expected.step_us <= by_link * constants::link_limits;
+    return near ? limit::link : limit::memory;
   }
 
  private:
