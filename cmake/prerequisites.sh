@@ -47,7 +47,7 @@ package_of() {
     compiler) echo g++ ;;
     clang) echo clang libclang-rt-dev ;;
     cmake) echo cmake ;;
-    generator) echo ninja-build ;;
+    generator) echo ninja-build make ;;  # the presets, run by hand, take make
     objdump) echo binutils ;;
     python) echo python3 ;;
     openblas) echo libopenblas-dev ;;

@@ -11,6 +11,8 @@ What is checked:
     names     each public name of namespace tidepool, as clang's AST has it, is in the site's index and
               in its search. Left out without clang, and said so. libtorch's headers are not
               compiled: what torch.hpp declares is left to Doxygen's warnings.
+    parameters
+              the words of what a trainer calls name each parameter (docs/site/parameters.py).
     pages     no link is dead, no page is empty or shows markup, every picture is there.
 
 Faults of Doxygen itself differ from version to version: with another than 1.9.4 (Debian 12), what is
@@ -30,6 +32,9 @@ import urllib.parse
 import xml.etree.ElementTree
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "docs" / "site"))
+sys.dont_write_bytecode = True  # a check leaves nothing in the tree
+import parameters  # noqa: E402  its folder is only known here
 KNOWN = ROOT / "docs" / "site" / "known_warnings.txt"
 INCLUDE = ROOT / "include" / "tidepool"
 # Words that a page must have beside its frame. Lists of a letter may be short; two are a name and
@@ -333,6 +338,8 @@ def check_site(folder):
         print(f"{len(names)} public names by clang, {len(index)} in the index of the site")
     else:
         print("no clang++: public names are checked by Doxygen's warnings alone")
+    for header in parameters.HEADERS:
+        errors += parameters.parameter_errors(header, (INCLUDE / header).read_text())
     errors += page_errors(folder)
     print(f"{len(list(folder.rglob('*.html')))} pages")
     return errors
@@ -479,6 +486,8 @@ def self_test():
     expect("a name that is not found", name_errors(NAMES, index, searched - {"open"}, places), "search does not find it")
     expect("a name without text", name_errors(NAMES, index, searched, {**places, "l.html": set()}), "list::size is in the index")
 
+    parameters.self_test(expect)
+
     def site(**files):
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name).resolve()
@@ -515,7 +524,7 @@ def weighed(errors, index):
     """(errors, notes)"""
     if "Doxygen 1.9.4" in index:
         return errors, []
-    kept = [error for error in errors if re.search(r"is not documented|is public, and not|is in the index", error)]
+    kept = [error for error in errors if re.search(r"is not documented|is public, and not|is in the index|do not name", error)]
     return kept, [error for error in errors if error not in kept]
 
 

@@ -194,7 +194,7 @@ case $part in
       [ "$(grep '"bits"' "$folder/tail")" = "$(grep '"bits"' "$folder/whole" | tail -n 4)" ]
     verdict '2 ranks: saved and resumed'
     refuses 2 'virtual-stages=0: use 1' --layers 4 --virtual-stages 0
-    refuses 2 'json=.*: cannot be written' --layers 4 --json "$folder/none/x"
+    refuses 2 "option --json is .*: it cannot be written" --layers 4 --json "$folder/none/x"
     on 2 --help && [ "$(grep -c 'virtual-stages' "$folder/output")" -eq 1 ]
     verdict '2 ranks print one help'
     how=--expert-parallel
@@ -447,7 +447,34 @@ case $part in
         cmp "$folder/end" "$folder/end_of_tail" >"$folder/output" 2>&1
       verdict "experts on $ranks ranks, resumed, equal to the bit: $*"
     }
+    # sharded RANKS OPTION...: losses and file are those of ranks that keep all moments each, with
+    # the optimizer sharded before an interruption, after it and on both sides; the device holds less, where moments
+    # are on it
+    sharded() {
+      local ranks=$1 split=--shard-optimizer
+      shift
+      enough "$ranks" "$split, $*" || return
+      on "$ranks" --steps 6 "$@" --json "$folder/whole" --save "$folder/end" &&
+        on "$ranks" --steps 6 "$@" $split "${leaves[@]}" --json "$folder/ranks" \
+          --save "$folder/end_of_shards" &&
+        [ "$(bits "$folder/ranks")" = "$(bits "$folder/whole")" ] &&
+        cmp "$folder/end" "$folder/end_of_shards" >"$folder/output" 2>&1 &&
+        on "$ranks" --steps 6 "$@" $split --save "$folder/state" --save-step 2 &&
+        on "$ranks" --steps 6 "$@" --resume "$folder/state" --save "$folder/end_of_tail" &&
+        cmp "$folder/end" "$folder/end_of_tail" >"$folder/output" 2>&1 &&
+        on "$ranks" --steps 6 "$@" $split --resume "$folder/state" --json "$folder/tail" \
+          --save "$folder/end_of_tail" &&
+        cmp "$folder/end" "$folder/end_of_tail" >"$folder/output" 2>&1 &&
+        { [[ $* == *host* ]] || [ "$(driver_peak "$folder/tail")" -lt "$(driver_peak "$folder/whole")" ]; }
+      verdict "experts on $ranks ranks, the optimizer sharded: $*"
+    }
+    driver_peak() { grep -o -m1 '"driver_peak_bytes": [0-9]*' "$1" | grep -o '[0-9]*$'; }
     mixed=(--dense-layers 1 --shared-experts 1 --mtp 1 --expert-capacity 0.9)
+    for ranks in 2 4; do
+      sharded $ranks --layers 3
+      sharded $ranks --layers 3 "${host[@]}"
+    done
+    sharded 2 --layers 3 "${mixed[@]}" --precision fp16
     for ranks in 2 4; do
       unbroken $ranks --layers 3
       unbroken $ranks --layers 3 --microbatches 8 "${mixed[@]}" --eval-every 2
@@ -540,7 +567,7 @@ SCRIPT
     refuses 2 'layers-per-rank=4,0: each rank needs a layer' --layers 4 --layers-per-rank 4,0
     refuses 2 'layers-per-rank=3,1: is for one stage' --layers 4 --layers-per-rank 3,1 \
       --virtual-stages 2
-    refuses 2 'json=.*: cannot be written' --layers 4 --json "$folder/none/x"
+    refuses 2 "option --json is .*: it cannot be written" --layers 4 --json "$folder/none/x"
     refuses 2 'save=.*: cannot be written' --layers 4 --save "$folder/none/x"
 
     refuses 2 'expert-parallel: the ranks of --pipeline hold layers' --layers 4 --expert-parallel
@@ -587,6 +614,8 @@ SCRIPT
     apart 'compare=true' "$spread --compare" "$spread"
     apart 'eval-every=1' "$spread --eval-every 1" "$spread"
     apart 'save=a file' "$spread --save $folder/apart.state" "$spread"
+    experts="--expert-parallel --data $text --steps 3"
+    apart 'shard-optimizer=true' "$experts --shard-optimizer" "$experts"
     leaving="$spread --offload-modules all --memory arena --device-budget 4MB"
     apart 'policy=automatic' "$leaving --policy automatic" "$leaving"
 
@@ -604,6 +633,7 @@ SCRIPT
       --dense-layers 4 --expert-capacity 1
     alone_refuses 'row-classes=8: is for experts, and --dense-layers=4 leaves no layer' \
       --dense-layers 4 --row-classes 8
+    alone_refuses 'shard-optimizer: .*add --expert-parallel' --shard-optimizer
     WORLD_SIZE=2 alone_refuses '[^_]RANK is not set, though torchrun' --expert-parallel
     RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 alone_refuses 'WORLD_SIZE=2: torchrun started' \
       --expert-parallel

@@ -148,7 +148,7 @@ cmp "$folder/state" "$folder/kept.partial" >"$folder/output" 2>&1
 verdict 'the file of --resume is as it was'
 run --resume "$folder/state" --json /dev/null --picture /dev/null
 verdict 'what keeps nothing may be named twice'
-refuses 'a report on a full disk' 'json=/dev/full: cannot be written; .* and has room' --json /dev/full
+refuses 'a report on a full disk' "option --json is '/dev/full': it cannot be written; .* and has room" --json /dev/full
 refuses 'save-step without save' 'save-step=3: nothing would be saved' --save-step 3
 refuses 'save-step beyond' 'save-step=7: use 1 to --steps=6' --save "$folder/x" --save-step 7
 refuses 'a plan that is not there' 'none.profile.json.*cannot be read' "${planned[@]}" --plan "$folder/none"

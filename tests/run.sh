@@ -69,5 +69,8 @@ read -r -a more <<<"${TIDEPOOL_CMAKE_ARGS:-}"
 arguments+=("-DTIDEPOOL_TEST_LENGTH=${TIDEPOOL_TEST_LENGTH:-short}")
 cmake --preset "$preset" "${arguments[@]+"${arguments[@]}"}" "${more[@]+"${more[@]}"}"
 cmake --build --preset "$preset" --parallel "$(jobs)"
+# mawk, Debian's awk, reads a pipe by the block: progress would come late, and all at once.
+line_by_line=()
+if awk -W version </dev/null 2>&1 | grep -qi mawk; then line_by_line=(-W interactive); fi
 ctest --preset "$preset" --parallel "$(jobs)" --output-junit "$PWD/build/$preset/junit.xml" "$@" |
-  awk -v ninja_log="build/$preset/.ninja_log" -f tests/support/times.awk
+  awk "${line_by_line[@]+"${line_by_line[@]}"}" -v ninja_log="build/$preset/.ninja_log" -f tests/support/times.awk

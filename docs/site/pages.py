@@ -13,6 +13,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "docs"))
+sys.dont_write_bytecode = True  # nothing is left in the tree
 import words  # noqa: E402
 
 SHOWN_BY_A_BROWSER = {".svg", ".png", ".txt"}

@@ -48,6 +48,7 @@ _flags = []
 _device = None
 _order = 0
 _marked = {}  # tensors that stay, by id
+_questions = []  # asked of each tensor, whether it stays
 
 
 def configure(*flags, device=None, order=0):
@@ -60,6 +61,27 @@ def configure(*flags, device=None, order=0):
         raise OptionError("configure: offloading has begun; call it before the first forward pass,"
                           " or reset_instance first")
     _flags, _device, _order = [str(flag) for flag in flags], device, order
+
+
+def exclude_if(question):
+    """Asks `question(tensor)` of each tensor that autograd saves in a module; where it says true, the
+    tensor stays. For storages that come and go, such as the weights that FSDP gathers: those no mark
+    can name. Returns a function that withdraws the question."""
+    _questions.append(question)
+    return lambda: _questions.remove(question)
+
+
+def _hooks_of(group):
+    if not _questions:
+        return saved_tensors_hooks(group.save, _load)
+
+    def save(tensor):
+        return tensor if any(question(tensor) for question in _questions) else group.save(tensor)
+
+    def load(saved):
+        return _load(saved) if isinstance(saved, _core.SavedTensor) else saved
+
+    return saved_tensors_hooks(save, load)
 
 
 def _modules_of_megatron():
@@ -145,7 +167,7 @@ class FineGrainedActivationOffloadingInterface:
             if group is not None:
                 self._group = group
                 _state.seen.add(self.name)
-                self._hooks = saved_tensors_hooks(group.save, _load)
+                self._hooks = _hooks_of(group)
                 self._hooks.__enter__()
                 _TransformerEngine.enable(True)
             elif self.name == "fused_group_mlp" and not _state.chosen:

@@ -15,7 +15,7 @@
 #include "tidepool/engine/storage.hpp"
 #include "tidepool/error.hpp"
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 namespace detail {
 
@@ -66,8 +66,10 @@ class handle {
   /// True while this handle holds device memory.
   explicit operator bool() const { return store_ != nullptr; }
 
-  /// Device address of the first byte; null when empty, but where a commit emptied it: that throws
-  /// `misuse_error` with module and layer, until the handle is restored, reset or assigned.
+  /// Device address of the first byte, for work on the stream that it was allocated, restored or
+  /// joined on; it holds until the next commit or reset. Null when empty, but where a commit
+  /// emptied it: that throws `misuse_error` with module and layer, until it is restored, reset or
+  /// assigned.
   [[nodiscard]] void* data() const {
     if (store_ == nullptr) {
       if (saved_as_ != 0) refuse_emptied();
@@ -82,7 +84,7 @@ class handle {
   }
 
   /// Gives the memory back: it may be reused after what `stream` has been given so far. Does not
-  /// block the host. Empty handles stay empty. One that throws leaves the handle full.
+  /// block the host. Empty handles stay empty. One that throws (`device_error`) leaves it full.
   void reset(typename Device::stream_ref stream) {
     saved_as_ = 0;
     if (store_ == nullptr) return;
@@ -92,7 +94,8 @@ class handle {
     part_ = {};
   }
 
-  /// Opts this storage out: commits leave it in its owner's hand.
+  /// Opts this storage out: commits leave it in its owner's hand, for good. For a tensor that
+  /// forward or the optimizer reads again after its commit.
   void keep_resident() const {
     if (store_ != nullptr) store_->keep = true;
   }
@@ -193,7 +196,8 @@ class view : public handle<Device> {
   }
 };
 
-/// Device memory of one saved tensor, from the offloader's memory source.
+/// Device memory of one saved tensor, from the offloader's memory source: made by
+/// `offloader::allocate`, `allocate_from` or `adopt`. A default one is empty.
 template <device Device>
 class buffer : public handle<Device> {
  public:
@@ -211,7 +215,10 @@ class buffer : public handle<Device> {
     return buffer(detail::owner_of<Device>(*this->store_).share(*this->store_), this->lane_);
   }
 
-  /// A view of a part; throws `misuse_error` when the part is not inside.
+  /// A view of the part that `shape` says, which a commit can save in place of the whole. Throws
+  /// `misuse_error` when the part is not inside.
+  ///
+  ///     auto k = qkv.view({.offset = width, .width = width, .rows = tokens, .pitch = 3 * width});
   [[nodiscard]] tidepool::view<Device> view(const view_shape& shape) const {
     const auto pitch = shape.pitch == 0 ? shape.width : shape.pitch;
     // Divided instead of multiplied, so that no value of a caller overflows.

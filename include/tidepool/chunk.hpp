@@ -12,15 +12,19 @@
 #include <utility>
 
 #include "tidepool/core/closed_chunk.hpp"
+#include "tidepool/core/module_name.hpp"
 #include "tidepool/engine/engine.hpp"
 #include "tidepool/module.hpp"
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 template <device, class>
 class offloader;
 
 /// A handle of one chunk: all groups of one forward pass of one model chunk for one microbatch.
+///
+/// A call names a group by its module and `layer`; one that is committed twice comes back last in,
+/// first out. `stream` is the trainer's, and orders the call; `saved` are the group's handles.
 ///
 /// Several may be open at once (1F1B at any depth, interleaved model chunks); each is restored in
 /// reverse of its commits, though any order works. `Name` overloads generate no instruction for a
@@ -71,7 +75,7 @@ class chunk {
   /// `device_error`; the handles are then as before.
   template <fixed_string Name, class... Handles>
   void commit(int layer, stream_ref stream, Handles&... saved) {
-    if constexpr (compiled_in<Name>()) commit(id_of<Name>, layer, stream, saved...);
+    if constexpr (compiled_in<Name>) commit(id_of<Name>, layer, stream, saved...);
   }
   /// The same for a module whose id was looked up at run time.
   template <class... Handles>
@@ -81,7 +85,7 @@ class chunk {
   /// The same for a list that is known at run time: `std::span` over pointers to handles.
   template <fixed_string Name>
   void commit(int layer, stream_ref stream, handle_list saved) {
-    if constexpr (compiled_in<Name>()) commit(id_of<Name>, layer, stream, saved);
+    if constexpr (compiled_in<Name>) commit(id_of<Name>, layer, stream, saved);
   }
   /// The same for an id and a list.
   void commit(module_id module, int layer, stream_ref stream, handle_list saved) {
@@ -110,7 +114,7 @@ class chunk {
   /// or `device_error`.
   template <fixed_string Name, class... Handles>
   void restore(int layer, stream_ref stream, Handles&... saved) {
-    if constexpr (compiled_in<Name>()) restore(id_of<Name>, layer, stream, saved...);
+    if constexpr (compiled_in<Name>) restore(id_of<Name>, layer, stream, saved...);
   }
   /// The same for a module whose id was looked up at run time.
   template <class... Handles>
@@ -121,7 +125,7 @@ class chunk {
   /// The same for a list that is known at run time.
   template <fixed_string Name>
   void restore(int layer, stream_ref stream, handle_list saved) {
-    if constexpr (compiled_in<Name>()) restore(id_of<Name>, layer, stream, saved);
+    if constexpr (compiled_in<Name>) restore(id_of<Name>, layer, stream, saved);
   }
   /// The same for an id and a list.
   void restore(module_id module, int layer, stream_ref stream, handle_list saved) {
@@ -147,7 +151,7 @@ class chunk {
   /// Restore by `restore_or_recompute`. Throws as `commit`.
   template <fixed_string Name, class... Buffers>
   void commit_or_discard(int layer, stream_ref stream, Buffers&... saved) {
-    if constexpr (compiled_in<Name>()) commit_or_discard(id_of<Name>, layer, stream, saved...);
+    if constexpr (compiled_in<Name>) commit_or_discard(id_of<Name>, layer, stream, saved...);
   }
   /// The same for a module whose id was looked up at run time.
   template <class... Buffers>
@@ -165,7 +169,7 @@ class chunk {
   /// `again` throws: what had left or was discarded is empty then, and it may be tried again.
   template <fixed_string Name, class Again, class... Buffers>
   void restore_or_recompute(int layer, stream_ref stream, Again&& again, Buffers&... saved) {
-    if constexpr (compiled_in<Name>()) {
+    if constexpr (compiled_in<Name>) {
       restore_or_recompute(id_of<Name>, layer, stream, std::forward<Again>(again), saved...);
     }
   }
@@ -186,7 +190,7 @@ class chunk {
   /// stayed has another owner by then is not timed. Known from the commit on; false before it.
   template <fixed_string Name>
   [[nodiscard]] bool will_recompute(int layer) const {
-    if constexpr (compiled_in<Name>()) {
+    if constexpr (compiled_in<Name>) {
       return will_recompute(id_of<Name>, layer);
     } else {
       return false;
@@ -201,10 +205,10 @@ class chunk {
 
   /// Manual control: starts the copies of a commit but leaves the handles full. All of them leave,
   /// whatever size, opt-out and policy would say. Release each by hand with `reset`; its memory is
-  /// free after its copy. Restore as usual; a handle that was never released is simply kept.
+  /// free after its copy. Restore as usual; one never released is kept. Throws as `commit`.
   template <fixed_string Name, class... Handles>
   void start_offload(int layer, stream_ref stream, Handles&... saved) {
-    if constexpr (compiled_in<Name>()) start_offload(id_of<Name>, layer, stream, saved...);
+    if constexpr (compiled_in<Name>) start_offload(id_of<Name>, layer, stream, saved...);
   }
   /// The same for a module whose id was looked up at run time.
   template <class... Handles>
@@ -212,10 +216,10 @@ class chunk {
     if (wants(module)) send(kind::by_hand, module, layer, stream, saved...);
   }
 
-  /// Manual control: starts a reload now, outside the limits of `reload_ahead`.
+  /// Manual control: starts a reload now, whatever `reload_ahead` says. Throws as `restore`.
   template <fixed_string Name>
   void start_reload(int layer) {
-    if constexpr (compiled_in<Name>()) start_reload(id_of<Name>, layer);
+    if constexpr (compiled_in<Name>) start_reload(id_of<Name>, layer);
   }
   /// The same for a module whose id was looked up at run time.
   void start_reload(module_id module, int layer) {
@@ -232,6 +236,7 @@ class chunk {
   /// which nothing would be freed; nothing has changed then.
   template <fixed_string Name, class... Buffers>
   void discard(int layer, stream_ref stream, Buffers&... tensors) {
+    detail::check_recomputed<Modules, Name>();
     discard(Name.view(), layer, stream, tensors...);
   }
   /// The same for a name that is known at run time.
@@ -253,6 +258,7 @@ class chunk {
   /// `device_error`, and what `again` throws; the buffers are empty then, and it may be repeated.
   template <fixed_string Name, class Again, class... Buffers>
   void recompute(int layer, stream_ref stream, Again&& again, Buffers&... tensors) {
+    detail::check_recomputed<Modules, Name>();
     recompute(Name.view(), layer, stream, again, tensors...);
   }
   /// The same for a name that is known at run time.
@@ -288,7 +294,7 @@ class chunk {
   /// where there is no such group, or it was restored.
   template <fixed_string Name>
   void forget(int layer) {
-    if constexpr (compiled_in<Name>()) forget(id_of<Name>, layer);
+    if constexpr (compiled_in<Name>) forget(id_of<Name>, layer);
   }
   /// The same for a module whose id was looked up at run time.
   void forget(module_id module, int layer) {
@@ -324,15 +330,7 @@ class chunk {
                                     : 0) {}
 
   template <fixed_string Name>
-  static constexpr bool compiled_in() {
-    static_assert(!Modules::open || sizeof(Name) == 0,
-                  "tidepool: with all_modules, name a module by the id from offloader::module");
-    if constexpr (Modules::open) {
-      return false;
-    } else {
-      return Modules::contains(Name.view());
-    }
-  }
+  static constexpr bool compiled_in = detail::compiled_in<Modules, Name>::value;
 
   template <fixed_string Name>
   static constexpr module_id id_of = Modules::id(Name.view());

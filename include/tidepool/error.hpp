@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <string>
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 namespace detail {
 

@@ -1,7 +1,7 @@
 /// Names without their definitions.
 #pragma once
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 class error;
 class option_error;

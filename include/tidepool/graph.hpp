@@ -6,7 +6,7 @@
 
 #include "tidepool/engine/engine.hpp"
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 /// What `offloader::capture` made of a piece of a step.
 ///
@@ -17,7 +17,12 @@ namespace tidepool {
 /// their capture, all of them before any eager call that takes or reads memory; a step that was
 /// left in the middle begins anew with its first graph.
 ///
-/// Move-only. It keeps the offloader's memory alive, and must be gone before the device is.
+/// Move-only. It keeps the offloader's memory alive, and must be gone before the device is. Thread
+/// safety: that of the offloader.
+///
+///     train_step();                                        // eagerly, until the warm-up is over
+///     auto step = off.capture(stream, [&] { train_step(); });
+///     for (int i = 0; i < steps; ++i) step.launch(stream);
 template <capturing_device Device>
 class [[nodiscard]] graph {
  public:

@@ -8,12 +8,12 @@
 
 #include "tidepool/engine/engine.hpp"
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 template <device Device, class Modules>
 class offloader;
 
-/// One piece of state. Its pinned host memory is its own from `offloader::host_state` to its
+/// One piece of state. Its pinned host memory is its own from `offloader::state_on_host` to its
 /// destruction; device memory it has only while it visits, from the offloader's source.
 ///
 ///     state.prefetch();                    // some time before
@@ -53,8 +53,9 @@ class host_state {
   /// Bytes; 0 when empty.
   [[nodiscard]] std::size_t size() const { return store_ == nullptr ? 0 : store_->bytes; }
 
-  /// Device memory for contents that are new: nothing is copied in. `write_back` makes them the
-  /// state's. Throws `misuse_error` while it visits already, `out_of_budget`, `device_error`.
+  /// Device memory for contents that are new, which work given to `stream` from now on may write:
+  /// nothing is copied in. `write_back` makes them the state's. Throws `misuse_error` while it
+  /// visits already, `out_of_budget`, `device_error`.
   [[nodiscard]] buffer<Device> create(stream_ref stream) {
     require("create");
     return detail::owner_of<Device>(*store_).create_state(*store_, name_, stream);
@@ -69,7 +70,8 @@ class host_state {
            detail::owner_of<Device>(*store_).prefetch_state(*store_, name_);
   }
 
-  /// The contents, once work given to `stream` from now on runs. Throws `misuse_error` (never
+  /// The contents, once work given to `stream` from now on runs: that waits for the copy in, which
+  /// starts here unless `prefetch` started it. Throws `misuse_error` (never
   /// written, or here already), `out_of_budget`, `device_error`.
   [[nodiscard]] buffer<Device> fetch(stream_ref stream) {
     require("fetch");

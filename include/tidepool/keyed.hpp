@@ -12,7 +12,7 @@
 #include "tidepool/core/key_map.hpp"
 #include "tidepool/offloader.hpp"
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 /// What a framework calls a tensor: any number that no other tensor of the same pass has.
 using tensor_key = std::uint64_t;
@@ -20,8 +20,8 @@ using tensor_key = std::uint64_t;
 template <device Device, class Modules>
 class keyed_pass;
 
-/// Passes whose tensors are known by keys, over an offloader that must outlive them. Thread safety:
-/// that of the offloader. After the first steps nothing is allocated.
+/// Passes whose tensors are known by keys, over an offloader that must outlive them. No call blocks
+/// the host. Thread safety: that of the offloader. After the first steps nothing is allocated.
 ///
 ///     tp::keyed keys(off);
 ///     auto pass = keys.begin({.microbatch = 0});
@@ -43,8 +43,8 @@ class keyed {
   keyed(const keyed&) = delete;
   keyed& operator=(const keyed&) = delete;
 
-  /// Opens one forward pass and its backward pass, with keys of its own. This object must outlive
-  /// it. Throws as `offloader::begin`.
+  /// Opens one forward pass and its backward pass, with keys of its own; `info` as for
+  /// `offloader::begin`, whose errors it throws. This object must outlive it.
   [[nodiscard]] pass begin(const chunk_info& info = {}) { return pass(*this, info); }
 
  private:
@@ -190,7 +190,8 @@ class keyed_pass {
     at.open.commit(which.module, which.layer, stream, handles_of(which));
     which.place = where::committed;
   }
-  /// Both, around `body`. What it throws closes the scope, and nothing of it leaves.
+  /// `enter(module, layer)`, `body()`, `leave(stream)`. What `body` throws closes the scope, and
+  /// nothing of it leaves.
   template <class Body>
   void run(module_id module, int layer, stream_ref stream, Body&& body) {
     enter(module, layer);
@@ -205,7 +206,8 @@ class keyed_pass {
     leave(stream);
   }
 
-  /// A tensor is saved: `stream` wrote it, and its owner has it back as by `offloader::adopt`.
+  /// A tensor is saved: `bytes` at `data`, which `stream` wrote, and which `owner` has back as by
+  /// `offloader::adopt`.
   ///
   /// Saved again under the same key it is one reference more, and is copied once; `owner` is given
   /// back at once then, since the first holds the memory. Throws as `adopt`, and `misuse_error`
@@ -256,8 +258,8 @@ class keyed_pass {
 
   /// One reference less; `stream` used the tensor last. With the last its memory is free behind
   /// what `stream` has been given so far; what stayed of a group that left goes once that is loaded
-  /// or forgotten. A group all of whose tensors go without having been
-  /// loaded is forgotten, as by `chunk::forget`. Throws `misuse_error` for a key that is not there.
+  /// or forgotten. A group all of whose tensors go without having been loaded is forgotten, as by
+  /// `chunk::forget`. Throws `misuse_error` for a key that is not there.
   void drop(tensor_key key, stream_ref stream) {
     auto& at = opened("drop");
     const auto index = known("drop", key);

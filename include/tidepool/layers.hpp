@@ -16,7 +16,7 @@
 #include "tidepool/error.hpp"
 #include "tidepool/offloader.hpp"
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 template <class T, class Offloader>
 class saved_layers;
@@ -44,7 +44,8 @@ class layer_group {
   using chunk = typename Offloader::chunk;            ///< One forward pass and its backward pass.
   using handle = typename Offloader::handle;          ///< What buffers and views share.
 
-  /// Throws `unknown_module`.
+  /// Saves tensors of `module` through `off`, in the chunk that `pass` is at each call. Throws
+  /// `unknown_module`.
   layer_group(Offloader& off, chunk& pass, std::string_view module)
       : off_(&off),
         pass_(&pass),
@@ -75,7 +76,8 @@ class layer_group {
   }
 
   /// Gives everything up, of all layers, whatever has become of it: after a pass that was dropped,
-  /// or for another shape. The next calls are `begin` and `fresh`.
+  /// or for another shape. Memory may be reused after what `stream` was given. The next calls are
+  /// `begin` and `fresh`.
   void reset(stream_ref stream) {
     for (auto& each : layers_) {
       each.at = stage::none;
@@ -227,9 +229,9 @@ class saved_layers {
   using stream_ref = typename Offloader::stream_ref;  ///< A stream of the device.
   using group = layer_group<Offloader>;               ///< Arrays that are saved together.
 
-  /// One of several arrays that are saved together.
+  /// One of several arrays that are saved together, in the group `with`, which must outlive it.
   explicit saved_layers(group& with) : group_(&with), array_(with.add()) {}
-  /// A group of its own. Throws `unknown_module`.
+  /// A group of its own; `off`, `pass` and `module` as for `layer_group`. Throws `unknown_module`.
   saved_layers(Offloader& off, typename Offloader::chunk& pass, std::string_view module)
       : alone_(std::make_unique<group>(off, pass, module)),
         group_(alone_.get()),
@@ -238,8 +240,8 @@ class saved_layers {
   saved_layers& operator=(const saved_layers&) = delete;
 
   /// Memory for `count` elements of a layer, which work given to `stream` from now on may write.
-  /// Contents are whatever was there, unless `fill::zero` is asked for: recycled memory is not the
-  /// zeroed array of before. Throws as `offloader::allocate`.
+  /// `contents` are whatever was there, unless `fill::zero` is asked for: recycled memory is not
+  /// the zeroed array of before. Throws as `offloader::allocate`.
   [[nodiscard]] T* fresh(int layer, std::size_t count, stream_ref stream,
                          fill contents = fill::none) {
     return group_->template fresh<T>(array_, layer, count, stream, contents);
@@ -252,17 +254,20 @@ class saved_layers {
     return static_cast<T*>(group_->back(array_, layer, stream));
   }
 
-  /// The address, between `fresh` and `done`, and between `back` and `release`.
+  /// The address of `layer`, between `fresh` and `done`, and between `back` and `release`. No
+  /// stream waits; elsewhere it throws `misuse_error`.
   [[nodiscard]] T* at(int layer) const { return static_cast<T*>(group_->at(array_, layer)); }
 
-  /// `layer_group::done` of an array that is alone in its group.
+  /// `layer_group::done` of `layer` on `stream`, of an array that is alone in its group. Throws as
+  /// that, and `misuse_error` where it shares its group.
   void done(int layer, stream_ref stream) {
     if (alone_ == nullptr) {
       group_->refuse("done", layer, "this array shares its group; call done of the group, once");
     }
     group_->done(layer, stream);
   }
-  /// This array's memory may be reused after what `stream` was given, ahead of the group's others.
+  /// This array's memory of `layer` may be reused after what `stream` was given, ahead of the
+  /// group's others.
   void release(int layer, stream_ref stream) { group_->release(array_, layer, stream); }
 
  private:

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <string_view>
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 /// A string literal usable as a template argument: `commit<"core_attn">(…)`.
 template <std::size_t Size>
@@ -35,14 +35,16 @@ inline constexpr std::array<std::string_view, 9> standard_modules{
 /// Index of a module within one offloader.
 enum class module_id : std::uint8_t {};
 
-/// A compile-time list of modules: what is not in it generates no instruction.
+/// A compile-time list of modules: what is not in it generates no instruction. A name that is
+/// misspelt in a call is not in it either; `strict_modules` refuses that.
 template <fixed_string... Names>
 struct modules {
   static_assert(sizeof...(Names) > 0, "tidepool: name at least one module, or use all_modules");
   static_assert((!Names.view().empty() && ...), "tidepool: the name of a module is empty");
   static_assert(sizeof...(Names) <= max_modules, "tidepool: at most 64 modules");
 
-  static constexpr bool open = false;  ///< only the names of the list are known
+  static constexpr bool open = false;    ///< only the names of the list are known
+  static constexpr bool strict = false;  ///< calls may name other modules, and then do nothing
   /// The list.
   static constexpr std::array<std::string_view, sizeof...(Names)> names{Names.view()...};
 
@@ -67,10 +69,24 @@ struct modules {
   static_assert(unique(), "tidepool: a module is named twice");
 };
 
+/// `modules`, for a program that uses no other names: `commit<"expert_fc">` beside
+/// `strict_modules<"expert_fc1">` does not compile, and the message shows the nearest name.
+///
+/// The calls of `chunk` that have a name as template argument are checked, and
+/// `offloader::enabled`. `discard` and `recompute` take the standard modules and Megatron's regions
+/// too. Ids are looked up at run time, where a wrong name is an `unknown_module`.
+///
+///     tidepool::offloader<device, tidepool::strict_modules<"core_attn", "expert_fc1">> off(dev);
+template <fixed_string... Names>
+struct strict_modules : modules<Names...> {
+  static constexpr bool strict = true;  ///< calls that name another module do not compile
+};
+
 /// Every name is compiled in; the run-time options alone decide. The user's own names are declared
 /// with `options::own_modules`.
 struct all_modules {
-  static constexpr bool open = true;  ///< any name may be declared
+  static constexpr bool open = true;     ///< any name may be declared
+  static constexpr bool strict = false;  ///< names are looked up at run time
 };
 
 }  // namespace tidepool

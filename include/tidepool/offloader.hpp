@@ -32,7 +32,7 @@
 #include "tidepool/trace/counters.hpp"
 #include "tidepool/validate.hpp"
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 /// What an offloader is made with beside its options; each may be left out.
 struct parts {
@@ -50,6 +50,10 @@ struct parts {
 /// options alone decide. It holds its two copy streams, its device memory for saved tensors and its
 /// pinned host memory, and nothing global: any number of offloaders live side by side.
 ///
+///     tidepool::offloader<device, tidepool::modules<"expert_fc1">> off(dev, options);
+///     auto chunk = off.begin({.microbatch = 0});  // for each forward pass; see `chunk`
+///     off.end_step();                             // once for each step
+///
 /// No call blocks the host, but for the constructor, the destructor, the two trace functions, and
 /// `end_step` while an automatic plan is made.
 /// Thread safety: none; one thread at a time, with its handles and chunks. The device must outlive
@@ -63,6 +67,9 @@ class offloader {
   using view = tidepool::view<Device>;             ///< A rectangle of a buffer.
   using chunk = tidepool::chunk<Device, Modules>;  ///< One forward pass and its backward pass.
 
+  /// Makes copy streams on `dev`, and memory as `opts` says, of which it keeps a copy. It may block
+  /// the host, as it allocates.
+  ///
   /// Throws `option_error` or `unknown_module` when the options cannot work, `out_of_budget` when
   /// the device cannot give the memory that they fix, `device_error` when it fails.
   ///
@@ -84,12 +91,17 @@ class offloader {
   /// Device memory that work given to `stream` from now on may use. The elements count for
   /// `min_tensor_elements`; bytes are counted as elements by the second form.
   ///
-  /// `fill::zero` writes zeros first, on `stream`: memory is recycled, and a kernel that writes a
-  /// part of its array (one triangle, say) and reads all of it finds what was there before. Memory
+  /// `contents` is `fill::none`, or `fill::zero`, which writes zeros first, on `stream`: memory is
+  /// recycled, and a kernel that writes a part of its array (one triangle, say) and reads all of it
+  /// finds what was there before. Memory
   /// that `recompute` gives again has zeros again; what is restored has the bytes that it had.
   ///
-  /// Throws `out_of_budget`, naming what is live, when the memory is full with nothing in flight;
+  /// Does not block the host; `stream` may wait for copies that still use the memory. Throws
+  /// `out_of_budget`, naming what is live, when the memory is full with nothing in flight;
   /// `misuse_error` for none, and for more than any memory has.
+  ///
+  ///     auto x = off.allocate<float>(rows * width, stream);
+  ///     my_kernel<<<grid, block, 0, stream>>>(x.as<float>());
   template <class T>
   [[nodiscard]] buffer allocate(std::size_t count, stream_ref stream, fill contents = fill::none) {
     if (count > detail::engine<Device>::most_bytes / sizeof(T)) {
@@ -103,9 +115,10 @@ class offloader {
     return engine_->allocate(bytes, bytes, stream, nullptr, contents);
   }
 
-  /// Memory from a source of the trainer's own instead, where it also comes back to: for addresses
-  /// that kernels or graphs know (`fixed_block`). The source must outlive the buffer's storage and
-  /// every graph that was captured with it, and serves no other offloader (`misuse_error`).
+  /// `bytes` from a `source` of the trainer's own instead, where they also come back to: for
+  /// addresses that kernels or graphs know (`fixed_block`). Work given to `stream` from now on may
+  /// use them. The source must outlive the buffer's storage and every graph that was captured with
+  /// it, and serves no other offloader (`misuse_error`). Throws as `allocate`.
   [[nodiscard]] buffer allocate_from(block_source& source, std::size_t bytes, stream_ref stream) {
     return engine_->allocate(bytes, bytes, stream, &source);
   }
@@ -151,8 +164,9 @@ class offloader {
 
   // ---- state that lives on the host ----
 
-  /// Pinned host memory for state that visits the device; empty of contents. `name` is for messages
-  /// and traces. Throws `out_of_budget` when the host budget is spent, `device_error`.
+  /// `bytes` of pinned host memory for state that visits the device; empty of contents. `name` is
+  /// for messages and traces. Pinning may block the host. Throws `out_of_budget` when the host
+  /// budget is spent, `misuse_error` for 0 bytes, `device_error`.
   [[nodiscard]] host_state<Device> state_on_host(std::size_t bytes, std::string_view name) {
     return {&engine_->make_state(bytes, name), name};
   }
@@ -187,7 +201,9 @@ class offloader {
 
   // ---- a step ----
 
-  /// Opens the chunk of one forward pass.
+  /// Opens the chunk of one forward pass. `info` says which microbatch and model chunk it is, and
+  /// whether a backward pass follows. Throws `misuse_error` for `release` without `forward_only`,
+  /// and for a chunk that the plan of `follow` does not have.
   [[nodiscard]] chunk begin(const chunk_info& info = {}) { return {*engine_, info, enabled_}; }
 
   /// The step is over: every chunk is finished. The first step that trains is the warm-up; the
@@ -229,15 +245,16 @@ class offloader {
     plans_.follow(made, recorded, enabled_);
   }
 
-  /// Where reports go, a line each; by default to `stderr`. An empty function: nowhere.
+  /// `sink` gets reports, a line each; by default `stderr` does. An empty function: nobody. It is
+  /// called within `end_step`.
   void on_report(std::function<void(std::string_view)> sink) { plans_.on_report(std::move(sink)); }
 
-  /// Called before each of the three measurements of the link that an automatic plan rests on, at
-  /// the end of the first step; by default, and where it is empty, nothing. Where GPUs of one host
-  /// train together, wait in it for all of them, as in a barrier: each then plans with what it gets
-  /// beside the others. Alone, each would count on the whole of the host's memory. All of them must
-  /// be given it, and the same policy. The device is idle meanwhile. What it throws leaves
-  /// `end_step`; the step is over all the same, and the next one is the first again.
+  /// `meet` is called before each of the three measurements of the link that an automatic plan
+  /// rests on, at the end of the first step; by default, and where it is empty, nothing. Where GPUs
+  /// of one host train together, wait in it for all of them, as in a barrier: each then plans with
+  /// what it gets beside the others. Alone, each would count on the whole of the host's memory. All
+  /// of them must be given it, and the same policy. The device is idle meanwhile. What it throws
+  /// leaves `end_step`; the step is over all the same, and the next one is the first again.
   void on_measure(std::function<void()> meet) { plans_.on_measure(std::move(meet)); }
 
   // ---- modules ----
@@ -247,7 +264,7 @@ class offloader {
   [[nodiscard]] bool enabled() const {
     if constexpr (Modules::open) {
       return enabled(module(Name.view()));
-    } else if constexpr (Modules::contains(Name.view())) {
+    } else if constexpr (detail::compiled_in<Modules, Name>::value) {
       return enabled(Modules::id(Name.view()));
     } else {
       return false;
@@ -263,7 +280,8 @@ class offloader {
     return engine_->recomputed(name) != detail::engine<Device>::not_recomputed;
   }
 
-  /// The id of a module, to be looked up once; throws `unknown_module`.
+  /// The id of the module `name`, to be looked up once. Throws `unknown_module`, with the nearest
+  /// name.
   [[nodiscard]] module_id module(std::string_view name) const {
     return find_module(name, known_modules(engine_->settings()), Modules::open);
   }
@@ -276,17 +294,23 @@ class offloader {
   [[nodiscard]] const options& settings() const { return engine_->settings(); }
 
   /// Records the spans of what follows, until `finish_trace`. Both block the host until the device
-  /// is idle. `origin` is any stream in use.
+  /// is idle. `title` stands above the picture; `origin` is any stream in use. Throws
+  /// `device_error`.
+  ///
+  ///     off.start_trace("step 10", stream);
+  ///     train_step();
+  ///     tidepool::trace::write_svg(file, off.finish_trace());
   void start_trace(std::string title, stream_ref origin) {
     engine_->start_trace(std::move(title), origin);
   }
-  /// Ends the record and returns it.
+  /// Ends the record and returns it; an empty one where none was begun.
   [[nodiscard]] trace::record finish_trace() { return engine_->finish_trace(); }
 
   /// A span of the trainer's own work on `stream`, from here to the end of the object. Costs a
   /// branch while no trace is being recorded.
   using span = detail::traced_span<Device>;
-  /// `name` must live as long as the span.
+  /// Begins one on `stream`. `name` must live as long as the span; `layer` and `microbatch` are
+  /// shown where they are not negative.
   [[nodiscard]] span trace_span(std::string_view name, stream_ref stream, int layer = -1,
                                 int microbatch = -1) {
     return {*engine_, stream, {trace::span_kind::compute, name, layer, microbatch, 0}};

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 /// Where the device memory of saved tensors comes from.
 enum class memory_kind : std::uint8_t {
@@ -42,6 +42,15 @@ enum class host_kind : std::uint8_t {
   system,          ///< plain pages, where GPU and host share page tables (Grace-class machines)
   managed          ///< `cudaMallocManaged`, kept on the host
 };
+
+/// Where what leaves the device goes.
+enum class place_kind : std::uint8_t {
+  host,  ///< pinned host memory
+  peer   ///< memory of another device of the host, over the link between the two
+};
+
+/// How many kinds of places there are.
+inline constexpr std::size_t place_kinds = 2;
 
 /// How host memory is made.
 struct host_memory {
@@ -125,10 +134,17 @@ struct options {
   /// Larger copies go in pieces of this size, so that others are not kept waiting; 0: whole.
   std::size_t copy_piece = std::size_t{32} << 20;
 
+  /// Where groups go that leave, the nearest first: each to the first that has room for all of it.
+  std::vector<place_kind> places{place_kind::host};
+  /// The neighbour of `place_kind::peer`, by its number.
+  int peer_device = 1;
+  /// Bytes of its memory that this offloader may take; `place_kind::peer` needs it.
+  std::optional<std::size_t> peer_budget{};
+
   /// Bytes of host memory of this offloader; by default what the machine (or its cgroup) has,
   /// less a reserve, divided by the local ranks.
   std::optional<std::size_t> host_budget{};
-  /// Bytes by which the host arena grows.
+  /// Bytes by which the host arena grows, and by which memory is taken of a neighbour.
   std::size_t host_step = std::size_t{256} << 20;
   /// What holds the host copies, and whether on the device's NUMA node.
   host_kind host_memory = host_kind::automatic;

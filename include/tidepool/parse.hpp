@@ -13,7 +13,7 @@
 #include "tidepool/core/linkage.hpp"
 #include "tidepool/options.hpp"
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 /// What `parse_known_options` found.
 struct known_options {
@@ -31,13 +31,15 @@ struct known_options {
 /// `-`, and of a repeated option the last one holds. Throws `option_error`.
 [[nodiscard]] options parse_options(std::span<const std::string> arguments, options base = {});
 
-/// Reads one line of text, split at blanks, over `base`.
+/// Reads one line of `text`, split at blanks, over `base`. Throws `option_error`.
 [[nodiscard]] options parse_options(std::string_view text, options base = {});
 
-/// Reads what `main` was given, past the program's name, over `base`.
+/// Reads what `main` was given (`argc`, `argv`), past the program's name, over `base`. Throws
+/// `option_error`.
 [[nodiscard]] options parse_options(int argc, const char* const* argv, options base = {});
 
-/// As `parse_options`, but keeps what is not Tidepool's for the trainer's own parser.
+/// As `parse_options` of `arguments` over `base`, but keeps what is not Tidepool's for the
+/// trainer's own parser.
 ///
 /// A trainer that refuses an argument of `rest` can ask `nearest_option` whether it was meant for
 /// Tidepool. Beside positional arguments write lists with `=`: `--offload-modules a,b FILE` takes
@@ -45,14 +47,16 @@ struct known_options {
 [[nodiscard]] known_options parse_known_options(std::span<const std::string> arguments,
                                                 options base = {});
 
-/// Reads what `main` was given, past the program's name, over `base`.
+/// Reads what `main` was given (`argc`, `argv`), past the program's name, over `base`. Throws
+/// `option_error`.
 [[nodiscard]] known_options parse_known_options(int argc, const char* const* argv,
                                                 options base = {});
 
-/// As `parse_known_options`, but takes Tidepool's arguments out of what `main` was given, in place:
-/// the trainer's own parser, which need not know of them, finds the others in their order.
+/// As `parse_known_options` over `base`, but takes Tidepool's arguments out of what `main` was
+/// given, in place: the trainer's own parser, which need not know of them, finds the others in
+/// their order.
 ///
-/// `argv[argc]` is null afterwards. On an error nothing has changed.
+/// `argv[argc]` is null afterwards. Throws `option_error`; nothing has changed then.
 /// ```cpp
 /// const auto options = tidepool::take_options(argc, argv);  // the first line of main
 /// ```
@@ -70,7 +74,7 @@ struct known_options {
 /// is not close may be somebody else's.
 [[nodiscard]] options from_environment(options base = {});
 
-/// The options that differ from their defaults, as text that `parse_options` reads back.
+/// The options of `value` that differ from their defaults, as text that `parse_options` reads back.
 ///
 /// Empty when all are defaults. Only options that `validate` accepts are sure to read back.
 [[nodiscard]] std::string to_text(const options& value);

@@ -21,7 +21,7 @@
 #include "tidepool/plan.hpp"
 #include "tidepool/tidepool.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 template class engine<virtual_device>;
 template class plan_maker<virtual_device>;

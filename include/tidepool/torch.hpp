@@ -21,7 +21,7 @@
 #include "tidepool/torch/cuda.hpp"
 #endif
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 namespace detail {
 
@@ -283,7 +283,8 @@ class torch_offloader {
  public:
   using pass = torch_pass<Device>;  ///< One pass, as `begin` returns it.
 
-  /// Throws as `offloader`, and `misuse_error` where autograd has an engine of another's.
+  /// Saves through an `offloader` of its own, made of `dev`, `opts` and the planner in `with`,
+  /// whose errors it throws. Throws `misuse_error` where autograd has an engine of another's.
   explicit torch_offloader(Device& dev, const options& opts = {}, torch_parts with = {})
       : core_(std::make_shared<core>(dev, opts, std::move(with.planner))) {
     if (with.install_hooks) detail::torch_saving_engine::install();
@@ -292,20 +293,21 @@ class torch_offloader {
   torch_offloader& operator=(const torch_offloader&) = delete;
   ~torch_offloader() { core_->end(); }
 
-  /// These stay, and so do their views, and casts and transpositions of one of them alone: weights,
-  /// which the optimizer writes to. Between steps.
+  /// These `tensors` stay, and so do their views, and casts and transpositions of one of them
+  /// alone: weights, which the optimizer writes to. Between steps.
   void exclude(const std::vector<at::Tensor>& tensors) {
     for (const auto& each : tensors) core_->excluded.add(each);
   }
   /// The same for one tensor.
   void exclude(const at::Tensor& tensor) { core_->excluded.add(tensor); }
-  /// Asked of each tensor when it is saved: those for which it is true stay. For storages that come
-  /// and go, as where parameters are gathered. It may be called from any thread, and must not save.
+  /// `question` is asked of each tensor when it is saved: those for which it is true stay. For
+  /// storages that come and go, as where parameters are gathered. It may be called from any thread,
+  /// and must not save.
   void exclude_if(std::function<bool(const at::Tensor&)> question) {
     core_->excluded.add(std::move(question));
   }
 
-  /// Begins a pass; see `torch_pass`. Throws as `offloader::begin`.
+  /// Begins a pass; see `torch_pass`. `info` as for `offloader::begin`, whose errors it throws.
   [[nodiscard]] pass begin(const chunk_info& info = {}) {
     return pass(std::make_shared<detail::torch_pass_state<Device>>(core_, info));
   }
@@ -315,7 +317,7 @@ class torch_offloader {
     core_->off->end_step();
   }
 
-  /// The id of a module, to be looked up once; throws `unknown_module`.
+  /// The id of the module `name`, to be looked up once. Throws `unknown_module`.
   [[nodiscard]] module_id module(std::string_view name) const { return core_->off->module(name); }
   /// A copy of all totals so far.
   [[nodiscard]] trace::counters counters() const {

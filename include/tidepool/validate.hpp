@@ -10,7 +10,7 @@
 #include "tidepool/module.hpp"
 #include "tidepool/options.hpp"
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 /// The modules of an offloader with an open list: the standard names, then `own_modules`.
 /// The views point into `value`.
@@ -19,12 +19,14 @@ namespace tidepool {
 /// The modules that `value` enables: bit i stands for `known_modules[i]`.
 ///
 /// `all` enables every known module, except `fused_group_mlp` beside `expert_fc1` or `moe_act`,
-/// which are its parts. Throws `unknown_module`; checks nothing else.
+/// which are its parts. `open` is the list's own, for the remedy in messages. Throws
+/// `unknown_module`; checks nothing else.
 [[nodiscard]] std::uint64_t resolve_modules(const options& value,
                                             std::span<const std::string_view> known_modules,
                                             bool open);
 
-/// The id of a module by its name; throws `unknown_module`.
+/// The id of the module `name`: its index in `known_modules`. `open` as for `resolve_modules`.
+/// Throws `unknown_module`, with the nearest name.
 [[nodiscard]] module_id find_module(std::string_view name,
                                     std::span<const std::string_view> known_modules, bool open);
 

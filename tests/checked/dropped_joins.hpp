@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -102,14 +103,11 @@ void consumer_left_out() {
 
 // Forward passes know nothing of backward passes on the other stream, and have room on the device.
 template <class Desk>
-void host_reuse_left_out() {
+void reuse_left_out(join_site site, options opts, std::string_view in, std::string_view out) {
   for (const bool dropped : {false, true}) {
     Desk at;
-    auto opts = arena_options(64 * tensor_bytes);
-    opts.host_step = opts.host_budget.emplace(10 * tensor_bytes);
-    opts.reload_ahead = 1;
     typename Desk::offloader off(at.dev, opts);
-    if (dropped) at.dev.leave_out(join_site::host_reuse);
+    if (dropped) at.dev.leave_out(site);
     basic_training<Desk> work{at, off};
     auto older = work.forward(at.compute.ref(), 0);
     for (int m = 1; m < 5; ++m) {
@@ -120,11 +118,33 @@ void host_reuse_left_out() {
     }
     work.backward(older, at.side.ref());
     INFO(at.dev.report());
-    CHECK(at.found(finding_kind::unordered, access_kind::reload, in_stream, access_kind::offload,
-                   out_stream) == dropped);
-    CHECK(names(at, join_site::host_reuse) == dropped);
+    CHECK(at.found(finding_kind::unordered, access_kind::reload, in, access_kind::offload, out) ==
+          dropped);
+    CHECK(names(at, site) == dropped);
     CHECK(at.dev.findings().empty() == !dropped);
   }
+}
+
+[[nodiscard]] inline options few_blocks() {
+  auto opts = arena_options(64 * tensor_bytes);
+  opts.host_step = opts.host_budget.emplace(10 * tensor_bytes);
+  opts.reload_ahead = 1;
+  return opts;
+}
+
+template <class Desk>
+void host_reuse_left_out() {
+  reuse_left_out<Desk>(join_site::host_reuse, few_blocks(), in_stream, out_stream);
+}
+
+// The same of blocks of a neighbour.
+template <class Desk>
+void peer_reuse_left_out() {
+  auto opts = few_blocks();
+  opts.places = {place_kind::peer};
+  opts.peer_budget = opts.host_budget;
+  reuse_left_out<Desk>(join_site::peer_reuse, opts, "the reload stream of the neighbour",
+                       "the offload stream of the neighbour");
 }
 
 // ---- around captures ----

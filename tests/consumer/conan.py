@@ -11,6 +11,7 @@ import subprocess
 import sys
 import types
 
+sys.dont_write_bytecode = True  # the recipe's folder is part of the tree
 recipe, out, cmake, generator, version = sys.argv[1:]
 out = pathlib.Path(out)
 shutil.rmtree(out, ignore_errors=True)

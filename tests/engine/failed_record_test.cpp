@@ -8,6 +8,7 @@
 #include "faulty_device.hpp"
 #include "planning.hpp"
 #include "rig.hpp"
+#include "sanitizers.hpp"
 
 namespace {
 
@@ -68,7 +69,7 @@ bool step(offloader& off, device::stream_ref on) {
 TEST_CASE("recorded step: an event that is refused costs the record, and nothing else") {
   bool fired = true;
   int ends_failed = 0;
-  for (std::uint64_t number = 1; fired; ++number) {
+  for (std::uint64_t number = 1; fired; number += tidepool::test::thinned_if_short) {
     CAPTURE(number);
     device dev;
     auto stream = dev.make_stream();
@@ -89,7 +90,7 @@ TEST_CASE("recorded step: an event that is refused costs the record, and nothing
     all.reset(stream.ref());
     dev.synchronize();
   }
-  CHECK(ends_failed > 5);
+  CHECK(ends_failed > (tidepool::test::thinned_if_short == 1 ? 5 : 0));
 }
 
 TEST_CASE("recorded step: one whose measuring failed leaves nothing to plan of") {

@@ -182,3 +182,28 @@ TEST_CASE("modules: an offloader without modules costs no event and no memory un
   CHECK(desk.dev.device_allocations + desk.dev.host_allocations == 0);
   CHECK(off.settings() == tidepool::options{});
 }
+
+TEST_CASE("modules: a strict list serves its own names as any list does") {
+  using list = tidepool::strict_modules<"core_attn", "expert_fc1", "my_mlp">;
+  static_assert(list::strict && !list::open && !modules<"core_attn">::strict);
+  rig desk;
+  std::vector<std::string> reports;
+  rig::offloader<list> off(desk.dev, small_options({"core_attn", "expert_fc1"}));
+  off.on_report([&](std::string_view text) { reports.emplace_back(text); });
+  CHECK(off.enabled<"core_attn">());
+  CHECK_FALSE(off.enabled<"my_mlp">());
+  auto open = off.begin();
+  auto x = off.allocate(size, desk.stream());
+  desk.write(x, 1);
+  open.commit<"core_attn">(0, desk.stream(), x);
+  CHECK_FALSE(x);
+  open.discard<"moe_permute">(0, desk.stream(), x);  // a region, and not of the list
+  open.restore<"core_attn">(0, desk.stream(), x);
+  desk.check(x, 1);
+  x.reset(desk.stream());
+  open.finish();
+  off.end_step();
+  CHECK(desk.wrong() == 0);
+  REQUIRE(reports.size() == 1);
+  CHECK(reports[0].find("'expert_fc1' was asked for and moved no byte") != std::string::npos);
+}

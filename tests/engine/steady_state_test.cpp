@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -26,6 +27,14 @@ using tidepool::test::counting_device;
 using tidepool::test::heap_allocations;
 using tidepool::test::one_f_one_b;
 using tidepool::test::small_options;
+
+struct null_with_neighbour : tidepool::null_device {
+  [[nodiscard]] static std::string why_no_peer(int /*peer*/) { return {}; }
+  [[nodiscard]] void* try_allocate_peer(int /*peer*/, std::size_t bytes) {
+    return try_allocate(bytes);
+  }
+  void deallocate_peer(int /*peer*/, void* pointer) noexcept { deallocate(pointer); }
+};
 
 /// What a step asked for, beyond copies and joins.
 struct cost {
@@ -83,8 +92,8 @@ class steady {
   };
 
   [[nodiscard]] cost now() const {
-    return {heap_allocations(), dev_.device_allocations, dev_.host_allocations, dev_.events_made,
-            dev_.streams_made};
+    return {heap_allocations(), dev_.device_allocations,
+            dev_.host_allocations + dev_.peer_allocations, dev_.events_made, dev_.streams_made};
   }
 
   void forward(microbatch& into, int number, std::size_t grown) {
@@ -158,6 +167,20 @@ TEST_CASE("steady state: after the second step nothing is allocated and no event
     for (int i = 0; i < 50; ++i) CHECK(run.step() == cost{});
     CHECK(run.counters().modules[0].groups_offloaded > 0);
     CHECK(run.counters().modules[2].groups_resident > 0);
+  }
+}
+
+TEST_CASE("steady state: nor with a neighbour's memory that is too small for all") {
+  for (const auto kind : every_kind) {
+    CAPTURE(static_cast<int>(kind));
+    auto opts = with(kind);
+    opts.places = {tidepool::place_kind::peer, tidepool::place_kind::host};
+    opts.peer_budget = std::size_t{16} * 1024;
+    opts.host_step = 4096;
+    steady<null_with_neighbour> run(opts);
+    for (int i = 0; i < 3; ++i) static_cast<void>(run.step());
+    for (int i = 0; i < 50; ++i) CHECK(run.step() == cost{});
+    for (const auto& each : run.counters().places) CHECK(each.bytes_offloaded > 0);
   }
 }
 

@@ -34,12 +34,14 @@ constexpr row rows[]{
     {tp::join_site::cap, "compute waits because too many offloads are in flight"},
     {tp::join_site::launch, "a graph waits for what all streams were given before it"},
     {tp::join_site::after_launch, "eager work waits for the graphs before it"},
-    {tp::join_site::fork, "both copy streams enter a capture"},
-    {tp::join_site::join_back, "both copy streams are joined before a capture ends"},
+    {tp::join_site::fork, "all copy streams enter a capture"},
+    {tp::join_site::join_back, "all copy streams are joined before a capture ends"},
     {tp::join_site::after_capture, "eager work after a capture waits for eager work before it"},
     {tp::join_site::new_stream, "a stream that is new after a capture waits for what came before"},
     {tp::join_site::borrow, "who gets memory of a trainer's allocator waits for its stream"},
-    {tp::join_site::give_back, "an owner's stream waits for the last use of its memory"}};
+    {tp::join_site::give_back, "an owner's stream waits for the last use of its memory"},
+    {tp::join_site::peer_reuse,
+     "an offload waits until the reload out of its neighbour's block has ended"}};
 
 /// Leaves out each join that there is in turn until some program goes wrong. One without a row is
 /// one that nobody has thought of here.

@@ -41,10 +41,11 @@ struct program {
   std::uint64_t seed = 0;
   tidepool::options options;
   int layers = 2;
-  bool planned = false;  // follows some plan from its first step on
-  bool adopts = false;   // tensors in memory of the trainer's own allocators
-  bool given = false;    // one of them is the memory of the offloader
-  bool forgets = false;  // some groups, instead of restoring them
+  bool planned = false;        // follows some plan from its first step on
+  bool adopts = false;         // tensors in memory of the trainer's own allocators
+  bool given = false;          // one of them is the memory of the offloader
+  bool forgets = false;        // some groups, instead of restoring them
+  std::size_t peer_bytes = 0;  // that the neighbour has; 0: all that is asked for
   std::vector<action> actions;
 };
 
@@ -85,6 +86,7 @@ class generator {
     const bool captures = once_in(4);
     if (captures) graph();
     borrow(captures);
+    go_to_places();
     return std::move(out_);
   }
 
@@ -181,6 +183,19 @@ class generator {
     out_.given = true;
     o.memory = tidepool::memory_kind::pool;
     o.slots.clear();
+  }
+
+  // Drawn behind all others for the same reason.
+  void go_to_places() {
+    if (!once_in(3)) return;
+    using tidepool::place_kind;
+    auto& o = out_.options;
+    o.places = {place_kind::peer};
+    // Blocks of a neighbour alone are reused while their reload is under way, as the host's are.
+    o.peer_budget = 512 * (1 + any(40));
+    if (once_in(4)) return;
+    o.places.insert(once_in(5) ? o.places.begin() : o.places.end(), place_kind::host);
+    if (once_in(4)) out_.peer_bytes = 512 * (1 + any(10));
   }
 
   void graph() {

@@ -159,8 +159,7 @@ inline std::string describe(const issued& each) {
       }
       break;
     case operation_kind::copy:
-      text +=
-          each.op.direction == tidepool::copy_direction::device_to_host ? "offload " : "reload ";
+      text += is_offload(each.op.direction) ? "offload " : "reload ";
       text += range(each.op.source, each.op.shape.bytes()) + " -> " +
               range(each.op.target, each.op.shape.bytes());
       break;

@@ -36,6 +36,12 @@ class kept_device : public base_device {
 
   [[nodiscard]] void* try_allocate(std::size_t bytes) { return keep(bytes, in_use_); }
   [[nodiscard]] void* try_allocate_host(std::size_t bytes) { return keep(bytes, in_use_); }
+  [[nodiscard]] void* try_allocate_peer(int /*peer*/, std::size_t bytes) {
+    if (bytes > model().peer_bytes - peer_used_) return nullptr;
+    peer_used_ += bytes;
+    return keep(bytes, in_use_);
+  }
+  void deallocate_peer(int /*peer*/, void* pointer) noexcept { deallocate(pointer); }
   void deallocate(void* pointer) noexcept { in_use_ -= pointer != nullptr ? 1 : 0; }
   void deallocate_host(void* pointer) noexcept { in_use_ -= pointer != nullptr ? 1 : 0; }
 
@@ -59,6 +65,7 @@ class kept_device : public base_device {
   }
   std::vector<block> blocks_;
   std::size_t in_use_ = 0;
+  std::size_t peer_used_ = 0;
 };
 
 /// An allocator of the trainer's own, in the order of one stream. What comes back is overwritten at
@@ -101,14 +108,14 @@ class runner {
   using offloader = tp::offloader<kept_device, tp::modules<"core_attn", "expert_fc1", "moe_act">>;
 
   runner(const program& what, std::optional<tp::join_site> without)
-      : program_(what), dev_(tp::machine{.poison = true}), seen_(std::make_unique<recording>()) {
+      : program_(what), dev_(model_of(what)), seen_(std::make_unique<recording>()) {
     if (without) dev_.leave_out(*without);
     for (int i = 0; i < 3; ++i) {
       streams_.push_back(dev_.make_stream());
       own_.emplace_back(dev_, streams_.back().ref());
     }
     dev_.observe([this](const sim_position& at, const operation& op) {
-      if (op.kind == operation_kind::copy && op.direction == tp::copy_direction::device_to_host) {
+      if (op.kind == operation_kind::copy && is_offload(op.direction)) {
         last_offload_ = seen_->ops().size();
       }
       seen_->add(at, op, by_);
@@ -138,7 +145,11 @@ class runner {
       clear();
       graphs_.clear();
       if (off_) {
-        for (const auto& each : off_->counters().modules) recomputed_ += each.groups_recomputed;
+        const auto totals = off_->counters();
+        for (const auto& each : totals.modules) recomputed_ += each.groups_recomputed;
+        for (const auto& each : totals.places) {
+          if (each.name != "host") to_peer_ += each.bytes_offloaded;
+        }
       }
       off_.reset();
       dev_.synchronize();  // an order in which nothing can go on is found here
@@ -166,6 +177,7 @@ class runner {
   [[nodiscard]] std::size_t refused() const { return refused_; }
   [[nodiscard]] bool left() const { return moved_ > 0; }
   [[nodiscard]] bool recomputed() const { return recomputed_ > 0; }  // by plan
+  [[nodiscard]] bool to_peer() const { return to_peer_ > 0; }        // at least one group
 
   /// As before the first operation, for another order of the same operations.
   void rewind() {
@@ -197,6 +209,12 @@ class runner {
     bool forward = true;
     bool open = true;
   };
+
+  static tp::machine model_of(const program& what) {
+    tp::machine model{.poison = true};
+    if (what.peer_bytes != 0) model.peer_bytes = what.peer_bytes;
+    return model;
+  }
 
   using stream_ref = kept_device::stream_ref;
   [[nodiscard]] stream_ref stream() const { return streams_[current_].ref(); }
@@ -639,6 +657,7 @@ class runner {
   std::size_t wrong_ = 0;
   std::size_t moved_ = 0;
   std::uint64_t recomputed_ = 0;
+  std::uint64_t to_peer_ = 0;
   std::size_t refused_ = 0;
   std::size_t steps_ = 0;
   bool capturing_ = false;

@@ -145,7 +145,12 @@ class generator {
       o.timed_step = once_in(2) ? 2 : 3;
       o.fraction = 1;  // the plan decides
     }
-    o.poison = out_.seed % 8 == 5;  // undrawn: what a seed stands for stays as it is
+    // Undrawn: what a seed stands for stays as it is.
+    o.poison = out_.seed % 8 == 5;
+    if (out_.seed % 3 == 1) {
+      o.places = {tidepool::place_kind::peer, tidepool::place_kind::host};
+      o.peer_budget = 512 * (2 + out_.seed / 3 % 24);
+    }
   }
 
   std::mt19937_64 random_;

@@ -103,11 +103,13 @@ class runner {
     constexpr call_kind seldom[]{call_kind::make_event,  call_kind::elapsed,
                                  call_kind::synchronize, call_kind::begin_capture,
                                  call_kind::end_capture, call_kind::replay};
-    constexpr call_kind memory[]{call_kind::try_allocate, call_kind::try_allocate_host};
+    constexpr call_kind memory[]{call_kind::try_allocate, call_kind::try_allocate_host,
+                                 call_kind::try_allocate_peer};
+    const auto kinds = std::size(memory) - (program_.options.peer_budget ? 0 : 1);
     const auto index = 1 + from_.any(1 + from_.any(20));
     auto& dev = from_.desk().dev();
     if (from_.once_in(6)) {
-      dev.arm({memory[from_.any(std::size(memory))], index, manner::refused});
+      dev.arm({memory[from_.any(kinds)], index, manner::refused});
     } else if (from_.once_in(6)) {
       dev.arm({seldom[from_.any(std::size(seldom))], 1, manner::once});
     } else {
@@ -153,6 +155,7 @@ class runner {
     if (left != tp::test::faulty_device<watched_device>::holdings{}) {
       from_.blame("leak", std::to_string(left.device_blocks) + " device blocks, " +
                               std::to_string(left.host_blocks) + " host blocks, " +
+                              std::to_string(left.peer_blocks) + " blocks of the neighbour, " +
                               std::to_string(left.streams) + " streams, " +
                               std::to_string(left.events) + " events and " +
                               std::to_string(left.graphs) + " graphs were not given back");

@@ -45,6 +45,10 @@ class watched_device : public base_device {
     base_device::deallocate_host(pointer);
     if (pointer != nullptr) seen_->host_waited();
   }
+  void deallocate_peer(int peer, void* pointer) noexcept {
+    base_device::deallocate_peer(peer, pointer);
+    if (pointer != nullptr) seen_->host_waited();
+  }
 
  private:
   recording* seen_ = nullptr;

@@ -21,6 +21,7 @@ struct training_tally {
   std::size_t refused = 0;
   std::size_t moved = 0;
   std::size_t recomputed = 0;
+  std::size_t to_peer = 0;
   std::set<std::string> distinct;
 
   void add(const training_tally& more) {
@@ -29,13 +30,15 @@ struct training_tally {
     refused += more.refused;
     moved += more.moved;
     recomputed += more.recomputed;
+    to_peer += more.to_peer;
     distinct.insert(more.distinct.begin(), more.distinct.end());
   }
   void print(std::size_t programs, double seconds, unsigned threads) const {
     std::printf(
-        "%zu schedules of %zu programs (%zu distinct, %zu offloaded, %zu recomputed by plan, %zu"
-        " met a budget), %.1f operations each, %.0f schedules a second on %u threads",
-        schedules, programs, distinct.size(), moved, recomputed, refused,
+        "%zu schedules of %zu programs (%zu distinct, %zu offloaded, %zu to a neighbour, %zu"
+        " recomputed by plan, %zu met a budget), %.1f operations each, %.0f schedules a second on "
+        "%u threads",
+        schedules, programs, distinct.size(), moved, to_peer, recomputed, refused,
         static_cast<double>(operations) / static_cast<double>(programs),
         static_cast<double>(schedules) / seconds, threads);
   }
@@ -62,6 +65,7 @@ struct training {
     counts.refused = trainer.refused() > 0 ? 1 : 0;
     counts.moved = trainer.left() ? 1 : 0;
     counts.recomputed = trainer.recomputed() ? 1 : 0;
+    counts.to_peer = trainer.to_peer() ? 1 : 0;
     counts.schedules = 1;
     counts.operations = seen.ops().size();
     counts.distinct.insert(in_words(what));
@@ -93,7 +97,7 @@ struct training {
   static constexpr std::size_t small_program = 70;  // operations; systematic orders pay up to here
 
   [[nodiscard]] static std::string in_words(const program& what) {
-    std::string words = tp::to_text(what.options);
+    std::string words = tp::to_text(what.options) + std::to_string(what.peer_bytes);
     for (const auto& each : what.actions) words += describe(each) + ";";
     return words;
   }

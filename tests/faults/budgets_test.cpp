@@ -73,6 +73,12 @@ TEST_CASE("budgets: of every size, they hold or are refused by name") {
   const limit host_bytes = [](std::size_t bytes, options&, machine& model) {
     model.host_bytes = bytes;
   };
+  const limit peer_budget = [](std::size_t bytes, options& opts, machine&) {
+    opts.peer_budget = bytes;
+  };
+  const limit peer_bytes = [](std::size_t bytes, options&, machine& model) {
+    model.peer_bytes = bytes;
+  };
   auto small_steps = small_options();
   small_steps.device_step = small_steps.host_step = 1024;
   auto slots = small_options();
@@ -84,6 +90,11 @@ TEST_CASE("budgets: of every size, they hold or are refused by name") {
   const program_plan shares{.name = "shares", .opts = arena_options(1), .shares = true};
   const program_plan manual{.name = "manual", .opts = small_steps, .manual = true};
   const program_plan replayed{.name = "graph", .opts = small_steps, .replays = 1};
+  program_plan neighbour{.name = "neighbour", .opts = small_steps};
+  neighbour.opts.places = {tidepool::place_kind::peer};
+  neighbour.opts.peer_budget = 40'000;
+  program_plan both = neighbour;
+  both.opts.places.push_back(tidepool::place_kind::host);
   tally counts;
   for (const bool retries : {false, true}) {
     run({"device budget of a pool", pool, device_budget, 16'000}, retries, counts);
@@ -98,6 +109,10 @@ TEST_CASE("budgets: of every size, they hold or are refused by name") {
     run({"device memory of slots", {.name = "slots", .opts = slots}, device_bytes, 24'000}, retries,
         counts);
     run({"host memory", pool, host_bytes, 40'000}, retries, counts);
+    run({"budget of a neighbour", neighbour, peer_budget, 24'000}, retries, counts);
+    run({"memory of a neighbour", neighbour, peer_bytes, 40'000}, retries, counts);
+    run({"budget of a neighbour before the host", both, peer_budget, 24'000}, retries, counts);
+    run({"memory of a neighbour before the host", both, peer_bytes, 40'000}, retries, counts);
   }
   CHECK(counts.refused > 0);
   MESSAGE("budgets: " << counts.sizes << " sizes, " << counts.refused << " refused");

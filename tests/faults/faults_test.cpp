@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #include "faults/injection.hpp"
 #include "sanitizers.hpp"
@@ -47,7 +48,9 @@ void inject_all(const program_plan& plan, call_kind kind, std::uint64_t calls, t
 
 TEST_CASE("faults: every call of every kind fails once, for good, or finds no memory") {
   tally counts;
-  for (const auto& plan : programs()) {
+  auto plans = programs();
+  for (auto& each : tidepool::test::programs_with_peer()) plans.push_back(std::move(each));
+  for (const auto& plan : plans) {
     faulty_desk desk;
     const auto clean = run_once(desk, plan, false);
     CHECK_MESSAGE((clean.success && clean.complaint.empty()), plan.name << clean.complaint);

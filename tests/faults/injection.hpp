@@ -64,6 +64,26 @@ namespace tidepool::test {
   };
 }
 
+/// With a neighbour's memory beside the host's, or alone: for a device that has one.
+[[nodiscard]] inline std::vector<program_plan> programs_with_peer() {
+  auto both = small_options();
+  both.places = {place_kind::peer, place_kind::host};
+  both.peer_budget = 6 * 1024;
+  both.host_step = 1024;
+  auto tight = arena_options(8 * 1024);
+  tight.places = {place_kind::peer};
+  tight.peer_budget = 24 * 1024;
+  tight.host_step = 1024;
+  auto traced = both;
+  traced.max_inflight = 1;
+  return {
+      {.name = "neighbour and host", .opts = both, .views = true, .two_streams = true},
+      {.name = "neighbour alone", .opts = tight, .shares = true},
+      {.name = "traced neighbour", .opts = traced, .stateful = true, .traced = true},
+      {.name = "graph with a neighbour", .opts = both, .replays = 1},
+  };
+}
+
 /// The same over memory of the trainer's own.
 [[nodiscard]] inline std::vector<program_plan> borrowing_programs() {
   auto slack = small_options();

@@ -39,6 +39,12 @@ class maker {
     value.borrowed_slack = perhaps();
     value.copy_piece = number();
     value.host_budget = perhaps();
+    value.places.clear();
+    for (auto n = count(); n > 0; --n) {
+      value.places.push_back(static_cast<place_kind>(bytes_.ConsumeIntegral<std::uint8_t>() & 3U));
+    }
+    value.peer_device = integer();
+    value.peer_budget = perhaps();
     value.host_step = number();
     value.local_ranks = integer();
     value.poison = bytes_.ConsumeBool();

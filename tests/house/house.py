@@ -3,6 +3,7 @@
 
     tests/house/house.py includes              who may include whom (parts.txt)
     tests/house/house.py sizes                 lines of headers and of functions
+    tests/house/house.py version               the inline namespace of every header is the version's
     tests/house/house.py symbols OBJECT        no planner in an object that never plans
     tests/house/house.py self-test             each of the rules above is broken, and must be found
 
@@ -283,6 +284,21 @@ def check_sizes(include, exceptions):
     return errors
 
 
+# --- the version
+
+def check_version(include):
+    """Headers of two versions in one program have names of their own (tests/odr)."""
+    text = (include / "version.hpp").read_text()
+    numbers = re.findall(r"^#define TIDEPOOL_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)$", text, re.M)
+    wanted = f"namespace tidepool::inline v{'_'.join(numbers)}"
+    errors = []
+    for file, path in headers_below(include).items():
+        for line in re.findall(r"^ *(?:inline )?namespace tidepool\b.*$", path.read_text(), re.M):
+            if not re.match(re.escape(wanted) + r"(::| \{)", line):
+                errors.append(f"{file}: '{line.strip()}' is not {wanted}")
+    return errors
+
+
 # --- symbols
 
 def check_symbols(names, exceptions):
@@ -392,6 +408,16 @@ def self_test():
             exceptions = with_exceptions(folder, allowed, ["symbol"])
             return check_symbols(names, exceptions) + exceptions.errors + list(exceptions.stale())
 
+    def version(text):
+        with tempfile.TemporaryDirectory() as folder:
+            numbers = "".join(f"#define TIDEPOOL_VERSION_{name} {n}\n"
+                              for n, name in enumerate(("MAJOR", "MINOR", "PATCH")))
+            return check_version(tree(folder, {"version.hpp": numbers, "a/b.hpp": text}))
+
+    expect("the version", version("\nnamespace tidepool::inline v0_1_2 {\n\nnamespace tidepool::inline v0_1_2::plan {\n"))
+    for text in ("", "::inline v0_1_21", "::plan", "::inline v0_1_1::plan"):
+        expect("another version", version(f"namespace tidepool{text} {{\n"), "a/b.hpp: 'namespace tidepool")
+
     data = "at most 1 symbol\nsymbol profile: data\n"
     clean = "0000 W tidepool::engine::end(tidepool::plan::profile const&)\n"
     expect("data of plans", symbols(clean, data))
@@ -410,6 +436,8 @@ def main():
     kinds = {"includes": ["arrow"], "sizes": ["lines", "function"], "symbols": ["symbol"]}
     if what == "self-test":
         errors = self_test()
+    elif what == "version":
+        errors = check_version(include)
     elif what in kinds:
         exceptions = Exceptions(HERE / "exceptions.txt", kinds[what])
         if what == "includes":

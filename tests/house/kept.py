@@ -40,6 +40,7 @@ def declared(head):
     text = re.sub(r"^\s*(?:(?:public|private|protected)\s*:)?\s*", "", text).strip()
     if not text or re.match(r"(friend|static_assert|using\s+[\w:]+\s*$|using\s+namespace|return)\b", text):
         return None
+    text = re.sub(r"(?<=^namespace tidepool)::inline v\w+", "", text)
     hit = re.match(r"(?:inline\s+)?namespace\b\s*([\w:]*)", text)
     if hit:
         return ("inline" if text.startswith("inline") else "namespace"), hit.group(1)

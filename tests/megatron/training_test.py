@@ -188,6 +188,41 @@ class Training(unittest.TestCase):
         off_interface.reset()
         self.assertEqual(off_interface.summary()["core_attn"]["bytes_offloaded"], 256)
 
+    def test_what_a_question_says_true_for_stays(self):
+        begin(0)
+        sizes = set()
+
+        def wide(tensor):
+            sizes.add(tensor.numel())
+            return tensor.numel() == 128
+
+        withdraw = tidepool_offload.exclude_if(wide)
+        try:
+            off_interface.init_chunk_handler(0, None, None, 1, 0, 1.0)
+            x = torch.randn(64, requires_grad=True)
+            gathered = torch.randn(128)
+            scope = off_interface(True, x, "core_attn")
+            with scope:
+                y = (x + x).exp().repeat(2) * gathered
+            gathered = gathered.clone()  # a storage that goes
+            scope.group_offload(y).sum().backward()
+            off_interface.reset()
+        finally:
+            withdraw()
+        self.assertTrue(sizes >= {64, 128})
+        self.assertEqual(off_interface.summary()["core_attn"]["bytes_offloaded"], 256)
+        torch.testing.assert_close(
+            x.grad, (2 * (2 * x).exp() * (gathered[:64] + gathered[64:])).detach())
+        self.assertEqual(tidepool_offload._questions, [])
+
+    def test_questions_leave_the_bits(self):
+        begin(3)
+        withdraw = tidepool_offload.exclude_if(lambda tensor: tensor.dim() == 2 and tensor.size(0) == 32)
+        try:
+            self.assert_bits(train(off_interface), self.plain)
+        finally:
+            withdraw()
+
     def test_marks_of_transformer_engine(self):
         begin(0)
         off_interface.init_chunk_handler(0, None, None, 1, 0, 1.0)

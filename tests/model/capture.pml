@@ -1,4 +1,4 @@
-/* Captures: detail/engine_capture.hpp and memory_layout.hpp. The trainer mixes eager calls, captures
+/* Captures: engine/capture.hpp and engine/memory_layout.hpp. The trainer mixes eager calls, captures
  * that succeed or fail, and launches in any order; a call that is refused does nothing. */
 #ifndef DEVICE
 #define DEVICE 1
@@ -21,7 +21,7 @@ byte replayed_on;
 hidden layout handles; /* as they say it now */
 hidden byte may;       /* what a check has found: the call is allowed */
 
-/* engine_capture.hpp: forget_reloads */
+/* engine/capture.hpp: forget_reloads */
 inline forget_reloads() {
   for (k : 0 .. SLOTS - 1) {
     if
@@ -31,7 +31,7 @@ inline forget_reloads() {
   }
 }
 
-/* engine.hpp: lane_to_release; engine_capture.hpp: meet_after_launch */
+/* engine.hpp: lane_to_release; engine/capture.hpp: meet_after_launch */
 inline arrive(user) {
   if
   :: replayed -> meet(after_launch); replayed = false; replayed_on = 0
@@ -39,7 +39,7 @@ inline arrive(user) {
   fi;
   lane_of(user)
 }
-/* engine.hpp: lane_of, of a call that takes or reads memory; engine_capture.hpp: expect_truth */
+/* engine.hpp: lane_of, of a call that takes or reads memory; engine/capture.hpp: expect_truth */
 inline settle(user) {
   arrive(user);
   may = true;
@@ -72,7 +72,7 @@ inline giving_up(user) {
   assert(may) /* there is always a way out */
 }
 
-/* engine_capture.hpp: begin_capture */
+/* engine/capture.hpp: begin_capture */
 inline begin(user) {
   arrive(user);
   if
@@ -99,7 +99,7 @@ inline begin(user) {
 /* A stream of the trainer's takes part. */
 inline fork_stream(user) { trainer_joins(user, origin); skip }
 
-/* engine_capture.hpp: end_capture, layout_after_capture */
+/* engine/capture.hpp: end_capture, layout_after_capture */
 inline end_capture() {
   lanes_join_back(origin);
   device_end(false);
@@ -115,7 +115,7 @@ inline end_capture() {
   clear_layout(before_it);
   origin = 0
 }
-/* engine_capture.hpp: abandon_capture, leave_capture */
+/* engine/capture.hpp: abandon_capture, leave_capture */
 inline abandon_capture() {
   device_end(true);
   lanes_end();
@@ -128,7 +128,7 @@ inline abandon_capture() {
   origin = 0
 }
 
-/* engine_capture.hpp: expect_layout; `may` says whether. Rule 1. */
+/* engine/capture.hpp: expect_layout; `may` says whether. Rule 1. */
 inline expect_layout(which) {
   take_layout(handles, true);
   compare(left, graphs[which].before);
@@ -154,7 +154,7 @@ inline expect_layout(which) {
     fi
   fi
 }
-/* graph.hpp: launch; engine_capture.hpp: replay */
+/* graph.hpp: launch; engine/capture.hpp: replay */
 inline replay(which, user) {
   lane_of(user);
   expect_layout(which);
@@ -184,9 +184,9 @@ init {
   d_step {
     read_environment();
     for (what : 0 .. BLOCKS - 1) { is_free[what] = true }
-    for (what : 0 .. SLOTS - 1) { store[what].on_device = none; store[what].on_host = none }
+    for (what : 0 .. SLOTS - 1) { store[what].on_device = none; store[what].copy = none }
     what = 0;
-    there[OFFLOAD] = true; there[RELOAD] = true
+    for (what : 0 .. COMPUTE - 1) { there[what] = true }; what = 0
   }
 end:
   do

@@ -3,22 +3,24 @@
  * a clock for each stream says what is certain to have ended before what the stream is given next,
  * so one run of the trainer's calls stands for all of them. The properties are the asserts here.
  */
-#define OFFLOAD 0  /* lanes: the two copy streams, and two of the trainer's */
-#define RELOAD 1
-#define COMPUTE 2
+#ifndef PLACES
+#define PLACES 1  /* what is offloaded to: the host, a neighbour's memory */
+#endif
+#define OFFLOAD(place) (2 * (place))  /* lanes: the two copy streams of each place, */
+#define RELOAD(place) (2 * (place) + 1)
+#define COMPUTE (2 * PLACES)          /* and those of the trainer */
 #ifndef LANES
 #define LANES 4
 #endif
 #ifndef DEVICE
-#define DEVICE 2  /* blocks: those of the device, and behind them those of the host */
+#define DEVICE 2  /* blocks: those of the device, and behind them one of each place */
 #endif
-#ifndef HOST
-#define HOST 1
-#endif
-#define BLOCKS (DEVICE + HOST)
+#define BLOCKS (DEVICE + PLACES)
+#define PLACE_OF(block) (block - DEVICE)
 #ifndef RING
 #define RING 1  /* events kept for each lane; lanes.hpp: ring, 1024 there */
 #endif
+#define MIN(a, b) ((a) < (b) -> (a) : (b))
 #define MAX(a, b) ((a) > (b) -> (a) : (b))
 
 typedef clock { byte at[LANES] };

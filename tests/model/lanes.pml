@@ -5,7 +5,8 @@
 #define producer 1            /* order: an offload waits for the kernel that wrote its source */
 #define device_reuse 2        /* order: compute waits for the last user of a device block */
 #define reload_reuse 3        /* order: a reload does */
-#define host_reuse 4          /* order: an offload waits for the reload out of its host block */
+#define host_reuse 4          /* order: an offload waits for the reload out of its block of the host, */
+#define peer_reuse 14         /* places: ... or of a neighbour */
 #define own_offload 5         /* order: a reload waits for the offload of the same storage */
 #define consumer 6            /* order: a restore waits for the reload, or for who committed */
 #define cap 7                 /* order: a commit waits where too many offloads are in flight */
@@ -23,6 +24,8 @@
 #define handed_forgotten 24   /* order: note_use forgets the lane that was handed the memory */
 #define copy_forgotten 25     /* order: forget_save frees device memory without the latest copy's ticket */
 #define reload_forgotten 26   /* order: take_back frees it without the reload's */
+#define place_forgotten 27    /* places: a reload waits for an offload to the host, wherever it went */
+#define cap_of_one_place 28   /* places: the cap of a module looks at the place of its group alone */
 /* Rules at the borders of a capture */
 #define begin_unmet 30        /* capture: begin_capture counts nothing before it as joined */
 #define eager_work_joined 31  /* capture: join_work waits inside for work from before */
@@ -116,7 +119,7 @@ inline join_work(waiter, other, position, site) {
   fi
 }
 
-/* lanes.hpp: past, of a position: all that `lane` had recorded or waited for then, or more */
+/* clocks.hpp: past, of a position: all that `lane` had recorded or waited for then, or more */
 inline add_past(into, lane, position) {
   if
   :: position > recorded[lane] ->
@@ -181,8 +184,8 @@ inline lanes_begin(from) {
   :: left_out(fork)
   :: else ->
     record(from);
-    wait(OFFLOAD, from, recorded[from]);
-    wait(RELOAD, from, recorded[from])
+    for (y : 0 .. COMPUTE - 1) { wait(y, from, recorded[from]) };
+    skip
   fi
 }
 /* lanes.hpp: join_back */
@@ -190,8 +193,8 @@ inline lanes_join_back(into) {
   if
   :: left_out(join_back)
   :: else ->
-    record(OFFLOAD); wait(into, OFFLOAD, recorded[OFFLOAD]);
-    record(RELOAD); wait(into, RELOAD, recorded[RELOAD])
+    for (y : 0 .. COMPUTE - 1) { record(y); wait(into, y, recorded[y]) };
+    skip
   fi
 }
 /* lanes.hpp: end_capture */

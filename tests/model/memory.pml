@@ -19,7 +19,9 @@ typedef storage { /* storage.hpp: storage */
   byte home;       /* where its handle was used last */
   bool used;       /* since it was handed out */
   byte on_device;
-  byte on_host;
+  byte copy;       /* the block of the place */
+  byte out;        /* the offload lane of the latest copy's place, ... */
+  byte back;       /* ... and its reload lane */
   byte offloaded;  /* positions on the copy lanes */
   byte reloaded;
   clock last_use;
@@ -31,7 +33,9 @@ typedef storage { /* storage.hpp: storage */
 storage store[SLOTS];
 byte created;
 byte flying;      /* window.hpp, with a cap of one group: the offload in flight, ... */
-byte flying_copy; /* ... and which access of the offload lane it is */
+byte flying_copy; /* ... which access of its offload lane it is, ... */
+byte flying_to;   /* ... and that lane */
+hidden byte reuse; /* scratch */
 bool destroyed;   /* a storage, since the latest launch */
 
 /* The first slot that is free: all are alike. */
@@ -50,13 +54,15 @@ inline release_behind(block, copies, position) {
   ready[block].at[copies] = position
 }
 
-inline destroy(s) { /* storage.hpp: destroy */
+inline destroy(s) { /* storages.hpp: destroy */
   clear(store[s].last_use);
   store[s].number = 0;
   store[s].made_inside = false;
   store[s].filled = false;
   store[s].home = 0;
   store[s].used = false;
+  store[s].out = 0;
+  store[s].back = 0;
   store[s].offloaded = 0;
   store[s].reloaded = 0;
   store[s].handed_to = 0;
@@ -66,7 +72,7 @@ inline destroy(s) { /* storage.hpp: destroy */
   destroyed = true
 }
 
-/* storage.hpp: place */
+/* storages.hpp: place */
 inline place(s, block, waiter, site) {
   is_free[block] = false;
   join_all(waiter, ready[block], site);
@@ -78,20 +84,20 @@ inline hand_to(s, waiter) {
   store[s].handed_to = waiter;
   store[s].handed_at = recorded[waiter] + 1
 }
-/* storage.hpp: displace */
+/* storages.hpp: displace */
 inline displace(s) {
   release(store[s].on_device, store[s].last_use);
   store[s].on_device = none
 }
 
-/* engine_memory.hpp: note_use */
+/* engine/memory.hpp: note_use */
 inline note_use(s, user, copies, position) {
   store[s].last_use.at[copies] = MAX(store[s].last_use.at[copies], position);
   if
   :: user == store[s].handed_to || left_out(handed_forgotten)
   :: else ->
     add_past(store[s].last_use, store[s].handed_to, store[s].handed_at);
-    store[s].last_use.at[RELOAD] = MAX(store[s].last_use.at[RELOAD], store[s].reloaded)
+    store[s].last_use.at[store[s].back] = MAX(store[s].last_use.at[store[s].back], store[s].reloaded)
   fi
 }
 
@@ -106,7 +112,7 @@ inline kernel(s) {
   store[s].used = true
 }
 
-/* engine_memory.hpp: allocate */
+/* engine/memory.hpp: allocate */
 inline allocate(s, user, block) {
   created++;
   store[s].number = created;
@@ -116,7 +122,7 @@ inline allocate(s, user, block) {
   place(s, block, user, device_reuse)
 }
 
-/* engine.hpp: drop; engine_memory.hpp: forget_handle */
+/* engine.hpp: drop; engine/memory.hpp: forget_handle */
 inline drop(s, user) {
   record(user);
   note_use(s, user, user, recorded[user]);
@@ -125,37 +131,42 @@ inline drop(s, user) {
   destroy(s)
 }
 
-/* engine_forward.hpp: commit, of a group that leaves; engine_offload.hpp: collect, offload, cap */
-inline commit(s, host) {
+/* engine/forward.hpp: commit, of a group that leaves; engine/offload.hpp: collect, offload, cap */
+inline commit(s, block) {
   g = store[s].home;
   store[s].group_lane = g;
   store[s].group_at = recorded[g] + 1;
-  is_free[host] = false;
-  join_all(OFFLOAD, ready[host], host_reuse);
-  store[s].on_host = host;
+  store[s].out = OFFLOAD(PLACE_OF(block));
+  store[s].back = RELOAD(PLACE_OF(block));
+  is_free[block] = false;
+  reuse = (block == DEVICE -> host_reuse : peer_reuse);
+  join_all(store[s].out, ready[block], reuse);
+  store[s].copy = block;
   store[s].reloaded = 0;
   record(g);
-  join(OFFLOAD, g, recorded[g], producer);
-  read(store[s].on_device, OFFLOAD, store[s].number);
-  write(host, OFFLOAD, store[s].number);
-  record(OFFLOAD);
-  store[s].offloaded = recorded[OFFLOAD];
-  note_use(s, g, OFFLOAD, recorded[OFFLOAD]);
+  join(store[s].out, g, recorded[g], producer);
+  read(store[s].on_device, store[s].out, store[s].number);
+  write(block, store[s].out, store[s].number);
+  record(store[s].out);
+  store[s].offloaded = recorded[store[s].out];
+  note_use(s, g, store[s].out, recorded[store[s].out]);
   if
-  :: capped && flying != 0 ->
-    join(g, OFFLOAD, flying, cap);
-    assert(flying_copy <= truth[CLOCK(g)].at[OFFLOAD]) /* no more copies under way than the cap says */
+  :: capped && flying != 0 && !(left_out(cap_of_one_place) && flying_to != store[s].out) ->
+    join(g, flying_to, flying, cap)
   :: else
   fi;
-  flying = (capped -> recorded[OFFLOAD] : 0);
-  flying_copy = (capped -> truth[CLOCK(OFFLOAD)].at[OFFLOAD] : 0);
+  /* no more copies under way than the cap says */
+  assert(!capped || flying == 0 || flying_copy <= truth[CLOCK(g)].at[flying_to]);
+  flying = (capped -> recorded[store[s].out] : 0);
+  flying_copy = (capped -> truth[CLOCK(store[s].out)].at[store[s].out] : 0);
+  flying_to = (capped -> store[s].out : 0);
   store[s].handle = false;
   store[s].saved = true;
   holds[AREA(store[s].on_device, g)] = garbage; /* not to be found there again by luck */
   displace(s)
 }
 
-/* engine_forward.hpp: commit, of a group that stays; engine_offload.hpp: offload */
+/* engine/forward.hpp: commit, of a group that stays; engine/offload.hpp: offload */
 inline commit_stay(s) {
   g = store[s].home;
   store[s].group_lane = g;
@@ -167,27 +178,38 @@ inline commit_stay(s) {
   store[s].stays = true
 }
 
-/* engine_reload.hpp: try_reload */
+/* engine/reload.hpp: try_reload */
+inline join_offload(s) {
+  if
+  :: left_out(place_forgotten) ->
+    x = MIN(store[s].offloaded, recorded[0]);
+    if
+    :: x > 0 -> join(store[s].back, 0, x, own_offload) /* lane 0: offloads to the host */
+    :: else
+    fi
+  :: else -> join(store[s].back, store[s].out, store[s].offloaded, own_offload)
+  fi
+}
 inline reload(s, block) {
-  join(RELOAD, OFFLOAD, store[s].offloaded, own_offload);
-  place(s, block, RELOAD, reload_reuse);
-  read(store[s].on_host, RELOAD, store[s].number);
-  write(block, RELOAD, store[s].number);
-  record(RELOAD);
-  store[s].reloaded = recorded[RELOAD]
+  join_offload(s);
+  place(s, block, store[s].back, reload_reuse);
+  read(store[s].copy, store[s].back, store[s].number);
+  write(block, store[s].back, store[s].number);
+  record(store[s].back);
+  store[s].reloaded = recorded[store[s].back]
 }
 
-/* engine_backward.hpp: restore of what is on the device again, fetch and hand_over */
+/* engine/backward.hpp: restore of what is on the device again, fetch and hand_over */
 inline restore(s, user) {
-  join(user, RELOAD, store[s].reloaded, consumer);
+  join(user, store[s].back, store[s].reloaded, consumer);
   join_group(s, user);
   hand_to(s, user);
   store[s].handle = true;
   store[s].home = user;
   store[s].used = false;
   store[s].saved = false;
-  release_behind(store[s].on_host, RELOAD, store[s].reloaded); /* engine_memory.hpp: forget_save */
-  store[s].on_host = none
+  release_behind(store[s].copy, store[s].back, store[s].reloaded); /* engine/memory.hpp: forget_save */
+  store[s].copy = none
 }
 /* ... and of what never left */
 inline restore_stay(s, user) {
@@ -202,23 +224,24 @@ inline join_group(s, user) {
   fi
 }
 
-/* engine_memory.hpp: evict_one, take_back; the device memory of what is there ahead of its use */
+/* engine/memory.hpp: evict_one, take_back; the device memory of what is there ahead of its use */
 inline evict(s) {
   if
   :: left_out(reload_forgotten)
-  :: else -> store[s].last_use.at[RELOAD] = MAX(store[s].last_use.at[RELOAD], store[s].reloaded)
+  :: else ->
+    store[s].last_use.at[store[s].back] = MAX(store[s].last_use.at[store[s].back], store[s].reloaded)
   fi;
   displace(s)
 }
 
-/* engine_backward.hpp: end_chunk of a pass that is given up; engine_memory.hpp: forget_save */
+/* engine/backward.hpp: end_chunk of a pass that is given up; engine/memory.hpp: forget_save */
 inline abandon(s) {
   if
-  :: store[s].reloaded > 0 -> x = RELOAD; y = store[s].reloaded
-  :: else -> x = OFFLOAD; y = store[s].offloaded
+  :: store[s].reloaded > 0 -> x = store[s].back; y = store[s].reloaded
+  :: else -> x = store[s].out; y = store[s].offloaded
   fi;
-  release_behind(store[s].on_host, x, y);
-  store[s].on_host = none;
+  release_behind(store[s].copy, x, y);
+  store[s].copy = none;
   store[s].saved = false;
   if
   :: store[s].on_device != none ->

@@ -15,7 +15,7 @@ init {
   d_step {
     read_environment();
     for (what : 0 .. BLOCKS - 1) { is_free[what] = true }
-    for (what : 0 .. SLOTS - 1) { store[what].on_device = none; store[what].on_host = none }
+    for (what : 0 .. SLOTS - 1) { store[what].on_device = none; store[what].copy = none }
     what = 0
   }
 end:

@@ -49,7 +49,7 @@ in_words() {
 # out; `capped`: with a cap of one group.
 explore() {
   cd "$work/$1"
-  if [ "$3" = cap ] || [ "${5:-}" = capped ]; then export CAPPED=1; else unset CAPPED; fi
+  if [[ $3 = cap* ]] || [ "${5:-}" = capped ]; then export CAPPED=1; else unset CAPPED; fi
   BREAK=$4 CALLS=$2 ./pan -m10000 -w22 >out.txt 2>&1 || true
   local states found verdict=right
   states=$(awk '/states, stored/ {print $1}' out.txt)
@@ -73,6 +73,7 @@ explore() {
 
 build ring ring
 build order order
+build places order -DPLACES=2 -DLANES=5 # a neighbour's memory beside the host's; one stream
 build capture capture
 build capture_2 capture -DDEVICE=2 # two device blocks
 more=0
@@ -82,16 +83,18 @@ printf '%-9s %5s  %-19s %9s  %-9s  %s\n' model calls "rule left out" states verd
 explore ring $((10 + more)) - 0
 explore order $((7 + more)) - 0
 explore order $((7 + more)) - 0 capped
+explore places $((7 + more)) - 0
+explore places $((7 + more)) - 0 capped
 explore capture $((9 + more)) - 0
 explore capture_2 $((7 + more)) - 0
 
 broken=0
 while read -r _ rule number _ model _; do
   calls=9
-  if [ "$model" = order: ]; then calls=7; fi
+  if [ "$model" = order: ] || [ "$model" = places: ]; then calls=7; fi
   explore "${model%:}" $calls "$rule" "$number"
   broken=$((broken + 1))
-done < <(grep -E '^#define [a-z_]+ +[0-9]+ +/\* (ring|order|capture): ' "$here/lanes.pml")
+done < <(grep -E '^#define [a-z_]+ +[0-9]+ +/\* (ring|order|places|capture): ' "$here/lanes.pml")
 
 if [ "$broken" -ne "$(grep -cE '^#define [a-z_]+ +[1-9][0-9]* ' "$here/lanes.pml")" ]; then
   echo "a rule of lanes.pml does not say which model misses it"

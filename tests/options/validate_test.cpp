@@ -381,6 +381,32 @@ TEST_CASE("budgets and steps of nothing") {
              {"host_step (--host-step or TIDEPOOL_HOST_STEP) is '0'", "32MiB"});
 }
 
+TEST_CASE("places and what they need") {
+  accepted("--places=host");
+  accepted("--places=peer,host --peer-budget=8GiB");
+  accepted("--places peer host --peer-budget=8GiB --peer-device=0");
+  accepted("--places=peer --peer-budget=1");
+  check_says(refusal<option_error>([] { static_cast<void>(parse_options("--places=disk")); }),
+             {"--places is 'disk'", "there is no such place", "such as peer,host"});
+  check_says(refusal<option_error>([] { static_cast<void>(parse_options("--places=pear,host")); }),
+             {"did you mean 'peer'?"});
+  check_says(refused("--places=peer,host"),
+             {"places (--places or TIDEPOOL_PLACES) is 'peer,host'", "--peer-budget=8GiB"});
+  check_says(refused("--peer-budget=8GiB"),
+             {"peer_budget (--peer-budget or TIDEPOOL_PEER_BUDGET) is '8GiB'", "no effect",
+              "add --places=peer,host"});
+  check_says(refused("--places=peer,host --peer-budget=0"), {"peer_budget", "nothing fits"});
+  check_says(refused("--places=host,host"), {"'host,host'", "named twice"});
+  options value;
+  value.peer_device = -1;
+  check_says(refused(value), {"peer_device (--peer-device or TIDEPOOL_PEER_DEVICE) is '-1'"});
+  value = {};
+  value.places = {};
+  check_says(refused(value), {"is 'none'", "has to go somewhere"});
+  value.places = {static_cast<place_kind>(7)};
+  check_says(refused(value), {"is '7'", "there is no such place"});
+}
+
 TEST_CASE("an unknown module is an option error, which is an error") {
   CHECK_THROWS_AS(validate_open(parse_options("--offload-modules=x_y_z")), option_error);
   CHECK_THROWS_AS(validate_open(parse_options("--offload-modules=x_y_z")), error);
@@ -391,7 +417,8 @@ TEST_CASE("every flag that a refusal names exists") {
   for (const char* const flag :
        {"offload-modules", "own-modules", "recompute-modules", "max-inflight", "offload-layers",
         "offload-fraction", "pipeline-rank", "local-ranks", "delta-bytes-per-rank", "memory",
-        "slots", "device-budget", "host-budget", "device-step", "host-step"}) {
+        "slots", "device-budget", "host-budget", "device-step", "host-step", "places",
+        "peer-device", "peer-budget"}) {
     CAPTURE(flag);
     CHECK(detail::text::find_option(flag) != nullptr);
   }

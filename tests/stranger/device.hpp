@@ -107,7 +107,7 @@ class device : public tp::virtual_device {
             tp::copy_direction direction, stream_ref on) {
     count("copy");
     base::copy(target, source, shape, direction, on);
-    const bool out = direction == tp::copy_direction::device_to_host;
+    const bool out = is_offload(direction);
     (out ? bytes_out_ : bytes_in_) += shape.bytes();
     std::vector<clocks::touch> touches;
     rows(touches, source, shape, shape.source_pitch, false);
@@ -128,8 +128,23 @@ class device : public tp::virtual_device {
     auto* const made = base::try_allocate_host(bytes);
     return remember(made, bytes, host_alive_);
   }
-  void deallocate(void* pointer) noexcept { give_back(pointer, device_alive_, true); }
-  void deallocate_host(void* pointer) noexcept { give_back(pointer, host_alive_, false); }
+  // One kind of call with the host's: memory that tensors are offloaded to.
+  [[nodiscard]] void* try_allocate_peer(int peer, std::size_t bytes) {
+    if (fails("try_allocate_host")) return nullptr;
+    return remember(base::try_allocate_peer(peer, bytes), bytes, peer_alive_);
+  }
+  void deallocate(void* pointer) noexcept {
+    forget(pointer, device_alive_);
+    base::deallocate(pointer);
+  }
+  void deallocate_host(void* pointer) noexcept {
+    forget(pointer, host_alive_);
+    base::deallocate_host(pointer);
+  }
+  void deallocate_peer(int peer, void* pointer) noexcept {
+    forget(pointer, peer_alive_);
+    base::deallocate_peer(peer, pointer);
+  }
 
   void begin_capture(stream_ref on) {
     count("begin_capture");
@@ -223,6 +238,7 @@ class device : public tp::virtual_device {
   [[nodiscard]] const std::vector<clocks::item>& last_replayed() const { return last_replayed_; }
   [[nodiscard]] std::size_t device_blocks() const { return device_alive_.size(); }
   [[nodiscard]] std::size_t host_blocks() const { return host_alive_.size(); }
+  [[nodiscard]] std::size_t peer_blocks() const { return peer_alive_.size(); }
   [[nodiscard]] long events_alive() const { return events_alive_; }
 
  private:
@@ -280,17 +296,12 @@ class device : public tp::virtual_device {
     order_.forget(reinterpret_cast<std::uintptr_t>(made), bytes);
     return made;
   }
-  void give_back(void* pointer, blocks& in, bool on_device) noexcept {
-    if (const auto found = in.find(pointer); found != in.end()) {
-      order_.synchronize();
-      order_.forget(reinterpret_cast<std::uintptr_t>(pointer), found->second);
-      in.erase(found);
-    }
-    if (on_device) {
-      base::deallocate(pointer);
-    } else {
-      base::deallocate_host(pointer);
-    }
+  void forget(void* pointer, blocks& in) noexcept {
+    const auto found = in.find(pointer);
+    if (found == in.end()) return;
+    order_.synchronize();
+    order_.forget(reinterpret_cast<std::uintptr_t>(pointer), found->second);
+    in.erase(found);
   }
 
   mutable clocks order_;
@@ -298,7 +309,7 @@ class device : public tp::virtual_device {
   std::vector<std::pair<std::uint64_t, std::size_t>> lanes_;
   std::vector<clocks::item> captured_, last_replayed_;
   std::vector<std::size_t> inside_;  // lanes of the capture under way
-  blocks device_alive_, host_alive_;
+  blocks device_alive_, host_alive_, peer_alive_;
   long events_alive_ = 0;
   std::size_t bytes_out_ = 0, bytes_in_ = 0, last_out_ = 0;
   std::uint32_t last_out_position_ = 0;

@@ -145,6 +145,10 @@ class drawer {
       if (roll_.chance(0.1)) with.layers = 1U + static_cast<unsigned>(roll_.below(15));
       if (roll_.chance(0.4)) with.slack = roll_.chance(0.5) ? 0 : 512 * roll_.from(1, 8);
       if (roll_.chance(0.15)) own(with);
+      // Undrawn, so that a seed stands for what it did. Four streams more are all that it serves.
+      if (made_.seed % 3 == 2 && made_.streams < 4) {
+        with.peer_budget = 512 * (1 + made_.seed / 3 % 40);
+      }
       made_.sides.push_back(with);
     }
   }

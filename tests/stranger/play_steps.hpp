@@ -97,6 +97,11 @@ inline void player::check_counters(int side) {
   if (all.host_reserved > (with.host_budget != 0 ? with.host_budget : roomy_host)) {
     find("more than the host budget", std::to_string(all.host_reserved));
   }
+  for (const auto& each : all.places) {
+    if (each.reserved > each.budget || each.peak > each.reserved) {
+      find("more than the budget of " + each.name, std::to_string(each.reserved));
+    }
+  }
 }
 
 inline void player::trace(int side) {

@@ -211,6 +211,10 @@ tp::options player::options_of(const side& with) {
   o.copy_piece = with.piece;
   o.host_budget = with.host_budget != 0 ? with.host_budget : roomy_host;
   o.host_step = with.host_step;
+  if (with.peer_budget != 0) {
+    o.places = {tp::place_kind::peer, tp::place_kind::host};
+    o.peer_budget = with.peer_budget;
+  }
   for (int l = 0; l < 8; ++l) {
     if ((with.layers >> static_cast<unsigned>(l) & 1U) != 0) o.offload_layers.push_back(l);
   }
@@ -586,11 +590,13 @@ void player::finish() {
   look();
   free_regions();
   for (std::size_t f = 1; f < source_count; ++f) device_.deallocate(source_memory_[f]);
-  if (device_.device_blocks() + device_.host_blocks() != 0 || device_.events_alive() != 0) {
-    find("memory or events are left", std::to_string(device_.device_blocks()) + " device blocks, " +
-                                          std::to_string(device_.host_blocks()) + " host blocks, " +
-                                          std::to_string(device_.events_alive()) +
-                                          " events when all is gone");
+  if (device_.device_blocks() + device_.host_blocks() + device_.peer_blocks() != 0 ||
+      device_.events_alive() != 0) {
+    find("memory or events are left",
+         std::to_string(device_.device_blocks()) + " device blocks, " +
+             std::to_string(device_.host_blocks()) + " host blocks, " +
+             std::to_string(device_.peer_blocks()) + " of a neighbour, " +
+             std::to_string(device_.events_alive()) + " events when all is gone");
   }
 }
 

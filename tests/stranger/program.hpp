@@ -221,6 +221,7 @@ struct side {
   std::vector<std::pair<std::size_t, std::size_t>> rings{};
   std::size_t host_budget = 0;
   std::size_t host_step = 16384;
+  std::size_t peer_budget = 0;  // of a neighbour's memory, which comes first; 0: none
   unsigned modules = 0b1111;
   unsigned recompute = 0;  // of discard_names
   bool margin = true;

@@ -43,6 +43,7 @@ struct device : tp::virtual_device {
   }
   void* try_allocate(std::size_t n) { return now("try_allocate") ? nullptr : base::try_allocate(n); }
   void* try_allocate_host(std::size_t n) { return now("try_allocate_host") ? nullptr : base::try_allocate_host(n); }
+  void* try_allocate_peer(int d, std::size_t n) { return now("try_allocate_host") ? nullptr : base::try_allocate_peer(d, n); }
   void begin_capture(stream_ref s) { count("begin_capture"), base::begin_capture(s); }
   graph end_capture(stream_ref s) {
     const bool fail = now("end_capture");
@@ -261,6 +262,10 @@ std::string options_text(const side& with, int number, bool poison) {
   put("copy_piece = " + std::to_string(with.piece));
   put("host_budget = " + std::to_string(with.host_budget != 0 ? with.host_budget : roomy_host));
   put("host_step = " + std::to_string(with.host_step));
+  if (with.peer_budget != 0) {
+    put("places = {tp::place_kind::peer, tp::place_kind::host}");
+    put("peer_budget = " + std::to_string(with.peer_budget));
+  }
   list.clear();
   for (unsigned l = 0; l < 8; ++l) {
     if ((with.layers >> l & 1U) != 0) list += (list.empty() ? "" : ", ") + std::to_string(l);

@@ -21,12 +21,14 @@ class counting_device : public Base {
   std::uint64_t events_made = 0;
   std::uint64_t records = 0;
   std::uint64_t waits = 0;
-  std::array<std::uint64_t, 2> copies{};  // by direction
-  std::array<std::uint64_t, 2> bytes{};
+  std::array<std::uint64_t, 4> copies{};  // by direction
+  std::array<std::uint64_t, 4> bytes{};
   std::uint64_t device_allocations = 0;
   std::uint64_t host_allocations = 0;
   std::size_t device_held = 0;  // allocations not given back
+  std::uint64_t peer_allocations = 0;
   std::size_t host_held = 0;
+  std::size_t peer_held = 0;
   std::function<void(copy_direction, typename Base::stream_ref)> after_copy;
   std::function<void()> before_copy;    // may throw
   std::function<void()> before_record;  // may throw
@@ -75,6 +77,16 @@ class counting_device : public Base {
     auto* const pointer = Base::try_allocate_host(size);
     host_held += pointer == nullptr ? 0 : 1;
     return pointer;
+  }
+  [[nodiscard]] void* try_allocate_peer(int peer, std::size_t size) requires peer_device<Base> {
+    ++peer_allocations;
+    auto* const pointer = Base::try_allocate_peer(peer, size);
+    peer_held += pointer == nullptr ? 0 : 1;
+    return pointer;
+  }
+  void deallocate_peer(int peer, void* pointer) noexcept requires peer_device<Base> {
+    peer_held -= pointer == nullptr ? 0 : 1;
+    Base::deallocate_peer(peer, pointer);
   }
   void deallocate(void* pointer) noexcept {
     device_held -= pointer == nullptr ? 0 : 1;

@@ -29,6 +29,7 @@ enum class call_kind : std::uint8_t {
   copy,
   try_allocate,
   try_allocate_host,
+  try_allocate_peer,
   begin_capture,
   capturing,
   end_capture,
@@ -38,10 +39,19 @@ enum class call_kind : std::uint8_t {
 inline constexpr auto call_kinds = static_cast<std::size_t>(call_kind::count);
 
 [[nodiscard]] constexpr std::string_view name_of(call_kind kind) {
-  constexpr std::string_view names[]{"make_stream",   "make_event",   "record",
-                                     "wait",          "synchronize",  "elapsed",
-                                     "copy",          "try_allocate", "try_allocate_host",
-                                     "begin_capture", "capturing",    "end_capture",
+  constexpr std::string_view names[]{"make_stream",
+                                     "make_event",
+                                     "record",
+                                     "wait",
+                                     "synchronize",
+                                     "elapsed",
+                                     "copy",
+                                     "try_allocate",
+                                     "try_allocate_host",
+                                     "try_allocate_peer",
+                                     "begin_capture",
+                                     "capturing",
+                                     "end_capture",
                                      "replay"};
   static_assert(std::size(names) == call_kinds);
   return names[static_cast<std::size_t>(kind)];
@@ -107,6 +117,7 @@ class faulty_device : public Base {
     std::size_t graphs = 0;
     std::size_t device_blocks = 0;
     std::size_t host_blocks = 0;
+    std::size_t peer_blocks = 0;
     friend bool operator==(const holdings&, const holdings&) = default;
   };
 
@@ -200,6 +211,16 @@ class faulty_device : public Base {
     auto* const pointer = Base::try_allocate_host(bytes);
     held_.host_blocks += pointer == nullptr ? 0 : 1;
     return pointer;
+  }
+  [[nodiscard]] void* try_allocate_peer(int peer, std::size_t bytes) requires peer_device<Base> {
+    if (!pass(call_kind::try_allocate_peer)) return nullptr;
+    auto* const pointer = Base::try_allocate_peer(peer, bytes);
+    held_.peer_blocks += pointer == nullptr ? 0 : 1;
+    return pointer;
+  }
+  void deallocate_peer(int peer, void* pointer) noexcept requires peer_device<Base> {
+    note_free(pointer, held_.peer_blocks);
+    Base::deallocate_peer(peer, pointer);
   }
   void deallocate(void* pointer) noexcept {
     const heap_watch device(false);

@@ -330,6 +330,7 @@ TEST_CASE("each stall says its reason, module and layer in visible text") {
                   "core_attn; the longest, 20.0 ms, at layer 3, microbatch 1") == 1);
   CHECK(all.count("40.0 \xc2\xb5s in 1 stall: device_reuse (no free device memory yet), waits for "
                   "expert_fc1; the longest, 40.0 \xc2\xb5s, at layer 7, microbatch 1") == 1);
+  CHECK(all.count("Why it stalled: consumer 20.0 ms, device_reuse 40.0 \xc2\xb5s") == 1);
   for (const auto& text : all) CHECK(text.find("cap") == std::string::npos);
 }
 

@@ -255,6 +255,26 @@ TEST_CASE("a module that was asked for and moved no byte is silent, and its mess
   for (const auto& message : messages) CHECK(text.find(message) != std::string::npos);
 }
 
+TEST_CASE("a module that was asked for and never committed is named with the nearest name") {
+  counters totals;
+  totals.steps = 1;
+  auto committed = module("expert_fc1");
+  committed.groups = committed.bytes_offloaded = 8;
+  totals.modules = {committed, module("expert_fc2"), module("moe_act"), module("moe_acts", false),
+                    module("far")};
+  const auto messages = tidepool::trace::silent_messages(totals);
+  REQUIRE(messages.size() == 3);
+  CAPTURE(messages);
+  CHECK(messages[0].starts_with("tidepool: module 'expert_fc2' was asked for"));
+  CHECK(messages[0].ends_with(". The nearest name that has commits is 'expert_fc1'"));
+  CHECK(messages[0].find("strict_modules") != std::string::npos);
+  CHECK(messages[1].ends_with(". The nearest name that was not asked for is 'moe_acts'"));
+  CHECK(messages[2].find("nearest") == std::string::npos);
+  // One that was committed has another reason, and needs no other name.
+  totals.modules[1].groups = totals.modules[1].groups_resident = 1;
+  CHECK(tidepool::trace::silent_messages(totals)[0].find("nearest") == std::string::npos);
+}
+
 TEST_CASE("of modules that were asked for by all, those that the model has not are one line") {
   counters totals;
   totals.steps = 2;

@@ -166,6 +166,12 @@ inline void check_words(const command_line& line) {
   if (line.optimizer_state != "device" && line.optimizer_state != "host") {
     fail("--optimizer-state=" + line.optimizer_state + ": use device or host");
   }
+  if (line.run.shard_optimizer && !line.run.expert_parallel) {
+    fail(
+        "--shard-optimizer: is for ranks that hold the same tensors; add --expert-parallel, or "
+        "leave "
+        "it out");
+  }
   if (line.check_order && line.run.ranks > 1) {
     fail("--check-order: the messages between ranks are not watched; start one process");
   }

@@ -106,6 +106,9 @@ inline void add_trainer_options(CLI::App& app, command_line& line) {
   app.add_option("--data", line.data, "text file; default: the repository's own text");
   app.add_option("--optimizer-state", line.optimizer_state, "where AdamW's moments are kept")
       ->capture_default_str();
+  app.add_flag("--shard-optimizer", run.shard_optimizer,
+               "each rank keeps its part of the moments of what all ranks hold; with "
+               "--expert-parallel");
   app.add_option("--save", run.save, "file for the state of training after the last step");
   number("--save-step", run.save_step,
          "steps after which training ends and saves, as an interruption would");

@@ -121,6 +121,7 @@ struct settings {
   loss_scaling loss_scale;                   ///< with fp16
   std::uint64_t seed = 1;
   std::string save;              ///< file for the state after the last step; empty: none
+  bool shard_optimizer = false;  ///< over the ranks of `expert_parallel`: AdamW's moments
   bool moments_on_host = false;  ///< AdamW's, which then visit the device layer by layer
   std::string resume;            ///< file to go on from; empty: from the start
   std::string plan;              ///< base of the files of the plan that is followed; empty: none

@@ -16,6 +16,7 @@ struct slice {
   std::string name;
   index first = 0;
   index count = 0;
+  std::size_t number = 0;
 };
 
 /// Both moments of one slice.

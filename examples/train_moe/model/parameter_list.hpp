@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -26,6 +27,10 @@ struct parameter {
   index parts = 1;     ///< of the whole tensor, all alike, of which each expert has one
   index in = 0;        ///< rows of each of those, where experts have them
   index offset = 0;
+  index mine = 0;         ///< first element that this rank updates, and
+  index mine_count = 0;   ///<   how many: all, or its shard of them
+  index moments_at = 0;   ///< of those, in the memory of moments
+  std::size_t slice = 0;  ///< of the moments on the host
   float* weight = nullptr;
   float* gradient = nullptr;  ///< accumulates over the microbatches of a step
   operand matrix{};           ///< the weight as GEMMs read it: itself, or a narrower copy

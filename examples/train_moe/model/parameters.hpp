@@ -4,17 +4,38 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "../kernels/kernels.hpp"
+#include "../parallel/exchange.hpp"
 #include "device_array.hpp"
 #include "moments.hpp"
 #include "parameter_list.hpp"
 #include "precision.hpp"
 
 namespace moe {
+
+/// Ranks that hold the same tensors may share the moments out (ZeRO-1): each has those of its part
+/// of every such tensor, updates that part, and gets the others' parts from them.
+struct moment_shards {
+  int rank = 0;
+  int ranks = 1;
+  expert_exchange* exchange = nullptr;  ///< of more than one rank
+
+  /// Elements of the parts of a tensor, in the order of the ranks. Each begins at a multiple of 64.
+  [[nodiscard]] std::vector<index> parts_of(index count) const {
+    const index rows = (count + 63) / 64;
+    std::vector<index> parts;
+    for (index r = 0; r < ranks; ++r) {
+      const auto end = [&](index upto) { return std::min(count, rows * upto / ranks * 64); };
+      parts.push_back(end(r + 1) - end(r));
+    }
+    return parts;
+  }
+};
 
 template <class Device>
 class parameters {
@@ -23,13 +44,16 @@ class parameters {
   /// Those of `ranges`; the others are known by name and size alone. Without `moments_here` the
   /// moments of AdamW are nowhere until `keep_moments_on_host`.
   parameters(Device& dev, const model_sizes& m, const std::vector<layer_range>& ranges,
-             bool moments_here = true, expert_range share = {}, const number_types& types = {})
+             bool moments_here = true, expert_range share = {}, const number_types& types = {},
+             const moment_shards& shards = {})
       : types_(types),
+        shards_(shards),
         list_(list_parameters(m, ranges, share)),
         total_(lay_out(list_)),
+        moment_count_(lay_out_moments()),
         weights_(dev, total_, "weights"),
         gradients_(dev, total_, "gradients") {
-    if (moments_here) moments_.emplace(dev, total_);
+    if (moments_here) moments_.emplace(dev, moment_count_);
     for (parameter& p : list_) {
       if (!p.held) continue;
       p.weight = weights_.data() + p.offset;
@@ -43,23 +67,47 @@ class parameters {
   [[nodiscard]] const std::vector<parameter>& all() const { return list_; }
   [[nodiscard]] index count() const { return total_; }
 
-  /// Calls `body(tensor, moments)` for every tensor here, in order. The moments are on the device
-  /// meanwhile, for work on the trainer's stream; only after `change` do those on the host become
-  /// what `body` made of them.
+  /// Calls `body(tensor, moments)` for every tensor here, in order, with the moments of the
+  /// elements that this rank updates. They are on the device meanwhile, for work on the trainer's
+  /// stream; only after `change` do those on the host become what `body` made of them.
   template <class Body>
   void each_with_moments(moments_use use, Body body) {
     if (moments_) {
       for (const parameter& p : list_) {
-        if (p.held) body(p, moments_->at(p.offset));
+        if (p.held) body(p, moments_->at(p.moments_at));
       }
       return;
     }
     visitors_->each(use, [&](const slice& part, const moment_pair& moments) {
       for (const parameter& p : list_) {
-        const index at = p.offset - part.first;
-        if (!p.held || at < 0 || at >= part.count) continue;
+        const index at = p.moments_at - part.first;
+        if (!p.held || p.slice != part.number) continue;
         body(p, moment_pair{moments.momentum + at, moments.variance + at});
       }
+    });
+  }
+
+  /// The same with the moments of whole tensors, for files. All ranks must call.
+  template <class Kernels, class Body>
+  void each_with_whole_moments(Device& dev, Kernels& k, moments_use use, Body body) {
+    index largest = 0;
+    for (const parameter& p : list_) {
+      if (p.held && is_sharded(p)) largest = std::max(largest, p.count);
+    }
+    resident_moments<Device> whole(dev, std::max<index>(largest, 1));
+    each_with_moments(use, [&](const parameter& p, const moment_pair& moments) {
+      if (!is_sharded(p)) return body(p, moments);
+      const moment_pair all = whole.at(0);
+      for (const auto& [to, from] :
+           {std::pair{all.momentum, moments.momentum}, std::pair{all.variance, moments.variance}}) {
+        if (use == moments_use::change) continue;
+        if (p.mine_count > 0) k.publish(to + p.mine, from, p.mine_count);
+        shards_.exchange->gather_parts(to, shards_.parts_of(p.count));
+      }
+      body(p, all);
+      if (use != moments_use::change || p.mine_count == 0) return;
+      k.publish(moments.momentum, all.momentum + p.mine, p.mine_count);
+      k.publish(moments.variance, all.variance + p.mine, p.mine_count);
     });
   }
 
@@ -124,9 +172,16 @@ class parameters {
     constexpr float beta2 = 0.95F;
     const auto t = static_cast<float>(step + 1);
     each_with_moments(moments_use::change, [&](const parameter& p, const moment_pair& moments) {
-      k.adamw(p.weight, p.gradient, moments.momentum, moments.variance, p.count,
-              {learning_rate, beta1, beta2, 1e-8F, p.range > 0 ? 0.01F : 0.0F,
-               1 - std::pow(beta1, t), 1 - std::pow(beta2, t), 1 / loss_scale});
+      if (p.mine_count > 0) {
+        k.adamw(p.weight + p.mine, p.gradient + p.mine, moments.momentum, moments.variance,
+                p.mine_count,
+                {learning_rate, beta1, beta2, 1e-8F, p.range > 0 ? 0.01F : 0.0F,
+                 1 - std::pow(beta1, t), 1 - std::pow(beta2, t), 1 / loss_scale});
+      }
+      if (is_sharded(p)) {
+        k.fill(p.gradient, p.count, 0);  // adamw left its part so
+        shards_.exchange->gather_parts(p.weight, shards_.parts_of(p.count));
+      }
       refresh_copy(k, p);
     });
   }
@@ -139,6 +194,27 @@ class parameters {
       if (!p.held) continue;
       p.offset = end;
       end += (p.count + 63) / 64 * 64;
+    }
+    return end;
+  }
+
+  /// Each of the experts is on one rank alone.
+  [[nodiscard]] bool is_sharded(const parameter& p) const { return shards_.ranks > 1 && !p.split; }
+
+  /// Likewise for the moments of what this rank updates; returns the end.
+  index lay_out_moments() {
+    index end = 0;
+    for (parameter& p : list_) {
+      if (!p.held) continue;
+      p.mine_count = p.count;
+      if (is_sharded(p)) {
+        const std::vector<index> parts = shards_.parts_of(p.count);
+        const auto rank = parts.begin() + shards_.rank;
+        p.mine = std::accumulate(parts.begin(), rank, index{0});
+        p.mine_count = *rank;
+      }
+      p.moments_at = end;
+      end += (p.mine_count + 63) / 64 * 64;
     }
     return end;
   }
@@ -201,23 +277,28 @@ class parameters {
   }
 
   /// One for each layer, and one for what is in none.
-  [[nodiscard]] std::vector<slice> slices() const {
+  [[nodiscard]] std::vector<slice> slices() {
     std::vector<slice> result;
     std::string last;
-    for (const parameter& p : list_) {
+    for (parameter& p : list_) {
       if (!p.held) continue;
       const std::size_t dot = p.name.find('.');
       const std::string of = dot == std::string::npos ? "the rest" : p.name.substr(0, dot);
-      if (result.empty() || of != last) result.push_back({"AdamW moments of " + of, p.offset, 0});
-      result.back().count = p.offset + (p.count + 63) / 64 * 64 - result.back().first;
+      if (result.empty() || of != last) {
+        result.push_back({"AdamW moments of " + of, p.moments_at, 0, result.size()});
+      }
+      p.slice = result.back().number;
+      result.back().count = p.moments_at + (p.mine_count + 63) / 64 * 64 - result.back().first;
       last = of;
     }
     return result;
   }
 
   number_types types_;
+  moment_shards shards_;
   std::vector<parameter> list_;
   index total_;
+  index moment_count_;
   device_array<Device, float> weights_, gradients_;
   std::optional<device_array<Device, char>> copies_;
   std::optional<device_array<Device, e4m3>> codes_;

@@ -38,6 +38,7 @@ inline std::vector<shared_value> shared_by_ranks(const command_line& line, const
   const model_sizes& m = run.model;
   flag("--pipeline", run.pipeline);
   flag("--expert-parallel", run.expert_parallel);
+  flag("--shard-optimizer", run.shard_optimizer);
   number("--layers", m.layers);
   number("--hidden", m.hidden);
   number("--heads", m.heads);

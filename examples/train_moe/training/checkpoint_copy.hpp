@@ -67,11 +67,14 @@ checkpoint_start start_of(const settings& run, const corpus& text,
 
 /// Copies the state of tensors between the device and a file, in pieces through pinned memory.
 /// Moments that live on the host visit the device for it.
-template <class Device>
+template <class Device, class Kernels>
 class checkpoint_copier {
  public:
-  checkpoint_copier(Device& dev, typename Device::stream_ref stream)
-      : dev_(dev), stream_(stream), staging_(dev, index{1} << 18, "checkpoint") {}
+  checkpoint_copier(Device& dev, Kernels& kernels, typename Device::stream_ref stream)
+      : dev_(dev),
+        kernels_(kernels),
+        stream_(stream),
+        staging_(dev, index{1} << 18, "checkpoint") {}
 
   /// Fills the tensors; throws `tidepool::option_error` when one of them is damaged.
   void load(parameters<Device>& weights, const state_file& file) {
@@ -114,7 +117,7 @@ class checkpoint_copier {
   void each(parameters<Device>& weights, moments_use use, Body body) {
     const parameter* next = weights.all().data();
     std::size_t at = detail::checkpoint_tensors_at;
-    weights.each_with_moments(use, [&](const parameter& p, const moment_pair& moments) {
+    const auto visit = [&](const parameter& p, const moment_pair& moments) {
       while (next != &p) at += detail::bytes_of(*next++);
       const index count = p.whole / p.parts;
       for (index done = 0; done < p.count; done += count) {
@@ -129,7 +132,8 @@ class checkpoint_copier {
                    {weight_at, weight_at + whole, weight_at + 2 * whole},
                    at + 3 * whole + number * sizeof(std::uint64_t)});
       }
-    });
+    };
+    weights.each_with_whole_moments(dev_, kernels_, use, visit);
   }
 
   /// Calls `move(device memory, place in the file, bytes)` for as much as the staging memory holds,
@@ -154,23 +158,24 @@ class checkpoint_copier {
   }
 
   Device& dev_;
+  Kernels& kernels_;
   typename Device::stream_ref stream_;
   device_array<Device, float, side::host> staging_;
 };
 
 /// Brings the weights to where `run.resume` left them.
-template <class Device>
-void resume_from(Device& dev, typename Device::stream_ref stream, const settings& run,
-                 parameters<Device>& weights) {
-  checkpoint_copier<Device>(dev, stream)
+template <class Device, class Kernels>
+void resume_from(Device& dev, Kernels& kernels, typename Device::stream_ref stream,
+                 const settings& run, parameters<Device>& weights) {
+  checkpoint_copier<Device, Kernels>(dev, kernels, stream)
       .load(weights, state_file("--resume", run.resume, state_file::use::read));
 }
 
 /// Writes `run.save`, as a whole or not at all. Each rank writes what it holds; of what all ranks
 /// hold, with the same bits, the first one.
-template <class Device, class Link>
-void save_to(Device& dev, typename Device::stream_ref stream, Link& link, const settings& run,
-             const corpus& text, parameters<Device>& weights) {
+template <class Device, class Kernels, class Link>
+void save_to(Device& dev, Kernels& kernels, typename Device::stream_ref stream, Link& link,
+             const settings& run, const corpus& text, parameters<Device>& weights) {
   const auto& magic = detail::checkpoint_magic;
   const checkpoint_start start = detail::start_of(run, text, weights, run.end_step());
   const std::uint64_t hash = detail::hash_of(&start, sizeof start, 0);
@@ -183,7 +188,8 @@ void save_to(Device& dev, typename Device::stream_ref stream, Link& link, const 
     file.write(magic.size() + sizeof start, &hash, sizeof hash);
     link.barrier();
   }
-  checkpoint_copier<Device>(dev, stream).save(weights, file, !run.expert_parallel || run.rank == 0);
+  checkpoint_copier<Device, Kernels>(dev, kernels, stream)
+      .save(weights, file, !run.expert_parallel || run.rank == 0);
   file.flush();
   link.barrier();
   if (run.rank == 0) file.commit();

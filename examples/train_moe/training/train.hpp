@@ -63,7 +63,7 @@ class trainer {
         schedule_(steps_of(run)),
         scaler_(dev, run),
         weights_(dev, run.model, ranges_of_rank(run, run.rank), !run.moments_on_host,
-                 experts_of_rank(run, run.rank), types_of(run)),
+                 experts_of_rank(run, run.rank), types_of(run), shards()),
         offloader_(dev, opt, {.planner = tidepool::planner()}),
         model_(dev, offloader_, kernels_, stream_.ref(), weights_, run,
                ranges_of_rank(run, run.rank), exchange()),
@@ -80,7 +80,7 @@ class trainer {
     offloader_.on_measure([this] { link_.barrier(); });
     if (!run.plan.empty()) follow_plan(offloader_, run);
     if (!run.resume.empty()) {
-      resume_from(dev, stream_.ref(), run, weights_);
+      resume_from(dev, kernels_, stream_.ref(), run, weights_);
       weights_.refresh_copies(kernels_);
     }
   }
@@ -99,7 +99,8 @@ class trainer {
     result.options = knobs_;
     for (int step = run_.first_step; step < run_.end_step(); ++step) {
       if (step == run_.trace_step) {
-        offloader_.start_trace("step " + std::to_string(step), stream_.ref());
+        // Numbered as `report` prints it.
+        offloader_.start_trace("step " + std::to_string(step + 1), stream_.ref());
       }
       const double start = milliseconds(dev_);
       result.losses.push_back(train_step(step));
@@ -117,7 +118,7 @@ class trainer {
     result.loss_scale = scaler_.state();
     if (!run_.save.empty()) {
       run_.loss_scale = scaler_.state();
-      save_to(dev_, stream_.ref(), link_, run_, text_, weights_);
+      save_to(dev_, kernels_, stream_.ref(), link_, run_, text_, weights_);
     }
     if (!run_.save_plan.empty()) save_plan(offloader_, run_);
     result.driver_peak = driver_peak_;
@@ -310,6 +311,10 @@ class trainer {
       if (run_.expert_parallel) return &link_;
     }
     return nullptr;
+  }
+  [[nodiscard]] moment_shards shards() {
+    if (!run_.shard_optimizer) return {};
+    return {run_.rank, run_.ranks, exchange()};
   }
   /// Among the ranks of the pipeline.
   [[nodiscard]] int place() const { return run_.pipeline ? run_.rank : 0; }

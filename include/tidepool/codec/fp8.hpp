@@ -13,7 +13,7 @@
 #include "tidepool/error.hpp"
 #include "tidepool/offloader.hpp"
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 /// A BF16 tensor as e4m3 codes and their scales, in one block of memory: `data` is what is
 /// committed and restored. The handle may come and go; `elements` stays.
@@ -36,7 +36,7 @@ struct fp8_tensor {
   }
   /// True while the handle is full.
   explicit operator bool() const { return static_cast<bool>(data); }
-  /// As `handle::reset`.
+  /// As `handle::reset` on `stream`.
   void reset(typename Device::stream_ref stream) { data.reset(stream); }
 };
 
@@ -136,8 +136,9 @@ class fp8_codec {
   using buffer = tidepool::buffer<Device>;         ///< What numbers are read from and written to.
   using packed = fp8_tensor<Device>;               ///< What codes and scales are kept in.
 
-  /// `bytes_per_ns` is how fast kernels read and write memory on the virtual device's clock (an
-  /// assumption: 2000 GB/s); other devices take the time they take.
+  /// Its kernels run on `dev`. `bytes_per_ns` is how fast they read and write memory on the virtual
+  /// device's clock (an assumption: 2000 GB/s); other devices take the time they take. Throws
+  /// `option_error` for a rate that is not above 0.
   explicit fp8_codec(Device& dev, double bytes_per_ns = 2000)
       : device_(&dev), bytes_per_ns_(bytes_per_ns) {
     if (!(bytes_per_ns > 0)) {

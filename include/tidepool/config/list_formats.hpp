@@ -10,7 +10,7 @@
 
 #include "tidepool/config/formats.hpp"
 
-namespace tidepool::detail::text {
+namespace tidepool::inline v0_2_0::detail::text {
 
 /// Layers beyond this are taken for a typing error: a range must not fill the host's memory.
 inline constexpr int max_layer = 999'999;

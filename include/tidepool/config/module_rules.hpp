@@ -10,17 +10,13 @@
 #include <string_view>
 #include <vector>
 
+#include "tidepool/core/module_name.hpp"
 #include "tidepool/core/text.hpp"
 #include "tidepool/error.hpp"
 #include "tidepool/module.hpp"
 #include "tidepool/options.hpp"
 
-namespace tidepool::detail::rules {
-
-/// Names that `recompute_modules` takes beside modules: parts of a model that trainers recompute.
-/// Source: Megatron-Core `TransformerConfig.recompute_modules`, and the gather of routed tokens.
-inline constexpr std::array<std::string_view, 7> recompute_regions{
-    "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts", "moe_permute", "gdp_in_proj"};
+namespace tidepool::inline v0_2_0::detail::rules {
 
 /// `option fraction (--offload-fraction or TIDEPOOL_OFFLOAD_FRACTION)`: which of them gave the
 /// value is not known any more.

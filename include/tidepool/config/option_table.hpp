@@ -8,9 +8,10 @@
 
 #include "tidepool/config/formats.hpp"
 #include "tidepool/config/list_formats.hpp"
+#include "tidepool/config/place_rules.hpp"
 #include "tidepool/options.hpp"
 
-namespace tidepool::detail::text {
+namespace tidepool::inline v0_2_0::detail::text {
 
 enum class option_kind : std::uint8_t {
   value,   ///< one value
@@ -131,11 +132,21 @@ inline constexpr std::array option_table{
     option_entry{"copy-piece", "copy_piece", "", "SIZE",
                  "larger copies go in pieces of this size; 0: whole",
                  member<&options::copy_piece, bytes_format>},
+    option_entry{"places", "places", "", "PLACES",
+                 "where groups go that leave, the nearest first: host, or peer,host",
+                 member<&options::places, places_format, option_kind::list>},
+    option_entry{"peer-device", "peer_device", "", "DEVICE",
+                 "the neighbour whose memory the place 'peer' is",
+                 member<&options::peer_device, number_format<int>>},
+    option_entry{"peer-budget", "peer_budget", "", "SIZE|none",
+                 "bytes of its memory that may be taken; the place 'peer' needs it",
+                 member<&options::peer_budget, optional_bytes>},
     option_entry{
         "host-budget", "host_budget", "", "SIZE|auto",
         "host bytes of this offloader; auto: what machine or cgroup has, over the local ranks",
         member<&options::host_budget, optional_format<bytes_format, "auto">>},
-    option_entry{"host-step", "host_step", "", "SIZE", "bytes by which the pinned host arena grows",
+    option_entry{"host-step", "host_step", "", "SIZE",
+                 "bytes by which the pinned host arena grows, and memory of a neighbour",
                  member<&options::host_step, bytes_format>},
     option_entry{
         "host-memory", "host_memory", "",

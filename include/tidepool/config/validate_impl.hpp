@@ -8,12 +8,13 @@
 #include <vector>
 
 #include "tidepool/config/module_rules.hpp"
+#include "tidepool/config/place_rules.hpp"
 #include "tidepool/config/value_rules.hpp"
 #include "tidepool/module.hpp"
 #include "tidepool/options.hpp"
 #include "tidepool/validate.hpp"
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 TIDEPOOL_INLINE std::vector<std::string_view> open_module_list(const options& value) {
   std::vector<std::string_view> names(standard_modules.begin(), standard_modules.end());
@@ -44,6 +45,7 @@ TIDEPOOL_INLINE void validate(const options& value, std::span<const std::string_
   detail::rules::check_recompute(value, list, enabled);
   detail::rules::check_limits(value, list, enabled);
   detail::rules::check_memory(value);
+  detail::rules::check_places(value);
 }
 
 }  // namespace tidepool

@@ -14,7 +14,7 @@
 #include "tidepool/core/block.hpp"
 #include "tidepool/options.hpp"
 
-namespace tidepool::detail::rules {
+namespace tidepool::inline v0_2_0::detail::rules {
 
 inline void check_limits(const options& value, const module_list& list, std::uint64_t enabled) {
   const std::string caps = option_label("module_max_inflight", "max_inflight");

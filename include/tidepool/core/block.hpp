@@ -10,7 +10,7 @@
 #include "tidepool/core/fence.hpp"
 #include "tidepool/core/placement.hpp"
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 /// Every block starts at a multiple of this and is as long as one; kernels and copy engines want
 /// it.

@@ -8,7 +8,7 @@
 #include "tidepool/core/fence.hpp"
 #include "tidepool/core/join_site.hpp"
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 /// The vector clocks of an offloader's lanes, as its memory sources see them; `lanes` are those of
 /// a device. Thread safety: none. Nothing here blocks the host.

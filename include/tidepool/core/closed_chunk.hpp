@@ -7,7 +7,7 @@
 
 #include "tidepool/error.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 // `microbatch`: of the chunk that was finished; none where it was never begun.
 [[noreturn, gnu::cold]] inline void throw_closed_chunk(const std::string& call,

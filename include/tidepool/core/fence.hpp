@@ -6,9 +6,10 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
-/// Streams that one offloader serves at most, its own two copy streams included.
+/// Streams that one offloader serves at most, its own copy streams included: two for each place
+/// that tensors are offloaded to.
 inline constexpr std::size_t max_lanes = 8;
 
 /// Index of a stream within one offloader.

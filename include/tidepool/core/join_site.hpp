@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string_view>
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 /// Every place where the engine makes one stream wait for another. A device may be told to leave
 /// one of them out, which is how tests show that each is needed.
@@ -19,21 +19,22 @@ enum class join_site : std::uint8_t {
   cap,            ///< a compute stream waits because too many offloads are in flight
   launch,         ///< a graph waits for what was given to all streams before it
   after_launch,   ///< eager work waits for the graphs before it
-  fork,           ///< both copy streams enter a capture
+  fork,           ///< all copy streams enter a capture
   join_back,      ///< and are joined before it ends
   after_capture,  ///< eager work waits for what was eager before the capture
   new_stream,     ///< a stream that is new after a capture waits for what came before
   borrow,         ///< a stream waits for the one whose allocator gave the memory that it will touch
   give_back,      ///< the stream of an owner waits for the last use of memory that goes back to it
+  peer_reuse,     ///< an offload waits until the reload out of its block of a neighbour has ended
   count           ///< how many there are
 };
 
 /// The name of a join, as traces and `--drop-joins` of the tests have it.
 [[nodiscard]] constexpr std::string_view name_of(join_site site) {
   constexpr std::string_view names[]{
-      "producer",  "device_reuse",  "reload_reuse", "host_reuse",   "own_offload",
-      "consumer",  "cap",           "launch",       "after_launch", "fork",
-      "join_back", "after_capture", "new_stream",   "borrow",       "give_back"};
+      "producer",   "device_reuse", "reload_reuse", "host_reuse", "own_offload", "consumer",
+      "cap",        "launch",       "after_launch", "fork",       "join_back",   "after_capture",
+      "new_stream", "borrow",       "give_back",    "peer_reuse"};
   return names[static_cast<std::size_t>(site)];
 }
 

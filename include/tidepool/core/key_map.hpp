@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 // Open addressing, at most half full; what goes leaves no trace. Once it has been as large as it
 // gets, nothing is allocated.

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 // One bit for each number, and above them one for each word that is full: 4096 numbers are passed
 // over in one step.

@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 /// What pools, arenas and slots ask for large pieces of memory; `device_allocator` and
 /// `host_allocator` are those of a device. It outlives the sources that use it. Thread safety:

@@ -12,7 +12,7 @@
 #include "tidepool/plan/profile.hpp"
 #include "tidepool/plan/step_plan.hpp"
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 /// What becomes of the groups of the steps to come. Plain data.
 struct decision {

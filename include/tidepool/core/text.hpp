@@ -2,20 +2,21 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
-namespace tidepool::detail::text {
+namespace tidepool::inline v0_2_0::detail::text {
 
 [[nodiscard]] inline bool is_blank(char c) {
   return c == ' ' || c == '\t' || c == '\n' || c == '\r' || c == '\f' || c == '\v';
 }
 
 // Not the `<cctype>` functions: those follow the locale, an option's text must not.
-[[nodiscard]] inline char to_lower(char c) {
+[[nodiscard]] constexpr char to_lower(char c) {
   return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
 }
 
@@ -94,46 +95,50 @@ template <class Range>
   return name;
 }
 
-/// Edits (insert, delete, replace, swap of neighbours) that turn one word into the other.
-[[nodiscard]] inline std::size_t edit_distance(std::string_view from, std::string_view to) {
-  const std::size_t width = to.size() + 1;
-  std::vector<std::size_t> cost((from.size() + 1) * width);
-  const auto at = [&](std::size_t i, std::size_t j) -> std::size_t& { return cost[i * width + j]; };
-  for (std::size_t i = 0; i <= from.size(); ++i) at(i, 0) = i;
-  for (std::size_t j = 0; j <= to.size(); ++j) at(0, j) = j;
-  for (std::size_t i = 1; i <= from.size(); ++i) {
-    for (std::size_t j = 1; j <= to.size(); ++j) {
-      const std::size_t replace = from[i - 1] == to[j - 1] ? 0 : 1;
-      at(i, j) = std::min({at(i - 1, j) + 1, at(i, j - 1) + 1, at(i - 1, j - 1) + replace});
-      if (i > 1 && j > 1 && from[i - 1] == to[j - 2] && from[i - 2] == to[j - 1]) {
-        at(i, j) = std::min(at(i, j), at(i - 2, j - 2) + 1);
+/// Longer words are never taken for another.
+inline constexpr std::size_t longest_word = 64;
+
+/// What a name is compared by: case does not count, nor does `-` against `_`.
+[[nodiscard]] constexpr char plain(char c) { return c == '-' ? '_' : to_lower(c); }
+
+/// Edits (insert, delete, replace, swap of neighbours) that turn one word into the other, of which
+/// `word` has at most `longest_word` characters.
+[[nodiscard]] constexpr std::size_t edit_distance(std::string_view word, std::string_view other) {
+  // Three rows are enough, and a list of modules is compared while it is compiled.
+  using row = std::array<std::size_t, longest_word + 1>;
+  row before{}, previous{}, now{};
+  for (std::size_t j = 0; j <= word.size(); ++j) now[j] = j;
+  for (std::size_t i = 1; i <= other.size(); ++i) {
+    before = previous;
+    previous = now;
+    now[0] = i;
+    for (std::size_t j = 1; j <= word.size(); ++j) {
+      const char a = plain(other[i - 1]), b = plain(word[j - 1]);
+      now[j] = std::min({previous[j] + 1, now[j - 1] + 1, previous[j - 1] + (a == b ? 0U : 1U)});
+      if (i > 1 && j > 1 && a == plain(word[j - 2]) && plain(other[i - 2]) == b) {
+        now[j] = std::min(now[j], before[j - 2] + 1);
       }
     }
   }
-  return cost.back();
+  return now[word.size()];
 }
 
 /// The candidate that `word` most likely meant, or an empty view when none is close.
 ///
 /// Case does not count, nor does `-` against `_`; a candidate that contains the whole word
 /// (`fc1` in `expert_fc1`) is close.
-[[nodiscard]] inline std::string_view nearest(std::string_view word,
-                                              std::span<const std::string_view> candidates) {
-  constexpr std::size_t longest = 64;
-  if (word.empty() || word.size() > longest) return {};
-  const auto plain = [](std::string_view text) {
-    std::string result(text);
-    for (char& c : result) c = c == '-' ? '_' : to_lower(c);
-    return result;
-  };
-  const std::string wanted = plain(word);
+[[nodiscard]] constexpr std::string_view nearest(std::string_view word,
+                                                 std::span<const std::string_view> candidates) {
+  if (word.empty() || word.size() > longest_word) return {};
+  const auto same = [](char a, char b) { return plain(a) == plain(b); };
   // Short words are one edit from too many others.
   std::size_t best = std::max<std::size_t>(1, (word.size() + 1) / 3) + 1;
   std::string_view result;
   for (const std::string_view candidate : candidates) {
-    const std::string text = plain(candidate);
-    std::size_t distance = edit_distance(wanted, text);
-    if (wanted.size() >= 3 && text.find(wanted) != std::string::npos) {
+    std::size_t distance = edit_distance(word, candidate);
+    const auto found =
+        std::search(candidate.begin(), candidate.end(), word.begin(), word.end(), same);
+    if (word.size() >= 3 && found != candidate.end()) {
       distance = std::min<std::size_t>(distance, 1);
     }
     if (distance < best) {

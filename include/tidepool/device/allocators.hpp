@@ -2,12 +2,13 @@
 #pragma once
 
 #include <cstddef>
+#include <limits>
 
 #include "tidepool/core/page_allocator.hpp"
 #include "tidepool/device/device.hpp"
 #include "tidepool/options.hpp"
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 /// Memory of the device itself.
 template <device Device>
@@ -45,6 +46,29 @@ class host_allocator final : public page_allocator {
  private:
   Device* dev_;
   host_memory how_;
+};
+
+/// Memory of a neighbour. What it refused once is not asked for again, since asking takes long.
+template <peer_device Device>
+class peer_allocator final : public page_allocator {
+ public:
+  /// Memory of the neighbour `peer` of `dev`, which must outlive this object.
+  peer_allocator(Device& dev, int peer) : dev_(&dev), peer_(peer) {}
+
+  [[nodiscard]] void* try_allocate(std::size_t bytes) override {
+    if (bytes >= refused_) return nullptr;
+    auto* const pages = dev_->try_allocate_peer(peer_, bytes);
+    if (pages == nullptr) refused_ = bytes;
+    return pages;
+  }
+  void deallocate(void* pages) noexcept override { dev_->deallocate_peer(peer_, pages); }
+  /// Nobody asks: what is taken of a neighbour is limited by a budget.
+  [[nodiscard]] std::size_t free_bytes() const override { return 0; }
+
+ private:
+  Device* dev_;
+  int peer_;
+  std::size_t refused_ = std::numeric_limits<std::size_t>::max();  // the least
 };
 
 }  // namespace tidepool

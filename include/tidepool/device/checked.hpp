@@ -21,7 +21,7 @@
 #include "tidepool/device/device.hpp"
 #include "tidepool/device/finding.hpp"
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 /// `Device`, watched: all that it is given goes to a log as well, and vector clocks judge it while
 /// the program runs.
@@ -228,6 +228,13 @@ class checked_device : public Device {
     dev.allocate(bytes);
   }
   { return taken(Device::allocate(bytes), bytes, true); }
+  [[nodiscard]] void* try_allocate_peer(int peer, std::size_t bytes) requires peer_device<Device> {
+    return taken(Device::try_allocate_peer(peer, bytes), bytes, false);
+  }
+  void deallocate_peer(int peer, void* pointer) noexcept requires peer_device<Device> {
+    forget(pointer);
+    Device::deallocate_peer(peer, pointer);
+  }
   void deallocate(void* pointer) noexcept {
     forget(pointer);
     Device::deallocate(pointer);
@@ -306,11 +313,13 @@ class checked_device : public Device {
   }
   /// It ends a capture that failed: what was not joined back never runs.
   void abandons_capture() noexcept { abandons_ = true; }
-  /// Its copy streams.
-  void name_copy_streams(stream_ref offload, stream_ref reload) {
-    const auto number = ++offloaders_ == 1 ? std::string() : " " + std::to_string(offloaders_);
-    log_.clocks().name(lane_of(offload), "the offload stream" + number, true);
-    log_.clocks().name(lane_of(reload), "the reload stream" + number, true);
+  /// Its copy streams: those of the host first, then those of a neighbour, where it has one.
+  void name_copy_streams(stream_ref offload, stream_ref reload, bool peer) {
+    if (!peer) ++offloaders_;
+    const auto which = std::string(peer ? " of the neighbour" : "") +
+                       (offloaders_ == 1 ? "" : " " + std::to_string(offloaders_));
+    log_.clocks().name(lane_of(offload), "the offload stream" + which, true, peer);
+    log_.clocks().name(lane_of(reload), "the reload stream" + which, true, peer);
   }
 
  private:

@@ -14,6 +14,7 @@
 
 #include "tidepool/device/cuda_context.hpp"
 #include "tidepool/device/cuda_host.hpp"
+#include "tidepool/device/cuda_peers.hpp"
 #include "tidepool/device/device.hpp"
 #include "tidepool/error.hpp"
 
@@ -22,7 +23,7 @@
 #define TIDEPOOL_DETAIL_STREAM_REF 1
 #endif
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 /// One CUDA device. It owns nothing global: it makes its device current only inside calls that need
 /// that, and puts the caller's back.
@@ -104,7 +105,7 @@ class cuda_device {
   };
 
   /// Throws `device_error` when there is no such device.
-  explicit cuda_device(int ordinal = 0) : ordinal_(ordinal), host_(ordinal) {
+  explicit cuda_device(int ordinal = 0) : ordinal_(ordinal), host_(ordinal), peers_(ordinal) {
     int count = 0;
     check(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
     if (ordinal < 0 || ordinal >= count) {
@@ -179,12 +180,14 @@ class cuda_device {
     return true;
   }
 
-  /// Queues a copy between device and host memory on a stream; `shape` has rows and pitches in
-  /// bytes. Does not block the host where the host memory is pinned.
+  /// Queues a copy between device and host memory, or a neighbour's, on a stream of this device;
+  /// `shape` has rows and pitches in bytes. Does not block the host where the host memory is
+  /// pinned.
   void copy(void* target, const void* source, const copy_shape& shape, copy_direction direction,
             stream_ref on) {
-    const auto kind = direction == copy_direction::device_to_host ? cudaMemcpyDeviceToHost
-                                                                  : cudaMemcpyHostToDevice;
+    const auto kind = direction == copy_direction::device_to_host   ? cudaMemcpyDeviceToHost
+                      : direction == copy_direction::host_to_device ? cudaMemcpyHostToDevice
+                                                                    : cudaMemcpyDefault;
     if (shape.rows == 1) {
       check(cudaMemcpyAsync(target, source, shape.width, kind, on.get()), "cudaMemcpyAsync");
     } else {
@@ -200,11 +203,13 @@ class cuda_device {
   }
 
 #if CUDART_VERSION >= 13000
-  /// Many small copies as one call; false under stream capture, where CUDA does not take it, and on
-  /// the legacy default stream.
-  [[nodiscard]] bool copy_batch(std::span<const copy_item> items, copy_direction /*direction*/,
+  /// Many small copies as one call; false under stream capture, where CUDA does not take it, on the
+  /// legacy default stream, and for a neighbour's memory.
+  [[nodiscard]] bool copy_batch(std::span<const copy_item> items, copy_direction direction,
                                 stream_ref on) {
-    if (on.get() == nullptr || capturing(on)) return false;
+    const bool host =
+        direction == copy_direction::device_to_host || direction == copy_direction::host_to_device;
+    if (!host || on.get() == nullptr || capturing(on)) return false;
     batch_targets_.clear();
     batch_sources_.clear();
     batch_bytes_.clear();
@@ -289,6 +294,24 @@ class cuda_device {
   }
   /// Gives host memory of `try_allocate_host` back.
   void deallocate_host(void* pointer) noexcept { host_.deallocate(pointer, context_.alive()); }
+  /// Why memory of the device `peer` cannot be had; empty when it can.
+  [[nodiscard]] std::string why_no_peer(int peer) const { return peers_.why_not(peer); }
+  /// Memory of the device `peer`, which this one is made to reach; null when `peer` has none left.
+  /// Throws `device_error` on any other failure.
+  [[nodiscard]] void* try_allocate_peer(int peer, std::size_t bytes) {
+    void* pointer = nullptr;
+    const auto code = peers_.allocate(peer, bytes, pointer);
+    static_cast<void>(context());
+    return or_null(code, pointer, "cudaMalloc of a neighbour's memory");
+  }
+  /// Waits for this device first, whose copies `peer` knows nothing of.
+  void deallocate_peer(int peer, void* pointer) noexcept {
+    try {
+      synchronize();
+    } catch (const device_error&) {  // a device that is gone copies nothing
+    }
+    peers_.deallocate(peer, pointer);
+  }
   /// The NUMA node next to this device; -1 when the machine does not say.
   [[nodiscard]] int node() const { return host_.node(); }
   /// As `cudaMemGetInfo` tells it, other processes included.
@@ -357,9 +380,11 @@ class cuda_device {
   std::vector<const void*> batch_sources_;
   std::vector<std::size_t> batch_bytes_;
   detail::cuda_host host_;
+  detail::cuda_peers peers_;
 };
 
-static_assert(capturing_device<cuda_device> && filling_device<cuda_device>);
+static_assert(capturing_device<cuda_device> && filling_device<cuda_device> &&
+              peer_device<cuda_device>);
 
 }  // namespace tidepool
 

@@ -8,7 +8,7 @@
 
 #include <utility>
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 /// The primary context of a device at one time. CUDA does not check handles: to destroy a stream of
 /// a context that is gone crashes in the driver, and to free its memory may free somebody else's.

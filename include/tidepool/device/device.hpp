@@ -9,17 +9,25 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 #include "tidepool/core/join_site.hpp"
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 /// Which way a copy goes.
 enum class copy_direction : std::uint8_t {
   device_to_host,  ///< an offload
-  host_to_device   ///< a reload
+  host_to_device,  ///< a reload
+  device_to_peer,  ///< an offload to a neighbour
+  peer_to_device   ///< a reload from one
 };
+
+/// Whether a copy is an offload, and no reload.
+[[nodiscard]] constexpr bool is_offload(copy_direction which) {
+  return which == copy_direction::device_to_host || which == copy_direction::device_to_peer;
+}
 
 /// A dense or pitched copy. A dense one has one row; widths and pitches are bytes.
 struct copy_shape {
@@ -120,6 +128,20 @@ concept capturing_device = device<Device> &&
   dev.replay(graph, ref);
 };
 
+/// A device that can use memory of its neighbours: other devices of the host, known by a number.
+///
+/// Copies to and from it are given to streams of this device. `why_no_peer` says in words why a
+/// neighbour's memory cannot be had; empty where it can. `try_allocate_peer` is null when the
+/// neighbour has none left, and throws `device_error` on any other failure.
+template <class Device>
+concept peer_device = device<Device> &&
+    requires(Device& dev, int peer, void* pointer, std::size_t bytes) {
+  { dev.why_no_peer(peer) } -> std::convertible_to<std::string>;
+  { dev.try_allocate_peer(peer, bytes) } -> std::same_as<void*>;
+  { dev.deallocate_peer(peer, pointer) }
+  noexcept;
+};
+
 /// A device that checks the order of accesses (device/checked.hpp). The engine tells it what memory
 /// it is given back, what returns to an owner, and what its own work is about.
 template <class Device>
@@ -128,7 +150,7 @@ concept order_checking_device = device<Device> &&
              std::string_view module, int number) {
   dev.gave_back(pointer, bytes, ref);
   dev.returned(pointer, bytes, ref);
-  dev.name_copy_streams(ref, ref);
+  dev.name_copy_streams(ref, ref, false);
   dev.abandons_capture();
   dev.at(module, number, number);
 };

@@ -10,7 +10,7 @@
 
 #include "tidepool/core/join_site.hpp"
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 /// What was done to memory.
 enum class access_kind : std::uint8_t {

@@ -18,7 +18,7 @@
 #include <unistd.h>
 #endif
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 /// How host pages are made.
 struct page_options {

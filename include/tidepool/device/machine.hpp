@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 /// Rates are bytes per nanosecond, which is GB/s.
 struct machine {
@@ -20,6 +20,11 @@ struct machine {
   /// 0: operations run as the clock says. Otherwise they run in a random order, one of those that
   /// streams and events allow, drawn from this seed; the clock then means nothing.
   std::uint64_t order_seed = 0;
+  /// Bytes of a neighbour's memory; the neighbour is device 1, and 0 bytes are none.
+  std::size_t peer_bytes = std::size_t{8} << 30;
+  double peer_offload_rate = 396;  ///< device to neighbour, alone; all three as NVLink 4 has them
+  double peer_reload_rate = 394;   ///< neighbour to device, alone
+  double peer_both_rate = 782;     ///< both directions together, while both are busy
 };
 
 }  // namespace tidepool

@@ -6,6 +6,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
@@ -16,12 +17,12 @@
 #include "tidepool/device/device.hpp"
 #include "tidepool/device/machine.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 class captured;
 class simulation;
 }  // namespace tidepool::detail
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 /// One kernel that ran on the virtual device: on which stream (`stream_ref::index`), and when.
 struct kernel_run {
@@ -170,6 +171,12 @@ class virtual_device {
   void deallocate(void* pointer) noexcept;
   /// Gives host memory back; runs what is queued before.
   void deallocate_host(void* pointer) noexcept;
+  /// Why memory of that neighbour cannot be had; empty for device 1, where the machine has it.
+  [[nodiscard]] std::string why_no_peer(int peer) const;
+  /// Memory of a neighbour; null when it has no more.
+  [[nodiscard]] void* try_allocate_peer(int peer, std::size_t bytes);
+  /// Gives a neighbour's memory back; runs what is queued before.
+  void deallocate_peer(int peer, void* pointer) noexcept;
   /// Bytes of device memory, free and in all.
   [[nodiscard]] memory_info memory() const {
     return {model_.device_bytes - device_used_, model_.device_bytes};
@@ -228,10 +235,12 @@ class virtual_device {
   std::unique_ptr<detail::simulation> sim_;
   blocks device_blocks_;
   blocks host_blocks_;
+  blocks peer_blocks_;
   std::vector<void*> late_;  // given back while an exception unwound, perhaps still in use
   int exceptions_ = std::uncaught_exceptions();
   std::size_t device_used_ = 0;
   std::size_t host_used_ = 0;
+  std::size_t peer_used_ = 0;
   std::size_t device_peak_ = 0;
   std::uint64_t keys_ = 0;
   bool logs_ = false;
@@ -239,7 +248,8 @@ class virtual_device {
   unsigned left_out_ = 0;
 };
 
-static_assert(capturing_device<virtual_device> && filling_device<virtual_device>);
+static_assert(capturing_device<virtual_device> && filling_device<virtual_device> &&
+              peer_device<virtual_device>);
 
 }  // namespace tidepool
 

@@ -3,7 +3,7 @@
 
 #include "tidepool/engine/engine.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 template <device Device>
 void engine<Device>::restore(chunk_state& chunk, module_id module, int layer, lane_id lane,

@@ -7,7 +7,7 @@
 
 #include "tidepool/engine/engine.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 // A graph knows addresses, not handles. Three rules follow:
 //
@@ -22,9 +22,9 @@ template <device Device>
 memory_layout engine<Device>::layout(bool reloads) const {
   memory_layout result;
   store_.for_each([&](const storage& store) {
-    const bool again = store.handles == 0 && store.on_host;
+    const bool again = store.handles == 0 && store.copy;
     result.push_back({store.number, again && !reloads ? nullptr : store.on_device.data,
-                      store.on_host.data, store.bytes, !store.captured});
+                      store.copy.data, store.bytes, !store.captured});
   });
   std::ranges::sort(result, {}, &storage_place::number);
   return result;
@@ -63,7 +63,7 @@ void engine<Device>::begin_capture(lane_id origin) {
   if (!same) layout_before_ = std::move(before);
   dev_->begin_capture(store_.order().stream(origin));
   try {
-    store_.order().begin_capture(origin, {store_.offload_lane(), store_.reload_lane()});
+    store_.order().begin_capture(origin, store_.copy_lanes());
   } catch (...) {
     abandon_capture(origin);
     throw;
@@ -74,7 +74,7 @@ template <device Device>
 auto engine<Device>::end_capture(lane_id origin) -> device_graph {
   auto& order = store_.order();
   try {
-    order.join_back(origin, {store_.offload_lane(), store_.reload_lane()});
+    order.join_back(origin, store_.copy_lanes());
   } catch (...) {
     abandon_capture(origin);
     throw;
@@ -145,7 +145,7 @@ template <device Device>
 void engine<Device>::drop_orphans(bool nothing_ran) noexcept {
   for (auto* store : std::exchange(orphans_, {})) {
     store->of_graph = !nothing_ran;
-    forget_handle(*store, store_.offload_lane());
+    forget_handle(*store, store_.offload_lane(store->place));
   }
 }
 

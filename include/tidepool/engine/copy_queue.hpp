@@ -1,4 +1,4 @@
-// Copies between device and host, issued together.
+// Copies between the device and a place, issued together.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 #include "tidepool/device/device.hpp"
 #include "tidepool/engine/storage.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 template <device Device>
 class copy_queue {
@@ -23,12 +23,12 @@ class copy_queue {
     batch_.push_back({target, source, bytes});
   }
 
-  // A rectangle becomes dense on the host: by a copy of its own, issued at once.
-  void add_to_host(void* target, const void* whole, const rectangle& from, stream_ref stream) {
+  // A rectangle becomes dense where it goes: by a copy of its own, issued at once.
+  void add_out(void* target, const void* whole, const rectangle& from, copy_direction direction,
+               stream_ref stream) {
     const auto* data = static_cast<const std::byte*>(whole) + from.offset;
     if (from.rows == 1) return add(target, data, from.width);
-    dev_->copy(target, data, {from.width, from.rows, from.pitch, from.width},
-               copy_direction::device_to_host, stream);
+    dev_->copy(target, data, {from.width, from.rows, from.pitch, from.width}, direction, stream);
   }
 
   // Many small copies as one, large ones in pieces.

@@ -35,7 +35,7 @@
 #include "tidepool/trace/counters.hpp"
 #include "tidepool/trace/nvtx.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 // By hand everything leaves, and its handles stay full; `or_discard` offers to compute it again.
 enum class commit_kind : std::uint8_t { plain, by_hand, or_discard };
@@ -118,8 +118,7 @@ class engine : public storage_owner {
 
   // The offloader is gone; what handles still hold is freed with the last of them.
   void close() noexcept { closed_ = true; }
-  // An exception destroys it: work that the device would run in the process may point into frames
-  // that are gone.
+  // An exception destroys it: queued work may point into frames that are gone.
   void drop_work() noexcept;
 
   // ---- waits for other ranks, as a step that is being recorded knows them ----
@@ -199,8 +198,7 @@ class engine : public storage_owner {
   // Frees the memory of `tensors` behind what `lane` has been given, and remembers their sizes.
   void discard(chunk_state& chunk, std::size_t what, int layer, lane_id lane,
                std::span<buffer<Device>* const> tensors);
-  // Gives them memory again; false where there is nothing to do. `end_recompute` when it is filled,
-  // `give_up` when that failed.
+  // Gives them memory again; false for none. `end_recompute` when filled, `give_up` if that failed.
   [[nodiscard]] bool begin_recompute(chunk_state& chunk, std::size_t what, int layer,
                                      stream_ref stream, std::span<buffer<Device>* const> tensors);
   void end_recompute(chunk_state& chunk, std::size_t what, int layer) noexcept;
@@ -316,6 +314,7 @@ class engine : public storage_owner {
   };
   void collect(chunk_state& chunk, group& into, std::span<handle* const> handles, plan::action what,
                bool choose, tally& seen);
+  [[nodiscard]] bool place_copy(chunk_state& chunk, group& into, storage& store);
   [[nodiscard]] static std::size_t elements_of(const storage& whole, std::size_t bytes);
   [[nodiscard]] bool leaves(const handle& candidate, tally& seen) const;
   [[nodiscard]] storage& saved_as(const handle& given);
@@ -363,6 +362,7 @@ class engine : public storage_owner {
   void take_back_lent(chunk_state& chunk, std::uint32_t index, lane_id lane,
                       std::span<handle* const> handles) noexcept;
   [[nodiscard]] bool try_reload(chunk_state& chunk, std::uint32_t index);
+  void bring(chunk_state& chunk, const group& which, place_kind from);
   void require_reload(chunk_state& chunk, std::uint32_t index);
   void reload_ahead();
   // A view of which a dense copy was made, but which was never released.
@@ -416,8 +416,8 @@ class engine : public storage_owner {
                                      int layer, const std::string& why) const;
   [[noreturn]] void refuse_count(const chunk_state& chunk, const group& which,
                                  std::size_t given) const;
-  [[noreturn]] void throw_out_of_host(const chunk_state& chunk, const group& which,
-                                      std::size_t bytes) const;
+  [[noreturn]] void throw_out_of_places(const chunk_state& chunk, const group& which,
+                                        std::size_t bytes) const;
   [[noreturn]] static void throw_layout(const memory_layout& wanted, const memory_layout& found);
   [[noreturn]] void throw_mixed_capture();
   [[noreturn]] void throw_still_open() const;

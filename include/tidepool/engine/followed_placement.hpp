@@ -8,7 +8,7 @@
 
 #include "tidepool/core/placement.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 // Storages are known by the number of their allocation in the step. Where a step allocates
 // otherwise than the one that was planned, the nearest of as many bytes is taken for the one that

@@ -3,7 +3,7 @@
 
 #include "tidepool/engine/engine.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 template <device Device>
 auto engine<Device>::begin(const chunk_info& info) -> chunk_state& {
@@ -96,6 +96,7 @@ void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, lan
   auto& which = chunk.add(module, layer);
   which.offered = decided.offered;
   if (forgotten_.any()) which.awaited = !forgotten_.has(chunk.ordinal(), chunk.group_count() - 1);
+  which.place = opts_.places.front();
   which.lane = lane;
   which.position = store_.order().next(lane);
   const bool by_hand = how == commit_kind::by_hand;
@@ -136,7 +137,7 @@ void engine<Device>::transfer(chunk_state& chunk, group& which, lane_id lane,
       cap(which.module, lane, done, which.bytes);
     }
   } catch (...) {
-    store_.settle(store_.offload_lane());
+    store_.settle(store_.offload_lane(which.place));
     undo(chunk);
     throw;
   }
@@ -153,6 +154,7 @@ void engine<Device>::count_commit(const group& which, const tally& seen, bool st
   if (which.bytes == 0) return;
   ++count.groups_offloaded;
   count.bytes_offloaded += which.bytes;
+  store_.count_offload(which.place, which.bytes);
   store_.note_group(which.bytes);
 }
 

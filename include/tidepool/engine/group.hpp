@@ -11,10 +11,11 @@
 #include <utility>
 #include <vector>
 
+#include "tidepool/device/device.hpp"
 #include "tidepool/engine/storage.hpp"
 #include "tidepool/module.hpp"
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 /// Which forward pass a chunk stands for.
 struct chunk_info {
@@ -52,6 +53,7 @@ struct group {
   group_state state = group_state::away;
   bool offered = false;  // backward could compute it again
   bool awaited = true;   // by a restore; one that is forgotten each step is not reloaded ahead
+  place_kind place{};    // to which what it saves first is offloaded
   lane_id lane{};        // that committed it
   int layer = -1;
   std::uint32_t first = 0;  // of its arguments in the chunk's list

@@ -8,7 +8,7 @@
 
 #include "tidepool/engine/engine.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 // `names` are the modules by id; `enabled` those that leave.
 template <device Device>
@@ -39,7 +39,10 @@ engine<Device>::engine(Device& dev, const options& opts, std::vector<std::string
   }
   if constexpr (order_checking_device<Device>) {
     const auto& order = store_.order();
-    dev.name_copy_streams(order.stream(store_.offload_lane()), order.stream(store_.reload_lane()));
+    const auto& own = store_.copy_lanes();
+    for (std::size_t i = 0; i < own.size(); i += 2) {
+      dev.name_copy_streams(order.stream(own[i]), order.stream(own[i + 1]), i > 0);
+    }
   }
   without_a_plan();
 }

@@ -3,7 +3,7 @@
 
 #include "tidepool/engine/engine.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 template <device Device>
 buffer<Device> engine<Device>::allocate(std::size_t bytes, std::size_t elements, stream_ref stream,
@@ -99,7 +99,8 @@ void engine<Device>::forget_handle(storage& store, lane_id lane) {
       store_.displace(store, store.last_use, lane);
       store_.destroy(store);
     } else if (!store.wanted) {
-      store_.displace(store, store.last_use, store.discarded ? lane : store_.offload_lane());
+      store_.displace(store, store.last_use,
+                      store.discarded ? lane : store_.offload_lane(store.place));
     } else {
       store.idle = idle_.push_back(&store);
     }
@@ -115,18 +116,18 @@ template <device Device>
   if (!recorder_->drop(store.recorded, store_.order().stream(lane))) shapes_vary_ = true;
 }
 
-// One group less that saved it; its host copy goes with the last.
+// One group less that saved it; its copy goes with the last.
 template <device Device>
 void engine<Device>::forget_save(storage& store) {
   if (--store.saves > 0) return;
   // A reload waited for the offload, so its ticket stands for both.
   const auto last_copy = store.reloaded.position > 0 ? store.reloaded : store.offloaded;
-  if (store.on_host) store_.displace_from_host(store, last_copy);
+  if (store.copy) store_.displace_copy(store, last_copy);
   if (store.handles > 0) return;
   forget_idle(store);
   if (store.on_device) {
     store.last_use.add(last_copy);
-    store_.displace(store, store.last_use, store_.reload_lane());
+    store_.displace(store, store.last_use, store_.reload_lane(store.place));
   }
   store_.destroy(store);
 }
@@ -151,7 +152,7 @@ void engine<Device>::forget_idle(storage& store) {
   if (slot != slot_list<storage*>::none) idle_.erase(slot);
 }
 
-// Its device memory is free again once its users and its reload are done; the host still has it.
+// Its device memory is free again once its users and its reload are done; its place still has it.
 template <device Device>
 void engine<Device>::take_back(storage& store, lane_id on) {
   fence after(store.last_use);
@@ -162,11 +163,10 @@ void engine<Device>::take_back(storage& store, lane_id on) {
 // Takes device memory back from what is on the device ahead of its use.
 template <device Device>
 bool engine<Device>::evict_one() {
-  const auto copies = store_.reload_lane();
   if (!idle_.empty()) {
     auto& store = *idle_[idle_.last()];
     forget_idle(store);
-    take_back(store, copies);
+    take_back(store, store_.reload_lane(store.place));
     ++counters_.evictions;
     return true;
   }
@@ -179,7 +179,7 @@ bool engine<Device>::evict_one() {
     auto* store = items[i].store;
     if (store == nullptr || !store->on_device || store->handles > 0) continue;
     forget_idle(*store);
-    take_back(*store, copies);
+    take_back(*store, store_.reload_lane(store->place));
   }
   reload_again(*last.chunk, last.index);
   ++counters_.evictions;
@@ -213,9 +213,11 @@ trace::counters engine<Device>::counters() const {
   result.borrowed_waiting = borrowed.waiting();
   result.borrowed_joins = borrowed.joins();
   result.budget_exceeded = store_.budget().exceeded();
-  result.host_allocations = store_.host_source().allocations();
-  result.host_reserved = store_.host_source().reserved();
-  result.host_peak = store_.host_peak();
+  for (const auto kind : opts_.places) result.places.push_back(store_.at(kind).counted());
+  const auto host = store_.at(place_kind::host).counted();
+  result.host_allocations = host.allocations;
+  result.host_reserved = host.reserved;
+  result.host_peak = host.peak;
   if constexpr (requires { dev_->host_memory_text(); }) {
     result.host_memory = dev_->host_memory_text();
   }

@@ -8,12 +8,12 @@
 #include <string>
 #include <vector>
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 struct storage_place {
   std::uint64_t number = 0;      // of the storage: addresses are reused, this is not
   const void* device = nullptr;  // null while away
-  const void* host = nullptr;    // null while no copy is there
+  const void* copy = nullptr;    // where it was offloaded to; null while there is none
   std::size_t bytes = 0;
   bool eager = false;  // made outside any capture
   friend bool operator==(const storage_place&, const storage_place&) = default;
@@ -34,7 +34,7 @@ using memory_layout = std::vector<storage_place>;
   return std::ranges::all_of(handles, [&](const storage_place& said) {
     const auto* found = place_of(said.number, truth);
     return found != nullptr && (said.device == nullptr || said.device == found->device) &&
-           (said.host == nullptr || said.host == found->host);
+           (said.copy == nullptr || said.copy == found->copy);
   });
 }
 

@@ -5,7 +5,7 @@
 
 #include "tidepool/engine/engine.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 // What becomes of a group: what the plan says, or the rule.
 template <device Device>
@@ -32,7 +32,7 @@ bool engine<Device>::takes_more_than_planned(std::span<handle* const> handles) {
   });
 }
 
-// Decides which arguments leave and finds them room on the host; copies nothing.
+// Decides which arguments leave and finds them room in a place; copies nothing.
 template <device Device>
 void engine<Device>::collect(chunk_state& chunk, group& into, std::span<handle* const> handles,
                              plan::action what, bool choose, tally& seen) {
@@ -66,7 +66,7 @@ void engine<Device>::collect(chunk_state& chunk, group& into, std::span<handle* 
                       "is given twice; give each handle once, or share() it");
     }
     auto& store = saved_as(*each);
-    const bool shared = static_cast<bool>(store.on_host);
+    const bool shared = static_cast<bool>(store.copy);
     ++store.saves;
     const bool dense = &store != each->store_;
     chunk.add_saved(into, {&store, dense ? each->part_.dense() : each->part_, !shared});
@@ -81,15 +81,37 @@ void engine<Device>::collect(chunk_state& chunk, group& into, std::span<handle* 
       ++seen.shared;
       continue;
     }
-    if (!store_.place_on_host(store)) {
-      throw_out_of_host(chunk, into, store.bytes);
-    }
+    if (!place_copy(chunk, into, store)) throw_out_of_places(chunk, into, store.bytes);
     store.wanted = false;
     store.offloaded = {};
     store.reloaded = {};
     into.bytes += store.bytes;
     ++seen.offloaded;
   }
+}
+
+// A block for one more storage of a group, where those before it are. Where there is none, all of
+// them move on to the next place that has room: nothing has been copied yet.
+template <device Device>
+bool engine<Device>::place_copy(chunk_state& chunk, group& into, storage& store) {
+  if (store_.place_copy(store, into.place)) return true;
+  const auto* const items = chunk.saved_of(into);
+  const auto all_moved = [&] {
+    for (std::uint32_t i = 0; i < into.count; ++i) {
+      if (!items[i].copies) continue;
+      auto& each = *items[i].store;
+      // Who is given it next joined its fence when this group was given it.
+      if (each.copy) store_.displace_copy(each, {});
+      if (!store_.place_copy(each, into.place)) return false;
+    }
+    return true;
+  };
+  auto next = std::find(opts_.places.begin(), opts_.places.end(), into.place);
+  while (++next != opts_.places.end()) {
+    into.place = *next;
+    if (all_moved()) return true;
+  }
+  return false;
 }
 
 template <device Device>
@@ -116,8 +138,8 @@ std::size_t engine<Device>::elements_of(const storage& whole, std::size_t bytes)
 template <device Device>
 detail::storage& engine<Device>::saved_as(const handle& given) {
   auto& whole = *given.store_;
-  if (whole.on_host || given.part_.bytes() == whole.bytes || given.whole_) return whole;
-  if (auto* part = store_.part_on_host(whole, given.part_)) return *part;
+  if (whole.copy || given.part_.bytes() == whole.bytes || given.whole_) return whole;
+  if (auto* part = store_.copied_part(whole, given.part_)) return *part;
   const auto bytes = given.part_.bytes();
   auto& part = store_.create(*this, bytes, elements_of(whole, bytes));
   part.part = given.part_;
@@ -153,7 +175,7 @@ ticket engine<Device>::offload(chunk_state& chunk, group& which, lane_id lane,
   auto done = ready;
   if (which.bytes > 0) {
     const auto range = ranges_.offload(static_cast<std::size_t>(which.module), which.layer);
-    const auto copies = store_.offload_lane();
+    const auto copies = store_.offload_lane(which.place);
     order.join(copies, ready, join_site::producer);
     const auto traced = store_.trace().begin(copies, order.stream(copies));
     for (std::size_t i = 0; i < which.count; ++i) {
@@ -164,7 +186,7 @@ ticket engine<Device>::offload(chunk_state& chunk, group& which, lane_id lane,
       store_.copy_out(store, source,
                       whole ? rectangle{0, store.bytes, 1, store.bytes} : handles[i]->part_);
     }
-    store_.issue_copies(copy_direction::device_to_host);
+    store_.issue_offloads(which.place);
     done = order.record(copies);
     store_.trace().end(traced, copies, order.stream(copies),
                        {trace::span_kind::offload, names_[static_cast<std::size_t>(which.module)],

@@ -12,7 +12,7 @@
 #include "tidepool/engine/room.hpp"
 #include "tidepool/plan/profile.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 // A chunk that has nothing to reload is looked at once, and again only when that may have changed:
 // the cost of a call does not grow with the number of those.

@@ -7,7 +7,7 @@
 #include "tidepool/engine/engine.hpp"
 #include "tidepool/plan/detail/one_offs.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 // Times differ from step to step.
 [[nodiscard]] inline bool same_shapes(const std::vector<plan::chunk_profile>& a,

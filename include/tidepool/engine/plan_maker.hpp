@@ -16,7 +16,7 @@
 #include "tidepool/plan/profile.hpp"
 #include "tidepool/plan/step_plan.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 template <device Device>
 class engine;

@@ -12,7 +12,7 @@
 #include "tidepool/plan/link.hpp"
 #include "tidepool/trace/summary.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 template <device Device>
 void plan_maker<Device>::after(stage over) {

@@ -6,7 +6,7 @@
 
 #include "tidepool/engine/engine.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 template <device Device>
 void engine<Device>::discard(chunk_state& chunk, std::size_t what, int layer, lane_id lane,

@@ -14,7 +14,7 @@
 #include "tidepool/device/device.hpp"
 #include "tidepool/plan/profile.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 // Ranks with a schedule of their own, or ranks that do the same at the same time.
 enum class waits_for : std::uint8_t { others, peers };

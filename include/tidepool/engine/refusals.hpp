@@ -10,7 +10,7 @@
 #include "tidepool/engine/engine.hpp"
 #include "tidepool/engine/shortage.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 template <device Device>
 [[gnu::cold]] void engine<Device>::refuse(const char* call, const chunk_state& chunk,
@@ -36,15 +36,27 @@ template <device Device>
 }
 
 template <device Device>
-[[gnu::cold]] void engine<Device>::throw_out_of_host(const chunk_state& chunk, const group& which,
-                                                     std::size_t bytes) const {
-  const auto& host = store_.host_source();
-  throw out_of_budget("commit of " + name_of_group(chunk, which.module, which.layer) +
-                          ": host_budget: " + std::to_string(bytes) + " bytes more do not fit; " +
-                          std::to_string(host.used()) + " of " + std::to_string(host.budget()) +
-                          " bytes are in use. Raise --host-budget, offload fewer modules, or lower"
-                          " --offload-fraction",
-                      bytes, host.budget());
+[[gnu::cold]] void engine<Device>::throw_out_of_places(const chunk_state& chunk, const group& which,
+                                                       std::size_t bytes) const {
+  std::string options;
+  std::string in_use;
+  std::string raise;
+  for (const auto kind : opts_.places) {
+    const auto& place = store_.at(kind);
+    const bool host = kind == place_kind::host;
+    const auto between = [&](std::string_view text) { return options.empty() ? "" : text; };
+    in_use += std::string(between(" and ")) + std::to_string(place.blocks->used()) + " of " +
+              std::to_string(place.blocks->budget()) + " bytes" + (host ? "" : " of " + place.name);
+    raise += std::string(between(" or ")) + (host ? "--host-budget" : "--peer-budget");
+    options += std::string(between(", ")) + (host ? "host_budget" : "peer_budget");
+  }
+  const bool host = std::ranges::find(opts_.places, place_kind::host) != opts_.places.end();
+  throw out_of_budget("commit of " + name_of_group(chunk, which.module, which.layer) + ": " +
+                          options + ": " + std::to_string(bytes) + " bytes more do not fit; " +
+                          in_use + " are in use. Raise " + raise +
+                          (host ? ", offload" : ", give --places=peer,host, offload") +
+                          " fewer modules, or lower --offload-fraction",
+                      bytes, store_.at(opts_.places.back()).blocks->budget());
 }
 
 // Of a step that follows its plan: what stays by it, and the chunks that wait for backward.

@@ -1,25 +1,27 @@
 // The engine's reloads: on demand and ahead of use.
 #pragma once
 
+#include <array>
+
 #include "tidepool/engine/engine.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
-// Starts the copies of one group; false when there is no device memory for it now.
+// Starts the copies of one group; false when there is no device memory for it now. What other
+// groups saved before it may be in other places than the rest: each comes back over its own link.
 template <device Device>
 bool engine<Device>::try_reload(chunk_state& chunk, std::uint32_t index) {
   auto& which = chunk.at(index);
   auto* items = chunk.saved_of(which);
-  auto& order = store_.order();
-  const auto copies = store_.reload_lane();
   const auto range = ranges_.reload(static_cast<std::size_t>(which.module), which.layer);
   [[maybe_unused]] const group_subject<Device> subject{*this, chunk, which.module, which.layer};
   std::size_t bytes = 0;
   std::uint32_t placed = 0;
+  std::array<bool, place_kinds> from{};  // by kind of place
   const auto take_back = [&](const fence& after) {
     for (std::uint32_t i = 0; i < placed; ++i) {
       if (!std::exchange(items[i].copies_back, false)) continue;
-      store_.displace(*items[i].store, after, copies);
+      store_.displace(*items[i].store, after, store_.reload_lane(items[i].store->place));
     }
   };
   try {
@@ -30,31 +32,23 @@ bool engine<Device>::try_reload(chunk_state& chunk, std::uint32_t index) {
       if (!items[placed].copies_back) continue;
       // Joined first: whatever else left before it is then known to be over, and its memory free.
       store_.await_offload(*store);
-      if (!place_again(*store, copies)) {
-        if (bytes > 0) take_back(order.record(copies));
+      if (!place_again(*store, store_.reload_lane(store->place))) {
+        if (bytes > 0) take_back(store_.record_reloads(from));
         return false;
       }
+      from[static_cast<std::size_t>(store->place)] = true;
       bytes += store->bytes;
     }
     which.state = group_state::arriving;
     if (bytes == 0) return true;
-
-    const auto traced = store_.trace().begin(copies, order.stream(copies));
-    for (std::uint32_t i = 0; i < which.count; ++i) {
-      if (items[i].copies_back) store_.copy_in(*items[i].store);
+    for (std::size_t k = 0; k < place_kinds; ++k) {
+      if (from[k]) bring(chunk, which, static_cast<place_kind>(k));
     }
-    store_.issue_copies(copy_direction::host_to_device);
-    const auto done = order.record(copies);
-    auto& count = counters_.modules[static_cast<std::size_t>(which.module)];
-    store_.trace().end(
-        traced, copies, order.stream(copies),
-        {trace::span_kind::reload, count.name, which.layer, chunk.info().microbatch, bytes});
-    count.bytes_reloaded += bytes;
-    for (std::uint32_t i = 0; i < which.count; ++i) {
-      if (items[i].copies_back) items[i].store->reloaded = done;
-    }
+    counters_.modules[static_cast<std::size_t>(which.module)].bytes_reloaded += bytes;
   } catch (...) {
-    store_.settle(copies);
+    for (std::size_t k = 0; k < place_kinds; ++k) {
+      if (from[k]) store_.settle(store_.reload_lane(static_cast<place_kind>(k)));
+    }
     which.state = group_state::away;
     take_back({});
     throw;
@@ -63,6 +57,33 @@ bool engine<Device>::try_reload(chunk_state& chunk, std::uint32_t index) {
   which.ahead = ahead_.push_back({&chunk, index, bytes});
   ahead_bytes_ += bytes;
   return true;
+}
+
+// The copies of a group out of one place.
+template <device Device>
+void engine<Device>::bring(chunk_state& chunk, const group& which, place_kind from) {
+  auto* items = chunk.saved_of(which);
+  auto& order = store_.order();
+  const auto copies = store_.reload_lane(from);
+  const auto out_of_it = [&](const saved& item) {
+    return item.copies_back && item.store->place == from;
+  };
+  const auto traced = store_.trace().begin(copies, order.stream(copies));
+  std::size_t bytes = 0;
+  for (std::uint32_t i = 0; i < which.count; ++i) {
+    if (!out_of_it(items[i])) continue;
+    store_.copy_in(*items[i].store);
+    bytes += items[i].store->bytes;
+  }
+  store_.issue_reloads(from);
+  const auto done = order.record(copies);
+  store_.trace().end(traced, copies, order.stream(copies),
+                     {trace::span_kind::reload, names_[static_cast<std::size_t>(which.module)],
+                      which.layer, chunk.info().microbatch, bytes});
+  store_.count_reload(from, bytes);
+  for (std::uint32_t i = 0; i < which.count; ++i) {
+    if (out_of_it(items[i])) items[i].store->reloaded = done;
+  }
 }
 
 template <device Device>

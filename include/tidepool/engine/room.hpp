@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 // At least doubles what is not enough: `reserve` alone would copy a growing list every time.
 template <class List>

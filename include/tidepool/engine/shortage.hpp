@@ -13,7 +13,7 @@
 #include "tidepool/memory/pool.hpp"
 #include "tidepool/options.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 // What the source of the memory and the engine know of a request that failed.
 struct shortage {

@@ -6,7 +6,7 @@
 
 #include "tidepool/rules/growth.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 // The first step under a plan from elsewhere counts as a warm-up. With `policy_kind::automatic` the
 // first step and some later ones are recorded, and the caller settles what stays: before the timed

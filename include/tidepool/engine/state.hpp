@@ -4,7 +4,7 @@
 
 #include "tidepool/engine/engine.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 template <device Device>
 auto engine<Device>::make_state(std::size_t bytes, std::string_view name) -> storage& {
@@ -13,8 +13,8 @@ auto engine<Device>::make_state(std::size_t bytes, std::string_view name) -> sto
   settle();
   auto& store = store_.create(*this, bytes, bytes);
   try {
-    if (!store_.place_on_host(store)) {
-      const auto& host = store_.host_source();
+    if (!store_.place_copy(store, place_kind::host)) {
+      const auto& host = *store_.at(place_kind::host).blocks;
       throw out_of_budget(subject + ": host_budget: " + std::to_string(bytes) +
                               " bytes more do not fit; " + std::to_string(host.used()) + " of " +
                               std::to_string(host.budget()) +
@@ -45,7 +45,8 @@ buffer<Device> engine<Device>::create_state(storage& store, std::string_view nam
   require_away(store, "create", name);
   const auto lane = lane_of(stream);
   forget_idle(store);
-  if (store.on_device) take_back(store, store_.reload_lane());  // fetched ahead and never used
+  if (store.on_device)
+    take_back(store, store_.reload_lane(place_kind::host));  // fetched ahead and never used
   place_or_throw(store, lane, "create");
   return {share(store), lane};
 }
@@ -53,14 +54,14 @@ buffer<Device> engine<Device>::create_state(storage& store, std::string_view nam
 // Starts the copy in; false when there is no device memory for it.
 template <device Device>
 bool engine<Device>::bring_state(storage& store, std::string_view name) {
-  const auto copies = store_.reload_lane();
+  const auto copies = store_.reload_lane(place_kind::host);
   auto& order = store_.order();
   store_.await_offload(store);
   if (!store_.place(store, copies)) return false;
   try {
     const auto traced = store_.trace().begin(copies, order.stream(copies));
     store_.copy_in(store);
-    store_.issue_copies(copy_direction::host_to_device);
+    store_.issue_reloads(place_kind::host);
     store.reloaded = order.record(copies);
     store_.trace().end(traced, copies, order.stream(copies),
                        {trace::span_kind::reload, name, -1, -1, store.bytes});
@@ -99,7 +100,7 @@ buffer<Device> engine<Device>::fetch_state(storage& store, std::string_view name
     store_.order().join(lane, store.reloaded, join_site::consumer);
   } catch (...) {  // what was fetched ahead may stay so
     if (!was_there) {
-      take_back(store, store_.reload_lane());
+      take_back(store, store_.reload_lane(place_kind::host));
       counters_.state_fetched -= store.bytes;
     }
     throw;
@@ -117,7 +118,7 @@ void engine<Device>::write_state(storage& store, std::string_view name, buffer<D
                        ": this is not the buffer that its create or fetch returned");
   }
   const auto lane = lane_of(stream);
-  const auto copies = store_.offload_lane();
+  const auto copies = store_.offload_lane(place_kind::host);
   auto& order = store_.order();
   if (order.capturing() &&
       !store.written) {  // a capture that fails would leave it without contents
@@ -133,7 +134,7 @@ void engine<Device>::write_state(storage& store, std::string_view name, buffer<D
     const auto traced = store_.trace().begin(copies, order.stream(copies));
     copying = !order.capturing();
     store_.copy_out(store, store, {0, store.bytes, 1, store.bytes});
-    store_.issue_copies(copy_direction::device_to_host);
+    store_.issue_offloads(place_kind::host);
     store.offloaded = order.record(copies);
     store_.trace().end(traced, copies, order.stream(copies),
                        {trace::span_kind::offload, name, -1, -1, store.bytes});

@@ -6,8 +6,9 @@
 
 #include "tidepool/core/block.hpp"
 #include "tidepool/core/fence.hpp"
+#include "tidepool/options.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 // What a storage belongs to: an `engine` of some device.
 struct storage_owner {};
@@ -52,8 +53,9 @@ struct storage {
   std::uint32_t planned = 0xFFFFFFFF;   // and in the one that the plan was made for
   bool borrowed = false;                // its device memory is somebody else's
   block on_device;                      // empty while away
-  block on_host;                        // empty while no copy is there
-  ticket offloaded;                     // the copy to the host
+  block copy;                           // in its place; empty while there is none
+  place_kind place{};                   // where the latest copy went
+  ticket offloaded;                     // the copy to its place
   ticket reloaded;                      // the last copy back
   fence last_use;                       // of handles that are gone
   lane_id handed_to{};                  // the lane that was last made to wait for the memory

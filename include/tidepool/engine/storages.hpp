@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -15,26 +16,27 @@
 #include "tidepool/device/allocators.hpp"
 #include "tidepool/engine/copy_queue.hpp"
 #include "tidepool/engine/filling.hpp"
+#include "tidepool/engine/offload_place.hpp"
 #include "tidepool/engine/room.hpp"
+#include "tidepool/engine/sources.hpp"
 #include "tidepool/engine/storage.hpp"
 #include "tidepool/engine/watched_owner.hpp"
 #include "tidepool/error.hpp"
-#include "tidepool/memory/arena.hpp"
 #include "tidepool/memory/borrowed.hpp"
 #include "tidepool/memory/lanes.hpp"
 #include "tidepool/memory/pinned.hpp"
-#include "tidepool/memory/pool.hpp"
-#include "tidepool/memory/slots.hpp"
 #include "tidepool/memory/soft_budget.hpp"
 #include "tidepool/memory/tracer.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
-// Owns all storages of an offloader, its two copy streams and its memory.
+// Owns all storages of an offloader, its copy streams and its memory.
 //
-// The joins (those around a capture are in lanes.hpp):
+// The joins (those around a capture are in lanes.hpp); offload and reload stream are those of the
+// place that a storage is offloaded to:
 //   producer      offload stream  waits for the stream that commits
 //   host_reuse    offload stream  waits for the reload that last read the host block
+//   peer_reuse    the same        of a neighbour's block
 //   own_offload   reload stream   waits for the offload of the same storage
 //   device_reuse  compute stream  waits for the last user of the device block it is given
 //   reload_reuse  reload stream   does the same
@@ -55,16 +57,12 @@ class storages {
         trace_(dev),
         order_(dev, trace_),
         filling_(dev, order_, opts.poison),
-        offload_stream_(dev.make_stream()),
-        reload_stream_(dev.make_stream()),
-        offload_(order_.of(offload_stream_.ref())),
-        reload_(order_.of(reload_stream_.ref())),
+        host_(places_[0].emplace(dev, order_)),
         device_pages_(dev),
         borrowed_(order_),
         given_(given != nullptr),
-        device_(given != nullptr ? std::move(given) : make_source(opts)),
-        host_pages_(dev, host_kind_of(dev, opts)),
-        host_(host_pages_, order_, {opts.host_step, host_budget(opts), rounding::none}),
+        device_(given != nullptr ? std::move(given)
+                                 : make_device_source(device_pages_, order_, opts)),
         copies_(dev, opts.copy_piece),
         budget_(opts.device_budget.value_or(0)),
         slack_(opts.borrowed_slack),
@@ -72,7 +70,13 @@ class storages {
             // One more than the cap, but for caps so large that one more is none.
             std::min(most_flying_groups - 1, opts.max_inflight.value_or(most_flying_groups)) + 1),
         flying_floor_(opts.max_inflight_bytes.value_or(0)) {
-    host_.allow_in_flight(opts.host_step);
+    host_.open(make_host_pages(dev, opts), order_,
+               {opts.host_step, host_budget(opts), rounding::none});
+    for (const auto kind : opts.places) open(kind, opts);
+    for (const auto& each : places_) {
+      if (each) lanes_.insert(lanes_.end(), {each->offload, each->reload});
+    }
+    order_.own_all();
     if (slack_) borrowed_.set_slack(*slack_);
     device_->attach(order_, borrowed_);
     gives_back_ = device_->gives_back();
@@ -80,9 +84,8 @@ class storages {
   storages(const storages&) = delete;
   storages& operator=(const storages&) = delete;
   ~storages() {
-    // Pinned memory must not go while a copy uses it.
-    settle(offload_);
-    settle(reload_);
+    // Memory of a place must not go while a copy uses it.
+    for (const auto lane : lanes_) settle(lane);
     if (borrowed_.held() > 0) borrowed_.give_back(0);
     if (borrowed_.held() == 0) return;
     try {  // handles that outlived their offloader had it, or a join was refused
@@ -103,19 +106,22 @@ class storages {
 
   [[nodiscard]] lanes<Device>& order() { return order_; }
   [[nodiscard]] tracer<Device>& trace() { return trace_; }
-  [[nodiscard]] lane_id offload_lane() const { return offload_; }
-  [[nodiscard]] lane_id reload_lane() const { return reload_; }
+  [[nodiscard]] lane_id offload_lane(place_kind to) const { return at(to).offload; }
+  [[nodiscard]] lane_id reload_lane(place_kind from) const { return at(from).reload; }
+  // Those of every place; the host's come first.
+  [[nodiscard]] const std::vector<lane_id>& copy_lanes() const { return lanes_; }
   [[nodiscard]] bool has_given_memory() const { return given_; }
   [[nodiscard]] block_source& device_source() { return *device_; }
   [[nodiscard]] const block_source& device_source() const { return *device_; }
   [[nodiscard]] borrowed_memory& borrowed() { return borrowed_; }
   [[nodiscard]] const borrowed_memory& borrowed() const { return borrowed_; }
-  [[nodiscard]] const pool& host_source() const { return host_; }
+  [[nodiscard]] const offload_place<Device>& at(place_kind which) const {
+    return *places_[static_cast<std::size_t>(which)];
+  }
   [[nodiscard]] std::size_t live() const { return live_; }
   [[nodiscard]] std::size_t live_peak() const { return live_peak_; }
   [[nodiscard]] std::size_t live_peak_without() const { return live_peak_without_; }
   [[nodiscard]] std::size_t live_without() const { return live_ + away_; }
-  [[nodiscard]] std::size_t host_peak() const { return host_peak_; }
 
   // Calls `visit` with every storage in use.
   template <class Visit>
@@ -147,7 +153,7 @@ class storages {
     fence ready;
     if (!take(store, waiter, offset, ready)) return false;
     const auto site = gives_back_ && store.source == nullptr ? join_site::borrow
-                      : waiter == reload_                    ? join_site::reload_reuse
+                      : waiter == reload_lane(store.place)   ? join_site::reload_reuse
                                                              : join_site::device_reuse;
     try {
       if (order_.join(waiter, ready, site)) ++waits_;
@@ -160,7 +166,7 @@ class storages {
       throw;
     }
     live_ += store.bytes;
-    if (store.on_host || store.discarded) away_ -= store.bytes;
+    if (store.copy || store.discarded) away_ -= store.bytes;
     note_taken(store, waiter);
     return true;
   }
@@ -204,7 +210,7 @@ class storages {
     }
     store.on_device = {};
     live_ -= store.bytes;
-    if (store.on_host || store.discarded) away_ += store.bytes;
+    if (store.copy || store.discarded) away_ += store.bytes;
     trace_.level(on, order_.stream(on), 0, store.bytes, live_ + away_);
   }
 
@@ -212,59 +218,78 @@ class storages {
   void lose(storage& store) noexcept {
     store.on_device = {};
     store.borrowed = false;
-    if (store.on_host || store.discarded) away_ += store.bytes;
+    if (store.copy || store.discarded) away_ += store.bytes;
   }
 
-  // Gives `store` a place on the host; false when the budget is spent.
-  [[nodiscard]] bool place_on_host(storage& store) {
+  // Gives `store` a block of a place to be copied to; false when there is none.
+  [[nodiscard]] bool place_copy(storage& store, place_kind where) {
+    auto& to = *places_[static_cast<std::size_t>(where)];
     fence ready;
     if (store.origin != 0) parts_.make_room();
-    if (!host_.take(store.bytes, offload_, store.on_host, ready)) return false;
+    if (!to.blocks->take(store.bytes, to.offload, store.copy, ready)) return false;
     // Made now, so that nobody has to remember the fence: what is issued on the stream from here on
     // waits, and only the copy into this block is.
     try {
-      order_.join(offload_, ready, join_site::host_reuse);
+      order_.join(to.offload, ready, to.reuse);
     } catch (...) {
-      host_.release(store.on_host, ready);
-      store.on_host = {};
+      to.blocks->release(store.copy, ready);
+      store.copy = {};
       throw;
     }
+    store.place = where;
     if (store.origin != 0) parts_.insert(store);
     if (!store.on_device) away_ += store.bytes;
-    host_peak_ = std::max(host_peak_, host_.used());
+    to.peak = std::max(to.peak, to.blocks->used());
     return true;
   }
 
-  void displace_from_host(storage& store, const ticket& after) {
+  void displace_copy(storage& store, const ticket& after) {
     if (!store.on_device) away_ -= store.bytes;
     if (store.origin != 0) parts_.erase(store);
-    host_.release(store.on_host, after);
-    store.on_host = {};
+    places_[static_cast<std::size_t>(store.place)]->blocks->release(store.copy, after);
+    store.copy = {};
   }
 
-  // The dense copy of a rectangle that is on the host, or null.
-  [[nodiscard]] storage* part_on_host(const storage& whole, const rectangle& part) const {
+  // The dense copy of a rectangle that was offloaded, or null.
+  [[nodiscard]] storage* copied_part(const storage& whole, const rectangle& part) const {
     return parts_.find(whole.number, part);
   }
 
-  // Makes the reload stream wait until the host block of `store` may be read.
+  // Makes the reload stream wait until the copy of `store` may be read.
   void await_offload(const storage& store) {
-    order_.join(reload_, store.offloaded, join_site::own_offload);
+    order_.join(reload_lane(store.place), store.offloaded, join_site::own_offload);
   }
 
-  // Queues a copy of `from` (a rectangle of `source`) into the host block of `store`.
+  // Queues a copy of `from` (a rectangle of `source`) into the block of `store` in its place.
   void copy_out(const storage& store, const storage& source, const rectangle& from) {
-    copies_.add_to_host(store.on_host.data, source.on_device.data, from, offload_stream_.ref());
+    const auto& to = at(store.place);
+    copies_.add_out(store.copy.data, source.on_device.data, from, to.out, to.out_stream.ref());
   }
 
-  // Queues a copy of the host block back.
+  // Queues a copy back.
   void copy_in(const storage& store) {
-    copies_.add(store.on_device.data, store.on_host.data, store.bytes);
+    copies_.add(store.on_device.data, store.copy.data, store.bytes);
   }
 
-  void issue_copies(copy_direction direction) {
-    copies_.issue(direction, direction == copy_direction::device_to_host ? offload_stream_.ref()
-                                                                         : reload_stream_.ref());
+  // Issues what was queued; all of it goes to, or comes from, one place.
+  void issue_offloads(place_kind to) { copies_.issue(at(to).out, at(to).out_stream.ref()); }
+  void issue_reloads(place_kind from) { copies_.issue(at(from).in, at(from).in_stream.ref()); }
+
+  // Behind all that the reload streams of these places, by kind, have been given.
+  [[nodiscard]] fence record_reloads(const std::array<bool, place_kinds>& from) {
+    fence after;
+    for (std::size_t k = 0; k < place_kinds; ++k) {
+      if (from[k]) after.add(order_.record(places_[k]->reload));
+    }
+    return after;
+  }
+
+  // What has been copied, for the counters.
+  void count_offload(place_kind to, std::size_t bytes) {
+    places_[static_cast<std::size_t>(to)]->bytes_offloaded += bytes;
+  }
+  void count_reload(place_kind from, std::size_t bytes) {
+    places_[static_cast<std::size_t>(from)]->bytes_reloaded += bytes;
   }
 
   // How many storages have gone so far.
@@ -324,28 +349,13 @@ class storages {
     return store.source == nullptr ? *device_ : *store.source;
   }
 
-  std::unique_ptr<block_source> make_source(const options& opts) {
-    switch (opts.memory) {
-      case memory_kind::arena:
-        return std::make_unique<arena>(device_pages_, order_, opts.device_budget.value_or(0));
-      case memory_kind::slots:
-        return std::make_unique<slots>(device_pages_, opts.slots);
-      case memory_kind::pool:
-        break;
-    }
-    return std::make_unique<pool>(device_pages_, order_,
-                                  pool_limits{opts.device_step, opts.device_budget.value_or(0)});
-  }
-
-  // Refused where the machine does not have it, with the reason.
-  static host_memory host_kind_of(Device& dev, const options& opts) {
-    if constexpr (requires { dev.why_not(opts.host_memory); }) {
-      if (const std::string reason = dev.why_not(opts.host_memory); !reason.empty()) {
-        throw option_error("tidepool: host_memory: this machine does not have the kind: " + reason +
-                           "; take --host-memory out, or give --host-memory=pinned");
-      }
-    }
-    return {opts.host_memory, opts.host_bind};
+  void open(place_kind which, const options& opts) {
+    if (which == place_kind::host) return;
+    auto& peer = places_[static_cast<std::size_t>(which)].emplace(*dev_, order_);
+    peer.open_peer(make_peer_pages(*dev_, opts), order_,
+                   {opts.host_step, opts.peer_budget.value_or(0), rounding::none},
+                   opts.peer_device);
+    trace_.name_copy_lanes({"offload", "reload", "offload peer", "reload peer"});
   }
 
   void note_taken(const storage& store, lane_id by) {
@@ -358,17 +368,14 @@ class storages {
   tracer<Device> trace_;
   lanes<Device> order_;
   filling<Device> filling_;
-  typename Device::stream offload_stream_;
-  typename Device::stream reload_stream_;
-  lane_id offload_;
-  lane_id reload_;
+  std::array<std::optional<offload_place<Device>>, place_kinds> places_;  // by kind
+  offload_place<Device>& host_;
+  std::vector<lane_id> lanes_;  // of the places
   device_allocator<Device> device_pages_;
   borrowed_memory borrowed_;
   bool given_;               // its device memory, by the trainer
   bool gives_back_ = false;  // and that goes back to an allocator
   std::unique_ptr<block_source> device_;
-  host_allocator<Device> host_pages_;
-  pool host_;
   std::deque<storage> nodes_;
   std::vector<storage*> spare_;
   part_index<storage> parts_;
@@ -382,7 +389,6 @@ class storages {
   std::size_t away_ = 0;  // bytes on the host alone, or to be computed again
   std::size_t live_peak_ = 0;
   std::size_t live_peak_without_ = 0;
-  std::size_t host_peak_ = 0;
   std::uint64_t waits_ = 0;
   std::uint64_t elsewhere_ = 0;  // than the plan wanted it
   std::uint64_t created_ = first_number();

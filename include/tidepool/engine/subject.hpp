@@ -5,7 +5,7 @@
 #include "tidepool/engine/group.hpp"
 #include "tidepool/options.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 template <device Device>
 class engine;

@@ -7,7 +7,7 @@
 
 #include "tidepool/engine/engine.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 template <device Device>
 void engine<Device>::start_trace(std::string title, stream_ref origin) {
@@ -27,7 +27,7 @@ trace::record engine<Device>::finish_trace() {
 // A pass begins and ends where the latest call on a compute stream was.
 template <device Device>
 void engine<Device>::trace_pass(const chunk_state& chunk, bool backward, bool begins) noexcept {
-  if (!tracing_ || index_of(last_lane_) < tracer<Device>::copy_lanes) return;
+  if (!tracing_ || store_.trace().copies(last_lane_)) return;
   store_.trace().pass(store_.order().stream(last_lane_), chunk.ordinal(), backward, begins,
                       chunk.info().microbatch, chunk.info().model_chunk);
 }

@@ -10,7 +10,7 @@
 #include "tidepool/memory/borrowed.hpp"
 #include "tidepool/memory/memory_owner.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 // Tells of borrowed memory when it goes back.
 template <order_checking_device Device>

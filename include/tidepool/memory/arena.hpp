@@ -7,7 +7,7 @@
 #include "tidepool/error.hpp"
 #include "tidepool/memory/ranges.hpp"
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 /// All device memory of saved tensors in one allocation of exactly the budget.
 ///

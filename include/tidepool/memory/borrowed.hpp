@@ -12,7 +12,7 @@
 #include "tidepool/core/clocks.hpp"
 #include "tidepool/memory/memory_owner.hpp"
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 /// What an offloader has borrowed: in use, or on its way back to owners who know streams and no
 /// fences.

@@ -6,7 +6,6 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -15,7 +14,7 @@
 #include "tidepool/error.hpp"
 #include "tidepool/memory/tracer.hpp"
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 namespace detail {
 template <device Device>
@@ -58,6 +57,8 @@ class lanes final : public clocks {
 
   /// The stream of a lane.
   [[nodiscard]] typename Device::stream_ref stream(lane_id lane) const { return at(lane).stream; }
+  /// Those that there are so far are an offloader's own.
+  void own_all() { own_ = count_; }
   /// The device whose streams they are.
   [[nodiscard]] Device& device() const { return *dev_; }
 
@@ -140,7 +141,7 @@ class lanes final : public clocks {
 
   /// The capture has begun on `origin`; `forks` take part in it from now on. Every position so far
   /// counts as joined by all, since a launch comes after all that was given to any lane.
-  void begin_capture(lane_id origin, std::initializer_list<lane_id> forks) {
+  void begin_capture(lane_id origin, const std::vector<lane_id>& forks) {
     capturing_ = bounded_ = true;
     assume_met();
     for (std::size_t i = 0; i < count_; ++i) before_capture_[i] = clocks_[i].recorded;
@@ -149,7 +150,7 @@ class lanes final : public clocks {
     for (const auto fork : forks) wait(fork, index_of(origin), start.position);
   }
   /// Joins `forks` back into `origin`; the capture is about to end.
-  void join_back(lane_id origin, std::initializer_list<lane_id> forks) {
+  void join_back(lane_id origin, const std::vector<lane_id>& forks) {
     if (left_out(join_site::join_back)) return;
     for (const auto fork : forks) wait(origin, index_of(fork), record(fork).position);
   }
@@ -226,9 +227,9 @@ class lanes final : public clocks {
 
   lane_id add(typename Device::stream_ref stream, std::uint64_t key) {
     if (count_ == max_lanes) {
-      throw misuse_error("an offloader serves at most " + std::to_string(max_lanes - 2) +
-                         " streams beside its own two; use fewer streams, or one offloader for each"
-                         " set of them");
+      throw misuse_error("an offloader serves at most " + std::to_string(max_lanes - own_) +
+                         " streams beside its own " + (own_ == 2 ? "two" : std::to_string(own_)) +
+                         "; use fewer streams, or one offloader for each set of them");
     }
     lane_state fresh{stream, key, {}};
     fresh.events.reserve(ring);
@@ -255,6 +256,7 @@ class lanes final : public clocks {
   Device* dev_;
   detail::tracer<Device>* trace_;
   std::array<lane_state, max_lanes> lanes_;
+  std::size_t own_ = 2;         // an offloader's, which come first
   bool bounded_ = false;        // there has been a capture
   positions before_capture_{};  // positions at the begin of the latest
   positions captured_{};        // and at its end

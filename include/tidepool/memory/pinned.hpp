@@ -13,7 +13,7 @@
 
 #include "tidepool/options.hpp"
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 namespace detail {
 

@@ -11,7 +11,7 @@
 #include "tidepool/core/block.hpp"
 #include "tidepool/memory/detail/range_survey.hpp"
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 /// Free and used ranges of one or more regions.
 ///

@@ -9,7 +9,7 @@
 
 #include "tidepool/memory/borrowed.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 // What could wait must not pass it, and what is needed now may, once `exceed` has said so. `keep`
 // takes that back.

@@ -12,7 +12,7 @@
 #include "tidepool/core/join_site.hpp"
 #include "tidepool/trace/record.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 // The copy that ended when a stall did. A GPU's events of two streams are some microseconds apart.
 [[nodiscard]] inline const trace::span* copy_behind(const trace::span& stall,

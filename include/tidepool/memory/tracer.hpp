@@ -13,7 +13,7 @@
 #include "tidepool/memory/stall_causes.hpp"
 #include "tidepool/trace/record.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 // What a span is about, besides its times.
 struct span_label {
@@ -28,11 +28,12 @@ template <device Device>
 class tracer {
  public:
   static constexpr std::size_t off = static_cast<std::size_t>(-1);
-  static constexpr std::size_t copy_lanes = 2;  // an offloader's own two come first
-
   explicit tracer(Device& dev) : dev_(&dev) {}
 
   [[nodiscard]] bool on() const { return on_; }
+  // An offloader's own lanes, which come first.
+  void name_copy_lanes(std::vector<std::string> names) { copy_lanes_ = std::move(names); }
+  [[nodiscard]] bool copies(lane_id lane) const { return index_of(lane) < copy_lanes_.size(); }
 
   // Blocks the host until the device is idle, so that all streams share one origin of time.
   void start(std::string title, std::size_t bytes_now, std::size_t without_now,
@@ -66,7 +67,7 @@ class tracer {
 
   void end_stall(std::size_t from, lane_id lane, typename Device::stream_ref stream,
                  join_site site) noexcept {
-    if (from == off || index_of(lane) < copy_lanes) return;
+    if (from == off || copies(lane)) return;
     try {
       add(from, lane, stream, {trace::span_kind::stall, name_of(site), -1, -1, 0});
     } catch (...) {  // a trace without this span; the wait is made
@@ -79,7 +80,7 @@ class tracer {
              std::size_t without) noexcept {
     if (!on_) return;
     try {
-      levels_.push_back({mark(stream), taken, given, without, index_of(lane) >= copy_lanes});
+      levels_.push_back({mark(stream), taken, given, without, !copies(lane)});
     } catch (...) {  // a curve without this step; memory is given back in destructors too
     }
   }
@@ -103,9 +104,9 @@ class tracer {
     trace::record result;
     result.title = title_;
     for (std::size_t lane = 0; lane < lane_count; ++lane) {
-      result.lanes.push_back(lane == 0   ? "offload"
-                             : lane == 1 ? "reload"
-                                         : "compute " + std::to_string(lane - copy_lanes));
+      const auto own = copy_lanes_.size();
+      result.lanes.push_back(lane < own ? copy_lanes_[lane]
+                                        : "compute " + std::to_string(lane - own));
     }
     for (auto& raw : spans_) {
       raw.span.start = time_of(raw.from);
@@ -218,7 +219,7 @@ class tracer {
     into.untraced.assign(into.lanes.size(), false);
     if constexpr (logs_kernels) {
       const auto kernels = dev_->take_kernels();
-      for (std::size_t lane = copy_lanes; lane < into.lanes.size(); ++lane) {
+      for (std::size_t lane = copy_lanes_.size(); lane < into.lanes.size(); ++lane) {
         std::vector<std::pair<double, double>> runs;
         for (const auto& run : kernels) {
           if (run.stream != stream_of(static_cast<lane_id>(lane)).index()) continue;
@@ -227,7 +228,7 @@ class tracer {
         add_unnamed_compute(into, lane, std::move(runs));
       }
     } else {
-      for (std::size_t lane = copy_lanes; lane < into.lanes.size(); ++lane) {
+      for (std::size_t lane = copy_lanes_.size(); lane < into.lanes.size(); ++lane) {
         into.untraced[lane] =
             std::none_of(into.spans.begin(), into.spans.end(), [&](const trace::span& each) {
               return each.lane == lane && each.kind == trace::span_kind::compute;
@@ -238,6 +239,7 @@ class tracer {
 
   Device* dev_;
   bool on_ = false;
+  std::vector<std::string> copy_lanes_{"offload", "reload"};
   std::string title_;
   std::size_t bytes_at_start_ = 0;
   std::size_t without_at_start_ = 0;

@@ -14,7 +14,7 @@
 #include "tidepool/plan/detail/trials.hpp"
 #include "tidepool/plan/planner.hpp"
 
-namespace tidepool::plan {
+namespace tidepool::inline v0_2_0::plan {
 
 namespace detail {
 

@@ -14,7 +14,7 @@
 #include "tidepool/plan/automatic.hpp"
 #include "tidepool/plan/follow.hpp"
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 namespace plan::detail {
 

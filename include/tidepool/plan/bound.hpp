@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -11,8 +12,9 @@
 #include <vector>
 
 #include "tidepool/plan/detail/layout.hpp"
+#include "tidepool/plan/detail/windows.hpp"
 
-namespace tidepool::plan {
+namespace tidepool::inline v0_2_0::plan {
 
 namespace detail {
 
@@ -166,8 +168,8 @@ class stretch_bound {
 
 }  // namespace detail
 
-/// A lower bound for a step under a budget, in microseconds, whichever groups leave and whenever;
-/// infinite when no plan fits.
+/// What the link alone makes of a step under a budget, in microseconds: a lower bound as if copies
+/// could use all of its time; infinite when no plan fits.
 ///
 /// Groups are cut into bytes that may leave one by one, from their commit to their restore, and a
 /// copy takes no memory on its way. At a call where H bytes are held and the budget is B, H - B are
@@ -183,8 +185,8 @@ class stretch_bound {
 /// stretches between which nothing is held. Waits for other ranks may hide as much as they last.
 /// Recomputing a byte costs at least what it costs in the
 /// cheapest group; the bound is the least over how many are.
-[[nodiscard]] inline double lower_bound(const detail::layout& map, const link_rates& rates,
-                                        std::size_t budget, bool may_recompute) {
+[[nodiscard]] inline double link_bound(const detail::layout& map, const link_rates& rates,
+                                       std::size_t budget, bool may_recompute) {
   double cheapest = -1;
   for (const auto& each : map.groups) {
     if (!may_recompute || each.recompute_us <= 0 || each.bytes == 0) continue;
@@ -214,6 +216,30 @@ class stretch_bound {
     any = any || each.kind == event_kind::commit;
   }
   return map.compute_us + std::max(0.0, extra - waits);
+}
+
+/// A lower bound for a step under a budget, in microseconds, whichever groups are kept, leave or
+/// are computed again, whenever, and how far ahead; infinite when no plan fits.
+///
+/// The larger of two. The one is `link_bound`. The other counts memory over time: bytes that leave
+/// take memory until they are copied and bytes that come back from then on, each direction and both
+/// together have their rates, and of what is above the budget at any moment all is away. That is a
+/// linear programme over stretches of time. Any prices of link and memory prove a bound of it
+/// (Lagrange), so nothing rests on how they were found: `window_search` takes, exactly, the best
+/// set of windows of time that do not overlap. In steady 1F1B of depth 2, with V bytes a microbatch
+/// and M of memory, a microbatch takes at least (2V - M) / rate.
+///
+/// What neither knows: a group leaves and comes back whole, its memory is taken until its copy is
+/// over, copies are made in the order of calls, and memory may be in pieces. What a recomputation
+/// reads is up to the trainer, here as in the simulator.
+[[nodiscard]] inline double lower_bound(const detail::layout& map, const link_rates& rates,
+                                        std::size_t budget, bool may_recompute) {
+  const auto by_link = link_bound(map, rates, budget, may_recompute);
+  if (budget == 0 || std::isinf(by_link)) return by_link;
+  const auto extra =
+      detail::window_extra_us(map, rates, static_cast<double>(budget), may_recompute);
+  // A sum of so many numbers is a little off.
+  return std::max(by_link, map.compute_us + extra - 1e-9 * (map.compute_us + extra));
 }
 
 }  // namespace tidepool::plan

@@ -14,7 +14,7 @@
 #include "tidepool/plan/profile.hpp"
 #include "tidepool/plan/step_plan.hpp"
 
-namespace tidepool::plan {
+namespace tidepool::inline v0_2_0::plan {
 
 /// A profile or a machine that contradicts itself, or a plan that is not for the profile.
 class profile_error : public error {

@@ -11,7 +11,7 @@
 #include "tidepool/core/text.hpp"
 #include "tidepool/error.hpp"
 
-namespace tidepool::plan {
+namespace tidepool::inline v0_2_0::plan {
 
 /// The modules of a layer that may leave, in forward order; one group each.
 inline constexpr std::array<std::string_view, 7> model_modules{

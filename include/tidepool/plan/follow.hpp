@@ -12,7 +12,7 @@
 #include "tidepool/plan/check.hpp"
 #include "tidepool/plan/step_plan.hpp"
 
-namespace tidepool::plan {
+namespace tidepool::inline v0_2_0::plan {
 
 /// `recorded`, what `made` was planned for, with the modules numbered as in `names`.
 ///

@@ -19,7 +19,7 @@
 #include "tidepool/plan/step_plan.hpp"
 #include "tidepool/trace/record.hpp"
 
-namespace tidepool::plan {
+namespace tidepool::inline v0_2_0::plan {
 
 /// A step as the engine would run it.
 struct forecast_result {
@@ -292,8 +292,8 @@ inline void warm_up(std::optional<rehearsal>& stage, const profile& step, const 
   opts.min_tensor_elements = 0;
   opts.host_budget = std::numeric_limits<std::size_t>::max() / 4;
   opts.host_memory = host_kind::automatic;
-  opts.local_ranks = 1;
-  opts.policy = policy_kind::megatron;  // nothing is recorded here
+  opts.places.assign(1, place_kind::host);  // over whose link a plan counts
+  opts.policy = policy_kind::megatron;      // nothing is recorded here
   opts.recompute_by_plan = true;
   opts.offload_layers.clear();
   try {

@@ -12,7 +12,7 @@
 #include "tidepool/device/device.hpp"
 #include "tidepool/plan/profile.hpp"
 
-namespace tidepool::plan {
+namespace tidepool::inline v0_2_0::plan {
 
 namespace detail {
 

@@ -24,7 +24,7 @@
 #include "tidepool/plan/detail/json_text.hpp"
 #include "tidepool/plan/machines.hpp"
 
-namespace tidepool::plan {
+namespace tidepool::inline v0_2_0::plan {
 
 namespace detail {
 

@@ -13,7 +13,7 @@
 #include "tidepool/error.hpp"
 #include "tidepool/plan/profile.hpp"
 
-namespace tidepool::plan {
+namespace tidepool::inline v0_2_0::plan {
 
 /// What each of `gpus` GPUs of one host gets while all of them copy: they share its memory.
 struct shared_link {

@@ -11,7 +11,7 @@
 #include "tidepool/plan/machines.hpp"
 #include "tidepool/plan/profile.hpp"
 
-namespace tidepool::plan {
+namespace tidepool::inline v0_2_0::plan {
 
 /// GPUs of one host that copy at once, where nobody says: all ranks of the model, as many as
 /// somebody measured on one host. 1 where nobody measured several.

@@ -17,7 +17,7 @@
 #include "tidepool/plan/profile.hpp"
 #include "tidepool/plan/step_plan.hpp"
 
-namespace tidepool::plan {
+namespace tidepool::inline v0_2_0::plan {
 
 namespace detail {
 

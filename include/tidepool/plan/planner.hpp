@@ -14,7 +14,7 @@
 #include "tidepool/plan/simulator.hpp"
 #include "tidepool/plan/step_plan.hpp"
 
-namespace tidepool::plan {
+namespace tidepool::inline v0_2_0::plan {
 
 /// Plans one profile under many goals.
 ///
@@ -73,8 +73,12 @@ class planner {
       result.bound_us = in_core_.step_us;
       return result;
     }
-    result.bound_us = lower_bound(sim_.map(), link_, wanted.device_budget, wanted.recompute);
-    const auto found = detail::search(sim_, keep_all_, wanted, result.bound_us).run();
+    const auto by_link = link_bound(sim_.map(), link_, wanted.device_budget, wanted.recompute);
+    const auto found = detail::search(sim_, keep_all_, wanted, by_link).run();
+    // What the link alone takes is the bound of a plan that takes no longer.
+    const bool at_link = found.result.runs && found.result.step_us <= by_link * (1 + 1e-6);
+    result.bound_us =
+        at_link ? by_link : lower_bound(sim_.map(), link_, wanted.device_budget, wanted.recompute);
     result.what = sim_.map().unfold(found.what);
     result.reload_ahead = found.limits.reload_ahead;
     result.reload_ahead_bytes = found.limits.reload_ahead_bytes;
@@ -128,7 +132,9 @@ class planner {
     if (!found.expected.runs) return limit::memory;
     if (found.expected.moved == 0 && found.expected.extra_us <= 0) return limit::nothing;
     if (found.expected.step_us <= in_core_.step_us * 1.001) return limit::compute;
-    return found.gap() <= 0.02 ? limit::link : limit::memory;
+    const bool recomputes = found.expected.extra_us > 0;
+    const auto by_link = link_bound(sim_.map(), link_, found.device_budget, recomputes);
+    return found.expected.step_us <= by_link * 1.02 ? limit::link : limit::memory;
   }
 
  private:

@@ -11,7 +11,7 @@
 #include "tidepool/plan/detail/links.hpp"
 #include "tidepool/plan/step_plan.hpp"
 
-namespace tidepool::plan {
+namespace tidepool::inline v0_2_0::plan {
 
 /// The budget and the reloads ahead of use, as in `options`.
 struct run_limits {

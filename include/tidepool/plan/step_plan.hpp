@@ -9,7 +9,7 @@
 
 #include "tidepool/plan/profile.hpp"
 
-namespace tidepool::plan {
+namespace tidepool::inline v0_2_0::plan {
 
 /// What becomes of a group between forward and backward.
 enum class action : std::uint8_t {

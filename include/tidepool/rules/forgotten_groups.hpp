@@ -6,7 +6,7 @@
 
 #include "tidepool/plan/profile.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 // Learnt from what steps did: a group that was forgotten the last time is not reloaded ahead of
 // its turn.

@@ -9,7 +9,7 @@
 #include "tidepool/options.hpp"
 #include "tidepool/plan/profile.hpp"
 
-namespace tidepool::plan {
+namespace tidepool::inline v0_2_0::plan {
 
 /// For each chunk of the step, in forward order, and each of its groups: does it stay?
 using residency = std::vector<std::vector<bool>>;

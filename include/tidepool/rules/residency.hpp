@@ -9,7 +9,7 @@
 
 #include "tidepool/plan/step_plan.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 class residency {
  public:

@@ -7,7 +7,7 @@
 
 #include "tidepool/core/fence.hpp"
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 /// Offloads of one module, over all chunks, that no compute stream has joined yet.
 ///

@@ -17,7 +17,7 @@
 #include "tidepool/torch/saved.hpp"
 #include "tidepool/torch/streams.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 // A pass, as far as the end of its offloader concerns it.
 class torch_pass_end {

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 // By storage, since autograd saves views of parameters (`weight.t()`), and by questions that are
 // asked at each save. A storage is known for as long as it lives: its address may be another's

@@ -9,7 +9,7 @@
 
 #include "tidepool/error.hpp"
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 namespace detail {
 

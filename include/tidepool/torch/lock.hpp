@@ -5,7 +5,7 @@
 #include <mutex>
 #include <vector>
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 // Autograd calls hooks from threads of its own, and what they drop may call back on the same one.
 class torch_lock {

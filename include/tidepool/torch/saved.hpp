@@ -19,7 +19,7 @@
 #include "tidepool/core/block.hpp"
 #include "tidepool/torch/version.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 // How a strided tensor lies in its storage.
 struct torch_layout {

@@ -9,7 +9,7 @@
 
 #include "tidepool/device/virtual.hpp"
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 /// How libtorch works on a device; there is one for the virtual device over CPU tensors, and in
 /// `torch/cuda.hpp` one for CUDA.

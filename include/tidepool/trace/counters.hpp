@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace tidepool::trace {
+namespace tidepool::inline v0_2_0::trace {
 
 /// Totals of one module since the offloader was made. Bytes count each storage once.
 struct module_counters {
@@ -41,10 +41,24 @@ struct recompute_counters {
   friend bool operator==(const recompute_counters&, const recompute_counters&) = default;
 };
 
+/// Totals of one place that groups are offloaded to.
+struct place_counters {
+  std::string name;                   ///< `host`, or `peer` and the number of the neighbour
+  std::uint64_t bytes_offloaded = 0;  ///< of groups, copied there
+  std::uint64_t bytes_reloaded = 0;   ///< of groups, copied back
+  std::size_t budget = 0;             ///< most bytes that may be taken there
+  std::size_t reserved = 0;           ///< bytes taken there
+  std::size_t peak = 0;               ///< most bytes in use at once
+  std::uint64_t allocations = 0;      ///< calls to its allocator
+
+  friend bool operator==(const place_counters&, const place_counters&) = default;
+};
+
 /// Totals of one offloader.
 struct counters {
   std::vector<module_counters> modules;        ///< by `module_id`
   std::vector<recompute_counters> recomputed;  ///< by the order of `recompute_modules`
+  std::vector<place_counters> places;          ///< by the order of `options::places`
   std::uint64_t steps = 0;                     ///< ended by `end_step`
   std::uint64_t evictions = 0;           ///< reloads undone because forward needed their memory
   std::uint64_t arena_waits = 0;         ///< device blocks handed out with a join (back-pressure)

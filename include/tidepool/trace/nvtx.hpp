@@ -30,7 +30,7 @@
 #define TIDEPOOL_DETAIL_NVTX_FORM nvtx_off
 #endif
 
-namespace tidepool::trace {
+namespace tidepool::inline v0_2_0::trace {
 inline namespace TIDEPOOL_DETAIL_NVTX_FORM {
 
 /// What a range is about; NVTX shows it as the range's category.

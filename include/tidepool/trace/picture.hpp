@@ -6,7 +6,7 @@
 #include "tidepool/core/linkage.hpp"
 #include "tidepool/trace/record.hpp"
 
-namespace tidepool::trace {
+namespace tidepool::inline v0_2_0::trace {
 
 /// Sizes of a picture, in pixels. Sizes that nothing would fit into are raised.
 struct picture_options {
@@ -15,7 +15,7 @@ struct picture_options {
   double curve_height = 130;  ///< of the curve of device bytes; 0 leaves it out
 };
 
-/// Writes one step as an SVG file that stands alone.
+/// Writes one step as an SVG file that stands alone; `options` say how large.
 ///
 /// - Lanes are rows. Copies have the colour of their module, the same in every picture; compute is
 ///   grey; stalls are hatched red. At the right end: how busy the lane was, and how much it

@@ -15,7 +15,7 @@
 #define TIDEPOOL_DETAIL_PROFILER 0
 #endif
 
-namespace tidepool::trace {
+namespace tidepool::inline v0_2_0::trace {
 
 /// What starts and stops a profiler. A failure is an exception.
 struct profiler_calls {

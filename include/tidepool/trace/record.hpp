@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace tidepool::trace {
+namespace tidepool::inline v0_2_0::trace {
 
 /// What a lane was doing during a span.
 enum class span_kind : std::uint8_t {

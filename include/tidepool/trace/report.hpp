@@ -10,7 +10,7 @@
 #include "tidepool/trace/counters.hpp"
 #include "tidepool/trace/record.hpp"
 
-namespace tidepool::trace {
+namespace tidepool::inline v0_2_0::trace {
 
 /// One figure of a plan beside what was measured.
 struct planned_figure {
@@ -35,10 +35,10 @@ struct report {
   std::string where;                    ///< the device, or the model and machine of a plan
 };
 
-/// Writes a page that needs no other file and no network: the picture of the step with zoom (wheel,
-/// buttons) and hover, copies and stalls by module, stalls by reason, plan against measured,
-/// totals, and the options in force. A click on a reason marks its stalls in the picture. Blocks
-/// nothing and needs no device. Look at the state of `out` for errors.
+/// Writes a page of `what` that needs no other file and no network: the picture of the step with
+/// zoom (wheel, buttons) and hover, copies and stalls by module, stalls by reason, plan against
+/// measured, totals, and the options in force. A click on a reason marks its stalls in the picture.
+/// Blocks nothing and needs no device. Look at the state of `out` for errors.
 ///
 /// ```cpp
 /// std::ofstream page("report.html");

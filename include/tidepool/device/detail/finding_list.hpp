@@ -13,7 +13,7 @@
 #include "tidepool/device/detail/order_step.hpp"
 #include "tidepool/device/finding.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 class finding_list {
  public:
@@ -122,7 +122,8 @@ class finding_list {
     }
     if (second.kind == kind::offload) {
       if (second_writes) {
-        return first.kind == kind::reload ? std::optional(join_site::host_reuse) : std::nullopt;
+        if (first.kind != kind::reload) return std::nullopt;
+        return clocks.peer(second.stream) ? join_site::peer_reuse : join_site::host_reuse;
       }
       return first.kind == kind::reload ? join_site::consumer : join_site::producer;
     }

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 // A clock for each stream, and one for the host, which is lane 0. A stream's own position grows
 // with every record, since only what a record stands for can be waited for.
@@ -64,13 +64,16 @@ class order_clocks {
   }
   void give_back_inner(lane which) { spare_.push_back(which); }
 
-  void name(lane which, std::string name, bool copies) {
+  void name(lane which, std::string name, bool copies, bool peer = false) {
     lanes_[which].name = std::move(name);
     lanes_[which].copies = copies;
+    lanes_[which].peer = peer;
   }
   [[nodiscard]] const std::string& name(lane which) const { return lanes_[which].name; }
   // Whether it is an offloader's own.
   [[nodiscard]] bool copies(lane which) const { return lanes_[which].copies; }
+  // And copies to or from a neighbour.
+  [[nodiscard]] bool peer(lane which) const { return lanes_[which].peer; }
 
   // ---- order ----
 
@@ -138,6 +141,7 @@ class order_clocks {
     std::string name;
     bool outer = true;  // a stream, and none of a graph's own
     bool copies = false;
+    bool peer = false;
   };
 
   static std::uint64_t at(const clock& of, lane which) { return which < of.size() ? of[which] : 0; }

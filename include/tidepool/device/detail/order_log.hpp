@@ -15,7 +15,7 @@
 #include "tidepool/device/detail/order_clocks.hpp"
 #include "tidepool/device/detail/order_step.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 // Sees everything in the order of its issue, which is the same whatever order the device chooses.
 // What every stream has joined is forgotten, so that the log stays as large as what is under way
@@ -61,8 +61,7 @@ class order_log {
             copy_direction direction) {
     auto kind = access_kind::copy;
     if (clocks_.copies(on)) {
-      kind =
-          direction == copy_direction::device_to_host ? access_kind::offload : access_kind::reload;
+      kind = is_offload(direction) ? access_kind::offload : access_kind::reload;
     }
     auto step = step_of(step_kind::copy, kind, target, 0, {});
     step.source = reinterpret_cast<std::uintptr_t>(source);

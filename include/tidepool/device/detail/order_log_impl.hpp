@@ -5,7 +5,7 @@
 
 #include "tidepool/device/detail/order_log.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 // ---- events and captures ----
 

@@ -14,11 +14,12 @@
 #include <vector>
 
 #include "tidepool/device/detail/captured.hpp"
+#include "tidepool/device/detail/copies_moving.hpp"
 #include "tidepool/device/detail/operation.hpp"
 #include "tidepool/device/machine.hpp"
 #include "tidepool/error.hpp"
 
-namespace tidepool::detail {
+namespace tidepool::inline v0_2_0::detail {
 
 class simulation {
  public:
@@ -315,9 +316,9 @@ class simulation {
 
   // Moves the clock to the next end of a running operation.
   void advance() {
-    std::size_t running[2]{};
+    copies_moving running;
     for (const auto& each : streams_) {
-      if (moving(each)) ++running[static_cast<std::size_t>(each.queue.front().direction)];
+      if (moving(each)) running.add(each.queue.front().direction);
     }
     double next = std::numeric_limits<double>::infinity();
     for (const auto& each : streams_) {
@@ -337,7 +338,7 @@ class simulation {
       if (op.duration > 0) {
         op.duration = std::max(0.0, op.duration - next);
       } else {
-        op.left -= next * rate(op.direction, running);
+        op.left -= next * running.rate(op.direction, model_);
       }
       if (ends && (op.kind == operation_kind::kernel || op.duration > 0 || op.left <= 1e-3)) {
         finish(each);
@@ -353,20 +354,10 @@ class simulation {
     return op.started && op.kind == operation_kind::copy && op.duration <= 0;
   }
 
-  [[nodiscard]] double time_left(const stream_state& each, const std::size_t (&running)[2]) const {
+  [[nodiscard]] double time_left(const stream_state& each, const copies_moving& running) const {
     const auto& op = each.queue.front();
     if (op.kind == operation_kind::kernel || op.duration > 0) return op.duration;
-    return op.left / rate(op.direction, running);
-  }
-
-  // Bytes per nanosecond of one copy; those of one direction share its rate.
-  [[nodiscard]] double rate(copy_direction direction, const std::size_t (&running)[2]) const {
-    auto total =
-        direction == copy_direction::device_to_host ? model_.offload_rate : model_.reload_rate;
-    if (running[0] > 0 && running[1] > 0) {
-      total *= std::min(1.0, model_.both_rate / (model_.offload_rate + model_.reload_rate));
-    }
-    return total / static_cast<double>(running[static_cast<std::size_t>(direction)]);
+    return op.left / running.rate(op.direction, model_);
   }
 
   // Starts or ends one operation, any that may.

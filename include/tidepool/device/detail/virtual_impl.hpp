@@ -12,7 +12,7 @@
 #include "tidepool/device/virtual.hpp"
 #include "tidepool/error.hpp"
 
-namespace tidepool {
+namespace tidepool::inline v0_2_0 {
 
 TIDEPOOL_INLINE virtual_device::stream::~stream() {
   if (owner_ != nullptr) owner_->retire_stream(ref_.index_);
@@ -53,6 +53,7 @@ TIDEPOOL_INLINE virtual_device::~virtual_device() {
   if (!model_.moves_bytes) return;
   for (const auto& [pointer, bytes] : device_blocks_) std::free(pointer);
   for (const auto& [pointer, bytes] : host_blocks_) std::free(pointer);
+  for (const auto& [pointer, bytes] : peer_blocks_) std::free(pointer);
   free_late();
 }
 
@@ -145,6 +146,25 @@ TIDEPOOL_INLINE void virtual_device::deallocate_host(void* pointer) noexcept {
   give(pointer, host_used_, host_blocks_);
 }
 
+TIDEPOOL_INLINE auto virtual_device::why_no_peer(int peer) const -> std::string {
+  if (model_.peer_bytes == 0) return "this machine has one device (machine::peer_bytes is 0)";
+  if (peer == 1) return {};
+  return peer == 0 ? "device 0 is the offloader's own; its neighbour is device 1"
+                   : "there is no device " + std::to_string(peer) + "; the neighbour is device 1";
+}
+
+TIDEPOOL_INLINE auto virtual_device::try_allocate_peer(int peer, std::size_t bytes) -> void* {
+  if (auto why = why_no_peer(peer); !why.empty()) {
+    throw device_error("tidepool: virtual device: memory of a neighbour: " + why, 101);
+  }
+  if (bytes > model_.peer_bytes - peer_used_) return nullptr;
+  return take(bytes, peer_used_, peer_blocks_, nullptr);
+}
+
+TIDEPOOL_INLINE void virtual_device::deallocate_peer(int /*peer*/, void* pointer) noexcept {
+  give(pointer, peer_used_, peer_blocks_);
+}
+
 TIDEPOOL_INLINE void virtual_device::launch(stream_ref on, double duration_ns,
                                             std::function<void()> run, const char* /*label*/,
                                             std::vector<kernel_access> touches) {
@@ -193,7 +213,8 @@ TIDEPOOL_INLINE auto virtual_device::take(std::size_t bytes, std::size_t& used, 
   if (pointer == nullptr) return nullptr;
   if (model_.poison) std::memset(pointer, poison_byte, whole);
   // Freeing must not need memory.
-  const auto most = device_blocks_.size() + host_blocks_.size() + late_.size() + 1;
+  const auto most =
+      device_blocks_.size() + host_blocks_.size() + peer_blocks_.size() + late_.size() + 1;
   if (late_.capacity() < most) late_.reserve(2 * most);
   in.emplace(pointer, bytes);
   used += bytes;

@@ -10,7 +10,7 @@
 
 #include "tidepool/plan/profile.hpp"
 
-namespace tidepool::plan::detail {
+namespace tidepool::inline v0_2_0::plan::detail {
 
 [[nodiscard]] inline std::string number_text(double number) {
   std::array<char, 32> text{};

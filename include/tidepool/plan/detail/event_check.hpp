@@ -10,7 +10,7 @@
 #include "tidepool/plan/detail/list_check.hpp"
 #include "tidepool/plan/profile.hpp"
 
-namespace tidepool::plan::detail {
+namespace tidepool::inline v0_2_0::plan::detail {
 
 template <class Refuse>
 class event_check : demands<Refuse> {

@@ -16,7 +16,7 @@
 #include "tidepool/plan/profile.hpp"
 #include "tidepool/plan/step_plan.hpp"
 
-namespace tidepool::plan::detail {
+namespace tidepool::inline v0_2_0::plan::detail {
 
 inline constexpr std::uint32_t json_version = 1;
 inline constexpr std::array<std::string_view, 6> event_words{"allocate", "commit",  "end_forward",

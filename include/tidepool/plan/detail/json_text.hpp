@@ -29,7 +29,7 @@
 #include "tidepool/core/text.hpp"
 #include "tidepool/plan/check.hpp"
 
-namespace tidepool::plan::detail {
+namespace tidepool::inline v0_2_0::plan::detail {
 
 using json = nlohmann::ordered_json;
 

@@ -14,7 +14,7 @@
 #include "tidepool/plan/description.hpp"
 #include "tidepool/plan/machines.hpp"
 
-namespace tidepool::plan::detail {
+namespace tidepool::inline v0_2_0::plan::detail {
 
 // Durations in microseconds, and bytes, of one layer for one microbatch on one rank.
 struct layer_costs {

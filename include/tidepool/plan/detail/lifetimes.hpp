@@ -13,7 +13,7 @@
 #include "tidepool/plan/detail/links.hpp"
 #include "tidepool/plan/step_plan.hpp"
 
-namespace tidepool::plan::detail {
+namespace tidepool::inline v0_2_0::plan::detail {
 
 // Of one storage: from the call that takes its memory to the one that gives it back, and in time,
 // until nothing touches it any more.

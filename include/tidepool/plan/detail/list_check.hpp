@@ -16,7 +16,7 @@
 #include "tidepool/plan/detail/demands.hpp"
 #include "tidepool/plan/profile.hpp"
 
-namespace tidepool::plan::detail {
+namespace tidepool::inline v0_2_0::plan::detail {
 
 // Groups, counted over all chunks, and which of them save each storage.
 struct saving_groups {

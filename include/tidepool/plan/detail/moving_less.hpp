@@ -12,7 +12,7 @@
 #include "tidepool/plan/goal.hpp"
 #include "tidepool/plan/simulator.hpp"
 
-namespace tidepool::plan::detail {
+namespace tidepool::inline v0_2_0::plan::detail {
 
 // Where a search for the least time finds nothing that is faster, there are still plans that move
 // half as much. None of the ways to them is a row of single changes that each help: a group can

@@ -9,7 +9,7 @@
 
 #include "tidepool/plan/profile.hpp"
 
-namespace tidepool::plan::detail {
+namespace tidepool::inline v0_2_0::plan::detail {
 
 // Computing before each call, without waits for other ranks.
 [[nodiscard]] inline std::vector<double> computing_us(const profile& step) {

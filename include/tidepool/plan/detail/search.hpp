@@ -13,7 +13,7 @@
 #include "tidepool/plan/goal.hpp"
 #include "tidepool/plan/simulator.hpp"
 
-namespace tidepool::plan::detail {
+namespace tidepool::inline v0_2_0::plan::detail {
 
 class search {
  public:

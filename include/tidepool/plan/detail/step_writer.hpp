@@ -11,7 +11,7 @@
 #include "tidepool/plan/detail/layer_costs.hpp"
 #include "tidepool/plan/profile.hpp"
 
-namespace tidepool::plan::detail {
+namespace tidepool::inline v0_2_0::plan::detail {
 
 // Writes the calls of a step, pass by pass.
 class step_writer {

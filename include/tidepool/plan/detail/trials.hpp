@@ -15,7 +15,7 @@
 #include "tidepool/plan/planner.hpp"
 #include "tidepool/rules/policy.hpp"
 
-namespace tidepool::plan::detail {
+namespace tidepool::inline v0_2_0::plan::detail {
 
 // Events that each search may simulate: many more than for a plan while one waits, since this is
 // asked for once in a training.

@@ -18,7 +18,7 @@
 #include "tidepool/trace/picture.hpp"
 #include "tidepool/trace/record.hpp"
 
-namespace tidepool::trace::detail {
+namespace tidepool::inline v0_2_0::trace::detail {
 
 class picture {
  public:
@@ -151,7 +151,7 @@ class picture {
 
 }  // namespace tidepool::trace::detail
 
-namespace tidepool::trace {
+namespace tidepool::inline v0_2_0::trace {
 
 TIDEPOOL_INLINE void write_svg(std::ostream& out, const record& step,
                                const picture_options& options) {

@@ -11,7 +11,7 @@
 #include "tidepool/trace/detail/svg.hpp"
 #include "tidepool/trace/record.hpp"
 
-namespace tidepool::trace::detail {
+namespace tidepool::inline v0_2_0::trace::detail {
 
 inline constexpr std::string_view forward_fill = "#d6e6f7";
 inline constexpr std::string_view backward_fill = "#f7e1c8";
@@ -47,7 +47,9 @@ inline double draw_stall_list(const trace::record& record, const picture_layout&
   const auto sums = sum_stalls(record);
   if (sums.empty()) return y;
   y += 22;
-  front.label(20, y, "Why it stalled", {12, ink, anchor::start, true});
+  const auto heading = "Why it stalled: " + reasons_text(sums);
+  front.label(20, y, fit(heading, layout.right() + 60 - 20, 12), {12, ink, anchor::start, true},
+              heading);
   for (std::size_t i = 0; i < std::min(most, sums.size()); ++i) {
     const auto& each = sums[i];
     std::string text = duration_text(each.time) + " in " + std::to_string(each.count) +

@@ -8,11 +8,12 @@
 #include <string_view>
 #include <vector>
 
+#include "tidepool/core/text.hpp"
 #include "tidepool/trace/counters.hpp"
 #include "tidepool/trace/detail/summary_tables.hpp"
 #include "tidepool/trace/summary.hpp"
 
-namespace tidepool::trace {
+namespace tidepool::inline v0_2_0::trace {
 
 TIDEPOOL_INLINE counters merge(std::span<const rank_counters> ranks) {
   counters sum;
@@ -32,6 +33,12 @@ TIDEPOOL_INLINE counters merge(std::span<const rank_counters> ranks) {
       if (to == sum.recomputed.end()) to = sum.recomputed.insert(to, {from.name});
       to->tensors += from.tensors;
       to->bytes += from.bytes;
+    }
+    for (const auto& from : totals.places) {
+      auto to = std::find_if(sum.places.begin(), sum.places.end(),
+                             [&](const auto& each) { return each.name == from.name; });
+      if (to == sum.places.end()) to = sum.places.insert(to, {from.name});
+      detail::add(*to, from);
     }
     sum.steps = std::max(sum.steps, totals.steps);
     sum.evictions += totals.evictions;
@@ -74,7 +81,8 @@ TIDEPOOL_INLINE std::string why_silent(const module_counters& module) {
   }
   if (module.groups == 0) {
     return "nothing was committed under this name. The model has no such module, or another one"
-           " does its work; check the spelling, or take it out of --offload-modules";
+           " does its work; check the spelling in its calls (tidepool::strict_modules does that at"
+           " compile time), or take it out of --offload-modules";
   }
   if (module.groups_resident >= module.groups) {
     return (module.groups == 1 ? "its one group was"
@@ -99,6 +107,24 @@ TIDEPOOL_INLINE std::string why_silent(const module_counters& module) {
          " tensors";
 }
 
+namespace detail {
+
+// For a module under whose name nothing was committed: the name that may have been meant.
+TIDEPOOL_INLINE std::string nearest_words(const counters& totals, std::string_view missing) {
+  std::vector<std::string_view> names;
+  for (const auto& each : totals.modules) {
+    if (each.groups > 0 || !each.enabled) names.push_back(each.name);
+  }
+  const auto near = tidepool::detail::text::nearest(missing, names);
+  if (near.empty()) return {};
+  const bool committed = std::ranges::any_of(
+      totals.modules, [&](const auto& each) { return each.name == near && each.groups > 0; });
+  return std::string(". The nearest name that ") +
+         (committed ? "has commits" : "was not asked for") + " is '" + std::string(near) + "'";
+}
+
+}  // namespace detail
+
 TIDEPOOL_INLINE std::vector<std::string> silent_messages(const counters& totals) {
   std::vector<std::string> messages;
   const auto left = [](const module_counters& module) { return module.groups_offloaded > 0; };
@@ -116,7 +142,8 @@ TIDEPOOL_INLINE std::vector<std::string> silent_messages(const counters& totals)
     }
     messages.push_back("tidepool: module '" + module.name +
                        "' was asked for and moved no byte in " +
-                       detail::count_of(totals.steps, "step") + ": " + why_silent(module));
+                       detail::count_of(totals.steps, "step") + ": " + why_silent(module) +
+                       (module.groups == 0 ? detail::nearest_words(totals, module.name) : ""));
   }
   if (!missing.empty()) {
     std::string names;

@@ -15,7 +15,7 @@
 #include "tidepool/trace/detail/print.hpp"
 #include "tidepool/trace/detail/table.hpp"
 
-namespace tidepool::trace::detail {
+namespace tidepool::inline v0_2_0::trace::detail {
 
 struct ranked {
   std::string rank;
@@ -39,6 +39,15 @@ inline void add(trace::module_counters& to, const trace::module_counters& from) 
   to.bytes_recomputed += from.bytes_recomputed;
   to.cap_joins += from.cap_joins;
   to.step_bytes += from.step_bytes;
+}
+
+inline void add(trace::place_counters& to, const trace::place_counters& from) {
+  to.bytes_offloaded += from.bytes_offloaded;
+  to.bytes_reloaded += from.bytes_reloaded;
+  to.budget += from.budget;
+  to.reserved += from.reserved;
+  to.peak += from.peak;
+  to.allocations += from.allocations;
 }
 
 // `1 step`, `2 steps`.
@@ -112,6 +121,15 @@ inline void add(trace::module_counters& to, const trace::module_counters& from) 
   return table.text();
 }
 
+// Of each place, unless the host is the only one.
+inline void add_places(text_table& table, const trace::counters& totals) {
+  if (totals.places.size() == 1 && totals.places.front().name == "host") return;
+  for (const auto& each : totals.places) {
+    table.row({"offloaded to " + each.name, bytes_text(each.bytes_offloaded),
+               "peak " + bytes_text(each.peak) + " of " + bytes_text(each.budget)});
+  }
+}
+
 // One line for each figure.
 [[nodiscard]] inline std::string memory_lines(const trace::counters& totals) {
   text_table table({"peak taken", bytes_text(totals.device_peak)});
@@ -121,6 +139,7 @@ inline void add(trace::module_counters& to, const trace::module_counters& from) 
       {"saved", bytes_text(totals.saved()), share_text(totals.saved(), totals.live_peak_without)});
   table.row({"host reserved", bytes_text(totals.host_reserved)});
   if (!totals.host_memory.empty()) table.row({"host memory", totals.host_memory});
+  add_places(table, totals);
   for (const auto& each : totals.recomputed) {
     table.row(
         {"recomputed " + each.name, bytes_text(each.bytes), count_of(each.tensors, "tensor")});
@@ -165,7 +184,9 @@ inline void write_summary(std::ostream& out, const std::string& head, const std:
   }
   table.rule();
   row("all", sum, saved);
-  return table.text();
+  text_table places({"all ranks"});
+  add_places(places, sum);
+  return table.text() + (places.rows() > 1 ? "\n" + places.text() : "");
 }
 
 }  // namespace tidepool::trace::detail

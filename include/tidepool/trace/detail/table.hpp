@@ -9,7 +9,7 @@
 
 #include "tidepool/core/escape.hpp"
 
-namespace tidepool::trace::detail {
+namespace tidepool::inline v0_2_0::trace::detail {
 
 // The first `left` columns hold names, the others numbers, which stand on the right.
 class text_table {
@@ -18,6 +18,7 @@ class text_table {
       : left_(left), rows_{std::move(head)} {}
 
   void row(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
+  [[nodiscard]] std::size_t rows() const { return rows_.size(); }
   void rule() { rules_.push_back(rows_.size()); }
 
   [[nodiscard]] std::string text() const {

@@ -1,0 +1,86 @@
+/// gaps: how far plans are from the bound, for each recorded step and share of its peak.
+///
+///   gaps [folder]         a row for each profile and share, and for the proxy of DeepSeek-V3
+///   gaps [folder] quick   the bound alone; no plan is made
+///
+/// A plan is made as `automatic` makes it, and its time is that of the engine on the virtual
+/// device. Takes some minutes; `quick` a second.
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdio>
+#include <ctime>
+#include <exception>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <tidepool/plan/automatic.hpp>
+#include <tidepool/plan/bound.hpp>
+#include <tidepool/plan/model.hpp>
+
+#include "cases.hpp"
+
+namespace {
+
+namespace plan = tidepool::plan;
+constexpr double gib = 1073741824;
+
+void show(const std::string& name, const plan::profile& step, double share, std::size_t budget,
+          bool recompute, bool quick) {
+  const plan::detail::layout map(step);
+  const auto begin = std::clock();
+  const auto bound = plan::lower_bound(map, step.link, budget, recompute);
+  const auto took = 1e3 * static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
+  std::printf("%-24s %-3s %5.1f %9.3f %10.3f %8.2f", name.c_str(), recompute ? "yes" : "no",
+              100 * share, static_cast<double>(budget) / gib, bound / 1e3, took);
+  if (!quick) {
+    tidepool::options opts;
+    opts.memory = tidepool::memory_kind::arena;
+    opts.device_budget = budget;
+    opts.recompute_by_plan = recompute;
+    const auto made = plan::automatic(step, opts);
+    if (made.expected.runs) {
+      std::printf(" %10.3f %7.2f", made.expected.step_us / 1e3,
+                  100 * (made.expected.step_us / bound - 1));
+    } else {
+      std::printf(" %10s %7s", "-", "-");
+    }
+  }
+  std::printf("\n");
+  std::fflush(stdout);
+}
+
+void show_all(const std::string& name, const plan::profile& step, bool quick) {
+  const auto peak = plan::planner(step).in_core().peak;
+  for (const bool recompute : {false, true}) {
+    if (recompute && !plan::detail::may_recompute(step)) continue;
+    for (const int percent : {90, 75, 60, 50, 40, 30, 20}) {
+      show(name, step, percent / 100.0, peak / 100 * static_cast<std::size_t>(percent), recompute,
+           quick);
+    }
+  }
+}
+
+}  // namespace
+
+int main(int count, char** given) try {
+  const bool quick = count > 1 && std::string_view(given[count - 1]) == "quick";
+  const bool named = count > 1 && !(quick && count == 2);
+  golden::recordings all(named ? given[1] : TIDEPOOL_SOURCE_DIR "/tests/profiles");
+  std::printf("%-24s %-3s %5s %9s %10s %8s %s\n", "profile", "re", "%", "GiB", "bound ms", "in ms",
+              quick ? "" : "  engine ms   gap %");
+  const auto proxy =
+      plan::profile_of(plan::model_named("deepseek-v3-proxy"), plan::machine_named("h200"));
+  const auto peak = static_cast<double>(plan::planner(proxy).in_core().peak);
+  for (const bool recompute : {false, true}) {
+    for (const double size : {8.0, 6.0, 4.0, 2.0}) {
+      show("deepseek-v3-proxy", proxy, size * gib / peak, static_cast<std::size_t>(size * gib),
+           recompute, quick);
+    }
+  }
+  for (const auto& name : all.names()) show_all(name, all.profile(name), quick);
+  return 0;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "gaps: %s\n", error.what());
+  return 1;
+}
