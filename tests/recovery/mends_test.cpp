@@ -73,3 +73,25 @@ TEST_CASE("recovery: a group of layers is given up as a whole, also where its me
                 words);
   at.group.reset(t.main());
 }
+
+TEST_CASE("recovery: a batch is run again under a plan that no step has proved yet") {
+  for (const auto& plan : training_plans()) {
+    if (!plan.by_plan) continue;
+    auto end = kind_of_error::own;
+    for (int calls = 40; end != kind_of_error::none; ++calls) {
+      recovery_trainer again(plan);
+      again.step(1);
+      int left = calls;
+      again.before = [&] {
+        if (left > 0 && --left == 0) throw trainers_own{};
+      };
+      end = outcome_of([&] { again.step(2); });
+      again.before = [] {};
+      if (end == kind_of_error::none) break;
+      again.give_up(!again.in_a_pass());
+      std::string words;
+      const auto next = outcome_of([&] { again.step(3); }, &words);
+      CHECK_MESSAGE(next == kind_of_error::none, calls << " calls: " << words);
+    }
+  }
+}

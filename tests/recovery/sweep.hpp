@@ -161,12 +161,16 @@ class recovery_run {
       complaint = "an error of another type, " + std::string(name_of(end)) + ": " + words;
     }
     if (end != kind_of_error::none) {
-      const auto again = outcome_of([&] { trainer.give_up(ends_step); }, &words);
+      const auto again =
+          outcome_of([&] { trainer.give_up(ends_step || !trainer.in_a_pass()); }, &words);
       if (again != kind_of_error::none) {
         complaint += " giving up throws " + std::string(name_of(again)) + ": " + words;
       }
     }
-    const auto next = clean();
+    auto next = clean();
+    // What the recorder met at the end of a step is said at the end of the next.
+    const bool late = end == kind_of_error::none && next.find("device_error") != std::string::npos;
+    if (late) next = clean();
     if (!next.empty()) complaint += " the next step: " + next;
     count(end, complaint, std::string(where) + (ends_step ? ", step ended" : ""), counts);
   }

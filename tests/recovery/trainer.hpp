@@ -2,6 +2,7 @@
 /// meet before each of its calls and in each function that the library calls.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -156,6 +157,11 @@ class recovery_trainer {
     if (tracing) static_cast<void>(off.finish_trace());
     tracing = false;
     if (ends_step) off.end_step();
+  }
+
+  /// False where `end_step` alone is missing: then the step has to be ended.
+  [[nodiscard]] bool in_a_pass() const {
+    return std::any_of(slots.begin(), slots.end(), [](const auto& each) { return each->open; });
   }
 
   /// Of the latest step, once all has run.

@@ -294,6 +294,7 @@ void engine<Device>::end_chunk(chunk_state& chunk, bool finished) noexcept {
                         chunk.ordinal() < planned.size() &&
                             chunk.group_count() <= planned[chunk.ordinal()].groups.size());
     given_up_ = given_up_ || given_up;
+    dropped_ = dropped_ || !finished;
     if (given_up && !chunk.backward_begun() && chunk.ordinal() + 1 == begun_) {
       forget_latest_chunk(chunk);
     } else {

@@ -463,13 +463,13 @@ class engine : public storage_owner {
   plan::profile recorded_;                       // of the latest recorded step, as it was
   int trained_steps_ = 0;                        // of an automatic warm-up
   growth growth_;
-  bool evaluated_ = false;      // since the latest chunk that trains
-  bool shapes_vary_ = false;    // memory is held as no recorded event tells
-  bool shapes_varied_ = false;  // before this step
-  bool unproven_ = false;       // a plan from elsewhere is in its first step
-  bool given_up_ = false;       // a chunk of this step was dropped in the middle
-  bool starved_ = false;        // this step met the device budget
-  bool by_rule_ = false;        // what stays, stays by Megatron's rule
+  bool evaluated_ = false;                   // since the latest chunk that trains
+  bool shapes_vary_ = false;                 // memory is held as no recorded event tells
+  bool shapes_varied_ = false;               // before this step
+  bool unproven_ = false;                    // a plan from elsewhere is in its first step
+  bool given_up_ = false, dropped_ = false;  // a chunk of this step: in the middle; unfinished
+  bool starved_ = false;                     // this step met the device budget
+  bool by_rule_ = false;                     // what stays, stays by Megatron's rule
   trace::counters counters_;
   std::vector<std::uint64_t> bytes_before_step_;
   bool warming_up_ = true;

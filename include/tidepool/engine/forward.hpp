@@ -16,7 +16,11 @@ auto engine<Device>::begin(const chunk_info& info) -> chunk_state& {
     make_room(spare_, chunks_.size() + 1);
     spare_.push_back(&*chunks_.emplace_back(std::make_unique<chunk_state>()));
   }
-  if (held_to_plan() && !info.forward_only) expect_chunk(info);
+  if (held_to_plan() && !info.forward_only) {
+    // The batch is run again, in the same step.
+    given_up_ = dropped_ && begun_ >= profile_.chunks.size();
+    if (!given_up_) expect_chunk(info);
+  }
   coalesce_after_evaluation();
   if (!info.forward_only) live_.make_room(begun_ + 1);
   const bool records = !info.forward_only && warming_up();

@@ -28,6 +28,7 @@ auto engine<Device>::close_step() -> ended_step {
   ended_step step;
   step.chunks = begun_;
   step.given_up = std::exchange(given_up_, false);
+  dropped_ = false;
   step.starved = std::exchange(starved_, false) && step.given_up && may_leave_plan();
   // An evaluation proves nothing, nor does a step without some of its chunks.
   step.proves = unproven_ && step.chunks > 0 && !step.given_up;
