@@ -177,7 +177,7 @@ class offloader {
   /// this offloader and launches kernels as in any step.
   ///
   /// The same work must have run eagerly before, so that no memory has to be made. Other streams
-  /// take part once they wait for an event of `stream`; both copy streams do, and are joined back.
+  /// take part once they wait for an event of `stream`; all copy streams do, and are joined back.
   /// A whole step, or parts of it one after the other; see `graph`.
   ///
   /// Throws `misuse_error` before the warm-up is over, inside another capture, while tracing, or
