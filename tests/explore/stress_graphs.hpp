@@ -35,7 +35,8 @@ class graphs {
     }
     visitors_->look_ahead();
     // Streams that the offloader meets inside.
-    while (from_->desk().stream_count() < most_streams && from_->once_in(2)) {
+    const auto most = most_streams - (from_->off().settings().peer_budget ? 1 : 0);
+    while (from_->desk().stream_count() < most && from_->once_in(2)) {
       from_->desk().add_stream();
     }
     const auto origin = from_->any_stream();

@@ -17,10 +17,13 @@
 
 namespace {
 
-using namespace tidepool;
-using namespace tidepool::plan;
-using test::random_profile;
-using test::random_step;
+using tidepool::plan::action;
+using tidepool::plan::link_bound;
+using tidepool::plan::lower_bound;
+using tidepool::plan::profile;
+using tidepool::plan::simulator;
+using tidepool::test::random_profile;
+using tidepool::test::random_step;
 
 // The least time of all actions and reloads ahead; infinite when none runs.
 double exhaustive_us(const profile& step, std::size_t budget, bool recompute) {

@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <cstddef>
+#include <string>
 
 #include "tidepool/plan/model.hpp"
 #include "tidepool/plan/planner.hpp"
@@ -22,6 +23,20 @@ machine_description measured() {
 }
 
 }  // namespace
+
+TEST_CASE("machines: each of those that are sold has a rate for each direction, and for both") {
+  for (const char* name : {"h100", "h200", "b200", "gh200", "gb200", "gb300"}) {
+    CAPTURE(name);
+    const auto& on = machine_named(name);
+    CHECK(on.name == name);
+    CHECK(on.link.out > 0);
+    CHECK(on.link.in > 0);
+    CHECK(on.link.both >= on.link.out);
+    CHECK(on.link.both >= on.link.in);
+    CHECK(on.link.both <= on.link.out + on.link.in);
+    CHECK(on.source.find("link") != std::string::npos);
+  }
+}
 
 TEST_CASE("machines: a measured number of GPUs has its rates, one GPU those of one alone") {
   const auto on = measured();

@@ -474,7 +474,7 @@ TEST_CASE("placement: what was cut out of a full arena goes back into hardly mor
     }
     REQUIRE(tidepool::plan::detail::most_at_once(all) == bytes);
     tidepool::plan::detail::packing packed(all, bytes * 112 / 100);
-    const auto work = tidepool::plan::detail::most_of_a_try;
+    const auto work = tidepool::plan::constants::most_of_a_try;
     const bool fits = packed.fits(false, work) || packed.fits(true, work);
     CHECK(fits);
   }

@@ -314,7 +314,7 @@ class engine : public storage_owner {
   };
   void collect(chunk_state& chunk, group& into, std::span<handle* const> handles, plan::action what,
                bool choose, tally& seen);
-  [[nodiscard]] bool place_copy(chunk_state& chunk, group& into, storage& store);
+  [[nodiscard]] bool move_on(chunk_state& chunk, group& into);
   [[nodiscard]] static std::size_t elements_of(const storage& whole, std::size_t bytes);
   [[nodiscard]] bool leaves(const handle& candidate, tally& seen) const;
   [[nodiscard]] storage& saved_as(const handle& given);
@@ -362,7 +362,7 @@ class engine : public storage_owner {
   void take_back_lent(chunk_state& chunk, std::uint32_t index, lane_id lane,
                       std::span<handle* const> handles) noexcept;
   [[nodiscard]] bool try_reload(chunk_state& chunk, std::uint32_t index);
-  void bring(chunk_state& chunk, const group& which, place_kind from);
+  void bring(chunk_state& chunk, const group& which, place_kind from, bool alone);
   void require_reload(chunk_state& chunk, std::uint32_t index);
   void reload_ahead();
   // A view of which a dense copy was made, but which was never released.

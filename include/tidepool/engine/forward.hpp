@@ -158,7 +158,7 @@ void engine<Device>::count_commit(const group& which, const tally& seen, bool st
   if (which.bytes == 0) return;
   ++count.groups_offloaded;
   count.bytes_offloaded += which.bytes;
-  store_.count_offload(which.place, which.bytes);
+  store_.at(which.place).bytes_offloaded += which.bytes;
   store_.note_group(which.bytes);
 }
 

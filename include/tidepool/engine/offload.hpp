@@ -81,7 +81,9 @@ void engine<Device>::collect(chunk_state& chunk, group& into, std::span<handle* 
       ++seen.shared;
       continue;
     }
-    if (!place_copy(chunk, into, store)) throw_out_of_places(chunk, into, store.bytes);
+    if (!store_.place_copy(store, into.place) && !move_on(chunk, into)) {
+      throw_out_of_places(chunk, into, store.bytes);
+    }
     store.wanted = false;
     store.offloaded = {};
     store.reloaded = {};
@@ -90,11 +92,10 @@ void engine<Device>::collect(chunk_state& chunk, group& into, std::span<handle* 
   }
 }
 
-// A block for one more storage of a group, where those before it are. Where there is none, all of
-// them move on to the next place that has room: nothing has been copied yet.
+// The place of a group has no block for one more storage: all that it saves first moves on to the
+// next place that has room. Nothing has been copied yet.
 template <device Device>
-bool engine<Device>::place_copy(chunk_state& chunk, group& into, storage& store) {
-  if (store_.place_copy(store, into.place)) return true;
+[[gnu::cold]] bool engine<Device>::move_on(chunk_state& chunk, group& into) {
   const auto* const items = chunk.saved_of(into);
   const auto all_moved = [&] {
     for (std::uint32_t i = 0; i < into.count; ++i) {
@@ -175,7 +176,8 @@ ticket engine<Device>::offload(chunk_state& chunk, group& which, lane_id lane,
   auto done = ready;
   if (which.bytes > 0) {
     const auto range = ranges_.offload(static_cast<std::size_t>(which.module), which.layer);
-    const auto copies = store_.offload_lane(which.place);
+    auto& place = store_.at(which.place);
+    const auto copies = place.offload;
     order.join(copies, ready, join_site::producer);
     const auto traced = store_.trace().begin(copies, order.stream(copies));
     for (std::size_t i = 0; i < which.count; ++i) {
@@ -184,9 +186,9 @@ ticket engine<Device>::offload(chunk_state& chunk, group& which, lane_id lane,
       const auto& source = *handles[i]->store_;
       const bool whole = &store == &source;
       store_.copy_out(store, source,
-                      whole ? rectangle{0, store.bytes, 1, store.bytes} : handles[i]->part_);
+                      whole ? rectangle{0, store.bytes, 1, store.bytes} : handles[i]->part_, place);
     }
-    store_.issue_offloads(which.place);
+    store_.issue_offloads(place);
     done = order.record(copies);
     store_.trace().end(traced, copies, order.stream(copies),
                        {trace::span_kind::offload, names_[static_cast<std::size_t>(which.module)],

@@ -1,11 +1,40 @@
 // The engine's reloads: on demand and ahead of use.
 #pragma once
 
-#include <array>
+#include <bit>
 
 #include "tidepool/engine/engine.hpp"
 
 namespace tidepool::inline v0_2_0::detail {
+
+// The copies of a group out of one place; `alone` when none come out of others.
+template <device Device>
+[[gnu::always_inline]] inline void engine<Device>::bring(chunk_state& chunk, const group& which,
+                                                         place_kind from, bool alone) {
+  auto* items = chunk.saved_of(which);
+  auto& order = store_.order();
+  auto& place = store_.at(from);
+  const auto copies = place.reload;
+  const auto out_of_it = [&](const saved& item) {
+    return item.copies_back && (alone || item.store->place == from);
+  };
+  const auto traced = store_.trace().begin(copies, order.stream(copies));
+  std::size_t bytes = 0;
+  for (std::uint32_t i = 0; i < which.count; ++i) {
+    if (!out_of_it(items[i])) continue;
+    store_.copy_in(*items[i].store);
+    bytes += items[i].store->bytes;
+  }
+  store_.issue_reloads(place);
+  const auto done = order.record(copies);
+  store_.trace().end(traced, copies, order.stream(copies),
+                     {trace::span_kind::reload, names_[static_cast<std::size_t>(which.module)],
+                      which.layer, chunk.info().microbatch, bytes});
+  place.bytes_reloaded += bytes;
+  for (std::uint32_t i = 0; i < which.count; ++i) {
+    if (out_of_it(items[i])) items[i].store->reloaded = done;
+  }
+}
 
 // Starts the copies of one group; false when there is no device memory for it now. What other
 // groups saved before it may be in other places than the rest: each comes back over its own link.
@@ -17,7 +46,7 @@ bool engine<Device>::try_reload(chunk_state& chunk, std::uint32_t index) {
   [[maybe_unused]] const group_subject<Device> subject{*this, chunk, which.module, which.layer};
   std::size_t bytes = 0;
   std::uint32_t placed = 0;
-  std::array<bool, place_kinds> from{};  // by kind of place
+  unsigned from = 0;  // a bit for each kind of place
   const auto take_back = [&](const fence& after) {
     for (std::uint32_t i = 0; i < placed; ++i) {
       if (!std::exchange(items[i].copies_back, false)) continue;
@@ -36,18 +65,19 @@ bool engine<Device>::try_reload(chunk_state& chunk, std::uint32_t index) {
         if (bytes > 0) take_back(store_.record_reloads(from));
         return false;
       }
-      from[static_cast<std::size_t>(store->place)] = true;
+      from |= 1U << static_cast<unsigned>(store->place);
       bytes += store->bytes;
     }
     which.state = group_state::arriving;
     if (bytes == 0) return true;
-    for (std::size_t k = 0; k < place_kinds; ++k) {
-      if (from[k]) bring(chunk, which, static_cast<place_kind>(k));
+    for (auto left = from; left != 0; left &= left - 1) {
+      bring(chunk, which, static_cast<place_kind>(std::countr_zero(left)),
+            std::has_single_bit(from));
     }
     counters_.modules[static_cast<std::size_t>(which.module)].bytes_reloaded += bytes;
   } catch (...) {
-    for (std::size_t k = 0; k < place_kinds; ++k) {
-      if (from[k]) store_.settle(store_.reload_lane(static_cast<place_kind>(k)));
+    for (; from != 0; from &= from - 1) {
+      store_.settle(store_.reload_lane(static_cast<place_kind>(std::countr_zero(from))));
     }
     which.state = group_state::away;
     take_back({});
@@ -57,33 +87,6 @@ bool engine<Device>::try_reload(chunk_state& chunk, std::uint32_t index) {
   which.ahead = ahead_.push_back({&chunk, index, bytes});
   ahead_bytes_ += bytes;
   return true;
-}
-
-// The copies of a group out of one place.
-template <device Device>
-void engine<Device>::bring(chunk_state& chunk, const group& which, place_kind from) {
-  auto* items = chunk.saved_of(which);
-  auto& order = store_.order();
-  const auto copies = store_.reload_lane(from);
-  const auto out_of_it = [&](const saved& item) {
-    return item.copies_back && item.store->place == from;
-  };
-  const auto traced = store_.trace().begin(copies, order.stream(copies));
-  std::size_t bytes = 0;
-  for (std::uint32_t i = 0; i < which.count; ++i) {
-    if (!out_of_it(items[i])) continue;
-    store_.copy_in(*items[i].store);
-    bytes += items[i].store->bytes;
-  }
-  store_.issue_reloads(from);
-  const auto done = order.record(copies);
-  store_.trace().end(traced, copies, order.stream(copies),
-                     {trace::span_kind::reload, names_[static_cast<std::size_t>(which.module)],
-                      which.layer, chunk.info().microbatch, bytes});
-  store_.count_reload(from, bytes);
-  for (std::uint32_t i = 0; i < which.count; ++i) {
-    if (out_of_it(items[i])) items[i].store->reloaded = done;
-  }
 }
 
 template <device Device>

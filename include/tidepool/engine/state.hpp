@@ -61,7 +61,7 @@ bool engine<Device>::bring_state(storage& store, std::string_view name) {
   try {
     const auto traced = store_.trace().begin(copies, order.stream(copies));
     store_.copy_in(store);
-    store_.issue_reloads(place_kind::host);
+    store_.issue_reloads(store_.at(place_kind::host));
     store.reloaded = order.record(copies);
     store_.trace().end(traced, copies, order.stream(copies),
                        {trace::span_kind::reload, name, -1, -1, store.bytes});
@@ -133,8 +133,9 @@ void engine<Device>::write_state(storage& store, std::string_view name, buffer<D
     order.join(copies, store.reloaded, join_site::host_reuse);  // it may have read the host copy
     const auto traced = store_.trace().begin(copies, order.stream(copies));
     copying = !order.capturing();
-    store_.copy_out(store, store, {0, store.bytes, 1, store.bytes});
-    store_.issue_offloads(place_kind::host);
+    auto& host = store_.at(place_kind::host);
+    store_.copy_out(store, store, {0, store.bytes, 1, store.bytes}, host);
+    store_.issue_offloads(host);
     store.offloaded = order.record(copies);
     store_.trace().end(traced, copies, order.stream(copies),
                        {trace::span_kind::offload, name, -1, -1, store.bytes});

@@ -41,6 +41,8 @@ struct storage {
   bool of_host_state = false;           // a host_state's
   bool written = false;                 // and it has contents
   bool wanted = false;                  // backward has come to a group that saved it
+  place_kind place{};                   // where the latest copy went
+  bool borrowed = false;                // its device memory is somebody else's
   bool discarded = false;               // backward computes it again
   bool outlived = false;                // its commit, by a handle; only while a step is recorded
   bool of_graph = false;                // its device memory is, and never free again
@@ -51,10 +53,8 @@ struct storage {
   int module = -1;                      // of the group that saved it last, for messages
   std::uint32_t recorded = 0xFFFFFFFF;  // its number in a step that is being recorded
   std::uint32_t planned = 0xFFFFFFFF;   // and in the one that the plan was made for
-  bool borrowed = false;                // its device memory is somebody else's
   block on_device;                      // empty while away
   block copy;                           // in its place; empty while there is none
-  place_kind place{};                   // where the latest copy went
   ticket offloaded;                     // the copy to its place
   ticket reloaded;                      // the last copy back
   fence last_use;                       // of handles that are gone

@@ -73,8 +73,9 @@ class storages {
     host_.open(make_host_pages(dev, opts), order_,
                {opts.host_step, host_budget(opts), rounding::none});
     for (const auto kind : opts.places) open(kind, opts);
-    for (const auto& each : places_) {
-      if (each) lanes_.insert(lanes_.end(), {each->offload, each->reload});
+    for (std::size_t k = 0; k < place_kinds && places_[k]; ++k) {
+      lanes_.push_back(offload_lanes_[k] = places_[k]->offload);
+      lanes_.push_back(reload_lanes_[k] = places_[k]->reload);
     }
     order_.own_all();
     if (slack_) borrowed_.set_slack(*slack_);
@@ -106,8 +107,12 @@ class storages {
 
   [[nodiscard]] lanes<Device>& order() { return order_; }
   [[nodiscard]] tracer<Device>& trace() { return trace_; }
-  [[nodiscard]] lane_id offload_lane(place_kind to) const { return at(to).offload; }
-  [[nodiscard]] lane_id reload_lane(place_kind from) const { return at(from).reload; }
+  [[nodiscard]] lane_id offload_lane(place_kind to) const {
+    return offload_lanes_[static_cast<std::size_t>(to)];
+  }
+  [[nodiscard]] lane_id reload_lane(place_kind from) const {
+    return reload_lanes_[static_cast<std::size_t>(from)];
+  }
   // Those of every place; the host's come first.
   [[nodiscard]] const std::vector<lane_id>& copy_lanes() const { return lanes_; }
   [[nodiscard]] bool has_given_memory() const { return given_; }
@@ -115,6 +120,9 @@ class storages {
   [[nodiscard]] const block_source& device_source() const { return *device_; }
   [[nodiscard]] borrowed_memory& borrowed() { return borrowed_; }
   [[nodiscard]] const borrowed_memory& borrowed() const { return borrowed_; }
+  [[nodiscard]] offload_place<Device>& at(place_kind which) {
+    return *places_[static_cast<std::size_t>(which)];
+  }
   [[nodiscard]] const offload_place<Device>& at(place_kind which) const {
     return *places_[static_cast<std::size_t>(which)];
   }
@@ -222,8 +230,8 @@ class storages {
   }
 
   // Gives `store` a block of a place to be copied to; false when there is none.
-  [[nodiscard]] bool place_copy(storage& store, place_kind where) {
-    auto& to = *places_[static_cast<std::size_t>(where)];
+  [[nodiscard, gnu::always_inline]] inline bool place_copy(storage& store, place_kind where) {
+    auto& to = at(where);
     fence ready;
     if (store.origin != 0) parts_.make_room();
     if (!to.blocks->take(store.bytes, to.offload, store.copy, ready)) return false;
@@ -246,7 +254,7 @@ class storages {
   void displace_copy(storage& store, const ticket& after) {
     if (!store.on_device) away_ -= store.bytes;
     if (store.origin != 0) parts_.erase(store);
-    places_[static_cast<std::size_t>(store.place)]->blocks->release(store.copy, after);
+    at(store.place).blocks->release(store.copy, after);
     store.copy = {};
   }
 
@@ -260,9 +268,9 @@ class storages {
     order_.join(reload_lane(store.place), store.offloaded, join_site::own_offload);
   }
 
-  // Queues a copy of `from` (a rectangle of `source`) into the block of `store` in its place.
-  void copy_out(const storage& store, const storage& source, const rectangle& from) {
-    const auto& to = at(store.place);
+  // Queues a copy of `from` (a rectangle of `source`) into the block of `store` in its place, `to`.
+  void copy_out(const storage& store, const storage& source, const rectangle& from,
+                const offload_place<Device>& to) {
     copies_.add_out(store.copy.data, source.on_device.data, from, to.out, to.out_stream.ref());
   }
 
@@ -271,25 +279,17 @@ class storages {
     copies_.add(store.on_device.data, store.copy.data, store.bytes);
   }
 
-  // Issues what was queued; all of it goes to, or comes from, one place.
-  void issue_offloads(place_kind to) { copies_.issue(at(to).out, at(to).out_stream.ref()); }
-  void issue_reloads(place_kind from) { copies_.issue(at(from).in, at(from).in_stream.ref()); }
+  // Issues what was queued, all of it to or from one place.
+  void issue_offloads(offload_place<Device>& to) { copies_.issue(to.out, to.out_stream.ref()); }
+  void issue_reloads(offload_place<Device>& from) { copies_.issue(from.in, from.in_stream.ref()); }
 
-  // Behind all that the reload streams of these places, by kind, have been given.
-  [[nodiscard]] fence record_reloads(const std::array<bool, place_kinds>& from) {
+  // Behind all that the reload streams of these places, a bit for each, have been given.
+  [[nodiscard]] fence record_reloads(unsigned from) {
     fence after;
     for (std::size_t k = 0; k < place_kinds; ++k) {
-      if (from[k]) after.add(order_.record(places_[k]->reload));
+      if ((from >> k & 1U) != 0) after.add(order_.record(places_[k]->reload));
     }
     return after;
-  }
-
-  // What has been copied, for the counters.
-  void count_offload(place_kind to, std::size_t bytes) {
-    places_[static_cast<std::size_t>(to)]->bytes_offloaded += bytes;
-  }
-  void count_reload(place_kind from, std::size_t bytes) {
-    places_[static_cast<std::size_t>(from)]->bytes_reloaded += bytes;
   }
 
   // How many storages have gone so far.
@@ -370,7 +370,9 @@ class storages {
   filling<Device> filling_;
   std::array<std::optional<offload_place<Device>>, place_kinds> places_;  // by kind
   offload_place<Device>& host_;
-  std::vector<lane_id> lanes_;  // of the places
+  std::array<lane_id, place_kinds> offload_lanes_{};
+  std::array<lane_id, place_kinds> reload_lanes_{};
+  std::vector<lane_id> lanes_;  // of all places
   device_allocator<Device> device_pages_;
   borrowed_memory borrowed_;
   bool given_;               // its device memory, by the trainer

@@ -11,6 +11,7 @@
 
 #include "tidepool/options.hpp"
 #include "tidepool/plan/check.hpp"
+#include "tidepool/plan/constants.hpp"
 #include "tidepool/plan/detail/trials.hpp"
 #include "tidepool/plan/planner.hpp"
 
@@ -30,7 +31,8 @@ namespace detail {
   if (!step.shapes_vary) return budget;
   std::size_t largest = 0;
   for (const auto& each : step.storages) largest = std::max(largest, each.bytes);
-  return budget - std::min(budget / 2, budget / 10 + 2 * largest);
+  return budget - std::min(budget / 2,
+                           budget / constants::varying_part + constants::varying_largest * largest);
 }
 
 // The least budget that leaves plans so much.
@@ -90,7 +92,7 @@ namespace detail {
     const auto budget = most - static_cast<std::size_t>(static_cast<double>(most) * (1 - share));
     auto next = plans.best({.device_budget = std::max<std::size_t>(budget, 1),
                             .recompute = recompute,
-                            .work = detail::work_of_a_share,
+                            .work = constants::work_of_a_share,
                             .effort = opts.plan_effort,
                             .alike = alike});
     if (!next.expected.runs) return verdict::slower;
@@ -103,8 +105,7 @@ namespace detail {
   // Less and less of the budget until one runs as planned, then between it and the one before.
   const auto try_shares = [&](bool recompute, bool alike) {
     double above = 1;
-    for (const double share :
-         {1.0, 0.98, 0.96, 0.94, 0.92, 0.9, 0.87, 0.84, 0.8, 0.75, 0.7, 0.6, 0.5}) {
+    for (const double share : constants::budget_shares) {
       const auto seen = try_share(share, recompute, alike);
       if (seen == verdict::worse) return;
       if (seen == verdict::slower) {
@@ -112,7 +113,7 @@ namespace detail {
         continue;
       }
       auto below = share;
-      for (int halving = 0; halving < 2 && above - below > 0.004; ++halving) {
+      for (int halving = 0; halving < constants::share_halvings; ++halving) {
         const auto middle = (above + below) / 2;
         (try_share(middle, recompute, alike) == verdict::as_planned ? below : above) = middle;
       }

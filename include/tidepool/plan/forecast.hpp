@@ -14,6 +14,7 @@
 
 #include "tidepool/device/virtual.hpp"
 #include "tidepool/engine/engine.hpp"
+#include "tidepool/plan/constants.hpp"
 #include "tidepool/plan/placement.hpp"
 #include "tidepool/plan/profile.hpp"
 #include "tidepool/plan/step_plan.hpp"
@@ -301,9 +302,8 @@ inline void warm_up(std::optional<rehearsal>& stage, const profile& step, const 
     warm_up(warm, step, opts, by_rule);
     auto& stage = *warm;
     stage.adopt(step, what, std::move(where), by_rule);
-    constexpr int most_steps = 6;
     double before = 0;
-    for (int i = 0; i < most_steps; ++i) {
+    for (int i = 0; i < constants::forecast_steps; ++i) {
       const auto begin = stage.now_us();
       const auto recomputed = stage.recomputed_us();
       stage.run();

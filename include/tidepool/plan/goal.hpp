@@ -6,14 +6,10 @@
 #include <optional>
 #include <vector>
 
+#include "tidepool/plan/constants.hpp"
 #include "tidepool/plan/step_plan.hpp"
 
 namespace tidepool::inline v0_2_0::plan {
-
-/// What a byte that leaves and comes back costs the kernels that run beside its copies, which no
-/// simulated time shows: it passes the device's memory twice, and takes power. Measured on one
-/// H200: 17 ms of a step for 28 GB, as if each pass went at 3.3 TB/s.
-inline constexpr double contention_us_per_byte = 17e3 / 28e9;
 
 /// The time of a step with what its copies cost the kernels; infinite when it does not run.
 [[nodiscard]] inline double cost_us(const outcome& of) {
@@ -28,11 +24,11 @@ struct goal {
   /// Reloads ahead of use that may be chosen; empty: the planner's own few.
   std::vector<std::size_t> reload_ahead{};
   /// Events that the search may simulate, about 10 ns each, beside 75 whole steps.
-  std::size_t work = 250'000;
+  std::size_t work = constants::work;
   /// Steps that it may simulate at most, whatever `work` allows.
   std::optional<std::size_t> effort{};
   /// Of the step's time, what moving fewer bytes may cost: 0.01 is one percent.
-  double tolerance = 0.0005;
+  double tolerance = constants::tolerance;
   /// Groups of one layer and module go the same way in all microbatches. Such a plan is slower by
   /// the simulator, but memory is then asked for alike time and again, and falls into fewer pieces.
   bool alike = false;

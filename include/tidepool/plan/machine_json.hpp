@@ -20,6 +20,7 @@
 
 #include "tidepool/core/escape.hpp"
 #include "tidepool/plan/check.hpp"
+#include "tidepool/plan/constants.hpp"
 #include "tidepool/plan/detail/json_reader.hpp"
 #include "tidepool/plan/detail/json_text.hpp"
 #include "tidepool/plan/machines.hpp"
@@ -47,9 +48,6 @@ class machine_consistency {
   }
 
  private:
-  // More than this of what a GPU gets alone, or beside fewer, is no noise.
-  static constexpr double most_gain = 1.25;
-
   void require(bool holds, const std::string& place, const std::string& problem,
                std::string_view remedy) const {
     if (!holds) refuse_(place, problem, remedy);
@@ -95,7 +93,7 @@ class machine_consistency {
   void no_gain(const std::string& place, const link_rates& beside, const link_rates& before,
                const std::string& when) const {
     const auto compare = [&](const char* way, double now, double then) {
-      require(now <= then * most_gain, place + way,
+      require(now <= then * constants::most_gain, place + way,
               "a GPU gets " + number_text(now) + " GB/s beside others, and " + number_text(then) +
                   " " + when,
               "give the rates of each GPU, not of all together");

@@ -58,12 +58,10 @@ template <class Entry>
                      (near.empty() ? std::string() : "; did you mean " + std::string(near) + "?"));
 }
 
-}  // namespace detail
+inline constexpr auto gib = std::size_t{1} << 30;
 
-/// The machines that are known. "Estimate" in `source` means: nobody measured it for this table.
-[[nodiscard]] inline const std::array<machine_description, 5>& known_machines() {
-  constexpr auto gib = std::size_t{1} << 30;
-  static const std::array<machine_description, 5> all{{
+[[nodiscard]] inline std::array<machine_description, 3> hoppers() {
+  return {{
       {"h100",
        80 * gib,
        700,
@@ -87,11 +85,11 @@ template <class Entry>
        // What bench_link has in total, over the GPUs.
        {{2, {107.48 / 2, 103.43 / 2, 134.69 / 2, 2}}, {4, {142.61 / 4, 167.41 / 4, 170.21 / 4, 2}}},
        "link measured; of several GPUs: raw copies of bench_link (bench/results), of two the "
-       "medians "
-       "of three runs (2026-11-22-h200x2; another host had 7 % more both ways), of four one run "
+       "medians of three runs (2026-11-22-h200x2; another host had 7 % more both ways), of four "
+       "one run "
        "(2026-11-22-h200x4); GEMMs: 785 TFLOP/s measured for 8192^3 alone, 700 in a step, of 989; "
-       "peers: "
-       "397 GB/s measured; memory: 84 % of the data sheet's 4800 GB/s, estimate; attention as for "
+       "peers: 397 GB/s measured; memory: 84 % of the data sheet's 4800 GB/s, estimate; attention "
+       "as for "
        "h100, estimate"},
       {"gh200",
        96 * gib,
@@ -102,9 +100,28 @@ template <class Entry>
        397,
        {170, 411, 450, 2},
        {},
-       "link out and in as published; both ways: estimate; GEMMs and attention as for h200, "
+       "link out and in as published; 346 GB/s in were seen elsewhere (NVIDIA/nvbandwidth issue "
+       "23), "
+       "both ways: estimate; GEMMs and attention as for h200, "
        "memory: "
        "84 % of 4000 GB/s, estimates"},
+  }};
+}
+
+[[nodiscard]] inline std::array<machine_description, 3> blackwells() {
+  return {{
+      {"b200",
+       180'000'000'000,
+       1650,
+       0.73,
+       900,
+       6450,
+       794,
+       {55.1, 55.2, 101.5, 2},
+       {},
+       "link: PCIe 5 x16 as measured on an H200, estimate; GEMMs: 1650 of 2250 TFLOP/s, attention "
+       "and peers as for gb200, estimates; memory: 84 % of the 7670 GB/s that its driver reports "
+       "(pytorch/ao pull request 4002, which has 178 GB as well)"},
       {"gb200",
        186'000'000'000,
        1650,
@@ -114,7 +131,9 @@ template <class Entry>
        794,
        {185, 202, 320, 2},
        {},
-       "link out: 185 GB/s as poolside measured; in: in the ratio of GB300, both ways: estimates; "
+       "link out: 185 GB/s as poolside measured, to memory of the other NUMA node 115 to 120; in: "
+       "in the "
+       "ratio of GB300, both ways: estimates; "
        "GEMMs: 66 % of 2500 TFLOP/s, attention, memory (84 % of 8000 GB/s) and peers (twice those "
        "of NVLink 4): estimates"},
       {"gb300",
@@ -125,9 +144,23 @@ template <class Entry>
        6700,
        794,
        {193, 211, 335, 2},
-       {},
-       "link out and in as published; both ways: estimate; the rest as for gb200, estimates"},
+       {{4, {182, 172, 273, 2}}},
+       "link out and in as published, of four GPUs at once 182 and 169 to 175; both ways: "
+       "estimates; "
+       "the rest as for gb200, estimates"},
   }};
+}
+
+}  // namespace detail
+
+/// The machines that are known. "Estimate" in `source` means: nobody measured it for this table.
+[[nodiscard]] inline const std::array<machine_description, 6>& known_machines() {
+  static const auto all = [] {
+    std::array<machine_description, 6> both;
+    auto to = std::ranges::move(detail::hoppers(), both.begin()).out;
+    std::ranges::move(detail::blackwells(), to);
+    return both;
+  }();
   return all;
 }
 

@@ -13,6 +13,7 @@
 #include "tidepool/core/block.hpp"
 #include "tidepool/core/placement.hpp"
 #include "tidepool/options.hpp"
+#include "tidepool/plan/constants.hpp"
 #include "tidepool/plan/detail/lifetimes.hpp"
 #include "tidepool/plan/profile.hpp"
 #include "tidepool/plan/step_plan.hpp"
@@ -20,12 +21,6 @@
 namespace tidepool::inline v0_2_0::plan {
 
 namespace detail {
-
-// More lifetimes than that take too long: many of them meet.
-inline constexpr std::size_t most_lifetimes = 2'500;
-// Pairs to be compared in one order, and in all; after that what has been found is good enough.
-inline constexpr std::size_t most_of_a_try = 3'000'000;
-inline constexpr std::size_t most_compared = 12'000'000;
 
 // Most bytes between two of their members at once: no placement takes less.
 template <class At>
@@ -196,14 +191,15 @@ struct found_places {
   if (!step.timed() || step.shapes_vary) return {};
   const lifetimes seen(step, what, opts);
   const auto budget = *opts.device_budget;
-  if (seen.all().size() > most_lifetimes) return {};
+  if (seen.all().size() > constants::most_lifetimes) return {};
   found_places result;
   std::size_t compared = 0;
   const auto place = [&](std::size_t slack) {
     const auto all = with_slack(seen, slack);
     if (most_at_once(all) > budget) return false;
     packing packed(all, budget);
-    const bool fits = packed.fits(false, most_of_a_try) || packed.fits(true, most_of_a_try);
+    const bool fits =
+        packed.fits(false, constants::most_of_a_try) || packed.fits(true, constants::most_of_a_try);
     compared += packed.compared();
     if (!fits) return false;
     result.waits = slack == loosest;
@@ -219,7 +215,7 @@ struct found_places {
   };
   if (!place(loosest)) return {};
   std::size_t refused = 0;  // all that are stricter than this
-  for (auto placed = loosest; refused < placed && compared < most_compared;) {
+  for (auto placed = loosest; refused < placed && compared < constants::most_compared;) {
     const auto middle = (refused + placed) / 2;
     if (place(middle)) {
       placed = middle;

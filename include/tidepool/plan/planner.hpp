@@ -2,12 +2,14 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
 #include <vector>
 
 #include "tidepool/plan/bound.hpp"
+#include "tidepool/plan/constants.hpp"
 #include "tidepool/plan/detail/moving_less.hpp"
 #include "tidepool/plan/detail/search.hpp"
 #include "tidepool/plan/goal.hpp"
@@ -131,10 +133,13 @@ class planner {
   [[nodiscard]] limit limit_of(const step_plan& found) const {
     if (!found.expected.runs) return limit::memory;
     if (found.expected.moved == 0 && found.expected.extra_us <= 0) return limit::nothing;
-    if (found.expected.step_us <= in_core_.step_us * 1.001) return limit::compute;
+    if (found.expected.step_us <= in_core_.step_us * constants::as_long) return limit::compute;
     const bool recomputes = found.expected.extra_us > 0;
     const auto by_link = link_bound(sim_.map(), link_, found.device_budget, recomputes);
-    return found.expected.step_us <= by_link * 1.02 ? limit::link : limit::memory;
+    // Infinite where the link's bound has no plan, as in what is left free for shapes that vary.
+    const bool near =
+        std::isfinite(by_link) && found.expected.step_us <= by_link * constants::link_limits;
+    return near ? limit::link : limit::memory;
   }
 
  private:

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "tidepool/plan/constants.hpp"
 #include "tidepool/plan/detail/seeds.hpp"
 #include "tidepool/plan/goal.hpp"
 #include "tidepool/plan/simulator.hpp"
@@ -46,7 +47,8 @@ class lean_search {
 
   // Beyond the limit time counts several times, so that there is a way back.
   [[nodiscard]] double cost_of(const outcome& of) const {
-    return cost_us(of) + (of.step_us > most_us_ ? 4 * (of.step_us - most_us_) : 0);
+    return cost_us(of) +
+           (of.step_us > most_us_ ? constants::late_costs * (of.step_us - most_us_) : 0);
   }
 
   void consider(std::vector<action> what) {
@@ -64,7 +66,7 @@ class lean_search {
       if (each == action::keep) each = action::offload;
     }
     const auto copy_us = static_cast<double>(map().largest) / (sim_->rates().out * 1e3);
-    for (const double times : {0, 1, 2, 3, 4, 6, 8, 12, 16}) {
+    for (const double times : constants::settled_times) {
       consider(come_back_last(map(), *keep_all_, leaving, limits_.device_budget, false,
                               times * copy_us));
     }
@@ -78,7 +80,7 @@ class lean_search {
     auto tries = wanted_->work / (map().events.size() + 1);
     if (wanted_->effort) tries = std::min(tries, *wanted_->effort);
     const auto widest =
-        share_of_largest * contention_us_per_byte * static_cast<double>(map().largest);
+        constants::widest * contention_us_per_byte * static_cast<double>(map().largest);
     auto now = best_;
     for (std::size_t left = tries; left > 0; --left) {
       auto what = now.what;
@@ -101,8 +103,6 @@ class lean_search {
       what[group] = cannot ? action::offload : to;
     }
   }
-
-  static constexpr double share_of_largest = 0.5;
 
   simulator* sim_;
   const std::vector<action>* keep_all_;

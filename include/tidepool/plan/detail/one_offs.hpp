@@ -7,6 +7,7 @@
 #include <numeric>
 #include <vector>
 
+#include "tidepool/plan/constants.hpp"
 #include "tidepool/plan/profile.hpp"
 
 namespace tidepool::inline v0_2_0::plan::detail {
@@ -24,9 +25,7 @@ namespace tidepool::inline v0_2_0::plan::detail {
 // it would be time in which copies can hide. Steps of other calls cannot be compared, and what
 // another call had in that step has only moved, as between two streams.
 inline void leave_out_one_offs(profile& step, const profile& before) {
-  constexpr double much = 1.5;
-  constexpr double unnoticed_us = 100;
-  constexpr std::ptrdiff_t nearby = 8;  // calls
+  constexpr auto nearby = constants::one_off_calls;
   const auto same_call = [](const event& a, const event& b) {
     return a.kind == b.kind && a.index == b.index && a.chunk == b.chunk;
   };
@@ -42,7 +41,7 @@ inline void leave_out_one_offs(profile& step, const profile& before) {
   };
   std::vector<std::size_t> longest_first;
   for (std::size_t i = 0; i < now.size(); ++i) {
-    if (now[i] > much * then[i] + unnoticed_us) longest_first.push_back(i);
+    if (now[i] > constants::one_off * then[i] + constants::one_off_us) longest_first.push_back(i);
   }
   std::ranges::sort(longest_first, std::greater{}, [&](auto i) { return now[i] - then[i]; });
   for (const auto i : longest_first) {

@@ -6,9 +6,11 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <utility>
 #include <vector>
 
+#include "tidepool/plan/constants.hpp"
 #include "tidepool/plan/detail/seeds.hpp"
 #include "tidepool/plan/goal.hpp"
 #include "tidepool/plan/simulator.hpp"
@@ -31,7 +33,9 @@ class search {
         near_(neighbourhood_of(sim.map(), wanted.alike)),
         limits_{wanted.device_budget, 0, 0},
         ahead_(wanted.reload_ahead) {
-    if (ahead_.empty()) ahead_ = {4, 1, 64};
+    if (ahead_.empty()) {
+      ahead_.assign(std::begin(constants::reloads_ahead), std::end(constants::reloads_ahead));
+    }
     limits_.reload_ahead = ahead_.front();
     for (const auto& each : map().groups) movable_ += each.bytes > 0 ? 1 : 0;
     everything_leaves_.assign(keep_all.size(), action::offload);
@@ -41,26 +45,22 @@ class search {
     consider(everything_leaves_);
     start_by([&] { belady(); });
     start_by([&] { prefixes(); });
-    tune(0.3);
+    tune(constants::seeds_end);
     if (wanted_->recompute) {
       recomputing();
-      tune(0.6);
+      tune(constants::tuned_end);
     }
-    if (movable_ <= few_groups && !wanted_->recompute) {
+    if (movable_ <= constants::few_groups && !wanted_->recompute) {
       subsets();
     } else {
       climb();
-      tune(0.85);
+      tune(constants::climbing_end);
     }
     give_back();
     return best_;
   }
 
  private:
-  static constexpr std::size_t whole_steps = 75;
-  static constexpr std::size_t few_groups = 12;
-  static constexpr double climbing = 0.75;  // of the work, until classes are taken apart
-
   [[nodiscard]] const layout& map() const { return sim_->map(); }
 
   [[nodiscard]] static bool better(const outcome& a, const outcome& b) {
@@ -99,7 +99,7 @@ class search {
 
   [[nodiscard]] bool tired(double share) const {
     const auto a_step = map().events.size() + 1;
-    auto most = static_cast<double>(wanted_->work + whole_steps * a_step);
+    auto most = static_cast<double>(wanted_->work + constants::whole_steps * a_step);
     if (wanted_->effort) {
       most = std::min(most, static_cast<double>(*wanted_->effort) * static_cast<double>(a_step));
     }
@@ -128,7 +128,7 @@ class search {
     return wanted_->device_budget - std::min(spare * map().largest, wanted_->device_budget);
   }
   void belady() {
-    for (std::size_t spare = 0; spare <= 4 && !tired(0.2); ++spare) {
+    for (std::size_t spare = 0; spare <= constants::most_spare && !tired(0.2); ++spare) {
       consider(come_back_last(map(), *keep_all_, everything_leaves_, less(spare)));
     }
   }
@@ -139,7 +139,8 @@ class search {
       const auto end = c + 1 < map().first.size() ? map().first[c + 1] : map().groups.size();
       longest = std::max(longest, end - map().first[c]);
     }
-    best_count(longest, 0.3, [&](std::size_t n) { return first_of_chunks(map(), *keep_all_, n); });
+    best_count(longest, constants::seeds_end,
+               [&](std::size_t n) { return first_of_chunks(map(), *keep_all_, n); });
   }
 
   // Of plans by a number, up to `most`: every eighth, then by halving steps around the best.
@@ -168,7 +169,8 @@ class search {
     const auto given = best_.limits;
     bool won = false;
     for (const auto groups : ahead_) {
-      for (std::size_t times = 0; times <= 4 && !tired(share) && !satisfied(); times += 2) {
+      for (std::size_t times = 0; times <= constants::most_spare && !tired(share) && !satisfied();
+           times += 2) {
         const run_limits limits{wanted_->device_budget, groups, times * map().largest};
         if (limits.reload_ahead != given.reload_ahead ||
             limits.reload_ahead_bytes != given.reload_ahead_bytes) {
@@ -197,20 +199,21 @@ class search {
     };
     const auto so_far = best_.what;
     start_by([&] {
-      best_count(cheapest.size(), 0.4, [&](std::size_t count) { return with(so_far, count); });
+      best_count(cheapest.size(), constants::recomputed_leaving_end,
+                 [&](std::size_t count) { return with(so_far, count); });
     });
-    for (std::size_t spare = 0; spare <= 4; ++spare) {
+    for (std::size_t spare = 0; spare <= constants::most_spare; ++spare) {
       const auto budget = less(spare);
       for (const bool first : {false, true}) {
         start_by([&] {
-          best_count(cheapest.size(), 0.5, [&](std::size_t count) {
+          best_count(cheapest.size(), constants::recomputed_end, [&](std::size_t count) {
             return come_back_last(map(), *keep_all_, with(everything_leaves_, count), budget,
                                   first);
           });
         });
       }
       start_by([&] {
-        best_count(cheapest.size(), 0.5, [&](std::size_t count) {
+        best_count(cheapest.size(), constants::recomputed_end, [&](std::size_t count) {
           const auto leaving = with(everything_leaves_, count);
           auto base = *keep_all_;
           for (std::size_t i = 0; i < base.size(); ++i) {
@@ -233,7 +236,7 @@ class search {
     for (const auto& each : near_.classes) movable.insert(movable.end(), each.begin(), each.end());
     auto what = *keep_all_;
     for (std::uint32_t bits = 0; bits < (1U << movable.size()) && !satisfied(); ++bits) {
-      if (wanted_->effort && tired(0.85)) return;
+      if (wanted_->effort && tired(constants::climbing_end)) return;
       for (std::size_t i = 0; i < movable.size(); ++i) {
         what[movable[i]] = (bits >> i & 1U) != 0 ? action::offload : action::keep;
       }
@@ -286,26 +289,29 @@ class search {
     });
     climb_by_classes();
     for (auto& start : starts_) {
-      if (tired(climbing) || satisfied()) break;
+      if (tired(constants::classes_end) || satisfied()) break;
       auto before = std::exchange(best_, std::move(start));
       climb_by_classes();
       if (!better(best_.result, before.result)) best_ = std::move(before);
     }
-    for (bool improved = !near_.singles.empty(); improved && !tired(0.85) && !satisfied();) {
-      improved = try_all(near_.parts, 0.85);
-      improved = try_all(near_.singles, 0.85) || improved;
-      if (!improved) improved = tune(0.85) || try_swaps(near_.singles, 0.85);
+    for (bool improved = !near_.singles.empty();
+         improved && !tired(constants::climbing_end) && !satisfied();) {
+      improved = try_all(near_.parts, constants::climbing_end);
+      improved = try_all(near_.singles, constants::climbing_end) || improved;
+      if (!improved)
+        improved =
+            tune(constants::climbing_end) || try_swaps(near_.singles, constants::climbing_end);
     }
   }
   void climb_by_classes() {
     do {
       bool improved = true;
-      while (improved && !tired(climbing) && !satisfied()) {
-        improved = try_all(near_.classes, climbing);
-        improved = try_all(near_.ranges, climbing) || improved;
+      while (improved && !tired(constants::classes_end) && !satisfied()) {
+        improved = try_all(near_.classes, constants::classes_end);
+        improved = try_all(near_.ranges, constants::classes_end) || improved;
       }
-    } while (!tired(climbing) && !satisfied() &&
-             (tune(climbing) || try_swaps(near_.classes, climbing)));
+    } while (!tired(constants::classes_end) && !satisfied() &&
+             (tune(constants::classes_end) || try_swaps(near_.classes, constants::classes_end)));
   }
 
   // What leaves and comes back soonest stays, as far as the step then takes hardly longer.

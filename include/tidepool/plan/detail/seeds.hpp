@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "tidepool/plan/constants.hpp"
 #include "tidepool/plan/detail/layout.hpp"
 
 namespace tidepool::inline v0_2_0::plan::detail {
@@ -147,13 +148,12 @@ struct neighbourhood {
     if (!alike) result.singles.push_back({i});
   }
   // At so many places at most, so that all sets together stay linear in the groups.
-  constexpr std::size_t cuts = 16;
   for (const auto& [module, layers] : modules) {
     std::vector<const group_set*> rows;
     for (const auto& [layer, members] : layers) {
       rows.push_back(&members);
       result.classes.push_back(members);
-      const auto by = std::max<std::size_t>(1, members.size() / cuts);
+      const auto by = std::max<std::size_t>(1, members.size() / constants::cuts);
       for (std::size_t k = by; !alike && k < members.size(); k += by) {
         const auto cut = members.begin() + static_cast<std::ptrdiff_t>(k);
         if (k > 1) result.parts.emplace_back(members.begin(), cut);
@@ -165,7 +165,7 @@ struct neighbourhood {
       for (auto i = from; i < to; ++i) range.insert(range.end(), rows[i]->begin(), rows[i]->end());
       if (to - from > 1) result.ranges.push_back(std::move(range));
     };
-    const auto by = std::max<std::size_t>(1, rows.size() / cuts);
+    const auto by = std::max<std::size_t>(1, rows.size() / constants::cuts);
     for (std::size_t k = by; k < rows.size(); k += by) {
       add(0, k);
       add(k, rows.size());

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "tidepool/plan/constants.hpp"
 #include "tidepool/plan/detail/layout.hpp"
 
 namespace tidepool::inline v0_2_0::plan::detail {
@@ -60,15 +61,13 @@ class whole_sums {
               [](const auto& a, const auto& b) { return a.second < b.second; });
     double sums = 1;
     for (std::size_t i = 0; i + 1 < of.size(); ++i) sums *= of[i].second + 1;
-    if (sums > most_sums) return bytes;
+    if (sums > constants::whole_sums) return bytes;
     auto best = std::numeric_limits<double>::infinity();
     enumerate(of, 0, bytes, bytes, best);
     return std::isinf(best) ? bytes : best;
   }
 
  private:
-  static constexpr double most_sums = 256;
-
   static void enumerate(const std::vector<std::pair<double, int>>& of, std::size_t i,
                         double missing, double bytes, double& best) {
     const auto [size, count] = of[i];

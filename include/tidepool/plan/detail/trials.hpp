@@ -10,16 +10,13 @@
 #include <vector>
 
 #include "tidepool/options.hpp"
+#include "tidepool/plan/constants.hpp"
 #include "tidepool/plan/forecast.hpp"
 #include "tidepool/plan/placement.hpp"
 #include "tidepool/plan/planner.hpp"
 #include "tidepool/rules/policy.hpp"
 
 namespace tidepool::inline v0_2_0::plan::detail {
-
-// Events that each search may simulate: many more than for a plan while one waits, since this is
-// asked for once in a training.
-inline constexpr std::size_t work_of_a_share = 4'000'000;
 
 // Plans as the engine runs them, the best so far: of those that take as long, to a thousandth, the
 // best by `cost_us`.
@@ -32,11 +29,12 @@ class trials {
       if (each.chunk != none && each.bytes > 0) known_[each.chunk][each.group] = true;
     }
     if (opts.plan_effort) tries_left_ = *opts.plan_effort / 10;
-    if (step.events.size() > long_step) {  // a forecast of it takes tenths of a second
-      shares_events_ = most_shares_events * 3 / 4;
-      events_left_ /= 4;
-      refine_events_left_ /= 4;
-      judged_events_left_ /= 4;
+    if (step.events.size() > constants::long_step) {  // a forecast of it takes tenths of a second
+      constexpr auto part = constants::long_step_part;
+      shares_events_ = constants::share_events * (part - 1) / part;
+      events_left_ /= part;
+      refine_events_left_ /= part;
+      judged_events_left_ /= part;
     }
   }
 
@@ -44,7 +42,7 @@ class trials {
   bool try_plan(const step_plan& candidate) {
     shares_events_ += cost_;
     ++shares_heard_;
-    return tried_us(candidate) <= candidate.expected.step_us * 1.005;
+    return tried_us(candidate) <= candidate.expected.step_us * constants::as_planned;
   }
 
   // Megatron's rule as a user would tune it, which nobody should do better: every fraction, and
@@ -81,14 +79,16 @@ class trials {
   void refine(planner& plans, bool recompute) {
     if (!found()) return;
     while (climb(plans, recompute)) continue;
-    for (const std::size_t ahead : {1U, 2U, 4U, 8U}) {
+    for (const auto ahead : constants::reloads_refined) {
       auto next = fastest();
       if (std::exchange(next.reload_ahead, ahead) != ahead && may_refine()) tried_us(next);
     }
     move_less(plans, recompute && !reaches(plans.in_core().step_us));
     // Whatever that took.
-    refinements_left_ = std::max(refinements_left_, 40);
-    const std::size_t enough = step_->events.size() > long_step ? 1'000'000 : 5'000'000;
+    refinements_left_ = std::max(refinements_left_, constants::give_back_refinements);
+    const std::size_t enough = step_->events.size() > constants::long_step
+                                   ? constants::give_back_events_long
+                                   : constants::give_back_events;
     judged_events_left_ = std::max(judged_events_left_, enough);
     const auto classes = soonest_back();
     give_back(plans, classes, 0, classes.size());
@@ -96,15 +96,15 @@ class trials {
 
   // A long step is tried a few times, a short one often.
   [[nodiscard]] bool may_try() const {
-    return (shares_events_ < most_shares_events && tries_left_ > 0) || shares_heard_ < 6;
+    return (shares_events_ < constants::share_events && tries_left_ > 0) ||
+           shares_heard_ < constants::least_shares;
   }
 
   [[nodiscard]] bool found() const { return !heard_.empty(); }
   [[nodiscard]] double fastest_us() const { return fastest_us_; }
   // Whether a plan takes hardly longer than `us`.
   [[nodiscard]] bool reaches(double us) const {
-    constexpr double close = 1.002;
-    return found() && fastest_us_ <= close * us;
+    return found() && fastest_us_ <= constants::reached * us;
   }
   [[nodiscard]] const step_plan& best() const {
     return *std::min_element(heard_.begin(), heard_.end(), [](const auto& a, const auto& b) {
@@ -115,9 +115,9 @@ class trials {
  private:
   // Finding places takes time with the pairs of storages that are in use together.
   [[nodiscard]] static std::size_t pairs_of(const profile& step) {
-    constexpr std::size_t pairs_an_event = 8000;
     const auto storages = step.storages.size();
-    return storages <= most_lifetimes ? storages * storages / pairs_an_event : 0;
+    return storages <= constants::most_lifetimes ? storages * storages / constants::pairs_an_event
+                                                 : 0;
   }
 
   struct rule {
@@ -140,7 +140,7 @@ class trials {
     fastest_us_ = std::min(fastest_us_, seen.expected.step_us);
     heard_.push_back(std::move(candidate));
     std::erase_if(heard_, [this](const step_plan& each) {
-      return each.expected.step_us > fastest_us_ * as_long;
+      return each.expected.step_us > fastest_us_ * constants::as_long;
     });
     return seen.expected.step_us;
   }
@@ -154,13 +154,13 @@ class trials {
       from.reload_ahead = ahead;
       from.reload_ahead_bytes = 0;
       const auto most = from.device_budget;
-      for (int percent = 100; percent > 80 && may_slim(); --percent) {
-        const auto most_us = fastest_us_ * (1 + (as_long - 1) / 2);
+      for (int percent = 100; percent > constants::least_percent && may_slim(); --percent) {
+        const auto most_us = fastest_us_ * (1 + (constants::as_long - 1) / 2);
         auto next =
             plans.moving_less(from,
                               {.device_budget = most / 100 * static_cast<std::size_t>(percent),
                                .recompute = recompute,
-                               .work = work_of_a_share,
+                               .work = constants::work_of_a_share,
                                .effort = opts_.plan_effort,
                                .alike = step_->shapes_vary},
                               most_us);
@@ -218,7 +218,7 @@ class trials {
       action to = action::keep;
     };
     const auto from = fastest();
-    const auto enough_us = fastest_us_ * (1 - hardly);
+    const auto enough_us = fastest_us_ * (1 - constants::hardly);
     const auto all = classes();
     std::vector<change> promising;
     for (std::size_t i = 0; i < all.size(); ++i) {
@@ -273,7 +273,7 @@ class trials {
     if (from == to || !may_judge()) return;
     auto next = best();
     for (auto i = from; i < to; ++i) next = changed(std::move(next), classes[i], action::keep);
-    const auto limit_us = fastest_us_ * as_long;
+    const auto limit_us = fastest_us_ * constants::as_long;
     const auto seen = judged(plans, next);
     if (seen.runs && seen.step_us <= limit_us) {
       if (!may_refine()) return;
@@ -359,19 +359,16 @@ class trials {
   options opts_;
   std::size_t cost_;                      // of a forecast, in events
   std::vector<std::vector<bool>> known_;  // groups with memory of their own
-  static constexpr double as_long = 1.001;
-  static constexpr double hardly = 1e-4;
-  static constexpr std::size_t long_step = 5'000;  // events
-  static constexpr std::size_t most_shares_events = 2'000'000;
-  std::vector<step_plan> heard_;  // that take as long as the fastest
+  std::vector<step_plan> heard_;          // that take as long as the fastest
   double fastest_us_ = std::numeric_limits<double>::infinity();
   std::size_t shares_events_ = 0;
   int shares_heard_ = 0;
-  std::size_t events_left_ = 1'000'000;  // of steps to be forecast, for a second or two
-  std::size_t refine_events_left_ = 500'000;
-  std::size_t slim_events_left_ = 100'000;
-  std::size_t judged_events_left_ = 20'000'000;
-  int refinements_left_ = 120;
+  std::size_t events_left_ =
+      constants::rule_events;  // of steps to be forecast, for a second or two
+  std::size_t refine_events_left_ = constants::refine_events;
+  std::size_t slim_events_left_ = constants::slim_events;
+  std::size_t judged_events_left_ = constants::judged_events;
+  int refinements_left_ = constants::refinements;
   std::size_t tries_left_ = std::numeric_limits<std::size_t>::max();  // by `options::plan_effort`
 };
 

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "tidepool/plan/constants.hpp"
 #include "tidepool/plan/detail/timeline.hpp"
 
 namespace tidepool::inline v0_2_0::plan::detail {
@@ -80,7 +81,6 @@ class window_search {
     std::vector<double> younger;    // restored after the last
     double all = 0;
   };
-  static constexpr std::size_t most_ends = 64;  // that are looked at on each side
 
   // More must be away than next to it; of moments alike, the one before something is restored.
   [[nodiscard]] bool is_peak(std::size_t i) const {
@@ -101,7 +101,7 @@ class window_search {
 
   [[nodiscard]] static std::vector<std::size_t> some_of(std::size_t from, std::size_t to) {
     std::vector<std::size_t> result;
-    const auto by = (to - from) / most_ends + 1;
+    const auto by = (to - from) / constants::window_ends + 1;
     for (auto i = from; i < to; i += by) result.push_back(i);
     return result;
   }
@@ -252,19 +252,17 @@ class window_search {
     if (each.recompute_us >= 0) costs.push_back(each.recompute_us);
   }
   if (costs.empty()) return price_proof(of, window_search(of).run()).least_us();
-  constexpr std::size_t most_costs = 5;
-  constexpr int halvings = 8;
   std::sort(costs.begin(), costs.end());
   costs.erase(std::unique(costs.begin(), costs.end()), costs.end());
   double best = 0;
-  for (std::size_t i = 0; i < costs.size(); i += costs.size() / most_costs + 1) {
+  for (std::size_t i = 0; i < costs.size(); i += costs.size() / constants::recompute_costs + 1) {
     const auto found = window_search(without_cheap(of, costs[i])).run();
     const auto least = [&](double share) {
       return price_proof(of, scaled(found, share)).least_us();
     };
     double from = 0;
     double to = 1;
-    for (int k = 0; k < halvings; ++k) {
+    for (int k = 0; k < constants::share_thirds; ++k) {
       const auto left = from + (to - from) / 3;
       const auto right = to - (to - from) / 3;
       const auto at_left = least(left);
@@ -276,12 +274,12 @@ class window_search {
   return best;
 }
 
-// Microseconds above computing that windows prove. Fine cuts see more of passes, coarse ones look
-// at more of the ends.
+// Microseconds above computing that windows prove. Fine cuts see more of passes, coarse
+// ones look at more of the ends.
 [[nodiscard]] inline double window_extra_us(const layout& map, const link_rates& rates,
                                             double budget, bool may_recompute) {
   double best = 0;
-  for (const std::size_t most : {256U, 512U, 1024U}) {
+  for (const std::size_t most : constants::stretches) {
     const auto of = timeline_cutter(map, rates, budget, may_recompute, most).take();
     best = std::max(best, window_proof_us(of));
     if (may_recompute || map.events.size() <= most) break;

@@ -1,0 +1,156 @@
+/// Numbers of the planner that were chosen and do not follow from a step, each with its reason.
+#pragma once
+
+#include <cstddef>
+
+namespace tidepool::inline v0_2_0::plan {
+
+/// What a byte that leaves and comes back costs the kernels that run beside its copies, which no
+/// simulated time shows: it passes the device's memory twice, and takes power. Measured on one
+/// H200: 17 ms of a step for 28 GB, as if each pass went at 3.3 TB/s.
+inline constexpr double contention_us_per_byte = 17e3 / 28e9;
+
+/// Where no measurement stands beside a number, there is none. Not here: rounding (1e-6, 1e-9);
+/// what describes a model or a machine, with its source; the slack of places
+/// (`plan/placement.hpp`); how a link is measured (`plan/link.hpp`); and in the search the part of
+/// Belady's rule, steps of an eighth, and the fractions of Megatron's rule that are tried.
+namespace constants {
+
+// --- how much is as good as nothing
+
+/// Of a step: such plans take as long, and the better by `cost_us` is taken. Chosen: a tenth of
+/// what predictions miss by.
+inline constexpr double as_long = 1.001;
+/// Of a step: no better plan is looked for by other means. Chosen: twice `as_long`.
+inline constexpr double reached = 1.002;
+/// Of a step: the engine ran it as planned. Chosen: memory in pieces costs more.
+inline constexpr double as_planned = 1.005;
+/// Of a step: a gain for which it goes on. A tenth of `as_long`, so that ten of them show.
+inline constexpr double hardly = 1e-4;
+/// Of a step: what moving fewer bytes may cost. Half of what `as_long` allows.
+inline constexpr double tolerance = 0.0005;
+/// Above what the link alone takes: the link limits. Chosen: predictions miss
+/// by 1 %, both ways.
+inline constexpr double link_limits = 1.02;
+
+// --- how long is looked, in events that are simulated, about 10 ns each, or forecast, some 100
+
+/// Of a search while one waits: 2.5 ms.
+inline constexpr std::size_t work = 250'000;
+/// Beside them, so that a long step has its starts: whole steps.
+inline constexpr std::size_t whole_steps = 75;
+/// Of a search for `automatic`, asked for once in a training: 40 ms.
+inline constexpr std::size_t work_of_a_share = 4'000'000;
+/// All subsets of so many groups are 4096 steps, less than a climb.
+inline constexpr std::size_t few_groups = 12;
+/// The share of a search that the rules take with which it starts. Chosen, as the next five.
+inline constexpr double seeds_end = 0.3;
+/// Those with recomputation of what leaves, and then of what the rule takes.
+inline constexpr double recomputed_leaving_end = 0.4;
+/// See `recomputed_leaving_end`.
+inline constexpr double recomputed_end = 0.5;
+/// The reloads ahead after them.
+inline constexpr double tuned_end = 0.6;
+/// Whole classes; then they are taken apart.
+inline constexpr double classes_end = 0.75;
+/// All climbing; the rest is for giving back.
+inline constexpr double climbing_end = 0.85;
+/// Places at which a list is cut in two, so that all sets together stay linear in the groups.
+inline constexpr std::size_t cuts = 16;
+/// Largest groups set aside for copies on their way, at most. Chosen.
+inline constexpr std::size_t most_spare = 4;
+/// Reloads ahead to be tried, in groups: a few, one, and as far as memory goes.
+inline constexpr std::size_t reloads_ahead[] = {4, 1, 64};
+/// Those that the engine tries at the end.
+inline constexpr std::size_t reloads_refined[] = {1, 2, 4, 8};
+/// Shares of a budget, finer where most plans are refused, by memory in pieces.
+inline constexpr double budget_shares[] = {1.0,  0.98, 0.96, 0.94, 0.92, 0.9, 0.87,
+                                           0.84, 0.8,  0.75, 0.7,  0.6,  0.5};
+/// Between two of them it is halved as often: to a quarter of their distance, 0.5 % at the least.
+inline constexpr int share_halvings = 2;
+/// Percent of the budget down to which moving less is tried: copies on their way take 1 to 4 %.
+inline constexpr int least_percent = 80;
+
+/// Forecasts of Megatron's rule, in events: a second or two.
+inline constexpr std::size_t rule_events = 1'000'000;
+/// Of plans for shares of the budget.
+inline constexpr std::size_t share_events = 2'000'000;
+/// Whatever they took, so many such plans are tried. Chosen.
+inline constexpr int least_shares = 6;
+/// Of changed plans. Chosen, as the next.
+inline constexpr std::size_t refine_events = 500'000;
+/// Of plans that move less.
+inline constexpr std::size_t slim_events = 100'000;
+/// Simulated, for changed plans: two tenths of a second.
+inline constexpr std::size_t judged_events = 20'000'000;
+/// Changed plans that are forecast, and those of them that are left for giving back.
+inline constexpr int refinements = 120;
+/// See `refinements`.
+inline constexpr int give_back_refinements = 40;
+/// Simulated events left for giving back, and for a long step.
+inline constexpr std::size_t give_back_events = 5'000'000;
+/// See `give_back_events`.
+inline constexpr std::size_t give_back_events_long = 1'000'000;
+/// Events from which on a step is long: one forecast takes tenths of a second.
+inline constexpr std::size_t long_step = 5'000;
+/// A long step has that share of the events.
+inline constexpr std::size_t long_step_part = 4;
+/// Pairs of storages whose places are found in the time of an event.
+inline constexpr std::size_t pairs_an_event = 8'000;
+
+// --- moving less (threshold accepting)
+
+/// Of what moving the largest group costs, so much worse may a plan be at first.
+inline constexpr double widest = 0.5;
+/// Beyond the time allowed a microsecond counts so many times: there is a way back.
+inline constexpr double late_costs = 4;
+/// Copies' times after its commit at which a group may go. Chosen.
+inline constexpr double settled_times[] = {0, 1, 2, 3, 4, 6, 8, 12, 16};
+
+// --- steps that differ
+
+/// Where shapes vary, a part of the budget is left free, and as many of the largest tensors. Chosen
+/// for routed experts.
+inline constexpr std::size_t varying_part = 10;
+/// See `varying_part`.
+inline constexpr std::size_t varying_largest = 2;
+/// A call is a one-off where it takes so many times as long as in the step before,
+inline constexpr double one_off = 1.5;
+/// and more than that in addition: what a host that is late costs,
+inline constexpr double one_off_us = 100;
+/// and so many calls around it do not make up for it.
+inline constexpr std::ptrdiff_t one_off_calls = 8;
+/// Steps of a forecast at most, if its time does not stand before.
+inline constexpr int forecast_steps = 6;
+
+// --- places
+
+/// Lifetimes beyond which places are not looked for: pairs grow with the square.
+inline constexpr std::size_t most_lifetimes = 2'500;
+/// Pairs compared in one order, and in all; then what was found is good enough.
+inline constexpr std::size_t most_of_a_try = 3'000'000;
+/// See `most_of_a_try`.
+inline constexpr std::size_t most_compared = 12'000'000;
+
+// --- the bound
+
+/// Stretches of a cut: coarse ones look further, fine ones closer. Finer ones were
+/// no tighter on the recorded steps.
+inline constexpr std::size_t stretches[] = {256, 512, 1024};
+/// Ends of windows that are looked at on each side of a moment.
+inline constexpr std::size_t window_ends = 64;
+/// Costs of recomputation that are told apart.
+inline constexpr std::size_t recompute_costs = 5;
+/// Cuts of an interval by a third, in the search for how much the link is worth: to 4 %.
+inline constexpr int share_thirds = 8;
+/// Sums of sizes to be looked at, for what is away whole.
+inline constexpr double whole_sums = 256;
+
+// --- machines
+
+/// What is measured beside other GPUs above what one alone gets, until it is taken for a mistake.
+inline constexpr double most_gain = 1.25;
+
+}  // namespace constants
+
+}  // namespace tidepool::plan
