@@ -334,7 +334,10 @@ class recovery_trainer {
       return call([&] { at.group.done(l, main()); });
     }
     if (plan.how == keeps::keys) return forward_by_key(at, l);
-    auto& [x, y, part] = at.saved[static_cast<std::size_t>(l)];
+    auto& saved = at.saved[static_cast<std::size_t>(l)];
+    auto& x = saved.x;
+    auto& y = saved.y;
+    auto& part = saved.part;
     call([&] {
       if (!plan.adopts) return void(x = off.allocate(x_bytes, main()));
       auto* const data = own_memory(x_bytes);
@@ -419,7 +422,10 @@ class recovery_trainer {
       call([&] { at.keys.drop(key(l), back()); });
       return call([&] { at.keys.drop(key(l) + 1, back()); });
     }
-    auto& [x, y, part] = at.saved[static_cast<std::size_t>(l)];
+    auto& saved = at.saved[static_cast<std::size_t>(l)];
+    auto& x = saved.x;
+    auto& y = saved.y;
+    auto& part = saved.part;
     const auto again = [&, l] {
       inside();
       const heap_watch trainer(false);
