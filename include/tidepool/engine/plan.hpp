@@ -241,7 +241,7 @@ void engine<Device>::follow(plan::profile step, const decision& what) {
   forgotten_.learn(step);
   apply(std::move(step), what);
   unproven_ = true;
-  given_up_ = false;  // what was, was no chunk of the step that is held to it
+  given_up_ = dropped_ = false;  // what was, was no chunk of the step that is held to it
   growth_.forget_step();
 }
 
