@@ -164,8 +164,8 @@ inline std::size_t player::capture(const operation& op, std::size_t next) {
   if (op.e != 0) code_.line("throw std::runtime_error(\"the trainer's own error\");");
   if (code_.on()) code_.close("})); });");
   if (began) end_body(threw == 0);
+  // A stream that only took part in it is unknown to the offloader still; no launch waits for it.
   give(side, stream);
-  of.known |= capture_streams_;
   of.late = true;
   if (threw == 0 && settings(side).own >= on_stream) {
     find("captured, with memory that goes back", "");
