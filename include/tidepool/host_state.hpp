@@ -62,8 +62,8 @@ class host_state {
   }
 
   /// Starts the copy in, on the reload stream. False when there is no device memory now, when it is
-  /// here already, or was never written. What was fetched ahead gives way to anybody in need, and
-  /// to a capture that begins. Inside a capture it is here only for what is captured after it, and
+  /// here already, or was never written. What was fetched ahead is evicted for anybody in need, and
+  /// for a capture that begins. Inside a capture it is here only for what is captured after it, and
   /// once that has been launched.
   bool prefetch() {
     return store_ != nullptr && store_->written &&

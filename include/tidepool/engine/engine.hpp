@@ -463,13 +463,14 @@ class engine : public storage_owner {
   plan::profile recorded_;                       // of the latest recorded step, as it was
   int trained_steps_ = 0;                        // of an automatic warm-up
   growth growth_;
-  bool evaluated_ = false;                   // since the latest chunk that trains
-  bool shapes_vary_ = false;                 // memory is held as no recorded event tells
-  bool shapes_varied_ = false;               // before this step
-  bool unproven_ = false;                    // a plan from elsewhere is in its first step
-  bool given_up_ = false, dropped_ = false;  // a chunk of this step: in the middle; unfinished
-  bool starved_ = false;                     // this step met the device budget
-  bool by_rule_ = false;                     // what stays, stays by Megatron's rule
+  bool evaluated_ = false;      // since the latest chunk that trains
+  bool shapes_vary_ = false;    // memory is held as no recorded event tells
+  bool shapes_varied_ = false;  // before this step
+  bool unproven_ = false;       // a plan from elsewhere is in its first step
+  bool given_up_ = false;       // a chunk of this step was dropped in the middle
+  bool dropped_ = false;        // a chunk of this step was dropped before its end, wherever it was
+  bool starved_ = false;        // this step met the device budget
+  bool by_rule_ = false;        // what stays, stays by Megatron's rule
   trace::counters counters_;
   std::vector<std::uint64_t> bytes_before_step_;
   bool warming_up_ = true;
@@ -479,8 +480,7 @@ class engine : public storage_owner {
   bool replayed_ = false;  // graphs have run since the last eager call
   lane_id replayed_on_{};
   std::shared_ptr<const memory_layout> layout_before_;  // of the latest capture
-  // Where contents really are, while handles tell of captures that have not run, or graphs have run
-  // since the last eager call. Null: where handles say.
+  // Where contents really are, between captures or launches and eager work. Null: as handles say.
   std::shared_ptr<const memory_layout> truth_;
   std::uint64_t destroyed_at_launch_ = 0;  // storages, by the latest launch
   std::size_t references_ = 1;

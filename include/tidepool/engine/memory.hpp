@@ -1,4 +1,4 @@
-// The engine's memory: handles, who still needs a storage, and what gives way when room is short.
+// The engine's memory: handles, who still needs a storage, and what is evicted when room is short.
 #pragma once
 
 #include "tidepool/engine/engine.hpp"

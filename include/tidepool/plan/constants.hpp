@@ -80,7 +80,7 @@ inline constexpr int least_shares = 6;
 /// Of changed plans. Chosen, as the next.
 inline constexpr std::size_t refine_events = 500'000;
 /// Of plans that move less.
-inline constexpr std::size_t slim_events = 100'000;
+inline constexpr std::size_t moving_less_events = 100'000;
 /// Simulated, for changed plans: two tenths of a second.
 inline constexpr std::size_t judged_events = 20'000'000;
 /// Changed plans that are forecast, and those of them that are left for giving back.

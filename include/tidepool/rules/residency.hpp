@@ -32,7 +32,7 @@ class residency {
 
   // Groups that should stay by plan leave all the same once so many bytes have, since shapes may
   // have grown after it was made; and unless so many are free in one piece (0: that does not
-  // count), since what stays never gives way, and with shapes that change nobody planned where it
+  // count), since what stays is never evicted, and with shapes that change nobody planned where it
   // is.
   void keep_at_most(std::size_t bytes, std::size_t piece) {
     limit_ = bytes;

@@ -154,7 +154,7 @@ class trials {
       from.reload_ahead = ahead;
       from.reload_ahead_bytes = 0;
       const auto most = from.device_budget;
-      for (int percent = 100; percent > constants::least_percent && may_slim(); --percent) {
+      for (int percent = 100; percent > constants::least_percent && may_move_less(); --percent) {
         const auto most_us = fastest_us_ * (1 + (constants::as_long - 1) / 2);
         auto next =
             plans.moving_less(from,
@@ -301,9 +301,9 @@ class trials {
     return true;
   }
 
-  bool may_slim() {
-    if (tries_left_ == 0 || slim_events_left_ < cost_) return false;
-    slim_events_left_ -= cost_;
+  bool may_move_less() {
+    if (tries_left_ == 0 || moving_less_events_left_ < cost_) return false;
+    moving_less_events_left_ -= cost_;
     return true;
   }
 
@@ -366,7 +366,7 @@ class trials {
   std::size_t events_left_ =
       constants::rule_events;  // of steps to be forecast, for a second or two
   std::size_t refine_events_left_ = constants::refine_events;
-  std::size_t slim_events_left_ = constants::slim_events;
+  std::size_t moving_less_events_left_ = constants::moving_less_events;
   std::size_t judged_events_left_ = constants::judged_events;
   int refinements_left_ = constants::refinements;
   std::size_t tries_left_ = std::numeric_limits<std::size_t>::max();  // by `options::plan_effort`
