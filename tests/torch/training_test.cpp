@@ -203,6 +203,23 @@ TEST_CASE("torch: an allocator that asks with its lock held never waits for ours
   memory.most = 0;
 }
 
+TEST_CASE("torch: another thread's allocator may ask while an offloader is made and destroyed") {
+  static_cast<void>(strict_allocator::get());
+  std::atomic<bool> over = false;
+  std::atomic<int> asked = 0;
+  std::thread other([&] {
+    for (; !over; ++asked) static_cast<void>(tidepool::detail::memory_lender::give_back_all());
+  });
+  int made = 0;
+  for (; made < 200 || asked == 0; ++made) {
+    const torch_desk desk(1, small_torch_options());
+    CHECK(desk.off->counters().borrowed_waiting == 0);
+  }
+  over = true;
+  other.join();
+  CHECK(made >= 200);
+}
+
 TEST_CASE("torch: who may enter the adapter without waiting") {
   tidepool::detail::torch_lock lock;
   const auto from_another = [&] {

@@ -41,6 +41,7 @@ class torch_core final : public memory_lender {
     off.emplace(dev, opts, std::move(with));
     for (const auto& each : off->counters().modules) names_.push_back(each.name);
     streams.expect_growth();
+    join();
   }
   ~torch_core() { leave(); }
 

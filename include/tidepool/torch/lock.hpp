@@ -67,13 +67,15 @@ class memory_lender {
   }
 
  protected:
-  memory_lender() {
+  memory_lender() = default;
+  ~memory_lender() = default;
+  // It may be asked from now on, by any thread: the last line of who derives from it.
+  void join() {
     auto& all = everyone();
     const std::lock_guard guard(all.mutex);
     all.list.push_back(this);
   }
-  ~memory_lender() { leave(); }
-  // Nobody asks from now on.
+  // Nobody asks from now on. Before anything of it is destroyed.
   void leave() noexcept {
     auto& all = everyone();
     const std::lock_guard guard(all.mutex);
