@@ -113,7 +113,7 @@ template <device Device>
 [[gnu::cold]] void engine<Device>::record_drop(storage& store, lane_id lane) noexcept {
   store.outlived = store.handed_over = false;
   if (recorder_ == nullptr) return;
-  if (!recorder_->drop(store.recorded, store_.order().stream(lane))) shapes_vary_ = true;
+  if (!recorder_->drop(store.recorded, store_.order().stream(lane))) learner_.shapes_vary();
 }
 
 // One group less that saved it; its copy goes with the last.

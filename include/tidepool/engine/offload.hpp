@@ -11,12 +11,11 @@ namespace tidepool::inline v0_2_0::detail {
 template <device Device>
 plan::action engine<Device>::planned(const chunk_state& chunk, int layer,
                                      std::span<handle* const> handles) const {
-  if (keeps_.everything_leaves()) return plan::action::offload;
   const auto what = keeps_.of(chunk.ordinal(), chunk.group_count(), layer, bytes_of(handles), [&] {
     return placement_.hold() ? std::numeric_limits<std::size_t>::max()
                              : store_.device_source().largest_free();
   });
-  const bool by_plan = !by_rule_ && what == plan::action::keep &&
+  const bool by_plan = !learner_.by_rule() && what == plan::action::keep &&
                        keeps_.planned(chunk.ordinal(), chunk.group_count()) == plan::action::keep;
   return by_plan && takes_more_than_planned(handles) ? plan::action::offload : what;
 }

@@ -116,7 +116,7 @@ void engine<Device>::reload_ahead() {
   store_.budget().keep();
   while (ahead_.size() < opts_.reload_ahead &&
          (!opts_.reload_ahead_bytes || ahead_bytes_ < *opts_.reload_ahead_bytes)) {
-    auto* chunk = live_.next_to_reload(backward_begun_);
+    auto* chunk = live_.next_to_reload(learner_.backward_begun());
     if (chunk == nullptr) return;
     try {
       if (!try_reload(*chunk, chunk->next_to_reload())) return;

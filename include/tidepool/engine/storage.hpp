@@ -64,6 +64,8 @@ struct storage {
   rectangle part;
   storage* next_part = nullptr;     // in the index of parts
   std::uint32_t idle = 0xFFFFFFFF;  // its slot among the storages that nobody holds
+
+  void outlives() { outlived = true; }
 };
 
 }  // namespace tidepool::detail
