@@ -151,7 +151,7 @@ void engine<Device>::hand_over(chunk_state& chunk, std::uint32_t index, lane_id 
     }
     forget_idle(*store);
     store->discarded = false;
-    if (std::exchange(store->outlived, false)) learner_.shapes_vary();
+    if (recorder_ != nullptr && recorder_->outlives(store->number, false)) learner_.shapes_vary();
     if (!*handles[i]) handles[i]->store_ = share(*store);
     handles[i]->saved_as_ = 0;
     hand_to(*store, handles[i]->lane_ = lane);
@@ -245,7 +245,7 @@ template <device Device>
   for (std::uint32_t i = 0; i < which.count; ++i) {
     const auto* store = items[i].store;
     if (store == nullptr || store->saves > 1 || store->handles > 0) continue;
-    recorder_->released(store->recorded, store_.order().stream(last_lane_));
+    recorder_->released(store->number, store_.order().stream(last_lane_));
   }
 }
 

@@ -217,8 +217,9 @@ class engine : public storage_owner {
   bool prefetch_state(storage& store, std::string_view name);
   [[nodiscard]] buffer<Device> fetch_state(storage& store, std::string_view name,
                                            stream_ref stream);
+  // `written`: it has contents.
   void write_state(storage& store, std::string_view name, buffer<Device>& changed,
-                   stream_ref stream);
+                   stream_ref stream, bool& written);
   void drop_state(storage& store) noexcept;
   [[nodiscard]] bool keep_orphan(storage& store) noexcept;
   void drop_orphans(bool nothing_ran) noexcept;
@@ -289,11 +290,17 @@ class engine : public storage_owner {
   [[nodiscard]] bool discardable(std::span<handle* const> handles) const;
   void note_recompute(chunk_state& chunk, const group& which, plan::action what);
   [[nodiscard]] bool stays_anyway(std::span<handle* const> handles) const;
+  // Beyond the commit that saved `saved` for it. Of a part that leaves nobody can say when the
+  // whole goes, which no group may save.
+  void note_held(const storage& held, const storage* saved) {
+    saved == &held ? void(recorder_->outlives(held.number)) : learner_.shapes_vary();
+  }
   void note_outliving(lane_id lane, std::span<handle* const> handles, bool counted);
   void note_held_by_hand(chunk_state& chunk, const group& which, std::span<handle* const> handles);
   void record_drop(storage& store, lane_id lane) noexcept;
   void note_handed_over(storage& store) const {
-    store.handed_over = recorder_ != nullptr && store.saves + store.stays > 0;
+    if (recorder_ == nullptr) return;
+    recorder_->handed_over(store.number, store.saves + store.stays > 0);
   }
   [[nodiscard]] static std::size_t bytes_of(std::span<handle* const> handles) {
     std::size_t bytes = 0;
@@ -447,7 +454,6 @@ class engine : public storage_owner {
   slot_list<storage*> idle_;       // on the device again only because another group needs them
   std::vector<storage*> orphans_;  // whose handles went while a capture was broken
   std::unique_ptr<recorder<Device>> recorder_;  // until the timed step is over
-  std::uint32_t next_recorded_ = 0;             // storage, for a recorder after it
   lane_id last_lane_{};                         // of the latest call on a compute stream
   trace::counters counters_;
   std::vector<std::uint64_t> bytes_before_step_;

@@ -193,10 +193,7 @@ void engine<Device>::empty_handles(chunk_state& chunk, group& which, lane_id lan
     each->saved_as_ = saved->number;
     auto& source = *std::exchange(each->store_, nullptr);
     source.discarded = what == plan::action::recompute;
-    if (recorder_ != nullptr && source.handles > 1) {
-      // Of a part that leaves nobody can say when the whole goes, which no group may save.
-      saved == &source ? source.outlives() : learner_.shapes_vary();
-    }
+    if (recorder_ != nullptr && source.handles > 1) note_held(source, saved);
     forget_handle(source, lane);
   }
   if (what == plan::action::recompute && which.leaving > 0) {
@@ -237,9 +234,7 @@ template <device Device>
 [[gnu::cold]] void engine<Device>::note_held_by_hand(chunk_state& chunk, const group& which,
                                                      std::span<handle* const> handles) {
   const auto* item = chunk.saved_of(which);
-  for (const auto* each : handles) {
-    (item++)->store == each->store_ ? each->store_->outlives() : learner_.shapes_vary();
-  }
+  for (const auto* each : handles) note_held(*each->store_, (item++)->store);
 }
 
 template <device Device>
@@ -254,7 +249,7 @@ template <device Device>
   for (std::size_t i = 0; i < handles.size(); ++i) {
     // Small or opted out: it counts among the `stays` of its storage all the same.
     if (wanted == plan::action::keep && !leaves(*handles[i], unused) &&
-        !recorder_->stayed_unsaved(handles[i]->store_->recorded)) {
+        !recorder_->stayed_unsaved(handles[i]->store_->number)) {
       learner_.shapes_vary();
     }
     if (stays ? leaves(*handles[i], unused) : items[i].store != nullptr) {
@@ -267,8 +262,9 @@ template <device Device>
         itself += other == &store ? 1 : 0;
       }
       // One that came back is a handle that no event before tells of.
-      const bool beside_others = !store.handed_over && store.saves + store.stays > itself;
-      if (!recorder_->saved(store.recorded, chunk.ordinal(), index, i, beside_others)) {
+      const bool beside_others =
+          !recorder_->was_handed_over(store.number) && store.saves + store.stays > itself;
+      if (!recorder_->saved(store.number, chunk.ordinal(), index, i, beside_others)) {
         learner_.shapes_vary();
       }
     }
@@ -287,9 +283,9 @@ template <device Device>
     auto& store = *each->store_;
     const auto its_own = counted ? 0 : std::ranges::count(handles, &store, &handle::store_);
     const bool beyond = store.handles > store.stays + static_cast<std::uint32_t>(its_own);
-    const bool before = std::exchange(store.outlived, beyond);
-    if (before && !store.outlived) record_drop(store, lane);
-    if (store.outlived && !counted) learner_.shapes_vary();  // its own hide when the others go
+    const bool before = recorder_->outlives(store.number, beyond);
+    if (before && !beyond) record_drop(store, lane);
+    if (beyond && !counted) learner_.shapes_vary();  // its own hide when the others go
   }
 }
 

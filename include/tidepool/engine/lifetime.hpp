@@ -36,7 +36,7 @@ engine<Device>::engine(Device& dev, const options& opts, std::vector<std::string
   for (const auto& name : names_) labels_.push_back(labelled(name));
   for (const auto& name : opts.recompute_modules) counters_.recomputed.push_back({name});
   if (opts.policy == policy_kind::automatic) {
-    recorder_ = std::make_unique<recorder<Device>>(dev, 0);
+    recorder_ = std::make_unique<recorder<Device>>(dev);
   }
   if constexpr (order_checking_device<Device>) {
     const auto& order = store_.order();

@@ -84,9 +84,7 @@ void engine<Device>::adopt(plan::profile step, plan::actions what, plan::placeme
   // What was forecast for shapes that repeat does run; with others what stays breaks memory up.
   const bool repeats = learner_.settle(std::move(step), by);
   store_.device_source().set_fit(repeats ? fit_policy::ready_first : fit_policy::spare_largest);
-  if (recorder_ == nullptr || by == followed::trial) return;
-  next_recorded_ = recorder_->next_storage();
-  recorder_.reset();
+  if (by != followed::trial) recorder_.reset();
 }
 
 template <device Device>
@@ -113,7 +111,7 @@ void engine<Device>::record_again() noexcept {
 template <device Device>
 void engine<Device>::warm_up_anew() {
   if (opts_.policy == policy_kind::automatic && recorder_ == nullptr) {
-    recorder_ = std::make_unique<recorder<Device>>(*dev_, next_recorded_);
+    recorder_ = std::make_unique<recorder<Device>>(*dev_);
   }
   record_again();
 }
