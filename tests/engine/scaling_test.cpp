@@ -18,7 +18,7 @@
 #include "tidepool/device/null.hpp"
 #include "tidepool/engine/group.hpp"
 #include "tidepool/engine/open_chunks.hpp"
-#include "tidepool/engine/slot_list.hpp"
+#include "tidepool/core/slot_list.hpp"
 
 namespace {
 

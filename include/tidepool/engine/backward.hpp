@@ -36,7 +36,7 @@ std::uint32_t engine<Device>::fetch(chunk_state& chunk, module_id module, int la
   if (away) which.state = group_state::away;
   if (which.state == group_state::discarded) return index;
   if (which.state == group_state::away) {
-    forget_ahead(which);
+    ahead_.forget(which.ahead);
     require_reload(chunk, index);
   }
   // All joins first: should one fail, the group may be restored again.
@@ -138,7 +138,7 @@ void engine<Device>::hand_over(chunk_state& chunk, std::uint32_t index, lane_id 
                                std::span<handle* const> handles, std::size_t from) {
   auto& which = chunk.at(index);
   auto* items = chunk.saved_of(which);
-  forget_ahead(which);
+  ahead_.forget(which.ahead);
   for (std::uint32_t i = 0; i < which.count; ++i) {
     if (items[i].in_hand) forget_save(*std::exchange(items[i].store, nullptr));
     auto* store = items[i].store;
@@ -229,7 +229,7 @@ void engine<Device>::wait_for(const handle& saved, lane_id lane) {
 template <device Device>
 void engine<Device>::forget_group(chunk_state& chunk, group& which) {
   if (which.kept > 0) forget_kept(chunk, which);
-  forget_ahead(which);
+  ahead_.forget(which.ahead);
   auto* items = chunk.saved_of(which);
   for (std::uint32_t i = 0; i < which.count; ++i) {
     if (items[i].store != nullptr) forget_save(*items[i].store);

@@ -16,18 +16,19 @@
 #include "tidepool/core/call_ref.hpp"
 #include "tidepool/core/linkage.hpp"
 #include "tidepool/core/plan_source.hpp"
+#include "tidepool/core/slot_list.hpp"
 #include "tidepool/engine/followed_placement.hpp"
 #include "tidepool/engine/group.hpp"
 #include "tidepool/engine/memory_layout.hpp"
 #include "tidepool/engine/open_chunks.hpp"
 #include "tidepool/engine/recorder.hpp"
 #include "tidepool/engine/room.hpp"
-#include "tidepool/engine/slot_list.hpp"
 #include "tidepool/engine/step_learner.hpp"
 #include "tidepool/engine/storages.hpp"
 #include "tidepool/engine/subject.hpp"
 #include "tidepool/plan/step_plan.hpp"
 #include "tidepool/rules/forgotten_groups.hpp"
+#include "tidepool/rules/reloads_ahead.hpp"
 #include "tidepool/rules/residency.hpp"
 #include "tidepool/rules/window.hpp"
 #include "tidepool/trace/counters.hpp"
@@ -257,10 +258,9 @@ class engine : public storage_owner {
   }
 
  private:
-  struct ahead {
+  struct group_ref {
     chunk_state* chunk;
     std::uint32_t index;
-    std::size_t bytes;
   };
 
   ~engine();
@@ -320,6 +320,7 @@ class engine : public storage_owner {
   };
   void collect(chunk_state& chunk, group& into, std::span<handle* const> handles, plan::action what,
                bool choose, tally& seen);
+  [[nodiscard]] const char* why_not(const handle& given) const;
   [[nodiscard]] bool move_on(chunk_state& chunk, group& into);
   [[nodiscard]] static std::size_t elements_of(const storage& whole, std::size_t bytes);
   [[nodiscard]] bool leaves(const handle& candidate, tally& seen) const;
@@ -376,7 +377,6 @@ class engine : public storage_owner {
     return item.store != nullptr && given.store_ != nullptr &&
            item.store->origin == given.store_->number && item.store->part == given.part_;
   }
-  void forget_ahead(group& which);
   void reload_again(chunk_state& chunk, std::uint32_t index);
 
   static void require_away(const storage& store, const char* call, std::string_view name);
@@ -393,6 +393,15 @@ class engine : public storage_owner {
   void forget_kept(chunk_state& chunk, group& which);
   void forget_idle(storage& store);
   [[nodiscard]] bool evict_one();
+  // Evicts until `take` has found room; false where nothing is left to evict.
+  template <class Take>
+  [[nodiscard]] bool take_or_evict(const Take& take) {
+    store_.budget().keep();
+    while (!take()) {
+      if (!evict_one() && !store_.budget().exceed()) return false;
+    }
+    return true;
+  }
   [[nodiscard]] memory_layout layout(bool reloads = true) const;
   // Before an eager call that takes or reads memory.
   void settle() {
@@ -449,8 +458,7 @@ class engine : public storage_owner {
   std::vector<std::unique_ptr<chunk_state>> chunks_;
   std::vector<chunk_state*> spare_;
   open_chunks live_;
-  slot_list<ahead> ahead_;  // reloaded and not restored, in the order of their use
-  std::size_t ahead_bytes_ = 0;
+  reloads_ahead<group_ref> ahead_;
   slot_list<storage*> idle_;       // on the device again only because another group needs them
   std::vector<storage*> orphans_;  // whose handles went while a capture was broken
   std::unique_ptr<recorder<Device>> recorder_;  // until the timed step is over

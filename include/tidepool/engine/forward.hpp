@@ -206,17 +206,11 @@ template <device Device>
 void engine<Device>::release_saved(chunk_state& chunk, module_id module, int layer, lane_id lane,
                                    std::span<handle* const> handles) {
   for (std::size_t i = 0; i < handles.size(); ++i) {
-    const auto* store = handles[i]->store_;
     const auto before = handles.begin() + static_cast<std::ptrdiff_t>(i);
-    const char* const why =
-        store == nullptr       ? " holds no memory; was it committed or moved away before?"
-        : store->owner != this ? " belongs to another offloader; commit it in a chunk of its own"
-        : store->of_host_state ? " belongs to a host_state; write_back it, or reset it"
-        : std::find(handles.begin(), before, handles[i]) != before ? " is given twice"
-                                                                   : nullptr;
-    if (why != nullptr) {
-      refuse("commit", chunk, module, layer, "argument " + std::to_string(i + 1) + why);
-    }
+    const char* why = why_not(*handles[i]);
+    if (std::find(handles.begin(), before, handles[i]) != before) why = "is given twice";
+    if (why == nullptr) continue;
+    refuse("commit", chunk, module, layer, "argument " + std::to_string(i + 1) + " " + why);
   }
   const auto used = store_.order().record(lane);
   for (auto* each : handles) note_use(*each->store_, lane, used);

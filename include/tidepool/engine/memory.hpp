@@ -170,9 +170,9 @@ bool engine<Device>::evict_one() {
     return true;
   }
   if (ahead_.empty()) return false;
-  const auto last = ahead_[ahead_.last()];
+  const auto last = ahead_.latest();
   auto& which = last.chunk->at(last.index);
-  forget_ahead(which);
+  ahead_.forget(which.ahead);
   auto* items = last.chunk->saved_of(which);
   for (std::uint32_t i = 0; i < which.count; ++i) {
     auto* store = items[i].store;
@@ -188,11 +188,8 @@ bool engine<Device>::evict_one() {
 template <device Device>
 void engine<Device>::place_or_throw(storage& store, lane_id lane, const char* call,
                                     std::size_t offset) {
-  store_.budget().keep();
-  while (!store_.place(store, lane, offset)) {
-    if (evict_one() || store_.budget().exceed()) continue;
-    throw_out_of_device(store.bytes, call, store.source);
-  }
+  if (take_or_evict([&] { return store_.place(store, lane, offset); })) return;
+  throw_out_of_device(store.bytes, call, store.source);
 }
 
 template <device Device>

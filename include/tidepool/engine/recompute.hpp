@@ -226,9 +226,7 @@ void engine<Device>::lend(chunk_state& chunk, const group& which, lane_id lane,
       continue;
     }
     const bool away = !store->on_device;
-    store_.budget().keep();
-    while (!store->on_device && !place_again(*store, lane)) {
-      if (evict_one() || store_.budget().exceed()) continue;
+    if (!take_or_evict([&] { return store->on_device || place_again(*store, lane); })) {
       throw_out_of_device(store->bytes,
                           "recompute of " + name_of_group(chunk, which.module, which.layer),
                           store->source);
@@ -267,7 +265,7 @@ void engine<Device>::take_back_lent(chunk_state& chunk, std::uint32_t index, lan
     take_back(*store, lane);
   }
   if (which.state == group_state::discarded) return;
-  forget_ahead(which);
+  ahead_.forget(which.ahead);
   reload_again(chunk, index);
 }
 

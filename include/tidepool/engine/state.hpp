@@ -91,9 +91,7 @@ buffer<Device> engine<Device>::fetch_state(storage& store, std::string_view name
   require_away(store, "fetch", name);
   const auto lane = lane_of(stream);
   const bool was_there = static_cast<bool>(store.on_device);
-  store_.budget().keep();
-  while (!store.on_device && !bring_state(store, name)) {
-    if (evict_one() || store_.budget().exceed()) continue;
+  if (!take_or_evict([&] { return was_there || bring_state(store, name); })) {
     throw_out_of_device(store.bytes, "fetch of " + std::string(name), nullptr);
   }
   try {
