@@ -86,7 +86,12 @@ class step_learner {
       const bool more = now_.begun < planned.size();
       now_.given_up = now_.dropped && !more;  // the batch is run again, in the same step
       const bool meant = more && planned[now_.begun].model_chunk == model_chunk;
-      if (!meant && !now_.given_up) throw_unplanned(model_chunk);
+      if (!meant && !now_.given_up) {
+        refuse("begin: chunk " + std::to_string(now_.begun) + " of the step is of model chunk " +
+                   std::to_string(model_chunk),
+               more ? "model chunk " + std::to_string(planned[now_.begun].model_chunk) + " there"
+                    : "only " + std::to_string(planned.size()) + " chunks");
+      }
     }
     if (!warming_up()) return;
     make_room(step_.chunks, now_.begun + 1);
@@ -119,7 +124,10 @@ class step_learner {
   }
   // A chunk of so many groups is to finish.
   void expect_no_more(std::size_t chunk, std::size_t groups) const {
-    if (held_to_plan() && groups != step_.chunks[chunk].groups.size()) throw_lacks(chunk, groups);
+    if (!held_to_plan() || groups == step_.chunks[chunk].groups.size()) return;
+    refuse("finish: chunk " + std::to_string(chunk) + " of the step had " + std::to_string(groups) +
+               " groups",
+           std::to_string(step_.chunks[chunk].groups.size()));
   }
   // It is over, or is `dropped` in the middle; true where its pass was given up: `unfinished` tells
   // what the chunk itself knows of that.
@@ -157,7 +165,10 @@ class step_learner {
     if (over.starved && over.given_up && may_leave_plan()) return stage::starved;
     // An evaluation proves nothing, nor does a step without some of its chunks.
     const bool proves = unproven() && over.begun > 0 && !over.given_up;
-    if (proves && over.begun != step_.chunks.size()) throw_other_count(over.begun);
+    if (proves && over.begun != step_.chunks.size()) {
+      refuse("end_step: the step had " + std::to_string(over.begun) + " chunks",
+             std::to_string(step_.chunks.size()));
+    }
     if (proves) follows_ = followed::planned;
     if (size.outgrown && plans_anew()) return stage::outgrown;
     // Only a step that trained teaches; an evaluation before it does not.
@@ -263,26 +274,9 @@ class step_learner {
     return !warming_up() && !captured_ && (automatic_ || (by_rule() && rule_keeps_));
   }
 
-  [[noreturn, gnu::cold]] void throw_unplanned(int model_chunk) const {
-    const auto& planned = step_.chunks;
-    throw misuse_error(
-        "begin: chunk " + std::to_string(now_.begun) + " of the step is of model chunk " +
-        std::to_string(model_chunk) + ", but the plan that is followed has " +
-        (now_.begun < planned.size()
-             ? "model chunk " + std::to_string(planned[now_.begun].model_chunk) + " there"
-             : "only " + std::to_string(planned.size()) + " chunks") +
-        "; plan a profile of these steps");
-  }
-  [[noreturn, gnu::cold]] void throw_lacks(std::size_t chunk, std::size_t groups) const {
-    throw misuse_error("finish: chunk " + std::to_string(chunk) + " of the step had " +
-                       std::to_string(groups) + " groups, but the plan that is followed has " +
-                       std::to_string(step_.chunks[chunk].groups.size()) +
+  [[noreturn, gnu::cold]] static void refuse(const std::string& what, const std::string& planned) {
+    throw misuse_error(what + ", but the plan that is followed has " + planned +
                        "; plan a profile of these steps");
-  }
-  [[noreturn, gnu::cold]] void throw_other_count(std::size_t chunks) const {
-    throw misuse_error("end_step: the step had " + std::to_string(chunks) +
-                       " chunks, but the plan that is followed has " +
-                       std::to_string(step_.chunks.size()) + "; plan a profile of these steps");
   }
 
   bool automatic_;

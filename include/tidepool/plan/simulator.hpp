@@ -238,14 +238,14 @@ class simulator {
           !computed ||
           (outgoing &&
            (joined || (!known && by_offload_.front().order < by_compute_.front().order)));
-      auto& from = (first_out ? by_offload_ : by_compute_).front();
+      auto& queue_of = first_out ? by_offload_ : by_compute_;
+      auto& from = queue_of.front();
       ready = std::max(ready, from.time);
       if (first_out) {
         seen_by_reload_ = std::max(seen_by_reload_, from.offload);
       } else {
         compute_seen_by_reload_ = std::max(compute_seen_by_reload_, from.order);
       }
-      auto& queue_of = first_out ? by_offload_ : by_compute_;
       const auto part = std::min(left, from.bytes);
       from.bytes -= part;
       left -= part;
