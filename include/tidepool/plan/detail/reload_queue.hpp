@@ -22,7 +22,7 @@ class reload_queue {
     map_ = &map;
     most_groups_ = groups;
     most_bytes_ = bytes;
-    for (auto& each : slots_) ahead_.forget(each);
+    while (!ahead_.empty()) ahead_.forget(slots_[ahead_.latest()]);
     slots_.assign(map.groups.size(), ahead::none);
     where_.assign(map.groups.size(), place::nowhere);
     forward_done_.assign(map.first.size(), false);
