@@ -33,13 +33,16 @@ class host_state {
   host_state() = default;
   /// The other is empty afterwards.
   host_state(host_state&& other) noexcept
-      : store_(std::exchange(other.store_, nullptr)), name_(std::move(other.name_)) {}
+      : store_(std::exchange(other.store_, nullptr)),
+        name_(std::move(other.name_)),
+        written_(other.written_) {}
   /// Drops what it held; the other is empty afterwards.
   host_state& operator=(host_state&& other) noexcept {
     if (this != &other) {
       drop();
       store_ = std::exchange(other.store_, nullptr);
       name_ = std::move(other.name_);
+      written_ = other.written_;
     }
     return *this;
   }
@@ -66,7 +69,7 @@ class host_state {
   /// for a capture that begins. Inside a capture it is here only for what is captured after it, and
   /// once that has been launched.
   bool prefetch() {
-    return store_ != nullptr && store_->written &&
+    return store_ != nullptr && written_ &&
            detail::owner_of<Device>(*store_).prefetch_state(*store_, name_);
   }
 
@@ -75,7 +78,7 @@ class host_state {
   /// written, or here already), `out_of_budget`, `device_error`.
   [[nodiscard]] buffer<Device> fetch(stream_ref stream) {
     require("fetch");
-    if (!store_->written) {
+    if (!written_) {
       throw misuse_error(
           "fetch of " + name_ +
           ": nothing was ever written, or the last write_back failed; create() it, fill it,"
@@ -89,7 +92,7 @@ class host_state {
   /// first contents inside a capture; `device_error`. `changed` is then as before.
   void write_back(buffer<Device>& changed, stream_ref stream) {
     require("write_back");
-    detail::owner_of<Device>(*store_).write_state(*store_, name_, changed, stream);
+    detail::owner_of<Device>(*store_).write_state(*store_, name_, changed, stream, written_);
   }
 
  private:
@@ -110,6 +113,7 @@ class host_state {
 
   detail::storage* store_ = nullptr;
   std::string name_;
+  bool written_ = false;  // it has contents
 };
 
 }  // namespace tidepool

@@ -8,6 +8,8 @@
 
 #include "rig.hpp"
 #include "tidepool/error.hpp"
+#include "tidepool/plan/detail/reload_queue.hpp"
+#include "tidepool/rules/reloads_ahead.hpp"
 
 namespace {
 
@@ -446,4 +448,89 @@ TEST_CASE("reload: a chunk that saved nothing has its turn in backward, and the 
     open.end_forward();
     CHECK(desk.dev.reloads() == 1);
   }
+}
+
+TEST_CASE("reload: what is ahead has limits by groups and bytes, and the latest goes first") {
+  tidepool::detail::reloads_ahead<int> ahead;
+  CHECK(ahead.empty());
+  CHECK_FALSE(ahead.may_grow(0, ahead.unlimited));
+  auto first = ahead.add(1, 100);
+  auto second = ahead.add(2, 50);
+  CHECK(ahead.may_grow(3, 151));
+  CHECK_FALSE(ahead.may_grow(2, 151));
+  CHECK_FALSE(ahead.may_grow(3, 150));
+  CHECK(ahead.latest() == 2);
+  ahead.forget(first);
+  ahead.forget(first);  // it is not there any more
+  CHECK(ahead.latest() == 2);
+  CHECK(ahead.may_grow(2, 51));
+  CHECK_FALSE(ahead.may_grow(2, 50));
+  ahead.forget(second);
+  CHECK(ahead.empty());
+  CHECK(second == ahead.none);
+}
+
+TEST_CASE("reload: in a step that is known the queue goes back by what was evicted") {
+  namespace plan = tidepool::plan;
+  using plan::detail::place;
+  plan::profile step;  // one chunk of four groups, the third of which saves nothing
+  step.chunks.push_back({0, std::vector<plan::group_profile>(4), 0});
+  for (std::uint32_t g = 0; g < 4; ++g) {
+    if (g != 2) step.storages.push_back({256, 0, g, 0});
+    step.events.push_back({plan::event_kind::commit, g, 0, 1, 0});
+  }
+  for (std::uint32_t g = 4; g-- > 0;) {
+    step.events.push_back({plan::event_kind::restore, g, 0, 1, 0});
+  }
+  const plan::detail::layout map(step);
+  plan::detail::reload_queue queue;
+  std::vector<std::uint32_t> seen;
+  bool room = true;
+  const auto advance = [&] {
+    seen.clear();
+    queue.advance([](std::uint32_t group) { return group != 1; },
+                  [&](std::uint32_t group) {
+                    if (!room) return false;
+                    queue.where(group) = place::arriving;
+                    seen.push_back(group);
+                    return true;
+                  });
+    return seen;
+  };
+  using groups = std::vector<std::uint32_t>;
+  for (int run = 0; run < 2; ++run) {
+    queue.start(map, 2, queue.unlimited);
+    for (std::uint32_t g = 0; g < 4; ++g) queue.where(g) = place::away;
+    CHECK(advance().empty());  // its forward pass is not over
+    queue.end_forward(0);
+    room = false;
+    CHECK(advance().empty());
+    room = true;
+    CHECK(advance() == groups{3, 0});
+    CHECK(queue.evict() == 0);
+    CHECK(queue.where(0) == place::away);
+    CHECK(queue.evict() == 3);
+    CHECK(queue.evict() == plan::none);
+    CHECK(advance() == groups{3, 0});
+    queue.restored(3);
+    CHECK(queue.evict() == 0);
+    SUBCASE("restored on demand") {
+      queue.restored(0);
+      CHECK(advance().empty());
+    }
+    SUBCASE("there at the end of the run") { CHECK(advance() == groups{0}); }
+  }
+  for (const auto there : {place::device, place::arriving, place::nowhere}) {
+    queue.start(map, 2, queue.unlimited);
+    queue.end_forward(0);
+    queue.where(0) = place::away;
+    queue.where(3) = there;  // passed over, but waited for where it was not committed yet
+    CHECK(advance().size() == (there == place::nowhere ? 0 : 1));
+  }
+  queue.start(map, 2, 256);
+  for (std::uint32_t g = 0; g < 4; ++g) queue.where(g) = place::away;
+  queue.end_forward(0);
+  CHECK(advance() == groups{3});
+  queue.restored(3);
+  CHECK(advance() == groups{0});
 }

@@ -15,10 +15,10 @@
 
 #include "tidepool/core/number_set.hpp"
 #include "tidepool/core/part_index.hpp"
+#include "tidepool/core/slot_list.hpp"
 #include "tidepool/device/null.hpp"
 #include "tidepool/engine/group.hpp"
 #include "tidepool/engine/open_chunks.hpp"
-#include "tidepool/engine/slot_list.hpp"
 
 namespace {
 

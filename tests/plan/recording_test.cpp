@@ -540,7 +540,7 @@ TEST_CASE("recording: what stays for another group is told as if it left") {
     CHECK(drop(on->profile()) == 2);
     tidepool::decision keeps_first;
     keeps_first.made.what = {{plan::action::keep, plan::action::offload}};
-    on->try_out(on->profile(), keeps_first);
+    on->apply(on->profile(), keeps_first, tidepool::detail::followed::trial);
     step();
     CHECK(on->counters().modules[1].groups_resident == 1);
     CHECK_NOTHROW(plan::check(on->profile()));

@@ -36,7 +36,7 @@ std::uint32_t engine<Device>::fetch(chunk_state& chunk, module_id module, int la
   if (away) which.state = group_state::away;
   if (which.state == group_state::discarded) return index;
   if (which.state == group_state::away) {
-    forget_ahead(which);
+    ahead_.forget(which.ahead);
     require_reload(chunk, index);
   }
   // All joins first: should one fail, the group may be restored again.
@@ -138,7 +138,7 @@ void engine<Device>::hand_over(chunk_state& chunk, std::uint32_t index, lane_id 
                                std::span<handle* const> handles, std::size_t from) {
   auto& which = chunk.at(index);
   auto* items = chunk.saved_of(which);
-  forget_ahead(which);
+  ahead_.forget(which.ahead);
   for (std::uint32_t i = 0; i < which.count; ++i) {
     if (items[i].in_hand) forget_save(*std::exchange(items[i].store, nullptr));
     auto* store = items[i].store;
@@ -151,7 +151,7 @@ void engine<Device>::hand_over(chunk_state& chunk, std::uint32_t index, lane_id 
     }
     forget_idle(*store);
     store->discarded = false;
-    if (std::exchange(store->outlived, false)) shapes_vary_ = true;
+    if (recorder_ != nullptr && recorder_->outlives(store->number, false)) learner_.shapes_vary();
     if (!*handles[i]) handles[i]->store_ = share(*store);
     handles[i]->saved_as_ = 0;
     hand_to(*store, handles[i]->lane_ = lane);
@@ -191,8 +191,7 @@ void engine<Device>::begin_backward(chunk_state& chunk) {
   }
   chunk.begin_backward();
   live_.look_again(chunk);
-  ++backward_begun_;
-  if (warming_up()) profile_.passes.push_back({chunk.ordinal(), true});
+  learner_.backward_begins(chunk.ordinal());
 }
 
 template <device Device>
@@ -203,10 +202,7 @@ void engine<Device>::check_finished(const chunk_state& chunk) const {
                      "discarded and never computed again; call recompute in backward before the"
                      " tensor is read");
   }
-  if (chunk.waiting() == 0) {
-    if (held_to_plan()) expect_no_more(chunk);
-    return;
-  }
+  if (chunk.waiting() == 0) return learner_.expect_no_more(chunk.ordinal(), chunk.group_count());
   std::string first;
   for (std::uint32_t i = 0; i < chunk.group_count() && first.empty(); ++i) {
     const auto& each = chunk.at(i);
@@ -233,7 +229,7 @@ void engine<Device>::wait_for(const handle& saved, lane_id lane) {
 template <device Device>
 void engine<Device>::forget_group(chunk_state& chunk, group& which) {
   if (which.kept > 0) forget_kept(chunk, which);
-  forget_ahead(which);
+  ahead_.forget(which.ahead);
   auto* items = chunk.saved_of(which);
   for (std::uint32_t i = 0; i < which.count; ++i) {
     if (items[i].store != nullptr) forget_save(*items[i].store);
@@ -249,7 +245,7 @@ template <device Device>
   for (std::uint32_t i = 0; i < which.count; ++i) {
     const auto* store = items[i].store;
     if (store == nullptr || store->saves > 1 || store->handles > 0) continue;
-    recorder_->released(store->recorded, store_.order().stream(last_lane_));
+    recorder_->released(store->number, store_.order().stream(last_lane_));
   }
 }
 
@@ -277,11 +273,10 @@ template <device Device>
 template <device Device>
 void engine<Device>::end_chunk(chunk_state& chunk, bool finished) noexcept {
   if (!chunk.info().forward_only) {
-    // One that lacks groups of the plan was refused by `finish`, and proves no plan.
-    const bool lacks =
-        held_to_plan() && chunk.group_count() != profile_.chunks[chunk.ordinal()].groups.size();
-    const bool given_up = !finished && (chunk.waiting() > 0 || !chunk.discarded().empty() ||
-                                        !chunk.backward_begun() || lacks);
+    const bool unfinished =
+        chunk.waiting() > 0 || !chunk.discarded().empty() || !chunk.backward_begun();
+    const bool given_up =
+        learner_.chunk_ends(chunk.ordinal(), chunk.group_count(), !finished, unfinished);
     if (given_up && replayed_ && opts_.poison) meet_quietly();
     for (std::uint32_t i = 0; i < chunk.group_count(); ++i) {
       auto& each = chunk.at(i);
@@ -289,14 +284,9 @@ void engine<Device>::end_chunk(chunk_state& chunk, bool finished) noexcept {
     }
     live_.remove(chunk);
     if (chunk.backward_begun()) trace_pass(chunk, true, false);
-    const auto& planned = profile_.chunks;
-    growth_.chunk_ended(chunk.group_count(),
-                        chunk.ordinal() < planned.size() &&
-                            chunk.group_count() <= planned[chunk.ordinal()].groups.size());
-    given_up_ = given_up_ || given_up;
-    dropped_ = dropped_ || !finished;
-    if (given_up && !chunk.backward_begun() && chunk.ordinal() + 1 == begun_) {
-      forget_latest_chunk(chunk);
+    if (given_up && !chunk.backward_begun() && chunk.ordinal() + 1 == learner_.begun()) {
+      learner_.forget_latest_chunk();
+      live_.reuse_latest(chunk);
     } else {
       try {
         begin_backward(chunk);  // one that saved nothing takes its place in the order all the same

@@ -42,7 +42,7 @@ void engine<Device>::begin_capture(lane_id origin) {
         " it to others, and a graph would go on writing to it; run this part of the step outside of"
         " graphs, or leave parts::memory out");
   }
-  if (warming_up()) {
+  if (learner_.warming_up()) {
     if (opts_.policy == policy_kind::automatic) {
       throw misuse_error("capture: the automatic policy has no plan yet; run " +
                          std::to_string(opts_.timed_step) +
@@ -83,7 +83,7 @@ auto engine<Device>::end_capture(lane_id origin) -> device_graph {
     auto graph = dev_->end_capture(order.stream(origin));
     order.end_capture();
     drop_orphans(false);
-    captured_ = true;
+    learner_.captures();
     return graph;
   } catch (...) {
     leave_capture();

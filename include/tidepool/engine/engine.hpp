@@ -16,20 +16,19 @@
 #include "tidepool/core/call_ref.hpp"
 #include "tidepool/core/linkage.hpp"
 #include "tidepool/core/plan_source.hpp"
+#include "tidepool/core/slot_list.hpp"
 #include "tidepool/engine/followed_placement.hpp"
 #include "tidepool/engine/group.hpp"
 #include "tidepool/engine/memory_layout.hpp"
 #include "tidepool/engine/open_chunks.hpp"
 #include "tidepool/engine/recorder.hpp"
 #include "tidepool/engine/room.hpp"
-#include "tidepool/engine/slot_list.hpp"
-#include "tidepool/engine/stage.hpp"
+#include "tidepool/engine/step_learner.hpp"
 #include "tidepool/engine/storages.hpp"
 #include "tidepool/engine/subject.hpp"
 #include "tidepool/plan/step_plan.hpp"
 #include "tidepool/rules/forgotten_groups.hpp"
-#include "tidepool/rules/growth.hpp"
-#include "tidepool/rules/policy.hpp"
+#include "tidepool/rules/reloads_ahead.hpp"
 #include "tidepool/rules/residency.hpp"
 #include "tidepool/rules/window.hpp"
 #include "tidepool/trace/counters.hpp"
@@ -76,7 +75,13 @@ class engine : public storage_owner {
     return lane;
   }
   // The same where a handle goes or a capture begins, of whatever graphs have left where.
-  [[nodiscard]] lane_id lane_to_release(stream_ref stream);
+  [[nodiscard]] lane_id lane_to_release(stream_ref stream) {
+    if constexpr (capturing_device<Device>) {
+      if (dev_->capturing(stream) != store_.order().capturing()) throw_mixed_capture();
+      if (replayed_) meet_after_launch();
+    }
+    return store_.order().of(stream);
+  }
   [[nodiscard]] lane_id lane_of_launch(stream_ref stream) { return store_.order().of(stream); }
   [[nodiscard]] storages<Device>& memory() { return store_; }
   [[nodiscard]] const options& settings() const { return opts_; }
@@ -213,8 +218,9 @@ class engine : public storage_owner {
   bool prefetch_state(storage& store, std::string_view name);
   [[nodiscard]] buffer<Device> fetch_state(storage& store, std::string_view name,
                                            stream_ref stream);
+  // `written`: it has contents.
   void write_state(storage& store, std::string_view name, buffer<Device>& changed,
-                   stream_ref stream);
+                   stream_ref stream, bool& written);
   void drop_state(storage& store) noexcept;
   [[nodiscard]] bool keep_orphan(storage& store) noexcept;
   void drop_orphans(bool nothing_ran) noexcept;
@@ -230,16 +236,15 @@ class engine : public storage_owner {
   [[nodiscard]] const std::vector<std::string>& names() const { return names_; }
 
   // What the warm-up recorded.
-  [[nodiscard]] const plan::profile& profile() const { return profile_; }
+  [[nodiscard]] const plan::profile& profile() const { return learner_.step(); }
 
   // Follows this from now on. `step` is the profile that it was made for.
-  void adopt(plan::profile step, plan::actions what, plan::placement where = {});
+  void adopt(plan::profile step, plan::actions what, plan::placement where = {},
+             followed by = followed::planned);
   // The same for a decision, with its limits.
-  void apply(plan::profile step, const decision& what);
+  void apply(plan::profile step, const decision& what, followed by);
   // The same for one from elsewhere, which the next step is held to.
   void follow(plan::profile step, const decision& what);
-  // Follows it for one step, which is recorded.
-  void try_out(plan::profile step, const decision& what);
   // The plan that was to be made of a recorded step was not: the next step is the first again.
   void record_again() noexcept;
 
@@ -253,10 +258,9 @@ class engine : public storage_owner {
   }
 
  private:
-  struct ahead {
+  struct group_ref {
     chunk_state* chunk;
     std::uint32_t index;
-    std::size_t bytes;
   };
 
   ~engine();
@@ -269,15 +273,10 @@ class engine : public storage_owner {
       return false;
     }
   }
-  [[nodiscard]] bool warming_up() const { return warming_up_; }
   // The step then finds the memory that any other finds.
   void coalesce_after_evaluation() {
-    if (evaluated_ && begun_ == 0) store_.device_source().coalesce();
+    if (learner_.evaluated_between()) store_.device_source().coalesce();
   }
-  // Offers are timed in the first step alone: the plan is made of a later one, whose calls then
-  // have the order of the steps that follow the plan.
-  [[nodiscard]] bool measuring() const { return recorder_ != nullptr && trained_steps_ == 0; }
-  [[nodiscard]] double known_recompute_us(const chunk_state& chunk, const group& which) const;
   // The compute stream has come to a call; costs a branch while no step is being recorded.
   [[nodiscard]] std::size_t arrive(lane_id lane) {
     last_lane_ = lane;
@@ -291,11 +290,17 @@ class engine : public storage_owner {
   [[nodiscard]] bool discardable(std::span<handle* const> handles) const;
   void note_recompute(chunk_state& chunk, const group& which, plan::action what);
   [[nodiscard]] bool stays_anyway(std::span<handle* const> handles) const;
+  // Beyond the commit that saved `saved` for it. Of a part that leaves nobody can say when the
+  // whole goes, which no group may save.
+  void note_held(const storage& held, const storage* saved) {
+    saved == &held ? void(recorder_->outlives(held.number)) : learner_.shapes_vary();
+  }
   void note_outliving(lane_id lane, std::span<handle* const> handles, bool counted);
   void note_held_by_hand(chunk_state& chunk, const group& which, std::span<handle* const> handles);
   void record_drop(storage& store, lane_id lane) noexcept;
   void note_handed_over(storage& store) const {
-    store.handed_over = recorder_ != nullptr && store.saves + store.stays > 0;
+    if (recorder_ == nullptr) return;
+    recorder_->handed_over(store.number, store.saves + store.stays > 0);
   }
   [[nodiscard]] static std::size_t bytes_of(std::span<handle* const> handles) {
     std::size_t bytes = 0;
@@ -303,8 +308,9 @@ class engine : public storage_owner {
     return bytes;
   }
 
-  [[nodiscard]] ended_step close_step();
+  void close_step();
   [[nodiscard]] stage learn();
+  void start_recording() noexcept;
 
   // Tensors of one commit, counted once it has succeeded.
   struct tally {
@@ -314,6 +320,7 @@ class engine : public storage_owner {
   };
   void collect(chunk_state& chunk, group& into, std::span<handle* const> handles, plan::action what,
                bool choose, tally& seen);
+  [[nodiscard]] const char* why_not(const handle& given) const;
   [[nodiscard]] bool move_on(chunk_state& chunk, group& into);
   [[nodiscard]] static std::size_t elements_of(const storage& whole, std::size_t bytes);
   [[nodiscard]] bool leaves(const handle& candidate, tally& seen) const;
@@ -370,22 +377,15 @@ class engine : public storage_owner {
     return item.store != nullptr && given.store_ != nullptr &&
            item.store->origin == given.store_->number && item.store->part == given.part_;
   }
-  void forget_ahead(group& which);
   void reload_again(chunk_state& chunk, std::uint32_t index);
 
   static void require_away(const storage& store, const char* call, std::string_view name);
   [[nodiscard]] bool bring_state(storage& store, std::string_view name);
   void take_back(storage& store, lane_id on);
-  [[nodiscard]] bool plans_anew() const;
-  [[nodiscard]] bool may_leave_plan() const;
   void warm_up_anew();
-  void forget_latest_chunk(const chunk_state& chunk) noexcept;
   // The steps to come have no plan: an arena keeps their memory closer together.
   void without_a_plan() noexcept;
-  [[nodiscard]] bool held_to_plan() const { return unproven_ && !given_up_; }
-  void expect_chunk(const chunk_info& info) const;
   void expect_group(const chunk_state& chunk, module_id module, int layer, commit_kind how) const;
-  void expect_no_more(const chunk_state& chunk) const;
   void forget_handle(storage& store, lane_id lane);
   void forget_save(storage& store);
   void forget_group(chunk_state& chunk, group& which);
@@ -393,6 +393,15 @@ class engine : public storage_owner {
   void forget_kept(chunk_state& chunk, group& which);
   void forget_idle(storage& store);
   [[nodiscard]] bool evict_one();
+  // Evicts until `take` has found room; false where nothing is left to evict.
+  template <class Take>
+  [[nodiscard]] bool take_or_evict(const Take& take) {
+    store_.budget().keep();
+    while (!take()) {
+      if (!evict_one() && !store_.budget().exceed()) return false;
+    }
+    return true;
+  }
   [[nodiscard]] memory_layout layout(bool reloads = true) const;
   // Before an eager call that takes or reads memory.
   void settle() {
@@ -442,41 +451,22 @@ class engine : public storage_owner {
   trace::nvtx_names ranges_;
   std::vector<window> windows_;
   residency keeps_;
+  step_learner learner_;
   forgotten_groups forgotten_;
   followed_placement placement_;
   storages<Device> store_;
   std::vector<std::unique_ptr<chunk_state>> chunks_;
   std::vector<chunk_state*> spare_;
   open_chunks live_;
-  slot_list<ahead> ahead_;  // reloaded and not restored, in the order of their use
-  std::size_t ahead_bytes_ = 0;
-  slot_list<storage*> idle_;        // on the device again only because another group needs them
-  std::vector<storage*> orphans_;   // whose handles went while a capture was broken
-  std::size_t backward_begun_ = 0;  // backward passes of this step
-  std::size_t begun_ = 0;           // forward passes of this step
-  plan::profile profile_;
-  std::unique_ptr<recorder<Device>> recorder_;   // until the timed step is over
-  std::uint32_t next_recorded_ = 0;              // storage, for a recorder after it
-  lane_id last_lane_{};                          // of the latest call on a compute stream
-  std::vector<plan::chunk_profile> first_step_;  // of an automatic warm-up
-  std::vector<std::size_t> first_sizes_;         // and of all its storages
-  plan::profile recorded_;                       // of the latest recorded step, as it was
-  int trained_steps_ = 0;                        // of an automatic warm-up
-  growth growth_;
-  bool evaluated_ = false;      // since the latest chunk that trains
-  bool shapes_vary_ = false;    // memory is held as no recorded event tells
-  bool shapes_varied_ = false;  // before this step
-  bool unproven_ = false;       // a plan from elsewhere is in its first step
-  bool given_up_ = false;       // a chunk of this step was dropped in the middle
-  bool dropped_ = false;        // a chunk of this step was dropped before its end, wherever it was
-  bool starved_ = false;        // this step met the device budget
-  bool by_rule_ = false;        // what stays, stays by Megatron's rule
+  reloads_ahead<group_ref> ahead_;
+  slot_list<storage*> idle_;       // on the device again only because another group needs them
+  std::vector<storage*> orphans_;  // whose handles went while a capture was broken
+  std::unique_ptr<recorder<Device>> recorder_;  // until the timed step is over
+  lane_id last_lane_{};                         // of the latest call on a compute stream
   trace::counters counters_;
   std::vector<std::uint64_t> bytes_before_step_;
-  bool warming_up_ = true;
   bool tracing_ = false;
   bool closed_ = false;
-  bool captured_ = false;  // a graph, at some time
   bool replayed_ = false;  // graphs have run since the last eager call
   lane_id replayed_on_{};
   std::shared_ptr<const memory_layout> layout_before_;  // of the latest capture

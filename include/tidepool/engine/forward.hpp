@@ -16,33 +16,21 @@ auto engine<Device>::begin(const chunk_info& info) -> chunk_state& {
     make_room(spare_, chunks_.size() + 1);
     spare_.push_back(&*chunks_.emplace_back(std::make_unique<chunk_state>()));
   }
-  if (held_to_plan() && !info.forward_only) {
-    // The batch is run again, in the same step.
-    given_up_ = dropped_ && begun_ >= profile_.chunks.size();
-    if (!given_up_) expect_chunk(info);
+  const auto begun = learner_.begun();
+  if (!info.forward_only) {
+    learner_.expect_chunk(info.model_chunk);
+    live_.make_room(begun + 1);
   }
-  coalesce_after_evaluation();
-  if (!info.forward_only) live_.make_room(begun_ + 1);
-  const bool records = !info.forward_only && warming_up();
-  if (records) {  // nothing below may throw, nor when its backward pass begins
-    make_room(profile_.chunks, begun_ + 1);
-    make_room(profile_.passes, 2 * (begun_ + 1));
-  }
+  coalesce_after_evaluation();  // nothing below may throw
   auto& fresh = *spare_.back();
   spare_.pop_back();
-  fresh.start(info, info.forward_only ? 0 : begun_++);
-  evaluated_ = evaluated_ || info.forward_only;
-  if (info.forward_only) placement_.evaluation_begins(begun_ == 0);
-  if (!info.forward_only) {
+  fresh.start(info, info.forward_only ? 0 : begun);
+  if (info.forward_only) {
+    learner_.evaluation_begins();
+    placement_.evaluation_begins(begun == 0);
+  } else {
     live_.add(fresh);
-    if (recorder_ != nullptr && evaluated_ && profile_.chunks.empty()) {
-      recorder_->start(store_.order().stream(last_lane_));  // without the evaluation before it
-    }
-    evaluated_ = false;
-    if (records) {
-      profile_.chunks.push_back({info.model_chunk, {}, info.microbatch});
-      profile_.passes.push_back({fresh.ordinal(), false});
-    }
+    if (learner_.chunk_begins(info.model_chunk, info.microbatch)) start_recording();
     trace_pass(fresh, false, true);
   }
   ++references_;
@@ -65,9 +53,10 @@ auto engine<Device>::decide(const chunk_state& chunk, int layer, std::span<handl
   // By hand everything leaves: its handles are released by hand too, and nothing may be lost.
   if (how == commit_kind::by_hand) return {};
   verdict decided;
-  decided.wanted = decided.what = planned(chunk, layer, handles);
   decided.offered =
       how == commit_kind::or_discard && opts_.recompute_by_plan && discardable(handles);
+  if (keeps_.everything_leaves()) return decided;
+  decided.wanted = decided.what = planned(chunk, layer, handles);
   if (decided.what == plan::action::recompute && !decided.offered) {
     decided.what = plan::action::offload;
   }
@@ -93,8 +82,8 @@ void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, lan
            "the chunk's forward pass has ended; commit before end_forward and before the first"
            " restore");
   }
-  if (held_to_plan()) expect_group(chunk, module, layer, how);
-  if (warming_up()) make_room(profile_.chunks[chunk.ordinal()].groups, chunk.group_count() + 1);
+  if (learner_.held_to_plan()) expect_group(chunk, module, layer, how);
+  const bool noted = learner_.expect_commit(chunk.ordinal(), chunk.group_count());
   const auto from = arrive(lane);
   const auto decided = decide(chunk, layer, handles, how);
   auto& which = chunk.add(module, layer);
@@ -107,11 +96,11 @@ void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, lan
   tally seen;
   transfer(chunk, which, lane, handles, decided.what, !by_hand, seen);
   note_staying(chunk, which, decided, handles);
-  if (warming_up()) {
-    profile_.chunks[chunk.ordinal()].groups.push_back(
-        {module, layer,
-         decided.stays() ? bytes_that_could_leave(handles) : bytes_saved(chunk, which),
-         known_recompute_us(chunk, which)});
+  if (noted) {
+    learner_.committed(
+        chunk.ordinal(), module, layer,
+        decided.stays() ? bytes_that_could_leave(handles) : bytes_saved(chunk, which),
+        which.offered);
   }
   if (recorder_ != nullptr) record_commit(chunk, decided, from, lane, handles);
   // What stays full was used here last.
@@ -204,10 +193,7 @@ void engine<Device>::empty_handles(chunk_state& chunk, group& which, lane_id lan
     each->saved_as_ = saved->number;
     auto& source = *std::exchange(each->store_, nullptr);
     source.discarded = what == plan::action::recompute;
-    if (recorder_ != nullptr && source.handles > 1) {
-      // Of a part that leaves nobody can say when the whole goes, which no group may save.
-      (saved == &source ? source.outlived : shapes_vary_) = true;
-    }
+    if (recorder_ != nullptr && source.handles > 1) note_held(source, saved);
     forget_handle(source, lane);
   }
   if (what == plan::action::recompute && which.leaving > 0) {
@@ -220,17 +206,11 @@ template <device Device>
 void engine<Device>::release_saved(chunk_state& chunk, module_id module, int layer, lane_id lane,
                                    std::span<handle* const> handles) {
   for (std::size_t i = 0; i < handles.size(); ++i) {
-    const auto* store = handles[i]->store_;
     const auto before = handles.begin() + static_cast<std::ptrdiff_t>(i);
-    const char* const why =
-        store == nullptr       ? " holds no memory; was it committed or moved away before?"
-        : store->owner != this ? " belongs to another offloader; commit it in a chunk of its own"
-        : store->of_host_state ? " belongs to a host_state; write_back it, or reset it"
-        : std::find(handles.begin(), before, handles[i]) != before ? " is given twice"
-                                                                   : nullptr;
-    if (why != nullptr) {
-      refuse("commit", chunk, module, layer, "argument " + std::to_string(i + 1) + why);
-    }
+    const char* why = why_not(*handles[i]);
+    if (std::find(handles.begin(), before, handles[i]) != before) why = "is given twice";
+    if (why == nullptr) continue;
+    refuse("commit", chunk, module, layer, "argument " + std::to_string(i + 1) + " " + why);
   }
   const auto used = store_.order().record(lane);
   for (auto* each : handles) note_use(*each->store_, lane, used);
@@ -248,9 +228,7 @@ template <device Device>
 [[gnu::cold]] void engine<Device>::note_held_by_hand(chunk_state& chunk, const group& which,
                                                      std::span<handle* const> handles) {
   const auto* item = chunk.saved_of(which);
-  for (const auto* each : handles) {
-    ((item++)->store == each->store_ ? each->store_->outlived : shapes_vary_) = true;
-  }
+  for (const auto* each : handles) note_held(*each->store_, (item++)->store);
 }
 
 template <device Device>
@@ -265,8 +243,8 @@ template <device Device>
   for (std::size_t i = 0; i < handles.size(); ++i) {
     // Small or opted out: it counts among the `stays` of its storage all the same.
     if (wanted == plan::action::keep && !leaves(*handles[i], unused) &&
-        !recorder_->stayed_unsaved(handles[i]->store_->recorded)) {
-      shapes_vary_ = true;
+        !recorder_->stayed_unsaved(handles[i]->store_->number)) {
+      learner_.shapes_vary();
     }
     if (stays ? leaves(*handles[i], unused) : items[i].store != nullptr) {
       const auto& store = stays ? *handles[i]->store_ : *items[i].store;
@@ -278,9 +256,10 @@ template <device Device>
         itself += other == &store ? 1 : 0;
       }
       // One that came back is a handle that no event before tells of.
-      const bool beside_others = !store.handed_over && store.saves + store.stays > itself;
-      if (!recorder_->saved(store.recorded, chunk.ordinal(), index, i, beside_others)) {
-        shapes_vary_ = true;
+      const bool beside_others =
+          !recorder_->was_handed_over(store.number) && store.saves + store.stays > itself;
+      if (!recorder_->saved(store.number, chunk.ordinal(), index, i, beside_others)) {
+        learner_.shapes_vary();
       }
     }
   }
@@ -298,19 +277,18 @@ template <device Device>
     auto& store = *each->store_;
     const auto its_own = counted ? 0 : std::ranges::count(handles, &store, &handle::store_);
     const bool beyond = store.handles > store.stays + static_cast<std::uint32_t>(its_own);
-    const bool before = std::exchange(store.outlived, beyond);
-    if (before && !store.outlived) record_drop(store, lane);
-    if (store.outlived && !counted) shapes_vary_ = true;  // its own hide when the others go
+    const bool before = recorder_->outlives(store.number, beyond);
+    if (before && !beyond) record_drop(store, lane);
+    if (beyond && !counted) learner_.shapes_vary();  // its own hide when the others go
   }
 }
 
 // Copies would free nothing: other groups keep all of it on the device.
 template <device Device>
 bool engine<Device>::stays_anyway(std::span<handle* const> handles) const {
-  return !keeps_.everything_leaves() && !handles.empty() &&
-         std::all_of(handles.begin(), handles.end(), [](const handle* each) {
-           return each->store_ != nullptr && each->store_->stays > 0;
-         });
+  return !handles.empty() && std::all_of(handles.begin(), handles.end(), [](const handle* each) {
+    return each->store_ != nullptr && each->store_->stays > 0;
+  });
 }
 
 // What a group that stays by plan would take with it.

@@ -20,6 +20,7 @@ engine<Device>::engine(Device& dev, const options& opts, std::vector<std::string
       ranges_(names_),
       windows_(names_.size()),
       keeps_(opts.offload_layers),
+      learner_(opts),
       store_(dev, opts, std::move(memory)),
       bytes_before_step_(names_.size()) {
   for (std::size_t m = 0; m < names_.size(); ++m) {
@@ -35,7 +36,7 @@ engine<Device>::engine(Device& dev, const options& opts, std::vector<std::string
   for (const auto& name : names_) labels_.push_back(labelled(name));
   for (const auto& name : opts.recompute_modules) counters_.recomputed.push_back({name});
   if (opts.policy == policy_kind::automatic) {
-    recorder_ = std::make_unique<recorder<Device>>(dev, 0);
+    recorder_ = std::make_unique<recorder<Device>>(dev);
   }
   if constexpr (order_checking_device<Device>) {
     const auto& order = store_.order();
@@ -50,16 +51,6 @@ engine<Device>::engine(Device& dev, const options& opts, std::vector<std::string
 template <device Device>
 void engine<Device>::release(engine* which) noexcept {
   if (--which->references_ == 0) delete which;
-}
-
-// The same where a handle goes or a capture begins, of whatever graphs have left where.
-template <device Device>
-inline auto engine<Device>::lane_to_release(stream_ref stream) -> lane_id {
-  if constexpr (capturing_device<Device>) {
-    if (dev_->capturing(stream) != store_.order().capturing()) throw_mixed_capture();
-    if (replayed_) meet_after_launch();
-  }
-  return store_.order().of(stream);
 }
 
 // An exception destroys it: work that the device would run in the process may point into frames

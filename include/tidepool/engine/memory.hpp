@@ -22,7 +22,7 @@ buffer<Device> engine<Device>::allocate(std::size_t bytes, std::size_t elements,
     place_or_throw(store, lane, "allocate", placement_.first(store.planned));
     if (store.zeroed) store_.zero(store, lane);
     if (recorder_ != nullptr && source == nullptr) {
-      store.recorded = recorder_->allocated(from, bytes, stream);
+      recorder_->allocated(from, store.number, bytes, stream);
     }
   } catch (...) {
     if (store.on_device) store_.displace(store, store_.order().past(lane), lane);
@@ -58,7 +58,7 @@ buffer<Device> engine<Device>::adopt_memory(void* data, std::size_t bytes, std::
     throw;
   }
   store.planned = placement_.allocated(bytes);
-  if (recorder_ != nullptr) store.recorded = recorder_->allocated(from, bytes, stream);
+  if (recorder_ != nullptr) recorder_->allocated(from, store.number, bytes, stream);
   return {share(store), lane};
 }
 
@@ -91,11 +91,12 @@ void engine<Device>::drop_quietly(storage& store, lane_id lane) noexcept {
 template <device Device>
 void engine<Device>::forget_handle(storage& store, lane_id lane) {
   --store.handles;
-  if ((store.outlived || store.handed_over) && store.handles == store.stays)
+  if (recorder_ != nullptr && store.handles == store.stays && recorder_->is_held(store.number)) {
     record_drop(store, lane);
+  }
   if (store.handles == 0) {
     if (store.saves == 0) {
-      if (recorder_ != nullptr) recorder_->released(store.recorded, store_.order().stream(lane));
+      if (recorder_ != nullptr) recorder_->released(store.number, store_.order().stream(lane));
       store_.displace(store, store.last_use, lane);
       store_.destroy(store);
     } else if (!store.wanted) {
@@ -111,9 +112,7 @@ void engine<Device>::forget_handle(storage& store, lane_id lane) {
 // Nobody holds it any more but the groups that saved it.
 template <device Device>
 [[gnu::cold]] void engine<Device>::record_drop(storage& store, lane_id lane) noexcept {
-  store.outlived = store.handed_over = false;
-  if (recorder_ == nullptr) return;
-  if (!recorder_->drop(store.recorded, store_.order().stream(lane))) shapes_vary_ = true;
+  if (!recorder_->drop(store.number, store_.order().stream(lane))) learner_.shapes_vary();
 }
 
 // One group less that saved it; its copy goes with the last.
@@ -141,7 +140,7 @@ void engine<Device>::forget_kept(chunk_state& chunk, group& which) {
     auto* store = items[i].stayed;
     if (store == nullptr || store->number != items[i].number) continue;
     --store->stays;
-    store->outlived = false;
+    if (recorder_ != nullptr) recorder_->outlives(store->number, false);
     note_handed_over(*store);
   }
 }
@@ -171,9 +170,9 @@ bool engine<Device>::evict_one() {
     return true;
   }
   if (ahead_.empty()) return false;
-  const auto last = ahead_[ahead_.last()];
+  const auto last = ahead_.latest();
   auto& which = last.chunk->at(last.index);
-  forget_ahead(which);
+  ahead_.forget(which.ahead);
   auto* items = last.chunk->saved_of(which);
   for (std::uint32_t i = 0; i < which.count; ++i) {
     auto* store = items[i].store;
@@ -189,11 +188,8 @@ bool engine<Device>::evict_one() {
 template <device Device>
 void engine<Device>::place_or_throw(storage& store, lane_id lane, const char* call,
                                     std::size_t offset) {
-  store_.budget().keep();
-  while (!store_.place(store, lane, offset)) {
-    if (evict_one() || store_.budget().exceed()) continue;
-    throw_out_of_device(store.bytes, call, store.source);
-  }
+  if (take_or_evict([&] { return store_.place(store, lane, offset); })) return;
+  throw_out_of_device(store.bytes, call, store.source);
 }
 
 template <device Device>

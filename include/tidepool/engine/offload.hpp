@@ -11,12 +11,11 @@ namespace tidepool::inline v0_2_0::detail {
 template <device Device>
 plan::action engine<Device>::planned(const chunk_state& chunk, int layer,
                                      std::span<handle* const> handles) const {
-  if (keeps_.everything_leaves()) return plan::action::offload;
   const auto what = keeps_.of(chunk.ordinal(), chunk.group_count(), layer, bytes_of(handles), [&] {
     return placement_.hold() ? std::numeric_limits<std::size_t>::max()
                              : store_.device_source().largest_free();
   });
-  const bool by_plan = !by_rule_ && what == plan::action::keep &&
+  const bool by_plan = !learner_.by_rule() && what == plan::action::keep &&
                        keeps_.planned(chunk.ordinal(), chunk.group_count()) == plan::action::keep;
   return by_plan && takes_more_than_planned(handles) ? plan::action::offload : what;
 }
@@ -32,24 +31,24 @@ bool engine<Device>::takes_more_than_planned(std::span<handle* const> handles) {
   });
 }
 
+// Why a handle cannot be committed; null where it can.
+template <device Device>
+const char* engine<Device>::why_not(const handle& given) const {
+  const auto* store = given.store_;
+  return store == nullptr       ? "holds no memory; was it committed or moved away before?"
+         : store->owner != this ? "belongs to another offloader; commit it in a chunk of its own"
+         : store->of_host_state
+             ? "belongs to a host_state; write_back it, or reset it when it was only read"
+             : nullptr;
+}
+
 // Decides which arguments leave and finds them room in a place; copies nothing.
 template <device Device>
 void engine<Device>::collect(chunk_state& chunk, group& into, std::span<handle* const> handles,
                              plan::action what, bool choose, tally& seen) {
   const bool stays = what == plan::action::keep;
   for (const auto* each : handles) {
-    if (!*each) {
-      refuse_argument("commit", chunk, into, into.count,
-                      "holds no memory; was it committed or moved away before?");
-    }
-    if (each->store_->owner != this) {
-      refuse_argument("commit", chunk, into, into.count,
-                      "belongs to another offloader; commit it in a chunk of its own");
-    }
-    if (each->store_->of_host_state) {
-      refuse_argument("commit", chunk, into, into.count,
-                      "belongs to a host_state; write_back it, or reset it when it was only read");
-    }
+    if (const auto* why = why_not(*each)) refuse_argument("commit", chunk, into, into.count, why);
     if (each->store_->borrowed && store_.order().capturing()) {
       refuse_argument("commit", chunk, into, into.count,
                       "lies in memory that goes back to its owner, which a graph would go on"

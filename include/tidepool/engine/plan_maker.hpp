@@ -12,7 +12,7 @@
 
 #include "tidepool/core/plan_source.hpp"
 #include "tidepool/device/device.hpp"
-#include "tidepool/engine/stage.hpp"
+#include "tidepool/engine/step_learner.hpp"
 #include "tidepool/plan/profile.hpp"
 #include "tidepool/plan/step_plan.hpp"
 

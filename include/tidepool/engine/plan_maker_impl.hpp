@@ -95,7 +95,7 @@ void plan_maker<Device>::try_plan(bool first) {
     // One step cannot tell. The plan leaves room for shapes that vary, and less stays once they do;
     // but what stays is there for long, and those that repeat find memory in pieces without places.
     if (first) recorded.step.shapes_vary = false;
-    owner_->try_out(std::move(recorded.step), made);
+    owner_->apply(std::move(recorded.step), made, followed::trial);
   });
 }
 
@@ -106,7 +106,7 @@ void plan_maker<Device>::settle_plan() {
     recorded_step recorded{owner_->profile(), false};
     recorded.step.link = link_;
     what = source_->make(recorded, owner_->settings());
-    owner_->apply(std::move(recorded.step), what);
+    owner_->apply(std::move(recorded.step), what, followed::planned);
   });
   plan_ = what.made;
   if (!what.words.empty()) report_(what.words);

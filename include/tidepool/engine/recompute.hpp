@@ -143,19 +143,6 @@ bool engine<Device>::discardable(std::span<handle* const> handles) const {
   });
 }
 
-// As the first step of an automatic warm-up measured it.
-template <device Device>
-[[gnu::cold]] double engine<Device>::known_recompute_us(const chunk_state& chunk,
-                                                        const group& which) const {
-  const auto ordinal = chunk.ordinal();
-  const auto index = chunk.group_count() - 1;
-  if (!which.offered || ordinal >= first_step_.size()) return 0;
-  const auto& groups = first_step_[ordinal].groups;
-  if (index >= groups.size()) return 0;
-  const auto& before = groups[index];
-  return before.module == which.module && before.layer == which.layer ? before.recompute_us : 0;
-}
-
 template <device Device>
 void engine<Device>::note_recompute(chunk_state& chunk, const group& which, plan::action what) {
   auto& count = counters_.modules[static_cast<std::size_t>(which.module)];
@@ -208,7 +195,7 @@ bool engine<Device>::will_recompute(chunk_state& chunk, module_id module, int la
   const auto index = chunk.find(module, layer);
   if (index == no_group) return false;
   const auto& which = chunk.at(index);
-  return which.state == group_state::discarded || (which.offered && measuring());
+  return which.state == group_state::discarded || (which.offered && learner_.measuring());
 }
 
 // What has come back is computed again, too, in the first recorded step: only so is the time known.
@@ -216,7 +203,7 @@ bool engine<Device>::will_recompute(chunk_state& chunk, module_id module, int la
 template <device Device>
 bool engine<Device>::measures(chunk_state& chunk, const group& which,
                               std::span<handle* const> handles) const {
-  if (!measuring() || !which.offered) return false;
+  if (!learner_.measuring() || !which.offered) return false;
   const auto* item = chunk.saved_of(which);
   return std::all_of(handles.begin(), handles.end(), [&](const handle* each) {
     const auto* saved = (item++)->store;
@@ -239,9 +226,7 @@ void engine<Device>::lend(chunk_state& chunk, const group& which, lane_id lane,
       continue;
     }
     const bool away = !store->on_device;
-    store_.budget().keep();
-    while (!store->on_device && !place_again(*store, lane)) {
-      if (evict_one() || store_.budget().exceed()) continue;
+    if (!take_or_evict([&] { return store->on_device || place_again(*store, lane); })) {
       throw_out_of_device(store->bytes,
                           "recompute of " + name_of_group(chunk, which.module, which.layer),
                           store->source);
@@ -280,7 +265,7 @@ void engine<Device>::take_back_lent(chunk_state& chunk, std::uint32_t index, lan
     take_back(*store, lane);
   }
   if (which.state == group_state::discarded) return;
-  forget_ahead(which);
+  ahead_.forget(which.ahead);
   reload_again(chunk, index);
 }
 

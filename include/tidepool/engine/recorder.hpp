@@ -8,6 +8,7 @@
 #include <map>
 #include <string>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -23,19 +24,13 @@ enum class waits_for : std::uint8_t { others, peers };
 // does from one call's second event to the next one's first is.
 //
 // A step goes on where its record cannot, with an event refused or no memory: what was thrown waits
-// for `finish`.
+// for `finish`. Storages are known by their numbers; of those from before the step no event tells.
 template <device Device>
 class recorder {
  public:
   using stream_ref = typename Device::stream_ref;
 
-  // `first_storage` follows the numbers of recorders before it, whose storages may be there still.
-  recorder(Device& dev, std::uint32_t first_storage) : dev_(&dev), first_storage_(first_storage) {}
-
-  // No storage that it has recorded has this number or a higher one.
-  [[nodiscard]] std::uint32_t next_storage() const {
-    return first_storage_ + static_cast<std::uint32_t>(storages_.size());
-  }
+  explicit recorder(Device& dev) : dev_(&dev) {}
 
   // What was recorded is of no use; the next call begins anew.
   void forget() noexcept {
@@ -45,10 +40,9 @@ class recorder {
     again_.clear();
     waits_.clear();
     inside_ = 0;
-    first_storage_ = next_storage();
     storages_.clear();
     shared_.clear();
-    known_.clear();
+    seen_.clear();
     held_by_.clear();
     forward_done_.clear();
     sizes_.clear();
@@ -67,27 +61,46 @@ class recorder {
     last_ = stream;
     return mark(stream);
   }
-  [[nodiscard]] std::uint32_t allocated(std::size_t from, std::size_t bytes,
-                                        stream_ref stream) noexcept {
-    if (failed_) return plan::none;
+  void allocated(std::size_t from, std::uint64_t storage, std::size_t bytes,
+                 stream_ref stream) noexcept {
     const auto index = static_cast<std::uint32_t>(storages_.size());
     attempt([&] {
+      seen_[storage].index = index;
       storages_.push_back({bytes, plan::none, plan::none, 0});
-      known_.emplace_back();
       if (inside_ == 0) sizes_.push_back(bytes);
     });
     called(from, plan::event_kind::allocate, index, 0, stream);
-    return failed_ ? plan::none : first_storage_ + index;
+  }
+  // Its commit, by a handle; false where it did before.
+  bool outlives(std::uint64_t storage, bool beyond = true) noexcept {
+    if (!beyond && !seen_.contains(storage)) return false;
+    bool before = false;
+    attempt([&] { before = std::exchange(seen_[storage].outlives, beyond); });
+    return before;
+  }
+  // From the restore of one group to that of another.
+  void handed_over(std::uint64_t storage, bool to_another) noexcept {
+    if (!to_another && !seen_.contains(storage)) return;
+    attempt([&] { seen_[storage].handed_over = to_another; });
+  }
+  [[nodiscard]] bool was_handed_over(std::uint64_t storage) const {
+    const auto found = seen_.find(storage);
+    return found != seen_.end() && found->second.handed_over;
+  }
+  // A handle has it that no event tells of, until its last goes.
+  [[nodiscard]] bool is_held(std::uint64_t storage) const {
+    const auto found = seen_.find(storage);
+    return found != seen_.end() && (found->second.outlives || found->second.handed_over);
   }
   // False where another group gave it back before, of whose save alone events tell.
-  [[nodiscard]] bool saved(std::uint32_t storage, std::size_t chunk, std::size_t group,
+  [[nodiscard]] bool saved(std::uint64_t storage, std::size_t chunk, std::size_t group,
                            std::size_t place, bool beside_others) noexcept {
-    if (failed_ || !knows(storage)) return true;
-    const plan::shared_save by{storage - first_storage_, static_cast<std::uint32_t>(chunk),
+    auto* const known = recorded(storage);
+    if (known == nullptr) return true;
+    const plan::shared_save by{known->index, static_cast<std::uint32_t>(chunk),
                                static_cast<std::uint32_t>(group),
                                static_cast<std::uint32_t>(place)};
     auto& about = storages_[by.storage];
-    auto& known = known_[by.storage];
     bool first_of_group = true;
     if (about.chunk == plan::none) {
       std::tie(about.chunk, about.group, about.place) = std::tie(by.chunk, by.group, by.place);
@@ -96,39 +109,40 @@ class recorder {
     } else if (beside_others) {
       attempt([&] { shared_.push_back(by); });
     } else {
-      known.unclear = true;
+      known->unclear = true;
       first_of_group = false;
     }
     if (first_of_group) {
-      attempt([&] { held_by_[{by.chunk, by.group}].push_back(by.storage); });
-      ++known.groups;
-      ++known.holding;
+      attempt([&] { held_by_[{by.chunk, by.group}].push_back(storage); });
+      ++known->groups;
+      ++known->holding;
     }
-    return !known.unclear;
+    return !known->unclear;
   }
   // A group keeps it on the device that would not save it if it left. When it goes is known only
   // where no other group saves it; false where one does.
-  [[nodiscard]] bool stayed_unsaved(std::uint32_t storage) noexcept {
-    if (failed_ || !knows(storage)) return true;
-    const auto index = storage - first_storage_;
-    known_[index].unclear = true;
-    return storages_[index].chunk == plan::none;
+  [[nodiscard]] bool stayed_unsaved(std::uint64_t storage) noexcept {
+    auto* const known = recorded(storage);
+    if (known == nullptr) return true;
+    known->unclear = true;
+    return storages_[known->index].chunk == plan::none;
   }
-  // What was allocated before this step began is no part of it.
-  void released(std::uint32_t storage, stream_ref stream) noexcept {
-    if (used_ == 0 || failed_ || !knows(storage)) return;
-    called(arrive(stream), plan::event_kind::release, storage - first_storage_, 0, stream);
+  void released(std::uint64_t storage, stream_ref stream) noexcept {
+    const auto* const known = recorded(storage);
+    if (used_ == 0 || known == nullptr) return;
+    called(arrive(stream), plan::event_kind::release, known->index, 0, stream);
   }
   // Its last handle, while a group still saves it. False where no event can tell that: the groups
   // that it was recorded with do not hold it now, or one alone does and it was let go before.
-  [[nodiscard]] bool drop(std::uint32_t storage, stream_ref stream) noexcept {
-    if (used_ == 0 || failed_ || !knows(storage)) return true;
-    const auto index = storage - first_storage_;
-    auto& known = known_[index];
-    if (storages_[index].chunk == plan::none || known.unclear) return true;
-    if (known.holding == 0 || (known.groups == 1 && known.drop)) return false;
-    known.drop = true;
-    called(arrive(stream), plan::event_kind::drop, index, 0, stream);
+  [[nodiscard]] bool drop(std::uint64_t storage, stream_ref stream) noexcept {
+    outlives(storage, false);
+    handed_over(storage, false);
+    auto* const known = recorded(storage);
+    if (used_ == 0 || known == nullptr) return true;
+    if (storages_[known->index].chunk == plan::none || known->unclear) return true;
+    if (known->holding == 0 || (known->groups == 1 && known->drop)) return false;
+    known->drop = true;
+    called(arrive(stream), plan::event_kind::drop, known->index, 0, stream);
     return true;
   }
   void called(std::size_t from, plan::event_kind kind, std::size_t index, std::size_t chunk,
@@ -271,6 +285,9 @@ class recorder {
 
   // What events can tell of a storage, as the check of a profile sees it.
   struct storage_state {
+    std::uint32_t index = plan::none;  // in the record; none where it was allocated before
+    bool outlives = false;
+    bool handed_over = false;
     std::uint32_t groups = 0;   // that were recorded as saving it
     std::uint32_t holding = 0;  // of them, those that are not restored
     bool drop = false;
@@ -281,7 +298,7 @@ class recorder {
     const auto found =
         held_by_.find({static_cast<std::uint32_t>(chunk), static_cast<std::uint32_t>(group)});
     if (found == held_by_.end()) return;
-    for (const auto storage : found->second) --known_[storage].holding;
+    for (const auto storage : found->second) --seen_.find(storage)->second.holding;
     held_by_.erase(found);
   }
 
@@ -296,8 +313,11 @@ class recorder {
     }
     return same_group(storages_[by.storage]);
   }
-  [[nodiscard]] bool knows(std::uint32_t storage) const {
-    return storage >= first_storage_ && storage - first_storage_ < storages_.size();
+  // Null where no event tells of it.
+  [[nodiscard]] storage_state* recorded(std::uint64_t storage) {
+    const auto found = seen_.find(storage);
+    const bool there = !failed_ && found != seen_.end() && found->second.index != plan::none;
+    return there ? &found->second : nullptr;
   }
 
   // What a wait of each kind costs when nobody has to be waited for.
@@ -339,17 +359,16 @@ class recorder {
   stream_ref last_{};
   std::size_t first_ = 0;
   std::size_t used_ = 0;
-  std::size_t inside_ = 0;       // of recomputing
-  std::uint32_t first_storage_;  // numbers go on from step to step, so that old ones show
+  std::size_t inside_ = 0;  // of recomputing
   std::vector<typename Device::event> marks_;
   std::vector<call> calls_;
   std::vector<recomputing> again_;
   std::vector<wait_for_others> waits_;
   std::vector<plan::storage_profile> storages_;
   std::vector<plan::shared_save> shared_;
-  std::vector<storage_state> known_;
+  std::unordered_map<std::uint64_t, storage_state> seen_;  // by number
   // Storages of each group that is committed and not restored.
-  std::map<std::pair<std::uint32_t, std::uint32_t>, std::vector<std::uint32_t>> held_by_;
+  std::map<std::pair<std::uint32_t, std::uint32_t>, std::vector<std::uint64_t>> held_by_;
   std::vector<bool> forward_done_;  // of each chunk
   std::vector<std::size_t> sizes_;
 };

@@ -157,24 +157,25 @@ template <device Device>
   const bool all = std::ranges::find(opts_.offload_modules, "all") != opts_.offload_modules.end();
   short_of.all_leave =
       all || std::ranges::all_of(counters_.modules, &trace::module_counters::enabled);
-  short_of.margin = by_rule_ && !warming_up_ && opts_.margin;
+  short_of.margin = learner_.by_rule() && opts_.margin;
   const bool by_rule_alone = opts_.fraction < 1 || opts_.delta_bytes_per_rank > 0;
-  short_of.may_plan = opts_.policy == policy_kind::megatron && !by_rule_alone && !unproven_ &&
-                      opts_.memory != memory_kind::slots && (short_of.in_pieces || short_of.margin);
+  short_of.may_plan = opts_.policy == policy_kind::megatron && !by_rule_alone &&
+                      !learner_.unproven() && opts_.memory != memory_kind::slots &&
+                      (short_of.in_pieces || short_of.margin);
   if (lack_of(short_of) == lack::device) {
     try {
       short_of.device = dev_->memory();
     } catch (const device_error&) {  // while it captures, it may refuse to say
     }
   }
-  starved_ = true;
-  if (unproven_) {
+  learner_.starves();
+  if (learner_.unproven()) {
     short_of.plan =
         "A plan from elsewhere is in its first step: is it of this model and these options? ";
-  } else if (!warming_up_ && profile_.timed()) {
-    short_of.plan = against_plan(kept_now(live_, profile_, keeps_), most_kept(profile_, keeps_));
+  } else if (!learner_.warming_up() && profile().timed()) {
+    short_of.plan = against_plan(kept_now(live_, profile(), keeps_), most_kept(profile(), keeps_));
   }
-  if (may_leave_plan()) {
+  if (learner_.may_leave_plan()) {
     short_of.plan +=
         "The step may be larger than the one that was planned for: drop its chunks, call end_step()"
         " and run it again, and a new plan is made of it. ";

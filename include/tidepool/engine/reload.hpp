@@ -83,40 +83,36 @@ bool engine<Device>::try_reload(chunk_state& chunk, std::uint32_t index) {
     take_back({});
     throw;
   }
-  forget_ahead(which);
-  which.ahead = ahead_.push_back({&chunk, index, bytes});
-  ahead_bytes_ += bytes;
+  ahead_.forget(which.ahead);
+  which.ahead = ahead_.add({&chunk, index}, bytes);
   return true;
 }
 
 template <device Device>
 void engine<Device>::require_reload(chunk_state& chunk, std::uint32_t index) {
-  store_.budget().keep();
-  while (!try_reload(chunk, index)) {
-    if (evict_one() || store_.budget().exceed()) continue;
-    auto& which = chunk.at(index);
-    const auto* items = chunk.saved_of(which);
-    // The last that was asked for: those before it have been given back.
-    const block_source* own = nullptr;
-    std::size_t bytes = 0;  // of all; those that others saved first left with them
-    for (std::uint32_t i = 0; i < which.count; ++i) {
-      const auto* store = items[i].returning();
-      if (store == nullptr || store->on_device) continue;
-      if (own == nullptr) bytes += store->bytes;
-      if (store->source == nullptr || store->source->largest_free() >= store->bytes) continue;
-      own = store->source;
-      bytes = store->bytes;
-    }
-    throw_out_of_device(bytes, "reload of " + name_of_group(chunk, which.module, which.layer), own);
+  if (take_or_evict([&] { return try_reload(chunk, index); })) return;
+  auto& which = chunk.at(index);
+  const auto* items = chunk.saved_of(which);
+  // The last that was asked for: those before it have been given back.
+  const block_source* own = nullptr;
+  std::size_t bytes = 0;  // of all; those that others saved first left with them
+  for (std::uint32_t i = 0; i < which.count; ++i) {
+    const auto* store = items[i].returning();
+    if (store == nullptr || store->on_device) continue;
+    if (own == nullptr) bytes += store->bytes;
+    if (store->source == nullptr || store->source->largest_free() >= store->bytes) continue;
+    own = store->source;
+    bytes = store->bytes;
   }
+  throw_out_of_device(bytes, "reload of " + name_of_group(chunk, which.module, which.layer), own);
 }
 
 template <device Device>
 void engine<Device>::reload_ahead() {
   store_.budget().keep();
-  while (ahead_.size() < opts_.reload_ahead &&
-         (!opts_.reload_ahead_bytes || ahead_bytes_ < *opts_.reload_ahead_bytes)) {
-    auto* chunk = live_.next_to_reload(backward_begun_);
+  const auto bytes = opts_.reload_ahead_bytes.value_or(ahead_.unlimited);
+  while (ahead_.may_grow(opts_.reload_ahead, bytes)) {
+    auto* chunk = live_.next_to_reload(learner_.backward_begun());
     if (chunk == nullptr) return;
     try {
       if (!try_reload(*chunk, chunk->next_to_reload())) return;
@@ -127,14 +123,6 @@ void engine<Device>::reload_ahead() {
       return;
     }
   }
-}
-
-template <device Device>
-void engine<Device>::forget_ahead(group& which) {
-  const auto slot = std::exchange(which.ahead, slot_list<ahead>::none);
-  if (slot == slot_list<ahead>::none) return;
-  ahead_bytes_ -= ahead_[slot].bytes;
-  ahead_.erase(slot);
 }
 
 // Puts a group back in the queue of reloads.

@@ -91,9 +91,7 @@ buffer<Device> engine<Device>::fetch_state(storage& store, std::string_view name
   require_away(store, "fetch", name);
   const auto lane = lane_of(stream);
   const bool was_there = static_cast<bool>(store.on_device);
-  store_.budget().keep();
-  while (!store.on_device && !bring_state(store, name)) {
-    if (evict_one() || store_.budget().exceed()) continue;
+  if (!take_or_evict([&] { return was_there || bring_state(store, name); })) {
     throw_out_of_device(store.bytes, "fetch of " + std::string(name), nullptr);
   }
   try {
@@ -112,7 +110,7 @@ buffer<Device> engine<Device>::fetch_state(storage& store, std::string_view name
 
 template <device Device>
 void engine<Device>::write_state(storage& store, std::string_view name, buffer<Device>& changed,
-                                 stream_ref stream) {
+                                 stream_ref stream, bool& written) {
   if (changed.store_ != &store) {
     throw misuse_error("write_back of " + std::string(name) +
                        ": this is not the buffer that its create or fetch returned");
@@ -120,8 +118,7 @@ void engine<Device>::write_state(storage& store, std::string_view name, buffer<D
   const auto lane = lane_of(stream);
   const auto copies = store_.offload_lane(place_kind::host);
   auto& order = store_.order();
-  if (order.capturing() &&
-      !store.written) {  // a capture that fails would leave it without contents
+  if (order.capturing() && !written) {  // a capture that fails would leave it without contents
     throw misuse_error("write_back of " + std::string(name) +
                        ": the first contents are written inside a capture; write them once before");
   }
@@ -141,13 +138,13 @@ void engine<Device>::write_state(storage& store, std::string_view name, buffer<D
                        {trace::span_kind::offload, name, -1, -1, store.bytes});
   } catch (...) {
     store_.settle(copies);
-    if (copying) store.written = false;  // of some pieces the host has the old, of some the new
+    if (copying) written = false;  // of some pieces the host has the old, of some the new
     throw;
   }
   note_use(store, lane, store.offloaded);
   // The copy out stands for the copy in as well, behind which it is.
   store.reloaded = {};
-  store.written = true;
+  written = true;
   counters_.state_written += store.bytes;
   store_.note_group(store.bytes);
   changed.store_ = nullptr;

@@ -72,10 +72,10 @@ class rehearsal {
   }
   [[nodiscard]] double recomputed_us() const { return recomputed_us_; }  // in all runs
   [[nodiscard]] auto& engine() { return *engine_; }
-  // What a rule keeps, nobody knows to fit: as an engine's own rule does.
   void adopt(const profile& step, actions what, placement where, bool by_rule) {
-    engine_->adopt(step, std::move(what), std::move(where));
-    if (by_rule) engine_->memory().device_source().set_fit(fit_policy::spare_largest);
+    using tidepool::detail::followed;
+    engine_->adopt(step, std::move(what), std::move(where),
+                   by_rule ? followed::by_rule : followed::planned);
   }
   [[nodiscard]] auto stream() const { return stream_.ref(); }
 

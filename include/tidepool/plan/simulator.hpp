@@ -7,8 +7,8 @@
 #include <limits>
 #include <vector>
 
-#include "tidepool/plan/detail/layout.hpp"
 #include "tidepool/plan/detail/links.hpp"
+#include "tidepool/plan/detail/reload_queue.hpp"
 #include "tidepool/plan/step_plan.hpp"
 
 namespace tidepool::inline v0_2_0::plan {
@@ -77,7 +77,7 @@ class simulator {
     [[nodiscard]] piece& front() { return pieces[head]; }
   };
 
-  enum class place : std::uint8_t { nowhere, device, leaving, away, arriving };
+  using place = detail::place;
 
   void start(const std::vector<action>& what, const run_limits& limits) {
     what_ = &what;
@@ -96,19 +96,14 @@ class simulator {
     offloads_ = 0;
     seen_by_reload_ = 0;
     compute_seen_by_reload_ = 0;
-    next_reload_ = 0;
-    ahead_.clear();
-    ahead_head_ = 0;
-    ahead_bytes_ = 0;
-    where_.assign(map_.groups.size(), place::nowhere);
+    reloads_.start(map_, limits.reload_ahead,
+                   limits.reload_ahead_bytes > 0 ? limits.reload_ahead_bytes : reloads_.unlimited);
     done_.assign(map_.groups.size(), 0);
     offload_of_.assign(map_.groups.size(), 0);
-    forward_done_.assign(map_.first.size(), false);
   }
 
-  // Computing goes on to `to`; by how much it is late, a wait for other ranks is shorter.
   void pass(double from, double to, double wait) {
-    now_ += to - from - (wait > 0 ? std::min(wait, std::max(0.0, now_ - from)) : 0.0);
+    now_ += detail::passed_us(now_, from, to, wait);
   }
 
   [[nodiscard]] action of(std::uint32_t group) const { return (*what_)[group]; }
@@ -121,7 +116,7 @@ class simulator {
         commit(each.what);
         return true;
       case event_kind::end_forward:
-        forward_done_[each.what] = true;
+        reloads_.end_forward(each.what);
         reload_ahead();
         return true;
       case event_kind::restore:
@@ -137,8 +132,8 @@ class simulator {
     return false;
   }
 
-  [[nodiscard]] bool is_away(const detail::flat_storage& store) const {
-    return store.group != none && where_[store.group] == place::away;
+  [[nodiscard]] bool is_away(const detail::flat_storage& store) {
+    return store.group != none && reloads_.where(store.group) == place::away;
   }
 
   void give(queue& into, std::size_t bytes, double time, std::uint32_t offload) {
@@ -190,9 +185,9 @@ class simulator {
 
   void commit(std::uint32_t group) {
     const auto bytes = map_.groups[group].bytes;
-    where_[group] = place::device;
+    reloads_.where(group) = place::device;
     if (of(group) == action::keep || bytes == 0) return;
-    where_[group] = place::away;
+    reloads_.where(group) = place::away;
     if (of(group) == action::recompute) return give(by_compute_, bytes, now_, by_compute);
     const auto end = link_.copy(detail::links::out, bytes, now_);
     done_[group] = end;
@@ -214,16 +209,12 @@ class simulator {
       now_ += about.recompute_us;
       result_.extra_us += about.recompute_us;
     } else if (of(group) == action::offload && about.bytes > 0) {
-      if (where_[group] == place::away) {
-        while (!reload(group)) {
-          if (!evict()) return false;
-        }
-        ahead_bytes_ += about.bytes;
+      while (reloads_.where(group) == place::away && !reload(group)) {
+        if (!evict()) return false;
       }
-      forget_ahead(group);
       wait(done_[group]);
     }
-    where_[group] = place::device;
+    reloads_.restored(group);
     reload_ahead();
     return true;
   }
@@ -247,68 +238,34 @@ class simulator {
           !computed ||
           (outgoing &&
            (joined || (!known && by_offload_.front().order < by_compute_.front().order)));
-      auto& from = (first_out ? by_offload_ : by_compute_).front();
+      auto& queue_of = first_out ? by_offload_ : by_compute_;
+      auto& from = queue_of.front();
       ready = std::max(ready, from.time);
       if (first_out) {
         seen_by_reload_ = std::max(seen_by_reload_, from.offload);
       } else {
         compute_seen_by_reload_ = std::max(compute_seen_by_reload_, from.order);
       }
-      auto& queue_of = first_out ? by_offload_ : by_compute_;
       const auto part = std::min(left, from.bytes);
       from.bytes -= part;
       left -= part;
       if (from.bytes == 0) ++queue_of.head;
     }
     done_[group] = link_.copy(detail::links::in, bytes, ready);
-    where_[group] = place::arriving;
+    reloads_.where(group) = place::arriving;
     return true;
   }
 
   void reload_ahead() {
-    while (next_reload_ < map_.reload_order.size()) {
-      const auto group = map_.reload_order[next_reload_];
-      if (of(group) != action::offload || map_.groups[group].bytes == 0 ||
-          where_[group] == place::arriving || restored_before(group)) {
-        ++next_reload_;
-        continue;
-      }
-      if (ahead_.size() - ahead_head_ >= limits_.reload_ahead) return;
-      if (limits_.reload_ahead_bytes > 0 && ahead_bytes_ >= limits_.reload_ahead_bytes) return;
-      if (where_[group] != place::away || !forward_done_[map_.groups[group].chunk]) return;
-      if (!reload(group)) return;
-      ahead_.push_back(group);
-      ahead_bytes_ += map_.groups[group].bytes;
-      ++next_reload_;
-    }
+    reloads_.advance([&](std::uint32_t group) { return of(group) == action::offload; },
+                     [&](std::uint32_t group) { return reload(group); });
   }
 
-  // Restored on demand while it was next.
-  [[nodiscard]] bool restored_before(std::uint32_t group) const {
-    return where_[group] == place::device;
-  }
-
-  void forget_ahead(std::uint32_t group) {
-    ahead_bytes_ -= map_.groups[group].bytes;
-    for (auto i = ahead_head_; i < ahead_.size(); ++i) {
-      if (ahead_[i] != group) continue;
-      for (; i > ahead_head_; --i) ahead_[i] = ahead_[i - 1];
-      ++ahead_head_;
-      return;
-    }
-  }
-
-  // The latest reload ahead of use gives its memory back.
   bool evict() {
-    if (ahead_.size() == ahead_head_) return false;
-    const auto group = ahead_.back();
-    ahead_.pop_back();
-    const auto bytes = map_.groups[group].bytes;
-    ahead_bytes_ -= bytes;
-    where_[group] = place::away;
-    give(by_offload_, bytes, done_[group], 0);  // no offload: nobody has to wait for one
-    while (next_reload_ > 0 && map_.reload_order[next_reload_ - 1] != group) --next_reload_;
-    if (next_reload_ > 0) --next_reload_;
+    const auto group = reloads_.evict();
+    if (group == none) return false;
+    // No offload: nobody has to wait for one.
+    give(by_offload_, map_.groups[group].bytes, done_[group], 0);
     return true;
   }
 
@@ -328,14 +285,9 @@ class simulator {
   std::uint32_t offloads_ = 0;
   std::uint32_t seen_by_reload_ = 0;
   std::uint64_t compute_seen_by_reload_ = 0;
-  std::size_t next_reload_ = 0;
-  std::vector<std::uint32_t> ahead_;
-  std::size_t ahead_head_ = 0;
-  std::size_t ahead_bytes_ = 0;
-  std::vector<place> where_;
+  detail::reload_queue reloads_;
   std::vector<double> done_;
   std::vector<std::uint32_t> offload_of_;
-  std::vector<bool> forward_done_;
 };
 
 }  // namespace tidepool::plan

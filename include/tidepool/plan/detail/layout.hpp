@@ -31,6 +31,11 @@ struct flat_event {
   double wait = 0;         // for other ranks, of the computing since the event before
 };
 
+// Computing goes on to `to`; by how much it is late, a wait for other ranks is shorter.
+[[nodiscard]] inline double passed_us(double now, double from, double to, double wait) {
+  return to - from - (wait > 0 ? std::min(wait, std::max(0.0, now - from)) : 0.0);
+}
+
 struct flat_storage {
   std::size_t bytes = 0;
   std::uint32_t group = none;

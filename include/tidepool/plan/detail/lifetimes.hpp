@@ -5,12 +5,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <optional>
 #include <vector>
 
 #include "tidepool/options.hpp"
-#include "tidepool/plan/detail/layout.hpp"
 #include "tidepool/plan/detail/links.hpp"
+#include "tidepool/plan/detail/reload_queue.hpp"
 #include "tidepool/plan/step_plan.hpp"
 
 namespace tidepool::inline v0_2_0::plan::detail {
@@ -37,17 +36,14 @@ class lifetimes {
   lifetimes(const profile& step, const actions& what, const options& opts)
       : map_(step),
         what_(map_.fold(what)),
-        reload_ahead_(opts.reload_ahead),
-        reload_ahead_bytes_(opts.reload_ahead_bytes),
         members_(map_.groups.size()),
         saves_(map_.storages.size()),
         stays_(map_.storages.size()),
         open_(map_.storages.size()),
-        state_(map_.groups.size()),
         done_(map_.groups.size()),
-        reload_of_(map_.groups.size(), none),
-        forward_done_(map_.first.size()) {
+        reload_of_(map_.groups.size(), none) {
     link_.reset(step.link);
+    queue_.start(map_, opts.reload_ahead, opts.reload_ahead_bytes.value_or(queue_.unlimited));
     list_members(step);
     double before = 0;
     for (const auto& each : map_.events) {
@@ -64,8 +60,6 @@ class lifetimes {
   [[nodiscard]] double end_us() const { return now_; }
 
  private:
-  enum class place : std::uint8_t { device, away, arriving, back };
-
   void list_members(const profile& step) {
     for (std::uint32_t i = 0; i < map_.storages.size(); ++i) {
       if (map_.storages[i].group != none) members_[map_.storages[i].group].push_back(i);
@@ -88,10 +82,7 @@ class lifetimes {
     }
   }
 
-  // Computing goes on; by how much it is late, a wait for other ranks is shorter.
-  void pass(double from, double to, double wait) {
-    now_ += to - from - (wait > 0 ? std::min(wait, std::max(0.0, now_ - from)) : 0.0);
-  }
+  void pass(double from, double to, double wait) { now_ += passed_us(now_, from, to, wait); }
 
   void take(std::uint32_t storage, bool again, double from_us, std::uint32_t reload = none) {
     auto& each = open_[storage];
@@ -122,7 +113,7 @@ class lifetimes {
       case event_kind::commit:
         return commit(each.what);
       case event_kind::end_forward:
-        forward_done_[each.what] = true;
+        queue_.end_forward(each.what);
         return reload_ahead();
       case event_kind::restore:
         return restore(each.what);
@@ -136,7 +127,7 @@ class lifetimes {
   void commit(std::uint32_t group) {
     const auto bytes = map_.groups[group].bytes;
     if (what_[group] == action::keep) return;
-    state_[group] = bytes > 0 ? place::away : place::device;
+    queue_.where(group) = place::away;
     const bool leaves = what_[group] == action::offload;
     done_[group] = leaves && bytes > 0 ? link_.copy(links::out, bytes, now_) : now_;
     for (const auto each : members_[group]) {
@@ -156,15 +147,11 @@ class lifetimes {
       for (const auto each : members_[group]) take(each, true, now_);
       now_ += map_.groups[group].recompute_us;
     } else if (what_[group] == action::offload && bytes > 0) {
-      if (state_[group] == place::away) {
-        reload(group);
-      } else if (std::erase(ahead_, group) > 0) {
-        ahead_bytes_ -= bytes;
-      }
+      if (queue_.where(group) == place::away) reload(group);
       now_ = std::max(now_, done_[group]);
       reloads_[reload_of_[group]].needed_us = now_;
     }
-    state_[group] = place::back;
+    queue_.restored(group);
     reload_ahead();
   }
 
@@ -176,21 +163,14 @@ class lifetimes {
     done_[group] = link_.copy(links::in, map_.groups[group].bytes, done_[group]);
     reloads_end_ = done_[group];
     reloads_.push_back({.takes_us = done_[group] - begin});
-    state_[group] = place::arriving;
+    queue_.where(group) = place::arriving;
   }
   void reload_ahead() {
-    for (; next_ < map_.reload_order.size(); ++next_) {
-      const auto group = map_.reload_order[next_];
-      const auto bytes = map_.groups[group].bytes;
-      if (what_[group] != action::offload || bytes == 0) continue;
-      if (state_[group] == place::arriving || state_[group] == place::back) continue;
-      if (ahead_.size() >= reload_ahead_) return;
-      if (reload_ahead_bytes_ && ahead_bytes_ >= *reload_ahead_bytes_) return;
-      if (state_[group] != place::away || !forward_done_[map_.groups[group].chunk]) return;
-      reload(group);
-      ahead_.push_back(group);
-      ahead_bytes_ += bytes;
-    }
+    queue_.advance([&](std::uint32_t group) { return what_[group] == action::offload; },
+                   [&](std::uint32_t group) {
+                     reload(group);
+                     return true;
+                   });
   }
 
   // Reloads go one after the other: each has to end before the next one has to begin.
@@ -214,22 +194,16 @@ class lifetimes {
 
   layout map_;
   std::vector<action> what_;
-  std::size_t reload_ahead_;
-  std::optional<std::size_t> reload_ahead_bytes_;
   links link_;
   std::vector<std::vector<std::uint32_t>> members_;  // storages that each group saves
   std::vector<std::uint32_t> saves_;                 // groups that have not committed it yet
   std::vector<bool> stays_;                          // for one of its groups, and so for all
   std::vector<lifetime> open_;                       // of each storage; no bytes: it has no memory
   std::vector<lifetime> all_;
-  std::vector<place> state_;
   std::vector<double> done_;  // the latest copy of each group
   std::vector<timed_reload> reloads_;
   std::vector<std::uint32_t> reload_of_;  // each group
-  std::vector<bool> forward_done_;
-  std::vector<std::uint32_t> ahead_;
-  std::size_t ahead_bytes_ = 0;
-  std::size_t next_ = 0;
+  reload_queue queue_;
   double now_ = 0;
   double reloads_end_ = 0;
   std::uint32_t calls_ = 0;
