@@ -73,10 +73,12 @@ class storages {
     host_.open(make_host_pages(dev, opts), order_,
                {opts.host_step, host_budget(opts), rounding::none});
     for (const auto kind : opts.places) open(kind, opts);
-    for (std::size_t k = 0; k < place_kinds && places_[k]; ++k) {
+    for (std::size_t k = 0; k < place_kinds; ++k) {
+      if (!places_[k]) continue;
       lanes_.push_back(offload_lanes_[k] = places_[k]->offload);
       lanes_.push_back(reload_lanes_[k] = places_[k]->reload);
     }
+    if (lanes_.size() > 2) name_lanes();
     order_.own_all();
     if (slack_) borrowed_.set_slack(*slack_);
     device_->attach(order_, borrowed_);
@@ -125,6 +127,9 @@ class storages {
   }
   [[nodiscard]] const offload_place<Device>& at(place_kind which) const {
     return *places_[static_cast<std::size_t>(which)];
+  }
+  [[nodiscard]] bool has(place_kind which) const {
+    return places_[static_cast<std::size_t>(which)].has_value();
   }
   [[nodiscard]] std::size_t live() const { return live_; }
   [[nodiscard]] std::size_t live_peak() const { return live_peak_; }
@@ -234,7 +239,9 @@ class storages {
     auto& to = at(where);
     fence ready;
     if (store.origin != 0) parts_.make_room();
-    if (!to.blocks->take(store.bytes, to.offload, store.copy, ready)) return false;
+    if (!to.blocks->take(to.taken_by(store.bytes), to.offload, store.copy, ready)) {
+      return false;
+    }
     // Made now, so that nobody has to remember the fence: what is issued on the stream from here on
     // waits, and only the copy into this block is.
     try {
@@ -254,7 +261,9 @@ class storages {
   void displace_copy(storage& store, const ticket& after) {
     if (!store.on_device) away_ -= store.bytes;
     if (store.origin != 0) parts_.erase(store);
-    at(store.place).blocks->release(store.copy, after);
+    auto& place = at(store.place);
+    if (place.ring) place.ring->forget(store.copy);
+    place.blocks->release(store.copy, after);
     store.copy = {};
   }
 
@@ -270,12 +279,15 @@ class storages {
 
   // Queues a copy of `from` (a rectangle of `source`) into the block of `store` in its place, `to`.
   void copy_out(const storage& store, const storage& source, const rectangle& from,
-                const offload_place<Device>& to) {
+                offload_place<Device>& to) {
+    if (to.ring) return to.ring->copy_out(store.copy, source.on_device.data, from);
     copies_.add_out(store.copy.data, source.on_device.data, from, to.out, to.out_stream.ref());
   }
 
   // Queues a copy back.
   void copy_in(const storage& store) {
+    auto& from = at(store.place);
+    if (from.ring) return from.ring->copy_in(store.on_device.data, store.copy, store.bytes);
     copies_.add(store.on_device.data, store.copy.data, store.bytes);
   }
 
@@ -351,11 +363,23 @@ class storages {
 
   void open(place_kind which, const options& opts) {
     if (which == place_kind::host) return;
-    auto& peer = places_[static_cast<std::size_t>(which)].emplace(*dev_, order_);
-    peer.open_peer(make_peer_pages(*dev_, opts), order_,
-                   {opts.host_step, opts.peer_budget.value_or(0), rounding::none},
-                   opts.peer_device);
-    trace_.name_copy_lanes({"offload", "reload", "offload peer", "reload peer"});
+    auto& place = places_[static_cast<std::size_t>(which)].emplace(*dev_, order_);
+    if (which == place_kind::peer) {
+      place.open_peer(make_peer_pages(*dev_, opts), order_,
+                      {opts.host_step, opts.peer_budget.value_or(0), rounding::none},
+                      opts.peer_device);
+    } else {
+      place.open_file(*dev_, order_, opts, make_backing_file(*dev_, opts),
+                      make_host_pages(*dev_, opts));
+    }
+  }
+
+  // Those of the host have no name behind them.
+  void name_lanes() {
+    std::vector<std::string> names{"offload", "reload"};
+    if (has(place_kind::peer)) names.insert(names.end(), {"offload peer", "reload peer"});
+    if (has(place_kind::file)) names.insert(names.end(), {"offload file", "reload file"});
+    trace_.name_copy_lanes(std::move(names));
   }
 
   void note_taken(const storage& store, lane_id by) {
