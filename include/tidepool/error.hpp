@@ -62,10 +62,10 @@ class out_of_budget : public error {
 
 /// A call to the file that groups are offloaded to failed. What it was about is not lost: the call
 /// that throws it leaves nothing and may be made again.
-class file_error : public error {
+class disk_error : public error {
  public:
   /// A message, before which the library's name is put, the file, and the system's code.
-  file_error(const std::string& message, std::string of, int system_code)
+  disk_error(const std::string& message, std::string of, int system_code)
       : error(detail::signed_message(message)), path(std::move(of)), code(system_code) {}
   std::string path;  ///< as the options have it
   int code;          ///< the system's (`errno`); 0 where fewer bytes came than were asked for

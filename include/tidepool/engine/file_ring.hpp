@@ -233,7 +233,7 @@ class file_ring {
   }
 
   [[noreturn, gnu::cold]] void throw_slow(const slot& which) const {
-    throw file_error("the file in " + blocks_->path() +
+    throw disk_error("the file in " + blocks_->path() +
                          " does not answer: " + std::to_string(which.request.bytes) + " bytes at " +
                          std::to_string(which.request.offset) +
                          ". Nothing is lost: make the call again once the disk answers",
@@ -245,7 +245,7 @@ class file_ring {
     const bool full = code == ENOSPC || code == EDQUOT;
     const std::string remedy = full ? "free room on the disk and make the call again"
                                     : "make the call again; if it goes on, see to the disk";
-    throw file_error(
+    throw disk_error(
         "the file in " + blocks_->path() + ": " + std::to_string(request.result.bytes) + " of " +
             std::to_string(request.bytes) + " bytes at " + std::to_string(request.offset) +
             " could be " + what + (code == 0 ? ", and no error was given" : ": " + in_words(code)) +

@@ -102,7 +102,7 @@ class system_file final : public backing_file {
 
 /// Makes a file under a path that nothing has yet, or without a name of its own in a directory.
 /// Its name is gone when this returns; its bytes are when the object goes, or the process ends.
-/// Throws `file_error`.
+/// Throws `disk_error`.
 [[nodiscard]] inline std::unique_ptr<backing_file> open_backing_file(const std::string& path) {
   static std::atomic<unsigned> made{0};
   std::string name = path;
@@ -115,7 +115,7 @@ class system_file final : public backing_file {
   const int descriptor = detail::create_file(name);
   if (descriptor < 0) {
     const int code = errno;
-    throw file_error("places: the file " + name + " cannot be made: " + detail::in_words(code) +
+    throw disk_error("places: the file " + name + " cannot be made: " + detail::in_words(code) +
                          (code == EEXIST ? "; a file that is there is not overwritten: name a new"
                                            " one, or a directory"
                                          : "; name a directory that may be written to, as in"

@@ -28,7 +28,7 @@ class file_pages final : public page_allocator {
         ::mmap(nullptr, bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (got == MAP_FAILED) {
       const int code = errno;
-      throw file_error("places: file_budget: " + std::to_string(budget) +
+      throw disk_error("places: file_budget: " + std::to_string(budget) +
                            " bytes of addresses cannot be had: " + in_words(code) +
                            "; give a smaller --file-budget",
                        path_, code);
@@ -56,7 +56,7 @@ class file_pages final : public page_allocator {
       return base_ + extend_.offset;
     }
     if (full_ == ENOSPC || full_ == EDQUOT || full_ == EFBIG) return nullptr;
-    throw file_error("the file in " + path_ + " cannot grow by " + std::to_string(bytes) +
+    throw disk_error("the file in " + path_ + " cannot grow by " + std::to_string(bytes) +
                          " bytes: " + in_words(full_) +
                          ". Nothing is lost: make the call again, or give --places=host",
                      path_, full_);
@@ -70,7 +70,7 @@ class file_pages final : public page_allocator {
 
  private:
   [[noreturn]] void throw_slow() const {
-    throw file_error("the file in " + path_ +
+    throw disk_error("the file in " + path_ +
                          " does not answer: it was asked for room. Nothing is lost: make the call"
                          " again once the disk answers, or give --places=host",
                      path_, ETIMEDOUT);
