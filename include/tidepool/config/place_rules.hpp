@@ -90,6 +90,7 @@ inline void check_place_budget(const options& value, place_kind which,
 }
 
 inline void check_file(const options& value) {
+  constexpr std::size_t least_budget = 4 * 1024;
   constexpr std::size_t least_ring = 8 * 1024;
   const std::string shown = text::places_format::write(value);
   if (!has_place(value, place_kind::file)) {
@@ -105,6 +106,10 @@ inline void check_file(const options& value) {
     reject(option_label("places"), text::printable(shown),
            "a path with a comma or a blank cannot be told from two places",
            "give another one, such as a link to it");
+  }
+  if (value.file_budget < least_budget) {
+    reject(option_label("file_budget"), text::bytes_format::write(value.file_budget.value_or(0)),
+           "a block of a file has 4KiB", "give a size such as 64GiB");
   }
   if (value.file_ring < least_ring) {
     reject(option_label("file_ring"), text::bytes_format::write(value.file_ring),

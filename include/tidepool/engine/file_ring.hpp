@@ -43,7 +43,7 @@ class file_ring {
         blocks_(&blocks),
         worker_(&worker),
         count_(std::min(most_slots, bytes / file_granule)),
-        piece_(bytes / count_ / file_granule * file_granule),
+        piece_(std::min(bytes, most_bytes) / count_ / file_granule * file_granule),
         offload_(offload),
         reload_(reload) {}
   file_ring(const file_ring&) = delete;
@@ -112,6 +112,7 @@ class file_ring {
 
  private:
   static constexpr std::size_t most_slots = 16;
+  static constexpr std::size_t most_bytes = std::numeric_limits<std::size_t>::max() / 2;
   static constexpr std::uint64_t nothing = std::numeric_limits<std::uint64_t>::max();
 
   enum class slot_state : unsigned char {
@@ -130,7 +131,9 @@ class file_ring {
     file_request request;
   };
 
-  [[nodiscard]] std::size_t bytes_taken() const { return count_ * piece_ + file_granule; }
+  [[nodiscard]] std::size_t bytes_taken() const {
+    return count_ * piece_ + file_granule;  // it may begin anywhere
+  }
 
   void open() {
     if (pages_ != nullptr) return;

@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -16,14 +17,17 @@
 namespace tidepool::inline v0_2_0::detail {
 
 [[nodiscard]] inline constexpr std::size_t in_granules(std::size_t bytes) {
+  constexpr auto most = std::numeric_limits<std::size_t>::max() / file_granule * file_granule;
+  if (bytes > most) return most;
   return (bytes + file_granule - 1) / file_granule * file_granule;
 }
 
-// Its addresses stand for offsets in the file: nobody may touch what is there, and nothing else is.
+// The budget is a multiple of a granule. Its addresses stand for offsets in the file: nobody may
+// touch what is there, and nothing else is.
 class file_pages final : public page_allocator {
  public:
   file_pages(file_worker& worker, std::string path, std::size_t budget)
-      : worker_(&worker), path_(std::move(path)), bytes_(in_granules(budget)) {
+      : worker_(&worker), path_(std::move(path)), bytes_(budget) {
     void* const got =
         ::mmap(nullptr, bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (got == MAP_FAILED) {
