@@ -65,11 +65,6 @@ struct offload_place {
             peak, blocks->allocations()};
   }
 
-  // Bytes of the block that so many are copied into.
-  [[nodiscard]] std::size_t taken_by(std::size_t bytes) const {
-    return (bytes + granule - 1) / granule * granule;
-  }
-
   std::string name = "host";
   copy_direction out = copy_direction::device_to_host;
   copy_direction in = copy_direction::host_to_device;
@@ -83,7 +78,7 @@ struct offload_place {
   std::size_t peak = 0;  // bytes in use
   std::uint64_t bytes_offloaded = 0;
   std::uint64_t bytes_reloaded = 0;
-  std::size_t granule = 1;  // that all blocks are multiples of
+  std::size_t granule = 1;  // that all blocks are multiples of; a power of two
   // Of a file. The worker ends first: what it serves lies in the others.
   const file_pages* file_room = nullptr;
   std::optional<file_ring<Device>> ring;

@@ -99,18 +99,27 @@ class storages {
 
   [[nodiscard]] lanes<Device>& order() { return order_; }
   [[nodiscard]] tracer<Device>& trace() { return trace_; }
-  [[nodiscard]] lane_id offload_lane(place_kind to) const { return places_.offload_lane(to); }
-  [[nodiscard]] lane_id reload_lane(place_kind from) const { return places_.reload_lane(from); }
-  [[nodiscard]] const std::vector<lane_id>& copy_lanes() const { return places_.copy_lanes(); }
+  [[nodiscard]] lane_id offload_lane(place_kind to) const {
+    return places_.offload_lanes[static_cast<std::size_t>(to)];
+  }
+  [[nodiscard]] lane_id reload_lane(place_kind from) const {
+    return places_.reload_lanes[static_cast<std::size_t>(from)];
+  }
+  // Those of every place; the host's come first.
+  [[nodiscard]] const std::vector<lane_id>& copy_lanes() const { return places_.copy_lanes; }
   [[nodiscard]] bool has_given_memory() const { return given_; }
   [[nodiscard]] block_source& device_source() { return *device_; }
   [[nodiscard]] const block_source& device_source() const { return *device_; }
   [[nodiscard]] borrowed_memory& borrowed() { return borrowed_; }
   [[nodiscard]] const borrowed_memory& borrowed() const { return borrowed_; }
-  [[nodiscard]] bool has(place_kind which) const { return places_.has(which); }
-  [[nodiscard]] offload_place<Device>& at(place_kind which) { return places_.at(which); }
+  [[nodiscard]] bool has(place_kind which) const {
+    return places_.all[static_cast<std::size_t>(which)].has_value();
+  }
+  [[nodiscard]] offload_place<Device>& at(place_kind which) {
+    return *places_.all[static_cast<std::size_t>(which)];
+  }
   [[nodiscard]] const offload_place<Device>& at(place_kind which) const {
-    return places_.at(which);
+    return *places_.all[static_cast<std::size_t>(which)];
   }
   [[nodiscard]] std::size_t live() const { return live_; }
   [[nodiscard]] std::size_t live_peak() const { return live_peak_; }
@@ -220,9 +229,8 @@ class storages {
     auto& to = at(where);
     fence ready;
     if (store.origin != 0) parts_.make_room();
-    if (!to.blocks->take(to.taken_by(store.bytes), to.offload, store.copy, ready)) {
-      return false;
-    }
+    const auto bytes = (store.bytes + to.granule - 1) & ~(to.granule - 1);
+    if (!to.blocks->take(bytes, to.offload, store.copy, ready)) return false;
     // Made now, so that nobody has to remember the fence: what is issued on the stream from here on
     // waits, and only the copy into this block is.
     try {
