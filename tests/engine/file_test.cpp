@@ -314,6 +314,21 @@ TEST_CASE("file: of host memory only the ring is taken, of the disk only the bud
   CHECK(there.files->open_files() == 0);
 }
 
+TEST_CASE("file: after the first step nothing more is asked of device and disk than copies") {
+  desk there;
+  offloader off(there.dev, with_file(small_options()));
+  step(there, off);
+  const auto counts = [&] {
+    return std::vector{there.dev.host_allocations, there.dev.device_allocations,
+                       there.dev.events_made, there.dev.streams_made,
+                       there.files->calls(disk_call::extend)};
+  };
+  const auto before = counts();
+  for (int i = 0; i < 4; ++i) step(there, off);
+  CHECK(counts() == before);
+  CHECK(there.wrong() == 0);
+}
+
 TEST_CASE("file: a full disk sends groups to the next place, or is refused by name") {
   for (const bool next : {false, true}) {
     CAPTURE(next);
