@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace tidepool::inline v0_2_0 {
 
@@ -57,6 +58,17 @@ class out_of_budget : public error {
 
   std::size_t requested;  ///< bytes of the request that failed
   std::size_t budget;     ///< bytes the memory may hold in all; 0: no limit but the device
+};
+
+/// A call to the file that groups are offloaded to failed. What it was about is not lost: the call
+/// that throws it leaves nothing and may be made again.
+class disk_error : public error {
+ public:
+  /// A message, before which the library's name is put, the file, and the system's code.
+  disk_error(const std::string& message, std::string of, int system_code)
+      : error(detail::signed_message(message)), path(std::move(of)), code(system_code) {}
+  std::string path;  ///< as the options have it
+  int code;          ///< the system's (`errno`); 0 where fewer bytes came than were asked for
 };
 
 /// A call to the device failed. `code` is the device's own code (`cudaError_t` for CUDA).

@@ -8,6 +8,7 @@ class option_error;
 class unknown_module;
 class misuse_error;
 class out_of_budget;
+class disk_error;
 class device_error;
 
 struct options;

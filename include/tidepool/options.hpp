@@ -6,6 +6,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace tidepool::inline v0_2_0 {
@@ -46,11 +47,18 @@ enum class host_kind : std::uint8_t {
 /// Where what leaves the device goes.
 enum class place_kind : std::uint8_t {
   host,  ///< pinned host memory
-  peer   ///< memory of another device of the host, over the link between the two
+  peer,  ///< memory of another device of the host, over the link between the two
+  file   ///< a file, by way of a ring of pinned host memory
 };
 
 /// How many kinds of places there are.
-inline constexpr std::size_t place_kinds = 2;
+inline constexpr std::size_t place_kinds = 3;
+
+/// The name of a kind of place, as options have it.
+[[nodiscard]] constexpr std::string_view name_of(place_kind which) {
+  constexpr std::string_view names[place_kinds]{"host", "peer", "file"};
+  return names[static_cast<std::size_t>(which)];
+}
 
 /// How host memory is made.
 struct host_memory {
@@ -141,10 +149,16 @@ struct options {
   /// Bytes of its memory that this offloader may take; `place_kind::peer` needs it.
   std::optional<std::size_t> peer_budget{};
 
+  /// The file of `place_kind::file`: a new one, or a directory for one without a name.
+  std::string file_path{};
+  /// Bytes that it may have; `place_kind::file` needs it.
+  std::optional<std::size_t> file_budget{};
+  /// Bytes of pinned host memory that copies to and from the file pass through.
+  std::size_t file_ring = std::size_t{256} << 20;
   /// Bytes of host memory of this offloader; by default what the machine (or its cgroup) has,
   /// less a reserve, divided by the local ranks.
   std::optional<std::size_t> host_budget{};
-  /// Bytes by which the host arena grows, and by which memory is taken of a neighbour.
+  /// Bytes by which the host arena grows, and by which memory is taken of a neighbour or a file.
   std::size_t host_step = std::size_t{256} << 20;
   /// What holds the host copies, and whether on the device's NUMA node.
   host_kind host_memory = host_kind::automatic;

@@ -147,6 +147,45 @@ void peer_reuse_left_out() {
                        "the offload stream of the neighbour");
 }
 
+// ---- a file ----
+
+// The ring has two slots, so that each is written and read into many times.
+[[nodiscard]] inline options few_slots() {
+  auto opts = arena_options(few);
+  opts.places = {place_kind::file};
+  opts.file_path = "/tmp";
+  opts.file_budget = std::size_t{1} << 20;
+  opts.file_ring = 8192;
+  return opts;
+}
+
+template <class Desk>
+void file_left_out(join_site site, access_kind copy, std::string_view stream, access_kind by_host) {
+  for (const bool dropped : {false, true}) {
+    Desk at;
+    typename Desk::offloader off(at.dev, few_slots());
+    if (dropped) at.dev.leave_out(site);
+    basic_training<Desk> work{at, off};
+    for (int i = 0; i < 3; ++i) work.step(at.compute.ref());
+    INFO(at.dev.report());
+    CHECK(at.found(finding_kind::unordered, copy, stream, by_host, "") == dropped);
+    CHECK(names(at, site) == dropped);
+    CHECK(at.dev.findings().empty() == !dropped);
+  }
+}
+
+template <class Desk>
+void file_write_left_out() {
+  file_left_out<Desk>(join_site::file_write, access_kind::offload, "the offload stream of the file",
+                      access_kind::host_read);
+}
+
+template <class Desk>
+void file_reuse_left_out() {
+  file_left_out<Desk>(join_site::file_reuse, access_kind::reload, "the reload stream of the file",
+                      access_kind::host_write);
+}
+
 // ---- around captures ----
 
 // Eager steps, a graph of one, launches, and eager steps again, on two streams.

@@ -1,5 +1,7 @@
-// Places on GPUs: the memory of a second one, where there is a second that the first can reach.
+// Places on GPUs: the memory of a second one, where there is a second that the first can reach, and
+// a file.
 #include <cstddef>
+#include <filesystem>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -70,6 +72,51 @@ TIDEPOOL_GPU_TEST("places on a GPU: groups go to the second one and come back wi
     REQUIRE(totals.places.size() == 2);
     CHECK(totals.places[0].bytes_reloaded == 4 * 4 * count * sizeof(float));
     CHECK(totals.places[1].bytes_reloaded == 4 * 2 * count * sizeof(float));
+  }
+  CHECK(kernels.wrong() == 0);
+  CHECK(cudaGetLastError() == cudaSuccess);
+}
+
+TIDEPOOL_GPU_TEST("places on a GPU: groups go to a file and come back with their values") {
+  cuda_device dev;
+  constexpr std::size_t count = std::size_t{1} << 20;
+  constexpr int layers = 12;
+  options opts;
+  opts.offload_modules = {"fc1"};
+  opts.margin = false;
+  opts.places = {place_kind::host, place_kind::file};
+  opts.host_step = count * sizeof(float);
+  opts.host_budget = 4 * count * sizeof(float);
+  opts.file_path = std::filesystem::temp_directory_path();
+  opts.file_budget = 16 * count * sizeof(float);
+  opts.file_ring = 3 * count;  // less than a tensor
+  test::writer_and_reader kernels;
+  const auto compute = dev.make_stream();
+  const auto stream = compute.ref();
+  {
+    offloader<cuda_device, modules<"fc1">> off(dev, opts);
+    for (int step = 0; step < 4; ++step) {
+      auto chunk = off.begin();
+      std::vector<buffer<cuda_device>> saved;
+      for (int l = 0; l < layers; ++l) {
+        auto& x = saved.emplace_back(off.allocate<float>(count, stream));
+        kernels.write(stream.get(), x.as<float>(), count, static_cast<float>(l), 200);
+        chunk.commit<"fc1">(l, stream, x);
+      }
+      chunk.end_forward();
+      for (int l = layers; l-- > 0;) {
+        auto& x = saved[static_cast<std::size_t>(l)];
+        chunk.restore<"fc1">(l, stream, x);
+        kernels.check(stream.get(), x.as<float>(), count, static_cast<float>(l));
+        x.reset(stream);
+      }
+      chunk.finish();
+      off.end_step();
+    }
+    const auto totals = off.counters();
+    REQUIRE(totals.places.size() == 2);
+    CHECK(totals.places[1].bytes_reloaded == 4 * 8 * count * sizeof(float));
+    CHECK_THROWS_AS(static_cast<void>(off.capture(stream, [] {})), misuse_error);
   }
   CHECK(kernels.wrong() == 0);
   CHECK(cudaGetLastError() == cudaSuccess);

@@ -79,6 +79,9 @@ TEST_CASE("budgets: of every size, they hold or are refused by name") {
   const limit peer_bytes = [](std::size_t bytes, options&, machine& model) {
     model.peer_bytes = bytes;
   };
+  const limit file_budget = [](std::size_t bytes, options& opts, machine&) {
+    opts.file_budget = bytes + 4095;  // of one block at least
+  };
   auto small_steps = small_options();
   small_steps.device_step = small_steps.host_step = 1024;
   auto slots = small_options();
@@ -95,6 +98,13 @@ TEST_CASE("budgets: of every size, they hold or are refused by name") {
   neighbour.opts.peer_budget = 40'000;
   program_plan both = neighbour;
   both.opts.places.push_back(tidepool::place_kind::host);
+  program_plan file{.name = "file", .opts = small_steps};
+  file.opts.places = {tidepool::place_kind::file};
+  file.opts.file_path = "disk";
+  file.opts.file_budget = std::size_t{1} << 20;
+  file.opts.file_ring = 8192;
+  program_plan behind = file;
+  behind.opts.places.push_back(tidepool::place_kind::host);
   tally counts;
   for (const bool retries : {false, true}) {
     run({"device budget of a pool", pool, device_budget, 16'000}, retries, counts);
@@ -113,6 +123,9 @@ TEST_CASE("budgets: of every size, they hold or are refused by name") {
     run({"memory of a neighbour", neighbour, peer_bytes, 40'000}, retries, counts);
     run({"budget of a neighbour before the host", both, peer_budget, 24'000}, retries, counts);
     run({"memory of a neighbour before the host", both, peer_bytes, 40'000}, retries, counts);
+    run({"budget of a file", file, file_budget, 100'000}, retries, counts);
+    run({"budget of a file before the host", behind, file_budget, 100'000}, retries, counts);
+    run({"host memory behind a file", file, host_bytes, 40'000}, retries, counts);
   }
   CHECK(counts.refused > 0);
   MESSAGE("budgets: " << counts.sizes << " sizes, " << counts.refused << " refused");

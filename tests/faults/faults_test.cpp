@@ -50,6 +50,7 @@ TEST_CASE("faults: every call of every kind fails once, for good, or finds no me
   tally counts;
   auto plans = programs();
   for (auto& each : tidepool::test::programs_with_peer()) plans.push_back(std::move(each));
+  for (auto& each : tidepool::test::programs_with_file()) plans.push_back(std::move(each));
   for (const auto& plan : plans) {
     faulty_desk desk;
     const auto clean = run_once(desk, plan, false);

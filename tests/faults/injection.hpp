@@ -84,6 +84,33 @@ namespace tidepool::test {
   };
 }
 
+/// With a file behind the host, or alone: for a device that has one in memory.
+[[nodiscard]] inline std::vector<program_plan> programs_with_file() {
+  auto both = small_options();
+  both.places = {place_kind::host, place_kind::file};
+  both.host_budget = 2 * 1024;
+  both.host_step = 1024;
+  both.file_path = "disk";
+  both.file_budget = std::size_t{1} << 20;
+  both.file_ring = 8192;
+  auto alone = arena_options(8 * 1024);
+  alone.places = {place_kind::file};
+  alone.file_path = both.file_path;
+  alone.file_budget = both.file_budget;
+  alone.file_ring = both.file_ring;
+  auto traced = both;
+  traced.places = {place_kind::file, place_kind::host};
+  traced.file_budget = 3 * 4096;
+  traced.host_budget = 32 * 1024;
+  traced.max_inflight = 1;
+  return {
+      {.name = "host and file", .opts = both, .views = true, .two_streams = true},
+      {.name = "file alone", .opts = alone, .shares = true},
+      {.name = "traced file", .opts = traced, .stateful = true, .traced = true},
+      {.name = "file by hand", .opts = alone, .views = true, .manual = true},
+  };
+}
+
 /// The same over memory of the trainer's own.
 [[nodiscard]] inline std::vector<program_plan> borrowing_programs() {
   auto slack = small_options();

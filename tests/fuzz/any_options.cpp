@@ -45,6 +45,9 @@ class maker {
     }
     value.peer_device = integer();
     value.peer_budget = perhaps();
+    value.file_path = bytes_.ConsumeRandomLengthString(12);
+    value.file_budget = perhaps();
+    value.file_ring = number();
     value.host_step = number();
     value.local_ranks = integer();
     value.poison = bytes_.ConsumeBool();

@@ -99,13 +99,13 @@ TEST_CASE("'all' and 'none'") {
   base.module_max_inflight = {{"core_attn", 1}};
   base.max_inflight_bytes = base.device_budget = base.host_budget = base.reload_ahead_bytes = 1;
   base.slots = {{1, 1}};
-  base.peer_budget = 1;
+  base.peer_budget = base.file_budget = 1;
   CHECK(parse_options("--offload-modules=all", base).offload_modules == names{"all"});
   CHECK(parse_options("--offload-modules=none", base).offload_modules.empty());
   const options cleared = parse_options(
       "--offload-modules=none --own-modules=none --offload-layers=all --max-inflight=none "
       "--max-inflight-bytes=none --device-budget=none --host-budget=auto --slots=none "
-      "--reload-ahead-bytes=none --peer-budget=none",
+      "--reload-ahead-bytes=none --peer-budget=none --file-budget=none",
       base);
   CHECK(cleared == options{});
 }

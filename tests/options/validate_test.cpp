@@ -397,7 +397,35 @@ TEST_CASE("places and what they need") {
               "add --places=peer,host"});
   check_says(refused("--places=peer,host --peer-budget=0"), {"peer_budget", "nothing fits"});
   check_says(refused("--places=host,host"), {"'host,host'", "named twice"});
+  accepted("--places=host,file:/mnt/nvme --file-budget=64GiB");
+  accepted("--places host peer file:a:b --file-budget=4KiB --peer-budget=1 --file-ring=8KiB");
+  for (const char* bare : {"--places=host,file", "--places=file:"}) {
+    check_says(refusal<option_error>([&] { static_cast<void>(parse_options(bare)); }),
+               {"a file needs its path", "give it as file:/path"});
+  }
+  check_says(
+      refusal<option_error>([] { static_cast<void>(parse_options("--places=file:a,file:b")); }),
+      {"two files are given"});
+  check_says(refused("--places=host,file:/mnt"),
+             {"places (--places or TIDEPOOL_PLACES) is 'host,file:/mnt'", "of the disk",
+              "add file_budget (--file-budget=8GiB)"});
+  check_says(refused("--file-budget=8GiB"), {"no effect", "add --places=host,file:/path"});
+  check_says(refused("--places=file:a --file-budget=0"), {"file_budget", "nothing fits"});
+  check_says(refused("--places=file:a --file-budget=4095"), {"file_budget", "has 4KiB"});
+  check_says(refused("--places=file:a --file-budget=4KiB --file-ring=8191"),
+             {"file_ring (--file-ring or TIDEPOOL_FILE_RING) is '8191'", "at least 8KiB"});
   options value;
+  value.file_path = "/mnt";
+  check_says(refused(value), {"file_path has no effect without the place 'file'"});
+  value.places = {place_kind::file};
+  value.file_budget = 4096;
+  for (const char* path : {"a,b", "a b", "a\nb"}) {
+    value.file_path = path;
+    check_says(refused(value), {"cannot be told from two places"});
+  }
+  value.file_path.clear();
+  check_says(refused(value), {"the file has no path", "file:/mnt/nvme"});
+  value = {};
   value.peer_device = -1;
   check_says(refused(value), {"peer_device (--peer-device or TIDEPOOL_PEER_DEVICE) is '-1'"});
   value = {};

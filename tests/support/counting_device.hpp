@@ -5,8 +5,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
+#include <string>
 #include <utility>
 
+#include "disk.hpp"
 #include "tidepool/device/device.hpp"
 
 namespace tidepool::test {
@@ -35,6 +38,12 @@ class counting_device : public Base {
   std::function<void()> before_wait;    // may throw
   std::function<void()> before_fill;    // may throw
 
+  std::shared_ptr<disk> on_disk;  // of files; none: the system's
+
+  [[nodiscard]] std::unique_ptr<backing_file> open_file(const std::string& path) {
+    if (on_disk == nullptr) return open_backing_file(path);
+    return std::make_unique<disk_file>(on_disk);
+  }
   [[nodiscard]] typename Base::stream make_stream() {
     ++streams_made;
     return Base::make_stream();

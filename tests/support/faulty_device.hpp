@@ -12,6 +12,7 @@
 #include <string_view>
 #include <utility>
 
+#include "disk.hpp"
 #include "heap_fault.hpp"
 #include "tidepool/device/device.hpp"
 #include "tidepool/error.hpp"
@@ -146,6 +147,11 @@ class faulty_device : public Base {
   /// Freed memory that a copy or a graph on its way could still have touched.
   [[nodiscard]] std::size_t freed_in_use() const { return freed_in_use_; }
 
+  /// Files are in memory, and never fail.
+  [[nodiscard]] std::unique_ptr<backing_file> open_file(const std::string& /*path*/) {
+    const heap_watch device(false);
+    return std::make_unique<disk_file>(on_disk_);
+  }
   [[nodiscard]] stream make_stream() {
     const heap_watch device(false);
     pass(call_kind::make_stream);
@@ -321,6 +327,7 @@ class faulty_device : public Base {
     freed_in_use_ += *flying_ > 0 ? 1 : 0;
   }
 
+  std::shared_ptr<disk> on_disk_ = std::make_shared<disk>();
   std::optional<fault> fault_;
   mutable std::array<std::uint64_t, call_kinds> calls_{};
   mutable bool tripped_ = false;

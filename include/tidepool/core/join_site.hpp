@@ -26,6 +26,8 @@ enum class join_site : std::uint8_t {
   borrow,         ///< a stream waits for the one whose allocator gave the memory that it will touch
   give_back,      ///< the stream of an owner waits for the last use of memory that goes back to it
   peer_reuse,     ///< an offload waits until the reload out of its block of a neighbour has ended
+  file_write,     ///< the host waits for a copy into the ring of a file before that is written
+  file_reuse,     ///< the ring of a file is read into after the copy out of it has ended
   count           ///< how many there are
 };
 
@@ -34,7 +36,7 @@ enum class join_site : std::uint8_t {
   constexpr std::string_view names[]{
       "producer",   "device_reuse", "reload_reuse", "host_reuse", "own_offload", "consumer",
       "cap",        "launch",       "after_launch", "fork",       "join_back",   "after_capture",
-      "new_stream", "borrow",       "give_back",    "peer_reuse"};
+      "new_stream", "borrow",       "give_back",    "peer_reuse", "file_write",  "file_reuse"};
   return names[static_cast<std::size_t>(site)];
 }
 

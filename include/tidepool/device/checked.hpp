@@ -313,10 +313,20 @@ class checked_device : public Device {
   }
   /// It ends a capture that failed: what was not joined back never runs.
   void abandons_capture() noexcept { abandons_ = true; }
-  /// Its copy streams: those of the host first, then those of a neighbour, where it has one.
-  void name_copy_streams(stream_ref offload, stream_ref reload, bool peer) {
-    if (!peer) ++offloaders_;
-    const auto which = std::string(peer ? " of the neighbour" : "") +
+  /// Its file is written from memory, or read into it; `block` stands for where in the file.
+  void writes_file(const void* block, const void* memory, std::size_t bytes) {
+    log_.copy_by_host(access_kind::host_read, block, memory, bytes);
+  }
+  void reads_file(const void* memory, const void* block, std::size_t bytes) {  ///< The other way.
+    log_.copy_by_host(access_kind::host_write, memory, block, bytes);
+  }
+  /// Its copy streams to one place: those of the host first.
+  void name_copy_streams(stream_ref offload, stream_ref reload, place_kind to) {
+    if (to == place_kind::host) ++offloaders_;
+    const bool peer = to == place_kind::peer;
+    const auto which = std::string(peer                     ? " of the neighbour"
+                                   : to == place_kind::file ? " of the file"
+                                                            : "") +
                        (offloaders_ == 1 ? "" : " " + std::to_string(offloaders_));
     log_.clocks().name(lane_of(offload), "the offload stream" + which, true, peer);
     log_.clocks().name(lane_of(reload), "the reload stream" + which, true, peer);

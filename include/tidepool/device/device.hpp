@@ -13,6 +13,7 @@
 #include <string_view>
 
 #include "tidepool/core/join_site.hpp"
+#include "tidepool/options.hpp"
 
 namespace tidepool::inline v0_2_0 {
 
@@ -150,7 +151,9 @@ concept order_checking_device = device<Device> &&
              std::string_view module, int number) {
   dev.gave_back(pointer, bytes, ref);
   dev.returned(pointer, bytes, ref);
-  dev.name_copy_streams(ref, ref, false);
+  dev.name_copy_streams(ref, ref, place_kind::host);
+  dev.writes_file(pointer, pointer, bytes);
+  dev.reads_file(pointer, pointer, bytes);
   dev.abandons_capture();
   dev.at(module, number, number);
 };

@@ -36,6 +36,11 @@ void engine<Device>::begin_capture(lane_id origin) {
   if (store_.trace().on()) {
     throw misuse_error("capture: a trace is being recorded; finish_trace() first");
   }
+  if (store_.has(place_kind::file)) {
+    throw misuse_error(
+        "capture: groups may go to a file, which the host reads and writes, and a graph cannot ask"
+        " it to; run this step outside of graphs, or take file:/path out of --places");
+  }
   if (store_.device_source().gives_back()) {
     throw misuse_error(
         "capture: the memory of this offloader (parts::memory) goes back to an allocator that hands"

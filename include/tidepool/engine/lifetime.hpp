@@ -40,9 +40,10 @@ engine<Device>::engine(Device& dev, const options& opts, std::vector<std::string
   }
   if constexpr (order_checking_device<Device>) {
     const auto& order = store_.order();
-    const auto& own = store_.copy_lanes();
-    for (std::size_t i = 0; i < own.size(); i += 2) {
-      dev.name_copy_streams(order.stream(own[i]), order.stream(own[i + 1]), i > 0);
+    for (const auto kind : {place_kind::host, place_kind::peer, place_kind::file}) {
+      if (!store_.has(kind)) continue;
+      dev.name_copy_streams(order.stream(store_.offload_lane(kind)),
+                            order.stream(store_.reload_lane(kind)), kind);
     }
   }
   without_a_plan();

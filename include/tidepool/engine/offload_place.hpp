@@ -11,6 +11,10 @@
 #include "tidepool/core/join_site.hpp"
 #include "tidepool/core/page_allocator.hpp"
 #include "tidepool/device/device.hpp"
+#include "tidepool/engine/file_ring.hpp"
+#include "tidepool/memory/backing_file.hpp"
+#include "tidepool/memory/file_pages.hpp"
+#include "tidepool/memory/file_worker.hpp"
 #include "tidepool/memory/lanes.hpp"
 #include "tidepool/memory/pool.hpp"
 #include "tidepool/options.hpp"
@@ -33,6 +37,18 @@ struct offload_place {
     pages = std::move(from);
     blocks.emplace(*pages, order, limits);
     blocks->allow_in_flight(limits.step);
+  }
+  // For a file, by way of a ring of the memory that `through` has.
+  void open_file(Device& dev, lanes<Device>& order, const options& opts,
+                 std::unique_ptr<backing_file> file, std::unique_ptr<page_allocator> through) {
+    name = "file";
+    granule = file_granule;
+    worker = std::make_unique<file_worker>(std::move(file));
+    const auto budget = opts.file_budget.value_or(0) / file_granule * file_granule;
+    auto room = std::make_unique<file_pages>(*worker, opts.file_path, budget);
+    file_room = room.get();
+    ring.emplace(dev, order, std::move(through), *room, *worker, opts.file_ring, offload, reload);
+    open(std::move(room), order, {in_granules(opts.host_step), budget, rounding::none});
   }
   // The same for memory of a neighbour.
   void open_peer(std::unique_ptr<page_allocator> from, const clocks& order,
@@ -62,6 +78,11 @@ struct offload_place {
   std::size_t peak = 0;  // bytes in use
   std::uint64_t bytes_offloaded = 0;
   std::uint64_t bytes_reloaded = 0;
+  std::size_t granule = 1;  // that all blocks are multiples of; a power of two
+  // Of a file. The worker ends first: what it serves lies in the others.
+  const file_pages* file_room = nullptr;
+  std::optional<file_ring<Device>> ring;
+  std::unique_ptr<file_worker> worker;
 };
 
 }  // namespace tidepool::detail

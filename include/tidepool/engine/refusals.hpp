@@ -43,18 +43,25 @@ template <device Device>
   std::string raise;
   for (const auto kind : opts_.places) {
     const auto& place = store_.at(kind);
+    const auto word = std::string(name_of(kind));
     const bool host = kind == place_kind::host;
     const auto between = [&](std::string_view text) { return options.empty() ? "" : text; };
+    const int full = place.file_room == nullptr ? 0 : place.file_room->full();
     in_use += std::string(between(" and ")) + std::to_string(place.blocks->used()) + " of " +
-              std::to_string(place.blocks->budget()) + " bytes" + (host ? "" : " of " + place.name);
-    raise += std::string(between(" or ")) + (host ? "--host-budget" : "--peer-budget");
-    options += std::string(between(", ")) + (host ? "host_budget" : "peer_budget");
+              std::to_string(place.blocks->budget()) + " bytes" +
+              (host ? "" : " of " + place.name) + (full == 0 ? "" : " (" + in_words(full) + ")");
+    raise += std::string(between(" or ")) + "--" + word + "-budget";
+    options += std::string(between(", ")) + word + "_budget";
+    if (full != 0) raise += " and free room on the disk of " + opts_.file_path;
   }
   const bool host = std::ranges::find(opts_.places, place_kind::host) != opts_.places.end();
+  const bool peer = std::ranges::find(opts_.places, place_kind::peer) != opts_.places.end();
   throw out_of_budget("commit of " + name_of_group(chunk, which.module, which.layer) + ": " +
                           options + ": " + std::to_string(bytes) + " bytes more do not fit; " +
                           in_use + " are in use. Raise " + raise +
-                          (host ? ", offload" : ", give --places=peer,host, offload") +
+                          (host   ? ", offload"
+                           : peer ? ", give --places=peer,host, offload"
+                                  : ", give --places=host,file:/path, offload") +
                           " fewer modules, or lower --offload-fraction",
                       bytes, store_.at(opts_.places.back()).blocks->budget());
 }

@@ -7,6 +7,7 @@
 #include "tidepool/device/allocators.hpp"
 #include "tidepool/error.hpp"
 #include "tidepool/memory/arena.hpp"
+#include "tidepool/memory/backing_file.hpp"
 #include "tidepool/memory/pool.hpp"
 #include "tidepool/memory/slots.hpp"
 #include "tidepool/options.hpp"
@@ -55,6 +56,16 @@ template <device Device>
   throw option_error("tidepool: places: the memory of device " + std::to_string(opts.peer_device) +
                      " (--peer-device) cannot be had: " + reason +
                      "; name another device, or give --places=host");
+}
+
+// A file of the system's, unless the device has one of its own.
+template <device Device>
+[[nodiscard]] std::unique_ptr<backing_file> make_backing_file(Device& dev, const options& opts) {
+  if constexpr (requires { dev.open_file(opts.file_path); }) {
+    return dev.open_file(opts.file_path);
+  } else {
+    return open_backing_file(opts.file_path);
+  }
 }
 
 }  // namespace tidepool::detail

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -17,6 +16,7 @@
 #include "tidepool/engine/copy_queue.hpp"
 #include "tidepool/engine/filling.hpp"
 #include "tidepool/engine/offload_place.hpp"
+#include "tidepool/engine/place_list.hpp"
 #include "tidepool/engine/room.hpp"
 #include "tidepool/engine/sources.hpp"
 #include "tidepool/engine/storage.hpp"
@@ -24,7 +24,6 @@
 #include "tidepool/error.hpp"
 #include "tidepool/memory/borrowed.hpp"
 #include "tidepool/memory/lanes.hpp"
-#include "tidepool/memory/pinned.hpp"
 #include "tidepool/memory/soft_budget.hpp"
 #include "tidepool/memory/tracer.hpp"
 
@@ -57,7 +56,7 @@ class storages {
         trace_(dev),
         order_(dev, trace_),
         filling_(dev, order_, opts.poison),
-        host_(places_[0].emplace(dev, order_)),
+        places_(dev, order_, trace_, opts),
         device_pages_(dev),
         borrowed_(order_),
         given_(given != nullptr),
@@ -70,13 +69,6 @@ class storages {
             // One more than the cap, but for caps so large that one more is none.
             std::min(most_flying_groups - 1, opts.max_inflight.value_or(most_flying_groups)) + 1),
         flying_floor_(opts.max_inflight_bytes.value_or(0)) {
-    host_.open(make_host_pages(dev, opts), order_,
-               {opts.host_step, host_budget(opts), rounding::none});
-    for (const auto kind : opts.places) open(kind, opts);
-    for (std::size_t k = 0; k < place_kinds && places_[k]; ++k) {
-      lanes_.push_back(offload_lanes_[k] = places_[k]->offload);
-      lanes_.push_back(reload_lanes_[k] = places_[k]->reload);
-    }
     order_.own_all();
     if (slack_) borrowed_.set_slack(*slack_);
     device_->attach(order_, borrowed_);
@@ -86,7 +78,7 @@ class storages {
   storages& operator=(const storages&) = delete;
   ~storages() {
     // Memory of a place must not go while a copy uses it.
-    for (const auto lane : lanes_) settle(lane);
+    for (const auto lane : copy_lanes()) settle(lane);
     if (borrowed_.held() > 0) borrowed_.give_back(0);
     if (borrowed_.held() == 0) return;
     try {  // handles that outlived their offloader had it, or a join was refused
@@ -108,23 +100,26 @@ class storages {
   [[nodiscard]] lanes<Device>& order() { return order_; }
   [[nodiscard]] tracer<Device>& trace() { return trace_; }
   [[nodiscard]] lane_id offload_lane(place_kind to) const {
-    return offload_lanes_[static_cast<std::size_t>(to)];
+    return places_.offload_lanes[static_cast<std::size_t>(to)];
   }
   [[nodiscard]] lane_id reload_lane(place_kind from) const {
-    return reload_lanes_[static_cast<std::size_t>(from)];
+    return places_.reload_lanes[static_cast<std::size_t>(from)];
   }
   // Those of every place; the host's come first.
-  [[nodiscard]] const std::vector<lane_id>& copy_lanes() const { return lanes_; }
+  [[nodiscard]] const std::vector<lane_id>& copy_lanes() const { return places_.copy_lanes; }
   [[nodiscard]] bool has_given_memory() const { return given_; }
   [[nodiscard]] block_source& device_source() { return *device_; }
   [[nodiscard]] const block_source& device_source() const { return *device_; }
   [[nodiscard]] borrowed_memory& borrowed() { return borrowed_; }
   [[nodiscard]] const borrowed_memory& borrowed() const { return borrowed_; }
+  [[nodiscard]] bool has(place_kind which) const {
+    return places_.all[static_cast<std::size_t>(which)].has_value();
+  }
   [[nodiscard]] offload_place<Device>& at(place_kind which) {
-    return *places_[static_cast<std::size_t>(which)];
+    return *places_.all[static_cast<std::size_t>(which)];
   }
   [[nodiscard]] const offload_place<Device>& at(place_kind which) const {
-    return *places_[static_cast<std::size_t>(which)];
+    return *places_.all[static_cast<std::size_t>(which)];
   }
   [[nodiscard]] std::size_t live() const { return live_; }
   [[nodiscard]] std::size_t live_peak() const { return live_peak_; }
@@ -234,7 +229,8 @@ class storages {
     auto& to = at(where);
     fence ready;
     if (store.origin != 0) parts_.make_room();
-    if (!to.blocks->take(store.bytes, to.offload, store.copy, ready)) return false;
+    const auto bytes = (store.bytes + to.granule - 1) & ~(to.granule - 1);
+    if (!to.blocks->take(bytes, to.offload, store.copy, ready)) return false;
     // Made now, so that nobody has to remember the fence: what is issued on the stream from here on
     // waits, and only the copy into this block is.
     try {
@@ -254,7 +250,9 @@ class storages {
   void displace_copy(storage& store, const ticket& after) {
     if (!store.on_device) away_ -= store.bytes;
     if (store.origin != 0) parts_.erase(store);
-    at(store.place).blocks->release(store.copy, after);
+    auto& place = at(store.place);
+    if (place.ring) place.ring->forget(store.copy);
+    place.blocks->release(store.copy, after);
     store.copy = {};
   }
 
@@ -270,12 +268,15 @@ class storages {
 
   // Queues a copy of `from` (a rectangle of `source`) into the block of `store` in its place, `to`.
   void copy_out(const storage& store, const storage& source, const rectangle& from,
-                const offload_place<Device>& to) {
+                offload_place<Device>& to) {
+    if (to.ring) return to.ring->copy_out(store.copy, source.on_device.data, from);
     copies_.add_out(store.copy.data, source.on_device.data, from, to.out, to.out_stream.ref());
   }
 
   // Queues a copy back.
   void copy_in(const storage& store) {
+    auto& from = at(store.place);
+    if (from.ring) return from.ring->copy_in(store.on_device.data, store.copy, store.bytes);
     copies_.add(store.on_device.data, store.copy.data, store.bytes);
   }
 
@@ -287,7 +288,7 @@ class storages {
   [[nodiscard]] fence record_reloads(unsigned from) {
     fence after;
     for (std::size_t k = 0; k < place_kinds; ++k) {
-      if ((from >> k & 1U) != 0) after.add(order_.record(places_[k]->reload));
+      if ((from >> k & 1U) != 0) after.add(order_.record(reload_lane(place_kind(k))));
     }
     return after;
   }
@@ -349,15 +350,6 @@ class storages {
     return store.source == nullptr ? *device_ : *store.source;
   }
 
-  void open(place_kind which, const options& opts) {
-    if (which == place_kind::host) return;
-    auto& peer = places_[static_cast<std::size_t>(which)].emplace(*dev_, order_);
-    peer.open_peer(make_peer_pages(*dev_, opts), order_,
-                   {opts.host_step, opts.peer_budget.value_or(0), rounding::none},
-                   opts.peer_device);
-    trace_.name_copy_lanes({"offload", "reload", "offload peer", "reload peer"});
-  }
-
   void note_taken(const storage& store, lane_id by) {
     live_peak_ = std::max(live_peak_, live_);
     live_peak_without_ = std::max(live_peak_without_, live_ + away_);
@@ -368,11 +360,7 @@ class storages {
   tracer<Device> trace_;
   lanes<Device> order_;
   filling<Device> filling_;
-  std::array<std::optional<offload_place<Device>>, place_kinds> places_;  // by kind
-  offload_place<Device>& host_;
-  std::array<lane_id, place_kinds> offload_lanes_{};
-  std::array<lane_id, place_kinds> reload_lanes_{};
-  std::vector<lane_id> lanes_;  // of all places
+  place_list<Device> places_;
   device_allocator<Device> device_pages_;
   borrowed_memory borrowed_;
   bool given_;               // its device memory, by the trainer

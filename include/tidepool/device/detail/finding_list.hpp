@@ -131,6 +131,10 @@ class finding_list {
       if (second_writes) return join_site::reload_reuse;
       return first.kind == kind::offload ? std::optional(join_site::own_offload) : std::nullopt;
     }
+    if (second.kind == kind::host_read && first.kind == kind::offload) return join_site::file_write;
+    if (second.kind == kind::host_write && first.kind == kind::reload && !first_writes) {
+      return join_site::file_reuse;
+    }
     if (!is_kernel(second.kind)) return std::nullopt;
     if (first.kind == kind::reload && first_writes) return join_site::consumer;
     if (first.kind == kind::offload && !first_writes) return join_site::device_reuse;

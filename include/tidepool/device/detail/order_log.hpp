@@ -69,6 +69,13 @@ class order_log {
     if (shape.rows == 1) step.shape.source_pitch = step.shape.target_pitch = shape.width;
     give(on, std::move(step));
   }
+  // The host copies between memory and a file, which has addresses of its own here.
+  void copy_by_host(access_kind kind, const void* target, const void* source, std::size_t bytes) {
+    auto step = step_of(step_kind::copy, kind, target, 0, "the file");
+    step.source = reinterpret_cast<std::uintptr_t>(source);
+    step.shape = {bytes, 1, bytes, bytes};
+    give(order_clocks::host, std::move(step));
+  }
   void hand_out(lane on, const void* data, std::size_t bytes) {
     give(on, step_of(step_kind::hand_out, access_kind::handed_out, data, bytes, {}));
   }
