@@ -74,6 +74,8 @@ inline constexpr int least_percent = 80;
 /// Of all that `automatic` has the engine run: a second or two. Each stage takes at most half of
 /// what is left.
 inline constexpr std::size_t forecast_events = 1'000'000;
+/// Of them, for plans that move less, each with a search, and for groups that can stay.
+inline constexpr std::size_t moving_less_events = 100'000;
 /// Whatever they take, so many plans for shares of the budget are tried. Chosen.
 inline constexpr int least_shares = 6;
 /// Simulated, for changed plans: two tenths of a second.

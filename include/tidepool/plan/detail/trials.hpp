@@ -27,9 +27,9 @@ class trials {
     next_stage();
   }
 
-  // Each stage may take half of what is left, so that all have some.
-  void next_stage() {
-    kept_ = events_left_ / 2;
+  // Each stage may take half of what is left, so that all have some, and no more than `most`.
+  void next_stage(std::size_t most = constants::forecast_events) {
+    kept_ = events_left_ - std::min(events_left_ / 2, most);
     refinements_left_ = constants::refinements;
   }
 
@@ -79,9 +79,9 @@ class trials {
       auto next = fastest();
       if (std::exchange(next.reload_ahead, ahead) != ahead && may_refine()) tried_us(next);
     }
-    next_stage();
+    next_stage(constants::moving_less_events);  // each comes with a search
     move_less(recompute && !reaches(plans_->in_core().step_us));
-    next_stage();
+    next_stage(constants::moving_less_events);
     judged_events_ = 0;
     give_back();
   }
