@@ -4,7 +4,8 @@
 ///   gaps [folder] quick   the bound alone; no plan is made
 ///
 /// A plan is made as `automatic` makes it, and its time is that of the engine on the virtual
-/// device. Takes some minutes; `quick` a second.
+/// device; bytes that leave and seconds of planning stand beside it. Takes some minutes; `quick` a
+/// second.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -38,13 +39,17 @@ void show(const std::string& name, const plan::profile& step, double share, std:
     opts.memory = tidepool::memory_kind::arena;
     opts.device_budget = budget;
     opts.recompute_by_plan = recompute;
+    const auto start = std::clock();
     const auto made = plan::automatic(step, opts);
+    const auto seconds = static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
     if (made.expected.runs) {
-      std::printf(" %10.3f %7.2f", made.expected.step_us / 1e3,
-                  100 * (made.expected.step_us / bound - 1));
+      std::printf(" %10.3f %7.2f %8.3f", made.expected.step_us / 1e3,
+                  100 * (made.expected.step_us / bound - 1),
+                  static_cast<double>(made.expected.moved) / 1e9);
     } else {
-      std::printf(" %10s %7s", "-", "-");
+      std::printf(" %10s %7s %8s", "-", "-", "-");
     }
+    std::printf(" %6.2f", seconds);
   }
   std::printf("\n");
   std::fflush(stdout);
@@ -68,7 +73,7 @@ int main(int count, char** given) try {
   const bool named = count > 1 && !(quick && count == 2);
   golden::recordings all(named ? given[1] : TIDEPOOL_SOURCE_DIR "/tests/profiles");
   std::printf("%-24s %-3s %5s %9s %10s %8s %s\n", "profile", "re", "%", "GiB", "bound ms", "in ms",
-              quick ? "" : "  engine ms   gap %");
+              quick ? "" : "  engine ms   gap %    GB out   in s");
   const auto proxy =
       plan::profile_of(plan::model_named("deepseek-v3-proxy"), plan::machine_named("h200"));
   const auto peak = static_cast<double>(plan::planner(proxy).in_core().peak);

@@ -927,9 +927,10 @@ TEST_CASE("forecast: of plans that take as long, the one that moves least is tak
     }
     return made;
   };
+  planner plans(step);
   for (const bool most_first : {true, false}) {
     CAPTURE(most_first);
-    tidepool::plan::detail::trials stage(step, opts);
+    tidepool::plan::detail::trials stage(step, opts, plans);
     stage.try_plan(plan_with(most_first ? 1 : 0));
     stage.try_plan(plan_with(most_first ? 0 : 1));
     REQUIRE(stage.found());
@@ -985,10 +986,10 @@ TEST_CASE("forecast: a plan is refined by the engine's own judgement") {
   SUBCASE("what need not leave stays") {
     opts.device_budget = plans.in_core().peak * 2;
     step.link.out = step.link.in = step.link.both = 4000;
-    tidepool::plan::detail::trials stage(step, opts);
+    tidepool::plan::detail::trials stage(step, opts, plans);
     stage.try_plan(everything_leaves(*opts.device_budget));
     REQUIRE(stage.best().expected.moved > 0);
-    stage.refine(plans, false);
+    stage.refine(false);
     CHECK(stage.best().expected.moved == 0);
   }
   SUBCASE("classes go another way where that is faster") {
@@ -997,11 +998,11 @@ TEST_CASE("forecast: a plan is refined by the engine's own judgement") {
     planner slow_link(step);
     for (const bool recompute : {false, true}) {
       CAPTURE(recompute);
-      tidepool::plan::detail::trials stage(step, opts);
+      tidepool::plan::detail::trials stage(step, opts, slow_link);
       stage.try_plan(everything_leaves(*opts.device_budget));
       REQUIRE(stage.found());
       const auto before = stage.fastest_us();
-      stage.refine(slow_link, recompute);
+      stage.refine(recompute);
       CHECK(stage.fastest_us() < before * 0.9);
       const auto again = tidepool::plan::detail::count_of(stage.best().what, action::recompute);
       CHECK((again > 0) == recompute);

@@ -83,7 +83,7 @@ namespace detail {
       opts.device_budget ? detail::left_for_plans(step, *opts.device_budget) : plans.in_core().peak;
   auto whole = plans.best({.device_budget = most, .effort = opts.plan_effort});
   const auto without_recomputing_us = whole.bound_us;
-  detail::trials stage(step, opts);
+  detail::trials stage(step, opts, plans);
   // A plan for a share of the budget; whether the engine runs it as the planner thought.
   enum class verdict { worse, slower, as_planned };
   const auto try_share = [&](double share, bool recompute, bool alike) {
@@ -136,7 +136,7 @@ namespace detail {
     try_all(true);
   }
   if (!stage.reaches(without_recomputing_us)) stage.try_megatron(whole);
-  stage.refine(plans, recompute);
+  stage.refine(recompute);
   if (stage.found()) {
     auto best = stage.best();
     // What is left free for shapes that vary may be what no plan can do without; the engine has it.

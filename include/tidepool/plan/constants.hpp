@@ -71,32 +71,17 @@ inline constexpr int share_halvings = 2;
 /// Percent of the budget down to which moving less is tried: copies on their way take 1 to 4 %.
 inline constexpr int least_percent = 80;
 
-/// Forecasts of Megatron's rule, in events: a second or two.
-inline constexpr std::size_t rule_events = 1'000'000;
-/// Of plans for shares of the budget.
-inline constexpr std::size_t share_events = 2'000'000;
-/// Whatever they took, so many such plans are tried. Chosen.
-inline constexpr int least_shares = 6;
-/// Of changed plans. Chosen, as the next.
-inline constexpr std::size_t refine_events = 500'000;
-/// Of plans that move less.
+/// Of all that `automatic` has the engine run: a second or two. Each stage takes at most half of
+/// what is left.
+inline constexpr std::size_t forecast_events = 1'000'000;
+/// Of them, for plans that move less, each with a search, and for groups that can stay.
 inline constexpr std::size_t moving_less_events = 100'000;
+/// Whatever they take, so many plans for shares of the budget are tried. Chosen.
+inline constexpr int least_shares = 6;
 /// Simulated, for changed plans: two tenths of a second.
 inline constexpr std::size_t judged_events = 20'000'000;
-/// Changed plans that are forecast, and those of them that are left for giving back.
+/// Changed plans that are forecast, in each stage.
 inline constexpr int refinements = 120;
-/// See `refinements`.
-inline constexpr int give_back_refinements = 40;
-/// Simulated events left for giving back, and for a long step.
-inline constexpr std::size_t give_back_events = 5'000'000;
-/// See `give_back_events`.
-inline constexpr std::size_t give_back_events_long = 1'000'000;
-/// Events from which on a step is long: one forecast takes tenths of a second.
-inline constexpr std::size_t long_step = 5'000;
-/// A long step has that share of the events.
-inline constexpr std::size_t long_step_part = 4;
-/// Pairs of storages whose places are found in the time of an event.
-inline constexpr std::size_t pairs_an_event = 8'000;
 
 // --- moving less (threshold accepting)
 

@@ -55,6 +55,9 @@ class planner {
   /// The step with everything kept: its time, and the bytes it takes.
   [[nodiscard]] const outcome& in_core() const { return in_core_; }
 
+  /// The step as the simulator reads it: groups and events, flat.
+  [[nodiscard]] const detail::layout& map() const { return sim_.map(); }
+
   /// Steps simulated so far, which is what plans cost.
   [[nodiscard]] std::size_t simulated() const { return sim_.runs(); }
 

@@ -98,10 +98,7 @@ class lean_search {
   void alter(std::vector<action>& what, const group_set& set) {
     auto to = what[set.front()] == action::keep ? action::offload : action::keep;
     if (wanted_->recompute && random_() / 2 % 2 == 0) to = action::recompute;
-    for (const auto group : set) {
-      const bool cannot = to == action::recompute && map().groups[group].recompute_us <= 0;
-      what[group] = cannot ? action::offload : to;
-    }
+    change(map(), what, set, to);
   }
 
   simulator* sim_;

@@ -93,7 +93,7 @@ class search {
       const auto to = 2 * keep > members.size() ? action::keep
                       : recompute > offload     ? action::recompute
                                                 : action::offload;
-      change(what, members, to);
+      change(map(), what, members, to);
     }
   }
 
@@ -244,21 +244,13 @@ class search {
     }
   }
 
-  void change(std::vector<action>& what, const group_set& move, action to) const {
-    for (const auto group : move) {
-      // Of one class some may have been shared, and cannot.
-      const bool cannot = to == action::recompute && !can_recompute(group);
-      what[group] = cannot ? action::offload : to;
-    }
-  }
-
   bool try_all(const std::vector<group_set>& moves, double share) {
     bool improved = false;
     for (const auto& move : moves) {
       for (const auto to : choices(move)) {
         if (tired(share) || satisfied()) return false;
         auto what = best_.what;
-        change(what, move, to);
+        change(map(), what, move, to);
         if (what != best_.what) improved = consider(what, best_.limits) || improved;
       }
     }
@@ -274,8 +266,8 @@ class search {
         const auto second = best_.what[moves[b].front()];
         if (a == b || first == second) continue;
         auto what = best_.what;
-        change(what, moves[a], second);
-        change(what, moves[b], first);
+        change(map(), what, moves[a], second);
+        change(map(), what, moves[b], first);
         if (consider(what, best_.limits)) return true;
       }
     }
@@ -318,52 +310,24 @@ class search {
   void give_back() {
     if (!best_.result.runs) return;
     const auto most_us = best_.result.step_us * (1 + wanted_->tolerance);
-    std::vector<double> away;
-    for (const auto& each : map().groups) away.push_back(each.comes_back ? 0 : map().compute_us);
-    for (const auto& each : map().events) {
-      if (each.kind == event_kind::commit) away[each.what] -= each.at;
-      if (each.kind == event_kind::restore) away[each.what] += each.at;
-    }
-    std::vector<std::pair<double, group_set>> leaving;
-    const auto add = [&](const group_set& members) {
-      double us = 0;
-      group_set gone;
-      for (const auto group : members) {
-        if (best_.what[group] != action::offload) continue;
-        us += away[group];
-        gone.push_back(group);
+    auto sets = soonest_back(map(), best_.what, near_.classes);
+    if (!wanted_->alike) {
+      std::vector<group_set> apart;
+      for (const auto& each : sets) {
+        for (const auto group : each) apart.push_back({group});
       }
-      if (!gone.empty()) leaving.emplace_back(us / static_cast<double>(gone.size()), gone);
-    };
-    for (const auto& members : near_.classes) add(members);
-    std::stable_sort(leaving.begin(), leaving.end(),
-                     [](const auto& a, const auto& b) { return a.first < b.first; });
-    std::vector<group_set> sets;
-    for (auto& each : leaving) {
-      if (wanted_->alike) {
-        sets.push_back(std::move(each.second));
-      } else {
-        for (const auto group : each.second) sets.push_back({group});
-      }
+      sets = std::move(apart);
     }
-    if (!sets.empty()) give_back(sets, 0, sets.size(), most_us);
-  }
-
-  bool give_back(const std::vector<group_set>& sets, std::size_t from, std::size_t to,
-                 double most_us) {
-    if (tired(1)) return false;
-    auto what = best_.what;
-    for (auto i = from; i < to; ++i) change(what, sets[i], action::keep);
-    const auto result = judge(what, best_.limits);
-    if (result.runs && result.step_us <= most_us && result.moved < best_.result.moved) {
-      best_ = {std::move(what), best_.limits, result};
-      return true;
-    }
-    if (to - from == 1) return false;
-    const auto middle = from + (to - from) / 2;
-    const bool first = give_back(sets, from, middle, most_us);
-    const bool second = give_back(sets, middle, to, most_us);
-    return first || second;
+    give_back_of(sets, 0, sets.size(), [&](const group_set& which) {
+      if (tired(1)) return true;
+      auto what = best_.what;
+      change(map(), what, which, action::keep);
+      const auto result = judge(what, best_.limits);
+      const bool stays =
+          result.runs && result.step_us <= most_us && result.moved < best_.result.moved;
+      if (stays) best_ = {std::move(what), best_.limits, result};
+      return stays;
+    });
   }
 
   simulator* sim_;

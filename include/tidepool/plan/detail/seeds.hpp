@@ -175,4 +175,54 @@ struct neighbourhood {
   return result;
 }
 
+/// All of a set do `to`. Of one class some may have been shared, and cannot be computed again; what
+/// has no memory of its own goes on as it did.
+inline void change(const layout& map, std::vector<action>& what, const group_set& which,
+                   action to) {
+  for (const auto group : which) {
+    const bool cannot = to == action::recompute && map.groups[group].recompute_us <= 0;
+    what[group] = cannot ? action::offload : to;
+  }
+}
+
+/// Of each set what leaves, that first which is away for the shortest time.
+[[nodiscard]] inline std::vector<group_set> soonest_back(const layout& map,
+                                                         const std::vector<action>& what,
+                                                         const std::vector<group_set>& sets) {
+  std::vector<double> away;
+  for (const auto& each : map.groups) away.push_back(each.comes_back ? 0 : map.compute_us);
+  for (const auto& each : map.events) {
+    if (each.kind == event_kind::commit) away[each.what] -= each.at;
+    if (each.kind == event_kind::restore) away[each.what] += each.at;
+  }
+  std::vector<std::pair<double, group_set>> leaving;
+  for (const auto& members : sets) {
+    double us = 0;
+    group_set gone;
+    for (const auto group : members) {
+      if (what[group] != action::offload) continue;
+      us += away[group];
+      gone.push_back(group);
+    }
+    if (!gone.empty()) leaving.emplace_back(us / static_cast<double>(gone.size()), gone);
+  }
+  std::stable_sort(leaving.begin(), leaving.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<group_set> result;
+  for (auto& each : leaving) result.push_back(std::move(each.second));
+  return result;
+}
+
+/// `stay(which)` for all of the sets at once, else for halves of them, and so on.
+template <class Stay>
+void give_back_of(const std::vector<group_set>& sets, std::size_t from, std::size_t to,
+                  const Stay& stay) {
+  group_set all;
+  for (auto i = from; i < to; ++i) all.insert(all.end(), sets[i].begin(), sets[i].end());
+  if (all.empty() || stay(all) || to - from == 1) return;
+  const auto middle = from + (to - from) / 2;
+  give_back_of(sets, from, middle, stay);
+  give_back_of(sets, middle, to, stay);
+}
+
 }  // namespace tidepool::plan::detail

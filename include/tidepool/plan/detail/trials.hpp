@@ -5,14 +5,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <map>
 #include <utility>
 #include <vector>
 
 #include "tidepool/options.hpp"
 #include "tidepool/plan/constants.hpp"
+#include "tidepool/plan/detail/seeds.hpp"
 #include "tidepool/plan/forecast.hpp"
-#include "tidepool/plan/placement.hpp"
 #include "tidepool/plan/planner.hpp"
 #include "tidepool/rules/policy.hpp"
 
@@ -22,25 +21,20 @@ namespace tidepool::inline v0_2_0::plan::detail {
 // best by `cost_us`.
 class trials {
  public:
-  trials(const profile& step, const options& opts)
-      : step_(&step), opts_(opts), cost_(step.events.size() + pairs_of(step)) {
-    for (const auto& chunk : step.chunks) known_.emplace_back(chunk.groups.size(), false);
-    for (const auto& each : step.storages) {
-      if (each.chunk != none && each.bytes > 0) known_[each.chunk][each.group] = true;
-    }
+  trials(const profile& step, const options& opts, planner& plans)
+      : step_(&step), opts_(opts), plans_(&plans), near_(neighbourhood_of(plans.map(), false)) {
     if (opts.plan_effort) tries_left_ = *opts.plan_effort / 10;
-    if (step.events.size() > constants::long_step) {  // a forecast of it takes tenths of a second
-      constexpr auto part = constants::long_step_part;
-      shares_events_ = constants::share_events * (part - 1) / part;
-      events_left_ /= part;
-      refine_events_left_ /= part;
-      judged_events_left_ /= part;
-    }
+    next_stage();
+  }
+
+  // Each stage may take half of what is left, so that all have some, and no more than `most`.
+  void next_stage(std::size_t most = constants::forecast_events) {
+    kept_ = events_left_ - std::min(events_left_ / 2, most);
+    refinements_left_ = constants::refinements;
   }
 
   // True when the engine takes no longer than the planner thought.
   bool try_plan(const step_plan& candidate) {
-    shares_events_ += cost_;
     ++shares_heard_;
     return tried_us(candidate) <= candidate.expected.step_us * constants::as_planned;
   }
@@ -48,6 +42,7 @@ class trials {
   // Megatron's rule as a user would tune it, which nobody should do better: every fraction, and
   // then without the module that does most harm, as long as that helps.
   void try_megatron(const step_plan& like) {
+    next_stage();
     rule best;
     for (const bool margin : {true, false}) {
       for (const auto ahead : {std::size_t{2}, std::size_t{8}}) {
@@ -76,28 +71,24 @@ class trials {
   // What the best so far gains by classes of groups that go another way, which the simulator names;
   // by other reloads ahead; by plans that move less; and which of its groups can stay after all:
   // those first that come back soonest.
-  void refine(planner& plans, bool recompute) {
+  void refine(bool recompute) {
     if (!found()) return;
-    while (climb(plans, recompute)) continue;
+    next_stage();
+    while (climb(recompute)) continue;
     for (const auto ahead : constants::reloads_refined) {
       auto next = fastest();
       if (std::exchange(next.reload_ahead, ahead) != ahead && may_refine()) tried_us(next);
     }
-    move_less(plans, recompute && !reaches(plans.in_core().step_us));
-    // Whatever that took.
-    refinements_left_ = std::max(refinements_left_, constants::give_back_refinements);
-    const std::size_t enough = step_->events.size() > constants::long_step
-                                   ? constants::give_back_events_long
-                                   : constants::give_back_events;
-    judged_events_left_ = std::max(judged_events_left_, enough);
-    const auto classes = soonest_back();
-    give_back(plans, classes, 0, classes.size());
+    next_stage(constants::moving_less_events);  // each comes with a search
+    move_less(recompute && !reaches(plans_->in_core().step_us));
+    next_stage(constants::moving_less_events);
+    judged_events_ = 0;
+    give_back();
   }
 
-  // A long step is tried a few times, a short one often.
+  // A few plans are tried whatever that takes.
   [[nodiscard]] bool may_try() const {
-    return (shares_events_ < constants::share_events && tries_left_ > 0) ||
-           shares_heard_ < constants::least_shares;
+    return (tries_left_ > 0 && has_events()) || shares_heard_ < constants::least_shares;
   }
 
   [[nodiscard]] bool found() const { return !heard_.empty(); }
@@ -113,12 +104,8 @@ class trials {
   }
 
  private:
-  // Finding places takes time with the pairs of storages that are in use together.
-  [[nodiscard]] static std::size_t pairs_of(const profile& step) {
-    const auto storages = step.storages.size();
-    return storages <= constants::most_lifetimes ? storages * storages / constants::pairs_an_event
-                                                 : 0;
-  }
+  [[nodiscard]] const layout& map() const { return plans_->map(); }
+  [[nodiscard]] bool has_events() const { return events_left_ >= kept_ + step_->events.size(); }
 
   struct rule {
     bool margin = true;
@@ -130,6 +117,7 @@ class trials {
   // Microseconds of the step as the engine runs it; infinite when it cannot.
   double tried_us(step_plan candidate) {
     tries_left_ -= std::min<std::size_t>(tries_left_, 1);
+    events_left_ -= std::min(events_left_, step_->events.size());
     auto run = opts_;
     run.reload_ahead = candidate.reload_ahead;
     run.reload_ahead_bytes.reset();
@@ -148,22 +136,23 @@ class trials {
   // Plans that move less and take as long. Those for all of the budget move least, but memory in
   // pieces and copies on their way take a few percent of it: so for less and less, until the engine
   // runs one. With fewer reloads ahead less is on its way.
-  void move_less(planner& plans, bool recompute) {
+  void move_less(bool recompute) {
     for (const std::size_t ahead : {2U, 1U}) {
       auto from = best();
       from.reload_ahead = ahead;
       from.reload_ahead_bytes = 0;
       const auto most = from.device_budget;
-      for (int percent = 100; percent > constants::least_percent && may_move_less(); --percent) {
+      for (int percent = 100; percent > constants::least_percent && tries_left_ > 0 && has_events();
+           --percent) {
         const auto most_us = fastest_us_ * (1 + (constants::as_long - 1) / 2);
         auto next =
-            plans.moving_less(from,
-                              {.device_budget = most / 100 * static_cast<std::size_t>(percent),
-                               .recompute = recompute,
-                               .work = constants::work_of_a_share,
-                               .effort = opts_.plan_effort,
-                               .alike = step_->shapes_vary},
-                              most_us);
+            plans_->moving_less(from,
+                                {.device_budget = most / 100 * static_cast<std::size_t>(percent),
+                                 .recompute = recompute,
+                                 .work = constants::work_of_a_share,
+                                 .effort = opts_.plan_effort,
+                                 .alike = step_->shapes_vary},
+                                most_us);
         const bool helps = cost_us(next.expected) < cost_us(best().expected);
         if (!helps || next.expected.step_us > most_us) break;
         next.device_budget = most;
@@ -173,45 +162,21 @@ class trials {
     }
   }
 
-  struct place {
-    std::uint32_t chunk = 0;
-    std::uint32_t index = 0;
-  };
-
   [[nodiscard]] const step_plan& fastest() const {
     return *std::min_element(heard_.begin(), heard_.end(), [](const auto& a, const auto& b) {
       return a.expected.step_us < b.expected.step_us;
     });
   }
 
-  // The groups of each layer and module, without those whose memory is not known: they go on
-  // leaving.
-  [[nodiscard]] std::vector<std::vector<place>> classes() const {
-    std::map<std::pair<int, std::size_t>, std::vector<place>> by_class;
-    for (std::uint32_t c = 0; c < known_.size(); ++c) {
-      for (std::uint32_t i = 0; i < known_[c].size(); ++i) {
-        const auto& group = step_->chunks[c].groups[i];
-        const auto module = static_cast<std::size_t>(group.module);
-        if (known_[c][i]) by_class[{group.layer, module}].push_back({c, i});
-      }
-    }
-    std::vector<std::vector<place>> result;
-    for (auto& each : by_class) result.push_back(std::move(each.second));
-    return result;
-  }
-
-  [[nodiscard]] step_plan changed(step_plan from, const std::vector<place>& which,
-                                  action to) const {
-    for (const auto& [chunk, index] : which) {
-      const bool cannot =
-          to == action::recompute && step_->chunks[chunk].groups[index].recompute_us <= 0;
-      from.what[chunk][index] = cannot ? action::offload : to;
-    }
+  [[nodiscard]] step_plan changed(step_plan from, const group_set& which, action to) const {
+    auto what = map().fold(from.what);
+    change(map(), what, which, to);
+    from.what = map().unfold(what);
     return from;
   }
 
   // One class otherwise, those first that promise most; true when the engine gains by one.
-  bool climb(planner& plans, bool recompute) {
+  bool climb(bool recompute) {
     struct change {
       double step_us = 0;
       std::size_t which = 0;
@@ -219,7 +184,7 @@ class trials {
     };
     const auto from = fastest();
     const auto enough_us = fastest_us_ * (1 - constants::hardly);
-    const auto all = classes();
+    const auto& all = near_.classes;
     std::vector<change> promising;
     for (std::size_t i = 0; i < all.size(); ++i) {
       for (const auto to : {action::keep, action::offload, action::recompute}) {
@@ -227,7 +192,7 @@ class trials {
         const auto next = changed(from, all[i], to);
         if (next.what == from.what) continue;
         if (!may_judge()) break;
-        const auto seen = judged(plans, next);
+        const auto seen = judged(next);
         if (seen.runs && seen.step_us < enough_us) promising.push_back({seen.step_us, i, to});
       }
     }
@@ -240,70 +205,31 @@ class trials {
     return false;
   }
 
-  // What leaves by the best plan, by layer and module.
-  [[nodiscard]] std::vector<std::vector<place>> soonest_back() const {
-    std::map<std::pair<std::uint32_t, std::uint32_t>, std::size_t> calls;  // commit to restore
-    for (std::size_t i = 0; i < step_->events.size(); ++i) {
-      const auto& each = step_->events[i];
-      if (each.kind == event_kind::commit) calls[{each.chunk, each.index}] -= i;
-      if (each.kind == event_kind::restore) calls[{each.chunk, each.index}] += i;
-    }
-    const auto& made = best();
-    std::vector<std::pair<std::size_t, std::vector<place>>> sorted;
-    for (const auto& members : classes()) {
-      std::vector<place> gone;
-      std::size_t sum = 0;
-      for (const auto& [chunk, index] : members) {
-        if (made.what[chunk][index] != action::offload) continue;
-        gone.push_back({chunk, index});
-        sum += calls[{chunk, index}];
-      }
-      if (!gone.empty()) sorted.emplace_back(sum / gone.size(), std::move(gone));
-    }
-    std::stable_sort(sorted.begin(), sorted.end(),
-                     [](const auto& a, const auto& b) { return a.first < b.first; });
-    std::vector<std::vector<place>> result;
-    for (auto& each : sorted) result.push_back(std::move(each.second));
-    return result;
+  // What the plan was to leave free, as where shapes vary, stays so.
+  void give_back() {
+    const auto sets = soonest_back(map(), map().fold(best().what), near_.classes);
+    give_back_of(sets, 0, sets.size(), [&](const group_set& which) {
+      if (!may_judge()) return true;
+      auto next = changed(best(), which, action::keep);
+      const auto limit_us = fastest_us_ * constants::as_long;
+      const auto seen = judged(next);
+      if (!seen.runs || seen.step_us > limit_us) return false;
+      return !may_refine() || tried_us(std::move(next)) <= limit_us;
+    });
   }
 
-  // All of them, else the halves. What the plan was to leave free, as where shapes vary, stays so.
-  void give_back(planner& plans, const std::vector<std::vector<place>>& classes, std::size_t from,
-                 std::size_t to) {
-    if (from == to || !may_judge()) return;
-    auto next = best();
-    for (auto i = from; i < to; ++i) next = changed(std::move(next), classes[i], action::keep);
-    const auto limit_us = fastest_us_ * constants::as_long;
-    const auto seen = judged(plans, next);
-    if (seen.runs && seen.step_us <= limit_us) {
-      if (!may_refine()) return;
-      if (tried_us(std::move(next)) <= limit_us) return;
-    }
-    if (to - from == 1) return;
-    const auto middle = from + (to - from) / 2;
-    give_back(plans, classes, from, middle);
-    give_back(plans, classes, middle, to);
-  }
-
-  [[nodiscard]] static outcome judged(planner& plans, const step_plan& made) {
-    return plans.judge(made.what, {made.device_budget, made.reload_ahead, made.reload_ahead_bytes});
+  [[nodiscard]] outcome judged(const step_plan& made) {
+    return plans_->judge(made.what,
+                         {made.device_budget, made.reload_ahead, made.reload_ahead_bytes});
   }
 
   bool may_judge() {
-    if (tries_left_ == 0 || judged_events_left_ < step_->events.size()) return false;
-    judged_events_left_ -= step_->events.size();
-    return true;
+    judged_events_ += step_->events.size();
+    return tries_left_ > 0 && judged_events_ <= constants::judged_events;
   }
   bool may_refine() {
-    if (tries_left_ == 0 || refinements_left_ == 0 || refine_events_left_ < cost_) return false;
+    if (tries_left_ == 0 || refinements_left_ == 0 || !has_events()) return false;
     --refinements_left_;
-    refine_events_left_ -= cost_;
-    return true;
-  }
-
-  bool may_move_less() {
-    if (tries_left_ == 0 || moving_less_events_left_ < cost_) return false;
-    moving_less_events_left_ -= cost_;
     return true;
   }
 
@@ -336,8 +262,7 @@ class trials {
   // `seen` is the step with the groups that the rule may move; what has no bytes there stays, if
   // it has memory of its own.
   void try_rule(const step_plan& like, rule tried, const profile& seen, rule& best) {
-    if (events_left_ < cost_ || (tries_left_ == 0 && found())) return;
-    events_left_ -= cost_;
+    if (!has_events() || (tries_left_ == 0 && found())) return;
     auto opts = opts_;
     opts.margin = tried.margin;
     opts.fraction = tried.fraction;
@@ -346,7 +271,8 @@ class trials {
     for (std::size_t c = 0; c < stays.size(); ++c) {
       for (std::size_t i = 0; i < stays[c].size(); ++i) {
         const bool keeps = stays[c][i] || seen.chunks[c].groups[i].bytes == 0;
-        candidate.what[c][i] = keeps && known_[c][i] ? action::keep : action::offload;
+        const bool known = map().groups[map().first[c] + i].bytes > 0;
+        candidate.what[c][i] = keeps && known ? action::keep : action::offload;
       }
     }
     candidate.reload_ahead = tried.ahead;
@@ -357,18 +283,15 @@ class trials {
 
   const profile* step_;
   options opts_;
-  std::size_t cost_;                      // of a forecast, in events
-  std::vector<std::vector<bool>> known_;  // groups with memory of their own
-  std::vector<step_plan> heard_;          // that take as long as the fastest
+  planner* plans_;
+  neighbourhood near_;
+  std::vector<step_plan> heard_;  // that take as long as the fastest
   double fastest_us_ = std::numeric_limits<double>::infinity();
-  std::size_t shares_events_ = 0;
   int shares_heard_ = 0;
-  std::size_t events_left_ =
-      constants::rule_events;  // of steps to be forecast, for a second or two
-  std::size_t refine_events_left_ = constants::refine_events;
-  std::size_t moving_less_events_left_ = constants::moving_less_events;
-  std::size_t judged_events_left_ = constants::judged_events;
-  int refinements_left_ = constants::refinements;
+  std::size_t events_left_ = constants::forecast_events;
+  std::size_t kept_ = 0;  // of them, for later stages
+  std::size_t judged_events_ = 0;
+  int refinements_left_ = 0;
   std::size_t tries_left_ = std::numeric_limits<std::size_t>::max();  // by `options::plan_effort`
 };
 
