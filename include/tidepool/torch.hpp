@@ -274,7 +274,7 @@ struct torch_parts {
 ///
 /// Thread safety: its calls and hooks take a lock, so that autograd's threads may run at once; one
 /// thread at a time makes and ends passes and steps. No call blocks the host, but as `offloader`
-/// says. The device must outlive it and every graph that it saved of.
+/// says. The device must outlive it; graphs may outlive both.
 ///
 ///     tp::torch_offloader off(device, tp::take_options(argc, argv));
 ///     off.exclude(model->parameters());

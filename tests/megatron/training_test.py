@@ -283,6 +283,14 @@ class Training(unittest.TestCase):
         with self.assertRaisesRegex(RuntimeError, "after its pass was finished"):
             loss.backward()
 
+    def test_a_graph_that_outlives_the_engine(self):
+        begin(0)
+        loss = stack(off_interface)(inputs(1)[0].requires_grad_(True)).sum()
+        off_interface.reset_instance()
+        with self.assertRaisesRegex(RuntimeError, "after its pass was finished"):
+            loss.backward()
+        del loss
+
     def test_a_scope_that_throws_leaves_all_where_it_is(self):
         begin(0)
         off_interface.init_chunk_handler(0, None, None, 1, 0, 1.0)

@@ -2,6 +2,7 @@
 // without one, in many orders of the copies, or an error that names the module.
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <thread>
@@ -588,6 +589,22 @@ TEST_CASE("torch: graphs that outlive their pass or their offloader do no harm")
   }
   CHECK(has(refusal([&] { left.backward(); }),
             "module act of layer 0, microbatch 0: backward reads"));
+}
+
+TEST_CASE("torch: graphs that outlive the device do no harm") {
+  for (const bool finished : {false, true}) {
+    auto desk = std::make_unique<torch_desk>();
+    auto x = input({32, 32});
+    auto pass = desk->off->begin();
+    auto y = pass.module("fc1", 0, [&] { return torch::exp(x); });
+    y.sum().backward({}, true);
+    if (finished) pass.finish();
+    desk.reset();
+    CHECK_THROWS_WITH_AS(y.sum().backward(), doctest::Contains("after its pass was finished"),
+                         tidepool::misuse_error);
+    y = at::Tensor();
+    pass = {};
+  }
 }
 
 TEST_CASE("torch: passes that only run forward, modules that stay, and tensors that are small") {

@@ -2,14 +2,17 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
-#include <fstream>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <system_error>
 
 #include "tidepool/options.hpp"
 
@@ -17,31 +20,63 @@ namespace tidepool::inline v0_2_0 {
 
 namespace detail {
 
-inline std::optional<std::size_t> number_in(const std::string& path) {
-  std::ifstream file(path);
+struct close_file {
+  void operator()(std::FILE* file) const { static_cast<void>(std::fclose(file)); }
+};
+
+// A whole file; empty where there is none. By C's calls, since a program's locale, or a C++ library
+// that another module brought along, may change how streams read a number.
+inline std::string text_of(const std::string& path) {
+  const std::unique_ptr<std::FILE, close_file> file(std::fopen(path.c_str(), "r"));
   std::string text;
-  if (!(file >> text)) return std::nullopt;
+  std::array<char, 4096> part{};
+  while (file != nullptr) {
+    const auto bytes = std::fread(part.data(), 1, part.size(), file.get());
+    if (bytes == 0) break;
+    text.append(part.data(), bytes);
+  }
+  return text;
+}
+
+// Takes the first word off; empty at the end.
+inline std::string_view take_word(std::string_view& text) {
+  constexpr std::string_view blanks = " \t\n";
+  text.remove_prefix(std::min(text.find_first_not_of(blanks), text.size()));
+  const auto word = text.substr(0, text.find_first_of(blanks));
+  text.remove_prefix(word.size());
+  return word;
+}
+
+inline std::optional<std::size_t> number_of(std::string_view word) {
   std::size_t value = 0;
-  const auto* end = text.data() + text.size();
-  const auto parsed = std::from_chars(text.data(), end, value);
+  const auto* const end = word.data() + word.size();
+  const auto parsed = std::from_chars(word.data(), end, value);
   if (parsed.ec != std::errc{} || parsed.ptr != end) return std::nullopt;  // "max": no limit
   return value;
 }
 
+inline std::optional<std::size_t> number_in(const std::string& path) {
+  const auto text = text_of(path);
+  std::string_view rest = text;
+  return number_of(take_word(rest));
+}
+
 // The number behind a word, as in the lines of /proc/meminfo and of memory.stat.
 inline std::optional<std::size_t> entry_in(const std::string& path, std::string_view key) {
-  std::ifstream file(path);
-  for (std::string word; file >> word;) {
-    std::size_t value = 0;
-    if (word == key && file >> value) return value;
+  const auto text = text_of(path);
+  std::string_view rest = text;
+  for (auto word = take_word(rest); !word.empty(); word = take_word(rest)) {
+    if (word == key) return number_of(take_word(rest));
   }
   return std::nullopt;
 }
 
-inline std::string own_cgroup(const std::string& file) {
-  std::ifstream in(file);
-  for (std::string line; std::getline(in, line);) {
-    if (line.rfind("0::", 0) == 0) return line.substr(3);
+inline std::string own_cgroup(const std::string& path) {
+  const auto text = text_of(path);
+  for (std::size_t line = 0; line < text.size();) {
+    const auto end = std::min(text.find('\n', line), text.size());
+    if (text.compare(line, 3, "0::") == 0) return text.substr(line + 3, end - line - 3);
+    line = end + 1;
   }
   return {};
 }

@@ -52,6 +52,7 @@ class torch_core final : public memory_lender {
     for (auto* each : passes) each->offloader_ends();
     passes.clear();
     off.reset();
+    streams.release();
   }
 
   bool give_back_waiting() noexcept override {

@@ -74,6 +74,8 @@ class torch_streams<cuda_device> {
     registry->Register("tidepool",
                        [] { return std::make_unique<detail::torch_growth_callback>(); });
   }
+  /// Does nothing: no stream here is its own.
+  static void release() {}
 
  private:
   cuda_device* dev_;

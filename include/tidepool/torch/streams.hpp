@@ -6,6 +6,7 @@
 #include <c10/core/Device.h>
 
 #include <cstddef>
+#include <optional>
 
 #include "tidepool/device/virtual.hpp"
 
@@ -30,7 +31,8 @@ class torch_streams<virtual_device> {
   explicit torch_streams(virtual_device& dev)
       : dev_(&dev),
         own_(dev.make_stream()),
-        current_(own_.ref()),
+        home_(own_->ref()),
+        current_(home_),
         allocator_(c10::GetAllocator(c10::kCPU)) {}
 
   double ns_per_byte = 0.02;  ///< of forward's work on the virtual clock; backward takes as long
@@ -38,7 +40,7 @@ class torch_streams<virtual_device> {
   /// The device as torch calls it: the CPU.
   [[nodiscard]] c10::Device device() const { return c10::kCPU; }
   /// In whose order memory is handed out for reloads.
-  [[nodiscard]] stream_ref home() const { return own_.ref(); }
+  [[nodiscard]] stream_ref home() const { return home_; }
   /// The stream as whose work torch's calls count.
   [[nodiscard]] stream_ref current() const { return current_; }
   /// What torch is called for from now on is work of `stream`.
@@ -68,10 +70,14 @@ class torch_streams<virtual_device> {
   void deallocate(void* data) const { allocator_->raw_deallocate(data); }
   /// Torch on the CPU asks nobody for memory before it grows.
   static void expect_growth() {}
+  /// The offloader has ended: nothing of the device is held any more, which may go before graphs
+  /// do.
+  void release() noexcept { own_.reset(); }
 
  private:
   virtual_device* dev_;
-  virtual_device::stream own_;
+  std::optional<virtual_device::stream> own_;
+  stream_ref home_;
   stream_ref current_;
   c10::Allocator* allocator_;
 };
