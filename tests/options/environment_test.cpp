@@ -54,7 +54,8 @@ TEST_CASE("every option has its variable") {
       "--delta-bytes-per-rank=1 --pipeline-rank=1 --no-margin --reload-ahead=1 "
       "--reload-ahead-bytes=1 --memory=slots --device-budget=1 --slots=1x1 --device-step=1 "
       "--borrowed-slack=1 --copy-piece=1 --host-budget=1 --host-step=1 --host-memory=pinned "
-      "--no-host-bind --places=peer,host --peer-device=3 --peer-budget=1 --file-budget=1 --file-ring=1 "
+      "--no-host-bind --places=peer,host --peer-device=3 --peer-budget=1 --file-budget=1 "
+      "--file-ring=1 "
       "--policy=automatic --timed-step=5 --plan-effort=9 --no-recompute-by-plan "
       "--poison --local-ranks=1");
   variables environment;
