@@ -44,7 +44,8 @@ if [ "$(realpath "$root/include/torch")" = /usr/include/torch ]; then
   flags=(-std=c++20 -O2 -fPIC -shared -fvisibility=hidden -Wall -Wextra -Iinclude
     -isystem /usr/include/torch/csrc/api/include -isystem "${of_torch[1]}")
 fi
-libraries=("-L$root/lib" -ltorch_python -ltorch -ltorch_cpu -lc10)
+# The C++ library stands first, so that its names are not taken from torch's libraries.
+libraries=(-Wl,--no-as-needed -lstdc++ -Wl,--as-needed "-L$root/lib" -ltorch_python -ltorch -ltorch_cpu -lc10)
 if [ "${of_torch[3]}" = cuda ]; then
   cudart=$(find -L "$cuda" -name 'libcudart.so' 2>/dev/null | head -n 1)
   flags+=(-DTIDEPOOL_TORCH_CUDA=1 -DTIDEPOOL_HAS_CUDA=1 -isystem "$cuda/include"

@@ -283,11 +283,11 @@ PYBIND11_MODULE(tidepool_megatron, m) {
     try {
       if (thrown) std::rethrow_exception(thrown);
     } catch (const tp::unknown_module& e) {
-      unknown(e.what());
+      PyErr_SetString(unknown.ptr(), e.what());
     } catch (const tp::option_error& e) {
-      option(e.what());
+      PyErr_SetString(option.ptr(), e.what());
     } catch (const tp::error& e) {
-      error(e.what());
+      PyErr_SetString(error.ptr(), e.what());
     }
   });
 

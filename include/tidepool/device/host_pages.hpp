@@ -5,12 +5,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
-#include <fstream>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "tidepool/core/system_file.hpp"
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -51,9 +53,9 @@ inline bool bind_to_node([[maybe_unused]] void* pages, [[maybe_unused]] std::siz
   std::transform(id.begin(), id.end(), id.begin(), [](unsigned char c) {
     return static_cast<char>(c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c);
   });
-  std::ifstream file("/sys/bus/pci/devices/" + id + "/numa_node");
-  int node = -1;
-  return file >> node ? node : -1;
+  const auto text = detail::text_of("/sys/bus/pci/devices/" + id + "/numa_node");
+  std::string_view rest = text;
+  return detail::number_of<int>(detail::take_word(rest)).value_or(-1);
 }
 
 /// Pages of host memory, zeroed and resident, in huge pages where the kernel has them.

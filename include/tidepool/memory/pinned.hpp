@@ -2,58 +2,20 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
-#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <system_error>
 
+#include "tidepool/core/system_file.hpp"
 #include "tidepool/options.hpp"
 
 namespace tidepool::inline v0_2_0 {
 
 namespace detail {
-
-struct close_file {
-  void operator()(std::FILE* file) const { static_cast<void>(std::fclose(file)); }
-};
-
-// A whole file; empty where there is none. By C's calls, since a program's locale, or a C++ library
-// that another module brought along, may change how streams read a number.
-inline std::string text_of(const std::string& path) {
-  const std::unique_ptr<std::FILE, close_file> file(std::fopen(path.c_str(), "r"));
-  std::string text;
-  std::array<char, 4096> part{};
-  while (file != nullptr) {
-    const auto bytes = std::fread(part.data(), 1, part.size(), file.get());
-    if (bytes == 0) break;
-    text.append(part.data(), bytes);
-  }
-  return text;
-}
-
-// Takes the first word off; empty at the end.
-inline std::string_view take_word(std::string_view& text) {
-  constexpr std::string_view blanks = " \t\n";
-  text.remove_prefix(std::min(text.find_first_not_of(blanks), text.size()));
-  const auto word = text.substr(0, text.find_first_of(blanks));
-  text.remove_prefix(word.size());
-  return word;
-}
-
-inline std::optional<std::size_t> number_of(std::string_view word) {
-  std::size_t value = 0;
-  const auto* const end = word.data() + word.size();
-  const auto parsed = std::from_chars(word.data(), end, value);
-  if (parsed.ec != std::errc{} || parsed.ptr != end) return std::nullopt;  // "max": no limit
-  return value;
-}
 
 inline std::optional<std::size_t> number_in(const std::string& path) {
   const auto text = text_of(path);
