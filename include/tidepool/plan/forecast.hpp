@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -35,13 +36,21 @@ namespace detail {
 
 // One run of a profile through an engine.
 class rehearsal {
+  using engine_type = tidepool::detail::engine<virtual_device>;
+  struct end_engine {
+    void operator()(engine_type* which) const noexcept {
+      which->close();
+      engine_type::release(which);
+    }
+  };
+
  public:
   rehearsal(const profile& step, const options& opts)
       : step_(&step),
         dev_(machine_of(step)),
         stream_(dev_.make_stream()),
-        engine_(new tidepool::detail::engine<virtual_device>(
-            dev_, opts, step.modules, std::vector<bool>(step.modules.size(), true))) {
+        engine_(new engine_type(dev_, opts, step.modules,
+                                std::vector<bool>(step.modules.size(), true))) {
     held_.resize(step.storages.size() + step.shared.size());
     list_members();
     extra_.resize(step.storages.size());
@@ -60,10 +69,6 @@ class rehearsal {
     for (auto* open : chunks_) {
       if (open != nullptr) engine_->end_chunk(*open, false);
     }
-    extra_.clear();
-    held_.clear();
-    engine_->close();
-    tidepool::detail::engine<virtual_device>::release(engine_);
   }
 
   [[nodiscard]] double now_us() {
@@ -253,7 +258,7 @@ class rehearsal {
   const profile* step_;
   virtual_device dev_;
   virtual_device::stream stream_;
-  tidepool::detail::engine<virtual_device>* engine_;
+  std::unique_ptr<engine_type, end_engine> engine_;  // handles are declared behind it, and go first
   std::vector<std::vector<std::vector<member>>> members_;  // of each group
   std::vector<std::vector<std::size_t>> also_;             // other handles of each storage
   std::vector<buffer<virtual_device>> held_;
