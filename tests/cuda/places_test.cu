@@ -15,6 +15,29 @@ namespace {
 
 using namespace tidepool;
 
+// Each step writes a value into the tensor of each layer, saves it, and looks when it is back.
+void four_steps(offloader<cuda_device, modules<"fc1">>& off, test::writer_and_reader& kernels,
+                cuda_device::stream_ref stream, std::size_t count, int layers) {
+  for (int step = 0; step < 4; ++step) {
+    auto chunk = off.begin();
+    std::vector<buffer<cuda_device>> saved;
+    for (int l = 0; l < layers; ++l) {
+      auto& x = saved.emplace_back(off.allocate<float>(count, stream));
+      kernels.write(stream.get(), x.as<float>(), count, static_cast<float>(l), 200);
+      chunk.commit<"fc1">(l, stream, x);
+    }
+    chunk.end_forward();
+    for (int l = layers; l-- > 0;) {
+      auto& x = saved[static_cast<std::size_t>(l)];
+      chunk.restore<"fc1">(l, stream, x);
+      kernels.check(stream.get(), x.as<float>(), count, static_cast<float>(l));
+      x.reset(stream);
+    }
+    chunk.finish();
+    off.end_step();
+  }
+}
+
 TIDEPOOL_GPU_TEST("places on a GPU: a neighbour that is none is refused with the reason") {
   cuda_device dev;
   CHECK(dev.why_no_peer(0) == "device 0 is the offloader's own");
@@ -47,24 +70,7 @@ TIDEPOOL_GPU_TEST("places on a GPU: groups go to the second one and come back wi
   const auto stream = compute.ref();
   {
     offloader<cuda_device, modules<"fc1">> off(dev, opts);
-    for (int step = 0; step < 4; ++step) {
-      auto chunk = off.begin();
-      std::vector<buffer<cuda_device>> saved;
-      for (int l = 0; l < layers; ++l) {
-        auto& x = saved.emplace_back(off.allocate<float>(count, stream));
-        kernels.write(stream.get(), x.as<float>(), count, static_cast<float>(l), 200);
-        chunk.commit<"fc1">(l, stream, x);
-      }
-      chunk.end_forward();
-      for (int l = layers; l-- > 0;) {
-        auto& x = saved[static_cast<std::size_t>(l)];
-        chunk.restore<"fc1">(l, stream, x);
-        kernels.check(stream.get(), x.as<float>(), count, static_cast<float>(l));
-        x.reset(stream);
-      }
-      chunk.finish();
-      off.end_step();
-    }
+    four_steps(off, kernels, stream, count, layers);
     int current = -1;
     CHECK(cudaGetDevice(&current) == cudaSuccess);
     CHECK(current == 0);
@@ -95,24 +101,7 @@ TIDEPOOL_GPU_TEST("places on a GPU: groups go to a file and come back with their
   const auto stream = compute.ref();
   {
     offloader<cuda_device, modules<"fc1">> off(dev, opts);
-    for (int step = 0; step < 4; ++step) {
-      auto chunk = off.begin();
-      std::vector<buffer<cuda_device>> saved;
-      for (int l = 0; l < layers; ++l) {
-        auto& x = saved.emplace_back(off.allocate<float>(count, stream));
-        kernels.write(stream.get(), x.as<float>(), count, static_cast<float>(l), 200);
-        chunk.commit<"fc1">(l, stream, x);
-      }
-      chunk.end_forward();
-      for (int l = layers; l-- > 0;) {
-        auto& x = saved[static_cast<std::size_t>(l)];
-        chunk.restore<"fc1">(l, stream, x);
-        kernels.check(stream.get(), x.as<float>(), count, static_cast<float>(l));
-        x.reset(stream);
-      }
-      chunk.finish();
-      off.end_step();
-    }
+    four_steps(off, kernels, stream, count, layers);
     const auto totals = off.counters();
     REQUIRE(totals.places.size() == 2);
     CHECK(totals.places[1].bytes_reloaded == 4 * 8 * count * sizeof(float));

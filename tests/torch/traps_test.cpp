@@ -599,6 +599,11 @@ TEST_CASE("torch: graphs that outlive the device do no harm") {
     auto y = pass.module("fc1", 0, [&] { return torch::exp(x); });
     y.sum().backward({}, true);
     if (finished) pass.finish();
+    // The graph holds no stream of the device any more: the next that is made takes its place.
+    const auto home = desk->off->streams().home().index();
+    desk->dev.synchronize();
+    desk->off.reset();
+    CHECK(desk->dev.make_stream().ref().index() == home);
     desk.reset();
     CHECK_THROWS_WITH_AS(y.sum().backward(), doctest::Contains("after its pass was finished"),
                          tidepool::misuse_error);

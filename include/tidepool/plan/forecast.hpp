@@ -1,4 +1,4 @@
-/// Foretells a step: the engine itself on the virtual device, with the bytes left out.
+/// Forecasts a step: the engine itself runs it on the virtual device, with the bytes left out.
 #pragma once
 
 #include <algorithm>
