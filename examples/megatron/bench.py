@@ -165,12 +165,13 @@ class Bench:
                 self.sync()
                 times.append((time.perf_counter() - begin) / self.args.microbatches * 1e3)
         peak = torch.cuda.max_memory_allocated() if self.cuda else 0
-        left = 0
+        left = away = 0
         if off is tidepool_offload.FineGrainedActivationOffloadingInterface:
             rows = off.summary().values()
             steps = self.args.warm_up + self.args.steps
             left = sum(row["bytes_offloaded"] for row in rows) / steps / self.args.microbatches
-        result = (times, peak, driver.most, self.same_bits(losses), left)
+            away = off.totals()["away_at_peak"]
+        result = (times, peak, driver.most, self.same_bits(losses), left, away)
         del losses
         self.use(Nothing, set(), "")
         off.reset_instance()
@@ -229,10 +230,11 @@ def main():
     args = arguments()
     if args.device == "virtual":
         torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    if args.device == "cuda":  # its backward adds in any order, even so
-        torch.backends.cuda.enable_cudnn_sdp(False)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    # With `warn_only`, flash attention's backward would add in any order.
+    torch.use_deterministic_algorithms(True)
+    if hasattr(torch.utils, "deterministic"):  # time that no way of holding tensors costs
+        torch.utils.deterministic.fill_uninitialized_memory = False
     bench = Bench(args)
     modules = set(args.modules.split(","))
     ours = tidepool_offload.FineGrainedActivationOffloadingInterface
@@ -251,16 +253,19 @@ def main():
         for way in ways:
             results[way[0]].append(bench.turn(way))
     base = statistics.median(t for turn in results["none"] for t in turn[0])
+    base_driver = max(turn[2] for turn in results["none"])
     equal = True
     for way in ways:
         turns = results[way[0]]
         ms = statistics.median(t for turn in turns for t in turn[0])
         same = all(turn[3] for turn in turns)
+        driver = max(turn[2] for turn in turns)
         equal = equal and (same or not way[2])
         host = bench.host_us(way)
         print(f"{way[0]:40s} {ms:9.2f} ms ({(ms / base - 1) * 100:+6.2f} %)"
               f"  allocator {max(turn[1] for turn in turns) / GIB:6.2f} GiB"
-              f"  driver {max(turn[2] for turn in turns) / GIB:6.2f} GiB"
+              f"  driver {driver / GIB:6.2f} GiB ({(driver - base_driver) / GIB:+5.2f};"
+              f" {max(turn[5] for turn in turns) / GIB:.2f} away at the peak)"
               f"  left {turns[-1][4] / GIB:8.5f} GiB a microbatch"
               f"  host {'-' if host is None else f'{host:.1f}'} us a scope"
               f"  bits {'equal' if same else 'DIFFER'}")

@@ -272,6 +272,22 @@ class engine_on final : public engine {
   return result;
 }
 
+[[nodiscard]] py::dict totals(const engine& from) {
+  const auto all = from.counters();
+  py::dict result;
+  result["steps"] = all.steps;
+  result["borrowed_peak"] = all.borrowed_peak;
+  result["borrowed_joins"] = all.borrowed_joins;
+  result["budget_exceeded"] = all.budget_exceeded;
+  result["evictions"] = all.evictions;
+  result["arena_waits"] = all.arena_waits;
+  result["host_peak"] = all.host_peak;
+  result["live_peak"] = all.live_peak;
+  result["live_peak_without"] = all.live_peak_without;
+  result["away_at_peak"] = all.away_at_peak;
+  return result;
+}
+
 }  // namespace
 
 PYBIND11_MODULE(tidepool_megatron, m) {
@@ -306,7 +322,8 @@ PYBIND11_MODULE(tidepool_megatron, m) {
       .def("exclude", &engine::exclude)
       .def("leave_out", &engine::leave_out, "Of the virtual device, for tests: a join is not made.")
       .def("take_reports", &engine::take_reports)
-      .def("summary", &summary);
+      .def("summary", &summary)
+      .def("totals", &totals, "Of all modules: peaks, and how often a stream was made to wait.");
 #if defined(TIDEPOOL_TORCH_CUDA)
   m.attr("has_cuda") = true;
 #else

@@ -250,6 +250,11 @@ class FineGrainedActivationOffloadingInterface:
         """By module: groups and bytes that left, bytes that came back, since the first step."""
         return _state.engine.summary() if _state.engine is not None else {}
 
+    @staticmethod
+    def totals():
+        """Of all modules since the first step: peaks in bytes, and how often a stream had to wait."""
+        return _state.engine.totals() if _state.engine is not None else {}
+
     # ---- what stays ----
 
     @staticmethod

@@ -679,13 +679,57 @@ TEST_CASE("adopt: a budget keeps reloads ahead back, and is passed by what is ne
   chunk.end_forward();
   CHECK(on.from.in_use() == 2 * size);
   CHECK(off.counters().budget_exceeded == 0);
-  const auto held = on.adopt(off);  // is there, and takes nothing back by itself
+  const auto held = on.adopt(off);  // in the place of what came ahead of its use
+  CHECK(off.counters().evictions == 1);
+  CHECK(on.from.in_use() <= 3 * size);
   chunk.restore<"core_attn">(3, on.desk.stream(), saved[3]);
   chunk.restore<"core_attn">(2, on.desk.stream(), saved[2]);
   chunk.restore<"core_attn">(1, on.desk.stream(), saved[1]);
-  CHECK(off.counters().budget_exceeded == 1);
+  CHECK(off.counters().budget_exceeded == 2);
   CHECK(on.from.in_use() == 4 * size);
   for (auto& each : saved) each.reset(on.desk.stream());
+}
+
+TEST_CASE("adopt: a reload that waited for memory begins when that comes free, not at a restore") {
+  // Three equal tensors of which memory holds two: the last stays in use for 8 us, and then other
+  // work runs for 20 us before the next is asked for. A reload takes some 4 us.
+  bench on(machine{.offload_rate = 1, .reload_rate = 1, .both_rate = 2, .poison = false});
+  auto opts = slack_options(0);
+  opts.device_budget = 2 * size;
+  offloader off(on.desk.dev, opts,
+                {.memory = tidepool::memory_on<device>(
+                     on.desk.stream(), [&](std::size_t n) { return on.from.take(n); },
+                     [&](void* data) { on.from.give(data); })});
+  std::array<rig::buffer, 3> saved;
+  auto chunk = off.begin();
+  for (int l = 0; l < 3; ++l) {
+    auto& x = saved[static_cast<std::size_t>(l)] = on.adopt(off);
+    on.desk.write(x, static_cast<std::uint32_t>(l));
+    chunk.commit<"core_attn">(l, on.desk.stream(), x);
+  }
+  chunk.end_forward();
+  on.desk.dev.synchronize();
+  const auto work = [&](double ns) {
+    on.desk.dev.launch(
+        on.desk.stream(), ns, [] {}, "other");
+  };
+  const auto begin = on.desk.dev.now_ns();
+  chunk.restore<"core_attn">(2, on.desk.stream(), saved[2]);
+  on.desk.check(saved[2], 2);
+  chunk.restore<"core_attn">(1, on.desk.stream(), saved[1]);
+  on.desk.check(saved[1], 1);
+  work(8000);
+  saved[2].reset(on.desk.stream());  // layer 0 has its memory from here on
+  work(20000);
+  chunk.restore<"core_attn">(0, on.desk.stream(), saved[0]);
+  on.desk.check(saved[0], 0);
+  saved[0].reset(on.desk.stream());
+  saved[1].reset(on.desk.stream());
+  chunk.finish();
+  on.desk.dev.synchronize();
+  const auto elapsed = on.desk.dev.now_ns() - begin;
+  CHECK(elapsed < 28000 + 6000);  // work and three readers; the reload ran beside them
+  CHECK(on.desk.wrong() == 0);
 }
 
 TEST_CASE("adopt: a plan over given memory keeps to the budget") {
@@ -729,6 +773,96 @@ TEST_CASE("adopt: a plan over given memory keeps to the budget") {
     CHECK(off.counters().borrowed_peak <= budget * size);
     CHECK(off.counters().budget_exceeded == before);
     CHECK(on.desk.wrong() == 0);
+  }
+}
+
+// Layers as a transformer has them: a large tensor that its module reads for long, and a smaller
+// one right before it; two microbatches in flight.
+struct planned_run {
+  double step_us = 0;
+  double expected_us = 0;
+  std::size_t peak = 0;  // of the last step and all before, in the unit of the budget
+  std::uint64_t exceeded = 0;
+};
+planned_run planned(std::size_t budget) {
+  constexpr int layers = 6;
+  constexpr std::size_t unit = 64 * 1024;
+  bench on(machine{.copy_latency_ns = 100, .poison = false});
+  on.from.overwrites = false;  // that takes time
+  auto opts = small_options({"core_attn", "moe_act"});
+  opts.policy = tidepool::policy_kind::automatic;
+  opts.device_budget = budget * unit;
+  offloader off(on.desk.dev, opts,
+                {.planner = tidepool::planner(),
+                 .memory = tidepool::memory_on<device>(
+                     on.desk.stream(), [&](std::size_t n) { return on.from.take(n); },
+                     [&](void* data) { on.from.give(data); })});
+  off.on_report([](std::string_view) {});
+  struct pass {
+    decltype(off.begin()) chunk;
+    std::array<rig::buffer, layers> large, small;
+  };
+  const auto work = [&](double us) { on.desk.dev.launch(on.desk.stream(), us * 1e3, [] {}); };
+  const auto forward = [&](pass& at) {
+    for (int l = 0; l < layers; ++l) {
+      const auto i = static_cast<std::size_t>(l);
+      work(6);
+      at.large[i] = on.adopt(off, 7 * unit);
+      at.chunk.commit<"core_attn">(l, on.desk.stream(), at.large[i]);
+      work(4);
+      at.small[i] = on.adopt(off, 4 * unit);
+      at.chunk.commit<"moe_act">(l, on.desk.stream(), at.small[i]);
+      work(6);
+    }
+    at.chunk.end_forward();
+  };
+  const auto backward = [&](pass& at) {
+    for (int l = layers; l-- > 0;) {
+      const auto i = static_cast<std::size_t>(l);
+      work(8);
+      at.chunk.restore<"moe_act">(l, on.desk.stream(), at.small[i]);
+      work(2);
+      at.small[i].reset(on.desk.stream());
+      at.chunk.restore<"core_attn">(l, on.desk.stream(), at.large[i]);
+      work(12);
+      at.large[i].reset(on.desk.stream());
+      work(10);
+    }
+    at.chunk.finish();
+  };
+  planned_run result;
+  for (int s = 0; s < 8; ++s) {
+    on.desk.dev.synchronize();
+    const auto begin = on.desk.dev.now_ns();
+    const auto exceeded = off.counters().budget_exceeded;
+    std::array<pass, 4> passes;
+    for (std::size_t p = 0; p <= passes.size(); ++p) {
+      if (p < passes.size()) {
+        passes[p].chunk = off.begin();
+        forward(passes[p]);
+      }
+      if (p > 0) backward(passes[p - 1]);
+    }
+    off.end_step();
+    on.desk.dev.synchronize();
+    result.step_us = (on.desk.dev.now_ns() - begin) / 1e3;
+    result.exceeded = off.counters().budget_exceeded - exceeded;
+  }
+  REQUIRE(off.current_plan());
+  result.expected_us = off.current_plan()->expected.step_us;
+  result.peak = off.counters().live_peak / unit;
+  return result;
+}
+
+TEST_CASE("adopt: a plan over given memory takes as long as it was expected to") {
+  const auto alone = planned(2 * 6 * 11);  // all of it stays
+  for (const auto budget : {120U, 80U, 60U, 50U, 40U, 30U, 25U}) {
+    CAPTURE(budget);
+    const auto seen = planned(budget);
+    CHECK(seen.step_us == doctest::Approx(seen.expected_us).epsilon(0.01));
+    CHECK(seen.step_us <= 1.005 * alone.step_us);
+    CHECK(seen.exceeded == 0);
+    CHECK(seen.peak <= budget);
   }
 }
 

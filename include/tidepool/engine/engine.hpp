@@ -108,7 +108,9 @@ class engine : public storage_owner {
   // A handle is given up; what it used on `lane` so far is the last use.
   void drop(storage& store, lane_id lane) {
     note_use(store, lane, store_.order().record(lane));
+    const bool reloads_wait = starved_ && !closed_;
     forget_handle(store, lane);
+    if (reloads_wait) reload_ahead();
   }
 
   // `lane` waits for the reload.
@@ -467,6 +469,7 @@ class engine : public storage_owner {
   std::vector<std::uint64_t> bytes_before_step_;
   bool tracing_ = false;
   bool closed_ = false;
+  bool starved_ = false;   // a reload ahead of use waits for memory that goes back to an allocator
   bool replayed_ = false;  // graphs have run since the last eager call
   lane_id replayed_on_{};
   std::shared_ptr<const memory_layout> layout_before_;  // of the latest capture

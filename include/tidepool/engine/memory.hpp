@@ -50,6 +50,8 @@ buffer<Device> engine<Device>::adopt_memory(void* data, std::size_t bytes, std::
   }
   coalesce_after_evaluation();
   const auto from = arrive(lane);
+  store_.budget().keep();
+  while (store_.passes_budget(bytes) && evict_one()) continue;  // what is there already may pass it
   auto& store = store_.create(*this, bytes, elements);
   try {
     store_.adopt(store, data, lane, owner);
@@ -203,6 +205,7 @@ trace::counters engine<Device>::counters() const {
   result.device_peak = source.peak();
   result.live_peak = store_.live_peak();
   result.live_peak_without = store_.live_peak_without();
+  result.away_at_peak = store_.away_at_peak();
   const auto& borrowed = store_.borrowed();
   result.borrowed = borrowed.held();
   result.borrowed_peak = borrowed.peak();

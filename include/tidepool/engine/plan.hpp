@@ -49,6 +49,7 @@ auto engine<Device>::learn() -> stage {
     }
     recorder_->finish(step);
     step.modules = names_;
+    step.stream_ordered = store_.gives_back();
     return learner_.learn(recorder_->sizes());
   } catch (...) {
     record_again();

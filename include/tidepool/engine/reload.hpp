@@ -107,15 +107,22 @@ void engine<Device>::require_reload(chunk_state& chunk, std::uint32_t index) {
   throw_out_of_device(bytes, "reload of " + name_of_group(chunk, which.module, which.layer), own);
 }
 
+// Where memory goes back to an allocator it has no fence: what is reloaded into it waits for all
+// that its stream was given. So a reload that finds none is tried again at each release, and not
+// first at the next restore, behind which it would come too late.
 template <device Device>
 void engine<Device>::reload_ahead() {
+  starved_ = false;
   store_.budget().keep();
   const auto bytes = opts_.reload_ahead_bytes.value_or(ahead_.unlimited);
   while (ahead_.may_grow(opts_.reload_ahead, bytes)) {
     auto* chunk = live_.next_to_reload(learner_.backward_begun());
     if (chunk == nullptr) return;
     try {
-      if (!try_reload(*chunk, chunk->next_to_reload())) return;
+      if (!try_reload(*chunk, chunk->next_to_reload())) {
+        starved_ = store_.gives_back();
+        return;
+      }
     } catch (...) {
       // Left for later like one without memory: its restore tries again, and says what is wrong.
       // What a capture has kept cannot be taken back.

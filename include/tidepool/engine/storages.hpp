@@ -108,6 +108,8 @@ class storages {
   // Those of every place; the host's come first.
   [[nodiscard]] const std::vector<lane_id>& copy_lanes() const { return places_.copy_lanes; }
   [[nodiscard]] bool has_given_memory() const { return given_; }
+  // Its device memory goes back to an allocator that knows no fences.
+  [[nodiscard]] bool gives_back() const { return gives_back_; }
   [[nodiscard]] block_source& device_source() { return *device_; }
   [[nodiscard]] const block_source& device_source() const { return *device_; }
   [[nodiscard]] borrowed_memory& borrowed() { return borrowed_; }
@@ -124,6 +126,7 @@ class storages {
   [[nodiscard]] std::size_t live() const { return live_; }
   [[nodiscard]] std::size_t live_peak() const { return live_peak_; }
   [[nodiscard]] std::size_t live_peak_without() const { return live_peak_without_; }
+  [[nodiscard]] std::size_t away_at_peak() const { return away_at_peak_; }
   [[nodiscard]] std::size_t live_without() const { return live_ + away_; }
 
   // Calls `visit` with every storage in use.
@@ -177,9 +180,13 @@ class storages {
   // Zeros for new contents, behind what `waiter` was made to wait for when it got the memory.
   void zero(storage& store, lane_id waiter) { filling_.zero(store, waiter); }
 
+  // Whether so many bytes more would pass the budget, once all that waits has gone back.
+  [[nodiscard]] bool passes_budget(std::size_t bytes) {
+    return budget_.refuses(borrowed_, bytes, live_);
+  }
+
   // `waiter` has written memory that belongs to `owner`, which is emptied.
   void adopt(storage& store, void* data, lane_id waiter, memory_owner& owner) {
-    budget_.make_room(borrowed_, store.bytes, live_);
     store.on_device = {
         data, store.bytes,
         hold_borrowed(*dev_, borrowed_, owner, data, store.bytes, waiter, order_.stream(waiter))};
@@ -313,7 +320,8 @@ class storages {
     largest_group_ = bytes;
     const auto in_flight = std::max(flying_floor_, flying_groups_ * largest_group_);
     device_->allow_in_flight(in_flight);
-    if (!slack_) borrowed_.set_slack(in_flight);
+    // With a budget, what is borrowed may wait as far as that goes.
+    if (!slack_ && !budget_.limits()) borrowed_.set_slack(in_flight);
   }
 
  private:
@@ -352,7 +360,10 @@ class storages {
 
   void note_taken(const storage& store, lane_id by) {
     live_peak_ = std::max(live_peak_, live_);
-    live_peak_without_ = std::max(live_peak_without_, live_ + away_);
+    if (live_ + away_ >= live_peak_without_) {
+      live_peak_without_ = live_ + away_;
+      away_at_peak_ = away_;
+    }
     trace_.level(by, order_.stream(by), store.bytes, 0, live_ + away_);
   }
 
@@ -379,6 +390,7 @@ class storages {
   std::size_t away_ = 0;  // bytes on the host alone, or to be computed again
   std::size_t live_peak_ = 0;
   std::size_t live_peak_without_ = 0;
+  std::size_t away_at_peak_ = 0;  // when that was
   std::uint64_t waits_ = 0;
   std::uint64_t elsewhere_ = 0;  // than the plan wanted it
   std::uint64_t created_ = first_number();

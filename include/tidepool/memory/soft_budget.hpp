@@ -18,6 +18,7 @@ class soft_budget {
   // 0 bytes: none.
   explicit soft_budget(std::size_t bytes) : bytes_(bytes) {}
 
+  [[nodiscard]] bool limits() const { return bytes_ > 0; }
   void keep() { exceeds_ = over_ = false; }
   // Whether the latest request was refused by it, and the next one will not be.
   [[nodiscard]] bool exceed() {

@@ -59,12 +59,14 @@ inline void warm_up(std::optional<rehearsal>& stage, const profile& step, const 
   opts.policy = policy_kind::megatron;      // nothing is recorded here
   opts.recompute_by_plan = true;
   opts.offload_layers.clear();
+  if (step.stream_ordered) opts.memory = memory_kind::pool;
   try {
     std::optional<rehearsal> warm;
     warm_up(warm, step, opts, by_rule);
     auto& stage = *warm;
     stage.adopt(step, what, std::move(where), by_rule);
     double before = 0;
+    const auto exceeded = stage.engine().counters().budget_exceeded;
     for (int i = 0; i < constants::forecast_steps; ++i) {
       const auto begin = stage.now_us();
       const auto recomputed = stage.recomputed_us();
@@ -81,6 +83,10 @@ inline void warm_up(std::optional<rehearsal>& stage, const profile& step, const 
     if (picture) result.picture = stage.engine().finish_trace();
     const auto counted = stage.engine().counters();
     result.expected.peak = counted.live_peak;
+    if (counted.budget_exceeded > exceeded) {
+      result.expected.runs = false;
+      result.refusal = "the budget is passed, which is soft for memory of an allocator's";
+    }
     for (const auto& module : counted.modules) result.expected.moved += module.step_bytes;
     result.expected.stall_us =
         std::max(0.0, result.expected.step_us - compute_us(step) - result.expected.extra_us);

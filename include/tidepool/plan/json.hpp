@@ -87,6 +87,7 @@ namespace detail {
   top["rest_us"] = step.rest_us;
   if (step.rest_wait_us > 0) top["rest_wait_us"] = step.rest_wait_us;
   top["shapes_vary"] = step.shapes_vary;
+  if (step.stream_ordered) top["stream_ordered"] = true;
   top["link"] = {{"out", step.link.out},
                  {"in", step.link.in},
                  {"both", step.link.both},

@@ -188,7 +188,7 @@ struct found_places {
 [[nodiscard]] inline found_places find_places(const profile& step, const actions& what,
                                               const options& opts) {
   if (opts.memory != memory_kind::arena || !opts.device_budget) return {};
-  if (!step.timed() || step.shapes_vary) return {};
+  if (!step.timed() || step.shapes_vary || step.stream_ordered) return {};
   const lifetimes seen(step, what, opts);
   const auto budget = *opts.device_budget;
   if (seen.all().size() > constants::most_lifetimes) return {};

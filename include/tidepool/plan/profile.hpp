@@ -106,6 +106,9 @@ struct profile {
   /// Memory may be taken otherwise than `events` tell: another step had other sizes, as with routed
   /// experts, or handles held memory from its commit to its restore.
   bool shapes_vary = false;
+  /// Device memory is an allocator's that works in the order of the compute stream (`memory_on`): a
+  /// reload then waits for all that the stream was given before.
+  bool stream_ordered = false;
   link_rates link;  ///< rates of the copies of this step
 
   /// Whether there are events, and so times.

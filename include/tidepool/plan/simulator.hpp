@@ -22,7 +22,9 @@ struct run_limits {
 
 /// A step by the rules of the engine with an arena: memory is handed out in the order of calls,
 /// oldest fence first; copies are first in first out in each direction; reloads start at the end of
-/// a forward pass and after each restore, as far as `run_limits` and memory allow.
+/// a forward pass and after each restore, as far as `run_limits` and memory allow. Where memory is
+/// `stream_ordered`, copies back wait for the compute stream, which itself waits for offloads whose
+/// memory it needs; and those that found none begin as soon as some is released.
 ///
 /// Time is linear in the number of events. What it leaves out, and `forecast` does not: memory in
 /// pieces, caps, several compute streams, views, storages that several groups save. Reuse one
@@ -30,7 +32,8 @@ struct run_limits {
 class simulator {
  public:
   /// For runs of this step, of which it keeps what it needs.
-  explicit simulator(const profile& step) : map_(step), rates_(step.link) {}
+  explicit simulator(const profile& step)
+      : map_(step), rates_(step.link), stream_ordered_(step.stream_ordered) {}
 
   /// The step as runs read it: groups and events, flat.
   [[nodiscard]] const detail::layout& map() const { return map_; }
@@ -91,6 +94,7 @@ class simulator {
     by_offload_.clear();
     free_ = limits_.device_budget;
     fresh_ = free_;
+    starved_ = false;
     now_ = 0;
     order_ = 0;
     offloads_ = 0;
@@ -124,9 +128,11 @@ class simulator {
       case event_kind::release:
         if (is_away(map_.storages[each.what])) return true;  // forgotten; it took nothing any more
         give(by_compute_, map_.storages[each.what].bytes, now_, by_compute);
+        if (starved_) reload_ahead();
         return true;
       case event_kind::drop:
         drop(map_.storages[each.what]);
+        if (starved_) reload_ahead();
         return true;
     }
     return false;
@@ -148,13 +154,15 @@ class simulator {
     }
     free_ -= bytes;
     note_peak();
-    auto left = bytes;
-    double until = now_;
-    take_fresh(left);
-    take(by_compute_, left, [](const piece&) {});
-    take(by_offload_, left, [&](const piece& from) { until = std::max(until, from.time); });
-    wait(until);
+    take_by_compute(bytes);
     return true;
+  }
+  void take_by_compute(std::size_t bytes) {
+    double until = now_;
+    take_fresh(bytes);
+    take(by_compute_, bytes, [](const piece&) {});
+    take(by_offload_, bytes, [&](const piece& from) { until = std::max(until, from.time); });
+    wait(until);
   }
 
   void take_fresh(std::size_t& left) {
@@ -222,9 +230,13 @@ class simulator {
   // The copy back, into memory that the reload stream need not wait for, else the oldest.
   bool reload(std::uint32_t group) {
     const auto bytes = map_.groups[group].bytes;
-    if (free_ < bytes) return false;
+    if (free_ < bytes) {
+      starved_ = stream_ordered_;
+      return false;
+    }
     free_ -= bytes;
     note_peak();
+    if (stream_ordered_) return reload_behind_compute(group);
     seen_by_reload_ = std::max(seen_by_reload_, offload_of_[group]);
     double ready = done_[group];
     auto left = bytes;
@@ -256,7 +268,17 @@ class simulator {
     return true;
   }
 
+  // The allocator's stream has the memory first.
+  bool reload_behind_compute(std::uint32_t group) {
+    take_by_compute(map_.groups[group].bytes);
+    done_[group] =
+        link_.copy(detail::links::in, map_.groups[group].bytes, std::max(now_, done_[group]));
+    reloads_.where(group) = place::arriving;
+    return true;
+  }
+
   void reload_ahead() {
+    starved_ = false;
     reloads_.advance([&](std::uint32_t group) { return of(group) == action::offload; },
                      [&](std::uint32_t group) { return reload(group); });
   }
@@ -272,6 +294,8 @@ class simulator {
   detail::layout map_;
   std::size_t runs_ = 0;
   link_rates rates_;
+  bool stream_ordered_;
+  bool starved_ = false;  // a reload ahead found no memory
   detail::links link_;
   const std::vector<action>* what_ = nullptr;
   run_limits limits_;

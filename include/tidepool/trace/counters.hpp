@@ -70,6 +70,7 @@ struct counters {
   std::size_t live_peak =
       0;  ///< `peak needed`: most bytes of saved tensors there at once, in issue order
   std::size_t live_peak_without = 0;  ///< the same had nothing been offloaded
+  std::size_t away_at_peak = 0;       ///< bytes of `live_peak_without` that were not on the device
   std::size_t borrowed = 0;  ///< bytes of other allocators that it has now, waiting ones as well
   std::size_t borrowed_peak = 0;     ///< the most ever
   std::size_t borrowed_waiting = 0;  ///< bytes on their way back to their owners

@@ -170,7 +170,7 @@ inline profile read_profile(const json_source& source, std::string_view text) {
   const json_node top(source, document);
   read_version(top, "profile");
   top.only({"tidepool_profile", "modules", "chunks", "passes", "storages", "shared", "events",
-            "rest_us", "rest_wait_us", "shapes_vary", "link"});
+            "rest_us", "rest_wait_us", "shapes_vary", "stream_ordered", "link"});
   profile step;
   read_each(top, "modules", [&](const json_node& each) { each.read(step.modules.emplace_back()); });
   read_each(top, "chunks",
@@ -184,6 +184,7 @@ inline profile read_profile(const json_source& source, std::string_view text) {
   top.perhaps("rest_us", step.rest_us);
   top.perhaps("rest_wait_us", step.rest_wait_us);
   top.perhaps("shapes_vary", step.shapes_vary);
+  top.perhaps("stream_ordered", step.stream_ordered);
   if (top.has("link")) read_link(top.member("link"), step.link);
   const auto refuse = [&](const std::string& place, const std::string& problem,
                           std::string_view remedy) { source.refuse(place, problem, remedy); };

@@ -12,6 +12,7 @@
 
 #include "tidepool/device/virtual.hpp"
 #include "tidepool/engine/engine.hpp"
+#include "tidepool/memory/stream_memory.hpp"
 #include "tidepool/plan/profile.hpp"
 #include "tidepool/plan/step_plan.hpp"
 
@@ -33,7 +34,7 @@ class rehearsal {
         dev_(machine_of(step)),
         stream_(dev_.make_stream()),
         engine_(new engine_type(dev_, opts, step.modules,
-                                std::vector<bool>(step.modules.size(), true))) {
+                                std::vector<bool>(step.modules.size(), true), memory_of(step))) {
     held_.resize(step.storages.size() + step.shared.size());
     list_members();
     extra_.resize(step.storages.size());
@@ -95,6 +96,18 @@ class rehearsal {
     model.copy_latency_ns = step.link.latency_us * 1e3;
     model.moves_bytes = false;
     return model;
+  }
+
+  // None: its own. A caching allocator never waits for the device, as giving memory back to that
+  // does; nobody touches what has these addresses.
+  std::unique_ptr<block_source> memory_of(const profile& step) {
+    if (!step.stream_ordered) return {};
+    return memory_on<virtual_device>(
+        stream_.ref(),
+        [this](std::size_t bytes) {
+          return reinterpret_cast<void*>(std::exchange(next_address_, next_address_ + bytes));
+        },
+        [](void*) {});
   }
 
   using chunk_state = tidepool::detail::chunk_state;
@@ -253,6 +266,7 @@ class rehearsal {
   std::vector<std::size_t> waiting_;  // groups of each chunk that are not restored yet
   std::uint32_t next_chunk_ = 0;
   double recomputed_us_ = 0;
+  std::uintptr_t next_address_ = block_alignment;
   bool waits_ = false;  // for other ranks
   std::vector<handle<virtual_device>*> pointers_;
 };

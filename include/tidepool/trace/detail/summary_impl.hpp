@@ -52,6 +52,7 @@ TIDEPOOL_INLINE counters merge(std::span<const rank_counters> ranks) {
     sum.device_peak += totals.device_peak;
     sum.live_peak += totals.live_peak;
     sum.live_peak_without += totals.live_peak_without;
+    sum.away_at_peak += totals.away_at_peak;
     sum.host_reserved += totals.host_reserved;
     sum.host_peak += totals.host_peak;
   }
