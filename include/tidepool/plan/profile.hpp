@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -106,7 +107,12 @@ struct profile {
   /// Memory may be taken otherwise than `events` tell: another step had other sizes, as with routed
   /// experts, or handles held memory from its commit to its restore.
   bool shapes_vary = false;
-  link_rates link;  ///< rates of the copies of this step
+  link_rates link;  ///< rates of the copies of this step, to the host and back
+  /// The same for a neighbour's memory; none: there is no neighbour, or nothing is known of it.
+  std::optional<link_rates> peer_link;
+  /// Copies to the neighbour go over the link to the host: they share its rates, and `peer_link`
+  /// has them.
+  bool peer_shares_link = false;
 
   /// Whether there are events, and so times.
   [[nodiscard]] bool timed() const { return !events.empty(); }
