@@ -12,6 +12,7 @@
 #include <tidepool/plan/json.hpp>
 #include <tidepool/plan/machine_json.hpp>
 #include <tidepool/plan/model.hpp>
+#include <tidepool/trace/detail/print.hpp>
 #include <vector>
 
 #include "fields.hpp"
@@ -24,6 +25,7 @@ struct request {
   std::string title;
   std::vector<std::string> notes;  ///< what the figures rest on
   std::optional<std::size_t> budget;
+  std::size_t peer_budget = 0;         ///< of a neighbour's memory; 0: places are the host alone
   std::optional<double> max_slowdown;  ///< none: 1 % where there is no budget
   std::vector<std::string> offload;    ///< names of `step.modules`
   bool recompute = false;
@@ -97,6 +99,38 @@ inline void describe(request& result, const std::string& model, const std::strin
   }
 }
 
+// Where groups go: `--places=peer,host` needs a budget, and a link that the machine or profile has.
+inline void choose_places(request& result, const std::vector<std::string>& places,
+                          const std::string& budget) {
+  namespace text = tidepool::detail::text;
+  const auto named = text::join(places, ",");
+  const bool peer = std::find(places.begin(), places.end(), "peer") != places.end();
+  const bool known = std::all_of(places.begin(), places.end(), [](const std::string& each) {
+    return each == "peer" || each == "host";
+  });
+  if (!known || places.size() != (peer ? 2U : 1U)) {
+    text::refuse({"--places", named}, "that is neither", "give host, or peer,host");
+  }
+  if (peer == budget.empty()) {
+    text::refuse({"--peer-budget", budget}, peer ? "it is missing" : "no neighbour is asked",
+                 "give --places=peer,host --peer-budget=8GiB");
+  }
+  if (!peer) return;
+  result.peer_budget = text::bytes_format::read({"--peer-budget", budget});
+  if (result.peer_budget == 0) text::refuse({"--peer-budget", budget}, "nothing fits", "give more");
+  const auto& link = result.step.peer_link;
+  if (!link) {
+    text::refuse({"--places", named}, "nothing is known of the link to a neighbour",
+                 "add peer_link to the machine or the profile");
+  }
+  char note[160];
+  std::snprintf(note, sizeof note,
+                "neighbour: %s of its memory; link %.1f out, %.1f in, %.1f GB/s both ways",
+                tidepool::trace::detail::bytes_text(result.peer_budget).c_str(), link->out,
+                link->in, link->both);
+  result.notes.emplace_back(note);
+}
+
 inline void choose(request& result, const std::vector<std::string>& offload) {
   const std::vector<std::string_view> known(result.step.modules.begin(), result.step.modules.end());
   for (const auto& name : offload) {
@@ -122,6 +156,8 @@ inline request read_command_line(int argc, const char* const* argv) {
   std::string slowdown = "1%";
   std::vector<std::string> changes;
   std::vector<std::string> offload;
+  std::vector<std::string> places{"host"};
+  std::string peer_budget;
   double tflops = 0;
   std::size_t gpus_per_host = 0;
   CLI::App app{"Plans which activations of a training step leave a GPU, before there is one.",
@@ -147,6 +183,9 @@ inline request read_command_line(int argc, const char* const* argv) {
                  "over keeping everything; default: 1% where no budget is given");
   app.add_option("--offload", offload, "modules, as a further rule in the comparison: a,b")
       ->delimiter(',');
+  app.add_option("--places", places, "where groups go: host, or peer,host; default: host")
+      ->delimiter(',');
+  app.add_option("--peer-budget", peer_budget, "bytes of a neighbour's memory, such as 8GiB");
   app.add_flag("--recompute", result.recompute, "save the plan that may recompute as well");
   app.add_option("--picture", result.picture, "file for a drawing of the forecast step (SVG)");
   app.add_option("--report", result.report, "file for a page with the picture and tables (HTML)");
@@ -178,6 +217,7 @@ inline request read_command_line(int argc, const char* const* argv) {
     if (app.count("--gpus-per-host") > 0) gpus = gpus_per_host;
     detail::describe(result, model, machine, changes, tflops, gpus);
     detail::choose(result, offload);
+    detail::choose_places(result, places, peer_budget);
     return result;
   }
   for (const auto* other : {"--model", "--machine", "--set", "--gemm-tflops", "--gpus-per-host"}) {
@@ -193,6 +233,7 @@ inline request read_command_line(int argc, const char* const* argv) {
   }
   result.title = "profile " + profile;
   detail::choose(result, offload);
+  detail::choose_places(result, places, peer_budget);
   return result;
 }
 

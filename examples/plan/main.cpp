@@ -3,6 +3,7 @@
 ///   plan --model deepseek-v3-proxy --machine h200 --budget 4GiB
 ///   plan --model qwen3-30b-a3b --machine gb200 --max-slowdown 1% --frontier frontier.svg
 ///   plan --machine host.json --gpus-per-host 4 --budget 14GiB
+///   plan --budget 6GiB --places peer,host --peer-budget 4GiB
 ///   plan --profile step.json --budget 12GiB --save plan.json
 ///
 /// Needs no GPU. Exit status: 0; 1 when the budget or the slowdown cannot be met; 2 for bad
@@ -37,7 +38,8 @@ int run(const planning::request& asked) {
   tools::output_file frontier_file("--frontier", asked.frontier);
 
   std::optional<tools::progress> shown("plan");
-  planning::study study(asked.step, [&](const std::string& part) { shown->at(part); });
+  planning::study study(
+      asked.step, [&](const std::string& part) { shown->at(part); }, asked.peer_budget);
   const auto& in_core = study.in_core();
   std::printf("%s\n", asked.title.c_str());
   for (const auto& note : asked.notes) std::printf("%s\n", note.c_str());

@@ -52,7 +52,7 @@ inline void print_frontier(const study& of, const std::vector<point>& points,
 
 /// One line a layer; a letter for each module, with counts where microbatches differ.
 inline void print_plan(const plan::profile& step, const plan::actions& what) {
-  std::map<int, std::map<std::size_t, std::array<std::size_t, 3>>> count;  // layer, module, action
+  std::map<int, std::map<std::size_t, std::array<std::size_t, 4>>> count;  // layer, module, action
   std::map<std::size_t, std::size_t> width;
   for (std::size_t c = 0; c < what.size(); ++c) {
     for (std::size_t g = 0; g < what[c].size(); ++g) {
@@ -62,7 +62,10 @@ inline void print_plan(const plan::profile& step, const plan::actions& what) {
       width[module] = std::max<std::size_t>(step.modules[module].size(), 9);
     }
   }
-  std::printf("\nK keep, O offload, R recompute; a number: of how many microbatches\n%6s", "layer");
+  std::printf(
+      "\nK keep, O offload, R recompute, P offload to the neighbour; a number: of how many "
+      "microbatches\n%6s",
+      "layer");
   for (const auto& [module, wide] : width) {
     std::printf("  %*s", static_cast<int>(wide), step.modules[module].c_str());
   }
@@ -74,11 +77,11 @@ inline void print_plan(const plan::profile& step, const plan::actions& what) {
       const auto found = modules.find(module);
       if (found != modules.end()) {
         const auto& counts = found->second;
-        const auto sum = counts[0] + counts[1] + counts[2];
-        for (std::size_t i = 0; i < 3; ++i) {
+        const auto sum = counts[0] + counts[1] + counts[2] + counts[3];
+        for (std::size_t i = 0; i < 4; ++i) {
           if (counts[i] == 0) continue;
           if (!cell.empty()) cell += ' ';
-          cell += "KOR"[i];
+          cell += "KORP"[i];
           if (counts[i] != sum) cell += std::to_string(counts[i]);
         }
       }

@@ -42,9 +42,10 @@ using module_names = std::vector<std::string_view>;
 
 class study {
  public:
-  /// `begins` is told before each part of the work.
-  explicit study(const plan::profile& step, std::function<void(const std::string&)> begins = {})
-      : step_(&step), begins_(std::move(begins)), planner_(step) {}
+  /// `begins` is told before each part of the work; `peer_budget` bytes are a neighbour's.
+  explicit study(const plan::profile& step, std::function<void(const std::string&)> begins = {},
+                 std::size_t peer_budget = 0)
+      : step_(&step), begins_(std::move(begins)), planner_(step), peer_budget_(peer_budget) {}
 
   [[nodiscard]] const plan::outcome& in_core() const { return planner_.in_core(); }
   [[nodiscard]] double slowdown(const plan::outcome& seen) const {
@@ -56,8 +57,8 @@ class study {
     tell("a plan for " + tidepool::trace::detail::bytes_text(budget));
     point result;
     result.budget = budget;
-    result.planned = planner_.best({.device_budget = budget}).expected;
-    auto opts = arena(budget);
+    result.planned = planner_.best({.device_budget = budget, .peer_budget = peer_budget_}).expected;
+    auto opts = with_places(budget);
     result.made = plan::automatic(*step_, opts);
     return result;
   }
@@ -66,7 +67,8 @@ class study {
   [[nodiscard]] point least_budget(double slowdown_allowed) {
     tell("the least memory for " + tidepool::trace::detail::trimmed(100 * slowdown_allowed, 2) +
          " % more time");
-    auto budget = planner_.least_memory(slowdown_allowed).device_budget;
+    auto budget =
+        planner_.least_memory(slowdown_allowed, {.peer_budget = peer_budget_}).device_budget;
     for (;;) {
       auto found = at(budget);
       if (budget >= in_core().peak) return found;
@@ -177,7 +179,7 @@ class study {
 
   [[nodiscard]] plan::step_plan with_recompute(std::size_t budget) const {
     tell("with recompute, for " + tidepool::trace::detail::bytes_text(budget));
-    auto opts = arena(budget);
+    auto opts = with_places(budget);
     opts.recompute_by_plan = true;
     return plan::automatic(*step_, opts);
   }
@@ -270,9 +272,18 @@ class study {
     return by_actions(std::move(name), what, budget);
   }
 
+  [[nodiscard]] tidepool::options with_places(std::size_t budget) const {
+    auto opts = arena(budget);
+    if (peer_budget_ == 0) return opts;
+    opts.places = {tidepool::place_kind::peer, tidepool::place_kind::host};
+    opts.peer_budget = peer_budget_;
+    return opts;
+  }
+
   const plan::profile* step_;
   std::function<void(const std::string&)> begins_;
   plan::planner planner_;
+  std::size_t peer_budget_;
 };
 
 }  // namespace planning

@@ -99,6 +99,29 @@ TEST_CASE("virtual device: a copy takes its latency and its bytes at the rate of
   }
 }
 
+TEST_CASE("virtual device: a neighbour has a link and a latency of its own, or shares the host's") {
+  room host;
+  for (const bool shared : {false, true}) {
+    CAPTURE(shared);
+    auto about = round_numbers();
+    about.peer_offload_rate = 40;
+    about.peer_latency_ns = 50;
+    about.peer_shares_link = shared;
+    virtual_device dev(about);
+    const auto one = dev.make_stream();
+    const auto other = dev.make_stream();
+    host.copy(dev, 4000, copy_direction::device_to_peer, one.ref());
+    dev.synchronize();
+    CHECK(dev.now_ns() == doctest::Approx(50 + (shared ? 400 : 100)));
+    host.copy(dev, 4000, copy_direction::device_to_peer, one.ref());
+    host.copy(dev, 4000, out, other.ref());
+    const auto begin = dev.now_ns();
+    dev.synchronize();
+    // Alone 500 ns for the copy to the host; the other one's bytes need the same wire.
+    CHECK(dev.now_ns() - begin == doctest::Approx(shared ? 50 + 800 : 500));
+  }
+}
+
 TEST_CASE("virtual device: both directions at once share the rate for both") {
   room host;
   virtual_device dev(round_numbers());

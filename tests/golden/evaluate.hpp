@@ -28,7 +28,7 @@ namespace golden {
     for (std::size_t g = 0, end = 0; g < chunk.size(); g = end) {
       while (end < chunk.size() && chunk[end] == chunk[g]) ++end;
       text += g > 0 ? " " : "";
-      text += "KOR"[static_cast<std::size_t>(chunk[g])];
+      text += "KORP"[static_cast<std::size_t>(chunk[g])];
       text += std::to_string(end - g);
     }
   }

@@ -2,6 +2,8 @@
 ///
 ///   gaps [folder]         a row for each profile and share, and for the proxy of DeepSeek-V3
 ///   gaps [folder] quick   the bound alone; no plan is made
+///   gaps [folder] peer=8  a neighbour has that share of the peak as well, in percent; its link is
+///                         that of NVLink 4 where the profile has none
 ///
 /// A plan is made as `automatic` makes it, and its time is that of the engine on the virtual
 /// device; bytes that leave and seconds of planning stand beside it. Takes some minutes; `quick` a
@@ -26,11 +28,19 @@ namespace {
 namespace plan = tidepool::plan;
 constexpr double gib = 1073741824;
 
+struct asked {
+  bool quick = false;
+  std::size_t peer_percent = 0;
+  std::size_t peer_bytes = 0;
+};
+
 void show(const std::string& name, const plan::profile& step, double share, std::size_t budget,
-          bool recompute, bool quick) {
+          bool recompute, const asked& with) {
+  const bool quick = with.quick;
   const plan::detail::layout map(step);
+  const plan::step_links links{step.link, step.peer_link, step.peer_shares_link, with.peer_bytes};
   const auto begin = std::clock();
-  const auto bound = plan::lower_bound(map, step.link, budget, recompute);
+  const auto bound = plan::lower_bound(map, links, budget, recompute);
   const auto took = 1e3 * static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
   std::printf("%-24s %-3s %5.1f %9.3f %10.3f %8.2f", name.c_str(), recompute ? "yes" : "no",
               100 * share, static_cast<double>(budget) / gib, bound / 1e3, took);
@@ -39,6 +49,10 @@ void show(const std::string& name, const plan::profile& step, double share, std:
     opts.memory = tidepool::memory_kind::arena;
     opts.device_budget = budget;
     opts.recompute_by_plan = recompute;
+    if (with.peer_bytes > 0) {
+      opts.places = {tidepool::place_kind::peer, tidepool::place_kind::host};
+      opts.peer_budget = with.peer_bytes;
+    }
     const auto start = std::clock();
     const auto made = plan::automatic(step, opts);
     const auto seconds = static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
@@ -55,13 +69,15 @@ void show(const std::string& name, const plan::profile& step, double share, std:
   std::fflush(stdout);
 }
 
-void show_all(const std::string& name, const plan::profile& step, bool quick) {
+void show_all(const std::string& name, plan::profile step, asked with) {
   const auto peak = plan::planner(step).in_core().peak;
+  with.peer_bytes = peak / 100 * with.peer_percent;
+  if (!step.peer_link) step.peer_link = {396, 394, 782, 2};
   for (const bool recompute : {false, true}) {
     if (recompute && !plan::detail::may_recompute(step)) continue;
     for (const int percent : {90, 75, 60, 50, 40, 30, 20}) {
       show(name, step, percent / 100.0, peak / 100 * static_cast<std::size_t>(percent), recompute,
-           quick);
+           with);
     }
   }
 }
@@ -69,21 +85,33 @@ void show_all(const std::string& name, const plan::profile& step, bool quick) {
 }  // namespace
 
 int main(int count, char** given) try {
-  const bool quick = count > 1 && std::string_view(given[count - 1]) == "quick";
-  const bool named = count > 1 && !(quick && count == 2);
-  golden::recordings all(named ? given[1] : TIDEPOOL_SOURCE_DIR "/tests/profiles");
+  asked with;
+  std::string folder = TIDEPOOL_SOURCE_DIR "/tests/profiles";
+  for (int i = 1; i < count; ++i) {
+    const std::string_view word = given[i];
+    if (word == "quick") {
+      with.quick = true;
+    } else if (word.starts_with("peer=")) {
+      with.peer_percent = std::stoul(std::string(word.substr(5)));
+    } else {
+      folder = word;
+    }
+  }
+  golden::recordings all(folder);
   std::printf("%-24s %-3s %5s %9s %10s %8s %s\n", "profile", "re", "%", "GiB", "bound ms", "in ms",
-              quick ? "" : "  engine ms   gap %    GB out   in s");
+              with.quick ? "" : "  engine ms   gap %    GB out   in s");
   const auto proxy =
       plan::profile_of(plan::model_named("deepseek-v3-proxy"), plan::machine_named("h200"));
-  const auto peak = static_cast<double>(plan::planner(proxy).in_core().peak);
+  const auto held = plan::planner(proxy).in_core().peak;
+  const auto peak = static_cast<double>(held);
+  with.peer_bytes = held / 100 * with.peer_percent;
   for (const bool recompute : {false, true}) {
     for (const double size : {8.0, 6.0, 4.0, 2.0}) {
       show("deepseek-v3-proxy", proxy, size * gib / peak, static_cast<std::size_t>(size * gib),
-           recompute, quick);
+           recompute, with);
     }
   }
-  for (const auto& name : all.names()) show_all(name, all.profile(name), quick);
+  for (const auto& name : all.names()) show_all(name, all.profile(name), with);
   return 0;
 } catch (const std::exception& error) {
   std::fprintf(stderr, "gaps: %s\n", error.what());

@@ -84,6 +84,14 @@ class trainer {
     model.reload_rate = step.link.in;
     model.both_rate = step.link.both;
     model.copy_latency_ns = step.link.latency_us * 1e3;
+    if (step.peer_link) {
+      model.peer_bytes = model.host_bytes;
+      model.peer_offload_rate = step.peer_link->out;
+      model.peer_reload_rate = step.peer_link->in;
+      model.peer_both_rate = step.peer_link->both;
+      model.peer_latency_ns = step.peer_link->latency_us * 1e3;
+      model.peer_shares_link = step.peer_shares_link;
+    }
     model.moves_bytes = false;
     return model;
   }

@@ -235,6 +235,53 @@ TEST_CASE("follow: the profile of a warm-up has the names of its modules, whatev
   }
 }
 
+TEST_CASE("follow: each group goes to the place that the plan names, or to the next with room") {
+  const auto good = record();
+  struct places {
+    std::uint64_t peer = 0;
+    std::uint64_t host = 0;
+  };
+  // Of the last of four steps of six groups.
+  const auto places_of = [&](const recorded_plan& given, std::size_t peer_budget) {
+    rig desk;
+    auto opts = automatic();
+    opts.places = {place_kind::peer, place_kind::host};
+    opts.peer_budget = peer_budget;
+    opts.host_step = 4096;
+    tidepool::test::planning<rig::offloader<>> off(desk.dev, opts);
+    off.on_report([](std::string_view) {});
+    off.follow(given.made, given.step);
+    places before;
+    for (std::uint32_t step = 0; step < 4; ++step) {
+      const auto& all = off.counters().places;
+      before = {all.at(0).bytes_offloaded, all.at(1).bytes_offloaded};
+      train_step(desk, off, step);
+    }
+    const auto& all = off.counters().places;
+    return places{all.at(0).bytes_offloaded - before.peer, all.at(1).bytes_offloaded - before.host};
+  };
+  auto given = good;
+  given.step.peer_link = {396, 394, 782, 2};
+  given.made.device_budget = budget;
+  for (auto& each : given.made.what.at(0)) each = plan::action::offload;
+  given.made.what[0][1] = given.made.what[0][4] = plan::action::offload_to_peer;
+  given.made.peer_budget = 8192;
+  auto seen = places_of(given, 16384);  // there is room for more than the plan sends
+  CHECK(seen.peer == 8192);
+  CHECK(seen.host == 4 * 4096);
+
+  given.made.what[0][0] = given.made.what[0][5] = plan::action::offload_to_peer;
+  seen = places_of(given, 8192);  // two of four have no room
+  CHECK(seen.peer == 8192);
+  CHECK(seen.host == 4 * 4096);
+
+  given.step.peer_link.reset();  // a plan that knows of no neighbour: the nearest with room
+  for (auto& each : given.made.what[0]) each = plan::action::offload;
+  seen = places_of(given, 12288);
+  CHECK(seen.peer == 12288);
+  CHECK(seen.host == 3 * 4096);
+}
+
 TEST_CASE("follow: what cannot be followed is refused in words") {
   const auto good = record();
   rig desk;
@@ -287,6 +334,11 @@ TEST_CASE("follow: what cannot be followed is refused in words") {
     auto bad = good;
     bad.made.device_budget = budget + 1;
     CHECK(says(refusal(bad), "device_budget is 20480; raise it"));
+  }
+  SUBCASE("a neighbour that is not there") {
+    auto bad = good;
+    bad.made.peer_budget = 4096;
+    CHECK(says(refusal(bad), "4096 bytes of a neighbour's memory, but there are 0"));
   }
   SUBCASE("in the middle of a step") {
     auto open = off.begin();

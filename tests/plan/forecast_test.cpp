@@ -834,6 +834,30 @@ TEST_CASE("forecast: the simulator agrees with the engine where memory is not in
   both.judge(40);
 }
 
+TEST_CASE("forecast: the simulator agrees with the engine on two links and a neighbour's budget") {
+  std::mt19937_64 random(24);
+  agreement both;
+  std::size_t to_peer = 0;
+  for (int i = 0; i < 80; ++i) {
+    CAPTURE(i);
+    auto step = tidepool::test::random_profile(random, one_size(random, 1));
+    step.link.out = step.link.in = step.link.both = step.link.out / 2;
+    const auto rate = step.link.out * static_cast<double>(1 + random() % 4);
+    step.peer_link = {rate, rate, 1.5 * rate, 5};
+    step.peer_shares_link = i % 8 == 7;
+    goal wanted;
+    wanted.peer_budget = step.storages.front().bytes * (1 + random() % 4);
+    both.compare(step, wanted, 40 + random() % 40);
+    wanted.device_budget = planner(step).in_core().peak / 2;
+    for (const auto& chunk : planner(step).best(wanted).what) {
+      to_peer +=
+          static_cast<std::size_t>(std::count(chunk.begin(), chunk.end(), action::offload_to_peer));
+    }
+  }
+  both.judge(40);
+  CHECK(to_peer > 100);
+}
+
 TEST_CASE("forecast: the simulator agrees on waits for other ranks and on handles after a commit") {
   std::mt19937_64 random(23);
   agreement both;

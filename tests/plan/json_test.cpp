@@ -103,6 +103,10 @@ profile random_profile(dice& roll) {
   }
   step.rest_us = roll.time();
   step.link = {roll.rate(), roll.rate(), roll.rate(), roll.time()};
+  if (roll.half()) {
+    step.peer_link = {roll.rate(), roll.rate(), roll.rate(), roll.time()};
+    step.peer_shares_link = roll.half();
+  }
   return step;
 }
 
@@ -111,7 +115,7 @@ step_plan random_plan(dice& roll, const profile& step) {
   for (const auto& chunk : step.chunks) {
     auto& row = chosen.what.emplace_back();
     for (std::size_t g = 0; g < chunk.groups.size(); ++g) {
-      row.push_back(static_cast<action>(roll.below(3)));
+      row.push_back(static_cast<action>(roll.below(4)));
     }
   }
   chosen.device_budget = roll.size();
@@ -120,6 +124,7 @@ step_plan random_plan(dice& roll, const profile& step) {
   chosen.expected = {roll.half(), roll.time(), -roll.time(), roll.time(), roll.size(), roll.size()};
   chosen.bound_us = roll.time();
   chosen.limited_by = static_cast<limit>(roll.below(4));
+  if (roll.half()) chosen.peer_budget = roll.size();
   return chosen;
 }
 
@@ -254,6 +259,19 @@ TEST_CASE("json: random plans come back equal") {
   }
 }
 
+TEST_CASE("json: a file from before there were places says nothing of a neighbour") {
+  const auto step = usual_profile();
+  const auto text = to_json(step);
+  CHECK(!has(text, "peer"));
+  CHECK(!profile_from_json(text).peer_link);
+  const auto plan = to_json(usual_plan(), step);
+  CHECK(!has(plan, "peer"));
+  CHECK(plan_from_json(plan).peer_budget == 0);
+  auto with = usual_plan();
+  with.what[0][0] = action::offload_to_peer;
+  CHECK(has(to_json(with, step), "\"offload_to_peer\""));
+}
+
 TEST_CASE("json: the largest and the smallest") {
   auto chosen = usual_plan();
   chosen.device_budget = std::numeric_limits<std::size_t>::max();
@@ -381,7 +399,8 @@ TEST_CASE("json: a bad value is refused with its place, what was found and what 
   const auto plan = to_json(usual_plan(), usual_profile());
   const std::vector<edit> plan_edits{
       {"\"keep\"", "\"keeps\"", "/chunks/0/groups/1/action",
-       "found \"keeps\", expected one of keep, offload, recompute; did you mean 'keep'?"},
+       "found \"keeps\", expected one of keep, offload, recompute, offload_to_peer; did you mean "
+       "'keep'?"},
       {"\"keep\"", "1", "/chunks/0/groups/1/action", "found 1, expected one of"},
       {", \"action\": \"keep\"", "", "/chunks/0/groups/1", "the key 'action' is missing"},
       {"budget\": 8192", "budget\": -1", "/device_budget", "found -1" + any_size},
@@ -563,6 +582,10 @@ TEST_CASE("json: profiles that contradict themselves are refused with the place"
       {[](auto& p) { p.link.both = infinite; }, "/link/both", "the rate is inf", false},
       {[](auto& p) { p.link.out = no_number; }, "/link/out", "the rate is nan", false},
       {[](auto& p) { p.link.latency_us = -1; }, "/link/latency_us", "the latency is -1"},
+      {[](auto& p) {
+         p.peer_link = {0, 1, 1, 1};
+       },
+       "/peer_link/out", "the rate is 0"},
       {[](auto& p) { p.rest_us = -0.5; }, "/rest_us", "the rest is -0.5"},
       {[](auto& p) { p.rest_us = infinite; }, "/rest_us", "the rest is inf", false},
       {[](auto& p) { p.rest_wait_us = p.rest_us + 1; }, "/rest_wait_us", "it waits 6 us"},
@@ -776,12 +799,13 @@ TEST_CASE("json: differences of two plans in words") {
   after.expected = {false, 131, 0.5, 0, 1, 2};
   after.bound_us = 0.1;
   after.limited_by = limit::link;
+  after.peer_budget = 7;
   CHECK(differences(before, after) ==
         std::vector<std::string>{
             "chunks: 2 -> 3", "chunk 0, groups: 2 -> 3", "chunk 0, group 0: offload -> keep",
             "chunk 0, group 1: keep -> offload", "chunk 1, group 0: recompute -> keep",
             "device_budget: 8192 -> 4096", "reload_ahead: 2 -> 3", "reload_ahead_bytes: 0 -> 1",
-            "expected.runs: true -> false", "expected.step_us: 130.5 -> 131",
+            "peer_budget: 0 -> 7", "expected.runs: true -> false", "expected.step_us: 130.5 -> 131",
             "expected.stall_us: 2 -> 0.5", "expected.extra_us: 2.5 -> 0",
             "expected.peak: 8192 -> 1", "expected.moved: 4096 -> 2", "bound_us: 128 -> 0.1",
             "limited_by: memory -> link"});

@@ -97,6 +97,30 @@ TEST_CASE("link: what is measured is what the device has") {
   CHECK(rates.both == doctest::Approx(60).epsilon(0.01));
 }
 
+TEST_CASE("link: what is measured of the link to a neighbour is what the device has") {
+  auto about = with_room();
+  about.peer_offload_rate = 100;
+  about.peer_reload_rate = 120;
+  about.peer_both_rate = 150;
+  virtual_device dev(about);
+  {
+    plan::detail::link_lane<virtual_device> out(dev, copy_direction::device_to_peer, 1);
+    plan::detail::link_lane<virtual_device> in(dev, copy_direction::peer_to_device, 1);
+    REQUIRE(out.reserve(1));
+    REQUIRE(in.reserve(1));
+    const auto rates = plan::detail::rates_of(dev, out, in, [] {});
+    CHECK(rates.out == doctest::Approx(100).epsilon(0.01));
+    CHECK(rates.in == doctest::Approx(120).epsilon(0.01));
+    CHECK(rates.both == doctest::Approx(150).epsilon(0.01));
+  }
+  CHECK(plan::measure_peer_link(dev, 1) == plan::link_rates{100, 120, 150, 2});
+  about.peer_shares_link = true;
+  virtual_device shared(about);
+  CHECK(plan::measure_peer_link(shared, 1) == plan::link_rates{40, 50, 60, 2});
+  null_device nothing;
+  CHECK(!plan::measure_peer_link(nothing, 1));
+}
+
 TEST_CASE("link: who measures meets the others before each part, and nothing is under way then") {
   virtual_device dev(with_room());
   std::vector<double> met;

@@ -95,6 +95,7 @@ TEST_CASE("machine_json: random machines come back equal, and the same text") {
     about.memory_rate = roll();
     about.peer_rate = i % 3 == 0 ? 0 : roll();
     about.link = {roll(), roll(), roll(), roll()};
+    if (i % 2 == 0) about.peer_link = {roll(), roll(), roll(), roll()};
     std::size_t gpus = 2;
     for (auto points = random() % 5; points > 0; --points, gpus += 1 + random() % 9) {
       about.shared.push_back(

@@ -46,6 +46,17 @@ TEST_CASE("machines: a measured number of GPUs has its rates, one GPU those of o
   CHECK(link_at_once(on, 8) == link_share{8, {40, 48, 50, 4}, 8});
 }
 
+TEST_CASE("machines: the link to a neighbour is the one that is given, or that of peer_rate") {
+  auto on = machine_named("h100");
+  CHECK(peer_link_of(on) == link_rates{397, 397, 794, 2});
+  on.peer_link = {396, 394, 782, 3};
+  CHECK(peer_link_of(on) == on.peer_link);
+  CHECK(profile_of(model_named("deepseek-v3-proxy"), on).peer_link == on.peer_link);
+  on.peer_link.reset();
+  on.peer_rate = 0;
+  CHECK(!peer_link_of(on));
+}
+
 TEST_CASE("machines: between two measurements each GPU gets what it gets among more") {
   for (const std::size_t gpus : {3U, 5U, 7U}) {
     CAPTURE(gpus);

@@ -25,6 +25,10 @@ struct machine {
   double peer_offload_rate = 396;  ///< device to neighbour, alone; all three as NVLink 4 has them
   double peer_reload_rate = 394;   ///< neighbour to device, alone
   double peer_both_rate = 782;     ///< both directions together, while both are busy
+  double peer_latency_ns = 2000;   ///< of each copy to or from it, before its first byte
+  /// Copies to the neighbour go over the link to the host, at its rates: the three above say
+  /// nothing.
+  bool peer_shares_link = false;
 };
 
 }  // namespace tidepool

@@ -329,13 +329,6 @@ class engine : public storage_owner {
   [[nodiscard]] storage& saved_as(const handle& given);
   [[nodiscard]] static std::size_t bytes_saved(chunk_state& chunk, const group& which);
   void undo(chunk_state& chunk) noexcept;
-  // What becomes of a group: what was asked for, and what is done where that cannot be.
-  struct verdict {
-    plan::action wanted = plan::action::offload;
-    plan::action what = plan::action::offload;
-    bool offered = false;  // to be computed again
-    [[nodiscard]] bool stays() const { return what == plan::action::keep; }
-  };
   [[nodiscard]] verdict decide(const chunk_state& chunk, int layer,
                                std::span<handle* const> handles, commit_kind how) const;
   void note_staying(chunk_state& chunk, group& which, const verdict& decided,

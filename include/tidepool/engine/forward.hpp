@@ -51,12 +51,16 @@ template <device Device>
 auto engine<Device>::decide(const chunk_state& chunk, int layer, std::span<handle* const> handles,
                             commit_kind how) const -> verdict {
   // By hand everything leaves: its handles are released by hand too, and nothing may be lost.
-  if (how == commit_kind::by_hand) return {};
   verdict decided;
+  decided.to = opts_.places.front();
+  if (how == commit_kind::by_hand) return decided;
   decided.offered =
       how == commit_kind::or_discard && opts_.recompute_by_plan && discardable(handles);
   if (keeps_.everything_leaves()) return decided;
-  decided.wanted = decided.what = planned(chunk, layer, handles);
+  const auto what = planned(chunk, layer, handles);
+  decided.to = keeps_.place_of(what, opts_.places);
+  decided.wanted = decided.what =
+      what == plan::action::offload_to_peer ? plan::action::offload : what;
   if (decided.what == plan::action::recompute && !decided.offered) {
     decided.what = plan::action::offload;
   }
@@ -89,7 +93,7 @@ void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, lan
   auto& which = chunk.add(module, layer);
   which.offered = decided.offered;
   if (forgotten_.any()) which.awaited = !forgotten_.has(chunk.ordinal(), chunk.group_count() - 1);
-  which.place = opts_.places.front();
+  which.place = decided.to;
   which.lane = lane;
   which.position = store_.order().next(lane);
   const bool by_hand = how == commit_kind::by_hand;

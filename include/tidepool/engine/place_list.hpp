@@ -43,8 +43,9 @@ struct place_list {
     if (which == place_kind::host) return;
     auto& place = all[static_cast<std::size_t>(which)].emplace(dev, order);
     if (which == place_kind::peer) {
-      place.open_peer(make_peer_pages(dev, opts), order,
-                      {opts.host_step, opts.peer_budget.value_or(0), rounding::none},
+      // At once, if it can be had: in regions, memory would be in pieces of what came first.
+      const auto budget = opts.peer_budget.value_or(0);
+      place.open_peer(make_peer_pages(dev, opts), order, {budget, budget, rounding::none},
                       opts.peer_device);
     } else {
       place.open_file(dev, order, opts, make_backing_file(dev, opts), make_host_pages(dev, opts));

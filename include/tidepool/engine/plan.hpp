@@ -69,6 +69,7 @@ void engine<Device>::apply(plan::profile step, const decision& what, followed by
   opts_.reload_ahead = what.made.reload_ahead;
   opts_.reload_ahead_bytes.reset();
   if (what.made.reload_ahead_bytes > 0) opts_.reload_ahead_bytes = what.made.reload_ahead_bytes;
+  if (!what.made.expected.runs) step.peer_link.reset();  // what leaves goes to the nearest place
   adopt(std::move(step), what.made.what, what.placement, by);
   if (!what.made.expected.runs) without_a_plan();
   if (by == followed::trial) start_recording();
@@ -81,7 +82,7 @@ void engine<Device>::adopt(plan::profile step, plan::actions what, plan::placeme
   step.modules = names_;
   live_.expect_order(step);
   placement_.adopt(std::move(where));
-  keeps_.settle(std::move(what));
+  keeps_.settle(std::move(what), by != followed::by_rule && step.peer_link.has_value());
   // What was forecast for shapes that repeat does run; with others what stays breaks memory up.
   const bool repeats = learner_.settle(std::move(step), by);
   store_.device_source().set_fit(repeats ? fit_policy::ready_first : fit_policy::spare_largest);

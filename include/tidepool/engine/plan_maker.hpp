@@ -41,6 +41,10 @@ class plan_maker {
   void on_measure(std::function<void()> meet);
 
  private:
+  void measure_links();
+
+  void enter_links(plan::profile& step) const;
+
   void try_plan(bool first);
 
   void settle_plan();
@@ -61,6 +65,8 @@ class plan_maker {
   std::unique_ptr<plan_source> source_;
   std::optional<plan::step_plan> plan_;
   plan::link_rates link_;
+  std::optional<plan::link_rates> peer_link_;
+  bool peer_shares_link_ = false;
   bool link_measured_ = false;
   std::function<void()> meet_ = [] {};
   std::function<void(std::string_view)> report_ = [](std::string_view line) {

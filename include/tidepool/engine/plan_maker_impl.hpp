@@ -1,6 +1,7 @@
 // The bodies of plan_maker.hpp.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <string>
@@ -60,7 +61,31 @@ void plan_maker<Device>::follow(const plan::step_plan& made, const plan::profile
   plan_ = made;
   // Not all ranks may outgrow theirs, and those that do must not wait for the others.
   link_ = recorded.link;
+  peer_link_ = recorded.peer_link;
+  peer_shares_link_ = recorded.peer_shares_link;
   link_measured_ = true;
+}
+
+template <device Device>
+void plan_maker<Device>::measure_links() {
+  if (link_measured_) return;
+  auto& dev = owner_->device();
+  link_ = plan::measure_link(dev, meet_, owner_->counters().host_reserved / 4);
+  const auto& opts = owner_->settings();
+  if (std::ranges::find(opts.places, place_kind::peer) != opts.places.end()) {
+    peer_link_ = plan::measure_peer_link(dev, opts.peer_device);
+    if constexpr (requires { dev.model().peer_shares_link; }) {
+      peer_shares_link_ = dev.model().peer_shares_link;
+    }
+  }
+  link_measured_ = true;
+}
+
+template <device Device>
+void plan_maker<Device>::enter_links(plan::profile& step) const {
+  step.link = link_;
+  step.peer_link = peer_link_;
+  step.peer_shares_link = peer_shares_link_;
 }
 
 template <device Device>
@@ -86,11 +111,8 @@ template <device Device>
 void plan_maker<Device>::try_plan(bool first) {
   decided([&] {
     recorded_step recorded{owner_->profile(), first};
-    if (!link_measured_) {
-      link_ = plan::measure_link(owner_->device(), meet_, owner_->counters().host_reserved / 4);
-    }
-    link_measured_ = true;
-    recorded.step.link = link_;
+    measure_links();
+    enter_links(recorded.step);
     const auto made = source_->make(recorded, owner_->settings());
     // One step cannot tell. The plan leaves room for shapes that vary, and less stays once they do;
     // but what stays is there for long, and those that repeat find memory in pieces without places.
@@ -104,7 +126,7 @@ void plan_maker<Device>::settle_plan() {
   decision what;
   decided([&] {
     recorded_step recorded{owner_->profile(), false};
-    recorded.step.link = link_;
+    enter_links(recorded.step);
     what = source_->make(recorded, owner_->settings());
     owner_->apply(std::move(recorded.step), what, followed::planned);
   });

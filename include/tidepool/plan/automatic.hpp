@@ -12,43 +12,12 @@
 #include "tidepool/options.hpp"
 #include "tidepool/plan/check.hpp"
 #include "tidepool/plan/constants.hpp"
-#include "tidepool/plan/detail/trials.hpp"
+#include "tidepool/plan/detail/chooser.hpp"
 #include "tidepool/plan/planner.hpp"
 
 namespace tidepool::inline v0_2_0::plan {
 
 namespace detail {
-
-[[nodiscard]] inline bool may_recompute(const profile& step) {
-  return std::any_of(step.chunks.begin(), step.chunks.end(), [](const auto& chunk) {
-    return std::any_of(chunk.groups.begin(), chunk.groups.end(),
-                       [](const auto& group) { return group.recompute_us > 0; });
-  });
-}
-
-// What plans may use of a budget.
-[[nodiscard]] inline std::size_t left_for_plans(const profile& step, std::size_t budget) {
-  if (!step.shapes_vary) return budget;
-  std::size_t largest = 0;
-  for (const auto& each : step.storages) largest = std::max(largest, each.bytes);
-  return budget - std::min(budget / 2,
-                           budget / constants::varying_part + constants::varying_largest * largest);
-}
-
-// The least budget that leaves plans so much.
-[[nodiscard]] inline std::size_t budget_that_leaves(const profile& step, std::size_t bytes) {
-  auto least = bytes;
-  auto most = 2 * bytes + 1;
-  while (least < most) {
-    const auto middle = least + (most - least) / 2;
-    if (left_for_plans(step, middle) < bytes) {
-      least = middle + 1;
-    } else {
-      most = middle;
-    }
-  }
-  return least;
-}
 
 [[nodiscard]] inline std::size_t count_of(const actions& what, action which) {
   std::size_t count = 0;
@@ -77,82 +46,23 @@ namespace detail {
 /// `expected` is the forecast of the engine, not the planner's. Blocks the host for some seconds
 /// where a step has a thousand groups, or memory for a hundred is tight, and for less where some
 /// plan takes hardly longer than keeping all. `plan_effort` limits that.
+///
+/// Where `opts` has a neighbour's memory beside the host's, and the profile its link, plans without
+/// it are made first. Where the best of them takes longer than keeping all, it is the first of
+/// those that use the neighbour.
 [[nodiscard]] inline step_plan automatic(const profile& step, const options& opts) {
   planner plans(step);
-  const auto most =
-      opts.device_budget ? detail::left_for_plans(step, *opts.device_budget) : plans.in_core().peak;
-  auto whole = plans.best({.device_budget = most, .effort = opts.plan_effort});
-  const auto without_recomputing_us = whole.bound_us;
-  detail::trials stage(step, opts, plans);
-  // A plan for a share of the budget; whether the engine runs it as the planner thought.
-  enum class verdict { worse, slower, as_planned };
-  const auto try_share = [&](double share, bool recompute, bool alike) {
-    if (!stage.may_try()) return verdict::worse;
-    // What is left out is at most half: a budget near 2^64 as a double would not come back.
-    const auto budget = most - static_cast<std::size_t>(static_cast<double>(most) * (1 - share));
-    auto next = plans.best({.device_budget = std::max<std::size_t>(budget, 1),
-                            .recompute = recompute,
-                            .work = constants::work_of_a_share,
-                            .effort = opts.plan_effort,
-                            .alike = alike});
-    if (!next.expected.runs) return verdict::slower;
-    const auto roomy =
-        plans.judge(next.what, {most, next.reload_ahead, next.reload_ahead_bytes}).step_us;
-    if (std::min(roomy, next.expected.step_us) > stage.fastest_us()) return verdict::worse;
-    next.device_budget = most;
-    return stage.try_plan(next) ? verdict::as_planned : verdict::slower;
-  };
-  // Less and less of the budget until one runs as planned, then between it and the one before.
-  const auto try_shares = [&](bool recompute, bool alike) {
-    double above = 1;
-    for (const double share : constants::budget_shares) {
-      const auto seen = try_share(share, recompute, alike);
-      if (seen == verdict::worse) return;
-      if (seen == verdict::slower) {
-        above = share;
-        continue;
-      }
-      auto below = share;
-      for (int halving = 0; halving < constants::share_halvings; ++halving) {
-        const auto middle = (above + below) / 2;
-        (try_share(middle, recompute, alike) == verdict::as_planned ? below : above) = middle;
-      }
-      return;
+  step_plan alone;
+  if (detail::plans_with_peer(step, opts)) {
+    auto without = opts;
+    without.places.assign(1, place_kind::host);
+    without.peer_budget.reset();
+    alone = automatic(step, without);
+    if (alone.expected.runs && alone.expected.step_us <= plans.in_core().step_us * (1 + 1e-6)) {
+      return alone;
     }
-  };
-  const auto try_all = [&](bool recompute) {
-    try_shares(recompute, true);
-    if (!stage.reaches(plans.in_core().step_us)) try_shares(recompute, false);
-  };
-  const bool may_recompute = opts.recompute_by_plan && detail::may_recompute(step);
-  bool recompute = may_recompute && whole.expected.step_us > plans.in_core().step_us * (1 + 1e-6);
-  if (recompute) {
-    whole = plans.best({.device_budget = most, .recompute = true, .effort = opts.plan_effort});
-    try_all(true);
   }
-  if (!stage.reaches(without_recomputing_us)) try_all(false);
-  if (may_recompute && !recompute && !stage.reaches(plans.in_core().step_us)) {
-    recompute = true;  // the planner saw no need, but the engine is slower than it thought
-    try_all(true);
-  }
-  if (!stage.reaches(without_recomputing_us)) stage.try_megatron(whole);
-  stage.refine(recompute);
-  if (stage.found()) {
-    auto best = stage.best();
-    // What is left free for shapes that vary may be what no plan can do without; the engine has it.
-    best.bound_us = std::isfinite(whole.bound_us) ? whole.bound_us : plans.in_core().step_us;
-    best.limited_by = plans.limit_of(best);
-    return best;
-  }
-  auto none_found = whole;
-  if (!std::isfinite(none_found.bound_us)) none_found.bound_us = plans.in_core().step_us;
-  if (opts.device_budget) {
-    none_found.device_budget = *opts.device_budget;
-    auto& peak = none_found.expected.peak;
-    if (!none_found.expected.runs) peak = detail::budget_that_leaves(step, peak);
-  }
-  none_found.expected.runs = false;
-  return none_found;
+  return detail::chooser(step, opts, plans).run(std::move(alone));
 }
 
 /// Most bytes that stay by a plan at once, and are committed and not restored.
@@ -220,16 +130,19 @@ namespace detail {
   std::size_t all = 0;
   for (const auto& chunk : made.what) all += chunk.size();
   const auto again = detail::count_of(made.what, action::recompute);
+  const auto to_peer = detail::count_of(made.what, action::offload_to_peer);
   char recomputed[64] = "";
   if (again > 0) std::snprintf(recomputed, sizeof recomputed, ", %zu are recomputed", again);
+  char beside[64] = "";
+  if (to_peer > 0) std::snprintf(beside, sizeof beside, " (%zu to the neighbour)", to_peer);
   // Where nothing limits, nobody asked for less; that a budget was given is not known here.
   const char* const hint =
       made.limited_by == limit::nothing ? " (no --device-budget was given, or all of it fits)" : "";
   char text[320];
   std::snprintf(text, sizeof text,
-                "plan: %zu of %zu groups leave%s; %.3f ms a step expected, at most %.2f %% above"
+                "plan: %zu of %zu groups leave%s%s; %.3f ms a step expected, at most %.2f %% above"
                 " what any plan takes; limited by %s%s",
-                detail::count_of(made.what, action::offload), all, recomputed,
+                detail::count_of(made.what, action::offload) + to_peer, all, beside, recomputed,
                 made.expected.step_us / 1e3, std::max(0.0, 100 * made.gap()),
                 std::string(name_of(made.limited_by)).c_str(), hint);
   return text;

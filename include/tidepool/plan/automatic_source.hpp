@@ -38,7 +38,8 @@ class automatic_source final : public plan_source {
   [[nodiscard]] followed_plan follow(const step_plan& made, const profile& recorded,
                                      std::span<const std::string> names, std::uint64_t enabled,
                                      const options& opts) override {
-    auto fit = fitted(made, recorded, names, enabled, opts.device_budget, opts.recompute_by_plan);
+    auto fit = fitted(made, recorded, names, enabled, opts.device_budget, opts.recompute_by_plan,
+                      opts.peer_budget.value_or(0));
     return {std::move(fit), decided(recorded, recorded, made, opts)};
   }
 

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <queue>
 #include <unordered_map>
 #include <utility>
@@ -240,6 +241,49 @@ class stretch_bound {
       detail::window_extra_us(map, rates, static_cast<double>(budget), may_recompute);
   // A sum of so many numbers is a little off.
   return std::max(by_link, map.compute_us + extra - 1e-9 * (map.compute_us + extra));
+}
+
+/// The links of a step, and what a neighbour has.
+struct step_links {
+  link_rates host;                 ///< to the host and back
+  std::optional<link_rates> peer;  ///< to a neighbour's memory
+  bool shared = false;             ///< the latter is a part of the former
+  std::size_t peer_budget = 0;     ///< bytes of the neighbour's memory; 0: none
+};
+
+namespace detail {
+
+// The larger of two bounds. For the one, both links are one that has the rates of both. For the
+// other, a neighbour's memory is the device's own: what is above both has to be on the host, over
+// the host's link. Latencies of two links may overlap, so that they are left out.
+template <class Bound>
+[[nodiscard]] double bound_over(const step_links& links, std::size_t budget, const Bound& bound) {
+  if (!links.peer || links.peer_budget == 0 || budget == 0) return bound(links.host, budget);
+  auto all = links.host;
+  if (!links.shared) {
+    const auto most = [](const link_rates& of) { return std::max({of.both, of.out, of.in}); };
+    all = {all.out + links.peer->out, all.in + links.peer->in, most(all) + most(*links.peer), 0};
+  }
+  const auto more = std::min(links.peer_budget, std::numeric_limits<std::size_t>::max() - budget);
+  return std::max(bound(all, budget), bound(links.host, budget + more));
+}
+
+}  // namespace detail
+
+/// The same for all links of a step.
+[[nodiscard]] inline double link_bound(const detail::layout& map, const step_links& links,
+                                       std::size_t budget, bool may_recompute) {
+  return detail::bound_over(links, budget, [&](const link_rates& rates, std::size_t bytes) {
+    return link_bound(map, rates, bytes, may_recompute);
+  });
+}
+
+/// The same for all links of a step.
+[[nodiscard]] inline double lower_bound(const detail::layout& map, const step_links& links,
+                                        std::size_t budget, bool may_recompute) {
+  return detail::bound_over(links, budget, [&](const link_rates& rates, std::size_t bytes) {
+    return lower_bound(map, rates, bytes, may_recompute);
+  });
 }
 
 }  // namespace tidepool::plan

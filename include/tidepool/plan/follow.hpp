@@ -17,12 +17,13 @@ namespace tidepool::inline v0_2_0::plan {
 /// `recorded`, what `made` was planned for, with the modules numbered as in `names`.
 ///
 /// Throws `profile_error` where plan and profile do not fit each other, a module that commits is
-/// not among `names` or has no bit in `enabled`, the plan needs more than `device_budget` bytes, or
-/// it recomputes although `may_recompute` is false or the profile knows no time for it.
+/// not among `names` or has no bit in `enabled`, the plan needs more than `device_budget` bytes or
+/// more than `peer_budget` of a neighbour's, or it recomputes although `may_recompute` is false or
+/// the profile knows no time for it.
 [[nodiscard]] inline profile fitted(const step_plan& made, profile recorded,
                                     std::span<const std::string> names, std::uint64_t enabled,
                                     std::optional<std::size_t> device_budget,
-                                    bool may_recompute = true) {
+                                    bool may_recompute = true, std::size_t peer_budget = 0) {
   check(recorded);
   check(made, recorded);
   const auto fail = [](const std::string& what) { throw profile_error("tidepool: plan" + what); };
@@ -30,6 +31,11 @@ namespace tidepool::inline v0_2_0::plan {
     fail(": made for " + std::to_string(made.device_budget) +
          " bytes of device memory, but device_budget is " + std::to_string(*device_budget) +
          "; raise it, or plan for what there is");
+  }
+  if (made.peer_budget > peer_budget) {
+    fail(": made for " + std::to_string(made.peer_budget) +
+         " bytes of a neighbour's memory, but there are " + std::to_string(peer_budget) +
+         "; give --places=peer,host and --peer-budget, or plan for what there is");
   }
   for (std::size_t c = 0; c < recorded.chunks.size(); ++c) {
     auto& groups = recorded.chunks[c].groups;

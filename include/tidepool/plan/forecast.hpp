@@ -31,6 +31,14 @@ struct forecast_result {
 
 namespace detail {
 
+/// Whether plans for a step count on a neighbour's memory as well as on the host's.
+[[nodiscard]] inline bool plans_with_peer(const profile& step, const options& opts) {
+  const auto has = [&](place_kind which) {
+    return std::ranges::find(opts.places, which) != opts.places.end();
+  };
+  return step.peer_link && has(place_kind::peer) && has(place_kind::host);
+}
+
 // Two steps in which everything leaves. Where they do not fit, a plan can only be followed from the
 // first step on.
 inline void warm_up(std::optional<rehearsal>& stage, const profile& step, const options& opts,
@@ -40,7 +48,9 @@ inline void warm_up(std::optional<rehearsal>& stage, const profile& step, const 
     everything.emplace_back(chunk.groups.size(), action::offload);
   }
   try {
-    stage.emplace(step, opts).adopt(step, everything, {}, by_rule);
+    auto unplanned = step;
+    unplanned.peer_link.reset();  // what leaves goes to the nearest place
+    stage.emplace(step, opts).adopt(unplanned, everything, {}, by_rule);
     stage->run();
     stage->run();
   } catch (const out_of_budget&) {
@@ -55,8 +65,13 @@ inline void warm_up(std::optional<rehearsal>& stage, const profile& step, const 
   opts.min_tensor_elements = 0;
   opts.host_budget = std::numeric_limits<std::size_t>::max() / 4;
   opts.host_memory = host_kind::automatic;
-  opts.places.assign(1, place_kind::host);  // over whose link a plan counts
-  opts.policy = policy_kind::megatron;      // nothing is recorded here
+  if (!plans_with_peer(step, opts)) {
+    opts.places.assign(1, place_kind::host);  // over whose link a plan counts
+  } else {
+    std::erase(opts.places, place_kind::file);
+    opts.peer_device = 1;
+  }
+  opts.policy = policy_kind::megatron;  // nothing is recorded here
   opts.recompute_by_plan = true;
   opts.offload_layers.clear();
   if (step.stream_ordered) opts.memory = memory_kind::pool;
@@ -162,6 +177,10 @@ struct rehearsed_places {
   opts.device_budget = made.device_budget;
   opts.reload_ahead = made.reload_ahead;
   if (made.reload_ahead_bytes > 0) opts.reload_ahead_bytes = made.reload_ahead_bytes;
+  if (made.peer_budget > 0) {
+    opts.places = {place_kind::peer, place_kind::host};
+    opts.peer_budget = made.peer_budget;
+  }
   return forecast(step, opts, made.what, picture);
 }
 

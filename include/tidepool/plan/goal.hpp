@@ -21,6 +21,7 @@ namespace tidepool::inline v0_2_0::plan {
 struct goal {
   std::size_t device_budget = 0;  ///< bytes of saved tensors; 0: whatever keeping all takes
   bool recompute = false;         ///< groups that can be recomputed may be
+  std::size_t peer_budget = 0;    ///< bytes of a neighbour's memory; 0: nothing goes there
   /// Reloads ahead of use that may be chosen; empty: the planner's own few.
   std::vector<std::size_t> reload_ahead{};
   /// Events that the search may simulate, about 10 ns each, beside 75 whole steps.

@@ -10,7 +10,8 @@
 ///      "shared": [{"storage": 0, "chunk": 0, "group": 1}],
 ///      "events": [["allocate", 0, 0, 1.5, 1], ["commit", 0, 0, 80]],
 ///      "rest_us": 3, "shapes_vary": false,
-///      "link": {"out": 55.2, "in": 55.2, "both": 101.7, "latency_us": 2}}
+///      "link": {"out": 55.2, "in": 55.2, "both": 101.7, "latency_us": 2},
+///      "peer_link": {"out": 396, "in": 394, "both": 782, "latency_us": 2}}
 ///
 /// An event is its kind, an index, a chunk and the computing before it; where that began with a
 /// wait for other ranks, that too, and "rest_wait_us" for the rest. A plan has a row like that
@@ -88,10 +89,9 @@ namespace detail {
   if (step.rest_wait_us > 0) top["rest_wait_us"] = step.rest_wait_us;
   top["shapes_vary"] = step.shapes_vary;
   if (step.stream_ordered) top["stream_ordered"] = true;
-  top["link"] = {{"out", step.link.out},
-                 {"in", step.link.in},
-                 {"both", step.link.both},
-                 {"latency_us", step.link.latency_us}};
+  top["link"] = rates_to_json(step.link);
+  if (step.peer_link) top["peer_link"] = rates_to_json(*step.peer_link);
+  if (step.peer_shares_link) top["peer_shares_link"] = true;
   return top;
 }
 
@@ -120,6 +120,7 @@ inline std::string plain_text(limit what) { return std::string(name_of(what)); }
   top["device_budget"] = chosen.device_budget;
   top["reload_ahead"] = chosen.reload_ahead;
   top["reload_ahead_bytes"] = chosen.reload_ahead_bytes;
+  if (chosen.peer_budget > 0) top["peer_budget"] = chosen.peer_budget;
   top["expected"] = {{"runs", expected.runs},         {"step_us", expected.step_us},
                      {"stall_us", expected.stall_us}, {"extra_us", expected.extra_us},
                      {"peak", expected.peak},         {"moved", expected.moved}};
@@ -202,6 +203,7 @@ inline void save(const step_plan& chosen, const profile& step, const std::string
   changed("device_budget", a.device_budget, b.device_budget);
   changed("reload_ahead", a.reload_ahead, b.reload_ahead);
   changed("reload_ahead_bytes", a.reload_ahead_bytes, b.reload_ahead_bytes);
+  changed("peer_budget", a.peer_budget, b.peer_budget);
   changed("expected.runs", a.expected.runs, b.expected.runs);
   changed("expected.step_us", a.expected.step_us, b.expected.step_us);
   changed("expected.stall_us", a.expected.stall_us, b.expected.stall_us);

@@ -6,6 +6,7 @@
 #include <functional>
 #include <initializer_list>
 #include <limits>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -30,31 +31,35 @@ class link_lane {
   // Of host memory, in turns: the same 32 MiB over and over would come from a cache of the host's.
   static constexpr std::size_t most_blocks = copies / 3;
 
-  link_lane(Device& dev, copy_direction direction)
-      : dev_(&dev), direction_(direction), stream_(dev.make_stream()) {
+  // To or from the host, or the neighbour of that number.
+  link_lane(Device& dev, copy_direction direction, int peer = 0)
+      : dev_(&dev), direction_(direction), peer_(peer), stream_(dev.make_stream()) {
     for (std::size_t i = 0; i < copies; ++i) ends_.push_back(dev.make_event(true));
   }
   link_lane(const link_lane&) = delete;
   link_lane& operator=(const link_lane&) = delete;
   ~link_lane() {
     if (on_device_ != nullptr) dev_->deallocate(on_device_);
-    if (on_host_ != nullptr) dev_->deallocate_host(on_host_);
+    give_back();
   }
 
-  // False where there is no memory for one block of the device and as many of the host.
+  // False where there is no memory for one block of the device and as many of the other side.
   [[nodiscard]] bool reserve(std::size_t blocks) {
     if (on_device_ == nullptr) on_device_ = dev_->try_allocate(bytes);
     if (on_device_ == nullptr) return false;
-    if (on_host_ != nullptr) dev_->deallocate_host(std::exchange(on_host_, nullptr));
-    on_host_ = dev_->try_allocate_host((blocks_ = blocks) * bytes);
-    return on_host_ != nullptr;
+    give_back();
+    blocks_ = blocks;
+    if constexpr (peer_device<Device>) {
+      if (to_peer()) return (there_ = dev_->try_allocate_peer(peer_, blocks * bytes)) != nullptr;
+    }
+    return (there_ = dev_->try_allocate_host(blocks * bytes)) != nullptr;
   }
   [[nodiscard]] auto stream() const { return stream_.ref(); }
 
   void copy(std::size_t i) {
-    const bool out = direction_ == copy_direction::device_to_host;
-    void* const host = static_cast<std::byte*>(on_host_) + i % blocks_ * bytes;
-    dev_->copy(out ? host : on_device_, out ? on_device_ : host, {bytes, 1, bytes, bytes},
+    const bool out = is_offload(direction_);
+    void* const there = static_cast<std::byte*>(there_) + i % blocks_ * bytes;
+    dev_->copy(out ? there : on_device_, out ? on_device_ : there, {bytes, 1, bytes, bytes},
                direction_, stream());
     dev_->record(ends_[i], stream());
   }
@@ -76,11 +81,23 @@ class link_lane {
   }
 
  private:
+  [[nodiscard]] bool to_peer() const { return direction_ >= copy_direction::device_to_peer; }
+
+  void give_back() noexcept {
+    auto* const there = std::exchange(there_, nullptr);
+    if (there == nullptr) return;
+    if constexpr (peer_device<Device>) {
+      if (to_peer()) return dev_->deallocate_peer(peer_, there);
+    }
+    dev_->deallocate_host(there);
+  }
+
   Device* dev_;
   copy_direction direction_;
+  int peer_;
   typename Device::stream stream_;
   void* on_device_ = nullptr;
-  void* on_host_ = nullptr;
+  void* there_ = nullptr;  // on the other side
   std::size_t blocks_ = 0;
   std::vector<typename Device::event> ends_;
 };
@@ -109,17 +126,10 @@ double link_rate(Device& dev, std::initializer_list<link_lane<Device>*> lanes) {
   return moved * static_cast<double>(lane::bytes) / (to - from) / 1e3;
 }
 
+// Of both lanes, which have memory, alone and together.
 template <device Device>
-link_rates measured_link(Device& dev, const std::function<void()>& meet, std::size_t host_bytes) {
-  using lane = link_lane<Device>;
-  lane out(dev, copy_direction::device_to_host);
-  lane in(dev, copy_direction::host_to_device);
-  auto blocks = std::clamp<std::size_t>(host_bytes / 2 / lane::bytes, 1, lane::most_blocks);
-  while (blocks > 0 && !(out.reserve(blocks) && in.reserve(blocks))) blocks /= 2;
-  if (blocks == 0) {
-    for (int i = 0; i < link_measurements; ++i) meet();  // others wait for this one
-    return {};
-  }
+link_rates rates_of(Device& dev, link_lane<Device>& out, link_lane<Device>& in,
+                    const std::function<void()>& meet) {
   out.copy(0);
   in.copy(0);
   dev.synchronize();
@@ -132,6 +142,20 @@ link_rates measured_link(Device& dev, const std::function<void()>& meet, std::si
   rates.both = link_rate(dev, {&out, &in});
   if (rates.out > 0 && rates.in > 0 && rates.both > 0) return rates;
   return {};
+}
+
+template <device Device>
+link_rates measured_link(Device& dev, const std::function<void()>& meet, std::size_t host_bytes) {
+  using lane = link_lane<Device>;
+  lane out(dev, copy_direction::device_to_host);
+  lane in(dev, copy_direction::host_to_device);
+  auto blocks = std::clamp<std::size_t>(host_bytes / 2 / lane::bytes, 1, lane::most_blocks);
+  while (blocks > 0 && !(out.reserve(blocks) && in.reserve(blocks))) blocks /= 2;
+  if (blocks == 0) {
+    for (int i = 0; i < link_measurements; ++i) meet();  // others wait for this one
+    return {};
+  }
+  return rates_of(dev, out, in, meet);
 }
 
 }  // namespace detail
@@ -164,6 +188,32 @@ template <device Device>
     return {model.offload_rate, model.reload_rate, model.both_rate, model.copy_latency_ns / 1e3};
   } else {
     return detail::measured_link(dev, meet, host_bytes);
+  }
+}
+
+/// The same for the link to a neighbour's memory, of which it takes 64 MiB for a moment. Meets
+/// nobody. None where there is no such neighbour, no memory for that, or the device has no clock.
+template <device Device>
+[[nodiscard]] std::optional<link_rates> measure_peer_link(Device& dev, int peer) {
+  if constexpr (!peer_device<Device>) {
+    return {};
+  } else if constexpr (requires { dev.model().peer_both_rate; }) {
+    const auto& model = dev.model();
+    if (model.peer_shares_link) {
+      return link_rates{model.offload_rate, model.reload_rate, model.both_rate,
+                        model.peer_latency_ns / 1e3};
+    }
+    return link_rates{model.peer_offload_rate, model.peer_reload_rate, model.peer_both_rate,
+                      model.peer_latency_ns / 1e3};
+  } else {
+    if (!dev.why_no_peer(peer).empty()) return {};
+    using lane = detail::link_lane<Device>;
+    lane out(dev, copy_direction::device_to_peer, peer);
+    lane in(dev, copy_direction::peer_to_device, peer);
+    if (!out.reserve(1) || !in.reserve(1)) return {};
+    const auto rates = detail::rates_of(dev, out, in, [] {});
+    if (rates == link_rates{}) return {};
+    return rates;
   }
 }
 

@@ -5,10 +5,10 @@
 ///      "gemm_tflops": 700, "attention_tflops": 400, "memory_rate": 4000, "peer_rate": 397,
 ///      "link": {"out": 55.1, "in": 55.2, "both": 101.5, "latency_us": 2},
 ///      "shared": [{"gpus": 2, "out": 53.7, "in": 51.7, "both": 67.3, "latency_us": 2}],
-///      "source": "measured"}
+///      "peer_link": {"out": 396, "in": 394, "both": 782}, "source": "measured"}
 ///
 /// Rates of `shared` are those of each GPU, not of all. What may be left out: device_bytes,
-/// gemm_share, peer_rate, latencies (those of one GPU alone), shared, source.
+/// gemm_share, peer_rate, peer_link, latencies (those of one GPU alone), shared, source.
 /// Reading throws `file_error`, writing `profile_error` where the figures contradict themselves.
 #pragma once
 
@@ -44,6 +44,7 @@ class machine_consistency {
     positive_or_none("/gemm_share", about.gemm_share);
     positive_or_none("/peer_rate", about.peer_rate);
     link("/link", about.link);
+    if (about.peer_link) link("/peer_link", *about.peer_link);
     for (std::size_t i = 0; i < about.shared.size(); ++i) shared(i);
   }
 
@@ -107,11 +108,6 @@ class machine_consistency {
   const Refuse& refuse_;
 };
 
-[[nodiscard]] inline json rates_to_json(const link_rates& rates) {
-  return {
-      {"out", rates.out}, {"in", rates.in}, {"both", rates.both}, {"latency_us", rates.latency_us}};
-}
-
 [[nodiscard]] inline json document_of(const machine_description& about) {
   json top;
   top["tidepool_machine"] = json_version;
@@ -129,6 +125,7 @@ class machine_consistency {
     point.update(rates_to_json(each.each));
     shared.push_back(std::move(point));
   }
+  if (about.peer_link) top["peer_link"] = rates_to_json(*about.peer_link);
   top["source"] = about.source;
   return top;
 }
@@ -146,7 +143,8 @@ inline machine_description read_machine(const json_source& source, std::string_v
   const json_node top(source, document);
   read_version(top, "machine");
   top.only({"tidepool_machine", "name", "device_bytes", "gemm_tflops", "gemm_share",
-            "attention_tflops", "memory_rate", "peer_rate", "link", "shared", "source"});
+            "attention_tflops", "memory_rate", "peer_rate", "link", "shared", "peer_link",
+            "source"});
   machine_description about;
   top.member("name").read(about.name);
   top.perhaps("device_bytes", about.device_bytes);
@@ -158,6 +156,12 @@ inline machine_description read_machine(const json_source& source, std::string_v
   const auto link = top.member("link");
   link.only({"out", "in", "both", "latency_us"});
   read_rates(link, about.link);
+  if (top.has("peer_link")) {
+    const auto peer = top.member("peer_link");
+    peer.only({"out", "in", "both", "latency_us"});
+    about.peer_link.emplace().latency_us = about.link.latency_us;
+    read_rates(peer, *about.peer_link);
+  }
   read_each(top, "shared", [&](const json_node& each) {
     each.only({"gpus", "out", "in", "both", "latency_us"});
     auto& point = about.shared.emplace_back();

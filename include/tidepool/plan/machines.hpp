@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -36,6 +37,8 @@ struct machine_description {
   /// The same beside other GPUs, as measured, fewer GPUs first. Empty: nobody measured it.
   std::vector<shared_link> shared;
   std::string source;  ///< of each figure; says what is an estimate
+  /// To memory of another GPU of the host. None: as `peer_rate` says, both ways at once.
+  std::optional<link_rates> peer_link{};
 
   friend bool operator==(const machine_description&, const machine_description&) = default;
 };
@@ -167,6 +170,12 @@ inline constexpr auto gib = std::size_t{1} << 30;
 /// The machine of that name. Throws `option_error`.
 [[nodiscard]] inline const machine_description& machine_named(std::string_view name) {
   return detail::find_named<machine_description>(known_machines(), name, "machine");
+}
+
+/// The link to memory of another GPU of the host; none where nothing is known of it.
+[[nodiscard]] inline std::optional<link_rates> peer_link_of(const machine_description& on) {
+  if (on.peer_link || !(on.peer_rate > 0)) return on.peer_link;
+  return link_rates{on.peer_rate, on.peer_rate, 2 * on.peer_rate, on.link.latency_us};
 }
 
 /// Rates to plan with where several GPUs of a host copy, and what they rest on.

@@ -39,6 +39,7 @@ namespace tidepool::inline v0_2_0::plan {
   const auto gpus = gpus_per_host > 0 ? gpus_per_host : copying_at_once(model, on);
   auto step = detail::step_writer(model, on).write();
   step.link = link_at_once(on, gpus).each;
+  step.peer_link = peer_link_of(on);
   return step;
 }
 

@@ -41,7 +41,8 @@ namespace tidepool::inline v0_2_0::plan {
 class planner {
  public:
   /// A planner for this step, of which it keeps what it needs.
-  explicit planner(const profile& step) : link_(step.link), sim_(step) {
+  explicit planner(const profile& step)
+      : links_{step.link, step.peer_link, step.peer_shares_link, 0}, sim_(step) {
     const auto count = sim_.map().groups.size();
     keep_all_.assign(count, action::keep);
     // Who has no memory of its own goes on leaving as it did: that of views is not known, and what
@@ -70,21 +71,25 @@ class planner {
   /// `expected.peak` is then the least for which there is one.
   [[nodiscard]] step_plan best(goal wanted) {
     if (wanted.device_budget == 0) wanted.device_budget = in_core_.peak;
+    if (!links_.peer) wanted.peer_budget = 0;
     step_plan result;
     result.device_budget = wanted.device_budget;
+    result.peer_budget = wanted.peer_budget;
     if (in_core_.peak <= wanted.device_budget) {
       result.what = sim_.map().unfold(keep_all_);
       result.expected = in_core_;
       result.bound_us = in_core_.step_us;
       return result;
     }
-    const auto by_link = link_bound(sim_.map(), link_, wanted.device_budget, wanted.recompute);
+    const auto by_link =
+        link_bound(sim_.map(), links(wanted.peer_budget), wanted.device_budget, wanted.recompute);
     const auto found = detail::search(sim_, keep_all_, wanted, by_link).run();
     // What the link alone takes is the bound of a plan that takes no longer.
     const bool at_link = found.result.runs && found.result.step_us <= by_link * (1 + 1e-6);
-    result.bound_us =
-        at_link ? by_link : lower_bound(sim_.map(), link_, wanted.device_budget, wanted.recompute);
-    result.what = sim_.map().unfold(found.what);
+    result.bound_us = at_link ? by_link
+                              : lower_bound(sim_.map(), links(wanted.peer_budget),
+                                            wanted.device_budget, wanted.recompute);
+    result.what = sim_.map().unfold(as_it_went(found.what, found.limits));
     result.reload_ahead = found.limits.reload_ahead;
     result.reload_ahead_bytes = found.limits.reload_ahead_bytes;
     result.expected = found.result;
@@ -103,9 +108,10 @@ class planner {
     for (std::size_t i = 0; i < begin.size(); ++i) {
       if (sim_.map().groups[i].bytes == 0) begin[i] = keep_all_[i];
     }
-    const run_limits limits{wanted.device_budget, from.reload_ahead, from.reload_ahead_bytes};
+    const run_limits limits{wanted.device_budget, from.reload_ahead, from.reload_ahead_bytes,
+                            from.peer_budget};
     const auto found = detail::lean_search(sim_, keep_all_, wanted, limits, most_us).run(begin);
-    result.what = sim_.map().unfold(found.what);
+    result.what = sim_.map().unfold(as_it_went(found.what, limits));
     result.expected = found.result;
     result.limited_by = limit_of(result);
     return result;
@@ -138,7 +144,8 @@ class planner {
     if (found.expected.moved == 0 && found.expected.extra_us <= 0) return limit::nothing;
     if (found.expected.step_us <= in_core_.step_us * constants::as_long) return limit::compute;
     const bool recomputes = found.expected.extra_us > 0;
-    const auto by_link = link_bound(sim_.map(), link_, found.device_budget, recomputes);
+    const auto by_link =
+        link_bound(sim_.map(), links(found.peer_budget), found.device_budget, recomputes);
     // Infinite where the link's bound has no plan, as in what is left free for shapes that vary.
     const bool near =
         std::isfinite(by_link) && found.expected.step_us <= by_link * constants::link_limits;
@@ -152,7 +159,23 @@ class planner {
     return sim_.run(all, {.device_budget = 0, .reload_ahead = 0}).peak;
   }
 
-  link_rates link_;
+  [[nodiscard]] step_links links(std::size_t peer_budget) const {
+    auto result = links_;
+    result.peer_budget = peer_budget;
+    return result;
+  }
+
+  // What found no room in the neighbour's memory is to go to the host.
+  [[nodiscard]] std::vector<action> as_it_went(std::vector<action> what, const run_limits& limits) {
+    if (limits.peer_budget == 0) return what;
+    static_cast<void>(sim_.run(what, limits));
+    for (std::uint32_t i = 0; i < what.size(); ++i) {
+      if (is_offload(what[i]) && !sim_.went_to_peer(i)) what[i] = action::offload;
+    }
+    return what;
+  }
+
+  step_links links_;
   simulator sim_;
   outcome in_core_;
   std::vector<action> keep_all_;

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -109,7 +110,12 @@ struct profile {
   /// Device memory is an allocator's that works in the order of the compute stream (`memory_on`): a
   /// reload then waits for all that the stream was given before.
   bool stream_ordered = false;
-  link_rates link;  ///< rates of the copies of this step
+  link_rates link;  ///< rates of the copies of this step, to the host and back
+  /// The same for a neighbour's memory; none: there is no neighbour, or nothing is known of it.
+  std::optional<link_rates> peer_link;
+  /// Copies to the neighbour go over the link to the host: they share its rates, and `peer_link`
+  /// has them.
+  bool peer_shares_link = false;
 
   /// Whether there are events, and so times.
   [[nodiscard]] bool timed() const { return !events.empty(); }

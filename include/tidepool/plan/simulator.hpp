@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -18,6 +19,7 @@ struct run_limits {
   std::size_t device_budget = 0;       ///< bytes; 0: no limit
   std::size_t reload_ahead = 2;        ///< groups
   std::size_t reload_ahead_bytes = 0;  ///< 0: no limit
+  std::size_t peer_budget = 0;         ///< bytes of a neighbour's memory
 };
 
 /// A step by the rules of the engine with an arena: memory is handed out in the order of calls,
@@ -25,6 +27,7 @@ struct run_limits {
 /// a forward pass and after each restore, as far as `run_limits` and memory allow. Where memory is
 /// `stream_ordered`, copies back wait for the compute stream, which itself waits for offloads whose
 /// memory it needs; and those that found none begin as soon as some is released.
+/// What is to go to a neighbour and finds no room there goes to the host.
 ///
 /// Time is linear in the number of events. What it leaves out, and `forecast` does not: memory in
 /// pieces, caps, several compute streams, views, storages that several groups save. Reuse one
@@ -33,12 +36,19 @@ class simulator {
  public:
   /// For runs of this step, of which it keeps what it needs.
   explicit simulator(const profile& step)
-      : map_(step), rates_(step.link), stream_ordered_(step.stream_ordered) {}
+      : map_(step),
+        rates_(step.link),
+        peer_rates_(step.peer_link.value_or(step.link)),
+        has_peer_(step.peer_link.has_value()),
+        shares_link_(step.peer_shares_link),
+        stream_ordered_(step.stream_ordered) {}
 
   /// The step as runs read it: groups and events, flat.
   [[nodiscard]] const detail::layout& map() const { return map_; }
   /// The rates of the profile's link.
   [[nodiscard]] const link_rates& rates() const { return rates_; }
+  /// Whether the latest run had a group in a neighbour's memory.
+  [[nodiscard]] bool went_to_peer(std::uint32_t group) const { return at_peer_[group]; }
   /// Steps simulated so far.
   [[nodiscard]] std::size_t runs() const { return runs_; }
 
@@ -70,6 +80,7 @@ class simulator {
     double time = 0;          // when that has ended
     std::uint64_t order = 0;  // of calls
     std::uint32_t offload = by_compute;
+    bool peer = false;  // to which it was
   };
   struct queue {
     std::vector<piece> pieces;
@@ -78,6 +89,20 @@ class simulator {
     void clear() { pieces.clear(), head = 0; }
     [[nodiscard]] bool empty() const { return head == pieces.size(); }
     [[nodiscard]] piece& front() { return pieces[head]; }
+  };
+
+  // What a stream of reloads has waited for: offloads to each place, and compute.
+  struct knowledge {
+    std::array<std::uint32_t, 2> offloads{};
+    std::uint64_t compute = 0;
+
+    void note(bool peer, std::uint32_t offload) {
+      auto& latest = offloads[peer ? 1 : 0];
+      latest = std::max(latest, offload);
+    }
+    [[nodiscard]] bool has(bool peer, std::uint32_t offload) const {
+      return offload <= offloads[peer ? 1 : 0];
+    }
   };
 
   using place = detail::place;
@@ -89,7 +114,12 @@ class simulator {
       limits_.device_budget = std::numeric_limits<std::size_t>::max() / 2;
     }
     result_ = {};
-    link_.reset(rates_);
+    links_[0].reset(rates_);
+    if (limits_.peer_budget > 0) links_[1].reset(peer_rates_);
+    at_peer_.assign(map_.groups.size(), false);
+    peer_.clear();
+    peer_free_ = has_peer_ ? limits_.peer_budget : 0;
+    peer_fresh_ = peer_free_;
     by_compute_.clear();
     by_offload_.clear();
     free_ = limits_.device_budget;
@@ -98,8 +128,7 @@ class simulator {
     now_ = 0;
     order_ = 0;
     offloads_ = 0;
-    seen_by_reload_ = 0;
-    compute_seen_by_reload_ = 0;
+    seen_ = {};
     reloads_.start(map_, limits.reload_ahead,
                    limits.reload_ahead_bytes > 0 ? limits.reload_ahead_bytes : reloads_.unlimited);
     done_.assign(map_.groups.size(), 0);
@@ -126,7 +155,10 @@ class simulator {
       case event_kind::restore:
         return restore(each.what);
       case event_kind::release:
-        if (is_away(map_.storages[each.what])) return true;  // forgotten; it took nothing any more
+        if (is_away(map_.storages[each.what])) {  // forgotten; it took nothing any more
+          leave_peer(map_.storages[each.what].group, map_.storages[each.what].bytes);
+          return true;
+        }
         give(by_compute_, map_.storages[each.what].bytes, now_, by_compute);
         if (starved_) reload_ahead();
         return true;
@@ -142,8 +174,8 @@ class simulator {
     return store.group != none && reloads_.where(store.group) == place::away;
   }
 
-  void give(queue& into, std::size_t bytes, double time, std::uint32_t offload) {
-    into.pieces.push_back({bytes, time, ++order_, offload});
+  void give(queue& into, std::size_t bytes, double time, std::uint32_t offload, bool peer = false) {
+    into.pieces.push_back({bytes, time, ++order_, offload, peer});
     free_ += bytes;
   }
 
@@ -163,6 +195,13 @@ class simulator {
     take(by_compute_, bytes, [](const piece&) {});
     take(by_offload_, bytes, [&](const piece& from) { until = std::max(until, from.time); });
     wait(until);
+  }
+
+  // What was in a neighbour's memory gives it back once its copy is over.
+  void leave_peer(std::uint32_t group, std::size_t bytes) {
+    if (!at_peer_[group]) return;
+    peer_.pieces.push_back({bytes, done_[group]});
+    peer_free_ += bytes;
   }
 
   void take_fresh(std::size_t& left) {
@@ -197,17 +236,34 @@ class simulator {
     if (of(group) == action::keep || bytes == 0) return;
     reloads_.where(group) = place::away;
     if (of(group) == action::recompute) return give(by_compute_, bytes, now_, by_compute);
-    const auto end = link_.copy(detail::links::out, bytes, now_);
+    const bool peer = of(group) == action::offload_to_peer && bytes <= peer_free_;
+    const auto end =
+        link_to(peer).copy(detail::links::out, bytes, peer ? take_of_peer(bytes) : now_);
+    at_peer_[group] = peer;
     done_[group] = end;
     offload_of_[group] = ++offloads_;
     result_.moved += bytes;
-    give(by_offload_, bytes - map_.groups[group].outliving, end, offloads_);
+    give(by_offload_, bytes - map_.groups[group].outliving, end, offloads_, peer);
+  }
+
+  [[nodiscard]] detail::links& link_to(bool peer) { return links_[peer && !shares_link_ ? 1 : 0]; }
+
+  // Of a neighbour's memory, that which is free the longest: when the copy into it may start.
+  [[nodiscard]] double take_of_peer(std::size_t bytes) {
+    double ready = now_;
+    peer_free_ -= bytes;
+    const auto part = std::min(bytes, peer_fresh_);
+    peer_fresh_ -= part;
+    bytes -= part;
+    take(peer_, bytes, [&](const piece& from) { ready = std::max(ready, from.time); });
+    return ready;
   }
 
   // Free since its copy ended, and nobody holds it any more.
   void drop(const detail::flat_storage& store) {
-    if (of(store.group) != action::offload) return;
-    give(by_offload_, store.bytes, std::max(now_, done_[store.group]), offload_of_[store.group]);
+    if (!is_offload(of(store.group))) return;
+    give(by_offload_, store.bytes, std::max(now_, done_[store.group]), offload_of_[store.group],
+         at_peer_[store.group]);
   }
 
   bool restore(std::uint32_t group) {
@@ -216,11 +272,12 @@ class simulator {
       if (!allocate(about.bytes)) return false;
       now_ += about.recompute_us;
       result_.extra_us += about.recompute_us;
-    } else if (of(group) == action::offload && about.bytes > 0) {
+    } else if (is_offload(of(group)) && about.bytes > 0) {
       while (reloads_.where(group) == place::away && !reload(group)) {
         if (!evict()) return false;
       }
       wait(done_[group]);
+      leave_peer(group, about.bytes);
     }
     reloads_.restored(group);
     reload_ahead();
@@ -237,15 +294,18 @@ class simulator {
     free_ -= bytes;
     note_peak();
     if (stream_ordered_) return reload_behind_compute(group);
-    seen_by_reload_ = std::max(seen_by_reload_, offload_of_[group]);
+    const bool peer = at_peer_[group];
+    auto& seen = seen_[peer ? 1 : 0];
+    seen.note(peer, offload_of_[group]);
     double ready = done_[group];
     auto left = bytes;
     take_fresh(left);
     while (left > 0) {
       const bool outgoing = !by_offload_.empty();
       const bool computed = !by_compute_.empty();
-      const bool joined = outgoing && by_offload_.front().offload <= seen_by_reload_;
-      const bool known = computed && by_compute_.front().order <= compute_seen_by_reload_;
+      const bool joined =
+          outgoing && seen.has(by_offload_.front().peer, by_offload_.front().offload);
+      const bool known = computed && by_compute_.front().order <= seen.compute;
       const bool first_out =
           !computed ||
           (outgoing &&
@@ -254,32 +314,33 @@ class simulator {
       auto& from = queue_of.front();
       ready = std::max(ready, from.time);
       if (first_out) {
-        seen_by_reload_ = std::max(seen_by_reload_, from.offload);
+        seen.note(from.peer, from.offload);
       } else {
-        compute_seen_by_reload_ = std::max(compute_seen_by_reload_, from.order);
+        seen.compute = std::max(seen.compute, from.order);
       }
       const auto part = std::min(left, from.bytes);
       from.bytes -= part;
       left -= part;
       if (from.bytes == 0) ++queue_of.head;
     }
-    done_[group] = link_.copy(detail::links::in, bytes, ready);
+    done_[group] = link_to(peer).copy(detail::links::in, bytes, ready);
     reloads_.where(group) = place::arriving;
     return true;
   }
 
   // The allocator's stream has the memory first.
   bool reload_behind_compute(std::uint32_t group) {
-    take_by_compute(map_.groups[group].bytes);
-    done_[group] =
-        link_.copy(detail::links::in, map_.groups[group].bytes, std::max(now_, done_[group]));
+    const auto bytes = map_.groups[group].bytes;
+    take_by_compute(bytes);
+    auto& done = done_[group];
+    done = link_to(at_peer_[group]).copy(detail::links::in, bytes, std::max(now_, done));
     reloads_.where(group) = place::arriving;
     return true;
   }
 
   void reload_ahead() {
     starved_ = false;
-    reloads_.advance([&](std::uint32_t group) { return of(group) == action::offload; },
+    reloads_.advance([&](std::uint32_t group) { return is_offload(of(group)); },
                      [&](std::uint32_t group) { return reload(group); });
   }
 
@@ -294,9 +355,12 @@ class simulator {
   detail::layout map_;
   std::size_t runs_ = 0;
   link_rates rates_;
+  link_rates peer_rates_;
+  bool has_peer_;
+  bool shares_link_;
   bool stream_ordered_;
-  bool starved_ = false;  // a reload ahead found no memory
-  detail::links link_;
+  bool starved_ = false;                // a reload ahead found no memory
+  std::array<detail::links, 2> links_;  // to the host, and to a neighbour
   const std::vector<action>* what_ = nullptr;
   run_limits limits_;
   outcome result_;
@@ -307,8 +371,11 @@ class simulator {
   double now_ = 0;
   std::uint64_t order_ = 0;
   std::uint32_t offloads_ = 0;
-  std::uint32_t seen_by_reload_ = 0;
-  std::uint64_t compute_seen_by_reload_ = 0;
+  std::array<knowledge, 2> seen_{};  // by the reloads of each
+  queue peer_;                       // memory of a neighbour
+  std::size_t peer_free_ = 0;
+  std::size_t peer_fresh_ = 0;
+  std::vector<bool> at_peer_;  // by group
   detail::reload_queue reloads_;
   std::vector<double> done_;
   std::vector<std::uint32_t> offload_of_;

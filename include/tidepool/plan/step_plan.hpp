@@ -13,14 +13,20 @@ namespace tidepool::inline v0_2_0::plan {
 
 /// What becomes of a group between forward and backward.
 enum class action : std::uint8_t {
-  keep,      ///< stays on the device
-  offload,   ///< leaves, and comes back for backward
-  recompute  ///< is discarded, and computed again in backward
+  keep,            ///< stays on the device
+  offload,         ///< leaves, and comes back for backward
+  recompute,       ///< is discarded, and computed again in backward
+  offload_to_peer  ///< leaves to a neighbour's memory, or where that is full to the host
 };
+
+/// Whether it leaves and comes back, wherever to.
+[[nodiscard]] constexpr bool is_offload(action what) {
+  return what == action::offload || what == action::offload_to_peer;
+}
 
 /// The name of an action, as plan files have it.
 [[nodiscard]] constexpr std::string_view name_of(action what) {
-  constexpr std::string_view names[]{"keep", "offload", "recompute"};
+  constexpr std::string_view names[]{"keep", "offload", "recompute", "offload_to_peer"};
   return names[static_cast<std::size_t>(what)];
 }
 
@@ -64,6 +70,7 @@ struct step_plan {
   outcome expected;                    ///< by the planner's simulation
   double bound_us = 0;                 ///< no plan for this profile and budget takes less
   limit limited_by = limit::nothing;   ///< what keeps it from being faster
+  std::size_t peer_budget = 0;         ///< bytes of a neighbour's memory; 0: none
 
   /// How much slower than the best there can be it is at most: 0.01 is one percent.
   [[nodiscard]] double gap() const {

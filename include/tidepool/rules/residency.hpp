@@ -7,9 +7,19 @@
 #include <utility>
 #include <vector>
 
+#include "tidepool/options.hpp"
 #include "tidepool/plan/step_plan.hpp"
 
 namespace tidepool::inline v0_2_0::detail {
+
+// What becomes of a group: what was asked for, and what is done where that cannot be.
+struct verdict {
+  plan::action wanted = plan::action::offload;
+  plan::action what = plan::action::offload;
+  bool offered = false;  // to be computed again
+  place_kind to{};       // where it goes, if it leaves
+  [[nodiscard]] bool stays() const { return what == plan::action::keep; }
+};
 
 class residency {
  public:
@@ -21,11 +31,13 @@ class residency {
     }
   }
 
-  // Followed from now on.
-  void settle(plan::actions planned) {
+  // Followed from now on; `by_place`: where to as well.
+  void settle(plan::actions planned, bool by_place = false) {
     planned_ = std::move(planned);
+    by_place_ = by_place;
     everything_leaves_ =
-        layers_.empty() && std::all_of(planned_.begin(), planned_.end(), [](const auto& row) {
+        !by_place && layers_.empty() &&
+        std::all_of(planned_.begin(), planned_.end(), [](const auto& row) {
           return std::all_of(row.begin(), row.end(), [](auto each) { return each == leaves; });
         });
   }
@@ -55,6 +67,15 @@ class residency {
     const bool known = chunk < planned_.size() && group < planned_[chunk].size();
     return known ? planned_[chunk][group] : leaves;
   }
+  // Where a group goes that leaves; what has no room there goes to the next one.
+  [[nodiscard]] place_kind place_of(plan::action what,
+                                    const std::vector<place_kind>& places) const {
+    const bool peer = what == plan::action::offload_to_peer;
+    const auto found = std::find_if(places.begin(), places.end(), [&](place_kind each) {
+      return (each == place_kind::peer) == peer;
+    });
+    return by_place_ && found != places.end() ? *found : places.front();
+  }
   // Known after the warm-up step, so that a commit need not ask.
   [[nodiscard]] bool everything_leaves() const { return everything_leaves_; }
 
@@ -77,6 +98,7 @@ class residency {
   std::size_t piece_ = 0;
   std::size_t kept_ = 0;  // bytes that stay and are not restored yet
   bool everything_leaves_ = false;
+  bool by_place_ = false;
 };
 
 }  // namespace tidepool::detail

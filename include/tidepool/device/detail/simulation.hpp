@@ -294,7 +294,9 @@ class simulation {
       op.duration = std::max(op.duration, op.at_least - now_);
       return;
     }
-    op.duration = model_.copy_latency_ns;
+    const bool to_peer = op.direction == copy_direction::device_to_peer ||
+                         op.direction == copy_direction::peer_to_device;
+    op.duration = to_peer ? model_.peer_latency_ns : model_.copy_latency_ns;
     op.left = static_cast<double>(op.shape.bytes());
     if (model_.moves_bytes) op.move_first_half();
   }

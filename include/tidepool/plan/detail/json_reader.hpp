@@ -22,8 +22,9 @@ inline constexpr std::uint32_t json_version = 1;
 inline constexpr std::array<std::string_view, 6> event_words{"allocate", "commit",  "end_forward",
                                                              "restore",  "release", "drop"};
 inline constexpr std::array<std::string_view, 2> pass_words{"forward", "backward"};
-inline constexpr std::array<std::string_view, 3> action_words{
-    name_of(action::keep), name_of(action::offload), name_of(action::recompute)};
+inline constexpr std::array<std::string_view, 4> action_words{
+    name_of(action::keep), name_of(action::offload), name_of(action::recompute),
+    name_of(action::offload_to_peer)};
 inline constexpr std::array<std::string_view, 4> limit_words{
     name_of(limit::nothing), name_of(limit::compute), name_of(limit::link), name_of(limit::memory)};
 
@@ -170,7 +171,8 @@ inline profile read_profile(const json_source& source, std::string_view text) {
   const json_node top(source, document);
   read_version(top, "profile");
   top.only({"tidepool_profile", "modules", "chunks", "passes", "storages", "shared", "events",
-            "rest_us", "rest_wait_us", "shapes_vary", "stream_ordered", "link"});
+            "rest_us", "rest_wait_us", "shapes_vary", "stream_ordered", "link", "peer_link",
+            "peer_shares_link"});
   profile step;
   read_each(top, "modules", [&](const json_node& each) { each.read(step.modules.emplace_back()); });
   read_each(top, "chunks",
@@ -186,6 +188,8 @@ inline profile read_profile(const json_source& source, std::string_view text) {
   top.perhaps("shapes_vary", step.shapes_vary);
   top.perhaps("stream_ordered", step.stream_ordered);
   if (top.has("link")) read_link(top.member("link"), step.link);
+  if (top.has("peer_link")) read_link(top.member("peer_link"), step.peer_link.emplace());
+  top.perhaps("peer_shares_link", step.peer_shares_link);
   const auto refuse = [&](const std::string& place, const std::string& problem,
                           std::string_view remedy) { source.refuse(place, problem, remedy); };
   expect_consistent(step, refuse);
@@ -196,12 +200,13 @@ inline step_plan read_plan(const json_source& source, std::string_view text) {
   const auto document = parse_json(source, text);
   const json_node top(source, document);
   read_version(top, "plan");
-  top.only({"tidepool_plan", "device_budget", "reload_ahead", "reload_ahead_bytes", "expected",
-            "bound_us", "limited_by", "groups_per_chunk", "chunks"});
+  top.only({"tidepool_plan", "device_budget", "reload_ahead", "reload_ahead_bytes", "peer_budget",
+            "expected", "bound_us", "limited_by", "groups_per_chunk", "chunks"});
   step_plan chosen;
   top.perhaps("device_budget", chosen.device_budget);
   top.perhaps("reload_ahead", chosen.reload_ahead);
   top.perhaps("reload_ahead_bytes", chosen.reload_ahead_bytes);
+  top.perhaps("peer_budget", chosen.peer_budget);
   if (top.has("expected")) read_expected(top.member("expected"), chosen.expected);
   top.perhaps("bound_us", chosen.bound_us);
   if (top.has("limited_by")) {

@@ -371,4 +371,9 @@ inline void write_file(const json_source& source, std::string_view text) {
   source.refuse({}, "it cannot be written: " + problem, "give a path in a folder with room");
 }
 
+[[nodiscard]] inline json rates_to_json(const link_rates& rates) {
+  return {
+      {"out", rates.out}, {"in", rates.in}, {"both", rates.both}, {"latency_us", rates.latency_us}};
+}
+
 }  // namespace tidepool::plan::detail

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -42,7 +43,9 @@ class lifetimes {
         open_(map_.storages.size()),
         done_(map_.groups.size()),
         reload_of_(map_.groups.size(), none) {
-    link_.reset(step.link);
+    links_[0].reset(step.link);
+    links_[1].reset(step.peer_link.value_or(step.link));
+    one_link_ = !step.peer_link || step.peer_shares_link;
     queue_.start(map_, opts.reload_ahead, opts.reload_ahead_bytes.value_or(queue_.unlimited));
     list_members(step);
     double before = 0;
@@ -128,8 +131,9 @@ class lifetimes {
     const auto bytes = map_.groups[group].bytes;
     if (what_[group] == action::keep) return;
     queue_.where(group) = place::away;
-    const bool leaves = what_[group] == action::offload;
-    done_[group] = leaves && bytes > 0 ? link_.copy(links::out, bytes, now_) : now_;
+    const bool leaves = is_offload(what_[group]);
+    done_[group] =
+        leaves && bytes > 0 ? links_[link_of(group)].copy(links::out, bytes, now_) : now_;
     for (const auto each : members_[group]) {
       if (--saves_[each] > 0 || stays_[each] || map_.storages[each].outlives) continue;
       give(each, done_[group], leaves);
@@ -138,7 +142,7 @@ class lifetimes {
   void drop(std::uint32_t storage) {
     const auto group = map_.storages[storage].group;
     if (what_[group] == action::keep || stays_[storage]) return;
-    give(storage, std::max(now_, done_[group]), what_[group] == action::offload);
+    give(storage, std::max(now_, done_[group]), is_offload(what_[group]));
   }
 
   void restore(std::uint32_t group) {
@@ -146,7 +150,7 @@ class lifetimes {
     if (what_[group] == action::recompute && bytes > 0) {
       for (const auto each : members_[group]) take(each, true, now_);
       now_ += map_.groups[group].recompute_us;
-    } else if (what_[group] == action::offload && bytes > 0) {
+    } else if (is_offload(what_[group]) && bytes > 0) {
       if (queue_.where(group) == place::away) reload(group);
       now_ = std::max(now_, done_[group]);
       reloads_[reload_of_[group]].needed_us = now_;
@@ -156,29 +160,30 @@ class lifetimes {
   }
 
   void reload(std::uint32_t group) {
-    const auto begin = std::max(done_[group], reloads_end_);
+    const auto link = link_of(group);
+    const auto begin = std::max(done_[group], reloads_end_[link]);
     ++calls_;
     reload_of_[group] = static_cast<std::uint32_t>(reloads_.size());
     for (const auto each : members_[group]) take(each, true, begin, reload_of_[group]);
-    done_[group] = link_.copy(links::in, map_.groups[group].bytes, done_[group]);
-    reloads_end_ = done_[group];
-    reloads_.push_back({.takes_us = done_[group] - begin});
+    done_[group] = links_[link].copy(links::in, map_.groups[group].bytes, done_[group]);
+    reloads_end_[link] = done_[group];
+    reloads_.push_back({.takes_us = done_[group] - begin, .link = link});
     queue_.where(group) = place::arriving;
   }
   void reload_ahead() {
-    queue_.advance([&](std::uint32_t group) { return what_[group] == action::offload; },
+    queue_.advance([&](std::uint32_t group) { return is_offload(what_[group]); },
                    [&](std::uint32_t group) {
                      reload(group);
                      return true;
                    });
   }
 
-  // Reloads go one after the other: each has to end before the next one has to begin.
+  // Reloads over one link go one after the other: each has to end before the next one has to begin.
   void find_latest() {
-    auto latest = now_;
+    std::array<double, 2> latest{now_, now_};
     for (auto each = reloads_.rbegin(); each != reloads_.rend(); ++each) {
-      latest = std::min(latest, each->needed_us) - each->takes_us;
-      each->latest_us = latest;
+      auto& before = latest[each->link];
+      each->latest_us = before = std::min(before, each->needed_us) - each->takes_us;
     }
     for (auto& each : all_) {
       if (each.reload == none) continue;
@@ -190,11 +195,18 @@ class lifetimes {
     double takes_us = 0;
     double needed_us = std::numeric_limits<double>::infinity();
     double latest_us = 0;
+    std::size_t link = 0;
   };
+
+  // To a neighbour, where it has one of its own, or to the host.
+  [[nodiscard]] std::size_t link_of(std::uint32_t group) const {
+    return what_[group] == action::offload_to_peer && !one_link_ ? 1 : 0;
+  }
 
   layout map_;
   std::vector<action> what_;
-  links link_;
+  std::array<links, 2> links_;
+  bool one_link_ = true;
   std::vector<std::vector<std::uint32_t>> members_;  // storages that each group saves
   std::vector<std::uint32_t> saves_;                 // groups that have not committed it yet
   std::vector<bool> stays_;                          // for one of its groups, and so for all
@@ -205,7 +217,7 @@ class lifetimes {
   std::vector<std::uint32_t> reload_of_;  // each group
   reload_queue queue_;
   double now_ = 0;
-  double reloads_end_ = 0;
+  std::array<double, 2> reloads_end_{};
   std::uint32_t calls_ = 0;
 };
 

@@ -38,7 +38,8 @@ class list_check : demands<Refuse> {
     passes();
     storages();
     shared();
-    link();
+    link(step_.link, "/link");
+    if (step_.peer_link) link(*step_.peer_link, "/peer_link");
   }
 
   [[nodiscard]] const saving_groups& found() const { return found_; }
@@ -167,17 +168,17 @@ class list_check : demands<Refuse> {
     }
   }
 
-  void link() const {
+  void link(const link_rates& of, const std::string& at) const {
     const auto rate = [&](double value, const char* name) {
       require(
-          std::isfinite(value) && value > 0, [&] { return std::string("/link/") + name; },
+          std::isfinite(value) && value > 0, [&] { return at + "/" + name; },
           [&] { return "the rate is " + number_text(value); }, "give GB/s, finite and above 0");
     };
-    rate(step_.link.out, "out");
-    rate(step_.link.in, "in");
-    rate(step_.link.both, "both");
+    rate(of.out, "out");
+    rate(of.in, "in");
+    rate(of.both, "both");
     time(
-        step_.link.latency_us, [] { return "/link/latency_us"; }, "the latency");
+        of.latency_us, [&] { return at + "/latency_us"; }, "the latency");
   }
 
   saving_groups found_;

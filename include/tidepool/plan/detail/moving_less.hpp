@@ -63,7 +63,9 @@ class lean_search {
   void settled(const std::vector<action>& from) {
     auto leaving = from;
     for (auto& each : leaving) {
-      if (each == action::keep) each = action::offload;
+      if (each == action::keep) {
+        each = limits_.peer_budget > 0 ? action::offload_to_peer : action::offload;
+      }
     }
     const auto copy_us = static_cast<double>(map().largest) / (sim_->rates().out * 1e3);
     for (const double times : constants::settled_times) {
@@ -98,6 +100,7 @@ class lean_search {
   void alter(std::vector<action>& what, const group_set& set) {
     auto to = what[set.front()] == action::keep ? action::offload : action::keep;
     if (wanted_->recompute && random_() / 2 % 2 == 0) to = action::recompute;
+    if (limits_.peer_budget > 0 && random_() / 2 % 2 == 0) to = action::offload_to_peer;
     change(map(), what, set, to);
   }
 

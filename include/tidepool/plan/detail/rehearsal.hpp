@@ -94,6 +94,14 @@ class rehearsal {
     model.reload_rate = step.link.in;
     model.both_rate = step.link.both;
     model.copy_latency_ns = step.link.latency_us * 1e3;
+    if (const auto& peer = step.peer_link) {
+      model.peer_bytes = model.host_bytes;
+      model.peer_offload_rate = peer->out;
+      model.peer_reload_rate = peer->in;
+      model.peer_both_rate = peer->both;
+      model.peer_latency_ns = peer->latency_us * 1e3;
+      model.peer_shares_link = step.peer_shares_link;
+    }
     model.moves_bytes = false;
     return model;
   }

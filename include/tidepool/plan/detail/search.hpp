@@ -31,7 +31,7 @@ class search {
         wanted_(&wanted),
         bound_(bound),
         near_(neighbourhood_of(sim.map(), wanted.alike)),
-        limits_{wanted.device_budget, 0, 0},
+        limits_{wanted.device_budget, 0, 0, wanted.peer_budget},
         ahead_(wanted.reload_ahead) {
     if (ahead_.empty()) {
       ahead_.assign(std::begin(constants::reloads_ahead), std::end(constants::reloads_ahead));
@@ -45,12 +45,13 @@ class search {
     consider(everything_leaves_);
     start_by([&] { belady(); });
     start_by([&] { prefixes(); });
+    if (wanted_->peer_budget > 0) neighbour();
     tune(constants::seeds_end);
     if (wanted_->recompute) {
       recomputing();
       tune(constants::tuned_end);
     }
-    if (movable_ <= constants::few_groups && !wanted_->recompute) {
+    if (movable_ <= constants::few_groups && !wanted_->recompute && wanted_->peer_budget == 0) {
       subsets();
     } else {
       climb();
@@ -87,12 +88,13 @@ class search {
   // What most of a class do, all do; they leave where as many leave as stay.
   void make_alike(std::vector<action>& what) const {
     for (const auto& members : near_.classes) {
-      std::array<std::size_t, 3> count{};
+      std::array<std::size_t, 4> count{};
       for (const auto group : members) ++count[static_cast<std::size_t>(what[group])];
-      const auto [keep, offload, recompute] = count;
-      const auto to = 2 * keep > members.size() ? action::keep
-                      : recompute > offload     ? action::recompute
-                                                : action::offload;
+      const auto [keep, offload, recompute, peer] = count;
+      const auto to = 2 * keep > members.size()             ? action::keep
+                      : recompute > std::max(offload, peer) ? action::recompute
+                      : peer > offload                      ? action::offload_to_peer
+                                                            : action::offload;
       change(map(), what, members, to);
     }
   }
@@ -133,6 +135,29 @@ class search {
     }
   }
 
+  // With a neighbour: all that leaves goes there as far as it has room; or of what leaves so far,
+  // as many classes as do best, those first that come back soonest and so give their room to
+  // others.
+  void neighbour() {
+    const auto so_far = best_.what;
+    auto leaving = everything_leaves_;
+    std::fill(leaving.begin(), leaving.end(), action::offload_to_peer);
+    start_by([&] {
+      consider(leaving);
+      for (std::size_t spare = 0; spare <= constants::most_spare; ++spare) {
+        consider(come_back_last(map(), *keep_all_, leaving, less(spare)));
+      }
+    });
+    const auto soonest = soonest_back(map(), so_far, near_.classes);
+    start_by([&] {
+      best_count(soonest.size(), constants::seeds_end, [&](std::size_t count) {
+        auto what = so_far;
+        for (std::size_t i = 0; i < count; ++i) change(map(), what, soonest[i], leaving.front());
+        return what;
+      });
+    });
+  }
+
   void prefixes() {
     std::size_t longest = 0;
     for (std::size_t c = 0; c < map().first.size(); ++c) {
@@ -171,7 +196,8 @@ class search {
     for (const auto groups : ahead_) {
       for (std::size_t times = 0; times <= constants::most_spare && !tired(share) && !satisfied();
            times += 2) {
-        const run_limits limits{wanted_->device_budget, groups, times * map().largest};
+        const run_limits limits{wanted_->device_budget, groups, times * map().largest,
+                                wanted_->peer_budget};
         if (limits.reload_ahead != given.reload_ahead ||
             limits.reload_ahead_bytes != given.reload_ahead_bytes) {
           won = consider(what, limits) || won;
@@ -227,6 +253,7 @@ class search {
 
   [[nodiscard]] std::vector<action> choices(const group_set& move) const {
     std::vector<action> all{action::keep, action::offload};
+    if (wanted_->peer_budget > 0) all.push_back(action::offload_to_peer);
     if (wanted_->recompute && can_recompute(move.front())) all.push_back(action::recompute);
     return all;
   }

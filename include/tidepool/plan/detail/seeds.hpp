@@ -200,7 +200,7 @@ inline void change(const layout& map, std::vector<action>& what, const group_set
     double us = 0;
     group_set gone;
     for (const auto group : members) {
-      if (what[group] != action::offload) continue;
+      if (!is_offload(what[group])) continue;
       us += away[group];
       gone.push_back(group);
     }

@@ -149,6 +149,7 @@ class trials {
             plans_->moving_less(from,
                                 {.device_budget = most / 100 * static_cast<std::size_t>(percent),
                                  .recompute = recompute,
+                                 .peer_budget = from.peer_budget,
                                  .work = constants::work_of_a_share,
                                  .effort = opts_.plan_effort,
                                  .alike = step_->shapes_vary},
@@ -187,8 +188,10 @@ class trials {
     const auto& all = near_.classes;
     std::vector<change> promising;
     for (std::size_t i = 0; i < all.size(); ++i) {
-      for (const auto to : {action::keep, action::offload, action::recompute}) {
+      for (const auto to :
+           {action::keep, action::offload, action::recompute, action::offload_to_peer}) {
         if (to == action::recompute && !recompute) continue;
+        if (to == action::offload_to_peer && from.peer_budget == 0) continue;
         const auto next = changed(from, all[i], to);
         if (next.what == from.what) continue;
         if (!may_judge()) break;
@@ -219,8 +222,8 @@ class trials {
   }
 
   [[nodiscard]] outcome judged(const step_plan& made) {
-    return plans_->judge(made.what,
-                         {made.device_budget, made.reload_ahead, made.reload_ahead_bytes});
+    return plans_->judge(made.what, {made.device_budget, made.reload_ahead, made.reload_ahead_bytes,
+                                     made.peer_budget});
   }
 
   bool may_judge() {
