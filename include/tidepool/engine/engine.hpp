@@ -254,10 +254,7 @@ class engine : public storage_owner {
   void start_trace(std::string title, stream_ref origin);
   [[nodiscard]] trace::record finish_trace();
   [[nodiscard]] std::string name_of_group(const chunk_state& chunk, module_id module,
-                                          int layer) const {
-    return names_[static_cast<std::size_t>(module)] + " of layer " + std::to_string(layer) +
-           ", microbatch " + std::to_string(chunk.info().microbatch);
-  }
+                                          int layer) const;
 
  private:
   struct group_ref {

@@ -13,6 +13,13 @@
 namespace tidepool::inline v0_2_0::detail {
 
 template <device Device>
+[[gnu::cold]] std::string engine<Device>::name_of_group(const chunk_state& chunk, module_id module,
+                                                        int layer) const {
+  return names_[static_cast<std::size_t>(module)] + " of layer " + std::to_string(layer) +
+         ", microbatch " + std::to_string(chunk.info().microbatch);
+}
+
+template <device Device>
 [[gnu::cold]] void engine<Device>::refuse(const char* call, const chunk_state& chunk,
                                           module_id module, int layer,
                                           const std::string& why) const {
