@@ -79,12 +79,13 @@ class loan_pages final : public page_allocator, public loan {
                              "; see how many descriptors a process may have (ulimit -n)",
                          lender());
     }
-    throw lender_error("borrow: " + lender() +
-                           " does not lend: it has ended, has taken its memory back or lent it"
-                           " to another, or is on another host or in a container with a network of "
-                           "its own; have it"
-                           " lend again, or go on without",
-                       lender());
+    throw lender_error(
+        "borrow: " + lender() +
+            " does not lend: it has ended or does not answer, has taken its memory back or lent it"
+            " to another, or is on another host or in a container with a network of "
+            "its own; have it"
+            " lend again, or go on without",
+        lender());
   }
 
   Device* dev_;
