@@ -48,16 +48,21 @@ template <device Device>
   std::string options;
   std::string in_use;
   std::string raise;
-  for (const auto kind : opts_.places) {
+  std::size_t budget = 0;
+  for (const auto kind : store_.places()) {
     const auto& place = store_.at(kind);
+    if (!place.blocks) continue;
+    budget = place.blocks->budget();
     const auto word = std::string(name_of(kind));
     const bool host = kind == place_kind::host;
     const auto between = [&](std::string_view text) { return options.empty() ? "" : text; };
     const int full = place.file_room == nullptr ? 0 : place.file_room->full();
     in_use += std::string(between(" and ")) + std::to_string(place.blocks->used()) + " of " +
-              std::to_string(place.blocks->budget()) + " bytes" +
-              (host ? "" : " of " + place.name) + (full == 0 ? "" : " (" + in_words(full) + ")");
-    raise += std::string(between(" or ")) + "--" + word + "-budget";
+              std::to_string(budget) + " bytes" + (host ? "" : " of " + place.name) +
+              (full == 0 ? "" : " (" + in_words(full) + ")");
+    raise += std::string(between(" or ")) + (place.lent != nullptr
+                                                 ? "what " + place.lent->lender() + " lends"
+                                                 : "--" + word + "-budget");
     options += std::string(between(", ")) + word + "_budget";
     if (full != 0) raise += " and free room on the disk of " + opts_.file_path;
   }
@@ -70,7 +75,7 @@ template <device Device>
                            : peer ? ", give --places=peer,host, offload"
                                   : ", give --places=host,file:/path, offload") +
                           " fewer modules, or lower --offload-fraction",
-                      bytes, store_.at(opts_.places.back()).blocks->budget());
+                      bytes, budget);
 }
 
 // Of a step that follows its plan: what stays by it, and the chunks that wait for backward.
