@@ -86,7 +86,8 @@ class Bench:
         return self.stack.step(self.inputs, 1)
 
     def same_bits(self, losses):
-        parts = losses + [each.grad.to_local() for each in self.stack.parameters()]
+        parts = [each.reshape(1) for each in losses]
+        parts += [each.grad.to_local() for each in self.stack.parameters()]
         if self.expected is None:
             self.expected = [each.cpu() for each in parts]
         same = all(torch.equal(kept.cuda().view(torch.uint8), part.contiguous().view(torch.uint8))
