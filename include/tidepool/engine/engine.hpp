@@ -99,7 +99,6 @@ class engine : public storage_owner {
   // No machine has half of what an address can name: what asks for it counted in a type too small.
   static constexpr std::size_t most_bytes = std::numeric_limits<std::size_t>::max() / 2;
   [[noreturn]] static void throw_too_many(const std::string& what);
-
   [[nodiscard]] storage* share(storage& store) {
     ++store.handles;
     ++references_;
@@ -447,6 +446,7 @@ class engine : public storage_owner {
   forgotten_groups forgotten_;
   followed_placement placement_;
   storages<Device> store_;
+  const std::vector<place_kind>& places_ = store_.places();  // the nearest first
   std::vector<std::unique_ptr<chunk_state>> chunks_;
   std::vector<chunk_state*> spare_;
   open_chunks live_;

@@ -106,9 +106,8 @@ template <device Device>
     }
     return true;
   };
-  const auto& places = store_.places();
-  auto next = std::find(places.begin(), places.end(), into.place);
-  while (++next != places.end()) {
+  auto next = std::find(places_.begin(), places_.end(), into.place);
+  while (++next != places_.end()) {
     into.place = *next;
     if (all_moved()) return true;
   }

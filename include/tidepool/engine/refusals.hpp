@@ -49,7 +49,7 @@ template <device Device>
   std::string in_use;
   std::string raise;
   std::size_t budget = 0;
-  for (const auto kind : store_.places()) {
+  for (const auto kind : places_) {
     const auto& place = store_.at(kind);
     if (!place.blocks) continue;
     budget = place.blocks->budget();
