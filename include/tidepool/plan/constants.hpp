@@ -43,18 +43,6 @@ inline constexpr std::size_t whole_steps = 75;
 inline constexpr std::size_t work_of_a_share = 4'000'000;
 /// All subsets of so many groups are 4096 steps, less than a climb.
 inline constexpr std::size_t few_groups = 12;
-/// The share of a search that the rules take with which it starts. Chosen, as the next five.
-inline constexpr double seeds_end = 0.3;
-/// Those with recomputation of what leaves, and then of what the rule takes.
-inline constexpr double recomputed_leaving_end = 0.4;
-/// See `recomputed_leaving_end`.
-inline constexpr double recomputed_end = 0.5;
-/// The reloads ahead after them.
-inline constexpr double tuned_end = 0.6;
-/// Whole classes; then they are taken apart.
-inline constexpr double classes_end = 0.75;
-/// All climbing; the rest is for giving back.
-inline constexpr double climbing_end = 0.85;
 /// Places at which a list is cut in two, so that all sets together stay linear in the groups.
 inline constexpr std::size_t cuts = 16;
 /// Largest groups set aside for copies on their way, at most. Chosen.
