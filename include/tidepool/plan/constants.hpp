@@ -18,17 +18,9 @@ namespace constants {
 
 // --- how much is as good as nothing
 
-/// Of a step: such plans take as long, and the better by `cost_us` is taken. Chosen: a tenth of
-/// what predictions miss by.
+/// Of a step: such plans take as long, and the better by `cost_us` is taken; the engine ran one as
+/// planned; what is gained is worth going on. Chosen: a tenth of what predictions miss by.
 inline constexpr double as_long = 1.001;
-/// Of a step: no better plan is looked for by other means. Chosen: twice `as_long`.
-inline constexpr double reached = 1.002;
-/// Of a step: the engine ran it as planned. Chosen: memory in pieces costs more.
-inline constexpr double as_planned = 1.005;
-/// Of a step: a gain for which it goes on. A tenth of `as_long`, so that ten of them show.
-inline constexpr double hardly = 1e-4;
-/// Of a step: what moving fewer bytes may cost. Half of what `as_long` allows.
-inline constexpr double tolerance = 0.0005;
 /// Above what the link alone takes: the link limits. Chosen: predictions miss
 /// by 1 %, both ways.
 inline constexpr double link_limits = 1.02;

@@ -36,7 +36,7 @@ class trials {
   // True when the engine takes no longer than the planner thought.
   bool try_plan(const step_plan& candidate) {
     ++shares_heard_;
-    return tried_us(candidate) <= candidate.expected.step_us * constants::as_planned;
+    return tried_us(candidate) <= candidate.expected.step_us * constants::as_long;
   }
 
   // Megatron's rule as a user would tune it, which nobody should do better: every fraction, and
@@ -95,7 +95,7 @@ class trials {
   [[nodiscard]] double fastest_us() const { return fastest_us_; }
   // Whether a plan takes hardly longer than `us`.
   [[nodiscard]] bool reaches(double us) const {
-    return found() && fastest_us_ <= constants::reached * us;
+    return found() && fastest_us_ <= constants::as_long * us;
   }
   [[nodiscard]] const step_plan& best() const {
     return *std::min_element(heard_.begin(), heard_.end(), [](const auto& a, const auto& b) {
@@ -184,7 +184,7 @@ class trials {
       action to = action::keep;
     };
     const auto from = fastest();
-    const auto enough_us = fastest_us_ * (1 - constants::hardly);
+    const auto enough_us = fastest_us_ / constants::as_long;
     const auto& all = near_.classes;
     std::vector<change> promising;
     for (std::size_t i = 0; i < all.size(); ++i) {
