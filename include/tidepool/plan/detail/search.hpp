@@ -218,42 +218,22 @@ class search {
     return map().groups[group].recompute_us > 0;
   }
 
-  // The cheapest are recomputed, and how many of them counts: of what leaves so far; of those that
-  // Belady's rule chooses; of those that must go, and before any other; or all.
+  // The cheapest are recomputed, as many as do best: of those that Belady's rule chooses, or before
+  // any other.
   void recomputing() {
     const auto cheapest = cheapest_first(map());
-    const auto with = [&](std::vector<action> what, std::size_t count) {
-      for (std::size_t i = 0; i < count; ++i) {
-        for (const auto group : cheapest[i]) {
-          if (what[group] != action::keep) what[group] = action::recompute;
-        }
-      }
-      return what;
-    };
-    const auto so_far = best_.what;
-    start_by([&] {
-      best_count(cheapest.size(), [&](std::size_t count) { return with(so_far, count); });
-    });
     for (std::size_t spare = 0; spare <= constants::most_spare; ++spare) {
-      const auto budget = less(spare);
       for (const bool first : {false, true}) {
         start_by([&] {
           best_count(cheapest.size(), [&](std::size_t count) {
-            return come_back_last(map(), *keep_all_, with(everything_leaves_, count), budget,
-                                  first);
+            auto leaving = everything_leaves_;
+            for (std::size_t i = 0; i < count; ++i) {
+              for (const auto group : cheapest[i]) leaving[group] = action::recompute;
+            }
+            return come_back_last(map(), *keep_all_, leaving, less(spare), first);
           });
         });
       }
-      start_by([&] {
-        best_count(cheapest.size(), [&](std::size_t count) {
-          const auto leaving = with(everything_leaves_, count);
-          auto base = *keep_all_;
-          for (std::size_t i = 0; i < base.size(); ++i) {
-            if (leaving[i] == action::recompute) base[i] = action::recompute;
-          }
-          return come_back_last(map(), std::move(base), leaving, budget);
-        });
-      });
     }
   }
 
