@@ -46,8 +46,6 @@ inline constexpr std::size_t reloads_refined[] = {1, 2, 4, 8};
 /// Shares of a budget, finer where most plans are refused, by memory in pieces.
 inline constexpr double budget_shares[] = {1.0,  0.98, 0.96, 0.94, 0.92, 0.9, 0.87,
                                            0.84, 0.8,  0.75, 0.7,  0.6,  0.5};
-/// Between two of them it is halved as often: to a quarter of their distance, 0.5 % at the least.
-inline constexpr int share_halvings = 2;
 /// Percent of the budget down to which moving less is tried: copies on their way take 1 to 4 %.
 inline constexpr int least_percent = 80;
 
@@ -56,8 +54,6 @@ inline constexpr int least_percent = 80;
 inline constexpr std::size_t forecast_events = 1'000'000;
 /// Of them, for plans that move less, each with a search, and for groups that can stay.
 inline constexpr std::size_t moving_less_events = 100'000;
-/// Whatever they take, so many plans for shares of the budget are tried. Chosen.
-inline constexpr int least_shares = 6;
 /// Simulated, for changed plans: two tenths of a second.
 inline constexpr std::size_t judged_events = 20'000'000;
 /// Changed plans that are forecast, in each stage.

@@ -35,7 +35,6 @@ class trials {
 
   // True when the engine takes no longer than the planner thought.
   bool try_plan(const step_plan& candidate) {
-    ++shares_heard_;
     return tried_us(candidate) <= candidate.expected.step_us * constants::as_long;
   }
 
@@ -86,10 +85,8 @@ class trials {
     give_back();
   }
 
-  // A few plans are tried whatever that takes.
-  [[nodiscard]] bool may_try() const {
-    return (tries_left_ > 0 && has_events()) || shares_heard_ < constants::least_shares;
-  }
+  // Until one runs, whatever that takes.
+  [[nodiscard]] bool may_try() const { return (tries_left_ > 0 && has_events()) || !found(); }
 
   [[nodiscard]] bool found() const { return !heard_.empty(); }
   [[nodiscard]] double fastest_us() const { return fastest_us_; }
@@ -290,7 +287,6 @@ class trials {
   neighbourhood near_;
   std::vector<step_plan> heard_;  // that take as long as the fastest
   double fastest_us_ = std::numeric_limits<double>::infinity();
-  int shares_heard_ = 0;
   std::size_t events_left_ = constants::forecast_events;
   std::size_t kept_ = 0;  // of them, for later stages
   std::size_t judged_events_ = 0;
