@@ -41,8 +41,6 @@ inline constexpr std::size_t cuts = 16;
 inline constexpr std::size_t most_spare = 4;
 /// Reloads ahead to be tried, in groups: a few, one, and as far as memory goes.
 inline constexpr std::size_t reloads_ahead[] = {4, 1, 64};
-/// Those that the engine tries at the end.
-inline constexpr std::size_t reloads_refined[] = {1, 2, 4, 8};
 /// Shares of a budget, finer where most plans are refused, by memory in pieces.
 inline constexpr double budget_shares[] = {1.0,  0.98, 0.96, 0.94, 0.92, 0.9, 0.87,
                                            0.84, 0.8,  0.75, 0.7,  0.6,  0.5};
@@ -52,11 +50,11 @@ inline constexpr int least_percent = 80;
 /// Of all that `automatic` has the engine run: a second or two. Each stage takes at most half of
 /// what is left.
 inline constexpr std::size_t forecast_events = 1'000'000;
-/// Of them, for plans that move less, each with a search, and for groups that can stay.
+/// Of them, for plans that move less, each with a search.
 inline constexpr std::size_t moving_less_events = 100'000;
 /// Simulated, for changed plans: two tenths of a second.
 inline constexpr std::size_t judged_events = 20'000'000;
-/// Changed plans that are forecast, in each stage.
+/// Changed plans that are forecast.
 inline constexpr int refinements = 120;
 
 // --- moving less (threshold accepting)

@@ -67,22 +67,14 @@ class trials {
     }
   }
 
-  // What the best so far gains by classes of groups that go another way, which the simulator names;
-  // by other reloads ahead; by plans that move less; and which of its groups can stay after all:
-  // those first that come back soonest.
+  // What the best so far gains by classes of groups that go another way, which the simulator names,
+  // and by plans that move less.
   void refine(bool recompute) {
     if (!found()) return;
     next_stage();
     while (climb(recompute)) continue;
-    for (const auto ahead : constants::reloads_refined) {
-      auto next = fastest();
-      if (std::exchange(next.reload_ahead, ahead) != ahead && may_refine()) tried_us(next);
-    }
     next_stage(constants::moving_less_events);  // each comes with a search
     move_less(recompute && !reaches(plans_->in_core().step_us));
-    next_stage(constants::moving_less_events);
-    judged_events_ = 0;
-    give_back();
   }
 
   // Until one runs, whatever that takes.
@@ -203,19 +195,6 @@ class trials {
       if (tried_us(changed(from, all[which], to)) < enough_us) return true;
     }
     return false;
-  }
-
-  // What the plan was to leave free, as where shapes vary, stays so.
-  void give_back() {
-    const auto sets = soonest_back(map(), map().fold(best().what), near_.classes);
-    give_back_of(sets, 0, sets.size(), [&](const group_set& which) {
-      if (!may_judge()) return true;
-      auto next = changed(best(), which, action::keep);
-      const auto limit_us = fastest_us_ * constants::as_long;
-      const auto seen = judged(next);
-      if (!seen.runs || seen.step_us > limit_us) return false;
-      return !may_refine() || tried_us(std::move(next)) <= limit_us;
-    });
   }
 
   [[nodiscard]] outcome judged(const step_plan& made) {
