@@ -45,7 +45,6 @@ class search {
     next_stage();
     consider(everything_leaves_);
     start_by([&] { belady(); });
-    start_by([&] { prefixes(); });
     if (wanted_->peer_budget > 0) neighbour();
     tune();
     if (wanted_->recompute) {
@@ -164,15 +163,6 @@ class search {
         return what;
       });
     });
-  }
-
-  void prefixes() {
-    std::size_t longest = 0;
-    for (std::size_t c = 0; c < map().first.size(); ++c) {
-      const auto end = c + 1 < map().first.size() ? map().first[c + 1] : map().groups.size();
-      longest = std::max(longest, end - map().first[c]);
-    }
-    best_count(longest, [&](std::size_t n) { return first_of_chunks(map(), *keep_all_, n); });
   }
 
   // Of plans by a number, up to `most`: every eighth, then by halving steps around the best.
