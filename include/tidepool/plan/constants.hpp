@@ -54,15 +54,11 @@ inline constexpr std::size_t forecast_events = 1'000'000;
 inline constexpr std::size_t moving_less_events = 100'000;
 /// Simulated, for changed plans: two tenths of a second.
 inline constexpr std::size_t judged_events = 20'000'000;
-/// Changed plans that are forecast.
-inline constexpr int refinements = 120;
 
 // --- moving less (threshold accepting)
 
 /// Of what moving the largest group costs, so much worse may a plan be at first.
 inline constexpr double widest = 0.5;
-/// Beyond the time allowed a microsecond counts so many times: there is a way back.
-inline constexpr double late_costs = 4;
 /// Copies' times after its commit at which a group may go. Chosen.
 inline constexpr double settled_times[] = {0, 1, 2, 3, 4, 6, 8, 12, 16};
 

@@ -30,7 +30,6 @@ class trials {
   // Each stage may take half of what is left, so that all have some, and no more than `most`.
   void next_stage(std::size_t most = constants::forecast_events) {
     kept_ = events_left_ - std::min(events_left_ / 2, most);
-    refinements_left_ = constants::refinements;
   }
 
   // True when the engine takes no longer than the planner thought.
@@ -206,11 +205,7 @@ class trials {
     judged_events_ += step_->events.size();
     return tries_left_ > 0 && judged_events_ <= constants::judged_events;
   }
-  bool may_refine() {
-    if (tries_left_ == 0 || refinements_left_ == 0 || !has_events()) return false;
-    --refinements_left_;
-    return true;
-  }
+  [[nodiscard]] bool may_refine() const { return tries_left_ > 0 && has_events(); }
 
   // The step as if a module saved nothing.
   [[nodiscard]] static profile without(const profile& of, std::size_t module) {
@@ -269,7 +264,6 @@ class trials {
   std::size_t events_left_ = constants::forecast_events;
   std::size_t kept_ = 0;  // of them, for later stages
   std::size_t judged_events_ = 0;
-  int refinements_left_ = 0;
   std::size_t tries_left_ = std::numeric_limits<std::size_t>::max();  // by `options::plan_effort`
 };
 
