@@ -18,17 +18,9 @@ namespace constants {
 
 // --- how much is as good as nothing
 
-/// Of a step: such plans take as long, and the better by `cost_us` is taken. Chosen: a tenth of
-/// what predictions miss by.
+/// Of a step: such plans take as long, and the better by `cost_us` is taken; the engine ran one as
+/// planned; what is gained is worth going on. Chosen: a tenth of what predictions miss by.
 inline constexpr double as_long = 1.001;
-/// Of a step: no better plan is looked for by other means. Chosen: twice `as_long`.
-inline constexpr double reached = 1.002;
-/// Of a step: the engine ran it as planned. Chosen: memory in pieces costs more.
-inline constexpr double as_planned = 1.005;
-/// Of a step: a gain for which it goes on. A tenth of `as_long`, so that ten of them show.
-inline constexpr double hardly = 1e-4;
-/// Of a step: what moving fewer bytes may cost. Half of what `as_long` allows.
-inline constexpr double tolerance = 0.0005;
 /// Above what the link alone takes: the link limits. Chosen: predictions miss
 /// by 1 %, both ways.
 inline constexpr double link_limits = 1.02;
@@ -43,52 +35,30 @@ inline constexpr std::size_t whole_steps = 75;
 inline constexpr std::size_t work_of_a_share = 4'000'000;
 /// All subsets of so many groups are 4096 steps, less than a climb.
 inline constexpr std::size_t few_groups = 12;
-/// The share of a search that the rules take with which it starts. Chosen, as the next five.
-inline constexpr double seeds_end = 0.3;
-/// Those with recomputation of what leaves, and then of what the rule takes.
-inline constexpr double recomputed_leaving_end = 0.4;
-/// See `recomputed_leaving_end`.
-inline constexpr double recomputed_end = 0.5;
-/// The reloads ahead after them.
-inline constexpr double tuned_end = 0.6;
-/// Whole classes; then they are taken apart.
-inline constexpr double classes_end = 0.75;
-/// All climbing; the rest is for giving back.
-inline constexpr double climbing_end = 0.85;
 /// Places at which a list is cut in two, so that all sets together stay linear in the groups.
 inline constexpr std::size_t cuts = 16;
 /// Largest groups set aside for copies on their way, at most. Chosen.
 inline constexpr std::size_t most_spare = 4;
 /// Reloads ahead to be tried, in groups: a few, one, and as far as memory goes.
 inline constexpr std::size_t reloads_ahead[] = {4, 1, 64};
-/// Those that the engine tries at the end.
-inline constexpr std::size_t reloads_refined[] = {1, 2, 4, 8};
 /// Shares of a budget, finer where most plans are refused, by memory in pieces.
 inline constexpr double budget_shares[] = {1.0,  0.98, 0.96, 0.94, 0.92, 0.9, 0.87,
                                            0.84, 0.8,  0.75, 0.7,  0.6,  0.5};
-/// Between two of them it is halved as often: to a quarter of their distance, 0.5 % at the least.
-inline constexpr int share_halvings = 2;
 /// Percent of the budget down to which moving less is tried: copies on their way take 1 to 4 %.
 inline constexpr int least_percent = 80;
 
 /// Of all that `automatic` has the engine run: a second or two. Each stage takes at most half of
 /// what is left.
 inline constexpr std::size_t forecast_events = 1'000'000;
-/// Of them, for plans that move less, each with a search, and for groups that can stay.
+/// Of them, for plans that move less, each with a search.
 inline constexpr std::size_t moving_less_events = 100'000;
-/// Whatever they take, so many plans for shares of the budget are tried. Chosen.
-inline constexpr int least_shares = 6;
 /// Simulated, for changed plans: two tenths of a second.
 inline constexpr std::size_t judged_events = 20'000'000;
-/// Changed plans that are forecast, in each stage.
-inline constexpr int refinements = 120;
 
 // --- moving less (threshold accepting)
 
 /// Of what moving the largest group costs, so much worse may a plan be at first.
 inline constexpr double widest = 0.5;
-/// Beyond the time allowed a microsecond counts so many times: there is a way back.
-inline constexpr double late_costs = 4;
 /// Copies' times after its commit at which a group may go. Chosen.
 inline constexpr double settled_times[] = {0, 1, 2, 3, 4, 6, 8, 12, 16};
 

@@ -29,7 +29,7 @@ struct goal {
   /// Steps that it may simulate at most, whatever `work` allows.
   std::optional<std::size_t> effort{};
   /// Of the step's time, what moving fewer bytes may cost: 0.01 is one percent.
-  double tolerance = constants::tolerance;
+  double tolerance = constants::as_long - 1;
   /// Groups of one layer and module go the same way in all microbatches. Such a plan is slower by
   /// the simulator, but memory is then asked for alike time and again, and falls into fewer pieces.
   bool alike = false;

@@ -24,8 +24,7 @@ namespace tidepool::inline v0_2_0::plan {
 ///
 /// - seeds: for each group that must leave, the one that comes back last (Belady's rule; optimal
 ///   when copies cost nothing), with more and more of the budget set aside for copies on their way;
-///   the best prefix of every chunk's groups; with these, as many of the groups as do best
-///   recomputed, cheapest by the byte first;
+///   with these, as many of the groups as do best recomputed, cheapest by the byte first;
 /// - local search from the best seeds: classes of groups (same layer and module) and ranges of
 ///   layers, then chunks of a class and single groups; all subsets where there are few groups;
 /// - what leaves and comes back soonest stays, as far as the step takes hardly longer

@@ -81,8 +81,6 @@ class chooser {
   }
 
  private:
-  enum class verdict { worse, slower, as_planned };
-
   [[nodiscard]] double in_core_us() const { return plans_->in_core().step_us; }
 
   [[nodiscard]] goal goal_for(std::size_t bytes, bool recompute) const {
@@ -97,41 +95,29 @@ class chooser {
     if (!stage_.reaches(in_core_us())) try_shares(recompute, false);
   }
 
-  // Less and less of the budget until one runs as planned, then between it and the one before.
+  // Less and less of the budget until one runs as planned.
   void try_shares(bool recompute, bool alike) {
-    double above = 1;
     for (const double share : constants::budget_shares) {
-      const auto seen = try_share(share, recompute, alike);
-      if (seen == verdict::worse) return;
-      if (seen == verdict::slower) {
-        above = share;
-        continue;
-      }
-      auto below = share;
-      for (int halving = 0; halving < constants::share_halvings; ++halving) {
-        const auto middle = (above + below) / 2;
-        (try_share(middle, recompute, alike) == verdict::as_planned ? below : above) = middle;
-      }
-      return;
+      if (!try_share(share, recompute, alike)) return;
     }
   }
 
-  // A plan for a share of the budget; whether the engine runs it as the planner thought.
-  [[nodiscard]] verdict try_share(double share, bool recompute, bool alike) {
-    if (!stage_.may_try()) return verdict::worse;
+  // A plan for a share of the budget; whether one for less of it may do better.
+  [[nodiscard]] bool try_share(double share, bool recompute, bool alike) {
+    if (!stage_.may_try()) return false;
     // What is left out is at most half: a budget near 2^64 as a double would not come back.
     const auto budget = most_ - static_cast<std::size_t>(static_cast<double>(most_) * (1 - share));
     auto wanted = goal_for(std::max<std::size_t>(budget, 1), recompute);
     wanted.work = constants::work_of_a_share;
     wanted.alike = alike;
     auto next = plans_->best(wanted);
-    if (!next.expected.runs) return verdict::slower;
+    if (!next.expected.runs) return true;
     const auto roomy =
         plans_->judge(next.what, {most_, next.reload_ahead, next.reload_ahead_bytes, peer_budget_})
             .step_us;
-    if (std::min(roomy, next.expected.step_us) > stage_.fastest_us()) return verdict::worse;
+    if (std::min(roomy, next.expected.step_us) > stage_.fastest_us()) return false;
     next.device_budget = most_;
-    return stage_.try_plan(next) ? verdict::as_planned : verdict::slower;
+    return !stage_.try_plan(next);
   }
 
   [[nodiscard]] step_plan best() const {

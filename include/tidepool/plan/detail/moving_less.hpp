@@ -45,10 +45,9 @@ class lean_search {
  private:
   [[nodiscard]] const layout& map() const { return sim_->map(); }
 
-  // Beyond the limit time counts several times, so that there is a way back.
+  // Beyond the limit time counts twice, so that there is a way back.
   [[nodiscard]] double cost_of(const outcome& of) const {
-    return cost_us(of) +
-           (of.step_us > most_us_ ? constants::late_costs * (of.step_us - most_us_) : 0);
+    return cost_us(of) + std::max(0.0, of.step_us - most_us_);
   }
 
   void consider(std::vector<action> what) {

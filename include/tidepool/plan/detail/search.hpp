@@ -42,21 +42,24 @@ class search {
   }
 
   [[nodiscard]] candidate run() {
+    next_stage();
     consider(everything_leaves_);
     start_by([&] { belady(); });
-    start_by([&] { prefixes(); });
     if (wanted_->peer_budget > 0) neighbour();
-    tune(constants::seeds_end);
+    tune();
     if (wanted_->recompute) {
+      next_stage();
       recomputing();
-      tune(constants::tuned_end);
+      tune();
     }
+    next_stage();
     if (movable_ <= constants::few_groups && !wanted_->recompute && wanted_->peer_budget == 0) {
       subsets();
     } else {
       climb();
-      tune(constants::climbing_end);
+      tune();
     }
+    next_stage(true);
     give_back();
     return best_;
   }
@@ -99,14 +102,18 @@ class search {
     }
   }
 
-  [[nodiscard]] bool tired(double share) const {
+  [[nodiscard]] std::size_t most_work() const {
     const auto a_step = map().events.size() + 1;
-    auto most = static_cast<double>(wanted_->work + constants::whole_steps * a_step);
-    if (wanted_->effort) {
-      most = std::min(most, static_cast<double>(*wanted_->effort) * static_cast<double>(a_step));
-    }
-    return static_cast<double>(spent_) > share * most;
+    const auto most = wanted_->work + constants::whole_steps * a_step;
+    const bool fewer = wanted_->effort && *wanted_->effort < most / a_step;
+    return fewer ? *wanted_->effort * a_step : most;
   }
+  // Each stage may take half of what is left, so that all have some; the last one the rest.
+  void next_stage(bool last = false) {
+    const auto left = most_work() - std::min(spent_, most_work());
+    stage_end_ = spent_ + (last ? left : left / 2);
+  }
+  [[nodiscard]] bool tired() const { return spent_ > stage_end_; }
   // At the bound nothing is left to find but fewer bytes.
   [[nodiscard]] bool satisfied() const {
     return best_.result.runs && best_.result.step_us <= bound_ * (1 + 1e-6);
@@ -130,7 +137,7 @@ class search {
     return wanted_->device_budget - std::min(spare * map().largest, wanted_->device_budget);
   }
   void belady() {
-    for (std::size_t spare = 0; spare <= constants::most_spare && !tired(0.2); ++spare) {
+    for (std::size_t spare = 0; spare <= constants::most_spare && !tired(); ++spare) {
       consider(come_back_last(map(), *keep_all_, everything_leaves_, less(spare)));
     }
   }
@@ -150,7 +157,7 @@ class search {
     });
     const auto soonest = soonest_back(map(), so_far, near_.classes);
     start_by([&] {
-      best_count(soonest.size(), constants::seeds_end, [&](std::size_t count) {
+      best_count(soonest.size(), [&](std::size_t count) {
         auto what = so_far;
         for (std::size_t i = 0; i < count; ++i) change(map(), what, soonest[i], leaving.front());
         return what;
@@ -158,25 +165,15 @@ class search {
     });
   }
 
-  void prefixes() {
-    std::size_t longest = 0;
-    for (std::size_t c = 0; c < map().first.size(); ++c) {
-      const auto end = c + 1 < map().first.size() ? map().first[c + 1] : map().groups.size();
-      longest = std::max(longest, end - map().first[c]);
-    }
-    best_count(longest, constants::seeds_end,
-               [&](std::size_t n) { return first_of_chunks(map(), *keep_all_, n); });
-  }
-
   // Of plans by a number, up to `most`: every eighth, then by halving steps around the best.
   template <class Make>
-  void best_count(std::size_t most, double share, const Make& make) {
+  void best_count(std::size_t most, const Make& make) {
     std::size_t best = most;
     auto step = std::max<std::size_t>(most / 8, 1);
-    for (auto count = most; count > 0 && !tired(share); count -= std::min(count, step)) {
+    for (auto count = most; count > 0 && !tired(); count -= std::min(count, step)) {
       if (consider(make(count))) best = count;
     }
-    while (step > 1 && !tired(share) && !satisfied()) {
+    while (step > 1 && !tired() && !satisfied()) {
       step = (step + 1) / 2;
       if (best > step && consider(make(best - step))) {
         best -= step;
@@ -189,12 +186,12 @@ class search {
   }
 
   // Reloads ahead: groups, and bytes as multiples of the largest group.
-  bool tune(double share) {
+  bool tune() {
     const auto what = best_.what;
     const auto given = best_.limits;
     bool won = false;
     for (const auto groups : ahead_) {
-      for (std::size_t times = 0; times <= constants::most_spare && !tired(share) && !satisfied();
+      for (std::size_t times = 0; times <= constants::most_spare && !tired() && !satisfied();
            times += 2) {
         const run_limits limits{wanted_->device_budget, groups, times * map().largest,
                                 wanted_->peer_budget};
@@ -211,43 +208,22 @@ class search {
     return map().groups[group].recompute_us > 0;
   }
 
-  // The cheapest are recomputed, and how many of them counts: of what leaves so far; of those that
-  // Belady's rule chooses; of those that must go, and before any other; or all.
+  // The cheapest are recomputed, as many as do best: of those that Belady's rule chooses, or before
+  // any other.
   void recomputing() {
     const auto cheapest = cheapest_first(map());
-    const auto with = [&](std::vector<action> what, std::size_t count) {
-      for (std::size_t i = 0; i < count; ++i) {
-        for (const auto group : cheapest[i]) {
-          if (what[group] != action::keep) what[group] = action::recompute;
-        }
-      }
-      return what;
-    };
-    const auto so_far = best_.what;
-    start_by([&] {
-      best_count(cheapest.size(), constants::recomputed_leaving_end,
-                 [&](std::size_t count) { return with(so_far, count); });
-    });
     for (std::size_t spare = 0; spare <= constants::most_spare; ++spare) {
-      const auto budget = less(spare);
       for (const bool first : {false, true}) {
         start_by([&] {
-          best_count(cheapest.size(), constants::recomputed_end, [&](std::size_t count) {
-            return come_back_last(map(), *keep_all_, with(everything_leaves_, count), budget,
-                                  first);
+          best_count(cheapest.size(), [&](std::size_t count) {
+            auto leaving = everything_leaves_;
+            for (std::size_t i = 0; i < count; ++i) {
+              for (const auto group : cheapest[i]) leaving[group] = action::recompute;
+            }
+            return come_back_last(map(), *keep_all_, leaving, less(spare), first);
           });
         });
       }
-      start_by([&] {
-        best_count(cheapest.size(), constants::recomputed_end, [&](std::size_t count) {
-          const auto leaving = with(everything_leaves_, count);
-          auto base = *keep_all_;
-          for (std::size_t i = 0; i < base.size(); ++i) {
-            if (leaving[i] == action::recompute) base[i] = action::recompute;
-          }
-          return come_back_last(map(), std::move(base), leaving, budget);
-        });
-      });
     }
   }
 
@@ -263,7 +239,7 @@ class search {
     for (const auto& each : near_.classes) movable.insert(movable.end(), each.begin(), each.end());
     auto what = *keep_all_;
     for (std::uint32_t bits = 0; bits < (1U << movable.size()) && !satisfied(); ++bits) {
-      if (wanted_->effort && tired(constants::climbing_end)) return;
+      if (wanted_->effort && tired()) return;
       for (std::size_t i = 0; i < movable.size(); ++i) {
         what[movable[i]] = (bits >> i & 1U) != 0 ? action::offload : action::keep;
       }
@@ -271,11 +247,11 @@ class search {
     }
   }
 
-  bool try_all(const std::vector<group_set>& moves, double share) {
+  bool try_all(const std::vector<group_set>& moves) {
     bool improved = false;
     for (const auto& move : moves) {
       for (const auto to : choices(move)) {
-        if (tired(share) || satisfied()) return false;
+        if (tired() || satisfied()) return false;
         auto what = best_.what;
         change(map(), what, move, to);
         if (what != best_.what) improved = consider(what, best_.limits) || improved;
@@ -285,10 +261,10 @@ class search {
   }
 
   // What one does, the other does afterwards.
-  bool try_swaps(const std::vector<group_set>& moves, double share) {
+  bool try_swaps(const std::vector<group_set>& moves) {
     for (std::size_t a = 0; a < moves.size(); ++a) {
       for (std::size_t b = 0; b < moves.size(); ++b) {
-        if (tired(share) || satisfied()) return false;
+        if (tired() || satisfied()) return false;
         const auto first = best_.what[moves[a].front()];
         const auto second = best_.what[moves[b].front()];
         if (a == b || first == second) continue;
@@ -308,29 +284,26 @@ class search {
     });
     climb_by_classes();
     for (auto& start : starts_) {
-      if (tired(constants::classes_end) || satisfied()) break;
+      if (tired() || satisfied()) break;
       auto before = std::exchange(best_, std::move(start));
       climb_by_classes();
       if (!better(best_.result, before.result)) best_ = std::move(before);
     }
-    for (bool improved = !near_.singles.empty();
-         improved && !tired(constants::climbing_end) && !satisfied();) {
-      improved = try_all(near_.parts, constants::climbing_end);
-      improved = try_all(near_.singles, constants::climbing_end) || improved;
-      if (!improved)
-        improved =
-            tune(constants::climbing_end) || try_swaps(near_.singles, constants::climbing_end);
+    next_stage();
+    for (bool improved = !near_.singles.empty(); improved && !tired() && !satisfied();) {
+      improved = try_all(near_.parts);
+      improved = try_all(near_.singles) || improved;
+      if (!improved) improved = tune() || try_swaps(near_.singles);
     }
   }
   void climb_by_classes() {
     do {
       bool improved = true;
-      while (improved && !tired(constants::classes_end) && !satisfied()) {
-        improved = try_all(near_.classes, constants::classes_end);
-        improved = try_all(near_.ranges, constants::classes_end) || improved;
+      while (improved && !tired() && !satisfied()) {
+        improved = try_all(near_.classes);
+        improved = try_all(near_.ranges) || improved;
       }
-    } while (!tired(constants::classes_end) && !satisfied() &&
-             (tune(constants::classes_end) || try_swaps(near_.classes, constants::classes_end)));
+    } while (!tired() && !satisfied() && (tune() || try_swaps(near_.classes)));
   }
 
   // What leaves and comes back soonest stays, as far as the step then takes hardly longer.
@@ -346,7 +319,7 @@ class search {
       sets = std::move(apart);
     }
     give_back_of(sets, 0, sets.size(), [&](const group_set& which) {
-      if (tired(1)) return true;
+      if (tired()) return true;
       auto what = best_.what;
       change(map(), what, which, action::keep);
       const auto result = judge(what, best_.limits);
@@ -369,6 +342,7 @@ class search {
   candidate best_;
   std::vector<candidate> starts_;
   std::size_t spent_ = 0;
+  std::size_t stage_end_ = 0;
 };
 
 }  // namespace tidepool::plan::detail

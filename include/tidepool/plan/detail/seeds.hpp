@@ -92,16 +92,6 @@ using group_set = std::vector<std::uint32_t>;
   return base;
 }
 
-/// The first `count` groups of every chunk leave.
-[[nodiscard]] inline std::vector<action> first_of_chunks(const layout& map,
-                                                         std::vector<action> base,
-                                                         std::size_t count) {
-  for (std::size_t i = 0; i < base.size(); ++i) {
-    if (i - map.first[map.groups[i].chunk] < count) base[i] = action::offload;
-  }
-  return base;
-}
-
 /// Groups that can be recomputed, by layer and module and by what a byte of them costs, cheapest
 /// first.
 [[nodiscard]] inline std::vector<group_set> cheapest_first(const layout& map) {

@@ -30,13 +30,11 @@ class trials {
   // Each stage may take half of what is left, so that all have some, and no more than `most`.
   void next_stage(std::size_t most = constants::forecast_events) {
     kept_ = events_left_ - std::min(events_left_ / 2, most);
-    refinements_left_ = constants::refinements;
   }
 
   // True when the engine takes no longer than the planner thought.
   bool try_plan(const step_plan& candidate) {
-    ++shares_heard_;
-    return tried_us(candidate) <= candidate.expected.step_us * constants::as_planned;
+    return tried_us(candidate) <= candidate.expected.step_us * constants::as_long;
   }
 
   // Megatron's rule as a user would tune it, which nobody should do better: every fraction, and
@@ -68,34 +66,24 @@ class trials {
     }
   }
 
-  // What the best so far gains by classes of groups that go another way, which the simulator names;
-  // by other reloads ahead; by plans that move less; and which of its groups can stay after all:
-  // those first that come back soonest.
+  // What the best so far gains by classes of groups that go another way, which the simulator names,
+  // and by plans that move less.
   void refine(bool recompute) {
     if (!found()) return;
     next_stage();
     while (climb(recompute)) continue;
-    for (const auto ahead : constants::reloads_refined) {
-      auto next = fastest();
-      if (std::exchange(next.reload_ahead, ahead) != ahead && may_refine()) tried_us(next);
-    }
     next_stage(constants::moving_less_events);  // each comes with a search
     move_less(recompute && !reaches(plans_->in_core().step_us));
-    next_stage(constants::moving_less_events);
-    judged_events_ = 0;
-    give_back();
   }
 
-  // A few plans are tried whatever that takes.
-  [[nodiscard]] bool may_try() const {
-    return (tries_left_ > 0 && has_events()) || shares_heard_ < constants::least_shares;
-  }
+  // Until one runs, whatever that takes.
+  [[nodiscard]] bool may_try() const { return (tries_left_ > 0 && has_events()) || !found(); }
 
   [[nodiscard]] bool found() const { return !heard_.empty(); }
   [[nodiscard]] double fastest_us() const { return fastest_us_; }
   // Whether a plan takes hardly longer than `us`.
   [[nodiscard]] bool reaches(double us) const {
-    return found() && fastest_us_ <= constants::reached * us;
+    return found() && fastest_us_ <= constants::as_long * us;
   }
   [[nodiscard]] const step_plan& best() const {
     return *std::min_element(heard_.begin(), heard_.end(), [](const auto& a, const auto& b) {
@@ -184,7 +172,7 @@ class trials {
       action to = action::keep;
     };
     const auto from = fastest();
-    const auto enough_us = fastest_us_ * (1 - constants::hardly);
+    const auto enough_us = fastest_us_ / constants::as_long;
     const auto& all = near_.classes;
     std::vector<change> promising;
     for (std::size_t i = 0; i < all.size(); ++i) {
@@ -208,19 +196,6 @@ class trials {
     return false;
   }
 
-  // What the plan was to leave free, as where shapes vary, stays so.
-  void give_back() {
-    const auto sets = soonest_back(map(), map().fold(best().what), near_.classes);
-    give_back_of(sets, 0, sets.size(), [&](const group_set& which) {
-      if (!may_judge()) return true;
-      auto next = changed(best(), which, action::keep);
-      const auto limit_us = fastest_us_ * constants::as_long;
-      const auto seen = judged(next);
-      if (!seen.runs || seen.step_us > limit_us) return false;
-      return !may_refine() || tried_us(std::move(next)) <= limit_us;
-    });
-  }
-
   [[nodiscard]] outcome judged(const step_plan& made) {
     return plans_->judge(made.what, {made.device_budget, made.reload_ahead, made.reload_ahead_bytes,
                                      made.peer_budget});
@@ -230,11 +205,7 @@ class trials {
     judged_events_ += step_->events.size();
     return tries_left_ > 0 && judged_events_ <= constants::judged_events;
   }
-  bool may_refine() {
-    if (tries_left_ == 0 || refinements_left_ == 0 || !has_events()) return false;
-    --refinements_left_;
-    return true;
-  }
+  [[nodiscard]] bool may_refine() const { return tries_left_ > 0 && has_events(); }
 
   // The step as if a module saved nothing.
   [[nodiscard]] static profile without(const profile& of, std::size_t module) {
@@ -290,11 +261,9 @@ class trials {
   neighbourhood near_;
   std::vector<step_plan> heard_;  // that take as long as the fastest
   double fastest_us_ = std::numeric_limits<double>::infinity();
-  int shares_heard_ = 0;
   std::size_t events_left_ = constants::forecast_events;
   std::size_t kept_ = 0;  // of them, for later stages
   std::size_t judged_events_ = 0;
-  int refinements_left_ = 0;
   std::size_t tries_left_ = std::numeric_limits<std::size_t>::max();  // by `options::plan_effort`
 };
 
