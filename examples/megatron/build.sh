@@ -2,7 +2,8 @@
 # Builds the extension tidepool_megatron beside the PyTorch of a Python, with its compiler flags and
 # nothing else: `build.sh [FOLDER]`, then PYTHONPATH=FOLDER:examples/megatron.
 #
-# PYTHON names another Python, CXX another compiler, CXXFLAGS further options of it, CUDA_HOME the toolkit of a PyTorch with CUDA.
+# PYTHON names another Python, CXX another compiler, CXXFLAGS more options of it,
+# CUDA_HOME the toolkit of a PyTorch with CUDA.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 out=${1:-build/megatron}
