@@ -2,7 +2,7 @@
 # The trainer on ranks, under a launcher: the bits of every loss against those of one process, what
 # is refused, and how a failing rank ends the others.
 #
-#   tests/ranks.sh bits|experts|checkpoints|refusals|endings|starts TRAIN_MOE [LAUNCHER [DEVICE]]
+#   tests/ranks.sh bits|experts|lending|checkpoints|refusals|endings|starts TRAIN_MOE [LAUNCHER [DEVICE]]
 #
 # LAUNCHER is mpirun; or, with DEVICE cuda, torchrun or srun, which need no MPI. Prints one line a
 # case; exits 1 if any fails, 77 without a launcher. On GPUs each rank needs one: cases of more ranks
@@ -393,6 +393,45 @@ case $part in
     on 2 --layers 4 --virtual-stages 2 --compare "${leaves[@]}" &&
       grep -q 'equal to the bit: \([0-9]*\) of \1 steps' "$folder/output"
     verdict '2 ranks: --compare'
+    ;;
+  lending)
+    # went_to NAME...: in the run before, the first rank's groups went to each of these places
+    went_to() {
+      has_run || return
+      local place found=0
+      for place in "$@"; do
+        grep -Eq "^offloaded to $place .* [0-9.]*[1-9][0-9.]* [KM]iB +peak" "$folder/output" || found=1
+      done
+      return $found
+    }
+    # lent RANKS "OPTIONS OF BOTH" OPTION...: the same bits, and groups in the last rank's memory
+    lent() {
+      same_bits "$@" --summary
+      went_to "peer, rank $(($1 - 1))"
+      verdict "$1 ranks: the last one's memory was used"
+    }
+    for ranks in 2 4; do
+      lent $ranks '--layers 8' "${leaves[@]}" --lend 64KiB
+      lent $ranks '--layers 8 --eval-every 2' "${leaves[@]}" --lend 16MiB --max-inflight 1
+      lent $ranks '--layers 8' --virtual-stages 2 "${leaves[@]}" --lend 1MiB
+    done
+    lent 2 '--layers 8' "${leaves[@]}" --lend 256KiB --memory arena --device-budget 1MB
+    lent 2 '--layers 8' "${leaves[@]}" --lend 256KiB --memory slots
+    lent 2 '--layers 8' "${leaves[@]}" --lend 256KiB --memory arena --device-budget 1MB \
+      --policy automatic
+    lent 2 '--layers 8' "${leaves[@]}" --lend 256KiB --places host,file:"$folder" --file-budget 16MiB
+    with_and_without 2 --layers 4 "${leaves[@]}" --lend 1MiB
+    same_bits 2 '--layers 4 --microbatches 1' "${leaves[@]}" --lend 1MiB --summary
+    ! went_to 'peer'
+    verdict '2 ranks: where both hold as much, nobody lends'
+    refuses 2 'lend=1048576: nothing is offloaded' --layers 4 --lend 1MiB
+    refuses 2 "lend=1048576: .* out of --places" --layers 4 "${leaves[@]}" --lend 1MiB \
+      --places peer,host --peer-budget 1MiB
+    refuses 2 'lend: device memory for .* is not there; .*Lend less' --layers 4 "${leaves[@]}" \
+      --lend 1TiB
+    alone --layers 4 "${leaves[@]}" --lend 1MiB
+    [ $? -eq 2 ] && grep -q 'add --pipeline' "$folder/output"
+    verdict 'one process refuses --lend'
     ;;
   checkpoints)
     common=(--layers 4 --steps 6)

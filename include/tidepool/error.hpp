@@ -71,6 +71,16 @@ class disk_error : public error {
   int code;          ///< the system's (`errno`); 0 where fewer bytes came than were asked for
 };
 
+/// Memory that another process lends cannot be had, or can be had no longer: its lender has ended,
+/// or took it back. What was offloaded there before has come back all the same.
+class lender_error : public error {
+ public:
+  /// A message, before which the library's name is put, and who lends.
+  lender_error(const std::string& message, std::string of)
+      : error(detail::signed_message(message)), lender(std::move(of)) {}
+  std::string lender;  ///< as `loan_handle::lender` has it
+};
+
 /// A call to the device failed. `code` is the device's own code (`cudaError_t` for CUDA).
 class device_error : public error {
  public:

@@ -9,8 +9,10 @@ class unknown_module;
 class misuse_error;
 class out_of_budget;
 class disk_error;
+class lender_error;
 class device_error;
 
+class loan_handle;
 struct options;
 struct chunk_info;
 struct machine;

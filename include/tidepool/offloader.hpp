@@ -19,6 +19,7 @@
 
 #include "tidepool/chunk.hpp"
 #include "tidepool/core/plan_source.hpp"
+#include "tidepool/engine/borrower.hpp"
 #include "tidepool/engine/plan_maker.hpp"
 #include "tidepool/engine/recorded_wait.hpp"
 #include "tidepool/engine/traced_span.hpp"
@@ -26,6 +27,7 @@
 #include "tidepool/graph.hpp"
 #include "tidepool/host_state.hpp"
 #include "tidepool/memory/fixed.hpp"
+#include "tidepool/memory/lend.hpp"
 #include "tidepool/memory/stream_memory.hpp"
 #include "tidepool/options.hpp"
 #include "tidepool/plan/step_plan.hpp"
@@ -199,12 +201,27 @@ class offloader {
                          engine_->layout_after_capture());
   }
 
+  // ---- memory of another process ----
+
+  /// Groups go to memory that another process of this host lends, while there is room, and then to
+  /// the other places. `then` says what happens when a step begins and the lender of `lent` is
+  /// gone; what was offloaded there comes back even then. Blocks the host, ten seconds at the most.
+  /// Throws `lender_error` when nobody lends, `misuse_error` in a capture, with `place_kind::peer`
+  /// and while it borrows, `device_error`.
+  void borrow(const loan_handle& lent, lender_gone then = {}) { loans_.borrow(lent, then); }
+  /// Gives it back, between steps, if there is any; blocks the host until the device is idle.
+  /// Throws `misuse_error` while tensors lie there, and where a graph was captured.
+  void return_loan() { loans_.give_back(); }
+
   // ---- a step ----
 
   /// Opens the chunk of one forward pass. `info` says which microbatch and model chunk it is, and
   /// whether a backward pass follows. Throws `misuse_error` for `release` without `forward_only`,
-  /// and for a chunk that the plan of `follow` does not have.
-  [[nodiscard]] chunk begin(const chunk_info& info = {}) { return {*engine_, info, enabled_}; }
+  /// and for a chunk that the plan of `follow` does not have; `lender_error` (see `borrow`).
+  [[nodiscard]] chunk begin(const chunk_info& info = {}) {
+    if (loans_.alone(!info.forward_only)) plans_.report(loans_.go_on());
+    return {*engine_, info, enabled_};
+  }
 
   /// The step is over: every chunk is finished. The first step that trains is the warm-up; the
   /// residency of groups is settled at its end, and modules that moved no byte are reported. A step
@@ -375,6 +392,7 @@ class offloader {
   std::uint64_t enabled_;
   detail::engine<Device>* engine_;
   detail::plan_maker<Device> plans_;
+  detail::borrower<Device> loans_{*engine_};
   int exceptions_ = std::uncaught_exceptions();
 };
 

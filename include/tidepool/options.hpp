@@ -135,8 +135,9 @@ struct options {
   std::size_t device_step = std::size_t{32} << 20;
 
   /// Bytes of borrowed memory (`offloader::adopt`, `memory_on`) that may wait for their copies
-  /// before a compute stream waits for the oldest, so that it goes back to its owner. None: as much
-  /// as a few of the largest groups, or as the caps allow.
+  /// before a compute stream waits for the oldest, so that it goes back to its owner. None: as far
+  /// as the device budget goes; without one, as much as a few of the largest groups, or as the caps
+  /// allow.
   std::optional<std::size_t> borrowed_slack{};
 
   /// Larger copies go in pieces of this size, so that others are not kept waiting; 0: whole.

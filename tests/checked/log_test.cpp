@@ -200,3 +200,19 @@ TEST_CASE("log: a null device is checked as any other") {
   REQUIRE(dev.findings().size() == 1);
   CHECK(dev.findings().at(0).missing == join_site::producer);
 }
+
+TEST_CASE("log: an access of no bytes changes nothing, and what comes behind it is judged") {
+  checked dev;
+  const auto compute = dev.make_stream();
+  const auto side = dev.make_stream();
+  auto* const data = dev.allocate(4096);
+  dev.writes(data, 4096, compute.ref(), "gelu");
+  dev.writes(data, 0, side.ref(), "an expert without tokens");
+  dev.reads(data, 0, side.ref(), "an expert without tokens");
+  CHECK(dev.findings().empty());
+  dev.reads(data, 4096, side.ref(), "mix");
+  REQUIRE(dev.findings().size() == 1);
+  CHECK(dev.findings()[0].first.name == "gelu");
+  CHECK(dev.findings()[0].bytes == 4096);
+  dev.deallocate(data);
+}

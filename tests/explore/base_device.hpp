@@ -3,6 +3,7 @@
 // neither.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "tidepool/device/virtual.hpp"
@@ -29,6 +30,24 @@ template <class Device>
   } else {
     return {};
   }
+}
+
+/// The joins that the findings of a checked device name as missing, one bit each. A finding about a
+/// capture stands for the join that it is.
+template <class Device>
+[[nodiscard]] std::uint32_t joins_named([[maybe_unused]] const Device& dev) {
+  std::uint32_t named = 0;
+  if constexpr (requires { dev.findings(); }) {
+    const auto name = [&named](tidepool::join_site site) {
+      named |= std::uint32_t{1} << static_cast<unsigned>(site);
+    };
+    for (const auto& each : dev.findings()) {
+      if (each.missing) name(*each.missing);
+      if (each.kind == tidepool::finding_kind::foreign_capture) name(tidepool::join_site::fork);
+      if (each.kind == tidepool::finding_kind::not_joined) name(tidepool::join_site::join_back);
+    }
+  }
+  return named;
 }
 
 }  // namespace explore

@@ -26,6 +26,7 @@ namespace tp = tidepool;
 struct violation {
   std::string kind;  // "race", "content", "cap", "budget", "error"
   std::string words;
+  std::uint32_t named = 0;  // joins, by a checked device
 
   explicit operator bool() const { return !kind.empty(); }
 };
@@ -171,6 +172,7 @@ class runner {
                               describe(seen_->ops()[found->second])};
     }
     if (wrong_ > 0 && !problem_) problem_ = {"content", "wrong words in the order of the clock"};
+    problem_.named = joins_named(dev_);
   }
 
   [[nodiscard]] const violation& problem() const { return problem_; }

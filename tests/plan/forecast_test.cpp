@@ -834,6 +834,18 @@ TEST_CASE("forecast: the simulator agrees with the engine where memory is not in
   both.judge(40);
 }
 
+TEST_CASE("forecast: the simulator agrees with the engine over an allocator's memory") {
+  std::mt19937_64 random(25);
+  agreement both;
+  for (int i = 0; i < 60; ++i) {
+    CAPTURE(i);
+    auto step = tidepool::test::random_profile(random, one_size(random, 1));
+    step.stream_ordered = true;
+    both.compare(step, {}, 40 + random() % 60);
+  }
+  both.judge(40);
+}
+
 TEST_CASE("forecast: the simulator agrees with the engine on two links and a neighbour's budget") {
   std::mt19937_64 random(24);
   agreement both;

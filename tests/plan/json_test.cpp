@@ -102,6 +102,7 @@ profile random_profile(dice& roll) {
     for (const auto each : of_groups) add(event_kind::release, each, 0);
   }
   step.rest_us = roll.time();
+  step.stream_ordered = roll.half();
   step.link = {roll.rate(), roll.rate(), roll.rate(), roll.time()};
   if (roll.half()) {
     step.peer_link = {roll.rate(), roll.rate(), roll.rate(), roll.time()};

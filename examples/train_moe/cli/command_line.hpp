@@ -100,6 +100,7 @@ inline command_line read_command_line(int argc, const char* const* argv, const p
   if (offload.pipeline_rank == 0 && run.pipeline) offload.pipeline_rank = run.rank;
   if (line.compare && offload.offload_modules.empty()) offload.offload_modules = {"all"};
   detail::check_moments_on_host(run, offload);
+  detail::check_lending(line, offload);
   detail::check_expert_options(line, offload, given("--expert-capacity"));
   if (offload.memory == tidepool::memory_kind::slots && offload.slots.empty()) {
     offload.slots = rings_for(run, offload);

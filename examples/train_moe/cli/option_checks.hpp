@@ -98,6 +98,22 @@ inline void check_no_pipeline(const command_line& line, const std::string& launc
   }
 }
 
+/// Memory that ranks lend to each other is a place of its own, and needs what goes there.
+inline void check_lending(const command_line& line, const tidepool::options& offload) {
+  if (line.run.lend == 0) return;
+  const auto fail = [&](const std::string& what) {
+    throw tidepool::option_error("--lend=" + std::to_string(line.run.lend) + ": " + what);
+  };
+  if (!line.run.pipeline) fail("is for the ranks of a pipeline; add --pipeline, or leave it out");
+  if (offload.offload_modules.empty()) {
+    fail("nothing is offloaded that could go there; add --offload-modules, or leave it out");
+  }
+  const auto& places = offload.places;
+  if (std::find(places.begin(), places.end(), tidepool::place_kind::peer) != places.end()) {
+    fail("another rank's memory stands for the place 'peer'; take that out of --places");
+  }
+}
+
 template <class Given>
 void check_files(const command_line& line, const Given& given) {
   const auto fail = [](const std::string& what) { throw tidepool::option_error(what); };

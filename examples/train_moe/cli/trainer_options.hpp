@@ -88,6 +88,11 @@ inline void add_trainer_options(CLI::App& app, command_line& line) {
   number("--virtual-stages", run.virtual_stages, "of each rank of the pipeline, interleaved");
   app.add_option("--layers-per-rank", run.layers_per_rank, "as 3,1; default: spread evenly")
       ->delimiter(',');
+  app.add_option(
+         "--lend", run.lend,
+         "bytes of its GPU that a rank which holds few microbatches lends to one that holds "
+         "many; with --pipeline and --offload-modules")
+      ->transform(CLI::AsSizeValue(true));
   number("--precision", line.precision, "fp32, bf16, fp16 or fp8, of GEMMs and saved operands");
   number("--fp8-scaling", line.scaling, "one scale for each tensor or block of 128; with fp8");
   app.add_flag("--fp8-gemm", run.fp8_gemm,

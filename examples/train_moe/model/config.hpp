@@ -133,6 +133,7 @@ struct settings {
   int ranks = 1, rank = 0;             ///< of the pipeline, or of the expert-parallel group
   int virtual_stages = 1;              ///< of each rank
   std::vector<index> layers_per_rank;  ///< empty: spread
+  std::size_t lend = 0;                ///< bytes that a rank of the pipeline lends to a fuller one
   int eval_every = 0;                  ///< steps between evaluations on held-out text; 0: never
   int trace_step = -1;                 ///< the step that is recorded for the timeline; -1: none
   bool progress = true;

@@ -60,6 +60,7 @@ inline std::vector<shared_value> shared_by_ranks(const command_line& line, const
   for (const index each : run.layers_per_rank) {
     layers += (layers.empty() ? "" : ",") + std::to_string(each);
   }
+  number("--lend", run.lend);
   add("--layers-per-rank", layers.empty() ? "none" : layers);
   add("--precision", name_of(run.precision));
   add("--fp8-scaling", name_of(run.scaling));

@@ -38,7 +38,10 @@ class alone {
 
   [[nodiscard]] float from_rank(int, float value) { return value; }
   [[nodiscard]] std::vector<float> gather_losses(const std::vector<float>& mine) { return mine; }
-  [[nodiscard]] std::vector<rank_totals> gather(const rank_totals& mine) { return {mine}; }
+  template <class T>
+  [[nodiscard]] std::vector<T> gather(const T& mine) {
+    return {mine};
+  }
   [[nodiscard]] std::uint64_t sum(std::uint64_t mine) { return mine; }
   void barrier() {}
   /// Runs `body`; its failure must be known to all ranks.

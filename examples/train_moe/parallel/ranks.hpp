@@ -110,7 +110,8 @@ class host_link {
     return in;
   }
 
-  [[nodiscard]] std::vector<rank_totals> gather(const rank_totals& mine) {
+  template <class T>
+  [[nodiscard]] std::vector<T> gather(const T& mine) {
     return all_.gather(mine);
   }
 

@@ -20,6 +20,7 @@
 #include "../model/tied_embedding.hpp"
 #include "../parallel/gradient_sum.hpp"
 #include "../parallel/layout.hpp"
+#include "../parallel/lending.hpp"
 #include "../parallel/rank_report.hpp"
 #include "../parallel/schedule.hpp"
 #include "checkpoint_copy.hpp"
@@ -79,6 +80,9 @@ class trainer {
     // Ranks of one host share its memory; a barrier of all ranks is one of each host's.
     offloader_.on_measure([this] { link_.barrier(); });
     if (!run.plan.empty()) follow_plan(offloader_, run);
+    if (run.lend > 0 && !opt.offload_modules.empty()) {
+      lent_ = share_memory(run, dev, offloader_, link_);
+    }
     if (!run.resume.empty()) {
       resume_from(dev, kernels_, stream_.ref(), run, weights_);
       weights_.refresh_copies(kernels_);
@@ -133,8 +137,8 @@ class trainer {
     link_.finish();
     result.limited = run_.model.capacity_factor > 0;
     result.choices = {link_.sum(model_.choices().all), link_.sum(model_.choices().dropped)};
-    result.ranks =
-        link_.gather({driver_peak_, result.counters.device_peak, offloaded, stall_ms(result)});
+    result.ranks = link_.gather(
+        rank_totals{driver_peak_, result.counters.device_peak, offloaded, stall_ms(result)});
   }
 
   float train_step(int step) {
@@ -344,6 +348,7 @@ class trainer {
   device_array<Device, std::int32_t, side::host> host_bytes_;
   device_array<Device, float> losses_;
   device_array<Device, float, side::host> host_losses_;
+  std::optional<tidepool::lent_memory<Device>> lent_;  // to another rank
 };
 
 }  // namespace moe

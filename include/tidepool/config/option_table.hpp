@@ -127,7 +127,7 @@ inline constexpr std::array option_table{
     option_entry{"device-step", "device_step", "", "SIZE", "bytes by which the device pool grows",
                  member<&options::device_step, bytes_format>},
     option_entry{"borrowed-slack", "borrowed_slack", "", "SIZE|none",
-                 "borrowed bytes that may wait for copies; none: a few of the largest groups",
+                 "borrowed bytes that may wait for copies; none: what the budget allows",
                  member<&options::borrowed_slack, optional_bytes>},
     option_entry{"copy-piece", "copy_piece", "", "SIZE",
                  "larger copies go in pieces of this size; 0: whole",

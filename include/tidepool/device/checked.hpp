@@ -235,6 +235,14 @@ class checked_device : public Device {
     forget(pointer);
     Device::deallocate_peer(peer, pointer);
   }
+  [[nodiscard]] void* import_memory(int descriptor,
+                                    std::size_t bytes) requires lending_device<Device> {
+    return taken(Device::import_memory(descriptor, bytes), bytes, false);
+  }
+  void drop_import(void* pointer) noexcept requires lending_device<Device> {
+    forget(pointer);
+    Device::drop_import(pointer);
+  }
   void deallocate(void* pointer) noexcept {
     forget(pointer);
     Device::deallocate(pointer);

@@ -15,6 +15,7 @@
 #include "tidepool/device/cuda_context.hpp"
 #include "tidepool/device/cuda_host.hpp"
 #include "tidepool/device/cuda_peers.hpp"
+#include "tidepool/device/cuda_sharing.hpp"
 #include "tidepool/device/device.hpp"
 #include "tidepool/error.hpp"
 
@@ -37,7 +38,7 @@ namespace tidepool::inline v0_2_0 {
 ///
 /// Every failed call throws `device_error` with the `cudaError_t`, the call and the device. Thread
 /// safety: one thread at a time; several objects may stand for one device.
-class cuda_device {
+class cuda_device : public detail::cuda_sharing {
  public:
   static constexpr std::string_view name = "cuda";  ///< for messages and pictures
 
@@ -105,7 +106,8 @@ class cuda_device {
   };
 
   /// Throws `device_error` when there is no such device.
-  explicit cuda_device(int ordinal = 0) : ordinal_(ordinal), host_(ordinal), peers_(ordinal) {
+  explicit cuda_device(int ordinal = 0)
+      : cuda_sharing(ordinal), ordinal_(ordinal), host_(ordinal), peers_(ordinal) {
     int count = 0;
     check(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
     if (ordinal < 0 || ordinal >= count) {
@@ -384,7 +386,7 @@ class cuda_device {
 };
 
 static_assert(capturing_device<cuda_device> && filling_device<cuda_device> &&
-              peer_device<cuda_device>);
+              peer_device<cuda_device> && lending_device<cuda_device>);
 
 }  // namespace tidepool
 

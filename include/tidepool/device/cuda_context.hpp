@@ -10,6 +10,23 @@
 
 namespace tidepool::inline v0_2_0::detail {
 
+/// A call of the driver, whose library is not linked; false where it has none of that name.
+template <class Call>
+[[nodiscard]] bool find_driver_call(const char* name, Call& into) noexcept {
+  void* entry = nullptr;
+  cudaDriverEntryPointQueryResult found{};
+#if CUDART_VERSION >= 12050
+  const auto code =
+      cudaGetDriverEntryPointByVersion(name, &entry, 12000, cudaEnableDefault, &found);
+#else
+  const auto code = cudaGetDriverEntryPoint(name, &entry, cudaEnableDefault, &found);
+#endif
+  if (code != cudaSuccess) static_cast<void>(cudaGetLastError());
+  if (code != cudaSuccess || found != cudaDriverEntryPointSuccess) return false;
+  into = reinterpret_cast<Call>(entry);
+  return true;
+}
+
 /// The primary context of a device at one time. CUDA does not check handles: to destroy a stream of
 /// a context that is gone crashes in the driver, and to free its memory may free somebody else's.
 /// So whoever owns such a handle asks first. A context of the driver API's own making is not looked
@@ -35,30 +52,15 @@ class cuda_context {
     decltype(&cuCtxGetId) id = nullptr;
   };
 
-  template <class Call>
-  static bool find(const char* name, Call& into) noexcept {
-    void* entry = nullptr;
-    cudaDriverEntryPointQueryResult found{};
-#if CUDART_VERSION >= 12050
-    const auto code =
-        cudaGetDriverEntryPointByVersion(name, &entry, 12000, cudaEnableDefault, &found);
-#else
-    const auto code = cudaGetDriverEntryPoint(name, &entry, cudaEnableDefault, &found);
-#endif
-    if (code != cudaSuccess) static_cast<void>(cudaGetLastError());
-    if (code != cudaSuccess || found != cudaDriverEntryPointSuccess) return false;
-    into = reinterpret_cast<Call>(entry);
-    return true;
-  }
-
   // The runtime library is linked, the driver's is not: its entries are asked for once.
   static const driver_calls* calls() noexcept {
     static const driver_calls known = [] {
       driver_calls all;
-      const bool found =
-          find("cuDeviceGet", all.device) && find("cuDevicePrimaryCtxGetState", all.state) &&
-          find("cuDevicePrimaryCtxRetain", all.retain) &&
-          find("cuDevicePrimaryCtxRelease", all.release) && find("cuCtxGetId", all.id);
+      const bool found = find_driver_call("cuDeviceGet", all.device) &&
+                         find_driver_call("cuDevicePrimaryCtxGetState", all.state) &&
+                         find_driver_call("cuDevicePrimaryCtxRetain", all.retain) &&
+                         find_driver_call("cuDevicePrimaryCtxRelease", all.release) &&
+                         find_driver_call("cuCtxGetId", all.id);
       return found ? all : driver_calls{};
     }();
     return known.id == nullptr ? nullptr : &known;

@@ -9,6 +9,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -140,6 +141,29 @@ concept peer_device = device<Device> &&
   { dev.why_no_peer(peer) } -> std::convertible_to<std::string>;
   { dev.try_allocate_peer(peer, bytes) } -> std::same_as<void*>;
   { dev.deallocate_peer(peer, pointer) }
+  noexcept;
+};
+
+/// Memory of a device that other processes of the host may map.
+struct exported_memory {
+  int descriptor = -1;    ///< of the system's; whoever asked for it closes it
+  std::uint64_t id = 0;   ///< for `drop_export`
+  std::size_t bytes = 0;  ///< no more than were asked for
+};
+
+/// A device whose memory other processes can use, and that can use theirs; see `lend`.
+///
+/// `try_export` takes whole pages of its own memory, as many as fit the bytes: nothing when it has
+/// no more. `import_memory` maps what another process has exported, for copies of this device. What
+/// is imported outlives its exporter. Both throw `device_error` on any other failure.
+template <class Device>
+concept lending_device = device<Device> &&
+    requires(Device& dev, std::size_t bytes, int descriptor, std::uint64_t id, void* pointer) {
+  { dev.try_export(bytes) } -> std::same_as<std::optional<exported_memory>>;
+  { dev.drop_export(id) }
+  noexcept;
+  { dev.import_memory(descriptor, bytes) } -> std::same_as<void*>;
+  { dev.drop_import(pointer) }
   noexcept;
 };
 

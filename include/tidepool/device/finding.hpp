@@ -127,9 +127,8 @@ namespace detail {
       return "commit or reset the tensor on the stream of its last use, or make that stream wait "
              "for it first";
     case join_site::consumer:
-      return "restore on the stream that uses the tensor, or make that stream wait for the one "
-             "that "
-             "restored";
+      return "restore on the stream that uses the tensor, make that stream wait for the one that "
+             "restored, or call wait_for(tensor, stream)";
     case join_site::borrow:
     case join_site::give_back:
       return "give the memory up on the stream of its last use, and allocate it in the order of "
@@ -144,6 +143,22 @@ namespace detail {
   }
 }
 
+// What orders two accesses where no join of an offloader does; or nothing more than the wait.
+[[nodiscard]] inline std::string_view remedy_between(const finding& found) {
+  const auto first = found.first.kind;
+  const auto second = found.second.kind;
+  if (second == access_kind::host_read || second == access_kind::host_write) {
+    return ": synchronize the stream, or the event, before the host goes on";
+  }
+  if (first == access_kind::offload && !found.first.writes) {
+    return ": write the tensor before its commit, or once the offloader has given the memory back";
+  }
+  if (first == access_kind::handed_out) {
+    return ": or allocate the memory for the stream that uses it first";
+  }
+  return {};
+}
+
 [[nodiscard]] inline std::string missing_of(const finding& found) {
   const auto& first = found.first.stream;
   const auto& second = found.second.stream;
@@ -152,7 +167,9 @@ namespace detail {
       return "a write of these bytes ahead of the read, or its declaration: dev.writes(pointer, "
              "bytes, stream, name)";
     case finding_kind::given_back:
-      return "use the memory before it is given back, or restore the tensor first";
+      return found.first.kind == access_kind::freed
+                 ? "use the memory before it is freed"
+                 : "use the memory before it is given back, or restore the tensor first";
     case finding_kind::foreign_capture:
       return "record the event on the same side of the capture as the wait";
     case finding_kind::not_joined:
@@ -162,13 +179,14 @@ namespace detail {
       break;
   }
   std::string text = first == second ? "the second access has to wait for the first"
-                                     : second + " has to wait for an event that " + first +
+                                     : (second.empty() ? "the host" : second) +
+                                           " has to wait for an event that " + first +
                                            " records behind the first access";
   if (found.missing) {
     text += " (join '" + std::string(name_of(*found.missing)) + "'): ";
-    text += remedy_of(*found.missing);
+    return text.append(remedy_of(*found.missing));
   }
-  return text;
+  return text.append(remedy_between(found));
 }
 
 }  // namespace detail

@@ -6,6 +6,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -39,7 +40,8 @@ struct kernel_run {
 /// While an exception unwinds, freeing memory runs nothing, and an offloader that it destroys drops
 /// what is queued on the streams that it served: kernels may point into frames that are gone.
 ///
-/// Two virtual devices know nothing of each other. Thread safety: none, one per thread. It must
+/// Two virtual devices know nothing of each other, but for memory that one exports and the other
+/// imports. Thread safety: none, one per thread. It must
 /// outlive its streams, events and offloaders.
 class virtual_device {
  public:
@@ -177,6 +179,14 @@ class virtual_device {
   [[nodiscard]] void* try_allocate_peer(int peer, std::size_t bytes);
   /// Gives a neighbour's memory back; runs what is queued before.
   void deallocate_peer(int peer, void* pointer) noexcept;
+  /// Device memory that another process may map: a file in memory.
+  [[nodiscard]] std::optional<exported_memory> try_export(std::size_t bytes);
+  /// Gives it back. Whoever has mapped it keeps it.
+  void drop_export(std::uint64_t id) noexcept;
+  /// Maps what another device, of this process or another, has exported.
+  [[nodiscard]] void* import_memory(int descriptor, std::size_t bytes);
+  /// Ends that; runs what is queued before.
+  void drop_import(void* pointer) noexcept;
   /// Bytes of device memory, free and in all.
   [[nodiscard]] memory_info memory() const {
     return {model_.device_bytes - device_used_, model_.device_bytes};
@@ -236,6 +246,8 @@ class virtual_device {
   blocks device_blocks_;
   blocks host_blocks_;
   blocks peer_blocks_;
+  blocks imports_;
+  std::unordered_map<std::uint64_t, std::size_t> exports_;  // bytes by id
   std::vector<void*> late_;  // given back while an exception unwound, perhaps still in use
   int exceptions_ = std::uncaught_exceptions();
   std::size_t device_used_ = 0;
@@ -249,7 +261,7 @@ class virtual_device {
 };
 
 static_assert(capturing_device<virtual_device> && filling_device<virtual_device> &&
-              peer_device<virtual_device>);
+              peer_device<virtual_device> && lending_device<virtual_device>);
 
 }  // namespace tidepool
 

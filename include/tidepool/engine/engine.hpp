@@ -86,6 +86,7 @@ class engine : public storage_owner {
   [[nodiscard]] storages<Device>& memory() { return store_; }
   [[nodiscard]] const options& settings() const { return opts_; }
   [[nodiscard]] Device& device() { return *dev_; }
+  [[nodiscard]] bool between_steps() const { return learner_.begun() == 0; }
 
   // ---- handles ----
 
@@ -193,7 +194,6 @@ class engine : public storage_owner {
   // ---- recomputing ----
 
   static constexpr std::size_t not_recomputed = static_cast<std::size_t>(-1);
-
   // The place of a name among `recompute_modules`, which are few.
   [[nodiscard]] std::size_t recomputed(std::string_view name) const {
     for (std::size_t i = 0; i < opts_.recompute_modules.size(); ++i) {
@@ -254,10 +254,7 @@ class engine : public storage_owner {
   void start_trace(std::string title, stream_ref origin);
   [[nodiscard]] trace::record finish_trace();
   [[nodiscard]] std::string name_of_group(const chunk_state& chunk, module_id module,
-                                          int layer) const {
-    return names_[static_cast<std::size_t>(module)] + " of layer " + std::to_string(layer) +
-           ", microbatch " + std::to_string(chunk.info().microbatch);
-  }
+                                          int layer) const;
 
  private:
   struct group_ref {

@@ -52,13 +52,13 @@ auto engine<Device>::decide(const chunk_state& chunk, int layer, std::span<handl
                             commit_kind how) const -> verdict {
   // By hand everything leaves: its handles are released by hand too, and nothing may be lost.
   verdict decided;
-  decided.to = opts_.places.front();
+  decided.to = store_.places().front();
   if (how == commit_kind::by_hand) return decided;
   decided.offered =
       how == commit_kind::or_discard && opts_.recompute_by_plan && discardable(handles);
   if (keeps_.everything_leaves()) return decided;
   const auto what = planned(chunk, layer, handles);
-  decided.to = keeps_.place_of(what, opts_.places);
+  decided.to = keeps_.place_of(what, store_.places());
   decided.wanted = decided.what =
       what == plan::action::offload_to_peer ? plan::action::offload : what;
   if (decided.what == plan::action::recompute && !decided.offered) {

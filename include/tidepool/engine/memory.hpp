@@ -212,7 +212,7 @@ trace::counters engine<Device>::counters() const {
   result.borrowed_waiting = borrowed.waiting();
   result.borrowed_joins = borrowed.joins();
   result.budget_exceeded = store_.budget().exceeded();
-  for (const auto kind : opts_.places) result.places.push_back(store_.at(kind).counted());
+  for (const auto kind : store_.places()) result.places.push_back(store_.at(kind).counted());
   const auto host = store_.at(place_kind::host).counted();
   result.host_allocations = host.allocations;
   result.host_reserved = host.reserved;

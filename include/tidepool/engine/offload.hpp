@@ -106,8 +106,9 @@ template <device Device>
     }
     return true;
   };
-  auto next = std::find(opts_.places.begin(), opts_.places.end(), into.place);
-  while (++next != opts_.places.end()) {
+  const auto& places = store_.places();
+  auto next = std::find(places.begin(), places.end(), into.place);
+  while (++next != places.end()) {
     into.place = *next;
     if (all_moved()) return true;
   }

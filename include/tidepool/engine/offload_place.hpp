@@ -16,6 +16,7 @@
 #include "tidepool/memory/file_pages.hpp"
 #include "tidepool/memory/file_worker.hpp"
 #include "tidepool/memory/lanes.hpp"
+#include "tidepool/memory/loan.hpp"
 #include "tidepool/memory/pool.hpp"
 #include "tidepool/options.hpp"
 #include "tidepool/trace/counters.hpp"
@@ -60,9 +61,29 @@ struct offload_place {
     open(std::move(from), order, limits);
   }
 
+  // The same of one that is another process's.
+  template <class Loan>
+  void open_loan(std::unique_ptr<Loan> from, const clocks& order) {
+    const pool_limits whole{from->bytes(), from->bytes(), rounding::none};
+    const std::string lender = from->lender();
+    lent = from.get();
+    open_peer(std::move(from), order, whole, 0);
+    name = "peer, " + lender;
+  }
+  // Gives that back; the place takes nothing until it has memory again.
+  void close_loan() noexcept {
+    lent = nullptr;
+    blocks.reset();
+    pages.reset();
+  }
+
   [[nodiscard]] trace::place_counters counted() const {
-    return {name, bytes_offloaded,      bytes_reloaded, blocks->budget(), blocks->reserved(),
-            peak, blocks->allocations()};
+    trace::place_counters all{name, bytes_offloaded, bytes_reloaded, 0, 0, peak, 0};
+    if (!blocks) return all;
+    all.budget = blocks->budget();
+    all.reserved = blocks->reserved();
+    all.allocations = blocks->allocations();
+    return all;
   }
 
   std::string name = "host";
@@ -74,8 +95,9 @@ struct offload_place {
   lane_id offload;
   lane_id reload;
   std::unique_ptr<page_allocator> pages;
-  std::optional<pool> blocks;
-  std::size_t peak = 0;  // bytes in use
+  std::optional<pool> blocks;  // none where what was lent has been given back
+  const loan* lent = nullptr;  // of another process
+  std::size_t peak = 0;        // bytes in use
   std::uint64_t bytes_offloaded = 0;
   std::uint64_t bytes_reloaded = 0;
   std::size_t granule = 1;  // that all blocks are multiples of; a power of two

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstddef>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -11,6 +12,7 @@
 #include "tidepool/engine/offload_place.hpp"
 #include "tidepool/engine/sources.hpp"
 #include "tidepool/memory/lanes.hpp"
+#include "tidepool/memory/loan.hpp"
 #include "tidepool/memory/pinned.hpp"
 #include "tidepool/memory/tracer.hpp"
 #include "tidepool/options.hpp"
@@ -21,22 +23,39 @@ namespace tidepool::inline v0_2_0::detail {
 // commit need not come by here.
 template <device Device>
 struct place_list {
-  place_list(Device& dev, lanes<Device>& order, tracer<Device>& trace, const options& opts) {
+  place_list(Device& dev, lanes<Device>& order, tracer<Device>& trace, const options& opts)
+      : nearest(opts.places) {
     all[0]
         .emplace(dev, order)
         .open(make_host_pages(dev, opts), order,
               {opts.host_step, host_budget(opts), rounding::none});
     for (const auto kind : opts.places) open(dev, order, kind, opts);
-    std::vector<std::string> names;
     for (std::size_t k = 0; k < place_kinds; ++k) {
-      if (!all[k]) continue;
-      copy_lanes.push_back(offload_lanes[k] = all[k]->offload);
-      copy_lanes.push_back(reload_lanes[k] = all[k]->reload);
-      // Those of the host have no name behind them.
-      const auto of = k == 0 ? std::string() : " " + std::string(name_of(place_kind(k)));
-      names.insert(names.end(), {"offload" + of, "reload" + of});
+      if (all[k]) note_lanes(k, trace);
     }
-    if (copy_lanes.size() > 2) trace.name_copy_lanes(std::move(names));
+  }
+
+  // Memory of another process, before all other places. A place that is there keeps its streams.
+  void borrow(Device& dev, lanes<Device>& order, tracer<Device>& trace,
+              const loan_handle& from) requires lending_device<Device> {
+    constexpr auto peer = static_cast<std::size_t>(place_kind::peer);
+    auto memory = std::make_unique<loan_pages<Device>>(dev, from);
+    nearest.reserve(place_kinds);
+    if (!all[peer]) {
+      order.own_more(2, [&] { all[peer].emplace(dev, order); });
+      note_lanes(peer, trace);
+      nearest.insert(nearest.begin(), place_kind::peer);
+    }
+    all[peer]->open_loan(std::move(memory), order);
+  }
+
+  void note_lanes(std::size_t kind, tracer<Device>& trace) {
+    copy_lanes.push_back(offload_lanes[kind] = all[kind]->offload);
+    copy_lanes.push_back(reload_lanes[kind] = all[kind]->reload);
+    // Those of the host have no name behind them.
+    const auto of = kind == 0 ? std::string() : " " + std::string(name_of(place_kind(kind)));
+    trace.name_copy_lane(offload_lanes[kind], "offload" + of);
+    trace.name_copy_lane(reload_lanes[kind], "reload" + of);
   }
 
   void open(Device& dev, lanes<Device>& order, place_kind which, const options& opts) {
@@ -52,6 +71,11 @@ struct place_list {
     }
   }
 
+  [[nodiscard]] bool has(place_kind which) const {
+    return all[static_cast<std::size_t>(which)].has_value();
+  }
+
+  std::vector<place_kind> nearest;  // first, of those that groups go to
   std::array<std::optional<offload_place<Device>>, place_kinds> all;  // by kind
   std::array<lane_id, place_kinds> offload_lanes{};
   std::array<lane_id, place_kinds> reload_lanes{};

@@ -13,6 +13,13 @@
 namespace tidepool::inline v0_2_0::detail {
 
 template <device Device>
+[[gnu::cold]] std::string engine<Device>::name_of_group(const chunk_state& chunk, module_id module,
+                                                        int layer) const {
+  return names_[static_cast<std::size_t>(module)] + " of layer " + std::to_string(layer) +
+         ", microbatch " + std::to_string(chunk.info().microbatch);
+}
+
+template <device Device>
 [[gnu::cold]] void engine<Device>::refuse(const char* call, const chunk_state& chunk,
                                           module_id module, int layer,
                                           const std::string& why) const {
@@ -41,16 +48,21 @@ template <device Device>
   std::string options;
   std::string in_use;
   std::string raise;
-  for (const auto kind : opts_.places) {
+  std::size_t budget = 0;
+  for (const auto kind : store_.places()) {
     const auto& place = store_.at(kind);
+    if (!place.blocks) continue;
+    budget = place.blocks->budget();
     const auto word = std::string(name_of(kind));
     const bool host = kind == place_kind::host;
     const auto between = [&](std::string_view text) { return options.empty() ? "" : text; };
     const int full = place.file_room == nullptr ? 0 : place.file_room->full();
     in_use += std::string(between(" and ")) + std::to_string(place.blocks->used()) + " of " +
-              std::to_string(place.blocks->budget()) + " bytes" +
-              (host ? "" : " of " + place.name) + (full == 0 ? "" : " (" + in_words(full) + ")");
-    raise += std::string(between(" or ")) + "--" + word + "-budget";
+              std::to_string(budget) + " bytes" + (host ? "" : " of " + place.name) +
+              (full == 0 ? "" : " (" + in_words(full) + ")");
+    raise += std::string(between(" or ")) + (place.lent != nullptr
+                                                 ? "what " + place.lent->lender() + " lends"
+                                                 : "--" + word + "-budget");
     options += std::string(between(", ")) + word + "_budget";
     if (full != 0) raise += " and free room on the disk of " + opts_.file_path;
   }
@@ -63,7 +75,7 @@ template <device Device>
                            : peer ? ", give --places=peer,host, offload"
                                   : ", give --places=host,file:/path, offload") +
                           " fewer modules, or lower --offload-fraction",
-                      bytes, store_.at(opts_.places.back()).blocks->budget());
+                      bytes, budget);
 }
 
 // Of a step that follows its plan: what stays by it, and the chunks that wait for backward.

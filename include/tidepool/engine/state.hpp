@@ -43,6 +43,7 @@ template <device Device>
 buffer<Device> engine<Device>::create_state(storage& store, std::string_view name,
                                             stream_ref stream) {
   require_away(store, "create", name);
+  [[maybe_unused]] const state_subject<Device> subject{*this, name};
   const auto lane = lane_of(stream);
   forget_idle(store);
   if (store.on_device)
@@ -77,6 +78,7 @@ bool engine<Device>::bring_state(storage& store, std::string_view name) {
 template <device Device>
 bool engine<Device>::prefetch_state(storage& store, std::string_view name) {
   if (store.on_device) return false;
+  [[maybe_unused]] const state_subject<Device> subject{*this, name};
   settle();
   idle_.make_room();
   store_.budget().keep();
@@ -89,6 +91,7 @@ template <device Device>
 buffer<Device> engine<Device>::fetch_state(storage& store, std::string_view name,
                                            stream_ref stream) {
   require_away(store, "fetch", name);
+  [[maybe_unused]] const state_subject<Device> subject{*this, name};
   const auto lane = lane_of(stream);
   const bool was_there = static_cast<bool>(store.on_device);
   if (!take_or_evict([&] { return was_there || bring_state(store, name); })) {
@@ -115,6 +118,7 @@ void engine<Device>::write_state(storage& store, std::string_view name, buffer<D
     throw misuse_error("write_back of " + std::string(name) +
                        ": this is not the buffer that its create or fetch returned");
   }
+  [[maybe_unused]] const state_subject<Device> subject{*this, name};
   const auto lane = lane_of(stream);
   const auto copies = store_.offload_lane(place_kind::host);
   auto& order = store_.order();

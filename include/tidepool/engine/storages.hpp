@@ -107,6 +107,8 @@ class storages {
   }
   // Those of every place; the host's come first.
   [[nodiscard]] const std::vector<lane_id>& copy_lanes() const { return places_.copy_lanes; }
+  [[nodiscard]] const std::vector<place_kind>& places() const { return places_.nearest; }
+  void borrow(const loan_handle& from) { places_.borrow(*dev_, order_, trace_, from); }
   [[nodiscard]] bool has_given_memory() const { return given_; }
   // Its device memory goes back to an allocator that knows no fences.
   [[nodiscard]] bool gives_back() const { return gives_back_; }
@@ -114,9 +116,7 @@ class storages {
   [[nodiscard]] const block_source& device_source() const { return *device_; }
   [[nodiscard]] borrowed_memory& borrowed() { return borrowed_; }
   [[nodiscard]] const borrowed_memory& borrowed() const { return borrowed_; }
-  [[nodiscard]] bool has(place_kind which) const {
-    return places_.all[static_cast<std::size_t>(which)].has_value();
-  }
+  [[nodiscard]] bool has(place_kind which) const { return places_.has(which); }
   [[nodiscard]] offload_place<Device>& at(place_kind which) {
     return *places_.all[static_cast<std::size_t>(which)];
   }
@@ -237,7 +237,7 @@ class storages {
     fence ready;
     if (store.origin != 0) parts_.make_room();
     const auto bytes = (store.bytes + to.granule - 1) & ~(to.granule - 1);
-    if (!to.blocks->take(bytes, to.offload, store.copy, ready)) return false;
+    if (!to.blocks || !to.blocks->take(bytes, to.offload, store.copy, ready)) return false;
     // Made now, so that nobody has to remember the fence: what is issued on the stream from here on
     // waits, and only the copy into this block is.
     try {

@@ -59,6 +59,21 @@ class lanes final : public clocks {
   [[nodiscard]] typename Device::stream_ref stream(lane_id lane) const { return at(lane).stream; }
   /// Those that there are so far are an offloader's own.
   void own_all() { own_ = count_; }
+  /// Lanes for `more` streams of the offloader's own, which `open` makes; where it throws, they are
+  /// gone. In the others' way they are not: those come later, or were there before.
+  template <class Open>
+  void own_more(std::size_t more, const Open& open) {
+    const auto before = count_;
+    try {
+      open();
+    } catch (...) {
+      count_ = before;
+      throw;
+    }
+    own_ += more;
+  }
+  /// Whether there has been a capture.
+  [[nodiscard]] bool has_captured() const { return bounded_; }
   /// The device whose streams they are.
   [[nodiscard]] Device& device() const { return *dev_; }
 

@@ -31,9 +31,14 @@ class tracer {
   explicit tracer(Device& dev) : dev_(&dev) {}
 
   [[nodiscard]] bool on() const { return on_; }
-  // An offloader's own lanes, which come first.
-  void name_copy_lanes(std::vector<std::string> names) { copy_lanes_ = std::move(names); }
-  [[nodiscard]] bool copies(lane_id lane) const { return index_of(lane) < copy_lanes_.size(); }
+  // One of an offloader's own; others have no name.
+  void name_copy_lane(lane_id lane, std::string name) {
+    if (copy_lanes_.size() <= index_of(lane)) copy_lanes_.resize(index_of(lane) + 1);
+    copy_lanes_[index_of(lane)] = std::move(name);
+  }
+  [[nodiscard]] bool copies(lane_id lane) const {
+    return index_of(lane) < copy_lanes_.size() && !copy_lanes_[index_of(lane)].empty();
+  }
 
   // Blocks the host until the device is idle, so that all streams share one origin of time.
   void start(std::string title, std::size_t bytes_now, std::size_t without_now,
@@ -103,10 +108,11 @@ class tracer {
     on_ = false;
     trace::record result;
     result.title = title_;
+    std::size_t computes = 0;
     for (std::size_t lane = 0; lane < lane_count; ++lane) {
-      const auto own = copy_lanes_.size();
-      result.lanes.push_back(lane < own ? copy_lanes_[lane]
-                                        : "compute " + std::to_string(lane - own));
+      result.lanes.push_back(copies(static_cast<lane_id>(lane))
+                                 ? copy_lanes_[lane]
+                                 : "compute " + std::to_string(computes++));
     }
     for (auto& raw : spans_) {
       raw.span.start = time_of(raw.from);
@@ -219,7 +225,8 @@ class tracer {
     into.untraced.assign(into.lanes.size(), false);
     if constexpr (logs_kernels) {
       const auto kernels = dev_->take_kernels();
-      for (std::size_t lane = copy_lanes_.size(); lane < into.lanes.size(); ++lane) {
+      for (std::size_t lane = 0; lane < into.lanes.size(); ++lane) {
+        if (copies(static_cast<lane_id>(lane))) continue;
         std::vector<std::pair<double, double>> runs;
         for (const auto& run : kernels) {
           if (run.stream != stream_of(static_cast<lane_id>(lane)).index()) continue;
@@ -228,7 +235,8 @@ class tracer {
         add_unnamed_compute(into, lane, std::move(runs));
       }
     } else {
-      for (std::size_t lane = copy_lanes_.size(); lane < into.lanes.size(); ++lane) {
+      for (std::size_t lane = 0; lane < into.lanes.size(); ++lane) {
+        if (copies(static_cast<lane_id>(lane))) continue;
         into.untraced[lane] =
             std::none_of(into.spans.begin(), into.spans.end(), [&](const trace::span& each) {
               return each.lane == lane && each.kind == trace::span_kind::compute;
@@ -239,7 +247,7 @@ class tracer {
 
   Device* dev_;
   bool on_ = false;
-  std::vector<std::string> copy_lanes_{"offload", "reload"};
+  std::vector<std::string> copy_lanes_{"offload", "reload"};  // names by lane
   std::string title_;
   std::size_t bytes_at_start_ = 0;
   std::size_t without_at_start_ = 0;

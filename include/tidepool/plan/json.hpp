@@ -9,7 +9,7 @@
 ///      "storages": [{"bytes": 1048576, "chunk": 0, "group": 0}],
 ///      "shared": [{"storage": 0, "chunk": 0, "group": 1}],
 ///      "events": [["allocate", 0, 0, 1.5, 1], ["commit", 0, 0, 80]],
-///      "rest_us": 3, "shapes_vary": false,
+///      "rest_us": 3, "shapes_vary": false, "stream_ordered": false,
 ///      "link": {"out": 55.2, "in": 55.2, "both": 101.7, "latency_us": 2},
 ///      "peer_link": {"out": 396, "in": 394, "both": 782, "latency_us": 2}}
 ///

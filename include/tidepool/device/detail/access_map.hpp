@@ -38,6 +38,7 @@ class access_map {
   // Calls `visit(range, begin)` for each range within [begin, end), cut at both ends.
   template <class Visit>
   void over(std::uintptr_t begin, std::uintptr_t end, const Visit& visit) {
+    if (begin == end) return;
     cut(begin);
     cut(end);
     auto at = ranges_.lower_bound(begin);
@@ -55,6 +56,7 @@ class access_map {
   // All of [begin, end) is alike from now on.
   void replace(std::uintptr_t begin, std::uintptr_t end, contents holds, std::uint32_t writer,
                std::uint32_t cause) {
+    if (begin == end) return;  // it would end the range that begins here
     cut(begin);
     cut(end);
     auto at = ranges_.lower_bound(begin);

@@ -137,7 +137,7 @@ class finding_list {
     }
     if (!is_kernel(second.kind)) return std::nullopt;
     if (first.kind == kind::reload && first_writes) return join_site::consumer;
-    if (first.kind == kind::offload && !first_writes) return join_site::device_reuse;
+    // Memory that was not handed out again is still the trainer's: no join of an offloader is due.
     return std::nullopt;
   }
 

@@ -67,15 +67,18 @@ inline void order_log::expect_joined() {
   const auto place = capture_->unjoined();
   if (place == 0) return;
   order_access last;
+  bool writes = false;
   for (const auto& each : capture_->items) {
-    if (each.place == place && each.step.kind <= step_kind::copy) last = each.step.who;
+    if (each.place != place || each.step.kind > step_kind::copy) continue;
+    last = each.step.who;
+    writes = each.step.kind == step_kind::write;
   }
   order_access end;
   end.kind = access_kind::capture_end;
   end.stream = end.lane = capture_->lanes.front();
   end.number = issued_ + 1;
   end.graph = capture_->number;
-  findings_.add(finding_kind::not_joined, last, false, end, false, 0, 0, clocks_);
+  findings_.add(finding_kind::not_joined, last, writes, end, false, 0, 0, clocks_);
 }
 
 inline auto order_log::end_capture() -> graph {

@@ -1,11 +1,17 @@
 // The bodies of virtual.hpp.
 #pragma once
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <optional>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include "tidepool/device/detail/simulation.hpp"
@@ -50,6 +56,7 @@ TIDEPOOL_INLINE virtual_device::virtual_device(const machine& model)
 }
 
 TIDEPOOL_INLINE virtual_device::~virtual_device() {
+  for (const auto& [pointer, bytes] : imports_) ::munmap(pointer, bytes);
   if (!model_.moves_bytes) return;
   for (const auto& [pointer, bytes] : device_blocks_) std::free(pointer);
   for (const auto& [pointer, bytes] : host_blocks_) std::free(pointer);
@@ -163,6 +170,60 @@ TIDEPOOL_INLINE auto virtual_device::try_allocate_peer(int peer, std::size_t byt
 
 TIDEPOOL_INLINE void virtual_device::deallocate_peer(int /*peer*/, void* pointer) noexcept {
   give(pointer, peer_used_, peer_blocks_);
+}
+
+TIDEPOOL_INLINE auto virtual_device::try_export(std::size_t bytes)
+    -> std::optional<exported_memory> {
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  exported_memory made{-1, exports_.size() + 1, bytes / page * page};
+  if (made.bytes > model_.device_bytes - device_used_) return std::nullopt;
+  while (exports_.contains(made.id)) ++made.id;
+  made.descriptor = ::memfd_create("tidepool", MFD_CLOEXEC);
+  if (made.descriptor < 0 || ::ftruncate(made.descriptor, static_cast<off_t>(made.bytes)) != 0) {
+    const int code = errno;
+    if (made.descriptor >= 0) ::close(made.descriptor);
+    throw device_error(
+        "tidepool: virtual device: no file in memory: " + std::system_category().message(code),
+        code);
+  }
+  exports_.emplace(made.id, made.bytes);
+  device_used_ += made.bytes;
+  device_peak_ = std::max(device_peak_, device_used_);
+  return made;
+}
+
+TIDEPOOL_INLINE void virtual_device::drop_export(std::uint64_t id) noexcept {
+  const auto found = exports_.find(id);
+  if (found == exports_.end()) return;
+  device_used_ -= found->second;
+  exports_.erase(found);
+}
+
+TIDEPOOL_INLINE auto virtual_device::import_memory(int descriptor, std::size_t bytes) -> void* {
+  imports_.reserve(imports_.size() + 1);
+  auto* const memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+  if (memory == MAP_FAILED) {
+    const int code = errno;
+    throw device_error("tidepool: virtual device: memory of another process cannot be mapped: " +
+                           std::system_category().message(code),
+                       code);
+  }
+  imports_.emplace(memory, bytes);
+  if (model_.poison) std::memset(memory, poison_byte, bytes);
+  return memory;
+}
+
+TIDEPOOL_INLINE void virtual_device::drop_import(void* pointer) noexcept {
+  const auto found = imports_.find(pointer);
+  // What an exception leaves in use stays until the device goes.
+  if (found == imports_.end() || (std::uncaught_exceptions() > exceptions_ && !sim_->idle()))
+    return;
+  try {
+    synchronize();
+  } catch (...) {  // a program that cannot go on does not use the memory either
+  }
+  ::munmap(found->first, found->second);
+  imports_.erase(found);
 }
 
 TIDEPOOL_INLINE void virtual_device::launch(stream_ref on, double duration_ns,

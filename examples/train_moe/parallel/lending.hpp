@@ -1,0 +1,42 @@
+/// Which rank of a pipeline lends memory to which, and how the two come together.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <tidepool/memory/lend.hpp>
+#include <tidepool/offloader.hpp>
+
+#include "layout.hpp"
+#include "schedule.hpp"
+
+namespace moe {
+
+/// The rank that `rank` borrows from, if it holds more microbatches at once than that one. The
+/// first borrows from the last, the second from the last but one.
+[[nodiscard]] inline std::optional<int> lender_of(const settings& run, int rank) {
+  const pipeline_shape shape = shape_of(run);
+  const int other = run.ranks - 1 - rank;
+  const auto held = [&](int of) { return deepest(steps_of_rank(shape, of)); };
+  if (held(other) >= held(rank)) return std::nullopt;
+  return other;
+}
+
+/// Lends and borrows what `--lend` says; returns what this rank lends. All ranks must call. A
+/// lender that goes ends the run: the ranks of a pipeline cannot train without it.
+template <class Device, class Offloader, class Link>
+[[nodiscard]] std::optional<tidepool::lent_memory<Device>> share_memory(const settings& run,
+                                                                        Device& dev, Offloader& off,
+                                                                        Link& link) {
+  std::optional<tidepool::lent_memory<Device>> lent;
+  if (lender_of(run, run.ranks - 1 - run.rank) == run.rank) {
+    lent = tidepool::lend(dev, run.lend, "rank " + std::to_string(run.rank));
+  }
+  const auto handles = link.gather(lent ? lent->handle() : tidepool::loan_handle());
+  if (const auto lender = lender_of(run, run.rank)) {
+    off.borrow(handles[static_cast<std::size_t>(*lender)]);
+  }
+  return lent;
+}
+
+}  // namespace moe

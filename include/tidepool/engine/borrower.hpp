@@ -1,0 +1,94 @@
+// Memory that another process lends: when it comes, and what becomes of it.
+#pragma once
+
+#include <string>
+
+#include "tidepool/engine/engine.hpp"
+#include "tidepool/error.hpp"
+#include "tidepool/memory/loan.hpp"
+
+namespace tidepool::inline v0_2_0::detail {
+
+template <device Device>
+class borrower {
+ public:
+  explicit borrower(engine<Device>& owner) : owner_(&owner) {}
+
+  void borrow(const loan_handle& from, lender_gone then) requires lending_device<Device> {
+    auto& store = owner_->memory();
+    if (store.order().capturing()) {
+      throw misuse_error("borrow: a capture cannot; borrow before it, or after");
+    }
+    const bool first = !store.has(place_kind::peer);
+    if (!first && peer().blocks) {
+      throw misuse_error("borrow: this offloader has a neighbour's memory already, " + peer().name +
+                         "; call return_loan first, or take --places=peer out");
+    }
+    if (first && store.order().count() + 2 > max_lanes) {
+      throw misuse_error("borrow: copies to a neighbour take two of the " +
+                         std::to_string(max_lanes) + " streams that an offloader serves, and " +
+                         std::to_string(store.order().count()) +
+                         " are in use; use fewer, or borrow before the first step");
+    }
+    store.borrow(from);
+    then_ = then;
+    if constexpr (order_checking_device<Device>) {
+      if (!first) return;
+      owner_->device().name_copy_streams(peer().out_stream.ref(), peer().in_stream.ref(),
+                                         place_kind::peer);
+    }
+  }
+
+  void give_back() {
+    if (lent() == nullptr) return;
+    const auto refuse = [&](const std::string& why) {
+      throw misuse_error("return_loan: " + peer().name + ": " + why);
+    };
+    if (const auto used = peer().blocks->used(); used > 0) {
+      refuse(std::to_string(used) +
+             " bytes lie there and have not come back; call it between"
+             " steps");
+    }
+    if (owner_->memory().order().has_captured()) {
+      refuse("graphs were captured, which copy to it; destroy them with this offloader");
+    }
+    peer().close_loan();
+  }
+
+  // A step begins, and its lender is not there: call `go_on`. What still lies in the memory keeps
+  // it until a later step, where it need not be given back at once.
+  [[nodiscard]] bool alone(bool trains) const {
+    return trains && lent() != nullptr && owner_->between_steps() && !lent()->here() &&
+           (then_ == lender_gone::fails || peer().blocks->used() == 0);
+  }
+
+  // Says how, or throws.
+  [[nodiscard]] std::string go_on() {
+    const auto lender = lent()->lender();
+    const auto happened = lent()->what_happened();
+    const bool captured = owner_->memory().order().has_captured();
+    if (then_ == lender_gone::moves_on && !captured) {
+      give_back();
+      return "places: " + happened + "; groups go to the next place from now on";
+    }
+    throw lender_error("begin: " + happened + "; nothing is lost. " +
+                           (captured ? "Graphs copy to that memory: make another offloader"
+                                     : "Call return_loan to go on without it, or borrow with"
+                                       " lender_gone::moves_on"),
+                       lender);
+  }
+
+ private:
+  // Null where nothing is borrowed.
+  [[nodiscard]] const loan* lent() const {
+    return owner_->memory().has(place_kind::peer) ? peer().lent : nullptr;
+  }
+  [[nodiscard]] offload_place<Device>& peer() const {
+    return owner_->memory().at(place_kind::peer);
+  }
+
+  engine<Device>* owner_;
+  lender_gone then_{};
+};
+
+}  // namespace tidepool::detail

@@ -1,0 +1,374 @@
+// Memory that one process lends to another, as a place that groups are offloaded to.
+#include <doctest/doctest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <csignal>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "messages.hpp"
+#include "rig.hpp"
+#include "tidepool/memory/lend.hpp"
+
+namespace {
+
+using tidepool::lend;
+using tidepool::lender_gone;
+using tidepool::loan_handle;
+using tidepool::machine;
+using tidepool::options;
+using tidepool::place_kind;
+using tidepool::virtual_device;
+using tidepool::test::rig;
+using tidepool::test::says;
+using tidepool::test::small_options;
+
+using offloader = rig::offloader<tidepool::modules<"fc1">>;
+
+constexpr std::size_t size = 2048;
+
+struct other_device : virtual_device {
+  static constexpr std::string_view name = "other";
+};
+
+// Of a place whose name begins so; nothing where there is none.
+std::optional<tidepool::trace::place_counters> find(const offloader& off, std::string_view name) {
+  const auto totals = off.counters();
+  const auto found = std::ranges::find_if(
+      totals.places, [&](const auto& each) { return each.name.starts_with(name); });
+  if (found == totals.places.end()) return std::nullopt;
+  return *found;
+}
+std::uint64_t sent_to(const offloader& off, std::string_view name) {
+  const auto place = find(off, name);
+  return place ? place->bytes_offloaded : 0;
+}
+
+template <class Error, class Call>
+std::string words_of(const Call& call) {
+  try {
+    call();
+  } catch (const Error& problem) {
+    return problem.what();
+  }
+  return {};
+}
+
+// One step: a tensor for each layer, written, committed as a group and looked at when it is back.
+// `between` runs where all of them are away.
+template <class Between>
+void step(rig& desk, offloader& off, int layers, const Between& between) {
+  auto chunk = off.begin();
+  std::vector<rig::buffer> saved;
+  for (int l = 0; l < layers; ++l) {
+    auto& x = saved.emplace_back(off.allocate(size, desk.stream()));
+    desk.write(x, static_cast<std::uint32_t>(l) + 3);
+    chunk.commit<"fc1">(l, desk.stream(), x);
+  }
+  chunk.end_forward();
+  between();
+  for (int l = layers; l-- > 0;) {
+    auto& x = saved[static_cast<std::size_t>(l)];
+    chunk.restore<"fc1">(l, desk.stream(), x);
+    desk.check(x, static_cast<std::uint32_t>(l) + 3);
+    x.reset(desk.stream());
+  }
+  chunk.finish();
+  off.end_step();
+  desk.dev.synchronize();
+}
+void step(rig& desk, offloader& off, int layers) {
+  step(desk, off, layers, [] {});
+}
+
+options no_reload_ahead() {
+  auto opts = small_options();
+  opts.reload_ahead = 0;
+  return opts;
+}
+
+// A process that lends and then waits for its end. It has none of this one's threads.
+class lending_process {
+ public:
+  explicit lending_process(std::size_t bytes) {
+    std::array<int, 2> ends{};
+    REQUIRE(::pipe(ends.data()) == 0);
+    process_ = ::fork();
+    REQUIRE(process_ >= 0);
+    if (process_ == 0) {
+      virtual_device dev;
+      const auto lent = lend(dev, bytes, "the other");
+      const auto written = ::write(ends[1], &lent.handle(), sizeof(loan_handle));
+      while (written == sizeof(loan_handle)) ::pause();
+      ::_exit(1);
+    }
+    ::close(ends[1]);
+    const auto got = ::read(ends[0], &handle_, sizeof handle_);
+    ::close(ends[0]);
+    REQUIRE(got == sizeof handle_);
+  }
+  lending_process(const lending_process&) = delete;
+  lending_process& operator=(const lending_process&) = delete;
+  ~lending_process() { kill(); }
+  void kill() {
+    if (process_ == 0) return;
+    ::kill(process_, SIGKILL);
+    ::waitpid(process_, nullptr, 0);
+    process_ = 0;
+  }
+  [[nodiscard]] const loan_handle& handle() const { return handle_; }
+  [[nodiscard]] pid_t process() const { return process_; }
+
+ private:
+  pid_t process_ = 0;
+  loan_handle handle_;
+};
+
+}  // namespace
+
+TEST_CASE("lending: groups go to lent memory first, then to the host, and come back in 40 orders") {
+  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    CAPTURE(seed);
+    virtual_device neighbour;
+    const auto lent = lend(neighbour, 2 * 4096, "rank 1");
+    rig desk(machine{.order_seed = seed});
+    offloader off(desk.dev, small_options());
+    off.borrow(lent.handle());
+    for (int i = 0; i < 3; ++i) step(desk, off, 6);
+    CHECK(desk.wrong() == 0);
+    const auto place = find(off, "peer, rank 1 (process ");
+    REQUIRE(place);
+    CHECK(place->budget == 8192);
+    CHECK(place->peak == 8192);
+    CHECK(place->bytes_offloaded >= std::size_t{3} * 4 * size);
+    CHECK(place->bytes_reloaded == place->bytes_offloaded);
+    CHECK(sent_to(off, "host") > 0);
+  }
+}
+
+TEST_CASE("lending: a lender has less memory, until it takes it back and the borrower lets it go") {
+  virtual_device neighbour;
+  const auto before = neighbour.memory().free;
+  {
+    const auto lent = lend(neighbour, 5000);
+    CHECK(lent.bytes() == 4096);
+    CHECK(neighbour.memory().free == before - 4096);
+  }
+  CHECK(neighbour.memory().free == before);
+  CHECK(says(words_of<tidepool::out_of_budget>([&] { (void)lend(neighbour, before + 4096); }),
+             "is not there; " + std::to_string(before) + " bytes are free. Lend less"));
+  CHECK(says(words_of<tidepool::misuse_error>([&] { (void)lend(neighbour, 100); }),
+             "100 bytes are less than a page"));
+  CHECK(neighbour.memory().free == before);
+}
+
+TEST_CASE("lending: bytes that are no handle, or another version's, are refused by name") {
+  virtual_device neighbour;
+  auto lent = lend(neighbour, 4096, "rank 1");
+  rig desk;
+  offloader off(desk.dev, small_options());
+  const auto refusal = [&](auto change) {
+    std::array<unsigned char, sizeof(loan_handle)> bytes{};
+    std::memcpy(bytes.data(), &lent.handle(), sizeof bytes);
+    change(bytes);
+    loan_handle changed;
+    std::memcpy(&changed, bytes.data(), sizeof bytes);
+    return words_of<tidepool::misuse_error>([&] { off.borrow(changed); });
+  };
+  CHECK(says(refusal([](auto& bytes) { bytes.fill(0xAB); }), "these bytes are not a handle"));
+  CHECK(says(refusal([](auto& bytes) { bytes.fill(0); }), "these bytes are not a handle"));
+  CHECK(says(refusal([](auto& bytes) { bytes[7] = '2'; }), "the format '02' of another version"));
+  for (const std::size_t at : {8U, 16U, 24U, 40U, 80U, 120U}) {
+    CAPTURE(at);
+    CHECK(says(refusal([&](auto& bytes) { bytes[at] ^= 1U; }), "changed on its way"));
+  }
+  CHECK(says(words_of<tidepool::misuse_error>([&] { off.borrow(loan_handle()); }),
+             "names no memory"));
+  // None of these has taken it.
+  CHECK_FALSE(lent.in_use());
+  off.borrow(lent.handle());
+  step(desk, off, 2);
+  CHECK(desk.wrong() == 0);
+}
+
+TEST_CASE("lending: one borrower has the memory, and another is refused at once") {
+  virtual_device neighbour;
+  const auto lent = lend(neighbour, 4096, "rank 1");
+  rig desk;
+  offloader first(desk.dev, small_options());
+  first.borrow(lent.handle());
+  offloader second(desk.dev, small_options());
+  try {
+    second.borrow(lent.handle());
+    FAIL("lent twice");
+  } catch (const tidepool::lender_error& problem) {
+    CHECK(problem.lender == lent.handle().lender());
+    CHECK(says(problem.what(), "lent it to another"));
+    CHECK(says(problem.what(), "have it lend again, or go on without"));
+  }
+  CHECK(says(words_of<tidepool::misuse_error>([&] { first.borrow(lent.handle()); }),
+             "call return_loan first"));
+  step(desk, first, 2);
+  step(desk, second, 2);
+  CHECK(sent_to(first, "peer") == 2 * size);
+  CHECK(sent_to(second, "peer") == 0);
+  CHECK(desk.wrong() == 0);
+}
+
+TEST_CASE(
+    "lending: memory taken back in a step serves it to its end, and is an error at the next") {
+  virtual_device neighbour;
+  auto lent = lend(neighbour, 4096, "rank 1");
+  rig desk;
+  offloader off(desk.dev, no_reload_ahead());
+  off.borrow(lent.handle());
+  step(desk, off, 2);
+  step(desk, off, 2, [&] {
+    lent.take_back();
+    CHECK(says(words_of<tidepool::misuse_error>([&] { off.return_loan(); }),
+               "4096 bytes lie there and have not come back"));
+  });
+  CHECK(desk.wrong() == 0);
+  CHECK(lent.in_use());
+  const auto text = words_of<tidepool::lender_error>([&] { step(desk, off, 2); });
+  CHECK(says(text, "begin: rank 1 (process " + std::to_string(::getpid()) +
+                       ") wants its memory back; nothing is lost. Call return_loan"));
+  off.return_loan();
+  CHECK_FALSE(lent.in_use());
+  step(desk, off, 2);
+  CHECK(desk.wrong() == 0);
+  CHECK(sent_to(off, "peer") == 4 * size);
+  CHECK(sent_to(off, "host") == 2 * size);
+}
+
+TEST_CASE("lending: a borrower that moves on says so once, and may borrow again") {
+  virtual_device neighbour;
+  std::optional lent = lend(neighbour, 4096, "rank 1");
+  rig desk;
+  offloader off(desk.dev, small_options());
+  std::vector<std::string> said;
+  off.on_report([&](std::string_view line) { said.emplace_back(line); });
+  off.borrow(lent->handle(), lender_gone::moves_on);
+  step(desk, off, 2);
+  lent.reset();
+  said.clear();
+  for (int i = 0; i < 2; ++i) step(desk, off, 2);
+  REQUIRE(said.size() == 1);
+  CHECK(says(said[0], "places: rank 1 (process "));
+  CHECK(says(said[0], "groups go to the next place from now on"));
+  CHECK(sent_to(off, "peer") == 2 * size);
+  lent = lend(neighbour, 4096, "rank 2");
+  off.borrow(lent->handle());
+  step(desk, off, 2);
+  CHECK(sent_to(off, "peer, rank 2") == 4 * size);
+  CHECK(desk.wrong() == 0);
+}
+
+TEST_CASE("lending: a borrower that ends first leaves its lender whole") {
+  virtual_device neighbour;
+  const auto before = neighbour.memory().free;
+  {
+    const auto lent = lend(neighbour, 4096);
+    CHECK_FALSE(lent.in_use());
+    {
+      rig desk;
+      offloader off(desk.dev, small_options());
+      off.borrow(lent.handle());
+      CHECK(lent.in_use());
+      step(desk, off, 2);
+      CHECK(desk.wrong() == 0);
+    }
+    CHECK_FALSE(lent.in_use());
+  }
+  CHECK(neighbour.memory().free == before);
+}
+
+TEST_CASE("lending: what cannot go together is refused with the remedy") {
+  virtual_device neighbour;
+  const auto lent = lend(neighbour, 4096, "rank 1");
+  rig desk;
+  auto opts = small_options();
+  opts.places = {place_kind::peer, place_kind::host};
+  opts.peer_budget = 4096;
+  offloader has_one(desk.dev, opts);
+  CHECK(says(words_of<tidepool::misuse_error>([&] { has_one.borrow(lent.handle()); }),
+             "take --places=peer out"));
+
+  offloader off(desk.dev, small_options());
+  off.borrow(lent.handle());
+  step(desk, off, 2);
+  auto graph = off.capture(desk.stream(), [&] {
+    CHECK(says(words_of<tidepool::misuse_error>([&] { off.borrow(lent.handle()); }), "a capture"));
+  });
+  CHECK(says(words_of<tidepool::misuse_error>([&] { off.return_loan(); }), "graphs were captured"));
+
+  other_device stranger;
+  const auto of_another_kind = lend(stranger, 4096, "rank 2");
+  offloader third(desk.dev, small_options());
+  CHECK(
+      says(words_of<tidepool::lender_error>([&] { third.borrow(of_another_kind.handle()); }),
+           "lends memory of a device of the kind 'other', and this one is of the kind 'virtual'"));
+}
+
+TEST_CASE("lending: a lender that is killed in a step costs no bit, and is named within seconds") {
+  lending_process lender(4096);
+  const auto name = "the other (process " + std::to_string(lender.process()) + ")";
+  rig desk;
+  offloader off(desk.dev, no_reload_ahead());
+  off.borrow(lender.handle());
+  step(desk, off, 2);
+  step(desk, off, 2, [&] { lender.kill(); });
+  CHECK(desk.wrong() == 0);
+  const auto begun = std::chrono::steady_clock::now();
+  const auto text = words_of<tidepool::lender_error>([&] { step(desk, off, 2); });
+  CHECK(says(text, "begin: " + name + ", which lent memory, has ended; nothing is lost"));
+  off.return_loan();
+  const auto again = words_of<tidepool::lender_error>([&] { off.borrow(lender.handle()); });
+  CHECK(says(again, "borrow: " + name + " does not lend: it has ended"));
+  CHECK(std::chrono::steady_clock::now() - begun < std::chrono::seconds(5));
+  step(desk, off, 2);
+  CHECK(desk.wrong() == 0);
+  CHECK(sent_to(off, "host") == 2 * size);
+}
+
+TEST_CASE("lending: a borrower that is killed is gone for its lender") {
+  std::array<int, 2> to_borrower{};
+  std::array<int, 2> from_borrower{};
+  REQUIRE(::pipe(to_borrower.data()) == 0);
+  REQUIRE(::pipe(from_borrower.data()) == 0);
+  const auto borrower = ::fork();
+  REQUIRE(borrower >= 0);
+  if (borrower == 0) {
+    loan_handle handle;
+    if (::read(to_borrower[0], &handle, sizeof handle) != sizeof handle) ::_exit(1);
+    rig desk;
+    offloader off(desk.dev, small_options());
+    off.borrow(handle);
+    step(desk, off, 2);
+    const char right = desk.wrong() == 0 && sent_to(off, "peer") == 2 * size ? 'y' : 'n';
+    if (::write(from_borrower[1], &right, 1) != 1) ::_exit(1);
+    while (true) ::pause();
+  }
+  virtual_device neighbour;
+  const auto lent = lend(neighbour, 4096);
+  REQUIRE(::write(to_borrower[1], &lent.handle(), sizeof(loan_handle)) == sizeof(loan_handle));
+  ::close(from_borrower[1]);
+  char right = 0;
+  CHECK(::read(from_borrower[0], &right, 1) == 1);
+  CHECK(right == 'y');
+  CHECK(lent.in_use());
+  ::kill(borrower, SIGKILL);
+  ::waitpid(borrower, nullptr, 0);
+  CHECK_FALSE(lent.in_use());
+  for (const int end : {to_borrower[0], to_borrower[1], from_borrower[0]}) ::close(end);
+}
