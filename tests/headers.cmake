@@ -3,8 +3,7 @@
 # `#pragma once` is an error as well.
 #
 # nvcc takes four times as long as g++ for each, and reads the same C++: short, it is given all of
-# them together, from the first to the last and from the last to the first, so that of any two each
-# comes first once, and alone those that CUDA's headers are entered by or that say something else to
+# them together, and alone those that CUDA's headers are entered by or that say something else to
 # nvcc than to g++. What g++ refuses alone, nvcc need not see alone.
 
 file(GLOB_RECURSE host_headers CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/include
@@ -88,7 +87,7 @@ if(TIDEPOOL_WITH_CUDA)
     set(alone ${host_headers})
     set(orders)
   else()
-    set(alone tidepool/tidepool.hpp)
+    set(alone)
     foreach(header IN LISTS host_headers)
       file(STRINGS ${PROJECT_SOURCE_DIR}/include/${header} told REGEX
            "__CUDACC__|__NVCC__|__CUDA_ARCH__|__host__|__device__|#include <cuda")
@@ -96,12 +95,9 @@ if(TIDEPOOL_WITH_CUDA)
         list(APPEND alone ${header})
       endif()
     endforeach()
-    list(REMOVE_DUPLICATES alone)
-    set(orders forwards backwards)
-    set(backwards ${host_headers} ${cuda_headers})
-    list(REMOVE_ITEM backwards tidepool/src.hpp) # it comes first, and stands for a program's one file
-    set(forwards ${backwards})
-    list(REVERSE backwards)
+    set(orders together)
+    set(together ${host_headers} ${cuda_headers})
+    list(REMOVE_ITEM together tidepool/src.hpp) # it comes first, and stands for a program's one file
   endif()
   header_sources(cu sources ${alone} ${cuda_headers})
   foreach(order IN LISTS orders)

@@ -2,7 +2,8 @@
 # Builds the extension tidepool_megatron beside the PyTorch of a Python, with its compiler flags and
 # nothing else: `build.sh [FOLDER]`, then PYTHONPATH=FOLDER:examples/megatron.
 #
-# PYTHON names another Python, CXX another compiler, CUDA_HOME the toolkit of a PyTorch with CUDA.
+# PYTHON names another Python, CXX another compiler, CXXFLAGS more options of it,
+# CUDA_HOME the toolkit of a PyTorch with CUDA.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 out=${1:-build/megatron}
@@ -55,6 +56,7 @@ else
   flags+=(-DTIDEPOOL_NO_CUDA)
 fi
 
-${CXX:-g++} "${flags[@]}" examples/megatron/tidepool_megatron.cpp \
+read -r -a more <<<"${CXXFLAGS:-}"
+${CXX:-g++} "${flags[@]}" "${more[@]+"${more[@]}"}" examples/megatron/tidepool_megatron.cpp \
   -o "$out/tidepool_megatron${of_torch[2]}" "${libraries[@]}" "-Wl,-rpath,$root/lib"
 echo "$out/tidepool_megatron${of_torch[2]}"

@@ -74,7 +74,7 @@ struct basic_desk {
   void* own_ = dev.allocate(own_bytes);
 };
 
-using desk = basic_desk<checked>;
+using checked_desk = basic_desk<checked>;
 
 inline constexpr std::string_view out_stream = "the offload stream";
 inline constexpr std::string_view in_stream = "the reload stream";

@@ -10,7 +10,7 @@
 
 namespace tidepool::test {
 
-using checked_offloader = desk::offloader;
+using checked_offloader = checked_desk::offloader;
 
 inline constexpr std::size_t tensor_bytes = 2048;
 
@@ -55,6 +55,6 @@ struct basic_training {
   }
 };
 
-using checked_training = basic_training<desk>;
+using checked_training = basic_training<checked_desk>;
 
 }  // namespace tidepool::test

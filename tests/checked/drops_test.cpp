@@ -2,7 +2,7 @@
 #include "dropped_joins.hpp"
 
 namespace drops = tidepool::test::drops;
-using tidepool::test::desk;
+using desk = tidepool::test::checked_desk;
 
 TEST_CASE("checked: without `cap` nothing is out of order, nor with all joins made") {
   drops::without_cap_nothing_is_out_of_order_nor_with_all_joins_made<desk>();

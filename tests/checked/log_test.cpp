@@ -17,7 +17,7 @@ using test::arena_options;
 using test::checked;
 using test::checked_offloader;
 using test::checked_training;
-using test::desk;
+using desk = test::checked_desk;
 using test::tensor_bytes;
 
 static_assert(capturing_device<checked> && filling_device<checked>);

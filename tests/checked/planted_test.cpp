@@ -18,7 +18,7 @@ using tidepool::join_site;
 using tidepool::test::arena_options;
 using tidepool::test::checked;
 using tidepool::test::checked_offloader;
-using tidepool::test::desk;
+using desk = tidepool::test::checked_desk;
 using tidepool::test::in_stream;
 using tidepool::test::out_stream;
 using tidepool::test::small_options;

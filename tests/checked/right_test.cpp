@@ -17,7 +17,7 @@ using tidepool::test::arena_options;
 using tidepool::test::checked;
 using tidepool::test::checked_offloader;
 using tidepool::test::checked_training;
-using tidepool::test::desk;
+using desk = tidepool::test::checked_desk;
 using tidepool::test::small_options;
 using tidepool::test::tensor_bytes;
 

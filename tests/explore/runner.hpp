@@ -14,6 +14,7 @@
 #include "base_device.hpp"
 #include "program.hpp"
 #include "recording.hpp"
+#include "tidepool/engine/definitions.hpp"
 #include "tidepool/plan.hpp"
 #include "tidepool/tidepool.hpp"
 

@@ -11,6 +11,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <tidepool/engine/definitions.hpp>
 #include <tidepool/keyed.hpp>
 #include <tidepool/layers.hpp>
 #include <tidepool/offloader.hpp>

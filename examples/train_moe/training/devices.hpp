@@ -16,7 +16,7 @@ std::vector<run_result> train_on_virtual(const settings& run,
                                          const std::vector<tidepool::options>& variants,
                                          const corpus& text);
 
-/// The same on the current CUDA device. Both are in `device_cuda.cu`, for builds with CUDA.
+/// The same on the current CUDA device. Both are in `device_cuda.cpp`, for builds with CUDA.
 std::vector<run_result> train_on_cuda(const settings& run,
                                       const std::vector<tidepool::options>& variants,
                                       const corpus& text);

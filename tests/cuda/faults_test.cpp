@@ -4,7 +4,7 @@
 #include <cstdlib>
 
 #include "faults/injection.hpp"
-#include "faulty_desk.cuh"
+#include "faulty_desk.hpp"
 #include "gpu.hpp"
 
 namespace {

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels.cuh"
+#include "kernels.hpp"
 #include "tidepool/tidepool.hpp"
 
 namespace {

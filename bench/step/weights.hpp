@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-#include "kernels.cuh"
+#include "kernels.hpp"
 
 namespace bench {
 

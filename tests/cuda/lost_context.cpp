@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "kernels.cuh"
+#include "kernels.hpp"
 #include "tidepool/tidepool.hpp"
 
 namespace {
@@ -18,8 +18,6 @@ using gpu_offloader = offloader<cuda_device, modules<"core_attn">>;
 
 constexpr std::size_t floats = std::size_t{4} << 20;
 constexpr int layers = 4;
-
-__global__ void trap() { asm volatile("trap;"); }
 
 options options_of(memory_kind memory) {
   options opts;
@@ -79,7 +77,7 @@ struct trainer {
 // True when a step on a broken context says so.
 bool trapped() {
   trainer live(memory_kind::pool);
-  trap<<<1, 1, 0, live.stream.get()>>>();
+  test::trap(live.stream.get());
   static_cast<void>(cudaStreamSynchronize(live.stream.get()));
   try {
     backward(live.chunk, live.saved, live.work, live.stream.ref());

@@ -1,7 +1,7 @@
 // The CUDA half of `caps`.
 #include <cstdio>
 
-#include "cuda_machine.cuh"
+#include "cuda_machine.hpp"
 #include "devices.hpp"
 
 int caps::cuda_devices() { return tidepool::cuda_device::count(); }

@@ -8,9 +8,9 @@
 #include <string>
 #include <thread>
 
-#include "check.cuh"
+#include "check.hpp"
 #include "command_line.hpp"
-#include "contest.cuh"
+#include "contest.hpp"
 #include "report.hpp"
 
 namespace {

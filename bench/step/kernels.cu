@@ -1,13 +1,13 @@
-/// The memory-bound kernels of the stack, and their launches. Rows are multiples of 8 elements.
-#pragma once
-
+/// The memory-bound kernels of the stack: compiled apart, since nvcc takes long for what has none.
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
+#include <string>
 
-#include "blas.hpp"
+#include "kernels.hpp"
 
 namespace bench {
+
+namespace {
 
 inline constexpr int block_size = 256;
 inline constexpr int warp_size = 32;
@@ -166,13 +166,85 @@ __global__ void swiglu_backward_kernel(bf16* b, bf16* da, const bf16* db, const 
   }
 }
 
-// ---- launches ----
+// One block for each query (x) of each head (y); a query sees the keys up to its own. In place.
+__global__ void softmax_kernel(bf16* scores, index keys, index first_query) {
+  bf16* const row = scores + (static_cast<index>(blockIdx.y) * gridDim.x + blockIdx.x) * keys;
+  const index seen = first_query + blockIdx.x + 1;
+  float most = -INFINITY;
+  float sum = 0;
+  for (index i = threadIdx.x * 8; i < seen; i += blockDim.x * 8) {
+    float score[8];
+    load8(row + i, score);
+    float peak = most;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      if (i + j >= seen) score[j] = -INFINITY;
+      peak = fmaxf(peak, score[j]);
+    }
+    sum *= __expf(most - peak);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) sum += __expf(score[j] - peak);
+    most = peak;
+  }
+  const float top = reduce(most, max_of{});
+  const float total = reduce(sum * __expf(most - top), sum_of{});
+  const float scale = 1 / total;
+  for (index i = threadIdx.x * 8; i < keys; i += blockDim.x * 8) {
+    float score[8];
+    load8(row + i, score);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) score[j] = i + j < seen ? __expf(score[j] - top) * scale : 0.0F;
+    store8(row + i, score);
+  }
+}
+
+// Turns the gradients of the probabilities into those of the scores, in place.
+__global__ void softmax_backward_kernel(bf16* gradients, const bf16* probabilities, index keys) {
+  const index at = (static_cast<index>(blockIdx.y) * gridDim.x + blockIdx.x) * keys;
+  float dot = 0;
+  for (index i = threadIdx.x * 8; i < keys; i += blockDim.x * 8) {
+    float p[8];
+    float d[8];
+    load8(probabilities + at + i, p);
+    load8(gradients + at + i, d);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) dot += p[j] * d[j];
+  }
+  dot = reduce(dot, sum_of{});
+  for (index i = threadIdx.x * 8; i < keys; i += blockDim.x * 8) {
+    float p[8];
+    float d[8];
+    load8(probabilities + at + i, p);
+    load8(gradients + at + i, d);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) d[j] = p[j] * (d[j] - dot);
+    store8(gradients + at + i, d);
+  }
+}
+
+// Integer sums: the same whatever the order of the threads.
+__global__ void checksum_kernel(unsigned long long* into, const bf16* data, index count) {
+  unsigned long long sum = 0;
+  unsigned long long broken = 0;
+  const index stride = static_cast<index>(gridDim.x) * blockDim.x;
+  for (index i = static_cast<index>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
+       i += stride) {
+    const unsigned bits = __bfloat16_as_ushort(data[i]);
+    sum += mixed(static_cast<std::uint64_t>(i) << 16 | bits);
+    broken += (bits & 0x7f80U) == 0x7f80U ? 1 : 0;
+  }
+  atomicAdd(into, sum);
+  if (broken != 0) atomicAdd(into + 1, broken);
+}
 
 inline unsigned grid(index blocks) { return static_cast<unsigned>(blocks); }
 inline unsigned grid_of_threads(index items) { return grid((items + block_size - 1) / block_size); }
 
-inline void fill_random(bf16* to, index count, std::uint64_t seed, double deviation,
-                        cudaStream_t stream) {
+}  // namespace
+
+// ---- launches ----
+
+void fill_random(bf16* to, index count, std::uint64_t seed, double deviation, cudaStream_t stream) {
   const auto range = static_cast<float>(deviation * std::sqrt(3.0));
   // Seeds lie far apart, so that no two arrays share a stretch of the sequence.
   random_kernel<<<std::min(grid_of_threads(count / 8), 4096U), block_size, 0, stream>>>(
@@ -180,34 +252,54 @@ inline void fill_random(bf16* to, index count, std::uint64_t seed, double deviat
   check_launch("random_kernel");
 }
 
-inline void gather(bf16* to, const bf16* from, const int* source, index rows, index width,
-                   cudaStream_t stream) {
+void gather(bf16* to, const bf16* from, const int* source, index rows, index width,
+            cudaStream_t stream) {
   gather_kernel<<<grid(rows), block_size, 0, stream>>>(to, from, source, width);
   check_launch("gather_kernel");
 }
 
-inline void combine(bf16* to, const bf16* residual, const bf16* rows, const int* row_of,
-                    index tokens, index top_k, index width, cudaStream_t stream) {
+void combine(bf16* to, const bf16* residual, const bf16* rows, const int* row_of, index tokens,
+             index top_k, index width, cudaStream_t stream) {
   combine_kernel<<<grid(tokens), block_size, 0, stream>>>(to, residual, rows, row_of,
                                                           static_cast<int>(top_k), width);
   check_launch("combine_kernel");
 }
 
-inline void add(bf16* to, const bf16* more, index count, cudaStream_t stream) {
+void add(bf16* to, const bf16* more, index count, cudaStream_t stream) {
   add_kernel<<<grid_of_threads(count / 8), block_size, 0, stream>>>(to, more, count / 8);
   check_launch("add_kernel");
 }
 
-inline void swiglu(bf16* b, const bf16* a, const float* weight, index rows, index ffn,
-                   cudaStream_t stream) {
+void swiglu(bf16* b, const bf16* a, const float* weight, index rows, index ffn,
+            cudaStream_t stream) {
   swiglu_kernel<<<grid(rows), block_size, 0, stream>>>(b, a, weight, ffn);
   check_launch("swiglu_kernel");
 }
 
-inline void swiglu_backward(bf16* b, bf16* da, const bf16* db, const bf16* a, const float* weight,
-                            index rows, index ffn, cudaStream_t stream) {
+void swiglu_backward(bf16* b, bf16* da, const bf16* db, const bf16* a, const float* weight,
+                     index rows, index ffn, cudaStream_t stream) {
   swiglu_backward_kernel<<<grid(rows), block_size, 0, stream>>>(b, da, db, a, weight, ffn);
   check_launch("swiglu_backward_kernel");
+}
+
+void softmax(bf16* scores, index heads, index queries, index keys, index first_query,
+             cudaStream_t stream) {
+  softmax_kernel<<<dim3(grid(queries), grid(heads)), block_size, 0, stream>>>(scores, keys,
+                                                                              first_query);
+  check_launch("softmax_kernel");
+}
+
+void softmax_backward(bf16* gradients, const bf16* probabilities, index heads, index queries,
+                      index keys, cudaStream_t stream) {
+  softmax_backward_kernel<<<dim3(grid(queries), grid(heads)), block_size, 0, stream>>>(
+      gradients, probabilities, keys);
+  check_launch("softmax_backward_kernel");
+}
+
+void add_checksum(unsigned long long* into, const bf16* data, index count, cudaStream_t stream) {
+  checksum_kernel<<<std::min(grid_of_threads(count), 2048U), block_size, 0, stream>>>(into, data,
+                                                                                      count);
+  check_launch("checksum_kernel");
 }
 
 }  // namespace bench

@@ -1,79 +1,9 @@
 /// Causal attention by GEMMs over blocks of queries, with the scores of one block in memory.
 #pragma once
 
-#include "kernels.cuh"
+#include "kernels.hpp"
 
 namespace bench {
-
-// One block for each query (x) of each head (y); a query sees the keys up to its own. In place.
-__global__ void softmax_kernel(bf16* scores, index keys, index first_query) {
-  bf16* const row = scores + (static_cast<index>(blockIdx.y) * gridDim.x + blockIdx.x) * keys;
-  const index seen = first_query + blockIdx.x + 1;
-  float most = -INFINITY;
-  float sum = 0;
-  for (index i = threadIdx.x * 8; i < seen; i += blockDim.x * 8) {
-    float score[8];
-    load8(row + i, score);
-    float peak = most;
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      if (i + j >= seen) score[j] = -INFINITY;
-      peak = fmaxf(peak, score[j]);
-    }
-    sum *= __expf(most - peak);
-#pragma unroll
-    for (int j = 0; j < 8; ++j) sum += __expf(score[j] - peak);
-    most = peak;
-  }
-  const float top = reduce(most, max_of{});
-  const float total = reduce(sum * __expf(most - top), sum_of{});
-  const float scale = 1 / total;
-  for (index i = threadIdx.x * 8; i < keys; i += blockDim.x * 8) {
-    float score[8];
-    load8(row + i, score);
-#pragma unroll
-    for (int j = 0; j < 8; ++j) score[j] = i + j < seen ? __expf(score[j] - top) * scale : 0.0F;
-    store8(row + i, score);
-  }
-}
-
-// Turns the gradients of the probabilities into those of the scores, in place.
-__global__ void softmax_backward_kernel(bf16* gradients, const bf16* probabilities, index keys) {
-  const index at = (static_cast<index>(blockIdx.y) * gridDim.x + blockIdx.x) * keys;
-  float dot = 0;
-  for (index i = threadIdx.x * 8; i < keys; i += blockDim.x * 8) {
-    float p[8];
-    float d[8];
-    load8(probabilities + at + i, p);
-    load8(gradients + at + i, d);
-#pragma unroll
-    for (int j = 0; j < 8; ++j) dot += p[j] * d[j];
-  }
-  dot = reduce(dot, sum_of{});
-  for (index i = threadIdx.x * 8; i < keys; i += blockDim.x * 8) {
-    float p[8];
-    float d[8];
-    load8(probabilities + at + i, p);
-    load8(gradients + at + i, d);
-#pragma unroll
-    for (int j = 0; j < 8; ++j) d[j] = p[j] * (d[j] - dot);
-    store8(gradients + at + i, d);
-  }
-}
-
-inline void softmax(bf16* scores, index heads, index queries, index keys, index first_query,
-                    cudaStream_t stream) {
-  softmax_kernel<<<dim3(grid(queries), grid(heads)), block_size, 0, stream>>>(scores, keys,
-                                                                              first_query);
-  check_launch("softmax_kernel");
-}
-
-inline void softmax_backward(bf16* gradients, const bf16* probabilities, index heads, index queries,
-                             index keys, cudaStream_t stream) {
-  softmax_backward_kernel<<<dim3(grid(queries), grid(heads)), block_size, 0, stream>>>(
-      gradients, probabilities, keys);
-  check_launch("softmax_backward_kernel");
-}
 
 /// Heads over `qkv` [tokens][3][heads][head_size]; `o` is [tokens][heads][head_size].
 class attention {

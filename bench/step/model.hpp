@@ -6,9 +6,9 @@
 
 #include <vector>
 
-#include "attention.cuh"
+#include "attention.hpp"
 #include "session.hpp"
-#include "weights.cuh"
+#include "weights.hpp"
 
 namespace bench {
 

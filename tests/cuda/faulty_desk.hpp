@@ -1,44 +1,18 @@
 /// A GPU whose calls may fail, with kernels and calls of the trainer's own that never do.
 #pragma once
 
-#include <cuda_runtime_api.h>
+#include <cuda_runtime.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <utility>
 
+#include "desk_kernels.hpp"
 #include "faults/desk.hpp"
 #include "tidepool/device/cuda.hpp"
 #include "tidepool/engine/definitions.hpp"
 
 namespace tidepool::test {
-
-/// What the kernels of a desk share, in device memory.
-struct desk_state {
-  std::uint32_t round;
-  unsigned wrong;
-};
-
-__device__ inline std::uint32_t word_of(const desk_state& state, std::uint32_t tag, std::size_t i) {
-  return (state.round * 10'000U + tag) * 2654435761U + static_cast<std::uint32_t>(i) * 40503U;
-}
-
-static __global__ void start_round(desk_state* state) { ++state->round; }
-
-static __global__ void write_words(const desk_state* state, std::uint32_t* to, std::size_t words,
-                                   std::uint32_t tag) {
-  for (std::size_t i = threadIdx.x; i < words; i += blockDim.x) to[i] = word_of(*state, tag, i);
-}
-
-static __global__ void check_words(desk_state* state, const std::uint32_t* from, word_rows in,
-                                   std::uint32_t tag) {
-  for (std::size_t r = 0; r < in.rows; ++r) {
-    for (std::size_t i = threadIdx.x; i < in.width; i += blockDim.x) {
-      const auto expected = word_of(*state, tag, in.first + r * in.step + i);
-      if (from[r * in.pitch + i] != expected) atomicAdd(&state->wrong, 1U);
-    }
-  }
-}
 
 /// The same as `faulty_desk`, on a GPU.
 class faulty_cuda_desk {
@@ -68,15 +42,15 @@ class faulty_cuda_desk {
     base().wait(to, mark);
   }
 
-  void next_round(stream_ref on) { start_round<<<1, 1, 0, on.get()>>>(state_); }
+  void next_round(stream_ref on) { start_round(on.get(), state_); }
   // Blocks the host, as does `take_wrong`.
   [[nodiscard]] std::uint32_t round() { return read().round; }
 
   void write(stream_ref on, std::uint32_t* to, std::size_t words, std::uint32_t tag) {
-    write_words<<<1, 128, 0, on.get()>>>(state_, to, words, tag);
+    write_words(on.get(), state_, to, words, tag);
   }
   void check(stream_ref on, const std::uint32_t* from, const word_rows& in, std::uint32_t tag) {
-    check_words<<<1, 128, 0, on.get()>>>(state_, from, in, tag);
+    check_words(on.get(), state_, from, in, tag);
   }
   void note_wrong() { ++noted_; }
   [[nodiscard]] std::size_t take_wrong() {

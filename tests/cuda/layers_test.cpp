@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "gpu.hpp"
-#include "kernels.cuh"
+#include "kernels.hpp"
 #include "tidepool/tidepool.hpp"
 
 namespace {

@@ -1,7 +1,7 @@
 // The CUDA half of bench_inflight.
 #include <iostream>
 
-#include "../examples/caps/cuda_machine.cuh"
+#include "../examples/caps/cuda_machine.hpp"
 #include "inflight_common.hpp"
 
 void inflight::register_cuda() {

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "model.cuh"
+#include "model.hpp"
 
 namespace bench {
 

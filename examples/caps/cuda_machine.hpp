@@ -5,18 +5,15 @@
 
 namespace caps {
 
-static __global__ void spin(long long cycles) {
-  const auto start = clock64();
-  while (clock64() - start < cycles) {
-  }
-}
+/// Keeps the stream busy for so many cycles of its multiprocessors.
+void spin(long long cycles, cudaStream_t on);
 
 struct cuda_machine {
   tidepool::cuda_device dev;
 
   void busy(tidepool::cuda_device::stream_ref on, double ns) {
     static const double cycles_per_ns = calibrate(dev);
-    spin<<<1, 1, 0, on.get()>>>(static_cast<long long>(ns * cycles_per_ns));
+    spin(static_cast<long long>(ns * cycles_per_ns), on.get());
   }
 
  private:
@@ -25,9 +22,9 @@ struct cuda_machine {
     const auto stream = dev.make_stream();
     auto begin = dev.make_event(true);
     auto end = dev.make_event(true);
-    spin<<<1, 1, 0, stream.get()>>>(cycles);  // the clocks rise
+    spin(cycles, stream.get());  // the clocks rise
     dev.record(begin, stream.ref());
-    spin<<<1, 1, 0, stream.get()>>>(cycles);
+    spin(cycles, stream.get());
     dev.record(end, stream.ref());
     dev.synchronize();
     return static_cast<double>(cycles) / (dev.elapsed_us(begin, end) * 1000);

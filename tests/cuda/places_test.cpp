@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "gpu.hpp"
-#include "kernels.cuh"
+#include "kernels.hpp"
 #include "tidepool/device/cuda.hpp"
 #include "tidepool/offloader.hpp"
 

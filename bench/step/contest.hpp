@@ -15,7 +15,7 @@
 #include <tidepool/trace/timeline.hpp>
 
 #include "bounds.hpp"
-#include "measure.cuh"
+#include "measure.hpp"
 #include "turns.hpp"
 
 namespace bench {

@@ -6,32 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "measure.cuh"
+#include "measure.hpp"
 
 namespace bench {
-
-// Adds to [0] a checksum of all bits and their places, to [1] how many numbers are not finite.
-// Integer sums: the same whatever the order of the threads.
-__global__ void checksum_kernel(unsigned long long* into, const bf16* data, index count) {
-  unsigned long long sum = 0;
-  unsigned long long broken = 0;
-  const index stride = static_cast<index>(gridDim.x) * blockDim.x;
-  for (index i = static_cast<index>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
-       i += stride) {
-    const unsigned bits = __bfloat16_as_ushort(data[i]);
-    sum += mixed(static_cast<std::uint64_t>(i) << 16 | bits);
-    broken += (bits & 0x7f80U) == 0x7f80U ? 1 : 0;
-  }
-  atomicAdd(into, sum);
-  if (broken != 0) atomicAdd(into + 1, broken);
-}
-
-inline void add_checksum(unsigned long long* into, const bf16* data, index count,
-                         cudaStream_t stream) {
-  checksum_kernel<<<std::min(grid_of_threads(count), 2048U), block_size, 0, stream>>>(into, data,
-                                                                                      count);
-  check_launch("checksum_kernel");
-}
 
 /// Checksums of every gradient of the model, step after step.
 struct gradient_sums {
