@@ -690,6 +690,34 @@ TEST_CASE("adopt: a budget keeps reloads ahead back, and is passed by what is ne
   for (auto& each : saved) each.reset(on.desk.stream());
 }
 
+TEST_CASE("adopt: of a group for which memory is short nothing is taken") {
+  bench on;
+  auto opts = slack_options(0);
+  opts.device_budget = 3 * size;
+  offloader off(on.desk.dev, opts,
+                {.memory = tidepool::memory_on<device>(
+                     on.desk.stream(), [&](std::size_t n) { return on.from.take(n); },
+                     [&](void* data) { on.from.give(data); })});
+  auto chunk = off.begin();
+  std::array<rig::buffer, 4> saved;
+  for (int l = 0; l < 2; ++l) {
+    auto& x = saved[static_cast<std::size_t>(2 * l)] = on.adopt(off);
+    auto& y = saved[static_cast<std::size_t>(2 * l + 1)] = on.adopt(off);
+    chunk.commit<"core_attn">(l, on.desk.stream(), x, y);
+  }
+  chunk.end_forward();
+  CHECK(off.counters().device_allocations == 2);  // layer 1, and no half of layer 0
+  chunk.restore<"core_attn">(1, on.desk.stream(), saved[2], saved[3]);
+  CHECK(off.counters().device_allocations == 2);
+  saved[2].reset(on.desk.stream());
+  saved[3].reset(on.desk.stream());
+  CHECK(off.counters().device_allocations == 4);
+  chunk.restore<"core_attn">(0, on.desk.stream(), saved[0], saved[1]);
+  CHECK(off.counters().budget_exceeded == 0);
+  for (auto& each : saved) each.reset(on.desk.stream());
+  chunk.finish();
+}
+
 TEST_CASE("adopt: a reload that waited for memory begins when that comes free, not at a restore") {
   // Three equal tensors of which memory holds two: the last stays in use for 8 us, and then other
   // work runs for 20 us before the next is asked for. A reload takes some 4 us.

@@ -47,6 +47,15 @@ bool engine<Device>::try_reload(chunk_state& chunk, std::uint32_t index) {
   std::size_t bytes = 0;
   std::uint32_t placed = 0;
   unsigned from = 0;  // a bit for each kind of place
+  // Where memory goes back to an allocator, that takes a join: none is taken for a part of a group.
+  if (store_.gives_back()) {
+    std::size_t need = 0;
+    for (std::uint32_t i = 0; i < which.count; ++i) {
+      const auto* store = items[i].returning();
+      if (store != nullptr && !store->on_device && store->source == nullptr) need += store->bytes;
+    }
+    if (need > 0 && store_.passes_budget(need)) return false;
+  }
   const auto take_back = [&](const fence& after) {
     for (std::uint32_t i = 0; i < placed; ++i) {
       if (!std::exchange(items[i].copies_back, false)) continue;
