@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 
+#include "tidepool/device/finding.hpp"
 #include "tidepool/device/virtual.hpp"
 #if defined(TIDEPOOL_EXPLORE_CHECKED)
 #include "tidepool/device/checked.hpp"
