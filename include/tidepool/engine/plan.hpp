@@ -23,7 +23,9 @@ void engine<Device>::close_step() {
   ++counters_.steps;
   store_.device_source().coalesce();
   // A plan finds the neighbour's memory in pieces of what a step without it had there.
-  if (store_.has(place_kind::peer)) store_.at(place_kind::peer).blocks->coalesce();
+  if (store_.has(place_kind::peer)) {
+    if (auto& blocks = store_.at(place_kind::peer).blocks) blocks->coalesce();  // or given back
+  }
   store_.borrowed().give_back();
   live_.step_ended();
   placement_.step_ended();
