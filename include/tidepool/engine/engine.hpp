@@ -106,9 +106,9 @@ class engine : public storage_owner {
   }
 
   // A handle is given up; what it used on `lane` so far is the last use.
-  void drop(storage& store, lane_id lane) {
+  void drop(storage& store, lane_id lane, bool reloads = true) {
     note_use(store, lane, store_.order().record(lane));
-    const bool reloads_wait = starved_ && !closed_;
+    const bool reloads_wait = reloads && starved_ && !closed_ && !store_.borrowed().giving();
     forget_handle(store, lane);
     if (reloads_wait) reload_ahead();
   }

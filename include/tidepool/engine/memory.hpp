@@ -51,7 +51,10 @@ buffer<Device> engine<Device>::adopt_memory(void* data, std::size_t bytes, std::
   coalesce_after_evaluation();
   const auto from = arrive(lane);
   store_.budget().keep();
-  while (store_.passes_budget(bytes) && evict_one()) continue;  // what is there already may pass it
+  while (store_.passes_budget(bytes)) {  // what is there already may pass it
+    if (evict_one()) continue;
+    if (store_.budget().exceed() && !store_.passes_budget(bytes)) break;
+  }
   auto& store = store_.create(*this, bytes, elements);
   try {
     store_.adopt(store, data, lane, owner);
@@ -80,7 +83,7 @@ void engine<Device>::drop_quietly(storage& store, lane_id lane) noexcept {
   if (!closed_ && !lost()) {
     try {
       if (replayed_) meet_after_launch();
-      return drop(store, lane);
+      return drop(store, lane, false);  // a pass may be given up here
     } catch (...) {  // no event, so nobody may ever reuse the memory: it stays taken, as if the
                      // handle were still there, or until the capture that broke is over
       if (keep_orphan(store)) return;
@@ -175,6 +178,7 @@ bool engine<Device>::evict_one() {
   const auto last = ahead_.latest();
   auto& which = last.chunk->at(last.index);
   ahead_.forget(which.ahead);
+  starved_ = false;  // it would come back at the next release, and be in the way again
   auto* items = last.chunk->saved_of(which);
   for (std::uint32_t i = 0; i < which.count; ++i) {
     auto* store = items[i].store;

@@ -1,7 +1,10 @@
 // The engine's reloads: on demand and ahead of use.
 #pragma once
 
+#include <algorithm>
 #include <bit>
+#include <cstddef>
+#include <cstdint>
 
 #include "tidepool/engine/engine.hpp"
 
@@ -36,10 +39,23 @@ template <device Device>
   }
 }
 
+// What a group takes of the offloader's memory to come back; a storage counts once.
+[[nodiscard]] inline std::size_t bytes_to_place(saved* items, std::uint32_t count) {
+  std::size_t bytes = 0;
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const auto* store = items[i].returning();
+    if (store == nullptr || store->on_device || store->source != nullptr) continue;
+    const auto same = [store](saved& each) { return each.returning() == store; };
+    if (std::none_of(items, items + i, same)) bytes += store->bytes;
+  }
+  return bytes;
+}
+
 // Starts the copies of one group; false when there is no device memory for it now. What other
 // groups saved before it may be in other places than the rest: each comes back over its own link.
 template <device Device>
 bool engine<Device>::try_reload(chunk_state& chunk, std::uint32_t index) {
+  starved_ = false;  // whatever the allocator drops when it is asked
   auto& which = chunk.at(index);
   auto* items = chunk.saved_of(which);
   const auto range = ranges_.reload(static_cast<std::size_t>(which.module), which.layer);
@@ -49,11 +65,7 @@ bool engine<Device>::try_reload(chunk_state& chunk, std::uint32_t index) {
   unsigned from = 0;  // a bit for each kind of place
   // Where memory goes back to an allocator, that takes a join: none is taken for a part of a group.
   if (store_.gives_back()) {
-    std::size_t need = 0;
-    for (std::uint32_t i = 0; i < which.count; ++i) {
-      const auto* store = items[i].returning();
-      if (store != nullptr && !store->on_device && store->source == nullptr) need += store->bytes;
-    }
+    const auto need = bytes_to_place(items, which.count);
     if (need > 0 && store_.passes_budget(need)) return false;
   }
   const auto take_back = [&](const fence& after) {
@@ -118,7 +130,8 @@ void engine<Device>::require_reload(chunk_state& chunk, std::uint32_t index) {
 
 // Where memory goes back to an allocator it has no fence: what is reloaded into it waits for all
 // that its stream was given. So a reload that finds none is tried again at each release, and not
-// first at the next restore, behind which it would come too late.
+// first at the next restore, behind which it would come too late; but where an owner releases that
+// is being given memory, since an engine is at work below it.
 template <device Device>
 void engine<Device>::reload_ahead() {
   starved_ = false;
@@ -129,7 +142,7 @@ void engine<Device>::reload_ahead() {
     if (chunk == nullptr) return;
     try {
       if (!try_reload(*chunk, chunk->next_to_reload())) {
-        starved_ = store_.gives_back();
+        starved_ = store_.gives_back() && store_.budget().refused();
         return;
       }
     } catch (...) {

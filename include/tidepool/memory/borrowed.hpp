@@ -90,6 +90,7 @@ class borrowed_memory {
     held_ = waiting_ = 0;
   }
 
+  [[nodiscard]] bool giving() const { return giving_; }           ///< an owner is being called
   [[nodiscard]] std::size_t held() const { return held_; }        ///< bytes, waiting ones as well
   [[nodiscard]] std::size_t peak() const { return peak_; }        ///< the most ever
   [[nodiscard]] std::size_t waiting() const { return waiting_; }  ///< bytes on their way back

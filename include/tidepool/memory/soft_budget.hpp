@@ -26,6 +26,8 @@ class soft_budget {
     ++exceeded_;
     return exceeds_ = true;
   }
+  // Whether it was the budget that the latest request did not fit.
+  [[nodiscard]] bool refused() const { return over_; }
   [[nodiscard]] std::uint64_t exceeded() const { return exceeded_; }
 
   // Gives back what waits and would not fit beside `live` bytes and `bytes` more.
@@ -36,10 +38,9 @@ class soft_budget {
   [[nodiscard, gnu::cold]] bool refuses(borrowed_memory& borrowed, std::size_t bytes,
                                         std::size_t live) {
     if (bytes_ == 0) return false;
-    make_room(borrowed, bytes, live);
-    if (exceeds_ || (bytes <= bytes_ && live <= bytes_ - bytes)) return false;
-    over_ = true;
-    return true;
+    over_ = !exceeds_ && (bytes > bytes_ || live > bytes_ - bytes);
+    if (!over_) make_room(borrowed, bytes, live);  // else a join would be for nothing
+    return over_;
   }
 
  private:

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "tidepool/core/block.hpp"
+#include "tidepool/error.hpp"
 #include "tidepool/memory/borrowed.hpp"
 #include "tidepool/memory/lanes.hpp"
 
@@ -34,6 +35,13 @@ class stream_memory final : public block_source {
 
   [[nodiscard]] bool take(std::size_t bytes, lane_id waiter, block& into, fence& ready) override {
     const auto need = aligned(bytes);
+    if constexpr (capturing_device<Device>) {  // its event would be of a graph of somebody else's
+      if (static_cast<lanes<Device>&>(*order_).device().capturing(stream_)) {
+        throw misuse_error(
+            "memory_on: the stream of this memory is being captured, and nothing else may wait for"
+            " it then; restore and allocate before the capture, or behind it");
+      }
+    }
     void* const data = allocate_(need);
     if (data == nullptr) return false;
     held_ += need;

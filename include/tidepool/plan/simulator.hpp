@@ -347,6 +347,7 @@ class simulator {
   bool evict() {
     const auto group = reloads_.evict();
     if (group == none) return false;
+    starved_ = false;  // as in the engine
     // No offload: nobody has to wait for one.
     give(by_offload_, map_.groups[group].bytes, done_[group], 0);
     return true;
