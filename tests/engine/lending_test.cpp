@@ -372,3 +372,42 @@ TEST_CASE("lending: a borrower that is killed is gone for its lender") {
   CHECK_FALSE(lent.in_use());
   for (const int end : {to_borrower[0], to_borrower[1], from_borrower[0]}) ::close(end);
 }
+
+TEST_CASE("lending: a forked copy takes nothing back, and holds nothing") {
+  virtual_device neighbour;
+  std::optional lent = lend(neighbour, 4096);
+  rig desk;
+  offloader off(desk.dev, small_options());
+  const auto early = ::fork();
+  REQUIRE(early >= 0);
+  if (early == 0) {
+    lent.reset();
+    ::_exit(0);
+  }
+  ::waitpid(early, nullptr, 0);
+  off.borrow(lent->handle());
+  const auto late = ::fork();
+  REQUIRE(late >= 0);
+  if (late == 0) {
+    while (true) ::pause();
+  }
+  step(desk, off, 2);
+  CHECK(sent_to(off, "peer") == 2 * size);
+  CHECK(lent->in_use());
+  off.return_loan();
+  CHECK_FALSE(lent->in_use());
+  ::kill(late, SIGKILL);
+  ::waitpid(late, nullptr, 0);
+}
+
+TEST_CASE("lending: a capture that failed made no graph, and keeps no loan") {
+  virtual_device neighbour;
+  const auto lent = lend(neighbour, 4096);
+  rig desk;
+  offloader off(desk.dev, small_options());
+  off.borrow(lent.handle());
+  step(desk, off, 2);
+  CHECK_THROWS_AS(static_cast<void>(off.capture(desk.stream(), [] { throw 1; })), int);
+  off.return_loan();
+  CHECK_FALSE(lent.in_use());
+}

@@ -1,6 +1,7 @@
 // Memory that another process lends: when it comes, and what becomes of it.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "tidepool/engine/engine.hpp"
@@ -32,6 +33,7 @@ class borrower {
     }
     store.borrow(from);
     then_ = then;
+    graphs_before_ = store.order().graphs();
     if constexpr (order_checking_device<Device>) {
       if (!first) return;
       owner_->device().name_copy_streams(peer().out_stream.ref(), peer().in_stream.ref(),
@@ -49,7 +51,7 @@ class borrower {
              " bytes lie there and have not come back; call it between"
              " steps");
     }
-    if (owner_->memory().order().has_captured()) {
+    if (captured()) {
       refuse("graphs were captured, which copy to it; destroy them with this offloader");
     }
     peer().close_loan();
@@ -66,19 +68,24 @@ class borrower {
   [[nodiscard]] std::string go_on() {
     const auto lender = lent()->lender();
     const auto happened = lent()->what_happened();
-    const bool captured = owner_->memory().order().has_captured();
-    if (then_ == lender_gone::moves_on && !captured) {
+    const bool copied_to = captured();
+    if (then_ == lender_gone::moves_on && !copied_to) {
       give_back();
       return "places: " + happened + "; groups go to the next place from now on";
     }
     throw lender_error("begin: " + happened + "; nothing is lost. " +
-                           (captured ? "Graphs copy to that memory: make another offloader"
-                                     : "Call return_loan to go on without it, or borrow with"
-                                       " lender_gone::moves_on"),
+                           (copied_to ? "Graphs copy to that memory: make another offloader"
+                                      : "Call return_loan to go on without it, or borrow with"
+                                        " lender_gone::moves_on"),
                        lender);
   }
 
  private:
+  // Graphs of before know nothing of the loan.
+  [[nodiscard]] bool captured() const {
+    const auto& order = owner_->memory().order();
+    return order.capturing() || order.graphs() != graphs_before_;
+  }
   // Null where nothing is borrowed.
   [[nodiscard]] const loan* lent() const {
     return owner_->memory().has(place_kind::peer) ? peer().lent : nullptr;
@@ -89,6 +96,7 @@ class borrower {
 
   engine<Device>* owner_;
   lender_gone then_{};
+  std::uint64_t graphs_before_ = 0;
 };
 
 }  // namespace tidepool::detail

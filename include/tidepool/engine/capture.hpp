@@ -89,6 +89,7 @@ auto engine<Device>::end_capture(lane_id origin) -> device_graph {
     order.end_capture();
     drop_orphans(false);
     learner_.captures();
+    order.made_graph();
     return graph;
   } catch (...) {
     leave_capture();

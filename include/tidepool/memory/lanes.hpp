@@ -72,8 +72,10 @@ class lanes final : public clocks {
     }
     own_ += more;
   }
-  /// Whether there has been a capture.
-  [[nodiscard]] bool has_captured() const { return bounded_; }
+  /// A capture has made a graph.
+  void made_graph() { ++graphs_; }
+  /// So many have.
+  [[nodiscard]] std::uint64_t graphs() const { return graphs_; }
   /// The device whose streams they are.
   [[nodiscard]] Device& device() const { return *dev_; }
 
@@ -271,8 +273,9 @@ class lanes final : public clocks {
   Device* dev_;
   detail::tracer<Device>* trace_;
   std::array<lane_state, max_lanes> lanes_;
-  std::size_t own_ = 2;         // an offloader's, which come first
-  bool bounded_ = false;        // there has been a capture
+  std::size_t own_ = 2;   // an offloader's, which come first
+  bool bounded_ = false;  // there has been a capture
+  std::uint64_t graphs_ = 0;
   positions before_capture_{};  // positions at the begin of the latest
   positions captured_{};        // and at its end
   positions passed_{};          // that the device said it has passed

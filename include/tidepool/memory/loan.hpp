@@ -1,6 +1,9 @@
 /// What a borrower has of another process's memory, and how it learns that its lender is gone.
 #pragma once
 
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -35,12 +38,16 @@ class loan {
 
  protected:
   explicit loan(std::string lender) : lender_(std::move(lender)) {}
-  ~loan() = default;
+  ~loan() {
+    // For copies of the link too, which children that were forked hold.
+    if (link_ && ::getpid() == owner_) ::shutdown(link_.get(), SHUT_RDWR);
+  }
   void linked(descriptor link) { link_ = std::move(link); }
 
  private:
   std::string lender_;
   descriptor link_;
+  pid_t owner_ = ::getpid();
 };
 
 // What a borrower has, in one piece.

@@ -2,6 +2,8 @@
 // of the host, over which the system passes a descriptor, and which it closes when a process ends.
 #pragma once
 
+#include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/random.h>
@@ -12,6 +14,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -157,6 +160,10 @@ class loan_desk {
   loan_desk(const loan_desk&) = delete;
   loan_desk& operator=(const loan_desk&) = delete;
   ~loan_desk() {
+    if (::getpid() != owner_) {  // a forked copy: the loan is its parent's
+      thread_.detach();
+      return;
+    }
     take_back();
     thread_.join();
   }
@@ -169,26 +176,35 @@ class loan_desk {
 
   /// The borrower is told, and nobody is served any more.
   void take_back() noexcept {
+    if (::getpid() != owner_) return;  // whose copy of the lock may be locked for ever
     const std::lock_guard lock(mutex_);
     if (std::exchange(closed_, true)) return;
-    ::shutdown(door_.get(), SHUT_RDWR);  // which wakes the thread
+    if (door_) ::shutdown(door_.get(), SHUT_RDWR);  // which wakes the thread
     if (borrower_) tell();
   }
 
  private:
   void tell() noexcept { static_cast<void>(::send(borrower_.get(), "b", 1, MSG_NOSIGNAL)); }
 
+  [[nodiscard]] bool closed() {
+    const std::lock_guard lock(mutex_);
+    return closed_;
+  }
+
   void serve() noexcept {
     while (true) {
       descriptor who(::accept4(door_.get(), nullptr, nullptr, SOCK_CLOEXEC));
       if (!who && (errno == EINTR || errno == ECONNABORTED)) continue;
+      if (!who && errno != EINVAL && !closed()) {  // short of descriptors or memory, for now
+        ::usleep(10000);
+        continue;
+      }
       const std::lock_guard lock(mutex_);
       if (who && !closed_) {
         if (!of_this_user(who.get()) || !send_descriptor(who.get(), memory_.get())) continue;
         borrower_ = std::move(who);
       }
-      // Who comes later is refused, and does not wait.
-      ::shutdown(door_.get(), SHUT_RDWR);
+      door_ = descriptor();
       memory_ = descriptor();
       return;
     }
@@ -199,6 +215,7 @@ class loan_desk {
   descriptor borrower_;
   std::mutex mutex_;
   bool closed_ = false;
+  pid_t owner_ = ::getpid();
   std::thread thread_;
 };
 
@@ -211,14 +228,25 @@ struct loan_link {
 /// Asks a lender. A link without memory where nobody is there, or nobody answers within seconds.
 [[nodiscard]] inline loan_link ask_lender(const socket_name& name) {
   loan_link link{open_socket(), descriptor()};
-  constexpr timeval patience{10, 0};
-  ::setsockopt(link.lender.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
-  ::setsockopt(link.lender.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
-  const auto failed = with_address(name, [&](const sockaddr* address, socklen_t bytes) {
-    return ::connect(link.lender.get(), address, bytes);
-  });
-  if (failed == 0 && of_this_user(link.lender.get())) {
-    link.memory = receive_descriptor(link.lender.get());
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  // Never blocked in the call itself: a signal would begin its time limit anew.
+  ::fcntl(link.lender.get(), F_SETFL, O_NONBLOCK);
+  const auto in_time = [&] { return std::chrono::steady_clock::now() < until; };
+  int failed = 0;
+  do {
+    failed = with_address(name, [&](const sockaddr* address, socklen_t bytes) {
+      return ::connect(link.lender.get(), address, bytes);
+    });
+  } while ((failed == EINTR || (failed == EAGAIN && ::usleep(10000) <= 0)) && in_time());
+  if (failed != 0 || !of_this_user(link.lender.get())) return link;
+  pollfd answer{link.lender.get(), POLLIN, 0};
+  while (in_time()) {
+    const auto left =
+        std::chrono::ceil<std::chrono::milliseconds>(until - std::chrono::steady_clock::now());
+    if (::poll(&answer, 1, static_cast<int>(std::max<long>(left.count(), 0))) > 0) {
+      link.memory = receive_descriptor(link.lender.get());
+      break;
+    }
   }
   return link;
 }
