@@ -233,3 +233,27 @@ TEST_CASE("given memory: an owner that drops a handle while a pass is given up")
   on.desk.dev.synchronize();
   CHECK(off.counters().device_allocations == before);
 }
+
+TEST_CASE(
+    "given memory: a stream that the trainer captures gives none, and the capture stays whole") {
+  bench on;
+  offloader off(on.desk.dev, budget_of(0, 0), {.memory = on.memory()});
+  auto chunk = off.begin();
+  auto x = on.adopt(off);
+  on.desk.write(x, 1);
+  chunk.commit<"core_attn">(0, on.desk.stream(), x);
+  chunk.end_forward();
+  const auto side = on.desk.dev.make_stream();
+  on.desk.dev.begin_capture(on.desk.stream());
+  on.work(100);
+  CHECK_THROWS_WITH_AS(chunk.restore<"core_attn">(0, side.ref(), x),
+                       doctest::Contains("the stream of this memory is being captured"),
+                       tidepool::misuse_error);
+  auto graph = on.desk.dev.end_capture(on.desk.stream());
+  on.desk.dev.replay(graph, on.desk.stream());
+  chunk.restore<"core_attn">(0, on.desk.stream(), x);
+  on.desk.check(x, 1);
+  CHECK(on.desk.wrong() == 0);
+  x.reset(on.desk.stream());
+  chunk.finish();
+}
