@@ -257,3 +257,29 @@ TEST_CASE(
   x.reset(on.desk.stream());
   chunk.finish();
 }
+
+TEST_CASE("given memory: a handle that is destroyed starts no reload, as one that is reset does") {
+  for (const bool reset : {false, true}) {
+    CAPTURE(reset);
+    bench on;
+    offloader off(on.desk.dev, budget_of(2 * size), {.memory = on.memory()});
+    auto chunk = off.begin();
+    std::array<rig::buffer, 2> saved;
+    for (int l = 0; l < 2; ++l) {
+      auto& each = saved[static_cast<std::size_t>(l)] = on.adopt(off);
+      chunk.commit<"core_attn">(l, on.desk.stream(), each);
+    }
+    std::optional held = on.adopt(off);
+    chunk.end_forward();  // layer 1 is back, and there is no memory for layer 0
+    CHECK(off.counters().device_allocations == 1);
+    if (reset) held->reset(on.desk.stream());
+    held.reset();
+    CHECK(off.counters().device_allocations == (reset ? 2 : 1));
+    for (int l = 2; l-- > 0;) {
+      auto& each = saved[static_cast<std::size_t>(l)];
+      chunk.restore<"core_attn">(l, on.desk.stream(), each);
+      each.reset(on.desk.stream());
+    }
+    chunk.finish();
+  }
+}

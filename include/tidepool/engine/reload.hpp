@@ -55,7 +55,7 @@ template <device Device>
 // groups saved before it may be in other places than the rest: each comes back over its own link.
 template <device Device>
 bool engine<Device>::try_reload(chunk_state& chunk, std::uint32_t index) {
-  starved_ = false;  // whatever the allocator drops when it is asked
+  starved_ = false;  // a handle that the allocator drops meanwhile starts no reload in this one
   auto& which = chunk.at(index);
   auto* items = chunk.saved_of(which);
   const auto range = ranges_.reload(static_cast<std::size_t>(which.module), which.layer);
@@ -129,9 +129,9 @@ void engine<Device>::require_reload(chunk_state& chunk, std::uint32_t index) {
 }
 
 // Where memory goes back to an allocator it has no fence: what is reloaded into it waits for all
-// that its stream was given. So a reload that finds none is tried again at each release, and not
-// first at the next restore, behind which it would come too late; but where an owner releases that
-// is being given memory, since an engine is at work below it.
+// that its stream was given. So a reload that finds no room in the budget is tried again at each
+// release, since the next restore would be too late. Not so where an owner releases a handle while
+// it is given its memory back: then a call of the engine is not over yet.
 template <device Device>
 void engine<Device>::reload_ahead() {
   starved_ = false;

@@ -180,7 +180,7 @@ class storages {
   // Zeros for new contents, behind what `waiter` was made to wait for when it got the memory.
   void zero(storage& store, lane_id waiter) { filling_.zero(store, waiter); }
 
-  // Whether so many bytes more would pass the budget, once all that waits has gone back.
+  // Whether so many bytes more pass the budget. If not, what waits goes back as far as they need.
   [[nodiscard]] bool passes_budget(std::size_t bytes) {
     return budget_.refuses(borrowed_, bytes, live_);
   }

@@ -43,7 +43,7 @@ struct recompute_counters {
 
 /// Totals of one place that groups are offloaded to.
 struct place_counters {
-  std::string name;                   ///< `host`, or `peer` and the number of the neighbour
+  std::string name;                   ///< `host`, or `peer` and who it is: a number, or who lends
   std::uint64_t bytes_offloaded = 0;  ///< of groups, copied there
   std::uint64_t bytes_reloaded = 0;   ///< of groups, copied back
   std::size_t budget = 0;             ///< most bytes that may be taken there

@@ -48,7 +48,7 @@ class descriptor {
 /// The name of a socket, in no folder: it ends with the socket.
 using socket_name = std::array<char, 48>;
 
-/// One that nobody can guess.
+/// One that no other socket has. It is no secret: who may borrow, credentials say (`of_this_user`).
 [[nodiscard]] inline socket_name new_socket_name() {
   std::array<unsigned char, 16> chance{};
   if (::getrandom(chance.data(), chance.size(), 0) != static_cast<ssize_t>(chance.size())) {
