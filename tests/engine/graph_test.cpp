@@ -201,6 +201,33 @@ TEST_CASE("graph: eager work after a capture comes after copies from before it")
   CHECK(wrong == 0);
 }
 
+TEST_CASE("graph: a launch comes after what the trainer did between two on its other streams") {
+  std::size_t late = 0;
+  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    rig desk(machine{.order_seed = seed});
+    auto second = desk.dev.make_stream();
+    offloader off(desk.dev, arena_options(3 * size));
+    trainer work{desk, off};
+    work.step();
+    work.step();
+    off.allocate(size, second.ref()).reset(second.ref());  // that stream is known from now on
+    work.step();
+    std::uint32_t rounds = 0;
+    auto graph =
+        off.capture(desk.stream(), [&] { desk.dev.launch(desk.stream(), 10, [&] { ++rounds; }); });
+    graph.launch(desk.stream());
+    for (std::uint32_t i = 1; i <= 3; ++i) {
+      auto seen = desk.dev.make_event();
+      desk.dev.record(seen, desk.stream());
+      desk.dev.wait(second.ref(), seen);
+      desk.dev.launch(second.ref(), 5000, [&, i] { late += rounds != i; });
+      graph.launch(desk.stream());
+    }
+    desk.dev.synchronize();
+  }
+  CHECK(late == 0);
+}
+
 TEST_CASE("graph: eager work on any stream comes after a launch") {
   std::size_t wrong = 0;
   for (std::uint64_t seed = 1; seed < 40; ++seed) {

@@ -171,7 +171,8 @@ void engine<Device>::replay(device_graph& graph, const std::shared_ptr<const mem
   }
   expect_layout(before);
   auto& order = store_.order();
-  if (!replayed_ || replayed_on_ != lane) order.gather(lane, join_site::launch);
+  // Between launches on one stream the offloader's own streams get nothing; the trainer's may.
+  order.gather(lane, join_site::launch, !replayed_ || replayed_on_ != lane);
   dev_->replay(graph, order.stream(lane));
   truth_ = after;
   destroyed_at_launch_ = store_.destroyed();

@@ -135,10 +135,11 @@ class lanes final : public clocks {
 
   // ---- around a stream capture, where no event may be waited for from the other side ----
 
-  /// Makes `into` wait for all that every lane has been given.
-  void gather(lane_id into, join_site site) {
+  /// Makes `into` wait for all that every lane has been given; without `own`, that the trainer's
+  /// have.
+  void gather(lane_id into, join_site site, bool own = true) {
     if (left_out(site)) return assume_met();
-    for (std::size_t other = 0; other < count_; ++other) {
+    for (std::size_t other = own ? 0 : own_; other < count_; ++other) {
       if (other == index_of(into)) continue;
       wait(into, other, record(static_cast<lane_id>(other)).position);
     }
