@@ -19,6 +19,9 @@
 #include "tidepool/parse.hpp"
 #include "tidepool/plan.hpp"
 #include "tidepool/torch.hpp"
+#if defined(TIDEPOOL_TORCH_CUDA)
+#include <c10/cuda/CUDAFunctions.h>
+#endif
 
 namespace {
 
@@ -247,7 +250,9 @@ class engine_on final : public engine {
         opts, tp::machine{.poison = true, .order_seed = order});
   }
 #if defined(TIDEPOOL_TORCH_CUDA)
-  if (device == "cuda") return std::make_unique<engine_on<tp::cuda_device>>(opts);
+  if (device == "cuda") {  // the one that this rank has chosen
+    return std::make_unique<engine_on<tp::cuda_device>>(opts, int{c10::cuda::current_device()});
+  }
 #endif
   throw tp::option_error("device " + device +
                          ": this extension has virtual"

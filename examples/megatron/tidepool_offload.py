@@ -54,7 +54,8 @@ _questions = []  # asked of each tensor, whether it stays
 def configure(*flags, device=None, order=0):
     """Tidepool's own options, before the first forward pass: configure("--policy=automatic", …).
 
-    `device` is "cuda", or "virtual" over CPU tensors; `order` is the virtual device's order seed.
+    `device` is "cuda", the current device when the first step begins, or "virtual" over CPU tensors;
+    `order` is the virtual device's order seed.
     """
     global _flags, _device, _order
     if _state.engine is not None:

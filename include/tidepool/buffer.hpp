@@ -143,6 +143,16 @@ class handle {
 
  private:
   friend class detail::engine<Device>;
+  template <device, class>
+  friend class keyed;
+
+  // Nobody can say when its memory is free: that stays taken.
+  void lose() noexcept {
+    if (store_ == nullptr) return;
+    auto* const owner = &detail::owner_of<Device>(*store_);
+    store_ = nullptr;
+    owner->release(owner);
+  }
 
   [[noreturn, gnu::cold, gnu::noinline]] void refuse_emptied() const {
     throw misuse_error("data: the commit of " + detail::name_in(part_) + " of layer " +

@@ -105,7 +105,8 @@ class keyed {
         if (left.references == 0 || !left.handle) continue;
         try {
           left.handle.share().reset(stream);
-        } catch (const error&) {  // as with every handle that goes without a word
+        } catch (const error&) {  // no event tells when that stream has read it
+          left.handle.lose();
         }
       }
     }
@@ -259,7 +260,8 @@ class keyed_pass {
   /// One reference less; `stream` used the tensor last. With the last its memory is free behind
   /// what `stream` has been given so far; what stayed of a group that left goes once that is loaded
   /// or forgotten. A group all of whose tensors go without having been loaded is forgotten, as by
-  /// `chunk::forget`. Throws `misuse_error` for a key that is not there.
+  /// `chunk::forget`. Throws `misuse_error` for a key that is not there, and `device_error`; it
+  /// keeps its reference then, and may be dropped again.
   void drop(tensor_key key, stream_ref stream) {
     auto& at = opened("drop");
     const auto index = known("drop", key);
@@ -270,7 +272,10 @@ class keyed_pass {
     }
     auto& which = at.groups[gone.group];
     const bool committed = which.place == where::committed;
-    if (!committed) {
+    if (committed && which.wanted == 1) {
+      reset_all(which, stream);
+      forget(which);
+    } else if (!committed) {
       gone.handle.reset(stream);
     } else if (gone.handle) {  // what stayed is given to its restore still, and goes behind both
       gone.handle.share().reset(stream);
@@ -278,9 +283,7 @@ class keyed_pass {
     if (which.place == where::open) gone.group = none;
     gone.references = 0;
     at.by_key.erase(key);
-    if (--which.wanted > 0 || !committed) return;
-    reset_all(which, stream);
-    forget(which);
+    --which.wanted;
   }
 
   /// As `chunk::end_forward`.
@@ -361,7 +364,7 @@ class keyed_pass {
     which.place = where::restored;
     for (auto i = which.first; i != none; i = state_->entries[i].next) {
       auto& each = state_->entries[i];
-      if (each.references == 0) each.handle.reset(stream);  // nobody waited for it
+      if (each.references == 0) each.handle = {};  // nobody waited for it
     }
   }
   // What stayed of a group that nobody will load.

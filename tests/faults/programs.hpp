@@ -237,7 +237,7 @@ class faulty_run {
       if (plan_.shares) {
         saved.z = saved.x.share();
       } else {
-        attempt([&] { saved.y = off_->allocate(y_bytes, main()); });
+        attempt([&] { saved.y = off_->allocate(y_bytes, main(), tidepool::fill::zero); });
         write(saved.y, tag + 1);
       }
       save<"fc1">(at.chunk, l, saved.x, tag);

@@ -48,6 +48,7 @@ struct content {
   int source = 0;
   int loan = -1;       // it was adopted
   bool ahead = false;  // backward has come for it: it may stay where it lies until then
+  bool again = false;  // discarded, and to be computed again
   bool restored = false;
   bool moved = false;       // and lies in memory of the offloader's since
   std::uint64_t words = 0;  // of what its bytes are, where that is not its own number

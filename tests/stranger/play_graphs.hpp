@@ -88,6 +88,8 @@ inline void player::end_body(bool done) {
     const auto found = before_places_.find(id);
     for (const auto& each : contents_) {
       if (each->id != id) continue;
+      // Computed again inside, it is asked of nobody: a second launch computes it once more.
+      if (found == before_places_.end() && each->again && !strict()) continue;
       into_->touched.push_back({each, found == before_places_.end() ? nullptr : found->second});
     }
   }

@@ -279,7 +279,7 @@ inline void player::layers_finish(int which) {
   if (threw != 0) return;
   if (!in->forward_only) ++side_at(in->side).passes;
   in->open = false;
-  if (may_throw) in->broken = true;
+  if (!whole) in->broken = true;  // what the pass left saved nobody can bring back
 }
 
 inline void player::layers_abandon(int which) {

@@ -202,7 +202,7 @@ inline void player::note_commit(pass& in, const operation& op, const std::vector
     if (each.saved) ++each.of->saves;
     if (each.left) emptied(which);
     if (each.left && !capturing_ && each.of->handles == 0) each.of->moved = true;
-    if (each.left) each.of->ahead = each.of->restored;
+    if (each.left) each.of->ahead = each.of->ahead || each.of->restored;
     if (each.saved && each.of->handles > 0) each.of->copied = true;
     if (!which.is_view) which.by_commit = each.left;
     which.group = made.number;
@@ -324,7 +324,9 @@ inline void player::restore(const operation& op) {
     const bool will = in.chunk.will_recompute(id, which->layer);
     bool called = false;
     bool others = false;
-    for (const auto& each : which->arguments) others = others || each.of->handles > 1;
+    for (const auto& each : which->arguments) {
+      others = others || each.of->handles > 1 || each.of->saves > static_cast<int>(each.saved);
+    }
     if (code_.on()) code_.open("attempt([&] { " + code + ", [&] {");
     threw = call("", allowed | (op.e != 0 ? static_cast<unsigned>(own) : 0U), [&] {
       detail::spread(buffers, [&](auto&... all) {
@@ -470,6 +472,7 @@ inline void player::discard(const operation& op) {
     if (which.full()) find("discard left a handle full", name(each));
     made.arguments.push_back({each, true, true, which.of, which.where, false});
     ++which.of->saves;
+    which.of->again = true;
     emptied(which);
     which.group = made.number;
   }
@@ -532,6 +535,7 @@ inline void player::recompute(const operation& op) {
     if (!called) find("recompute did not call its function", name(each.slot));
     --each.of->saves;
     ++each.of->handles;
+    if (!capturing_) each.of->again = false;
     into.group = -1;
     into.ready = {};
     into.ready[static_cast<std::size_t>(stream)] = position_[static_cast<std::size_t>(stream)];

@@ -57,6 +57,7 @@ inline void player::emptied(slot& which) {
   if (--which.of->handles == 0) {
     which.of->keep = false;
     which.of->ahead = which.of->saves > 0;
+    which.of->moved = which.of->moved || (which.of->saves > 0 && !capturing_);
   }
   for (std::size_t s = 0; s < most_streams; ++s) {
     which.of->past[s] = std::max(which.of->past[s], which.used[s]);

@@ -35,6 +35,7 @@ enum class call_kind : std::uint8_t {
   capturing,
   end_capture,
   replay,
+  fill_bytes,
   count
 };
 inline constexpr auto call_kinds = static_cast<std::size_t>(call_kind::count);
@@ -53,7 +54,8 @@ inline constexpr auto call_kinds = static_cast<std::size_t>(call_kind::count);
                                      "begin_capture",
                                      "capturing",
                                      "end_capture",
-                                     "replay"};
+                                     "replay",
+                                     "fill_bytes"};
   static_assert(std::size(names) == call_kinds);
   return names[static_cast<std::size_t>(kind)];
 }
@@ -241,6 +243,7 @@ class faulty_device : public Base {
 
   void fill_bytes(void* pointer, unsigned char byte, std::size_t bytes, stream_ref on) {
     const heap_watch device(false);
+    pass(call_kind::fill_bytes);
     Base::fill_bytes(pointer, byte, bytes, on);
   }
   bool poison(void* pointer, std::size_t bytes, stream_ref on) requires requires(Base& base) {

@@ -261,15 +261,6 @@ void engine<Device>::forget(chunk_state& chunk, module_id module, int layer) {
   chunk.mark_restored(which);
 }
 
-// What is given back is filled at once, and graphs may still write there.
-template <device Device>
-[[gnu::cold]] void engine<Device>::meet_quietly() noexcept {
-  try {
-    meet_after_launch();
-  } catch (const error&) {  // then the next call meets them, and the filling may come too early
-  }
-}
-
 template <device Device>
 void engine<Device>::end_chunk(chunk_state& chunk, bool finished) noexcept {
   if (!chunk.info().forward_only) {
@@ -277,7 +268,6 @@ void engine<Device>::end_chunk(chunk_state& chunk, bool finished) noexcept {
         chunk.waiting() > 0 || !chunk.discarded().empty() || !chunk.backward_begun();
     const bool given_up =
         learner_.chunk_ends(chunk.ordinal(), chunk.group_count(), !finished, unfinished);
-    if (given_up && replayed_ && opts_.poison) meet_quietly();
     for (std::uint32_t i = 0; i < chunk.group_count(); ++i) {
       auto& each = chunk.at(i);
       if (each.state != group_state::restored) forget_group(chunk, each);

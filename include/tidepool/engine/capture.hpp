@@ -177,6 +177,8 @@ void engine<Device>::replay(device_graph& graph, const std::shared_ptr<const mem
   destroyed_at_launch_ = store_.destroyed();
   replayed_on_ = lane;
   replayed_ = true;
+  // Memory that is given back is filled at once, by calls that do not meet the graph, too.
+  if (opts_.poison) meet_after_launch();
 }
 
 // Throws unless memory is as it was when a capture began. A set of graphs that was left in the

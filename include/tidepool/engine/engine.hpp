@@ -120,6 +120,7 @@ class engine : public storage_owner {
     store.filled = false;
   }
 
+  void take_back_untouched(storage& store, lane_id lane) noexcept;
   void note_use(storage& store, lane_id lane, const ticket& until);
   void drop_quietly(storage& store, lane_id lane) noexcept;
 
@@ -400,7 +401,6 @@ class engine : public storage_owner {
     if (truth_ != nullptr) expect_truth();
   }
   void meet_after_launch();
-  void meet_quietly() noexcept;
   void expect_layout(const std::shared_ptr<const memory_layout>& before);
   void expect_truth();
   void forget_reloads() noexcept;

@@ -25,11 +25,22 @@ buffer<Device> engine<Device>::allocate(std::size_t bytes, std::size_t elements,
       recorder_->allocated(from, store.number, bytes, stream);
     }
   } catch (...) {
-    if (store.on_device) store_.displace(store, store_.order().past(lane), lane);
+    if (store.on_device) take_back_untouched(store, lane);
     store_.destroy(store);
     throw;
   }
   return {share(store), lane};
+}
+
+// Memory that was handed to `lane` and that nobody has used; it may have been filled there.
+template <device Device>
+[[gnu::cold]] void engine<Device>::take_back_untouched(storage& store, lane_id lane) noexcept {
+  try {
+    store_.note_filling(store);
+    store_.displace(store, store_.order().past(lane), lane);
+  } catch (...) {  // no event, so nobody may ever reuse the memory: it stays taken
+    store_.lose(store);
+  }
 }
 
 // Memory that is somebody else's, written by work on `stream`: that is its owner's stream.
@@ -87,6 +98,10 @@ void engine<Device>::drop_quietly(storage& store, lane_id lane) noexcept {
     } catch (...) {  // no event, so nobody may ever reuse the memory: it stays taken, as if the
                      // handle were still there, or until the capture that broke is over
       if (keep_orphan(store)) return;
+      if (store.handles == 1 && store.saves == 0) {  // the memory stays taken, and no tensor has it
+        store_.lose(store);
+        store_.destroy(store);
+      }
     }
   }
   release(this);
