@@ -819,6 +819,7 @@ planned_run planned(std::size_t budget) {
   on.from.overwrites = false;  // that takes time
   auto opts = small_options({"core_attn", "moe_act"});
   opts.policy = tidepool::policy_kind::automatic;
+  opts.plan_effort = 200;
   opts.device_budget = budget * unit;
   offloader off(on.desk.dev, opts,
                 {.planner = tidepool::planner(),

@@ -21,6 +21,7 @@ constexpr std::size_t size = 2048;
 tidepool::options recorded() {
   auto opts = arena_options(4 * size);
   opts.policy = tidepool::policy_kind::automatic;
+  opts.plan_effort = 200;
   return opts;
 }
 
@@ -97,6 +98,7 @@ TEST_CASE("recorded step: one whose measuring failed leaves nothing to plan of")
   rig desk;
   auto opts = arena_options(8192);
   opts.policy = tidepool::policy_kind::automatic;
+  opts.plan_effort = 200;
   tidepool::test::planning<rig::offloader<tidepool::modules<"fc1">>> off(desk.dev, opts);
   off.on_report([](auto) {});
   int calls = 0;

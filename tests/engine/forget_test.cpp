@@ -162,6 +162,7 @@ TEST_CASE("forget: a plan knows that such a group never comes back, and forecast
 TEST_CASE("forget: a plan knows which of two groups of one module and layer it was") {
   auto opts = small_options();
   opts.policy = tidepool::policy_kind::automatic;
+  opts.plan_effort = 200;
   opts.min_tensor_elements = size;
   rig desk;
   offloader off(desk.dev, opts, {.planner = tidepool::planner()});

@@ -159,6 +159,7 @@ TEST_CASE("forward only: leaves a pool with a budget as the plan of a step found
   constexpr std::size_t largest = 3;
   auto opts = small_options({"core_attn"});
   opts.policy = tidepool::policy_kind::automatic;
+  opts.plan_effort = 200;
   opts.margin = true;
   opts.device_step = size;  // each tensor lies in a region of its own
   opts.device_budget = 2 * 2 * (1 + 2 + largest) * size + size;  // what two passes keep, and some

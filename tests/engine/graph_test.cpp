@@ -570,6 +570,7 @@ TEST_CASE("graph: before the automatic policy has its plan it is said how many s
   rig desk;
   auto opts = arena_options(3 * size);
   opts.policy = tidepool::policy_kind::automatic;
+  opts.plan_effort = 200;
   opts.timed_step = 4;
   offloader off(desk.dev, opts);
   off.on_report([](std::string_view) {});

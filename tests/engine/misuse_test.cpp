@@ -775,6 +775,7 @@ TEST_CASE("misuse: an empty function for reports or measurements is none") {
   rig desk;
   auto opts = arena_options(8 * size);
   opts.policy = tidepool::policy_kind::automatic;
+  opts.plan_effort = 200;
   tidepool::test::planning<offloader> off(desk.dev, opts);
   off.on_report(nullptr);
   off.on_measure(nullptr);

@@ -124,6 +124,7 @@ profile recorded(bool offers = true, int layers = 3) {
   rig desk;
   auto opts = small_options();
   opts.policy = policy_kind::automatic;
+  opts.plan_effort = 200;
   opts.device_budget = std::size_t{1} << 20;
   offloader off(desk.dev, opts);
   off.on_report([](std::string_view) {});
@@ -220,6 +221,7 @@ TEST_CASE("recompute by plan: where the user forbids it nothing is called, not e
   rig desk(machine{.order_seed = 13});
   auto opts = arena_options(8 * size);
   opts.policy = policy_kind::automatic;
+  opts.plan_effort = 200;
   opts.recompute_by_plan = false;
   offloader off(desk.dev, opts);
   off.on_report([](std::string_view) {});
@@ -318,6 +320,7 @@ TEST_CASE("recompute by plan: nor are the calls that computing again makes") {
     rig desk;
     auto opts = small_options();
     opts.policy = policy_kind::automatic;
+    opts.plan_effort = 200;
     opts.device_budget = std::size_t{1} << 20;
     offloader off(desk.dev, opts);
     off.on_report([](std::string_view) {});
@@ -441,6 +444,7 @@ TEST_CASE("recompute by plan: what fails while it is measured may be tried again
   rig desk(machine{.order_seed = 9});
   auto opts = arena_options(8 * size);
   opts.policy = policy_kind::automatic;
+  opts.plan_effort = 200;
   opts.reload_ahead = 8;
   offloader off(desk.dev, opts);
   off.on_report([](std::string_view) {});
@@ -711,6 +715,7 @@ TEST_CASE("recompute by plan: the automatic policy takes it where the link is sl
     rig desk(machine{.offload_rate = rate, .reload_rate = rate, .both_rate = rate});
     auto opts = arena_options(9 * size);
     opts.policy = policy_kind::automatic;
+    opts.plan_effort = 200;
     opts.recompute_by_plan = may;
     offloader off(desk.dev, opts);
     std::string said;
@@ -798,6 +803,7 @@ TEST_CASE("recompute by plan: what stays is computed over only where nobody else
       auto written = desk.dev.make_event();
       auto opts = small_options();
       opts.policy = policy_kind::automatic;
+      opts.plan_effort = 200;
       opts.device_budget = std::size_t{1} << 20;
       opts.min_tensor_elements = 256;
       offloader off(desk.dev, opts);
@@ -840,6 +846,7 @@ TEST_CASE("recompute by plan: a time is that of the same group, or none") {
   rig desk;
   auto opts = small_options();
   opts.policy = policy_kind::automatic;
+  opts.plan_effort = 200;
   opts.device_budget = std::size_t{1} << 20;
   offloader off(desk.dev, opts);
   off.on_report([](std::string_view) {});

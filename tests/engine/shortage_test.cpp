@@ -259,6 +259,7 @@ TEST_CASE("shortage: with more in flight than the plan was made of, the plan is 
   rig desk;
   auto opts = arena_options(20480, {"core_attn", "moe_act"});
   opts.policy = tidepool::policy_kind::automatic;
+  opts.plan_effort = 200;
   offloader off(desk.dev, opts);
   off.on_report([](std::string_view) {});
   constexpr int layers = 6;
@@ -402,5 +403,6 @@ TEST_CASE("shortage: where the rule keeps something, ways to keep less are named
   CHECK(train_in_pieces(opts).empty());
   opts.margin = true;
   opts.policy = tidepool::policy_kind::automatic;
+  opts.plan_effort = 200;
   CHECK(train_in_pieces(opts).empty());
 }

@@ -26,12 +26,12 @@ using tidepool::test::run_once;
 using tidepool::test::tally;
 using tidepool::test::thinned;
 
-// One call in three, unless every case is wanted; kinds of few calls, as those of graphs, are not
+// One call in six, unless every case is wanted; kinds of few calls, as those of graphs, are not
 // thinned. Nor are they much with a sanitizer, which thins the others more.
 #if defined(TIDEPOOL_TEST_FULL)
 constexpr std::uint64_t every = 1;
 #else
-constexpr std::uint64_t every = 3;
+constexpr std::uint64_t every = 6;
 #endif
 
 // Every event of a lane is made in the same loop, so that most programs need few of its turns.
@@ -43,7 +43,7 @@ std::uint64_t stride_of(const program_plan& plan, call_kind kind, std::uint64_t 
 }
 
 void inject_all(const program_plan& plan, call_kind kind, std::uint64_t calls, tally& counts) {
-  // Another third for each program, so that a call of all of them is tried in one.
+  // Another sixth for each program, so that a call of all of them is tried in one.
   const auto stride = stride_of(plan, kind, calls);
   const auto first = stride == every ? 1 + plan.name.size() % every : 1;
   for (std::uint64_t i = first; i <= calls; i += stride) {

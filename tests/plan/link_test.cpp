@@ -199,6 +199,7 @@ TEST_CASE("link: an automatic plan meets the others once, another policy never")
     rig desk;
     auto opts = test::arena_options(20480, {"core_attn"});
     opts.policy = policy;
+    opts.plan_effort = 200;
     tidepool::test::planning<rig::offloader<>> off(desk.dev, opts);
     off.on_report([](std::string_view) {});
     int met = 0;
@@ -214,6 +215,7 @@ TEST_CASE("link: what a meeting throws leaves end_step, and the offloader is saf
   rig desk;
   auto opts = test::arena_options(20480, {"core_attn"});
   opts.policy = policy_kind::automatic;
+  opts.plan_effort = 200;
   tidepool::test::planning<rig::offloader<>> off(desk.dev, opts);
   off.on_measure([] { throw std::runtime_error("a rank is gone"); });
   CHECK_THROWS_WITH_AS(train(desk, off, 1), "a rank is gone", std::runtime_error);
@@ -224,6 +226,7 @@ TEST_CASE("link: after a meeting that threw, the next step is the first again") 
     rig desk;
     auto opts = test::arena_options(20480, {"core_attn"});
     opts.policy = policy_kind::automatic;
+    opts.plan_effort = 200;
     tidepool::test::planning<rig::offloader<>> off(desk.dev, opts);
     std::vector<std::string> reports;
     off.on_report([&](std::string_view line) { reports.emplace_back(line); });
@@ -256,6 +259,7 @@ TEST_CASE("link: a report that throws takes no plan with it") {
   rig desk;
   auto opts = test::arena_options(20480, {"core_attn"});
   opts.policy = policy_kind::automatic;
+  opts.plan_effort = 200;
   tidepool::test::planning<rig::offloader<>> off(desk.dev, opts);
   off.on_report([](std::string_view) { throw std::runtime_error("the log is full"); });
   train(desk, off, 1);
@@ -271,6 +275,7 @@ TEST_CASE("link: after a step whose times could not be had, the next one is the 
   rig desk;
   auto opts = test::arena_options(20480, {"core_attn"});
   opts.policy = policy_kind::automatic;
+  opts.plan_effort = 200;
   tidepool::test::planning<rig::offloader<>> off(desk.dev, opts);
   off.on_report([](std::string_view) {});
   auto open = off.begin();

@@ -279,14 +279,19 @@ TEST_CASE(
   CHECK(texts(all).count("without offload 5.00 GiB") == 1);
   CHECK(named(all, "path").size() == 4);
   // Both on the scale of the curve: 5 GiB above 4, above the peak of 3.
-  const auto height = [&](const std::string& prefix) {
-    for (const auto& item : named(all, "text")) {
+  const auto height = [](const auto& in, const std::string& prefix) {
+    for (const auto& item : named(in, "text")) {
       if (item.text.starts_with(prefix)) return item.number("y");
     }
     return 0.0;
   };
-  CHECK(height("without") < height("budget"));
-  CHECK(height("budget") < height("peak held"));
+  CHECK(height(all, "without") < height(all, "budget"));
+  CHECK(height(all, "budget") < height(all, "peak held"));
+
+  // A budget that is nearly taken: the words of the peak stand clear of its line and of the curve.
+  step.budget = (std::size_t{3} << 30) + (std::size_t{1} << 26);
+  const auto near = parsed(drawn(step));
+  CHECK(height(near, "peak held") <= height(near, "budget"));
 
   step.budget = std::size_t{80} << 30;
   CHECK(texts(parsed(drawn(step))).count("budget 80.0 GiB, off the scale") == 1);

@@ -26,6 +26,8 @@ report one_report() {
   page.step.device_bytes = {{0, 0}, {25'000, std::size_t{3} << 30}};
   page.step.budget = std::size_t{4} << 30;
   page.planned = {{"step", 50'000, 60'000},
+                  {"stalls", 50, 290},
+                  {"none", 0, 0},
                   {"peak needed", 0x1p30, 0x1p30, planned_figure::unit::bytes}};
   auto& module = page.totals.modules.emplace_back();
   module.name = "core_attn";
@@ -70,6 +72,8 @@ TEST_CASE("a report has the picture, and each stall, module, figure and option o
   CHECK(count(page, row({"core_attn", "1", "1.02 GiB", "20.0 ms", "1", "1.02 GiB", "10.0 ms",
                          "20.0 ms"})) == 1);
   CHECK(count(page, row({"step", "50.0 ms", "60.0 ms", "+20.0 %"})) == 1);
+  CHECK(count(page, row({"stalls", "50.0 µs", "290 µs", "+240 µs"})) == 1);
+  CHECK(count(page, row({"none", "0 µs", "0 µs", "0.0 %"})) == 1);
   CHECK(count(page, row({"peak needed", "1.00 GiB", "1.00 GiB", "0.0 %"})) == 1);
   CHECK(count(page, row({"core_attn", "12", "11", "0", "0", "11.0 MiB", "0 B", "0"})) == 1);
   CHECK(count(page, "peak taken       5.00 GiB") == 1);

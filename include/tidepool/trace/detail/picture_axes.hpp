@@ -121,9 +121,12 @@ class memory_curve {
     front.put("<circle r=\"3.5\" fill=\"#3d5a80\" stroke=\"#fff\"" + svg::attribute("cx", x) +
               svg::attribute("cy", level) + "/>\n");
     const bool right_half = x > (layout_.left() + layout_.right()) / 2;
-    // Under the line of a budget that is all taken.
-    const bool under = budget_seen_ && level - y_of(budget_) < 18;
-    front.halo_label(x + (right_half ? -8 : 8), level + (under ? 16 : -6),
+    // Clear of the line of a budget that is nearly taken, and of the budget's name at its end.
+    double at = level - 6;
+    if (budget_seen_ && level - y_of(budget_) < 22) {
+      at = x < layout_.right() - 130 ? std::min(at, y_of(budget_) - 5) : level + 16;
+    }
+    front.halo_label(x + (right_half ? -8 : 8), at,
                      "peak held " + bytes_text(peak.bytes) + " at " + duration_text(peak.time),
                      {12, ink, right_half ? anchor::end : anchor::start, true});
   }

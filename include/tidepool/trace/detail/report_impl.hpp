@@ -154,9 +154,12 @@ class report_writer {
                    ? duration_text(number)
                    : bytes_text(static_cast<std::size_t>(std::max(0.0, number)));
       };
+      // A multiple of next to nothing tells less than the difference.
+      const bool far = each.measured > 2 * each.planned;
       const auto miss = each.planned > 0 ? 100 * (each.measured / each.planned - 1) : 0.0;
       table.row({each.name, value(each.planned), value(each.measured),
-                 each.planned > 0 ? (miss >= 0.05 ? "+" : "") + fixed(miss, 1) + " %" : ""});
+                 far ? "+" + value(each.measured - each.planned)
+                     : (miss >= 0.05 ? "+" : "") + fixed(miss, 1) + " %"});
     }
     return table.text();
   }

@@ -15,7 +15,8 @@ p.where { color: #656d76; margin: 4px 0 14px; }
 table { border-collapse: collapse; }
 th, td { padding: 3px 12px 3px 0; text-align: right; border-bottom: 1px solid #e1e4e8; }
 th { font-weight: 600; color: #656d76; }
-th:first-child, td:first-child, td.text, th.text { text-align: left; }
+th:first-child, td:first-child { text-align: left; }
+#stalls :is(th, td):is(:nth-child(2), :nth-child(3), :nth-child(7)) { text-align: left; }
 tr[data-find] { cursor: pointer; }
 tr[data-find]:hover, tr.chosen { background: #fff1f0; }
 #frame { border: 1px solid #d0d7de; overflow: hidden; cursor: grab; position: relative; }
