@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "faulty_device.hpp"
 #include "messages.hpp"
 #include "rig.hpp"
 #include "tidepool/memory/lend.hpp"
@@ -34,6 +35,9 @@ using tidepool::test::says;
 using tidepool::test::small_options;
 
 using offloader = rig::offloader<tidepool::modules<"fc1">>;
+using tidepool::test::call_kind;
+using faulty = tidepool::test::faulty_device<virtual_device>;
+using faulty_offloader = tidepool::offloader<faulty, tidepool::modules<"fc1">>;
 
 constexpr std::size_t size = 2048;
 
@@ -409,5 +413,137 @@ TEST_CASE("lending: a capture that failed made no graph, and keeps no loan") {
   step(desk, off, 2);
   CHECK_THROWS_AS(static_cast<void>(off.capture(desk.stream(), [] { throw 1; })), int);
   off.return_loan();
+  CHECK_FALSE(lent.in_use());
+}
+
+TEST_CASE("lending: a borrower that could not use the memory leaves it to the next") {
+  virtual_device neighbour;
+  const auto lent = lend(neighbour, 4096, "rank 1");
+  faulty dev;
+  faulty_offloader off(dev, small_options());
+  const auto before = dev.held().streams;
+  // Streams, then events of two lanes: each fails once, after the lender has been asked.
+  for (const tidepool::test::fault& late : {tidepool::test::fault{call_kind::make_stream, 1},
+                                            {call_kind::make_stream, 2},
+                                            {call_kind::make_event, 1},
+                                            {call_kind::make_event, 1500}}) {
+    dev.arm(late);
+    CHECK_THROWS_AS(off.borrow(lent.handle()), tidepool::device_error);
+    CHECK(dev.tripped());
+    dev.disarm();
+    CHECK_FALSE(lent.in_use());
+    CHECK(dev.held().streams == before);
+  }
+  rig desk;
+  offloader other(desk.dev, small_options());
+  other.borrow(lent.handle());
+  CHECK(lent.in_use());
+  step(desk, other, 2);
+  CHECK(sent_to(other, "peer") == 2 * size);
+  CHECK(desk.wrong() == 0);
+  CHECK_THROWS_AS(off.borrow(lent.handle()), tidepool::lender_error);
+}
+
+TEST_CASE(
+    "lending: a lender that takes back while a borrower makes up its mind is not waited for") {
+  virtual_device neighbour;
+  std::optional lent = lend(neighbour, 4096, "rank 1");
+  loan_handle handle = lent->handle();
+  tidepool::detail::socket_name socket{};
+  std::memcpy(socket.data(), reinterpret_cast<const char*>(&handle) + 72, socket.size());
+  const auto link = tidepool::detail::ask_lender(socket);
+  REQUIRE(link.memory);
+  CHECK(lent->in_use());
+  const auto begun = std::chrono::steady_clock::now();
+  lent.reset();
+  CHECK(std::chrono::steady_clock::now() - begun < std::chrono::seconds(5));
+  CHECK(tidepool::detail::look_at(link.lender.get()) == tidepool::detail::far_end::said_so);
+}
+
+TEST_CASE("lending: who moves on waits for copies to that memory alone, and says so first") {
+  virtual_device neighbour;
+  auto lent = lend(neighbour, 4096, "rank 1");
+  rig desk;
+  offloader off(desk.dev, small_options());
+  bool still_there = false;
+  off.on_report([&](std::string_view line) {
+    if (says(line, "wants its memory back")) still_there = lent.in_use();
+  });
+  off.borrow(lent.handle(), lender_gone::moves_on);
+  step(desk, off, 2);
+  const auto elsewhere = desk.dev.make_stream();
+  bool ran = false;
+  desk.dev.launch(elsewhere.ref(), 1e9, [&] { ran = true; });
+  lent.take_back();
+  {
+    auto chunk = off.begin();
+    CHECK(still_there);
+    CHECK_FALSE(lent.in_use());
+    CHECK_FALSE(ran);
+    chunk.end_forward();
+    chunk.finish();
+  }
+  off.end_step();
+  CHECK(desk.wrong() == 0);
+}
+
+TEST_CASE("lending: copies under way are over before the memory goes back") {
+  virtual_device neighbour;
+  for (const bool moves_on : {true, false}) {
+    CAPTURE(moves_on);
+    auto lent = lend(neighbour, 4096, "rank 1");
+    rig desk;
+    offloader off(desk.dev, no_reload_ahead());
+    off.on_report({});
+    off.borrow(lent.handle(), lender_gone::moves_on);
+    std::vector<rig::buffer> saved(2);
+    {
+      auto chunk = off.begin();
+      for (int l = 0; l < 2; ++l) {
+        auto& x = saved[static_cast<std::size_t>(l)];
+        x = off.allocate(size, desk.stream());
+        desk.write(x, 3);
+        chunk.commit<"fc1">(l, desk.stream(), x);
+      }
+      chunk.end_forward();
+      for (int l = 2; l-- > 0;) {
+        auto& x = saved[static_cast<std::size_t>(l)];
+        chunk.restore<"fc1">(l, desk.stream(), x);
+        desk.check(x, 3);
+      }
+      chunk.finish();
+      off.end_step();
+    }
+    // Nothing of it has run yet.
+    lent.take_back();
+    if (moves_on) {
+      auto chunk = off.begin();
+      chunk.end_forward();
+      chunk.finish();
+      off.end_step();
+    } else {
+      off.return_loan();
+    }
+    CHECK_FALSE(lent.in_use());
+    CHECK(desk.wrong() == 0);
+    for (auto& x : saved) x.reset(desk.stream());
+  }
+}
+
+TEST_CASE("lending: a device that is lost says so, and its loan goes with the offloader") {
+  virtual_device neighbour;
+  auto lent = lend(neighbour, 4096, "rank 1");
+  faulty dev;
+  const auto stream = dev.make_stream();
+  {
+    faulty_offloader off(dev, small_options());
+    off.on_report({});
+    off.borrow(lent.handle(), lender_gone::moves_on);
+    lent.take_back();
+    dev.lose();
+    CHECK_THROWS_AS(off.return_loan(), tidepool::device_error);
+    CHECK_THROWS_AS(static_cast<void>(off.begin()), tidepool::device_error);
+    CHECK(lent.in_use());
+  }
   CHECK_FALSE(lent.in_use());
 }

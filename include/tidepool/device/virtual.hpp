@@ -185,7 +185,7 @@ class virtual_device {
   void drop_export(std::uint64_t id) noexcept;
   /// Maps what another device, of this process or another, has exported.
   [[nodiscard]] void* import_memory(int descriptor, std::size_t bytes);
-  /// Ends that; runs what is queued before.
+  /// Ends that, once nothing that is queued uses it.
   void drop_import(void* pointer) noexcept;
   /// Bytes of device memory, free and in all.
   [[nodiscard]] memory_info memory() const {

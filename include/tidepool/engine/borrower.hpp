@@ -41,6 +41,7 @@ class borrower {
     }
   }
 
+  // Blocks the host until copies to and from it are over, where any are.
   void give_back() {
     if (lent() == nullptr) return;
     const auto refuse = [&](const std::string& why) {
@@ -54,23 +55,27 @@ class borrower {
     if (captured()) {
       refuse("graphs were captured, which copy to it; destroy them with this offloader");
     }
+    // Where that fails the memory may be in use: it stays until the offloader goes.
+    auto& store = owner_->memory();
+    for (const auto lane : {peer().offload, peer().reload}) {
+      owner_->device().synchronize(store.order().stream(lane));
+    }
     peer().close_loan();
   }
 
-  // A step begins, and its lender is not there: call `go_on`. What still lies in the memory keeps
-  // it until a later step, where it need not be given back at once.
+  // A step begins, and its lender is not there: say `go_on`, and give it back. What still lies in
+  // the memory keeps it until a later step, where it need not be given back at once.
   [[nodiscard]] bool alone(bool trains) const {
     return trains && lent() != nullptr && owner_->between_steps() && !lent()->here() &&
            (then_ == lender_gone::fails || peer().blocks->used() == 0);
   }
 
   // Says how, or throws.
-  [[nodiscard]] std::string go_on() {
+  [[nodiscard]] std::string go_on() const {
     const auto lender = lent()->lender();
     const auto happened = lent()->what_happened();
     const bool copied_to = captured();
     if (then_ == lender_gone::moves_on && !copied_to) {
-      give_back();
       return "places: " + happened + "; groups go to the next place from now on";
     }
     throw lender_error("begin: " + happened + "; nothing is lost. " +

@@ -35,6 +35,8 @@ class loan {
     return lender_ + (look_at(link_.get()) == far_end::said_so ? " wants its memory back"
                                                                : ", which lent memory, has ended");
   }
+  // Until then the lender serves the next who asks, if this borrower goes.
+  void confirm() const noexcept { say(link_.get(), has_it); }
 
  protected:
   explicit loan(std::string lender) : lender_(std::move(lender)) {}

@@ -218,10 +218,6 @@ TIDEPOOL_INLINE void virtual_device::drop_import(void* pointer) noexcept {
   // What an exception leaves in use stays until the device goes.
   if (found == imports_.end() || (std::uncaught_exceptions() > exceptions_ && !sim_->idle()))
     return;
-  try {
-    synchronize();
-  } catch (...) {  // a program that cannot go on does not use the memory either
-  }
   ::munmap(found->first, found->second);
   imports_.erase(found);
 }
