@@ -210,9 +210,8 @@ class offloader {
   /// Throws `lender_error` when nobody lends, `misuse_error` in a capture, with `place_kind::peer`
   /// and while it borrows, `device_error`.
   void borrow(const loan_handle& lent, lender_gone then = {}) { loans_.borrow(lent, then); }
-  /// Gives it back, between steps, if there is any; blocks the host until the copies to and from it
-  /// are over. Throws `misuse_error` while tensors lie there, and where a graph was captured;
-  /// `device_error` of a device that is lost, whose loan goes with the offloader.
+  /// Gives it back, between steps, if there is any; blocks the host until its copies are over.
+  /// Throws `misuse_error` while tensors lie there, and where a graph was captured; `device_error`.
   void return_loan() { loans_.give_back(); }
 
   // ---- a step ----
@@ -221,10 +220,7 @@ class offloader {
   /// whether a backward pass follows. Throws `misuse_error` for `release` without `forward_only`,
   /// and for a chunk that the plan of `follow` does not have; `lender_error` (see `borrow`).
   [[nodiscard]] chunk begin(const chunk_info& info = {}) {
-    if (loans_.alone(!info.forward_only)) {
-      plans_.report(loans_.go_on());
-      loans_.give_back();
-    }
+    if (loans_.alone(!info.forward_only)) loans_.go_on(plans_);
     return {*engine_, info, enabled_};
   }
 

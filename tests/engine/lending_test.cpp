@@ -45,6 +45,13 @@ struct other_device : virtual_device {
   static constexpr std::string_view name = "other";
 };
 
+struct long_named : virtual_device {
+  static constexpr std::string_view name = "a name of many letters, A";
+};
+struct nearly_so_named : virtual_device {
+  static constexpr std::string_view name = "a name of many letters, B";
+};
+
 // Of a place whose name begins so; nothing where there is none.
 std::optional<tidepool::trace::place_counters> find(const offloader& off, std::string_view name) {
   const auto totals = off.counters();
@@ -93,6 +100,33 @@ void step(rig& desk, offloader& off, int layers, const Between& between) {
 }
 void step(rig& desk, offloader& off, int layers) {
   step(desk, off, layers, [] {});
+}
+
+// The same in two parts, for graphs.
+auto graph_forward(rig& desk, offloader& off, std::vector<rig::buffer>& saved) {
+  auto chunk = off.begin();
+  for (std::size_t l = 0; l < saved.size(); ++l) {
+    saved[l] = off.allocate(size, desk.stream());
+    desk.write(saved[l], static_cast<std::uint32_t>(l) + 3);
+    chunk.commit<"fc1">(static_cast<int>(l), desk.stream(), saved[l]);
+  }
+  chunk.end_forward();
+  return chunk;
+}
+void graph_backward(rig& desk, offloader& off, std::vector<rig::buffer>& saved,
+                    offloader::chunk& chunk) {
+  for (auto l = saved.size(); l-- > 0;) {
+    chunk.restore<"fc1">(static_cast<int>(l), desk.stream(), saved[l]);
+    desk.check(saved[l], static_cast<std::uint32_t>(l) + 3);
+    saved[l].reset(desk.stream());
+  }
+  chunk.finish();
+  off.end_step();
+}
+void graph_step(rig& desk, offloader& off) {
+  std::vector<rig::buffer> saved(2);
+  auto chunk = graph_forward(desk, off, saved);
+  graph_backward(desk, off, saved, chunk);
 }
 
 options no_reload_ahead() {
@@ -191,8 +225,8 @@ TEST_CASE("lending: bytes that are no handle, or another version's, are refused 
   };
   CHECK(says(refusal([](auto& bytes) { bytes.fill(0xAB); }), "these bytes are not a handle"));
   CHECK(says(refusal([](auto& bytes) { bytes.fill(0); }), "these bytes are not a handle"));
-  CHECK(says(refusal([](auto& bytes) { bytes[7] = '2'; }), "the format '02' of another version"));
-  for (const std::size_t at : {8U, 16U, 24U, 40U, 80U, 120U}) {
+  CHECK(says(refusal([](auto& bytes) { bytes[7] = '1'; }), "the format '01' of another version"));
+  for (const std::size_t at : {8U, 16U, 24U, 40U, 80U, 128U}) {
     CAPTURE(at);
     CHECK(says(refusal([&](auto& bytes) { bytes[at] ^= 1U; }), "changed on its way"));
   }
@@ -253,6 +287,41 @@ TEST_CASE(
   CHECK(desk.wrong() == 0);
   CHECK(sent_to(off, "peer") == 4 * size);
   CHECK(sent_to(off, "host") == 2 * size);
+}
+
+TEST_CASE("lending: memory that a lender gave up is its own once the borrower has let it go") {
+  virtual_device neighbour;
+  const auto before = neighbour.memory().free;
+  std::optional lent = lend(neighbour, 4096);
+  rig desk;
+  offloader off(desk.dev, small_options());
+  off.borrow(lent->handle());
+  step(desk, off, 2);
+  lent.reset();
+  CHECK(neighbour.memory().free == before - 4096);
+  off.return_loan();
+  CHECK(neighbour.memory().free == before);
+  // As long as its borrower lives, where that is another process.
+  lent = lend(neighbour, 4096);
+  std::array<int, 2> ends{};
+  REQUIRE(::pipe(ends.data()) == 0);
+  const auto borrower = ::fork();
+  REQUIRE(borrower >= 0);
+  if (borrower == 0) {
+    virtual_device dev;
+    offloader other(desk.dev, small_options());
+    other.borrow(lent->handle());
+    if (::write(ends[1], "y", 1) == 1) ::pause();
+    ::_exit(1);
+  }
+  char ready = 0;
+  CHECK(::read(ends[0], &ready, 1) == 1);
+  lent.reset();
+  CHECK(neighbour.memory().free == before - 4096);
+  ::kill(borrower, SIGKILL);
+  ::waitpid(borrower, nullptr, 0);
+  CHECK(neighbour.memory().free == before);
+  for (const int end : ends) ::close(end);
 }
 
 TEST_CASE("lending: a borrower that moves on says so once, and may borrow again") {
@@ -450,7 +519,7 @@ TEST_CASE(
   std::optional lent = lend(neighbour, 4096, "rank 1");
   loan_handle handle = lent->handle();
   tidepool::detail::socket_name socket{};
-  std::memcpy(socket.data(), reinterpret_cast<const char*>(&handle) + 72, socket.size());
+  std::memcpy(socket.data(), reinterpret_cast<const char*>(&handle) + 80, socket.size());
   const auto link = tidepool::detail::ask_lender(socket);
   REQUIRE(link.memory);
   CHECK(lent->in_use());
@@ -546,4 +615,48 @@ TEST_CASE("lending: a device that is lost says so, and its loan goes with the of
     CHECK(lent.in_use());
   }
   CHECK_FALSE(lent.in_use());
+}
+
+TEST_CASE("lending: devices with long names lend to their like alone") {
+  const auto opts = small_options();
+  long_named neighbour;
+  const auto lent = lend(neighbour, 4096);
+  nearly_so_named other;
+  tidepool::offloader<nearly_so_named, tidepool::modules<"fc1">> refused(other, opts);
+  CHECK(says(words_of<tidepool::lender_error>([&] { refused.borrow(lent.handle()); }),
+             "and this one is of the kind 'a name of many letters, B'"));
+  long_named dev;
+  tidepool::offloader<long_named, tidepool::modules<"fc1">> off(dev, opts);
+  off.borrow(lent.handle());
+  CHECK(lent.in_use());
+}
+
+TEST_CASE("lending: a launch asks for the lender where its graph begins a step") {
+  virtual_device neighbour;
+  auto lent = lend(neighbour, 4096, "rank 1");
+  rig desk;
+  auto opts = no_reload_ahead();
+  offloader off(desk.dev, opts);
+  step(desk, off, 2);
+  auto before = off.capture(desk.stream(), [&] { graph_step(desk, off); });
+  off.borrow(lent.handle(), lender_gone::moves_on);
+  step(desk, off, 2);
+  const auto sent = sent_to(off, "peer");
+  auto whole = off.capture(desk.stream(), [&] { graph_step(desk, off); });
+  CHECK(sent_to(off, "peer") > sent);
+  std::vector<rig::buffer> saved(2);
+  std::optional<offloader::chunk> chunk;
+  auto forward = off.capture(desk.stream(), [&] { chunk = graph_forward(desk, off, saved); });
+  auto backward = off.capture(desk.stream(), [&] { graph_backward(desk, off, saved, *chunk); });
+  chunk.reset();
+  whole.launch(desk.stream());
+  forward.launch(desk.stream());
+  lent.take_back();
+  backward.launch(desk.stream());
+  for (auto* each : {&whole, &forward}) {
+    CHECK(says(words_of<tidepool::lender_error>([&] { each->launch(desk.stream()); }),
+               "wants its memory back; nothing is lost. Graphs copy to that memory"));
+  }
+  before.launch(desk.stream());
+  CHECK(desk.wrong() == 0);
 }
