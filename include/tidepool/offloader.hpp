@@ -264,7 +264,7 @@ class offloader {
   }
 
   /// `sink` gets reports, a line each; by default `stderr` does. An empty function: nobody. It is
-  /// called within `end_step`.
+  /// called within `end_step`, and a `begin` that moves on from a lender.
   void on_report(std::function<void(std::string_view)> sink) { plans_.on_report(std::move(sink)); }
 
   /// `meet` is called before each of the three measurements of the link that an automatic plan

@@ -20,6 +20,7 @@
 #include "messages.hpp"
 #include "rig.hpp"
 #include "tidepool/memory/lend.hpp"
+#include "tidepool/plan.hpp"
 
 namespace {
 
@@ -658,5 +659,42 @@ TEST_CASE("lending: a launch asks for the lender where its graph begins a step")
                "wants its memory back; nothing is lost. Graphs copy to that memory"));
   }
   before.launch(desk.stream());
+  CHECK(desk.wrong() == 0);
+}
+
+TEST_CASE("lending: an automatic plan counts on what is borrowed, and goes on without it") {
+  virtual_device neighbour;
+  std::optional lent = lend(neighbour, 3 * 4096, "rank 1");
+  machine slow;
+  slow.offload_rate = slow.reload_rate = 0.5;
+  slow.both_rate = 1;
+  rig desk(slow);
+  auto opts = tidepool::test::arena_options(6 * size);
+  opts.policy = tidepool::policy_kind::automatic;
+  opts.plan_effort = 20;
+  const auto plan_of = [&](bool borrows) {
+    offloader off(desk.dev, opts, {.planner = tidepool::planner()});
+    off.on_report({});
+    if (borrows) off.borrow(lent->handle(), lender_gone::moves_on);
+    for (int i = 0; i < 3; ++i) step(desk, off, 12);
+    REQUIRE(off.current_plan());
+    const auto plan = *off.current_plan();
+    const auto before = sent_to(off, "peer");
+    step(desk, off, 12);
+    CHECK((sent_to(off, "peer") > before) == borrows);
+    lent.reset();
+    for (int i = 0; i < 2; ++i) step(desk, off, 12);
+    CHECK(off.profile().peer_link.has_value() == borrows);
+    return plan;
+  };
+  const auto without = plan_of(false);
+  lent = lend(neighbour, 3 * 4096, "rank 1");
+  const auto with = plan_of(true);
+  CHECK(without.peer_budget == 0);
+  CHECK(with.peer_budget == 3 * 4096);
+  const auto to_peer = std::ranges::count(with.what[0], tidepool::plan::action::offload_to_peer);
+  CHECK(to_peer > 0);
+  CHECK(to_peer <= 6);
+  CHECK(with.expected.step_us < without.expected.step_us);
   CHECK(desk.wrong() == 0);
 }

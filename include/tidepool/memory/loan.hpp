@@ -36,6 +36,8 @@ class loan {
     return lender_ + (look_at(link_.get()) == far_end::said_so ? " wants its memory back"
                                                                : ", which lent memory, has ended");
   }
+  [[nodiscard]] std::byte* memory() const noexcept { return begin_; }
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
   [[nodiscard]] bool holds(const void* pointer) const noexcept {
     const auto* const at = static_cast<const std::byte*>(pointer);
     return at != nullptr && std::less_equal<>()(begin_, at) && std::less<>()(at, begin_ + size_);
@@ -49,16 +51,16 @@ class loan {
     // For copies of the link too, which children that were forked hold.
     if (link_ && ::getpid() == owner_) ::shutdown(link_.get(), SHUT_RDWR);
   }
-  void linked(descriptor link, const void* memory, std::size_t bytes) {
+  void linked(descriptor link, void* memory, std::size_t bytes) {
     link_ = std::move(link);
-    begin_ = static_cast<const std::byte*>(memory);
+    begin_ = static_cast<std::byte*>(memory);
     size_ = bytes;
   }
 
  private:
   std::string lender_;
   descriptor link_;
-  const std::byte* begin_ = nullptr;
+  std::byte* begin_ = nullptr;
   std::size_t size_ = 0;
   pid_t owner_ = ::getpid();
 };
