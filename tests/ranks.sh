@@ -401,6 +401,11 @@ case $part in
     }
     # size BYTES: so many, or a page of a GPU
     size() { [ "$device" = cuda ] && echo 2MiB || echo "$1"; }
+    # peak_of RANK: of its saved tensors, in bytes, in the run before
+    peak_of() {
+      awk -v rank="\"rank\": $1," 'index($0, rank) { here = 1 }
+        here && /device_peak_bytes/ { gsub(/[^0-9]/, ""); print; exit }' "$folder/ranks"
+    }
     # lent RANKS "OPTIONS OF BOTH" OPTION...: the same bits, and groups in the last rank's memory
     lent() {
       same_bits "$@" --summary
@@ -415,8 +420,14 @@ case $part in
     done
     lent 2 '--layers 8' "${leaves[@]}" --lend "$(size 256KiB)" --memory arena --device-budget 1MB
     lent 2 '--layers 8' "${leaves[@]}" --lend "$(size 256KiB)" --memory slots
-    lent 2 '--layers 8' "${leaves[@]}" --lend "$(size 256KiB)" --memory arena --device-budget 1MB \
-      --policy automatic
+    lent 2 '--layers 8 --steps 5' "${leaves[@]}" --lend "$(size 128KiB)" --memory arena \
+      --device-budget 420KB --policy automatic
+    if has_run && [ "$device" = virtual ]; then
+      grep -Eq '^rank 0: plan: .* \([1-9][0-9]* to the neighbour\)' "$folder/output"
+      verdict "2 ranks: the first one's plan counts on what the last one lends"
+      [ "$(peak_of 1)" -le $((420000 - 131072)) ] && [ "$(peak_of 1)" -gt 0 ]
+      verdict '2 ranks: what the last one holds and lends is within its budget'
+    fi
     lent 2 '--layers 8' "${leaves[@]}" --lend "$(size 256KiB)" --places host,file:"$folder" --file-budget 16MiB
     with_and_without 2 --layers 4 "${leaves[@]}" --lend "$(size 1MiB)"
     same_bits 2 '--layers 4 --microbatches 1' "${leaves[@]}" --lend "$(size 1MiB)" --summary
@@ -427,6 +438,8 @@ case $part in
     refuses 2 'lend=1048576: nothing is offloaded' --layers 4 --lend 1MiB
     refuses 2 "lend=1048576: .* out of --places" --layers 4 "${leaves[@]}" --lend 1MiB \
       --places peer,host --peer-budget 1MiB
+    refuses 2 'lend=1048576: comes out of --device-budget=1048576' --layers 4 "${leaves[@]}" --lend 1MiB \
+      --memory arena --device-budget 1MiB
     refuses 2 'lend: device memory for .* is not there; .*Lend less' --layers 4 "${leaves[@]}" \
       --lend 1TiB
     alone --layers 4 "${leaves[@]}" --lend 1MiB --device virtual

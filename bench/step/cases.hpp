@@ -29,6 +29,7 @@ struct planned_case {
   tidepool::options options;
   double held_bytes = 0;  ///< saved by one microbatch in the offloader's memory
   double share = 1;       ///< floor: of the bytes that the experts save, how much is copied
+  double peer_share = 0;  ///< floor: how much of them to a neighbour and back
 };
 
 namespace detail {
@@ -103,6 +104,22 @@ inline planned_case plan_without(const settings& run, case_kind kind, const std:
   plan.kind = kind;
   plan.held_bytes = static_cast<double>(run.sizes.expert_bytes());
   return plan;
+}
+
+/// The neighbour of the cases; -1 where none has one. Floors have traffic with one alone.
+inline int peer_of(const std::vector<planned_case>& plans) {
+  int found = -1;
+  for (const auto& each : plans) {
+    const auto& places = each.options.places;
+    if (std::find(places.begin(), places.end(), tidepool::place_kind::peer) == places.end()) {
+      continue;
+    }
+    if (found >= 0 && found != each.options.peer_device) {
+      throw tidepool::option_error("--case: all cases must have one --peer-device");
+    }
+    found = each.options.peer_device;
+  }
+  return found;
 }
 
 /// All cases but the floors, which depend on what the others turn out to move. `none` comes first.

@@ -68,7 +68,10 @@ void add_rest(CLI::App& app, settings& run) {
       ->check(CLI::PositiveNumber);
   app.add_option("--budget-options", run.budget_options, "More options of these cases");
   app.add_flag("!--no-recompute", run.recompute, "Leave the recompute case out");
-  app.add_flag("!--no-floor", run.floor, "Leave the interference floor out");
+  app.add_flag("!--no-floor", run.floor, "Leave the interference floor out, and calls by hand");
+  app.add_flag("!--no-by-hand", run.by_hand, "Leave out the calls by hand alone");
+  app.add_flag("--lender", run.lender,
+               "Also time GEMMs of the neighbour itself beside each measured step");
   app.add_option("--alive", run.alive,
                  "Keep all cases built (on), one at a time (off), or as memory allows (auto)")
       ->capture_default_str()

@@ -15,6 +15,8 @@
 #include <tidepool/trace/timeline.hpp>
 
 #include "bounds.hpp"
+#include "floors.hpp"
+#include "lender.hpp"
 #include "measure.hpp"
 #include "turns.hpp"
 
@@ -22,10 +24,17 @@ namespace bench {
 
 static_assert(out_of_memory == static_cast<int>(cudaErrorMemoryAllocation));
 
+/// What goes on beside a step, where it does.
+struct surroundings {
+  side_traffic* host = nullptr;
+  side_traffic* peer = nullptr;
+  lender_work* lender = nullptr;
+};
+
 class contest {
  public:
-  contest(cuda_device& dev, stream_ref stream, model& m, side_traffic& traffic, results& into)
-      : dev_(&dev), stream_(stream), model_(&m), traffic_(&traffic), all_(&into), run_(into.run) {
+  contest(cuda_device& dev, stream_ref stream, model& m, const surroundings& beside, results& into)
+      : dev_(&dev), stream_(stream), model_(&m), beside_(beside), all_(&into), run_(into.run) {
     for (int i = 0; i < run_.steps; ++i) clocks_.emplace_back(dev, run_);
   }
   contest(const contest&) = delete;
@@ -44,7 +53,11 @@ class contest {
     std::printf("cases stay built: %s\n", all_->alive ? "yes" : "no, each turn builds its own");
     take(false, [&](entry& each) { first_build(each); });
     if (run_.floor) add_floors();
-    if (run_.floor) add_by_hand();
+    if (run_.floor && run_.by_hand) add_by_hand();
+    if (beside_.lender != nullptr) {
+      beside_.lender->set_length(0.9 * run_.microbatches * run_.steps *
+                                 entries_[0]->result.warm_ms.back());
+    }
     for (int round = 0; round < 2 * run_.pairs; ++round) {
       take(round % 2 != 0, [&](entry& each) { turn(each, round); });
     }
@@ -67,7 +80,7 @@ class contest {
     session& off;
 
     void end() const {
-      off.set_traffic(nullptr);
+      off.set_traffic(nullptr, nullptr);
       off.set_by_hand(nullptr);
     }
     explicit visit(session& home) : off(home) {}
@@ -120,7 +133,9 @@ class contest {
     });
     // A plan is made after the second step, and the third is the first that follows it.
     const bool planned = result.plan.options.policy == tidepool::policy_kind::automatic;
+    double bytes_before = 0;
     for (int i = 0; i < (planned ? result.plan.options.timed_step + 2 : 2); ++i) {
+      bytes_before = bytes_to_peer(each);
       const auto begin = std::chrono::steady_clock::now();
       run_step(*model_, *each.own, run_, stream_);
       dev_->synchronize();
@@ -140,6 +155,15 @@ class contest {
       bytes += static_cast<double>(module.step_bytes);
     }
     result.moved_bytes = bytes / run_.microbatches;
+    result.peer_bytes = (bytes_to_peer(each) - bytes_before) / run_.microbatches;
+  }
+
+  [[nodiscard]] static double bytes_to_peer(const entry& each) {
+    double bytes = 0;
+    for (const auto& place : each.own->off().counters().places) {
+      if (place.name.starts_with("peer")) bytes += static_cast<double>(place.bytes_offloaded);
+    }
+    return bytes;
   }
 
   // The device is idle.
@@ -156,26 +180,10 @@ class contest {
     each.own.reset();
   }
 
-  /// One floor for each amount that some case moves; amounts within 3% of each other share one.
   void add_floors() {
-    const auto full = static_cast<double>(run_.sizes.expert_bytes());
-    std::vector<double> amounts;
-    for (const auto& each : entries_) {
-      const auto moved = each->result.moved_bytes;
-      if (!each->result.failure.empty() || moved <= 0) continue;
-      const bool known = std::any_of(amounts.begin(), amounts.end(), [&](double other) {
-        return std::abs(other - moved) < 0.03 * full;
-      });
-      if (!known) amounts.push_back(moved);
-    }
-    if (amounts.empty()) amounts.push_back(full);
-    for (const auto amount : amounts) {
-      char name[64];
-      std::snprintf(name, sizeof name, "floor %.2f GiB", amount / gibibyte);
-      auto plan = plan_without(run_, case_kind::floor, name);
-      plan.share = amount / full;
-      add(std::move(plan));
-      entries_.back()->result.moved_bytes = amount;
+    for (auto& each : plan_floors(run_, entries_)) {
+      add({});
+      entries_.back()->result = std::move(each);
     }
   }
 
@@ -198,25 +206,31 @@ class contest {
     const bool guest = is_guest(each);
     auto& home = home_of(each);
     const auto moved = each.result.moved_bytes;
+    const auto to_peer = each.result.peer_bytes;
     const bool fresh = !home.own;
     if (fresh) build(home);
     auto& off = *home.own;
     std::unique_ptr<hand_written> hands;
     const visit guests(off);
-    if (guest) each.result.moved_bytes = moved;
+    if (guest) {
+      each.result.moved_bytes = moved;
+      each.result.peer_bytes = to_peer;
+    }
     if (by_hand) {
       hands = write_by_hand();
       off.set_by_hand(hands.get());
     } else if (guest) {
-      traffic_->set_share(each.result.plan.share);
-      off.set_traffic(traffic_);
+      set_floor(off, each.result.plan);
     }
     const auto free_then = dev_->memory().free;
     for (int i = 0; i < run_.settle; ++i) run_step(*model_, off, run_, stream_);
     off.reset_times();
+    if (beside_.lender != nullptr) beside_.lender->start();
     for (auto& clock : clocks_) run_step(*model_, off, run_, stream_, &clock);
     each.result.host.ahead = off.us_per_pair(false);
+    if (beside_.lender != nullptr) each.result.lender_ms.push_back(beside_.lender->finish());
     if (by_hand) look_at_host(off, each.result.host);
+    if (round + 1 == 2 * run_.pairs && each.result.plan.peer_share > 0) look_at_copies(each, off);
     guests.end();
     dev_->synchronize();
     hands.reset();
@@ -229,6 +243,22 @@ class contest {
     if (!guest && each.result.plan.kind == case_kind::offload) look_at_host(off, each.result.host);
     if (round + 1 == 2 * run_.pairs && !guest) look_inside(each);
     if (!all_->alive) take_down(home);
+  }
+
+  void set_floor(session& off, const planned_case& plan) {
+    beside_.host->set_share(plan.share);
+    if (beside_.peer != nullptr) beside_.peer->set_share(plan.peer_share);
+    off.set_traffic(plan.share > 0 ? beside_.host : nullptr,
+                    plan.peer_share > 0 ? beside_.peer : nullptr);
+  }
+
+  /// One step more, for the rate of raw copies to the neighbour beside it.
+  void look_at_copies(entry& each, session& off) {
+    beside_.peer->watch(true);
+    run_step(*model_, off, run_, stream_);
+    beside_.peer->watch(false);
+    dev_->synchronize();
+    each.result.peer_rates = beside_.peer->seen();
   }
 
   [[nodiscard]] std::unique_ptr<hand_written> write_by_hand() {
@@ -282,6 +312,7 @@ class contest {
     run_step(*model_, off, run_, stream_);
     const auto record = off.off().finish_trace();
     result.link = use_of(record, run_.microbatches);
+    result.peer_rates = peer_rates_of(record);
     if (result.plan.kind == case_kind::none) result.held = last_hill(record);
     if (run_.pictures.empty()) return;
     std::string name = result.plan.name + "-depth" + std::to_string(run_.depth);
@@ -351,7 +382,7 @@ class contest {
   cuda_device* dev_;
   stream_ref stream_;
   model* model_;
-  side_traffic* traffic_;
+  surroundings beside_;
   results* all_;
   settings run_;
   std::vector<step_clock> clocks_;

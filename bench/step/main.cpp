@@ -5,6 +5,7 @@
 #include <ctime>
 #include <exception>
 #include <fstream>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -64,16 +65,29 @@ int check_gradients(bench::cuda_device& dev, const bench::settings& given) {
   return failures == 0 ? 0 : 1;
 }
 
+bench::raw_rates measure(bench::side_traffic& traffic, const char* what) {
+  const auto rates = traffic.measure(0.6);
+  std::printf("%s: out %.2f GB/s, in %.2f GB/s, both ways %.2f GB/s in total\n", what, rates.out,
+              rates.in, rates.both);
+  return rates;
+}
+
 int compare(bench::cuda_device& dev, const bench::settings& run) {
-  static_cast<void>(bench::plan_cases(run));  // mistakes in --case are told before minutes pass
+  // Mistakes in --case are told before minutes pass.
+  const auto peer = bench::peer_of(bench::plan_cases(run));
   bench::results all;
   all.run = run;
   const auto stream = dev.make_stream();
   const auto fresh = dev.memory();
-  bench::side_traffic traffic(dev, run.sizes.fc1_bytes());
-  all.rates = traffic.measure(0.6);
-  std::printf("raw copies: out %.2f GB/s, in %.2f GB/s, both ways %.2f GB/s in total\n",
-              all.rates.out, all.rates.in, all.rates.both);
+  bench::side_traffic traffic(dev, stream.ref(), run.sizes.fc1_bytes());
+  all.rates = measure(traffic, "raw copies");
+  std::optional<bench::side_traffic> to_peer;
+  std::optional<bench::lender_work> lender;
+  if (peer >= 0) {
+    to_peer.emplace(dev, stream.ref(), run.sizes.fc1_bytes(), peer);
+    all.peer_rates = measure(*to_peer, "raw copies to the neighbour");
+    if (run.lender) lender.emplace(peer);
+  }
 
   bench::model model(dev, stream.get(), run.sizes, run.depth);
   {
@@ -92,7 +106,9 @@ int compare(bench::cuda_device& dev, const bench::settings& run) {
 
   // The files grow with every turn of a case, so that a run that is cut short leaves what it has.
   const auto keep = [&] { static_cast<void>(bench::write_files(all)); };
-  bench::contest(dev, stream.ref(), model, traffic, all).run(keep);
+  const bench::surroundings beside{&traffic, to_peer ? &*to_peer : nullptr,
+                                   lender ? &*lender : nullptr};
+  bench::contest(dev, stream.ref(), model, beside, all).run(keep);
   bench::print(all);
   return bench::write_files(all) ? 0 : 1;
 }

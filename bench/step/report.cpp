@@ -139,6 +139,10 @@ json to_json(const results& all, const case_result& each) {
                               {"backward_ms", s.backward},
                               {"first_group_ready_ms", s.ready}});
   }
+  if (each.peer_rates.out > 0) {
+    out["peer_gbs_of_large_groups"] = {{"out", each.peer_rates.out}, {"in", each.peer_rates.in}};
+  }
+  if (!each.lender_ms.empty()) out["neighbours_gemms_ms"] = each.lender_ms;
   out["host_us_per_commit_and_restore"] = {{"these_two", each.host.pair},
                                            {"all_calls", each.host.total},
                                            {"these_two_with_full_queues", each.host.ahead}};
@@ -162,6 +166,7 @@ json to_json(const results& all, const case_result& each) {
   out["bytes"] = {{"driver_above_baseline", each.driver_bytes},
                   {"driver", all.baseline_bytes + each.driver_bytes},
                   {"moved_each_way_per_microbatch", each.moved_bytes},
+                  {"to_neighbour_per_microbatch", each.peer_bytes},
                   {"held_per_microbatch", each.plan.held_bytes},
                   {"device_reserved", c.device_reserved},
                   {"device_peak", c.device_peak},
@@ -206,6 +211,8 @@ json to_json(const results& all) {
       {"settling_steps", all.run.settle}, {"headline", all.run.depth > 1 ? "steady" : "whole"},
       {"cases_stay_built", all.alive}};
   out["raw_gbs"] = {{"out", all.rates.out}, {"in", all.rates.in}, {"both", all.rates.both}};
+  out["raw_peer_gbs"] = {
+      {"out", all.peer_rates.out}, {"in", all.peer_rates.in}, {"both", all.peer_rates.both}};
   const auto* by_hand = find_kind(all, case_kind::by_hand);
   out["host_us_by_hand"] = by_hand == nullptr ? 0.0 : by_hand->host.pair;
   out["none_ms"] = {{"forward", of_none([](const step_times& s) { return s.forward; })},
@@ -229,6 +236,15 @@ bool write(const std::string& path, const std::string& text) {
 }  // namespace
 
 namespace {
+
+/// How far turns of the same work lie apart; a difference below that says nothing.
+void print_spread(const char* what, const std::vector<double>& of) {
+  if (of.empty()) return;
+  const auto middle = median(of);
+  std::printf("%s: %s %% .. %s %% of their median\n", what,
+              percent(100 * (*std::min_element(of.begin(), of.end()) / middle - 1)).c_str(),
+              percent(100 * (*std::max_element(of.begin(), of.end()) / middle - 1)).c_str());
+}
 
 /// Where compute stood still, for the cases that are not at their bound.
 void print_stalls(const results& all) {
@@ -260,6 +276,44 @@ void print_forecasts(const results& all) {
   if (rows.size() == 1) return;
   std::printf("\nForecasts, ms of a microbatch of the whole step\n");
   print_table(rows);
+}
+
+/// Large groups on their way to the neighbour and back, beside raw copies of as many bytes: alone,
+/// and beside the same step.
+void print_neighbour(const results& all) {
+  if (all.peer_rates.out <= 0) return;
+  std::vector<std::vector<std::string>> rows{{"neighbour's link, GB/s", "out", "in", "out, % raw",
+                                              "in, % raw", "out, % floor", "in, % floor"}};
+  rows.push_back({"raw copies alone", number(all.peer_rates.out, 1), number(all.peer_rates.in, 1),
+                  "-", "-", "-", "-"});
+  for (const auto& each : all.cases) {
+    const auto& rates = each.peer_rates;
+    if (rates.out <= 0) continue;
+    const auto* floor = floor_of(all, each);
+    const auto beside = floor == nullptr ? raw_rates{} : floor->peer_rates;
+    rows.push_back({each.plan.name, number(rates.out, 1), number(rates.in, 1),
+                    number(100 * ratio(rates.out, all.peer_rates.out), 1),
+                    number(100 * ratio(rates.in, all.peer_rates.in), 1),
+                    number_or_dash(100 * ratio(rates.out, beside.out), 1),
+                    number_or_dash(100 * ratio(rates.in, beside.in), 1)});
+  }
+  std::printf("\nGroups of 64 MiB and more; medians\n");
+  print_table(rows);
+}
+
+/// What the neighbour's own GEMMs lose by the traffic of each case.
+void print_lender(const results& all) {
+  const auto* none = find_kind(all, case_kind::none);
+  if (none == nullptr || none->lender_ms.empty()) return;
+  std::vector<std::vector<std::string>> rows{{"neighbour's GEMMs beside", "ms", "% none"}};
+  for (const auto& each : all.cases) {
+    if (each.lender_ms.empty()) continue;
+    rows.push_back({each.plan.name, number(median(each.lender_ms), 2),
+                    percent(percent_over(each.lender_ms, none->lender_ms))});
+  }
+  std::printf("\n");
+  print_table(rows);
+  print_spread("turns beside none", none->lender_ms);
 }
 
 void print_graphs(const results& all) {
@@ -301,6 +355,7 @@ void print(const results& all) {
               all.run.depth, all.run.microbatches, 2 * all.run.pairs,
               all.run.depth > 1 ? "ms while the pipeline is full" : "ms of the whole step");
   print_table(time_rows(all));
+  if (none != nullptr) print_spread("turns of none", headlines(all.run, *none));
   std::printf(
       "host us: of a commit and its restore, the least of all turns; by hand: the same CUDA"
       " calls in the same places\n");
@@ -308,6 +363,8 @@ void print(const results& all) {
               all.baseline_bytes / gibibyte);
   print_table(memory);
   print_stalls(all);
+  print_neighbour(all);
+  print_lender(all);
   print_forecasts(all);
   print_graphs(all);
   bool full = false;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <map>
 #include <string>
@@ -19,6 +20,9 @@ struct raw_rates {
   double in = 0;
   double both = 0;
 };
+
+/// From here on a copy counts as one of a large group, whose rate says what a link gives.
+inline constexpr std::size_t large_group = std::size_t{64} << 20;
 
 /// Milliseconds of one step, by events on the compute stream.
 struct step_times {
@@ -67,6 +71,9 @@ struct case_result {
   double forecast_gap = 0;           ///< of the plan, as a share: at most so far above the best
   double driver_bytes = 0;           ///< above the baseline, by cudaMemGetInfo
   double moved_bytes = 0;            ///< each way, of one microbatch
+  double peer_bytes = 0;             ///< the part of it that goes to a neighbour
+  raw_rates peer_rates;              ///< of large groups beside the step: medians, to and from it
+  std::vector<double> lender_ms;     ///< of the neighbour's own work beside each measured step
   std::size_t late_allocations = 0;  ///< device and host, after the warm-up
   tidepool::trace::counters counters;
 };
@@ -85,6 +92,7 @@ struct results {
   settings run;
   hardware machine;
   raw_rates rates;
+  raw_rates peer_rates;       ///< to the neighbour of the cases and back
   double baseline_bytes = 0;  ///< the driver's, before any case: weights, gradients, workspace
   bool alive = false;         ///< all cases were kept built
   std::vector<case_result> cases;
@@ -115,16 +123,19 @@ inline std::vector<double> headlines(const settings& run, const case_result& of)
   return values;
 }
 
+/// Percent by which the one takes longer: the median over turns of the same round.
+inline double percent_over(const std::vector<double>& of, const std::vector<double>& reference) {
+  std::vector<double> ratios;
+  const auto count = std::min(of.size(), reference.size());
+  for (std::size_t i = 0; i < count; ++i) ratios.push_back(of[i] / reference[i]);
+  return ratios.empty() ? 0 : 100 * (median(std::move(ratios)) - 1);
+}
+
 /// Percent by which `of` is slower than `reference`: the median over turns of the same round, so
 /// that what drifts does not count. 0 without a reference.
 inline double overhead(const settings& run, const case_result& of, const case_result* reference) {
   if (reference == nullptr) return 0;
-  std::vector<double> ratios;
-  const auto count = std::min(of.steps.size(), reference->steps.size());
-  for (std::size_t i = 0; i < count; ++i) {
-    ratios.push_back(headline(run, of.steps[i]) / headline(run, reference->steps[i]));
-  }
-  return ratios.empty() ? 0 : 100 * (median(std::move(ratios)) - 1);
+  return percent_over(headlines(run, of), headlines(run, *reference));
 }
 
 inline const case_result* find_kind(const results& all, case_kind kind) {
@@ -134,18 +145,34 @@ inline const case_result* find_kind(const results& all, case_kind kind) {
   return nullptr;
 }
 
-/// The floor that moves as much as `of` does, or the nearest; null for a case that moves nothing.
+/// The floor that moves as much over each link as `of` does, or the nearest; null for a case that
+/// moves nothing.
 inline const case_result* floor_of(const results& all, const case_result& of) {
   if (of.plan.kind != case_kind::offload) return nullptr;
   const case_result* best = nullptr;
   const auto distance = [&](const case_result& floor) {
-    return std::max(floor.moved_bytes - of.moved_bytes, of.moved_bytes - floor.moved_bytes);
+    const auto host = [](const case_result& each) { return each.moved_bytes - each.peer_bytes; };
+    return std::abs(floor.peer_bytes - of.peer_bytes) + std::abs(host(floor) - host(of));
   };
   for (const auto& each : all.cases) {
     if (each.plan.kind != case_kind::floor || each.steps.empty()) continue;
     if (best == nullptr || distance(each) < distance(*best)) best = &each;
   }
   return best;
+}
+
+/// Medians of the rates of the neighbour's large groups in a traced step.
+inline raw_rates peer_rates_of(const tidepool::trace::record& step) {
+  std::vector<double> out;
+  std::vector<double> in;
+  for (const auto& span : step.spans) {
+    if (span.bytes < large_group || !placed(step, span)) continue;
+    const auto& lane = step.lanes[span.lane];
+    auto* const into = lane == "offload peer" ? &out : lane == "reload peer" ? &in : nullptr;
+    if (into == nullptr) continue;
+    into->push_back(static_cast<double>(span.bytes) / (span.end - span.start) / 1e3);
+  }
+  return {median(std::move(out)), median(std::move(in)), 0};
 }
 
 /// GB/s while busy, and stalls, from a traced step.

@@ -1,6 +1,7 @@
 /// An offloader under observation: the calls of the public API, with the host's time in them.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <tidepool/offloader.hpp>
 #include <tidepool/plan.hpp>
@@ -84,8 +85,8 @@ class session {
 
   [[nodiscard]] engine& off() { return off_; }
 
-  /// Copies beside each commit and restore of the experts; null for none.
-  void set_traffic(side_traffic* traffic) { traffic_ = traffic; }
+  /// Copies beside each commit and restore of the experts, over each link; null for none.
+  void set_traffic(side_traffic* host, side_traffic* peer) { traffic_ = {host, peer}; }
   /// The same, written by hand, with the host's time in it.
   void set_by_hand(hand_written* hands) { hands_ = hands; }
   /// Keeps the host within a layer of the device, so that calls never wait for a full queue.
@@ -125,13 +126,17 @@ class session {
     if (auto* ready = std::exchange(ready_, nullptr)) dev_->record(*ready, stream);
   }
   void leaving(std::size_t bytes) {
-    if (traffic_ != nullptr) traffic_->leave(bytes);
+    for (auto* each : traffic_) {
+      if (each != nullptr) each->leave(bytes);
+    }
     if (hands_ == nullptr) return;
     const stopwatch time(&times_.commit);
     hands_->leave(bytes);
   }
   void returning(std::size_t bytes) {
-    if (traffic_ != nullptr) traffic_->arrive(bytes);
+    for (auto* each : traffic_) {
+      if (each != nullptr) each->arrive(bytes);
+    }
     if (hands_ == nullptr) return;
     const stopwatch time(&times_.restore);
     hands_->arrive(bytes);
@@ -141,7 +146,7 @@ class session {
   engine off_;
   bool recompute_;
   bool paced_ = false;
-  side_traffic* traffic_ = nullptr;
+  std::array<side_traffic*, 2> traffic_{};
   hand_written* hands_ = nullptr;
   cuda_device::event* ready_ = nullptr;
   host_times times_;

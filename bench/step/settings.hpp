@@ -63,6 +63,8 @@ struct settings {
   std::string budget_options;   ///< more options of those cases
   bool recompute = true;
   bool floor = true;
+  bool by_hand = true;
+  bool lender = false;
   bool check = false;
   bool graph = false;
   std::string alive = "auto";  ///< on: all cases stay built; off: one at a time

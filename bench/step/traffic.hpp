@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,41 +14,97 @@
 
 namespace bench {
 
-/// One buffer on each side and a stream for each direction. Nothing ever joins them to compute.
+/// Two buffers beside those of the device: pinned memory of the host, or memory of a neighbour.
+class far_buffers {
+ public:
+  far_buffers(cuda_device& dev, std::size_t bytes, std::optional<int> peer)
+      : dev_(&dev), peer_(peer), out_(take(bytes)), in_(take(bytes)) {
+    if (out_ != nullptr && in_ != nullptr) return;
+    free();
+    throw tidepool::out_of_budget(
+        "side_traffic: " + (peer ? "device " + std::to_string(*peer) : std::string("the host")) +
+            " cannot give two buffers of " + std::to_string(bytes) + " bytes",
+        2 * bytes, 0);
+  }
+  far_buffers(const far_buffers&) = delete;
+  far_buffers& operator=(const far_buffers&) = delete;
+  ~far_buffers() { free(); }
+
+  [[nodiscard]] void* out() const { return out_; }
+  [[nodiscard]] void* in() const { return in_; }
+  [[nodiscard]] bool of_peer() const { return peer_.has_value(); }
+
+ private:
+  [[nodiscard]] void* take(std::size_t bytes) {
+    return peer_ ? dev_->try_allocate_peer(*peer_, bytes) : dev_->try_allocate_host(bytes);
+  }
+  void free() noexcept {
+    for (auto* each : {out_, in_}) {
+      peer_ ? dev_->deallocate_peer(*peer_, each) : dev_->deallocate_host(each);
+    }
+  }
+
+  cuda_device* dev_;
+  std::optional<int> peer_;
+  void* out_;
+  void* in_;
+};
+
+/// One buffer on each side and a stream for each direction. Compute never waits for them.
+///
+/// Copies to the host go as fast as the host's calls and the link allow, which takes most of a
+/// step. Those to a neighbour would all be over at its beginning: each waits for what compute was
+/// given before, so that they come when a group's would.
 class side_traffic {
  public:
-  side_traffic(cuda_device& dev, std::size_t bytes)
+  side_traffic(cuda_device& dev, cuda_device::stream_ref compute, std::size_t bytes,
+               std::optional<int> peer = std::nullopt)
       : dev_(&dev),
+        compute_(compute),
         bytes_(bytes),
         out_stream_(dev.make_stream()),
         in_stream_(dev.make_stream()),
         source_(dev, static_cast<index>(bytes)),
         target_(dev, static_cast<index>(bytes)),
-        host_out_(dev.try_allocate_host(bytes)),
-        host_in_(dev.try_allocate_host(bytes)) {
-    if (host_out_ == nullptr || host_in_ == nullptr) {
-      free_host();
-      throw tidepool::out_of_budget("side_traffic: the host cannot give two pinned buffers of " +
-                                        std::to_string(bytes) + " bytes",
-                                    2 * bytes, 0);
-    }
-  }
+        far_(dev, bytes, peer),
+        reached_(dev.make_event()) {}
   side_traffic(const side_traffic&) = delete;
   side_traffic& operator=(const side_traffic&) = delete;
   ~side_traffic() {
     static_cast<void>(cudaStreamSynchronize(out_stream_.get()));
     static_cast<void>(cudaStreamSynchronize(in_stream_.get()));
-    free_host();
   }
 
   /// How much of what a module saves is copied.
   void set_share(double share) { share_ = share; }
 
   void leave(std::size_t saved) {
-    in_pieces(saved, [&](std::size_t bytes) { copy_out(bytes); });
+    behind_compute(out_stream_.ref());
+    in_pieces(saved, [&](std::size_t bytes) {
+      watched(watched_out_, out_stream_.ref(), bytes, [&] { copy_out(bytes); });
+    });
   }
   void arrive(std::size_t saved) {
-    in_pieces(saved, [&](std::size_t bytes) { copy_in(bytes); });
+    behind_compute(in_stream_.ref());
+    in_pieces(saved, [&](std::size_t bytes) {
+      watched(watched_in_, in_stream_.ref(), bytes, [&] { copy_in(bytes); });
+    });
+  }
+
+  /// From now on, or no longer, each copy is timed that is as large as `large_group`.
+  void watch(bool on) { watching_ = on; }
+  /// Medians of the timed copies, which are over.
+  [[nodiscard]] raw_rates seen() {
+    const auto rate = [&](std::vector<timed_copy>& of) {
+      std::vector<double> rates;
+      for (auto& each : of) {
+        rates.push_back(static_cast<double>(each.bytes) / dev_->elapsed_us(each.begin, each.end) /
+                        1e3);
+      }
+      of.clear();
+      return median(std::move(rates));
+    };
+    return {rate(watched_out_), rate(watched_in_), 0};
   }
 
   /// Rates of 32 MiB copies queued back to back, each for at least `seconds`.
@@ -69,6 +126,28 @@ class side_traffic {
   }
 
  private:
+  struct timed_copy {
+    std::size_t bytes;
+    cuda_device::event begin;
+    cuda_device::event end;
+  };
+
+  void behind_compute(cuda_device::stream_ref stream) {
+    if (!far_.of_peer()) return;
+    dev_->record(reached_, compute_);
+    dev_->wait(stream, reached_);
+  }
+
+  template <class Copy>
+  void watched(std::vector<timed_copy>& into, cuda_device::stream_ref stream, std::size_t bytes,
+               const Copy& copy) {
+    if (!watching_ || bytes < large_group) return copy();
+    into.push_back({bytes, dev_->make_event(true), dev_->make_event(true)});
+    dev_->record(into.back().begin, stream);
+    copy();
+    dev_->record(into.back().end, stream);
+  }
+
   // In units that give GB/s when divided by milliseconds.
   static double gigabytes(int count, std::size_t piece) {
     return static_cast<double>(piece) * count / 1e6;
@@ -80,12 +159,16 @@ class side_traffic {
     for (; left > 0; left -= std::min(left, bytes_)) copy(std::min(left, bytes_));
   }
   void copy_out(std::size_t bytes) {
-    dev_->copy(host_out_, source_.data(), {bytes, 1, bytes, bytes},
-               tidepool::copy_direction::device_to_host, out_stream_.ref());
+    dev_->copy(far_.out(), source_.data(), {bytes, 1, bytes, bytes},
+               far_.of_peer() ? tidepool::copy_direction::device_to_peer
+                              : tidepool::copy_direction::device_to_host,
+               out_stream_.ref());
   }
   void copy_in(std::size_t bytes) {
-    dev_->copy(target_.data(), host_in_, {bytes, 1, bytes, bytes},
-               tidepool::copy_direction::host_to_device, in_stream_.ref());
+    dev_->copy(target_.data(), far_.in(), {bytes, 1, bytes, bytes},
+               far_.of_peer() ? tidepool::copy_direction::peer_to_device
+                              : tidepool::copy_direction::host_to_device,
+               in_stream_.ref());
   }
 
   // Milliseconds.
@@ -122,20 +205,19 @@ class side_traffic {
     return (2 * gigabytes(count, piece) - rest) / std::min(out, in);
   }
 
-  void free_host() noexcept {
-    dev_->deallocate_host(host_out_);
-    dev_->deallocate_host(host_in_);
-  }
-
   cuda_device* dev_;
+  cuda_device::stream_ref compute_;
   std::size_t bytes_;
   double share_ = 1;
+  bool watching_ = false;
   cuda_device::stream out_stream_;
   cuda_device::stream in_stream_;
   device_array<std::byte> source_;
   device_array<std::byte> target_;
-  void* host_out_;
-  void* host_in_;
+  far_buffers far_;
+  cuda_device::event reached_;
+  std::vector<timed_copy> watched_out_;
+  std::vector<timed_copy> watched_in_;
 };
 
 }  // namespace bench

@@ -1,10 +1,12 @@
 /// Offloads and reloads inside CUDA graphs: captured once, launched with no work of ours.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <utility>
 
 #include "tidepool/engine/engine.hpp"
+#include "tidepool/engine/lenders.hpp"
 
 namespace tidepool::inline v0_2_0 {
 
@@ -31,13 +33,15 @@ class [[nodiscard]] graph {
       : engine_(std::exchange(other.engine_, nullptr)),
         content_(std::move(other.content_)),
         before_(std::move(other.before_)),
-        after_(std::move(other.after_)) {}
+        after_(std::move(other.after_)),
+        number_(other.number_) {}
   /// The other gets what this one had.
   graph& operator=(graph&& other) noexcept {
     std::swap(engine_, other.engine_);
     std::swap(content_, other.content_);
     std::swap(before_, other.before_);
     std::swap(after_, other.after_);
+    std::swap(number_, other.number_);
     return *this;
   }
   // A compiler that refuses a copy shows these lines.
@@ -51,8 +55,10 @@ class [[nodiscard]] graph {
   /// Eager work that follows waits for it. Does not block the host.
   ///
   /// Throws `misuse_error`, and changes nothing, when the memory is laid out otherwise or a capture
-  /// is under way; `device_error`.
+  /// is under way; `lender_error` where the graph begins a step and copies to memory whose lender
+  /// is gone; `device_error`.
   void launch(typename Device::stream_ref stream) {
+    detail::expect_lender(engine_->memory(), number_, *before_);
     engine_->replay(content_, before_, after_, engine_->lane_of_launch(stream));
   }
 
@@ -67,7 +73,8 @@ class [[nodiscard]] graph {
       : engine_(&owner),
         content_(std::move(content)),
         before_(std::move(before)),
-        after_(std::move(after)) {
+        after_(std::move(after)),
+        number_(owner.memory().order().graphs()) {
     owner.retain();
   }
 
@@ -75,6 +82,7 @@ class [[nodiscard]] graph {
   typename Device::graph content_;
   layout before_;
   layout after_;
+  std::uint64_t number_ = 0;  // in the order of captures, from 1
 };
 
 }  // namespace tidepool

@@ -210,8 +210,8 @@ class offloader {
   /// Throws `lender_error` when nobody lends, `misuse_error` in a capture, with `place_kind::peer`
   /// and while it borrows, `device_error`.
   void borrow(const loan_handle& lent, lender_gone then = {}) { loans_.borrow(lent, then); }
-  /// Gives it back, between steps, if there is any; blocks the host until the device is idle.
-  /// Throws `misuse_error` while tensors lie there, and where a graph was captured.
+  /// Gives it back, between steps, if there is any; blocks the host until its copies are over.
+  /// Throws `misuse_error` while tensors lie there, and where a graph was captured; `device_error`.
   void return_loan() { loans_.give_back(); }
 
   // ---- a step ----
@@ -220,7 +220,7 @@ class offloader {
   /// whether a backward pass follows. Throws `misuse_error` for `release` without `forward_only`,
   /// and for a chunk that the plan of `follow` does not have; `lender_error` (see `borrow`).
   [[nodiscard]] chunk begin(const chunk_info& info = {}) {
-    if (loans_.alone(!info.forward_only)) plans_.report(loans_.go_on());
+    if (loans_.alone(!info.forward_only)) loans_.go_on(plans_);
     return {*engine_, info, enabled_};
   }
 
@@ -264,7 +264,7 @@ class offloader {
   }
 
   /// `sink` gets reports, a line each; by default `stderr` does. An empty function: nobody. It is
-  /// called within `end_step`.
+  /// called within `end_step`, and a `begin` that moves on from a lender.
   void on_report(std::function<void(std::string_view)> sink) { plans_.on_report(std::move(sink)); }
 
   /// `meet` is called before each of the three measurements of the link that an automatic plan

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "checked_training.hpp"
+#include "tidepool/memory/lend.hpp"
 
 namespace tidepool::test::drops {
 
@@ -103,10 +104,14 @@ void consumer_left_out() {
 
 // Forward passes know nothing of backward passes on the other stream, and have room on the device.
 template <class Desk>
-void reuse_left_out(join_site site, options opts, std::string_view in, std::string_view out) {
+void reuse_left_out(join_site site, options opts, std::string_view in, std::string_view out,
+                    std::size_t borrows = 0) {
   for (const bool dropped : {false, true}) {
     Desk at;
+    decltype(at.dev) neighbour;
+    std::optional<lent_memory<decltype(at.dev)>> lent;
     typename Desk::offloader off(at.dev, opts);
+    if (borrows > 0) off.borrow(lent.emplace(neighbour, borrows, "the neighbour").handle());
     if (dropped) at.dev.leave_out(site);
     basic_training<Desk> work{at, off};
     auto older = work.forward(at.compute.ref(), 0);
@@ -145,6 +150,13 @@ void peer_reuse_left_out() {
   opts.peer_budget = opts.host_budget;
   reuse_left_out<Desk>(join_site::peer_reuse, opts, "the reload stream of the neighbour",
                        "the offload stream of the neighbour");
+}
+
+// The same of memory that another process lends.
+template <class Desk>
+void peer_reuse_of_a_loan_left_out() {
+  reuse_left_out<Desk>(join_site::peer_reuse, few_blocks(), "the reload stream of the neighbour",
+                       "the offload stream of the neighbour", 10 * tensor_bytes);
 }
 
 // ---- a file ----

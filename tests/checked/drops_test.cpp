@@ -14,6 +14,9 @@ TEST_CASE("checked: `own_offload` left out") { drops::own_offload_left_out<desk>
 TEST_CASE("checked: `consumer` left out") { drops::consumer_left_out<desk>(); }
 TEST_CASE("checked: `host_reuse` left out") { drops::host_reuse_left_out<desk>(); }
 TEST_CASE("checked: `peer_reuse` left out") { drops::peer_reuse_left_out<desk>(); }
+TEST_CASE("checked: `peer_reuse` left out of memory that is lent") {
+  drops::peer_reuse_of_a_loan_left_out<desk>();
+}
 TEST_CASE("checked: `file_write` left out") { drops::file_write_left_out<desk>(); }
 TEST_CASE("checked: `file_reuse` left out") { drops::file_reuse_left_out<desk>(); }
 TEST_CASE("checked: graphs with all joins have no findings") {

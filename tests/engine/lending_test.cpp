@@ -16,9 +16,11 @@
 #include <thread>
 #include <vector>
 
+#include "faulty_device.hpp"
 #include "messages.hpp"
 #include "rig.hpp"
 #include "tidepool/memory/lend.hpp"
+#include "tidepool/plan.hpp"
 
 namespace {
 
@@ -34,11 +36,21 @@ using tidepool::test::says;
 using tidepool::test::small_options;
 
 using offloader = rig::offloader<tidepool::modules<"fc1">>;
+using tidepool::test::call_kind;
+using faulty = tidepool::test::faulty_device<virtual_device>;
+using faulty_offloader = tidepool::offloader<faulty, tidepool::modules<"fc1">>;
 
 constexpr std::size_t size = 2048;
 
 struct other_device : virtual_device {
   static constexpr std::string_view name = "other";
+};
+
+struct long_named : virtual_device {
+  static constexpr std::string_view name = "a name of many letters, A";
+};
+struct nearly_so_named : virtual_device {
+  static constexpr std::string_view name = "a name of many letters, B";
 };
 
 // Of a place whose name begins so; nothing where there is none.
@@ -89,6 +101,33 @@ void step(rig& desk, offloader& off, int layers, const Between& between) {
 }
 void step(rig& desk, offloader& off, int layers) {
   step(desk, off, layers, [] {});
+}
+
+// The same in two parts, for graphs.
+auto graph_forward(rig& desk, offloader& off, std::vector<rig::buffer>& saved) {
+  auto chunk = off.begin();
+  for (std::size_t l = 0; l < saved.size(); ++l) {
+    saved[l] = off.allocate(size, desk.stream());
+    desk.write(saved[l], static_cast<std::uint32_t>(l) + 3);
+    chunk.commit<"fc1">(static_cast<int>(l), desk.stream(), saved[l]);
+  }
+  chunk.end_forward();
+  return chunk;
+}
+void graph_backward(rig& desk, offloader& off, std::vector<rig::buffer>& saved,
+                    offloader::chunk& chunk) {
+  for (auto l = saved.size(); l-- > 0;) {
+    chunk.restore<"fc1">(static_cast<int>(l), desk.stream(), saved[l]);
+    desk.check(saved[l], static_cast<std::uint32_t>(l) + 3);
+    saved[l].reset(desk.stream());
+  }
+  chunk.finish();
+  off.end_step();
+}
+void graph_step(rig& desk, offloader& off) {
+  std::vector<rig::buffer> saved(2);
+  auto chunk = graph_forward(desk, off, saved);
+  graph_backward(desk, off, saved, chunk);
 }
 
 options no_reload_ahead() {
@@ -187,8 +226,8 @@ TEST_CASE("lending: bytes that are no handle, or another version's, are refused 
   };
   CHECK(says(refusal([](auto& bytes) { bytes.fill(0xAB); }), "these bytes are not a handle"));
   CHECK(says(refusal([](auto& bytes) { bytes.fill(0); }), "these bytes are not a handle"));
-  CHECK(says(refusal([](auto& bytes) { bytes[7] = '2'; }), "the format '02' of another version"));
-  for (const std::size_t at : {8U, 16U, 24U, 40U, 80U, 120U}) {
+  CHECK(says(refusal([](auto& bytes) { bytes[7] = '1'; }), "the format '01' of another version"));
+  for (const std::size_t at : {8U, 16U, 24U, 40U, 80U, 128U}) {
     CAPTURE(at);
     CHECK(says(refusal([&](auto& bytes) { bytes[at] ^= 1U; }), "changed on its way"));
   }
@@ -249,6 +288,41 @@ TEST_CASE(
   CHECK(desk.wrong() == 0);
   CHECK(sent_to(off, "peer") == 4 * size);
   CHECK(sent_to(off, "host") == 2 * size);
+}
+
+TEST_CASE("lending: memory that a lender gave up is its own once the borrower has let it go") {
+  virtual_device neighbour;
+  const auto before = neighbour.memory().free;
+  std::optional lent = lend(neighbour, 4096);
+  rig desk;
+  offloader off(desk.dev, small_options());
+  off.borrow(lent->handle());
+  step(desk, off, 2);
+  lent.reset();
+  CHECK(neighbour.memory().free == before - 4096);
+  off.return_loan();
+  CHECK(neighbour.memory().free == before);
+  // As long as its borrower lives, where that is another process.
+  lent = lend(neighbour, 4096);
+  std::array<int, 2> ends{};
+  REQUIRE(::pipe(ends.data()) == 0);
+  const auto borrower = ::fork();
+  REQUIRE(borrower >= 0);
+  if (borrower == 0) {
+    virtual_device dev;
+    offloader other(desk.dev, small_options());
+    other.borrow(lent->handle());
+    if (::write(ends[1], "y", 1) == 1) ::pause();
+    ::_exit(1);
+  }
+  char ready = 0;
+  CHECK(::read(ends[0], &ready, 1) == 1);
+  lent.reset();
+  CHECK(neighbour.memory().free == before - 4096);
+  ::kill(borrower, SIGKILL);
+  ::waitpid(borrower, nullptr, 0);
+  CHECK(neighbour.memory().free == before);
+  for (const int end : ends) ::close(end);
 }
 
 TEST_CASE("lending: a borrower that moves on says so once, and may borrow again") {
@@ -410,4 +484,217 @@ TEST_CASE("lending: a capture that failed made no graph, and keeps no loan") {
   CHECK_THROWS_AS(static_cast<void>(off.capture(desk.stream(), [] { throw 1; })), int);
   off.return_loan();
   CHECK_FALSE(lent.in_use());
+}
+
+TEST_CASE("lending: a borrower that could not use the memory leaves it to the next") {
+  virtual_device neighbour;
+  const auto lent = lend(neighbour, 4096, "rank 1");
+  faulty dev;
+  faulty_offloader off(dev, small_options());
+  const auto before = dev.held().streams;
+  // Streams, then events of two lanes: each fails once, after the lender has been asked.
+  for (const tidepool::test::fault& late : {tidepool::test::fault{call_kind::make_stream, 1},
+                                            {call_kind::make_stream, 2},
+                                            {call_kind::make_event, 1},
+                                            {call_kind::make_event, 1500}}) {
+    dev.arm(late);
+    CHECK_THROWS_AS(off.borrow(lent.handle()), tidepool::device_error);
+    CHECK(dev.tripped());
+    dev.disarm();
+    CHECK_FALSE(lent.in_use());
+    CHECK(dev.held().streams == before);
+  }
+  rig desk;
+  offloader other(desk.dev, small_options());
+  other.borrow(lent.handle());
+  CHECK(lent.in_use());
+  step(desk, other, 2);
+  CHECK(sent_to(other, "peer") == 2 * size);
+  CHECK(desk.wrong() == 0);
+  CHECK_THROWS_AS(off.borrow(lent.handle()), tidepool::lender_error);
+}
+
+TEST_CASE(
+    "lending: a lender that takes back while a borrower makes up its mind is not waited for") {
+  virtual_device neighbour;
+  std::optional lent = lend(neighbour, 4096, "rank 1");
+  loan_handle handle = lent->handle();
+  tidepool::detail::socket_name socket{};
+  std::memcpy(socket.data(), reinterpret_cast<const char*>(&handle) + 80, socket.size());
+  const auto link = tidepool::detail::ask_lender(socket);
+  REQUIRE(link.memory);
+  CHECK(lent->in_use());
+  const auto begun = std::chrono::steady_clock::now();
+  lent.reset();
+  CHECK(std::chrono::steady_clock::now() - begun < std::chrono::seconds(5));
+  CHECK(tidepool::detail::look_at(link.lender.get()) == tidepool::detail::far_end::said_so);
+}
+
+TEST_CASE("lending: who moves on waits for copies to that memory alone, and says so first") {
+  virtual_device neighbour;
+  auto lent = lend(neighbour, 4096, "rank 1");
+  rig desk;
+  offloader off(desk.dev, small_options());
+  bool still_there = false;
+  off.on_report([&](std::string_view line) {
+    if (says(line, "wants its memory back")) still_there = lent.in_use();
+  });
+  off.borrow(lent.handle(), lender_gone::moves_on);
+  step(desk, off, 2);
+  const auto elsewhere = desk.dev.make_stream();
+  bool ran = false;
+  desk.dev.launch(elsewhere.ref(), 1e9, [&] { ran = true; });
+  lent.take_back();
+  {
+    auto chunk = off.begin();
+    CHECK(still_there);
+    CHECK_FALSE(lent.in_use());
+    CHECK_FALSE(ran);
+    chunk.end_forward();
+    chunk.finish();
+  }
+  off.end_step();
+  CHECK(desk.wrong() == 0);
+}
+
+TEST_CASE("lending: copies under way are over before the memory goes back") {
+  virtual_device neighbour;
+  for (const bool moves_on : {true, false}) {
+    CAPTURE(moves_on);
+    auto lent = lend(neighbour, 4096, "rank 1");
+    rig desk;
+    offloader off(desk.dev, no_reload_ahead());
+    off.on_report({});
+    off.borrow(lent.handle(), lender_gone::moves_on);
+    std::vector<rig::buffer> saved(2);
+    {
+      auto chunk = off.begin();
+      for (int l = 0; l < 2; ++l) {
+        auto& x = saved[static_cast<std::size_t>(l)];
+        x = off.allocate(size, desk.stream());
+        desk.write(x, 3);
+        chunk.commit<"fc1">(l, desk.stream(), x);
+      }
+      chunk.end_forward();
+      for (int l = 2; l-- > 0;) {
+        auto& x = saved[static_cast<std::size_t>(l)];
+        chunk.restore<"fc1">(l, desk.stream(), x);
+        desk.check(x, 3);
+      }
+      chunk.finish();
+      off.end_step();
+    }
+    // Nothing of it has run yet.
+    lent.take_back();
+    if (moves_on) {
+      auto chunk = off.begin();
+      chunk.end_forward();
+      chunk.finish();
+      off.end_step();
+    } else {
+      off.return_loan();
+    }
+    CHECK_FALSE(lent.in_use());
+    CHECK(desk.wrong() == 0);
+    for (auto& x : saved) x.reset(desk.stream());
+  }
+}
+
+TEST_CASE("lending: a device that is lost says so, and its loan goes with the offloader") {
+  virtual_device neighbour;
+  auto lent = lend(neighbour, 4096, "rank 1");
+  faulty dev;
+  const auto stream = dev.make_stream();
+  {
+    faulty_offloader off(dev, small_options());
+    off.on_report({});
+    off.borrow(lent.handle(), lender_gone::moves_on);
+    lent.take_back();
+    dev.lose();
+    CHECK_THROWS_AS(off.return_loan(), tidepool::device_error);
+    CHECK_THROWS_AS(static_cast<void>(off.begin()), tidepool::device_error);
+    CHECK(lent.in_use());
+  }
+  CHECK_FALSE(lent.in_use());
+}
+
+TEST_CASE("lending: devices with long names lend to their like alone") {
+  const auto opts = small_options();
+  long_named neighbour;
+  const auto lent = lend(neighbour, 4096);
+  nearly_so_named other;
+  tidepool::offloader<nearly_so_named, tidepool::modules<"fc1">> refused(other, opts);
+  CHECK(says(words_of<tidepool::lender_error>([&] { refused.borrow(lent.handle()); }),
+             "and this one is of the kind 'a name of many letters, B'"));
+  long_named dev;
+  tidepool::offloader<long_named, tidepool::modules<"fc1">> off(dev, opts);
+  off.borrow(lent.handle());
+  CHECK(lent.in_use());
+}
+
+TEST_CASE("lending: a launch asks for the lender where its graph begins a step") {
+  virtual_device neighbour;
+  auto lent = lend(neighbour, 4096, "rank 1");
+  rig desk;
+  auto opts = no_reload_ahead();
+  offloader off(desk.dev, opts);
+  step(desk, off, 2);
+  auto before = off.capture(desk.stream(), [&] { graph_step(desk, off); });
+  off.borrow(lent.handle(), lender_gone::moves_on);
+  step(desk, off, 2);
+  const auto sent = sent_to(off, "peer");
+  auto whole = off.capture(desk.stream(), [&] { graph_step(desk, off); });
+  CHECK(sent_to(off, "peer") > sent);
+  std::vector<rig::buffer> saved(2);
+  std::optional<offloader::chunk> chunk;
+  auto forward = off.capture(desk.stream(), [&] { chunk = graph_forward(desk, off, saved); });
+  auto backward = off.capture(desk.stream(), [&] { graph_backward(desk, off, saved, *chunk); });
+  chunk.reset();
+  whole.launch(desk.stream());
+  forward.launch(desk.stream());
+  lent.take_back();
+  backward.launch(desk.stream());
+  for (auto* each : {&whole, &forward}) {
+    CHECK(says(words_of<tidepool::lender_error>([&] { each->launch(desk.stream()); }),
+               "wants its memory back; nothing is lost. Graphs copy to that memory"));
+  }
+  before.launch(desk.stream());
+  CHECK(desk.wrong() == 0);
+}
+
+TEST_CASE("lending: an automatic plan counts on what is borrowed, and goes on without it") {
+  virtual_device neighbour;
+  std::optional lent = lend(neighbour, 3 * 4096, "rank 1");
+  machine slow;
+  slow.offload_rate = slow.reload_rate = 0.5;
+  slow.both_rate = 1;
+  rig desk(slow);
+  auto opts = tidepool::test::arena_options(6 * size);
+  opts.policy = tidepool::policy_kind::automatic;
+  opts.plan_effort = 20;
+  const auto plan_of = [&](bool borrows) {
+    offloader off(desk.dev, opts, {.planner = tidepool::planner()});
+    off.on_report({});
+    if (borrows) off.borrow(lent->handle(), lender_gone::moves_on);
+    for (int i = 0; i < 3; ++i) step(desk, off, 12);
+    REQUIRE(off.current_plan());
+    const auto plan = *off.current_plan();
+    const auto before = sent_to(off, "peer");
+    step(desk, off, 12);
+    CHECK((sent_to(off, "peer") > before) == borrows);
+    lent.reset();
+    for (int i = 0; i < 2; ++i) step(desk, off, 12);
+    CHECK(off.profile().peer_link.has_value() == borrows);
+    return plan;
+  };
+  const auto without = plan_of(false);
+  lent = lend(neighbour, 3 * 4096, "rank 1");
+  const auto with = plan_of(true);
+  CHECK(without.peer_budget == 0);
+  CHECK(with.peer_budget == 3 * 4096);
+  const auto to_peer = std::ranges::count(with.what[0], tidepool::plan::action::offload_to_peer);
+  CHECK(to_peer > 0);
+  CHECK(to_peer <= 6);
+  CHECK(with.expected.step_us < without.expected.step_us);
+  CHECK(desk.wrong() == 0);
 }

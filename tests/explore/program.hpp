@@ -46,6 +46,7 @@ struct program {
   bool given = false;          // one of them is the memory of the offloader
   bool forgets = false;        // some groups, instead of restoring them
   std::size_t peer_bytes = 0;  // that the neighbour has; 0: all that is asked for
+  std::size_t lent_bytes = 0;  // that another device lends, instead of having a neighbour
   std::vector<action> actions;
 };
 
@@ -87,6 +88,7 @@ class generator {
     if (captures) graph();
     borrow(captures);
     go_to_places();
+    borrow_memory();
     return std::move(out_);
   }
 
@@ -196,6 +198,16 @@ class generator {
     if (once_in(4)) return;
     o.places.insert(once_in(5) ? o.places.begin() : o.places.end(), place_kind::host);
     if (once_in(4)) out_.peer_bytes = 512 * (1 + any(10));
+  }
+
+  // The same.
+  void borrow_memory() {
+    auto& o = out_.options;
+    if (o.places.front() != tidepool::place_kind::peer || !once_in(3)) return;
+    o.places = {tidepool::place_kind::host};
+    o.peer_budget.reset();
+    out_.peer_bytes = 0;
+    out_.lent_bytes = 4096 * (1 + any(4));
   }
 
   void graph() {

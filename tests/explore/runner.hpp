@@ -15,6 +15,7 @@
 #include "program.hpp"
 #include "recording.hpp"
 #include "tidepool/engine/definitions.hpp"
+#include "tidepool/memory/lend.hpp"
 #include "tidepool/plan.hpp"
 #include "tidepool/tidepool.hpp"
 
@@ -44,6 +45,12 @@ class kept_device : public base_device {
     return keep(bytes, in_use_);
   }
   void deallocate_peer(int /*peer*/, void* pointer) noexcept { deallocate(pointer); }
+  [[nodiscard]] void* import_memory(int descriptor, std::size_t bytes) {
+    imports_.emplace_back(base_device::import_memory(descriptor, bytes), bytes);
+    ++in_use_;
+    return imports_.back().first;
+  }
+  void drop_import(void* /*pointer*/) noexcept { --in_use_; }
   void deallocate(void* pointer) noexcept { in_use_ -= pointer != nullptr ? 1 : 0; }
   void deallocate_host(void* pointer) noexcept { in_use_ -= pointer != nullptr ? 1 : 0; }
 
@@ -53,6 +60,7 @@ class kept_device : public base_device {
   [[nodiscard]] std::size_t in_use() const { return in_use_; }
   void poison_all() {
     for (auto& each : blocks_) std::memset(each.data.get(), 0xFF, each.bytes);
+    for (const auto& [data, bytes] : imports_) std::memset(data, 0xFF, bytes);
   }
 
  private:
@@ -66,6 +74,7 @@ class kept_device : public base_device {
     return blocks_.back().data.get();
   }
   std::vector<block> blocks_;
+  std::vector<std::pair<void*, std::size_t>> imports_;
   std::size_t in_use_ = 0;
   std::size_t peer_used_ = 0;
 };
@@ -129,6 +138,10 @@ class runner {
     try {
       off_.emplace(dev_, program_.options, parts());
       off_->on_report([](std::string_view) {});
+      if (program_.lent_bytes != 0) {
+        lent_.emplace(neighbour_, program_.lent_bytes, "the neighbour");
+        off_->borrow(lent_->handle());
+      }
       if (program_.planned) follow_any();
       for (const auto& each : program_.actions) {
         by_ = describe(each);
@@ -641,6 +654,8 @@ class runner {
   }
 
   program program_;
+  kept_device neighbour_;
+  std::optional<tp::lent_memory<kept_device>> lent_;
   kept_device dev_;
   std::vector<kept_device::stream> streams_;
   std::vector<stream_allocator> own_;  // of each stream

@@ -97,7 +97,8 @@ struct training {
   static constexpr std::size_t small_program = 70;  // operations; systematic orders pay up to here
 
   [[nodiscard]] static std::string in_words(const program& what) {
-    std::string words = tp::to_text(what.options) + std::to_string(what.peer_bytes);
+    std::string words = tp::to_text(what.options) + std::to_string(what.peer_bytes) +
+                        std::to_string(what.lent_bytes);
     for (const auto& each : what.actions) words += describe(each) + ";";
     return words;
   }

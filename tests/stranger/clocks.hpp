@@ -86,6 +86,21 @@ class clocks {
     for (auto at = first / grain; at * grain < first + bytes; ++at) cell_of(at) = {};
   }
 
+  // The same where the host has to have waited for all that was.
+  void leave(std::uintptr_t first, std::size_t bytes) {
+    for (auto at = first / grain; at * grain < first + bytes; ++at) {
+      auto& here = cell_of(at);
+      for (const auto& each :
+           {here.written, here.read[0], here.read[1], here.read[2], here.read[3]}) {
+        if (each.position == nobody || host_[each.lane] >= each.position || !race_.empty())
+          continue;
+        race_ = labels_[each.op] + " on stream " + std::to_string(each.lane) +
+                " and the host, which gave the memory back to its owner";
+      }
+      here = {};
+    }
+  }
+
   // A graph runs on `lanes`, the first of which is that of the launch.
   void replay(const std::vector<item>& items, const std::vector<std::size_t>& lanes) {
     tick(lanes[0]);

@@ -133,6 +133,17 @@ class device : public tp::virtual_device {
     if (fails("try_allocate_host")) return nullptr;
     return remember(base::try_allocate_peer(peer, bytes), bytes, peer_alive_);
   }
+  [[nodiscard]] void* import_memory(int descriptor, std::size_t bytes) {
+    return remember(base::import_memory(descriptor, bytes), bytes, imports_);
+  }
+  // That waits for nothing.
+  void drop_import(void* pointer) noexcept {
+    if (const auto found = imports_.find(pointer); found != imports_.end()) {
+      order_.leave(reinterpret_cast<std::uintptr_t>(pointer), found->second);
+      imports_.erase(found);
+    }
+    base::drop_import(pointer);
+  }
   void deallocate(void* pointer) noexcept {
     forget(pointer, device_alive_);
     base::deallocate(pointer);
@@ -239,6 +250,7 @@ class device : public tp::virtual_device {
   [[nodiscard]] std::size_t device_blocks() const { return device_alive_.size(); }
   [[nodiscard]] std::size_t host_blocks() const { return host_alive_.size(); }
   [[nodiscard]] std::size_t peer_blocks() const { return peer_alive_.size(); }
+  [[nodiscard]] std::size_t imports() const { return imports_.size(); }
   [[nodiscard]] long events_alive() const { return events_alive_; }
 
  private:
@@ -309,7 +321,7 @@ class device : public tp::virtual_device {
   std::vector<std::pair<std::uint64_t, std::size_t>> lanes_;
   std::vector<clocks::item> captured_, last_replayed_;
   std::vector<std::size_t> inside_;  // lanes of the capture under way
-  blocks device_alive_, host_alive_, peer_alive_;
+  blocks device_alive_, host_alive_, peer_alive_, imports_;
   long events_alive_ = 0;
   std::size_t bytes_out_ = 0, bytes_in_ = 0, last_out_ = 0;
   std::uint32_t last_out_position_ = 0;

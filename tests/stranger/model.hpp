@@ -14,6 +14,7 @@
 #include <tidepool/engine/definitions.hpp>
 #include <tidepool/keyed.hpp>
 #include <tidepool/layers.hpp>
+#include <tidepool/memory/lend.hpp>
 #include <tidepool/offloader.hpp>
 #include <tidepool/plan.hpp>
 #include <vector>
@@ -296,7 +297,8 @@ struct recorded_graph {
   std::set<std::uint64_t> states;
   std::vector<int> states_used;
   std::uint64_t eager_calls = 0;
-  bool ahead = false;  // prefetched state was about
+  bool ahead = false;    // prefetched state was about
+  bool lent_to = false;  // it may copy to what is borrowed
   std::set<std::uint64_t> all_states;
 };
 
@@ -320,7 +322,10 @@ struct side_model {
   std::uint64_t eager_calls = 0;
   unsigned known = 0;  // streams that it was given
   bool evil_reports = false;
-  bool forgiven = false;  // memory may have stayed taken, since a device call failed
+  std::optional<tp::lent_memory<device>> lent;  // to it, the last
+  bool borrows = false, lender_here = false, moves_on = false, ever_borrowed = false;
+  bool graphs_since = false;  // it borrowed
+  bool forgiven = false;      // memory may have stayed taken, since a device call failed
 };
 
 // A trainer's exception.

@@ -97,6 +97,8 @@ inline void player::end_body(bool done) {
   for (const int each : body_states_)
     into_->states.insert(states_[static_cast<std::size_t>(each)].id);
   into_->eager_calls = of.eager_calls;
+  into_->lent_to = of.borrows;
+  of.graphs_since = of.graphs_since || of.borrows;
   for (const auto& each : states_) {
     if (each.state) into_->all_states.insert(each.id);
   }
@@ -239,8 +241,10 @@ inline void player::launch(const operation& op) {
   const bool must = !dead && must_run(which);
   const auto code = "g" + std::to_string(op.a) + "->launch(s" + std::to_string(stream) + ");";
   const auto now = device_layout(which.side);
-  const auto threw = call(code, may(which.side) | (must ? 0U : static_cast<unsigned>(misuse)),
-                          [&] { which.graph->launch(ref(stream)); });
+  const auto lender = which.lent_to && of.borrows && !of.lender_here ? gone : 0U;
+  const auto threw =
+      call(code, may(which.side) | lender | (must ? 0U : static_cast<unsigned>(misuse)),
+           [&] { which.graph->launch(ref(stream)); });
   tick(stream);
   of.known |= 1U << static_cast<unsigned>(stream);
   if ((threw & failure) != 0) {

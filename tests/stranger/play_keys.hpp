@@ -28,7 +28,11 @@ inline void player::key_begin(const operation& op) {
                     (op.e != 0 ? ", .forward_only = true" : "") +
                     (op.e == 3 ? ", .release = true" : "") + "});";
   in = {};
-  if (call(code, may(op.b), [&] { in.pass.emplace(side.keys->begin(info)); }) != 0) return;
+  const auto lender = info.forward_only ? 0U : may_miss_lender(op.b);
+  if (call(code, may(op.b) | lender, [&] { in.pass.emplace(side.keys->begin(info)); }) != 0) {
+    return;
+  }
+  if (!info.forward_only) begun_without_lender(op.b, code);
   side.begun = true;
   in.open = true;
   in.side = op.b;

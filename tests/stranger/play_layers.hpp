@@ -53,9 +53,12 @@ inline void player::layers_begin(const operation& op) {
                     "->begin({.microbatch = " + std::to_string(op.c) +
                     (op.e != 0 ? ", .forward_only = true" : "") +
                     (op.e == 3 ? ", .release = true" : "") + "});";
-  if (call(code, may(in->side), [&] { in->of->pass = side_at(in->side).off->begin(info); }) != 0) {
+  const auto lender = info.forward_only ? 0U : may_miss_lender(in->side);
+  if (call(code, may(in->side) | lender,
+           [&] { in->of->pass = side_at(in->side).off->begin(info); }) != 0) {
     return;
   }
+  if (!info.forward_only) begun_without_lender(in->side, code);
   side_at(in->side).begun = true;
   in->open = true;
   in->forward_only = op.e != 0;

@@ -38,7 +38,11 @@ inline void player::begin(const operation& op) {
   info.model_chunk = op.d;
   info.forward_only = op.e == 1 || op.e == 3;
   info.release = op.e == 3;
-  if (call(code, may(op.b), [&] { into.chunk = side_at(op.b).off->begin(info); }) != 0) return;
+  const auto lender = info.forward_only ? 0U : may_miss_lender(op.b);
+  if (call(code, may(op.b) | lender, [&] { into.chunk = side_at(op.b).off->begin(info); }) != 0) {
+    return;
+  }
+  if (!info.forward_only) begun_without_lender(op.b, code);
   if (into.open) {
     side_at(into.side).spoiled = true;
     forget_pass(into);

@@ -6,6 +6,7 @@
 #include "play_kernels.hpp"
 #include "play_keys.hpp"
 #include "play_layers.hpp"
+#include "play_lending.hpp"
 #include "play_passes.hpp"
 #include "play_steps.hpp"
 #include "play_tensors.hpp"
@@ -129,6 +130,8 @@ unsigned player::call(const std::string& code, unsigned allowed, F&& body) {
     threw = budget, type = "out_of_budget", what = e.what();
   } catch (const tp::device_error& e) {
     threw = failure, type = "device_error", what = e.what();
+  } catch (const tp::lender_error& e) {
+    threw = gone, type = "lender_error", what = e.what();
   } catch (const tp::option_error& e) {
     threw = option, type = "option_error", what = e.what();
   } catch (const tp::error& e) {
@@ -398,6 +401,12 @@ void player::step(const operation& op) {
 // Of keys and layers.
 void player::step_other(const operation& op) {
   switch (op.what) {
+    case kind::borrow_memory:
+      return borrow_memory(op);
+    case kind::return_memory:
+      return return_memory(op.a);
+    case kind::lender_goes:
+      return lender_goes(op);
     case kind::key_begin:
       return key_begin(op);
     case kind::key_enter:
@@ -509,6 +518,7 @@ void player::probe(int which) {
   if (of.tracing) trace(which);
   if (of.tracing) return;
   of.evil_reports = false;
+  if (!without_lender(which)) return;
   canonical_step(which);
   if (passes_[0].open) abandon(0);  // held to a plan that has it otherwise
   {
@@ -589,8 +599,10 @@ void player::finish() {
   device_.synchronize();
   look();
   free_regions();
+  check_lenders();
   for (std::size_t f = 1; f < source_count; ++f) device_.deallocate(source_memory_[f]);
-  if (device_.device_blocks() + device_.host_blocks() + device_.peer_blocks() != 0 ||
+  if (device_.device_blocks() + device_.host_blocks() + device_.peer_blocks() + device_.imports() !=
+          0 ||
       device_.events_alive() != 0) {
     find("memory or events are left",
          std::to_string(device_.device_blocks()) + " device blocks, " +

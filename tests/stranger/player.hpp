@@ -12,7 +12,15 @@
 
 namespace stranger {
 
-enum : unsigned { misuse = 1, budget = 2, failure = 4, own = 8, profile = 16, option = 32 };
+enum : unsigned {
+  misuse = 1,
+  budget = 2,
+  failure = 4,
+  own = 8,
+  profile = 16,
+  option = 32,
+  gone = 64
+};
 
 class player {
  public:
@@ -163,6 +171,16 @@ class player {
   void touch_words(std::byte* at, std::size_t bytes, std::uint64_t words, std::uint64_t version,
                    int stream, bool writes, const std::string& what);
 
+  // ---- memory that another device lends (play_lending.hpp) ----
+  [[nodiscard]] unsigned may_miss_lender(int side) const;
+  void begun_without_lender(int side, const std::string& code);
+  void note_loan(int side);
+  void borrow_memory(const operation& op);
+  void return_memory(int side);
+  void lender_goes(const operation& op);
+  [[nodiscard]] bool without_lender(int side);
+  void check_lenders();
+
   // ---- tensors by key (play_keys.hpp) ----
   void key_begin(const operation& op);
   void key_enter(const operation& op);
@@ -225,6 +243,7 @@ class player {
   std::uint64_t numbers_ = 0, versions_ = 0;
   int group_numbers_ = 0;
 
+  device neighbour_{tp::machine{.device_bytes = std::size_t{1} << 20}};
   device device_;
   std::vector<device::stream> streams_;
   std::array<void*, source_count> source_memory_{};

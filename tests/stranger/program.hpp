@@ -115,6 +115,10 @@ enum class kind : std::uint8_t {
   layers_reset,   // c stream
   layers_drop,    // c stream
   layers_misuse,  // b layer, c stream, d which
+  // memory that another device lends: a is the offloader
+  borrow_memory,  // b bytes, c 1: moves on
+  return_memory,
+  lender_goes,  // b 1: it ends, 0: it asks for its memory
   // the trainer's own
   join,  // stream b waits for stream a
   synchronize,
@@ -191,6 +195,9 @@ enum class kind : std::uint8_t {
                                             "layers_reset",
                                             "layers_drop",
                                             "layers_misuse",
+                                            "borrow_memory",
+                                            "return_memory",
+                                            "lender_goes",
                                             "join",
                                             "synchronize",
                                             "misuse"};

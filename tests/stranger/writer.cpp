@@ -16,6 +16,7 @@ constexpr const char* head = R"(// g++ -std=c++20 -Iinclude this.cpp && ./a.out 
 #include <vector>
 #include <tidepool/keyed.hpp>
 #include <tidepool/layers.hpp>
+#include <tidepool/memory/lend.hpp>
 #include <tidepool/plan.hpp>
 #include <tidepool/tidepool.hpp>
 )";
@@ -292,6 +293,7 @@ std::string declarations(const std::string& lines) {
     if (!names.empty()) text += "  " + type + names + ";\n";
   };
   declare("f", "std::optional<tp::fixed_block>");
+  declare("lent", "std::optional<tp::lent_memory<device>>");
   declare("g", "std::optional<tp::graph<device>>");
   declare("h", "tp::host_state<device>");
   declare("m", "bytes_at");
@@ -334,6 +336,7 @@ std::string writer::whole(const program& what, const std::string& why) const {
   text += "  tp::machine like{.device_bytes = 8 << 20, .host_bytes = 8 << 20};\n";
   text += "  if (argc > 1) like.order_seed = std::strtoull(argv[1], nullptr, 10);\n";
   if (what.poison) text += "  like.poison = false;\n";
+  if (body.find("(neighbour,") != std::string::npos) text += "  device neighbour(like);\n";
   text += "  device dev(like);\n";
   for (int s = 0; s < what.streams; ++s) {
     text += "  const auto stream" + std::to_string(s) + " = dev.make_stream();\n  const auto s" +

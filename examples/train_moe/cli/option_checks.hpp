@@ -112,6 +112,10 @@ inline void check_lending(const command_line& line, const tidepool::options& off
   if (std::find(places.begin(), places.end(), tidepool::place_kind::peer) != places.end()) {
     fail("another rank's memory stands for the place 'peer'; take that out of --places");
   }
+  if (offload.device_budget && *offload.device_budget <= line.run.lend) {
+    fail("comes out of --device-budget=" + std::to_string(*offload.device_budget) +
+         " of the rank that lends, and leaves it nothing; lend less");
+  }
 }
 
 template <class Given>

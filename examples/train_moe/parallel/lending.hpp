@@ -6,6 +6,7 @@
 #include <string>
 #include <tidepool/memory/lend.hpp>
 #include <tidepool/offloader.hpp>
+#include <tidepool/options.hpp>
 
 #include "layout.hpp"
 #include "schedule.hpp"
@@ -20,6 +21,15 @@ namespace moe {
   const auto held = [&](int of) { return deepest(steps_of_rank(shape, of)); };
   if (held(other) >= held(rank)) return std::nullopt;
   return other;
+}
+
+/// The options of this rank's offloader. What it lends comes out of its device budget, so that both
+/// together keep to that.
+[[nodiscard]] inline tidepool::options options_of_rank(const settings& run, tidepool::options opt) {
+  const bool lends = run.lend > 0 && !opt.offload_modules.empty() &&
+                     lender_of(run, run.ranks - 1 - run.rank) == run.rank;
+  if (lends && opt.device_budget) *opt.device_budget -= run.lend;
+  return opt;
 }
 
 /// Lends and borrows what `--lend` says; returns what this rank lends. All ranks must call. A

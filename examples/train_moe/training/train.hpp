@@ -65,7 +65,7 @@ class trainer {
         scaler_(dev, run),
         weights_(dev, run.model, ranges_of_rank(run, run.rank), !run.moments_on_host,
                  experts_of_rank(run, run.rank), types_of(run), shards()),
-        offloader_(dev, opt, {.planner = tidepool::planner()}),
+        offloader_(dev, options_of_rank(run, opt), {.planner = tidepool::planner()}),
         model_(dev, offloader_, kernels_, stream_.ref(), weights_, run,
                ranges_of_rank(run, run.rank), exchange()),
         bytes_(dev, run.own_microbatches() * bytes_each(), "text"),
@@ -79,10 +79,10 @@ class trainer {
     offloader_.on_report(report_of_rank(run_, opt));
     // Ranks of one host share its memory; a barrier of all ranks is one of each host's.
     offloader_.on_measure([this] { link_.barrier(); });
-    if (!run.plan.empty()) follow_plan(offloader_, run);
     if (run.lend > 0 && !opt.offload_modules.empty()) {
       lent_ = share_memory(run, dev, offloader_, link_);
     }
+    if (!run.plan.empty()) follow_plan(offloader_, run);
     if (!run.resume.empty()) {
       resume_from(dev, kernels_, stream_.ref(), run, weights_);
       weights_.refresh_copies(kernels_);

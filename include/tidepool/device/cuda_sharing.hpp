@@ -79,27 +79,34 @@ class cuda_sharing {
       check(code, !reserved ? "cuMemAddressReserve" : !mapped ? "cuMemMap" : "cuMemSetAccess");
     }
     auto* const pointer = reinterpret_cast<void*>(at);  // NOLINT(performance-no-int-to-ptr)
-    imports_.emplace(pointer, bytes);
+    imports_.emplace(pointer, imported{bytes, cuda_context(device_)});
     return pointer;
   }
-  /// Ends that, once the device is idle.
+  /// Ends that, once no copy uses it. What a lost context held is gone already, and a device that
+  /// reports an error for good keeps it until the process ends.
   void drop_import(void* pointer) noexcept {
     const auto found = imports_.find(pointer);
     if (found == imports_.end()) return;
-    try {
-      const in_use guard(device_);
-      static_cast<void>(cudaDeviceSynchronize());
-    } catch (const device_error&) {  // a device that is gone copies nothing
-    }
-    static_cast<void>(cudaGetLastError());
-    const auto at = reinterpret_cast<CUdeviceptr>(pointer);
-    static_cast<void>(calls_.unmap(at, found->second));
-    static_cast<void>(calls_.free(at, found->second));
+    const auto [bytes, context] = found->second;
     imports_.erase(found);
+    if (!context.alive()) return;  // to ask for the device would make another
+    const auto at = reinterpret_cast<CUdeviceptr>(pointer);
+    std::optional<in_use> guard;
+    try {
+      guard.emplace(device_);
+    } catch (const device_error&) {  // it copies nothing any more
+    }
+    if (calls_.unmap(at, bytes) == CUDA_SUCCESS) static_cast<void>(calls_.free(at, bytes));
+    static_cast<void>(cudaGetLastError());
   }
 
  private:
   static constexpr auto by_descriptor = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+
+  struct imported {
+    std::size_t bytes;
+    cuda_context context;
+  };
 
   struct driver_calls {
     decltype(&cuMemGetAllocationGranularity) granularity = nullptr;
@@ -170,7 +177,7 @@ class cuda_sharing {
 
   int device_;
   driver_calls calls_;
-  std::unordered_map<void*, std::size_t> imports_;
+  std::unordered_map<void*, imported> imports_;
 };
 
 }  // namespace tidepool::detail

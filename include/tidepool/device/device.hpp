@@ -155,7 +155,8 @@ struct exported_memory {
 ///
 /// `try_export` takes whole pages of its own memory, as many as fit the bytes: nothing when it has
 /// no more. `import_memory` maps what another process has exported, for copies of this device. What
-/// is imported outlives its exporter. Both throw `device_error` on any other failure.
+/// is imported outlives its exporter. Both throw `device_error` on any other failure. `drop_import`
+/// waits for nothing: no copy may use the memory any more.
 template <class Device>
 concept lending_device = device<Device> &&
     requires(Device& dev, std::size_t bytes, int descriptor, std::uint64_t id, void* pointer) {

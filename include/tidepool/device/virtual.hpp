@@ -181,16 +181,14 @@ class virtual_device {
   void deallocate_peer(int peer, void* pointer) noexcept;
   /// Device memory that another process may map: a file in memory.
   [[nodiscard]] std::optional<exported_memory> try_export(std::size_t bytes);
-  /// Gives it back. Whoever has mapped it keeps it.
+  /// Gives it back. Whoever has mapped it keeps it, and it is free once the last of them has gone.
   void drop_export(std::uint64_t id) noexcept;
   /// Maps what another device, of this process or another, has exported.
   [[nodiscard]] void* import_memory(int descriptor, std::size_t bytes);
-  /// Ends that; runs what is queued before.
+  /// Ends that, once nothing that is queued uses it.
   void drop_import(void* pointer) noexcept;
   /// Bytes of device memory, free and in all.
-  [[nodiscard]] memory_info memory() const {
-    return {model_.device_bytes - device_used_, model_.device_bytes};
-  }
+  [[nodiscard]] memory_info memory() const;
   /// Most device bytes allocated at once so far.
   [[nodiscard]] std::size_t peak() const { return device_peak_; }
 
@@ -235,6 +233,7 @@ class virtual_device {
   void* take(std::size_t bytes, std::size_t& used, blocks& in, std::size_t* peak);
 
   void give(void* pointer, std::size_t& used, blocks& in) noexcept;
+  [[nodiscard]] std::size_t device_free() const;
   void free_late() noexcept;
 
   // An address of its own that nobody may follow.
@@ -246,11 +245,20 @@ class virtual_device {
   blocks device_blocks_;
   blocks host_blocks_;
   blocks peer_blocks_;
-  blocks imports_;
-  std::unordered_map<std::uint64_t, std::size_t> exports_;  // bytes by id
+  struct imported {
+    std::size_t bytes;
+    int lock;  // says that it is mapped, while it is open
+  };
+  struct exported {
+    std::size_t bytes;
+    int file;
+    bool dropped;
+  };
+  std::unordered_map<void*, imported> imports_;
+  mutable std::unordered_map<std::uint64_t, exported> exports_;  // by id
   std::vector<void*> late_;  // given back while an exception unwound, perhaps still in use
   int exceptions_ = std::uncaught_exceptions();
-  std::size_t device_used_ = 0;
+  mutable std::size_t device_used_ = 0;
   std::size_t host_used_ = 0;
   std::size_t peer_used_ = 0;
   std::size_t device_peak_ = 0;

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "tidepool/engine/engine.hpp"
+#include "tidepool/engine/lenders.hpp"
 #include "tidepool/error.hpp"
 #include "tidepool/memory/loan.hpp"
 
@@ -33,7 +34,7 @@ class borrower {
     }
     store.borrow(from);
     then_ = then;
-    graphs_before_ = store.order().graphs();
+    peer().graphs_before_loan = store.order().graphs();
     if constexpr (order_checking_device<Device>) {
       if (!first) return;
       owner_->device().name_copy_streams(peer().out_stream.ref(), peer().in_stream.ref(),
@@ -41,6 +42,7 @@ class borrower {
     }
   }
 
+  // Blocks the host until copies to and from it are over, where any are.
   void give_back() {
     if (lent() == nullptr) return;
     const auto refuse = [&](const std::string& why) {
@@ -54,6 +56,11 @@ class borrower {
     if (captured()) {
       refuse("graphs were captured, which copy to it; destroy them with this offloader");
     }
+    // Where that fails the memory may be in use: it stays until the offloader goes.
+    auto& store = owner_->memory();
+    for (const auto lane : {peer().offload, peer().reload}) {
+      owner_->device().synchronize(store.order().stream(lane));
+    }
     peer().close_loan();
   }
 
@@ -64,27 +71,26 @@ class borrower {
            (then_ == lender_gone::fails || peer().blocks->used() == 0);
   }
 
-  // Says how, or throws.
-  [[nodiscard]] std::string go_on() {
-    const auto lender = lent()->lender();
+  // Says so to `reports` and gives it back, or throws.
+  template <class Reports>
+  void go_on(const Reports& reports) {
+    if (captured()) throw_lender_gone("begin", *lent());
     const auto happened = lent()->what_happened();
-    const bool copied_to = captured();
-    if (then_ == lender_gone::moves_on && !copied_to) {
-      give_back();
-      return "places: " + happened + "; groups go to the next place from now on";
+    if (then_ == lender_gone::fails) {
+      throw lender_error("begin: " + happened +
+                             "; nothing is lost. Call return_loan to go on without it, or borrow"
+                             " with lender_gone::moves_on",
+                         lent()->lender());
     }
-    throw lender_error("begin: " + happened + "; nothing is lost. " +
-                           (copied_to ? "Graphs copy to that memory: make another offloader"
-                                      : "Call return_loan to go on without it, or borrow with"
-                                        " lender_gone::moves_on"),
-                       lender);
+    reports.report("places: " + happened + "; groups go to the next place from now on");
+    give_back();
   }
 
  private:
   // Graphs of before know nothing of the loan.
   [[nodiscard]] bool captured() const {
     const auto& order = owner_->memory().order();
-    return order.capturing() || order.graphs() != graphs_before_;
+    return order.capturing() || order.graphs() != peer().graphs_before_loan;
   }
   // Null where nothing is borrowed.
   [[nodiscard]] const loan* lent() const {
@@ -96,7 +102,6 @@ class borrower {
 
   engine<Device>* owner_;
   lender_gone then_{};
-  std::uint64_t graphs_before_ = 0;
 };
 
 }  // namespace tidepool::detail

@@ -47,6 +47,7 @@ struct place_list {
       nearest.insert(nearest.begin(), place_kind::peer);
     }
     all[peer]->open_loan(std::move(memory), order);
+    all[peer]->lent->confirm();
   }
 
   void note_lanes(std::size_t kind, tracer<Device>& trace) {

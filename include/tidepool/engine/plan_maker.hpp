@@ -42,7 +42,13 @@ class plan_maker {
   void report(std::string_view line) const { report_(line); }
 
  private:
+  [[nodiscard]] const loan* lent() const;
+
+  [[nodiscard]] options settings() const;
+
   void measure_links();
+
+  void measure_peer();
 
   void enter_links(plan::profile& step) const;
 

@@ -56,7 +56,7 @@ template <device Device>
 void plan_maker<Device>::follow(const plan::step_plan& made, const plan::profile& recorded,
                                 std::uint64_t enabled) {
   if (source_ == nullptr) throw_no_planner("follow: a plan from elsewhere");
-  auto fit = source_->follow(made, recorded, owner_->names(), enabled, owner_->settings());
+  auto fit = source_->follow(made, recorded, owner_->names(), enabled, settings());
   owner_->follow(std::move(fit.step), fit.what);
   plan_ = made;
   // Not all ranks may outgrow theirs, and those that do must not wait for the others.
@@ -66,19 +66,48 @@ void plan_maker<Device>::follow(const plan::step_plan& made, const plan::profile
   link_measured_ = true;
 }
 
+// What is borrowed now; null for nothing.
+template <device Device>
+const loan* plan_maker<Device>::lent() const {
+  const auto& store = owner_->memory();
+  return store.has(place_kind::peer) ? store.at(place_kind::peer).lent : nullptr;
+}
+
+// As a planner needs them: what is borrowed is the nearest place, with a budget.
+template <device Device>
+options plan_maker<Device>::settings() const {
+  auto opts = owner_->settings();
+  if (const auto* from = lent()) {
+    opts.places.insert(opts.places.begin(), place_kind::peer);
+    opts.peer_budget = from->size();
+  }
+  return opts;
+}
+
 template <device Device>
 void plan_maker<Device>::measure_links() {
-  if (link_measured_) return;
-  auto& dev = owner_->device();
-  link_ = plan::measure_link(dev, meet_, owner_->counters().host_reserved / 4);
-  const auto& opts = owner_->settings();
-  if (std::ranges::find(opts.places, place_kind::peer) != opts.places.end()) {
-    peer_link_ = plan::measure_peer_link(dev, opts.peer_device);
-    if constexpr (requires { dev.model().peer_shares_link; }) {
-      peer_shares_link_ = dev.model().peer_shares_link;
-    }
+  if (!link_measured_) {
+    link_ = plan::measure_link(owner_->device(), meet_, owner_->counters().host_reserved / 4);
   }
   link_measured_ = true;
+  if (!peer_link_) measure_peer();
+}
+
+// That meets nobody, and may come later.
+template <device Device>
+void plan_maker<Device>::measure_peer() {
+  auto& dev = owner_->device();
+  const auto& opts = owner_->settings();
+  if (const auto* from = lent()) {
+    if (owner_->memory().at(place_kind::peer).blocks->used() > 0) return;
+    dev.synchronize();  // what was there may be on its way back
+    peer_link_ = plan::measure_lent_link(dev, from->memory(), from->size());
+  } else if (std::ranges::find(opts.places, place_kind::peer) != opts.places.end()) {
+    peer_link_ = plan::measure_peer_link(dev, opts.peer_device);
+  }
+  if constexpr (requires { dev.model().peer_shares_link; }) {
+    peer_shares_link_ = peer_link_ && dev.model().peer_shares_link;
+  }
 }
 
 template <device Device>
@@ -113,7 +142,7 @@ void plan_maker<Device>::try_plan(bool first) {
     recorded_step recorded{owner_->profile(), first};
     measure_links();
     enter_links(recorded.step);
-    const auto made = source_->make(recorded, owner_->settings());
+    const auto made = source_->make(recorded, settings());
     // One step cannot tell. The plan leaves room for shapes that vary, and less stays once they do;
     // but what stays is there for long, and those that repeat find memory in pieces without places.
     if (first) recorded.step.shapes_vary = false;
@@ -127,7 +156,7 @@ void plan_maker<Device>::settle_plan() {
   decided([&] {
     recorded_step recorded{owner_->profile(), false};
     enter_links(recorded.step);
-    what = source_->make(recorded, owner_->settings());
+    what = source_->make(recorded, settings());
     owner_->apply(std::move(recorded.step), what, followed::planned);
   });
   plan_ = what.made;

@@ -39,6 +39,7 @@ class [[nodiscard]] lent_memory {
     id_ = made->id;
     handle_.process_ = ::getpid();
     loan_handle::write(handle_.device_, Device::name);
+    handle_.kind_ = loan_handle::sum_of(Device::name.data(), Device::name.size());
     loan_handle::write(handle_.name_, name);
     try {
       if (made->bytes == 0) {

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -35,6 +36,14 @@ class loan {
     return lender_ + (look_at(link_.get()) == far_end::said_so ? " wants its memory back"
                                                                : ", which lent memory, has ended");
   }
+  [[nodiscard]] std::byte* memory() const noexcept { return begin_; }
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  [[nodiscard]] bool holds(const void* pointer) const noexcept {
+    const auto* const at = static_cast<const std::byte*>(pointer);
+    return at != nullptr && std::less_equal<>()(begin_, at) && std::less<>()(at, begin_ + size_);
+  }
+  // Until then the lender serves the next who asks, if this borrower goes.
+  void confirm() const noexcept { say(link_.get(), has_it); }
 
  protected:
   explicit loan(std::string lender) : lender_(std::move(lender)) {}
@@ -42,11 +51,17 @@ class loan {
     // For copies of the link too, which children that were forked hold.
     if (link_ && ::getpid() == owner_) ::shutdown(link_.get(), SHUT_RDWR);
   }
-  void linked(descriptor link) { link_ = std::move(link); }
+  void linked(descriptor link, void* memory, std::size_t bytes) {
+    link_ = std::move(link);
+    begin_ = static_cast<std::byte*>(memory);
+    size_ = bytes;
+  }
 
  private:
   std::string lender_;
   descriptor link_;
+  std::byte* begin_ = nullptr;
+  std::size_t size_ = 0;
   pid_t owner_ = ::getpid();
 };
 
@@ -56,7 +71,8 @@ class loan_pages final : public page_allocator, public loan {
  public:
   loan_pages(Device& dev, const loan_handle& from)
       : loan(from.checked().lender()), dev_(&dev), bytes_(from.bytes()) {
-    if (const auto kind = loan_handle::read(from.device_); kind != Device::name) {
+    const auto kind = loan_handle::read(from.device_);
+    if (from.kind_ != loan_handle::sum_of(Device::name.data(), Device::name.size())) {
       throw lender_error("borrow: " + lender() + " lends memory of a device of the kind '" + kind +
                              "', and this one is of the kind '" + std::string(Device::name) +
                              "'; lend and borrow on devices of one kind",
@@ -64,7 +80,7 @@ class loan_pages final : public page_allocator, public loan {
     }
     auto link = ask(from);
     memory_ = dev.import_memory(link.memory.get(), bytes_);
-    linked(std::move(link.lender));
+    linked(std::move(link.lender), memory_, bytes_);
   }
   ~loan_pages() override { dev_->drop_import(memory_); }
 

@@ -46,7 +46,7 @@ class loan_handle {
   template <class Device>
   friend class detail::loan_pages;
 
-  static constexpr std::array<char, 8> mark_of_this_format{'t', 'p', 'l', 'o', 'a', 'n', '0', '1'};
+  static constexpr std::array<char, 8> mark_of_this_format{'t', 'p', 'l', 'o', 'a', 'n', '0', '2'};
 
   // Cut where it is too long; there is always a 0 at the end.
   template <std::size_t Size>
@@ -59,14 +59,16 @@ class loan_handle {
     return {from.begin(), std::find(from.begin(), from.end(), '\0')};
   }
 
-  // Of all that stands before it (FNV-1a).
-  [[nodiscard]] std::uint64_t expected_check() const {
+  // FNV-1a.
+  [[nodiscard]] static std::uint64_t sum_of(const void* from, std::size_t bytes) {
     std::uint64_t sum = 14695981039346656037U;
-    const auto* const at = reinterpret_cast<const unsigned char*>(this);
-    for (std::size_t i = 0; i < offsetof(loan_handle, check_); ++i) {
-      sum = (sum ^ at[i]) * 1099511628211U;
-    }
+    const auto* const at = static_cast<const unsigned char*>(from);
+    for (std::size_t i = 0; i < bytes; ++i) sum = (sum ^ at[i]) * 1099511628211U;
     return sum;
+  }
+  // Of all that stands before it.
+  [[nodiscard]] std::uint64_t expected_check() const {
+    return sum_of(this, offsetof(loan_handle, check_));
   }
   void seal() { check_ = expected_check(); }
 
@@ -94,6 +96,7 @@ class loan_handle {
   std::array<char, 8> mark_ = mark_of_this_format;
   std::uint64_t bytes_ = 0;
   std::int64_t process_ = 0;
+  std::uint64_t kind_ = 0;  // of device: the sum of its whole name
   std::array<char, 16> device_{};
   std::array<char, 32> name_{};
   detail::socket_name socket_{};

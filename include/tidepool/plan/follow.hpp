@@ -35,7 +35,8 @@ namespace tidepool::inline v0_2_0::plan {
   if (made.peer_budget > peer_budget) {
     fail(": made for " + std::to_string(made.peer_budget) +
          " bytes of a neighbour's memory, but there are " + std::to_string(peer_budget) +
-         "; give --places=peer,host and --peer-budget, or plan for what there is");
+         "; give --places=peer,host and --peer-budget, borrow as much before, or plan for what"
+         " there is");
   }
   for (std::size_t c = 0; c < recorded.chunks.size(); ++c) {
     auto& groups = recorded.chunks[c].groups;

@@ -31,9 +31,9 @@ class link_lane {
   // Of host memory, in turns: the same 32 MiB over and over would come from a cache of the host's.
   static constexpr std::size_t most_blocks = copies / 3;
 
-  // To or from the host, or the neighbour of that number.
-  link_lane(Device& dev, copy_direction direction, int peer = 0)
-      : dev_(&dev), direction_(direction), peer_(peer), stream_(dev.make_stream()) {
+  // To or from the host, or the neighbour of that number; or `lent`, `bytes` of somebody's memory.
+  link_lane(Device& dev, copy_direction direction, int peer = 0, void* lent = nullptr)
+      : dev_(&dev), direction_(direction), peer_(peer), lent_(lent), stream_(dev.make_stream()) {
     for (std::size_t i = 0; i < copies; ++i) ends_.push_back(dev.make_event(true));
   }
   link_lane(const link_lane&) = delete;
@@ -49,6 +49,7 @@ class link_lane {
     if (on_device_ == nullptr) return false;
     give_back();
     blocks_ = blocks;
+    if (lent_ != nullptr) return (there_ = lent_) != nullptr;
     if constexpr (peer_device<Device>) {
       if (to_peer()) return (there_ = dev_->try_allocate_peer(peer_, blocks * bytes)) != nullptr;
     }
@@ -85,7 +86,7 @@ class link_lane {
 
   void give_back() noexcept {
     auto* const there = std::exchange(there_, nullptr);
-    if (there == nullptr) return;
+    if (there == nullptr || there == lent_) return;
     if constexpr (peer_device<Device>) {
       if (to_peer()) return dev_->deallocate_peer(peer_, there);
     }
@@ -95,6 +96,7 @@ class link_lane {
   Device* dev_;
   copy_direction direction_;
   int peer_;
+  void* lent_;
   typename Device::stream stream_;
   void* on_device_ = nullptr;
   void* there_ = nullptr;  // on the other side
@@ -158,6 +160,16 @@ link_rates measured_link(Device& dev, const std::function<void()>& meet, std::si
   return rates_of(dev, out, in, meet);
 }
 
+template <device Device>
+std::optional<link_rates> measured_peer_link(Device& dev, int peer, void* lent_out, void* lent_in) {
+  link_lane<Device> out(dev, copy_direction::device_to_peer, peer, lent_out);
+  link_lane<Device> in(dev, copy_direction::peer_to_device, peer, lent_in);
+  if (!out.reserve(1) || !in.reserve(1)) return {};
+  const auto rates = rates_of(dev, out, in, [] {});
+  if (rates == link_rates{}) return {};
+  return rates;
+}
+
 }  // namespace detail
 
 /// Rates of pinned copies of 32 MiB, queued back to back, in each direction alone and in both:
@@ -207,13 +219,21 @@ template <device Device>
                       model.peer_latency_ns / 1e3};
   } else {
     if (!dev.why_no_peer(peer).empty()) return {};
-    using lane = detail::link_lane<Device>;
-    lane out(dev, copy_direction::device_to_peer, peer);
-    lane in(dev, copy_direction::peer_to_device, peer);
-    if (!out.reserve(1) || !in.reserve(1)) return {};
-    const auto rates = detail::rates_of(dev, out, in, [] {});
-    if (rates == link_rates{}) return {};
-    return rates;
+    return detail::measured_peer_link(dev, peer, nullptr, nullptr);
+  }
+}
+
+/// The same in memory that a process lends, of which nothing is in use; it is written to. None
+/// where that is less than 64 MiB.
+template <device Device>
+[[nodiscard]] std::optional<link_rates> measure_lent_link(Device& dev, void* memory,
+                                                          std::size_t bytes) {
+  if constexpr (requires { dev.model().peer_both_rate; }) {
+    return measure_peer_link(dev, 1);
+  } else {
+    constexpr auto block = detail::link_lane<Device>::bytes;
+    if (bytes < 2 * block) return {};
+    return detail::measured_peer_link(dev, 0, memory, static_cast<std::byte*>(memory) + block);
   }
 }
 

@@ -1,11 +1,13 @@
 // The bodies of virtual.hpp.
 #pragma once
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
@@ -19,6 +21,23 @@
 #include "tidepool/error.hpp"
 
 namespace tidepool::inline v0_2_0 {
+
+namespace detail {
+
+// The system ends a lock with the process that has it. Of a descriptor that was handed over, all
+// copies are one owner of locks: this one is opened anew.
+[[nodiscard]] inline int lock_mapped(int descriptor) noexcept {
+  char path[32];
+  std::snprintf(path, sizeof path, "/proc/self/fd/%d", descriptor);
+  const int lock = ::open(path, O_RDWR | O_CLOEXEC);
+  struct flock mapped {};
+  mapped.l_type = F_RDLCK;
+  mapped.l_len = 1;
+  if (lock >= 0) static_cast<void>(::fcntl(lock, F_OFD_SETLK, &mapped));
+  return lock;
+}
+
+}  // namespace detail
 
 TIDEPOOL_INLINE virtual_device::stream::~stream() {
   if (owner_ != nullptr) owner_->retire_stream(ref_.index_);
@@ -56,7 +75,11 @@ TIDEPOOL_INLINE virtual_device::virtual_device(const machine& model)
 }
 
 TIDEPOOL_INLINE virtual_device::~virtual_device() {
-  for (const auto& [pointer, bytes] : imports_) ::munmap(pointer, bytes);
+  for (const auto& [pointer, each] : imports_) {
+    ::munmap(pointer, each.bytes);
+    if (each.lock >= 0) ::close(each.lock);
+  }
+  for (const auto& [id, each] : exports_) ::close(each.file);
   if (!model_.moves_bytes) return;
   for (const auto& [pointer, bytes] : device_blocks_) std::free(pointer);
   for (const auto& [pointer, bytes] : host_blocks_) std::free(pointer);
@@ -128,7 +151,7 @@ TIDEPOOL_INLINE void virtual_device::replay(graph& which, stream_ref on) {
 }
 
 TIDEPOOL_INLINE auto virtual_device::try_allocate(std::size_t bytes) -> void* {
-  if (bytes > model_.device_bytes - device_used_) return nullptr;
+  if (bytes > device_free()) return nullptr;
   return take(bytes, device_used_, device_blocks_, &device_peak_);
 }
 
@@ -172,21 +195,45 @@ TIDEPOOL_INLINE void virtual_device::deallocate_peer(int /*peer*/, void* pointer
   give(pointer, peer_used_, peer_blocks_);
 }
 
+// What was given back, and nobody has mapped any more, is free.
+TIDEPOOL_INLINE std::size_t virtual_device::device_free() const {
+  std::erase_if(exports_, [&](const auto& entry) {
+    const auto& each = entry.second;
+    struct flock mapped {};
+    mapped.l_type = F_WRLCK;
+    mapped.l_len = 1;
+    if (!each.dropped ||
+        (::fcntl(each.file, F_OFD_GETLK, &mapped) == 0 && mapped.l_type != F_UNLCK)) {
+      return false;
+    }
+    ::close(each.file);
+    device_used_ -= each.bytes;
+    return true;
+  });
+  return model_.device_bytes - device_used_;
+}
+
+TIDEPOOL_INLINE memory_info virtual_device::memory() const {
+  return {device_free(), model_.device_bytes};
+}
+
 TIDEPOOL_INLINE auto virtual_device::try_export(std::size_t bytes)
     -> std::optional<exported_memory> {
   const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
   exported_memory made{-1, exports_.size() + 1, bytes / page * page};
-  if (made.bytes > model_.device_bytes - device_used_) return std::nullopt;
+  if (made.bytes > device_free()) return std::nullopt;
   while (exports_.contains(made.id)) ++made.id;
   made.descriptor = ::memfd_create("tidepool", MFD_CLOEXEC);
-  if (made.descriptor < 0 || ::ftruncate(made.descriptor, static_cast<off_t>(made.bytes)) != 0) {
+  const int file = made.descriptor < 0 ? -1 : ::fcntl(made.descriptor, F_DUPFD_CLOEXEC, 0);
+  if (file < 0 || ::ftruncate(file, static_cast<off_t>(made.bytes)) != 0) {
     const int code = errno;
+    if (file >= 0) ::close(file);
     if (made.descriptor >= 0) ::close(made.descriptor);
     throw device_error(
         "tidepool: virtual device: no file in memory: " + std::system_category().message(code),
         code);
   }
-  exports_.emplace(made.id, made.bytes);
+  exports_.emplace(made.id, exported{made.bytes, file, false});
   device_used_ += made.bytes;
   device_peak_ = std::max(device_peak_, device_used_);
   return made;
@@ -194,9 +241,7 @@ TIDEPOOL_INLINE auto virtual_device::try_export(std::size_t bytes)
 
 TIDEPOOL_INLINE void virtual_device::drop_export(std::uint64_t id) noexcept {
   const auto found = exports_.find(id);
-  if (found == exports_.end()) return;
-  device_used_ -= found->second;
-  exports_.erase(found);
+  if (found != exports_.end()) found->second.dropped = true;
 }
 
 TIDEPOOL_INLINE auto virtual_device::import_memory(int descriptor, std::size_t bytes) -> void* {
@@ -208,7 +253,7 @@ TIDEPOOL_INLINE auto virtual_device::import_memory(int descriptor, std::size_t b
                            std::system_category().message(code),
                        code);
   }
-  imports_.emplace(memory, bytes);
+  imports_.emplace(memory, imported{bytes, detail::lock_mapped(descriptor)});
   if (model_.poison) std::memset(memory, poison_byte, bytes);
   return memory;
 }
@@ -218,11 +263,8 @@ TIDEPOOL_INLINE void virtual_device::drop_import(void* pointer) noexcept {
   // What an exception leaves in use stays until the device goes.
   if (found == imports_.end() || (std::uncaught_exceptions() > exceptions_ && !sim_->idle()))
     return;
-  try {
-    synchronize();
-  } catch (...) {  // a program that cannot go on does not use the memory either
-  }
-  ::munmap(found->first, found->second);
+  ::munmap(found->first, found->second.bytes);
+  if (found->second.lock >= 0) ::close(found->second.lock);
   imports_.erase(found);
 }
 

@@ -120,6 +120,9 @@ struct descriptor_message {
   return descriptor(number);
 }
 
+inline constexpr char has_it = 'h';         ///< Said by a borrower, once.
+inline constexpr char wants_it_back = 'b';  ///< Said by a lender.
+
 /// What became of the other end.
 enum class far_end : unsigned char { there, said_so, gone };
 
@@ -134,7 +137,20 @@ enum class far_end : unsigned char { there, said_so, gone };
   return got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK) ? far_end::there : far_end::gone;
 }
 
-/// The lender's end. A thread hands the descriptor to the first who asks, and ends.
+/// Whether the other end is gone, whatever it said that nobody has read.
+[[nodiscard]] inline bool hung_up(int connection) noexcept {
+  pollfd asked{connection, 0, 0};
+  while (::poll(&asked, 1, 0) < 0 && errno == EINTR) continue;
+  return (asked.revents & (POLLHUP | POLLERR | POLLNVAL)) != 0;
+}
+
+/// Says one thing to the other end, where that is there.
+inline void say(int connection, char what) noexcept {
+  static_cast<void>(::send(connection, &what, 1, MSG_NOSIGNAL));
+}
+
+/// The lender's end. A thread hands the descriptor to whoever asks, and ends once one has said that
+/// he has the memory: one who could not use it leaves it to the next.
 class loan_desk {
  public:
   /// Throws `std::system_error`.
@@ -171,7 +187,7 @@ class loan_desk {
   /// Whether a borrower has the memory.
   [[nodiscard]] bool in_use() {
     const std::lock_guard lock(mutex_);
-    return borrower_ && look_at(borrower_.get()) != far_end::gone;
+    return borrower_ && !hung_up(borrower_.get());
   }
 
   /// The borrower is told, and nobody is served any more.
@@ -180,12 +196,10 @@ class loan_desk {
     const std::lock_guard lock(mutex_);
     if (std::exchange(closed_, true)) return;
     if (door_) ::shutdown(door_.get(), SHUT_RDWR);  // which wakes the thread
-    if (borrower_) tell();
+    if (borrower_) say(borrower_.get(), wants_it_back);
   }
 
  private:
-  void tell() noexcept { static_cast<void>(::send(borrower_.get(), "b", 1, MSG_NOSIGNAL)); }
-
   [[nodiscard]] bool closed() {
     const std::lock_guard lock(mutex_);
     return closed_;
@@ -199,15 +213,30 @@ class loan_desk {
         ::usleep(10000);
         continue;
       }
+      if (who && !hand_over(std::move(who))) continue;
       const std::lock_guard lock(mutex_);
-      if (who && !closed_) {
-        if (!of_this_user(who.get()) || !send_descriptor(who.get(), memory_.get())) continue;
-        borrower_ = std::move(who);
-      }
       door_ = descriptor();
       memory_ = descriptor();
       return;
     }
+  }
+
+  // False where the next may ask.
+  [[nodiscard]] bool hand_over(descriptor who) noexcept {
+    {
+      const std::lock_guard lock(mutex_);
+      if (closed_) return true;
+      if (!of_this_user(who.get()) || !send_descriptor(who.get(), memory_.get())) return false;
+      borrower_ = std::move(who);
+    }
+    // Nobody else changes the two descriptors meanwhile. Of the door only its end counts.
+    std::array<pollfd, 2> answers{pollfd{borrower_.get(), POLLIN, 0}, pollfd{door_.get(), 0, 0}};
+    while (::poll(answers.data(), answers.size(), -1) < 0 && errno == EINTR) continue;
+    const std::lock_guard lock(mutex_);
+    char answer = 0;
+    if (closed_ || ::recv(borrower_.get(), &answer, 1, MSG_DONTWAIT) == 1) return true;
+    borrower_ = descriptor();
+    return false;
   }
 
   descriptor memory_;

@@ -1,0 +1,34 @@
+// What needs a lender: steps that copy to its memory.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "tidepool/engine/memory_layout.hpp"
+#include "tidepool/engine/storages.hpp"
+#include "tidepool/error.hpp"
+#include "tidepool/options.hpp"
+
+namespace tidepool::inline v0_2_0::detail {
+
+[[noreturn]] inline void throw_lender_gone(const char* call, const loan& lent) {
+  throw lender_error(std::string(call) + ": " + lent.what_happened() +
+                         "; nothing is lost. Graphs copy to that memory: make another offloader",
+                     lent.lender());
+}
+
+// A graph, the `number`-th, is to be launched; `before` is what it finds in memory. Where something
+// lies with the lender, that is the rest of a step, and comes back all the same.
+template <device Device>
+void expect_lender(const storages<Device>& store, std::uint64_t number,
+                   const memory_layout& before) {
+  if (!store.has(place_kind::peer)) return;
+  const auto& peer = store.at(place_kind::peer);
+  if (peer.lent == nullptr || number <= peer.graphs_before_loan || peer.lent->here()) return;
+  const bool begun = std::ranges::any_of(
+      before, [&](const storage_place& each) { return peer.lent->holds(each.copy); });
+  if (!begun) throw_lender_gone("launch", *peer.lent);
+}
+
+}  // namespace tidepool::detail
