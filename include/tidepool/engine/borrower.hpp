@@ -58,9 +58,8 @@ class borrower {
     }
     // Where that fails the memory may be in use: it stays until the offloader goes.
     auto& store = owner_->memory();
-    for (const auto lane : {peer().offload, peer().reload}) {
-      owner_->device().synchronize(store.order().stream(lane));
-    }
+    owner_->device().synchronize(store.order().stream(peer().offload));
+    owner_->device().synchronize(store.order().stream(peer().reload));
     peer().close_loan();
   }
 
