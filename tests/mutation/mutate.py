@@ -3,8 +3,8 @@
 
     tests/mutation/mutate.py [--jobs 2] [--folder FOLDER] [--report FILE]
 
-A mutant is one change: a condition turned round, a comparison shifted, `and` for `or`, a statement
-left out. All of them are compiled at once into one `explore` and one program of the unit tests,
+A mutant is one change: a condition turned round, a comparison shifted, `and` for `or`, a number one
+more or one less, two arguments swapped, a statement left out. All of them are compiled at once into one `explore` and one program of the unit tests,
 where a variable of the environment says which one is alive; what cannot be switched that way (what
 the compiler evaluates, expressions over several lines) is built and judged by itself. A mutant is
 killed by `explore` or, failing that, by the unit tests; one that does not compile counts for
@@ -98,6 +98,19 @@ def mutants_of(header):
             for found in re.finditer(pattern, code):
                 yield Mutant(header, number, f"'{found.group().strip()}' became '{to.strip()}'",
                              code, found.start(), found.end(), to, "operator")
+        span = span_of(code) if "constexpr" not in bare else None
+        for found in re.finditer(r"(?<![\w.'<])(\d+)(?![\w.'>])", code) if span else ():
+            if not span[0] <= found.start() < span[1]:
+                continue
+            number_there = int(found.group())
+            for to in {number_there + 1, max(number_there - 1, 0)} - {number_there}:
+                yield Mutant(header, number, f"{number_there} became {to}", code, found.start(),
+                             found.end(), str(to), "operator")
+        for found in re.finditer(r"\b\w+\((\w[\w.\->]*), (\w[\w.\->]*)\)", code) if span else ():
+            if span[0] <= found.start() < span[1]:
+                yield Mutant(header, number, f"'{found.group()}': arguments swapped", code,
+                             found.start(1), found.end(2), f"{found.group(2)}, {found.group(1)}",
+                             "operator")
         found = re.match(r"(\s*)if \((?!constexpr)(.*)\)( .*;| \{)$", code)
         if found and ";" not in found.group(2):
             yield Mutant(header, number, "condition turned round", code, found.start(2),
