@@ -134,7 +134,7 @@ class handle {
       : store_(store), part_(part), lane_(lane), whole_(whole), is_view_(is_view) {}
 
   storage* store_ = nullptr;
-  detail::rectangle part_;      // or the name of the module whose commit emptied it
+  detail::rectangle part_{};    // or the name of the module whose commit emptied it
   lane_id lane_{};              // where it was allocated, shared, committed or restored
   bool whole_ = false;          // the storage leaves, not the part alone
   bool is_view_ = false;        // and tells its width; a buffer goes to the end of its storage

@@ -131,7 +131,7 @@ class chunk {
   void restore(module_id module, int layer, stream_ref stream, handle_list saved) {
     if (!wants(module)) return detail::engine<Device>::expect_full(layer, saved);
     expect_open("restore", module, layer);
-    engine_->restore(*state_, module, layer, engine_->lane_of(stream), saved);
+    engine_->restore(*state_, module, layer, stream, saved);
   }
   /// Does not compile: a name that is known at run time is looked up once, by `offloader::module`.
   template <class Name, class... Handles>
@@ -273,10 +273,10 @@ class chunk {
     if (!engine_->begin_recompute(*state_, what, layer, stream, list)) return;
     try {
       auto& trace = engine_->memory().trace();
-      const auto traced = trace.begin(lane, stream);
+      const auto traced = trace.begin(stream);
       std::forward<Again>(again)();
       trace.end(traced, lane, stream,
-                {trace::span_kind::compute, name, layer, state_->info().microbatch, 0});
+                {trace::span_kind::compute, name, layer, state_->info.microbatch, 0});
     } catch (...) {
       engine_->give_up(*state_, what, layer, list);
       throw;
@@ -285,7 +285,7 @@ class chunk {
   }
 
   /// What it was begun with; the default where it is not open.
-  [[nodiscard]] chunk_info info() const { return engine_ ? state_->info() : chunk_info(); }
+  [[nodiscard]] chunk_info info() const { return engine_ ? state_->info : chunk_info(); }
   /// In place of a restore, for a group that backward will not read: what was saved of it goes, and
   /// nothing is copied back. Handles that its commit emptied stay empty; those that stayed full are
   /// the trainer's, to be reset before.
@@ -314,7 +314,7 @@ class chunk {
   /// restored; the chunk then stays open. One that is not open stays as it is.
   void finish() {
     if (engine_ == nullptr) return;
-    if (!state_->info().forward_only) engine_->check_finished(*state_);
+    if (!state_->info.forward_only) engine_->check_finished(*state_);
     end(true);
   }
 
@@ -377,13 +377,13 @@ class chunk {
   }
   void send_list(kind how, module_id module, int layer, stream_ref stream, handle_list handles) {
     expect_open(how == kind::by_hand ? "start_offload" : "commit", module, layer);
-    engine_->commit(*state_, module, layer, engine_->lane_of(stream), handles, how);
+    engine_->commit(*state_, module, layer, stream, handles, how);
   }
 
   void abandon() noexcept { end(false); }
   void end(bool done) noexcept {
     if (engine_ == nullptr) return;
-    if (done) finished_ = state_->info().microbatch;
+    if (done) finished_ = state_->info.microbatch;
     engine_->end_chunk(*state_, done);
     engine_ = nullptr;
     enabled_ = closed;

@@ -107,11 +107,7 @@ class offloader {
   ///     my_kernel<<<grid, block, 0, stream>>>(x.as<float>());
   template <class T>
   [[nodiscard]] buffer allocate(std::size_t count, stream_ref stream, fill contents = fill::none) {
-    if (count > detail::engine<Device>::most_bytes / sizeof(T)) {
-      detail::engine<Device>::throw_too_many(std::to_string(count) + " elements of " +
-                                             std::to_string(sizeof(T)) + " bytes");
-    }
-    return engine_->allocate(count * sizeof(T), count, stream, nullptr, contents);
+    return engine_->allocate(detail::bytes_of(count, sizeof(T)), count, stream, nullptr, contents);
   }
   /// The same in bytes.
   [[nodiscard]] buffer allocate(std::size_t bytes, stream_ref stream, fill contents = fill::none) {
@@ -147,11 +143,8 @@ class offloader {
   template <class T>
   [[nodiscard]] buffer adopt(std::type_identity_t<T>* data, std::size_t count, stream_ref stream,
                              memory_owner owner) {
-    if (count > detail::engine<Device>::most_bytes / sizeof(T)) {
-      detail::engine<Device>::throw_too_many(std::to_string(count) + " elements of " +
-                                             std::to_string(sizeof(T)) + " bytes");
-    }
-    return engine_->adopt_memory(data, count * sizeof(T), count, stream, std::move(owner));
+    return engine_->adopt_memory(data, detail::bytes_of(count, sizeof(T)), count, stream,
+                                 std::move(owner));
   }
 
   /// `stream` waits for the reload of what `saved` holds, and for what the stream that it was

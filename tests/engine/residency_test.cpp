@@ -28,9 +28,9 @@ TEST_CASE("residency: what the plan says, and everything beyond it leaves") {
   CHECK(stays(keeps, 1, 1));
   CHECK(!stays(keeps, 1, 2));
   CHECK(!stays(keeps, 2, 0));
-  CHECK(!keeps.everything_leaves());
+  CHECK(!keeps.everything_leaves);
   keeps.settle(actions_of({{false}, {false, false}}));
-  CHECK(keeps.everything_leaves());
+  CHECK(keeps.everything_leaves);
 }
 
 TEST_CASE("residency: what is computed again neither stays nor counts") {
@@ -39,7 +39,7 @@ TEST_CASE("residency: what is computed again neither stays nor counts") {
     return keeps.of(0, group, 0, 100, [] { return std::size_t{0}; });
   };
   keeps.settle({{action::recompute, action::keep, action::offload}});
-  CHECK(!keeps.everything_leaves());
+  CHECK(!keeps.everything_leaves);
   CHECK(of(0) == action::recompute);
   CHECK(of(1) == action::keep);
   CHECK(of(2) == action::offload);
@@ -53,7 +53,7 @@ TEST_CASE("residency: what is computed again neither stays nor counts") {
 TEST_CASE("residency: layers that are not named stay, whatever the plan") {
   residency keeps({1, 3});
   keeps.settle(actions_of({{false}}));
-  CHECK(!keeps.everything_leaves());
+  CHECK(!keeps.everything_leaves);
   for (const int layer : {-1, 0, 2, 4}) CHECK(stays(keeps, 0, 0, 0, layer));
   for (const int layer : {1, 3}) CHECK(!stays(keeps, 0, 0, 0, layer));
   keeps.keep_at_most(0, 5000);

@@ -13,7 +13,6 @@
 #include <utility>
 #include <vector>
 
-#include "tidepool/core/number_set.hpp"
 #include "tidepool/core/part_index.hpp"
 #include "tidepool/core/slot_list.hpp"
 #include "tidepool/device/null.hpp"
@@ -145,8 +144,8 @@ TEST_CASE("scaling: groups are found in any order, also between commits") {
       chunk.start({}, 0);
       const auto last_of = [&](module_id module, int layer) {
         std::optional<std::uint32_t> last;
-        for (std::uint32_t i = 0; i < chunk.group_count(); ++i) {
-          const auto& each = chunk.at(i);
+        for (std::uint32_t i = 0; i < chunk.groups.size(); ++i) {
+          const auto& each = chunk.groups[i];
           if (each.state != group_state::restored && each.module == module && each.layer == layer) {
             last = i;
           }
@@ -157,13 +156,13 @@ TEST_CASE("scaling: groups are found in any order, also between commits") {
         const auto module = static_cast<module_id>(random() % 3);
         const auto layer = static_cast<int>(random() % 12) - 1;
         if (random() % 2 == 0) {
-          chunk.add(module, layer);
+          chunk.add(module, layer, 0);
           if (random() % 8 == 0) chunk.remove_last();
           continue;
         }
         const auto found = group_found(chunk, module, layer);
         REQUIRE(found == last_of(module, layer));
-        if (found && random() % 2 == 0) chunk.mark_restored(chunk.at(*found));
+        if (found && random() % 2 == 0) chunk.mark_restored(chunk.groups[*found]);
       }
     }
   }
@@ -197,27 +196,27 @@ TEST_CASE("scaling: reloads come in the same order as if all chunks were looked 
       const auto expected = [&]() -> chunk_state* {
         for (std::size_t i = 0; i < chunks.size(); ++i) {
           auto& each = chunks[i];
-          if (!over[i] && each.backward_begun() && each.next_to_reload() != no_group) return &each;
+          if (!over[i] && each.backward_begun && each.next_to_reload() != no_group) return &each;
         }
         for (auto next = begun;; ++next) {
           chunk_state* found = nullptr;
           for (std::size_t i = 0; i < chunks.size() && found == nullptr; ++i) {
-            if (!over[i] && !chunks[i].backward_begun() && rank[i] == next) found = &chunks[i];
+            if (!over[i] && !chunks[i].backward_begun && rank[i] == next) found = &chunks[i];
           }
-          if (found == nullptr || !found->forward_done()) return nullptr;
+          if (found == nullptr || !found->forward_done) return nullptr;
           if (found->next_to_reload() != no_group) return found;
         }
       };
       const auto begin_backward = [&](chunk_state& chunk) {
-        if (chunk.backward_begun()) return;
+        if (chunk.backward_begun) return;
         chunk.begin_backward();
-        open.look_again(chunk);
+        open.backward_begins(chunk);
         ++begun;
       };
       for (int i = 0; i < 600; ++i) {
         auto* const chunk =
             chunks.empty() ? nullptr : &chunks[static_cast<std::size_t>(random()) % chunks.size()];
-        const bool is_over = chunk != nullptr && over[chunk->ordinal()];
+        const bool is_over = chunk != nullptr && over[chunk->ordinal];
         const auto what = random() % 10;
         if (what < 3 && chunks.size() < count) {
           open.make_room(chunks.size() + 1);
@@ -225,20 +224,20 @@ TEST_CASE("scaling: reloads come in the same order as if all chunks were looked 
           auto& fresh = chunks.emplace_back();
           fresh.start({}, chunks.size() - 1);
           open.add(fresh);
-          for (auto groups = random() % 3; groups > 0; --groups) fresh.add(module_id{}, 0);
+          for (auto groups = random() % 3; groups > 0; --groups) fresh.add(module_id{}, 0, 0);
           if (random() % 4 > 0) fresh.end_forward();
         } else if (what < 4 && chunk != nullptr && !is_over) {
           chunk->end_forward();
         } else if (what < 6 && chunk != nullptr && !is_over) {
           begin_backward(*chunk);
-        } else if (what < 7 && chunk != nullptr && !is_over && chunk->forward_done() &&
-                   chunk->group_count() > 0) {
-          chunk->reload_again(static_cast<std::uint32_t>(random() % chunk->group_count()));
+        } else if (what < 7 && chunk != nullptr && !is_over && chunk->forward_done &&
+                   chunk->groups.size() > 0) {
+          chunk->reload_again(static_cast<std::uint32_t>(random() % chunk->groups.size()));
           open.look_again(*chunk);
         } else if (what < 8 && chunk != nullptr && !is_over && random() % 2 == 0) {
           open.remove(*chunk);
-          const bool latest = chunk->ordinal() + 1 == chunks.size() && !chunk->backward_begun();
-          over[chunk->ordinal()] = true;
+          const bool latest = chunk->ordinal + 1 == chunks.size() && !chunk->backward_begun;
+          over[chunk->ordinal] = true;
           if (latest) {
             open.reuse_latest(*chunk);
             chunks.pop_back();
@@ -247,10 +246,10 @@ TEST_CASE("scaling: reloads come in the same order as if all chunks were looked 
             begin_backward(*chunk);
           }
         }
-        auto* const next = open.next_to_reload(begun);
+        auto* const next = open.next_to_reload();
         REQUIRE(next == expected());
         if (next != nullptr && random() % 2 == 0) {
-          next->at(next->next_to_reload()).state = group_state::arriving;
+          next->groups[next->next_to_reload()].state = group_state::arriving;
         }
       }
       for (std::size_t i = 0; i < chunks.size(); ++i) {

@@ -91,7 +91,6 @@ TEST_CASE("steps: the first that trains is learnt from, and noted until then") {
   CHECK(steps.step().chunks[1].groups.size() == 3);
   CHECK(steps.step().passes.size() == 4);
   CHECK(steps.step().passes[2].chunk == 1);
-  CHECK(steps.backward_begun() == 2);
   CHECK(steps.end_step() == std::nullopt);
   CHECK(steps.begun() == 0);
   CHECK_FALSE(steps.settle(steps.step(), followed::by_rule));

@@ -5,11 +5,10 @@
     tests/house/files_entered.py self-test
 
 A file is entered when a function of it is called from a function of another; it is entered again
-when that happens a second time in one call. Functions of the standard library count for nothing.
-`passed` are the files among them of functions that call others of Tidepool; the rest are looks at
-data, as `operator bool` of a block. files_entered.txt holds the most that may be seen today. It may
-only shrink: a figure that is not reached any more is refused as well. The aim is 6 files and none
-again.
+when that happens a second time in one call. Functions of the standard library count for nothing, and
+none of the device, to which the call is on its way. `passed` are the files among them from which the
+call goes on into another; the rest are looks at data, such as the clock of a lane. files_entered.txt holds the most that may be seen today. It may
+only shrink: a figure that is not reached any more is refused as well.
 """
 import pathlib
 import re
@@ -31,12 +30,15 @@ def walk(events, file_of):
         file = file_of(event)
         above = next((frame for frame in reversed(stack) if frame["file"]), None)
         frame = {"file": file, "function": event, "calls": False}
-        if file and above:
-            above["calls"] = True
+        frame["entry"] = frame  # by which its file was entered
         stack.append(frame)
         # A caller that is no step itself still is of its file.
-        if file and (above is None or above["file"] != file):
+        if file and above and above["file"] == file:
+            frame["entry"] = above["entry"]
+        elif file:
             path.append(frame)
+            if above:
+                above["entry"]["calls"] = True
     return [(frame["file"], frame["function"], frame["calls"]) for frame in path]
 
 
@@ -92,7 +94,8 @@ def names_of(program, addresses):
         if "??" in place:
             sys.exit(f"files_entered: {program} does not say where {function} comes from; build it with -g1")
         inside = file.rpartition("include/tidepool/")
-        known[address] = (inside[2] if inside[1] else None, short(function))
+        counts = inside[1] and not inside[2].startswith("device/")
+        known[address] = (inside[2] if counts else None, short(function))
     return known
 
 

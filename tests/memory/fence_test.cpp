@@ -1,6 +1,6 @@
-#include "tidepool/core/fence.hpp"
-
 #include <doctest/doctest.h>
+
+#include "tidepool/core/clocks.hpp"
 
 namespace {
 

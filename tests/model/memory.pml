@@ -122,7 +122,7 @@ inline allocate(s, user, block) {
   place(s, block, user, device_reuse)
 }
 
-/* engine.hpp: drop; engine/memory.hpp: forget_handle */
+/* engine/memory.hpp: drop, forget_handle */
 inline drop(s, user) {
   record(user);
   note_use(s, user, user, recorded[user]);
@@ -131,7 +131,7 @@ inline drop(s, user) {
   destroy(s)
 }
 
-/* engine/forward.hpp: commit, of a group that leaves; engine/offload.hpp: collect, offload, cap */
+/* engine/commit.hpp: commit, of a group that leaves; collect, offload, cap */
 inline commit(s, block) {
   g = store[s].home;
   store[s].group_lane = g;
@@ -166,7 +166,7 @@ inline commit(s, block) {
   displace(s)
 }
 
-/* engine/forward.hpp: commit, of a group that stays; engine/offload.hpp: offload */
+/* engine/commit.hpp: commit, of a group that stays; offload */
 inline commit_stay(s) {
   g = store[s].home;
   store[s].group_lane = g;
@@ -199,7 +199,7 @@ inline reload(s, block) {
   store[s].reloaded = recorded[store[s].back]
 }
 
-/* engine/backward.hpp: restore of what is on the device again, fetch and hand_over */
+/* engine/restore.hpp: restore of what is on the device again, fetch and hand_over */
 inline restore(s, user) {
   join(user, store[s].back, store[s].reloaded, consumer);
   join_group(s, user);
@@ -234,7 +234,7 @@ inline evict(s) {
   displace(s)
 }
 
-/* engine/backward.hpp: end_chunk of a pass that is given up; engine/memory.hpp: forget_save */
+/* engine/passes.hpp: end_chunk of a pass that is given up; engine/memory.hpp: forget_save */
 inline abandon(s) {
   if
   :: store[s].reloaded > 0 -> x = store[s].back; y = store[s].reloaded

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "recovery/sweep.hpp"
-#include "tidepool/core/number_set.hpp"
+#include "tidepool/engine/open_chunks.hpp"
 
 namespace {
 

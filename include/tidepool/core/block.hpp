@@ -7,7 +7,6 @@
 #include <memory>
 
 #include "tidepool/core/clocks.hpp"
-#include "tidepool/core/fence.hpp"
 #include "tidepool/core/placement.hpp"
 
 namespace tidepool::inline v0_2_0 {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "tidepool/engine/engine.hpp"
+#include "tidepool/engine/misuse.hpp"
 
 namespace tidepool::inline v0_2_0::detail {
 
@@ -32,8 +33,8 @@ memory_layout engine<Device>::layout(bool reloads) const {
 
 template <device Device>
 void engine<Device>::begin_capture(lane_id origin) {
-  if (store_.order().capturing()) throw misuse_error("capture: another capture is under way");
-  if (store_.trace().on()) {
+  if (order_.capturing()) throw misuse_error("capture: another capture is under way");
+  if (trace_.on) {
     throw misuse_error("capture: a trace is being recorded; finish_trace() first");
   }
   if (store_.has(place_kind::file)) {
@@ -58,17 +59,17 @@ void engine<Device>::begin_capture(lane_id origin) {
         " than any before it; run the same step once without capture and call end_step(), so that"
         " all memory is in place");
   }
-  if (truth_ != nullptr && agrees(layout(), *truth_)) truth_ = nullptr;
+  if (graphs_.truth != nullptr && agrees(layout(), *graphs_.truth)) graphs_.truth = nullptr;
   // A graph that uses up what was fetched ahead of it would find it there at no launch. What a
   // capture before fetched, and has not run, stays: its graph runs before this one.
-  while (truth_ == nullptr && !idle_.empty() && evict_one()) continue;
+  while (graphs_.truth == nullptr && !idle_.empty() && evict_one()) continue;
   auto before = std::make_shared<const memory_layout>(layout());
   // The same object where nothing differs, so that a launch need not compare.
-  const bool same = layout_before_ != nullptr && *layout_before_ == *before;
-  if (!same) layout_before_ = std::move(before);
-  dev_->begin_capture(store_.order().stream(origin));
+  const bool same = graphs_.layout_before != nullptr && *graphs_.layout_before == *before;
+  if (!same) graphs_.layout_before = std::move(before);
+  dev_->begin_capture(order_.stream(origin));
   try {
-    store_.order().begin_capture(origin, store_.copy_lanes());
+    order_.begin_capture(origin, store_.copy_lanes());
   } catch (...) {
     abandon_capture(origin);
     throw;
@@ -77,19 +78,18 @@ void engine<Device>::begin_capture(lane_id origin) {
 
 template <device Device>
 auto engine<Device>::end_capture(lane_id origin) -> device_graph {
-  auto& order = store_.order();
   try {
-    order.join_back(origin, store_.copy_lanes());
+    order_.join_back(origin, store_.copy_lanes());
   } catch (...) {
     abandon_capture(origin);
     throw;
   }
   try {
-    auto graph = dev_->end_capture(order.stream(origin));
-    order.end_capture();
+    auto graph = dev_->end_capture(order_.stream(origin));
+    order_.end_capture();
     drop_orphans(false);
     learner_.captures();
-    order.made_graph();
+    order_.made_graph();
     return graph;
   } catch (...) {
     leave_capture();
@@ -102,7 +102,7 @@ template <device Device>
 void engine<Device>::abandon_capture(lane_id origin) noexcept {
   if constexpr (order_checking_device<Device>) dev_->abandons_capture();
   try {
-    static_cast<void>(dev_->end_capture(store_.order().stream(origin)));
+    static_cast<void>(dev_->end_capture(order_.stream(origin)));
   } catch (...) {  // it was no longer valid; it is over all the same
   }
   leave_capture();
@@ -111,15 +111,15 @@ void engine<Device>::abandon_capture(lane_id origin) noexcept {
 template <device Device>
 void engine<Device>::leave_capture() noexcept {
   try {
-    store_.order().end_capture();
+    order_.end_capture();
   } catch (...) {  // the lanes could not meet; they do before the next call, as after a launch
-    replayed_on_ = static_cast<lane_id>(max_lanes);
-    replayed_ = true;
+    graphs_.replayed_on = static_cast<lane_id>(max_lanes);
+    graphs_.replayed = true;
   }
   drop_orphans(true);
   forget_reloads();
   // What was saved or restored in it is not where its handles say.
-  if (truth_ == nullptr) truth_ = layout_before_;
+  if (graphs_.truth == nullptr) graphs_.truth = graphs_.layout_before;
 }
 
 // What was reloaded ahead may have been so inside a capture that has not run: it is reloaded again.
@@ -136,9 +136,9 @@ void engine<Device>::forget_reloads() noexcept {
 // A handle goes while a capture takes no more events.
 template <device Device>
 bool engine<Device>::keep_orphan(storage& store) noexcept {
-  if (!store_.order().capturing()) return false;
+  if (!order_.capturing()) return false;
   try {
-    orphans_.push_back(&store);
+    graphs_.orphans.push_back(&store);
   } catch (...) {
     return false;
   }
@@ -149,7 +149,7 @@ bool engine<Device>::keep_orphan(storage& store) noexcept {
 // one that succeeded it belongs to the graph, and stays taken.
 template <device Device>
 void engine<Device>::drop_orphans(bool nothing_ran) noexcept {
-  for (auto* store : std::exchange(orphans_, {})) {
+  for (auto* store : std::exchange(graphs_.orphans, {})) {
     store->of_graph = !nothing_ran;
     forget_handle(*store, store_.offload_lane(store->place));
   }
@@ -158,26 +158,25 @@ void engine<Device>::drop_orphans(bool nothing_ran) noexcept {
 template <device Device>
 std::shared_ptr<const memory_layout> engine<Device>::layout_after_capture() {
   auto after = std::make_shared<const memory_layout>(layout());
-  if (*after == *layout_before_) return layout_before_;
-  if (truth_ == nullptr) truth_ = layout_before_;  // nothing has run
+  if (*after == *graphs_.layout_before) return graphs_.layout_before;
+  if (graphs_.truth == nullptr) graphs_.truth = graphs_.layout_before;  // nothing has run
   return after;
 }
 
 template <device Device>
 void engine<Device>::replay(device_graph& graph, const std::shared_ptr<const memory_layout>& before,
                             const std::shared_ptr<const memory_layout>& after, lane_id lane) {
-  if (store_.order().capturing()) {
+  if (order_.capturing()) {
     throw misuse_error("launch: a capture is under way; end it before a graph is launched");
   }
   expect_layout(before);
-  auto& order = store_.order();
   // Between launches on one stream the offloader's own streams get nothing; the trainer's may.
-  order.gather(lane, join_site::launch, !replayed_ || replayed_on_ != lane);
-  dev_->replay(graph, order.stream(lane));
-  truth_ = after;
-  destroyed_at_launch_ = store_.destroyed();
-  replayed_on_ = lane;
-  replayed_ = true;
+  order_.gather(lane, join_site::launch, !graphs_.replayed || graphs_.replayed_on != lane);
+  dev_->replay(graph, order_.stream(lane));
+  graphs_.truth = after;
+  graphs_.destroyed_at_launch = store_.destroyed();
+  graphs_.replayed_on = lane;
+  graphs_.replayed = true;
   // Memory that is given back is filled at once, by calls that do not meet the graph, too.
   if (opts_.poison) meet_after_launch();
 }
@@ -186,59 +185,59 @@ void engine<Device>::replay(device_graph& graph, const std::shared_ptr<const mem
 // middle may begin anew, where handles know of nothing else.
 template <device Device>
 void engine<Device>::expect_layout(const std::shared_ptr<const memory_layout>& before) {
-  const bool as_wanted = truth_ != nullptr && (truth_ == before || *truth_ == *before);
-  if (as_wanted && replayed_ && store_.destroyed() == destroyed_at_launch_) return;
+  const bool as_wanted =
+      graphs_.truth != nullptr && (graphs_.truth == before || *graphs_.truth == *before);
+  if (as_wanted && graphs_.replayed && store_.destroyed() == graphs_.destroyed_at_launch) return;
   const auto handles = layout();
   if (as_wanted && all_alive(*before, handles)) return;
   const auto needed = layout(false);
-  if (truth_ != nullptr && !agrees(needed, *truth_)) throw_layout(*before, *truth_);
+  if (graphs_.truth != nullptr && !agrees(needed, *graphs_.truth))
+    throw_layout(*before, *graphs_.truth);
   // Reloads of a graph that has not run are on the device by their handles alone.
-  const bool reloaded = truth_ == nullptr || agrees(handles, *truth_);
+  const bool reloaded = graphs_.truth == nullptr || agrees(handles, *graphs_.truth);
   if (reloaded && handles == *before) return;
-  if (needed != *before) throw_layout(*before, reloaded ? handles : *truth_);
+  if (needed != *before) throw_layout(*before, reloaded ? handles : *graphs_.truth);
   forget_reloads();
+}
+
+template <device Device>
+void engine<Device>::meet_graphs(stream_ref stream) {
+  if (dev_->capturing(stream) != order_.capturing()) throw_mixed_capture(order_.capturing());
+  if (graphs_.replayed) meet_after_launch();
+}
+
+template <device Device>
+void engine<Device>::expect_truth_for(stream_ref stream) {
+  meet_graphs(stream);
+  if (graphs_.truth != nullptr) expect_truth();
+}
+
+template <device Device>
+void engine<Device>::settle() {
+  if (graphs_.replayed) meet_after_launch();
+  if (graphs_.truth != nullptr) expect_truth();
 }
 
 // Eager work comes after launches, on every stream.
 template <device Device>
 [[gnu::cold]] void engine<Device>::meet_after_launch() {
-  store_.order().meet(join_site::after_launch);
-  replayed_ = false;
+  order_.meet(join_site::after_launch);
+  graphs_.replayed = false;
 }
 
 // What is eager would read memory that nothing has been written to.
 template <device Device>
 [[gnu::cold]] void engine<Device>::expect_truth() {
-  if (store_.order().capturing()) return;
-  if (const auto needed = layout(false); !agrees(needed, *truth_)) {
+  if (order_.capturing()) return;
+  if (const auto needed = layout(false); !agrees(needed, *graphs_.truth)) {
     throw misuse_error(
-        "graphs: a tensor is not where its handle says (" + difference(needed, *truth_) +
+        "graphs: a tensor is not where its handle says (" + difference(needed, *graphs_.truth) +
         "): what was captured left it elsewhere and has not run, or the latest launch did. Launch"
         " the graphs of a step in the order of their capture, all of them before any other call, or"
         " give up the chunks and reset the handles of what was captured");
   }
-  if (!agrees(layout(), *truth_)) forget_reloads();
-  truth_ = nullptr;
-}
-
-template <device Device>
-void engine<Device>::throw_mixed_capture() {
-  throw misuse_error(
-      store_.order().capturing()
-          ? "capture: this stream takes no part in the capture under way; make it wait for an event"
-            " of the captured stream first, or end the capture"
-          : "this stream is being captured, but not by the offloader, so the copies would escape"
-            " the graph; capture with offloader::capture, or commit after the graph has been "
-            "launched");
-}
-
-template <device Device>
-void engine<Device>::throw_layout(const memory_layout& wanted, const memory_layout& found) {
-  throw misuse_error(
-      "launch: the memory is not as it was when this graph was captured (" +
-      difference(wanted, found) +
-      "). Launch the graphs of a step in the order of their capture, all of them before any other"
-      " call, and reset every handle that was allocated inside");
+  if (!agrees(layout(), *graphs_.truth)) forget_reloads();
+  graphs_.truth = nullptr;
 }
 
 }  // namespace tidepool::detail

@@ -4,12 +4,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
-#include <variant>
 #include <vector>
 
 #include "tidepool/buffer.hpp"
@@ -18,8 +16,8 @@
 #include "tidepool/core/plan_source.hpp"
 #include "tidepool/core/slot_list.hpp"
 #include "tidepool/engine/followed_placement.hpp"
+#include "tidepool/engine/graph_state.hpp"
 #include "tidepool/engine/group.hpp"
-#include "tidepool/engine/memory_layout.hpp"
 #include "tidepool/engine/open_chunks.hpp"
 #include "tidepool/engine/recorder.hpp"
 #include "tidepool/engine/room.hpp"
@@ -32,22 +30,8 @@
 #include "tidepool/rules/residency.hpp"
 #include "tidepool/rules/window.hpp"
 #include "tidepool/trace/counters.hpp"
-#include "tidepool/trace/nvtx.hpp"
 
 namespace tidepool::inline v0_2_0::detail {
-
-// By hand everything leaves, and its handles stay full; `or_discard` offers to compute it again.
-enum class commit_kind : std::uint8_t { plain, by_hand, or_discard };
-
-// What a device's captures end in; nothing where it has none.
-template <device Device>
-struct graph_of {
-  using type = std::monostate;
-};
-template <capturing_device Device>
-struct graph_of<Device> {
-  using type = typename Device::graph;
-};
 
 // Lives as long as its offloader and every handle and chunk made by it.
 template <device Device>
@@ -70,19 +54,15 @@ class engine : public storage_owner {
 
   // The lane of a stream whose call takes or reads memory, eagerly or in a capture of ours.
   [[nodiscard]] lane_id lane_of(stream_ref stream) {
-    const auto lane = lane_to_release(stream);
-    if (truth_ != nullptr) expect_truth();
-    return lane;
+    if constexpr (capturing_device<Device>) expect_truth_for(stream);
+    return order_.of(stream);
   }
   // The same where a handle goes or a capture begins, of whatever graphs have left where.
   [[nodiscard]] lane_id lane_to_release(stream_ref stream) {
-    if constexpr (capturing_device<Device>) {
-      if (dev_->capturing(stream) != store_.order().capturing()) throw_mixed_capture();
-      if (replayed_) meet_after_launch();
-    }
-    return store_.order().of(stream);
+    if constexpr (capturing_device<Device>) meet_graphs(stream);
+    return order_.of(stream);
   }
-  [[nodiscard]] lane_id lane_of_launch(stream_ref stream) { return store_.order().of(stream); }
+  [[nodiscard]] lane_id lane_of_launch(stream_ref stream) { return order_.of(stream); }
   [[nodiscard]] storages<Device>& memory() { return store_; }
   [[nodiscard]] const options& settings() const { return opts_; }
   [[nodiscard]] Device& device() { return *dev_; }
@@ -96,9 +76,6 @@ class engine : public storage_owner {
   [[nodiscard]] buffer<Device> adopt_memory(void* data, std::size_t bytes, std::size_t elements,
                                             stream_ref stream, memory_owner owner);
 
-  // No machine has half of what an address can name: what asks for it counted in a type too small.
-  static constexpr std::size_t most_bytes = std::numeric_limits<std::size_t>::max() / 2;
-  [[noreturn]] static void throw_too_many(const std::string& what);
   [[nodiscard]] storage* share(storage& store) {
     ++store.handles;
     ++references_;
@@ -106,17 +83,12 @@ class engine : public storage_owner {
   }
 
   // A handle is given up; what it used on `lane` so far is the last use.
-  void drop(storage& store, lane_id lane, bool reloads = true) {
-    note_use(store, lane, store_.order().record(lane));
-    const bool reloads_wait = reloads && starved_ && !closed_ && !store_.borrowed().giving();
-    forget_handle(store, lane);
-    if (reloads_wait) reload_ahead();
-  }
+  void drop(storage& store, lane_id lane, bool reloads = true);
 
   // `lane` waits for the reload.
   void hand_to(storage& store, lane_id lane) {
     store.handed_to = lane;
-    store.handed_at = store_.order().next(lane);
+    store.handed_at = order_.next(lane);
     store.filled = false;
   }
 
@@ -144,7 +116,7 @@ class engine : public storage_owner {
   [[nodiscard]] device_graph end_capture(lane_id origin);
   void abandon_capture(lane_id origin) noexcept;
   [[nodiscard]] std::shared_ptr<const memory_layout> layout_before_capture() const {
-    return layout_before_;
+    return graphs_.layout_before;
   }
   [[nodiscard]] std::shared_ptr<const memory_layout> layout_after_capture();
   void replay(device_graph& graph, const std::shared_ptr<const memory_layout>& before,
@@ -155,21 +127,17 @@ class engine : public storage_owner {
   [[nodiscard]] chunk_state& begin(const chunk_info& info);
   void end_forward(chunk_state& chunk);
 
-  // Copies what leaves of `handles` to the host, once `lane` has come this far. Unless that is done
-  // by hand, the handles of what leaves are emptied and its device memory is free after its copy.
-  void commit(chunk_state& chunk, module_id module, int layer, lane_id lane,
+  // Copies what leaves of `handles` to the host, once `stream` has come this far. Unless that is
+  // done by hand, the handles of what leaves are emptied and its device memory is free after its
+  // copy.
+  void commit(chunk_state& chunk, module_id module, int layer, stream_ref stream,
               std::span<handle* const> handles, commit_kind how);
 
   // Starts the reload of a group by hand.
-  void start_reload(chunk_state& chunk, module_id module, int layer) {
-    if (chunk.info().forward_only) return;
-    settle();
-    const auto index = waiting_group(chunk, module, layer, "start_reload");
-    if (chunk.at(index).state == group_state::away) require_reload(chunk, index);
-  }
+  void start_reload(chunk_state& chunk, module_id module, int layer);
 
-  // Fills the handles of a group again and makes `lane` wait for its reload.
-  void restore(chunk_state& chunk, module_id module, int layer, lane_id lane,
+  // Fills the handles of a group again and makes `stream` wait for its reload.
+  void restore(chunk_state& chunk, module_id module, int layer, stream_ref stream,
                std::span<handle* const> handles);
   // The same for a group of `commit_kind::or_discard`: calls `again` where it was discarded, and in
   // the first recorded step, to see how long that takes.
@@ -182,11 +150,7 @@ class engine : public storage_owner {
   void forget(chunk_state& chunk, module_id module, int layer);
 
   // A restore that does nothing is given what no commit has emptied.
-  static void expect_full(int layer, std::span<handle* const> handles) {
-    for (std::size_t i = 0; i < handles.size(); ++i) {
-      if (handles[i]->saved_as_ != 0 && !*handles[i]) throw_left_empty(layer, i + 1);
-    }
-  }
+  static void expect_full(int layer, std::span<handle* const> handles);
 
   // Whether that will call its function.
   [[nodiscard]] bool will_recompute(chunk_state& chunk, module_id module, int layer) const;
@@ -195,12 +159,7 @@ class engine : public storage_owner {
 
   static constexpr std::size_t not_recomputed = static_cast<std::size_t>(-1);
   // The place of a name among `recompute_modules`, which are few.
-  [[nodiscard]] std::size_t recomputed(std::string_view name) const {
-    for (std::size_t i = 0; i < opts_.recompute_modules.size(); ++i) {
-      if (opts_.recompute_modules[i] == name) return i;
-    }
-    return not_recomputed;
-  }
+  [[nodiscard]] std::size_t recomputed(std::string_view name) const;
 
   // Frees the memory of `tensors` behind what `lane` has been given, and remembers their sizes.
   void discard(chunk_state& chunk, std::size_t what, int layer, lane_id lane,
@@ -265,13 +224,7 @@ class engine : public storage_owner {
   ~engine();
 
   // The device's context is gone, and with it all that a handle stands for.
-  [[nodiscard]] bool lost() const noexcept {
-    if constexpr (requires { dev_->lost(); }) {
-      return dev_->lost();
-    } else {
-      return false;
-    }
-  }
+  [[nodiscard]] bool lost() const noexcept;
   // The step then finds the memory that any other finds.
   void coalesce_after_evaluation() {
     if (learner_.evaluated_between()) store_.device_source().coalesce();
@@ -279,7 +232,7 @@ class engine : public storage_owner {
   // The compute stream has come to a call; costs a branch while no step is being recorded.
   [[nodiscard]] std::size_t arrive(lane_id lane) {
     last_lane_ = lane;
-    return recorder_ == nullptr ? 0 : recorder_->arrive(store_.order().stream(lane));
+    return recorder_ == nullptr ? 0 : recorder_->arrive(order_.stream(lane));
   }
 
   void trace_pass(const chunk_state& chunk, bool backward, bool begins) noexcept;
@@ -289,50 +242,40 @@ class engine : public storage_owner {
   [[nodiscard]] bool discardable(std::span<handle* const> handles) const;
   void note_recompute(chunk_state& chunk, const group& which, plan::action what);
   [[nodiscard]] bool stays_anyway(std::span<handle* const> handles) const;
-  // Beyond the commit that saved `saved` for it. Of a part that leaves nobody can say when the
-  // whole goes, which no group may save.
-  void note_held(const storage& held, const storage* saved) {
-    saved == &held ? void(recorder_->outlives(held.number)) : learner_.shapes_vary();
-  }
+  void note_held(const storage& held, const storage* saved);
   void note_outliving(lane_id lane, std::span<handle* const> handles, bool counted);
-  void note_held_by_hand(chunk_state& chunk, const group& which, std::span<handle* const> handles);
+  void note_held_by_hand(const saved* item, std::span<handle* const> handles);
   void record_drop(storage& store, lane_id lane) noexcept;
   void note_handed_over(storage& store) const {
     if (recorder_ == nullptr) return;
     recorder_->handed_over(store.number, store.saves + store.stays > 0);
   }
-  [[nodiscard]] static std::size_t bytes_of(std::span<handle* const> handles) {
-    std::size_t bytes = 0;
-    for (const auto* each : handles) bytes += each->store_ == nullptr ? 0 : each->store_->bytes;
-    return bytes;
-  }
+  [[nodiscard]] static std::size_t bytes_of(std::span<handle* const> handles);
+  [[nodiscard]] static std::size_t bytes_of(const handle& given);
 
   void close_step();
   [[nodiscard]] stage learn();
   void start_recording() noexcept;
 
-  // Tensors of one commit, counted once it has succeeded.
-  struct tally {
-    std::uint32_t offloaded = 0;
-    std::uint32_t shared = 0;
-    std::uint32_t small = 0;
-  };
-  void collect(chunk_state& chunk, group& into, std::span<handle* const> handles, plan::action what,
-               bool choose, tally& seen);
+  [[nodiscard]] bool expect_commit(const chunk_state& chunk, module_id module, int layer,
+                                   commit_kind how);
+  void decide(const chunk_state& chunk, int layer, std::span<handle* const> handles,
+              commit_kind how, verdict& decided) const;
+  void transfer(chunk_state& chunk, group& which, saved* items, std::span<handle* const> handles,
+                plan::action what, bool choose, tally& seen);
+  void collect(chunk_state& chunk, group& into, saved* items, std::span<handle* const> handles,
+               plan::action what, bool choose, tally& seen);
   [[nodiscard]] const char* why_not(const handle& given) const;
-  [[nodiscard]] bool move_on(chunk_state& chunk, group& into);
-  [[nodiscard]] static std::size_t elements_of(const storage& whole, std::size_t bytes);
   [[nodiscard]] bool leaves(const handle& candidate, tally& seen) const;
   [[nodiscard]] storage& saved_as(const handle& given);
-  [[nodiscard]] static std::size_t bytes_saved(chunk_state& chunk, const group& which);
+  [[nodiscard]] static std::size_t elements_of(const storage& whole, std::size_t bytes);
+  [[nodiscard]] bool move_on(group& into, saved* items);
+  void offload(chunk_state& chunk, group& which, saved* items);
+  void cap(const group& which, const ticket& done);
   void undo(chunk_state& chunk) noexcept;
-  [[nodiscard]] verdict decide(const chunk_state& chunk, int layer,
-                               std::span<handle* const> handles, commit_kind how) const;
   void note_staying(chunk_state& chunk, group& which, const verdict& decided,
                     std::span<handle* const> handles);
-  void transfer(chunk_state& chunk, group& which, lane_id lane, std::span<handle* const> handles,
-                plan::action what, bool choose, tally& seen);
-  void empty_handles(chunk_state& chunk, group& which, lane_id lane, plan::action what,
+  void empty_handles(group& which, const saved* item, plan::action what,
                      std::span<handle* const> handles);
   void count_commit(const group& which, const tally& seen, bool stays);
   void record_commit(chunk_state& chunk, const verdict& decided, std::size_t from, lane_id lane,
@@ -340,19 +283,16 @@ class engine : public storage_owner {
   void release_saved(chunk_state& chunk, module_id module, int layer, lane_id lane,
                      std::span<handle* const> handles);
   [[nodiscard]] std::size_t bytes_that_could_leave(std::span<handle* const> handles) const;
-  [[nodiscard]] ticket offload(chunk_state& chunk, group& which, lane_id lane,
-                               std::span<handle* const> handles);
-  void cap(module_id module, lane_id lane, const ticket& done, std::size_t bytes);
+  [[nodiscard]] static std::size_t bytes_saved(const group& which, const saved* items);
 
   std::uint32_t waiting_group(chunk_state& chunk, module_id module, int layer, const char* call);
   void begin_backward(chunk_state& chunk);
   [[nodiscard]] std::uint32_t fetch(chunk_state& chunk, module_id module, int layer, lane_id lane,
                                     std::span<handle* const> handles);
-  // True when some of what its handles will be filled with is to be reloaded.
-  [[nodiscard]] bool expect_committed(chunk_state& chunk, const group& which,
+  [[nodiscard]] bool expect_committed(const chunk_state& chunk, const group& which, saved* items,
                                       std::span<handle* const> handles) const;
-  [[noreturn]] void refuse_spare(chunk_state& chunk, const group& which, std::uint32_t argument,
-                                 std::uint64_t saved_as) const;
+  [[noreturn]] void refuse_spare(const chunk_state& chunk, const group& which,
+                                 std::uint32_t argument, std::uint64_t saved_as) const;
   void hand_over(chunk_state& chunk, std::uint32_t index, lane_id lane,
                  std::span<handle* const> handles, std::size_t from);
   [[nodiscard]] bool measures(chunk_state& chunk, const group& which,
@@ -364,11 +304,6 @@ class engine : public storage_owner {
   void bring(chunk_state& chunk, const group& which, place_kind from, bool alone);
   void require_reload(chunk_state& chunk, std::uint32_t index);
   void reload_ahead();
-  // A view of which a dense copy was made, but which was never released.
-  [[nodiscard]] static bool is_kept_part(const handle& given, const saved& item) {
-    return item.store != nullptr && given.store_ != nullptr &&
-           item.store->origin == given.store_->number && item.store->part == given.part_;
-  }
   void reload_again(chunk_state& chunk, std::uint32_t index);
 
   static void require_away(const storage& store, const char* call, std::string_view name);
@@ -385,21 +320,13 @@ class engine : public storage_owner {
   void forget_kept(chunk_state& chunk, group& which);
   void forget_idle(storage& store);
   [[nodiscard]] bool evict_one();
-  // Evicts until `take` has found room; false where nothing is left to evict.
   template <class Take>
-  [[nodiscard]] bool take_or_evict(const Take& take) {
-    store_.budget().keep();
-    while (!take()) {
-      if (!evict_one() && !store_.budget().exceed()) return false;
-    }
-    return true;
-  }
+  [[nodiscard]] bool take_or_evict(const Take& take);
   [[nodiscard]] memory_layout layout(bool reloads = true) const;
-  // Before an eager call that takes or reads memory.
-  void settle() {
-    if (replayed_) meet_after_launch();
-    if (truth_ != nullptr) expect_truth();
-  }
+  // Before an eager call that takes or reads memory: of a stream, or of none.
+  void expect_truth_for(stream_ref stream);
+  void settle();
+  void meet_graphs(stream_ref stream);
   void meet_after_launch();
   void expect_layout(const std::shared_ptr<const memory_layout>& before);
   void expect_truth();
@@ -418,11 +345,7 @@ class engine : public storage_owner {
                                  std::size_t given) const;
   [[noreturn]] void throw_out_of_places(const chunk_state& chunk, const group& which,
                                         std::size_t bytes) const;
-  [[noreturn]] static void throw_layout(const memory_layout& wanted, const memory_layout& found);
-  [[noreturn]] void throw_mixed_capture();
   [[noreturn]] void throw_still_open() const;
-  [[noreturn]] static void throw_left_empty(int layer, std::size_t argument);
-  [[noreturn]] static void throw_serves_another();
   void place_or_throw(storage& store, lane_id lane, const char* call,
                       std::size_t offset = anywhere);
   // Of memory that has been given back since its allocation.
@@ -446,26 +369,22 @@ class engine : public storage_owner {
   forgotten_groups forgotten_;
   followed_placement placement_;
   storages<Device> store_;
+  lanes<Device>& order_ = store_.order();
+  tracer<Device>& trace_ = store_.trace();
   const std::vector<place_kind>& places_ = store_.places();  // the nearest first
   std::vector<std::unique_ptr<chunk_state>> chunks_;
   std::vector<chunk_state*> spare_;
   open_chunks live_;
   reloads_ahead<group_ref> ahead_;
-  slot_list<storage*> idle_;       // on the device again only because another group needs them
-  std::vector<storage*> orphans_;  // whose handles went while a capture was broken
+  slot_list<storage*> idle_;  // on the device again only because another group needs them
   std::unique_ptr<recorder<Device>> recorder_;  // until the timed step is over
   lane_id last_lane_{};                         // of the latest call on a compute stream
   trace::counters counters_;
   std::vector<std::uint64_t> bytes_before_step_;
   bool tracing_ = false;
   bool closed_ = false;
-  bool starved_ = false;   // a reload ahead of use waits for memory that goes back to an allocator
-  bool replayed_ = false;  // graphs have run since the last eager call
-  lane_id replayed_on_{};
-  std::shared_ptr<const memory_layout> layout_before_;  // of the latest capture
-  // Where contents really are, between captures or launches and eager work. Null: as handles say.
-  std::shared_ptr<const memory_layout> truth_;
-  std::uint64_t destroyed_at_launch_ = 0;  // storages, by the latest launch
+  bool starved_ = false;  // a reload ahead of use waits for memory that goes back to an allocator
+  graph_state graphs_;
   std::size_t references_ = 1;
   std::shared_ptr<const void> identity_ = std::make_shared<char>();  // for sources of memory
 };

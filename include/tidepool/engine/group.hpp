@@ -27,17 +27,28 @@ struct chunk_info {
 
 namespace detail {
 
+// By hand everything leaves, and its handles stay full; `or_discard` offers to compute it again.
+enum class commit_kind : std::uint8_t { plain, by_hand, or_discard };
+
+// Tensors of one commit, counted once it has succeeded.
+struct tally {
+  std::uint32_t offloaded = 0;
+  std::uint32_t shared = 0;
+  std::uint32_t small = 0;
+};
+
 inline constexpr std::uint32_t no_group = std::numeric_limits<std::uint32_t>::max();
 
 // One argument of a commit. Without a storage it stayed in the trainer's hand.
 struct saved {
   storage* store = nullptr;
-  rectangle part;            // what the handle will show again
+  rectangle part{};          // what the handle will show again
   bool copies = false;       // the first to save this storage
   bool copies_back = false;  // the reload of its group brought it
   bool in_hand = false;      // the handle that is being restored was never released
-  // By policy; whether that is the same storage still is told by its number.
-  storage* stayed = nullptr;
+  // Whose memory is copied, or what stayed by policy: whether that is the same still, its number
+  // says.
+  storage* source = nullptr;
   std::uint64_t number = 0;
   bool by_plan = false;  // and not for its layer: in the warm-up it left
 
@@ -80,83 +91,69 @@ struct discarded_tensor {
 };
 
 // The groups of one forward pass, last in first out per module.
-class chunk_state {
- public:
-  void start(const chunk_info& info, std::size_t ordinal) {
-    info_ = info;
-    ordinal_ = ordinal;
-    groups_.clear();
-    saved_.clear();
-    discarded_.clear();
+struct chunk_state {
+  void start(const chunk_info& what, std::size_t which) {
+    info = what;
+    ordinal = which;
+    groups.clear();
+    items_.clear();
+    discarded.clear();
     top_.fill(no_group);
     buckets_.clear();
     cursor_ = 0;
-    waiting_ = 0;
-    forward_done_ = false;
-    backward_begun_ = false;
+    waiting = 0;
+    forward_done = false;
+    backward_begun = false;
   }
 
-  [[nodiscard]] const chunk_info& info() const { return info_; }
-  // Its place among the forward passes of the step.
-  [[nodiscard]] std::size_t ordinal() const { return ordinal_; }
-  [[nodiscard]] std::size_t group_count() const { return groups_.size(); }
-  [[nodiscard]] group& at(std::uint32_t index) { return groups_[index]; }
-  [[nodiscard]] const group& at(std::uint32_t index) const { return groups_[index]; }
-  // Groups committed and not restored.
-  [[nodiscard]] std::size_t waiting() const { return waiting_; }
-
-  [[nodiscard]] bool forward_done() const { return forward_done_; }
-  [[nodiscard]] bool backward_begun() const { return backward_begun_; }
   void end_forward() {
-    if (forward_done_) return;
-    forward_done_ = true;
-    cursor_ = static_cast<std::uint32_t>(groups_.size());
+    if (forward_done) return;
+    forward_done = true;
+    cursor_ = static_cast<std::uint32_t>(groups.size());
   }
   void begin_backward() {
     end_forward();
-    backward_begun_ = true;
+    backward_begun = true;
   }
 
-  group& add(module_id module, int layer) {
-    auto& top = top_[static_cast<std::size_t>(module)];
-    const auto index = static_cast<std::uint32_t>(groups_.size());
-    auto& fresh = groups_.emplace_back();
+  struct added {
+    group& which;
+    saved* items;
+  };
+  // A group with room for so many arguments, none of which it counts yet.
+  added add(module_id module, int layer, std::size_t arguments) {
+    const auto first = items_.size();
+    items_.resize(first + arguments);
+    auto& fresh = groups.emplace_back();
     fresh.module = module;
     fresh.layer = layer;
-    fresh.first = static_cast<std::uint32_t>(saved_.size());
-    fresh.below = top;
-    top = index;
-    ++waiting_;
-    return fresh;
-  }
-  void add_saved(group& to, const saved& item) {
-    saved_.push_back(item);
-    ++to.count;
-    to.leaving += item.store != nullptr ? 1 : 0;
+    fresh.first = static_cast<std::uint32_t>(first);
+    fresh.below = std::exchange(top_[static_cast<std::size_t>(module)],
+                                static_cast<std::uint32_t>(groups.size() - 1));
+    ++waiting;
+    return {fresh, items_.data() + first};
   }
   // Takes back a group whose commit failed; it must be the last.
   void remove_last() {
-    const auto& last = groups_.back();
+    const auto& last = groups.back();
     top_[static_cast<std::size_t>(last.module)] = last.below;
-    saved_.resize(last.first);
-    groups_.pop_back();
-    --waiting_;
+    items_.resize(last.first);
+    groups.pop_back();
+    --waiting;
   }
 
-  [[nodiscard]] std::vector<discarded_tensor>& discarded() { return discarded_; }
-  [[nodiscard]] const std::vector<discarded_tensor>& discarded() const { return discarded_; }
-
-  [[nodiscard]] saved* saved_of(const group& of) { return saved_.data() + of.first; }
+  // Its arguments, in the order of its commit.
+  [[nodiscard]] saved* saved_of(const group& of) { return items_.data() + of.first; }
 
   // The module's last group of that layer that is not restored yet.
   [[nodiscard]] std::uint32_t find(module_id module, int layer) {
     auto& top = top_[static_cast<std::size_t>(module)];
-    while (top != no_group && groups_[top].state == group_state::restored) top = groups_[top].below;
-    return top == no_group || groups_[top].layer == layer ? top : find_by_index(module, layer);
+    while (top != no_group && groups[top].state == group_state::restored) top = groups[top].below;
+    return top == no_group || groups[top].layer == layer ? top : find_by_index(module, layer);
   }
   // True when such a group was committed at all, restored or not.
   [[nodiscard]] bool ever_had(module_id module, int layer) const {
-    for (const auto& each : groups_) {
+    for (const auto& each : groups) {
       if (each.module == module && each.layer == layer) return true;
     }
     return false;
@@ -164,19 +161,27 @@ class chunk_state {
 
   void mark_restored(group& which) {
     which.state = group_state::restored;
-    --waiting_;
+    --waiting;
   }
 
   // Going backward: the next group that may have to be reloaded; `no_group` when all have been.
   [[nodiscard]] std::uint32_t next_to_reload() {
-    while (cursor_ > 0 && !is_to_reload(groups_[cursor_ - 1])) --cursor_;
+    while (cursor_ > 0 && !is_to_reload(groups[cursor_ - 1])) --cursor_;
     return cursor_ == 0 ? no_group : cursor_ - 1;
   }
   // Puts a group back in the queue of reloads.
   void reload_again(std::uint32_t index) {
-    groups_[index].state = group_state::away;
+    groups[index].state = group_state::away;
     cursor_ = std::max(cursor_, index + 1);
   }
+
+  chunk_info info;
+  std::size_t ordinal = 0;  // its place among the forward passes of the step
+  std::vector<group> groups;
+  std::vector<discarded_tensor> discarded;
+  std::size_t waiting = 0;  // groups committed and not restored
+  bool forward_done = false;
+  bool backward_begun = false;
 
  private:
   [[nodiscard]] static bool is_to_reload(const group& each) {
@@ -188,7 +193,7 @@ class chunk_state {
     bring_index_up_to_date();
     auto* link = &bucket_of(module, layer);
     while (*link != no_group) {
-      auto& each = groups_[*link];
+      auto& each = groups[*link];
       if (each.state == group_state::restored) {
         *link = each.alike;
         continue;
@@ -199,12 +204,12 @@ class chunk_state {
     return *link;
   }
   void bring_index_up_to_date() {
-    if (buckets_.size() < groups_.size() || buckets_.empty()) {
-      buckets_.assign(std::bit_ceil(groups_.size()), no_group);
+    if (buckets_.size() < groups.size() || buckets_.empty()) {
+      buckets_.assign(std::bit_ceil(groups.size()), no_group);
       indexed_ = 0;
     }
-    for (; indexed_ < groups_.size(); ++indexed_) {
-      auto& each = groups_[indexed_];
+    for (; indexed_ < groups.size(); ++indexed_) {
+      auto& each = groups[indexed_];
       each.alike = std::exchange(bucket_of(each.module, each.layer), indexed_);
     }
   }
@@ -214,18 +219,11 @@ class chunk_state {
     return buckets_[(key * 0x9E3779B97F4A7C15U >> 32) & (buckets_.size() - 1)];
   }
 
-  chunk_info info_;
-  std::size_t ordinal_ = 0;
-  std::vector<group> groups_;
-  std::vector<saved> saved_;
-  std::vector<discarded_tensor> discarded_;
+  std::vector<saved> items_;  // the arguments of all groups
   std::array<std::uint32_t, max_modules> top_{};
   std::vector<std::uint32_t> buckets_;  // of the index; a power of two, or none before its use
   std::uint32_t indexed_ = 0;           // groups that it has
   std::uint32_t cursor_ = 0;            // groups from here on need no reload
-  std::size_t waiting_ = 0;
-  bool forward_done_ = false;
-  bool backward_begun_ = false;
 };
 
 }  // namespace detail

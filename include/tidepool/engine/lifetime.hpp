@@ -39,11 +39,10 @@ engine<Device>::engine(Device& dev, const options& opts, std::vector<std::string
     recorder_ = std::make_unique<recorder<Device>>(dev);
   }
   if constexpr (order_checking_device<Device>) {
-    const auto& order = store_.order();
     for (const auto kind : {place_kind::host, place_kind::peer, place_kind::file}) {
       if (!store_.has(kind)) continue;
-      dev.name_copy_streams(order.stream(store_.offload_lane(kind)),
-                            order.stream(store_.reload_lane(kind)), kind);
+      dev.name_copy_streams(order_.stream(store_.offload_lane(kind)),
+                            order_.stream(store_.reload_lane(kind)), kind);
     }
   }
   without_a_plan();
@@ -59,17 +58,16 @@ void engine<Device>::release(engine* which) noexcept {
 template <device Device>
 void engine<Device>::drop_work() noexcept {
   if constexpr (requires { dev_->drop(stream_ref()); }) {
-    auto& order = store_.order();
-    for (std::size_t i = 0; i < order.count(); ++i) {
-      dev_->drop(order.stream(static_cast<lane_id>(i)));
+    for (std::size_t i = 0; i < order_.count(); ++i) {
+      dev_->drop(order_.stream(static_cast<lane_id>(i)));
     }
-    replayed_ = false;
+    graphs_.replayed = false;
   }
 }
 
 template <device Device>
 engine<Device>::~engine() {
-  if (!replayed_) return;
+  if (!graphs_.replayed) return;
   try {
     dev_->synchronize();  // graphs copy on streams that are not ours
   } catch (...) {         // a device that is gone runs no graph

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "tidepool/engine/engine.hpp"
+#include "tidepool/engine/misuse.hpp"
 
 namespace tidepool::inline v0_2_0::detail {
 
@@ -37,7 +38,7 @@ template <device Device>
 [[gnu::cold]] void engine<Device>::take_back_untouched(storage& store, lane_id lane) noexcept {
   try {
     store_.note_filling(store);
-    store_.displace(store, store_.order().past(lane), lane);
+    store_.displace(store, order_.past(lane), lane);
   } catch (...) {  // no event, so nobody may ever reuse the memory: it stays taken
     store_.lose(store);
   }
@@ -53,7 +54,7 @@ buffer<Device> engine<Device>::adopt_memory(void* data, std::size_t bytes, std::
   }
   if (bytes > most_bytes) throw_too_many(std::to_string(bytes) + " bytes");
   const auto lane = lane_of(stream);
-  if (store_.order().capturing()) {
+  if (order_.capturing()) {
     throw misuse_error(
         "adopt: a capture is under way, and its graph would go on using memory that goes back to "
         "its"
@@ -85,7 +86,7 @@ void engine<Device>::note_use(storage& store, lane_id lane, const ticket& until)
   if (lane != store.handed_to) store_.note_filling(store);
   store.last_use.add(until);
   if (lane == store.handed_to) return;
-  store.last_use.add(store_.order().past(store.handed_to, store.handed_at));
+  store.last_use.add(order_.past(store.handed_to, store.handed_at));
   store.last_use.add(store.reloaded);
 }
 
@@ -93,7 +94,7 @@ template <device Device>
 void engine<Device>::drop_quietly(storage& store, lane_id lane) noexcept {
   if (!closed_ && !lost()) {
     try {
-      if (replayed_) meet_after_launch();
+      if (graphs_.replayed) meet_after_launch();
       return drop(store, lane, false);  // a pass may be given up here
     } catch (...) {  // no event, so nobody may ever reuse the memory: it stays taken, as if the
                      // handle were still there, or until the capture that broke is over
@@ -116,7 +117,7 @@ void engine<Device>::forget_handle(storage& store, lane_id lane) {
   }
   if (store.handles == 0) {
     if (store.saves == 0) {
-      if (recorder_ != nullptr) recorder_->released(store.number, store_.order().stream(lane));
+      if (recorder_ != nullptr) recorder_->released(store.number, order_.stream(lane));
       store_.displace(store, store.last_use, lane);
       store_.destroy(store);
     } else if (!store.wanted) {
@@ -127,12 +128,6 @@ void engine<Device>::forget_handle(storage& store, lane_id lane) {
     }
   }
   release(this);
-}
-
-// Nobody holds it any more but the groups that saved it.
-template <device Device>
-[[gnu::cold]] void engine<Device>::record_drop(storage& store, lane_id lane) noexcept {
-  if (!recorder_->drop(store.number, store_.order().stream(lane))) learner_.shapes_vary();
 }
 
 // One group less that saved it; its copy goes with the last.
@@ -157,7 +152,7 @@ void engine<Device>::forget_kept(chunk_state& chunk, group& which) {
   keeps_.take(std::exchange(which.kept, 0));
   const auto* items = chunk.saved_of(which);
   for (std::uint32_t i = 0; i < which.count; ++i) {
-    auto* store = items[i].stayed;
+    auto* store = items[i].source;
     if (store == nullptr || store->number != items[i].number) continue;
     --store->stays;
     if (recorder_ != nullptr) recorder_->outlives(store->number, false);
@@ -191,7 +186,7 @@ bool engine<Device>::evict_one() {
   }
   if (ahead_.empty()) return false;
   const auto last = ahead_.latest();
-  auto& which = last.chunk->at(last.index);
+  auto& which = last.chunk->groups[last.index];
   ahead_.forget(which.ahead);
   starved_ = false;  // it would come back at the next release, and be in the way again
   auto* items = last.chunk->saved_of(which);
@@ -240,6 +235,34 @@ trace::counters engine<Device>::counters() const {
     result.host_memory = dev_->host_memory_text();
   }
   return result;
+}
+
+template <device Device>
+void engine<Device>::drop(storage& store, lane_id lane, bool reloads) {
+  note_use(store, lane, order_.record(lane));
+  const bool reloads_wait = reloads && starved_ && !closed_ && !store_.borrowed().giving();
+  forget_handle(store, lane);
+  if (reloads_wait) reload_ahead();
+}
+
+template <device Device>
+bool engine<Device>::lost() const noexcept {
+  if constexpr (requires { dev_->lost(); }) {
+    return dev_->lost();
+  } else {
+    return false;
+  }
+}
+
+// Evicts until `take` has found room; false where nothing is left to evict.
+template <device Device>
+template <class Take>
+bool engine<Device>::take_or_evict(const Take& take) {
+  store_.budget().keep();
+  while (!take()) {
+    if (!evict_one() && !store_.budget().exceed()) return false;
+  }
+  return true;
 }
 
 }  // namespace tidepool::detail

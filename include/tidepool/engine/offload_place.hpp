@@ -98,7 +98,8 @@ struct offload_place {
   std::optional<pool> blocks;            // none where what was lent has been given back
   const loan* lent = nullptr;            // of another process
   std::uint64_t graphs_before_loan = 0;  // which know nothing of it
-  std::size_t peak = 0;                  // bytes in use
+  std::size_t used = 0;                  // bytes in use
+  std::size_t peak = 0;                  // the most ever
   std::uint64_t bytes_offloaded = 0;
   std::uint64_t bytes_reloaded = 0;
   std::size_t granule = 1;  // that all blocks are multiples of; a power of two

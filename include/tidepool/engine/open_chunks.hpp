@@ -2,17 +2,68 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <span>
 #include <vector>
 
-#include "tidepool/core/number_set.hpp"
 #include "tidepool/engine/group.hpp"
 #include "tidepool/engine/room.hpp"
 #include "tidepool/plan/profile.hpp"
 
 namespace tidepool::inline v0_2_0::detail {
+
+// A set of small numbers that knows the first one it lacks. One bit for each number, and above them
+// one for each word that is full: 4096 numbers are passed over in one step.
+class number_set {
+ public:
+  // Numbers below `count` may be inserted and erased from now on, without memory.
+  void make_room(std::size_t count) {
+    const auto words = (count + 63) / 64;
+    if (words <= words_.size()) return;
+    full_.resize((words + 63) / 64);  // first, since `words_` says for how many there is room
+    words_.resize(words);
+  }
+
+  void insert(std::size_t number) noexcept {
+    auto& word = words_[number / 64];
+    word |= bit(number);
+    if (word == ~std::uint64_t{0}) full_[number / 4096] |= bit(number / 64);
+  }
+  void erase(std::size_t number) noexcept {
+    words_[number / 64] &= ~bit(number);
+    full_[number / 4096] &= ~bit(number / 64);
+  }
+
+  // The first number from `from` on that is not in the set.
+  [[nodiscard]] std::size_t first_missing(std::size_t from) const noexcept {
+    const auto word = from / 64;
+    if (word >= words_.size()) return from;
+    const auto rest = ~words_[word] >> (from % 64);
+    if (rest != 0) return from + static_cast<std::size_t>(std::countr_zero(rest));
+    const auto next = first_zero(full_, word + 1);
+    return next < words_.size() ? first_zero(words_, next * 64) : words_.size() * 64;
+  }
+
+ private:
+  [[nodiscard]] static std::uint64_t bit(std::size_t number) {
+    return std::uint64_t{1} << (number % 64);
+  }
+  [[nodiscard]] static std::size_t first_zero(const std::vector<std::uint64_t>& bits,
+                                              std::size_t from) noexcept {
+    auto within = ~std::uint64_t{0} << (from % 64);
+    for (auto word = from / 64; word < bits.size(); ++word, within = ~std::uint64_t{0}) {
+      const auto zeros = ~bits[word] & within;
+      if (zeros != 0) return word * 64 + static_cast<std::size_t>(std::countr_zero(zeros));
+    }
+    return bits.size() * 64;
+  }
+
+  std::vector<std::uint64_t> words_;
+  std::vector<std::uint64_t> full_;  // words of which all bits are set
+};
 
 // A chunk that has nothing to reload is looked at once, and again only when that may have changed:
 // the cost of a call does not grow with the number of those.
@@ -29,14 +80,17 @@ class open_chunks {
 
   // Its ordinal is the number of chunks before it.
   void add(chunk_state& fresh) noexcept { by_ordinal_.push_back(&fresh); }
-  void remove(const chunk_state& gone) noexcept { by_ordinal_[gone.ordinal()] = nullptr; }
+  void remove(const chunk_state& gone) noexcept { by_ordinal_[gone.ordinal] = nullptr; }
   // The latest has been removed, and the next takes its place.
   void reuse_latest(const chunk_state& gone) noexcept {
     by_ordinal_.pop_back();
     look_again(gone);
   }
   // None is open.
-  void step_ended() noexcept { by_ordinal_.clear(); }
+  void step_ended() noexcept {
+    by_ordinal_.clear();
+    backward_begun_ = 0;
+  }
 
   // In the order of their forward passes; null where one is over.
   [[nodiscard]] std::span<chunk_state* const> all() const { return by_ordinal_; }
@@ -63,29 +117,33 @@ class open_chunks {
     backward_order_.swap(order);
   }
 
-  // Its backward pass has begun, or one of its groups has to be reloaded once more.
+  void backward_begins(const chunk_state& chunk) noexcept {
+    ++backward_begun_;
+    look_again(chunk);
+  }
+  // One of its groups has to be reloaded once more.
   void look_again(const chunk_state& chunk) noexcept {
-    const auto ordinal = chunk.ordinal();
+    const auto ordinal = chunk.ordinal;
     settled_.erase(ordinal);
     passed_.erase(ordinal < backward_rank_.size() ? backward_rank_[ordinal] : ordinal);
   }
 
   // The chunk to reload from: the one under way, else the ones that come next, as far as their
   // forward passes are over.
-  [[nodiscard]] chunk_state* next_to_reload(std::size_t backward_begun) {
+  [[nodiscard]] chunk_state* next_to_reload() {
     for (;;) {
       const auto ordinal = settled_.first_missing(0);
       if (ordinal >= by_ordinal_.size()) break;
       auto* chunk = by_ordinal_[ordinal];
-      if (chunk != nullptr && chunk->backward_begun() && chunk->next_to_reload() != no_group) {
+      if (chunk != nullptr && chunk->backward_begun && chunk->next_to_reload() != no_group) {
         return chunk;
       }
       settled_.insert(ordinal);
     }
     for (;;) {
-      const auto rank = passed_.first_missing(backward_begun);
+      const auto rank = passed_.first_missing(backward_begun_);
       auto* chunk = at_rank(rank);
-      if (chunk == nullptr || chunk->backward_begun() || !chunk->forward_done()) return nullptr;
+      if (chunk == nullptr || chunk->backward_begun || !chunk->forward_done) return nullptr;
       if (chunk->next_to_reload() != no_group) return chunk;
       passed_.insert(rank);
     }
@@ -112,6 +170,7 @@ class open_chunks {
   // left of a chunk that is over.
   number_set settled_;
   number_set passed_;
+  std::size_t backward_begun_ = 0;  // passes of the step
 };
 
 }  // namespace tidepool::detail

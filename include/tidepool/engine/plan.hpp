@@ -62,11 +62,6 @@ auto engine<Device>::learn() -> stage {
 }
 
 template <device Device>
-void engine<Device>::start_recording() noexcept {
-  if (recorder_ != nullptr) recorder_->start(store_.order().stream(last_lane_));
-}
-
-template <device Device>
 void engine<Device>::apply(plan::profile step, const decision& what, followed by) {
   // Pieces count in an arena.
   keeps_.keep_at_most(what.keep_at_most, opts_.memory == memory_kind::arena ? what.free_piece : 0);
@@ -133,11 +128,11 @@ void engine<Device>::without_a_plan() noexcept {
 template <device Device>
 [[gnu::cold]] void engine<Device>::expect_group(const chunk_state& chunk, module_id module,
                                                 int layer, commit_kind how) const {
-  const auto& planned = profile().chunks[chunk.ordinal()].groups;
-  const auto at = chunk.group_count();
+  const auto& planned = profile().chunks[chunk.ordinal].groups;
+  const auto at = chunk.groups.size();
   if (at < planned.size() && planned[at].module == module && planned[at].layer == layer) {
     if (how == commit_kind::or_discard ||
-        keeps_.planned(chunk.ordinal(), at) != plan::action::recompute) {
+        keeps_.planned(chunk.ordinal, at) != plan::action::recompute) {
       return;
     }
     refuse("commit", chunk, module, layer,

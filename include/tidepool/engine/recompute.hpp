@@ -9,12 +9,19 @@
 namespace tidepool::inline v0_2_0::detail {
 
 template <device Device>
+std::size_t engine<Device>::recomputed(std::string_view name) const {
+  const auto& all = opts_.recompute_modules;
+  const auto found = std::ranges::find(all, name);
+  return found == all.end() ? not_recomputed : static_cast<std::size_t>(found - all.begin());
+}
+
+template <device Device>
 void engine<Device>::discard(chunk_state& chunk, std::size_t what, int layer, lane_id lane,
                              std::span<buffer<Device>* const> tensors) {
   const auto refused = [&](const std::string& why) {
     refuse_recompute("discard", chunk, what, layer, why);
   };
-  if (chunk.forward_done()) {
+  if (chunk.forward_done) {
     refused("the chunk's forward pass has ended; discard before end_forward");
   }
   for (std::size_t i = 0; i < tensors.size(); ++i) {
@@ -38,16 +45,16 @@ void engine<Device>::discard(chunk_state& chunk, std::size_t what, int layer, la
               " that one first");
     }
   }
-  auto& list = chunk.discarded();
+  auto& list = chunk.discarded;
   const auto call = list.empty() ? 0 : list.back().call + 1;
   list.reserve(list.size() + tensors.size());
   static_cast<void>(arrive(lane));
-  const auto used = store_.order().record(lane);
+  const auto used = order_.record(lane);
   for (const auto* each : tensors) note_use(*each->store_, lane, used);
   auto& count = counters_.recomputed[what];
   for (auto* each : tensors) {
     auto& store = *std::exchange(each->store_, nullptr);
-    if (!chunk.info().forward_only) {
+    if (!chunk.info.forward_only) {
       list.push_back({call, what, layer, store.bytes, store.elements, store.source,
                       store.zeroed ? fill::zero : fill::none});
       ++count.tensors;
@@ -60,7 +67,7 @@ void engine<Device>::discard(chunk_state& chunk, std::size_t what, int layer, la
 // What the latest call discarded that was not computed again; empty when there is none.
 template <device Device>
 auto engine<Device>::discarded_last(chunk_state& chunk, std::size_t what, int layer) {
-  auto& list = chunk.discarded();
+  auto& list = chunk.discarded;
   const auto newest = std::find_if(list.rbegin(), list.rend(), [&](const auto& each) {
     return each.what == what && each.layer == layer && !each.under_way;
   });
@@ -73,7 +80,7 @@ auto engine<Device>::discarded_last(chunk_state& chunk, std::size_t what, int la
 // Of the calls that are under way the one that began last, which is the oldest.
 template <device Device>
 auto engine<Device>::under_way(chunk_state& chunk, std::size_t what, int layer) {
-  auto& list = chunk.discarded();
+  auto& list = chunk.discarded;
   const auto first = std::find_if(list.begin(), list.end(), [&](const auto& each) {
     return each.what == what && each.layer == layer && each.under_way;
   });
@@ -85,7 +92,7 @@ auto engine<Device>::under_way(chunk_state& chunk, std::size_t what, int layer) 
 template <device Device>
 bool engine<Device>::begin_recompute(chunk_state& chunk, std::size_t what, int layer,
                                      stream_ref stream, std::span<buffer<Device>* const> tensors) {
-  if (chunk.info().forward_only) return false;
+  if (chunk.info.forward_only) return false;
   const auto [first, last] = discarded_last(chunk, what, layer);
   const auto count = static_cast<std::size_t>(last - first);
   if (count != tensors.size()) {
@@ -105,7 +112,7 @@ bool engine<Device>::begin_recompute(chunk_state& chunk, std::size_t what, int l
                                 : " holds other memory; reset it before its tensor is computed"
                                   " again"));
   }
-  begin_backward(chunk);
+  if (!chunk.backward_begun) begin_backward(chunk);
   try {
     for (auto each = first; each != last; ++each) {
       *tensors[static_cast<std::size_t>(each - first)] =
@@ -122,7 +129,7 @@ bool engine<Device>::begin_recompute(chunk_state& chunk, std::size_t what, int l
 template <device Device>
 void engine<Device>::end_recompute(chunk_state& chunk, std::size_t what, int layer) noexcept {
   const auto [first, last] = under_way(chunk, what, layer);
-  chunk.discarded().erase(first, last);
+  chunk.discarded.erase(first, last);
 }
 
 template <device Device>
@@ -150,7 +157,7 @@ void engine<Device>::note_recompute(chunk_state& chunk, const group& which, plan
     ++count.groups_held;
   } else if (which.leaving > 0) {
     ++count.groups_recomputed;
-    count.bytes_recomputed += bytes_saved(chunk, which);
+    count.bytes_recomputed += bytes_saved(which, chunk.saved_of(which));
   }
 }
 
@@ -158,29 +165,28 @@ template <device Device>
 void engine<Device>::restore_or_recompute(chunk_state& chunk, module_id module, int layer,
                                           stream_ref stream, std::span<handle* const> handles,
                                           call_ref again) {
-  if (chunk.info().forward_only) {
-    if (chunk.info().release) refuse_released("restore_or_recompute", chunk, module, layer);
+  if (chunk.info.forward_only) {
+    if (chunk.info.release) refuse_released("restore_or_recompute", chunk, module, layer);
     return;
   }
-  const auto range = ranges_.restore(static_cast<std::size_t>(module), layer);
+  [[maybe_unused]] const named_range<> range{ranges_, trace::nvtx_action::restore, module, layer};
   [[maybe_unused]] const group_subject<Device> subject{*this, chunk, module, layer};
   const auto lane = lane_of(stream);
   const auto from = arrive(lane);
   const auto index = fetch(chunk, module, layer, lane, handles);
-  const auto& which = chunk.at(index);
+  const auto& which = chunk.groups[index];
   if (which.state == group_state::discarded || measures(chunk, which, handles)) {
     std::optional<std::size_t> recording;
     try {
       lend(chunk, which, lane, handles);
-      auto& trace = store_.trace();
-      const auto traced = trace.begin(lane, stream);
+      const auto traced = trace_.begin(stream);
       if (recorder_ != nullptr) recording = recorder_->recompute_begins(stream);
       again();
-      if (recording) recorder_->recomputed(*recording, chunk.ordinal(), index, stream);
+      if (recording) recorder_->recomputed(*recording, chunk.ordinal, index, stream);
       recording.reset();
-      trace.end(traced, lane, stream,
-                {trace::span_kind::compute, names_[static_cast<std::size_t>(module)], layer,
-                 chunk.info().microbatch, 0});
+      trace_.end(traced, lane, stream,
+                 {trace::span_kind::compute, names_[static_cast<std::size_t>(module)], layer,
+                  chunk.info.microbatch, 0});
     } catch (...) {
       if (recording) recorder_->recompute_failed();
       take_back_lent(chunk, index, lane, handles);
@@ -194,7 +200,7 @@ template <device Device>
 bool engine<Device>::will_recompute(chunk_state& chunk, module_id module, int layer) const {
   const auto index = chunk.find(module, layer);
   if (index == no_group) return false;
-  const auto& which = chunk.at(index);
+  const auto& which = chunk.groups[index];
   return which.state == group_state::discarded || (which.offered && learner_.measuring());
 }
 
@@ -221,7 +227,7 @@ void engine<Device>::lend(chunk_state& chunk, const group& which, lane_id lane,
     auto* store = items[i].returning();
     if (store == nullptr) {  // stayed, and may have been copied for another group
       if (*handles[i]) {
-        store_.order().join(lane, handles[i]->store_->last_use, join_site::device_reuse);
+        order_.join(lane, handles[i]->store_->last_use, join_site::device_reuse);
       }
       continue;
     }
@@ -243,11 +249,11 @@ void engine<Device>::lend(chunk_state& chunk, const group& which, lane_id lane,
 template <device Device>
 void engine<Device>::take_back_lent(chunk_state& chunk, std::uint32_t index, lane_id lane,
                                     std::span<handle* const> handles) noexcept {
-  auto& which = chunk.at(index);
+  auto& which = chunk.groups[index];
   const auto* items = chunk.saved_of(which);
   std::optional<ticket> used;
   try {
-    used = store_.order().record(lane);
+    used = order_.record(lane);
   } catch (...) {  // no event, so nobody may ever reuse the memory: it stays taken
   }
   for (std::uint32_t i = 0; i < which.count; ++i) {
@@ -275,7 +281,7 @@ template <device Device>
                                                     const std::string& why) const {
   throw misuse_error(std::string(call) + " of " + opts_.recompute_modules[what] + " of layer " +
                      std::to_string(layer) + ", microbatch " +
-                     std::to_string(chunk.info().microbatch) + ": " + why);
+                     std::to_string(chunk.info.microbatch) + ": " + why);
 }
 
 }  // namespace tidepool::detail

@@ -16,7 +16,7 @@ template <device Device>
 [[gnu::cold]] std::string engine<Device>::name_of_group(const chunk_state& chunk, module_id module,
                                                         int layer) const {
   return names_[static_cast<std::size_t>(module)] + " of layer " + std::to_string(layer) +
-         ", microbatch " + std::to_string(chunk.info().microbatch);
+         ", microbatch " + std::to_string(chunk.info.microbatch);
 }
 
 template <device Device>
@@ -40,6 +40,40 @@ template <device Device>
   refuse("restore", chunk, which.module, which.layer,
          std::to_string(given) + " arguments, but " + std::to_string(which.count) +
              " were committed; pass the same, in order");
+}
+
+// A handle that another commit emptied is the one that is meant only by mistake: a wrong layer, the
+// arguments in another order, another microbatch.
+template <device Device>
+[[gnu::cold]] void engine<Device>::refuse_spare(const chunk_state& chunk, const group& which,
+                                                std::uint32_t argument,
+                                                std::uint64_t saved_as) const {
+  for (auto* other : live_.all()) {
+    for (std::uint32_t i = 0; other != nullptr && i < other->groups.size(); ++i) {
+      const auto& each = other->groups[i];
+      if (each.state == group_state::restored) continue;
+      const auto* items = other->saved_of(each);
+      for (std::uint32_t j = 0; j < each.count; ++j) {
+        if (items[j].store == nullptr || items[j].store->number != saved_as) continue;
+        refuse_argument(
+            "restore", chunk, which, argument,
+            ("was emptied by the commit of " + name_of_group(*other, each.module, each.layer) +
+             ", as argument " + std::to_string(j + 1) +
+             (other != &chunk ? "; restore it in that one's chunk, or give each microbatch in"
+                                " flight handles of its own"
+              : &each != &which && each.module == which.module && each.layer == which.layer
+                  ? ", but an earlier one than this restores; of one module and layer the last"
+                    " commit comes back first"
+                  : "; pass what was committed, in the same order") +
+             ", or reset it first")
+                .c_str());
+      }
+    }
+  }
+  refuse_argument("restore", chunk, which, argument,
+                  "was emptied by a commit of a chunk that was dropped, of another offloader's, or"
+                  " that another handle has restored; pass what this chunk committed, or reset it"
+                  " first");
 }
 
 template <device Device>
@@ -111,12 +145,12 @@ struct kept_by_plan {
   kept_by_plan now;
   for (const auto* chunk : open.all()) {
     if (chunk == nullptr) continue;
-    now.chunks += chunk->backward_begun() ? 0 : 1;
-    for (std::uint32_t i = 0; i < chunk->group_count(); ++i) {
-      if (chunk->at(i).kept == 0 || keeps.planned(chunk->ordinal(), i) != plan::action::keep) {
+    now.chunks += chunk->backward_begun ? 0 : 1;
+    for (std::uint32_t i = 0; i < chunk->groups.size(); ++i) {
+      if (chunk->groups[i].kept == 0 || keeps.planned(chunk->ordinal, i) != plan::action::keep) {
         continue;
       }
-      now.bytes += step.chunks[chunk->ordinal()].groups[i].bytes;
+      now.bytes += step.chunks[chunk->ordinal].groups[i].bytes;
     }
   }
   return now;
@@ -203,39 +237,16 @@ template <device Device>
 }
 
 template <device Device>
-[[gnu::cold]] void engine<Device>::throw_too_many(const std::string& what) {
-  throw misuse_error("allocate: " + what +
-                     " are more than any memory has; did the count overflow, as rows * columns"
-                     " does in an int?");
-}
-
-template <device Device>
-[[gnu::cold]] void engine<Device>::throw_serves_another() {
-  throw misuse_error(
-      "allocate_from: this memory has served another offloader, on whose streams it is free;"
-      " give each offloader a source of its own");
-}
-
-template <device Device>
 [[gnu::cold]] void engine<Device>::throw_still_open() const {
   const auto* open = live_.first();
   for (const auto& each : chunks_) {
     if (open == nullptr && std::ranges::find(spare_, each.get()) == spare_.end()) open = each.get();
   }
-  const auto& info = open->info();
+  const auto& info = open->info;
   throw misuse_error(
       std::string("end_step: the ") + (info.forward_only ? "forward_only " : "") +
       "chunk of microbatch " + std::to_string(info.microbatch) +
       " is still open; finish every chunk of the step first, or destroy one to give its pass up");
-}
-
-template <device Device>
-[[gnu::cold]] void engine<Device>::throw_left_empty(int layer, std::size_t argument) {
-  throw misuse_error("restore of layer " + std::to_string(layer) + ": argument " +
-                     std::to_string(argument) +
-                     " was emptied by a commit, and this restore would leave it so: its chunk is"
-                     " forward_only, or the module is none that offloads; restore in the chunk and"
-                     " by the name of the commit");
 }
 
 template <device Device>

@@ -15,24 +15,23 @@ template <device Device>
 [[gnu::always_inline]] inline void engine<Device>::bring(chunk_state& chunk, const group& which,
                                                          place_kind from, bool alone) {
   auto* items = chunk.saved_of(which);
-  auto& order = store_.order();
   auto& place = store_.at(from);
   const auto copies = place.reload;
   const auto out_of_it = [&](const saved& item) {
     return item.copies_back && (alone || item.store->place == from);
   };
-  const auto traced = store_.trace().begin(copies, order.stream(copies));
+  const auto traced = trace_.begin(order_.stream(copies));
   std::size_t bytes = 0;
   for (std::uint32_t i = 0; i < which.count; ++i) {
     if (!out_of_it(items[i])) continue;
-    store_.copy_in(*items[i].store);
+    store_.queue_in(*items[i].store);
     bytes += items[i].store->bytes;
   }
-  store_.issue_reloads(place);
-  const auto done = order.record(copies);
-  store_.trace().end(traced, copies, order.stream(copies),
-                     {trace::span_kind::reload, names_[static_cast<std::size_t>(which.module)],
-                      which.layer, chunk.info().microbatch, bytes});
+  store_.issue(place.in, place.in_stream.ref());
+  const auto done = order_.record(copies);
+  trace_.end(traced, copies, order_.stream(copies),
+             {trace::span_kind::reload, names_[static_cast<std::size_t>(which.module)], which.layer,
+              chunk.info.microbatch, bytes});
   place.bytes_reloaded += bytes;
   for (std::uint32_t i = 0; i < which.count; ++i) {
     if (out_of_it(items[i])) items[i].store->reloaded = done;
@@ -56,9 +55,10 @@ template <device Device>
 template <device Device>
 bool engine<Device>::try_reload(chunk_state& chunk, std::uint32_t index) {
   starved_ = false;  // a handle that the allocator drops meanwhile starts no reload in this one
-  auto& which = chunk.at(index);
+  auto& which = chunk.groups[index];
   auto* items = chunk.saved_of(which);
-  const auto range = ranges_.reload(static_cast<std::size_t>(which.module), which.layer);
+  [[maybe_unused]] const named_range<> range{ranges_, trace::nvtx_action::reload, which.module,
+                                             which.layer};
   [[maybe_unused]] const group_subject<Device> subject{*this, chunk, which.module, which.layer};
   std::size_t bytes = 0;
   std::uint32_t placed = 0;
@@ -112,7 +112,7 @@ bool engine<Device>::try_reload(chunk_state& chunk, std::uint32_t index) {
 template <device Device>
 void engine<Device>::require_reload(chunk_state& chunk, std::uint32_t index) {
   if (take_or_evict([&] { return try_reload(chunk, index); })) return;
-  auto& which = chunk.at(index);
+  auto& which = chunk.groups[index];
   const auto* items = chunk.saved_of(which);
   // The last that was asked for: those before it have been given back.
   const block_source* own = nullptr;
@@ -138,7 +138,7 @@ void engine<Device>::reload_ahead() {
   store_.budget().keep();
   const auto bytes = opts_.reload_ahead_bytes.value_or(ahead_.unlimited);
   while (ahead_.may_grow(opts_.reload_ahead, bytes)) {
-    auto* chunk = live_.next_to_reload(learner_.backward_begun());
+    auto* chunk = live_.next_to_reload();
     if (chunk == nullptr) return;
     try {
       if (!try_reload(*chunk, chunk->next_to_reload())) {
@@ -148,7 +148,7 @@ void engine<Device>::reload_ahead() {
     } catch (...) {
       // Left for later like one without memory: its restore tries again, and says what is wrong.
       // What a capture has kept cannot be taken back.
-      if (store_.order().capturing()) throw;
+      if (order_.capturing()) throw;
       return;
     }
   }
@@ -159,6 +159,14 @@ template <device Device>
 void engine<Device>::reload_again(chunk_state& chunk, std::uint32_t index) {
   chunk.reload_again(index);
   live_.look_again(chunk);
+}
+
+template <device Device>
+void engine<Device>::start_reload(chunk_state& chunk, module_id module, int layer) {
+  if (chunk.info.forward_only) return;
+  settle();
+  const auto index = waiting_group(chunk, module, layer, "start_reload");
+  if (chunk.groups[index].state == group_state::away) require_reload(chunk, index);
 }
 
 }  // namespace tidepool::detail

@@ -55,17 +55,17 @@ buffer<Device> engine<Device>::create_state(storage& store, std::string_view nam
 // Starts the copy in; false when there is no device memory for it.
 template <device Device>
 bool engine<Device>::bring_state(storage& store, std::string_view name) {
-  const auto copies = store_.reload_lane(place_kind::host);
-  auto& order = store_.order();
+  auto& host = store_.at(place_kind::host);
+  const auto copies = host.reload;
   store_.await_offload(store);
   if (!store_.place(store, copies)) return false;
   try {
-    const auto traced = store_.trace().begin(copies, order.stream(copies));
-    store_.copy_in(store);
-    store_.issue_reloads(store_.at(place_kind::host));
-    store.reloaded = order.record(copies);
-    store_.trace().end(traced, copies, order.stream(copies),
-                       {trace::span_kind::reload, name, -1, -1, store.bytes});
+    const auto traced = trace_.begin(order_.stream(copies));
+    store_.queue_in(store);
+    store_.issue(host.in, host.in_stream.ref());
+    store.reloaded = order_.record(copies);
+    trace_.end(traced, copies, order_.stream(copies),
+               {trace::span_kind::reload, name, -1, -1, store.bytes});
   } catch (...) {
     store_.settle(copies);
     store_.displace(store, {}, copies);
@@ -98,7 +98,7 @@ buffer<Device> engine<Device>::fetch_state(storage& store, std::string_view name
     throw_out_of_device(store.bytes, "fetch of " + std::string(name), nullptr);
   }
   try {
-    store_.order().join(lane, store.reloaded, join_site::consumer);
+    order_.join(lane, store.reloaded, join_site::consumer);
   } catch (...) {  // what was fetched ahead may stay so
     if (!was_there) {
       take_back(store, store_.reload_lane(place_kind::host));
@@ -121,25 +121,24 @@ void engine<Device>::write_state(storage& store, std::string_view name, buffer<D
   [[maybe_unused]] const state_subject<Device> subject{*this, name};
   const auto lane = lane_of(stream);
   const auto copies = store_.offload_lane(place_kind::host);
-  auto& order = store_.order();
-  if (order.capturing() && !written) {  // a capture that fails would leave it without contents
+  if (order_.capturing() && !written) {  // a capture that fails would leave it without contents
     throw misuse_error("write_back of " + std::string(name) +
                        ": the first contents are written inside a capture; write them once before");
   }
-  const auto ready = order.record(lane);
+  const auto ready = order_.record(lane);
   note_use(store, lane, ready);  // now, since it may fail
   bool copying = false;
   try {
-    order.join(copies, ready, join_site::producer);
-    order.join(copies, store.reloaded, join_site::host_reuse);  // it may have read the host copy
-    const auto traced = store_.trace().begin(copies, order.stream(copies));
-    copying = !order.capturing();
+    order_.join(copies, ready, join_site::producer);
+    order_.join(copies, store.reloaded, join_site::host_reuse);  // it may have read the host copy
+    const auto traced = trace_.begin(order_.stream(copies));
+    copying = !order_.capturing();
     auto& host = store_.at(place_kind::host);
-    store_.copy_out(store, store, {0, store.bytes, 1, store.bytes}, host);
-    store_.issue_offloads(host);
-    store.offloaded = order.record(copies);
-    store_.trace().end(traced, copies, order.stream(copies),
-                       {trace::span_kind::offload, name, -1, -1, store.bytes});
+    store_.queue_out(store, store, host);
+    store_.issue(host.out, host.out_stream.ref());
+    store.offloaded = order_.record(copies);
+    trace_.end(traced, copies, order_.stream(copies),
+               {trace::span_kind::offload, name, -1, -1, store.bytes});
   } catch (...) {
     store_.settle(copies);
     if (copying) written = false;  // of some pieces the host has the old, of some the new
@@ -159,7 +158,7 @@ template <device Device>
 void engine<Device>::drop_state(storage& store) noexcept {
   bool settled = true;
   try {
-    if (replayed_) meet_after_launch();
+    if (graphs_.replayed) meet_after_launch();
   } catch (...) {  // no event, so that the memory stays taken, as in drop_quietly
     settled = false;
   }

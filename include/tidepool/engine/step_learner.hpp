@@ -38,9 +38,9 @@ enum class stage : std::uint8_t {
 enum class followed : std::uint8_t {
   nothing,   // everything leaves, and the step is noted
   trial,     // a plan of earlier steps of the warm-up; the step is noted
-  by_rule,   // Megatron's rule
+  unproven,  // a plan from elsewhere, which this step is held to
+  by_rule,   // Megatron's rule; from here on nobody asks what is committed
   planned,   // a plan that was made here, or has been proved
-  unproven,  // one from elsewhere, which this step is held to
 };
 
 class step_learner {
@@ -52,25 +52,25 @@ class step_learner {
 
   // ---- which step this is ----
 
-  [[nodiscard]] bool warming_up() const { return follows_ <= followed::trial; }
-  [[nodiscard]] bool by_rule() const { return follows_ == followed::by_rule; }
-  [[nodiscard]] bool unproven() const { return follows_ == followed::unproven; }
+  followed follows = followed::nothing;  // written here alone
+  [[nodiscard]] bool warming_up() const { return follows <= followed::trial; }
+  [[nodiscard]] bool by_rule() const { return follows == followed::by_rule; }
+  [[nodiscard]] bool unproven() const { return follows == followed::unproven; }
   // Offers are timed in the first step alone: the plan is made of a later one, whose calls then
   // have the order of the steps that follow the plan.
-  [[nodiscard]] bool measuring() const { return automatic_ && follows_ == followed::nothing; }
+  [[nodiscard]] bool measuring() const { return automatic_ && follows == followed::nothing; }
   // Calls other than the plan's are refused.
   [[nodiscard]] bool held_to_plan() const { return unproven() && !now_.given_up; }
   // By a step that did not fit. What everything leaves in fits at least as well. Graphs are
   // captured when all is settled, and a plan from elsewhere is only left for one that is made here.
   [[nodiscard]] bool may_leave_plan() const {
-    return automatic_ && follows_ != followed::nothing && !unproven() && !captured_;
+    return automatic_ && follows != followed::nothing && !unproven() && !captured_;
   }
   // The one that is noted, or that the plan was made of.
   [[nodiscard]] const plan::profile& step() const { return step_; }
   [[nodiscard]] plan::profile& step() { return step_; }
 
   [[nodiscard]] std::size_t begun() const { return now_.begun; }  // forward passes
-  [[nodiscard]] std::size_t backward_begun() const { return now_.backward_begun; }
   // Evaluated since the latest chunk that trains, and no step has begun.
   [[nodiscard]] bool evaluated_between() const { return evaluated_ && now_.begun == 0; }
 
@@ -119,7 +119,6 @@ class step_learner {
     groups.push_back({module, layer, bytes, again_us});
   }
   void backward_begins(std::size_t chunk) {
-    ++now_.backward_begun;
     if (warming_up()) step_.passes.push_back({chunk, true});
   }
   // A chunk of so many groups is to finish.
@@ -169,7 +168,7 @@ class step_learner {
       refuse("end_step: the step had " + std::to_string(over.begun) + " chunks",
              std::to_string(step_.chunks.size()));
     }
-    if (proves) follows_ = followed::planned;
+    if (proves) follows = followed::planned;
     if (size.outgrown && plans_anew()) return stage::outgrown;
     // Only a step that trained teaches; an evaluation before it does not.
     const bool trained = warming_up() && !step_.chunks.empty() && !over.given_up;
@@ -217,7 +216,7 @@ class step_learner {
   bool settle(plan::profile step, followed by) noexcept {
     const bool one_step = by == followed::trial && trained_ == 1;  // which cannot tell
     const bool repeats = by != followed::by_rule && !one_step && !step.shapes_vary;
-    follows_ = by;
+    follows = by;
     step_ = std::move(step);
     if (by == followed::trial) step_.clear();
     if (by == followed::unproven) {
@@ -228,7 +227,7 @@ class step_learner {
   }
   // Whatever was, the next step is the first.
   void record_again() noexcept {
-    follows_ = followed::nothing;
+    follows = followed::nothing;
     trained_ = 0;
     varied_ = now_.varies = false;
     step_.clear();
@@ -241,7 +240,6 @@ class step_learner {
   // What is known of the step so far.
   struct facts {
     std::size_t begun = 0;
-    std::size_t backward_begun = 0;
     bool given_up = false;  // a chunk of it was dropped in the middle
     bool dropped = false;   // or before its end, wherever it was
     bool starved = false;
@@ -282,7 +280,6 @@ class step_learner {
   bool automatic_;
   bool rule_keeps_;
   int timed_step_;
-  followed follows_ = followed::nothing;
   facts now_;
   plan::profile step_;
   growth growth_;

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "tidepool/core/block.hpp"
-#include "tidepool/core/fence.hpp"
+#include "tidepool/core/clocks.hpp"
 #include "tidepool/options.hpp"
 
 namespace tidepool::inline v0_2_0::detail {
@@ -15,10 +15,10 @@ struct storage_owner {};
 
 // A rectangle of bytes inside a storage.
 struct rectangle {
-  std::size_t offset = 0;
-  std::size_t width = 0;
-  std::size_t rows = 1;
-  std::size_t pitch = 0;
+  std::size_t offset;
+  std::size_t width;
+  std::size_t rows;
+  std::size_t pitch;
 
   [[nodiscard]] std::size_t bytes() const { return width * rows; }
   // The same rows, closed up.
@@ -57,7 +57,7 @@ struct storage {
   lane_id handed_to{};                 // the lane that was last made to wait for the memory
   std::uint64_t handed_at = 0;         // the next position there
   std::uint64_t origin = 0;            // the number of the storage of which this is a rectangle
-  rectangle part;
+  rectangle part{};
   storage* next_part = nullptr;     // in the index of parts
   std::uint32_t idle = 0xFFFFFFFF;  // its slot among the storages that nobody holds
 };

@@ -1,4 +1,4 @@
-/// Saved memory and its way between device and host. Every ordering rule of a copy stands here.
+/// Saved memory: the storages, and their memory on the device.
 #pragma once
 
 #include <algorithm>
@@ -11,58 +11,48 @@
 #include <utility>
 #include <vector>
 
-#include "tidepool/core/part_index.hpp"
 #include "tidepool/device/allocators.hpp"
-#include "tidepool/engine/copy_queue.hpp"
+#include "tidepool/engine/copies.hpp"
 #include "tidepool/engine/filling.hpp"
-#include "tidepool/engine/offload_place.hpp"
-#include "tidepool/engine/place_list.hpp"
 #include "tidepool/engine/room.hpp"
 #include "tidepool/engine/sources.hpp"
 #include "tidepool/engine/storage.hpp"
 #include "tidepool/engine/watched_owner.hpp"
 #include "tidepool/error.hpp"
 #include "tidepool/memory/borrowed.hpp"
-#include "tidepool/memory/lanes.hpp"
 #include "tidepool/memory/soft_budget.hpp"
-#include "tidepool/memory/tracer.hpp"
 
 namespace tidepool::inline v0_2_0::detail {
 
-// Owns all storages of an offloader, its copy streams and its memory.
-//
-// The joins (those around a capture are in lanes.hpp); offload and reload stream are those of the
-// place that a storage is offloaded to:
-//   producer      offload stream  waits for the stream that commits
-//   host_reuse    offload stream  waits for the reload that last read the host block
-//   peer_reuse    the same        of a neighbour's block
-//   own_offload   reload stream   waits for the offload of the same storage
+// Owns all storages of an offloader and its memory. The joins of device memory:
 //   device_reuse  compute stream  waits for the last user of the device block it is given
 //   reload_reuse  reload stream   does the same
 //   consumer      compute stream  waits for the reload of what it will read, or, where that never
 //                                 left, for what was given to the stream that committed it
-//   cap           compute stream  waits for the oldest offload in flight (in engine.hpp)
+//   cap           compute stream  waits for the oldest offload in flight (in commit.hpp)
 //   borrow        whoever gets it waits for the stream whose allocator gave the device block
 //   give_back     owner's stream  waits for the last use of what goes back (memory/borrowed.hpp)
 template <device Device>
-class storages {
+class storages : public copies<Device> {
+  using base = copies<Device>;
+  using base::away_;
+  using base::dev_;
+  using base::order_;
+  using base::trace_;
+
  public:
   using storage = detail::storage;
   using stream_ref = typename Device::stream_ref;
 
   // `given` is the memory of an offloader that has none of its own.
   storages(Device& dev, const options& opts, std::unique_ptr<block_source> given = {})
-      : dev_(&dev),
-        trace_(dev),
-        order_(dev, trace_),
+      : base(dev, opts),
         filling_(dev, order_, opts.poison),
-        places_(dev, order_, trace_, opts),
         device_pages_(dev),
         borrowed_(order_),
         given_(given != nullptr),
         device_(given != nullptr ? std::move(given)
                                  : make_device_source(device_pages_, order_, opts)),
-        copies_(dev, opts.copy_piece),
         budget_(opts.device_budget.value_or(0)),
         slack_(opts.borrowed_slack),
         flying_groups_(
@@ -78,7 +68,7 @@ class storages {
   storages& operator=(const storages&) = delete;
   ~storages() {
     // Memory of a place must not go while a copy uses it.
-    for (const auto lane : copy_lanes()) settle(lane);
+    for (const auto lane : this->copy_lanes()) this->settle(lane);
     if (borrowed_.held() > 0) borrowed_.give_back(0);
     if (borrowed_.held() == 0) return;
     try {  // handles that outlived their offloader had it, or a join was refused
@@ -88,27 +78,6 @@ class storages {
     borrowed_.abandon();
   }
 
-  // After a failure: blocks the host until the lane runs nothing any more.
-  void settle(lane_id lane) noexcept {
-    copies_.clear();
-    try {
-      dev_->synchronize(order_.stream(lane));
-    } catch (...) {  // a device that is gone runs no copy
-    }
-  }
-
-  [[nodiscard]] lanes<Device>& order() { return order_; }
-  [[nodiscard]] tracer<Device>& trace() { return trace_; }
-  [[nodiscard]] lane_id offload_lane(place_kind to) const {
-    return places_.offload_lanes[static_cast<std::size_t>(to)];
-  }
-  [[nodiscard]] lane_id reload_lane(place_kind from) const {
-    return places_.reload_lanes[static_cast<std::size_t>(from)];
-  }
-  // Those of every place; the host's come first.
-  [[nodiscard]] const std::vector<lane_id>& copy_lanes() const { return places_.copy_lanes; }
-  [[nodiscard]] const std::vector<place_kind>& places() const { return places_.nearest; }
-  void borrow(const loan_handle& from) { places_.borrow(*dev_, order_, trace_, from); }
   [[nodiscard]] bool has_given_memory() const { return given_; }
   // Its device memory goes back to an allocator that knows no fences.
   [[nodiscard]] bool gives_back() const { return gives_back_; }
@@ -116,13 +85,6 @@ class storages {
   [[nodiscard]] const block_source& device_source() const { return *device_; }
   [[nodiscard]] borrowed_memory& borrowed() { return borrowed_; }
   [[nodiscard]] const borrowed_memory& borrowed() const { return borrowed_; }
-  [[nodiscard]] bool has(place_kind which) const { return places_.has(which); }
-  [[nodiscard]] offload_place<Device>& at(place_kind which) {
-    return *places_.all[static_cast<std::size_t>(which)];
-  }
-  [[nodiscard]] const offload_place<Device>& at(place_kind which) const {
-    return *places_.all[static_cast<std::size_t>(which)];
-  }
   [[nodiscard]] std::size_t live() const { return live_; }
   [[nodiscard]] std::size_t live_peak() const { return live_peak_; }
   [[nodiscard]] std::size_t live_peak_without() const { return live_peak_without_; }
@@ -158,9 +120,9 @@ class storages {
   [[nodiscard]] bool place(storage& store, lane_id waiter, std::size_t offset = anywhere) {
     fence ready;
     if (!take(store, waiter, offset, ready)) return false;
-    const auto site = gives_back_ && store.source == nullptr ? join_site::borrow
-                      : waiter == reload_lane(store.place)   ? join_site::reload_reuse
-                                                             : join_site::device_reuse;
+    const auto site = gives_back_ && store.source == nullptr     ? join_site::borrow
+                      : waiter == this->reload_lane(store.place) ? join_site::reload_reuse
+                                                                 : join_site::device_reuse;
     try {
       if (order_.join(waiter, ready, site)) ++waits_;
       store.handed_to = waiter;
@@ -231,75 +193,6 @@ class storages {
     if (store.copy || store.discarded) away_ += store.bytes;
   }
 
-  // Gives `store` a block of a place to be copied to; false when there is none.
-  [[nodiscard, gnu::always_inline]] inline bool place_copy(storage& store, place_kind where) {
-    auto& to = at(where);
-    fence ready;
-    if (store.origin != 0) parts_.make_room();
-    const auto bytes = (store.bytes + to.granule - 1) & ~(to.granule - 1);
-    if (!to.blocks || !to.blocks->take(bytes, to.offload, store.copy, ready)) return false;
-    // Made now, so that nobody has to remember the fence: what is issued on the stream from here on
-    // waits, and only the copy into this block is.
-    try {
-      order_.join(to.offload, ready, to.reuse);
-    } catch (...) {
-      to.blocks->release(store.copy, ready);
-      store.copy = {};
-      throw;
-    }
-    store.place = where;
-    if (store.origin != 0) parts_.insert(store);
-    if (!store.on_device) away_ += store.bytes;
-    to.peak = std::max(to.peak, to.blocks->used());
-    return true;
-  }
-
-  void displace_copy(storage& store, const ticket& after) {
-    if (!store.on_device) away_ -= store.bytes;
-    if (store.origin != 0) parts_.erase(store);
-    auto& place = at(store.place);
-    if (place.ring) place.ring->forget(store.copy);
-    place.blocks->release(store.copy, after);
-    store.copy = {};
-  }
-
-  // The dense copy of a rectangle that was offloaded, or null.
-  [[nodiscard]] storage* copied_part(const storage& whole, const rectangle& part) const {
-    return parts_.find(whole.number, part);
-  }
-
-  // Makes the reload stream wait until the copy of `store` may be read.
-  void await_offload(const storage& store) {
-    order_.join(reload_lane(store.place), store.offloaded, join_site::own_offload);
-  }
-
-  // Queues a copy of `from` (a rectangle of `source`) into the block of `store` in its place, `to`.
-  void copy_out(const storage& store, const storage& source, const rectangle& from,
-                offload_place<Device>& to) {
-    if (to.ring) return to.ring->copy_out(store.copy, source.on_device.data, from);
-    copies_.add_out(store.copy.data, source.on_device.data, from, to.out, to.out_stream.ref());
-  }
-
-  // Queues a copy back.
-  void copy_in(const storage& store) {
-    auto& from = at(store.place);
-    if (from.ring) return from.ring->copy_in(store.on_device.data, store.copy, store.bytes);
-    copies_.add(store.on_device.data, store.copy.data, store.bytes);
-  }
-
-  // Issues what was queued, all of it to or from one place.
-  void issue_offloads(offload_place<Device>& to) { copies_.issue(to.out, to.out_stream.ref()); }
-  void issue_reloads(offload_place<Device>& from) { copies_.issue(from.in, from.in_stream.ref()); }
-
-  // Behind all that the reload streams of these places, a bit for each, have been given.
-  [[nodiscard]] fence record_reloads(unsigned from) {
-    fence after;
-    for (std::size_t k = 0; k < place_kinds; ++k) {
-      if ((from >> k & 1U) != 0) after.add(order_.record(reload_lane(place_kind(k))));
-    }
-    return after;
-  }
-
   // How many storages have gone so far.
   [[nodiscard]] std::uint64_t destroyed() const { return destroyed_; }
 
@@ -367,11 +260,7 @@ class storages {
     trace_.level(by, order_.stream(by), store.bytes, 0, live_ + away_);
   }
 
-  Device* dev_;
-  tracer<Device> trace_;
-  lanes<Device> order_;
   filling<Device> filling_;
-  place_list<Device> places_;
   device_allocator<Device> device_pages_;
   borrowed_memory borrowed_;
   bool given_;               // its device memory, by the trainer
@@ -379,15 +268,12 @@ class storages {
   std::unique_ptr<block_source> device_;
   std::deque<storage> nodes_;
   std::vector<storage*> spare_;
-  part_index<storage> parts_;
-  copy_queue<Device> copies_;
   soft_budget budget_;
   std::optional<std::size_t> slack_;  // of what is borrowed
   std::size_t flying_groups_;
   std::size_t flying_floor_;
   std::size_t largest_group_ = 0;
   std::size_t live_ = 0;  // bytes on the device, in issue order
-  std::size_t away_ = 0;  // bytes on the host alone, or to be computed again
   std::size_t live_peak_ = 0;
   std::size_t live_peak_without_ = 0;
   std::size_t away_at_peak_ = 0;  // when that was

@@ -13,9 +13,9 @@ class traced_span {
   traced_span(engine<Device>& owner, typename Device::stream_ref stream, const span_label& label)
       : owner_(&owner), label_(label) {
     auto& memory = owner.memory();
-    if (!memory.trace().on()) return;
+    if (!memory.trace().on) return;
     lane_ = owner.lane_of(stream);
-    from_ = memory.trace().begin(lane_, stream);
+    from_ = memory.trace().begin(stream);
   }
   traced_span(traced_span&&) = delete;
   ~traced_span() {

@@ -11,15 +11,14 @@ namespace tidepool::inline v0_2_0::detail {
 
 template <device Device>
 void engine<Device>::start_trace(std::string title, stream_ref origin) {
-  store_.trace().start(std::move(title), store_.live(), store_.live_without(), origin);
+  trace_.start(std::move(title), store_.live(), store_.live_without(), origin);
   tracing_ = true;
 }
 
 template <device Device>
 trace::record engine<Device>::finish_trace() {
   tracing_ = false;
-  auto& order = store_.order();
-  auto result = store_.trace().finish(order.count(), [&](lane_id l) { return order.stream(l); });
+  auto result = trace_.finish(order_.count(), [&](lane_id l) { return order_.stream(l); });
   result.budget = opts_.device_budget.value_or(0);
   return result;
 }
@@ -27,9 +26,9 @@ trace::record engine<Device>::finish_trace() {
 // A pass begins and ends where the latest call on a compute stream was.
 template <device Device>
 void engine<Device>::trace_pass(const chunk_state& chunk, bool backward, bool begins) noexcept {
-  if (!tracing_ || store_.trace().copies(last_lane_)) return;
-  store_.trace().pass(store_.order().stream(last_lane_), chunk.ordinal(), backward, begins,
-                      chunk.info().microbatch, chunk.info().model_chunk);
+  if (!tracing_ || trace_.copies(last_lane_)) return;
+  trace_.pass(order_.stream(last_lane_), chunk.ordinal, backward, begins, chunk.info.microbatch,
+              chunk.info.model_chunk);
 }
 
 }  // namespace tidepool::detail

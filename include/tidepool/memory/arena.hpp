@@ -39,14 +39,14 @@ class arena final : public block_source {
   ~arena() override { pages_->deallocate(base_); }
 
   [[nodiscard]] bool take(std::size_t bytes, lane_id waiter, block& into, fence& ready) override {
-    const auto joined = [&](const fence& until) { return order_->joined(waiter, until); };
+    const auto joined = order_->joined_by(waiter);
     const auto found = find(bytes, joined);
     if (found) book_.take(found, bytes, into, ready);
     return static_cast<bool>(found);
   }
   [[nodiscard]] bool take_at(std::size_t offset, std::size_t bytes, lane_id waiter, block& into,
                              fence& ready) override {
-    const auto joined = [&](const fence& until) { return order_->joined(waiter, until); };
+    const auto joined = order_->joined_by(waiter);
     return book_.take_at(static_cast<std::byte*>(base_) + offset, bytes, joined, into, ready);
   }
   /// Takes a block back, which is free behind `after`.

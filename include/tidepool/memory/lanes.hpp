@@ -89,19 +89,24 @@ class lanes final : public clocks {
     return {on, ++clock.recorded, ++order_};
   }
 
+  /// Makes `to` wait for all that `from` has been given: the position of that.
+  [[gnu::always_inline]] ticket hand_on(lane_id from, lane_id to, join_site site) {
+    const auto all = record(from);
+    join(to, all, site);
+    return all;
+  }
+
   /// Makes `waiter` wait for `until`; true if that took an event join.
   [[gnu::always_inline]] bool join(lane_id waiter, const ticket& until, join_site site) {
     if (joined(waiter, until) || left_out(site)) return false;
     const auto& lane = at(waiter);
-    const auto traced = trace_->begin(waiter, lane.stream);
+    const auto traced = trace_->on ? trace_->begin(lane.stream) : trace_->off;
     wait(waiter, index_of(until.lane), until.position);
-    if (traced != detail::tracer<Device>::off) {
-      trace_->end_stall(traced, waiter, lane.stream, site);
-    }
+    if (traced != trace_->off) trace_->end_stall(traced, waiter, lane.stream, site);
     return true;
   }
   bool join(lane_id waiter, const fence& until, join_site site) override {
-    return until.order() != 0 && join_all(waiter, until, site);
+    return !joined(waiter, until) && join_all(waiter, until, site);
   }
 
   /// False where the device cannot tell, and for work inside a capture, which may never run.
@@ -197,10 +202,10 @@ class lanes final : public clocks {
   }
 
   bool join_all(lane_id waiter, const fence& until, join_site site) {
-    if (joined(waiter, until) || left_out(site)) return false;
+    if (left_out(site)) return false;
     const auto& lane = at(waiter);
     const auto& known = clock_of(waiter).known;
-    const auto traced = trace_->begin(waiter, lane.stream);
+    const auto traced = trace_->on ? trace_->begin(lane.stream) : trace_->off;
     // The copy streams come first: having waited for them often makes the rest unnecessary.
     for (std::size_t other = 0; other < count_; ++other) {
       if (other == index_of(waiter) || until.position(other) <= known[other]) continue;

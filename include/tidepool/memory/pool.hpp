@@ -54,20 +54,13 @@ class pool final : public block_source {
   }
 
   [[nodiscard]] bool take(std::size_t bytes, lane_id waiter, block& into, fence& ready) override {
-    const auto joined = [&](const fence& until) { return order_->joined(waiter, until); };
+    const auto joined = order_->joined_by(waiter);
     const auto need = rounded(bytes, limits_.round);
-    ranges::place found;
-    if (book_.free_bytes() >= need) {
-      const bool may_wait =
-          order_->capturing() || (book_.free_bytes() - need >= flying_ && flying_ != 0);
-      found = book_.find(need, joined, may_wait);
-    }
-    if (!found) {
-      const bool grown = grow(need);
-      found = book_.find(need, joined, !grown);
-    }
-    if (found) book_.take(found, need, into, ready);
-    return static_cast<bool>(found);
+    constexpr auto never = std::numeric_limits<std::size_t>::max();
+    const auto in_flight = flying_ == 0 ? never : flying_;
+    if (book_.take_any(need, joined, in_flight, into, ready)) return true;
+    if (order_->capturing() && book_.take_any(need, joined, 0, into, ready)) return true;
+    return book_.take_any(need, joined, grow(need) ? never : 0, into, ready);
   }
   /// Takes a block back, which is free behind `after`.
   void release(const block& done, const fence& after) noexcept override {

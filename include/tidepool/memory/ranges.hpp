@@ -43,16 +43,7 @@ class ranges : detail::range_survey {
   template <class Joined>
   [[nodiscard, gnu::always_inline]] place find(std::size_t bytes, const Joined& joined,
                                                bool may_wait) {
-    const auto need = aligned(bytes);
-    place found;
-    found.range = pick(need, joined, may_wait, found.waits);
-    if (found.waits) {
-      // Neighbours that need no wait are better, but not worth a long search when a wait will do.
-      const auto neighbours = pick_run(need, joined, false, found ? scan_limit : no_limit);
-      if (neighbours != none) found = {neighbours, false};
-    }
-    if (!found && may_wait) found.range = pick_run(need, joined, true, no_limit);
-    return found;
+    return find_aligned(aligned(bytes), joined, may_wait);
   }
 
   /// The same where room matters more than a wait: once less than eight of the largest blocks so
@@ -106,20 +97,7 @@ class ranges : detail::range_survey {
   /// after it was made costs more than the search.
   [[gnu::always_inline]] void take(const place& found, std::size_t bytes, block& into,
                                    fence& ready) {
-    const auto need = aligned(bytes);
-    if (spare_.empty()) make_room(1);
-    unlink(found.range);
-    auto index = found.range;
-    if (nodes_[index].bytes != need) index = split(index, need);
-    auto& taken = nodes_[index];
-    taken.used = true;
-    used_bytes_ += need;
-    largest_ = std::max(largest_, need);
-    into.data = taken.base;
-    into.bytes = need;
-    into.index = index;
-    // What the lane has joined already it need not look at again.
-    if (found.waits) ready = taken.ready;
+    take_aligned(found, aligned(bytes), into, ready);
   }
 
   /// `find` and `take` in one; an empty grant when there is no room.
@@ -130,6 +108,18 @@ class ranges : detail::range_survey {
       take(found, bytes, result.memory, result.ready);
     }
     return result;
+  }
+
+  /// The same in place; `need` is a multiple of `block_alignment`. The request waits only where
+  /// `in_flight` bytes stay free beside it. False, and nothing written, when there is no room.
+  template <class Joined>
+  [[nodiscard, gnu::always_inline]] bool take_any(std::size_t need, const Joined& joined,
+                                                  std::size_t in_flight, block& into,
+                                                  fence& ready) {
+    if (free_bytes_ < need) return false;
+    const auto found = find_aligned(need, joined, free_bytes_ - need >= in_flight);
+    if (found) take_aligned(found, need, into, ready);
+    return static_cast<bool>(found);
   }
 
   /// Takes the `bytes` that begin at `from`, if all of them are free; else false, and nothing is
@@ -206,6 +196,36 @@ class ranges : detail::range_survey {
   static constexpr std::size_t most_snug = 8;   // of the largest blocks
   static constexpr std::size_t most_searched = 1024;
   static constexpr std::size_t no_limit = std::numeric_limits<std::size_t>::max();
+
+  template <class Joined>
+  [[gnu::always_inline]] place find_aligned(std::size_t need, const Joined& joined, bool may_wait) {
+    place found;
+    found.range = pick(need, joined, may_wait, found.waits);
+    if (found.waits) {
+      // Neighbours that need no wait are better, but not worth a long search when a wait will do.
+      const auto neighbours = pick_run(need, joined, false, found ? scan_limit : no_limit);
+      if (neighbours != none) found = {neighbours, false};
+    }
+    if (!found && may_wait) found.range = pick_run(need, joined, true, no_limit);
+    return found;
+  }
+
+  [[gnu::always_inline]] void take_aligned(const place& found, std::size_t need, block& into,
+                                           fence& ready) {
+    if (spare_.empty()) make_room(1);
+    unlink(found.range);
+    auto index = found.range;
+    if (nodes_[index].bytes != need) index = split(index, need);
+    auto& taken = nodes_[index];
+    taken.used = true;
+    used_bytes_ += need;
+    largest_ = std::max(largest_, need);
+    into.data = taken.base;
+    into.bytes = need;
+    into.index = index;
+    // What the lane has joined already it need not look at again.
+    if (found.waits) ready = taken.ready;
+  }
 
   // A range that needs no wait, of the smallest class that has one. Else the oldest of the
   // request's own class, which need not be cut up, and only then the oldest of all.

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "tidepool/core/fence.hpp"
+#include "tidepool/core/clocks.hpp"
 #include "tidepool/device/device.hpp"
 #include "tidepool/memory/stall_causes.hpp"
 #include "tidepool/trace/record.hpp"
@@ -30,7 +30,8 @@ class tracer {
   static constexpr std::size_t off = static_cast<std::size_t>(-1);
   explicit tracer(Device& dev) : dev_(&dev) {}
 
-  [[nodiscard]] bool on() const { return on_; }
+  bool on = false;  // read by who would otherwise have to call; written here alone
+
   // One of an offloader's own; others have no name.
   void name_copy_lane(lane_id lane, std::string name) {
     if (copy_lanes_.size() <= index_of(lane)) copy_lanes_.resize(index_of(lane) + 1);
@@ -50,7 +51,7 @@ class tracer {
     levels_.clear();
     passes_.clear();
     dev_->synchronize();
-    on_ = true;
+    on = true;
     bytes_at_start_ = bytes_now;
     without_at_start_ = without_now;
     mark(origin);
@@ -61,8 +62,8 @@ class tracer {
   }
 
   // An index to give to `end`, or `off`.
-  [[nodiscard]] std::size_t begin(lane_id /*lane*/, typename Device::stream_ref stream) {
-    return on_ ? mark(stream) : off;
+  [[nodiscard]] std::size_t begin(typename Device::stream_ref stream) {
+    return on ? mark(stream) : off;
   }
 
   void end(std::size_t from, lane_id lane, typename Device::stream_ref stream,
@@ -83,7 +84,7 @@ class tracer {
   // offload, which only the trainer's own streams change.
   void level(lane_id lane, typename Device::stream_ref stream, std::size_t taken, std::size_t given,
              std::size_t without) noexcept {
-    if (!on_) return;
+    if (!on) return;
     try {
       levels_.push_back({mark(stream), taken, given, without, !copies(lane)});
     } catch (...) {  // a curve without this step; memory is given back in destructors too
@@ -93,7 +94,7 @@ class tracer {
   // A pass begins, or ends, behind what `stream` has been given.
   void pass(typename Device::stream_ref stream, std::size_t chunk, bool backward, bool begins,
             int microbatch, int model_chunk) noexcept {
-    if (!on_) return;
+    if (!on) return;
     try {
       passes_.push_back({mark(stream), chunk, begins, {backward, microbatch, model_chunk, 0, 0}});
     } catch (...) {  // a picture without this pass
@@ -103,9 +104,9 @@ class tracer {
   // Blocks the host until the device is idle. `stream_of(lane)` is a lane's stream.
   template <class Streams>
   [[nodiscard]] trace::record finish(std::size_t lane_count, const Streams& stream_of) {
-    if (!on_) return {};
+    if (!on) return {};
     dev_->synchronize();
-    on_ = false;
+    on = false;
     trace::record result;
     result.title = title_;
     std::size_t computes = 0;
@@ -156,7 +157,7 @@ class tracer {
 
   void add(std::size_t from, lane_id lane, typename Device::stream_ref stream,
            const span_label& label) {
-    if (from < first_ || !on_) return;
+    if (from < first_ || !on) return;
     const auto to = mark(stream);
     auto& raw = spans_.emplace_back();
     raw.from = from;
@@ -246,7 +247,6 @@ class tracer {
   }
 
   Device* dev_;
-  bool on_ = false;
   std::vector<std::string> copy_lanes_{"offload", "reload"};  // names by lane
   std::string title_;
   std::size_t bytes_at_start_ = 0;

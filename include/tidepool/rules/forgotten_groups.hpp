@@ -12,11 +12,13 @@ namespace tidepool::inline v0_2_0::detail {
 // its turn.
 class forgotten_groups {
  public:
-  [[nodiscard]] bool any() const { return !places_.empty(); }
+  bool any = false;
+
   [[nodiscard]] bool has(std::size_t chunk, std::size_t group) const {
     return chunk < places_.size() && group < places_[chunk].size() && places_[chunk][group];
   }
   void add(std::size_t chunk, std::size_t group) {
+    any = true;
     if (places_.size() <= chunk) places_.resize(chunk + 1);
     if (places_[chunk].size() <= group) places_[chunk].resize(group + 1);
     places_[chunk][group] = true;
@@ -24,7 +26,10 @@ class forgotten_groups {
   void remove(std::size_t chunk, std::size_t group) {
     if (has(chunk, group)) places_[chunk][group] = false;
   }
-  void clear() noexcept { places_.clear(); }
+  void clear() noexcept {
+    any = false;
+    places_.clear();
+  }
 
   // Of a step from elsewhere, which has never been run here.
   void learn(const plan::profile& step) {

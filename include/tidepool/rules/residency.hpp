@@ -23,6 +23,8 @@ struct verdict {
 
 class residency {
  public:
+  bool everything_leaves = false;  // known after the warm-up, so that a commit need not ask
+
   // Groups of other layers than these stay; none are named: that does not count.
   explicit residency(const std::vector<int>& offload_layers) {
     for (const auto layer : offload_layers) {
@@ -35,7 +37,7 @@ class residency {
   void settle(plan::actions planned, bool by_place = false) {
     planned_ = std::move(planned);
     by_place_ = by_place;
-    everything_leaves_ =
+    everything_leaves =
         !by_place && layers_.empty() &&
         std::all_of(planned_.begin(), planned_.end(), [](const auto& row) {
           return std::all_of(row.begin(), row.end(), [](auto each) { return each == leaves; });
@@ -76,9 +78,6 @@ class residency {
     });
     return by_place_ && found != places.end() ? *found : places.front();
   }
-  // Known after the warm-up step, so that a commit need not ask.
-  [[nodiscard]] bool everything_leaves() const { return everything_leaves_; }
-
   void add(std::size_t bytes) { kept_ += bytes; }
   void take(std::size_t bytes) { kept_ -= bytes; }
 
@@ -97,7 +96,6 @@ class residency {
   std::size_t limit_ = unlimited;
   std::size_t piece_ = 0;
   std::size_t kept_ = 0;  // bytes that stay and are not restored yet
-  bool everything_leaves_ = false;
   bool by_place_ = false;
 };
 

@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "tidepool/core/fence.hpp"
+#include "tidepool/core/clocks.hpp"
 
 namespace tidepool::inline v0_2_0 {
 

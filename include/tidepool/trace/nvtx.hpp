@@ -53,11 +53,15 @@ struct nvtx_domain {
 inline constexpr bool nvtx_compiled_in = false;
 #endif
 
+class nvtx_names;
+
 /// A range of the calling thread, which ends with the object, in the order of a stack.
 ///
 /// Neither copied nor moved: hold it in a local variable.
 class nvtx_range {
  public:
+  /// Opens the range of a module, by its index among `names`, and a layer (negative: none).
+  nvtx_range(const nvtx_names& names, nvtx_action what, std::size_t module, int layer) noexcept;
   nvtx_range(const nvtx_range&) = delete;
   nvtx_range& operator=(const nvtx_range&) = delete;
   ~nvtx_range() {
@@ -67,9 +71,6 @@ class nvtx_range {
   }
 
  private:
-  friend class nvtx_names;
-  explicit nvtx_range(void* domain) noexcept : domain_(domain) {}
-
   [[maybe_unused]] void* domain_;  // null: no range was opened
 };
 
@@ -105,22 +106,23 @@ class nvtx_names {
 
   /// A range `offload` of a module, by its index.
   [[nodiscard]] nvtx_range offload(std::size_t module, int layer = -1) const noexcept {
-    return nvtx_range(open(module, nvtx_action::offload, layer));
+    return {*this, nvtx_action::offload, module, layer};
   }
   /// A range `reload` of a module, by its index.
   [[nodiscard]] nvtx_range reload(std::size_t module, int layer = -1) const noexcept {
-    return nvtx_range(open(module, nvtx_action::reload, layer));
+    return {*this, nvtx_action::reload, module, layer};
   }
   /// A range `commit` of a module, by its index.
   [[nodiscard]] nvtx_range commit(std::size_t module, int layer = -1) const noexcept {
-    return nvtx_range(open(module, nvtx_action::commit, layer));
+    return {*this, nvtx_action::commit, module, layer};
   }
   /// A range `restore` of a module, by its index.
   [[nodiscard]] nvtx_range restore(std::size_t module, int layer = -1) const noexcept {
-    return nvtx_range(open(module, nvtx_action::restore, layer));
+    return {*this, nvtx_action::restore, module, layer};
   }
 
  private:
+  friend class nvtx_range;
   static constexpr std::array<const char*, 4> actions{"offload", "reload", "commit", "restore"};
 
   struct entry {
@@ -159,6 +161,10 @@ class nvtx_names {
   [[maybe_unused]] void* domain_ = nullptr;
   std::vector<entry> entries_;
 };
+
+inline nvtx_range::nvtx_range(const nvtx_names& names, nvtx_action what, std::size_t module,
+                              int layer) noexcept
+    : domain_(names.open(module, what, layer)) {}
 
 }  // namespace TIDEPOOL_DETAIL_NVTX_FORM
 }  // namespace tidepool::trace

@@ -204,8 +204,8 @@ class rehearsal {
         for (const auto& of : members_[each.chunk][each.index]) {
           if (outlives_[of.storage]) extra_[of.storage] = held_[of.held].share();
         }
-        engine_->commit(*opened(each.chunk), group.module, group.layer, engine_->lane_of(stream),
-                        handles_of(each), tidepool::detail::commit_kind::or_discard);
+        engine_->commit(*opened(each.chunk), group.module, group.layer, stream, handles_of(each),
+                        tidepool::detail::commit_kind::or_discard);
         break;
       }
       case event_kind::end_forward:

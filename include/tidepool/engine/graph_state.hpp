@@ -1,0 +1,36 @@
+// What graphs have left where, between captures or launches and eager work.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <variant>
+#include <vector>
+
+#include "tidepool/core/clocks.hpp"
+#include "tidepool/device/device.hpp"
+#include "tidepool/engine/memory_layout.hpp"
+#include "tidepool/engine/storage.hpp"
+
+namespace tidepool::inline v0_2_0::detail {
+
+// What a device's captures end in; nothing where it has none.
+template <device Device>
+struct graph_of {
+  using type = std::monostate;
+};
+template <capturing_device Device>
+struct graph_of<Device> {
+  using type = typename Device::graph;
+};
+
+// The rules are in capture.hpp.
+struct graph_state {
+  bool replayed = false;  // graphs have run since the last eager call
+  lane_id replayed_on{};
+  std::shared_ptr<const memory_layout> layout_before;  // of the latest capture
+  std::shared_ptr<const memory_layout> truth;          // where contents are; null: as handles say
+  std::uint64_t destroyed_at_launch = 0;               // storages, by the latest launch
+  std::vector<storage*> orphans;  // whose handles went while a capture was broken
+};
+
+}  // namespace tidepool::detail

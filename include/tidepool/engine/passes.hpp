@@ -1,0 +1,125 @@
+// The passes of a step: their begin and end, and groups that nobody restores.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "tidepool/engine/engine.hpp"
+
+namespace tidepool::inline v0_2_0::detail {
+
+template <device Device>
+auto engine<Device>::begin(const chunk_info& info) -> chunk_state& {
+  if (info.release && !info.forward_only) {
+    throw misuse_error("begin of microbatch " + std::to_string(info.microbatch) +
+                       ": release gives up at each commit what backward needs; add forward_only,"
+                       " or leave release out");
+  }
+  if (spare_.empty()) {
+    make_room(spare_, chunks_.size() + 1);
+    spare_.push_back(&*chunks_.emplace_back(std::make_unique<chunk_state>()));
+  }
+  const auto begun = learner_.begun();
+  if (!info.forward_only) {
+    learner_.expect_chunk(info.model_chunk);
+    live_.make_room(begun + 1);
+  }
+  coalesce_after_evaluation();  // nothing below may throw
+  auto& fresh = *spare_.back();
+  spare_.pop_back();
+  fresh.start(info, info.forward_only ? 0 : begun);
+  if (info.forward_only) {
+    learner_.evaluation_begins();
+    placement_.evaluation_begins(begun == 0);
+  } else {
+    live_.add(fresh);
+    if (learner_.chunk_begins(info.model_chunk, info.microbatch)) start_recording();
+    trace_pass(fresh, false, true);
+  }
+  ++references_;
+  return fresh;
+}
+
+template <device Device>
+void engine<Device>::end_forward(chunk_state& chunk) {
+  if (chunk.info.forward_only) return;
+  settle();
+  if (!chunk.forward_done) trace_pass(chunk, false, false);
+  chunk.end_forward();
+  if (recorder_ != nullptr) recorder_->forward_ended(chunk.ordinal);
+  reload_ahead();
+}
+
+template <device Device>
+void engine<Device>::check_finished(const chunk_state& chunk) const {
+  if (!chunk.discarded.empty()) {
+    const auto& first = chunk.discarded.front();
+    refuse_recompute("finish", chunk, first.what, first.layer,
+                     "discarded and never computed again; call recompute in backward before the"
+                     " tensor is read");
+  }
+  if (chunk.waiting == 0) return learner_.expect_no_more(chunk.ordinal, chunk.groups.size());
+  std::string first;
+  for (std::uint32_t i = 0; i < chunk.groups.size() && first.empty(); ++i) {
+    const auto& each = chunk.groups[i];
+    if (each.state != group_state::restored) first = name_of_group(chunk, each.module, each.layer);
+  }
+  throw misuse_error(
+      "finish: " + std::to_string(chunk.waiting) +
+      " groups were committed and never restored, the first of them " + first +
+      "; restore every commit in backward, mark the chunk forward_only, or destroy it"
+      " to give its pass up");
+}
+
+template <device Device>
+void engine<Device>::forget(chunk_state& chunk, module_id module, int layer) {
+  if (chunk.info.forward_only) return;
+  settle();
+  const auto index = waiting_group(chunk, module, layer, "forget");
+  auto& which = chunk.groups[index];
+  if (which.awaited) forgotten_.add(chunk.ordinal, index);
+  if (recorder_ != nullptr) record_forget(chunk, which);
+  forget_group(chunk, which);
+  chunk.mark_restored(which);
+}
+
+template <device Device>
+void engine<Device>::forget_group(chunk_state& chunk, group& which) {
+  if (which.kept > 0) forget_kept(chunk, which);
+  ahead_.forget(which.ahead);
+  auto* items = chunk.saved_of(which);
+  for (std::uint32_t i = 0; i < which.count; ++i) {
+    if (items[i].store != nullptr) forget_save(*items[i].store);
+  }
+}
+
+template <device Device>
+void engine<Device>::end_chunk(chunk_state& chunk, bool finished) noexcept {
+  if (!chunk.info.forward_only) {
+    const bool unfinished = chunk.waiting > 0 || !chunk.discarded.empty() || !chunk.backward_begun;
+    const bool given_up =
+        learner_.chunk_ends(chunk.ordinal, chunk.groups.size(), !finished, unfinished);
+    for (std::uint32_t i = 0; i < chunk.groups.size(); ++i) {
+      auto& each = chunk.groups[i];
+      if (each.state != group_state::restored) forget_group(chunk, each);
+    }
+    live_.remove(chunk);
+    if (chunk.backward_begun) trace_pass(chunk, true, false);
+    if (given_up && !chunk.backward_begun && chunk.ordinal + 1 == learner_.begun()) {
+      learner_.forget_latest_chunk();
+      live_.reuse_latest(chunk);
+    } else {
+      try {  // one that saved nothing takes its place in the order all the same
+        if (!chunk.backward_begun) begin_backward(chunk);
+      } catch (...) {  // a warm-up without it only keeps less on the device
+      }
+    }
+  } else {
+    placement_.evaluation_ended();
+  }
+  spare_.push_back(&chunk);
+  release(this);
+}
+
+}  // namespace tidepool::detail

@@ -1,0 +1,183 @@
+// A restore, from its call to the join of who reads.
+#pragma once
+
+#include <algorithm>
+
+#include "tidepool/engine/engine.hpp"
+#include "tidepool/engine/misuse.hpp"
+
+namespace tidepool::inline v0_2_0::detail {
+
+template <device Device>
+void engine<Device>::restore(chunk_state& chunk, module_id module, int layer, stream_ref stream,
+                             std::span<handle* const> handles) {
+  if constexpr (capturing_device<Device>) expect_truth_for(stream);
+  const auto lane = order_.of(stream);
+  if (chunk.info.forward_only) {
+    if (chunk.info.release) refuse_released("restore", chunk, module, layer);
+    return;
+  }
+  [[maybe_unused]] const named_range<> range{ranges_, trace::nvtx_action::restore, module, layer};
+  [[maybe_unused]] const group_subject<Device> subject{*this, chunk, module, layer};
+  last_lane_ = lane;
+  const auto from = recorder_ == nullptr ? 0 : recorder_->arrive(order_.stream(lane));
+  const auto index = fetch(chunk, module, layer, lane, handles);
+  if (chunk.groups[index].state == group_state::discarded) {
+    refuse("restore", chunk, module, layer,
+           "by plan it was discarded, to be computed again; give restore_or_recompute the function"
+           " that does");
+  }
+  hand_over(chunk, index, lane, handles, from);
+}
+
+// Makes what its handles will be filled with ready for `lane`; of what was discarded nothing is.
+template <device Device>
+std::uint32_t engine<Device>::fetch(chunk_state& chunk, module_id module, int layer, lane_id lane,
+                                    std::span<handle* const> handles) {
+  const auto index = waiting_group(chunk, module, layer, "restore");
+  auto& which = chunk.groups[index];
+  auto* const items = chunk.saved_of(which);
+  // All is looked at before anything changes.
+  const bool away = expect_committed(chunk, which, items, handles);
+  if (!chunk.backward_begun) begin_backward(chunk);
+  if (away) which.state = group_state::away;
+  if (which.state == group_state::discarded) return index;
+  if (which.state == group_state::away) {
+    ahead_.forget(which.ahead);
+    require_reload(chunk, index);
+  }
+  // All joins first: should one fail, the group may be restored again.
+  for (std::uint32_t i = 0; i < which.count; ++i) {
+    if (items[i].store == nullptr || items[i].in_hand) continue;
+    order_.join(lane, items[i].store->reloaded, join_site::consumer);
+  }
+  // What never left comes after the work that produced it; behind a reload that is known already.
+  if (lane != which.lane) {
+    order_.join_work(lane, which.lane, which.position, join_site::consumer);
+  }
+  return index;
+}
+
+template <device Device>
+std::uint32_t engine<Device>::waiting_group(chunk_state& chunk, module_id module, int layer,
+                                            const char* call) {
+  const auto index = chunk.find(module, layer);
+  if (index != no_group) return index;
+  refuse(call, chunk, module, layer,
+         chunk.ever_had(module, layer) ? "it was restored before; restore each commit once"
+                                       : "it was never committed in this chunk; commit it in"
+                                         " forward");
+}
+
+// Refuses handles that a group cannot come back into. True when some of what they will be filled
+// with is to be reloaded.
+template <device Device>
+[[gnu::always_inline]] inline bool engine<Device>::expect_committed(
+    const chunk_state& chunk, const group& which, saved* items,
+    std::span<handle* const> handles) const {
+  if (handles.size() != which.count) refuse_count(chunk, which, handles.size());
+  const auto refused = [&](std::uint32_t argument, const char* why) {
+    refuse_argument("restore", chunk, which, argument, why);
+  };
+  bool away = false;
+  for (std::uint32_t i = 0; i < which.count; ++i) {
+    auto& item = items[i];
+    const auto& given = *handles[i];
+    const auto* const full = given.store_;  // null: it is empty
+    // A view of which a dense copy was made, but which was never released. Its copy is given up
+    // once nothing can fail any more: until then the handle may be reset.
+    item.in_hand = item.store != nullptr && full != nullptr && item.store->origin == full->number &&
+                   item.store->part == given.part_;
+    if (item.store == nullptr || item.in_hand) {
+      // It stayed in the hand of its handle, which must not have been given other memory since.
+      if (!item.by_plan || (full != nullptr && full->number == item.number)) continue;
+      refused(i, full != nullptr
+                     ? "holds other memory, but its tensor stayed in the handle that was"
+                       " committed; give each microbatch in flight handles of its own"
+                     : "is empty, but its tensor stayed in the handle that was committed;"
+                       " pass that one, and keep it until then");
+    }
+    if (std::find(handles.begin(), handles.begin() + i, handles[i]) != handles.begin() + i) {
+      refused(i, "is given twice; pass what was committed, in the same order");
+    }
+    if (full != nullptr && full != item.store) {
+      refused(i, "holds other memory; reset it before its tensor comes back");
+    }
+    if (item.part.offset > 0 && !given.is_view_) {
+      refused(i, "is a buffer, but what was committed is a view of a part; pass a view");
+    }
+    if (full == nullptr && given.saved_as_ != 0 && given.saved_as_ != item.store->number) {
+      refuse_spare(chunk, which, i, given.saved_as_);
+    }
+    // What was on the device when the group's turn came may have had to give way since.
+    if (item.store->on_device.data == nullptr && !item.store->discarded) away = true;
+  }
+  return away;
+}
+
+template <device Device>
+void engine<Device>::begin_backward(chunk_state& chunk) {
+  if (tracing_) {
+    if (!chunk.forward_done) trace_pass(chunk, false, false);
+    trace_pass(chunk, true, true);
+  }
+  chunk.begin_backward();
+  live_.backward_begins(chunk);
+  if (learner_.follows <= followed::trial) learner_.backward_begins(chunk.ordinal);
+}
+
+template <device Device>
+void engine<Device>::hand_over(chunk_state& chunk, std::uint32_t index, lane_id lane,
+                               std::span<handle* const> handles, std::size_t from) {
+  auto& which = chunk.groups[index];
+  auto* items = chunk.saved_of(which);
+  ahead_.forget(which.ahead);
+  for (std::uint32_t i = 0; i < which.count; ++i) {
+    if (items[i].in_hand) forget_save(*std::exchange(items[i].store, nullptr));
+    auto* store = items[i].store;
+    if (store == nullptr) {  // stayed, and is used on this stream from now on like the others
+      if (*handles[i] && handles[i]->store_->owner == this) {
+        handles[i]->lane_ = lane;
+        note_handed_over(*handles[i]->store_);
+      }
+      continue;
+    }
+    forget_idle(*store);
+    store->discarded = false;
+    if (recorder_ != nullptr && recorder_->outlives(store->number, false)) learner_.shapes_vary();
+    if (!*handles[i]) handles[i]->store_ = share(*store);
+    handles[i]->saved_as_ = 0;
+    hand_to(*store, handles[i]->lane_ = lane);
+    // A buffer tells no width: it shows its storage to the end, whatever of it was committed.
+    handles[i]->part_ =
+        handles[i]->is_view_ ? items[i].part : rectangle{0, store->bytes, 1, store->bytes};
+    forget_save(*store);
+    note_handed_over(*store);
+  }
+  if (which.kept > 0) forget_kept(chunk, which);
+  if (!which.awaited) forgotten_.remove(chunk.ordinal, index);
+  chunk.mark_restored(which);
+  if (recorder_ != nullptr) {
+    recorder_->called(from, plan::event_kind::restore, index, chunk.ordinal, order_.stream(lane));
+  }
+  reload_ahead();
+}
+
+template <device Device>
+void engine<Device>::wait_for(const handle& saved, lane_id lane) {
+  if (saved.store_ == nullptr) throw misuse_error("wait_for: this handle holds no memory");
+  const auto& store = *saved.store_;
+  order_.join(lane, store.reloaded, join_site::consumer);
+  if (lane != store.handed_to) {
+    order_.join_work(lane, store.handed_to, store.handed_at, join_site::consumer);
+  }
+}
+
+template <device Device>
+void engine<Device>::expect_full(int layer, std::span<handle* const> handles) {
+  for (std::size_t i = 0; i < handles.size(); ++i) {
+    if (handles[i]->saved_as_ != 0 && !*handles[i]) throw_left_empty(layer, i + 1);
+  }
+}
+
+}  // namespace tidepool::detail
