@@ -20,6 +20,7 @@
 #include "tidepool/chunk.hpp"
 #include "tidepool/core/plan_source.hpp"
 #include "tidepool/engine/borrower.hpp"
+#include "tidepool/engine/misuse.hpp"
 #include "tidepool/engine/plan_maker.hpp"
 #include "tidepool/engine/recorded_wait.hpp"
 #include "tidepool/engine/traced_span.hpp"
