@@ -517,7 +517,6 @@ TEST_CASE("recording: what stays for another group is told as if it left") {
     const auto s = stream.ref();
     using engine = tidepool::detail::engine<virtual_device>;
     engine* const on = new engine(dev, automatic(20), {"core_attn", "moe_act"}, {true, true});
-    const auto lane = on->lane_of(s);
     const auto step = [&] {
       auto& open = on->begin({0, 0});
       auto x = on->allocate(size, size, s);
@@ -525,13 +524,13 @@ TEST_CASE("recording: what stays for another group is told as if it left") {
       auto beyond = third ? x.share() : buffer<virtual_device>();
       handle<virtual_device>* const first[]{&x};
       handle<virtual_device>* const second[]{&again};
-      on->commit(open, module_id{0}, 0, lane, first, commit_kind::plain);
-      on->commit(open, module_id{1}, 0, lane, second, commit_kind::plain);
+      on->commit(open, module_id{0}, 0, s, first, commit_kind::plain);
+      on->commit(open, module_id{1}, 0, s, second, commit_kind::plain);
       beyond.reset(s);
       on->end_forward(open);
-      on->restore(open, module_id{1}, 0, lane, second);
+      on->restore(open, module_id{1}, 0, s, second);
       again.reset(s);
-      on->restore(open, module_id{0}, 0, lane, first);
+      on->restore(open, module_id{0}, 0, s, first);
       x.reset(s);
       on->end_chunk(open, true);
       static_cast<void>(on->end_step());
