@@ -115,7 +115,7 @@ def mutants_of(header):
         if found and ";" not in found.group(2):
             yield Mutant(header, number, "condition turned round", code, found.start(2),
                          found.end(2), f"!({found.group(2)})", "operator")
-        statement = re.match(r"\s+(?!return|const |auto |break|continue|case|default|else|if|for|while"
+        statement = re.match(r"\s+(?!return|const |constexpr |auto |break|continue|case|default|else|if|for|while"
                              r"|\}|\[\[|[\w:<>]+ \w+(\{.*\})?;|[\w:<>*&]+ [\w]+ = )[\w(*+-].*;$", code)
         declares = re.match(r"\s*[\w:<>,]+[*&]*(?: const)? +[*&]?\w+(?:\s*=|\(|\{|;)",
                             re.sub(r"<[^;()]*>", "", code))
@@ -292,6 +292,10 @@ def switchable(folder, mutants, jobs):
             more = {number for number, mutant in enumerate(mutants)
                     if any((mutant.header, mutant.line + down) in wrong for down in range(9))}
             more -= alone
+        if not more:  # or anywhere above, under the name that is missing
+            names = set(re.findall("[\u2018'](\\w+)[\u2019'] (?:was not declared|has not been)", text))
+            more = {number for number, mutant in enumerate(mutants)
+                    if names & set(re.findall(r"\w+", mutant.old))} - alone
         if not more:
             sys.exit(f"mutate.py: does not compile, and no mutant is the reason:\n{text[-3000:]}")
         alone |= more
