@@ -34,14 +34,14 @@ class [[nodiscard]] graph {
         content_(std::move(other.content_)),
         before_(std::move(other.before_)),
         after_(std::move(other.after_)),
-        number_(other.number_) {}
+        to_neighbour_(other.to_neighbour_) {}
   /// The other gets what this one had.
   graph& operator=(graph&& other) noexcept {
     std::swap(engine_, other.engine_);
     std::swap(content_, other.content_);
     std::swap(before_, other.before_);
     std::swap(after_, other.after_);
-    std::swap(number_, other.number_);
+    std::swap(to_neighbour_, other.to_neighbour_);
     return *this;
   }
   // A compiler that refuses a copy shows these lines.
@@ -58,7 +58,7 @@ class [[nodiscard]] graph {
   /// is under way; `lender_error` where the graph begins a step and copies to memory whose lender
   /// is gone; `device_error`.
   void launch(typename Device::stream_ref stream) {
-    detail::expect_lender(engine_->memory(), number_, *before_);
+    if (to_neighbour_) detail::expect_lender(engine_->memory(), *before_);
     engine_->replay(content_, before_, after_, engine_->lane_of_launch(stream));
   }
 
@@ -69,12 +69,12 @@ class [[nodiscard]] graph {
   using layout = std::shared_ptr<const detail::memory_layout>;
 
   graph(detail::engine<Device>& owner, typename Device::graph&& content, layout before,
-        layout after)
+        layout after, bool to_neighbour)
       : engine_(&owner),
         content_(std::move(content)),
         before_(std::move(before)),
         after_(std::move(after)),
-        number_(owner.memory().order().graphs()) {
+        to_neighbour_(to_neighbour) {
     owner.retain();
   }
 
@@ -82,7 +82,7 @@ class [[nodiscard]] graph {
   typename Device::graph content_;
   layout before_;
   layout after_;
-  std::uint64_t number_ = 0;  // in the order of captures, from 1
+  bool to_neighbour_ = false;  // it offloads there
 };
 
 }  // namespace tidepool

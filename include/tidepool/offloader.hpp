@@ -184,6 +184,7 @@ class offloader {
     requires capturing_device<Device>
   [[nodiscard]] auto capture(stream_ref stream, Body&& body) {
     const auto origin = engine_->lane_to_release(stream);
+    const auto before = detail::bytes_to_neighbour(engine_->memory());
     engine_->begin_capture(origin);
     try {
       std::forward<Body>(body)();
@@ -193,7 +194,8 @@ class offloader {
     }
     auto content = engine_->end_capture(origin);
     return graph<Device>(*engine_, std::move(content), engine_->layout_before_capture(),
-                         engine_->layout_after_capture());
+                         engine_->layout_after_capture(),
+                         detail::bytes_to_neighbour(engine_->memory()) != before);
   }
 
   // ---- memory of another process ----

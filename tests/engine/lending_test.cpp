@@ -650,16 +650,50 @@ TEST_CASE("lending: a launch asks for the lender where its graph begins a step")
   auto forward = off.capture(desk.stream(), [&] { chunk = graph_forward(desk, off, saved); });
   auto backward = off.capture(desk.stream(), [&] { graph_backward(desk, off, saved, *chunk); });
   chunk.reset();
+  int updates = 0;
+  auto update = off.capture(desk.stream(),
+                            [&] { desk.dev.launch(desk.stream(), 10, [&updates] { ++updates; }); });
   whole.launch(desk.stream());
   forward.launch(desk.stream());
   lent.take_back();
   backward.launch(desk.stream());
+  update.launch(desk.stream());  // nothing of it goes there
+  desk.dev.synchronize();
+  CHECK(updates == 1);
   for (auto* each : {&whole, &forward}) {
     CHECK(says(words_of<tidepool::lender_error>([&] { each->launch(desk.stream()); }),
                "wants its memory back; nothing is lost. Graphs copy to that memory"));
   }
   before.launch(desk.stream());
   CHECK(desk.wrong() == 0);
+}
+
+TEST_CASE("lending: a launch comes after the trainer's other streams, which were there before") {
+  std::size_t late = 0;
+  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    virtual_device neighbour;
+    const auto lent = lend(neighbour, 4096, "rank 1");
+    rig desk(machine{.order_seed = seed});
+    auto second = desk.dev.make_stream();
+    offloader off(desk.dev, no_reload_ahead());
+    step(desk, off, 2);
+    off.allocate(size, second.ref()).reset(second.ref());
+    off.borrow(lent.handle());
+    step(desk, off, 2);
+    std::uint32_t rounds = 0;
+    auto graph = off.capture(desk.stream(),
+                             [&] { desk.dev.launch(desk.stream(), 10, [&rounds] { ++rounds; }); });
+    graph.launch(desk.stream());
+    for (std::uint32_t i = 1; i <= 3; ++i) {
+      auto seen = desk.dev.make_event();
+      desk.dev.record(seen, desk.stream());
+      desk.dev.wait(second.ref(), seen);
+      desk.dev.launch(second.ref(), 5000, [&, i] { late += rounds != i; });
+      graph.launch(desk.stream());
+    }
+    desk.dev.synchronize();
+  }
+  CHECK(late == 0);
 }
 
 TEST_CASE("lending: an automatic plan counts on what is borrowed, and goes on without it") {
@@ -685,6 +719,14 @@ TEST_CASE("lending: an automatic plan counts on what is borrowed, and goes on wi
     lent.reset();
     for (int i = 0; i < 2; ++i) step(desk, off, 12);
     CHECK(off.profile().peer_link.has_value() == borrows);
+    if (borrows) {  // the next lender's memory is used as well
+      lent = lend(neighbour, 3 * 4096, "rank 2");
+      off.borrow(lent->handle());
+      const auto so_far = sent_to(off, "peer");
+      for (int i = 0; i < 2; ++i) step(desk, off, 12);
+      CHECK(sent_to(off, "peer") > so_far);
+      lent.reset();
+    }
     return plan;
   };
   const auto without = plan_of(false);

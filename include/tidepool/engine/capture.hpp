@@ -177,8 +177,11 @@ void engine<Device>::replay(device_graph& graph, const std::shared_ptr<const mem
   graphs_.destroyed_at_launch = store_.destroyed();
   graphs_.replayed_on = lane;
   graphs_.replayed = true;
-  // Memory that is given back is filled at once, by calls that do not meet the graph, too.
-  if (opts_.poison) meet_after_launch();
+  if (!opts_.poison) return;
+  try {  // what is given back is filled at once, by calls that do not meet the graph, too
+    meet_after_launch();
+  } catch (const error&) {  // it has been launched; the next call meets
+  }
 }
 
 // Throws unless memory is as it was when a capture began. A set of graphs that was left in the

@@ -18,14 +18,18 @@ namespace tidepool::inline v0_2_0::detail {
                      lent.lender());
 }
 
-// A graph, the `number`-th, is to be launched; `before` is what it finds in memory. Where something
-// lies with the lender, that is the rest of a step, and comes back all the same.
+// What has been offloaded to a neighbour so far, in captures as well.
 template <device Device>
-void expect_lender(const storages<Device>& store, std::uint64_t number,
-                   const memory_layout& before) {
-  if (!store.has(place_kind::peer)) return;
+[[nodiscard]] std::uint64_t bytes_to_neighbour(const storages<Device>& store) {
+  return store.has(place_kind::peer) ? store.at(place_kind::peer).bytes_offloaded : 0;
+}
+
+// A graph that offloads to a lender is to be launched; `before` is what it finds in memory. Where
+// something lies with the lender, that is the rest of a step, and comes back all the same.
+template <device Device>
+void expect_lender(const storages<Device>& store, const memory_layout& before) {
   const auto& peer = store.at(place_kind::peer);
-  if (peer.lent == nullptr || number <= peer.graphs_before_loan || peer.lent->here()) return;
+  if (peer.lent == nullptr || peer.lent->here()) return;
   const bool begun = std::ranges::any_of(
       before, [&](const storage_place& each) { return peer.lent->holds(each.copy); });
   if (!begun) throw_lender_gone("launch", *peer.lent);

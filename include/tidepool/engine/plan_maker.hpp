@@ -46,6 +46,8 @@ class plan_maker {
 
   [[nodiscard]] options settings() const;
 
+  [[nodiscard]] bool has_neighbour() const;
+
   void measure_links();
 
   void measure_peer();

@@ -85,11 +85,18 @@ options plan_maker<Device>::settings() const {
 }
 
 template <device Device>
+bool plan_maker<Device>::has_neighbour() const {
+  const auto& places = owner_->settings().places;
+  return lent() != nullptr || std::ranges::find(places, place_kind::peer) != places.end();
+}
+
+template <device Device>
 void plan_maker<Device>::measure_links() {
   if (!link_measured_) {
     link_ = plan::measure_link(owner_->device(), meet_, owner_->counters().host_reserved / 4);
   }
   link_measured_ = true;
+  if (!has_neighbour()) peer_link_.reset();  // the next lender's may be another
   if (!peer_link_) measure_peer();
 }
 
@@ -113,7 +120,7 @@ void plan_maker<Device>::measure_peer() {
 template <device Device>
 void plan_maker<Device>::enter_links(plan::profile& step) const {
   step.link = link_;
-  step.peer_link = peer_link_;
+  step.peer_link = has_neighbour() ? peer_link_ : std::nullopt;
   step.peer_shares_link = peer_shares_link_;
 }
 

@@ -58,7 +58,7 @@ class lanes final : public clocks {
   /// The stream of a lane.
   [[nodiscard]] typename Device::stream_ref stream(lane_id lane) const { return at(lane).stream; }
   /// Those that there are so far are an offloader's own.
-  void own_all() { own_ = count_; }
+  void own_all() { own_ = leading_ = count_; }
   /// Lanes for `more` streams of the offloader's own, which `open` makes; where it throws, they are
   /// gone. In the others' way they are not: those come later, or were there before.
   template <class Open>
@@ -144,7 +144,7 @@ class lanes final : public clocks {
   /// have.
   void gather(lane_id into, join_site site, bool own = true) {
     if (left_out(site)) return assume_met();
-    for (std::size_t other = own ? 0 : own_; other < count_; ++other) {
+    for (std::size_t other = own ? 0 : leading_; other < count_; ++other) {
       if (other == index_of(into)) continue;
       wait(into, other, record(static_cast<lane_id>(other)).position);
     }
@@ -279,8 +279,9 @@ class lanes final : public clocks {
   Device* dev_;
   detail::tracer<Device>* trace_;
   std::array<lane_state, max_lanes> lanes_;
-  std::size_t own_ = 2;   // an offloader's, which come first
-  bool bounded_ = false;  // there has been a capture
+  std::size_t own_ = 2;      // an offloader's
+  std::size_t leading_ = 2;  // those of them that come before the trainer's
+  bool bounded_ = false;     // there has been a capture
   std::uint64_t graphs_ = 0;
   positions before_capture_{};  // positions at the begin of the latest
   positions captured_{};        // and at its end
