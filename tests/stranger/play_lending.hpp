@@ -98,6 +98,8 @@ inline void player::check_lenders() {
     if (each.lent && each.lent->in_use()) find("all is gone, and a loan is in use", "");
     each.lent.reset();
   }
+  // What an exception leaves mapped stays so until the virtual device goes.
+  if (device_.failed()) return;
   if (neighbour_.memory().free != neighbour_.memory().total) find("a lender has not all back", "");
 }
 

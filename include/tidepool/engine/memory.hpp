@@ -92,12 +92,14 @@ void engine<Device>::note_use(storage& store, lane_id lane, const ticket& until)
 
 template <device Device>
 void engine<Device>::drop_quietly(storage& store, lane_id lane) noexcept {
-  if (!closed_ && !lost()) {
+  // Nobody can call it again, as one would after a `reset` that threw: so it is tried twice.
+  for (int left = closed_ || lost() ? 0 : 2; left-- > 0;) {
     try {
       if (graphs_.replayed) meet_after_launch();
       return drop(store, lane, false);  // a pass may be given up here
     } catch (...) {  // no event, so nobody may ever reuse the memory: it stays taken, as if the
                      // handle were still there, or until the capture that broke is over
+      if (left > 0) continue;
       if (keep_orphan(store)) return;
       if (store.handles == 1 && store.saves == 0) {  // the memory stays taken, and no tensor has it
         store_.lose(store);
