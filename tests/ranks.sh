@@ -401,10 +401,10 @@ case $part in
     }
     # size BYTES: so many, or a page of a GPU
     size() { [ "$device" = cuda ] && echo 2MiB || echo "$1"; }
-    # peak_of RANK: of its saved tensors, in bytes, in the run before
-    peak_of() {
-      awk -v rank="\"rank\": $1," 'index($0, rank) { here = 1 }
-        here && /device_peak_bytes/ { gsub(/[^0-9]/, ""); print; exit }' "$folder/ranks"
+    # count_of RANK NAME: of that rank, in the run before
+    count_of() {
+      awk -v rank="\"rank\": $1," -v name="\"$2\"" 'index($0, rank) { here = 1 }
+        here && index($0, name) { gsub(/[^0-9]/, ""); print; exit }' "$folder/ranks"
     }
     # lent RANKS "OPTIONS OF BOTH" OPTION...: the same bits, and groups in the last rank's memory
     lent() {
@@ -415,6 +415,10 @@ case $part in
     }
     for ranks in 2 4; do
       lent $ranks '--layers 8' "${leaves[@]}" --lend "$(size 64KiB)"
+      if has_run; then
+        [ "$(count_of $((ranks - 1)) bytes_offloaded)" = 0 ] && [ "$(count_of 0 bytes_offloaded)" -gt 0 ]
+        verdict "$ranks ranks: the one that lends offloads nothing"
+      fi
       lent $ranks '--layers 8 --eval-every 2' "${leaves[@]}" --lend 16MiB --max-inflight 1
       lent $ranks '--layers 8' --virtual-stages 2 "${leaves[@]}" --lend "$(size 1MiB)"
     done
@@ -425,7 +429,8 @@ case $part in
     if has_run && [ "$device" = virtual ]; then
       grep -Eq '^rank 0: plan: .* \([1-9][0-9]* to the neighbour\)' "$folder/output"
       verdict "2 ranks: the first one's plan counts on what the last one lends"
-      [ "$(peak_of 1)" -le $((420000 - 131072)) ] && [ "$(peak_of 1)" -gt 0 ]
+      peak=$(count_of 1 device_peak_bytes)
+      [ "$peak" -le $((420000 - 131072)) ] && [ "$peak" -gt 0 ]
       verdict '2 ranks: what the last one holds and lends is within its budget'
     fi
     lent 2 '--layers 8' "${leaves[@]}" --lend "$(size 256KiB)" --places host,file:"$folder" --file-budget 16MiB

@@ -67,9 +67,9 @@ def megatron_interface(path):
     sys.modules["their_offload"] = loaded
     spec.loader.exec_module(loaded)
     if not torch.distributed.is_initialized():  # its summary wants ranks
-        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-        os.environ.setdefault("MASTER_PORT", "29511")
-        torch.distributed.init_process_group("gloo", rank=0, world_size=1)
+        # Kept in the process: with a port, two benchmarks on one host would meet.
+        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0,
+                                             world_size=1)
     return loaded.FineGrainedActivationOffloadingInterface
 
 

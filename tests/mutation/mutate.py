@@ -296,6 +296,10 @@ def switchable(folder, mutants, jobs):
             names = set(re.findall("[\u2018'](\\w+)[\u2019'] (?:was not declared|has not been)", text))
             more = {number for number, mutant in enumerate(mutants)
                     if names & set(re.findall(r"\w+", mutant.old))} - alone
+        if not more:  # constant expressions, which no variable can switch: all of their header
+            headers = {header for header, _ in wrong}
+            more = {number for number, mutant in enumerate(mutants) if mutant.header in headers}
+            more -= alone
         if not more:
             sys.exit(f"mutate.py: does not compile, and no mutant is the reason:\n{text[-3000:]}")
         alone |= more

@@ -23,12 +23,18 @@ namespace moe {
   return other;
 }
 
-/// The options of this rank's offloader. What it lends comes out of its device budget, so that both
-/// together keep to that.
+/// The options of this rank's offloader. A rank that lends has memory to spare, so it offloads
+/// nothing: the others would wait for its copies to the host. Under a device budget it may have to.
+/// What it lends comes out of that budget, so that both together keep to it.
 [[nodiscard]] inline tidepool::options options_of_rank(const settings& run, tidepool::options opt) {
   const bool lends = run.lend > 0 && !opt.offload_modules.empty() &&
                      lender_of(run, run.ranks - 1 - run.rank) == run.rank;
-  if (lends && opt.device_budget) *opt.device_budget -= run.lend;
+  if (!lends) return opt;
+  if (opt.device_budget) {
+    *opt.device_budget -= run.lend;
+  } else {
+    opt.offload_modules.clear();
+  }
   return opt;
 }
 
