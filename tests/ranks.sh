@@ -419,7 +419,7 @@ case $part in
         [ "$(count_of $((ranks - 1)) bytes_offloaded)" = 0 ] && [ "$(count_of 0 bytes_offloaded)" -gt 0 ]
         verdict "$ranks ranks: the one that lends offloads nothing"
       fi
-      lent $ranks '--layers 8 --eval-every 2' "${leaves[@]}" --lend 16MiB --max-inflight 1
+      lent $ranks '--layers 8 --eval-every 2' "${leaves[@]}" --lend 16MiB --max-inflight 1,core_attn:2
       lent $ranks '--layers 8' --virtual-stages 2 "${leaves[@]}" --lend "$(size 1MiB)"
     done
     lent 2 '--layers 8' "${leaves[@]}" --lend "$(size 256KiB)" --memory arena --device-budget 1MB

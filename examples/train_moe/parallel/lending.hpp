@@ -34,6 +34,7 @@ namespace moe {
     *opt.device_budget -= run.lend;
   } else {
     opt.offload_modules.clear();
+    opt.module_max_inflight.clear();
   }
   return opt;
 }
