@@ -32,7 +32,7 @@ printf '%s\n' "$@" >"$root/srv/left_out"
 
 cat >"$root/srv/newcomer.sh" <<'END'
 set -uo pipefail
-cd && git clone -q /srv/tidepool.bundle tidepool && cd tidepool || exit 1
+cd && git -c advice.detachedHead=false clone -q /srv/tidepool.bundle tidepool && cd tidepool || exit 1
 git log -1 --format='=== %h %s'
 failed=0
 awk '/^```cpp$/ { on = 1; next } /^```/ { on = 0 } on' README.md >program.cpp
