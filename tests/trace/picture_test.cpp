@@ -339,6 +339,24 @@ TEST_CASE("each stall says its reason, module and layer in visible text") {
   for (const auto& text : all) CHECK(text.find("cap") == std::string::npos);
 }
 
+TEST_CASE("what is written in a stall stands in the middle of its bar") {
+  auto step = one_step();
+  for (auto& each : step.spans) {
+    if (each.kind == span_kind::stall) each.layer = 3;
+  }
+  const auto all = parsed(drawn(step));
+  const auto stalls = bars(all, "url(#tidepool-stall)");
+  REQUIRE(stalls.size() == 1);
+  const auto middle = stalls.front().number("y") + stalls.front().number("height") / 2;
+  std::size_t written = 0;
+  for (const auto& item : named(all, "text")) {
+    if (item.text != "consumer L3") continue;
+    ++written;
+    CHECK(std::abs(item.number("y") - item.number("font-size") * 0.36 - middle) < 1);
+  }
+  CHECK(written == 1);
+}
+
 TEST_CASE("a lane whose compute nobody traced says so, and does not claim to be idle") {
   auto step = one_step();
   std::erase_if(step.spans, [](const auto& each) { return each.kind == span_kind::compute; });

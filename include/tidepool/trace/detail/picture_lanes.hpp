@@ -39,7 +39,7 @@ class picture_lanes {
       for (const auto& bar : lane.work) draw_bar(bar, y);
       for (const auto& bar : lane.stalls) draw_bar(bar, y);
       draw_captions(lane, middle);
-      for (const auto& bar : lane.stalls) draw_stall_caption(bar, y);
+      for (const auto& bar : lane.stalls) draw_stall_caption(bar, middle);
       draw_occupancy(lane, middle, untraced(i));
       y += lane_height_ + 8;
     }
@@ -188,14 +188,14 @@ class picture_lanes {
   }
 
   // As much of reason, module and layer as there is room for.
-  void draw_stall_caption(const bar& item, double y) {
+  void draw_stall_caption(const bar& item, double middle) {
     if (item.only == nullptr || lane_height_ < 18) return;
     const double room = item.width() / layout_.pixel() - 4;
     const auto& span = *item.only;
     const auto layer = span.layer >= 0 ? " L" + std::to_string(span.layer) : std::string();
     for (const auto& text : {short_text(span), cut(span.name, 40) + layer, cut(span.name, 40)}) {
       if (text_width(text, caption_size) > room) continue;
-      front_.halo_label(layout_.x_of(item.start) + 3, y + 10, text,
+      front_.halo_label(layout_.x_of(item.start) + 3, middle + 3.2, text,
                         {caption_size, red_ink, anchor::start, true});
       return;
     }
