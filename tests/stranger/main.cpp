@@ -1,5 +1,6 @@
-// stranger --programs N --seed S --orders K [--threads T] [--seconds T] [--shrink] [--keep-going]
-// stranger --program S [--shrink] plays one. Ends with 1 where anything was found.
+// stranger --programs N --seed S --orders K [--threads T] [--seconds T] [--limit T] [--shrink]
+// stranger --program S [--shrink] plays one. Ends with 1 where anything was found. --limit: seconds
+// that a program may compute before it is said to hang; ten times as many under a sanitizer.
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -106,12 +107,27 @@ int in_child(const std::function<void(int)>& body,
   return status;
 }
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool sanitized = true;
+#elif defined(__has_feature)
+constexpr bool sanitized = __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) ||
+                           __has_feature(undefined_behavior_sanitizer);
+#else
+constexpr bool sanitized = false;
+#endif
+
+// Seconds that a program may compute (--limit). A sanitizer makes a sound one ten times as slow.
+unsigned& limit() {
+  static unsigned seconds = sanitized ? 200 : 20;
+  return seconds;
+}
+
 // Ends this process where a program takes too long: by the time that it computes, since on a busy
 // machine a sound one may wait long for its turn; by the clock, much later, where it computes none.
 void limit_time(bool on) {
-  const itimerval computing{{0, 0}, {on ? 20 : 0, 0}};
+  const itimerval computing{{0, 0}, {on ? static_cast<time_t>(limit()) : 0, 0}};
   setitimer(ITIMER_PROF, &computing, nullptr);
-  alarm(on ? 600 : 0);
+  alarm(on ? 30 * limit() : 0);
 }
 
 std::string death(int status) {
@@ -422,6 +438,8 @@ int main(int argc, char** argv) {
       with.threads = std::max(1, static_cast<int>(number()));
     } else if (arg == "--seconds") {
       with.seconds = static_cast<long>(number());
+    } else if (arg == "--limit") {
+      stranger::limit() = static_cast<unsigned>(std::max(number(), 1ULL));
     } else if (arg == "--shrink") {
       with.shrink = true;
     } else if (arg == "--ignore" && i + 1 < argc) {
@@ -437,7 +455,7 @@ int main(int argc, char** argv) {
     } else {
       std::fprintf(stderr,
                    "stranger [--programs N] [--seed S] [--program S] [--orders K] [--threads T] "
-                   "[--seconds T]\n"
+                   "[--seconds T] [--limit SECONDS]\n"
                    "         [--shrink] [--operations] [--into FOLDER] [--strict] [--ignore WORDS] "
                    "[--reached]\n");
       return 2;

@@ -44,6 +44,9 @@ struct content {
   int handles = 0;
   int saves = 0;
   bool keep = false;
+  // Where what was opted out lay. A view may have come back as memory of its own, with the same
+  // bytes: that memory is opted out then, and not the one that it was a view of.
+  std::set<std::uintptr_t> kept_at;
   bool copied = false;  // while a handle held it: the copy may last beyond a restore
   int side = 0;
   int source = 0;

@@ -371,8 +371,10 @@ inline void player::forget(const operation& op) {
     touch(each.of);
     auto& here = at(each.slot);
     if (!here.full() || op.d != 0) continue;
-    here.by_hand = true;
-    if (!reset(each.slot, op.c)) return;
+    // A reset that throws leaves it full. It is kept then, and its group is forgotten all the same.
+    const bool before = std::exchange(here.by_hand, true);
+    static_cast<void>(reset(each.slot, op.c));
+    here.by_hand = before;
   }
   const auto threw =
       call("c" + std::to_string(op.a) + ".forget<\"" +

@@ -167,7 +167,7 @@ inline void player::commit(const operation& op) {
          code + ": " + std::to_string(after.bytes_offloaded - before.bytes_offloaded) +
              " counted, " + std::to_string(device_.bytes_out() - moved) + " copied");
   }
-  note_commit(in, op, slots, stream);
+  note_commit(in, op, slots, places, stream);
   if (capturing_) {
     for (const auto& each : in.groups.back().arguments) {
       if (each.left && each.of->loan >= 0 && !each.of->moved) {
@@ -183,7 +183,7 @@ inline void player::commit(const operation& op) {
 }
 
 inline void player::note_commit(pass& in, const operation& op, const std::vector<int>& slots,
-                                int stream) {
+                                const std::vector<const void*>& places, int stream) {
   group made;
   made.number = ++group_numbers_;
   made.module = op.b;
@@ -199,7 +199,10 @@ inline void player::note_commit(pass& in, const operation& op, const std::vector
     each.own = which.is_view && !which.whole && !saved_before[i] && !covers;
     if (each.left && made.way == by_hand) find("start_offload emptied a handle", name(slots[i]));
     if (each.left && !which.is_view && made.way != by_hand) {
-      if (which.of->keep || which.elements < settings(in.side).min_elements) {
+      const auto first = reinterpret_cast<std::uintptr_t>(places[i]);
+      const auto kept = which.of->kept_at.lower_bound(first);
+      const bool opted_out = kept != which.of->kept_at.end() && *kept - first < which.of->bytes;
+      if (opted_out || which.elements < settings(in.side).min_elements) {
         find("what was opted out or small left", name(slots[i]));
       }
     }
@@ -473,6 +476,7 @@ inline void player::discard(const operation& op) {
   for (const int each : slots) {
     auto& which = at(each);
     which.of->keep = false;
+    which.of->kept_at.clear();
     if (which.full()) find("discard left a handle full", name(each));
     made.arguments.push_back({each, true, true, which.of, which.where, false});
     ++which.of->saves;

@@ -56,6 +56,7 @@ inline void player::emptied(slot& which) {
   if (!which.of) return;
   if (--which.of->handles == 0) {
     which.of->keep = false;
+    which.of->kept_at.clear();
     which.of->ahead = which.of->saves > 0;
     which.of->moved = which.of->moved || (which.of->saves > 0 && !capturing_);
   }

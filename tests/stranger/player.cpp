@@ -293,6 +293,7 @@ void player::step(const operation& op) {
       if (at(op.a).full() && at(op.a).of && at(op.a).visits < 0 && !capturing_) {
         call(name(op.a) + ".keep_resident();", 0, [&] { at(op.a).h().keep_resident(); });
         at(op.a).of->keep = true;
+        at(op.a).of->kept_at.insert(place_of(at(op.a)));
       }
       return;
     case kind::reset:

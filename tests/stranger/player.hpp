@@ -95,7 +95,8 @@ class player {
                                            std::size_t most) const;
   [[nodiscard]] std::string list_of(const std::vector<int>& slots) const;
   void commit(const operation& op);
-  void note_commit(pass& in, const operation& op, const std::vector<int>& slots, int stream);
+  void note_commit(pass& in, const operation& op, const std::vector<int>& slots,
+                   const std::vector<const void*>& places, int stream);
   void check_cap(int side, int module, int stream);
   void end_forward(int chunk);
   [[nodiscard]] group* group_at(pass& in, int back);
