@@ -119,6 +119,8 @@ def mutants_of(header):
                              r"|\}|\[\[|[\w:<>]+ \w+(\{.*\})?;|[\w:<>*&]+ [\w]+ = )[\w(*+-].*;$", code)
         declares = re.match(r"\s*[\w:<>,]+[*&]*(?: const)? +[*&]?\w+(?:\s*=|\(|\{|;)",
                             re.sub(r"<[^;()]*>", "", code))
+        declares = declares or re.match(r"\s*(static|virtual|explicit|typename|mutable|inline|~|operator)\b"
+                                        r"|.*(= delete|= default|const|noexcept|override);$", code)
         # A statement of one line: not the middle of a longer one, not a declaration.
         if statement and not declares and number > 0 and lines[number - 1].rstrip().endswith((";", "{", "}", ":")):
             first = len(code) - len(code.lstrip())
@@ -288,6 +290,9 @@ def switchable(folder, mutants, jobs):
                  re.findall(r"include/tidepool/([\w/]+\.hpp):(\d+)", text)}
         more = {number for number, mutant in enumerate(mutants)
                 if (mutant.header, mutant.line) in wrong} - alone
+        # What compiles least, before all else of the same line.
+        more = {each for each in more if mutants[each].kind == "statement" or
+                mutants[each].what.endswith("swapped")} or more
         if not more:  # what is missing here was declared a few lines above
             more = {number for number, mutant in enumerate(mutants)
                     if any((mutant.header, mutant.line + down) in wrong for down in range(9))}
@@ -334,19 +339,48 @@ def build(folder, mutants, jobs):
     return alone
 
 
-def verdict(explore, unit, mutant=None):
-    """The fate of a mutant, or None if nothing noticed it."""
-    if call([explore, *EXPLORE], 60, mutant)[0] != 0:
-        return "killed by explore"
-    # The faults come last, since they take longest.
-    for part in ("--source-file-exclude=*/faults/*", "--source-file=*/faults/*"):
-        code, text = call([unit, "--abort-after=1", "--no-colors", part],
-                          90 if THINNED in FLAGS else 300, mutant)
+# The faults come last, since they take longest.
+PARTS = ("--source-file-exclude=*/faults/*", "--source-file=*/faults/*")
+
+
+class Judge:
+    """The tests without a mutant: how long each may take, and which are left out, as they fail."""
+
+    def __init__(self, folder):
+        self.explore, self.unit = folder / "explore", folder / "unit"
+        self.limits, self.without = {}, []
+        code, text = self.timed("explore", [self.explore, *EXPLORE])
         if code != 0:
-            break
-    if code == 0:
+            sys.exit(f"mutate.py: explore fails with no mutant alive:\n{text[-2000:]}")
+        for part in PARTS:
+            code, text = self.timed(part, [self.unit, "--no-colors", part])
+            failed = re.findall(r"^TEST CASE:  (.*)$", text, re.M)
+            if code != 0 and not failed:
+                sys.exit(f"mutate.py: {part} ends with {code} and no mutant alive:\n{text[-2000:]}")
+            for name in dict.fromkeys(failed):
+                print(f"left out, since it fails with no mutant alive: {name}", flush=True)
+                self.without.append("--test-case-exclude=" + name.strip().replace(",", "*"))
+            if failed:
+                print(text[-3000:], flush=True)
+
+    def timed(self, name, command):
+        begin = time.monotonic()
+        done = call(command, 900)
+        # What many at a time take longer, on a machine whose cores are half cores.
+        self.limits[name] = 30 + 5 * (time.monotonic() - begin)
+        return done
+
+    def fate(self, mutant):
+        """None if nothing noticed it."""
+        code, _ = call([self.explore, *EXPLORE], self.limits["explore"], mutant)
+        if code != 0:
+            return "killed by explore" if code != "timeout" else "killed by explore, which hung"
+        for part in PARTS:
+            code, text = call([self.unit, "--abort-after=1", "--no-colors", part, *self.without],
+                              self.limits[part], mutant)
+            if code != 0:
+                return killer(text)
         return None
-    return killer(text)
 
 
 def killer(text):
@@ -397,9 +431,7 @@ def main():
     print(f"{len(mutants)} mutants, {len(alone)} of them built alone", flush=True)
     if given.build_only:
         return 0
-    explore, unit = folder / "explore", folder / "unit"
-    if verdict(explore, unit) is not None:
-        sys.exit("mutate.py: the tests fail with no mutant alive")
+    judge = Judge(folder)
 
     report = {}
     if given.report and given.report.exists():
@@ -415,7 +447,7 @@ def main():
             return number, None
         if number in alone:
             return number, judge_alone(mutants[number], folder, tests)
-        return number, verdict(explore, unit, number) or "SURVIVED"
+        return number, judge.fate(number) or "SURVIVED"
 
     left = [number for number, mutant in enumerate(mutants) if mutant.name() not in report]
     if given.since:
