@@ -61,6 +61,7 @@ unshare --mount --pid --fork --kill-child bash -euc '
   mount -t tmpfs tmpfs "$1/dev"
   mknod -m 666 "$1/dev/null" c 1 3
   mknod -m 666 "$1/dev/zero" c 1 5
+  mknod -m 666 "$1/dev/full" c 1 7
   mknod -m 666 "$1/dev/random" c 1 8
   mknod -m 666 "$1/dev/urandom" c 1 9
   mkdir "$1/dev/shm" "$1/dev/pts"

@@ -19,6 +19,7 @@ import argparse
 import concurrent.futures
 import os
 import pathlib
+import random
 import re
 import resource
 import shutil
@@ -143,7 +144,7 @@ def span_of(code):
                     r".*\{ return (?P<e>[^;{}]*); \}$",
                     r"\s*[\w.\->]+\((?P<e>[^;,{}]*)\);$",
                     # A part of a condition over several lines.
-                    r"\s*(?:return |(?:const )?bool \w+ = )?(?P<e>[^;{}]*) (?:&&|\|\|)$",
+                    r"\s*(?:return |(?:const )?bool \w+ = |[\w.\->]+ = )?(?P<e>(?:(?! = )[^;{}])*) (?:&&|\|\|)$",
                     r"\s*(?P<e>[^;{}=]*[=!<>]= [^;{}]*|[^;{}=]* [<>] [^;{}]*);$"]:
         found = re.match(pattern, code)
         if found and balanced(found.group("e")) and "[&" not in found.group("e"):
@@ -339,47 +340,42 @@ def build(folder, mutants, jobs):
     return alone
 
 
-# The faults come last, since they take longest.
-PARTS = ("--source-file-exclude=*/faults/*", "--source-file=*/faults/*")
+# What most often notices a mutant comes first; the faults take longest.
+FIRST = "--source-file=*/memory/*,*/engine/*,*/options/*,*/known_failures/*"
+PARTS = (FIRST, "explore", FIRST.replace("file=", "file-exclude=") + ",*/faults/*",
+         "--source-file=*/faults/*")
 
 
 class Judge:
     """The tests without a mutant: how long each may take, and which are left out, as they fail."""
 
     def __init__(self, folder):
-        self.explore, self.unit = folder / "explore", folder / "unit"
+        self.programs = {"explore": [folder / "explore", *EXPLORE]}
+        self.unit = [folder / "unit", "--no-colors"]
         self.limits, self.without = {}, []
-        code, text = self.timed("explore", [self.explore, *EXPLORE])
-        if code != 0:
-            sys.exit(f"mutate.py: explore fails with no mutant alive:\n{text[-2000:]}")
         for part in PARTS:
-            code, text = self.timed(part, [self.unit, "--no-colors", part])
-            failed = re.findall(r"^TEST CASE:  (.*)$", text, re.M)
+            begin = time.monotonic()
+            code, text = call(self.programs.get(part, [*self.unit, part]), 900)
+            took = time.monotonic() - begin
+            # What many at a time take longer, on a machine whose cores are half cores.
+            self.limits[part] = 30 + 5 * took
+            print(f"{took:6.1f} s with no mutant alive: {part}", flush=True)
+            cases = [case for case in text.split("=" * 79) if ": ERROR: " in case]
+            failed = [found.group(1) for case in cases if (found := re.search(r"TEST CASE:  (.*)", case))]
             if code != 0 and not failed:
                 sys.exit(f"mutate.py: {part} ends with {code} and no mutant alive:\n{text[-2000:]}")
             for name in dict.fromkeys(failed):
                 print(f"left out, since it fails with no mutant alive: {name}", flush=True)
                 self.without.append("--test-case-exclude=" + name.strip().replace(",", "*"))
-            if failed:
-                print(text[-3000:], flush=True)
 
-    def timed(self, name, command):
-        begin = time.monotonic()
-        done = call(command, 900)
-        # What many at a time take longer, on a machine whose cores are half cores.
-        self.limits[name] = 30 + 5 * (time.monotonic() - begin)
-        return done
-
-    def fate(self, mutant):
+    def fate(self, number, mutant):
         """None if nothing noticed it."""
-        code, _ = call([self.explore, *EXPLORE], self.limits["explore"], mutant)
-        if code != 0:
-            return "killed by explore" if code != "timeout" else "killed by explore, which hung"
-        for part in PARTS:
-            code, text = call([self.unit, "--abort-after=1", "--no-colors", part, *self.without],
-                              self.limits[part], mutant)
+        own = f"--source-file=*/{pathlib.Path(mutant.header).stem}*_test.cpp"
+        for part in (own, *PARTS):
+            command = self.programs.get(part, [*self.unit, "--abort-after=1", part, *self.without])
+            code, text = call(command, self.limits.get(part, 90), number)
             if code != 0:
-                return killer(text)
+                return killer(text) if part != "explore" else "killed by explore"
         return None
 
 
@@ -420,6 +416,7 @@ def main():
     words.add_argument("--build-only", action="store_true")
     words.add_argument("--report", type=pathlib.Path)
     words.add_argument("--seconds", type=float, default=0, help="begin no mutant after these")
+    words.add_argument("--sample", type=int, metavar="N", help="only N of them, drawn at random")
     words.add_argument("--since", type=pathlib.Path, metavar="OLD")
     words.add_argument("--thorough", action="store_true")
     given = words.parse_args()
@@ -447,7 +444,7 @@ def main():
             return number, None
         if number in alone:
             return number, judge_alone(mutants[number], folder, tests)
-        return number, judge.fate(number) or "SURVIVED"
+        return number, judge.fate(number, mutants[number]) or "SURVIVED"
 
     left = [number for number, mutant in enumerate(mutants) if mutant.name() not in report]
     if given.since:
@@ -458,6 +455,8 @@ def main():
                 report[mutants[number].name()] = fate
         left = [number for number in left if mutants[number].name() not in report]
         print(f"{len(left)} were not killed before", flush=True)
+    if given.sample:
+        left = random.Random(1).sample(left, min(given.sample, len(left)))
     left.sort(key=lambda number: number in alone)
     with concurrent.futures.ThreadPoolExecutor(given.jobs) as crew:
         for asked in concurrent.futures.as_completed([crew.submit(fate_of, each) for each in left]):
