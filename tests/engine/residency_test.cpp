@@ -50,6 +50,14 @@ TEST_CASE("residency: what is computed again neither stays nor counts") {
   CHECK(keeps.planned(0, 1) == action::keep);
 }
 
+TEST_CASE("residency: a piece of one byte has to be free as well") {
+  residency keeps({});
+  keeps.settle(actions_of({{true}}));
+  keeps.keep_at_most(1000, 1);
+  CHECK(stays(keeps, 0, 0, 1));
+  CHECK(!stays(keeps, 0, 0, 0));
+}
+
 TEST_CASE("residency: layers that are not named stay, whatever the plan") {
   residency keeps({1, 3});
   keeps.settle(actions_of({{false}}));

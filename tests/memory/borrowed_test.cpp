@@ -208,3 +208,31 @@ TEST_CASE("borrowed: at the end all goes back, in use or not") {
   }
   CHECK(given == std::vector{1, 2});
 }
+
+TEST_CASE("borrowed: what is abandoned is neither held nor waits, whatever is released later") {
+  desk of;
+  const auto used = of.hold(1);
+  of.all.release(of.hold(2), of.on.record(0));
+  CHECK(of.all.held() == 2 * unit);
+  of.all.abandon();
+  CHECK(of.given == std::vector{1, 2});
+  CHECK(of.all.held() == 0);
+  CHECK(of.all.waiting() == 0);
+  static_cast<void>(used);
+}
+
+TEST_CASE("borrowed: an owner that is being called starts no second round") {
+  desk of;
+  std::vector<int>& given = of.given;
+  const auto behind = of.hold(1);
+  memory_owner caller([&] {
+    of.all.give_back(0);
+    given.push_back(2);  // a second round would have called the next owner first
+  });
+  const auto first = of.all.hold(caller, bench::id(2), unit);
+  const auto copy = of.on.record(0);
+  of.all.release(first, copy);
+  of.all.release(behind, copy);
+  of.all.give_back(0);
+  CHECK(given == std::vector{2, 1});
+}

@@ -53,6 +53,14 @@ TEST_CASE("pool: grows by its step, or by the request where that is larger") {
   CHECK(all.used() == 20 * unit);
 }
 
+TEST_CASE("pool: without limits it takes what is asked for, as long as the device gives") {
+  bench on(1);
+  pool all(on.pages, on.order, {});
+  CHECK(all.acquire(3 * unit, bench::id(0)));
+  CHECK(all.budget() == 0);
+  CHECK(all.reserved() == 3 * unit);
+}
+
 TEST_CASE("pool: rounds a request up by at most a sixteenth, so that near sizes are the same") {
   CHECK(pool::rounded(33 * unit, rounding::sixteenth) == 34 * unit);
   CHECK(pool::rounded(1000 * unit, rounding::sixteenth) == 1024 * unit);
@@ -154,6 +162,18 @@ TEST_CASE("pool: grows while less than allow_in_flight is in flight, then waits 
     CHECK(more.memory.data == parts[0].data);
     CHECK_FALSE(on.joined(0, more.ready));
   }
+}
+
+TEST_CASE("pool: the least that may be in flight is a byte") {
+  bench on(2);
+  pool all(on.pages, on.order, {unit, 0});
+  all.allow_in_flight(1);
+  const auto first = all.acquire(unit, bench::id(0)).memory;
+  const auto second = all.acquire(unit, bench::id(0)).memory;
+  all.release(first, on.record(1));
+  all.release(second, on.record(1));  // one is in flight beside what is asked for next
+  CHECK(all.acquire(unit, bench::id(0)).memory.data == first.data);
+  CHECK(all.reserved() == 2 * unit);
 }
 
 TEST_CASE("pool: what cannot grow waits, however little is in flight") {

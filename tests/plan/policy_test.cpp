@@ -66,6 +66,15 @@ TEST_CASE("policy: an empty step, and chunks without groups") {
   CHECK(megatron_policy(step, {})[0].empty());
 }
 
+TEST_CASE("policy: a single byte by which ranks differ keeps a group, and not a second one") {
+  auto step = uniform(1, 3);
+  run(step, "F0 B0");
+  auto opts = without_margin();
+  opts.pipeline_rank = 1;
+  opts.delta_bytes_per_rank = 1;
+  CHECK(kept(step, opts) == "#..");
+}
+
 TEST_CASE("policy: without margin, delta and fraction everything leaves") {
   auto step = uniform(2, 3);
   run(step, "F0 B0 F1 B1");
