@@ -4,11 +4,12 @@
     tests/mutation/mutate.py [--jobs 2] [--folder FOLDER] [--report FILE]
 
 A mutant is one change: a condition turned round, a comparison shifted, `and` for `or`, a number one
-more or one less, two arguments swapped, a statement left out. All of them are compiled at once into one `explore` and one program of the unit tests,
-where a variable of the environment says which one is alive; what cannot be switched that way (what
-the compiler evaluates, expressions over several lines) is built and judged by itself. A mutant is
-killed by `explore` or, failing that, by the unit tests; one that does not compile counts for
-nothing. Survivors are listed with their line.
+more or one less, two arguments swapped, a statement left out (not one that only reserves memory). All
+of them are compiled at once into one `explore` and one program of the unit tests, where a variable of
+the environment says which one is alive. What cannot be switched that way (what the compiler evaluates,
+expressions over several lines) is built and judged by itself. The tests of the mutant's own header come
+first, then the engine's, `explore`, and the rest. A mutant that does not compile counts for nothing.
+Survivors are listed with their line. A test that fails with no mutant alive is named and left out.
 
 --folder keeps what was built (--build-only ends there; a later call finds it); with --report, a
 later call leaves out the mutants that the report has. --since OLD takes over what was killed
@@ -107,7 +108,8 @@ def mutants_of(header):
             for to in {number_there + 1, max(number_there - 1, 0)} - {number_there}:
                 yield Mutant(header, number, f"{number_there} became {to}", code, found.start(),
                              found.end(), str(to), "operator")
-        for found in re.finditer(r"\b\w+\((\w[\w.\->]*), (\w[\w.\->]*)\)", code) if span else ():
+        # The larger and the smaller of two are the same in either order.
+        for found in re.finditer(r"\b(?!max|min)\w+\((\w[\w.\->]*), (\w[\w.\->]*)\)", code) if span else ():
             if span[0] <= found.start() < span[1]:
                 yield Mutant(header, number, f"'{found.group()}': arguments swapped", code,
                              found.start(1), found.end(2), f"{found.group(2)}, {found.group(1)}",
@@ -123,7 +125,7 @@ def mutants_of(header):
         declares = declares or re.match(r"\s*(static|virtual|explicit|typename|mutable|inline|~|operator)\b"
                                         r"|.*(= delete|= default|const|noexcept|override);$", code)
         # A statement of one line: not the middle of a longer one, not a declaration.
-        if statement and not declares and number > 0 and lines[number - 1].rstrip().endswith((";", "{", "}", ":")):
+        if statement and not declares and ".reserve(" not in bare and number > 0 and lines[number - 1].rstrip().endswith((";", "{", "}", ":")):
             first = len(code) - len(code.lstrip())
             yield Mutant(header, number, f"left out '{bare}'", code, first, len(code), ";",
                          "statement")
