@@ -320,6 +320,7 @@ class engine : public storage_owner {
   void forget_kept(chunk_state& chunk, group& which);
   void forget_idle(storage& store);
   [[nodiscard]] bool evict_one();
+  [[nodiscard]] bool give_back_unused();
   template <class Take>
   [[nodiscard]] bool take_or_evict(const Take& take);
   [[nodiscard]] memory_layout layout(bool reloads = true) const;
