@@ -386,6 +386,7 @@ class engine : public storage_owner {
   bool closed_ = false;
   bool starved_ = false;  // a reload ahead of use waits for memory that goes back to an allocator
   graph_state graphs_;
+  std::uint64_t issued_before_ = 0;  // by the device, where work runs in the process
   std::size_t references_ = 1;
   std::shared_ptr<const void> identity_ = std::make_shared<char>();  // for sources of memory
 };
