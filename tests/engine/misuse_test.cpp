@@ -156,6 +156,40 @@ TEST_CASE("misuse: one handle given twice in a commit") {
   CHECK(desk.wrong() == 0);
 }
 
+TEST_CASE("misuse: one handle given twice in a commit that takes nothing away") {
+  auto opts = small_options();
+  SUBCASE("by its layer") { opts.offload_layers = {7}; }
+  SUBCASE("too small") { opts.min_tensor_elements = 2 * size; }
+  SUBCASE("by the margin") { opts.margin = true; }
+  SUBCASE("opted out") {}
+  const bool opted_out =
+      !opts.margin && opts.offload_layers.empty() && opts.min_tensor_elements < size;
+  rig desk;
+  offloader off(desk.dev, opts);
+  for (int i = 0; i < 3; ++i) {  // the rules hold once the first step is over
+    CAPTURE(i);
+    auto open = off.begin();
+    auto x = made(desk, off, 1);
+    auto y = made(desk, off, 2);
+    if (opted_out) x.keep_resident();
+    CHECK_THROWS_WITH_AS(open.commit<"core_attn">(0, desk.stream(), x, y, x),
+                         doctest::Contains("argument 3 is given twice"), misuse_error);
+    CHECK(x);
+    CHECK(y);
+    open.commit<"core_attn">(0, desk.stream(), x, y);
+    open.end_forward();
+    open.restore<"core_attn">(0, desk.stream(), x, y);
+    desk.check(x, 1);
+    desk.check(y, 2);
+    open.finish();
+    x.reset(desk.stream());
+    y.reset(desk.stream());
+    off.end_step();
+  }
+  CHECK(off.counters().modules[0].groups == 3);
+  CHECK(desk.wrong() == 0);
+}
+
 TEST_CASE("misuse: a handle of another offloader committed") {
   rig desk;
   offloader one(desk.dev, small_options());

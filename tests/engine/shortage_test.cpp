@@ -406,3 +406,59 @@ TEST_CASE("shortage: where the rule keeps something, ways to keep less are named
   opts.plan_effort = 200;
   CHECK(train_in_pieces(opts).empty());
 }
+
+TEST_CASE("shortage: a pool that grew in small steps makes room for one large tensor") {
+  const std::size_t small = 4096;  // a region each
+  for (const bool graphs : {false, true}) {
+    CAPTURE(graphs);
+    rig desk;
+    auto opts = small_options();
+    opts.memory = memory_kind::pool;
+    opts.device_step = small;
+    opts.device_budget = 8 * small;
+    offloader off(desk.dev, opts);
+    off.on_report(nullptr);
+    for (int i = 0; i < 4; ++i) {
+      CAPTURE(i);
+      auto open = off.begin();
+      std::vector<rig::buffer> x(8);
+      for (std::uint32_t l = 0; l < 8; ++l) {
+        x[l] = off.allocate(small, desk.stream());
+        desk.write(x[l], l);
+        open.commit<"core_attn">(static_cast<int>(l), desk.stream(), x[l]);
+      }
+      if (graphs && i == 0) open.end_forward();
+      if (!graphs) {  // of a budget of eight, nothing is in use
+        auto large = off.allocate(6 * small, desk.stream());
+        desk.write(large, 99);
+        desk.check(large, 99);
+        large.reset(desk.stream());
+      }
+      for (std::uint32_t l = 8; l-- > 0;) {
+        open.restore<"core_attn">(static_cast<int>(l), desk.stream(), x[l]);
+        desk.check(x[l], l);
+        x[l].reset(desk.stream());
+      }
+      open.finish();
+      off.end_step();
+    }
+    CHECK(desk.wrong() == 0);
+    CHECK(off.counters().device_peak <= 8 * small);
+    const auto taken = off.counters().device_allocations;
+    if (!graphs) {  // from the second step on it finds what it needs
+      CHECK(taken <= 8 + 3);
+      continue;
+    }
+    // A graph knows the addresses of its memory.
+    auto graph = off.capture(desk.stream(), [&] {
+      auto inside = off.allocate(small, desk.stream());
+      desk.write(inside, 5);
+      inside.reset(desk.stream());
+    });
+    const auto text = refused(off, desk, 6 * small);
+    CHECK(says(text, "in pieces"));
+    graph.launch(desk.stream());
+    desk.dev.synchronize();
+    CHECK(off.counters().device_allocations == taken);
+  }
+}

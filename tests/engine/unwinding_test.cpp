@@ -99,6 +99,47 @@ TEST_CASE("unwinding: another offloader, on a stream of its own, keeps what is u
   }
 }
 
+TEST_CASE("unwinding: another offloader, on the same stream, keeps what was queued before") {
+  for (std::uint64_t seed = 0; seed < 20; ++seed) {
+    CAPTURE(seed);
+    rig desk(machine{.order_seed = seed});
+    int ran = 0;
+    offloader off(desk.dev, small_options());
+    auto open = off.begin();
+    auto x = off.allocate(size, desk.stream());
+    auto y = off.allocate(size, desk.stream());
+    desk.write(x, 1);
+    open.commit<"fc1">(0, desk.stream(), x);
+    desk.write(y, 2);  // no event stands for this yet, so that nobody could say that it is gone
+    CHECK_THROWS_AS(leave(desk, small_options(), desk.stream(), ran), own_error);
+    open.commit<"fc1">(1, desk.stream(), y);
+    open.restore<"fc1">(1, desk.stream(), y);
+    desk.check(y, 2);
+    open.restore<"fc1">(0, desk.stream(), x);
+    desk.check(x, 1);
+    CHECK(desk.wrong() == 0);
+    CHECK(ran == 0);
+    open.finish();
+  }
+}
+
+TEST_CASE(
+    "unwinding: what was queued since on a stream of both is dropped, and waits for it fail") {
+  rig desk;
+  offloader off(desk.dev, small_options());
+  auto open = off.begin();
+  auto x = off.allocate(size, desk.stream());
+  const auto fail = [&] {
+    offloader other(desk.dev, small_options());
+    auto z = other.allocate(size, desk.stream());
+    desk.write(x, 1);
+    open.commit<"fc1">(0, desk.stream(), x);
+    throw own_error();
+  };
+  CHECK_THROWS_AS(fail(), own_error);
+  CHECK_THROWS_AS(open.restore<"fc1">(0, desk.stream(), x), tidepool::device_error);
+}
+
 TEST_CASE("unwinding: work on a stream that the offloader never saw finds its memory still there") {
   rig desk;
   const auto second = desk.dev.make_stream();

@@ -115,6 +115,35 @@ TEST_CASE("pool: one with a budget is put together where nothing is in use") {
   }
 }
 
+TEST_CASE("pool: regions that are not in use go back, and make room for one large block") {
+  bench on(1);
+  pool all(on.pages, on.order, {2 * unit, 8 * unit});
+  std::vector<block> pieces;
+  for (int i = 0; i < 8; ++i) pieces.push_back(all.acquire(unit, bench::id(0)).memory);
+  CHECK(all.reserved() == 8 * unit);
+  CHECK_FALSE(all.give_back_unused());  // all is in use
+  for (int i = 1; i < 8; ++i) all.release(pieces[static_cast<std::size_t>(i)], on.record(0));
+  CHECK_FALSE(all.acquire(3 * unit, bench::id(0)));
+  CHECK(all.give_back_unused());
+  CHECK(on.dev.device_held == 1);  // a part of the first is in use
+  CHECK(all.reserved() == 2 * unit);
+  CHECK(all.peak() == 8 * unit);
+  CHECK(all.allocations() == 4);
+  const auto large = all.acquire(6 * unit, bench::id(0));
+  CHECK(large);
+  CHECK(all.allocations() == 5);
+  const auto last = all.acquire(unit, bench::id(0));
+  CHECK(last);
+  CHECK_FALSE(all.acquire(unit, bench::id(0)));
+  for (const auto& each : {pieces[0], large.memory, last.memory}) all.release(each, on.record(0));
+  CHECK(all.give_back_unused());
+  CHECK(all.reserved() == 0);
+  CHECK(all.used() == 0);
+  CHECK(on.dev.device_held == 0);
+  CHECK_FALSE(all.give_back_unused());
+  CHECK(all.acquire(8 * unit, bench::id(0)));
+}
+
 TEST_CASE("pool: takes the request alone where the device has no whole step left") {
   bench on(1, machine{.device_bytes = 10 * unit});
   pool all(on.pages, on.order, {8 * unit, 0});

@@ -49,11 +49,16 @@ inline void player::begin_body(int side, int stream, bool all) {
   body_states_.clear();
   before_ids_.clear();
   before_places_.clear();
+  ended_before_.clear();
   into_->side = side;
   into_->before = standing(side);
   const bool settled = !side_at(side).dirty;
   for (const auto& each : contents_) {
-    if (each->handles + each->saves > 0) before_ids_.insert(each->id);
+    if (each->handles + each->saves > 0) {
+      before_ids_.insert(each->id);
+    } else {
+      ended_before_.insert(each.get());
+    }
     if (settled) each->captured = each->truth;
   }
   for (auto& each : slots_) {
@@ -87,7 +92,8 @@ inline void player::end_body(bool done) {
     if (!before_ids_.contains(id)) continue;
     const auto found = before_places_.find(id);
     for (const auto& each : contents_) {
-      if (each->id != id) continue;
+      // An earlier visit of a state has its number, and is over.
+      if (each->id != id || ended_before_.contains(each.get())) continue;
       // Computed again inside, it is asked of nobody: a second launch computes it once more.
       if (found == before_places_.end() && each->again && !strict()) continue;
       into_->touched.push_back({each, found == before_places_.end() ? nullptr : found->second});

@@ -719,12 +719,6 @@ inline void player::misuse_pass(const operation& op) {
       if (!one.full() || one.group >= 0 || one.visits >= 0 || !usable(op.c % slot_count)) return;
       auto& given = at(op.c % slot_count).h();
       const auto name_of_it = name(op.c % slot_count);
-      const auto& with = settings(in.side);
-      const bool may_stay = with.margin || with.fraction != 1 || with.delta != 0 ||
-                            with.automatic || one.of->keep || one.of->saves > 0 ||
-                            one.elements < with.min_elements || !saved_plan_.empty() ||
-                            one.of->handles > 1;
-      if (may_stay && !(in.ended || in.restored)) return;  // then nobody looks at it
       if (one.of->side != in.side || in.ended || in.restored) {
         return refused(start + "commit" + named + "0" + tail + name_of_it + ");",
                        [&] { in.chunk.commit(id, 0, ref(stream), given); });

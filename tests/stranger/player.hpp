@@ -271,6 +271,7 @@ class player {
   unsigned capture_streams_ = 0;
   recorded_graph* into_ = nullptr;
   std::set<std::uint64_t> before_ids_;
+  std::set<const content*> ended_before_;
   std::map<std::uint64_t, const void*> before_places_;
   std::set<int> body_passes_;
   std::set<std::uint64_t> body_contents_;

@@ -105,6 +105,9 @@ class block_source {
   virtual void set_fit(fit_policy /*how*/) noexcept {}
   /// The step is over. What is free in pieces may be put together. Does not throw.
   virtual void coalesce() noexcept {}
+  /// The last resort where a request found no room: what is not in use goes back to the device, if
+  /// that may make room for it in one piece. False where nothing went. May block the host.
+  virtual bool give_back_unused() noexcept { return false; }
 
   /// False where it has served another offloader, also one that is gone: fences are positions on
   /// the streams of one. `whose` is the offloader's for as long as it has handles.

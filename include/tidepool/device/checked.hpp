@@ -289,9 +289,11 @@ class checked_device : public Device {
     }
   }
   /// What is dropped never runs: nothing waits for it any more.
-  void drop(stream_ref which) noexcept requires requires(Device& dev) { dev.drop(which); }
+  void drop(stream_ref which, std::uint64_t issued = 0) noexcept requires requires(Device& dev) {
+    dev.drop(which, issued);
+  }
   {
-    Device::drop(which);
+    Device::drop(which, issued);
     try {
       host_waited();
     } catch (...) {  // more is found than is wrong

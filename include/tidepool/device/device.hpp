@@ -72,6 +72,8 @@ struct memory_info {
 ///   less cost and returns false where it cannot; copies are then made one by one.
 /// - A device whose work runs in the process may have `drop(stream)`, which forgets what is queued
 ///   there; an offloader that an exception destroys asks for it on every stream that it served.
+///   With `issued()`, which counts what was queued, and `drop(stream, issued)`, which leaves the
+///   first so many alone, what was queued before the offloader was made stays.
 /// - A device may have `passed(event)`: whether all before the event's latest record is over, asked
 ///   without waiting.
 /// - A device may have `fill_bytes`, which `fill::zero` and `options::poison` need (see

@@ -38,7 +38,8 @@ struct kernel_run {
 /// result, same times.
 ///
 /// While an exception unwinds, freeing memory runs nothing, and an offloader that it destroys drops
-/// what is queued on the streams that it served: kernels may point into frames that are gone.
+/// what was queued since it was made on the streams that it served: kernels may point into frames
+/// that are gone.
 ///
 /// Two virtual devices know nothing of each other, but for memory that one exports and the other
 /// imports. Thread safety: none, one per thread. It must
@@ -198,9 +199,11 @@ class virtual_device {
   /// that it reads and writes; only an observer asks.
   void launch(stream_ref on, double duration_ns, std::function<void()> run,
               const char* /*label*/ = "", std::vector<kernel_access> touches = {});
-  /// Forgets what is queued on a stream and has not run, and what waits for it. A later wait for an
-  /// event of it throws `device_error`.
-  void drop(stream_ref which) noexcept;
+  /// How many operations were queued so far, on all streams; for `drop`.
+  [[nodiscard]] std::uint64_t issued() const;
+  /// Forgets what is queued on a stream and has not run, and what waits for it; of the first
+  /// `issued` operations nothing. A later wait for an event of it throws `device_error`.
+  void drop(stream_ref which, std::uint64_t issued = 0) noexcept;
   /// Queues a wait for something outside that comes when the clock reads `ns`.
   void idle_until(stream_ref on, double ns);
   /// Has every operation seen as it is issued.

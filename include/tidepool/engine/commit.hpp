@@ -97,15 +97,15 @@ void engine<Device>::collect(chunk_state& chunk, group& into, saved* items,
                       "lies in memory that goes back to its owner, which a graph would go on"
                       " reading; commit it outside of the capture");
     }
-    each->store_->module = static_cast<int>(into.module);
-    if (stays || (choose && !leaves(*each, seen))) {
-      ++into.count;
-      continue;
-    }
     const auto before = handles.begin() + into.count;
     if (std::find(handles.begin(), before, each) != before) {
       refuse_argument("commit", chunk, into, into.count,
                       "is given twice; give each handle once, or share() it");
+    }
+    each->store_->module = static_cast<int>(into.module);
+    if (stays || (choose && !leaves(*each, seen))) {
+      ++into.count;
+      continue;
     }
     auto& store = saved_as(*each);
     const bool dense = &store != each->store_;

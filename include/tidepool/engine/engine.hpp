@@ -320,6 +320,7 @@ class engine : public storage_owner {
   void forget_kept(chunk_state& chunk, group& which);
   void forget_idle(storage& store);
   [[nodiscard]] bool evict_one();
+  [[nodiscard]] bool give_back_unused();
   template <class Take>
   [[nodiscard]] bool take_or_evict(const Take& take);
   [[nodiscard]] memory_layout layout(bool reloads = true) const;
@@ -385,6 +386,7 @@ class engine : public storage_owner {
   bool closed_ = false;
   bool starved_ = false;  // a reload ahead of use waits for memory that goes back to an allocator
   graph_state graphs_;
+  std::uint64_t issued_before_ = 0;  // by the device, where work runs in the process
   std::size_t references_ = 1;
   std::shared_ptr<const void> identity_ = std::make_shared<char>();  // for sources of memory
 };

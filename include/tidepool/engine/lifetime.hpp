@@ -45,6 +45,7 @@ engine<Device>::engine(Device& dev, const options& opts, std::vector<std::string
                             order_.stream(store_.reload_lane(kind)), kind);
     }
   }
+  if constexpr (requires { dev.issued(); }) issued_before_ = dev.issued();
   without_a_plan();
 }
 
@@ -54,12 +55,17 @@ void engine<Device>::release(engine* which) noexcept {
 }
 
 // An exception destroys it: work that the device would run in the process may point into frames
-// that are gone.
+// that are gone. What was queued before it was made cannot, and may be another offloader's.
 template <device Device>
 void engine<Device>::drop_work() noexcept {
   if constexpr (requires { dev_->drop(stream_ref()); }) {
     for (std::size_t i = 0; i < order_.count(); ++i) {
-      dev_->drop(order_.stream(static_cast<lane_id>(i)));
+      const auto stream = order_.stream(static_cast<lane_id>(i));
+      if constexpr (requires { dev_->drop(stream, dev_->issued()); }) {
+        dev_->drop(stream, issued_before_);
+      } else {
+        dev_->drop(stream);
+      }
     }
     graphs_.replayed = false;
   }

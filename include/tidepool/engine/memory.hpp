@@ -256,13 +256,20 @@ bool engine<Device>::lost() const noexcept {
   }
 }
 
+// Memory that is not in use goes back to the device, so that it may come from there in one piece.
+// That waits for the device, and is better than no step. A graph knows addresses of it.
+template <device Device>
+[[gnu::cold]] bool engine<Device>::give_back_unused() {
+  return !order_.capturing() && order_.graphs() == 0 && store_.device_source().give_back_unused();
+}
+
 // Evicts until `take` has found room; false where nothing is left to evict.
 template <device Device>
 template <class Take>
 bool engine<Device>::take_or_evict(const Take& take) {
   store_.budget().keep();
   while (!take()) {
-    if (!evict_one() && !store_.budget().exceed()) return false;
+    if (!evict_one() && !store_.budget().exceed() && !give_back_unused()) return false;
   }
   return true;
 }

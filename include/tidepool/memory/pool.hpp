@@ -34,7 +34,8 @@ struct pool_limits {
 /// A request takes free memory that its stream need not wait for. Failing that, the pool grows as
 /// long as less than `allow_in_flight` bytes are free but still in flight; beyond that, and when it
 /// cannot grow, the stream waits for the oldest free range. So how much it grows follows from the
-/// order of calls, never from timing. Memory goes back to the allocator in the destructor.
+/// order of calls, never from timing. Memory goes back to the allocator in the destructor, and in
+/// `give_back_unused`, of which an offloader makes use rather than throw `out_of_budget`.
 class pool final : public block_source {
  public:
   /// Memory from `pages`, in the order of `order`; both must outlive it. Takes none yet.
@@ -73,16 +74,27 @@ class pool final : public block_source {
   }
 
   [[nodiscard]] std::size_t reserved() const override { return reserved_; }
-  /// Bytes taken so far: a pool gives none back before its end.
-  [[nodiscard]] std::size_t peak() const override { return reserved_; }
+  /// The most bytes ever taken.
+  [[nodiscard]] std::size_t peak() const override { return peak_; }
   [[nodiscard]] std::size_t budget() const override { return limits_.budget; }
   [[nodiscard]] std::size_t largest_free() const override { return book_.largest_free(); }
-  [[nodiscard]] std::uint64_t allocations() const override { return regions_.size(); }
+  [[nodiscard]] std::uint64_t allocations() const override { return allocations_; }
   void allow_in_flight(std::size_t bytes) override { flying_ = bytes; }
   /// What has a budget and is not in use at all is put together, so that every step finds the same
   /// regions. Without one it may grow, rather than wait for all that lay in a region.
   void coalesce() noexcept override {
     if (limits_.budget != 0) book_.join_if_unused();
+  }
+  /// Regions of which nothing is in use. One that grew in small steps has room for a large block
+  /// then, which none of its regions had. The allocator waits until the device is done with them.
+  bool give_back_unused() noexcept override {
+    const auto before = reserved_;
+    book_.drop_unused_regions([&](std::byte* base, std::size_t bytes) {
+      std::erase(regions_, base);
+      reserved_ -= bytes;
+      pages_->deallocate(base);
+    });
+    return reserved_ < before;
   }
 
   /// Bytes in use, rounded as `rounded` says.
@@ -113,7 +125,9 @@ class pool final : public block_source {
       return false;
     }
     regions_.push_back(region);
+    ++allocations_;
     reserved_ += bytes;
+    peak_ = std::max(peak_, reserved_);
     book_.add_region(static_cast<std::byte*>(region), bytes);
     return true;
   }
@@ -123,6 +137,8 @@ class pool final : public block_source {
   pool_limits limits_;
   std::vector<void*> regions_;
   std::size_t reserved_ = 0;
+  std::size_t peak_ = 0;
+  std::uint64_t allocations_ = 0;
   std::size_t flying_ = 0;
   std::size_t refused_ = std::numeric_limits<std::size_t>::max();  // the least by the device
   ranges book_;

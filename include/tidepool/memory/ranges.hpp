@@ -29,6 +29,9 @@ class ranges : detail::range_survey {
 
   /// Adds a free region; `bytes` is a multiple of `block_alignment`.
   using range_list::add_region;
+  /// Forgets the regions of which no part is in use, whatever their fences, and calls `gone(base,
+  /// bytes)` for each.
+  using range_list::drop_unused_regions;
 
   /// Where a request may go: a range, and whether the asking lane has to wait for it.
   struct place {

@@ -1,9 +1,10 @@
-// One operation of a simulated stream.
+// Operations, streams and events of the simulation.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <vector>
 
@@ -33,6 +34,7 @@ enum class operation_kind : std::uint8_t { kernel, copy, record, wait };
 struct operation {
   static constexpr std::size_t no_event = static_cast<std::size_t>(-1);
 
+  std::uint64_t number = 0;  // among those of all streams, in the order of issue
   operation_kind kind = operation_kind::kernel;
   bool started = false;
   copy_direction direction{};
@@ -71,6 +73,21 @@ struct operation {
                   shape.width);
     }
   }
+};
+
+struct sim_stream {
+  std::deque<operation> queue;
+  std::uint64_t pushed = 0;
+  std::uint64_t finished = 0;
+  bool retired = false;
+};
+
+struct sim_event {
+  sim_position recorded;
+  std::uint64_t captured_by = 0;  // number of the capture that it is in
+  double time = 0;
+  bool done = false;
+  bool dropped = false;  // what it stands for will never run
 };
 
 // Sees every operation as it is issued, and its position.

@@ -170,15 +170,23 @@ class simulation {
     }
   }
 
-  // Forgets what is queued on a stream, and what waits for it. The rest goes on.
-  void drop(std::size_t which) noexcept { drop_behind(which, streams_[which].finished); }
+  // How many operations were queued so far, on all streams.
+  [[nodiscard]] std::uint64_t issued() const { return issued_; }
+  // Forgets what was queued on a stream behind the first `issued`, and what waits for it. The rest
+  // goes on.
+  void drop(std::size_t which, std::uint64_t issued) noexcept {
+    const auto& from = streams_[which];
+    const auto first = std::find_if(from.queue.begin(), from.queue.end(),
+                                    [&](const operation& op) { return op.number > issued; });
+    drop_behind(which, from.finished + static_cast<std::uint64_t>(first - from.queue.begin()));
+  }
 
   // Sees every operation that will run, in the order of issue; replays of graphs included.
   void observe(operation_observer with) { observer_ = std::move(with); }
 
   [[nodiscard]] bool idle() const {
     return std::all_of(streams_.begin(), streams_.end(),
-                       [](const stream_state& each) { return each.queue.empty(); });
+                       [](const sim_stream& each) { return each.queue.empty(); });
   }
   [[nodiscard]] double now() const { return now_; }
   [[nodiscard]] double time_of(std::size_t event) const { return events_[event].time; }
@@ -190,21 +198,6 @@ class simulation {
   static constexpr int capture_isolation = 905;
   static constexpr int captured_event = 907;
 
-  struct stream_state {
-    std::deque<operation> queue;
-    std::uint64_t pushed = 0;
-    std::uint64_t finished = 0;
-    bool retired = false;
-  };
-
-  struct event_state {
-    sim_position recorded;
-    std::uint64_t captured_by = 0;  // number of the capture that it is in
-    double time = 0;
-    bool done = false;
-    bool dropped = false;  // what it stands for will never run
-  };
-
   // The new operation's number; 0 when it was captured.
   std::uint64_t push(std::size_t on, operation&& op) {
     if (capturing(on)) {
@@ -212,6 +205,7 @@ class simulation {
       return 0;
     }
     auto& into = streams_[on];
+    op.number = ++issued_;
     into.queue.push_back(std::move(op));
     ++into.pushed;
     if (observer_) observer_({on, into.pushed}, into.queue.back());
@@ -277,7 +271,7 @@ class simulation {
   }
 
   // True when the front took no time and is gone.
-  bool start_or_finish_instant(stream_state& on) {
+  bool start_or_finish_instant(sim_stream& on) {
     auto& op = on.queue.front();
     if (op.kind == operation_kind::record || op.kind == operation_kind::wait) {
       if (!may_start(op)) return false;
@@ -301,7 +295,7 @@ class simulation {
     if (model_.moves_bytes) op.move_first_half();
   }
 
-  void finish(stream_state& on) {
+  void finish(sim_stream& on) {
     auto op = std::move(on.queue.front());
     on.queue.pop_front();
     ++on.finished;
@@ -350,13 +344,13 @@ class simulation {
     }
   }
 
-  [[nodiscard]] static bool moving(const stream_state& each) {
+  [[nodiscard]] static bool moving(const sim_stream& each) {
     if (each.queue.empty()) return false;
     const auto& op = each.queue.front();
     return op.started && op.kind == operation_kind::copy && op.duration <= 0;
   }
 
-  [[nodiscard]] double time_left(const stream_state& each, const copies_moving& running) const {
+  [[nodiscard]] double time_left(const sim_stream& each, const copies_moving& running) const {
     const auto& op = each.queue.front();
     if (op.kind == operation_kind::kernel || op.duration > 0) return op.duration;
     return op.left / running.rate(op.direction, model_);
@@ -364,7 +358,7 @@ class simulation {
 
   // Starts or ends one operation, any that may.
   void random_step() {
-    std::vector<stream_state*> able;
+    std::vector<sim_stream*> able;
     for (auto& each : streams_) {
       if (!each.queue.empty() && may_start(each.queue.front())) able.push_back(&each);
     }
@@ -386,12 +380,13 @@ class simulation {
 
   machine model_;
   std::mt19937_64 random_;
-  std::deque<stream_state> streams_;
-  std::deque<event_state> events_;
+  std::deque<sim_stream> streams_;
+  std::deque<sim_event> events_;
   std::vector<std::size_t> spare_events_;
   operation_observer observer_;
   std::unique_ptr<captured> capture_;
   std::uint64_t captures_begun_ = 0;
+  std::uint64_t issued_ = 0;
   double now_ = 0;
 };
 

@@ -280,7 +280,11 @@ TIDEPOOL_INLINE void virtual_device::launch(stream_ref on, double duration_ns,
   sim_->kernel(on.index_, duration_ns, std::move(run), std::move(touches));
 }
 
-TIDEPOOL_INLINE void virtual_device::drop(stream_ref which) noexcept { sim_->drop(which.index_); }
+TIDEPOOL_INLINE std::uint64_t virtual_device::issued() const { return sim_->issued(); }
+
+TIDEPOOL_INLINE void virtual_device::drop(stream_ref which, std::uint64_t issued) noexcept {
+  sim_->drop(which.index_, issued);
+}
 
 TIDEPOOL_INLINE void virtual_device::idle_until(stream_ref on, double ns) {
   sim_->idle_until(on.index_, ns);

@@ -31,6 +31,24 @@ class range_list {
     put(fresh);
   }
 
+  // Forgets the regions of which no part is in use, and hands each to `gone`.
+  template <class Gone>
+  void drop_unused_regions(const Gone& gone) noexcept {
+    std::erase_if(first_of_region_, [&](std::uint32_t first) {
+      if (whole_run(first).behind != none) return false;
+      std::byte* const base = nodes_[first].base;
+      std::size_t bytes = 0;
+      for (auto i = first; i != none; i = nodes_[i].right) {
+        unlink(i);
+        bytes += nodes_[i].bytes;
+        spare_.push_back(i);
+      }
+      gone(base, bytes);
+      return true;
+    });
+    if (indexed_) index_by_address();
+  }
+
  protected:
   static constexpr std::size_t bin_count = 256;
 
