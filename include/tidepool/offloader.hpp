@@ -155,6 +155,10 @@ class offloader {
     engine_->wait_for(saved, engine_->lane_of(stream));
   }
 
+  /// For adapters: a tensor of `module` lies on another device, so that it is not committed.
+  /// Reports say so where nothing of the module leaves. Does not block the host.
+  void note_elsewhere(module_id module) { engine_->note_elsewhere(module); }
+
   /// Gives borrowed memory that waits for its copies back now: its owners' streams join them. For
   /// an allocator that is about to grow. Does not block the host; does nothing in a capture.
   void release_borrowed() noexcept { engine_->memory().borrowed().give_back(0); }

@@ -42,6 +42,7 @@ class torch_tensor_hooks final : public ::torch::autograd::SavedVariableHooks {
   void call_pack_hook(const at::Tensor& tensor) override {
     auto& core = pass_->core();
     version_ = tensor_version(tensor);
+    if (tensor.device() != core.streams.device()) pass_->note_elsewhere(group_);
     if (!is_plain(tensor, core.streams.device()) || is_reloaded(tensor) ||
         core.excluded.covers(tensor)) {
       stays_ = tensor.detach();  // without the graph that it is part of

@@ -462,3 +462,28 @@ TEST_CASE("shortage: a pool that grew in small steps makes room for one large te
     CHECK(off.counters().device_allocations == taken);
   }
 }
+
+TEST_CASE("shortage: a group that finds room for a part of it alone is refused all the same") {
+  const std::size_t small = 4096;
+  rig desk;
+  auto opts = small_options();
+  opts.device_step = small;
+  opts.device_budget = 4 * small;
+  offloader off(desk.dev, opts);
+  auto open = off.begin();
+  std::array<rig::buffer, 3> x;
+  for (auto& each : x) each = off.allocate(small, desk.stream());
+  for (std::uint32_t i = 0; i < 3; ++i) desk.write(x[i], i);
+  open.commit<"core_attn">(0, desk.stream(), x[0], x[1], x[2]);
+  std::vector<rig::buffer> held;
+  for (int i = 0; i < 2; ++i) held.push_back(off.allocate(small, desk.stream()));
+  open.end_forward();
+  const auto text =
+      shortage_of([&] { open.restore<"core_attn">(0, desk.stream(), x[0], x[1], x[2]); });
+  CHECK(says(text, "reload of core_attn of layer 0"));
+  held.pop_back();
+  open.restore<"core_attn">(0, desk.stream(), x[0], x[1], x[2]);
+  for (std::uint32_t i = 0; i < 3; ++i) desk.check(x[i], i);
+  open.finish();
+  CHECK(desk.wrong() == 0);
+}

@@ -663,3 +663,19 @@ TEST_CASE("torch: beside another engine, whose hooks ask for ours") {
   CHECK(out == 16 * 16 * 4);
   CHECK(x.grad().equal(x.cos()));
 }
+
+TEST_CASE("torch: a module whose tensors lie on another device is reported with that") {
+  torch_desk desk;
+  std::string said;
+  desk.off->engine().on_report([&](std::string_view text) { said += text; });
+  for (int step = 0; step < 2; ++step) {
+    auto pass = desk.off->begin();
+    const auto there = torch::empty({8, 8}, at::TensorOptions(at::kMeta)).requires_grad_();
+    auto y = pass.module("fc1", 0, [&] { return there.tanh(); });
+    pass.finish();
+    desk.off->end_step();
+  }
+  CAPTURE(said);
+  CHECK(said.find("'fc1' was asked for and moved no byte") != std::string::npos);
+  CHECK(said.find("1 tensor lies on another device than the offloader's") != std::string::npos);
+}

@@ -255,6 +255,33 @@ TEST_CASE("a module that was asked for and moved no byte is silent, and its mess
   for (const auto& message : messages) CHECK(text.find(message) != std::string::npos);
 }
 
+TEST_CASE("a silent module whose tensors lie on another device is said to be there") {
+  counters totals;
+  totals.steps = 2;
+  auto there = module("expert_fc1");
+  there.tensors_elsewhere = 6;
+  auto by_all = there;
+  by_all.name = "moe_act";
+  by_all.by_all = true;
+  by_all.tensors_elsewhere = 1;
+  auto partly = module("attn_proj");
+  partly.groups = 4;
+  partly.groups_resident = 1;
+  partly.tensors_elsewhere = 3;
+  totals.modules = {there, by_all, partly};
+  const auto messages = tidepool::trace::silent_messages(totals);
+  REQUIRE(messages.size() == 3);
+  CHECK(messages[0] ==
+        "tidepool: module 'expert_fc1' was asked for and moved no byte in 2 steps: 6 tensors lie on"
+        " another device than the offloader's; make the offloader for the device that the module"
+        " runs on");
+  CHECK(messages[1].find("1 tensor lies on another device") != std::string::npos);
+  CHECK(messages[2].find("1 of its 4 groups were kept") != std::string::npos);
+  CHECK(messages[2].find("in the others, 3 tensors lie on another") != std::string::npos);
+  const std::vector<tidepool::trace::rank_counters> two{{"0", totals}, {"1", totals}};
+  CHECK(tidepool::trace::merge(two).modules[0].tensors_elsewhere == 12);
+}
+
 TEST_CASE("a module that was asked for and never committed is named with the nearest name") {
   counters totals;
   totals.steps = 1;

@@ -2,11 +2,36 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
+#include <limits>
 #include <numeric>
 
 #include "tidepool/engine/engine.hpp"
 
 namespace tidepool::inline v0_2_0::detail {
+
+// Of a part; the product of both would overflow from 4 GiB on.
+[[nodiscard]] inline std::size_t elements_of(const storage& whole, std::size_t bytes) {
+  const auto common = std::gcd(whole.elements, whole.bytes);
+  return bytes / (whole.bytes / common) * (whole.elements / common);
+}
+
+// Most lists of handles ascend or descend in memory: then each is new without a search.
+class extent {
+ public:
+  // False where the address may have been there before.
+  [[nodiscard]] bool widened_by(const void* address) {
+    const auto at = reinterpret_cast<std::uintptr_t>(address);
+    const bool beyond = at < first_ || at > last_;
+    first_ = std::min(first_, at);
+    last_ = std::max(last_, at);
+    return beyond;
+  }
+
+ private:
+  std::uintptr_t first_ = std::numeric_limits<std::uintptr_t>::max();
+  std::uintptr_t last_ = 0;
+};
 
 template <device Device>
 void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, stream_ref stream,
@@ -90,6 +115,7 @@ void engine<Device>::collect(chunk_state& chunk, group& into, saved* items,
                              std::span<handle* const> handles, plan::action what, bool choose,
                              tally& seen) {
   const bool stays = what == plan::action::keep;
+  extent known;
   for (const auto* each : handles) {
     if (const auto* why = why_not(*each)) refuse_argument("commit", chunk, into, into.count, why);
     if (each->store_->borrowed && order_.capturing()) {
@@ -98,7 +124,7 @@ void engine<Device>::collect(chunk_state& chunk, group& into, saved* items,
                       " reading; commit it outside of the capture");
     }
     const auto before = handles.begin() + into.count;
-    if (std::find(handles.begin(), before, each) != before) {
+    if (!known.widened_by(each) && std::find(handles.begin(), before, each) != before) {
       refuse_argument("commit", chunk, into, into.count,
                       "is given twice; give each handle once, or share() it");
     }
@@ -176,13 +202,6 @@ detail::storage& engine<Device>::saved_as(const handle& given) {
   part.part = given.part_;
   part.origin = whole.number;
   return part;
-}
-
-// Of a part; the product of both would overflow from 4 GiB on.
-template <device Device>
-std::size_t engine<Device>::elements_of(const storage& whole, std::size_t bytes) {
-  const auto common = std::gcd(whole.elements, whole.bytes);
-  return bytes / (whole.bytes / common) * (whole.elements / common);
 }
 
 // The place of a group has no block for one more storage: all that it saves first moves on to the

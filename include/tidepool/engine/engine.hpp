@@ -110,6 +110,11 @@ class engine : public storage_owner {
     if (recorder_ != nullptr) recorder_->waited(from, stream, whom, kind);
   }
 
+  // One of its tensors lies on another device.
+  void note_elsewhere(module_id module) {
+    ++counters_.modules[static_cast<std::size_t>(module)].tensors_elsewhere;
+  }
+
   // ---- capture, see graph.hpp ----
 
   void begin_capture(lane_id origin);
@@ -268,7 +273,6 @@ class engine : public storage_owner {
   [[nodiscard]] const char* why_not(const handle& given) const;
   [[nodiscard]] bool leaves(const handle& candidate, tally& seen) const;
   [[nodiscard]] storage& saved_as(const handle& given);
-  [[nodiscard]] static std::size_t elements_of(const storage& whole, std::size_t bytes);
   [[nodiscard]] bool move_on(group& into, saved* items);
   void offload(chunk_state& chunk, group& which, saved* items);
   void cap(const group& which, const ticket& done);
@@ -283,7 +287,6 @@ class engine : public storage_owner {
   void release_saved(chunk_state& chunk, module_id module, int layer, lane_id lane,
                      std::span<handle* const> handles);
   [[nodiscard]] std::size_t bytes_that_could_leave(std::span<handle* const> handles) const;
-  [[nodiscard]] static std::size_t bytes_saved(const group& which, const saved* items);
 
   std::uint32_t waiting_group(chunk_state& chunk, module_id module, int layer, const char* call);
   void begin_backward(chunk_state& chunk);
@@ -306,7 +309,6 @@ class engine : public storage_owner {
   void reload_ahead();
   void reload_again(chunk_state& chunk, std::uint32_t index);
 
-  static void require_away(const storage& store, const char* call, std::string_view name);
   [[nodiscard]] bool bring_state(storage& store, std::string_view name);
   void take_back(storage& store, lane_id on);
   void warm_up_anew();
@@ -338,8 +340,6 @@ class engine : public storage_owner {
                            const std::string& why) const;
   [[noreturn]] void refuse_argument(const char* call, const chunk_state& chunk, const group& which,
                                     std::uint32_t index, const char* why) const;
-  [[nodiscard]] static auto discarded_last(chunk_state& chunk, std::size_t what, int layer);
-  [[nodiscard]] static auto under_way(chunk_state& chunk, std::size_t what, int layer);
   [[noreturn]] void refuse_recompute(const char* call, const chunk_state& chunk, std::size_t what,
                                      int layer, const std::string& why) const;
   [[noreturn]] void refuse_count(const chunk_state& chunk, const group& which,

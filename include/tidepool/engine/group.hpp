@@ -78,6 +78,15 @@ struct group {
   std::uint64_t position = 0;      // of its commit: the next record on its lane at that time
 };
 
+// Bytes that a group needs away from the device, whoever copied them.
+[[nodiscard]] inline std::size_t bytes_saved(const group& which, const saved* items) {
+  std::size_t bytes = 0;
+  for (std::uint32_t i = 0; i < which.count; ++i) {
+    if (items[i].store != nullptr) bytes += items[i].store->bytes;
+  }
+  return bytes;
+}
+
 // A tensor whose memory was given up, since backward computes it again.
 struct discarded_tensor {
   std::uint32_t call = 0;  // which call discarded it, counted in its chunk

@@ -1,6 +1,8 @@
 // The engine's memory: handles, who still needs a storage, and what is evicted when room is short.
 #pragma once
 
+#include <utility>
+
 #include "tidepool/engine/engine.hpp"
 #include "tidepool/engine/misuse.hpp"
 
@@ -268,8 +270,10 @@ template <device Device>
 template <class Take>
 bool engine<Device>::take_or_evict(const Take& take) {
   store_.budget().keep();
-  while (!take()) {
-    if (!evict_one() && !store_.budget().exceed() && !give_back_unused()) return false;
+  // Once: what a part of the request took and gave up again would be unused for ever.
+  for (bool last = false; !take();) {
+    if (evict_one() || store_.budget().exceed()) continue;
+    if (std::exchange(last, true) || !give_back_unused()) return false;
   }
   return true;
 }

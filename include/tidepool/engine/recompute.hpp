@@ -65,8 +65,7 @@ void engine<Device>::discard(chunk_state& chunk, std::size_t what, int layer, la
 }
 
 // What the latest call discarded that was not computed again; empty when there is none.
-template <device Device>
-auto engine<Device>::discarded_last(chunk_state& chunk, std::size_t what, int layer) {
+[[nodiscard]] inline auto discarded_last(chunk_state& chunk, std::size_t what, int layer) {
   auto& list = chunk.discarded;
   const auto newest = std::find_if(list.rbegin(), list.rend(), [&](const auto& each) {
     return each.what == what && each.layer == layer && !each.under_way;
@@ -78,8 +77,7 @@ auto engine<Device>::discarded_last(chunk_state& chunk, std::size_t what, int la
 }
 
 // Of the calls that are under way the one that began last, which is the oldest.
-template <device Device>
-auto engine<Device>::under_way(chunk_state& chunk, std::size_t what, int layer) {
+[[nodiscard]] inline auto under_way(chunk_state& chunk, std::size_t what, int layer) {
   auto& list = chunk.discarded;
   const auto first = std::find_if(list.begin(), list.end(), [&](const auto& each) {
     return each.what == what && each.layer == layer && each.under_way;

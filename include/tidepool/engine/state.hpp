@@ -32,8 +32,7 @@ auto engine<Device>::make_state(std::size_t bytes, std::string_view name) -> sto
   return store;
 }
 
-template <device Device>
-void engine<Device>::require_away(const storage& store, const char* call, std::string_view name) {
+inline void require_away(const storage& store, const char* call, std::string_view name) {
   if (store.handles == 0) return;
   throw misuse_error(std::string(call) + " of " + std::string(name) +
                      ": it is on the device already; write_back or reset its buffer first");

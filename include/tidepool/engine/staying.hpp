@@ -105,14 +105,4 @@ template <device Device>
   return bytes;
 }
 
-// Bytes that a group needs away from the device, whoever copied them.
-template <device Device>
-std::size_t engine<Device>::bytes_saved(const group& which, const saved* items) {
-  std::size_t bytes = 0;
-  for (std::uint32_t i = 0; i < which.count; ++i) {
-    if (items[i].store != nullptr) bytes += items[i].store->bytes;
-  }
-  return bytes;
-}
-
 }  // namespace tidepool::detail

@@ -67,6 +67,12 @@ class torch_pass_state final : public torch_pass_end {
     return static_cast<std::uint32_t>(groups_.size() - 1);
   }
 
+  // It lies on another device, and stays there.
+  void note_elsewhere(std::uint32_t in_group) {
+    const std::lock_guard guard(core_->lock);
+    if (core_->off) core_->off->note_elsewhere(groups_[in_group].module);
+  }
+
   // One reference to where the bytes of `tensor` are.
   [[nodiscard]] saved& save(const at::Tensor& tensor, const torch_layout& part,
                             std::uint32_t in_group) {

@@ -22,6 +22,7 @@ struct module_counters {
   std::uint64_t tensors_offloaded = 0;  ///< of which a copy was begun
   std::uint64_t tensors_shared = 0;     ///< saved again while a copy was there: not copied twice
   std::uint64_t tensors_small = 0;      ///< below `min_tensor_elements`: stayed
+  std::uint64_t tensors_elsewhere = 0;  ///< on another device than the offloader's: stayed
   std::uint64_t bytes_offloaded = 0;    ///< copied to the host
   std::uint64_t bytes_reloaded = 0;     ///< copied back
   std::uint64_t bytes_recomputed = 0;   ///< of the groups that a plan discarded

@@ -76,6 +76,13 @@ TIDEPOOL_INLINE std::string why_silent(const module_counters& module) {
   const std::string by_policy =
       " kept on the device by --offload-layers, --margin, --offload-fraction,"
       " --delta-bytes-per-rank or a plan";
+  const auto elsewhere = module.tensors_elsewhere == 0
+                             ? std::string()
+                             : detail::count_of(module.tensors_elsewhere, "tensor") +
+                                   (module.tensors_elsewhere == 1 ? " lies" : " lie") +
+                                   " on another device than the offloader's; make the offloader"
+                                   " for the device that the module runs on";
+  if (module.groups == 0 && !elsewhere.empty()) return elsewhere;
   if (module.groups == 0 && module.by_all) {
     return "nothing was committed under this name, for which --offload-modules=all stands too; that"
            " is as it should be where the model has no such module";
@@ -103,6 +110,7 @@ TIDEPOOL_INLINE std::string why_silent(const module_counters& module) {
     return text + detail::count_of(module.tensors_shared, "tensor") +
            " had been saved before and count for the module that saved them first; nothing to do";
   }
+  if (!elsewhere.empty()) return text + elsewhere;
   return text +
          "no tensor was free to leave; look for keep_resident and for commits without"
          " tensors";
@@ -137,14 +145,16 @@ TIDEPOOL_INLINE std::vector<std::string> silent_messages(const counters& totals)
   std::vector<std::string> missing;
   for (const auto& module : totals.modules) {
     if (!silent(module)) continue;
-    if (module.groups == 0 && module.by_all) {
+    if (module.groups == 0 && module.by_all && module.tensors_elsewhere == 0) {
       missing.push_back("'" + module.name + "'");
       continue;
     }
     messages.push_back("tidepool: module '" + module.name +
                        "' was asked for and moved no byte in " +
                        detail::count_of(totals.steps, "step") + ": " + why_silent(module) +
-                       (module.groups == 0 ? detail::nearest_words(totals, module.name) : ""));
+                       (module.groups == 0 && module.tensors_elsewhere == 0
+                            ? detail::nearest_words(totals, module.name)
+                            : ""));
   }
   if (!missing.empty()) {
     std::string names;

@@ -34,6 +34,7 @@ inline void add(trace::module_counters& to, const trace::module_counters& from) 
   to.tensors_offloaded += from.tensors_offloaded;
   to.tensors_shared += from.tensors_shared;
   to.tensors_small += from.tensors_small;
+  to.tensors_elsewhere += from.tensors_elsewhere;
   to.bytes_offloaded += from.bytes_offloaded;
   to.bytes_reloaded += from.bytes_reloaded;
   to.bytes_recomputed += from.bytes_recomputed;
