@@ -184,6 +184,39 @@ TEST_CASE("bound: whatever the prices, what they prove is never above the best o
   CHECK(too_high > 50);
 }
 
+TEST_CASE("bound: as tight in a long step as in a short one") {
+  const auto extra_of_a_microbatch = [](std::size_t chunks) {
+    std::mt19937_64 random(34);
+    auto step = random_profile(
+        random, {.groups = 24 * chunks, .chunks = chunks, .depth = 2, .mixed_sizes = false});
+    step.link = {20, 20, 36, 2};
+    const simulator sim(step);
+    const auto one = sim.map().groups[0].bytes * 24;
+    const auto least = lower_bound(sim.map(), step.link, one * 7 / 10, false);
+    CHECK(least > sim.map().compute_us * 1.1);
+    return (least - sim.map().compute_us) / static_cast<double>(chunks);
+  };
+  CHECK(extra_of_a_microbatch(100) > 0.95 * extra_of_a_microbatch(10));
+}
+
+TEST_CASE("bound: three in flight over a link that both directions share") {
+  namespace detail = tidepool::plan::detail;
+  std::mt19937_64 random(35);
+  auto step = random_profile(random, {.groups = 96, .chunks = 8, .depth = 3, .mixed_sizes = false});
+  step.link = {17.5, 21, 21.2, 2};
+  const simulator sim(step);
+  const auto budget = sim.map().groups[0].bytes * 12 * 6 / 5;
+  const auto fine =
+      detail::timeline_cutter(sim.map(), step.link, static_cast<double>(budget), false, 1024, false)
+          .take();
+  const auto by_windows = detail::price_proof(fine, detail::window_search(fine).run()).least_us();
+  const auto least = lower_bound(sim.map(), step.link, budget, false);
+  MESSAGE(least << " us, by windows " << sim.map().compute_us + by_windows << ", by the link "
+                << link_bound(sim.map(), step.link, budget, false));
+  CHECK(least > 1.01 * (sim.map().compute_us + by_windows));
+  CHECK(least > 1.01 * link_bound(sim.map(), step.link, budget, false));
+}
+
 TEST_CASE("bound: with a neighbour it is never above the best of all choices either") {
   std::mt19937_64 random(32);
   tally seen;
