@@ -4,6 +4,11 @@
 ///   gaps [folder] quick   the bound alone; no plan is made
 ///   gaps [folder] peer=8  a neighbour has that share of the peak as well, in percent; its link is
 ///                         that of NVLink 4 where the profile has none
+///   gaps [folder] shares  of gaps above 2 %, what they are made of as well, in percent of the
+///   bound:
+///                         places (the engine takes longer than the simulator, in which memory is
+///                         never in pieces), search (one of 100 times the effort finds a plan that
+///                         the simulator takes for faster), and the rest, the bound itself
 ///
 /// A plan is made as `automatic` makes it, and its time is that of the engine on the virtual
 /// device; bytes that leave and seconds of planning stand beside it. Takes some minutes; `quick` a
@@ -30,9 +35,26 @@ constexpr double gib = 1073741824;
 
 struct asked {
   bool quick = false;
+  bool shares = false;
   std::size_t peer_percent = 0;
   std::size_t peer_bytes = 0;
 };
+
+void show_shares(const plan::profile& step, const plan::step_plan& made, double bound,
+                 const plan::goal& wanted) {
+  plan::planner plans(step);
+  const auto as_planned = plans.judge(made.what, {made.device_budget, made.reload_ahead,
+                                                  made.reload_ahead_bytes, made.peer_budget});
+  auto longer = wanted;
+  longer.work = 100 * plan::constants::work_of_a_share;
+  const auto found = plans.best(longer).expected;
+  // Where the simulator does not run what the engine runs, there is nothing between them.
+  const auto engine = made.expected.step_us;
+  const auto simulated = as_planned.runs ? as_planned.step_us : engine;
+  const auto best = found.runs ? std::min(found.step_us, simulated) : simulated;
+  std::printf(" %7.2f %7.2f %7.2f", 100 * (engine - simulated) / bound,
+              100 * (simulated - best) / bound, 100 * (best / bound - 1));
+}
 
 void show(const std::string& name, const plan::profile& step, double share, std::size_t budget,
           bool recompute, const asked& with) {
@@ -64,6 +86,11 @@ void show(const std::string& name, const plan::profile& step, double share, std:
       std::printf(" %10s %7s %8s", "-", "-", "-");
     }
     std::printf(" %6.2f", seconds);
+    if (with.shares && made.expected.runs && made.expected.step_us > 1.02 * bound) {
+      show_shares(
+          step, made, bound,
+          {.device_budget = budget, .recompute = recompute, .peer_budget = with.peer_bytes});
+    }
   }
   std::printf("\n");
   std::fflush(stdout);
@@ -91,6 +118,8 @@ int main(int count, char** given) try {
     const std::string_view word = given[i];
     if (word == "quick") {
       with.quick = true;
+    } else if (word == "shares") {
+      with.shares = true;
     } else if (word.starts_with("peer=")) {
       with.peer_percent = std::stoul(std::string(word.substr(5)));
     } else {
@@ -98,8 +127,9 @@ int main(int count, char** given) try {
     }
   }
   golden::recordings all(folder);
-  std::printf("%-24s %-3s %5s %9s %10s %8s %s\n", "profile", "re", "%", "GiB", "bound ms", "in ms",
-              with.quick ? "" : "  engine ms   gap %    GB out   in s");
+  std::printf("%-24s %-3s %5s %9s %10s %8s %s%s\n", "profile", "re", "%", "GiB", "bound ms",
+              "in ms", with.quick ? "" : "  engine ms   gap %    GB out   in s",
+              with.shares ? "  places  search   bound" : "");
   const auto proxy =
       plan::profile_of(plan::model_named("deepseek-v3-proxy"), plan::machine_named("h200"));
   const auto held = plan::planner(proxy).in_core().peak;

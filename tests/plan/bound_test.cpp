@@ -84,9 +84,10 @@ struct tally {
 
 random_step drawn(std::mt19937_64& random) {
   random_step about;
-  about.depth = 1 + random() % 3;
+  about.depth = 1 + random() % 4;
   about.chunks = about.depth + random() % 3;
   about.groups = std::max<std::size_t>(about.chunks, 4 + random() % 5);
+  if (random() % 4 == 0) about.groups = about.chunks;  // one large group of each
   about.recompute = random() % 4 == 0;
   if (about.recompute) about.groups = std::min<std::size_t>(about.groups, 7);
   about.waits = random() % 4 == 0;
@@ -107,7 +108,8 @@ TEST_CASE("bound: never above the best of all choices, and near it") {
     const auto slow = std::array{1.0, 0.5, 0.25}[random() % 3];
     step.link.out *= slow;
     step.link.in *= slow * std::array{1.0, 1.0, 2.4}[random() % 3];
-    step.link.both = std::max(step.link.out, step.link.in) * (random() % 2 == 0 ? 1.05 : 1.8);
+    step.link.both =
+        std::max(step.link.out, step.link.in) * std::array{1.0, 1.05, 1.3, 1.8}[random() % 4];
     step.link.latency_us = random() % 8 == 0 ? 200 : 2;
     simulator sim(step);
     const std::vector<action> keep(sim.map().groups.size(), action::keep);
@@ -131,6 +133,88 @@ TEST_CASE("bound: never above the best of all choices, and near it") {
   CHECK(seen.one_percent_above > 100);  // so that a bound that is 1 % too high is seen
   CHECK(seen.tight > 20);
   CHECK(seen.lower < 0.8 * seen.link);
+}
+
+TEST_CASE("bound: whatever the prices, what they prove is never above the best of all choices") {
+  namespace detail = tidepool::plan::detail;
+  std::mt19937_64 random(33);
+  const auto roll = [&] { return std::uniform_real_distribution<double>(0, 1)(random); };
+  int says = 0;      // something
+  int too_high = 0;  // where shares of the link's time are more than all of it
+  for (int seen = 0; seen < 400;) {
+    auto about = drawn(random);
+    about.groups = std::min<std::size_t>(about.groups, 6);
+    const auto step = random_profile(random, about);
+    simulator sim(step);
+    const std::vector<action> keep(sim.map().groups.size(), action::keep);
+    const auto budget = sim.run(keep, {}).peak / 100 * (25 + random() % 60);
+    const auto best = exhaustive_us(step, budget, about.recompute);
+    if (std::isinf(best)) continue;
+    ++seen;
+    const auto of = detail::timeline_cutter(sim.map(), step.link, static_cast<double>(budget),
+                                            about.recompute, 16, true)
+                        .take();
+    const auto proved = [&](const detail::prices& at) {
+      return sim.map().compute_us + detail::price_proof(of, at).least_us();
+    };
+    auto found = detail::price_search(of).run();
+    CHECK(proved(found) <= best * (1 + 1e-9));
+    says += proved(found) > sim.map().compute_us * 1.01 ? 1 : 0;
+    for (int k = 0; k < 20; ++k) {
+      auto at = found;
+      const auto spread = std::array{0.05, 0.5, 1.0}[random() % 3];
+      for (std::size_t i = 0; i < of.size(); ++i) {
+        for (auto* each : {&at.out[i], &at.in[i], &at.both[i]}) {
+          *each = (1 - spread) * *each + spread * roll() / 3;
+        }
+        at.memory[i] *= 1 + spread * (roll() - 0.5);
+      }
+      CHECK(proved(at) <= best * (1 + 1e-9));
+    }
+    // Out of the proof's condition: three times as much, and it may say anything.
+    for (auto* each : {&found.out, &found.in, &found.both, &found.memory}) {
+      for (auto& price : *each) price *= 3;
+    }
+    too_high += proved(found) > best * (1 + 1e-9) ? 1 : 0;
+  }
+  MESSAGE(
+      says << " of 400 steps cannot be as fast as computing; shares beyond the link's time are too"
+           << " high in " << too_high);
+  CHECK(says > 100);
+  CHECK(too_high > 50);
+}
+
+TEST_CASE("bound: as tight in a long step as in a short one") {
+  const auto extra_of_a_microbatch = [](std::size_t chunks) {
+    std::mt19937_64 random(34);
+    auto step = random_profile(
+        random, {.groups = 24 * chunks, .chunks = chunks, .depth = 2, .mixed_sizes = false});
+    step.link = {20, 20, 36, 2};
+    const simulator sim(step);
+    const auto one = sim.map().groups[0].bytes * 24;
+    const auto least = lower_bound(sim.map(), step.link, one * 7 / 10, false);
+    CHECK(least > sim.map().compute_us * 1.1);
+    return (least - sim.map().compute_us) / static_cast<double>(chunks);
+  };
+  CHECK(extra_of_a_microbatch(100) > 0.95 * extra_of_a_microbatch(10));
+}
+
+TEST_CASE("bound: three in flight over a link that both directions share") {
+  namespace detail = tidepool::plan::detail;
+  std::mt19937_64 random(35);
+  auto step = random_profile(random, {.groups = 96, .chunks = 8, .depth = 3, .mixed_sizes = false});
+  step.link = {17.5, 21, 21.2, 2};
+  const simulator sim(step);
+  const auto budget = sim.map().groups[0].bytes * 12 * 6 / 5;
+  const auto fine =
+      detail::timeline_cutter(sim.map(), step.link, static_cast<double>(budget), false, 1024, false)
+          .take();
+  const auto by_windows = detail::price_proof(fine, detail::window_search(fine).run()).least_us();
+  const auto least = lower_bound(sim.map(), step.link, budget, false);
+  MESSAGE(least << " us, by windows " << sim.map().compute_us + by_windows << ", by the link "
+                << link_bound(sim.map(), step.link, budget, false));
+  CHECK(least > 1.01 * (sim.map().compute_us + by_windows));
+  CHECK(least > 1.01 * link_bound(sim.map(), step.link, budget, false));
 }
 
 TEST_CASE("bound: with a neighbour it is never above the best of all choices either") {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "tidepool/plan/detail/layout.hpp"
+#include "tidepool/plan/detail/price_search.hpp"
 #include "tidepool/plan/detail/windows.hpp"
 
 namespace tidepool::inline v0_2_0::plan {
@@ -226,9 +227,11 @@ class stretch_bound {
 /// take memory until they are copied and bytes that come back from then on, each direction and both
 /// together have their rates, and of what is above the budget at any moment all is away. That is a
 /// linear programme over stretches of time. Any prices of link and memory prove a bound of it
-/// (Lagrange), so nothing rests on how they were found: `window_search` takes, exactly, the best
-/// set of windows of time that do not overlap. In steady 1F1B of depth 2, with V bytes a microbatch
-/// and M of memory, a microbatch takes at least (2V - M) / rate.
+/// (Lagrange), so nothing rests on how they were found. `price_search` goes uphill in a coarse cut
+/// of the step: it sees all moments at which memory is short together, and both directions of a
+/// link at a price between. `window_search` takes, exactly, the best set of windows of time that do
+/// not overlap, in finer ones. In steady 1F1B of depth 2, with V bytes a microbatch and M of
+/// memory, a microbatch takes at least (2V - M) / rate.
 ///
 /// What neither knows: a group leaves and comes back whole, its memory is taken until its copy is
 /// over, copies are made in the order of calls, and memory may be in pieces. What a recomputation
@@ -237,8 +240,20 @@ class stretch_bound {
                                         std::size_t budget, bool may_recompute) {
   const auto by_link = link_bound(map, rates, budget, may_recompute);
   if (budget == 0 || std::isinf(by_link)) return by_link;
-  const auto extra =
-      detail::window_extra_us(map, rates, static_cast<double>(budget), may_recompute);
+  const auto cut = [&](std::size_t stretches, bool by_passes) {
+    return detail::timeline_cutter(map, rates, static_cast<double>(budget), may_recompute,
+                                   stretches, by_passes)
+        .take();
+  };
+  const auto coarse = cut(constants::coarse_stretches, true);
+  auto extra = detail::price_proof(coarse, detail::price_search(coarse).run()).least_us();
+  for (const auto stretches : constants::fine_stretches) {
+    if (may_recompute) break;
+    const auto fine = cut(stretches, false);
+    extra =
+        std::max(extra, detail::price_proof(fine, detail::window_search(fine).run()).least_us());
+    if (map.events.size() <= stretches) break;
+  }
   // A sum of so many numbers is a little off.
   return std::max(by_link, map.compute_us + extra - 1e-9 * (map.compute_us + extra));
 }

@@ -89,15 +89,21 @@ inline constexpr std::size_t most_compared = 12'000'000;
 
 // --- the bound
 
-/// Stretches of a cut: coarse ones look further, fine ones closer. Finer ones were
-/// no tighter on the recorded steps.
-inline constexpr std::size_t stretches[] = {256, 512, 1024};
+/// Stretches of a step, beside the ends of passes, for prices that are searched for: finer ones
+/// were no tighter on the recorded steps.
+inline constexpr std::size_t coarse_stretches = 64;
+/// The same for windows: coarse ones look further, fine ones closer.
+inline constexpr std::size_t fine_stretches[] = {256, 512, 1024};
+/// Groups at the begin of a forward pass, and at the end of a backward pass, that end a stretch.
+inline constexpr std::size_t pass_ends = 2;
 /// Ends of windows that are looked at on each side of a moment.
 inline constexpr std::size_t window_ends = 64;
-/// Costs of recomputation that are told apart.
-inline constexpr std::size_t recompute_costs = 5;
-/// Cuts of an interval by a third, in the search for how much the link is worth: to 4 %.
-inline constexpr int share_thirds = 8;
+/// Steps of the search for prices, and how far the first goes, in shares of the link's time.
+inline constexpr std::size_t price_steps = 1'000;
+/// See `price_steps`.
+inline constexpr double price_step = 0.2;
+/// Of all of them together, stretches of parcels that are looked at: some 5 ms.
+inline constexpr std::size_t price_work = 2'000'000;
 /// Sums of sizes to be looked at, for what is away whole.
 inline constexpr double whole_sums = 256;
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <limits>
 #include <map>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -25,6 +26,11 @@ struct parcel {
   double recompute_us = -1;  // of a byte; negative: they cannot be
   double slow_out = 1;       // how much longer its copy takes than its bytes, for the latency
   double slow_in = 1;
+
+  // Those that differ in nothing but their bytes gain alike, and are one.
+  [[nodiscard]] auto key() const {
+    return std::tuple(first, last, commit, again, recompute_us, slow_out);
+  }
 };
 
 // Calls are many and most change nothing that matters, so only some of them end a stretch. Within
@@ -34,7 +40,8 @@ struct timeline {
   std::vector<double> wait;     // of it, for other ranks
   std::vector<double> over;     // bytes that must be away at its end
   std::vector<parcel> parcels;
-  double out = 0;  // bytes in a microsecond
+  std::size_t opens = none;  // stretch from which on some of them may be computed again
+  double out = 0;            // bytes in a microsecond
   double in = 0;
   double both = 0;
 
@@ -82,11 +89,11 @@ class whole_sums {
   std::map<std::size_t, int> counts_;
 };
 
-// Builds a timeline of at most `most` + 1 stretches.
+// Builds a timeline.
 class timeline_cutter {
  public:
   timeline_cutter(const layout& map, const link_rates& rates, double budget, bool may_recompute,
-                  std::size_t most)
+                  std::size_t most, bool by_passes)
       : map_(&map), latency_us_(rates.latency_us) {
     // A copy beside others may be given a millionth of the rate of both beyond it (`links`).
     constexpr double bytes_per_us = 1e3 * (1 + 1e-6);
@@ -98,6 +105,7 @@ class timeline_cutter {
       if (each.group != none && each.bytes > 0) sizes_[each.group].push_back(each.bytes);
     }
     hold();
+    if (by_passes) cut_passes();
     cut(most);
     fill(budget);
     collect(may_recompute);
@@ -123,23 +131,57 @@ class timeline_cutter {
     }
   }
 
+  // Where passes begin and end, since there it counts when the first byte can leave and the last
+  // one has to be back.
+  void cut_passes() {
+    const auto count = held_.size();
+    std::vector<std::size_t> run;  // calls of one kind, one after the other
+    const auto end_run = [&](std::size_t until) {
+      if (run.empty()) return;
+      const bool out = map_->events[run.front()].kind == event_kind::commit;
+      for (std::size_t i = 0; i < run.size(); ++i) {
+        const auto from_end = run.size() - 1 - i;
+        const bool near = (out ? i : from_end) < constants::pass_ends;
+        if (near || (out ? from_end : i) == 0) ends_.push_back(run[i]);
+      }
+      // From where most is held to the first restore nothing more has to leave.
+      const auto held = held_.begin();
+      const auto at = [&](std::size_t call) { return held + static_cast<std::ptrdiff_t>(call); };
+      if (out) {
+        const auto most = std::max_element(at(run.front()), at(until));
+        ends_.push_back(static_cast<std::size_t>(most - held));
+      }
+      run.clear();
+    };
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto& each = map_->events[i];
+      const bool of_group = each.kind == event_kind::commit || each.kind == event_kind::restore;
+      if (!of_group || sizes_[each.what].empty() || !map_->groups[each.what].comes_back) continue;
+      if (!run.empty() && map_->events[run.front()].kind != each.kind) end_run(i);
+      run.push_back(i);
+    }
+    end_run(count);
+  }
+
   // Where most is held among as many neighbours each.
   void cut(std::size_t most) {
     const auto count = held_.size();
     const auto cuts = std::min(count, most);
-    std::size_t from = 0;
     for (std::size_t i = 0; i < cuts; ++i) {
-      const auto to = count * (i + 1) / cuts;
-      auto best = from;
-      for (auto k = from; k < to; ++k) best = held_[k] >= held_[best] ? k : best;
-      ends_.push_back(best);
-      from = to;
+      ends_.push_back(most_held(count * i / cuts, count * (i + 1) / cuts));
     }
+    std::sort(ends_.begin(), ends_.end());
+    ends_.erase(std::unique(ends_.begin(), ends_.end()), ends_.end());
     std::size_t stretch = 0;
     for (std::size_t i = 0; i <= count; ++i) {
       while (stretch < ends_.size() && ends_[stretch] < i) ++stretch;
       of_call_.push_back(stretch);
     }
+  }
+  [[nodiscard]] std::size_t most_held(std::size_t from, std::size_t to) const {
+    auto best = from;
+    for (auto k = from; k < to; ++k) best = held_[k] >= held_[best] ? k : best;
+    return best;
   }
 
   void fill(double budget) {
@@ -186,7 +228,24 @@ class timeline_cutter {
                                  again ? group.recompute_us / bytes : -1,
                                  1 + latency_us_ * result_.out / bytes,
                                  1 + latency_us_ * result_.in / bytes});
+      if (again) result_.opens = std::min(result_.opens, of_call_[from]);
     }
+    merge();
+  }
+
+  void merge() {
+    auto& all = result_.parcels;
+    std::sort(all.begin(), all.end(),
+              [](const parcel& a, const parcel& b) { return a.key() < b.key(); });
+    std::size_t kept = 0;
+    for (const auto& each : all) {
+      if (kept > 0 && all[kept - 1].key() == each.key()) {
+        all[kept - 1].bytes += each.bytes;
+      } else {
+        all[kept++] = each;
+      }
+    }
+    all.resize(kept);
   }
 
   const layout* map_;
@@ -196,85 +255,6 @@ class timeline_cutter {
   std::vector<double> held_;                     // after each call
   std::vector<std::size_t> ends_;                // calls that end a stretch
   std::vector<std::size_t> of_call_;             // the stretch that a call belongs to
-};
-
-// What time and memory are worth: shares of the link's time in each stretch, which together are at
-// most 1, and microseconds for a byte away at the end of it. None is negative.
-struct prices {
-  std::vector<double> out;
-  std::vector<double> in;
-  std::vector<double> both;
-  std::vector<double> memory;
-
-  explicit prices(std::size_t stretches)
-      : out(stretches), in(stretches), both(stretches), memory(stretches) {}
-};
-
-// Microseconds that any plan must add to computing, as these prices prove it. A Lagrangian bound:
-// each limit of link and memory may be broken at its price, and each byte then does the best for
-// itself. So it holds for whatever prices are given, and only how much it says depends on them.
-class price_proof {
- public:
-  price_proof(const timeline& of, const prices& at) : of_(&of), at_(&at) {
-    double worth = 0;
-    for (std::size_t i = 0; i < of.size(); ++i) {
-      load_.push_back(at.out[i] + at.in[i] + at.both[i]);
-      out_.push_back(at.out[i] / of.out);
-      in_.push_back(at.in[i] / of.in);
-      both_.push_back(at.both[i] / of.both);
-      before_.push_back(worth);
-      worth += at.memory[i];
-    }
-  }
-
-  [[nodiscard]] double least_us() const {
-    const bool waits =
-        std::any_of(of_->wait.begin(), of_->wait.end(), [](double us) { return us > 0; });
-    const bool again = std::any_of(of_->parcels.begin(), of_->parcels.end(),
-                                   [](const parcel& each) { return each.recompute_us >= 0; });
-    if (!waits) return least_us(true);
-    return again ? std::max(least_us(false), least_us(true)) : least_us(false);
-  }
-
- private:
-  // A wait for other ranks takes as much off as a step is late. `late` is what a microsecond of
-  // that is worth from each stretch on: at least what the link's time was until then, and never
-  // less later on.
-  [[nodiscard]] double least_us(bool at_once) const {
-    const auto& of = *of_;
-    std::vector<double> late;
-    double highest = at_once ? 1 : 0;
-    double sum = 0;
-    for (std::size_t i = 0; i < of.size(); ++i) {
-      sum -= of.compute[i] * load_[i];
-      sum -= of.wait[i] * std::max(0.0, highest - load_[i]);
-      if (at_->memory[i] > 0) sum += at_->memory[i] * of.over[i];
-      late.push_back(highest = std::max(highest, load_[i]));
-    }
-    for (const auto& each : of.parcels) sum -= each.bytes * gain(each, late);
-    return sum;
-  }
-
-  // What a byte gains at most by being away.
-  [[nodiscard]] double gain(const parcel& each, const std::vector<double>& late) const {
-    double best = 0;
-    auto cheapest = std::numeric_limits<double>::infinity();
-    for (auto i = each.first; i <= each.last; ++i) {
-      cheapest = std::min(cheapest, before_[i] + each.slow_out * out_[i] + both_[i]);
-      best = std::max(best, before_[i] - each.slow_in * in_[i] - both_[i] - cheapest);
-    }
-    if (each.recompute_us < 0) return best;
-    const auto costs = each.recompute_us * std::max(0.0, late[each.again] - load_[each.again]);
-    return std::max(best, before_[each.last] - before_[each.commit] - costs);
-  }
-
-  const timeline* of_;
-  const prices* at_;
-  std::vector<double> load_;
-  std::vector<double> out_;  // microseconds of a byte
-  std::vector<double> in_;
-  std::vector<double> both_;
-  std::vector<double> before_;  // memory's prices until a stretch
 };
 
 }  // namespace tidepool::plan::detail

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "tidepool/plan/constants.hpp"
-#include "tidepool/plan/detail/timeline.hpp"
+#include "tidepool/plan/detail/price_proof.hpp"
 
 namespace tidepool::inline v0_2_0::plan::detail {
 
@@ -19,7 +19,8 @@ namespace tidepool::inline v0_2_0::plan::detail {
 // forward, another that is about to go backward, V bytes each and M of memory, the two passes take
 // at least (2V - M) / rate. Half a window counts what leaves alone, or what comes back alone.
 // Windows do not overlap, so what each adds is added; the best set of them is found exactly, among
-// the ends that are looked at.
+// the ends that are looked at. Those are finer than what `price_search` sees, which in return knows
+// of several moments at once and of computing again.
 class window_search {
  public:
   explicit window_search(const timeline& of)
@@ -221,70 +222,5 @@ class window_search {
   std::size_t longest_ = 0;  // stretches of a parcel
   std::size_t settled_ = 0;
 };
-
-// The same without the bytes that cost less than `us` each to compute again.
-[[nodiscard]] inline timeline without_cheap(timeline of, double us) {
-  std::vector<parcel> left;
-  for (const auto& each : of.parcels) {
-    if (each.recompute_us < 0 || each.recompute_us >= us) {
-      left.push_back(each);
-      continue;
-    }
-    for (auto i = each.commit; i < each.last; ++i) of.over[i] -= each.bytes;
-  }
-  of.parcels = std::move(left);
-  return of;
-}
-
-[[nodiscard]] inline prices scaled(prices all, double share) {
-  for (auto* each : {&all.out, &all.in, &all.both, &all.memory}) {
-    for (auto& price : *each) price *= share;
-  }
-  return all;
-}
-
-// Microseconds above computing by windows of one cut. Where bytes may be computed again, link and
-// memory are worth a share of what they were, so that what is dear to compute again gains nothing
-// by it; the proof is concave in that share. What is cheap counts as gone.
-[[nodiscard]] inline double window_proof_us(const timeline& of) {
-  std::vector<double> costs;
-  for (const auto& each : of.parcels) {
-    if (each.recompute_us >= 0) costs.push_back(each.recompute_us);
-  }
-  if (costs.empty()) return price_proof(of, window_search(of).run()).least_us();
-  std::sort(costs.begin(), costs.end());
-  costs.erase(std::unique(costs.begin(), costs.end()), costs.end());
-  double best = 0;
-  for (std::size_t i = 0; i < costs.size(); i += costs.size() / constants::recompute_costs + 1) {
-    const auto found = window_search(without_cheap(of, costs[i])).run();
-    const auto least = [&](double share) {
-      return price_proof(of, scaled(found, share)).least_us();
-    };
-    double from = 0;
-    double to = 1;
-    for (int k = 0; k < constants::share_thirds; ++k) {
-      const auto left = from + (to - from) / 3;
-      const auto right = to - (to - from) / 3;
-      const auto at_left = least(left);
-      const auto at_right = least(right);
-      best = std::max({best, at_left, at_right});
-      (at_left < at_right ? from : to) = at_left < at_right ? left : right;
-    }
-  }
-  return best;
-}
-
-// Microseconds above computing that windows prove. Fine cuts see more of passes, coarse
-// ones look at more of the ends.
-[[nodiscard]] inline double window_extra_us(const layout& map, const link_rates& rates,
-                                            double budget, bool may_recompute) {
-  double best = 0;
-  for (const std::size_t most : constants::stretches) {
-    const auto of = timeline_cutter(map, rates, budget, may_recompute, most).take();
-    best = std::max(best, window_proof_us(of));
-    if (may_recompute || map.events.size() <= most) break;
-  }
-  return best;
-}
 
 }  // namespace tidepool::plan::detail
