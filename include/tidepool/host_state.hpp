@@ -75,7 +75,7 @@ class host_state {
 
   /// The contents, once work given to `stream` from now on runs: that waits for the copy in, which
   /// starts here unless `prefetch` started it. Throws `misuse_error` (never
-  /// written, or here already), `out_of_budget`, `device_error`.
+  /// written, here already, or its last write_back failed), `out_of_budget`, `device_error`.
   [[nodiscard]] buffer<Device> fetch(stream_ref stream) {
     require("fetch");
     if (!written_) {
@@ -89,7 +89,9 @@ class host_state {
 
   /// Copies the contents out once `stream` has come this far, and empties `changed`, whose memory
   /// is free after the copy. Throws `misuse_error` unless it is this state's buffer, and for
-  /// first contents inside a capture; `device_error`. `changed` is then as before.
+  /// first contents inside a capture; `device_error`. `changed` is then as before. After a
+  /// `device_error` the host may have part of it, and then the state has no contents: write it back
+  /// again.
   void write_back(buffer<Device>& changed, stream_ref stream) {
     require("write_back");
     detail::owner_of<Device>(*store_).write_state(*store_, name_, changed, stream, written_);

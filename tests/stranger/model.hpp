@@ -217,6 +217,7 @@ struct visitor {
   int side = 0;
   std::uint64_t truth = 0, captured = 0;  // version of what lies on the host
   bool written = false, written_captured = false;
+  bool unsure = false;  // a write_back failed, perhaps with part of it done
   bool maybe_ahead = false;
   bool ahead_inside = false;  // a capture prefetched it
   int slot = -1;              // where it visits

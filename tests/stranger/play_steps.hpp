@@ -235,8 +235,9 @@ inline void player::fetch_state(const operation& op) {
   if (!vacate(op.b, stream)) return;
   buffer made;
   at(op.b).is_view = false;
-  const auto threw = call(name(op.b) + " = " + code, may_allocate(from.side),
-                          [&] { made = from.state->fetch(ref(stream)); });
+  const auto threw =
+      call(name(op.b) + " = " + code, may_allocate(from.side) | (from.unsure ? misuse : 0),
+           [&] { made = from.state->fetch(ref(stream)); });
   give(from.side, stream);
   if (threw != 0) return;
   from.maybe_ahead = false;
@@ -287,8 +288,10 @@ inline void player::write_state(const operation& op) {
   give(to.side, stream);
   if (threw != 0) {
     if (!from.full()) find("a write_back that threw emptied the handle", code);
+    to.unsure = true;
     return;
   }
+  to.unsure = false;
   if (from.full()) find("write_back left the handle full", code);
   if (capturing_) {
     to.captured = from.of->captured;
