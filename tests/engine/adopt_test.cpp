@@ -687,6 +687,10 @@ TEST_CASE("adopt: a budget keeps reloads ahead back, and is passed by what is ne
   chunk.restore<"core_attn">(1, on.desk.stream(), saved[1]);
   CHECK(off.counters().budget_exceeded == 2);
   CHECK(on.from.in_use() == 4 * size);
+  const auto needed = off.allocate(size, on.desk.stream());
+  CHECK(off.counters().budget_exceeded == 3);
+  const auto more = on.adopt(off);  // asks anew, whatever was let pass before
+  CHECK(off.counters().budget_exceeded == 4);
   for (auto& each : saved) each.reset(on.desk.stream());
 }
 

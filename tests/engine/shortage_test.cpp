@@ -1,5 +1,7 @@
 // Device memory that does not suffice: the message says for want of what, and what helps.
 
+#include "tidepool/engine/shortage.hpp"
+
 #include <doctest/doctest.h>
 
 #include <array>
@@ -137,6 +139,21 @@ TEST_CASE("shortage: the device itself has no more, with a budget and without on
     CHECK_FALSE(says(text, "Raise --device-budget"));
     CHECK(says(text, "--device-budget is 1048576") == (budget > 0));
   }
+}
+
+TEST_CASE("shortage: a pool is short of its budget once that is spent, and of the device before") {
+  using tidepool::detail::lack;
+  tidepool::detail::shortage of;
+  of.bytes = size;
+  of.budget = 4 * size;
+  of.reserved = of.budget;
+  CHECK(lack_of(of) == lack::budget);
+  of.reserved -= size - 1;
+  CHECK(lack_of(of) == lack::budget);
+  of.reserved = of.budget - size;
+  CHECK(lack_of(of) == lack::device);
+  of.budget = 0;
+  CHECK(lack_of(of) == lack::device);
 }
 
 TEST_CASE("shortage: nothing live is said in so many words") {
