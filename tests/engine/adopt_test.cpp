@@ -689,8 +689,10 @@ TEST_CASE("adopt: a budget keeps reloads ahead back, and is passed by what is ne
   CHECK(on.from.in_use() == 4 * size);
   const auto needed = off.allocate(size, on.desk.stream());
   CHECK(off.counters().budget_exceeded == 3);
-  const auto more = on.adopt(off);  // asks anew, whatever was let pass before
+  const auto again = off.allocate(size, on.desk.stream());  // asks anew, whatever passed before
   CHECK(off.counters().budget_exceeded == 4);
+  const auto more = on.adopt(off);
+  CHECK(off.counters().budget_exceeded == 5);
   for (auto& each : saved) each.reset(on.desk.stream());
 }
 
