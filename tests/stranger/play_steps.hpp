@@ -235,9 +235,9 @@ inline void player::fetch_state(const operation& op) {
   if (!vacate(op.b, stream)) return;
   buffer made;
   at(op.b).is_view = false;
-  const auto threw =
-      call(name(op.b) + " = " + code, may_allocate(from.side) | (from.unsure ? misuse : 0),
-           [&] { made = from.state->fetch(ref(stream)); });
+  const auto threw = call(name(op.b) + " = " + code,
+                          may_allocate(from.side) | (from.unsure ? unsigned{misuse} : 0U),
+                          [&] { made = from.state->fetch(ref(stream)); });
   give(from.side, stream);
   if (threw != 0) return;
   from.maybe_ahead = false;
