@@ -59,9 +59,9 @@ struct parts {
 ///
 /// No call blocks the host, but for the constructor, the destructor, the two trace functions,
 /// `borrow`, `return_loan`, the one `begin` that moves on from a lender that is gone, `end_step`
-/// while an automatic plan is made, and what would throw `out_of_budget` if a pool gave back
-/// nothing. Thread safety: none; one thread at a time, with its handles and chunks. The device must
-/// outlive the offloader and its handles, and streams given to it the last call of both.
+/// while an automatic plan is made, and a call for which a pool gives memory back to the device.
+/// Thread safety: none; one thread at a time, with its handles and chunks. The device must outlive
+/// the offloader and its handles. Streams given to it must live until the last call of both.
 template <device Device, class Modules = all_modules>
 class offloader {
  public:
