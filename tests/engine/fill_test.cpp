@@ -338,6 +338,34 @@ TEST_CASE("poison: memory whose filling is refused is not there, and is asked fo
   CHECK(off.counters().live_peak == 2 * size);
 }
 
+TEST_CASE("poison: where filling is refused, the memory stays behind what had filled it before") {
+  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    CAPTURE(seed);
+    rig desk(machine{.poison = false, .order_seed = seed});
+    auto opts = arena_options(2 * size);
+    opts.poison = true;
+    offloader off(desk.dev, opts);
+    auto pass = off.begin();
+    for (std::uint32_t l = 0; l < 2; ++l) {
+      auto x = off.allocate(size, desk.stream());
+      desk.write(x, l);
+      pass.commit<"core_attn">(static_cast<int>(l), desk.stream(), x);
+    }
+    // The reload ahead has joined the offload stream, which the compute stream has not.
+    desk.dev.before_fill = [] { throw tidepool::device_error("fill_bytes", 1); };
+    CHECK_NOTHROW(pass.end_forward());
+    desk.dev.before_fill = nullptr;
+    pass = {};
+    auto next = off.allocate(size, desk.stream());
+    desk.write(next, 7);
+    desk.dev.launch(desk.stream(), 9000, [] {});
+    desk.check(next, 7);
+    desk.dev.synchronize();
+    CHECK(desk.wrong() == 0);
+    next.reset(desk.stream());
+  }
+}
+
 TEST_CASE("release: a commit gives memory back, whether its module leaves or not") {
   for (const auto& opts : {arena_options(2 * size), arena_options(2 * size, {"none"})}) {
     rig desk;

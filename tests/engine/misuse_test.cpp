@@ -190,6 +190,22 @@ TEST_CASE("misuse: one handle given twice in a commit that takes nothing away") 
   CHECK(desk.wrong() == 0);
 }
 
+TEST_CASE("misuse: a mistake is told before memory that is short") {
+  rig desk;
+  auto opts = small_options();
+  opts.host_budget = size;
+  offloader off(desk.dev, opts);
+  auto open = off.begin();
+  auto x = off.allocate(2 * size, desk.stream());
+  rig::buffer none;
+  CHECK_THROWS_WITH_AS(open.commit<"core_attn">(0, desk.stream(), x, x),
+                       doctest::Contains("argument 2 is given twice"), misuse_error);
+  CHECK_THROWS_WITH_AS(open.commit<"core_attn">(0, desk.stream(), x, none),
+                       doctest::Contains("argument 2 holds no memory"), misuse_error);
+  CHECK_THROWS_AS(open.commit<"core_attn">(0, desk.stream(), x), tidepool::out_of_budget);
+  CHECK(x);
+}
+
 TEST_CASE("misuse: a handle of another offloader committed") {
   rig desk;
   offloader one(desk.dev, small_options());

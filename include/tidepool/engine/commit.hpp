@@ -95,6 +95,7 @@ void engine<Device>::transfer(chunk_state& chunk, group& which, saved* items,
                               std::span<handle* const> handles, plan::action what, bool choose,
                               tally& seen) {
   try {
+    check_arguments(chunk, which, handles);
     collect(chunk, which, items, handles, what, choose, seen);
   } catch (...) {
     undo(chunk);
@@ -109,25 +110,35 @@ void engine<Device>::transfer(chunk_state& chunk, group& which, saved* items,
   }
 }
 
+// What cannot be committed is refused before memory is looked for, which may run short first.
+template <device Device>
+void engine<Device>::check_arguments(chunk_state& chunk, const group& into,
+                                     std::span<handle* const> handles) {
+  extent known;
+  std::uint32_t number = 0;
+  for (const auto* each : handles) {
+    if (const auto* why = why_not(*each)) refuse_argument("commit", chunk, into, number, why);
+    if (each->store_->borrowed && order_.capturing()) {
+      refuse_argument("commit", chunk, into, number,
+                      "lies in memory that goes back to its owner, which a graph would go on"
+                      " reading; commit it outside of the capture");
+    }
+    const auto before = handles.begin() + number;
+    if (!known.widened_by(each) && std::find(handles.begin(), before, each) != before) {
+      refuse_argument("commit", chunk, into, number,
+                      "is given twice; give each handle once, or share() it");
+    }
+    ++number;
+  }
+}
+
 // Decides which arguments leave and finds them room in a place; copies nothing.
 template <device Device>
 void engine<Device>::collect(chunk_state& chunk, group& into, saved* items,
                              std::span<handle* const> handles, plan::action what, bool choose,
                              tally& seen) {
   const bool stays = what == plan::action::keep;
-  extent known;
   for (const auto* each : handles) {
-    if (const auto* why = why_not(*each)) refuse_argument("commit", chunk, into, into.count, why);
-    if (each->store_->borrowed && order_.capturing()) {
-      refuse_argument("commit", chunk, into, into.count,
-                      "lies in memory that goes back to its owner, which a graph would go on"
-                      " reading; commit it outside of the capture");
-    }
-    const auto before = handles.begin() + into.count;
-    if (!known.widened_by(each) && std::find(handles.begin(), before, each) != before) {
-      refuse_argument("commit", chunk, into, into.count,
-                      "is given twice; give each handle once, or share() it");
-    }
     each->store_->module = static_cast<int>(into.module);
     if (stays || (choose && !leaves(*each, seen))) {
       ++into.count;

@@ -128,7 +128,10 @@ class storages : public copies<Device> {
       store.handed_to = waiter;
       store.handed_at = order_.next(waiter);
       filling_.handed_out(store, waiter);
-    } catch (...) {  // untouched, it is free behind what it was free behind
+    } catch (...) {
+      // Untouched, it is free behind what it was free behind: `ready` says only what `waiter` had
+      // not joined.
+      ready.add(order_.past(waiter));
       source_of(store).release(store.on_device, ready);
       store.on_device = {};
       throw;
