@@ -23,6 +23,7 @@ these headers, tests of these folders. --thorough runs every case of the faults'
 twelve.
 """
 import argparse
+import collections
 import concurrent.futures
 import hashlib
 import os
@@ -35,6 +36,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 from mutants import ROOT, SWITCH, at_column, combined, constant, lines_of, mutants_of
@@ -137,15 +139,6 @@ def batches(folder, folders):
     return list(dict.fromkeys([*engines, virtual, *made, HEAP, ROOT / "tests/mutation/main.cpp"]))
 
 
-def write_include(folder, texts):
-    include = folder / "include"
-    shutil.rmtree(include, ignore_errors=True)
-    shutil.copytree(ROOT / "include", include)
-    for header, text in texts.items():
-        (include / "tidepool" / header).write_text(text)
-    return include
-
-
 def blamed(mutants, texts, alone, printed):
     """The mutants that may be the reason why this was printed, as few as can be said."""
     errors = {(header, int(line) - 1, int(column) - 1) for header, line, column in
@@ -177,27 +170,33 @@ def blamed(mutants, texts, alone, printed):
     return more or those(lambda mutant: mutant.header in headers)
 
 
-def switchable(folder, mutants, given):
-    """Writes the headers with as many mutants as compile together; returns those left alone."""
-    alone = set()
-    probes = [ROOT / "tests" / name for name in PROBES if name.split("/")[0] in given.folders]
-    for _ in range(60):
-        texts = combined(mutants, alone)
-        switch = {"mutation_switch.hpp": SWITCH % len(mutants)}
-        include = write_include(folder, texts | switch)
+class Headers:
+    """A copy of all headers, with as many mutants in them as compile; `alone` are the others."""
 
-        def errors_of(probe):
-            code, text = call([*compiler(include), "-fsyntax-only", "-fmax-errors=0", probe], 900)
-            return "" if code == 0 else text
+    def __init__(self, folder, mutants):
+        self.mutants, self.alone, self.lock = mutants, set(), threading.Lock()
+        self.include = folder / "include"
+        shutil.rmtree(self.include, ignore_errors=True)
+        shutil.copytree(ROOT / "include", self.include)
+        (self.include / "tidepool/mutation_switch.hpp").write_text(SWITCH % len(mutants))
+        self.texts = {}
+        self.write()
 
-        printed = "".join(each(given.jobs, errors_of, probes))
-        if not printed:
-            return alone
-        more = blamed(mutants, texts, alone, printed)
-        if not more:
-            sys.exit(f"mutate.py: does not compile, and no mutant is the reason:\n{printed[-3000:]}")
-        alone |= more
-    sys.exit("mutate.py: still does not compile after 60 rounds")
+    def write(self):
+        for header, text in combined(self.mutants, self.alone).items():
+            if text != self.texts.get(header):
+                fresh = self.include / "fresh.hpp"
+                fresh.write_text(text)
+                fresh.rename(self.include / "tidepool" / header)
+                self.texts[header] = text
+
+    def leave_out(self, printed):
+        """Those that may be the reason why a compiler printed this. Whether there is any."""
+        with self.lock:
+            more = blamed(self.mutants, self.texts, self.alone, printed)
+            self.alone |= more
+            self.write()
+            return bool(more)
 
 
 def build(folder, mutants, given):
@@ -213,25 +212,35 @@ def build(folder, mutants, given):
     if before[0] == stamp.hexdigest():
         return {int(number) for number in before[1:]}
     shutil.rmtree(folder / "coverage", ignore_errors=True)
-    alone = switchable(folder, mutants, given)
-    include = folder / "include"
+    headers = Headers(folder, mutants)
+    command = compiler(headers.include)
+
+    def errors_of(probe):
+        code, text = call([*command, "-fsyntax-only", "-fmax-errors=0", probe], 900)
+        return "" if code == 0 else text
 
     def object_of(source):
         target = folder / f"{source.parent.name}_{source.stem}.o"
-        code, text = call([*compiler(include), "-c", source, "-o", target], 1800)
-        if code != 0:
-            sys.exit(f"mutate.py: {source}: {text[-3000:]}")
-        return target
+        for _ in range(20):
+            code, text = call([*command, "-c", source, "-o", target], 1800)
+            if code == 0:
+                return target
+            headers.leave_out(text)
+        sys.exit(f"mutate.py: does not compile: {source}: {text[-3000:]}")
 
+    probes = [ROOT / "tests" / name for name in PROBES if name.split("/")[0] in given.folders]
+    while printed := "".join(each(given.jobs, errors_of, probes)):
+        if not headers.leave_out(printed):
+            sys.exit(f"mutate.py: does not compile, and no mutant is the reason:\n{printed[-3000:]}")
     explore = [ROOT / "tests/explore/explore.cpp"] if "explore" in given.folders else []
     objects = each(given.jobs, object_of, explore + batches(folder, given.folders))
     for program, parts in (("explore", objects[:len(explore)]), ("unit", objects[len(explore):])):
-        code, text = call([compiler(include)[0], "-static", *parts, "-o", folder / program, "-lpthread"],
+        code, text = call([command[0], "-static", *parts, "-o", folder / program, "-lpthread"],
                           900) if parts else (0, "")
         if code != 0:
             sys.exit(f"mutate.py: {program}: {text[-3000:]}")
-    done.write_text("\n".join([stamp.hexdigest(), *map(str, sorted(alone))]) + "\n")
-    return alone
+    done.write_text("\n".join([stamp.hexdigest(), *map(str, sorted(headers.alone))]) + "\n")
+    return headers.alone
 
 
 class Case:
@@ -240,6 +249,11 @@ class Case:
     def __init__(self, source, name, command, seconds, asked):
         self.source, self.name, self.command = source, name, command
         self.seconds, self.asked = seconds, asked
+        self.kills = collections.Counter()  # of which header
+
+    def rank(self, header):
+        """How soon it is asked: `explore` last, and first what is quick and has noticed others."""
+        return self.name == "explore", (self.seconds + 0.02) / (1 + self.kills[header])
 
 
 def cases_of(folder, count, given):
@@ -266,14 +280,12 @@ def cases_of(folder, count, given):
         source = source.split("/tests/")[-1]
         return Case(source, name, command, float(seconds.read_text()), kept.read_bytes())
 
-    found = [case for case in each(given.jobs, run, *zip(*listed)) if case]
-    # `explore` takes longest in most runs, and is the last to notice.
-    return sorted(found, key=lambda case: (case.name == "explore", case.seconds))
+    return [case for case in each(given.jobs, run, *zip(*listed)) if case]
 
 
-def judged(number, cases):
+def judged(number, header, cases):
     """What becomes of a mutant that is in the programs."""
-    asking = [case for case in cases if case.asked[number]]
+    asking = sorted((case for case in cases if case.asked[number]), key=lambda case: case.rank(header))
     units = [case for case in asking if case.name != "explore"]
     if not asking:
         return "SURVIVED, not reached"
@@ -282,6 +294,7 @@ def judged(number, cases):
         code, text = call([units[0].command[0], *words], 60 + 5 * sum(case.seconds for case in units),
                           MUTANT=number)
         if code != 0:
+            units[text.count("\ncase ")].kills[header] += 1
             return killer(text)
     if len(units) < len(asking):
         if call(asking[-1].command, 30 + 5 * asking[-1].seconds, MUTANT=number)[0] != 0:
@@ -381,7 +394,7 @@ def main():
     def fate_of(number):
         if end and time.monotonic() > end:
             return number, None
-        fate = judged(number, cases) if number not in alone else "SURVIVED"
+        fate = judged(number, mutants[number].header, cases) if number not in alone else "SURVIVED"
         mutant = mutants[number]
         if fate.startswith("SURVIVED") and (number in alone or constant(mutant.header, mutant.line)):
             fate = judged_alone(mutants, number, alone, cases, folder)
