@@ -1,8 +1,7 @@
-// The `main` of the tests that judge mutants: runs the cases whose numbers are given, each within its
-// seconds, in that order, until one fails. Without words, it lists them.
+// The `main` of the tests that judge mutants: runs the cases whose numbers are given, each within
+// its seconds, in that order, until one fails. Without words, it lists them.
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
-
 #include <sys/time.h>
 
 #include <chrono>
