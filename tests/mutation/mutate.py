@@ -299,7 +299,7 @@ def judged(number, header, cases):
         return "SURVIVED, not reached"
     text = failed(units, MUTANT=number)
     if text is not None:
-        units[text.count("\ncase ")].kills[header] += 1
+        units[min(text.count("\ncase "), len(units) - 1)].kills[header] += 1
         return killer(text)
     if len(units) < len(asking):
         if call(asking[-1].command, 30 + 5 * asking[-1].seconds, MUTANT=number)[0] != 0:
