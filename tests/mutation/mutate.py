@@ -8,7 +8,8 @@ more or one less, two arguments swapped, a statement left out (not one that only
 of them are compiled at once into one `explore` and one program of the unit tests, where a variable of
 the environment says which one is alive. Each test case runs once with none alive, and writes down the
 mutants that it comes by. A mutant is then judged by the cases that come by it, the quickest first, and
-by `explore` last. One that nothing comes by survives. A case that takes several times as long as it did
+by `explore` last. After some seconds of cases it waits until the others have been tried that long: until
+then it has survived "so far", and a later call goes on there. One that nothing comes by survives. A case that takes several times as long as it did
 has noticed.
 
 What cannot be switched that way is built by itself, with the tests that come by its neighbours: the
@@ -26,6 +27,7 @@ import argparse
 import collections
 import concurrent.futures
 import hashlib
+import itertools
 import os
 import pathlib
 import random
@@ -58,6 +60,9 @@ PROBES = ["explore/explore.cpp", "engine/host_state_test.cpp", "engine/recompute
           "engine/graph_test.cpp", "engine/buffer_test.cpp", "memory/fence_test.cpp",
           "memory/slots_test.cpp", "memory/pinned_test.cpp", "memory/ranges_test.cpp",
           "plan/forecast_test.cpp"]
+# The seconds of test cases after which a mutant waits until all others have been tried that long.
+PATIENCE = 10
+SO_FAR = "SURVIVED, so far"
 # What a mutant that is built alone may cost, in seconds, before it has survived.
 ALONE = 600
 
@@ -291,17 +296,25 @@ def failed(units, **variables):
     return text if code != 0 else None
 
 
-def judged(number, header, cases):
-    """What becomes of a mutant that is in the programs."""
+def judged(number, header, cases, first):
+    """What becomes of a mutant that is in the programs. The `first` time for PATIENCE seconds, and then
+    by all other cases: of those the slow ones are most of the cost, and of the kills few."""
     asking = sorted((case for case in cases if case.asked[number]), key=lambda case: case.rank(header))
-    units = [case for case in asking if case.name != "explore"]
     if not asking:
         return "SURVIVED, not reached"
+    units = [case for case in asking if case.name != "explore"]
+    if first:
+        sums = itertools.accumulate(case.seconds for case in units)
+        units = [case for case, seconds in zip(units, sums) if seconds <= PATIENCE]
     text = failed(units, MUTANT=number)
     if text is not None:
         units[min(text.count("\ncase "), len(units) - 1)].kills[header] += 1
         return killer(text)
-    if len(units) < len(asking):
+    if len(units) == len(asking):
+        return "SURVIVED"
+    if first:
+        return SO_FAR
+    if asking[-1].name == "explore":
         if call(asking[-1].command, 30 + 5 * asking[-1].seconds, MUTANT=number)[0] != 0:
             return "killed by explore"
     return "SURVIVED"
@@ -405,14 +418,28 @@ def main():
                 report[text] = fate.strip()
     end = time.monotonic() + given.seconds if given.seconds else None
 
-    def fate_of(number):
+    def fate_of(number, first):
         if end and time.monotonic() > end:
             return number, None
-        fate = judged(number, mutants[number].header, cases) if number not in alone else "SURVIVED"
         mutant = mutants[number]
-        if fate.startswith("SURVIVED") and (number in alone or constant(mutant.header, mutant.line)):
+        fate = judged(number, mutant.header, cases, first) if number not in alone else "SURVIVED"
+        last = fate.startswith("SURVIVED") and fate != SO_FAR
+        if last and (number in alone or constant(mutant.header, mutant.line)):
             fate = judged_alone(mutants, number, alone, cases, folder)
         return number, fate
+
+    def tried(numbers, first):
+        with concurrent.futures.ThreadPoolExecutor(given.jobs) as crew:
+            asked = [crew.submit(fate_of, number, first) for number in numbers]
+            for each_of in concurrent.futures.as_completed(asked):
+                number, fate = each_of.result()
+                if fate is None:
+                    continue
+                report[mutants[number].name()] = fate
+                if fate.startswith("SURVIVED") and fate != SO_FAR:
+                    print(f"{fate:32} | {mutants[number].name()}", flush=True)
+                if given.report:
+                    write(given.report, report)
 
     left = [number for number, mutant in enumerate(mutants) if mutant.name() not in report]
     if given.since:
@@ -425,22 +452,14 @@ def main():
         print(f"{len(left)} were not killed before", flush=True)
     if given.sample:
         left = random.Random(1).sample(left, min(given.sample, len(left)))
-    # What takes longest comes first.
-    left.sort(key=lambda number: number not in alone)
     with concurrent.futures.ThreadPoolExecutor(given.jobs) as crew:
-        controls = [crew.submit(control, seed, cases) for seed in range(4)]
-        for asked in concurrent.futures.as_completed([crew.submit(fate_of, each) for each in left]):
-            number, fate = asked.result()
-            if fate is None:
-                continue
-            report[mutants[number].name()] = fate
-            if fate.startswith("SURVIVED"):
-                print(f"{fate:32} | {mutants[number].name()}", flush=True)
-            if given.report:
-                write(given.report, report)
+        sound = all(list(crew.map(lambda seed: control(seed, cases), range(4))))
+    # What takes longest comes first.
+    tried(sorted(left, key=lambda number: number not in alone), True)
+    print(f"{total(report, len(mutants))}; {spent(begin)}", flush=True)
+    tried([number for number, mutant in enumerate(mutants) if report.get(mutant.name()) == SO_FAR], False)
     print(f"{total(report, len(mutants))}; {spent(begin)}")
     killed, valid = counts(report)
-    sound = all(each.result() for each in controls)
     return 0 if sound and killed >= 0.9 * valid else 1
 
 
@@ -458,7 +477,8 @@ def counts(report):
 def total(report, every):
     killed, valid = counts(report)
     return (f"{killed} of {valid} killed ({100 * killed / max(valid, 1):.1f} %), "
-            f"{valid - killed} survived, {len(report) - valid} more did not compile, "
+            f"{valid - killed} survived ({list(report.values()).count(SO_FAR)} of them so far), "
+            f"{len(report) - valid} more did not compile, "
             f"{every - len(report)} were not tried")
 
 
