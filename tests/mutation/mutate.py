@@ -6,33 +6,65 @@
 A mutant is one change: a condition turned round, a comparison shifted, `and` for `or`, a number one
 more or one less, two arguments swapped, a statement left out (not one that only reserves memory). All
 of them are compiled at once into one `explore` and one program of the unit tests, where a variable of
-the environment says which one is alive. What cannot be switched that way (what the compiler evaluates,
-expressions over several lines) is built and judged by itself. The tests of the mutant's own header come
-first, then the engine's, `explore`, and the rest. A mutant that does not compile counts for nothing.
-Survivors are listed with their line. A test that fails with no mutant alive is named and left out.
+the environment says which one is alive. Each test case runs once with none alive, and writes down the
+mutants that it comes by. A mutant is then judged by the cases that come by it, the quickest first, and
+by `explore` last. After some seconds of cases it waits until the others have been tried that long: until
+then it has survived "so far", and a later call goes on there. One that nothing comes by survives. A case that takes several times as long as it did
+has noticed.
+
+What cannot be switched that way is built by itself, with the tests that come by its neighbours: the
+compiler evaluates it, or the two ways have different types. So is a survivor that is `constexpr`. A
+mutant that does not compile counts for nothing. Survivors are listed with their line. A case that fails
+with no mutant alive is named and left out.
 
 --folder keeps what was built (--build-only ends there; a later call finds it); with --report, a
 later call leaves out the mutants that the report has. --since OLD takes over what was killed
-according to an older report, wherever its line is now. --thorough runs every case of the faults'
-sweeps, not one in twelve: a survivor then costs minutes.
+according to an older report, wherever its line is now. --subjects and --folders draw less: mutants of
+these headers, tests of these folders. --thorough runs every case of the faults' sweeps, not one in
+twelve.
 """
 import argparse
+import collections
 import concurrent.futures
+import hashlib
+import itertools
 import os
 import pathlib
 import random
 import re
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from mutants import ROOT, SWITCH, at_column, combined, constant, lines_of, mutants_of
+
 # Every header of these folders, and the calls of a user that end in them.
 SUBJECTS = ["rules", "engine", "memory", "core/clocks.hpp", "core/block.hpp", "chunk.hpp",
             "buffer.hpp", "graph.hpp", "host_state.hpp", "device/detail/captured.hpp"]
+FOLDERS = ["engine", "memory", "known_failures", "trace", "plan", "device", "options", "faults",
+           "explore"]
+# One in twelve of the faults' cases, as under AddressSanitizer: a survivor then costs seconds.
+THINNED = "-DTIDEPOOL_TEST_THINNED=12"
+FLAGS = ["-std=c++20", "-DTIDEPOOL_NO_CUDA", THINNED, "-w", f'-DTIDEPOOL_SOURCE_DIR="{ROOT}"',
+         *(f"-I{ROOT}/tests/{name}" for name in ("support", *FOLDERS, "."))]
+EXPLORE = ["--schedules", "12000", "--programs", "600"]
+# What other tests ask for the heap.
+HEAP = ROOT / "tests/engine/heap_counter_test.cpp"
+# Between them they make every template of the headers.
+PROBES = ["explore/explore.cpp", "engine/host_state_test.cpp", "engine/recompute_test.cpp",
+          "engine/graph_test.cpp", "engine/buffer_test.cpp", "memory/fence_test.cpp",
+          "memory/slots_test.cpp", "memory/pinned_test.cpp", "memory/ranges_test.cpp",
+          "plan/forecast_test.cpp"]
+# The seconds of test cases after which a mutant waits until all others have been tried that long.
+PATIENCE = 10
+SO_FAR = "SURVIVED, so far"
+# What a mutant that is built alone may cost, in seconds, before it has survived.
+ALONE = 600
 
 
 def headers_of(subjects):
@@ -49,188 +81,24 @@ def headers_of(subjects):
     return headers
 
 
-HEADERS = headers_of(SUBJECTS)
-FOLDERS = ["engine", "memory", "known_failures", "trace", "plan", "device", "options", "faults"]
-# One in twelve of the faults' cases, as under AddressSanitizer: a survivor then costs seconds.
-THINNED = "-DTIDEPOOL_TEST_THINNED=12"
-FLAGS = ["-std=c++20", "-O1", "-DTIDEPOOL_NO_CUDA", THINNED, "-w", "-static",
-         f'-DTIDEPOOL_SOURCE_DIR="{ROOT}"']
-EXPLORE = ["--schedules", "12000", "--programs", "600"]
-SWITCH = """#pragma once
-#include <cstdlib>
-namespace tidepool_mutation {
-inline const int alive = std::getenv("MUTANT") ? std::atoi(std::getenv("MUTANT")) : -1;
-inline bool is(int mutant) { return alive == mutant; }
-}
-"""
-OPERATORS = [(r" == ", " != "), (r" != ", " == "), (r" <= ", " < "), (r" >= ", " > "),
-             (r"(?<![<\w]) < (?!<)", " <= "), (r"(?<!-) > (?!>)", " >= "), (r" && ", " || "),
-             (r" \|\| ", " && "), (r" \+ 1\b", ""), (r" - 1\b", "")]
-
-
-class Mutant:
-    """One change of one line: `old[start:end]` becomes `new`."""
-
-    def __init__(self, header, line, what, old, start, end, new, kind):
-        self.header, self.line, self.what = header, line, what
-        self.old, self.start, self.end, self.new, self.kind = old, start, end, new, kind
-
-    def changed(self):
-        return self.old[:self.start] + self.new + self.old[self.end:]
-
-    def place_free(self):
-        """Its name without the number of the line, which other changes move."""
-        return f"{self.header}: {self.what}: {self.changed().strip()}"
-
-    def name(self):
-        return f"{self.header}:{self.line + 1}: {self.what}: {self.changed().strip()}"
-
-
-def mutants_of(header):
-    lines = (ROOT / "include/tidepool" / header).read_text().splitlines()
-    for number, line in enumerate(lines):
-        code = line.split("//")[0].rstrip()
-        bare = code.strip()
-        if not bare or bare.startswith(("#", "//", "*", "template", "static_assert", "using",
-                                        "friend")):
-            continue
-        if "throw" in bare or '"' in bare or "requires" in bare or "constexpr std::size_t" in bare:
-            continue
-        for pattern, to in OPERATORS:
-            for found in re.finditer(pattern, code):
-                yield Mutant(header, number, f"'{found.group().strip()}' became '{to.strip()}'",
-                             code, found.start(), found.end(), to, "operator")
-        span = span_of(code) if "constexpr" not in bare else None
-        for found in re.finditer(r"(?<![\w.'<])(\d+)(?![\w.'>])", code) if span else ():
-            if not span[0] <= found.start() < span[1]:
-                continue
-            number_there = int(found.group())
-            for to in {number_there + 1, max(number_there - 1, 0)} - {number_there}:
-                yield Mutant(header, number, f"{number_there} became {to}", code, found.start(),
-                             found.end(), str(to), "operator")
-        # The larger and the smaller of two are the same in either order.
-        for found in re.finditer(r"\b(?!max|min)\w+\((\w[\w.\->]*), (\w[\w.\->]*)\)", code) if span else ():
-            if span[0] <= found.start() < span[1]:
-                yield Mutant(header, number, f"'{found.group()}': arguments swapped", code,
-                             found.start(1), found.end(2), f"{found.group(2)}, {found.group(1)}",
-                             "operator")
-        found = re.match(r"(\s*)if \((?!constexpr)(.*)\)( .*;| \{)$", code)
-        if found and ";" not in found.group(2):
-            yield Mutant(header, number, "condition turned round", code, found.start(2),
-                         found.end(2), f"!({found.group(2)})", "operator")
-        statement = re.match(r"\s+(?!return|const |constexpr |auto |break|continue|case|default|else|if|for|while"
-                             r"|\}|\[\[|[\w:<>]+ \w+(\{.*\})?;|[\w:<>*&]+ [\w]+ = )[\w(*+-].*;$", code)
-        declares = re.match(r"\s*[\w:<>,]+[*&]*(?: const)? +[*&]?\w+(?:\s*=|\(|\{|;)",
-                            re.sub(r"<[^;()]*>", "", code))
-        declares = declares or re.match(r"\s*(static|virtual|explicit|typename|mutable|inline|~|operator)\b"
-                                        r"|.*(= delete|= default|const|noexcept|override);$", code)
-        # A statement of one line: not the middle of a longer one, not a declaration.
-        if statement and not declares and ".reserve(" not in bare and number > 0 and lines[number - 1].rstrip().endswith((";", "{", "}", ":")):
-            first = len(code) - len(code.lstrip())
-            yield Mutant(header, number, f"left out '{bare}'", code, first, len(code), ";",
-                         "statement")
-
-
-def span_of(code):
-    """The expression of this line that can be chosen at run time, or None."""
-    condition = re.match(r"\s*(?:\} else )?(?:if|while) \((?!constexpr)", code)
-    if condition:
-        end = closing(code, condition.end())
-        inside = code[condition.end():end]
-        if end and ";" not in inside and "[&" not in inside:
-            return condition.end(), end, "bool"
-    for pattern in [r"\s*for \([^;]*; (?P<e>[^;]*); [^;]*\)(?: .*| \{)$",
-                    r"\s*return (?P<e>[^;{}]*);$",
-                    r"\s*(?:const )?(?:auto|bool|std::size_t|index)\*? \w+ = (?P<e>[^;{}]*);$",
-                    r"\s*[\w.\->\[\]]+ [+\-|&]?= (?P<e>[^;{}]*);$",
-                    r".*\{ return (?P<e>[^;{}]*); \}$",
-                    r"\s*[\w.\->]+\((?P<e>[^;,{}]*)\);$",
-                    # A part of a condition over several lines.
-                    r"\s*(?:return |(?:const )?bool \w+ = |[\w.\->]+ = )?(?P<e>(?:(?! = )[^;{}])*) (?:&&|\|\|)$",
-                    r"\s*(?P<e>[^;{}=]*[=!<>]= [^;{}]*|[^;{}=]* [<>] [^;{}]*);$"]:
-        found = re.match(pattern, code)
-        if found and balanced(found.group("e")) and "[&" not in found.group("e"):
-            decides = re.match(r"\s*for ", code) or code.endswith(("&&", "||"))
-            return found.start("e"), found.end("e"), "bool" if decides else ""
-    return None
-
-
-def closing(code, start):
-    """The place of the parenthesis that ends what begins at `start`, or None."""
-    depth = 0
-    for at in range(start, len(code)):
-        depth += (code[at] == "(") - (code[at] == ")")
-        if depth < 0:
-            return at
-    return None
-
-
-def balanced(text):
-    depth = 0
-    for char in text:
-        depth += (char in "([{") - (char in ")]}")
-        if depth < 0:
-            return False
-    return depth == 0
-
-
-def combined(mutants, alone):
-    """The text of each header with all mutants but those in `alone`; line numbers stay."""
-    texts = {}
-    for header in HEADERS:
-        lines = (ROOT / "include/tidepool" / header).read_text().splitlines()
-        by_line = {}
-        for number, mutant in enumerate(mutants):
-            if mutant.header == header and number not in alone:
-                by_line.setdefault(mutant.line, []).append(number)
-        for line, numbers in by_line.items():
-            code = mutants[numbers[0]].old
-            span = span_of(code)
-            inner, left_out = "", None
-            for number in numbers:
-                mutant = mutants[number]
-                if mutant.kind == "statement":
-                    left_out = number
-                elif span and span[0] <= mutant.start and mutant.end <= span[1]:
-                    shift = len(mutant.new) - (mutant.end - mutant.start)
-                    changed = mutant.changed()[span[0]:span[1] + shift]
-                    inner += f"::tidepool_mutation::is({number}) ? {span[2]}({changed}) : "
-                else:
-                    alone.add(number)
-            if inner:
-                code = (f"{code[:span[0]]}({inner}{span[2]}({code[span[0]:span[1]]}))"
-                        f"{code[span[1]:]}")
-            if left_out is not None:
-                code = f"{{ if (!::tidepool_mutation::is({left_out})) {{ {code.strip()} }} }}"
-            lines[line] = code
-        first = next(i for i, text in enumerate(lines) if text == "#pragma once")
-        lines[first] += ' \n#include "tidepool/mutation_switch.hpp"\n#line ' + str(first + 2)
-        texts[header] = "\n".join(lines) + "\n"
-    return texts
-
-
-def write_include(folder, texts):
-    include = folder / "include"
-    shutil.rmtree(include, ignore_errors=True)
-    shutil.copytree(ROOT / "include", include)
-    (include / "tidepool/mutation_switch.hpp").write_text(SWITCH)
-    for header, text in texts.items():
-        (include / "tidepool" / header).write_text(text)
-    return include
-
-
-def call(command, timeout, mutant=None):
-    environment = dict(os.environ)
-    environment.pop("MUTANT", None)
-    if mutant is not None:
-        environment["MUTANT"] = str(mutant)
-    try:
-        done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, timeout=timeout, check=False,
-                              env=environment, preexec_fn=within_memory)
-        return done.returncode, done.stdout.decode(errors="replace")
-    except subprocess.TimeoutExpired:
-        return "timeout", ""
+def call(command, timeout, **variables):
+    """The status and what was printed; ends what the command has started."""
+    environment = dict(os.environ, **{name: str(value) for name, value in variables.items()})
+    with tempfile.TemporaryFile() as printed:
+        process = subprocess.Popen([str(word) for word in command], stdout=printed,
+                                   stderr=subprocess.STDOUT, env=environment,
+                                   start_new_session=True, preexec_fn=within_memory)
+        try:
+            code = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            code = "timeout"
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        process.wait()
+        printed.seek(0)
+        return code, printed.read().decode(errors="replace")
 
 
 def within_memory():
@@ -238,177 +106,283 @@ def within_memory():
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def compiler(include):
-    folders = [f"-I{ROOT}/tests/{name}" for name in ("support", *FOLDERS)]
-    return [os.environ.get("CXX", "g++"), *FLAGS, f"-I{include}", *folders, f"-I{ROOT}/tests"]
+def each(jobs, function, *lists):
+    with concurrent.futures.ThreadPoolExecutor(jobs) as crew:
+        return list(crew.map(function, *lists))
 
 
-def sources():
-    found = [path for folder in FOLDERS for path in sorted((ROOT / "tests" / folder).glob("*.cpp"))]
+def compiler(include, optimise="-O1"):
+    return [os.environ.get("CXX", "g++"), *FLAGS, optimise, f"-I{include}"]
+
+
+def sources(folders):
+    found = [path for folder in folders for path in sorted((ROOT / "tests" / folder).glob("*_test.cpp"))]
     # Neither has to do with the engine, and both ask the machine for much.
     return [path for path in found if path.name not in ("host_pages_test.cpp", "nvtx_test.cpp")]
 
 
-def batches(folder, size):
-    """The tests in fewer sources, as tests/batches.cmake has them; the faults by themselves."""
+def batches(folder, folders):
+    """The tests in fewer sources, as tests/batches.cmake has them; what takes longest comes first."""
     made, together = [], []
-    for path in sources():
+    for path in sources(folders):
         bound = re.search(r"^(namespace [a-z_:0-9]+ {|template <>)", path.read_text(), re.M)
-        if bound or path.parent.name == "faults":
-            made.append(path)
-        else:
-            together.append(path)
-    for first in range(0, len(together), size):
-        chosen = together[first:first + size]
+        alone = bound or path == HEAP or path.parent.name == "faults"
+        (made if alone else together).append(path)
+    for first in range(0, len(together), 3):
+        chosen = together[first:first + 3]
         includes = dict.fromkeys(line for path in chosen for line in
                                  path.read_text().splitlines() if line.startswith("#include "))
         tests = [f'namespace {path.parent.name}_{path.stem} {{\n#include "{path}"\n}}'
                  for path in chosen]
-        batch = folder / f"batch_{size}_{first}.cpp"
-        batch.write_text("\n".join([*includes, *tests]) + "\n")
+        batch = folder / f"batch_{first}.cpp"
+        batch.write_text("\n".join(['#include "engines.hpp"', *includes, *tests]) + "\n")
         made.append(batch)
-    return sorted(made, key=lambda path: (path.parent.name == "faults", path.parent != folder))
+    virtual = folder / "engines.cpp"
+    virtual.write_text('#include "engines.hpp"\nnamespace tidepool {\n'
+                       "TIDEPOOL_ENGINE(template, virtual_device);\n}\n")
+    engines = [ROOT / "tests/support" / name for name in ("engines_counting.cpp", "engines_faulty.cpp")]
+    return list(dict.fromkeys([*engines, virtual, *made, HEAP, ROOT / "tests/mutation/main.cpp"]))
 
 
-def switchable(folder, mutants, jobs):
-    """Writes the headers with as many mutants as compile together; returns those left alone."""
-    alone = set()
-    # Between them they make every template of the headers.
-    probes = [ROOT / "tests" / name for name in (
-        "explore/explore.cpp", "engine/host_state_test.cpp", "engine/recompute_test.cpp",
-        "engine/graph_test.cpp", "engine/buffer_test.cpp", "memory/fence_test.cpp", "memory/slots_test.cpp",
-        "memory/pinned_test.cpp", "memory/ranges_test.cpp", "plan/forecast_test.cpp")]
-    for _ in range(40):
-        include = write_include(folder, combined(mutants, alone))
+def blamed(mutants, texts, alone, printed):
+    """The mutants that may be the reason why this was printed, as few as can be said."""
+    errors = {(header, int(line) - 1, int(column) - 1) for header, line, column in
+              re.findall(r"include/tidepool/([\w/]+\.hpp):(\d+):(\d+): error", printed)}
+    shown = {header: text.splitlines() for header, text in texts.items()}
+    more = {at_column(shown[header][line + 2], column)  # two more lines are above
+            for header, line, column in errors if header in shown} - {None}
+    if more:
+        return more
+    wrong = {(header, line) for header, line, _ in errors if header in shown}
+    wrong = wrong or {(header, int(line) - 1) for header, line in
+                      re.findall(r"include/tidepool/([\w/]+\.hpp):(\d+)", printed)}
 
-        def errors_of(probe):
-            code, text = call([*compiler(include), "-fsyntax-only", "-fmax-errors=0", probe], 900)
-            return "" if code == 0 else text
+    def those(suspect):
+        return {number for number, mutant in enumerate(mutants) if suspect(mutant)} - alone
 
-        with concurrent.futures.ThreadPoolExecutor(jobs) as crew:
-            text = "".join(crew.map(errors_of, probes))
-        if not text:
-            return alone
-        wrong = {(header, int(line) - 1) for header, line in
-                 re.findall(r"include/tidepool/([\w/]+\.hpp):(\d+)", text)}
-        more = {number for number, mutant in enumerate(mutants)
-                if (mutant.header, mutant.line) in wrong} - alone
-        # What compiles least, before all else of the same line.
-        more = {each for each in more if mutants[each].kind == "statement" or
-                mutants[each].what.endswith("swapped")} or more
-        if not more:  # what is missing here was declared a few lines above
-            more = {number for number, mutant in enumerate(mutants)
-                    if any((mutant.header, mutant.line + down) in wrong for down in range(9))}
-            more -= alone
-        if not more:  # or anywhere above, under the name that is missing
-            names = set(re.findall("[\u2018'](\\w+)[\u2019'] (?:was not declared|has not been)", text))
-            more = {number for number, mutant in enumerate(mutants)
-                    if names & set(re.findall(r"\w+", mutant.old))} - alone
-        if not more:  # constant expressions, which no variable can switch: all of their header
-            headers = {header for header, _ in wrong}
-            more = {number for number, mutant in enumerate(mutants) if mutant.header in headers}
-            more -= alone
-        if not more:
-            sys.exit(f"mutate.py: does not compile, and no mutant is the reason:\n{text[-3000:]}")
-        alone |= more
-    sys.exit("mutate.py: still does not compile after 40 rounds")
+    more = those(lambda mutant: (mutant.header, mutant.line) in wrong)
+    # What compiles least, before all else of the same line.
+    more = {number for number in more if mutants[number].kind == "statement" or
+            mutants[number].what.endswith("swapped")} or more
+    # What is missing here was declared a few lines above,
+    more = more or those(lambda mutant: any((mutant.header, mutant.line + down) in wrong
+                                            for down in range(9)))
+    if not more:  # or anywhere above, under the name that is missing.
+        names = set(re.findall("[\u2018'](\\w+)[\u2019'] (?:was not declared|has not been)", printed))
+        more = those(lambda mutant: names & set(re.findall(r"\w+", mutant.old)))
+    # What no variable can switch: all of its header.
+    headers = {header for header, _ in wrong}
+    return more or those(lambda mutant: mutant.header in headers)
 
 
-def build(folder, mutants, jobs):
+class Headers:
+    """A copy of all headers, with as many mutants in them as compile; `alone` are the others."""
+
+    def __init__(self, folder, mutants):
+        self.mutants, self.alone, self.lock = mutants, set(), threading.Lock()
+        self.include = folder / "include"
+        shutil.rmtree(self.include, ignore_errors=True)
+        shutil.copytree(ROOT / "include", self.include)
+        (self.include / "tidepool/mutation_switch.hpp").write_text(SWITCH % len(mutants))
+        self.texts = {}
+        self.write()
+
+    def write(self):
+        for header, text in combined(self.mutants, self.alone).items():
+            if text != self.texts.get(header):
+                fresh = self.include / "fresh.hpp"
+                fresh.write_text(text)
+                fresh.rename(self.include / "tidepool" / header)
+                self.texts[header] = text
+
+    def leave_out(self, printed):
+        """Those that may be the reason why a compiler printed this. Whether there is any."""
+        with self.lock:
+            more = blamed(self.mutants, self.texts, self.alone, printed)
+            self.alone |= more
+            self.write()
+            return bool(more)
+
+
+def build(folder, mutants, given):
+    """The programs, in `folder`; returns the mutants that are not in them. Made anew when a file changed."""
     folder.mkdir(parents=True, exist_ok=True)
+    every = [*(ROOT / "include").rglob("*.hpp"), *(ROOT / "tests").rglob("*.[ch]pp"),
+             ROOT / "tests/mutation/mutants.py"]
+    stamp = hashlib.sha256(f"{given.subjects} {given.folders} {FLAGS}".encode())
+    for path in sorted(every):
+        stamp.update(path.read_bytes())
     done = folder / "alone.txt"
-    if done.exists():
-        return {int(line) for line in done.read_text().split()}
-    alone = switchable(folder, mutants, jobs)
-    include = folder / "include"
+    before = done.read_text().split() if done.exists() else [""]
+    if before[0] == stamp.hexdigest():
+        return {int(number) for number in before[1:]}
+    shutil.rmtree(folder / "coverage", ignore_errors=True)
+    headers = Headers(folder, mutants)
+    command = compiler(headers.include)
+
+    def errors_of(probe):
+        code, text = call([*command, "-fsyntax-only", "-fmax-errors=0", probe], 900)
+        return "" if code == 0 else text
 
     def object_of(source):
         target = folder / f"{source.parent.name}_{source.stem}.o"
-        code, text = call([*compiler(include), "-c", source, "-o", target], 1800)
-        if code != 0:
-            sys.exit(f"mutate.py: {source}: {text[-3000:]}")
-        return target
+        for _ in range(20):
+            code, text = call([*command, "-c", source, "-o", target], 1800)
+            if code == 0:
+                return target
+            headers.leave_out(text)
+        sys.exit(f"mutate.py: does not compile: {source}: {text[-3000:]}")
 
-    every = [ROOT / "tests/support/main.cpp", *batches(folder, 3)]
-    with concurrent.futures.ThreadPoolExecutor(jobs) as crew:
-        objects = list(crew.map(object_of, every))
-        explore = object_of(ROOT / "tests/explore/explore.cpp")
-    for program, parts in (("unit", objects), ("explore", [explore])):
-        code, text = call([*compiler(include), *parts, "-o", folder / program, "-lpthread"], 900)
+    probes = [ROOT / "tests" / name for name in PROBES if name.split("/")[0] in given.folders]
+    while printed := "".join(each(given.jobs, errors_of, probes)):
+        if not headers.leave_out(printed):
+            sys.exit(f"mutate.py: does not compile, and no mutant is the reason:\n{printed[-3000:]}")
+    explore = [ROOT / "tests/explore/explore.cpp"] if "explore" in given.folders else []
+    objects = each(given.jobs, object_of, explore + batches(folder, given.folders))
+    for program, parts in (("explore", objects[:len(explore)]), ("unit", objects[len(explore):])):
+        code, text = call([command[0], "-static", *parts, "-o", folder / program, "-lpthread"],
+                          900) if parts else (0, "")
         if code != 0:
             sys.exit(f"mutate.py: {program}: {text[-3000:]}")
-        subprocess.run(["strip", folder / program], check=True)
-    done.write_text("\n".join(str(number) for number in sorted(alone)) + "\n")
-    return alone
+    done.write_text("\n".join([stamp.hexdigest(), *map(str, sorted(headers.alone))]) + "\n")
+    return headers.alone
 
 
-# What most often notices a mutant comes first; the faults take longest.
-FIRST = "--source-file=*/memory/*,*/engine/*,*/options/*,*/known_failures/*"
-PARTS = (FIRST, "explore", FIRST.replace("file=", "file-exclude=") + ",*/faults/*",
-         "--source-file=*/faults/*")
+class Case:
+    """A test case, or `explore`: what runs it, its seconds, and the mutants that it comes by."""
+
+    def __init__(self, source, name, command, seconds, asked):
+        self.source, self.name, self.command = source, name, command
+        self.seconds, self.asked = seconds, asked
+        self.kills = collections.Counter()  # of which header
+
+    def rank(self, header):
+        """How soon it is asked: `explore` last, and first what is quick and has noticed others."""
+        return self.name == "explore", (self.seconds + 0.02) / (1 + self.kills[header])
 
 
-class Judge:
-    """The tests without a mutant: how long each may take, and which are left out, as they fail."""
+def cases_of(folder, count, given):
+    """Runs every case with no mutant alive, the first time; those that fail are left out."""
+    unit = folder / "unit"
+    listed = [(line.split("\t"), [unit, number]) for number, line in
+              enumerate(call([unit], 60)[1].splitlines())]
+    if "explore" in given.folders:
+        listed.insert(0, (["explore", "explore"], [folder / "explore", *EXPLORE]))
+    (folder / "coverage").mkdir(exist_ok=True)
 
-    def __init__(self, folder):
-        self.programs = {"explore": [folder / "explore", *EXPLORE]}
-        self.unit = [folder / "unit", "--no-colors"]
-        self.limits, self.without = {}, []
-        for part in PARTS:
+    def run(where, command):
+        (source, name), kept = where, folder / "coverage" / f"{command[1]}"
+        seconds = kept.with_suffix(".seconds")
+        if not seconds.exists():
+            kept.write_bytes(bytes(count))
             begin = time.monotonic()
-            code, text = call(self.programs.get(part, [*self.unit, part]), 900)
-            took = time.monotonic() - begin
-            # What many at a time take longer, on a machine whose cores are half cores.
-            self.limits[part] = 30 + 5 * took
-            print(f"{took:6.1f} s with no mutant alive: {part}", flush=True)
-            cases = [case for case in text.split("=" * 79) if ": ERROR: " in case]
-            failed = [found.group(1) for case in cases if (found := re.search(r"TEST CASE:  (.*)", case))]
-            if code != 0 and not failed:
-                sys.exit(f"mutate.py: {part} ends with {code} and no mutant alive:\n{text[-2000:]}")
-            for name in dict.fromkeys(failed):
-                print(f"left out, since it fails with no mutant alive: {name}", flush=True)
-                self.without.append("--test-case-exclude=" + name.strip().replace(",", "*"))
+            code, text = call(command, 900, MUTANT_COVERAGE=kept)
+            took = re.findall(r"^seconds ([\d.]+)", text, re.M) or [time.monotonic() - begin]
+            seconds.write_text(str(took[0]) if code == 0 else "failed")
+        if seconds.read_text() == "failed":
+            print(f"left out, since it fails with no mutant alive: {source}: {name}", flush=True)
+            return None
+        source = source.split("/tests/")[-1]
+        return Case(source, name, command, float(seconds.read_text()), kept.read_bytes())
 
-    def fate(self, number, mutant):
-        """None if nothing noticed it."""
-        own = f"--source-file=*/{pathlib.Path(mutant.header).stem}*_test.cpp"
-        for part in (own, *PARTS):
-            command = self.programs.get(part, [*self.unit, "--abort-after=1", part, *self.without])
-            code, text = call(command, self.limits.get(part, 90), number)
-            if code != 0:
-                return killer(text) if part != "explore" else "killed by explore"
-        return None
+    return [case for case in each(given.jobs, run, *zip(*listed)) if case]
+
+
+def failed(units, **variables):
+    """What was printed if one of these cases, in this order, notices something, else None."""
+    words = [f"{case.command[1]}:{2 + 5 * case.seconds:.0f}" for case in units]
+    limit = 60 + 5 * sum(case.seconds for case in units)
+    code, text = call([units[0].command[0], *words], limit, **variables) if units else (0, "")
+    return text if code != 0 else None
+
+
+def judged(number, header, cases, first):
+    """What becomes of a mutant that is in the programs. The `first` time for PATIENCE seconds, and then
+    by all other cases: of those the slow ones are most of the cost, and of the kills few."""
+    asking = sorted((case for case in cases if case.asked[number]), key=lambda case: case.rank(header))
+    if not asking:
+        return "SURVIVED, not reached"
+    units = [case for case in asking if case.name != "explore"]
+    if first:
+        sums = itertools.accumulate(case.seconds for case in units)
+        units = [case for case, seconds in zip(units, sums) if seconds <= PATIENCE]
+    text = failed(units, MUTANT=number)
+    if text is not None:
+        units[min(text.count("\ncase "), len(units) - 1)].kills[header] += 1
+        return killer(text)
+    if len(units) == len(asking):
+        return "SURVIVED"
+    if first:
+        return SO_FAR
+    if asking[-1].name == "explore":
+        if call(asking[-1].command, 30 + 5 * asking[-1].seconds, MUTANT=number)[0] != 0:
+            return "killed by explore"
+    return "SURVIVED"
+
+
+def control(seed, cases):
+    """Half of the cases in some order with no mutant alive: then nothing may fail."""
+    units = [case for case in cases if case.name != "explore"]
+    text = failed(random.Random(seed).sample(units, len(units) // 2))
+    if text is not None:
+        print(f"mutate.py: fails among others, with no mutant alive: {killer(text)}\n{text[-2000:]}")
+    return text is None
 
 
 def killer(text):
-    found = re.search(r"tests/([\w/]+\.(?:cpp|hpp)):\d+", text)
-    return f"killed by {found.group(1) if found else 'a unit test'}"
+    """The file of the last case that was begun."""
+    begun = re.findall(r"^case .*?/tests/(.*)", text, re.M)
+    return f"killed by {begun[-1] if begun else 'a unit test'}"
 
 
-def judge_alone(mutant, folder, tests):
+def judged_alone(mutants, number, alone, cases, folder):
+    """What becomes of a mutant that is built by itself: the tests that come by its neighbours see it."""
+    mutant = mutants[number]
+    near = [other for other in range(max(0, number - 40), min(len(mutants), number + 40))
+            if mutants[other].header == mutant.header and other not in alone]
+    near = sorted(near, key=lambda other: abs(mutants[other].line - mutant.line))[:4]
+    asking = [case for case in cases if any(case.asked[other] for other in near)] or cases
+    # A source is worth the more the sooner its cases come by here; it costs its compilation.
+    seconds, share = {}, {}
+    for case in asking:
+        seconds[case.source] = seconds.get(case.source, 15) + case.seconds
+        share[case.source] = share.get(case.source, 0) + 1
+    order = sorted(seconds, key=lambda source: (source == "explore", seconds[source] / share[source]))
+    end = time.monotonic() + ALONE
     with tempfile.TemporaryDirectory() as scratch:
-        include = write_include(pathlib.Path(scratch), {})
-        target = include / "tidepool" / mutant.header
-        lines = target.read_text().splitlines()
+        target = pathlib.Path(scratch) / "tidepool" / mutant.header
+        target.parent.mkdir(parents=True)
+        lines = lines_of(mutant.header)
         lines[mutant.line] = mutant.changed()
         target.write_text("\n".join(lines) + "\n")
-        explore = pathlib.Path(scratch) / "explore"
-        source = ROOT / "tests/explore/explore.cpp"
-        if call([*compiler(include), source, "-o", explore, "-lpthread"], 900)[0] != 0:
-            return "does not compile"
-        if call([explore, *EXPLORE], 60)[0] != 0:
-            return "killed by explore"
-        main_object = folder / "support_main.o"
-        for test in tests:
-            program = pathlib.Path(scratch) / "test"
-            built = call([*compiler(include), test, main_object, "-o", program, "-lpthread"], 900)
-            if built[0] != 0:
-                return "does not compile"  # a test asks for what explore does not
-            code, text = call([program, "--abort-after=1", "--no-colors"], 90)
-            if code != 0:
-                return killer(text)
-        return "SURVIVED"
+        for source in order:
+            if time.monotonic() > end:
+                break
+            fate = fate_with(source, scratch, folder, [case for case in cases if case.source == source])
+            if fate:
+                return fate
+    return "SURVIVED"
+
+
+def fate_with(source, scratch, folder, cases):
+    """What one source of tests says to the headers in `scratch`; None if it notices nothing."""
+    path = ROOT / "tests" / ("explore/explore.cpp" if source == "explore" else source)
+    program = pathlib.Path(scratch) / "test"
+    others = [folder / f"{name}.o" for name in ("mutation_main", "engine_heap_counter_test")]
+    others = [] if source == "explore" else others
+    optimise = "-O1" if sum(case.seconds for case in cases) > 2 else "-O0"
+    code, text = call([*compiler(scratch, optimise), f"-I{ROOT}/include", path, *others, "-o", program,
+                       "-lpthread"], 900)
+    if code != 0:
+        return f"killed by {source}" if "static assertion failed" in text else "does not compile"
+    if source == "explore":
+        return "killed by explore" if call([program, *EXPLORE], 30 + 5 * cases[0].seconds)[0] else None
+    seconds = {case.name: 10 + 20 * case.seconds for case in cases}
+    words = [f"{number}:{seconds[name]:.0f}" for number, name in
+             enumerate(line.split("\t")[1] for line in call([program], 60)[1].splitlines())
+             if name in seconds]
+    code, text = call([program, *words], 60 + sum(seconds.values()))
+    return killer(text) if code != 0 else None
 
 
 def main():
@@ -420,17 +394,21 @@ def main():
     words.add_argument("--seconds", type=float, default=0, help="begin no mutant after these")
     words.add_argument("--sample", type=int, metavar="N", help="only N of them, drawn at random")
     words.add_argument("--since", type=pathlib.Path, metavar="OLD")
+    words.add_argument("--subjects", nargs="+", default=SUBJECTS, metavar="HEADER")
+    words.add_argument("--folders", nargs="+", default=FOLDERS, metavar="TESTS")
     words.add_argument("--thorough", action="store_true")
     given = words.parse_args()
+    begin = time.monotonic()
     if given.thorough:
         FLAGS.remove(THINNED)
     folder = given.folder or pathlib.Path(tempfile.mkdtemp(prefix="tidepool-mutants-"))
-    mutants = [mutant for header in HEADERS for mutant in mutants_of(header)]
-    alone = build(folder, mutants, given.jobs)
-    print(f"{len(mutants)} mutants, {len(alone)} of them built alone", flush=True)
+    mutants = [mutant for header in headers_of(given.subjects) for mutant in mutants_of(header)]
+    alone = build(folder, mutants, given)
+    print(f"{len(mutants)} mutants, {len(alone)} of them built alone; {spent(begin)}", flush=True)
     if given.build_only:
         return 0
-    judge = Judge(folder)
+    cases = cases_of(folder, len(mutants), given)
+    print(f"{len(cases)} cases, {sum(case.seconds for case in cases):.0f} s; {spent(begin)}", flush=True)
 
     report = {}
     if given.report and given.report.exists():
@@ -438,15 +416,30 @@ def main():
             fate, bar, text = line.partition(" | ")
             if bar:
                 report[text] = fate.strip()
-    tests = batches(folder, 8)
     end = time.monotonic() + given.seconds if given.seconds else None
 
-    def fate_of(number):
+    def fate_of(number, first):
         if end and time.monotonic() > end:
             return number, None
-        if number in alone:
-            return number, judge_alone(mutants[number], folder, tests)
-        return number, judge.fate(number, mutants[number]) or "SURVIVED"
+        mutant = mutants[number]
+        fate = judged(number, mutant.header, cases, first) if number not in alone else "SURVIVED"
+        last = fate.startswith("SURVIVED") and fate != SO_FAR
+        if last and (number in alone or constant(mutant.header, mutant.line)):
+            fate = judged_alone(mutants, number, alone, cases, folder)
+        return number, fate
+
+    def tried(numbers, first):
+        with concurrent.futures.ThreadPoolExecutor(given.jobs) as crew:
+            asked = [crew.submit(fate_of, number, first) for number in numbers]
+            for each_of in concurrent.futures.as_completed(asked):
+                number, fate = each_of.result()
+                if fate is None:
+                    continue
+                report[mutants[number].name()] = fate
+                if fate.startswith("SURVIVED") and fate != SO_FAR:
+                    print(f"{fate:32} | {mutants[number].name()}", flush=True)
+                if given.report:
+                    write(given.report, report)
 
     left = [number for number, mutant in enumerate(mutants) if mutant.name() not in report]
     if given.since:
@@ -459,31 +452,34 @@ def main():
         print(f"{len(left)} were not killed before", flush=True)
     if given.sample:
         left = random.Random(1).sample(left, min(given.sample, len(left)))
-    left.sort(key=lambda number: number in alone)
     with concurrent.futures.ThreadPoolExecutor(given.jobs) as crew:
-        for asked in concurrent.futures.as_completed([crew.submit(fate_of, each) for each in left]):
-            number, fate = asked.result()
-            if fate is None:
-                continue
-            report[mutants[number].name()] = fate
-            if fate == "SURVIVED":
-                print(f"{fate:32} | {mutants[number].name()}", flush=True)
-            if given.report:
-                write(given.report, report)
-    print(total(report, len(mutants)))
+        sound = all(list(crew.map(lambda seed: control(seed, cases), range(4))))
+    # What takes longest comes first.
+    tried(sorted(left, key=lambda number: number not in alone), True)
+    print(f"{total(report, len(mutants))}; {spent(begin)}", flush=True)
+    tried([number for number, mutant in enumerate(mutants) if report.get(mutant.name()) == SO_FAR], False)
+    print(f"{total(report, len(mutants))}; {spent(begin)}")
     killed, valid = counts(report)
-    return 0 if killed >= 0.9 * valid else 1
+    return 0 if sound and killed >= 0.9 * valid else 1
+
+
+def spent(begin):
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return (f"{time.monotonic() - begin:.0f} s, "
+            f"{used.ru_utime + used.ru_stime:.0f} core seconds")
 
 
 def counts(report):
     killed = sum(fate.startswith("killed") for fate in report.values())
-    return killed, killed + sum(fate == "SURVIVED" for fate in report.values())
+    return killed, killed + sum(fate.startswith("SURVIVED") for fate in report.values())
 
 
 def total(report, every):
     killed, valid = counts(report)
     return (f"{killed} of {valid} killed ({100 * killed / max(valid, 1):.1f} %), "
-            f"{len(report) - valid} more did not compile, {every - len(report)} were not tried")
+            f"{valid - killed} survived ({list(report.values()).count(SO_FAR)} of them so far), "
+            f"{len(report) - valid} more did not compile, "
+            f"{every - len(report)} were not tried")
 
 
 def write(path, report):
