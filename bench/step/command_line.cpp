@@ -59,6 +59,11 @@ void add_rest(CLI::App& app, settings& run) {
   app.add_option("--settle", run.settle, "Unmeasured steps before them")
       ->capture_default_str()
       ->check(CLI::Range(0, 1000));
+  app.add_option("--synchronise", run.synchronise,
+                 "Times in a step that the host waits for the whole device, as trainers with timers"
+                 " do")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 1000));
   app.add_option("--case", run.cases,
                  "NAME: OPTIONS, in Tidepool's own form; --device-budget=75% is a share of what no"
                  " offload holds. Repeat it for more")
@@ -97,6 +102,8 @@ std::string mistake_in(const settings& run) {
     return "routing is balanced: --experts must be a multiple of --top-k, and --tokens one of"
            " --experts / --top-k";
   }
+  if (run.graph && run.synchronise > 0)
+    return "--synchronise cannot go into a graph; leave one out";
   if (run.microbatches <= run.depth) return "--microbatches must be more than --depth";
   return {};
 }

@@ -18,6 +18,7 @@
 #include "floors.hpp"
 #include "lender.hpp"
 #include "measure.hpp"
+#include "predictions.hpp"
 #include "turns.hpp"
 
 namespace bench {
@@ -131,7 +132,7 @@ class contest {
     each.own->off().on_report([name = result.plan.name](std::string_view line) {
       std::printf("%s: %.*s\n", name.c_str(), static_cast<int>(line.size()), line.data());
     });
-    // A plan is made after the second step, and the third is the first that follows it.
+    // A plan is made after the timed step, and the next is the first that follows it.
     const bool planned = result.plan.options.policy == tidepool::policy_kind::automatic;
     double bytes_before = 0;
     for (int i = 0; i < (planned ? result.plan.options.timed_step + 2 : 2); ++i) {
@@ -147,6 +148,7 @@ class contest {
       result.forecast_ms = made->expected.step_us / 1e3 / run_.microbatches;
       result.forecast_stall_ms = made->expected.stall_us / 1e3 / run_.microbatches;
       result.forecast_gap = made->gap();
+      result.waits_of_host = waits_in(each.own->off().profile());
     }
     weigh(each);
     each.allocations = result.counters.device_allocations + result.counters.host_allocations;

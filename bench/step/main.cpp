@@ -1,5 +1,10 @@
 /// What offloading costs: a DeepSeek-V3-like MoE stack on one GPU, in many arrangements of memory,
 /// each measured in turn with the others.
+///
+/// What plans predict where the host waits for the whole device twice a step:
+///   bench_step --depth 1 --pairs 3 --steps 3 --synchronise 2 --no-recompute --no-floor
+///     --case "plan: --offload-modules=expert_fc1,moe_act --memory=arena --device-budget=40%
+///     --policy=automatic --timed-step=3"
 #include <chrono>
 #include <cstdio>
 #include <ctime>
@@ -110,6 +115,7 @@ int compare(bench::cuda_device& dev, const bench::settings& run) {
                                    lender ? &*lender : nullptr};
   bench::contest(dev, stream.ref(), model, beside, all).run(keep);
   bench::print(all);
+  bench::print_predictions(all);
   return bench::write_files(all) ? 0 : 1;
 }
 

@@ -58,12 +58,20 @@ class step_clock {
 
 /// One step: `depth` forward passes fill the pipeline, then backward and forward passes alternate,
 /// then it drains. With a depth of one this is one microbatch at a time. All work goes to `stream`
-/// and to the offloader's own, so this function is what a whole-iteration graph would capture.
+/// and to the offloader's own, so this function is what a whole-iteration graph would capture,
+/// where the host does not wait in it.
 inline void run_step(model& m, session& off, const settings& run, stream_ref stream,
                      step_clock* clock = nullptr) {
   if (clock != nullptr) clock->begin(off, stream);
+  int passes = 0;
   const auto ended = [&](bool backward) {
     if (clock != nullptr) clock->pass_ended(backward, stream);
+    // In the middle of as many equal parts of the step.
+    const auto waits = [&](int after) {
+      return (2 * after * run.synchronise + 2 * run.microbatches) / (4 * run.microbatches);
+    };
+    ++passes;
+    if (waits(passes) > waits(passes - 1)) off.wait_for_device();
   };
   m.begin_step();
   int next = 0;

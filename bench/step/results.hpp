@@ -69,6 +69,7 @@ struct case_result {
   double forecast_stall_ms = 0;      ///< the part of it that compute stands still
   std::vector<double> warm_ms;       ///< of a microbatch, of each step before any was measured
   double forecast_gap = 0;           ///< of the plan, as a share: at most so far above the best
+  std::string waits_of_host;         ///< for the whole device, as recorded; in words
   double driver_bytes = 0;           ///< above the baseline, by cudaMemGetInfo
   double moved_bytes = 0;            ///< each way, of one microbatch
   double peer_bytes = 0;             ///< the part of it that goes to a neighbour

@@ -81,6 +81,9 @@ class session {
     if (paced_) dev_->synchronize(stream);
   }
 
+  /// Blocks the host, as timers of trainers do.
+  void wait_for_device() { dev_->synchronize(); }
+
   // ---- for the measurement ----
 
   [[nodiscard]] engine& off() { return off_; }

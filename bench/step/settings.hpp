@@ -58,6 +58,7 @@ struct settings {
   int pairs = 5;         ///< of rounds, one in the order of the cases and one in reverse
   int steps = 1;         ///< measured in each turn of a case
   int settle = 1;        ///< run before them, unmeasured
+  int synchronise = 0;   ///< of a step's passes, those after which the host waits for the device
   std::vector<std::string> cases;
   std::vector<double> budgets;  ///< percent of what no offload holds; each becomes an arena case
   std::string budget_options;   ///< more options of those cases

@@ -133,6 +133,8 @@ class trainer {
         return restore_group(each.chunk, each.index);
       case release:
         return held_[each.index].reset(stream_.ref());
+      case synchronise:
+        return dev_.synchronize();
       case drop:
         throw std::runtime_error("golden: a described step lets nothing go");
     }

@@ -364,7 +364,7 @@ TEST_CASE("json: a bad value is refused with its place, what was found and what 
       {"[\"core_attn\"", "[7", "/modules/0", "found 7, expected a string"},
       {"[\"restore\", 0, 1", "[\"restor\", 0, 1", "/events/9/0",
        "found \"restor\", expected one of allocate, commit, end_forward, restore, release, "
-       "drop; did you "
+       "drop, synchronise; did you "
        "mean 'restore'?"},
       {"[\"restore\", 0, 1", "[3, 0, 1", "/events/9/0", "found 3, expected one of"},
       {"[\"restore\", 0, 1", "[\"restore\", 4294967296, 1", "/events/9/1", any_index},
@@ -624,7 +624,8 @@ TEST_CASE("json: profiles that contradict themselves are refused with the place"
       {at(4, end_forward, 0, 2), "/events/4", "there is no chunk 2, only 2"},
       {at(4, end_forward, 1, 0), "/events/4", "the end of a forward pass has the index 1"},
       {at(8, end_forward, 0, 0), "/events/8", "the forward pass of chunk 0 ends twice"},
-      {at(8, static_cast<event_kind>(6), 0, 0), "/events/8", "this is no kind of event", false},
+      {at(8, synchronise, 1, 0), "/events/8", "the host's wait for the device has an index"},
+      {at(8, static_cast<event_kind>(7), 0, 0), "/events/8", "this is no kind of event", false},
   };
   check(usual_profile());
   for (const auto& each : faults) {

@@ -254,6 +254,7 @@ void engine<Device>::offload(chunk_state& chunk, group& which, saved* items) {
         store_.copy_out(which, items,
                         {trace::span_kind::offload, names_[static_cast<std::size_t>(which.module)],
                          which.layer, chunk.info.microbatch, which.bytes});
+    if (recorder_ != nullptr) recorder_->copied(done.lane, order_.stream(done.lane));
   } else {
     done = order_.record(which.lane);
     which.position = done.position;

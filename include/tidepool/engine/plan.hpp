@@ -51,10 +51,10 @@ auto engine<Device>::learn() -> stage {
       start_recording();
       return stage::step;
     }
-    recorder_->finish(step);
+    auto drains = recorder_->finish(step);
     step.modules = names_;
     step.stream_ordered = store_.gives_back();
-    return learner_.learn(recorder_->sizes());
+    return learner_.learn(recorder_->sizes(), std::move(drains));
   } catch (...) {
     record_again();
     throw;

@@ -12,7 +12,9 @@
 #include <utility>
 #include <vector>
 
+#include "tidepool/core/clocks.hpp"
 #include "tidepool/device/device.hpp"
+#include "tidepool/engine/drain_watch.hpp"
 #include "tidepool/plan/profile.hpp"
 
 namespace tidepool::inline v0_2_0::detail {
@@ -30,7 +32,7 @@ class recorder {
  public:
   using stream_ref = typename Device::stream_ref;
 
-  explicit recorder(Device& dev) : dev_(&dev) {}
+  explicit recorder(Device& dev) : dev_(&dev), watch_(dev) {}
 
   // What was recorded is of no use; the next call begins anew.
   void forget() noexcept {
@@ -46,6 +48,7 @@ class recorder {
     held_by_.clear();
     forward_done_.clear();
     sizes_.clear();
+    watch_.forget();
   }
   // The step before has ended on `stream`.
   void start(stream_ref stream) noexcept {
@@ -59,7 +62,12 @@ class recorder {
     // Nothing is known of what came before the very first call.
     if (used_ == 0 && !failed_) start(stream);
     last_ = stream;
+    look();
     return mark(stream);
+  }
+  // A copy was given to `stream`, which is the lane's.
+  void copied(lane_id lane, stream_ref stream) noexcept {
+    attempt([&] { watch_.copied(lane, stream); });
   }
   void allocated(std::size_t from, std::uint64_t storage, std::size_t bytes,
                  stream_ref stream) noexcept {
@@ -195,6 +203,7 @@ class recorder {
       if (forward_done_.size() <= chunk) forward_done_.resize(chunk + 1);
       if (forward_done_[chunk]) return;
       forward_done_[chunk] = true;
+      look();
       calls_.push_back(
           {plan::event_kind::end_forward, 0, static_cast<std::uint32_t>(chunk), none, none});
     });
@@ -207,7 +216,9 @@ class recorder {
 
   // Adds storages, events and times to a profile that has chunks and passes. Blocks the host until
   // the device is idle.
-  void finish(plan::profile& into) {
+  //
+  // What is returned tells of each event whether the host had waited for the device.
+  [[nodiscard]] std::vector<drain> finish(plan::profile& into) {
     const auto end = mark(last_);
     check();
     dev_->synchronize();
@@ -234,6 +245,7 @@ class recorder {
       uncertain_us += counted;
       return std::pair(us - counted, counted);
     };
+    std::vector<drain> drains;
     for (std::size_t i = 0; i < calls_.size(); ++i) {
       const auto& each = calls_[i];
       const bool timed = each.from != none;
@@ -242,6 +254,12 @@ class recorder {
       if (!timed) continue;
       auto& event = into.events.back();
       std::tie(event.compute_us, event.wait_us) = computing(us_between(before, each.from));
+      const auto us_since = [&](std::size_t mark) { return us_between(mark, each.from); };
+      while (drains.size() <= i) {
+        drains.push_back(watch_.at(drains.size(), us_since));
+        auto& us = drains.back().after_us;
+        us = std::min(us, event.compute_us - event.wait_us);
+      }
       before = each.to;
     }
     wait_before(calls_.size());
@@ -252,6 +270,7 @@ class recorder {
       into.chunks[each.chunk].groups[each.group].recompute_us =
           std::max(least_us, us_between(each.from, each.to));
     }
+    return drains;
   }
 
  private:
@@ -341,6 +360,9 @@ class recorder {
     }
   }
 
+  void look() noexcept {
+    if (used_ > 0) attempt([&] { watch_.look(marks_[used_ - 1], used_ - 1, calls_.size()); });
+  }
   std::size_t mark(stream_ref stream) noexcept {
     const auto number = used_;
     attempt([&] {
@@ -371,6 +393,7 @@ class recorder {
   std::map<std::pair<std::uint32_t, std::uint32_t>, std::vector<std::uint64_t>> held_by_;
   std::vector<bool> forward_done_;  // of each chunk
   std::vector<std::size_t> sizes_;
+  drain_watch<Device> watch_;
 };
 
 }  // namespace tidepool::detail

@@ -29,6 +29,7 @@ template <device Device>
   }
   store_.issue(place.in, place.in_stream.ref());
   const auto done = order_.record(copies);
+  if (recorder_ != nullptr) recorder_->copied(copies, order_.stream(copies));
   trace_.end(traced, copies, order_.stream(copies),
              {trace::span_kind::reload, names_[static_cast<std::size_t>(which.module)], which.layer,
               chunk.info.microbatch, bytes});

@@ -14,7 +14,7 @@
 #include "tidepool/engine/room.hpp"
 #include "tidepool/error.hpp"
 #include "tidepool/options.hpp"
-#include "tidepool/plan/detail/one_offs.hpp"
+#include "tidepool/plan/detail/recorded_steps.hpp"
 #include "tidepool/plan/profile.hpp"
 #include "tidepool/rules/growth.hpp"
 #include "tidepool/rules/policy.hpp"
@@ -192,20 +192,22 @@ class step_learner {
     step_.clear();
     return false;
   }
-  // It is recorded, with storages of these sizes.
-  [[nodiscard]] stage learn(const std::vector<std::size_t>& sizes) {
-    if (trained_ == 1) {
+  // It is recorded, with storages of these sizes; `drains` are of its events, if anything is known.
+  [[nodiscard]] stage learn(const std::vector<std::size_t>& sizes, std::vector<drain> drains = {}) {
+    const bool first = trained_ == 1;
+    if (first) {
       first_ = step_.chunks;
       first_sizes_ = sizes;
-      latest_ = step_;
-      step_.shapes_vary = true;  // as far as one step can tell
-      return stage::first;
     }
-    step_.shapes_vary = varied_ || !same_shapes(first_, step_.chunks) || first_sizes_ != sizes;
-    plan::detail::leave_out_one_offs(step_, std::exchange(latest_, step_));
+    // One step cannot tell.
+    step_.shapes_vary =
+        first || varied_ || !same_shapes(first_, step_.chunks) || first_sizes_ != sizes;
+    recorded_.add(step_, std::move(drains), first);
+    recorded_.merge_into(step_);
+    if (first) return stage::first;
     if (between()) return stage::recorded;
     first_.clear();
-    latest_.clear();
+    recorded_.clear();
     return stage::timed;
   }
 
@@ -232,7 +234,7 @@ class step_learner {
     varied_ = now_.varies = false;
     step_.clear();
     first_.clear();
-    latest_.clear();
+    recorded_.clear();
     growth_.warm_up_begins();
   }
 
@@ -290,7 +292,7 @@ class step_learner {
   int trained_ = 0;                         // steps of it
   std::vector<plan::chunk_profile> first_;  // its first step
   std::vector<std::size_t> first_sizes_;    // and of all its storages
-  plan::profile latest_;                    // its latest recorded step, as it was
+  plan::detail::recorded_steps recorded_;   // its latest
 };
 
 }  // namespace tidepool::detail

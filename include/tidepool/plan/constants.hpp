@@ -69,12 +69,9 @@ inline constexpr double settled_times[] = {0, 1, 2, 3, 4, 6, 8, 12, 16};
 inline constexpr std::size_t varying_part = 10;
 /// See `varying_part`.
 inline constexpr std::size_t varying_largest = 2;
-/// A call is a one-off where it takes so many times as long as in the step before,
-inline constexpr double one_off = 1.5;
-/// and more than that in addition: what a host that is late costs,
-inline constexpr double one_off_us = 100;
-/// and so many calls around it do not make up for it.
-inline constexpr std::ptrdiff_t one_off_calls = 8;
+/// Recorded steps of which the median counts: the fewest that leave out what happened once, and the
+/// latest, since a GPU's clock follows the plans.
+inline constexpr std::size_t median_of = 3;
 /// Steps of a forecast at most, if its time does not stand before.
 inline constexpr int forecast_steps = 6;
 

@@ -16,6 +16,7 @@
 /// An event is its kind, an index, a chunk and the computing before it; where that began with a
 /// wait for other ranks, that too, and "rest_wait_us" for the rest. A plan has a row like that
 /// of a profile for each group, with its action; only the action counts, the rest is for the eye.
+/// Kinds are those of `event_kind`.
 /// What has a default may be left out, except the sizes of groups and storages.
 /// Reading throws `file_error`, writing `profile_error` where the data contradict themselves.
 #pragma once

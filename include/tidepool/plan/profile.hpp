@@ -69,16 +69,17 @@ enum class event_kind : std::uint8_t {
   end_forward,  ///< of a chunk
   restore,      ///< a group
   release,      ///< a storage: its last handle goes
-  drop          ///< a storage: the last handle goes while a group still saves it
+  drop,         ///< a storage: the last handle goes while a group still saves it
+  synchronise   ///< nothing: the host waits for all of the device, so compute waits for all copies
 };
 
 /// One call, and the computing before it.
 struct event {
   event_kind kind = event_kind::allocate;  ///< which call it is
-  std::uint32_t index = 0;  ///< a storage; a group of `chunk`; 0 for the end of a forward pass
-  std::uint32_t chunk = 0;  ///< 0 for storages
-  double compute_us = 0;    ///< of the compute stream since the event before, without its stalls
-  double wait_us = 0;       ///< the first part of it: for other ranks; who comes late waits less
+  std::uint32_t index = 0;                 ///< a storage; a group of `chunk`; 0 for others
+  std::uint32_t chunk = 0;                 ///< 0 for storages
+  double compute_us = 0;  ///< of the compute stream since the event before, without its stalls
+  double wait_us = 0;     ///< the first part of it: for other ranks; who comes late waits less
 
   friend bool operator==(const event&, const event&) = default;
 };

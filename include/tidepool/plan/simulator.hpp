@@ -166,6 +166,10 @@ class simulator {
         drop(map_.storages[each.what]);
         if (starved_) reload_ahead();
         return true;
+      case event_kind::synchronise:
+        wait(links_[0].end());
+        if (limits_.peer_budget > 0) wait(links_[1].end());
+        return true;
     }
     return false;
   }

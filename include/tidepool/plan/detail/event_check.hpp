@@ -92,6 +92,12 @@ class event_check : demands<Refuse> {
               "end it once");
           ended[each.chunk] = forward_done_[each.chunk] = true;
           break;
+        case event_kind::synchronise:
+          require(
+              each.index == 0 && each.chunk == 0, place,
+              [&] { return "the host's wait for the device has an index or a chunk"; },
+              "give 0 for both");
+          break;
         default:
           this->refuse_(place(), "this is no kind of event", "take one of `event_kind`");
       }

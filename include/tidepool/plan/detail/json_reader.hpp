@@ -19,8 +19,8 @@
 namespace tidepool::inline v0_2_0::plan::detail {
 
 inline constexpr std::uint32_t json_version = 1;
-inline constexpr std::array<std::string_view, 6> event_words{"allocate", "commit",  "end_forward",
-                                                             "restore",  "release", "drop"};
+inline constexpr std::array<std::string_view, 7> event_words{
+    "allocate", "commit", "end_forward", "restore", "release", "drop", "synchronise"};
 inline constexpr std::array<std::string_view, 2> pass_words{"forward", "backward"};
 inline constexpr std::array<std::string_view, 4> action_words{
     name_of(action::keep), name_of(action::offload), name_of(action::recompute),

@@ -124,6 +124,8 @@ class lifetimes {
         return give(each.what, now_);
       case event_kind::drop:
         return drop(each.what);
+      case event_kind::synchronise:
+        for (const auto& each_link : links_) now_ = std::max(now_, each_link.end());
     }
   }
 

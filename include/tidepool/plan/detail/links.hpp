@@ -63,6 +63,9 @@ class links {
     return lane.end = now;
   }
 
+  // When all copies so far are over.
+  [[nodiscard]] double end() const { return std::max(lanes_[out].end, lanes_[in].end); }
+
  private:
   struct interval {
     double begin = 0;

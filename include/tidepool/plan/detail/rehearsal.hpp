@@ -233,6 +233,9 @@ class rehearsal {
           if (returned_[handle]) held_[handle].reset(stream);
         });
         break;
+      case event_kind::synchronise:
+        dev_.synchronize();
+        break;
     }
   }
 

@@ -72,6 +72,7 @@ using group_set = std::vector<std::uint32_t>;
         break;
       }
       case event_kind::end_forward:
+      case event_kind::synchronise:
         break;
     }
     const auto settle = [&] {

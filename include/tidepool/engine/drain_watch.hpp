@@ -1,0 +1,88 @@
+// Whether the host has waited for the whole device, asked without waiting for it.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include "tidepool/core/clocks.hpp"
+#include "tidepool/core/drain.hpp"
+#include "tidepool/device/device.hpp"
+
+namespace tidepool::inline v0_2_0::detail {
+
+// A host that runs ahead of the device never sees it idle. One that has waited for all of it does,
+// at the next call. One that is slower than the device sees that all has been computed at every
+// call: what it finds tells something only where it was ahead at the call before.
+template <device Device>
+class drain_watch {
+ public:
+  explicit drain_watch(Device& dev) : dev_(&dev) {}
+
+  void forget() noexcept {
+    for (auto& each : copies_) each.under_way = false;
+    behind_ = true;
+    sights_.clear();
+  }
+
+  // One was given to `stream`, which is the lane's. Costs an event.
+  void copied(lane_id lane, typename Device::stream_ref stream) {
+    const auto at = index_of(lane);
+    while (copies_.size() <= at) copies_.push_back({dev_->make_event(true)});
+    dev_->record(copies_[at].end, stream);
+    copies_[at].under_way = true;
+  }
+
+  // A call comes, of which others ask by its number; `before` is the latest mark, and `mark` its
+  // number.
+  void look([[maybe_unused]] const typename Device::event& before, std::size_t mark,
+            std::size_t call) {
+    if constexpr (can_tell) {
+      const bool computed = dev_->passed(before);
+      const bool was_behind = std::exchange(behind_, computed);
+      const bool busy = !computed || std::ranges::any_of(copies_, [&](const copy& each) {
+        return each.under_way && !dev_->passed(each.end);
+      });
+      if (busy) return;
+      sight now{call, mark, drain::what::unknown, 0};
+      for (auto& each : copies_) {
+        if (!std::exchange(each.under_way, false)) continue;
+        if (!was_behind) now.seen = drain::what::yes;
+        now.copies_us = std::max<double>(now.copies_us, dev_->elapsed_us(before, each.end));
+      }
+      sights_.push_back(now);
+    }
+  }
+  // Of a call that was looked at; `us_since(mark)` is from a mark to the computing behind the call.
+  [[nodiscard]] drain at(std::size_t call, const auto& us_since) const {
+    if (!can_tell) return {drain::what::unknown, 0};
+    const auto found = std::ranges::lower_bound(sights_, call, {}, &sight::call);
+    if (found == sights_.end() || found->call != call) return {};
+    return {found->seen, std::max(0.0, us_since(found->mark) - found->copies_us)};
+  }
+
+ private:
+  static constexpr bool can_tell = requires(Device & dev, const typename Device::event& each) {
+    dev.passed(each);
+  };
+
+  struct copy {
+    typename Device::event end;  // of the latest
+    bool under_way = false;      // as far as is known
+  };
+  // The device was idle at a call.
+  struct sight {
+    std::size_t call;
+    std::size_t mark;  // before it
+    drain::what seen;
+    double copies_us;  // from the mark to the end of the last copy
+  };
+
+  Device* dev_;
+  std::vector<copy> copies_;   // by lane
+  std::vector<sight> sights_;  // in the order of calls
+  bool behind_ = true;         // the host, at the latest call; nothing was there before the first
+};
+
+}  // namespace tidepool::detail
