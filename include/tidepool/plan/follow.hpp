@@ -7,7 +7,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <utility>
 
 #include "tidepool/plan/check.hpp"
 #include "tidepool/plan/refusal.hpp"

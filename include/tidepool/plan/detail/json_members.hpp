@@ -4,7 +4,6 @@
 
 #include <array>
 #include <concepts>
-#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string_view>

@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -69,7 +70,7 @@ class json_reader {
     if (has(from, key)) return from.at(std::string(key));
     source_.refuse(from, "the key '" + std::string(key) + "' is missing", "add it");
   }
-  // The length of an array, as it should be where that is known.
+  // The length of an array.
   std::size_t size(const json& from) const {
     if (!from.is_array()) expected(from, "an array");
     return from.size();
