@@ -1,5 +1,5 @@
 // Measuring the link, alone and beside others.
-#include "tidepool/plan/link.hpp"
+#include "tidepool/device/link.hpp"
 
 #include <doctest/doctest.h>
 

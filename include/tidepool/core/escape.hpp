@@ -29,6 +29,15 @@ inline constexpr std::string_view ellipsis = "\xe2\x80\xa6";
   return size;
 }
 
+[[nodiscard]] constexpr bool is_utf8(std::string_view text) {
+  while (!text.empty()) {
+    const std::size_t size = character_size(text);
+    if (size == 0) return false;
+    text.remove_prefix(size);
+  }
+  return true;
+}
+
 // Takes one character off the front; one that is not UTF-8 reads as U+FFFD.
 [[nodiscard]] constexpr std::string_view next_character(std::string_view& text) {
   const std::size_t size = character_size(text);

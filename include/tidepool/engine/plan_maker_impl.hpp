@@ -7,10 +7,10 @@
 #include <string>
 #include <utility>
 
+#include "tidepool/device/link.hpp"
 #include "tidepool/engine/engine.hpp"
 #include "tidepool/engine/plan_maker.hpp"
 #include "tidepool/error.hpp"
-#include "tidepool/plan/link.hpp"
 #include "tidepool/trace/summary.hpp"
 
 namespace tidepool::inline v0_2_0::detail {

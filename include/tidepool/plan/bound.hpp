@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "tidepool/plan/detail/layout.hpp"
-#include "tidepool/plan/detail/price_search.hpp"
+#include "tidepool/plan/detail/prices.hpp"
 #include "tidepool/plan/detail/windows.hpp"
 
 namespace tidepool::inline v0_2_0::plan {

@@ -7,9 +7,9 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <utility>
 
 #include "tidepool/plan/check.hpp"
+#include "tidepool/plan/refusal.hpp"
 #include "tidepool/plan/step_plan.hpp"
 
 namespace tidepool::inline v0_2_0::plan {
@@ -26,45 +26,37 @@ namespace tidepool::inline v0_2_0::plan {
                                     bool may_recompute = true, std::size_t peer_budget = 0) {
   check(recorded);
   check(made, recorded);
-  const auto fail = [](const std::string& what) { throw profile_error("tidepool: plan" + what); };
-  if (device_budget && made.device_budget > *device_budget) {
-    fail(": made for " + std::to_string(made.device_budget) +
-         " bytes of device memory, but device_budget is " + std::to_string(*device_budget) +
-         "; raise it, or plan for what there is");
-  }
-  if (made.peer_budget > peer_budget) {
-    fail(": made for " + std::to_string(made.peer_budget) +
-         " bytes of a neighbour's memory, but there are " + std::to_string(peer_budget) +
-         "; give --places=peer,host and --peer-budget, borrow as much before, or plan for what"
-         " there is");
-  }
+  const detail::subject of{"plan"};
+  const auto most = device_budget.value_or(made.device_budget);
+  of.require(
+      made.device_budget <= most, {},
+      {"made for {} bytes of device memory, but device_budget is {}", made.device_budget, most},
+      "raise it, or plan for what there is");
+  of.require(made.peer_budget <= peer_budget, {},
+             {"made for {} bytes of a neighbour's memory, but there are {}", made.peer_budget,
+              peer_budget},
+             "give --places=peer,host and --peer-budget, borrow as much before, or plan for what"
+             " there is");
   for (std::size_t c = 0; c < recorded.chunks.size(); ++c) {
     auto& groups = recorded.chunks[c].groups;
     for (std::size_t g = 0; g < groups.size(); ++g) {
-      const auto place =
-          " at " + detail::place_of("chunks", c, "/groups") + "/" + std::to_string(g) + ": ";
-      if (made.what[c][g] == action::recompute && !may_recompute) {
-        fail(place +
-             "the group is to be recomputed, but recompute_by_plan is off; put it on, or plan"
-             " without recomputation");
-      }
-      if (made.what[c][g] == action::recompute && !(groups[g].recompute_us > 0)) {
-        fail(
-            place +
-            "the group is to be recomputed, but the profile has no recompute_us of it; plan without"
-            " recomputation, or record a trainer that offers it by commit_or_discard");
-      }
+      const detail::phrase place{"/chunks/{}/groups/{}", c, g};
+      const bool again = made.what[c][g] == action::recompute;
+      of.require(!again || may_recompute, place,
+                 "the group is to be recomputed, but recompute_by_plan is off",
+                 "put it on, or plan without recomputation");
+      of.require(!again || groups[g].recompute_us > 0, place,
+                 "the group is to be recomputed, but the profile has no recompute_us of it",
+                 "plan without recomputation, or record a trainer that offers it by"
+                 " commit_or_discard");
       const auto& name = recorded.modules[static_cast<std::size_t>(groups[g].module)];
       const auto found = std::find(names.begin(), names.end(), name);
-      if (found == names.end()) {
-        fail(place + "'" + name + "' is no module of this offloader; plan a profile of its own");
-      }
+      of.require(found != names.end(), place, {"'{}' is no module of this offloader", name},
+                 "plan a profile of its own");
       groups[g].module = static_cast<module_id>(found - names.begin());
-      if ((enabled >> static_cast<unsigned>(groups[g].module) & 1U) == 0) {
-        fail(place + "'" + name +
-             "' is not offloaded in this run; add it to --offload-modules, or plan a profile of"
-             " this run");
-      }
+      of.require((enabled >> static_cast<unsigned>(groups[g].module) & 1U) != 0, place,
+                 {"'{}' is not offloaded in this run", name},
+                 "add it to --offload-modules, or plan a profile of this run");
     }
   }
   recorded.modules.assign(names.begin(), names.end());

@@ -25,82 +25,89 @@
 #include <cstddef>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "tidepool/plan/check.hpp"
-#include "tidepool/plan/detail/json_reader.hpp"
+#include "tidepool/plan/detail/json_file.hpp"
+#include "tidepool/plan/detail/json_members.hpp"
+#include "tidepool/plan/detail/json_structs.hpp"
 #include "tidepool/plan/detail/json_text.hpp"
+#include "tidepool/plan/detail/profile_check.hpp"
 #include "tidepool/plan/profile.hpp"
+#include "tidepool/plan/refusal.hpp"
 #include "tidepool/plan/step_plan.hpp"
 
 namespace tidepool::inline v0_2_0::plan {
 
 namespace detail {
 
-[[nodiscard]] inline std::string finished(const json& document) {
-  std::string text;
-  write_json(text, document);
-  return text += '\n';
+[[nodiscard]] inline json document_of(const profile& step) {
+  return json_writer(step.modules).document("profile", step);
 }
 
-[[nodiscard]] inline json document_of(const profile& step) {
-  json top;
-  top["tidepool_profile"] = json_version;
-  top["modules"] = step.modules;
-  auto& chunks = top["chunks"] = json::array();
-  for (const auto& chunk : step.chunks) {
+// A row of a plan's file for each group.
+inline void write_actions(json& top, const actions& what, const profile& step) {
+  auto& counts = top["groups_per_chunk"] = json::array();
+  auto chunks = json::array();
+  for (std::size_t c = 0; c < what.size(); ++c) {
+    const auto& chunk = step.chunks[c];
+    counts.push_back(chunk.groups.size());
     auto groups = json::array();
-    for (const auto& each : chunk.groups) {
+    for (std::size_t g = 0; g < chunk.groups.size(); ++g) {
+      const auto& each = chunk.groups[g];
       groups.push_back({{"module", step.modules[static_cast<std::size_t>(each.module)]},
                         {"layer", each.layer},
-                        {"bytes", each.bytes},
-                        {"recompute_us", each.recompute_us}});
+                        {"microbatch", chunk.microbatch},
+                        {"action", name_of(what[c][g])}});
     }
-    chunks.push_back({{"model_chunk", chunk.model_chunk},
-                      {"microbatch", chunk.microbatch},
-                      {"groups", std::move(groups)}});
+    chunks.push_back({{"model_chunk", chunk.model_chunk}, {"groups", std::move(groups)}});
   }
-  auto& passes = top["passes"] = json::array();
-  for (const auto& each : step.passes) {
-    passes.push_back(json::array({pass_words[each.backward ? 1 : 0], each.chunk}));
-  }
-  auto& storages = top["storages"] = json::array();
-  for (const auto& each : step.storages) {
-    storages.push_back({{"bytes", each.bytes}});
-    if (each.group == none) continue;
-    storages.back()["chunk"] = each.chunk;
-    storages.back()["group"] = each.group;
-    if (each.place > 0) storages.back()["place"] = each.place;
-  }
-  if (!step.shared.empty()) {
-    auto& shared = top["shared"] = json::array();
-    for (const auto& each : step.shared) {
-      shared.push_back({{"storage", each.storage}, {"chunk", each.chunk}, {"group", each.group}});
-      if (each.place > 0) shared.back()["place"] = each.place;
-    }
-  }
-  auto& events = top["events"] = json::array();
-  for (const auto& each : step.events) {
-    events.push_back(json::array({event_words[static_cast<std::size_t>(each.kind)], each.index,
-                                  each.chunk, each.compute_us}));
-    if (each.wait_us > 0) events.back().push_back(each.wait_us);
-  }
-  top["rest_us"] = step.rest_us;
-  if (step.rest_wait_us > 0) top["rest_wait_us"] = step.rest_wait_us;
-  top["shapes_vary"] = step.shapes_vary;
-  if (step.stream_ordered) top["stream_ordered"] = true;
-  top["link"] = rates_to_json(step.link);
-  if (step.peer_link) top["peer_link"] = rates_to_json(*step.peer_link);
-  if (step.peer_shares_link) top["peer_shares_link"] = true;
-  return top;
+  top["chunks"] = std::move(chunks);
 }
 
-inline std::string plain_text(std::size_t number) { return std::to_string(number); }
-inline std::string plain_text(double number) { return number_text(number); }
-inline std::string plain_text(bool yes) { return yes ? "true" : "false"; }
-inline std::string plain_text(action what) { return std::string(name_of(what)); }
-inline std::string plain_text(limit what) { return std::string(name_of(what)); }
+inline void read_actions(json_reader& reader, actions& what) {
+  constexpr std::string_view of_chunk[]{"model_chunk", "microbatch", "groups"};
+  constexpr std::string_view of_group[]{"module", "layer", "microbatch", "action"};
+  std::vector<std::size_t> counts;
+  reader.read(reader.member(reader.top(), "groups_per_chunk"), counts);
+  const auto& chunks = reader.member(reader.top(), "chunks");
+  reader.expect_size(chunks, counts.size(), "found {} chunks, expected {} as in groups_per_chunk");
+  for (std::size_t c = 0; c < counts.size(); ++c) {
+    reader.only(chunks[c], of_chunk);
+    const auto& groups = reader.member(chunks[c], "groups");
+    reader.expect_size(groups, counts[c], "found {} groups, expected {} as in groups_per_chunk");
+    auto& row = what.emplace_back();
+    for (const auto& group : groups) {
+      reader.only(group, of_group);
+      reader.read(reader.member(group, "action"), row.emplace_back());
+    }
+  }
+}
+
+// `see(name, value)` for all members, and for those of members.
+void each_value(const auto& of, const std::string& before, const auto& see) {
+  each_member(of, [&]<class Member>(std::string_view key, const Member& member, const auto&...) {
+    const auto name = before + std::string(key);
+    if constexpr (has_members<const Member>) {
+      each_value(member, name + ".", see);
+    } else {
+      see(name, member);
+    }
+  });
+}
+
+template <class T>
+[[nodiscard]] std::string plain_text(const T& value) {
+  if constexpr (std::is_enum_v<T>) {
+    return std::string(name_of(value));
+  } else if constexpr (std::is_floating_point_v<T>) {
+    return number_text(value + 0.0);  // the two zeros are equal
+  } else {
+    return json(value).dump();
+  }
+}
 
 }  // namespace detail
 
@@ -112,50 +119,33 @@ inline std::string plain_text(limit what) { return std::string(name_of(what)); }
 
 /// `step` is what the plan was made for; it gives the rows their names.
 [[nodiscard]] inline std::string to_json(const step_plan& chosen, const profile& step) {
-  using detail::json;
   check(step);
   check(chosen, step);
-  const auto& expected = chosen.expected;
-  json top;
-  top["tidepool_plan"] = detail::json_version;
-  top["device_budget"] = chosen.device_budget;
-  top["reload_ahead"] = chosen.reload_ahead;
-  top["reload_ahead_bytes"] = chosen.reload_ahead_bytes;
-  if (chosen.peer_budget > 0) top["peer_budget"] = chosen.peer_budget;
-  top["expected"] = {{"runs", expected.runs},         {"step_us", expected.step_us},
-                     {"stall_us", expected.stall_us}, {"extra_us", expected.extra_us},
-                     {"peak", expected.peak},         {"moved", expected.moved}};
-  top["bound_us"] = chosen.bound_us;
-  top["limited_by"] = name_of(chosen.limited_by);
-  auto& counts = top["groups_per_chunk"] = json::array();
-  auto chunks = json::array();
-  for (std::size_t c = 0; c < chosen.what.size(); ++c) {
-    const auto& chunk = step.chunks[c];
-    counts.push_back(chunk.groups.size());
-    auto groups = json::array();
-    for (std::size_t g = 0; g < chunk.groups.size(); ++g) {
-      const auto& each = chunk.groups[g];
-      groups.push_back({{"module", step.modules[static_cast<std::size_t>(each.module)]},
-                        {"layer", each.layer},
-                        {"microbatch", chunk.microbatch},
-                        {"action", name_of(chosen.what[c][g])}});
-    }
-    chunks.push_back({{"model_chunk", chunk.model_chunk}, {"groups", std::move(groups)}});
-  }
-  top["chunks"] = std::move(chunks);
+  auto top = detail::json_writer().document("plan", chosen);
+  detail::write_actions(top, chosen.what, step);
   return detail::finished(top);
 }
 
 /// A profile from JSON; messages call it `name`. Throws `file_error`.
 [[nodiscard]] inline profile profile_from_json(std::string_view text,
                                                std::string_view name = "profile") {
-  return detail::read_profile({"profile", name}, text);
+  const detail::subject source{"profile", name};
+  detail::json_reader reader(source, text);
+  profile step;
+  reader.read_top(step);
+  static_cast<void>(detail::profile_check(step, source));
+  return step;
 }
 
 /// A plan from JSON; messages call it `name`. Throws `file_error`.
 [[nodiscard]] inline step_plan plan_from_json(std::string_view text,
                                               std::string_view name = "plan") {
-  return detail::read_plan({"plan", name}, text);
+  const detail::subject source{"plan", name};
+  detail::json_reader reader(source, text);
+  step_plan chosen;
+  reader.read_top(chosen, {"groups_per_chunk", "chunks"});
+  detail::read_actions(reader, chosen.what);
+  return chosen;
 }
 
 /// A profile from a file. Throws `file_error`, with line and column.
@@ -181,16 +171,16 @@ inline void save(const step_plan& chosen, const profile& step, const std::string
 /// What changed from one plan to another, a line each; none where they are equal.
 [[nodiscard]] inline std::vector<std::string> differences(const step_plan& a, const step_plan& b) {
   std::vector<std::string> lines;
-  const auto changed = [&](const std::string& what, const auto& before, const auto& after) {
-    if (before == after) return;
-    lines.push_back(what + ": " + detail::plain_text(before) + " -> " + detail::plain_text(after));
+  const auto changed = [&](const std::string& what, const std::string& before,
+                           const std::string& after) {
+    if (before != after) lines.push_back(what + ": " + before + " -> " + after);
   };
-  changed("chunks", a.what.size(), b.what.size());
+  changed("chunks", std::to_string(a.what.size()), std::to_string(b.what.size()));
   for (std::size_t c = 0; c < std::min(a.what.size(), b.what.size()); ++c) {
     const auto chunk = "chunk " + std::to_string(c);
     const auto& before = a.what[c];
     const auto& after = b.what[c];
-    changed(chunk + ", groups", before.size(), after.size());
+    changed(chunk + ", groups", std::to_string(before.size()), std::to_string(after.size()));
     const auto shared = std::min(before.size(), after.size());
     for (std::size_t g = 0; g < shared; ++g) {
       // Neighbours that change alike make one line.
@@ -198,21 +188,17 @@ inline void save(const step_plan& chosen, const profile& step, const std::string
       while (g + 1 < shared && before[g + 1] == before[first] && after[g + 1] == after[first]) ++g;
       changed(first == g ? chunk + ", group " + std::to_string(g)
                          : chunk + ", groups " + std::to_string(first) + " to " + std::to_string(g),
-              before[first], after[first]);
+              detail::plain_text(before[first]), detail::plain_text(after[first]));
     }
   }
-  changed("device_budget", a.device_budget, b.device_budget);
-  changed("reload_ahead", a.reload_ahead, b.reload_ahead);
-  changed("reload_ahead_bytes", a.reload_ahead_bytes, b.reload_ahead_bytes);
-  changed("peer_budget", a.peer_budget, b.peer_budget);
-  changed("expected.runs", a.expected.runs, b.expected.runs);
-  changed("expected.step_us", a.expected.step_us, b.expected.step_us);
-  changed("expected.stall_us", a.expected.stall_us, b.expected.stall_us);
-  changed("expected.extra_us", a.expected.extra_us, b.expected.extra_us);
-  changed("expected.peak", a.expected.peak, b.expected.peak);
-  changed("expected.moved", a.expected.moved, b.expected.moved);
-  changed("bound_us", a.bound_us, b.bound_us);
-  changed("limited_by", a.limited_by, b.limited_by);
+  std::vector<std::string> then;
+  detail::each_value(a, {}, [&](const std::string&, const auto& value) {
+    then.push_back(detail::plain_text(value));
+  });
+  auto before = then.begin();
+  detail::each_value(b, {}, [&](const std::string& name, const auto& value) {
+    changed(name, *before++, detail::plain_text(value));
+  });
   return lines;
 }
 

@@ -16,191 +16,87 @@
 #include <cstddef>
 #include <string>
 #include <string_view>
-#include <utility>
 
 #include "tidepool/core/escape.hpp"
-#include "tidepool/plan/check.hpp"
 #include "tidepool/plan/constants.hpp"
-#include "tidepool/plan/detail/json_reader.hpp"
+#include "tidepool/plan/detail/json_file.hpp"
+#include "tidepool/plan/detail/json_structs.hpp"
 #include "tidepool/plan/detail/json_text.hpp"
 #include "tidepool/plan/machines.hpp"
+#include "tidepool/plan/refusal.hpp"
 
 namespace tidepool::inline v0_2_0::plan {
 
 namespace detail {
 
-// `refuse(place, problem, remedy)` throws.
-template <class Refuse>
-class machine_consistency {
- public:
-  machine_consistency(const machine_description& about, const Refuse& refuse)
-      : about_(about), refuse_(refuse) {
-    require(!about.name.empty(), "/name", "the name is empty", "name the machine");
-    text("/name", about.name);
-    text("/source", about.source);
-    rate("/gemm_tflops", about.gemm_tflops, "TFLOP/s");
-    rate("/attention_tflops", about.attention_tflops, "TFLOP/s");
-    rate("/memory_rate", about.memory_rate, "GB/s");
-    positive_or_none("/gemm_share", about.gemm_share);
-    positive_or_none("/peer_rate", about.peer_rate);
-    link("/link", about.link);
-    if (about.peer_link) link("/peer_link", *about.peer_link);
-    for (std::size_t i = 0; i < about.shared.size(); ++i) shared(i);
-  }
-
- private:
-  void require(bool holds, const std::string& place, const std::string& problem,
-               std::string_view remedy) const {
-    if (!holds) refuse_(place, problem, remedy);
-  }
-  void text(const std::string& place, std::string_view value) const {
-    while (!value.empty()) {
-      const auto size = trace::detail::character_size(value);
-      require(size > 0, place, "the text is not UTF-8", "write it in UTF-8");
-      value.remove_prefix(size);
-    }
-  }
-  void rate(const std::string& place, double value, const std::string& unit) const {
-    require(std::isfinite(value) && value > 0, place, "the rate is " + number_text(value),
-            "give " + unit + ", finite and above 0");
-  }
-  void positive_or_none(const std::string& place, double value) const {
-    require(std::isfinite(value) && value >= 0, place, "found " + number_text(value),
-            "give a finite number above 0, or 0 where it is not known");
-  }
-  void link(const std::string& place, const link_rates& rates) const {
-    rate(place + "/out", rates.out, "GB/s");
-    rate(place + "/in", rates.in, "GB/s");
-    rate(place + "/both", rates.both, "GB/s");
-    require(std::isfinite(rates.latency_us) && rates.latency_us >= 0, place + "/latency_us",
-            "the latency is " + number_text(rates.latency_us), "give microseconds, 0 or more");
-  }
-  void shared(std::size_t i) const {
-    const auto place = place_of("shared", i);
-    const auto& point = about_.shared[i];
-    require(point.gpus >= 2, place + "/gpus", "found " + std::to_string(point.gpus),
-            "give 2 GPUs or more; \"link\" is of one alone");
-    if (i > 0) {
-      const auto before = about_.shared[i - 1].gpus;
-      require(point.gpus > before, place + "/gpus",
-              "found " + std::to_string(point.gpus) + " after " + std::to_string(before),
-              "list fewer GPUs first, and each number once");
-    }
-    link(place, point.each);
-    no_gain(place, point.each, about_.link, "alone");
-    if (i > 0) no_gain(place, point.each, about_.shared[i - 1].each, "beside fewer");
-  }
-  // Totals in place of shares would make every plan wrong.
-  void no_gain(const std::string& place, const link_rates& beside, const link_rates& before,
-               const std::string& when) const {
-    const auto compare = [&](const char* way, double now, double then) {
-      require(now <= then * constants::most_gain, place + way,
-              "a GPU gets " + number_text(now) + " GB/s beside others, and " + number_text(then) +
-                  " " + when,
-              "give the rates of each GPU, not of all together");
-    };
-    compare("/out", beside.out, before.out);
-    compare("/in", beside.in, before.in);
-    compare("/both", beside.both, before.both);
-  }
-
-  const machine_description& about_;
-  const Refuse& refuse_;
-};
-
-[[nodiscard]] inline json document_of(const machine_description& about) {
-  json top;
-  top["tidepool_machine"] = json_version;
-  top["name"] = about.name;
-  top["device_bytes"] = about.device_bytes;
-  top["gemm_tflops"] = about.gemm_tflops;
-  top["gemm_share"] = about.gemm_share;
-  top["attention_tflops"] = about.attention_tflops;
-  top["memory_rate"] = about.memory_rate;
-  top["peer_rate"] = about.peer_rate;
-  top["link"] = rates_to_json(about.link);
-  auto& shared = top["shared"] = json::array();
-  for (const auto& each : about.shared) {
-    json point{{"gpus", each.gpus}};
-    point.update(rates_to_json(each.each));
-    shared.push_back(std::move(point));
-  }
-  if (about.peer_link) top["peer_link"] = rates_to_json(*about.peer_link);
-  top["source"] = about.source;
-  return top;
+// Totals in place of shares would make every plan wrong.
+inline void check_no_gain(const subject& of, const std::string& place, const link_rates& beside,
+                          const link_rates& before, const char* problem) {
+  const auto compare = [&](const char* way, double now, double then) {
+    of.require(now <= then * constants::most_gain, {way, place}, {problem, now, then},
+               "give the rates of each GPU, not of all together");
+  };
+  compare("{}/out", beside.out, before.out);
+  compare("{}/in", beside.in, before.in);
+  compare("{}/both", beside.both, before.both);
 }
 
-// A rate that nobody gave must not be another machine's.
-inline void read_rates(const json_node& from, link_rates& rates) {
-  from.member("out").read(rates.out);
-  from.member("in").read(rates.in);
-  from.member("both").read(rates.both);
-  from.perhaps("latency_us", rates.latency_us);
+inline void check_shared(const subject& of, const machine_description& about, std::size_t i) {
+  const phrase place{"/shared/{}/gpus", i};
+  const auto& point = about.shared[i];
+  of.require(point.gpus >= 2, place, {"found {}", point.gpus},
+             "give 2 GPUs or more; \"link\" is of one alone");
+  const auto fewer = i > 0 ? about.shared[i - 1].gpus : 1;
+  of.require(point.gpus > fewer, place, {"found {} after {}", point.gpus, fewer},
+             "list fewer GPUs first, and each number once");
+  const auto at = phrase("/shared/{}", i).text();
+  of.link(point.each, at);
+  check_no_gain(of, at, point.each, about.link, "a GPU gets {} GB/s beside others, and {} alone");
+  if (i == 0) return;
+  check_no_gain(of, at, point.each, about.shared[i - 1].each,
+                "a GPU gets {} GB/s beside others, and {} beside fewer");
 }
 
-inline machine_description read_machine(const json_source& source, std::string_view text) {
-  const auto document = parse_json(source, text);
-  const json_node top(source, document);
-  read_version(top, "machine");
-  top.only({"tidepool_machine", "name", "device_bytes", "gemm_tflops", "gemm_share",
-            "attention_tflops", "memory_rate", "peer_rate", "link", "shared", "peer_link",
-            "source"});
-  machine_description about;
-  top.member("name").read(about.name);
-  top.perhaps("device_bytes", about.device_bytes);
-  top.member("gemm_tflops").read(about.gemm_tflops);
-  top.perhaps("gemm_share", about.gemm_share);
-  top.member("attention_tflops").read(about.attention_tflops);
-  top.member("memory_rate").read(about.memory_rate);
-  top.perhaps("peer_rate", about.peer_rate);
-  const auto link = top.member("link");
-  link.only({"out", "in", "both", "latency_us"});
-  read_rates(link, about.link);
-  if (top.has("peer_link")) {
-    const auto peer = top.member("peer_link");
-    peer.only({"out", "in", "both", "latency_us"});
-    about.peer_link.emplace().latency_us = about.link.latency_us;
-    read_rates(peer, *about.peer_link);
-  }
-  read_each(top, "shared", [&](const json_node& each) {
-    each.only({"gpus", "out", "in", "both", "latency_us"});
-    auto& point = about.shared.emplace_back();
-    point.each.latency_us = about.link.latency_us;
-    each.member("gpus").read(point.gpus);
-    read_rates(each, point.each);
-  });
-  top.perhaps("source", about.source);
-  const auto refuse = [&](const std::string& place, const std::string& problem,
-                          std::string_view remedy) { source.refuse(place, problem, remedy); };
-  static_cast<void>(machine_consistency(about, refuse));
-  return about;
-}
-
-[[noreturn]] inline void refuse_machine(const std::string& place, const std::string& problem,
-                                        std::string_view remedy) {
-  throw profile_error("tidepool: machine at " + place + ": " + problem + "; " +
-                      std::string(remedy));
+inline void check_machine(const machine_description& about, const subject& of) {
+  of.require(!about.name.empty(), "/name", "the name is empty", "name the machine");
+  const auto text = [&](const phrase& place, const std::string& value) {
+    of.require(trace::detail::is_utf8(value), place, "the text is not UTF-8", "write it in UTF-8");
+  };
+  text("/name", about.name);
+  text("/source", about.source);
+  of.rate(about.gemm_tflops, "/gemm_tflops", "TFLOP/s");
+  of.rate(about.attention_tflops, "/attention_tflops", "TFLOP/s");
+  of.rate(about.memory_rate, "/memory_rate", "GB/s");
+  const auto positive_or_none = [&](const phrase& place, double value) {
+    of.require(std::isfinite(value) && value >= 0, place, {"found {}", value},
+               "give a finite number above 0, or 0 where it is not known");
+  };
+  positive_or_none("/gemm_share", about.gemm_share);
+  positive_or_none("/peer_rate", about.peer_rate);
+  of.link(about.link, "/link");
+  if (about.peer_link) of.link(*about.peer_link, "/peer_link");
+  for (std::size_t i = 0; i < about.shared.size(); ++i) check_shared(of, about, i);
 }
 
 }  // namespace detail
 
 /// Throws `profile_error` where planning for `about` would make no sense.
-inline void check(const machine_description& about) {
-  static_cast<void>(detail::machine_consistency(about, detail::refuse_machine));
-}
+inline void check(const machine_description& about) { detail::check_machine(about, {"machine"}); }
 
 /// A machine as JSON. Throws `profile_error` where planning for it would make no sense.
 [[nodiscard]] inline std::string to_json(const machine_description& about) {
   check(about);
-  std::string text;
-  detail::write_json(text, detail::document_of(about));
-  return text += '\n';
+  return detail::finished(detail::json_writer().document("machine", about));
 }
 
 /// A machine from JSON; messages call it `name`. Throws `file_error`.
 [[nodiscard]] inline machine_description machine_from_json(std::string_view text,
                                                            std::string_view name = "machine") {
-  return detail::read_machine({"machine", name}, text);
+  const detail::subject source{"machine", name};
+  machine_description about;
+  detail::json_reader(source, text).read_top(about);
+  detail::check_machine(about, source);
+  return about;
 }
 
 /// A machine from a file. Throws `file_error`, with line and column.

@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tidepool/core/text.hpp"
@@ -61,109 +62,58 @@ template <class Entry>
                      (near.empty() ? std::string() : "; did you mean " + std::string(near) + "?"));
 }
 
-inline constexpr auto gib = std::size_t{1} << 30;
-
-[[nodiscard]] inline std::array<machine_description, 3> hoppers() {
-  return {{
-      {"h100",
-       80 * gib,
-       700,
-       0.71,
-       400,
-       2800,
-       397,
-       {55.1, 55.2, 101.5, 2},
-       {},
-       "link and GEMMs as measured on an H200, which has the same chip and PCIe 5; memory: 84 % of "
-       "the data sheet's 3350 GB/s, estimate; attention: between the 740 TFLOP/s that "
-       "FlashAttention-3 reports at best and the 370 of FlashAttention-2, estimate"},
-      {"h200",
-       141'000'000'000,
-       700,
-       0.71,
-       400,
-       4000,
-       397,
-       {55.1, 55.2, 101.5, 2},
-       // What bench_link has in total, over the GPUs.
-       {{2, {107.48 / 2, 103.43 / 2, 134.69 / 2, 2}}, {4, {142.61 / 4, 167.41 / 4, 170.21 / 4, 2}}},
-       "link measured; of several GPUs: raw copies of bench_link (bench/results), of two the "
-       "medians of three runs (2026-11-22-h200x2; another host had 7 % more both ways), of four "
-       "one run "
-       "(2026-11-22-h200x4); GEMMs: 785 TFLOP/s measured for 8192^3 alone, 700 in a step, of 989; "
-       "peers: 397 GB/s measured; memory: 84 % of the data sheet's 4800 GB/s, estimate; attention "
-       "as for "
-       "h100, estimate"},
-      {"gh200",
-       96 * gib,
-       700,
-       0.71,
-       400,
-       3350,
-       397,
-       {170, 411, 450, 2},
-       {},
-       "link out and in as published; 346 GB/s in were seen elsewhere (NVIDIA/nvbandwidth issue "
-       "23), "
-       "both ways: estimate; GEMMs and attention as for h200, "
-       "memory: "
-       "84 % of 4000 GB/s, estimates"},
-  }};
-}
-
-[[nodiscard]] inline std::array<machine_description, 3> blackwells() {
-  return {{
-      {"b200",
-       180'000'000'000,
-       1650,
-       0.73,
-       900,
-       6450,
-       794,
-       {55.1, 55.2, 101.5, 2},
-       {},
-       "link: PCIe 5 x16 as measured on an H200, estimate; GEMMs: 1650 of 2250 TFLOP/s, attention "
-       "and peers as for gb200, estimates; memory: 84 % of the 7670 GB/s that its driver reports "
-       "(pytorch/ao pull request 4002, which has 178 GB as well)"},
-      {"gb200",
-       186'000'000'000,
-       1650,
-       0.66,
-       900,
-       6700,
-       794,
-       {185, 202, 320, 2},
-       {},
-       "link out: 185 GB/s as poolside measured, to memory of the other NUMA node 115 to 120; in: "
-       "in the "
-       "ratio of GB300, both ways: estimates; "
-       "GEMMs: 66 % of 2500 TFLOP/s, attention, memory (84 % of 8000 GB/s) and peers (twice those "
-       "of NVLink 4): estimates"},
-      {"gb300",
-       288'000'000'000,
-       1650,
-       0.66,
-       900,
-       6700,
-       794,
-       {193, 211, 335, 2},
-       {{4, {182, 172, 273, 2}}},
-       "link out and in as published, of four GPUs at once 182 and 169 to 175; both ways: "
-       "estimates; "
-       "the rest as for gb200, estimates"},
-  }};
+// Figures in the order of `machine_description`; those of several GPUs come last.
+[[nodiscard]] inline machine_description machine_of(std::string_view name, std::size_t bytes,
+                                                    double gemm_tflops, double gemm_share,
+                                                    double attention_tflops, double memory_rate,
+                                                    double peer_rate, const link_rates& link,
+                                                    std::string_view source,
+                                                    std::vector<shared_link> shared = {}) {
+  return {std::string(name), bytes,     gemm_tflops, gemm_share,        attention_tflops,
+          memory_rate,       peer_rate, link,        std::move(shared), std::string(source)};
 }
 
 }  // namespace detail
 
 /// The machines that are known. "Estimate" in `source` means: nobody measured it for this table.
 [[nodiscard]] inline const std::array<machine_description, 6>& known_machines() {
-  static const auto all = [] {
-    std::array<machine_description, 6> both;
-    auto to = std::ranges::move(detail::hoppers(), both.begin()).out;
-    std::ranges::move(detail::blackwells(), to);
-    return both;
-  }();
+  constexpr auto gib = std::size_t{1} << 30;
+  constexpr auto gb = std::size_t{1'000'000'000};
+  constexpr link_rates pcie_5{55.1, 55.2, 101.5, 2};
+  using detail::machine_of;
+  static const std::array<machine_description, 6> all{
+      machine_of("h100", 80 * gib, 700, 0.71, 400, 2800, 397, pcie_5,
+                 "link and GEMMs as measured on an H200, which has the same chip and PCIe 5; "
+                 "memory: 84 % of the data sheet's 3350 GB/s, estimate; attention: between the 740 "
+                 "TFLOP/s that FlashAttention-3 reports at best and the 370 of FlashAttention-2, "
+                 "estimate"),
+      // Of several GPUs: what bench_link has in total, over the GPUs.
+      machine_of("h200", 141 * gb, 700, 0.71, 400, 4000, 397, pcie_5,
+                 "link measured; of several GPUs: raw copies of bench_link (bench/results), of two "
+                 "the medians of three runs (2026-11-22-h200x2; another host had 7 % more both "
+                 "ways), of four one run (2026-11-22-h200x4); GEMMs: 785 TFLOP/s measured for "
+                 "8192^3 alone, 700 in a step, of 989; peers: 397 GB/s measured; memory: 84 % of "
+                 "the data sheet's 4800 GB/s, estimate; attention as for h100, estimate",
+                 {{2, {107.48 / 2, 103.43 / 2, 134.69 / 2, 2}},
+                  {4, {142.61 / 4, 167.41 / 4, 170.21 / 4, 2}}}),
+      machine_of("gh200", 96 * gib, 700, 0.71, 400, 3350, 397, {170, 411, 450, 2},
+                 "link out and in as published; 346 GB/s in were seen elsewhere "
+                 "(NVIDIA/nvbandwidth issue 23), both ways: estimate; GEMMs and attention as for "
+                 "h200, memory: 84 % of 4000 GB/s, estimates"),
+      machine_of("b200", 180 * gb, 1650, 0.73, 900, 6450, 794, pcie_5,
+                 "link: PCIe 5 x16 as measured on an H200, estimate; GEMMs: 1650 of 2250 TFLOP/s, "
+                 "attention and peers as for gb200, estimates; memory: 84 % of the 7670 GB/s that "
+                 "its driver reports (pytorch/ao pull request 4002, which has 178 GB as well)"),
+      machine_of("gb200", 186 * gb, 1650, 0.66, 900, 6700, 794, {185, 202, 320, 2},
+                 "link out: 185 GB/s as poolside measured, to memory of the other NUMA node 115 to "
+                 "120; in: in the ratio of GB300, both ways: estimates; GEMMs: 66 % of 2500 "
+                 "TFLOP/s, attention, memory (84 % of 8000 GB/s) and peers (twice those of NVLink "
+                 "4): estimates"),
+      machine_of(
+          "gb300", 288 * gb, 1650, 0.66, 900, 6700, 794, {193, 211, 335, 2},
+          "link out and in as published, of four GPUs at once 182 and 169 to 175; both ways: "
+          "estimates; the rest as for gb200, estimates",
+          {{4, {182, 172, 273, 2}}})};
   return all;
 }
 
@@ -196,16 +146,12 @@ struct link_share {
 [[nodiscard]] inline link_share link_at_once(const machine_description& on, std::size_t gpus) {
   if (gpus <= 1) return {1, on.link, 1};
   if (on.shared.empty()) return {gpus, on.link, 0};
-  const auto found = std::find_if(on.shared.begin(), on.shared.end(),
-                                  [&](const shared_link& point) { return point.gpus >= gpus; });
+  const auto found = std::ranges::lower_bound(on.shared, gpus, {}, &shared_link::gpus);
   if (found != on.shared.end()) return {gpus, found->each, found->gpus};
   const auto& last = on.shared.back();
   const auto part = static_cast<double>(last.gpus) / static_cast<double>(gpus);
-  auto each = last.each;
-  each.out *= part;
-  each.in *= part;
-  each.both *= part;
-  return {gpus, each, last.gpus};
+  const auto& of = last.each;
+  return {gpus, {of.out * part, of.in * part, of.both * part, of.latency_us}, last.gpus};
 }
 
 /// Enters what each of `gpus` GPUs was measured to get, in place of what was known of so many.
@@ -214,12 +160,11 @@ inline void set_link(machine_description& of, std::size_t gpus, const link_rates
     of.link = each;
     return;
   }
-  const auto at = std::find_if(of.shared.begin(), of.shared.end(),
-                               [&](const shared_link& point) { return point.gpus >= gpus; });
-  if (at != of.shared.end() && at->gpus == gpus) {
-    at->each = each;
-  } else {
+  const auto at = std::ranges::lower_bound(of.shared, gpus, {}, &shared_link::gpus);
+  if (at == of.shared.end() || at->gpus != gpus) {
     of.shared.insert(at, {gpus, each});
+  } else {
+    at->each = each;
   }
 }
 

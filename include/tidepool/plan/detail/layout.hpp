@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <utility>
 #include <vector>
 
@@ -46,6 +45,7 @@ struct layout {
   std::vector<flat_group> groups;
   std::vector<std::uint32_t> first;  // of each chunk's groups
   std::vector<flat_storage> storages;
+  std::vector<std::vector<std::uint32_t>> members;  // storages that each group saves, its own first
   std::vector<flat_event> events;
   std::vector<std::uint32_t> reload_order;  // groups in the order in which the engine reloads them
   // Groups that save nothing but storages of others, and whose those are.
@@ -61,20 +61,21 @@ struct layout {
         groups.push_back({c, each.layer, each.module, 0, each.recompute_us, 0, false});
       }
     }
+    members.resize(groups.size());
     for (const auto& each : step.storages) {
       const auto group = each.group == none ? none : first[each.chunk] + each.group;
+      if (group != none) {
+        groups[group].bytes += aligned(each.bytes);
+        members[group].push_back(static_cast<std::uint32_t>(storages.size()));
+      }
       storages.push_back({aligned(each.bytes), group});
-      if (group != none) groups[group].bytes += storages.back().bytes;
     }
-    std::map<std::uint32_t, std::vector<std::uint32_t>> lends;  // groups that share storages
     for (const auto& each : step.shared) {
       const auto group = first[each.chunk] + each.group;
-      lends[group].push_back(each.storage);
-      const auto owner = storages[each.storage].group;
-      lends[owner].push_back(each.storage);
-      if (groups[group].bytes == 0) guests.emplace_back(group, owner);
+      members[group].push_back(each.storage);
+      if (groups[group].bytes == 0) guests.emplace_back(group, storages[each.storage].group);
     }
-    std::vector<bool> back(step.shared.empty() ? 0 : storages.size());
+    std::vector<bool> back(storages.size());  // after a restore
     for (const auto& each : groups) largest = std::max(largest, each.bytes);
     events.reserve(step.events.size());
     double wait = 0;
@@ -88,16 +89,12 @@ struct layout {
       // From one group's restore to another's it is on the device anyway; the simulator has no
       // name for what is there without being used.
       const bool drop = each.kind == event_kind::drop;
-      if (drop && (storages[what].outlives || (!back.empty() && back[what]))) {
-        continue;
-      }
+      if (drop && (storages[what].outlives || back[what])) continue;
       events.push_back({each.kind, what, compute_us, std::exchange(wait, 0.0)});
       if (each.kind == event_kind::restore) {
         reload_order.push_back(what);
         groups[what].comes_back = true;
-        if (const auto found = lends.find(what); found != lends.end()) {
-          for (const auto storage : found->second) back[storage] = true;
-        }
+        for (const auto storage : members[what]) back[storage] = true;
       }
       if (drop) {
         storages[what].outlives = true;

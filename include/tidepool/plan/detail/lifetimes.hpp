@@ -37,7 +37,6 @@ class lifetimes {
   lifetimes(const profile& step, const actions& what, const options& opts)
       : map_(step),
         what_(map_.fold(what)),
-        members_(map_.groups.size()),
         saves_(map_.storages.size()),
         stays_(map_.storages.size()),
         open_(map_.storages.size()),
@@ -47,7 +46,7 @@ class lifetimes {
     links_[1].reset(step.peer_link.value_or(step.link));
     one_link_ = !step.peer_link || step.peer_shares_link;
     queue_.start(map_, opts.reload_ahead, opts.reload_ahead_bytes.value_or(queue_.unlimited));
-    list_members(step);
+    count_saves();
     double before = 0;
     for (const auto& each : map_.events) {
       pass(before, each.at, each.wait);
@@ -63,22 +62,16 @@ class lifetimes {
   [[nodiscard]] double end_us() const { return now_; }
 
  private:
-  void list_members(const profile& step) {
-    for (std::uint32_t i = 0; i < map_.storages.size(); ++i) {
-      if (map_.storages[i].group != none) members_[map_.storages[i].group].push_back(i);
-    }
-    for (const auto& each : step.shared) {
-      members_[map_.first[each.chunk] + each.group].push_back(each.storage);
-    }
-    for (std::uint32_t g = 0; g < members_.size(); ++g) {
-      for (const auto each : members_[g]) {
+  void count_saves() {
+    for (std::uint32_t g = 0; g < what_.size(); ++g) {
+      for (const auto each : map_.members[g]) {
         ++saves_[each];
         if (what_[g] == action::keep) stays_[each] = true;
       }
     }
-    for (std::uint32_t g = 0; g < members_.size(); ++g) {
+    for (std::uint32_t g = 0; g < what_.size(); ++g) {
       // What others hold is not given up to be computed again; it leaves.
-      const bool held = std::ranges::any_of(members_[g], [&](std::uint32_t each) {
+      const bool held = std::ranges::any_of(map_.members[g], [&](std::uint32_t each) {
         return map_.storages[each].outlives || saves_[each] > 1;
       });
       if (held && what_[g] == action::recompute) what_[g] = action::offload;
@@ -136,7 +129,7 @@ class lifetimes {
     const bool leaves = is_offload(what_[group]);
     done_[group] =
         leaves && bytes > 0 ? links_[link_of(group)].copy(links::out, bytes, now_) : now_;
-    for (const auto each : members_[group]) {
+    for (const auto each : map_.members[group]) {
       if (--saves_[each] > 0 || stays_[each] || map_.storages[each].outlives) continue;
       give(each, done_[group], leaves);
     }
@@ -150,7 +143,7 @@ class lifetimes {
   void restore(std::uint32_t group) {
     const auto bytes = map_.groups[group].bytes;
     if (what_[group] == action::recompute && bytes > 0) {
-      for (const auto each : members_[group]) take(each, true, now_);
+      for (const auto each : map_.members[group]) take(each, true, now_);
       now_ += map_.groups[group].recompute_us;
     } else if (is_offload(what_[group]) && bytes > 0) {
       if (queue_.where(group) == place::away) reload(group);
@@ -166,7 +159,7 @@ class lifetimes {
     const auto begin = std::max(done_[group], reloads_end_[link]);
     ++calls_;
     reload_of_[group] = static_cast<std::uint32_t>(reloads_.size());
-    for (const auto each : members_[group]) take(each, true, begin, reload_of_[group]);
+    for (const auto each : map_.members[group]) take(each, true, begin, reload_of_[group]);
     done_[group] = links_[link].copy(links::in, map_.groups[group].bytes, done_[group]);
     reloads_end_[link] = done_[group];
     reloads_.push_back({.takes_us = done_[group] - begin, .link = link});
@@ -209,10 +202,9 @@ class lifetimes {
   std::vector<action> what_;
   std::array<links, 2> links_;
   bool one_link_ = true;
-  std::vector<std::vector<std::uint32_t>> members_;  // storages that each group saves
-  std::vector<std::uint32_t> saves_;                 // groups that have not committed it yet
-  std::vector<bool> stays_;                          // for one of its groups, and so for all
-  std::vector<lifetime> open_;                       // of each storage; no bytes: it has no memory
+  std::vector<std::uint32_t> saves_;  // groups that have not committed it yet
+  std::vector<bool> stays_;           // for one of its groups, and so for all
+  std::vector<lifetime> open_;        // of each storage; no bytes: it has no memory
   std::vector<lifetime> all_;
   std::vector<double> done_;  // the latest copy of each group
   std::vector<timed_reload> reloads_;

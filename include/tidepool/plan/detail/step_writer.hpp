@@ -132,32 +132,28 @@ class step_writer {
     layers_[chunk_].clear();
   }
 
+  void use(const saved_layer& layer, std::size_t module, double us) {
+    restore(layer, module);
+    compute(us);
+    release(layer, module);
+  }
+
   void backward_layer(const saved_layer& layer, std::size_t index) {
     const auto& cost = costs(index);
     compute(cost.combine.backward);
-    restore(layer, 6);
-    compute(cost.fc2.backward + cost.act.backward);
-    release(layer, 6);
-    restore(layer, 5);
-    compute(cost.fc1.backward);
-    release(layer, 5);
+    use(layer, 6, cost.fc2.backward + cost.act.backward);
+    use(layer, 5, cost.fc1.backward);
     compute(cost.dispatch.backward + cost.router.backward + cost.shared.backward);
     release(layer, no_module);
-    restore(layer, 4);
-    compute(cost.norm.backward);
-    release(layer, 4);
+    use(layer, 4, cost.norm.backward);
     restore(layer, 3);
     compute(cost.proj.backward);
     restore(layer, 2);
     compute(cost.core.backward);  // needs its output, which is attn_proj's tensor
     release(layer, 3);
     release(layer, 2);
-    restore(layer, 1);
-    compute(cost.qkv.backward);
-    release(layer, 1);
-    restore(layer, 0);
-    compute(cost.norm.backward);
-    release(layer, 0);
+    use(layer, 1, cost.qkv.backward);
+    use(layer, 0, cost.norm.backward);
   }
 
   const model_description& model_;

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "tidepool/plan/constants.hpp"
-#include "tidepool/plan/detail/price_proof.hpp"
+#include "tidepool/plan/detail/prices.hpp"
 
 namespace tidepool::inline v0_2_0::plan::detail {
 

@@ -1,11 +1,14 @@
-// What prices of link and memory prove about a timeline.
+// What prices of link and memory prove about a timeline, and a search for those that prove most.
 #pragma once
 
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <cstddef>
 #include <limits>
 #include <vector>
 
+#include "tidepool/plan/constants.hpp"
 #include "tidepool/plan/detail/timeline.hpp"
 
 namespace tidepool::inline v0_2_0::plan::detail {
@@ -120,6 +123,87 @@ class price_proof {
   std::vector<double> arrive_;
   std::vector<double> before_;        // memory's prices until a stretch
   std::vector<std::size_t> highest_;  // load, of the stretches until one
+};
+
+// Steps along the slope, each price by what its own slopes were of late (as Adam does), shorter
+// and shorter. Nothing rests on where that ends.
+class price_search {
+ public:
+  explicit price_search(const timeline& of)
+      : of_(&of), at_(of.size()), slope_(of.size()), mean_(of.size()), square_(of.size()) {
+    std::size_t events = of.size();
+    for (const auto& each : of.parcels) events += each.last + 1 - each.first;
+    steps_ = std::clamp(constants::price_work / events, std::size_t{50}, constants::price_steps);
+  }
+
+  // The best prices found; all 0 where none say anything.
+  [[nodiscard]] prices run() {
+    prices best(of_->size());
+    double most = 0;
+    double fade = 1;
+    double fade_squared = 1;
+    for (std::size_t i = 0; i < steps_; ++i) {
+      const auto says = price_proof(*of_, at_).least_us(&slope_);
+      if (says > most) {
+        most = says;
+        best = at_;
+      }
+      fade *= along;
+      fade_squared *= squared;
+      const auto part = static_cast<double>(i) / static_cast<double>(steps_);
+      const auto length = constants::price_step * std::pow(0.01, part) / (1 - fade);
+      for (const auto of : {&prices::out, &prices::in, &prices::both}) {
+        move(of, length, 1 - fade_squared, 1);
+      }
+      move(&prices::memory, length, 1 - fade_squared, 1 / of_->out);
+      for (std::size_t k = 0; k < of_->size(); ++k) {
+        share(k);
+        if (of_->over[k] <= 0) at_.memory[k] = 0;
+      }
+    }
+    return best;
+  }
+
+ private:
+  // How much of a mean is what was before.
+  static constexpr double along = 0.9;
+  static constexpr double squared = 0.99;
+
+  void move(std::vector<double> prices::*of, double length, double seen, double unit) {
+    for (std::size_t k = 0; k < of_->size(); ++k) {
+      const auto now = (slope_.*of)[k] * unit;
+      auto& mean = (mean_.*of)[k];
+      auto& square = (square_.*of)[k];
+      auto& price = (at_.*of)[k];
+      mean = along * mean + (1 - along) * now;
+      square = squared * square + (1 - squared) * now * now;
+      const auto size = std::sqrt(square / seen);
+      if (size > 0) price = std::max(0.0, price + length * unit * mean / size);
+    }
+  }
+
+  // Shares of the link's time are at most 1 together: what is too much is taken off each alike.
+  void share(std::size_t k) {
+    const std::array<double*, 3> of{&at_.out[k], &at_.in[k], &at_.both[k]};
+    for (int i = 0; i < 3; ++i) {
+      const auto much = *of[0] + *of[1] + *of[2] - 1;
+      if (much <= 0) return;
+      double some = 0;
+      for (const auto* each : of) some += *each > 0 ? 1 : 0;
+      for (auto* each : of) *each = std::max(0.0, *each - much / some);
+    }
+    const auto sum = *of[0] + *of[1] + *of[2];
+    if (sum > 1) {
+      for (auto* each : of) *each /= sum;
+    }
+  }
+
+  const timeline* of_;
+  prices at_;
+  prices slope_;
+  prices mean_;  // of slopes, and of their squares
+  prices square_;
+  std::size_t steps_ = 0;
 };
 
 }  // namespace tidepool::plan::detail
