@@ -65,12 +65,16 @@ class chooser {
     given.peer_budget = peer_budget_;
     if (given.expected.runs && !given.what.empty()) static_cast<void>(stage_.try_plan(given));
     const bool may_recompute = opts_->recompute_by_plan && detail::may_recompute(*step_);
-    const bool recompute = may_recompute && whole_.expected.step_us > in_core_us() * (1 + 1e-6);
+    bool recompute = may_recompute && whole_.expected.step_us > in_core_us() * (1 + 1e-6);
     if (recompute) {
       whole_ = plans_->best(goal_for(most_, true));
       try_all(true);
     }
     if (!stage_.reaches(without_recomputing_us)) try_all(false);
+    if (may_recompute && !recompute && !stage_.reaches(in_core_us())) {
+      recompute = true;  // the planner saw no need, but the engine is slower than it thought
+      try_all(true);
+    }
     if (!stage_.reaches(without_recomputing_us)) stage_.try_megatron(whole_);
     stage_.refine(recompute);
     return stage_.found() ? best() : none_found();
