@@ -977,6 +977,27 @@ TEST_CASE("forecast: of plans that take as long, the one that moves least is tak
   }
 }
 
+TEST_CASE("forecast: the engine runs no plan twice") {
+  std::mt19937_64 random(25);
+  const auto step = tidepool::test::random_profile(random, {.groups = 12, .chunks = 3, .depth = 2});
+  options opts;
+  opts.memory = memory_kind::arena;
+  opts.device_budget = planner(step).in_core().peak * 2;
+  opts.plan_effort = 20;  // two runs
+  planner plans(step);
+  tidepool::plan::detail::trials stage(step, opts, plans);
+  const auto made = plans.best({});
+  stage.try_plan(made);
+  const auto fastest = stage.fastest_us();
+  stage.try_plan(made);
+  CHECK(stage.fastest_us() == fastest);
+  CHECK(stage.may_try());
+  auto other = made;
+  other.reload_ahead += 1;
+  stage.try_plan(other);
+  CHECK_FALSE(stage.may_try());
+}
+
 TEST_CASE("forecast: of plans without stalls one is found that moves about what has to be away") {
   std::mt19937_64 random(47);
   auto step = tidepool::test::random_profile(random, {.groups = 96, .chunks = 8, .depth = 4});

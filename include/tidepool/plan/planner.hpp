@@ -10,7 +10,6 @@
 
 #include "tidepool/plan/bound.hpp"
 #include "tidepool/plan/constants.hpp"
-#include "tidepool/plan/detail/moving_less.hpp"
 #include "tidepool/plan/detail/search.hpp"
 #include "tidepool/plan/goal.hpp"
 #include "tidepool/plan/simulator.hpp"
@@ -82,7 +81,7 @@ class planner {
     }
     const auto by_link =
         link_bound(sim_.map(), links(wanted.peer_budget), wanted.device_budget, wanted.recompute);
-    const auto found = detail::search(sim_, keep_all_, wanted, by_link).run();
+    const auto found = detail::search(sim_, keep_all_, wanted, by_link).fastest();
     // What the link alone takes is the bound of a plan that takes no longer.
     const bool at_link = found.result.runs && found.result.step_us <= by_link * (1 + 1e-6);
     result.bound_us = at_link ? by_link
@@ -109,7 +108,8 @@ class planner {
     }
     const run_limits limits{wanted.device_budget, from.reload_ahead, from.reload_ahead_bytes,
                             from.peer_budget};
-    const auto found = detail::lean_search(sim_, keep_all_, wanted, limits, most_us).run(begin);
+    const auto found =
+        detail::search(sim_, keep_all_, wanted, 0).moving_less(begin, limits, most_us);
     result.what = sim_.map().unfold(as_it_went(found.what, limits));
     result.expected = found.result;
     result.limited_by = limit_of(result);

@@ -2,11 +2,11 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
+#include <random>
 #include <utility>
 #include <vector>
 
@@ -17,14 +17,16 @@
 
 namespace tidepool::inline v0_2_0::plan::detail {
 
+struct candidate {
+  std::vector<action> what;
+  run_limits limits;
+  outcome result;
+};
+
+// One search in one budget, of simulated events: for the fastest plan, or, where a time is given
+// that is enough, for the one that moves least in it.
 class search {
  public:
-  struct candidate {
-    std::vector<action> what;
-    run_limits limits;
-    outcome result;
-  };
-
   search(simulator& sim, const std::vector<action>& keep_all, const goal& wanted, double bound)
       : sim_(&sim),
         keep_all_(&keep_all),
@@ -37,11 +39,11 @@ class search {
       ahead_.assign(std::begin(constants::reloads_ahead), std::end(constants::reloads_ahead));
     }
     limits_.reload_ahead = ahead_.front();
-    for (const auto& each : map().groups) movable_ += each.bytes > 0 ? 1 : 0;
     everything_leaves_.assign(keep_all.size(), action::offload);
   }
 
-  [[nodiscard]] candidate run() {
+  // Starting plans, changes of them that help, and at last what can stay does.
+  [[nodiscard]] candidate fastest() {
     next_stage();
     consider(everything_leaves_);
     start_by([&] { belady(); });
@@ -53,22 +55,36 @@ class search {
       tune();
     }
     next_stage();
-    if (movable_ <= constants::few_groups && !wanted_->recompute && wanted_->peer_budget == 0) {
-      subsets();
-    } else {
-      climb();
-      tune();
-    }
+    if (!subsets()) climb();
+    tune();
     next_stage(true);
     give_back();
-    return best_;
+    return std::move(best_);
+  }
+
+  // Where there is no faster plan, there are still plans that move half as much. None of the ways
+  // to them is a row of single changes that each help: a group can only stay if others go for it.
+  // So this one wanders, from what is given, with its reloads ahead.
+  [[nodiscard]] candidate moving_less(const std::vector<action>& from, const run_limits& limits,
+                                      double most_us) {
+    limits_ = limits;
+    most_us_ = most_us;
+    consider(from, limits_);
+    if (!wanted_->alike) settled(from);
+    wander(wanted_->alike ? near_.classes : near_.singles);
+    return std::move(best_);
   }
 
  private:
   [[nodiscard]] const layout& map() const { return sim_->map(); }
 
-  [[nodiscard]] static bool better(const outcome& a, const outcome& b) {
+  // Beyond what is enough time counts twice, so that there is a way back.
+  [[nodiscard]] double cost_of(const outcome& of) const {
+    return cost_us(of) + std::max(0.0, of.step_us - most_us_);
+  }
+  [[nodiscard]] bool better(const outcome& a, const outcome& b) const {
     if (a.runs != b.runs) return a.runs;
+    if (most_us_ > 0) return cost_of(a) < cost_of(b);
     if (std::abs(a.step_us - b.step_us) > 1e-9 * b.step_us) return a.step_us < b.step_us;
     if (a.moved != b.moved) return a.moved < b.moved;
     return a.peak < b.peak;
@@ -78,28 +94,15 @@ class search {
     spent_ += map().events.size() + 1;
     return sim_->run(what, limits);
   }
-  bool consider(const std::vector<action>& what, const run_limits& limits) {
+  bool consider(std::vector<action> what, const run_limits& limits) {
     const auto result = judge(what, limits);
     const bool wins = best_.what.empty() || better(result, best_.result);
-    if (wins) best_ = {what, limits, result};
+    if (wins) best_ = {std::move(what), limits, result};
     return wins;
   }
   bool consider(std::vector<action> what) {
-    if (wanted_->alike) make_alike(what);
-    return consider(what, limits_);
-  }
-  // What most of a class do, all do; they leave where as many leave as stay.
-  void make_alike(std::vector<action>& what) const {
-    for (const auto& members : near_.classes) {
-      std::array<std::size_t, 4> count{};
-      for (const auto group : members) ++count[static_cast<std::size_t>(what[group])];
-      const auto [keep, offload, recompute, peer] = count;
-      const auto to = 2 * keep > members.size()             ? action::keep
-                      : recompute > std::max(offload, peer) ? action::recompute
-                      : peer > offload                      ? action::offload_to_peer
-                                                            : action::offload;
-      change(map(), what, members, to);
-    }
+    if (wanted_->alike) make_alike(map(), what, near_.classes);
+    return consider(std::move(what), limits_);
   }
 
   [[nodiscard]] std::size_t most_work() const {
@@ -211,7 +214,7 @@ class search {
   // The cheapest are recomputed, as many as do best: of those that Belady's rule chooses, or before
   // any other.
   void recomputing() {
-    const auto cheapest = cheapest_first(map());
+    const auto cheapest = cheapest_again(map(), near_.classes);
     for (std::size_t spare = 0; spare <= constants::most_spare; ++spare) {
       for (const bool first : {false, true}) {
         start_by([&] {
@@ -234,17 +237,21 @@ class search {
     return all;
   }
 
-  void subsets() {
+  // All subsets of few groups; whether they are few.
+  bool subsets() {
     group_set movable;
     for (const auto& each : near_.classes) movable.insert(movable.end(), each.begin(), each.end());
+    const bool two_ways = !wanted_->recompute && wanted_->peer_budget == 0;
+    if (!two_ways || movable.size() > constants::few_groups) return false;
     auto what = *keep_all_;
     for (std::uint32_t bits = 0; bits < (1U << movable.size()) && !satisfied(); ++bits) {
-      if (wanted_->effort && tired()) return;
+      if (wanted_->effort && tired()) break;
       for (std::size_t i = 0; i < movable.size(); ++i) {
         what[movable[i]] = (bits >> i & 1U) != 0 ? action::offload : action::keep;
       }
       consider(what);
     }
+    return true;
   }
 
   bool try_all(const std::vector<group_set>& moves) {
@@ -277,11 +284,53 @@ class search {
     return false;
   }
 
+  // Belady's rule moves least where groups go a while before their memory is needed: some times
+  // what a copy of the largest takes.
+  void settled(const std::vector<action>& from) {
+    auto leaving = from;
+    const auto away = limits_.peer_budget > 0 ? action::offload_to_peer : action::offload;
+    std::replace(leaving.begin(), leaving.end(), action::keep, away);
+    const auto copy_us = static_cast<double>(map().largest) / (sim_->rates().out * 1e3);
+    for (const double times : constants::settled_times) {
+      consider(
+          come_back_last(map(), *keep_all_, leaving, limits_.device_budget, false, times * copy_us),
+          limits_);
+    }
+  }
+
+  // Threshold accepting (Dueck and Scheuer, J. Comput. Phys. 90, 1990): one or two sets at random
+  // go another way, and what costs a little more is gone on from, less and less of it. The numbers
+  // are the same on every platform.
+  void wander(const std::vector<group_set>& sets) {
+    if (sets.empty()) return;
+    const auto tries = std::min(wanted_->work / (map().events.size() + 1),
+                                wanted_->effort.value_or(wanted_->work));
+    const auto widest =
+        constants::widest * contention_us_per_byte * static_cast<double>(map().largest);
+    auto now = best_;
+    for (std::size_t left = tries; left > 0; --left) {
+      auto what = now.what;
+      alter(what, sets[random_() % sets.size()]);
+      if (random_() / 2 % 2 == 0) alter(what, sets[random_() % sets.size()]);
+      const auto result = judge(what, limits_);
+      const auto allowed = widest * static_cast<double>(left) / static_cast<double>(tries) *
+                           static_cast<double>(random_()) / static_cast<double>(random_.max());
+      if (!result.runs || cost_of(result) > cost_of(now.result) + allowed) continue;
+      now = {std::move(what), limits_, result};
+      if (better(result, best_.result)) best_ = now;
+    }
+  }
+  void alter(std::vector<action>& what, const group_set& set) {
+    auto to = what[set.front()] == action::keep ? action::offload : action::keep;
+    if (wanted_->recompute && random_() / 2 % 2 == 0) to = action::recompute;
+    if (limits_.peer_budget > 0 && random_() / 2 % 2 == 0) to = action::offload_to_peer;
+    change(map(), what, set, to);
+  }
+
   // Whole classes first, from each start until none helps; then what takes the best apart.
   void climb() {
-    std::stable_sort(starts_.begin(), starts_.end(), [](const candidate& a, const candidate& b) {
-      return better(a.result, b.result);
-    });
+    std::ranges::stable_sort(
+        starts_, [this](const auto& a, const auto& b) { return better(a.result, b.result); });
     climb_by_classes();
     for (auto& start : starts_) {
       if (tired() || satisfied()) break;
@@ -334,15 +383,16 @@ class search {
   const std::vector<action>* keep_all_;
   const goal* wanted_;
   double bound_;
+  double most_us_ = 0;  // that is enough; 0: the fastest is asked for
   neighbourhood near_;
   run_limits limits_;
   std::vector<std::size_t> ahead_;
   std::vector<action> everything_leaves_;
-  std::size_t movable_ = 0;
   candidate best_;
   std::vector<candidate> starts_;
   std::size_t spent_ = 0;
   std::size_t stage_end_ = 0;
+  std::minstd_rand random_;
 };
 
 }  // namespace tidepool::plan::detail

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -93,32 +94,6 @@ using group_set = std::vector<std::uint32_t>;
   return base;
 }
 
-/// Groups that can be recomputed, by layer and module and by what a byte of them costs, cheapest
-/// first.
-[[nodiscard]] inline std::vector<group_set> cheapest_first(const layout& map) {
-  struct kind {
-    double us = 0;
-    double bytes = 0;
-    group_set members;
-  };
-  std::map<std::pair<std::size_t, int>, kind> kinds;
-  for (std::uint32_t i = 0; i < map.groups.size(); ++i) {
-    const auto& each = map.groups[i];
-    if (each.recompute_us <= 0 || each.bytes == 0) continue;
-    auto& of = kinds[{static_cast<std::size_t>(each.module), each.layer}];
-    of.us += each.recompute_us;
-    of.bytes += static_cast<double>(each.bytes);
-    of.members.push_back(i);
-  }
-  std::vector<std::pair<double, group_set>> sorted;
-  for (auto& [key, of] : kinds) sorted.emplace_back(of.us / of.bytes, std::move(of.members));
-  std::stable_sort(sorted.begin(), sorted.end(),
-                   [](const auto& a, const auto& b) { return a.first < b.first; });
-  std::vector<group_set> result;
-  for (auto& each : sorted) result.push_back(std::move(each.second));
-  return result;
-}
-
 /// What a local search may change at once: layers and modules, ranges of layers of a module, chunks
 /// of a layer and module up to one or from one on, single groups. Without those that take a class
 /// apart where `alike`.
@@ -176,7 +151,57 @@ inline void change(const layout& map, std::vector<action>& what, const group_set
   }
 }
 
-/// Of each set what leaves, that first which is away for the shortest time.
+/// What most of a class do, all do; they leave where as many leave as stay.
+inline void make_alike(const layout& map, std::vector<action>& what,
+                       const std::vector<group_set>& classes) {
+  for (const auto& members : classes) {
+    std::array<std::size_t, 4> count{};
+    for (const auto group : members) ++count[static_cast<std::size_t>(what[group])];
+    const auto [keep, offload, recompute, peer] = count;
+    const auto to = 2 * keep > members.size()             ? action::keep
+                    : recompute > std::max(offload, peer) ? action::recompute
+                    : peer > offload                      ? action::offload_to_peer
+                                                          : action::offload;
+    change(map, what, members, to);
+  }
+}
+
+/// Of each set the groups for which the second of `cost(group)` is above 0, that set first where
+/// the sum of the firsts over that of the seconds is least.
+template <class Cost>
+[[nodiscard]] std::vector<group_set> cheapest_first(const std::vector<group_set>& sets,
+                                                    const Cost& cost) {
+  std::vector<std::pair<double, group_set>> sorted;
+  for (const auto& members : sets) {
+    double sum = 0;
+    double over = 0;
+    group_set chosen;
+    for (const auto group : members) {
+      const auto [of, by] = cost(group);
+      if (by <= 0) continue;
+      sum += of;
+      over += by;
+      chosen.push_back(group);
+    }
+    if (!chosen.empty()) sorted.emplace_back(sum / over, std::move(chosen));
+  }
+  std::ranges::stable_sort(sorted, {}, &std::pair<double, group_set>::first);
+  std::vector<group_set> result;
+  for (auto& each : sorted) result.push_back(std::move(each.second));
+  return result;
+}
+
+/// What can be recomputed, by what a byte of it costs.
+[[nodiscard]] inline std::vector<group_set> cheapest_again(const layout& map,
+                                                           const std::vector<group_set>& sets) {
+  return cheapest_first(sets, [&](std::uint32_t group) {
+    const auto& each = map.groups[group];
+    const auto bytes = each.recompute_us > 0 ? static_cast<double>(each.bytes) : 0.0;
+    return std::pair(each.recompute_us, bytes);
+  });
+}
+
+/// What leaves, that first which is away for the shortest time.
 [[nodiscard]] inline std::vector<group_set> soonest_back(const layout& map,
                                                          const std::vector<action>& what,
                                                          const std::vector<group_set>& sets) {
@@ -186,22 +211,9 @@ inline void change(const layout& map, std::vector<action>& what, const group_set
     if (each.kind == event_kind::commit) away[each.what] -= each.at;
     if (each.kind == event_kind::restore) away[each.what] += each.at;
   }
-  std::vector<std::pair<double, group_set>> leaving;
-  for (const auto& members : sets) {
-    double us = 0;
-    group_set gone;
-    for (const auto group : members) {
-      if (!is_offload(what[group])) continue;
-      us += away[group];
-      gone.push_back(group);
-    }
-    if (!gone.empty()) leaving.emplace_back(us / static_cast<double>(gone.size()), gone);
-  }
-  std::stable_sort(leaving.begin(), leaving.end(),
-                   [](const auto& a, const auto& b) { return a.first < b.first; });
-  std::vector<group_set> result;
-  for (auto& each : leaving) result.push_back(std::move(each.second));
-  return result;
+  return cheapest_first(sets, [&](std::uint32_t group) {
+    return std::pair(away[group], is_offload(what[group]) ? 1.0 : 0.0);
+  });
 }
 
 /// `stay(which)` for all of the sets at once, else for halves of them, and so on.

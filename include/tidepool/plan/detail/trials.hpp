@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <map>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -104,6 +106,9 @@ class trials {
 
   // Microseconds of the step as the engine runs it; infinite when it cannot.
   double tried_us(step_plan candidate) {
+    auto& known_us = known_[{candidate.what, candidate.reload_ahead, candidate.reload_ahead_bytes}];
+    if (known_us > 0) return known_us;
+    known_us = std::numeric_limits<double>::infinity();
     tries_left_ -= std::min<std::size_t>(tries_left_, 1);
     events_left_ -= std::min(events_left_, step_->events.size());
     auto run = opts_;
@@ -111,14 +116,15 @@ class trials {
     run.reload_ahead_bytes.reset();
     if (candidate.reload_ahead_bytes > 0) run.reload_ahead_bytes = candidate.reload_ahead_bytes;
     const auto seen = forecast(*step_, run, candidate.what);
-    if (!seen.expected.runs) return std::numeric_limits<double>::infinity();
+    if (!seen.expected.runs) return known_us;
+    known_us = seen.expected.step_us;
     candidate.expected = seen.expected;
     fastest_us_ = std::min(fastest_us_, seen.expected.step_us);
     heard_.push_back(std::move(candidate));
     std::erase_if(heard_, [this](const step_plan& each) {
       return each.expected.step_us > fastest_us_ * constants::as_long;
     });
-    return seen.expected.step_us;
+    return known_us;
   }
 
   // Plans that move less and take as long. Those for all of the budget move least, but memory in
@@ -259,6 +265,7 @@ class trials {
   options opts_;
   planner* plans_;
   neighbourhood near_;
+  std::map<std::tuple<actions, std::size_t, std::size_t>, double> known_;  // what was tried
   std::vector<step_plan> heard_;  // that take as long as the fastest
   double fastest_us_ = std::numeric_limits<double>::infinity();
   std::size_t events_left_ = constants::forecast_events;
