@@ -290,8 +290,9 @@ class chunk {
   /// nothing is copied back. Handles that its commit emptied stay empty; those that stayed full are
   /// the trainer's, to be reset before.
   ///
-  /// Plans learn that the group does not come back. Does not block the host. Throws `misuse_error`
-  /// where there is no such group, or it was restored.
+  /// Unlike a restore it may come while the forward pass goes on, and does not end it. Plans learn
+  /// that the group does not come back. Does not block the host. Throws `misuse_error` where there
+  /// is no such group, or it was restored.
   template <fixed_string Name>
   void forget(int layer) {
     if constexpr (compiled_in<Name>) forget(id_of<Name>, layer);

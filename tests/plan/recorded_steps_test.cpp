@@ -101,6 +101,12 @@ TEST_CASE("recorded steps: the host waits for the device, where copies made it l
         expected(10));
   CHECK(merged({with(43), with(13)}, {waited(behind), waited({drain::what::unknown, 13})}) ==
         expected(10));
+  SUBCASE("and computed nothing before that in the step that tells most") {
+    // Behind its wait it computed less than the one that shows it.
+    auto made = with(2);
+    made.events.insert(made.events.begin() + 5, {synchronise, 0, 0, 0});
+    CHECK(merged({with(43), with(2)}, {waited(behind), waited({drain::what::unknown, 2})}) == made);
+  }
   SUBCASE("not where it was once at work") {
     CHECK(merged({with(43), with(33)}, {waited(behind), waited(drain{})}) == with(33));
   }

@@ -383,7 +383,6 @@ inline void player::forget(const operation& op) {
            may(in.side),
            [&] { in.chunk.forget(static_cast<tp::module_id>(which->module), which->layer); });
   ++side_at(in.side).eager_calls;
-  in.restored = true;
   if (threw != 0) return abandon(op.a);
   which->restored = true;
   for (auto& each : which->arguments) {

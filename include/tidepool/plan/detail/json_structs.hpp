@@ -142,17 +142,24 @@ class json_reader {
 
   void read_members(const json& from, auto& into) {
     const bool measured = source_.of.kind == "machine";
-    each_member(into, [&]<class T>(std::string_view key, T& member, presence is = presence::usual,
-                                   const auto&... fresh) {
-      const bool needed = is == presence::needed || (is == presence::rate && measured);
-      if (!needed && !has(from, key)) return;
-      const auto& value = this->member(from, key);
-      if constexpr (std::same_as<T, std::uint32_t>) {
-        read_whole(value, member, none - 1);  // no file says `none`: it leaves it out
-      } else {
-        read(value, member, fresh...);
-      }
+    each_member(into, [&](std::string_view key, auto& member, const auto&... how) {
+      read_member(from, key, member, measured, how...);
     });
+  }
+  void read_member(const json& from, std::string_view key, auto& member, bool measured) {
+    read_member(from, key, member, measured, presence::usual);
+  }
+  template <class T>
+  void read_member(const json& from, std::string_view key, T& member, bool measured, presence is,
+                   const auto&... fresh) {
+    const bool needed = is == presence::needed || (is == presence::rate && measured);
+    if (!needed && !has(from, key)) return;
+    const auto& value = this->member(from, key);
+    if constexpr (std::same_as<T, std::uint32_t>) {
+      read_whole(value, member, none - 1);  // no file says `none`: it leaves it out
+    } else {
+      read(value, member, fresh...);
+    }
   }
 
   void read_parts(const json& from, auto& into) {
@@ -267,9 +274,9 @@ class json_writer {
     }
   }
 
+  [[nodiscard]] static bool says_nothing(const auto&) { return false; }
   template <class T>
-  [[nodiscard]] static bool says_nothing(const T& member, presence is = presence::usual,
-                                         const auto&...) {
+  [[nodiscard]] static bool says_nothing(const T& member, presence is, const auto&...) {
     if constexpr (std::same_as<T, std::uint32_t>) {
       if (is == presence::unless_none) return member == none;
     }

@@ -143,7 +143,7 @@ class recorded_steps {
         steps_, {}, [&](const recorded& each) { return each.beside_us(call, at); });
     const auto longer_us = most.drains[call].after_us - after_us;  // than the copies
     const auto beside_us = most.beside_us(call, at);
-    const bool all = longer_us >= beside_us;
+    const bool all = beside_us <= 0 || longer_us >= beside_us;
     return after_us + (most.own[at] - after_us) * (all ? 1 : std::max(0.0, longer_us) / beside_us);
   }
 
