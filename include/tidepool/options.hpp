@@ -114,7 +114,7 @@ struct options {
   /// The step that an automatic plan is made of, 2 or later. Until then plans of the steps 1, 2, 4,
   /// … are followed, or of all where others are waited for. A GPU at its power limit computes
   /// faster in steps that stand still much: a later step, with a plan much like the last, predicts
-  /// better. The median of the last three recorded counts; with 3 or more, waits of the host for
+  /// better. What took long in it alone does not count; with 3 or more, waits of the host for
   /// the whole device are told from computing.
   int timed_step = 2;
   /// Steps that each search for an automatic plan may simulate at most; the engine tries a tenth as

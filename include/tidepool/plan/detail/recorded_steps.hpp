@@ -17,11 +17,11 @@ namespace tidepool::inline v0_2_0::plan::detail {
 
 using tidepool::detail::drain;
 
-// A pass is taken as it was in its median step. So what came once goes: kernels that were used for
-// the first time and waited for all copies under way, or a host that came late. In a plan that
-// would be time in which copies can hide. What only moved from one call to another, as between two
-// streams, stays: a median, or the least, of each call alone would lose it. Of two steps the faster
-// counts.
+// A pass is taken as it was in the latest step, or in its median step where it took longer in the
+// latest than a clock explains. So what came once goes: kernels that were used for the first time
+// and waited for all copies under way, or a host that came late. In a plan that would be time in
+// which copies can hide. What only moved from one call to another, as between two streams, stays: a
+// median, or the least, of each call alone would lose it. The median of two is the faster.
 //
 // Where the host waits for the device, what is computed before that is hidden by copies that take
 // longer. The step in which they were over soonest tells most. As far as it went on behind them for
@@ -60,7 +60,7 @@ class recorded_steps {
     auto found = own.back();
     for (std::size_t from = 0, to = 0; from < found.size(); from = to) {
       to = end_of_pass(step.events, from);
-      const auto& chosen = own[median(own, from, to)];
+      const auto& chosen = own[usual(own, from, to)];
       std::copy(chosen.begin() + as_offset(from), chosen.begin() + as_offset(to),
                 found.begin() + as_offset(from));
     }
@@ -159,15 +159,17 @@ class recorded_steps {
     return from < calls.size() ? calls.size() : from + 1;
   }
 
-  // The step that took the median over these calls; of an even number, the faster one.
-  [[nodiscard]] static std::size_t median(const times& own, std::size_t from, std::size_t to) {
+  // The latest step, or that which took the median over these calls; of an even number, the faster.
+  [[nodiscard]] static std::size_t usual(const times& own, std::size_t from, std::size_t to) {
     std::vector<std::pair<double, std::size_t>> took;
     for (std::size_t k = 0; k < own.size(); ++k) {
       const auto* us = own[k].data();
       took.emplace_back(std::accumulate(us + from, us + to, 0.0), k);
     }
+    const auto latest = took.back();
     std::ranges::sort(took);
-    return took[(took.size() - 1) / 2].second;
+    const auto median = took[(took.size() - 1) / 2];
+    return latest.first <= constants::clock_drift * median.first ? latest.second : median.second;
   }
 
   // The computing up to where the host waits; the rest stays with the call.
