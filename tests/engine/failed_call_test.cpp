@@ -249,3 +249,29 @@ TEST_CASE(
   open.finish();
   CHECK(desk.wrong() == 0);
 }
+
+TEST_CASE("failed call: a commit that cannot wait for its host block gives the block back") {
+  device dev;
+  const auto stream = dev.make_stream();
+  auto opts = small_options();
+  opts.host_budget = size;
+  opts.margin = false;
+  offloader off(dev, opts);
+  for (const bool fails : {false, false, true, false}) {
+    CAPTURE(fails);
+    auto open = off.begin();
+    auto x = off.allocate(size, stream.ref());
+    if (fails) {
+      dev.arm({call_kind::wait, 1, manner::once});
+      CHECK_THROWS_AS(open.commit<"fc1">(0, stream.ref(), x), device_error);
+      CHECK(dev.tripped());
+      dev.disarm();
+    }
+    CHECK_NOTHROW(open.commit<"fc1">(0, stream.ref(), x));
+    open.end_forward();
+    open.restore<"fc1">(0, stream.ref(), x);
+    x.reset(stream.ref());
+    open.finish();
+    off.end_step();
+  }
+}

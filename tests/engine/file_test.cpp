@@ -373,7 +373,7 @@ TEST_CASE("file: every call of the disk fails in turn, in each way, and nothing 
     int code;
     std::size_t bytes;
   };
-  constexpr way ways[]{{EIO, 0}, {ENOSPC, 0}, {EIO, 100}, {0, 0}, {0, 100}};
+  constexpr way ways[]{{EIO, 0}, {ENOSPC, 0}, {EDQUOT, 0}, {EIO, 100}, {0, 0}, {0, 100}};
   std::size_t told = 0;
   std::size_t mended = 0;
   for (const auto kind : {disk_call::write, disk_call::read, disk_call::extend}) {
@@ -401,7 +401,11 @@ TEST_CASE("file: every call of the disk fails in turn, in each way, and nothing 
           CHECK(there.files->tripped());
           told += work.said.size();
           mended += work.said.empty() ? 1 : 0;
-          for (const auto& text : work.said) CHECK(says(text, "Nothing is lost"));
+          const bool full = each.code == ENOSPC || each.code == EDQUOT;
+          for (const auto& text : work.said) {
+            CHECK(says(text, "Nothing is lost"));
+            if (kind != disk_call::extend) CHECK(says(text, "free room on the disk") == full);
+          }
           for (const auto code : work.codes) CHECK(code == each.code);
           step(there, off);
           CHECK(there.wrong() == 0);

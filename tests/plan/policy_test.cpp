@@ -57,6 +57,21 @@ options without_margin() {
 
 }  // namespace
 
+TEST_CASE("policy: which options let a group of some step stay") {
+  using tidepool::plan::may_keep;
+  const auto with = [](auto change) {
+    auto opts = without_margin();
+    change(opts);
+    return may_keep(opts);
+  };
+  CHECK_FALSE(with([](options&) {}));
+  CHECK(with([](options& opts) { opts.margin = true; }));
+  CHECK(with([](options& opts) { opts.fraction = 0.5; }));
+  CHECK_FALSE(with([](options& opts) { opts.pipeline_rank = 1; }));
+  CHECK_FALSE(with([](options& opts) { opts.delta_bytes_per_rank = 1; }));  // rank 0 keeps none
+  CHECK(with([](options& opts) { opts.pipeline_rank = 1, opts.delta_bytes_per_rank = 1; }));
+}
+
 TEST_CASE("policy: an empty step, and chunks without groups") {
   profile step;
   CHECK(kept(step, {}).empty());
