@@ -221,6 +221,28 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("synchronising: the simulator and the forecast wait for copies that are under way") {
+  trainer run({.waits = wait_for::device, .where = place::before_loss, .head_us = 4000},
+              budget(40));
+  run.planned_step();
+  const auto waits = run.recorded();
+  auto free = waits;
+  std::erase_if(free.events,
+                [](const plan::event& each) { return each.kind == plan::event_kind::synchronise; });
+  const plan::actions all_leave(2, std::vector(layers, plan::action::offload));
+  const auto took = [&](const plan::profile& step) {
+    const auto simulated = plan::planner(step).judge(all_leave, {.reload_ahead = 2}).step_us;
+    options with = test::arena_options(2 * budget(100));
+    with.reload_ahead = 2;
+    CHECK(plan::forecast(step, with, all_leave).expected.step_us ==
+          doctest::Approx(simulated).epsilon(0.005));
+    return simulated;
+  };
+  // Twelve copies out and two back, of 420 us, behind the first kernel, beside twelve of 200;
+  // twice.
+  CHECK(took(waits) - took(free) == doctest::Approx(2 * (14 * 420 + 200 - 2400)).epsilon(0.01));
+}
+
 TEST_CASE("synchronising: it is part of a profile's file, and no plan beats the bound") {
   trainer run({.waits = wait_for::device}, budget(40));
   run.planned_step();
