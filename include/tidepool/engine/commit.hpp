@@ -95,7 +95,6 @@ void engine<Device>::transfer(chunk_state& chunk, group& which, saved* items,
                               std::span<handle* const> handles, plan::action what, bool choose,
                               tally& seen) {
   try {
-    check_arguments(chunk, which, handles);
     collect(chunk, which, items, handles, what, choose, seen);
   } catch (...) {
     undo(chunk);
@@ -110,25 +109,23 @@ void engine<Device>::transfer(chunk_state& chunk, group& which, saved* items,
   }
 }
 
-// What cannot be committed is refused before memory is looked for, which may run short first.
 template <device Device>
-void engine<Device>::check_arguments(chunk_state& chunk, const group& into,
-                                     std::span<handle* const> handles) {
-  extent known;
-  std::uint32_t number = 0;
-  for (const auto* each : handles) {
-    if (const auto* why = why_not(*each)) refuse_argument("commit", chunk, into, number, why);
-    if (each->store_->borrowed && order_.capturing()) {
-      refuse_argument("commit", chunk, into, number,
-                      "lies in memory that goes back to its owner, which a graph would go on"
-                      " reading; commit it outside of the capture");
-    }
-    const auto before = handles.begin() + number;
-    if (!known.widened_by(each) && std::find(handles.begin(), before, each) != before) {
-      refuse_argument("commit", chunk, into, number,
-                      "is given twice; give each handle once, or share() it");
-    }
-    ++number;
+[[gnu::always_inline]] inline void engine<Device>::expect_argument(const chunk_state& chunk,
+                                                                   const group& into,
+                                                                   std::span<handle* const> handles,
+                                                                   std::uint32_t number,
+                                                                   extent& known) {
+  const auto* const given = handles[number];
+  if (const auto* why = why_not(*given)) refuse_argument("commit", chunk, into, number, why);
+  if (given->store_->borrowed && order_.capturing()) {
+    refuse_argument("commit", chunk, into, number,
+                    "lies in memory that goes back to its owner, which a graph would go on"
+                    " reading; commit it outside of the capture");
+  }
+  const auto before = handles.begin() + number;
+  if (!known.widened_by(given) && std::find(handles.begin(), before, given) != before) {
+    refuse_argument("commit", chunk, into, number,
+                    "is given twice; give each handle once, or share() it");
   }
 }
 
@@ -138,7 +135,9 @@ void engine<Device>::collect(chunk_state& chunk, group& into, saved* items,
                              std::span<handle* const> handles, plan::action what, bool choose,
                              tally& seen) {
   const bool stays = what == plan::action::keep;
+  extent known;
   for (const auto* each : handles) {
+    expect_argument(chunk, into, handles, into.count, known);
     each->store_->module = static_cast<int>(into.module);
     if (stays || (choose && !leaves(*each, seen))) {
       ++into.count;
@@ -161,6 +160,10 @@ void engine<Device>::collect(chunk_state& chunk, group& into, saved* items,
     }
     if (what != plan::action::recompute) {
       if (!store_.place_copy(store, into.place) && !move_on(into, items)) {
+        // A mistake in what follows is told first.
+        for (auto next = into.count; next < handles.size(); ++next) {
+          expect_argument(chunk, into, handles, next, known);
+        }
         throw_out_of_places(chunk, into, store.bytes);
       }
       into.bytes += store.bytes;

@@ -268,7 +268,8 @@ class engine : public storage_owner {
               commit_kind how, verdict& decided) const;
   void transfer(chunk_state& chunk, group& which, saved* items, std::span<handle* const> handles,
                 plan::action what, bool choose, tally& seen);
-  void check_arguments(chunk_state& chunk, const group& into, std::span<handle* const> handles);
+  void expect_argument(const chunk_state& chunk, const group& into,
+                       std::span<handle* const> handles, std::uint32_t number, class extent& known);
   void collect(chunk_state& chunk, group& into, saved* items, std::span<handle* const> handles,
                plan::action what, bool choose, tally& seen);
   [[nodiscard]] const char* why_not(const handle& given) const;
