@@ -12,8 +12,8 @@ inline constexpr double contention_us_per_byte = 17e3 / 28e9;
 
 /// Where no measurement stands beside a number, there is none. Not here: rounding (1e-6, 1e-9);
 /// what describes a model or a machine, with its source; the slack of places
-/// (`plan/placement.hpp`); how a link is measured (`device/link.hpp`); and in the search the part of
-/// Belady's rule, steps of an eighth, and the fractions of Megatron's rule that are tried.
+/// (`plan/placement.hpp`); how a link is measured (`device/link.hpp`); and in the search the part
+/// of Belady's rule, steps of an eighth, and the fractions of Megatron's rule that are tried.
 namespace constants {
 
 // --- how much is as good as nothing
