@@ -145,8 +145,9 @@ struct model : torch::nn::Module {
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& next, Run& run) {
     const auto places = torch::arange(tokens.size(1), tokens.options());
     auto x = token->forward(tokens) + place->forward(places);
+    const auto shown = mask.narrow(0, 0, tokens.size(1)).narrow(1, 0, tokens.size(1));
     for (std::size_t l = 0; l < blocks.size(); ++l) {
-      x = blocks[l]->forward(x, mask, static_cast<int>(l), run);
+      x = blocks[l]->forward(x, shown, static_cast<int>(l), run);
     }
     const auto logits = head->forward(norm->forward(x)).to(torch::kFloat);
     return torch::nn::functional::cross_entropy(logits.view({-1, sizes::vocabulary}),

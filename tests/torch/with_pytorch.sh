@@ -6,7 +6,8 @@
 #
 # TIDEPOOL_TORCH_ROOT (and TIDEPOOL_TORCH_LIB, if not its lib) names another libtorch, CUDA_HOME the
 # toolkit. Without a libtorch for CUDA all runs on the virtual device. The tests are left out without
-# doctest. TIDEPOOL_SANITIZER=compute-sanitizer runs the GPU tests under its memcheck.
+# doctest. TIDEPOOL_SANITIZER=compute-sanitizer runs the GPU tests under its memcheck;
+# TIDEPOOL_SOAK_STEPS says how long the soak is.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 out=${1:-build/with_pytorch}
@@ -44,8 +45,10 @@ link() { ${CXX:-g++} "${@:2}" "$out/tidepool.o" -o "$out/$1" "${libraries[@]}" -
 
 compile cmake/tidepool.cpp
 compile examples/torch_trainer/main.cpp
+compile tests/torch/soak.cpp -Itests/torch -Iexamples/torch_trainer
 wait
 link torch_trainer "$out/main.o"
+link torch_soak "$out/soak.o"
 objects=()
 tests=
 if printf '#include <doctest/doctest.h>\n' | ${CXX:-g++} "${flags[@]}" -E -x c++ - >/dev/null 2>&1; then
@@ -59,6 +62,8 @@ fi
 
 export CUBLAS_WORKSPACE_CONFIG=:4096:8
 "$out/torch_trainer" --device=$device --compare --min-tensor-elements=1 --offload-modules=all "$@"
+"$out/torch_soak" --device=$device --min-tensor-elements=1 --offload-modules=all --poison \
+  --steps="${TIDEPOOL_SOAK_STEPS:-100}"
 if [ -n "$tests" ]; then
   "$out/torch_tests" -tse=gpu
   ${TIDEPOOL_SANITIZER:-} "$out/torch_tests" -ts=gpu || [ $? -eq 77 ]
