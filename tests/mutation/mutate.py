@@ -357,7 +357,7 @@ def judged_alone(mutants, number, alone, cases, folder):
         target.write_text("\n".join(lines) + "\n")
         for source in order:
             if time.monotonic() > end:
-                break
+                return "SURVIVED, not all asked"
             fate = fate_with(source, scratch, folder, [case for case in cases if case.source == source])
             if fate:
                 return fate
