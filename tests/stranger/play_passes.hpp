@@ -435,9 +435,13 @@ inline void player::fill_again(argument& each, int stream) {
     into.used = {};
   }
   auto& version = version_of(*each.of);
-  if (version == 0) version = ++versions_;
-  const auto value = version;
+  const auto value = version == 0 ? ++versions_ : version;
   kernel(into, each.slot, stream, true, value);
+  // Where nobody had written it, what others have of it need not be what is written now.
+  const bool others = each.of->handles > static_cast<int>(!each.left) ||
+                      each.of->saves > static_cast<int>(each.saved);
+  if (version == 0 && others) return;
+  version = value;
   if (capturing_) into_->effects.emplace_back([of = each.of, value] { of->truth = value; });
 }
 
