@@ -133,3 +133,13 @@ TEST_CASE("counters: a commit that was refused counts for nothing") {
   CHECK(taken.tensors_offloaded == 1);
   CHECK(taken.tensors_small == 1);
 }
+
+TEST_CASE("counters: tensors on another device are counted with their module") {
+  rig desk;
+  offloader off(desk.dev, small_options());
+  off.note_elsewhere(off.module("expert_fc1"));
+  off.note_elsewhere(off.module("expert_fc1"));
+  const auto seen = off.counters();
+  CHECK(seen.modules[0].tensors_elsewhere == 0);
+  CHECK(seen.modules[1].tensors_elsewhere == 2);
+}

@@ -398,6 +398,7 @@ TEST_CASE("fixed_block: serves one offloader, also when that one is gone") {
       offloader other(desk.dev, small_options());
       static_cast<void>(other.allocate_from(place, size, desk.stream()));
     };
+    CHECK(place.allocations() == 0);  // of the device: it has what it was given
     CHECK(says(message_of(refused), "has served another offloader"));
     one.reset();
     CHECK(says(message_of(refused), "has served another offloader"));

@@ -14,6 +14,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "faulty_device.hpp"
@@ -238,6 +239,37 @@ TEST_CASE("lending: bytes that are no handle, or another version's, are refused 
   off.borrow(lent.handle());
   step(desk, off, 2);
   CHECK(desk.wrong() == 0);
+}
+
+TEST_CASE("lending: what is lent changes hands with all that belongs to it") {
+  virtual_device one;
+  virtual_device other;
+  const auto free_of_one = one.memory().free;
+  const auto free_of_other = other.memory().free;
+  {
+    auto lent = lend(one, 4096, "rank 1");
+    auto second = lend(other, 2 * 4096, "rank 2");
+    const auto handle = second.handle();
+    lent = std::move(second);
+    CHECK(lent.bytes() == 2 * 4096);
+    CHECK(lent.handle().lender() == handle.lender());
+    {
+      const auto gone = std::move(second);  // what the first had
+      CHECK(gone.bytes() == 4096);
+    }
+    CHECK(one.memory().free == free_of_one);
+    CHECK(other.memory().free == free_of_other - 2 * 4096);
+    rig desk;
+    offloader off(desk.dev, small_options());
+    off.borrow(lent.handle());
+    CHECK(lent.in_use());
+    step(desk, off, 2);
+    CHECK(desk.wrong() == 0);
+    off.return_loan();
+    CHECK_FALSE(lent.in_use());
+  }
+  CHECK(one.memory().free == free_of_one);
+  CHECK(other.memory().free == free_of_other);
 }
 
 TEST_CASE("lending: one borrower has the memory, and another is refused at once") {

@@ -6,10 +6,12 @@
 #include <map>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "program.hpp"
 #include "rig.hpp"
+#include "tidepool/device/null.hpp"
 #include "tidepool/trace/detail/print.hpp"
 #include "tidepool/trace/picture.hpp"
 
@@ -360,6 +362,38 @@ TEST_CASE("trace: what computes is known on the virtual device, and each pass") 
   CHECK(named >= 2 * 3 * 3);
   CHECK(told == doctest::Approx(2 * 3 * 3));
   CHECK(seen.traced(2));
+}
+
+TEST_CASE("trace: where a device does not tell what computes, what nobody named is marked") {
+  tidepool::null_device none;
+  tidepool::offloader<tidepool::null_device, tidepool::modules<"core_attn">> off(
+      none, small_options({"core_attn"}));
+  const auto named = none.make_stream();
+  const auto copied = none.make_stream();
+  off.start_trace("step", named.ref());
+  {
+    const auto span = off.trace_span("forward", named.ref());
+    auto x = off.allocate(size, copied.ref());
+    auto open = off.begin();
+    open.commit<"core_attn">(0, copied.ref(), x);
+    open.end_forward();
+    open.restore<"core_attn">(0, copied.ref(), x);
+    open.finish();
+  }
+  const auto seen = off.finish_trace();
+  const auto untraced = [&](const char* kind) {
+    std::vector<std::string> lanes;
+    for (std::size_t lane = 0; lane < seen.lanes.size(); ++lane) {
+      if (!seen.traced(lane)) lanes.push_back(seen.lanes[lane]);
+    }
+    return std::pair(lanes, std::ranges::count_if(lanes, [&](const std::string& each) {
+                       return each.find(kind) != std::string::npos;
+                     }));
+  };
+  const auto [lanes, copying] = untraced("load");
+  CAPTURE(seen.lanes);
+  CHECK(lanes.size() == 1);  // that on which nobody named anything
+  CHECK(copying == 0);       // what copies is known
 }
 
 TEST_CASE("trace: the curve without offload, and the budget") {
