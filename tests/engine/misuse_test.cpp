@@ -861,6 +861,10 @@ TEST_CASE("misuse: the address of what a commit took away") {
   auto moved = std::move(x);
   CHECK(says(address_of(moved), told));
   CHECK(x.data() == nullptr);
+  rig::buffer assigned;
+  assigned = std::move(moved);
+  CHECK(says(address_of(assigned), told));
+  moved = std::move(assigned);
   open.restore<"expert_fc1">(3, desk.stream(), moved, part, stays);
   CHECK(moved.data() != nullptr);
   desk.check(moved, 1);

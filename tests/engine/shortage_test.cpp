@@ -314,8 +314,9 @@ TEST_CASE("shortage: with more in flight than the plan was made of, the plan is 
     const auto more = off.allocate(20480, desk.stream());
   });
   CAPTURE(text);
-  CHECK(says(text, "The plan keeps "));
-  CHECK(says(text, "made of a step with at most 1 chunks in flight; now 2 are"));
+  CHECK(says(text,
+             "The plan keeps 20480 bytes at once and was made of a step with at most 1 chunks in"
+             " flight; now 2 are, and 20480 bytes stay: "));
   CHECK(says(text, "keep the order and the number of chunks. The step may be larger"));
 }
 
@@ -416,6 +417,11 @@ TEST_CASE("shortage: where the rule keeps something, ways to keep less are named
   CAPTURE(text);
   CHECK(says(text, "there is room, but in pieces"));
   CHECK(says(text, "Raise --device-budget, take --no-margin, take --policy=automatic, or run"));
+  opts.fraction = 0.9;  // goes with the rule alone
+  const auto by_rule = train_in_pieces(opts);
+  CAPTURE(by_rule);
+  CHECK(says(by_rule, "Raise --device-budget, take --no-margin, or run"));
+  opts.fraction = 1;
   opts.margin = false;
   CHECK(train_in_pieces(opts).empty());
   opts.margin = true;

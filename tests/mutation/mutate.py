@@ -5,12 +5,12 @@
 
 A mutant is one change: a condition turned round, a comparison shifted, `and` for `or`, a number one
 more or one less, two arguments swapped, a statement left out (not one that only reserves memory). All
-of them are compiled at once into one `explore` and one program of the unit tests, where a variable of
-the environment says which one is alive. Each test case runs once with none alive, and writes down the
-mutants that it comes by. A mutant is then judged by the cases that come by it, the quickest first, and
-by `explore` last. After some seconds of cases it waits until the others have been tried that long: until
-then it has survived "so far", and a later call goes on there. One that nothing comes by survives. A case that takes several times as long as it did
-has noticed.
+of them are compiled at once into one program of the unit tests, `stranger` and `explore`, where a
+variable of the environment says which one is alive. Each test case runs once with none alive, and writes
+down the mutants that it comes by. A mutant is then judged by the cases that come by it, the quickest
+first. After some seconds of cases, and `stranger`, it waits until the others have been tried that long:
+until then it has survived "so far", and a later call goes on with the other cases and `explore`. One that
+nothing comes by survives. A case that takes several times as long as it did has noticed.
 
 What cannot be switched that way is built by itself, with the tests that come by its neighbours: the
 compiler evaluates it, or the two ways have different types. So is a survivor that is `constexpr`. A
@@ -47,12 +47,14 @@ from mutants import ROOT, SWITCH, at_column, combined, constant, lines_of, mutan
 SUBJECTS = ["rules", "engine", "memory", "core/clocks.hpp", "core/block.hpp", "chunk.hpp",
             "buffer.hpp", "graph.hpp", "host_state.hpp", "device/detail/captured.hpp"]
 FOLDERS = ["engine", "memory", "known_failures", "trace", "plan", "device", "options", "faults",
-           "explore"]
+           "checked", "recovery", "stranger", "explore"]
 # One in twelve of the faults' cases, as under AddressSanitizer: a survivor then costs seconds.
 THINNED = "-DTIDEPOOL_TEST_THINNED=12"
 FLAGS = ["-std=c++20", "-DTIDEPOOL_NO_CUDA", THINNED, "-w", f'-DTIDEPOOL_SOURCE_DIR="{ROOT}"',
          *(f"-I{ROOT}/tests/{name}" for name in ("support", *FOLDERS, "."))]
-EXPLORE = ["--schedules", "12000", "--programs", "600"]
+# Programs of their own, by their folder: the words that they are called with.
+PROGRAMS = {"stranger": ["--programs", "300", "--seed", "1", "--limit", "60"],
+            "explore": ["--schedules", "12000", "--programs", "600"]}
 # What other tests ask for the heap.
 HEAP = ROOT / "tests/engine/heap_counter_test.cpp"
 # Between them they make every template of the headers.
@@ -119,6 +121,10 @@ def sources(folders):
     found = [path for folder in folders for path in sorted((ROOT / "tests" / folder).glob("*_test.cpp"))]
     # Neither has to do with the engine, and both ask the machine for much.
     return [path for path in found if path.name not in ("host_pages_test.cpp", "nvtx_test.cpp")]
+
+
+def sources_of(program):
+    return sorted((ROOT / "tests" / program).glob("*.cpp"))
 
 
 def batches(folder, folders):
@@ -237,11 +243,13 @@ def build(folder, mutants, given):
     while printed := "".join(each(given.jobs, errors_of, probes)):
         if not headers.leave_out(printed):
             sys.exit(f"mutate.py: does not compile, and no mutant is the reason:\n{printed[-3000:]}")
-    explore = [ROOT / "tests/explore/explore.cpp"] if "explore" in given.folders else []
-    objects = each(given.jobs, object_of, explore + batches(folder, given.folders))
-    for program, parts in (("explore", objects[:len(explore)]), ("unit", objects[len(explore):])):
-        code, text = call([command[0], "-static", *parts, "-o", folder / program, "-lpthread"],
-                          900) if parts else (0, "")
+    parts = {name: sources_of(name) for name in PROGRAMS if name in given.folders}
+    parts["unit"] = batches(folder, given.folders)
+    every = [source for sources in parts.values() for source in sources]
+    objects = dict(zip(every, each(given.jobs, object_of, every)))
+    for program, sources in parts.items():
+        code, text = call([command[0], "-static", *(objects[source] for source in sources), "-o",
+                           folder / program, "-lpthread"], 900)
         if code != 0:
             sys.exit(f"mutate.py: {program}: {text[-3000:]}")
     done.write_text("\n".join([stamp.hexdigest(), *map(str, sorted(headers.alone))]) + "\n")
@@ -249,7 +257,7 @@ def build(folder, mutants, given):
 
 
 class Case:
-    """A test case, or `explore`: what runs it, its seconds, and the mutants that it comes by."""
+    """A test case, or a program: what runs it, its seconds, and the mutants that it comes by."""
 
     def __init__(self, source, name, command, seconds, asked):
         self.source, self.name, self.command = source, name, command
@@ -257,8 +265,8 @@ class Case:
         self.kills = collections.Counter()  # of which header
 
     def rank(self, header):
-        """How soon it is asked: `explore` last, and first what is quick and has noticed others."""
-        return self.name == "explore", (self.seconds + 0.02) / (1 + self.kills[header])
+        """How soon it is asked: first what is quick and has noticed others."""
+        return (self.seconds + 0.02) / (1 + self.kills[header])
 
 
 def cases_of(folder, count, given):
@@ -266,12 +274,14 @@ def cases_of(folder, count, given):
     unit = folder / "unit"
     listed = [(line.split("\t"), [unit, number]) for number, line in
               enumerate(call([unit], 60)[1].splitlines())]
-    if "explore" in given.folders:
-        listed.insert(0, (["explore", "explore"], [folder / "explore", *EXPLORE]))
+    for name, words in PROGRAMS.items():
+        if name in given.folders:
+            listed.insert(0, ([name, name], [folder / name, *words]))
     (folder / "coverage").mkdir(exist_ok=True)
 
     def run(where, command):
-        (source, name), kept = where, folder / "coverage" / f"{command[1]}"
+        (source, name) = where
+        kept = folder / "coverage" / (source if source in PROGRAMS else f"{command[1]}")
         seconds = kept.with_suffix(".seconds")
         if not seconds.exists():
             kept.write_bytes(bytes(count))
@@ -297,32 +307,29 @@ def failed(units, **variables):
 
 
 def judged(number, header, cases, first):
-    """What becomes of a mutant that is in the programs. The `first` time for PATIENCE seconds, and then
-    by all other cases: of those the slow ones are most of the cost, and of the kills few."""
+    """What becomes of a mutant that is in the programs. The `first` time for PATIENCE seconds of cases and
+    by `stranger`, and then by all others: of those the slow ones are most of the cost, and of the kills
+    few."""
     asking = sorted((case for case in cases if case.asked[number]), key=lambda case: case.rank(header))
     if not asking:
         return "SURVIVED, not reached"
-    units = [case for case in asking if case.name != "explore"]
-    if first:
-        sums = itertools.accumulate(case.seconds for case in units)
-        units = [case for case, seconds in zip(units, sums) if seconds <= PATIENCE]
+    units = [case for case in asking if case.source not in PROGRAMS]
+    programs = [case for case in asking if (case.source == "stranger") == first and case not in units]
+    sums = itertools.accumulate(case.seconds for case in units)
+    units = [case for case, seconds in zip(units, sums) if not first or seconds <= PATIENCE]
     text = failed(units, MUTANT=number)
     if text is not None:
         units[min(text.count("\ncase "), len(units) - 1)].kills[header] += 1
         return killer(text)
-    if len(units) == len(asking):
-        return "SURVIVED"
-    if first:
-        return SO_FAR
-    if asking[-1].name == "explore":
-        if call(asking[-1].command, 30 + 5 * asking[-1].seconds, MUTANT=number)[0] != 0:
-            return "killed by explore"
-    return "SURVIVED"
+    for case in programs:
+        if call(case.command, 30 + 5 * case.seconds, MUTANT=number)[0] != 0:
+            return f"killed by {case.source}"
+    return SO_FAR if first and len(units) + len(programs) < len(asking) else "SURVIVED"
 
 
 def control(seed, cases):
     """Half of the cases in some order with no mutant alive: then nothing may fail."""
-    units = [case for case in cases if case.name != "explore"]
+    units = [case for case in cases if case.source not in PROGRAMS]
     text = failed(random.Random(seed).sample(units, len(units) // 2))
     if text is not None:
         print(f"mutate.py: fails among others, with no mutant alive: {killer(text)}\n{text[-2000:]}")
@@ -347,7 +354,7 @@ def judged_alone(mutants, number, alone, cases, folder):
     for case in asking:
         seconds[case.source] = seconds.get(case.source, 15) + case.seconds
         share[case.source] = share.get(case.source, 0) + 1
-    order = sorted(seconds, key=lambda source: (source == "explore", seconds[source] / share[source]))
+    order = sorted(seconds, key=lambda source: (source in PROGRAMS, seconds[source] / share[source]))
     end = time.monotonic() + ALONE
     with tempfile.TemporaryDirectory() as scratch:
         target = pathlib.Path(scratch) / "tidepool" / mutant.header
@@ -366,17 +373,18 @@ def judged_alone(mutants, number, alone, cases, folder):
 
 def fate_with(source, scratch, folder, cases):
     """What one source of tests says to the headers in `scratch`; None if it notices nothing."""
-    path = ROOT / "tests" / ("explore/explore.cpp" if source == "explore" else source)
     program = pathlib.Path(scratch) / "test"
+    own = sources_of(source) if source in PROGRAMS else [ROOT / "tests" / source]
     others = [folder / f"{name}.o" for name in ("mutation_main", "engine_heap_counter_test")]
-    others = [] if source == "explore" else others
+    others = [] if source in PROGRAMS else others
     optimise = "-O1" if sum(case.seconds for case in cases) > 2 else "-O0"
-    code, text = call([*compiler(scratch, optimise), f"-I{ROOT}/include", path, *others, "-o", program,
+    code, text = call([*compiler(scratch, optimise), f"-I{ROOT}/include", *own, *others, "-o", program,
                        "-lpthread"], 900)
     if code != 0:
         return f"killed by {source}" if "static assertion failed" in text else "does not compile"
-    if source == "explore":
-        return "killed by explore" if call([program, *EXPLORE], 30 + 5 * cases[0].seconds)[0] else None
+    if source in PROGRAMS:
+        code, text = call([program, *PROGRAMS[source]], 30 + 5 * cases[0].seconds)
+        return None if code == 0 else f"killed by {source}"
     seconds = {case.name: 10 + 20 * case.seconds for case in cases}
     words = [f"{number}:{seconds[name]:.0f}" for number, name in
              enumerate(line.split("\t")[1] for line in call([program], 60)[1].splitlines())
