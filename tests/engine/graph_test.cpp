@@ -406,6 +406,25 @@ TEST_CASE("fixed_block: serves one offloader, also when that one is gone") {
   desk.dev.deallocate(memory);
 }
 
+TEST_CASE("graph: tensors that were made in another order than they lie in are all found again") {
+  rig desk;
+  offloader off(desk.dev, arena_options(16 * size));
+  trainer work{desk, off};
+  work.step();
+  std::vector<offloader::buffer> kept;
+  for (std::uint32_t i = 0; i < 8; ++i) kept.push_back(off.allocate(size, desk.stream()));
+  for (std::size_t i = 0; i < kept.size(); i += 2) kept[i].reset(desk.stream());
+  for (std::size_t i = 0; i < kept.size(); i += 2) kept[i] = off.allocate(size, desk.stream());
+  for (std::uint32_t i = 0; i < 8; ++i) desk.write(kept[i], 100 + i);
+  auto graph = off.capture(desk.stream(), [&] { work.step(); });
+  for (int i = 0; i < 2; ++i) {
+    graph.launch(desk.stream());
+    for (std::uint32_t k = 0; k < 8; ++k) desk.check(kept[k], 100 + k);
+    work.step();
+  }
+  CHECK(work.all_wrong() == 0);
+}
+
 TEST_CASE("graph: what is allocated inside and kept can be read after a launch") {
   rig desk;
   offloader off(desk.dev, arena_options(5 * size));

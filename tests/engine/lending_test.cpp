@@ -272,6 +272,45 @@ TEST_CASE("lending: what is lent changes hands with all that belongs to it") {
   CHECK(other.memory().free == free_of_other);
 }
 
+TEST_CASE("lending: borrowed memory is handed out once, and whole") {
+  virtual_device neighbour;
+  virtual_device dev;
+  const auto lent = lend(neighbour, 4096, "rank 1");
+  tidepool::detail::loan_pages<virtual_device> pages(dev, lent.handle());
+  CHECK(pages.try_allocate(4097) == nullptr);
+  CHECK(pages.free_bytes() == 4096);
+  auto* const all = static_cast<std::byte*>(pages.try_allocate(4096));
+  REQUIRE(all != nullptr);
+  CHECK(pages.free_bytes() == 0);
+  CHECK(pages.try_allocate(1) == nullptr);
+  CHECK(pages.holds(all));
+  CHECK(pages.holds(all + 4095));
+  CHECK_FALSE(pages.holds(all + 4096));
+  CHECK_FALSE(pages.holds(all - 1));
+  CHECK_FALSE(pages.holds(nullptr));
+  pages.deallocate(all);
+  CHECK(pages.try_allocate(1) == all);
+}
+
+TEST_CASE("lending: copies to a neighbour take two of the streams that an offloader serves") {
+  const auto borrow_beside = [](int streams) {
+    virtual_device neighbour;
+    const auto lent = lend(neighbour, 4096, "rank 1");
+    rig desk;
+    offloader off(desk.dev, small_options());
+    std::vector<virtual_device::stream> others;
+    for (int i = 0; i < streams; ++i) {
+      others.push_back(desk.dev.make_stream());
+      off.allocate(size, others.back().ref()).reset(others.back().ref());
+    }
+    return words_of<tidepool::misuse_error>([&] { off.borrow(lent.handle()); });
+  };
+  CHECK(borrow_beside(4).empty());
+  CHECK(says(borrow_beside(5),
+             "take two of the 8 streams that an offloader serves, and 7 are in"
+             " use; use fewer, or borrow before the first step"));
+}
+
 TEST_CASE("lending: one borrower has the memory, and another is refused at once") {
   virtual_device neighbour;
   const auto lent = lend(neighbour, 4096, "rank 1");

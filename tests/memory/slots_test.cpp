@@ -129,6 +129,15 @@ TEST_CASE("slots: as many rings as a block's index can name, and no more") {
                        tidepool::option_error);
 }
 
+TEST_CASE("slots: as many slots in a ring as a block's index can name, and no more") {
+  bench on(1, machine{.device_bytes = 10 * unit});
+  constexpr std::size_t most = std::size_t{1} << 24;
+  const auto make = [&](std::size_t count) { const slots made(on.pages, {{unit, count}}); };
+  CHECK_THROWS_AS(make(most), tidepool::out_of_budget);  // such a device would be larger
+  CHECK_THROWS_WITH_AS(make(most + 1), doctest::Contains("there may be 16777216"),
+                       tidepool::option_error);
+}
+
 TEST_CASE("slots: a device that cannot hold them keeps none of them") {
   bench on(1, machine{.device_bytes = 10 * unit});
   const auto make = [&](const std::vector<slot_ring>& rings) {
