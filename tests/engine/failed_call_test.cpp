@@ -1,10 +1,12 @@
 // A call that a device refuses changes nothing: made again, it ends as if it had worked at once.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "faulty_device.hpp"
@@ -274,4 +276,56 @@ TEST_CASE("failed call: a commit that cannot wait for its host block gives the b
     open.finish();
     off.end_step();
   }
+}
+
+TEST_CASE("failed call: a capture that cannot begin or end is over, and the next one works") {
+  int refused = 0;
+  for (const auto kind :
+       {call_kind::record, call_kind::wait, call_kind::begin_capture, call_kind::end_capture}) {
+    for (std::uint64_t number = 1, went_through = 0; went_through == 0; ++number) {
+      CAPTURE(name_of(kind));
+      CAPTURE(number);
+      device dev;
+      const auto stream = dev.make_stream();
+      offloader off(dev, arena_options(4 * size));
+      off.on_report([](std::string_view) {});
+      std::size_t wrong = 0;
+      const auto step = [&] {
+        auto open = off.begin();
+        auto x = off.allocate(size, stream.ref());
+        auto* const data = x.as<std::uint32_t>();
+        dev.launch(stream.ref(), 100, [data] { std::fill_n(data, size / 4, 7U); });
+        open.commit<"fc1">(0, stream.ref(), x);
+        open.end_forward();
+        open.restore<"fc1">(0, stream.ref(), x);
+        const auto* const back = x.as<std::uint32_t>();
+        dev.launch(stream.ref(), 100, [&wrong, back] {
+          wrong += std::count(back, back + size / 4, 7U) == size / 4 ? 0 : 1;
+        });
+        x.reset(stream.ref());
+        open.finish();
+        off.end_step();
+      };
+      step();
+      dev.arm({kind, number, manner::once});
+      try {
+        auto graph = off.capture(stream.ref(), step);
+        dev.disarm();
+        graph.launch(stream.ref());
+        went_through = number;
+      } catch (const device_error&) {
+        CHECK(dev.tripped());
+        dev.disarm();
+        ++refused;
+      }
+      CHECK_FALSE(dev.capturing(stream.ref()));
+      step();
+      auto graph = off.capture(stream.ref(), step);
+      graph.launch(stream.ref());
+      step();
+      dev.synchronize();
+      CHECK(wrong == 0);
+    }
+  }
+  CHECK(refused > 10);
 }
