@@ -171,3 +171,39 @@ TEST_CASE("refused filling: who gets the memory next comes behind what was fille
     next.reset(first.ref());
   }
 }
+
+TEST_CASE("refused event: memory that was filled and cannot say when is no longer handed out") {
+  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    CAPTURE(seed);
+    device dev(tidepool::machine{.poison = false, .order_seed = seed});
+    const auto first = dev.make_stream();
+    const auto second = dev.make_stream();
+    auto opts = arena_options(size);
+    opts.poison = true;
+    offloader off(dev, opts);
+    auto given = off.allocate(size, second.ref());
+    dev.launch(second.ref(), 5000, [] {});          // its filling is late
+    dev.arm({call_kind::record, 2, manner::once});  // the first is that of its last use
+    given.reset(second.ref());
+    const bool refused = dev.tripped();
+    dev.disarm();
+    CHECK(refused);
+    int wrong = 0;
+    offloader::buffer next;
+    try {
+      next = off.allocate(size, first.ref());
+    } catch (const tidepool::out_of_budget&) {
+      continue;
+    }
+    auto* const at = next.as<std::uint32_t>();
+    dev.launch(first.ref(), 100, [at] {
+      for (std::size_t i = 0; i < size / 4; ++i) at[i] = 7;
+    });
+    dev.launch(first.ref(), 9000, [at, &wrong] {
+      for (std::size_t i = 0; i < size / 4; ++i) wrong += at[i] != 7;
+    });
+    dev.synchronize();
+    CHECK(wrong == 0);
+    next.reset(first.ref());
+  }
+}
