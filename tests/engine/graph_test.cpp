@@ -406,6 +406,36 @@ TEST_CASE("fixed_block: serves one offloader, also when that one is gone") {
   desk.dev.deallocate(memory);
 }
 
+TEST_CASE("graph: what an earlier graph made and a handle gave up is not there for a later one") {
+  for (const bool poison : {false, true}) {
+    CAPTURE(poison);
+    rig desk;
+    auto opts = arena_options(5 * size);
+    opts.poison = poison;
+    offloader off(desk.dev, opts);
+    trainer work{desk, off};
+    work.step();
+    offloader::buffer made;
+    auto makes = off.capture(desk.stream(), [&] {
+      made = off.allocate(size, desk.stream());
+      desk.write(made, 7);
+    });
+    auto reads = off.capture(desk.stream(), [&] { desk.check(made, 7); });
+    makes.launch(desk.stream());
+    for (int i = 0; i < 2; ++i) reads.launch(desk.stream());
+    made.reset(desk.stream());
+    CHECK(says(message_of([&] { reads.launch(desk.stream()); }), "it has gone"));
+    // Made anew, it is there again.
+    makes.launch(desk.stream());
+    for (int i = 0; i < 2; ++i) reads.launch(desk.stream());
+    work.step();
+    CHECK(says(message_of([&] { reads.launch(desk.stream()); }), "it has gone"));
+    makes.launch(desk.stream());
+    reads.launch(desk.stream());
+    CHECK(work.all_wrong() == 0);
+  }
+}
+
 TEST_CASE("graph: tensors that were made in another order than they lie in are all found again") {
   rig desk;
   offloader off(desk.dev, arena_options(16 * size));

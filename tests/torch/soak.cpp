@@ -80,9 +80,10 @@ struct drawn {
   bool interrupt = false;  // an exception out of a module
   bool twice = false;      // backward keeps the graph and runs again
 
-  /// As much as any step has.
-  static drawn largest(const gpt::command_line& line) {
+  /// As much as any step has, in one type or in two.
+  static drawn largest(const gpt::command_line& line, bool autocast) {
     drawn all;
+    all.autocast = autocast;
     all.microbatches = all.in_flight = 3;
     all.batch = line.model.batch;
     all.sequence = line.model.sequence;
@@ -297,13 +298,15 @@ double median(std::vector<double>& values) {
 // What is held behind a tenth of the run, and what its steps took against those without offload.
 struct reading {
   held memory;
-  std::size_t host = 0;
+  std::size_t host = 0;  // pinned bytes, and the most that were in use at once
+  std::size_t host_peak = 0;
   double ratio = 0;
 };
 
 template <class Device>
 reading read(Device& dev, const training<Device>& of, std::vector<double>& ratios) {
-  const reading now{held_on(dev), of.counters().host_reserved, median(ratios)};
+  const auto totals = of.counters();
+  const reading now{held_on(dev), totals.host_reserved, totals.host_peak, median(ratios)};
   ratios.clear();
   return now;
 }
@@ -313,28 +316,28 @@ std::size_t growth(const reading& since, const reading& now) {
   return grown(since.memory.tensors, now.memory.tensors) + grown(since.host, now.host);
 }
 
-// Memory is looked at behind the first step and the last of each tenth. They do the same, and the
-// most that any step does, so the same tensors are alive then.
+// Memory is looked at behind the last step of each tenth. Those do the same, so the same tensors
+// are alive then. The first two steps take the most memory that any step takes.
 template <class Device>
 bool soak(Device& dev, const gpt::command_line& line) {
   constexpr double slowest = 1.5;  // the last tenth's ratio, against that of the second
   training<Device> all(dev, line);
-  const int tenth = std::max(2, line.steps / 10);
-  std::printf("%8s %14s %14s %14s %12s %12s %14s %10s\n", "step", "tensors", "torch reserved",
-              "host reserved", "driver KiB", "resident KiB", "x without", "wrong bits");
+  const int tenth = std::max(3, line.steps / 10);
+  std::printf("%8s %14s %14s %14s %14s %12s %12s %10s %10s\n", "step", "tensors", "torch reserved",
+              "pinned", "pinned in use", "driver KiB", "resident KiB", "x without", "wrong bits");
   reading second, last;
   std::size_t grown = 0;
   std::vector<double> ratios;
   for (int number = 1; number <= tenth * 10; ++number) {
     const bool measured = number % tenth == 0;
-    const auto took =
-        all.step(number, measured || number == 1 ? drawn::largest(line) : drawn(number, line));
+    const auto took = all.step(
+        number, measured || number <= 2 ? drawn::largest(line, number == 2) : drawn(number, line));
     ratios.push_back(took.offloaded / took.plain);
     if (!measured) continue;
     last = read(dev, all, ratios);
-    std::printf("%8d %14zu %14zu %14zu %12zu %12zu %14.3f %10zu\n", number, last.memory.tensors,
-                last.memory.allocator, last.host, last.memory.driver / 1024, resident_kib(),
-                last.ratio, all.wrong());
+    std::printf("%8d %14zu %14zu %14zu %14zu %12zu %12zu %10.3f %10zu\n", number,
+                last.memory.tensors, last.memory.allocator, last.host, last.host_peak,
+                last.memory.driver / 1024, resident_kib(), last.ratio, all.wrong());
     std::fflush(stdout);
     if (number == 2 * tenth) second = last;
     if (number > 2 * tenth) grown = std::max(grown, growth(second, last));

@@ -59,7 +59,10 @@ void engine<Device>::begin_capture(lane_id origin) {
         " than any before it; run the same step once without capture and call end_step(), so that"
         " all memory is in place");
   }
-  if (graphs_.truth != nullptr && agrees(layout(), *graphs_.truth)) graphs_.truth = nullptr;
+  if (graphs_.truth != nullptr && agrees(layout(), *graphs_.truth)) {
+    graphs_.truth = nullptr;
+    store_.forget_gone();
+  }
   // A graph that uses up what was fetched ahead of it would find it there at no launch. What a
   // capture before fetched, and has not run, stays: its graph runs before this one.
   while (graphs_.truth == nullptr && !idle_.empty() && evict_one()) continue;
@@ -175,6 +178,7 @@ void engine<Device>::replay(device_graph& graph, const std::shared_ptr<const mem
   dev_->replay(graph, order_.stream(lane));
   graphs_.truth = after;
   graphs_.destroyed_at_launch = store_.destroyed();
+  store_.forget_gone();
   graphs_.replayed_on = lane;
   graphs_.replayed = true;
   if (!opts_.poison) return;
@@ -192,7 +196,7 @@ void engine<Device>::expect_layout(const std::shared_ptr<const memory_layout>& b
       graphs_.truth != nullptr && (graphs_.truth == before || *graphs_.truth == *before);
   if (as_wanted && graphs_.replayed && store_.destroyed() == graphs_.destroyed_at_launch) return;
   const auto handles = layout();
-  if (as_wanted && all_alive(*before, handles)) return;
+  if (as_wanted && all_alive(*before, handles, store_.gone())) return;
   const auto needed = layout(false);
   if (graphs_.truth != nullptr && !agrees(needed, *graphs_.truth))
     throw_layout(*before, *graphs_.truth);
@@ -241,6 +245,7 @@ template <device Device>
   }
   if (!agrees(layout(), *graphs_.truth)) forget_reloads();
   graphs_.truth = nullptr;
+  store_.forget_gone();
 }
 
 }  // namespace tidepool::detail

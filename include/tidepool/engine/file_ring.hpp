@@ -107,9 +107,6 @@ class file_ring {
     }
   }
 
-  // Bytes of pinned memory that it has.
-  [[nodiscard]] std::size_t reserved() const { return pages_ == nullptr ? 0 : bytes_taken(); }
-
  private:
   static constexpr std::size_t most_slots = 16;
   static constexpr std::size_t most_bytes = std::numeric_limits<std::size_t>::max() / 2;

@@ -38,10 +38,13 @@ using memory_layout = std::vector<storage_place>;
   });
 }
 
-// True when every storage of `wanted` that was made outside captures is still there.
-[[nodiscard]] inline bool all_alive(const memory_layout& wanted, const memory_layout& handles) {
+// True when every storage of `wanted` that was made outside captures is still there, and of the
+// others none is among those that are `gone`.
+[[nodiscard]] inline bool all_alive(const memory_layout& wanted, const memory_layout& handles,
+                                    const std::vector<std::uint64_t>& gone) {
   return std::ranges::all_of(wanted, [&](const storage_place& each) {
-    return !each.eager || place_of(each.number, handles) != nullptr;
+    return each.eager ? place_of(each.number, handles) != nullptr
+                      : std::ranges::find(gone, each.number) == gone.end();
   });
 }
 

@@ -104,12 +104,14 @@ class storages : public copies<Device> {
       make_room(spare_, nodes_.size() + 1);
       spare_.push_back(&nodes_.emplace_back());
     }
+    if (order_.capturing()) make_room(gone_, gone_.size() + captured_ + 1);
     auto& store = *spare_.back();
     spare_.pop_back();
     store = {};
     store.owner = &owner;
     store.number = ++created_;
     store.captured = order_.capturing();
+    captured_ += store.captured ? 1 : 0;
     store.bytes = bytes;
     store.elements = elements;
     return store;
@@ -205,7 +207,14 @@ class storages : public copies<Device> {
     store.owner = nullptr;
     spare_.push_back(&store);
     ++destroyed_;
+    if (!store.captured) return;
+    --captured_;
+    if (!order_.capturing()) gone_.push_back(store.number);
   }
+  // The numbers of those that were made inside captures and went outside, since they were
+  // forgotten.
+  [[nodiscard]] const std::vector<std::uint64_t>& gone() const { return gone_; }
+  void forget_gone() noexcept { gone_.clear(); }
 
   [[nodiscard]] std::uint64_t waits() const { return waits_; }
   [[nodiscard]] std::uint64_t elsewhere() const { return elsewhere_; }
@@ -284,6 +293,8 @@ class storages : public copies<Device> {
   std::uint64_t elsewhere_ = 0;  // than the plan wanted it
   std::uint64_t created_ = first_number();
   std::uint64_t destroyed_ = 0;
+  std::size_t captured_ = 0;         // that were made inside captures and are there
+  std::vector<std::uint64_t> gone_;  // has room for those
 };
 
 }  // namespace tidepool::detail
