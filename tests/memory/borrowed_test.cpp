@@ -11,6 +11,7 @@
 #include "lane_bench.hpp"
 #include "tidepool/device/null.hpp"
 #include "tidepool/device/virtual.hpp"
+#include "tidepool/memory/soft_budget.hpp"
 
 namespace {
 
@@ -235,4 +236,66 @@ TEST_CASE("borrowed: an owner that is being called starts no second round") {
   of.all.release(behind, copy);
   of.all.give_back(0);
   CHECK(given == std::vector{2, 1});
+}
+
+TEST_CASE("soft_budget: without one nothing is refused, and nothing goes back for it") {
+  desk of;
+  tidepool::detail::soft_budget none(0);
+  CHECK_FALSE(none.limits());
+  CHECK(tidepool::detail::soft_budget(1).limits());
+  of.on.dev.launch(of.on.streams[0].ref(), 100, nullptr);
+  of.all.release(of.hold(1), of.on.record(0));
+  CHECK_FALSE(none.refuses(of.all, unit, 100 * unit));
+  none.make_room(of.all, unit, 100 * unit);
+  CHECK(of.given.empty());
+  CHECK_FALSE(none.exceed());
+}
+
+TEST_CASE("soft_budget: it is passed only after a refusal, and once until it is kept again") {
+  desk of;
+  tidepool::detail::soft_budget budget(2 * unit);
+  CHECK_FALSE(budget.exceed());  // nothing was refused
+  CHECK_FALSE(budget.refuses(of.all, unit, unit));
+  CHECK_FALSE(budget.exceed());
+  CHECK(budget.refuses(of.all, unit, 2 * unit));
+  CHECK(budget.exceed());
+  CHECK_FALSE(budget.refuses(of.all, unit, 2 * unit));
+  CHECK_FALSE(budget.exceed());
+  CHECK(budget.exceeded() == 1);
+  budget.keep();
+  CHECK(budget.refuses(of.all, unit, 2 * unit));
+  CHECK(budget.exceed());
+  CHECK(budget.exceeded() == 2);
+}
+
+TEST_CASE(
+    "soft_budget: what waits and fits beside a request is left alone, also where it just does") {
+  desk of;
+  tidepool::detail::soft_budget budget(4 * unit);
+  for (int i = 1; i <= 2; ++i) {
+    of.on.dev.launch(of.on.streams[0].ref(), 100, nullptr);
+    of.all.release(of.hold(i), of.on.record(0));
+  }
+  of.on.dev.synchronize();  // so that it could go back at once
+  CHECK_FALSE(budget.refuses(of.all, unit, unit));
+  CHECK(of.given.empty());
+  CHECK_FALSE(budget.refuses(of.all, unit, 2 * unit));
+  CHECK(of.given == std::vector{1, 2});
+}
+
+TEST_CASE("borrowed: what nobody holds counts for nothing, a single byte for one") {
+  desk of;
+  CHECK(of.all.peak() == 0);
+  CHECK(of.all.held() == 0);
+  CHECK(of.all.waiting() == 0);
+  CHECK(of.all.joins() == 0);
+  CHECK_FALSE(of.all.giving());
+  of.all.release(of.hold(1, 2, 1), {});
+  CHECK(of.given == std::vector{1});
+  CHECK(of.all.peak() == 1);
+  of.all.set_slack(0);
+  of.on.dev.launch(of.on.streams[0].ref(), 100, nullptr);
+  of.all.release(of.hold(2, 2, 1), of.on.record(0));
+  CHECK(of.given == std::vector{1, 2});
+  CHECK(of.all.joins() == 1);
 }

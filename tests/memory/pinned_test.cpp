@@ -228,3 +228,32 @@ TEST_CASE("pinned: the pool keeps to its budget and to the device's own limit") 
 }
 
 TEST_CASE("pinned: this machine has some memory") { CHECK(available_host_memory() > mib); }
+
+TEST_CASE("pinned: the version-2 group is found behind those of version 1") {
+  const fake_machine host;
+  host.available(300 * mib);
+  host.group("4:memory:/\n1:name=systemd:/user\n0::/job");
+  host.limit("/job", std::to_string(100 * mib), 30 * mib);
+  CHECK(available_host_memory(host.files) == 70 * mib);
+}
+
+TEST_CASE("pinned: a limit of which nobody says how much is in use counts whole") {
+  const fake_machine host;
+  host.available(300 * mib);
+  host.group("0::/job");
+  host.write("fs/job/memory.max", std::to_string(100 * mib) + "\n");
+  CHECK(available_host_memory(host.files) == 100 * mib);
+}
+
+TEST_CASE("pinned: a single local rank is a word as good as any other") {
+  const fake_machine host;
+  const launcher none;
+  host.available(1000 * mib);
+  launcher::set("SLURM_NTASKS_PER_NODE", "4");
+  launcher::set("LOCAL_WORLD_SIZE", "1");
+  CHECK(launched_local_ranks() == 1);
+  launcher::set("LOCAL_WORLD_SIZE", "8");
+  tidepool::options opts;
+  opts.local_ranks = 1;
+  CHECK(host_budget(opts, host.files) == 900 * mib);
+}

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <limits>
 #include <random>
 #include <utility>
 #include <vector>
@@ -247,4 +248,59 @@ TEST_CASE("pool: grows by the order of calls, whatever the device has run meanwh
   CHECK(trace(0, true) == idle);
   CHECK(trace(5, false) == idle);
   CHECK(trace(6, true) == idle);
+}
+
+TEST_CASE("pool: without a bound on what is in flight it grows rather than wait") {
+  bench on(2);
+  pool all(on.pages, on.order, {unit, 0});
+  CHECK(all.peak() == 0);
+  const auto first = all.acquire(unit, bench::id(0)).memory;
+  const auto second = all.acquire(unit, bench::id(0)).memory;
+  all.release(first, on.record(1));
+  all.release(second, on.record(1));
+  const auto more = all.acquire(unit, bench::id(0));
+  CHECK(on.joined(0, more.ready));
+  CHECK(all.reserved() == 3 * unit);
+  CHECK(all.peak() == 3 * unit);
+}
+
+TEST_CASE("pool: one without a budget is not put together, so that nobody waits for all of it") {
+  bench on(3);
+  pool all(on.pages, on.order, {2 * unit, 0});
+  const auto mine = all.acquire(unit, bench::id(0)).memory;
+  const auto other = all.acquire(unit, bench::id(0)).memory;
+  all.release(mine, on.record(0));
+  all.release(other, on.record(1));
+  all.coalesce();
+  CHECK(all.acquire(unit, bench::id(0)).memory.data == mine.data);
+  CHECK(all.reserved() == 2 * unit);
+}
+
+TEST_CASE("pool: inside a capture a request waits for the last free memory rather than grow") {
+  bench on(2);
+  pool all(on.pages, on.order, {unit, 0});
+  const auto only = all.acquire(unit, bench::id(0)).memory;
+  on.order.begin_capture(bench::id(0), {bench::id(1)});
+  all.release(only, on.record(1));
+  const auto again = all.acquire(unit, bench::id(0));
+  CHECK(again.memory.data == only.data);
+  CHECK_FALSE(on.joined(0, again.ready));
+  CHECK_THROWS_AS(static_cast<void>(all.acquire(unit, bench::id(0))), tidepool::misuse_error);
+  on.order.end_capture();
+}
+
+TEST_CASE("pool: a larger request never takes less, however large") {
+  constexpr auto most = std::numeric_limits<std::size_t>::max() / unit;
+  const auto rises_around = [](std::size_t units) {
+    for (auto each = units - 3; each < units + 3; ++each) {
+      const auto takes = pool::rounded(each * unit, rounding::sixteenth);
+      CHECK(takes >= each * unit);
+      CHECK(takes <= pool::rounded((each + 1) * unit, rounding::sixteenth));
+    }
+  };
+  // Around every size to which requests of its power of two are rounded, and the last of all.
+  for (std::size_t power = 64; power <= most; power *= 2) {
+    for (std::size_t part = 0; part < 16; ++part) rises_around(power + power / 16 * part);
+  }
+  rises_around(most - 3);
 }

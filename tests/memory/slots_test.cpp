@@ -155,3 +155,16 @@ TEST_CASE("slots: a ring of nothing behind a good one leaves nothing behind") {
   CHECK_THROWS_AS(slots(on.pages, {{unit, 4}, {unit, 0}}), tidepool::option_error);
   CHECK(on.dev.device_held == 0);
 }
+
+TEST_CASE("slots: of those behind the same work the one that came back first is taken first") {
+  bench on(2);
+  slots all(on.pages, {{unit, 3}});
+  std::vector<block> held;
+  for (int i = 0; i < 3; ++i) held.push_back(all.acquire(unit, bench::id(0)).memory);
+  const auto same = on.record(1);
+  for (const auto which : {2U, 0U, 1U}) all.release(held[which], same);
+  for (const auto which : {2U, 0U, 1U}) {
+    CHECK(all.acquire(unit, bench::id(0)).memory.data == held[which].data);
+  }
+  CHECK(all.acquire(unit, bench::id(0)).memory.bytes == 0);  // nothing is left
+}

@@ -259,3 +259,21 @@ TEST_CASE("policy: a plan that nothing limits says what would let groups leave")
   made.limited_by = tidepool::plan::limit::link;
   CHECK(in_words(made).ends_with("limited by link"));
 }
+
+TEST_CASE("policy: the smallest group that leaves is one of a byte") {
+  const auto margin = [](std::size_t bytes) {
+    profile step;
+    step.chunks.push_back({0, {group(0)}});
+    step.chunks.push_back({1, {group(0, bytes), group(1)}});
+    run(step, "F0 F1 B1 B0");
+    return kept(step, {});
+  };
+  CHECK(margin(0) == "# .#");  // nothing of the module comes back before chunk 0
+  CHECK(margin(1) == ". ##");
+  profile step;
+  step.chunks.push_back({0, std::vector<group_profile>(4, group(0, 1))});
+  run(step, "F0 B0");
+  auto opts = without_margin();
+  opts.fraction = 0.5;
+  CHECK(kept(step, opts) == "..##");
+}
