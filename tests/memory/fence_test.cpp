@@ -49,6 +49,17 @@ TEST_CASE("fence: a union carries every lane of its parts and the youngest order
   CHECK(one.order() == 9);
 }
 
+TEST_CASE("fence: a ticket that is assigned takes the place of all that was there") {
+  fence parts(at(1, 4, 8));
+  parts.add(at(2, 6, 9));
+  parts = at(2, 3, 5);
+  CHECK(parts.position(1) == 0);
+  CHECK(parts.position(2) == 3);
+  CHECK(parts.order() == 5);
+  parts = ticket{};  // nothing to wait for
+  CHECK(parts.order() == 0);
+}
+
 TEST_CASE("fence: works at compile time") {
   static_assert([] {
     fence parts(ticket{static_cast<lane_id>(1), 4, 8});

@@ -141,6 +141,77 @@ TEST_CASE("lanes: a ticket older than the ring is waited for later on its lane, 
   CHECK(seen >= done.size() - ring + 1);
 }
 
+TEST_CASE(
+    "lanes: what a lane had been given by a position it has recorded is no later wait of it") {
+  counted on(3);
+  const auto early = on.record(1);
+  const auto other = on.record(0);
+  on.join(1, other);
+  CHECK(on.join(2, on.order.past(on.id(1), early.position)));
+  CHECK_FALSE(on.joined(2, other));
+  CHECK(on.join(2, on.order.past(on.id(1), on.order.next(on.id(1)))));
+  CHECK(on.joined(2, other));  // what is not recorded yet may be behind it
+}
+
+TEST_CASE("lanes: what has passed has so for ever, also once its event stands for later work") {
+  constexpr auto ring = tidepool::lanes<tidepool::virtual_device>::ring;
+  lane_bench<tidepool::virtual_device> on(1);
+  const auto first = on.record(0);
+  CHECK_FALSE(on.order.passed(first));
+  on.dev.synchronize();
+  CHECK(on.order.passed(first));
+  fence latest;
+  for (std::size_t i = 0; i < ring; ++i) latest = on.record(0);
+  CHECK(on.order.passed(first));
+  CHECK_FALSE(on.order.passed(latest));
+}
+
+TEST_CASE("lanes: what the trainer's streams have leaves out the two of an offloader") {
+  counted on(4);
+  fence of_its_own(on.record(0));
+  of_its_own.add(on.record(1));
+  const auto others = on.record(2);
+  on.order.gather(on.id(3), join_site::launch, false);
+  CHECK(on.dev.waits == 1);
+  CHECK(on.joined(3, others));
+  CHECK_FALSE(on.joined(3, of_its_own));
+}
+
+TEST_CASE("lanes: streams that come to an offloader's own later leave others fewer") {
+  counted on(2);
+  on.order.own_all();
+  std::vector<counted::device_type::stream> more;
+  for (std::size_t i = 2; i <= tidepool::max_lanes; ++i) more.push_back(on.dev.make_stream());
+  const auto open = [&](std::size_t which) { static_cast<void>(on.order.of(more[which].ref())); };
+  on.order.own_more(2, [&] {
+    open(0);
+    open(1);
+  });
+  for (std::size_t i = 2; i < more.size() - 1; ++i) open(i);
+  CHECK_THROWS_WITH_AS(open(more.size() - 1),
+                       doctest::Contains("at most 4 streams beside its own 4"),
+                       tidepool::misuse_error);
+}
+
+TEST_CASE("lanes: streams that could not be opened are gone, and the next one knows nothing") {
+  counted on(2);
+  on.order.own_all();
+  const auto mark = on.record(0);
+  const auto failed = on.dev.make_stream();
+  CHECK_THROWS_AS(on.order.own_more(1,
+                                    [&] {
+                                      const auto id = on.order.of(failed.ref());
+                                      on.order.join(id, mark, join_site::producer);
+                                      throw tidepool::device_error("no more streams", 1);
+                                    }),
+                  tidepool::device_error);
+  CHECK(on.order.count() == 2);
+  const auto next = on.dev.make_stream();
+  const auto id = on.order.of(next.ref());
+  CHECK(index_of(id) == 2);
+  CHECK_FALSE(on.order.joined(id, mark));
+}
+
 TEST_CASE("lanes: a site left out is no join and no knowledge") {
   lane_bench<tidepool::virtual_device> on(2);
   on.dev.leave_out(join_site::device_reuse);
