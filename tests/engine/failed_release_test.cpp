@@ -121,6 +121,32 @@ TEST_CASE("refused event: what another stream read goes to no owner before that"
   }
 }
 
+TEST_CASE("refused event: memory that stays taken keeps nothing of its offloader alive") {
+  bool tripped = true;
+  for (std::uint64_t number = 1; tripped; ++number) {
+    CAPTURE(number);
+    device dev;
+    const auto home = dev.make_stream();
+    const auto reader = dev.make_stream();
+    const auto before = dev.held();
+    lent_memory lent{dev, home.ref()};
+    {
+      offloader off(dev, fc1_alone());
+      keyed keys(off);
+      auto pass = keys.begin();
+      pass.enter(off.module("core_attn"), 0);
+      lent.save(pass, 1);
+      pass.leave(home.ref());
+      static_cast<void>(pass.load(1, reader.ref()));
+      dev.arm({call_kind::record, number, manner::once});
+      pass = {};
+      tripped = dev.tripped();
+      dev.disarm();
+    }
+    CHECK(dev.held() == before);
+  }
+}
+
 TEST_CASE("refused event: a handle of a capture that did not run leaves nothing in the way") {
   bool tripped = true;
   for (std::uint64_t number = 1; tripped; ++number) {

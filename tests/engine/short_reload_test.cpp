@@ -1,0 +1,223 @@
+// Reloads where memory is short: what counts as needed, what a refused one leaves as it was, and
+// what its message blames.
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "caching_allocator.hpp"
+#include "messages.hpp"
+#include "rig.hpp"
+#include "tidepool/error.hpp"
+#include "tidepool/memory/fixed.hpp"
+
+namespace {
+
+using tidepool::options;
+using tidepool::test::arena_options;
+using tidepool::test::rig;
+using tidepool::test::says;
+using tidepool::test::small_options;
+
+using device = rig::device_type;
+using allocator = tidepool::test::caching_allocator<device>;
+using offloader = rig::offloader<tidepool::modules<"fc1">>;
+
+constexpr std::size_t size = 2048;
+
+options budget_of(std::size_t bytes) {
+  auto opts = small_options();
+  opts.device_budget = bytes;
+  return opts;
+}
+
+/// Memory of a trainer's allocator, which goes back to it.
+struct bench {
+  rig desk;
+  allocator from{desk.dev, desk.stream()};
+
+  bench() { from.overwrites = false; }
+
+  [[nodiscard]] auto memory() {
+    return tidepool::memory_on<device>(
+        desk.stream(), [this](std::size_t bytes) { return from.take(bytes); },
+        [this](void* data) { from.give(data); });
+  }
+  [[nodiscard]] rig::buffer adopt(offloader& off, std::size_t bytes = size) {
+    auto* const data = from.take(bytes);
+    return off.adopt(data, bytes, desk.stream(), [this, data] { from.give(data); });
+  }
+};
+
+// What the restore says that is out of memory.
+template <class Call>
+std::string refusal_of(const Call& call) {
+  try {
+    call();
+  } catch (const tidepool::out_of_budget& why) {
+    return why.what();
+  }
+  return {};
+}
+
+}  // namespace
+
+TEST_CASE("short reload: what is still on the device needs no room in the budget") {
+  bench on;
+  offloader off(on.desk.dev, budget_of(3 * size), {.memory = on.memory()});
+  auto open = off.begin();
+  auto x = on.adopt(off, 2 * size);
+  auto y = on.adopt(off);
+  on.desk.write(x, 1);
+  on.desk.write(y, 2);
+  auto held = x.share();
+  open.commit<"fc1">(0, on.desk.stream(), x, y);
+  open.end_forward();
+  CHECK(on.desk.dev.reloads() == 1);
+  open.restore<"fc1">(0, on.desk.stream(), x, y);
+  on.desk.check(x, 1);
+  on.desk.check(y, 2);
+  CHECK(off.counters().budget_exceeded == 0);
+  CHECK(on.desk.wrong() == 0);
+  for (auto* each : {&x, &y, &held}) each->reset(on.desk.stream());
+}
+
+TEST_CASE("short reload: a group of which nothing is away comes back beyond the budget") {
+  bench on;
+  offloader off(on.desk.dev, budget_of(2 * size), {.memory = on.memory()});
+  auto open = off.begin();
+  auto x = on.adopt(off, 2 * size);
+  auto held = x.share();
+  auto more = on.adopt(off);
+  CHECK(off.counters().budget_exceeded == 1);
+  open.commit<"fc1">(0, on.desk.stream(), x);
+  open.end_forward();
+  open.restore<"fc1">(0, on.desk.stream(), x);
+  CHECK(off.counters().budget_exceeded == 1);
+  CHECK(off.counters().evictions == 0);
+  for (auto* each : {&x, &held, &more}) each->reset(on.desk.stream());
+}
+
+TEST_CASE("short reload: one that the budget refuses makes no stream wait, however small it is") {
+  for (const std::size_t bytes : {std::size_t{1}, std::size_t{2}, size}) {
+    CAPTURE(bytes);
+    bench on;
+    offloader off(on.desk.dev, budget_of(2 * size), {.memory = on.memory()});
+    auto open = off.begin();
+    auto x = on.adopt(off, bytes);
+    open.commit<"fc1">(0, on.desk.stream(), x);
+    auto full = on.adopt(off, 2 * size);
+    const auto waits = on.desk.dev.waits;
+    open.end_forward();
+    CHECK(on.desk.dev.waits == waits);
+    CHECK(on.desk.dev.reloads() == 0);
+    full.reset(on.desk.stream());
+  }
+}
+
+TEST_CASE("short reload: a handle that the allocator drops meanwhile starts none in its middle") {
+  rig desk;
+  allocator from{desk.dev, desk.stream()};
+  from.overwrites = false;
+  rig::buffer kept;
+  int until_dropped = 0;
+  offloader off(desk.dev, budget_of(4 * size),
+                {.memory = tidepool::memory_on<device>(
+                     desk.stream(),
+                     [&](std::size_t bytes) {
+                       if (until_dropped > 0 && --until_dropped == 0) kept.reset(desk.stream());
+                       return from.take(bytes);
+                     },
+                     [&](void* data) { from.give(data); })});
+  auto open = off.begin();
+  auto x = off.allocate(size, desk.stream());
+  auto y = off.allocate(size, desk.stream());
+  desk.write(x, 1);
+  desk.write(y, 2);
+  open.commit<"fc1">(0, desk.stream(), x, y);
+  kept = off.allocate(3 * size, desk.stream());
+  open.end_forward();
+  CHECK(desk.dev.reloads() == 0);
+  until_dropped = 2;
+  open.restore<"fc1">(0, desk.stream(), x, y);
+  CHECK_FALSE(kept);
+  desk.check(x, 1);
+  desk.check(y, 2);
+  CHECK(desk.dev.reloads() == 2);
+  CHECK(desk.wrong() == 0);
+  x.reset(desk.stream());
+  y.reset(desk.stream());
+}
+
+TEST_CASE("short reload: a source that has just enough for its tensor is not blamed") {
+  rig desk;
+  auto* const own = desk.dev.allocate(size);
+  {
+    tidepool::fixed_block source(own, size);
+    offloader off(desk.dev, arena_options(2 * size));
+    auto open = off.begin();
+    auto x = off.allocate_from(source, size, desk.stream());
+    auto y = off.allocate(size, desk.stream());
+    open.commit<"fc1">(0, desk.stream(), x, y);
+    auto full = off.allocate(2 * size, desk.stream());
+    const auto text = refusal_of([&] { open.restore<"fc1">(0, desk.stream(), x, y); });
+    CHECK(says(text, "4096 bytes of device memory do not fit"));
+    CHECK_FALSE(says(text, "allocate_from"));
+    full.reset(desk.stream());
+    open.restore<"fc1">(0, desk.stream(), x, y);
+    x.reset(desk.stream());
+  }
+  desk.dev.deallocate(own);
+}
+
+TEST_CASE("short reload: a source is told of its own tensor, not of the others of the group") {
+  rig desk;
+  auto* const own = desk.dev.allocate(512);
+  {
+    tidepool::fixed_block source(own, 512);
+    offloader off(desk.dev, arena_options(2 * size));
+    auto open = off.begin();
+    auto x = off.allocate(size, desk.stream());
+    auto y = off.allocate_from(source, 512, desk.stream());
+    open.commit<"fc1">(0, desk.stream(), x, y);
+    auto next = off.allocate_from(source, 512, desk.stream());
+    const auto text = refusal_of([&] { open.restore<"fc1">(0, desk.stream(), x, y); });
+    CHECK(says(text, ": 512 bytes do not fit the source given to allocate_from"));
+    next.reset(desk.stream());
+    open.restore<"fc1">(0, desk.stream(), x, y);
+    y.reset(desk.stream());
+  }
+  desk.dev.deallocate(own);
+}
+
+TEST_CASE("short reload: a restore that is refused takes nothing of its own group away") {
+  rig desk;
+  auto opts = arena_options(3 * size);
+  opts.reload_ahead = 2;
+  offloader off(desk.dev, opts);
+  auto open = off.begin();
+  auto x = off.allocate(size, desk.stream());
+  auto y = off.allocate(size, desk.stream());
+  desk.write(x, 1);
+  desk.write(y, 2);
+  auto again = x.share();
+  open.commit<"fc1">(0, desk.stream(), x, y);
+  open.commit<"fc1">(1, desk.stream(), again);
+  open.end_forward();
+  CHECK(desk.dev.reloads() == 2);
+  open.restore<"fc1">(1, desk.stream(), again);
+  again.reset(desk.stream());
+  auto first = off.allocate(size, desk.stream());
+  auto second = off.allocate(size, desk.stream());
+  CHECK(off.counters().evictions == 1);  // what the group of layer 1 has no use for any more
+  CHECK_THROWS_AS(open.restore<"fc1">(0, desk.stream(), x, y), tidepool::out_of_budget);
+  CHECK(off.counters().evictions == 1);
+  first.reset(desk.stream());
+  open.restore<"fc1">(0, desk.stream(), x, y);
+  CHECK(desk.dev.reloads() == 3);
+  desk.check(x, 1);
+  desk.check(y, 2);
+  CHECK(desk.wrong() == 0);
+}
