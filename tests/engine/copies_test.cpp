@@ -199,3 +199,48 @@ TEST_CASE("copies: a reload by hand that failed may be started again") {
   desk.check(x, 1);
   CHECK(desk.wrong() == 0);
 }
+
+TEST_CASE("copies: a batch is for tensors below 1 MiB on average, which they may be by one byte") {
+  constexpr std::size_t least = std::size_t{1} << 20;
+  for (const bool below : {false, true}) {
+    CAPTURE(below);
+    batching_device dev;
+    const auto stream = dev.make_stream();
+    tidepool::offloader<batching_device, tidepool::modules<"core_attn">> off(dev, small_options());
+    auto open = off.begin();
+    auto x = off.allocate(least, stream.ref());
+    auto y = off.allocate(below ? least - 1 : least, stream.ref());
+    open.commit<"core_attn">(0, stream.ref(), x, y);
+    CHECK(dev.batches.size() == (below ? 1 : 0));
+    CHECK(dev.single == (below ? 0 : 2));
+  }
+}
+
+TEST_CASE("copies: rows of the first tensor of all, of many, and of one twice, come back") {
+  rig desk;
+  offloader off(desk.dev, small_options());
+  constexpr std::size_t count = 40;
+  constexpr std::size_t pitch = 64;
+  auto open = off.begin();
+  auto x = off.allocate(pitch * count, desk.stream());
+  desk.write(x, 9);
+  std::vector<rig::view> rows;
+  for (std::size_t i = 0; i < count; ++i) {
+    rows.push_back(x.view({.offset = 4 * (i % 8), .width = 8, .rows = 1 + i / 8, .pitch = pitch}));
+    open.commit<"core_attn">(static_cast<int>(i), desk.stream(), rows.back());
+  }
+  auto again = x.view({.offset = 4, .width = 8, .rows = 1, .pitch = pitch});
+  const auto before = desk.dev.offloads();
+  open.commit<"core_attn">(static_cast<int>(count), desk.stream(), again);
+  CHECK(desk.dev.offloads() == before);  // that part is there already
+  x.reset(desk.stream());
+  open.end_forward();
+  open.restore<"core_attn">(static_cast<int>(count), desk.stream(), again);
+  desk.check(again, 9, 4, pitch);
+  for (auto i = count; i-- > 0;) {
+    open.restore<"core_attn">(static_cast<int>(i), desk.stream(), rows[i]);
+    desk.check(rows[i], 9, 4 * (i % 8), pitch);
+  }
+  open.finish();
+  CHECK(desk.wrong() == 0);
+}

@@ -58,6 +58,15 @@ TEST_CASE("stalls: what is no copy, or took no time, is no cause") {
   CHECK(cause_of("consumer", {copy_of("of no length", 20, 20)}).empty());
 }
 
+TEST_CASE("stalls: a copy that was over when the stall began is no cause, and no wait has none") {
+  CHECK(cause_of("consumer", {copy_of("over", 0, 10)}).empty());
+  CHECK(cause_of("consumer", {copy_of("over", 0, 10), copy_of("under way", 5, 11)}) == "under way");
+  record all;
+  all.spans = {copy_of("in", 5, 21), stall_for("consumer", 20, 20)};
+  tidepool::detail::find_causes(all);
+  CHECK(all.spans.back().module.empty());
+}
+
 TEST_CASE("stalls: a consumer waits for a reload, a cap for an offload, others for either") {
   const std::vector<span> both{copy_of("out", 5, 20, span_kind::offload), copy_of("in", 5, 19)};
   CHECK(cause_of("consumer", both) == "in");
@@ -80,4 +89,14 @@ TEST_CASE("unnamed compute: it is cut where passes begin and end, in whatever or
   record all;
   all.passes = {{true, 0, 0, 30, 40}, {false, 0, 0, 10, 20}};
   CHECK(added(all, {{5, 50}}) == runs{{5, 10}, {10, 20}, {20, 30}, {30, 40}, {40, 50}});
+}
+
+TEST_CASE("unnamed compute: what the trainer named is left out, in whatever order it stands") {
+  record all;
+  all.spans = {{span_kind::compute, 0, "later", -1, -1, 0, 30, 40, {}},
+               {span_kind::compute, 0, "earlier", -1, -1, 0, 10, 20, {}},
+               {span_kind::compute, 0, "behind", -1, -1, 0, 40, 45, {}},
+               {span_kind::compute, 0, "within", -1, -1, 0, 32, 35, {}}};
+  CHECK(added(all, {{5, 50}}) == runs{{5, 10}, {20, 30}, {45, 50}});
+  CHECK(added(all, {{5, 10}, {20, 30}, {47, 48}}) == runs{{5, 10}, {20, 30}, {47, 48}});
 }

@@ -1,0 +1,159 @@
+// What a tracer makes of events: times from its start, levels, passes, and lanes that nobody named.
+#include "tidepool/memory/tracer.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "rig.hpp"
+#include "tidepool/core/clocks.hpp"
+#include "tidepool/device/null.hpp"
+#include "tidepool/device/virtual.hpp"
+
+namespace {
+
+using tidepool::lane_id;
+using tidepool::null_device;
+using tidepool::virtual_device;
+using tidepool::test::rig;
+using tidepool::test::small_options;
+using tidepool::trace::span_kind;
+
+lane_id lane(int number) { return static_cast<lane_id>(number); }
+
+// On a stream of a device whose kernels take as long as they say. Lanes 0 and 1 copy.
+struct traced {
+  virtual_device dev;
+  virtual_device::stream stream = dev.make_stream();
+  tidepool::detail::tracer<virtual_device> trace{dev};
+
+  void run_us(double time) {
+    dev.launch(stream.ref(), time * 1000, [] {});
+  }
+  void span(const char* name, double time) {
+    const auto from = trace.begin(stream.ref());
+    run_us(time);
+    trace.end(from, lane(2), stream.ref(), {span_kind::compute, name, 1, 2});
+  }
+  void pass(std::size_t chunk, bool backward, bool begins) {
+    trace.pass(stream.ref(), chunk, backward, begins, static_cast<int>(chunk), 0);
+  }
+  tidepool::trace::record finish() {
+    return trace.finish(3, [&](lane_id) { return stream.ref(); });
+  }
+};
+
+}  // namespace
+
+TEST_CASE("tracer: times count from the start of the trace, in each trace") {
+  traced at;
+  at.run_us(50);  // before it
+  for (int i = 0; i < 2; ++i) {
+    at.trace.start("step", 0, 0, at.stream.ref());
+    at.run_us(5);
+    at.span("layer", 3);
+    const auto seen = at.finish();
+    std::size_t found = 0;
+    for (const auto& each : seen.spans) {
+      if (each.name != "layer") continue;
+      ++found;
+      CHECK(each.start == doctest::Approx(5));
+      CHECK(each.end == doctest::Approx(8));
+      CHECK(each.bytes == 0);  // it has moved none
+    }
+    CHECK(found == 1);
+  }
+}
+
+TEST_CASE("tracer: both curves begin with what there was at the start") {
+  traced at;
+  for (const std::size_t before : {100U, 700U}) {
+    at.trace.start("step", before, before + 11, at.stream.ref());
+    at.run_us(1);
+    at.trace.level(lane(2), at.stream.ref(), 50, 0, before + 61);
+    const auto seen = at.finish();
+    REQUIRE(seen.device_bytes.size() == 2);
+    CHECK(seen.device_bytes[0].bytes == before);
+    CHECK(seen.device_bytes[1].bytes == before + 50);
+    REQUIRE(seen.device_bytes_without.size() == 2);
+    CHECK(seen.device_bytes_without[0].bytes == before + 11);
+    CHECK(seen.device_bytes_without[1].bytes == before + 61);
+  }
+}
+
+TEST_CASE("tracer: passes of several chunks may lie in one another, each ends with its own") {
+  traced at;
+  at.trace.start("step", 0, 0, at.stream.ref());
+  struct event {
+    std::size_t chunk;
+    bool backward, begins;
+  };
+  constexpr event events[]{
+      {0, false, true}, {1, false, true},  {1, true, true}, {0, false, false},
+      {1, true, false}, {1, false, false}, {0, true, true}};  // and does not end
+  for (const auto& each : events) {
+    at.pass(each.chunk, each.backward, each.begins);
+    at.run_us(1);
+  }
+  const auto seen = at.finish();
+  REQUIRE(seen.passes.size() == 3);
+  const auto is = [&](std::size_t number, int chunk, bool backward, double start, double end) {
+    const auto& one = seen.passes[number];
+    CHECK(one.microbatch == chunk);
+    CHECK(one.backward == backward);
+    CHECK(one.start == doctest::Approx(start));
+    CHECK(one.end == doctest::Approx(end));
+  };
+  is(0, 0, false, 0, 3);
+  is(1, 1, false, 1, 5);
+  is(2, 1, true, 2, 4);
+}
+
+TEST_CASE("tracer: where a device does not tell what computes, lanes without a name are marked") {
+  null_device dev;
+  const auto stream = dev.make_stream();
+  tidepool::detail::tracer<null_device> trace(dev);
+  trace.start("step", 0, 0, stream.ref());
+  const auto add = [&](int on, span_kind kind) {
+    trace.end(trace.begin(stream.ref()), lane(on), stream.ref(), {kind, "one", 0, 0, 0});
+  };
+  add(0, span_kind::offload);
+  add(3, span_kind::compute);
+  add(4, span_kind::stall);
+  const auto seen = trace.finish(6, [&](lane_id) { return stream.ref(); });
+  CHECK(seen.untraced == std::vector<bool>{false, false, true, false, true, true});
+}
+
+TEST_CASE("tracer: without a budget the trace of an offloader has none") {
+  rig desk;
+  rig::offloader<tidepool::modules<"fc1">> off(desk.dev, small_options());
+  off.start_trace("step", desk.stream());
+  CHECK(off.finish_trace().budget == 0);
+}
+
+TEST_CASE("tracer: a pass that began before any work on the trainer's streams is left out") {
+  rig desk;
+  rig::offloader<tidepool::modules<"fc1">> off(desk.dev, small_options());
+  off.start_trace("step", desk.stream());
+  for (int microbatch = 0; microbatch < 2; ++microbatch) {
+    auto chunk = off.begin({.microbatch = microbatch});
+    auto x = off.allocate(512, desk.stream());
+    desk.write(x, 1);
+    chunk.commit<"fc1">(0, desk.stream(), x);
+    chunk.end_forward();
+    chunk.restore<"fc1">(0, desk.stream(), x);
+    x.reset(desk.stream());
+    chunk.finish();
+  }
+  off.end_step();
+  // Nobody knows on which stream the first of all has begun.
+  const auto passes = off.finish_trace().passes;
+  REQUIRE(passes.size() == 3);
+  CHECK(passes[0].backward);
+  CHECK(passes[0].microbatch == 0);
+  CHECK_FALSE(passes[1].backward);
+  CHECK(passes[1].microbatch == 1);
+}
