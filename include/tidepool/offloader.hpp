@@ -252,7 +252,8 @@ class offloader {
   }
 
   /// Follows a plan from elsewhere, with no warm-up: `recorded` is what it was made for, a profile
-  /// of the same steps, with the same modules enabled. Call it between steps.
+  /// of the same steps, with the same modules enabled. Call it between steps. Whatever it throws,
+  /// what was followed before goes on.
   ///
   /// Throws `plan::profile_error` where the two do not fit each other, this offloader's modules or
   /// its device budget, or where the plan recomputes although `recompute_by_plan` is off or the

@@ -63,13 +63,13 @@ auto engine<Device>::learn() -> stage {
 
 template <device Device>
 void engine<Device>::apply(plan::profile step, const decision& what, followed by) {
+  if (!what.made.expected.runs) step.peer_link.reset();  // what leaves goes to the nearest place
+  adopt(std::move(step), what.made.what, what.placement, by);
   // Pieces count in an arena.
   keeps_.keep_at_most(what.keep_at_most, opts_.memory == memory_kind::arena ? what.free_piece : 0);
   opts_.reload_ahead = what.made.reload_ahead;
   opts_.reload_ahead_bytes.reset();
   if (what.made.reload_ahead_bytes > 0) opts_.reload_ahead_bytes = what.made.reload_ahead_bytes;
-  if (!what.made.expected.runs) step.peer_link.reset();  // what leaves goes to the nearest place
-  adopt(std::move(step), what.made.what, what.placement, by);
   if (!what.made.expected.runs) without_a_plan();
   if (by == followed::trial) start_recording();
 }
@@ -95,8 +95,10 @@ void engine<Device>::follow(plan::profile step, const decision& what) {
         "follow: a step is under way; call it before the first chunk of a step, or"
         " after end_step");
   }
-  forgotten_.learn(step);
+  forgotten_groups by_this;
+  by_this.learn(step);
   apply(std::move(step), what, followed::unproven);
+  forgotten_ = std::move(by_this);
 }
 
 template <device Device>

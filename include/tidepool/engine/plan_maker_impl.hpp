@@ -57,8 +57,9 @@ void plan_maker<Device>::follow(const plan::step_plan& made, const plan::profile
                                 std::uint64_t enabled) {
   if (source_ == nullptr) throw_no_planner("follow: a plan from elsewhere");
   auto fit = source_->follow(made, recorded, owner_->names(), enabled, settings());
+  auto kept = std::make_optional(made);
   owner_->follow(std::move(fit.step), fit.what);
-  plan_ = made;
+  plan_ = std::move(kept);  // nothing may fail behind what is followed
   // Not all ranks may outgrow theirs, and those that do must not wait for the others.
   link_ = recorded.link;
   peer_link_ = recorded.peer_link;
