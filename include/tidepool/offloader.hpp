@@ -252,14 +252,13 @@ class offloader {
   }
 
   /// Follows a plan from elsewhere, with no warm-up: `recorded` is what it was made for, a profile
-  /// of the same steps, with the same modules enabled. Call it between steps. Whatever it throws,
-  /// what was followed before goes on.
+  /// of the same steps, with the same modules enabled. Call it between steps.
   ///
   /// Throws `plan::profile_error` where the two do not fit each other, this offloader's modules or
   /// its device budget, or where the plan recomputes although `recompute_by_plan` is off or the
-  /// profile knows no time for it. In the first step after it, a chunk or group that the plan does
-  /// not have in that place, one that is missing, or one that is to be recomputed and not offered
-  /// (`chunk::commit_or_discard`), is refused with `misuse_error`. Sizes are not compared.
+  /// profile has no time for it; what was followed before then goes on. In the first step after it,
+  /// a chunk or group that the plan lacks there, one that is missing, or one to be recomputed that
+  /// is not offered (`chunk::commit_or_discard`), is a `misuse_error`. Sizes are not compared.
   void follow(const plan::step_plan& made, const plan::profile& recorded) {
     plans_.follow(made, recorded, enabled_);
   }
