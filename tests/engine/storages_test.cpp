@@ -101,7 +101,6 @@ TEST_CASE("storages: one group more than the cap may be in flight, and never mor
   CHECK(in_flight_after(opts, {1}) == 4);
   CHECK(in_flight_after(opts, {100, 300, 200, 300}) == 1200);
   for (const auto& [cap, groups] : {std::array<std::size_t, 2>{1, 2}, {2, 3}, {3, 4}, {4, 4}}) {
-    CAPTURE(cap);
     opts.max_inflight = cap;
     CHECK(in_flight_after(opts, {100}) == 100 * groups);
   }
