@@ -143,7 +143,7 @@ TEST_CASE("pool: the device is asked a second time only for less") {
 
 TEST_CASE("slots: a ring larger than 64 bits hold is refused before the device is asked") {
   constexpr auto most = std::numeric_limits<std::size_t>::max();
-  for (const std::size_t count : {1, 2, 3}) {
+  for (const auto count : {std::size_t{1}, std::size_t{2}, std::size_t{3}}) {
     CAPTURE(count);
     strict_pages pages(0);
     // The largest for which there is room to round each slot up.

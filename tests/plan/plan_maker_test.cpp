@@ -232,10 +232,10 @@ TEST_CASE("plan maker: places of a plan that was outgrown are nobody's") {
   run.step({size});
   const auto* const anywhere = run.placed.front();
   run.step({size});
-  const auto* const planned = run.placed.front();
-  CHECK(planned != anywhere);
+  const auto* const by_plan = run.placed.front();
+  CHECK(by_plan != anywhere);
   run.step({size, size});  // outgrown
-  CHECK(run.placed.front() == planned);
+  CHECK(run.placed.front() == by_plan);
   run.step({size, size});
   CHECK(run.placed.front() == anywhere);
   CHECK(run.desk.wrong() == 0);

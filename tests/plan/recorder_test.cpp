@@ -230,6 +230,23 @@ TEST_CASE("recorder: waits for peers are no computing, but for what the shortest
   CHECK(on.step.events == std::vector<plan::event>{{allocate, 0, 0, 10, 0}, {commit, 0, 0, 14, 0}});
 }
 
+TEST_CASE(
+    "recorder: of a wait for others half is counted before the call, and half behind the step") {
+  bench on;
+  on.rec.start(on.s);
+  on.wait(10, waits_for::others);
+  on.allocate(1);
+  on.compute(4);
+  on.wait(110, waits_for::others);
+  on.call(commit);
+  on.compute(7);
+  static_cast<void>(on.finish());
+  CHECK(on.step.events ==
+        std::vector<plan::event>{{allocate, 0, 0, 10, 0}, {commit, 0, 0, 64, 50}});
+  CHECK(on.step.rest_us == 57);
+  CHECK(on.step.rest_wait_us == 0);
+}
+
 TEST_CASE("recorder: whether the host had waited is told of each call") {
   bench on;
   const auto copies = on.second.ref();
@@ -266,4 +283,12 @@ TEST_CASE("recorder: whether the host had waited is told of each call") {
     CHECK(seen[1] == drain{drain::what::yes, 16});
     CHECK(seen[2] == drain{});
   }
+}
+
+TEST_CASE("recorder: a profile that has events already gets those of the step alone") {
+  bench on;
+  on.step.events.push_back({commit, 9, 9, 9, 9});
+  on.rec.start(on.s);
+  on.allocate(1);
+  CHECK(on.kinds() == std::vector{allocate});
 }
