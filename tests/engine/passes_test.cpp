@@ -293,3 +293,17 @@ TEST_CASE("passes: a host block that a failed commit gave back is taken again wi
   CHECK(desk.dev.waits == waits + 1);  // for who wrote it
   CHECK(off.counters().places.at(1).bytes_offloaded == size);
 }
+
+TEST_CASE("passes: one that is assigned keeps to the modules that may leave") {
+  using two = rig::offloader<tidepool::modules<"fc1", "act">>;
+  rig desk;
+  two off(desk.dev, small_options({"fc1"}));
+  two::chunk open;
+  open = off.begin();
+  auto x = off.allocate(size, desk.stream());
+  open.commit<"act">(0, desk.stream(), x);
+  open.end_forward();
+  CHECK(off.counters().modules[1].bytes_offloaded == 0);
+  open.restore<"act">(0, desk.stream(), x);
+  open.finish();
+}

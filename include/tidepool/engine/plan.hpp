@@ -95,10 +95,10 @@ void engine<Device>::follow(plan::profile step, const decision& what) {
         "follow: a step is under way; call it before the first chunk of a step, or"
         " after end_step");
   }
-  forgotten_groups by_this;
-  by_this.learn(step);
+  forgotten_groups learnt;
+  learnt.learn(step);
   apply(std::move(step), what, followed::unproven);
-  forgotten_ = std::move(by_this);
+  forgotten_ = std::move(learnt);
 }
 
 template <device Device>
