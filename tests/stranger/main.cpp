@@ -317,6 +317,11 @@ struct tally {
   std::map<std::string, std::pair<std::uint64_t, long>> found;  // key: first seed, times
 };
 
+// As `reached` names them.
+constexpr const char* ended_step = "end_step";
+constexpr const char* begun_capture = "capture_begin";
+constexpr const char* with_capture = "programs with a capture";
+
 // The seeds first, first + step, …
 tally run_share(const settings& with, int share) {
   using clock = std::chrono::steady_clock;
@@ -333,9 +338,11 @@ tally run_share(const settings& with, int share) {
         [&](int to) {
           for (int i = 0; i < 100 && next < last && !late(); ++i, next += stride) {
             put(to, "begin\t" + std::to_string(next) + '\n');
+            const auto captures = reached()[begun_capture];
             limit_time(true);
             const auto seen = play_all(draw(next), with.orders);
             limit_time(false);
+            if (reached()[begun_capture] > captures) ++reached()[with_capture];
             put_all(to, seen);
             put(to, "end\n");
           }
@@ -410,6 +417,8 @@ int run(const settings& with) {
   }
   std::printf("%ld programs in %.1f s: %ld findings of %zu kinds\n", all.programs, seconds, times,
               all.found.size());
+  std::printf("%ld steps over all orders, %ld programs with a capture\n", all.reached[ended_step],
+              all.reached[with_capture]);
   return all.found.empty() ? 0 : 1;
 }
 

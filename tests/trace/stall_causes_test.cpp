@@ -52,6 +52,11 @@ TEST_CASE("stalls: the copy whose end is nearest, of two alike the earlier") {
   CHECK(cause_of("consumer", {copy_of("long gone", 0, 9)}).empty());
 }
 
+TEST_CASE("stalls: clocks are taken to agree to 20 us, and to no more") {
+  CHECK(cause_of("consumer", {copy_of("in", 5, 40)}) == "in");
+  CHECK(cause_of("consumer", {copy_of("in", 5, 40.5)}).empty());
+}
+
 TEST_CASE("stalls: what is no copy, or took no time, is no cause") {
   span computing = copy_of("computing", 5, 20, span_kind::compute);
   CHECK(cause_of("consumer", {computing}).empty());
@@ -83,6 +88,13 @@ TEST_CASE("unnamed compute: what a device ran beside the spans of its lane") {
   CHECK(added(all, {{12, 18}}).empty());
   // In any order; kernels without a gap are one.
   CHECK(added(all, {{80, 90}, {70, 80}, {100, 110}}) == runs{{70, 90}, {100, 110}});
+}
+
+TEST_CASE("unnamed compute: a picosecond is no gap and no work") {
+  constexpr double picosecond = 1e-6;
+  CHECK(added({}, {{2, 4}, {4 + picosecond, 9}}) == runs{{2, 9}});
+  CHECK(added({}, {{2, 4}, {4 + 2 * picosecond, 9}}) == runs{{2, 4}, {4 + 2 * picosecond, 9}});
+  CHECK(added({}, {{0, picosecond}}).empty());
 }
 
 TEST_CASE("unnamed compute: it is cut where passes begin and end, in whatever order they stand") {

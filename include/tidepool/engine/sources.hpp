@@ -20,7 +20,8 @@ namespace tidepool::inline v0_2_0::detail {
                                                                       const options& opts) {
   switch (opts.memory) {
     case memory_kind::arena:
-      return std::make_unique<arena>(pages, order, opts.device_budget.value_or(0));
+      return std::make_unique<arena>(
+          pages, order, opts.device_budget.value());  // options without one are refused
     case memory_kind::slots:
       return std::make_unique<slots>(pages, opts.slots);
     case memory_kind::pool:

@@ -56,7 +56,8 @@ class ranges : detail::range_survey {
   [[nodiscard]] place find_snug(std::size_t bytes, const Joined& joined) {
     const auto need = aligned(bytes);
     if (is_ample(need)) return find(bytes, joined, true);
-    free_run best;
+    std::uint32_t best = none;
+    std::size_t best_bytes = 0;
     for (const auto first : first_of_region_) {
       for (auto i = first; i != none;) {
         if (nodes_[i].used) {
@@ -64,14 +65,15 @@ class ranges : detail::range_survey {
           continue;
         }
         const auto whole = whole_run(i);
-        i = whole.behind;
-        if (whole.run.bytes >= need && (best.first == none || whole.run.bytes < best.bytes)) {
-          best = whole.run;
+        if (whole.bytes >= need && (best == none || whole.bytes < best_bytes)) {
+          best = i;
+          best_bytes = whole.bytes;
         }
+        i = whole.behind;
       }
     }
-    if (best.first == none) return {};
-    return place_in(part_of(best.first, need), joined);
+    if (best == none) return {};
+    return place_in(part_of(best, need), joined);
   }
 
   /// As `find`, but while one free run alone has room for the largest block so far, that room is

@@ -69,7 +69,7 @@ class stream_memory final : public block_source {
   [[nodiscard]] std::size_t budget() const override { return 0; }
   /// Not known: the allocator has to be asked.
   [[nodiscard]] std::size_t largest_free() const override {
-    return std::numeric_limits<std::size_t>::max() / 2;
+    return std::numeric_limits<std::size_t>::max();
   }
   [[nodiscard]] std::uint64_t allocations() const override { return allocations_; }
 

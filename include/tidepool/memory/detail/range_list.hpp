@@ -99,18 +99,15 @@ class range_list {
     return index;
   }
 
-  // All free neighbours from `first` on, and what comes after them.
+  // The bytes of all free neighbours from `first` on, and what comes after them.
   struct run_and_next {
-    free_run run;
+    std::size_t bytes;
     std::uint32_t behind;
   };
   [[nodiscard]] run_and_next whole_run(std::uint32_t first) const {
-    run_and_next result{{first, 0, {}}, first};
+    run_and_next result{0, first};
     auto& i = result.behind;
-    for (; i != none && !nodes_[i].used; i = nodes_[i].right) {
-      result.run.bytes += nodes_[i].bytes;
-      result.run.ready.add(nodes_[i].ready);
-    }
+    for (; i != none && !nodes_[i].used; i = nodes_[i].right) result.bytes += nodes_[i].bytes;
     return result;
   }
 
