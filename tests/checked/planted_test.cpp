@@ -372,6 +372,21 @@ TEST_CASE("planted: eager work does not wait for a graph") {
   }
 }
 
+TEST_CASE("planted: a graph is launched on another stream than it was captured on") {
+  for (const bool planted : ways) {
+    desk at;
+    std::array<float, 16> output{};
+    at.dev.begin_capture(at.compute.ref());
+    at.dev.writes(std::span(output), at.compute.ref(), "captured gemm");
+    auto graph = at.dev.end_capture(at.compute.ref());
+    at.dev.replay(graph, at.side.ref());
+    if (!planted) at.join(at.side.ref(), at.compute.ref());
+    at.dev.reads(std::span(output), at.compute.ref(), "metrics");
+    check_only(at, planted, finding_kind::unordered, access_kind::kernel_write, "side",
+               access_kind::kernel_read, "compute");
+  }
+}
+
 TEST_CASE("planted: events of the trainer's own, declared, with one forgotten") {
   for (const bool planted : ways) {
     desk at;

@@ -108,7 +108,9 @@ inline void order_log::launch(graph& which, lane on) {
     } else if (step.kind == step_kind::wait) {
       clocks_.wait(runs_on, inside_[step.until]);
     } else {
-      run(runs_on, step);
+      auto launched = step;
+      if (place == 0) launched.who.stream = on;  // which may be another than it was captured on
+      run(runs_on, launched);
     }
   }
   for (std::size_t i = 1; i < which.lanes.size(); ++i) clocks_.wait(on, which.lanes[i]);
