@@ -26,6 +26,7 @@ struct command_line {
   int order = 0;      // seed of the order of copies on the virtual device; 0: by its clock
   bool autocast = false;
   bool compare = false;
+  bool check_order = false;
   tidepool::options offload;
 };
 
@@ -37,6 +38,7 @@ inline constexpr std::string_view help_text =
   --layers N --hidden N --heads N --ffn N --experts N --top-k N --seq N --batch N
   --autocast              matrix products in bfloat16
   --compare               trains without offload as well; exits with 1 where a bit differs
+  --check-order           says which accesses to memory have no order, and exits with 1 then
 )";
 
 inline int to_number(const std::string& flag, const std::string& text, int least = 1) {
@@ -62,15 +64,19 @@ inline command_line read_command_line(int argc, char** argv) {
       {"heads", &line.model.heads},     {"ffn", &line.model.ffn},
       {"experts", &line.model.experts}, {"top-k", &line.model.top_k},
       {"seq", &line.model.sequence},    {"batch", &line.model.batch}};
+  const std::map<std::string, bool*> switches{{"--compare", &line.compare},
+                                              {"--autocast", &line.autocast},
+                                              {"--check-order", &line.check_order}};
   const std::vector<std::string> words(argv + 1, argv + argc);
   for (std::size_t i = 0; i < words.size(); ++i) {
     if (words[i] == "--help") {
       std::cout << help_text << '\n' << tidepool::options_help();
       std::exit(0);
     }
-    if (words[i] == "--compare") line.compare = true;
-    if (words[i] == "--autocast") line.autocast = true;
-    if (words[i] == "--compare" || words[i] == "--autocast") continue;
+    if (const auto at = switches.find(words[i]); at != switches.end()) {
+      *at->second = true;
+      continue;
+    }
     const auto equals = words[i].find('=');
     const auto flag = words[i].substr(0, equals).substr(words[i].starts_with("--") ? 2 : 0);
     const bool known = numbers.contains(flag) || flag == "device" || flag == "data";

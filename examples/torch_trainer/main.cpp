@@ -9,7 +9,9 @@
 #include "command_line.hpp"
 #include "text.hpp"
 #include "tidepool/device/virtual.hpp"
+#include "tidepool/engine/definitions.hpp"  // of the checked devices
 #include "tidepool/plan.hpp"
+#include "tidepool/torch/declared.hpp"
 #include "train.hpp"
 #if defined(TIDEPOOL_TORCH_CUDA)
 #include "tidepool/device/cuda.hpp"
@@ -50,13 +52,27 @@ void print_memory(tidepool::cuda_device& dev) {
 }
 #endif
 
+// Operators declare what they touch where the device is a checked one.
+template <class Device>
+struct checking {
+  checking(Device& /*dev*/, tidepool::torch_offloader<Device>& /*off*/) {}
+  void print() const {}
+};
+template <class Device>
+struct checking<tidepool::checked_device<Device>> {
+  using checked = tidepool::checked_device<Device>;
+  checking(checked& dev, tidepool::torch_offloader<checked>& off) : operators(dev, off) {}
+  void print() const { std::printf("  %zu operators were checked\n", operators.count()); }
+  tidepool::torch_declared_operators<checked> operators;
+};
+
 template <class Device>
 bool train(Device& dev, const gpt::command_line& line) {
   const gpt::text_sampler text(gpt::load_text(line.data), line.model.sequence);
   const auto where = tidepool::torch_streams<Device>(dev).device();
   [[maybe_unused]] const auto memory = [&] {
 #if defined(TIDEPOOL_TORCH_CUDA)
-    if constexpr (std::is_same_v<Device, tidepool::cuda_device>) print_memory(dev);
+    if constexpr (std::is_base_of_v<tidepool::cuda_device, Device>) print_memory(dev);
 #endif
   };
   gpt::run_result plain;
@@ -68,12 +84,14 @@ bool train(Device& dev, const gpt::command_line& line) {
   gpt::run_result result;
   {
     tidepool::torch_offloader off(dev, line.offload, {.planner = tidepool::planner()});
+    const checking<Device> declared(dev, off);
     result = gpt::trainer<Device>(line, text, where, &off).run();
     print("with offload", result, line);
     memory();
     const auto counts = off.counters();
     std::printf("  borrowed: %zu bytes at most, %llu waits to give it back\n", counts.borrowed_peak,
                 static_cast<unsigned long long>(counts.borrowed_joins));
+    declared.print();
   }
   if (!line.compare) return true;
   const bool same = same_bits(plain, result);
@@ -81,18 +99,29 @@ bool train(Device& dev, const gpt::command_line& line) {
   return same;
 }
 
+// With --check-order on a checked device, and says what that found.
+template <class Device, class... Made>
+bool train_on(const gpt::command_line& line, const Made&... made) {
+  if (!line.check_order) {
+    Device dev(made...);
+    return train(dev, line);
+  }
+  tidepool::checked_device<Device> dev(made...);
+  const bool same = train(dev, line);
+  std::fputs(dev.report().c_str(), stdout);
+  return same && dev.findings().empty();
+}
+
 bool run(const gpt::command_line& line) {
   at::set_num_threads(1);  // sums in one order
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
   if (line.device == "virtual") {
-    tidepool::virtual_device dev(
-        tidepool::machine{.order_seed = static_cast<std::uint64_t>(line.order)});
-    return train(dev, line);
+    return train_on<tidepool::virtual_device>(
+        line, tidepool::machine{.order_seed = static_cast<std::uint64_t>(line.order)});
   }
   if (line.device == "cuda") {
 #if defined(TIDEPOOL_TORCH_CUDA)
-    tidepool::cuda_device dev;
-    return train(dev, line);
+    return train_on<tidepool::cuda_device>(line);
 #else
     throw tidepool::option_error(
         "--device=cuda: this program's libtorch has no CUDA; build with one"

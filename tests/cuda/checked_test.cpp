@@ -1,30 +1,14 @@
 // The checked device on a GPU: what is found there is what is found on the virtual device.
 #include "../checked/dropped_joins.hpp"
+#include "../checked/leaving_device.hpp"
 #include "gpu.hpp"
-#include "tidepool/device/cuda.hpp"
 
 namespace {
 
 using namespace tidepool;
 namespace drops = test::drops;
 
-// Can leave joins out, as the virtual device can. When work is over depends on the clock, so it
-// does not look.
-class leaving_device : public checked_device<cuda_device> {
- public:
-  leaving_device() : checked_device(0) {}
-
-  void leave_out(join_site site) { left_out_ |= 1U << static_cast<unsigned>(site); }
-  [[nodiscard]] bool leaves_out(join_site site) const {
-    return (left_out_ >> static_cast<unsigned>(site) & 1U) != 0;
-  }
-  [[nodiscard]] static bool passed(const event& /*which*/) { return false; }
-
- private:
-  unsigned left_out_ = 0;
-};
-
-using gpu_desk = test::basic_desk<leaving_device>;
+using gpu_desk = test::basic_desk<test::leaving_device>;
 
 }  // namespace
 

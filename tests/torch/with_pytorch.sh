@@ -62,6 +62,7 @@ fi
 
 export CUBLAS_WORKSPACE_CONFIG=:4096:8
 "$out/torch_trainer" --device=$device --compare --min-tensor-elements=1 --offload-modules=all "$@"
+"$out/torch_trainer" --device=$device --check-order --min-tensor-elements=1 --offload-modules=all
 "$out/torch_soak" --device=$device --min-tensor-elements=1 --offload-modules=all --poison \
   --steps="${TIDEPOOL_SOAK_STEPS:-100}"
 if [ -n "$tests" ]; then
