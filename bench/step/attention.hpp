@@ -1,7 +1,7 @@
 /// Causal attention by GEMMs over blocks of queries, with the scores of one block in memory.
 #pragma once
 
-#include "kernels.hpp"
+#include "declared.hpp"
 
 namespace bench {
 
@@ -9,7 +9,7 @@ namespace bench {
 class attention {
  public:
   attention(cuda_device& dev, cudaStream_t stream, blas& math, const model_sizes& sizes)
-      : stream_(stream),
+      : stream_(dev, stream),
         math_(&math),
         n_(sizes),
         scores_(dev, n_.heads * std::min(n_.query_block, n_.tokens) * n_.tokens),
@@ -86,7 +86,7 @@ class attention {
   [[nodiscard]] index ld() const { return 3 * width(); }
   [[nodiscard]] float scale() const { return 1 / std::sqrt(static_cast<float>(n_.head_size)); }
 
-  cudaStream_t stream_;
+  declared_stream stream_;
   blas* math_;
   model_sizes n_;
   device_array<bf16> scores_;     ///< [heads][queries][keys] of one block

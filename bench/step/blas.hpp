@@ -7,16 +7,14 @@
 
 #include <cstddef>
 #include <string>
-#include <tidepool/device/cuda.hpp>
 #include <tidepool/error.hpp>
 #include <utility>
 
-#include "settings.hpp"
+#include "device.hpp"
 
 namespace bench {
 
 using bf16 = __nv_bfloat16;
-using tidepool::cuda_device;
 
 inline void check(cudaError_t code, const char* call) {
   if (code == cudaSuccess) return;
@@ -82,11 +80,16 @@ struct product {
   index stride = 0;
 };
 
+/// Elements from the first to the last of `batch` matrices as they are stored.
+inline index spanned(index rows, index columns, index ld, index stride, index batch) {
+  return (batch - 1) * stride + (rows - 1) * ld + columns;
+}
+
 /// One cuBLAS handle on one stream, with a workspace of its own, so that the same call on the same
 /// sizes does the same thing every time.
 class blas {
  public:
-  blas(cuda_device& dev, cudaStream_t stream) : workspace_(dev, workspace_bytes) {
+  blas(cuda_device& dev, cudaStream_t stream) : on_(dev, stream), workspace_(dev, workspace_bytes) {
     check(cublasCreate(&handle_), "cublasCreate");
     try {
       // In this order: cublasSetStream puts the default workspace back.
@@ -122,6 +125,7 @@ class blas {
                                        CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
             "cublasGemmStridedBatchedEx");
     }
+    declare(m, n, k, a, b, c, batch);
   }
 
   [[nodiscard]] int version() const {
@@ -133,8 +137,24 @@ class blas {
  private:
   static constexpr index workspace_bytes = index{32} << 20;
 
+  // The rows of one head have those of others between them: all from the first to the last counts.
+  void declare(index m, index n, index k, const operand& a, const operand& b, const product& c,
+               index batch) const {
+    const auto reads = [&](const operand& x, index rows, index columns) {
+      if (x.transposed) std::swap(rows, columns);
+      on_.reads("product", x.data, spanned(rows, columns, x.ld, x.stride, batch));
+    };
+    reads(a, m, k);
+    reads(b, k, n);
+    const auto size = spanned(m, n, c.ld, c.stride, batch);
+    if (c.beta != 0) on_.reads("product", c.data, size);
+    on_.writes("product", c.data, size);
+    on_.writes("product", workspace_.data(), workspace_.count());
+  }
+
   static int narrow(index value) { return static_cast<int>(value); }
 
+  declared_stream on_;
   device_array<std::byte> workspace_;
   cublasHandle_t handle_ = nullptr;
 };

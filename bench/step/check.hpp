@@ -20,7 +20,10 @@ struct gradient_sums {
 class gradient_check {
  public:
   gradient_check(cuda_device& dev, stream_ref stream, const settings& run)
-      : dev_(&dev), stream_(stream), run_(run), model_(dev, stream.get(), run.sizes, run.depth) {}
+      : dev_(&dev),
+        stream_(dev, stream.get()),
+        run_(run),
+        model_(dev, stream.get(), run.sizes, run.depth) {}
 
   /// How many cases differ from `none`, or do not run for a reason other than their budget.
   int failures() {
@@ -112,24 +115,36 @@ class gradient_check {
   }
 
   void add_sum(gradient_sums& to, const device_array<bf16>& of, std::string name) {
-    const auto stream = stream_.get();
-    check(cudaMemsetAsync(sums_.data(), 0, sums_.bytes(), stream), "cudaMemsetAsync");
-    add_checksum(sums_.data(), of.data(), of.count(), stream);
+    dev_->fill_bytes(sums_.data(), 0, sums_.bytes(), stream_);
+    add_checksum(sums_.data(), of.data(), of.count(), stream_);
     unsigned long long found[2] = {};
-    check(cudaMemcpyAsync(found, sums_.data(), sizeof found, cudaMemcpyDeviceToHost, stream),
-          "cudaMemcpyAsync");
-    check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    dev_->copy(found, sums_.data(), {sizeof found, 1, sizeof found, sizeof found},
+               tidepool::copy_direction::device_to_host, stream_);
+    dev_->synchronize(stream_);
     to.names.push_back(std::move(name));
     to.sums.push_back(found[0]);
     to.broken += found[1];
   }
 
   cuda_device* dev_;
-  stream_ref stream_;
+  declared_stream stream_;
   settings run_;
   model model_;
   device_array<unsigned long long> sums_{*dev_, 2};
   double moved_ = 0;
 };
+
+/// At several depths; how many cases failed.
+inline int check_gradients(cuda_device& dev, stream_ref stream, const settings& given) {
+  int failures = 0;
+  for (const int depth : {1, 2, 4}) {
+    auto run = given;
+    run.depth = depth;
+    run.microbatches = depth + 3;
+    failures += gradient_check(dev, stream, run).failures();
+  }
+  std::printf(failures == 0 ? "all gradients have the same bits\n" : "%d cases FAIL\n", failures);
+  return failures;
+}
 
 }  // namespace bench

@@ -87,7 +87,8 @@ void add_rest(CLI::App& app, settings& run) {
       ->check(CLI::ExistingDirectory);
   app.add_flag("--check", run.check,
                "Compare gradients, bit by bit, with and without offloading, at small sizes and"
-               " depths 1, 2 and 4");
+               " depths 1, 2 and 4; bench_step_checked does it while the order of all accesses is"
+               " judged");
   app.add_flag("--graph", run.graph, "Also run each offload case with whole steps as CUDA graphs");
 }
 

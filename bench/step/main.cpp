@@ -57,19 +57,6 @@ bench::hardware describe(bench::cuda_device& dev, int blas_version) {
   return found;
 }
 
-int check_gradients(bench::cuda_device& dev, const bench::settings& given) {
-  const auto stream = dev.make_stream();
-  int failures = 0;
-  for (const int depth : {1, 2, 4}) {
-    auto run = given;
-    run.depth = depth;
-    run.microbatches = depth + 3;
-    failures += bench::gradient_check(dev, stream.ref(), run).failures();
-  }
-  std::printf(failures == 0 ? "all gradients have the same bits\n" : "%d cases FAIL\n", failures);
-  return failures == 0 ? 0 : 1;
-}
-
 bench::raw_rates measure(bench::side_traffic& traffic, const char* what) {
   const auto rates = traffic.measure(0.6);
   std::printf("%s: out %.2f GB/s, in %.2f GB/s, both ways %.2f GB/s in total\n", what, rates.out,
@@ -129,7 +116,9 @@ int main(int argc, char** argv) {
   try {
     bench::cuda_device dev{0};
     bench::check(cudaSetDevice(dev.ordinal()), "cudaSetDevice");
-    return run->check ? check_gradients(dev, *run) : compare(dev, *run);
+    if (!run->check) return compare(dev, *run);
+    const auto stream = dev.make_stream();
+    return bench::check_gradients(dev, stream.ref(), *run) == 0 ? 0 : 1;
   } catch (const std::exception& problem) {
     std::fflush(stdout);
     std::fprintf(stderr, "bench_step: %s\n", problem.what());

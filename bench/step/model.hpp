@@ -34,19 +34,19 @@ struct microbatch {
 class model {
  public:
   model(cuda_device& dev, cudaStream_t stream, const model_sizes& sizes, int depth)
-      : stream_(stream),
+      : stream_(dev, stream),
         n_(sizes),
         keeper_(dev),
         math_(dev, stream),
-        routes_(dev, sizes),
-        weights_(make_weights(dev, stream, sizes)),
+        routes_(dev, stream_, sizes),
+        weights_(make_weights(dev, stream_, sizes)),
         xs_like_(dev, n_.rows() * n_.hidden),
         a_like_(dev, n_.rows() * 2 * n_.ffn),
         b_(dev, n_.rows() * n_.ffn),
         db_(dev, n_.rows() * n_.ffn),
         dx_(dev, n_.tokens * n_.hidden),
         above_(dev, n_.tokens * n_.hidden) {
-    fill_random(above_.data(), above_.count(), 1, 0.01, stream);
+    fill_random(above_.data(), above_.count(), 1, 0.01, stream_);
     if (n_.attention) {
       attention_.emplace_back(dev, stream, math_, n_);
       for (auto* each : {&o_, &d_o_}) *each = {dev, n_.tokens * n_.attention_width()};
@@ -179,7 +179,8 @@ class model {
     auto& s = mb.saved[l];
     const auto& w = weights_of(l);
     s.xs = off.allocate<bf16>(n_.rows() * n_.hidden, stream_);
-    gather(s.xs.as<bf16>(), input_of(mb, l), routes_.source.data(), n_.rows(), n_.hidden, stream_);
+    gather(s.xs.as<bf16>(), input_of(mb, l), routes_.source.data(), n_.rows(), n_.tokens, n_.hidden,
+           stream_);
     s.a = off.allocate<bf16>(n_.rows() * 2 * n_.ffn, stream_);
     each_expert([&](index e, index first, index count) {
       math_.multiply(count, 2 * n_.ffn, n_.hidden, {s.xs.as<bf16>() + first * n_.hidden, n_.hidden},
@@ -201,7 +202,7 @@ class model {
     bf16* const da = a_like_.data();
 
     if (off.recomputes_experts()) experts_input(off, mb, l);
-    gather(dy, above, routes_.source.data(), n_.rows(), hidden, stream_);
+    gather(dy, above, routes_.source.data(), n_.rows(), n_.tokens, hidden, stream_);
     each_expert([&](index e, index first, index count) {
       math_.multiply(count, ffn, hidden, {dy + first * hidden, hidden},
                      {w.fc2.value.data() + e * ffn * hidden, hidden, true},
@@ -259,7 +260,7 @@ class model {
     return 1000 + static_cast<std::uint64_t>(step_) * 64 + static_cast<std::uint64_t>(number);
   }
 
-  cudaStream_t stream_;
+  declared_stream stream_;
   model_sizes n_;
   engine keeper_;  ///< a pool for saved tensors that never leave
   blas math_;

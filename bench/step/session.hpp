@@ -5,6 +5,9 @@
 #include <chrono>
 #include <tidepool/offloader.hpp>
 #include <tidepool/plan.hpp>
+#ifdef TIDEPOOL_BENCH_CHECKED
+#include <tidepool/engine/definitions.hpp>
+#endif
 #include <utility>
 
 #include "by_hand.hpp"

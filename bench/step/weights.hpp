@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-#include "kernels.hpp"
+#include "declared.hpp"
 
 namespace bench {
 
@@ -23,7 +23,7 @@ struct layer_weights {
   parameter fc2;   ///< [experts][ffn][hidden]
 };
 
-inline std::vector<layer_weights> make_weights(cuda_device& dev, cudaStream_t stream,
+inline std::vector<layer_weights> make_weights(cuda_device& dev, const declared_stream& stream,
                                                const model_sizes& n) {
   std::uint64_t seed = 10;
   // So scaled that a product of `inputs` terms is about as large as what went in.
@@ -31,8 +31,7 @@ inline std::vector<layer_weights> make_weights(cuda_device& dev, cudaStream_t st
     parameter fresh{{dev, count}, {dev, count}};
     fill_random(fresh.value.data(), count, seed++, 1 / std::sqrt(static_cast<double>(inputs)),
                 stream);
-    check(cudaMemsetAsync(fresh.gradient.data(), 0, fresh.gradient.bytes(), stream),
-          "cudaMemsetAsync");
+    dev.fill_bytes(fresh.gradient.data(), 0, fresh.gradient.bytes(), stream);
     return fresh;
   };
   std::vector<layer_weights> all(static_cast<std::size_t>(n.weight_sets()));
@@ -54,7 +53,7 @@ struct routing {
   device_array<int> row_of;    ///< [tokens][top_k] the rows of a token
   device_array<float> weight;  ///< [rows] the router's; those of a token sum to one
 
-  routing(cuda_device& dev, const model_sizes& n)
+  routing(cuda_device& dev, const declared_stream& stream, const model_sizes& n)
       : source(dev, n.rows()), row_of(dev, n.rows()), weight(dev, n.rows()) {
     std::mt19937_64 random(7);
     const auto tokens = static_cast<int>(n.tokens);
@@ -90,15 +89,19 @@ struct routing {
       for (const int r : mine) weights[static_cast<std::size_t>(r)] /= sum;
       rows_of.insert(rows_of.end(), mine.begin(), mine.end());
     }
-    upload(source, sources);
-    upload(row_of, rows_of);
-    upload(weight, weights);
+    upload(source, sources, stream);
+    upload(row_of, rows_of, stream);
+    upload(weight, weights, stream);
+    dev.synchronize(stream);
   }
 
  private:
   template <class T>
-  static void upload(const device_array<T>& to, const std::vector<T>& from) {
-    check(cudaMemcpy(to.data(), from.data(), to.bytes(), cudaMemcpyHostToDevice), "cudaMemcpy");
+  static void upload(const device_array<T>& to, const std::vector<T>& from,
+                     const declared_stream& on) {
+    check(cudaMemcpyAsync(to.data(), from.data(), to.bytes(), cudaMemcpyHostToDevice, on.get()),
+          "cudaMemcpyAsync");
+    on.writes("upload", to.data(), to.count());
   }
 };
 
