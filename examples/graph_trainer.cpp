@@ -6,9 +6,19 @@
 ///    a commit after the forward graph, a restore before the backward graph.
 ///
 /// Both give the bits of a step without graphs. The lines that matter are numbered.
+///
+///     graph_trainer [--device virtual|cuda] [--check-order]
+///
+/// `--check-order` looks for accesses without an order (docs/checking.md).
 #include <cstdio>
+#include <exception>
+#include <string_view>
+#include <tidepool/device/checked.hpp>
+#include <tidepool/engine/definitions.hpp>  // of checked devices, beside tidepool::compiled
 #include <tidepool/tidepool.hpp>
 #include <vector>
+
+#include "each.hpp"
 
 namespace tp = tidepool;
 
@@ -17,30 +27,55 @@ namespace {
 constexpr int layers = 6;
 constexpr int steps = 5;
 constexpr std::size_t width = 1 << 14;  // floats per layer
+constexpr std::size_t bytes = width * sizeof(float);
 
-using device = tp::virtual_device;  // or tp::cuda_device, with kernels instead of `launch`
-using offloader = tp::offloader<device, tp::modules<"fc1">>;
-
-struct model {
-  device& dev;
-  device::stream_ref stream;
-  std::vector<float> hidden = std::vector<float>(width, 1.0F);
-  std::vector<float> grad = std::vector<float>(width, 1.0F);
-
-  void forward(float* saved, int layer) {
-    dev.launch(stream, 40'000, [this, saved, layer] {
-      for (std::size_t i = 0; i < width; ++i) {
-        saved[i] = hidden[i];
-        hidden[i] = 0.5F * hidden[i] + static_cast<float>(layer);
-      }
-    });
-  }
-  void backward(const float* saved) {
-    dev.launch(stream, 80'000, [this, saved] {
-      for (std::size_t i = 0; i < width; ++i) grad[i] = 0.5F * grad[i] + saved[i];
-    });
+// What the kernels do to element i, on any device.
+struct forward_body {
+  float *saved, *hidden;
+  std::size_t layer;
+  ON_ANY_DEVICE void operator()(std::size_t i) const {
+    saved[i] = hidden[i];
+    hidden[i] = 0.5F * hidden[i] + static_cast<float>(layer + i);
   }
 };
+struct backward_body {
+  const float* saved;
+  float* grad;
+  ON_ANY_DEVICE void operator()(std::size_t i) const { grad[i] = 0.5F * grad[i] + saved[i]; }
+};
+
+template <class Device>
+struct model {
+  Device& dev;
+  typename Device::stream owned = dev.make_stream();
+  typename Device::stream_ref stream = owned.ref();
+  float* hidden = static_cast<float*>(dev.allocate(bytes));
+  float* grad = static_cast<float*>(dev.allocate(bytes));
+
+  explicit model(Device& on) : dev(on) {
+    if constexpr (tp::order_checking_device<Device>) dev.name_stream(stream, "compute");
+    dev.fill_bytes(hidden, 0, bytes, stream);
+    dev.fill_bytes(grad, 0, bytes, stream);
+  }
+  ~model() {
+    dev.deallocate(hidden);
+    dev.deallocate(grad);
+  }
+
+  void forward(float* saved, int layer) {
+    each(dev, stream, "forward",
+         {reads(hidden, bytes), writes(hidden, bytes), writes(saved, bytes)}, width,
+         forward_body{saved, hidden, static_cast<std::size_t>(layer)});
+  }
+  void backward(const float* saved) {
+    each(dev, stream, "backward", {reads(saved, bytes), reads(grad, bytes), writes(grad, bytes)},
+         width, backward_body{saved, grad});
+  }
+  std::vector<float> gradient() { return read_back(dev, stream, grad, width); }
+};
+
+template <class Device>
+using offloader = tp::offloader<Device, tp::modules<"fc1">>;
 
 tp::options options() {
   tp::options opts;
@@ -50,57 +85,52 @@ tp::options options() {
   return opts;
 }
 
-void step(offloader& off, model& net) {
+template <class Device>
+void step(offloader<Device>& off, model<Device>& net) {
   auto chunk = off.begin();
-  std::vector<offloader::buffer> saved(layers);
+  std::vector<tp::buffer<Device>> saved(layers);
   for (int l = 0; l < layers; ++l) {
-    saved[l] = off.allocate<float>(width, net.stream);
-    net.forward(saved[l].as<float>(), l);
-    chunk.commit<"fc1">(l, net.stream, saved[l]);
+    saved[l] = off.allocate(bytes, net.stream);
+    net.forward(saved[l].template as<float>(), l);
+    chunk.template commit<"fc1">(l, net.stream, saved[l]);
   }
   chunk.end_forward();
   for (int l = layers - 1; l >= 0; --l) {
-    chunk.restore<"fc1">(l, net.stream, saved[l]);
-    net.backward(saved[l].as<float>());
+    chunk.template restore<"fc1">(l, net.stream, saved[l]);
+    net.backward(saved[l].template as<float>());
     saved[l].reset(net.stream);
   }
   chunk.finish();
   off.end_step();
 }
 
-float eager() {
-  device dev;
-  auto owned = dev.make_stream();
-  model net{dev, owned.ref()};
-  offloader off(dev, options());
+template <class Device>
+std::vector<float> eager(Device& dev) {
+  model<Device> net(dev);
+  offloader<Device> off(dev, options());
   for (int i = 0; i < steps; ++i) step(off, net);
-  dev.synchronize();
-  return net.grad[width / 2];
+  return net.gradient();
 }
 
-float whole_step() {
-  device dev;
-  auto owned = dev.make_stream();
-  model net{dev, owned.ref()};
-  offloader off(dev, options());
+template <class Device>
+std::vector<float> whole_step(Device& dev) {
+  model<Device> net(dev);
+  offloader<Device> off(dev, options());
   step(off, net);  // (1) once eagerly: memory is made
   auto graph = off.capture(net.stream, [&] { step(off, net); });  // (2) runs nothing
   for (int i = 1; i < steps; ++i) graph.launch(net.stream);       // (3) the other steps
-  dev.synchronize();
-  return net.grad[width / 2];
+  return net.gradient();
 }
 
-float layer_by_layer() {
-  device dev;
-  auto owned = dev.make_stream();
-  model net{dev, owned.ref()};
-  offloader off(dev, options());
-  auto* const address = static_cast<float*>(dev.allocate(width * sizeof(float)));
-  tp::fixed_block place(address,
-                        width * sizeof(float));  // (4) the address that graphs know
+template <class Device>
+std::vector<float> layer_by_layer(Device& dev) {
+  model<Device> net(dev);
+  offloader<Device> off(dev, options());
+  auto* const address = static_cast<float*>(dev.allocate(bytes));
+  tp::fixed_block place(address, bytes);  // (4) the address that graphs know
 
-  std::vector<device::graph> forward;  // the trainer's own graphs; no call of Tidepool inside
-  std::vector<device::graph> backward;
+  std::vector<typename Device::graph> forward;  // the trainer's own; no call of Tidepool inside
+  std::vector<typename Device::graph> backward;
   for (int l = 0; l < layers; ++l) {
     dev.begin_capture(net.stream);
     net.forward(address, l);
@@ -111,35 +141,74 @@ float layer_by_layer() {
   }
   for (int i = 0; i < steps; ++i) {
     auto chunk = off.begin();
-    std::vector<offloader::buffer> saved(layers);
+    std::vector<tp::buffer<Device>> saved(layers);
     for (int l = 0; l < layers; ++l) {
-      saved[l] = off.allocate_from(place, width * sizeof(float), net.stream);  // (5) waits its turn
+      saved[l] = off.allocate_from(place, bytes, net.stream);  // (5) waits its turn
       dev.replay(forward[l], net.stream);
-      chunk.commit<"fc1">(l, net.stream, saved[l]);  // (6) the address is the next layer's
+      chunk.template commit<"fc1">(l, net.stream, saved[l]);  // (6) the address is the next layer's
     }
     chunk.end_forward();
     for (int l = layers - 1; l >= 0; --l) {
-      chunk.restore<"fc1">(l, net.stream, saved[l]);  // (7) back at the same address
+      chunk.template restore<"fc1">(l, net.stream, saved[l]);  // (7) back at the same address
       dev.replay(backward[l], net.stream);
       saved[l].reset(net.stream);
     }
     chunk.finish();
     off.end_step();
   }
-  dev.synchronize();
+  auto result = net.gradient();
   dev.deallocate(address);
-  return net.grad[width / 2];
+  return result;
+}
+
+template <class Device>
+int run() {
+  Device dev;
+  const auto expected = eager(dev);
+  const auto whole = whole_step(dev);
+  const auto layered = layer_by_layer(dev);
+  std::printf("eager %.9g, one graph a step %.9g, graphs of layers %.9g\n", expected.back(),
+              whole.back(), layered.back());
+  const bool equal = expected == whole && expected == layered;
+  std::printf("gradients %s\n", equal ? "equal" : "DIFFER");
+  if constexpr (tp::order_checking_device<Device>) {
+    std::fputs(dev.report().c_str(), stdout);
+    return equal && dev.findings().empty() ? 0 : 1;
+  }
+  return equal ? 0 : 1;
 }
 
 }  // namespace
 
-int main() {
-  const auto expected = eager();
-  const auto whole = whole_step();
-  const auto layered = layer_by_layer();
-  std::printf("eager %.9g, one graph a step %.9g, graphs of layers %.9g\n", expected, whole,
-              layered);
-  const bool equal = expected == whole && expected == layered;
-  std::printf("gradients %s\n", equal ? "equal" : "DIFFER");
-  return equal ? 0 : 1;
+int main(int argc, char** argv) {
+  std::string_view device = "virtual";
+  bool check = false;
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view word = argv[i];
+    if (word == "--check-order") {
+      check = true;
+    } else if (word == "--device" && i + 1 < argc) {
+      device = argv[++i];
+    } else {
+      device = "";
+      break;
+    }
+  }
+  try {
+    if (device == "virtual") {
+      return check ? run<tp::checked_device<tp::virtual_device>>() : run<tp::virtual_device>();
+    }
+#if defined(__CUDACC__)
+    if (device == "cuda") {
+      return check ? run<tp::checked_device<tp::cuda_device>>() : run<tp::cuda_device>();
+    }
+#endif
+  } catch (const std::exception& problem) {
+    std::fprintf(stderr, "graph_trainer: %s\n", problem.what());
+    return 2;
+  }
+  std::fputs(device == "cuda" ? "graph_trainer: it was compiled without CUDA\n"
+                              : "usage: graph_trainer [--device virtual|cuda] [--check-order]\n",
+             stderr);
+  return 2;
 }
