@@ -7,7 +7,7 @@
 
 namespace tidepool::test {
 
-/// As the virtual device can. When work is over depends on the clock, so it does not look.
+/// As the virtual device can.
 class leaving_device : public checked_device<cuda_device> {
  public:
   leaving_device() : checked_device(0) {}
@@ -16,7 +16,6 @@ class leaving_device : public checked_device<cuda_device> {
   [[nodiscard]] bool leaves_out(join_site site) const {
     return (left_out_ >> static_cast<unsigned>(site) & 1U) != 0;
   }
-  [[nodiscard]] static bool passed(const event& /*which*/) { return false; }
 
  private:
   unsigned left_out_ = 0;

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstddef>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -384,6 +385,37 @@ TEST_CASE("planted: a graph is launched on another stream than it was captured o
     at.dev.reads(std::span(output), at.compute.ref(), "metrics");
     check_only(at, planted, finding_kind::unordered, access_kind::kernel_write, "side",
                access_kind::kernel_read, "compute");
+  }
+}
+
+namespace {
+struct all_is_over : checked {
+  using checked::checked;
+  [[nodiscard]] static bool passed(const event& /*which*/) { return true; }
+};
+}  // namespace
+
+// The owner's next kernel comes before its memory is back, by the clock behind it.
+TEST_CASE("planted: borrowed memory is used too early, and its copy happens to be over") {
+  for (const bool planted : ways) {
+    tidepool::test::basic_desk<all_is_over> at;
+    auto opts = arena_options(std::size_t{1} << 20);
+    tidepool::offloader<all_is_over, tidepool::modules<"fc1">> off(at.dev, opts);
+    const auto own = std::make_unique<std::array<float, 256>>();
+    int back = 0;
+    auto chunk = off.begin();
+    for (int l = 0; l < 2; ++l) {
+      at.dev.writes(own->data() + 128 * l, 512, at.compute.ref(), "produce");
+      auto x = off.adopt<float>(own->data() + 128 * l, 128, at.compute.ref(), [&] { ++back; });
+      chunk.commit<"fc1">(l, at.compute.ref(), x);
+    }
+    if (!planted) off.release_borrowed();
+    CHECK(back == (planted ? 0 : 2));
+    at.dev.writes(own->data(), 512, at.compute.ref(), "next");
+    INFO(at.dev.report());
+    CHECK(at.dev.findings().empty() == !planted);
+    CHECK(at.found(finding_kind::unordered, access_kind::offload, out_stream,
+                   access_kind::kernel_write, "compute") == planted);
   }
 }
 

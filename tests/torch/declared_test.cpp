@@ -108,7 +108,7 @@ void right_trainings_have_an_order() {
     at.train(5);
     INFO(at.dev.report());
     CHECK(at.dev.findings().empty());
-    CHECK(at.declared->count() > 500);
+    CHECK(at.declared->count() > 300);
     CHECK(at.off->counters().borrowed_peak > 0);
   }
 }

@@ -30,7 +30,9 @@ namespace tidepool::inline v0_2_0 {
 /// and write it learns from the trainer (`reads`, `writes`); streams are told apart and ordered by
 /// `record`, `wait` and `synchronize` of this object, or by what `recorded`, `waited` and
 /// `host_waited` say of events elsewhere. What it found is in `findings()`. Nothing here blocks the
-/// host or changes what the device is given. Thread safety: as `Device`, and one thread at a time.
+/// host or changes what the device is given, but for this: an offloader over it does not ask what
+/// is over, and joins it instead, so that what is found does not depend on the clock. Thread
+/// safety: as `Device`, and one thread at a time.
 ///
 ///     tp::checked_device<tp::cuda_device> gpu{0};
 ///     dev.writes(x, stream, "gelu");       // beside the launch, on either side of it

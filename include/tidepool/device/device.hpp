@@ -185,4 +185,16 @@ concept order_checking_device = device<Device> &&
   dev.at(module, number, number);
 };
 
+namespace detail {
+
+// Whether an offloader asks what is over. Not where orders are checked: what memory goes back to
+// whom, and so what is found, would depend on the clock.
+template <class Device>
+inline constexpr bool tells_what_is_over =
+    !order_checking_device<Device> && requires(Device & dev, const typename Device::event& each) {
+  dev.passed(each);
+};
+
+}  // namespace detail
+
 }  // namespace tidepool

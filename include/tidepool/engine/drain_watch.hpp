@@ -38,7 +38,7 @@ class drain_watch {
   // number.
   void look([[maybe_unused]] const typename Device::event& before, std::size_t mark,
             std::size_t call) {
-    if constexpr (can_tell) {
+    if constexpr (tells_what_is_over<Device>) {
       const bool computed = dev_->passed(before);
       const bool was_behind = std::exchange(behind_, computed);
       const bool busy = !computed || std::ranges::any_of(copies_, [&](const copy& each) {
@@ -56,17 +56,13 @@ class drain_watch {
   }
   // Of a call that was looked at; `us_since(mark)` is from a mark to the computing behind the call.
   [[nodiscard]] drain at(std::size_t call, const auto& us_since) const {
-    if (!can_tell) return {drain::what::unknown, 0};
+    if (!tells_what_is_over<Device>) return {drain::what::unknown, 0};
     const auto found = std::ranges::lower_bound(sights_, call, {}, &sight::call);
     if (found == sights_.end() || found->call != call) return {};
     return {found->seen, std::max(0.0, us_since(found->mark) - found->copies_us)};
   }
 
  private:
-  static constexpr bool can_tell = requires(Device & dev, const typename Device::event& each) {
-    dev.passed(each);
-  };
-
   struct copy {
     typename Device::event end;  // of the latest
     bool under_way = false;      // as far as is known

@@ -111,7 +111,7 @@ class lanes final : public clocks {
 
   /// False where the device cannot tell, and for work inside a capture, which may never run.
   [[nodiscard]] bool passed([[maybe_unused]] const fence& until) noexcept override {
-    if constexpr (requires(const typename Device::event& event) { dev_->passed(event); }) {
+    if constexpr (detail::tells_what_is_over<Device>) {
       if (capturing_) return false;
       try {
         for (std::size_t lane = 0; lane < count_; ++lane) {
