@@ -883,6 +883,39 @@ TEST_CASE("graph: reloads of a graph that has not run are not believed after a l
   }
 }
 
+TEST_CASE("graph: what was reloaded ahead of a capture that evicts it does not bind the graph") {
+  rig desk(machine{.order_seed = 9});
+  offloader off(desk.dev, arena_options(3 * size));
+  trainer work{desk, off};
+  work.step();
+  work.step();
+  auto open = off.begin();
+  std::array<offloader::buffer, 2> saved;
+  for (std::size_t l = 0; l < saved.size(); ++l) {
+    saved[l] = off.allocate(size, desk.stream());
+    desk.write(saved[l], 60 + l);
+    open.commit<"fc1">(static_cast<int>(l), desk.stream(), saved[l]);
+  }
+  open.end_forward();
+  open.restore<"fc1">(1, desk.stream(), saved[1]);
+  REQUIRE(off.counters().evictions == 0);
+  auto graph = off.capture(desk.stream(), [&] {
+    auto one = off.allocate(size, desk.stream());
+    auto two = off.allocate(size, desk.stream());
+    one.reset(desk.stream());
+    two.reset(desk.stream());
+  });
+  CHECK(off.counters().evictions > 0);
+  for (int i = 0; i < 3; ++i) graph.launch(desk.stream());
+  open.restore<"fc1">(0, desk.stream(), saved[0]);
+  for (std::size_t l = 0; l < saved.size(); ++l) {
+    desk.check(saved[l], 60 + l);
+    saved[l].reset(desk.stream());
+  }
+  open.finish();
+  CHECK(desk.wrong() == 0);
+}
+
 TEST_CASE("graph: an allocation that fails between launches changes nothing for them") {
   rig desk;
   offloader off(desk.dev, arena_options(3 * size));

@@ -118,7 +118,7 @@ constexpr bool sanitized = false;
 
 // Seconds that a program may compute (--limit). A sanitizer makes a sound one ten times as slow.
 unsigned& limit() {
-  static unsigned seconds = sanitized ? 200 : 20;
+  static unsigned seconds = sanitized ? 400 : 60;
   return seconds;
 }
 
@@ -319,7 +319,7 @@ struct tally {
 
 // As `reached` names them.
 constexpr const char* ended_step = "end_step";
-constexpr const char* begun_capture = "capture_begin";
+constexpr const char* ended_capture = "capture_end, captured";
 constexpr const char* with_capture = "programs with a capture";
 
 // The seeds first, first + step, …
@@ -338,11 +338,11 @@ tally run_share(const settings& with, int share) {
         [&](int to) {
           for (int i = 0; i < 100 && next < last && !late(); ++i, next += stride) {
             put(to, "begin\t" + std::to_string(next) + '\n');
-            const auto captures = reached()[begun_capture];
+            const auto captures = reached()[ended_capture];
             limit_time(true);
             const auto seen = play_all(draw(next), with.orders);
             limit_time(false);
-            if (reached()[begun_capture] > captures) ++reached()[with_capture];
+            if (reached()[ended_capture] > captures) ++reached()[with_capture];
             put_all(to, seen);
             put(to, "end\n");
           }

@@ -240,7 +240,7 @@ struct key_tensor {
 };
 struct key_scope {
   int module = 0, layer = 0;
-  bool left = false, restored = false, kept = false;
+  bool left = false, tried = false, restored = false, kept = false;
 };
 struct key_pass {
   std::optional<keyed::pass> pass;

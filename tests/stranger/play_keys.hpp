@@ -186,6 +186,8 @@ inline void player::key_load(const operation& op) {
            may_allocate(in->side), [&] { got = in->pass->load(key, ref(stream)); });
   give(in->side, stream);
   if (!in->forward_only) in->restored = true;
+  // All of the scope may have come back before the wait for this one failed.
+  if (threw != 0) scope.tried = true;
   if (threw != 0) return;
   scope.restored = true;
   of.loaded = true;
@@ -254,7 +256,7 @@ inline void player::key_finish(int number) {
     may_throw = true;
     const auto& with = settings(in->side);
     const bool enabled = (with.modules >> static_cast<unsigned>(scope.module) & 1U) != 0;
-    if (enabled && scope.left && !scope.restored) must_throw = true;
+    if (enabled && scope.left && !scope.restored && !scope.tried) must_throw = true;
   }
   const auto code = key_name(number) + ".finish();";
   if (must_throw) {

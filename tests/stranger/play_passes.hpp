@@ -327,9 +327,9 @@ inline void player::restore(const operation& op) {
   auto allowed = may_allocate(in.side);
   if (foreign) allowed |= budget;
   unsigned threw = 0;
+  bool called = false;
   if (again) {
     const bool will = in.chunk.will_recompute(id, which->layer);
-    bool called = false;
     bool others = false;
     for (const auto& each : which->arguments) {
       others = others || each.of->handles > 1 || each.of->saves > static_cast<int>(each.saved);
@@ -372,7 +372,11 @@ inline void player::restore(const operation& op) {
   for (auto& each : which->arguments) {
     if (each.left && at(each.slot).full())
       find("a restore that threw filled a handle", code + names);
-    if (!each.left) continue;
+    if (!each.left) {  // what was there may have been computed again before that threw
+      const auto s = static_cast<std::size_t>(stream);
+      if (called) at(each.slot).ready[s] = position_[s];
+      continue;
+    }
     at(each.slot).of.reset();
     at(each.slot).used = {};
   }
