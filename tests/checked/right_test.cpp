@@ -66,7 +66,7 @@ TEST_CASE("right: the host saw that an event has passed") {
   at.dev.writes(std::span(weights), at.compute.ref(), "optimizer");
   at.dev.record(mark, at.compute.ref());
   at.dev.launch(at.side.ref(), 1, [] {});
-  at.dev.checked::base::synchronize();  // the device goes on, and nobody is told
+  at.dev.checked::watched::synchronize();  // the device goes on, and nobody is told
   REQUIRE(at.dev.passed(mark));
   at.dev.writes(std::span(weights), at.side.ref(), "gemm");
   check_right(at);

@@ -229,6 +229,40 @@ TEST_CASE("torch: a stream inside of a module's scope is found, and one around i
   }
 }
 
+TEST_CASE("torch: what schemas do not say: running means, and who waits for a value") {
+  for (const bool trains : {true, false}) {
+    CAPTURE(trains);
+    desk at;
+    const auto side = at.dev.make_stream();
+    at.dev.name_stream(side.ref(), "side");
+    auto& streams = at.off->streams();
+    const auto home = streams.current();
+    const auto x = torch::ones({4, 4});
+    const auto mean = torch::zeros({4});
+    const auto var = torch::ones({4});
+    auto into = torch::empty({4});
+    auto mark = at.dev.make_event();
+    at.dev.record(mark, home);
+    at.dev.wait(side.ref(), mark);
+    const auto y = torch::batch_norm(x, {}, {}, mean, var, trains, 0.1, 1e-5, false);
+    streams.set_current(side.ref());
+    at::neg_out(into, mean);
+    streams.set_current(home);
+    INFO(at.dev.report());
+    CHECK(at.dev.findings().empty() == !trains);
+    if (trains) CHECK(at.dev.findings().front().first.name.ends_with("batch_norm"));
+  }
+  desk at;
+  const auto side = at.dev.make_stream();
+  const auto x = torch::ones({1});
+  auto into = torch::empty({1});
+  CHECK(x.item<float>() == 1);
+  at.off->streams().set_current(side.ref());
+  at::neg_out(into, x);
+  INFO(at.dev.report());
+  CHECK(at.dev.findings().empty());
+}
+
 TEST_CASE("torch: who looks at memory in another way, or asks for it, declares nothing") {
   desk at;
   const auto x = torch::ones({4, 4});

@@ -34,6 +34,9 @@ namespace tidepool::inline v0_2_0 {
 /// is over, and joins it instead, so that what is found does not depend on the clock. Thread
 /// safety: as `Device`, and one thread at a time.
 ///
+/// A device class with ways of its own derives from this one, and calls it for whatever it does:
+/// what it asks `watched` for is not seen.
+///
 ///     tp::checked_device<tp::cuda_device> gpu{0};
 ///     dev.writes(x, stream, "gelu");       // beside the launch, on either side of it
 ///     dev.reads(weights, bytes, stream, "gelu");
@@ -41,7 +44,7 @@ namespace tidepool::inline v0_2_0 {
 template <device Device>
 class checked_device : public Device {
  public:
-  using base = Device;                                          ///< The device that is watched.
+  using watched = Device;                                       ///< The device that is watched.
   using stream_ref = typename Device::stream_ref;               ///< A stream of the device.
   using event = detail::checked_event<typename Device::event>;  ///< Owns an event.
   /// Owns a captured graph; void where `Device` has none.

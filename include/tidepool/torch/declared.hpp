@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -41,15 +42,27 @@ class torch_operator_rule {
   explicit torch_operator_rule(const c10::OperatorHandle& op) {
     const auto& schema = op.schema();
     if (is_made_of_others(op) || touches_nothing(schema.name())) return;
-    for (const auto& each : schema.arguments()) writes_.push_back(is_written(each));
+    for (const auto& each : schema.arguments()) {
+      writes_.push_back(is_written(each));
+      trains_.push_back(is_written_in_training(each.name()));
+      if (each.name() == "training" || each.name() == "train") training_ = trains_.size() - 1;
+    }
+    reads_back_ = schema.name() == "aten::_local_scalar_dense";
+    copies_ = schema.name() == "aten::copy_";
     for (const auto& each : schema.returns()) makes_.push_back(each.alias_info() == nullptr);
     declares_ = any(writes_) || any(makes_) || makes_.empty();
   }
 
   [[nodiscard]] bool declares() const { return declares_; }
-  [[nodiscard]] bool writes(std::size_t argument) const {
-    return argument < writes_.size() && writes_[argument];
+  [[nodiscard]] bool writes(std::size_t argument, c10::ArrayRef<const c10::IValue> all) const {
+    if (argument >= writes_.size()) return false;
+    const bool trains =
+        training_ < all.size() && all[training_].isBool() && all[training_].toBool();
+    return writes_[argument] || (trains && trains_[argument]);
   }
+  // The host waits until the stream has come this far: always, or where it copies to the host.
+  [[nodiscard]] bool reads_back() const { return reads_back_; }
+  [[nodiscard]] bool copies() const { return copies_; }
   [[nodiscard]] bool makes(std::size_t result) const {
     return result < makes_.size() && makes_[result];
   }
@@ -69,12 +82,20 @@ class torch_operator_rule {
   [[nodiscard]] static bool is_written(const c10::Argument& which) {
     return which.alias_info() != nullptr && which.alias_info()->isWrite();
   }
+  // Schemas do not say so.
+  [[nodiscard]] static bool is_written_in_training(std::string_view argument) {
+    return argument == "running_mean" || argument == "running_var" || argument == "noise";
+  }
   [[nodiscard]] static bool any(const std::vector<bool>& of) {
     return std::ranges::find(of, true) != of.end();
   }
 
   bool declares_ = false;
+  bool reads_back_ = false;
+  bool copies_ = false;
+  std::size_t training_ = std::numeric_limits<std::size_t>::max();  // the argument that says so
   std::vector<bool> writes_;
+  std::vector<bool> trains_;  // written in training
   std::vector<bool> makes_;
 };
 
@@ -84,10 +105,12 @@ class torch_operator_rule {
 /// kernels on the stream that is torch's current one: in forward, backward and the optimizer.
 /// `checked_device::report` then names operators ("aten::mm") beside the copies of the offloader.
 ///
-/// Ranges are those from the first to the last element of a tensor. Reads of memory that nothing
-/// has written are not told of (`check_unwritten(false)`), since kernels that are no operators
-/// write too. Order that torch makes by events of its own, between several streams, is not seen:
-/// say it by `recorded` and `waited`. Kernels launched by hand declare themselves.
+/// Ranges are those from the first to the last element of a tensor, so columns of one matrix on two
+/// streams are reported. Reads of memory that nothing has written are not told of
+/// (`check_unwritten(false)`), since kernels that are no operators write too. Where `item()` or a
+/// copy to the host waits, that is known. Order that torch makes by events of its own, or by
+/// `synchronize`, is not seen: say it by `recorded`, `waited` and `host_waited`. Kernels launched
+/// by hand declare themselves.
 ///
 /// One in a process: torch's callbacks know no object. `dev` and `off` must outlive it. Thread
 /// safety: made and destroyed while no operator runs; operators of autograd's threads take a lock,
@@ -119,6 +142,7 @@ class torch_declared_operators {
   }
   torch_declared_operators(const torch_declared_operators&) = delete;
   torch_declared_operators& operator=(const torch_declared_operators&) = delete;
+  /// Operators declare nothing from then on.
   ~torch_declared_operators() {
     at::removeCallback(callback_);
     current() = nullptr;
@@ -134,6 +158,7 @@ class torch_declared_operators {
   struct under_way final : at::ObserverContext {
     const rule* by = nullptr;
     std::vector<const void*> read;  // storages
+    bool host_waits = false;
   };
 
   static torch_declared_operators*& current() {
@@ -158,14 +183,23 @@ class torch_declared_operators {
     const auto inputs = detail::inputs_of(op);
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       each_tensor(inputs[i], [&](const at::Tensor& tensor) {
-        if (!by.writes(i)) result->read.push_back(tensor.storage().unsafeGetStorageImpl());
-        declare(tensor, by.writes(i), op.name());
+        const bool writes = by.writes(i, inputs);
+        if (!writes) result->read.push_back(tensor.storage().unsafeGetStorageImpl());
+        declare(tensor, writes, op.name());
       });
     }
+    result->host_waits = waits_for(by, inputs) && !result->read.empty();
     return result;
+  }
+  // Of a copy the third argument says that the host goes on.
+  [[nodiscard]] bool waits_for(const rule& by, c10::ArrayRef<const c10::IValue> inputs) const {
+    if (!by.copies() || inputs.size() < 3) return by.reads_back();
+    return inputs[0].isTensor() && inputs[0].toTensor().device() != streams_->device() &&
+           inputs[2].isBool() && !inputs[2].toBool();
   }
   void end(const at::RecordFunction& op, const under_way& began) {
     const std::lock_guard guard(lock_);
+    if (began.host_waits) dev_->host_waited(streams_->current());
     for (std::size_t i = 0; i < op.outputs().size(); ++i) {
       if (!began.by->makes(i)) continue;
       each_tensor(op.outputs()[i], [&](const at::Tensor& tensor) {

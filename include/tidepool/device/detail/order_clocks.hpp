@@ -64,10 +64,13 @@ class order_clocks {
   }
   void give_back_inner(lane which) { spare_.push_back(which); }
 
+  // One that the trainer has named keeps that name where an offloader gets it too.
   void name(lane which, std::string name, bool copies, bool peer = false) {
-    lanes_[which].name = std::move(name);
-    lanes_[which].copies = copies;
-    lanes_[which].peer = peer;
+    auto& named = lanes_[which];
+    named.name = copies && named.by_trainer ? named.name + ", " + name : std::move(name);
+    named.by_trainer = named.by_trainer || !copies;
+    named.copies = copies;
+    named.peer = peer;
   }
   [[nodiscard]] const std::string& name(lane which) const { return lanes_[which].name; }
   // Whether it is an offloader's own.
@@ -142,6 +145,7 @@ class order_clocks {
     bool outer = true;  // a stream, and none of a graph's own
     bool copies = false;
     bool peer = false;
+    bool by_trainer = false;  // named
   };
 
   static std::uint64_t at(const clock& of, lane which) { return which < of.size() ? of[which] : 0; }
