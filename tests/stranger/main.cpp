@@ -1,10 +1,12 @@
 // stranger --programs N --seed S --orders K [--threads T] [--seconds T] [--limit T] [--shrink]
 // stranger --program S [--shrink] plays one. Ends with 1 where anything was found. --limit: seconds
 // that a program may compute before it is said to hang; ten times as many under a sanitizer.
+// --captures passes over the seeds whose programs have no capture.
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cctype>
 #include <chrono>
 #include <csignal>
@@ -30,6 +32,7 @@ struct settings {
   int threads = 1;
   long seconds = 0;
   bool reached = false, shrink = false, one = false, text = false;
+  bool captures = false;  // only programs that have one
   std::string into;
 };
 
@@ -317,6 +320,11 @@ struct tally {
   std::map<std::string, std::pair<std::uint64_t, long>> found;  // key: first seed, times
 };
 
+bool has_capture(const program& which) {
+  return std::ranges::any_of(
+      which.operations, [](const operation& each) { return each.what == kind::capture_begin; });
+}
+
 // As `reached` names them.
 constexpr const char* ended_step = "end_step";
 constexpr const char* ended_capture = "capture_end, captured";
@@ -337,10 +345,15 @@ tally run_share(const settings& with, int share) {
     const int status = in_child(
         [&](int to) {
           for (int i = 0; i < 100 && next < last && !late(); ++i, next += stride) {
+            const auto what = draw(next);
+            if (with.captures && !has_capture(what)) {
+              put(to, "passed\t" + std::to_string(next) + '\n');
+              continue;
+            }
             put(to, "begin\t" + std::to_string(next) + '\n');
             const auto captures = reached()[ended_capture];
             limit_time(true);
-            const auto seen = play_all(draw(next), with.orders);
+            const auto seen = play_all(what, with.orders);
             limit_time(false);
             if (reached()[ended_capture] > captures) ++reached()[with_capture];
             put_all(to, seen);
@@ -355,6 +368,8 @@ tally run_share(const settings& with, int share) {
             at = std::strtoull(line.c_str() + 6, nullptr, 10);
             next = at + stride;
             ++all.programs;
+          } else if (line.starts_with("passed")) {
+            next = std::strtoull(line.c_str() + 7, nullptr, 10) + stride;
           } else if (line.starts_with("reached")) {
             const auto second = line.find('\t', 8);
             all.reached[line.substr(second + 1)] += std::atol(line.c_str() + 8);
@@ -455,6 +470,8 @@ int main(int argc, char** argv) {
       stranger::passed_over().emplace_back(argv[++i]);
     } else if (arg == "--strict") {
       stranger::strict() = true;
+    } else if (arg == "--captures") {
+      with.captures = true;
     } else if (arg == "--reached") {
       with.reached = true;
     } else if (arg == "--operations") {
@@ -466,7 +483,7 @@ int main(int argc, char** argv) {
                    "stranger [--programs N] [--seed S] [--program S] [--orders K] [--threads T] "
                    "[--seconds T] [--limit SECONDS]\n"
                    "         [--shrink] [--operations] [--into FOLDER] [--strict] [--ignore WORDS] "
-                   "[--reached]\n");
+                   "[--reached] [--captures]\n");
       return 2;
     }
   }

@@ -63,8 +63,8 @@ void engine<Device>::begin_capture(lane_id origin) {
     graphs_.truth = nullptr;
     store_.forget_gone();
   }
-  // A graph that uses up what was fetched or reloaded ahead of it, or evicts it, would find it there
-  // at no launch. What a capture before fetched, and has not run, stays: its graph runs before this.
+  // A graph that uses up or evicts what was fetched ahead of it would find it there at no launch.
+  // What a capture before fetched, and has not run, stays: its graph runs before this one.
   while (graphs_.truth == nullptr && evict_one()) continue;
   auto before = std::make_shared<const memory_layout>(layout());
   // The same object where nothing differs, so that a launch need not compare.
