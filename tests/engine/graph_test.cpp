@@ -891,10 +891,11 @@ TEST_CASE("graph: what was reloaded ahead of a capture that evicts it does not b
   work.step();
   auto open = off.begin();
   std::array<offloader::buffer, 2> saved;
-  for (std::size_t l = 0; l < saved.size(); ++l) {
-    saved[l] = off.allocate(size, desk.stream());
-    desk.write(saved[l], 60 + l);
-    open.commit<"fc1">(static_cast<int>(l), desk.stream(), saved[l]);
+  for (int l = 0; l < 2; ++l) {
+    auto& x = saved[static_cast<std::size_t>(l)];
+    x = off.allocate(size, desk.stream());
+    desk.write(x, 60U + static_cast<std::uint32_t>(l));
+    open.commit<"fc1">(l, desk.stream(), x);
   }
   open.end_forward();
   open.restore<"fc1">(1, desk.stream(), saved[1]);
@@ -908,9 +909,10 @@ TEST_CASE("graph: what was reloaded ahead of a capture that evicts it does not b
   CHECK(off.counters().evictions > 0);
   for (int i = 0; i < 3; ++i) graph.launch(desk.stream());
   open.restore<"fc1">(0, desk.stream(), saved[0]);
-  for (std::size_t l = 0; l < saved.size(); ++l) {
-    desk.check(saved[l], 60 + l);
-    saved[l].reset(desk.stream());
+  for (int l = 0; l < 2; ++l) {
+    auto& x = saved[static_cast<std::size_t>(l)];
+    desk.check(x, 60U + static_cast<std::uint32_t>(l));
+    x.reset(desk.stream());
   }
   open.finish();
   CHECK(desk.wrong() == 0);
