@@ -27,6 +27,11 @@ TIDEPOOL_GPU_TEST("checked cuda: `own_offload` left out") {
 }
 TIDEPOOL_GPU_TEST("checked cuda: `consumer` left out") { drops::consumer_left_out<gpu_desk>(); }
 TIDEPOOL_GPU_TEST("checked cuda: `host_reuse` left out") { drops::host_reuse_left_out<gpu_desk>(); }
+TIDEPOOL_GPU_TEST("checked cuda: `peer_reuse` left out of memory that is lent") {
+  drops::peer_reuse_of_a_loan_left_out<gpu_desk>();
+}
+TIDEPOOL_GPU_TEST("checked cuda: `file_write` left out") { drops::file_write_left_out<gpu_desk>(); }
+TIDEPOOL_GPU_TEST("checked cuda: `file_reuse` left out") { drops::file_reuse_left_out<gpu_desk>(); }
 TIDEPOOL_GPU_TEST("checked cuda: graphs with all joins have no findings") {
   drops::graphs_with_all_joins_have_no_findings<gpu_desk>();
 }
