@@ -27,6 +27,7 @@ namespace tidepool::inline v0_2_0::detail {
 
 // `RecordFunction::inputs`, which a program in debug mode must not call over a libtorch in release
 // mode: it would ask a flag that only a libtorch in debug mode sets.
+[[nodiscard]] c10::ArrayRef<const c10::IValue> inputs_of(const at::RecordFunction& of);
 template <c10::ArrayRef<const c10::IValue> at::RecordFunction::*Inputs>
 struct record_function_access {
   friend c10::ArrayRef<const c10::IValue> inputs_of(const at::RecordFunction& of) {
@@ -34,7 +35,6 @@ struct record_function_access {
   }
 };
 template struct record_function_access<&at::RecordFunction::inputs_>;
-[[nodiscard]] c10::ArrayRef<const c10::IValue> inputs_of(const at::RecordFunction& of);
 
 // Whether a tensor was written to in place since: all that share its counter count as it.
 class tensor_version {
