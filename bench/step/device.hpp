@@ -39,7 +39,7 @@ class declared_stream : public cuda_device::stream_ref {
  private:
   template <bool Writes, class Device>
   void touches(Device& dev, const char* kernel, const void* data, std::size_t bytes) const {
-    if constexpr (requires { dev.reads(data, bytes, *this, kernel); }) {
+    if constexpr (tidepool::order_checking_device<Device>) {
       Writes ? dev.writes(data, bytes, *this, kernel) : dev.reads(data, bytes, *this, kernel);
     }
   }

@@ -918,6 +918,50 @@ TEST_CASE("graph: what was reloaded ahead of a capture that evicts it does not b
   CHECK(desk.wrong() == 0);
 }
 
+TEST_CASE("graph: a part that was launched before the next was captured can be launched again") {
+  for (const bool between : {false, true}) {
+    CAPTURE(between);
+    rig desk;
+    offloader off(desk.dev, small_options());
+    offloader::chunk open;
+    std::array<offloader::buffer, 2> saved;
+    const auto forward = [&] {
+      open = off.begin();
+      for (int l = 0; l < 2; ++l) {
+        auto& x = saved[static_cast<std::size_t>(l)];
+        x = off.allocate(size, desk.stream());
+        desk.write(x, 60U + static_cast<std::uint32_t>(l));
+        open.commit<"fc1">(l, desk.stream(), x);
+      }
+      open.end_forward();
+    };
+    const auto backward = [&] {
+      for (int l = 2; l-- > 0;) {
+        auto& x = saved[static_cast<std::size_t>(l)];
+        open.restore<"fc1">(l, desk.stream(), x);
+        desk.check(x, 60U + static_cast<std::uint32_t>(l));
+        x.reset(desk.stream());
+      }
+      open.finish();
+      off.end_step();
+    };
+    for (int i = 0; i < 2; ++i) {
+      forward();
+      backward();
+    }
+    auto first = off.capture(desk.stream(), forward);
+    if (between) first.launch(desk.stream());
+    auto second = off.capture(desk.stream(), backward);
+    if (!between) first.launch(desk.stream());
+    second.launch(desk.stream());
+    for (int i = 0; i < 3; ++i) {
+      first.launch(desk.stream());
+      second.launch(desk.stream());
+    }
+    CHECK(desk.wrong() == 0);
+  }
+}
+
 TEST_CASE("graph: an allocation that fails between launches changes nothing for them") {
   rig desk;
   offloader off(desk.dev, arena_options(3 * size));

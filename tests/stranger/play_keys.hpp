@@ -187,7 +187,7 @@ inline void player::key_load(const operation& op) {
   give(in->side, stream);
   if (!in->forward_only) in->restored = true;
   // All of the scope may have come back before the wait for this one failed.
-  if (threw != 0) scope.tried = true;
+  if ((threw & failure) != 0) scope.tried = true;
   if (threw != 0) return;
   scope.restored = true;
   of.loaded = true;

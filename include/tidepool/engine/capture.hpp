@@ -59,13 +59,15 @@ void engine<Device>::begin_capture(lane_id origin) {
         " than any before it; run the same step once without capture and call end_step(), so that"
         " all memory is in place");
   }
-  if (graphs_.truth != nullptr && agrees(layout(), *graphs_.truth)) {
+  const bool launched = graphs_.truth != nullptr && agrees(layout(), *graphs_.truth);
+  if (launched) {
     graphs_.truth = nullptr;
     store_.forget_gone();
   }
   // A graph that uses up or evicts what was fetched ahead of it would find it there at no launch.
-  // What a capture before fetched, and has not run, stays: its graph runs before this one.
-  while (graphs_.truth == nullptr && evict_one()) continue;
+  // What a capture before fetched, and has not run, stays: its graph runs before this one. So does
+  // what a launch has reloaded ahead, as the next launch will.
+  while (graphs_.truth == nullptr && (!launched || !idle_.empty()) && evict_one()) continue;
   auto before = std::make_shared<const memory_layout>(layout());
   // The same object where nothing differs, so that a launch need not compare.
   const bool same = graphs_.layout_before != nullptr && *graphs_.layout_before == *before;

@@ -44,7 +44,8 @@ class torch_operator_rule {
     if (is_made_of_others(op) || touches_nothing(schema.name())) return;
     for (const auto& each : schema.arguments()) {
       writes_.push_back(is_written(each));
-      trains_.push_back(is_written_in_training(each.name()));
+      trains_.push_back(!schema.name().ends_with("_backward") &&
+                        is_written_in_training(each.name()));
       if (each.name() == "training" || each.name() == "train") training_ = trains_.size() - 1;
     }
     reads_back_ = schema.name() == "aten::_local_scalar_dense";
@@ -69,7 +70,8 @@ class torch_operator_rule {
 
  private:
   [[nodiscard]] static bool is_made_of_others(const c10::OperatorHandle& op) {
-    return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) ||
+    const bool own = op.schema().name().starts_with("aten::");  // an extension's are its kernels
+    return (own && op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) ||
            op.hasTag(at::Tag::inplace_view);
   }
   // By name: their schemas say that they write, or make, what no kernel touches.
