@@ -34,6 +34,17 @@ class torch_streams<checked_device<Device>> : public torch_streams<Device> {
 
 namespace detail {
 
+// `RecordFunction::inputs`, which a program in debug mode must not call over a libtorch in release
+// mode: it would ask a flag that only a libtorch in debug mode sets.
+[[nodiscard]] c10::ArrayRef<const c10::IValue> inputs_of(const at::RecordFunction& of);
+template <c10::ArrayRef<const c10::IValue> at::RecordFunction::*Inputs>
+struct record_function_access {
+  friend c10::ArrayRef<const c10::IValue> inputs_of(const at::RecordFunction& of) {
+    return of.*Inputs;
+  }
+};
+template struct record_function_access<&at::RecordFunction::inputs_>;
+
 // Which arguments an operator writes, and which results it makes, as its schema says. Those that
 // only look at memory in another way, ask for it, or are made of other operators declare nothing.
 class torch_operator_rule {
@@ -109,15 +120,16 @@ class torch_operator_rule {
 ///
 /// Ranges are those from the first to the last element of a tensor, so columns of one matrix on two
 /// streams are reported. Reads of memory that nothing has written are not told of
-/// (`check_unwritten(false)`), since kernels that are no operators write too. Where `item()` or a
-/// copy to the host waits, that is known. Order that torch makes by events of its own, or by
-/// `synchronize`, is not seen: say it by `recorded`, `waited` and `host_waited`. Kernels launched
-/// by hand declare themselves.
+/// (`check_unwritten(false)`, which stays so), since kernels that are no operators write too. Where
+/// `item()` or a copy to the host waits, that is known. Order that torch makes by events of its
+/// own, or by `synchronize`, is not seen: say it by `recorded`, `waited` and `host_waited`. Kernels
+/// launched by hand declare themselves.
 ///
-/// One in a process: torch's callbacks know no object. `dev` and `off` must outlive it. Thread
-/// safety: made and destroyed while no operator runs; operators of autograd's threads take a lock,
-/// and no two threads may compute at once. Blocks neither the host nor a stream. An operator takes
-/// some microseconds longer. Throws `misuse_error` where there is one already.
+/// One in a process for each type of device: torch's callbacks know no object. `dev` and `off` must
+/// outlive it. Thread safety: made and destroyed while no operator runs; operators of autograd's
+/// threads take a lock, and no two threads may compute at once. Blocks neither the host nor a
+/// stream. An operator takes some microseconds longer. Throws `misuse_error` where there is one
+/// already.
 ///
 /// Source: `ATen/record_function.h` for the callbacks, the schemas of operators for who writes.
 ///
@@ -132,15 +144,15 @@ class torch_declared_operators {
       : dev_(&dev), streams_(&off.streams()) {
     if (current() != nullptr) {
       throw misuse_error(
-          "torch_declared_operators: there is one already, and torch has one for all; destroy it"
+          "torch_declared_operators: there is one already for this type of device; destroy it"
           " first");
     }
     dev.check_unwritten(false);
-    current() = this;
     callback_ = at::addGlobalCallback(at::RecordFunctionCallback(&starts, &ends)
                                           .needsInputs(true)
                                           .needsOutputs(true)
                                           .scopes({at::RecordScope::FUNCTION}));
+    current() = this;
   }
   torch_declared_operators(const torch_declared_operators&) = delete;
   torch_declared_operators& operator=(const torch_declared_operators&) = delete;

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <ATen/record_function.h>
 #include <c10/core/Storage.h>
 #include <c10/core/TensorImpl.h>
 #include <torch/version.h>
@@ -24,17 +23,6 @@ namespace tidepool::inline v0_2_0::detail {
   const void* data = storage.data();
   return static_cast<std::byte*>(const_cast<void*>(data));
 }
-
-// `RecordFunction::inputs`, which a program in debug mode must not call over a libtorch in release
-// mode: it would ask a flag that only a libtorch in debug mode sets.
-[[nodiscard]] c10::ArrayRef<const c10::IValue> inputs_of(const at::RecordFunction& of);
-template <c10::ArrayRef<const c10::IValue> at::RecordFunction::*Inputs>
-struct record_function_access {
-  friend c10::ArrayRef<const c10::IValue> inputs_of(const at::RecordFunction& of) {
-    return of.*Inputs;
-  }
-};
-template struct record_function_access<&at::RecordFunction::inputs_>;
 
 // Whether a tensor was written to in place since: all that share its counter count as it.
 class tensor_version {

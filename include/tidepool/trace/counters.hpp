@@ -61,7 +61,7 @@ struct counters {
   std::vector<recompute_counters> recomputed;  ///< by the order of `recompute_modules`
   std::vector<place_counters> places;          ///< by the order of `options::places`
   std::uint64_t steps = 0;                     ///< ended by `end_step`
-  std::uint64_t evictions = 0;           ///< reloads undone because forward needed their memory
+  std::uint64_t evictions = 0;  ///< reloads undone: forward needed their memory, or a capture began
   std::uint64_t arena_waits = 0;         ///< device blocks handed out with a join (back-pressure)
   std::uint64_t placed_elsewhere = 0;    ///< times that a block was not free where a plan had it
   std::uint64_t device_allocations = 0;  ///< calls to the device's allocator
