@@ -410,9 +410,9 @@ TEST_CASE("planted: borrowed memory is used too early, and its copy happens to b
   for (const bool planted : ways) {
     tidepool::test::basic_desk<all_is_over> at;
     auto opts = arena_options(std::size_t{1} << 20);
-    tidepool::offloader<all_is_over, tidepool::modules<"fc1">> off(at.dev, opts);
     const auto own = std::make_unique<std::array<float, 256>>();
     int back = 0;
+    tidepool::offloader<all_is_over, tidepool::modules<"fc1">> off(at.dev, opts);
     auto chunk = off.begin();
     for (int l = 0; l < 2; ++l) {
       at.dev.writes(own->data() + 128 * l, 512, at.compute.ref(), "produce");
