@@ -15,7 +15,8 @@ namespace tidepool::inline v0_2_0 {
 /// then.
 ///
 /// It lies inside this object, so that none is made on the heap. Move-only; destroying it gives the
-/// memory back, and so does assigning to it. The callable must not throw.
+/// memory back, and so does assigning to it. The callable must not throw. What it uses must outlive
+/// the offloader with its handles and chunks, since the end of the last of them may call it.
 ///
 ///     off.adopt(data, bytes, stream, [=] { cudaFreeAsync(data, raw_stream); });
 ///     off.adopt(tensor.data_ptr(), bytes, stream, tensor);
