@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -883,14 +884,10 @@ TEST_CASE("graph: reloads of a graph that has not run are not believed after a l
   }
 }
 
-TEST_CASE("graph: what was reloaded ahead of a capture that evicts it does not bind the graph") {
-  rig desk(machine{.order_seed = 9});
-  offloader off(desk.dev, arena_options(3 * size));
-  trainer work{desk, off};
-  work.step();
-  work.step();
+namespace {
+// The forward of two layers, each with one tensor.
+offloader::chunk save_two(rig& desk, offloader& off, std::array<offloader::buffer, 2>& saved) {
   auto open = off.begin();
-  std::array<offloader::buffer, 2> saved;
   for (int l = 0; l < 2; ++l) {
     auto& x = saved[static_cast<std::size_t>(l)];
     x = off.allocate(size, desk.stream());
@@ -898,6 +895,18 @@ TEST_CASE("graph: what was reloaded ahead of a capture that evicts it does not b
     open.commit<"fc1">(l, desk.stream(), x);
   }
   open.end_forward();
+  return open;
+}
+}  // namespace
+
+TEST_CASE("graph: what was reloaded ahead of a capture that evicts it does not bind the graph") {
+  rig desk(machine{.order_seed = 9});
+  offloader off(desk.dev, arena_options(3 * size));
+  trainer work{desk, off};
+  work.step();
+  work.step();
+  std::array<offloader::buffer, 2> saved;
+  auto open = save_two(desk, off, saved);
   open.restore<"fc1">(1, desk.stream(), saved[1]);
   REQUIRE(off.counters().evictions == 0);
   auto graph = off.capture(desk.stream(), [&] {
@@ -925,16 +934,7 @@ TEST_CASE("graph: a part that was launched before the next was captured can be l
     offloader off(desk.dev, small_options());
     offloader::chunk open;
     std::array<offloader::buffer, 2> saved;
-    const auto forward = [&] {
-      open = off.begin();
-      for (int l = 0; l < 2; ++l) {
-        auto& x = saved[static_cast<std::size_t>(l)];
-        x = off.allocate(size, desk.stream());
-        desk.write(x, 60U + static_cast<std::uint32_t>(l));
-        open.commit<"fc1">(l, desk.stream(), x);
-      }
-      open.end_forward();
-    };
+    const auto forward = [&] { open = save_two(desk, off, saved); };
     const auto backward = [&] {
       for (int l = 2; l-- > 0;) {
         auto& x = saved[static_cast<std::size_t>(l)];
