@@ -1,6 +1,6 @@
 # A program by pkg-config alone: with headers only, and with the one source compiled once.
 #
-#   cmake -DPREFIX=… -DCXX=… -DPROGRAM=main.cpp -DOUT=… -DVERSION=… -P pkgconfig.cmake
+#   cmake -DPREFIX=… -DCXX=… -DPROGRAMS=FOLDER -DOUT=… -DVERSION=… -P pkgconfig.cmake
 cmake_minimum_required(VERSION 3.25)
 file(MAKE_DIRECTORY ${OUT})
 
@@ -22,9 +22,9 @@ separate_arguments(flags UNIX_COMMAND "${flags}")
 
 # The virtual device alone: with CUDA its own flags would have to come along.
 set(compile ${CXX} -std=c++20 -O0 -DTIDEPOOL_NO_CUDA ${flags})
-run(none ${compile} ${PROGRAM} -o ${OUT}/headers)
+run(none ${compile} ${PROGRAMS}/includes.cpp -o ${OUT}/headers)
 run(printed ${OUT}/headers)
 message("headers only: ${printed}")
-run(none ${compile} -DTIDEPOOL_COMPILED ${PROGRAM} ${source} -o ${OUT}/compiled)
+run(none ${compile} -DTIDEPOOL_COMPILED ${PROGRAMS}/main.cpp ${source} -o ${OUT}/compiled)
 run(printed ${OUT}/compiled)
 message("compiled: ${printed}")
