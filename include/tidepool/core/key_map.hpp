@@ -53,6 +53,10 @@ class key_map {
     count_ = 0;
   }
   [[nodiscard]] std::size_t size() const { return count_; }
+  // Slots that a search for this key passes over.
+  [[nodiscard]] std::size_t passed_over(std::uint64_t key) const {
+    return (place_of(key) - home_of(key)) & (slots_.size() - 1);
+  }
 
  private:
   struct slot {
@@ -60,8 +64,12 @@ class key_map {
     std::uint32_t value = none;
   };
 
+  // Every bit of the key counts: keys may be addresses, counters, or numbers packed side by side. A
+  // product alone spreads upwards only (this is the finaliser of splitmix64).
   [[nodiscard]] std::size_t home_of(std::uint64_t key) const {
-    return static_cast<std::size_t>(key * 0x9E3779B97F4A7C15U >> 20) & (slots_.size() - 1);
+    key = (key ^ key >> 30) * 0xBF58476D1CE4E5B9U;
+    key = (key ^ key >> 27) * 0x94D049BB133111EBU;
+    return static_cast<std::size_t>(key ^ key >> 31) & (slots_.size() - 1);
   }
   [[nodiscard]] std::size_t next(std::size_t at) const { return (at + 1) & (slots_.size() - 1); }
   // Where it is, or would go.
