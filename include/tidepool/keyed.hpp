@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -50,8 +49,6 @@ class keyed {
  private:
   friend pass;
 
-  static constexpr auto nobody = std::numeric_limits<std::uint64_t>::max();
-
   // A tensor. Once its group is restored or forgotten, it goes with its last reference.
   struct entry {
     buffer<Device> handle;
@@ -59,7 +56,9 @@ class keyed {
     std::uint32_t references = 0;
     std::uint32_t group = 0;                     // none: dropped before its scope ended
     std::uint32_t next = detail::key_map::none;  // of its group, or that is not in use
-    std::uint64_t stream = nobody;               // that loaded it last, by key
+    bool loaded = false;
+    std::uint8_t readers =
+        0;  // streams that loaded it where it lies now: a bit for each of `streams`
   };
   enum class group_place : std::uint8_t { open, committed, restored, gone };
   struct group {
@@ -71,16 +70,12 @@ class keyed {
     std::uint32_t last = detail::key_map::none;
     std::uint32_t wanted = 0;  // tensors with references
   };
-  struct reader {
-    std::uint32_t entry = 0;
-    typename Device::stream_ref stream;
-  };
   struct state {
     chunk<Device, Modules> open;
     std::vector<entry> entries;
     std::vector<group> groups;
-    std::vector<handle<Device>*> list;  // of one call
-    std::vector<reader> readers;        // streams that loaded what may never be dropped
+    std::vector<handle<Device>*> list;                 // of one call
+    std::vector<typename Device::stream_ref> streams;  // that loaded anything
     detail::key_map by_key;
     detail::key_map by_place;  // groups, by module and layer
     std::uint32_t spare = detail::key_map::none;
@@ -91,20 +86,31 @@ class keyed {
       open = {};
       go_behind_readers();
       entries.clear();
-      readers.clear();
+      streams.clear();
       groups.clear();
       by_key.clear();
       by_place.clear();
       spare = scope = detail::key_map::none;
     }
 
-    // What is left is free behind all that loaded it.
+    void note_reader(entry& of, const typename Device::stream_ref& stream) {
+      std::size_t which = 0;
+      while (which < streams.size() && streams[which].key() != stream.key()) ++which;
+      if (which == streams.size()) streams.push_back(stream);
+      static_assert(max_lanes <= 8, "a bit for each");
+      of.readers |= static_cast<std::uint8_t>(1U << which);
+      of.loaded = true;
+    }
+    // Its memory is free behind all that loaded it so far, too.
+    void go_behind_readers(entry& which) {
+      for (std::size_t i = 0; i < streams.size(); ++i) {
+        if ((which.readers >> i & 1U) != 0) which.handle.share().reset(streams[i]);
+      }
+    }
     void go_behind_readers() noexcept {
-      for (const auto& [index, stream] : readers) {
-        auto& left = entries[index];
-        if (left.references == 0 || !left.handle) continue;
+      for (auto& left : entries) {
         try {
-          left.handle.share().reset(stream);
+          if (left.references > 0) go_behind_readers(left);
         } catch (const error&) {  // no event tells when that stream has read it
           left.handle.lose();
         }
@@ -188,8 +194,13 @@ class keyed_pass {
     auto& which = at.groups[index];
     which.place = where::gone;  // until it has left
     if (which.wanted == 0) return;
+    each_of(which, [&](auto& each) { at.go_behind_readers(each); });
     at.open.commit(which.module, which.layer, stream, handles_of(which));
     which.place = where::committed;
+    // What is known of its readers is about memory that has gone.
+    each_of(which, [](auto& each) {
+      if (!each.handle) each.readers = 0;
+    });
   }
   /// `enter(module, layer)`, `body()`, `leave(stream)`. What `body` throws closes the scope, and
   /// nothing of it leaves.
@@ -249,11 +260,8 @@ class keyed_pass {
     if (auto& which = at.groups[wanted.group]; which.place == where::committed) {
       restore(which, stream);
     }
-    if (wanted.stream != stream.key()) {  // what stayed may never have met this stream
-      owner_->off_->wait_for(wanted.handle, stream);
-      at.readers.push_back({index, stream});
-      wanted.stream = stream.key();
-    }
+    owner_->off_->wait_for(wanted.handle, stream);  // what stayed may never have met this stream
+    at.note_reader(wanted, stream);
     return wanted.handle.data();
   }
 
@@ -289,12 +297,17 @@ class keyed_pass {
   /// As `chunk::end_forward`.
   void end_forward() { opened("end_forward").open.end_forward(); }
 
-  /// The backward pass is complete. Throws as `chunk::finish` where a tensor was neither loaded nor
-  /// dropped. Those that were loaded and not dropped go behind what the streams that loaded them
-  /// were given; so they do where the pass is given up.
+  /// The backward pass is complete. Throws `misuse_error` where a tensor of an enabled module was
+  /// neither loaded nor dropped, and came back with no other; and as `chunk::finish`. Those that
+  /// were loaded and not dropped go behind what the streams that loaded them were given; so they do
+  /// where the pass is given up.
   void finish() {
     if (state_ == nullptr) return;
     if (state_->scope != none) refuse("finish", "a scope is still open; leave it first");
+    for (const auto& each : state_->groups) expect_read(each);
+    for (auto& each : state_->groups) {  // nobody will read it any more
+      if (each.place == where::committed) forget(each);
+    }
     state_->open.finish();
     close();
   }
@@ -353,25 +366,39 @@ class keyed_pass {
   [[nodiscard]] typename chunk<Device, Modules>::handle_list handles_of(const group& which) {
     auto& list = state_->list;
     list.clear();
-    for (auto i = which.first; i != none; i = state_->entries[i].next) {
-      if (state_->entries[i].group != none) list.push_back(&state_->entries[i].handle);
-    }
+    each_of(which, [&](auto& each) { list.push_back(&each.handle); });
     return list;
+  }
+  template <class Visit>
+  void each_of(const group& which, const Visit& visit) {
+    for (auto i = which.first; i != none; i = state_->entries[i].next) {
+      if (auto& each = state_->entries[i]; each.group != none) visit(each);
+    }
+  }
+  // Only where it would come back.
+  void expect_read(const group& which) {
+    if (which.place != where::committed || !owner_->off_->enabled(which.module)) return;
+    if (state_->open.info().forward_only) return;
+    each_of(which, [&](auto& each) {
+      if (each.references == 0 || each.loaded) return;
+      refuse("finish", "the tensor with the key " + std::to_string(each.key) +
+                           ", saved by module " + number_of(which.module) + " of layer " +
+                           std::to_string(which.layer) +
+                           ", was neither loaded nor dropped; do either in backward, begin the pass"
+                           " with forward_only, or destroy it to give it up");
+    });
   }
 
   void restore(group& which, stream_ref stream) {
     state_->open.restore(which.module, which.layer, stream, handles_of(which));
     which.place = where::restored;
-    for (auto i = which.first; i != none; i = state_->entries[i].next) {
-      auto& each = state_->entries[i];
+    each_of(which, [](auto& each) {
       if (each.references == 0) each.handle = {};  // nobody waited for it
-    }
+    });
   }
   // What stayed of a group that nobody will load.
   void reset_all(const group& which, stream_ref stream) {
-    for (auto i = which.first; i != none; i = state_->entries[i].next) {
-      state_->entries[i].handle.reset(stream);
-    }
+    each_of(which, [&](auto& each) { each.handle.reset(stream); });
   }
   void forget(group& which) {
     state_->open.forget(which.module, which.layer);
