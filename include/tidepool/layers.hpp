@@ -128,7 +128,9 @@ class layer_group {
       pass_->restore(module_, layer, stream, handles(now));
       now.at = stage::back;
     }
-    return used("back", now, array, layer).memory.data();
+    const auto& mine = used("back", now, array, layer).memory;
+    if (leaves_) off_->wait_for(mine, stream);  // it may not be the one that brought the group
+    return mine.data();
   }
 
   [[nodiscard]] void* at(std::size_t array, int layer) {
@@ -247,9 +249,10 @@ class saved_layers {
     return group_->template fresh<T>(array_, layer, count, stream, contents);
   }
 
-  /// The layer as it was at `done`. The first array of a group brings all of them, and makes
-  /// `stream` wait; the others only tell their address, so that another stream has to be joined to
-  /// that one. Throws as `chunk::restore`.
+  /// The layer as it was at `done`. The first array of a group brings all of them. `stream` waits
+  /// for the reload, or for what wrote an array that stayed; every stream that reads one calls
+  /// this. Where the module is not enabled, or the pass is `forward_only`, the order of streams is
+  /// the trainer's. Throws as `chunk::restore`.
   [[nodiscard]] T* back(int layer, stream_ref stream) {
     return static_cast<T*>(group_->back(array_, layer, stream));
   }

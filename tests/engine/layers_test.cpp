@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "messages.hpp"
@@ -389,5 +390,35 @@ TEST_CASE("layers: a pass that was dropped is given up by reset, and the next on
     at.attention.release(0, stream);
     at.pass.finish();
     CHECK(at.desk.wrong() == 0);
+  }
+}
+
+TEST_CASE("layers: every stream that asks for an array comes behind what brought or wrote it") {
+  for (const bool stays : {false, true}) {
+    CAPTURE(stays);
+    std::size_t wrong = 0;
+    for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+      auto opts = small_options({"core_attn", "mlp"});
+      if (stays) opts.min_tensor_elements = square + 1;
+      rig desk(machine{.poison = true, .order_seed = seed});
+      const auto second = desk.dev.make_stream();
+      offloader off(desk.dev, opts);
+      off.on_report([](std::string_view) {});
+      saved_arrays saved(off);
+      saved.pass = off.begin();
+      auto* const att = saved.att.fresh(0, square, desk.stream());
+      static_cast<void>(saved.fch.fresh(0, width, desk.stream()));
+      saved.fch.done(0, desk.stream());  // what is recorded here does not stand for what follows
+      auto* const qkv = saved.qkv.fresh(0, 2 * square, desk.stream());
+      desk.write_bytes(qkv, 2 * square * sizeof(float), 1, desk.stream(), 5000);
+      desk.write_bytes(att, square * sizeof(float), 2, desk.stream(), 5000);
+      saved.attention.done(0, desk.stream());
+      saved.pass.end_forward();
+      static_cast<void>(saved.qkv.back(0, desk.stream()));
+      desk.check_rows(saved.att.back(0, second.ref()), {square * sizeof(float), 1, 0, 0}, 2, 0,
+                      second.ref());
+      wrong += desk.wrong();
+    }
+    CHECK(wrong == 0);
   }
 }

@@ -137,7 +137,7 @@ void engine<Device>::hand_over(chunk_state& chunk, std::uint32_t index, lane_id 
     auto* store = items[i].store;
     if (store == nullptr) {  // stayed, and is used on this stream from now on like the others
       if (*handles[i] && handles[i]->store_->owner == this) {
-        handles[i]->lane_ = lane;
+        hand_to(*handles[i]->store_, handles[i]->lane_ = lane);  // behind its commit, see fetch
         note_handed_over(*handles[i]->store_);
       }
       continue;
