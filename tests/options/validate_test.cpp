@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -319,19 +320,92 @@ TEST_CASE("ranks") {
   options value;
   value.pipeline_rank = -1;
   check_says(refused(value), {"pipeline_rank (--pipeline-rank or TIDEPOOL_PIPELINE_RANK) is '-1'",
-                              "negative", "from 0 on"});
+                              "negative", "0 or more"});
   value = {};
   value.local_ranks = -2;
   check_says(refused(value), {"local_ranks (--local-ranks or TIDEPOOL_LOCAL_RANKS) is '-2'",
                               "negative", "launcher"});
   value = {};
-  value.delta_bytes_per_rank = most / 2 + 1;
-  value.pipeline_rank = 1;
-  CHECK_NOTHROW(validate_open(value));
+  value.delta_bytes_per_rank = most / 2;
   value.pipeline_rank = 2;
+  CHECK_NOTHROW(validate_open(value));
+  value.pipeline_rank = 3;
   check_says(refused(value),
              {"delta_bytes_per_rank (--delta-bytes-per-rank or TIDEPOOL_DELTA_BYTES_PER_RANK)",
-              "pipeline rank 2", "smaller size"});
+              "pipeline rank 3", "smaller size"});
+}
+
+// Each would otherwise lift the limit that it was to set.
+TEST_CASE("a negative number in any count or size is refused as it was written") {
+  struct row {
+    const char* flag;
+    void (*set)(options& into, int number);
+    std::string shown = "-5";
+    int least = 0;
+  };
+  const std::vector<row> rows{
+      {"max-inflight", [](options& o, int n) { o.max_inflight = n; }},
+      {"max-inflight", [](options& o, int n) { o.module_max_inflight["core_attn"] = n; },
+       "core_attn:-5"},
+      {"max-inflight-bytes", [](options& o, int n) { o.max_inflight_bytes = n; }},
+      {"min-tensor-elements", [](options& o, int n) { o.min_tensor_elements = n; }},
+      {"delta-bytes-per-rank", [](options& o, int n) { o.delta_bytes_per_rank = n; }},
+      {"pipeline-rank", [](options& o, int n) { o.pipeline_rank = n; }},
+      {"timed-step", [](options& o, int n) { o.timed_step = n; }, "-5", 2},
+      {"plan-effort", [](options& o, int n) { o.plan_effort = n; }, "-5", 1},
+      {"reload-ahead", [](options& o, int n) { o.reload_ahead = n; }},
+      {"reload-ahead-bytes", [](options& o, int n) { o.reload_ahead_bytes = n; }},
+      {"device-budget", [](options& o, int n) { o.device_budget = n; }, "-5", 1},
+      {"slots",
+       [](options& o, int n) {
+         o.slots = {{static_cast<std::size_t>(n), 1}};
+       },
+       "-5x1", 1},
+      {"slots",
+       [](options& o, int n) {
+         o.slots = {{1, static_cast<std::size_t>(n)}};
+       },
+       "1x-5", 1},
+      {"device-step", [](options& o, int n) { o.device_step = n; }, "-5", 1},
+      {"borrowed-slack", [](options& o, int n) { o.borrowed_slack = n; }},
+      {"copy-piece", [](options& o, int n) { o.copy_piece = n; }},
+      {"peer-device", [](options& o, int n) { o.peer_device = n; }},
+      {"peer-budget", [](options& o, int n) { o.peer_budget = n; }, "-5", 4096},
+      {"file-budget", [](options& o, int n) { o.file_budget = n; }, "-5", 4096},
+      {"file-ring", [](options& o, int n) { o.file_ring = n; }, "-5", 8192},
+      {"host-budget", [](options& o, int n) { o.host_budget = n; }, "-5", 1},
+      {"host-step", [](options& o, int n) { o.host_step = n; }, "-5", 1},
+      {"local-ranks", [](options& o, int n) { o.local_ranks = n; }}};
+  for (const row& each : rows) {
+    CAPTURE(each.flag);
+    CAPTURE(each.shown);
+    const std::string flag = each.flag;
+    options value;
+    value.offload_modules = {"core_attn"};
+    if (flag == "slots") value.memory = memory_kind::slots;
+    if (flag == "peer-budget") value.places = {place_kind::peer};
+    if (flag.starts_with("file-b")) value.places = {place_kind::file};
+    if (flag.starts_with("file-b")) value.file_path = "/mnt";
+    each.set(value, each.least);
+    CHECK_NOTHROW(validate_open(value));
+    each.set(value, -5);
+    const auto& option = *detail::text::find_option(flag);
+    check_says(refused(value),
+               {("(--" + flag + " or ").c_str(), ("is '" + each.shown + "'").c_str(),
+                "a negative number has no meaning; give 0 or more"});
+    if (option.form.find("none") != std::string_view::npos) {
+      check_says(refused(value), {"or none (std::nullopt in code) for no limit of your own"});
+    }
+  }
+  // A new option with a number in its form needs a row above.
+  for (const auto& option : detail::text::option_table) {
+    CAPTURE(option.flag);
+    bool number = false;
+    for (const char* const word : {"COUNT", "SIZE", "RANK", "DEVICE"}) {
+      number = number || option.form.find(word) != std::string_view::npos;
+    }
+    CHECK(number == std::ranges::any_of(rows, [&](auto& row) { return row.flag == option.flag; }));
+  }
 }
 
 TEST_CASE("kinds of memory and what they need") {

@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <type_traits>
 #include <vector>
 
 #include "tidepool/core/text.hpp"
@@ -34,19 +35,31 @@ struct setting {
       std::string(remedy));
 }
 
+inline constexpr std::string_view negative = "a negative number has no meaning";
+
+[[nodiscard]] inline bool is_negative(std::string_view text) {
+  return text.size() > 1 && text[0] == '-' && text[1] >= '0' && text[1] <= '9';
+}
+
+/// The largest count or size. What is above it was a negative number before it was converted.
+inline constexpr std::size_t most = std::numeric_limits<std::size_t>::max() / 2;
+
+/// A count as it was meant: -1 where code gave that to a member without a sign.
+[[nodiscard]] inline std::string count_text(std::size_t number) {
+  return number > most ? "-" + std::to_string(0 - number) : std::to_string(number);
+}
+
 /// A whole number that is not negative, out of all of `text`, which is a part of the value.
 template <class Integer>
 [[nodiscard]] Integer read_integer(const setting& given, std::string_view text,
                                    std::string_view remedy) {
-  if (text.size() > 1 && text[0] == '-' && text[1] >= '0' && text[1] <= '9') {
-    refuse(given, "a negative number has no meaning", remedy);
-  }
+  constexpr auto last = std::min<std::size_t>(std::numeric_limits<Integer>::max(), most);
+  if (is_negative(text)) refuse(given, negative, remedy);
   Integer number{};
   const char* const end = text.data() + text.size();
   const auto [stop, code] = std::from_chars(text.data(), end, number);
-  if (code == std::errc::result_out_of_range) {
-    refuse(given, "the number is above " + std::to_string(std::numeric_limits<Integer>::max()),
-           remedy);
+  if (code == std::errc::result_out_of_range || static_cast<std::size_t>(number) > last) {
+    refuse(given, "the number is above " + std::to_string(last), remedy);
   }
   if (code != std::errc{}) refuse(given, in_quotes(text) + " is not a whole number", remedy);
   if (stop != end) {
@@ -62,7 +75,10 @@ struct number_format {
   static Integer read(const setting& given) {
     return read_integer<Integer>(given, given.value, "give a whole number such as 2");
   }
-  static std::string write(Integer number) { return std::to_string(number); }
+  static std::string write(Integer number) {
+    if constexpr (std::is_unsigned_v<Integer>) return count_text(number);
+    return std::to_string(number);
+  }
 };
 
 /// Elements, not bytes, so that a unit is a mistake.
@@ -71,7 +87,7 @@ struct elements_format {
     return read_integer<std::size_t>(given, given.value,
                                      "give a number of elements (not bytes) such as 1048576");
   }
-  static std::string write(std::size_t number) { return std::to_string(number); }
+  static std::string write(std::size_t number) { return count_text(number); }
 };
 
 struct byte_unit {
@@ -135,12 +151,12 @@ struct bytes_format {
       for (std::size_t i = 0; i < decimals.size(); ++i) scale *= 10;
       part = read_integer<std::size_t>(given, decimals, remedy) * unit / scale;
     }
-    constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
-    if (whole > (most - part) / unit) refuse(given, "the size does not fit 64 bits", remedy);
+    if (whole > (most - part) / unit) refuse(given, "the size is above 8388607TiB", remedy);
     return whole * unit + part;
   }
 
   static std::string write(std::size_t bytes) {
+    if (bytes > most) return "-" + write(0 - bytes);
     for (const byte_unit& unit : byte_units) {
       if (bytes != 0 && unit.bytes % 1024 == 0 && bytes % unit.bytes == 0) {
         return std::to_string(bytes / unit.bytes).append(unit.name);
@@ -150,11 +166,18 @@ struct bytes_format {
   }
 };
 
+/// The remedy for a negative number where `word` stands for "not set".
+[[nodiscard]] inline std::string zero_or(std::string_view word) {
+  return "give 0 or more, or " + std::string(word) +
+         " (std::nullopt in code) for no limit of your own";
+}
+
 /// What `Format` reads, or the word that stands for "not set".
 template <class Format, fixed_string Word = "none">
 struct optional_format {
   static auto read(const setting& given) -> std::optional<decltype(Format::read(given))> {
     if (given.value == Word.view()) return std::nullopt;
+    if (is_negative(given.value)) refuse(given, negative, zero_or(Word.view()));
     return Format::read(given);
   }
   template <class Value>

@@ -1,6 +1,7 @@
 /// Text of the options that hold several values: modules, layers, rings, caps.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <map>
 #include <optional>
@@ -120,7 +121,7 @@ struct rings_format {
     std::vector<std::string> items;
     items.reserve(rings.size());
     for (const slot_ring& ring : rings) {
-      items.push_back(bytes_format::write(ring.bytes) + "x" + std::to_string(ring.count));
+      items.push_back(bytes_format::write(ring.bytes) + "x" + count_text(ring.count));
     }
     return items.empty() ? "none" : join(items, ",");
   }
@@ -160,11 +161,16 @@ struct inflight_format {
   }
   static std::string write(const options& from) {
     std::vector<std::string> items;
-    if (from.max_inflight) items.push_back(std::to_string(*from.max_inflight));
+    if (from.max_inflight) items.push_back(count_text(*from.max_inflight));
     for (const auto& [module, cap] : from.module_max_inflight) {
-      items.push_back(module + ":" + std::to_string(cap));
+      items.push_back(module + ":" + count_text(cap));
     }
     return items.empty() ? "none" : join(items, ",");
+  }
+  static bool negative(const options& from) {
+    return from.max_inflight > most ||
+           std::ranges::any_of(from.module_max_inflight,
+                               [](const auto& each) { return each.second > most; });
   }
 };
 

@@ -1,10 +1,15 @@
 /// The table of every option. A new option is one entry here (and a member of `options`).
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
+#include <vector>
 
 #include "tidepool/config/formats.hpp"
 #include "tidepool/config/list_formats.hpp"
@@ -20,12 +25,26 @@ enum class option_kind : std::uint8_t {
   gate     ///< a toggle without a member: allows or empties `offload_modules`
 };
 
-/// How an option is read into `options` and written out of it.
+/// How an option is read into `options` and written out of it, and whether one of its counts or
+/// sizes was a negative number before it was converted.
 struct codec {
   option_kind kind = option_kind::value;
   void (*read)(options& into, const setting& given) = nullptr;
   std::string (*write)(const options& from) = nullptr;
+  bool (*negative)(const options& from) = nullptr;
 };
+
+template <class Value>
+[[nodiscard]] bool has_negative(const Value& value) {
+  if constexpr (std::is_same_v<Value, std::size_t>) return value > most;
+  if constexpr (std::is_same_v<Value, int>) return value < 0;
+  if constexpr (std::is_same_v<Value, std::optional<std::size_t>>) return value > most;
+  if constexpr (std::is_same_v<Value, std::vector<slot_ring>>) {
+    return std::ranges::any_of(
+        value, [](const slot_ring& each) { return each.bytes > most || each.count > most; });
+  }
+  return false;
+}
 
 template <auto Member, class Format>
 void read_member(options& into, const setting& given) {
@@ -37,9 +56,15 @@ std::string write_member(const options& from) {
   return Format::write(from.*Member);
 }
 
+template <auto Member>
+bool negative_member(const options& from) {
+  return has_negative(from.*Member);
+}
+
 /// The codec of one member of `options`.
 template <auto Member, class Format, option_kind Kind = option_kind::value>
-inline constexpr codec member{Kind, &read_member<Member, Format>, &write_member<Member, Format>};
+inline constexpr codec member{Kind, &read_member<Member, Format>, &write_member<Member, Format>,
+                              &negative_member<Member>};
 
 struct option_entry {
   std::string_view flag;      ///< without the leading dashes
@@ -75,7 +100,8 @@ inline constexpr std::array option_table{
     option_entry{"max-inflight", "max_inflight", "fine-grained-offloading-max-inflight-offloads",
                  "COUNT|none|NAME:COUNT,...",
                  "offloads of one module under way; 0 waits at each commit",
-                 codec{option_kind::value, &inflight_format::read, &inflight_format::write}},
+                 codec{option_kind::value, &inflight_format::read, &inflight_format::write,
+                       &inflight_format::negative}},
     option_entry{"max-inflight-bytes", "max_inflight_bytes", "", "SIZE|none",
                  "the same cap in bytes; prefer it where groups differ in size",
                  member<&options::max_inflight_bytes, optional_bytes>},
@@ -109,9 +135,10 @@ inline constexpr std::array option_table{
         "plan-effort", "plan_effort", "", "COUNT|none",
         "steps that each search for a plan may simulate at most; few for tests",
         member<&options::plan_effort, optional_format<number_format<std::size_t>, "none">>},
-    option_entry{"reload-ahead", "reload_ahead", "", "COUNT",
-                 "groups whose reload may be under way ahead of their use; 0 reloads on demand",
-                 member<&options::reload_ahead, number_format<std::size_t>>},
+    option_entry{
+        "reload-ahead", "reload_ahead", "", "COUNT",
+        "groups that are reloaded ahead of their use; 0: on demand, 1000000: without limit",
+        member<&options::reload_ahead, number_format<std::size_t>>},
     option_entry{"reload-ahead-bytes", "reload_ahead_bytes", "", "SIZE|none",
                  "the same in bytes, beside the other; prefer it where groups differ in size",
                  member<&options::reload_ahead_bytes, optional_bytes>},

@@ -130,10 +130,6 @@ inline void check_places(const options& value) {
       reject(label, shown, "a place is named twice", choice);
     }
   }
-  if (value.peer_device < 0) {
-    reject(option_label("peer_device"), std::to_string(value.peer_device),
-           "a negative number has no meaning", "give the number of another device of the host");
-  }
   check_place_budget(value, place_kind::peer, value.peer_budget, "peer_budget",
                      "the neighbour's memory", "peer,host");
   check_place_budget(value, place_kind::file, value.file_budget, "file_budget", "the disk",

@@ -39,6 +39,7 @@ TIDEPOOL_INLINE module_id find_module(std::string_view name,
 TIDEPOOL_INLINE void validate(const options& value, std::span<const std::string_view> known_modules,
                               bool open) {
   const detail::rules::module_list list{known_modules, open};
+  detail::rules::check_negative(value);
   detail::rules::check_own_modules(value, list);
   const std::uint64_t enabled = detail::rules::enabled_modules(value, list);
   detail::rules::check_combinations(value, list, enabled);

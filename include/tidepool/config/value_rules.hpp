@@ -11,10 +11,24 @@
 #include "tidepool/config/formats.hpp"
 #include "tidepool/config/list_formats.hpp"
 #include "tidepool/config/module_rules.hpp"
+#include "tidepool/config/option_table.hpp"
 #include "tidepool/core/block.hpp"
 #include "tidepool/options.hpp"
 
 namespace tidepool::inline v0_2_0::detail::rules {
+
+/// Every count, size and number, by the table of options. -1 in code turns into a huge count, which
+/// would lift the limit that it was to set.
+inline void check_negative(const options& value) {
+  for (const text::option_entry& item : text::option_table) {
+    if (item.text.negative == nullptr || !item.text.negative(value)) continue;
+    const std::string word = item.form.find("none") != std::string_view::npos   ? "none"
+                             : item.form.find("auto") != std::string_view::npos ? "auto"
+                                                                                : "";
+    reject(option_label(item.field, item.flag), item.text.write(value), std::string(text::negative),
+           word.empty() ? "give 0 or more (" + std::string(item.help) + ")" : text::zero_or(word));
+  }
+}
 
 inline void check_limits(const options& value, const module_list& list, std::uint64_t enabled) {
   const std::string caps = option_label("module_max_inflight", "max_inflight");
@@ -66,14 +80,6 @@ inline void check_limits(const options& value, const module_list& list, std::uin
            "with --policy=automatic the plan decides what stays",
            "take the delta out, or give --policy=megatron");
   }
-  const auto rank = [](int number, std::string_view field, const std::string& remedy) {
-    if (number < 0) {
-      reject(option_label(field), std::to_string(number), "a negative number has no meaning",
-             remedy);
-    }
-  };
-  rank(value.pipeline_rank, "pipeline_rank", "give a rank from 0 on");
-  rank(value.local_ranks, "local_ranks", "give a count, or 0 to ask the launcher's environment");
   const auto times = static_cast<std::size_t>(std::max(value.pipeline_rank, 1));
   if (value.delta_bytes_per_rank > std::numeric_limits<std::size_t>::max() / times) {
     reject(option_label("delta_bytes_per_rank"),
@@ -121,9 +127,7 @@ inline void check_memory(const options& value) {
       reject(rings, shown, "a ring needs slots of at least one byte, and at least one",
              "give SIZExCOUNT such as 64MiBx4");
     }
-    const auto slot = ring.bytes <= std::numeric_limits<std::size_t>::max() - block_alignment
-                          ? aligned(ring.bytes)
-                          : ring.bytes;
+    const auto slot = aligned(ring.bytes);
     if (ring.count > (std::numeric_limits<std::size_t>::max() - total) / slot) {
       reject(rings, shown, "the rings together do not fit 64 bits", "give smaller rings");
     }
