@@ -402,9 +402,11 @@ TEST_CASE("a trainer's own arguments are kept for it, in order") {
              {"--max-inflight is '-1'"});
 }
 
-TEST_CASE("options are taken out of what main was given, in place") {
+// A main may have either kind of argv.
+TEST_CASE_TEMPLATE("options are taken out of what main was given, in place", Text, char*,
+                   const char*) {
   const auto words = [](std::vector<std::string> given, names& left, options base = {}) {
-    std::vector<char*> argv;
+    std::vector<Text> argv;
     for (auto& each : given) argv.push_back(each.data());
     argv.push_back(nullptr);
     int argc = static_cast<int>(given.size());
@@ -436,7 +438,7 @@ TEST_CASE("options are taken out of what main was given, in place") {
 
   char program[] = "train";
   char mistake[] = "--max-inflight=-1";
-  char* argv[] = {program, mistake, nullptr};
+  Text argv[] = {program, mistake, nullptr};
   int argc = 2;
   check_says(refusal([&] { static_cast<void>(take_options(argc, argv)); }),
              {"--max-inflight is '-1'"});

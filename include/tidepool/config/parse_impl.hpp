@@ -49,6 +49,10 @@ TIDEPOOL_INLINE known_options parse_known_options(int argc, const char* const* a
 }
 
 TIDEPOOL_INLINE options take_options(int& argc, char** argv, options base) {
+  return take_options(argc, const_cast<const char**>(argv), std::move(base));
+}
+
+TIDEPOOL_INLINE options take_options(int& argc, const char** argv, options base) {
   auto known = parse_known_options(argc, argv, std::move(base));
   if (argc < 1) return std::move(known.value);
   int kept = 1;
