@@ -24,7 +24,7 @@ class folder {
                           ? shared
                           : std::filesystem::temp_directory_path();
     path_ = base / ("tidepool-fuzz-" + std::to_string(getpid()));
-    std::filesystem::create_directories(path_ / "memory");
+    std::filesystem::create_directories(path_ / "memory/job");
     std::filesystem::create_directories(path_ / "job/step");
   }
   ~folder() { std::filesystem::remove_all(path_); }
@@ -45,13 +45,16 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   auto rest = fuzz::text_of(data, size);
   for (const char* const name :
        {"meminfo", "cgroup", "job/step/memory.max", "job/step/memory.current",
-        "job/step/memory.stat", "job/memory.max", "memory/memory.limit_in_bytes"}) {
+        "job/step/memory.stat", "job/memory.max", "job/memory.high", "memory/memory.limit_in_bytes",
+        "memory/memory.stat", "memory/job/memory.limit_in_bytes"}) {
     const auto end = rest.find("%%");
     files.write(name, rest.substr(0, end));
     rest.remove_prefix(end == std::string_view::npos ? rest.size() : end + 2);
   }
   const std::string ranks(rest.substr(0, rest.find('\0')));
-  setenv("LOCAL_WORLD_SIZE", ranks.c_str(), 1);
+  for (const char* const name : {"LOCAL_WORLD_SIZE", "SLURM_TASKS_PER_NODE", "SLURM_NODEID"}) {
+    setenv(name, ranks.c_str(), 1);
+  }
 
   static_cast<void>(fuzz::accepted([&] {
     const host_files where{files.path("meminfo"), files.path("cgroup"), files.path(".")};

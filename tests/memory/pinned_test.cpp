@@ -55,6 +55,11 @@ class fake_machine {
     write("fs" + where + "/memory.max", most + "\n");
     write("fs" + where + "/memory.current", std::to_string(used) + "\n");
   }
+  /// The same of version 1.
+  void limit_v1(const std::string& where, const std::string& most, std::size_t used) const {
+    write("fs/memory" + where + "/memory.limit_in_bytes", most + "\n");
+    write("fs/memory" + where + "/memory.usage_in_bytes", std::to_string(used) + "\n");
+  }
   void write(const std::string& name, const std::string& text) const {
     const std::filesystem::path target = path(name);
     std::filesystem::create_directories(target.parent_path());
@@ -85,8 +90,17 @@ class launcher {
   static void set(const char* name, const char* value) { setenv(name, value, 1); }
 
  private:
-  static constexpr const char* names[]{"LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE",
-                                       "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"};
+  static constexpr const char* names[]{"LOCAL_WORLD_SIZE",
+                                       "OMPI_COMM_WORLD_LOCAL_SIZE",
+                                       "MV2_COMM_WORLD_LOCAL_SIZE",
+                                       "MPI_LOCALNRANKS",
+                                       "PALS_LOCAL_SIZE",
+                                       "PMI_LOCAL_SIZE",
+                                       "LOCAL_SIZE",
+                                       "SLURM_STEP_TASKS_PER_NODE",
+                                       "SLURM_TASKS_PER_NODE",
+                                       "SLURM_NTASKS_PER_NODE",
+                                       "SLURM_NODEID"};
   std::vector<std::pair<const char*, std::string>> before_;
 };
 
@@ -201,7 +215,7 @@ TEST_CASE("pinned: local ranks from torchrun, srun and mpirun; one without any")
   launcher::set("SLURM_NTASKS_PER_NODE", "6(x2)");  // on each of two nodes
   CHECK(launched_local_ranks() == 6);
   launcher::set("SLURM_NTASKS_PER_NODE", "4");
-  launcher::set("LOCAL_WORLD_SIZE", "99999999999");  // as if it were not there
+  launcher::set("LOCAL_WORLD_SIZE", "99999999999");  // as if it were not set
   CHECK(launched_local_ranks() == 4);
   launcher::set("LOCAL_WORLD_SIZE", "5");
   CHECK(launched_local_ranks() == 5);
@@ -251,9 +265,136 @@ TEST_CASE("pinned: a single local rank is a word as good as any other") {
   host.available(1000 * mib);
   launcher::set("SLURM_NTASKS_PER_NODE", "4");
   launcher::set("LOCAL_WORLD_SIZE", "1");
-  CHECK(launched_local_ranks() == 1);
+  CHECK(launched_local_ranks() == 4);  // where they differ, the largest
   launcher::set("LOCAL_WORLD_SIZE", "8");
   tidepool::options opts;
   opts.local_ranks = 1;
   CHECK(host_budget(opts, host.files) == 900 * mib);
+}
+
+TEST_CASE("pinned: version 1 limits the process's own group and those above it") {
+  const fake_machine host;
+  host.available(300 * mib);
+  host.group("9:cpuset:/slurm/job\n4:cpu,memory:/slurm/job/step\n0::/");
+  host.limit_v1("", "9223372036854771712", 0);
+  host.limit_v1("/slurm/job/step", std::to_string(100 * mib), 30 * mib);
+  CHECK(available_host_memory(host.files) == 70 * mib);
+  host.limit_v1("/slurm/job", std::to_string(80 * mib), 20 * mib);
+  CHECK(available_host_memory(host.files) == 60 * mib);
+  // Beside it version 2, which limits as well.
+  host.group("4:memory:/slurm/job/step\n0::/slice");
+  host.limit("/unified/slice", std::to_string(50 * mib), 10 * mib);
+  CHECK(available_host_memory(host.files) == 40 * mib);
+}
+
+TEST_CASE("pinned: version 1 tells a limit above a group that a container cannot see") {
+  const fake_machine host;
+  host.available(300 * mib);
+  host.group("4:memory:/docker/abc");
+  host.limit_v1("", "9223372036854771712", 30 * mib);
+  host.write("fs/memory/memory.stat", "hierarchical_memory_limit " + std::to_string(100 * mib) +
+                                          "\ntotal_inactive_file " + std::to_string(mib) + "\n");
+  CHECK(available_host_memory(host.files) == 71 * mib);
+}
+
+TEST_CASE("pinned: memory.high limits as memory.max does, in every group above") {
+  const fake_machine host;
+  host.available(300 * mib);
+  host.group("0::/slice/job");
+  host.limit("/slice/job", "max", 40 * mib);
+  host.write("fs/slice/job/memory.high", std::to_string(100 * mib) + "\n");
+  CHECK(available_host_memory(host.files) == 60 * mib);
+  host.limit("/slice", "max", 45 * mib);
+  host.write("fs/slice/memory.high", std::to_string(95 * mib) + "\n");
+  CHECK(available_host_memory(host.files) == 50 * mib);
+  host.write("fs/slice/memory.high", "max\n");
+  CHECK(available_host_memory(host.files) == 60 * mib);
+}
+
+TEST_CASE("pinned: a container reads paths from the host's root, or from above its own") {
+  const fake_machine host;
+  host.available(300 * mib);
+  host.limit("", std::to_string(90 * mib), 0);
+  for (const auto* seen : {"0::/system.slice/docker-1234.scope", "0::/../../job", "0::/..", "0::",
+                           "0::/../../../../etc", "0::/a/../..", "0::/.../", "0:::", "0::etc"}) {
+    CAPTURE(std::string(seen));
+    host.group(seen);
+    CHECK(available_host_memory(host.files) == 90 * mib);
+  }
+  // A group that the container made itself.
+  host.limit("/inner", std::to_string(50 * mib), 0);
+  for (const auto* seen : {"0::/docker/1234/inner", "0::/../inner", "0::/inner/"}) {
+    CAPTURE(std::string(seen));
+    host.group(seen);
+    CHECK(available_host_memory(host.files) == 50 * mib);
+  }
+  // Nothing beside the folder of limits is read.
+  host.write("beside/memory.max", "1\n");
+  host.write("fsbeside/memory.max", "1\n");
+  for (const auto* seen : {"0::/../beside", "0::beside", "0::/inner/../../beside"}) {
+    CAPTURE(std::string(seen));
+    host.group(seen);
+    CHECK(available_host_memory(host.files) == 90 * mib);
+  }
+}
+
+TEST_CASE("pinned: every launcher's variable counts, and the largest where they differ") {
+  const launcher none;
+  int ranks = 1;
+  for (const auto* name :
+       {"LOCAL_SIZE", "PMI_LOCAL_SIZE", "PALS_LOCAL_SIZE", "MPI_LOCALNRANKS",
+        "MV2_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "LOCAL_WORLD_SIZE",
+        "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE"}) {
+    CAPTURE(std::string(name));
+    launcher::set(name, std::to_string(++ranks).c_str());
+    CHECK(launched_local_ranks() == ranks);
+    CHECK(tidepool::detail::host_share_text({}) == "shared by " + std::to_string(ranks) +
+                                                       " local ranks (" + name + "=" +
+                                                       std::to_string(ranks) + ")");
+  }
+  launcher::set("SLURM_STEP_TASKS_PER_NODE", "1");
+  CHECK(launched_local_ranks() == ranks - 1);
+}
+
+TEST_CASE("pinned: Slurm writes tasks for each node, and the number of this one") {
+  const launcher none;
+  struct row {
+    const char* text;
+    const char* node;
+    int ranks;
+  };
+  for (const row& each : {row{"8", nullptr, 8},
+                          {"4(x2)", nullptr, 4},
+                          {"2(x3),1", nullptr, 2},
+                          {"2(x3),1", "0", 2},
+                          {"2(x3),1", "2", 2},
+                          {"2(x3),1", "3", 1},
+                          {"2(x3),1", "4", 2},  // no such node
+                          {"2(x3),1", "none", 2},
+                          {"1,16(x2),3", "1", 16},
+                          {"1,16(x2),3", "3", 3},
+                          {"1,16(x2),3", nullptr, 16},
+                          // Nothing that Slurm writes is as if it were not set.
+                          {"", nullptr, 1},
+                          {"8,", nullptr, 1},
+                          {",8", nullptr, 1},
+                          {"8(x", nullptr, 1},
+                          {"8(x)", nullptr, 1},
+                          {"8(x0)", nullptr, 1},
+                          {"8(x2", nullptr, 1},
+                          {"8(2)", nullptr, 1},
+                          {"8x2", nullptr, 1},
+                          {"(x2)", nullptr, 1},
+                          {"-8", nullptr, 1},
+                          {"8 ", nullptr, 1},
+                          {"99999999999(x2)", nullptr, 1},
+                          {"2(x99999999999)", nullptr, 1},
+                          {"2(x2147483647),3(x2147483647)", "4294967293", 3},
+                          {"2(x2147483647),3", "18446744073709551615", 3}}) {
+    CAPTURE(std::string(each.text));
+    const launcher clean;
+    launcher::set("SLURM_TASKS_PER_NODE", each.text);
+    if (each.node != nullptr) launcher::set("SLURM_NODEID", each.node);
+    CHECK(launched_local_ranks() == each.ranks);
+  }
 }

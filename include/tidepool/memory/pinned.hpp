@@ -1,16 +1,18 @@
 /// How much host memory an offloader may pin.
 #pragma once
 
+#include <unistd.h>
+
 #include <algorithm>
-#include <charconv>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <optional>
 #include <string>
 #include <string_view>
 
 #include "tidepool/core/system_file.hpp"
+#include "tidepool/core/text.hpp"
+#include "tidepool/memory/local_ranks.hpp"
 #include "tidepool/options.hpp"
 
 namespace tidepool::inline v0_2_0 {
@@ -33,14 +35,36 @@ inline std::optional<std::size_t> entry_in(const std::string& path, std::string_
   return std::nullopt;
 }
 
-inline std::string own_cgroup(const std::string& path) {
-  const auto text = text_of(path);
-  for (std::size_t line = 0; line < text.size();) {
-    const auto end = std::min(text.find('\n', line), text.size());
-    if (text.compare(line, 3, "0::") == 0) return text.substr(line + 3, end - line - 3);
-    line = end + 1;
+// The path of this process's group in the hierarchy of `controller`, as a line
+// `number:controllers:path` has it; that of version 2 has no number and no controller.
+inline std::optional<std::string> own_cgroup(std::string_view text, std::string_view controller) {
+  while (!text.empty()) {
+    const auto line = text.substr(0, text.find('\n'));
+    text.remove_prefix(std::min(line.size() + 1, text.size()));
+    const auto first = line.find(':');
+    const auto second = line.find(':', first == std::string_view::npos ? first : first + 1);
+    if (second == std::string_view::npos) continue;
+    const auto names = text::split(line.substr(first + 1, second - first - 1), ',');
+    const bool named = std::ranges::find(names, controller) != names.end();
+    if (named && (!controller.empty() || line.starts_with("0:"))) {
+      return std::string(line.substr(second + 1));
+    }
   }
-  return {};
+  return std::nullopt;
+}
+
+// The group as a path below `root`. A container without a namespace of its own reads a path from
+// the host's root, and sees its own group as the root: what is not there loses its first names.
+// `/../..` is above the root of the namespace, so that nothing up to it can be seen.
+inline std::string visible_group(const std::string& root, std::string group) {
+  if (const auto above = (group + '/').rfind("/../"); above != std::string::npos) {
+    group.erase(0, above + 3);
+  }
+  if (!group.starts_with('/')) group.insert(0, "/");
+  while (!group.empty() && ::access((root + group).c_str(), F_OK) != 0) {
+    group.erase(0, std::min(group.find('/', 1), group.size()));
+  }
+  return group == "/" ? std::string() : group;
 }
 
 }  // namespace detail
@@ -53,43 +77,46 @@ struct host_files {
 };
 
 /// Host memory that this machine or container can still give, in bytes: the least of what the
-/// kernel calls available and of every cgroup limit above this process (version 2, then 1). Pages
-/// of files that nobody has used lately count as free: a limit makes room for others out of them.
+/// kernel calls available and of every limit of the control groups that this process is in, its own
+/// and those above: `memory.max` and `memory.high` of version 2, and those of version 1, beside it
+/// or alone. Pages of files that nobody has used lately count as free: a limit makes room for
+/// others out of them.
 [[nodiscard]] inline std::size_t available_host_memory(const host_files& files = {}) {
   const auto kilobytes = detail::entry_in(files.meminfo, "MemAvailable:");
-  auto available = kilobytes ? *kilobytes * 1024 : SIZE_MAX;
-  const auto consider = [&](const std::string& limit, const std::string& usage,
+  auto available = kilobytes && *kilobytes <= SIZE_MAX / 1024 ? *kilobytes * 1024 : SIZE_MAX;
+  const auto consider = [&](std::optional<std::size_t> most, const std::string& usage,
                             const std::string& statistics, std::string_view of_files) {
-    const auto most = detail::number_in(limit);
     if (!most) return;
     auto used = detail::number_in(usage).value_or(0);
     used -= std::min(used, detail::entry_in(statistics, of_files).value_or(0));
     available = std::min(available, *most > used ? *most - used : 0);
   };
-  for (auto group = detail::own_cgroup(files.cgroup);; group.erase(group.rfind('/'))) {
-    consider(files.cgroup_root + group + "/memory.max",
-             files.cgroup_root + group + "/memory.current",
-             files.cgroup_root + group + "/memory.stat", "inactive_file");
-    if (group.find('/') == std::string::npos) break;
-  }
-  consider(files.cgroup_root + "/memory/memory.limit_in_bytes",
-           files.cgroup_root + "/memory/memory.usage_in_bytes",
-           files.cgroup_root + "/memory/memory.stat", "total_inactive_file");
+  const auto each_group = [&](const std::string& root, std::string_view controller,
+                              const auto& look) {
+    const auto own = detail::own_cgroup(detail::text_of(files.cgroup), controller);
+    for (auto group = detail::visible_group(root, own.value_or("")); !group.empty();
+         group.erase(std::min(group.rfind('/'), group.size()))) {
+      look(root + group);
+    }
+    look(root);
+  };
+  const auto second = [&](const std::string& group) {
+    for (const auto* limit : {"/memory.max", "/memory.high"}) {
+      consider(detail::number_in(group + limit), group + "/memory.current", group + "/memory.stat",
+               "inactive_file");
+    }
+  };
+  each_group(files.cgroup_root, "", second);
+  each_group(files.cgroup_root + "/unified", "", second);
+  each_group(files.cgroup_root + "/memory", "memory", [&](const std::string& group) {
+    const auto statistics = group + "/memory.stat";
+    // The second is the least of those above, which a container may not see.
+    for (const auto most : {detail::number_in(group + "/memory.limit_in_bytes"),
+                            detail::entry_in(statistics, "hierarchical_memory_limit")}) {
+      consider(most, group + "/memory.usage_in_bytes", statistics, "total_inactive_file");
+    }
+  });
   return available;
-}
-
-/// Processes of this job on this machine, from what torchrun, srun and mpirun set; 1 if none did.
-[[nodiscard]] inline int launched_local_ranks() {
-  for (const auto* name : {"LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE",
-                           "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"}) {
-    const auto* text = std::getenv(name);
-    if (text == nullptr) continue;
-    const std::string_view value(text);
-    int ranks = 0;  // srun writes "4(x2)" for two nodes of four each
-    std::from_chars(value.data(), value.data() + value.size(), ranks);
-    if (ranks > 0) return ranks;
-  }
-  return 1;
 }
 
 /// Bytes of host memory that an offloader may pin: `options::host_budget`, or nine tenths of what
@@ -101,5 +128,20 @@ struct host_files {
   return std::max<std::size_t>(
       available_host_memory(files) / 10 * 9 / static_cast<std::size_t>(ranks), 1);
 }
+
+namespace detail {
+
+// How many ranks share the host, and who says so: for reports. Empty where nobody does.
+[[nodiscard]] inline std::string host_share_text(const options& given) {
+  if (given.host_budget) return {};
+  const auto found = find_launcher();
+  const auto ranks = given.local_ranks > 0 ? given.local_ranks : found.ranks;
+  const auto by = given.local_ranks > 0 ? "--local-ranks" : found.by;
+  if (by.empty()) return {};
+  return "shared by " + std::to_string(ranks) + (ranks == 1 ? " local rank" : " local ranks") +
+         " (" + by + ")";
+}
+
+}  // namespace detail
 
 }  // namespace tidepool
