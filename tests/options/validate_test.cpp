@@ -205,6 +205,12 @@ TEST_CASE("attn_proj needs core_attn") {
 TEST_CASE("gdp_qkv cannot leave where gdp_in_proj discards its tensor") {
   check_says(refused("--offload-modules=gdp_qkv --recompute-modules=gdp_in_proj"),
              {"gdp_in_proj discards the tensor that gdp_qkv offloads", "take gdp_qkv out"});
+  check_says(refused("--offload-modules=core_attn,qkv_linear --recompute-modules=layernorm"),
+             {"layernorm discards the tensor that qkv_linear offloads", "take qkv_linear out"});
+  check_says(refused("--offload-modules=expert_fc1 --recompute-modules=moe_permute"),
+             {"moe_permute discards the tensor that expert_fc1 offloads", "or moe_permute out"});
+  // By `all` it is a name without a module.
+  accepted("--offload-modules=all --recompute-modules=layernorm,moe_permute,mla_up_proj");
   accepted("--offload-modules=gdp_qkv");
   accepted("--offload-modules=core_attn --recompute-modules=gdp_in_proj");
 }

@@ -168,6 +168,10 @@ inline void check_recompute(const options& value, const module_list& list, std::
                                           {"moe", "fused_group_mlp"},
                                           {"fused_group_mlp", "expert_fc1"},
                                           {"fused_group_mlp", "moe_act"}}};
+  // By `all`, a module of Megatron's whose tensor is discarded is one that the model does not have.
+  constexpr std::array<region, 3> discards{
+      {{"gdp_in_proj", "gdp_qkv"}, {"layernorm", "qkv_linear"}, {"moe_permute", "expert_fc1"}}};
+  const bool by_all = value.offload_modules == std::vector<std::string>{"all"};
   const std::string label = option_label("recompute_modules");
   const std::string shown = text::join(value.recompute_modules, ",");
   // The trainer recomputes, so that a name counts which is not compiled in for offloading.
@@ -184,10 +188,9 @@ inline void check_recompute(const options& value, const module_list& list, std::
                                : "To recompute a region of your own: " + list.list_with(name));
     }
     if ((enabled & list.bit(name)) != 0) {
-      reject(
-          label, shown, name + " is offloaded as well (offload_modules)",
-          "take " + name + " out of --recompute-modules or out of --offload-modules" +
-              (value.offload_modules.front() == "all" ? " (name the modules instead of all)" : ""));
+      reject(label, shown, name + " is offloaded as well (offload_modules)",
+             "take " + name + " out of --recompute-modules or out of --offload-modules" +
+                 (by_all ? " (name the modules instead of all)" : ""));
     }
     const bool in_group = name == "moe_act" || name == "moe_permute";
     if (in_group && (enabled & list.bit("fused_group_mlp")) != 0) {
@@ -195,9 +198,14 @@ inline void check_recompute(const options& value, const module_list& list, std::
              "offload other modules than fused_group_mlp, or take " + name +
                  " out of --recompute-modules");
     }
-    if (name == "gdp_in_proj" && (enabled & list.bit("gdp_qkv")) != 0) {
-      reject(label, shown, "gdp_in_proj discards the tensor that gdp_qkv offloads",
-             "take gdp_qkv out of --offload-modules, or gdp_in_proj out of --recompute-modules");
+    for (const region& pair : discards) {
+      const bool counts = !by_all || name == "gdp_in_proj";
+      if (name == pair.whole && counts && (enabled & list.bit(pair.part)) != 0) {
+        const std::string part(pair.part);
+        reject(label, shown, name + " discards the tensor that " + part + " offloads",
+               "take " + part + " out of --offload-modules, or " + name +
+                   " out of --recompute-modules");
+      }
     }
     for (const region& pair : inside) {
       if (name == pair.whole && (enabled & list.bit(pair.part)) != 0) {
