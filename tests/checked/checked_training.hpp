@@ -19,6 +19,7 @@ template <class Desk>
 struct basic_training {
   Desk& at;
   typename Desk::offloader& off;
+  std::size_t bytes = tensor_bytes;  // of each tensor
   int layers = 5;
 
   using stream_ref = typename Desk::stream_ref;
@@ -31,7 +32,7 @@ struct basic_training {
   pass forward(stream_ref on, int microbatch = 0) {
     pass made{off.begin({.microbatch = microbatch}), {}};
     for (int l = 0; l < layers; ++l) {
-      auto x = off.allocate(tensor_bytes, on);
+      auto x = off.allocate(bytes, on);
       at.write(x, on, "forward");
       made.chunk.template commit<"fc1">(l, on, x);
       made.saved.push_back(std::move(x));

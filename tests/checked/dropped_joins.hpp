@@ -105,7 +105,7 @@ void consumer_left_out() {
 // Forward passes know nothing of backward passes on the other stream, and have room on the device.
 template <class Desk>
 void reuse_left_out(join_site site, options opts, std::string_view in, std::string_view out,
-                    std::size_t borrows = 0) {
+                    std::size_t tensor = tensor_bytes, std::size_t borrows = 0) {
   for (const bool dropped : {false, true}) {
     Desk at;
     decltype(at.dev) neighbour;
@@ -113,7 +113,7 @@ void reuse_left_out(join_site site, options opts, std::string_view in, std::stri
     typename Desk::offloader off(at.dev, opts);
     if (borrows > 0) off.borrow(lent.emplace(neighbour, borrows, "the neighbour").handle());
     if (dropped) at.dev.leave_out(site);
-    basic_training<Desk> work{at, off};
+    basic_training<Desk> work{at, off, tensor};
     auto older = work.forward(at.compute.ref(), 0);
     for (int m = 1; m < 5; ++m) {
       auto newer = work.forward(at.compute.ref(), m);
@@ -130,9 +130,9 @@ void reuse_left_out(join_site site, options opts, std::string_view in, std::stri
   }
 }
 
-[[nodiscard]] inline options few_blocks() {
-  auto opts = arena_options(64 * tensor_bytes);
-  opts.host_step = opts.host_budget.emplace(10 * tensor_bytes);
+[[nodiscard]] inline options few_blocks(std::size_t tensor = tensor_bytes) {
+  auto opts = arena_options(64 * tensor);
+  opts.host_step = opts.host_budget.emplace(10 * tensor);
   opts.reload_ahead = 1;
   return opts;
 }
@@ -152,11 +152,14 @@ void peer_reuse_left_out() {
                        "the offload stream of the neighbour");
 }
 
-// The same of memory that another process lends.
+// The same of memory that another process lends: whole pages, which are of 2 MiB on a GPU.
 template <class Desk>
 void peer_reuse_of_a_loan_left_out() {
-  reuse_left_out<Desk>(join_site::peer_reuse, few_blocks(), "the reload stream of the neighbour",
-                       "the offload stream of the neighbour", 10 * tensor_bytes);
+  constexpr auto lent = std::size_t{2} << 20;
+  constexpr auto tensor = lent / 10 / block_alignment * block_alignment;  // ten fit, not eleven
+  reuse_left_out<Desk>(join_site::peer_reuse, few_blocks(tensor),
+                       "the reload stream of the neighbour", "the offload stream of the neighbour",
+                       tensor, lent);
 }
 
 // ---- a file ----

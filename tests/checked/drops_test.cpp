@@ -1,8 +1,23 @@
 // Each join of the engine left out, on the virtual device.
+#include <cstddef>
+#include <optional>
+
 #include "dropped_joins.hpp"
 
+namespace {
+
+// Exports whole pages of a GPU's size.
+struct large_pages : tidepool::test::checked {
+  [[nodiscard]] std::optional<tidepool::exported_memory> try_export(std::size_t bytes) {
+    constexpr auto page = std::size_t{2} << 20;
+    return tidepool::test::checked::try_export(bytes / page * page);
+  }
+};
+
+}  // namespace
+
 namespace drops = tidepool::test::drops;
-using desk = tidepool::test::checked_desk;
+using desk = tidepool::test::basic_desk<large_pages>;
 
 TEST_CASE("checked: without `cap` nothing is out of order, nor with all joins made") {
   drops::without_cap_nothing_is_out_of_order_nor_with_all_joins_made<desk>();
