@@ -286,6 +286,49 @@ TEST_CASE("planted: borrowed memory goes back before its last use") {
   }
 }
 
+TEST_CASE("planted: a tensor that was adopted twice goes back before its last use") {
+  for (const bool planted : ways) {
+    desk at;
+    auto opts = small_options();
+    opts.borrowed_slack = 0;
+    checked_offloader off(at.dev, opts);
+    auto* const own = at.dev.allocate(tensor_bytes);
+    at.dev.writes(own, tensor_bytes, at.compute.ref(), "produce");
+    auto x = off.adopt(own, tensor_bytes, at.compute.ref(), [] {});
+    auto y = off.adopt(own, tensor_bytes, at.compute.ref(), [] {});
+    at.join(at.compute.ref(), at.side.ref());
+    at.read(y, at.side.ref(), "beside");
+    x.reset(at.compute.ref());
+    CHECK(at.dev.findings().empty());
+    y.reset(planted ? at.compute.ref() : at.side.ref());
+    check_only(at, planted, finding_kind::returned_early, access_kind::kernel_read, "side",
+               access_kind::returned, "compute");
+    at.dev.deallocate(own);
+  }
+}
+
+TEST_CASE("planted: memory with references on two streams is written before one of them is done") {
+  for (const bool planted : ways) {
+    desk at;
+    auto opts = small_options();
+    opts.borrowed_slack = 0;
+    checked_offloader off(at.dev, opts);
+    auto* const own = at.dev.allocate(tensor_bytes);
+    at.dev.writes(own, tensor_bytes, at.compute.ref(), "produce");
+    at.join(at.compute.ref(), at.side.ref());
+    auto x = off.adopt(own, tensor_bytes, at.compute.ref(), [] {});
+    auto y = off.adopt(own, tensor_bytes, at.side.ref(), [] {});
+    at.read(y, at.side.ref(), "beside");
+    y.reset(at.side.ref());
+    x.reset(at.compute.ref());
+    if (!planted) at.join(at.side.ref(), at.compute.ref());
+    at.dev.writes(own, tensor_bytes, at.compute.ref(), "next");
+    check_only(at, planted, finding_kind::unordered, access_kind::returned, "side",
+               access_kind::kernel_write, "compute");
+    at.dev.deallocate(own);
+  }
+}
+
 TEST_CASE("planted: a kernel uses memory that the trainer has freed") {
   for (const bool planted : ways) {
     desk at;

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstddef>
+#include <memory>
 #include <random>
 #include <span>
 #include <utility>
@@ -224,6 +225,64 @@ TEST_CASE("right: adopted memory, used on a second stream and given up there") {
     at.read(x, at.side.ref());
     x.reset(at.side.ref());
     REQUIRE(back);
+  }
+  at.dev.deallocate(own);
+  check_right(at);
+}
+
+// Its bytes are back with the last reference, whatever copies read them when an earlier one goes.
+TEST_CASE("right: a tensor that is adopted several times, whole and in part") {
+  for (const bool part : {false, true}) {
+    desk at;
+    tidepool::offloader<checked, tidepool::modules<"fc1", "fc2">> off(at.dev, small_options());
+    auto* const own = static_cast<std::byte*>(at.dev.allocate(tensor_bytes));
+    const auto from = part ? tensor_bytes / 4 : 0;
+    for (int i = 0; i < 3; ++i) {
+      at.dev.writes(own, tensor_bytes, at.compute.ref(), "produce");
+      bool back = false;
+      std::shared_ptr<void> reference(own, [&](void*) { back = true; });
+      auto one = off.adopt(own, tensor_bytes, at.compute.ref(), reference);
+      auto two = off.adopt(own + from, tensor_bytes / 2, at.compute.ref(), reference);
+      auto idle = off.adopt(own, tensor_bytes, at.compute.ref(), std::move(reference));
+      at.join(at.compute.ref(), at.side.ref());
+      auto pass = off.begin();
+      pass.commit<"fc1">(0, at.compute.ref(), one);
+      pass.commit<"fc2">(0, at.compute.ref(), two);  // still reads it when the first goes back
+      off.release_borrowed();
+      at.read(idle, at.side.ref());
+      at.join(at.side.ref(), at.compute.ref());
+      idle.reset(at.compute.ref());
+      off.release_borrowed();
+      CHECK(back);
+      pass.end_forward();
+      pass.restore<"fc2">(0, at.compute.ref(), two);
+      two.reset(at.compute.ref());
+      pass.restore<"fc1">(0, at.compute.ref(), one);
+      one.reset(at.compute.ref());
+      pass.finish();
+      off.end_step();
+    }
+    at.dev.deallocate(own);
+    check_right(at);
+  }
+}
+
+TEST_CASE("right: two references on two streams, and a writer that waits for both") {
+  desk at;
+  auto opts = small_options();
+  opts.borrowed_slack = 0;
+  checked_offloader off(at.dev, opts);
+  auto* const own = at.dev.allocate(tensor_bytes);
+  for (int i = 0; i < 3; ++i) {
+    at.dev.writes(own, tensor_bytes, at.compute.ref(), "produce");
+    at.join(at.compute.ref(), at.side.ref());
+    auto one = off.adopt(own, tensor_bytes, at.compute.ref(), [] {});
+    auto two = off.adopt(own, tensor_bytes, at.side.ref(), [] {});
+    at.read(one, at.compute.ref());
+    at.read(two, at.side.ref());
+    one.reset(at.compute.ref());
+    two.reset(at.side.ref());
+    at.join(at.side.ref(), at.compute.ref());
   }
   at.dev.deallocate(own);
   check_right(at);

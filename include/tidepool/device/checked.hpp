@@ -322,6 +322,9 @@ class checked_device : public Device {
   void gave_back(const void* pointer, std::size_t bytes, stream_ref on) {
     log_.give_back(lane_of(on), pointer, bytes);
   }
+  /// An owner lends it memory, until `returned`. Bytes that are lent several times go back with the
+  /// last of these.
+  void borrows(const void* pointer, std::size_t bytes) { log_.borrow(pointer, bytes); }
   /// It gives borrowed memory back to an owner whose stream is `home`.
   void returned(const void* pointer, std::size_t bytes, stream_ref home) {
     log_.give_to_owner(lane_of(home), pointer, bytes);

@@ -171,12 +171,13 @@ concept lending_device = device<Device> &&
 };
 
 /// A device that checks the order of accesses (device/checked.hpp). The engine tells it what memory
-/// it is given back, what returns to an owner, and what its own work is about.
+/// it is given back, what it borrows and returns to an owner, and what its own work is about.
 template <class Device>
 concept order_checking_device = device<Device> &&
     requires(Device& dev, const void* pointer, std::size_t bytes, typename Device::stream_ref ref,
              std::string_view module, int number) {
   dev.gave_back(pointer, bytes, ref);
+  dev.borrows(pointer, bytes);
   dev.returned(pointer, bytes, ref);
   dev.name_copy_streams(ref, ref, place_kind::host);
   dev.writes_file(pointer, pointer, bytes);

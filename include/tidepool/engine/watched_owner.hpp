@@ -12,12 +12,14 @@
 
 namespace tidepool::inline v0_2_0::detail {
 
-// Tells of borrowed memory when it goes back.
+// Tells of borrowed memory when it comes and when it goes back.
 template <order_checking_device Device>
 class watched_owner {
  public:
   watched_owner(Device& dev, const void* data, std::size_t bytes, typename Device::stream_ref home)
-      : content_(std::make_unique<content>(content{&dev, data, bytes, home, {}})) {}
+      : content_(std::make_unique<content>(content{&dev, data, bytes, home, {}})) {
+    dev.borrows(data, bytes);
+  }
 
   void operator()() const noexcept {
     try {

@@ -27,13 +27,26 @@ struct touched_range {
   std::uint32_t cause = 0;             // what made it unwritten, given back or freed
   std::vector<std::uint32_t> readers;  // since then, none ordered behind another
 
+  [[nodiscard]] bool empty() const {
+    return holds == contents::unknown && writer == 0 && readers.empty();
+  }
   [[nodiscard]] bool same_as(const touched_range& other) const {
     return holds == other.holds && writer == other.writer && cause == other.cause &&
            readers == other.readers;
   }
 };
 
-class access_map {
+// Bytes that owners have lent: a tensor may be adopted several times, and parts of it as well.
+struct borrowed_range {
+  std::uintptr_t end = 0;
+  std::uint32_t times = 0;  // that they are borrowed now
+
+  [[nodiscard]] bool empty() const { return times == 0; }
+  [[nodiscard]] bool same_as(const borrowed_range& other) const { return times == other.times; }
+};
+
+template <class Range>
+class range_map {
  public:
   // Calls `visit(range, begin)` for each range within [begin, end), cut at both ends.
   template <class Visit>
@@ -45,7 +58,8 @@ class access_map {
     for (auto from = begin; from < end;) {
       if (at == ranges_.end() || at->first > from) {
         const auto to = at == ranges_.end() ? end : std::min(end, at->first);
-        at = ranges_.emplace_hint(at, from, touched_range{to, contents::unknown, 0, 0, {}});
+        at = ranges_.emplace_hint(at, from, Range{});
+        at->second.end = to;
       }
       visit(at->second, at->first);
       from = at->second.end;
@@ -61,7 +75,7 @@ class access_map {
     cut(end);
     auto at = ranges_.lower_bound(begin);
     if (at == ranges_.end() || at->first != begin) {
-      at = ranges_.emplace_hint(at, begin, touched_range{});
+      at = ranges_.emplace_hint(at, begin, Range{});
     }
     auto& whole = at->second;
     whole.end = end;
@@ -79,7 +93,7 @@ class access_map {
     for (auto at = ranges_.begin(); at != ranges_.end();) {
       auto& range = at->second;
       forget(range);
-      if (range.holds == contents::unknown && range.writer == 0 && range.readers.empty()) {
+      if (range.empty()) {
         at = ranges_.erase(at);
         continue;
       }
@@ -113,7 +127,7 @@ class access_map {
     before->second.end = at;
   }
 
-  std::map<std::uintptr_t, touched_range> ranges_;
+  std::map<std::uintptr_t, Range> ranges_;
 };
 
 }  // namespace tidepool::detail

@@ -33,7 +33,9 @@ class order_log {
   [[nodiscard]] finding_list& findings() { return findings_; }
   [[nodiscard]] const finding_list& findings() const { return findings_; }
   // Ranges and accesses that are remembered.
-  [[nodiscard]] std::size_t size() const { return map_.size() + accesses_.size() - spare_.size(); }
+  [[nodiscard]] std::size_t size() const {
+    return map_.size() + borrowed_.size() + accesses_.size() - spare_.size();
+  }
 
   // ---- what the next accesses are about ----
 
@@ -81,6 +83,13 @@ class order_log {
   }
   void give_back(lane on, const void* data, std::size_t bytes) {
     give(on, step_of(step_kind::give_back, access_kind::given_back, data, bytes, {}));
+  }
+  // An owner lends these bytes until `give_to_owner`.
+  void borrow(const void* data, std::size_t bytes) {
+    const auto begin = reinterpret_cast<std::uintptr_t>(data);
+    borrowed_.over(begin, begin + bytes, [](borrowed_range&, std::uintptr_t) {});  // may throw
+    borrowed_.over(begin, begin + bytes,
+                   [](borrowed_range& range, std::uintptr_t /*begin*/) { ++range.times; });
   }
   void give_to_owner(lane home, const void* data, std::size_t bytes) {
     give(home, step_of(step_kind::give_to_owner, access_kind::returned, data, bytes, {}));
@@ -175,7 +184,8 @@ class order_log {
   void run_copy(std::uint32_t by, const order_step& step);
   void look(std::uint32_t by, std::uintptr_t begin, std::size_t bytes, contents* found);
   void change(std::uint32_t by, std::uintptr_t begin, std::size_t bytes, contents to);
-  void return_to_owner(std::uint32_t by, std::uintptr_t begin, std::size_t bytes);
+  void return_to_owner(std::uint32_t by, std::uintptr_t begin, std::uintptr_t end);
+  void return_reference(std::uint32_t by, std::uintptr_t begin, std::uintptr_t end);
   bool is_gone(const touched_range& range, std::uint32_t by, std::uintptr_t begin, bool writes);
   void expect_order(const touched_range& range, std::uint32_t by, std::uintptr_t begin,
                     bool writes);
@@ -194,7 +204,8 @@ class order_log {
   }
 
   order_clocks clocks_;
-  access_map map_;
+  range_map<touched_range> map_;
+  range_map<borrowed_range> borrowed_;
   finding_list findings_;
   std::vector<order_access> accesses_{order_access{}};  // the first is none
   std::vector<std::uint32_t> spare_;

@@ -139,7 +139,12 @@ inline void order_log::run(lane on, const order_step& step) {
                          range.cause = by;
                        });
     case step_kind::give_to_owner:
-      return return_to_owner(by, step.target, step.shape.width);
+      return borrowed_.over(step.target, step.target + step.shape.width,
+                            [&](borrowed_range& range, std::uintptr_t begin) {
+                              if (range.times > 0) --range.times;
+                              if (range.times > 0) return return_reference(by, begin, range.end);
+                              return_to_owner(by, begin, range.end);
+                            });
     case step_kind::record:
     case step_kind::wait:
       return;
@@ -232,16 +237,38 @@ inline void order_log::change(std::uint32_t by, std::uintptr_t begin, std::size_
   if (!gone) map_.replace(begin, begin + bytes, to, by, fresh ? by : 0);
 }
 
-inline void order_log::return_to_owner(std::uint32_t by, std::uintptr_t begin, std::size_t bytes) {
-  map_.over(begin, begin + bytes, [&](touched_range& range, std::uintptr_t from) {
+// Other borrowers have the bytes: uses that are not over yet may be theirs. `by` stands for those
+// that it has joined.
+inline void order_log::return_reference(std::uint32_t by, std::uintptr_t begin,
+                                        std::uintptr_t end) {
+  map_.over(begin, end, [&](touched_range& range, std::uintptr_t /*from*/) {
+    std::erase_if(range.readers, [&](std::uint32_t old) { return before(old, by); });
+    range.readers.push_back(by);
+  });
+}
+
+inline void order_log::return_to_owner(std::uint32_t by, std::uintptr_t begin, std::uintptr_t end) {
+  const auto is_reference = [&](std::uint32_t reader) {
+    return accesses_[reader].kind == access_kind::returned;
+  };
+  map_.over(begin, end, [&](touched_range& range, std::uintptr_t from) {
     const auto expect = [&](std::uint32_t earlier, bool writes) {
       if (earlier == 0 || before(earlier, by)) return;
       found(finding_kind::returned_early, earlier, writes, by, true, from, range.end);
     };
     if (accesses_[range.writer].kind != access_kind::handed_out) expect(range.writer, true);
-    for (const auto reader : range.readers) expect(reader, false);
+    for (const auto reader : range.readers) {
+      if (!is_reference(reader)) expect(reader, false);
+    }
+    range.holds = contents::unknown;
+    range.writer = by;
+    range.cause = 0;
+    // An owner with references on other streams knows them all: who has the memory next waits for
+    // the streams of all.
+    std::erase_if(range.readers, [&](std::uint32_t reader) {
+      return !is_reference(reader) || before(reader, by);
+    });
   });
-  map_.replace(begin, begin + bytes, contents::unknown, by, 0);
 }
 
 inline void order_log::set(const void* data, std::size_t bytes, contents to, access_kind kind) {
