@@ -176,6 +176,7 @@ class checked_device : public Device {
     log_.expect_wait(lane_of(waiter), until.number);
     Device::wait(waiter, until.inner);
     log_.wait(lane_of(waiter), until.number);
+    ran(waiter);
   }
   void synchronize(stream_ref which) {
     Device::synchronize(which);
@@ -218,6 +219,7 @@ class checked_device : public Device {
                   stream_ref on) requires filling_device<Device> {
     Device::fill_bytes(pointer, byte, bytes, on);
     log_.write(lane_of(on), access_kind::fill, pointer, bytes, {});
+    ran(on);
   }
 
   [[nodiscard]] void* try_allocate(std::size_t bytes) {
@@ -292,6 +294,7 @@ class checked_device : public Device {
         reads(each.data, each.bytes, on, label);
       }
     }
+    ran(on);
   }
   /// What is dropped never runs: nothing waits for it any more.
   void drop(stream_ref which, std::uint64_t issued = 0) noexcept requires requires(Device& dev) {
@@ -351,6 +354,12 @@ class checked_device : public Device {
   }
 
  private:
+  // The host has waited for what it executes itself.
+  void ran([[maybe_unused]] stream_ref on) {
+    if constexpr (host_executing_device<Device>) {
+      if (Device::host_executed(on)) host_waited(on);
+    }
+  }
   // A stream of a capture may not be asked for its id.
   [[nodiscard]] static std::uint64_t key_of(const stream_ref& which) {
     if constexpr (requires { which.key_in_capture(); }) {

@@ -76,6 +76,7 @@ struct memory_info {
 ///   first so many alone, what was queued before the offloader was made stays.
 /// - A device may have `passed(event)`: whether all before the event's latest record is over, asked
 ///   without waiting.
+/// - A device may be told how many bytes a stream's work saves (see `host_executing_device`).
 /// - A device may have `fill_bytes`, which `fill::zero` and `options::poison` need (see
 ///   `filling_device`), and graphs (see `capturing_device`).
 /// - Functions that free are `noexcept` and wait until nothing on the device uses the memory.
@@ -184,6 +185,15 @@ concept order_checking_device = device<Device> &&
   dev.reads_file(pointer, pointer, bytes);
   dev.abandons_capture();
   dev.at(module, number, number);
+};
+
+/// A device of which the host may do a stream's work itself (see `virtual_device::host_executes`):
+/// the engine tells it of the bytes that this work saves, or reads again.
+template <class Device>
+concept host_executing_device = device<Device> &&
+    requires(Device& dev, std::size_t bytes, typename Device::stream_ref ref) {
+  { dev.host_executed(ref) } -> std::same_as<bool>;
+  dev.worked(bytes, ref);
 };
 
 namespace detail {

@@ -199,6 +199,22 @@ class virtual_device {
   /// that it reads and writes; only an observer asks.
   void launch(stream_ref on, double duration_ns, std::function<void()> run,
               const char* /*label*/ = "", std::vector<kernel_access> touches = {});
+  /// From now on the host itself does what counts as work of this stream, function by function, as
+  /// trainers do that compute on the CPU. A call that gives the stream anything, an offloader's
+  /// too, returns when that is over: so an address that an offloader gave for it may be used at
+  /// once, and an owner that it calls (`offloader::adopt`, `memory_on`) may free the memory.
+  ///
+  /// The work takes no kernels. It takes time on the virtual clock by the bytes that a group saves:
+  /// `ns_per_byte` before its commit, and again behind its restore. Other streams go on meanwhile,
+  /// while an exception unwinds as well; they run as far as that time goes or the stream waits, and
+  /// no further. Runs what the stream has been given so far. A stream that is captured is none of
+  /// these (`device_error`). Throws `misuse_error` for a negative time.
+  void host_executes(stream_ref which, double ns_per_byte = 0.02);
+  /// Whether it does.
+  [[nodiscard]] bool host_executed(stream_ref which) const;
+  /// An offloader says it: work on so many bytes is part of the stream's. Nothing where the host
+  /// does not execute it.
+  void worked(std::size_t bytes, stream_ref on);
   /// How many operations were queued so far, on all streams; for `drop`.
   [[nodiscard]] std::uint64_t issued() const;
   /// Forgets what is queued on a stream and has not run, and what waits for it; of the first
@@ -232,6 +248,8 @@ class virtual_device {
   using blocks = std::unordered_map<void*, std::size_t>;
 
   static constexpr int poison_byte = 0xFF;  // floats full of it are not numbers
+
+  void ran(stream_ref on);  // to be over at once where the host executes it
 
   void* take(std::size_t bytes, std::size_t& used, blocks& in, std::size_t* peak);
 
@@ -272,7 +290,8 @@ class virtual_device {
 };
 
 static_assert(capturing_device<virtual_device> && filling_device<virtual_device> &&
-              peer_device<virtual_device> && lending_device<virtual_device>);
+              peer_device<virtual_device> && lending_device<virtual_device> &&
+              host_executing_device<virtual_device>);
 
 }  // namespace tidepool
 

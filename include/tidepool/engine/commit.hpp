@@ -54,6 +54,7 @@ void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, str
   const bool noted =
       learner_.follows < followed::by_rule && expect_commit(chunk, module, layer, how);
   last_lane_ = lane;
+  if constexpr (host_executing_device<Device>) dev_->worked(bytes_of(handles), stream);
   const auto from = recorder_ == nullptr ? 0 : recorder_->arrive(order_.stream(lane));
   // By hand everything leaves: its handles are released by hand too, and nothing may be lost.
   const bool by_hand = how == commit_kind::by_hand;

@@ -161,6 +161,9 @@ void engine<Device>::hand_over(chunk_state& chunk, std::uint32_t index, lane_id 
     recorder_->called(from, plan::event_kind::restore, index, chunk.ordinal, order_.stream(lane));
   }
   reload_ahead();
+  if constexpr (host_executing_device<Device>) {
+    dev_->worked(bytes_of(handles), order_.stream(lane));
+  }
 }
 
 template <device Device>

@@ -16,7 +16,9 @@ namespace tidepool::inline v0_2_0 {
 ///
 /// It lies inside this object, so that none is made on the heap. Move-only; destroying it gives the
 /// memory back, and so does assigning to it. The callable must not throw. What it uses must outlive
-/// the offloader with its handles and chunks, since the end of the last of them may call it.
+/// the offloader with its handles and chunks, since the end of the last of them may call it. What
+/// its stream has joined may still run then: it must not `free` the memory on the host, unless the
+/// host executes that stream (`virtual_device::host_executes`).
 ///
 ///     off.adopt(data, bytes, stream, [=] { cudaFreeAsync(data, raw_stream); });
 ///     off.adopt(tensor.data_ptr(), bytes, stream, tensor);

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "tidepool/device/device.hpp"
@@ -80,6 +81,7 @@ struct sim_stream {
   std::uint64_t pushed = 0;
   std::uint64_t finished = 0;
   bool retired = false;
+  std::optional<double> host_rate;  // the host itself does its work, at so many ns a byte
 };
 
 struct sim_event {

@@ -29,6 +29,7 @@ class simulation {
     for (std::size_t i = 0; i < streams_.size(); ++i) {
       if (streams_[i].retired && streams_[i].queue.empty()) {
         streams_[i].retired = false;
+        streams_[i].host_rate.reset();
         return i;
       }
     }
@@ -36,6 +37,7 @@ class simulation {
     return streams_.size() - 1;
   }
   void retire_stream(std::size_t which) { streams_[which].retired = true; }
+  [[nodiscard]] std::optional<double>& host_rate(std::size_t of) { return streams_[of].host_rate; }
 
   std::size_t add_event() {
     if (spare_events_.empty()) {

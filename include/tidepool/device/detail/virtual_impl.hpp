@@ -97,10 +97,12 @@ TIDEPOOL_INLINE auto virtual_device::make_event(bool /*timing*/) -> event {
 
 TIDEPOOL_INLINE void virtual_device::record(event& target, stream_ref on) {
   sim_->record(on.index_, target.index_);
+  ran(on);
 }
 
 TIDEPOOL_INLINE void virtual_device::wait(stream_ref waiter, const event& until) {
   sim_->wait(waiter.index_, until.index_);
+  ran(waiter);
 }
 
 TIDEPOOL_INLINE void virtual_device::synchronize(stream_ref which) {
@@ -119,6 +121,7 @@ TIDEPOOL_INLINE double virtual_device::elapsed_us(const event& from, const event
 TIDEPOOL_INLINE void virtual_device::copy(void* target, const void* source, const copy_shape& shape,
                                           copy_direction direction, stream_ref on) {
   sim_->copy(on.index_, direction, target, source, shape);
+  ran(on);
 }
 
 TIDEPOOL_INLINE void virtual_device::fill_bytes(void* pointer, unsigned char byte,
@@ -134,6 +137,12 @@ TIDEPOOL_INLINE bool virtual_device::passed(const event& which) const {
 }
 
 TIDEPOOL_INLINE void virtual_device::begin_capture(stream_ref on) {
+  if (host_executed(on)) {
+    throw device_error(
+        "tidepool: virtual device: the host executes this stream (host_executes), and no graph can"
+        " hold its work; capture another",
+        900);
+  }
   sim_->begin_capture(on.index_);
 }
 
@@ -148,6 +157,7 @@ TIDEPOOL_INLINE auto virtual_device::end_capture(stream_ref /*on*/) -> graph {
 TIDEPOOL_INLINE void virtual_device::replay(graph& which, stream_ref on) {
   which.lanes_[0] = on.index_;
   sim_->replay(*which.content_, which.lanes_);
+  ran(on);
 }
 
 TIDEPOOL_INLINE auto virtual_device::try_allocate(std::size_t bytes) -> void* {
@@ -278,6 +288,31 @@ TIDEPOOL_INLINE void virtual_device::launch(stream_ref on, double duration_ns,
     };
   }
   sim_->kernel(on.index_, duration_ns, std::move(run), std::move(touches));
+  ran(on);
+}
+
+TIDEPOOL_INLINE void virtual_device::host_executes(stream_ref which, double ns_per_byte) {
+  if (!(ns_per_byte >= 0)) {
+    throw misuse_error("host_executes: work of " + std::to_string(ns_per_byte) +
+                       " ns a byte cannot be; give 0 or more");
+  }
+  synchronize(which);
+  sim_->host_rate(which.index_) = ns_per_byte;
+}
+
+TIDEPOOL_INLINE bool virtual_device::host_executed(stream_ref which) const {
+  return sim_->host_rate(which.index_).has_value();
+}
+
+TIDEPOOL_INLINE void virtual_device::worked(std::size_t bytes, stream_ref on) {
+  const auto rate = sim_->host_rate(on.index_);
+  if (rate && bytes > 0)
+    launch(
+        on, static_cast<double>(bytes) * *rate, [] {}, "host");
+}
+
+TIDEPOOL_INLINE void virtual_device::ran(stream_ref on) {
+  if (host_executed(on)) sim_->run_until_idle(on.index_);
 }
 
 TIDEPOOL_INLINE std::uint64_t virtual_device::issued() const { return sim_->issued(); }
@@ -288,6 +323,7 @@ TIDEPOOL_INLINE void virtual_device::drop(stream_ref which, std::uint64_t issued
 
 TIDEPOOL_INLINE void virtual_device::idle_until(stream_ref on, double ns) {
   sim_->idle_until(on.index_, ns);
+  ran(on);
 }
 
 TIDEPOOL_INLINE void virtual_device::observe(detail::operation_observer with) {
