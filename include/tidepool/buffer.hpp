@@ -67,14 +67,15 @@ class handle {
   explicit operator bool() const { return store_ != nullptr; }
 
   /// Device address of the first byte, for work on the stream that it was allocated, restored or
-  /// joined on; it holds until the next commit or reset. Null when empty, but where a commit
-  /// emptied it: that throws `misuse_error` with module and layer, until it is restored, reset or
-  /// assigned.
+  /// joined on; it holds until the next commit or reset. Null when empty or of 0 bytes, but where a
+  /// commit emptied it: that throws `misuse_error` with module and layer, until it is restored,
+  /// reset or assigned.
   [[nodiscard]] void* data() const {
     if (store_ == nullptr) {
       if (saved_as_ != 0) refuse_emptied();
       return nullptr;
     }
+    if (store_->bytes == 0) return nullptr;
     return static_cast<std::byte*>(store_->on_device.data) + part_.offset;
   }
   /// The same as `data`, as a pointer to T.
@@ -225,16 +226,17 @@ class buffer : public handle<Device> {
     return buffer(detail::owner_of<Device>(*this->store_).share(*this->store_), this->lane_);
   }
 
-  /// A view of the part that `shape` says, which a commit can save in place of the whole. Throws
-  /// `misuse_error` when the part is not inside.
+  /// A view of the part that `shape` says, which a commit can save in place of the whole; one of no
+  /// bytes needs its offset inside alone. Throws `misuse_error` when the part is not inside.
   ///
   ///     auto k = qkv.view({.offset = width, .width = width, .rows = tokens, .pitch = 3 * width});
   [[nodiscard]] tidepool::view<Device> view(const view_shape& shape) const {
     const auto pitch = shape.pitch == 0 ? shape.width : shape.pitch;
     // Divided instead of multiplied, so that no value of a caller overflows.
-    const bool fits = shape.width > 0 && shape.rows > 0 && shape.width <= pitch &&
-                      shape.offset <= size() && shape.width <= size() - shape.offset &&
-                      (size() - shape.offset - shape.width) / pitch >= shape.rows - 1;
+    const bool fits = this->store_ != nullptr && shape.width <= pitch && shape.offset <= size() &&
+                      (shape.width == 0 || shape.rows == 0 ||
+                       (shape.width <= size() - shape.offset &&
+                        (size() - shape.offset - shape.width) / pitch >= shape.rows - 1));
     if (!fits) {
       throw misuse_error(
           "view: " + std::to_string(shape.rows) + " rows of " + std::to_string(shape.width) +

@@ -56,6 +56,7 @@ class keyed {
     std::uint32_t references = 0;
     std::uint32_t group = 0;                     // none: dropped before its scope ended
     std::uint32_t next = detail::key_map::none;  // of its group, or that is not in use
+    bool empty = false;                          // of no bytes
     bool loaded = false;
     std::uint8_t readers =
         0;  // streams that loaded it where it lies now: a bit for each of `streams`
@@ -222,14 +223,21 @@ class keyed_pass {
   /// `offloader::adopt`.
   ///
   /// Saved again under the same key it is one reference more, and is copied once; `owner` is given
-  /// back at once then, since the first holds the memory. Throws as `adopt`, and `misuse_error`
-  /// outside of any scope.
+  /// back at once then, since the first holds the memory. A tensor of 0 bytes may have the key of
+  /// another, as it may have its address, and counts as one reference more to that. Throws as
+  /// `adopt`, and `misuse_error` outside of any scope.
   void save(tensor_key key, void* data, std::size_t bytes, stream_ref stream, memory_owner owner) {
     auto& at = opened("save");
     if (at.scope == none) refuse("save", "no module scope is open; enter one first");
+    std::uint32_t references = 1;
     if (const auto known = at.by_key.find(key); known != none) {
-      ++at.entries[known].references;
-      return;
+      auto& same = at.entries[known];
+      if (bytes == 0 || !same.empty) {
+        ++same.references;
+        return;
+      }
+      references += std::exchange(same.references, 1);
+      drop(key, stream);
     }
     at.by_key.make_room();
     if (at.spare == none) {
@@ -240,8 +248,9 @@ class keyed_pass {
     fresh.handle = owner_->off_->adopt(data, bytes, stream, std::move(owner));
     const auto index = std::exchange(at.spare, fresh.next);
     fresh.key = key;
-    fresh.references = 1;
+    fresh.references = references;
     fresh.group = at.scope;
+    fresh.empty = bytes == 0;
     fresh.next = none;
     auto& which = at.groups[at.scope];
     (which.first == none ? which.first : at.entries[which.last].next) = index;

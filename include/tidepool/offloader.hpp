@@ -97,12 +97,12 @@ class offloader {
   ///
   /// `contents` is `fill::none`, or `fill::zero`, which writes zeros first, on `stream`: memory is
   /// recycled, and a kernel that writes a part of its array (one triangle, say) and reads all of it
-  /// finds what was there before. Memory
-  /// that `recompute` gives again has zeros again; what is restored has the bytes that it had.
+  /// finds what was there before. Memory that `recompute` gives again has zeros again; what is
+  /// restored has the bytes that it had.
   ///
   /// Does not block the host; `stream` may wait for copies that still use the memory. Throws
   /// `out_of_budget`, naming what is live, when the memory is full with nothing in flight;
-  /// `misuse_error` for none, and for more than any memory has.
+  /// `misuse_error` for more than any memory has. 0 bytes take no memory; their address is null.
   ///
   ///     auto x = off.allocate<float>(rows * width, stream);
   ///     my_kernel<<<grid, block, 0, stream>>>(x.as<float>());
@@ -132,8 +132,8 @@ class offloader {
   /// reference each, as long as nobody writes to it. At the end owners get back what is left, the
   /// host blocking if need be. Not inside a capture, and a capture may not commit it.
   ///
-  /// Does not block the host. Throws `misuse_error` for a null pointer, for 0 bytes, and in a
-  /// capture; its owner has the memory back then.
+  /// Does not block the host. Throws `misuse_error` for a null pointer, unless of 0 bytes, and in a
+  /// capture. Its owner has the memory back then, and at once where there are no bytes.
   ///
   ///     auto x = off.adopt(data, bytes, stream, [=] { my_free(data); });
   ///     chunk.commit<"expert_fc1">(layer, stream, x);
@@ -167,7 +167,7 @@ class offloader {
 
   /// `bytes` of pinned host memory for state that visits the device; empty of contents. `name` is
   /// for messages and traces. Pinning may block the host. Throws `out_of_budget` when the host
-  /// budget is spent, `misuse_error` for 0 bytes, `device_error`.
+  /// budget is spent, `device_error`.
   [[nodiscard]] host_state<Device> state_on_host(std::size_t bytes, std::string_view name) {
     return {&engine_->make_state(bytes, name), name};
   }

@@ -35,16 +35,6 @@ TEST_CASE("handles: the label of a module has room for 31 characters, and shows 
   }
 }
 
-TEST_CASE("handles: a part without a width is none") {
-  rig desk;
-  offloader off(desk.dev, small_options());
-  const auto x = off.allocate(size, desk.stream());
-  CHECK_THROWS_AS(static_cast<void>(x.view({})), misuse_error);
-  CHECK_THROWS_AS(static_cast<void>(x.view({.offset = 64, .rows = 2})), misuse_error);
-  CHECK_THROWS_AS(static_cast<void>(x.view({.width = 64, .rows = 0})), misuse_error);
-  CHECK_THROWS_AS(static_cast<void>(x.view({.offset = size, .width = 1})), misuse_error);
-}
-
 TEST_CASE("handles: dense rows that are too many lie outside, and do not overlap") {
   rig desk;
   offloader off(desk.dev, small_options());

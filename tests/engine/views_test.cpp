@@ -48,8 +48,7 @@ TEST_CASE("view: a part that is not inside is refused with its numbers") {
   };
   refuse({.offset = 0, .width = 1001});
   refuse({.offset = 1, .width = 1000});
-  refuse({.offset = 0, .width = 0});
-  refuse({.offset = 0, .width = 10, .rows = 0});
+  refuse({.offset = 1001});
   CHECK_THROWS_WITH_AS(static_cast<void>(x.view({.offset = 0, .width = 10, .rows = 2, .pitch = 9})),
                        doctest::Contains("overlap; let the pitch be at least the width"),
                        tidepool::misuse_error);

@@ -4,7 +4,6 @@
 /// other work for the stream does it there.
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <initializer_list>
@@ -268,10 +267,10 @@ class parallel_experts : routed_part<Device, Kernels> {
   [[nodiscard]] index words(index width) const {
     return width * bytes_of(on_.types.operands) / index{sizeof(float)};
   }
-  /// Rows that memory is made for: a tensor without any could not be saved.
+  /// Rows that memory is made for; none where no token chose an expert of this rank.
   [[nodiscard]] index arrivals(const saved& s) const {
     if (m_.same_sizes()) return m_.experts * padded(m_.expert_capacity());
-    return m_.roomy(std::max(s.rows.all_received(), row_padding));
+    return m_.roomy(s.rows.all_received());
   }
 
   void activate(saved& s, index rows) {

@@ -126,7 +126,7 @@ struct fp8_kernels<Device> {
 /// `tidepool/codec/fp8_kernels.cuh`. Thread safety: that of the offloader. The device must outlive
 /// the codec.
 ///
-/// Throws `misuse_error` for a tensor that is too small, empty, or without elements;
+/// Throws `misuse_error` for a tensor that is too small, or a handle that holds none;
 /// `out_of_budget` as `allocate` does; `device_error` where a launch fails. What it was given is as
 /// before then.
 template <device Device>
@@ -175,6 +175,7 @@ class fp8_codec {
   void encode_into(const packed& to, const void* x, stream_ref stream) const {
     require_packed("encode_into", to);
     require_address("encode_into", x, to.elements);
+    if (to.elements == 0) return;
     detail::fp8_kernels<Device>::encode(*device_, to.codes(), to.scales(),
                                         static_cast<const std::uint16_t*>(x), to.elements, stream,
                                         bytes_per_ns_);
@@ -199,6 +200,7 @@ class fp8_codec {
   void decode_into(void* y, const packed& from, stream_ref stream) const {
     require_packed("decode_into", from);
     require_address("decode_into", y, from.elements);
+    if (from.elements == 0) return;
     detail::fp8_kernels<Device>::decode(*device_, static_cast<std::uint16_t*>(y), from.codes(),
                                         from.scales(), from.elements, stream, bytes_per_ns_);
   }
@@ -223,7 +225,7 @@ class fp8_codec {
     }
   }
   static void require_address(const char* call, const void* numbers, std::size_t elements) {
-    if (elements == 0) refuse(call, "a tensor of 0 elements; leave it out");
+    if (elements == 0) return;
     if (elements > most_elements) {
       refuse(call, std::to_string(elements) +
                        " elements are more than any memory has; did the count overflow, as rows *"
@@ -240,7 +242,7 @@ class fp8_codec {
     if (!tensor) {
       refuse(call, "the packed tensor holds no memory; restore it first, or was it reset before?");
     }
-    if (tensor.elements == 0 || tensor.elements > most_elements ||
+    if (tensor.elements > most_elements || (tensor.elements == 0 && tensor.data.size() > 0) ||
         codec::packed_bytes(tensor.elements) > tensor.data.size()) {
       refuse(call,
              std::to_string(tensor.elements) + " codes and their scales do not make a tensor of " +

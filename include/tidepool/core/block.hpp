@@ -31,6 +31,16 @@ struct block {
   explicit operator bool() const { return data != nullptr; }  ///< True when there is a block.
 };
 
+namespace detail {
+
+// Where a tensor of no bytes lies. No source hands it out or takes it back, and nobody is told.
+[[nodiscard]] inline block no_bytes() {
+  static char here{};
+  return {&here, 0, 0};
+}
+
+}  // namespace detail
+
 /// A block and the fence after which it may be touched; an empty fence when the asking lane has
 /// joined it already.
 struct grant {

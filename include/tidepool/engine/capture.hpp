@@ -23,6 +23,7 @@ template <device Device>
 memory_layout engine<Device>::layout(bool reloads) const {
   memory_layout result;
   store_.for_each([&](const storage& store) {
+    if (store.bytes == 0) return;  // a graph knows no address of it
     const bool again = store.handles == 0 && store.copy;
     result.push_back({store.number, again && !reloads ? nullptr : store.on_device.data,
                       store.copy.data, store.bytes, !store.captured});

@@ -68,7 +68,11 @@ class copies {
     fence ready;
     if (store.origin != 0) parts_.make_room();
     const auto bytes = (store.bytes + to.granule - 1) & ~(to.granule - 1);
-    if (!to.blocks || !to.blocks->take(bytes, to.offload, store.copy, ready)) return false;
+    if (bytes == 0) {
+      store.copy = no_bytes();
+    } else if (!to.blocks || !to.blocks->take(bytes, to.offload, store.copy, ready)) {
+      return false;
+    }
     // Made now, so that nobody has to remember the fence: what is issued on the stream from here on
     // waits, and only the copy into this block is.
     if (ready.order() > 0) join_reuse(store, to, ready);
@@ -84,9 +88,9 @@ class copies {
     if (!store.on_device) away_ -= store.bytes;
     if (store.origin != 0) parts_.erase(store);
     auto& from = at(store.place);
-    if (from.ring) from.ring->forget(store.copy);
+    if (from.ring && store.bytes > 0) from.ring->forget(store.copy);
     from.used -= store.copy.bytes;
-    from.blocks->release(store.copy, after);
+    if (store.bytes > 0) from.blocks->release(store.copy, after);
     store.copy = {};
   }
 
@@ -115,6 +119,7 @@ class copies {
   // Queues a copy of `source`, or of the rectangle of it that `store` is, into the block of `store`
   // in its place, `to`.
   void queue_out(const storage& store, const storage& source, place& to) {
+    if (store.bytes == 0) return;
     const bool part = &store != &source;
     const auto from = part ? store.part : rectangle{0, store.bytes, 1, store.bytes};
     if (to.ring) return to.ring->copy_out(store.copy, source.on_device.data, from);
@@ -132,6 +137,7 @@ class copies {
 
   // Queues a copy back.
   void queue_in(const storage& store) {
+    if (store.bytes == 0) return;
     auto& from = at(store.place);
     if (from.ring) return from.ring->copy_in(store.on_device.data, store.copy, store.bytes);
     batch_.push_back({store.on_device.data, store.copy.data, store.bytes});

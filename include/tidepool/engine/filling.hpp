@@ -38,6 +38,7 @@ class filling {
   // Memory that was handed out.
   void handed_out(storage& store, lane_id on) {
     store.filled = false;
+    if (store.bytes == 0) return;
     if constexpr (fills) {
       store.filled = dev_->poison(store.on_device.data, store.on_device.bytes, order_->stream(on));
     }
@@ -61,6 +62,7 @@ class filling {
 
   // Zeros for new contents, behind what `waiter` was made to wait for when it got the memory.
   void zero(storage& store, lane_id waiter) {
+    if (store.bytes == 0) return;
     if constexpr (filling_device<Device>) {
       dev_->fill_bytes(store.on_device.data, 0, store.bytes, order_->stream(waiter));
       store.filled = true;

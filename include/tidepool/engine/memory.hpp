@@ -11,7 +11,6 @@ namespace tidepool::inline v0_2_0::detail {
 template <device Device>
 buffer<Device> engine<Device>::allocate(std::size_t bytes, std::size_t elements, stream_ref stream,
                                         block_source* source, fill contents) {
-  if (bytes == 0) throw misuse_error("allocate: a buffer of 0 bytes; ask for at least 1");
   if (bytes > most_bytes) throw_too_many(std::to_string(bytes) + " bytes");
   if (source != nullptr && !source->serves(identity_)) throw_serves_another();
   const auto lane = lane_of(stream);
@@ -20,11 +19,13 @@ buffer<Device> engine<Device>::allocate(std::size_t bytes, std::size_t elements,
   auto& store = store_.create(*this, bytes, elements);
   store.source = source;
   store.zeroed = contents == fill::zero;
-  if (source == nullptr) store.planned = placement_.allocated(bytes);
+  // No plan and no recorded step knows of what has no bytes.
+  const bool counts = source == nullptr && bytes > 0;
+  if (counts) store.planned = placement_.allocated(bytes);
   try {
     place_or_throw(store, lane, "allocate", placement_.first(store.planned));
     if (store.zeroed) store_.zero(store, lane);
-    if (recorder_ != nullptr && source == nullptr) {
+    if (recorder_ != nullptr && counts) {
       recorder_->allocated(from, store.number, bytes, stream);
     }
   } catch (...) {
@@ -50,9 +51,8 @@ template <device Device>
 template <device Device>
 buffer<Device> engine<Device>::adopt_memory(void* data, std::size_t bytes, std::size_t elements,
                                             stream_ref stream, memory_owner owner) {
-  if (data == nullptr || bytes == 0) {
-    throw misuse_error("adopt: " + std::string(data == nullptr ? "a null pointer" : "0 bytes") +
-                       "; give the address of what was written, and its bytes");
+  if (data == nullptr && bytes > 0) {
+    throw misuse_error("adopt: a null pointer; give the address of what was written");
   }
   if (bytes > most_bytes) throw_too_many(std::to_string(bytes) + " bytes");
   const auto lane = lane_of(stream);
@@ -62,6 +62,7 @@ buffer<Device> engine<Device>::adopt_memory(void* data, std::size_t bytes, std::
         "its"
         " owner; adopt outside of it, or allocate the tensor from the offloader");
   }
+  if (bytes == 0) return allocate(0, elements, stream);  // and the owner has its memory back
   coalesce_after_evaluation();
   const auto from = arrive(lane);
   store_.budget().keep();

@@ -84,10 +84,10 @@ bool engine<Device>::try_reload(chunk_state& chunk, std::uint32_t index) {
       // Joined first: whatever else left before it is then known to be over, and its memory free.
       store_.await_offload(*store);
       if (!place_again(*store, store_.reload_lane(store->place))) {
-        if (bytes > 0) take_back(store_.record_reloads(from));
+        take_back(store_.record_reloads(from));
         return false;
       }
-      from |= 1U << static_cast<unsigned>(store->place);
+      if (store->bytes > 0) from |= 1U << static_cast<unsigned>(store->place);
       bytes += store->bytes;
     }
     which.state = group_state::arriving;

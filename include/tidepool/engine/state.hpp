@@ -9,7 +9,6 @@ namespace tidepool::inline v0_2_0::detail {
 template <device Device>
 auto engine<Device>::make_state(std::size_t bytes, std::string_view name) -> storage& {
   const auto subject = "host_state of " + std::string(name);
-  if (bytes == 0) throw misuse_error(subject + ": 0 bytes; ask for at least 1");
   settle();
   auto& store = store_.create(*this, bytes, bytes);
   try {

@@ -134,7 +134,7 @@ class storages : public copies<Device> {
       // Untouched, it is free behind what it was free behind: `ready` says only what `waiter` had
       // not joined.
       ready.add(order_.past(waiter));
-      source_of(store).release(store.on_device, ready);
+      if (store.bytes > 0) source_of(store).release(store.on_device, ready);
       store.on_device = {};
       throw;
     }
@@ -176,6 +176,7 @@ class storages : public copies<Device> {
       store.borrowed = false;  // its owner gets it at the end
     } else if (std::exchange(store.borrowed, false)) {
       borrowed_.release(store.on_device.index, after);
+    } else if (store.bytes == 0) {  // nobody lent it
     } else if (filling_.poisons() && store.source == nullptr) {
       // Filled by work that no event stands for, it stays taken.
       if (const auto behind = filling_.given_back(store, after, on)) {
@@ -231,6 +232,10 @@ class storages : public copies<Device> {
 
  private:
   [[nodiscard]] bool take(storage& store, lane_id waiter, std::size_t offset, fence& ready) {
+    if (store.bytes == 0) {
+      store.on_device = no_bytes();
+      return true;
+    }
     const bool by_owners = store.source == nullptr && (borrowed_.held() > 0 || gives_back_);
     if (by_owners && budget_.refuses(borrowed_, store.bytes, live_)) return false;
     auto& source = source_of(store);
