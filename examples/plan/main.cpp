@@ -51,7 +51,7 @@ int run(const planning::request& asked) {
   const auto zero = study.least_budget(no_slowdown);
   const auto wanted =
       asked.budget ? study.at(*asked.budget) : study.least_budget(*asked.max_slowdown);
-  const auto points = study.frontier(zero, wanted);
+  const auto points = study.frontier(zero, wanted, no_slowdown);
   const auto compared =
       study.compare(*std::find_if(points.begin(), points.end(),
                                   [](const planning::point& each) { return each.chosen; }),

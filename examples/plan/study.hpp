@@ -91,12 +91,14 @@ class study {
   }
 
   /// From everything kept down to the least that runs, with the points that were asked for. A plan
-  /// for less memory is one for more as well, so that no point is slower than those below it.
-  [[nodiscard]] std::vector<point> frontier(const point& zero_stall, const point& chosen) {
+  /// for less memory is one for more as well, so that no point is slower than those below it. The
+  /// least budget that costs `no_slowdown` at most is marked, which may be below `zero`: where the
+  /// planner finds a stall, the engine may find none.
+  [[nodiscard]] std::vector<point> frontier(const point& zero, const point& chosen,
+                                            double no_slowdown) {
     constexpr std::size_t count = 8;
-    std::vector<point> all{zero_stall};
-    if (chosen.budget != zero_stall.budget) all.push_back(chosen);
-    all.front().zero_stall = true;
+    std::vector<point> all{zero};
+    if (chosen.budget != zero.budget) all.push_back(chosen);
     for (auto& each : all) each.chosen = each.budget == chosen.budget;
     const auto least = least_that_runs();
     const auto most = in_core().peak;
@@ -120,6 +122,10 @@ class study {
       made = below;
       made.bound_us = bound;
     }
+    const auto free = std::find_if(all.rbegin(), all.rend(), [&](const point& each) {
+      return each.made.expected.runs && slowdown(each.made.expected) <= no_slowdown;
+    });
+    if (free != all.rend()) free->zero_stall = true;
     return all;
   }
 
