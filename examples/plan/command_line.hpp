@@ -228,8 +228,10 @@ inline request read_command_line(int argc, const char* const* argv) {
   }
   result.step = tidepool::plan::load_profile(profile);
   if (!result.step.timed()) {
-    throw tidepool::option_error("tidepool: option --profile is " + text::in_quotes(profile) +
-                                 ": the step in it was not timed; record one with plans on");
+    throw tidepool::option_error(
+        "tidepool: option --profile is " + text::in_quotes(profile) +
+        ": the step in it was not timed; record one with --policy=automatic,"
+        " in which --timed-step says which step that is");
   }
   result.title = "profile " + profile;
   detail::choose(result, offload);

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <vector>
 
+#include "messages.hpp"
 #include "rig.hpp"
 
 namespace {
@@ -111,6 +112,25 @@ TEST_CASE("counters: host memory of abandoned chunks is in use no more") {
     open.commit<"core_attn">(0, desk.stream(), x);
   }
   CHECK(off.counters().host_peak == size);
+}
+
+TEST_CASE("counters: who shares the host is told, and again where its budget is short") {
+  rig desk(tidepool::machine{.host_bytes = std::size_t{1} << 20});
+  auto opts = small_options();
+  CHECK(offloader(desk.dev, small_options()).counters().host_budget.empty());  // it was given
+  opts.host_budget.reset();
+  opts.local_ranks = 8;
+  const auto shared = offloader(desk.dev, opts).counters().host_budget;
+  CHECK(tidepool::test::says(shared, ", shared by 8 local ranks (--local-ranks)"));
+  opts.local_ranks = 2147483647;  // each has next to nothing
+  offloader off(desk.dev, opts);
+  auto open = off.begin();
+  auto x = off.allocate(4096, desk.stream());
+  CHECK_THROWS_WITH_AS(
+      open.commit<"core_attn">(0, desk.stream(), x),
+      doctest::Contains("shared by 2147483647 local ranks (--local-ranks)). Raise --host-budget to "
+                        "4096 bytes or more, offload fewer"),
+      tidepool::out_of_budget);
 }
 
 TEST_CASE("counters: a commit that was refused counts for nothing") {

@@ -304,8 +304,9 @@ TEST_CASE("file: of host memory only the ring is taken, of the disk only the bud
       work.chunk.commit<"core_attn">(0, there.stream(), extra);
       FAIL("there is no room");
     } catch (const tidepool::out_of_budget& problem) {
-      CHECK(says(problem.what(), "0 of 1024 bytes and 163840 of 163840 bytes of file are in use"));
-      CHECK(says(problem.what(), "Raise --host-budget or --file-budget"));
+      CHECK(
+          says(problem.what(), "0 bytes of 1024 bytes and 160 KiB of 160 KiB of file are in use"));
+      CHECK(says(problem.what(), "Raise --host-budget or --file-budget to "));
     }
     there.check(extra, 99);
     extra.reset(there.stream());

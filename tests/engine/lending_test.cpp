@@ -205,8 +205,9 @@ TEST_CASE("lending: a lender has less memory, until it takes it back and the bor
     CHECK(neighbour.memory().free == before - 4096);
   }
   CHECK(neighbour.memory().free == before);
-  CHECK(says(words_of<tidepool::out_of_budget>([&] { (void)lend(neighbour, before + 4096); }),
-             "is not there; " + std::to_string(before) + " bytes are free. Lend less"));
+  CHECK(
+      says(words_of<tidepool::out_of_budget>([&] { (void)lend(neighbour, before + 4096); }),
+           "is not there; " + tidepool::detail::text::size_text(before) + " are free. Lend less"));
   CHECK(says(words_of<tidepool::misuse_error>([&] { (void)lend(neighbour, 100); }),
              "100 bytes are less than a page"));
   CHECK(neighbour.memory().free == before);

@@ -427,7 +427,7 @@ TEST_CASE("misuse: what was committed and stays is named by its module, too") {
   x.keep_resident();
   open.commit<"core_attn">(0, desk.stream(), x);
   CHECK_THROWS_WITH_AS(static_cast<void>(off.allocate(2 * size, desk.stream())),
-                       doctest::Contains("Live: core_attn 2048."), out_of_budget);
+                       doctest::Contains("Live: core_attn 2048 bytes."), out_of_budget);
 }
 
 TEST_CASE("misuse: a pool that may not grow any more is refused in the same words") {

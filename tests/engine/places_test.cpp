@@ -281,7 +281,7 @@ TEST_CASE("places: where the neighbour is the only one, what does not fit is ref
     desk.write(extra, 9);
     const auto text = words_of([&] { work.chunk.commit<"core_attn">(0, desk.stream(), extra); });
     CHECK(says(text, "commit of core_attn of layer 0"));
-    CHECK(says(text, "4096 of 4096 bytes of peer 1 are in use"));
+    CHECK(says(text, "4096 bytes of 4096 bytes of peer 1 are in use"));
     CHECK(says(text, "--peer-budget"));
     CHECK(says(text, "--places=peer,host"));
     desk.check(extra, 9);  // nothing is lost
@@ -301,8 +301,10 @@ TEST_CASE("places: where none has room, the message has them all") {
   for (int l = 0; l < 2; ++l) work.commit(off, l);
   auto extra = off.allocate(size, desk.stream());
   const auto text = words_of([&] { work.chunk.commit<"core_attn">(0, desk.stream(), extra); });
-  CHECK(says(text, "2048 of 2048 bytes of peer 1 and 2048 of 2048 bytes are in use"));
-  CHECK(says(text, "Raise --peer-budget or --host-budget, offload fewer modules"));
+  CHECK(says(text, "2048 bytes of 2048 bytes of peer 1 and 2048 bytes of 2048 bytes are in use"));
+  CHECK(says(text,
+             "Raise --peer-budget to 4096 bytes or more or --host-budget to 4096 bytes or more, "
+             "offload fewer modules"));
   extra.reset(desk.stream());
   work.backward();
   CHECK(desk.wrong() == 0);

@@ -236,22 +236,26 @@ TEST_CASE("shortage: of which nothing else is known, no number is made up") {
   detail::shortage of;
   of.call = "allocate";
   CHECK(in_words(of) ==
-        "allocate: 0 bytes of device memory do not fit (the device has no more; 0 reserved,"
-        " largest free block 0) and nothing is in flight to wait for. Live: nothing. Leave it more"
+        "allocate: 0 bytes of device memory do not fit (the device has no more; 0 bytes reserved,"
+        " largest free block 0 bytes) and nothing is in flight to wait for. Live: nothing. Leave "
+        "it more"
         " of the device, offload more modules, or run fewer microbatches in flight");
+  of.none_leaves = true;
+  CHECK(
+      says(in_words(of), "name modules to offload (none is: --offload-modules=all), or run fewer"));
 }
 
 TEST_CASE("shortage: a slot of just that size is large enough, and none is no size at all") {
   detail::shortage of;
   of.memory = memory_kind::slots;
   of.bytes = 512;
-  CHECK(says(in_words(of), "no ring has slots of so many bytes, the largest have 0. Add a ring"));
+  CHECK(says(in_words(of), "no ring has slots so large, the largest have 0 bytes. Add a ring"));
   of.rings = {{512, 1}};
   CHECK(says(in_words(of), "every slot of at least 512 bytes is taken"));
   of.rings = {{500, 1}};  // as it is rounded up
   CHECK(says(in_words(of), "every slot of at least 512 bytes is taken"));
   of.bytes = 513;
-  CHECK(says(in_words(of), "no ring has slots of so many bytes"));
+  CHECK(says(in_words(of), "no ring has slots so large"));
 }
 
 TEST_CASE("refusal: a count is too large once its bytes pass half of what can be named") {

@@ -61,8 +61,8 @@ TEST_CASE("shortage: no ring has slots as large as that") {
   const auto text = refused(off, desk, 4096);
   CAPTURE(text);
   CHECK(says(text,
-             "allocate: 4096 bytes of device memory do not fit: no ring has slots of so many"
-             " bytes, the largest have 1024"));
+             "allocate: 4096 bytes of device memory do not fit: no ring has slots so large,"
+             " the largest have 1024 bytes"));
   CHECK(says(text, "Add a ring: --slots=1KiBx4,512x8,4KiBx1"));
   CHECK_FALSE(says(text, "device-budget"));
 }
@@ -75,7 +75,7 @@ TEST_CASE("shortage: all slots of that size are taken") {
   const auto text = refused(off, desk, size);
   CAPTURE(text);
   CHECK(says(text, "every slot of at least 2048 bytes is taken and nothing is in flight"));
-  CHECK(says(text, "Live: not committed 6144. "));
+  CHECK(says(text, "Live: not committed 6144 bytes. "));
   CHECK(says(text, "Add slots: --slots=4KiBx1,2KiBx4; or run fewer microbatches"));
   CHECK_FALSE(says(text, "device-budget"));
 }
@@ -107,7 +107,7 @@ TEST_CASE("shortage: a tensor larger than the budget is none of the microbatches
     CAPTURE(text);
     CHECK(says(text,
                "8193 bytes of device memory do not fit: this one tensor is larger than"
-               " --device-budget, which is 8192. Raise --device-budget, or save it in"
+               " --device-budget, which is 8192 bytes. Raise --device-budget, or save it in"
                " smaller tensors"));
     CHECK_FALSE(says(text, "microbatches"));
     CHECK(off.allocate(4 * size, desk.stream()));  // as much as the budget is no more than it
@@ -121,7 +121,7 @@ TEST_CASE("shortage: a tensor that only rounded up is larger than the budget") {
   offloader off(desk.dev, opts);
   const auto text = refused(off, desk, 8250);
   CAPTURE(text);
-  CHECK(says(text, "which is 8300, once rounded up to 8704. Raise --device-budget"));
+  CHECK(says(text, "which is 8300 bytes, once rounded up to 8704 bytes. Raise --device-budget"));
 }
 
 TEST_CASE("shortage: the device itself has no more, with a budget and without one") {
@@ -134,10 +134,10 @@ TEST_CASE("shortage: the device itself has no more, with a budget and without on
     const auto held = off.allocate(48 * 1024, desk.stream());
     const auto text = refused(off, desk, 32 * 1024);
     CAPTURE(text);
-    CHECK(says(text, "the device has no more: 16384 of 65536 bytes are free; 49152 reserved"));
+    CHECK(says(text, "the device has no more: 16384 bytes of 65536 bytes are free; 49152 bytes "));
     CHECK(says(text, "Leave it more of the device, or run fewer microbatches"));
     CHECK_FALSE(says(text, "Raise --device-budget"));
-    CHECK(says(text, "--device-budget is 1048576") == (budget > 0));
+    CHECK(says(text, "--device-budget is 1 MiB") == (budget > 0));
   }
 }
 
@@ -175,12 +175,12 @@ TEST_CASE("shortage: what was restored and never reset stands apart, and so does
   open.restore<"core_attn">(0, desk.stream(), x, y);
   auto text = refused(off, desk, 2 * size);
   CAPTURE(text);
-  CHECK(says(text, "Live: core_attn 2048, core_attn (restored and not reset) 2048. "));
+  CHECK(says(text, "Live: core_attn 2048 bytes, core_attn (restored and not reset) 2048 bytes. "));
   CHECK(says(text, "Raise --device-budget, reset handles once backward has used them, or run"));
   x.reset(desk.stream());
   const auto loose = off.allocate(size, desk.stream());
   text = refused(off, desk, 2 * size);
-  CHECK(says(text, "Live: core_attn 2048, not committed 2048. "));
+  CHECK(says(text, "Live: core_attn 2048 bytes, not committed 2048 bytes. "));
   CHECK_FALSE(says(text, "reset"));
 }
 
@@ -194,12 +194,12 @@ TEST_CASE("shortage: a source of the trainer's own is named, and is no part of t
       shortage_of([&] { static_cast<void>(off.allocate_from(own, size, desk.stream())); });
   CAPTURE(taken);
   CHECK(says(taken,
-             "2048 bytes do not fit the source given to allocate_from, which has 2048 and a"
-             " largest free block of 0. Reset what is in it first"));
+             "2048 bytes do not fit the source given to allocate_from, which has 2048 bytes and a"
+             " largest free block of 0 bytes. Reset what is in it first"));
   const auto held = off.allocate(2 * size, desk.stream());
   const auto text = refused(off, desk, 2 * size);
   CAPTURE(text);
-  CHECK(says(text, "Live: not committed 4096. "));
+  CHECK(says(text, "Live: not committed 4096 bytes. "));
   CHECK_FALSE(says(text, "in pieces"));
 }
 

@@ -459,7 +459,7 @@ TEST_CASE("view: where memory is short, what came back of one is named by its mo
   x.reset(desk.stream());
   open.restore<"core_attn">(0, desk.stream(), part);
   CHECK_THROWS_WITH_AS(static_cast<void>(off.allocate(size + 512, desk.stream())),
-                       doctest::Contains("Live: core_attn (restored and not reset) 256."),
+                       doctest::Contains("Live: core_attn (restored and not reset) 256 bytes."),
                        tidepool::out_of_budget);
 }
 

@@ -11,6 +11,7 @@
 
 #include "refusal.hpp"
 #include "tidepool/config/option_reader.hpp"
+#include "tidepool/core/text.hpp"
 
 namespace tidepool {
 namespace {
@@ -223,6 +224,19 @@ TEST_CASE("sizes") {
   }
   // One byte more than fits, so that the sum of whole and part is looked at.
   CHECK(parse({"--host-step=8388607.999999TiB"}).host_step > 8'388'607 * (std::size_t{1} << 40));
+}
+
+TEST_CASE("sizes in messages are in the unit that a person reads, never above what they are") {
+  using detail::text::size_text;
+  CHECK(size_text(0) == "0 bytes");
+  CHECK(size_text(1) == "1 byte");
+  CHECK(size_text(102'399) == "102399 bytes");
+  CHECK(size_text(102'400) == "100 KiB");
+  CHECK(size_text(mib - 1) == "1023.99 KiB");
+  CHECK(size_text(mib + mib / 20) == "1.04 MiB");
+  CHECK(size_text(57'493'422) == "54.82 MiB");
+  CHECK(size_text(3 * gib / 2) == "1.5 GiB");
+  CHECK(size_text(std::numeric_limits<std::size_t>::max()) == "16777215.99 TiB");
 }
 
 TEST_CASE("numbers") {

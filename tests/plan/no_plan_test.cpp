@@ -71,7 +71,8 @@ TEST_CASE("no plan: who saves or follows it is told the budget, and one that wou
   CHECK_FALSE(seen.plan->expected.runs);
   const auto enough = seen.plan->expected.peak;
   const auto told = "no plan fits a device budget of " + std::to_string(budget) +
-                    " bytes; the planner finds one from " + std::to_string(enough) + " on";
+                    " bytes; the planner finds one from " + std::to_string(enough) +
+                    " bytes on (--device-budget=" + std::to_string(enough) + ")";
   CHECK_MESSAGE(says(seen.reports, "plan: " + told + "; everything leaves, as in the warm-up\n"),
                 seen.reports);
   const auto written = refusal<plan::profile_error>(

@@ -22,7 +22,8 @@ class device_array {
     const std::size_t bytes = static_cast<std::size_t>(count) * sizeof(T);
     void* memory = Side == side::device ? dev.try_allocate(bytes) : dev.try_allocate_host(bytes);
     if (memory == nullptr) {
-      throw tidepool::out_of_budget(what + ": " + std::to_string(bytes) + " bytes do not fit the " +
+      throw tidepool::out_of_budget(what + ": " + tidepool::detail::text::size_text(bytes) +
+                                        " do not fit the " +
                                         (Side == side::device ? "device" : "host") +
                                         "; choose a smaller --preset, --layers or --hidden",
                                     bytes, dev.memory().free);

@@ -88,6 +88,19 @@ template <class Range>
   return "'" + printable(text) + "'";
 }
 
+/// A size in a message: `512 bytes`, `54.83 MiB`.
+[[nodiscard]] inline std::string size_text(std::size_t bytes) {
+  constexpr std::array<std::string_view, 4> names{" KiB", " MiB", " GiB", " TiB"};
+  if (bytes < 102'400) return std::to_string(bytes) + (bytes == 1 ? " byte" : " bytes");
+  std::size_t unit = 1024, name = 0;
+  for (; bytes / unit >= 1024 && name + 1 < names.size(); ++name) unit *= 1024;
+  const auto hundredths = bytes % unit / (unit / 1024) * 100 / 1024;  // no product overflows
+  std::string text = std::to_string(bytes / unit);
+  if (hundredths > 0) text.append(hundredths < 10 ? ".0" : ".") += std::to_string(hundredths);
+  if (hundredths > 0 && text.back() == '0') text.pop_back();
+  return text.append(names[name]);
+}
+
 /// The environment variable of a flag without its dashes: `TIDEPOOL_MAX_INFLIGHT`.
 [[nodiscard]] inline std::string variable_of(std::string_view flag) {
   std::string name = "TIDEPOOL_";

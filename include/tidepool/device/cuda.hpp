@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "tidepool/core/text.hpp"
 #include "tidepool/device/cuda_context.hpp"
 #include "tidepool/device/cuda_host.hpp"
 #include "tidepool/device/cuda_peers.hpp"
@@ -285,9 +286,9 @@ class cuda_device : public detail::cuda_sharing {
   /// Like `try_allocate`, for a trainer's own memory; throws `device_error` when there is none.
   [[nodiscard]] void* allocate(std::size_t bytes) {
     if (auto* pointer = try_allocate(bytes)) return pointer;
-    throw device_error("tidepool: cudaMalloc of " + std::to_string(bytes) + " bytes on device " +
+    throw device_error("tidepool: cudaMalloc of " + detail::text::size_text(bytes) + " on device " +
                            std::to_string(ordinal_) + ": out of memory, " +
-                           std::to_string(memory().free) + " bytes are free",
+                           detail::text::size_text(memory().free) + " are free",
                        static_cast<int>(cudaErrorMemoryAllocation));
   }
   /// Waits for the device. What a lost context held is gone already.

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "tidepool/core/text.hpp"
 #include "tidepool/engine/engine.hpp"
 #include "tidepool/engine/lenders.hpp"
 #include "tidepool/error.hpp"
@@ -49,8 +50,8 @@ class borrower {
       throw misuse_error("return_loan: " + peer().name + ": " + why);
     };
     if (const auto used = peer().blocks->used(); used > 0) {
-      refuse(std::to_string(used) +
-             " bytes lie there and have not come back; call it between"
+      refuse(text::size_text(used) +
+             " lie there and have not come back; call it between"
              " steps");
     }
     if (captured()) {

@@ -13,6 +13,7 @@
 
 #include "tidepool/core/join_site.hpp"
 #include "tidepool/core/page_allocator.hpp"
+#include "tidepool/core/text.hpp"
 #include "tidepool/device/device.hpp"
 #include "tidepool/engine/storage.hpp"
 #include "tidepool/error.hpp"
@@ -136,8 +137,8 @@ class file_ring {
     if (pages_ != nullptr) return;
     pages_ = memory_->try_allocate(bytes_taken());
     if (pages_ == nullptr) {
-      throw out_of_budget("places: file_ring: " + std::to_string(bytes_taken()) +
-                              " bytes of pinned host memory cannot be had; give a smaller"
+      throw out_of_budget("places: file_ring: " + text::size_text(bytes_taken()) +
+                              " of pinned host memory cannot be had; give a smaller"
                               " --file-ring, or a smaller --host-budget",
                           bytes_taken(), bytes_taken());
     }

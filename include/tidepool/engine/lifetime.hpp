@@ -6,7 +6,9 @@
 #include <utility>
 #include <vector>
 
+#include "tidepool/core/text.hpp"
 #include "tidepool/engine/engine.hpp"
+#include "tidepool/memory/pinned.hpp"
 
 namespace tidepool::inline v0_2_0::detail {
 
@@ -35,6 +37,10 @@ engine<Device>::engine(Device& dev, const options& opts, std::vector<std::string
   }
   for (const auto& name : names_) labels_.push_back(labelled(name));
   for (const auto& name : opts.recompute_modules) counters_.recomputed.push_back({name});
+  if (const auto share = host_share_text(opts); !share.empty()) {
+    counters_.host_budget =
+        text::size_text(store_.at(place_kind::host).blocks->budget()) + ", " + share;
+  }
   if (opts.policy == policy_kind::automatic) {
     recorder_ = std::make_unique<recorder<Device>>(dev);
   }

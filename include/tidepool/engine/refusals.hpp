@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "tidepool/core/text.hpp"
 #include "tidepool/engine/engine.hpp"
 #include "tidepool/engine/shortage.hpp"
 
@@ -91,20 +92,21 @@ template <device Device>
     const bool host = kind == place_kind::host;
     const auto between = [&](std::string_view text) { return options.empty() ? "" : text; };
     const int full = place.file_room == nullptr ? 0 : place.file_room->full();
-    in_use += std::string(between(" and ")) + std::to_string(place.blocks->used()) + " of " +
-              std::to_string(budget) + " bytes" + (host ? "" : " of " + place.name) +
+    const auto used = place.blocks->used();
+    in_use += std::string(between(" and ")) + text::size_text(used) + " of " +
+              text::size_text(budget) + (host ? "" : " of " + place.name) +
               (full == 0 ? "" : " (" + in_words(full) + ")");
-    raise += std::string(between(" or ")) + (place.lent != nullptr
-                                                 ? "what " + place.lent->lender() + " lends"
-                                                 : "--" + word + "-budget");
+    raise += std::string(between(" or ")) +
+             (place.lent != nullptr ? "what " + place.lent->lender() + " lends"
+                                    : raised("--" + word + "-budget", used + bytes, budget));
     options += std::string(between(", ")) + word + "_budget";
     if (full != 0) raise += " and free room on the disk of " + opts_.file_path;
   }
   const bool host = std::ranges::find(opts_.places, place_kind::host) != opts_.places.end();
   const bool peer = std::ranges::find(opts_.places, place_kind::peer) != opts_.places.end();
   throw out_of_budget("commit of " + name_of_group(chunk, which.module, which.layer) + ": " +
-                          options + ": " + std::to_string(bytes) + " bytes more do not fit; " +
-                          in_use + " are in use. Raise " + raise +
+                          options + ": " + text::size_text(bytes) + " more do not fit; " + in_use +
+                          " are in use" + in_brackets(counters_.host_budget) + ". Raise " + raise +
                           (host   ? ", offload"
                            : peer ? ", give --places=peer,host, offload"
                                   : ", give --places=host,file:/path, offload") +
@@ -158,18 +160,18 @@ struct kept_by_plan {
 
 [[nodiscard]] inline std::string against_plan(const kept_by_plan& now, const kept_by_plan& most) {
   if (now.bytes <= most.bytes && now.chunks <= most.chunks) return {};
-  return "The plan keeps " + std::to_string(most.bytes) +
-         " bytes at once and was made of a step with at most " + std::to_string(most.chunks) +
+  return "The plan keeps " + text::size_text(most.bytes) +
+         " at once and was made of a step with at most " + std::to_string(most.chunks) +
          " chunks in flight; now " + std::to_string(now.chunks) + " are, and " +
-         std::to_string(now.bytes) + " bytes stay: keep the order and the number of chunks. ";
+         text::size_text(now.bytes) + " stay: keep the order and the number of chunks. ";
 }
 
 [[noreturn, gnu::cold]] inline void throw_out_of_source(std::size_t bytes, const std::string& what,
                                                         const block_source& own) {
-  throw out_of_budget(what + ": " + std::to_string(bytes) +
-                          " bytes do not fit the source given to allocate_from, which has " +
-                          std::to_string(own.reserved()) + " and a largest free block of " +
-                          std::to_string(own.largest_free()) +
+  throw out_of_budget(what + ": " + text::size_text(bytes) +
+                          " do not fit the source given to allocate_from, which has " +
+                          text::size_text(own.reserved()) + " and a largest free block of " +
+                          text::size_text(own.largest_free()) +
                           ". Reset what is in it first, or give a larger one",
                       bytes, own.budget());
 }
@@ -210,6 +212,7 @@ template <device Device>
   const bool all = std::ranges::find(opts_.offload_modules, "all") != opts_.offload_modules.end();
   short_of.all_leave =
       all || std::ranges::all_of(counters_.modules, &trace::module_counters::enabled);
+  short_of.none_leaves = std::ranges::none_of(counters_.modules, &trace::module_counters::enabled);
   short_of.margin = learner_.by_rule() && opts_.margin;
   const bool by_rule_alone = opts_.fraction < 1 || opts_.delta_bytes_per_rank > 0;
   short_of.may_plan = opts_.policy == policy_kind::megatron && !by_rule_alone &&

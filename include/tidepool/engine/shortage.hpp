@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tidepool/config/list_formats.hpp"
+#include "tidepool/core/text.hpp"
 #include "tidepool/device/device.hpp"
 #include "tidepool/memory/pool.hpp"
 #include "tidepool/options.hpp"
@@ -32,6 +33,7 @@ struct shortage {
   std::map<std::string, std::size_t> live;  // bytes, by what holds them
   bool restored = false;                    // some of them by handles that backward filled
   bool all_leave = false;                   // no module is left to be offloaded
+  bool none_leaves = false;                 // none was asked for
   bool margin = false;                      // keeps some of it
   bool may_plan = false;                    // an automatic plan might find a way
   std::string plan;                         // a sentence, where the step is not the planned one
@@ -81,28 +83,29 @@ enum class lack : unsigned char { slot_size, free_slots, budget_of_one, budget, 
 }
 
 [[nodiscard]] inline std::string cause(const shortage& of, lack what) {
-  const auto number = [](std::size_t value) { return std::to_string(value); };
   const std::string idle = " and nothing is in flight to wait for";
-  const std::string held =
-      number(of.reserved) + " reserved, largest free block " + number(of.largest_free);
-  const std::string limit = of.budget == 0 ? "" : "--device-budget is " + number(of.budget) + ", ";
+  const std::string held = text::size_text(of.reserved) + " reserved, largest free block " +
+                           text::size_text(of.largest_free);
+  const std::string limit =
+      of.budget == 0 ? "" : "--device-budget is " + text::size_text(of.budget) + ", ";
   const std::string one = of.whole_group ? "this one group" : "this one tensor";
   switch (what) {
     case lack::slot_size: {
       std::size_t largest = 0;
       for (const auto& ring : of.rings) largest = std::max(largest, ring.bytes);
-      return ": no ring has slots of so many bytes, the largest have " + number(largest);
+      return ": no ring has slots so large, the largest have " + text::size_text(largest);
     }
     case lack::free_slots:
       if (of.whole_group) return ": its slots are taken" + idle;
-      return ": every slot of at least " + number(of.bytes) + " bytes is taken" + idle;
+      return ": every slot of at least " + text::size_text(of.bytes) + " is taken" + idle;
     case lack::budget_of_one:
-      return ": " + one + " is larger than --device-budget, which is " + number(of.budget) +
-             (of.bytes <= of.budget ? ", once rounded up to " + number(taken_by(of)) : "");
+      return ": " + one + " is larger than --device-budget, which is " +
+             text::size_text(of.budget) +
+             (of.bytes <= of.budget ? ", once rounded up to " + text::size_text(taken_by(of)) : "");
     case lack::device:
       return " (" + limit + (limit.empty() ? "" : "but ") + "the device has no more" +
-             (of.device ? ": " + number(of.device->free) + " of " + number(of.device->total) +
-                              " bytes are free"
+             (of.device ? ": " + text::size_text(of.device->free) + " of " +
+                              text::size_text(of.device->total) + " are free"
                         : "") +
              "; " + held + ")" + idle;
     case lack::given:
@@ -126,7 +129,8 @@ enum class lack : unsigned char { slot_size, free_slots, budget_of_one, budget, 
   add(of.restored, "reset handles once backward has used them");
   add(what == lack::budget && of.margin, "take --no-margin");
   add(what == lack::budget && of.may_plan, "take --policy=automatic");
-  add(!of.all_leave, "offload more modules");
+  add(!of.all_leave && !of.none_leaves, "offload more modules");
+  add(of.none_leaves, "name modules to offload (none is: --offload-modules=all)");
   ways += "or run fewer microbatches in flight";
   if (what == lack::free_slots) return "Add slots: " + rings_with_more(of) + "; " + ways;
   if (what == lack::given) return "Free some of it elsewhere, " + ways;
@@ -136,14 +140,28 @@ enum class lack : unsigned char { slot_size, free_slots, budget_of_one, budget, 
 
 [[nodiscard]] inline std::string in_words(const shortage& of) {
   const auto what = lack_of(of);
-  auto text = of.call + ": " + std::to_string(of.bytes) + " bytes of device memory do not fit" +
+  auto text = of.call + ": " + text::size_text(of.bytes) + " of device memory do not fit" +
               cause(of, what) + ". ";
   if (what != lack::slot_size && what != lack::budget_of_one) {
     std::vector<std::string> live;
-    for (const auto& [name, size] : of.live) live.push_back(name + " " + std::to_string(size));
+    for (const auto& [name, size] : of.live) live.push_back(name + " " + text::size_text(size));
     text += "Live: " + (live.empty() ? "nothing" : text::join(live, ", ")) + ". " + of.plan;
   }
   return text + remedy(of, what);
+}
+
+// `--host-budget to 72 MiB or more`, where that is what it takes and not room in one piece.
+[[nodiscard]] inline std::string raised(const std::string& option, std::size_t need,
+                                        std::size_t budget) {
+  constexpr std::size_t mib = std::size_t{1} << 20;
+  if (need <= budget) return option;
+  const auto unit = need > mib ? mib : need > mib / 16 ? std::size_t{1024} : 1;
+  need = (need + unit - 1) / unit * unit;  // never less than it takes
+  return option + " to " + text::size_text(need) + " or more";
+}
+
+[[nodiscard]] inline std::string in_brackets(const std::string& words) {
+  return words.empty() ? words : " (" + words + ")";
 }
 
 }  // namespace tidepool::detail

@@ -2,7 +2,9 @@
 // so that its host copy stays.
 #pragma once
 
+#include "tidepool/core/text.hpp"
 #include "tidepool/engine/engine.hpp"
+#include "tidepool/engine/shortage.hpp"
 
 namespace tidepool::inline v0_2_0::detail {
 
@@ -14,11 +16,12 @@ auto engine<Device>::make_state(std::size_t bytes, std::string_view name) -> sto
   try {
     if (!store_.place_copy(store, place_kind::host)) {
       const auto& host = *store_.at(place_kind::host).blocks;
-      throw out_of_budget(subject + ": host_budget: " + std::to_string(bytes) +
-                              " bytes more do not fit; " + std::to_string(host.used()) + " of " +
-                              std::to_string(host.budget()) +
-                              " bytes are in use. Raise --host-budget, or keep part of it on the"
-                              " device",
+      throw out_of_budget(subject + ": host_budget: " + text::size_text(bytes) +
+                              " more do not fit; " + text::size_text(host.used()) + " of " +
+                              text::size_text(host.budget()) + " are in use" +
+                              in_brackets(counters_.host_budget) + ". Raise " +
+                              raised("--host-budget", host.used() + bytes, host.budget()) +
+                              ", or keep part of it on the device",
                           bytes, host.budget());
     }
   } catch (...) {

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "tidepool/core/page_allocator.hpp"
+#include "tidepool/core/text.hpp"
 #include "tidepool/error.hpp"
 #include "tidepool/memory/ranges.hpp"
 
@@ -20,8 +21,8 @@ class arena final : public block_source {
   arena(page_allocator& pages, const clocks& order, std::size_t budget)
       : pages_(&pages), order_(&order), bytes_(budget / block_alignment * block_alignment) {
     if (bytes_ == 0) {
-      throw out_of_budget("device_budget: an arena of " + std::to_string(budget) +
-                              " bytes holds nothing, since blocks are of " +
+      throw out_of_budget("device_budget: an arena of " + detail::text::size_text(budget) +
+                              " holds nothing, since blocks are of " +
                               std::to_string(block_alignment) +
                               " bytes; give it a larger --device-budget",
                           budget, 0);
@@ -29,8 +30,8 @@ class arena final : public block_source {
     base_ = pages.try_allocate(bytes_);
     if (base_ == nullptr) {
       throw out_of_budget("device_budget: the device cannot give an arena of " +
-                              std::to_string(budget) + " bytes (" +
-                              std::to_string(pages.free_bytes()) +
+                              detail::text::size_text(budget) + " (" +
+                              detail::text::size_text(pages.free_bytes()) +
                               " are free); give it a smaller --device-budget",
                           budget, pages.free_bytes());
     }

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "tidepool/core/page_allocator.hpp"
+#include "tidepool/core/text.hpp"
 #include "tidepool/error.hpp"
 #include "tidepool/memory/file_worker.hpp"
 
@@ -32,8 +33,8 @@ class file_pages final : public page_allocator {
         ::mmap(nullptr, bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (got == MAP_FAILED) {
       const int code = errno;
-      throw disk_error("places: file_budget: " + std::to_string(budget) +
-                           " bytes of addresses cannot be had: " + in_words(code) +
+      throw disk_error("places: file_budget: " + text::size_text(budget) +
+                           " of addresses cannot be had: " + in_words(code) +
                            "; give a smaller --file-budget",
                        path_, code);
     }
@@ -60,8 +61,8 @@ class file_pages final : public page_allocator {
       return base_ + extend_.offset;
     }
     if (full_ == ENOSPC || full_ == EDQUOT || full_ == EFBIG) return nullptr;
-    throw disk_error("the file in " + path_ + " cannot grow by " + std::to_string(bytes) +
-                         " bytes: " + in_words(full_) +
+    throw disk_error("the file in " + path_ + " cannot grow by " + text::size_text(bytes) + ": " +
+                         in_words(full_) +
                          ". Nothing is lost: make the call again, or give --places=host",
                      path_, full_);
   }

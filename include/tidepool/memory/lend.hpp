@@ -11,6 +11,7 @@
 #include <system_error>
 #include <utility>
 
+#include "tidepool/core/text.hpp"
 #include "tidepool/device/device.hpp"
 #include "tidepool/error.hpp"
 #include "tidepool/memory/detail/loan_socket.hpp"
@@ -30,9 +31,9 @@ class [[nodiscard]] lent_memory {
   lent_memory(Device& dev, std::size_t bytes, std::string_view name) : dev_(&dev) {
     auto made = dev.try_export(bytes);
     if (!made) {
-      throw out_of_budget("lend: device memory for " + std::to_string(bytes) +
-                              " bytes is not there; " + std::to_string(dev.memory().free) +
-                              " bytes are free. Lend less",
+      throw out_of_budget("lend: device memory for " + detail::text::size_text(bytes) +
+                              " is not there; " + detail::text::size_text(dev.memory().free) +
+                              " are free. Lend less",
                           bytes, 0);
     }
     detail::descriptor memory(made->descriptor);
@@ -43,8 +44,8 @@ class [[nodiscard]] lent_memory {
     loan_handle::write(handle_.name_, name);
     try {
       if (made->bytes == 0) {
-        throw misuse_error("lend: " + std::to_string(bytes) +
-                           " bytes are less than a page of the device's; lend more");
+        throw misuse_error("lend: " + detail::text::size_text(bytes) +
+                           " are less than a page of the device's; lend more");
       }
       handle_.socket_ = detail::new_socket_name();
       handle_.bytes_ = made->bytes;

@@ -10,6 +10,7 @@
 
 #include "tidepool/core/block.hpp"
 #include "tidepool/core/page_allocator.hpp"
+#include "tidepool/core/text.hpp"
 #include "tidepool/error.hpp"
 #include "tidepool/options.hpp"
 
@@ -156,8 +157,8 @@ class slots final : public block_source {
     void* const base = fits ? pages_->try_allocate(total) : nullptr;
     if (base == nullptr) {
       throw out_of_budget("slots: the device cannot hold a ring of " + std::to_string(shape.count) +
-                              " slots of " + std::to_string(bytes) + " bytes (" +
-                              std::to_string(pages_->free_bytes()) +
+                              " slots of " + detail::text::size_text(bytes) + " (" +
+                              detail::text::size_text(pages_->free_bytes()) +
                               " are free); declare fewer or smaller slots",
                           total, pages_->free_bytes());
     }

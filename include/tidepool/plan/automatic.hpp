@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "tidepool/core/text.hpp"
 #include "tidepool/options.hpp"
 #include "tidepool/plan/check.hpp"
 #include "tidepool/plan/constants.hpp"
@@ -123,7 +124,7 @@ namespace detail {
     const bool fits = std::isfinite(made.expected.step_us);
     return "plan: " +
            (fits ? "none was found that runs in a device budget of " +
-                       std::to_string(made.device_budget) + " bytes"
+                       tidepool::detail::text::size_text(made.device_budget)
                  : detail::no_plan_fits(made)) +
            "; everything leaves, as in the warm-up";
   }

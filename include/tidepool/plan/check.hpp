@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <string>
 
+#include "tidepool/core/text.hpp"
 #include "tidepool/plan/detail/profile_check.hpp"
 #include "tidepool/plan/profile.hpp"
 #include "tidepool/plan/refusal.hpp"
@@ -16,8 +17,10 @@ namespace detail {
 
 // A plan whose time no planner could tell.
 [[nodiscard]] inline std::string no_plan_fits(const step_plan& none) {
-  return "no plan fits a device budget of " + std::to_string(none.device_budget) +
-         " bytes; the planner finds one from " + std::to_string(none.expected.peak) + " on";
+  using tidepool::detail::text::size_text;
+  return "no plan fits a device budget of " + size_text(none.device_budget) +
+         "; the planner finds one from " + size_text(none.expected.peak) +
+         " on (--device-budget=" + std::to_string(none.expected.peak) + ")";
 }
 
 }  // namespace detail

@@ -84,6 +84,7 @@ struct counters {
   std::uint64_t state_fetched = 0;  ///< bytes of host_state copied to the device
   std::uint64_t state_written = 0;  ///< and back
   std::string host_memory;          ///< what holds them, and on which NUMA node, in words
+  std::string host_budget;          ///< of the pinned bytes, and who shares the host, in words
 
   /// Device bytes that offloading gave back: what it would have taken less what it took.
   [[nodiscard]] std::size_t saved() const {

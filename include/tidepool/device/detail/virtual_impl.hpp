@@ -16,6 +16,7 @@
 #include <system_error>
 #include <utility>
 
+#include "tidepool/core/text.hpp"
 #include "tidepool/device/detail/simulation.hpp"
 #include "tidepool/device/virtual.hpp"
 #include "tidepool/error.hpp"
@@ -172,8 +173,9 @@ TIDEPOOL_INLINE auto virtual_device::try_allocate_host(std::size_t bytes) -> voi
 
 TIDEPOOL_INLINE auto virtual_device::allocate(std::size_t bytes) -> void* {
   if (auto* pointer = try_allocate(bytes)) return pointer;
-  throw device_error("tidepool: virtual device: " + std::to_string(bytes) + " bytes do not fit, " +
-                         std::to_string(model_.device_bytes - device_used_) +
+  throw device_error("tidepool: virtual device: " + detail::text::size_text(bytes) +
+                         " do not fit, " +
+                         detail::text::size_text(model_.device_bytes - device_used_) +
                          " are free; give machine::device_bytes a larger value",
                      2);
 }

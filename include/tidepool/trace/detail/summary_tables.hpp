@@ -140,6 +140,7 @@ inline void add_places(text_table& table, const trace::counters& totals) {
       {"saved", bytes_text(totals.saved()), share_text(totals.saved(), totals.live_peak_without)});
   table.row({"host reserved", bytes_text(totals.host_reserved)});
   if (!totals.host_memory.empty()) table.row({"host memory", totals.host_memory});
+  if (!totals.host_budget.empty()) table.row({"host budget", totals.host_budget});
   add_places(table, totals);
   for (const auto& each : totals.recomputed) {
     table.row(
