@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "tidepool/device/cuda.hpp"
 #include "tidepool/device/null.hpp"
 #include "tidepool/device/virtual.hpp"
 #include "tidepool/module.hpp"

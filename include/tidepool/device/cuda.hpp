@@ -391,4 +391,6 @@ static_assert(capturing_device<cuda_device> && filling_device<cuda_device> &&
 
 }  // namespace tidepool
 
+#else
+#include "tidepool/device/cuda_absent.hpp"
 #endif
