@@ -155,9 +155,9 @@ class offloader {
     engine_->wait_for(saved, engine_->lane_of(stream));
   }
 
-  /// For adapters: a tensor of `module` lies on another device, so that it is not committed.
-  /// Reports say so where nothing of the module leaves. Does not block the host.
-  void note_elsewhere(module_id module) { engine_->note_elsewhere(module); }
+  /// For adapters: no commit has a tensor of module `m`, since it lies on another device or is
+  /// `excluded`. Reports say so where nothing of it leaves. Does not block the host.
+  void note_elsewhere(module_id m, bool excluded = false) { engine_->note_elsewhere(m, excluded); }
 
   /// Gives borrowed memory that waits for its copies back now: its owners' streams join them. For
   /// an allocator that is about to grow. Does not block the host; does nothing in a capture.

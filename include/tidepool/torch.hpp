@@ -42,9 +42,12 @@ class torch_tensor_hooks final : public ::torch::autograd::SavedVariableHooks {
   void call_pack_hook(const at::Tensor& tensor) override {
     auto& core = pass_->core();
     version_ = tensor_version(tensor);
-    if (tensor.device() != core.streams.device()) pass_->note_elsewhere(group_);
-    if (!is_plain(tensor, core.streams.device()) || is_reloaded(tensor) ||
-        core.excluded.covers(tensor)) {
+    const bool elsewhere = tensor.device() != core.streams.device();
+    const bool taken =
+        !elsewhere && is_plain(tensor, core.streams.device()) && !is_reloaded(tensor);
+    const bool excluded = taken && core.excluded.covers(tensor);
+    if (elsewhere || excluded) pass_->note_elsewhere(group_, excluded);
+    if (!taken || excluded) {
       stays_ = tensor.detach();  // without the graph that it is part of
       return;
     }

@@ -207,3 +207,72 @@ TEST_CASE("modules: a strict list serves its own names as any list does") {
   REQUIRE(reports.size() == 1);
   CHECK(reports[0].find("'expert_fc1' was asked for and moved no byte") != std::string::npos);
 }
+
+TEST_CASE("modules: a module whose only group the margin keeps is reported, with the remedy") {
+  for (const bool others : {false, true}) {
+    for (const bool margin : {true, false}) {
+      CAPTURE(others);
+      CAPTURE(margin);
+      rig desk;
+      std::vector<std::string> reports;
+      auto opts = small_options({"core_attn", "expert_fc1"});
+      opts.margin = margin;
+      rig::offloader<tidepool::modules<"core_attn", "expert_fc1">> off(desk.dev, opts);
+      off.on_report([&](std::string_view text) { reports.emplace_back(text); });
+      for (int step = 0; step < 3; ++step) {
+        auto open = off.begin();
+        std::vector<rig::buffer> x(3);
+        const auto module = [&](std::size_t l) {
+          return off.module(l == 0 || (others && l == 1) ? "core_attn" : "expert_fc1");
+        };
+        const std::size_t layers = others ? 3 : 2;
+        for (std::size_t l = 0; l < layers; ++l) {
+          x[l] = off.allocate(size, desk.stream());
+          open.commit(module(l), static_cast<int>(l), desk.stream(), x[l]);
+        }
+        open.end_forward();
+        for (std::size_t l = layers; l-- > 0;) {
+          open.restore(module(l), static_cast<int>(l), desk.stream(), x[l]);
+          x[l].reset(desk.stream());
+        }
+        open.finish();
+        off.end_step();
+      }
+      REQUIRE(reports.size() == (margin ? 1 : 0));
+      if (!margin) continue;
+      CAPTURE(reports[0]);
+      const auto names = others ? "nothing of 'expert_fc1' is offloaded"
+                                : "nothing of 'core_attn', 'expert_fc1' is offloaded";
+      CHECK(reports[0].find(names) != std::string::npos);
+      CHECK(reports[0].find("take --no-margin (margin = false in code)") != std::string::npos);
+    }
+  }
+}
+
+TEST_CASE("modules: of all, what the margin keeps is reported where nothing else leaves") {
+  for (const bool others : {false, true}) {
+    CAPTURE(others);
+    rig desk;
+    std::vector<std::string> reports;
+    auto opts = small_options();
+    opts.margin = true;
+    rig::offloader<tidepool::modules<"core_attn", "expert_fc1">> off(desk.dev, opts);
+    off.on_report([&](std::string_view text) { reports.emplace_back(text); });
+    auto open = off.begin();
+    std::vector<rig::buffer> x(3);
+    for (std::size_t l = others ? 0 : 1; l < 3; ++l) {
+      x[l] = off.allocate(size, desk.stream());
+      open.commit(off.module(l < 2 ? "core_attn" : "expert_fc1"), static_cast<int>(l),
+                  desk.stream(), x[l]);
+    }
+    open.end_forward();
+    for (std::size_t l = 3; l-- > (others ? 0U : 1U);) {
+      open.restore(off.module(l < 2 ? "core_attn" : "expert_fc1"), static_cast<int>(l),
+                   desk.stream(), x[l]);
+      x[l].reset(desk.stream());
+    }
+    open.finish();
+    off.end_step();
+    CHECK(reports.size() == (others ? 0 : 1));
+  }
+}

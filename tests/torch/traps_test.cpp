@@ -679,3 +679,18 @@ TEST_CASE("torch: a module whose tensors lie on another device is reported with 
   CHECK(said.find("'fc1' was asked for and moved no byte") != std::string::npos);
   CHECK(said.find("1 tensor lies on another device than the offloader's") != std::string::npos);
 }
+
+TEST_CASE("torch: a module of which every tensor is excluded is reported with that") {
+  torch_desk desk;
+  std::string said;
+  desk.off->engine().on_report([&](std::string_view text) { said += text; });
+  desk.off->exclude_if([](const at::Tensor&) { return true; });
+  auto pass = desk.off->begin();
+  auto x = input({8, 8});
+  pass.module("fc1", 0, [&] { return x.tanh(); }).sum().backward();
+  pass.finish();
+  desk.off->end_step();
+  CAPTURE(said);
+  CHECK(said.find("'fc1' was asked for and moved no byte") != std::string::npos);
+  CHECK(said.find("1 tensor was excluded (exclude, exclude_if)") != std::string::npos);
+}

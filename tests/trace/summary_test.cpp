@@ -318,6 +318,14 @@ TEST_CASE("of modules that were asked for by all, those that the model has not a
         " committed under those names in 2 steps; that is as it should be where the model has no"
         " such module");
   CHECK(summary_of(totals).find("spelling") == std::string::npos);
+  // They have no row either.
+  CHECK(summary_of(totals).find("\ncore_attn ") != std::string::npos);
+  CHECK(summary_of(totals).find("\nqkv_linear ") != std::string::npos);
+  CHECK(summary_of(totals).find("\nmoe_act ") == std::string::npos);
+  counters nothing = totals;
+  nothing.modules = {totals.modules[1]};
+  CHECK(summary_of(nothing).find("No module of --offload-modules=all had a commit.") !=
+        std::string::npos);
   // Asked for by its name on one rank, it is missed.
   auto named = totals;
   named.modules[1].by_all = false;
@@ -326,6 +334,36 @@ TEST_CASE("of modules that were asked for by all, those that the model has not a
   REQUIRE(messages.size() == 3);
   CHECK(messages[0].find("'moe_act' was asked for") != std::string::npos);
   CHECK(messages[0].find("check the spelling") != std::string::npos);
+}
+
+TEST_CASE("a silent module has its true reason: excluded, computed again, or never trained") {
+  counters totals;
+  totals.steps = totals.passes = 2;
+  auto excluded = module("expert_fc1");
+  excluded.tensors_excluded = 6;
+  auto partly = module("attn_proj");
+  partly.groups = 2;
+  partly.tensors_excluded = 1;
+  totals.modules = {excluded, partly, module("qkv_linear")};
+  totals.recomputed = {{"layernorm", 4, 64}, {"moe_act"}};
+  auto messages = tidepool::trace::silent_messages(totals);
+  REQUIRE(messages.size() == 4);  // with moe_act, of which nothing was discarded
+  CAPTURE(messages);
+  CHECK(messages[0].find("6 tensors were excluded (exclude, exclude_if)") != std::string::npos);
+  CHECK(messages[1].find("1 tensor was excluded") != std::string::npos);
+  CHECK(messages[0].find("spelling") == std::string::npos);
+  CHECK(messages[2].find("forward_only, no gradients") != std::string::npos);
+  CHECK(messages[2].find("discarded tensors of 'layernorm' to compute them again") !=
+        std::string::npos);
+  totals.passes_forward_only = 3;  // beside those that train
+  CHECK(tidepool::trace::silent_messages(totals) == messages);
+  const std::vector<rank_counters> two{{"0", totals}, {"1", totals}};
+  CHECK(tidepool::trace::merge(two).modules[0].tensors_excluded == 12);
+  totals.passes = 0;
+  messages = tidepool::trace::silent_messages(totals);
+  REQUIRE(messages.size() == 1);
+  CHECK(messages[0].find("all passes so far were forward_only") != std::string::npos);
+  CHECK(tidepool::trace::merge(two).passes_forward_only == 6);
 }
 
 TEST_CASE("over several ranks a module is silent when it is so on all") {

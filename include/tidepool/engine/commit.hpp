@@ -326,6 +326,12 @@ void engine<Device>::count_commit(const group& which, const tally& seen, bool st
   store_.note_group(which.bytes);
 }
 
+template <device Device>
+void engine<Device>::note_elsewhere(module_id module, bool excluded) {
+  auto& count = counters_.modules[static_cast<std::size_t>(module)];
+  ++(excluded ? count.tensors_excluded : count.tensors_elsewhere);
+}
+
 // Takes back a commit that failed; no copy of it is running.
 template <device Device>
 void engine<Device>::undo(chunk_state& chunk) noexcept {

@@ -110,10 +110,8 @@ class engine : public storage_owner {
     if (recorder_ != nullptr) recorder_->waited(from, stream, whom, kind);
   }
 
-  // One of its tensors lies on another device.
-  void note_elsewhere(module_id module) {
-    ++counters_.modules[static_cast<std::size_t>(module)].tensors_elsewhere;
-  }
+  // One of its tensors lies on another device, or was excluded.
+  void note_elsewhere(module_id module, bool excluded);
 
   // ---- capture, see graph.hpp ----
 

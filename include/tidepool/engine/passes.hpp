@@ -29,6 +29,7 @@ auto engine<Device>::begin(const chunk_info& info) -> chunk_state& {
   auto& fresh = *spare_.back();
   spare_.pop_back();
   fresh.start(info, info.forward_only ? 0 : begun);
+  ++(info.forward_only ? counters_.passes_forward_only : counters_.passes);
   if (info.forward_only) {
     learner_.evaluation_begins();
     placement_.evaluation_begins(begun == 0);

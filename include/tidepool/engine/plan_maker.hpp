@@ -70,6 +70,8 @@ class plan_maker {
     }
   }
 
+  void report_margin();
+
   engine<Device>* owner_;
   std::unique_ptr<plan_source> source_;
   std::optional<plan::step_plan> plan_;

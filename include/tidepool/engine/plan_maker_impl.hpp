@@ -11,6 +11,7 @@
 #include "tidepool/engine/engine.hpp"
 #include "tidepool/engine/plan_maker.hpp"
 #include "tidepool/error.hpp"
+#include "tidepool/rules/policy.hpp"
 #include "tidepool/trace/summary.hpp"
 
 namespace tidepool::inline v0_2_0::detail {
@@ -46,9 +47,31 @@ void plan_maker<Device>::after(stage over) {
       settle_plan();
       break;
     case stage::warm_up:
+      report_margin();
       break;
   }
   for (const auto& message : trace::silent_messages(owner_->counters())) report_(message);
+}
+
+// The margin keeps a module's only group, as of a network whose modules occur once each: nothing of
+// it leaves after the first step. Of `all` that counts where nothing else leaves.
+template <device Device>
+void plan_maker<Device>::report_margin() {
+  const auto counted = owner_->counters().modules;
+  const auto kept = kept_by_margin(owner_->profile(), owner_->settings());
+  const auto left =
+      std::ranges::count_if(counted, [](const auto& each) { return each.groups_offloaded > 0; });
+  std::string names;
+  for (const auto module : kept) {
+    const auto& each = counted[static_cast<std::size_t>(module)];
+    if (each.by_all && static_cast<std::size_t>(left) > kept.size()) continue;
+    names += (names.empty() ? "'" : "', '") + each.name;
+  }
+  if (names.empty()) return;
+  report_("tidepool: from now on nothing of " + names +
+          "' is offloaded: --margin keeps the last group that a pass has of each module, and these"
+          " have no other. To offload them take --no-margin (margin = false in code); backward may"
+          " then wait for their reloads");
 }
 
 // `enabled` has a bit for each module that may leave.

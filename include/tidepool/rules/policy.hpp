@@ -113,3 +113,31 @@ inline void keep_margin(const profile& step, std::size_t chunk, std::size_t begu
 }
 
 }  // namespace tidepool::plan
+
+namespace tidepool::inline v0_2_0::detail {
+
+/// Modules of which the margin keeps every group of `step` that would leave without it.
+[[nodiscard]] inline std::vector<module_id> kept_by_margin(const plan::profile& step,
+                                                           options opts) {
+  const auto leaving = [&] {
+    std::array<bool, max_modules> leaves{};
+    const auto stays = plan::megatron_policy(step, opts);
+    for (std::size_t c = 0; c < stays.size(); ++c) {
+      for (std::size_t i = 0; i < stays[c].size(); ++i) {
+        const auto& group = step.chunks[c].groups[i];
+        if (!stays[c][i] && group.bytes > 0) leaves[static_cast<std::size_t>(group.module)] = true;
+      }
+    }
+    return leaves;
+  };
+  const auto with = leaving();
+  opts.margin = false;
+  const auto without = leaving();
+  std::vector<module_id> kept;
+  for (std::size_t m = 0; m < max_modules; ++m) {
+    if (without[m] && !with[m]) kept.push_back(static_cast<module_id>(m));
+  }
+  return kept;
+}
+
+}  // namespace tidepool::detail

@@ -67,10 +67,10 @@ class torch_pass_state final : public torch_pass_end {
     return static_cast<std::uint32_t>(groups_.size() - 1);
   }
 
-  // It lies on another device, and stays there.
-  void note_elsewhere(std::uint32_t in_group) {
+  // It lies on another device, or was excluded, and stays there.
+  void note_elsewhere(std::uint32_t in_group, bool excluded) {
     const std::lock_guard guard(core_->lock);
-    if (core_->off) core_->off->note_elsewhere(groups_[in_group].module);
+    if (core_->off) core_->off->note_elsewhere(groups_[in_group].module, excluded);
   }
 
   // One reference to where the bytes of `tensor` are.

@@ -23,6 +23,7 @@ struct module_counters {
   std::uint64_t tensors_shared = 0;     ///< saved again while a copy was there: not copied twice
   std::uint64_t tensors_small = 0;      ///< below `min_tensor_elements`: stayed
   std::uint64_t tensors_elsewhere = 0;  ///< on another device than the offloader's: stayed
+  std::uint64_t tensors_excluded = 0;   ///< that an adapter was told to leave where they are
   std::uint64_t bytes_offloaded = 0;    ///< copied to the host
   std::uint64_t bytes_reloaded = 0;     ///< copied back
   std::uint64_t bytes_recomputed = 0;   ///< of the groups that a plan discarded
@@ -61,6 +62,8 @@ struct counters {
   std::vector<recompute_counters> recomputed;  ///< by the order of `recompute_modules`
   std::vector<place_counters> places;          ///< by the order of `options::places`
   std::uint64_t steps = 0;                     ///< ended by `end_step`
+  std::uint64_t passes = 0;                    ///< chunks begun for training
+  std::uint64_t passes_forward_only = 0;       ///< and those begun `forward_only`
   std::uint64_t evictions = 0;  ///< reloads undone: forward needed their memory, or a capture began
   std::uint64_t arena_waits = 0;         ///< device blocks handed out with a join (back-pressure)
   std::uint64_t placed_elsewhere = 0;    ///< times that a block was not free where a plan had it

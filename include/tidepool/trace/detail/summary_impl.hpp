@@ -41,6 +41,8 @@ TIDEPOOL_INLINE counters merge(std::span<const rank_counters> ranks) {
       detail::add(*to, from);
     }
     sum.steps = std::max(sum.steps, totals.steps);
+    sum.passes += totals.passes;
+    sum.passes_forward_only += totals.passes_forward_only;
     sum.evictions += totals.evictions;
     sum.state_fetched += totals.state_fetched;
     sum.state_written += totals.state_written;
@@ -82,15 +84,24 @@ TIDEPOOL_INLINE std::string why_silent(const module_counters& module) {
                                    (module.tensors_elsewhere == 1 ? " lies" : " lie") +
                                    " on another device than the offloader's; make the offloader"
                                    " for the device that the module runs on";
+  const auto excluded = module.tensors_excluded == 0
+                            ? std::string()
+                            : detail::count_of(module.tensors_excluded, "tensor") +
+                                  (module.tensors_excluded == 1 ? " was" : " were") +
+                                  " excluded (exclude, exclude_if), and no other is there to leave;"
+                                  " exclude less, or take the module out of --offload-modules";
   if (module.groups == 0 && !elsewhere.empty()) return elsewhere;
+  if (module.groups == 0 && !excluded.empty()) return excluded;
   if (module.groups == 0 && module.by_all) {
     return "nothing was committed under this name, for which --offload-modules=all stands too; that"
            " is as it should be where the model has no such module";
   }
   if (module.groups == 0) {
-    return "nothing was committed under this name. The model has no such module, or another one"
-           " does its work; check the spelling in its calls (tidepool::strict_modules does that at"
-           " compile time), or take it out of --offload-modules";
+    return "nothing was committed under this name. The model has no such module, another one does"
+           " its work, or it runs only where nothing is saved for a backward pass (forward_only,"
+           " no gradients); check the spelling in its calls, or take it out of --offload-modules."
+           " A call by a misspelt name compiles and does nothing, except with"
+           " tidepool::strict_modules";
   }
   if (module.groups_resident >= module.groups) {
     return (module.groups == 1 ? "its one group was"
@@ -111,12 +122,24 @@ TIDEPOOL_INLINE std::string why_silent(const module_counters& module) {
            " had been saved before and count for the module that saved them first; nothing to do";
   }
   if (!elsewhere.empty()) return text + elsewhere;
+  if (!excluded.empty()) return text + excluded;
   return text +
          "no tensor was free to leave; look for keep_resident and for commits without"
          " tensors";
 }
 
 namespace detail {
+
+// For a module under whose name nothing was committed: what the trainer discarded instead.
+TIDEPOOL_INLINE std::string discarded_words(const counters& totals) {
+  std::string names;
+  for (const auto& each : totals.recomputed) {
+    if (each.tensors > 0) names += (names.empty() ? "'" : "', '") + each.name;
+  }
+  if (names.empty()) return {};
+  return ". The trainer discarded tensors of " + names +
+         "' to compute them again; where this module saves them, nothing of it is left to offload";
+}
 
 // For a module under whose name nothing was committed: the name that may have been meant.
 TIDEPOOL_INLINE std::string nearest_words(const counters& totals, std::string_view missing) {
@@ -142,19 +165,27 @@ TIDEPOOL_INLINE std::vector<std::string> silent_messages(const counters& totals)
         "tidepool: no step has ended: call end_step() once all chunks of a step are finished;"
         " plans, and what the first step settles, wait for it"};
   }
+  if (totals.passes == 0 && totals.passes_forward_only > 0 &&
+      std::ranges::any_of(totals.modules, silent)) {
+    return {
+        "tidepool: nothing was offloaded, since all passes so far were forward_only; begin those "
+        "that"
+        " train without it"};
+  }
   std::vector<std::string> missing;
   for (const auto& module : totals.modules) {
     if (!silent(module)) continue;
-    if (module.groups == 0 && module.by_all && module.tensors_elsewhere == 0) {
+    const bool absent =
+        module.groups == 0 && module.tensors_elsewhere == 0 && module.tensors_excluded == 0;
+    if (absent && module.by_all) {
       missing.push_back("'" + module.name + "'");
       continue;
     }
-    messages.push_back("tidepool: module '" + module.name +
-                       "' was asked for and moved no byte in " +
-                       detail::count_of(totals.steps, "step") + ": " + why_silent(module) +
-                       (module.groups == 0 && module.tensors_elsewhere == 0
-                            ? detail::nearest_words(totals, module.name)
-                            : ""));
+    messages.push_back(
+        "tidepool: module '" + module.name + "' was asked for and moved no byte in " +
+        detail::count_of(totals.steps, "step") + ": " + why_silent(module) +
+        (absent ? detail::discarded_words(totals) + detail::nearest_words(totals, module.name)
+                : ""));
   }
   if (!missing.empty()) {
     std::string names;
@@ -163,7 +194,8 @@ TIDEPOOL_INLINE std::vector<std::string> silent_messages(const counters& totals)
                        " too, and nothing was committed under " +
                        (missing.size() == 1 ? "that name" : "those names") + " in " +
                        detail::count_of(totals.steps, "step") +
-                       "; that is as it should be where the model has no such module");
+                       "; that is as it should be where the model has no such module" +
+                       detail::discarded_words(totals));
   }
   for (const auto& each : totals.recomputed) {
     if (each.tensors > 0 || totals.steps == 0) continue;

@@ -35,6 +35,7 @@ inline void add(trace::module_counters& to, const trace::module_counters& from) 
   to.tensors_shared += from.tensors_shared;
   to.tensors_small += from.tensors_small;
   to.tensors_elsewhere += from.tensors_elsewhere;
+  to.tensors_excluded += from.tensors_excluded;
   to.bytes_offloaded += from.bytes_offloaded;
   to.bytes_reloaded += from.bytes_reloaded;
   to.bytes_recomputed += from.bytes_recomputed;
@@ -58,7 +59,9 @@ inline void add(trace::place_counters& to, const trace::place_counters& from) {
 
 // What was not asked for would only be a row of zeros.
 [[nodiscard]] inline bool worth_a_row(const trace::module_counters& module) {
-  return module.enabled || module.groups > 0 || module.bytes_offloaded > 0;
+  const bool seen = module.groups > 0 || module.bytes_offloaded > 0 ||
+                    module.tensors_elsewhere > 0 || module.tensors_excluded > 0;
+  return seen || (module.enabled && !module.by_all);  // `all` names many that a model has not
 }
 
 // MiB with as many digits as suit the largest number of the table.
@@ -107,7 +110,9 @@ inline void add(trace::place_counters& to, const trace::place_counters& from) {
   };
 
   if (std::none_of(sum.modules.begin(), sum.modules.end(), worth_a_row)) {
-    return "No module was asked for.\n";
+    const bool by_all = std::ranges::any_of(sum.modules, &trace::module_counters::enabled);
+    return by_all ? "No module of --offload-modules=all had a commit.\n"
+                  : "No module was asked for.\n";
   }
   table.rule();
   for (const auto& module : sum.modules) {
