@@ -95,10 +95,9 @@ class offloader {
   /// Device memory that work given to `stream` from now on may use. The elements count for
   /// `min_tensor_elements`; bytes are counted as elements by the second form.
   ///
-  /// `contents` is `fill::none`, or `fill::zero`, which writes zeros first, on `stream`: memory is
-  /// recycled, and a kernel that writes a part of its array (one triangle, say) and reads all of it
-  /// finds what was there before. Memory that `recompute` gives again has zeros again; what is
-  /// restored has the bytes that it had.
+  /// `contents` is `fill::none`, or `fill::zero`, which writes zeros first, on `stream`: a kernel
+  /// that writes a part of recycled memory and reads all of it finds what was there before. Memory
+  /// that `recompute` gives again has zeros again; what is restored has the bytes that it had.
   ///
   /// Does not block the host; `stream` may wait for copies that still use the memory. Throws
   /// `out_of_budget`, naming what is live, when the memory is full with nothing in flight;
@@ -220,6 +219,7 @@ class offloader {
   /// whether a backward pass follows. Throws `misuse_error` for `release` without `forward_only`,
   /// and for a chunk that the plan of `follow` does not have; `lender_error` (see `borrow`).
   [[nodiscard]] chunk begin(const chunk_info& info = {}) {
+    plans_.before_pass();
     if (loans_.alone(!info.forward_only)) loans_.go_on(plans_);
     return {*engine_, info, enabled_};
   }
@@ -264,7 +264,7 @@ class offloader {
   }
 
   /// `sink` gets reports, a line each; by default `stderr` does. An empty function: nobody. It is
-  /// called within `end_step`, and a `begin` that moves on from a lender.
+  /// called within `end_step` and `begin`.
   void on_report(std::function<void(std::string_view)> sink) { plans_.on_report(std::move(sink)); }
 
   /// `meet` is called before each of the three measurements of the link that an automatic plan

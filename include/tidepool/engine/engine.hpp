@@ -67,6 +67,7 @@ class engine : public storage_owner {
   [[nodiscard]] const options& settings() const { return opts_; }
   [[nodiscard]] Device& device() { return *dev_; }
   [[nodiscard]] bool between_steps() const { return learner_.begun() == 0; }
+  [[nodiscard]] forgotten_calls& forgotten() { return learner_.forgotten; }
 
   // ---- handles ----
 
@@ -130,9 +131,8 @@ class engine : public storage_owner {
   [[nodiscard]] chunk_state& begin(const chunk_info& info);
   void end_forward(chunk_state& chunk);
 
-  // Copies what leaves of `handles` to the host, once `stream` has come this far. Unless that is
-  // done by hand, the handles of what leaves are emptied and its device memory is free after its
-  // copy.
+  // Copies what leaves of `handles` away, once `stream` has come this far. Unless that is done by
+  // hand, these handles are emptied, and their device memory is free after its copy.
   void commit(chunk_state& chunk, module_id module, int layer, stream_ref stream,
               std::span<handle* const> handles, commit_kind how);
 

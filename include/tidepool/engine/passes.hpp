@@ -98,6 +98,16 @@ void engine<Device>::forget_group(chunk_state& chunk, group& which) {
 template <device Device>
 void engine<Device>::end_chunk(chunk_state& chunk, bool finished) noexcept {
   if (!chunk.info.forward_only) {
+    if (finished) {
+      std::size_t left = 0;
+      std::size_t bytes = 0;
+      for (const auto& each : chunk.groups) {
+        left += each.bytes > 0 ? 1 : 0;
+        bytes += each.bytes;
+      }
+      learner_.forgotten.pass_finished(chunk.info.model_chunk, chunk.info.microbatch, left,
+                                       [&] { return store_.saves_nothing(bytes); });
+    }
     const bool unfinished = chunk.waiting > 0 || !chunk.discarded.empty() || !chunk.backward_begun;
     const bool given_up =
         learner_.chunk_ends(chunk.ordinal, chunk.groups.size(), !finished, unfinished);

@@ -29,6 +29,12 @@ class plan_maker {
 
   void after(stage over);
 
+  // A pass is to begin: what the trainer forgets is told.
+  void before_pass() const {
+    auto& calls = owner_->forgotten();
+    while (calls.any_untold()) report_(calls.tell());
+  }
+
   [[nodiscard]] const std::optional<plan::step_plan>& current() const { return plan_; }
 
   // `enabled` has a bit for each module that may leave.

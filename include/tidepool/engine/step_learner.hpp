@@ -16,6 +16,7 @@
 #include "tidepool/options.hpp"
 #include "tidepool/plan/detail/recorded_steps.hpp"
 #include "tidepool/plan/profile.hpp"
+#include "tidepool/rules/forgotten_calls.hpp"
 #include "tidepool/rules/growth.hpp"
 #include "tidepool/rules/policy.hpp"
 
@@ -73,6 +74,8 @@ class step_learner {
   [[nodiscard]] std::size_t begun() const { return now_.begun; }  // forward passes
   // Evaluated since the latest chunk that trains, and no step has begun.
   [[nodiscard]] bool evaluated_between() const { return evaluated_ && now_.begun == 0; }
+
+  forgotten_calls forgotten;  // by the trainer
 
   // ---- what happens in it ----
 
@@ -159,6 +162,7 @@ class step_learner {
   // throws, the step is over all the same, and another plan may be followed.
   [[nodiscard]] std::optional<stage> end_step() {
     const auto over = std::exchange(now_, {});
+    forgotten.step_ended();
     const auto size = growth_.step_ended(over.given_up);
     varied_ = varied_ || (over.varies && !over.given_up);
     if (over.starved && over.given_up && may_leave_plan()) return stage::starved;

@@ -90,6 +90,16 @@ class storages : public copies<Device> {
   [[nodiscard]] std::size_t live_peak_without() const { return live_peak_without_; }
   [[nodiscard]] std::size_t away_at_peak() const { return away_at_peak_; }
   [[nodiscard]] std::size_t live_without() const { return live_ + away_; }
+  // Whether so many bytes that were offloaded, and restored, are in handles still, and no more than
+  // a few percent of the peak were ever saved.
+  [[nodiscard]] bool saves_nothing(std::size_t bytes) const {
+    std::size_t held = 0;
+    for_each([&](const storage& each) {
+      const bool back = each.offloaded.position > 0 && each.saves == 0 && !each.of_host_state;
+      if (back && each.handles > 0) held += each.bytes;
+    });
+    return held >= bytes && live_peak_ / 15 >= live_peak_without_ / 16;
+  }
 
   // Calls `visit` with every storage in use.
   template <class Visit>
