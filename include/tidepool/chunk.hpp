@@ -58,7 +58,6 @@ class chunk {
     }
     return *this;
   }
-  // A compiler that refuses a copy shows these lines.
   chunk(const chunk&) = delete;             // move-only; pass it by reference
   chunk& operator=(const chunk&) = delete;  // move-only; pass it by reference
   ~chunk() { abandon(); }
@@ -321,6 +320,8 @@ class chunk {
 
  private:
   friend class offloader<Device, Modules>;
+  template <device, class>
+  friend class keyed_pass;
   using kind = detail::commit_kind;
 
   chunk(detail::engine<Device>& engine, const chunk_info& info, std::uint64_t enabled)

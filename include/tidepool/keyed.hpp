@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tidepool/core/key_map.hpp"
+#include "tidepool/keyed/state.hpp"
 #include "tidepool/offloader.hpp"
 
 namespace tidepool::inline v0_2_0 {
@@ -49,75 +50,7 @@ class keyed {
  private:
   friend pass;
 
-  // A tensor. Once its group is restored or forgotten, it goes with its last reference.
-  struct entry {
-    buffer<Device> handle;
-    tensor_key key = 0;
-    std::uint32_t references = 0;
-    std::uint32_t group = 0;                     // none: dropped before its scope ended
-    std::uint32_t next = detail::key_map::none;  // of its group, or that is not in use
-    bool empty = false;                          // of no bytes
-    bool loaded = false;
-    std::uint8_t readers =
-        0;  // streams that loaded it where it lies now: a bit for each of `streams`
-  };
-  enum class group_place : std::uint8_t { open, committed, restored, gone };
-  struct group {
-    module_id module{};
-    int layer = 0;
-    group_place place = group_place::open;
-    std::uint32_t outer = detail::key_map::none;  // the scope that it was entered in
-    std::uint32_t first = detail::key_map::none;
-    std::uint32_t last = detail::key_map::none;
-    std::uint32_t wanted = 0;  // tensors with references
-  };
-  struct state {
-    chunk<Device, Modules> open;
-    std::vector<entry> entries;
-    std::vector<group> groups;
-    std::vector<handle<Device>*> list;                 // of one call
-    std::vector<typename Device::stream_ref> streams;  // that loaded anything
-    detail::key_map by_key;
-    detail::key_map by_place;  // groups, by module and layer
-    std::uint32_t spare = detail::key_map::none;
-    std::uint32_t scope = detail::key_map::none;  // the innermost that is open
-    int microbatch = 0;
-
-    void clear() noexcept {
-      open = {};
-      go_behind_readers();
-      entries.clear();
-      streams.clear();
-      groups.clear();
-      by_key.clear();
-      by_place.clear();
-      spare = scope = detail::key_map::none;
-    }
-
-    void note_reader(entry& of, const typename Device::stream_ref& stream) {
-      std::size_t which = 0;
-      while (which < streams.size() && streams[which].key() != stream.key()) ++which;
-      if (which == streams.size()) streams.push_back(stream);
-      static_assert(max_lanes <= 8, "a bit for each");
-      of.readers |= static_cast<std::uint8_t>(1U << which);
-      of.loaded = true;
-    }
-    // Its memory is free behind all that loaded it so far, too.
-    void go_behind_readers(entry& which) {
-      for (std::size_t i = 0; i < streams.size(); ++i) {
-        if ((which.readers >> i & 1U) != 0) which.handle.share().reset(streams[i]);
-      }
-    }
-    void go_behind_readers() noexcept {
-      for (auto& left : entries) {
-        try {
-          if (left.references > 0) go_behind_readers(left);
-        } catch (const error&) {  // no event tells when that stream has read it
-          left.handle.lose();
-        }
-      }
-    }
-  };
+  using state = detail::keyed_state<Device, Modules>;
 
   [[nodiscard]] state& take() {
     if (spare_.empty()) {
@@ -129,13 +62,14 @@ class keyed {
     return fresh;
   }
   void give(state& done) noexcept {
-    done.clear();
+    done.end([](auto& handle) { handle.lose(); });
     spare_.push_back(&done);  // there is room: it was taken from here
   }
 
   offloader<Device, Modules>* off_;
   std::vector<std::unique_ptr<state>> states_;
   std::vector<state*> spare_;
+  detail::reread_places rereads_;
 };
 
 /// The types follow from the offloader.
@@ -180,7 +114,7 @@ class keyed_pass {
                           " ran in this pass before; give each run a layer number of its own");
     }
     at.by_place.make_room();
-    at.groups.push_back({module, layer, where::open, at.scope, none, none, 0});
+    at.groups.push_back({module, layer, where::open, false, at.scope, none, none, 0});
     at.scope = static_cast<std::uint32_t>(at.groups.size() - 1);
     at.by_place.insert(place, at.scope);
   }
@@ -195,12 +129,18 @@ class keyed_pass {
     auto& which = at.groups[index];
     which.place = where::gone;  // until it has left
     if (which.wanted == 0) return;
-    each_of(which, [&](auto& each) { at.go_behind_readers(each); });
-    at.open.commit(which.module, which.layer, stream, handles_of(which));
+    std::uint32_t argument = 0;
+    at.each_of(which, [&](auto& each) {
+      each.argument = argument++;
+      if (at.trains && owner_->rereads_.expects(which, each)) each.handle.keep_resident();
+      at.go_behind_readers(each);
+    });
+    at.open.commit(which.module, which.layer, stream, at.handles_of(which));
     which.place = where::committed;
-    // What is known of its readers is about memory that has gone.
-    each_of(which, [](auto& each) {
-      if (!each.handle) each.readers = 0;
+    at.each_of(which, [&](auto& each) {
+      if (each.handle) return;
+      which.left = each.left = true;
+      each.readers = 0;  // of memory that has gone
     });
   }
   /// `enter(module, layer)`, `body()`, `leave(stream)`. What `body` throws closes the scope, and
@@ -259,15 +199,24 @@ class keyed_pass {
     at.by_key.insert(key, index);
   }
 
-  /// Its address, which work given to `stream` from now on may read, until its last `drop`. Throws
-  /// as `chunk::restore`, and `misuse_error` for a key that is not there. Every stream that reads
-  /// it calls this, wherever it lies.
+  /// Its address, which work given to `stream` from now on may read. Every stream that reads it
+  /// calls this, wherever it lies, and may call it again.
+  ///
+  /// Behind `end_forward` the first load of what left brings its whole scope back. Before that it
+  /// is a read in forward, which goes on: what left comes back alone, and stays; at the same place
+  /// of the next pass it does not leave at all. The address holds until the last `drop`; one that
+  /// is given while the scope that saved the tensor is open holds until that ends.
+  ///
+  /// Throws as `chunk::restore`, and `misuse_error` for a key that is not there.
   [[nodiscard]] void* load(tensor_key key, stream_ref stream) {
     auto& at = opened("load");
-    const auto index = known("load", key);
-    auto& wanted = at.entries[index];
+    auto& wanted = at.entries[known("load", key)];
     if (auto& which = at.groups[wanted.group]; which.place == where::committed) {
-      restore(which, stream);
+      if (at.forward) {
+        read_again(which, wanted, stream);
+      } else if (!wanted.handle || !which.left) {  // a small one needs no others
+        restore(which, stream);
+      }
     }
     owner_->off_->wait_for(wanted.handle, stream);  // what stayed may never have met this stream
     at.note_reader(wanted, stream);
@@ -292,7 +241,7 @@ class keyed_pass {
     if (committed && which.wanted == 1) {
       reset_all(which, stream);
       forget(which);
-    } else if (!committed) {
+    } else if (!committed || gone.left) {
       gone.handle.reset(stream);
     } else if (gone.handle) {  // what stayed is given to its restore still, and goes behind both
       gone.handle.share().reset(stream);
@@ -303,8 +252,16 @@ class keyed_pass {
     --which.wanted;
   }
 
-  /// As `chunk::end_forward`.
-  void end_forward() { opened("end_forward").open.end_forward(); }
+  /// As `chunk::end_forward`: loads belong to the backward pass from here on. A pass that leaves
+  /// this call out computes the same, but brings tensors back one by one, each when it is loaded.
+  void end_forward() {
+    auto& at = opened("end_forward");
+    at.open.end_forward();
+    at.forward = false;
+    for (const auto& each : at.entries) {
+      if (each.read_again) owner_->rereads_.expect(at.groups[each.group], each);
+    }
+  }
 
   /// The backward pass is complete. Throws `misuse_error` where a tensor of an enabled module was
   /// neither loaded nor dropped, and came back with no other; and as `chunk::finish`. Those that
@@ -327,15 +284,15 @@ class keyed_pass {
  private:
   friend class keyed<Device, Modules>;
   using keys = keyed<Device, Modules>;
-  using where = typename keys::group_place;
+  using where = detail::keyed_place;
   using state = typename keys::state;
-  using group = typename keys::group;
+  using entry = typename state::entry;
+  using group = detail::keyed_group;
   static constexpr auto none = detail::key_map::none;
 
   keyed_pass(keys& of, const chunk_info& info) : owner_(&of), state_(&of.take()) {
     try {
-      state_->open = of.off_->begin(info);
-      state_->microbatch = info.microbatch;
+      state_->begin(of.off_->begin(info));
     } catch (...) {
       close();
       throw;
@@ -371,24 +328,11 @@ class keyed_pass {
     return static_cast<std::uint64_t>(module) << 32 | static_cast<std::uint32_t>(layer);
   }
 
-  // All that were committed, or are to be.
-  [[nodiscard]] typename chunk<Device, Modules>::handle_list handles_of(const group& which) {
-    auto& list = state_->list;
-    list.clear();
-    each_of(which, [&](auto& each) { list.push_back(&each.handle); });
-    return list;
-  }
-  template <class Visit>
-  void each_of(const group& which, const Visit& visit) {
-    for (auto i = which.first; i != none; i = state_->entries[i].next) {
-      if (auto& each = state_->entries[i]; each.group != none) visit(each);
-    }
-  }
   // Only where it would come back.
   void expect_read(const group& which) {
     if (which.place != where::committed || !owner_->off_->enabled(which.module)) return;
-    if (state_->open.info().forward_only) return;
-    each_of(which, [&](auto& each) {
+    if (!state_->trains) return;
+    state_->each_of(which, [&](auto& each) {
       if (each.references == 0 || each.loaded) return;
       refuse("finish", "the tensor with the key " + std::to_string(each.key) +
                            ", saved by module " + number_of(which.module) + " of layer " +
@@ -398,16 +342,24 @@ class keyed_pass {
     });
   }
 
+  void read_again(const group& which, entry& wanted, stream_ref stream) {
+    auto& open = state_->open;
+    if (!wanted.handle) {
+      open.engine_->read_again(*open.state_, which.module, which.layer, wanted.argument, stream,
+                               wanted.handle);
+    }
+    wanted.read_again = state_->trains;
+  }
   void restore(group& which, stream_ref stream) {
-    state_->open.restore(which.module, which.layer, stream, handles_of(which));
+    state_->open.restore(which.module, which.layer, stream, state_->handles_of(which));
     which.place = where::restored;
-    each_of(which, [](auto& each) {
+    state_->each_of(which, [](auto& each) {
       if (each.references == 0) each.handle = {};  // nobody waited for it
     });
   }
   // What stayed of a group that nobody will load.
   void reset_all(const group& which, stream_ref stream) {
-    each_of(which, [&](auto& each) { each.handle.reset(stream); });
+    state_->each_of(which, [&](auto& each) { each.handle.reset(stream); });
   }
   void forget(group& which) {
     state_->open.forget(which.module, which.layer);

@@ -109,8 +109,13 @@ TEST_CASE("keyed: random programs over keys, right in every order of the device"
   const auto run = [](std::uint64_t seed, std::optional<join_site> without) {
     std::mt19937_64 random(seed);
     const auto any = [&](std::size_t count) { return random() % count; };
-    bench on(all_leave(any(3) * size), machine{.poison = true, .order_seed = seed}, any(2) == 0);
+    auto opts = all_leave(any(3) * size);
+    if (any(4) == 0) opts.min_tensor_elements = size + 1;
+    bench on(opts, machine{.poison = true, .order_seed = seed}, any(2) == 0);
     if (without) on.desk.dev.leave_out(*without);
+    const auto second = on.desk.dev.make_stream();
+    const std::array<rig::stream_ref, 2> streams{on.desk.stream(), second.ref()};
+    auto event = on.desk.dev.make_event();
     for (int s = 0; s < 3; ++s) {
       std::array<keyed::pass, 2> passes;
       std::array<std::unordered_map<tensor_key, std::pair<std::uint32_t, int>>, 2> saved;
@@ -123,15 +128,28 @@ TEST_CASE("keyed: random programs over keys, right in every order of the device"
           ++known.second;
           on.save(pass, key, on.make(known.first));
         };
+        const auto read = [&] {  // forward goes on
+          for (auto n = saved[p].empty() ? 0 : any(3); n > 0; --n) {
+            auto at = saved[p].begin();
+            std::advance(at, static_cast<std::ptrdiff_t>(any(saved[p].size())));
+            const auto on_stream = streams[any(2)];
+            on.desk.check_rows(pass.load(at->first, on_stream), {size, 1, size, 0},
+                               at->second.first, 0, on_stream);
+          }
+        };
         for (int l = 0; l < 4; ++l) {
           pass.enter(on.attention, l);
           for (std::size_t n = any(3); n > 0; --n) save(any(1000));
           pass.run(on.activation, l, on.desk.stream(),
                    [&] { save(2000 + static_cast<tensor_key>(l)); });
           if (any(2) == 0) save(2000 + static_cast<tensor_key>(l));
+          read();
           pass.leave(on.desk.stream());
+          read();
         }
-        pass.end_forward();
+        on.desk.dev.record(event, streams[1]);
+        on.desk.dev.wait(streams[0], event);
+        if (any(8) != 0) pass.end_forward();
       }
       for (std::size_t p = 0; p < 2; ++p) {
         while (!saved[p].empty()) {  // in any order
@@ -293,7 +311,10 @@ TEST_CASE("keyed: a stream that loaded a tensor before it left waits for its rel
       pass.run(on.attention, 0, on.desk.stream(), [&] {
         on.save(pass, 1, on.make(1));
         on.save(pass, 2, on.make(2));
-        on.desk.check_rows(pass.load(1, second.ref()), {size, 1, size, 0}, 1, 0, second.ref());
+        const auto* const data = pass.load(1, second.ref());
+        for (int i = 0; i < 16; ++i) {  // so that it may be late
+          on.desk.check_rows(data, {size, 1, size, 0}, 1, 0, second.ref());
+        }
         auto event = on.desk.dev.make_event();
         on.desk.dev.record(event, second.ref());
         if (joins) on.desk.dev.wait(on.desk.stream(), event);
@@ -339,6 +360,123 @@ TEST_CASE("keyed: a tensor that was loaded while its scope was open alone is mis
   on.off.end_step();
   on.off.release_borrowed();
   CHECK(on.from.in_use() == 0);
+  CHECK(on.desk.wrong() == 0);
+}
+
+TEST_CASE("keyed: what forward reads again behind its scope stays, and forward goes on") {
+  for (const bool given : {true, false}) {
+    CAPTURE(given);
+    std::size_t wrong = 0;
+    for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
+      bench on(all_leave(0), machine{.poison = true, .order_seed = seed}, given);
+      const auto second = on.desk.dev.make_stream();
+      for (int s = 0; s < 2; ++s) {
+        const auto copied = on.desk.dev.offloads();
+        auto pass = on.keys.begin();
+        std::array<void*, 4> at{};
+        for (int l = 0; l < 4; ++l) {
+          const auto key = static_cast<tensor_key>(l);
+          pass.run(on.attention, l, on.desk.stream(), [&] {
+            on.save(pass, key, on.make(static_cast<std::uint32_t>(l)));
+            on.save(pass, key + 10, on.make(100));
+          });
+          if (l == 0) continue;
+          const auto read = [&](tensor_key which, auto stream) {  // a residual
+            auto* const data = at[which] = pass.load(which, stream);
+            on.desk.check_rows(data, {size, 1, size, 0}, static_cast<std::uint32_t>(which), 0,
+                               stream);
+          };
+          read(key - 1, second.ref());
+          read(key - 1, on.desk.stream());
+          read(0, second.ref());
+        }
+        CHECK(on.desk.dev.offloads() - copied == (s == 0 ? 8 : 5));  // of the next pass they stay
+        const auto back = on.desk.dev.reloads();
+        pass.end_forward();
+        for (tensor_key key = 4; key-- > 0;) {
+          auto* const data = pass.load(key, on.desk.stream());
+          if (key < 3) CHECK(data == at[key]);
+          on.check(data, static_cast<std::uint32_t>(key));
+          on.check(pass.load(key + 10, on.desk.stream()), 100);
+          auto event = on.desk.dev.make_event();
+          on.desk.dev.record(event, second.ref());
+          on.desk.dev.wait(on.desk.stream(), event);
+          pass.drop(key, on.desk.stream());
+          pass.drop(key + 10, on.desk.stream());
+        }
+        pass.finish();
+        CHECK(on.desk.dev.reloads() - back == 5);
+        on.off.end_step();
+      }
+      wrong += on.desk.wrong();
+      on.off.release_borrowed();
+      CHECK(on.from.in_use() == 0);
+    }
+    CHECK(wrong == 0);
+  }
+}
+
+TEST_CASE("keyed: a place that forward does not read again leaves in the pass after the next") {
+  bench on(all_leave(0));
+  int number = 0;
+  for (const bool reads : {true, false, false}) {
+    const auto before = on.desk.dev.offloads();
+    auto pass = on.keys.begin();
+    pass.run(on.attention, 0, on.desk.stream(), [&] { on.save(pass, 1, on.make(1)); });
+    if (reads) on.check(pass.load(1, on.desk.stream()), 1);
+    const bool stayed = on.desk.dev.offloads() == before;
+    pass.end_forward();
+    pass.drop(1, on.desk.stream());
+    pass.finish();
+    on.off.end_step();
+    CHECK(stayed == (++number == 2));
+  }
+  CHECK(on.desk.wrong() == 0);
+}
+
+TEST_CASE("keyed: a pass without end_forward computes the same, and leaves in every step") {
+  bench on(all_leave(0));
+  for (int s = 0; s < 3; ++s) {
+    const auto before = on.desk.dev.offloads();
+    auto pass = on.keys.begin();
+    for (int l = 0; l < 3; ++l) {
+      pass.run(on.attention, l, on.desk.stream(), [&] {
+        on.save(pass, static_cast<tensor_key>(l), on.make(static_cast<std::uint32_t>(l)));
+      });
+    }
+    CHECK(on.desk.dev.offloads() == before + 3);
+    for (tensor_key key = 3; key-- > 0;) {
+      on.check(pass.load(key, on.desk.stream()), static_cast<std::uint32_t>(key));
+      if (key > 0) pass.drop(key, on.desk.stream());
+    }
+    pass.finish();
+    on.off.end_step();
+  }
+  CHECK(on.desk.wrong() == 0);
+  on.off.release_borrowed();
+  CHECK(on.from.in_use() == 0);
+}
+
+TEST_CASE("keyed: a small tensor comes without what left with its scope") {
+  auto opts = all_leave(0);
+  opts.min_tensor_elements = size;
+  opts.reload_ahead = 0;
+  bench on(opts);
+  std::array<std::byte, 256> small{};
+  auto pass = on.keys.begin();
+  pass.run(on.attention, 0, on.desk.stream(), [&] {
+    on.save(pass, 1, on.make(1));
+    pass.save(2, small.data(), small.size(), on.desk.stream(), {});
+  });
+  CHECK(pass.load(2, on.desk.stream()) == small.data());
+  pass.end_forward();
+  CHECK(pass.load(2, on.desk.stream()) == small.data());
+  CHECK(on.desk.dev.reloads() == 0);
+  on.check(pass.load(1, on.desk.stream()), 1);
+  CHECK(on.desk.dev.reloads() == 1);
+  pass.drop(1, on.desk.stream());
+  pass.drop(2, on.desk.stream());
+  pass.finish();
   CHECK(on.desk.wrong() == 0);
 }
 
@@ -517,6 +655,8 @@ TEST_CASE("keyed: a step allocates nothing on the heap once it has run") {
           pass.save(key * 4096, memory[key].data(), size, stream.ref(), {});
         }
       });
+      if (l % 2 == 1)
+        static_cast<void>(pass.load((static_cast<tensor_key>(l) * 2 - 1) * 4096, stream.ref()));
     }
     pass.end_forward();
     for (tensor_key key = 16; key-- > 0;) {

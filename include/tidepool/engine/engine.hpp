@@ -131,19 +131,17 @@ class engine : public storage_owner {
   [[nodiscard]] chunk_state& begin(const chunk_info& info);
   void end_forward(chunk_state& chunk);
 
-  // Copies what leaves of `handles` away, once `stream` has come this far. Unless that is done by
-  // hand, these handles are emptied, and their device memory is free after its copy.
+  // Copies what leaves of `handles`, once `stream` has come this far. Unless that is done by hand,
+  // their handles are emptied, and the device memory is free after its copy.
   void commit(chunk_state& chunk, module_id module, int layer, stream_ref stream,
               std::span<handle* const> handles, commit_kind how);
 
-  // Starts the reload of a group by hand.
   void start_reload(chunk_state& chunk, module_id module, int layer);
 
   // Fills the handles of a group again and makes `stream` wait for its reload.
   void restore(chunk_state& chunk, module_id module, int layer, stream_ref stream,
                std::span<handle* const> handles);
-  // The same for a group of `commit_kind::or_discard`: calls `again` where it was discarded, and in
-  // the first recorded step, to see how long that takes.
+  // The same for `commit_kind::or_discard`: calls `again` where it was discarded, or is timed.
   void restore_or_recompute(chunk_state& chunk, module_id module, int layer, stream_ref stream,
                             std::span<handle* const> handles, call_ref again);
 
@@ -151,6 +149,9 @@ class engine : public storage_owner {
   void wait_for(const handle& saved, lane_id lane);
   // A group that nobody will restore: what was saved of it goes.
   void forget(chunk_state& chunk, module_id module, int layer);
+  // Of one that will be, `into` has one tensor again for `stream`, while forward goes on.
+  void read_again(chunk_state& chunk, module_id module, int layer, std::size_t argument,
+                  stream_ref stream, buffer<Device>& into);
 
   // A restore that does nothing is given what no commit has emptied.
   static void expect_full(int layer, std::span<handle* const> handles);
@@ -199,7 +200,6 @@ class engine : public storage_owner {
 
   [[nodiscard]] const std::vector<std::string>& names() const { return names_; }
 
-  // What the warm-up recorded.
   [[nodiscard]] const plan::profile& profile() const { return learner_.step(); }
 
   // Follows this from now on. `step` is the profile that it was made for.
@@ -309,7 +309,8 @@ class engine : public storage_owner {
   void reload_ahead();
   void reload_again(chunk_state& chunk, std::uint32_t index);
 
-  [[nodiscard]] bool bring_state(storage& store, std::string_view name);
+  [[nodiscard]] bool bring_one(storage& store, const span_label& label);
+  [[nodiscard]] buffer<Device> fetch_one(storage& store, lane_id lane, const span_label& label);
   void take_back(storage& store, lane_id on);
   void warm_up_anew();
   // The steps to come have no plan: an arena keeps their memory closer together.

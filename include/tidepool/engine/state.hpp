@@ -1,6 +1,8 @@
-// The engine's part in state that lives on the host. The state counts as one save of its storage,
-// so that its host copy stays.
+// The engine's part in state that lives on the host, and what brings a single storage back. The
+// state counts as one save of its storage, so that its host copy stays.
 #pragma once
+
+#include <utility>
 
 #include "tidepool/core/text.hpp"
 #include "tidepool/engine/engine.hpp"
@@ -34,6 +36,10 @@ auto engine<Device>::make_state(std::size_t bytes, std::string_view name) -> sto
   return store;
 }
 
+[[nodiscard]] inline span_label label_of_state(const storage& store, std::string_view name) {
+  return {trace::span_kind::reload, name, -1, -1, store.bytes};
+}
+
 inline void require_away(const storage& store, const char* call, std::string_view name) {
   if (store.handles == 0) return;
   throw misuse_error(std::string(call) + " of " + std::string(name) +
@@ -53,27 +59,42 @@ buffer<Device> engine<Device>::create_state(storage& store, std::string_view nam
   return {share(store), lane};
 }
 
-// Starts the copy in; false when there is no device memory for it.
+// Starts the copy in of one storage; false when there is no device memory for it.
 template <device Device>
-bool engine<Device>::bring_state(storage& store, std::string_view name) {
-  auto& host = store_.at(place_kind::host);
-  const auto copies = host.reload;
+bool engine<Device>::bring_one(storage& store, const span_label& label) {
+  auto& from = store_.at(store.place);
+  const auto copies = from.reload;
   store_.await_offload(store);
-  if (!store_.place(store, copies)) return false;
+  if (!place_again(store, copies)) return false;
   try {
     const auto traced = trace_.begin(order_.stream(copies));
     store_.queue_in(store);
-    store_.issue(host.in, host.in_stream.ref());
+    store_.issue(from.in, from.in_stream.ref());
     store.reloaded = order_.record(copies);
-    trace_.end(traced, copies, order_.stream(copies),
-               {trace::span_kind::reload, name, -1, -1, store.bytes});
+    trace_.end(traced, copies, order_.stream(copies), label);
   } catch (...) {
     store_.settle(copies);
     store_.displace(store, {}, copies);
     throw;
   }
-  counters_.state_fetched += store.bytes;
   return true;
+}
+
+// The same for `lane`, which waits for it; empty when there is no device memory for it. It may be
+// there already, ahead of its use.
+template <device Device>
+buffer<Device> engine<Device>::fetch_one(storage& store, lane_id lane, const span_label& label) {
+  const bool was_there = static_cast<bool>(store.on_device);
+  if (!take_or_evict([&] { return was_there || bring_one(store, label); })) return {};
+  try {
+    order_.join(lane, store.reloaded, join_site::consumer);
+  } catch (...) {  // what was fetched ahead may stay so
+    if (!was_there) take_back(store, store_.reload_lane(store.place));
+    throw;
+  }
+  forget_idle(store);
+  hand_to(store, lane);
+  return {share(store), lane};
 }
 
 template <device Device>
@@ -83,7 +104,8 @@ bool engine<Device>::prefetch_state(storage& store, std::string_view name) {
   settle();
   idle_.make_room();
   store_.budget().keep();
-  if (!bring_state(store, name)) return false;
+  if (!bring_one(store, label_of_state(store, name))) return false;
+  counters_.state_fetched += store.bytes;
   store.idle = idle_.push_back(&store);
   return true;
 }
@@ -94,22 +116,38 @@ buffer<Device> engine<Device>::fetch_state(storage& store, std::string_view name
   require_away(store, "fetch", name);
   [[maybe_unused]] const state_subject<Device> subject{*this, name};
   const auto lane = lane_of(stream);
-  const bool was_there = static_cast<bool>(store.on_device);
-  if (!take_or_evict([&] { return was_there || bring_state(store, name); })) {
-    throw_out_of_device(store.bytes, "fetch of " + std::string(name), nullptr);
+  const auto more = store.on_device ? 0 : store.bytes;
+  auto here = fetch_one(store, lane, label_of_state(store, name));
+  if (!here) throw_out_of_device(store.bytes, "fetch of " + std::string(name), nullptr);
+  counters_.state_fetched += more;
+  return here;
+}
+
+// Forward reads what a group saved: `into`, which the commit emptied, has it again, and holds it
+// until it is reset. The group is committed as before, and its restore takes the handle full.
+template <device Device>
+void engine<Device>::read_again(chunk_state& chunk, module_id module, int layer,
+                                std::size_t argument, stream_ref stream, buffer<Device>& into) {
+  if (chunk.info.release) refuse_released("load", chunk, module, layer);
+  const auto lane = lane_of(stream);
+  [[maybe_unused]] const group_subject<Device> subject{*this, chunk, module, layer};
+  const auto& which = chunk.groups[waiting_group(chunk, module, layer, "load")];
+  auto& store = *chunk.saved_of(which)[argument].store;
+  auto& count = counters_.modules[static_cast<std::size_t>(module)];
+  auto here = fetch_one(store, lane,
+                        {trace::span_kind::reload, names_[static_cast<std::size_t>(module)], layer,
+                         chunk.info.microbatch, store.bytes});
+  if (!here) {
+    throw_out_of_device(store.bytes, "load of a tensor of " + name_of_group(chunk, module, layer),
+                        store.source);
   }
-  try {
-    order_.join(lane, store.reloaded, join_site::consumer);
-  } catch (...) {  // what was fetched ahead may stay so
-    if (!was_there) {
-      take_back(store, store_.reload_lane(place_kind::host));
-      counters_.state_fetched -= store.bytes;
-    }
-    throw;
-  }
-  forget_idle(store);
-  hand_to(store, lane);
-  return {share(store), lane};
+  into = std::move(here);
+  count.bytes_reloaded += store.bytes;
+  store_.at(store.place).bytes_reloaded += store.bytes;
+  if (recorder_ == nullptr) return;
+  const auto copies = store_.reload_lane(store.place);
+  recorder_->copied(copies, order_.stream(copies));
+  if (!learner_.measuring()) learner_.shapes_vary();  // no event tells of it
 }
 
 template <device Device>
