@@ -1,6 +1,7 @@
 /// The engine's own cost, on the device that does nothing: time and heap allocations of a commit
-/// and its restore, by tensors per group and by groups per step; and `alive/…`, what a call costs
-/// beside 10 others and beside 10,000 (tests/scaling.sh holds the two together).
+/// and its restore, by tensors per group and by groups per step; `alive/…`, what a call costs
+/// beside 10 others and beside 10,000; and `steps/…`, what a step costs behind 10 others and behind
+/// 10,000 (tests/scaling.sh holds each two together).
 #include <benchmark/benchmark.h>
 
 #include <array>
@@ -8,6 +9,7 @@
 #include <cstdlib>
 #include <limits>
 #include <new>
+#include <random>
 #include <string_view>
 #include <tidepool/tidepool.hpp>
 #include <vector>
@@ -223,6 +225,56 @@ BENCHMARK(alive<commit_order>)->Name("alive/restores_in_commit_order")->Apply(fe
 BENCHMARK(alive_reload_ahead)->Name("alive/reload_ahead_unlimited")->Apply(few_and_many);
 BENCHMARK(alive<idle_storages>)->Name("alive/idle_storages")->Apply(few_and_many);
 BENCHMARK(alive<views>)->Name("alive/views")->Apply(few_and_many);
+
+/// Steps of about 16 tensors, each of another size, half of them small. `beside` is a tensor that
+/// stays, so that the memory is never unused.
+void mixed_sizes(benchmark::State& state, tp::memory_kind memory, bool beside) {
+  constexpr std::size_t largest = 1'000'000;
+  auto opts = everything_leaves();
+  opts.memory = memory;
+  if (memory == tp::memory_kind::arena) opts.device_budget = 48 * largest;
+  tp::null_device dev;
+  offloader off(dev, opts);
+  off.on_report([](std::string_view) {});
+  const tp::null_device::stream_ref stream(7);
+  offloader::buffer stays;
+  if (beside) stays = off.allocate(4096, stream);
+  std::array<offloader::buffer, 24> saved;
+  std::mt19937_64 random(7);
+  const auto step = [&] {
+    auto chunk = off.begin();
+    const auto count = static_cast<int>(8 + random() % 16);
+    for (int i = 0; i < count; ++i) {
+      auto& each = saved[static_cast<std::size_t>(i)];
+      each = off.allocate(1 + random() % (random() % 2 == 0 ? largest : largest / 200), stream);
+      chunk.commit<"expert_fc1">(i, stream, each);
+    }
+    chunk.end_forward();
+    for (int i = count; i-- > 0;) {
+      auto& each = saved[static_cast<std::size_t>(i)];
+      chunk.restore<"expert_fc1">(i, stream, each);
+      each.reset(stream);
+    }
+    chunk.finish();
+    off.end_step();
+  };
+  for (auto before = state.range(0); before > 0; --before) step();
+  for (auto _ : state) step();
+}
+void few_and_many_steps(benchmark::internal::Benchmark* row) {
+  few_and_many(row);
+  row->Iterations(300);
+}
+
+BENCHMARK_CAPTURE(mixed_sizes, arena, tp::memory_kind::arena, false)
+    ->Name("steps/arena")
+    ->Apply(few_and_many_steps);
+BENCHMARK_CAPTURE(mixed_sizes, beside, tp::memory_kind::arena, true)
+    ->Name("steps/arena_in_use")
+    ->Apply(few_and_many_steps);
+BENCHMARK_CAPTURE(mixed_sizes, pool, tp::memory_kind::pool, false)
+    ->Name("steps/pool")
+    ->Apply(few_and_many_steps);
 
 }  // namespace
 

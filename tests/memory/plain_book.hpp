@@ -51,43 +51,16 @@ class plain_book {
   }
 
   std::optional<spot> find(std::size_t need, const waited_for& joined, bool may_wait) {
-    const auto alone = one_piece(need, joined, may_wait);
-    if (alone && !alone->waits) return alone;
-    if (const auto ready = oldest_run(need, alone ? 8 : every, joined)) {
-      return merged(*ready, false);
-    }
-    if (alone || !may_wait) return alone;
-    const auto any = oldest_run(need, every, [](const fence&) { return true; });
-    return any ? std::optional(merged(*any, true)) : std::nullopt;
+    return gathered(search(need, joined, may_wait), need, joined);
   }
-
   std::optional<spot> find_snug(std::size_t need, const waited_for& joined) {
-    if (is_ample(need)) return find(need, joined, true);
-    const auto best = filled_best(runs(), need);
-    return best ? std::optional(part_of(*best, need, joined)) : std::nullopt;
+    return gathered(search_snug(need, joined), need, joined);
   }
-
   std::optional<spot> find_sparing(std::size_t need, const waited_for& joined) {
-    if (need >= largest_ || is_ample(need)) return find(need, joined, true);
-    run longest{};
-    std::vector<run> others;
-    for (auto each : runs()) {
-      if (each.bytes > longest.bytes) std::swap(each, longest);
-      if (each.bytes > 0) others.push_back(each);
-    }
-    const auto holds_largest = [&](const run& each) { return each.bytes >= largest_; };
-    if (!holds_largest(longest) || std::any_of(others.begin(), others.end(), holds_largest)) {
-      return find(need, joined, true);
-    }
-    const auto usual = one_piece(need, joined, true);
-    const bool spares = usual && largest_free_without(*usual, need) >= largest_;
-    if (spares && !usual->waits) return usual;
-    if (const auto ready = smallest_joined(others, need, joined)) return ready;
-    if (spares) return usual;
-    if (const auto best = filled_best(others, need)) return part_of(*best, need, joined);
-    if (longest.bytes - need < largest_) return find(need, joined, true);
-    return part_of(longest, need, joined);
+    return gathered(search_sparing(need, joined), need, joined);
   }
+  /// How often a request has put together what it need not have.
+  std::size_t gatherings = 0;
 
   /// Large ones from the front, small ones from the end.
   piece& take(const spot& from, std::size_t need) {
@@ -177,6 +150,70 @@ class plain_book {
     std::size_t bytes;
     fence ready;
   };
+
+  std::optional<spot> search(std::size_t need, const waited_for& joined, bool may_wait) {
+    const auto alone = one_piece(need, joined, may_wait);
+    if (alone && !alone->waits) return alone;
+    if (const auto ready = oldest_run(need, alone ? 8 : every, joined)) {
+      return merged(*ready, false);
+    }
+    if (alone || !may_wait) return alone;
+    const auto any = oldest_run(need, every, [](const fence&) { return true; });
+    return any ? std::optional(merged(*any, true)) : std::nullopt;
+  }
+
+  std::optional<spot> search_snug(std::size_t need, const waited_for& joined) {
+    if (is_ample(need)) return search(need, joined, true);
+    const auto best = filled_best(runs(), need);
+    return best ? std::optional(part_of(*best, need, joined)) : std::nullopt;
+  }
+
+  std::optional<spot> search_sparing(std::size_t need, const waited_for& joined) {
+    if (need >= largest_ || is_ample(need)) return search(need, joined, true);
+    run longest{};
+    std::vector<run> others;
+    for (auto each : runs()) {
+      if (each.bytes > longest.bytes) std::swap(each, longest);
+      if (each.bytes > 0) others.push_back(each);
+    }
+    const auto holds_largest = [&](const run& each) { return each.bytes >= largest_; };
+    if (!holds_largest(longest) || std::any_of(others.begin(), others.end(), holds_largest)) {
+      return search(need, joined, true);
+    }
+    const auto usual = one_piece(need, joined, true);
+    const bool spares = usual && largest_free_without(*usual, need) >= largest_;
+    if (spares && !usual->waits) return usual;
+    if (const auto ready = smallest_joined(others, need, joined)) return ready;
+    if (spares) return usual;
+    if (const auto best = filled_best(others, need)) return part_of(*best, need, joined);
+    if (longest.bytes - need < largest_) return search(need, joined, true);
+    return part_of(longest, need, joined);
+  }
+
+  /// With more than 64 free pieces beside as many as are in use, what would be cut up takes up to
+  /// eight free neighbours on each side in, as far as they need no wait.
+  std::optional<spot> gathered(std::optional<spot> found, std::size_t need,
+                               const waited_for& joined) {
+    std::size_t all = 0;
+    std::size_t used = 0;
+    for (const auto& row : regions_) {
+      for (const auto& each : row) {
+        ++all;
+        used += each.used ? 1 : 0;
+      }
+    }
+    if (!found || all <= 2 * used + 64 || at(*found).bytes == need) return found;
+    const auto& row = regions_[found->region];
+    const auto joins = [&](std::size_t i) {
+      return i < row.size() && !row[i].used && joined(row[i].ready);
+    };
+    run whole{found->region, found->at, found->at + 1, 0, {}};
+    while (whole.end - found->at <= 8 && joins(whole.end)) ++whole.end;
+    while (found->at - whole.first < 8 && joins(whole.first - 1)) --whole.first;
+    if (whole.end - whole.first == 1) return found;
+    ++gatherings;
+    return merged(whole, found->waits);
+  }
 
   /// Four for each power of two.
   using size_class = std::pair<std::size_t, std::size_t>;

@@ -35,6 +35,7 @@ struct both_books {
   std::vector<block> held;
   std::vector<std::byte*> bases;
   waited_for joined;
+  waited_for of_other;  // of a second lane, which asks now and then
   std::array<std::uint64_t, few_lanes> position{};
   std::uint64_t order = 0;
   fence latest;
@@ -142,6 +143,7 @@ struct world {
   std::vector<std::size_t> sizes;
   std::size_t units;
   std::size_t unit = block_alignment;
+  bool floods = false;  // much is taken, and then much comes back
 };
 
 /// A book of one region, in pieces of one unit that are all in use.
@@ -173,15 +175,18 @@ struct cut_up {
 
 TEST_CASE("ranges: every answer is that of a book which simply looks at all pieces") {
   constexpr std::size_t tebibyte = std::size_t{1} << 40;  // so that the same holds for large ones
-  const std::vector<world> worlds{{{1}, 24},
-                                  {{1, 1, 1, 2, 3}, 40},
-                                  {{1, 2, 3, 4, 5, 6, 7, 8}, 30},
-                                  {{1, 3, 9, 12, 13, 16}, 64},
-                                  {{1, 2, 5, 10, 15, 20, 24}, 96},
-                                  {{1, 2, 6, 12}, 12},
-                                  {{1, 2, 3, 4, 5, 6, 7, 8}, 30, tebibyte}};
+  const std::vector<world> worlds{
+      {{1}, 24},
+      {{1, 1, 1, 2, 3}, 40},
+      {{1, 2, 3, 4, 5, 6, 7, 8}, 30},
+      {{1, 3, 9, 12, 13, 16}, 64},
+      {{1, 2, 5, 10, 15, 20, 24}, 96},
+      {{1, 2, 6, 12}, 12},
+      {{1, 2, 3, 4, 5, 6, 7, 8}, 30, tebibyte},
+      {{1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 13, 14}, 1200, block_alignment, true}};
+  std::size_t gatherings = 0;
   for (std::size_t which = 0; which < worlds.size(); ++which) {
-    const auto& [sizes, units, unit] = worlds[which];
+    const auto& [sizes, units, unit, floods] = worlds[which];
     for (std::uint64_t seed = 1; seed <= 4; ++seed) {
       CAPTURE(which);
       CAPTURE(seed);
@@ -189,15 +194,17 @@ TEST_CASE("ranges: every answer is that of a book which simply looks at all piec
       const bool places = seed % 2 == 0;
       all.add_region(units);
       bool good = true;
-      for (int i = 0; i < 700 && good; ++i) {
+      for (int i = 0; i < (floods ? 2400 : 700) && good; ++i) {
+        if (all.any(4) == 0) std::swap(all.joined, all.of_other);
         const auto lane = all.any(few_lanes);
         if (all.any(6) == 0) all.joined.known[lane] = all.position[lane];
-        if (all.bases.empty() || (all.any(60) == 0 && all.regions < 100)) {
+        if (all.bases.empty() || (!floods && all.any(60) == 0 && all.regions < 100)) {
           all.add_region(units / (1 + all.any(2)));
         }
         const auto size = sizes[all.any(sizes.size())];
         const auto roll = all.any(100);
-        if (i % 150 > 130 && !all.held.empty()) {  // now and then all comes back
+        const bool comes_back = floods ? i % 400 > 200 && roll % 4 != 0 : i % 150 > 130;
+        if (comes_back && all.held.size() > (floods ? 9 : 0)) {  // now and then all does
           all.release();
         } else if (roll < 3) {
           good = all.drop();
@@ -206,7 +213,7 @@ TEST_CASE("ranges: every answer is that of a book which simply looks at all piec
         } else if (roll < 18 && places) {
           auto* const base = all.bases[all.any(all.bases.size())];
           good = all.request_at(base + all.any(units) * unit, size);
-        } else if (roll < 55 && !all.held.empty()) {
+        } else if (roll < (floods ? 20 : 55) && !all.held.empty()) {
           all.release();
         } else {
           good = all.request(size);
@@ -215,8 +222,10 @@ TEST_CASE("ranges: every answer is that of a book which simply looks at all piec
         good = good && all.agree();
         CHECK(good);
       }
+      gatherings += all.plain.gatherings;
     }
   }
+  CHECK(gatherings > 10);
 }
 
 TEST_CASE("ranges: a snug request looks through as many as 1024 pieces, and no more") {

@@ -193,6 +193,32 @@ TEST_CASE("ranges: no more neighbours are joined than needed, and the rest keeps
   CHECK(all.book.acquire(unit, never, true).ready.order() == 4);
 }
 
+TEST_CASE("ranges: among many free ones a request that cuts joins neighbours, with all fences") {
+  const auto up_to = [](std::uint64_t known) {
+    return [known](const fence& ready) { return ready.position(0) <= known; };
+  };
+  for (const std::uint64_t known : {3, 9}) {
+    ranges book;
+    book.add_region(region(0), 400 * unit);
+    std::vector<block> pairs;
+    for (int i = 0; i < 200; ++i) pairs.push_back(taken(book, 2));
+    for (std::size_t i = 0; i < 200; ++i) book.release(pairs[i].index, at(0, i + 1, i + 1));
+    const auto whole = book.acquire(2 * unit, up_to(known), false);  // which is not cut
+    REQUIRE(whole);
+    book.release(whole.memory.index, at(0, 1, 1));
+    CHECK_FALSE(book.acquire(3 * unit, up_to(1), false));
+
+    const auto all = 2 * known;  // units; eight neighbours are as many as it takes
+    REQUIRE(offset(book.acquire(unit, up_to(known), false)) == all - 1);
+    CHECK_FALSE(book.acquire(unit, up_to(known - 1), false));  // by another lane: it has to wait
+    CHECK_FALSE(book.acquire(all * unit, up_to(known), false));
+    const auto rest = book.acquire((all - 1) * unit, up_to(known - 1), true);
+    REQUIRE(rest);
+    CHECK(offset(rest) == 0);
+    CHECK(rest.ready.position(0) == known);
+  }
+}
+
 TEST_CASE("ranges: the run whose fence is oldest") {
   full_book all(7);
   // Two runs of three, parted by a block in use; the right one was free earlier.

@@ -16,11 +16,15 @@ namespace tidepool::inline v0_2_0 {
 /// Free and used ranges of one or more regions.
 ///
 /// Free neighbours keep their own fences and are joined into one range only when a request needs
-/// several of them; the result then carries the fences of all its parts. A request takes, in this
-/// order: a range its lane need not wait for (smallest size class first), neighbours it need not
-/// wait for, then, if `may_wait`, the range whose fence is oldest (of its own size class, if that
-/// has one), or such a run of neighbours. All but the last take constant time, since the search for
-/// neighbours is cut short where a wait would do; the last is linear in the number of ranges.
+/// several of them, or while free ranges are many beside those in use: a request then joins what it
+/// would cut up with neighbours that it need not wait for either. So their number does not grow
+/// with the steps. The result carries the fences of all its parts.
+///
+/// A request takes, in this order: a range its lane need not wait for (smallest size class first),
+/// neighbours it need not wait for, then, if `may_wait`, the range whose fence is oldest (of its
+/// own size class, if that has one), or such a run of neighbours. All but the last take constant
+/// time, since the search for neighbours is cut short where a wait would do; the last is linear in
+/// the number of ranges.
 ///
 /// Inlined by force where a commit or a restore comes through: calls and spills were a tenth of it.
 class ranges : detail::range_survey {
@@ -55,25 +59,7 @@ class ranges : detail::range_survey {
   template <class Joined>
   [[nodiscard]] place find_snug(std::size_t bytes, const Joined& joined) {
     const auto need = aligned(bytes);
-    if (is_ample(need)) return find(bytes, joined, true);
-    std::uint32_t best = none;
-    std::size_t best_bytes = 0;
-    for (const auto first : first_of_region_) {
-      for (auto i = first; i != none;) {
-        if (nodes_[i].used) {
-          i = nodes_[i].right;
-          continue;
-        }
-        const auto whole = whole_run(i);
-        if (whole.bytes >= need && (best == none || whole.bytes < best_bytes)) {
-          best = i;
-          best_bytes = whole.bytes;
-        }
-        i = whole.behind;
-      }
-    }
-    if (best == none) return {};
-    return place_in(part_of(best, need), joined);
+    return gathered(search_snug(need, joined), need, joined);
   }
 
   /// As `find`, but while one free run alone has room for the largest block so far, that room is
@@ -84,18 +70,7 @@ class ranges : detail::range_survey {
   template <class Joined>
   [[nodiscard]] place find_sparing(std::size_t bytes, const Joined& joined) {
     const auto need = aligned(bytes);
-    if (need >= largest_ || is_ample(need)) return find(bytes, joined, true);
-    const auto seen = survey(need, joined);
-    if (seen.longest.bytes < largest_ || seen.second >= largest_) return find(bytes, joined, true);
-    place usual;
-    usual.range = pick(need, joined, true, usual.waits);
-    const bool spares = usual && longest_without(usual.range, need, seen) >= largest_;
-    if (spares && !usual.waits) return usual;
-    if (seen.beside.joined != none) return {seen.beside.joined, false};
-    if (spares) return usual;
-    if (seen.beside.first != none) return place_in(part_of(seen.beside.first, need), joined);
-    if (seen.longest.bytes - need < largest_) return find(bytes, joined, true);
-    return place_in(part_of(seen.longest.first, need), joined);
+    return gathered(search_sparing(need, joined), need, joined);
   }
 
   /// Takes what `find` found for as many bytes. Written in place: a block that is copied right
@@ -200,10 +175,16 @@ class ranges : detail::range_survey {
   static constexpr std::size_t scan_limit = 8;  // of one bin, whose front is its oldest
   static constexpr std::size_t most_snug = 8;   // of the largest blocks
   static constexpr std::size_t most_searched = 1024;
+  static constexpr std::size_t most_loose = 64;  // free ranges more than those in use
   static constexpr std::size_t no_limit = std::numeric_limits<std::size_t>::max();
 
   template <class Joined>
   [[gnu::always_inline]] place find_aligned(std::size_t need, const Joined& joined, bool may_wait) {
+    return gathered(search(need, joined, may_wait), need, joined);
+  }
+
+  template <class Joined>
+  [[gnu::always_inline]] place search(std::size_t need, const Joined& joined, bool may_wait) {
     place found;
     found.range = pick(need, joined, may_wait, found.waits);
     if (found.waits) {
@@ -213,6 +194,73 @@ class ranges : detail::range_survey {
     }
     if (!found && may_wait) found.range = pick_run(need, joined, true, no_limit);
     return found;
+  }
+
+  template <class Joined>
+  [[nodiscard]] place search_snug(std::size_t need, const Joined& joined) {
+    if (is_ample(need)) return search(need, joined, true);
+    std::uint32_t best = none;
+    std::size_t best_bytes = 0;
+    for (const auto first : first_of_region_) {
+      for (auto i = first; i != none;) {
+        if (nodes_[i].used) {
+          i = nodes_[i].right;
+          continue;
+        }
+        const auto whole = whole_run(i);
+        if (whole.bytes >= need && (best == none || whole.bytes < best_bytes)) {
+          best = i;
+          best_bytes = whole.bytes;
+        }
+        i = whole.behind;
+      }
+    }
+    if (best == none) return {};
+    return place_in(part_of(best, need), joined);
+  }
+
+  template <class Joined>
+  [[nodiscard]] place search_sparing(std::size_t need, const Joined& joined) {
+    if (need >= largest_ || is_ample(need)) return search(need, joined, true);
+    const auto seen = survey(need, joined);
+    if (seen.longest.bytes < largest_ || seen.second >= largest_) return search(need, joined, true);
+    place usual;
+    usual.range = pick(need, joined, true, usual.waits);
+    const bool spares = usual && longest_without(usual.range, need, seen) >= largest_;
+    if (spares && !usual.waits) return usual;
+    if (seen.beside.joined != none) return {seen.beside.joined, false};
+    if (spares) return usual;
+    if (seen.beside.first != none) return place_in(part_of(seen.beside.first, need), joined);
+    if (seen.longest.bytes - need < largest_) return search(need, joined, true);
+    return place_in(part_of(seen.longest.first, need), joined);
+  }
+
+  // While free ranges are many, one that is to be cut up is put together with neighbours that need
+  // no wait.
+  template <class Joined>
+  [[gnu::always_inline]] place gathered(place found, std::size_t need, const Joined& joined) {
+    if (found && is_crowded() && nodes_[found.range].bytes != need)
+      found.range = gather(found.range, joined);
+    return found;
+  }
+  template <class Joined>
+  [[gnu::noinline]] std::uint32_t gather(std::uint32_t range, const Joined& joined) {
+    free_run whole{range, nodes_[range].bytes, nodes_[range].ready};
+    const auto add = [&](std::uint32_t i) {
+      const bool joins = is_free(i) && joined(nodes_[i].ready);
+      if (!joins) return false;
+      whole.bytes += nodes_[i].bytes;
+      whole.ready.add(nodes_[i].ready);
+      return true;
+    };
+    auto next = nodes_[range].right;
+    for (std::size_t n = 0; n < scan_limit && add(next); ++n) next = nodes_[next].right;
+    next = nodes_[range].left;
+    for (std::size_t n = 0; n < scan_limit && add(next); ++n) {
+      next = nodes_[whole.first = next].left;
+    }
+    if (whole.bytes > nodes_[range].bytes) merge(whole);
+    return whole.first;
   }
 
   [[gnu::always_inline]] void take_aligned(const place& found, std::size_t need, block& into,
@@ -258,33 +306,9 @@ class ranges : detail::range_survey {
     return alike != none ? alike : best;
   }
 
-  // The run of free neighbours with the oldest fence, merged into its first range.
-  template <class Joined>
-  std::uint32_t pick_run(std::size_t need, const Joined& joined, bool may_wait, std::size_t limit) {
-    if (free_bytes_ < need) return none;
-    free_run best;
-    for (const auto first : first_of_region_) {
-      for (auto i = first; i != none && limit > 0; --limit, i = nodes_[i].right) {
-        const auto candidate = run_from(i, need, joined, may_wait);
-        if (candidate.first == none) continue;
-        if (best.first == none || candidate.ready.order() < best.ready.order()) best = candidate;
-      }
-    }
-    if (best.first != none) merge(best);
-    return best.first;
-  }
-
-  template <class Joined>
-  [[nodiscard]] free_run run_from(std::uint32_t first, std::size_t need, const Joined& joined,
-                                  bool may_wait) const {
-    free_run result{first, 0, {}};
-    for (auto i = first; i != none && !nodes_[i].used; i = nodes_[i].right) {
-      if (!may_wait && !joined(nodes_[i].ready)) break;
-      result.bytes += nodes_[i].bytes;
-      result.ready.add(nodes_[i].ready);
-      if (result.bytes >= need) return result;
-    }
-    return {};
+  // More are free than those in use keep apart.
+  [[nodiscard]] bool is_crowded() const {
+    return 2 * free_count_ > nodes_.size() - spare_.size() + most_loose;
   }
 
   // So much is free, or in so many pieces, that looking for the best of them is not worth it.

@@ -169,6 +169,7 @@ class range_list {
     bin.back = index;
     filled_[which / 64] |= std::uint64_t{1} << (which % 64);
     free_bytes_ += back.bytes;
+    ++free_count_;
   }
 
   [[gnu::always_inline]] void unlink(std::uint32_t index) {
@@ -179,6 +180,7 @@ class range_list {
     (gone.behind == none ? bin.back : nodes_[gone.behind].before) = gone.before;
     if (bin.front == none) filled_[which / 64] &= ~(std::uint64_t{1} << (which % 64));
     free_bytes_ -= gone.bytes;
+    --free_count_;
   }
 
   [[nodiscard]] std::size_t next_filled(std::size_t from) const {
@@ -208,6 +210,7 @@ class range_list {
   bool indexed_ = false;  // also by address
   std::array<bin_ends, bin_count> bins_{};
   std::size_t free_bytes_ = 0;
+  std::size_t free_count_ = 0;
 
  private:
   // The first range that begins behind an address.

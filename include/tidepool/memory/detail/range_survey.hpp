@@ -1,4 +1,5 @@
-/// What runs of free neighbours there are, for a request that must not cut up the last large one.
+/// What runs of free neighbours there are: the oldest, and for a request that must not cut up the
+/// last large one.
 #pragma once
 
 #include <algorithm>
@@ -54,6 +55,61 @@ class range_survey : protected range_list {
         if (run.bytes > result.longest.bytes) std::swap(run, result.longest);
         if (run.first != none) add_beside(run);
       }
+    }
+    return result;
+  }
+
+  // The run of free neighbours with the oldest fence, merged into its first range; one that begins
+  // among the first `limit` ranges.
+  template <class Joined>
+  std::uint32_t pick_run(std::size_t need, const Joined& joined, bool may_wait, std::size_t limit) {
+    if (free_bytes_ < need) return none;
+    free_run best;
+    for (const auto first : first_of_region_) {
+      for (auto i = first; i != none && limit > 0;) {
+        const auto seen = run_from(i, need, joined, may_wait, best);
+        if (seen.run.bytes >= need) best = seen.run;
+        limit -= std::min(limit, seen.passed);
+        i = seen.next;
+      }
+    }
+    if (best.first != none) merge(best);
+    return best.first;
+  }
+
+  struct run_found {
+    free_run run;            // of fewer bytes than are needed where there is none
+    std::uint32_t next;      // where a better one may begin
+    std::size_t passed = 0;  // ranges before that
+  };
+
+  // A run from `first` on that is older than `best`. None that begins before its youngest part, or
+  // before what ends it too early, is better: so that a search looks at most ranges once.
+  template <class Joined>
+  [[nodiscard]] run_found run_from(std::uint32_t first, std::size_t need, const Joined& joined,
+                                   bool may_wait, const free_run& best) const {
+    run_found result{{first, 0, {}}, none};
+    std::size_t seen = 0;
+    for (auto i = first; i != none && result.run.bytes < need; i = nodes_[i].right) {
+      const auto& each = nodes_[i];
+      const auto order = each.ready.order();
+      const bool ends = each.used || (!may_wait && !joined(each.ready)) ||
+                        (best.first != none && order >= best.ready.order());
+      ++seen;
+      if (ends || order >= result.run.ready.order()) {
+        result.next = each.right;
+        result.passed = seen;
+      }
+      if (ends) {
+        result.run.bytes = 0;
+        return result;
+      }
+      result.run.bytes += each.bytes;
+      result.run.ready.add(each.ready);
+    }
+    if (result.run.bytes < need) {  // and so has none of those behind
+      result.next = none;
+      result.passed = seen;
     }
     return result;
   }
