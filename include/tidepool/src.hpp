@@ -7,7 +7,8 @@
 /// ```
 ///
 /// It holds the functions that are no templates, and the engines for `virtual_device` and, where
-/// the CUDA toolkit is found, `cuda_device`.
+/// the CUDA toolkit is found, `cuda_device`, each with and without a check of orders
+/// (`checked_device`).
 #pragma once
 
 #if !defined(TIDEPOOL_COMPILED)
@@ -18,6 +19,7 @@
 #endif
 #define TIDEPOOL_SOURCE
 
+#include "tidepool/device/checked.hpp"
 #include "tidepool/plan.hpp"
 #include "tidepool/tidepool.hpp"
 
@@ -27,11 +29,19 @@ template class engine<virtual_device>;
 template class plan_maker<virtual_device>;
 template class recorder<virtual_device>;
 template class storages<virtual_device>;
+template class engine<checked_device<virtual_device>>;
+template class plan_maker<checked_device<virtual_device>>;
+template class recorder<checked_device<virtual_device>>;
+template class storages<checked_device<virtual_device>>;
 #if defined(TIDEPOOL_HAS_CUDA) || (!defined(TIDEPOOL_NO_CUDA) && __has_include(<cuda_runtime_api.h>))
 template class engine<cuda_device>;
 template class plan_maker<cuda_device>;
 template class recorder<cuda_device>;
 template class storages<cuda_device>;
+template class engine<checked_device<cuda_device>>;
+template class plan_maker<checked_device<cuda_device>>;
+template class recorder<checked_device<cuda_device>>;
+template class storages<checked_device<cuda_device>>;
 #endif
 
 }  // namespace tidepool::detail

@@ -1,6 +1,5 @@
 /// Tells a checked device what torch's operators read and write, so that it finds races in trainers
-/// over torch. Not part of `torch.hpp`. With `tidepool::compiled`, a file that makes an offloader
-/// for a checked device also includes `tidepool/engine/definitions.hpp`.
+/// over torch. Not part of `torch.hpp`.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -23,14 +22,6 @@
 #include "tidepool/torch.hpp"
 
 namespace tidepool::inline v0_2_0 {
-
-/// As those of the device that is checked.
-template <class Device>
-class torch_streams<checked_device<Device>> : public torch_streams<Device> {
- public:
-  /// The streams of `dev`, which must outlive this object.
-  explicit torch_streams(checked_device<Device>& dev) : torch_streams<Device>(dev) {}
-};
 
 namespace detail {
 

@@ -12,6 +12,9 @@
 
 namespace tidepool::inline v0_2_0 {
 
+template <device Device>
+class checked_device;
+
 /// How libtorch works on a device; there is one for the virtual device over CPU tensors, and in
 /// `torch/cuda.hpp` one for CUDA.
 template <class Device>
@@ -80,6 +83,14 @@ class torch_streams<virtual_device> {
   stream_ref home_;
   stream_ref current_;
   c10::Allocator* allocator_;
+};
+
+/// As those of the device that is checked.
+template <class Device>
+class torch_streams<checked_device<Device>> : public torch_streams<Device> {
+ public:
+  /// The streams of `dev`, which must outlive this object.
+  explicit torch_streams(checked_device<Device>& dev) : torch_streams<Device>(dev) {}
 };
 
 }  // namespace tidepool
