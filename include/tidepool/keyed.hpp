@@ -1,8 +1,10 @@
 /// Saved tensors by key, for frameworks that have no place to hold handles.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -16,6 +18,13 @@ namespace tidepool::inline v0_2_0 {
 
 /// What a framework calls a tensor: any number that no other tensor of the same pass has.
 using tensor_key = std::uint64_t;
+
+/// A tensor as `keyed_pass::save` is given it.
+struct keyed_tensor {
+  tensor_key key = 0;          ///< What the framework calls it.
+  const void* data = nullptr;  ///< Where it lies.
+  std::size_t bytes = 0;       ///< How large it is.
+};
 
 template <device Device, class Modules>
 class keyed_pass;
@@ -43,6 +52,15 @@ class keyed {
   keyed(const keyed&) = delete;
   keyed& operator=(const keyed&) = delete;
 
+  /// `question` is asked of each tensor when it is saved: those for which it is true stay where
+  /// they are, as weights among the inputs of a node do. They leave with no scope: `load` gives the
+  /// address that was saved, the last `drop` gives the owner its memory back. It must not save.
+  ///
+  ///     keys.exclude_if([&](const tp::keyed_tensor& each) { return is_weight(each.data); });
+  void exclude_if(std::function<bool(const keyed_tensor&)> question) {
+    questions_.push_back(std::move(question));
+  }
+
   /// Opens one forward pass and its backward pass, with keys of its own; `info` as for
   /// `offloader::begin`, whose errors it throws. This object must outlive it.
   [[nodiscard]] pass begin(const chunk_info& info = {}) { return pass(*this, info); }
@@ -66,7 +84,12 @@ class keyed {
     spare_.push_back(&done);  // there is room: it was taken from here
   }
 
+  [[nodiscard]] bool excludes(const keyed_tensor& saved) const {
+    return std::ranges::any_of(questions_, [&](const auto& ask) { return ask(saved); });
+  }
+
   offloader<Device, Modules>* off_;
+  std::vector<std::function<bool(const keyed_tensor&)>> questions_;
   std::vector<std::unique_ptr<state>> states_;
   std::vector<state*> spare_;
   detail::reread_places rereads_;
@@ -185,18 +208,22 @@ class keyed_pass {
       at.spare = static_cast<std::uint32_t>(at.entries.size() - 1);
     }
     auto& fresh = at.entries[at.spare];
-    fresh.handle = owner_->off_->adopt(data, bytes, stream, std::move(owner));
+    // One byte has the order of all of it, and no budget counts what the trainer keeps anyway.
+    const bool excluded = owner_->excludes({key, data, bytes});
+    fresh.handle = owner_->off_->adopt(data, excluded ? std::min<std::size_t>(bytes, 1) : bytes,
+                                       stream, std::move(owner));
     const auto index = std::exchange(at.spare, fresh.next);
     fresh.key = key;
     fresh.references = references;
-    fresh.group = at.scope;
+    fresh.group = excluded ? none : at.scope;
     fresh.empty = bytes == 0;
     fresh.next = none;
+    at.by_key.insert(key, index);
+    if (excluded) return;
     auto& which = at.groups[at.scope];
     (which.first == none ? which.first : at.entries[which.last].next) = index;
     which.last = index;
     ++which.wanted;
-    at.by_key.insert(key, index);
   }
 
   /// Its address, which work given to `stream` from now on may read. Every stream that reads it
@@ -211,13 +238,7 @@ class keyed_pass {
   [[nodiscard]] void* load(tensor_key key, stream_ref stream) {
     auto& at = opened("load");
     auto& wanted = at.entries[known("load", key)];
-    if (auto& which = at.groups[wanted.group]; which.place == where::committed) {
-      if (at.forward) {
-        read_again(which, wanted, stream);
-      } else if (!wanted.handle || !which.left) {  // a small one needs no others
-        restore(which, stream);
-      }
-    }
+    if (wanted.group != none) bring(at.groups[wanted.group], wanted, stream);
     owner_->off_->wait_for(wanted.handle, stream);  // what stayed may never have met this stream
     at.note_reader(wanted, stream);
     return wanted.handle.data();
@@ -236,20 +257,13 @@ class keyed_pass {
       --gone.references;
       return;
     }
-    auto& which = at.groups[gone.group];
-    const bool committed = which.place == where::committed;
-    if (committed && which.wanted == 1) {
-      reset_all(which, stream);
-      forget(which);
-    } else if (!committed || gone.left) {
+    if (gone.group != none) {
+      leave_group(gone, stream);
+    } else {
       gone.handle.reset(stream);
-    } else if (gone.handle) {  // what stayed is given to its restore still, and goes behind both
-      gone.handle.share().reset(stream);
     }
-    if (which.place == where::open) gone.group = none;
     gone.references = 0;
     at.by_key.erase(key);
-    --which.wanted;
   }
 
   /// As `chunk::end_forward`: loads belong to the backward pass from here on. A pass that leaves
@@ -342,6 +356,11 @@ class keyed_pass {
     });
   }
 
+  void bring(group& which, entry& wanted, stream_ref stream) {
+    if (which.place != where::committed) return;
+    if (state_->forward) return read_again(which, wanted, stream);
+    if (!wanted.handle || !which.left) restore(which, stream);  // a small one needs no others
+  }
   void read_again(const group& which, entry& wanted, stream_ref stream) {
     auto& open = state_->open;
     if (!wanted.handle) {
@@ -349,6 +368,21 @@ class keyed_pass {
                                wanted.handle);
     }
     wanted.read_again = state_->trains;
+  }
+  // Its last reference goes.
+  void leave_group(entry& gone, stream_ref stream) {
+    auto& which = state_->groups[gone.group];
+    const bool committed = which.place == where::committed;
+    if (committed && which.wanted == 1) {
+      reset_all(which, stream);
+      forget(which);
+    } else if (!committed || gone.left) {
+      gone.handle.reset(stream);
+    } else if (gone.handle) {  // what stayed is given to its restore still, and goes behind both
+      gone.handle.share().reset(stream);
+    }
+    if (which.place == where::open) gone.group = none;
+    --which.wanted;
   }
   void restore(group& which, stream_ref stream) {
     state_->open.restore(which.module, which.layer, stream, state_->handles_of(which));

@@ -480,6 +480,49 @@ TEST_CASE("keyed: a small tensor comes without what left with its scope") {
   CHECK(on.desk.wrong() == 0);
 }
 
+TEST_CASE("keyed: what is excluded stays where it was, and goes back with its last reference") {
+  std::size_t wrong = 0;
+  for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
+    auto opts = all_leave(0);
+    opts.reload_ahead = 0;
+    bench on(opts, machine{.poison = true, .order_seed = seed});
+    auto weight = on.make(9);
+    auto* const data = weight.get();
+    std::vector<tensor_key> asked;
+    on.keys.exclude_if([&](const tidepool::keyed_tensor& each) {
+      asked.push_back(each.key);
+      CHECK(each.bytes == size);
+      return each.data == data;
+    });
+    const auto second = on.desk.dev.make_stream();
+    auto pass = on.keys.begin();
+    pass.run(on.attention, 0, on.desk.stream(), [&] {
+      on.save(pass, 1, on.make(1));
+      on.save(pass, 2, weight);
+      on.save(pass, 2, weight);
+    });
+    weight.reset();
+    CHECK(asked == std::vector<tensor_key>{1, 2});
+    CHECK(on.desk.dev.offloads() == 1);
+    CHECK(on.off.counters().borrowed < size);  // no budget counts a weight
+    CHECK(pass.load(2, on.desk.stream()) == data);
+    pass.end_forward();
+    CHECK(pass.load(2, second.ref()) == data);
+    on.desk.check_rows(data, {size, 1, size, 0}, 9, 0, second.ref());
+    CHECK(on.desk.dev.reloads() == 0);
+    pass.drop(2, second.ref());
+    CHECK(pass.load(2, second.ref()) == data);
+    pass.drop(2, second.ref());
+    on.off.release_borrowed();
+    CHECK(on.from.in_use() == 0);
+    static_cast<void>(on.make(3));  // the same memory again
+    pass.drop(1, on.desk.stream());
+    pass.finish();
+    wrong += on.desk.wrong();
+  }
+  CHECK(wrong == 0);
+}
+
 TEST_CASE("keyed: a second stream comes behind who wrote what stayed") {
   std::size_t wrong = 0;
   for (std::uint64_t seed = 1; seed <= seeds; ++seed) {

@@ -18,7 +18,7 @@ struct keyed_entry {
   buffer<Device> handle;
   std::uint64_t key = 0;
   std::uint32_t references = 0;
-  std::uint32_t group = 0;             // none: dropped before its scope ended
+  std::uint32_t group = 0;             // none: excluded, or dropped before its scope ended
   std::uint32_t next = key_map::none;  // of its group, or that is not in use
   std::uint32_t argument = 0;          // of its commit
   bool empty = false;                  // of no bytes
