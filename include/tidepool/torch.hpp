@@ -48,10 +48,12 @@ class torch_tensor_hooks final : public ::torch::autograd::SavedVariableHooks {
     const bool excluded = taken && core.excluded.covers(tensor);
     if (elsewhere || excluded) pass_->note_elsewhere(group_, excluded);
     if (!taken || excluded) {
-      stays_ = tensor.detach();  // without the graph that it is part of
+      // Without the graph that it is part of; a leaf as itself, whose `data` may be another's then.
+      stays_ = tensor.is_leaf() ? tensor : tensor.detach();
       return;
     }
     layout_.emplace(tensor);
+    if (tensor.is_leaf()) leaf_ = weak_tensor(tensor.getIntrusivePtr());
     saved_ = &pass_->save(tensor, *layout_, group_);
   }
   at::Tensor call_unpack_hook() override {
@@ -59,10 +61,11 @@ class torch_tensor_hooks final : public ::torch::autograd::SavedVariableHooks {
       if (version_.changed()) pass_->expect_unchanged(version_, group_, torch_layout(stays_));
       return stays_;
     }
+    if (const auto leaf = leaf_.lock()) pass_->expect_same_storage(*leaf, *saved_, *layout_);
     auto held = std::make_unique<reference>(pass_, *saved_);
-    auto* const begin = pass_->load(*saved_, *layout_, version_);
-    if (begin == nullptr) return layout_->in(saved_->storage);
-    return layout_->at_address(begin, held.release(), &done);
+    const auto at = pass_->load(*saved_, *layout_, version_);
+    if (at.live) return layout_->in(at.live);
+    return layout_->at_address(at.begin, held.release(), &done);
   }
 
  private:
@@ -89,6 +92,8 @@ class torch_tensor_hooks final : public ::torch::autograd::SavedVariableHooks {
   torch_saved<Device>* saved_ = nullptr;
   std::optional<torch_layout> layout_;
   tensor_version version_;
+  using weak_tensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  weak_tensor leaf_{at::Tensor().getIntrusivePtr()};
   at::Tensor stays_;
 };
 

@@ -35,7 +35,7 @@ class torch_core final : public memory_lender {
   using stream_ref = typename Device::stream_ref;
 
   torch_core(Device& dev, const options& opts, std::unique_ptr<plan_source> planner)
-      : streams(dev) {
+      : streams(dev), dev_(&dev) {
     parts with{.planner = std::move(planner)};
     if (opts.memory == memory_kind::pool) with.memory = torch_memory();
     off.emplace(dev, opts, std::move(with));
@@ -69,16 +69,19 @@ class torch_core final : public memory_lender {
   }
 
   // What was saved of a storage, as memory that torch has back once `stream` has joined every use;
-  // the storage is held until then. Elements count as they were saved, the smallest of them.
-  [[nodiscard]] buffer<Device> adopt(const torch_saved<Device>& from, stream_ref stream) {
+  // the storage is held, and watched, until then. Elements count as they were saved, the smallest
+  // of them.
+  [[nodiscard]] buffer<Device> adopt(torch_saved<Device>& from, stream_ref stream) {
     auto* const data = bytes_of(from.storage) + from.first;
+    from.watch = std::make_shared<torch_watch>(from.storage);
     const auto as = [&]<class Element>(Element) {
       return off->template adopt<Element>(reinterpret_cast<Element*>(data),
                                           from.bytes() / sizeof(Element), stream,
-                                          [this, storage = from.storage, stream]() mutable {
+                                          [this, watch = from.watch, stream]() mutable {
                                             streams.settle(stream);
-                                            streams.used_on(storage, stream);
-                                            storage = {};
+                                            streams.used_on(watch->storage(), stream);
+                                            watch->end();
+                                            watch.reset();
                                           });
     };
     switch (from.width) {
@@ -93,6 +96,17 @@ class torch_core final : public memory_lender {
     }
   }
 
+  // A device that checks orders is told where a copy may read what others write by now.
+  void look_after(torch_saved<Device>& saved, module_id module, int layer, int microbatch) {
+    if (!saved.watch || saved.watch->taken() == saved.told) return;
+    saved.told = true;
+    if constexpr (order_checking_device<Device>) {
+      const auto about = dev_->at(name_of(module), layer, microbatch);
+      dev_->writes(saved.watch->data() + saved.first, saved.bytes(), streams.current(),
+                   "memory that was taken from under a storage");
+    }
+  }
+
   [[nodiscard]] const std::string& name_of(module_id module) const {
     return names_[static_cast<std::size_t>(module)];
   }
@@ -104,6 +118,7 @@ class torch_core final : public memory_lender {
   std::optional<offloader<Device>> off;
 
  private:
+  Device* dev_;
   std::vector<std::string> names_;  // of modules, for messages after the end
 
   std::unique_ptr<block_source> torch_memory() {

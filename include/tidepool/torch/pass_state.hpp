@@ -91,7 +91,8 @@ class torch_pass_state final : public torch_pass_end {
   void leave(std::uint32_t index) {
     const std::lock_guard guard(core_->lock);
     auto& group = groups_[index];
-    std::erase_if(group.list, [](const saved* each) { return each->references == 0; });
+    std::erase_if(group.list,
+                  [](const saved* each) { return each->references == 0 || !each->is_whole(); });
     if (group.list.empty()) return;
     expect_first(group);
     group.stream = core_->streams.current();
@@ -116,19 +117,23 @@ class torch_pass_state final : public torch_pass_end {
     const std::lock_guard guard(core_->lock);
     if (stage_ != stage::forward) return;
     open_.end_forward();
-    stage_ = stage::backward;
+    begin_backward();
   }
 
   // ---- backward ----
 
-  // Where a storage begins, of which at least `part` is there, for the thread's current stream;
-  // null where its module's scope is open, or failed, and it never left.
-  [[nodiscard]] std::byte* load(saved& from, const torch_layout& part,
-                                const tensor_version& version) {
+  // Where backward reads a tensor: in `live`, or in a storage that has come back.
+  struct found {
+    c10::Storage live;
+    std::byte* begin = nullptr;  // of the whole storage
+  };
+
+  // Where `part` is, for the thread's current stream.
+  [[nodiscard]] found load(saved& from, const torch_layout& part, const tensor_version& version) {
     const std::lock_guard guard(core_->lock);
     auto& group = groups_[from.group];
     expect_unchanged(version, group.module, group.layer, part);
-    if (from.storage) return nullptr;
+    if (from.storage) return live_in(from.storage, part, group);  // it never left
     const auto stream = core_->streams.current();
     if (group.where == place::committed) {
       restore(group, stream);
@@ -139,13 +144,26 @@ class torch_pass_state final : public torch_pass_end {
     } else if (stream.key() != group.stream.key()) {
       use_too(from, stream);
     }
-    return from.begin();
+    if (const auto live = from.live()) return live_in(live, part, group);
+    return {{}, from.begin()};
   }
   void expect_unchanged(const tensor_version& version, std::uint32_t group,
                         const torch_layout& part) {
     if (!version.changed()) return;
     const std::lock_guard guard(core_->lock);
     expect_unchanged(version, groups_[group].module, groups_[group].layer, part);
+  }
+  // Of a leaf, which autograd without hooks would read as it is now.
+  void expect_same_storage(const c10::TensorImpl& leaf, const saved& from,
+                           const torch_layout& part) {
+    const auto* const known = from.identity._unsafe_get_target();
+    if (leaf.has_storage() && leaf.storage().unsafeGetStorageImpl() == known) return;
+    const std::lock_guard guard(core_->lock);
+    const auto& group = groups_[from.group];
+    refuse(group.module, group.layer,
+           "a leaf of " + in_words(part) +
+               " elements that it saved was given other memory since (`leaf.data = other`); keep it"
+               " out of offload by exclude or exclude_if, and backward reads what it is then");
   }
   void add_reference(saved& to) {
     const std::lock_guard guard(core_->lock);
@@ -156,6 +174,8 @@ class torch_pass_state final : public torch_pass_end {
     if (--from.references > 0) return;
     auto& group = groups_[from.group];
     --group.wanted;
+    from.storage = {};
+    from.watch.reset();
     if (!core_->off) return;
     try {
       forget(from, group);
@@ -205,6 +225,7 @@ class torch_pass_state final : public torch_pass_end {
   [[nodiscard]] bool serves(const saved& known, const torch_layout& part) const {
     const auto where = groups_[known.group].where;
     if (known.version.changed() || where == place::gone) return false;
+    if (known.watch && known.watch->taken()) return false;
     return known.storage ? where == place::scope : known.references > 0 && known.covers(part);
   }
   [[nodiscard]] typename chunk<Device, all_modules>::handle_list handles_of(
@@ -216,7 +237,7 @@ class torch_pass_state final : public torch_pass_end {
 
   void restore(group_state& group, stream_ref stream) {
     open_.restore(group.module, group.layer, stream, handles_of(group));
-    stage_ = stage::backward;
+    begin_backward();
     group.where = place::restored;
     group.stream = stream;
     std::size_t bytes = 0;
@@ -226,6 +247,25 @@ class torch_pass_state final : public torch_pass_end {
     }
     core_->streams.worked(bytes, stream);
     core_->streams.settle(stream);
+  }
+  // Before backward fills anew what forward has emptied, which may then look as it did.
+  void begin_backward() {
+    if (stage_ == stage::backward) return;
+    stage_ = stage::backward;
+    for (const auto& group : groups_) {
+      for (auto* each : group.list) {
+        core_->look_after(*each, group.module, group.layer, info_.microbatch);
+      }
+    }
+  }
+  [[nodiscard]] found live_in(const c10::Storage& storage, const torch_layout& part,
+                              const group_state& group) const {
+    if (part.lies_in(storage)) return {storage, nullptr};
+    refuse(group.module, group.layer,
+           "the storage of a tensor of " + in_words(part) +
+               " elements that it saved was emptied or resized since, and is not filled again now"
+               " that backward reads it; fill it before, or keep it out of offload by exclude or"
+               " exclude_if");
   }
   // It is free once both streams are done with it.
   void use_too(saved& what, stream_ref stream) {
@@ -240,7 +280,6 @@ class torch_pass_state final : public torch_pass_end {
   // Nobody wants it any more.
   void forget(saved& gone, group_state& group) {
     if (group.where != place::committed) {
-      gone.storage = {};
       gone.let_go(group.stream);
       core_->streams.settle(group.stream);
     } else if (group.wanted == 0) {
@@ -271,13 +310,16 @@ class torch_pass_state final : public torch_pass_end {
   void expect_unchanged(const tensor_version& version, module_id module, int layer,
                         const torch_layout& part) const {
     if (!version.changed()) return;
-    std::string sizes;
-    for (const auto size : part.sizes) sizes += (sizes.empty() ? "" : "x") + std::to_string(size);
     refuse(module, layer,
-           "a tensor of " + sizes +
+           "a tensor of " + in_words(part) +
                " elements that it saved was written to in place since (version " +
                std::to_string(version.then()) + " then, " + std::to_string(version.now()) +
                " now), so that its gradient would be wrong; write to a copy");
+  }
+  [[nodiscard]] static std::string in_words(const torch_layout& part) {
+    std::string sizes;
+    for (const auto size : part.sizes) sizes += (sizes.empty() ? "" : "x") + std::to_string(size);
+    return sizes;
   }
   [[noreturn]] void refuse(module_id module, int layer, const std::string& why) const {
     throw misuse_error("module " + core_->name_of(module) + " of layer " + std::to_string(layer) +

@@ -12,14 +12,20 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <utility>
 #include <vector>
 
 #include "tidepool/buffer.hpp"
 #include "tidepool/core/block.hpp"
 #include "tidepool/torch/version.hpp"
+#include "tidepool/torch/watch.hpp"
 
 namespace tidepool::inline v0_2_0::detail {
+
+[[nodiscard]] inline bool is_as_long(const c10::Storage& storage, std::size_t bytes) {
+  return bytes_of(storage) != nullptr && bytes <= storage.nbytes();
+}
 
 // How a strided tensor lies in its storage.
 struct torch_layout {
@@ -42,6 +48,10 @@ struct torch_layout {
 
   [[nodiscard]] std::size_t width() const { return options.dtype().itemsize(); }
 
+  // Whether the storage has all of it; `in` would make the storage larger, with no content.
+  [[nodiscard]] bool lies_in(const c10::Storage& storage) const {
+    return is_as_long(storage, last);
+  }
   // The same tensor where its storage still is torch's.
   [[nodiscard]] at::Tensor in(const c10::Storage& storage) const {
     return at::empty({0}, options)
@@ -79,6 +89,7 @@ struct torch_saved {
 
   c10::Storage storage;                                // until its module's scope is over
   c10::weak_intrusive_ptr<c10::StorageImpl> identity;  // keeps its address from being reused
+  std::shared_ptr<torch_watch> watch;                  // since then
   tensor_version version;
   std::size_t first = std::numeric_limits<std::size_t>::max();
   std::size_t last = 0;
@@ -87,6 +98,7 @@ struct torch_saved {
   std::vector<other_use> others;
   std::uint32_t group = 0;
   std::uint32_t references = 0;  // of tensors saved, and of tensors that are in use again
+  bool told = false;             // a device that checks orders, of memory that was taken
 
   torch_saved(const at::Tensor& of, std::uint32_t in_group)
       : storage(of.storage()),
@@ -104,6 +116,18 @@ struct torch_saved {
     width = std::min(width, part.width());
   }
   [[nodiscard]] std::size_t bytes() const { return last - first; }
+  // Whether the storage has all that was saved of it: a body may have resized it.
+  [[nodiscard]] bool is_whole() const { return is_as_long(storage, last); }
+  // The storage that backward reads in place of what came back, as without offload: where others
+  // still have it, who may have filled it anew, or where its memory was taken before the copy had
+  // read it.
+  [[nodiscard]] c10::Storage live() const {
+    auto now = identity.lock();
+    if (!now) return {};
+    const std::size_t ours = 1U + (watch && watch->holds() ? 1U : 0U);
+    const bool shared = now.use_count() > ours;
+    return shared || (watch && watch->taken()) ? c10::Storage(std::move(now)) : c10::Storage();
+  }
   [[nodiscard]] std::byte* begin() const {  // of the whole storage, where this part lies now
     return handle.template as<std::byte>() - first;
   }
