@@ -69,6 +69,7 @@ class clocks {
     const auto op = static_cast<std::uint32_t>(labels_.size());
     labels_.push_back(label + " [" + std::to_string(issued_) + "]");
     for (const auto& each : touches) {
+      if (each.bytes == 0) continue;
       const auto end = each.first + each.bytes;
       for (auto at = each.first / grain; at * grain < end; ++at) {
         visit(lane, position, op, each.writes, at);

@@ -243,6 +243,7 @@ class device : public tp::virtual_device {
     return lanes_.back().second;
   }
   [[nodiscard]] std::size_t bytes_out() const { return bytes_out_; }
+  [[nodiscard]] std::size_t bytes_in() const { return bytes_in_; }
   // The stream of the last copy out that was not captured.
   [[nodiscard]] std::size_t last_out() const { return last_out_; }
   [[nodiscard]] std::uint32_t last_out_position() const { return last_out_position_; }

@@ -1,7 +1,8 @@
 // stranger --programs N --seed S --orders K [--threads T] [--seconds T] [--limit T] [--shrink]
 // stranger --program S [--shrink] plays one. Ends with 1 where anything was found. --limit: seconds
 // that a program may compute before it is said to hang; ten times as many under a sanitizer.
-// --captures passes over the seeds whose programs have no capture.
+// --captures passes over the seeds whose programs have no capture. --long: a thousand steps of
+// mixed sizes in each program.
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -472,6 +473,8 @@ int main(int argc, char** argv) {
       stranger::strict() = true;
     } else if (arg == "--captures") {
       with.captures = true;
+    } else if (arg == "--long") {
+      stranger::long_only() = true;
     } else if (arg == "--reached") {
       with.reached = true;
     } else if (arg == "--operations") {
@@ -483,7 +486,7 @@ int main(int argc, char** argv) {
                    "stranger [--programs N] [--seed S] [--program S] [--orders K] [--threads T] "
                    "[--seconds T] [--limit SECONDS]\n"
                    "         [--shrink] [--operations] [--into FOLDER] [--strict] [--ignore WORDS] "
-                   "[--reached] [--captures]\n");
+                   "[--reached] [--captures] [--long]\n");
       return 2;
     }
   }

@@ -147,6 +147,11 @@ class own_blocks final : public tp::block_source {
 // Where a handle's bytes lie in its content.
 struct part {
   std::size_t offset = 0, width = 0, rows = 1, pitch = 0;
+  [[nodiscard]] bool empty() const { return width == 0 || rows == 0; }
+  // From the first byte to the end of the last row, at this pitch.
+  [[nodiscard]] std::size_t span(std::size_t at) const {
+    return empty() ? 0 : (rows - 1) * at + width;
+  }
 };
 
 struct slot {
@@ -236,6 +241,8 @@ struct key_tensor {
   bool loaded = false;
   unsigned streams = 0;  // on which it was loaded
   std::byte* at = nullptr;
+  unsigned readers = 0;  // streams that may read at `at` now
+  int asked = 0;         // the operation that gave it
   positions used{};
 };
 struct key_scope {
@@ -314,8 +321,9 @@ struct side_model {
   std::optional<offloader> off;
   std::optional<keyed> keys;
   std::size_t in_use = 0, most = 0;
-  bool ending = false;  // its destructor runs
-  bool late = false;    // memory may wait longer than the slack says
+  std::size_t host_then = 0, device_then = 0;  // reserved when the first part was over
+  bool ending = false;                         // its destructor runs
+  bool late = false;                           // memory may wait longer than the slack says
   bool gone = false;
   bool held = false;                    // to a plan, until a step of passes ended
   int passes = 0;                       // that were finished in this step

@@ -180,6 +180,8 @@ inline void player::adopt(const operation& op) {
   auto& from = regions_[static_cast<std::size_t>(in)];
   const int number = lend(in, op.e);
   auto& side = side_at(op.e);
+  // Frameworks give an empty tensor no address, or that of something else.
+  auto* const data = from.bytes == 0 && number % 2 == 0 ? nullptr : from.at;
   at(op.a).is_view = false;
   buffer made;
   const auto r = std::to_string(in);
@@ -187,12 +189,12 @@ inline void player::adopt(const operation& op) {
   const auto allowed = may(op.e) & ~static_cast<unsigned>(budget);
   adopting_ = true;
   try {
-    threw = call(name(op.a) + " = " + off_name(op.e) + "->adopt(m" + r + ", " +
-                     std::to_string(from.bytes) + ", s" + std::to_string(stream) + ", " +
-                     owner_text(in, op.d) + ");",
+    threw = call(name(op.a) + " = " + off_name(op.e) + "->adopt(" +
+                     (data == nullptr ? "nullptr" : "m" + r) + ", " + std::to_string(from.bytes) +
+                     ", s" + std::to_string(stream) + ", " + owner_text(in, op.d) + ");",
                  allowed, [&] {
                    with_owner(number, op.d, [&](tp::memory_owner&& owner) {
-                     made = side.off->adopt(from.at, from.bytes, ref(stream), std::move(owner));
+                     made = side.off->adopt(data, from.bytes, ref(stream), std::move(owner));
                    });
                  });
   } catch (const body_ends&) {
@@ -221,7 +223,9 @@ inline void player::adopt(const operation& op) {
   contents_.push_back(of);
   at(op.a).elements = from.bytes;
   fill(op.a, std::move(made), std::move(of), stream);
-  if (at(op.a).b.data() != from.at) find("adopted, and lies elsewhere", name(op.a));
+  if (from.bytes > 0 && at(op.a).b.data() != from.at) {
+    find("adopted, and lies elsewhere", name(op.a));
+  }
 }
 
 inline void player::release_borrowed(int side) {

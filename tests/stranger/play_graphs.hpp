@@ -93,7 +93,7 @@ inline void player::end_body(bool done) {
     const auto found = before_places_.find(id);
     for (const auto& each : contents_) {
       // An earlier visit of a state has its number, and is over.
-      if (each->id != id || ended_before_.contains(each.get())) continue;
+      if (each->id != id || ended_before_.contains(each.get()) || each->bytes == 0) continue;
       // Computed again inside, it is asked of nobody: a second launch computes it once more.
       if (found == before_places_.end() && each->again && !strict()) continue;
       into_->touched.push_back({each, found == before_places_.end() ? nullptr : found->second});
@@ -272,7 +272,7 @@ inline void player::launch(const operation& op) {
   for (auto& other : slots_) {
     if (!other.full() || !other.of || its.contains(other.of->id) || of.dirty) continue;
     const auto from = reinterpret_cast<std::uintptr_t>(other.h().data());
-    const auto to = from + (other.where.rows - 1) * other.pitch() + other.where.width;
+    const auto to = from + other.where.span(other.pitch());
     for (const auto& item : device_.last_replayed()) {
       for (const auto& each : item.touches) {
         if (each.writes && each.first < to && from < each.first + each.bytes) {

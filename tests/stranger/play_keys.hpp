@@ -1,4 +1,5 @@
 // Tensors by key, as a framework saves them. Not inside captures: what is saved is borrowed.
+// play_key_reads.hpp has their reads.
 #pragma once
 
 #include "player.hpp"
@@ -160,54 +161,10 @@ inline void player::key_leave(const operation& op) {
   auto& scope = in->scopes[static_cast<std::size_t>(which)];
   scope.left = threw == 0;
   scope.kept = threw != 0;
-}
-
-inline void player::key_load(const operation& op) {
-  auto* const in = keys_at(op.a);
-  if (in == nullptr || !in->within.empty()) return;
-  const auto key = static_cast<std::uint64_t>(op.b) * 7919 + 5;
-  const auto found = in->tensors.find(key);
-  if (found == in->tensors.end()) return;
-  auto& of = found->second;
-  auto& scope = in->scopes[static_cast<std::size_t>(of.scope)];
-  const int stream = stream_of(op.c);
-  const auto code =
-      key_name(op.a) + ".load(" + std::to_string(key) + ", s" + std::to_string(stream) + ")";
-  void* got = nullptr;
-  if (in->release && scope.left) {
-    if (side_at(in->side).dirty) return;
-    return refused("static_cast<void>(" + code + ");",
-                   [&] { got = in->pass->load(key, ref(stream)); });
+  if (!scope.left) return;
+  for (auto& [key, each] : in->tensors) {  // an address from before ends with the scope
+    if (each.scope == which) each.at = nullptr, each.readers = 0;
   }
-  const auto& from = regions_[static_cast<std::size_t>(of.region)];
-  if (code_.on()) code_.line("bytes_at p" + std::to_string(at_operation_) + " = nullptr;");
-  const auto threw =
-      call("p" + std::to_string(at_operation_) + " = static_cast<bytes_at>(" + code + ");",
-           may_allocate(in->side), [&] { got = in->pass->load(key, ref(stream)); });
-  give(in->side, stream);
-  if (!in->forward_only) in->restored = true;
-  // All of the scope may have come back before the wait for this one failed.
-  if ((threw & failure) != 0) scope.tried = true;
-  if (threw != 0) return;
-  scope.restored = true;
-  of.loaded = true;
-  of.streams |= 1U << static_cast<unsigned>(stream);
-  auto* const at = static_cast<std::byte*>(got);
-  if (at == nullptr) find("load gave nothing", code);
-  if (of.at != nullptr && of.at != at) find("loaded again, and lies elsewhere", code);
-  if (in->forward_only && at != from.at) find("what stays lies elsewhere", code);
-  of.at = at;
-  if (at == from.at && loans_[static_cast<std::size_t>(of.loan)].times_back != 0) {
-    find("loaded from memory that went back", code);
-  }
-  touch_words(at, of.bytes, of.words, of.version, stream, false,
-              "key " + std::to_string(op.b) + " of tensor " + std::to_string(of.words));
-  of.used[static_cast<std::size_t>(stream)] = position_[static_cast<std::size_t>(stream)];
-  code_.line("if (p" + std::to_string(at_operation_) + " != nullptr) read_at(dev, s" +
-             std::to_string(stream) + ", p" + std::to_string(at_operation_) + ", " +
-             std::to_string(of.bytes) + ", " + std::to_string(of.words) + ", " +
-             std::to_string(of.version) + ", \"key " + std::to_string(key) + "\");");
-  look();
 }
 
 inline void player::key_drop(const operation& op) {

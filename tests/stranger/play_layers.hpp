@@ -93,7 +93,9 @@ inline void player::layer_fresh(const operation& op) {
   });
   give(in->side, stream);
   if (threw != 0) return;
-  if (got == nullptr || got != in->of->all[array]->at(op.b)) find("fresh and at differ", code);
+  if ((got == nullptr && elements > 0) || got != in->of->all[array]->at(op.b)) {
+    find("fresh and at differ", code);
+  }
   auto* const at = reinterpret_cast<std::byte*>(got);
   const bool check_old = cell.kept && (cell.version != 0 || cell.zeros);
   if (!cell.kept) {
@@ -201,7 +203,9 @@ inline void player::layer_back(const operation& op) {
   give(in->side, stream);
   if (!in->forward_only) in->restored = true;
   if (threw != 0) return;
-  if (got == nullptr || got != in->of->all[array]->at(op.b)) find("back and at differ", code);
+  if ((got == nullptr && cell.elements > 0) || got != in->of->all[array]->at(op.b)) {
+    find("back and at differ", code);
+  }
   for (auto& each : layer) {
     if (each.now != cell_phase::done) continue;
     each.now = cell_phase::back;

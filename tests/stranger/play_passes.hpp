@@ -198,7 +198,7 @@ inline void player::note_commit(pass& in, const operation& op, const std::vector
     const bool covers = which.where.rows == 1 && which.where.width == which.of->bytes;
     each.own = which.is_view && !which.whole && !saved_before[i] && !covers;
     if (each.left && made.way == by_hand) find("start_offload emptied a handle", name(slots[i]));
-    if (each.left && !which.is_view && made.way != by_hand) {
+    if (each.left && !which.is_view && made.way != by_hand && which.of->bytes > 0) {
       const auto first = reinterpret_cast<std::uintptr_t>(places[i]);
       const auto kept = which.of->kept_at.lower_bound(first);
       const bool opted_out = kept != which.of->kept_at.end() && *kept - first < which.of->bytes;
@@ -325,6 +325,7 @@ inline void player::restore(const operation& op) {
   }
   const auto id = static_cast<tp::module_id>(which->module);
   auto allowed = may_allocate(in.side);
+  if (group_fits(in, *which)) allowed &= ~static_cast<unsigned>(budget);
   if (foreign) allowed |= budget;
   unsigned threw = 0;
   bool called = false;
@@ -412,8 +413,9 @@ inline void player::come_back(pass& in, group& which, int stream) {
     // What is offered to be computed again may have been, on this stream, although it was there.
     if (came || each.saved || which.way == or_discard) into.ready[s] = position_[s];
     if (into.is_view) {
-      if (into.v.width() != each.where.width || into.v.rows() != each.where.rows ||
-          (into.v.pitch() != each.where.width && into.v.pitch() != each.where.pitch)) {
+      const bool pitched = !each.where.empty() && into.v.pitch() != each.where.width &&
+                           into.v.pitch() != each.where.pitch;
+      if (into.v.width() != each.where.width || into.v.rows() != each.where.rows || pitched) {
         find("a view came back with another shape", name(each.slot));
       }
     } else if (into.b.size() != into.of->bytes) {
@@ -654,25 +656,21 @@ inline void player::misuse_pass(const operation& op) {
     case 4: {  // where there is no group
       return refused(start + "forget" + named + "99);", [&] { in.chunk.forget(id, 99); });
     }
-    case 5: {  // no memory
-      std::byte here{};
-      for (const bool null : {true, false}) {
-        const int from = find_region(256, stream, 0);
-        if (from < 0) return;
-        write_region(from);
-        const int number = lend(from, in.side);
-        refused("static_cast<void>(" + off_name(in.side) + "->adopt(" +
-                    (null ? "nullptr, 256" : "m" + std::to_string(from) + ", 0") + ", s" +
-                    std::to_string(stream) + ", " + owner_text(from, callable) + "));",
-                [&] {
-                  with_owner(number, callable, [&](tp::memory_owner&& owner) {
-                    static_cast<void>(side_at(in.side).off->adopt(
-                        null ? nullptr : &here, null ? 256 : 0, ref(stream), std::move(owner)));
-                  });
+    case 5: {  // no memory, for bytes
+      const int from = find_region(256, stream, 0);
+      if (from < 0) return;
+      write_region(from);
+      const int number = lend(from, in.side);
+      refused("static_cast<void>(" + off_name(in.side) + "->adopt(nullptr, 256, s" +
+                  std::to_string(stream) + ", " + owner_text(from, callable) + "));",
+              [&] {
+                with_owner(number, callable, [&](tp::memory_owner&& owner) {
+                  static_cast<void>(
+                      side_at(in.side).off->adopt(nullptr, 256, ref(stream), std::move(owner)));
                 });
-        if (loans_[static_cast<std::size_t>(number)].times_back != 1) {
-          find("adopt threw, and its owner has nothing back", "misuse");
-        }
+              });
+      if (loans_[static_cast<std::size_t>(number)].times_back != 1) {
+        find("adopt threw, and its owner has nothing back", "misuse");
       }
       return;
     }

@@ -14,16 +14,17 @@ inline void player::check_places(int index) {
   auto& one = at(index);
   const auto span = [](slot& of) {
     const auto first = reinterpret_cast<std::uintptr_t>(of.h().data());
-    return std::pair{first, first + (of.where.rows - 1) * of.pitch() + of.where.width};
+    return std::pair{first, first + of.where.span(of.pitch())};
   };
   const auto [first, end] = span(one);
+  if (first == end) return;  // an empty tensor has no place
   for (int i = 0; i < slot_count; ++i) {
     auto& other = at(i);
     if (i == index || !other.full() || !other.of || other.of->id == one.of->id) continue;
     if (words_of(*other.of) == words_of(*one.of)) continue;  // adopted twice
     if (side_at(other.of->side).dirty || side_at(one.of->side).dirty) continue;
     const auto [from, to] = span(other);
-    if (first < to && from < end) {
+    if (from < to && first < to && from < end) {
       find("two tensors at one place", name(index) + " lies on " + name(i));
     }
   }
@@ -44,6 +45,7 @@ inline void player::fill(int index, buffer&& made, content_ref of, int stream) {
   into.by_commit = false;
   ++into.of->handles;
   touch(into.of);
+  if (!into.full()) find("an allocation gave an empty handle", name(index));
   if (into.b.size() != into.of->bytes) {
     find("size() is wrong", name(index) + ": " + std::to_string(into.b.size()) + " bytes, not " +
                                 std::to_string(into.of->bytes));
@@ -205,12 +207,19 @@ inline void player::make_view(int from, int to, int shape, bool whole) {
   tp::view_shape cut;
   cut.rows = 1 + static_cast<std::size_t>(roll.below(4));
   const auto pitch = grains / cut.rows;
-  if (pitch == 0) return;
+  if (pitch == 0 && shape < empty_shape) return;
   cut.pitch = pitch * 16;
-  cut.width = 16 * (1 + static_cast<std::size_t>(roll.below(static_cast<int>(pitch))));
-  cut.offset =
-      16 * static_cast<std::size_t>(roll.below(static_cast<int>(pitch - cut.width / 16 + 1)));
+  if (pitch != 0) {
+    cut.width = 16 * (1 + static_cast<std::size_t>(roll.below(static_cast<int>(pitch))));
+    cut.offset =
+        16 * static_cast<std::size_t>(roll.below(static_cast<int>(pitch - cut.width / 16 + 1)));
+  }
   if (cut.rows == 1) cut.pitch = 0;
+  if (shape >= empty_shape) {
+    (roll.chance(0.5) || pitch == 0 ? cut.width : cut.rows) = 0;
+    if (roll.chance(0.2)) cut.width = cut.rows = 0;
+    if (roll.chance(0.3)) cut.offset = source.of->bytes;  // behind the last byte
+  }
   cut.whole_storage = whole;
   auto& target = at(to);
   target.is_view = true;
@@ -218,7 +227,12 @@ inline void player::make_view(int from, int to, int shape, bool whole) {
            std::to_string(cut.width) + ", " + std::to_string(cut.rows) + ", " +
            std::to_string(cut.pitch) + ", " + (whole ? "true" : "false") + "});",
        may(source.of->side), [&] { target.v = source.b.view(cut); });
-  if (!target.full()) return;
+  if (!target.full()) {
+    if (cut.width * cut.rows == 0 && !side_at(source.of->side).dirty) {
+      find("an empty view is an empty handle", name(to));
+    }
+    return;
+  }
   target.of = source.of;
   target.where = {cut.offset, cut.width, cut.rows, cut.pitch == 0 ? cut.width : cut.pitch};
   target.whole = whole;
@@ -231,7 +245,7 @@ inline void player::make_view(int from, int to, int shape, bool whole) {
   target.elements = 0;
   ++target.of->handles;
   if (target.v.width() != cut.width || target.v.rows() != cut.rows ||
-      target.v.pitch() != target.where.pitch) {
+      (!target.where.empty() && target.v.pitch() != target.where.pitch)) {
     find("a view has another shape", name(to));
   }
 }

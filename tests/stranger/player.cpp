@@ -2,8 +2,10 @@
 #include "player.hpp"
 
 #include "play_borrowed.hpp"
+#include "play_fits.hpp"
 #include "play_graphs.hpp"
 #include "play_kernels.hpp"
+#include "play_key_reads.hpp"
 #include "play_keys.hpp"
 #include "play_layers.hpp"
 #include "play_lending.hpp"
@@ -342,6 +344,8 @@ void player::step(const operation& op) {
       return capturing_ ? void() : drop_side(op.a);
     case kind::check_counters:
       return check_counters(op.a);
+    case kind::check_growth:
+      return check_growth(op);
     case kind::trace:
       return trace(op.a);
     case kind::span:
@@ -417,13 +421,11 @@ void player::step_other(const operation& op) {
     case kind::key_leave:
       return key_leave(op);
     case kind::key_end_forward:
-      if (auto* const in = keys_at(op.a); in != nullptr && in->within.empty() && !in->ended) {
-        call(key_name(op.a) + ".end_forward();", may(in->side), [&] { in->pass->end_forward(); });
-        in->ended = true;
-      }
-      return;
+      return key_end_forward(op.a);
     case kind::key_load:
       return key_load(op);
+    case kind::key_read:
+      return key_read(op);
     case kind::key_drop:
       return key_drop(op);
     case kind::key_finish:

@@ -130,8 +130,10 @@ class player {
 
   // ---- graphs (play_graphs.hpp) ----
   [[nodiscard]] layout standing(int side) const;
+  // An empty tensor may have no address: 1 then, since 0 stands for what is saved.
   [[nodiscard]] static std::uintptr_t place_of(const slot& of) {
-    return reinterpret_cast<std::uintptr_t>(of.is_view ? of.v.data() : of.b.data());
+    const auto at = reinterpret_cast<std::uintptr_t>(of.is_view ? of.v.data() : of.b.data());
+    return at == 0 ? 1 : at;
   }
   [[nodiscard]] layout device_layout(int side) const;
   void compare(int side);
@@ -182,12 +184,22 @@ class player {
   [[nodiscard]] bool without_lender(int side);
   void check_lenders();
 
-  // ---- tensors by key (play_keys.hpp) ----
+  // ---- memory that must be enough (play_fits.hpp) ----
+  [[nodiscard]] bool nothing_held(int side) const;
+  [[nodiscard]] bool may_hold(int side, std::size_t bytes) const;
+  [[nodiscard]] bool key_fits(const key_pass& in, int scope) const;
+  [[nodiscard]] bool group_fits(const pass& in, const group& which) const;
+  void check_growth(const operation& op);
+
+  // ---- tensors by key (play_keys.hpp, play_key_reads.hpp) ----
   void key_begin(const operation& op);
   void key_enter(const operation& op);
   void key_save(const operation& op);
   void key_leave(const operation& op);
+  void key_end_forward(int which);
   void key_load(const operation& op);
+  void key_read(const operation& op);
+  void read_key(int key, key_tensor& of, int stream);
   void key_drop(const operation& op);
   void key_finish(int which);
   void key_abandon(int which);

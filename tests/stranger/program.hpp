@@ -24,6 +24,8 @@ inline constexpr int key_count = 12;
 inline constexpr int layer_set_count = 2;
 inline constexpr int layer_count = 4;
 inline constexpr int array_count = 3;
+// From here on the shape of a view stands for one of no bytes.
+inline constexpr int empty_shape = 1 << 20;
 // So much that these programs never use it up.
 inline constexpr std::size_t roomy_device = std::size_t{1} << 20;
 inline constexpr std::size_t roomy_host = std::size_t{2} << 20;
@@ -67,6 +69,7 @@ enum class kind : std::uint8_t {
   probe,  // gives everything up and runs a plain step
   drop_offloader,
   check_counters,
+  check_growth,   // b 1: the first part is over
   trace,          // starts or finishes
   span,           // b stream
   wait_for,       // b stream, c peers, e throws
@@ -96,6 +99,7 @@ enum class kind : std::uint8_t {
   key_leave,  // b stream
   key_end_forward,
   key_load,  // b key, c stream
+  key_read,  // b key, c stream: at the address that it has
   key_drop,  // b key, c stream
   key_finish,
   key_abandon,
@@ -152,6 +156,7 @@ enum class kind : std::uint8_t {
                                             "probe",
                                             "drop_offloader",
                                             "check_counters",
+                                            "check_growth",
                                             "trace",
                                             "span",
                                             "wait_for",
@@ -177,6 +182,7 @@ enum class kind : std::uint8_t {
                                             "key_leave",
                                             "key_end_forward",
                                             "key_load",
+                                            "key_read",
                                             "key_drop",
                                             "key_finish",
                                             "key_abandon",
@@ -310,6 +316,9 @@ struct played {
 
 // How often things came about, to see what programs reach (--reached).
 [[nodiscard]] std::map<std::string, long>& reached();
+
+// Whether all programs are long ones (--long).
+[[nodiscard]] bool& long_only();
 
 // Draws the program of a seed.
 [[nodiscard]] program draw(std::uint64_t seed);
