@@ -7,9 +7,13 @@
 #include <memory>
 #include <string>
 #include <tidepool/device/virtual.hpp>
+#include <type_traits>
 #include <unordered_map>
 #include <utility>
 #include <vector>
+#if defined(TIDEPOOL_STRANGER_CHECKED)
+#include <tidepool/device/checked.hpp>
+#endif
 
 #include "clocks.hpp"
 
@@ -19,8 +23,17 @@ namespace tp = tidepool;
 
 inline constexpr int injected_code = 777;
 
-class device : public tp::virtual_device {
-  using base = tp::virtual_device;
+// With the checked device between the two (stranger_checked), what that reports of a program is a
+// finding as well: of right programs it has nothing to say.
+#if defined(TIDEPOOL_STRANGER_CHECKED)
+using judged_device = tp::checked_device<tp::virtual_device>;
+#else
+using judged_device = tp::virtual_device;
+#endif
+inline constexpr bool judged = !std::is_same_v<judged_device, tp::virtual_device>;
+
+class device : public judged_device {
+  using base = judged_device;
 
  public:
   static constexpr std::string_view name = "watched";
@@ -196,7 +209,8 @@ class device : public tp::virtual_device {
               0});
   }
   [[nodiscard]] bool passed(const event& which) const {
-    if (!answers_ || !base::passed(which.inner_)) return false;
+    // The checked device notes that, which is why its call is not const.
+    if (!answers_ || !const_cast<device*>(this)->base::passed(which.inner_)) return false;
     order_.passed(which.number_);
     return true;
   }
@@ -206,7 +220,13 @@ class device : public tp::virtual_device {
 
   void run(stream_ref on, double ns, std::function<void()> body, std::vector<clocks::touch> touches,
            std::string label) {
-    base::launch(on, ns, std::move(body));
+    std::vector<tp::kernel_access> said;
+    if constexpr (judged) {
+      for (const auto& each : touches) {
+        said.push_back({reinterpret_cast<const void*>(each.first), each.bytes, each.writes});
+      }
+    }
+    base::launch(on, ns, std::move(body), label.c_str(), std::move(said));
     give(on, {clocks::item::sort::access, 0, std::move(touches), std::move(label), 0});
   }
   [[nodiscard]] static clocks::touch touch_of(const void* pointer, std::size_t bytes, bool writes) {
@@ -224,6 +244,16 @@ class device : public tp::virtual_device {
    private:
     device& of_;
   };
+
+  // What the checked device has to say, and has not said before.
+  [[nodiscard]] std::string said() {
+    std::string text;
+#if defined(TIDEPOOL_STRANGER_CHECKED)
+    for (const auto& each : base::findings()) text += to_text(each);
+    base::forget_findings();
+#endif
+    return text;
+  }
 
   // The call of this kind that fails, once, counted from 1.
   void fail_at(const char* kind, int call) {

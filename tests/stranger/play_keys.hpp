@@ -89,9 +89,11 @@ inline void player::key_save(const operation& op) {
   if (in == nullptr || in->within.empty()) return;
   const auto key = static_cast<std::uint64_t>(op.b) * 7919 + 5;
   const auto found = in->tensors.find(key);
-  const bool again = found != in->tensors.end();
+  const bool known = found != in->tensors.end();
+  // A tensor of no bytes may have the key of another, as it may have its address.
+  const bool again = known && (op.d == 0 || found->second.bytes > 0);
   int from = -1;
-  if (again) {
+  if (again && op.d > 0) {
     const auto& there = found->second;
     const auto& scope = in->scopes[static_cast<std::size_t>(there.scope)];
     from = there.region;
@@ -105,16 +107,20 @@ inline void player::key_save(const operation& op) {
   const auto& of = regions_[static_cast<std::size_t>(from)];
   const int number = lend(from, in->side);
   const int owner = op.e % 4 % 3;
-  if (op.e >= 4 && !again) {
+  if (op.e >= 4 && !known) {
     ++regions_[static_cast<std::size_t>(from)].references;
     in->kept.push_back(from);
   }
-  const auto code = key_name(op.a) + ".save(" + std::to_string(key) + ", m" + std::to_string(from) +
-                    ", " + std::to_string(of.bytes) + ", s" + std::to_string(of.home) + ", " +
+  const int lies = again ? found->second.region : from;
+  auto* const data =
+      of.bytes == 0 && number % 2 == 0 ? nullptr : regions_[static_cast<std::size_t>(lies)].at;
+  const auto code = key_name(op.a) + ".save(" + std::to_string(key) + ", " +
+                    (data == nullptr ? "nullptr" : "m" + std::to_string(lies)) + ", " +
+                    std::to_string(of.bytes) + ", s" + std::to_string(of.home) + ", " +
                     owner_text(from, owner) + ");";
   const auto threw = call(code, may(in->side), [&] {
     with_owner(number, owner, [&](tp::memory_owner&& owned) {
-      in->pass->save(key, of.at, of.bytes, ref(of.home), std::move(owned));
+      in->pass->save(key, data, of.bytes, ref(of.home), std::move(owned));
     });
   });
   give(in->side, of.home);
@@ -125,10 +131,15 @@ inline void player::key_save(const operation& op) {
   if (threw != 0) return;
   if (again) {
     ++found->second.references;
+    if (op.d == 0 && found->second.bytes > 0) ++reached()["an empty tensor by the key of another"];
   } else {
-    if (back != 0) find("saved, and back at once", code);
+    if (back != 0 && of.bytes > 0) find("saved, and back at once", code);
     key_tensor made;
     made.references = 1;
+    if (known) {
+      made.references += found->second.references;
+      ++reached()["a tensor by the key of an empty one"];
+    }
     made.scope = in->within.back();
     made.region = from;
     made.loan = number;
@@ -137,7 +148,7 @@ inline void player::key_save(const operation& op) {
     made.version = of.version;
     made.streams = 1U << static_cast<unsigned>(of.home);
     made.used[static_cast<std::size_t>(of.home)] = position_[static_cast<std::size_t>(of.home)];
-    in->tensors.emplace(key, made);
+    in->tensors.insert_or_assign(key, made);
   }
   if (in->pass->size() != in->tensors.size()) find("another number of keys", code);
 }

@@ -91,6 +91,9 @@ void player::look() {
     note_race(sort, race);
     device_.order().forget_race();
   }
+  if (const auto said = device_.said(); !said.empty() && !raced_ && !device_.failed()) {
+    note_race("the checked device: " + gist(said).substr(0, 60), said);
+  }
   if (failed_) throw stop{};
 }
 
