@@ -220,14 +220,28 @@ class device : public judged_device {
 
   void run(stream_ref on, double ns, std::function<void()> body, std::vector<clocks::touch> touches,
            std::string label) {
-    std::vector<tp::kernel_access> said;
-    if constexpr (judged) {
-      for (const auto& each : touches) {
-        said.push_back({reinterpret_cast<const void*>(each.first), each.bytes, each.writes});
-      }
-    }
-    base::launch(on, ns, std::move(body), label.c_str(), std::move(said));
+    base::launch(on, ns, std::move(body), label.c_str(), declared(touches));
     give(on, {clocks::item::sort::access, 0, std::move(touches), std::move(label), 0});
+  }
+  // A function of the host's that counts as work of `on`, which the host executes.
+  void run_now(stream_ref on, const std::function<void()>& body, std::vector<clocks::touch> touches,
+               std::string label) {
+    body();
+    if constexpr (judged)
+      base::launch(
+          on, 0, [] {}, label.c_str(), declared(touches));
+    give(on, {clocks::item::sort::access, 0, std::move(touches), std::move(label), 0});
+  }
+  // All that this stream is given is over when the call returns. (Devices of before have no such
+  // streams; what the host does is too early there.)
+  void execute(stream_ref which) {
+    const auto say = [&](auto& dev) {
+      if constexpr (requires { dev.host_executes(which); }) {
+        dev.host_executes(which);
+        eager_.push_back(lane_of(which));
+      }
+    };
+    say(*this);
   }
   [[nodiscard]] static clocks::touch touch_of(const void* pointer, std::size_t bytes, bool writes) {
     return {reinterpret_cast<std::uintptr_t>(pointer), bytes, writes};
@@ -287,6 +301,17 @@ class device : public judged_device {
  private:
   using blocks = std::unordered_map<void*, std::size_t>;
 
+  // What the checked device is told of a kernel.
+  static std::vector<tp::kernel_access> declared(const std::vector<clocks::touch>& touches) {
+    std::vector<tp::kernel_access> all;
+    if constexpr (judged) {
+      for (const auto& each : touches) {
+        all.push_back({reinterpret_cast<const void*>(each.first), each.bytes, each.writes});
+      }
+    }
+    return all;
+  }
+
   bool fails(const char* call) {
     if (quiet_ > 0) return false;
     ++calls_;
@@ -322,6 +347,7 @@ class device : public judged_device {
         order_.wait(lane, what.event);
         break;
     }
+    if (std::find(eager_.begin(), eager_.end(), lane) != eager_.end()) order_.synchronize(lane);
   }
 
   static void rows(std::vector<clocks::touch>& into, const void* first, const tp::copy_shape& shape,
@@ -352,6 +378,7 @@ class device : public judged_device {
   std::vector<std::pair<std::uint64_t, std::size_t>> lanes_;
   std::vector<clocks::item> captured_, last_replayed_;
   std::vector<std::size_t> inside_;  // lanes of the capture under way
+  std::vector<std::size_t> eager_;   // lanes that the host executes
   blocks device_alive_, host_alive_, peer_alive_, imports_;
   long events_alive_ = 0;
   std::size_t bytes_out_ = 0, bytes_in_ = 0, last_out_ = 0;

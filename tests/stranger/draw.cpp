@@ -6,9 +6,9 @@
 
 #include "draw_edge.hpp"
 #include "draw_empty.hpp"
-#include "draw_key_reads.hpp"
 #include "draw_lending.hpp"
 #include "draw_long.hpp"
+#include "draw_reads.hpp"
 #include "draw_twice.hpp"
 #include "program.hpp"
 
@@ -1209,8 +1209,10 @@ program draw(std::uint64_t seed) {
     draw_twice(made, roll);
   }
   draw_lending(made);
-  if (roll.chance(0.6)) draw_key_reads(made, roll);
+  if (roll.chance(0.6)) draw_reads(made, roll);
+  if (roll.chance(0.2)) draw_two_keys(made, roll);
   if (roll.chance(0.35)) draw_empty(made, roll);
+  made.eager = roll.chance(0.08);
   return made;
 }
 
@@ -1218,7 +1220,8 @@ std::string to_text(const program& what) {
   std::ostringstream text;
   text << "seed " << what.seed << ", " << what.streams << " streams, fault at "
        << device_calls[static_cast<std::size_t>(what.fault_call)] << ' ' << what.fault_at
-       << (what.offloader_first ? ", offloader first" : "") << '\n';
+       << (what.offloader_first ? ", offloader first" : "") << (what.eager ? ", eager" : "")
+       << '\n';
   for (std::size_t i = 0; i < what.operations.size(); ++i) {
     const auto& op = what.operations[i];
     text << i << ": " << name_of(op.what) << ' ' << op.a << ' ' << op.b << ' ' << op.c << ' '

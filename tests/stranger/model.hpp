@@ -281,7 +281,8 @@ struct layer_cell {
   std::uint64_t words = 0, version = 0;  // version 0: nobody knows
   bool zeros = false;                    // where nothing was written
   bool kept = false;                     // memory of a module that is not enabled
-  bool brought = false;                  // by itself
+  unsigned asked = 0;                    // streams that `back` made wait for what it brought
+  bool written = false;                  // since it came back
   positions ready{}, used{};
 };
 struct layer_set {

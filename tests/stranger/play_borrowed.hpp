@@ -56,8 +56,8 @@ inline void player::touch_words(std::byte* at, std::size_t bytes, std::uint64_t 
       }
     };
   }
-  device_.run(ref(stream), 700, std::move(body), {device::touch_of(at, bytes, writes)},
-              (writes ? "write of " : "read of ") + what);
+  compute(stream, 700, std::move(body), {device::touch_of(at, bytes, writes)},
+          (writes ? "write of " : "read of ") + what);
   tick(stream);
 }
 
@@ -100,8 +100,8 @@ inline void player::write_region(int which) {
 inline void player::release_region(int which) {
   auto& of = regions_[static_cast<std::size_t>(which)];
   if (--of.references > 0) return;
-  device_.run(
-      ref(of.home), 300, [at = of.at, bytes = of.bytes] { std::memset(at, 0xAB, bytes); },
+  compute(
+      of.home, 300, [at = of.at, bytes = of.bytes] { std::memset(at, 0xAB, bytes); },
       {device::touch_of(of.at, of.bytes, true)}, "the owner's");
 }
 
@@ -424,8 +424,8 @@ inline void* player::memory_from(int side, std::size_t bytes) {
   }
   of.handed[got] = bytes;
   of.in_use += bytes;
-  device_.run(
-      ref(0), 200, [=] { std::memset(got, 0xCD, bytes); }, {device::touch_of(got, bytes, true)},
+  compute(
+      0, 200, [=] { std::memset(got, 0xCD, bytes); }, {device::touch_of(got, bytes, true)},
       "the allocator's");
   return got;
 }
@@ -442,9 +442,9 @@ inline void player::memory_to(int side, void* pointer, std::size_t bytes) {
   of.in_use -= bytes;
   of.at_home.emplace_back(pointer, bytes);
   if (capturing_) return note("memory went back inside a capture", "own memory");
-  device_.run(
-      ref(0), 200, [=] { std::memset(pointer, 0xCE, bytes); },
-      {device::touch_of(pointer, bytes, true)}, "the owner's");
+  compute(
+      0, 200, [=] { std::memset(pointer, 0xCE, bytes); }, {device::touch_of(pointer, bytes, true)},
+      "the owner's");
 }
 
 inline std::unique_ptr<tp::block_source> player::make_memory(int side) {

@@ -141,7 +141,7 @@ inline std::size_t player::capture(const operation& op, std::size_t next) {
   };
   auto& into = graphs_[static_cast<std::size_t>(op.a)];
   const int side = op.c;
-  if (capturing_ || into.graph || !usable_side(side)) return skip();
+  if (capturing_ || into.graph || !usable_side(side) || program_.eager) return skip();
   auto& of = side_at(side);
   const int stream = stream_of(op.b);
   for (int s = 0; s < program_.streams; ++s) {

@@ -54,6 +54,16 @@ inline bool player::usable(int index) const {
   return !of.dirty || of.on_device.contains({which.of->id, place_of(which)});
 }
 
+// A kernel, or a function where the trainer computes on the host.
+inline void player::compute(int stream, double ns, std::function<void()> body,
+                            std::vector<clocks::touch> touches, std::string label) {
+  if (program_.eager) {
+    device_.run_now(ref(stream), body, std::move(touches), std::move(label));
+  } else {
+    device_.run(ref(stream), ns, std::move(body), std::move(touches), std::move(label));
+  }
+}
+
 inline void player::kernel(slot& on, int index, int stream, bool writes, std::uint64_t version) {
   order_for(on.ready, stream);
   if (writes) {
@@ -115,8 +125,8 @@ inline void player::kernel(slot& on, int index, int stream, bool writes, std::ui
   } else {
     body = [=] { check(version); };
   }
-  device_.run(ref(stream), 500 + static_cast<double>(id % 7) * 900, std::move(body),
-              std::move(touches), label);
+  compute(stream, 500 + static_cast<double>(id % 7) * 900, std::move(body), std::move(touches),
+          label);
   on.used[static_cast<std::size_t>(stream)] = tick(stream);
   if (code_.on()) {
     code_.line(std::string(writes ? "write" : "read") + "(dev, s" + std::to_string(stream) + ", " +

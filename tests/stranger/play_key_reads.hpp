@@ -5,13 +5,12 @@
 
 namespace stranger {
 
-// The forward pass is over: where tensors lie is asked again.
+// Addresses that were given behind a scope hold on.
 inline void player::key_end_forward(int which) {
   auto* const in = keys_at(which);
   if (in == nullptr || !in->within.empty() || in->ended) return;
   call(key_name(which) + ".end_forward();", may(in->side), [&] { in->pass->end_forward(); });
   in->ended = true;
-  for (auto& [key, each] : in->tensors) each.at = nullptr, each.readers = 0;
 }
 
 inline void player::key_load(const operation& op) {
@@ -47,7 +46,8 @@ inline void player::key_load(const operation& op) {
   // All of the scope may have come back: before the wait for this one failed, or for a read.
   if ((threw & failure) != 0 || (scope.left && !in->ended)) scope.tried = true;
   if (threw != 0) return;
-  if (in->ended) scope.restored = true;
+  // What stayed where it was may have brought nothing back.
+  if (in->ended) (got == from.at ? scope.tried : scope.restored) = true;
   ++reached()[in->ended    ? "loaded in backward"
               : scope.left ? "read in forward, behind its scope"
                            : "read in forward, in its scope"];

@@ -84,6 +84,15 @@ inline void player::key_enter(const operation& op) {
   in->scopes.back().kept = true;
 }
 
+// What lies where another key's tensor does, whose memory nobody has back.
+inline int player::saved_region(const key_pass& in) const {
+  for (const auto& [key, each] : in.tensors) {
+    const auto& scope = in.scopes[static_cast<std::size_t>(each.scope)];
+    if (!scope.left && each.bytes > 0) return each.region;
+  }
+  return -1;
+}
+
 inline void player::key_save(const operation& op) {
   auto* const in = keys_at(op.a);
   if (in == nullptr || in->within.empty()) return;
@@ -92,8 +101,10 @@ inline void player::key_save(const operation& op) {
   const bool known = found != in->tensors.end();
   // A tensor of no bytes may have the key of another, as it may have its address.
   const bool again = known && (op.d == 0 || found->second.bytes > 0);
-  int from = -1;
-  if (again && op.d > 0) {
+  int from = !known && (op.e & 8) != 0 && op.d > 0 ? saved_region(*in) : -1;
+  if (from >= 0) {
+    ++reached()["saved by two keys"];
+  } else if (again && op.d > 0) {
     const auto& there = found->second;
     const auto& scope = in->scopes[static_cast<std::size_t>(there.scope)];
     from = there.region;
@@ -107,7 +118,7 @@ inline void player::key_save(const operation& op) {
   const auto& of = regions_[static_cast<std::size_t>(from)];
   const int number = lend(from, in->side);
   const int owner = op.e % 4 % 3;
-  if (op.e >= 4 && !known) {
+  if ((op.e & 4) != 0 && !known) {
     ++regions_[static_cast<std::size_t>(from)].references;
     in->kept.push_back(from);
   }

@@ -105,7 +105,7 @@ inline void player::layer_fresh(const operation& op) {
   }
   cell.elements = elements;
   cell.now = cell_phase::fresh;
-  cell.brought = false;
+  cell.asked = 0;
   cell.ready = {};
   cell.used = {};
   cell.ready[static_cast<std::size_t>(stream)] = position_[static_cast<std::size_t>(stream)];
@@ -130,11 +130,11 @@ inline void player::layer_use(const operation& op, bool writes) {
   if (cell.now != cell_phase::fresh && cell.now != cell_phase::back) return;
   if (side_at(in->side).dirty) return;
   if (!writes && cell.version == 0 && !cell.zeros) return;
-  cell.brought = true;
   const auto array =
       static_cast<std::size_t>(&cell - in->cells[static_cast<std::size_t>(op.b)].data());
   const int stream = stream_of(op.c);
-  order_for(cell.ready, stream);
+  const auto bit = 1U << static_cast<unsigned>(stream);
+  if ((cell.asked & bit) == 0) order_for(cell.ready, stream);
   if (writes) order_for(cell.used, stream);
   auto* const at = reinterpret_cast<std::byte*>(in->of->all[array]->at(op.b));
   if (writes) {
@@ -150,6 +150,8 @@ inline void player::layer_use(const operation& op, bool writes) {
              (writes ? ");" : ", \"" + what + "\");"));
   cell.used[static_cast<std::size_t>(stream)] = position_[static_cast<std::size_t>(stream)];
   if (writes) {
+    cell.asked = 0;
+    cell.written = true;
     cell.ready = {};
     cell.ready[static_cast<std::size_t>(stream)] = position_[static_cast<std::size_t>(stream)];
   }
@@ -188,7 +190,7 @@ inline void player::layer_back(const operation& op) {
   if (in == nullptr || !in->open || in->broken) return;
   auto& cell = *cell_at(*in, op);
   auto& layer = in->cells[static_cast<std::size_t>(op.b)];
-  if (cell.brought || (cell.now != cell_phase::done && cell.now != cell_phase::back)) return;
+  if (cell.now != cell_phase::done && cell.now != cell_phase::back) return;
   const auto array = static_cast<std::size_t>(&cell - layer.data());
   const int stream = stream_of(op.c);
   const auto allowed = cell.now == cell_phase::done ? may_allocate(in->side) : may(in->side);
@@ -196,8 +198,8 @@ inline void player::layer_back(const operation& op) {
   const auto code = "static_cast<void>(" + set_name(op.a) + "->all[" + std::to_string(array) +
                     "]->back(" + std::to_string(op.b) + ", s" + std::to_string(stream) + "));";
   // Where nothing leaves, nothing orders the streams but the trainer.
-  if (leaves_out(*in) || in->forward_only) order_for_layer(*in, op.b, stream);
-  if (cell.now == cell_phase::back) order_for(cell.ready, stream);
+  const bool by_trainer = leaves_out(*in) || in->forward_only;
+  if (by_trainer) order_for_layer(*in, op.b, stream);
   const auto threw =
       call(code, allowed, [&] { got = in->of->all[array]->back(op.b, ref(stream)); });
   give(in->side, stream);
@@ -209,20 +211,20 @@ inline void player::layer_back(const operation& op) {
   for (auto& each : layer) {
     if (each.now != cell_phase::done) continue;
     each.now = cell_phase::back;
-    each.brought = false;
+    each.asked = 0;
+    each.written = false;
     each.ready = {};
     each.ready[static_cast<std::size_t>(stream)] = position_[static_cast<std::size_t>(stream)];
     each.used = each.ready;
   }
-  cell.brought = true;
-  cell.ready = {};
-  cell.ready[static_cast<std::size_t>(stream)] = position_[static_cast<std::size_t>(stream)];
+  // It comes behind the reload. To order what the trainer wrote since is the trainer's.
+  if (!by_trainer && !cell.written) cell.asked |= 1U << static_cast<unsigned>(stream);
   look();
 }
 
 inline void player::end_cell(layer_cell& cell, bool keeps) {
   cell.now = cell_phase::none;
-  cell.brought = false;
+  cell.asked = 0;
   cell.kept = keeps;
 }
 

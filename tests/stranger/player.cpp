@@ -234,6 +234,9 @@ void player::make_sides() {
   {
     const device::mine quiet(device_);
     for (int s = 0; s < program_.streams; ++s) streams_.push_back(device_.make_stream());
+    for (const auto& each : streams_) {
+      if (program_.eager) device_.execute(each.ref());
+    }
     for (std::size_t f = 1; f < source_count; ++f) {
       source_memory_[f] = device_.try_allocate(source_bytes);
       sources_[f] = std::make_unique<tp::fixed_block>(source_memory_[f], source_bytes);

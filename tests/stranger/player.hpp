@@ -66,6 +66,8 @@ class player {
   void order_for(const positions& what, int stream);
   std::uint32_t tick(int stream) { return ++position_[static_cast<std::size_t>(stream)]; }
   void give(int side, int stream);  // the offloader meets it
+  void compute(int stream, double ns, std::function<void()> body,
+               std::vector<clocks::touch> touches, std::string label);
   void kernel(slot& on, int index, int stream, bool writes, std::uint64_t version);
   [[nodiscard]] bool usable(int index) const;
   [[nodiscard]] std::uint64_t& version_of(content& of) {
@@ -195,6 +197,7 @@ class player {
   void key_begin(const operation& op);
   void key_enter(const operation& op);
   void key_save(const operation& op);
+  [[nodiscard]] int saved_region(const key_pass& in) const;
   void key_leave(const operation& op);
   void key_end_forward(int which);
   void key_load(const operation& op);

@@ -95,7 +95,9 @@ enum class kind : std::uint8_t {
   // tensors by key: a is the pass
   key_begin,  // b offloader, c microbatch, e 1: forward only, 3: and gives memory back
   key_enter,  // b module, c layer, e the body throws at its end
-  key_save,   // b key, c stream, d bytes, e owner, with 4: the trainer keeps it as well
+  // b key, c stream, d bytes, e owner; with 4 the trainer keeps it as well, with 8 it lies where
+  // another key's does
+  key_save,
   key_leave,  // b stream
   key_end_forward,
   key_load,  // b key, c stream
@@ -271,6 +273,7 @@ struct program {
   bool offloader_first = false;
   bool poison = false;  // by option; the device's own is off then
   bool asks = true;     // the device says which events have passed
+  bool eager = false;   // the trainer computes on the host, and owners free at once
   std::vector<operation> operations{};
 };
 

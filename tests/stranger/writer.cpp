@@ -342,6 +342,9 @@ std::string writer::whole(const program& what, const std::string& why) const {
     text += "  const auto stream" + std::to_string(s) + " = dev.make_stream();\n  const auto s" +
             std::to_string(s) + " = stream" + std::to_string(s) + ".ref();\n";
   }
+  for (int s = 0; what.eager && s < what.streams; ++s) {
+    text += "  dev.host_executes(s" + std::to_string(s) + ");\n";
+  }
   if (what.fault_at > 0) {
     text += "  dev.kind = \"" +
             std::string(device_calls[static_cast<std::size_t>(what.fault_call)]) +

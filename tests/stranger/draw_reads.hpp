@@ -10,7 +10,7 @@
 
 namespace stranger {
 
-inline void draw_key_reads(program& into, dice& roll) {
+inline void draw_reads(program& into, dice& roll) {
   const double share = roll.chance(0.5) ? 0.1 : 0.4;
   std::array<std::vector<int>, key_pass_count> saved;
   std::array<bool, key_pass_count> forward{};
@@ -19,7 +19,15 @@ inline void draw_key_reads(program& into, dice& roll) {
     const auto what = each.what;
     const int pass = each.a;
     const int key = each.b;
+    const operation of_layer = what == kind::layer_back ? each : operation{};
     all.push_back(std::move(each));
+    if (what == kind::layer_back && roll.chance(share)) {
+      for (const kind then : {kind::layer_back, kind::layer_read}) {
+        all.push_back(of_layer);
+        all.back().what = then;
+        all.back().c = of_layer.c + 1;
+      }
+    }
     const bool of_keys = what == kind::key_begin || what == kind::key_enter ||
                          what == kind::key_save || what == kind::key_leave ||
                          what == kind::key_end_forward || what == kind::key_drop;
