@@ -39,7 +39,11 @@ int run(const planning::request& asked) {
 
   std::optional<tools::progress> shown("plan");
   planning::study study(
-      asked.step, [&](const std::string& part) { shown->at(part); }, asked.peer_budget);
+      asked.step,
+      [&](const std::string& part) {
+        if (shown) shown->at(part);  // gone once tables are printed; what is saved is planned later
+      },
+      asked.peer_budget);
   const auto& in_core = study.in_core();
   std::printf("%s\n", asked.title.c_str());
   for (const auto& note : asked.notes) std::printf("%s\n", note.c_str());

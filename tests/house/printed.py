@@ -282,6 +282,8 @@ def self_test():
         ("a line that is gone", call + right.replace("\nstep 3.25 ms", ""), "+step 3.25 ms"),
         ("lines left out", call + "```text\n...\nstep 3.25 ms\n```\n", None),
         ("lines left out in the middle", call + "```text\n12 groups leave\n...\nstep 3.25 ms\n```\n", None),
+        ("one of lines that are alike",
+         "<!-- run: printf 'a 1\\na 2\\na 3\\nb' -->\n```\n...\na 2\n...\nb\n```\n", None),
         ("a number behind them", call + "```text\n...\nstep 3.52 ms\n```\n", "-step 3.52 ms\n+step 3.25 ms"),
         ("lines that are not the last", call + "```text\n12 groups leave\n...\n12 groups leave\n```\n", "+step"),
         ("a line too many", call + right.replace("\n```\n", "\nmore\n```\n", 1), "-more"),
