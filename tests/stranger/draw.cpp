@@ -1210,7 +1210,7 @@ program draw(std::uint64_t seed) {
   }
   draw_lending(made);
   if (roll.chance(0.6)) draw_reads(made, roll);
-  if (roll.chance(0.2)) draw_two_keys(made, roll);
+  draw_key_kinds(made, roll);
   if (roll.chance(0.35)) draw_empty(made, roll);
   made.eager = roll.chance(0.08);
   return made;

@@ -10,6 +10,17 @@
 
 namespace stranger {
 
+// One tensor by two keys, and weights among what is saved, which do not leave.
+inline void draw_key_kinds(program& into, dice& roll) {
+  const bool twice = roll.chance(0.35), weights = roll.chance(0.35), throws = roll.chance(0.1);
+  for (auto& each : into.operations) {
+    if (each.what != kind::key_save) continue;
+    if (twice && roll.chance(0.2)) each.e |= 8;
+    if (weights && roll.chance(0.3)) each.e |= roll.chance(0.7) ? 16 + 4 : 16;
+    if (throws && roll.chance(0.1)) each.e |= 32;
+  }
+}
+
 inline void draw_reads(program& into, dice& roll) {
   const double share = roll.chance(0.5) ? 0.1 : 0.4;
   std::array<std::vector<int>, key_pass_count> saved;

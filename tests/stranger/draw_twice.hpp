@@ -9,13 +9,6 @@
 
 namespace stranger {
 
-// The same by key.
-inline void draw_two_keys(program& into, dice& roll) {
-  for (auto& each : into.operations) {
-    if (each.what == kind::key_save && roll.chance(0.2)) each.e |= 8;
-  }
-}
-
 inline void draw_twice(program& into, dice& roll) {
   into.sides.resize(1);
   into.operations.clear();

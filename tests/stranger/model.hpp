@@ -69,7 +69,8 @@ struct region {
   void* whole = nullptr;
   std::size_t bytes = 0;
   int home = 0;
-  int references = 0;  // of loans and of the trainer
+  int references = 0;   // of loans and of the trainer
+  bool weight = false;  // is not to leave, by key
   std::uint64_t words = 0, version = 0;
 };
 // One reference to it that an offloader has.
@@ -231,6 +232,7 @@ struct visitor {
 // ---- tensors by key ----
 
 using keyed = tp::keyed<device, modules>;
+inline constexpr bool excludes = requires(keyed & keys) { keys.exclude_if(nullptr); };
 
 struct key_tensor {
   int references = 0;
@@ -238,6 +240,7 @@ struct key_tensor {
   int region = 0, loan = 0;
   std::uint64_t words = 0, version = 0;
   std::size_t bytes = 0;
+  bool excluded = false;  // belongs to no scope
   bool loaded = false;
   unsigned streams = 0;  // on which it was loaded
   std::byte* at = nullptr;
@@ -258,7 +261,7 @@ struct key_pass {
   std::vector<key_scope> scopes;
   std::vector<int> within;  // scopes that are open
   std::map<std::uint64_t, key_tensor> tensors;
-  std::vector<std::pair<int, int>> dropped;  // loans of what has gone, and their scopes
+  std::vector<std::pair<int, int>> dropped;  // loans of what has gone, and their scopes or -1
   std::vector<int> kept;                     // regions that the trainer keeps until the end
 };
 

@@ -245,7 +245,7 @@ inline void player::release_borrowed(int side) {
   }
   for (const auto& pass : key_passes_) {
     for (const auto& [loan, scope] : pass.dropped) {
-      const auto& of = pass.scopes[static_cast<std::size_t>(scope)];
+      const auto of = scope < 0 ? key_scope{} : pass.scopes[static_cast<std::size_t>(scope)];
       bool waits = false;  // what stayed goes with its group
       for (const auto& [key, other] : pass.tensors) waits = waits || other.scope == scope;
       if (pass.side != side || (waits && of.left && !of.restored)) continue;

@@ -25,7 +25,7 @@ inline bool player::nothing_held(int side) const {
     if (!each.open || each.side != side) continue;
     for (const auto& [key, tensor] : each.tensors) {
       const auto& scope = each.scopes[static_cast<std::size_t>(tensor.scope)];
-      if (scope.left && (scope.restored || scope.tried)) return false;
+      if (!tensor.excluded && scope.left && (scope.restored || scope.tried)) return false;
     }
   }
   return true;
@@ -47,7 +47,7 @@ inline std::size_t block_of(std::size_t bytes) { return (bytes + 255) / 256 * 25
 inline bool player::key_fits(const key_pass& in, int scope) const {
   std::size_t sum = 0;
   for (const auto& [key, each] : in.tensors) {
-    if (each.scope == scope) sum += block_of(each.bytes);
+    if (each.scope == scope && !each.excluded) sum += block_of(each.bytes);
   }
   for (const auto& [loan, of] : in.dropped) {
     if (of == scope) return false;  // it comes back with the others, perhaps
@@ -82,7 +82,8 @@ inline void player::check_growth(const operation& op) {
     of.device_then = now.device_reserved;
     return;
   }
-  if (of.host_then == 0 && of.device_then == 0) return;
+  // With a lender memory of the host's may begin to be used when that has gone.
+  if (of.ever_borrowed || (of.host_then == 0 && of.device_then == 0)) return;
   const auto judge = [&](const char* what, std::size_t then, std::size_t is, std::size_t step) {
     if (is <= then + then / 2 + 2 * step) return;
     find(std::string(what) + " memory grows over steps",

@@ -25,7 +25,7 @@ inline void player::key_load(const operation& op) {
   const auto code =
       key_name(op.a) + ".load(" + std::to_string(key) + ", s" + std::to_string(stream) + ")";
   void* got = nullptr;
-  if (in->release && scope.left) {
+  if (in->release && scope.left && !of.excluded) {
     if (side_at(in->side).dirty) return;
     return refused("static_cast<void>(" + code + ");",
                    [&] { got = in->pass->load(key, ref(stream)); });
@@ -44,10 +44,10 @@ inline void player::key_load(const operation& op) {
   // Before end_forward it is a read in forward, and backward has not begun.
   if (!in->forward_only && in->ended) in->restored = true;
   // All of the scope may have come back: before the wait for this one failed, or for a read.
-  if ((threw & failure) != 0 || (scope.left && !in->ended)) scope.tried = true;
+  if ((threw & failure) != 0 || (scope.left && !in->ended && !of.excluded)) scope.tried = true;
   if (threw != 0) return;
   // What stayed where it was may have brought nothing back.
-  if (in->ended) (got == from.at ? scope.tried : scope.restored) = true;
+  if (in->ended && !of.excluded) (got == from.at ? scope.tried : scope.restored) = true;
   ++reached()[in->ended    ? "loaded in backward"
               : scope.left ? "read in forward, behind its scope"
                            : "read in forward, in its scope"];
@@ -57,7 +57,7 @@ inline void player::key_load(const operation& op) {
   if (at == nullptr && of.bytes > 0) find("load gave nothing", code);
   if (of.at != nullptr && of.at != at) find("loaded again, and lies elsewhere", code);
   const auto& with = settings(in->side);
-  const bool stays = in->forward_only || !scope.left ||
+  const bool stays = in->forward_only || !scope.left || of.excluded ||
                      (with.modules >> static_cast<unsigned>(scope.module) & 1U) == 0 ||
                      (!in->ended && of.bytes < with.min_elements);
   if (stays && of.bytes > 0) {

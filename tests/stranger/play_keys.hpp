@@ -19,6 +19,7 @@ inline void player::key_begin(const operation& op) {
   if (!side.keys) {
     side.keys.emplace(*side.off);
     code_.line("keys" + std::to_string(op.b) + ".emplace(*" + off + ");");
+    exclude_weights(op.b);
   }
   tp::chunk_info info;
   info.microbatch = op.c;
@@ -84,11 +85,31 @@ inline void player::key_enter(const operation& op) {
   in->scopes.back().kept = true;
 }
 
+// A trainer's question, which may throw.
+inline void player::exclude_weights(int side) {
+  const auto say = [&](auto& keys) {
+    if constexpr (requires { keys.exclude_if(nullptr); }) {
+      keys.exclude_if([this](const auto& each) {
+        if (std::exchange(evil_question_, false)) throw trainer_error();
+        return is_weight(each.data);
+      });
+      code_.line("keys" + std::to_string(side) +
+                 "->exclude_if([&](const auto& each) { return weights.contains(each.data); });");
+    }
+  };
+  say(*side_at(side).keys);
+}
+inline bool player::is_weight(const void* data) const {
+  if constexpr (!excludes) return false;
+  return std::any_of(regions_.begin(), regions_.end(),
+                     [&](const region& each) { return each.weight && each.at == data; });
+}
+
 // What lies where another key's tensor does, whose memory nobody has back.
 inline int player::saved_region(const key_pass& in) const {
   for (const auto& [key, each] : in.tensors) {
     const auto& scope = in.scopes[static_cast<std::size_t>(each.scope)];
-    if (!scope.left && each.bytes > 0) return each.region;
+    if ((!scope.left || each.excluded) && each.bytes > 0) return each.region;
   }
   return -1;
 }
@@ -109,11 +130,17 @@ inline void player::key_save(const operation& op) {
     const auto& scope = in->scopes[static_cast<std::size_t>(there.scope)];
     from = there.region;
     const bool kept = std::find(in->kept.begin(), in->kept.end(), from) != in->kept.end();
-    if (scope.left && !kept) return;  // nobody knows whether the memory still holds it
+    if (scope.left && !kept && !there.excluded)
+      return;  // nobody knows whether the memory still holds it
   } else {
     from = find_region(static_cast<std::size_t>(op.d), stream_of(op.c), op.d / 16);
     if (from < 0) return;
     write_region(from);
+    regions_[static_cast<std::size_t>(from)].weight = (op.e & 16) != 0 && op.d > 0;
+    if (excludes) {
+      code_.line(std::string("weights.") + ((op.e & 16) != 0 && op.d > 0 ? "insert" : "erase") +
+                 "(m" + std::to_string(from) + ");");
+    }
   }
   const auto& of = regions_[static_cast<std::size_t>(from)];
   const int number = lend(from, in->side);
@@ -129,15 +156,20 @@ inline void player::key_save(const operation& op) {
                     (data == nullptr ? "nullptr" : "m" + std::to_string(lies)) + ", " +
                     std::to_string(of.bytes) + ", s" + std::to_string(of.home) + ", " +
                     owner_text(from, owner) + ");";
-  const auto threw = call(code, may(in->side), [&] {
+  evil_question_ = (op.e & 32) != 0;
+  const auto threw = call(code, may(in->side) | (evil_question_ ? unsigned{own} : 0U), [&] {
     with_owner(number, owner, [&](tp::memory_owner&& owned) {
       in->pass->save(key, data, of.bytes, ref(of.home), std::move(owned));
     });
   });
+  evil_question_ = false;
   give(in->side, of.home);
   const auto back = loans_[static_cast<std::size_t>(number)].times_back;
   if ((threw != 0 || again) && back != 1) {
     find("the owner of what was not kept has nothing back", code);
+  }
+  if (in->pass->size() != in->tensors.size() + static_cast<std::size_t>(threw == 0 && !known)) {
+    find("another number of keys", code);
   }
   if (threw != 0) return;
   if (again) {
@@ -159,9 +191,10 @@ inline void player::key_save(const operation& op) {
     made.version = of.version;
     made.streams = 1U << static_cast<unsigned>(of.home);
     made.used[static_cast<std::size_t>(of.home)] = position_[static_cast<std::size_t>(of.home)];
+    made.excluded = is_weight(data);
+    if (made.excluded) ++reached()["excluded"];
     in->tensors.insert_or_assign(key, made);
   }
-  if (in->pass->size() != in->tensors.size()) find("another number of keys", code);
 }
 
 inline void player::key_leave(const operation& op) {
@@ -170,7 +203,7 @@ inline void player::key_leave(const operation& op) {
   const int stream = stream_of(op.b);
   const int which = in->within.back();
   for (auto& [key, each] : in->tensors) {
-    if (each.scope != which) continue;
+    if (each.scope != which || each.excluded) continue;
     order_for(each.used, stream);
     each.streams |= 1U << static_cast<unsigned>(stream);
   }
@@ -185,7 +218,7 @@ inline void player::key_leave(const operation& op) {
   scope.kept = threw != 0;
   if (!scope.left) return;
   for (auto& [key, each] : in->tensors) {  // an address from before ends with the scope
-    if (each.scope == which) each.at = nullptr, each.readers = 0;
+    if (each.scope == which && !each.excluded) each.at = nullptr, each.readers = 0;
   }
 }
 
@@ -208,7 +241,7 @@ inline void player::key_drop(const operation& op) {
   if (--of.references == 0) {
     const bool unread = !of.loaded;
     ++reached()[unread ? "dropped unread" : "dropped"];
-    in->dropped.emplace_back(of.loan, of.scope);
+    in->dropped.emplace_back(of.loan, of.excluded ? -1 : of.scope);
     in->tensors.erase(found);
   }
   if (in->pass->size() != in->tensors.size()) find("another number of keys", code);
@@ -231,7 +264,7 @@ inline void player::key_finish(int number) {
   bool must_throw = false, may_throw = false;
   for (const auto& [key, each] : in->tensors) {
     const auto& scope = in->scopes[static_cast<std::size_t>(each.scope)];
-    if (each.loaded || in->forward_only) continue;
+    if (each.loaded || each.excluded || in->forward_only) continue;
     may_throw = true;
     const auto& with = settings(in->side);
     const bool enabled = (with.modules >> static_cast<unsigned>(scope.module) & 1U) != 0;

@@ -197,6 +197,8 @@ class player {
   void key_begin(const operation& op);
   void key_enter(const operation& op);
   void key_save(const operation& op);
+  void exclude_weights(int side);
+  [[nodiscard]] bool is_weight(const void* data) const;
   [[nodiscard]] int saved_region(const key_pass& in) const;
   void key_leave(const operation& op);
   void key_end_forward(int which);
@@ -250,9 +252,10 @@ class player {
   const program& program_;
   writer code_;
   std::vector<finding> found_;
-  bool failed_ = false;    // nothing that follows can be relied on
-  bool adopting_ = false;  // its owner may have the memory back in a capture
-  bool raced_ = false;     // words may be wrong for that
+  bool failed_ = false;         // nothing that follows can be relied on
+  bool evil_question_ = false;  // the next that is asked throws
+  bool adopting_ = false;       // its owner may have the memory back in a capture
+  bool raced_ = false;          // words may be wrong for that
   int at_operation_ = -1;
   kind operation_ = kind::probe;
   std::size_t checks_ = 0;

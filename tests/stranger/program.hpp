@@ -96,7 +96,7 @@ enum class kind : std::uint8_t {
   key_begin,  // b offloader, c microbatch, e 1: forward only, 3: and gives memory back
   key_enter,  // b module, c layer, e the body throws at its end
   // b key, c stream, d bytes, e owner; with 4 the trainer keeps it as well, with 8 it lies where
-  // another key's does
+  // another key's does, with 16 it is a weight, which is excluded, with 32 that question throws
   key_save,
   key_leave,  // b stream
   key_end_forward,

@@ -10,6 +10,7 @@ constexpr const char* head = R"(// g++ -std=c++20 -Iinclude this.cpp && ./a.out 
 #include <cstdio>
 #include <cstdlib>
 #include <optional>
+#include <set>
 #include <string>
 #include <cstring>
 #include <memory>
@@ -294,6 +295,7 @@ std::string declarations(const std::string& lines) {
   };
   declare("f", "std::optional<tp::fixed_block>");
   declare("lent", "std::optional<tp::lent_memory<device>>");
+  if (lines.find("weights.") != std::string::npos) text += "  std::set<const void*> weights;\n";
   declare("g", "std::optional<tp::graph<device>>");
   declare("h", "tp::host_state<device>");
   declare("m", "bytes_at");
