@@ -137,7 +137,7 @@ class keyed_pass {
                           " ran in this pass before; give each run a layer number of its own");
     }
     at.by_place.make_room();
-    at.groups.push_back({module, layer, where::open, false, at.scope, none, none, 0});
+    at.groups.push_back({.module = module, .layer = layer, .outer = at.scope});
     at.scope = static_cast<std::uint32_t>(at.groups.size() - 1);
     at.by_place.insert(place, at.scope);
   }
@@ -160,9 +160,11 @@ class keyed_pass {
     });
     at.open.commit(which.module, which.layer, stream, at.handles_of(which));
     which.place = where::committed;
+    which.kept = at.trains && owner_->off_->enabled(which.module) &&
+                 at.open.state_->saved_of(at.open.state_->groups.back())->by_plan;
     at.each_of(which, [&](auto& each) {
       if (each.handle) return;
-      which.left = each.left = true;
+      which.left = true;
       each.readers = 0;  // of memory that has gone
     });
   }
@@ -245,10 +247,10 @@ class keyed_pass {
   }
 
   /// One reference less; `stream` used the tensor last. With the last its memory is free behind
-  /// what `stream` has been given so far; what stayed of a group that left goes once that is loaded
-  /// or forgotten. A group all of whose tensors go without having been loaded is forgotten, as by
-  /// `chunk::forget`. Throws `misuse_error` for a key that is not there, and `device_error`; it
-  /// keeps its reference then, and may be dropped again.
+  /// what `stream` has been given so far; of a scope that the policy keeps it goes once that is
+  /// loaded in backward or forgotten. A group all of whose tensors go without having been loaded is
+  /// forgotten, as by `chunk::forget`. Throws `misuse_error` for a key that is not there, and
+  /// `device_error`; it keeps its reference then, and may be dropped again.
   void drop(tensor_key key, stream_ref stream) {
     auto& at = opened("drop");
     const auto index = known("drop", key);
@@ -257,11 +259,7 @@ class keyed_pass {
       --gone.references;
       return;
     }
-    if (gone.group != none) {
-      leave_group(gone, stream);
-    } else {
-      gone.handle.reset(stream);
-    }
+    give_back(gone, stream);
     gone.references = 0;
     at.by_key.erase(key);
   }
@@ -370,15 +368,16 @@ class keyed_pass {
     wanted.read_again = state_->trains;
   }
   // Its last reference goes.
-  void leave_group(entry& gone, stream_ref stream) {
+  void give_back(entry& gone, stream_ref stream) {
+    if (gone.group == none) return gone.handle.reset(stream);
     auto& which = state_->groups[gone.group];
     const bool committed = which.place == where::committed;
     if (committed && which.wanted == 1) {
       reset_all(which, stream);
       forget(which);
-    } else if (!committed || gone.left) {
+    } else if (!committed || !which.kept) {
       gone.handle.reset(stream);
-    } else if (gone.handle) {  // what stayed is given to its restore still, and goes behind both
+    } else if (gone.handle) {  // its restore wants it still, and it goes behind both
       gone.handle.share().reset(stream);
     }
     if (which.place == where::open) gone.group = none;

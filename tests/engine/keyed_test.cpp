@@ -463,19 +463,22 @@ TEST_CASE("keyed: a small tensor comes without what left with its scope") {
   opts.reload_ahead = 0;
   bench on(opts);
   std::array<std::byte, 256> small{};
+  bool back = false;
   auto pass = on.keys.begin();
   pass.run(on.attention, 0, on.desk.stream(), [&] {
     on.save(pass, 1, on.make(1));
-    pass.save(2, small.data(), small.size(), on.desk.stream(), {});
+    pass.save(2, small.data(), small.size(), on.desk.stream(), [&] { back = true; });
   });
   CHECK(pass.load(2, on.desk.stream()) == small.data());
   pass.end_forward();
   CHECK(pass.load(2, on.desk.stream()) == small.data());
   CHECK(on.desk.dev.reloads() == 0);
+  pass.drop(2, on.desk.stream());
+  on.off.release_borrowed();
+  CHECK(back);  // nor does it wait for them
   on.check(pass.load(1, on.desk.stream()), 1);
   CHECK(on.desk.dev.reloads() == 1);
   pass.drop(1, on.desk.stream());
-  pass.drop(2, on.desk.stream());
   pass.finish();
   CHECK(on.desk.wrong() == 0);
 }

@@ -22,7 +22,6 @@ struct keyed_entry {
   std::uint32_t next = key_map::none;  // of its group, or that is not in use
   std::uint32_t argument = 0;          // of its commit
   bool empty = false;                  // of no bytes
-  bool left = false;                   // with its scope
   bool loaded = false;
   bool read_again = false;   // in forward, behind its scope
   std::uint8_t readers = 0;  // of its memory: a bit for each of the pass's streams
@@ -36,6 +35,7 @@ struct keyed_group {
   int layer = 0;
   keyed_place place = keyed_place::open;
   bool left = false;                    // any of it
+  bool kept = false;                    // all of it, by policy
   std::uint32_t outer = key_map::none;  // the scope that it was entered in
   std::uint32_t first = key_map::none;
   std::uint32_t last = key_map::none;
