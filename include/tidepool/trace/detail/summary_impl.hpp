@@ -173,19 +173,18 @@ TIDEPOOL_INLINE std::vector<std::string> silent_messages(const counters& totals)
         " train without it"};
   }
   std::vector<std::string> missing;
-  for (const auto& module : totals.modules) {
-    if (!silent(module)) continue;
+  for (const auto& each : totals.modules) {
+    if (!silent(each)) continue;
     const bool absent =
-        module.groups == 0 && module.tensors_elsewhere == 0 && module.tensors_excluded == 0;
-    if (absent && module.by_all) {
-      missing.push_back("'" + module.name + "'");
+        each.groups == 0 && each.tensors_elsewhere == 0 && each.tensors_excluded == 0;
+    if (absent && each.by_all) {
+      missing.push_back("'" + each.name + "'");
       continue;
     }
     messages.push_back(
-        "tidepool: module '" + module.name + "' was asked for and moved no byte in " +
-        detail::count_of(totals.steps, "step") + ": " + why_silent(module) +
-        (absent ? detail::discarded_words(totals) + detail::nearest_words(totals, module.name)
-                : ""));
+        "tidepool: module '" + each.name + "' was asked for and moved no byte in " +
+        detail::count_of(totals.steps, "step") + ": " + why_silent(each) +
+        (absent ? detail::discarded_words(totals) + detail::nearest_words(totals, each.name) : ""));
   }
   if (!missing.empty()) {
     std::string names;

@@ -58,10 +58,10 @@ inline void add(trace::place_counters& to, const trace::place_counters& from) {
 }
 
 // What was not asked for would only be a row of zeros.
-[[nodiscard]] inline bool worth_a_row(const trace::module_counters& module) {
-  const bool seen = module.groups > 0 || module.bytes_offloaded > 0 ||
-                    module.tensors_elsewhere > 0 || module.tensors_excluded > 0;
-  return seen || (module.enabled && !module.by_all);  // `all` names many that a model has not
+[[nodiscard]] inline bool worth_a_row(const trace::module_counters& count) {
+  const bool seen = count.groups > 0 || count.bytes_offloaded > 0 || count.tensors_elsewhere > 0 ||
+                    count.tensors_excluded > 0;
+  return seen || (count.enabled && !count.by_all);  // `all` names many that a model has not
 }
 
 // MiB with as many digits as suit the largest number of the table.
