@@ -59,6 +59,7 @@ class plain_book {
   std::optional<spot> find_sparing(std::size_t need, const waited_for& joined) {
     return gathered(search_sparing(need, joined), need, joined);
   }
+  explicit plain_book(std::size_t most_loose) : most_loose_(most_loose) {}
   /// How often a request has put together what it need not have.
   std::size_t gatherings = 0;
 
@@ -190,8 +191,8 @@ class plain_book {
     return part_of(longest, need, joined);
   }
 
-  /// With more than 64 free pieces beside as many as are in use, what would be cut up takes up to
-  /// eight free neighbours on each side in, as far as they need no wait.
+  /// With more than `most_loose` free pieces beside as many as are in use, what would be cut up
+  /// takes up to eight free neighbours on each side in, as far as they need no wait.
   std::optional<spot> gathered(std::optional<spot> found, std::size_t need,
                                const waited_for& joined) {
     std::size_t all = 0;
@@ -202,7 +203,7 @@ class plain_book {
         used += each.used ? 1 : 0;
       }
     }
-    if (!found || all <= 2 * used + 64 || at(*found).bytes == need) return found;
+    if (!found || all <= 2 * used + most_loose_ || at(*found).bytes == need) return found;
     const auto& row = regions_[found->region];
     const auto joins = [&](std::size_t i) {
       return i < row.size() && !row[i].used && joined(row[i].ready);
@@ -378,6 +379,7 @@ class plain_book {
   }
 
   std::vector<std::vector<piece>> regions_;
+  std::size_t most_loose_;
   std::size_t largest_ = 0;  // request so far
   std::uint64_t now_ = 0;
 };

@@ -27,8 +27,10 @@ using tidepool::test::waited_for;
 
 /// A book and the plain one, which are asked for the same.
 struct both_books {
-  ranges book;
-  plain_book plain;
+  static constexpr std::size_t most_loose = 20;
+
+  ranges book{most_loose};
+  plain_book plain{most_loose};
   std::mt19937_64 random;
   std::size_t unit;  // of all sizes
   std::size_t regions = 0;

@@ -198,7 +198,7 @@ TEST_CASE("ranges: among many free ones a request that cuts joins neighbours, wi
     return [known](const fence& ready) { return ready.position(0) <= known; };
   };
   for (const std::uint64_t known : {3, 9}) {
-    ranges book;
+    ranges book(64);
     book.add_region(region(0), 400 * unit);
     std::vector<block> pairs;
     for (int i = 0; i < 200; ++i) pairs.push_back(taken(book, 2));

@@ -31,6 +31,9 @@ class ranges : detail::range_survey {
  public:
   using range_list::none;
 
+  /// `most_loose`: as many free ranges more than those in use are no reason to join any.
+  explicit ranges(std::size_t most_loose = most_searched) : most_loose_(most_loose) {}
+
   /// Adds a free region; `bytes` is a multiple of `block_alignment`.
   using range_list::add_region;
   /// Forgets the regions of which no part is in use, whatever their fences, and calls `gone(base,
@@ -175,7 +178,6 @@ class ranges : detail::range_survey {
   static constexpr std::size_t scan_limit = 8;  // of one bin, whose front is its oldest
   static constexpr std::size_t most_snug = 8;   // of the largest blocks
   static constexpr std::size_t most_searched = 1024;
-  static constexpr std::size_t most_loose = 64;  // free ranges more than those in use
   static constexpr std::size_t no_limit = std::numeric_limits<std::size_t>::max();
 
   template <class Joined>
@@ -308,7 +310,7 @@ class ranges : detail::range_survey {
 
   // More are free than those in use keep apart.
   [[nodiscard]] bool is_crowded() const {
-    return 2 * free_count_ > nodes_.size() - spare_.size() + most_loose;
+    return 2 * free_count_ > nodes_.size() - spare_.size() + most_loose_;
   }
 
   // So much is free, or in so many pieces, that looking for the best of them is not worth it.
@@ -368,6 +370,7 @@ class ranges : detail::range_survey {
     return small ? other : index;
   }
 
+  std::size_t most_loose_;
   std::size_t largest_ = 0;  // request so far
   std::size_t used_bytes_ = 0;
 };
