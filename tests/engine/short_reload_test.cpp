@@ -2,14 +2,17 @@
 // what its message blames.
 #include <doctest/doctest.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "caching_allocator.hpp"
 #include "messages.hpp"
 #include "rig.hpp"
+#include "tidepool/device/null.hpp"
 #include "tidepool/error.hpp"
 #include "tidepool/memory/fixed.hpp"
 
@@ -219,5 +222,62 @@ TEST_CASE("short reload: a restore that is refused takes nothing of its own grou
   CHECK(desk.dev.reloads() == 3);
   desk.check(x, 1);
   desk.check(y, 2);
+  CHECK(desk.wrong() == 0);
+}
+
+// What a small network saved, layer by layer, in the order of its commits.
+TEST_CASE(
+    "short reload: a group whose sum fits comes back into memory of which nothing is in use") {
+  const std::vector<std::vector<std::size_t>> sizes{{1557504, 200704, 5537792},
+                                                    {42467328, 5537792, 9437184},
+                                                    {4718592, 9437184, 2359296, 2359296},
+                                                    {2359296, 32768, 32768, 32768}};
+  tidepool::null_device dev;
+  const tidepool::null_device::stream_ref stream(7);
+  auto opts = arena_options(std::size_t{60} << 20);
+  opts.host_budget = {};
+  opts.reload_ahead = 0;
+  using null_offloader = tidepool::offloader<tidepool::null_device, tidepool::modules<"fc1">>;
+  using list = null_offloader::chunk::handle_list;
+  null_offloader off(dev, opts);
+  std::byte elsewhere{};
+  for (int step = 0; step < 8; ++step) {
+    auto open = off.begin();
+    std::vector<std::vector<tidepool::buffer<tidepool::null_device>>> saved(sizes.size());
+    std::vector<std::vector<tidepool::handle<tidepool::null_device>*>> lists(sizes.size());
+    for (std::size_t g = 0; g < sizes.size(); ++g) {
+      for (const auto bytes : sizes[g]) {
+        saved[g].push_back(off.adopt(&elsewhere, bytes, stream, [] {}));
+      }
+      for (auto& each : saved[g]) lists[g].push_back(&each);
+      open.commit(off.module("fc1"), static_cast<int>(g), stream, list(lists[g]));
+    }
+    open.end_forward();
+    for (auto g = sizes.size(); g-- > 0;) {
+      REQUIRE_NOTHROW(open.restore(off.module("fc1"), static_cast<int>(g), stream, list(lists[g])));
+      for (auto k = saved[g].size(); k-- > 0;) saved[g][k].reset(stream);
+    }
+    open.finish();
+    off.end_step();
+  }
+}
+
+TEST_CASE("short reload: what does not fit in the order of its commit does so largest first") {
+  rig desk;
+  offloader off(desk.dev, arena_options(16 * size));
+  const auto take = [&](std::size_t units) { return off.allocate(units * size, desk.stream()); };
+  auto open = off.begin();
+  rig::buffer x = take(1), y = take(1), z = take(2), w = take(4);
+  const auto all = [&](const auto& call) { call(x, 1), call(y, 2), call(z, 3), call(w, 4); };
+  all([&](rig::buffer& each, std::uint32_t tag) { desk.write(each, tag); });
+  open.commit<"fc1">(0, desk.stream(), x, y, z, w);
+  open.end_forward();
+  const auto stays = std::array{take(1), take(5), take(2)};
+  auto five = take(5);
+  auto three = take(3);
+  three.reset(desk.stream());
+  five.reset(desk.stream());
+  open.restore<"fc1">(0, desk.stream(), x, y, z, w);
+  all([&](rig::buffer& each, std::uint32_t tag) { desk.check(each, tag); });
   CHECK(desk.wrong() == 0);
 }

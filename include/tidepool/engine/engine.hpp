@@ -303,7 +303,7 @@ class engine : public storage_owner {
   void lend(chunk_state& chunk, const group& which, lane_id lane, std::span<handle* const> handles);
   void take_back_lent(chunk_state& chunk, std::uint32_t index, lane_id lane,
                       std::span<handle* const> handles) noexcept;
-  [[nodiscard]] bool try_reload(chunk_state& chunk, std::uint32_t index);
+  [[nodiscard]] bool try_reload(chunk_state& chunk, std::uint32_t index, bool by_size = false);
   void bring(chunk_state& chunk, const group& which, place_kind from, bool alone);
   void require_reload(chunk_state& chunk, std::uint32_t index);
   void reload_ahead();

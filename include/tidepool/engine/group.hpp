@@ -188,7 +188,8 @@ struct chunk_state {
   std::size_t ordinal = 0;  // its place among the forward passes of the step
   std::vector<group> groups;
   std::vector<discarded_tensor> discarded;
-  std::size_t waiting = 0;  // groups committed and not restored
+  std::vector<std::uint32_t> by_size;  // the arguments of one group
+  std::size_t waiting = 0;             // groups committed and not restored
   bool forward_done = false;
   bool backward_begun = false;
 

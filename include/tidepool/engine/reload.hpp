@@ -5,6 +5,9 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <numeric>
+#include <utility>
 
 #include "tidepool/engine/engine.hpp"
 
@@ -53,8 +56,9 @@ template <device Device>
 
 // Starts the copies of one group; false when there is no device memory for it now. What other
 // groups saved before it may be in other places than the rest: each comes back over its own link.
+// Its tensors get their memory in the order of their commit, or of `chunk.by_size`.
 template <device Device>
-bool engine<Device>::try_reload(chunk_state& chunk, std::uint32_t index) {
+bool engine<Device>::try_reload(chunk_state& chunk, std::uint32_t index, bool by_size) {
   starved_ = false;  // a handle that the allocator drops meanwhile starts no reload in this one
   auto& which = chunk.groups[index];
   auto* items = chunk.saved_of(which);
@@ -71,16 +75,18 @@ bool engine<Device>::try_reload(chunk_state& chunk, std::uint32_t index) {
   }
   const auto take_back = [&](const fence& after) {
     for (std::uint32_t i = 0; i < placed; ++i) {
-      if (!std::exchange(items[i].copies_back, false)) continue;
-      store_.displace(*items[i].store, after, store_.reload_lane(items[i].store->place));
+      auto& item = items[by_size ? chunk.by_size[i] : i];
+      if (!std::exchange(item.copies_back, false)) continue;
+      store_.displace(*item.store, after, store_.reload_lane(item.store->place));
     }
   };
   try {
     for (; placed < which.count; ++placed) {
-      auto* store = items[placed].returning();
+      auto& item = items[by_size ? chunk.by_size[placed] : placed];
+      auto* store = item.returning();
       if (store != nullptr) store->wanted = true;
-      items[placed].copies_back = store != nullptr && !store->on_device;
-      if (!items[placed].copies_back) continue;
+      item.copies_back = store != nullptr && !store->on_device;
+      if (!item.copies_back) continue;
       // Joined first: whatever else left before it is then known to be over, and its memory free.
       store_.await_offload(*store);
       if (!place_again(*store, store_.reload_lane(store->place))) {
@@ -115,6 +121,14 @@ void engine<Device>::require_reload(chunk_state& chunk, std::uint32_t index) {
   if (take_or_evict([&] { return try_reload(chunk, index); })) return;
   auto& which = chunk.groups[index];
   const auto* items = chunk.saved_of(which);
+  // There may be room in pieces that the order of the commit does not fill well.
+  store_.device_source().coalesce();
+  chunk.by_size.resize(which.count);
+  std::iota(chunk.by_size.begin(), chunk.by_size.end(), 0U);
+  std::ranges::sort(chunk.by_size, std::greater<>(), [&](std::uint32_t i) {
+    return std::pair(items[i].store == nullptr ? 0 : items[i].store->bytes, which.count - i);
+  });
+  if (try_reload(chunk, index, true)) return;
   // The last that was asked for: those before it have been given back.
   const block_source* own = nullptr;
   std::size_t bytes = 0;  // of all; those that others saved first left with them
