@@ -182,6 +182,26 @@ struct idle_storages : program {
   }
 };
 
+/// All in one group.
+struct one_group : program {
+  std::vector<tp::handle<tp::null_device>*> list;
+
+  one_group(offloader& owner, std::size_t count) : program(owner, count) {
+    allocate();
+    for (auto& each : saved) list.push_back(&each);
+  }
+
+  void run() {
+    using handles = offloader::chunk::handle_list;
+    auto chunk = off.begin();
+    chunk.commit<"expert_fc1">(0, stream, handles(list));
+    chunk.end_forward();
+    chunk.restore<"expert_fc1">(0, stream, handles(list));
+    chunk.finish();
+    off.end_step();
+  }
+};
+
 /// Each group saves another part of one buffer.
 struct views : program {
   offloader::buffer whole;
@@ -224,6 +244,7 @@ BENCHMARK(alive_chunks)->Name("alive/chunks")->Apply(few_and_many);
 BENCHMARK(alive<commit_order>)->Name("alive/restores_in_commit_order")->Apply(few_and_many);
 BENCHMARK(alive_reload_ahead)->Name("alive/reload_ahead_unlimited")->Apply(few_and_many);
 BENCHMARK(alive<idle_storages>)->Name("alive/idle_storages")->Apply(few_and_many);
+BENCHMARK(alive<one_group>)->Name("alive/tensors_of_one_group")->Apply(few_and_many);
 BENCHMARK(alive<views>)->Name("alive/views")->Apply(few_and_many);
 
 /// Steps of about 16 tensors, each of another size, half of them small. `beside` is a tensor that

@@ -347,10 +347,12 @@ void engine<Device>::undo(chunk_state& chunk) noexcept {
 template <device Device>
 void engine<Device>::release_saved(chunk_state& chunk, module_id module, int layer, lane_id lane,
                                    std::span<handle* const> handles) {
+  extent known;
   for (std::size_t i = 0; i < handles.size(); ++i) {
     const auto before = handles.begin() + static_cast<std::ptrdiff_t>(i);
     const char* why = why_not(*handles[i]);
-    if (std::find(handles.begin(), before, handles[i]) != before) why = "is given twice";
+    const bool is_new = known.widened_by(handles[i]);
+    if (!is_new && std::find(handles.begin(), before, handles[i]) != before) why = "is given twice";
     if (why == nullptr) continue;
     refuse("commit", chunk, module, layer, "argument " + std::to_string(i + 1) + " " + why);
   }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "tidepool/engine/commit.hpp"
 #include "tidepool/engine/engine.hpp"
 #include "tidepool/engine/misuse.hpp"
 
@@ -80,9 +81,11 @@ template <device Device>
     refuse_argument("restore", chunk, which, argument, why);
   };
   bool away = false;
+  extent known;
   for (std::uint32_t i = 0; i < which.count; ++i) {
     auto& item = items[i];
     const auto& given = *handles[i];
+    const bool is_new = known.widened_by(&given);
     const auto* const full = given.store_;  // null: it is empty
     // A view of which a dense copy was made, but which was never released. Its copy is given up
     // once nothing can fail any more: until then the handle may be reset.
@@ -97,7 +100,8 @@ template <device Device>
                      : "is empty, but its tensor stayed in the handle that was committed;"
                        " pass that one, and keep it until then");
     }
-    if (std::find(handles.begin(), handles.begin() + i, handles[i]) != handles.begin() + i) {
+    const auto before = handles.begin() + i;
+    if (!is_new && std::find(handles.begin(), before, handles[i]) != before) {
       refused(i, "is given twice; pass what was committed, in the same order");
     }
     if (full != nullptr && full != item.store) {
