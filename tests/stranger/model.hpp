@@ -232,7 +232,11 @@ struct visitor {
 // ---- tensors by key ----
 
 using keyed = tp::keyed<device, modules>;
-inline constexpr bool excludes = requires(keyed & keys) { keys.exclude_if(nullptr); };
+template <class Keys>
+inline constexpr bool has_questions = requires(Keys& keys) {
+  keys.exclude_if(nullptr);
+};
+inline constexpr bool excludes = has_questions<keyed>;
 
 struct key_tensor {
   int references = 0;

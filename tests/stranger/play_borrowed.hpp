@@ -246,8 +246,9 @@ inline void player::release_borrowed(int side) {
   for (const auto& pass : key_passes_) {
     for (const auto& [loan, scope] : pass.dropped) {
       const auto of = scope < 0 ? key_scope{} : pass.scopes[static_cast<std::size_t>(scope)];
-      bool waits = false;  // what stayed goes with its group
+      bool waits = false;  // of a scope that the policy keeps it goes with the others
       for (const auto& [key, other] : pass.tensors) waits = waits || other.scope == scope;
+      waits = waits && (side_at(side).held || settings(side).keeps());
       if (pass.side != side || (waits && of.left && !of.restored)) continue;
       if (loans_[static_cast<std::size_t>(loan)].times_back == 0) {
         find("release_borrowed, and what was dropped is not back", "loan " + std::to_string(loan));

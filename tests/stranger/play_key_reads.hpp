@@ -46,8 +46,9 @@ inline void player::key_load(const operation& op) {
   // All of the scope may have come back: before the wait for this one failed, or for a read.
   if ((threw & failure) != 0 || (scope.left && !in->ended && !of.excluded)) scope.tried = true;
   if (threw != 0) return;
-  // What stayed where it was may have brought nothing back.
-  if (in->ended && !of.excluded) (got == from.at ? scope.tried : scope.restored) = true;
+  // What stayed where it was, or has no bytes, may have brought nothing back.
+  const bool came_alone = got == from.at || of.bytes == 0;
+  if (in->ended && !of.excluded) (came_alone ? scope.tried : scope.restored) = true;
   ++reached()[in->ended    ? "loaded in backward"
               : scope.left ? "read in forward, behind its scope"
                            : "read in forward, in its scope"];

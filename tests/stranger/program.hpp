@@ -260,6 +260,10 @@ struct side {
     if (own != none) return own == blocks || own_bytes != 0;  // a budget is soft then
     return budget != 0 || memory == 2;
   }
+  // Some groups, whatever leaves beside them.
+  [[nodiscard]] bool keeps() const {
+    return margin || fraction != 1 || delta != 0 || automatic || layers != 0;
+  }
   [[nodiscard]] bool tight_host() const { return host_budget != 0; }
 };
 
