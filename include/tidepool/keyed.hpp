@@ -160,13 +160,12 @@ class keyed_pass {
     });
     at.open.commit(which.module, which.layer, stream, at.handles_of(which));
     which.place = where::committed;
-    which.kept = at.trains && owner_->off_->enabled(which.module) &&
-                 at.open.state_->saved_of(at.open.state_->groups.back())->by_plan;
     at.each_of(which, [&](auto& each) {
       if (each.handle) return;
       which.left = true;
       each.readers = 0;  // of memory that has gone
     });
+    which.kept = at.trains && !which.left && owner_->off_->enabled(which.module);
   }
   /// `enter(module, layer)`, `body()`, `leave(stream)`. What `body` throws closes the scope, and
   /// nothing of it leaves.
@@ -194,26 +193,24 @@ class keyed_pass {
   void save(tensor_key key, void* data, std::size_t bytes, stream_ref stream, memory_owner owner) {
     auto& at = opened("save");
     if (at.scope == none) refuse("save", "no module scope is open; enter one first");
-    std::uint32_t references = 1;
-    if (const auto known = at.by_key.find(key); known != none) {
-      auto& same = at.entries[known];
-      if (bytes == 0 || !same.empty) {
-        ++same.references;
-        return;
-      }
-      references += std::exchange(same.references, 1);
-      drop(key, stream);
+    const auto known = at.by_key.find(key);
+    if (known != none && (bytes == 0 || !at.entries[known].empty)) {
+      ++at.entries[known].references;
+      return;
     }
     at.by_key.make_room();
     if (at.spare == none) {
       at.entries.emplace_back();
       at.spare = static_cast<std::uint32_t>(at.entries.size() - 1);
     }
-    auto& fresh = at.entries[at.spare];
     // One byte has the order of all of it, and no budget counts what the trainer keeps anyway.
     const bool excluded = owner_->excludes({key, data, bytes});
-    fresh.handle = owner_->off_->adopt(data, excluded ? std::min<std::size_t>(bytes, 1) : bytes,
-                                       stream, std::move(owner));
+    auto memory = owner_->off_->adopt(data, excluded ? std::min<std::size_t>(bytes, 1) : bytes,
+                                      stream, std::move(owner));
+    // Nothing has changed up to here, should the question or the adoption throw.
+    const auto references = 1 + (known == none ? 0 : give_way(key, known, stream));
+    auto& fresh = at.entries[at.spare];
+    fresh.handle = std::move(memory);
     const auto index = std::exchange(at.spare, fresh.next);
     fresh.key = key;
     fresh.references = references;
@@ -338,6 +335,18 @@ class keyed_pass {
   }
   [[nodiscard]] static std::uint64_t place_of(module_id module, int layer) {
     return static_cast<std::uint64_t>(module) << 32 | static_cast<std::uint32_t>(layer);
+  }
+
+  // A tensor of no bytes goes for another that has its key; how many references it had.
+  [[nodiscard]] std::uint32_t give_way(tensor_key key, std::uint32_t index, stream_ref stream) {
+    const auto references = std::exchange(state_->entries[index].references, 1U);
+    try {
+      drop(key, stream);
+    } catch (...) {
+      state_->entries[index].references = references;
+      throw;
+    }
+    return references;
   }
 
   // Only where it would come back.

@@ -56,7 +56,7 @@ inline bool player::key_fits(const key_pass& in, int scope) const {
 }
 
 inline bool player::group_fits(const pass& in, const group& which) const {
-  if (which.way == or_discard) return false;
+  if (which.way == or_discard || which.way == by_hand) return false;
   std::size_t sum = 0;
   std::set<const content*> counted;
   for (const auto& each : which.arguments) {

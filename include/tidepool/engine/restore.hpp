@@ -49,7 +49,12 @@ std::uint32_t engine<Device>::fetch(chunk_state& chunk, module_id module, int la
   }
   // All joins first: should one fail, the group may be restored again.
   for (std::uint32_t i = 0; i < which.count; ++i) {
-    if (items[i].store == nullptr || items[i].in_hand) continue;
+    if (items[i].store == nullptr || items[i].in_hand) {
+      if (const auto* kept = handles[i]->store_; kept != nullptr && kept->owner == this) {
+        store_.note_filling(*kept);  // which is behind the lane that it is handed to now
+      }
+      continue;
+    }
     order_.join(lane, items[i].store->reloaded, join_site::consumer);
   }
   // What never left comes after the work that produced it; behind a reload that is known already.
@@ -141,7 +146,11 @@ void engine<Device>::hand_over(chunk_state& chunk, std::uint32_t index, lane_id 
     auto* store = items[i].store;
     if (store == nullptr) {  // stayed, and is used on this stream from now on like the others
       if (*handles[i] && handles[i]->store_->owner == this) {
-        hand_to(*handles[i]->store_, handles[i]->lane_ = lane);  // behind its commit, see fetch
+        auto& stayed = *handles[i]->store_;
+        if (stayed.handed_to != lane) {  // which waited for users of the memory before it
+          stayed.last_use.add(order_.past(stayed.handed_to, stayed.handed_at));
+        }
+        hand_to(stayed, handles[i]->lane_ = lane);  // behind its commit, see fetch
         note_handed_over(*handles[i]->store_);
       }
       continue;
