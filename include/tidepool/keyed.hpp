@@ -160,12 +160,17 @@ class keyed_pass {
     });
     at.open.commit(which.module, which.layer, stream, at.handles_of(which));
     which.place = where::committed;
+    const auto least = owner_->off_->settings().min_tensor_elements;
+    bool small = true;
     at.each_of(which, [&](auto& each) {
-      if (each.handle) return;
+      if (each.handle) {
+        small = small && each.handle.size() < least;
+        return;
+      }
       which.left = true;
       each.readers = 0;  // of memory that has gone
     });
-    which.kept = at.trains && !which.left && owner_->off_->enabled(which.module);
+    which.kept = at.trains && !which.left && !small && owner_->off_->enabled(which.module);
   }
   /// `enter(module, layer)`, `body()`, `leave(stream)`. What `body` throws closes the scope, and
   /// nothing of it leaves.
