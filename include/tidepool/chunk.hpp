@@ -273,10 +273,9 @@ class chunk {
     if (!engine_->begin_recompute(*state_, what, layer, stream, list)) return;
     try {
       auto& trace = engine_->memory().trace();
-      const auto traced = trace.begin(stream);
+      const auto traced = trace.begin(lane);
       std::forward<Again>(again)();
-      trace.end(traced, lane, stream,
-                {trace::span_kind::compute, name, layer, state_->info.microbatch, 0});
+      trace.end(traced, lane, {trace::span_kind::compute, name, layer, state_->info.microbatch, 0});
     } catch (...) {
       engine_->give_up(*state_, what, layer, list);
       throw;

@@ -59,7 +59,8 @@ class [[nodiscard]] graph {
   /// is gone; `device_error`.
   void launch(typename Device::stream_ref stream) {
     if (to_neighbour_) detail::expect_lender(engine_->memory(), *before_);
-    engine_->replay(content_, before_, after_, engine_->lane_of_launch(stream));
+    engine_->replay(content_, before_, after_,
+                    detail::lane_in<Device>(engine_->memory().order(), stream));
   }
 
  private:
@@ -68,8 +69,8 @@ class [[nodiscard]] graph {
 
   using layout = std::shared_ptr<const detail::memory_layout>;
 
-  graph(detail::engine<Device>& owner, typename Device::graph&& content, layout before,
-        layout after, bool to_neighbour)
+  graph(detail::engine<Device>& owner, std::unique_ptr<detail::captured_graph> content,
+        layout before, layout after, bool to_neighbour)
       : engine_(&owner),
         content_(std::move(content)),
         before_(std::move(before)),
@@ -79,7 +80,7 @@ class [[nodiscard]] graph {
   }
 
   detail::engine<Device>* engine_;
-  typename Device::graph content_;
+  std::unique_ptr<detail::captured_graph> content_;
   layout before_;
   layout after_;
   bool to_neighbour_ = false;  // it offloads there

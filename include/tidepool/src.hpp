@@ -25,13 +25,9 @@ namespace tidepool::inline v0_2_0::detail {
 
 template class engine<virtual_device>;
 template class plan_maker<virtual_device>;
-template class recorder<virtual_device>;
-template class storages<virtual_device>;
 #if defined(TIDEPOOL_HAS_CUDA) || (!defined(TIDEPOOL_NO_CUDA) && __has_include(<cuda_runtime_api.h>))
 template class engine<cuda_device>;
 template class plan_maker<cuda_device>;
-template class recorder<cuda_device>;
-template class storages<cuda_device>;
 #endif
 
 }  // namespace tidepool::detail

@@ -14,8 +14,4 @@ extern template class detail::engine<null_device>;
 extern template class detail::engine<virtual_device>;
 extern template class detail::plan_maker<null_device>;
 extern template class detail::plan_maker<virtual_device>;
-extern template class detail::recorder<null_device>;
-extern template class detail::recorder<virtual_device>;
-extern template class detail::storages<null_device>;
-extern template class detail::storages<virtual_device>;
 }  // namespace tidepool

@@ -9,11 +9,9 @@
 
 /// What most of a program's compile time goes to. `How` is `extern template`, or `template` where
 /// the code is to be made.
-#define TIDEPOOL_ENGINE(How, ...)            \
-  How class detail::engine<__VA_ARGS__>;     \
-  How class detail::plan_maker<__VA_ARGS__>; \
-  How class detail::recorder<__VA_ARGS__>;   \
-  How class detail::storages<__VA_ARGS__>
+#define TIDEPOOL_ENGINE(How, ...)        \
+  How class detail::engine<__VA_ARGS__>; \
+  How class detail::plan_maker<__VA_ARGS__>
 
 #define TIDEPOOL_TEST_ENGINE(How, ...)       \
   TIDEPOOL_ENGINE(How, __VA_ARGS__);         \

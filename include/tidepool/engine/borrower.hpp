@@ -35,11 +35,8 @@ class borrower {
     store.borrow(from);
     then_ = then;
     peer().graphs_before_loan = store.order().graphs();
-    if constexpr (order_checking_device<Device>) {
-      if (!first) return;
-      owner_->device().name_copy_streams(peer().out_stream.ref(), peer().in_stream.ref(),
-                                         place_kind::peer);
-    }
+    if (!first) return;
+    store.order().device().name_copy_streams(peer().offload, peer().reload, place_kind::peer);
   }
 
   // Blocks the host until copies to and from it are over, where any are.
@@ -58,8 +55,8 @@ class borrower {
     }
     // Where that fails the memory may be in use: it stays until the offloader goes.
     auto& store = owner_->memory();
-    owner_->device().synchronize(store.order().stream(peer().offload));
-    owner_->device().synchronize(store.order().stream(peer().reload));
+    store.order().device().synchronize(peer().offload);
+    store.order().device().synchronize(peer().reload);
     peer().close_loan();
   }
 
@@ -95,9 +92,7 @@ class borrower {
   [[nodiscard]] const loan* lent() const {
     return owner_->memory().has(place_kind::peer) ? peer().lent : nullptr;
   }
-  [[nodiscard]] offload_place<Device>& peer() const {
-    return owner_->memory().at(place_kind::peer);
-  }
+  [[nodiscard]] offload_place& peer() const { return owner_->memory().at(place_kind::peer); }
 
   engine<Device>* owner_;
   lender_gone then_{};

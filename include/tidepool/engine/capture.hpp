@@ -72,7 +72,7 @@ void engine<Device>::begin_capture(lane_id origin) {
   // The same object where nothing differs, so that a launch need not compare.
   const bool same = graphs_.layout_before != nullptr && *graphs_.layout_before == *before;
   if (!same) graphs_.layout_before = std::move(before);
-  dev_->begin_capture(order_.stream(origin));
+  dev_->begin_capture(origin);
   try {
     order_.begin_capture(origin, store_.copy_lanes());
   } catch (...) {
@@ -90,7 +90,7 @@ auto engine<Device>::end_capture(lane_id origin) -> device_graph {
     throw;
   }
   try {
-    auto graph = dev_->end_capture(order_.stream(origin));
+    auto graph = dev_->end_capture(origin);
     order_.end_capture();
     drop_orphans(false);
     learner_.captures();
@@ -105,9 +105,9 @@ auto engine<Device>::end_capture(lane_id origin) -> device_graph {
 // The capture failed: nothing of it will ever run.
 template <device Device>
 void engine<Device>::abandon_capture(lane_id origin) noexcept {
-  if constexpr (order_checking_device<Device>) dev_->abandons_capture();
+  dev_->abandons_capture();
   try {
-    static_cast<void>(dev_->end_capture(order_.stream(origin)));
+    static_cast<void>(dev_->end_capture(origin));
   } catch (...) {  // it was no longer valid; it is over all the same
   }
   leave_capture();
@@ -177,7 +177,7 @@ void engine<Device>::replay(device_graph& graph, const std::shared_ptr<const mem
   expect_layout(before);
   // Between launches on one stream the offloader's own streams get nothing; the trainer's may.
   order_.gather(lane, join_site::launch, !graphs_.replayed || graphs_.replayed_on != lane);
-  dev_->replay(graph, order_.stream(lane));
+  dev_->replay(*graph, lane);
   graphs_.truth = after;
   graphs_.destroyed_at_launch = store_.destroyed();
   store_.forget_gone();
@@ -211,7 +211,7 @@ void engine<Device>::expect_layout(const std::shared_ptr<const memory_layout>& b
 
 template <device Device>
 void engine<Device>::meet_graphs(stream_ref stream) {
-  if (dev_->capturing(stream) != order_.capturing()) throw_mixed_capture(order_.capturing());
+  if (device().capturing(stream) != order_.capturing()) throw_mixed_capture(order_.capturing());
   if (graphs_.replayed) meet_after_launch();
 }
 

@@ -37,7 +37,7 @@ template <device Device>
 void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, stream_ref stream,
                             std::span<handle* const> handles, commit_kind how) {
   if constexpr (capturing_device<Device>) expect_truth_for(stream);
-  const auto lane = order_.of(stream);
+  const auto lane = lane_in<Device>(order_, stream);
   if (chunk.info.forward_only) {
     if (chunk.info.release && how != commit_kind::by_hand) {
       release_saved(chunk, module, layer, lane, handles);
@@ -54,7 +54,7 @@ void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, str
   const bool noted =
       learner_.follows < followed::by_rule && expect_commit(chunk, module, layer, how);
   last_lane_ = lane;
-  const auto from = recorder_ == nullptr ? 0 : recorder_->arrive(order_.stream(lane));
+  const auto from = recorder_ == nullptr ? 0 : recorder_->arrive(lane);
   // By hand everything leaves: its handles are released by hand too, and nothing may be lost.
   const bool by_hand = how == commit_kind::by_hand;
   verdict decided;
@@ -257,7 +257,7 @@ void engine<Device>::offload(chunk_state& chunk, group& which, saved* items) {
         store_.copy_out(which, items,
                         {trace::span_kind::offload, names_[static_cast<std::size_t>(which.module)],
                          which.layer, chunk.info.microbatch, which.bytes});
-    if (recorder_ != nullptr) recorder_->copied(done.lane, order_.stream(done.lane));
+    if (recorder_ != nullptr) recorder_->copied(done.lane);
   } else {
     done = order_.record(which.lane);
     which.position = done.position;

@@ -24,6 +24,7 @@
 #include "tidepool/engine/step_learner.hpp"
 #include "tidepool/engine/storages.hpp"
 #include "tidepool/engine/subject.hpp"
+#include "tidepool/memory/lane_of.hpp"
 #include "tidepool/plan/step_plan.hpp"
 #include "tidepool/rules/forgotten_groups.hpp"
 #include "tidepool/rules/reloads_ahead.hpp"
@@ -37,11 +38,10 @@ namespace tidepool::inline v0_2_0::detail {
 template <device Device>
 class engine : public storage_owner {
  public:
-  using chunk_state = detail::chunk_state;
   using storage = detail::storage;
   using handle = tidepool::handle<Device>;
   using stream_ref = typename Device::stream_ref;
-  using device_graph = typename graph_of<Device>::type;
+  using device_graph = std::unique_ptr<captured_graph>;
 
   // `names` are the modules by id; `enabled` those that leave.
   engine(Device& dev, const options& opts, std::vector<std::string> names,
@@ -55,17 +55,16 @@ class engine : public storage_owner {
   // The lane of a stream whose call takes or reads memory, eagerly or in a capture of ours.
   [[nodiscard]] lane_id lane_of(stream_ref stream) {
     if constexpr (capturing_device<Device>) expect_truth_for(stream);
-    return order_.of(stream);
+    return lane_in<Device>(order_, stream);
   }
   // The same where a handle goes or a capture begins, of whatever graphs have left where.
   [[nodiscard]] lane_id lane_to_release(stream_ref stream) {
     if constexpr (capturing_device<Device>) meet_graphs(stream);
-    return order_.of(stream);
+    return lane_in<Device>(order_, stream);
   }
-  [[nodiscard]] lane_id lane_of_launch(stream_ref stream) { return order_.of(stream); }
-  [[nodiscard]] storages<Device>& memory() { return store_; }
+  [[nodiscard]] storages& memory() { return store_; }
   [[nodiscard]] const options& settings() const { return opts_; }
-  [[nodiscard]] Device& device() { return *dev_; }
+  [[nodiscard]] Device& device() { return hardware_.device(); }
   [[nodiscard]] bool between_steps() const { return learner_.begun() == 0; }
 
   // ---- handles ----
@@ -104,10 +103,10 @@ class engine : public storage_owner {
   // ---- waits for other ranks, as a step that is being recorded knows them ----
 
   [[nodiscard]] std::size_t wait_begins(stream_ref stream) {
-    return recorder_ == nullptr ? static_cast<std::size_t>(-1) : recorder_->wait_begins(stream);
+    return recorder_ == nullptr ? static_cast<std::size_t>(-1) : recorder_->wait_begins(&stream);
   }
   void waited(std::size_t from, stream_ref stream, waits_for whom, std::uint32_t kind) {
-    if (recorder_ != nullptr) recorder_->waited(from, stream, whom, kind);
+    if (recorder_ != nullptr) recorder_->waited(from, &stream, whom, kind);
   }
 
   // One of its tensors lies on another device.
@@ -237,7 +236,7 @@ class engine : public storage_owner {
   // The compute stream has come to a call; costs a branch while no step is being recorded.
   [[nodiscard]] std::size_t arrive(lane_id lane) {
     last_lane_ = lane;
-    return recorder_ == nullptr ? 0 : recorder_->arrive(order_.stream(lane));
+    return recorder_ == nullptr ? 0 : recorder_->arrive(lane);
   }
 
   void trace_pass(const chunk_state& chunk, bool backward, bool begins) noexcept;
@@ -361,7 +360,8 @@ class engine : public storage_owner {
   [[noreturn]] void throw_out_of_device(std::size_t bytes, const std::string& what,
                                         const block_source* own);
 
-  Device* dev_;
+  hardware_of<Device> hardware_;
+  hardware* dev_ = &hardware_;
   options opts_;
   std::vector<std::string> names_;
   std::vector<rectangle> labels_;  // the same, for handles
@@ -371,17 +371,17 @@ class engine : public storage_owner {
   step_learner learner_;
   forgotten_groups forgotten_;
   followed_placement placement_;
-  storages<Device> store_;
-  lanes<Device>& order_ = store_.order();
-  tracer<Device>& trace_ = store_.trace();
+  storages store_;
+  lanes& order_ = store_.order();
+  tracer& trace_ = store_.trace();
   const std::vector<place_kind>& places_ = store_.places();  // the nearest first
   std::vector<std::unique_ptr<chunk_state>> chunks_;
   std::vector<chunk_state*> spare_;
   open_chunks live_;
   reloads_ahead<group_ref> ahead_;
-  slot_list<storage*> idle_;  // on the device again only because another group needs them
-  std::unique_ptr<recorder<Device>> recorder_;  // until the timed step is over
-  lane_id last_lane_{};                         // of the latest call on a compute stream
+  slot_list<storage*> idle_;            // on the device again only because another group needs them
+  std::unique_ptr<recorder> recorder_;  // until the timed step is over
+  lane_id last_lane_{};                 // of the latest call on a compute stream
   trace::counters counters_;
   std::vector<std::uint64_t> bytes_before_step_;
   bool tracing_ = false;

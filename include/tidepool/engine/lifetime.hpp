@@ -14,14 +14,14 @@ namespace tidepool::inline v0_2_0::detail {
 template <device Device>
 engine<Device>::engine(Device& dev, const options& opts, std::vector<std::string> names,
                        const std::vector<bool>& enabled, std::unique_ptr<block_source> memory)
-    : dev_(&dev),
+    : hardware_(dev),
       opts_(opts),
       names_(std::move(names)),
       ranges_(names_),
       windows_(names_.size()),
       keeps_(opts.offload_layers),
       learner_(opts),
-      store_(dev, opts, std::move(memory)),
+      store_(hardware_, opts, std::move(memory)),
       bytes_before_step_(names_.size()) {
   for (std::size_t m = 0; m < names_.size(); ++m) {
     counters_.modules.push_back({});
@@ -36,16 +36,13 @@ engine<Device>::engine(Device& dev, const options& opts, std::vector<std::string
   for (const auto& name : names_) labels_.push_back(labelled(name));
   for (const auto& name : opts.recompute_modules) counters_.recomputed.push_back({name});
   if (opts.policy == policy_kind::automatic) {
-    recorder_ = std::make_unique<recorder<Device>>(dev);
+    recorder_ = std::make_unique<recorder>(*dev_);
   }
-  if constexpr (order_checking_device<Device>) {
-    for (const auto kind : {place_kind::host, place_kind::peer, place_kind::file}) {
-      if (!store_.has(kind)) continue;
-      dev.name_copy_streams(order_.stream(store_.offload_lane(kind)),
-                            order_.stream(store_.reload_lane(kind)), kind);
-    }
+  for (const auto kind : {place_kind::host, place_kind::peer, place_kind::file}) {
+    if (!store_.has(kind)) continue;
+    dev_->name_copy_streams(store_.offload_lane(kind), store_.reload_lane(kind), kind);
   }
-  if constexpr (requires { dev.issued(); }) issued_before_ = dev.issued();
+  issued_before_ = dev_->issued();
   without_a_plan();
 }
 
@@ -58,17 +55,11 @@ void engine<Device>::release(engine* which) noexcept {
 // that are gone. What was queued before it was made cannot, and may be another offloader's.
 template <device Device>
 void engine<Device>::drop_work() noexcept {
-  if constexpr (requires { dev_->drop(stream_ref()); }) {
-    for (std::size_t i = 0; i < order_.count(); ++i) {
-      const auto stream = order_.stream(static_cast<lane_id>(i));
-      if constexpr (requires { dev_->drop(stream, dev_->issued()); }) {
-        dev_->drop(stream, issued_before_);
-      } else {
-        dev_->drop(stream);
-      }
-    }
-    graphs_.replayed = false;
+  if (!dev_->drops()) return;
+  for (std::size_t i = 0; i < order_.count(); ++i) {
+    dev_->drop(static_cast<lane_id>(i), issued_before_);
   }
+  graphs_.replayed = false;
 }
 
 template <device Device>

@@ -25,7 +25,7 @@ buffer<Device> engine<Device>::allocate(std::size_t bytes, std::size_t elements,
     place_or_throw(store, lane, "allocate", placement_.first(store.planned));
     if (store.zeroed) store_.zero(store, lane);
     if (recorder_ != nullptr && source == nullptr) {
-      recorder_->allocated(from, store.number, bytes, stream);
+      recorder_->allocated(from, store.number, bytes, lane);
     }
   } catch (...) {
     if (store.on_device) take_back_untouched(store, lane);
@@ -77,7 +77,7 @@ buffer<Device> engine<Device>::adopt_memory(void* data, std::size_t bytes, std::
     throw;
   }
   store.planned = placement_.allocated(bytes);
-  if (recorder_ != nullptr) recorder_->allocated(from, store.number, bytes, stream);
+  if (recorder_ != nullptr) recorder_->allocated(from, store.number, bytes, lane);
   return {share(store), lane};
 }
 
@@ -121,7 +121,7 @@ void engine<Device>::forget_handle(storage& store, lane_id lane) {
   }
   if (store.handles == 0) {
     if (store.saves == 0) {
-      if (recorder_ != nullptr) recorder_->released(store.number, order_.stream(lane));
+      if (recorder_ != nullptr) recorder_->released(store.number, lane);
       store_.displace(store, store.last_use, lane);
       store_.destroy(store);
     } else if (!store.wanted) {
@@ -235,9 +235,7 @@ trace::counters engine<Device>::counters() const {
   result.host_allocations = host.allocations;
   result.host_reserved = host.reserved;
   result.host_peak = host.peak;
-  if constexpr (requires { dev_->host_memory_text(); }) {
-    result.host_memory = dev_->host_memory_text();
-  }
+  result.host_memory = dev_->host_memory_text();
   return result;
 }
 
@@ -251,11 +249,7 @@ void engine<Device>::drop(storage& store, lane_id lane, bool reloads) {
 
 template <device Device>
 bool engine<Device>::lost() const noexcept {
-  if constexpr (requires { dev_->lost(); }) {
-    return dev_->lost();
-  } else {
-    return false;
-  }
+  return dev_->lost();
 }
 
 // Memory that is not in use goes back to the device, so that it may come from there in one piece.

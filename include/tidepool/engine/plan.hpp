@@ -114,7 +114,7 @@ void engine<Device>::record_again() noexcept {
 template <device Device>
 void engine<Device>::warm_up_anew() {
   if (opts_.policy == policy_kind::automatic && recorder_ == nullptr) {
-    recorder_ = std::make_unique<recorder<Device>>(*dev_);
+    recorder_ = std::make_unique<recorder>(*dev_);
   }
   record_again();
 }

@@ -177,12 +177,12 @@ void engine<Device>::restore_or_recompute(chunk_state& chunk, module_id module, 
     std::optional<std::size_t> recording;
     try {
       lend(chunk, which, lane, handles);
-      const auto traced = trace_.begin(stream);
-      if (recorder_ != nullptr) recording = recorder_->recompute_begins(stream);
+      const auto traced = trace_.begin(lane);
+      if (recorder_ != nullptr) recording = recorder_->recompute_begins(lane);
       again();
-      if (recording) recorder_->recomputed(*recording, chunk.ordinal, index, stream);
+      if (recording) recorder_->recomputed(*recording, chunk.ordinal, index, lane);
       recording.reset();
-      trace_.end(traced, lane, stream,
+      trace_.end(traced, lane,
                  {trace::span_kind::compute, names_[static_cast<std::size_t>(module)], layer,
                   chunk.info.microbatch, 0});
     } catch (...) {

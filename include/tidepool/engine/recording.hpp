@@ -16,7 +16,7 @@ template <device Device>
 
 template <device Device>
 void engine<Device>::start_recording() noexcept {
-  if (recorder_ != nullptr) recorder_->start(order_.stream(last_lane_));
+  if (recorder_ != nullptr) recorder_->start(last_lane_);
 }
 
 // True where the commit that comes is noted, by `committed`, once it cannot fail any more.
@@ -59,7 +59,7 @@ template <device Device>
       }
     }
   }
-  recorder_->called(from, plan::event_kind::commit, index, chunk.ordinal, order_.stream(lane));
+  recorder_->called(from, plan::event_kind::commit, index, chunk.ordinal, lane);
   if (stays) note_outliving(lane, handles, wanted == plan::action::keep);
 }
 
@@ -88,7 +88,7 @@ template <device Device>
 // Nobody holds it any more but the groups that saved it.
 template <device Device>
 [[gnu::cold]] void engine<Device>::record_drop(storage& store, lane_id lane) noexcept {
-  if (!recorder_->drop(store.number, order_.stream(lane))) learner_.shapes_vary();
+  if (!recorder_->drop(store.number, lane)) learner_.shapes_vary();
 }
 
 // What it alone still holds is released, in the eyes of a plan, without having come back.
@@ -100,7 +100,7 @@ template <device Device>
   for (std::uint32_t i = 0; i < which.count; ++i) {
     const auto* store = items[i].store;
     if (store == nullptr || store->saves > 1 || store->handles > 0) continue;
-    recorder_->released(store->number, order_.stream(last_lane_));
+    recorder_->released(store->number, last_lane_);
   }
 }
 

@@ -20,17 +20,17 @@ template <device Device>
   const auto out_of_it = [&](const saved& item) {
     return item.copies_back && (alone || item.store->place == from);
   };
-  const auto traced = trace_.begin(order_.stream(copies));
+  const auto traced = trace_.begin(copies);
   std::size_t bytes = 0;
   for (std::uint32_t i = 0; i < which.count; ++i) {
     if (!out_of_it(items[i])) continue;
     store_.queue_in(*items[i].store);
     bytes += items[i].store->bytes;
   }
-  store_.issue(place.in, place.in_stream.ref());
+  store_.issue(place.in, copies);
   const auto done = order_.record(copies);
-  if (recorder_ != nullptr) recorder_->copied(copies, order_.stream(copies));
-  trace_.end(traced, copies, order_.stream(copies),
+  if (recorder_ != nullptr) recorder_->copied(copies);
+  trace_.end(traced, copies,
              {trace::span_kind::reload, names_[static_cast<std::size_t>(which.module)], which.layer,
               chunk.info.microbatch, bytes});
   place.bytes_reloaded += bytes;

@@ -12,7 +12,7 @@ template <device Device>
 void engine<Device>::restore(chunk_state& chunk, module_id module, int layer, stream_ref stream,
                              std::span<handle* const> handles) {
   if constexpr (capturing_device<Device>) expect_truth_for(stream);
-  const auto lane = order_.of(stream);
+  const auto lane = lane_in<Device>(order_, stream);
   if (chunk.info.forward_only) {
     if (chunk.info.release) refuse_released("restore", chunk, module, layer);
     return;
@@ -20,7 +20,7 @@ void engine<Device>::restore(chunk_state& chunk, module_id module, int layer, st
   [[maybe_unused]] const named_range<> range{ranges_, trace::nvtx_action::restore, module, layer};
   [[maybe_unused]] const group_subject<Device> subject{*this, chunk, module, layer};
   last_lane_ = lane;
-  const auto from = recorder_ == nullptr ? 0 : recorder_->arrive(order_.stream(lane));
+  const auto from = recorder_ == nullptr ? 0 : recorder_->arrive(lane);
   const auto index = fetch(chunk, module, layer, lane, handles);
   if (chunk.groups[index].state == group_state::discarded) {
     refuse("restore", chunk, module, layer,
@@ -158,7 +158,7 @@ void engine<Device>::hand_over(chunk_state& chunk, std::uint32_t index, lane_id 
   if (!which.awaited) forgotten_.remove(chunk.ordinal, index);
   chunk.mark_restored(which);
   if (recorder_ != nullptr) {
-    recorder_->called(from, plan::event_kind::restore, index, chunk.ordinal, order_.stream(lane));
+    recorder_->called(from, plan::event_kind::restore, index, chunk.ordinal, lane);
   }
   reload_ahead();
 }

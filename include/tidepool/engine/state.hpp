@@ -59,12 +59,11 @@ bool engine<Device>::bring_state(storage& store, std::string_view name) {
   store_.await_offload(store);
   if (!store_.place(store, copies)) return false;
   try {
-    const auto traced = trace_.begin(order_.stream(copies));
+    const auto traced = trace_.begin(copies);
     store_.queue_in(store);
-    store_.issue(host.in, host.in_stream.ref());
+    store_.issue(host.in, copies);
     store.reloaded = order_.record(copies);
-    trace_.end(traced, copies, order_.stream(copies),
-               {trace::span_kind::reload, name, -1, -1, store.bytes});
+    trace_.end(traced, copies, {trace::span_kind::reload, name, -1, -1, store.bytes});
   } catch (...) {
     store_.settle(copies);
     store_.displace(store, {}, copies);
@@ -130,14 +129,13 @@ void engine<Device>::write_state(storage& store, std::string_view name, buffer<D
   try {
     order_.join(copies, ready, join_site::producer);
     order_.join(copies, store.reloaded, join_site::host_reuse);  // it may have read the host copy
-    const auto traced = trace_.begin(order_.stream(copies));
+    const auto traced = trace_.begin(copies);
     copying = !order_.capturing();
     auto& host = store_.at(place_kind::host);
     store_.queue_out(store, store, host);
-    store_.issue(host.out, host.out_stream.ref());
+    store_.issue(host.out, copies);
     store.offloaded = order_.record(copies);
-    trace_.end(traced, copies, order_.stream(copies),
-               {trace::span_kind::offload, name, -1, -1, store.bytes});
+    trace_.end(traced, copies, {trace::span_kind::offload, name, -1, -1, store.bytes});
   } catch (...) {
     store_.settle(copies);
     if (copying) written = false;  // of some pieces the host has the old, of some the new

@@ -15,14 +15,14 @@ class traced_span {
     auto& memory = owner.memory();
     if (!memory.trace().on) return;
     lane_ = owner.lane_of(stream);
-    from_ = memory.trace().begin(stream);
+    from_ = memory.trace().begin(lane_);
   }
   traced_span(traced_span&&) = delete;
   ~traced_span() {
-    if (from_ == tracer<Device>::off) return;
+    if (from_ == tracer::off) return;
     try {
       auto& memory = owner_->memory();
-      memory.trace().end(from_, lane_, memory.order().stream(lane_), label_);
+      memory.trace().end(from_, lane_, label_);
     } catch (...) {  // a picture without this span
     }
   }
@@ -31,7 +31,7 @@ class traced_span {
   engine<Device>* owner_;
   span_label label_;
   lane_id lane_{};
-  std::size_t from_ = tracer<Device>::off;
+  std::size_t from_ = tracer::off;
 };
 
 }  // namespace tidepool::detail
