@@ -7,7 +7,6 @@
 #include <cstdio>
 #include <string_view>
 #include <tidepool/device/checked.hpp>
-#include <tidepool/engine/definitions.hpp>  // beside tidepool::compiled
 #include <tidepool/tidepool.hpp>
 #include <vector>
 

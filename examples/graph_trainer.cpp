@@ -14,7 +14,6 @@
 #include <exception>
 #include <string_view>
 #include <tidepool/device/checked.hpp>
-#include <tidepool/engine/definitions.hpp>  // of checked devices, beside tidepool::compiled
 #include <tidepool/tidepool.hpp>
 #include <vector>
 

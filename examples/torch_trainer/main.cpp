@@ -9,7 +9,6 @@
 #include "command_line.hpp"
 #include "text.hpp"
 #include "tidepool/device/virtual.hpp"
-#include "tidepool/engine/definitions.hpp"  // of the checked devices
 #include "tidepool/plan.hpp"
 #include "tidepool/torch/declared.hpp"
 #include "train.hpp"

@@ -4,7 +4,9 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -14,6 +16,7 @@
 #include "tidepool/core/clocks.hpp"
 #include "tidepool/core/page_allocator.hpp"
 #include "tidepool/device/device.hpp"
+#include "tidepool/plan/profile.hpp"
 
 namespace tidepool::inline v0_2_0 {
 
@@ -141,6 +144,17 @@ class hardware {
   [[nodiscard]] virtual std::string host_memory_text() const = 0;
   [[nodiscard]] virtual bool lost() const noexcept = 0;
 
+  // ---- what its links give, see link.hpp; each blocks the host ----
+
+  [[nodiscard]] virtual plan::link_rates measure_link(const std::function<void()>& meet,
+                                                      std::size_t most) = 0;
+  // Nothing where it cannot be measured.
+  [[nodiscard]] virtual std::optional<plan::link_rates> measure_peer_link(int peer) = 0;
+  [[nodiscard]] virtual std::optional<plan::link_rates> measure_lent_link(void* memory,
+                                                                          std::size_t bytes) = 0;
+  // Whether copies to a neighbour take of what the host's get.
+  [[nodiscard]] virtual bool peer_shares_link() const = 0;
+
   // ---- what a device that checks the order of accesses is told ----
 
   virtual void gave_back(const void* pointer, std::size_t bytes, lane_id on) = 0;
@@ -161,6 +175,23 @@ class hardware {
   std::string_view name_;
   abilities can_;
   const void* device_type_;
+};
+
+// Which group or state the work is about, as long as it lives; told to a device that checks orders.
+class told_subject {
+ public:
+  told_subject(hardware& dev, std::string_view name, int layer = -1, int microbatch = -1)
+      : dev_(dev.can().checks_order ? &dev : nullptr) {
+    if (dev_ != nullptr) dev_->begin_subject(name, layer, microbatch);
+  }
+  told_subject(const told_subject&) = delete;
+  told_subject& operator=(const told_subject&) = delete;
+  ~told_subject() {
+    if (dev_ != nullptr) dev_->end_subject();
+  }
+
+ private:
+  hardware* dev_;
 };
 
 // Events that take the time, in the order of their first use; they go with it.

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -19,42 +20,12 @@
 #include "tidepool/device/allocators.hpp"
 #include "tidepool/device/device.hpp"
 #include "tidepool/device/hardware.hpp"
+#include "tidepool/device/hardware_traits.hpp"
+#include "tidepool/device/link.hpp"
 #include "tidepool/error.hpp"
 #include "tidepool/memory/backing_file.hpp"
 
 namespace tidepool::inline v0_2_0::detail {
-
-template <device Device>
-inline constexpr char type_of_device = 0;  // its address is what counts
-
-template <class Device>
-concept batching_device = requires(Device& dev, std::span<const copy_item> items,
-                                   copy_direction direction, typename Device::stream_ref on) {
-  { dev.copy_batch(items, direction, on) } -> std::convertible_to<bool>;
-};
-template <class Device>
-concept poisoning_device = requires(Device& dev, void* data, typename Device::stream_ref on) {
-  { dev.poison(data, std::size_t{}, on) } -> std::same_as<bool>;
-};
-template <class Device>
-concept dropping_device = requires(Device& dev, typename Device::stream_ref which) {
-  dev.drop(which);
-};
-template <class Device>
-concept counting_issues = requires(Device& dev, typename Device::stream_ref which) {
-  dev.drop(which, dev.issued());
-};
-template <class Device>
-concept join_dropping_device = requires(Device& dev, join_site site) {
-  dev.leaves_out(site);
-};
-template <class Device>
-concept kernel_logging_device = requires(Device& dev, typename Device::stream_ref stream) {
-  dev.log_kernels();
-  dev.take_kernels();
-  dev.now_ns();
-  stream.index();
-};
 
 // `Device` is the type of the object as its trainer has it: what hides a function of its base, as
 // `checked_device` does, is called.
@@ -277,6 +248,24 @@ class hardware_of final : public hardware {
     return false;
   }
 
+  [[nodiscard]] plan::link_rates measure_link(const std::function<void()>& meet,
+                                              std::size_t most) override {
+    return plan::measure_link(*dev_, meet, most);
+  }
+  [[nodiscard]] std::optional<plan::link_rates> measure_peer_link(int peer) override {
+    return plan::measure_peer_link(*dev_, peer);
+  }
+  [[nodiscard]] std::optional<plan::link_rates> measure_lent_link(void* memory,
+                                                                  std::size_t bytes) override {
+    return plan::measure_lent_link(*dev_, memory, bytes);
+  }
+  [[nodiscard]] bool peer_shares_link() const override {
+    if constexpr (requires { dev_->model().peer_shares_link; }) {
+      return dev_->model().peer_shares_link;
+    }
+    return false;
+  }
+
   void gave_back([[maybe_unused]] const void* pointer, [[maybe_unused]] std::size_t bytes,
                  [[maybe_unused]] lane_id on) override {
     if constexpr (order_checking_device<Device>) dev_->gave_back(pointer, bytes, at(on).stream);
@@ -323,30 +312,6 @@ class hardware_of final : public hardware {
       events.reserve(ring);
       for (std::size_t i = 0; i < ring; ++i) events.push_back(dev.make_event(false));
     }
-  };
-  // Moved nowhere: what a device returns here may be neither copied nor moved.
-  template <class Checked>
-  struct subject_of {
-    subject_of(Checked& dev, std::string_view module, int layer, int microbatch)
-        : told(dev.at(module, layer, microbatch)) {}
-    decltype(std::declval<Checked&>().at(std::string_view(), 0, 0)) told;
-  };
-  struct no_subject {};
-  template <class Any>
-  struct subject_type {
-    using type = no_subject;
-  };
-  template <order_checking_device Any>
-  struct subject_type<Any> {
-    using type = subject_of<Any>;
-  };
-  template <class Any>
-  struct graph_type {
-    using type = no_subject;
-  };
-  template <capturing_device Any>
-  struct graph_type<Any> {
-    using type = typename Any::graph;
   };
   struct graph_of final : captured_graph {
     explicit graph_of(typename graph_type<Device>::type&& made) : graph(std::move(made)) {}

@@ -11,12 +11,11 @@
 
 namespace tidepool::inline v0_2_0::detail {
 
-template <device Device>
 class borrower {
  public:
-  explicit borrower(engine<Device>& owner) : owner_(&owner) {}
+  explicit borrower(engine& owner) : owner_(&owner) {}
 
-  void borrow(const loan_handle& from, lender_gone then) requires lending_device<Device> {
+  void borrow(const loan_handle& from, lender_gone then) {
     auto& store = owner_->memory();
     if (store.order().capturing()) {
       throw misuse_error("borrow: a capture cannot; borrow before it, or after");
@@ -36,7 +35,7 @@ class borrower {
     then_ = then;
     peer().graphs_before_loan = store.order().graphs();
     if (!first) return;
-    store.order().device().name_copy_streams(peer().offload, peer().reload, place_kind::peer);
+    owner_->device().name_copy_streams(peer().offload, peer().reload, place_kind::peer);
   }
 
   // Blocks the host until copies to and from it are over, where any are.
@@ -54,9 +53,8 @@ class borrower {
       refuse("graphs were captured, which copy to it; destroy them with this offloader");
     }
     // Where that fails the memory may be in use: it stays until the offloader goes.
-    auto& store = owner_->memory();
-    store.order().device().synchronize(peer().offload);
-    store.order().device().synchronize(peer().reload);
+    owner_->device().synchronize(peer().offload);
+    owner_->device().synchronize(peer().reload);
     peer().close_loan();
   }
 
@@ -94,7 +92,7 @@ class borrower {
   }
   [[nodiscard]] offload_place& peer() const { return owner_->memory().at(place_kind::peer); }
 
-  engine<Device>* owner_;
+  engine* owner_;
   lender_gone then_{};
 };
 

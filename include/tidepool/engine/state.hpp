@@ -6,8 +6,7 @@
 
 namespace tidepool::inline v0_2_0::detail {
 
-template <device Device>
-auto engine<Device>::make_state(std::size_t bytes, std::string_view name) -> storage& {
+TIDEPOOL_INLINE auto engine::make_state(std::size_t bytes, std::string_view name) -> storage& {
   const auto subject = "host_state of " + std::string(name);
   if (bytes == 0) throw misuse_error(subject + ": 0 bytes; ask for at least 1");
   settle();
@@ -28,7 +27,7 @@ auto engine<Device>::make_state(std::size_t bytes, std::string_view name) -> sto
   }
   store.saves = 1;
   store.of_host_state = true;
-  ++references_;
+  ++references;
   return store;
 }
 
@@ -38,12 +37,9 @@ inline void require_away(const storage& store, const char* call, std::string_vie
                      ": it is on the device already; write_back or reset its buffer first");
 }
 
-template <device Device>
-buffer<Device> engine<Device>::create_state(storage& store, std::string_view name,
-                                            stream_ref stream) {
+TIDEPOOL_INLINE granted engine::create_state(storage& store, std::string_view name, lane_id lane) {
   require_away(store, "create", name);
-  [[maybe_unused]] const state_subject<Device> subject{*this, name};
-  const auto lane = lane_of(stream);
+  const told_subject subject(*dev_, name);
   forget_idle(store);
   if (store.on_device)
     take_back(store, store_.reload_lane(place_kind::host));  // fetched ahead and never used
@@ -52,8 +48,7 @@ buffer<Device> engine<Device>::create_state(storage& store, std::string_view nam
 }
 
 // Starts the copy in; false when there is no device memory for it.
-template <device Device>
-bool engine<Device>::bring_state(storage& store, std::string_view name) {
+TIDEPOOL_INLINE bool engine::bring_state(storage& store, std::string_view name) {
   auto& host = store_.at(place_kind::host);
   const auto copies = host.reload;
   store_.await_offload(store);
@@ -73,10 +68,9 @@ bool engine<Device>::bring_state(storage& store, std::string_view name) {
   return true;
 }
 
-template <device Device>
-bool engine<Device>::prefetch_state(storage& store, std::string_view name) {
+TIDEPOOL_INLINE bool engine::prefetch_state(storage& store, std::string_view name) {
   if (store.on_device) return false;
-  [[maybe_unused]] const state_subject<Device> subject{*this, name};
+  const told_subject subject(*dev_, name);
   settle();
   idle_.make_room();
   store_.budget().keep();
@@ -85,12 +79,9 @@ bool engine<Device>::prefetch_state(storage& store, std::string_view name) {
   return true;
 }
 
-template <device Device>
-buffer<Device> engine<Device>::fetch_state(storage& store, std::string_view name,
-                                           stream_ref stream) {
+TIDEPOOL_INLINE granted engine::fetch_state(storage& store, std::string_view name, lane_id lane) {
   require_away(store, "fetch", name);
-  [[maybe_unused]] const state_subject<Device> subject{*this, name};
-  const auto lane = lane_of(stream);
+  const told_subject subject(*dev_, name);
   const bool was_there = static_cast<bool>(store.on_device);
   if (!take_or_evict([&] { return was_there || bring_state(store, name); })) {
     throw_out_of_device(store.bytes, "fetch of " + std::string(name), nullptr);
@@ -109,15 +100,13 @@ buffer<Device> engine<Device>::fetch_state(storage& store, std::string_view name
   return {share(store), lane};
 }
 
-template <device Device>
-void engine<Device>::write_state(storage& store, std::string_view name, buffer<Device>& changed,
-                                 stream_ref stream, bool& written) {
+TIDEPOOL_INLINE void engine::write_state(storage& store, std::string_view name,
+                                         handle_base& changed, lane_id lane, bool& written) {
   if (changed.store_ != &store) {
     throw misuse_error("write_back of " + std::string(name) +
                        ": this is not the buffer that its create or fetch returned");
   }
-  [[maybe_unused]] const state_subject<Device> subject{*this, name};
-  const auto lane = lane_of(stream);
+  const told_subject subject(*dev_, name);
   const auto copies = store_.offload_lane(place_kind::host);
   if (order_.capturing() && !written) {  // a capture that fails would leave it without contents
     throw misuse_error("write_back of " + std::string(name) +
@@ -151,8 +140,7 @@ void engine<Device>::write_state(storage& store, std::string_view name, buffer<D
   forget_handle(store, lane);
 }
 
-template <device Device>
-void engine<Device>::drop_state(storage& store) noexcept {
+TIDEPOOL_INLINE void engine::drop_state(storage& store) noexcept {
   bool settled = true;
   try {
     if (graphs_.replayed) meet_after_launch();

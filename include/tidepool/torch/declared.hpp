@@ -1,6 +1,5 @@
 /// Tells a checked device what torch's operators read and write, so that it finds races in trainers
-/// over torch. Not part of `torch.hpp`. With `tidepool::compiled`, a file that makes an offloader
-/// for a checked device also includes `tidepool/engine/definitions.hpp`.
+/// over torch. Not part of `torch.hpp`.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
