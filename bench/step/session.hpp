@@ -6,7 +6,6 @@
 #include <tidepool/offloader.hpp>
 #include <tidepool/plan.hpp>
 #ifdef TIDEPOOL_BENCH_CHECKED
-#include <tidepool/engine/definitions.hpp>
 #endif
 #include <utility>
 

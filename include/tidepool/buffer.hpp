@@ -1,47 +1,44 @@
 /// Handles of saved memory: `buffer` for a whole storage, `view` for a part of one.
 #pragma once
 
-#include <algorithm>
-#include <array>
-#include <bit>
 #include <cstddef>
-#include <cstdint>
 #include <string>
-#include <string_view>
-#include <type_traits>
-#include <utility>
 
 #include "tidepool/device/device.hpp"
-#include "tidepool/engine/storage.hpp"
+#include "tidepool/engine/engine.hpp"
+#include "tidepool/engine/handle.hpp"
 #include "tidepool/error.hpp"
+#include "tidepool/memory/lane_of.hpp"
 
 namespace tidepool::inline v0_2_0 {
 
+template <device Device>
+class buffer;
+
 namespace detail {
 
+// The lane of a stream whose call takes or reads memory, eagerly or in a capture of ours.
 template <device Device>
-class engine;
-
-// The engine that a storage of this device belongs to.
+[[nodiscard]] lane_id lane_of(engine& of, const typename Device::stream_ref& stream) {
+  auto& order = of.order();
+  if constexpr (capturing_device<Device>) {
+    of.expect_truth_for(hardware_in<Device>(order).device().capturing(stream));
+  }
+  return lane_in<Device>(order, stream);
+}
+// The same where a handle goes or a capture begins, of whatever graphs have left where.
 template <device Device>
-[[nodiscard]] engine<Device>& owner_of(const storage& store) {
-  return static_cast<engine<Device>&>(*store.owner);
+[[nodiscard]] lane_id lane_to_release(engine& of, const typename Device::stream_ref& stream) {
+  auto& order = of.order();
+  if constexpr (capturing_device<Device>) {
+    of.meet_graphs(hardware_in<Device>(order).device().capturing(stream));
+  }
+  return lane_in<Device>(order, stream);
 }
 
-// A module's name in the place of a rectangle. A handle that a commit emptied has no part to show,
-// may outlive its offloader, and must not grow for the sake of a message.
-using module_label = std::array<char, sizeof(rectangle)>;
-
-[[nodiscard]] inline rectangle labelled(std::string_view name) {
-  module_label text{};
-  constexpr auto most = text.size() - 1;
-  std::copy_n(name.begin(), std::min(name.size(), most), text.begin());
-  if (name.size() > most) std::fill_n(text.end() - 4, 3, '.');
-  return std::bit_cast<rectangle>(text);
-}
-[[nodiscard]] inline std::string name_in(const rectangle& label) {
-  return std::bit_cast<module_label>(label).data();
-}
+// A handle of what an engine has handed out.
+template <device Device>
+[[nodiscard]] buffer<Device> buffer_of(const granted& memory);
 
 }  // namespace detail
 
@@ -57,7 +54,7 @@ using module_label = std::array<char, sizeof(rectangle)>;
 ///
 /// A handle may outlive its offloader, not its device. Thread safety: none.
 template <device Device>
-class handle {
+class handle : public detail::handle_base {
  public:
   // A compiler that refuses a copy shows these lines.
   handle(const handle&) = delete;             // move-only; buffer::share() makes another handle
@@ -70,14 +67,7 @@ class handle {
   /// joined on; it holds until the next commit or reset. Null when empty or of 0 bytes, but where a
   /// commit emptied it: that throws `misuse_error` with module and layer, until it is restored,
   /// reset or assigned.
-  [[nodiscard]] void* data() const {
-    if (store_ == nullptr) {
-      if (saved_as_ != 0) refuse_emptied();
-      return nullptr;
-    }
-    if (store_->bytes == 0) return nullptr;
-    return static_cast<std::byte*>(store_->on_device.data) + part_.offset;
-  }
+  [[nodiscard]] void* data() const { return address(); }
   /// The same as `data`, as a pointer to T.
   template <class T>
   [[nodiscard]] T* as() const {
@@ -89,10 +79,7 @@ class handle {
   void reset(typename Device::stream_ref stream) {
     saved_as_ = 0;
     if (store_ == nullptr) return;
-    auto& owner = detail::owner_of<Device>(*store_);
-    owner.drop(*store_, owner.lane_to_release(stream));
-    store_ = nullptr;
-    part_ = {};
+    give_up(detail::lane_to_release<Device>(detail::owner_of(*store_), stream));
   }
 
   /// Opts this storage out: commits leave it in its owner's hand, for good. For a tensor that
@@ -102,69 +89,20 @@ class handle {
   }
 
  protected:
-  using storage = detail::storage;
-
   // Not public: a view that were moved into a buffer would be none, and the wrong memory.
   handle() = default;
-  handle(handle&& other) noexcept
-      : store_(std::exchange(other.store_, nullptr)),
-        part_(other.part_),
-        lane_(other.lane_),
-        whole_(other.whole_),
-        is_view_(other.is_view_),
-        layer_(other.layer_),
-        saved_as_(std::exchange(other.saved_as_, 0)) {}
-  handle& operator=(handle&& other) noexcept {
-    if (this != &other) {
-      drop();
-      store_ = std::exchange(other.store_, nullptr);
-      part_ = other.part_;
-      lane_ = other.lane_;
-      whole_ = other.whole_;
-      layer_ = other.layer_;
-      saved_as_ = std::exchange(other.saved_as_, 0);
-    }
-    return *this;
-  }
-  ~handle() { drop(); }
+  handle(handle&&) noexcept = default;
+  handle& operator=(handle&&) noexcept = default;
+  ~handle() = default;
 
-  explicit handle(bool is_view) : is_view_(is_view) {}
-  handle(storage* store, const detail::rectangle& part, lane_id lane)
-      : store_(store), part_(part), lane_(lane) {}
-  handle(storage* store, const detail::rectangle& part, lane_id lane, bool whole, bool is_view)
-      : store_(store), part_(part), lane_(lane), whole_(whole), is_view_(is_view) {}
-
-  storage* store_ = nullptr;
-  detail::rectangle part_{};    // or the name of the module whose commit emptied it
-  lane_id lane_{};              // where it was allocated, shared, committed or restored
-  bool whole_ = false;          // the storage leaves, not the part alone
-  bool is_view_ = false;        // and tells its width; a buffer goes to the end of its storage
-  std::int32_t layer_ = -1;     // of the commit that emptied it
-  std::uint64_t saved_as_ = 0;  // the number of the storage for which it did; 0: none has
+  explicit handle(bool is_view) : handle_base(is_view) {}
+  handle(detail::storage* store, const detail::rectangle& part, lane_id lane, bool whole,
+         bool is_view)
+      : handle_base(store, part, lane, whole, is_view) {}
 
  private:
-  friend class detail::engine<Device>;
   template <device, class>
   friend class keyed;
-
-  // Nobody can say when its memory is free: that stays taken.
-  void lose() noexcept {
-    if (store_ == nullptr) return;
-    auto* const owner = &detail::owner_of<Device>(*store_);
-    store_ = nullptr;
-    owner->release(owner);
-  }
-
-  [[noreturn, gnu::cold, gnu::noinline]] void refuse_emptied() const {
-    throw misuse_error("data: the commit of " + detail::name_in(part_) + " of layer " +
-                       std::to_string(layer_) +
-                       " emptied this handle, so that it has no address; restore it before backward"
-                       " reads it, and commit it behind the last use in forward");
-  }
-
-  void drop() noexcept {
-    if (store_ != nullptr) detail::owner_of<Device>(*store_).drop_quietly(*store_, lane_);
-  }
 };
 
 /// Where a view is in its buffer, and how it leaves. Offsets, widths and pitches are bytes.
@@ -223,7 +161,7 @@ class buffer : public handle<Device> {
   /// many groups save it, and stays on the device as long as any handle to it is full.
   [[nodiscard]] buffer share() const {
     if (this->store_ == nullptr) return {};
-    return buffer(detail::owner_of<Device>(*this->store_).share(*this->store_), this->lane_);
+    return buffer({this->shared(), this->lane_});
   }
 
   /// A view of the part that `shape` says, which a commit can save in place of the whole; one of no
@@ -245,17 +183,27 @@ class buffer : public handle<Device> {
                ? std::string(" overlap; let the pitch be at least the width")
                : " are not inside a buffer of " + std::to_string(size()) + " bytes"));
     }
-    return {detail::owner_of<Device>(*this->store_).share(*this->store_),
+    return {this->shared(),
             {shape.offset, shape.width, shape.rows, pitch},
             this->lane_,
             shape.whole_storage};
   }
 
  private:
-  friend class detail::engine<Device>;
+  template <device Any>
+  friend buffer<Any> detail::buffer_of(const detail::granted& memory);
 
-  buffer(detail::storage* store, lane_id lane)
-      : handle<Device>(store, {0, store->bytes, 1, store->bytes}, lane) {}
+  explicit buffer(const detail::granted& memory)
+      : handle<Device>(memory.store, {0, memory.store->bytes, 1, memory.store->bytes}, memory.lane,
+                       false, false) {}
 };
 
+namespace detail {
+
+template <device Device>
+buffer<Device> buffer_of(const granted& memory) {
+  return buffer<Device>(memory);
+}
+
+}  // namespace detail
 }  // namespace tidepool

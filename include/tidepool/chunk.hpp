@@ -11,6 +11,7 @@
 #include <string_view>
 #include <utility>
 
+#include "tidepool/buffer.hpp"
 #include "tidepool/core/closed_chunk.hpp"
 #include "tidepool/core/module_name.hpp"
 #include "tidepool/engine/engine.hpp"
@@ -118,8 +119,7 @@ class chunk {
   /// The same for a module whose id was looked up at run time.
   template <class... Handles>
   void restore(module_id module, int layer, stream_ref stream, Handles&... saved) {
-    const auto handles = pointers_to(saved...);
-    restore(module, layer, stream, handle_list(handles));
+    bring_back(module, layer, stream, pointers_to(saved...));
   }
   /// The same for a list that is known at run time.
   template <fixed_string Name>
@@ -128,9 +128,7 @@ class chunk {
   }
   /// The same for an id and a list.
   void restore(module_id module, int layer, stream_ref stream, handle_list saved) {
-    if (!wants(module)) return detail::engine<Device>::expect_full(layer, saved);
-    expect_open("restore", module, layer);
-    engine_->restore(*state_, module, layer, stream, saved);
+    bring_back(module, layer, stream, saved);
   }
   /// Does not compile: a name that is known at run time is looked up once, by `offloader::module`.
   template <class Name, class... Handles>
@@ -178,9 +176,9 @@ class chunk {
                             Buffers&... saved) {
     static_cast<void>(buffers_of(saved...));
     const auto handles = pointers_to(saved...);
-    if (!wants(module)) return detail::engine<Device>::expect_full(layer, handles);
+    if (!wants(module)) return expect_full(layer, handles);
     expect_open("restore_or_recompute", module, layer);
-    engine_->restore_or_recompute(*state_, module, layer, stream, handles, again);
+    engine_->restore_or_recompute(*state_, module, layer, lane_of(stream), handles, again);
   }
 
   /// True when the `restore_or_recompute` that comes next will call its function: then what that
@@ -243,8 +241,8 @@ class chunk {
   void discard(std::string_view name, int layer, stream_ref stream, Buffers&... tensors) {
     expect_open("discard", name, layer);
     const auto what = engine_->recomputed(name);
-    if (what == detail::engine<Device>::not_recomputed) return;
-    engine_->discard(*state_, what, layer, engine_->lane_of(stream), buffers_of(tensors...));
+    if (what == detail::engine::not_recomputed) return;
+    engine_->discard(*state_, what, layer, lane_of(stream), buffers_of(tensors...));
   }
 
   /// What was discarded is read next: the buffers get memory again, which work given to `stream`
@@ -266,21 +264,8 @@ class chunk {
                  Buffers&... tensors) {
     expect_open("recompute", name, layer);
     const auto what = engine_->recomputed(name);
-    if (what == detail::engine<Device>::not_recomputed) return;
-    const auto list = buffers_of(tensors...);
-    const auto lane = engine_->lane_of(stream);
-    if (!engine_->begin_recompute(*state_, what, layer, stream, list)) return;
-    try {
-      auto& trace = engine_->memory().trace();
-      const auto traced = trace.begin(stream);
-      std::forward<Again>(again)();
-      trace.end(traced, lane, stream,
-                {trace::span_kind::compute, name, layer, state_->info.microbatch, 0});
-    } catch (...) {
-      engine_->give_up(*state_, what, layer, list);
-      throw;
-    }
-    engine_->end_recompute(*state_, what, layer);
+    if (what == detail::engine::not_recomputed) return;
+    engine_->recompute(*state_, what, layer, lane_of(stream), buffers_of(tensors...), again);
   }
 
   /// What it was begun with; the default where it is not open.
@@ -324,7 +309,7 @@ class chunk {
   friend class keyed_pass;
   using kind = detail::commit_kind;
 
-  chunk(detail::engine<Device>& engine, const chunk_info& info, std::uint64_t enabled)
+  chunk(detail::engine& engine, const chunk_info& info, std::uint64_t enabled)
       : engine_(&engine),
         state_(&engine.begin(info)),
         enabled_(!info.forward_only ? enabled
@@ -358,7 +343,7 @@ class chunk {
   }
 
   template <class... Handles>
-  static std::array<handle<Device>*, sizeof...(Handles)> pointers_to(Handles&... saved) {
+  static std::array<detail::handle_base*, sizeof...(Handles)> pointers_to(Handles&... saved) {
     static_assert((std::derived_from<Handles, handle<Device>> && ...),
                   "tidepool: commit and restore take buffers and views of the offloader's own "
                   "device");
@@ -366,7 +351,7 @@ class chunk {
   }
 
   template <class... Buffers>
-  static std::array<buffer<Device>*, sizeof...(Buffers)> buffers_of(Buffers&... tensors) {
+  static std::array<detail::handle_base*, sizeof...(Buffers)> buffers_of(Buffers&... tensors) {
     static_assert((std::same_as<Buffers, buffer<Device>> && ...),
                   "tidepool: what is discarded and recomputed is buffers of the offloader's own "
                   "device; a view has no memory of its own");
@@ -377,10 +362,24 @@ class chunk {
   void send(kind how, module_id module, int layer, stream_ref stream, Handles&... saved) {
     send_list(how, module, layer, stream, pointers_to(saved...));
   }
-  void send_list(kind how, module_id module, int layer, stream_ref stream, handle_list handles) {
+  void send_list(kind how, module_id module, int layer, stream_ref stream, const auto& handles) {
     expect_open(how == kind::by_hand ? "start_offload" : "commit", module, layer);
-    engine_->commit(*state_, module, layer, stream, handles, how);
+    engine_->commit(*state_, module, layer, lane_of(stream), listed(handles), how);
   }
+  void bring_back(module_id module, int layer, stream_ref stream, const auto& handles) {
+    if (!wants(module)) return expect_full(layer, handles);
+    expect_open("restore", module, layer);
+    engine_->restore(*state_, module, layer, lane_of(stream), listed(handles));
+  }
+  static void expect_full(int layer, const auto& handles) {
+    std::size_t argument = 0;
+    for (const auto* each : handles) detail::engine::expect_full(layer, ++argument, *each);
+  }
+  static detail::handle_list listed(detail::handle_list handles) { return handles; }
+  [[nodiscard]] detail::listed_handles listed(handle_list handles) const {
+    return {engine_->lists(), handles};
+  }
+  lane_id lane_of(const stream_ref& on) const { return detail::lane_of<Device>(*engine_, on); }
 
   void abandon() noexcept { end(false); }
   void end(bool done) noexcept {
@@ -391,7 +390,7 @@ class chunk {
     enabled_ = closed;
   }
 
-  detail::engine<Device>* engine_ = nullptr;
+  detail::engine* engine_ = nullptr;
   detail::chunk_state* state_ = nullptr;
   std::uint64_t enabled_ = closed;
   std::optional<int> finished_;  // the microbatch, once it is

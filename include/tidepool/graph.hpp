@@ -7,6 +7,7 @@
 
 #include "tidepool/engine/engine.hpp"
 #include "tidepool/engine/lenders.hpp"
+#include "tidepool/memory/lane_of.hpp"
 
 namespace tidepool::inline v0_2_0 {
 
@@ -48,7 +49,7 @@ class [[nodiscard]] graph {
   graph(const graph&) = delete;             // move-only; launch one graph many times
   graph& operator=(const graph&) = delete;  // move-only; launch one graph many times
   ~graph() {
-    if (engine_ != nullptr) detail::engine<Device>::release(engine_);
+    if (engine_ != nullptr) detail::engine::release(engine_);
   }
 
   /// Runs it on `stream`, after what the stream and all others of the offloader have been given.
@@ -59,7 +60,8 @@ class [[nodiscard]] graph {
   /// is gone; `device_error`.
   void launch(typename Device::stream_ref stream) {
     if (to_neighbour_) detail::expect_lender(engine_->memory(), *before_);
-    engine_->replay(content_, before_, after_, engine_->lane_of_launch(stream));
+    engine_->replay(*content_, before_, after_,
+                    detail::lane_in<Device>(engine_->memory().order(), stream));
   }
 
  private:
@@ -68,7 +70,7 @@ class [[nodiscard]] graph {
 
   using layout = std::shared_ptr<const detail::memory_layout>;
 
-  graph(detail::engine<Device>& owner, typename Device::graph&& content, layout before,
+  graph(detail::engine& owner, std::unique_ptr<detail::captured_graph> content, layout before,
         layout after, bool to_neighbour)
       : engine_(&owner),
         content_(std::move(content)),
@@ -78,8 +80,8 @@ class [[nodiscard]] graph {
     owner.retain();
   }
 
-  detail::engine<Device>* engine_;
-  typename Device::graph content_;
+  detail::engine* engine_;
+  std::unique_ptr<detail::captured_graph> content_;
   layout before_;
   layout after_;
   bool to_neighbour_ = false;  // it offloads there

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <utility>
 
+#include "tidepool/buffer.hpp"
 #include "tidepool/engine/engine.hpp"
 
 namespace tidepool::inline v0_2_0 {
@@ -61,7 +62,7 @@ class host_state {
   /// visits already, `out_of_budget`, `device_error`.
   [[nodiscard]] buffer<Device> create(stream_ref stream) {
     require("create");
-    return detail::owner_of<Device>(*store_).create_state(*store_, name_, stream);
+    return detail::buffer_of<Device>(owner().create_state(*store_, name_, lane_of(stream)));
   }
 
   /// Starts the copy in, on the reload stream. False when there is no device memory now, when it is
@@ -69,8 +70,7 @@ class host_state {
   /// for a capture that begins. Inside a capture it is here only for what is captured after it, and
   /// once that has been launched.
   bool prefetch() {
-    return store_ != nullptr && written_ &&
-           detail::owner_of<Device>(*store_).prefetch_state(*store_, name_);
+    return store_ != nullptr && written_ && owner().prefetch_state(*store_, name_);
   }
 
   /// The contents, once work given to `stream` from now on runs: that waits for the copy in, which
@@ -84,7 +84,7 @@ class host_state {
           ": nothing was ever written, or the last write_back failed; create() it, fill it,"
           " write_back()");
     }
-    return detail::owner_of<Device>(*store_).fetch_state(*store_, name_, stream);
+    return detail::buffer_of<Device>(owner().fetch_state(*store_, name_, lane_of(stream)));
   }
 
   /// Copies the contents out once `stream` has come this far, and empties `changed`, whose memory
@@ -94,7 +94,7 @@ class host_state {
   /// again.
   void write_back(buffer<Device>& changed, stream_ref stream) {
     require("write_back");
-    detail::owner_of<Device>(*store_).write_state(*store_, name_, changed, stream, written_);
+    owner().write_state(*store_, name_, changed, lane_of(stream), written_);
   }
 
  private:
@@ -103,6 +103,10 @@ class host_state {
 
   host_state(detail::storage* store, std::string_view name) : store_(store), name_(name) {}
 
+  [[nodiscard]] detail::engine& owner() const { return detail::owner_of(*store_); }
+  [[nodiscard]] lane_id lane_of(const stream_ref& stream) const {
+    return detail::lane_of<Device>(owner(), stream);
+  }
   void require(const char* call) const {
     if (store_ == nullptr) {
       throw misuse_error(std::string(call) + ": this host_state is empty; was it moved away?");
@@ -110,7 +114,7 @@ class host_state {
   }
   void drop() noexcept {
     if (auto* const store = std::exchange(store_, nullptr))
-      detail::owner_of<Device>(*store).drop_state(*store);
+      detail::owner_of(*store).drop_state(*store);
   }
 
   detail::storage* store_ = nullptr;

@@ -19,6 +19,7 @@
 
 #include "tidepool/chunk.hpp"
 #include "tidepool/core/plan_source.hpp"
+#include "tidepool/device/hardware_of.hpp"
 #include "tidepool/engine/borrower.hpp"
 #include "tidepool/engine/misuse.hpp"
 #include "tidepool/engine/plan_maker.hpp"
@@ -80,14 +81,15 @@ class offloader {
   /// `policy_kind::automatic`, and `follow`, need `with.planner` (`option_error`).
   explicit offloader(Device& dev, const options& opts = {}, parts with = {})
       : enabled_(checked(opts, with)),
-        engine_(make_engine(dev, opts, enabled_, std::move(with.memory))),
+        engine_(new detail::engine(std::make_unique<detail::hardware_of<Device>>(dev), opts,
+                                   known_modules(opts), enabled_, std::move(with.memory))),
         plans_(*engine_, std::move(with.planner)) {}
   offloader(const offloader&) = delete;
   offloader& operator=(const offloader&) = delete;
   ~offloader() {
     if (std::uncaught_exceptions() > exceptions_) engine_->drop_work();
     engine_->close();
-    detail::engine<Device>::release(engine_);
+    detail::engine::release(engine_);
   }
 
   // ---- memory of saved tensors ----
@@ -107,11 +109,12 @@ class offloader {
   ///     my_kernel<<<grid, block, 0, stream>>>(x.as<float>());
   template <class T>
   [[nodiscard]] buffer allocate(std::size_t count, stream_ref stream, fill contents = fill::none) {
-    return engine_->allocate(detail::bytes_of(count, sizeof(T)), count, stream, nullptr, contents);
+    const auto bytes = detail::bytes_of(count, sizeof(T));
+    return made(engine_->allocate(bytes, count, lane_of(stream), nullptr, contents));
   }
   /// The same in bytes.
   [[nodiscard]] buffer allocate(std::size_t bytes, stream_ref stream, fill contents = fill::none) {
-    return engine_->allocate(bytes, bytes, stream, nullptr, contents);
+    return made(engine_->allocate(bytes, bytes, lane_of(stream), nullptr, contents));
   }
 
   /// `bytes` from a `source` of the trainer's own instead, where they also come back to: for
@@ -119,7 +122,7 @@ class offloader {
   /// use them. The source must outlive the buffer's storage and every graph that was captured with
   /// it, and serves no other offloader (`misuse_error`). Throws as `allocate`.
   [[nodiscard]] buffer allocate_from(block_source& source, std::size_t bytes, stream_ref stream) {
-    return engine_->allocate(bytes, bytes, stream, &source);
+    return made(engine_->allocate(bytes, bytes, lane_of(stream), &source));
   }
 
   /// A tensor that lies in memory of somebody else's allocator, to be saved like any other.
@@ -137,21 +140,21 @@ class offloader {
   ///     auto x = off.adopt(data, bytes, stream, [=] { my_free(data); });
   ///     chunk.commit<"expert_fc1">(layer, stream, x);
   [[nodiscard]] buffer adopt(void* data, std::size_t bytes, stream_ref stream, memory_owner owner) {
-    return engine_->adopt_memory(data, bytes, bytes, stream, std::move(owner));
+    return made(engine_->adopt_memory(data, bytes, bytes, lane_of(stream), std::move(owner)));
   }
   /// The same for `count` elements of T.
   template <class T>
   [[nodiscard]] buffer adopt(std::type_identity_t<T>* data, std::size_t count, stream_ref stream,
                              memory_owner owner) {
-    return engine_->adopt_memory(data, detail::bytes_of(count, sizeof(T)), count, stream,
-                                 std::move(owner));
+    const auto bytes = detail::bytes_of(count, sizeof(T));
+    return made(engine_->adopt_memory(data, bytes, count, lane_of(stream), std::move(owner)));
   }
 
   /// `stream` waits for the reload of what `saved` holds, and for what the stream that it was
   /// handed to had been given then: for a tensor that a second stream reads. Does not block the
   /// host. Throws `misuse_error` for an empty handle, `device_error`.
   void wait_for(const handle& saved, stream_ref stream) {
-    engine_->wait_for(saved, engine_->lane_of(stream));
+    engine_->wait_for(saved, lane_of(stream));
   }
 
   /// For adapters: no commit has a tensor of module `m`, since it lies on another device or is
@@ -186,7 +189,7 @@ class offloader {
   template <class Body>
     requires capturing_device<Device>
   [[nodiscard]] auto capture(stream_ref stream, Body&& body) {
-    const auto origin = engine_->lane_to_release(stream);
+    const auto origin = detail::lane_to_release<Device>(*engine_, stream);
     const auto before = detail::bytes_to_neighbour(engine_->memory());
     engine_->begin_capture(origin);
     try {
@@ -208,7 +211,10 @@ class offloader {
   /// gone; what was offloaded there comes back even then. Blocks the host, ten seconds at the most.
   /// Throws `lender_error` when nobody lends, `misuse_error` in a capture, with `place_kind::peer`
   /// and while it borrows, `device_error`.
-  void borrow(const loan_handle& lent, lender_gone then = {}) { loans_.borrow(lent, then); }
+  void borrow(const loan_handle& lent, lender_gone then = {}) {
+    static_assert(lending_device<Device>, "tidepool: this kind of device cannot borrow memory");
+    loans_.borrow(lent, then);
+  }
   /// Gives it back, between steps, if there is any; blocks the host until its copies are over.
   /// Throws `misuse_error` while tensors lie there, and where a graph was captured; `device_error`.
   void return_loan() { loans_.give_back(); }
@@ -295,7 +301,7 @@ class offloader {
 
   /// True when the trainer should `discard` and `recompute` what goes by that name.
   [[nodiscard]] bool recomputes(std::string_view name) const {
-    return engine_->recomputed(name) != detail::engine<Device>::not_recomputed;
+    return engine_->recomputed(name) != detail::engine::not_recomputed;
   }
 
   /// The id of the module `name`, to be looked up once. Throws `unknown_module`, with the nearest
@@ -319,19 +325,21 @@ class offloader {
   ///     train_step();
   ///     tidepool::trace::write_svg(file, off.finish_trace());
   void start_trace(std::string title, stream_ref origin) {
-    engine_->start_trace(std::move(title), origin);
+    engine_->start_trace(std::move(title), &origin);
   }
   /// Ends the record and returns it; an empty one where none was begun.
   [[nodiscard]] trace::record finish_trace() { return engine_->finish_trace(); }
 
   /// A span of the trainer's own work on `stream`, from here to the end of the object. Costs a
   /// branch while no trace is being recorded.
-  using span = detail::traced_span<Device>;
+  using span = detail::traced_span;
   /// Begins one on `stream`. `name` must live as long as the span; `layer` and `microbatch` are
   /// shown where they are not negative.
   [[nodiscard]] span trace_span(std::string_view name, stream_ref stream, int layer = -1,
                                 int microbatch = -1) {
-    return {*engine_, stream, {trace::span_kind::compute, name, layer, microbatch, 0}};
+    return {*engine_,
+            [&] { return lane_of(stream); },
+            {trace::span_kind::compute, name, layer, microbatch, 0}};
   }
 
   // ---- waits for other ranks ----
@@ -345,7 +353,7 @@ class offloader {
   /// Throws what `wait` throws, and `device_error`.
   template <class Wait>
   decltype(auto) wait_for_others(stream_ref stream, Wait&& wait) {
-    const detail::recorded_wait until(*engine_, stream, detail::waits_for::others);
+    const detail::recorded_wait until(*engine_, &stream, detail::waits_for::others);
     return std::forward<Wait>(wait)();
   }
   /// The same for ranks that do the same at the same time, as in an all-to-all or an all-reduce:
@@ -354,7 +362,7 @@ class offloader {
   /// itself: give transfers of other sizes kinds of their own.
   template <class Wait>
   decltype(auto) wait_for_peers(stream_ref stream, Wait&& wait, std::uint32_t kind = 0) {
-    const detail::recorded_wait until(*engine_, stream, detail::waits_for::peers, kind);
+    const detail::recorded_wait until(*engine_, &stream, detail::waits_for::peers, kind);
     return std::forward<Wait>(wait)();
   }
 
@@ -370,30 +378,21 @@ class offloader {
   [[nodiscard]] static std::uint64_t checked(const options& opts, const parts& with) {
     const auto known = known_modules(opts);
     validate(opts, known, Modules::open);
-    if (opts.policy == policy_kind::automatic && with.planner == nullptr) {
-      detail::plan_maker<Device>::throw_no_planner("policy: automatic");
-    }
-    if (with.memory != nullptr && opts.memory != memory_kind::pool) {
-      throw option_error(
-          "tidepool: memory: this offloader was given memory of the trainer's own (parts::memory),"
-          " which --memory=arena and --memory=slots cannot be; take --memory out");
-    }
+    detail::expect_parts(opts, with.planner != nullptr, with.memory != nullptr);
     return resolve_modules(opts, known, Modules::open);
   }
-  [[nodiscard]] static detail::engine<Device>* make_engine(Device& dev, const options& opts,
-                                                           std::uint64_t enabled,
-                                                           std::unique_ptr<block_source> memory) {
-    const auto known = known_modules(opts);
-    std::vector<bool> leaves(known.size());
-    for (std::size_t i = 0; i < known.size(); ++i) leaves[i] = (enabled >> i & 1U) != 0;
-    return new detail::engine<Device>(dev, opts, {known.begin(), known.end()}, leaves,
-                                      std::move(memory));
+
+  [[nodiscard]] static buffer made(const detail::granted& memory) {
+    return detail::buffer_of<Device>(memory);
+  }
+  [[nodiscard]] lane_id lane_of(const stream_ref& stream) const {
+    return detail::lane_of<Device>(*engine_, stream);
   }
 
   std::uint64_t enabled_;
-  detail::engine<Device>* engine_;
-  detail::plan_maker<Device> plans_;
-  detail::borrower<Device> loans_{*engine_};
+  detail::engine* engine_;
+  detail::plan_maker plans_;
+  detail::borrower loans_{*engine_};
   int exceptions_ = std::uncaught_exceptions();
 };
 

@@ -6,9 +6,8 @@
 /// #include <tidepool/src.hpp>
 /// ```
 ///
-/// It holds the functions that are no templates, and the engines for `virtual_device` and, where
-/// the CUDA toolkit is found, `cuda_device`, each with and without a check of orders
-/// (`checked_device`).
+/// It holds the functions that are no templates: the engine among them, which is one for the
+/// devices that Tidepool brings and for a program's own.
 #pragma once
 
 #if !defined(TIDEPOOL_COMPILED)
@@ -22,26 +21,3 @@
 #include "tidepool/device/checked.hpp"
 #include "tidepool/plan.hpp"
 #include "tidepool/tidepool.hpp"
-
-namespace tidepool::inline v0_2_0::detail {
-
-template class engine<virtual_device>;
-template class plan_maker<virtual_device>;
-template class recorder<virtual_device>;
-template class storages<virtual_device>;
-template class engine<checked_device<virtual_device>>;
-template class plan_maker<checked_device<virtual_device>>;
-template class recorder<checked_device<virtual_device>>;
-template class storages<checked_device<virtual_device>>;
-#if defined(TIDEPOOL_HAS_CUDA) || (!defined(TIDEPOOL_NO_CUDA) && __has_include(<cuda_runtime_api.h>))
-template class engine<cuda_device>;
-template class plan_maker<cuda_device>;
-template class recorder<cuda_device>;
-template class storages<cuda_device>;
-template class engine<checked_device<cuda_device>>;
-template class plan_maker<checked_device<cuda_device>>;
-template class recorder<checked_device<cuda_device>>;
-template class storages<checked_device<cuda_device>>;
-#endif
-
-}  // namespace tidepool::detail

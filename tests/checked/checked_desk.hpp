@@ -11,7 +11,6 @@
 #include "rig.hpp"
 #include "tidepool/device/checked.hpp"
 #include "tidepool/device/virtual.hpp"
-#include "tidepool/engine/definitions.hpp"
 #include "tidepool/offloader.hpp"
 
 namespace tidepool::test {

@@ -14,7 +14,6 @@
 #include "rig.hpp"
 #include "tidepool/device/checked.hpp"
 #include "tidepool/device/virtual.hpp"
-#include "tidepool/engine/definitions.hpp"
 #include "tidepool/keyed.hpp"
 #include "tidepool/layers.hpp"
 #include "tidepool/offloader.hpp"

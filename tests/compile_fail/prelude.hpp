@@ -1,5 +1,4 @@
-// What the sources include, to be compiled ahead once for each compiler. The engines are declared
-// to be elsewhere, so that no source makes them again only to be refused.
+// What the sources include, to be compiled ahead once for each compiler.
 #pragma once
 
 #include <string>
@@ -9,14 +8,3 @@
 #include "tidepool/device/virtual.hpp"
 #include "tidepool/module.hpp"
 #include "tidepool/offloader.hpp"
-
-namespace tidepool {
-extern template class detail::engine<null_device>;
-extern template class detail::engine<virtual_device>;
-extern template class detail::plan_maker<null_device>;
-extern template class detail::plan_maker<virtual_device>;
-extern template class detail::recorder<null_device>;
-extern template class detail::recorder<virtual_device>;
-extern template class detail::storages<null_device>;
-extern template class detail::storages<virtual_device>;
-}  // namespace tidepool

@@ -10,7 +10,6 @@
 #include "desk_kernels.hpp"
 #include "faults/desk.hpp"
 #include "tidepool/device/cuda.hpp"
-#include "tidepool/engine/definitions.hpp"
 
 namespace tidepool::test {
 

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "rig.hpp"
-#include "tidepool/engine/definitions.hpp"
 #include "tidepool/keyed.hpp"
 
 namespace {

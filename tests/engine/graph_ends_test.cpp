@@ -159,28 +159,33 @@ TEST_CASE("graph: a launch behind another on its stream takes nothing from the h
 }
 
 TEST_CASE("graph: which tensors of a capture went is forgotten once no graph can ask for it") {
-  using engine = tidepool::detail::engine<rig::device_type>;
+  using device = rig::device_type;
+  using tidepool::detail::engine;
   for (const bool captures_next : {false, true}) {
     CAPTURE(captures_next);
     rig desk;
-    auto* const on = new engine(desk.dev, arena_options(2 * size), {"fc1"}, {true});
+    auto* const on = new engine(std::make_unique<tidepool::detail::hardware_of<device>>(desk.dev),
+                                arena_options(2 * size), {"fc1"}, 1);
     on->adopt({}, {});
     const auto capture = [&](auto body) {
-      const auto origin = on->lane_to_release(desk.stream());
+      const auto origin = tidepool::detail::lane_to_release<device>(*on, desk.stream());
       on->begin_capture(origin);
       body();
       static_cast<void>(on->end_capture(origin));
       static_cast<void>(on->layout_after_capture());
     };
     rig::buffer x;
-    capture([&] { x = on->allocate(size, size, desk.stream()); });
+    capture([&] {
+      const auto lane = tidepool::detail::lane_of<device>(*on, desk.stream());
+      x = tidepool::detail::buffer_of<device>(on->allocate(size, size, lane));
+    });
     x.reset(desk.stream());
     const auto& gone = on->memory().gone();
     CHECK(gone.size() == 1);
     if (captures_next) {
       capture([&] { CHECK(gone.empty()); });
     } else {
-      static_cast<void>(on->lane_of(desk.stream()));
+      static_cast<void>(tidepool::detail::lane_of<device>(*on, desk.stream()));
       CHECK(gone.empty());
     }
     engine::release(on);

@@ -13,7 +13,6 @@
 
 #include "rig.hpp"
 #include "tidepool/device/checked.hpp"
-#include "tidepool/engine/definitions.hpp"
 #include "tidepool/error.hpp"
 #include "tidepool/keyed.hpp"
 #include "tidepool/layers.hpp"

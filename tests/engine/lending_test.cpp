@@ -277,7 +277,8 @@ TEST_CASE("lending: borrowed memory is handed out once, and whole") {
   virtual_device neighbour;
   virtual_device dev;
   const auto lent = lend(neighbour, 4096, "rank 1");
-  tidepool::detail::loan_pages<virtual_device> pages(dev, lent.handle());
+  tidepool::detail::hardware_of<virtual_device> hardware(dev);
+  tidepool::detail::loan_pages pages(hardware, lent.handle());
   CHECK(pages.try_allocate(4097) == nullptr);
   CHECK(pages.free_bytes() == 4096);
   auto* const all = static_cast<std::byte*>(pages.try_allocate(4096));

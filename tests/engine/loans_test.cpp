@@ -33,7 +33,8 @@ using tidepool::test::says;
 using tidepool::test::small_options;
 
 using offloader = rig::offloader<tidepool::modules<"fc1">>;
-using borrowed_pages = tidepool::detail::loan_pages<virtual_device>;
+using borrowed_pages = tidepool::detail::loan_pages;
+using hardware = tidepool::detail::hardware_of<virtual_device>;
 
 constexpr std::size_t page = 4096;
 
@@ -68,7 +69,8 @@ std::string refusal_of(const loan_handle& from, std::size_t at) {
   loan_handle changed;
   std::memcpy(&changed, bytes.data(), sizeof bytes);
   virtual_device dev;
-  return message_of([&] { const borrowed_pages pages(dev, changed); });
+  hardware on(dev);
+  return message_of([&] { const borrowed_pages pages(on, changed); });
 }
 
 }  // namespace
@@ -148,7 +150,8 @@ TEST_CASE("loans: a borrower is told before the memory goes back") {
   watched lender;
   virtual_device dev;
   std::optional lent = lend(lender, page, "rank 1");
-  const borrowed_pages pages(dev, lent->handle());
+  hardware on(dev);
+  const borrowed_pages pages(on, lent->handle());
   CHECK(pages.here());
   std::string happened;
   lender.before_drop = [&] { happened = pages.here() ? "" : pages.what_happened(); };
@@ -160,7 +163,8 @@ TEST_CASE("loans: what a forked copy of a borrower lets go its parent still has"
   virtual_device lender;
   virtual_device dev;
   auto lent = lend(lender, page);
-  std::optional<borrowed_pages> pages(std::in_place, dev, lent.handle());
+  hardware on(dev);
+  std::optional<borrowed_pages> pages(std::in_place, on, lent.handle());
   pages->confirm();
   const auto copy = ::fork();
   REQUIRE(copy >= 0);

@@ -50,20 +50,24 @@ class pieces_source final : public tidepool::block_source {
 
 /// An engine that follows the places of a plan.
 struct placed_engine {
-  using engine = detail::engine<rig::device_type>;
+  using engine = detail::engine;
 
   rig desk;
   engine* on;
 
   placed_engine(std::size_t budget, tidepool::plan::placement where)
-      : on(new engine(desk.dev, arena_options(budget), {"core_attn"}, {true})) {
+      : on(new engine(std::make_unique<detail::hardware_of<rig::device_type>>(desk.dev),
+                      arena_options(budget), {"core_attn"}, 1)) {
     on->adopt({}, {}, std::move(where));
   }
   placed_engine(const placed_engine&) = delete;
   placed_engine& operator=(const placed_engine&) = delete;
   ~placed_engine() { engine::release(on); }
 
-  [[nodiscard]] rig::buffer allocate() { return on->allocate(size, size, desk.stream()); }
+  [[nodiscard]] rig::buffer allocate() {
+    const auto lane = detail::lane_of<rig::device_type>(*on, desk.stream());
+    return detail::buffer_of<rig::device_type>(on->allocate(size, size, lane));
+  }
 };
 
 }  // namespace
@@ -136,7 +140,9 @@ TEST_CASE("memory: what is adopted behind an evaluation finds the memory of any 
 TEST_CASE("memory: what is adopted is one of the allocations that a plan has numbered") {
   std::array<std::byte, size> memory{};
   placed_engine of(4 * size, {{size, 0, 0}, {size, 3 * size, 0}, {size, size, 0}});
-  const auto adopted = of.on->adopt_memory(memory.data(), size, size, of.desk.stream(), {});
+  const auto lane = detail::lane_of<rig::device_type>(*of.on, of.desk.stream());
+  const auto adopted =
+      detail::buffer_of<rig::device_type>(of.on->adopt_memory(memory.data(), size, size, lane, {}));
   const auto second = of.allocate();
   const auto third = of.allocate();
   CHECK(static_cast<std::byte*>(second.data()) - static_cast<std::byte*>(third.data()) == 2 * size);

@@ -60,7 +60,7 @@ TEST_CASE("plain device: an exception drops all that is queued on the streams of
 TEST_CASE("plain device: memory is poison each time that it is handed out, not the first alone") {
   tidepool::test::lane_bench<plain_device> on(1);
   std::array<unsigned char, size> memory{};
-  tidepool::detail::filling filling(on.dev, on.order, true);
+  tidepool::detail::filling filling(on.hardware, on.order, true);
   tidepool::detail::storage store;
   store.on_device = {memory.data(), memory.size(), 0};
   for (int i = 0; i < 2; ++i) {

@@ -1,7 +1,5 @@
 // What an error says: its numbers, and no advice that would not help.
 
-#include "tidepool/engine/refusals.hpp"
-
 #include <doctest/doctest.h>
 
 #include <array>
@@ -13,6 +11,7 @@
 #include "engines.hpp"
 #include "messages.hpp"
 #include "rig.hpp"
+#include "tidepool/engine/engine.hpp"
 #include "tidepool/engine/misuse.hpp"
 #include "tidepool/engine/shortage.hpp"
 #include "tidepool/error.hpp"
@@ -125,18 +124,23 @@ TEST_CASE("refusal: no plan is named where none is followed") {
 }
 
 TEST_CASE("refusal: who follows a plan from elsewhere is not told to have one made") {
-  using engine = detail::engine<rig::device_type>;
+  using detail::engine;
   rig desk;
-  auto* const on = new engine(desk.dev, arena_options(4 * size), {"core_attn"}, {true});
+  auto* const on = new engine(std::make_unique<detail::hardware_of<rig::device_type>>(desk.dev),
+                              arena_options(4 * size), {"core_attn"}, 1);
+  const auto lane = detail::lane_of<rig::device_type>(*on, desk.stream());
+  const auto allocate = [&](std::size_t bytes) {
+    return detail::buffer_of<rig::device_type>(on->allocate(bytes, bytes, lane));
+  };
   on->follow({}, {});
   {
     std::array<rig::buffer, 4> held;
-    for (auto& each : held) each = on->allocate(size, size, desk.stream());
+    for (auto& each : held) each = allocate(size);
     held[0].reset(desk.stream());
     held[2].reset(desk.stream());
     std::string text;
     try {
-      static_cast<void>(on->allocate(2 * size, 2 * size, desk.stream()));
+      static_cast<void>(allocate(2 * size));
     } catch (const out_of_budget& problem) {
       text = problem.what();
     }

@@ -32,20 +32,22 @@ using tidepool::test::rig;
 using tidepool::test::small_options;
 
 using device = rig::device_type;
-using storages = detail::storages<device>;
 using detail::storage;
+using detail::storages;
 
 constexpr std::size_t size = 2048;
 
 /// Storages in the order of one compute stream.
 struct bench {
   rig desk;
+  detail::hardware_of<device> hardware{desk.dev};
   storages store;
   lane_id compute;
   detail::storage_owner owner;
 
   explicit bench(const options& opts, std::unique_ptr<tidepool::block_source> given = {})
-      : store(desk.dev, opts, std::move(given)), compute(store.order().of(desk.stream())) {}
+      : store(hardware, opts, std::move(given)),
+        compute(tidepool::lane_of<device>(store.order(), desk.stream())) {}
 
   storage& make(std::size_t bytes) { return store.create(owner, bytes, bytes); }
   storage& placed(std::size_t bytes) {
@@ -321,14 +323,16 @@ TEST_CASE("storages: at the end owners get back what waits for work, behind a jo
     rig desk;
     const auto other = desk.dev.make_stream();
     {
-      storages store(desk.dev, small_options());
+      detail::hardware_of<device> hardware(desk.dev);
+      storages store(hardware, small_options());
       detail::storage_owner owner;
-      const auto compute = store.order().of(desk.stream());
+      auto& order = store.order();
+      const auto compute = tidepool::lane_of<device>(order, desk.stream());
       memory_owner from([&ran, &ran_when_it_went] { ran_when_it_went = ran; });
       auto& fresh = store.create(owner, bytes, bytes);
       store.adopt(fresh, elsewhere.data(), compute, from);
       desk.dev.launch(other.ref(), 1000, [&ran] { ran = true; });
-      const auto used = store.order().record(store.order().of(other.ref()));
+      const auto used = order.record(tidepool::lane_of<device>(order, other.ref()));
       store.displace(fresh, used, compute);
       CHECK_FALSE(ran_when_it_went);
     }

@@ -12,6 +12,7 @@
 #include "tidepool/device/checked.hpp"
 #include "tidepool/device/virtual.hpp"
 #include "tidepool/memory/borrowed.hpp"
+#include "tidepool/memory/lane_of.hpp"
 #include "tidepool/memory/lanes.hpp"
 #include "tidepool/memory/memory_owner.hpp"
 #include "tidepool/memory/tracer.hpp"
@@ -30,15 +31,16 @@ template <class Device>
 struct desk {
   int given = 0;
   Device dev;
-  tidepool::detail::tracer<Device> trace{dev};
-  tidepool::lanes<Device> order{dev, trace};
+  tidepool::detail::hardware_of<Device> hardware{dev};
+  tidepool::detail::tracer trace{hardware};
+  tidepool::lanes order{hardware, trace};
   typename Device::stream stream = dev.make_stream();
-  lane_id home = order.of(stream.ref());
+  lane_id home = tidepool::lane_of<Device>(order, stream.ref());
   borrowed_memory all{order};
   std::array<std::byte, 64> memory{};
 
   std::uint32_t hold(memory_owner& owner) {
-    return hold_borrowed(dev, all, owner, memory.data(), memory.size(), home, stream.ref());
+    return hold_borrowed(hardware, all, owner, memory.data(), memory.size(), home);
   }
 };
 

@@ -14,7 +14,6 @@
 #include "base_device.hpp"
 #include "program.hpp"
 #include "recording.hpp"
-#include "tidepool/engine/definitions.hpp"
 #include "tidepool/memory/lend.hpp"
 #include "tidepool/plan.hpp"
 #include "tidepool/tidepool.hpp"

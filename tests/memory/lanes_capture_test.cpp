@@ -83,7 +83,7 @@ TEST_CASE(
   auto fork = on.dev.make_event();
   on.dev.record(fork, on.streams[0].ref());
   on.dev.wait(late.ref(), fork);
-  const auto id = on.order.of(late.ref());
+  const auto id = on.of(late.ref());
   const auto waits = on.dev.waits;
   CHECK_FALSE(on.order.join(id, before, join_site::consumer));  // the device would refuse it
   CHECK(on.dev.waits == waits);
@@ -130,8 +130,8 @@ TEST_CASE(
   lane_bench<handle_device> on(2);
   const handle_device::stream_ref again(1, 77);  // of a stream that was destroyed
   CHECK(again == on.streams[0].ref());
-  CHECK(index_of(on.order.of(again)) == 2);
-  CHECK(index_of(on.order.of(on.streams[0].ref())) == 0);
+  CHECK(index_of(on.of(again)) == 2);
+  CHECK(index_of(on.of(on.streams[0].ref())) == 0);
 }
 
 TEST_CASE("lanes: in a capture a stream is known by its handle, and no key is asked for") {
@@ -140,10 +140,10 @@ TEST_CASE("lanes: in a capture a stream is known by its handle, and no key is as
   handle_device::captures = true;
   const auto fresh = on.dev.make_stream();
   for (int i = 0; i < 3; ++i) {
-    CHECK(index_of(on.order.of(on.streams[static_cast<std::size_t>(i)].ref())) ==
+    CHECK(index_of(on.of(on.streams[static_cast<std::size_t>(i)].ref())) ==
           static_cast<std::size_t>(i));
   }
-  CHECK(index_of(on.order.of(fresh.ref())) == 3);
-  CHECK(index_of(on.order.of(fresh.ref())) == 3);
+  CHECK(index_of(on.of(fresh.ref())) == 3);
+  CHECK(index_of(on.of(fresh.ref())) == 3);
   handle_device::captures = false;
 }

@@ -26,29 +26,30 @@ TEST_CASE("lanes: a stream keeps its lane, another one gets the next") {
   counted on(0);
   const auto first = on.dev.make_stream();
   const auto second = on.dev.make_stream();
-  CHECK(index_of(on.order.of(first.ref())) == 0);
-  CHECK(index_of(on.order.of(second.ref())) == 1);
-  CHECK(index_of(on.order.of(first.ref())) == 0);
+  CHECK(index_of(on.of(first.ref())) == 0);
+  CHECK(index_of(on.of(second.ref())) == 1);
+  CHECK(index_of(on.of(first.ref())) == 0);
   CHECK(on.order.count() == 2);
-  CHECK(on.order.stream(counted::id(1)).key() == second.ref().key());
+  const auto* const named = on.hardware.stream(counted::id(1));
+  CHECK(static_cast<const tidepool::null_device::stream_ref*>(named)->key() == second.ref().key());
 }
 
 TEST_CASE("lanes: a lane makes its events with its first use and none later") {
   counted on(1);
   const auto made = on.dev.events_made;
-  CHECK(made == tidepool::lanes<counted::device_type>::ring);
+  CHECK(made == tidepool::lanes::ring);
   for (std::size_t i = 0; i < 3 * made; ++i) static_cast<void>(on.record(0));
-  static_cast<void>(on.order.of(on.streams.front().ref()));
+  static_cast<void>(on.of(on.streams.front().ref()));
   CHECK(on.dev.events_made == made);
 }
 
 TEST_CASE("lanes: more streams than lanes is a misuse that says how many there may be") {
   counted on(static_cast<int>(tidepool::max_lanes));
   const auto one_more = on.dev.make_stream();
-  CHECK_THROWS_WITH_AS(static_cast<void>(on.order.of(one_more.ref())),
+  CHECK_THROWS_WITH_AS(static_cast<void>(on.of(one_more.ref())),
                        doctest::Contains("at most 6 streams"), tidepool::misuse_error);
   CHECK(on.order.count() == tidepool::max_lanes);
-  CHECK(index_of(on.order.of(on.streams[3].ref())) == 3);  // those it has go on
+  CHECK(index_of(on.of(on.streams[3].ref())) == 3);  // those it has go on
 }
 
 TEST_CASE("lanes: nothing to wait for takes no join") {
@@ -122,7 +123,7 @@ TEST_CASE("lanes: a union takes one event of each lane, and none where another o
 }
 
 TEST_CASE("lanes: a ticket older than the ring is waited for later on its lane, never earlier") {
-  constexpr auto ring = tidepool::lanes<tidepool::virtual_device>::ring;
+  constexpr auto ring = tidepool::lanes::ring;
   lane_bench<tidepool::virtual_device> on(2, tidepool::machine{.order_seed = 3});
   std::vector<char> done(ring + 10);
   std::vector<ticket> tickets;
@@ -154,7 +155,7 @@ TEST_CASE(
 }
 
 TEST_CASE("lanes: what has passed has so for ever, also once its event stands for later work") {
-  constexpr auto ring = tidepool::lanes<tidepool::virtual_device>::ring;
+  constexpr auto ring = tidepool::lanes::ring;
   lane_bench<tidepool::virtual_device> on(1);
   const auto first = on.record(0);
   CHECK_FALSE(on.order.passed(first));
@@ -182,7 +183,7 @@ TEST_CASE("lanes: streams that come to an offloader's own later leave others few
   on.order.own_all();
   std::vector<counted::device_type::stream> more;
   for (std::size_t i = 2; i <= tidepool::max_lanes; ++i) more.push_back(on.dev.make_stream());
-  const auto open = [&](std::size_t which) { static_cast<void>(on.order.of(more[which].ref())); };
+  const auto open = [&](std::size_t which) { static_cast<void>(on.of(more[which].ref())); };
   on.order.own_more(2, [&] {
     open(0);
     open(1);
@@ -200,14 +201,14 @@ TEST_CASE("lanes: streams that could not be opened are gone, and the next one kn
   const auto failed = on.dev.make_stream();
   CHECK_THROWS_AS(on.order.own_more(1,
                                     [&] {
-                                      const auto id = on.order.of(failed.ref());
+                                      const auto id = on.of(failed.ref());
                                       on.order.join(id, mark, join_site::producer);
                                       throw tidepool::device_error("no more streams", 1);
                                     }),
                   tidepool::device_error);
   CHECK(on.order.count() == 2);
   const auto next = on.dev.make_stream();
-  const auto id = on.order.of(next.ref());
+  const auto id = on.of(next.ref());
   CHECK(index_of(id) == 2);
   CHECK_FALSE(on.order.joined(id, mark));
 }

@@ -31,7 +31,7 @@ inline forget_reloads() {
   }
 }
 
-/* engine.hpp: lane_to_release; engine/capture.hpp: meet_after_launch */
+/* buffer.hpp: lane_to_release; engine/capture.hpp: meet_after_launch */
 inline arrive(user) {
   if
   :: replayed -> meet(after_launch); replayed = false; replayed_on = 0
@@ -39,7 +39,7 @@ inline arrive(user) {
   fi;
   lane_of(user)
 }
-/* engine.hpp: lane_of, of a call that takes or reads memory; engine/capture.hpp: expect_truth */
+/* buffer.hpp: lane_of, of a call that takes or reads memory; engine/capture.hpp: expect_truth */
 inline settle(user) {
   arrive(user);
   may = true;

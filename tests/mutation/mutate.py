@@ -141,13 +141,13 @@ def batches(folder, folders):
         tests = [f'namespace {path.parent.name}_{path.stem} {{\n#include "{path}"\n}}'
                  for path in chosen]
         batch = folder / f"batch_{first}.cpp"
-        batch.write_text("\n".join(['#include "engines.hpp"', *includes, *tests]) + "\n")
+        batch.write_text("\n".join(["#define TIDEPOOL_COMPILED", '#include "engines.hpp"', *includes,
+                                    *tests]) + "\n")
         made.append(batch)
-    virtual = folder / "engines.cpp"
-    virtual.write_text('#include "engines.hpp"\nnamespace tidepool {\n'
-                       "TIDEPOOL_ENGINE(template, virtual_device);\n}\n")
+    engine = folder / "engine.cpp"
+    engine.write_text('#include "tidepool/src.hpp"\n')
     engines = [ROOT / "tests/support" / name for name in ("engines_counting.cpp", "engines_faulty.cpp")]
-    return list(dict.fromkeys([*engines, virtual, *made, HEAP, ROOT / "tests/mutation/main.cpp"]))
+    return list(dict.fromkeys([engine, *engines, *made, HEAP, ROOT / "tests/mutation/main.cpp"]))
 
 
 def blamed(mutants, texts, alone, printed):

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "tidepool/device/hardware_of.hpp"
 #include "tidepool/device/virtual.hpp"
 
 namespace {
@@ -21,12 +22,19 @@ struct bench {
   virtual_device dev{machine{}};
   virtual_device::stream first = dev.make_stream();
   virtual_device::stream second = dev.make_stream();
-  virtual_device::stream_ref s = first.ref();
-  detail::recorder<virtual_device> rec{dev};
+  virtual_device::stream_ref streams[2]{first.ref(), second.ref()};
+  lane_id s{0};
+  lane_id other{1};
+  detail::hardware_of<virtual_device> hardware{dev};
+  detail::recorder rec{hardware};
   plan::profile step;
 
+  bench() {
+    for (const auto lane : {s, other}) hardware.open(lane, &streams[index_of(lane)], false);
+  }
+
   void compute(double us) { compute(us, s); }
-  void compute(double us, virtual_device::stream_ref on) { dev.launch(on, 1e3 * us, nullptr); }
+  void compute(double us, lane_id on) { dev.launch(streams[index_of(on)], 1e3 * us, nullptr); }
   void allocate(std::uint64_t storage, std::size_t bytes = 64) {
     rec.allocated(rec.arrive(s), storage, bytes, s);
   }
@@ -38,9 +46,9 @@ struct bench {
     return rec.saved(storage, 0, group, place, beside);
   }
   void wait(double us, waits_for whom = waits_for::peers) {
-    const auto from = rec.wait_begins(s);
+    const auto from = rec.wait_begins(&streams[0]);
     compute(us);
-    rec.waited(from, s, whom, 0);
+    rec.waited(from, &streams[0], whom, 0);
   }
   std::vector<drain> finish() { return rec.finish(step); }
   [[nodiscard]] std::vector<plan::event_kind> kinds() {
@@ -75,7 +83,7 @@ TEST_CASE("recorder: what is computed before a call is the call's, and the rest 
 
 TEST_CASE("recorder: a step ends on the stream of its latest call, or on which it began") {
   bench on;
-  const auto other = on.second.ref();
+  const auto other = on.other;
   on.rec.start(on.s);
   SUBCASE("a call") {
     on.rec.allocated(on.rec.arrive(other), 1, 64, other);
@@ -211,9 +219,9 @@ TEST_CASE("recorder: waits count between the first call and the last, and not in
     CHECK(on.step.chunks[0].groups[0].recompute_us == 10);
   }
   SUBCASE("one that began in the step before") {
-    const auto from = on.rec.wait_begins(on.s);
+    const auto from = on.rec.wait_begins(&on.streams[0]);
     on.rec.start(on.s);
-    on.rec.waited(from, on.s, waits_for::others, 0);
+    on.rec.waited(from, &on.streams[0], waits_for::others, 0);
     CHECK_FALSE(on.rec.waited_for_others());
   }
 }
@@ -249,7 +257,7 @@ TEST_CASE(
 
 TEST_CASE("recorder: whether the host had waited is told of each call") {
   bench on;
-  const auto copies = on.second.ref();
+  const auto copies = on.other;
   on.rec.start(on.s);
   on.compute(20);
   SUBCASE("at the first one, nothing is known of the call before") {
@@ -260,7 +268,7 @@ TEST_CASE("recorder: whether the host had waited is told of each call") {
   SUBCASE("nor in a new step of the step before") {
     on.allocate(1);
     on.rec.start(on.s);
-    on.rec.copied(static_cast<lane_id>(1), copies);
+    on.rec.copied(copies);
     on.dev.synchronize();
     on.allocate(2);
     CHECK(on.finish() == std::vector<drain>{{drain::what::unknown, 0}});
@@ -269,7 +277,7 @@ TEST_CASE("recorder: whether the host had waited is told of each call") {
     on.wait(10);
     on.allocate(1);
     on.compute(30, copies);
-    on.rec.copied(static_cast<lane_id>(1), copies);
+    on.rec.copied(copies);
     on.dev.synchronize();
     on.rec.forward_ended(0);
     on.wait(110);

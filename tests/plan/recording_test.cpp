@@ -494,22 +494,25 @@ TEST_CASE("recording: what stays for another group is told as if it left") {
     virtual_device dev(machine{});
     const auto stream = dev.make_stream();
     const auto s = stream.ref();
-    using engine = tidepool::detail::engine<virtual_device>;
-    engine* const on = new engine(dev, automatic(20), {"core_attn", "moe_act"}, {true, true});
+    using tidepool::detail::engine;
+    engine* const on =
+        new engine(std::make_unique<tidepool::detail::hardware_of<virtual_device>>(dev),
+                   automatic(20), {"core_attn", "moe_act"}, 3);
+    const auto lane = tidepool::detail::lane_of<virtual_device>(*on, s);
     const auto step = [&] {
       auto& open = on->begin({0, 0});
-      auto x = on->allocate(size, size, s);
+      auto x = tidepool::detail::buffer_of<virtual_device>(on->allocate(size, size, lane));
       auto again = x.share();
       auto beyond = third ? x.share() : buffer<virtual_device>();
-      handle<virtual_device>* const first[]{&x};
-      handle<virtual_device>* const second[]{&again};
-      on->commit(open, module_id{0}, 0, s, first, commit_kind::plain);
-      on->commit(open, module_id{1}, 0, s, second, commit_kind::plain);
+      tidepool::detail::handle_base* const first[]{&x};
+      tidepool::detail::handle_base* const second[]{&again};
+      on->commit(open, module_id{0}, 0, lane, first, commit_kind::plain);
+      on->commit(open, module_id{1}, 0, lane, second, commit_kind::plain);
       beyond.reset(s);
       on->end_forward(open);
-      on->restore(open, module_id{1}, 0, s, second);
+      on->restore(open, module_id{1}, 0, lane, second);
       again.reset(s);
-      on->restore(open, module_id{0}, 0, s, first);
+      on->restore(open, module_id{0}, 0, lane, first);
       x.reset(s);
       on->end_chunk(open, true);
       static_cast<void>(on->end_step());

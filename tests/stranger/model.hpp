@@ -11,7 +11,6 @@
 #include <optional>
 #include <set>
 #include <string>
-#include <tidepool/engine/definitions.hpp>
 #include <tidepool/keyed.hpp>
 #include <tidepool/layers.hpp>
 #include <tidepool/memory/lend.hpp>

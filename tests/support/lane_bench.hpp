@@ -5,6 +5,7 @@
 
 #include "counting_device.hpp"
 #include "tidepool/device/allocators.hpp"
+#include "tidepool/memory/lane_of.hpp"
 #include "tidepool/memory/lanes.hpp"
 
 namespace tidepool::test {
@@ -15,8 +16,9 @@ struct lane_bench {
   using device_type = counting_device<Base>;
 
   device_type dev;
-  tidepool::detail::tracer<device_type> trace{dev};
-  lanes<device_type> order{dev, trace};
+  tidepool::detail::hardware_of<device_type> hardware{dev};
+  tidepool::detail::tracer trace{hardware};
+  lanes order{hardware, trace};
   device_allocator<device_type> pages{dev};
   host_allocator<device_type> host{dev};
   std::vector<typename device_type::stream> streams;
@@ -24,9 +26,12 @@ struct lane_bench {
   template <class... Arguments>
   explicit lane_bench(int count, const Arguments&... arguments) : dev(arguments...) {
     for (int i = 0; i < count; ++i) streams.push_back(dev.make_stream());
-    for (const auto& each : streams) static_cast<void>(order.of(each.ref()));
+    for (const auto& each : streams) static_cast<void>(of(each.ref()));
   }
 
+  lane_id of(typename device_type::stream_ref stream) {
+    return lane_of<device_type>(order, stream);
+  }
   static lane_id id(int lane) { return static_cast<lane_id>(lane); }
   ticket record(int lane) { return order.record(id(lane)); }
   bool join(int waiter, const fence& until) {

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "rig.hpp"
-#include "tidepool/engine/definitions.hpp"
 #include "tidepool/torch/declared.hpp"
 
 namespace tidepool::test {

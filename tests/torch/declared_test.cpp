@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "rig.hpp"
-#include "tidepool/engine/definitions.hpp"
 
 namespace {
 

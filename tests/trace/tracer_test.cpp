@@ -28,22 +28,26 @@ lane_id lane(int number) { return static_cast<lane_id>(number); }
 struct traced {
   virtual_device dev;
   virtual_device::stream stream = dev.make_stream();
-  tidepool::detail::tracer<virtual_device> trace{dev};
+  virtual_device::stream_ref ref = stream.ref();
+  tidepool::detail::hardware_of<virtual_device> hardware{dev};
+  tidepool::detail::tracer trace{hardware};
+
+  traced() {
+    for (int i = 0; i < 3; ++i) hardware.open(lane(i), &ref, false);
+  }
 
   void run_us(double time) {
     dev.launch(stream.ref(), time * 1000, [] {});
   }
   void span(const char* name, double time) {
-    const auto from = trace.begin(stream.ref());
+    const auto from = trace.begin(lane(2));
     run_us(time);
-    trace.end(from, lane(2), stream.ref(), {span_kind::compute, name, 1, 2});
+    trace.end(from, lane(2), {span_kind::compute, name, 1, 2});
   }
   void pass(std::size_t chunk, bool backward, bool begins) {
-    trace.pass(stream.ref(), chunk, backward, begins, static_cast<int>(chunk), 0);
+    trace.pass(lane(2), chunk, backward, begins, static_cast<int>(chunk), 0);
   }
-  tidepool::trace::record finish() {
-    return trace.finish(3, [&](lane_id) { return stream.ref(); });
-  }
+  tidepool::trace::record finish() { return trace.finish(3); }
 };
 
 }  // namespace
@@ -52,7 +56,7 @@ TEST_CASE("tracer: times count from the start of the trace, in each trace") {
   traced at;
   at.run_us(50);  // before it
   for (int i = 0; i < 2; ++i) {
-    at.trace.start("step", 0, 0, at.stream.ref());
+    at.trace.start("step", 0, 0, &at.ref);
     at.run_us(5);
     at.span("layer", 3);
     const auto seen = at.finish();
@@ -71,9 +75,9 @@ TEST_CASE("tracer: times count from the start of the trace, in each trace") {
 TEST_CASE("tracer: both curves begin with what there was at the start") {
   traced at;
   for (const std::size_t before : {100U, 700U}) {
-    at.trace.start("step", before, before + 11, at.stream.ref());
+    at.trace.start("step", before, before + 11, &at.ref);
     at.run_us(1);
-    at.trace.level(lane(2), at.stream.ref(), 50, 0, before + 61);
+    at.trace.level(lane(2), 50, 0, before + 61);
     const auto seen = at.finish();
     REQUIRE(seen.device_bytes.size() == 2);
     CHECK(seen.device_bytes[0].bytes == before);
@@ -86,7 +90,7 @@ TEST_CASE("tracer: both curves begin with what there was at the start") {
 
 TEST_CASE("tracer: passes of several chunks may lie in one another, each ends with its own") {
   traced at;
-  at.trace.start("step", 0, 0, at.stream.ref());
+  at.trace.start("step", 0, 0, &at.ref);
   struct event {
     std::size_t chunk;
     bool backward, begins;
@@ -115,15 +119,18 @@ TEST_CASE("tracer: passes of several chunks may lie in one another, each ends wi
 TEST_CASE("tracer: where a device does not tell what computes, lanes without a name are marked") {
   null_device dev;
   const auto stream = dev.make_stream();
-  tidepool::detail::tracer<null_device> trace(dev);
-  trace.start("step", 0, 0, stream.ref());
+  const auto ref = stream.ref();
+  tidepool::detail::hardware_of<null_device> hardware(dev);
+  for (int i = 0; i < 6; ++i) hardware.open(lane(i), &ref, false);
+  tidepool::detail::tracer trace(hardware);
+  trace.start("step", 0, 0, &ref);
   const auto add = [&](int on, span_kind kind) {
-    trace.end(trace.begin(stream.ref()), lane(on), stream.ref(), {kind, "one", 0, 0, 0});
+    trace.end(trace.begin(lane(on)), lane(on), {kind, "one", 0, 0, 0});
   };
   add(0, span_kind::offload);
   add(3, span_kind::compute);
   add(4, span_kind::stall);
-  const auto seen = trace.finish(6, [&](lane_id) { return stream.ref(); });
+  const auto seen = trace.finish(6);
   CHECK(seen.untraced == std::vector<bool>{false, false, true, false, true, true});
 }
 

@@ -3,7 +3,6 @@
 
 #include <string>
 #include <tidepool/device/checked.hpp>
-#include <tidepool/engine/definitions.hpp>
 #include <vector>
 
 #include "../kernels/declared.hpp"

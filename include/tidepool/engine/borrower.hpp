@@ -12,12 +12,11 @@
 
 namespace tidepool::inline v0_2_0::detail {
 
-template <device Device>
 class borrower {
  public:
-  explicit borrower(engine<Device>& owner) : owner_(&owner) {}
+  explicit borrower(engine& owner) : owner_(&owner) {}
 
-  void borrow(const loan_handle& from, lender_gone then) requires lending_device<Device> {
+  void borrow(const loan_handle& from, lender_gone then) {
     auto& store = owner_->memory();
     if (store.order().capturing()) {
       throw misuse_error("borrow: a capture cannot; borrow before it, or after");
@@ -36,11 +35,8 @@ class borrower {
     store.borrow(from);
     then_ = then;
     peer().graphs_before_loan = store.order().graphs();
-    if constexpr (order_checking_device<Device>) {
-      if (!first) return;
-      owner_->device().name_copy_streams(peer().out_stream.ref(), peer().in_stream.ref(),
-                                         place_kind::peer);
-    }
+    if (!first) return;
+    owner_->device().name_copy_streams(peer().offload, peer().reload, place_kind::peer);
   }
 
   // Blocks the host until copies to and from it are over, where any are.
@@ -58,9 +54,8 @@ class borrower {
       refuse("graphs were captured, which copy to it; destroy them with this offloader");
     }
     // Where that fails the memory may be in use: it stays until the offloader goes.
-    auto& store = owner_->memory();
-    owner_->device().synchronize(store.order().stream(peer().offload));
-    owner_->device().synchronize(store.order().stream(peer().reload));
+    owner_->device().synchronize(peer().offload);
+    owner_->device().synchronize(peer().reload);
     peer().close_loan();
   }
 
@@ -96,11 +91,9 @@ class borrower {
   [[nodiscard]] const loan* lent() const {
     return owner_->memory().has(place_kind::peer) ? peer().lent : nullptr;
   }
-  [[nodiscard]] offload_place<Device>& peer() const {
-    return owner_->memory().at(place_kind::peer);
-  }
+  [[nodiscard]] offload_place& peer() const { return owner_->memory().at(place_kind::peer); }
 
-  engine<Device>* owner_;
+  engine* owner_;
   lender_gone then_{};
 };
 

@@ -19,8 +19,7 @@ namespace tidepool::inline v0_2_0::detail {
 // - giving up (a handle, a chunk, a state) needs nothing, so that there is always a way out.
 //
 // `reloads`: with what is on the device ahead of its use, and could be reloaded again.
-template <device Device>
-memory_layout engine<Device>::layout(bool reloads) const {
+TIDEPOOL_INLINE memory_layout engine::layout(bool reloads) const {
   memory_layout result;
   store_.for_each([&](const storage& store) {
     if (store.bytes == 0) return;  // a graph knows no address of it
@@ -32,8 +31,7 @@ memory_layout engine<Device>::layout(bool reloads) const {
   return result;
 }
 
-template <device Device>
-void engine<Device>::begin_capture(lane_id origin) {
+TIDEPOOL_INLINE void engine::begin_capture(lane_id origin) {
   if (order_.capturing()) throw misuse_error("capture: another capture is under way");
   if (trace_.on) {
     throw misuse_error("capture: a trace is being recorded; finish_trace() first");
@@ -73,7 +71,7 @@ void engine<Device>::begin_capture(lane_id origin) {
   // The same object where nothing differs, so that a launch need not compare.
   const bool same = graphs_.layout_before != nullptr && *graphs_.layout_before == *before;
   if (!same) graphs_.layout_before = std::move(before);
-  dev_->begin_capture(order_.stream(origin));
+  dev_->begin_capture(origin);
   try {
     order_.begin_capture(origin, store_.copy_lanes());
   } catch (...) {
@@ -82,8 +80,7 @@ void engine<Device>::begin_capture(lane_id origin) {
   }
 }
 
-template <device Device>
-auto engine<Device>::end_capture(lane_id origin) -> device_graph {
+TIDEPOOL_INLINE std::unique_ptr<captured_graph> engine::end_capture(lane_id origin) {
   try {
     order_.join_back(origin, store_.copy_lanes());
   } catch (...) {
@@ -91,7 +88,7 @@ auto engine<Device>::end_capture(lane_id origin) -> device_graph {
     throw;
   }
   try {
-    auto graph = dev_->end_capture(order_.stream(origin));
+    auto graph = dev_->end_capture(origin);
     order_.end_capture();
     drop_orphans(false);
     learner_.captures();
@@ -104,18 +101,16 @@ auto engine<Device>::end_capture(lane_id origin) -> device_graph {
 }
 
 // The capture failed: nothing of it will ever run.
-template <device Device>
-void engine<Device>::abandon_capture(lane_id origin) noexcept {
-  if constexpr (order_checking_device<Device>) dev_->abandons_capture();
+TIDEPOOL_INLINE void engine::abandon_capture(lane_id origin) noexcept {
+  dev_->abandons_capture();
   try {
-    static_cast<void>(dev_->end_capture(order_.stream(origin)));
+    static_cast<void>(dev_->end_capture(origin));
   } catch (...) {  // it was no longer valid; it is over all the same
   }
   leave_capture();
 }
 
-template <device Device>
-void engine<Device>::leave_capture() noexcept {
+TIDEPOOL_INLINE void engine::leave_capture() noexcept {
   try {
     order_.end_capture();
   } catch (...) {  // the lanes could not meet; they do before the next call, as after a launch
@@ -129,8 +124,7 @@ void engine<Device>::leave_capture() noexcept {
 }
 
 // What was reloaded ahead may have been so inside a capture that has not run: it is reloaded again.
-template <device Device>
-void engine<Device>::forget_reloads() noexcept {
+TIDEPOOL_INLINE void engine::forget_reloads() noexcept {
   const auto evicted = counters_.evictions;
   try {
     while (evict_one()) continue;
@@ -140,8 +134,7 @@ void engine<Device>::forget_reloads() noexcept {
 }
 
 // A handle goes while a capture takes no more events.
-template <device Device>
-bool engine<Device>::keep_orphan(storage& store) noexcept {
+TIDEPOOL_INLINE bool engine::keep_orphan(storage& store) noexcept {
   if (!order_.capturing()) return false;
   try {
     graphs_.orphans.push_back(&store);
@@ -153,32 +146,31 @@ bool engine<Device>::keep_orphan(storage& store) noexcept {
 
 // Of a capture that failed nothing has run, and all lanes have met since: the memory is free. Of
 // one that succeeded it belongs to the graph, and stays taken.
-template <device Device>
-void engine<Device>::drop_orphans(bool nothing_ran) noexcept {
+TIDEPOOL_INLINE void engine::drop_orphans(bool nothing_ran) noexcept {
   for (auto* store : std::exchange(graphs_.orphans, {})) {
     store->of_graph = !nothing_ran;
     forget_handle(*store, store_.offload_lane(store->place));
   }
 }
 
-template <device Device>
-std::shared_ptr<const memory_layout> engine<Device>::layout_after_capture() {
+TIDEPOOL_INLINE std::shared_ptr<const memory_layout> engine::layout_after_capture() {
   auto after = std::make_shared<const memory_layout>(layout());
   if (*after == *graphs_.layout_before) return graphs_.layout_before;
   if (graphs_.truth == nullptr) graphs_.truth = graphs_.layout_before;  // nothing has run
   return after;
 }
 
-template <device Device>
-void engine<Device>::replay(device_graph& graph, const std::shared_ptr<const memory_layout>& before,
-                            const std::shared_ptr<const memory_layout>& after, lane_id lane) {
+TIDEPOOL_INLINE void engine::replay(captured_graph& graph,
+                                    const std::shared_ptr<const memory_layout>& before,
+                                    const std::shared_ptr<const memory_layout>& after,
+                                    lane_id lane) {
   if (order_.capturing()) {
     throw misuse_error("launch: a capture is under way; end it before a graph is launched");
   }
   expect_layout(before);
   // Between launches on one stream the offloader's own streams get nothing; the trainer's may.
   order_.gather(lane, join_site::launch, !graphs_.replayed || graphs_.replayed_on != lane);
-  dev_->replay(graph, order_.stream(lane));
+  dev_->replay(graph, lane);
   graphs_.truth = after;
   graphs_.destroyed_at_launch = store_.destroyed();
   store_.forget_gone();
@@ -193,8 +185,7 @@ void engine<Device>::replay(device_graph& graph, const std::shared_ptr<const mem
 
 // Throws unless memory is as it was when a capture began. A set of graphs that was left in the
 // middle may begin anew, where handles know of nothing else.
-template <device Device>
-void engine<Device>::expect_layout(const std::shared_ptr<const memory_layout>& before) {
+TIDEPOOL_INLINE void engine::expect_layout(const std::shared_ptr<const memory_layout>& before) {
   const bool as_wanted =
       graphs_.truth != nullptr && (graphs_.truth == before || *graphs_.truth == *before);
   if (as_wanted && graphs_.replayed && store_.destroyed() == graphs_.destroyed_at_launch) return;
@@ -210,34 +201,29 @@ void engine<Device>::expect_layout(const std::shared_ptr<const memory_layout>& b
   forget_reloads();
 }
 
-template <device Device>
-void engine<Device>::meet_graphs(stream_ref stream) {
-  if (dev_->capturing(stream) != order_.capturing()) throw_mixed_capture(order_.capturing());
+TIDEPOOL_INLINE void engine::meet_graphs(bool captured) {
+  if (captured != order_.capturing()) throw_mixed_capture(order_.capturing());
   if (graphs_.replayed) meet_after_launch();
 }
 
-template <device Device>
-void engine<Device>::expect_truth_for(stream_ref stream) {
-  meet_graphs(stream);
+TIDEPOOL_INLINE void engine::expect_truth_for(bool captured) {
+  meet_graphs(captured);
   if (graphs_.truth != nullptr) expect_truth();
 }
 
-template <device Device>
-void engine<Device>::settle() {
+TIDEPOOL_INLINE void engine::settle() {
   if (graphs_.replayed) meet_after_launch();
   if (graphs_.truth != nullptr) expect_truth();
 }
 
 // Eager work comes after launches, on every stream.
-template <device Device>
-[[gnu::cold]] void engine<Device>::meet_after_launch() {
+[[gnu::cold]] TIDEPOOL_INLINE void engine::meet_after_launch() {
   order_.meet(join_site::after_launch);
   graphs_.replayed = false;
 }
 
 // What is eager would read memory that nothing has been written to.
-template <device Device>
-[[gnu::cold]] void engine<Device>::expect_truth() {
+[[gnu::cold]] TIDEPOOL_INLINE void engine::expect_truth() {
   if (order_.capturing()) return;
   if (const auto needed = layout(false); !agrees(needed, *graphs_.truth)) {
     throw misuse_error(

@@ -33,11 +33,8 @@ class extent {
   std::uintptr_t last_ = 0;
 };
 
-template <device Device>
-void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, stream_ref stream,
-                            std::span<handle* const> handles, commit_kind how) {
-  if constexpr (capturing_device<Device>) expect_truth_for(stream);
-  const auto lane = order_.of(stream);
+TIDEPOOL_INLINE void engine::commit(chunk_state& chunk, module_id module, int layer, lane_id lane,
+                                    handle_list handles, commit_kind how) {
   if (chunk.info.forward_only) {
     if (chunk.info.release && how != commit_kind::by_hand) {
       release_saved(chunk, module, layer, lane, handles);
@@ -45,7 +42,8 @@ void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, str
     return;
   }
   [[maybe_unused]] const named_range<> range{ranges_, trace::nvtx_action::commit, module, layer};
-  [[maybe_unused]] const group_subject<Device> subject{*this, chunk, module, layer};
+  const told_subject subject(*dev_, names_[static_cast<std::size_t>(module)], layer,
+                             chunk.info.microbatch);
   if (chunk.forward_done) {
     refuse("commit", chunk, module, layer,
            "the chunk's forward pass has ended; commit before end_forward and before the first"
@@ -54,8 +52,8 @@ void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, str
   const bool noted =
       learner_.follows < followed::by_rule && expect_commit(chunk, module, layer, how);
   last_lane_ = lane;
-  if constexpr (host_executing_device<Device>) dev_->worked(bytes_of(handles), stream);
-  const auto from = recorder_ == nullptr ? 0 : recorder_->arrive(order_.stream(lane));
+  if (dev_->can().host_works) dev_->worked(bytes_of(handles), lane);
+  const auto from = recorder_ == nullptr ? 0 : recorder_->arrive(lane);
   // By hand everything leaves: its handles are released by hand too, and nothing may be lost.
   const bool by_hand = how == commit_kind::by_hand;
   verdict decided;
@@ -91,10 +89,9 @@ void engine<Device>::commit(chunk_state& chunk, module_id module, int layer, str
 }
 
 // The copies of a commit, and the cap on those in flight. A failure leaves nothing of the commit.
-template <device Device>
-void engine<Device>::transfer(chunk_state& chunk, group& which, saved* items,
-                              std::span<handle* const> handles, plan::action what, bool choose,
-                              tally& seen) {
+TIDEPOOL_INLINE void engine::transfer(chunk_state& chunk, group& which, saved* items,
+                                      handle_list handles, plan::action what, bool choose,
+                                      tally& seen) {
   try {
     collect(chunk, which, items, handles, what, choose, seen);
   } catch (...) {
@@ -110,12 +107,9 @@ void engine<Device>::transfer(chunk_state& chunk, group& which, saved* items,
   }
 }
 
-template <device Device>
-[[gnu::always_inline]] inline void engine<Device>::expect_argument(const chunk_state& chunk,
-                                                                   const group& into,
-                                                                   std::span<handle* const> handles,
-                                                                   std::uint32_t number,
-                                                                   extent& known) {
+[[gnu::always_inline]] inline void engine::expect_argument(const chunk_state& chunk,
+                                                           const group& into, handle_list handles,
+                                                           std::uint32_t number, extent& known) {
   const auto* const given = handles[number];
   if (const auto* why = why_not(*given)) refuse_argument("commit", chunk, into, number, why);
   if (given->store_->borrowed && order_.capturing()) {
@@ -131,10 +125,9 @@ template <device Device>
 }
 
 // Decides which arguments leave and finds them room in a place; copies nothing.
-template <device Device>
-void engine<Device>::collect(chunk_state& chunk, group& into, saved* items,
-                             std::span<handle* const> handles, plan::action what, bool choose,
-                             tally& seen) {
+TIDEPOOL_INLINE void engine::collect(chunk_state& chunk, group& into, saved* items,
+                                     handle_list handles, plan::action what, bool choose,
+                                     tally& seen) {
   const bool stays = what == plan::action::keep;
   extent known;
   for (const auto* each : handles) {
@@ -177,8 +170,7 @@ void engine<Device>::collect(chunk_state& chunk, group& into, saved* items,
 }
 
 // Why a handle cannot be committed; null where it can.
-template <device Device>
-const char* engine<Device>::why_not(const handle& given) const {
+TIDEPOOL_INLINE const char* engine::why_not(const handle_base& given) const {
   const auto* store = given.store_;
   return store == nullptr       ? "holds no memory; was it committed or moved away before?"
          : store->owner != this ? "belongs to another offloader; commit it in a chunk of its own"
@@ -188,13 +180,11 @@ const char* engine<Device>::why_not(const handle& given) const {
 }
 
 // A buffer is all of its storage.
-template <device Device>
-std::size_t engine<Device>::bytes_of(const handle& given) {
+TIDEPOOL_INLINE std::size_t engine::bytes_of(const handle_base& given) {
   return given.is_view_ ? given.part_.bytes() : given.store_->bytes;
 }
 
-template <device Device>
-bool engine<Device>::leaves(const handle& candidate, tally& seen) const {
+TIDEPOOL_INLINE bool engine::leaves(const handle_base& candidate, tally& seen) const {
   const auto& store = *candidate.store_;
   if (store.keep) return false;
   const auto bytes = bytes_of(candidate);
@@ -207,8 +197,7 @@ bool engine<Device>::leaves(const handle& candidate, tally& seen) const {
 }
 
 // The storage that is saved for a handle: its own, or a dense copy of its rectangle.
-template <device Device>
-detail::storage& engine<Device>::saved_as(const handle& given) {
+TIDEPOOL_INLINE detail::storage& engine::saved_as(const handle_base& given) {
   auto& whole = *given.store_;
   if (whole.copy.data != nullptr || bytes_of(given) == whole.bytes || given.whole_) return whole;
   if (auto* part = store_.copied_part(whole, given.part_)) return *part;
@@ -221,8 +210,7 @@ detail::storage& engine<Device>::saved_as(const handle& given) {
 
 // The place of a group has no block for one more storage: all that it saves first moves on to the
 // next place that has room. Nothing has been copied yet.
-template <device Device>
-[[gnu::cold]] bool engine<Device>::move_on(group& into, saved* items) {
+[[gnu::cold]] TIDEPOOL_INLINE bool engine::move_on(group& into, saved* items) {
   const auto all_moved = [&] {
     for (std::uint32_t i = 0; i < into.count; ++i) {
       if (!items[i].copies) continue;
@@ -242,8 +230,7 @@ template <device Device>
 }
 
 // Issues the copies of a collected group; every argument that leaves is free to go afterwards.
-template <device Device>
-void engine<Device>::offload(chunk_state& chunk, group& which, saved* items) {
+TIDEPOOL_INLINE void engine::offload(chunk_state& chunk, group& which, saved* items) {
   if (which.leaving == 0) {
     which.position = order_.next(which.lane);
     // A restore on another stream may ask for this position, and could not record it then.
@@ -258,7 +245,7 @@ void engine<Device>::offload(chunk_state& chunk, group& which, saved* items) {
         store_.copy_out(which, items,
                         {trace::span_kind::offload, names_[static_cast<std::size_t>(which.module)],
                          which.layer, chunk.info.microbatch, which.bytes});
-    if (recorder_ != nullptr) recorder_->copied(done.lane, order_.stream(done.lane));
+    if (recorder_ != nullptr) recorder_->copied(done.lane);
   } else {
     done = order_.record(which.lane);
     which.position = done.position;
@@ -274,8 +261,7 @@ void engine<Device>::offload(chunk_state& chunk, group& which, saved* items) {
 
 // The offload that `done` ends is in flight; joins the module's oldest until no more are than the
 // caps allow. Where a join fails, those before it are made all the same, but this one is not there.
-template <device Device>
-void engine<Device>::cap(const group& which, const ticket& done) {
+TIDEPOOL_INLINE void engine::cap(const group& which, const ticket& done) {
   const auto module = static_cast<std::size_t>(which.module);
   auto& flying = windows_[module];
   flying.push(done, which.bytes);
@@ -292,9 +278,8 @@ void engine<Device>::cap(const group& which, const ticket& done) {
 }
 
 // The handles of what leaves give their memory up.
-template <device Device>
-void engine<Device>::empty_handles(group& which, const saved* item, plan::action what,
-                                   std::span<handle* const> handles) {
+TIDEPOOL_INLINE void engine::empty_handles(group& which, const saved* item, plan::action what,
+                                           handle_list handles) {
   for (auto* each : handles) {
     const auto* const saved = (item++)->store;
     if (saved == nullptr) continue;
@@ -311,8 +296,7 @@ void engine<Device>::empty_handles(group& which, const saved* item, plan::action
   }
 }
 
-template <device Device>
-void engine<Device>::count_commit(const group& which, const tally& seen, bool stays) {
+TIDEPOOL_INLINE void engine::count_commit(const group& which, const tally& seen, bool stays) {
   auto& count = counters_.modules[static_cast<std::size_t>(which.module)];
   ++count.groups;
   count.tensors_offloaded += seen.offloaded;
@@ -326,15 +310,13 @@ void engine<Device>::count_commit(const group& which, const tally& seen, bool st
   store_.note_group(which.bytes);
 }
 
-template <device Device>
-void engine<Device>::note_elsewhere(module_id module, bool excluded) {
+TIDEPOOL_INLINE void engine::note_elsewhere(module_id module, bool excluded) {
   auto& count = counters_.modules[static_cast<std::size_t>(module)];
   ++(excluded ? count.tensors_excluded : count.tensors_elsewhere);
 }
 
 // Takes back a commit that failed; no copy of it is running.
-template <device Device>
-void engine<Device>::undo(chunk_state& chunk) noexcept {
+TIDEPOOL_INLINE void engine::undo(chunk_state& chunk) noexcept {
   const auto& failed = chunk.groups.back();
   const auto* items = chunk.saved_of(failed);
   for (std::uint32_t i = 0; i < failed.count; ++i) {
@@ -344,9 +326,8 @@ void engine<Device>::undo(chunk_state& chunk) noexcept {
 }
 
 // Without a backward pass, a commit is the last use.
-template <device Device>
-void engine<Device>::release_saved(chunk_state& chunk, module_id module, int layer, lane_id lane,
-                                   std::span<handle* const> handles) {
+TIDEPOOL_INLINE void engine::release_saved(chunk_state& chunk, module_id module, int layer,
+                                           lane_id lane, handle_list handles) {
   extent known;
   for (std::size_t i = 0; i < handles.size(); ++i) {
     const auto before = handles.begin() + static_cast<std::ptrdiff_t>(i);

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "tidepool/core/part_index.hpp"
-#include "tidepool/device/device.hpp"
+#include "tidepool/device/hardware.hpp"
 #include "tidepool/engine/group.hpp"
 #include "tidepool/engine/place_list.hpp"
 #include "tidepool/engine/storage.hpp"
@@ -24,13 +24,12 @@ namespace tidepool::inline v0_2_0::detail {
 //   host_reuse    offload stream  waits for the reload that last read the host block
 //   peer_reuse    the same        of a neighbour's block
 //   own_offload   reload stream   waits for the offload of the same storage
-template <device Device>
 class copies {
  public:
-  using stream_ref = typename Device::stream_ref;
-  using place = offload_place<Device>;
+  using place = offload_place;
 
-  copies(Device& dev, const options& opts)
+  // `dev` outlives it.
+  copies(hardware& dev, const options& opts)
       : dev_(&dev),
         trace_(dev),
         order_(dev, trace_),
@@ -39,8 +38,8 @@ class copies {
   copies(const copies&) = delete;
   copies& operator=(const copies&) = delete;
 
-  [[nodiscard]] lanes<Device>& order() { return order_; }
-  [[nodiscard]] tracer<Device>& trace() { return trace_; }
+  [[nodiscard]] lanes& order() { return order_; }
+  [[nodiscard]] tracer& trace() { return trace_; }
 
   // ---- places ----
 
@@ -106,13 +105,13 @@ class copies {
     auto& to = at(which.place);
     const auto ready = order_.hand_on(which.lane, to.offload, join_site::producer);
     which.position = ready.position;
-    const auto traced = trace_.on ? trace_.begin(order_.stream(to.offload)) : trace_.off;
+    const auto traced = trace_.on ? trace_.begin(to.offload) : trace_.off;
     for (std::uint32_t i = 0; i < which.count; ++i) {
       if (items[i].copies) queue_out(*items[i].store, *items[i].source, to);
     }
-    issue(to.out, to.out_stream.ref());
+    issue(to.out, to.offload);
     const auto done = order_.record(to.offload);
-    trace_.end(traced, to.offload, order_.stream(to.offload), label);
+    trace_.end(traced, to.offload, label);
     return done;
   }
 
@@ -127,7 +126,7 @@ class copies {
     if (from.rows == 1) return batch_.push_back({store.copy.data, data, from.width});
     // It becomes dense where it goes: by a copy of its own, issued at once.
     dev_->copy(store.copy.data, data, {from.width, from.rows, from.pitch, from.width}, to.out,
-               to.out_stream.ref());
+               to.offload);
   }
 
   // Makes the reload stream wait until the copy of `store` may be read.
@@ -145,9 +144,9 @@ class copies {
 
   // Issues what was queued, all of it to or from one place: many small copies as one, large ones in
   // pieces.
-  void issue(copy_direction direction, stream_ref stream) {
-    if (!issue_batch(direction, stream)) {
-      for (const auto& item : batch_) issue_pieces(item, direction, stream);
+  void issue(copy_direction direction, lane_id on) {
+    if (!issue_batch(direction, on)) {
+      for (const auto& item : batch_) issue_pieces(item, direction, on);
     }
     batch_.clear();
   }
@@ -165,7 +164,7 @@ class copies {
   void settle(lane_id lane) noexcept {
     batch_.clear();
     try {
-      dev_->synchronize(order_.stream(lane));
+      dev_->synchronize(lane);
     } catch (...) {  // a device that is gone runs no copy
     }
   }
@@ -173,9 +172,9 @@ class copies {
  protected:
   ~copies() = default;
 
-  Device* dev_;
-  tracer<Device> trace_;
-  lanes<Device> order_;
+  hardware* dev_;
+  tracer trace_;
+  lanes order_;
   std::size_t away_ = 0;  // bytes on the host alone, or to be computed again
 
  private:
@@ -192,29 +191,25 @@ class copies {
   // Below this many bytes each, launching costs more than copying.
   static constexpr std::size_t small_copy = std::size_t{1} << 20;
 
-  bool issue_batch(copy_direction direction, stream_ref stream) {
-    if constexpr (requires { dev_->copy_batch(std::span<const copy_item>(), direction, stream); }) {
-      std::size_t bytes = 0;
-      for (const auto& item : batch_) bytes += item.bytes;
-      return batch_.size() > 1 && bytes / batch_.size() < small_copy &&
-             dev_->copy_batch(std::span<const copy_item>(batch_), direction, stream);
-    } else {
-      return false;
-    }
+  bool issue_batch(copy_direction direction, lane_id on) {
+    if (batch_.size() < 2) return false;
+    std::size_t bytes = 0;
+    for (const auto& item : batch_) bytes += item.bytes;
+    return bytes / batch_.size() < small_copy && dev_->copy_batch(batch_, direction, on);
   }
 
   // Longer than `piece_` bytes; 0: whole.
-  void issue_pieces(const copy_item& item, copy_direction direction, stream_ref stream) {
+  void issue_pieces(const copy_item& item, copy_direction direction, lane_id on) {
     const auto piece = piece_ == 0 ? item.bytes : piece_;
     for (std::size_t done = 0; done < item.bytes; done += piece) {
       const auto now = std::min(piece, item.bytes - done);
       dev_->copy(static_cast<std::byte*>(item.target) + done,
                  static_cast<const std::byte*>(item.source) + done, {now, 1, now, now}, direction,
-                 stream);
+                 on);
     }
   }
 
-  place_list<Device> places_;
+  place_list places_;
   part_index<storage> parts_;
   std::size_t piece_;
   std::vector<copy_item> batch_;

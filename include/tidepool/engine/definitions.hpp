@@ -1,9 +1,12 @@
-/// The bodies of the engine's templates.
+/// The bodies of the engine, which is one for all devices.
 ///
-/// `engine.hpp` includes them. With `TIDEPOOL_COMPILED` it does not: the engines for the devices
-/// that Tidepool brings are compiled elsewhere. A file with a device of its own then includes this.
+/// `engine.hpp` includes them. With `TIDEPOOL_COMPILED` it does not: they are compiled elsewhere,
+/// and a file that still includes this gets nothing.
 #pragma once
 
+#include "tidepool/core/linkage.hpp"
+
+#if TIDEPOOL_DEFINITIONS
 #include "tidepool/engine/capture.hpp"
 #include "tidepool/engine/commit.hpp"
 #include "tidepool/engine/lifetime.hpp"
@@ -19,3 +22,4 @@
 #include "tidepool/engine/state.hpp"
 #include "tidepool/engine/staying.hpp"
 #include "tidepool/engine/tracing.hpp"
+#endif

@@ -10,7 +10,6 @@
 #include <string_view>
 #include <vector>
 
-#include "tidepool/buffer.hpp"
 #include "tidepool/core/call_ref.hpp"
 #include "tidepool/core/linkage.hpp"
 #include "tidepool/core/plan_source.hpp"
@@ -18,6 +17,7 @@
 #include "tidepool/engine/followed_placement.hpp"
 #include "tidepool/engine/graph_state.hpp"
 #include "tidepool/engine/group.hpp"
+#include "tidepool/engine/handle.hpp"
 #include "tidepool/engine/open_chunks.hpp"
 #include "tidepool/engine/recorder.hpp"
 #include "tidepool/engine/room.hpp"
@@ -34,52 +34,43 @@
 namespace tidepool::inline v0_2_0::detail {
 
 // Lives as long as its offloader and every handle and chunk made by it.
-template <device Device>
 class engine : public storage_owner {
  public:
-  using chunk_state = detail::chunk_state;
   using storage = detail::storage;
-  using handle = tidepool::handle<Device>;
-  using stream_ref = typename Device::stream_ref;
-  using device_graph = typename graph_of<Device>::type;
 
-  // `names` are the modules by id; `enabled` those that leave.
-  engine(Device& dev, const options& opts, std::vector<std::string> names,
-         const std::vector<bool>& enabled, std::unique_ptr<block_source> memory = {});
+  // `names` are the modules by id; `enabled` has a bit for each that leaves.
+  engine(std::unique_ptr<hardware> dev, const options& opts,
+         const std::vector<std::string_view>& names, std::uint64_t enabled,
+         std::unique_ptr<block_source> memory = {});
   engine(const engine&) = delete;
   engine& operator=(const engine&) = delete;
 
-  void retain() { ++references_; }
+  void retain() { ++references; }
   static void release(engine* which) noexcept;
 
-  // The lane of a stream whose call takes or reads memory, eagerly or in a capture of ours.
-  [[nodiscard]] lane_id lane_of(stream_ref stream) {
-    if constexpr (capturing_device<Device>) expect_truth_for(stream);
-    return order_.of(stream);
-  }
-  // The same where a handle goes or a capture begins, of whatever graphs have left where.
-  [[nodiscard]] lane_id lane_to_release(stream_ref stream) {
-    if constexpr (capturing_device<Device>) meet_graphs(stream);
-    return order_.of(stream);
-  }
-  [[nodiscard]] lane_id lane_of_launch(stream_ref stream) { return order_.of(stream); }
-  [[nodiscard]] storages<Device>& memory() { return store_; }
+  // Before a call that takes or reads memory, eagerly or in a capture of ours, on a stream of a
+  // device that captures; before one that gives it back, of whatever graphs have left where.
+  void expect_truth_for(bool captured);
+  void meet_graphs(bool captured);
+  [[nodiscard]] hardware& device() { return *dev_; }
+  [[nodiscard]] lanes& order() { return order_; }
+  [[nodiscard]] storages& memory() { return store_; }
+  [[nodiscard]] handle_lists& lists() { return lists_; }
   [[nodiscard]] const options& settings() const { return opts_; }
-  [[nodiscard]] Device& device() { return *dev_; }
   [[nodiscard]] bool between_steps() const { return learner_.begun() == 0; }
   [[nodiscard]] forgotten_calls& forgotten() { return learner_.forgotten; }
 
   // ---- handles ----
 
   // `source` is where the memory comes from each time, null for the offloader's own.
-  [[nodiscard]] buffer<Device> allocate(std::size_t bytes, std::size_t elements, stream_ref stream,
-                                        block_source* source = nullptr, fill contents = fill::none);
-  [[nodiscard]] buffer<Device> adopt_memory(void* data, std::size_t bytes, std::size_t elements,
-                                            stream_ref stream, memory_owner owner);
+  [[nodiscard]] granted allocate(std::size_t bytes, std::size_t elements, lane_id lane,
+                                 block_source* source = nullptr, fill contents = fill::none);
+  [[nodiscard]] granted adopt_memory(void* data, std::size_t bytes, std::size_t elements,
+                                     lane_id lane, memory_owner owner);
 
   [[nodiscard]] storage* share(storage& store) {
     ++store.handles;
-    ++references_;
+    ++references;
     return &store;
   }
 
@@ -104,10 +95,10 @@ class engine : public storage_owner {
 
   // ---- waits for other ranks, as a step that is being recorded knows them ----
 
-  [[nodiscard]] std::size_t wait_begins(stream_ref stream) {
+  [[nodiscard]] std::size_t wait_begins(const void* stream) {
     return recorder_ == nullptr ? static_cast<std::size_t>(-1) : recorder_->wait_begins(stream);
   }
-  void waited(std::size_t from, stream_ref stream, waits_for whom, std::uint32_t kind) {
+  void waited(std::size_t from, const void* stream, waits_for whom, std::uint32_t kind) {
     if (recorder_ != nullptr) recorder_->waited(from, stream, whom, kind);
   }
 
@@ -117,13 +108,13 @@ class engine : public storage_owner {
   // ---- capture, see graph.hpp ----
 
   void begin_capture(lane_id origin);
-  [[nodiscard]] device_graph end_capture(lane_id origin);
+  [[nodiscard]] std::unique_ptr<captured_graph> end_capture(lane_id origin);
   void abandon_capture(lane_id origin) noexcept;
   [[nodiscard]] std::shared_ptr<const memory_layout> layout_before_capture() const {
     return graphs_.layout_before;
   }
   [[nodiscard]] std::shared_ptr<const memory_layout> layout_after_capture();
-  void replay(device_graph& graph, const std::shared_ptr<const memory_layout>& before,
+  void replay(captured_graph& graph, const std::shared_ptr<const memory_layout>& before,
               const std::shared_ptr<const memory_layout>& after, lane_id lane);
 
   // ---- chunks ----
@@ -131,30 +122,29 @@ class engine : public storage_owner {
   [[nodiscard]] chunk_state& begin(const chunk_info& info);
   void end_forward(chunk_state& chunk);
 
-  // Copies what leaves of `handles`, once `stream` has come this far. Unless that is done by hand,
+  // Copies what leaves of `handles`, once `lane` has come this far. Unless that is done by hand,
   // their handles are emptied, and the device memory is free after its copy.
-  void commit(chunk_state& chunk, module_id module, int layer, stream_ref stream,
-              std::span<handle* const> handles, commit_kind how);
+  void commit(chunk_state& chunk, module_id module, int layer, lane_id lane, handle_list handles,
+              commit_kind how);
 
   void start_reload(chunk_state& chunk, module_id module, int layer);
 
-  // Fills the handles of a group again and makes `stream` wait for its reload.
-  void restore(chunk_state& chunk, module_id module, int layer, stream_ref stream,
-               std::span<handle* const> handles);
+  // Fills the handles of a group again and makes `lane` wait for its reload.
+  void restore(chunk_state& chunk, module_id module, int layer, lane_id lane, handle_list handles);
   // The same for `commit_kind::or_discard`: calls `again` where it was discarded, or is timed.
-  void restore_or_recompute(chunk_state& chunk, module_id module, int layer, stream_ref stream,
-                            std::span<handle* const> handles, call_ref again);
+  void restore_or_recompute(chunk_state& chunk, module_id module, int layer, lane_id lane,
+                            handle_list handles, call_ref again);
 
   // `lane` waits for what brought back, or wrote, the tensor that a handle holds.
-  void wait_for(const handle& saved, lane_id lane);
+  void wait_for(const handle_base& saved, lane_id lane);
   // A group that nobody will restore: what was saved of it goes.
   void forget(chunk_state& chunk, module_id module, int layer);
-  // Of one that will be, `into` has one tensor again for `stream`, while forward goes on.
-  void read_again(chunk_state& chunk, module_id module, int layer, std::size_t argument,
-                  stream_ref stream, buffer<Device>& into);
+  // Of one that will be, one tensor again for `lane`, while forward goes on.
+  [[nodiscard]] granted read_again(chunk_state& chunk, module_id module, int layer,
+                                   std::size_t argument, lane_id lane);
 
-  // A restore that does nothing is given what no commit has emptied.
-  static void expect_full(int layer, std::span<handle* const> handles);
+  // A restore that does nothing is given handles that no commit has emptied.
+  static void expect_full(int layer, std::size_t argument, const handle_base& given);
 
   // Whether that will call its function.
   [[nodiscard]] bool will_recompute(chunk_state& chunk, module_id module, int layer) const;
@@ -166,26 +156,20 @@ class engine : public storage_owner {
   [[nodiscard]] std::size_t recomputed(std::string_view name) const;
 
   // Frees the memory of `tensors` behind what `lane` has been given, and remembers their sizes.
-  void discard(chunk_state& chunk, std::size_t what, int layer, lane_id lane,
-               std::span<buffer<Device>* const> tensors);
-  // Gives them memory again; false for none. `end_recompute` when filled, `give_up` if that failed.
-  [[nodiscard]] bool begin_recompute(chunk_state& chunk, std::size_t what, int layer,
-                                     stream_ref stream, std::span<buffer<Device>* const> tensors);
-  void end_recompute(chunk_state& chunk, std::size_t what, int layer) noexcept;
-  void give_up(chunk_state& chunk, std::size_t what, int layer,
-               std::span<buffer<Device>* const> tensors) noexcept;
+  void discard(chunk_state& chunk, std::size_t what, int layer, lane_id lane, handle_list tensors);
+  // Gives them memory again, which `again` is called to fill.
+  void recompute(chunk_state& chunk, std::size_t what, int layer, lane_id lane, handle_list tensors,
+                 call_ref again);
 
   // ---- state that lives on the host, see host_state.hpp ----
 
   [[nodiscard]] storage& make_state(std::size_t bytes, std::string_view name);
-  [[nodiscard]] buffer<Device> create_state(storage& store, std::string_view name,
-                                            stream_ref stream);
+  [[nodiscard]] granted create_state(storage& store, std::string_view name, lane_id lane);
   bool prefetch_state(storage& store, std::string_view name);
-  [[nodiscard]] buffer<Device> fetch_state(storage& store, std::string_view name,
-                                           stream_ref stream);
+  [[nodiscard]] granted fetch_state(storage& store, std::string_view name, lane_id lane);
   // `written`: it has contents.
-  void write_state(storage& store, std::string_view name, buffer<Device>& changed,
-                   stream_ref stream, bool& written);
+  void write_state(storage& store, std::string_view name, handle_base& changed, lane_id lane,
+                   bool& written);
   void drop_state(storage& store) noexcept;
   [[nodiscard]] bool keep_orphan(storage& store) noexcept;
   void drop_orphans(bool nothing_ran) noexcept;
@@ -213,7 +197,7 @@ class engine : public storage_owner {
   void record_again() noexcept;
 
   [[nodiscard]] trace::counters counters() const;
-  void start_trace(std::string title, stream_ref origin);
+  void start_trace(std::string title, const void* origin);
   [[nodiscard]] trace::record finish_trace();
   [[nodiscard]] std::string name_of_group(const chunk_state& chunk, module_id module,
                                           int layer) const;
@@ -235,26 +219,29 @@ class engine : public storage_owner {
   // The compute stream has come to a call; costs a branch while no step is being recorded.
   [[nodiscard]] std::size_t arrive(lane_id lane) {
     last_lane_ = lane;
-    return recorder_ == nullptr ? 0 : recorder_->arrive(order_.stream(lane));
+    return recorder_ == nullptr ? 0 : recorder_->arrive(lane);
   }
 
   void trace_pass(const chunk_state& chunk, bool backward, bool begins) noexcept;
   [[nodiscard]] plan::action planned(const chunk_state& chunk, int layer,
-                                     std::span<handle* const> handles) const;
-  [[nodiscard]] static bool takes_more_than_planned(std::span<handle* const> handles);
-  [[nodiscard]] bool discardable(std::span<handle* const> handles) const;
+                                     handle_list handles) const;
+  [[nodiscard]] static bool takes_more_than_planned(handle_list handles);
+  [[nodiscard]] bool discardable(handle_list handles) const;
+  [[nodiscard]] bool begin_recompute(chunk_state& chunk, std::size_t what, int layer, lane_id lane,
+                                     handle_list tensors);
+  void give_up(chunk_state& chunk, std::size_t what, int layer, handle_list tensors) noexcept;
   void note_recompute(chunk_state& chunk, const group& which, plan::action what);
-  [[nodiscard]] bool stays_anyway(std::span<handle* const> handles) const;
+  [[nodiscard]] bool stays_anyway(handle_list handles) const;
   void note_held(const storage& held, const storage* saved);
-  void note_outliving(lane_id lane, std::span<handle* const> handles, bool counted);
-  void note_held_by_hand(const saved* item, std::span<handle* const> handles);
+  void note_outliving(lane_id lane, handle_list handles, bool counted);
+  void note_held_by_hand(const saved* item, handle_list handles);
   void record_drop(storage& store, lane_id lane) noexcept;
   void note_handed_over(storage& store) const {
     if (recorder_ == nullptr) return;
     recorder_->handed_over(store.number, store.saves + store.stays > 0);
   }
-  [[nodiscard]] static std::size_t bytes_of(std::span<handle* const> handles);
-  [[nodiscard]] static std::size_t bytes_of(const handle& given);
+  [[nodiscard]] static std::size_t bytes_of(handle_list handles);
+  [[nodiscard]] static std::size_t bytes_of(const handle_base& given);
 
   void close_step();
   [[nodiscard]] stage learn();
@@ -262,47 +249,44 @@ class engine : public storage_owner {
 
   [[nodiscard]] bool expect_commit(const chunk_state& chunk, module_id module, int layer,
                                    commit_kind how);
-  void decide(const chunk_state& chunk, int layer, std::span<handle* const> handles,
-              commit_kind how, verdict& decided) const;
-  void transfer(chunk_state& chunk, group& which, saved* items, std::span<handle* const> handles,
+  void decide(const chunk_state& chunk, int layer, handle_list handles, commit_kind how,
+              verdict& decided) const;
+  void transfer(chunk_state& chunk, group& which, saved* items, handle_list handles,
                 plan::action what, bool choose, tally& seen);
-  void expect_argument(const chunk_state& chunk, const group& into,
-                       std::span<handle* const> handles, std::uint32_t number, class extent& known);
-  void collect(chunk_state& chunk, group& into, saved* items, std::span<handle* const> handles,
+  void expect_argument(const chunk_state& chunk, const group& into, handle_list handles,
+                       std::uint32_t number, class extent& known);
+  void collect(chunk_state& chunk, group& into, saved* items, handle_list handles,
                plan::action what, bool choose, tally& seen);
-  [[nodiscard]] const char* why_not(const handle& given) const;
-  [[nodiscard]] bool leaves(const handle& candidate, tally& seen) const;
-  [[nodiscard]] storage& saved_as(const handle& given);
+  [[nodiscard]] const char* why_not(const handle_base& given) const;
+  [[nodiscard]] bool leaves(const handle_base& candidate, tally& seen) const;
+  [[nodiscard]] storage& saved_as(const handle_base& given);
   [[nodiscard]] bool move_on(group& into, saved* items);
   void offload(chunk_state& chunk, group& which, saved* items);
   void cap(const group& which, const ticket& done);
   void undo(chunk_state& chunk) noexcept;
-  void note_staying(chunk_state& chunk, group& which, const verdict& decided,
-                    std::span<handle* const> handles);
-  void empty_handles(group& which, const saved* item, plan::action what,
-                     std::span<handle* const> handles);
+  void note_staying(chunk_state& chunk, group& which, const verdict& decided, handle_list handles);
+  void empty_handles(group& which, const saved* item, plan::action what, handle_list handles);
   void count_commit(const group& which, const tally& seen, bool stays);
   void record_commit(chunk_state& chunk, const verdict& decided, std::size_t from, lane_id lane,
-                     std::span<handle* const> handles);
+                     handle_list handles);
   void release_saved(chunk_state& chunk, module_id module, int layer, lane_id lane,
-                     std::span<handle* const> handles);
-  [[nodiscard]] std::size_t bytes_that_could_leave(std::span<handle* const> handles) const;
+                     handle_list handles);
+  [[nodiscard]] std::size_t bytes_that_could_leave(handle_list handles) const;
 
   std::uint32_t waiting_group(chunk_state& chunk, module_id module, int layer, const char* call);
   void begin_backward(chunk_state& chunk);
   [[nodiscard]] std::uint32_t fetch(chunk_state& chunk, module_id module, int layer, lane_id lane,
-                                    std::span<handle* const> handles);
+                                    handle_list handles);
   [[nodiscard]] bool expect_committed(const chunk_state& chunk, const group& which, saved* items,
-                                      std::span<handle* const> handles) const;
+                                      handle_list handles) const;
   [[noreturn]] void refuse_spare(const chunk_state& chunk, const group& which,
                                  std::uint32_t argument, std::uint64_t saved_as) const;
-  void hand_over(chunk_state& chunk, std::uint32_t index, lane_id lane,
-                 std::span<handle* const> handles, std::size_t from);
-  [[nodiscard]] bool measures(chunk_state& chunk, const group& which,
-                              std::span<handle* const> handles) const;
-  void lend(chunk_state& chunk, const group& which, lane_id lane, std::span<handle* const> handles);
+  void hand_over(chunk_state& chunk, std::uint32_t index, lane_id lane, handle_list handles,
+                 std::size_t from);
+  [[nodiscard]] bool measures(chunk_state& chunk, const group& which, handle_list handles) const;
+  void lend(chunk_state& chunk, const group& which, lane_id lane, handle_list handles);
   void take_back_lent(chunk_state& chunk, std::uint32_t index, lane_id lane,
-                      std::span<handle* const> handles) noexcept;
+                      handle_list handles) noexcept;
   [[nodiscard]] bool try_reload(chunk_state& chunk, std::uint32_t index, bool by_size = false);
   void bring(chunk_state& chunk, const group& which, place_kind from, bool alone);
   void require_reload(chunk_state& chunk, std::uint32_t index);
@@ -310,7 +294,7 @@ class engine : public storage_owner {
   void reload_again(chunk_state& chunk, std::uint32_t index);
 
   [[nodiscard]] bool bring_one(storage& store, const span_label& label);
-  [[nodiscard]] buffer<Device> fetch_one(storage& store, lane_id lane, const span_label& label);
+  [[nodiscard]] granted fetch_one(storage& store, lane_id lane, const span_label& label);
   void take_back(storage& store, lane_id on);
   void warm_up_anew();
   // The steps to come have no plan: an arena keeps their memory closer together.
@@ -327,10 +311,8 @@ class engine : public storage_owner {
   template <class Take>
   [[nodiscard]] bool take_or_evict(const Take& take);
   [[nodiscard]] memory_layout layout(bool reloads = true) const;
-  // Before an eager call that takes or reads memory: of a stream, or of none.
-  void expect_truth_for(stream_ref stream);
+  // Before an eager call that takes or reads memory, of no stream.
   void settle();
-  void meet_graphs(stream_ref stream);
   void meet_after_launch();
   void expect_layout(const std::shared_ptr<const memory_layout>& before);
   void expect_truth();
@@ -360,7 +342,7 @@ class engine : public storage_owner {
   [[noreturn]] void throw_out_of_device(std::size_t bytes, const std::string& what,
                                         const block_source* own);
 
-  Device* dev_;
+  std::unique_ptr<hardware> dev_;
   options opts_;
   std::vector<std::string> names_;
   std::vector<rectangle> labels_;  // the same, for handles
@@ -370,27 +352,42 @@ class engine : public storage_owner {
   step_learner learner_;
   forgotten_groups forgotten_;
   followed_placement placement_;
-  storages<Device> store_;
-  lanes<Device>& order_ = store_.order();
-  tracer<Device>& trace_ = store_.trace();
+  storages store_;
+  lanes& order_ = store_.order();
+  tracer& trace_ = store_.trace();
   const std::vector<place_kind>& places_ = store_.places();  // the nearest first
   std::vector<std::unique_ptr<chunk_state>> chunks_;
   std::vector<chunk_state*> spare_;
   open_chunks live_;
   reloads_ahead<group_ref> ahead_;
-  slot_list<storage*> idle_;  // on the device again only because another group needs them
-  std::unique_ptr<recorder<Device>> recorder_;  // until the timed step is over
-  lane_id last_lane_{};                         // of the latest call on a compute stream
+  slot_list<storage*> idle_;            // on the device again only because another group needs them
+  std::unique_ptr<recorder> recorder_;  // until the timed step is over
+  lane_id last_lane_{};                 // of the latest call on a compute stream
   trace::counters counters_;
   std::vector<std::uint64_t> bytes_before_step_;
   bool tracing_ = false;
   bool closed_ = false;
   bool starved_ = false;  // a reload ahead of use waits for memory that goes back to an allocator
+  handle_lists lists_;
   graph_state graphs_;
   std::uint64_t issued_before_ = 0;  // by the device, where work runs in the process
-  std::size_t references_ = 1;
   std::shared_ptr<const void> identity_ = std::make_shared<char>();  // for sources of memory
 };
+
+// The engine that a storage belongs to.
+[[nodiscard]] inline engine& owner_of(const storage& store) {
+  return static_cast<engine&>(*store.owner);
+}
+
+inline void handle_base::lose() noexcept {
+  if (store_ != nullptr) engine::release(&owner_of(*std::exchange(store_, nullptr)));
+}
+inline void handle_base::give_up(lane_id lane) {
+  owner_of(*store_).drop(*store_, lane);
+  store_ = nullptr;
+  part_ = {};
+}
+inline void handle_base::drop_full() noexcept { owner_of(*store_).drop_quietly(*store_, lane_); }
 
 }  // namespace tidepool::detail
 

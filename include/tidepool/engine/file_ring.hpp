@@ -14,7 +14,7 @@
 #include "tidepool/core/join_site.hpp"
 #include "tidepool/core/page_allocator.hpp"
 #include "tidepool/core/text.hpp"
-#include "tidepool/device/device.hpp"
+#include "tidepool/device/hardware.hpp"
 #include "tidepool/engine/storage.hpp"
 #include "tidepool/error.hpp"
 #include "tidepool/memory/file_pages.hpp"
@@ -31,11 +31,10 @@ namespace tidepool::inline v0_2_0::detail {
 // behind a read could not be told that it failed. The host waits instead, in the call that needs a
 // slot or the bytes, and that call throws. Slots are taken in turn, so that which one is had, and
 // when the host waits, follows from the order of calls and never from the disk.
-template <device Device>
 class file_ring {
  public:
   // Takes no memory yet. Both lanes are of this ring alone.
-  file_ring(Device& dev, lanes<Device>& order, std::unique_ptr<page_allocator> memory,
+  file_ring(hardware& dev, lanes& order, std::unique_ptr<page_allocator> memory,
             const file_pages& blocks, file_worker& worker, std::size_t bytes, lane_id offload,
             lane_id reload)
       : dev_(&dev),
@@ -82,7 +81,7 @@ class file_ring {
       auto& one = holding(at + done, now);
       order_->join(reload_, one.filled, join_site::own_offload);
       dev_->copy(static_cast<std::byte*>(target) + done, one.data, {now, 1, now, now},
-                 copy_direction::host_to_device, order_->stream(reload_));
+                 copy_direction::host_to_device, reload_);
       one.emptied = order_->record(reload_);
     }
   }
@@ -157,7 +156,7 @@ class file_ring {
       const auto rows = whole ? bytes / from.width : 1;
       dev_->copy(target, data + first / from.width * from.pitch + column,
                  {width, rows, rows == 1 ? width : from.pitch, width},
-                 copy_direction::device_to_host, order_->stream(offload_));
+                 copy_direction::device_to_host, offload_);
       target += width * rows;
       first += width * rows;
       bytes -= width * rows;
@@ -173,9 +172,7 @@ class file_ring {
     await(into.filled, offload_);
     if (!left_out(join_site::file_reuse)) await(into.emptied, reload_);
     into.state = slot_state::reading;
-    if constexpr (order_checking_device<Device>) {
-      dev_->reads_file(into.data, blocks_->at(at), bytes);
-    }
+    dev_->reads_file(into.data, blocks_->at(at), bytes);
     into.request.ask(file_request_kind::read, into.data, in_granules(bytes), at);
     worker_->submit(into.request);
     finish(into);
@@ -197,9 +194,7 @@ class file_ring {
   }
 
   void write(slot& from) {
-    if constexpr (order_checking_device<Device>) {
-      dev_->writes_file(blocks_->at(from.offset), from.data, from.request.bytes);
-    }
+    dev_->writes_file(blocks_->at(from.offset), from.data, from.request.bytes);
     from.request.ask(file_request_kind::write, from.data, from.request.bytes, from.offset);
     worker_->submit(from.request);
     from.state = slot_state::writing;
@@ -222,16 +217,10 @@ class file_ring {
 
   void await(const ticket& until, lane_id lane) {
     if (until.position == 0 || order_->passed(fence(until))) return;
-    dev_->synchronize(order_->stream(lane));
+    dev_->synchronize(lane);
   }
 
-  [[nodiscard]] bool left_out([[maybe_unused]] join_site site) const {
-    if constexpr (requires { dev_->leaves_out(site); }) {
-      return dev_->leaves_out(site);
-    } else {
-      return false;
-    }
-  }
+  [[nodiscard]] bool left_out(join_site site) const { return dev_->leaves_out(site); }
 
   [[noreturn, gnu::cold]] void throw_slow(const slot& which) const {
     throw disk_error("the file in " + blocks_->path() +
@@ -254,8 +243,8 @@ class file_ring {
         blocks_->path(), code);
   }
 
-  Device* dev_;
-  lanes<Device>* order_;
+  hardware* dev_;
+  lanes* order_;
   std::unique_ptr<page_allocator> memory_;
   const file_pages* blocks_;
   file_worker* worker_;

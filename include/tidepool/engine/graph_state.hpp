@@ -3,25 +3,13 @@
 
 #include <cstdint>
 #include <memory>
-#include <variant>
 #include <vector>
 
 #include "tidepool/core/clocks.hpp"
-#include "tidepool/device/device.hpp"
 #include "tidepool/engine/memory_layout.hpp"
 #include "tidepool/engine/storage.hpp"
 
 namespace tidepool::inline v0_2_0::detail {
-
-// What a device's captures end in; nothing where it has none.
-template <device Device>
-struct graph_of {
-  using type = std::monostate;
-};
-template <capturing_device Device>
-struct graph_of<Device> {
-  using type = typename Device::graph;
-};
 
 // The rules are in capture.hpp.
 struct graph_state {

@@ -19,15 +19,13 @@ namespace tidepool::inline v0_2_0::detail {
 }
 
 // What has been offloaded to a neighbour so far, in captures as well.
-template <device Device>
-[[nodiscard]] std::uint64_t bytes_to_neighbour(const storages<Device>& store) {
+[[nodiscard]] inline std::uint64_t bytes_to_neighbour(const storages& store) {
   return store.has(place_kind::peer) ? store.at(place_kind::peer).bytes_offloaded : 0;
 }
 
 // A graph that offloads to a lender is to be launched; `before` is what it finds in memory. Where
 // something lies with the lender, that is the rest of a step, and comes back all the same.
-template <device Device>
-void expect_lender(const storages<Device>& store, const memory_layout& before) {
+inline void expect_lender(const storages& store, const memory_layout& before) {
   const auto& peer = store.at(place_kind::peer);
   if (peer.lent == nullptr || peer.lent->here()) return;
   const bool begun = std::ranges::any_of(

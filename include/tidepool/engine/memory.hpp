@@ -8,12 +8,10 @@
 
 namespace tidepool::inline v0_2_0::detail {
 
-template <device Device>
-buffer<Device> engine<Device>::allocate(std::size_t bytes, std::size_t elements, stream_ref stream,
-                                        block_source* source, fill contents) {
+TIDEPOOL_INLINE granted engine::allocate(std::size_t bytes, std::size_t elements, lane_id lane,
+                                         block_source* source, fill contents) {
   if (bytes > most_bytes) throw_too_many(std::to_string(bytes) + " bytes");
   if (source != nullptr && !source->serves(identity_)) throw_serves_another();
-  const auto lane = lane_of(stream);
   coalesce_after_evaluation();
   const auto from = arrive(lane);
   auto& store = store_.create(*this, bytes, elements);
@@ -26,7 +24,7 @@ buffer<Device> engine<Device>::allocate(std::size_t bytes, std::size_t elements,
     place_or_throw(store, lane, "allocate", placement_.first(store.planned));
     if (store.zeroed) store_.zero(store, lane);
     if (recorder_ != nullptr && counts) {
-      recorder_->allocated(from, store.number, bytes, stream);
+      recorder_->allocated(from, store.number, bytes, lane);
     }
   } catch (...) {
     if (store.on_device) take_back_untouched(store, lane);
@@ -37,8 +35,8 @@ buffer<Device> engine<Device>::allocate(std::size_t bytes, std::size_t elements,
 }
 
 // Memory that was handed to `lane` and that nobody has used; it may have been filled there.
-template <device Device>
-[[gnu::cold]] void engine<Device>::take_back_untouched(storage& store, lane_id lane) noexcept {
+[[gnu::cold]] TIDEPOOL_INLINE void engine::take_back_untouched(storage& store,
+                                                               lane_id lane) noexcept {
   try {
     store_.note_filling(store);
     store_.displace(store, order_.past(lane), lane);
@@ -47,22 +45,20 @@ template <device Device>
   }
 }
 
-// Memory that is somebody else's, written by work on `stream`: that is its owner's stream.
-template <device Device>
-buffer<Device> engine<Device>::adopt_memory(void* data, std::size_t bytes, std::size_t elements,
-                                            stream_ref stream, memory_owner owner) {
+// Memory that is somebody else's, written by work on `lane`: that is its owner's stream.
+TIDEPOOL_INLINE granted engine::adopt_memory(void* data, std::size_t bytes, std::size_t elements,
+                                             lane_id lane, memory_owner owner) {
   if (data == nullptr && bytes > 0) {
     throw misuse_error("adopt: a null pointer; give the address of what was written");
   }
   if (bytes > most_bytes) throw_too_many(std::to_string(bytes) + " bytes");
-  const auto lane = lane_of(stream);
   if (order_.capturing()) {
     throw misuse_error(
         "adopt: a capture is under way, and its graph would go on using memory that goes back to "
         "its"
         " owner; adopt outside of it, or allocate the tensor from the offloader");
   }
-  if (bytes == 0) return allocate(0, elements, stream);  // and the owner has its memory back
+  if (bytes == 0) return allocate(0, elements, lane);  // and the owner has its memory back
   coalesce_after_evaluation();
   const auto from = arrive(lane);
   store_.budget().keep();
@@ -78,14 +74,13 @@ buffer<Device> engine<Device>::adopt_memory(void* data, std::size_t bytes, std::
     throw;
   }
   store.planned = placement_.allocated(bytes);
-  if (recorder_ != nullptr) recorder_->allocated(from, store.number, bytes, stream);
+  if (recorder_ != nullptr) recorder_->allocated(from, store.number, bytes, lane);
   return {share(store), lane};
 }
 
 // `until` is the last use on `lane`. Whether the trainer has made that wait for the lane that the
 // memory was handed to is not known here, so it does not stand for what that one waited for.
-template <device Device>
-void engine<Device>::note_use(storage& store, lane_id lane, const ticket& until) {
+TIDEPOOL_INLINE void engine::note_use(storage& store, lane_id lane, const ticket& until) {
   if (lane != store.handed_to) store_.note_filling(store);
   store.last_use.add(until);
   if (lane == store.handed_to) return;
@@ -93,8 +88,7 @@ void engine<Device>::note_use(storage& store, lane_id lane, const ticket& until)
   store.last_use.add(store.reloaded);
 }
 
-template <device Device>
-void engine<Device>::drop_quietly(storage& store, lane_id lane) noexcept {
+TIDEPOOL_INLINE void engine::drop_quietly(storage& store, lane_id lane) noexcept {
   // Nobody can call it again, as one would after a `reset` that threw: so it is tried twice.
   for (int left = closed_ || lost() ? 0 : 2; left-- > 0;) {
     try {
@@ -114,15 +108,14 @@ void engine<Device>::drop_quietly(storage& store, lane_id lane) noexcept {
 }
 
 // One handle less outside; `lane` is where it was used last.
-template <device Device>
-void engine<Device>::forget_handle(storage& store, lane_id lane) {
+TIDEPOOL_INLINE void engine::forget_handle(storage& store, lane_id lane) {
   --store.handles;
   if (recorder_ != nullptr && store.handles == store.stays && recorder_->is_held(store.number)) {
     record_drop(store, lane);
   }
   if (store.handles == 0) {
     if (store.saves == 0) {
-      if (recorder_ != nullptr) recorder_->released(store.number, order_.stream(lane));
+      if (recorder_ != nullptr) recorder_->released(store.number, lane);
       store_.displace(store, store.last_use, lane);
       store_.destroy(store);
     } else if (!store.wanted) {
@@ -136,8 +129,7 @@ void engine<Device>::forget_handle(storage& store, lane_id lane) {
 }
 
 // One group less that saved it; its copy goes with the last.
-template <device Device>
-void engine<Device>::forget_save(storage& store) {
+TIDEPOOL_INLINE void engine::forget_save(storage& store) {
   if (--store.saves > 0) return;
   // A reload waited for the offload, so its ticket stands for both.
   const auto last_copy = store.reloaded.position > 0 ? store.reloaded : store.offloaded;
@@ -152,8 +144,7 @@ void engine<Device>::forget_save(storage& store) {
 }
 
 // One group less that stayed by policy. Its handles may have gone or changed since.
-template <device Device>
-void engine<Device>::forget_kept(chunk_state& chunk, group& which) {
+TIDEPOOL_INLINE void engine::forget_kept(chunk_state& chunk, group& which) {
   keeps_.take(std::exchange(which.kept, 0));
   const auto* items = chunk.saved_of(which);
   for (std::uint32_t i = 0; i < which.count; ++i) {
@@ -165,23 +156,20 @@ void engine<Device>::forget_kept(chunk_state& chunk, group& which) {
   }
 }
 
-template <device Device>
-void engine<Device>::forget_idle(storage& store) {
+TIDEPOOL_INLINE void engine::forget_idle(storage& store) {
   const auto slot = std::exchange(store.idle, slot_list<storage*>::none);
   if (slot != slot_list<storage*>::none) idle_.erase(slot);
 }
 
 // Its device memory is free again once its users and its reload are done; its place still has it.
-template <device Device>
-void engine<Device>::take_back(storage& store, lane_id on) {
+TIDEPOOL_INLINE void engine::take_back(storage& store, lane_id on) {
   fence after(store.last_use);
   after.add(store.reloaded);
   store_.displace(store, after, on);
 }
 
 // Takes device memory back from what is on the device ahead of its use.
-template <device Device>
-bool engine<Device>::evict_one() {
+TIDEPOOL_INLINE bool engine::evict_one() {
   if (!idle_.empty()) {
     auto& store = *idle_[idle_.last()];
     forget_idle(store);
@@ -206,15 +194,13 @@ bool engine<Device>::evict_one() {
   return true;
 }
 
-template <device Device>
-void engine<Device>::place_or_throw(storage& store, lane_id lane, const char* call,
-                                    std::size_t offset) {
+TIDEPOOL_INLINE void engine::place_or_throw(storage& store, lane_id lane, const char* call,
+                                            std::size_t offset) {
   if (take_or_evict([&] { return store_.place(store, lane, offset); })) return;
   throw_out_of_device(store.bytes, call, store.source);
 }
 
-template <device Device>
-trace::counters engine<Device>::counters() const {
+TIDEPOOL_INLINE trace::counters engine::counters() const {
   auto result = counters_;
   const auto& source = store_.device_source();
   result.arena_waits = store_.waits();
@@ -236,40 +222,28 @@ trace::counters engine<Device>::counters() const {
   result.host_allocations = host.allocations;
   result.host_reserved = host.reserved;
   result.host_peak = host.peak;
-  if constexpr (requires { dev_->host_memory_text(); }) {
-    result.host_memory = dev_->host_memory_text();
-  }
+  result.host_memory = dev_->host_memory_text();
   return result;
 }
 
-template <device Device>
-void engine<Device>::drop(storage& store, lane_id lane, bool reloads) {
+TIDEPOOL_INLINE void engine::drop(storage& store, lane_id lane, bool reloads) {
   note_use(store, lane, order_.record(lane));
   const bool reloads_wait = reloads && starved_ && !closed_ && !store_.borrowed().giving();
   forget_handle(store, lane);
   if (reloads_wait) reload_ahead();
 }
 
-template <device Device>
-bool engine<Device>::lost() const noexcept {
-  if constexpr (requires { dev_->lost(); }) {
-    return dev_->lost();
-  } else {
-    return false;
-  }
-}
+TIDEPOOL_INLINE bool engine::lost() const noexcept { return dev_->lost(); }
 
 // Memory that is not in use goes back to the device, so that it may come from there in one piece.
 // That waits for the device, and is better than no step. A graph knows addresses of it.
-template <device Device>
-[[gnu::cold]] bool engine<Device>::give_back_unused() {
+[[gnu::cold]] TIDEPOOL_INLINE bool engine::give_back_unused() {
   return !order_.capturing() && order_.graphs() == 0 && store_.device_source().give_back_unused();
 }
 
 // Evicts until `take` has found room; false where nothing is left to evict.
-template <device Device>
 template <class Take>
-bool engine<Device>::take_or_evict(const Take& take) {
+bool engine::take_or_evict(const Take& take) {
   store_.budget().keep();
   // Once: what a part of the request took and gave up again would be unused for ever.
   for (bool last = false; !take();) {

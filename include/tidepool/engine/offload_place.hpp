@@ -10,7 +10,6 @@
 
 #include "tidepool/core/join_site.hpp"
 #include "tidepool/core/page_allocator.hpp"
-#include "tidepool/device/device.hpp"
 #include "tidepool/engine/file_ring.hpp"
 #include "tidepool/memory/backing_file.hpp"
 #include "tidepool/memory/file_pages.hpp"
@@ -25,13 +24,8 @@ namespace tidepool::inline v0_2_0::detail {
 
 // Plain data; the rules are in storages.hpp, and are the same for all places. Whoever owns it
 // settles both lanes before it goes.
-template <device Device>
 struct offload_place {
-  offload_place(Device& dev, lanes<Device>& order)
-      : out_stream(dev.make_stream()),
-        in_stream(dev.make_stream()),
-        offload(order.of(out_stream.ref())),
-        reload(order.of(in_stream.ref())) {}
+  explicit offload_place(lanes& order) : offload(order.add_own()), reload(order.add_own()) {}
 
   // Takes no memory yet.
   void open(std::unique_ptr<page_allocator> from, const clocks& order, const pool_limits& limits) {
@@ -40,7 +34,7 @@ struct offload_place {
     blocks->allow_in_flight(limits.step);
   }
   // For a file, by way of a ring of the memory that `through` has.
-  void open_file(Device& dev, lanes<Device>& order, const options& opts,
+  void open_file(hardware& dev, lanes& order, const options& opts,
                  std::unique_ptr<backing_file> file, std::unique_ptr<page_allocator> through) {
     name = "file";
     granule = file_granule;
@@ -62,8 +56,7 @@ struct offload_place {
   }
 
   // The same of one that is another process's.
-  template <class Loan>
-  void open_loan(std::unique_ptr<Loan> from, const clocks& order) {
+  void open_loan(std::unique_ptr<loan_pages> from, const clocks& order) {
     const pool_limits whole{from->bytes(), from->bytes(), rounding::none};
     const std::string lender = from->lender();
     lent = from.get();
@@ -90,8 +83,6 @@ struct offload_place {
   copy_direction out = copy_direction::device_to_host;
   copy_direction in = copy_direction::host_to_device;
   join_site reuse = join_site::host_reuse;  // of a block, after the reload out of it
-  typename Device::stream out_stream;
-  typename Device::stream in_stream;
   lane_id offload;
   lane_id reload;
   std::unique_ptr<page_allocator> pages;
@@ -105,7 +96,7 @@ struct offload_place {
   std::size_t granule = 1;  // that all blocks are multiples of; a power of two
   // Of a file. The worker ends first: what it serves lies in the others.
   const file_pages* file_room = nullptr;
-  std::optional<file_ring<Device>> ring;
+  std::optional<file_ring> ring;
   std::unique_ptr<file_worker> worker;
 };
 

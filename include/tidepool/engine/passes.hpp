@@ -9,8 +9,7 @@
 
 namespace tidepool::inline v0_2_0::detail {
 
-template <device Device>
-auto engine<Device>::begin(const chunk_info& info) -> chunk_state& {
+TIDEPOOL_INLINE auto engine::begin(const chunk_info& info) -> chunk_state& {
   if (info.release && !info.forward_only) {
     throw misuse_error("begin of microbatch " + std::to_string(info.microbatch) +
                        ": release gives up at each commit what backward needs; add forward_only,"
@@ -38,12 +37,11 @@ auto engine<Device>::begin(const chunk_info& info) -> chunk_state& {
     if (learner_.chunk_begins(info.model_chunk, info.microbatch)) start_recording();
     trace_pass(fresh, false, true);
   }
-  ++references_;
+  ++references;
   return fresh;
 }
 
-template <device Device>
-void engine<Device>::end_forward(chunk_state& chunk) {
+TIDEPOOL_INLINE void engine::end_forward(chunk_state& chunk) {
   if (chunk.info.forward_only) return;
   settle();
   if (!chunk.forward_done) trace_pass(chunk, false, false);
@@ -52,8 +50,7 @@ void engine<Device>::end_forward(chunk_state& chunk) {
   reload_ahead();
 }
 
-template <device Device>
-void engine<Device>::check_finished(const chunk_state& chunk) const {
+TIDEPOOL_INLINE void engine::check_finished(const chunk_state& chunk) const {
   if (!chunk.discarded.empty()) {
     const auto& first = chunk.discarded.front();
     refuse_recompute("finish", chunk, first.what, first.layer,
@@ -73,8 +70,7 @@ void engine<Device>::check_finished(const chunk_state& chunk) const {
       " to give its pass up");
 }
 
-template <device Device>
-void engine<Device>::forget(chunk_state& chunk, module_id module, int layer) {
+TIDEPOOL_INLINE void engine::forget(chunk_state& chunk, module_id module, int layer) {
   if (chunk.info.forward_only) return;
   settle();
   const auto index = waiting_group(chunk, module, layer, "forget");
@@ -85,8 +81,7 @@ void engine<Device>::forget(chunk_state& chunk, module_id module, int layer) {
   chunk.mark_restored(which);
 }
 
-template <device Device>
-void engine<Device>::forget_group(chunk_state& chunk, group& which) {
+TIDEPOOL_INLINE void engine::forget_group(chunk_state& chunk, group& which) {
   if (which.kept > 0) forget_kept(chunk, which);
   ahead_.forget(which.ahead);
   auto* items = chunk.saved_of(which);
@@ -95,8 +90,7 @@ void engine<Device>::forget_group(chunk_state& chunk, group& which) {
   }
 }
 
-template <device Device>
-void engine<Device>::end_chunk(chunk_state& chunk, bool finished) noexcept {
+TIDEPOOL_INLINE void engine::end_chunk(chunk_state& chunk, bool finished) noexcept {
   if (!chunk.info.forward_only) {
     if (finished) {
       std::size_t left = 0;

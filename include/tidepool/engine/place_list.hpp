@@ -21,14 +21,11 @@ namespace tidepool::inline v0_2_0::detail {
 
 // The host is always among them: state lives there. Plain data behind its constructor, so that a
 // commit need not come by here.
-template <device Device>
 struct place_list {
-  place_list(Device& dev, lanes<Device>& order, tracer<Device>& trace, const options& opts)
+  place_list(hardware& dev, lanes& order, tracer& trace, const options& opts)
       : nearest(opts.places) {
-    all[0]
-        .emplace(dev, order)
-        .open(make_host_pages(dev, opts), order,
-              {opts.host_step, host_budget(opts), rounding::none});
+    all[0].emplace(order).open(make_host_pages(dev, opts), order,
+                               {opts.host_step, host_budget(opts), rounding::none});
     for (const auto kind : opts.places) open(dev, order, kind, opts);
     for (std::size_t k = 0; k < place_kinds; ++k) {
       if (all[k]) note_lanes(k, trace);
@@ -36,13 +33,12 @@ struct place_list {
   }
 
   // Memory of another process, before all other places. A place that is there keeps its streams.
-  void borrow(Device& dev, lanes<Device>& order, tracer<Device>& trace,
-              const loan_handle& from) requires lending_device<Device> {
+  void borrow(hardware& dev, lanes& order, tracer& trace, const loan_handle& from) {
     constexpr auto peer = static_cast<std::size_t>(place_kind::peer);
-    auto memory = std::make_unique<loan_pages<Device>>(dev, from);
+    auto memory = std::make_unique<loan_pages>(dev, from);
     nearest.reserve(place_kinds);
     if (!all[peer]) {
-      order.own_more(2, [&] { all[peer].emplace(dev, order); });
+      order.own_more(2, [&] { all[peer].emplace(order); });
       note_lanes(peer, trace);
       nearest.insert(nearest.begin(), place_kind::peer);
     }
@@ -50,7 +46,7 @@ struct place_list {
     all[peer]->lent->confirm();
   }
 
-  void note_lanes(std::size_t kind, tracer<Device>& trace) {
+  void note_lanes(std::size_t kind, tracer& trace) {
     copy_lanes.push_back(offload_lanes[kind] = all[kind]->offload);
     copy_lanes.push_back(reload_lanes[kind] = all[kind]->reload);
     // Those of the host have no name behind them.
@@ -59,16 +55,16 @@ struct place_list {
     trace.name_copy_lane(reload_lanes[kind], "reload" + of);
   }
 
-  void open(Device& dev, lanes<Device>& order, place_kind which, const options& opts) {
+  void open(hardware& dev, lanes& order, place_kind which, const options& opts) {
     if (which == place_kind::host) return;
-    auto& place = all[static_cast<std::size_t>(which)].emplace(dev, order);
+    auto& place = all[static_cast<std::size_t>(which)].emplace(order);
     if (which == place_kind::peer) {
       // At once, if it can be had: in regions, memory would be in pieces of what came first.
       const auto budget = opts.peer_budget.value_or(0);
       place.open_peer(make_peer_pages(dev, opts), order, {budget, budget, rounding::none},
                       opts.peer_device);
     } else {
-      place.open_file(dev, order, opts, make_backing_file(dev, opts), make_host_pages(dev, opts));
+      place.open_file(dev, order, opts, dev.open_file(opts.file_path), make_host_pages(dev, opts));
     }
   }
 
@@ -76,8 +72,8 @@ struct place_list {
     return all[static_cast<std::size_t>(which)].has_value();
   }
 
-  std::vector<place_kind> nearest;  // first, of those that groups go to
-  std::array<std::optional<offload_place<Device>>, place_kinds> all;  // by kind
+  std::vector<place_kind> nearest;                            // first, of those that groups go to
+  std::array<std::optional<offload_place>, place_kinds> all;  // by kind
   std::array<lane_id, place_kinds> offload_lanes{};
   std::array<lane_id, place_kinds> reload_lanes{};
   std::vector<lane_id> copy_lanes;  // of all places; the host's come first

@@ -6,8 +6,7 @@
 
 namespace tidepool::inline v0_2_0::detail {
 
-template <device Device>
-auto engine<Device>::end_step() -> stage {
+TIDEPOOL_INLINE auto engine::end_step() -> stage {
   if (spare_.size() != chunks_.size()) throw_still_open();
   close_step();
   const auto over = learner_.end_step();
@@ -18,8 +17,7 @@ auto engine<Device>::end_step() -> stage {
 }
 
 // The step's counts, and its memory: the next one may begin.
-template <device Device>
-void engine<Device>::close_step() {
+TIDEPOOL_INLINE void engine::close_step() {
   ++counters_.steps;
   store_.device_source().coalesce();
   // A plan finds the neighbour's memory in pieces of what a step without it had there.
@@ -37,8 +35,7 @@ void engine<Device>::close_step() {
 }
 
 // Whatever fails, the next step counts as the first, not as more of this one.
-template <device Device>
-auto engine<Device>::learn() -> stage {
+TIDEPOOL_INLINE auto engine::learn() -> stage {
   try {
     auto& step = learner_.step();
     if (recorder_ == nullptr) {
@@ -61,8 +58,7 @@ auto engine<Device>::learn() -> stage {
   }
 }
 
-template <device Device>
-void engine<Device>::apply(plan::profile step, const decision& what, followed by) {
+TIDEPOOL_INLINE void engine::apply(plan::profile step, const decision& what, followed by) {
   if (!what.made.expected.runs) step.peer_link.reset();  // what leaves goes to the nearest place
   adopt(std::move(step), what.made.what, what.placement, by);
   // Pieces count in an arena.
@@ -74,9 +70,8 @@ void engine<Device>::apply(plan::profile step, const decision& what, followed by
   if (by == followed::trial) start_recording();
 }
 
-template <device Device>
-void engine<Device>::adopt(plan::profile step, plan::actions what, plan::placement where,
-                           followed by) {
+TIDEPOOL_INLINE void engine::adopt(plan::profile step, plan::actions what, plan::placement where,
+                                   followed by) {
   // What may fail comes first, and leaves what was followed before.
   step.modules = names_;
   live_.expect_order(step);
@@ -88,8 +83,7 @@ void engine<Device>::adopt(plan::profile step, plan::actions what, plan::placeme
   if (by != followed::trial) recorder_.reset();
 }
 
-template <device Device>
-void engine<Device>::follow(plan::profile step, const decision& what) {
+TIDEPOOL_INLINE void engine::follow(plan::profile step, const decision& what) {
   if (learner_.begun() != 0) {
     throw misuse_error(
         "follow: a step is under way; call it before the first chunk of a step, or"
@@ -101,8 +95,7 @@ void engine<Device>::follow(plan::profile step, const decision& what) {
   forgotten_ = std::move(learnt);
 }
 
-template <device Device>
-void engine<Device>::record_again() noexcept {
+TIDEPOOL_INLINE void engine::record_again() noexcept {
   keeps_.settle({});
   keeps_.keep_at_most(residency::unlimited, 0);
   placement_.adopt({});
@@ -111,25 +104,22 @@ void engine<Device>::record_again() noexcept {
   if (recorder_ != nullptr) recorder_->forget();
 }
 
-template <device Device>
-void engine<Device>::warm_up_anew() {
+TIDEPOOL_INLINE void engine::warm_up_anew() {
   if (opts_.policy == policy_kind::automatic && recorder_ == nullptr) {
-    recorder_ = std::make_unique<recorder<Device>>(*dev_);
+    recorder_ = std::make_unique<recorder>(*dev_);
   }
   record_again();
 }
 
-template <device Device>
-void engine<Device>::without_a_plan() noexcept {
+TIDEPOOL_INLINE void engine::without_a_plan() noexcept {
   // Everything leaves in a step that comes before the first plan, or for which none was found: its
   // time is not that of a step with one, but it has to fit, also in the smallest memory of a plan.
   const bool automatic = opts_.policy == policy_kind::automatic;
   store_.device_source().set_fit(automatic ? fit_policy::compact : fit_policy::spare_largest);
 }
 
-template <device Device>
-[[gnu::cold]] void engine<Device>::expect_group(const chunk_state& chunk, module_id module,
-                                                int layer, commit_kind how) const {
+[[gnu::cold]] TIDEPOOL_INLINE void engine::expect_group(const chunk_state& chunk, module_id module,
+                                                        int layer, commit_kind how) const {
   const auto& planned = profile().chunks[chunk.ordinal].groups;
   const auto at = chunk.groups.size();
   if (at < planned.size() && planned[at].module == module && planned[at].layer == layer) {

@@ -10,21 +10,20 @@
 #include <string_view>
 #include <utility>
 
+#include "tidepool/core/linkage.hpp"
 #include "tidepool/core/plan_source.hpp"
-#include "tidepool/device/device.hpp"
 #include "tidepool/engine/step_learner.hpp"
 #include "tidepool/plan/profile.hpp"
 #include "tidepool/plan/step_plan.hpp"
 
 namespace tidepool::inline v0_2_0::detail {
 
-template <device Device>
 class engine;
+class loan;
 
-template <device Device>
 class plan_maker {
  public:
-  plan_maker(engine<Device>& owner, std::unique_ptr<plan_source> source)
+  plan_maker(engine& owner, std::unique_ptr<plan_source> source)
       : owner_(&owner), source_(std::move(source)) {}
 
   void after(stage over);
@@ -67,18 +66,11 @@ class plan_maker {
   // Where planning throws, the steps recorded so far are left aside, so that the next one does not
   // count as a part of them.
   template <class Make>
-  void decided(Make make) {
-    try {
-      make();
-    } catch (...) {
-      owner_->record_again();
-      throw;
-    }
-  }
+  void decided(const Make& make);
 
   void report_margin();
 
-  engine<Device>* owner_;
+  engine* owner_;
   std::unique_ptr<plan_source> source_;
   std::optional<plan::step_plan> plan_;
   plan::link_rates link_;
@@ -90,5 +82,9 @@ class plan_maker {
     std::fprintf(stderr, "%.*s\n", static_cast<int>(line.size()), line.data());
   };
 };
+
+// Throws `option_error` where an offloader of these options needs a planner and has none, or cannot
+// have memory of the trainer's own.
+void expect_parts(const options& opts, bool planner, bool memory);
 
 }  // namespace tidepool::detail

@@ -7,7 +7,6 @@
 #include <string>
 #include <utility>
 
-#include "tidepool/device/link.hpp"
 #include "tidepool/engine/engine.hpp"
 #include "tidepool/engine/plan_maker.hpp"
 #include "tidepool/error.hpp"
@@ -16,8 +15,7 @@
 
 namespace tidepool::inline v0_2_0::detail {
 
-template <device Device>
-void plan_maker<Device>::after(stage over) {
+TIDEPOOL_INLINE void plan_maker::after(stage over) {
   switch (over) {
     case stage::step:
       return;
@@ -55,8 +53,7 @@ void plan_maker<Device>::after(stage over) {
 
 // The margin keeps a module's only group, as of a network whose modules occur once each: nothing of
 // it leaves after the first step. Of `all` that counts where nothing else leaves.
-template <device Device>
-void plan_maker<Device>::report_margin() {
+TIDEPOOL_INLINE void plan_maker::report_margin() {
   const auto counted = owner_->counters().modules;
   const auto kept = kept_by_margin(owner_->profile(), owner_->settings());
   const auto left =
@@ -75,9 +72,8 @@ void plan_maker<Device>::report_margin() {
 }
 
 // `enabled` has a bit for each module that may leave.
-template <device Device>
-void plan_maker<Device>::follow(const plan::step_plan& made, const plan::profile& recorded,
-                                std::uint64_t enabled) {
+TIDEPOOL_INLINE void plan_maker::follow(const plan::step_plan& made, const plan::profile& recorded,
+                                        std::uint64_t enabled) {
   if (source_ == nullptr) throw_no_planner("follow: a plan from elsewhere");
   auto fit = source_->follow(made, recorded, owner_->names(), enabled, settings());
   auto kept = std::make_optional(made);
@@ -91,15 +87,23 @@ void plan_maker<Device>::follow(const plan::step_plan& made, const plan::profile
 }
 
 // What is borrowed now; null for nothing.
-template <device Device>
-const loan* plan_maker<Device>::lent() const {
+TIDEPOOL_INLINE const loan* plan_maker::lent() const {
   const auto& store = owner_->memory();
   return store.has(place_kind::peer) ? store.at(place_kind::peer).lent : nullptr;
 }
 
+template <class Make>
+void plan_maker::decided(const Make& make) {
+  try {
+    make();
+  } catch (...) {
+    owner_->record_again();
+    throw;
+  }
+}
+
 // As a planner needs them: what is borrowed is the nearest place, with a budget.
-template <device Device>
-options plan_maker<Device>::settings() const {
+TIDEPOOL_INLINE options plan_maker::settings() const {
   auto opts = owner_->settings();
   if (const auto* from = lent()) {
     opts.places.insert(opts.places.begin(), place_kind::peer);
@@ -108,16 +112,14 @@ options plan_maker<Device>::settings() const {
   return opts;
 }
 
-template <device Device>
-bool plan_maker<Device>::has_neighbour() const {
+TIDEPOOL_INLINE bool plan_maker::has_neighbour() const {
   const auto& places = owner_->settings().places;
   return lent() != nullptr || std::ranges::find(places, place_kind::peer) != places.end();
 }
 
-template <device Device>
-void plan_maker<Device>::measure_links() {
+TIDEPOOL_INLINE void plan_maker::measure_links() {
   if (!link_measured_) {
-    link_ = plan::measure_link(owner_->device(), meet_, owner_->counters().host_reserved / 4);
+    link_ = owner_->device().measure_link(meet_, owner_->counters().host_reserved / 4);
   }
   link_measured_ = true;
   if (!has_neighbour()) peer_link_.reset();  // the next lender's may be another
@@ -125,31 +127,26 @@ void plan_maker<Device>::measure_links() {
 }
 
 // That meets nobody, and may come later.
-template <device Device>
-void plan_maker<Device>::measure_peer() {
+TIDEPOOL_INLINE void plan_maker::measure_peer() {
   auto& dev = owner_->device();
   const auto& opts = owner_->settings();
   if (const auto* from = lent()) {
     if (owner_->memory().at(place_kind::peer).blocks->used() > 0) return;
     dev.synchronize();  // what was there may be on its way back
-    peer_link_ = plan::measure_lent_link(dev, from->memory(), from->size());
+    peer_link_ = dev.measure_lent_link(from->memory(), from->size());
   } else if (std::ranges::find(opts.places, place_kind::peer) != opts.places.end()) {
-    peer_link_ = plan::measure_peer_link(dev, opts.peer_device);
+    peer_link_ = dev.measure_peer_link(opts.peer_device);
   }
-  if constexpr (requires { dev.model().peer_shares_link; }) {
-    peer_shares_link_ = peer_link_ && dev.model().peer_shares_link;
-  }
+  peer_shares_link_ = peer_link_ && dev.peer_shares_link();
 }
 
-template <device Device>
-void plan_maker<Device>::enter_links(plan::profile& step) const {
+TIDEPOOL_INLINE void plan_maker::enter_links(plan::profile& step) const {
   step.link = link_;
   step.peer_link = has_neighbour() ? peer_link_ : std::nullopt;
   step.peer_shares_link = peer_shares_link_;
 }
 
-template <device Device>
-void plan_maker<Device>::throw_no_planner(const char* who) {
+TIDEPOOL_INLINE void plan_maker::throw_no_planner(const char* who) {
   throw option_error("tidepool: " + std::string(who) +
                      " needs a planner, and this offloader was given none; #include"
                      " <tidepool/plan.hpp> and construct it as offloader(dev, opts, {.planner ="
@@ -157,18 +154,15 @@ void plan_maker<Device>::throw_no_planner(const char* who) {
 }
 
 // Empty ones stand for none.
-template <device Device>
-void plan_maker<Device>::on_report(std::function<void(std::string_view)> sink) {
+TIDEPOOL_INLINE void plan_maker::on_report(std::function<void(std::string_view)> sink) {
   report_ = sink ? std::move(sink) : [](std::string_view) {};
 }
 
-template <device Device>
-void plan_maker<Device>::on_measure(std::function<void()> meet) {
+TIDEPOOL_INLINE void plan_maker::on_measure(std::function<void()> meet) {
   meet_ = meet ? std::move(meet) : [] {};
 }
 
-template <device Device>
-void plan_maker<Device>::try_plan(bool first) {
+TIDEPOOL_INLINE void plan_maker::try_plan(bool first) {
   decided([&] {
     recorded_step recorded{owner_->profile(), first};
     measure_links();
@@ -181,8 +175,7 @@ void plan_maker<Device>::try_plan(bool first) {
   });
 }
 
-template <device Device>
-void plan_maker<Device>::settle_plan() {
+TIDEPOOL_INLINE void plan_maker::settle_plan() {
   decision what;
   decided([&] {
     recorded_step recorded{owner_->profile(), false};
@@ -192,6 +185,17 @@ void plan_maker<Device>::settle_plan() {
   });
   plan_ = what.made;
   if (!what.words.empty()) report_(what.words);
+}
+
+TIDEPOOL_INLINE void expect_parts(const options& opts, bool planner, bool memory) {
+  if (opts.policy == policy_kind::automatic && !planner) {
+    plan_maker::throw_no_planner("policy: automatic");
+  }
+  if (memory && opts.memory != memory_kind::pool) {
+    throw option_error(
+        "tidepool: memory: this offloader was given memory of the trainer's own (parts::memory),"
+        " which --memory=arena and --memory=slots cannot be; take --memory out");
+  }
 }
 
 }  // namespace tidepool::detail

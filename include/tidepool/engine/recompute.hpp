@@ -8,16 +8,14 @@
 
 namespace tidepool::inline v0_2_0::detail {
 
-template <device Device>
-std::size_t engine<Device>::recomputed(std::string_view name) const {
+TIDEPOOL_INLINE std::size_t engine::recomputed(std::string_view name) const {
   const auto& all = opts_.recompute_modules;
   const auto found = std::ranges::find(all, name);
   return found == all.end() ? not_recomputed : static_cast<std::size_t>(found - all.begin());
 }
 
-template <device Device>
-void engine<Device>::discard(chunk_state& chunk, std::size_t what, int layer, lane_id lane,
-                             std::span<buffer<Device>* const> tensors) {
+TIDEPOOL_INLINE void engine::discard(chunk_state& chunk, std::size_t what, int layer, lane_id lane,
+                                     handle_list tensors) {
   const auto refused = [&](const std::string& why) {
     refuse_recompute("discard", chunk, what, layer, why);
   };
@@ -87,9 +85,8 @@ void engine<Device>::discard(chunk_state& chunk, std::size_t what, int layer, la
   return std::pair(first, last);
 }
 
-template <device Device>
-bool engine<Device>::begin_recompute(chunk_state& chunk, std::size_t what, int layer,
-                                     stream_ref stream, std::span<buffer<Device>* const> tensors) {
+TIDEPOOL_INLINE bool engine::begin_recompute(chunk_state& chunk, std::size_t what, int layer,
+                                             lane_id lane, handle_list tensors) {
   if (chunk.info.forward_only) return false;
   const auto [first, last] = discarded_last(chunk, what, layer);
   const auto count = static_cast<std::size_t>(last - first);
@@ -113,43 +110,53 @@ bool engine<Device>::begin_recompute(chunk_state& chunk, std::size_t what, int l
   if (!chunk.backward_begun) begin_backward(chunk);
   try {
     for (auto each = first; each != last; ++each) {
-      *tensors[static_cast<std::size_t>(each - first)] =
-          allocate(each->bytes, each->elements, stream, each->source, each->contents);
+      tensors[static_cast<std::size_t>(each - first)]->fill(
+          allocate(each->bytes, each->elements, lane, each->source, each->contents));
     }
   } catch (...) {
-    for (auto* each : tensors) *each = {};
+    for (auto* each : tensors) each->fill({});
     throw;
   }
   for (auto each = first; each != last; ++each) each->under_way = true;
   return true;
 }
 
-template <device Device>
-void engine<Device>::end_recompute(chunk_state& chunk, std::size_t what, int layer) noexcept {
+TIDEPOOL_INLINE void engine::recompute(chunk_state& chunk, std::size_t what, int layer,
+                                       lane_id lane, handle_list tensors, call_ref again) {
+  if (!begin_recompute(chunk, what, layer, lane, tensors)) return;
+  try {
+    const auto traced = trace_.begin(lane);
+    again();
+    trace_.end(traced, lane,
+               {trace::span_kind::compute, opts_.recompute_modules[what], layer,
+                chunk.info.microbatch, 0});
+  } catch (...) {
+    give_up(chunk, what, layer, tensors);
+    throw;
+  }
   const auto [first, last] = under_way(chunk, what, layer);
   chunk.discarded.erase(first, last);
 }
 
-template <device Device>
-void engine<Device>::give_up(chunk_state& chunk, std::size_t what, int layer,
-                             std::span<buffer<Device>* const> tensors) noexcept {
+TIDEPOOL_INLINE void engine::give_up(chunk_state& chunk, std::size_t what, int layer,
+                                     handle_list tensors) noexcept {
   const auto [first, last] = under_way(chunk, what, layer);
   for (auto each = first; each != last; ++each) each->under_way = false;
-  for (auto* each : tensors) *each = {};
+  for (auto* each : tensors) each->fill({});
 }
 
 // Whether giving the handles up would free their memory, and nobody else would miss it.
-template <device Device>
-bool engine<Device>::discardable(std::span<handle* const> handles) const {
-  return !handles.empty() && std::all_of(handles.begin(), handles.end(), [&](const handle* each) {
-    const auto* store = each->store_;
-    return store != nullptr && store->owner == this && store->handles == 1 && store->saves == 0 &&
-           store->stays == 0;
-  });
+TIDEPOOL_INLINE bool engine::discardable(handle_list handles) const {
+  return !handles.empty() &&
+         std::all_of(handles.begin(), handles.end(), [&](const handle_base* each) {
+           const auto* store = each->store_;
+           return store != nullptr && store->owner == this && store->handles == 1 &&
+                  store->saves == 0 && store->stays == 0;
+         });
 }
 
-template <device Device>
-void engine<Device>::note_recompute(chunk_state& chunk, const group& which, plan::action what) {
+TIDEPOOL_INLINE void engine::note_recompute(chunk_state& chunk, const group& which,
+                                            plan::action what) {
   auto& count = counters_.modules[static_cast<std::size_t>(which.module)];
   if (what != plan::action::recompute) {
     ++count.groups_held;
@@ -159,17 +166,16 @@ void engine<Device>::note_recompute(chunk_state& chunk, const group& which, plan
   }
 }
 
-template <device Device>
-void engine<Device>::restore_or_recompute(chunk_state& chunk, module_id module, int layer,
-                                          stream_ref stream, std::span<handle* const> handles,
-                                          call_ref again) {
+TIDEPOOL_INLINE void engine::restore_or_recompute(chunk_state& chunk, module_id module, int layer,
+                                                  lane_id lane, handle_list handles,
+                                                  call_ref again) {
   if (chunk.info.forward_only) {
     if (chunk.info.release) refuse_released("restore_or_recompute", chunk, module, layer);
     return;
   }
   [[maybe_unused]] const named_range<> range{ranges_, trace::nvtx_action::restore, module, layer};
-  [[maybe_unused]] const group_subject<Device> subject{*this, chunk, module, layer};
-  const auto lane = lane_of(stream);
+  const told_subject subject(*dev_, names_[static_cast<std::size_t>(module)], layer,
+                             chunk.info.microbatch);
   const auto from = arrive(lane);
   const auto index = fetch(chunk, module, layer, lane, handles);
   const auto& which = chunk.groups[index];
@@ -177,12 +183,12 @@ void engine<Device>::restore_or_recompute(chunk_state& chunk, module_id module, 
     std::optional<std::size_t> recording;
     try {
       lend(chunk, which, lane, handles);
-      const auto traced = trace_.begin(stream);
-      if (recorder_ != nullptr) recording = recorder_->recompute_begins(stream);
+      const auto traced = trace_.begin(lane);
+      if (recorder_ != nullptr) recording = recorder_->recompute_begins(lane);
       again();
-      if (recording) recorder_->recomputed(*recording, chunk.ordinal, index, stream);
+      if (recording) recorder_->recomputed(*recording, chunk.ordinal, index, lane);
       recording.reset();
-      trace_.end(traced, lane, stream,
+      trace_.end(traced, lane,
                  {trace::span_kind::compute, names_[static_cast<std::size_t>(module)], layer,
                   chunk.info.microbatch, 0});
     } catch (...) {
@@ -194,8 +200,7 @@ void engine<Device>::restore_or_recompute(chunk_state& chunk, module_id module, 
   hand_over(chunk, index, lane, handles, from);
 }
 
-template <device Device>
-bool engine<Device>::will_recompute(chunk_state& chunk, module_id module, int layer) const {
+TIDEPOOL_INLINE bool engine::will_recompute(chunk_state& chunk, module_id module, int layer) const {
   const auto index = chunk.find(module, layer);
   if (index == no_group) return false;
   const auto& which = chunk.groups[index];
@@ -204,12 +209,11 @@ bool engine<Device>::will_recompute(chunk_state& chunk, module_id module, int la
 
 // What has come back is computed again, too, in the first recorded step: only so is the time known.
 // By contract that leaves every bit as it is.
-template <device Device>
-bool engine<Device>::measures(chunk_state& chunk, const group& which,
-                              std::span<handle* const> handles) const {
+TIDEPOOL_INLINE bool engine::measures(chunk_state& chunk, const group& which,
+                                      handle_list handles) const {
   if (!learner_.measuring() || !which.offered) return false;
   const auto* item = chunk.saved_of(which);
-  return std::all_of(handles.begin(), handles.end(), [&](const handle* each) {
+  return std::all_of(handles.begin(), handles.end(), [&](const handle_base* each) {
     const auto* saved = (item++)->store;
     if (saved != nullptr) return !*each && saved->handles == 0 && saved->saves == 1;
     return *each && each->store_->handles == 1 && each->store_->saves == 0;
@@ -217,9 +221,8 @@ bool engine<Device>::measures(chunk_state& chunk, const group& which,
 }
 
 // Fills the handles of a group before it counts as restored; discarded tensors get memory.
-template <device Device>
-void engine<Device>::lend(chunk_state& chunk, const group& which, lane_id lane,
-                          std::span<handle* const> handles) {
+TIDEPOOL_INLINE void engine::lend(chunk_state& chunk, const group& which, lane_id lane,
+                                  handle_list handles) {
   const auto* items = chunk.saved_of(which);
   for (std::uint32_t i = 0; i < which.count; ++i) {
     auto* store = items[i].returning();
@@ -244,9 +247,8 @@ void engine<Device>::lend(chunk_state& chunk, const group& which, lane_id lane,
 
 // It could not be computed again: its memory goes back behind what was begun, and it may be tried
 // once more.
-template <device Device>
-void engine<Device>::take_back_lent(chunk_state& chunk, std::uint32_t index, lane_id lane,
-                                    std::span<handle* const> handles) noexcept {
+TIDEPOOL_INLINE void engine::take_back_lent(chunk_state& chunk, std::uint32_t index, lane_id lane,
+                                            handle_list handles) noexcept {
   auto& which = chunk.groups[index];
   const auto* items = chunk.saved_of(which);
   std::optional<ticket> used;
@@ -273,10 +275,10 @@ void engine<Device>::take_back_lent(chunk_state& chunk, std::uint32_t index, lan
   reload_again(chunk, index);
 }
 
-template <device Device>
-[[gnu::cold]] void engine<Device>::refuse_recompute(const char* call, const chunk_state& chunk,
-                                                    std::size_t what, int layer,
-                                                    const std::string& why) const {
+[[gnu::cold]] TIDEPOOL_INLINE void engine::refuse_recompute(const char* call,
+                                                            const chunk_state& chunk,
+                                                            std::size_t what, int layer,
+                                                            const std::string& why) const {
   throw misuse_error(std::string(call) + " of " + opts_.recompute_modules[what] + " of layer " +
                      std::to_string(layer) + ", microbatch " +
                      std::to_string(chunk.info.microbatch) + ": " + why);

@@ -5,12 +5,10 @@
 
 namespace tidepool::inline v0_2_0::detail {
 
-template <device Device>
 class recorded_wait {
  public:
-  using stream_ref = typename Device::stream_ref;
-
-  recorded_wait(engine<Device>& owner, stream_ref stream, waits_for whom, std::uint32_t kind = 0)
+  // `stream` points to it for as long as this lives.
+  recorded_wait(engine& owner, const void* stream, waits_for whom, std::uint32_t kind = 0)
       : owner_(&owner),
         stream_(stream),
         whom_(whom),
@@ -26,8 +24,8 @@ class recorded_wait {
   }
 
  private:
-  engine<Device>* owner_;
-  stream_ref stream_;
+  engine* owner_;
+  const void* stream_;
   waits_for whom_;
   std::uint32_t kind_;
   std::size_t from_;

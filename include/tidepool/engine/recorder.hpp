@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "tidepool/core/clocks.hpp"
-#include "tidepool/device/device.hpp"
+#include "tidepool/device/hardware.hpp"
 #include "tidepool/engine/drain_watch.hpp"
 #include "tidepool/plan/profile.hpp"
 
@@ -27,12 +27,9 @@ enum class waits_for : std::uint8_t { others, peers };
 //
 // A step goes on where its record cannot, with an event refused or no memory: what was thrown waits
 // for `finish`. Storages are known by their numbers; of those from before the step no event tells.
-template <device Device>
 class recorder {
  public:
-  using stream_ref = typename Device::stream_ref;
-
-  explicit recorder(Device& dev) : dev_(&dev), watch_(dev) {}
+  explicit recorder(hardware& dev) : dev_(&dev), marks_(dev), watch_(dev) {}
 
   // What was recorded is of no use; the next call begins anew.
   void forget() noexcept {
@@ -50,34 +47,34 @@ class recorder {
     sizes_.clear();
     watch_.forget();
   }
-  // The step before has ended on `stream`.
-  void start(stream_ref stream) noexcept {
+  // The step before has ended on `lane`.
+  void start(lane_id lane) noexcept {
     forget();
-    last_ = stream;
-    first_ = mark(stream);
+    last_ = lane;
+    first_ = mark(lane);
   }
 
-  // A call begins on `stream`; give what this returns to the function that says which it was.
-  [[nodiscard]] std::size_t arrive(stream_ref stream) noexcept {
+  // A call begins on `lane`; give what this returns to the function that says which it was.
+  [[nodiscard]] std::size_t arrive(lane_id lane) noexcept {
     // Nothing is known of what came before the very first call.
-    if (used_ == 0 && !failed_) start(stream);
-    last_ = stream;
+    if (used_ == 0 && !failed_) start(lane);
+    last_ = lane;
     look();
-    return mark(stream);
+    return mark(lane);
   }
-  // A copy was given to `stream`, which is the lane's.
-  void copied(lane_id lane, stream_ref stream) noexcept {
-    attempt([&] { watch_.copied(lane, stream); });
+  // A copy was given to `lane`.
+  void copied(lane_id lane) noexcept {
+    attempt([&] { watch_.copied(lane); });
   }
   void allocated(std::size_t from, std::uint64_t storage, std::size_t bytes,
-                 stream_ref stream) noexcept {
+                 lane_id lane) noexcept {
     const auto index = static_cast<std::uint32_t>(storages_.size());
     attempt([&] {
       seen_[storage].index = index;
       storages_.push_back({bytes, plan::none, plan::none, 0});
       if (inside_ == 0) sizes_.push_back(bytes);
     });
-    called(from, plan::event_kind::allocate, index, 0, stream);
+    called(from, plan::event_kind::allocate, index, 0, lane);
   }
   // Its commit, by a handle; false where it did before.
   bool outlives(std::uint64_t storage, bool beyond = true) noexcept {
@@ -135,14 +132,14 @@ class recorder {
     known->unclear = true;
     return storages_[known->index].chunk == plan::none;
   }
-  void released(std::uint64_t storage, stream_ref stream) noexcept {
+  void released(std::uint64_t storage, lane_id lane) noexcept {
     const auto* const known = recorded(storage);
     if (used_ == 0 || known == nullptr) return;
-    called(arrive(stream), plan::event_kind::release, known->index, 0, stream);
+    called(arrive(lane), plan::event_kind::release, known->index, 0, lane);
   }
   // Its last handle, while a group still saves it. False where no event can tell that: the groups
   // that it was recorded with do not hold it now, or one alone does and it was let go before.
-  [[nodiscard]] bool drop(std::uint64_t storage, stream_ref stream) noexcept {
+  [[nodiscard]] bool drop(std::uint64_t storage, lane_id lane) noexcept {
     outlives(storage, false);
     handed_over(storage, false);
     auto* const known = recorded(storage);
@@ -150,13 +147,13 @@ class recorder {
     if (storages_[known->index].chunk == plan::none || known->unclear) return true;
     if (known->holding == 0 || (known->groups == 1 && known->drop)) return false;
     known->drop = true;
-    called(arrive(stream), plan::event_kind::drop, known->index, 0, stream);
+    called(arrive(lane), plan::event_kind::drop, known->index, 0, lane);
     return true;
   }
   void called(std::size_t from, plan::event_kind kind, std::size_t index, std::size_t chunk,
-              stream_ref stream) noexcept {
+              lane_id lane) noexcept {
     if (kind == plan::event_kind::restore) given_back(chunk, index);
-    const auto to = mark(stream);
+    const auto to = mark(lane);
     const bool timed = inside_ == 0;
     attempt([&] {
       calls_.push_back({kind, static_cast<std::uint32_t>(index), static_cast<std::uint32_t>(chunk),
@@ -165,25 +162,24 @@ class recorder {
   }
   // A group is computed again between the two; what that takes is no part of the step's computing,
   // nor are the calls in it, which are inside the restore.
-  [[nodiscard]] std::size_t recompute_begins(stream_ref stream) noexcept {
-    const auto from = mark(stream);
+  [[nodiscard]] std::size_t recompute_begins(lane_id lane) noexcept {
+    const auto from = mark(lane);
     ++inside_;
     return from;
   }
-  void recomputed(std::size_t from, std::size_t chunk, std::size_t group,
-                  stream_ref stream) noexcept {
-    const auto to = mark(stream);
+  void recomputed(std::size_t from, std::size_t chunk, std::size_t group, lane_id lane) noexcept {
+    const auto to = mark(lane);
     attempt([&] { again_.push_back({chunk, group, from, to}); });
     --inside_;
   }
   void recompute_failed() noexcept { --inside_; }
-  // The stream waits for other ranks between the two; before the first call of all, nothing is
-  // known.
-  [[nodiscard]] std::size_t wait_begins(stream_ref stream) noexcept {
+  // The stream that `stream` points to waits for other ranks between the two; before the first call
+  // of all, nothing is known.
+  [[nodiscard]] std::size_t wait_begins(const void* stream) noexcept {
     return used_ == 0 || inside_ > 0 ? none : mark(stream);
   }
   // Waits of one kind are for transfers of about one size.
-  void waited(std::size_t from, stream_ref stream, waits_for whom, std::uint32_t kind) noexcept {
+  void waited(std::size_t from, const void* stream, waits_for whom, std::uint32_t kind) noexcept {
     if (from >= used_) return;
     const auto to = mark(stream);
     attempt([&] { waits_.push_back({calls_.size(), from, to, whom, kind}); });
@@ -340,7 +336,7 @@ class recorder {
   }
 
   // What a wait of each kind costs when nobody has to be waited for.
-  [[nodiscard]] auto shortest_waits_us() const {
+  [[nodiscard]] std::map<std::pair<waits_for, std::uint32_t>, double> shortest_waits_us() const {
     std::map<std::pair<waits_for, std::uint32_t>, double> shortest;
     for (const auto& each : waits_) {
       const auto us = us_between(each.from, each.to);
@@ -363,26 +359,26 @@ class recorder {
   void look() noexcept {
     if (used_ > 0) attempt([&] { watch_.look(marks_[used_ - 1], used_ - 1, calls_.size()); });
   }
-  std::size_t mark(stream_ref stream) noexcept {
+  std::size_t mark(lane_id lane) noexcept { return mark(dev_->stream(lane)); }
+  std::size_t mark(const void* stream) noexcept {
     const auto number = used_;
     attempt([&] {
-      if (used_ == marks_.size()) marks_.push_back(dev_->make_event(true));
-      dev_->record(marks_[used_], stream);
+      marks_.record(used_, stream);
       ++used_;
     });
     return failed_ ? none : number;
   }
   [[nodiscard]] double us_between(std::size_t from, std::size_t to) const {
-    return std::max(0.0, static_cast<double>(dev_->elapsed_us(marks_[from], marks_[to])));
+    return std::max(0.0, marks_.elapsed_us(from, to));
   }
 
-  Device* dev_;
+  hardware* dev_;
   std::exception_ptr failed_;
-  stream_ref last_{};
+  lane_id last_{};
   std::size_t first_ = 0;
   std::size_t used_ = 0;
   std::size_t inside_ = 0;  // of recomputing
-  std::vector<typename Device::event> marks_;
+  timing_events marks_;
   std::vector<call> calls_;
   std::vector<recomputing> again_;
   std::vector<wait_for_others> waits_;
@@ -393,7 +389,7 @@ class recorder {
   std::map<std::pair<std::uint32_t, std::uint32_t>, std::vector<std::uint64_t>> held_by_;
   std::vector<bool> forward_done_;  // of each chunk
   std::vector<std::size_t> sizes_;
-  drain_watch<Device> watch_;
+  drain_watch watch_;
 };
 
 }  // namespace tidepool::detail

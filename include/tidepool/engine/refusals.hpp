@@ -13,31 +13,29 @@
 
 namespace tidepool::inline v0_2_0::detail {
 
-template <device Device>
-[[gnu::cold]] std::string engine<Device>::name_of_group(const chunk_state& chunk, module_id module,
-                                                        int layer) const {
+[[gnu::cold]] TIDEPOOL_INLINE std::string engine::name_of_group(const chunk_state& chunk,
+                                                                module_id module, int layer) const {
   return names_[static_cast<std::size_t>(module)] + " of layer " + std::to_string(layer) +
          ", microbatch " + std::to_string(chunk.info.microbatch);
 }
 
-template <device Device>
-[[gnu::cold]] void engine<Device>::refuse(const char* call, const chunk_state& chunk,
-                                          module_id module, int layer,
-                                          const std::string& why) const {
+[[gnu::cold]] TIDEPOOL_INLINE void engine::refuse(const char* call, const chunk_state& chunk,
+                                                  module_id module, int layer,
+                                                  const std::string& why) const {
   throw misuse_error(std::string(call) + " of " + name_of_group(chunk, module, layer) + ": " + why);
 }
 
-template <device Device>
-[[gnu::cold]] void engine<Device>::refuse_argument(const char* call, const chunk_state& chunk,
-                                                   const group& which, std::uint32_t index,
-                                                   const char* why) const {
+[[gnu::cold]] TIDEPOOL_INLINE void engine::refuse_argument(const char* call,
+                                                           const chunk_state& chunk,
+                                                           const group& which, std::uint32_t index,
+                                                           const char* why) const {
   refuse(call, chunk, which.module, which.layer,
          "argument " + std::to_string(index + 1) + " " + why);
 }
 
-template <device Device>
-[[gnu::cold]] void engine<Device>::refuse_count(const chunk_state& chunk, const group& which,
-                                                std::size_t given) const {
+[[gnu::cold]] TIDEPOOL_INLINE void engine::refuse_count(const chunk_state& chunk,
+                                                        const group& which,
+                                                        std::size_t given) const {
   refuse("restore", chunk, which.module, which.layer,
          std::to_string(given) + " arguments, but " + std::to_string(which.count) +
              " were committed; pass the same, in order");
@@ -45,10 +43,9 @@ template <device Device>
 
 // A handle that another commit emptied is the one that is meant only by mistake: a wrong layer, the
 // arguments in another order, another microbatch.
-template <device Device>
-[[gnu::cold]] void engine<Device>::refuse_spare(const chunk_state& chunk, const group& which,
-                                                std::uint32_t argument,
-                                                std::uint64_t saved_as) const {
+[[gnu::cold]] TIDEPOOL_INLINE void engine::refuse_spare(const chunk_state& chunk,
+                                                        const group& which, std::uint32_t argument,
+                                                        std::uint64_t saved_as) const {
   for (auto* other : live_.all()) {
     for (std::uint32_t i = 0; other != nullptr && i < other->groups.size(); ++i) {
       const auto& each = other->groups[i];
@@ -77,9 +74,9 @@ template <device Device>
                   " first");
 }
 
-template <device Device>
-[[gnu::cold]] void engine<Device>::throw_out_of_places(const chunk_state& chunk, const group& which,
-                                                       std::size_t bytes) const {
+[[gnu::cold]] TIDEPOOL_INLINE void engine::throw_out_of_places(const chunk_state& chunk,
+                                                               const group& which,
+                                                               std::size_t bytes) const {
   std::string options;
   std::string in_use;
   std::string raise;
@@ -114,58 +111,6 @@ template <device Device>
                       bytes, budget);
 }
 
-// Of a step that follows its plan: what stays by it, and the chunks that wait for backward.
-struct kept_by_plan {
-  std::size_t bytes = 0;
-  std::size_t chunks = 0;
-};
-
-// The most of both at any time of the step that the plan was made of.
-[[nodiscard]] inline kept_by_plan most_kept(const plan::profile& step, const residency& keeps) {
-  kept_by_plan now;
-  kept_by_plan most;
-  for (const auto& each : step.passes) {
-    now.chunks += each.backward ? 0 : 1;
-    most.chunks = std::max(most.chunks, now.chunks);
-    now.chunks -= each.backward ? 1 : 0;
-  }
-  for (const auto& each : step.events) {
-    const bool out = each.kind == plan::event_kind::commit;
-    if (!out && each.kind != plan::event_kind::restore) continue;
-    if (keeps.planned(each.chunk, each.index) != plan::action::keep) continue;
-    const auto bytes = step.chunks[each.chunk].groups[each.index].bytes;
-    now.bytes = out ? now.bytes + bytes : now.bytes - bytes;
-    most.bytes = std::max(most.bytes, now.bytes);
-  }
-  return most;
-}
-
-// The same of the chunks that are open now. Bytes are those of the plan, which knows what of a
-// group could have left.
-[[nodiscard]] inline kept_by_plan kept_now(const open_chunks& open, const plan::profile& step,
-                                           const residency& keeps) {
-  kept_by_plan now;
-  for (const auto* chunk : open.all()) {
-    if (chunk == nullptr) continue;
-    now.chunks += chunk->backward_begun ? 0 : 1;
-    for (std::uint32_t i = 0; i < chunk->groups.size(); ++i) {
-      if (chunk->groups[i].kept == 0 || keeps.planned(chunk->ordinal, i) != plan::action::keep) {
-        continue;
-      }
-      now.bytes += step.chunks[chunk->ordinal].groups[i].bytes;
-    }
-  }
-  return now;
-}
-
-[[nodiscard]] inline std::string against_plan(const kept_by_plan& now, const kept_by_plan& most) {
-  if (now.bytes <= most.bytes && now.chunks <= most.chunks) return {};
-  return "The plan keeps " + text::size_text(most.bytes) +
-         " at once and was made of a step with at most " + std::to_string(most.chunks) +
-         " chunks in flight; now " + std::to_string(now.chunks) + " are, and " +
-         text::size_text(now.bytes) + " stay: keep the order and the number of chunks. ";
-}
-
 [[noreturn, gnu::cold]] inline void throw_out_of_source(std::size_t bytes, const std::string& what,
                                                         const block_source& own) {
   throw out_of_budget(what + ": " + text::size_text(bytes) +
@@ -176,9 +121,9 @@ struct kept_by_plan {
                       bytes, own.budget());
 }
 
-template <device Device>
-[[gnu::cold]] void engine<Device>::throw_out_of_device(std::size_t bytes, const std::string& what,
-                                                       const block_source* own) {
+[[gnu::cold]] TIDEPOOL_INLINE void engine::throw_out_of_device(std::size_t bytes,
+                                                               const std::string& what,
+                                                               const block_source* own) {
   const auto& source = store_.device_source();
   shortage short_of;
   short_of.call = what;
@@ -239,8 +184,7 @@ template <device Device>
   throw out_of_budget(in_words(short_of), bytes, source.budget());
 }
 
-template <device Device>
-[[gnu::cold]] void engine<Device>::throw_still_open() const {
+[[gnu::cold]] TIDEPOOL_INLINE void engine::throw_still_open() const {
   const auto* open = live_.first();
   for (const auto& each : chunks_) {
     if (open == nullptr && std::ranges::find(spare_, each.get()) == spare_.end()) open = each.get();
@@ -252,9 +196,9 @@ template <device Device>
       " is still open; finish every chunk of the step first, or destroy one to give its pass up");
 }
 
-template <device Device>
-[[gnu::cold]] void engine<Device>::refuse_released(const char* call, const chunk_state& chunk,
-                                                   module_id module, int layer) const {
+[[gnu::cold]] TIDEPOOL_INLINE void engine::refuse_released(const char* call,
+                                                           const chunk_state& chunk,
+                                                           module_id module, int layer) const {
   refuse(call, chunk, module, layer,
          "its commit released it, since the chunk was begun with forward_only and release; begin a"
          " pass that goes backward without them");

@@ -14,26 +14,25 @@
 namespace tidepool::inline v0_2_0::detail {
 
 // The copies of a group out of one place; `alone` when none come out of others.
-template <device Device>
-[[gnu::always_inline]] inline void engine<Device>::bring(chunk_state& chunk, const group& which,
-                                                         place_kind from, bool alone) {
+[[gnu::always_inline]] inline void engine::bring(chunk_state& chunk, const group& which,
+                                                 place_kind from, bool alone) {
   auto* items = chunk.saved_of(which);
   auto& place = store_.at(from);
   const auto copies = place.reload;
   const auto out_of_it = [&](const saved& item) {
     return item.copies_back && (alone || item.store->place == from);
   };
-  const auto traced = trace_.begin(order_.stream(copies));
+  const auto traced = trace_.begin(copies);
   std::size_t bytes = 0;
   for (std::uint32_t i = 0; i < which.count; ++i) {
     if (!out_of_it(items[i])) continue;
     store_.queue_in(*items[i].store);
     bytes += items[i].store->bytes;
   }
-  store_.issue(place.in, place.in_stream.ref());
+  store_.issue(place.in, copies);
   const auto done = order_.record(copies);
-  if (recorder_ != nullptr) recorder_->copied(copies, order_.stream(copies));
-  trace_.end(traced, copies, order_.stream(copies),
+  if (recorder_ != nullptr) recorder_->copied(copies);
+  trace_.end(traced, copies,
              {trace::span_kind::reload, names_[static_cast<std::size_t>(which.module)], which.layer,
               chunk.info.microbatch, bytes});
   place.bytes_reloaded += bytes;
@@ -57,14 +56,14 @@ template <device Device>
 // Starts the copies of one group; false when there is no device memory for it now. What other
 // groups saved before it may be in other places than the rest: each comes back over its own link.
 // Its tensors get their memory in the order of their commit, or of `chunk.by_size`.
-template <device Device>
-bool engine<Device>::try_reload(chunk_state& chunk, std::uint32_t index, bool by_size) {
+TIDEPOOL_INLINE bool engine::try_reload(chunk_state& chunk, std::uint32_t index, bool by_size) {
   starved_ = false;  // a handle that the allocator drops meanwhile starts no reload in this one
   auto& which = chunk.groups[index];
   auto* items = chunk.saved_of(which);
   [[maybe_unused]] const named_range<> range{ranges_, trace::nvtx_action::reload, which.module,
                                              which.layer};
-  [[maybe_unused]] const group_subject<Device> subject{*this, chunk, which.module, which.layer};
+  const told_subject subject(*dev_, names_[static_cast<std::size_t>(which.module)], which.layer,
+                             chunk.info.microbatch);
   std::size_t bytes = 0;
   std::uint32_t placed = 0;
   unsigned from = 0;  // a bit for each kind of place
@@ -116,8 +115,7 @@ bool engine<Device>::try_reload(chunk_state& chunk, std::uint32_t index, bool by
   return true;
 }
 
-template <device Device>
-void engine<Device>::require_reload(chunk_state& chunk, std::uint32_t index) {
+TIDEPOOL_INLINE void engine::require_reload(chunk_state& chunk, std::uint32_t index) {
   if (take_or_evict([&] { return try_reload(chunk, index); })) return;
   auto& which = chunk.groups[index];
   const auto* items = chunk.saved_of(which);
@@ -147,8 +145,7 @@ void engine<Device>::require_reload(chunk_state& chunk, std::uint32_t index) {
 // that its stream was given. So a reload that finds no room in the budget is tried again at each
 // release, since the next restore would be too late. Not so where an owner releases a handle while
 // it is given its memory back: then a call of the engine is not over yet.
-template <device Device>
-void engine<Device>::reload_ahead() {
+TIDEPOOL_INLINE void engine::reload_ahead() {
   starved_ = false;
   store_.budget().keep();
   const auto bytes = opts_.reload_ahead_bytes.value_or(ahead_.unlimited);
@@ -170,14 +167,12 @@ void engine<Device>::reload_ahead() {
 }
 
 // Puts a group back in the queue of reloads.
-template <device Device>
-void engine<Device>::reload_again(chunk_state& chunk, std::uint32_t index) {
+TIDEPOOL_INLINE void engine::reload_again(chunk_state& chunk, std::uint32_t index) {
   chunk.reload_again(index);
   live_.look_again(chunk);
 }
 
-template <device Device>
-void engine<Device>::start_reload(chunk_state& chunk, module_id module, int layer) {
+TIDEPOOL_INLINE void engine::start_reload(chunk_state& chunk, module_id module, int layer) {
   if (chunk.info.forward_only) return;
   settle();
   const auto index = waiting_group(chunk, module, layer, "start_reload");

@@ -9,19 +9,17 @@
 
 namespace tidepool::inline v0_2_0::detail {
 
-template <device Device>
-void engine<Device>::restore(chunk_state& chunk, module_id module, int layer, stream_ref stream,
-                             std::span<handle* const> handles) {
-  if constexpr (capturing_device<Device>) expect_truth_for(stream);
-  const auto lane = order_.of(stream);
+TIDEPOOL_INLINE void engine::restore(chunk_state& chunk, module_id module, int layer, lane_id lane,
+                                     handle_list handles) {
   if (chunk.info.forward_only) {
     if (chunk.info.release) refuse_released("restore", chunk, module, layer);
     return;
   }
   [[maybe_unused]] const named_range<> range{ranges_, trace::nvtx_action::restore, module, layer};
-  [[maybe_unused]] const group_subject<Device> subject{*this, chunk, module, layer};
+  const told_subject subject(*dev_, names_[static_cast<std::size_t>(module)], layer,
+                             chunk.info.microbatch);
   last_lane_ = lane;
-  const auto from = recorder_ == nullptr ? 0 : recorder_->arrive(order_.stream(lane));
+  const auto from = recorder_ == nullptr ? 0 : recorder_->arrive(lane);
   const auto index = fetch(chunk, module, layer, lane, handles);
   if (chunk.groups[index].state == group_state::discarded) {
     refuse("restore", chunk, module, layer,
@@ -32,9 +30,8 @@ void engine<Device>::restore(chunk_state& chunk, module_id module, int layer, st
 }
 
 // Makes what its handles will be filled with ready for `lane`; of what was discarded nothing is.
-template <device Device>
-std::uint32_t engine<Device>::fetch(chunk_state& chunk, module_id module, int layer, lane_id lane,
-                                    std::span<handle* const> handles) {
+TIDEPOOL_INLINE std::uint32_t engine::fetch(chunk_state& chunk, module_id module, int layer,
+                                            lane_id lane, handle_list handles) {
   const auto index = waiting_group(chunk, module, layer, "restore");
   auto& which = chunk.groups[index];
   auto* const items = chunk.saved_of(which);
@@ -64,9 +61,8 @@ std::uint32_t engine<Device>::fetch(chunk_state& chunk, module_id module, int la
   return index;
 }
 
-template <device Device>
-std::uint32_t engine<Device>::waiting_group(chunk_state& chunk, module_id module, int layer,
-                                            const char* call) {
+TIDEPOOL_INLINE std::uint32_t engine::waiting_group(chunk_state& chunk, module_id module, int layer,
+                                                    const char* call) {
   const auto index = chunk.find(module, layer);
   if (index != no_group) return index;
   refuse(call, chunk, module, layer,
@@ -77,10 +73,9 @@ std::uint32_t engine<Device>::waiting_group(chunk_state& chunk, module_id module
 
 // Refuses handles that a group cannot come back into. True when some of what they will be filled
 // with is to be reloaded.
-template <device Device>
-[[gnu::always_inline]] inline bool engine<Device>::expect_committed(
-    const chunk_state& chunk, const group& which, saved* items,
-    std::span<handle* const> handles) const {
+[[gnu::always_inline]] inline bool engine::expect_committed(const chunk_state& chunk,
+                                                            const group& which, saved* items,
+                                                            handle_list handles) const {
   if (handles.size() != which.count) refuse_count(chunk, which, handles.size());
   const auto refused = [&](std::uint32_t argument, const char* why) {
     refuse_argument("restore", chunk, which, argument, why);
@@ -124,8 +119,7 @@ template <device Device>
   return away;
 }
 
-template <device Device>
-void engine<Device>::begin_backward(chunk_state& chunk) {
+TIDEPOOL_INLINE void engine::begin_backward(chunk_state& chunk) {
   if (tracing_) {
     if (!chunk.forward_done) trace_pass(chunk, false, false);
     trace_pass(chunk, true, true);
@@ -135,9 +129,8 @@ void engine<Device>::begin_backward(chunk_state& chunk) {
   if (learner_.follows <= followed::trial) learner_.backward_begins(chunk.ordinal);
 }
 
-template <device Device>
-void engine<Device>::hand_over(chunk_state& chunk, std::uint32_t index, lane_id lane,
-                               std::span<handle* const> handles, std::size_t from) {
+TIDEPOOL_INLINE void engine::hand_over(chunk_state& chunk, std::uint32_t index, lane_id lane,
+                                       handle_list handles, std::size_t from) {
   auto& which = chunk.groups[index];
   auto* items = chunk.saved_of(which);
   ahead_.forget(which.ahead);
@@ -171,16 +164,13 @@ void engine<Device>::hand_over(chunk_state& chunk, std::uint32_t index, lane_id 
   if (!which.awaited) forgotten_.remove(chunk.ordinal, index);
   chunk.mark_restored(which);
   if (recorder_ != nullptr) {
-    recorder_->called(from, plan::event_kind::restore, index, chunk.ordinal, order_.stream(lane));
+    recorder_->called(from, plan::event_kind::restore, index, chunk.ordinal, lane);
   }
   reload_ahead();
-  if constexpr (host_executing_device<Device>) {
-    dev_->worked(bytes_of(handles), order_.stream(lane));
-  }
+  if (dev_->can().host_works) dev_->worked(bytes_of(handles), lane);
 }
 
-template <device Device>
-void engine<Device>::wait_for(const handle& saved, lane_id lane) {
+TIDEPOOL_INLINE void engine::wait_for(const handle_base& saved, lane_id lane) {
   if (saved.store_ == nullptr) throw misuse_error("wait_for: this handle holds no memory");
   const auto& store = *saved.store_;
   order_.join(lane, store.reloaded, join_site::consumer);
@@ -189,11 +179,9 @@ void engine<Device>::wait_for(const handle& saved, lane_id lane) {
   }
 }
 
-template <device Device>
-void engine<Device>::expect_full(int layer, std::span<handle* const> handles) {
-  for (std::size_t i = 0; i < handles.size(); ++i) {
-    if (handles[i]->saved_as_ != 0 && !*handles[i]) throw_left_empty(layer, i + 1);
-  }
+TIDEPOOL_INLINE void engine::expect_full(int layer, std::size_t argument,
+                                         const handle_base& given) {
+  if (given.saved_as_ != 0 && given.store_ == nullptr) throw_left_empty(layer, argument);
 }
 
 }  // namespace tidepool::detail

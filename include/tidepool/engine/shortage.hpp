@@ -11,8 +11,11 @@
 #include "tidepool/config/list_formats.hpp"
 #include "tidepool/core/text.hpp"
 #include "tidepool/device/device.hpp"
+#include "tidepool/engine/open_chunks.hpp"
 #include "tidepool/memory/pool.hpp"
 #include "tidepool/options.hpp"
+#include "tidepool/plan/profile.hpp"
+#include "tidepool/rules/residency.hpp"
 
 namespace tidepool::inline v0_2_0::detail {
 
@@ -162,6 +165,58 @@ enum class lack : unsigned char { slot_size, free_slots, budget_of_one, budget, 
 
 [[nodiscard]] inline std::string in_brackets(const std::string& words) {
   return words.empty() ? words : " (" + words + ")";
+}
+
+// Of a step that follows its plan: what stays by it, and the chunks that wait for backward.
+struct kept_by_plan {
+  std::size_t bytes = 0;
+  std::size_t chunks = 0;
+};
+
+// The most of both at any time of the step that the plan was made of.
+[[nodiscard]] inline kept_by_plan most_kept(const plan::profile& step, const residency& keeps) {
+  kept_by_plan now;
+  kept_by_plan most;
+  for (const auto& each : step.passes) {
+    now.chunks += each.backward ? 0 : 1;
+    most.chunks = std::max(most.chunks, now.chunks);
+    now.chunks -= each.backward ? 1 : 0;
+  }
+  for (const auto& each : step.events) {
+    const bool out = each.kind == plan::event_kind::commit;
+    if (!out && each.kind != plan::event_kind::restore) continue;
+    if (keeps.planned(each.chunk, each.index) != plan::action::keep) continue;
+    const auto bytes = step.chunks[each.chunk].groups[each.index].bytes;
+    now.bytes = out ? now.bytes + bytes : now.bytes - bytes;
+    most.bytes = std::max(most.bytes, now.bytes);
+  }
+  return most;
+}
+
+// The same of the chunks that are open now. Bytes are those of the plan, which knows what of a
+// group could have left.
+[[nodiscard]] inline kept_by_plan kept_now(const open_chunks& open, const plan::profile& step,
+                                           const residency& keeps) {
+  kept_by_plan now;
+  for (const auto* chunk : open.all()) {
+    if (chunk == nullptr) continue;
+    now.chunks += chunk->backward_begun ? 0 : 1;
+    for (std::uint32_t i = 0; i < chunk->groups.size(); ++i) {
+      if (chunk->groups[i].kept == 0 || keeps.planned(chunk->ordinal, i) != plan::action::keep) {
+        continue;
+      }
+      now.bytes += step.chunks[chunk->ordinal].groups[i].bytes;
+    }
+  }
+  return now;
+}
+
+[[nodiscard]] inline std::string against_plan(const kept_by_plan& now, const kept_by_plan& most) {
+  if (now.bytes <= most.bytes && now.chunks <= most.chunks) return {};
+  return "The plan keeps " + text::size_text(most.bytes) +
+         " at once and was made of a step with at most " + std::to_string(most.chunks) +
+         " chunks in flight; now " + std::to_string(now.chunks) + " are, and " +
+         text::size_text(now.bytes) + " stay: keep the order and the number of chunks. ";
 }
 
 }  // namespace tidepool::detail

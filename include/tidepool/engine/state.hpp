@@ -10,8 +10,7 @@
 
 namespace tidepool::inline v0_2_0::detail {
 
-template <device Device>
-auto engine<Device>::make_state(std::size_t bytes, std::string_view name) -> storage& {
+TIDEPOOL_INLINE auto engine::make_state(std::size_t bytes, std::string_view name) -> storage& {
   const auto subject = "host_state of " + std::string(name);
   settle();
   auto& store = store_.create(*this, bytes, bytes);
@@ -32,7 +31,7 @@ auto engine<Device>::make_state(std::size_t bytes, std::string_view name) -> sto
   }
   store.saves = 1;
   store.of_host_state = true;
-  ++references_;
+  ++references;
   return store;
 }
 
@@ -46,12 +45,9 @@ inline void require_away(const storage& store, const char* call, std::string_vie
                      ": it is on the device already; write_back or reset its buffer first");
 }
 
-template <device Device>
-buffer<Device> engine<Device>::create_state(storage& store, std::string_view name,
-                                            stream_ref stream) {
+TIDEPOOL_INLINE granted engine::create_state(storage& store, std::string_view name, lane_id lane) {
   require_away(store, "create", name);
-  [[maybe_unused]] const state_subject<Device> subject{*this, name};
-  const auto lane = lane_of(stream);
+  const told_subject subject(*dev_, name);
   forget_idle(store);
   if (store.on_device)
     take_back(store, store_.reload_lane(place_kind::host));  // fetched ahead and never used
@@ -60,18 +56,17 @@ buffer<Device> engine<Device>::create_state(storage& store, std::string_view nam
 }
 
 // Starts the copy in of one storage; false when there is no device memory for it.
-template <device Device>
-bool engine<Device>::bring_one(storage& store, const span_label& label) {
+TIDEPOOL_INLINE bool engine::bring_one(storage& store, const span_label& label) {
   auto& from = store_.at(store.place);
   const auto copies = from.reload;
   store_.await_offload(store);
   if (!place_again(store, copies)) return false;
   try {
-    const auto traced = trace_.begin(order_.stream(copies));
+    const auto traced = trace_.begin(copies);
     store_.queue_in(store);
-    store_.issue(from.in, from.in_stream.ref());
+    store_.issue(from.in, copies);
     store.reloaded = order_.record(copies);
-    trace_.end(traced, copies, order_.stream(copies), label);
+    trace_.end(traced, copies, label);
   } catch (...) {
     store_.settle(copies);
     store_.displace(store, {}, copies);
@@ -82,8 +77,7 @@ bool engine<Device>::bring_one(storage& store, const span_label& label) {
 
 // The same for `lane`, which waits for it; empty when there is no device memory for it. It may be
 // there already, ahead of its use.
-template <device Device>
-buffer<Device> engine<Device>::fetch_one(storage& store, lane_id lane, const span_label& label) {
+TIDEPOOL_INLINE granted engine::fetch_one(storage& store, lane_id lane, const span_label& label) {
   const bool was_there = static_cast<bool>(store.on_device);
   if (!take_or_evict([&] { return was_there || bring_one(store, label); })) return {};
   try {
@@ -97,10 +91,9 @@ buffer<Device> engine<Device>::fetch_one(storage& store, lane_id lane, const spa
   return {share(store), lane};
 }
 
-template <device Device>
-bool engine<Device>::prefetch_state(storage& store, std::string_view name) {
+TIDEPOOL_INLINE bool engine::prefetch_state(storage& store, std::string_view name) {
   if (store.on_device) return false;
-  [[maybe_unused]] const state_subject<Device> subject{*this, name};
+  const told_subject subject(*dev_, name);
   settle();
   idle_.make_room();
   store_.budget().keep();
@@ -110,55 +103,49 @@ bool engine<Device>::prefetch_state(storage& store, std::string_view name) {
   return true;
 }
 
-template <device Device>
-buffer<Device> engine<Device>::fetch_state(storage& store, std::string_view name,
-                                           stream_ref stream) {
+TIDEPOOL_INLINE granted engine::fetch_state(storage& store, std::string_view name, lane_id lane) {
   require_away(store, "fetch", name);
-  [[maybe_unused]] const state_subject<Device> subject{*this, name};
-  const auto lane = lane_of(stream);
+  const told_subject subject(*dev_, name);
   const auto more = store.on_device ? 0 : store.bytes;
   auto here = fetch_one(store, lane, label_of_state(store, name));
-  if (!here) throw_out_of_device(store.bytes, "fetch of " + std::string(name), nullptr);
+  if (here.store == nullptr) {
+    throw_out_of_device(store.bytes, "fetch of " + std::string(name), nullptr);
+  }
   counters_.state_fetched += more;
   return here;
 }
 
-// Forward reads what a group saved: `into`, which the commit emptied, has it again, and holds it
-// until it is reset. The group is committed as before, and its restore takes the handle full.
-template <device Device>
-void engine<Device>::read_again(chunk_state& chunk, module_id module, int layer,
-                                std::size_t argument, stream_ref stream, buffer<Device>& into) {
+// Forward reads what a group saved; it is held until it is given up. The group is committed as
+// before, and its restore takes the handle full.
+TIDEPOOL_INLINE granted engine::read_again(chunk_state& chunk, module_id module, int layer,
+                                           std::size_t argument, lane_id lane) {
   if (chunk.info.release) refuse_released("load", chunk, module, layer);
-  const auto lane = lane_of(stream);
-  [[maybe_unused]] const group_subject<Device> subject{*this, chunk, module, layer};
+  const auto& name = names_[static_cast<std::size_t>(module)];
+  const told_subject subject(*dev_, name, layer, chunk.info.microbatch);
   const auto& which = chunk.groups[waiting_group(chunk, module, layer, "load")];
   auto& store = *chunk.saved_of(which)[argument].store;
   auto& count = counters_.modules[static_cast<std::size_t>(module)];
-  auto here = fetch_one(store, lane,
-                        {trace::span_kind::reload, names_[static_cast<std::size_t>(module)], layer,
-                         chunk.info.microbatch, store.bytes});
-  if (!here) {
+  auto here = fetch_one(
+      store, lane, {trace::span_kind::reload, name, layer, chunk.info.microbatch, store.bytes});
+  if (here.store == nullptr) {
     throw_out_of_device(store.bytes, "load of a tensor of " + name_of_group(chunk, module, layer),
                         store.source);
   }
-  into = std::move(here);
   count.bytes_reloaded += store.bytes;
   store_.at(store.place).bytes_reloaded += store.bytes;
-  if (recorder_ == nullptr) return;
-  const auto copies = store_.reload_lane(store.place);
-  recorder_->copied(copies, order_.stream(copies));
+  if (recorder_ == nullptr) return here;
+  recorder_->copied(store_.reload_lane(store.place));
   if (!learner_.measuring()) learner_.shapes_vary();  // no event tells of it
+  return here;
 }
 
-template <device Device>
-void engine<Device>::write_state(storage& store, std::string_view name, buffer<Device>& changed,
-                                 stream_ref stream, bool& written) {
+TIDEPOOL_INLINE void engine::write_state(storage& store, std::string_view name,
+                                         handle_base& changed, lane_id lane, bool& written) {
   if (changed.store_ != &store) {
     throw misuse_error("write_back of " + std::string(name) +
                        ": this is not the buffer that its create or fetch returned");
   }
-  [[maybe_unused]] const state_subject<Device> subject{*this, name};
-  const auto lane = lane_of(stream);
+  const told_subject subject(*dev_, name);
   const auto copies = store_.offload_lane(place_kind::host);
   if (order_.capturing() && !written) {  // a capture that fails would leave it without contents
     throw misuse_error("write_back of " + std::string(name) +
@@ -170,14 +157,13 @@ void engine<Device>::write_state(storage& store, std::string_view name, buffer<D
   try {
     order_.join(copies, ready, join_site::producer);
     order_.join(copies, store.reloaded, join_site::host_reuse);  // it may have read the host copy
-    const auto traced = trace_.begin(order_.stream(copies));
+    const auto traced = trace_.begin(copies);
     copying = !order_.capturing();
     auto& host = store_.at(place_kind::host);
     store_.queue_out(store, store, host);
-    store_.issue(host.out, host.out_stream.ref());
+    store_.issue(host.out, copies);
     store.offloaded = order_.record(copies);
-    trace_.end(traced, copies, order_.stream(copies),
-               {trace::span_kind::offload, name, -1, -1, store.bytes});
+    trace_.end(traced, copies, {trace::span_kind::offload, name, -1, -1, store.bytes});
   } catch (...) {
     store_.settle(copies);
     if (copying) written = false;  // of some pieces the host has the old, of some the new
@@ -193,8 +179,7 @@ void engine<Device>::write_state(storage& store, std::string_view name, buffer<D
   forget_handle(store, lane);
 }
 
-template <device Device>
-void engine<Device>::drop_state(storage& store) noexcept {
+TIDEPOOL_INLINE void engine::drop_state(storage& store) noexcept {
   bool settled = true;
   try {
     if (graphs_.replayed) meet_after_launch();

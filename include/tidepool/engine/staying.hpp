@@ -8,17 +8,15 @@
 
 namespace tidepool::inline v0_2_0::detail {
 
-template <device Device>
-std::size_t engine<Device>::bytes_of(std::span<handle* const> handles) {
+TIDEPOOL_INLINE std::size_t engine::bytes_of(handle_list handles) {
   std::size_t bytes = 0;
   for (const auto* each : handles) bytes += each->store_ == nullptr ? 0 : each->store_->bytes;
   return bytes;
 }
 
-template <device Device>
-[[gnu::cold]] void engine<Device>::decide(const chunk_state& chunk, int layer,
-                                          std::span<handle* const> handles, commit_kind how,
-                                          verdict& decided) const {
+[[gnu::cold]] TIDEPOOL_INLINE void engine::decide(const chunk_state& chunk, int layer,
+                                                  handle_list handles, commit_kind how,
+                                                  verdict& decided) const {
   decided.offered =
       how == commit_kind::or_discard && opts_.recompute_by_plan && discardable(handles);
   if (keeps_.everything_leaves) return;
@@ -35,9 +33,8 @@ template <device Device>
 }
 
 // What becomes of a group: what the plan says, or the rule.
-template <device Device>
-plan::action engine<Device>::planned(const chunk_state& chunk, int layer,
-                                     std::span<handle* const> handles) const {
+TIDEPOOL_INLINE plan::action engine::planned(const chunk_state& chunk, int layer,
+                                             handle_list handles) const {
   const auto what = keeps_.of(chunk.ordinal, chunk.groups.size(), layer, bytes_of(handles), [&] {
     return placement_.hold() ? std::numeric_limits<std::size_t>::max()
                              : store_.device_source().largest_free();
@@ -49,9 +46,8 @@ plan::action engine<Device>::planned(const chunk_state& chunk, int layer,
 
 // What stays for a part is the whole, and a block of the trainer's own is wanted by the next
 // tensor: of neither does a plan know.
-template <device Device>
-bool engine<Device>::takes_more_than_planned(std::span<handle* const> handles) {
-  return std::any_of(handles.begin(), handles.end(), [](const handle* each) {
+TIDEPOOL_INLINE bool engine::takes_more_than_planned(handle_list handles) {
+  return std::any_of(handles.begin(), handles.end(), [](const handle_base* each) {
     const auto* store = each->store_;
     return store != nullptr &&
            (store->source != nullptr || (!each->whole_ && each->part_.bytes() != store->bytes));
@@ -59,17 +55,16 @@ bool engine<Device>::takes_more_than_planned(std::span<handle* const> handles) {
 }
 
 // Copies would free nothing: other groups keep all of it on the device.
-template <device Device>
-bool engine<Device>::stays_anyway(std::span<handle* const> handles) const {
-  return !handles.empty() && std::all_of(handles.begin(), handles.end(), [](const handle* each) {
-    return each->store_ != nullptr && each->store_->stays > 0;
-  });
+TIDEPOOL_INLINE bool engine::stays_anyway(handle_list handles) const {
+  return !handles.empty() &&
+         std::all_of(handles.begin(), handles.end(), [](const handle_base* each) {
+           return each->store_ != nullptr && each->store_->stays > 0;
+         });
 }
 
 // Of a group that stays: what other groups, and its own restore, have to know.
-template <device Device>
-void engine<Device>::note_staying(chunk_state& chunk, group& which, const verdict& decided,
-                                  std::span<handle* const> handles) {
+TIDEPOOL_INLINE void engine::note_staying(chunk_state& chunk, group& which, const verdict& decided,
+                                          handle_list handles) {
   if (!decided.stays() && decided.wanted == plan::action::recompute) {
     note_recompute(chunk, which, decided.what);
   }
@@ -96,9 +91,8 @@ void engine<Device>::note_staying(chunk_state& chunk, group& which, const verdic
 }
 
 // What a group that stays by plan would take with it.
-template <device Device>
-[[gnu::cold]] std::size_t engine<Device>::bytes_that_could_leave(
-    std::span<handle* const> handles) const {
+[[gnu::cold]] TIDEPOOL_INLINE std::size_t engine::bytes_that_could_leave(
+    handle_list handles) const {
   tally unused;
   std::size_t bytes = 0;
   for (const auto* each : handles) bytes += leaves(*each, unused) ? each->store_->bytes : 0;

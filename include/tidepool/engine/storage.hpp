@@ -10,8 +10,10 @@
 
 namespace tidepool::inline v0_2_0::detail {
 
-// What a storage belongs to: an `engine` of some device.
-struct storage_owner {};
+// What a storage belongs to: an `engine`, which lives as long as anybody refers to it.
+struct storage_owner {
+  std::size_t references = 1;
+};
 
 // A rectangle of bytes inside a storage.
 struct rectangle {

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "tidepool/device/allocators.hpp"
+#include "tidepool/device/hardware.hpp"
 #include "tidepool/engine/copies.hpp"
 #include "tidepool/engine/filling.hpp"
 #include "tidepool/engine/room.hpp"
@@ -32,27 +32,19 @@ namespace tidepool::inline v0_2_0::detail {
 //   cap           compute stream  waits for the oldest offload in flight (in commit.hpp)
 //   borrow        whoever gets it waits for the stream whose allocator gave the device block
 //   give_back     owner's stream  waits for the last use of what goes back (memory/borrowed.hpp)
-template <device Device>
-class storages : public copies<Device> {
-  using base = copies<Device>;
-  using base::away_;
-  using base::dev_;
-  using base::order_;
-  using base::trace_;
-
+class storages : public copies {
  public:
   using storage = detail::storage;
-  using stream_ref = typename Device::stream_ref;
 
   // `given` is the memory of an offloader that has none of its own.
-  storages(Device& dev, const options& opts, std::unique_ptr<block_source> given = {})
-      : base(dev, opts),
+  storages(hardware& dev, const options& opts, std::unique_ptr<block_source> given = {})
+      : copies(dev, opts),
         filling_(dev, order_, opts.poison),
-        device_pages_(dev),
+        device_pages_(dev.device_pages()),
         borrowed_(order_),
         given_(given != nullptr),
         device_(given != nullptr ? std::move(given)
-                                 : make_device_source(device_pages_, order_, opts)),
+                                 : make_device_source(*device_pages_, order_, opts)),
         budget_(opts.device_budget.value_or(0)),
         slack_(opts.borrowed_slack),
         flying_groups_(
@@ -68,7 +60,7 @@ class storages : public copies<Device> {
   storages& operator=(const storages&) = delete;
   ~storages() {
     // Memory of a place must not go while a copy uses it.
-    for (const auto lane : this->copy_lanes()) this->settle(lane);
+    for (const auto lane : copy_lanes()) settle(lane);
     if (borrowed_.held() > 0) borrowed_.give_back(0);
     if (borrowed_.held() == 0) return;
     try {  // handles that outlived their offloader had it, or a join was refused
@@ -132,9 +124,9 @@ class storages : public copies<Device> {
   [[nodiscard]] bool place(storage& store, lane_id waiter, std::size_t offset = anywhere) {
     fence ready;
     if (!take(store, waiter, offset, ready)) return false;
-    const auto site = gives_back_ && store.source == nullptr     ? join_site::borrow
-                      : waiter == this->reload_lane(store.place) ? join_site::reload_reuse
-                                                                 : join_site::device_reuse;
+    const auto site = gives_back_ && store.source == nullptr ? join_site::borrow
+                      : waiter == reload_lane(store.place)   ? join_site::reload_reuse
+                                                             : join_site::device_reuse;
     try {
       if (order_.join(waiter, ready, site)) ++waits_;
       store.handed_to = waiter;
@@ -164,9 +156,8 @@ class storages : public copies<Device> {
 
   // `waiter` has written memory that belongs to `owner`, which is emptied.
   void adopt(storage& store, void* data, lane_id waiter, memory_owner& owner) {
-    store.on_device = {
-        data, store.bytes,
-        hold_borrowed(*dev_, borrowed_, owner, data, store.bytes, waiter, order_.stream(waiter))};
+    store.on_device = {data, store.bytes,
+                       hold_borrowed(*dev_, borrowed_, owner, data, store.bytes, waiter)};
     store.borrowed = true;
     store.handed_to = waiter;
     store.handed_at = order_.next(waiter);
@@ -193,13 +184,13 @@ class storages : public copies<Device> {
         source_of(store).release(store.on_device, *behind);
       }
     } else {
-      if constexpr (order_checking_device<Device>) filling_.gave_back(store, on);
+      if (dev_->can().checks_order) filling_.gave_back(store, on);
       source_of(store).release(store.on_device, after);
     }
     store.on_device = {};
     live_ -= store.bytes;
     if (store.copy || store.discarded) away_ += store.bytes;
-    trace_.level(on, order_.stream(on), 0, store.bytes, live_ + away_);
+    trace_.level(on, 0, store.bytes, live_ + away_);
   }
 
   // The same where nobody can say when that is: it stays taken.
@@ -284,11 +275,11 @@ class storages : public copies<Device> {
       live_peak_without_ = live_ + away_;
       away_at_peak_ = away_;
     }
-    trace_.level(by, order_.stream(by), store.bytes, 0, live_ + away_);
+    trace_.level(by, store.bytes, 0, live_ + away_);
   }
 
-  filling<Device> filling_;
-  device_allocator<Device> device_pages_;
+  filling filling_;
+  std::unique_ptr<page_allocator> device_pages_;
   borrowed_memory borrowed_;
   bool given_;               // its device memory, by the trainer
   bool gives_back_ = false;  // and that goes back to an allocator

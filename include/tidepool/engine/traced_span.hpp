@@ -7,31 +7,32 @@
 
 namespace tidepool::inline v0_2_0::detail {
 
-template <device Device>
 class traced_span {
  public:
-  traced_span(engine<Device>& owner, typename Device::stream_ref stream, const span_label& label)
+  // `lane_of()` is asked where a trace is being recorded.
+  template <class Lane>
+  traced_span(engine& owner, const Lane& lane_of, const span_label& label)
       : owner_(&owner), label_(label) {
     auto& memory = owner.memory();
     if (!memory.trace().on) return;
-    lane_ = owner.lane_of(stream);
-    from_ = memory.trace().begin(stream);
+    lane_ = lane_of();
+    from_ = memory.trace().begin(lane_);
   }
   traced_span(traced_span&&) = delete;
   ~traced_span() {
-    if (from_ == tracer<Device>::off) return;
+    if (from_ == tracer::off) return;
     try {
       auto& memory = owner_->memory();
-      memory.trace().end(from_, lane_, memory.order().stream(lane_), label_);
+      memory.trace().end(from_, lane_, label_);
     } catch (...) {  // a picture without this span
     }
   }
 
  private:
-  engine<Device>* owner_;
+  engine* owner_;
   span_label label_;
   lane_id lane_{};
-  std::size_t from_ = tracer<Device>::off;
+  std::size_t from_ = tracer::off;
 };
 
 }  // namespace tidepool::detail

@@ -9,25 +9,23 @@
 
 namespace tidepool::inline v0_2_0::detail {
 
-template <device Device>
-void engine<Device>::start_trace(std::string title, stream_ref origin) {
+TIDEPOOL_INLINE void engine::start_trace(std::string title, const void* origin) {
   trace_.start(std::move(title), store_.live(), store_.live_without(), origin);
   tracing_ = true;
 }
 
-template <device Device>
-trace::record engine<Device>::finish_trace() {
+TIDEPOOL_INLINE trace::record engine::finish_trace() {
   tracing_ = false;
-  auto result = trace_.finish(order_.count(), [&](lane_id l) { return order_.stream(l); });
+  auto result = trace_.finish(order_.count());
   result.budget = opts_.device_budget.value_or(0);
   return result;
 }
 
 // A pass begins and ends where the latest call on a compute stream was.
-template <device Device>
-void engine<Device>::trace_pass(const chunk_state& chunk, bool backward, bool begins) noexcept {
+TIDEPOOL_INLINE void engine::trace_pass(const chunk_state& chunk, bool backward,
+                                        bool begins) noexcept {
   if (!tracing_ || trace_.copies(last_lane_)) return;
-  trace_.pass(order_.stream(last_lane_), chunk.ordinal, backward, begins, chunk.info.microbatch,
+  trace_.pass(last_lane_, chunk.ordinal, backward, begins, chunk.info.microbatch,
               chunk.info.model_chunk);
 }
 

@@ -6,17 +6,16 @@
 #include <memory>
 #include <utility>
 
-#include "tidepool/device/device.hpp"
+#include "tidepool/device/hardware.hpp"
 #include "tidepool/memory/borrowed.hpp"
 #include "tidepool/memory/memory_owner.hpp"
 
 namespace tidepool::inline v0_2_0::detail {
 
 // Tells of borrowed memory when it comes and when it goes back.
-template <order_checking_device Device>
 class watched_owner {
  public:
-  watched_owner(Device& dev, const void* data, std::size_t bytes, typename Device::stream_ref home)
+  watched_owner(hardware& dev, const void* data, std::size_t bytes, lane_id home)
       : content_(std::make_unique<content>(content{&dev, data, bytes, home, {}})) {
     dev.borrows(data, bytes);
   }
@@ -32,10 +31,10 @@ class watched_owner {
 
  private:
   struct content {
-    Device* dev;
+    hardware* dev;
     const void* data;
     std::size_t bytes;
-    typename Device::stream_ref home;
+    lane_id home;
     memory_owner owner;
   };
   std::unique_ptr<content> content_;
@@ -43,23 +42,19 @@ class watched_owner {
 
 // Puts `owner` among those of borrowed memory, watched on a device that checks. Where it throws,
 // `owner` is as before.
-template <device Device>
-[[nodiscard]] std::uint32_t hold_borrowed(Device& dev, borrowed_memory& in, memory_owner& owner,
-                                          void* data, std::size_t bytes, lane_id home,
-                                          typename Device::stream_ref stream) {
-  if constexpr (order_checking_device<Device>) {
-    watched_owner<Device> watched(dev, data, bytes, stream);
-    auto& inner = watched.owner();
-    inner = std::move(owner);
-    memory_owner outer(std::move(watched));
-    try {
-      return in.hold(outer, home, bytes);
-    } catch (...) {
-      owner = std::move(inner);
-      throw;
-    }
-  } else {
-    return in.hold(owner, home, bytes);
+[[nodiscard]] inline std::uint32_t hold_borrowed(hardware& dev, borrowed_memory& in,
+                                                 memory_owner& owner, void* data, std::size_t bytes,
+                                                 lane_id home) {
+  if (!dev.can().checks_order) return in.hold(owner, home, bytes);
+  watched_owner watched(dev, data, bytes, home);
+  auto& inner = watched.owner();
+  inner = std::move(owner);
+  memory_owner outer(std::move(watched));
+  try {
+    return in.hold(outer, home, bytes);
+  } catch (...) {
+    owner = std::move(inner);
+    throw;
   }
 }
 

@@ -3,23 +3,17 @@
 
 #include <algorithm>
 #include <array>
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "tidepool/core/clocks.hpp"
-#include "tidepool/device/device.hpp"
+#include "tidepool/device/hardware.hpp"
 #include "tidepool/error.hpp"
 #include "tidepool/memory/tracer.hpp"
 
 namespace tidepool::inline v0_2_0 {
-
-namespace detail {
-template <device Device>
-inline constexpr char device_type = 0;  // its address is what counts
-}  // namespace detail
 
 /// Records positions on streams and makes streams wait for them.
 ///
@@ -30,33 +24,25 @@ inline constexpr char device_type = 0;  // its address is what counts
 ///
 /// A join that the waiter made before, directly or through a lane that had made it, is not issued
 /// again. Nothing here blocks the host. Thread safety: none. Inlined by force as in `ranges`.
-template <device Device>
 class lanes final : public clocks {
  public:
   /// Events of each lane; older positions are joined through a later one.
-  static constexpr std::size_t ring = 1024;
+  static constexpr std::size_t ring = detail::hardware::ring;
 
-  /// `trace` outlives this object; while it is on, waits of compute streams are recorded there.
-  lanes(Device& dev, detail::tracer<Device>& trace)
-      : clocks(&detail::device_type<Device>), dev_(&dev), trace_(&trace) {}
+  /// Both outlive this object; while `trace` is on, waits of compute streams are recorded there.
+  lanes(detail::hardware& dev, detail::tracer& trace)
+      : clocks(dev.device_type()), dev_(&dev), trace_(&trace) {}
 
-  /// The lane of a stream; its first use creates the lane's events.
-  [[nodiscard]] lane_id of(typename Device::stream_ref stream) {
-    if constexpr (std::equality_comparable<typename Device::stream_ref>) {
-      // A stream under capture may not be asked for its key.
-      for (std::size_t i = 0; capturing_ && i < count_; ++i) {
-        if (lanes_[i].stream == stream) return static_cast<lane_id>(i);
-      }
-    }
-    const auto key = key_of(stream);
-    for (std::size_t i = 0; i < count_; ++i) {
-      if (lanes_[i].key == key) return static_cast<lane_id>(i);
-    }
-    return add(stream, key);
+  /// A lane for a stream that has none, which `stream` points to: `lane_of` knows its type. Makes
+  /// the lane's events.
+  lane_id add(const void* stream) {
+    return add_by([&](lane_id fresh) { dev_->open(fresh, stream, capturing_); });
+  }
+  /// The same for a stream of its own.
+  lane_id add_own() {
+    return add_by([&](lane_id fresh) { dev_->open_own(fresh); });
   }
 
-  /// The stream of a lane.
-  [[nodiscard]] typename Device::stream_ref stream(lane_id lane) const { return at(lane).stream; }
   /// Those that there are so far are an offloader's own.
   void own_all() { own_ = leading_ = count_; }
   /// Lanes for `more` streams of the offloader's own, which `open` makes; where it throws, they are
@@ -67,7 +53,7 @@ class lanes final : public clocks {
     try {
       open();
     } catch (...) {
-      count_ = before;
+      while (count_ > before) dev_->close(static_cast<lane_id>(--count_));
       throw;
     }
     own_ += more;
@@ -77,15 +63,14 @@ class lanes final : public clocks {
   /// So many have.
   [[nodiscard]] std::uint64_t graphs() const { return graphs_; }
   /// The device whose streams they are.
-  [[nodiscard]] Device& device() const { return *dev_; }
+  [[nodiscard]] detail::hardware& device() const { return *dev_; }
 
   /// Records the lane's present position.
   [[gnu::always_inline]] ticket record(lane_id on) override {
-    auto& lane = at(on);
     auto& clock = clock_of(on);
-    auto& mark = lane.events[clock.recorded % ring];
-    dev_->record(mark.event, lane.stream);
-    mark.known = clock.known;
+    const auto event = clock.recorded % ring;
+    dev_->record(on, event);
+    marks_[index_of(on)][event] = clock.known;
     return {on, ++clock.recorded, ++order_};
   }
 
@@ -99,10 +84,9 @@ class lanes final : public clocks {
   /// Makes `waiter` wait for `until`; true if that took an event join.
   [[gnu::always_inline]] bool join(lane_id waiter, const ticket& until, join_site site) {
     if (joined(waiter, until) || left_out(site)) return false;
-    const auto& lane = at(waiter);
-    const auto traced = trace_->on ? trace_->begin(lane.stream) : trace_->off;
+    const auto traced = trace_->on ? trace_->begin(waiter) : trace_->off;
     wait(waiter, index_of(until.lane), until.position);
-    if (traced != trace_->off) trace_->end_stall(traced, waiter, lane.stream, site);
+    if (traced != trace_->off) trace_->end_stall(traced, waiter, site);
     return true;
   }
   bool join(lane_id waiter, const fence& until, join_site site) override {
@@ -110,20 +94,18 @@ class lanes final : public clocks {
   }
 
   /// False where the device cannot tell, and for work inside a capture, which may never run.
-  [[nodiscard]] bool passed([[maybe_unused]] const fence& until) noexcept override {
-    if constexpr (detail::tells_what_is_over<Device>) {
-      if (capturing_) return false;
-      try {
-        for (std::size_t lane = 0; lane < count_; ++lane) {
-          if (until.position(lane) > passed_[lane] && !lane_passed(lane, until.position(lane))) {
-            return false;
-          }
+  [[nodiscard]] bool passed(const fence& until) noexcept override {
+    if (!dev_->can().tells_what_is_over || capturing_) return false;
+    try {
+      for (std::size_t lane = 0; lane < count_; ++lane) {
+        if (until.position(lane) > passed_[lane] && !lane_passed(lane, until.position(lane))) {
+          return false;
         }
-        return true;
-      } catch (...) {  // whoever waits for it on the device is told
       }
+      return true;
+    } catch (...) {  // whoever waits for it on the device is told
+      return false;
     }
-    return false;
   }
 
   /// Makes `waiter` wait for all that `other` had been given when its `next` was `position`: what
@@ -189,77 +171,51 @@ class lanes final : public clocks {
   [[nodiscard]] bool lane_passed(std::size_t lane, std::uint64_t position) {
     if (position <= captured_[lane]) return false;
     // One that has been recorded anew since stands for later work.
-    if (!dev_->passed(lanes_[lane].events[(position - 1) % ring].event)) return false;
+    if (!dev_->passed(static_cast<lane_id>(lane), (position - 1) % ring)) return false;
     passed_[lane] = position;
     return true;
   }
 
-  [[nodiscard]] std::uint64_t key_of(const typename Device::stream_ref& stream) const {
-    if constexpr (requires { stream.key_in_capture(); }) {
-      if (capturing_) return stream.key_in_capture();
-    }
-    return stream.key();
-  }
-
   bool join_all(lane_id waiter, const fence& until, join_site site) {
     if (left_out(site)) return false;
-    const auto& lane = at(waiter);
     const auto& known = clock_of(waiter).known;
-    const auto traced = trace_->on ? trace_->begin(lane.stream) : trace_->off;
+    const auto traced = trace_->on ? trace_->begin(waiter) : trace_->off;
     // The copy streams come first: having waited for them often makes the rest unnecessary.
     for (std::size_t other = 0; other < count_; ++other) {
       if (other == index_of(waiter) || until.position(other) <= known[other]) continue;
       wait(waiter, other, until.position(other));
     }
-    trace_->end_stall(traced, waiter, lane.stream, site);
+    trace_->end_stall(traced, waiter, site);
     return true;
   }
 
-  struct kept_event {
-    typename Device::event event;
-    positions known{};  // what the lane had joined when it recorded this
-  };
-
-  struct lane_state {
-    typename Device::stream_ref stream;
-    std::uint64_t key = 0;
-    std::vector<kept_event> events;
-  };
-
-  lane_state& at(lane_id id) { return lanes_[index_of(id)]; }
-  const lane_state& at(lane_id id) const { return lanes_[index_of(id)]; }
-
-  [[nodiscard]] bool left_out([[maybe_unused]] join_site site) const {
-    if constexpr (requires { dev_->leaves_out(site); }) {
-      return dev_->leaves_out(site);
-    } else {
-      return false;
-    }
+  [[nodiscard]] bool left_out(join_site site) const {
+    return dev_->can().drops_joins && dev_->leaves_out(site);
   }
 
   [[gnu::always_inline]] void wait(lane_id waiter, std::size_t other, std::uint64_t position) {
     const auto recorded = clocks_[other].recorded;
     const auto oldest = recorded > ring ? recorded - ring + 1 : 1;
     const auto actual = std::max(position, oldest);
-    const auto& mark = lanes_[other].events[(actual - 1) % ring];
-    dev_->wait(at(waiter).stream, mark.event);
+    const auto event = (actual - 1) % ring;
+    dev_->wait(waiter, static_cast<lane_id>(other), event);
     auto& known = clock_of(waiter).known;
-    for (std::size_t i = 0; i < count_; ++i) known[i] = std::max(known[i], mark.known[i]);
+    const auto& mark = marks_[other][event];
+    for (std::size_t i = 0; i < count_; ++i) known[i] = std::max(known[i], mark[i]);
     known[other] = std::max(known[other], actual);
   }
 
-  lane_id add(typename Device::stream_ref stream, std::uint64_t key) {
+  template <class Open>
+  lane_id add_by(const Open& open) {
     if (count_ == max_lanes) {
       throw misuse_error("an offloader serves at most " + std::to_string(max_lanes - own_) +
                          " streams beside its own " + (own_ == 2 ? "two" : std::to_string(own_)) +
                          "; use fewer streams, or one offloader for each set of them");
     }
-    lane_state fresh{stream, key, {}};
-    fresh.events.reserve(ring);
-    for (std::size_t i = 0; i < ring; ++i) fresh.events.push_back({dev_->make_event(false), {}});
-    lanes_[count_] = std::move(fresh);
-    clocks_[count_] = {};
-    const auto id = static_cast<lane_id>(count_++);
+    const auto id = static_cast<lane_id>(count_);
+    marks_[count_].assign(ring, {});
+    open(id);
+    clocks_[count_++] = {};
     // It knows nothing yet, and must never wait for what is on the other side of a capture. In a
     // capture it takes part by the trainer's own fork, which is behind all that came before the
     // capture, but not behind what the copy streams have been given in it.
@@ -269,16 +225,17 @@ class lanes final : public clocks {
       try {
         gather(id, join_site::new_stream);
       } catch (...) {
-        --count_;
+        dev_->close(static_cast<lane_id>(--count_));
         throw;
       }
     }
     return id;
   }
 
-  Device* dev_;
-  detail::tracer<Device>* trace_;
-  std::array<lane_state, max_lanes> lanes_;
+  detail::hardware* dev_;
+  detail::tracer* trace_;
+  // What a lane had joined when it recorded each of its events.
+  std::array<std::vector<positions>, max_lanes> marks_;
   std::size_t own_ = 2;      // an offloader's
   std::size_t leading_ = 2;  // those of them that come before the trainer's
   bool bounded_ = false;     // there has been a capture
@@ -287,17 +244,5 @@ class lanes final : public clocks {
   positions captured_{};        // and at its end
   positions passed_{};          // that the device said it has passed
 };
-
-/// The lane of a stream, for a memory source that works in the order of one: what `attach` gives
-/// are the clocks of an offloader. Throws `misuse_error` where that is one of another device.
-template <device Device>
-[[nodiscard]] lane_id lane_of(clocks& order, typename Device::stream_ref stream) {
-  if (order.device_type() != &detail::device_type<Device>) {
-    throw misuse_error(
-        "memory: this source works on streams of another device than its offloader; make it for"
-        " the same one");
-  }
-  return static_cast<lanes<Device>&>(order).of(stream);
-}
 
 }  // namespace tidepool

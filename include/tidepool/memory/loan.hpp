@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "tidepool/core/page_allocator.hpp"
-#include "tidepool/device/device.hpp"
+#include "tidepool/device/hardware.hpp"
 #include "tidepool/error.hpp"
 #include "tidepool/memory/detail/loan_socket.hpp"
 #include "tidepool/memory/loan_handle.hpp"
@@ -66,15 +66,14 @@ class loan {
 };
 
 // What a borrower has, in one piece.
-template <class Device>
 class loan_pages final : public page_allocator, public loan {
  public:
-  loan_pages(Device& dev, const loan_handle& from)
+  loan_pages(hardware& dev, const loan_handle& from)
       : loan(from.checked().lender()), dev_(&dev), bytes_(from.bytes()) {
     const auto kind = loan_handle::read(from.device_);
-    if (from.kind_ != loan_handle::sum_of(Device::name.data(), Device::name.size())) {
+    if (from.kind_ != loan_handle::sum_of(dev.name().data(), dev.name().size())) {
       throw lender_error("borrow: " + lender() + " lends memory of a device of the kind '" + kind +
-                             "', and this one is of the kind '" + std::string(Device::name) +
+                             "', and this one is of the kind '" + std::string(dev.name()) +
                              "'; lend and borrow on devices of one kind",
                          lender());
     }
@@ -111,7 +110,7 @@ class loan_pages final : public page_allocator, public loan {
         lender());
   }
 
-  Device* dev_;
+  hardware* dev_;
   std::size_t bytes_;
   void* memory_ = nullptr;
   bool taken_ = false;

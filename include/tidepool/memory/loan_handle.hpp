@@ -17,7 +17,6 @@ namespace tidepool::inline v0_2_0 {
 
 namespace detail {
 
-template <class Device>
 class loan_pages;
 
 }  // namespace detail
@@ -43,7 +42,6 @@ class loan_handle {
  private:
   template <class Device>
   friend class lent_memory;
-  template <class Device>
   friend class detail::loan_pages;
 
   static constexpr std::array<char, 8> mark_of_this_format{'t', 'p', 'l', 'o', 'a', 'n', '0', '2'};

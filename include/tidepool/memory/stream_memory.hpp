@@ -12,6 +12,7 @@
 #include "tidepool/core/block.hpp"
 #include "tidepool/error.hpp"
 #include "tidepool/memory/borrowed.hpp"
+#include "tidepool/memory/lane_of.hpp"
 #include "tidepool/memory/lanes.hpp"
 
 namespace tidepool::inline v0_2_0 {
@@ -36,7 +37,7 @@ class stream_memory final : public block_source {
   [[nodiscard]] bool take(std::size_t bytes, lane_id waiter, block& into, fence& ready) override {
     const auto need = aligned(bytes);
     if constexpr (capturing_device<Device>) {  // its event would be of a graph of somebody else's
-      if (static_cast<lanes<Device>&>(*order_).device().capturing(stream_)) {
+      if (device_of_order().capturing(stream_)) {
         throw misuse_error(
             "memory_on: the stream of this memory is being captured, and nothing else may wait for"
             " it then; restore and allocate before the capture, or behind it");
@@ -77,13 +78,17 @@ class stream_memory final : public block_source {
   void give(void* data, std::size_t bytes) {
     held_ -= bytes;
     if constexpr (order_checking_device<Device>) {
-      static_cast<lanes<Device>&>(*order_).device().returned(data, bytes, stream_);
+      device_of_order().returned(data, bytes, stream_);
     }
     if constexpr (std::invocable<Deallocate&, void*, std::size_t>) {
       deallocate_(data, bytes);
     } else {
       deallocate_(data);
     }
+  }
+
+  [[nodiscard]] Device& device_of_order() const {
+    return detail::hardware_in<Device>(static_cast<lanes&>(*order_)).device();
   }
 
   typename Device::stream_ref stream_;

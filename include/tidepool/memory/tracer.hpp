@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "tidepool/core/clocks.hpp"
-#include "tidepool/device/device.hpp"
+#include "tidepool/device/hardware.hpp"
 #include "tidepool/memory/stall_causes.hpp"
 #include "tidepool/trace/record.hpp"
 
@@ -24,11 +24,10 @@ struct span_label {
   std::size_t bytes = 0;
 };
 
-template <device Device>
 class tracer {
  public:
   static constexpr std::size_t off = static_cast<std::size_t>(-1);
-  explicit tracer(Device& dev) : dev_(&dev) {}
+  explicit tracer(hardware& dev) : dev_(&dev), marks_(dev) {}
 
   bool on = false;  // read by who would otherwise have to call; written here alone
 
@@ -41,9 +40,10 @@ class tracer {
     return index_of(lane) < copy_lanes_.size() && !copy_lanes_[index_of(lane)].empty();
   }
 
-  // Blocks the host until the device is idle, so that all streams share one origin of time.
+  // Blocks the host until the device is idle, so that all streams share one origin of time, which
+  // is taken on the stream that `origin` points to.
   void start(std::string title, std::size_t bytes_now, std::size_t without_now,
-             typename Device::stream_ref origin) {
+             const void* origin) {
     title_ = std::move(title);
     first_ += used_;
     used_ = 0;
@@ -55,55 +55,47 @@ class tracer {
     bytes_at_start_ = bytes_now;
     without_at_start_ = without_now;
     mark(origin);
-    if constexpr (logs_kernels) {
-      dev_->log_kernels();
-      origin_ns_ = dev_->now_ns();
-    }
+    dev_->log_kernels();
+    origin_ns_ = dev_->now_ns();
   }
 
   // An index to give to `end`, or `off`.
-  [[nodiscard]] std::size_t begin(typename Device::stream_ref stream) {
-    return on ? mark(stream) : off;
+  [[nodiscard]] std::size_t begin(lane_id lane) { return on ? mark(lane) : off; }
+
+  void end(std::size_t from, lane_id lane, const span_label& label) {
+    if (from != off) add(from, lane, label);
   }
 
-  void end(std::size_t from, lane_id lane, typename Device::stream_ref stream,
-           const span_label& label) {
-    if (from != off) add(from, lane, stream, label);
-  }
-
-  void end_stall(std::size_t from, lane_id lane, typename Device::stream_ref stream,
-                 join_site site) noexcept {
+  void end_stall(std::size_t from, lane_id lane, join_site site) noexcept {
     if (from == off || copies(lane)) return;
     try {
-      add(from, lane, stream, {trace::span_kind::stall, name_of(site), -1, -1, 0});
+      add(from, lane, {trace::span_kind::stall, name_of(site), -1, -1, 0});
     } catch (...) {  // a trace without this span; the wait is made
     }
   }
 
   // Device bytes taken (or given back) from here on; `without` is what there would be now without
   // offload, which only the trainer's own streams change.
-  void level(lane_id lane, typename Device::stream_ref stream, std::size_t taken, std::size_t given,
-             std::size_t without) noexcept {
+  void level(lane_id lane, std::size_t taken, std::size_t given, std::size_t without) noexcept {
     if (!on) return;
     try {
-      levels_.push_back({mark(stream), taken, given, without, !copies(lane)});
+      levels_.push_back({mark(lane), taken, given, without, !copies(lane)});
     } catch (...) {  // a curve without this step; memory is given back in destructors too
     }
   }
 
-  // A pass begins, or ends, behind what `stream` has been given.
-  void pass(typename Device::stream_ref stream, std::size_t chunk, bool backward, bool begins,
-            int microbatch, int model_chunk) noexcept {
+  // A pass begins, or ends, behind what `lane` has been given.
+  void pass(lane_id lane, std::size_t chunk, bool backward, bool begins, int microbatch,
+            int model_chunk) noexcept {
     if (!on) return;
     try {
-      passes_.push_back({mark(stream), chunk, begins, {backward, microbatch, model_chunk, 0, 0}});
+      passes_.push_back({mark(lane), chunk, begins, {backward, microbatch, model_chunk, 0, 0}});
     } catch (...) {  // a picture without this pass
     }
   }
 
-  // Blocks the host until the device is idle. `stream_of(lane)` is a lane's stream.
-  template <class Streams>
-  [[nodiscard]] trace::record finish(std::size_t lane_count, const Streams& stream_of) {
+  // Blocks the host until the device is idle.
+  [[nodiscard]] trace::record finish(std::size_t lane_count) {
     if (!on) return {};
     dev_->synchronize();
     on = false;
@@ -124,18 +116,11 @@ class tracer {
     result.device_bytes_without = curve_without();
     result.passes = pass_spans();
     find_causes(result);
-    add_kernels(result, stream_of);
+    add_kernels(result);
     return result;
   }
 
  private:
-  static constexpr bool logs_kernels = requires(Device & dev, typename Device::stream_ref stream) {
-    dev.log_kernels();
-    dev.take_kernels();
-    dev.now_ns();
-    stream.index();
-  };
-
   struct raw_span {
     trace::span span;
     std::size_t from = 0;
@@ -155,10 +140,9 @@ class tracer {
     trace::pass_span span;
   };
 
-  void add(std::size_t from, lane_id lane, typename Device::stream_ref stream,
-           const span_label& label) {
+  void add(std::size_t from, lane_id lane, const span_label& label) {
     if (from < first_ || !on) return;
-    const auto to = mark(stream);
+    const auto to = mark(lane);
     auto& raw = spans_.emplace_back();
     raw.from = from;
     raw.to = to;
@@ -170,14 +154,14 @@ class tracer {
     raw.span.bytes = label.bytes;
   }
 
-  std::size_t mark(typename Device::stream_ref stream) {
-    if (used_ == marks_.size()) marks_.push_back(dev_->make_event(true));
-    dev_->record(marks_[used_], stream);
+  std::size_t mark(lane_id lane) { return mark(dev_->stream(lane)); }
+  std::size_t mark(const void* stream) {
+    marks_.record(used_, stream);
     return first_ + used_++;
   }
 
   [[nodiscard]] double time_of(std::size_t at) const {
-    return std::max(0.0, static_cast<double>(dev_->elapsed_us(marks_[0], marks_[at - first_])));
+    return std::max(0.0, marks_.elapsed_us(0, at - first_));
   }
 
   [[nodiscard]] std::vector<trace::level> curve() const {
@@ -221,23 +205,19 @@ class tracer {
   }
 
   // What computes: as the device tells, where the trainer has not named it.
-  template <class Streams>
-  void add_kernels(trace::record& into, [[maybe_unused]] const Streams& stream_of) {
+  void add_kernels(trace::record& into) {
     into.untraced.assign(into.lanes.size(), false);
-    if constexpr (logs_kernels) {
-      const auto kernels = dev_->take_kernels();
-      for (std::size_t lane = 0; lane < into.lanes.size(); ++lane) {
-        if (copies(static_cast<lane_id>(lane))) continue;
+    const auto kernels = dev_->take_kernels(into.lanes.size());
+    for (std::size_t lane = 0; lane < into.lanes.size(); ++lane) {
+      if (copies(static_cast<lane_id>(lane))) continue;
+      if (dev_->can().logs_kernels) {
         std::vector<std::pair<double, double>> runs;
         for (const auto& run : kernels) {
-          if (run.stream != stream_of(static_cast<lane_id>(lane)).index()) continue;
+          if (index_of(run.lane) != lane) continue;
           runs.emplace_back((run.start_ns - origin_ns_) / 1e3, (run.end_ns - origin_ns_) / 1e3);
         }
         add_unnamed_compute(into, lane, std::move(runs));
-      }
-    } else {
-      for (std::size_t lane = 0; lane < into.lanes.size(); ++lane) {
-        if (copies(static_cast<lane_id>(lane))) continue;
+      } else {
         into.untraced[lane] =
             std::none_of(into.spans.begin(), into.spans.end(), [&](const trace::span& each) {
               return each.lane == lane && each.kind == trace::span_kind::compute;
@@ -246,7 +226,7 @@ class tracer {
     }
   }
 
-  Device* dev_;
+  hardware* dev_;
   std::vector<std::string> copy_lanes_{"offload", "reload"};  // names by lane
   std::string title_;
   std::size_t bytes_at_start_ = 0;
@@ -254,7 +234,7 @@ class tracer {
   double origin_ns_ = 0;
   std::size_t first_ = 0;  // marks are numbered on from trace to trace, so that old ones show
   std::size_t used_ = 0;
-  std::vector<typename Device::event> marks_;
+  timing_events marks_;
   std::vector<raw_span> spans_;
   std::vector<raw_level> levels_;
   std::vector<raw_pass> passes_;

@@ -92,7 +92,8 @@ inline void warm_up(std::optional<rehearsal>& stage, const profile& step, const 
       before = result.expected.step_us;
     }
     if (picture) {
-      stage.engine().start_trace("forecast", stage.stream());
+      const auto origin = stage.stream();
+      stage.engine().start_trace("forecast", &origin);
       stage.run();
     }
     if (picture) result.picture = stage.engine().finish_trace();

@@ -12,7 +12,6 @@
 #include <cstdio>
 #include <string>
 #include <string_view>
-#include <tidepool/engine/definitions.hpp>
 #include <type_traits>
 #include <vector>
 

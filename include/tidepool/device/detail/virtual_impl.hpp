@@ -307,10 +307,9 @@ TIDEPOOL_INLINE bool virtual_device::host_executed(stream_ref which) const {
 }
 
 TIDEPOOL_INLINE void virtual_device::worked(std::size_t bytes, stream_ref on) {
-  const auto rate = sim_->host_rate(on.index_);
-  if (rate && bytes > 0)
-    launch(
-        on, static_cast<double>(bytes) * *rate, [] {}, "host");
+  const auto ns = static_cast<double>(bytes) * sim_->host_rate(on.index_).value_or(0);
+  const auto nothing = [] {};
+  if (ns > 0) launch(on, ns, nothing, "host");
 }
 
 TIDEPOOL_INLINE void virtual_device::ran(stream_ref on) {

@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "tidepool/buffer.hpp"
+#include "tidepool/device/hardware_of.hpp"
 #include "tidepool/device/virtual.hpp"
 #include "tidepool/engine/engine.hpp"
 #include "tidepool/memory/stream_memory.hpp"
@@ -20,7 +22,8 @@ namespace tidepool::inline v0_2_0::plan::detail {
 
 // One run of a profile through an engine.
 class rehearsal {
-  using engine_type = tidepool::detail::engine<virtual_device>;
+  using engine_type = tidepool::detail::engine;
+  using hardware_type = tidepool::detail::hardware_of<virtual_device>;
   struct end_engine {
     void operator()(engine_type* which) const noexcept {
       which->close();
@@ -33,8 +36,9 @@ class rehearsal {
       : step_(&step),
         dev_(machine_of(step)),
         stream_(dev_.make_stream()),
-        engine_(new engine_type(dev_, opts, step.modules,
-                                std::vector<bool>(step.modules.size(), true), memory_of(step))) {
+        engine_(new engine_type(std::make_unique<hardware_type>(dev_), opts,
+                                {step.modules.begin(), step.modules.end()}, ~std::uint64_t{0},
+                                memory_of(step))) {
     held_.resize(step.storages.size() + step.shared.size());
     list_members();
     extra_.resize(step.storages.size());
@@ -177,11 +181,14 @@ class rehearsal {
     return chunks_[index];
   }
 
+  [[nodiscard]] lane_id lane() {
+    return tidepool::detail::lane_of<virtual_device>(*engine_, stream_.ref());
+  }
   void close(std::uint32_t index) {
     engine_->end_chunk(*std::exchange(chunks_[index], nullptr), true);
   }
 
-  std::span<handle<virtual_device>* const> handles_of(const event& each) {
+  tidepool::detail::handle_list handles_of(const event& each) {
     pointers_.clear();
     for (const auto& of : members_[each.chunk][each.index]) pointers_.push_back(&held_[of.held]);
     return pointers_;
@@ -192,7 +199,8 @@ class rehearsal {
     switch (each.kind) {
       case event_kind::allocate: {
         const auto bytes = std::max<std::size_t>(step_->storages[each.index].bytes, 1);
-        auto& first = held_[each.index] = engine_->allocate(bytes, bytes, stream);
+        auto& first = held_[each.index] =
+            tidepool::detail::buffer_of<virtual_device>(engine_->allocate(bytes, bytes, lane()));
         each_handle_of(each.index, [&](std::size_t handle) {
           if (handle != each.index) held_[handle] = first.share();
           returned_[handle] = false;
@@ -204,7 +212,7 @@ class rehearsal {
         for (const auto& of : members_[each.chunk][each.index]) {
           if (outlives_[of.storage]) extra_[of.storage] = held_[of.held].share();
         }
-        engine_->commit(*opened(each.chunk), group.module, group.layer, stream, handles_of(each),
+        engine_->commit(*opened(each.chunk), group.module, group.layer, lane(), handles_of(each),
                         tidepool::detail::commit_kind::or_discard);
         break;
       }
@@ -214,7 +222,7 @@ class rehearsal {
       case event_kind::restore: {
         const auto& group = step_->chunks[each.chunk].groups[each.index];
         forget_later(each);
-        engine_->restore_or_recompute(*chunks_[each.chunk], group.module, group.layer, stream,
+        engine_->restore_or_recompute(*chunks_[each.chunk], group.module, group.layer, lane(),
                                       handles_of(each), [&] {
                                         dev_.launch(stream, group.recompute_us * 1e3, nullptr);
                                         recomputed_us_ += group.recompute_us;
@@ -279,7 +287,7 @@ class rehearsal {
   double recomputed_us_ = 0;
   std::uintptr_t next_address_ = block_alignment;
   bool waits_ = false;  // for other ranks
-  std::vector<handle<virtual_device>*> pointers_;
+  std::vector<tidepool::detail::handle_base*> pointers_;
 };
 
 }  // namespace tidepool::plan::detail

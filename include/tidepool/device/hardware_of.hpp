@@ -1,0 +1,358 @@
+// The virtual calls of `hardware`, made of a device's own: the one place of an offloader that knows
+// the type of its device, and what that can.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "tidepool/device/allocators.hpp"
+#include "tidepool/device/device.hpp"
+#include "tidepool/device/hardware.hpp"
+#include "tidepool/device/hardware_traits.hpp"
+#include "tidepool/device/link.hpp"
+#include "tidepool/error.hpp"
+#include "tidepool/memory/backing_file.hpp"
+
+namespace tidepool::inline v0_2_0::detail {
+
+// `Device` is the type of the object as its trainer has it: what hides a function of its base, as
+// `checked_device` does, is called.
+template <device Device>
+class hardware_of final : public hardware {
+  using stream_ref = typename Device::stream_ref;
+
+ public:
+  // `dev` outlives it.
+  explicit hardware_of(Device& dev)
+      : hardware(Device::name,
+                 {.fills = filling_device<Device>,
+                  .captures = capturing_device<Device>,
+                  .tells_what_is_over = detail::tells_what_is_over<Device>,
+                  .checks_order = order_checking_device<Device>,
+                  .poisons = poisoning_device<Device>,
+                  .drops_joins = join_dropping_device<Device>,
+                  .logs_kernels = kernel_logging_device<Device>,
+                  .host_works = host_executing_device<Device>},
+                 &type_of_device<Device>),
+        dev_(&dev) {}
+
+  [[nodiscard]] Device& device() const { return *dev_; }
+
+  // The lane of a stream among the first `count`; `count` where it has none there.
+  [[nodiscard]] std::size_t find(const stream_ref& stream, std::size_t count,
+                                 bool in_capture) const {
+    if constexpr (std::equality_comparable<stream_ref>) {
+      // A stream under capture may not be asked for its key.
+      for (std::size_t i = 0; in_capture && i < count; ++i) {
+        if (lanes_[i].stream == stream) return i;
+      }
+    }
+    const auto key = key_of(stream, in_capture);
+    for (std::size_t i = 0; i < count; ++i) {
+      if (lanes_[i].key == key) return i;
+    }
+    return count;
+  }
+
+  void open(lane_id lane, const void* stream, bool in_capture) override {
+    const auto& named = ref(stream);
+    lane_state fresh{named, key_of(named, in_capture), {}, std::nullopt};
+    fresh.make_events(*dev_);
+    at(lane) = std::move(fresh);
+  }
+  void open_own(lane_id lane) override {
+    auto own = dev_->make_stream();
+    const stream_ref named = own.ref();
+    lane_state fresh{named, key_of(named, false), {}, std::move(own)};
+    fresh.make_events(*dev_);
+    at(lane) = std::move(fresh);
+  }
+  void close(lane_id lane) noexcept override {
+    at(lane).events.clear();
+    at(lane).own.reset();
+  }
+  [[nodiscard]] const void* stream(lane_id lane) const override { return &at(lane).stream; }
+
+  void record(lane_id on, std::size_t event) override {
+    auto& lane = at(on);
+    dev_->record(lane.events[event], lane.stream);
+  }
+  void wait(lane_id waiter, lane_id of, std::size_t event) override {
+    dev_->wait(at(waiter).stream, at(of).events[event]);
+  }
+  [[nodiscard]] bool passed(lane_id of, std::size_t event) const override {
+    return over(at(of).events[event]);
+  }
+  void synchronize(lane_id lane) override { dev_->synchronize(at(lane).stream); }
+  void synchronize() override { dev_->synchronize(); }
+
+  [[nodiscard]] timing_id make_timing() override {
+    if (spare_.empty()) {
+      timings_.emplace_back(dev_->make_event(true));
+      spare_.reserve(timings_.capacity());
+      return static_cast<timing_id>(timings_.size() - 1);
+    }
+    const auto which = spare_.back();
+    timings_[which].emplace(dev_->make_event(true));
+    spare_.pop_back();
+    return static_cast<timing_id>(which);
+  }
+  void free_timing(timing_id gone) noexcept override {
+    const auto which = static_cast<std::uint32_t>(gone);
+    timings_[which].reset();
+    spare_.push_back(which);  // has room for all
+  }
+  void record(timing_id target, const void* stream) override {
+    dev_->record(timing(target), ref(stream));
+  }
+  [[nodiscard]] bool passed(timing_id which) const override { return over(timing(which)); }
+  [[nodiscard]] double elapsed_us(timing_id from, timing_id to) const override {
+    return dev_->elapsed_us(timing(from), timing(to));
+  }
+  void log_kernels() override {
+    if constexpr (kernel_logging_device<Device>) dev_->log_kernels();
+  }
+  [[nodiscard]] std::vector<lane_kernel> take_kernels([[maybe_unused]] std::size_t lanes) override {
+    std::vector<lane_kernel> result;
+    if constexpr (kernel_logging_device<Device>) {
+      for (const auto& run : dev_->take_kernels()) {
+        for (std::size_t i = 0; i < lanes; ++i) {
+          if (lanes_[i].stream.index() != run.stream) continue;
+          result.push_back({static_cast<lane_id>(i), run.start_ns, run.end_ns});
+        }
+      }
+    }
+    return result;
+  }
+  [[nodiscard]] double now_ns() const override {
+    if constexpr (kernel_logging_device<Device>) return dev_->now_ns();
+    return 0;
+  }
+
+  void copy(void* target, const void* source, const copy_shape& shape, copy_direction direction,
+            lane_id on) override {
+    dev_->copy(target, source, shape, direction, at(on).stream);
+  }
+  [[nodiscard]] bool copy_batch([[maybe_unused]] std::span<const copy_item> items,
+                                [[maybe_unused]] copy_direction direction,
+                                [[maybe_unused]] lane_id on) override {
+    if constexpr (batching_device<Device>) {
+      return dev_->copy_batch(items, direction, at(on).stream);
+    }
+    return false;
+  }
+  void fill_bytes([[maybe_unused]] void* pointer, [[maybe_unused]] unsigned char byte,
+                  [[maybe_unused]] std::size_t bytes, [[maybe_unused]] lane_id on) override {
+    if constexpr (filling_device<Device>) dev_->fill_bytes(pointer, byte, bytes, at(on).stream);
+  }
+  bool poison([[maybe_unused]] void* pointer, [[maybe_unused]] std::size_t bytes,
+              [[maybe_unused]] lane_id on) override {
+    if constexpr (poisoning_device<Device>) return dev_->poison(pointer, bytes, at(on).stream);
+    return false;
+  }
+  void worked([[maybe_unused]] std::size_t bytes, [[maybe_unused]] lane_id on) override {
+    if constexpr (host_executing_device<Device>) dev_->worked(bytes, at(on).stream);
+  }
+  [[nodiscard]] bool leaves_out([[maybe_unused]] join_site site) const override {
+    if constexpr (join_dropping_device<Device>) return dev_->leaves_out(site);
+    return false;
+  }
+  [[nodiscard]] std::uint64_t issued() const override {
+    if constexpr (requires { dev_->issued(); }) return dev_->issued();
+    return 0;
+  }
+  void drop([[maybe_unused]] lane_id lane,
+            [[maybe_unused]] std::uint64_t issued) noexcept override {
+    if constexpr (counting_issues<Device>) {
+      dev_->drop(at(lane).stream, issued);
+    } else if constexpr (dropping_device<Device>) {
+      dev_->drop(at(lane).stream);
+    }
+  }
+  [[nodiscard]] bool drops() const override { return dropping_device<Device>; }
+
+  void begin_capture([[maybe_unused]] lane_id on) override {
+    if constexpr (capturing_device<Device>) dev_->begin_capture(at(on).stream);
+  }
+  [[nodiscard]] bool capturing([[maybe_unused]] lane_id which) const override {
+    if constexpr (capturing_device<Device>) return dev_->capturing(at(which).stream);
+    return false;
+  }
+  [[nodiscard]] std::unique_ptr<captured_graph> end_capture([[maybe_unused]] lane_id on) override {
+    if constexpr (capturing_device<Device>) {
+      return std::make_unique<graph_of>(dev_->end_capture(at(on).stream));
+    }
+    return nullptr;
+  }
+  void replay([[maybe_unused]] captured_graph& which, [[maybe_unused]] lane_id on) override {
+    if constexpr (capturing_device<Device>) {
+      dev_->replay(static_cast<graph_of&>(which).graph, at(on).stream);
+    }
+  }
+
+  [[nodiscard]] std::unique_ptr<page_allocator> device_pages() override {
+    return std::make_unique<device_allocator<Device>>(*dev_);
+  }
+  [[nodiscard]] std::unique_ptr<page_allocator> host_pages(const host_memory& how) override {
+    return std::make_unique<host_allocator<Device>>(*dev_, how);
+  }
+  [[nodiscard]] std::unique_ptr<page_allocator> peer_pages([[maybe_unused]] int peer) override {
+    if constexpr (peer_device<Device>) return std::make_unique<peer_allocator<Device>>(*dev_, peer);
+    return nullptr;
+  }
+  [[nodiscard]] std::string why_not([[maybe_unused]] host_kind kind) const override {
+    if constexpr (requires { dev_->why_not(kind); }) return dev_->why_not(kind);
+    return {};
+  }
+  [[nodiscard]] std::string why_no_peer([[maybe_unused]] int peer) const override {
+    if constexpr (peer_device<Device>) return dev_->why_no_peer(peer);
+    return "a device of the kind " + std::string(Device::name) + " has no neighbours";
+  }
+  [[nodiscard]] std::unique_ptr<backing_file> open_file(const std::string& path) override {
+    if constexpr (requires { dev_->open_file(path); }) {
+      return dev_->open_file(path);
+    } else {
+      return open_backing_file(path);
+    }
+  }
+  [[nodiscard]] void* import_memory([[maybe_unused]] int descriptor,
+                                    [[maybe_unused]] std::size_t bytes) override {
+    if constexpr (lending_device<Device>) {
+      return dev_->import_memory(descriptor, bytes);
+    } else {
+      throw misuse_error("borrow: a device of the kind " + std::string(Device::name) +
+                         " cannot use memory of other processes");
+    }
+  }
+  void drop_import([[maybe_unused]] void* pointer) noexcept override {
+    if constexpr (lending_device<Device>) dev_->drop_import(pointer);
+  }
+  [[nodiscard]] memory_info memory() const override { return dev_->memory(); }
+  [[nodiscard]] std::string host_memory_text() const override {
+    if constexpr (requires { dev_->host_memory_text(); }) {
+      return std::string(dev_->host_memory_text());
+    } else {
+      return {};
+    }
+  }
+  [[nodiscard]] bool lost() const noexcept override {
+    if constexpr (requires { dev_->lost(); }) return dev_->lost();
+    return false;
+  }
+
+  [[nodiscard]] plan::link_rates measure_link(const std::function<void()>& meet,
+                                              std::size_t most) override {
+    return plan::measure_link(*dev_, meet, most);
+  }
+  [[nodiscard]] std::optional<plan::link_rates> measure_peer_link(int peer) override {
+    return plan::measure_peer_link(*dev_, peer);
+  }
+  [[nodiscard]] std::optional<plan::link_rates> measure_lent_link(void* memory,
+                                                                  std::size_t bytes) override {
+    return plan::measure_lent_link(*dev_, memory, bytes);
+  }
+  [[nodiscard]] bool peer_shares_link() const override {
+    if constexpr (requires { dev_->model().peer_shares_link; }) {
+      return dev_->model().peer_shares_link;
+    }
+    return false;
+  }
+
+  void borrows([[maybe_unused]] const void* pointer, [[maybe_unused]] std::size_t bytes) override {
+    if constexpr (order_checking_device<Device>) dev_->borrows(pointer, bytes);
+  }
+  void gave_back([[maybe_unused]] const void* pointer, [[maybe_unused]] std::size_t bytes,
+                 [[maybe_unused]] lane_id on) override {
+    if constexpr (order_checking_device<Device>) dev_->gave_back(pointer, bytes, at(on).stream);
+  }
+  void returned([[maybe_unused]] const void* pointer, [[maybe_unused]] std::size_t bytes,
+                [[maybe_unused]] lane_id home) override {
+    if constexpr (order_checking_device<Device>) dev_->returned(pointer, bytes, at(home).stream);
+  }
+  void name_copy_streams([[maybe_unused]] lane_id offload, [[maybe_unused]] lane_id reload,
+                         [[maybe_unused]] place_kind to) override {
+    if constexpr (order_checking_device<Device>) {
+      dev_->name_copy_streams(at(offload).stream, at(reload).stream, to);
+    }
+  }
+  void writes_file([[maybe_unused]] const void* block, [[maybe_unused]] const void* memory,
+                   [[maybe_unused]] std::size_t bytes) override {
+    if constexpr (order_checking_device<Device>) dev_->writes_file(block, memory, bytes);
+  }
+  void reads_file([[maybe_unused]] const void* memory, [[maybe_unused]] const void* block,
+                  [[maybe_unused]] std::size_t bytes) override {
+    if constexpr (order_checking_device<Device>) dev_->reads_file(memory, block, bytes);
+  }
+  void abandons_capture() noexcept override {
+    if constexpr (order_checking_device<Device>) dev_->abandons_capture();
+  }
+  void begin_subject([[maybe_unused]] std::string_view module, [[maybe_unused]] int layer,
+                     [[maybe_unused]] int microbatch) override {
+    if constexpr (order_checking_device<Device>) {
+      subjects_.emplace_back(*dev_, module, layer, microbatch);
+    }
+  }
+  void end_subject() noexcept override {
+    if constexpr (order_checking_device<Device>) subjects_.pop_back();
+  }
+
+ private:
+  struct lane_state {
+    stream_ref stream{};
+    std::uint64_t key = 0;
+    std::vector<typename Device::event> events;
+    std::optional<typename Device::stream> own;
+
+    void make_events(Device& dev) {
+      events.reserve(ring);
+      for (std::size_t i = 0; i < ring; ++i) events.push_back(dev.make_event(false));
+    }
+  };
+  struct graph_of final : captured_graph {
+    explicit graph_of(typename graph_type<Device>::type&& made) : graph(std::move(made)) {}
+    typename graph_type<Device>::type graph;
+  };
+
+  [[nodiscard]] lane_state& at(lane_id lane) { return lanes_[index_of(lane)]; }
+  [[nodiscard]] const lane_state& at(lane_id lane) const { return lanes_[index_of(lane)]; }
+  [[nodiscard]] static const stream_ref& ref(const void* stream) {
+    return *static_cast<const stream_ref*>(stream);
+  }
+  [[nodiscard]] typename Device::event& timing(timing_id which) {
+    return *timings_[static_cast<std::size_t>(which)];
+  }
+  [[nodiscard]] const typename Device::event& timing(timing_id which) const {
+    return *timings_[static_cast<std::size_t>(which)];
+  }
+  [[nodiscard]] bool over([[maybe_unused]] const typename Device::event& which) const {
+    if constexpr (detail::tells_what_is_over<Device>) return dev_->passed(which);
+    return false;
+  }
+  [[nodiscard]] static std::uint64_t key_of(const stream_ref& stream,
+                                            [[maybe_unused]] bool in_capture) {
+    if constexpr (requires { stream.key_in_capture(); }) {
+      if (in_capture) return stream.key_in_capture();
+    }
+    return stream.key();
+  }
+
+  Device* dev_;
+  std::array<lane_state, max_lanes> lanes_;
+  std::vector<std::optional<typename Device::event>> timings_;
+  std::vector<std::uint32_t> spare_;  // numbers of those that are gone
+  std::deque<typename subject_type<Device>::type> subjects_;
+};
+
+}  // namespace tidepool::detail

@@ -1,0 +1,170 @@
+// What a handle of saved memory is, whatever its device: `handle` and all that derives from it add
+// types alone.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "tidepool/core/linkage.hpp"
+#include "tidepool/engine/storage.hpp"
+#include "tidepool/error.hpp"
+
+namespace tidepool::inline v0_2_0::detail {
+
+class engine;
+
+// A module's name in the place of a rectangle. A handle that a commit emptied has no part to show,
+// may outlive its offloader, and must not grow for the sake of a message.
+using module_label = std::array<char, sizeof(rectangle)>;
+
+[[nodiscard]] inline rectangle labelled(std::string_view name) {
+  module_label text{};
+  constexpr auto most = text.size() - 1;
+  std::copy_n(name.begin(), std::min(name.size(), most), text.begin());
+  if (name.size() > most) std::fill_n(text.end() - 4, 3, '.');
+  return std::bit_cast<rectangle>(text);
+}
+[[nodiscard]] inline std::string name_in(const rectangle& label) {
+  return std::bit_cast<module_label>(label).data();
+}
+
+// A handle more of a storage, on its way to the trainer.
+struct granted {
+  storage* store = nullptr;
+  lane_id lane{};
+};
+
+class handle_base;
+using handle_list = std::span<handle_base* const>;
+
+// One counted reference to a storage.
+class handle_base {
+ public:
+  handle_base(const handle_base&) = delete;
+  handle_base& operator=(const handle_base&) = delete;
+
+  explicit operator bool() const { return store_ != nullptr; }
+
+ protected:
+  handle_base() = default;
+  explicit handle_base(bool is_view) : is_view_(is_view) {}
+  handle_base(storage* store, const rectangle& part, lane_id lane, bool whole, bool is_view)
+      : store_(store), part_(part), lane_(lane), whole_(whole), is_view_(is_view) {}
+  handle_base(handle_base&& other) noexcept
+      : store_(std::exchange(other.store_, nullptr)),
+        part_(other.part_),
+        lane_(other.lane_),
+        whole_(other.whole_),
+        is_view_(other.is_view_),
+        layer_(other.layer_),
+        saved_as_(std::exchange(other.saved_as_, 0)) {}
+  handle_base& operator=(handle_base&& other) noexcept {
+    if (this != &other) {
+      drop();
+      store_ = std::exchange(other.store_, nullptr);
+      part_ = other.part_;
+      lane_ = other.lane_;
+      whole_ = other.whole_;
+      layer_ = other.layer_;
+      saved_as_ = std::exchange(other.saved_as_, 0);
+    }
+    return *this;
+  }
+  ~handle_base() { drop(); }
+
+  [[nodiscard]] void* address() const {
+    if (store_ == nullptr) {
+      if (saved_as_ != 0) refuse_emptied();
+      return nullptr;
+    }
+    if (store_->bytes == 0) return nullptr;
+    return static_cast<std::byte*>(store_->on_device.data) + part_.offset;
+  }
+  [[nodiscard]] storage* shared() const {
+    ++store_->handles;
+    ++store_->owner->references;
+    return store_;
+  }
+  // Nobody can say when its memory is free: that stays taken.
+  void lose() noexcept;
+  // `lane` used it last.
+  void give_up(lane_id lane);
+
+  storage* store_ = nullptr;
+  rectangle part_{};            // or the name of the module whose commit emptied it
+  lane_id lane_{};              // where it was allocated, shared, committed or restored
+  bool whole_ = false;          // the storage leaves, not the part alone
+  bool is_view_ = false;        // and tells its width; a buffer goes to the end of its storage
+  std::int32_t layer_ = -1;     // of the commit that emptied it
+  std::uint64_t saved_as_ = 0;  // the number of the storage for which it did; 0: none has
+
+ private:
+  friend class engine;
+
+  // All of a storage, or nothing.
+  void fill(const granted& memory) noexcept {
+    drop();
+    store_ = memory.store;
+    part_ = store_ == nullptr ? rectangle{} : rectangle{0, store_->bytes, 1, store_->bytes};
+    lane_ = memory.lane;
+    whole_ = false;
+    layer_ = -1;
+    saved_as_ = 0;
+  }
+  void drop() noexcept {
+    if (store_ != nullptr) drop_full();
+  }
+  void drop_full() noexcept;
+
+  [[noreturn, gnu::cold, gnu::noinline]] void refuse_emptied() const {
+    throw misuse_error("data: the commit of " + name_in(part_) + " of layer " +
+                       std::to_string(layer_) +
+                       " emptied this handle, so that it has no address; restore it before backward"
+                       " reads it, and commit it behind the last use in forward");
+  }
+};
+
+// Room for the lists of handles that trainers give: of a call, and of those that are made in it.
+class handle_lists {
+ public:
+  [[nodiscard]] std::vector<handle_base*>& next() {
+    if (used_ == lists_.size()) lists_.emplace_back();
+    return lists_[used_];
+  }
+  void take() noexcept { ++used_; }
+  void give() noexcept { --used_; }
+
+ private:
+  std::deque<std::vector<handle_base*>> lists_;
+  std::size_t used_ = 0;
+};
+
+// A list of handles as the engine takes it, for the time of one call.
+class listed_handles {
+ public:
+  template <class Handle>
+  listed_handles(handle_lists& in, std::span<Handle* const> given) : in_(&in), list_(in.next()) {
+    list_.assign(given.begin(), given.end());
+    in.take();
+  }
+  listed_handles(const listed_handles&) = delete;
+  listed_handles& operator=(const listed_handles&) = delete;
+  ~listed_handles() { in_->give(); }
+
+  operator handle_list() const { return list_; }  // NOLINT(google-explicit-constructor)
+
+ private:
+  handle_lists* in_;
+  std::vector<handle_base*>& list_;
+};
+
+}  // namespace tidepool::detail

@@ -1,0 +1,348 @@
+/// One pass by keys: the scopes that save tensors, and the loads that bring them back.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "tidepool/core/key_map.hpp"
+#include "tidepool/keyed/state.hpp"
+#include "tidepool/offloader.hpp"
+
+namespace tidepool::inline v0_2_0 {
+
+/// What a framework calls a tensor: any number that no other tensor of the same pass has.
+using tensor_key = std::uint64_t;
+
+/// A tensor as `keyed_pass::save` is given it.
+struct keyed_tensor {
+  tensor_key key = 0;          ///< What the framework calls it.
+  const void* data = nullptr;  ///< Where it lies.
+  std::size_t bytes = 0;       ///< How large it is.
+};
+
+template <device Device, class Modules>
+class keyed;
+
+/// One pass by keys; see `keyed`. Move-only; one that is destroyed unfinished is given up.
+///
+/// A tensor belongs to the innermost module scope in which it was first saved. Tensors of one scope
+/// leave and come back together: the first `load` of any restores all. Each module and layer is
+/// entered once in a pass.
+template <device Device, class Modules = all_modules>
+class keyed_pass {
+ public:
+  using stream_ref = typename Device::stream_ref;  ///< A stream of the device.
+
+  keyed_pass() = default;
+  /// The other is no pass afterwards.
+  keyed_pass(keyed_pass&& other) noexcept
+      : owner_(std::exchange(other.owner_, nullptr)),
+        state_(std::exchange(other.state_, nullptr)) {}
+  /// Gives up an unfinished pass of its own; the other is no pass afterwards.
+  keyed_pass& operator=(keyed_pass&& other) noexcept {
+    if (this != &other) {
+      close();
+      owner_ = std::exchange(other.owner_, nullptr);
+      state_ = std::exchange(other.state_, nullptr);
+    }
+    return *this;
+  }
+  keyed_pass(const keyed_pass&) = delete;             // move-only; pass it by reference
+  keyed_pass& operator=(const keyed_pass&) = delete;  // move-only; pass it by reference
+  ~keyed_pass() { close(); }
+
+  /// The module's forward begins: what is saved from now on is its. Scopes may lie in each other.
+  /// Throws `misuse_error` where the module ran in this layer before.
+  void enter(module_id module, int layer) {
+    auto& at = opened("enter");
+    const auto place = place_of(module, layer);
+    if (at.by_place.find(place) != none) {
+      refuse("enter", "module " + number_of(module) + " of layer " + std::to_string(layer) +
+                          " ran in this pass before; give each run a layer number of its own");
+    }
+    at.by_place.make_room();
+    at.groups.push_back({.module = module, .layer = layer, .outer = at.scope});
+    at.scope = static_cast<std::uint32_t>(at.groups.size() - 1);
+    at.by_place.insert(place, at.scope);
+  }
+  /// The innermost scope ends: its tensors leave, as by `chunk::commit`, once `stream` has come
+  /// this far. Throws as that; the tensors are then where they were, for as long as they have
+  /// references.
+  void leave(stream_ref stream) {
+    auto& at = opened("leave");
+    if (at.scope == none) refuse("leave", "no scope is open; enter one first");
+    const auto index = at.scope;
+    at.scope = at.groups[index].outer;
+    auto& which = at.groups[index];
+    which.place = where::gone;  // until it has left
+    if (which.wanted == 0) return;
+    std::uint32_t argument = 0;
+    at.each_of(which, [&](auto& each) {
+      each.argument = argument++;
+      if (at.trains && owner_->rereads_.expects(which, each)) each.handle.keep_resident();
+      at.go_behind_readers(each);
+    });
+    at.open.commit(which.module, which.layer, stream, at.handles_of(which));
+    which.place = where::committed;
+    const auto least = owner_->off_->settings().min_tensor_elements;
+    bool small = true;
+    at.each_of(which, [&](auto& each) {
+      if (each.handle) {
+        small = small && each.handle.size() < least;
+        return;
+      }
+      which.left = true;
+      each.readers = 0;  // of memory that has gone
+    });
+    which.kept = at.trains && !which.left && !small && owner_->off_->enabled(which.module);
+  }
+  /// `enter(module, layer)`, `body()`, `leave(stream)`. What `body` throws closes the scope, and
+  /// nothing of it leaves.
+  template <class Body>
+  void run(module_id module, int layer, stream_ref stream, Body&& body) {
+    enter(module, layer);
+    try {
+      std::forward<Body>(body)();
+    } catch (...) {
+      auto& which = state_->groups[state_->scope];
+      which.place = where::gone;
+      state_->scope = which.outer;
+      throw;
+    }
+    leave(stream);
+  }
+
+  /// A tensor is saved: `bytes` at `data`, which `stream` wrote, and which `owner` has back as by
+  /// `offloader::adopt`.
+  ///
+  /// Saved again under the same key it is one reference more, and is copied once; `owner` is given
+  /// back at once then, since the first holds the memory. A tensor of 0 bytes may have the key of
+  /// another, as it may have its address, and counts as one reference more to that. Throws as
+  /// `adopt`, and `misuse_error` outside of any scope.
+  void save(tensor_key key, void* data, std::size_t bytes, stream_ref stream, memory_owner owner) {
+    auto& at = opened("save");
+    if (at.scope == none) refuse("save", "no module scope is open; enter one first");
+    const auto known = at.by_key.find(key);
+    if (known != none && (bytes == 0 || !at.entries[known].empty)) {
+      ++at.entries[known].references;
+      return;
+    }
+    at.by_key.make_room();
+    if (at.spare == none) {
+      at.entries.emplace_back();
+      at.spare = static_cast<std::uint32_t>(at.entries.size() - 1);
+    }
+    // One byte has the order of all of it, and no budget counts what the trainer keeps anyway.
+    const bool excluded = owner_->excludes({key, data, bytes});
+    auto memory = owner_->off_->adopt(data, excluded ? std::min<std::size_t>(bytes, 1) : bytes,
+                                      stream, std::move(owner));
+    // Nothing has changed up to here, should the question or the adoption throw.
+    const auto references = 1 + (known == none ? 0 : give_way(key, known, stream));
+    auto& fresh = at.entries[at.spare];
+    fresh.handle = std::move(memory);
+    const auto index = std::exchange(at.spare, fresh.next);
+    fresh.key = key;
+    fresh.references = references;
+    fresh.group = excluded ? none : at.scope;
+    fresh.empty = bytes == 0;
+    fresh.next = none;
+    at.by_key.insert(key, index);
+    if (excluded) return;
+    auto& which = at.groups[at.scope];
+    (which.first == none ? which.first : at.entries[which.last].next) = index;
+    which.last = index;
+    ++which.wanted;
+  }
+
+  /// Its address, which work given to `stream` from now on may read. Every stream that reads it
+  /// calls this, wherever it lies, and may call it again.
+  ///
+  /// Behind `end_forward` the first load of what left brings its whole scope back. Before that it
+  /// is a read in forward, which goes on: what left comes back alone, and stays; at the same place
+  /// of the next pass it does not leave at all. The address holds until the last `drop`; one that
+  /// is given while the scope that saved the tensor is open holds until that ends.
+  ///
+  /// Throws as `chunk::restore`, and `misuse_error` for a key that is not there.
+  [[nodiscard]] void* load(tensor_key key, stream_ref stream) {
+    auto& at = opened("load");
+    auto& wanted = at.entries[known("load", key)];
+    if (wanted.group != none) bring(at.groups[wanted.group], wanted, stream);
+    owner_->off_->wait_for(wanted.handle, stream);  // what stayed may never have met this stream
+    at.note_reader(wanted, stream);
+    return wanted.handle.data();
+  }
+
+  /// One reference less; `stream` used the tensor last. With the last its memory is free behind
+  /// what `stream` has been given so far; of a scope that the policy keeps it goes once that is
+  /// loaded in backward or forgotten. A group all of whose tensors go without having been loaded is
+  /// forgotten, as by `chunk::forget`. Throws `misuse_error` for a key that is not there, and
+  /// `device_error`; it keeps its reference then, and may be dropped again.
+  void drop(tensor_key key, stream_ref stream) {
+    auto& at = opened("drop");
+    const auto index = known("drop", key);
+    auto& gone = at.entries[index];
+    if (gone.references > 1) {
+      --gone.references;
+      return;
+    }
+    give_back(gone, stream);
+    gone.references = 0;
+    at.by_key.erase(key);
+  }
+
+  /// As `chunk::end_forward`: loads belong to the backward pass from here on. A pass that leaves
+  /// this call out computes the same, but brings tensors back one by one, each when it is loaded.
+  void end_forward() {
+    auto& at = opened("end_forward");
+    at.open.end_forward();
+    at.forward = false;
+    for (const auto& each : at.entries) {
+      if (each.read_again) owner_->rereads_.expect(at.groups[each.group], each);
+    }
+  }
+
+  /// The backward pass is complete. Throws `misuse_error` where a tensor of an enabled module was
+  /// neither loaded nor dropped, and came back with no other; and as `chunk::finish`. Those that
+  /// were loaded and not dropped go behind what the streams that loaded them were given; so they do
+  /// where the pass is given up.
+  void finish() {
+    if (state_ == nullptr) return;
+    if (state_->scope != none) refuse("finish", "a scope is still open; leave it first");
+    for (const auto& each : state_->groups) expect_read(each);
+    for (auto& each : state_->groups) {  // nobody will read it any more
+      if (each.place == where::committed) forget(each);
+    }
+    state_->open.finish();
+    close();
+  }
+
+  /// Keys that have references.
+  [[nodiscard]] std::size_t size() const { return state_ == nullptr ? 0 : state_->by_key.size(); }
+
+ private:
+  friend class keyed<Device, Modules>;
+  using keys = keyed<Device, Modules>;
+  using where = detail::keyed_place;
+  using state = typename keys::state;
+  using entry = typename state::entry;
+  using group = detail::keyed_group;
+  static constexpr auto none = detail::key_map::none;
+
+  keyed_pass(keys& of, const chunk_info& info) : owner_(&of), state_(&of.take()) {
+    try {
+      state_->begin(of.off_->begin(info));
+    } catch (...) {
+      close();
+      throw;
+    }
+  }
+
+  void close() noexcept {
+    if (state_ != nullptr) owner_->give(*std::exchange(state_, nullptr));
+  }
+
+  [[nodiscard]] state& opened(const char* call) {
+    if (state_ != nullptr) return *state_;
+    throw misuse_error(std::string(call) +
+                       ": this pass is finished, was never begun, or was moved from; use the one"
+                       " that keyed::begin returned");
+  }
+  [[nodiscard]] std::uint32_t known(const char* call, tensor_key key) const {
+    const auto index = state_->by_key.find(key);
+    if (index == none) {
+      refuse(call, "no tensor has the key " + std::to_string(key) +
+                       ": it was never saved in this pass, or its last reference was dropped");
+    }
+    return index;
+  }
+  [[noreturn, gnu::cold]] void refuse(const char* call, const std::string& why) const {
+    throw misuse_error(std::string(call) + ", microbatch " + std::to_string(state_->microbatch) +
+                       ": " + why);
+  }
+  [[nodiscard]] static std::string number_of(module_id module) {
+    return std::to_string(static_cast<std::size_t>(module));
+  }
+  [[nodiscard]] static std::uint64_t place_of(module_id module, int layer) {
+    return static_cast<std::uint64_t>(module) << 32 | static_cast<std::uint32_t>(layer);
+  }
+
+  // A tensor of no bytes goes for another that has its key; how many references it had.
+  [[nodiscard]] std::uint32_t give_way(tensor_key key, std::uint32_t index, stream_ref stream) {
+    const auto references = std::exchange(state_->entries[index].references, 1U);
+    try {
+      drop(key, stream);
+    } catch (...) {
+      state_->entries[index].references = references;
+      throw;
+    }
+    return references;
+  }
+
+  // Only where it would come back.
+  void expect_read(const group& which) {
+    if (which.place != where::committed || !owner_->off_->enabled(which.module)) return;
+    if (!state_->trains) return;
+    state_->each_of(which, [&](auto& each) {
+      if (each.references == 0 || each.loaded) return;
+      refuse("finish", "the tensor with the key " + std::to_string(each.key) +
+                           ", saved by module " + number_of(which.module) + " of layer " +
+                           std::to_string(which.layer) +
+                           ", was neither loaded nor dropped; do either in backward, begin the pass"
+                           " with forward_only, or destroy it to give it up");
+    });
+  }
+
+  void bring(group& which, entry& wanted, stream_ref stream) {
+    if (which.place != where::committed) return;
+    if (state_->forward) return read_again(which, wanted, stream);
+    if (!wanted.handle || !which.left) restore(which, stream);  // a small one needs no others
+  }
+  void read_again(const group& which, entry& wanted, stream_ref stream) {
+    auto& open = state_->open;
+    if (!wanted.handle) {
+      wanted.handle = detail::buffer_of<Device>(
+          open.engine_->read_again(*open.state_, which.module, which.layer, wanted.argument,
+                                   detail::lane_of<Device>(*open.engine_, stream)));
+    }
+    wanted.read_again = state_->trains;
+  }
+  // Its last reference goes.
+  void give_back(entry& gone, stream_ref stream) {
+    if (gone.group == none) return gone.handle.reset(stream);
+    auto& which = state_->groups[gone.group];
+    const bool committed = which.place == where::committed;
+    if (committed && which.wanted == 1) {
+      reset_all(which, stream);
+      forget(which);
+    } else if (!committed || !which.kept) {
+      gone.handle.reset(stream);
+    } else if (gone.handle) {  // its restore wants it still, and it goes behind both
+      gone.handle.share().reset(stream);
+    }
+    if (which.place == where::open) gone.group = none;
+    --which.wanted;
+  }
+  void restore(group& which, stream_ref stream) {
+    state_->open.restore(which.module, which.layer, stream, state_->handles_of(which));
+    which.place = where::restored;
+    state_->each_of(which, [](auto& each) {
+      if (each.references == 0) each.handle = {};  // nobody waited for it
+    });
+  }
+  // What stayed of a group that nobody will load.
+  void reset_all(const group& which, stream_ref stream) {
+    state_->each_of(which, [&](auto& each) { each.handle.reset(stream); });
+  }
+  void forget(group& which) {
+    state_->open.forget(which.module, which.layer);
+    which.place = where::gone;
+  }
+
+  keys* owner_ = nullptr;
+  state* state_ = nullptr;
+};
+
+}  // namespace tidepool
