@@ -36,13 +36,6 @@ rig::buffer made(rig& desk, offloader& off, std::uint32_t tag) {
 
 }  // namespace
 
-TEST_CASE("misuse: a buffer of no bytes") {
-  rig desk;
-  offloader off(desk.dev, small_options());
-  CHECK_THROWS_AS(static_cast<void>(off.allocate(0, desk.stream())), misuse_error);
-  CHECK_THROWS_AS(static_cast<void>(off.allocate<float>(0, desk.stream())), misuse_error);
-}
-
 TEST_CASE("misuse: restored before anything was committed") {
   rig desk;
   offloader off(desk.dev, small_options());

@@ -4,6 +4,7 @@
 /// other work for the stream does it there.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <initializer_list>
@@ -267,10 +268,11 @@ class parallel_experts : routed_part<Device, Kernels> {
   [[nodiscard]] index words(index width) const {
     return width * bytes_of(on_.types.operands) / index{sizeof(float)};
   }
-  /// Rows that memory is made for; none where no token chose an expert of this rank.
+  /// Rows that memory is made for; a few where none come, so that kernels and messages have an
+  /// address.
   [[nodiscard]] index arrivals(const saved& s) const {
     if (m_.same_sizes()) return m_.experts * padded(m_.expert_capacity());
-    return m_.roomy(s.rows.all_received());
+    return m_.roomy(std::max(s.rows.all_received(), row_padding));
   }
 
   void activate(saved& s, index rows) {
