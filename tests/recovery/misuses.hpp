@@ -117,8 +117,6 @@ template <class Make>
          static_cast<void>(x.data());
          return true;
        }},
-      {"no bytes", wrong,
-       always([](trainer& t) { static_cast<void>(t.off.allocate(0, t.main())); })},
       {"more than any memory", wrong, always([](trainer& t) {
          static_cast<void>(t.off.allocate<double>(static_cast<std::size_t>(-1) / 4, t.main()));
        })},

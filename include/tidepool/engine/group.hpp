@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <utility>
@@ -153,6 +154,11 @@ struct chunk_state {
 
   // Its arguments, in the order of its commit.
   [[nodiscard]] saved* saved_of(const group& of) { return items_.data() + of.first; }
+  // Whether a plan keeps any of what was committed last.
+  [[nodiscard]] bool keeps_last() {
+    const auto* const items = saved_of(groups.back());
+    return std::any_of(items, items + groups.back().count, std::mem_fn(&saved::by_plan));
+  }
 
   // The module's last group of that layer that is not restored yet.
   [[nodiscard]] std::uint32_t find(module_id module, int layer) {

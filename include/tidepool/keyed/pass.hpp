@@ -79,25 +79,25 @@ class keyed_pass {
     auto& which = at.groups[index];
     which.place = where::gone;  // until it has left
     if (which.wanted == 0) return;
+    const auto least = owner_->off_->settings().min_tensor_elements;
     std::uint32_t argument = 0;
+    bool may_leave = false;
     at.each_of(which, [&](auto& each) {
       each.argument = argument++;
-      if (at.trains && owner_->rereads_.expects(which, each)) each.handle.keep_resident();
+      const bool stays = at.trains && owner_->rereads_.expects(which, each);
+      if (stays) each.handle.keep_resident();
+      may_leave = may_leave || (!stays && each.handle.size() >= least);
       at.go_behind_readers(each);
     });
     at.open.commit(which.module, which.layer, stream, at.handles_of(which));
     which.place = where::committed;
-    const auto least = owner_->off_->settings().min_tensor_elements;
-    bool small = true;
     at.each_of(which, [&](auto& each) {
-      if (each.handle) {
-        small = small && each.handle.size() < least;
-        return;
-      }
+      if (each.handle) return;
       which.left = true;
       each.readers = 0;  // of memory that has gone
     });
-    which.kept = at.trains && !which.left && !small && owner_->off_->enabled(which.module);
+    which.kept = at.trains && owner_->off_->enabled(which.module) &&
+                 ((may_leave && !which.left) || at.open.state_->keeps_last());
   }
   /// `enter(module, layer)`, `body()`, `leave(stream)`. What `body` throws closes the scope, and
   /// nothing of it leaves.
