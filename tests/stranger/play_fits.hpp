@@ -9,7 +9,7 @@ namespace stranger {
 // No handle, key or layer of an offloader has memory of its own.
 inline bool player::nothing_held(int side) const {
   for (const auto& each : slots_) {
-    if (!each.full() || !each.of || each.of->side != side || each.where.empty()) continue;
+    if (!each.full() || !each.of || each.of->side != side || each.of->bytes == 0) continue;
     if (!lies_in_loan(each)) return false;
   }
   for (const auto& each : states_) {
