@@ -306,7 +306,8 @@ TEST_CASE("file: of host memory only the ring is taken, of the disk only the bud
     } catch (const tidepool::out_of_budget& problem) {
       CHECK(
           says(problem.what(), "0 bytes of 1024 bytes and 160 KiB of 160 KiB of file are in use"));
-      CHECK(says(problem.what(), "Raise --host-budget or --file-budget to "));
+      CHECK(says(problem.what(), "Raise --host-budget to "));
+      CHECK(says(problem.what(), " or more or --file-budget to "));
     }
     there.check(extra, 99);
     extra.reset(there.stream());
