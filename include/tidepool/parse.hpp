@@ -61,7 +61,8 @@ struct known_options {
 /// const auto options = tidepool::take_options(argc, argv);  // the first line of main
 /// ```
 [[nodiscard]] options take_options(int& argc, const char** argv, options base = {});
-/// As `take_options` of a `const char* argv[]`; takes `argc` and `argv` over `base` in the same way.
+/// As `take_options` of a `const char* argv[]`; takes `argc` and `argv` over `base` in the same
+/// way.
 [[nodiscard]] options take_options(int& argc, char** argv, options base = {});
 
 /// Reads `TIDEPOOL_OFFLOAD_MODULES`, `TIDEPOOL_MAX_INFLIGHT` and so on over `base`.

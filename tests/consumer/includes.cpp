@@ -1,5 +1,5 @@
-// The whole of Tidepool included, and one call of it: where a package puts headers and flags is seen
-// by this as by main.cpp, whose engine takes a compiler three times as long.
+// The whole of Tidepool included, and one call of it: where a package puts headers and flags is
+// seen by this as by main.cpp, whose engine takes a compiler three times as long.
 #include <cstdio>
 #include <tidepool/parse.hpp>
 #include <tidepool/tidepool.hpp>

@@ -1,8 +1,7 @@
 /// What stands for the CUDA device where the compiler has no CUDA.
 #pragma once
 
-#if !defined(TIDEPOOL_HAS_CUDA) && \
-    (defined(TIDEPOOL_NO_CUDA) || !__has_include(<cuda_runtime_api.h>))
+#if !defined(TIDEPOOL_HAS_CUDA) && (defined(TIDEPOOL_NO_CUDA) || !__has_include(<cuda_runtime_api.h>))
 
 namespace tidepool::inline v0_2_0 {
 
