@@ -1201,7 +1201,8 @@ program draw(std::uint64_t seed) {
   auto made = drawer(seed).draw();
   dice roll(seed + (std::uint64_t{1} << 41));
   const int other = roll.below(200);
-  if (other == 0 || long_only()) {
+  const bool is_long = other == 0 || long_only();
+  if (is_long) {
     draw_long(made, roll);
   } else if (other < 13) {
     draw_edge(made, roll);
@@ -1211,7 +1212,7 @@ program draw(std::uint64_t seed) {
   draw_lending(made);
   if (roll.chance(0.6)) draw_reads(made, roll);
   draw_key_kinds(made, roll);
-  if (roll.chance(0.35)) draw_empty(made, roll);
+  if (roll.chance(0.35) && !is_long) draw_empty(made, roll);
   made.eager = roll.chance(0.08);
   return made;
 }

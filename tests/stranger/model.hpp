@@ -329,6 +329,7 @@ struct side_model {
   std::optional<keyed> keys;
   std::size_t in_use = 0, most = 0;
   std::size_t host_then = 0, device_then = 0;  // reserved when the first part was over
+  std::size_t saved = 0, saved_then = 0;       // the most at the end of a forward pass; until then
   bool ending = false;                         // its destructor runs
   bool late = false;                           // memory may wait longer than the slack says
   bool gone = false;

@@ -66,6 +66,14 @@ inline bool player::group_fits(const pass& in, const group& which) const {
   return may_hold(in.side, sum);
 }
 
+inline void player::note_saved(int side) {
+  std::size_t sum = 0;
+  for (const auto& each : contents_) {
+    if (each->side == side && each->saves > 0) sum += each->bytes;
+  }
+  side_at(side).saved = std::max(side_at(side).saved, sum);
+}
+
 // Where sizes differ from step to step, memory may grow while it learns them, and not on and on.
 inline void player::check_growth(const operation& op) {
   if (!usable_side(op.a) || capturing_) return;
@@ -80,12 +88,16 @@ inline void player::check_growth(const operation& op) {
   if (op.b != 0) {
     of.host_then = now.host_reserved;
     of.device_then = now.device_reserved;
+    of.saved_then = of.saved;
     return;
   }
   // With a lender memory of the host's may begin to be used when that has gone.
   if (of.ever_borrowed || (of.host_then == 0 && of.device_then == 0)) return;
   const auto judge = [&](const char* what, std::size_t then, std::size_t is, std::size_t step) {
-    if (is <= then + then / 2 + 2 * step) return;
+    // As much more as was saved at once since, and half of that for pieces.
+    const auto needs =
+        then * std::max(of.saved, of.saved_then) / std::max(of.saved_then, std::size_t{1});
+    if (is <= needs + needs / 2 + 2 * step) return;
     find(std::string(what) + " memory grows over steps",
          std::to_string(then) + " bytes reserved after the first part, " + std::to_string(is) +
              " now");

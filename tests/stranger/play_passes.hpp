@@ -250,6 +250,7 @@ inline void player::end_forward(int chunk) {
        [&] { in.chunk.end_forward(); });
   in.ended = true;
   ++side_at(in.side).eager_calls;
+  note_saved(in.side);
 }
 
 inline bool player::newest(const pass& in, const group& which) const {

@@ -191,6 +191,7 @@ class player {
   [[nodiscard]] bool may_hold(int side, std::size_t bytes) const;
   [[nodiscard]] bool key_fits(const key_pass& in, int scope) const;
   [[nodiscard]] bool group_fits(const pass& in, const group& which) const;
+  void note_saved(int side);
   void check_growth(const operation& op);
 
   // ---- tensors by key (play_keys.hpp, play_key_reads.hpp) ----
