@@ -26,7 +26,8 @@ template <device Device>
   }
   return lane_in<Device>(order, stream);
 }
-// The same where a handle goes or a capture begins, of whatever graphs have left where.
+// The lane of a stream on which a handle goes or a capture begins; where graphs have left tensors
+// does not matter there.
 template <device Device>
 [[nodiscard]] lane_id lane_to_release(engine& of, const typename Device::stream_ref& stream) {
   auto& order = of.order();

@@ -41,7 +41,7 @@ inline constexpr std::string_view negative = "a negative number has no meaning";
   return text.size() > 1 && text[0] == '-' && text[1] >= '0' && text[1] <= '9';
 }
 
-/// The largest count or size. What is above it was a negative number before it was converted.
+/// The largest count or size. A larger one was a negative number before code converted it.
 inline constexpr std::size_t most = std::numeric_limits<std::size_t>::max() / 2;
 
 /// A count as it was meant: -1 where code gave that to a member without a sign.

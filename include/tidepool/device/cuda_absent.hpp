@@ -1,4 +1,4 @@
-/// What stands for the CUDA device where the compiler has no CUDA.
+/// A stand-in for the CUDA device, where the compiler has no CUDA; its use names what is missing.
 #pragma once
 
 #if !defined(TIDEPOOL_HAS_CUDA) && (defined(TIDEPOOL_NO_CUDA) || !__has_include(<cuda_runtime_api.h>))

@@ -1,4 +1,4 @@
-// What the engine asks of a device, in virtual calls: streams are lanes, events are numbers.
+// The engine calls its device through this interface: streams are lanes, events are numbers.
 #pragma once
 
 #include <array>
@@ -27,7 +27,7 @@ namespace detail {
 // An event that takes the time, by number.
 enum class timing_id : std::uint32_t {};
 
-// What some devices can and others cannot, where the engine must know it before it calls. A call
+// Abilities that some devices lack, and that the engine must know of before it calls. A call
 // that a device does not have does nothing, and returns what stands for that.
 struct abilities {
   bool fills = false;               // `fill_bytes`
