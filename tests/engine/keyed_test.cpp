@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <random>
+#include <stdexcept>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
@@ -481,6 +482,28 @@ TEST_CASE("keyed: a small tensor comes without what left with its scope") {
   pass.drop(1, on.desk.stream());
   pass.finish();
   CHECK(on.desk.wrong() == 0);
+}
+
+TEST_CASE("keyed: a save that throws leaves the tensor of no bytes that has its key") {
+  bench on(all_leave(0), machine{});
+  bool refuses = false;
+  on.keys.exclude_if([&](const tidepool::keyed_tensor&) -> bool {
+    if (refuses) throw std::runtime_error("the trainer's own");
+    return false;
+  });
+  auto pass = on.keys.begin();
+  pass.enter(on.attention, 0);
+  pass.save(1, nullptr, 0, on.desk.stream(), [] {});
+  refuses = true;
+  CHECK_THROWS_AS(on.save(pass, 1, on.make(1)), std::runtime_error);
+  CHECK(pass.size() == 1);
+  refuses = false;
+  on.save(pass, 1, on.make(1));
+  pass.drop(1, on.desk.stream());
+  CHECK(pass.size() == 1);  // both were references to the key
+  pass.drop(1, on.desk.stream());
+  CHECK(pass.size() == 0);
+  pass.leave(on.desk.stream());
 }
 
 TEST_CASE("keyed: what is excluded stays where it was, and goes back with its last reference") {
