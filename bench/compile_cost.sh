@@ -2,37 +2,42 @@
 # What including Tidepool costs a compiler: user seconds for one file, the median of some rounds in
 # turns, beside a file that parses and writes JSON by nlohmann/json.
 #
-#   bench/compile_cost.sh [--compiler g++]... [--level -O2]... [--rounds 3] [--only PATTERN] [--no-cu]
+#   bench/compile_cost.sh [--compiler g++]... [--level -O2]... [--rounds 5] [--only PATTERN] [--no-cu]
+#                         [--against CHECKOUT]
 #
 #   empty             a main and nothing else
 #   json              nlohmann/json: parse and dump
 #   engine, DEVICE    an offloader on one device, with one step: what the engine costs by itself
 #   planner           the same on the virtual device, with a planner
 #   readme            README.md's program, as it stands there
-#   src.hpp           what `compiled` leaves to one file (once there is that header)
+#   src.hpp           what `compiled` leaves to one file
 #   cu, empty         a .cu file with an empty main, by nvcc
 #   cu, minimal       the same with one offloader
+#   cu, cuda_first    examples/cuda_first.cu, as it stands there
 #
-# Where there is `tidepool/src.hpp`, a second column has each file with -DTIDEPOOL_COMPILED. Several
-# compilers and levels make a table each. A quiet machine gives figures; ccache is not asked. Rows of
-# CUDA are left out where there is no toolkit; CUDA_HOME says where it is. --only takes an extended
-# regular expression.
+# A second pair of columns has each file with -DTIDEPOOL_COMPILED. Behind each median stand the least and
+# the most. --against has a second line for each row of Tidepool: the same with the headers of another
+# checkout, its README's program and its cuda_first.cu, in the same rounds; a third line says how many
+# times that one's seconds this one takes. Several compilers and levels make a table each. A quiet
+# machine gives figures; ccache is not asked. Rows of CUDA are left out where there is no toolkit;
+# CUDA_HOME says where it is. --only takes an extended regular expression.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cuda=${CUDA_HOME:-/usr/local/cuda}
-compilers=() levels=() rounds=3 with_cu=1 only=.
+compilers=() levels=() rounds=5 with_cu=1 only=. against=
 usage() {
   sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
   exit "$1"
 }
 while [ $# -gt 0 ]; do
   case $1 in
-    --compiler | --level | --rounds | --only) [ $# -gt 1 ] || usage 2 >&2 ;;&
+    --compiler | --level | --rounds | --only | --against) [ $# -gt 1 ] || usage 2 >&2 ;;&
     --compiler) compilers+=("$2") && shift 2 ;;
     --level) levels+=("$2") && shift 2 ;;
     --rounds) rounds=$2 && shift 2 ;;
     --only) only=$2 && shift 2 ;;
+    --against) against=$(cd "$2" && pwd) && shift 2 ;;
     --no-cu) with_cu=0 && shift ;;
     --help) usage 0 ;;
     *) usage 2 >&2 ;;
@@ -44,8 +49,7 @@ done
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-compiled=0
-[ -e "$root/include/tidepool/src.hpp" ] && compiled=1
+trees=("$root" ${against:+"$against"})
 
 # --- the files
 
@@ -91,36 +95,46 @@ step virtual.cpp virtual virtual_device
 step cuda.cpp cuda cuda_device
 step planner.cpp virtual virtual_device '{.planner = tidepool::planner()}' tidepool/plan.hpp
 step minimal.cu cuda cuda_device
-awk '/^## A program/ { here = 1 } here && /^```$/ { exit } here && code { print }
-     here && /^```cpp$/ { code = 1 }' "$root/README.md" >"$work/readme.cpp"
-grep -q 'int main' "$work/readme.cpp" || { echo "compile_cost: README.md has no program" >&2; exit 1; }
+# Of each tree its own.
+for tree in "${!trees[@]}"; do
+  mkdir "$work/$tree"
+  awk '/^## A program/ { here = 1 } here && /^```$/ { exit } here && code { print }
+       here && /^```cpp$/ { code = 1 }' "${trees[tree]}/README.md" >"$work/$tree/readme.cpp"
+  grep -q 'int main' "$work/$tree/readme.cpp" ||
+    { echo "compile_cost: ${trees[tree]}/README.md has no program" >&2; exit 1; }
+  cp "${trees[tree]}/examples/cuda_first.cu" "$work/$tree"
+done
 echo '#include "tidepool/src.hpp"' >"$work/src.cpp"
 
-# --- the rows: a name, a file, and whether `compiled` is asked of it
+# --- the rows: a name, a file, and whether it includes Tidepool, and `compiled` is asked of it
 
 rows=()
 row() { if [[ $1 =~ $only ]]; then rows+=("$1|$2|$3"); fi; }
-row empty empty.cpp no
-row json json.cpp no
-row "engine, null" null.cpp yes
-row "engine, virtual" virtual.cpp yes
-if [ -e "$cuda/include/cuda_runtime_api.h" ]; then row "engine, cuda" cuda.cpp yes; fi
-row planner planner.cpp yes
-row readme readme.cpp yes
-if [ $compiled = 1 ]; then row src.hpp src.cpp no; fi
-cu_rows=()
-if [ $with_cu = 1 ] && [ -x "$cuda/bin/nvcc" ] && [[ cu =~ $only ]]; then
-  cu_rows=("cu, empty|empty.cu|no" "cu, minimal|minimal.cu|yes")
+row empty empty.cpp none
+row json json.cpp none
+row "engine, null" null.cpp both
+row "engine, virtual" virtual.cpp both
+if [ -e "$cuda/include/cuda_runtime_api.h" ]; then row "engine, cuda" cuda.cpp both; fi
+row planner planner.cpp both
+row readme readme.cpp both
+row src.hpp src.cpp headers
+if [ $with_cu = 1 ] && [ -x "$cuda/bin/nvcc" ]; then
+  row "cu, empty" empty.cu none
+  row "cu, minimal" minimal.cu both
+  row "cu, cuda_first" cuda_first.cu both
 fi
+[ ${#rows[@]} -gt 0 ] || { echo "compile_cost: no row is called like '$only'" >&2; exit 2; }
 
-# seconds COMPILER LEVEL FILE [FLAG]...
+# seconds COMPILER LEVEL TREE FILE [FLAG]...
 seconds() {
-  local compiler=$1 level=$2 file=$3 TIMEFORMAT=%U
-  shift 3
-  local -a command=("$compiler" -std=c++20 "$level" "$@" -I"$root/include" -c "$work/$file" -o "$work/out.o")
+  local compiler=$1 level=$2 tree=$3 file=$4 TIMEFORMAT=%U
+  shift 4
+  if [ -e "$work/$tree/$file" ]; then file=$tree/$file; fi
+  local -a command=("$compiler" -std=c++20 "$level" "$@" "-I${trees[tree]}/include" -c "$work/$file"
+    -o "$work/out.o")
   case $file in
     *.cu) command=("$cuda/bin/nvcc" -ccbin "$compiler" -arch=sm_90 "${command[@]:1}") ;;
-    cuda.cpp) command+=(-I"$cuda/include") ;;
+    cuda.cpp) command+=("-I$cuda/include") ;;
   esac
   { time "${command[@]}" 2>"$work/errors" >&2; } 2>&1 || {
     echo "compile_cost: ${command[*]}" >&2
@@ -128,38 +142,57 @@ seconds() {
     return 1
   }
 }
-median() { sort -n | awk '{ v[NR] = $1 } END { printf "%.1f", NR % 2 ? v[(NR + 1) / 2] : (v[NR / 2] + v[NR / 2 + 1]) / 2 }'; }
+# median FILE: and the least and the most
+median() {
+  sort -n "$1" | awk '{ v[NR] = $1 } END {
+    printf "%.1f %.1f..%.1f\n", NR % 2 ? v[(NR + 1) / 2] : (v[NR / 2] + v[NR / 2 + 1]) / 2, v[1], v[NR] }'
+}
+ratio() { awk -v a="$1" -v b="$2" 'BEGIN { if (b > 0 && a != "") printf "%.2f", a / b; else printf "-" }'; }
+
+# line NAME HEADERS SPREAD COMPILED SPREAD JSON
+line() {
+  printf '%-18s %8s %12s %7s %9s %12s %7s\n' "$1" "$2" "$3" "$(ratio "$2" "$6")" "${4:--}" "${5:--}" \
+    "$(ratio "$4" "$6")"
+}
 
 # table COMPILER LEVEL
 table() {
-  local round entry name file also
+  local round entry name file asked tree
   for ((round = 0; round < rounds; ++round)); do
-    for entry in "${rows[@]}" "${cu_rows[@]}"; do
-      IFS='|' read -r name file also <<<"$entry"
-      seconds "$1" "$2" "$file" >>"$work/times $name"
-      if [ $compiled = 1 ] && [ "$also" = yes ]; then
-        seconds "$1" "$2" "$file" -DTIDEPOOL_COMPILED >>"$work/compiled $name"
-      fi
+    for entry in "${rows[@]}"; do
+      IFS='|' read -r name file asked <<<"$entry"
+      for tree in "${!trees[@]}"; do
+        if [ "$tree" = 0 ] || [ "$asked" != none ]; then
+          seconds "$1" "$2" "$tree" "$file" >>"$work/$tree/headers $name"
+        fi
+        if [ "$asked" = both ]; then
+          seconds "$1" "$2" "$tree" "$file" -DTIDEPOOL_COMPILED >>"$work/$tree/compiled $name"
+        fi
+      done
     done
   done
   printf '\n%s %s: user seconds, median of %d\n' "$("$1" --version | head -1)" "$2" "$rounds"
-  printf '%-18s %8s %8s %9s %8s\n' "" headers "/ json" compiled "/ json"
-  local json=0 empty=0 mine theirs
-  if [ -e "$work/times json" ]; then json=$(median <"$work/times json"); fi
-  ratio() { awk -v a="$1" -v b="$json" 'BEGIN { if (b > 0 && a != "") printf "%.2f", a / b; else printf "-" }'; }
-  for entry in "${rows[@]}" "${cu_rows[@]}"; do
-    IFS='|' read -r name file also <<<"$entry"
-    mine=$(median <"$work/times $name") theirs=
-    if [ -e "$work/compiled $name" ]; then theirs=$(median <"$work/compiled $name"); fi
-    case $name in
-      "cu, empty") empty=$mine && printf '%-18s %8s\n' "$name" "$mine" ;;
-      cu,*) printf '%-18s %8s %8s %9s %8s\n' "$name" "$mine" "" "${theirs:--}" "" &&
-        awk -v a="$mine" -v b="$empty" -v c="$theirs" 'BEGIN {
-          printf "%-18s %8.1f %8s %9s\n", "cu, gain", a - b, "", c == "" ? "-" : sprintf("%.1f", c - b) }' ;;
-      *) printf '%-18s %8s %8s %9s %8s\n' "$name" "$mine" "$(ratio "$mine")" "${theirs:--}" "$(ratio "$theirs")" ;;
-    esac
+  printf '%-18s %8s %12s %7s %9s %12s %7s\n' "" headers spread "/ json" compiled spread "/ json"
+  local json=0 mine spread theirs also
+  if [ -e "$work/0/headers json" ]; then read -r json _ < <(median "$work/0/headers json"); fi
+  for entry in "${rows[@]}"; do
+    IFS='|' read -r name file asked <<<"$entry"
+    local -a before=()
+    for tree in "${!trees[@]}"; do
+      [ -e "$work/$tree/headers $name" ] || continue
+      read -r mine spread < <(median "$work/$tree/headers $name")
+      theirs='' also=''
+      if [ "$asked" = both ]; then read -r theirs also < <(median "$work/$tree/compiled $name"); fi
+      if [ "$tree" = 0 ]; then
+        line "$name" "$mine" "$spread" "$theirs" "$also" "$json"
+        before=("$mine" "$theirs")
+      else
+        line "  against" "$mine" "$spread" "$theirs" "$also" "$json"
+        printf '%-18s %8s %30s\n' "  times" "$(ratio "${before[0]}" "$mine")" "$(ratio "${before[1]}" "$theirs")"
+      fi
+    done
   done
-  rm -f "$work"/times* "$work"/compiled*
+  rm -f "$work"/*/headers* "$work"/*/compiled*
 }
 
 for compiler in "${compilers[@]}"; do

@@ -178,13 +178,13 @@ int main(int argc, char** argv) {
       return 2;
     }
     const auto gpus = static_cast<std::size_t>(run.gpus);
-    tp::plan::machine_description host;  // read first: a mistake is told before the work
+    planning::machine_description host;  // read first: a mistake is told before the work
     if (!run.json.empty()) host = machine_to_add_to(run.json, run.machine, gpus);
     auto each = rates(run);
     if (!run.json.empty()) {
       each.latency_us = host.link.latency_us;  // which this does not measure
-      tp::plan::set_link(host, gpus, each);
-      tp::plan::save(host, run.json);
+      planning::set_link(host, gpus, each);
+      planning::save(host, run.json);
       std::printf("wrote %s\n", run.json.c_str());
     }
     if (run.gpus > 1) return 0;

@@ -5,7 +5,8 @@
 #include <filesystem>
 #include <string>
 #include <tidepool/error.hpp>
-#include <tidepool/plan/machine_json.hpp>
+
+#include "../examples/plan/machine_json.hpp"
 
 namespace bench {
 
@@ -14,11 +15,9 @@ namespace bench {
 ///
 /// Throws `tidepool::option_error`, and `tidepool::plan::file_error` for a file that cannot be
 /// read.
-inline tidepool::plan::machine_description machine_to_add_to(const std::string& path,
-                                                             const std::string& like,
-                                                             std::size_t gpus) {
-  namespace plan = tidepool::plan;
-  if (std::filesystem::exists(path)) return plan::load_machine(path);
+inline planning::machine_description machine_to_add_to(const std::string& path,
+                                                       const std::string& like, std::size_t gpus) {
+  if (std::filesystem::exists(path)) return planning::load_machine(path);
   const auto fail = [&](const std::string& remedy) {
     throw tidepool::option_error("--json=" + path + ": there is no such file yet; " + remedy);
   };
@@ -26,7 +25,7 @@ inline tidepool::plan::machine_description machine_to_add_to(const std::string& 
   if (like.empty()) {
     fail("name the machine whose rates of computing and memory it takes over, as --machine=h200");
   }
-  auto made = plan::machine_named(like);
+  auto made = planning::machine_named(like);
   made.shared.clear();
   made.source = "link: raw copies of bench_link; the rest as for " + made.name + ": " + made.source;
   return made;

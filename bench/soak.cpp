@@ -14,6 +14,7 @@
 #include <random>
 #include <string>
 #include <string_view>
+#include <tidepool/places/file.hpp>
 #include <tidepool/plan.hpp>
 #include <tidepool/tidepool.hpp>
 #include <vector>
@@ -101,7 +102,7 @@ class training {
       : run_(run),
         owned_(kernels.dev.make_stream()),
         stream_(owned_.ref()),
-        off(kernels.dev, options_of(run), {.planner = tp::planner()}) {
+        off(kernels.dev, options_of(run), {.planner = tp::planner(), .file = tp::file_place()}) {
     off.on_report([](std::string_view) {});
     for (auto& each : flying_) each.tensors.resize(2 * static_cast<std::size_t>(run.layers));
   }

@@ -28,7 +28,7 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 proxy=(--preset large --device cuda --hidden 7168 --heads 56 --experts 16 --top-k 8 --ffn 2048
   --expert-capacity 1.25 --batch 4 --microbatches $((4 * ranks)) --precision bf16 --lr 1e-5
   --data "$here/../LICENSE" --steps 14 --compare --offload-modules all --memory arena
-  --policy automatic --timed-step 8)
+  --policy automatic --timed-step 8 --adopt-after 0)
 
 # row FILE NAME
 row() {

@@ -44,6 +44,6 @@ check 'bf16, FP8 codec' "${all[@]}" --precision bf16 --codec fp8
 check 'products of codes' "${all[@]}" --precision fp8 --fp8-gemm --fp8-scaling tensor
 check 'a trace' "${all[@]}" --timeline "$folder/timeline"
 steps=6
-check 'a plan' "${all[@]}" --policy automatic --device-budget 20MiB
+check 'a plan' "${all[@]}" --policy automatic --timed-step 2 --adopt-after 0 --device-budget 20MiB
 
 [ "$failed" -eq 0 ]

@@ -18,7 +18,7 @@ file(GLOB_RECURSE cuda_headers CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/
 find_path(NLOHMANN_JSON_INCLUDE_DIR nlohmann/json.hpp)
 mark_as_advanced(NLOHMANN_JSON_INCLUDE_DIR)
 if(NOT NLOHMANN_JSON_INCLUDE_DIR)
-  list(FILTER host_headers EXCLUDE REGEX "plan/(machine_)?json.hpp|plan/detail/json_")
+  list(FILTER host_headers EXCLUDE REGEX "plan/json.hpp|plan/detail/json_")
 endif()
 
 # Those over libtorch bring some 100 000 lines each: together, each first and last in turn.
@@ -80,6 +80,8 @@ if(TIDEPOOL_TEST_LENGTH STREQUAL "short")
   list(REMOVE_ITEM alone tidepool/src.hpp) # tidepool_compiled is that header alone
   set(inner ${host_headers})
   list(FILTER inner INCLUDE REGEX "/(engine|detail)/")
+  # It brings the bodies of its functions, which need the headers of engine/ whole.
+  list(PREPEND inner tidepool/engine/engine.hpp)
   together_source(inner cpp together ${inner})
 endif()
 header_sources(cpp sources ${alone})

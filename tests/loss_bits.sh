@@ -49,13 +49,13 @@ done
 for depth in 1 2 3 4; do
   check --offload-modules all --in-flight "$depth" --memory arena --device-budget 24MiB
   check --offload-modules all --in-flight "$depth" --memory arena --device-budget 24MiB \
-    --policy automatic
+    --policy automatic --timed-step 2 --adopt-after 0
   check --offload-modules all --in-flight "$depth" --memory slots
 done
 # Many small tensors whose sizes change: what the plan keeps must not leave the arena in pieces.
 for budget in 900KB 1200KB 1600KB; do
   check --hidden 32 --heads 2 --seq 32 --batch 2 --layers 8 --in-flight 2 --memory arena \
-    --device-budget "$budget" --offload-modules all --policy automatic
+    --device-budget "$budget" --offload-modules all --policy automatic --timed-step 2 --adopt-after 0
 done
 # The same in hardly more than a step needs: a fifth of it is one tensor. A GPU's own times make other
 # plans, and it needs some more. The text is fixed, since the experts' sizes are those of its words:
@@ -66,7 +66,7 @@ for layers in 4 8; do
   for depth in 1 2; do
     check --hidden 32 --heads 2 --seq 32 --batch 2 --layers "$layers" --in-flight "$depth" \
       --eval-every 2 --memory arena --device-budget "$least" --offload-modules all \
-      --policy automatic --data "$text"
+      --policy automatic --timed-step 2 --adopt-after 0 --data "$text"
   done
 done
 check --offload-modules all --no-margin --reload-ahead 0
@@ -84,19 +84,19 @@ done
 check --recompute-modules layernorm,moe_act,moe_permute --in-flight 3 --memory arena \
   --device-budget 24MiB --offload-modules attn_norm,core_attn,mlp_norm,router --eval-every 2
 check --recompute-modules layernorm,moe_act --in-flight 2 --memory arena --device-budget 24MiB \
-  --offload-modules attn_norm,core_attn,mlp_norm,expert_fc1 --policy automatic
+  --offload-modules attn_norm,core_attn,mlp_norm,expert_fc1 --policy automatic --timed-step 2 --adopt-after 0
 # Sizes that stay the same, and residuals that outlive what is saved of them: the plan leaves room.
 for budget in 14MiB 16MiB 18MiB; do
   check --expert-capacity 2 --offload-modules all --memory arena --device-budget "$budget" \
-    --policy automatic
+    --policy automatic --timed-step 2 --adopt-after 0
 done
 check --expert-capacity 1.5 --row-classes 6 --offload-modules all --memory arena \
-  --device-budget 24MiB --policy automatic
+  --device-budget 24MiB --policy automatic --timed-step 2 --adopt-after 0
 check --row-classes 3 --in-flight 2 --memory slots
 # What is cheaper to compute again than to move: the plan says so, and the bits are the same. The text
 # is fixed, so that the sizes of the experts' tensors are.
 recomputing() {
-  check --policy automatic --memory arena --data "$text" --summary "$@"
+  check --policy automatic --timed-step 2 --adopt-after 0 --memory arena --data "$text" --summary "$@"
   if [ -n "$output" ] && [ "$device" = virtual ] && ! grep -q 'are recomputed; ' <<<"$output"; then
     failed=$((failed + 1))
     printf 'FAILED   %s\nnothing was recomputed by plan\n' "$*"
@@ -115,7 +115,7 @@ for module in mlp_fc1 mlp_act mlp_fc2 shared_act shared_fc2; do
   check "${mixed[@]}" --offload-modules "$module" --in-flight 2
 done
 check "${mixed[@]}" --offload-modules all --memory arena --device-budget 24MiB --eval-every 2
-check "${mixed[@]}" --offload-modules all --memory arena --device-budget 24MiB --policy automatic
+check "${mixed[@]}" --offload-modules all --memory arena --device-budget 24MiB --policy automatic --timed-step 2 --adopt-after 0
 check "${mixed[@]}" --offload-modules all --memory slots --in-flight 3
 check "${mixed[@]}" --dense-ffn 96 --recompute-modules layernorm,moe_act,mlp_act,shared_act \
   --offload-modules core_attn,router,attn_norm,mlp_norm --in-flight 2
@@ -126,7 +126,7 @@ for modules in mtp_proj final_norm mtp_proj,final_norm all; do
 done
 check --mtp 1 --offload-modules all --memory arena --device-budget 24MiB --eval-every 2
 check --mtp 1 "${mixed[@]}" --offload-modules all --memory arena --device-budget 24MiB \
-  --policy automatic
+  --policy automatic --timed-step 2 --adopt-after 0
 for modules in mtp_proj final_norm all; do
   check --mtp 2 --offload-modules "$modules" --memory slots --in-flight 3
 done

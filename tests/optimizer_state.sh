@@ -32,7 +32,7 @@ same 'all offloaded' --offload-modules all
 same 'an arena' --offload-modules all --memory arena --device-budget 16MiB
 same 'three microbatches in flight' --offload-modules all --in-flight 3
 same 'recomputed norms' --offload-modules expert_fc1 --recompute-modules layernorm,moe_act
-same 'an automatic plan' --offload-modules all --policy automatic --memory arena \
+same 'an automatic plan' --offload-modules all --policy automatic --timed-step 2 --adopt-after 0 --memory arena \
   --device-budget 16MiB
 
 # A file says nothing of where the moments are.

@@ -41,7 +41,7 @@ done
 check "peer_1 host" --places peer,host --peer-budget 1MiB --memory arena --device-budget 24MiB \
   --in-flight 2 --eval-every 2
 check "peer_1 host" --places peer host --peer-budget 512KiB --memory arena --device-budget 16MiB \
-  --policy automatic
+  --policy automatic --timed-step 2 --adopt-after 0
 check "peer_1 host" --places=peer,host --peer-budget=2MiB --memory slots --in-flight 2 --mtp 1
 check "peer_1" --places=host,peer --host-budget 1MiB --peer-budget 64MiB
 
@@ -55,7 +55,7 @@ done
 check "peer_1 host file" --places "peer,host,file:$folder/new" --peer-budget 1MiB --host-budget 1MiB \
   "${small_ring[@]}" --memory arena --device-budget 24MiB --in-flight 2 --eval-every 2
 check "file host" --places "file:$folder" host --file-budget 2MiB --file-ring 64KiB --memory arena \
-  --device-budget 16MiB --policy automatic
+  --device-budget 16MiB --policy automatic --timed-step 2 --adopt-after 0
 if [ -n "$(ls -A "$folder")" ]; then
   failed=$((failed + 1))
   echo 'FAILED   a file was left behind'

@@ -185,7 +185,7 @@ case $part in
     same_bits 2 '--layers 4 --eval-every 2' "${leaves[@]}" --max-inflight 1
     same_bits 2 '--layers 4 --mtp 1' --virtual-stages 2 "${leaves[@]}" --memory slots
     same_bits 2 '--layers 4 --precision fp16' "${leaves[@]}"
-    same_bits 2 '--layers 8' "${leaves[@]}" --memory arena --device-budget 1MB --policy automatic
+    same_bits 2 '--layers 8' "${leaves[@]}" --memory arena --device-budget 1MB --policy automatic --timed-step 2 --adopt-after 0
     same_bits 4 '--layers 8' --virtual-stages 2 "${leaves[@]}"
     on 2 --layers 4 --steps 6 --json "$folder/whole" &&
       on 2 --layers 4 --steps 6 --save "$folder/state" --save-step 2 &&
@@ -247,7 +247,7 @@ case $part in
       fi
       if enough $ranks 'a capacity makes all steps alike'; then
         on $ranks --layers 3 --steps 6 "${leaves[@]}" --expert-capacity 1.25 --memory arena \
-          --device-budget 2MB --policy automatic --timed-step 4 --save-plan "$folder/alike" &&
+          --device-budget 2MB --policy automatic --timed-step 4 --adopt-after 0 --save-plan "$folder/alike" &&
           [ "$(grep -l '"shapes_vary": false' "$folder"/alike.*.profile.json | wc -l)" -eq $ranks ]
         verdict "$ranks ranks: a capacity makes all steps alike"
       fi
@@ -258,7 +258,7 @@ case $part in
       with_and_without $ranks --layers 3 --microbatches 8 --in-flight 1 "${leaves[@]}"
       with_and_without $ranks --layers 3 "${leaves[@]}" --memory arena --device-budget 1500KB
       with_and_without $ranks --layers 3 "${leaves[@]}" --memory arena --device-budget 1MB \
-        --policy automatic
+        --policy automatic --timed-step 2 --adopt-after 0
       with_and_without $ranks --layers 3 --optimizer-state host "${leaves[@]}"
       with_and_without $ranks --layers 3 --recompute-modules layernorm,moe_act \
         --offload-modules attn_norm,core_attn,mlp_norm,expert_fc1
@@ -337,13 +337,13 @@ case $part in
           --memory arena --device-budget 1MB
         same_bits $ranks '--layers 8' --virtual-stages $stages "${leaves[@]}" --memory slots
         same_bits $ranks '--layers 8' --virtual-stages $stages "${leaves[@]}" \
-          --memory arena --device-budget 1MB --policy automatic
+          --memory arena --device-budget 1MB --policy automatic --timed-step 2 --adopt-after 0
       done
     done
     for stages_and_budget in '1 450KB' '2 500KB'; do
       read -r stages budget <<<"$stages_and_budget"
       same_bits 2 '--layers 8 --eval-every 2' --virtual-stages "$stages" "${leaves[@]}" \
-        --memory arena --device-budget "$budget" --policy automatic
+        --memory arena --device-budget "$budget" --policy automatic --timed-step 2 --adopt-after 0
       recomputed 2
     done
     again=(--recompute-modules layernorm,moe_act,moe_permute)
@@ -425,7 +425,7 @@ case $part in
     lent 2 '--layers 8' "${leaves[@]}" --lend "$(size 256KiB)" --memory arena --device-budget 1MB
     lent 2 '--layers 8' "${leaves[@]}" --lend "$(size 256KiB)" --memory slots
     lent 2 '--layers 8 --steps 5' "${leaves[@]}" --lend "$(size 128KiB)" --memory arena \
-      --device-budget 420KB --policy automatic
+      --device-budget 420KB --policy automatic --timed-step 2 --adopt-after 0
     if has_run && [ "$device" = virtual ]; then
       grep -Eq '^rank 0: plan: .* \([1-9][0-9]* to the neighbour\)' "$folder/output"
       verdict "2 ranks: the first one's plan counts on what the last one lends"
@@ -674,7 +674,7 @@ SCRIPT
     experts="--expert-parallel --data $text --steps 3"
     apart 'shard-optimizer=true' "$experts --shard-optimizer" "$experts"
     leaving="$spread --offload-modules all --memory arena --device-budget 4MB"
-    apart 'policy=automatic' "$leaving --policy automatic" "$leaving"
+    apart 'policy=automatic' "$leaving --policy automatic --timed-step 2 --adopt-after 0" "$leaving"
 
     # alone_refuses PATTERN OPTION...
     alone_refuses() {

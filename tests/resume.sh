@@ -74,7 +74,7 @@ verdict 'both evaluations after it took place'
 # A plan goes from one run to the next, which then needs no warm-up: its first step moves what the
 # others do.
 planned=(--offload-modules all --memory arena --device-budget 24MiB)
-run "${planned[@]}" --policy automatic --save-plan "$folder/run" &&
+run "${planned[@]}" --policy automatic --timed-step 2 --adopt-after 0 --save-plan "$folder/run" &&
   run "${planned[@]}" --plan "$folder/run" --json "$folder/planned" &&
   [ "$(bits "$folder/planned")" = "$(bits "$folder/whole")" ]
 verdict 'a plan of an earlier run'

@@ -11,6 +11,7 @@
 #include <string>
 #include <string_view>
 #include <tidepool/memory/pinned.hpp>
+#include <tidepool/observe/tracing.hpp>
 #include <tidepool/trace/picture.hpp>
 #include <tidepool/trace/timeline.hpp>
 
@@ -132,10 +133,11 @@ class contest {
     each.own->off().on_report([name = result.plan.name](std::string_view line) {
       std::printf("%s: %.*s\n", name.c_str(), static_cast<int>(line.size()), line.data());
     });
-    // A plan is made after the timed step, and the next is the first that follows it.
+    // Two steps follow the plan, which takes as long as computing takes to settle.
     const bool planned = result.plan.options.policy == tidepool::policy_kind::automatic;
     double bytes_before = 0;
-    for (int i = 0; i < (planned ? result.plan.options.timed_step + 2 : 2); ++i) {
+    for (int left = planned ? 3 : 2; left > 0;
+         left -= !planned || each.own->off().current_plan() ? 1 : 0) {
       bytes_before = bytes_to_peer(each);
       const auto begin = std::chrono::steady_clock::now();
       run_step(*model_, *each.own, run_, stream_);

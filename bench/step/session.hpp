@@ -3,7 +3,9 @@
 
 #include <array>
 #include <chrono>
+#include <tidepool/graph.hpp>
 #include <tidepool/offloader.hpp>
+#include <tidepool/places/file.hpp>
 #include <tidepool/plan.hpp>
 #ifdef TIDEPOOL_BENCH_CHECKED
 #endif
@@ -44,7 +46,9 @@ class session {
   class chunk;
 
   session(cuda_device& dev, const tidepool::options& options, bool recompute)
-      : dev_(&dev), off_(dev, options, {.planner = tidepool::planner()}), recompute_(recompute) {
+      : dev_(&dev),
+        off_(dev, options, {.planner = tidepool::planner(), .file = tidepool::file_place()}),
+        recompute_(recompute) {
     host_time empty;
     for (int i = 0; i < 1000; ++i) const stopwatch time(&empty);
     clock_ns_ = empty.ns / 1000;

@@ -5,9 +5,9 @@
 #include <cstddef>
 #include <functional>
 #include <string>
+#include <tidepool/decide/policy.hpp>
 #include <tidepool/plan/forecast.hpp>
 #include <tidepool/plan/profile.hpp>
-#include <tidepool/rules/policy.hpp>
 #include <tidepool/trace/detail/print.hpp>
 #include <vector>
 

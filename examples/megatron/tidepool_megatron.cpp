@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "tidepool/parse.hpp"
+#include "tidepool/places/file.hpp"
 #include "tidepool/plan.hpp"
 #include "tidepool/torch.hpp"
 #if defined(TIDEPOOL_TORCH_CUDA)
@@ -194,7 +195,8 @@ class engine_on final : public engine {
   template <class... Arguments>
   explicit engine_on(const tp::options& opts, Arguments&&... of_device)
       : dev_(std::forward<Arguments>(of_device)...),
-        off_(dev_, opts, {.planner = tp::planner(), .install_hooks = false}) {
+        off_(dev_, opts,
+             {.planner = tp::planner(), .file = tp::file_place(), .install_hooks = false}) {
     off_.engine().on_report([this](std::string_view report) {
       const std::lock_guard guard(reporting_);
       reports_.emplace_back(report);

@@ -10,12 +10,12 @@
 #include <string_view>
 #include <tidepool/config/formats.hpp>
 #include <tidepool/plan/json.hpp>
-#include <tidepool/plan/machine_json.hpp>
-#include <tidepool/plan/model.hpp>
 #include <tidepool/trace/detail/print.hpp>
 #include <vector>
 
 #include "fields.hpp"
+#include "machine_json.hpp"
+#include "model.hpp"
 
 namespace planning {
 
@@ -55,7 +55,7 @@ inline bool names_file(const std::string& machine) {
 }
 
 // What the rates of the link rest on.
-inline std::string shared_in_words(const tidepool::plan::link_share& link) {
+inline std::string shared_in_words(const link_share& link) {
   const auto gpus = std::to_string(link.gpus);
   const auto measured = std::to_string(link.measured);
   const auto beside = "of each of " + gpus + " GPUs of a host that copy at once, ";
@@ -71,13 +71,13 @@ inline void describe(request& result, const std::string& model, const std::strin
                      const std::vector<std::string>& changes, double tflops,
                      std::optional<std::size_t> gpus_per_host) {
   namespace plan = tidepool::plan;
-  auto about = plan::model_named(model);
-  auto on = names_file(machine) ? plan::load_machine(machine) : plan::machine_named(machine);
+  auto about = model_named(model);
+  auto on = names_file(machine) ? load_machine(machine) : machine_named(machine);
   for (const auto& change : changes) set_field(about, change);
   if (tflops > 0) on.gemm_tflops = tflops;
-  const auto gpus = gpus_per_host.value_or(plan::copying_at_once(about, on));
-  const auto link = plan::link_at_once(on, gpus);
-  result.step = plan::profile_of(about, on, gpus);
+  const auto gpus = gpus_per_host.value_or(copying_at_once(about, on));
+  const auto link = link_at_once(on, gpus);
+  result.step = profile_of(about, on, gpus);
   result.title = about.name + " on " + on.name;
   if (names_file(machine)) result.title += " (" + tidepool::detail::text::printable(machine) + ")";
   const auto number = [](std::size_t value) { return std::to_string(value); };
@@ -162,10 +162,9 @@ inline request read_command_line(int argc, const char* const* argv) {
   std::size_t gpus_per_host = 0;
   CLI::App app{"Plans which activations of a training step leave a GPU, before there is one.",
                "plan"};
-  app.add_option("--model", model, "of " + detail::names_of(tidepool::plan::known_models()))
-      ->capture_default_str();
+  app.add_option("--model", model, "of " + detail::names_of(known_models()))->capture_default_str();
   app.add_option("--machine", machine,
-                 "of " + detail::names_of(tidepool::plan::known_machines()) +
+                 "of " + detail::names_of(known_machines()) +
                      ", or a file (JSON) such as host.json, as bench_link --json records one")
       ->capture_default_str();
   app.add_option("--gpus-per-host", gpus_per_host,

@@ -9,12 +9,13 @@
 #include <string_view>
 #include <system_error>
 #include <tidepool/config/formats.hpp>
-#include <tidepool/plan/model.hpp>
 #include <vector>
+
+#include "description.hpp"
 
 namespace planning {
 
-using description = tidepool::plan::model_description;
+using description = model_description;
 
 struct field {
   std::string_view name;

@@ -76,7 +76,8 @@ int run(const planning::request& asked) {
     if (made.reload_ahead_bytes > 0) {
       std::printf(", at most %.2f %s", in.of(made.reload_ahead_bytes), in.name.c_str());
     }
-    std::printf(".\n");
+    std::printf(".\nThe trainer's options: %s\n",
+                tidepool::to_text(planning::trainer_options(asked.step, made)).c_str());
   }
   planning::print_comparison(study, compared, chosen.budget, in);
 
@@ -88,7 +89,8 @@ int run(const planning::request& asked) {
     seen.picture.title = asked.title;
     picture.fill([&](auto& out) { tidepool::trace::write_svg(out, seen.picture); });
     page.fill([&](auto& out) {
-      tidepool::trace::write_report(out, planning::to_report(asked.notes, chosen, seen));
+      tidepool::trace::write_report(out,
+                                    planning::to_report(asked.notes, asked.step, chosen, seen));
     });
   }
   if (!asked.save_profile.empty()) {

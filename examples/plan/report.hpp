@@ -8,7 +8,9 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <tidepool/module.hpp>
 #include <tidepool/parse.hpp>
+#include <tidepool/plan/automatic.hpp>
 #include <tidepool/trace/report.hpp>
 #include <vector>
 
@@ -126,18 +128,43 @@ inline void print_comparison(const study& of, const std::vector<contestant>& all
       " fit, in a pool\nwithout a limit.\n");
 }
 
+/// Options by which a trainer of these modules makes such a plan of its own steps.
+[[nodiscard]] inline tidepool::options trainer_options(const plan::profile& step,
+                                                       const plan::step_plan& made) {
+  tidepool::options opts;
+  opts.memory = tidepool::memory_kind::arena;
+  opts.policy = tidepool::policy_kind::automatic;
+  opts.device_budget = made.device_budget;
+  opts.recompute_by_plan = plan::detail::count_of(made.what, plan::action::recompute) > 0;
+  if (made.peer_budget > 0) {
+    opts.places = {tidepool::place_kind::peer, tidepool::place_kind::host};
+    opts.peer_budget = made.peer_budget;
+  }
+  std::vector<bool> commits(step.modules.size());
+  for (const auto& chunk : step.chunks) {
+    for (const auto& group : chunk.groups) commits[static_cast<std::size_t>(group.module)] = true;
+  }
+  for (std::size_t i = 0; i < commits.size(); ++i) {
+    if (!commits[i]) continue;
+    const auto& name = step.modules[i];
+    opts.offload_modules.push_back(name);
+    if (std::ranges::find(tidepool::standard_modules, name) == tidepool::standard_modules.end()) {
+      opts.own_modules.push_back(name);
+    }
+  }
+  return opts;
+}
+
 /// The page of a plan: `measured` is the engine on the virtual device.
-inline tidepool::trace::report to_report(const std::vector<std::string>& notes, const point& chosen,
+inline tidepool::trace::report to_report(const std::vector<std::string>& notes,
+                                         const plan::profile& step, const point& chosen,
                                          const plan::forecast_result& seen) {
   using unit = tidepool::trace::planned_figure::unit;
   const auto bytes = [](std::size_t number) { return static_cast<double>(number); };
   const auto& planner = chosen.planned;
   const auto& engine = seen.expected;
-  tidepool::options opts;
-  opts.memory = tidepool::memory_kind::arena;
-  opts.policy = tidepool::policy_kind::automatic;
-  opts.device_budget = chosen.made.device_budget;
-  tidepool::trace::report page{seen.picture, {}, {}, tidepool::to_text(opts), ""};
+  tidepool::trace::report page{
+      seen.picture, {}, {}, tidepool::to_text(trainer_options(step, chosen.made)), ""};
   page.where = "a plan; measured: by the engine on the virtual device";
   for (const auto& note : notes) page.where += "; " + note;
   page.planned = {{"step", planner.step_us, engine.step_us},

@@ -8,11 +8,11 @@
 #include <string>
 #include <string_view>
 #include <tidepool/core/text.hpp>
+#include <tidepool/decide/policy.hpp>
 #include <tidepool/options.hpp>
 #include <tidepool/plan/automatic.hpp>
 #include <tidepool/plan/forecast.hpp>
 #include <tidepool/plan/planner.hpp>
-#include <tidepool/rules/policy.hpp>
 #include <tidepool/trace/detail/print.hpp>
 #include <utility>
 #include <vector>

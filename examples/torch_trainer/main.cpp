@@ -9,6 +9,7 @@
 #include "command_line.hpp"
 #include "text.hpp"
 #include "tidepool/device/virtual.hpp"
+#include "tidepool/places/file.hpp"
 #include "tidepool/plan.hpp"
 #include "tidepool/torch/declared.hpp"
 #include "train.hpp"
@@ -82,7 +83,8 @@ bool train(Device& dev, const gpt::command_line& line) {
   }
   gpt::run_result result;
   {
-    tidepool::torch_offloader off(dev, line.offload, {.planner = tidepool::planner()});
+    tidepool::torch_offloader off(dev, line.offload,
+                                  {.planner = tidepool::planner(), .file = tidepool::file_place()});
     const checking<Device> declared(dev, off);
     result = gpt::trainer<Device>(line, text, where, &off).run();
     print("with offload", result, line);

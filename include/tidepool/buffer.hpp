@@ -22,12 +22,12 @@ template <device Device>
 [[nodiscard]] lane_id lane_of(engine& of, const typename Device::stream_ref& stream) {
   auto& order = of.order();
   if constexpr (capturing_device<Device>) {
-    of.expect_truth_for(hardware_in<Device>(order).device().capturing(stream));
+    of.pass_gate(hardware_in<Device>(order).device().capturing(stream));
   }
   return lane_in<Device>(order, stream);
 }
-// The lane of a stream on which a handle goes or a capture begins; where graphs have left tensors
-// does not matter there.
+// The lane of a stream on which a handle is released or a capture begins. Such calls work wherever
+// graphs have left tensors.
 template <device Device>
 [[nodiscard]] lane_id lane_to_release(engine& of, const typename Device::stream_ref& stream) {
   auto& order = of.order();
@@ -37,13 +37,13 @@ template <device Device>
   return lane_in<Device>(order, stream);
 }
 
-// A handle of what an engine has handed out.
+// Makes a handle of memory that an engine has handed out.
 template <device Device>
 [[nodiscard]] buffer<Device> buffer_of(const granted& memory);
 
 }  // namespace detail
 
-/// What buffers and views share: one counted reference to a storage.
+/// The common part of buffers and views: one counted reference to a storage.
 ///
 /// Move-only. While the storage is on the device the handle is full and `data` is its address
 /// there. `commit` empties the handles of what leaves and `restore` fills them again, perhaps at
@@ -64,33 +64,35 @@ class handle : public detail::handle_base {
   /// True while this handle holds device memory.
   explicit operator bool() const { return store_ != nullptr; }
 
-  /// Device address of the first byte, for work on the stream that it was allocated, restored or
-  /// joined on; it holds until the next commit or reset. Null when empty or of 0 bytes, but where a
-  /// commit emptied it: that throws `misuse_error` with module and layer, until it is restored,
-  /// reset or assigned.
+  /// Device address of the first byte, until the next commit or reset. Work may use it on the
+  /// stream that the handle was allocated, restored or joined on. Null when empty or of 0 bytes;
+  /// but after a commit emptied the handle, `data` throws `misuse_error` with module and layer
+  /// until the handle is restored, reset or assigned.
   [[nodiscard]] void* data() const { return address(); }
-  /// The same as `data`, as a pointer to T.
+  /// Like `data`, as a pointer to T.
   template <class T>
   [[nodiscard]] T* as() const {
     return static_cast<T*>(data());
   }
 
-  /// Gives the memory back: it may be reused after what `stream` has been given so far. Does not
-  /// block the host. Empty handles stay empty. One that throws (`device_error`) leaves it full.
+  /// Gives the memory back: it may be reused after the work that `stream` has been given so far.
+  /// Does not block the host. Empty handles stay empty. A `reset` that throws (`device_error`)
+  /// leaves the handle full.
   void reset(typename Device::stream_ref stream) {
     saved_as_ = 0;
     if (store_ == nullptr) return;
     give_up(detail::lane_to_release<Device>(detail::owner_of(*store_), stream));
   }
 
-  /// Opts this storage out: commits leave it in its owner's hand, for good. For a tensor that
-  /// forward or the optimizer reads again after its commit.
+  /// Opts this storage out: commits leave it on the device and in its handles, for good. For a
+  /// tensor that forward or the optimizer reads again after its commit.
   void keep_resident() const {
-    if (store_ != nullptr) store_->keep = true;
+    if (store_ != nullptr) store_->is.kept = true;
   }
 
  protected:
-  // Not public: a view that were moved into a buffer would be none, and the wrong memory.
+  // Not public: a view moved into a buffer would stand for the whole storage, which is the wrong
+  // memory.
   handle() = default;
   handle(handle&&) noexcept = default;
   handle& operator=(handle&&) noexcept = default;
@@ -106,16 +108,16 @@ class handle : public detail::handle_base {
   friend class keyed;
 };
 
-/// Where a view is in its buffer, and how it leaves. Offsets, widths and pitches are bytes.
+/// Position of a view in its buffer, and how it leaves. Offsets, widths and pitches are bytes.
 struct view_shape {
   std::size_t offset = 0;      ///< in bytes, from the begin of the buffer
-  std::size_t width = 0;       ///< of one row
-  std::size_t rows = 1;        ///< how many
-  std::size_t pitch = 0;       ///< from row to row; 0 means dense rows
+  std::size_t width = 0;       ///< bytes of one row
+  std::size_t rows = 1;        ///< number of rows
+  std::size_t pitch = 0;       ///< bytes from row to row; 0 means dense rows
   bool whole_storage = false;  ///< offload the storage behind it instead of the rectangle alone
 };
 
-/// A rectangle of a buffer. It keeps the storage alive.
+/// A rectangle of a buffer. A view keeps the storage alive.
 ///
 /// A plain view leaves as a dense copy of its rows and comes back as memory of its own, with
 /// `pitch() == width()`. With `whole_storage`, or when the storage has been saved already, the
@@ -131,7 +133,7 @@ class view : public handle<Device> {
   /// How many rows; 0 when empty.
   [[nodiscard]] std::size_t rows() const { return shown().rows; }
   [[nodiscard]] std::size_t pitch() const { return shown().pitch; }  ///< Bytes from row to row.
-  /// Whether the storage behind it leaves, and not the rectangle alone.
+  /// True when a commit offloads the storage behind the view instead of the rectangle alone.
   [[nodiscard]] bool whole_storage() const { return this->whole_; }
 
  private:
@@ -147,7 +149,7 @@ class view : public handle<Device> {
 };
 
 /// Device memory of one saved tensor, from the offloader's memory source: made by
-/// `offloader::allocate`, `allocate_from` or `adopt`. A default one is empty.
+/// `offloader::allocate`, `allocate_from` or `adopt`. A default-constructed buffer is empty.
 template <device Device>
 class buffer : public handle<Device> {
  public:
@@ -165,8 +167,9 @@ class buffer : public handle<Device> {
     return buffer({this->shared(), this->lane_});
   }
 
-  /// A view of the part that `shape` says, which a commit can save in place of the whole; one of no
-  /// bytes needs its offset inside alone. Throws `misuse_error` when the part is not inside.
+  /// A view of the part that `shape` describes, which a commit can save in place of the whole.
+  /// Throws `misuse_error` when the part is not inside; a view of 0 bytes needs only its offset
+  /// inside.
   ///
   ///     auto k = qkv.view({.offset = width, .width = width, .rows = tokens, .pitch = 3 * width});
   [[nodiscard]] tidepool::view<Device> view(const view_shape& shape) const {

@@ -24,16 +24,18 @@ class offloader;
 
 /// A handle of one chunk: all groups of one forward pass of one model chunk for one microbatch.
 ///
-/// A call names a group by its module and `layer`; one that is committed twice comes back last in,
-/// first out. `stream` is the trainer's, and orders the call; `saved` are the group's handles.
+/// A call names a group by its module and `layer`. If a module and layer are committed twice, the
+/// later commit comes back first. `stream` is the trainer's, and orders the call; `saved` are the
+/// group's handles.
 ///
-/// Several may be open at once (1F1B at any depth, interleaved model chunks); each is restored in
-/// reverse of its commits, though any order works. `Name` overloads generate no instruction for a
-/// module outside the compile-time list; a module disabled at run time costs one test of a bit.
+/// Several chunks may be open at once (1F1B at any depth, interleaved model chunks); backward
+/// restores each in reverse of its commits, though any order works. `Name` overloads generate no
+/// instruction for a module outside the compile-time list; a module disabled at run time costs one
+/// test of a bit.
 ///
-/// Move-only. Destroying an open chunk abandons it: what it saved is dropped, nothing is thrown.
-/// One that is not open (finished, moved from, never begun) throws `misuse_error` from every call
-/// but `finish`. Thread safety: none. No call blocks the host.
+/// Move-only. Destroying an open chunk abandons it: its saved tensors are dropped, and nothing is
+/// thrown. A chunk that is not open (finished, moved from, never begun) throws `misuse_error` from
+/// every call but `finish`. Thread safety: none. No call blocks the host.
 template <device Device, class Modules>
 class chunk {
  public:
@@ -42,13 +44,13 @@ class chunk {
   using handle_list = std::span<handle<Device>* const>;
 
   chunk() = default;
-  /// The other is not open afterwards.
+  /// Leaves `other` not open.
   chunk(chunk&& other) noexcept
       : engine_(std::exchange(other.engine_, nullptr)),
         state_(std::exchange(other.state_, nullptr)),
         enabled_(std::exchange(other.enabled_, closed)),
         finished_(std::exchange(other.finished_, {})) {}
-  /// Abandons what it was; the other is not open afterwards.
+  /// Abandons the chunk that this one was; leaves `other` not open.
   chunk& operator=(chunk&& other) noexcept {
     if (this != &other) {
       abandon();
@@ -63,13 +65,13 @@ class chunk {
   chunk& operator=(const chunk&) = delete;  // move-only; pass it by reference
   ~chunk() { abandon(); }
 
-  /// The module's forward is over: its saved tensors leave.
+  /// The module's forward is over: its saved tensors leave the device.
   ///
-  /// `stream` is the one that wrote and last read them; copies start once it has come this far, on
-  /// the offload stream. Handles of what leaves are emptied; what stays (opted out, small, kept by
-  /// policy or all of it by groups that are, forward-only) keeps its memory and stays full. In a
-  /// chunk with `release` the memory of all of them is given back instead, enabled or not. With a
-  /// cap, `stream` then waits until no more of the module's offloads are in flight than that.
+  /// `stream` wrote and last read the tensors; the offload stream copies them once `stream` has
+  /// come this far. A handle is emptied when its tensor leaves. A handle keeps its memory when the
+  /// tensor stays: opted out, small, kept by policy, its whole group kept by other groups, or
+  /// forward-only. With `release` the chunk gives back the memory of all handles, enabled or not.
+  /// With a cap, `stream` then waits until the module's offloads in flight are within the cap.
   ///
   /// Throws `misuse_error` (an empty handle, forward already ended), `out_of_budget` (host) or
   /// `device_error`; the handles are then as before.
@@ -77,17 +79,17 @@ class chunk {
   void commit(int layer, stream_ref stream, Handles&... saved) {
     if constexpr (compiled_in<Name>) commit(id_of<Name>, layer, stream, saved...);
   }
-  /// The same for a module whose id was looked up at run time.
+  /// Like `commit`, for a module whose id was looked up at run time.
   template <class... Handles>
   void commit(module_id module, int layer, stream_ref stream, Handles&... saved) {
     if (wants(module)) send(kind::plain, module, layer, stream, saved...);
   }
-  /// The same for a list that is known at run time: `std::span` over pointers to handles.
+  /// Like `commit`, for a list that is known at run time: `std::span` over pointers to handles.
   template <fixed_string Name>
   void commit(int layer, stream_ref stream, handle_list saved) {
     if constexpr (compiled_in<Name>) commit(id_of<Name>, layer, stream, saved);
   }
-  /// The same for an id and a list.
+  /// Like `commit`, for an id and a list.
   void commit(module_id module, int layer, stream_ref stream, handle_list saved) {
     if (wants(module)) send_list(kind::plain, module, layer, stream, saved);
   }
@@ -101,32 +103,31 @@ class chunk {
         "that id");
   }
 
-  /// The module's backward is next: the tensors of its commit come back into the same handles, in
-  /// the same order. `stream` waits for their reload; those of the groups before it are started
-  /// ahead. What had stayed is left alone, but for its handle, which follows `stream` from now on:
-  /// one that goes without a word gives its memory back behind what that was given.
+  /// The module's backward is next: its committed tensors come back, in the same order of handles.
   ///
-  /// An empty handle that no commit emptied may be given for a tensor that left: it just is where
-  /// that goes. What stayed by policy must still be in the handle that was committed.
+  /// `stream` waits for their reload, and reloads of the groups before it are started ahead. A
+  /// tensor that stayed is left alone, but its handle follows `stream` from now on: a handle
+  /// destroyed without a `reset` gives its memory back behind the work that `stream` was given.
   ///
-  /// Throws `misuse_error` (never committed, restored before, other arguments, a handle that a
-  /// commit emptied and this call would leave empty), `out_of_budget` (device, naming what is live)
-  /// or `device_error`.
+  /// A tensor that left may come back into any empty handle that no commit emptied. A tensor that
+  /// stayed by policy must still be in the handle that was committed. Throws `misuse_error` (never
+  /// committed, restored before, other arguments, a handle that a commit emptied and this call
+  /// would leave empty), `out_of_budget` (device, naming what is live) or `device_error`.
   template <fixed_string Name, class... Handles>
   void restore(int layer, stream_ref stream, Handles&... saved) {
     if constexpr (compiled_in<Name>) restore(id_of<Name>, layer, stream, saved...);
   }
-  /// The same for a module whose id was looked up at run time.
+  /// Like `restore`, for a module whose id was looked up at run time.
   template <class... Handles>
   void restore(module_id module, int layer, stream_ref stream, Handles&... saved) {
     bring_back(module, layer, stream, pointers_to(saved...));
   }
-  /// The same for a list that is known at run time.
+  /// Like `restore`, for a list that is known at run time.
   template <fixed_string Name>
   void restore(int layer, stream_ref stream, handle_list saved) {
     if constexpr (compiled_in<Name>) restore(id_of<Name>, layer, stream, saved);
   }
-  /// The same for an id and a list.
+  /// Like `restore`, for an id and a list.
   void restore(module_id module, int layer, stream_ref stream, handle_list saved) {
     bring_back(module, layer, stream, saved);
   }
@@ -140,74 +141,104 @@ class chunk {
         "that id");
   }
 
-  /// `commit`, with an offer: backward can compute these buffers again from what it has restored by
-  /// then, with the same bits. Where a plan takes it, nothing is copied: the memory behind what
-  /// `stream` has been given so far is free, and what would have left is gone. Without such a plan,
-  /// or where another handle or group holds any of them, it is as `commit`.
+  /// Like `commit`, with an offer: backward can compute these buffers again, with the same bits,
+  /// from tensors that it has restored by then. If `recompute_modules` has the name, or a plan
+  /// takes the offer, nothing is copied: the memory is free behind `stream`'s work so far.
   ///
+  /// A name in `recompute_modules` may also be a region's, such as "layernorm", which is no module;
+  /// its memory is given back in a forward-only chunk, too. If another handle or group holds any of
+  /// the buffers, such a name is a `misuse_error`, while a plan's group leaves as by `commit`.
   /// Restore by `restore_or_recompute`. Throws as `commit`.
   template <fixed_string Name, class... Buffers>
   void commit_or_discard(int layer, stream_ref stream, Buffers&... saved) {
-    if constexpr (compiled_in<Name>) commit_or_discard(id_of<Name>, layer, stream, saved...);
+    if constexpr (offered<Name>) commit_or_discard(key_of<Name>, layer, stream, saved...);
   }
-  /// The same for a module whose id was looked up at run time.
+  /// Like `commit_or_discard`, for a module whose id was looked up at run time.
   template <class... Buffers>
   void commit_or_discard(module_id module, int layer, stream_ref stream, Buffers&... saved) {
-    static_cast<void>(buffers_of(saved...));
-    if (wants(module)) send(kind::or_discard, module, layer, stream, saved...);
+    const auto handles = buffers_of(saved...);
+    if (wants(module)) return send_list(kind::or_discard, module, layer, stream, handles);
+    discard(engine_->recomputed(module), layer, stream, handles);
+  }
+  /// Like `commit_or_discard`, for a name at run time, of a module or a region.
+  template <class... Buffers>
+  void commit_or_discard(std::string_view name, int layer, stream_ref stream, Buffers&... saved) {
+    expect_open("commit_or_discard", name, layer);
+    if (const auto known = engine_->module_named(name)) {
+      return commit_or_discard(*known, layer, stream, saved...);
+    }
+    discard(engine_->recomputed(name), layer, stream, buffers_of(saved...));
   }
 
-  /// `restore`, or, where a plan had the group discarded: its buffers get memory that work given to
-  /// `stream` from now on may use, and `again` is called to give it that work. It writes all of the
-  /// group's buffers, those that stayed as well. It is also called over tensors that did come back
-  /// in the first step that is recorded for a plan, to be timed; elsewhere it is not called.
+  /// Like `restore`; if the group was discarded, its buffers get memory, for work given to `stream`
+  /// from now on, and `again` is called to write all of them, those that stayed as well. In the
+  /// first step that is recorded for a plan `again` is also called, to be timed, when the tensors
+  /// came back.
   ///
-  /// What `again` reads is restored before (see `will_recompute`). Throws as `restore`, and what
-  /// `again` throws: what had left or was discarded is empty then, and it may be tried again.
+  /// Restore the tensors that `again` reads before this call (see `will_recompute`). `again` may
+  /// call `restore_or_recompute` for other tensors first. Throws as `restore`, and what `again`
+  /// throws: the buffers are empty then, and the call may be repeated.
   template <fixed_string Name, class Again, class... Buffers>
   void restore_or_recompute(int layer, stream_ref stream, Again&& again, Buffers&... saved) {
-    if constexpr (compiled_in<Name>) {
-      restore_or_recompute(id_of<Name>, layer, stream, std::forward<Again>(again), saved...);
-    }
+    if constexpr (offered<Name>) restore_or_recompute(key_of<Name>, layer, stream, again, saved...);
   }
-  /// The same for a module whose id was looked up at run time.
+  /// Like `restore_or_recompute`, with `again`, for a module whose id was looked up at run time.
   template <class Again, class... Buffers>
   void restore_or_recompute(module_id module, int layer, stream_ref stream, Again&& again,
                             Buffers&... saved) {
-    static_cast<void>(buffers_of(saved...));
-    const auto handles = pointers_to(saved...);
-    if (!wants(module)) return expect_full(layer, handles);
+    const auto handles = buffers_of(saved...);
+    if (!wants(module)) {
+      return recompute(engine_->recomputed(module), layer, stream, again, handles);
+    }
     expect_open("restore_or_recompute", module, layer);
     engine_->restore_or_recompute(*state_, module, layer, lane_of(stream), handles, again);
   }
+  /// Like `restore_or_recompute`, with `again`, for a name at run time, of a module or a region.
+  template <class Again, class... Buffers>
+  void restore_or_recompute(std::string_view name, int layer, stream_ref stream, Again&& again,
+                            Buffers&... saved) {
+    expect_open("restore_or_recompute", name, layer);
+    if (const auto known = engine_->module_named(name)) {
+      return restore_or_recompute(*known, layer, stream, again, saved...);
+    }
+    recompute(engine_->recomputed(name), layer, stream, again, buffers_of(saved...));
+  }
 
-  /// True when the `restore_or_recompute` that comes next will call its function: then what that
-  /// reads is to be restored first, and else in the order that takes least memory. In the first
-  /// step that is recorded for a plan it is true of every offer, though one of which a buffer that
-  /// stayed has another owner by then is not timed. Known from the commit on; false before it.
+  /// True when the next `restore_or_recompute` will call its function. Then restore first the
+  /// tensors that the function reads; otherwise restore in the order that takes least memory. True
+  /// of every offer in the first step that is recorded for a plan, though an offer is not timed if
+  /// a buffer of it stayed and has another owner by then. Known from the commit on; false before
+  /// it.
   template <fixed_string Name>
   [[nodiscard]] bool will_recompute(int layer) const {
-    if constexpr (compiled_in<Name>) {
-      return will_recompute(id_of<Name>, layer);
+    if constexpr (offered<Name>) {
+      return will_recompute(key_of<Name>, layer);
     } else {
       return false;
     }
   }
-  /// The same for a module whose id was looked up at run time.
+  /// Like `will_recompute`, for a module whose id was looked up at run time.
   [[nodiscard]] bool will_recompute(module_id module, int layer) const {
-    if (!wants(module)) return false;
+    if (!wants(module)) return engine_->will_recompute(*state_, engine_->recomputed(module), layer);
     expect_open("will_recompute", module, layer);
     return engine_->will_recompute(*state_, module, layer);
   }
+  /// Like `will_recompute`, for a name at run time, of a module or a region.
+  [[nodiscard]] bool will_recompute(std::string_view name, int layer) const {
+    expect_open("will_recompute", name, layer);
+    if (const auto known = engine_->module_named(name)) return will_recompute(*known, layer);
+    return engine_->will_recompute(*state_, engine_->recomputed(name), layer);
+  }
 
-  /// Manual control: starts the copies of a commit but leaves the handles full. All of them leave,
+  /// Manual control: starts the copies of a commit but leaves the handles full. All tensors leave,
   /// whatever size, opt-out and policy would say. Release each by hand with `reset`; its memory is
-  /// free after its copy. Restore as usual; one never released is kept. Throws as `commit`.
+  /// free after its copy. A handle without `reset` keeps its memory. Restore as usual. Throws as
+  /// `commit`.
   template <fixed_string Name, class... Handles>
   void start_offload(int layer, stream_ref stream, Handles&... saved) {
     if constexpr (compiled_in<Name>) start_offload(id_of<Name>, layer, stream, saved...);
   }
-  /// The same for a module whose id was looked up at run time.
+  /// Like `start_offload`, for a module whose id was looked up at run time.
   template <class... Handles>
   void start_offload(module_id module, int layer, stream_ref stream, Handles&... saved) {
     if (wants(module)) send(kind::by_hand, module, layer, stream, saved...);
@@ -218,70 +249,26 @@ class chunk {
   void start_reload(int layer) {
     if constexpr (compiled_in<Name>) start_reload(id_of<Name>, layer);
   }
-  /// The same for a module whose id was looked up at run time.
+  /// Like `start_reload`, for a module whose id was looked up at run time.
   void start_reload(module_id module, int layer) {
     if (!wants(module)) return;
     expect_open("start_reload", module, layer);
     engine_->start_reload(*state_, module, layer);
   }
 
-  /// In place of a commit, for what backward can compute again from tensors that it has: where
-  /// `Name` stands in `recompute_modules`, the memory is given back, free after what `stream` has
-  /// been given so far, and the buffers are emptied. Elsewhere nothing happens.
-  ///
-  /// Throws `misuse_error` when a buffer is empty, was committed too, or has another owner, without
-  /// which nothing would be freed; nothing has changed then.
-  template <fixed_string Name, class... Buffers>
-  void discard(int layer, stream_ref stream, Buffers&... tensors) {
-    detail::check_recomputed<Modules, Name>();
-    discard(Name.view(), layer, stream, tensors...);
-  }
-  /// The same for a name that is known at run time.
-  template <class... Buffers>
-  void discard(std::string_view name, int layer, stream_ref stream, Buffers&... tensors) {
-    expect_open("discard", name, layer);
-    const auto what = engine_->recomputed(name);
-    if (what == detail::engine::not_recomputed) return;
-    engine_->discard(*state_, what, layer, lane_of(stream), buffers_of(tensors...));
-  }
-
-  /// What was discarded is read next: the buffers get memory again, which work given to `stream`
-  /// from now on may use, and `again` is called to give it that work. Elsewhere nothing happens.
-  ///
-  /// The order in backward: `restore` what `again` reads, `recompute`, use, `reset`. Tensors that
-  /// leave and tensors that are computed again may so depend on each other.
-  ///
-  /// Throws `misuse_error` (never discarded, computed before, other arguments), `out_of_budget`,
-  /// `device_error`, and what `again` throws; the buffers are empty then, and it may be repeated.
-  template <fixed_string Name, class Again, class... Buffers>
-  void recompute(int layer, stream_ref stream, Again&& again, Buffers&... tensors) {
-    detail::check_recomputed<Modules, Name>();
-    recompute(Name.view(), layer, stream, again, tensors...);
-  }
-  /// The same for a name that is known at run time.
-  template <class Again, class... Buffers>
-  void recompute(std::string_view name, int layer, stream_ref stream, Again&& again,
-                 Buffers&... tensors) {
-    expect_open("recompute", name, layer);
-    const auto what = engine_->recomputed(name);
-    if (what == detail::engine::not_recomputed) return;
-    engine_->recompute(*state_, what, layer, lane_of(stream), buffers_of(tensors...), again);
-  }
-
-  /// What it was begun with; the default where it is not open.
+  /// The `info` that the chunk was begun with; the default if the chunk is not open.
   [[nodiscard]] chunk_info info() const { return engine_ ? state_->info : chunk_info(); }
-  /// In place of a restore, for a group that backward will not read: what was saved of it goes, and
-  /// nothing is copied back. Handles that its commit emptied stay empty; those that stayed full are
-  /// the trainer's, to be reset before.
+  /// Drops a group that backward will not read, in place of a restore: nothing is copied back.
+  /// Handles that stayed full in its commit are to be reset before; the others stay empty.
   ///
-  /// Unlike a restore it may come while the forward pass goes on, and does not end it. Plans learn
-  /// that the group does not come back. Does not block the host. Throws `misuse_error` where there
-  /// is no such group, or it was restored.
+  /// Unlike a restore, `forget` may come while the forward pass goes on, and does not end it. Plans
+  /// learn that the group does not come back. Does not block the host. Throws `misuse_error` if
+  /// there is no such group, or it was restored.
   template <fixed_string Name>
   void forget(int layer) {
     if constexpr (compiled_in<Name>) forget(id_of<Name>, layer);
   }
-  /// The same for a module whose id was looked up at run time.
+  /// Like `forget`, for a module whose id was looked up at run time.
   void forget(module_id module, int layer) {
     if (!wants(module)) return;
     expect_open("forget", module, layer);
@@ -296,7 +283,7 @@ class chunk {
   }
 
   /// The backward pass is complete. Throws `misuse_error` when something was committed and never
-  /// restored; the chunk then stays open. One that is not open stays as it is.
+  /// restored; the chunk then stays open. Does nothing to a chunk that is not open.
   void finish() {
     if (engine_ == nullptr) return;
     if (!state_->info.forward_only) engine_->check_finished(*state_);
@@ -322,7 +309,12 @@ class chunk {
   template <fixed_string Name>
   static constexpr module_id id_of = Modules::id(Name.view());
 
-  // One that is not open wants every module, so that calls that do nothing cost one test still.
+  template <fixed_string Name>
+  static constexpr bool offered = detail::offered<Modules, Name>();
+  template <fixed_string Name>
+  static constexpr auto key_of = detail::offer_of<Modules, Name>();
+
+  // A chunk that is not open wants every module, so that a disabled call still costs only one test.
   static constexpr std::uint64_t every_module = ~std::uint64_t{0};
   static constexpr std::uint64_t closed = every_module;
   [[nodiscard]] bool wants(module_id module) const {
@@ -366,6 +358,15 @@ class chunk {
     expect_open(how == kind::by_hand ? "start_offload" : "commit", module, layer);
     engine_->commit(*state_, module, layer, lane_of(stream), listed(handles), how);
   }
+  void discard(std::size_t what, int layer, stream_ref stream, detail::handle_list handles) {
+    if (what == detail::engine::not_recomputed) return;
+    engine_->discard(*state_, what, layer, lane_of(stream), handles);
+  }
+  void recompute(std::size_t what, int layer, stream_ref stream, detail::call_ref again,
+                 detail::handle_list handles) {
+    if (what == detail::engine::not_recomputed) return expect_full(layer, handles);
+    engine_->recompute(*state_, what, layer, lane_of(stream), handles, again);
+  }
   void bring_back(module_id module, int layer, stream_ref stream, const auto& handles) {
     if (!wants(module)) return expect_full(layer, handles);
     expect_open("restore", module, layer);
@@ -393,7 +394,7 @@ class chunk {
   detail::engine* engine_ = nullptr;
   detail::chunk_state* state_ = nullptr;
   std::uint64_t enabled_ = closed;
-  std::optional<int> finished_;  // the microbatch, once it is
+  std::optional<int> finished_;  // set by `finish`: the microbatch, for messages
 };
 
 }  // namespace tidepool

@@ -1,5 +1,5 @@
-/// One exception type per kind of mistake; every message of the library says that it is Tidepool's,
-/// what, where and what to do.
+/// Each kind of mistake has an exception type. Each message says that it is Tidepool's, what
+/// failed, where, and the remedy.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@ namespace tidepool::inline v0_2_0 {
 
 namespace detail {
 
-// In a trainer's log nobody knows otherwise whose "finish" or "commit" it is.
+// Signed, because a trainer's log does not show otherwise whose "finish" or "commit" failed.
 [[nodiscard]] inline std::string signed_message(const std::string& message) {
   constexpr const char* name = "tidepool: ";
   return message.starts_with(name) ? message : name + message;
@@ -19,15 +19,15 @@ namespace detail {
 
 }  // namespace detail
 
-/// Base of everything Tidepool throws.
+/// Base of all exceptions of Tidepool.
 class error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
 /// An option has a value that cannot work, or two options exclude each other.
-/// The message names the option, its value and the remedy. A trainer may throw it of options of its
-/// own, so that the library's say themselves whose they are.
+/// The message names the option, its value and the remedy. A trainer may throw this type for its
+/// own options; so this constructor adds no name, and messages of the library bring theirs.
 class option_error : public error {
  public:
   using error::error;
@@ -49,45 +49,46 @@ class misuse_error : public error {
   explicit misuse_error(const std::string& message) : error(detail::signed_message(message)) {}
 };
 
-/// A byte budget cannot hold what must be live; the message says what is, by module.
+/// A byte budget cannot hold what must be live; the message lists the live bytes by module.
 class out_of_budget : public error {
  public:
-  /// A message, before which the library's name is put, and the bytes that it is about.
+  /// Takes the message, before which the library's name is put, and the bytes of request and
+  /// budget.
   out_of_budget(const std::string& message, std::size_t requested_bytes, std::size_t budget_bytes)
       : error(detail::signed_message(message)), requested(requested_bytes), budget(budget_bytes) {}
 
   std::size_t requested;  ///< bytes of the request that failed
-  std::size_t budget;     ///< bytes the memory may hold in all; 0: no limit but the device
+  std::size_t budget;     ///< bytes that the memory may hold in all; 0: no limit but the device
 };
 
-/// A call to the file that groups are offloaded to failed. What it was about is not lost: the call
-/// that throws it leaves nothing and may be made again.
+/// A call to the file that groups are offloaded to failed. Nothing is lost: the call that throws
+/// changes nothing and may be made again.
 class disk_error : public error {
  public:
-  /// A message, before which the library's name is put, the file, and the system's code.
+  /// Takes the message, before which the library's name is put, the file, and the system's code.
   disk_error(const std::string& message, std::string of, int system_code)
       : error(detail::signed_message(message)), path(std::move(of)), code(system_code) {}
-  std::string path;  ///< as the options have it
-  int code;          ///< the system's (`errno`); 0 where fewer bytes came than were asked for
+  std::string path;  ///< path of the file as in the options
+  int code;          ///< `errno`; 0 if the system moved fewer bytes than were asked for
 };
 
-/// Memory that another process lends cannot be had, or can be had no longer: its lender has ended,
-/// or took it back. What was offloaded there before has come back all the same.
+/// Memory of another process cannot be borrowed, or no longer: its lender has ended, or took it
+/// back. Tensors that were offloaded there before have come back all the same.
 class lender_error : public error {
  public:
-  /// A message, before which the library's name is put, and who lends.
+  /// Takes the message, before which the library's name is put, and the lender.
   lender_error(const std::string& message, std::string of)
       : error(detail::signed_message(message)), lender(std::move(of)) {}
-  std::string lender;  ///< as `loan_handle::lender` has it
+  std::string lender;  ///< the lender as in `loan_handle::lender`
 };
 
 /// A call to the device failed. `code` is the device's own code (`cudaError_t` for CUDA).
 class device_error : public error {
  public:
-  /// A message, and the device's own code.
+  /// Takes the message and the device's own code.
   device_error(const std::string& message, int device_code) : error(message), code(device_code) {}
 
-  int code;  ///< the device's own; `cudaError_t` for CUDA
+  int code;  ///< the device's own code; `cudaError_t` for CUDA
 };
 
 }  // namespace tidepool

@@ -1,27 +1,40 @@
 /// Offloads and reloads inside CUDA graphs: captured once, launched with no work of ours.
 #pragma once
 
-#include <cstdint>
-#include <memory>
+#include <type_traits>
 #include <utility>
 
+#include "tidepool/buffer.hpp"
+#include "tidepool/core/linkage.hpp"
 #include "tidepool/engine/engine.hpp"
-#include "tidepool/engine/lenders.hpp"
+#include "tidepool/engine/graph_gate.hpp"
 #include "tidepool/memory/lane_of.hpp"
 
 namespace tidepool::inline v0_2_0 {
 
-/// What `offloader::capture` made of a piece of a step.
+template <capturing_device Device>
+class graph;
+
+namespace detail {
+
+// `offloader::capture` finds this function by its namespace.
+template <capturing_device Device, class Body>
+[[nodiscard]] graph<Device> capture_in(std::type_identity<Device>, engine& of,
+                                       const typename Device::stream_ref& stream, Body&& body);
+
+}  // namespace detail
+
+/// A captured piece of a step, made by `offloader::capture`.
 ///
-/// It stands for work, not for a moment of the offloader: a launch repeats the same copies between
-/// the same addresses, and counts nothing. So every launch must find each tensor that was alive at
-/// the capture at its place, and no other. A graph of a whole step leaves memory so, when
-/// everything allocated inside was reset inside. Graphs of parts of a step run in the order of
-/// their capture, all of them before any eager call that takes or reads memory; a step that was
-/// left in the middle begins anew with its first graph.
+/// A graph stands for work, not for a moment of the offloader: a launch repeats the same copies
+/// between the same addresses, and counts nothing. So at every launch each tensor that was alive at
+/// the capture must lie at its place, and no other tensor may be alive. A graph of a whole step
+/// leaves memory so if everything allocated inside was reset inside. Graphs of parts of a step run
+/// in the order of their capture, all of them before any eager call that takes or reads memory; a
+/// step that was left in the middle begins anew with its first graph.
 ///
-/// Move-only. It keeps the offloader's memory alive, and must be gone before the device is. Thread
-/// safety: that of the offloader.
+/// Move-only. A graph keeps the offloader's memory alive, and must be destroyed before the device.
+/// Thread safety: that of the offloader.
 ///
 ///     train_step();                                        // eagerly, until the warm-up is over
 ///     auto step = off.capture(stream, [&] { train_step(); });
@@ -29,20 +42,13 @@ namespace tidepool::inline v0_2_0 {
 template <capturing_device Device>
 class [[nodiscard]] graph {
  public:
-  /// The other is empty afterwards.
+  /// Leaves `other` empty.
   graph(graph&& other) noexcept
-      : engine_(std::exchange(other.engine_, nullptr)),
-        content_(std::move(other.content_)),
-        before_(std::move(other.before_)),
-        after_(std::move(other.after_)),
-        to_neighbour_(other.to_neighbour_) {}
-  /// The other gets what this one had.
+      : engine_(std::exchange(other.engine_, nullptr)), content_(std::move(other.content_)) {}
+  /// Swaps the two graphs.
   graph& operator=(graph&& other) noexcept {
     std::swap(engine_, other.engine_);
     std::swap(content_, other.content_);
-    std::swap(before_, other.before_);
-    std::swap(after_, other.after_);
-    std::swap(to_neighbour_, other.to_neighbour_);
     return *this;
   }
   // A compiler that refuses a copy shows these lines.
@@ -52,39 +58,48 @@ class [[nodiscard]] graph {
     if (engine_ != nullptr) detail::engine::release(engine_);
   }
 
-  /// Runs it on `stream`, after what the stream and all others of the offloader have been given.
-  /// Eager work that follows waits for it. Does not block the host.
+  /// Runs the graph on `stream`, after the work that the offloader's streams have been given so
+  /// far. Eager work that follows waits for the graph. Does not block the host.
   ///
-  /// Throws `misuse_error`, and changes nothing, when the memory is laid out otherwise or a capture
-  /// is under way; `lender_error` where the graph begins a step and copies to memory whose lender
-  /// is gone; `device_error`.
+  /// Throws `misuse_error`, and changes nothing, when tensors lie elsewhere than at the capture, or
+  /// while a capture is under way; `lender_error` if the graph begins a step and copies to memory
+  /// whose lender is gone; `device_error`.
   void launch(typename Device::stream_ref stream) {
-    if (to_neighbour_) detail::expect_lender(engine_->memory(), *before_);
-    engine_->replay(*content_, before_, after_,
-                    detail::lane_in<Device>(engine_->memory().order(), stream));
+    detail::graph_gate::of(*engine_).launch(
+        content_, detail::lane_in<Device>(engine_->memory().order(), stream));
   }
 
  private:
-  template <device, class>
-  friend class offloader;
+  template <capturing_device Any, class Body>
+  friend graph<Any> detail::capture_in(std::type_identity<Any>, detail::engine& of,
+                                       const typename Any::stream_ref& stream, Body&& body);
 
-  using layout = std::shared_ptr<const detail::memory_layout>;
-
-  graph(detail::engine& owner, std::unique_ptr<detail::captured_graph> content, layout before,
-        layout after, bool to_neighbour)
-      : engine_(&owner),
-        content_(std::move(content)),
-        before_(std::move(before)),
-        after_(std::move(after)),
-        to_neighbour_(to_neighbour) {
+  graph(detail::engine& owner, detail::recorded_graph content)
+      : engine_(&owner), content_(std::move(content)) {
     owner.retain();
   }
 
   detail::engine* engine_;
-  std::unique_ptr<detail::captured_graph> content_;
-  layout before_;
-  layout after_;
-  bool to_neighbour_ = false;  // it offloads there
+  detail::recorded_graph content_;
 };
 
+template <capturing_device Device, class Body>
+graph<Device> detail::capture_in(std::type_identity<Device> /*device*/, engine& of,
+                                 const typename Device::stream_ref& stream, Body&& body) {
+  const auto origin = lane_to_release<Device>(of, stream);
+  auto& gate = graph_gate::of(of);
+  gate.begin(origin);
+  try {
+    std::forward<Body>(body)();
+  } catch (...) {
+    gate.abandon(origin);
+    throw;
+  }
+  return graph<Device>(of, gate.end(origin));
+}
+
 }  // namespace tidepool
+
+#if TIDEPOOL_DEFINITIONS
+#include "tidepool/engine/capture.hpp"
+#endif

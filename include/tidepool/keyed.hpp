@@ -13,7 +13,7 @@
 
 namespace tidepool::inline v0_2_0 {
 
-/// Passes whose tensors are known by keys, over an offloader that must outlive them. No call blocks
+/// Passes that know their tensors by keys, over an offloader that must outlive them. No call blocks
 /// the host. Thread safety: that of the offloader. After the first steps nothing is allocated.
 ///
 ///     tp::keyed keys(off);
@@ -31,14 +31,15 @@ class keyed {
  public:
   using pass = keyed_pass<Device, Modules>;  ///< One pass, as `begin` returns it.
 
-  /// Passes over `off`, which must outlive this object.
+  /// Makes passes over `off`, which must outlive this object.
   explicit keyed(offloader<Device, Modules>& off) : off_(&off) {}
   keyed(const keyed&) = delete;
   keyed& operator=(const keyed&) = delete;
 
-  /// `question` is asked of each tensor when it is saved: those for which it is true stay where
-  /// they are, as weights among the inputs of a node do. They leave with no scope: `load` gives the
-  /// address that was saved, the last `drop` gives the owner its memory back. It must not save.
+  /// Keeps tensors where they are if `question` is true of them when they are saved, such as
+  /// weights among the inputs of a node. An excluded tensor leaves with no scope: `load` gives the
+  /// address that was saved, and the last `drop` gives the owner its memory back. `question` must
+  /// not save.
   ///
   ///     keys.exclude_if([&](const tp::keyed_tensor& each) { return is_weight(each.data); });
   void exclude_if(std::function<bool(const keyed_tensor&)> question) {
@@ -46,7 +47,7 @@ class keyed {
   }
 
   /// Opens one forward pass and its backward pass, with keys of its own; `info` as for
-  /// `offloader::begin`, whose errors it throws. This object must outlive it.
+  /// `offloader::begin`, whose errors it throws. This object must outlive the pass.
   [[nodiscard]] pass begin(const chunk_info& info = {}) { return pass(*this, info); }
 
  private:
@@ -65,7 +66,7 @@ class keyed {
   }
   void give(state& done) noexcept {
     done.end([](auto& handle) { handle.lose(); });
-    spare_.push_back(&done);  // there is room: it was taken from here
+    spare_.push_back(&done);  // there is room, because `done` was taken from here
   }
 
   [[nodiscard]] bool excludes(const keyed_tensor& saved) const {
@@ -79,7 +80,7 @@ class keyed {
   detail::reread_places rereads_;
 };
 
-/// The types follow from the offloader.
+/// Deduces the types from the offloader.
 template <device Device, class Modules>
 keyed(offloader<Device, Modules>&) -> keyed<Device, Modules>;
 

@@ -1,4 +1,4 @@
-/// Arrays of layers of which the device holds few: for trainers that have one array for all layers.
+/// Arrays of layers, of which the device holds few: for trainers with one array for all layers.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,6 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
 #include "tidepool/error.hpp"
@@ -21,17 +20,17 @@ namespace tidepool::inline v0_2_0 {
 template <class T, class Offloader>
 class saved_layers;
 
-/// Arrays that a module saves together: of each layer they leave and come back as one group.
+/// Arrays that a module saves together: the arrays of one layer leave and come back as one group.
 ///
-/// It counts for `module` and follows `pass`, the chunk that is open when it is called; one pass at
-/// a time, so that each microbatch in flight has groups of its own. Where the options leave the
-/// module out, every layer keeps its memory from step to step, as in the array that was there
-/// before: nothing is allocated, zeroed or moved again, and what orders one step's streams behind
-/// the last one's is the trainer's, as it was.
+/// The group counts for `module` and follows `pass`, the chunk that is open at each call. A group
+/// serves one pass at a time, so that each microbatch in flight needs groups of its own. Where the
+/// options leave the module out, every layer keeps its memory from step to step, like the array
+/// that was there before: nothing is allocated, zeroed or moved again, and the trainer orders one
+/// step's streams behind the last one's, as before.
 ///
-/// No call blocks the host. Each checks the order of calls, with any options: `misuse_error` says
-/// what comes first. Neither copied nor moved, since arrays refer to it; it must outlive them, and
-/// `off` and `pass` its last call. Thread safety: none.
+/// No call blocks the host. Each call checks the order of calls, with any options: `misuse_error`
+/// says which call comes first. Neither copied nor moved, because arrays refer to the group: it
+/// must outlive them, and `off` and `pass` must outlive its last call. Thread safety: none.
 /// ```cpp
 /// tidepool::layer_group<offloader> block{off, pass, "core_attn"};
 /// tidepool::saved_layers<float, offloader> qkv{block}, att{block};
@@ -40,12 +39,12 @@ template <class Offloader>
 class layer_group {
  public:
   using stream_ref = typename Offloader::stream_ref;  ///< A stream of the device.
-  using buffer = typename Offloader::buffer;          ///< What each layer's tensor is kept in.
+  using buffer = typename Offloader::buffer;          ///< Holds each layer's tensor.
   using chunk = typename Offloader::chunk;            ///< One forward pass and its backward pass.
   using handle = typename Offloader::handle;          ///< What buffers and views share.
 
-  /// Saves tensors of `module` through `off`, in the chunk that `pass` is at each call. Throws
-  /// `unknown_module`.
+  /// Makes a group that saves tensors of `module` through `off`, in the chunk that `pass` holds at
+  /// each call. Throws `unknown_module`.
   layer_group(Offloader& off, chunk& pass, std::string_view module)
       : off_(&off),
         pass_(&pass),
@@ -55,9 +54,10 @@ class layer_group {
   layer_group(const layer_group&) = delete;
   layer_group& operator=(const layer_group&) = delete;
 
-  /// Forward is over with this layer: what `fresh` gave of it is saved, and its pointers are gone.
+  /// Forward is over with this layer: its tensors from `fresh` are saved, and their pointers are
+  /// gone.
   ///
-  /// `stream` is the one that wrote and last read it, see `chunk::commit`, whose errors it throws.
+  /// `stream` wrote and last read the tensors, as for `chunk::commit`, whose errors `done` throws.
   /// In a pass with `release` the memory is given back instead.
   void done(int layer, stream_ref stream) {
     auto& now = expect("done", layer, stage::written);
@@ -67,23 +67,22 @@ class layer_group {
     if (now.at == stage::none) forget(now);
   }
 
-  /// Backward is over with this layer: its memory may be reused after what `stream` was given. In
-  /// place of `done` it gives the layer up.
+  /// Backward is over with this layer: its memory may be reused after the work that `stream` was
+  /// given. In place of `done`, `release` gives the layer up.
   void release(int layer, stream_ref stream) {
     auto& now = expect("release", layer, stage::back, stage::written);
     for (auto& each : now.arrays) give_back(each, stream);
     now.at = stage::none;
   }
 
-  /// Gives everything up, of all layers, whatever has become of it: after a pass that was dropped,
-  /// or for another shape. Memory may be reused after what `stream` was given. The next calls are
-  /// `begin` and `fresh`.
+  /// Gives all layers up, in any state: after a pass that was dropped, or for another shape. Memory
+  /// may be reused after the work that `stream` was given. The next calls are `begin` and `fresh`.
   void reset(stream_ref stream) {
     for (auto& each : layers_) {
       each.at = stage::none;
       forget(each);
     }
-    for (auto& each : layers_) {  // may throw, with all given up
+    for (auto& each : layers_) {  // may throw, when all is given up already
       for (auto& array : each.arrays) array.memory.reset(stream);
     }
   }
@@ -96,7 +95,7 @@ class layer_group {
 
   struct part {
     buffer memory;
-    bool used = false;  // from fresh to release
+    bool used = false;  // true from fresh to release
   };
   struct layer_state {
     stage at = stage::none;
@@ -129,7 +128,7 @@ class layer_group {
       now.at = stage::back;
     }
     const auto& mine = used("back", now, array, layer).memory;
-    if (leaves_) off_->wait_for(mine, stream);  // it may not be the one that brought the group
+    if (leaves_) off_->wait_for(mine, stream);  // another stream may have brought the group
     return mine.data();
   }
 
@@ -209,14 +208,14 @@ class layer_group {
   bool leaves_;
   std::size_t arrays_ = 0;
   std::vector<layer_state> layers_;
-  std::vector<handle*> list_;  // of the call that runs
+  std::vector<handle*> list_;  // arguments of the call that runs
 };
 
 /// One array of layers: `fresh` to write a layer, `back` to read it in backward.
 ///
-/// Alone it is a group of one; otherwise its group's `done` and `release` stand for all of its
-/// arrays. Pointers hold from `fresh` to `done` and from `back` to `release`, and are other ones
-/// then. Errors and lifetime: see `layer_group`.
+/// An array made without a group is alone in one; otherwise its group's `done` and `release` serve
+/// all arrays of the group. Pointers hold from `fresh` to `done` and from `back` to `release`;
+/// `back` may return another address than `fresh`. Errors and lifetime: see `layer_group`.
 /// ```cpp
 /// float* l_att = att.fresh(l, B * NH * T * T, stream, tidepool::fill::zero);  // forward
 /// block.done(l, stream);
@@ -231,9 +230,10 @@ class saved_layers {
   using stream_ref = typename Offloader::stream_ref;  ///< A stream of the device.
   using group = layer_group<Offloader>;               ///< Arrays that are saved together.
 
-  /// One of several arrays that are saved together, in the group `with`, which must outlive it.
+  /// Adds an array to the group `with`, whose arrays are saved together. `with` must outlive it.
   explicit saved_layers(group& with) : group_(&with), array_(with.add()) {}
-  /// A group of its own; `off`, `pass` and `module` as for `layer_group`. Throws `unknown_module`.
+  /// Makes a group of its own for the array; `off`, `pass` and `module` as for `layer_group`.
+  /// Throws `unknown_module`.
   saved_layers(Offloader& off, typename Offloader::chunk& pass, std::string_view module)
       : alone_(std::make_unique<group>(off, pass, module)),
         group_(alone_.get()),
@@ -242,35 +242,35 @@ class saved_layers {
   saved_layers& operator=(const saved_layers&) = delete;
 
   /// Memory for `count` elements of a layer, which work given to `stream` from now on may write.
-  /// `contents` are whatever was there, unless `fill::zero` is asked for: recycled memory is not
-  /// the zeroed array of before. Throws as `offloader::allocate`.
+  /// The memory has old contents unless `contents` is `fill::zero`: recycled memory is not the
+  /// zeroed array of before. Throws as `offloader::allocate`.
   [[nodiscard]] T* fresh(int layer, std::size_t count, stream_ref stream,
                          fill contents = fill::none) {
     return group_->template fresh<T>(array_, layer, count, stream, contents);
   }
 
-  /// The layer as it was at `done`. The first array of a group brings all of them. `stream` waits
-  /// for the reload, or for what wrote an array that stayed; every stream that reads one calls
-  /// this. Where the module is not enabled, or the pass is `forward_only`, the order of streams is
-  /// the trainer's. Throws as `chunk::restore`.
+  /// The layer as it was at `done`. The first array of a group to be asked brings all of them.
+  /// `stream` waits for the reload, or for the work that wrote an array that stayed; every stream
+  /// that reads an array calls `back`. Where the module is not enabled, or the pass is
+  /// `forward_only`, the trainer orders the streams. Throws as `chunk::restore`.
   [[nodiscard]] T* back(int layer, stream_ref stream) {
     return static_cast<T*>(group_->back(array_, layer, stream));
   }
 
-  /// The address of `layer`, between `fresh` and `done`, and between `back` and `release`. No
-  /// stream waits; elsewhere it throws `misuse_error`.
+  /// The address of `layer`, between `fresh` and `done`, and between `back` and `release`. Makes no
+  /// stream wait; at other times it throws `misuse_error`.
   [[nodiscard]] T* at(int layer) const { return static_cast<T*>(group_->at(array_, layer)); }
 
-  /// `layer_group::done` of `layer` on `stream`, of an array that is alone in its group. Throws as
-  /// that, and `misuse_error` where it shares its group.
+  /// Calls `layer_group::done` of `layer` on `stream`, for an array that is alone in its group.
+  /// Throws the errors of that, and `misuse_error` where the array shares its group.
   void done(int layer, stream_ref stream) {
     if (alone_ == nullptr) {
       group_->refuse("done", layer, "this array shares its group; call done of the group, once");
     }
     group_->done(layer, stream);
   }
-  /// This array's memory of `layer` may be reused after what `stream` was given, ahead of the
-  /// group's others.
+  /// Releases this array's memory of `layer` ahead of the group's others: it may be reused after
+  /// the work that `stream` was given.
   void release(int layer, stream_ref stream) { group_->release(array_, layer, stream); }
 
  private:

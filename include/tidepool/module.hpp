@@ -1,4 +1,4 @@
-/// Module names, and the lists of modules a program compiles in.
+/// Module names, and the lists of modules that a program compiles in.
 #pragma once
 
 #include <algorithm>
@@ -14,20 +14,20 @@ template <std::size_t Size>
 struct fixed_string {
   char text[Size]{};  ///< the characters, with a zero at the end
 
-  // Implicit, so that a plain literal can stand where a name is expected.
-  /// From a plain literal.
+  // The constructor is implicit, so that a plain literal can stand where a name is expected.
+  /// Copies a plain literal.
   consteval fixed_string(const char (&literal)[Size]) { std::copy_n(literal, Size, text); }
 
   /// The characters, without the zero.
   [[nodiscard]] constexpr std::string_view view() const { return {text, Size - 1}; }
 };
 
-/// Modules an offloader serves at most. One machine word holds the set of enabled ones, so that a
-/// disabled module costs one test of a bit.
+/// The largest number of modules of an offloader. One machine word holds the set of enabled
+/// modules, so that a disabled module costs one test of a bit.
 inline constexpr std::size_t max_modules = 64;
 
-/// Names the field uses; any other name is the user's own and just as good.
-/// Source: Megatron-Core `TransformerConfig.offload_modules`.
+/// Names that Megatron-Core uses (`TransformerConfig.offload_modules`); names of the user's own
+/// work just as well.
 inline constexpr std::array<std::string_view, 9> standard_modules{
     "attn_norm",  "qkv_linear", "core_attn",       "attn_proj", "mlp_norm",
     "expert_fc1", "moe_act",    "fused_group_mlp", "gdp_qkv"};
@@ -35,8 +35,8 @@ inline constexpr std::array<std::string_view, 9> standard_modules{
 /// Index of a module within one offloader.
 enum class module_id : std::uint8_t {};
 
-/// A compile-time list of modules: what is not in it generates no instruction. A name that is
-/// misspelt in a call is not in it either; `strict_modules` refuses that.
+/// A compile-time list of modules: a call for a module outside it generates no instruction. A call
+/// with a misspelt name does nothing either; `strict_modules` refuses to compile it.
 template <fixed_string... Names>
 struct modules {
   static_assert(sizeof...(Names) > 0, "tidepool: name at least one module, or use all_modules");
@@ -45,10 +45,10 @@ struct modules {
 
   static constexpr bool open = false;    ///< only the names of the list are known
   static constexpr bool strict = false;  ///< calls may name other modules, and then do nothing
-  /// The list.
+  /// The names of the list.
   static constexpr std::array<std::string_view, sizeof...(Names)> names{Names.view()...};
 
-  /// Whether the list has the name.
+  /// True when the list has the name.
   static constexpr bool contains(std::string_view name) {
     return std::find(names.begin(), names.end(), name) != names.end();
   }
@@ -69,12 +69,12 @@ struct modules {
   static_assert(unique(), "tidepool: a module is named twice");
 };
 
-/// `modules`, for a program that uses no other names: `commit<"expert_fc">` beside
+/// Like `modules`, for a program that uses no other names: `commit<"expert_fc">` beside
 /// `strict_modules<"expert_fc1">` does not compile, and the message shows the nearest name.
 ///
-/// The calls of `chunk` that have a name as template argument are checked, and
-/// `offloader::enabled`. `discard` and `recompute` take the standard modules and Megatron's regions
-/// too. Ids are looked up at run time, where a wrong name is an `unknown_module`.
+/// The compiler checks `offloader::enabled` and the calls of `chunk` that have a name as template
+/// argument. `commit_or_discard` and `restore_or_recompute` take Megatron's regions, too. An id is
+/// looked up at run time, where a wrong name throws `unknown_module`.
 ///
 ///     tidepool::offloader<device, tidepool::strict_modules<"core_attn", "expert_fc1">> off(dev);
 template <fixed_string... Names>
@@ -82,8 +82,8 @@ struct strict_modules : modules<Names...> {
   static constexpr bool strict = true;  ///< calls that name another module do not compile
 };
 
-/// Every name is compiled in; the run-time options alone decide. The user's own names are declared
-/// with `options::own_modules`.
+/// Every module name is compiled in; the run-time options alone decide. Names of the user's own are
+/// declared with `options::own_modules`.
 struct all_modules {
   static constexpr bool open = true;     ///< any name may be declared
   static constexpr bool strict = false;  ///< names are looked up at run time

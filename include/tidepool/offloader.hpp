@@ -5,6 +5,7 @@
 #error "tidepool needs C++20: compile with -std=c++20"
 #endif
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -18,41 +19,26 @@
 #include <vector>
 
 #include "tidepool/chunk.hpp"
-#include "tidepool/core/plan_source.hpp"
 #include "tidepool/device/hardware_of.hpp"
-#include "tidepool/engine/borrower.hpp"
 #include "tidepool/engine/misuse.hpp"
 #include "tidepool/engine/plan_maker.hpp"
 #include "tidepool/engine/recorded_wait.hpp"
 #include "tidepool/engine/traced_span.hpp"
 #include "tidepool/error.hpp"
-#include "tidepool/graph.hpp"
-#include "tidepool/host_state.hpp"
 #include "tidepool/memory/fixed.hpp"
-#include "tidepool/memory/lend.hpp"
 #include "tidepool/memory/stream_memory.hpp"
 #include "tidepool/options.hpp"
-#include "tidepool/plan/step_plan.hpp"
+#include "tidepool/parts.hpp"
 #include "tidepool/trace/counters.hpp"
 #include "tidepool/validate.hpp"
 
 namespace tidepool::inline v0_2_0 {
 
-/// What an offloader is made with beside its options; each may be left out.
-struct parts {
-  /// Who decides: `tidepool::planner()` of plan.hpp.
-  std::unique_ptr<plan_source> planner = nullptr;
-  /// Where saved tensors come back to, instead of memory of the offloader's own: a trainer's
-  /// allocator (`memory_on`), or another source. `options::memory` stays `pool`, and
-  /// `options::device_budget` is a soft limit then.
-  std::unique_ptr<block_source> memory = nullptr;
-};
-
 /// Moves the saved tensors of chosen modules to the host and back, in step with one training loop.
 ///
 /// `Modules` is `modules<"core_attn", …>`, the list compiled in, or `all_modules`, where the
-/// options alone decide. It holds its two copy streams, its device memory for saved tensors and its
-/// pinned host memory, and nothing global: any number of offloaders live side by side.
+/// options alone decide. An offloader holds its two copy streams, its device memory for saved
+/// tensors and its pinned host memory, and nothing global, so that several may exist side by side.
 ///
 ///     tidepool::offloader<device, tidepool::modules<"expert_fc1">> off(dev, options);
 ///     auto chunk = off.begin({.microbatch = 0});  // for each forward pass; see `chunk`
@@ -61,8 +47,10 @@ struct parts {
 /// No call blocks the host, but for the constructor, the destructor, the two trace functions,
 /// `borrow`, `return_loan`, the one `begin` that moves on from a lender that is gone, `end_step`
 /// while an automatic plan is made, and a call for which a pool gives memory back to the device.
-/// Thread safety: none; one thread at a time, with its handles and chunks. The device must outlive
-/// the offloader and its handles. Streams given to it must live until the last call of both.
+/// `capture`, `state_on_host` and `start_trace` need graph.hpp, host_state.hpp and
+/// observe/tracing.hpp, which tidepool.hpp brings. Thread safety: none, also of its handles and
+/// chunks. The device must outlive the offloader and its handles; streams must live until the last
+/// call of both.
 template <device Device, class Modules = all_modules>
 class offloader {
  public:
@@ -72,17 +60,17 @@ class offloader {
   using view = tidepool::view<Device>;             ///< A rectangle of a buffer.
   using chunk = tidepool::chunk<Device, Modules>;  ///< One forward pass and its backward pass.
 
-  /// Makes copy streams on `dev`, and memory as `opts` says, of which it keeps a copy. It may block
-  /// the host, as it allocates.
+  /// Makes copy streams on `dev` and memory as a copy of `opts` says. May block the host.
   ///
   /// Throws `option_error` or `unknown_module` when the options cannot work, `out_of_budget` when
-  /// the device cannot give the memory that they fix, `device_error` when it fails.
-  ///
-  /// `policy_kind::automatic`, and `follow`, need `with.planner` (`option_error`).
+  /// the device cannot give the memory that they fix, `device_error` when the device fails.
+  /// `policy_kind::automatic`, and `follow`, need `with.planner`, `place_kind::file`
+  /// needs `with.file` (`option_error`).
   explicit offloader(Device& dev, const options& opts = {}, parts with = {})
       : enabled_(checked(opts, with)),
         engine_(new detail::engine(std::make_unique<detail::hardware_of<Device>>(dev), opts,
-                                   known_modules(opts), enabled_, std::move(with.memory))),
+                                   known_modules(opts), enabled_, std::move(with.memory),
+                                   with.planner.get(), with.file)),
         plans_(*engine_, std::move(with.planner)) {}
   offloader(const offloader&) = delete;
   offloader& operator=(const offloader&) = delete;
@@ -94,16 +82,15 @@ class offloader {
 
   // ---- memory of saved tensors ----
 
-  /// Device memory that work given to `stream` from now on may use. The elements count for
-  /// `min_tensor_elements`; bytes are counted as elements by the second form.
+  /// Allocates device memory for `count` elements, for work given to `stream` from now on. The
+  /// count of elements decides about `min_tensor_elements`.
   ///
-  /// `contents` is `fill::none`, or `fill::zero`, which writes zeros first, on `stream`: a kernel
-  /// that writes a part of recycled memory and reads all of it finds what was there before. Memory
-  /// that `recompute` gives again has zeros again; what is restored has the bytes that it had.
-  ///
-  /// Does not block the host; `stream` may wait for copies that still use the memory. Throws
-  /// `out_of_budget`, naming what is live, when the memory is full with nothing in flight;
-  /// `misuse_error` for more than any memory has. 0 bytes take no memory; their address is null.
+  /// A kernel that writes a part of recycled memory and reads all of it finds old bytes: `contents`
+  /// of `fill::zero` writes zeros first, on `stream`, also before the memory is computed again. A
+  /// restored tensor has the bytes that were saved. Does not block the host; `stream` may wait for
+  /// copies that still use the memory. Throws `out_of_budget`, naming what is live, when the memory
+  /// is full with nothing in flight; `misuse_error` for more than any memory has. 0 bytes take no
+  /// memory; their address is null.
   ///
   ///     auto x = off.allocate<float>(rows * width, stream);
   ///     my_kernel<<<grid, block, 0, stream>>>(x.as<float>());
@@ -112,37 +99,36 @@ class offloader {
     const auto bytes = detail::bytes_of(count, sizeof(T));
     return made(engine_->allocate(bytes, count, lane_of(stream), nullptr, contents));
   }
-  /// The same in bytes.
+  /// Like `allocate` of elements, with `stream` and `contents`; `bytes` count as elements.
   [[nodiscard]] buffer allocate(std::size_t bytes, stream_ref stream, fill contents = fill::none) {
     return made(engine_->allocate(bytes, bytes, lane_of(stream), nullptr, contents));
   }
 
-  /// `bytes` from a `source` of the trainer's own instead, where they also come back to: for
+  /// Allocates `bytes` from a `source` of the trainer's own, into which they are also reloaded: for
   /// addresses that kernels or graphs know (`fixed_block`). Work given to `stream` from now on may
-  /// use them. The source must outlive the buffer's storage and every graph that was captured with
-  /// it, and serves no other offloader (`misuse_error`). Throws as `allocate`.
+  /// use the memory. The source must outlive the buffer's storage and every graph that was captured
+  /// with it, and serves no other offloader (`misuse_error`). Throws as `allocate`.
   [[nodiscard]] buffer allocate_from(block_source& source, std::size_t bytes, stream_ref stream) {
     return made(engine_->allocate(bytes, bytes, lane_of(stream), &source));
   }
 
-  /// A tensor that lies in memory of somebody else's allocator, to be saved like any other.
-  /// `stream` is the one that wrote it, and in whose order its owner takes memory back: once that
-  /// stream has joined every use of it here, `owner` is called or destroyed (see `memory_owner`).
-  /// It comes back in memory of the offloader's own, or of `parts::memory`.
+  /// Takes over a tensor in memory of somebody else's allocator, to save it like any other.
+  /// `stream` wrote the tensor, and its owner takes memory back in the order of `stream`: once
+  /// `stream` has joined every use here, `owner` is called or destroyed (see `memory_owner`). The
+  /// tensor is reloaded into memory of the offloader's own, or of `parts::memory`.
   ///
-  /// Bytes are counted as elements by the first form. Several tensors may share memory, with a
-  /// reference each, as long as nobody writes to it. At the end owners get back what is left, the
-  /// host blocking if need be. Not inside a capture, and a capture may not commit it.
-  ///
-  /// Does not block the host. Throws `misuse_error` for a null pointer, unless of 0 bytes, and in a
-  /// capture. Its owner has the memory back then, and at once where there are no bytes.
+  /// Each byte counts as an element. Several tensors may share memory, with a reference each, as
+  /// long as nobody writes to it. The end of the offloader gives all memory back, and may block the
+  /// host. `adopt` does not. Throws `misuse_error` for a null pointer, unless of 0 bytes, and in a
+  /// capture, which may not commit the tensor either. After a throw, or for 0 bytes, `owner` has
+  /// the memory back.
   ///
   ///     auto x = off.adopt(data, bytes, stream, [=] { my_free(data); });
   ///     chunk.commit<"expert_fc1">(layer, stream, x);
   [[nodiscard]] buffer adopt(void* data, std::size_t bytes, stream_ref stream, memory_owner owner) {
     return made(engine_->adopt_memory(data, bytes, bytes, lane_of(stream), std::move(owner)));
   }
-  /// The same for `count` elements of T.
+  /// Like `adopt` of bytes, for `count` elements of T at `data`, with `stream` and `owner`.
   template <class T>
   [[nodiscard]] buffer adopt(std::type_identity_t<T>* data, std::size_t count, stream_ref stream,
                              memory_owner owner) {
@@ -150,74 +136,74 @@ class offloader {
     return made(engine_->adopt_memory(data, bytes, count, lane_of(stream), std::move(owner)));
   }
 
-  /// `stream` waits for the reload of what `saved` holds, and for what the stream that it was
-  /// handed to had been given then: for a tensor that a second stream reads. Does not block the
+  /// Makes `stream`, as a second reader of the tensor of `saved`, wait for its reload and for the
+  /// work that the stream of its allocation or restore had been given then. Does not block the
   /// host. Throws `misuse_error` for an empty handle, `device_error`.
   void wait_for(const handle& saved, stream_ref stream) {
     engine_->wait_for(saved, lane_of(stream));
   }
 
-  /// For adapters: no commit has a tensor of module `m`, since it lies on another device or is
-  /// `excluded`. Reports say so where nothing of it leaves. Does not block the host.
+  /// For adapters: notes that a tensor of module `m` is in no commit, since it is `excluded` or on
+  /// another device. Reports say so if the module moves no byte. Does not block the host.
   void note_elsewhere(module_id m, bool excluded = false) { engine_->note_elsewhere(m, excluded); }
 
-  /// Gives borrowed memory that waits for its copies back now: its owners' streams join them. For
-  /// an allocator that is about to grow. Does not block the host; does nothing in a capture.
+  /// Gives borrowed memory that waits for its copies back now: its owners' streams join the copies.
+  /// For an allocator that is about to grow. Does not block the host; does nothing in a capture.
   void release_borrowed() noexcept { engine_->memory().borrowed().give_back(0); }
 
   // ---- state that lives on the host ----
 
-  /// `bytes` of pinned host memory for state that visits the device; empty of contents. `name` is
-  /// for messages and traces. Pinning may block the host. Throws `out_of_budget` when the host
-  /// budget is spent, `device_error`.
-  [[nodiscard]] host_state<Device> state_on_host(std::size_t bytes, std::string_view name) {
-    return {&engine_->make_state(bytes, name), name};
+  /// Takes `bytes` of pinned host memory, without contents, for state that visits the device.
+  /// `name` is for messages and traces. Pinning may block the host. Throws `out_of_budget` when the
+  /// host budget is spent, `device_error`.
+  template <class Engine = detail::engine>
+  [[nodiscard]] auto state_on_host(std::size_t bytes, std::string_view name) {
+    constexpr std::type_identity<Device> device;
+    static_assert(
+        requires(Engine & of) { state_in(device, of, bytes, name); },
+        "tidepool: #include <tidepool/host_state.hpp> for state on the host");
+    return state_in(device, static_cast<Engine&>(*engine_), bytes, name);
   }
 
   // ---- CUDA graphs ----
 
-  /// Captures what `body` gives to `stream`, our copies included, and runs none of it. `body` calls
-  /// this offloader and launches kernels as in any step.
+  /// Captures the work that `body` gives to `stream`, our copies included, and runs none of it: a
+  /// whole step, or parts one after the other; see `graph`. `body` works as in any step.
   ///
   /// The same work must have run eagerly before, so that no memory has to be made. Other streams
   /// take part once they wait for an event of `stream`; all copy streams do, and are joined back.
-  /// A whole step, or parts of it one after the other; see `graph`.
+  /// `body` may be a whole step, or one part of it after the other; see `graph`.
   ///
   /// Throws `misuse_error` before the warm-up is over, inside another capture, while tracing, or
-  /// when memory would have to grow; `device_error`; and what `body` throws. After a failure no
-  /// capture is left open, and what `body` committed or restored is lost: give its chunks up.
-  template <class Body>
+  /// when memory would have to grow; `device_error`; and what `body` throws. A failure ends the
+  /// capture and loses tensors that `body` committed or restored: give its chunks up.
+  template <class Body, class Engine = detail::engine>
     requires capturing_device<Device>
   [[nodiscard]] auto capture(stream_ref stream, Body&& body) {
-    const auto origin = detail::lane_to_release<Device>(*engine_, stream);
-    const auto before = detail::bytes_to_neighbour(engine_->memory());
-    engine_->begin_capture(origin);
-    try {
-      std::forward<Body>(body)();
-    } catch (...) {
-      engine_->abandon_capture(origin);
-      throw;
-    }
-    auto content = engine_->end_capture(origin);
-    return graph<Device>(*engine_, std::move(content), engine_->layout_before_capture(),
-                         engine_->layout_after_capture(),
-                         detail::bytes_to_neighbour(engine_->memory()) != before);
+    constexpr std::type_identity<Device> device;
+    static_assert(
+        requires(Engine & of) { capture_in(device, of, stream, body); },
+        "tidepool: #include <tidepool/graph.hpp> for captures");
+    return capture_in(device, static_cast<Engine&>(*engine_), stream, std::forward<Body>(body));
   }
 
   // ---- memory of another process ----
 
-  /// Groups go to memory that another process of this host lends, while there is room, and then to
-  /// the other places. `then` says what happens when a step begins and the lender of `lent` is
-  /// gone; what was offloaded there comes back even then. Blocks the host, ten seconds at the most.
+  /// Sends groups to memory that another process of this host lends, while there is room, and then
+  /// to the other places. `then` says what happens when a step begins and the lender of `lent` is
+  /// gone; groups in its memory come back even then. Blocks the host, ten seconds at the most.
   /// Throws `lender_error` when nobody lends, `misuse_error` in a capture, with `place_kind::peer`
-  /// and while it borrows, `device_error`.
-  void borrow(const loan_handle& lent, lender_gone then = {}) {
+  /// and while memory is borrowed already, `device_error`.
+  template <std::same_as<loan_handle> Loan>
+  void borrow(const Loan& lent, lender_gone then = {}) {
     static_assert(lending_device<Device>, "tidepool: this kind of device cannot borrow memory");
-    loans_.borrow(lent, then);
+    borrow_for(*engine_, lent, then);  // of places/lending.hpp
   }
-  /// Gives it back, between steps, if there is any; blocks the host until its copies are over.
-  /// Throws `misuse_error` while tensors lie there, and where a graph was captured; `device_error`.
-  void return_loan() { loans_.give_back(); }
+  /// Gives borrowed memory back, between steps; blocks the host until its copies are over. Throws
+  /// `misuse_error` while tensors lie there, and after a capture with it; `device_error`.
+  void return_loan() {
+    if (auto* const lent = engine_->memory().lent()) lent->give_back();
+  }
 
   // ---- a step ----
 
@@ -226,60 +212,64 @@ class offloader {
   /// and for a chunk that the plan of `follow` does not have; `lender_error` (see `borrow`).
   [[nodiscard]] chunk begin(const chunk_info& info = {}) {
     plans_.before_pass();
-    if (loans_.alone(!info.forward_only)) loans_.go_on(plans_);
+    if (auto* const lent = engine_->memory().lent(); lent != nullptr && !info.forward_only) {
+      lent->before_step([this](std::string_view line) { plans_.report(line); });
+    }
     return {*engine_, info, enabled_};
   }
 
-  /// The step is over: every chunk is finished. The first step that trains is the warm-up; the
-  /// residency of groups is settled at its end, and modules that moved no byte are reported. A step
-  /// with more chunks or groups than any before it, some of them not planned for, is reported and
-  /// begins the warm-up anew, unless graphs have been captured or a plan from elsewhere is followed
-  /// beside Megatron's rule. Of a step in which a chunk was given up nothing is learnt, nor, eight
-  /// times at the most, of one with fewer chunks or groups than one before it; each is reported,
-  /// and another step takes its place.
-  ///
-  /// Throws `misuse_error` when a chunk is still open, a forward-only one as well.
-  ///
-  /// With `policy_kind::automatic` everything leaves in the first step, a first plan is tried in
-  /// the second, which is timed, and the plan made of that is reported and followed from then on.
-  /// At the end of both the host blocks until the device is idle and while it plans. A step that
-  /// could not be recorded (no event, no memory) runs to its end; this then throws what it was, and
-  /// the next step is the first again. So it is, and is reported, after a step that was given up
-  /// since its memory did not suffice under the plan.
+  /// Ends the step; throws `misuse_error` while any chunk is open. The first step that trains is
+  /// the warm-up: its end settles the residency of groups and reports modules that moved no byte.
+  /// The warm-up begins anew, with a report, after a step with more chunks or groups than any
+  /// before it, some not planned for, unless graphs were captured or a plan from elsewhere is
+  /// followed beside Megatron's rule. Nothing is learnt of a step with a chunk that was given up,
+  /// nor, eight times at the most, of one with fewer chunks or groups than one before it.
+  /// With an automatic policy the warm-up goes on until `options::timed_step`; the plan of that
+  /// step is reported and followed. Each timed step ends with a wait for the device. Plans are made
+  /// in line or on a thread (`options::adopt_after`), which the destructor waits for. Throws what
+  /// kept a step from being recorded, and, where a plan would be adopted, what the planner threw.
+  /// After that, or a step that starved under a plan and was given up, the next is the first again.
   void end_step() { plans_.after(engine_->end_step()); }
 
-  /// What the warm-up recorded: structure alone, or with times where the policy is automatic.
+  /// The profile of the warm-up: structure alone, or with times where the policy is automatic.
   [[nodiscard]] const plan::profile& profile() const { return engine_->profile(); }
 
-  /// The plan that is being followed; nothing with Megatron's policy, and before it is made. Where
-  /// none was found for the device budget, `expected.runs` is false, and everything leaves.
+  /// The plan that is followed; empty with Megatron's policy, and before it is made. If no plan
+  /// fits the device budget, `expected.runs` is false, and everything leaves.
   [[nodiscard]] const std::optional<plan::step_plan>& current_plan() const {
     return plans_.current();
   }
 
-  /// Follows a plan from elsewhere, with no warm-up: `recorded` is what it was made for, a profile
-  /// of the same steps, with the same modules enabled. Call it between steps.
-  ///
-  /// Throws `plan::profile_error` where the two do not fit each other, this offloader's modules or
-  /// its device budget, or where the plan recomputes although `recompute_by_plan` is off or the
-  /// profile has no time for it; what was followed before then goes on. In the first step after it,
-  /// a chunk or group that the plan lacks there, one that is missing, or one to be recomputed that
-  /// is not offered (`chunk::commit_or_discard`), is a `misuse_error`. Sizes are not compared.
+  /// Follows a plan from elsewhere, with no warm-up. `made` was planned for `recorded`, a profile
+  /// of the same steps, with the same modules enabled. Call `follow` between steps.
+  /// Throws `plan::profile_error`, and goes on with the plan of before, if the two do not fit each
+  /// other, this offloader's modules or its device budget, or if the plan recomputes although
+  /// `recompute_by_plan` is off or the profile has no time for it. In the first step after `follow`
+  /// these are a `misuse_error`: a chunk or group that the plan lacks there, a missing one, and one
+  /// to be recomputed that is not offered (`chunk::commit_or_discard`). Sizes are not compared.
   void follow(const plan::step_plan& made, const plan::profile& recorded) {
     plans_.follow(made, recorded, enabled_);
   }
 
-  /// `sink` gets reports, a line each; by default `stderr` does. An empty function: nobody. It is
-  /// called within `end_step` and `begin`.
+  /// Sends reports to `sink`, a line each, within `end_step` and `begin`. By default `stderr` gets
+  /// them; an empty function turns them off.
   void on_report(std::function<void(std::string_view)> sink) { plans_.on_report(std::move(sink)); }
 
-  /// `meet` is called before each of the three measurements of the link that an automatic plan
-  /// rests on, at the end of the first step; by default, and where it is empty, nothing. Where GPUs
-  /// of one host train together, wait in it for all of them, as in a barrier: each then plans with
-  /// what it gets beside the others. Alone, each would count on the whole of the host's memory. All
-  /// of them must be given it, and the same policy. The device is idle meanwhile. What it throws
-  /// leaves `end_step`; the step is over all the same, and the next one is the first again.
-  void on_measure(std::function<void()> meet) { plans_.on_measure(std::move(meet)); }
+  /// Sets a function to call before each of the three measurements of the link, at the end of the
+  /// first step of an automatic policy. If GPUs of one host train together, all need a `meet`,
+  /// which waits for all of them like a barrier: each then plans with the speed that it gets beside
+  /// the others. An exception of `meet` leaves `end_step`, and the next step is the first again.
+  void on_measure(std::function<void()> meet) {
+    if (auto* plans = engine_->learns()) plans->on_measure(std::move(meet));
+  }
+
+  /// Sets an all-reduce by which ranks that wait for each other plan together: are all `ready`? All
+  /// need one; without, they plan in line, at the end of steps that they count. `end_step` calls it
+  /// for each step that trains until the first plan is followed. True stands for a step to plan, or
+  /// for a plan that is made. Its exceptions are as those of `meet`. Ranks give steps up together.
+  void on_ready(std::function<bool(bool ready)> all) {
+    if (auto* plans = engine_->learns()) plans->on_ready(std::move(all));
+  }
 
   // ---- modules ----
 
@@ -294,18 +284,17 @@ class offloader {
       return false;
     }
   }
-  /// The same for an id.
+  /// Like `enabled` by name, for the id `module`.
   [[nodiscard]] bool enabled(module_id module) const {
     return (enabled_ >> static_cast<unsigned>(module) & 1U) != 0;
   }
 
-  /// True when the trainer should `discard` and `recompute` what goes by that name.
+  /// True when every offer by that name is recomputed, because `recompute_modules` has the name.
   [[nodiscard]] bool recomputes(std::string_view name) const {
     return engine_->recomputed(name) != detail::engine::not_recomputed;
   }
 
-  /// The id of the module `name`, to be looked up once. Throws `unknown_module`, with the nearest
-  /// name.
+  /// Looks up the id of the module `name`. Throws `unknown_module`, with the nearest name.
   [[nodiscard]] module_id module(std::string_view name) const {
     return find_module(name, known_modules(engine_->settings()), Modules::open);
   }
@@ -314,27 +303,34 @@ class offloader {
 
   /// A copy of all totals so far.
   [[nodiscard]] trace::counters counters() const { return engine_->counters(); }
-  /// The options that it was made with.
+  /// The options that the offloader was made with, whatever a plan has changed since.
   [[nodiscard]] const options& settings() const { return engine_->settings(); }
+  /// How much is reloaded ahead of its use now: by the options, or by the plan in use.
+  [[nodiscard]] const reload_limits& reloads_ahead() const { return engine_->limits(); }
 
-  /// Records the spans of what follows, until `finish_trace`. Both block the host until the device
-  /// is idle. `title` stands above the picture; `origin` is any stream in use. Throws
-  /// `device_error`.
+  /// Records spans from now on, until `finish_trace`. Both block the host until the device is idle.
+  /// `title` stands above the picture; `origin` is any stream in use. Throws `device_error`. Needs
+  /// `#include <tidepool/observe/tracing.hpp>`, which tidepool.hpp brings.
   ///
   ///     off.start_trace("step 10", stream);
   ///     train_step();
   ///     tidepool::trace::write_svg(file, off.finish_trace());
+  template <class Engine = detail::engine>
   void start_trace(std::string title, stream_ref origin) {
-    engine_->start_trace(std::move(title), &origin);
+    static_assert(traces<Engine>, "tidepool: #include <tidepool/observe/tracing.hpp> for traces");
+    begin_trace(static_cast<Engine&>(*engine_), std::move(title), &origin);
   }
-  /// Ends the record and returns it; an empty one where none was begun.
-  [[nodiscard]] trace::record finish_trace() { return engine_->finish_trace(); }
+  /// Ends the record and returns it; the record is empty if `start_trace` was not called.
+  template <class Engine = detail::engine>
+  [[nodiscard]] trace::record finish_trace() {
+    static_assert(traces<Engine>, "tidepool: #include <tidepool/observe/tracing.hpp> for traces");
+    return end_trace(static_cast<Engine&>(*engine_));
+  }
 
-  /// A span of the trainer's own work on `stream`, from here to the end of the object. Costs a
-  /// branch while no trace is being recorded.
+  /// The trainer's own work, until the object ends; costs a branch while no trace is recorded.
   using span = detail::traced_span;
-  /// Begins one on `stream`. `name` must live as long as the span; `layer` and `microbatch` are
-  /// shown where they are not negative.
+  /// Begins a span on `stream`. `name` must live as long as the span; `layer` and `microbatch` are
+  /// shown unless they are negative.
   [[nodiscard]] span trace_span(std::string_view name, stream_ref stream, int layer = -1,
                                 int microbatch = -1) {
     return {*engine_,
@@ -345,28 +341,34 @@ class offloader {
   // ---- waits for other ranks ----
 
   /// Calls `wait`, in which `stream` or the host waits for ranks with a schedule of their own, such
-  /// as the neighbours in a pipeline, and returns what it does.
+  /// as the neighbours in a pipeline, and returns the result of `wait`.
   ///
-  /// Automatic plans know then that being late before it costs nothing, as long as the others are
-  /// later: in the bubbles of a pipeline copies may take their time. Records two timing events on
-  /// `stream` in steps that are recorded, and does nothing in others. Does not block the host.
-  /// Throws what `wait` throws, and `device_error`.
+  /// Automatic plans then know that being late before `wait` costs nothing as long as the others
+  /// are later: copies may take their time in the bubbles of a pipeline. Records two timing events
+  /// on `stream` in recorded steps, and does nothing in others. Does not block the host. Throws
+  /// what `wait` throws, and `device_error`.
   template <class Wait>
   decltype(auto) wait_for_others(stream_ref stream, Wait&& wait) {
-    const detail::recorded_wait until(*engine_, &stream, detail::waits_for::others);
+    const detail::recorded_wait until{*engine_, &stream, detail::waits_for::others};
     return std::forward<Wait>(wait)();
   }
-  /// The same for ranks that do the same at the same time, as in an all-to-all or an all-reduce:
-  /// who waits there waits for stalls like its own, which no plan should count on. A recorded step
-  /// is without such waits, but for the shortest of each `kind`, which is taken for the transfer
-  /// itself: give transfers of other sizes kinds of their own.
+  /// Like `wait_for_others`, for ranks that do the same at the same time, as in an all-to-all or an
+  /// all-reduce. Such a rank waits for stalls like its own, which no plan should count on: a
+  /// recorded step has each wait as long as the shortest of its `kind`, which is taken for the
+  /// transfer itself. Give transfers of other sizes kinds of their own.
   template <class Wait>
   decltype(auto) wait_for_peers(stream_ref stream, Wait&& wait, std::uint32_t kind = 0) {
-    const detail::recorded_wait until(*engine_, &stream, detail::waits_for::peers, kind);
+    const detail::recorded_wait until{*engine_, &stream, detail::waits_for::peers, kind};
     return std::forward<Wait>(wait)();
   }
 
  private:
+  // The engine's namespace finds `end_trace` where a trace is used, since its header is optional.
+  template <class Engine>
+  static constexpr bool traces = requires(Engine& of) {
+    end_trace(of);
+  };
+
   static std::vector<std::string_view> known_modules(const options& opts) {
     if constexpr (Modules::open) {
       return open_module_list(opts);
@@ -392,7 +394,6 @@ class offloader {
   std::uint64_t enabled_;
   detail::engine* engine_;
   detail::plan_maker plans_;
-  detail::borrower loans_{*engine_};
   int exceptions_ = std::uncaught_exceptions();
 };
 

@@ -11,7 +11,7 @@
 
 namespace tidepool::inline v0_2_0 {
 
-/// Where the device memory of saved tensors comes from.
+/// The source of the device memory for saved tensors.
 enum class memory_kind : std::uint8_t {
   pool,   ///< grows with demand, reuses a block only where its fence is already joined
   arena,  ///< one fixed allocation: a byte budget with back-pressure
@@ -20,31 +20,31 @@ enum class memory_kind : std::uint8_t {
 
 /// One ring of equal slots.
 struct slot_ring {
-  std::size_t bytes = 0;  ///< of one slot
+  std::size_t bytes = 0;  ///< bytes of one slot
   std::size_t count = 0;  ///< slots of the ring
 
   friend bool operator==(const slot_ring&, const slot_ring&) = default;
 };
 
-/// Who decides which groups leave.
+/// How an offloader chooses the groups that leave.
 enum class policy_kind : std::uint8_t {
   megatron,  ///< margin, fraction and delta, as Megatron has them
   automatic  ///< a plan for the device budget, by the offloader's planner; see
              ///< `offloader::end_step`
 };
 
-/// What holds the host copies. A device that does not have a kind says why, when the offloader is
-/// made.
+/// The kind of memory for host copies. The constructor of the offloader throws, with the reason, if
+/// the device does not have the kind.
 enum class host_kind : std::uint8_t {
   automatic,       ///< huge pages registered with the driver, else pinned by it
-  huge_pages,      ///< the former alone
+  huge_pages,      ///< huge pages registered with the driver, with no fallback
   pinned,          ///< `cudaHostAlloc`
-  write_combined,  ///< the same, out of the host's caches; slow for the host to read
+  write_combined,  ///< pinned, but outside the host's caches; slow for the host to read
   system,          ///< plain pages, where GPU and host share page tables (Grace-class machines)
   managed          ///< `cudaMallocManaged`, kept on the host
 };
 
-/// Where what leaves the device goes.
+/// A place to which tensors leave the device.
 enum class place_kind : std::uint8_t {
   host,  ///< pinned host memory
   peer,  ///< memory of another device of the host, over the link between the two
@@ -54,7 +54,7 @@ enum class place_kind : std::uint8_t {
 /// How many kinds of places there are.
 inline constexpr std::size_t place_kinds = 3;
 
-/// The name of a kind of place, as options have it.
+/// The name of a kind of place, as in the options.
 [[nodiscard]] constexpr std::string_view name_of(place_kind which) {
   constexpr std::string_view names[place_kinds]{"host", "peer", "file"};
   return names[static_cast<std::size_t>(which)];
@@ -62,10 +62,18 @@ inline constexpr std::size_t place_kinds = 3;
 
 /// How host memory is made.
 struct host_memory {
-  host_kind kind = host_kind::automatic;  ///< what holds the copies
+  host_kind kind = host_kind::automatic;  ///< kind of memory of the copies
   bool bind = true;  ///< huge pages and system pages are on the NUMA node next to the device
 
   friend bool operator==(const host_memory&, const host_memory&) = default;
+};
+
+/// How much may be reloaded ahead of its use; the limit that is met first holds.
+struct reload_limits {
+  std::size_t groups = 2;              ///< groups under way, or on the device and not restored yet
+  std::optional<std::size_t> bytes{};  ///< bytes of those groups; empty: no limit in bytes
+
+  friend bool operator==(const reload_limits&, const reload_limits&) = default;
 };
 
 /// Every option of one offloader. A default-constructed object offloads nothing.
@@ -75,55 +83,65 @@ struct host_memory {
 struct options {
   /// Modules whose saved tensors leave the device. `{"all"}` stands for every known module.
   std::vector<std::string> offload_modules{};
-  /// Names of the user's own beside the standard ones.
+  /// The user's own module names, beside the standard ones.
   std::vector<std::string> own_modules{};
   /// Layer-level mode: when not empty, only groups of these layers leave.
   std::vector<int> offload_layers{};
-  /// What the trainer discards in forward and computes again in backward (`chunk::discard`,
-  /// `chunk::recompute`); offloading inside what is recomputed whole is refused.
+  /// Names of tensors that are discarded in forward and computed again in backward wherever the
+  /// trainer offers them (`chunk::commit_or_discard`), whatever a plan says. Offloading a module
+  /// inside a region that is recomputed whole is refused.
   std::vector<std::string> recompute_modules{};
 
-  /// Offloads of one module not yet joined, at most. None: no joins. 0: the compute stream waits
+  /// Offloads of one module not yet joined, at most. Empty: no joins. 0: the compute stream waits
   /// at each commit. Megatron's `fine_grained_offloading_max_inflight_offloads`, but counted per
   /// module over all chunks.
   std::optional<std::size_t> max_inflight{};
-  /// The same in bytes. Prefer it to `max_inflight` where groups differ in size.
+  /// Like `max_inflight`, in bytes. Prefer it where groups differ in size.
   std::optional<std::size_t> max_inflight_bytes{};
-  /// `max_inflight` of single modules, before the general one.
+  /// `max_inflight` of single modules; it overrides the general one.
   std::map<std::string, std::size_t> module_max_inflight{};
 
   /// Tensors with fewer elements stay on the device. Megatron's `min_offloaded_tensor_size`.
   std::size_t min_tensor_elements = 1024 * 1024;
-  /// Share of the eligible groups of each chunk that leave, from the first in forward order on.
+  /// Share of the eligible groups of each chunk that leave, counted from the start of forward.
   /// Megatron's `activation_offload_fraction`.
   double fraction = 1.0;
   /// Bytes kept on the device, times the pipeline rank.
   /// Megatron's `delta_offload_bytes_across_pp_ranks`.
   std::size_t delta_bytes_per_rank = 0;
-  int pipeline_rank = 0;  ///< of this process, from 0 on
-  /// Keep the last group of each module on the device where the chunk's own backward pass is the
-  /// next that has the module: its reload could not be hidden. Megatron always does so.
+  int pipeline_rank = 0;  ///< rank of this process in the pipeline, from 0
+  /// Keeps the last group of each module on the device if the chunk's own backward pass is the next
+  /// pass with that module, because its reload could not be hidden. Megatron always does so.
   bool margin = true;
 
-  /// Who decides which groups leave. `automatic` leaves `fraction`, `delta_bytes_per_rank` and
-  /// `margin` aside and chooses `reload_ahead`, too.
+  /// How the groups that leave are chosen. `automatic` ignores `fraction`, `delta_bytes_per_rank`
+  /// and `margin`, and chooses `reload_ahead`, too.
   policy_kind policy = policy_kind::megatron;
-  /// Plans may have discarded, and computed again in backward, what the trainer offers
-  /// (`chunk::commit_or_discard`).
+  /// Allows plans to discard tensors and compute them again in backward, where the trainer offers
+  /// it (`chunk::commit_or_discard`).
   bool recompute_by_plan = true;
-  /// The step that an automatic plan is made of, 2 or later. Until then plans of the steps 1, 2, 4,
-  /// … are followed, or of all where others are waited for. A GPU at its power limit computes
-  /// faster in steps that stand still much: a later step, with a plan much like the last, predicts
-  /// better. What took long in it alone does not count; with 3 or more, waits of the host for
-  /// the whole device are told from computing.
-  int timed_step = 2;
+  /// The step that an automatic plan is made of, 2 or later. Empty: the step by which computing has
+  /// settled, because a GPU lowers its clock in the first seconds under load. That is between the
+  /// 12th and the 40th, the 16th where ranks wait for each other, and the 2nd of a device that
+  /// simulates time. Until then the plans of steps 1, 2 and 4 are followed. With a number, those of
+  /// 1, 2, 4, 8, … are, or of all steps if other ranks are waited for. Work that took long in the
+  /// step alone does not count; with 3 or more, waits of the host for the whole device are told
+  /// from computing.
+  std::optional<int> timed_step{};
+  /// Steps from the one that an automatic plan is made of to the one at whose end the plan is
+  /// adopted; a thread makes it meanwhile, and no step between is recorded. 0: in line, `end_step`
+  /// waits. More: exactly then, so that runs and ranks repeat; `end_step` waits if it is not made.
+  /// Empty: when it is made; in line on a device that simulates time, and where ranks wait for each
+  /// other without `offloader::on_ready`.
+  std::optional<std::size_t> adopt_after{};
   /// Steps that each search for an automatic plan may simulate at most; the engine tries a tenth as
-  /// many, six at least. None: what is worth while for one training.
+  /// many, six at least. Empty: as many as pay off in one training.
   std::optional<std::size_t> plan_effort{};
 
   /// Groups whose reload may be under way ahead of their use.
   std::size_t reload_ahead = 2;
-  /// The same in bytes; whichever limit is met first holds. Prefer it where groups differ in size.
+  /// Like `reload_ahead`, in bytes; the limit that is met first holds. Prefer it where groups
+  /// differ in size.
   std::optional<std::size_t> reload_ahead_bytes{};
 
   /// How device memory for saved tensors is handed out.
@@ -136,38 +154,40 @@ struct options {
   std::size_t device_step = std::size_t{32} << 20;
 
   /// Bytes of borrowed memory (`offloader::adopt`, `memory_on`) that may wait for their copies
-  /// before a compute stream waits for the oldest, so that it goes back to its owner. None: as far
-  /// as the device budget goes; without one, as much as a few of the largest groups, or as the caps
-  /// allow.
+  /// before a compute stream waits for the oldest, so that it goes back to its owner. Empty: up to
+  /// the device budget; without a budget, a few of the largest groups, or as the caps allow.
   std::optional<std::size_t> borrowed_slack{};
 
-  /// Larger copies go in pieces of this size, so that others are not kept waiting; 0: whole.
+  /// Larger copies are split into pieces of this size, so that other copies do not wait long. 0: no
+  /// splitting.
   std::size_t copy_piece = std::size_t{32} << 20;
 
-  /// Where groups go that leave, the nearest first: each to the first that has room for all of it.
+  /// Places for groups that leave, the nearest first; a group goes to the first with room for all
+  /// of it.
   std::vector<place_kind> places{place_kind::host};
-  /// The neighbour of `place_kind::peer`, by its number.
+  /// The number of the neighbour's device for `place_kind::peer`.
   int peer_device = 1;
-  /// Bytes of its memory that this offloader may take; `place_kind::peer` needs it.
+  /// Bytes of the neighbour's memory that this offloader may take; `place_kind::peer` needs it.
   std::optional<std::size_t> peer_budget{};
 
-  /// The file of `place_kind::file`: a new one, or a directory for one without a name.
+  /// The file of `place_kind::file`: a new file, or a directory for a file without a name.
   std::string file_path{};
-  /// Bytes that it may have; `place_kind::file` needs it.
+  /// Bytes that the file may have; `place_kind::file` needs it.
   std::optional<std::size_t> file_budget{};
   /// Bytes of pinned host memory that copies to and from the file pass through.
   std::size_t file_ring = std::size_t{256} << 20;
-  /// Bytes of host memory of this offloader; by default what the machine (or its cgroup) has,
+  /// Bytes of host memory of this offloader. Empty: the memory of the machine (or of its cgroup),
   /// less a reserve, divided by the local ranks.
   std::optional<std::size_t> host_budget{};
-  /// Bytes by which the host arena grows, and by which memory is taken of a neighbour or a file.
+  /// Bytes by which the host arena grows, and by which a neighbour's memory or a file is taken.
   std::size_t host_step = std::size_t{256} << 20;
-  /// What holds the host copies, and whether on the device's NUMA node.
+  /// The kind of memory for host copies.
   host_kind host_memory = host_kind::automatic;
-  /// Huge pages and system pages are on the NUMA node next to the device.
+  /// Puts huge pages and system pages on the NUMA node next to the device.
   bool host_bind = true;
-  /// For tests: device memory that is handed out, and what is given back, is filled with 0xFF bytes
-  /// on its stream, so that kernels which read what has left, or what nobody wrote, show.
+  /// For tests: fills device memory with 0xFF bytes on its stream when it is handed out and when it
+  /// is given back, so that kernels show which read a tensor that left, or memory that nobody
+  /// wrote.
   bool poison = false;
   /// Processes on this machine that share its memory; 0 takes it from the launcher's environment.
   int local_ranks = 0;

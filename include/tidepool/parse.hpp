@@ -15,10 +15,10 @@
 
 namespace tidepool::inline v0_2_0 {
 
-/// What `parse_known_options` found.
+/// The result of `parse_known_options`.
 struct known_options {
   options value;                  ///< the options, read over the base
-  std::vector<std::string> rest;  ///< the arguments that are not Tidepool's, in their order
+  std::vector<std::string> rest;  ///< arguments that are not Tidepool's, in their order
 };
 
 /// The flag that `name` most likely meant, such as `--max-inflight`; empty when none is close.
@@ -27,19 +27,20 @@ struct known_options {
 /// Reads arguments (without the program's name) over `base`.
 ///
 /// `--name=value`, `--name value`, `--flag`, `--no-flag`; lists take commas, or blanks, or several
-/// arguments up to the next option (Megatron's form). Megatron's names are accepted, `_` counts as
-/// `-`, and of a repeated option the last one holds. Throws `option_error`.
+/// Accepts `--name=value`, `--name value`, `--flag`, `--no-flag`; lists take commas, or blanks, or
+/// several arguments up to the next option (Megatron's form). Megatron's names are accepted, `_`
+/// counts as `-`, and the last of a repeated option holds. Throws `option_error`.
 [[nodiscard]] options parse_options(std::span<const std::string> arguments, options base = {});
 
 /// Reads one line of `text`, split at blanks, over `base`. Throws `option_error`.
 [[nodiscard]] options parse_options(std::string_view text, options base = {});
 
-/// Reads what `main` was given (`argc`, `argv`), past the program's name, over `base`. Throws
+/// Reads the arguments of `main` (`argc`, `argv`), past the program's name, over `base`. Throws
 /// `option_error`.
 [[nodiscard]] options parse_options(int argc, const char* const* argv, options base = {});
 
-/// As `parse_options` of `arguments` over `base`, but keeps what is not Tidepool's for the
-/// trainer's own parser.
+/// Like `parse_options` of `arguments` over `base`, but keeps arguments that are not Tidepool's for
+/// the trainer's own parser.
 ///
 /// A trainer that refuses an argument of `rest` can ask `nearest_option` whether it was meant for
 /// Tidepool. Beside positional arguments write lists with `=`: `--offload-modules a,b FILE` takes
@@ -47,22 +48,20 @@ struct known_options {
 [[nodiscard]] known_options parse_known_options(std::span<const std::string> arguments,
                                                 options base = {});
 
-/// Reads what `main` was given (`argc`, `argv`), past the program's name, over `base`. Throws
+/// Reads the arguments of `main` (`argc`, `argv`), past the program's name, over `base`. Throws
 /// `option_error`.
 [[nodiscard]] known_options parse_known_options(int argc, const char* const* argv,
                                                 options base = {});
 
-/// As `parse_known_options` over `base`, but takes Tidepool's arguments out of what `main` was
-/// given, in place: the trainer's own parser, which need not know of them, finds the others in
-/// their order.
+/// Like `parse_known_options` over `base`, but takes Tidepool's arguments out of `argv`, in place,
+/// so that the trainer's own parser need not know them. The others keep their order.
 ///
-/// `argv[argc]` is null afterwards. Throws `option_error`; nothing has changed then.
+/// `argv[argc]` is null afterwards. Throws `option_error`, and then changes nothing.
 /// ```cpp
 /// const auto options = tidepool::take_options(argc, argv);  // the first line of main
 /// ```
 [[nodiscard]] options take_options(int& argc, const char** argv, options base = {});
-/// As `take_options` of a `const char* argv[]`; takes `argc` and `argv` over `base` in the same
-/// way.
+/// Like `take_options` of a `const char* argv[]`, with `argc`, `argv` and `base`.
 [[nodiscard]] options take_options(int& argc, char** argv, options base = {});
 
 /// Reads `TIDEPOOL_OFFLOAD_MODULES`, `TIDEPOOL_MAX_INFLIGHT` and so on over `base`.
@@ -72,9 +71,9 @@ struct known_options {
 [[nodiscard]] options from_environment(options base,
                                        const std::function<const char*(const char*)>& lookup);
 
-/// Reads the process's own environment over `base`. A variable whose name is close to one of these
-/// and none of them, such as `TIDEPOOL_OFFLOAD_MODULE`, is refused like a misspelt flag; one that
-/// is not close may be somebody else's.
+/// Reads the process's own environment over `base`. A variable whose name is close to one of
+/// Tidepool's, such as `TIDEPOOL_OFFLOAD_MODULE`, is refused like a misspelt flag; other names may
+/// be another program's.
 [[nodiscard]] options from_environment(options base = {});
 
 /// The options of `value` that differ from their defaults, as text that `parse_options` reads back.
@@ -82,7 +81,7 @@ struct known_options {
 /// Empty when all are defaults. Only options that `validate` accepts are sure to read back.
 [[nodiscard]] std::string to_text(const options& value);
 
-/// What a trainer prints under `--help`: every option with its default and its other names.
+/// The text for a trainer's `--help`: every option with its default and its other names.
 [[nodiscard]] std::string options_help();
 
 }  // namespace tidepool

@@ -1,4 +1,4 @@
-/// The planner, for who wants plans: `offloader off(dev, opts, {.planner = tidepool::planner()})`.
+/// The planner, for programs that want plans: `offloader off(dev, opts, {.planner = planner()})`.
 #pragma once
 
 #include <memory>

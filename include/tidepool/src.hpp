@@ -1,13 +1,13 @@
-/// What `TIDEPOOL_COMPILED` leaves out, compiled: include it in one file of a program, which needs
-/// no other Tidepool header, or link the CMake target `tidepool::compiled`.
+/// Compiles the functions that `TIDEPOOL_COMPILED` leaves out: include it in one file of a program,
+/// which needs no other Tidepool header, or link the CMake target `tidepool::compiled`.
 ///
 /// ```cpp
 /// // tidepool.cpp
 /// #include <tidepool/src.hpp>
 /// ```
 ///
-/// It holds the functions that are no templates: the engine among them, which is one for the
-/// devices that Tidepool brings and for a program's own.
+/// The file holds the functions that are not templates, among them the engine, which is the same
+/// for Tidepool's devices and a program's own.
 #pragma once
 
 #if !defined(TIDEPOOL_COMPILED)
@@ -19,5 +19,11 @@
 #define TIDEPOOL_SOURCE
 
 #include "tidepool/device/checked.hpp"
+#include "tidepool/places/file.hpp"
+#include "tidepool/places/lending.hpp"
 #include "tidepool/plan.hpp"
 #include "tidepool/tidepool.hpp"
+
+namespace tidepool::inline v0_2_0::detail {
+template class hardware_of<virtual_device>;
+}  // namespace tidepool::detail

@@ -1,20 +1,19 @@
-/// Offloading what autograd saves, in trainers that compute with libtorch or PyTorch.
+/// Offloads tensors that autograd saves, in trainers that compute with libtorch or PyTorch.
 ///
-/// Needs libtorch (CMake: component `torch`); nothing else of Tidepool knows of it.
+/// Needs libtorch (CMake: component `torch`); no other header of Tidepool needs it.
 #pragma once
 
-#include <cstddef>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "tidepool/offloader.hpp"
+#include "tidepool/torch/current.hpp"
 #include "tidepool/torch/hooks.hpp"
 #include "tidepool/torch/pass_state.hpp"
 #if defined(TIDEPOOL_TORCH_CUDA)
@@ -25,7 +24,7 @@ namespace tidepool::inline v0_2_0 {
 
 namespace detail {
 
-// One tensor of a node of the graph, and its way back.
+// Saves one tensor of a node of the graph, and brings it back.
 template <device Device>
 class torch_tensor_hooks final : public ::torch::autograd::SavedVariableHooks {
  public:
@@ -48,7 +47,8 @@ class torch_tensor_hooks final : public ::torch::autograd::SavedVariableHooks {
     const bool excluded = taken && core.excluded.covers(tensor);
     if (elsewhere || excluded) pass_->note_elsewhere(group_, excluded);
     if (!taken || excluded) {
-      // Without the graph that it is part of; a leaf as itself, whose `data` may be another's then.
+      // Detached, so as not to keep its graph alive; a leaf as itself, as a user may replace its
+      // `data`.
       stays_ = tensor.is_leaf() ? tensor : tensor.detach();
       return;
     }
@@ -82,7 +82,7 @@ class torch_tensor_hooks final : public ::torch::autograd::SavedVariableHooks {
     ~reference() { pass->drop_reference(*to); }
   };
   static void done(void* context) { delete static_cast<reference*>(context); }
-  // What came back, and is saved again by a part of forward that runs again in backward.
+  // True for a tensor that came back and is saved again, as forward runs again in backward.
   [[nodiscard]] static bool is_reloaded(const at::Tensor& tensor) {
     return tensor.storage().data_ptr().get_deleter() == &done;
   }
@@ -97,7 +97,7 @@ class torch_tensor_hooks final : public ::torch::autograd::SavedVariableHooks {
   at::Tensor stays_;
 };
 
-// While it is open, what autograd saves on this thread belongs to its module.
+// While it is open, tensors that autograd saves on this thread belong to its module.
 template <device Device>
 class torch_module_scope final : public torch_scope {
  public:
@@ -107,7 +107,7 @@ class torch_module_scope final : public torch_scope {
   [[nodiscard]] std::unique_ptr<::torch::autograd::SavedVariableHooks> hooks() override {
     return std::make_unique<torch_tensor_hooks<Device>>(pass_, group_);
   }
-  void leave() { pass_->leave(group_); }
+  void leave() override { pass_->leave(group_); }
 
  private:
   std::shared_ptr<torch_pass_state<Device>> pass_;
@@ -116,20 +116,47 @@ class torch_module_scope final : public torch_scope {
 
 }  // namespace detail
 
-/// What one module saves in one layer of a pass, tensor by tensor: for frameworks whose own hooks
-/// see what is saved, such as Python's, and where a module ends later than its hooks. From
-/// `torch_pass::group`. Move-only; false in a condition where nothing of the module leaves.
+/// While this object lives, `tidepool::module` on this thread saves into one pass.
+/// `torch_offloader::use` returns it. A second one takes the place of the first until it is
+/// destroyed. Destroy it on the thread that made it.
+template <device Device>
+class [[nodiscard]] torch_use final : detail::torch_current {
+ public:
+  torch_use(const torch_use&) = delete;
+  torch_use& operator=(const torch_use&) = delete;
+  ~torch_use() override = default;
+
+ private:
+  template <device>
+  friend class torch_offloader;
+  using state = detail::torch_pass_state<Device>;
+
+  explicit torch_use(std::shared_ptr<state> pass) : pass_(std::move(pass)) {}
+  std::unique_ptr<detail::torch_scope> open(std::string_view name, int layer) override {
+    auto& off = pass_->core().off;
+    if (!off) return nullptr;
+    const auto id = off->module(name);
+    if (!pass_->saves(id)) return nullptr;
+    return std::make_unique<detail::torch_module_scope<Device>>(pass_, id, layer);
+  }
+
+  std::shared_ptr<state> pass_;
+};
+
+/// Tensors that one module saves in one layer of a pass, one by one: for frameworks with their own
+/// hooks, such as Python's, and for modules that end later than their hooks. Made by
+/// `torch_pass::group`. Move-only; false in a condition where no tensor of the module leaves.
 ///
-/// One that is never committed leaves all where it is. Its tensors may be read at any time.
+/// A group that is never committed leaves all tensors where they are; they may be read at any time.
 template <device Device>
 class torch_group {
  public:
-  /// An empty one.
+  /// Makes an empty group.
   torch_group() = default;
-  /// `other` is empty afterwards.
+  /// Leaves `other` empty.
   torch_group(torch_group&& other) noexcept
       : pass_(std::move(other.pass_)), index_(std::exchange(other.index_, 0)) {}
-  /// The same.
+  /// Drops the group of this object; leaves `other` empty.
   torch_group& operator=(torch_group&& other) noexcept {
     pass_ = std::move(other.pass_);
     index_ = std::exchange(other.index_, 0);
@@ -139,10 +166,10 @@ class torch_group {
   torch_group& operator=(const torch_group&) = delete;  // move-only; pass it by reference
   ~torch_group() = default;
 
-  /// Whether the module's tensors leave: false where it is not enabled, and once committed.
+  /// True while the module's tensors leave: false if the module is not enabled, and after `commit`.
   [[nodiscard]] explicit operator bool() const { return pass_ != nullptr; }
 
-  /// Takes `tensor` as autograd saves it; `call_unpack_hook` of what this returns is the tensor
+  /// Takes `tensor` as autograd saves it. `call_unpack_hook` of the result returns the tensor
   /// again, for torch's current stream. Does not block the host. Throws `misuse_error` on an empty
   /// group.
   ///
@@ -154,8 +181,8 @@ class torch_group {
     hooks->call_pack_hook(tensor);
     return hooks;
   }
-  /// The module's forward is over: what it saved leaves, in the order of torch's current stream.
-  /// The group is empty then. Does not block the host. Throws as `torch_pass::module`.
+  /// The module's forward is over: its saved tensors leave, in the order of torch's current stream.
+  /// Empties the group. Does not block the host. Throws as `torch_pass::module`.
   void commit() {
     if (const auto pass = std::exchange(pass_, nullptr)) pass->leave(index_);
   }
@@ -172,14 +199,14 @@ class torch_group {
   std::uint32_t index_ = 0;
 };
 
-/// One forward pass through a model and its backward passes. Move-only; one that is destroyed
+/// One forward pass through a model and its backward passes. Move-only; a pass that is destroyed
 /// unfinished is given up.
 template <device Device>
 class torch_pass {
  public:
   torch_pass() = default;
-  torch_pass(torch_pass&& other) noexcept = default;  ///< The other is no pass afterwards.
-  /// Gives up an unfinished pass of its own; the other is no pass afterwards.
+  torch_pass(torch_pass&& other) noexcept = default;  ///< Leaves `other` without a pass.
+  /// Gives up an unfinished pass of this object; leaves `other` without a pass.
   torch_pass& operator=(torch_pass&& other) noexcept {
     if (this != &other) {
       close();
@@ -191,15 +218,15 @@ class torch_pass {
   torch_pass& operator=(const torch_pass&) = delete;  // move-only; pass it by reference
   ~torch_pass() { close(); }
 
-  /// Calls `body` and returns what it does. What autograd saves in it, on this thread and in no
-  /// scope inside, leaves behind it, in the order of the stream that is torch's current one then;
-  /// a storage that several nodes save leaves once, with the module that saved it first.
+  /// Calls `body` and returns its result. Tensors that autograd saves in `body`, on this thread and
+  /// in no inner scope, leave after it, in the order of torch's current stream at that time. A
+  /// storage that several nodes save leaves once, with the module that saved it first.
   ///
-  /// It costs a look-up where the options leave the module out. Once the pass's backward has begun
-  /// (`end_forward`, or the first tensor that it reads) nothing leaves: what a checkpoint computes
-  /// again is read at once. What `body` throws leaves all where it is.
+  /// The call costs a look-up if the options leave the module out. Nothing leaves once the pass's
+  /// backward has begun (`end_forward`, or the first tensor that it reads), because a tensor that a
+  /// checkpoint computes again is read at once. If `body` throws, all tensors stay where they are.
   ///
-  /// Does not block the host. Throws `unknown_module`; `misuse_error` where the module ran in this
+  /// Does not block the host. Throws `unknown_module`; `misuse_error` if the module ran in this
   /// layer before, or the stream is being captured; and as `chunk::commit`.
   ///
   ///     auto h = pass.module("fc1", layer, [&] { return fc1->forward(x); });
@@ -207,24 +234,17 @@ class torch_pass {
   decltype(auto) module(std::string_view name, int layer, Body&& body) {
     return module(opened("module").core().off->module(name), layer, std::forward<Body>(body));
   }
-  /// The same with an id from `torch_offloader::module`.
+  /// Like `module` by name, with an id from `torch_offloader::module`.
   template <class Body>
   decltype(auto) module(module_id id, int layer, Body&& body) {
     auto& at = opened("module");
     if (!at.saves(id)) return std::forward<Body>(body)();
     detail::torch_module_scope<Device> scope(state_, id, layer);
-    if constexpr (std::is_void_v<std::invoke_result_t<Body>>) {
-      std::forward<Body>(body)();
-      scope.leave();
-    } else {
-      decltype(auto) result = std::forward<Body>(body)();
-      scope.leave();
-      return static_cast<std::invoke_result_t<Body>>(result);
-    }
+    return detail::run_in(&scope, std::forward<Body>(body));
   }
 
-  /// The same where no call can stand in a scope: what `group.save` is given, until `group.commit`.
-  /// Empty where nothing of the module would leave. Throws as `module`.
+  /// Like `module`, where no call can stand in a scope: saves tensors by `group.save`, until
+  /// `group.commit`. The group is empty if no tensor of the module would leave. Throws as `module`.
   ///
   ///     auto group = pass.group(id, layer);
   [[nodiscard]] torch_group<Device> group(module_id id, int layer) {
@@ -238,9 +258,9 @@ class torch_pass {
   /// `chunk::end_forward`.
   void end_forward() { opened("end_forward").end_forward(); }
 
-  /// Backward is over. What no backward pass has read by now is given up, and a graph that reads it
-  /// later gets a `misuse_error`; what was read stays for as long as the graph (`retain_graph`).
-  /// Does not block the host. Throws as `chunk::finish`.
+  /// Backward is over. Tensors that no backward pass has read by now are given up, and a graph that
+  /// reads one later throws `misuse_error`; tensors that were read stay as long as the graph
+  /// (`retain_graph`). Does not block the host. Throws as `chunk::finish`.
   void finish() {
     if (state_ == nullptr) return;
     state_->finish();
@@ -267,23 +287,24 @@ class torch_pass {
   std::shared_ptr<state> state_;
 };
 
-/// What an offloader over torch is made with beside its options.
+/// Objects that an offloader over torch is made with beside its options.
 struct torch_parts {
-  std::unique_ptr<plan_source> planner = nullptr;  ///< `tidepool::planner()`, as in `parts`
-  /// Have autograd ask for module scopes; false where another engine runs, such as Python's.
+  decltype(parts::planner) planner = nullptr;  ///< `tidepool::planner()`, as in `parts`
+  detail::file_opener file = nullptr;          ///< `tidepool::file_place()`, as in `parts`
+  /// Lets autograd ask for module scopes; false if another engine runs, such as Python's.
   bool install_hooks = true;
 };
 
-/// Offloads what autograd saves, for a trainer that computes with torch on `Device`: the virtual
-/// one over CPU tensors, or `cuda_device`.
+/// Offloads tensors that autograd saves, for a trainer that computes with torch on `Device`: the
+/// virtual device over CPU tensors, or `cuda_device`.
 ///
-/// Tensors of forward are torch's own, held until their copies are made; what comes back lies in
-/// memory of torch's allocator as well, unless `--memory` says otherwise. Waiting memory goes back
-/// before that allocator grows.
+/// Tensors of forward are torch's own, held until their copies are made. Reloaded tensors lie in
+/// memory of torch's allocator as well, unless `--memory` says otherwise. Memory that waits for its
+/// copies goes back before that allocator grows.
 ///
-/// Thread safety: its calls and hooks take a lock, so that autograd's threads may run at once; one
-/// thread at a time makes and ends passes and steps. No call blocks the host, but as `offloader`
-/// says. The device must outlive it; graphs may outlive both.
+/// Thread safety: calls and hooks take a lock, so that autograd's threads may run at once; one
+/// thread at a time makes and ends passes and steps. No call blocks the host, except as `offloader`
+/// says. The device must outlive the offloader; graphs may outlive both.
 ///
 ///     tp::torch_offloader off(device, tp::take_options(argc, argv));
 ///     off.exclude(model->parameters());
@@ -292,26 +313,26 @@ class torch_offloader {
  public:
   using pass = torch_pass<Device>;  ///< One pass, as `begin` returns it.
 
-  /// Saves through an `offloader` of its own, made of `dev`, `opts` and the planner in `with`,
-  /// whose errors it throws. Throws `misuse_error` where autograd has an engine of another's.
+  /// Makes an `offloader` of `dev`, `opts` and the parts in `with`, and throws its errors. Throws
+  /// `misuse_error` if autograd runs on another engine than torch's own.
   explicit torch_offloader(Device& dev, const options& opts = {}, torch_parts with = {})
-      : core_(std::make_shared<core>(dev, opts, std::move(with.planner))) {
+      : core_(std::make_shared<core>(
+            dev, opts, parts{.planner = std::move(with.planner), .file = with.file})) {
     if (with.install_hooks) detail::torch_saving_engine::install();
   }
   torch_offloader(const torch_offloader&) = delete;
   torch_offloader& operator=(const torch_offloader&) = delete;
   ~torch_offloader() { core_->end(); }
 
-  /// These `tensors` stay, and so do their views, and casts and transpositions of one of them
-  /// alone: weights, which the optimizer writes to. Between steps.
+  /// Keeps `tensors` on the device, and so their views, and casts and transpositions of one of them
+  /// alone: for weights, which the optimizer writes to. Call it between steps.
   void exclude(const std::vector<at::Tensor>& tensors) {
     for (const auto& each : tensors) core_->excluded.add(each);
   }
-  /// The same for one tensor.
+  /// Like `exclude` of several tensors, for one `tensor`.
   void exclude(const at::Tensor& tensor) { core_->excluded.add(tensor); }
-  /// `question` is asked of each tensor when it is saved: those for which it is true stay. For
-  /// storages that come and go, as where parameters are gathered. It may be called from any thread,
-  /// and must not save.
+  /// Keeps a tensor on the device if `question` is true of it when it is saved: for storages that
+  /// come and go, such as gathered parameters. Any thread may call `question`, which must not save.
   void exclude_if(std::function<bool(const at::Tensor&)> question) {
     core_->excluded.add(std::move(question));
   }
@@ -320,22 +341,32 @@ class torch_offloader {
   [[nodiscard]] pass begin(const chunk_info& info = {}) {
     return pass(std::make_shared<detail::torch_pass_state<Device>>(core_, info));
   }
-  /// As `offloader::end_step`.
+  /// While the result lives, `tidepool::module` on this thread saves into `open`: for models whose
+  /// inner modules are not handed the pass. Throws `misuse_error` if `open` was never begun or is
+  /// finished.
+  ///
+  ///     auto pass = off.begin();
+  ///     auto loss = [&] { const auto use = off.use(pass); return model->forward(batch); }();
+  [[nodiscard]] torch_use<Device> use(pass& open) {
+    static_cast<void>(open.opened("use"));
+    return torch_use<Device>(open.state_);
+  }
+  /// Like `offloader::end_step`.
   void end_step() {
     const std::lock_guard guard(core_->lock);
     core_->off->end_step();
   }
 
-  /// The id of the module `name`, to be looked up once. Throws `unknown_module`.
+  /// Looks up the id of the module `name`. Throws `unknown_module`.
   [[nodiscard]] module_id module(std::string_view name) const { return core_->off->module(name); }
   /// A copy of all totals so far.
   [[nodiscard]] trace::counters counters() const {
     const std::lock_guard guard(core_->lock);
     return core_->off->counters();
   }
-  /// The offloader beneath, for plans, traces and reports; not while autograd runs.
+  /// The offloader beneath, for plans, traces and reports. Do not use it while autograd runs.
   [[nodiscard]] offloader<Device>& engine() { return *core_->off; }
-  /// How torch's streams are those of the device.
+  /// The streams of the device that torch works on.
   [[nodiscard]] torch_streams<Device>& streams() { return core_->streams; }
 
  private:

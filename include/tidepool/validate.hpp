@@ -1,4 +1,4 @@
-/// What options must satisfy before an offloader takes them, and which modules they enable.
+/// Checks of options before an offloader takes them, and the modules that they enable.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,8 @@ namespace tidepool::inline v0_2_0 {
 /// The modules that `value` enables: bit i stands for `known_modules[i]`.
 ///
 /// `all` enables every known module, except `fused_group_mlp` beside `expert_fc1` or `moe_act`,
-/// which are its parts. `open` is the list's own, for the remedy in messages. Throws
-/// `unknown_module`; checks nothing else.
+/// which are its parts. `open` says that the list is `open_module_list(value)`, for the remedy in
+/// messages. Throws `unknown_module`; checks nothing else.
 [[nodiscard]] std::uint64_t resolve_modules(const options& value,
                                             std::span<const std::string_view> known_modules,
                                             bool open);
@@ -33,8 +33,8 @@ namespace tidepool::inline v0_2_0 {
 /// Checks every option, and options against each other.
 ///
 /// `known_modules` is the compile-time list, or `open_module_list(value)` when `open`. Rings that
-/// the trainer computes are filled in before this call. Throws `unknown_module` or `option_error`,
-/// which name option, value and remedy.
+/// the trainer computes are filled in before this call. Throws `unknown_module` or `option_error`;
+/// both name option, value and remedy.
 void validate(const options& value, std::span<const std::string_view> known_modules, bool open);
 
 }  // namespace tidepool

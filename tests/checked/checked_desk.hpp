@@ -11,6 +11,8 @@
 #include "rig.hpp"
 #include "tidepool/device/checked.hpp"
 #include "tidepool/device/virtual.hpp"
+#include "tidepool/graph.hpp"
+#include "tidepool/host_state.hpp"
 #include "tidepool/offloader.hpp"
 
 namespace tidepool::test {

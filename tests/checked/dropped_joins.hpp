@@ -12,7 +12,8 @@
 #include <vector>
 
 #include "checked_training.hpp"
-#include "tidepool/memory/lend.hpp"
+#include "tidepool/places/file.hpp"
+#include "tidepool/places/lending.hpp"
 
 namespace tidepool::test::drops {
 
@@ -178,7 +179,7 @@ template <class Desk>
 void file_left_out(join_site site, access_kind copy, std::string_view stream, access_kind by_host) {
   for (const bool dropped : {false, true}) {
     Desk at;
-    typename Desk::offloader off(at.dev, few_slots());
+    typename Desk::offloader off(at.dev, few_slots(), {.file = tidepool::file_place()});
     if (dropped) at.dev.leave_out(site);
     basic_training<Desk> work{at, off};
     for (int i = 0; i < 3; ++i) work.step(at.compute.ref());

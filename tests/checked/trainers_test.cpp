@@ -14,6 +14,7 @@
 #include "rig.hpp"
 #include "tidepool/device/checked.hpp"
 #include "tidepool/device/virtual.hpp"
+#include "tidepool/host_state.hpp"
 #include "tidepool/keyed.hpp"
 #include "tidepool/layers.hpp"
 #include "tidepool/offloader.hpp"
@@ -243,10 +244,10 @@ const std::vector<trainer>& with_a_mistake() {
       {"a tensor is computed again on another stream",
        [](bench& b) {
          auto y = b.made(b.main, "norm");
-         b.pass.discard("layernorm", 0, b.main, y);
+         b.pass.commit_or_discard("layernorm", 0, b.main, y);
          b.pass.end_forward();
          b.join(b.main, b.side);
-         b.pass.recompute(
+         b.pass.restore_or_recompute(
              "layernorm", 0, b.main, [&] { b.write(y.data(), b.side, "norm again"); }, y);
          b.read(y.data(), b.main, "dgrad");
          y.reset(b.main);
@@ -257,7 +258,7 @@ const std::vector<trainer>& with_a_mistake() {
        [](bench& b) {
          auto y = b.made(b.main, "norm");
          auto* const data = y.data();
-         b.pass.discard("layernorm", 0, b.main, y);
+         b.pass.commit_or_discard("layernorm", 0, b.main, y);
          b.read(data, b.main, "late");
        },
        {"'late' reads on main"}},
@@ -430,9 +431,9 @@ const std::vector<trainer>& right_ones() {
       {"a tensor is computed again and read on the second stream",
        [](bench& b) {
          auto y = b.made(b.main, "norm");
-         b.pass.discard("layernorm", 0, b.main, y);
+         b.pass.commit_or_discard("layernorm", 0, b.main, y);
          b.pass.end_forward();
-         b.pass.recompute(
+         b.pass.restore_or_recompute(
              "layernorm", 0, b.side, [&] { b.write(y.data(), b.side, "norm again"); }, y);
          b.read(y.data(), b.side, "dgrad");
          y.reset(b.side);

@@ -14,6 +14,7 @@
 #include "gpu.hpp"
 #include "tidepool/codec/fp8_kernels.cuh"
 #include "tidepool/device/cuda.hpp"
+#include "tidepool/graph.hpp"
 
 namespace {
 

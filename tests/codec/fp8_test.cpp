@@ -184,12 +184,12 @@ TEST_CASE("fp8: encoded again into memory that was discarded, the bits are the s
   auto x = off.allocate<std::uint16_t>(elements, stream);
   on.write_numbers(x, 3);
   auto packed = fp8.encode(off, x, elements, stream);
-  open.discard<"expert_fc1">(0, stream, packed.data);
+  open.commit_or_discard<"expert_fc1">(0, stream, packed.data);
   CHECK_FALSE(packed);
   CHECK(packed.codes() == nullptr);
   CHECK(packed.scales() == nullptr);
   open.end_forward();
-  open.recompute<"expert_fc1">(
+  open.restore_or_recompute<"expert_fc1">(
       0, stream, [&] { fp8.encode_into(packed, x, stream); }, packed.data);
   on.check_packed(packed, coded(numbers_of(3)));
   packed.reset(stream);

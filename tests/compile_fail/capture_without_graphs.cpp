@@ -3,6 +3,7 @@
 // expect: no type named 'graph' in
 #include "tidepool/device/null.hpp"
 #include "tidepool/device/virtual.hpp"
+#include "tidepool/graph.hpp"
 #include "tidepool/offloader.hpp"
 
 #ifdef TIDEPOOL_TEST_CONTROL

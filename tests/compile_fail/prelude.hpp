@@ -6,5 +6,6 @@
 #include "tidepool/device/cuda.hpp"
 #include "tidepool/device/null.hpp"
 #include "tidepool/device/virtual.hpp"
+#include "tidepool/graph.hpp"
 #include "tidepool/module.hpp"
 #include "tidepool/offloader.hpp"

@@ -1,4 +1,4 @@
-// What is discarded by a name that a strict list refuses is a misspelt module or region.
+// A strict list refuses an offer to recompute by the misspelt name of a module or a region.
 // expect: tidepool: strict_modules<...> has no module of this name
 // expect: did_you_mean<([^<]*fixed_string<12>{+"moe_permute"|[^>]*'m', 'u', 't', 'e'>)
 // expect: did_you_mean<([^<]*fixed_string<8>{+"my_norm"|[^>]*'n', 'o', 'r', 'm'>)
@@ -17,8 +17,7 @@ constexpr tidepool::fixed_string recomputed_module = "my_nrom";
 void recompute_step(tidepool::offloader<tidepool::null_device, recompute_list>& off,
                     tidepool::buffer<tidepool::null_device>& saved) {
   auto chunk = off.begin();
-  chunk.discard<recomputed_region>(0, {}, saved);
-  chunk.discard<"qkv_linear">(0, {}, saved);
-  chunk.recompute<recomputed_module>(
+  chunk.commit_or_discard<recomputed_region>(0, {}, saved);
+  chunk.restore_or_recompute<recomputed_module>(
       0, {}, [] {}, saved);
 }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "kernels.hpp"
+#include "tidepool/places/lending.hpp"
 #include "tidepool/tidepool.hpp"
 
 namespace {

@@ -9,7 +9,9 @@
 #include "gpu.hpp"
 #include "kernels.hpp"
 #include "tidepool/device/cuda.hpp"
+#include "tidepool/graph.hpp"
 #include "tidepool/offloader.hpp"
+#include "tidepool/places/file.hpp"
 
 namespace {
 
@@ -100,7 +102,7 @@ TIDEPOOL_GPU_TEST("places on a GPU: groups go to a file and come back with their
   const auto compute = dev.make_stream();
   const auto stream = compute.ref();
   {
-    offloader<cuda_device, modules<"fc1">> off(dev, opts);
+    offloader<cuda_device, modules<"fc1">> off(dev, opts, {.file = file_place()});
     four_steps(off, kernels, stream, count, layers);
     const auto totals = off.counters();
     REQUIRE(totals.places.size() == 2);

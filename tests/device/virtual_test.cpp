@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "tidepool/error.hpp"
+
 namespace {
 
 using tidepool::copy_direction;

@@ -428,10 +428,10 @@ TEST_CASE("adopt: a group that is discarded, or computed again, goes back and ge
   offloader off(on.desk.dev, opts);
   auto chunk = off.begin();
   auto x = on.adopt(off);
-  chunk.discard<"layernorm">(0, on.desk.stream(), x);
+  chunk.commit_or_discard<"layernorm">(0, on.desk.stream(), x);
   CHECK(on.given == 1);
   chunk.end_forward();
-  chunk.recompute<"layernorm">(
+  chunk.restore_or_recompute<"layernorm">(
       0, on.desk.stream(), [&] { on.desk.write(x, 2); }, x);
   on.desk.check(x, 2);
   x.reset(on.desk.stream());

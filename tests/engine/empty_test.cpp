@@ -16,6 +16,7 @@
 #include "tidepool/error.hpp"
 #include "tidepool/keyed.hpp"
 #include "tidepool/layers.hpp"
+#include "tidepool/places/file.hpp"
 
 namespace {
 
@@ -134,7 +135,7 @@ TEST_CASE("empty: layers without rows train, whatever the memory, the places and
           each.change(opts);
           opts.min_tensor_elements = least;
           {
-            offloader off(desk.dev, opts);
+            offloader off(desk.dev, opts, tidepool::file_place());
             off.on_report([](std::string_view) {});
             trainer work{desk, off};
             for (int step = 0; step < 9; ++step) work.step(mixed);
@@ -325,10 +326,10 @@ TEST_CASE("empty: memory that is computed again has none again") {
   offloader off(desk.dev, opts);
   auto open = off.begin();
   auto x = off.allocate(0, desk.stream());
-  open.discard<"layernorm">(0, desk.stream(), x);
+  open.commit_or_discard<"layernorm">(0, desk.stream(), x);
   open.end_forward();
   int called = 0;
-  open.recompute<"layernorm">(
+  open.restore_or_recompute<"layernorm">(
       0, desk.stream(), [&] { ++called; }, x);
   CHECK(called == 1);
   CHECK(x);

@@ -15,6 +15,7 @@
 #include "disk.hpp"
 #include "rig.hpp"
 #include "tidepool/error.hpp"
+#include "tidepool/places/file.hpp"
 
 namespace {
 
@@ -70,7 +71,7 @@ struct desk : rig {
 // Tensors of so many bytes each, there and back.
 std::size_t wrong_of(const options& opts, std::size_t bytes) {
   desk at;
-  offloader off(at.dev, opts);
+  offloader off(at.dev, opts, {.file = tidepool::file_place()});
   off.on_report([](std::string_view) {});
   auto chunk = off.begin();
   std::vector<rig::buffer> saved(6);
@@ -118,7 +119,7 @@ TEST_CASE("file ring: rows of any width are cut at any byte") {
   for (const std::size_t width : {1U, 3U, 4093U, 4095U, 4096U, 4097U, 5001U}) {
     CAPTURE(width);
     desk at;
-    offloader off(at.dev, with_file(2));
+    offloader off(at.dev, with_file(2), {.file = tidepool::file_place()});
     off.on_report([](std::string_view) {});
     constexpr std::size_t rows = 9;
     const auto pitch = width + 11;
@@ -141,7 +142,7 @@ TEST_CASE("file ring: rows of any width are cut at any byte") {
 
 TEST_CASE("file ring: a slot that a read has not let go yet is not used for anything else") {
   desk at;
-  offloader off(at.dev, with_file(2));
+  offloader off(at.dev, with_file(2), {.file = tidepool::file_place()});
   off.on_report([](std::string_view) {});
   auto chunk = off.begin();
   std::vector<rig::buffer> saved(4);
@@ -175,7 +176,7 @@ TEST_CASE("file ring: a slot that a read has not let go yet is not used for anyt
 
 TEST_CASE("file ring: what was read is not read again where only the copy after it failed") {
   desk at;
-  offloader off(at.dev, with_file(2));
+  offloader off(at.dev, with_file(2), {.file = tidepool::file_place()});
   off.on_report([](std::string_view) {});
   auto chunk = off.begin();
   std::vector<rig::buffer> saved(3);
@@ -206,7 +207,7 @@ TEST_CASE("file ring: what was read is not read again where only the copy after 
 
 TEST_CASE("file ring: what has been copied is written while forward goes on, not when slots end") {
   desk at;
-  offloader off(at.dev, with_file(16));
+  offloader off(at.dev, with_file(16), {.file = tidepool::file_place()});
   off.on_report([](std::string_view) {});
   auto chunk = off.begin();
   std::vector<rig::buffer> saved(6);

@@ -1,4 +1,6 @@
 // A file as a place: what it holds comes back, what fails is said, and nothing is lost.
+#include "tidepool/places/file.hpp"
+
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -19,6 +21,7 @@
 #include "program.hpp"
 #include "rig.hpp"
 #include "tidepool/device/null.hpp"
+#include "tidepool/error.hpp"
 
 namespace {
 
@@ -43,7 +46,8 @@ using tidepool::test::small_options;
 // Says nothing of modules that a test does not use.
 struct offloader : rig::offloader<tidepool::modules<"fc1", "core_attn">> {
   offloader(rig::device_type& dev, const options& opts)
-      : rig::offloader<tidepool::modules<"fc1", "core_attn">>(dev, opts) {
+      : rig::offloader<tidepool::modules<"fc1", "core_attn">>(dev, opts,
+                                                              {.file = tidepool::file_place()}) {
     on_report([](std::string_view) {});
   }
 };
@@ -163,6 +167,7 @@ TEST_CASE("file: bits are equal over 40 orders, alone and behind others, in each
   for (int seed = 1; seed <= 40; ++seed) {
     CAPTURE(seed);
     program plan;
+    plan.file = tidepool::file_place();
     plan.seed = plan.model.order_seed = static_cast<std::uint64_t>(seed);
     plan.depth = 1 + seed % 4;
     plan.tensors = 1 + seed % 3;
@@ -204,6 +209,7 @@ TEST_CASE("file: one program does the same in every run, in each order") {
   for (std::uint64_t seed = 0; seed <= 4; ++seed) {
     CAPTURE(seed);
     program plan;
+    plan.file = tidepool::file_place();
     plan.model.order_seed = seed;
     plan.opts = with_file(small_options());
     const auto once = run(plan);
@@ -220,6 +226,7 @@ TEST_CASE(
     int wrong = 0;
     for (std::uint64_t seed = 0; seed <= 10; ++seed) {
       program plan;
+      plan.file = tidepool::file_place();
       plan.model.order_seed = plan.seed = seed;
       plan.opts = with_file(small_options());
       plan.left_out = left_out;
@@ -613,7 +620,18 @@ TEST_CASE("file: one that cannot be made is refused by its name, with the remedy
 
   tidepool::null_device none;
   tidepool::offloader<tidepool::null_device, tidepool::modules<"fc1">> off(
-      none, with_file(small_options()));
+      none, with_file(small_options()), {.file = tidepool::file_place()});
+}
+
+TEST_CASE("file: without the way to it the error names the include and the constructor") {
+  rig there;
+  const auto opts = with_file(small_options());
+  const auto text =
+      words_of([&] { const rig::offloader<tidepool::modules<"fc1">> off(there.dev, opts); });
+  CHECK(says(text, "another error: tidepool: places: a file needs the way to it"));
+  CHECK(says(text, "#include <tidepool/places/file.hpp>"));
+  CHECK(says(text, "offloader(dev, opts, {.file = tidepool::file_place()})"));
+  CHECK(says(text, "or take the file out of --places"));
 }
 
 TEST_CASE("file: trace, summary and streams have it apart") {

@@ -110,13 +110,13 @@ TEST_CASE("fill: what was allocated zeroed is zeroed when it is to be computed a
   auto pass = off.begin();
   auto x = off.allocate(size, desk.stream(), fill::zero);
   desk.write(x, 1);
-  pass.discard<"layernorm">(0, desk.stream(), x);
+  pass.commit_or_discard<"layernorm">(0, desk.stream(), x);
   auto y = off.allocate(size, desk.stream());
   desk.write(y, 2);
   y.reset(desk.stream());
   pass.end_forward();
   std::size_t not_zero = 0;
-  pass.recompute<"layernorm">(
+  pass.restore_or_recompute<"layernorm">(
       0, desk.stream(), [&] { count_other(desk, x.data(), 0, not_zero, desk.stream()); }, x);
   x.reset(desk.stream());
   pass.finish();
@@ -222,6 +222,33 @@ TEST_CASE("poison: who gets the memory next, on another stream, comes behind its
       x.reset(on);
     }
     CHECK(desk.wrong() == 0);
+  }
+}
+
+TEST_CASE("poison: what stayed, and is given back on another stream, goes behind its filling") {
+  for (std::uint64_t seed = 0; seed < 40; ++seed) {
+    CAPTURE(seed);
+    rig desk(machine{.poison = false, .order_seed = seed});
+    auto other = desk.dev.make_stream();
+    auto opts = one_block();
+    opts.min_tensor_elements = size + 1;
+    offloader off(desk.dev, opts);
+    const auto busy = [&](rig::stream_ref on) {
+      for (int i = 0; i < 16; ++i) desk.dev.launch(on, 100, [] {});
+    };
+    auto pass = off.begin();
+    busy(other.ref());  // so that the filling there may be late
+    auto x = off.allocate(size, other.ref());
+    pass.commit<"core_attn">(0, other.ref(), x);
+    pass.end_forward();
+    pass.restore<"core_attn">(0, other.ref(), x);
+    x.reset(desk.stream());
+    auto next = off.allocate(size, desk.stream());
+    desk.write(next, 7);
+    busy(desk.stream());
+    desk.check(next, 7);
+    CHECK(desk.wrong() == 0);
+    pass.finish();
   }
 }
 

@@ -41,7 +41,7 @@ struct scene {
   rig::device_type::stream second = desk.dev.make_stream();
   offloader off{desk.dev, [] {
                   auto opts = arena_options(size);
-                  opts.recompute_modules = {"mlp_norm"};
+                  opts.recompute_modules = {"layernorm"};
                   return opts;
                 }()};
   offloader::chunk chunk = off.begin();
@@ -82,9 +82,9 @@ TEST_CASE("handle: what another stream gives back unused is still being copied i
 TEST_CASE("handle: what another stream discards unwritten is still being copied out") {
   in_many_orders([](scene& it) {
     auto unwritten = it.off.allocate(size, it.desk.stream());
-    it.chunk.discard<"mlp_norm">(1, it.other(), unwritten);
+    it.chunk.commit_or_discard<"layernorm">(1, it.other(), unwritten);
     it.overwrite();
-    it.chunk.recompute<"mlp_norm">(
+    it.chunk.restore_or_recompute<"layernorm">(
         1, it.other(), [] {}, unwritten);
     unwritten.reset(it.other());
     it.restore();

@@ -14,7 +14,7 @@
 #include "rig.hpp"
 #include "tidepool/error.hpp"
 #include "tidepool/graph.hpp"
-#include "tidepool/memory/lend.hpp"
+#include "tidepool/places/lending.hpp"
 
 namespace {
 
@@ -161,6 +161,7 @@ TEST_CASE("graph: a launch behind another on its stream takes nothing from the h
 TEST_CASE("graph: which tensors of a capture went is forgotten once no graph can ask for it") {
   using device = rig::device_type;
   using tidepool::detail::engine;
+  using tidepool::detail::graph_gate;
   for (const bool captures_next : {false, true}) {
     CAPTURE(captures_next);
     rig desk;
@@ -169,10 +170,9 @@ TEST_CASE("graph: which tensors of a capture went is forgotten once no graph can
     on->adopt({}, {});
     const auto capture = [&](auto body) {
       const auto origin = tidepool::detail::lane_to_release<device>(*on, desk.stream());
-      on->begin_capture(origin);
+      graph_gate::of(*on).begin(origin);
       body();
-      static_cast<void>(on->end_capture(origin));
-      static_cast<void>(on->layout_after_capture());
+      static_cast<void>(graph_gate::of(*on).end(origin));
     };
     rig::buffer x;
     capture([&] {

@@ -61,7 +61,7 @@ TEST_CASE("handles: one that came back and was discarded then is empty by no com
     open.finish();
   }
   auto open = off.begin();
-  open.discard<"layernorm">(0, desk.stream(), x);
+  open.commit_or_discard<"layernorm">(0, desk.stream(), x);
   CHECK_FALSE(x);
   CHECK(x.data() == nullptr);
 }

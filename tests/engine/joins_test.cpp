@@ -207,7 +207,7 @@ TEST_CASE("joins: memory that nobody touched, given back on another stream, is n
           how == way::write_back ? state.create(desk.stream()) : off.allocate(2048, desk.stream());
       if (how == way::reset) x.reset(second.ref());
       if (how == way::commit) open.commit<"fc1">(0, second.ref(), x);
-      if (how == way::discard) open.discard<"layernorm">(0, second.ref(), x);
+      if (how == way::discard) open.commit_or_discard<"layernorm">(0, second.ref(), x);
       if (how == way::write_back) state.write_back(x, second.ref());
       auto next = off.allocate(2048, second.ref());
       desk.write_bytes(next.data(), 2048, 1, second.ref());

@@ -1,4 +1,6 @@
 // Memory that one process lends to another, as a place that groups are offloaded to.
+#include "tidepool/places/lending.hpp"
+
 #include <doctest/doctest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -20,7 +22,7 @@
 #include "faulty_device.hpp"
 #include "messages.hpp"
 #include "rig.hpp"
-#include "tidepool/memory/lend.hpp"
+#include "tidepool/places/detail/loan.hpp"
 #include "tidepool/plan.hpp"
 
 namespace {

@@ -19,7 +19,8 @@
 #include "process_state.hpp"
 #include "rig.hpp"
 #include "tidepool/error.hpp"
-#include "tidepool/memory/lend.hpp"
+#include "tidepool/places/detail/loan.hpp"
+#include "tidepool/places/lending.hpp"
 
 namespace {
 

@@ -139,7 +139,7 @@ TEST_CASE("memory: what is adopted behind an evaluation finds the memory of any 
 
 TEST_CASE("memory: what is adopted is one of the allocations that a plan has numbered") {
   std::array<std::byte, size> memory{};
-  placed_engine of(4 * size, {{size, 0, 0}, {size, 3 * size, 0}, {size, size, 0}});
+  placed_engine of(4 * size, {{{size, 0, 0}, {size, 3 * size, 0}, {size, size, 0}}});
   const auto lane = detail::lane_of<rig::device_type>(*of.on, of.desk.stream());
   const auto adopted =
       detail::buffer_of<rig::device_type>(of.on->adopt_memory(memory.data(), size, size, lane, {}));
@@ -150,7 +150,7 @@ TEST_CASE("memory: what is adopted is one of the allocations that a plan has num
 }
 
 TEST_CASE("memory: a block that is taken where the plan had it is counted, and serves elsewhere") {
-  placed_engine of(4 * size, {{size, size, 0}, {size, size, 0}});
+  placed_engine of(4 * size, {{{size, size, 0}, {size, size, 0}}});
   const auto first = of.allocate();
   CHECK(of.on->counters().placed_elsewhere == 0);
   const auto second = of.allocate();

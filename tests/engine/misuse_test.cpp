@@ -581,9 +581,10 @@ TEST_CASE("misuse: every call on a chunk that is not open, but finish, says whic
       each->restore_or_recompute<"core_attn">(
           5, s, [] {}, x);
     });
-    refused("discard of layernorm of layer 6", [&] { each->discard<"layernorm">(6, s, x); });
-    refused("recompute of layernorm of layer 6", [&] {
-      each->recompute<"layernorm">(
+    refused("commit_or_discard of layernorm of layer 6",
+            [&] { each->commit_or_discard<"layernorm">(6, s, x); });
+    refused("restore_or_recompute of layernorm of layer 6", [&] {
+      each->restore_or_recompute<"layernorm">(
           6, s, [] {}, x);
     });
     refused("end_forward", [&] { each->end_forward(); });

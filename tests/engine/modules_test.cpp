@@ -197,7 +197,7 @@ TEST_CASE("modules: a strict list serves its own names as any list does") {
   desk.write(x, 1);
   open.commit<"core_attn">(0, desk.stream(), x);
   CHECK_FALSE(x);
-  open.discard<"moe_permute">(0, desk.stream(), x);  // a region, and not of the list
+  open.commit_or_discard<"moe_permute">(0, desk.stream(), x);  // a region, and not of the list
   open.restore<"core_attn">(0, desk.stream(), x);
   desk.check(x, 1);
   x.reset(desk.stream());

@@ -63,7 +63,7 @@ TEST_CASE("plain device: memory is poison each time that it is handed out, not t
   tidepool::detail::filling filling(on.hardware, on.order, true);
   tidepool::detail::storage store;
   store.bytes = memory.size();
-  store.on_device = {memory.data(), memory.size(), 0};
+  store.here.memory = {memory.data(), memory.size(), 0};
   for (int i = 0; i < 2; ++i) {
     filling.handed_out(store, on.id(0));
     on.dev.synchronize();

@@ -105,16 +105,18 @@ TEST_CASE("offered: a trace that fails behind what was computed again spoils no 
   on.desk.write(y, 1);
   open.commit_or_discard(on.act, 0, on.s(), y);
   open.end_forward();
+  bool failed = false;
   const auto second_record_fails = [&] {  // behind the one that the recorder makes
-    on.desk.dev.before_record = [n = 0]() mutable {
-      if (++n == 2) throw device_error("no event", 1);
+    on.desk.write(y, 1);
+    on.desk.dev.before_record = [&failed, n = 0]() mutable {
+      if (++n != 2) return;
+      failed = true;
+      throw device_error("no event", 1);
     };
   };
-  CHECK_THROWS_AS(open.restore_or_recompute(on.act, 0, on.s(), second_record_fails, y),
-                  device_error);
+  open.restore_or_recompute(on.act, 0, on.s(), second_record_fails, y);
+  CHECK(failed);  // its span is missing from the trace; the step goes on
   on.desk.dev.before_record = {};
-  open.restore_or_recompute(
-      on.act, 0, on.s(), [&] { on.desk.write(y, 1); }, y);
   on.desk.check(y, 1);
   auto work = on.off.allocate(small, on.s());
   on.desk.dev.launch(on.s(), 50'000, [] {});
@@ -214,14 +216,14 @@ TEST_CASE("offered: what was too small to be given up is the trainer's, and may 
 
 TEST_CASE("offered: a step is recorded from the stream on which an evaluation discarded last") {
   auto opts = automatic();
-  opts.recompute_modules = {"mlp_norm"};
+  opts.recompute_modules = {"layernorm"};
   bench on(opts);
   const auto second = on.desk.dev.make_stream();
   const auto other = second.ref();
   auto evaluation = on.off.begin({.forward_only = true});
   auto z = on.off.allocate(size, on.s());
   on.desk.dev.launch(on.s(), 1e6, [] {});
-  evaluation.discard("mlp_norm", 0, other, z);
+  evaluation.commit_or_discard("layernorm", 0, other, z);
   evaluation.finish();
   auto open = on.off.begin();
   on.desk.dev.launch(other, 100'000, [] {});

@@ -22,11 +22,12 @@ using tidepool::test::rig;
 using tidepool::test::says;
 using tidepool::test::small_options;
 
-using offloader = rig::offloader<tidepool::modules<"core_attn", "expert_fc1">>;
+using offloader = rig::offloader<tidepool::modules<"core_attn", "expert_fc1", "moe_act">>;
 
 constexpr std::size_t size = 2048;
 
 options recomputing(options opts, std::vector<std::string> names = {"moe_act"}) {
+  opts.offload_modules = {"core_attn", "expert_fc1"};
   opts.recompute_modules = std::move(names);
   return opts;
 }
@@ -41,7 +42,7 @@ TEST_CASE("recompute: discarded memory serves others, and is computed again behi
     auto x = off.allocate(size, desk.stream());
     desk.write(x, step);
     desk.check(x, step);
-    open.discard<"moe_act">(0, desk.stream(), x);
+    open.commit_or_discard<"moe_act">(0, desk.stream(), x);
     CHECK_FALSE(x);
     auto other = off.allocate(size, desk.stream());  // there is room for one
     desk.write(other, 100);
@@ -49,7 +50,7 @@ TEST_CASE("recompute: discarded memory serves others, and is computed again behi
     other.reset(desk.stream());
     open.end_forward();
     bool called = false;
-    open.recompute<"moe_act">(
+    open.restore_or_recompute<"moe_act">(
         0, desk.stream(),
         [&] {
           called = true;
@@ -81,11 +82,11 @@ TEST_CASE("recompute: another stream gets the memory only once its readers are d
     auto x = off.allocate(size, desk.stream());
     desk.write(x, 1, 5000);
     desk.check(x, 1);
-    open.discard<"moe_act">(0, desk.stream(), x);
+    open.commit_or_discard<"moe_act">(0, desk.stream(), x);
     auto other = off.allocate(size, second.ref());
     desk.write_bytes(other.data(), size, 2, second.ref());
     other.reset(second.ref());
-    open.recompute<"moe_act">(
+    open.restore_or_recompute<"moe_act">(
         0, desk.stream(), [&] { desk.write(x, 1); }, x);
     desk.check(x, 1);
     x.reset(desk.stream());
@@ -110,7 +111,7 @@ TEST_CASE("recompute: from what was offloaded, which comes back first") {
       desk.write(x, tag);
       y = off.allocate(size, desk.stream());
       desk.write(y, tag);
-      open.discard<"moe_act">(l, desk.stream(), y);
+      open.commit_or_discard<"moe_act">(l, desk.stream(), y);
       open.commit<"expert_fc1">(l, desk.stream(), x);
     }
     open.end_forward();
@@ -118,7 +119,7 @@ TEST_CASE("recompute: from what was offloaded, which comes back first") {
       auto& x = in[static_cast<std::size_t>(l)];
       auto& y = out[static_cast<std::size_t>(l)];
       open.restore<"expert_fc1">(l, desk.stream(), x);
-      open.recompute<"moe_act">(
+      open.restore_or_recompute<"moe_act">(
           l, desk.stream(),
           [&] {
             desk.dev.launch(desk.stream(), 1000,
@@ -144,18 +145,20 @@ TEST_CASE(
   auto a = off.allocate(256, desk.stream());
   auto b = off.allocate(512, desk.stream());
   auto c = off.allocate(1024, desk.stream());
-  open.discard<"layernorm">(0, desk.stream(), a);
-  open.discard<"layernorm">(0, desk.stream(), b, c);
+  open.commit_or_discard<"layernorm">(0, desk.stream(), a);
+  open.commit_or_discard<"layernorm">(0, desk.stream(), b, c);
   const auto nothing = [] {};
-  CHECK(says(message_of([&] { open.recompute<"layernorm">(0, desk.stream(), nothing, b); }),
-             "1 arguments, but 2 were discarded"));
-  open.recompute<"layernorm">(0, desk.stream(), nothing, b, c);
-  open.recompute<"layernorm">(0, desk.stream(), nothing, a);
+  CHECK(says(
+      message_of([&] { open.restore_or_recompute<"layernorm">(0, desk.stream(), nothing, b); }),
+      "1 arguments, but 2 were discarded"));
+  open.restore_or_recompute<"layernorm">(0, desk.stream(), nothing, b, c);
+  open.restore_or_recompute<"layernorm">(0, desk.stream(), nothing, a);
   CHECK(a.size() == 256);
   CHECK(b.size() == 512);
   CHECK(c.size() == 1024);
-  CHECK(says(message_of([&] { open.recompute<"layernorm">(0, desk.stream(), nothing, a); }),
-             "nothing of it was discarded, or it was computed again before"));
+  CHECK(says(
+      message_of([&] { open.restore_or_recompute<"layernorm">(0, desk.stream(), nothing, a); }),
+      "nothing of it was discarded, or it was computed again before"));
 }
 
 TEST_CASE("recompute: a name that is not listed costs nothing and changes nothing") {
@@ -165,8 +168,8 @@ TEST_CASE("recompute: a name that is not listed costs nothing and changes nothin
   auto open = off.begin();
   auto x = off.allocate(size, desk.stream());
   auto* const data = x.data();
-  open.discard<"moe_act">(0, desk.stream(), x);
-  open.recompute<"moe_act">(
+  open.commit_or_discard<"moe_act">(0, desk.stream(), x);
+  open.restore_or_recompute<"moe_act">(
       0, desk.stream(), [] { FAIL_CHECK("called"); }, x);
   CHECK(x.data() == data);
 }
@@ -180,10 +183,12 @@ TEST_CASE("recompute: misuse is refused in words, and leaves everything as it wa
   auto* const data = x.data();
   auto second = x.share();
   const auto discard = [&](auto&... tensors) {
-    return message_of([&] { open.discard<"moe_act">(3, desk.stream(), tensors...); });
+    return message_of([&] { open.commit_or_discard<"moe_act">(3, desk.stream(), tensors...); });
   };
   const auto shared = discard(x);
-  CHECK(says(shared, "discard of moe_act of layer 3, microbatch 7: argument 1 has another owner"));
+  CHECK(
+      says(shared,
+           "commit_or_discard of moe_act of layer 3, microbatch 7: argument 1 has another owner"));
   second.reset(desk.stream());
   rig::buffer none;
   CHECK(says(discard(x, none), "argument 2 holds no memory"));
@@ -198,13 +203,13 @@ TEST_CASE("recompute: misuse is refused in words, and leaves everything as it wa
   CHECK(says(message_of([&] { open.finish(); }), "discarded and never computed again"));
   rig::buffer one;
   CHECK(says(message_of([&] {
-               open.recompute<"moe_act">(
+               open.restore_or_recompute<"moe_act">(
                    3, desk.stream(), [] {}, one, one);
              }),
              "2 arguments, but 1 were discarded"));
   auto full = off.allocate(size, desk.stream());
   CHECK(says(message_of([&] {
-               open.recompute<"moe_act">(
+               open.restore_or_recompute<"moe_act">(
                    3, desk.stream(), [] {}, full);
              }),
              "argument 1 holds other memory"));
@@ -223,19 +228,20 @@ TEST_CASE("recompute: what fails may be tried again") {
   offloader off(desk.dev, recomputing(arena_options(size)));
   auto open = off.begin();
   auto x = off.allocate(size, desk.stream());
-  open.discard<"moe_act">(0, desk.stream(), x);
+  open.commit_or_discard<"moe_act">(0, desk.stream(), x);
   open.end_forward();
   auto big = off.allocate(size, desk.stream());
   const auto again = [&] { desk.write(x, 5); };
-  CHECK_THROWS_AS(open.recompute<"moe_act">(0, desk.stream(), again, x), tidepool::out_of_budget);
+  CHECK_THROWS_AS(open.restore_or_recompute<"moe_act">(0, desk.stream(), again, x),
+                  tidepool::out_of_budget);
   CHECK_FALSE(x);
   big.reset(desk.stream());
   struct own_error {};
-  CHECK_THROWS_AS(open.recompute<"moe_act">(
+  CHECK_THROWS_AS(open.restore_or_recompute<"moe_act">(
                       0, desk.stream(), [] { throw own_error(); }, x),
                   own_error);
   CHECK_FALSE(x);
-  open.recompute<"moe_act">(0, desk.stream(), again, x);
+  open.restore_or_recompute<"moe_act">(0, desk.stream(), again, x);
   desk.check(x, 5);
   x.reset(desk.stream());
   open.finish();
@@ -248,7 +254,7 @@ TEST_CASE("recompute: a forward-only pass gives the memory back and computes not
   auto open = off.begin({.forward_only = true});
   for (int l = 0; l < 3; ++l) {
     auto x = off.allocate(size, desk.stream());
-    open.discard<"moe_act">(l, desk.stream(), x);
+    open.commit_or_discard<"moe_act">(l, desk.stream(), x);
     CHECK_FALSE(x);
   }
   open.finish();
@@ -283,10 +289,10 @@ TEST_CASE("recompute: each name and each layer has its own, whichever was discar
   rig::buffer tensors[3];
   for (std::size_t i = 0; i < 3; ++i) {
     tensors[i] = off.allocate(all[i].bytes, desk.stream());
-    open.discard(all[i].name, all[i].layer, desk.stream(), tensors[i]);
+    open.commit_or_discard(all[i].name, all[i].layer, desk.stream(), tensors[i]);
   }
   for (std::size_t i = 0; i < 3; ++i) {
-    open.recompute(
+    open.restore_or_recompute(
         all[i].name, all[i].layer, desk.stream(), [] {}, tensors[i]);
     CHECK(tensors[i].size() == all[i].bytes);
   }
@@ -299,14 +305,14 @@ TEST_CASE("recompute: what computes again may compute another of its name and la
   auto open = off.begin();
   auto first = off.allocate(1024, desk.stream());
   auto second = off.allocate(256, desk.stream());
-  open.discard("layernorm", 0, desk.stream(), first);
-  open.discard("layernorm", 0, desk.stream(), second);
+  open.commit_or_discard("layernorm", 0, desk.stream(), first);
+  open.commit_or_discard("layernorm", 0, desk.stream(), second);
   const auto both = [&](bool fails) {
-    open.recompute(
+    open.restore_or_recompute(
         "layernorm", 0, desk.stream(),
         [&] {
           CHECK(second.size() == 256);
-          open.recompute(
+          open.restore_or_recompute(
               "layernorm", 0, desk.stream(),
               [&] {
                 CHECK(first.size() == 1024);
@@ -332,8 +338,8 @@ TEST_CASE("recompute: begins the backward pass, after which nothing is committed
   offloader off(desk.dev, recomputing(small_options()));
   auto open = off.begin();
   auto x = off.allocate(size, desk.stream());
-  open.discard<"moe_act">(0, desk.stream(), x);
-  open.recompute<"moe_act">(
+  open.commit_or_discard<"moe_act">(0, desk.stream(), x);
+  open.restore_or_recompute<"moe_act">(
       0, desk.stream(), [] {}, x);
   CHECK(says(message_of([&] { open.commit<"core_attn">(0, desk.stream(), x); }),
              "forward pass has ended"));
@@ -345,10 +351,10 @@ TEST_CASE("recompute: where the second of two tensors finds no memory, neither k
   auto open = off.begin();
   auto x = off.allocate(size, desk.stream());
   auto y = off.allocate(size, desk.stream());
-  open.discard<"moe_act">(0, desk.stream(), x, y);
+  open.commit_or_discard<"moe_act">(0, desk.stream(), x, y);
   auto other = off.allocate(size, desk.stream());
   const auto again = [&] {
-    open.recompute<"moe_act">(
+    open.restore_or_recompute<"moe_act">(
         0, desk.stream(), [] {}, x, y);
   };
   CHECK_THROWS_AS(again(), tidepool::out_of_budget);
@@ -358,4 +364,73 @@ TEST_CASE("recompute: where the second of two tensors finds no memory, neither k
   again();
   CHECK(x);
   CHECK(y);
+}
+
+TEST_CASE("recompute: one pair of calls offloads, recomputes or does nothing, as the options say") {
+  enum class way { nothing, offloads, recomputes };
+  for (const auto chosen : {way::nothing, way::offloads, way::recomputes}) {
+    CAPTURE(static_cast<int>(chosen));
+    rig desk;
+    auto opts = recomputing(arena_options(2 * size), {});
+    if (chosen == way::offloads) opts.offload_modules.emplace_back("moe_act");
+    if (chosen == way::recomputes) opts.recompute_modules = {"moe_act"};
+    offloader off(desk.dev, opts);
+    CHECK(off.recomputes("moe_act") == (chosen == way::recomputes));
+    const auto id = off.module("moe_act");
+    for (const auto by : {0, 1, 2}) {  // its name, its id, and its name at run time
+      CAPTURE(by);
+      auto open = off.begin();
+      auto x = off.allocate(size, desk.stream());
+      auto mine = off.allocate(size, desk.stream());
+      desk.write(x, 7);
+      if (chosen != way::offloads) {
+        open.commit(id, 0, desk.stream(), mine);  // offers nothing
+        CHECK(mine);
+      }
+      CHECK_FALSE(open.will_recompute(id, 0));
+      if (by == 0) open.commit_or_discard<"moe_act">(0, desk.stream(), x);
+      if (by == 1) open.commit_or_discard(id, 0, desk.stream(), x);
+      if (by == 2) open.commit_or_discard("moe_act", 0, desk.stream(), x);
+      CHECK(static_cast<bool>(x) == (chosen == way::nothing));
+      const bool again = chosen == way::recomputes;
+      CHECK(open.will_recompute<"moe_act">(0) == again);
+      CHECK(open.will_recompute(id, 0) == again);
+      CHECK(open.will_recompute("moe_act", 0) == again);
+      CHECK_FALSE(open.will_recompute(id, 1));
+      int called = 0;
+      const auto compute = [&] {
+        ++called;
+        CHECK_FALSE(open.will_recompute(id, 0));
+        desk.write(x, 7);
+      };
+      if (by == 0) open.restore_or_recompute<"moe_act">(0, desk.stream(), compute, x);
+      if (by == 1) open.restore_or_recompute(id, 0, desk.stream(), compute, x);
+      if (by == 2) open.restore_or_recompute("moe_act", 0, desk.stream(), compute, x);
+      CHECK(called == (again ? 1 : 0));
+      desk.check(x, 7);
+      x.reset(desk.stream());
+      mine.reset(desk.stream());
+      open.finish();
+    }
+    off.end_step();
+    CHECK(desk.wrong() == 0);
+    CHECK(desk.dev.offloads() == (chosen == way::offloads ? 3 : 0));
+    if (chosen == way::recomputes) CHECK(off.counters().recomputed[0].tensors == 3);
+  }
+}
+
+TEST_CASE(
+    "recompute: a region's name does nothing where it is not listed, whatever it is called by") {
+  rig desk;
+  offloader off(desk.dev, small_options({"core_attn", "expert_fc1"}));
+  auto open = off.begin();
+  auto x = off.allocate(size, desk.stream());
+  const auto never = [] { FAIL_CHECK("called"); };
+  open.commit_or_discard<"layernorm">(0, desk.stream(), x);
+  open.commit_or_discard("layernorm", 0, desk.stream(), x);
+  open.commit_or_discard("no such name", 0, desk.stream(), x);
+  CHECK_FALSE(open.will_recompute<"layernorm">(0));
+  open.restore_or_recompute<"layernorm">(0, desk.stream(), never, x);
+  open.restore_or_recompute("no such name", 0, desk.stream(), never, x);
+  CHECK(x);
 }

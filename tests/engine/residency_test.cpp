@@ -1,5 +1,5 @@
 // Which groups stay: by layer, by plan, and within what the plan counted on.
-#include "tidepool/rules/residency.hpp"
+#include "tidepool/decide/residency.hpp"
 
 #include <doctest/doctest.h>
 

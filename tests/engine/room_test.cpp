@@ -1,4 +1,4 @@
-#include "tidepool/engine/room.hpp"
+#include "tidepool/core/room.hpp"
 
 #include <doctest/doctest.h>
 

@@ -40,11 +40,13 @@ struct counted_rectangle : rectangle {
   }
 };
 
-struct part {
-  std::uint64_t origin = 0;
+struct part_storage {
   std::uint64_t number = 0;
-  counted_rectangle part{};
-  struct part* next_part = nullptr;
+  struct {
+    std::uint64_t of = 0;
+    counted_rectangle what{};
+    part_storage* next = nullptr;
+  } part{};
 };
 
 std::optional<std::uint32_t> group_found(chunk_state& chunk, module_id module, int layer) {
@@ -103,18 +105,18 @@ TEST_CASE("scaling: a list keeps its order whatever goes from its middle") {
 
 TEST_CASE("scaling: a part is found beside 10,000 others of its buffer") {
   const auto looks = [](std::size_t count) {
-    std::deque<part> parts;
-    tidepool::detail::part_index<part> index;
+    std::deque<part_storage> parts;
+    tidepool::detail::part_index<part_storage> index;
     for (std::size_t i = 0; i < count; ++i) {
-      parts.push_back({7, i + 1, {{256 * i, 128, 1, 128}}, nullptr});
+      parts.push_back({i + 1, {7, {{256 * i, 128, 1, 128}}}});
       index.make_room();
       index.insert(parts.back());
     }
     compared = 0;
-    for (auto& each : parts) CHECK(index.find(7, each.part) == &each);
-    for (auto& each : parts) CHECK(index.find(8, each.part) == nullptr);
+    for (auto& each : parts) CHECK(index.find(7, each.part.what) == &each);
+    for (auto& each : parts) CHECK(index.find(8, each.part.what) == nullptr);
     for (auto& each : parts) index.erase(each);
-    for (auto& each : parts) CHECK(index.find(7, each.part) == nullptr);
+    for (auto& each : parts) CHECK(index.find(7, each.part.what) == nullptr);
     return static_cast<double>(compared) / static_cast<double>(count);
   };
   CHECK(looks(10) >= 1);
@@ -122,15 +124,15 @@ TEST_CASE("scaling: a part is found beside 10,000 others of its buffer") {
 }
 
 TEST_CASE("scaling: of equal parts the one made last is found, whatever order they come in") {
-  std::deque<part> parts;
-  for (std::uint64_t i = 0; i < 8; ++i) parts.push_back({7, i + 1, {{0, 64, 1, 64}}, nullptr});
-  tidepool::detail::part_index<part> index;
+  std::deque<part_storage> parts;
+  for (std::uint64_t i = 0; i < 8; ++i) parts.push_back({i + 1, {7, {{0, 64, 1, 64}}}});
+  tidepool::detail::part_index<part_storage> index;
   for (const auto i : {3U, 7U, 0U, 5U, 1U, 6U, 2U, 4U}) {
     index.make_room();
     index.insert(parts[i]);
   }
   for (auto i = parts.size(); i-- > 0;) {
-    REQUIRE(index.find(7, parts[0].part) == &parts[i]);
+    REQUIRE(index.find(7, parts[0].part.what) == &parts[i]);
     index.erase(parts[i]);
   }
 }

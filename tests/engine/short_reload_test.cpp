@@ -281,3 +281,32 @@ TEST_CASE("short reload: what does not fit in the order of its commit does so la
   all([&](rig::buffer& each, std::uint32_t tag) { desk.check(each, tag); });
   CHECK(desk.wrong() == 0);
 }
+
+TEST_CASE("short reload: largest first, too, a group may pass a soft budget") {
+  std::vector<std::byte> owned(9 * size);
+  rig desk;
+  auto opts = arena_options(16 * size);
+  opts.reload_ahead = 0;
+  offloader off(desk.dev, opts);
+  const auto take = [&](std::size_t units) { return off.allocate(units * size, desk.stream()); };
+  const auto adopt = [&](std::size_t at, std::size_t units) {
+    return off.adopt(owned.data() + at * size, units * size, desk.stream(), [] {});
+  };
+  auto open = off.begin();
+  rig::buffer x = adopt(0, 1), y = adopt(1, 3), z = adopt(4, 3), w = adopt(7, 1);
+  const auto all = [&](const auto& call) { call(x, 1), call(y, 2), call(z, 3), call(w, 4); };
+  all([&](rig::buffer& each, std::uint32_t tag) { desk.write(each, tag); });
+  open.commit<"fc1">(0, desk.stream(), x, y, z, w);
+  open.end_forward();
+  const auto first = take(4);
+  auto five = take(5);
+  const auto second = take(4);
+  take(3).reset(desk.stream());
+  five.reset(desk.stream());
+  // It counts in the budget, and lies outside of the arena, in which the group fits in sum.
+  const auto borrowed = adopt(8, 1);
+  open.restore<"fc1">(0, desk.stream(), x, y, z, w);
+  CHECK(off.counters().budget_exceeded == 1);
+  all([&](rig::buffer& each, std::uint32_t tag) { desk.check(each, tag); });
+  CHECK(desk.wrong() == 0);
+}

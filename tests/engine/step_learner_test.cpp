@@ -1,5 +1,5 @@
 // What the end of a step means, event by event: no engine, no device.
-#include "tidepool/engine/step_learner.hpp"
+#include "tidepool/decide/step_learner.hpp"
 
 #include <doctest/doctest.h>
 
@@ -7,6 +7,8 @@
 #include <optional>
 #include <utility>
 #include <vector>
+
+#include "tidepool/observe/recorded_steps.hpp"
 
 namespace {
 
@@ -16,6 +18,7 @@ using tidepool::policy_kind;
 using tidepool::detail::followed;
 using tidepool::detail::stage;
 using tidepool::detail::step_learner;
+using tidepool::plan::detail::warm_up_steps;
 
 options automatic(int timed_step = 4) {
   options opts;
@@ -26,17 +29,24 @@ options automatic(int timed_step = 4) {
 
 constexpr auto module = static_cast<tidepool::module_id>(0);
 
-/// What an engine tells of steps.
+/// What an engine tells of steps, and an automatic warm-up keeps of them.
 class told : public step_learner {
  public:
-  using step_learner::step_learner;
+  explicit told(const options& opts) : step_learner(opts), kept(opts.timed_step) {}
 
+  warm_up_steps kept;
+
+  void record_again() {
+    step_learner::record_again();
+    kept = warm_up_steps(4);
+  }
+  stage learn(const std::vector<std::size_t>& sizes) { return kept.learn(step(), varied(), sizes); }
   void forward(std::size_t groups = 2, int model_chunk = 0) {
     const auto chunk = begun();
     expect_chunk(model_chunk);
     static_cast<void>(chunk_begins(model_chunk, static_cast<int>(chunk)));
     for (std::size_t g = 0; g < groups; ++g) {
-      if (expect_commit(chunk, g)) committed(chunk, module, static_cast<int>(g), 64, true);
+      if (expect_commit(chunk, g)) committed(chunk, module, static_cast<int>(g), 64);
     }
   }
   void backward(std::size_t chunk, std::size_t groups = 2) {
@@ -54,7 +64,10 @@ class told : public step_learner {
   // As many steps of an automatic warm-up as it takes, each recorded; a plan is tried out after.
   stage recorded_step(const std::vector<std::size_t>& sizes = {64, 64}) {
     CHECK_FALSE(end_step());
-    if (!wants_record(false)) return stage::step;
+    if (!kept.wants_record(false)) {
+      step().clear();
+      return stage::step;
+    }
     const auto over = learn(sizes);
     static_cast<void>(settle(step(), over == stage::timed ? followed::planned : followed::trial));
     return over;
@@ -176,19 +189,17 @@ TEST_CASE("steps: what ranks were waited for in is recorded, too") {
   }
   steps.pass();
   CHECK(steps.end_step() == std::nullopt);
-  CHECK(steps.wants_record(true));
+  CHECK(steps.kept.wants_record(true));
 }
 
 TEST_CASE("steps: shapes vary by groups, by sizes of storages, or as events cannot tell") {
   told steps(automatic(2));
   steps.pass();
   CHECK_FALSE(steps.end_step());
-  CHECK(steps.wants_record(false));
+  CHECK(steps.kept.wants_record(false));
   CHECK(steps.learn({64, 64}) == stage::first);
   CHECK(steps.step().shapes_vary);  // unknown yet
-  auto first = steps.step();
-  first.shapes_vary = false;
-  CHECK_FALSE(steps.settle(first, followed::trial));
+  CHECK_FALSE(steps.settle(steps.step(), followed::trial));
   std::vector<std::size_t> sizes{64, 64};
   bool expected = true;
   SUBCASE("they do not") {
@@ -223,7 +234,7 @@ TEST_CASE("steps: shapes vary by groups, by sizes of storages, or as events cann
     expected = false;
   }
   CHECK_FALSE(steps.end_step());
-  CHECK(steps.wants_record(false));
+  CHECK(steps.kept.wants_record(false));
   CHECK(steps.learn(sizes) == stage::timed);
   CHECK(steps.step().shapes_vary == expected);
   CHECK(steps.settle(steps.step(), followed::planned) == !expected);
@@ -233,22 +244,16 @@ TEST_CASE("steps: how long computing again took is known from the first") {
   told steps(automatic(2));
   steps.pass();
   CHECK_FALSE(steps.end_step());
-  CHECK(steps.wants_record(false));
+  CHECK(steps.kept.wants_record(false));
   steps.step().chunks[0].groups[1].recompute_us = 7;
   static_cast<void>(steps.learn({}));
   static_cast<void>(steps.settle(steps.step(), followed::trial));
   CHECK_FALSE(steps.measuring());
-  SUBCASE("") {
-    steps.forward();
-    CHECK(steps.step().chunks[0].groups[0].recompute_us == 0);
-    CHECK(steps.step().chunks[0].groups[1].recompute_us == 7);
-  }
-  SUBCASE("another group in its place") {
-    steps.forward(1);
-    CHECK(steps.expect_commit(0, 1));
-    steps.committed(0, module, 5, 64, true);
-    CHECK(steps.step().chunks[0].groups[1].recompute_us == 0);
-  }
+  CHECK(steps.kept.recompute_us(0, 0, module, 0) == 0);
+  CHECK(steps.kept.recompute_us(0, 1, module, 1) == 7);
+  CHECK(steps.kept.recompute_us(0, 1, module, 5) == 0);  // another group in its place
+  CHECK(steps.kept.recompute_us(0, 2, module, 1) == 0);
+  CHECK(steps.kept.recompute_us(1, 1, module, 1) == 0);
 }
 
 TEST_CASE("steps: what starved under a plan leaves it") {

@@ -41,12 +41,13 @@ constexpr std::size_t size = 2048;
 struct bench {
   rig desk;
   detail::hardware_of<device> hardware{desk.dev};
+  detail::observers heard;
   storages store;
   lane_id compute;
   detail::storage_owner owner;
 
   explicit bench(const options& opts, std::unique_ptr<tidepool::block_source> given = {})
-      : store(hardware, opts, std::move(given)),
+      : store(hardware, heard, opts, std::move(given)),
         compute(tidepool::lane_of<device>(store.order(), desk.stream())) {}
 
   storage& make(std::size_t bytes) { return store.create(owner, bytes, bytes); }
@@ -130,7 +131,7 @@ TEST_CASE("storages: what is live and what is away are the sums over what there 
       live = lost;
       std::size_t away = 0;
       for (const auto* each : all) {
-        (each->on_device ? live : away) += each->bytes;
+        (each->here.memory ? live : away) += each->bytes;
       }
       peak = std::max(peak, live);
       // The latest time of the most: others read both together.
@@ -156,30 +157,30 @@ TEST_CASE("storages: what is live and what is away are the sums over what there 
       if (what < 2) {
         all.push_back(what == 0 ? &on.placed(bytes) : &on.adopted(elsewhere.data(), 64, {}));
         compare(true);
-      } else if (what == 2 && !store->on_device) {
+      } else if (what == 2 && !store->here.memory) {
         REQUIRE(on.store.place(*store, on.compute));
         compare(true);
-      } else if (what == 3 && store->on_device) {
-        store->discarded = !store->copy;
+      } else if (what == 3 && store->here.memory) {
+        store->is.discarded = !store->there.memory;
         on.displace(*store);
         compare(false);
-      } else if (what == 4 && store->on_device && !store->copy && !store->discarded) {
+      } else if (what == 4 && store->here.memory && !store->there.memory && !store->is.discarded) {
         REQUIRE(on.store.place_copy(*store, place_kind::host));
         compare(false);
       } else if (what == 5) {
-        if (store->copy) {
+        if (store->there.memory) {
           on.store.displace_copy(*store, {});
-          if (store->on_device) on.displace(*store);
-        } else if (store->on_device) {
-          if (std::exchange(store->discarded, false)) continue;
+          if (store->here.memory) on.displace(*store);
+        } else if (store->here.memory) {
+          if (std::exchange(store->is.discarded, false)) continue;
           on.displace(*store);
         }
         forget(which);
         compare(false);
-      } else if (what == 6 && store->on_device && !store->borrowed && !store->copy) {
+      } else if (what == 6 && store->here.memory && !store->is.borrowed && !store->there.memory) {
         lost += store->bytes;
         on.store.lose(*store);
-        if (store->discarded) {
+        if (store->is.discarded) {
           compare(false);  // as if it had been given back: backward may try again
         } else {
           forget(which);
@@ -199,7 +200,7 @@ TEST_CASE("storages: memory that is somebody else's no more is none when it goes
     auto& store = on.adopted(elsewhere.data(), size, {});
     auto& other = on.adopted(elsewhere.data(), size, {});
     if (of_graph) {
-      store.of_graph = true;
+      store.is.of_graph = true;
       on.displace(store);
     } else {
       on.store.lose(store);
@@ -309,7 +310,7 @@ TEST_CASE("storages: a block that is not free where it was wanted lies elsewhere
   auto& second = on.make(size);
   REQUIRE(on.store.place(second, on.compute, size));
   CHECK(on.store.elsewhere() == 1);
-  CHECK(second.on_device.data != first.on_device.data);
+  CHECK(second.here.memory.data != first.here.memory.data);
   on.displace(first);
   on.displace(second);
 }
@@ -324,7 +325,8 @@ TEST_CASE("storages: at the end owners get back what waits for work, behind a jo
     const auto other = desk.dev.make_stream();
     {
       detail::hardware_of<device> hardware(desk.dev);
-      storages store(hardware, small_options());
+      const detail::observers heard;
+      storages store(hardware, heard, small_options());
       detail::storage_owner owner;
       auto& order = store.order();
       const auto compute = tidepool::lane_of<device>(order, desk.stream());

@@ -9,13 +9,13 @@
 #include <new>
 
 #include "heap_fault.hpp"
+#include "tidepool/core/happening.hpp"
 #include "tidepool/device/checked.hpp"
 #include "tidepool/device/virtual.hpp"
 #include "tidepool/memory/borrowed.hpp"
 #include "tidepool/memory/lane_of.hpp"
 #include "tidepool/memory/lanes.hpp"
 #include "tidepool/memory/memory_owner.hpp"
-#include "tidepool/memory/tracer.hpp"
 
 namespace {
 
@@ -32,8 +32,8 @@ struct desk {
   int given = 0;
   Device dev;
   tidepool::detail::hardware_of<Device> hardware{dev};
-  tidepool::detail::tracer trace{hardware};
-  tidepool::lanes order{hardware, trace};
+  tidepool::detail::observers heard;
+  tidepool::lanes order{hardware, heard};
   typename Device::stream stream = dev.make_stream();
   lane_id home = tidepool::lane_of<Device>(order, stream.ref());
   borrowed_memory all{order};

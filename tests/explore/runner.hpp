@@ -14,7 +14,7 @@
 #include "base_device.hpp"
 #include "program.hpp"
 #include "recording.hpp"
-#include "tidepool/memory/lend.hpp"
+#include "tidepool/places/lending.hpp"
 #include "tidepool/plan.hpp"
 #include "tidepool/tidepool.hpp"
 
@@ -372,7 +372,8 @@ class runner {
       made.recompute = any(9) == 0;
       if (made.recompute) {
         fill(made.saved[0]);
-        at->chunk.discard("layernorm", number_of(each.layer, m), stream(), made.saved[0].whole);
+        at->chunk.commit_or_discard("layernorm", number_of(each.layer, m), stream(),
+                                    made.saved[0].whole);
         continue;
       }
       fill(made.saved[0]);
@@ -472,7 +473,7 @@ class runner {
       }
       if (of.recompute) {
         auto& again = of.saved[0];
-        at->chunk.recompute(
+        at->chunk.restore_or_recompute(
             "layernorm", number_of(each.layer, m), stream(), [&] { write(again); }, again.whole);
         of.count = 1;
       } else if (of.offered) {

@@ -45,7 +45,7 @@ class group_calls {
         return with(what, held, [&](auto&... x) { chunk_->start_offload(id, layer, on, x...); });
       case group::manner::discarded:
         return with(what, whole,
-                    [&](auto&... x) { chunk_->discard("layernorm", layer, on, x...); });
+                    [&](auto&... x) { chunk_->commit_or_discard("layernorm", layer, on, x...); });
     }
   }
 
@@ -70,7 +70,7 @@ class group_calls {
            [&](auto&... x) { chunk_->restore_or_recompute(id, layer, on, again, x...); });
     } else if (what.how == group::manner::discarded) {
       with(what, whole,
-           [&](auto&... x) { chunk_->recompute("layernorm", layer, on, again, x...); });
+           [&](auto&... x) { chunk_->restore_or_recompute("layernorm", layer, on, again, x...); });
     } else {
       with(what, held, [&](auto&... x) { chunk_->restore(id, layer, on, x...); });
     }

@@ -70,7 +70,7 @@ class supplies {
   }
   /// Steps until memory is where it stays.
   [[nodiscard]] int warm_up_steps() const {
-    return options_.policy == tp::policy_kind::automatic ? options_.timed_step : 1;
+    return options_.policy == tp::policy_kind::automatic ? options_.timed_step.value_or(2) : 1;
   }
   /// Handles may outlive it.
   void close() { off_.reset(); }

@@ -13,7 +13,11 @@
 #include "faults/desk.hpp"
 #include "schedule.hpp"
 #include "tidepool/error.hpp"
+#include "tidepool/graph.hpp"
+#include "tidepool/host_state.hpp"
+#include "tidepool/observe/tracing.hpp"
 #include "tidepool/offloader.hpp"
+#include "tidepool/places/file.hpp"
 #include "tidepool/plan.hpp"
 
 namespace tidepool::test {
@@ -97,7 +101,7 @@ class faulty_run {
   static constexpr bool borrows = requires(Desk & desk, void* data) { desk.give(data); };
 
   [[nodiscard]] parts parts_of() {
-    parts with{.planner = planner()};
+    parts with{.planner = planner(), .file = file_place()};
     if constexpr (borrows) {
       if (plan_.given) {
         with.memory = memory_on<device_type>(
@@ -244,7 +248,7 @@ class faulty_run {
       if (plan_.shares) {
         save<"core_attn">(at.chunk, l, saved.z, tag);
       } else if (plan_.recomputed) {
-        attempt([&] { at.chunk.template discard<"layernorm">(l, main(), saved.y); });
+        attempt([&] { at.chunk.template commit_or_discard<"layernorm">(l, main(), saved.y); });
       } else if (plan_.by_plan) {
         attempt([&] { at.chunk.template commit_or_discard<"core_attn">(l, main(), saved.y); });
       } else if (plan_.views) {
@@ -267,7 +271,9 @@ class faulty_run {
         fetch<"core_attn">(at.chunk, l, saved.z, tag);
       } else if (plan_.recomputed) {
         const auto again = [&] { write(saved.y, tag + 1, back()); };
-        attempt([&] { at.chunk.template recompute<"layernorm">(l, back(), again, saved.y); });
+        attempt([&] {
+          at.chunk.template restore_or_recompute<"layernorm">(l, back(), again, saved.y);
+        });
         check(saved.y, tag + 1, back());
       } else if (plan_.by_plan) {
         const auto again = [&] { write(saved.y, tag + 1, back()); };

@@ -7,6 +7,7 @@
 #include "fuzz.hpp"
 #include "tidepool/device/null.hpp"
 #include "tidepool/parse.hpp"
+#include "tidepool/places/file.hpp"
 #include "tidepool/plan.hpp"
 
 namespace {
@@ -31,7 +32,7 @@ template <class List>
 void train(const options& value) {
   small_device dev;
   const auto stream = dev.make_stream();
-  offloader<small_device, List> off(dev, value, {.planner = planner()});
+  offloader<small_device, List> off(dev, value, {.planner = planner(), .file = file_place()});
   off.on_report([](std::string_view) {});
   std::vector<module_id> used;
   for (const std::string_view name : {"core_attn", "expert_fc1", "rope"}) {

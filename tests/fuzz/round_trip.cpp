@@ -21,8 +21,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   // Over another base everything that the text names is replaced; the same by the environment.
   std::vector<std::pair<std::string, std::string>> variables;
   for (const auto& item : detail::text::option_table) {
-    if (item.text.write == nullptr) continue;
-    variables.emplace_back(detail::text::environment_name(item), item.text.write(value));
+    if (item.write == nullptr) continue;
+    variables.emplace_back(detail::text::environment_name(item), item.write(value));
   }
   options from_variables;
   const bool read = fuzz::accepted([&] {

@@ -49,7 +49,7 @@ fi
 build() {
   local binary=$folder/$1.$kind
   if [ ! -x "$binary" ] ||
-    [ -n "$(find include tests/fuzz -type f -newer "$binary" ! -path '*/corpus/*' -print -quit)" ]; then
+    [ -n "$(find include examples/plan tests/fuzz -type f -newer "$binary" ! -path '*/corpus/*' -print -quit)" ]; then
     "$clang" -std=c++20 "${flags[@]}" -DTIDEPOOL_NO_CUDA=1 -Iinclude -Itests/fuzz -Wall -Wextra \
       "tests/fuzz/$1.cpp" -o "$binary"
   fi

@@ -7,13 +7,13 @@
 #include <optional>
 #include <random>
 #include <string>
+#include <tidepool/decide/policy.hpp>
 #include <tidepool/error.hpp>
 #include <tidepool/options.hpp>
 #include <tidepool/parse.hpp>
 #include <tidepool/plan/follow.hpp>
 #include <tidepool/plan/forecast.hpp>
 #include <tidepool/plan/simulator.hpp>
-#include <tidepool/rules/policy.hpp>
 
 #include "cases.hpp"
 #include "trainer.hpp"

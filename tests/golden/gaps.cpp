@@ -2,6 +2,7 @@
 ///
 ///   gaps [folder]         a row for each profile and share, and for the proxy of DeepSeek-V3
 ///   gaps [folder] quick   the bound alone; no plan is made
+///   gaps [folder] only=a,b    the rows of these profiles
 ///   gaps [folder] peer=8  a neighbour has that share of the peak as well, in percent; its link is
 ///                         that of NVLink 4 where the profile has none
 ///   gaps [folder] shares  of gaps above 2 %, what they are made of as well, in percent of the
@@ -24,8 +25,8 @@
 #include <string_view>
 #include <tidepool/plan/automatic.hpp>
 #include <tidepool/plan/bound.hpp>
-#include <tidepool/plan/model.hpp>
 
+#include "../../examples/plan/model.hpp"
 #include "cases.hpp"
 
 namespace {
@@ -36,6 +37,11 @@ constexpr double gib = 1073741824;
 struct asked {
   bool quick = false;
   bool shares = false;
+  std::string only;
+
+  [[nodiscard]] bool wants(const std::string& name) const {
+    return only.empty() || ("," + only + ",").find("," + name + ",") != std::string::npos;
+  }
   std::size_t peer_percent = 0;
   std::size_t peer_bytes = 0;
 };
@@ -46,7 +52,7 @@ void show_shares(const plan::profile& step, const plan::step_plan& made, double 
   const auto as_planned = plans.judge(made.what, {made.device_budget, made.reload_ahead,
                                                   made.reload_ahead_bytes, made.peer_budget});
   auto longer = wanted;
-  longer.work = 100 * plan::constants::work_of_a_share;
+  longer.work = 400'000'000;
   const auto found = plans.best(longer).expected;
   // Where the simulator does not run what the engine runs, there is nothing between them.
   const auto engine = made.expected.step_us;
@@ -120,6 +126,8 @@ int main(int count, char** given) try {
       with.quick = true;
     } else if (word == "shares") {
       with.shares = true;
+    } else if (word.starts_with("only=")) {
+      with.only = word.substr(5);
     } else if (word.starts_with("peer=")) {
       with.peer_percent = std::stoul(std::string(word.substr(5)));
     } else {
@@ -130,18 +138,21 @@ int main(int count, char** given) try {
   std::printf("%-24s %-3s %5s %9s %10s %8s %s%s\n", "profile", "re", "%", "GiB", "bound ms",
               "in ms", with.quick ? "" : "  engine ms   gap %    GB out   in s",
               with.shares ? "  places  search   bound" : "");
-  const auto proxy =
-      plan::profile_of(plan::model_named("deepseek-v3-proxy"), plan::machine_named("h200"));
+  const auto proxy = planning::profile_of(planning::model_named("deepseek-v3-proxy"),
+                                          planning::machine_named("h200"));
   const auto held = plan::planner(proxy).in_core().peak;
   const auto peak = static_cast<double>(held);
   with.peer_bytes = held / 100 * with.peer_percent;
   for (const bool recompute : {false, true}) {
+    if (!with.wants("deepseek-v3-proxy")) break;
     for (const double size : {8.0, 6.0, 4.0, 2.0}) {
       show("deepseek-v3-proxy", proxy, size * gib / peak, static_cast<std::size_t>(size * gib),
            recompute, with);
     }
   }
-  for (const auto& name : all.names()) show_all(name, all.profile(name), with);
+  for (const auto& name : all.names()) {
+    if (with.wants(name)) show_all(name, all.profile(name), with);
+  }
   return 0;
 } catch (const std::exception& error) {
   std::fprintf(stderr, "gaps: %s\n", error.what());

@@ -5,12 +5,11 @@
 #include <cstdint>
 #include <random>
 #include <string>
-#include <tidepool/plan/machines.hpp>
-#include <tidepool/plan/model.hpp>
 #include <tidepool/plan/profile.hpp>
 #include <utility>
 #include <vector>
 
+#include "../../examples/plan/model.hpp"
 #include "../plan/plans.hpp"
 
 namespace golden {
@@ -65,11 +64,11 @@ inline void drop_offers(plan::profile& step) {
 
 /// As `bench_step` has it: three modules of eight layers, twice the depth and four microbatches.
 [[nodiscard]] inline plan::profile bench_step(std::size_t depth, bool offers) {
-  auto model = plan::model_named("deepseek-v3-proxy");
+  auto model = planning::model_named("deepseek-v3-proxy");
   model.modules = {"core_attn", "expert_fc1", "moe_act"};
   model.in_flight = depth;
   model.microbatches = 2 * depth + 4;
-  auto step = plan::profile_of(model, plan::machine_named("h200"));
+  auto step = planning::profile_of(model, planning::machine_named("h200"));
   drop_staying(step);
   if (!offers) drop_offers(step);
   vary_times(step, 0.02);
@@ -78,14 +77,14 @@ inline void drop_offers(plan::profile& step) {
 
 /// Layers that are alike to the bit, one microbatch after the other.
 [[nodiscard]] inline plan::profile dense_stack() {
-  plan::model_description model;
+  planning::model_description model;
   model.name = "dense-24";
   model.layers = model.dense_layers = 24;
   model.hidden = 4096;
   model.dense_ffn = 11008;
   model.microbatches = 2;
   model.in_flight = 1;
-  auto step = plan::profile_of(model, plan::machine_named("h100"));
+  auto step = planning::profile_of(model, planning::machine_named("h100"));
   drop_staying(step);
   drop_offers(step);
   return step;
@@ -95,12 +94,12 @@ inline void drop_offers(plan::profile& step) {
 /// backward pass while the second does that, the second for its first forward pass, and for the
 /// first to end. Other transfers take no longer than `transfer_us`.
 [[nodiscard]] inline plan::profile pipeline_of_two(std::size_t rank) {
-  auto model = plan::model_named("deepseek-v3-proxy");
+  auto model = planning::model_named("deepseek-v3-proxy");
   model.pipeline_parallel = 2;
   model.pipeline_rank = rank;
   model.in_flight = 2 - rank;
   model.microbatches = 6;
-  auto step = plan::profile_of(model, plan::machine_named("h200"), 2);
+  auto step = planning::profile_of(model, planning::machine_named("h200"), 2);
   drop_staying(step);
   drop_offers(step);
   vary_times(step, 0.02);
@@ -128,12 +127,12 @@ inline void drop_offers(plan::profile& step) {
 /// The second of four stages of a narrow DeepSeek-V3: latent attention, ranks of experts, and a
 /// link shared by four GPUs.
 [[nodiscard]] inline plan::profile latent_stage() {
-  auto model = plan::model_named("deepseek-v3");
+  auto model = planning::model_named("deepseek-v3");
   model.layers = 12;
   model.pipeline_rank = 1;
   model.in_flight = 3;
   model.microbatches = 6;
-  auto step = plan::profile_of(model, plan::machine_named("h200"), 4);
+  auto step = planning::profile_of(model, planning::machine_named("h200"), 4);
   drop_staying(step);
   vary_times(step, 0.05);
   return step;

@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """Whether the headers keep to the plan of the house.
 
-    tests/house/house.py includes              who may include whom (parts.txt)
-    tests/house/house.py sizes                 lines of headers and of functions
+    tests/house/house.py includes              who may include whom (parts.txt), and what only plans need
+    tests/house/house.py sizes                 lines of headers and of functions; what the engine weighs
     tests/house/house.py version               the inline namespace of every header is the version's
     tests/house/house.py symbols OBJECT        no planner in an object that never plans
     tests/house/house.py self-test             each of the rules above is broken, and must be found
 
 What breaks a rule today stands in exceptions.txt with a reason. That list may only shrink: one that
-nothing needs any more is refused as well, and so are more of them than its first line says.
+nothing needs any more is refused as well, and so are more of them than its first line says. The
+weights have their limits in limits.txt.
 """
 import collections
 import fnmatch
@@ -18,10 +19,17 @@ import subprocess
 import sys
 import tempfile
 
+import limits
+
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 MOST_LINES = 400
 MOST_LINES_OF_A_FUNCTION = 60
+# Who includes one of these and no more reads nothing of parts that only plans need.
+UNPLANNED = ("tidepool.hpp", "layers.hpp", "keyed.hpp", "torch.hpp")
+PLANNING = ("learn", "planner", "forecast")
+# A limit of lines follows them down when so much of it is free.
+SLACK = 0.02
 
 
 def lines_of(path):
@@ -165,6 +173,9 @@ def check_includes(include, parts_file, exceptions):
                 why = "what lies in detail serves its own folder alone"
             if why and not exceptions.allow("arrow", f"{file} -> {target}"):
                 errors.append(f"{file} includes {target}: {why}")
+    for root in UNPLANNED:
+        errors += [f"{root} reads {file} of part {owner[file]}, which only plans need"
+                   for file in sorted(closure_of(root, headers)) if owner.get(file) in PLANNING]
     return errors
 
 
@@ -284,6 +295,91 @@ def check_sizes(include, exceptions):
     return errors
 
 
+# --- what the engine weighs
+
+def lines_of_code(text):
+    """As cloc counts them: neither blank nor comment alone."""
+    bare_of_comments = TOKENS.sub(lambda hit: "\n" * hit.group().count("\n") or " "
+                                  if hit.group().startswith(("//", "/*")) else hit.group(), text)
+    return sum(1 for line in bare_of_comments.splitlines() if line.strip())
+
+
+def closure_of(file, headers):
+    """What a file that includes `file` reads, whatever its macros say."""
+    seen, left = set(), [file]
+    while left:
+        at = left.pop()
+        if at in headers and at not in seen:
+            seen.add(at)
+            left += arrows_of(headers[at])
+    return seen
+
+
+def members_of_structs(text):
+    """{struct: [type of each data member]}, of structs that hold data."""
+    text = re.sub(r"\[\[.*?\]\]", " ", bare(text), flags=re.S)
+    found = {}
+    for hit in re.finditer(r"\bstruct (\w+)(?: final)?(?: : [^{;()]*)? \{", text):
+        members, said, depth = [], "", 1
+        for sign in text[hit.end():]:
+            depth += {"{": 1, "}": -1}.get(sign, 0)
+            if depth == 0:
+                break
+            no_data = "(" in said or re.match(r"\s*(struct|class|enum|union)\b", said)
+            if depth == 1 and sign == "}" and no_data:
+                said = ""
+            elif depth == 1 and sign == ";":
+                said = re.sub(r"\b(public|private|protected)\s*:", " ", said).split("=")[0].split("{")[0]
+                data = re.fullmatch(r"(?!(?:using|friend|static|enum|struct|class|template|typedef)\b)"
+                                    r"([^()]+?[\s*&])\w+(?:\[\w*\])?", said.strip())
+                if data:
+                    members.append(data.group(1).strip())
+                said = ""
+            elif depth == 1 or sign == "{" and depth == 2:
+                said += sign
+        found[hit.group(1)] = members
+    return found
+
+
+def nested_members(name, structs):
+    return sum(nested_members(member, structs) if structs.get(member) else 1 for member in structs[name])
+
+
+def weights(include):
+    """({what: lines of code}, {what: a count}, words to print)"""
+    headers = headers_below(include)
+    code = {file: lines_of_code(path.read_text()) for file, path in headers.items()}
+    lines = {"closure of offloader.hpp": sum(code[file] for file in closure_of("offloader.hpp", headers)),
+             "engine and decide": sum(count for file, count in code.items()
+                                      if file.startswith(("engine/", "decide/"))),
+             "include": sum(code.values())}
+    counts = {"try in engine": 0}
+    structs = {}
+    for file, path in headers.items():
+        if file.startswith("engine/"):
+            counts["try in engine"] += len(re.findall(r"\btry\b", bare(path.read_text())))
+        if file.startswith(("core/", "engine/")):
+            structs |= members_of_structs(path.read_text())
+    words = []
+    for what, names in {"tensor": ("tensor", "storage"), "group": ("group",)}.items():
+        for name in [name for name in names if name in structs][:1]:
+            counts[f"members of a {what}"] = len(structs[name])
+            words.append(f"struct {name}: {len(structs[name])} members, {nested_members(name, structs)} with"
+                         " those of its members")
+    longest = max(headers, key=lambda file: headers[file].read_text().count("\n"))
+    words.append(f"longest header: {longest}, {headers[longest].read_text().count(chr(10))} lines")
+    return lines, counts, words
+
+
+def check_weights(include, limits_file):
+    lines, counts, words = weights(include)
+    for what, count in lines.items():
+        print(f"lines of code, {what}: {count}")
+    print("\n".join([f"{what}: {count}" for what, count in counts.items()] + words))
+    return (limits.judge(lines, limits.read(limits_file, "lines"), SLACK) +
+            limits.judge(counts, limits.read(limits_file, "count")))
+
+
 # --- the version
 
 def check_version(include):
@@ -368,6 +464,13 @@ def self_test():
                               house.replace("core/*.hpp", "core/*.hpp core/detail/*.hpp")),
            "serves its own folder")
 
+    learn = "part learn\n files core/learn.hpp\n" + house.replace("core/*.hpp", "core/*.hpp tidepool.hpp")
+    planned = good | {"tidepool.hpp": '#include "tidepool/core/a.hpp"\n', "core/learn.hpp": ""}
+    expect("plans apart", includes(planned, learn.replace("part engine", " uses learn\npart engine")))
+    planned["core/a.hpp"] = '#include "tidepool/core/learn.hpp"\n'
+    expect("plans for everybody", includes(planned, learn.replace("part engine", " uses learn\npart engine")),
+           "tidepool.hpp reads core/learn.hpp of part learn")
+
     def sizes(text, allowed="at most 0 lines, 0 function\n"):
         with tempfile.TemporaryDirectory() as folder:
             exceptions = with_exceptions(folder, allowed, ["lines", "function"])
@@ -402,6 +505,46 @@ def self_test():
     expect("and grew", sizes("void f() " + body(62), kept), "f has 62 lines")
     expect("and is short now", sizes("void f() " + short, kept), "is needed no more")
     expect("nothing is read", sizes("int x;\n"), "only 0 functions")
+
+    text = 'int a;  // b\n\n/* c\n d */ int e;\n  // f\nauto g = "// h";\n#define i \\\n  1\n'
+    if lines_of_code(text) != 5:
+        failed.append(f"lines of code: {lines_of_code(text)}, not 5")
+    data = """
+struct plain { int a = f(1); b* c{}; std::map<int, int> d = {{1, 2}}; };
+struct group final : base<int> {
+  group() : x_{1} { int y; }
+  void f() const { return; }
+  friend bool operator==(const group&, const group&) = default;
+  using t = int;
+  static constexpr int most = 3;
+  struct inner { int z; int w; } ;
+  enum class state { on, off };
+  plain one[places];
+  [[maybe_unused]] bool two;
+  plain* three = nullptr;
+};
+"""
+    structs = members_of_structs(data)
+    wanted = ["int", "b*", "std::map<int, int>"], ["plain", "bool", "plain*"]
+    if (structs["plain"], structs["group"]) != wanted:
+        failed.append(f"members: {structs}")
+    if nested_members("group", structs) != 5:
+        failed.append(f"nested members: {nested_members('group', structs)}, not 5")
+    with tempfile.TemporaryDirectory() as folder:
+        base = tree(folder, {"offloader.hpp": '#include "tidepool/engine/a.hpp"\n', "b.hpp": "int b;\n",
+                             "engine/a.hpp": "void f() {\n  try {  // try\n  } catch (...) {}\n}\n"
+                                             "struct storage { int a; };\nstruct group { int a; int b; };\n"})
+        lines, counts, _ = weights(base)
+        if lines != {"closure of offloader.hpp": 7, "engine and decide": 6, "include": 8}:
+            failed.append(f"lines: {lines}")
+        if counts != {"try in engine": 1, "members of a tensor": 1, "members of a group": 2}:
+            failed.append(f"counts: {counts}")
+    expect("at its limit", limits.judge({"a": 100}, {"a": 100}))
+    expect("over it", limits.judge({"a": 101}, {"a": 100}), "a 101; 100 at most")
+    expect("within the slack", limits.judge({"a": 98}, {"a": 100}, 0.02))
+    expect("far below", limits.judge({"a": 97}, {"a": 100}, 0.02), "lower it")
+    expect("without a limit", limits.judge({"a": 1}, {}), "a has no limit")
+    expect("not counted", limits.judge({}, {"a": 1}), "nothing counts it")
 
     def symbols(names, allowed):
         with tempfile.TemporaryDirectory() as folder:
@@ -443,7 +586,7 @@ def main():
         if what == "includes":
             errors = check_includes(include, HERE / "parts.txt", exceptions)
         elif what == "sizes":
-            errors = check_sizes(include, exceptions)
+            errors = check_sizes(include, exceptions) + check_weights(include, HERE / "limits.txt")
         else:
             names = subprocess.run(["nm", "-C", *rest], check=True, capture_output=True, text=True)
             errors = check_symbols(names.stdout, exceptions)

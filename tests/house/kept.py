@@ -129,7 +129,7 @@ def names_of(tree):
         found["macro"] |= {name for name in re.findall(r"\bTIDEPOOL_[A-Z][A-Z_]*\b", text)
                            if "DETAIL" not in name}
         # A row of the table of options: flag, member, Megatron's name, value, help.
-        for row in re.findall(r"\b\w+\{\s*" + r",\s*".join([TEXT] * 5) + r",", text):
+        for row in re.findall(r"\b\w+[{(]\s*" + r",\s*".join([TEXT] * 5) + r",", text):
             found["option"] |= {name for name in row[:3] if name}
     for path in sources(tree, "examples", "bench"):
         found["option"] |= set(re.findall(r"--[a-z][a-z-]*[a-z]", path.read_text()))

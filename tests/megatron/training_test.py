@@ -102,7 +102,8 @@ class Training(unittest.TestCase):
 
     def test_caps_arena_and_plans(self):
         for flags in (["--max-inflight=0"], ["--memory=arena", "--device-budget=1MiB"],
-                      ["--policy=automatic", "--device-budget=64KiB", "--plan-effort=50"]):
+                      ["--policy=automatic", "--timed-step=2", "--adopt-after=0",
+                       "--device-budget=64KiB", "--plan-effort=50"]):
             begin(3, *flags)
             with self.subTest(flags=flags):
                 reports = []

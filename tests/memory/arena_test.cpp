@@ -128,6 +128,27 @@ TEST_CASE("arena: a place in it is taken with the fence of what was there") {
   CHECK(ready.order() != 0);
 }
 
+TEST_CASE("arena: ends that a place cuts off wait for no neighbour") {
+  bench on(3);
+  arena all(on.pages, on.order, 8 * unit);
+  tidepool::block low;
+  tidepool::block high;
+  tidepool::block middle;
+  fence ready;
+  REQUIRE(all.take_at(0, 4 * unit, bench::id(0), low, ready));
+  REQUIRE(all.take_at(4 * unit, 4 * unit, bench::id(0), high, ready));
+  all.release(low, fence(on.order.record(bench::id(0))));
+  all.release(high, fence(on.order.record(bench::id(1))));
+  REQUIRE(all.take_at(2 * unit, 4 * unit, bench::id(2), middle, ready));
+  CHECK(ready.order() != 0);
+  fence of_low;
+  CHECK(all.take_at(0, 2 * unit, bench::id(0), low, of_low));
+  CHECK(of_low.order() == 0);  // its own past
+  fence of_high;
+  CHECK(all.take_at(6 * unit, 2 * unit, bench::id(1), high, of_high));
+  CHECK(of_high.order() == 0);
+}
+
 TEST_CASE("arena: nobody has room for as many bytes as there are numbers") {
   bench on(1);
   arena all(on.pages, on.order, 8 * unit);

@@ -1,5 +1,5 @@
 // The socket between a lender and a borrower: who is served, who is refused, and what is left.
-#include "tidepool/memory/detail/loan_socket.hpp"
+#include "tidepool/places/detail/loan_socket.hpp"
 
 #include <doctest/doctest.h>
 #include <sys/resource.h>

@@ -84,16 +84,22 @@ class plain_book {
         auto end = first;
         while (end < row.size() && !row[end].used && row[end].begin < begin + need) ++end;
         if (end == first || row[end - 1].begin + row[end - 1].bytes < begin + need) return nullptr;
-        merged({r, first, end, 0, {}}, false);
         auto at = first;
         if (begin != row[at].begin) {
           cut(r, at, static_cast<std::size_t>(begin - row[at].begin));
           row[at++].since = ++now_;
+          row[at].since = ++now_;
+          ++end;
         }
-        if (row[at].bytes != need) {
-          cut(r, at, need);
-          row[at + 1].since = ++now_;
+        const auto last = end - 1;
+        const auto over =
+            static_cast<std::size_t>(row[last].begin + row[last].bytes - begin) - need;
+        if (over > 0) {
+          cut(r, last, row[last].bytes - over);
+          row[last].since = ++now_;
+          row[last + 1].since = ++now_;
         }
+        merged({r, at, end, 0, {}}, false);
         return &use(row[at]);
       }
     }

@@ -72,7 +72,7 @@ inline giving_up(user) {
   assert(may) /* there is always a way out */
 }
 
-/* engine/capture.hpp: begin_capture */
+/* engine/capture.hpp: begin */
 inline begin(user) {
   arrive(user);
   if
@@ -99,7 +99,7 @@ inline begin(user) {
 /* A stream of the trainer's takes part. */
 inline fork_stream(user) { trainer_joins(user, origin); skip }
 
-/* engine/capture.hpp: end_capture, layout_after_capture */
+/* engine/capture.hpp: end */
 inline end_capture() {
   lanes_join_back(origin);
   device_end(false);
@@ -115,7 +115,7 @@ inline end_capture() {
   clear_layout(before_it);
   origin = 0
 }
-/* engine/capture.hpp: abandon_capture, leave_capture */
+/* engine/capture.hpp: abandon, leave */
 inline abandon_capture() {
   device_end(true);
   lanes_end();
@@ -154,7 +154,7 @@ inline expect_layout(which) {
     fi
   fi
 }
-/* graph.hpp: launch; engine/capture.hpp: replay */
+/* graph.hpp: launch; engine/capture.hpp: launch */
 inline replay(which, user) {
   lane_of(user);
   expect_layout(which);

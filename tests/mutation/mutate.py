@@ -44,7 +44,7 @@ import time
 from mutants import ROOT, SWITCH, at_column, combined, constant, lines_of, mutants_of
 
 # Every header of these folders, and the calls of a user that end in them.
-SUBJECTS = ["rules", "engine", "memory", "core/clocks.hpp", "core/block.hpp", "chunk.hpp",
+SUBJECTS = ["decide", "rules", "engine", "memory", "core/clocks.hpp", "core/block.hpp", "chunk.hpp",
             "buffer.hpp", "graph.hpp", "host_state.hpp", "device/detail/captured.hpp"]
 FOLDERS = ["engine", "memory", "known_failures", "trace", "plan", "device", "options", "faults",
            "checked", "recovery", "stranger", "explore"]

@@ -36,10 +36,10 @@ TEST_CASE("underscores count as dashes in every name") {
   CHECK(parse_options("--no_margin").margin == false);
   CHECK(parse_options("--fine_grained_offloading_max_inflight_offloads=3").max_inflight == 3);
   for (const auto& item : detail::text::option_table) {
-    if (item.text.write == nullptr) continue;
+    if (item.write == nullptr) continue;
     std::string flag(item.flag);
     for (char& c : flag) c = c == '-' ? '_' : c;
-    CHECK_NOTHROW(static_cast<void>(parse_options("--" + flag + "=" + item.text.write(options{}))));
+    CHECK_NOTHROW(static_cast<void>(parse_options("--" + flag + "=" + item.write(options{}))));
   }
   // A module's name is a value, not a name of an option.
   CHECK(parse_options("--own_modules=my-norm").own_modules == names{"my-norm"});

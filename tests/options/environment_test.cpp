@@ -56,14 +56,14 @@ TEST_CASE("every option has its variable") {
       "--borrowed-slack=1 --copy-piece=1 --host-budget=1 --host-step=1 --host-memory=pinned "
       "--no-host-bind --places=peer,host --peer-device=3 --peer-budget=1 --file-budget=1 "
       "--file-ring=1 "
-      "--policy=automatic --timed-step=5 --plan-effort=9 --no-recompute-by-plan "
+      "--policy=automatic --timed-step=5 --adopt-after=2 --plan-effort=9 --no-recompute-by-plan "
       "--poison --local-ranks=1");
   variables environment;
   for (const auto& item : detail::text::option_table) {
-    if (item.text.write == nullptr) continue;
-    const std::string text = item.text.write(other);
+    if (item.write == nullptr) continue;
+    const std::string text = item.write(other);
     CAPTURE(item.flag);
-    CHECK_MESSAGE(text != item.text.write(options{}), "name this option's other value above");
+    CHECK_MESSAGE(text != item.write(options{}), "name this option's other value above");
     environment[detail::text::environment_name(item)] = text;
   }
   CHECK(read(environment) == other);

@@ -232,9 +232,8 @@ TEST_CASE("a module is recomputed or offloaded, not both") {
   accepted("--offload-modules=expert_fc1 --recompute-modules=moe_act");
   accepted("--offload-modules=core_attn,attn_norm --recompute-modules=layernorm,mla_up_proj,mlp");
   accepted("--recompute-modules=core_attn");
-  CHECK_NOTHROW(
-      validate_closed(parse_options("--offload-modules=moe_act "
-                                    "--recompute-modules=mlp_norm,shared_experts")));
+  CHECK_NOTHROW(validate_closed(
+      parse_options("--offload-modules=moe_act --recompute-modules=core_attn,shared_experts")));
   CHECK_NOTHROW(validate_open(
       parse_options("--own-modules=rope --offload-modules=core_attn --recompute-modules=rope")));
 }
@@ -260,6 +259,11 @@ TEST_CASE("an unknown name among the recomputed") {
        "did you mean 'moe_act'?", "shared_experts"});
   check_says(refused_closed<unknown_module>("--recompute-modules=layernrm"),
              {"did you mean 'layernorm'?"});
+  // Calls by that name generate no instruction, so that nothing would be recomputed.
+  check_says(
+      refused_closed<unknown_module>("--recompute-modules=mlp_norm"),
+      {"names 'mlp_norm', which is not compiled into this program",
+       R"(To compile it in: tidepool::modules<"core_attn", "expert_fc1", "moe_act", "mlp_norm">)"});
 }
 
 TEST_CASE("a region of one's own is recomputed once it is declared, as the refusal says") {
@@ -358,6 +362,7 @@ TEST_CASE("a negative number in any count or size is refused as it was written")
       {"delta-bytes-per-rank", [](options& o, int n) { o.delta_bytes_per_rank = n; }},
       {"pipeline-rank", [](options& o, int n) { o.pipeline_rank = n; }},
       {"timed-step", [](options& o, int n) { o.timed_step = n; }, "-5", 2},
+      {"adopt-after", [](options& o, int n) { o.adopt_after = n; }},
       {"plan-effort", [](options& o, int n) { o.plan_effort = n; }, "-5", 1},
       {"reload-ahead", [](options& o, int n) { o.reload_ahead = n; }},
       {"reload-ahead-bytes", [](options& o, int n) { o.reload_ahead_bytes = n; }},

@@ -11,6 +11,7 @@
 
 #include "heap_fault.hpp"
 #include "rig.hpp"
+#include "tidepool/core/plan_source.hpp"
 #include "tidepool/offloader.hpp"
 #include "tidepool/plan/profile.hpp"
 

@@ -1,4 +1,4 @@
-#include "tidepool/rules/forgotten_groups.hpp"
+#include "tidepool/decide/forgotten_groups.hpp"
 
 #include <doctest/doctest.h>
 

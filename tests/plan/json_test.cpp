@@ -790,48 +790,4 @@ TEST_CASE("json: files that cannot be read or written") {
   std::filesystem::remove_all(folder);
 }
 
-TEST_CASE("json: differences of two plans in words") {
-  const auto before = usual_plan();
-  CHECK(differences(before, before).empty());
-  auto after = before;
-  after.what = {{action::keep, action::offload, action::keep}, {action::keep}, {}};
-  after.device_budget = 4096;
-  after.reload_ahead = 3;
-  after.reload_ahead_bytes = 1;
-  after.expected = {false, 131, 0.5, 0, 1, 2};
-  after.bound_us = 0.1;
-  after.limited_by = limit::link;
-  after.peer_budget = 7;
-  CHECK(differences(before, after) ==
-        std::vector<std::string>{
-            "chunks: 2 -> 3", "chunk 0, groups: 2 -> 3", "chunk 0, group 0: offload -> keep",
-            "chunk 0, group 1: keep -> offload", "chunk 1, group 0: recompute -> keep",
-            "device_budget: 8192 -> 4096", "reload_ahead: 2 -> 3", "reload_ahead_bytes: 0 -> 1",
-            "peer_budget: 0 -> 7", "expected.runs: true -> false", "expected.step_us: 130.5 -> 131",
-            "expected.stall_us: 2 -> 0.5", "expected.extra_us: 2.5 -> 0",
-            "expected.peak: 8192 -> 1", "expected.moved: 4096 -> 2", "bound_us: 128 -> 0.1",
-            "limited_by: memory -> link"});
-
-  step_plan even;
-  even.what = {std::vector<action>(6, action::keep)};
-  auto odd = even;
-  odd.what[0][1] = odd.what[0][2] = odd.what[0][3] = action::offload;
-  odd.what[0][5] = action::recompute;
-  CHECK(differences(even, odd) ==
-        std::vector<std::string>{"chunk 0, groups 1 to 3: keep -> offload",
-                                 "chunk 0, group 5: keep -> recompute"});
-
-  for (std::uint64_t seed = 0; seed < 200; ++seed) {
-    dice roll(seed);
-    const auto step = random_profile(roll);
-    const auto a = random_plan(roll, step);
-    auto b = roll.half() ? random_plan(roll, step) : a;
-    REQUIRE(differences(a, b).empty() == (a == b));
-    if (b.what.empty() || b.what[0].empty()) continue;
-    b = a;
-    b.what[0][0] = static_cast<action>((static_cast<std::size_t>(b.what[0][0]) + 1) % 3);
-    REQUIRE(differences(a, b).size() == 1);
-  }
-}
-
 #endif

@@ -4,6 +4,8 @@
 #include <doctest/doctest.h>
 
 #include <cstddef>
+#include <functional>
+#include <optional>
 #include <set>
 #include <stdexcept>
 #include <string_view>
@@ -12,6 +14,7 @@
 
 #include "planning.hpp"
 #include "rig.hpp"
+#include "tidepool/device/hardware_of.hpp"
 #include "tidepool/device/null.hpp"
 #include "tidepool/device/virtual.hpp"
 
@@ -35,9 +38,18 @@ machine with_room() {
   return about;
 }
 
-/// Others of the host begin later: until then copies take half the time.
-struct beside_late_others : virtual_device {
+/// It does not say what it was made with.
+class measured_device : public virtual_device {
+ public:
   using virtual_device::virtual_device;
+
+ private:
+  using virtual_device::model;
+};
+
+/// Others of the host begin later: until then copies take half the time.
+struct beside_late_others : measured_device {
+  using measured_device::measured_device;
 
   void copy(void* target, const void* source, copy_shape shape, copy_direction direction,
             stream_ref on) {
@@ -54,8 +66,8 @@ struct beside_late_others : virtual_device {
 };
 
 /// Notes where copies go on the host, and where they come from there.
-struct counting_places : virtual_device {
-  using virtual_device::virtual_device;
+struct counting_places : measured_device {
+  using measured_device::measured_device;
 
   void copy(void* target, const void* source, const copy_shape& shape, copy_direction direction,
             stream_ref on) {
@@ -69,6 +81,34 @@ struct counting_places : virtual_device {
 
   std::set<const void*> to, from;
 };
+
+/// Lanes of a device, to measure on.
+template <class Device>
+struct lanes_of {
+  explicit lanes_of(Device& dev) : on(dev) {
+    on.open_own(lanes.out);
+    on.open_own(lanes.in);
+  }
+  detail::hardware_of<Device> on;
+  plan::link_lanes lanes{lane_id{0}, lane_id{1}};
+};
+template <class Device>
+plan::link_rates measured_link(Device& dev, const std::function<void()>& meet, std::size_t bytes) {
+  lanes_of<Device> its(dev);
+  return plan::measure_link(its.on, its.lanes, meet, bytes);
+}
+template <class Device>
+std::optional<plan::link_rates> measured_peer_link(Device& dev, void* lent = nullptr,
+                                                   std::size_t bytes = 0) {
+  lanes_of<Device> its(dev);
+  return plan::measure_peer_link(its.on, its.lanes, 1, lent, bytes);
+}
+
+void check_rates(const plan::link_rates& rates, double out, double in, double both) {
+  CHECK(rates.out == doctest::Approx(out).epsilon(0.01));
+  CHECK(rates.in == doctest::Approx(in).epsilon(0.01));
+  CHECK(rates.both == doctest::Approx(both).epsilon(0.01));
+}
 
 /// Steps of one group, until a plan is made of them.
 template <class Offloader>
@@ -86,45 +126,81 @@ void train(rig& desk, Offloader& off, int steps) {
   }
 }
 
-}  // namespace
-
-TEST_CASE("link: what is measured is what the device has") {
-  virtual_device dev(with_room());
-  const auto rates = plan::detail::measured_link(
-      dev, [] {}, block_pair);
-  CHECK(rates.out == doctest::Approx(40).epsilon(0.01));
-  CHECK(rates.in == doctest::Approx(50).epsilon(0.01));
-  CHECK(rates.both == doctest::Approx(60).epsilon(0.01));
-}
-
-TEST_CASE("link: what is measured of the link to a neighbour is what the device has") {
+machine with_neighbour() {
   auto about = with_room();
   about.peer_offload_rate = 100;
   about.peer_reload_rate = 120;
   about.peer_both_rate = 150;
-  virtual_device dev(about);
-  {
-    plan::detail::link_lane<virtual_device> out(dev, copy_direction::device_to_peer, 1);
-    plan::detail::link_lane<virtual_device> in(dev, copy_direction::peer_to_device, 1);
-    REQUIRE(out.reserve(1));
-    REQUIRE(in.reserve(1));
-    const auto rates = plan::detail::rates_of(dev, out, in, [] {});
-    CHECK(rates.out == doctest::Approx(100).epsilon(0.01));
-    CHECK(rates.in == doctest::Approx(120).epsilon(0.01));
-    CHECK(rates.both == doctest::Approx(150).epsilon(0.01));
-  }
-  CHECK(plan::measure_peer_link(dev, 1) == plan::link_rates{100, 120, 150, 2});
+  return about;
+}
+
+}  // namespace
+
+TEST_CASE("link: what is measured is what the device has") {
+  measured_device dev(with_room());
+  check_rates(measured_link(
+                  dev, [] {}, block_pair),
+              40, 50, 60);
+}
+
+TEST_CASE("link: what is measured of the link to a neighbour is what the device has") {
+  auto about = with_neighbour();
+  measured_device dev(about);
+  const auto rates = measured_peer_link(dev);
+  REQUIRE(rates);
+  check_rates(*rates, 100, 120, 150);
+  virtual_device known(about);
+  CHECK(measured_peer_link(known) == plan::link_rates{100, 120, 150, 2});
   about.peer_shares_link = true;
   virtual_device shared(about);
-  CHECK(plan::measure_peer_link(shared, 1) == plan::link_rates{40, 50, 60, 2});
+  CHECK(measured_peer_link(shared) == plan::link_rates{40, 50, 60, 2});
   null_device nothing;
-  CHECK(!plan::measure_peer_link(nothing, 1));
+  CHECK(!measured_peer_link(nothing));
+}
+
+TEST_CASE("link: what a process lends is measured in it, where it has room for two blocks") {
+  measured_device dev(with_room());
+  auto* const lent = dev.try_allocate_peer(1, block_pair);
+  REQUIRE(lent != nullptr);
+  const auto rates = measured_peer_link(dev, lent, block_pair);
+  REQUIRE(rates);
+  CHECK(rates->out == doctest::Approx(machine().peer_offload_rate).epsilon(0.05));
+  CHECK(!measured_peer_link(dev, lent, block_pair - 1));
+  dev.deallocate_peer(1, lent);
+}
+
+TEST_CASE("link: a plan rests on what the copy streams of its offloader measured") {
+  auto about = with_neighbour();
+  measured_device dev(about);
+  const auto compute = dev.make_stream();
+  options opts;
+  opts.offload_modules = {"core_attn"};
+  opts.places = {place_kind::peer, place_kind::host};
+  opts.peer_budget = 1 << 20;
+  opts.policy = policy_kind::automatic;
+  opts.timed_step = 2;
+  opts.plan_effort = 200;
+  offloader<measured_device> off(dev, opts, {.planner = planner()});
+  off.on_report([](std::string_view) {});
+  for (int step = 0; step < 2; ++step) {
+    auto open = off.begin();
+    auto saved = off.allocate(4096, compute.ref());
+    open.commit(off.module("core_attn"), 0, compute.ref(), saved);
+    open.end_forward();
+    open.restore(off.module("core_attn"), 0, compute.ref(), saved);
+    saved.reset(compute.ref());
+    open.finish();
+    off.end_step();
+  }
+  check_rates(off.profile().link, 40, 50, 60);
+  REQUIRE(off.profile().peer_link);
+  check_rates(*off.profile().peer_link, 100, 120, 150);
 }
 
 TEST_CASE("link: who measures meets the others before each part, and nothing is under way then") {
-  virtual_device dev(with_room());
+  measured_device dev(with_room());
   std::vector<double> met;
-  static_cast<void>(plan::detail::measured_link(
+  static_cast<void>(measured_link(
       dev,
       [&] {
         const auto now = dev.now_ns();
@@ -158,7 +234,7 @@ TEST_CASE("link: copies take turns in as much host memory as there is to be, or 
     auto about = with_room();
     about.host_bytes = mib.first << 20;
     counting_places dev(about);
-    const auto rates = plan::detail::measured_link(
+    const auto rates = measured_link(
         dev, [] {}, mib.second << 20);
     CHECK(rates.out == doctest::Approx(40).epsilon(0.01));
     CHECK(dev.to.size() == expected);
@@ -168,29 +244,31 @@ TEST_CASE("link: copies take turns in as much host memory as there is to be, or 
 
 TEST_CASE("link: others may begin late") {
   beside_late_others dev(with_room());
-  const auto rates = plan::detail::measured_link(
+  const auto rates = measured_link(
       dev, [&] { dev.out_alone = dev.in_alone = 48; }, block_pair);
-  CHECK(rates.out == doctest::Approx(40).epsilon(0.01));
-  CHECK(rates.in == doctest::Approx(50).epsilon(0.01));
-  CHECK(rates.both == doctest::Approx(60).epsilon(0.01));
+  check_rates(rates, 40, 50, 60);
 }
 
 TEST_CASE("link: who cannot measure does not keep the others waiting") {
   auto small = with_room();
   small.device_bytes = std::size_t{1} << 20;
-  virtual_device dev(small);
+  measured_device dev(small);
   int met = 0;
-  CHECK(plan::detail::measured_link(
+  CHECK(measured_link(
             dev, [&] { ++met; }, block_pair) == plan::link_rates{});
   CHECK(met == 3);
 
   met = 0;
   null_device nothing;
-  CHECK(plan::measure_link(nothing, [&] { ++met; }) == plan::link_rates{});
+  CHECK(measured_link(
+            nothing, [&] { ++met; }, block_pair) == plan::link_rates{});
   CHECK(met == 3);
 
   met = 0;
-  CHECK(plan::measure_link(dev, [&] { ++met; }).out == 40);
+  virtual_device known(small);
+  CHECK(measured_link(
+            known, [&] { ++met; }, block_pair)
+            .out == 40);
   CHECK(met == 3);
 }
 

@@ -1,7 +1,7 @@
 // Machines to JSON and back, and what is said of files that are wrong.
 #if __has_include(<nlohmann/json.hpp>)
 
-#include "tidepool/plan/machine_json.hpp"
+#include "../../examples/plan/machine_json.hpp"
 
 #include <doctest/doctest.h>
 #include <unistd.h>
@@ -22,6 +22,7 @@ TEST_SUITE_BEGIN("plan");
 
 namespace {
 
+using namespace planning;
 using namespace tidepool::plan;
 
 machine_description usual_machine() {

@@ -1,18 +1,19 @@
 // What several GPUs of a host get of its memory while all of them copy.
-#include "tidepool/plan/machines.hpp"
+#include "../../examples/plan/machines.hpp"
 
 #include <doctest/doctest.h>
 
 #include <cstddef>
 #include <string>
 
-#include "tidepool/plan/model.hpp"
+#include "../../examples/plan/model.hpp"
 #include "tidepool/plan/planner.hpp"
 
 TEST_SUITE_BEGIN("plan");
 
 namespace {
 
+using namespace planning;
 using namespace tidepool::plan;
 
 machine_description measured() {

@@ -1,4 +1,4 @@
-#include "tidepool/plan/model.hpp"
+#include "../../examples/plan/model.hpp"
 
 #include <doctest/doctest.h>
 
@@ -10,20 +10,19 @@
 #include "tidepool/plan/automatic.hpp"
 #include "tidepool/plan/check.hpp"
 #include "tidepool/plan/forecast.hpp"
-#include "tidepool/plan/machines.hpp"
 #include "tidepool/plan/planner.hpp"
 
 namespace {
 
+using planning::known_machines;
+using planning::known_models;
+using planning::machine_named;
+using planning::model_description;
+using planning::model_named;
+using planning::profile_of;
 using tidepool::option_error;
-using tidepool::plan::known_machines;
-using tidepool::plan::known_models;
-using tidepool::plan::machine_named;
-using tidepool::plan::model_description;
-using tidepool::plan::model_named;
 using tidepool::plan::planner;
 using tidepool::plan::profile;
-using tidepool::plan::profile_of;
 
 }  // namespace
 

@@ -14,6 +14,7 @@
 
 #include "faulty_device.hpp"
 #include "rig.hpp"
+#include "tidepool/core/plan_source.hpp"
 #include "tidepool/device/virtual.hpp"
 #include "tidepool/offloader.hpp"
 
@@ -227,7 +228,7 @@ TEST_CASE("plan maker: what stays is limited to the byte, and in an arena by pie
 
 TEST_CASE("plan maker: places of a plan that was outgrown are nobody's") {
   trainer run(in_arena(8, 2), [](std::size_t, decision& what) {
-    what.placement.push_back({size, 4 * size, 4 * size});
+    what.placement.storages.push_back({size, 4 * size, 4 * size});
   });
   run.step({size});
   const auto* const anywhere = run.placed.front();

@@ -28,14 +28,13 @@ tidepool::options automatic() {
   return opts;
 }
 
-constexpr int layers = 3;
 constexpr std::size_t size = 1024;
 
 // How many of the layers stayed.
-int step(rig& desk, rig::offloader<>& off) {
+int step(rig& desk, rig::offloader<>& off, int layers = 3) {
   auto open = off.begin();
   const auto id = off.module("core_attn");
-  std::vector<rig::buffer> x(layers);
+  std::vector<rig::buffer> x(static_cast<std::size_t>(layers));
   int stayed = 0;
   for (int l = 0; l < layers; ++l) {
     auto& each = x[static_cast<std::size_t>(l)];
@@ -61,9 +60,12 @@ struct keeps_first final : tidepool::plan_source {
   std::vector<bool>& asked;
   explicit keeps_first(std::vector<bool>& notes) : asked(notes) {}
 
-  decision make(const tidepool::recorded_step& recorded, const tidepool::options&) override {
+  decision make(const tidepool::recorded_step& recorded, const tidepool::options& given) override {
     asked.push_back(recorded.first);
+    CHECK(given == automatic());
     decision what;
+    what.made.reload_ahead = 5;
+    what.made.reload_ahead_bytes = recorded.first ? 4 * size : 0;
     for (const auto& chunk : recorded.step.chunks) {
       what.made.what.emplace_back(chunk.groups.size(), tidepool::plan::action::offload)[0] =
           tidepool::plan::action::keep;
@@ -106,4 +108,25 @@ TEST_CASE("plan source: one of the trainer's own decides") {
   CHECK(asked == std::vector{true, false});
   CHECK(lines == std::vector<std::string>{"the first layer stays"});
   CHECK(desk.wrong() == 0);
+}
+
+TEST_CASE("plan source: what a plan changes has a name beside the options that were given") {
+  using limits = tidepool::reload_limits;
+  rig desk;
+  std::vector<bool> asked;
+  const auto given = automatic();
+  const limits by_options{given.reload_ahead, given.reload_ahead_bytes};
+  rig::offloader<> off(desk.dev, given, {.planner = std::make_unique<keeps_first>(asked)});
+  off.on_report([](std::string_view) {});
+  CHECK(off.reloads_ahead() == by_options);
+  const auto after = [&](int layers, const limits& expected) {
+    step(desk, off, layers);
+    CHECK(off.reloads_ahead() == expected);
+    CHECK(off.settings() == given);
+  };
+  after(3, {5, 4 * size});  // tried out
+  after(3, {5, {}});        // followed
+  after(3, {5, {}});
+  after(9, by_options);  // outgrown: the step to come is the first again
+  CHECK(asked.size() == 2);
 }

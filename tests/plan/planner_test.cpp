@@ -101,9 +101,9 @@ TEST_CASE("planner: an effort limits the steps that a search simulates, and noth
     for (const std::size_t effort : {20U, 60U}) {
       wanted.effort = effort;
       const auto [made, fewer] = simulated();
-      CHECK(fewer <= effort + 10);  // each stage ends with the step that it has begun
+      CHECK(fewer <= effort + 2);  // what everything takes, and the step that it ends with
       CHECK(made.expected.runs == whole.expected.runs);
-      CHECK(made.expected.step_us >= whole.expected.step_us * (1 - 1e-9));
+      CHECK(cost_us(made.expected) >= cost_us(whole.expected) * 0.99);
     }
     wanted.effort = 10 * steps + 1000;
     const auto [again, as_many] = simulated();
@@ -206,39 +206,31 @@ TEST_CASE("planner: a search that may take longer finds no slower plans, and som
   CHECK(later < at_once);
 }
 
-TEST_CASE("planner: what leaves has to, for its time or within the tolerance") {
+TEST_CASE("planner: what leaves has to: hardly any group could stay at less cost") {
   std::mt19937_64 random(29);
   int left = 0;
   int could_stay = 0;
-  std::size_t most = 0;
-  std::size_t moved = 0;
   for (int i = 0; i < 40; ++i) {
     const auto step = random_profile(random, {.groups = 40, .chunks = 4, .depth = 2});
     planner plans(step);
-    goal wanted{.device_budget = plans.in_core().peak * (40 + random() % 50) / 100, .tolerance = 0};
-    const auto exact = plans.best(wanted);
-    wanted.tolerance = 0.01;
-    const auto made = plans.best(wanted);
+    const auto made = plans.best(
+        {.device_budget = plans.in_core().peak * (40 + random() % 50) / 100, .work = 1'000'000});
     CAPTURE(i);
     if (!made.expected.runs) continue;
-    CHECK(made.expected.step_us <= exact.expected.step_us * 1.01 * (1 + 1e-9));
-    most += exact.expected.moved;
-    moved += made.expected.moved;
-    const run_limits limits{exact.device_budget, exact.reload_ahead, exact.reload_ahead_bytes};
+    const run_limits limits{made.device_budget, made.reload_ahead, made.reload_ahead_bytes};
     for (std::size_t c = 0; c < step.chunks.size(); ++c) {
       for (std::size_t g = 0; g < step.chunks[c].groups.size(); ++g) {
-        if (exact.what[c][g] != action::offload) continue;
-        auto what = exact.what;
+        if (made.what[c][g] != action::offload) continue;
+        auto what = made.what;
         what[c][g] = action::keep;
-        const auto seen = plans.judge(what, limits);
         ++left;
-        if (seen.runs && seen.step_us <= exact.expected.step_us) ++could_stay;
+        if (cost_us(plans.judge(what, limits)) < cost_us(made.expected)) ++could_stay;
       }
     }
   }
-  MESSAGE(could_stay << " of " << left << " could stay; " << moved << " of " << most << " bytes");
+  MESSAGE(could_stay << " of " << left << " could stay");
+  CHECK(left > 400);
   CHECK(could_stay * 50 < left);
-  CHECK(moved < most / 100 * 97);
 }
 
 TEST_CASE("planner: alike means that all microbatches treat a layer's module the same way") {
@@ -274,8 +266,7 @@ TEST_CASE("planner: alike means that all microbatches treat a layer's module the
 // all five peaks: twice what is too much has to leave.
 TEST_CASE("planner: where the link has room, hardly more moves than has to be away") {
   std::mt19937_64 random(43);
-  std::size_t before = 0;
-  std::size_t after = 0;
+  std::size_t moved = 0;
   std::size_t least = 0;
   for (int i = 0; i < 12; ++i) {
     auto step = random_profile(random, {.groups = 96, .chunks = 8, .depth = 4});
@@ -285,19 +276,13 @@ TEST_CASE("planner: where the link has room, hardly more moves than has to be aw
                 .work = 2'000'000};
     const auto made = plans.best(wanted);
     REQUIRE(made.expected.runs);
-    const auto most_us = made.expected.step_us * 1.0005;
-    const auto lean = plans.moving_less(made, wanted, most_us);
     CAPTURE(i);
-    CHECK(lean.expected.step_us <= most_us);
-    CHECK(cost_us(lean.expected) <= cost_us(made.expected));
-    CHECK(lean == plans.moving_less(made, wanted, most_us));
-    before += made.expected.moved;
-    after += lean.expected.moved;
+    CHECK(made == plans.best(wanted));
+    moved += made.expected.moved;
     least += 2 * (plans.in_core().peak - wanted.device_budget);
   }
-  MESSAGE(before << " bytes, " << after << " after it, twice what is too much " << least);
-  CHECK(after < before / 100 * 97);
-  CHECK(after < least / 100 * 105);
+  MESSAGE(moved << " bytes, twice what is too much " << least);
+  CHECK(moved < least / 100 * 105);
 }
 
 TEST_CASE("planner: nothing leaves when everything fits") {

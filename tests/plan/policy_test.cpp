@@ -1,4 +1,4 @@
-#include "tidepool/rules/policy.hpp"
+#include "tidepool/decide/policy.hpp"
 
 #include <doctest/doctest.h>
 

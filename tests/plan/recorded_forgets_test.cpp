@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "planning.hpp"
@@ -35,10 +36,11 @@ struct trainer {
 
 // The calls of the first step, in which everything leaves.
 template <class Body>
-std::vector<plan::event_kind> recorded(const Body& body) {
+std::vector<plan::event_kind> recorded(const Body& body, std::vector<int> layers = {}) {
   auto opts = test::small_options({"core_attn", "moe_act"});
   opts.policy = policy_kind::automatic;
   opts.plan_effort = 20;
+  opts.offload_layers = std::move(layers);
   rig desk;
   offloader_type off(desk.dev, opts);
   plan::profile step;
@@ -100,4 +102,18 @@ TEST_CASE("recorded forgets: a group that leaves has no part in what is opted ou
           x.reset(run.s());
           run.open.restore(run.act, 0, run.s(), x);
         }) == std::vector{allocate, commit, commit, drop, end_forward, restore, release, restore});
+}
+
+TEST_CASE("recorded forgets: a group that stayed is forgotten before another of its layer") {
+  CHECK(recorded(
+            [](const trainer& run) {
+              auto kept = run.tensor();
+              run.open.commit(run.attention, 0, run.s(), kept);
+              run.open.forget(run.attention, 0);
+              auto x = run.tensor();
+              run.open.commit(run.attention, 0, run.s(), x);
+              kept.reset(run.s());  // the record tells of the forgotten group only here
+              run.open.restore(run.attention, 0, run.s(), x);
+            },
+            {1}) == std::vector{allocate, commit, allocate, commit, release, restore, release});
 }

@@ -1,5 +1,5 @@
 // One step is made of the last few that were recorded, number by number.
-#include "tidepool/plan/detail/recorded_steps.hpp"
+#include "tidepool/observe/recorded_steps.hpp"
 
 #include <doctest/doctest.h>
 

@@ -1,5 +1,5 @@
 // What a recorder tells of a step, call by call: no engine, on a device whose clock is exact.
-#include "tidepool/engine/recorder.hpp"
+#include "tidepool/observe/recorder.hpp"
 
 #include <doctest/doctest.h>
 

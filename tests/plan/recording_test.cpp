@@ -14,10 +14,10 @@
 #include "planning.hpp"
 #include "rig.hpp"
 #include "tidepool/device/virtual.hpp"
+#include "tidepool/observe/recorded_steps.hpp"
 #include "tidepool/offloader.hpp"
 #include "tidepool/plan/automatic.hpp"
 #include "tidepool/plan/check.hpp"
-#include "tidepool/plan/detail/recorded_steps.hpp"
 #include "tidepool/plan/json.hpp"
 
 namespace {
@@ -495,9 +495,10 @@ TEST_CASE("recording: what stays for another group is told as if it left") {
     const auto stream = dev.make_stream();
     const auto s = stream.ref();
     using tidepool::detail::engine;
+    const auto plans = planner();
     engine* const on =
         new engine(std::make_unique<tidepool::detail::hardware_of<virtual_device>>(dev),
-                   automatic(20), {"core_attn", "moe_act"}, 3);
+                   automatic(20), {"core_attn", "moe_act"}, 3, {}, plans.get());
     const auto lane = tidepool::detail::lane_of<virtual_device>(*on, s);
     const auto step = [&] {
       auto& open = on->begin({0, 0});

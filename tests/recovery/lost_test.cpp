@@ -64,7 +64,7 @@ struct stage {
     ended.start_offload(attn, 0, on, hand);
     hand.reset(on);
     dropped = off->allocate(bytes, on);
-    ended.discard("layernorm", 0, on, dropped);
+    ended.commit_or_discard("layernorm", 0, on, dropped);
     offered = off->allocate(bytes, on);
     ended.commit_or_discard(fc1, 1, on, offered);
     by_key.emplace(*off);
@@ -124,7 +124,7 @@ std::vector<public_call> public_calls() {
       {"commit", [](stage& s) { s.open.commit(s.fc1, 5, s.on, s.full); }},
       {"commit_or_discard", [](stage& s) { s.open.commit_or_discard(s.fc1, 5, s.on, s.full); }},
       {"start_offload", [](stage& s) { s.open.start_offload(s.fc1, 5, s.on, s.full); }},
-      {"discard", [](stage& s) { s.open.discard("layernorm", 5, s.on, s.full); }},
+      {"discard", [](stage& s) { s.open.commit_or_discard("layernorm", 5, s.on, s.full); }},
       {"restore", [](stage& s) { s.ended.restore(s.fc1, 0, s.on, s.saved); }},
       {"restore_or_recompute",
        [](stage& s) {
@@ -134,7 +134,7 @@ std::vector<public_call> public_calls() {
       {"start_reload", [](stage& s) { s.ended.start_reload(s.attn, 0); }},
       {"recompute",
        [](stage& s) {
-         s.ended.recompute(
+         s.ended.restore_or_recompute(
              "layernorm", 0, s.on, [] {}, s.dropped);
        }},
       {"create", [](stage& s) { auto x = s.state.create(s.on); }},

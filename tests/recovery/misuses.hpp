@@ -145,7 +145,7 @@ template <class Make>
          auto* const at = detail::trains(t);
          if (at == nullptr || !t.plan.recomputed) return false;
          trainer::buffer none;
-         at->chunk.recompute(
+         at->chunk.restore_or_recompute(
              "layernorm", 70, t.back(), [] {}, none);
          return true;
        }},

@@ -348,7 +348,7 @@ class recovery_trainer {
     call([&] { at.chunk.commit(fc1, l, main(), x); });
     if (!at.evaluation) ++at.away;
     if (plan.recomputed) {
-      call([&] { at.chunk.discard("layernorm", l, main(), y); });
+      call([&] { at.chunk.commit_or_discard("layernorm", l, main(), y); });
     } else if (plan.by_plan) {
       call([&] { at.chunk.commit_or_discard(attn, l, main(), y); });
     } else if (plan.views) {
@@ -435,7 +435,7 @@ class recovery_trainer {
     --at.away;
     x_of_layer_ = x.as<std::uint32_t>();
     if (plan.recomputed) {
-      call([&] { at.chunk.recompute("layernorm", l, back(), again, y); });
+      call([&] { at.chunk.restore_or_recompute("layernorm", l, back(), again, y); });
     } else if (plan.by_plan) {
       call([&] { at.chunk.restore_or_recompute(attn, l, back(), again, y); });
     } else if (plan.views) {

@@ -2,6 +2,7 @@
 // are allowed now. It asks the library nothing but whether a handle is full.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <deque>
@@ -11,10 +12,12 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <tidepool/graph.hpp>
+#include <tidepool/host_state.hpp>
 #include <tidepool/keyed.hpp>
 #include <tidepool/layers.hpp>
-#include <tidepool/memory/lend.hpp>
 #include <tidepool/offloader.hpp>
+#include <tidepool/places/lending.hpp>
 #include <tidepool/plan.hpp>
 #include <vector>
 
@@ -32,6 +35,9 @@ using stream_ref = device::stream_ref;
 
 inline constexpr int most_streams = 4;
 using positions = std::array<std::uint32_t, most_streams>;
+inline void join(positions& into, const positions& other) {
+  for (std::size_t s = 0; s < most_streams; ++s) into[s] = std::max(into[s], other[s]);
+}
 
 // The bytes of one tensor: a pattern of its number and its version. What was captured has not run,
 // so it counts apart.
@@ -53,7 +59,6 @@ struct content {
   bool ahead = false;  // backward has come for it: it may stay where it lies until then
   bool again = false;  // discarded, and to be computed again
   bool restored = false;
-  bool moved = false;       // and lies in memory of the offloader's since
   std::uint64_t words = 0;  // of what its bytes are, where that is not its own number
   positions past{};         // uses through handles that are gone
 };

@@ -363,7 +363,7 @@ inline void player::wait_handle(const operation& op) {
   give(on.of->side, stream);
   if (threw != 0 || capturing_) return;
   auto& known = knows_[static_cast<std::size_t>(stream)];
-  for (std::size_t s = 0; s < most_streams; ++s) known[s] = std::max(known[s], on.handed[s]);
+  stranger::join(known, on.handed);
 }
 
 inline void player::forget(const operation& op) {

@@ -49,6 +49,7 @@ inline void player::begin_body(int side, int stream, bool all) {
   body_states_.clear();
   before_ids_.clear();
   before_places_.clear();
+  before_touched_.clear();
   ended_before_.clear();
   into_->side = side;
   into_->before = standing(side);
@@ -62,7 +63,11 @@ inline void player::begin_body(int side, int stream, bool all) {
     if (settled) each->captured = each->truth;
   }
   for (auto& each : slots_) {
-    if (each.full() && each.of && !each.is_view) before_places_[each.of->id] = each.b.data();
+    if (!each.full() || !each.of) continue;
+    if (!each.is_view) before_places_[each.of->id] = each.b.data();
+    auto& touched = before_touched_[each.of->id];
+    stranger::join(touched.ready, each.ready);
+    stranger::join(touched.used, each.used);
   }
   for (auto& each : states_) {
     into_->ahead = into_->ahead || each.maybe_ahead || each.ahead_inside;
@@ -85,6 +90,14 @@ inline void player::begin_body(int side, int stream, bool all) {
 inline void player::end_body(bool done) {
   knows_ = knows_before_;
   capturing_ = false;
+  // Nothing inside has run: eager work comes after the eager work from before.
+  for (auto& each : slots_) {
+    if (!each.of) continue;
+    const auto found = before_touched_.find(each.of->id);
+    if (found == before_touched_.end()) continue;
+    stranger::join(each.ready, found->second.ready);
+    stranger::join(each.used, found->second.used);
+  }
   if (!done) return;
   auto& of = side_at(capture_side_);
   into_->after = standing(capture_side_);

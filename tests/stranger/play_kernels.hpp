@@ -23,7 +23,7 @@ inline void player::order(int before, int after) {
   code_.line("join(dev, s" + std::to_string(before) + ", s" + std::to_string(after) + ");");
   auto& known = knows_[static_cast<std::size_t>(after)];
   const auto& other = knows_[static_cast<std::size_t>(before)];
-  for (std::size_t s = 0; s < most_streams; ++s) known[s] = std::max(known[s], other[s]);
+  stranger::join(known, other);
   known[static_cast<std::size_t>(before)] = position_[static_cast<std::size_t>(before)];
 }
 
@@ -56,11 +56,11 @@ inline bool player::usable(int index) const {
 
 // A kernel, or a function where the trainer computes on the host.
 inline void player::compute(int stream, double ns, std::function<void()> body,
-                            std::vector<clocks::touch> touches, std::string label) {
+                            std::vector<clocks::touch> accesses, std::string label) {
   if (program_.eager) {
-    device_.run_now(ref(stream), body, std::move(touches), std::move(label));
+    device_.run_now(ref(stream), body, std::move(accesses), std::move(label));
   } else {
-    device_.run(ref(stream), ns, std::move(body), std::move(touches), std::move(label));
+    device_.run(ref(stream), ns, std::move(body), std::move(accesses), std::move(label));
   }
 }
 
@@ -74,9 +74,9 @@ inline void player::kernel(slot& on, int index, int stream, bool writes, std::ui
   const auto where = on.where;
   const auto step = on.pitch();
   const auto id = words_of(*on.of);
-  std::vector<clocks::touch> touches;
+  std::vector<clocks::touch> accesses;
   for (std::size_t r = 0; r < where.rows; ++r) {
-    touches.push_back(device::touch_of(first + r * step, where.width, writes));
+    accesses.push_back(device::touch_of(first + r * step, where.width, writes));
   }
   const auto label = std::string(writes ? "write" : "read") + " of tensor " + std::to_string(id);
   const auto place = name(index) + ", tensor " + std::to_string(id) + ", operation " +
@@ -125,7 +125,7 @@ inline void player::kernel(slot& on, int index, int stream, bool writes, std::ui
   } else {
     body = [=] { check(version); };
   }
-  compute(stream, 500 + static_cast<double>(id % 7) * 900, std::move(body), std::move(touches),
+  compute(stream, 500 + static_cast<double>(id % 7) * 900, std::move(body), std::move(accesses),
           label);
   on.used[static_cast<std::size_t>(stream)] = tick(stream);
   if (code_.on()) {

@@ -1,7 +1,7 @@
 // Memory that another device lends: borrowed, returned, and taken away between any two calls.
 #pragma once
 
-#include <tidepool/memory/lend.hpp>
+#include <tidepool/places/lending.hpp>
 
 #include "player.hpp"
 

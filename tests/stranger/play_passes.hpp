@@ -85,6 +85,17 @@ inline std::string player::list_of(const std::vector<int>& slots) const {
 inline void player::commit(const operation& op) {
   auto& in = passes_[static_cast<std::size_t>(op.a)];
   if (!in.open || in.lost || in.ended || in.restored || !usable_side(in.side)) return;
+  const auto& with = settings(in.side);
+  if (op.e == or_discard && (with.modules >> static_cast<unsigned>(op.b) & 1U) == 0) {
+    const auto name = std::ranges::find(
+        discard_names, std::string_view(module_names[static_cast<std::size_t>(op.b)]));
+    const auto number = static_cast<int>(name - discard_names.begin());
+    if (name != discard_names.end() && (with.recompute >> number & 1U) != 0) {
+      auto by_name = op;  // `recompute_modules` decides
+      by_name.b = number;
+      return discard(by_name);
+    }
+  }
   const auto slots = arguments(op, in.side, op.e == or_discard, op.e == listed ? 8 : 3);
   if (slots.empty() || (in.release && op.e == by_hand)) return;
   const int stream = stream_of(op.d);
@@ -102,8 +113,10 @@ inline void player::commit(const operation& op) {
   std::vector<handle*> handles;
   std::vector<buffer*> buffers;
   std::vector<const void*> places;
+  bool lent = false;
   for (const int each : slots) {
     if (op.e != listed) code += ", " + name(each);
+    lent = lent || lies_in_loan(at(each));
     handles.push_back(&at(each).h());
     buffers.push_back(&at(each).b);
     places.push_back(at(each).h().data());
@@ -168,13 +181,7 @@ inline void player::commit(const operation& op) {
              " counted, " + std::to_string(device_.bytes_out() - moved) + " copied");
   }
   note_commit(in, op, slots, places, stream);
-  if (capturing_) {
-    for (const auto& each : in.groups.back().arguments) {
-      if (each.left && each.of->loan >= 0 && !each.of->moved) {
-        find("a capture committed what was adopted", code);
-      }
-    }
-  }
+  if (capturing_ && lent) find("a capture committed what was adopted", code);
   if (device_.bytes_out() != moved && !capturing_) {
     flights_[{in.side, op.b}].push_back(
         {device_.last_out(), device_.last_out_position(), device_.bytes_out() - moved});
@@ -208,7 +215,6 @@ inline void player::note_commit(pass& in, const operation& op, const std::vector
     }
     if (each.saved) ++each.of->saves;
     if (each.left) emptied(which);
-    if (each.left && !capturing_ && each.of->handles == 0) each.of->moved = true;
     if (each.left) each.of->ahead = each.of->ahead || each.of->restored;
     if (each.saved && each.of->handles > 0) each.of->copied = true;
     if (!which.is_view) which.by_commit = each.left;
@@ -461,7 +467,7 @@ inline void player::discard(const operation& op) {
                 [&](int each) { return at(each).of->handles != 1 || at(each).of->saves != 0; });
   if (slots.empty() || !does) return;
   const int stream = stream_of(op.d);
-  std::string code = "c" + std::to_string(op.a) + ".discard(\"" +
+  std::string code = "c" + std::to_string(op.a) + ".commit_or_discard(\"" +
                      discard_names[static_cast<std::size_t>(op.b)] + "\", " + std::to_string(op.c) +
                      ", s" + std::to_string(stream);
   std::vector<buffer*> buffers;
@@ -475,7 +481,8 @@ inline void player::discard(const operation& op) {
   if (capturing_) body_passes_.insert(op.a);
   const auto threw = call(code + ");", may(in.side), [&] {
     detail::spread(buffers, [&](auto&... all) {
-      in.chunk.discard(discard_names[static_cast<std::size_t>(op.b)], op.c, ref(stream), all...);
+      in.chunk.commit_or_discard(discard_names[static_cast<std::size_t>(op.b)], op.c, ref(stream),
+                                 all...);
     });
   });
   give(in.side, stream);
@@ -522,8 +529,8 @@ inline void player::recompute(const operation& op) {
   if (capturing_) body_passes_.insert(op.a);
   const auto* const word = discard_names[static_cast<std::size_t>(which.name)];
   if (code_.on()) {
-    code_.open("attempt([&] { c" + std::to_string(op.a) + ".recompute(\"" + word + "\", " +
-               std::to_string(which.layer) + ", s" + std::to_string(stream) + ", [&] {");
+    code_.open("attempt([&] { c" + std::to_string(op.a) + ".restore_or_recompute(\"" + word +
+               "\", " + std::to_string(which.layer) + ", s" + std::to_string(stream) + ", [&] {");
   }
   bool called = false;
   bool foreign = false;
@@ -531,7 +538,7 @@ inline void player::recompute(const operation& op) {
   const auto allowed = may_allocate(in.side) | (foreign ? static_cast<unsigned>(budget) : 0U);
   const auto threw = call("", allowed | (op.e != 0 ? static_cast<unsigned>(own) : 0U), [&] {
     detail::spread(buffers, [&](auto&... all) {
-      in.chunk.recompute(
+      in.chunk.restore_or_recompute(
           word, which.layer, ref(stream),
           [&] {
             called = true;

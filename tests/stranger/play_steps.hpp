@@ -1,6 +1,7 @@
 // Ends of steps, plans from files, traces, and state that lives on the host.
 #pragma once
 
+#include <tidepool/observe/tracing.hpp>
 #include <tidepool/plan/json.hpp>
 
 #include "player.hpp"

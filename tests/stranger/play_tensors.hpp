@@ -60,11 +60,8 @@ inline void player::emptied(slot& which) {
     which.of->keep = false;
     which.of->kept_at.clear();
     which.of->ahead = which.of->saves > 0;
-    which.of->moved = which.of->moved || (which.of->saves > 0 && !capturing_);
   }
-  for (std::size_t s = 0; s < most_streams; ++s) {
-    which.of->past[s] = std::max(which.of->past[s], which.used[s]);
-  }
+  stranger::join(which.of->past, which.used);
   if (which.visits >= 0) {
     states_[static_cast<std::size_t>(which.visits)].slot = -1;
     which.visits = -1;

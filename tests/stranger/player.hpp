@@ -67,7 +67,7 @@ class player {
   std::uint32_t tick(int stream) { return ++position_[static_cast<std::size_t>(stream)]; }
   void give(int side, int stream);  // the offloader meets it
   void compute(int stream, double ns, std::function<void()> body,
-               std::vector<clocks::touch> touches, std::string label);
+               std::vector<clocks::touch> accesses, std::string label);
   void kernel(slot& on, int index, int stream, bool writes, std::uint64_t version);
   [[nodiscard]] bool usable(int index) const;
   [[nodiscard]] std::uint64_t& version_of(content& of) {
@@ -292,6 +292,10 @@ class player {
   std::set<std::uint64_t> before_ids_;
   std::set<const content*> ended_before_;
   std::map<std::uint64_t, const void*> before_places_;
+  struct touches {
+    positions ready{}, used{};
+  };
+  std::map<std::uint64_t, touches> before_touched_;
   std::set<int> body_passes_;
   std::set<std::uint64_t> body_contents_;
   std::set<int> body_states_;

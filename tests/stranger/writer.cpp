@@ -17,7 +17,7 @@ constexpr const char* head = R"(// g++ -std=c++20 -Iinclude this.cpp && ./a.out 
 #include <vector>
 #include <tidepool/keyed.hpp>
 #include <tidepool/layers.hpp>
-#include <tidepool/memory/lend.hpp>
+#include <tidepool/places/lending.hpp>
 #include <tidepool/plan.hpp>
 #include <tidepool/tidepool.hpp>
 )";

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "tidepool/memory/backing_file.hpp"
+#include "tidepool/places/backing_file.hpp"
 
 namespace tidepool::test {
 

@@ -17,8 +17,8 @@ struct lane_bench {
 
   device_type dev;
   tidepool::detail::hardware_of<device_type> hardware{dev};
-  tidepool::detail::tracer trace{hardware};
-  lanes order{hardware, trace};
+  tidepool::detail::observers heard;
+  lanes order{hardware, heard};
   device_allocator<device_type> pages{dev};
   host_allocator<device_type> host{dev};
   std::vector<typename device_type::stream> streams;

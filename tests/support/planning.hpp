@@ -11,8 +11,8 @@ template <class Offloader>
 class planning : public Offloader {
  public:
   template <class Device>
-  planning(Device& dev, const options& opts = {})
-      : Offloader(dev, opts, {.planner = tidepool::planner()}) {}
+  planning(Device& dev, const options& opts = {}, tidepool::detail::file_opener file = nullptr)
+      : Offloader(dev, opts, {.planner = tidepool::planner(), .file = file}) {}
 };
 
 }  // namespace tidepool::test

@@ -42,6 +42,7 @@ struct program {
   bool shares = false;        ///< a layer's modules save one tensor in common
   bool evaluates = false;     ///< a forward-only pass before each forward pass
   std::vector<join_site> left_out;
+  tidepool::detail::file_opener file = nullptr;  ///< as in `parts`
 };
 
 struct outcome {
@@ -64,7 +65,7 @@ class program_run {
   }
 
   outcome run() {
-    offloader off(desk_.dev, plan_.opts);
+    offloader off(desk_.dev, plan_.opts, {.file = plan_.file});
     off.on_report([](std::string_view) {});
     std::vector<module_id> ids;
     for (const auto& name : plan_.modules) ids.push_back(off.module(name));

@@ -7,6 +7,9 @@
 
 #include "counting_device.hpp"
 #include "tidepool/device/virtual.hpp"
+#include "tidepool/graph.hpp"
+#include "tidepool/host_state.hpp"
+#include "tidepool/observe/tracing.hpp"
 #include "tidepool/offloader.hpp"
 
 namespace tidepool::test {

@@ -137,10 +137,11 @@ TEST_CASE(
     "torch: a training has the same bits with offload, in every order of its copies, one and two "
     "passes at a time") {
   const auto expected = plain();
-  for (const char* more : {"", "--max-inflight=1", "--max-inflight=0 --reload-ahead=0",
-                           "--borrowed-slack=0", "--offload-fraction=0.5 --margin",
-                           "--offload-modules=fc2", "--memory=arena --device-budget=64KiB",
-                           "--policy=automatic --device-budget=100KiB --timed-step=2"}) {
+  for (const char* more :
+       {"", "--max-inflight=1", "--max-inflight=0 --reload-ahead=0", "--borrowed-slack=0",
+        "--offload-fraction=0.5 --margin", "--offload-modules=fc2",
+        "--memory=arena --device-budget=64KiB",
+        "--policy=automatic --device-budget=100KiB --timed-step=2 --adopt-after=0"}) {
     CAPTURE(more);
     for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
       CAPTURE(seed);

@@ -56,7 +56,7 @@ class attention : layer_part<Device, Kernels> {
     k_.linear(m(s.qkv), m(s.h), w_.qkv.matrix, tokens, hidden, 3 * hidden);
     if (norm_again_) {
       // What backward can compute again need not be kept, and need not leave either.
-      c.template discard<"layernorm">(number_, stream, s.h);
+      c.template commit_or_discard<"layernorm">(number_, stream, s.h);
     } else {
       // As commit, but a plan may find that computing it again is cheaper than moving it.
       c.template commit_or_discard<"qkv_linear">(number_, stream, s.h);
@@ -101,7 +101,7 @@ class attention : layer_part<Device, Kernels> {
     const bool input_first = norm_again_ || c.template will_recompute<"qkv_linear">(number_);
     if (input_first) c.template restore<"attn_norm">(number_, stream, s.x, s.rstd);
     if (norm_again_) {
-      c.template recompute<"layernorm">(number_, stream, again, s.h);
+      c.template restore_or_recompute<"layernorm">(number_, stream, again, s.h);
     } else {
       c.template restore_or_recompute<"qkv_linear">(number_, stream, again, s.h);
     }

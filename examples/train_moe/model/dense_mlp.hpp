@@ -47,7 +47,7 @@ class dense_mlp : layer_part<Device, Kernels> {
 
     mlp_.forward_fc1(s.mlp, m(s.h));
     if (norm_again_) {
-      c.template discard<"layernorm">(number_, stream, s.h);
+      c.template commit_or_discard<"layernorm">(number_, stream, s.h);
     } else {
       c.template commit_or_discard<"mlp_fc1">(number_, stream, s.h);
     }
@@ -70,7 +70,7 @@ class dense_mlp : layer_part<Device, Kernels> {
     const bool input_first = norm_again_ || c.template will_recompute<"mlp_fc1">(number_);
     if (input_first) c.template restore<"mlp_norm">(number_, stream, s.x, s.rstd);
     if (norm_again_) {
-      c.template recompute<"layernorm">(number_, stream, again, s.h);
+      c.template restore_or_recompute<"layernorm">(number_, stream, again, s.h);
     } else {
       c.template restore_or_recompute<"mlp_fc1">(number_, stream, again, s.h);
     }

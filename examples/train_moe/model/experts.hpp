@@ -59,7 +59,7 @@ class experts : routed_part<Device, Kernels> {
     with(
         [&](auto&... xs_and_scale) {
           if (rows_again_) {
-            c.template discard<"moe_permute">(number_, stream, xs_and_scale...);
+            c.template commit_or_discard<"moe_permute">(number_, stream, xs_and_scale...);
           } else {
             c.template commit_or_discard<"expert_fc1">(number_, stream, xs_and_scale...);
           }
@@ -85,7 +85,7 @@ class experts : routed_part<Device, Kernels> {
       with(
           [&](auto&... b_and_scale) {
             if (activation_again_) {
-              c.template discard<"moe_act">(number_, stream, b_and_scale...);
+              c.template commit_or_discard<"moe_act">(number_, stream, b_and_scale...);
             } else {
               c.template commit_or_discard<"expert_fc2">(number_, stream, b_and_scale...);
             }
@@ -97,7 +97,7 @@ class experts : routed_part<Device, Kernels> {
     k_.combine(p(next), p(residual), y, ints(s.row), tokens, m_.top_k, hidden);
     residual.reset(stream);
     if (norm_again_) {
-      c.template discard<"layernorm">(number_, stream, s.h);
+      c.template commit_or_discard<"layernorm">(number_, stream, s.h);
       c.template commit<"router">(number_, stream, s.probs, s.choice, s.row, s.source, s.weight,
                                   s.counts);
     } else {
@@ -139,7 +139,8 @@ class experts : routed_part<Device, Kernels> {
       with(
           [&](auto&... b_and_scale) {
             if (activation_again_) {
-              c.template recompute<"moe_act">(number_, stream, activation, b_and_scale...);
+              c.template restore_or_recompute<"moe_act">(number_, stream, activation,
+                                                         b_and_scale...);
             } else {
               c.template restore_or_recompute<"expert_fc2">(number_, stream, activation,
                                                             b_and_scale...);
@@ -163,7 +164,7 @@ class experts : routed_part<Device, Kernels> {
 
     if (norm_again_) {
       c.template restore<"mlp_norm">(number_, stream, s.x, s.rstd);
-      c.template recompute<"layernorm">(
+      c.template restore_or_recompute<"layernorm">(
           number_, stream,
           [&] { k_.rmsnorm(m(s.h), p(s.rstd), p(s.x), w_.gain.weight, tokens, hidden); }, s.h);
     }
@@ -171,7 +172,8 @@ class experts : routed_part<Device, Kernels> {
         [&](auto&... xs_and_scale) {
           const auto permutation = [&] { fill_rows(s, rows); };
           if (rows_again_) {
-            c.template recompute<"moe_permute">(number_, stream, permutation, xs_and_scale...);
+            c.template restore_or_recompute<"moe_permute">(number_, stream, permutation,
+                                                           xs_and_scale...);
           } else {
             c.template restore_or_recompute<"expert_fc1">(number_, stream, permutation,
                                                           xs_and_scale...);

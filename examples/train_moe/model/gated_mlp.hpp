@@ -43,7 +43,7 @@ class gated_mlp : layer_part<Device, Kernels> {
     c.template commit<Act>(number_, on_.stream, s.a);
     k_.linear(y, m(s.b), w_.fc2.matrix, m_.tokens(), ffn_, m_.hidden);
     if (activation_again_) {
-      c.template discard<Act>(number_, on_.stream, s.b);
+      c.template commit_or_discard<Act>(number_, on_.stream, s.b);
     } else {
       // A plan may have it computed again instead.
       c.template commit_or_discard<Fc2>(number_, on_.stream, s.b);
@@ -59,7 +59,7 @@ class gated_mlp : layer_part<Device, Kernels> {
     const bool input_first = activation_again_ || c.template will_recompute<Fc2>(number_);
     if (input_first) c.template restore<Act>(number_, on_.stream, s.a);
     if (activation_again_) {
-      c.template recompute<Act>(number_, on_.stream, again, s.b);
+      c.template restore_or_recompute<Act>(number_, on_.stream, again, s.b);
     } else {
       c.template restore_or_recompute<Fc2>(number_, on_.stream, again, s.b);
     }

@@ -66,7 +66,7 @@ class mtp_module : layer_part<Device, Kernels> {
     k_.add(p(y), p(y), on_.work.projected, tokens * hidden);
     if (norm_again_) {
       c.template commit<"mtp_proj">(number_, stream, s.x, s.rstd, s.e, s.e_rstd);
-      c.template discard<"layernorm">(number_, stream, s.h, s.e_h);
+      c.template commit_or_discard<"layernorm">(number_, stream, s.h, s.e_h);
     } else {
       c.template commit<"mtp_proj">(number_, stream, s.x, s.rstd, s.h, s.e, s.e_rstd, s.e_h);
     }
@@ -88,7 +88,7 @@ class mtp_module : layer_part<Device, Kernels> {
 
     if (norm_again_) {
       c.template restore<"mtp_proj">(number_, stream, s.x, s.rstd, s.e, s.e_rstd);
-      c.template recompute<"layernorm">(
+      c.template restore_or_recompute<"layernorm">(
           number_, stream, [&] { normalise(s); }, s.h, s.e_h);
     } else {
       c.template restore<"mtp_proj">(number_, stream, s.x, s.rstd, s.h, s.e, s.e_rstd, s.e_h);

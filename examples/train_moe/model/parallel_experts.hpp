@@ -109,7 +109,7 @@ class parallel_experts : routed_part<Device, Kernels> {
       with(
           [&](auto&... tensors) {
             if (activation_again_) {
-              c.template discard<"moe_act">(number_, stream, tensors...);
+              c.template commit_or_discard<"moe_act">(number_, stream, tensors...);
             } else {
               c.template commit_or_discard<"expert_fc2">(number_, stream, tensors...);
             }
@@ -131,7 +131,7 @@ class parallel_experts : routed_part<Device, Kernels> {
                m_.hidden);
     on_.release(s.residual, s.travel[0], s.travel[1]);
     if (norm_again_) {
-      c.template discard<"layernorm">(number_, stream, s.h);
+      c.template commit_or_discard<"layernorm">(number_, stream, s.h);
       c.template commit<"router">(number_, stream, s.probs, s.choice, s.row, s.source, s.counts);
     } else {
       c.template commit<"router">(number_, stream, s.h, s.probs, s.choice, s.row, s.source,
@@ -183,7 +183,7 @@ class parallel_experts : routed_part<Device, Kernels> {
       with(
           [&](auto&... tensors) {
             if (activation_again_) {
-              c.template recompute<"moe_act">(number_, stream, activation, tensors...);
+              c.template restore_or_recompute<"moe_act">(number_, stream, activation, tensors...);
             } else {
               c.template restore_or_recompute<"expert_fc2">(number_, stream, activation,
                                                             tensors...);
@@ -242,7 +242,7 @@ class parallel_experts : routed_part<Device, Kernels> {
     const auto span = on_.offloader.trace_span("combine backward", stream, number_);
     if (norm_again_) {
       c.template restore<"mlp_norm">(number_, stream, s.x, s.rstd);
-      c.template recompute<"layernorm">(
+      c.template restore_or_recompute<"layernorm">(
           number_, stream,
           [&] { k_.rmsnorm(m(s.h), p(s.rstd), p(s.x), w_.gain.weight, tokens, hidden); }, s.h);
     }

@@ -4,9 +4,9 @@
 #include <cstddef>
 #include <optional>
 #include <string>
-#include <tidepool/memory/lend.hpp>
 #include <tidepool/offloader.hpp>
 #include <tidepool/options.hpp>
+#include <tidepool/places/lending.hpp>
 
 #include "layout.hpp"
 #include "schedule.hpp"

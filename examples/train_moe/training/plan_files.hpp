@@ -39,8 +39,9 @@ void follow_plan(Offloader& offloader, const settings& run) try {
 template <class Offloader>
 void save_plan(const Offloader& offloader, const settings& run) try {
   if (!offloader.current_plan()) {
-    throw tidepool::option_error("--save-plan=" + run.save_plan +
-                                 ": no plan was made; let there be more steps than --timed-step");
+    throw tidepool::option_error(
+        "--save-plan=" + run.save_plan +
+        ": no plan was made; let there be more steps, or give --timed-step");
   }
   const plan_files files(run, run.save_plan);
   tidepool::plan::save(offloader.profile(), files.profile);
@@ -63,9 +64,10 @@ inline void validate_plan(const settings& run, const tidepool::options& offload)
     fail("--save-plan=" + run.save_plan +
          ": this policy makes no plan; add --policy=automatic with a --device-budget");
   }
-  if (run.plan.empty() && run.end_step() <= offload.timed_step) {
+  const int timed_step = offload.timed_step.value_or(2);
+  if (run.plan.empty() && run.end_step() <= timed_step) {
     fail("--save-plan=" + run.save_plan +
-         ": no plan would be made, since --timed-step=" + std::to_string(offload.timed_step) +
+         ": no plan would be made, since --timed-step=" + std::to_string(timed_step) +
          " is not below the " + std::to_string(run.end_step()) + " steps of training");
   }
   const std::filesystem::path folder = std::filesystem::path(run.save_plan).parent_path();

@@ -9,8 +9,11 @@
 #include <cstdio>
 #include <optional>
 #include <string>
+#include <tidepool/graph.hpp>
+#include <tidepool/observe/tracing.hpp>
 #include <tidepool/offloader.hpp>
 #include <tidepool/parse.hpp>
+#include <tidepool/places/file.hpp>
 #include <tidepool/plan.hpp>
 #include <utility>
 #include <vector>
@@ -65,7 +68,8 @@ class trainer {
         scaler_(dev, run),
         weights_(dev, run.model, ranges_of_rank(run, run.rank), !run.moments_on_host,
                  experts_of_rank(run, run.rank), types_of(run), shards()),
-        offloader_(dev, options_of_rank(run, opt), {.planner = tidepool::planner()}),
+        offloader_(dev, options_of_rank(run, opt),
+                   {.planner = tidepool::planner(), .file = tidepool::file_place()}),
         model_(dev, offloader_, kernels_, stream_.ref(), weights_, run,
                ranges_of_rank(run, run.rank), exchange()),
         bytes_(dev, run.own_microbatches() * bytes_each(), "text"),
@@ -79,6 +83,7 @@ class trainer {
     offloader_.on_report(report_of_rank(run_, opt));
     // Ranks of one host share its memory; a barrier of all ranks is one of each host's.
     offloader_.on_measure([this] { link_.barrier(); });
+    offloader_.on_ready([this](bool ready) { return link_.sum(ready ? 0 : 1) == 0; });
     if (run.lend > 0 && !opt.offload_modules.empty()) {
       lent_ = share_memory(run, dev, offloader_, link_);
     }
@@ -101,6 +106,7 @@ class trainer {
   void run(run_result& result) {
     result.device = Device::name;
     result.options = knobs_;
+    int unplanned = 0;  // steps
     for (int step = run_.first_step; step < run_.end_step(); ++step) {
       if (step == run_.trace_step) {
         // Numbered as `report` prints it.
@@ -112,6 +118,7 @@ class trainer {
         result.mtp_losses.push_back(mean_of_losses(mtp_loss(run_.model, 1), run_.model.mtp));
       }
       result.step_ms.push_back(milliseconds(dev_) - start);
+      if (!offloader_.current_plan()) ++unplanned;
       if (step == run_.trace_step) result.trace = offloader_.finish_trace();
       report(step, result);
       if (run_.eval_every > 0 && (step + 1) % run_.eval_every == 0) {
@@ -130,7 +137,7 @@ class trainer {
     if (const auto& plan = offloader_.current_plan()) {
       if (plan->expected.runs) result.forecast_ms = plan->expected.step_us / 1e3;
       result.plan = plan->expected;
-      result.warm_up_steps = std::max(result.warm_up_steps, offloader_.settings().timed_step);
+      result.warm_up_steps = std::max(result.warm_up_steps, unplanned + 1);
     }
     std::uint64_t offloaded = 0;
     for (const auto& each : result.counters.modules) offloaded += each.bytes_offloaded;
@@ -175,12 +182,13 @@ class trainer {
     return loss;
   }
 
-  // While a plan is made, at the end of a first step, nothing else is printed.
+  // While a plan may be made in line nothing else is printed.
   void end_step() {
     std::optional<tools::progress> shown;
-    const auto& opts = offloader_.settings();
-    const bool plans = opts.policy == tidepool::policy_kind::automatic && run_.plan.empty();
-    if (plans && run_.progress && ended_++ < opts.timed_step) shown.emplace("train_moe: planning");
+    const bool plans = offloader_.settings().policy == tidepool::policy_kind::automatic;
+    if (plans && run_.progress && !offloader_.current_plan()) {
+      shown.emplace("train_moe: planning");
+    }
     offloader_.end_step();
   }
 
@@ -332,7 +340,6 @@ class trainer {
   std::size_t free_before_;
   std::size_t driver_peak_ = 0;
   std::string knobs_;
-  int ended_ = 0;  // steps
   settings run_;
   const corpus& text_;
   typename Device::stream stream_;

@@ -8,7 +8,6 @@
 #include <string>
 
 #include "tidepool/codec/fp8_numbers.hpp"
-#include "tidepool/device/detail/operation.hpp"
 #include "tidepool/device/null.hpp"
 #include "tidepool/error.hpp"
 #include "tidepool/offloader.hpp"

@@ -1,4 +1,4 @@
-/// How the text of an option becomes a value and back; every refusal names option, value, remedy.
+/// Converts the text of an option to a value and back; refusals name option, value, remedy.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,6 @@
 #include <string_view>
 #include <system_error>
 #include <type_traits>
-#include <vector>
 
 #include "tidepool/core/text.hpp"
 #include "tidepool/error.hpp"
@@ -41,15 +40,15 @@ inline constexpr std::string_view negative = "a negative number has no meaning";
   return text.size() > 1 && text[0] == '-' && text[1] >= '0' && text[1] <= '9';
 }
 
-/// The largest count or size. A larger one was a negative number before code converted it.
+/// The largest count or size. A larger value was a negative number before code converted it.
 inline constexpr std::size_t most = std::numeric_limits<std::size_t>::max() / 2;
 
-/// A count as it was meant: -1 where code gave that to a member without a sign.
+/// The text of a count: `-1` if code gave -1 to an unsigned member.
 [[nodiscard]] inline std::string count_text(std::size_t number) {
   return number > most ? "-" + std::to_string(0 - number) : std::to_string(number);
 }
 
-/// A whole number that is not negative, out of all of `text`, which is a part of the value.
+/// Reads a whole number that is not negative from all of `text`, which is a part of the value.
 template <class Integer>
 [[nodiscard]] Integer read_integer(const setting& given, std::string_view text,
                                    std::string_view remedy) {
@@ -81,7 +80,7 @@ struct number_format {
   }
 };
 
-/// Elements, not bytes, so that a unit is a mistake.
+/// A number of elements, not bytes, so that a unit is a mistake.
 struct elements_format {
   static std::size_t read(const setting& given) {
     return read_integer<std::size_t>(given, given.value,
@@ -172,7 +171,7 @@ struct bytes_format {
          " (std::nullopt in code) for no limit of your own";
 }
 
-/// What `Format` reads, or the word that stands for "not set".
+/// A value of `Format`, or the word that stands for "not set".
 template <class Format, fixed_string Word = "none">
 struct optional_format {
   static auto read(const setting& given) -> std::optional<decltype(Format::read(given))> {
@@ -208,7 +207,7 @@ struct fraction_format {
   }
 };
 
-/// `true`/`false` and what else people write.
+/// `true` or `false`, or another common word for them.
 struct toggle_format {
   static std::optional<bool> word(std::string_view text) {
     for (const std::string_view yes : {"true", "on", "yes", "1"}) {

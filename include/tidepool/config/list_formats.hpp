@@ -13,7 +13,7 @@
 
 namespace tidepool::inline v0_2_0::detail::text {
 
-/// Layers beyond this are taken for a typing error: a range must not fill the host's memory.
+/// The largest layer. A larger one is refused as a typing error, or a range could fill the memory.
 inline constexpr int max_layer = 999'999;
 
 /// Items between commas; an empty one is a typing error.
@@ -128,7 +128,7 @@ struct rings_format {
 };
 
 /// The general cap, caps of single modules, or both: `2`, `none`, `core_attn:1,expert_fc1:4`,
-/// `2,core_attn:1`. The text stands for the whole: what it does not name is unset.
+/// `2,core_attn:1`. The text replaces all caps: a cap that it does not name is unset.
 struct inflight_format {
   static void read(options& into, const setting& given) {
     constexpr std::string_view remedy =

@@ -1,4 +1,4 @@
-/// What names of modules must satisfy: known, and possible together.
+/// Rules for names of modules: known, and possible together.
 #pragma once
 
 #include <algorithm>
@@ -18,8 +18,8 @@
 
 namespace tidepool::inline v0_2_0::detail::rules {
 
-/// `option fraction (--offload-fraction or TIDEPOOL_OFFLOAD_FRACTION)`: which of them gave the
-/// value is not known any more.
+/// The label `option fraction (--offload-fraction or TIDEPOOL_OFFLOAD_FRACTION)`, with both names
+/// because nobody knows any more which of them gave the value.
 [[nodiscard]] inline std::string option_label(std::string_view field, std::string_view flag = {}) {
   std::string name(flag.empty() ? field : flag);
   std::replace(name.begin(), name.end(), '_', '-');
@@ -36,7 +36,7 @@ namespace tidepool::inline v0_2_0::detail::rules {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-/// Names by which the checks are made, and what to say about others.
+/// The names that checks accept, and the messages about others.
 struct module_list {
   std::span<const std::string_view> known;
   bool open = true;
@@ -57,13 +57,13 @@ struct module_list {
     return mask;
   }
 
-  /// `name` as a bit of the mask; an unknown name is refused on behalf of the option `label`.
+  /// Returns `name` as a bit of the mask; refuses an unknown name, for the option `label`.
   [[nodiscard]] std::uint64_t require(std::string_view name, const std::string& label) const {
     if (const std::uint64_t mask = bit(name)) return mask;
     refuse(name, label);
   }
 
-  /// On behalf of an option or of a call.
+  /// Refuses a name in an option or a call, `label`.
   [[noreturn]] void refuse(std::string_view name, const std::string& label) const {
     if (open) {
       unknown(name, label, "is no known module", known,
@@ -73,7 +73,7 @@ struct module_list {
             "To compile it in: " + list_with(name));
   }
 
-  /// The compile-time list with one name more.
+  /// The compile-time list with `name` added.
   [[nodiscard]] std::string list_with(std::string_view name) const {
     return "tidepool::modules<\"" + text::join(known, "\", \"") + "\", \"" + text::printable(name) +
            "\">";
@@ -108,7 +108,7 @@ struct module_list {
 
 inline void check_own_modules(const options& value, const module_list& list) {
   const std::string label = option_label("own_modules");
-  // Before each is compared with all others.
+  // Comes first, because the loop below compares each name with all others.
   const auto all = std::max(list.known.size(), value.own_modules.size());
   if (all > max_modules) {
     reject(label, std::to_string(value.own_modules.size()) + " names",
@@ -137,7 +137,7 @@ inline void check_own_modules(const options& value, const module_list& list) {
   }
 }
 
-/// Modules that cannot be offloaded together, or not alone.
+/// Refuses modules that cannot be offloaded together, or not alone.
 inline void check_combinations(const options& value, const module_list& list,
                                std::uint64_t enabled) {
   const std::string label = option_label("offload_modules");
@@ -158,7 +158,7 @@ inline void check_combinations(const options& value, const module_list& list,
   }
 }
 
-/// What is recomputed whole cannot be offloaded inside.
+/// Refuses a module inside of a region that is recomputed whole.
 inline void check_recompute(const options& value, const module_list& list, std::uint64_t enabled) {
   struct region {
     std::string_view whole, part;
@@ -168,24 +168,24 @@ inline void check_recompute(const options& value, const module_list& list, std::
                                           {"moe", "fused_group_mlp"},
                                           {"fused_group_mlp", "expert_fc1"},
                                           {"fused_group_mlp", "moe_act"}}};
-  // By `all`, a module of Megatron's whose tensor is discarded is one that the model does not have.
+  // With `all`, a model simply lacks a Megatron module whose tensor is discarded: no mistake.
   constexpr std::array<region, 3> discards{
       {{"gdp_in_proj", "gdp_qkv"}, {"layernorm", "qkv_linear"}, {"moe_permute", "expert_fc1"}}};
   const bool by_all = value.offload_modules == std::vector<std::string>{"all"};
   const std::string label = option_label("recompute_modules");
   const std::string shown = text::join(value.recompute_modules, ",");
-  // The trainer recomputes, so that a name counts which is not compiled in for offloading.
   std::vector<std::string_view> choices(list.known.begin(), list.known.end());
-  for (const std::string_view name : standard_modules) {
-    if (!contains(choices, name)) choices.push_back(name);
-  }
   choices.insert(choices.end(), recompute_regions.begin(), recompute_regions.end());
   for (const std::string& name : value.recompute_modules) {
     if (!contains(choices, name)) {
-      module_list::unknown(name, label, "is nothing that can be recomputed", choices,
-                           list.open
-                               ? "Declare a region of your own in own_modules (--own-modules=NAME)"
-                               : "To recompute a region of your own: " + list.list_with(name));
+      const bool standard = contains(standard_modules, name);
+      module_list::unknown(
+          name, label,
+          standard ? "is not compiled into this program" : "is nothing that can be recomputed",
+          choices,
+          list.open ? "Declare a region of your own in own_modules (--own-modules=NAME)"
+                    : (standard ? "To compile it in: " : "To recompute a region of your own: ") +
+                          list.list_with(name));
     }
     if ((enabled & list.bit(name)) != 0) {
       reject(label, shown, name + " is offloaded as well (offload_modules)",

@@ -1,4 +1,4 @@
-/// Walks over arguments and collects what they set.
+/// Walks over arguments and collects their settings.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ namespace tidepool::inline v0_2_0::detail::text {
   while (name.starts_with('-')) name.remove_prefix(1);
   std::vector<std::string_view> candidates;
   for (const option_entry& item : option_table) {
-    // A member's name leads to its flag, too: `--fraction` means `--offload-fraction`.
+    // The name of a member leads to its flag, too: `--fraction` means `--offload-fraction`.
     for (const std::string_view known : {item.flag, item.field, item.megatron}) {
       if (!known.empty()) candidates.push_back(known);
     }
@@ -34,8 +34,8 @@ namespace tidepool::inline v0_2_0::detail::text {
   return "--" + std::string(close);
 }
 
-/// The variable that one of another name was most likely meant for; empty when none is close. What
-/// is not close may be somebody else's: build scripts and launchers have such names, too.
+/// The variable that `name` most likely meant; empty when none is close. Other names may be another
+/// program's: build scripts and launchers have such names, too.
 [[nodiscard]] inline std::string nearest_variable(std::string_view name) {
   constexpr std::string_view prefix = "TIDEPOOL_";
   if (!name.starts_with(prefix)) return {};
@@ -57,7 +57,7 @@ inline void refuse_misspelt(const char* const* variables) {
   }
 }
 
-/// Collects settings over a base; `finish` gives the outcome.
+/// Collects settings over a base; `finish` returns the options.
 class option_reader {
  public:
   explicit option_reader(options base) : value_(std::move(base)) {}
@@ -69,12 +69,12 @@ class option_reader {
              "give " + std::string(item.form.empty() ? "true or false" : item.form) +
                  ", or leave the option out");
     }
-    if (item.text.kind != option_kind::gate) return item.text.read(value_, given);
+    if (item.kind != option_kind::gate) return item.read(value_, given);
     gate_ = toggle_format::read(given);
     gate_name_ = given.name;
   }
 
-  /// Throws `option_error` when the gate was opened and nothing goes through it.
+  /// Throws `option_error` when the gate is on but no module is named.
   [[nodiscard]] options finish() && {
     if (gate_ == false) value_.offload_modules.clear();
     if (gate_ == true && value_.offload_modules.empty()) {
@@ -90,14 +90,14 @@ class option_reader {
 
  private:
   options value_;
-  std::optional<bool> gate_;  ///< the last word of `fine-grained-activation-offloading`
+  std::optional<bool> gate_;  ///< the last value of `fine-grained-activation-offloading`
   std::string gate_name_;
 };
 
 /// Walks over arguments: `--name=value`, `--name value`, `--name a b c`, `--name`, `--no-name`.
 class argument_reader {
  public:
-  /// With `rest`, arguments of others go there instead of being refused.
+  /// With `rest`, arguments that are not Tidepool's go there instead of being refused.
   argument_reader(std::span<const std::string> arguments, options base,
                   std::vector<std::string>* rest)
       : arguments_(arguments), into_(std::move(base)), rest_(rest) {}
@@ -106,7 +106,7 @@ class argument_reader {
     while (next_ < arguments_.size()) {
       const std::string& argument = arguments_[next_++];
       if (argument == "--") {
-        // The trainer's parser must see, too, that no options follow.
+        // The trainer's parser must see this, too, because it ends the options.
         if (rest_ != nullptr) rest_->push_back(argument);
         while (next_ < arguments_.size()) foreign(arguments_[next_++]);
       } else if (!argument.starts_with("--")) {
@@ -154,7 +154,7 @@ class argument_reader {
   }
 
   static bool is_toggle(const option_entry& item) {
-    return item.text.kind == option_kind::toggle || item.text.kind == option_kind::gate;
+    return item.kind == option_kind::toggle || item.kind == option_kind::gate;
   }
 
   std::string_view toggle_word() {
@@ -170,7 +170,7 @@ class argument_reader {
     while (next_ < arguments_.size()) {
       const std::string_view word = arguments_[next_];
       if (word.starts_with("--")) break;
-      const bool list = item.text.kind == option_kind::list;
+      const bool list = item.kind == option_kind::list;
       // A single dash starts a short option of the trainer, or a negative number to refuse.
       if (list && word.size() > 1 && word[0] == '-' && (word[1] < '0' || word[1] > '9')) break;
       words.append(words.empty() ? "" : " ").append(word);
@@ -187,7 +187,7 @@ class argument_reader {
     }
     const std::string shown = in_quotes(argument);
     if (!argument.starts_with("--")) {
-      const bool after_list = previous_ != nullptr && previous_->text.kind == option_kind::list;
+      const bool after_list = previous_ != nullptr && previous_->kind == option_kind::list;
       throw option_error("tidepool: the argument " + shown + " belongs to no option; " +
                          (after_list ? "separate the values of --" + std::string(previous_->flag) +
                                            " by commas, as in a,b"

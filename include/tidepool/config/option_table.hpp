@@ -25,19 +25,11 @@ enum class option_kind : std::uint8_t {
   gate     ///< a toggle without a member: allows or empties `offload_modules`
 };
 
-/// How an option is read into `options` and written out of it, and whether one of its counts or
-/// sizes was a negative number before it was converted.
-struct codec {
-  option_kind kind = option_kind::value;
-  void (*read)(options& into, const setting& given) = nullptr;
-  std::string (*write)(const options& from) = nullptr;
-  bool (*negative)(const options& from) = nullptr;
-};
-
 template <class Value>
 [[nodiscard]] bool has_negative(const Value& value) {
   if constexpr (std::is_same_v<Value, std::size_t>) return value > most;
   if constexpr (std::is_same_v<Value, int>) return value < 0;
+  if constexpr (std::is_same_v<Value, std::optional<int>>) return value && *value < 0;
   if constexpr (std::is_same_v<Value, std::optional<std::size_t>>) return value > most;
   if constexpr (std::is_same_v<Value, std::vector<slot_ring>>) {
     return std::ranges::any_of(
@@ -46,157 +38,175 @@ template <class Value>
   return false;
 }
 
-template <auto Member, class Format>
-void read_member(options& into, const setting& given) {
-  into.*Member = Format::read(given);
-}
+template <class Value>
+inline constexpr bool counts = std::is_same_v<Value, std::size_t> || std::is_same_v<Value, int> ||
+                               std::is_same_v<Value, std::optional<int>> ||
+                               std::is_same_v<Value, std::optional<std::size_t>> ||
+                               std::is_same_v<Value, std::vector<slot_ring>>;
 
-template <auto Member, class Format>
-std::string write_member(const options& from) {
-  return Format::write(from.*Member);
-}
-
-template <auto Member>
-bool negative_member(const options& from) {
-  return has_negative(from.*Member);
-}
-
-/// The codec of one member of `options`.
+/// Reads and writes one member of `options`, and tells if its value was a negative number before
+/// code converted it. Each function is compiled only where it is used.
 template <auto Member, class Format, option_kind Kind = option_kind::value>
-inline constexpr codec member{Kind, &read_member<Member, Format>, &write_member<Member, Format>,
-                              &negative_member<Member>};
-
-struct option_entry {
-  std::string_view flag;      ///< without the leading dashes
-  std::string_view field;     ///< the member of `options`
-  std::string_view megatron;  ///< Megatron's name where it is another one
-  std::string_view form;      ///< what a value looks like
-  std::string_view help;      ///< one line, and which option to prefer
-  codec text;
+struct member {
+  static constexpr option_kind kind = Kind;
+  static constexpr bool has_sign = counts<std::remove_cvref_t<decltype(options{}.*Member)>>;
+  static void read(options& into, const setting& given) { into.*Member = Format::read(given); }
+  static std::string write(const options& from) { return Format::write(from.*Member); }
+  static bool negative(const options& from) { return has_negative(from.*Member); }
+};
+struct inflight_member : inflight_format {
+  static constexpr option_kind kind = option_kind::value;
+  static constexpr bool has_sign = true;
+};
+struct places_member : places_format {
+  static constexpr option_kind kind = option_kind::list;
+  static constexpr bool has_sign = false;
+};
+struct gate {
+  static constexpr option_kind kind = option_kind::gate;
+  static constexpr bool has_sign = false;
 };
 
 using optional_bytes = optional_format<bytes_format>;
 
-inline constexpr std::array option_table{
-    option_entry{"offload-modules", "offload_modules", "", "NAMES|all|none",
-                 "modules whose saved tensors leave the device",
-                 member<&options::offload_modules, names_format<true>, option_kind::list>},
-    option_entry{"fine-grained-activation-offloading",
-                 "",
-                 "fine-grained-activation-offloading",
-                 "",
-                 "offloads nothing without --offload-modules; its --no- form empties that list",
-                 {option_kind::gate}},
-    option_entry{"own-modules", "own_modules", "", "NAMES|none",
-                 "names of your own beside the standard ones",
-                 member<&options::own_modules, names_format<false>, option_kind::list>},
-    option_entry{"offload-layers", "offload_layers", "", "LAYERS|all",
-                 "only these layers offload, such as 0,2,4-7",
-                 member<&options::offload_layers, layers_format, option_kind::list>},
-    option_entry{
-        "recompute-modules", "recompute_modules", "", "NAMES|none",
-        "what the trainer discards in forward and computes again; it may not be offloaded as well",
-        member<&options::recompute_modules, names_format<false>, option_kind::list>},
-    option_entry{"max-inflight", "max_inflight", "fine-grained-offloading-max-inflight-offloads",
-                 "COUNT|none|NAME:COUNT,...",
-                 "offloads of one module under way; 0 waits at each commit",
-                 codec{option_kind::value, &inflight_format::read, &inflight_format::write,
-                       &inflight_format::negative}},
-    option_entry{"max-inflight-bytes", "max_inflight_bytes", "", "SIZE|none",
-                 "the same cap in bytes; prefer it where groups differ in size",
-                 member<&options::max_inflight_bytes, optional_bytes>},
-    option_entry{"min-tensor-elements", "min_tensor_elements", "min-offloaded-tensor-size", "COUNT",
-                 "tensors with fewer elements stay on the device",
-                 member<&options::min_tensor_elements, elements_format>},
-    option_entry{
-        "offload-fraction", "fraction", "activation-offload-fraction", "0..1",
-        "share of the eligible groups of each chunk that leave, first in forward order first",
-        member<&options::fraction, fraction_format>},
-    option_entry{"delta-bytes-per-rank", "delta_bytes_per_rank",
-                 "delta-offload-bytes-across-pp-ranks", "SIZE",
-                 "bytes kept on the device, times the pipeline rank",
-                 member<&options::delta_bytes_per_rank, bytes_format>},
-    option_entry{"pipeline-rank", "pipeline_rank", "", "RANK", "pipeline rank of this process",
-                 member<&options::pipeline_rank, number_format<int>>},
-    option_entry{"margin", "margin", "", "",
-                 "keep the last group of each module of the first backward chunk on the device",
-                 member<&options::margin, toggle_format, option_kind::toggle>},
-    option_entry{
-        "policy", "policy", "", "megatron|automatic",
-        "who decides which groups leave: the options above, or a plan for the device budget",
-        member<&options::policy, policy_format>},
-    option_entry{"recompute-by-plan", "recompute_by_plan", "", "",
-                 "plans may discard what the trainer can compute again in backward",
-                 member<&options::recompute_by_plan, toggle_format, option_kind::toggle>},
-    option_entry{"timed-step", "timed_step", "", "COUNT",
-                 "the step that an automatic plan is made of; later ones predicts better",
-                 member<&options::timed_step, number_format<int>>},
-    option_entry{
-        "plan-effort", "plan_effort", "", "COUNT|none",
-        "steps that each search for a plan may simulate at most; few for tests",
-        member<&options::plan_effort, optional_format<number_format<std::size_t>, "none">>},
-    option_entry{
-        "reload-ahead", "reload_ahead", "", "COUNT",
-        "groups that are reloaded ahead of their use; 0: on demand, 1000000: without limit",
-        member<&options::reload_ahead, number_format<std::size_t>>},
-    option_entry{"reload-ahead-bytes", "reload_ahead_bytes", "", "SIZE|none",
-                 "the same in bytes, beside the other; prefer it where groups differ in size",
-                 member<&options::reload_ahead_bytes, optional_bytes>},
-    option_entry{
+/// The results of `Make::of(flag, field, megatron, form, help, member)` for every option.
+template <class Make>
+inline constexpr std::array options_by{
+    Make::of("offload-modules", "offload_modules", "", "NAMES|all|none",
+             "modules whose saved tensors leave the device",
+             member<&options::offload_modules, names_format<true>, option_kind::list>{}),
+    Make::of("fine-grained-activation-offloading", "", "fine-grained-activation-offloading", "",
+             "offloads nothing without --offload-modules; its --no- form empties that list",
+             gate{}),
+    Make::of("own-modules", "own_modules", "", "NAMES|none",
+             "names of your own beside the standard ones",
+             member<&options::own_modules, names_format<false>, option_kind::list>{}),
+    Make::of("offload-layers", "offload_layers", "", "LAYERS|all",
+             "only these layers offload, such as 0,2,4-7",
+             member<&options::offload_layers, layers_format, option_kind::list>{}),
+    Make::of("recompute-modules", "recompute_modules", "", "NAMES|none",
+             "what is discarded in forward and computed again; it may not be offloaded as well",
+             member<&options::recompute_modules, names_format<false>, option_kind::list>{}),
+    Make::of("max-inflight", "max_inflight", "fine-grained-offloading-max-inflight-offloads",
+             "COUNT|none|NAME:COUNT,...",
+             "offloads of one module under way; 0 waits at each commit", inflight_member{}),
+    Make::of("max-inflight-bytes", "max_inflight_bytes", "", "SIZE|none",
+             "the same cap in bytes; prefer it where groups differ in size",
+             member<&options::max_inflight_bytes, optional_bytes>{}),
+    Make::of("min-tensor-elements", "min_tensor_elements", "min-offloaded-tensor-size", "COUNT",
+             "tensors with fewer elements stay on the device",
+             member<&options::min_tensor_elements, elements_format>{}),
+    Make::of("offload-fraction", "fraction", "activation-offload-fraction", "0..1",
+             "share of the eligible groups of each chunk that leave, first in forward order first",
+             member<&options::fraction, fraction_format>{}),
+    Make::of("delta-bytes-per-rank", "delta_bytes_per_rank", "delta-offload-bytes-across-pp-ranks",
+             "SIZE", "bytes kept on the device, times the pipeline rank",
+             member<&options::delta_bytes_per_rank, bytes_format>{}),
+    Make::of("pipeline-rank", "pipeline_rank", "", "RANK", "pipeline rank of this process",
+             member<&options::pipeline_rank, number_format<int>>{}),
+    Make::of("margin", "margin", "", "",
+             "keep the last group of each module of the first backward chunk on the device",
+             member<&options::margin, toggle_format, option_kind::toggle>{}),
+    Make::of("policy", "policy", "", "megatron|automatic",
+             "who decides which groups leave: the options above, or a plan for the device budget",
+             member<&options::policy, policy_format>{}),
+    Make::of("recompute-by-plan", "recompute_by_plan", "", "",
+             "plans may discard what the trainer can compute again in backward",
+             member<&options::recompute_by_plan, toggle_format, option_kind::toggle>{}),
+    Make::of("timed-step", "timed_step", "", "COUNT|auto",
+             "the step that an automatic plan is made of; auto: once computing has settled",
+             member<&options::timed_step, optional_format<number_format<int>, "auto">>{}),
+    Make::of("adopt-after", "adopt_after", "", "COUNT|auto",
+             "steps after which a plan made beside the training is adopted; 0: it is made in line",
+             member<&options::adopt_after, optional_format<number_format<std::size_t>, "auto">>{}),
+    Make::of("plan-effort", "plan_effort", "", "COUNT|none",
+             "steps that each search for a plan may simulate at most; few for tests",
+             member<&options::plan_effort, optional_format<number_format<std::size_t>, "none">>{}),
+    Make::of("reload-ahead", "reload_ahead", "", "COUNT",
+             "groups that are reloaded ahead of their use; 0: on demand, 1000000: without limit",
+             member<&options::reload_ahead, number_format<std::size_t>>{}),
+    Make::of("reload-ahead-bytes", "reload_ahead_bytes", "", "SIZE|none",
+             "the same in bytes, beside the other; prefer it where groups differ in size",
+             member<&options::reload_ahead_bytes, optional_bytes>{}),
+    Make::of(
         "memory", "memory", "", "pool|arena|slots",
         "where saved tensors live on the device: growing, one fixed budget, rings of fixed slots",
-        member<&options::memory, memory_format>},
-    option_entry{"device-budget", "device_budget", "", "SIZE|none",
-                 "device bytes for saved tensors; the arena needs it, the pool grows up to it",
-                 member<&options::device_budget, optional_bytes>},
-    option_entry{"slots", "slots", "", "SIZExCOUNT,...|none", "rings for --memory=slots",
-                 member<&options::slots, rings_format>},
-    option_entry{"device-step", "device_step", "", "SIZE", "bytes by which the device pool grows",
-                 member<&options::device_step, bytes_format>},
-    option_entry{"borrowed-slack", "borrowed_slack", "", "SIZE|none",
-                 "borrowed bytes that may wait for copies; none: what the budget allows",
-                 member<&options::borrowed_slack, optional_bytes>},
-    option_entry{"copy-piece", "copy_piece", "", "SIZE",
-                 "larger copies go in pieces of this size; 0: whole",
-                 member<&options::copy_piece, bytes_format>},
-    option_entry{"places", "places", "", "PLACES",
-                 "where groups go that leave, the nearest first: host, or peer,host,file:/path",
-                 codec{option_kind::list, &places_format::read, &places_format::write}},
-    option_entry{"peer-device", "peer_device", "", "DEVICE",
-                 "the neighbour whose memory the place 'peer' is",
-                 member<&options::peer_device, number_format<int>>},
-    option_entry{"peer-budget", "peer_budget", "", "SIZE|none",
-                 "bytes of its memory that may be taken; the place 'peer' needs it",
-                 member<&options::peer_budget, optional_bytes>},
-    option_entry{"file-budget", "file_budget", "", "SIZE|none",
-                 "bytes that the file of the place 'file:/path' may have, which needs it",
-                 member<&options::file_budget, optional_bytes>},
-    option_entry{"file-ring", "file_ring", "", "SIZE",
-                 "bytes of pinned host memory that copies to and from the file pass through",
-                 member<&options::file_ring, bytes_format>},
-    option_entry{
-        "host-budget", "host_budget", "", "SIZE|auto",
-        "host bytes of this offloader; auto: what machine or cgroup has, over the local ranks",
-        member<&options::host_budget, optional_format<bytes_format, "auto">>},
-    option_entry{"host-step", "host_step", "", "SIZE",
-                 "bytes by which the pinned host arena grows, and other places",
-                 member<&options::host_step, bytes_format>},
-    option_entry{
+        member<&options::memory, memory_format>{}),
+    Make::of("device-budget", "device_budget", "", "SIZE|none",
+             "device bytes for saved tensors; the arena needs it, the pool grows up to it",
+             member<&options::device_budget, optional_bytes>{}),
+    Make::of("slots", "slots", "", "SIZExCOUNT,...|none", "rings for --memory=slots",
+             member<&options::slots, rings_format>{}),
+    Make::of("device-step", "device_step", "", "SIZE", "bytes by which the device pool grows",
+             member<&options::device_step, bytes_format>{}),
+    Make::of("borrowed-slack", "borrowed_slack", "", "SIZE|none",
+             "borrowed bytes that may wait for copies; none: what the budget allows",
+             member<&options::borrowed_slack, optional_bytes>{}),
+    Make::of("copy-piece", "copy_piece", "", "SIZE",
+             "larger copies go in pieces of this size; 0: whole",
+             member<&options::copy_piece, bytes_format>{}),
+    Make::of("places", "places", "", "PLACES",
+             "where groups go that leave, the nearest first: host, or peer,host,file:/path",
+             places_member{}),
+    Make::of("peer-device", "peer_device", "", "DEVICE",
+             "the neighbour whose memory the place 'peer' is",
+             member<&options::peer_device, number_format<int>>{}),
+    Make::of("peer-budget", "peer_budget", "", "SIZE|none",
+             "bytes of its memory that may be taken; the place 'peer' needs it",
+             member<&options::peer_budget, optional_bytes>{}),
+    Make::of("file-budget", "file_budget", "", "SIZE|none",
+             "bytes that the file of the place 'file:/path' may have, which needs it",
+             member<&options::file_budget, optional_bytes>{}),
+    Make::of("file-ring", "file_ring", "", "SIZE",
+             "bytes of pinned host memory that copies to and from the file pass through",
+             member<&options::file_ring, bytes_format>{}),
+    Make::of("host-budget", "host_budget", "", "SIZE|auto",
+             "host bytes of this offloader; auto: what machine or cgroup has, over the local ranks",
+             member<&options::host_budget, optional_format<bytes_format, "auto">>{}),
+    Make::of("host-step", "host_step", "", "SIZE",
+             "bytes by which the pinned host arena grows, and other places",
+             member<&options::host_step, bytes_format>{}),
+    Make::of(
         "host-memory", "host_memory", "",
         "automatic|huge-pages|pinned|write-combined|system|managed",
         "what holds the host copies; huge pages registered with the driver where they can be had",
-        member<&options::host_memory, host_kind_format>},
-    option_entry{"host-bind", "host_bind", "", "",
-                 "put huge pages on the NUMA node next to the device",
-                 member<&options::host_bind, toggle_format, option_kind::toggle>},
-    option_entry{
-        "poison", "poison", "", "",
-        "for tests: fill memory that is handed out or given back, so that stale reads show",
-        member<&options::poison, toggle_format, option_kind::toggle>},
-    option_entry{"local-ranks", "local_ranks", "", "COUNT",
-                 "processes that share this machine's memory; 0: ask the launcher's environment",
-                 member<&options::local_ranks, number_format<int>>},
+        member<&options::host_memory, host_kind_format>{}),
+    Make::of("host-bind", "host_bind", "", "", "put huge pages on the NUMA node next to the device",
+             member<&options::host_bind, toggle_format, option_kind::toggle>{}),
+    Make::of("poison", "poison", "", "",
+             "for tests: fill memory that is handed out or given back, so that stale reads show",
+             member<&options::poison, toggle_format, option_kind::toggle>{}),
+    Make::of("local-ranks", "local_ranks", "", "COUNT",
+             "processes that share this machine's memory; 0: ask the launcher's environment",
+             member<&options::local_ranks, number_format<int>>{}),
 };
+
+struct option_entry {
+  std::string_view flag;      ///< without the leading dashes
+  std::string_view field;     ///< the member of `options`
+  std::string_view megatron;  ///< Megatron's name if it differs
+  std::string_view form;      ///< form of a value
+  std::string_view help;      ///< one line, with the option to prefer
+  option_kind kind = option_kind::value;
+  /// Both are null for a gate.
+  void (*read)(options& into, const setting& given) = nullptr;
+  std::string (*write)(const options& from) = nullptr;
+};
+
+struct entry_of_option {
+  template <class Member>
+  static constexpr option_entry of(std::string_view flag, std::string_view field,
+                                   std::string_view megatron, std::string_view form,
+                                   std::string_view help, Member /*member*/) {
+    option_entry entry{flag, field, megatron, form, help, Member::kind};
+    if constexpr (Member::kind != option_kind::gate) {
+      entry.read = &Member::read;
+      entry.write = &Member::write;
+    }
+    return entry;
+  }
+};
+inline constexpr const auto& option_table = options_by<entry_of_option>;
 
 /// The environment variable of an option: `TIDEPOOL_MAX_INFLIGHT`.
 [[nodiscard]] inline std::string environment_name(const option_entry& item) {

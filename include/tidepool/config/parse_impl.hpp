@@ -56,7 +56,7 @@ TIDEPOOL_INLINE options take_options(int& argc, const char** argv, options base)
   auto known = parse_known_options(argc, argv, std::move(base));
   if (argc < 1) return std::move(known.value);
   int kept = 1;
-  // Those that stay are some of those that were there, in the same order.
+  // The rest is a subsequence of the arguments, so one walk finds it.
   for (int i = 1; i < argc && static_cast<std::size_t>(kept) <= known.rest.size(); ++i) {
     if (argv[i] == known.rest[static_cast<std::size_t>(kept) - 1]) argv[kept++] = argv[i];
   }
@@ -83,13 +83,13 @@ TIDEPOOL_INLINE std::string to_text(const options& value) {
   const options defaults;
   std::vector<std::string> flags;
   for (const detail::text::option_entry& item : detail::text::option_table) {
-    if (item.text.kind == detail::text::option_kind::gate) continue;
-    const std::string text = item.text.write(value);
-    if (text == item.text.write(defaults)) continue;
+    if (item.kind == detail::text::option_kind::gate) continue;
+    const std::string text = item.write(value);
+    if (text == item.write(defaults)) continue;
     const std::string flag(item.flag);
-    flags.push_back(item.text.kind != detail::text::option_kind::toggle ? "--" + flag + "=" + text
-                    : text == "true"                                    ? "--" + flag
-                                                                        : "--no-" + flag);
+    flags.push_back(item.kind != detail::text::option_kind::toggle ? "--" + flag + "=" + text
+                    : text == "true"                               ? "--" + flag
+                                                                   : "--no-" + flag);
   }
   return detail::text::join(flags, " ");
 }
@@ -102,7 +102,7 @@ TIDEPOOL_INLINE std::string options_help() {
     text += "  --" +
             (item.form.empty() ? flag + ", --no-" + flag : flag + "=" + std::string(item.form));
     text += "\n      " + std::string(item.help) + "\n      [";
-    if (item.text.write != nullptr) text += "default " + item.text.write(defaults) + "; ";
+    if (item.write != nullptr) text += "default " + item.write(defaults) + "; ";
     text += detail::text::environment_name(item);
     if (item.megatron != item.flag && !item.megatron.empty()) {
       text += "; also --" + std::string(item.megatron);

@@ -1,4 +1,4 @@
-/// What places that groups are offloaded to must satisfy, and how they are written.
+/// Rules for places that groups are offloaded to, and their text.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@ struct place_words {
       "host, peer or file:/path, or several such as peer,host,file:/path";
 };
 
-/// Places, the nearest first: `peer,host,file:/mnt/nvme`. A file has its path with it.
+/// Places, the nearest first: `peer,host,file:/mnt/nvme`. A file is followed by its path.
 struct places_format {
   using one = word_format<place_kind, place_words>;
   static constexpr std::string_view before_path = "file:";
@@ -67,7 +67,7 @@ namespace tidepool::inline v0_2_0::detail::rules {
   return std::find(value.places.begin(), value.places.end(), which) != value.places.end();
 }
 
-/// A budget that a place needs, and that has no effect without it.
+/// Checks a budget that a place needs, and that has no effect without the place.
 inline void check_place_budget(const options& value, place_kind which,
                                const std::optional<std::size_t>& budget, std::string_view member,
                                const std::string& whose, const std::string& places) {

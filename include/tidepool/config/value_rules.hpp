@@ -1,4 +1,4 @@
-/// What limits, sizes and kinds of memory must satisfy, alone and together.
+/// Rules for limits, sizes and kinds of memory, alone and together.
 #pragma once
 
 #include <algorithm>
@@ -17,15 +17,37 @@
 
 namespace tidepool::inline v0_2_0::detail::rules {
 
-/// Every count, size and number, by the table of options. -1 in code turns into a huge count, which
-/// would lift the limit that it was to set.
+// A member of `options`, and, where it may not be negative, whether it is.
+struct signed_option {
+  std::string_view flag;
+  std::string_view field;
+  std::string_view form;
+  std::string_view help;
+  bool (*negative)(const options& from) = nullptr;
+  std::string (*write)(const options& from) = nullptr;
+
+  template <class Member>
+  static constexpr signed_option of(std::string_view flag, std::string_view field,
+                                    std::string_view /*megatron*/, std::string_view form,
+                                    std::string_view help, Member /*member*/) {
+    signed_option result{flag, field, form, help};
+    if constexpr (Member::has_sign) {
+      result.negative = &Member::negative;
+      result.write = &Member::write;
+    }
+    return result;
+  }
+};
+
+/// Refuses negative counts, sizes and numbers, by the table of options. -1 in code turns into a
+/// huge count, which would lift the limit that it was to set.
 inline void check_negative(const options& value) {
-  for (const text::option_entry& item : text::option_table) {
-    if (item.text.negative == nullptr || !item.text.negative(value)) continue;
+  for (const auto& item : text::options_by<signed_option>) {
+    if (item.negative == nullptr || !item.negative(value)) continue;
     const std::string word = item.form.find("none") != std::string_view::npos   ? "none"
                              : item.form.find("auto") != std::string_view::npos ? "auto"
                                                                                 : "";
-    reject(option_label(item.field, item.flag), item.text.write(value), std::string(text::negative),
+    reject(option_label(item.field, item.flag), item.write(value), std::string(text::negative),
            word.empty() ? "give 0 or more (" + std::string(item.help) + ")" : text::zero_or(word));
   }
 }
@@ -50,7 +72,7 @@ inline void check_limits(const options& value, const module_list& list, std::uin
            "no module of them is offloaded",
            "add --offload-modules=all for everything these layers save, or take the layers out");
   }
-  // Also refuses a NaN.
+  // Written so that it refuses a NaN, too.
   if (!(value.fraction >= 0.0 && value.fraction <= 1.0)) {
     reject(option_label("fraction", "offload_fraction"),
            text::fraction_format::write(value.fraction), "a fraction is in [0, 1]",
@@ -60,8 +82,8 @@ inline void check_limits(const options& value, const module_list& list, std::uin
     reject(option_label("policy"), text::policy_format::write(value.policy),
            "there is no such policy", "give " + std::string(text::policy_words::all));
   }
-  if (value.timed_step < 2) {
-    reject(option_label("timed_step"), std::to_string(value.timed_step),
+  if (value.timed_step && *value.timed_step < 2) {
+    reject(option_label("timed_step"), std::to_string(*value.timed_step),
            "the first step cannot be timed, since memory is not in place yet", "give 2 or more");
   }
   if (value.plan_effort && *value.plan_effort == 0) {

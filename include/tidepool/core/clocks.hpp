@@ -1,4 +1,4 @@
-/// Fences, and what has been recorded on which lane and who has waited for it: no Device in it.
+/// Fences, and the positions that lanes have recorded and waited for; no device type is needed.
 #pragma once
 
 #include <algorithm>
@@ -24,9 +24,10 @@ enum class lane_id : std::uint8_t {};
 
 /// A recorded position on one lane: everything issued on the lane before it.
 ///
-/// Two words, so that it travels in registers; at a record each nanosecond they last two years.
+/// A ticket has two words, so that it travels in registers. At a record each nanosecond the
+/// positions last two years.
 struct ticket {
-  lane_id lane : 8 {};              ///< on which it was recorded
+  lane_id lane : 8 {};              ///< lane on which it was recorded
   std::uint64_t position : 56 = 0;  ///< 0: before everything
   std::uint64_t order = 0;          ///< issue order over all lanes, to tell older from younger
 
@@ -46,11 +47,11 @@ class fence {
   constexpr fence() = default;
   /// The fence of one ticket.
   constexpr fence(const ticket& only) { add(only); }  // NOLINT(google-explicit-constructor)
-  /// A position for each lane, and the order of the youngest.
+  /// A fence of a position for each lane; `order` is that of the youngest.
   constexpr fence(const std::array<std::uint64_t, max_lanes>& positions, std::uint64_t order)
       : positions_(positions), order_(order) {}
 
-  /// Forgets what it held, for one ticket.
+  /// Replaces all tickets by one.
   constexpr fence& operator=(const ticket& only) {
     positions_ = {};
     order_ = 0;
@@ -85,8 +86,8 @@ class fence {
   std::uint64_t order_ = 0;
 };
 
-/// The vector clocks of an offloader's lanes, as its memory sources see them; `lanes` are those of
-/// a device. Thread safety: none. Nothing here blocks the host.
+/// The vector clocks of an offloader's lanes, as its memory sources see them; `lanes` are the
+/// clocks of a device. Thread safety: none. Nothing here blocks the host.
 class clocks {
  public:
   clocks(const clocks&) = delete;
@@ -94,7 +95,7 @@ class clocks {
 
   [[nodiscard]] std::size_t count() const { return count_; }  ///< Lanes so far.
 
-  /// True when everything behind `until` comes before what is issued on `waiter` next.
+  /// True when all work that `until` stands for comes before the next work of `waiter`.
   [[nodiscard]] bool joined(lane_id waiter, const fence& until) const {
     if (until.order() == 0) return true;
     const auto& known = clock_of(waiter).known;
@@ -103,11 +104,11 @@ class clocks {
     }
     return true;
   }
-  /// The same of any fence, as a function.
+  /// Like `joined`, as a function of the fence.
   [[nodiscard]] auto joined_by(lane_id waiter) const {
     return [this, waiter](const fence& until) { return joined(waiter, until); };
   }
-  /// The same for one position.
+  /// Like `joined`, for one position.
   [[nodiscard]] bool joined(lane_id waiter, const ticket& until) const {
     return until.lane == waiter || until.position <= clock_of(waiter).known[index_of(until.lane)];
   }
@@ -130,19 +131,19 @@ class clocks {
   /// Issue order of the youngest record.
   [[nodiscard]] std::uint64_t order() const { return order_; }
 
-  /// A stream capture is under way, across whose borders nothing may be waited for.
+  /// True while a stream capture is under way, across whose borders nothing may be waited for.
   [[nodiscard]] bool capturing() const { return capturing_; }
 
-  // ---- what asks the device; both throw `device_error` ----
+  // ---- calls that ask the device; `record` and `join` throw `device_error` ----
 
   /// Records the lane's present position.
   virtual ticket record(lane_id on) = 0;
-  /// Makes `waiter` wait for `until`; true if that took an event join.
+  /// Makes `waiter` wait for `until`; returns true if that took an event join.
   virtual bool join(lane_id waiter, const fence& until, join_site site) = 0;
-  /// True when all behind `until` is over by now, as far as the device says without waiting.
+  /// True when all work that `until` stands for is over, as far as the device says without waiting.
   [[nodiscard]] virtual bool passed(const fence& until) noexcept = 0;
 
-  /// Whose lanes they are: another value for each type of device.
+  /// Identifies the type of device whose lanes they are, by a value of its own.
   [[nodiscard]] const void* device_type() const { return device_type_; }
 
  protected:
@@ -156,10 +157,14 @@ class clocks {
   explicit clocks(const void* device_type) : device_type_(device_type) {}
   ~clocks() = default;
 
-  [[nodiscard]] lane_clock& clock_of(lane_id lane) { return clocks_[index_of(lane)]; }
-  [[nodiscard]] const lane_clock& clock_of(lane_id lane) const { return clocks_[index_of(lane)]; }
+  [[nodiscard]] lane_clock& clock_of(lane_id lane) {
+    return clocks_[static_cast<std::size_t>(lane)];
+  }
+  [[nodiscard]] const lane_clock& clock_of(lane_id lane) const {
+    return clocks_[static_cast<std::size_t>(lane)];
+  }
 
-  // Every lane has waited for all that every other one has recorded.
+  // Notes that every lane has waited for all that every other lane has recorded.
   void assume_met() {
     for (std::size_t i = 0; i < count_; ++i) {
       for (std::size_t other = 0; other < count_; ++other) {

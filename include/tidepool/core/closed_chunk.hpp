@@ -1,4 +1,4 @@
-// Calls on a chunk that is not open, in words.
+// Error messages of calls on a chunk that is not open.
 #pragma once
 
 #include <optional>
@@ -9,7 +9,7 @@
 
 namespace tidepool::inline v0_2_0::detail {
 
-// `microbatch`: of the chunk that was finished; none where it was never begun.
+// `microbatch` is that of the finished chunk; none where the chunk was never begun.
 [[noreturn, gnu::cold]] inline void throw_closed_chunk(const std::string& call,
                                                        const std::optional<int>& microbatch) {
   if (!microbatch) {

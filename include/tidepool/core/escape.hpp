@@ -52,7 +52,7 @@ inline constexpr std::string_view ellipsis = "\xe2\x80\xa6";
   return count;
 }
 
-// At most `most` characters; an ellipsis stands for the rest.
+// `text` in at most `most` characters; an ellipsis stands for the rest.
 [[nodiscard]] inline std::string cut(std::string_view text, std::size_t most) {
   if (count_characters(text) <= most) return std::string(text);
   std::string result;
@@ -60,7 +60,7 @@ inline constexpr std::string_view ellipsis = "\xe2\x80\xa6";
   return most == 0 ? result : result.append(ellipsis);
 }
 
-// The inside of a JSON string.
+// `text` as the inside of a JSON string.
 [[nodiscard]] inline std::string json_text(std::string_view text) {
   constexpr std::string_view digits = "0123456789abcdef";
   std::string result;
@@ -80,13 +80,13 @@ inline constexpr std::string_view ellipsis = "\xe2\x80\xa6";
   return result;
 }
 
-// The inside of an XML element or attribute.
+// `text` as the inside of an XML element or attribute.
 [[nodiscard]] inline std::string xml_text(std::string_view text) {
   std::string result;
   while (!text.empty()) {
     const std::string_view character = next_character(text);
     const auto byte = static_cast<unsigned char>(character[0]);
-    // XML has no form at all, not even an escaped one, for these.
+    // XML has no form for these characters, not even an escaped one.
     const bool none = (byte < 0x20 && byte != '\n' && byte != '\t') ||
                       character == "\xef\xbf\xbe" || character == "\xef\xbf\xbf";
     if (none) {

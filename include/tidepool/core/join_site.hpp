@@ -12,21 +12,21 @@ namespace tidepool::inline v0_2_0 {
 enum class join_site : std::uint8_t {
   producer,       ///< an offload waits for the kernel that wrote its source
   device_reuse,   ///< a compute stream waits until the last user of a device block has ended
-  reload_reuse,   ///< a reload waits for the same
+  reload_reuse,   ///< a reload waits until the last user of its device block has ended
   host_reuse,     ///< an offload waits until the reload out of its host block has ended
   own_offload,    ///< a reload waits for the offload of the same storage
-  consumer,       ///< a compute stream waits for the reload of what it is about to read
+  consumer,       ///< a compute stream waits for the reload of the tensor that it will read
   cap,            ///< a compute stream waits because too many offloads are in flight
-  launch,         ///< a graph waits for what was given to all streams before it
+  launch,         ///< a graph waits for the work that all streams were given before it
   after_launch,   ///< eager work waits for the graphs before it
   fork,           ///< all copy streams enter a capture
-  join_back,      ///< and are joined before it ends
-  after_capture,  ///< eager work waits for what was eager before the capture
-  new_stream,     ///< a stream that is new after a capture waits for what came before
+  join_back,      ///< all copy streams are joined before the capture ends
+  after_capture,  ///< eager work waits for eager work from before the capture
+  new_stream,     ///< a stream that is new after a capture waits for all work before it
   borrow,         ///< a stream waits for the one whose allocator gave the memory that it will touch
   give_back,      ///< the stream of an owner waits for the last use of memory that goes back to it
   peer_reuse,     ///< an offload waits until the reload out of its block of a neighbour has ended
-  file_write,     ///< the host waits for a copy into the ring of a file before that is written
+  file_write,     ///< the host waits for a copy into the ring of a file before it writes the file
   file_reuse,     ///< the ring of a file is read into after the copy out of it has ended
   count           ///< how many there are
 };

@@ -1,4 +1,4 @@
-// From keys of somebody else's to places of ours.
+// A map from keys of others to numbers of ours.
 #pragma once
 
 #include <bit>
@@ -10,8 +10,8 @@
 
 namespace tidepool::inline v0_2_0::detail {
 
-// Open addressing, at most half full; what goes leaves no trace. Once it has been as large as it
-// gets, nothing is allocated.
+// A hash table with open addressing, at most half full; an erased key leaves no trace. Once the
+// table has been as large as it gets, it allocates nothing.
 class key_map {
  public:
   static constexpr std::uint32_t none = std::numeric_limits<std::uint32_t>::max();
@@ -21,7 +21,7 @@ class key_map {
     const auto at = place_of(key);
     return slots_[at].value;
   }
-  // A key that is not there. What follows a `make_room` cannot fail.
+  // Adds a key that is not there. Cannot fail after `make_room`.
   void insert(std::uint64_t key, std::uint32_t value) {
     make_room();
     slots_[place_of(key)] = {key, value};
@@ -35,7 +35,7 @@ class key_map {
       if (each.value != none) slots_[place_of(each.key)] = each;
     }
   }
-  // A key that is there. Those behind it that would not be found any more move up.
+  // Erases a key that is there. Keys behind it that would not be found any more move up.
   void erase(std::uint64_t key) noexcept {
     auto hole = place_of(key);
     --count_;
@@ -64,15 +64,15 @@ class key_map {
     std::uint32_t value = none;
   };
 
-  // Every bit of the key counts: keys may be addresses, counters, or numbers packed side by side. A
-  // product alone spreads upwards only (this is the finaliser of splitmix64).
+  // Every bit of the key has to count, because keys may be addresses, counters, or numbers packed
+  // side by side. A product alone spreads upwards only, so this is the finaliser of splitmix64.
   [[nodiscard]] std::size_t home_of(std::uint64_t key) const {
     key = (key ^ key >> 30) * 0xBF58476D1CE4E5B9U;
     key = (key ^ key >> 27) * 0x94D049BB133111EBU;
     return static_cast<std::size_t>(key ^ key >> 31) & (slots_.size() - 1);
   }
   [[nodiscard]] std::size_t next(std::size_t at) const { return (at + 1) & (slots_.size() - 1); }
-  // Where it is, or would go.
+  // The slot where the key is, or would go.
   [[nodiscard]] std::size_t place_of(std::uint64_t key) const {
     auto at = home_of(key);
     while (slots_[at].value != none && slots_[at].key != key) at = next(at);

@@ -16,7 +16,7 @@
 #define TIDEPOOL_DEFINITIONS 1
 #endif
 
-// Of a function that is no template.
+// `TIDEPOOL_INLINE` stands before a function that is no template.
 #if defined(TIDEPOOL_COMPILED)
 #define TIDEPOOL_INLINE
 #else

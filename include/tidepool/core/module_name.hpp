@@ -19,8 +19,8 @@ namespace tidepool::inline v0_2_0::detail {
 inline constexpr std::array<std::string_view, 7> recompute_regions{
     "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts", "moe_permute", "gdp_in_proj"};
 
-// What a compiler shows of an argument: clang before 16 shows a string as numbers, and letters as
-// letters.
+// Templates that show their argument in a compiler's messages. They take letters for clang, because
+// clang before 16 shows a string as numbers.
 #if defined(__clang__)
 template <char... Letters>
 struct name {};
@@ -103,8 +103,9 @@ consteval auto refusal() {
   }
 }
 
-/// Whether the calls for a module generate code. In a strict list, a name that it lacks does not
-/// compile. The error lies in a base, since clang repeats one of a function at each of its callers.
+/// True where the calls for a module generate code. In a strict list, a name that it lacks does not
+/// compile. The error lies in a base, because clang repeats an error in a function at each of its
+/// callers.
 template <class Modules, fixed_string Name>
 struct compiled_in : decltype(refusal<Modules, Name>())::type {
   static_assert(!Modules::open || sizeof(Name) == 0,
@@ -112,18 +113,15 @@ struct compiled_in : decltype(refusal<Modules, Name>())::type {
   static constexpr bool value = list_has<Modules>(Name.view());
 };
 
-/// What `discard` and `recompute` may name in a strict list: the standard modules and the regions
-/// need not stand in it.
+/// The names that an offer to recompute may use in a strict list: its modules, and every region.
 template <class Modules>
-struct recomputed_by_name {
+struct with_regions {
   static constexpr bool open = false;
   static constexpr bool strict = true;
   static constexpr auto names = [] {
-    constexpr std::size_t own = Modules::names.size(), standard = standard_modules.size();
-    std::array<std::string_view, own + standard + recompute_regions.size()> all;
-    std::copy(Modules::names.begin(), Modules::names.end(), all.begin());
-    std::copy(standard_modules.begin(), standard_modules.end(), all.begin() + own);
-    std::copy(recompute_regions.begin(), recompute_regions.end(), all.begin() + own + standard);
+    std::array<std::string_view, Modules::names.size() + recompute_regions.size()> all;
+    const auto regions = std::copy(Modules::names.begin(), Modules::names.end(), all.begin());
+    std::copy(recompute_regions.begin(), recompute_regions.end(), regions);
     return all;
   }();
   static constexpr bool contains(std::string_view name) {
@@ -131,11 +129,26 @@ struct recomputed_by_name {
   }
 };
 
-/// Refuses, in a strict list, a name that nothing can be recomputed by.
+/// True where an offer to recompute generates code. An offer by a region always does.
 template <class Modules, fixed_string Name>
-constexpr void check_recomputed() {
-  if constexpr (Modules::strict) {
-    static_cast<void>(compiled_in<recomputed_by_name<Modules>, Name>::value);
+consteval bool offered() {
+  constexpr auto& regions = recompute_regions;
+  if constexpr (std::find(regions.begin(), regions.end(), Name.view()) != regions.end()) {
+    return true;
+  } else if constexpr (Modules::strict) {
+    return compiled_in<with_regions<Modules>, Name>::value;
+  } else {
+    return compiled_in<Modules, Name>::value;
+  }
+}
+
+/// The id of a module of the list. A region that the list lacks is looked up at each call.
+template <class Modules, fixed_string Name>
+consteval auto offer_of() {
+  if constexpr (list_has<Modules>(Name.view())) {
+    return Modules::id(Name.view());
+  } else {
+    return Name.view();
   }
 }
 

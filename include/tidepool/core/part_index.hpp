@@ -1,4 +1,4 @@
-// The parts of storages that are on the host, found by what they are parts of.
+// An index of the parts of storages that were offloaded, by the storage and the rectangle of it.
 #pragma once
 
 #include <algorithm>
@@ -15,38 +15,38 @@ namespace tidepool::inline v0_2_0::detail {
 template <class Storage>
 class part_index {
  public:
-  // The one made last of this rectangle (`part`) of the storage with that number, or null.
+  // The latest copy of the rectangle `part` of the storage with the number `origin`, or null.
   template <class Rectangle>
   [[nodiscard]] Storage* find(std::uint64_t origin, const Rectangle& part) const {
     if (buckets_.empty()) return nullptr;
     auto* found = buckets_[bucket_of(origin, part)];
-    while (found != nullptr && !(found->origin == origin && found->part == part)) {
-      found = found->next_part;
+    while (found != nullptr && !(found->part.of == origin && found->part.what == part)) {
+      found = found->part.next;
     }
     return found;
   }
 
-  // One part more needs no memory then.
+  // Makes room, so that one more `insert` needs no memory.
   void make_room() {
     if (count_ < buckets_.size()) return;
     auto fewer = std::exchange(
         buckets_, std::vector<Storage*>(std::max<std::size_t>(16, 2 * buckets_.size())));
     count_ = 0;
     for (auto* each : fewer) {
-      while (each != nullptr) insert(*std::exchange(each, each->next_part));
+      while (each != nullptr) insert(*std::exchange(each, each->part.next));
     }
   }
 
   void insert(Storage& part) noexcept {
-    auto** link = &buckets_[bucket_of(part.origin, part.part)];
-    while (*link != nullptr && (*link)->number > part.number) link = &(*link)->next_part;
-    part.next_part = std::exchange(*link, &part);
+    auto** link = &buckets_[bucket_of(part.part.of, part.part.what)];
+    while (*link != nullptr && (*link)->number > part.number) link = &(*link)->part.next;
+    part.part.next = std::exchange(*link, &part);
     ++count_;
   }
   void erase(Storage& part) noexcept {
-    auto** link = &buckets_[bucket_of(part.origin, part.part)];
-    while (*link != &part) link = &(*link)->next_part;
-    *link = part.next_part;
+    auto** link = &buckets_[bucket_of(part.part.of, part.part.what)];
+    while (*link != &part) link = &(*link)->part.next;
+    *link = part.part.next;
     --count_;
   }
 

@@ -1,4 +1,4 @@
-// A list in the order of insertion, from whose middle an element goes in constant time.
+// A list in the order of insertion, of which any element can be erased in constant time.
 #pragma once
 
 #include <cstddef>
@@ -17,11 +17,11 @@ class slot_list {
 
   [[nodiscard]] bool empty() const { return last_ == none; }
   [[nodiscard]] std::size_t size() const { return size_; }
-  // `none` when empty.
+  // The slot of the latest element; `none` when the list is empty.
   [[nodiscard]] slot last() const { return last_; }
   [[nodiscard]] const T& operator[](slot at) const { return nodes_[at].value; }
 
-  // One element more needs no memory then.
+  // Makes room, so that one more `push_back` needs no memory.
   void make_room() {
     if (free_ != none) return;
     nodes_.push_back({});
@@ -51,7 +51,7 @@ class slot_list {
  private:
   struct node {
     T value{};
-    slot before = none;  // of a free one, the next that is free
+    slot before = none;  // in a free node, the next free one
     slot behind = none;
   };
 

@@ -18,8 +18,8 @@ struct close_file {
   void operator()(std::FILE* file) const { static_cast<void>(std::fclose(file)); }
 };
 
-// A whole file; empty where there is none. By C's calls: in an extension of Python's beside PyTorch
-// 2.11, C++'s streams read other numbers than those in the file.
+// The text of a file; empty where there is none. It is read by C's calls: in an extension of
+// Python's beside PyTorch 2.11, C++'s streams read other numbers than those in the file.
 inline std::string text_of(const std::string& path) {
   const std::unique_ptr<std::FILE, close_file> file(std::fopen(path.c_str(), "r"));
   std::string text;
@@ -32,7 +32,7 @@ inline std::string text_of(const std::string& path) {
   return text;
 }
 
-// Takes the first word off; empty at the end.
+// Takes the first word off `text`; returns an empty word at the end.
 inline std::string_view take_word(std::string_view& text) {
   constexpr std::string_view blanks = " \t\n";
   text.remove_prefix(std::min(text.find_first_not_of(blanks), text.size()));

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
@@ -15,7 +16,8 @@ namespace tidepool::inline v0_2_0::detail::text {
   return c == ' ' || c == '\t' || c == '\n' || c == '\r' || c == '\f' || c == '\v';
 }
 
-// Not the `<cctype>` functions: those follow the locale, an option's text must not.
+// The `<cctype>` functions are not used, because they follow the locale, and an option's text must
+// not.
 [[nodiscard]] constexpr char to_lower(char c) {
   return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
 }
@@ -108,10 +110,11 @@ template <class Range>
   return name;
 }
 
-/// Longer words are never taken for another.
+/// The longest word, in characters, that is ever taken for another.
 inline constexpr std::size_t longest_word = 64;
 
-/// What a name is compared by: case does not count, nor does `-` against `_`.
+/// The form in which a character of a name is compared: case does not count, nor does `-` against
+/// `_`.
 [[nodiscard]] constexpr char plain(char c) { return c == '-' ? '_' : to_lower(c); }
 
 /// Edits (insert, delete, replace, swap of neighbours) that turn one word into the other, of which
@@ -160,6 +163,11 @@ inline constexpr std::size_t longest_word = 64;
     }
   }
   return result;
+}
+
+// A number and its noun: `1 step`, `2 steps`.
+[[nodiscard]] inline std::string count_of(std::uint64_t number, std::string_view what) {
+  return std::to_string(number).append(" ").append(what).append(number == 1 ? "" : "s");
 }
 
 }  // namespace tidepool::detail::text

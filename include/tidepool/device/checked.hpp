@@ -4,13 +4,10 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <functional>
-#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
-#include <type_traits>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -23,20 +20,18 @@
 
 namespace tidepool::inline v0_2_0 {
 
-/// `Device`, watched: all that it is given goes to a log as well, and vector clocks judge it while
-/// the program runs.
+/// A `Device` whose calls also go to a log, which vector clocks judge while the program runs.
 ///
-/// It takes the place of `Device` in an offloader and has all that `Device` has. What kernels read
-/// and write it learns from the trainer (`reads`, `writes`); streams are told apart and ordered by
-/// `record`, `wait` and `synchronize` of this object, or by what `recorded`, `waited` and
-/// `host_waited` say of events elsewhere. What it found is in `findings()`. Nothing here blocks the
-/// host or changes what the device is given, but for this: an offloader over it does not ask what
-/// is over, and joins it instead, so that what is found does not depend on the clock. Thread
-/// safety: as `Device`, and one thread at a time.
+/// It takes the place of `Device` in an offloader and has all members of `Device`. The trainer
+/// declares what kernels read and write (`reads`, `writes`). Streams are told apart, and ordered by
+/// `record`, `wait` and `synchronize` of this object, or by `recorded`, `waited` and `host_waited`
+/// for events elsewhere. `findings()` has the mistakes. Nothing here blocks the host or changes the
+/// device's work, with one exception: an offloader over it does not ask which work is over, and
+/// joins it instead, so that findings do not depend on the clock. Thread safety: as `Device`, and
+/// one thread at a time.
 ///
-/// A device class with ways of its own derives from this one, and calls it for whatever it does:
-/// what it asks `watched` for is not seen.
-///
+/// A device class with ways of its own derives from this one and calls this one for everything:
+/// calls to `watched` are not seen.
 ///     tp::checked_device<tp::cuda_device> gpu{0};
 ///     dev.writes(x, stream, "gelu");       // beside the launch, on either side of it
 ///     dev.reads(weights, bytes, stream, "gelu");
@@ -50,45 +45,45 @@ class checked_device : public Device {
   /// Owns a captured graph; void where `Device` has none.
   using graph = typename detail::graph_checked<Device>::type;
 
-  /// As `Device` is made.
+  /// Constructs `Device` with the same arguments.
   template <class... With>
     requires std::constructible_from<Device, const With&...>
   explicit checked_device(const With&... with) : Device(with...) {}
   checked_device(const checked_device&) = delete;
   checked_device& operator=(const checked_device&) = delete;
 
-  // ---- what the trainer says ----
+  // ---- declarations of the trainer ----
 
-  /// A kernel on `on` reads, or writes, these bytes. Say it beside the launch, between the same
+  /// Declares that a kernel on `on` reads these bytes. Call it beside the launch, between the same
   /// waits and records of the stream.
   void reads(const void* data, std::size_t bytes, stream_ref on, std::string_view kernel) {
     log_.read(lane_of(on), access_kind::kernel_read, data, bytes, kernel);
   }
-  /// The same for bytes that are written.
+  /// Like `reads`, for bytes that are written.
   void writes(const void* data, std::size_t bytes, stream_ref on, std::string_view kernel) {
     log_.write(lane_of(on), access_kind::kernel_write, data, bytes, kernel);
   }
-  /// The same for what a span is of.
+  /// Like `reads`, for the elements of a span.
   template <class T, std::size_t Extent>
   void reads(std::span<T, Extent> data, stream_ref on, std::string_view kernel) {
     reads(data.data(), data.size_bytes(), on, kernel);
   }
-  /// The same for what a span is of.
+  /// Like `writes`, for the elements of a span.
   template <class T, std::size_t Extent>
   void writes(std::span<T, Extent> data, stream_ref on, std::string_view kernel) {
     writes(data.data(), data.size_bytes(), on, kernel);
   }
-  /// All of a buffer.
+  /// Like `reads`, for a whole buffer.
   template <detail::has_bytes Memory>
   void reads(const Memory& memory, stream_ref on, std::string_view kernel) {
     reads(memory.data(), memory.size(), on, kernel);
   }
-  /// All of a buffer.
+  /// Like `writes`, for a whole buffer.
   template <detail::has_bytes Memory>
   void writes(const Memory& memory, stream_ref on, std::string_view kernel) {
     writes(memory.data(), memory.size(), on, kernel);
   }
-  /// The host itself reads, or writes, memory that the device reaches.
+  /// The host itself reads memory that the device reaches.
   void host_reads(const void* data, std::size_t bytes, std::string_view what) {
     log_.read(detail::order_clocks::host, access_kind::host_read, data, bytes, what);
   }
@@ -97,17 +92,17 @@ class checked_device : public Device {
     log_.write(detail::order_clocks::host, access_kind::host_write, data, bytes, what);
   }
 
-  /// A name for a stream in findings.
+  /// Names a stream in findings.
   void name_stream(stream_ref which, std::string as) {
     log_.clocks().name(lane_of(which), std::move(as), false);
   }
-  /// An event of the trainer's own, known by any address, was recorded; a stream waits for it.
+  /// An event of the trainer's own, known by any address, was recorded on a stream.
   void recorded(const void* own_event, stream_ref on) {
     const auto [at, fresh] = own_events_.try_emplace(own_event, 0U);
     if (fresh) at->second = log_.add_event();
     log_.record(lane_of(on), at->second);
   }
-  /// The stream waits for it; one that was never recorded is left alone.
+  /// The stream waits for an event of `recorded`; an event that was never recorded is ignored.
   void waited(stream_ref waiter, const void* own_event) {
     const auto at = own_events_.find(own_event);
     if (at == own_events_.end()) return;
@@ -116,9 +111,9 @@ class checked_device : public Device {
   }
   /// The host waited for a stream, or for the device, by another call than `synchronize`.
   void host_waited(stream_ref which) { log_.clocks().host_waits(lane_of(which)); }
-  void host_waited() { log_.clocks().host_waits(); }  ///< The same for all streams.
+  void host_waited() { log_.clocks().host_waits(); }  ///< Like the call for one, for all streams.
 
-  /// While it lives, accesses are about this part of the step. An offloader says it for its own.
+  /// While it lives, accesses belong to one part of the step. An offloader makes its own.
   class [[nodiscard]] place {
    public:
     place(const place&) = delete;
@@ -132,24 +127,24 @@ class checked_device : public Device {
     detail::order_log* log_;
     detail::order_log::subject before_;
   };
-  /// Accesses from here to the end of the result are about this part.
+  /// Accesses from here to the end of the result belong to this part.
   place at(std::string_view module, int layer = -1, int microbatch = -1) {
     return {log_, module, layer, microbatch};
   }
 
-  /// Whether a kernel that reads what nothing has written is told of. It is by default, from the
-  /// first declared write on.
+  /// Turns findings of kernels that read unwritten memory on or off. On by default, from the first
+  /// declared write.
   void check_unwritten(bool on) { log_.judge_unwritten(on); }
 
-  // ---- what was found ----
+  // ---- findings ----
 
-  /// Each pair of places in the program once, the first 64, in the order in which they were found.
+  /// The findings, each pair of places in the program once, the first 64, in order of time.
   [[nodiscard]] const std::vector<finding>& findings() const { return log_.findings().all(); }
-  /// How often anything was found.
+  /// The number of findings, each repetition counted.
   [[nodiscard]] std::uint64_t finding_count() const { return log_.findings().count(); }
-  /// Forgets them; what is found again counts anew.
+  /// Forgets the findings; a mistake that is found again counts anew.
   void forget_findings() { log_.findings().clear(); }
-  /// All findings in words, and a line that says how many.
+  /// All findings in words, and a line with their number.
   [[nodiscard]] std::string report() const {
     std::string text;
     for (const auto& each : findings()) text += "order: " + to_text(each);
@@ -157,10 +152,10 @@ class checked_device : public Device {
     return text + "order: " + std::to_string(count) + (count == 1 ? " mistake" : " mistakes") +
            " found\n";
   }
-  /// Accesses and ranges that are remembered now.
+  /// The number of accesses and ranges that are remembered now.
   [[nodiscard]] std::size_t log_size() const { return log_.size(); }
 
-  /// As `Device` has it, and noted in the log. See the concept `device`.
+  /// Like the members of `Device`, and noted in the log. See the concept `device`.
   /// @{
   [[nodiscard]] typename Device::stream make_stream() {
     auto made = Device::make_stream();
@@ -280,7 +275,7 @@ class checked_device : public Device {
     log_.launch(which.steps, lane_of(on));
   }
   /// @}
-  /// The virtual device's: kernels say what they touch where they are launched.
+  /// Like `launch` of the virtual device; `touches` declares the memory that the kernel uses.
   void launch(stream_ref on, double duration_ns, std::function<void()> run, const char* label = "",
               std::vector<kernel_access> touches = {}) requires requires(Device& dev) {
     dev.launch(on, duration_ns, run, label, touches);
@@ -296,7 +291,7 @@ class checked_device : public Device {
     }
     ran(on);
   }
-  /// What is dropped never runs: nothing waits for it any more.
+  /// Dropped work never runs, so it counts as waited for.
   void drop(stream_ref which, std::uint64_t issued = 0) noexcept requires requires(Device& dev) {
     dev.drop(which, issued);
   }
@@ -304,13 +299,13 @@ class checked_device : public Device {
     Device::drop(which, issued);
     try {
       host_waited();
-    } catch (...) {  // more is found than is wrong
+    } catch (...) {  // may find more than is wrong
     }
   }
 
-  // ---- what an offloader says ----
+  // ---- calls of an offloader ----
 
-  /// It hands memory out: what was there counts as unwritten.
+  /// Memory is handed out: its old contents count as unwritten.
   bool poison(void* pointer, std::size_t bytes, stream_ref on) {
     bool filled = false;
     if constexpr (requires(Device & dev) {
@@ -321,27 +316,29 @@ class checked_device : public Device {
     log_.hand_out(lane_of(on), pointer, bytes);
     return filled;
   }
-  /// It was given memory back: nobody is to touch it before it is handed out again.
+  /// Memory was given back: no access is allowed before it is handed out again.
   void gave_back(const void* pointer, std::size_t bytes, stream_ref on) {
     log_.give_back(lane_of(on), pointer, bytes);
   }
-  /// An owner lends it memory, until `returned`. Bytes that are lent several times go back with the
-  /// last of these.
+  /// An owner lends memory, until `returned`. Bytes that are lent several times go back with the
+  /// last return.
   void borrows(const void* pointer, std::size_t bytes) { log_.borrow(pointer, bytes); }
-  /// It gives borrowed memory back to an owner whose stream is `home`.
+  /// Borrowed memory goes back to an owner whose stream is `home`.
   void returned(const void* pointer, std::size_t bytes, stream_ref home) {
     log_.give_to_owner(lane_of(home), pointer, bytes);
   }
-  /// It ends a capture that failed: what was not joined back never runs.
+  /// A failed capture ends: work that was not joined back never runs.
   void abandons_capture() noexcept { abandons_ = true; }
-  /// Its file is written from memory, or read into it; `block` stands for where in the file.
+  /// The offloader's file is written from memory; `block` stands for the place in the file.
   void writes_file(const void* block, const void* memory, std::size_t bytes) {
     log_.copy_by_host(access_kind::host_read, block, memory, bytes);
   }
-  void reads_file(const void* memory, const void* block, std::size_t bytes) {  ///< The other way.
+  void reads_file(const void* memory, const void* block, std::size_t bytes) {  ///< Like
+                                                                               ///< `writes_file`,
+                                                                               ///< reversed.
     log_.copy_by_host(access_kind::host_write, memory, block, bytes);
   }
-  /// Its copy streams to one place: those of the host first.
+  /// Names an offloader's copy streams to one place: those to the host first.
   void name_copy_streams(stream_ref offload, stream_ref reload, place_kind to) {
     if (to == place_kind::host) ++offloaders_;
     const bool peer = to == place_kind::peer;
@@ -354,13 +351,13 @@ class checked_device : public Device {
   }
 
  private:
-  // The host has waited for what it executes itself.
+  // The host has waited for work that it does itself.
   void ran([[maybe_unused]] stream_ref on) {
     if constexpr (host_executing_device<Device>) {
       if (Device::host_executed(on)) host_waited(on);
     }
   }
-  // A stream of a capture may not be asked for its id.
+  // A stream in a capture may not be asked for its id.
   [[nodiscard]] static std::uint64_t key_of(const stream_ref& which) {
     if constexpr (requires { which.key_in_capture(); }) {
       return which.key_in_capture();
@@ -383,7 +380,7 @@ class checked_device : public Device {
     if (at == sizes_.end()) return;
     try {
       log_.free(pointer, at->second);
-    } catch (...) {  // a use of it is not found then
+    } catch (...) {  // a later use of it is not found
     }
     sizes_.erase(at);
   }

@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "tidepool/core/text.hpp"
@@ -28,14 +27,14 @@
 namespace tidepool::inline v0_2_0 {
 
 /// One CUDA device. It owns nothing global: it makes its device current only inside calls that need
-/// that, and puts the caller's back.
+/// that, and then restores the caller's.
 ///
-/// Streams: any `cudaStream_t` or `cuda::stream_ref` of this device, the default ones included (the
-/// per-thread one in one thread alone: its handle means another stream in each); its own are
-/// non-blocking, so they never wait for the legacy default stream. A stream given to an offloader
-/// must live until the last call of the offloader and its handles, since a recorded step, a capture
-/// and what follows a launch record events on streams that no handle tells of; a new stream at the
-/// address of an old one is told apart (`cudaStreamGetId`).
+/// An offloader takes any `cudaStream_t` or `cuda::stream_ref` of this device, the default ones
+/// included (the per-thread one in one thread alone: its handle means another stream in each). The
+/// device's own streams are non-blocking, so they never wait for the legacy default stream. A
+/// stream given to an offloader must live until the last call of the offloader and its handles,
+/// since a recorded step, a capture and the work after a launch record events on streams that no
+/// handle names. A new stream at the address of an old one is told apart (`cudaStreamGetId`).
 ///
 /// Every failed call throws `device_error` with the `cudaError_t`, the call and the device. Thread
 /// safety: one thread at a time; several objects may stand for one device.
@@ -55,7 +54,7 @@ class cuda_device : public detail::cuda_sharing {
     stream_ref(::cuda::stream_ref handle)
         : handle_(handle.get()) {}  // NOLINT(google-explicit-constructor)
 #endif
-    /// The stream as the runtime API has it.
+    /// The handle of the runtime API.
     [[nodiscard]] cudaStream_t get() const { return handle_; }
     /// CUDA's own id of the stream: no other stream of the process ever has it. Throws
     /// `device_error`.
@@ -64,7 +63,7 @@ class cuda_device : public detail::cuda_sharing {
       check(cudaStreamGetId(handle_, &id), "cudaStreamGetId");
       return id;
     }
-    /// For a stream first met while it is captured: to ask for its id would end the capture.
+    /// A key for a stream first met in a capture, which a question for its id would end.
     [[nodiscard]] std::uint64_t key_in_capture() const {
       return std::uint64_t{1} << 63 | reinterpret_cast<std::uintptr_t>(handle_);
     }
@@ -77,7 +76,7 @@ class cuda_device : public detail::cuda_sharing {
   /// Owns a non-blocking stream; destroys it at the end.
   class stream : detail::cuda_handle<cudaStream_t, cudaStreamDestroy> {
    public:
-    /// Its name, to be handed to an offloader.
+    /// The stream's name, for an offloader.
     [[nodiscard]] stream_ref ref() const { return get(); }
     using cuda_handle::get;
 
@@ -118,7 +117,7 @@ class cuda_device : public detail::cuda_sharing {
     }
   }
 
-  /// Devices that the runtime finds; 0 without a driver. Never throws.
+  /// The number of devices that the runtime finds; 0 without a driver. Never throws.
   [[nodiscard]] static int count() noexcept {
     int found = 0;
     if (cudaGetDeviceCount(&found) != cudaSuccess) {
@@ -128,17 +127,17 @@ class cuda_device : public detail::cuda_sharing {
     return found;
   }
 
-  /// The number of the device, as `cudaSetDevice` counts.
+  /// The number of the device for `cudaSetDevice`.
   [[nodiscard]] int ordinal() const { return ordinal_; }
 
-  /// A non-blocking stream of this device.
+  /// Makes a non-blocking stream of this device.
   [[nodiscard]] stream make_stream() {
     const current_device guard(ordinal_);
     cudaStream_t handle = nullptr;
     check(cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
     return {handle, context()};
   }
-  /// An event; with `timing` one that `elapsed_us` may ask. Throws `device_error`.
+  /// Makes an event; only an event with `timing` can serve `elapsed_us`. Throws `device_error`.
   [[nodiscard]] event make_event(bool timing = false) {
     const current_device guard(ordinal_);
     cudaEvent_t handle = nullptr;
@@ -146,15 +145,15 @@ class cuda_device : public detail::cuda_sharing {
           "cudaEventCreateWithFlags");
     return {handle, context()};
   }
-  /// The event stands for all that `on` was given so far. Does not block the host.
+  /// Makes the event stand for all work that `on` was given so far. Does not block the host.
   void record(event& target, stream_ref on) {
     check(cudaEventRecord(target.get(), on.get()), "cudaEventRecord");
   }
-  /// `waiter` waits for what the event stands for. Does not block the host.
+  /// Makes `waiter` wait for the event's latest record. Does not block the host.
   void wait(stream_ref waiter, const event& until) {
     check(cudaStreamWaitEvent(waiter.get(), until.get(), 0), "cudaStreamWaitEvent");
   }
-  /// Blocks the host.
+  /// Blocks the host until the stream is idle.
   void synchronize(stream_ref which) {
     require_context();
     check(cudaStreamSynchronize(which.get()), "cudaStreamSynchronize");
@@ -172,11 +171,11 @@ class cuda_device : public detail::cuda_sharing {
     return static_cast<double>(milliseconds) * 1000;
   }
 
-  /// Whether all before the event's latest record is over. Does not block the host.
+  /// True if all work before the event's latest record is over. Does not block the host.
   [[nodiscard]] bool passed(const event& which) const {
     const auto code = cudaEventQuery(which.get());
     if (code == cudaErrorNotReady) {
-      static_cast<void>(cudaGetLastError());  // that is an answer, and no error of anybody's
+      static_cast<void>(cudaGetLastError());  // "not ready" is an answer, not an error
       return false;
     }
     check(code, "cudaEventQuery");
@@ -184,8 +183,7 @@ class cuda_device : public detail::cuda_sharing {
   }
 
   /// Queues a copy between device and host memory, or a neighbour's, on a stream of this device;
-  /// `shape` has rows and pitches in bytes. Does not block the host where the host memory is
-  /// pinned.
+  /// `shape` has rows and pitches in bytes. Pinned host memory does not block the host.
   void copy(void* target, const void* source, const copy_shape& shape, copy_direction direction,
             stream_ref on) {
     const auto kind = direction == copy_direction::device_to_host   ? cudaMemcpyDeviceToHost
@@ -206,8 +204,8 @@ class cuda_device : public detail::cuda_sharing {
   }
 
 #if CUDART_VERSION >= 13000
-  /// Many small copies as one call; false under stream capture, where CUDA does not take it, on the
-  /// legacy default stream, and for a neighbour's memory.
+  /// Makes many small copies in one call. Returns false if CUDA does not take it: under stream
+  /// capture, on the legacy default stream, and for a neighbour's memory.
   [[nodiscard]] bool copy_batch(std::span<const copy_item> items, copy_direction direction,
                                 stream_ref on) {
     const bool host =
@@ -231,18 +229,18 @@ class cuda_device : public detail::cuda_sharing {
   }
 #endif
 
-  /// Capture in the thread's own mode: other threads may go on as usual.
+  /// Begins a capture in the thread's own mode, so that other threads may go on as usual.
   void begin_capture(stream_ref on) {
     check(cudaStreamBeginCapture(on.get(), cudaStreamCaptureModeThreadLocal),
           "cudaStreamBeginCapture");
   }
-  /// Whether the stream is being captured.
+  /// True while the stream is being captured.
   [[nodiscard]] bool capturing(stream_ref which) const {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     check(cudaStreamIsCapturing(which.get(), &status), "cudaStreamIsCapturing");
     return status != cudaStreamCaptureStatusNone;
   }
-  /// Ends the capture, whatever comes of it, and makes it ready to launch.
+  /// Ends the capture, even when it fails, and makes a graph that is ready to launch.
   [[nodiscard]] graph end_capture(stream_ref on) {
     cudaGraph_t content = nullptr;
     check(cudaStreamEndCapture(on.get(), &content), "cudaStreamEndCapture");
@@ -257,7 +255,7 @@ class cuda_device : public detail::cuda_sharing {
     check(cudaGraphLaunch(which.get(), on.get()), "cudaGraphLaunch");
   }
 
-  /// Device memory; null when the device has none left. Throws `device_error` on any other failure.
+  /// Takes device memory; null when none is left. Throws `device_error` on any other failure.
   [[nodiscard]] void* try_allocate(std::size_t bytes) {
     const current_device guard(ordinal_);
     void* pointer = nullptr;
@@ -265,10 +263,10 @@ class cuda_device : public detail::cuda_sharing {
     static_cast<void>(context());
     return or_null(code, pointer, "cudaMalloc");
   }
-  /// Host memory that the copy engines reach, for any device. By default large blocks are huge
+  /// Takes host memory that the copy engines of any device reach. By default large blocks are huge
   /// pages on this device's NUMA node, touched by many threads and then registered, which is
-  /// several times faster than `cudaHostAlloc`; where that is not allowed, and for small blocks, it
-  /// is `cudaHostAlloc`.
+  /// several times faster than `cudaHostAlloc`. Small blocks, and machines that do not allow huge
+  /// pages, use `cudaHostAlloc`.
   [[nodiscard]] void* try_allocate_host(std::size_t bytes, const host_memory& how = {}) {
     const current_device guard(ordinal_);
     void* pointer = nullptr;
@@ -277,11 +275,11 @@ class cuda_device : public detail::cuda_sharing {
     if (code != cudaSuccess && code != cudaErrorMemoryAllocation) fail(code, "host memory");
     return pointer;
   }
-  /// Why this machine does not have a kind of host memory; empty when it does.
+  /// The reason why this machine lacks a kind of host memory; empty if it has the kind.
   [[nodiscard]] std::string why_not(host_kind kind) const { return host_.why_not(kind); }
-  /// True once the context was torn down in which this device was used first.
+  /// True once the context in which this device was first used was torn down.
   [[nodiscard]] bool lost() const noexcept { return !context_.alive(); }
-  /// What host memory was given last, in words.
+  /// The kind of the last host memory, in words.
   [[nodiscard]] const std::string& host_memory_text() const { return host_.text(); }
   /// Like `try_allocate`, for a trainer's own memory; throws `device_error` when there is none.
   [[nodiscard]] void* allocate(std::size_t bytes) {
@@ -291,23 +289,23 @@ class cuda_device : public detail::cuda_sharing {
                            detail::text::size_text(memory().free) + " are free",
                        static_cast<int>(cudaErrorMemoryAllocation));
   }
-  /// Waits for the device. What a lost context held is gone already.
+  /// Waits for the device, and frees the memory. A lost context has freed it already.
   void deallocate(void* pointer) noexcept {
     if (pointer != nullptr && context_.alive()) static_cast<void>(cudaFree(pointer));
   }
   /// Gives host memory of `try_allocate_host` back.
   void deallocate_host(void* pointer) noexcept { host_.deallocate(pointer, context_.alive()); }
-  /// Why memory of the device `peer` cannot be had; empty when it can.
+  /// The reason why memory of the device `peer` cannot be had; empty if it can.
   [[nodiscard]] std::string why_no_peer(int peer) const { return peers_.why_not(peer); }
-  /// Memory of the device `peer`, which this one is made to reach; null when `peer` has none left.
-  /// Throws `device_error` on any other failure.
+  /// Takes memory of the device `peer` and lets this device reach it; null when `peer` has none
+  /// left. Throws `device_error` on any other failure.
   [[nodiscard]] void* try_allocate_peer(int peer, std::size_t bytes) {
     void* pointer = nullptr;
     const auto code = peers_.allocate(peer, bytes, pointer);
     static_cast<void>(context());
     return or_null(code, pointer, "cudaMalloc of a neighbour's memory");
   }
-  /// Waits for this device first, whose copies `peer` knows nothing of.
+  /// Waits for this device first, because `peer` does not know of its copies.
   void deallocate_peer(int peer, void* pointer) noexcept {
     try {
       synchronize();
@@ -315,9 +313,9 @@ class cuda_device : public detail::cuda_sharing {
     }
     peers_.deallocate(peer, pointer);
   }
-  /// The NUMA node next to this device; -1 when the machine does not say.
+  /// The NUMA node next to this device; -1 if the machine does not say.
   [[nodiscard]] int node() const { return host_.node(); }
-  /// As `cudaMemGetInfo` tells it, other processes included.
+  /// Memory by `cudaMemGetInfo`, which counts other processes, too.
   [[nodiscard]] memory_info memory() const {
     const current_device guard(ordinal_);
     memory_info info;
@@ -346,7 +344,7 @@ class cuda_device : public detail::cuda_sharing {
     int before_ = -1;
   };
 
-  // Asked for once a call has made one, if it was not there.
+  // The context, noted once a call has made it.
   [[nodiscard]] const detail::cuda_context& context() {
     if (!context_) context_ = detail::cuda_context(ordinal_);
     return context_;
@@ -364,7 +362,7 @@ class cuda_device : public detail::cuda_sharing {
     if (code != cudaSuccess) fail(code, call);
   }
   [[noreturn]] static void fail(cudaError_t code, const char* call) {
-    // Taken off the runtime's books, so that the caller's next check does not find it again.
+    // Clears the runtime's error, so that the caller's next check does not find it again.
     static_cast<void>(cudaGetLastError());
     throw device_error("tidepool: " + std::string(call) + ": " + cudaGetErrorName(code) + ", " +
                            cudaGetErrorString(code),

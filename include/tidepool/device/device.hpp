@@ -1,4 +1,4 @@
-/// What the engine asks of a device: streams, events, copies, memory. Nothing else is
+/// The calls that the engine makes to a device: streams, events, copies, memory. No other part is
 /// device-specific.
 #pragma once
 
@@ -18,15 +18,15 @@
 
 namespace tidepool::inline v0_2_0 {
 
-/// Which way a copy goes.
+/// The direction of a copy.
 enum class copy_direction : std::uint8_t {
   device_to_host,  ///< an offload
   host_to_device,  ///< a reload
   device_to_peer,  ///< an offload to a neighbour
-  peer_to_device   ///< a reload from one
+  peer_to_device   ///< a reload from a neighbour
 };
 
-/// Whether a copy is an offload, and no reload.
+/// True if a copy is an offload.
 [[nodiscard]] constexpr bool is_offload(copy_direction which) {
   return which == copy_direction::device_to_host || which == copy_direction::device_to_peer;
 }
@@ -34,31 +34,31 @@ enum class copy_direction : std::uint8_t {
 /// A dense or pitched copy. A dense one has one row; widths and pitches are bytes.
 struct copy_shape {
   std::size_t width = 0;         ///< bytes of one row
-  std::size_t rows = 1;          ///< how many
-  std::size_t source_pitch = 0;  ///< bytes from row to row where it reads
-  std::size_t target_pitch = 0;  ///< bytes from row to row where it writes
+  std::size_t rows = 1;          ///< number of rows
+  std::size_t source_pitch = 0;  ///< bytes from row to row of the source
+  std::size_t target_pitch = 0;  ///< bytes from row to row of the target
 
   /// Bytes that are copied.
   [[nodiscard]] constexpr std::size_t bytes() const { return width * rows; }
 };
 
-/// One dense copy of many that go together.
+/// A dense copy, which is a part of a batch.
 struct copy_item {
-  void* target = nullptr;        ///< where it writes
-  const void* source = nullptr;  ///< where it reads
-  std::size_t bytes = 0;         ///< how many
+  void* target = nullptr;        ///< first byte that it writes
+  const void* source = nullptr;  ///< first byte that it reads
+  std::size_t bytes = 0;         ///< number of bytes
 };
 
-/// What memory holds when it is handed out.
+/// Contents of memory when it is handed out.
 enum class fill : std::uint8_t {
-  none,  ///< whatever was there
-  zero   ///< zeros, written on the stream that asks
+  none,  ///< old bytes
+  zero   ///< zeros, written on the stream of the call
 };
 
 /// Bytes as the driver counts them.
 struct memory_info {
-  std::size_t free = 0;   ///< not allocated by anybody
-  std::size_t total = 0;  ///< that the device has
+  std::size_t free = 0;   ///< bytes that no program has allocated
+  std::size_t total = 0;  ///< bytes that the device has
 };
 
 /// Streams, events, copies and memory of one device.
@@ -69,14 +69,15 @@ struct memory_info {
 ///   device's own allocation functions; `try_…` return null when the memory is exhausted and throw
 ///   `device_error` on any other failure.
 /// - A device may have `copy_batch(items, direction, stream)`, which copies many small items at
-///   less cost and returns false where it cannot; copies are then made one by one.
-/// - A device whose work runs in the process may have `drop(stream)`, which forgets what is queued
-///   there; an offloader that an exception destroys asks for it on every stream that it served.
-///   With `issued()`, which counts what was queued, and `drop(stream, issued)`, which leaves the
-///   first so many alone, what was queued before the offloader was made stays.
-/// - A device may have `passed(event)`: whether all before the event's latest record is over, asked
-///   without waiting.
-/// - A device may be told how many bytes a stream's work saves (see `host_executing_device`).
+///   less cost. If it returns false, the copies are made one by one.
+/// - A device whose work runs in the process may have `drop(stream)`, which forgets the work that
+///   is queued there. An offloader that an exception destroys calls it for every stream that it
+///   served. `issued()` counts the work that was queued, and `drop(stream, issued)` leaves the
+///   first `issued` alone: with both, work from before the offloader was made stays.
+/// - A device may have `passed(event)`: true if all work before the event's latest record is over.
+///   The call never waits.
+/// - A device may accept the number of bytes that a stream's work saves (see
+///   `host_executing_device`).
 /// - A device may have `fill_bytes`, which `fill::zero` and `options::poison` need (see
 ///   `filling_device`), and graphs (see `capturing_device`).
 /// - Functions that free are `noexcept` and wait until nothing on the device uses the memory.
@@ -119,9 +120,9 @@ concept filling_device = device<Device> &&
 
 /// A device whose streams can be captured into graphs.
 ///
-/// Between `begin_capture` and `end_capture` what is given to the stream, and to every stream that
-/// waits for an event recorded there, is kept instead of run. A captured event is waited for inside
-/// its capture only, others outside only, and all streams must be joined back before the end.
+/// Between `begin_capture` and `end_capture` work for the stream, and for every stream that waits
+/// for an event recorded there, is kept instead of run. A captured event is waited for inside its
+/// capture only, others outside only, and all streams must be joined back before the end.
 /// `end_capture` ends the capture even when it throws.
 template <class Device>
 concept capturing_device = device<Device> &&
@@ -135,9 +136,9 @@ concept capturing_device = device<Device> &&
 
 /// A device that can use memory of its neighbours: other devices of the host, known by a number.
 ///
-/// Copies to and from it are given to streams of this device. `why_no_peer` says in words why a
-/// neighbour's memory cannot be had; empty where it can. `try_allocate_peer` is null when the
-/// neighbour has none left, and throws `device_error` on any other failure.
+/// Copies to and from a neighbour run on streams of this device. `why_no_peer` says in words why a
+/// neighbour's memory cannot be had, or returns an empty text. `try_allocate_peer` returns null
+/// when the neighbour has no memory left, and throws `device_error` on any other failure.
 template <class Device>
 concept peer_device = device<Device> &&
     requires(Device& dev, int peer, void* pointer, std::size_t bytes) {
@@ -149,17 +150,18 @@ concept peer_device = device<Device> &&
 
 /// Memory of a device that other processes of the host may map.
 struct exported_memory {
-  int descriptor = -1;    ///< of the system's; whoever asked for it closes it
-  std::uint64_t id = 0;   ///< for `drop_export`
-  std::size_t bytes = 0;  ///< no more than were asked for
+  int descriptor = -1;    ///< a file descriptor; its receiver closes it
+  std::uint64_t id = 0;   ///< an id for `drop_export`
+  std::size_t bytes = 0;  ///< at most the bytes that were asked for
 };
 
-/// A device whose memory other processes can use, and that can use theirs; see `lend`.
+/// A device whose memory other processes can use, and that can use their memory; see `lend`.
 ///
-/// `try_export` takes whole pages of its own memory, as many as fit the bytes: nothing when it has
-/// no more. `import_memory` maps what another process has exported, for copies of this device. What
-/// is imported outlives its exporter. Both throw `device_error` on any other failure. `drop_import`
-/// waits for nothing: no copy may use the memory any more.
+/// `try_export` takes whole pages of the device's own memory, as many as fit the bytes; it returns
+/// nothing when the device has no more. `import_memory` maps memory that another process has
+/// exported, for copies of this device. Imported memory outlives its exporter. Both throw
+/// `device_error` on any other failure. `drop_import` waits for nothing: no copy may use the memory
+/// any more.
 template <class Device>
 concept lending_device = device<Device> &&
     requires(Device& dev, std::size_t bytes, int descriptor, std::uint64_t id, void* pointer) {
@@ -171,8 +173,8 @@ concept lending_device = device<Device> &&
   noexcept;
 };
 
-/// A device that checks the order of accesses (device/checked.hpp). The engine tells it what memory
-/// it is given back, what it borrows and returns to an owner, and what its own work is about.
+/// A device that checks the order of accesses (device/checked.hpp). The engine reports memory that
+/// is released, borrowed or returned to an owner, and the group that its own work is about.
 template <class Device>
 concept order_checking_device = device<Device> &&
     requires(Device& dev, const void* pointer, std::size_t bytes, typename Device::stream_ref ref,
@@ -187,8 +189,8 @@ concept order_checking_device = device<Device> &&
   dev.at(module, number, number);
 };
 
-/// A device of which the host may do a stream's work itself (see `virtual_device::host_executes`):
-/// the engine tells it of the bytes that this work saves, or reads again.
+/// A device that lets the host do a stream's work itself (see `virtual_device::host_executes`): the
+/// engine reports the bytes that this work saves, or reads again.
 template <class Device>
 concept host_executing_device = device<Device> &&
     requires(Device& dev, std::size_t bytes, typename Device::stream_ref ref) {
@@ -198,8 +200,8 @@ concept host_executing_device = device<Device> &&
 
 namespace detail {
 
-// Whether an offloader asks what is over. Not where orders are checked: what memory goes back to
-// whom, and so what is found, would depend on the clock.
+// True if an offloader asks a device which work is over. A device that checks orders is not asked:
+// which memory goes back to whom, and so the findings, would depend on the clock.
 template <class Device>
 inline constexpr bool tells_what_is_over =
     !order_checking_device<Device> && requires(Device & dev, const typename Device::event& each) {

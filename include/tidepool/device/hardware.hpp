@@ -1,16 +1,13 @@
 // The engine calls its device through this interface: streams are lanes, events are numbers.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "tidepool/core/clocks.hpp"
@@ -24,30 +21,31 @@ class backing_file;
 
 namespace detail {
 
-// An event that takes the time, by number.
+// The number of an event that takes the time.
 enum class timing_id : std::uint32_t {};
 
-// Abilities that some devices lack, and that the engine must know of before it calls. A call
-// that a device does not have does nothing, and returns what stands for that.
+// Abilities that some devices lack, and that the engine must know before it calls. A call that a
+// device lacks does nothing, and returns a neutral value.
 struct abilities {
   bool fills = false;               // `fill_bytes`
-  bool captures = false;            // streams, into graphs
+  bool captures = false;            // captures streams into graphs
   bool tells_what_is_over = false;  // `passed`
-  bool checks_order = false;  // and is told what memory is given back, and whose work is whose
-  bool poisons = false;       // what is handed out, in a way of its own
-  bool drops_joins = false;   // `leaves_out`, for tests
-  bool logs_kernels = false;  // `take_kernels`
-  bool host_works = false;    // may do a stream's work itself, and asks how much that is
+  bool checks_order = false;        // wants to know releases of memory and the subject of work
+  bool poisons = false;             // fills memory that is handed out in a way of its own
+  bool drops_joins = false;         // `leaves_out`, for tests
+  bool logs_kernels = false;        // `take_kernels`
+  bool simulates_time = false;      // the same work takes as long in each step, and a host's none
+  bool host_works = false;  // may do a stream's work on the host, and wants to know how much
 };
 
-// One kernel that ran, on the lane's stream.
+// A kernel that ran, on the lane's stream.
 struct lane_kernel {
   lane_id lane;
   double start_ns;
   double end_ns;
 };
 
-// A graph that a capture made.
+// A graph made by a capture.
 class captured_graph {
  public:
   captured_graph() = default;
@@ -56,11 +54,11 @@ class captured_graph {
   virtual ~captured_graph() = default;
 };
 
-// One offloader's view of its device; `hardware_of` is made for the type of one. The contract of
-// each call is that of the concept `device`. Thread safety: none.
+// The view that an offloader has of its device; `hardware_of` implements it for each device type.
+// Each call keeps the contract of the concept `device`. Thread safety: none.
 class hardware {
  public:
-  static constexpr std::size_t ring = 1024;  // events of each lane
+  static constexpr std::size_t ring = 1024;  // number of events of each lane
 
   hardware(const hardware&) = delete;
   hardware& operator=(const hardware&) = delete;
@@ -68,22 +66,22 @@ class hardware {
 
   [[nodiscard]] const abilities& can() const { return can_; }
   [[nodiscard]] std::string_view name() const { return name_; }
-  // Another value for each type of device.
+  // Differs for each type of device.
   [[nodiscard]] const void* device_type() const { return device_type_; }
 
   // ---- lanes ----
 
-  // A lane stands for the stream that `stream` points to, of the device's type, and has its events.
-  // `in_capture`: an offloader's capture is under way. Where it throws, there is no such lane.
+  // Makes a lane for the stream that `stream` points to, of the device's type, with events of its
+  // own. `in_capture`: an offloader's capture is under way. If it throws, there is no such lane.
   virtual void open(lane_id lane, const void* stream, bool in_capture) = 0;
-  // The same for a stream that the lane owns.
+  // Like `open`, for a stream that the lane owns.
   virtual void open_own(lane_id lane) = 0;
-  // Its events go, and its stream if it owns that. Nothing may run there.
+  // Destroys the lane's events, and its stream if the lane owns that. No work may run there.
   virtual void close(lane_id lane) noexcept = 0;
-  // Of the device's type.
+  // Points to a stream of the device's type.
   [[nodiscard]] virtual const void* stream(lane_id lane) const = 0;
 
-  // `event` counts up to `ring`.
+  // `event` is below `ring`.
   virtual void record(lane_id on, std::size_t event) = 0;
   virtual void wait(lane_id waiter, lane_id of, std::size_t event) = 0;
   [[nodiscard]] virtual bool passed(lane_id of, std::size_t event) const = 0;
@@ -98,7 +96,7 @@ class hardware {
   [[nodiscard]] virtual bool passed(timing_id which) const = 0;
   [[nodiscard]] virtual double elapsed_us(timing_id from, timing_id to) const = 0;
   virtual void log_kernels() = 0;
-  // Of the first `lanes` lanes.
+  // Kernels of the first `lanes` lanes.
   [[nodiscard]] virtual std::vector<lane_kernel> take_kernels(std::size_t lanes) = 0;
   [[nodiscard]] virtual double now_ns() const = 0;
 
@@ -106,19 +104,19 @@ class hardware {
 
   virtual void copy(void* target, const void* source, const copy_shape& shape,
                     copy_direction direction, lane_id on) = 0;
-  // False where they are to be copied one by one.
+  // Returns false if the items are to be copied one by one.
   [[nodiscard]] virtual bool copy_batch(std::span<const copy_item> items, copy_direction direction,
                                         lane_id on) = 0;
   virtual void fill_bytes(void* pointer, unsigned char byte, std::size_t bytes, lane_id on) = 0;
-  // False where nothing was filled.
+  // Returns false if nothing was filled.
   virtual bool poison(void* pointer, std::size_t bytes, lane_id on) = 0;
-  // What the lane's work saved, or reads again, where the host does that work itself.
+  // Reports bytes that the lane's work saved, or reads again, if the host does that work itself.
   virtual void worked(std::size_t bytes, lane_id on) = 0;
   [[nodiscard]] virtual bool leaves_out(join_site site) const = 0;
-  // Operations that were queued so far, and how to forget those of a lane from the `issued`-th on.
+  // The number of operations that were queued so far; `drop` forgets those of a lane after it.
   [[nodiscard]] virtual std::uint64_t issued() const = 0;
   virtual void drop(lane_id lane, std::uint64_t issued) noexcept = 0;
-  // False where no work runs in the process.
+  // False if no work runs in the process.
   [[nodiscard]] virtual bool drops() const = 0;
 
   // ---- graphs ----
@@ -132,33 +130,29 @@ class hardware {
 
   [[nodiscard]] virtual std::unique_ptr<page_allocator> device_pages() = 0;
   [[nodiscard]] virtual std::unique_ptr<page_allocator> host_pages(const host_memory& how) = 0;
-  // Null where there are no neighbours.
+  // Null if the device has no neighbours.
   [[nodiscard]] virtual std::unique_ptr<page_allocator> peer_pages(int peer) = 0;
-  // Why there is none of that kind; empty where there is.
+  // The reason why the device lacks that kind; empty if it has the kind.
   [[nodiscard]] virtual std::string why_not(host_kind kind) const = 0;
   [[nodiscard]] virtual std::string why_no_peer(int peer) const = 0;
-  // Of the system, where the device has none of its own.
-  [[nodiscard]] virtual std::unique_ptr<backing_file> open_file(const std::string& path) = 0;
-  // Where nothing can be lent, `import_memory` throws `misuse_error`.
+  // Leaves `into` empty if the device has no files of its own.
+  virtual void open_file(const std::string& path, std::unique_ptr<backing_file>& into) = 0;
+  // Throws `misuse_error` if the device cannot use memory of other processes.
   [[nodiscard]] virtual void* import_memory(int descriptor, std::size_t bytes) = 0;
   virtual void drop_import(void* pointer) noexcept = 0;
   [[nodiscard]] virtual memory_info memory() const = 0;
-  // Empty where the device does not tell.
+  // Empty if the device does not know.
   [[nodiscard]] virtual std::string host_memory_text() const = 0;
   [[nodiscard]] virtual bool lost() const noexcept = 0;
 
-  // ---- what its links give, see link.hpp; each blocks the host ----
+  // ---- its links, which link.hpp measures ----
 
-  [[nodiscard]] virtual plan::link_rates measure_link(const std::function<void()>& meet,
-                                                      std::size_t most) = 0;
-  // Nothing where it cannot be measured.
-  [[nodiscard]] virtual std::optional<plan::link_rates> measure_peer_link(int peer) = 0;
-  [[nodiscard]] virtual std::optional<plan::link_rates> measure_lent_link(void* memory,
-                                                                          std::size_t bytes) = 0;
-  // Whether copies to a neighbour take of what the host's get.
+  // The rates to the host, or to a neighbour, of a device that was made with rates.
+  [[nodiscard]] virtual std::optional<plan::link_rates> known_link(bool to_peer) const = 0;
+  // True if copies to a neighbour share the rates of the host's link.
   [[nodiscard]] virtual bool peer_shares_link() const = 0;
 
-  // ---- what a device that checks the order of accesses is told ----
+  // ---- reports to a device that checks the order of accesses ----
 
   virtual void borrows(const void* pointer, std::size_t bytes) = 0;
   virtual void gave_back(const void* pointer, std::size_t bytes, lane_id on) = 0;
@@ -167,7 +161,7 @@ class hardware {
   virtual void writes_file(const void* block, const void* memory, std::size_t bytes) = 0;
   virtual void reads_file(const void* memory, const void* block, std::size_t bytes) = 0;
   virtual void abandons_capture() noexcept = 0;
-  // The engine's work is about this from here to the `end_subject` that belongs to it.
+  // Until the matching `end_subject` the engine's work is about this module, layer and microbatch.
   virtual void begin_subject(std::string_view module, int layer, int microbatch) = 0;
   virtual void end_subject() noexcept = 0;
 
@@ -181,7 +175,7 @@ class hardware {
   const void* device_type_;
 };
 
-// Which group or state the work is about, as long as it lives; told to a device that checks orders.
+// Tells a device that checks orders the group or state of the work, while this object lives.
 class told_subject {
  public:
   told_subject(hardware& dev, std::string_view name, int layer = -1, int microbatch = -1)
@@ -198,7 +192,7 @@ class told_subject {
   hardware* dev_;
 };
 
-// Events that take the time, in the order of their first use; they go with it.
+// Events that take the time, numbered by first use; the destructor frees them.
 class timing_events {
  public:
   explicit timing_events(hardware& dev) : dev_(&dev) {}
@@ -208,7 +202,7 @@ class timing_events {
     for (const auto each : events_) dev_->free_timing(each);
   }
 
-  // The `number`-th, which is made where there is one less.
+  // Records the event `number`, and makes it if it is the first without one.
   void record(std::size_t number, const void* stream) {
     if (number == events_.size()) events_.push_back(dev_->make_timing());
     dev_->record(events_[number], stream);

@@ -1,5 +1,5 @@
-// The virtual calls of `hardware`, made of a device's own: the one place of an offloader that knows
-// the type of its device, and what that can.
+// Implements the virtual calls of `hardware` with a device's own: the one place of an offloader
+// that knows the type of its device, and the abilities of that type.
 #pragma once
 
 #include <algorithm>
@@ -8,12 +8,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -21,20 +19,18 @@
 #include "tidepool/device/device.hpp"
 #include "tidepool/device/hardware.hpp"
 #include "tidepool/device/hardware_traits.hpp"
-#include "tidepool/device/link.hpp"
 #include "tidepool/error.hpp"
-#include "tidepool/memory/backing_file.hpp"
 
 namespace tidepool::inline v0_2_0::detail {
 
-// `Device` is the type of the object as its trainer has it: what hides a function of its base, as
-// `checked_device` does, is called.
+// `Device` is the type of the trainer's object, so that a function that hides one of its base, as
+// in `checked_device`, is called.
 template <device Device>
 class hardware_of final : public hardware {
   using stream_ref = typename Device::stream_ref;
 
  public:
-  // `dev` outlives it.
+  // `dev` must outlive this object.
   explicit hardware_of(Device& dev)
       : hardware(Device::name,
                  {.fills = filling_device<Device>,
@@ -44,17 +40,18 @@ class hardware_of final : public hardware {
                   .poisons = poisoning_device<Device>,
                   .drops_joins = join_dropping_device<Device>,
                   .logs_kernels = kernel_logging_device<Device>,
+                  .simulates_time = simulating_device<Device>,
                   .host_works = host_executing_device<Device>},
                  &type_of_device<Device>),
         dev_(&dev) {}
 
   [[nodiscard]] Device& device() const { return *dev_; }
 
-  // The lane of a stream among the first `count`; `count` where it has none there.
+  // The lane of a stream among the first `count`; `count` if the stream has no lane there.
   [[nodiscard]] std::size_t find(const stream_ref& stream, std::size_t count,
                                  bool in_capture) const {
     if constexpr (std::equality_comparable<stream_ref>) {
-      // A stream under capture may not be asked for its key.
+      // Compared, because asking a stream under capture for its key would end the capture.
       for (std::size_t i = 0; in_capture && i < count; ++i) {
         if (lanes_[i].stream == stream) return i;
       }
@@ -112,7 +109,7 @@ class hardware_of final : public hardware {
   void free_timing(timing_id gone) noexcept override {
     const auto which = static_cast<std::uint32_t>(gone);
     timings_[which].reset();
-    spare_.push_back(which);  // has room for all
+    spare_.push_back(which);  // `spare_` has room for all numbers
   }
   void record(timing_id target, const void* stream) override {
     dev_->record(timing(target), ref(stream));
@@ -220,12 +217,9 @@ class hardware_of final : public hardware {
     if constexpr (peer_device<Device>) return dev_->why_no_peer(peer);
     return "a device of the kind " + std::string(Device::name) + " has no neighbours";
   }
-  [[nodiscard]] std::unique_ptr<backing_file> open_file(const std::string& path) override {
-    if constexpr (requires { dev_->open_file(path); }) {
-      return dev_->open_file(path);
-    } else {
-      return open_backing_file(path);
-    }
+  void open_file([[maybe_unused]] const std::string& path,
+                 [[maybe_unused]] std::unique_ptr<backing_file>& into) override {
+    if constexpr (requires { dev_->open_file(path); }) into = dev_->open_file(path);
   }
   [[nodiscard]] void* import_memory([[maybe_unused]] int descriptor,
                                     [[maybe_unused]] std::size_t bytes) override {
@@ -252,16 +246,17 @@ class hardware_of final : public hardware {
     return false;
   }
 
-  [[nodiscard]] plan::link_rates measure_link(const std::function<void()>& meet,
-                                              std::size_t most) override {
-    return plan::measure_link(*dev_, meet, most);
-  }
-  [[nodiscard]] std::optional<plan::link_rates> measure_peer_link(int peer) override {
-    return plan::measure_peer_link(*dev_, peer);
-  }
-  [[nodiscard]] std::optional<plan::link_rates> measure_lent_link(void* memory,
-                                                                  std::size_t bytes) override {
-    return plan::measure_lent_link(*dev_, memory, bytes);
+  [[nodiscard]] std::optional<plan::link_rates> known_link(
+      [[maybe_unused]] bool to_peer) const override {
+    if constexpr (requires { dev_->model().peer_both_rate; }) {
+      const auto& of = dev_->model();
+      const auto us = (to_peer ? of.peer_latency_ns : of.copy_latency_ns) / 1e3;
+      if (!to_peer || of.peer_shares_link) {
+        return plan::link_rates{of.offload_rate, of.reload_rate, of.both_rate, us};
+      }
+      return plan::link_rates{of.peer_offload_rate, of.peer_reload_rate, of.peer_both_rate, us};
+    }
+    return {};
   }
   [[nodiscard]] bool peer_shares_link() const override {
     if constexpr (requires { dev_->model().peer_shares_link; }) {
@@ -351,7 +346,7 @@ class hardware_of final : public hardware {
   Device* dev_;
   std::array<lane_state, max_lanes> lanes_;
   std::vector<std::optional<typename Device::event>> timings_;
-  std::vector<std::uint32_t> spare_;  // numbers of those that are gone
+  std::vector<std::uint32_t> spare_;  // numbers of timings that were freed
   std::deque<typename subject_type<Device>::type> subjects_;
 };
 

@@ -36,6 +36,8 @@ concept join_dropping_device = requires(Device& dev, join_site site) {
   dev.leaves_out(site);
 };
 template <class Device>
+concept simulating_device = Device::simulates_time;
+template <class Device>
 concept kernel_logging_device = requires(Device& dev, typename Device::stream_ref stream) {
   dev.log_kernels();
   dev.take_kernels();

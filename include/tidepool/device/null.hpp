@@ -1,4 +1,4 @@
-/// A device that does nothing: what remains is the engine's own cost.
+/// A device that does nothing, so that measurements show the engine's own cost.
 #pragma once
 
 #include <cstddef>
@@ -10,16 +10,17 @@
 namespace tidepool::inline v0_2_0 {
 
 /// Copies move no byte, joins wait for nothing, time stands still; memory is real host memory that
-/// nobody touches. Thread safety: none, one per thread.
+/// no call touches. Thread safety: none, one per thread.
 class null_device {
  public:
   static constexpr std::string_view name = "null";  ///< for messages and pictures
+  static constexpr bool simulates_time = true;      ///< the same work takes as long in every step
 
   /// A copyable name of a stream.
   class stream_ref {
    public:
     constexpr stream_ref() = default;
-    /// The stream with that key.
+    /// Names the stream with that key.
     constexpr explicit stream_ref(std::uint64_t key) : key_(key) {}
     /// Tells streams apart.
     [[nodiscard]] constexpr std::uint64_t key() const { return key_; }
@@ -34,7 +35,7 @@ class null_device {
     explicit stream(std::uint64_t key) : ref_(key) {}  ///< A stream with that key.
     stream(stream&&) noexcept = default;               ///< The same stream, of a new owner.
     stream& operator=(stream&&) noexcept = default;    ///< The same stream, of a new owner.
-    /// Its name, to be handed to an offloader.
+    /// The stream's name, for an offloader.
     [[nodiscard]] stream_ref ref() const { return ref_; }
 
    private:
@@ -45,8 +46,8 @@ class null_device {
   class event {
    public:
     event() = default;
-    event(event&&) noexcept = default;             ///< As good as new.
-    event& operator=(event&&) noexcept = default;  ///< As good as new.
+    event(event&&) noexcept = default;             ///< A new event.
+    event& operator=(event&&) noexcept = default;  ///< A new event.
   };
 
   /// A stream with a key of its own.

@@ -25,36 +25,38 @@ class simulation;
 
 namespace tidepool::inline v0_2_0 {
 
-/// One kernel that ran on the virtual device: on which stream (`stream_ref::index`), and when.
+/// A kernel that ran on the virtual device: its stream and its times.
 struct kernel_run {
   std::size_t stream = 0;  ///< `stream_ref::index` of its stream
-  double start_ns = 0;     ///< when it began
-  double end_ns = 0;       ///< when it ended
+  double start_ns = 0;     ///< start on the virtual clock
+  double end_ns = 0;       ///< end on the virtual clock
 };
 
-/// Streams are queues, copies move real bytes at the rates of a `machine`, kernels are host
-/// functions with a duration. Operations run, on the caller's thread, when somebody synchronizes or
-/// frees memory; until then pointers and captured objects must stay valid. Same program, same
-/// result, same times.
+/// A device whose streams are queues, whose copies move real bytes at the rates of a `machine`, and
+/// whose kernels are host functions with a duration.
 ///
-/// While an exception unwinds, freeing memory runs nothing, and an offloader that it destroys drops
-/// what was queued since it was made on the streams that it served: kernels may point into frames
-/// that are gone.
+/// Operations run, on the caller's thread, when a call synchronizes or frees memory; until then
+/// pointers and captured objects must stay valid. The same program has the same result and the same
+/// times.
 ///
-/// Two virtual devices know nothing of each other, but for memory that one exports and the other
-/// imports. Thread safety: none, one per thread. It must
-/// outlive its streams, events and offloaders.
+/// While an exception unwinds, freeing memory runs nothing. An offloader that the exception
+/// destroys drops the work that was queued since it was made on the streams that it served, because
+/// kernels may point into frames that are gone.
+///
+/// Two virtual devices share nothing but memory that one exports and the other imports. Thread
+/// safety: none, one per thread. The device must outlive its streams, events and offloaders.
 class virtual_device {
  public:
   static constexpr std::string_view name = "virtual";  ///< for messages and pictures
+  static constexpr bool simulates_time = true;  ///< the same work takes as long in every step
 
   /// A copyable name of a stream.
   class stream_ref {
    public:
     constexpr stream_ref() = default;
-    /// Tells streams apart, of all virtual devices of the process.
+    /// Tells streams apart, among all virtual devices of the process.
     [[nodiscard]] constexpr std::uint64_t key() const { return key_; }
-    /// As an observer sees it.
+    /// The index that observers see.
     [[nodiscard]] constexpr std::size_t index() const { return index_; }
 
    private:
@@ -64,20 +66,20 @@ class virtual_device {
     std::uint64_t key_ = 0;
   };
 
-  /// Owns a stream. Work queued on it still runs after its end.
+  /// Owns a stream. Work queued on the stream still runs after the end of its owner.
   class stream {
    public:
-    /// The other owns nothing afterwards.
+    /// Leaves `other` without a stream.
     stream(stream&& other) noexcept
         : owner_(std::exchange(other.owner_, nullptr)), ref_(other.ref_) {}
-    /// The other gets what this one had.
+    /// Swaps the two owners.
     stream& operator=(stream&& other) noexcept {
       std::swap(owner_, other.owner_);
       std::swap(ref_, other.ref_);
       return *this;
     }
     ~stream();
-    /// Its name, to be handed to an offloader.
+    /// The stream's name, for an offloader.
     [[nodiscard]] stream_ref ref() const { return ref_; }
 
    private:
@@ -90,10 +92,10 @@ class virtual_device {
   /// Owns an event.
   class event {
    public:
-    /// The other owns nothing afterwards.
+    /// Leaves `other` without an event.
     event(event&& other) noexcept
         : owner_(std::exchange(other.owner_, nullptr)), index_(other.index_) {}
-    /// The other gets what this one had.
+    /// Swaps the two owners.
     event& operator=(event&& other) noexcept {
       std::swap(owner_, other.owner_);
       std::swap(index_, other.index_);
@@ -108,11 +110,11 @@ class virtual_device {
     std::size_t index_;
   };
 
-  /// Owns what a capture kept.
+  /// Owns the work of a capture.
   class graph {
    public:
-    graph(graph&& other) noexcept;             ///< The other owns nothing afterwards.
-    graph& operator=(graph&& other) noexcept;  ///< The other gets what this one had.
+    graph(graph&& other) noexcept;             ///< Leaves `other` empty.
+    graph& operator=(graph&& other) noexcept;  ///< Swaps the two.
     ~graph();
 
    private:
@@ -120,7 +122,7 @@ class virtual_device {
     graph(detail::simulation& owner, std::unique_ptr<detail::captured> content);
     detail::simulation* owner_;
     std::unique_ptr<detail::captured> content_;
-    std::vector<std::size_t> lanes_;  // to run on; the first is that of the launch
+    std::vector<std::size_t> lanes_;  // streams to run on; the first is the launch's
   };
 
   /// A device with the memory, link and kernel order of `model`.
@@ -131,115 +133,116 @@ class virtual_device {
 
   // ---- streams, events, copies: see the concept `device` ----
 
-  [[nodiscard]] stream make_stream();  ///< A new stream; its work runs beside that of others.
+  [[nodiscard]] stream make_stream();  ///< A stream that runs beside the others.
   /// An event; every event here can be timed.
   [[nodiscard]] event make_event(bool /*timing*/ = false);
-  /// The event stands for all that `on` was given so far. Does not run anything.
+  /// Makes the event stand for all work that `on` was given so far. Does not run anything.
   void record(event& target, stream_ref on);
-  /// `waiter` waits for what the event stands for. Does not run anything.
+  /// Makes `waiter` wait for the event's latest record. Does not run anything.
   void wait(stream_ref waiter, const event& until);
   void synchronize(stream_ref which);  ///< Runs what is queued until the stream is idle.
-  void synchronize();                  ///< Runs all that is queued.
+  void synchronize();                  ///< Runs all queued work.
   /// Microseconds on the virtual clock between two events that have passed.
   [[nodiscard]] double elapsed_us(const event& from, const event& to) const;
-  /// Whether all before the event's latest record has run. Does not run anything.
+  /// True if all work before the event's latest record has run. Does not run anything.
   [[nodiscard]] bool passed(const event& which) const;
   /// Queues a copy that takes the link of the machine; `shape` has rows and pitches in bytes.
   void copy(void* target, const void* source, const copy_shape& shape, copy_direction direction,
             stream_ref on);
 
-  /// Takes no virtual time.
+  /// Queues a fill, which takes no virtual time.
   void fill_bytes(void* pointer, unsigned char byte, std::size_t bytes, stream_ref on);
 
   // ---- graphs, under the rules of CUDA's stream capture ----
 
-  /// Keeps what the stream is given from now on, and does not run it.
+  /// Keeps work that the stream is given from now on, and does not run it.
   void begin_capture(stream_ref on);
-  /// Whether the stream is being captured.
+  /// True while the stream is being captured.
   [[nodiscard]] bool capturing(stream_ref which) const;
-  /// Ends the capture and returns what it kept; throws `device_error` where a rule was broken.
+  /// Ends the capture and returns its work; throws `device_error` if a rule was broken.
   [[nodiscard]] graph end_capture(stream_ref /*on*/);
-  /// Queues what a graph kept on a stream, and on streams of the graph's own.
+  /// Queues a graph's work on a stream, and on streams of the graph's own.
   void replay(graph& which, stream_ref on);
 
   // ---- memory ----
 
-  /// Host memory that counts as device memory; its content is poison, not zeros.
+  /// Takes host memory that counts as device memory; it holds poison, not zeros.
   [[nodiscard]] void* try_allocate(std::size_t bytes);
-  /// Host memory that the copies reach; null when the machine has no more.
+  /// Takes host memory that the copies reach; null when the machine has no more.
   [[nodiscard]] void* try_allocate_host(std::size_t bytes);
   /// Like `try_allocate`, for a trainer's own memory; throws `device_error` when there is none.
   [[nodiscard]] void* allocate(std::size_t bytes);
-  /// Gives device memory back; runs what is queued before.
+  /// Gives device memory back; runs all queued work before.
   void deallocate(void* pointer) noexcept;
-  /// Gives host memory back; runs what is queued before.
+  /// Gives host memory back; runs all queued work before.
   void deallocate_host(void* pointer) noexcept;
-  /// Why memory of that neighbour cannot be had; empty for device 1, where the machine has it.
+  /// The reason why that neighbour's memory cannot be had; empty for device 1, if the machine has
+  /// it.
   [[nodiscard]] std::string why_no_peer(int peer) const;
-  /// Memory of a neighbour; null when it has no more.
+  /// Takes memory of a neighbour; null when it has no more.
   [[nodiscard]] void* try_allocate_peer(int peer, std::size_t bytes);
-  /// Gives a neighbour's memory back; runs what is queued before.
+  /// Gives a neighbour's memory back; runs all queued work before.
   void deallocate_peer(int peer, void* pointer) noexcept;
-  /// Device memory that another process may map: a file in memory.
+  /// Takes device memory that another process may map: a file in memory.
   [[nodiscard]] std::optional<exported_memory> try_export(std::size_t bytes);
-  /// Gives it back. Whoever has mapped it keeps it, and it is free once the last of them has gone.
+  /// Gives exported memory back. The memory is free once the last process that mapped it has gone.
   void drop_export(std::uint64_t id) noexcept;
-  /// Maps what another device, of this process or another, has exported.
+  /// Maps memory that another device, of this process or another, has exported.
   [[nodiscard]] void* import_memory(int descriptor, std::size_t bytes);
-  /// Ends that, once nothing that is queued uses it.
+  /// Unmaps imported memory, once no queued work uses it.
   void drop_import(void* pointer) noexcept;
   /// Bytes of device memory, free and in all.
   [[nodiscard]] memory_info memory() const;
-  /// Most device bytes allocated at once so far.
+  /// The most device bytes that were allocated at once so far.
   [[nodiscard]] std::size_t peak() const { return device_peak_; }
 
   // ---- what only this device has ----
 
-  /// Queues a kernel: `run` is called when the clock says that it ends. `touches` is what it says
-  /// that it reads and writes; only an observer asks.
+  /// Queues a kernel: `run` is called when the clock says that it ends. `touches` lists the memory
+  /// that it reads and writes, for observers.
   void launch(stream_ref on, double duration_ns, std::function<void()> run,
               const char* /*label*/ = "", std::vector<kernel_access> touches = {});
-  /// From now on the host itself does what counts as work of this stream, function by function, as
-  /// trainers do that compute on the CPU. A call that gives the stream anything, an offloader's
-  /// too, returns when that is over: so an address that an offloader gave for it may be used at
-  /// once, and an owner that it calls (`offloader::adopt`, `memory_on`) may free the memory.
+  /// Lets the host itself do the work of this stream from now on, function by function, like
+  /// trainers that compute on the CPU. A call that gives the stream work, an offloader's too,
+  /// returns when that work is over: so an address from an offloader may be used at once, and an
+  /// owner that it calls (`offloader::adopt`, `memory_on`) may free the memory.
   ///
-  /// The work takes no kernels. It takes time on the virtual clock by the bytes that a group saves:
-  /// `ns_per_byte` before its commit, and again behind its restore. Other streams go on meanwhile,
-  /// while an exception unwinds as well; they run as far as that time goes or the stream waits, and
-  /// no further. Runs what the stream has been given so far. A stream that is captured is none of
-  /// these (`device_error`). Throws `misuse_error` for a negative time.
+  /// The work needs no kernels, but time on the virtual clock by the bytes that a group saves:
+  /// `ns_per_byte` before its commit, and again after its restore. Other streams go on meanwhile,
+  /// also while an exception unwinds; they run as far as that time goes or the stream waits, and no
+  /// further. Runs the work that the stream has been given so far. A captured stream cannot be
+  /// executed so (`device_error`). Throws `misuse_error` for a negative time.
   void host_executes(stream_ref which, double ns_per_byte = 0.02);
-  /// Whether it does.
+  /// True if the host does the work of this stream.
   [[nodiscard]] bool host_executed(stream_ref which) const;
-  /// An offloader says it: work on so many bytes is part of the stream's. Nothing where the host
-  /// does not execute it.
+  /// Called by an offloader: adds work on so many bytes to the stream. Does nothing unless the host
+  /// does the stream's work.
   void worked(std::size_t bytes, stream_ref on);
-  /// How many operations were queued so far, on all streams; for `drop`.
+  /// The number of operations that were queued so far, on all streams; for `drop`.
   [[nodiscard]] std::uint64_t issued() const;
-  /// Forgets what is queued on a stream and has not run, and what waits for it; of the first
-  /// `issued` operations nothing. A later wait for an event of it throws `device_error`.
+  /// Forgets work of a stream that has not run, and work that waits for it, except the first
+  /// `issued` operations. A later wait for an event of dropped work throws `device_error`.
   void drop(stream_ref which, std::uint64_t issued = 0) noexcept;
   /// Queues a wait for something outside that comes when the clock reads `ns`.
   void idle_until(stream_ref on, double ns);
-  /// Has every operation seen as it is issued.
+  /// Shows `with` every operation as it is issued.
   void observe(detail::operation_observer with);
-  /// What it was made with.
+  /// The machine that the device was made with.
   [[nodiscard]] const machine& model() const { return model_; }
-  /// Notes each kernel that is launched from now on, once it has run; `take_kernels` ends that.
+  /// Notes each kernel that is launched from now on, once it has run, until `take_kernels`.
   void log_kernels();
-  /// What was noted, in order of their ends.
+  /// Returns the noted kernels, in order of their ends.
   [[nodiscard]] std::vector<kernel_run> take_kernels();
   /// The virtual clock, in nanoseconds.
   [[nodiscard]] double now_ns() const;
 
-  /// Fills memory on a stream; offloaders do it with every block they hand out. False where the
-  /// machine does not.
+  /// Fills memory on a stream; offloaders call it for every block that they hand out. Returns false
+  /// if the machine does not poison.
   bool poison(void* pointer, std::size_t bytes, stream_ref on);
 
-  /// Leaves out every join of one kind from now on: how tests show that each is needed.
+  /// Leaves out every join of one kind from now on: tests show with it that each join is needed.
   void leave_out(join_site site) { left_out_ |= 1U << static_cast<unsigned>(site); }
-  /// Whether joins of that kind are left out.
+  /// True if joins of that kind are left out.
   [[nodiscard]] bool leaves_out(join_site site) const {
     return (left_out_ >> static_cast<unsigned>(site) & 1U) != 0;
   }
@@ -249,7 +252,7 @@ class virtual_device {
 
   static constexpr int poison_byte = 0xFF;  // floats full of it are not numbers
 
-  void ran(stream_ref on);  // to be over at once where the host executes it
+  void ran(stream_ref on);  // finishes the work at once if the host does it
 
   void* take(std::size_t bytes, std::size_t& used, blocks& in, std::size_t* peak);
 
@@ -257,7 +260,7 @@ class virtual_device {
   [[nodiscard]] std::size_t device_free() const;
   void free_late() noexcept;
 
-  // An address of its own that nobody may follow.
+  // An address of its own, without memory behind it.
   void* imagined(std::size_t bytes);
 
   machine model_;
@@ -268,7 +271,7 @@ class virtual_device {
   blocks peer_blocks_;
   struct imported {
     std::size_t bytes;
-    int lock;  // says that it is mapped, while it is open
+    int lock;  // an open file that says that the memory is mapped
   };
   struct exported {
     std::size_t bytes;

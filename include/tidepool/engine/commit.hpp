@@ -6,20 +6,18 @@
 #include <limits>
 #include <numeric>
 
+#include "tidepool/core/rollback.hpp"
+#include "tidepool/engine/calls.hpp"
 #include "tidepool/engine/engine.hpp"
+#include "tidepool/engine/staying.hpp"
 
 namespace tidepool::inline v0_2_0::detail {
 
-// Of a part; the product of both would overflow from 4 GiB on.
-[[nodiscard]] inline std::size_t elements_of(const storage& whole, std::size_t bytes) {
-  const auto common = std::gcd(whole.elements, whole.bytes);
-  return bytes / (whole.bytes / common) * (whole.elements / common);
-}
-
-// Most lists of handles ascend or descend in memory: then each is new without a search.
+// The range of addresses so far. Most lists of handles ascend or descend in memory, so that each
+// handle is known to be new without a search.
 class extent {
  public:
-  // False where the address may have been there before.
+  // Returns false where `address` lies in the range, and may have been given before.
   [[nodiscard]] bool widened_by(const void* address) {
     const auto at = reinterpret_cast<std::uintptr_t>(address);
     const bool beyond = at < first_ || at > last_;
@@ -41,70 +39,70 @@ TIDEPOOL_INLINE void engine::commit(chunk_state& chunk, module_id module, int la
     }
     return;
   }
-  [[maybe_unused]] const named_range<> range{ranges_, trace::nvtx_action::commit, module, layer};
-  const told_subject subject(*dev_, names_[static_cast<std::size_t>(module)], layer,
-                             chunk.info.microbatch);
+  const work_on_group<> work(*this, trace::nvtx_action::commit, chunk, module, layer);
   if (chunk.forward_done) {
     refuse("commit", chunk, module, layer,
            "the chunk's forward pass has ended; commit before end_forward and before the first"
            " restore");
   }
-  const bool noted =
-      learner_.follows < followed::by_rule && expect_commit(chunk, module, layer, how);
-  last_lane_ = lane;
-  if (dev_->can().host_works) dev_->worked(bytes_of(handles), lane);
-  const auto from = recorder_ == nullptr ? 0 : recorder_->arrive(lane);
-  // By hand everything leaves: its handles are released by hand too, and nothing may be lost.
-  const bool by_hand = how == commit_kind::by_hand;
-  verdict decided;
-  decided.to = places_.front();
-  if (how == commit_kind::or_discard || (!by_hand && !keeps_.everything_leaves)) {
-    decide(chunk, layer, handles, how, decided);
+  verdict decided{.to = places_.front()};
+  if (how == commit_kind::or_discard || decider_.has_a_say()) {
+    decided = decider_.decide(asked{*this, chunk, module, layer, handles, how});
   }
+  if (dev_->can().host_works) dev_->worked(bytes_of(handles), lane);
+  const told_call call(*this, lane);
+  const bool by_hand = how == commit_kind::by_hand;
   const auto [which, items] = chunk.add(module, layer, handles.size());
   which.offered = decided.offered;
-  if (forgotten_.any) which.awaited = !forgotten_.has(chunk.ordinal, chunk.groups.size() - 1);
+  which.awaited = decided.awaited;
   which.place = decided.to;
   which.lane = lane;
   tally seen;
   transfer(chunk, which, items, handles, decided.what, !by_hand, seen);
-  const bool stays = decided.what == plan::action::keep;
+  const bool stays = decided.stays();
   if (stays || decided.wanted != plan::action::offload) {
     note_staying(chunk, which, decided, handles);
   }
-  if (noted) {
+  if (decided.noted) {
     learner_.committed(chunk.ordinal, module, layer,
-                       stays ? bytes_that_could_leave(handles) : bytes_saved(which, items),
-                       which.offered);
+                       stays ? bytes_that_could_leave(handles) : bytes_saved(which, items));
   }
-  if (recorder_ != nullptr) record_commit(chunk, decided, from, lane, handles);
-  // What stays full was used here last.
+  if (heard_.any()) {
+    if (heard_.any())
+      heard_.tell({.what = happened::committed,
+                   .lane = lane,
+                   .chunk = &chunk,
+                   .index = static_cast<std::uint32_t>(chunk.groups.size() - 1),
+                   .handles = handles,
+                   .decided = &decided});
+  }
+  // This commit is the last use of handles that stay full.
   for (auto* each : handles) each->lane_ = lane;
   if (!by_hand) {
     empty_handles(which, items, decided.what, handles);
-  } else if (recorder_ != nullptr) {
-    note_held_by_hand(items, handles);
+  } else if (heard_.any()) {  // the trainer releases these handles later, by hand
+    for (std::size_t i = 0; i < handles.size(); ++i) {
+      heard_.tell(
+          {.what = happened::outlives, .tensor = handles[i]->store_, .saved_as = items[i].store});
+    }
   }
   count_commit(which, seen, stays);
 }
 
-// The copies of a commit, and the cap on those in flight. A failure leaves nothing of the commit.
+// Issues the copies of a commit and keeps the cap on those in flight. After a failure nothing of
+// the commit remains.
 TIDEPOOL_INLINE void engine::transfer(chunk_state& chunk, group& which, saved* items,
                                       handle_list handles, plan::action what, bool choose,
                                       tally& seen) {
-  try {
-    collect(chunk, which, items, handles, what, choose, seen);
-  } catch (...) {
+  bool copying = false;
+  rollback nothing_left([&]() noexcept {
+    if (copying) store_.settle(store_.offload_lane(which.place));
     undo(chunk);
-    throw;
-  }
-  try {
-    offload(chunk, which, items);
-  } catch (...) {
-    store_.settle(store_.offload_lane(which.place));
-    undo(chunk);
-    throw;
-  }
+  });
+  collect(chunk, which, items, handles, what, choose, seen);
+  copying = true;
+  offload(chunk, which, items);
+  nothing_left.keep();
 }
 
 [[gnu::always_inline]] inline void engine::expect_argument(const chunk_state& chunk,
@@ -112,7 +110,7 @@ TIDEPOOL_INLINE void engine::transfer(chunk_state& chunk, group& which, saved* i
                                                            std::uint32_t number, extent& known) {
   const auto* const given = handles[number];
   if (const auto* why = why_not(*given)) refuse_argument("commit", chunk, into, number, why);
-  if (given->store_->borrowed && order_.capturing()) {
+  if (given->store_->is.borrowed && order_.capturing()) {
     refuse_argument("commit", chunk, into, number,
                     "lies in memory that goes back to its owner, which a graph would go on"
                     " reading; commit it outside of the capture");
@@ -139,7 +137,7 @@ TIDEPOOL_INLINE void engine::collect(chunk_state& chunk, group& into, saved* ite
     }
     auto& store = saved_as(*each);
     const bool dense = &store != each->store_;
-    const bool shared = store.copy.data != nullptr;
+    const bool shared = store.there.memory.data != nullptr;
     ++store.saves;
     auto& item = items[into.count++];
     item.store = &store;
@@ -154,7 +152,7 @@ TIDEPOOL_INLINE void engine::collect(chunk_state& chunk, group& into, saved* ite
     }
     if (what != plan::action::recompute) {
       if (!store_.place_copy(store, into.place) && !move_on(into, items)) {
-        // A mistake in what follows is told first.
+        // A mistake in a later argument is reported first.
         for (auto next = into.count; next < handles.size(); ++next) {
           expect_argument(chunk, into, handles, next, known);
         }
@@ -163,60 +161,52 @@ TIDEPOOL_INLINE void engine::collect(chunk_state& chunk, group& into, saved* ite
       into.bytes += store.bytes;
       ++seen.offloaded;
     }
-    store.wanted = false;
-    store.offloaded = {};
-    store.reloaded = {};
+    store.is.wanted = false;
+    store.there.written = {};
+    store.here.written = {};
   }
 }
 
-// Why a handle cannot be committed; null where it can.
+// The reason why a handle cannot be committed; null where it can.
 TIDEPOOL_INLINE const char* engine::why_not(const handle_base& given) const {
   const auto* store = given.store_;
   return store == nullptr       ? "holds no memory; was it committed or moved away before?"
          : store->owner != this ? "belongs to another offloader; commit it in a chunk of its own"
-         : store->of_host_state
+         : store->is.of_host_state
              ? "belongs to a host_state; write_back it, or reset it when it was only read"
              : nullptr;
 }
 
-// A buffer is all of its storage.
-TIDEPOOL_INLINE std::size_t engine::bytes_of(const handle_base& given) {
-  return given.is_view_ ? given.part_.bytes() : given.store_->bytes;
-}
-
 TIDEPOOL_INLINE bool engine::leaves(const handle_base& candidate, tally& seen) const {
-  const auto& store = *candidate.store_;
-  if (store.keep) return false;
-  const auto bytes = bytes_of(candidate);
-  const auto elements = bytes == store.bytes ? store.elements : elements_of(store, bytes);
-  if (elements < opts_.min_tensor_elements) {
-    ++seen.small;
-    return false;
-  }
-  return true;
+  if (candidate.store_->is.kept) return false;
+  if (!candidate.is_small(opts_.min_tensor_elements)) return true;
+  ++seen.small;
+  return false;
 }
 
 // The storage that is saved for a handle: its own, or a dense copy of its rectangle.
 TIDEPOOL_INLINE detail::storage& engine::saved_as(const handle_base& given) {
   auto& whole = *given.store_;
-  if (whole.copy.data != nullptr || bytes_of(given) == whole.bytes || given.whole_) return whole;
+  if (whole.there.memory.data != nullptr || given.bytes_held() == whole.bytes || given.whole_)
+    return whole;
   if (auto* part = store_.copied_part(whole, given.part_)) return *part;
   const auto bytes = given.part_.bytes();
   auto& part = store_.create(*this, bytes, elements_of(whole, bytes));
-  part.part = given.part_;
-  part.origin = whole.number;
+  part.part.what = given.part_;
+  part.part.of = whole.number;
   return part;
 }
 
-// The place of a group has no block for one more storage: all that it saves first moves on to the
-// next place that has room. Nothing has been copied yet.
+// Moves a group on whose place has no block for one more storage: all tensors that it is the first
+// to save go to the next place with room for them. Nothing has been copied yet. Returns false where
+// no place has room.
 [[gnu::cold]] TIDEPOOL_INLINE bool engine::move_on(group& into, saved* items) {
   const auto all_moved = [&] {
     for (std::uint32_t i = 0; i < into.count; ++i) {
       if (!items[i].copies) continue;
       auto& each = *items[i].store;
-      // Who is given it next joined its fence when this group was given it.
-      if (each.copy) store_.displace_copy(each, {});
+      // The block needs no fence: the offload stream joined its fence when it was placed here.
+      if (each.there.memory) store_.displace_copy(each, {});
       if (!store_.place_copy(each, into.place)) return false;
     }
     return true;
@@ -229,11 +219,12 @@ TIDEPOOL_INLINE detail::storage& engine::saved_as(const handle_base& given) {
   return false;
 }
 
-// Issues the copies of a collected group; every argument that leaves is free to go afterwards.
+// Issues the copies of a collected group; every argument that leaves may be released afterwards.
 TIDEPOOL_INLINE void engine::offload(chunk_state& chunk, group& which, saved* items) {
   if (which.leaving == 0) {
     which.position = order_.next(which.lane);
-    // A restore on another stream may ask for this position, and could not record it then.
+    // Recorded now: a restore on another stream of the capture would take a position that is not
+    // recorded for work from before the capture.
     if (order_.capturing()) static_cast<void>(order_.record(which.lane));
     return;
   }
@@ -245,39 +236,37 @@ TIDEPOOL_INLINE void engine::offload(chunk_state& chunk, group& which, saved* it
         store_.copy_out(which, items,
                         {trace::span_kind::offload, names_[static_cast<std::size_t>(which.module)],
                          which.layer, chunk.info.microbatch, which.bytes});
-    if (recorder_ != nullptr) recorder_->copied(done.lane);
+    if (heard_.any()) heard_.tell({.what = happened::copied, .lane = done.lane});
   } else {
     done = order_.record(which.lane);
     which.position = done.position;
   }
   for (std::uint32_t i = 0; i < which.count; ++i) {
     if (items[i].store == nullptr) continue;
-    if (items[i].copies) items[i].store->offloaded = done;
-    note_use(*items[i].source, which.lane, done);  // behind the commit, too
+    if (items[i].copies) items[i].store->there.written = done;
+    note_use(*items[i].source, which.lane, done);  // `done` is behind the commit, too
   }
   auto& flying = windows_[static_cast<std::size_t>(which.module)];
   if (which.bytes > 0 && flying.capped()) cap(which, done);
 }
 
-// The offload that `done` ends is in flight; joins the module's oldest until no more are than the
-// caps allow. Where a join fails, those before it are made all the same, but this one is not there.
+// Counts the offload that `done` ends as in flight, then joins the module's oldest offloads until
+// the caps are kept. Where a join fails, the joins before it remain, but this offload is not
+// counted.
 TIDEPOOL_INLINE void engine::cap(const group& which, const ticket& done) {
   const auto module = static_cast<std::size_t>(which.module);
   auto& flying = windows_[module];
   flying.push(done, which.bytes);
-  try {
-    for (; flying.over(); flying.pop()) {
-      if (order_.join(which.lane, flying.oldest(), join_site::cap)) {
-        ++counters_.modules[module].cap_joins;
-      }
+  rollback not_there([&]() noexcept { flying.take_back(); });
+  for (; flying.over(); flying.pop()) {
+    if (order_.join(which.lane, flying.oldest(), join_site::cap)) {
+      ++counters_.modules[module].cap_joins;
     }
-  } catch (...) {
-    flying.take_back();
-    throw;
   }
+  not_there.keep();
 }
 
-// The handles of what leaves give their memory up.
+// Empties the handles of the tensors that leave.
 TIDEPOOL_INLINE void engine::empty_handles(group& which, const saved* item, plan::action what,
                                            handle_list handles) {
   for (auto* each : handles) {
@@ -287,8 +276,11 @@ TIDEPOOL_INLINE void engine::empty_handles(group& which, const saved* item, plan
     each->layer_ = which.layer;
     each->saved_as_ = saved->number;
     auto& source = *std::exchange(each->store_, nullptr);
-    source.discarded = what == plan::action::recompute;
-    if (recorder_ != nullptr && source.handles > 1) note_held(source, saved);
+    source.is.discarded = what == plan::action::recompute;
+    if (source.handles > 1) {
+      if (heard_.any())
+        heard_.tell({.what = happened::outlives, .tensor = &source, .saved_as = saved});
+    }
     forget_handle(source, which.lane);
   }
   if (what == plan::action::recompute && which.leaving > 0) {
@@ -315,7 +307,7 @@ TIDEPOOL_INLINE void engine::note_elsewhere(module_id module, bool excluded) {
   ++(excluded ? count.tensors_excluded : count.tensors_elsewhere);
 }
 
-// Takes back a commit that failed; no copy of it is running.
+// Takes back a commit that failed; none of its copies is running.
 TIDEPOOL_INLINE void engine::undo(chunk_state& chunk) noexcept {
   const auto& failed = chunk.groups.back();
   const auto* items = chunk.saved_of(failed);
@@ -325,7 +317,7 @@ TIDEPOOL_INLINE void engine::undo(chunk_state& chunk) noexcept {
   chunk.remove_last();
 }
 
-// Without a backward pass, a commit is the last use.
+// Releases the handles of a commit that no backward pass follows: it is their last use.
 TIDEPOOL_INLINE void engine::release_saved(chunk_state& chunk, module_id module, int layer,
                                            lane_id lane, handle_list handles) {
   extent known;

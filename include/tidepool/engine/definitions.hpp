@@ -7,7 +7,6 @@
 #include "tidepool/core/linkage.hpp"
 
 #if TIDEPOOL_DEFINITIONS
-#include "tidepool/engine/capture.hpp"
 #include "tidepool/engine/commit.hpp"
 #include "tidepool/engine/lifetime.hpp"
 #include "tidepool/engine/memory.hpp"
@@ -15,11 +14,8 @@
 #include "tidepool/engine/plan.hpp"
 #include "tidepool/engine/plan_maker_impl.hpp"
 #include "tidepool/engine/recompute.hpp"
-#include "tidepool/engine/recording.hpp"
 #include "tidepool/engine/refusals.hpp"
 #include "tidepool/engine/reload.hpp"
 #include "tidepool/engine/restore.hpp"
-#include "tidepool/engine/state.hpp"
 #include "tidepool/engine/staying.hpp"
-#include "tidepool/engine/tracing.hpp"
 #endif

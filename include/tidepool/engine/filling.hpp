@@ -1,4 +1,4 @@
-// What memory holds between its users: the poison of a device that checks, `--poison`, zeros.
+// The contents of memory between its users: the poison of a device that checks, `--poison`, zeros.
 #pragma once
 
 #include <cstddef>
@@ -16,32 +16,32 @@ class filling {
  public:
   filling(hardware& dev, lanes& order, bool poison) : dev_(&dev), order_(&order), poison_(poison) {}
 
-  // Tells a device that checks the order of accesses that nobody is to touch this any more.
+  // Tells a device that checks the order of accesses that nobody may touch this memory any more.
   void gave_back(const storage& store, lane_id on) noexcept {
     try {
-      dev_->gave_back(store.on_device.data, store.on_device.bytes, on);
-    } catch (...) {  // no memory for its log: a use of it is not found
+      dev_->gave_back(store.here.memory.data, store.here.memory.bytes, on);
+    } catch (...) {  // no memory for the device's log: a wrong use is not found
     }
   }
-  // Whether what is given back is filled as well.
+  // True where released memory is filled as well.
   [[nodiscard]] bool poisons() const { return poison_; }
 
-  // Memory that was handed out. A device that checks fills it in its own way, so that a missing
-  // join shows in the data.
+  // Poisons memory that was handed out, so that a missing join shows in the data. A device that
+  // checks fills the memory in its own way.
   void handed_out(storage& store, lane_id on) {
-    store.filled = false;
+    store.is.filled = false;
     if (store.bytes == 0) return;
     if (dev_->can().poisons) {
-      store.filled = dev_->poison(store.on_device.data, store.on_device.bytes, on);
+      store.is.filled = dev_->poison(store.here.memory.data, store.here.memory.bytes, on);
     }
-    if (!poison_ || store.filled || !dev_->can().fills) return;
-    dev_->fill_bytes(store.on_device.data, poison_byte, store.on_device.bytes, on);
-    store.filled = true;
+    if (!poison_ || store.is.filled || !dev_->can().fills) return;
+    dev_->fill_bytes(store.here.memory.data, poison_byte, store.here.memory.bytes, on);
+    store.is.filled = true;
   }
 
-  // Fills memory that is given back, behind its last users, and says behind what it is free. Where
-  // that fails it goes unfilled; where it was filled and nothing can tell when, there is no such
-  // fence.
+  // Fills released memory behind its last users, and returns the fence behind which it is free.
+  // Where the fill fails, the memory stays unfilled. Where it was filled and no event could be
+  // recorded, the result is empty.
   [[nodiscard, gnu::cold]] std::optional<fence> given_back(storage& store, const fence& after,
                                                            lane_id on) noexcept {
     const auto behind = fill_given_back(store, after, on);
@@ -49,23 +49,23 @@ class filling {
     return behind;
   }
 
-  // Zeros for new contents, behind what `waiter` was made to wait for when it got the memory.
+  // Fills memory with zeros for new contents, behind the joins that `waiter` made for the memory.
   void zero(storage& store, lane_id waiter) {
     if (store.bytes == 0) return;
     if (!dev_->can().fills) {
       throw misuse_error("allocate: fill::zero asks the device for fill_bytes, which " +
                          std::string(dev_->name()) + " does not have; zero the memory by a kernel");
     }
-    dev_->fill_bytes(store.on_device.data, 0, store.bytes, waiter);
-    store.filled = true;
+    dev_->fill_bytes(store.here.memory.data, 0, store.bytes, waiter);
+    store.is.filled = true;
   }
 
-  // Memory that nobody touched is filled all the same, behind all that its lane has recorded: a
-  // position there stands for it, where another lane gives the memory back.
+  // Records a position behind the fill of memory that nobody has touched: the fill is behind all
+  // that its lane has recorded, and another lane may release the memory.
   void note(const storage& store) {
-    if (!store.filled || order_->next(store.handed_to) > store.handed_at) return;
-    if (outside_capture(store.handed_to)) return;
-    static_cast<void>(order_->record(store.handed_to));
+    if (!store.is.filled || order_->next(store.handed.to) > store.handed.at) return;
+    if (outside_capture(store.handed.to)) return;
+    static_cast<void>(order_->record(store.handed.to));
   }
 
  private:
@@ -74,7 +74,7 @@ class filling {
     try {
       if (!dev_->can().fills || outside_capture(on)) return after;
       order_->join(on, after, join_site::device_reuse);
-      dev_->fill_bytes(store.on_device.data, poison_byte, store.on_device.bytes, on);
+      dev_->fill_bytes(store.here.memory.data, poison_byte, store.here.memory.bytes, on);
       filled = true;
       return order_->record(on);
     } catch (const error&) {
@@ -83,7 +83,7 @@ class filling {
     return after;
   }
 
-  // What is given to a lane that has no part in a capture comes before each launch of it.
+  // True in a capture of which `lane` is no part: work on that lane comes before each launch.
   [[nodiscard]] bool outside_capture(lane_id lane) const {
     return order_->capturing() && !dev_->capturing(lane);
   }

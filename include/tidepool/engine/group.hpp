@@ -1,4 +1,4 @@
-/// What one run of one module saved, and the chunk of runs it belongs to.
+/// The tensors that one run of one module saved, and the chunk of runs it belongs to.
 #pragma once
 
 #include <algorithm>
@@ -18,20 +18,21 @@
 
 namespace tidepool::inline v0_2_0 {
 
-/// Which forward pass a chunk stands for.
+/// The forward pass that a chunk stands for.
 struct chunk_info {
-  int microbatch = 0;         ///< of the step, for messages and pictures
-  int model_chunk = 0;        ///< of an interleaved pipeline
+  int microbatch = 0;         ///< number within the step, for messages and pictures
+  int model_chunk = 0;        ///< number within an interleaved pipeline
   bool forward_only = false;  ///< evaluation: nothing leaves, nothing is counted or learnt
   bool release = false;       ///< with forward_only: a commit gives the memory of its handles back
 };
 
 namespace detail {
 
-// By hand everything leaves, and its handles stay full; `or_discard` offers to compute it again.
+// `by_hand`: every argument leaves, and the handles stay full. `or_discard`: the trainer offers to
+// compute the tensors again in backward.
 enum class commit_kind : std::uint8_t { plain, by_hand, or_discard };
 
-// Tensors of one commit, counted once it has succeeded.
+// Counts of tensors of one commit, added to the counters once the commit has succeeded.
 struct tally {
   std::uint32_t offloaded = 0;
   std::uint32_t shared = 0;
@@ -40,46 +41,46 @@ struct tally {
 
 inline constexpr std::uint32_t no_group = std::numeric_limits<std::uint32_t>::max();
 
-// One argument of a commit. Without a storage it stayed in the trainer's hand.
+// An argument of a commit. Without a storage, its tensor stayed in the trainer's handle.
 struct saved {
   storage* store = nullptr;
-  rectangle part{};          // what the handle will show again
-  bool copies = false;       // the first to save this storage
-  bool copies_back = false;  // the reload of its group brought it
-  bool in_hand = false;      // the handle that is being restored was never released
-  // Whose memory is copied, or what stayed by policy: whether that is the same still, its number
-  // says.
+  rectangle part{};          // the rectangle that the restored handle shows
+  bool copies = false;       // this argument is the first to save the storage
+  bool copies_back = false;  // the reload of its group copies it back
+  bool in_hand = false;      // its handle was never released
+  // The storage whose memory is copied, or that stayed by policy. `number` tells whether a storage
+  // that stayed is still the same, because storage objects are reused.
   storage* source = nullptr;
   std::uint64_t number = 0;
-  bool by_plan = false;  // and not for its layer: in the warm-up it left
+  bool by_plan = false;  // stayed by a plan, not for its layer; in the warm-up it left
 
-  // What its restore fills a handle with; null where that stayed.
+  // The storage that the restore fills the handle with; null where the tensor stayed in it.
   [[nodiscard]] storage* returning() const { return in_hand ? nullptr : store; }
 };
 
 enum class group_state : std::uint8_t { away, arriving, discarded, restored };
 
-// The unit of commit, event and cap.
+// A group is the unit of commit, event and cap.
 struct group {
   module_id module{};
   group_state state = group_state::away;
   bool offered = false;  // backward could compute it again
-  bool awaited = true;   // by a restore; one that is forgotten each step is not reloaded ahead
-  place_kind place{};    // to which what it saves first is offloaded
-  lane_id lane{};        // that committed it
+  bool awaited = true;   // a restore is expected; else the group is not reloaded ahead
+  place_kind place{};    // where tensors go that this group is the first to save
+  lane_id lane{};        // lane that committed it
   int layer = -1;
-  std::uint32_t first = 0;  // of its arguments in the chunk's list
+  std::uint32_t first = 0;  // index of its first argument in the chunk's list
   std::uint32_t count = 0;
-  std::uint32_t leaving = 0;       // of them, those with a storage
+  std::uint32_t leaving = 0;       // arguments with a storage
   std::uint32_t below = no_group;  // the module's group committed before it
-  std::uint32_t alike = no_group;  // and one that the index finds behind it
-  std::uint32_t ahead = no_group;  // its slot among those that were reloaded and not restored
-  std::size_t bytes = 0;           // that left with it
-  std::size_t kept = 0;            // that stayed because policy said so
-  std::uint64_t position = 0;      // of its commit: the next record on its lane at that time
+  std::uint32_t alike = no_group;  // the next group in its bucket of the index
+  std::uint32_t ahead = no_group;  // its slot among groups reloaded and not restored yet
+  std::size_t bytes = 0;           // bytes that this group was the first to offload
+  std::size_t kept = 0;            // bytes that stayed because policy said so
+  std::uint64_t position = 0;      // of its commit: the next record on `lane` at that time
 };
 
-// Bytes that a group needs away from the device, whoever copied them.
+// Bytes that a group needs away from the device, including those that another group copied.
 [[nodiscard]] inline std::size_t bytes_saved(const group& which, const saved* items) {
   std::size_t bytes = 0;
   for (std::uint32_t i = 0; i < which.count; ++i) {
@@ -88,16 +89,16 @@ struct group {
   return bytes;
 }
 
-// A tensor whose memory was given up, since backward computes it again.
+// A tensor whose memory was released, because backward computes it again.
 struct discarded_tensor {
-  std::uint32_t call = 0;  // which call discarded it, counted in its chunk
-  std::size_t what = 0;    // its place among `recompute_modules`
+  std::uint32_t call = 0;  // number of the call that discarded it, within its chunk
+  std::size_t what = 0;    // index of its name in `recompute_modules`
   int layer = -1;
   std::size_t bytes = 0;
   std::size_t elements = 0;
   block_source* source = nullptr;
-  fill contents = fill::none;  // of memory that it is given again
-  bool under_way = false;      // being computed again, by a function that may compute others first
+  fill contents = fill::none;  // fill of the memory that it gets again
+  bool under_way = false;      // is being computed again, which may first compute others
 };
 
 // The groups of one forward pass, last in first out per module.
@@ -130,7 +131,7 @@ struct chunk_state {
     group& which;
     saved* items;
   };
-  // A group with room for so many arguments, none of which it counts yet.
+  // Appends a group with room for `arguments`. Its `count` is 0 until they are collected.
   added add(module_id module, int layer, std::size_t arguments) {
     const auto first = items_.size();
     items_.resize(first + arguments);
@@ -143,7 +144,7 @@ struct chunk_state {
     ++waiting;
     return {fresh, items_.data() + first};
   }
-  // Takes back a group whose commit failed; it must be the last.
+  // Removes a group whose commit failed; it must be the last.
   void remove_last() {
     const auto& last = groups.back();
     top_[static_cast<std::size_t>(last.module)] = last.below;
@@ -152,21 +153,21 @@ struct chunk_state {
     --waiting;
   }
 
-  // Its arguments, in the order of its commit.
+  // The arguments of a group, in the order of its commit.
   [[nodiscard]] saved* saved_of(const group& of) { return items_.data() + of.first; }
-  // Whether a plan keeps any of what was committed last.
+  // True where a plan keeps an argument of the last commit on the device.
   [[nodiscard]] bool keeps_last() {
     const auto* const items = saved_of(groups.back());
     return std::any_of(items, items + groups.back().count, std::mem_fn(&saved::by_plan));
   }
 
-  // The module's last group of that layer that is not restored yet.
+  // The module's last group of that layer that is not restored yet, or `no_group`.
   [[nodiscard]] std::uint32_t find(module_id module, int layer) {
     auto& top = top_[static_cast<std::size_t>(module)];
     while (top != no_group && groups[top].state == group_state::restored) top = groups[top].below;
     return top == no_group || groups[top].layer == layer ? top : find_by_index(module, layer);
   }
-  // True when such a group was committed at all, restored or not.
+  // True when the module has committed a group of that layer, restored or not.
   [[nodiscard]] bool ever_had(module_id module, int layer) const {
     for (const auto& each : groups) {
       if (each.module == module && each.layer == layer) return true;
@@ -179,7 +180,7 @@ struct chunk_state {
     --waiting;
   }
 
-  // Going backward: the next group that may have to be reloaded; `no_group` when all have been.
+  // The next group to reload, in the order of backward; `no_group` when all have been.
   [[nodiscard]] std::uint32_t next_to_reload() {
     while (cursor_ > 0 && !is_to_reload(groups[cursor_ - 1])) --cursor_;
     return cursor_ == 0 ? no_group : cursor_ - 1;
@@ -191,10 +192,10 @@ struct chunk_state {
   }
 
   chunk_info info;
-  std::size_t ordinal = 0;  // its place among the forward passes of the step
+  std::size_t ordinal = 0;  // its number among the forward passes of the step
   std::vector<group> groups;
   std::vector<discarded_tensor> discarded;
-  std::vector<std::uint32_t> by_size;  // the arguments of one group
+  std::vector<std::uint32_t> by_size;  // arguments of one group, the largest first
   std::size_t waiting = 0;             // groups committed and not restored
   bool forward_done = false;
   bool backward_begun = false;
@@ -203,8 +204,8 @@ struct chunk_state {
   [[nodiscard]] static bool is_to_reload(const group& each) {
     return each.state == group_state::away && each.awaited;
   }
-  // Where the groups do not come back last in, first out: in a hash table, chained through them
-  // with the latest first.
+  // Finds a group that does not come back last in, first out. A hash table chains the groups, the
+  // latest first.
   [[nodiscard]] std::uint32_t find_by_index(module_id module, int layer) {
     bring_index_up_to_date();
     auto* link = &bucket_of(module, layer);
@@ -237,8 +238,8 @@ struct chunk_state {
 
   std::vector<saved> items_;  // the arguments of all groups
   std::array<std::uint32_t, max_modules> top_{};
-  std::vector<std::uint32_t> buckets_;  // of the index; a power of two, or none before its use
-  std::uint32_t indexed_ = 0;           // groups that it has
+  std::vector<std::uint32_t> buckets_;  // of the index: a power of two, or none before its use
+  std::uint32_t indexed_ = 0;           // groups that the index has
   std::uint32_t cursor_ = 0;            // groups from here on need no reload
 };
 

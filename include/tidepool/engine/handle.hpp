@@ -1,5 +1,5 @@
-// What a handle of saved memory is, whatever its device: `handle` and all that derives from it add
-// types alone.
+// The handle of saved memory, whatever its device: `handle` and all that derives from it add only
+// types.
 #pragma once
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <numeric>
 #include <span>
 #include <string>
 #include <string_view>
@@ -21,9 +22,10 @@
 namespace tidepool::inline v0_2_0::detail {
 
 class engine;
+struct state_calls;
 
-// A module's name in the place of a rectangle. A handle that a commit emptied has no part to show,
-// may outlive its offloader, and must not grow for the sake of a message.
+// A module's name in the place of a rectangle. A handle that a commit emptied has no part to show
+// and may outlive its offloader, and handles must not grow for the sake of a message.
 using module_label = std::array<char, sizeof(rectangle)>;
 
 [[nodiscard]] inline rectangle labelled(std::string_view name) {
@@ -37,11 +39,17 @@ using module_label = std::array<char, sizeof(rectangle)>;
   return std::bit_cast<module_label>(label).data();
 }
 
-// A handle more of a storage, on its way to the trainer.
+// A new handle of a storage, on its way to the trainer.
 struct granted {
   storage* store = nullptr;
   lane_id lane{};
 };
+
+// The elements in `bytes` bytes of a storage. Bytes times elements would overflow from 4 GiB on.
+[[nodiscard]] inline std::size_t elements_of(const storage& whole, std::size_t bytes) {
+  const auto common = std::gcd(whole.elements, whole.bytes);
+  return bytes / (whole.bytes / common) * (whole.elements / common);
+}
 
 class handle_base;
 using handle_list = std::span<handle_base* const>;
@@ -53,6 +61,19 @@ class handle_base {
   handle_base& operator=(const handle_base&) = delete;
 
   explicit operator bool() const { return store_ != nullptr; }
+
+  [[nodiscard]] const storage* held() const { return store_; }
+  // The bytes that the handle shows; a buffer shows all of its storage.
+  [[nodiscard]] std::size_t bytes_held() const { return is_view_ ? part_.bytes() : store_->bytes; }
+  [[nodiscard]] bool is_small(std::size_t least_elements) const {
+    const auto bytes = bytes_held();
+    const auto elements = bytes == store_->bytes ? store_->elements : elements_of(*store_, bytes);
+    return elements < least_elements;
+  }
+  // True where policy lets the tensor leave: it is neither small nor opted out.
+  [[nodiscard]] bool leaves(std::size_t least_elements) const {
+    return !store_->is.kept && !is_small(least_elements);
+  }
 
  protected:
   handle_base() = default;
@@ -87,30 +108,31 @@ class handle_base {
       return nullptr;
     }
     if (store_->bytes == 0) return nullptr;
-    return static_cast<std::byte*>(store_->on_device.data) + part_.offset;
+    return static_cast<std::byte*>(store_->here.memory.data) + part_.offset;
   }
   [[nodiscard]] storage* shared() const {
     ++store_->handles;
     ++store_->owner->references;
     return store_;
   }
-  // Nobody can say when its memory is free: that stays taken.
+  // Drops the handle, but its memory stays taken, because nobody can say when it is free.
   void lose() noexcept;
-  // `lane` used it last.
+  // Drops the handle, which `lane` used last.
   void give_up(lane_id lane);
 
   storage* store_ = nullptr;
-  rectangle part_{};            // or the name of the module whose commit emptied it
-  lane_id lane_{};              // where it was allocated, shared, committed or restored
-  bool whole_ = false;          // the storage leaves, not the part alone
-  bool is_view_ = false;        // and tells its width; a buffer goes to the end of its storage
-  std::int32_t layer_ = -1;     // of the commit that emptied it
-  std::uint64_t saved_as_ = 0;  // the number of the storage for which it did; 0: none has
+  rectangle part_{};            // or the packed name of the module whose commit emptied it
+  lane_id lane_{};              // lane that allocated, shared, committed or restored it
+  bool whole_ = false;          // a commit saves the whole storage, not only the part
+  bool is_view_ = false;        // a view has a width; a buffer goes to the end of its storage
+  std::int32_t layer_ = -1;     // layer of the commit that emptied it
+  std::uint64_t saved_as_ = 0;  // number of the storage that this commit saved; 0: not emptied
 
  private:
   friend class engine;
+  friend struct state_calls;
 
-  // All of a storage, or nothing.
+  // Replaces the handle by one of a whole storage, or of nothing.
   void fill(const granted& memory) noexcept {
     drop();
     store_ = memory.store;
@@ -133,7 +155,7 @@ class handle_base {
   }
 };
 
-// Room for the lists of handles that trainers give: of a call, and of those that are made in it.
+// Room for the lists of handles that trainers give: those of a call, and of calls made within it.
 class handle_lists {
  public:
   [[nodiscard]] std::vector<handle_base*>& next() {

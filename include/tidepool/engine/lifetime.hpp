@@ -14,15 +14,15 @@ namespace tidepool::inline v0_2_0::detail {
 
 TIDEPOOL_INLINE engine::engine(std::unique_ptr<hardware> dev, const options& opts,
                                const std::vector<std::string_view>& names, std::uint64_t enabled,
-                               std::unique_ptr<block_source> memory)
+                               std::unique_ptr<block_source> memory, planner_base* planner,
+                               file_opener file)
     : dev_(std::move(dev)),
       opts_(opts),
       names_(names.begin(), names.end()),
       ranges_(names_),
       windows_(names_.size()),
-      keeps_(opts.offload_layers),
-      learner_(opts),
-      store_(*dev_, opts, std::move(memory)),
+      decider_(opts_),
+      store_(*dev_, heard_, opts, std::move(memory), file),
       bytes_before_step_(names_.size()) {
   for (std::size_t m = 0; m < names_.size(); ++m) {
     counters_.modules.push_back({});
@@ -40,9 +40,8 @@ TIDEPOOL_INLINE engine::engine(std::unique_ptr<hardware> dev, const options& opt
     counters_.host_budget =
         text::size_text(store_.at(place_kind::host).blocks->budget()) + ", " + share;
   }
-  if (opts.policy == policy_kind::automatic) {
-    recorder_ = std::make_unique<recorder>(*dev_);
-  }
+  if (planner != nullptr) learning_ = planner->learn(*this);
+  if (opts.policy == policy_kind::automatic) listen_to_steps();
   for (const auto kind : {place_kind::host, place_kind::peer, place_kind::file}) {
     if (!store_.has(kind)) continue;
     dev_->name_copy_streams(store_.offload_lane(kind), store_.reload_lane(kind), kind);
@@ -55,18 +54,20 @@ TIDEPOOL_INLINE void engine::release(engine* which) noexcept {
   if (--which->references == 0) delete which;
 }
 
-// An exception destroys it: work that the device would run in the process may point into frames
-// that are gone. What was queued before it was made cannot, and may be another offloader's.
+// Drops queued work when an exception destroys the offloader: work that the device would run in the
+// process may point into frames that are gone. Work that was queued before the offloader was made
+// does not, and may be another offloader's.
 TIDEPOOL_INLINE void engine::drop_work() noexcept {
   if (!dev_->drops()) return;
   for (std::size_t i = 0; i < order_.count(); ++i) {
     dev_->drop(static_cast<lane_id>(i), issued_before_);
   }
-  graphs_.replayed = false;
+  if (gate_ != nullptr) gate_->forget_launch();
 }
 
 TIDEPOOL_INLINE engine::~engine() {
-  if (!graphs_.replayed) return;
+  heard_.remove_all();  // memory goes back later, when its observers are gone
+  if (gate_ == nullptr || !gate_->replayed()) return;
   try {
     dev_->synchronize();  // graphs copy on streams that are not ours
   } catch (...) {         // a device that is gone runs no graph

@@ -1,8 +1,10 @@
-// The engine's memory: handles, who still needs a storage, and what is evicted when room is short.
+// The engine's memory: handles, the users of a storage, and eviction when room is short.
 #pragma once
 
 #include <utility>
 
+#include "tidepool/core/rollback.hpp"
+#include "tidepool/engine/calls.hpp"
 #include "tidepool/engine/engine.hpp"
 #include "tidepool/engine/misuse.hpp"
 
@@ -13,39 +15,34 @@ TIDEPOOL_INLINE granted engine::allocate(std::size_t bytes, std::size_t elements
   if (bytes > most_bytes) throw_too_many(std::to_string(bytes) + " bytes");
   if (source != nullptr && !source->serves(identity_)) throw_serves_another();
   coalesce_after_evaluation();
-  const auto from = arrive(lane);
+  const told_call call(*this, lane);
   auto& store = store_.create(*this, bytes, elements);
   store.source = source;
-  store.zeroed = contents == fill::zero;
-  // No plan and no recorded step knows of what has no bytes.
-  const bool counts = source == nullptr && bytes > 0;
-  if (counts) store.planned = placement_.allocated(bytes);
-  try {
-    place_or_throw(store, lane, "allocate", placement_.first(store.planned));
-    if (store.zeroed) store_.zero(store, lane);
-    if (recorder_ != nullptr && counts) {
-      recorder_->allocated(from, store.number, bytes, lane);
-    }
-  } catch (...) {
-    if (store.on_device) take_back_untouched(store, lane);
+  store.is.zeroed = contents == fill::zero;
+  if (source == nullptr && bytes > 0) store.planned = placement_.allocated(bytes);
+  rollback unmade([&]() noexcept {
+    if (store.here.memory) take_back_untouched(store, lane);
     store_.destroy(store);
-    throw;
-  }
+  });
+  place_or_throw(store, lane, "allocate", placement_.first(store.planned));
+  if (store.is.zeroed) store_.zero(store, lane);
+  if (heard_.any()) heard_.tell({.what = happened::allocated, .lane = lane, .tensor = &store});
+  unmade.keep();
   return {share(store), lane};
 }
 
-// Memory that was handed to `lane` and that nobody has used; it may have been filled there.
+// Takes back memory that was handed to `lane` and that nobody has used; it may be filled there.
 [[gnu::cold]] TIDEPOOL_INLINE void engine::take_back_untouched(storage& store,
                                                                lane_id lane) noexcept {
   try {
     store_.note_filling(store);
     store_.displace(store, order_.past(lane), lane);
-  } catch (...) {  // no event, so nobody may ever reuse the memory: it stays taken
+  } catch (...) {  // without an event nobody may ever reuse the memory: it stays taken
     store_.lose(store);
   }
 }
 
-// Memory that is somebody else's, written by work on `lane`: that is its owner's stream.
+// Adopts memory of another owner, written by work on `lane`, which is its owner's stream.
 TIDEPOOL_INLINE granted engine::adopt_memory(void* data, std::size_t bytes, std::size_t elements,
                                              lane_id lane, memory_owner owner) {
   if (data == nullptr && bytes > 0) {
@@ -58,46 +55,43 @@ TIDEPOOL_INLINE granted engine::adopt_memory(void* data, std::size_t bytes, std:
         "its"
         " owner; adopt outside of it, or allocate the tensor from the offloader");
   }
-  if (bytes == 0) return allocate(0, elements, lane);  // and the owner has its memory back
+  if (bytes == 0) return allocate(0, elements, lane);  // the owner gets its memory back at once
   coalesce_after_evaluation();
-  const auto from = arrive(lane);
+  const told_call call(*this, lane);
   store_.budget().keep();
-  while (store_.passes_budget(bytes)) {  // what is there already may pass it
+  while (store_.passes_budget(bytes)) {  // memory that is there already may pass the budget
     if (evict_one()) continue;
     if (store_.budget().exceed() && !store_.passes_budget(bytes)) break;
   }
   auto& store = store_.create(*this, bytes, elements);
-  try {
-    store_.adopt(store, data, lane, owner);
-  } catch (...) {
-    store_.destroy(store);
-    throw;
-  }
+  rollback unmade([&]() noexcept { store_.destroy(store); });
+  store_.adopt(store, data, lane, owner);
+  unmade.keep();
   store.planned = placement_.allocated(bytes);
-  if (recorder_ != nullptr) recorder_->allocated(from, store.number, bytes, lane);
+  if (heard_.any()) heard_.tell({.what = happened::allocated, .lane = lane, .tensor = &store});
   return {share(store), lane};
 }
 
-// `until` is the last use on `lane`. Whether the trainer has made that wait for the lane that the
-// memory was handed to is not known here, so it does not stand for what that one waited for.
+// Notes `until` as the last use on `lane`. The engine does not know whether the trainer made `lane`
+// wait for the lane that the memory was handed to, so the past of that one is added.
 TIDEPOOL_INLINE void engine::note_use(storage& store, lane_id lane, const ticket& until) {
-  if (lane != store.handed_to) store_.note_filling(store);
-  store.last_use.add(until);
-  if (lane == store.handed_to) return;
-  store.last_use.add(order_.past(store.handed_to, store.handed_at));
-  store.last_use.add(store.reloaded);
+  if (lane != store.handed.to) store_.note_filling(store);
+  store.used.add(until);
+  if (lane == store.handed.to) return;
+  store.used.add(order_.past(store.handed.to, store.handed.at));
+  store.used.add(store.here.written);
 }
 
 TIDEPOOL_INLINE void engine::drop_quietly(storage& store, lane_id lane) noexcept {
-  // Nobody can call it again, as one would after a `reset` that threw: so it is tried twice.
+  // The drop is tried twice, because nobody can call it again as after a `reset` that threw.
   for (int left = closed_ || lost() ? 0 : 2; left-- > 0;) {
     try {
-      if (graphs_.replayed) meet_after_launch();
-      return drop(store, lane, false);  // a pass may be given up here
-    } catch (...) {  // no event, so nobody may ever reuse the memory: it stays taken, as if the
-                     // handle were still there, or until the capture that broke is over
+      meet_graphs();
+      return drop(store, lane, false);  // no reloads: a pass may be given up here
+    } catch (...) {  // without an event nobody may ever reuse the memory: it stays taken, as if the
+                     // handle were still there, or until the broken capture is over
       if (left > 0) continue;
-      if (keep_orphan(store)) return;
+      if (gate_ != nullptr && gate_->keep_orphan(store)) return;
       if (store.handles == 1 && store.saves == 0) {  // the memory stays taken, and no tensor has it
         store_.lose(store);
         store_.destroy(store);
@@ -107,20 +101,17 @@ TIDEPOOL_INLINE void engine::drop_quietly(storage& store, lane_id lane) noexcept
   release(this);
 }
 
-// One handle less outside; `lane` is where it was used last.
+// Drops one handle of the trainer, which `lane` used last.
 TIDEPOOL_INLINE void engine::forget_handle(storage& store, lane_id lane) {
   --store.handles;
-  if (recorder_ != nullptr && store.handles == store.stays && recorder_->is_held(store.number)) {
-    record_drop(store, lane);
-  }
+  if (heard_.any()) heard_.tell({.what = happened::handle_gone, .lane = lane, .tensor = &store});
   if (store.handles == 0) {
     if (store.saves == 0) {
-      if (recorder_ != nullptr) recorder_->released(store.number, lane);
-      store_.displace(store, store.last_use, lane);
+      store_.displace(store, store.used, lane);
       store_.destroy(store);
-    } else if (!store.wanted) {
-      store_.displace(store, store.last_use,
-                      store.discarded ? lane : store_.offload_lane(store.place));
+    } else if (!store.is.wanted) {
+      store_.displace(store, store.used,
+                      store.is.discarded ? lane : store_.offload_lane(store.place));
     } else {
       store.idle = idle_.push_back(&store);
     }
@@ -128,31 +119,30 @@ TIDEPOOL_INLINE void engine::forget_handle(storage& store, lane_id lane) {
   release(this);
 }
 
-// One group less that saved it; its copy goes with the last.
+// Drops one save of a storage; its copy is released with the last save.
 TIDEPOOL_INLINE void engine::forget_save(storage& store) {
   if (--store.saves > 0) return;
   // A reload waited for the offload, so its ticket stands for both.
-  const auto last_copy = store.reloaded.position > 0 ? store.reloaded : store.offloaded;
-  if (store.copy) store_.displace_copy(store, last_copy);
+  const auto last_copy = store.here.written.position > 0 ? store.here.written : store.there.written;
+  if (store.there.memory) store_.displace_copy(store, last_copy);
   if (store.handles > 0) return;
   forget_idle(store);
-  if (store.on_device) {
-    store.last_use.add(last_copy);
-    store_.displace(store, store.last_use, store_.reload_lane(store.place));
+  if (store.here.memory) {
+    store.used.add(last_copy);
+    store_.displace(store, store.used, store_.reload_lane(store.place));
   }
   store_.destroy(store);
 }
 
-// One group less that stayed by policy. Its handles may have gone or changed since.
+// Ends the stay of a group that stayed by policy. Its handles may have gone or changed since.
 TIDEPOOL_INLINE void engine::forget_kept(chunk_state& chunk, group& which) {
-  keeps_.take(std::exchange(which.kept, 0));
+  decider_.stays_no_more(std::exchange(which.kept, 0));
   const auto* items = chunk.saved_of(which);
   for (std::uint32_t i = 0; i < which.count; ++i) {
     auto* store = items[i].source;
     if (store == nullptr || store->number != items[i].number) continue;
     --store->stays;
-    if (recorder_ != nullptr) recorder_->outlives(store->number, false);
-    note_handed_over(*store);
+    if (heard_.any()) heard_.tell({.what = happened::kept_no_more, .tensor = store});
   }
 }
 
@@ -161,14 +151,15 @@ TIDEPOOL_INLINE void engine::forget_idle(storage& store) {
   if (slot != slot_list<storage*>::none) idle_.erase(slot);
 }
 
-// Its device memory is free again once its users and its reload are done; its place still has it.
+// Releases the device memory behind its users and its reload; the place keeps the contents.
 TIDEPOOL_INLINE void engine::take_back(storage& store, lane_id on) {
-  fence after(store.last_use);
-  after.add(store.reloaded);
+  fence after(store.used);
+  after.add(store.here.written);
   store_.displace(store, after, on);
 }
 
-// Takes device memory back from what is on the device ahead of its use.
+// Releases the memory of one tensor or group that is on the device ahead of its use. Returns false
+// where there is none.
 TIDEPOOL_INLINE bool engine::evict_one() {
   if (!idle_.empty()) {
     auto& store = *idle_[idle_.last()];
@@ -181,11 +172,11 @@ TIDEPOOL_INLINE bool engine::evict_one() {
   const auto last = ahead_.latest();
   auto& which = last.chunk->groups[last.index];
   ahead_.forget(which.ahead);
-  starved_ = false;  // it would come back at the next release, and be in the way again
+  starved_ = false;  // else the group would come back at the next release, and be in the way again
   auto* items = last.chunk->saved_of(which);
   for (std::uint32_t i = 0; i < which.count; ++i) {
     auto* store = items[i].store;
-    if (store == nullptr || !store->on_device || store->handles > 0) continue;
+    if (store == nullptr || !store->here.memory || store->handles > 0) continue;
     forget_idle(*store);
     take_back(*store, store_.reload_lane(store->place));
   }
@@ -235,17 +226,17 @@ TIDEPOOL_INLINE void engine::drop(storage& store, lane_id lane, bool reloads) {
 
 TIDEPOOL_INLINE bool engine::lost() const noexcept { return dev_->lost(); }
 
-// Memory that is not in use goes back to the device, so that it may come from there in one piece.
-// That waits for the device, and is better than no step. A graph knows addresses of it.
+// Returns unused memory to the device, so that it may come from there in one piece. The wait for
+// the device is better than no step. Graphs forbid it, because they know addresses of the memory.
 [[gnu::cold]] TIDEPOOL_INLINE bool engine::give_back_unused() {
   return !order_.capturing() && order_.graphs() == 0 && store_.device_source().give_back_unused();
 }
 
-// Evicts until `take` has found room; false where nothing is left to evict.
+// Evicts until `take` has found room; returns false where nothing is left to evict.
 template <class Take>
 bool engine::take_or_evict(const Take& take) {
   store_.budget().keep();
-  // Once: what a part of the request took and gave up again would be unused for ever.
+  // Done once: a part of the request may take and release that memory, which is unused then again.
   for (bool last = false; !take();) {
     if (evict_one() || store_.budget().exceed()) continue;
     if (std::exchange(last, true) || !give_back_unused()) return false;

@@ -5,7 +5,6 @@
 #include <limits>
 #include <string>
 
-#include "tidepool/engine/memory_layout.hpp"
 #include "tidepool/error.hpp"
 
 namespace tidepool::inline v0_2_0::detail {
@@ -18,15 +17,6 @@ namespace tidepool::inline v0_2_0::detail {
           : "this stream is being captured, but not by the offloader, so the copies would escape"
             " the graph; capture with offloader::capture, or commit after the graph has been "
             "launched");
-}
-
-[[noreturn, gnu::cold]] inline void throw_layout(const memory_layout& wanted,
-                                                 const memory_layout& found) {
-  throw misuse_error(
-      "launch: the memory is not as it was when this graph was captured (" +
-      difference(wanted, found) +
-      "). Launch the graphs of a step in the order of their capture, all of them before any other"
-      " call, and reset every handle that was allocated inside");
 }
 
 [[noreturn, gnu::cold]] inline void throw_too_many(const std::string& what) {

@@ -3,24 +3,61 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "tidepool/core/join_site.hpp"
 #include "tidepool/core/page_allocator.hpp"
-#include "tidepool/engine/file_ring.hpp"
-#include "tidepool/memory/backing_file.hpp"
-#include "tidepool/memory/file_pages.hpp"
-#include "tidepool/memory/file_worker.hpp"
+#include "tidepool/engine/memory_layout.hpp"
+#include "tidepool/engine/storage.hpp"
 #include "tidepool/memory/lanes.hpp"
-#include "tidepool/memory/loan.hpp"
 #include "tidepool/memory/pool.hpp"
 #include "tidepool/options.hpp"
 #include "tidepool/trace/counters.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_2_0 {
+
+namespace detail {
+
+// The way to blocks that no copy of the device reaches, such as those of a file.
+class staging {
+ public:
+  virtual ~staging() = default;
+  // Queues copies of a rectangle of device memory, which becomes dense there.
+  virtual void copy_out(const block& into, const void* whole, const rectangle& from) = 0;
+  // Queues copies of what a block holds.
+  virtual void copy_in(void* target, const block& from, std::size_t bytes) = 0;
+  // Nobody wants the contents of this block any more.
+  virtual void forget(const block& what) noexcept = 0;
+  // Why there were no more when they were asked for last; empty where there were.
+  [[nodiscard]] virtual std::string full() const = 0;
+};
+
+// Pages that another process lends.
+class loan : public page_allocator {
+ public:
+  [[nodiscard]] const std::string& lender() const { return lender_; }
+  [[nodiscard]] std::byte* memory() const noexcept { return begin_; }
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  // A step that trains begins. Where the lender is gone, it throws `lender_error`, or says so to
+  // `report` and gives them back.
+  virtual void before_step(const std::function<void(std::string_view)>& report) = 0;
+  // A graph that offloads to them is to be launched, and finds `before` in memory.
+  virtual void before_launch(const memory_layout& before) const = 0;
+  // Blocks the host until copies to and from them are over. Nothing of the loan is left then.
+  virtual void give_back() = 0;
+
+ protected:
+  loan(std::string lender, std::size_t bytes) : lender_(std::move(lender)), size_(bytes) {}
+
+  std::string lender_;
+  std::byte* begin_ = nullptr;
+  std::size_t size_;
+};
 
 // Plain data; the rules are in storages.hpp, and are the same for all places. Whoever owns it
 // settles both lanes before it goes.
@@ -33,18 +70,6 @@ struct offload_place {
     blocks.emplace(*pages, order, limits);
     blocks->allow_in_flight(limits.step);
   }
-  // For a file, by way of a ring of the memory that `through` has.
-  void open_file(hardware& dev, lanes& order, const options& opts,
-                 std::unique_ptr<backing_file> file, std::unique_ptr<page_allocator> through) {
-    name = "file";
-    granule = file_granule;
-    worker = std::make_unique<file_worker>(std::move(file));
-    const auto budget = opts.file_budget.value_or(0) / file_granule * file_granule;
-    auto room = std::make_unique<file_pages>(*worker, opts.file_path, budget);
-    file_room = room.get();
-    ring.emplace(dev, order, std::move(through), *room, *worker, opts.file_ring, offload, reload);
-    open(std::move(room), order, {in_granules(opts.host_step), budget, rounding::none});
-  }
   // The same for memory of a neighbour.
   void open_peer(std::unique_ptr<page_allocator> from, const clocks& order,
                  const pool_limits& limits, int device) {
@@ -56,18 +81,11 @@ struct offload_place {
   }
 
   // The same of one that is another process's.
-  void open_loan(std::unique_ptr<loan_pages> from, const clocks& order) {
-    const pool_limits whole{from->bytes(), from->bytes(), rounding::none};
-    const std::string lender = from->lender();
+  void open_loan(std::unique_ptr<loan> from, const clocks& order) {
+    const pool_limits whole{from->size(), from->size(), rounding::none};
     lent = from.get();
     open_peer(std::move(from), order, whole, 0);
-    name = "peer, " + lender;
-  }
-  // Gives that back; the place takes nothing until it has memory again.
-  void close_loan() noexcept {
-    lent = nullptr;
-    blocks.reset();
-    pages.reset();
+    name = "peer, " + lent->lender();
   }
 
   [[nodiscard]] trace::place_counters counted() const {
@@ -86,18 +104,22 @@ struct offload_place {
   lane_id offload;
   lane_id reload;
   std::unique_ptr<page_allocator> pages;
-  std::optional<pool> blocks;            // none where what was lent has been given back
-  const loan* lent = nullptr;            // of another process
-  std::uint64_t graphs_before_loan = 0;  // which know nothing of it
-  std::size_t used = 0;                  // bytes in use
-  std::size_t peak = 0;                  // the most ever
+  std::optional<pool> blocks;  // none where what was lent has been given back
+  loan* lent = nullptr;        // of another process
+  std::size_t used = 0;        // bytes in use
+  std::size_t peak = 0;        // the most ever
   std::uint64_t bytes_offloaded = 0;
   std::uint64_t bytes_reloaded = 0;
-  std::size_t granule = 1;  // that all blocks are multiples of; a power of two
-  // Of a file. The worker ends first: what it serves lies in the others.
-  const file_pages* file_room = nullptr;
-  std::optional<file_ring> ring;
-  std::unique_ptr<file_worker> worker;
+  std::size_t granule = 1;          // that all blocks are multiples of; a power of two
+  std::unique_ptr<staging> staged;  // none where copies reach the blocks; ends before the pages
 };
 
-}  // namespace tidepool::detail
+// Opens the place of `place_kind::file`; `tidepool::file_place()` returns it. Null: none can.
+using file_opener = void (*)(offload_place&, hardware&, lanes&, const options&);
+
+}  // namespace detail
+
+class loan_handle;  // of places/lending.hpp
+enum class lender_gone : std::uint8_t;
+
+}  // namespace tidepool

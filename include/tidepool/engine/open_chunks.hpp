@@ -1,4 +1,4 @@
-// The chunks of a step that are open, and from which of them to reload next.
+// The open chunks of a step, and the choice of the chunk to reload from next.
 #pragma once
 
 #include <algorithm>
@@ -9,21 +9,21 @@
 #include <span>
 #include <vector>
 
+#include "tidepool/core/room.hpp"
 #include "tidepool/engine/group.hpp"
-#include "tidepool/engine/room.hpp"
 #include "tidepool/plan/profile.hpp"
 
 namespace tidepool::inline v0_2_0::detail {
 
-// A set of small numbers that knows the first one it lacks. One bit for each number, and above them
-// one for each word that is full: 4096 numbers are passed over in one step.
+// A set of small numbers that knows the first number it lacks. It has a bit for each number, and
+// above them a bit for each full word, so that 4096 numbers are passed over in one step.
 class number_set {
  public:
-  // Numbers below `count` may be inserted and erased from now on, without memory.
+  // Makes room, so that inserting and erasing numbers below `count` takes no memory.
   void make_room(std::size_t count) {
     const auto words = (count + 63) / 64;
     if (words <= words_.size()) return;
-    full_.resize((words + 63) / 64);  // first, since `words_` says for how many there is room
+    full_.resize((words + 63) / 64);  // first, because the size of `words_` tells the room
     words_.resize(words);
   }
 
@@ -65,11 +65,11 @@ class number_set {
   std::vector<std::uint64_t> full_;  // words of which all bits are set
 };
 
-// A chunk that has nothing to reload is looked at once, and again only when that may have changed:
-// the cost of a call does not grow with the number of those.
+// A chunk that has nothing to reload is looked at once, and again only when that may have changed.
+// So the cost of a call does not grow with the number of such chunks.
 class open_chunks {
  public:
-  // What follows needs no memory for so many chunks of a step.
+  // Makes room, so that later calls need no memory for `chunks` chunks of a step.
   void make_room(std::size_t chunks) {
     if (chunks <= by_ordinal_.capacity()) return;
     const auto more = std::max(chunks, 2 * by_ordinal_.capacity());
@@ -78,30 +78,30 @@ class open_chunks {
     by_ordinal_.reserve(more);
   }
 
-  // Its ordinal is the number of chunks before it.
+  // Adds a chunk whose ordinal is the number of chunks before it.
   void add(chunk_state& fresh) noexcept { by_ordinal_.push_back(&fresh); }
   void remove(const chunk_state& gone) noexcept { by_ordinal_[gone.ordinal] = nullptr; }
-  // The latest has been removed, and the next takes its place.
+  // Lets the next chunk take the place of the latest, which has been removed.
   void reuse_latest(const chunk_state& gone) noexcept {
     by_ordinal_.pop_back();
     look_again(gone);
   }
-  // None is open.
+  // Forgets the step, of which no chunk is open.
   void step_ended() noexcept {
     by_ordinal_.clear();
     backward_begun_ = 0;
   }
 
-  // In the order of their forward passes; null where one is over.
+  // The chunks in the order of their forward passes; null where a chunk is over.
   [[nodiscard]] std::span<chunk_state* const> all() const { return by_ordinal_; }
-  // Null when there is none.
+  // The first open chunk; null when there is none.
   [[nodiscard]] const chunk_state* first() const {
     const auto found =
         std::ranges::find_if(by_ordinal_, [](auto* each) { return each != nullptr; });
     return found == by_ordinal_.end() ? nullptr : *found;
   }
 
-  // None is open, and backward passes will come in the order of this step.
+  // Expects backward passes in the order of `step`; no chunk may be open.
   void expect_order(const plan::profile& step) {
     std::vector<std::size_t> rank(step.chunks.size(), step.chunks.size());
     std::vector<std::size_t> order;
@@ -121,15 +121,15 @@ class open_chunks {
     ++backward_begun_;
     look_again(chunk);
   }
-  // One of its groups has to be reloaded once more.
+  // Looks at a chunk again, because one of its groups may have to be reloaded.
   void look_again(const chunk_state& chunk) noexcept {
     const auto ordinal = chunk.ordinal;
     settled_.erase(ordinal);
     passed_.erase(ordinal < backward_rank_.size() ? backward_rank_[ordinal] : ordinal);
   }
 
-  // The chunk to reload from: the one under way, else the ones that come next, as far as their
-  // forward passes are over.
+  // The chunk to reload from: one whose backward pass is under way, else the next one in order, as
+  // long as forward passes are over. Null when there is none.
   [[nodiscard]] chunk_state* next_to_reload() {
     for (;;) {
       const auto ordinal = settled_.first_missing(0);
@@ -152,25 +152,25 @@ class open_chunks {
  private:
   static constexpr std::size_t none = std::numeric_limits<std::size_t>::max();
 
-  // More than any rank of so many chunks.
+  // A number above every rank of `chunks` chunks.
   [[nodiscard]] std::size_t ranks(std::size_t chunks) const {
     return std::max(chunks, backward_order_.size()) + 1;
   }
-  // As the warm-up step had it; forward order where that is not known.
+  // The chunk at a rank of the warm-up step's order; in forward order where that is not known.
   [[nodiscard]] chunk_state* at_rank(std::size_t rank) const {
     const auto ordinal = rank < backward_order_.size() ? backward_order_[rank] : rank;
     return ordinal < by_ordinal_.size() ? by_ordinal_[ordinal] : nullptr;
   }
 
   std::vector<chunk_state*> by_ordinal_;
-  std::vector<std::size_t> backward_rank_;   // by ordinal, from the warm-up step
-  std::vector<std::size_t> backward_order_;  // ordinals by rank, from the same
-  // Ordinals of what has not begun its backward pass or has nothing to reload, and ranks of what
-  // has ended its forward pass and has nothing to reload; each until `look_again`. So no rank is
-  // left of a chunk that is over.
+  std::vector<std::size_t> backward_rank_;   // ranks by ordinal, from the warm-up step
+  std::vector<std::size_t> backward_order_;  // ordinals by rank, from the warm-up step
+  // `settled_` has ordinals of chunks that have not begun backward or have nothing to reload;
+  // `passed_` has ranks of chunks that ended forward and have nothing to reload. Each entry holds
+  // until `look_again`, so that no rank of a chunk that is over is left.
   number_set settled_;
   number_set passed_;
-  std::size_t backward_begun_ = 0;  // passes of the step
+  std::size_t backward_begun_ = 0;  // backward passes that have begun
 };
 
 }  // namespace tidepool::detail

@@ -35,7 +35,7 @@ TIDEPOOL_INLINE auto engine::begin(const chunk_info& info) -> chunk_state& {
   } else {
     live_.add(fresh);
     if (learner_.chunk_begins(info.model_chunk, info.microbatch)) start_recording();
-    trace_pass(fresh, false, true);
+    tell_pass(happened::pass_begun, fresh, false);
   }
   ++references;
   return fresh;
@@ -43,10 +43,10 @@ TIDEPOOL_INLINE auto engine::begin(const chunk_info& info) -> chunk_state& {
 
 TIDEPOOL_INLINE void engine::end_forward(chunk_state& chunk) {
   if (chunk.info.forward_only) return;
-  settle();
-  if (!chunk.forward_done) trace_pass(chunk, false, false);
+  pass_gate();
+  if (!chunk.forward_done) tell_pass(happened::pass_over, chunk, false);
   chunk.end_forward();
-  if (recorder_ != nullptr) recorder_->forward_ended(chunk.ordinal);
+  if (heard_.any()) heard_.tell({.what = happened::forward_ended, .chunk = &chunk});
   reload_ahead();
 }
 
@@ -54,8 +54,8 @@ TIDEPOOL_INLINE void engine::check_finished(const chunk_state& chunk) const {
   if (!chunk.discarded.empty()) {
     const auto& first = chunk.discarded.front();
     refuse_recompute("finish", chunk, first.what, first.layer,
-                     "discarded and never computed again; call recompute in backward before the"
-                     " tensor is read");
+                     "discarded and never computed again; call restore_or_recompute in backward"
+                     " before the tensor is read");
   }
   if (chunk.waiting == 0) return learner_.expect_no_more(chunk.ordinal, chunk.groups.size());
   std::string first;
@@ -72,11 +72,14 @@ TIDEPOOL_INLINE void engine::check_finished(const chunk_state& chunk) const {
 
 TIDEPOOL_INLINE void engine::forget(chunk_state& chunk, module_id module, int layer) {
   if (chunk.info.forward_only) return;
-  settle();
-  const auto index = waiting_group(chunk, module, layer, "forget");
+  pass_gate();
+  forget(chunk, waiting_group(chunk, module, layer, "forget"));
+}
+
+TIDEPOOL_INLINE void engine::forget(chunk_state& chunk, std::uint32_t index) {
   auto& which = chunk.groups[index];
   if (which.awaited) forgotten_.add(chunk.ordinal, index);
-  if (recorder_ != nullptr) record_forget(chunk, which);
+  if (heard_.any()) heard_.tell({.what = happened::forgotten, .chunk = &chunk, .index = index});
   forget_group(chunk, which);
   chunk.mark_restored(which);
 }
@@ -110,14 +113,14 @@ TIDEPOOL_INLINE void engine::end_chunk(chunk_state& chunk, bool finished) noexce
       if (each.state != group_state::restored) forget_group(chunk, each);
     }
     live_.remove(chunk);
-    if (chunk.backward_begun) trace_pass(chunk, true, false);
+    if (chunk.backward_begun) tell_pass(happened::pass_over, chunk, true);
     if (given_up && !chunk.backward_begun && chunk.ordinal + 1 == learner_.begun()) {
       learner_.forget_latest_chunk();
       live_.reuse_latest(chunk);
     } else {
-      try {  // one that saved nothing takes its place in the order all the same
+      try {  // a chunk that saved nothing has its place in the order, too
         if (!chunk.backward_begun) begin_backward(chunk);
-      } catch (...) {  // a warm-up without it only keeps less on the device
+      } catch (...) {  // without that place a warm-up only keeps less on the device
       }
     }
   } else {

@@ -11,10 +11,9 @@
 
 #include "tidepool/engine/offload_place.hpp"
 #include "tidepool/engine/sources.hpp"
+#include "tidepool/error.hpp"
 #include "tidepool/memory/lanes.hpp"
-#include "tidepool/memory/loan.hpp"
 #include "tidepool/memory/pinned.hpp"
-#include "tidepool/memory/tracer.hpp"
 #include "tidepool/options.hpp"
 
 namespace tidepool::inline v0_2_0::detail {
@@ -22,40 +21,34 @@ namespace tidepool::inline v0_2_0::detail {
 // The host is always among them: state lives there. Plain data behind its constructor, so that a
 // commit need not come by here.
 struct place_list {
-  place_list(hardware& dev, lanes& order, tracer& trace, const options& opts)
+  place_list(hardware& dev, lanes& order, const options& opts, file_opener file)
       : nearest(opts.places) {
     all[0].emplace(order).open(make_host_pages(dev, opts), order,
                                {opts.host_step, host_budget(opts), rounding::none});
-    for (const auto kind : opts.places) open(dev, order, kind, opts);
+    for (const auto kind : opts.places) open(dev, order, kind, opts, file);
     for (std::size_t k = 0; k < place_kinds; ++k) {
-      if (all[k]) note_lanes(k, trace);
+      if (all[k]) note_lanes(k);
     }
   }
 
   // Memory of another process, before all other places. A place that is there keeps its streams.
-  void borrow(hardware& dev, lanes& order, tracer& trace, const loan_handle& from) {
+  void borrow(lanes& order, std::unique_ptr<loan> from) {
     constexpr auto peer = static_cast<std::size_t>(place_kind::peer);
-    auto memory = std::make_unique<loan_pages>(dev, from);
     nearest.reserve(place_kinds);
     if (!all[peer]) {
       order.own_more(2, [&] { all[peer].emplace(order); });
-      note_lanes(peer, trace);
+      note_lanes(peer);
       nearest.insert(nearest.begin(), place_kind::peer);
     }
-    all[peer]->open_loan(std::move(memory), order);
-    all[peer]->lent->confirm();
+    all[peer]->open_loan(std::move(from), order);
   }
 
-  void note_lanes(std::size_t kind, tracer& trace) {
+  void note_lanes(std::size_t kind) {
     copy_lanes.push_back(offload_lanes[kind] = all[kind]->offload);
     copy_lanes.push_back(reload_lanes[kind] = all[kind]->reload);
-    // Those of the host have no name behind them.
-    const auto of = kind == 0 ? std::string() : " " + std::string(name_of(place_kind(kind)));
-    trace.name_copy_lane(offload_lanes[kind], "offload" + of);
-    trace.name_copy_lane(reload_lanes[kind], "reload" + of);
   }
 
-  void open(hardware& dev, lanes& order, place_kind which, const options& opts) {
+  void open(hardware& dev, lanes& order, place_kind which, const options& opts, file_opener file) {
     if (which == place_kind::host) return;
     auto& place = all[static_cast<std::size_t>(which)].emplace(order);
     if (which == place_kind::peer) {
@@ -63,8 +56,13 @@ struct place_list {
       const auto budget = opts.peer_budget.value_or(0);
       place.open_peer(make_peer_pages(dev, opts), order, {budget, budget, rounding::none},
                       opts.peer_device);
+    } else if (file == nullptr) {
+      throw option_error(
+          "tidepool: places: a file needs the way to it, and this offloader was given none;"
+          " #include <tidepool/places/file.hpp> and construct it as offloader(dev, opts, {.file ="
+          " tidepool::file_place()}), or take the file out of --places");
     } else {
-      place.open_file(dev, order, opts, dev.open_file(opts.file_path), make_host_pages(dev, opts));
+      file(place, dev, order, opts);
     }
   }
 

@@ -1,4 +1,4 @@
-// Asks an offloader's planner, between the steps that plans are made of and tried out in.
+// Keeps the plan that an offloader follows, and reports what it says after a step.
 #pragma once
 
 #include <cstdint>
@@ -6,31 +6,26 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <string>
 #include <string_view>
 #include <utility>
 
-#include "tidepool/core/linkage.hpp"
-#include "tidepool/core/plan_source.hpp"
-#include "tidepool/engine/step_learner.hpp"
-#include "tidepool/plan/profile.hpp"
-#include "tidepool/plan/step_plan.hpp"
+#include "tidepool/core/decision.hpp"
+#include "tidepool/decide/step_learner.hpp"
 
 namespace tidepool::inline v0_2_0::detail {
 
 class engine;
-class loan;
 
 class plan_maker {
  public:
-  plan_maker(engine& owner, std::unique_ptr<plan_source> source)
+  plan_maker(engine& owner, std::unique_ptr<planner_base> source)
       : owner_(&owner), source_(std::move(source)) {}
 
   void after(stage over);
 
   // A pass is to begin: what the trainer forgets is told.
   void before_pass() const {
-    auto& calls = owner_->forgotten();
+    auto& calls = owner_->steps().forgotten;
     while (calls.any_untold()) report_(calls.tell());
   }
 
@@ -41,43 +36,18 @@ class plan_maker {
 
   [[noreturn]] static void throw_no_planner(const char* who);
 
-  // Empty ones stand for none.
-  void on_report(std::function<void(std::string_view)> sink);
-  void on_measure(std::function<void()> meet);
+  // An empty one stands for none.
+  void on_report(std::function<void(std::string_view)> sink) {
+    report_ = sink ? std::move(sink) : [](std::string_view) {};
+  }
   void report(std::string_view line) const { report_(line); }
 
  private:
-  [[nodiscard]] const loan* lent() const;
-
-  [[nodiscard]] options settings() const;
-
-  [[nodiscard]] bool has_neighbour() const;
-
-  void measure_links();
-
-  void measure_peer();
-
-  void enter_links(plan::profile& step) const;
-
-  void try_plan(bool first);
-
-  void settle_plan();
-
-  // Where planning throws, the steps recorded so far are left aside, so that the next one does not
-  // count as a part of them.
-  template <class Make>
-  void decided(const Make& make);
-
   void report_margin();
 
   engine* owner_;
-  std::unique_ptr<plan_source> source_;
+  std::unique_ptr<planner_base> source_;
   std::optional<plan::step_plan> plan_;
-  plan::link_rates link_;
-  std::optional<plan::link_rates> peer_link_;
-  bool peer_shares_link_ = false;
-  bool link_measured_ = false;
-  std::function<void()> meet_ = [] {};
   std::function<void(std::string_view)> report_ = [](std::string_view line) {
     std::fprintf(stderr, "%.*s\n", static_cast<int>(line.size()), line.data());
   };

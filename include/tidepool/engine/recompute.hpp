@@ -1,10 +1,17 @@
-// The engine's part in recomputing: memory that forward gives up and backward asks for again, since
-// the user said so (`discard`, `recompute`) or since a plan does (`restore_or_recompute`).
+// The engine's part in recomputing: memory that forward releases and backward asks for again,
+// because the user named it (`options::recompute_modules`) or a plan says so.
+//
+// A plan chooses recomputing for a group, whose storage it knows before and behind the gap. A plan
+// never chooses recomputing by name: it sees two tensors, one that forward drops and one that
+// backward allocates, and places their memory like that of any other tensor.
 #pragma once
 
 #include <optional>
 
+#include "tidepool/core/rollback.hpp"
+#include "tidepool/engine/calls.hpp"
 #include "tidepool/engine/engine.hpp"
+#include "tidepool/engine/traced_span.hpp"
 
 namespace tidepool::inline v0_2_0::detail {
 
@@ -14,39 +21,46 @@ TIDEPOOL_INLINE std::size_t engine::recomputed(std::string_view name) const {
   return found == all.end() ? not_recomputed : static_cast<std::size_t>(found - all.begin());
 }
 
+TIDEPOOL_INLINE std::size_t engine::recomputed(module_id module) const {
+  const auto index = static_cast<std::size_t>(module);
+  const bool none = opts_.recompute_modules.empty() || index >= names_.size();
+  return none ? not_recomputed : recomputed(names_[index]);
+}
+
+TIDEPOOL_INLINE std::optional<module_id> engine::module_named(std::string_view name) const {
+  const auto found = std::ranges::find(names_, name);
+  if (found == names_.end()) return std::nullopt;
+  return static_cast<module_id>(found - names_.begin());
+}
+
 TIDEPOOL_INLINE void engine::discard(chunk_state& chunk, std::size_t what, int layer, lane_id lane,
                                      handle_list tensors) {
   const auto refused = [&](const std::string& why) {
-    refuse_recompute("discard", chunk, what, layer, why);
+    refuse_recompute("commit_or_discard", chunk, what, layer, why);
   };
   if (chunk.forward_done) {
-    refused("the chunk's forward pass has ended; discard before end_forward");
+    refused(
+        "the chunk's forward pass has ended; commit before end_forward and before the first"
+        " restore");
   }
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const auto* store = tensors[i]->store_;
-    const auto which = "argument " + std::to_string(i + 1);
-    if (store == nullptr) refused(which + " holds no memory; was it discarded or moved before?");
-    if (store->owner != this) refused(which + " belongs to another offloader");
-    if (std::find(tensors.begin(), tensors.begin() + static_cast<std::ptrdiff_t>(i), tensors[i]) !=
-        tensors.begin() + static_cast<std::ptrdiff_t>(i)) {
-      refused(which + " is given twice");
+    const auto before = tensors.begin() + static_cast<std::ptrdiff_t>(i);
+    const char* why = why_not(*tensors[i]);
+    if (why == nullptr && std::find(tensors.begin(), before, tensors[i]) != before) {
+      why = "is given twice";
+    } else if (why == nullptr && tensors[i]->store_->saves > 0) {
+      why = "was committed too; commit what backward loads and discard what it computes, not both";
+    } else if (why == nullptr && tensors[i]->store_->handles > 1) {
+      why =
+          "has another owner (share() or a view), so that its memory would stay; reset that one"
+          " first";
     }
-    if (store->of_host_state) refused(which + " belongs to a host_state; write_back or reset it");
-    if (store->saves > 0) {
-      refused(which +
-              " was committed too; commit what backward loads and discard what it computes,"
-              " not both");
-    }
-    if (store->handles > 1) {
-      refused(which +
-              " has another owner (share() or a view), so that its memory would stay; reset"
-              " that one first");
-    }
+    if (why != nullptr) refused("argument " + std::to_string(i + 1) + " " + why);
   }
   auto& list = chunk.discarded;
   const auto call = list.empty() ? 0 : list.back().call + 1;
   list.reserve(list.size() + tensors.size());
-  static_cast<void>(arrive(lane));
+  const told_call arrived(*this, lane);
   const auto used = order_.record(lane);
   for (const auto* each : tensors) note_use(*each->store_, lane, used);
   auto& count = counters_.recomputed[what];
@@ -54,7 +68,7 @@ TIDEPOOL_INLINE void engine::discard(chunk_state& chunk, std::size_t what, int l
     auto& store = *std::exchange(each->store_, nullptr);
     if (!chunk.info.forward_only) {
       list.push_back({call, what, layer, store.bytes, store.elements, store.source,
-                      store.zeroed ? fill::zero : fill::none});
+                      store.is.zeroed ? fill::zero : fill::none});
       ++count.tensors;
       count.bytes += store.bytes;
     }
@@ -62,19 +76,20 @@ TIDEPOOL_INLINE void engine::discard(chunk_state& chunk, std::size_t what, int l
   }
 }
 
-// What the latest call discarded that was not computed again; empty when there is none.
+// The tensors of the latest call whose tensors are discarded still; empty when there is none.
 [[nodiscard]] inline auto discarded_last(chunk_state& chunk, std::size_t what, int layer) {
   auto& list = chunk.discarded;
   const auto newest = std::find_if(list.rbegin(), list.rend(), [&](const auto& each) {
     return each.what == what && each.layer == layer && !each.under_way;
   });
-  const auto last = newest.base();  // one behind it
+  const auto last = newest.base();  // one behind `newest`
   auto first = last;
   while (first != list.begin() && (first - 1)->call == newest->call) --first;
   return std::pair(first, last);
 }
 
-// Of the calls that are under way the one that began last, which is the oldest.
+// The tensors of the call that is computed again and began last. That call discarded its tensors
+// first, because calls are computed again in reverse.
 [[nodiscard]] inline auto under_way(chunk_state& chunk, std::size_t what, int layer) {
   auto& list = chunk.discarded;
   const auto first = std::find_if(list.begin(), list.end(), [&](const auto& each) {
@@ -91,7 +106,7 @@ TIDEPOOL_INLINE bool engine::begin_recompute(chunk_state& chunk, std::size_t wha
   const auto [first, last] = discarded_last(chunk, what, layer);
   const auto count = static_cast<std::size_t>(last - first);
   if (count != tensors.size()) {
-    refuse_recompute("recompute", chunk, what, layer,
+    refuse_recompute("restore_or_recompute", chunk, what, layer,
                      count == 0
                          ? "nothing of it was discarded, or it was computed again before"
                          : std::to_string(tensors.size()) + " arguments, but " +
@@ -101,7 +116,7 @@ TIDEPOOL_INLINE bool engine::begin_recompute(chunk_state& chunk, std::size_t wha
     const auto before = tensors.begin() + static_cast<std::ptrdiff_t>(i);
     const bool twice = std::find(tensors.begin(), before, tensors[i]) != before;
     if (!*tensors[i] && !twice) continue;
-    refuse_recompute("recompute", chunk, what, layer,
+    refuse_recompute("restore_or_recompute", chunk, what, layer,
                      "argument " + std::to_string(i + 1) +
                          (twice ? " is given twice"
                                 : " holds other memory; reset it before its tensor is computed"
@@ -125,27 +140,21 @@ TIDEPOOL_INLINE void engine::recompute(chunk_state& chunk, std::size_t what, int
                                        lane_id lane, handle_list tensors, call_ref again) {
   if (!begin_recompute(chunk, what, layer, lane, tensors)) return;
   try {
-    const auto traced = trace_.begin(lane);
+    const traced_span span(
+        *this, [lane] { return lane; },
+        {trace::span_kind::compute, opts_.recompute_modules[what], layer, chunk.info.microbatch});
     again();
-    trace_.end(traced, lane,
-               {trace::span_kind::compute, opts_.recompute_modules[what], layer,
-                chunk.info.microbatch, 0});
   } catch (...) {
-    give_up(chunk, what, layer, tensors);
+    const auto [first, last] = under_way(chunk, what, layer);
+    for (auto each = first; each != last; ++each) each->under_way = false;
+    for (auto* each : tensors) each->fill({});
     throw;
   }
   const auto [first, last] = under_way(chunk, what, layer);
   chunk.discarded.erase(first, last);
 }
 
-TIDEPOOL_INLINE void engine::give_up(chunk_state& chunk, std::size_t what, int layer,
-                                     handle_list tensors) noexcept {
-  const auto [first, last] = under_way(chunk, what, layer);
-  for (auto each = first; each != last; ++each) each->under_way = false;
-  for (auto* each : tensors) each->fill({});
-}
-
-// Whether giving the handles up would free their memory, and nobody else would miss it.
+// True where dropping the handles would free their memory, and nobody else needs it.
 TIDEPOOL_INLINE bool engine::discardable(handle_list handles) const {
   return !handles.empty() &&
          std::all_of(handles.begin(), handles.end(), [&](const handle_base* each) {
@@ -173,31 +182,34 @@ TIDEPOOL_INLINE void engine::restore_or_recompute(chunk_state& chunk, module_id 
     if (chunk.info.release) refuse_released("restore_or_recompute", chunk, module, layer);
     return;
   }
-  [[maybe_unused]] const named_range<> range{ranges_, trace::nvtx_action::restore, module, layer};
-  const told_subject subject(*dev_, names_[static_cast<std::size_t>(module)], layer,
-                             chunk.info.microbatch);
-  const auto from = arrive(lane);
+  const work_on_group<> work(*this, trace::nvtx_action::restore, chunk, module, layer);
+  const told_call call(*this, lane);
   const auto index = fetch(chunk, module, layer, lane, handles);
   const auto& which = chunk.groups[index];
   if (which.state == group_state::discarded || measures(chunk, which, handles)) {
-    std::optional<std::size_t> recording;
-    try {
-      lend(chunk, which, lane, handles);
-      const auto traced = trace_.begin(lane);
-      if (recorder_ != nullptr) recording = recorder_->recompute_begins(lane);
-      again();
-      if (recording) recorder_->recomputed(*recording, chunk.ordinal, index, lane);
-      recording.reset();
-      trace_.end(traced, lane,
-                 {trace::span_kind::compute, names_[static_cast<std::size_t>(module)], layer,
-                  chunk.info.microbatch, 0});
-    } catch (...) {
-      if (recording) recorder_->recompute_failed();
+    bool computing = false;
+    rollback not_done([&]() noexcept {
+      if (computing) heard_.tell({.what = happened::recompute_failed});
       take_back_lent(chunk, index, lane, handles);
-      throw;
-    }
+    });
+    lend(chunk, which, lane, handles);
+    const traced_span span(*this, [lane] { return lane; },
+                           {trace::span_kind::compute, names_[static_cast<std::size_t>(module)],
+                            layer, chunk.info.microbatch});
+    if (heard_.any()) heard_.tell({.what = happened::recompute_begun, .lane = lane});
+    computing = true;
+    again();
+    computing = false;
+    if (heard_.any())
+      heard_.tell({.what = happened::recomputed, .lane = lane, .chunk = &chunk, .index = index});
+    not_done.keep();
   }
-  hand_over(chunk, index, lane, handles, from);
+  hand_over(chunk, index, lane, handles);
+}
+
+TIDEPOOL_INLINE bool engine::will_recompute(chunk_state& chunk, std::size_t what, int layer) {
+  const auto [first, last] = discarded_last(chunk, what, layer);
+  return first != last;
 }
 
 TIDEPOOL_INLINE bool engine::will_recompute(chunk_state& chunk, module_id module, int layer) const {
@@ -207,8 +219,8 @@ TIDEPOOL_INLINE bool engine::will_recompute(chunk_state& chunk, module_id module
   return which.state == group_state::discarded || (which.offered && learner_.measuring());
 }
 
-// What has come back is computed again, too, in the first recorded step: only so is the time known.
-// By contract that leaves every bit as it is.
+// True where a group that came back is computed again, too: in the first recorded step, because
+// only that measures the time. By contract the function leaves every bit as it is.
 TIDEPOOL_INLINE bool engine::measures(chunk_state& chunk, const group& which,
                                       handle_list handles) const {
   if (!learner_.measuring() || !which.offered) return false;
@@ -226,27 +238,27 @@ TIDEPOOL_INLINE void engine::lend(chunk_state& chunk, const group& which, lane_i
   const auto* items = chunk.saved_of(which);
   for (std::uint32_t i = 0; i < which.count; ++i) {
     auto* store = items[i].returning();
-    if (store == nullptr) {  // stayed, and may have been copied for another group
+    if (store == nullptr) {  // the tensor stayed; a copy for another group may read it
       if (*handles[i]) {
-        order_.join(lane, handles[i]->store_->last_use, join_site::device_reuse);
+        order_.join(lane, handles[i]->store_->used, join_site::device_reuse);
       }
       continue;
     }
-    const bool away = !store->on_device;
-    if (!take_or_evict([&] { return store->on_device || place_again(*store, lane); })) {
+    const bool away = !store->here.memory;
+    if (!take_or_evict([&] { return store->here.memory || place_again(*store, lane); })) {
       throw_out_of_device(store->bytes,
                           "recompute of " + name_of_group(chunk, which.module, which.layer),
                           store->source);
     }
-    if (away && store->zeroed) store_.zero(*store, lane);
+    if (away && store->is.zeroed) store_.zero(*store, lane);
     if (*handles[i]) continue;
     handles[i]->store_ = share(*store);
     handles[i]->part_ = {0, store->bytes, 1, store->bytes};
   }
 }
 
-// It could not be computed again: its memory goes back behind what was begun, and it may be tried
-// once more.
+// Takes back the memory of a group that could not be computed again, behind the work that was
+// begun. The restore may be tried once more.
 TIDEPOOL_INLINE void engine::take_back_lent(chunk_state& chunk, std::uint32_t index, lane_id lane,
                                             handle_list handles) noexcept {
   auto& which = chunk.groups[index];
@@ -254,7 +266,7 @@ TIDEPOOL_INLINE void engine::take_back_lent(chunk_state& chunk, std::uint32_t in
   std::optional<ticket> used;
   try {
     used = order_.record(lane);
-  } catch (...) {  // no event, so nobody may ever reuse the memory: it stays taken
+  } catch (...) {  // without an event nobody may ever reuse the memory: it stays taken
   }
   for (std::uint32_t i = 0; i < which.count; ++i) {
     auto* store = items[i].returning();

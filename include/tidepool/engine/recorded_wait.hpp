@@ -5,30 +5,18 @@
 
 namespace tidepool::inline v0_2_0::detail {
 
-class recorded_wait {
- public:
-  // `stream` points to it for as long as this lives.
-  recorded_wait(engine& owner, const void* stream, waits_for whom, std::uint32_t kind = 0)
-      : owner_(&owner),
-        stream_(stream),
-        whom_(whom),
-        kind_(kind),
-        from_(owner.wait_begins(stream)) {}
-  recorded_wait(const recorded_wait&) = delete;
-  recorded_wait& operator=(const recorded_wait&) = delete;
+// A variable, which is not copied. `stream` points to the stream for as long as it lives.
+struct recorded_wait {
   ~recorded_wait() {
-    try {
-      owner_->waited(from_, stream_, whom_, kind_);
-    } catch (...) {  // a plan that takes it for computing
-    }
+    if (auto* on = owner.records()) on->waited(from, stream, whom, kind);
   }
 
- private:
-  engine* owner_;
-  const void* stream_;
-  waits_for whom_;
-  std::uint32_t kind_;
-  std::size_t from_;
+  engine& owner;
+  const void* stream;
+  waits_for whom;
+  std::uint32_t kind = 0;
+  std::size_t from = owner.records() != nullptr ? owner.records()->wait_begins(stream)
+                                                : static_cast<std::size_t>(-1);
 };
 
 }  // namespace tidepool::detail

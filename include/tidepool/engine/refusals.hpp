@@ -88,16 +88,15 @@ namespace tidepool::inline v0_2_0::detail {
     const auto word = std::string(name_of(kind));
     const bool host = kind == place_kind::host;
     const auto between = [&](std::string_view text) { return options.empty() ? "" : text; };
-    const int full = place.file_room == nullptr ? 0 : place.file_room->full();
+    const auto full = place.staged ? place.staged->full() : std::string();
     const auto used = place.blocks->used();
     in_use += std::string(between(" and ")) + text::size_text(used) + " of " +
-              text::size_text(budget) + (host ? "" : " of " + place.name) +
-              (full == 0 ? "" : " (" + in_words(full) + ")");
+              text::size_text(budget) + (host ? "" : " of " + place.name) + in_brackets(full);
     raise += std::string(between(" or ")) +
              (place.lent != nullptr ? "what " + place.lent->lender() + " lends"
                                     : raised("--" + word + "-budget", used + bytes, budget));
     options += std::string(between(", ")) + word + "_budget";
-    if (full != 0) raise += " and free room on the disk of " + opts_.file_path;
+    if (!full.empty()) raise += " and free room on the disk of " + opts_.file_path;
   }
   const bool host = std::ranges::find(opts_.places, place_kind::host) != opts_.places.end();
   const bool peer = std::ranges::find(opts_.places, place_kind::peer) != opts_.places.end();
@@ -138,12 +137,12 @@ namespace tidepool::inline v0_2_0::detail {
   std::size_t elsewhere = 0;
   store_.for_each([&](const storage& store) {
     if (store.source != nullptr) {
-      elsewhere += store.on_device ? store.bytes : 0;
+      elsewhere += store.here.memory ? store.bytes : 0;
       return;
     }
-    if (!store.on_device) return;
-    elsewhere += store.borrowed ? store.bytes : 0;
-    const bool restored = store.wanted && store.saves == 0;
+    if (!store.here.memory) return;
+    elsewhere += store.is.borrowed ? store.bytes : 0;
+    const bool restored = store.is.wanted && store.saves == 0;
     auto name = store.module < 0 ? std::string("not committed")
                                  : names_[static_cast<std::size_t>(store.module)];
     short_of.live[restored ? name + " (restored and not reset)" : name] += store.bytes;
@@ -174,7 +173,7 @@ namespace tidepool::inline v0_2_0::detail {
     short_of.plan =
         "A plan from elsewhere is in its first step: is it of this model and these options? ";
   } else if (!learner_.warming_up() && profile().timed()) {
-    short_of.plan = against_plan(kept_now(live_, profile(), keeps_), most_kept(profile(), keeps_));
+    short_of.plan = against_plan(live_, profile(), decider_.keeps());
   }
   if (learner_.may_leave_plan()) {
     short_of.plan +=

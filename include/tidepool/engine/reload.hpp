@@ -2,137 +2,141 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <numeric>
+#include <span>
 #include <utility>
 
+#include "tidepool/core/rollback.hpp"
+#include "tidepool/engine/calls.hpp"
 #include "tidepool/engine/engine.hpp"
 
 namespace tidepool::inline v0_2_0::detail {
 
-// The copies of a group out of one place; `alone` when none come out of others.
-[[gnu::always_inline]] inline void engine::bring(chunk_state& chunk, const group& which,
-                                                 place_kind from, bool alone) {
-  auto* items = chunk.saved_of(which);
-  auto& place = store_.at(from);
-  const auto copies = place.reload;
-  const auto out_of_it = [&](const saved& item) {
-    return item.copies_back && (alone || item.store->place == from);
-  };
-  const auto traced = trace_.begin(copies);
-  std::size_t bytes = 0;
-  for (std::uint32_t i = 0; i < which.count; ++i) {
-    if (!out_of_it(items[i])) continue;
-    store_.queue_in(*items[i].store);
-    bytes += items[i].store->bytes;
+// Brings tensors back to the device, in the order of `by_size` if that is given, and adds their
+// bytes to `bytes`. Returns false, and brings none, where there is no memory for all of them.
+// Tensors that other groups saved first may be in other places: each comes back over its place's
+// link.
+TIDEPOOL_INLINE bool engine::bring(std::span<saved> items, const std::uint32_t* by_size,
+                                   span_label& label, std::size_t& bytes) {
+  std::uint32_t placed = 0;
+  unsigned from = 0;  // a bit for each kind of place
+  std::array<std::size_t, place_kinds> moved{};
+  const auto next = [&](std::uint32_t i) -> saved& { return items[by_size ? by_size[i] : i]; };
+  bool copying = false;
+  rollback give_back([&]() noexcept {
+    fence after;
+    for (; from != 0; from &= from - 1) {
+      const auto lane = store_.reload_lane(place_kind(std::countr_zero(from)));
+      // A copy under way also reads from its place, and no event stands for that read: the host
+      // waits.
+      copying ? store_.settle(lane) : after.add(store_.behind(lane));
+    }
+    for (std::uint32_t i = 0; i < placed; ++i) {
+      auto& item = next(i);
+      if (!std::exchange(item.copies_back, false)) continue;
+      store_.displace(*item.store, after, store_.reload_lane(item.store->place));
+    }
+  });
+  for (; placed < items.size(); ++placed) {
+    auto& item = next(placed);
+    auto* store = item.returning();
+    item.copies_back = store != nullptr && !store->here.memory;
+    if (!item.copies_back) continue;
+    // The join comes first: offloads before this one are then known to be over, and their memory
+    // free.
+    store_.await_offload(*store);
+    if (!place_again(*store, store_.reload_lane(store->place))) return false;
+    if (store->bytes > 0) from |= 1U << static_cast<unsigned>(store->place);
+    moved[static_cast<std::size_t>(store->place)] += store->bytes;
+    bytes += store->bytes;
   }
-  store_.issue(place.in, copies);
-  const auto done = order_.record(copies);
-  if (recorder_ != nullptr) recorder_->copied(copies);
-  trace_.end(traced, copies,
-             {trace::span_kind::reload, names_[static_cast<std::size_t>(which.module)], which.layer,
-              chunk.info.microbatch, bytes});
-  place.bytes_reloaded += bytes;
-  for (std::uint32_t i = 0; i < which.count; ++i) {
-    if (out_of_it(items[i])) items[i].store->reloaded = done;
+  copying = true;
+  const bool of_state = items.size() == 1 && from != 0 && items[0].store->is.of_host_state;
+  for (auto left = from; left != 0; left &= left - 1) {
+    const auto kind = static_cast<place_kind>(std::countr_zero(left));
+    auto& place = store_.at(kind);
+    const auto out_of_it = [kind](const saved& item) {
+      return item.copies_back && item.store->place == kind;
+    };
+    label.bytes = moved[static_cast<std::size_t>(kind)];
+    const auto done = store_.carry(place.in, place.reload, label, [&] {
+      for (const auto& item : items) {
+        if (out_of_it(item)) store_.queue_in(*item.store);
+      }
+    });
+    for (const auto& item : items) {
+      if (out_of_it(item)) item.store->here.written = done;
+    }
+    if (of_state) continue;
+    place.bytes_reloaded += label.bytes;
+    if (heard_.any()) heard_.tell({.what = happened::copied, .lane = place.reload});
   }
+  give_back.keep();
+  return true;
 }
 
-// What a group takes of the offloader's memory to come back; a storage counts once.
-[[nodiscard]] inline std::size_t bytes_to_place(saved* items, std::uint32_t count) {
+// The bytes that a reload takes of the offloader's own memory; each storage counts once.
+[[nodiscard]] inline std::size_t bytes_to_place(std::span<saved> items) {
   std::size_t bytes = 0;
-  for (std::uint32_t i = 0; i < count; ++i) {
-    const auto* store = items[i].returning();
-    if (store == nullptr || store->on_device || store->source != nullptr) continue;
-    const auto same = [store](saved& each) { return each.returning() == store; };
-    if (std::none_of(items, items + i, same)) bytes += store->bytes;
+  for (auto item = items.begin(); item != items.end(); ++item) {
+    const auto* store = item->returning();
+    if (store == nullptr || store->here.memory || store->source != nullptr) continue;
+    const auto same = [store](const saved& each) { return each.returning() == store; };
+    if (std::none_of(items.begin(), item, same)) bytes += store->bytes;
   }
   return bytes;
 }
 
-// Starts the copies of one group; false when there is no device memory for it now. What other
-// groups saved before it may be in other places than the rest: each comes back over its own link.
-// Its tensors get their memory in the order of their commit, or of `chunk.by_size`.
+// Starts the copies of one group; returns false when there is no device memory for it now. Its
+// tensors get their memory in the order of their commit, or of `chunk.by_size`.
 TIDEPOOL_INLINE bool engine::try_reload(chunk_state& chunk, std::uint32_t index, bool by_size) {
-  starved_ = false;  // a handle that the allocator drops meanwhile starts no reload in this one
+  starved_ = false;  // a handle that an allocator drops meanwhile must start no nested reload
   auto& which = chunk.groups[index];
-  auto* items = chunk.saved_of(which);
-  [[maybe_unused]] const named_range<> range{ranges_, trace::nvtx_action::reload, which.module,
-                                             which.layer};
-  const told_subject subject(*dev_, names_[static_cast<std::size_t>(which.module)], which.layer,
-                             chunk.info.microbatch);
-  std::size_t bytes = 0;
-  std::uint32_t placed = 0;
-  unsigned from = 0;  // a bit for each kind of place
-  // Where memory goes back to an allocator, that takes a join: none is taken for a part of a group.
+  const std::span items(chunk.saved_of(which), which.count);
+  const work_on_group<> work(*this, trace::nvtx_action::reload, chunk, which.module, which.layer);
+  const auto& name = names_[static_cast<std::size_t>(which.module)];
+  // Memory that goes back to an allocator costs a join, so none is taken for a part of a group.
   if (store_.gives_back()) {
-    const auto need = bytes_to_place(items, which.count);
+    const auto need = bytes_to_place(items);
     if (need > 0 && store_.passes_budget(need)) return false;
   }
-  const auto take_back = [&](const fence& after) {
-    for (std::uint32_t i = 0; i < placed; ++i) {
-      auto& item = items[by_size ? chunk.by_size[i] : i];
-      if (!std::exchange(item.copies_back, false)) continue;
-      store_.displace(*item.store, after, store_.reload_lane(item.store->place));
-    }
-  };
-  try {
-    for (; placed < which.count; ++placed) {
-      auto& item = items[by_size ? chunk.by_size[placed] : placed];
-      auto* store = item.returning();
-      if (store != nullptr) store->wanted = true;
-      item.copies_back = store != nullptr && !store->on_device;
-      if (!item.copies_back) continue;
-      // Joined first: whatever else left before it is then known to be over, and its memory free.
-      store_.await_offload(*store);
-      if (!place_again(*store, store_.reload_lane(store->place))) {
-        take_back(store_.record_reloads(from));
-        return false;
-      }
-      if (store->bytes > 0) from |= 1U << static_cast<unsigned>(store->place);
-      bytes += store->bytes;
-    }
-    which.state = group_state::arriving;
-    if (bytes == 0) return true;
-    for (auto left = from; left != 0; left &= left - 1) {
-      bring(chunk, which, static_cast<place_kind>(std::countr_zero(left)),
-            std::has_single_bit(from));
-    }
-    counters_.modules[static_cast<std::size_t>(which.module)].bytes_reloaded += bytes;
-  } catch (...) {
-    for (; from != 0; from &= from - 1) {
-      store_.settle(store_.reload_lane(static_cast<place_kind>(std::countr_zero(from))));
-    }
-    which.state = group_state::away;
-    take_back({});
-    throw;
+  for (const auto& item : items) {
+    if (auto* store = item.returning()) store->is.wanted = true;
   }
+  span_label label{trace::span_kind::reload, name, which.layer, chunk.info.microbatch, 0};
+  std::size_t bytes = 0;
+  if (!bring(items, by_size ? chunk.by_size.data() : nullptr, label, bytes)) return false;
+  which.state = group_state::arriving;
+  if (bytes == 0) return true;
+  counters_.modules[static_cast<std::size_t>(which.module)].bytes_reloaded += bytes;
   ahead_.forget(which.ahead);
   which.ahead = ahead_.add({&chunk, index}, bytes);
   return true;
 }
 
 TIDEPOOL_INLINE void engine::require_reload(chunk_state& chunk, std::uint32_t index) {
-  if (take_or_evict([&] { return try_reload(chunk, index); })) return;
   auto& which = chunk.groups[index];
-  const auto* items = chunk.saved_of(which);
-  // There may be room in pieces that the order of the commit does not fill well.
+  auto* items = chunk.saved_of(which);
+  if (take_or_evict([&] { return try_reload(chunk, index); })) return;
+  // The free pieces may have room where the order of the commit fills them badly: largest first.
   store_.device_source().coalesce();
   chunk.by_size.resize(which.count);
   std::iota(chunk.by_size.begin(), chunk.by_size.end(), 0U);
   std::ranges::sort(chunk.by_size, std::greater<>(), [&](std::uint32_t i) {
     return std::pair(items[i].store == nullptr ? 0 : items[i].store->bytes, which.count - i);
   });
-  if (try_reload(chunk, index, true)) return;
-  // The last that was asked for: those before it have been given back.
+  if (take_or_evict([&] { return try_reload(chunk, index, true); })) return;
+  // The last source of the trainer's without room: blocks taken before it have been released.
   const block_source* own = nullptr;
-  std::size_t bytes = 0;  // of all; those that others saved first left with them
+  std::size_t bytes = 0;  // of all tensors to bring, also those that left with other groups
   for (std::uint32_t i = 0; i < which.count; ++i) {
     const auto* store = items[i].returning();
-    if (store == nullptr || store->on_device) continue;
+    if (store == nullptr || store->here.memory) continue;
     if (own == nullptr) bytes += store->bytes;
     if (store->source == nullptr || store->source->largest_free() >= store->bytes) continue;
     own = store->source;
@@ -141,25 +145,32 @@ TIDEPOOL_INLINE void engine::require_reload(chunk_state& chunk, std::uint32_t in
   throw_out_of_device(bytes, "reload of " + name_of_group(chunk, which.module, which.layer), own);
 }
 
-// Where memory goes back to an allocator it has no fence: what is reloaded into it waits for all
-// that its stream was given. So a reload that finds no room in the budget is tried again at each
-// release, since the next restore would be too late. Not so where an owner releases a handle while
-// it is given its memory back: then a call of the engine is not over yet.
+// Reloads groups ahead of their use, as far as the limits allow. Memory of an allocator has no
+// fence: a reload into it waits for all work that the allocator's stream was given. So a reload
+// that finds no room in the budget is tried again at each release, because the next restore would
+// be too late. It is not tried where an owner drops a handle while it gets its memory back, because
+// a call of the engine is under way then.
 TIDEPOOL_INLINE void engine::reload_ahead() {
   starved_ = false;
   store_.budget().keep();
-  const auto bytes = opts_.reload_ahead_bytes.value_or(ahead_.unlimited);
-  while (ahead_.may_grow(opts_.reload_ahead, bytes)) {
+  const auto& limits = decider_.limits();
+  const auto bytes = limits.bytes.value_or(ahead_.unlimited);
+  while (ahead_.may_grow(limits.groups, bytes)) {
     auto* chunk = live_.next_to_reload();
     if (chunk == nullptr) return;
+    const auto index = chunk->next_to_reload();
+    auto& next = chunk->groups[index];
+    const std::span items(chunk->saved_of(next), next.count);
+    if (placement_.hold() && placement_.passes(store_.live() + bytes_to_place(items))) return;
     try {
-      if (!try_reload(*chunk, chunk->next_to_reload())) {
+      if (!try_reload(*chunk, index)) {
         starved_ = store_.gives_back() && store_.budget().refused();
         return;
       }
     } catch (...) {
-      // Left for later like one without memory: its restore tries again, and says what is wrong.
-      // What a capture has kept cannot be taken back.
+      // The reload is left for later, as if there were no memory: the restore tries again and
+      // reports the error. In a capture it is reported now, because recorded work cannot be taken
+      // back.
       if (order_.capturing()) throw;
       return;
     }
@@ -174,9 +185,45 @@ TIDEPOOL_INLINE void engine::reload_again(chunk_state& chunk, std::uint32_t inde
 
 TIDEPOOL_INLINE void engine::start_reload(chunk_state& chunk, module_id module, int layer) {
   if (chunk.info.forward_only) return;
-  settle();
+  pass_gate();
   const auto index = waiting_group(chunk, module, layer, "start_reload");
   if (chunk.groups[index].state == group_state::away) require_reload(chunk, index);
+}
+
+// Brings one tensor back for `lane`, which waits for it; the result is empty when there is no
+// device memory. The tensor may be there already, ahead of its use.
+TIDEPOOL_INLINE granted engine::fetch_one(storage& store, lane_id lane, const span_label& label) {
+  const bool was_there = static_cast<bool>(store.here.memory);
+  if (!take_or_evict([&] { return was_there || bring_one(store, label); })) return {};
+  rollback unused([&]() noexcept {  // a tensor that was fetched ahead may stay
+    if (!was_there) take_back(store, store_.reload_lane(store.place));
+  });
+  order_.join(lane, store.here.written, join_site::consumer);
+  unused.keep();
+  forget_idle(store);
+  hand_to(store, lane);
+  return {share(store), lane};
+}
+
+// Brings a saved tensor back for a reader in forward, which holds it until it drops the handle. The
+// group stays committed, and its restore accepts the full handle.
+TIDEPOOL_INLINE granted engine::read_again(chunk_state& chunk, module_id module, int layer,
+                                           std::size_t argument, lane_id lane) {
+  if (chunk.info.release) refuse_released("load", chunk, module, layer);
+  const auto& name = names_[static_cast<std::size_t>(module)];
+  const told_subject subject(*dev_, name, layer, chunk.info.microbatch);
+  const auto& which = chunk.groups[waiting_group(chunk, module, layer, "load")];
+  auto& store = *chunk.saved_of(which)[argument].store;
+  auto& count = counters_.modules[static_cast<std::size_t>(module)];
+  auto here = fetch_one(
+      store, lane, {trace::span_kind::reload, name, layer, chunk.info.microbatch, store.bytes});
+  if (here.store == nullptr) {
+    throw_out_of_device(store.bytes, "load of a tensor of " + name_of_group(chunk, module, layer),
+                        store.source);
+  }
+  count.bytes_reloaded += store.bytes;
+  if (heard_.any()) heard_.tell({.what = happened::read_again});
+  return here;
 }
 
 }  // namespace tidepool::detail

@@ -1,8 +1,9 @@
-// A restore, from its call to the join of who reads.
+// A restore, from its call to the join of the stream that reads.
 #pragma once
 
 #include <algorithm>
 
+#include "tidepool/engine/calls.hpp"
 #include "tidepool/engine/commit.hpp"
 #include "tidepool/engine/engine.hpp"
 #include "tidepool/engine/misuse.hpp"
@@ -15,27 +16,25 @@ TIDEPOOL_INLINE void engine::restore(chunk_state& chunk, module_id module, int l
     if (chunk.info.release) refuse_released("restore", chunk, module, layer);
     return;
   }
-  [[maybe_unused]] const named_range<> range{ranges_, trace::nvtx_action::restore, module, layer};
-  const told_subject subject(*dev_, names_[static_cast<std::size_t>(module)], layer,
-                             chunk.info.microbatch);
-  last_lane_ = lane;
-  const auto from = recorder_ == nullptr ? 0 : recorder_->arrive(lane);
+  const work_on_group<> work(*this, trace::nvtx_action::restore, chunk, module, layer);
+  const told_call call(*this, lane);
   const auto index = fetch(chunk, module, layer, lane, handles);
   if (chunk.groups[index].state == group_state::discarded) {
     refuse("restore", chunk, module, layer,
            "by plan it was discarded, to be computed again; give restore_or_recompute the function"
            " that does");
   }
-  hand_over(chunk, index, lane, handles, from);
+  hand_over(chunk, index, lane, handles);
 }
 
-// Makes what its handles will be filled with ready for `lane`; of what was discarded nothing is.
+// Makes the tensors of a group ready for `lane`, and returns its index. A discarded group is left
+// as it is.
 TIDEPOOL_INLINE std::uint32_t engine::fetch(chunk_state& chunk, module_id module, int layer,
                                             lane_id lane, handle_list handles) {
   const auto index = waiting_group(chunk, module, layer, "restore");
   auto& which = chunk.groups[index];
   auto* const items = chunk.saved_of(which);
-  // All is looked at before anything changes.
+  // Every argument is checked before anything changes.
   const bool away = expect_committed(chunk, which, items, handles);
   if (!chunk.backward_begun) begin_backward(chunk);
   if (away) which.state = group_state::away;
@@ -44,17 +43,18 @@ TIDEPOOL_INLINE std::uint32_t engine::fetch(chunk_state& chunk, module_id module
     ahead_.forget(which.ahead);
     require_reload(chunk, index);
   }
-  // All joins first: should one fail, the group may be restored again.
+  // All joins come first, so that the group may be restored again should one fail.
   for (std::uint32_t i = 0; i < which.count; ++i) {
     if (items[i].store == nullptr || items[i].in_hand) {
       if (const auto* kept = handles[i]->store_; kept != nullptr && kept->owner == this) {
-        store_.note_filling(*kept);  // which is behind the lane that it is handed to now
+        store_.note_filling(*kept);  // the fill is on the lane that has it so far
       }
       continue;
     }
-    order_.join(lane, items[i].store->reloaded, join_site::consumer);
+    order_.join(lane, items[i].store->here.written, join_site::consumer);
   }
-  // What never left comes after the work that produced it; behind a reload that is known already.
+  // A tensor that never left is ready after the work that produced it. A lane that has joined a
+  // reload has joined that work, too.
   if (lane != which.lane) {
     order_.join_work(lane, which.lane, which.position, join_site::consumer);
   }
@@ -71,8 +71,8 @@ TIDEPOOL_INLINE std::uint32_t engine::waiting_group(chunk_state& chunk, module_i
                                          " forward");
 }
 
-// Refuses handles that a group cannot come back into. True when some of what they will be filled
-// with is to be reloaded.
+// Refuses handles that the group cannot come back into. Returns true when one of its tensors has to
+// be reloaded.
 [[gnu::always_inline]] inline bool engine::expect_committed(const chunk_state& chunk,
                                                             const group& which, saved* items,
                                                             handle_list handles) const {
@@ -86,13 +86,13 @@ TIDEPOOL_INLINE std::uint32_t engine::waiting_group(chunk_state& chunk, module_i
     auto& item = items[i];
     const auto& given = *handles[i];
     const bool is_new = known.widened_by(&given);
-    const auto* const full = given.store_;  // null: it is empty
-    // A view of which a dense copy was made, but which was never released. Its copy is given up
-    // once nothing can fail any more: until then the handle may be reset.
-    item.in_hand = item.store != nullptr && full != nullptr && item.store->origin == full->number &&
-                   item.store->part == given.part_;
+    const auto* const full = given.store_;  // null: the handle is empty
+    // The handle is a view that was copied densely, but never released. The copy is dropped once
+    // nothing can fail any more, because until then the handle may be reset.
+    item.in_hand = item.store != nullptr && full != nullptr &&
+                   item.store->part.of == full->number && item.store->part.what == given.part_;
     if (item.store == nullptr || item.in_hand) {
-      // It stayed in the hand of its handle, which must not have been given other memory since.
+      // The tensor stayed in its handle, which must not have been given other memory since.
       if (!item.by_plan || (full != nullptr && full->number == item.number)) continue;
       refused(i, full != nullptr
                      ? "holds other memory, but its tensor stayed in the handle that was"
@@ -113,59 +113,55 @@ TIDEPOOL_INLINE std::uint32_t engine::waiting_group(chunk_state& chunk, module_i
     if (full == nullptr && given.saved_as_ != 0 && given.saved_as_ != item.store->number) {
       refuse_spare(chunk, which, i, given.saved_as_);
     }
-    // What was on the device when the group's turn came may have had to give way since.
-    if (item.store->on_device.data == nullptr && !item.store->discarded) away = true;
+    // A tensor that was on the device at the group's turn may have been evicted since.
+    if (item.store->here.memory.data == nullptr && !item.store->is.discarded) away = true;
   }
   return away;
 }
 
 TIDEPOOL_INLINE void engine::begin_backward(chunk_state& chunk) {
-  if (tracing_) {
-    if (!chunk.forward_done) trace_pass(chunk, false, false);
-    trace_pass(chunk, true, true);
-  }
+  if (!chunk.forward_done) tell_pass(happened::pass_over, chunk, false);
+  tell_pass(happened::pass_begun, chunk, true);
   chunk.begin_backward();
   live_.backward_begins(chunk);
   if (learner_.follows <= followed::trial) learner_.backward_begins(chunk.ordinal);
 }
 
 TIDEPOOL_INLINE void engine::hand_over(chunk_state& chunk, std::uint32_t index, lane_id lane,
-                                       handle_list handles, std::size_t from) {
+                                       handle_list handles) {
   auto& which = chunk.groups[index];
   auto* items = chunk.saved_of(which);
   ahead_.forget(which.ahead);
   for (std::uint32_t i = 0; i < which.count; ++i) {
     if (items[i].in_hand) forget_save(*std::exchange(items[i].store, nullptr));
     auto* store = items[i].store;
-    if (store == nullptr) {  // stayed, and is used on this stream from now on like the others
+    if (store == nullptr) {  // the tensor stayed; this stream uses it from now on
       if (*handles[i] && handles[i]->store_->owner == this) {
         auto& stayed = *handles[i]->store_;
-        if (stayed.handed_to != lane) {  // which waited for users of the memory before it
-          stayed.last_use.add(order_.past(stayed.handed_to, stayed.handed_at));
+        if (stayed.handed.to != lane) {  // `to` waited for earlier users of the memory
+          stayed.used.add(order_.past(stayed.handed.to, stayed.handed.at));
         }
-        hand_to(stayed, handles[i]->lane_ = lane);  // behind its commit, see fetch
-        note_handed_over(*handles[i]->store_);
+        hand_to(stayed, handles[i]->lane_ = lane);  // `lane` is behind the commit, see `fetch`
+        if (heard_.any()) heard_.tell({.what = happened::stayed, .tensor = &stayed});
       }
       continue;
     }
     forget_idle(*store);
-    store->discarded = false;
-    if (recorder_ != nullptr && recorder_->outlives(store->number, false)) learner_.shapes_vary();
+    store->is.discarded = false;
     if (!*handles[i]) handles[i]->store_ = share(*store);
     handles[i]->saved_as_ = 0;
     hand_to(*store, handles[i]->lane_ = lane);
-    // A buffer tells no width: it shows its storage to the end, whatever of it was committed.
+    // A buffer has no width: it shows all of its storage, even where a part was committed.
     handles[i]->part_ =
         handles[i]->is_view_ ? items[i].part : rectangle{0, store->bytes, 1, store->bytes};
     forget_save(*store);
-    note_handed_over(*store);
+    if (heard_.any()) heard_.tell({.what = happened::came_back, .tensor = store});
   }
   if (which.kept > 0) forget_kept(chunk, which);
   if (!which.awaited) forgotten_.remove(chunk.ordinal, index);
   chunk.mark_restored(which);
-  if (recorder_ != nullptr) {
-    recorder_->called(from, plan::event_kind::restore, index, chunk.ordinal, lane);
-  }
+  if (heard_.any())
+    heard_.tell({.what = happened::restored, .lane = lane, .chunk = &chunk, .index = index});
   reload_ahead();
   if (dev_->can().host_works) dev_->worked(bytes_of(handles), lane);
 }
@@ -173,9 +169,9 @@ TIDEPOOL_INLINE void engine::hand_over(chunk_state& chunk, std::uint32_t index, 
 TIDEPOOL_INLINE void engine::wait_for(const handle_base& saved, lane_id lane) {
   if (saved.store_ == nullptr) throw misuse_error("wait_for: this handle holds no memory");
   const auto& store = *saved.store_;
-  order_.join(lane, store.reloaded, join_site::consumer);
-  if (lane != store.handed_to) {
-    order_.join_work(lane, store.handed_to, store.handed_at, join_site::consumer);
+  order_.join(lane, store.here.written, join_site::consumer);
+  if (lane != store.handed.to) {
+    order_.join_work(lane, store.handed.to, store.handed.at, join_site::consumer);
   }
 }
 

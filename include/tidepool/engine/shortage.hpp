@@ -10,12 +10,12 @@
 
 #include "tidepool/config/list_formats.hpp"
 #include "tidepool/core/text.hpp"
+#include "tidepool/decide/residency.hpp"
 #include "tidepool/device/device.hpp"
 #include "tidepool/engine/open_chunks.hpp"
 #include "tidepool/memory/pool.hpp"
 #include "tidepool/options.hpp"
 #include "tidepool/plan/profile.hpp"
-#include "tidepool/rules/residency.hpp"
 
 namespace tidepool::inline v0_2_0::detail {
 
@@ -217,6 +217,11 @@ struct kept_by_plan {
          " at once and was made of a step with at most " + std::to_string(most.chunks) +
          " chunks in flight; now " + std::to_string(now.chunks) + " are, and " +
          text::size_text(now.bytes) + " stay: keep the order and the number of chunks. ";
+}
+
+[[nodiscard]] inline std::string against_plan(const open_chunks& open, const plan::profile& step,
+                                              const residency& keeps) {
+  return against_plan(kept_now(open, step, keeps), most_kept(step, keeps));
 }
 
 }  // namespace tidepool::detail

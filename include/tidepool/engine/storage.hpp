@@ -10,7 +10,7 @@
 
 namespace tidepool::inline v0_2_0::detail {
 
-// What a storage belongs to: an `engine`, which lives as long as anybody refers to it.
+// The owner of storages: an `engine`, which lives as long as anything refers to it.
 struct storage_owner {
   std::size_t references = 1;
 };
@@ -23,45 +23,61 @@ struct rectangle {
   std::size_t pitch;
 
   [[nodiscard]] std::size_t bytes() const { return width * rows; }
-  // The same rows, closed up.
+  // The rectangle of these rows without gaps, at offset 0.
   [[nodiscard]] rectangle dense() const { return {0, width, rows, width}; }
   friend bool operator==(const rectangle&, const rectangle&) = default;
 };
 
-// The memory behind one or more handles and saved entries. Its identity is this object, never its
-// address on the device: addresses are reused, the object is not while anyone refers to it.
+// The contents of a tensor in one place.
+struct copy_in {
+  block memory;    // empty while the contents are not in this place
+  ticket written;  // end of the last copy to this place
+};
+
+// The memory behind one or more handles and saved entries. The object is the identity, never the
+// address on the device: addresses are reused, but the object is not while anything refers to it.
 struct storage {
+  // The lane that was last made to wait for the memory, and its next position at that time.
+  struct hand_over {
+    lane_id to{};
+    std::uint64_t at = 0;
+  };
+  // The rectangle of another storage of which this one is a dense copy.
+  struct part_of {
+    std::uint64_t of = 0;  // number of that storage; 0: not a copy of a part
+    rectangle what{};
+    storage* next = nullptr;  // next one in the index of parts
+  };
+  struct flags {
+    bool kept = false;           // opted out of offloading
+    bool of_host_state = false;  // holds the contents of a host_state
+    bool wanted = false;         // backward has reached a group that saved it
+    bool borrowed = false;       // its device memory belongs to another owner
+    bool discarded = false;      // backward computes it again
+    bool of_graph = false;       // its device memory belongs to a graph, and is never free again
+    bool captured = false;       // made inside a capture
+    bool filled = false;         // its memory was filled since it was last handed out
+    bool zeroed = false;         // its memory is zeroed for new contents
+  };
+
   storage_owner* owner = nullptr;
-  block_source* source = nullptr;  // of its device memory; null: the offloader's own
+  block_source* source = nullptr;  // source of its device memory; null: the offloader's own
+  std::uint64_t number = 0;        // unique: no other storage ever has this number
   std::size_t bytes = 0;
   std::size_t elements = 0;
-  std::uint64_t number = 0;            // no other storage ever has it
-  std::uint32_t handles = 0;           // held outside
-  std::uint32_t saves = 0;             // held by committed groups
-  std::uint32_t stays = 0;             // of committed groups that stay by policy
-  bool keep = false;                   // opted out of offloading
-  bool of_host_state = false;          // a host_state's
-  bool wanted = false;                 // backward has come to a group that saved it
-  place_kind place{};                  // where the latest copy went
-  bool borrowed = false;               // its device memory is somebody else's
-  bool discarded = false;              // backward computes it again
-  bool of_graph = false;               // its device memory is, and never free again
-  bool captured = false;               // made inside a capture
-  bool filled = false;                 // by us, since it was last handed out
-  bool zeroed = false;                 // whenever it is handed out for new contents
-  int module = -1;                     // of the group that saved it last, for messages
+  std::uint32_t handles = 0;           // handles outside the engine
+  std::uint32_t saves = 0;             // committed groups that saved it
+  std::uint32_t stays = 0;             // committed groups that keep it on the device by policy
+  int module = -1;                     // module of the latest group that saved it, for messages
   std::uint32_t planned = 0xFFFFFFFF;  // its number in the step that the plan was made for
-  block on_device;                     // empty while away
-  block copy;                          // in its place; empty while there is none
-  ticket offloaded;                    // the copy to its place
-  ticket reloaded;                     // the last copy back
-  fence last_use;                      // of handles that are gone
-  lane_id handed_to{};                 // the lane that was last made to wait for the memory
-  std::uint64_t handed_at = 0;         // the next position there
-  std::uint64_t origin = 0;            // the number of the storage of which this is a rectangle
-  rectangle part{};
-  storage* next_part = nullptr;     // in the index of parts
-  std::uint32_t idle = 0xFFFFFFFF;  // its slot among the storages that nobody holds
+  std::uint32_t idle = 0xFFFFFFFF;     // its slot in `engine::idle_`
+  flags is;
+  place_kind place{};  // where the latest copy went
+  copy_in here;        // contents on the device
+  copy_in there;       // contents in `place`
+  fence used;          // last uses of the device memory by handles that are gone
+  hand_over handed;
+  part_of part;
 };
 
 }  // namespace tidepool::detail

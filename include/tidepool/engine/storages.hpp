@@ -11,10 +11,10 @@
 #include <utility>
 #include <vector>
 
+#include "tidepool/core/room.hpp"
 #include "tidepool/device/hardware.hpp"
 #include "tidepool/engine/copies.hpp"
 #include "tidepool/engine/filling.hpp"
-#include "tidepool/engine/room.hpp"
 #include "tidepool/engine/sources.hpp"
 #include "tidepool/engine/storage.hpp"
 #include "tidepool/engine/watched_owner.hpp"
@@ -26,19 +26,20 @@ namespace tidepool::inline v0_2_0::detail {
 
 // Owns all storages of an offloader and its memory. The joins of device memory:
 //   device_reuse  compute stream  waits for the last user of the device block it is given
-//   reload_reuse  reload stream   does the same
-//   consumer      compute stream  waits for the reload of what it will read, or, where that never
-//                                 left, for what was given to the stream that committed it
+//   reload_reuse  reload stream   waits for the last user of the device block it is given
+//   consumer      compute stream  waits for the reload of the tensor it will read, or, where that
+//                                 never left, for the work of the stream that committed it
 //   cap           compute stream  waits for the oldest offload in flight (in commit.hpp)
-//   borrow        whoever gets it waits for the stream whose allocator gave the device block
+//   borrow        user's stream   waits for the stream whose allocator gave the device block
 //   give_back     owner's stream  waits for the last use of what goes back (memory/borrowed.hpp)
 class storages : public copies {
  public:
   using storage = detail::storage;
 
-  // `given` is the memory of an offloader that has none of its own.
-  storages(hardware& dev, const options& opts, std::unique_ptr<block_source> given = {})
-      : copies(dev, opts),
+  // `given` is the trainer's memory, in place of the offloader's own.
+  storages(hardware& dev, const observers& heard, const options& opts,
+           std::unique_ptr<block_source> given = {}, file_opener file = nullptr)
+      : copies(dev, heard, opts, file),
         filling_(dev, order_, opts.poison),
         device_pages_(dev.device_pages()),
         borrowed_(order_),
@@ -48,7 +49,8 @@ class storages : public copies {
         budget_(opts.device_budget.value_or(0)),
         slack_(opts.borrowed_slack),
         flying_groups_(
-            // One more than the cap, but for caps so large that one more is none.
+            // The count is the cap and one more. The minimum comes first, because no number follows
+            // the largest cap.
             std::min(most_flying_groups - 1, opts.max_inflight.value_or(most_flying_groups)) + 1),
         flying_floor_(opts.max_inflight_bytes.value_or(0)) {
     order_.own_all();
@@ -63,7 +65,7 @@ class storages : public copies {
     for (const auto lane : copy_lanes()) settle(lane);
     if (borrowed_.held() > 0) borrowed_.give_back(0);
     if (borrowed_.held() == 0) return;
-    try {  // handles that outlived their offloader had it, or a join was refused
+    try {  // the memory is left where handles outlived their offloader, or a join was refused
       dev_->synchronize();
     } catch (...) {  // a device that is gone runs nothing
     }
@@ -71,7 +73,7 @@ class storages : public copies {
   }
 
   [[nodiscard]] bool has_given_memory() const { return given_; }
-  // Its device memory goes back to an allocator that knows no fences.
+  // True where the device memory goes back to an allocator that knows no fences.
   [[nodiscard]] bool gives_back() const { return gives_back_; }
   [[nodiscard]] block_source& device_source() { return *device_; }
   [[nodiscard]] const block_source& device_source() const { return *device_; }
@@ -82,12 +84,13 @@ class storages : public copies {
   [[nodiscard]] std::size_t live_peak_without() const { return live_peak_without_; }
   [[nodiscard]] std::size_t away_at_peak() const { return away_at_peak_; }
   [[nodiscard]] std::size_t live_without() const { return live_ + away_; }
-  // Whether so many bytes that were offloaded, and restored, are in handles still, and no more than
-  // a few percent of the peak were ever saved.
+  // True where handles still hold at least `bytes` that were offloaded and restored, and offloading
+  // has never lowered the peak by more than a sixteenth.
   [[nodiscard]] bool saves_nothing(std::size_t bytes) const {
     std::size_t held = 0;
     for_each([&](const storage& each) {
-      const bool back = each.offloaded.position > 0 && each.saves == 0 && !each.of_host_state;
+      const bool back =
+          each.there.written.position > 0 && each.saves == 0 && !each.is.of_host_state;
       if (back && each.handles > 0) held += each.bytes;
     });
     return held >= bytes && live_peak_ / 15 >= live_peak_without_ / 16;
@@ -112,55 +115,54 @@ class storages : public copies {
     store = {};
     store.owner = &owner;
     store.number = ++created_;
-    store.captured = order_.capturing();
-    captured_ += store.captured ? 1 : 0;
+    store.is.captured = order_.capturing();
+    captured_ += store.is.captured ? 1 : 0;
     store.bytes = bytes;
     store.elements = elements;
     return store;
   }
 
-  // Gives `store` device memory that `waiter` may touch from now on, at `offset` if that is free;
-  // false when none is.
+  // Takes device memory for `store` that `waiter` may touch from now on, at `offset` if that is
+  // free; returns false when there is none.
   [[nodiscard]] bool place(storage& store, lane_id waiter, std::size_t offset = anywhere) {
     fence ready;
     if (!take(store, waiter, offset, ready)) return false;
     const auto site = gives_back_ && store.source == nullptr ? join_site::borrow
                       : waiter == reload_lane(store.place)   ? join_site::reload_reuse
                                                              : join_site::device_reuse;
-    try {
-      if (order_.join(waiter, ready, site)) ++waits_;
-      store.handed_to = waiter;
-      store.handed_at = order_.next(waiter);
-      filling_.handed_out(store, waiter);
-    } catch (...) {
-      // Untouched, it is free behind what it was free behind: `ready` says only what `waiter` had
-      // not joined.
+    rollback untouched([&]() noexcept {
+      // The past of `waiter` is added, because `ready` lacks fences that `waiter` had joined
+      // already.
       ready.add(order_.past(waiter));
-      if (store.bytes > 0) source_of(store).release(store.on_device, ready);
-      store.on_device = {};
-      throw;
-    }
+      if (store.bytes > 0) source_of(store).release(store.here.memory, ready);
+      store.here.memory = {};
+    });
+    if (order_.join(waiter, ready, site)) ++waits_;
+    store.handed.to = waiter;
+    store.handed.at = order_.next(waiter);
+    filling_.handed_out(store, waiter);
+    untouched.keep();
     live_ += store.bytes;
-    if (store.copy || store.discarded) away_ -= store.bytes;
+    if (store.there.memory || store.is.discarded) away_ -= store.bytes;
     note_taken(store, waiter);
     return true;
   }
 
-  // Zeros for new contents, behind what `waiter` was made to wait for when it got the memory.
+  // Fills `store` with zeros for new contents, behind the joins that `waiter` made for the memory.
   void zero(storage& store, lane_id waiter) { filling_.zero(store, waiter); }
 
-  // Whether so many bytes more pass the budget. If not, what waits goes back as far as they need.
+  // True where `bytes` more pass the budget. Else waiting memory goes back as far as they need.
   [[nodiscard]] bool passes_budget(std::size_t bytes) {
     return budget_.refuses(borrowed_, bytes, live_);
   }
 
-  // `waiter` has written memory that belongs to `owner`, which is emptied.
+  // Adopts memory of `owner` that `waiter` has written; `owner` is emptied.
   void adopt(storage& store, void* data, lane_id waiter, memory_owner& owner) {
-    store.on_device = {data, store.bytes,
-                       hold_borrowed(*dev_, borrowed_, owner, data, store.bytes, waiter)};
-    store.borrowed = true;
-    store.handed_to = waiter;
-    store.handed_at = order_.next(waiter);
+    store.here.memory = {data, store.bytes,
+                         hold_borrowed(*dev_, borrowed_, owner, data, store.bytes, waiter)};
+    store.is.borrowed = true;
+    store.handed.to = waiter;
+    store.handed.at = order_.next(waiter);
     live_ += store.bytes;
     note_taken(store, waiter);
   }
@@ -170,95 +172,97 @@ class storages : public copies {
 
   void note_filling(const storage& store) { filling_.note(store); }
 
-  // Takes the device memory away; it is free again after `after`. `on` is the lane of its last
-  // user.
+  // Releases the device memory of `store`, free again behind `after`. `on` is its last user's lane.
   void displace(storage& store, const fence& after, lane_id on) {
-    if (std::exchange(store.of_graph, false)) {
-      store.borrowed = false;  // its owner gets it at the end
-    } else if (std::exchange(store.borrowed, false)) {
-      borrowed_.release(store.on_device.index, after);
-    } else if (store.bytes == 0) {  // nobody lent it
+    if (std::exchange(store.is.of_graph, false)) {
+      store.is.borrowed = false;  // its owner gets the memory at the end
+    } else if (std::exchange(store.is.borrowed, false)) {
+      borrowed_.release(store.here.memory.index, after);
+    } else if (store.bytes == 0) {  // no source gave anything
     } else if (filling_.poisons() && store.source == nullptr) {
-      // Filled by work that no event stands for, it stays taken.
+      // Memory that was filled by work without an event stays taken.
       if (const auto behind = filling_.given_back(store, after, on)) {
-        source_of(store).release(store.on_device, *behind);
+        source_of(store).release(store.here.memory, *behind);
       }
     } else {
       if (dev_->can().checks_order) filling_.gave_back(store, on);
-      source_of(store).release(store.on_device, after);
+      source_of(store).release(store.here.memory, after);
     }
-    store.on_device = {};
+    store.here.memory = {};
     live_ -= store.bytes;
-    if (store.copy || store.discarded) away_ += store.bytes;
-    trace_.level(on, 0, store.bytes, live_ + away_);
+    if (store.there.memory || store.is.discarded) away_ += store.bytes;
+    if (heard_->any())
+      heard_->tell({.what = happened::memory_changed,
+                    .lane = on,
+                    .level = {.given = store.bytes, .without = live_ + away_}});
   }
 
-  // The same where nobody can say when that is: it stays taken.
+  // Like `displace`, but the memory stays taken, because nobody can say when it is free.
   void lose(storage& store) noexcept {
-    store.on_device = {};
-    store.borrowed = false;
-    if (store.copy || store.discarded) away_ += store.bytes;
+    store.here.memory = {};
+    store.is.borrowed = false;
+    if (store.there.memory || store.is.discarded) away_ += store.bytes;
   }
 
-  // How many storages have gone so far.
+  // The number of storages that have gone so far.
   [[nodiscard]] std::uint64_t destroyed() const { return destroyed_; }
 
   // Forgets a storage that nobody refers to any more.
   void destroy(storage& store) noexcept {
-    if (store.discarded && !store.on_device) away_ -= store.bytes;
+    if (store.is.discarded && !store.here.memory) away_ -= store.bytes;
     store.owner = nullptr;
     spare_.push_back(&store);
     ++destroyed_;
-    if (!store.captured) return;
+    if (!store.is.captured) return;
     --captured_;
     if (!order_.capturing()) gone_.push_back(store.number);
   }
-  // The numbers of those that were made inside captures and went outside, since they were
-  // forgotten.
+  // The numbers of storages that were made inside captures and destroyed outside of them, since the
+  // latest `forget_gone`.
   [[nodiscard]] const std::vector<std::uint64_t>& gone() const { return gone_; }
   void forget_gone() noexcept { gone_.clear(); }
 
   [[nodiscard]] std::uint64_t waits() const { return waits_; }
   [[nodiscard]] std::uint64_t elsewhere() const { return elsewhere_; }
 
-  // How much the pool may leave in flight: a few of the largest groups, or what the cap allows.
+  // Sets how much the pool may leave in flight: a few of the largest groups, or as the cap allows.
   void note_group(std::size_t bytes) {
     if (bytes <= largest_group_) return;
     largest_group_ = bytes;
     const auto in_flight = std::max(flying_floor_, flying_groups_ * largest_group_);
     device_->allow_in_flight(in_flight);
-    // With a budget, what is borrowed may wait as far as that goes.
+    // With a budget, borrowed memory may wait as long as it fits the budget.
     if (!slack_ && !budget_.limits()) borrowed_.set_slack(in_flight);
   }
 
  private:
   [[nodiscard]] bool take(storage& store, lane_id waiter, std::size_t offset, fence& ready) {
     if (store.bytes == 0) {
-      store.on_device = no_bytes();
+      store.here.memory = no_bytes();
       return true;
     }
     const bool by_owners = store.source == nullptr && (borrowed_.held() > 0 || gives_back_);
     if (by_owners && budget_.refuses(borrowed_, store.bytes, live_)) return false;
     auto& source = source_of(store);
     if (offset != anywhere) {
-      if (source.take_at(offset, store.bytes, waiter, store.on_device, ready)) return true;
+      if (source.take_at(offset, store.bytes, waiter, store.here.memory, ready)) return true;
       ++elsewhere_;
     }
-    if (!source.take(store.bytes, waiter, store.on_device, ready)) return false;
-    if (store.source != nullptr && store.on_device.bytes < store.bytes) give_back(store, ready);
+    if (!source.take(store.bytes, waiter, store.here.memory, ready)) return false;
+    if (store.source != nullptr && store.here.memory.bytes < store.bytes) give_back(store, ready);
     return true;
   }
 
   [[gnu::cold, noreturn]] void give_back(storage& store, const fence& ready) {
-    const auto got = std::exchange(store.on_device, {});
+    const auto got = std::exchange(store.here.memory, {});
     store.source->release(got, ready);
     throw misuse_error("allocate_from: the source gave a block of " + std::to_string(got.bytes) +
                        " bytes where " + std::to_string(store.bytes) +
                        " were asked for; let take return false where no block is large enough");
   }
 
-  // Storages of two offloaders have no number in common, so that a handle which the one emptied is
-  // told from those of the other: counted from an address that nothing else has.
+  // Numbers count from an address that nothing else has. So two offloaders have no number in
+  // common, and a handle that one of them emptied is told from handles of the other.
   [[nodiscard]] std::uint64_t first_number() const {
     return std::uint64_t{reinterpret_cast<std::uintptr_t>(this) / alignof(storages)} << 20;
   }
@@ -275,32 +279,35 @@ class storages : public copies {
       live_peak_without_ = live_ + away_;
       away_at_peak_ = away_;
     }
-    trace_.level(by, store.bytes, 0, live_ + away_);
+    if (heard_->any())
+      heard_->tell({.what = happened::memory_changed,
+                    .lane = by,
+                    .level = {.taken = store.bytes, .without = live_ + away_}});
   }
 
   filling filling_;
   std::unique_ptr<page_allocator> device_pages_;
   borrowed_memory borrowed_;
-  bool given_;               // its device memory, by the trainer
-  bool gives_back_ = false;  // and that goes back to an allocator
+  bool given_;               // the trainer gave the device memory
+  bool gives_back_ = false;  // the device memory goes back to an allocator
   std::unique_ptr<block_source> device_;
   std::deque<storage> nodes_;
   std::vector<storage*> spare_;
   soft_budget budget_;
-  std::optional<std::size_t> slack_;  // of what is borrowed
+  std::optional<std::size_t> slack_;  // of borrowed memory
   std::size_t flying_groups_;
   std::size_t flying_floor_;
   std::size_t largest_group_ = 0;
   std::size_t live_ = 0;  // bytes on the device, in issue order
   std::size_t live_peak_ = 0;
   std::size_t live_peak_without_ = 0;
-  std::size_t away_at_peak_ = 0;  // when that was
+  std::size_t away_at_peak_ = 0;  // `away_` at that peak
   std::uint64_t waits_ = 0;
-  std::uint64_t elsewhere_ = 0;  // than the plan wanted it
+  std::uint64_t elsewhere_ = 0;  // blocks that lie elsewhere than the plan wanted
   std::uint64_t created_ = first_number();
   std::uint64_t destroyed_ = 0;
-  std::size_t captured_ = 0;         // that were made inside captures and are there
-  std::vector<std::uint64_t> gone_;  // has room for those
+  std::size_t captured_ = 0;         // living storages that were made inside captures
+  std::vector<std::uint64_t> gone_;  // has room for `captured_` more
 };
 
 }  // namespace tidepool::detail

@@ -1,4 +1,4 @@
-// A span of the trainer's own work on one stream, as an object's life.
+// A span of work on one stream, which lasts as long as the object.
 #pragma once
 
 #include <cstddef>
@@ -9,30 +9,22 @@ namespace tidepool::inline v0_2_0::detail {
 
 class traced_span {
  public:
-  // `lane_of()` is asked where a trace is being recorded.
+  // `lane_of()` is called only where an observer listens.
   template <class Lane>
   traced_span(engine& owner, const Lane& lane_of, const span_label& label)
-      : owner_(&owner), label_(label) {
-    auto& memory = owner.memory();
-    if (!memory.trace().on) return;
+      : heard_(&owner.heard()), label_(label) {
+    if (!heard_->any()) return;
     lane_ = lane_of();
-    from_ = memory.trace().begin(lane_);
+    heard_->begin_span(lane_, mark_);
   }
   traced_span(traced_span&&) = delete;
-  ~traced_span() {
-    if (from_ == tracer::off) return;
-    try {
-      auto& memory = owner_->memory();
-      memory.trace().end(from_, lane_, label_);
-    } catch (...) {  // a picture without this span
-    }
-  }
+  ~traced_span() { heard_->end_span(lane_, mark_, label_); }
 
  private:
-  engine* owner_;
+  const observers* heard_;
   span_label label_;
   lane_id lane_{};
-  std::size_t from_ = tracer::off;
+  std::size_t mark_ = observers::no_mark;
 };
 
 }  // namespace tidepool::detail

@@ -13,20 +13,20 @@
 
 namespace tidepool::inline v0_2_0 {
 
-/// What a framework calls a tensor: any number that no other tensor of the same pass has.
+/// A framework's name of a tensor: any number that no other tensor of the same pass has.
 using tensor_key = std::uint64_t;
 
-/// A tensor as `keyed_pass::save` is given it.
+/// A tensor as an argument of `keyed_pass::save`.
 struct keyed_tensor {
-  tensor_key key = 0;          ///< What the framework calls it.
-  const void* data = nullptr;  ///< Where it lies.
-  std::size_t bytes = 0;       ///< How large it is.
+  tensor_key key = 0;          ///< The framework's name of it.
+  const void* data = nullptr;  ///< Its device address.
+  std::size_t bytes = 0;       ///< Its size.
 };
 
 template <device Device, class Modules>
 class keyed;
 
-/// One pass by keys; see `keyed`. Move-only; one that is destroyed unfinished is given up.
+/// One pass by keys; see `keyed`. Move-only; a pass that is destroyed unfinished is given up.
 ///
 /// A tensor belongs to the innermost module scope in which it was first saved. Tensors of one scope
 /// leave and come back together: the first `load` of any restores all. Each module and layer is
@@ -37,11 +37,11 @@ class keyed_pass {
   using stream_ref = typename Device::stream_ref;  ///< A stream of the device.
 
   keyed_pass() = default;
-  /// The other is no pass afterwards.
+  /// Leaves `other` without a pass.
   keyed_pass(keyed_pass&& other) noexcept
       : owner_(std::exchange(other.owner_, nullptr)),
         state_(std::exchange(other.state_, nullptr)) {}
-  /// Gives up an unfinished pass of its own; the other is no pass afterwards.
+  /// Gives up an unfinished pass of this object; leaves `other` without a pass.
   keyed_pass& operator=(keyed_pass&& other) noexcept {
     if (this != &other) {
       close();
@@ -54,8 +54,8 @@ class keyed_pass {
   keyed_pass& operator=(const keyed_pass&) = delete;  // move-only; pass it by reference
   ~keyed_pass() { close(); }
 
-  /// The module's forward begins: what is saved from now on is its. Scopes may lie in each other.
-  /// Throws `misuse_error` where the module ran in this layer before.
+  /// The module's forward begins: tensors saved from now on are its own. Scopes may be nested.
+  /// Throws `misuse_error` if the module ran in this layer before.
   void enter(module_id module, int layer) {
     auto& at = opened("enter");
     const auto place = place_of(module, layer);
@@ -69,7 +69,7 @@ class keyed_pass {
     at.by_place.insert(place, at.scope);
   }
   /// The innermost scope ends: its tensors leave, as by `chunk::commit`, once `stream` has come
-  /// this far. Throws as that; the tensors are then where they were, for as long as they have
+  /// this far. Throws as `commit`; the tensors then stay where they were while they have
   /// references.
   void leave(stream_ref stream) {
     auto& at = opened("leave");
@@ -77,7 +77,7 @@ class keyed_pass {
     const auto index = at.scope;
     at.scope = at.groups[index].outer;
     auto& which = at.groups[index];
-    which.place = where::gone;  // until it has left
+    which.place = where::gone;  // in case the commit throws
     if (which.wanted == 0) return;
     const auto least = owner_->off_->settings().min_tensor_elements;
     std::uint32_t argument = 0;
@@ -94,13 +94,13 @@ class keyed_pass {
     at.each_of(which, [&](auto& each) {
       if (each.handle) return;
       which.left = true;
-      each.readers = 0;  // of memory that has gone
+      each.readers = 0;  // their memory has gone
     });
     which.kept = at.trains && owner_->off_->enabled(which.module) &&
                  ((may_leave && !which.left) || at.open.state_->keeps_last());
   }
-  /// `enter(module, layer)`, `body()`, `leave(stream)`. What `body` throws closes the scope, and
-  /// nothing of it leaves.
+  /// Calls `enter(module, layer)`, `body()`, `leave(stream)`. An exception of `body` closes the
+  /// scope, and none of its tensors leaves.
   template <class Body>
   void run(module_id module, int layer, stream_ref stream, Body&& body) {
     enter(module, layer);
@@ -115,13 +115,13 @@ class keyed_pass {
     leave(stream);
   }
 
-  /// A tensor is saved: `bytes` at `data`, which `stream` wrote, and which `owner` has back as by
+  /// Saves a tensor: `bytes` at `data`, which `stream` wrote. `owner` gets the memory back as by
   /// `offloader::adopt`.
   ///
-  /// Saved again under the same key it is one reference more, and is copied once; `owner` is given
-  /// back at once then, since the first holds the memory. A tensor of 0 bytes may have the key of
-  /// another, as it may have its address, and counts as one reference more to that. Throws as
-  /// `adopt`, and `misuse_error` outside of any scope.
+  /// A tensor saved again under the same key gets one more reference, and is copied once; the
+  /// second `owner` is given back at once, since the first holds the memory. A tensor of 0 bytes
+  /// may have the key of another, because it may have its address; it counts as one more reference
+  /// to that one. Throws as `adopt`, and `misuse_error` outside of any scope.
   void save(tensor_key key, void* data, std::size_t bytes, stream_ref stream, memory_owner owner) {
     auto& at = opened("save");
     if (at.scope == none) refuse("save", "no module scope is open; enter one first");
@@ -135,11 +135,12 @@ class keyed_pass {
       at.entries.emplace_back();
       at.spare = static_cast<std::uint32_t>(at.entries.size() - 1);
     }
-    // One byte has the order of all of it, and no budget counts what the trainer keeps anyway.
+    // One byte keeps the order of the streams, and no budget counts memory that the trainer keeps
+    // anyway.
     const bool excluded = owner_->excludes({key, data, bytes});
     auto memory = owner_->off_->adopt(data, excluded ? std::min<std::size_t>(bytes, 1) : bytes,
                                       stream, std::move(owner));
-    // Nothing has changed up to here, should the question or the adoption throw.
+    // If the question or the adoption throws, nothing has changed up to here.
     const auto references = 1 + (known == none ? 0 : give_way(key, known, stream));
     auto& fresh = at.entries[at.spare];
     fresh.handle = std::move(memory);
@@ -157,29 +158,31 @@ class keyed_pass {
     ++which.wanted;
   }
 
-  /// Its address, which work given to `stream` from now on may read. Every stream that reads it
-  /// calls this, wherever it lies, and may call it again.
+  /// The address of a tensor, which work given to `stream` from now on may read. Every stream that
+  /// reads the tensor calls `load`, wherever it lies, and may call it again.
   ///
-  /// Behind `end_forward` the first load of what left brings its whole scope back. Before that it
-  /// is a read in forward, which goes on: what left comes back alone, and stays; at the same place
-  /// of the next pass it does not leave at all. The address holds until the last `drop`; one that
-  /// is given while the scope that saved the tensor is open holds until that ends.
+  /// After `end_forward` the first load of a tensor that left brings its whole scope back. Before
+  /// that a load is a read in forward, which goes on: a tensor that left comes back alone, and
+  /// stays; at the same place of the next pass it does not leave at all. The address holds until
+  /// the last `drop`; an address given while the scope that saved the tensor is open holds until
+  /// the scope ends.
   ///
-  /// Throws as `chunk::restore`, and `misuse_error` for a key that is not there.
+  /// Throws as `chunk::restore`, and `misuse_error` for an unknown key.
   [[nodiscard]] void* load(tensor_key key, stream_ref stream) {
     auto& at = opened("load");
     auto& wanted = at.entries[known("load", key)];
     if (wanted.group != none) bring(at.groups[wanted.group], wanted, stream);
-    owner_->off_->wait_for(wanted.handle, stream);  // what stayed may never have met this stream
+    owner_->off_->wait_for(wanted.handle, stream);  // a tensor that stayed may be new to this
+                                                    // stream
     at.note_reader(wanted, stream);
     return wanted.handle.data();
   }
 
-  /// One reference less; `stream` used the tensor last. With the last its memory is free behind
-  /// what `stream` has been given so far; of a scope that the policy keeps it goes once that is
-  /// loaded in backward or forgotten. A group all of whose tensors go without having been loaded is
-  /// forgotten, as by `chunk::forget`. Throws `misuse_error` for a key that is not there, and
-  /// `device_error`; it keeps its reference then, and may be dropped again.
+  /// Drops one reference; `stream` used the tensor last. After the last reference the memory is
+  /// free behind the work that `stream` has been given so far. If the policy keeps the scope, its
+  /// memory goes once the scope is loaded in backward or forgotten. A group whose tensors were all
+  /// dropped and never loaded is forgotten, as by `chunk::forget`. Throws `misuse_error` for an
+  /// unknown key, and `device_error`; the reference then stays, and `drop` may be called again.
   void drop(tensor_key key, stream_ref stream) {
     auto& at = opened("drop");
     const auto index = known("drop", key);
@@ -193,8 +196,8 @@ class keyed_pass {
     at.by_key.erase(key);
   }
 
-  /// As `chunk::end_forward`: loads belong to the backward pass from here on. A pass that leaves
-  /// this call out computes the same, but brings tensors back one by one, each when it is loaded.
+  /// Like `chunk::end_forward`: loads belong to the backward pass from here on. A pass without this
+  /// call computes the same, but brings tensors back one by one, each when it is loaded.
   void end_forward() {
     auto& at = opened("end_forward");
     at.open.end_forward();
@@ -204,22 +207,22 @@ class keyed_pass {
     }
   }
 
-  /// The backward pass is complete. Throws `misuse_error` where a tensor of an enabled module was
-  /// neither loaded nor dropped, and came back with no other; and as `chunk::finish`. Those that
-  /// were loaded and not dropped go behind what the streams that loaded them were given; so they do
-  /// where the pass is given up.
+  /// The backward pass is complete. Throws `misuse_error` if a tensor of an enabled module was
+  /// neither loaded nor dropped, and came back with no other; and as `chunk::finish`. The memory of
+  /// tensors that were loaded and not dropped is free behind the work that the loading streams were
+  /// given, also when the pass is given up.
   void finish() {
     if (state_ == nullptr) return;
     if (state_->scope != none) refuse("finish", "a scope is still open; leave it first");
     for (const auto& each : state_->groups) expect_read(each);
-    for (auto& each : state_->groups) {  // nobody will read it any more
+    for (auto& each : state_->groups) {  // nobody reads the rest any more
       if (each.place == where::committed) forget(each);
     }
     state_->open.finish();
     close();
   }
 
-  /// Keys that have references.
+  /// Number of keys that have references.
   [[nodiscard]] std::size_t size() const { return state_ == nullptr ? 0 : state_->by_key.size(); }
 
  private:
@@ -269,7 +272,7 @@ class keyed_pass {
     return static_cast<std::uint64_t>(module) << 32 | static_cast<std::uint32_t>(layer);
   }
 
-  // A tensor of no bytes goes for another that has its key; how many references it had.
+  // Drops a tensor of no bytes whose key another gets; returns how many references it had.
   [[nodiscard]] std::uint32_t give_way(tensor_key key, std::uint32_t index, stream_ref stream) {
     const auto references = std::exchange(state_->entries[index].references, 1U);
     try {
@@ -281,7 +284,7 @@ class keyed_pass {
     return references;
   }
 
-  // Only where it would come back.
+  // Checks committed groups alone, since only these would come back.
   void expect_read(const group& which) {
     if (which.place != where::committed || !owner_->off_->enabled(which.module)) return;
     if (!state_->trains) return;
@@ -298,7 +301,9 @@ class keyed_pass {
   void bring(group& which, entry& wanted, stream_ref stream) {
     if (which.place != where::committed) return;
     if (state_->forward) return read_again(which, wanted, stream);
-    if (!wanted.handle || !which.left) restore(which, stream);  // a small one needs no others
+    if (!wanted.handle || !which.left)
+      restore(which, stream);  // a small tensor that stayed needs
+                               // no others
   }
   void read_again(const group& which, entry& wanted, stream_ref stream) {
     auto& open = state_->open;
@@ -309,7 +314,7 @@ class keyed_pass {
     }
     wanted.read_again = state_->trains;
   }
-  // Its last reference goes.
+  // Releases the memory of a tensor with its last reference.
   void give_back(entry& gone, stream_ref stream) {
     if (gone.group == none) return gone.handle.reset(stream);
     auto& which = state_->groups[gone.group];
@@ -319,7 +324,7 @@ class keyed_pass {
       forget(which);
     } else if (!committed || !which.kept) {
       gone.handle.reset(stream);
-    } else if (gone.handle) {  // its restore wants it still, and it goes behind both
+    } else if (gone.handle) {  // the restore still needs the handle; the memory is freed after both
       gone.handle.share().reset(stream);
     }
     if (which.place == where::open) gone.group = none;
@@ -332,7 +337,7 @@ class keyed_pass {
       if (each.references == 0) each.handle = {};  // nobody waited for it
     });
   }
-  // What stayed of a group that nobody will load.
+  // Resets the tensors that stayed, of a group that nobody will load.
   void reset_all(const group& which, stream_ref stream) {
     state_->each_of(which, [&](auto& each) { each.handle.reset(stream); });
   }

@@ -1,4 +1,4 @@
-// What a pass by keys knows: its tensors, the scopes that saved them, and the streams that read.
+// The state of a pass by keys: its tensors, the scopes that saved them, and the streams that read.
 #pragma once
 
 #include <cstddef>
@@ -12,31 +12,31 @@
 
 namespace tidepool::inline v0_2_0::detail {
 
-// A tensor. Once its group is restored or forgotten, it goes with its last reference.
+// A tensor. Once its group is restored or forgotten, its last reference destroys it.
 template <device Device>
 struct keyed_entry {
   buffer<Device> handle;
   std::uint64_t key = 0;
   std::uint32_t references = 0;
-  std::uint32_t group = 0;             // none: excluded, or dropped before its scope ended
-  std::uint32_t next = key_map::none;  // of its group, or that is not in use
-  std::uint32_t argument = 0;          // of its commit
-  bool empty = false;                  // of no bytes
+  std::uint32_t group = 0;  // its scope; none: excluded, or dropped before the scope ended
+  std::uint32_t next = key_map::none;  // the next of its group, or the next entry not in use
+  std::uint32_t argument = 0;          // position in the commit of its group
+  bool empty = false;                  // has no bytes
   bool loaded = false;
-  bool read_again = false;   // in forward, behind its scope
-  std::uint8_t readers = 0;  // of its memory: a bit for each of the pass's streams
+  bool read_again = false;   // in forward, after its scope ended
+  std::uint8_t readers = 0;  // of the present memory: a bit for each of the pass's streams
 };
 
 enum class keyed_place : std::uint8_t { open, committed, restored, gone };
 
-// What one scope saved.
+// The tensors that one scope saved.
 struct keyed_group {
   module_id module{};
   int layer = 0;
   keyed_place place = keyed_place::open;
-  bool left = false;                    // any of it
-  bool kept = false;                    // all of it, by policy
-  std::uint32_t outer = key_map::none;  // the scope that it was entered in
+  bool left = false;                    // some tensor of it left
+  bool kept = false;                    // all of it is kept, by policy
+  std::uint32_t outer = key_map::none;  // the scope in which it was entered
   std::uint32_t first = key_map::none;
   std::uint32_t last = key_map::none;
   std::uint32_t wanted = 0;  // tensors with references
@@ -50,17 +50,17 @@ struct keyed_state {
   chunk<Device, Modules> open;
   std::vector<entry> entries;
   std::vector<keyed_group> groups;
-  std::vector<handle<Device>*> list;  // of one call
-  std::vector<stream_ref> streams;    // that loaded anything
+  std::vector<handle<Device>*> list;  // handles of one call
+  std::vector<stream_ref> streams;    // streams that loaded a tensor
   key_map by_key;
-  key_map by_place;  // groups, by module and layer
+  key_map by_place;  // finds groups, by module and layer
   std::uint32_t spare = key_map::none;
-  std::uint32_t scope = key_map::none;  // the innermost that is open
+  std::uint32_t scope = key_map::none;  // the innermost open scope
   int microbatch = 0;
   bool trains = true;
   bool forward = true;
 
-  // Calls `visit` with what the group commits, or has committed, in that order.
+  // Calls `visit` with the tensors that the group commits, or has committed, in that order.
   template <class Visit>
   void each_of(const keyed_group& which, const Visit& visit) {
     for (auto i = which.first; i != key_map::none; i = entries[i].next) {
@@ -73,7 +73,7 @@ struct keyed_state {
     return list;
   }
 
-  // The lanes have made `stream` wait, so that there are no more of them than there may be.
+  // Comes after `wait_for`, which limits the streams to `max_lanes`: so a bit for each suffices.
   void note_reader(entry& of, const stream_ref& stream) {
     static_assert(max_lanes <= 8, "a bit for each");
     std::size_t which = 0;
@@ -82,7 +82,7 @@ struct keyed_state {
     of.readers |= static_cast<std::uint8_t>(1U << which);
     of.loaded = true;
   }
-  // Its memory is free behind all that loaded it so far, too.
+  // Frees the tensor's memory only behind all streams that loaded it so far.
   void go_behind_readers(entry& which) {
     for (std::size_t i = 0; i < streams.size(); ++i) {
       if ((which.readers >> i & 1U) != 0) which.handle.share().reset(streams[i]);
@@ -95,7 +95,7 @@ struct keyed_state {
     trains = !open.info().forward_only;
     forward = true;
   }
-  // `lose` is given the handles of which no event tells when they were read.
+  // Calls `lose` with the handles whose last read has no event, so that nobody reuses their memory.
   template <class Lose>
   void end(const Lose& lose) noexcept {
     open = {};
@@ -115,8 +115,9 @@ struct keyed_state {
   }
 };
 
-// Places of tensors that forward read again behind their scopes, in the latest pass that came by:
-// they need not leave in the next. One that is taken for another costs memory, or a copy.
+// Places of tensors that forward read again after their scopes ended, in the latest pass: such a
+// tensor need not leave in the next pass. A tensor that is taken for another costs memory, or a
+// copy.
 class reread_places {
  public:
   template <class Entry>
@@ -124,7 +125,7 @@ class reread_places {
     const auto at = place_of(which, each.argument);
     if (places_.find(at) == key_map::none) places_.insert(at, 0);
   }
-  // True once for each.
+  // True once for each place.
   template <class Entry>
   [[nodiscard]] bool expects(const keyed_group& which, const Entry& each) {
     const auto at = place_of(which, each.argument);

@@ -50,15 +50,16 @@ class arena final : public block_source {
     const auto joined = order_->joined_by(waiter);
     return book_.take_at(static_cast<std::byte*>(base_) + offset, bytes, joined, into, ready);
   }
-  /// Takes a block back, which is free behind `after`.
+  /// Releases a block, which is free behind `after`.
   void release(const block& done, const fence& after) noexcept override {
     book_.release(done.index, after);
   }
 
-  /// An arena of which nothing is in use is whole again, so that every step finds the same.
+  /// Makes an arena of which nothing is in use whole again, so that every step finds the same
+  /// arena.
   void coalesce() noexcept override { book_.join_if_unused(); }
 
-  /// Sparing, until something else is asked for.
+  /// Sets how blocks are placed; `fit_policy::spare_largest` until the first call.
   void set_fit(fit_policy how) noexcept override { how_ = how; }
 
   [[nodiscard]] std::size_t reserved() const override { return bytes_; }

@@ -1,4 +1,4 @@
-/// Memory that belongs to an allocator of somebody else, and its way back.
+/// Memory that belongs to an allocator of another owner, and its way back.
 #pragma once
 
 #include <algorithm>
@@ -14,19 +14,19 @@
 
 namespace tidepool::inline v0_2_0 {
 
-/// What an offloader has borrowed: in use, or on its way back to owners who know streams and no
-/// fences.
+/// The memory that an offloader has borrowed: in use, or on its way back to owners that know
+/// streams, but no fences.
 ///
 /// An owner gets its memory once its own stream, `home`, has joined the fence behind which the
-/// memory is free, so that the stream may have it again at once. Most often that stream has done so
-/// anyhow, or the work is over by now (asked where the device can tell without waiting). Else the
-/// memory waits, and while more than the slack does, `home` joins the oldest. The host never
-/// blocks. Inside a stream capture nothing is given back.
+/// memory is free, so that the stream may use it again at once. Most often `home` has joined that
+/// fence anyhow, or the work is over by now (asked where the device can tell without waiting). Else
+/// the memory waits, and while more than the slack waits, `home` joins the oldest fence. The host
+/// never blocks. Inside a stream capture nothing is given back.
 ///
-/// An owner may call the offloader. Thread safety: none.
+/// An owner may call the offloader when it gets memory back. Thread safety: none.
 class borrowed_memory {
  public:
-  /// Memory in the order of these clocks, which must outlive this object.
+  /// Fences are positions of `order`, which must outlive this object.
   explicit borrowed_memory(clocks& order) : order_(&order) { ends_.fill({none, none}); }
   borrowed_memory(const borrowed_memory&) = delete;
   borrowed_memory& operator=(const borrowed_memory&) = delete;
@@ -35,8 +35,8 @@ class borrowed_memory {
   /// Most bytes that may wait before a stream is made to join; no limit at first.
   void set_slack(std::size_t bytes) { slack_ = bytes; }
 
-  /// Takes memory over, until `release` of the number that it returns. Where it throws (no memory
-  /// on the heap), `owner` is as before.
+  /// Takes memory over from `owner`, until `release` of the number that it returns. Where it throws
+  /// (no memory on the heap), `owner` is as before.
   [[nodiscard]] std::uint32_t hold(memory_owner& owner, lane_id home, std::size_t bytes) {
     if (spare_ == none) {
       entries_.emplace_back();
@@ -51,7 +51,7 @@ class borrowed_memory {
     peak_ = std::max(peak_, held_);
     return number;
   }
-  /// Nobody here uses it any more but what `after` stands for.
+  /// Releases memory that only the work behind `after` still uses.
   void release(std::uint32_t number, const fence& after) noexcept {
     auto& done = entries_[number];
     done.ready = after;
@@ -62,8 +62,8 @@ class borrowed_memory {
     give_back(slack_);
   }
 
-  /// Gives back what may go, with joins while more than `most` bytes wait. A join that the device
-  /// refuses is left for later.
+  /// Gives memory back that may go, with joins while more than `most` bytes wait. A join that the
+  /// device refuses is left for later.
   void give_back(std::size_t most) noexcept {
     if (waiting_ == 0 || giving_ || order_->capturing()) return;
     giving_ = true;
@@ -80,19 +80,19 @@ class borrowed_memory {
     }
     giving_ = false;
   }
-  /// Gives back what may go, with joins while more than the slack waits.
+  /// Gives memory back that may go, with joins while more than the slack waits.
   void give_back() noexcept { give_back(slack_); }
 
-  /// The device runs nothing any more: all goes back, used or not.
+  /// Gives all memory back, used or not; the device must run nothing any more.
   void abandon() noexcept {
     for (auto& line : ends_) line = {none, none};
     for (auto& each : entries_) each.owner.give_back();
     held_ = waiting_ = 0;
   }
 
-  [[nodiscard]] bool giving() const { return giving_; }           ///< an owner is being called
-  [[nodiscard]] std::size_t held() const { return held_; }        ///< bytes, waiting ones as well
-  [[nodiscard]] std::size_t peak() const { return peak_; }        ///< the most ever
+  [[nodiscard]] bool giving() const { return giving_; }     ///< true while an owner is being called
+  [[nodiscard]] std::size_t held() const { return held_; }  ///< bytes, waiting ones as well
+  [[nodiscard]] std::size_t peak() const { return peak_; }  ///< the most bytes ever held
   [[nodiscard]] std::size_t waiting() const { return waiting_; }  ///< bytes on their way back
   /// Times that a stream was made to wait for its owner's sake.
   [[nodiscard]] std::uint64_t joins() const { return joins_; }
@@ -104,7 +104,7 @@ class borrowed_memory {
     memory_owner owner;
     fence ready;
     std::size_t bytes = 0;
-    std::uint32_t next = none;  // that waits for the same home, or that is not in use
+    std::uint32_t next = none;  // next entry that waits for the same home, or is not in use
     lane_id home{};
   };
   struct line_of_home {
@@ -121,7 +121,7 @@ class borrowed_memory {
     }
   }
 
-  // The books are in order before the owner is called, which may call back.
+  // The books are in order before the owner is called, because the owner may call back.
   void give_first(std::size_t home) noexcept {
     auto& line = ends_[home];
     const auto number = line.first;
@@ -149,7 +149,7 @@ class borrowed_memory {
 
   clocks* order_;
   std::vector<entry> entries_;
-  std::array<line_of_home, max_lanes> ends_;  // of what waits for each lane, oldest first
+  std::array<line_of_home, max_lanes> ends_;  // queue of entries for each lane, oldest first
   std::uint32_t spare_ = none;
   std::size_t slack_ = std::numeric_limits<std::size_t>::max();
   std::size_t held_ = 0;

@@ -1,8 +1,6 @@
 /// Streams of a device, and the lanes that stand for them.
 #pragma once
 
-#include <cstddef>
-
 #include "tidepool/core/clocks.hpp"
 #include "tidepool/device/device.hpp"
 #include "tidepool/device/hardware_of.hpp"
@@ -13,7 +11,7 @@ namespace tidepool::inline v0_2_0 {
 
 namespace detail {
 
-// Of lanes of that type of device alone.
+// `order` must be lanes of that type of device.
 template <device Device>
 [[nodiscard]] hardware_of<Device>& hardware_in(const lanes& order) {
   return static_cast<hardware_of<Device>&>(order.device());
@@ -26,9 +24,9 @@ template <device Device>
 
 }  // namespace detail
 
-/// The lane of a stream, for a memory source that works in the order of one: what `attach` gives
-/// are the clocks of an offloader. The stream's first use makes the lane. Throws `misuse_error`
-/// where the offloader is one of another device.
+/// The lane of a stream, for a memory source that works in the order of one. `order` are the
+/// offloader's clocks, which `attach` gives. The stream's first use makes the lane. Throws
+/// `misuse_error` where the offloader is of another device.
 template <device Device>
 [[nodiscard]] lane_id lane_of(clocks& order, typename Device::stream_ref stream) {
   if (order.device_type() != &detail::type_of_device<Device>) {

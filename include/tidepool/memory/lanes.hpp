@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "tidepool/core/clocks.hpp"
+#include "tidepool/core/happening.hpp"
 #include "tidepool/device/hardware.hpp"
 #include "tidepool/error.hpp"
-#include "tidepool/memory/tracer.hpp"
 
 namespace tidepool::inline v0_2_0 {
 
@@ -23,30 +23,31 @@ namespace tidepool::inline v0_2_0 {
 /// use.
 ///
 /// A join that the waiter made before, directly or through a lane that had made it, is not issued
-/// again. Nothing here blocks the host. Thread safety: none. Inlined by force as in `ranges`.
+/// again. Nothing here blocks the host. Thread safety: none. Calls of each step are inlined by
+/// force, as in `ranges`.
 class lanes final : public clocks {
  public:
   /// Events of each lane; older positions are joined through a later one.
   static constexpr std::size_t ring = detail::hardware::ring;
 
-  /// Both outlive this object; while `trace` is on, waits of compute streams are recorded there.
-  lanes(detail::hardware& dev, detail::tracer& trace)
-      : clocks(dev.device_type()), dev_(&dev), trace_(&trace) {}
+  /// `dev` and `heard` must outlive this object; `heard` are told of each wait.
+  lanes(detail::hardware& dev, const detail::observers& heard)
+      : clocks(dev.device_type()), dev_(&dev), heard_(&heard) {}
 
-  /// A lane for a stream that has none, which `stream` points to: `lane_of` knows its type. Makes
-  /// the lane's events.
+  /// Adds a lane, with its events, for a stream that has none. `stream` points to the stream, whose
+  /// type `lane_of` knows.
   lane_id add(const void* stream) {
     return add_by([&](lane_id fresh) { dev_->open(fresh, stream, capturing_); });
   }
-  /// The same for a stream of its own.
+  /// Like `add`, for a stream of the lane's own.
   lane_id add_own() {
     return add_by([&](lane_id fresh) { dev_->open_own(fresh); });
   }
 
-  /// Those that there are so far are an offloader's own.
+  /// Counts all lanes so far as the offloader's own.
   void own_all() { own_ = leading_ = count_; }
-  /// Lanes for `more` streams of the offloader's own, which `open` makes; where it throws, they are
-  /// gone. In the others' way they are not: those come later, or were there before.
+  /// Counts `more` lanes as the offloader's own, which `open` adds; where it throws, they are gone.
+  /// Lanes of the trainer's keep their numbers: they come later, or were there before.
   template <class Open>
   void own_more(std::size_t more, const Open& open) {
     const auto before = count_;
@@ -58,11 +59,11 @@ class lanes final : public clocks {
     }
     own_ += more;
   }
-  /// A capture has made a graph.
+  /// Counts a graph that a capture has made.
   void made_graph() { ++graphs_; }
-  /// So many have.
+  /// Graphs that captures have made.
   [[nodiscard]] std::uint64_t graphs() const { return graphs_; }
-  /// The device whose streams they are.
+  /// The device whose streams the lanes stand for.
   [[nodiscard]] detail::hardware& device() const { return *dev_; }
 
   /// Records the lane's present position.
@@ -74,26 +75,28 @@ class lanes final : public clocks {
     return {on, ++clock.recorded, ++order_};
   }
 
-  /// Makes `to` wait for all that `from` has been given: the position of that.
+  /// Makes `to` wait for all work that `from` has been given; returns the position of that.
   [[gnu::always_inline]] ticket hand_on(lane_id from, lane_id to, join_site site) {
     const auto all = record(from);
     join(to, all, site);
     return all;
   }
 
-  /// Makes `waiter` wait for `until`; true if that took an event join.
+  /// Makes `waiter` wait for `until`; returns true if that took an event join.
   [[gnu::always_inline]] bool join(lane_id waiter, const ticket& until, join_site site) {
     if (joined(waiter, until) || left_out(site)) return false;
-    const auto traced = trace_->on ? trace_->begin(waiter) : trace_->off;
+    auto mark = detail::observers::no_mark;
+    heard_->begin_span(waiter, mark);
     wait(waiter, index_of(until.lane), until.position);
-    if (traced != trace_->off) trace_->end_stall(traced, waiter, site);
+    heard_->end_span(waiter, mark, {trace::span_kind::stall, name_of(site)});
     return true;
   }
   bool join(lane_id waiter, const fence& until, join_site site) override {
     return !joined(waiter, until) && join_all(waiter, until, site);
   }
 
-  /// False where the device cannot tell, and for work inside a capture, which may never run.
+  /// Returns false where the device cannot tell, and for work inside a capture, which may never
+  /// run.
   [[nodiscard]] bool passed(const fence& until) noexcept override {
     if (!dev_->can().tells_what_is_over || capturing_) return false;
     try {
@@ -103,14 +106,14 @@ class lanes final : public clocks {
         }
       }
       return true;
-    } catch (...) {  // whoever waits for it on the device is told
+    } catch (...) {  // a lane that waits on the device is told
       return false;
     }
   }
 
-  /// Makes `waiter` wait for all that `other` had been given when its `next` was `position`: what
-  /// nobody has recorded since is recorded now. In a capture that is work from before it, behind
-  /// which every launch comes anyway.
+  /// Makes `waiter` wait for all that `other` had been given when its `next` was `position`. A
+  /// position that nobody has recorded since is recorded now; in a capture it is work from before
+  /// the capture, behind which every launch comes anyway.
   void join_work(lane_id waiter, lane_id other, std::uint64_t position, join_site site) {
     if (joined(waiter, ticket(other, position, order_))) return;
     if (position > clock_of(other).recorded) {
@@ -122,8 +125,8 @@ class lanes final : public clocks {
 
   // ---- around a stream capture, where no event may be waited for from the other side ----
 
-  /// Makes `into` wait for all that every lane has been given; without `own`, that the trainer's
-  /// have.
+  /// Makes `into` wait for all that every lane has been given; without `own`, only for the
+  /// trainer's lanes.
   void gather(lane_id into, join_site site, bool own = true) {
     if (left_out(site)) return assume_met();
     for (std::size_t other = own ? 0 : leading_; other < count_; ++other) {
@@ -144,8 +147,9 @@ class lanes final : public clocks {
     }
   }
 
-  /// The capture has begun on `origin`; `forks` take part in it from now on. Every position so far
-  /// counts as joined by all, since a launch comes after all that was given to any lane.
+  /// Notes that a capture has begun on `origin`; `forks` take part in it from now on. Every
+  /// position so far counts as joined by all, because a launch comes after all work that any lane
+  /// was given.
   void begin_capture(lane_id origin, const std::vector<lane_id>& forks) {
     capturing_ = bounded_ = true;
     assume_met();
@@ -159,7 +163,7 @@ class lanes final : public clocks {
     if (left_out(join_site::join_back)) return;
     for (const auto fork : forks) wait(origin, index_of(fork), record(fork).position);
   }
-  /// The capture is over. Nothing in it has run, so nothing in it is waited for either.
+  /// Notes that the capture is over. Its work has not run, so no lane waits for that work.
   void end_capture() {
     capturing_ = false;
     for (std::size_t i = 0; i < count_; ++i) captured_[i] = clocks_[i].recorded;
@@ -170,7 +174,7 @@ class lanes final : public clocks {
  private:
   [[nodiscard]] bool lane_passed(std::size_t lane, std::uint64_t position) {
     if (position <= captured_[lane]) return false;
-    // One that has been recorded anew since stands for later work.
+    // An event that has been recorded anew since stands for later work.
     if (!dev_->passed(static_cast<lane_id>(lane), (position - 1) % ring)) return false;
     passed_[lane] = position;
     return true;
@@ -179,13 +183,14 @@ class lanes final : public clocks {
   bool join_all(lane_id waiter, const fence& until, join_site site) {
     if (left_out(site)) return false;
     const auto& known = clock_of(waiter).known;
-    const auto traced = trace_->on ? trace_->begin(waiter) : trace_->off;
+    auto mark = detail::observers::no_mark;
+    heard_->begin_span(waiter, mark);
     // The copy streams come first: having waited for them often makes the rest unnecessary.
     for (std::size_t other = 0; other < count_; ++other) {
       if (other == index_of(waiter) || until.position(other) <= known[other]) continue;
       wait(waiter, other, until.position(other));
     }
-    trace_->end_stall(traced, waiter, site);
+    heard_->end_span(waiter, mark, {trace::span_kind::stall, name_of(site)});
     return true;
   }
 
@@ -216,9 +221,9 @@ class lanes final : public clocks {
     marks_[count_].assign(ring, {});
     open(id);
     clocks_[count_++] = {};
-    // It knows nothing yet, and must never wait for what is on the other side of a capture. In a
-    // capture it takes part by the trainer's own fork, which is behind all that came before the
-    // capture, but not behind what the copy streams have been given in it.
+    // The lane knows nothing yet, and must never wait for work on the other side of a capture. In a
+    // capture it takes part by the trainer's own fork, which is behind all work from before the
+    // capture, but not behind the work that the copy streams have been given in it.
     if (capturing_) {
       clock_of(id).known = before_capture_;
     } else if (bounded_) {
@@ -233,16 +238,16 @@ class lanes final : public clocks {
   }
 
   detail::hardware* dev_;
-  detail::tracer* trace_;
-  // What a lane had joined when it recorded each of its events.
+  const detail::observers* heard_;
+  // The positions that a lane had joined when it recorded each of its events.
   std::array<std::vector<positions>, max_lanes> marks_;
-  std::size_t own_ = 2;      // an offloader's
-  std::size_t leading_ = 2;  // those of them that come before the trainer's
+  std::size_t own_ = 2;      // lanes of the offloader's own
+  std::size_t leading_ = 2;  // own lanes that come before the trainer's
   bool bounded_ = false;     // there has been a capture
   std::uint64_t graphs_ = 0;
-  positions before_capture_{};  // positions at the begin of the latest
-  positions captured_{};        // and at its end
-  positions passed_{};          // that the device said it has passed
+  positions before_capture_{};  // positions at the begin of the latest capture
+  positions captured_{};        // positions at the end of the latest capture
+  positions passed_{};          // positions that the device said it has passed
 };
 
 }  // namespace tidepool

@@ -4,7 +4,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdlib>
-#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>

@@ -1,4 +1,4 @@
-/// How much host memory an offloader may pin.
+/// The host memory that an offloader may pin.
 #pragma once
 
 #include <unistd.h>
@@ -36,7 +36,7 @@ inline std::optional<std::size_t> entry_in(const std::string& path, std::string_
 }
 
 // The path of this process's group in the hierarchy of `controller`, as a line
-// `number:controllers:path` has it; that of version 2 has no number and no controller.
+// `number:controllers:path` has it; the line of version 2 has the number 0 and no controller.
 inline std::optional<std::string> own_cgroup(std::string_view text, std::string_view controller) {
   while (!text.empty()) {
     const auto line = text.substr(0, text.find('\n'));
@@ -54,8 +54,9 @@ inline std::optional<std::string> own_cgroup(std::string_view text, std::string_
 }
 
 // The group as a path below `root`. A container without a namespace of its own reads a path from
-// the host's root, and sees its own group as the root: what is not there loses its first names.
-// `/../..` is above the root of the namespace, so that nothing up to it can be seen.
+// the host's root, and sees its own group as the root: a path that is not there loses its first
+// names. A path up to its last `/..` is above the root of the namespace, so that nothing of that
+// part can be seen.
 inline std::string visible_group(const std::string& root, std::string group) {
   if (const auto above = (group + '/').rfind("/../"); above != std::string::npos) {
     group.erase(0, above + 3);
@@ -69,18 +70,18 @@ inline std::string visible_group(const std::string& root, std::string group) {
 
 }  // namespace detail
 
-/// Where the machine says what it has; tests point it at files of their own.
+/// The files in which the machine says what it has; tests use files of their own.
 struct host_files {
   std::string meminfo = "/proc/meminfo";       ///< free memory of the machine
   std::string cgroup = "/proc/self/cgroup";    ///< the control group of this process
   std::string cgroup_root = "/sys/fs/cgroup";  ///< where limits of control groups are
 };
 
-/// Host memory that this machine or container can still give, in bytes: the least of what the
-/// kernel calls available and of every limit of the control groups that this process is in, its own
-/// and those above: `memory.max` and `memory.high` of version 2, and those of version 1, beside it
-/// or alone. Pages of files that nobody has used lately count as free: a limit makes room for
-/// others out of them.
+/// Host memory that this machine or container can still give, in bytes. This is the least of what
+/// the kernel calls available and of the rest under every limit of the control groups that this
+/// process is in, its own and those above: `memory.max` and `memory.high` of version 2, and the
+/// limits of version 1, beside version 2 or alone. Pages of files that nobody has used lately count
+/// as free, because a limit makes room for others out of them.
 [[nodiscard]] inline std::size_t available_host_memory(const host_files& files = {}) {
   const auto kilobytes = detail::entry_in(files.meminfo, "MemAvailable:");
   auto available = kilobytes && *kilobytes <= SIZE_MAX / 1024 ? *kilobytes * 1024 : SIZE_MAX;
@@ -110,7 +111,7 @@ struct host_files {
   each_group(files.cgroup_root + "/unified", "", second);
   each_group(files.cgroup_root + "/memory", "memory", [&](const std::string& group) {
     const auto statistics = group + "/memory.stat";
-    // The second is the least of those above, which a container may not see.
+    // The second limit is the least of the groups above, which a container may not see.
     for (const auto most : {detail::number_in(group + "/memory.limit_in_bytes"),
                             detail::entry_in(statistics, "hierarchical_memory_limit")}) {
       consider(most, group + "/memory.usage_in_bytes", statistics, "total_inactive_file");
@@ -124,14 +125,14 @@ struct host_files {
 [[nodiscard]] inline std::size_t host_budget(const options& given, const host_files& files = {}) {
   if (given.host_budget) return *given.host_budget;
   const auto ranks = given.local_ranks > 0 ? given.local_ranks : launched_local_ranks();
-  // Never 0, which would be no limit at all.
+  // At least 1, because 0 would be no limit at all.
   return std::max<std::size_t>(
       available_host_memory(files) / 10 * 9 / static_cast<std::size_t>(ranks), 1);
 }
 
 namespace detail {
 
-// How many ranks share the host, and who says so: for reports. Empty where nobody does.
+// The number of ranks that share the host, and who says so, for reports. Empty where nobody does.
 [[nodiscard]] inline std::string host_share_text(const options& given) {
   if (given.host_budget) return {};
   const auto found = find_launcher();

@@ -19,33 +19,34 @@ namespace tidepool::inline v0_2_0 {
 enum class rounding : std::uint8_t {
   sixteenth,  ///< by at most a sixteenth, so that shapes that change a little fit each other's
               ///< memory
-  none        ///< to whole blocks alone
+  none        ///< to whole blocks only
 };
 
 /// How a pool takes memory from its device, and how much.
 struct pool_limits {
-  std::size_t step = 0;    ///< bytes by which it grows, at least
-  std::size_t budget = 0;  ///< bytes it may take in all; 0: as much as the device gives
+  std::size_t step = 0;    ///< bytes by which the pool grows, at least
+  std::size_t budget = 0;  ///< bytes that the pool may take in all; 0: as much as the device gives
   rounding round = rounding::sixteenth;  ///< how requests are rounded up
 };
 
 /// Regions taken from an allocator in large steps.
 ///
-/// A request takes free memory that its stream need not wait for. Failing that, the pool grows as
-/// long as less than `allow_in_flight` bytes are free but still in flight; beyond that, and when it
-/// cannot grow, the stream waits for the oldest free range. So how much it grows follows from the
-/// order of calls, never from timing. Memory goes back to the allocator in the destructor, and in
-/// `give_back_unused`, of which an offloader makes use rather than throw `out_of_budget`.
+/// A request takes free memory that its stream need not wait for. Without such memory, the pool
+/// grows as long as less than `allow_in_flight` bytes are free but still in flight; beyond that,
+/// and when it cannot grow, the stream waits for the oldest free range. So its growth follows from
+/// the order of calls, never from timing. Memory goes back to the allocator in the destructor, and
+/// in `give_back_unused`, which an offloader calls before it throws `out_of_budget`.
 class pool final : public block_source {
  public:
-  /// Memory from `pages`, in the order of `order`; both must outlive it. Takes none yet.
+  /// A pool of memory from `pages`, in the order of `order`; both must outlive it. Takes no memory
+  /// yet.
   pool(page_allocator& pages, const clocks& order, pool_limits limits)
       : pages_(&pages), order_(&order), limits_(limits) {}
   ~pool() override {
     for (auto* region : regions_) pages_->deallocate(region);
   }
 
-  /// Bytes that a request for so many takes.
+  /// Bytes that a request for `bytes` takes.
   [[nodiscard]] static std::size_t rounded(std::size_t bytes, rounding how) {
     const auto units = aligned(bytes) / block_alignment;
     const auto step = how == rounding::none ? 0 : std::bit_floor(units) / 16;
@@ -63,12 +64,12 @@ class pool final : public block_source {
     if (order_->capturing() && book_.take_any(need, joined, 0, into, ready)) return true;
     return book_.take_any(need, joined, grow(need) ? never : 0, into, ready);
   }
-  /// Takes a block back, which is free behind `after`.
+  /// Releases a block, which is free behind `after`.
   void release(const block& done, const fence& after) noexcept override {
     book_.release(done.index, after);
   }
 
-  /// The same behind one position of one lane.
+  /// Like the `release` of a fence, behind one position of one lane.
   void release(const block& done, const ticket& after) noexcept {
     book_.release(done.index, after);
   }
@@ -80,13 +81,15 @@ class pool final : public block_source {
   [[nodiscard]] std::size_t largest_free() const override { return book_.largest_free(); }
   [[nodiscard]] std::uint64_t allocations() const override { return allocations_; }
   void allow_in_flight(std::size_t bytes) override { flying_ = bytes; }
-  /// What has a budget and is not in use at all is put together, so that every step finds the same
-  /// regions. Without one it may grow, rather than wait for all that lay in a region.
+  /// Merges the regions of a pool with a budget of which nothing is in use, so that every step
+  /// finds the same regions. A pool without a budget may grow, rather than wait for all that lay in
+  /// a region.
   void coalesce() noexcept override {
     if (limits_.budget != 0) book_.join_if_unused();
   }
-  /// Regions of which nothing is in use. One that grew in small steps has room for a large block
-  /// then, which none of its regions had. The allocator waits until the device is done with them.
+  /// Gives regions back of which nothing is in use. A pool that grew in small steps has room for a
+  /// large block then, which none of its regions had. The allocator waits until the device is done
+  /// with the regions.
   bool give_back_unused() noexcept override {
     const auto before = reserved_;
     book_.drop_unused_regions([&](std::byte* base, std::size_t bytes) {
@@ -109,7 +112,8 @@ class pool final : public block_source {
       bytes = std::min(bytes, left);
     }
     if (order_->capturing()) {
-      if (need >= refused_) return false;  // nor did it grow when the step was run without capture
+      // The pool did not grow either when the step was run without capture.
+      if (need >= refused_) return false;
       throw misuse_error("capture: " + std::to_string(need) +
                          " bytes more would have to be allocated, which a graph cannot do; run the"
                          " same step once without capture first");
@@ -140,7 +144,8 @@ class pool final : public block_source {
   std::size_t peak_ = 0;
   std::uint64_t allocations_ = 0;
   std::size_t flying_ = 0;
-  std::size_t refused_ = std::numeric_limits<std::size_t>::max();  // the least by the device
+  // The least request that the device has refused.
+  std::size_t refused_ = std::numeric_limits<std::size_t>::max();
   ranges book_;
 };
 

@@ -1,12 +1,11 @@
-/// Which parts of some regions are free, and after which fence: the book that pool, arena and
-/// pinned memory keep. Pure bookkeeping; it touches no memory and no device.
+/// The book of pool, arena and pinned memory: the free parts of regions, and their fences. Pure
+/// bookkeeping; it touches no memory and no device.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <vector>
 
 #include "tidepool/core/block.hpp"
 #include "tidepool/memory/detail/range_survey.hpp"
@@ -15,23 +14,24 @@ namespace tidepool::inline v0_2_0 {
 
 /// Free and used ranges of one or more regions.
 ///
-/// Free neighbours keep their own fences and are joined into one range only when a request needs
-/// several of them, or while free ranges are many beside those in use: a request then joins what it
-/// would cut up with neighbours that it need not wait for either. So their number does not grow
-/// with the steps. The result carries the fences of all its parts.
+/// Free neighbours keep their own fences. They are merged only when a request needs several of
+/// them, or while free ranges are many beside those in use: a request then merges a range that it
+/// would cut up with neighbours that it need not wait for either. So the number of ranges does not
+/// grow with the steps. A merged range carries the fences of all its parts.
 ///
 /// A request takes, in this order: a range its lane need not wait for (smallest size class first),
 /// neighbours it need not wait for, then, if `may_wait`, the range whose fence is oldest (of its
 /// own size class, if that has one), or such a run of neighbours. All but the last take constant
-/// time, since the search for neighbours is cut short where a wait would do; the last is linear in
-/// the number of ranges.
+/// time, because the search for neighbours is cut short where a wait would do; the last is linear
+/// in the number of ranges.
 ///
-/// Inlined by force where a commit or a restore comes through: calls and spills were a tenth of it.
+/// Functions on the way of a commit or a restore are inlined by force, because calls and spills
+/// were a tenth of its time.
 class ranges : detail::range_survey {
  public:
   using range_list::none;
 
-  /// `most_loose`: as many free ranges more than those in use are no reason to join any.
+  /// Free ranges are merged while they outnumber those in use by more than `most_loose`.
   explicit ranges(std::size_t most_loose = most_searched) : most_loose_(most_loose) {}
 
   /// Adds a free region; `bytes` is a multiple of `block_alignment`.
@@ -40,50 +40,50 @@ class ranges : detail::range_survey {
   /// bytes)` for each.
   using range_list::drop_unused_regions;
 
-  /// Where a request may go: a range, and whether the asking lane has to wait for it.
+  /// The place for a request: a range, and whether the asking lane has to wait for it.
   struct place {
-    std::uint32_t range = none;  ///< its index; `none`: no room
+    std::uint32_t range = none;  ///< index of the range; `none`: no room
     bool waits = true;           ///< whether its fence is to be joined first
 
     explicit operator bool() const { return range != none; }  ///< True when there is room.
   };
 
-  /// Finds room for `bytes`; `joined(fence)` says whether the asking lane need not wait for it. The
-  /// answer holds until the book changes.
+  /// Finds room for `bytes`; `joined(fence)` is true where the asking lane need not wait for a
+  /// fence. The answer holds until the book changes.
   template <class Joined>
   [[nodiscard, gnu::always_inline]] place find(std::size_t bytes, const Joined& joined,
                                                bool may_wait) {
     return find_aligned(aligned(bytes), joined, may_wait);
   }
 
-  /// The same where room matters more than a wait: once less than eight of the largest blocks so
-  /// far would stay free, in the run of free neighbours that is filled best, whatever their fences.
-  /// Linear in the number of ranges; with more than 1024 of them as `find`.
+  /// Like `find`, where room matters more than a wait. Once less than eight of the largest blocks
+  /// so far would stay free, the place is in the run of free neighbours that is filled best,
+  /// whatever their fences. Linear in the number of ranges; with more than 1024 ranges like `find`.
   template <class Joined>
   [[nodiscard]] place find_snug(std::size_t bytes, const Joined& joined) {
     const auto need = aligned(bytes);
     return gathered(search_snug(need, joined), need, joined);
   }
 
-  /// As `find`, but while one free run alone has room for the largest block so far, that room is
+  /// Like `find`, but while one free run alone has room for the largest block so far, that run is
   /// left as long as there is another way: memory that need not be waited for, then the range that
   /// `find` would wait for, then the run that is filled best, whatever its fences. So a few blocks
   /// that stay for long do not leave memory in pieces. Linear in the number of ranges where memory
-  /// is short; with more than 1024 of them as `find`.
+  /// is short; with more than 1024 ranges like `find`.
   template <class Joined>
   [[nodiscard]] place find_sparing(std::size_t bytes, const Joined& joined) {
     const auto need = aligned(bytes);
     return gathered(search_sparing(need, joined), need, joined);
   }
 
-  /// Takes what `find` found for as many bytes. Written in place: a block that is copied right
-  /// after it was made costs more than the search.
+  /// Takes the place that `find` found for as many bytes. The block is written in place, because a
+  /// block that is copied right after it was made costs more than the search.
   [[gnu::always_inline]] void take(const place& found, std::size_t bytes, block& into,
                                    fence& ready) {
     take_aligned(found, aligned(bytes), into, ready);
   }
 
-  /// `find` and `take` in one; an empty grant when there is no room.
+  /// Does `find` and `take` in one call; returns an empty grant when there is no room.
   template <class Joined>
   [[nodiscard]] grant acquire(std::size_t bytes, const Joined& joined, bool may_wait) {
     grant result;
@@ -93,8 +93,9 @@ class ranges : detail::range_survey {
     return result;
   }
 
-  /// The same in place; `need` is a multiple of `block_alignment`. The request waits only where
-  /// `in_flight` bytes stay free beside it. False, and nothing written, when there is no room.
+  /// Like `acquire`, in place; `need` is a multiple of `block_alignment`. The request waits only
+  /// where `in_flight` bytes stay free beside it. Returns false, and writes nothing, when there is
+  /// no room.
   template <class Joined>
   [[nodiscard, gnu::always_inline]] bool take_any(std::size_t need, const Joined& joined,
                                                   std::size_t in_flight, block& into,
@@ -105,8 +106,9 @@ class ranges : detail::range_survey {
     return static_cast<bool>(found);
   }
 
-  /// Takes the `bytes` that begin at `from`, if all of them are free; else false, and nothing is
-  /// changed. From the first call on the ranges are also kept in the order of their addresses.
+  /// Takes the `bytes` that begin at `from`, if all of them are free; else returns false, and
+  /// changes nothing. From the first call on the ranges are also kept in the order of their
+  /// addresses.
   template <class Joined>
   [[nodiscard]] bool take_at(const void* from, std::size_t bytes, const Joined& joined, block& into,
                              fence& ready) {
@@ -114,16 +116,28 @@ class ranges : detail::range_survey {
     const auto* const begin = static_cast<const std::byte*>(from);
     if (!indexed_) index_by_address();
     make_room(2);
-    const auto parts = run_at(begin, need);
+    auto parts = run_at(begin, need);
     if (parts.first == none) return false;
-    merge(parts);
-    auto index = parts.first;
-    unlink(index);
-    if (nodes_[index].base != begin) {
-      index = cut(index, static_cast<std::size_t>(begin - nodes_[index].base));
-      put(nodes_[index].left);
+    // The ends are cut off before the rest is merged: they keep their own fences, and whoever takes
+    // them waits for nothing else.
+    if (nodes_[parts.first].base != begin) {
+      const auto at = static_cast<std::size_t>(begin - nodes_[parts.first].base);
+      parts.first = cut_free(parts.first, at);
     }
-    if (nodes_[index].bytes != need) put(cut(index, need));
+    parts.ready = fence{};
+    auto last = parts.first;
+    for (parts.bytes = 0;; last = nodes_[last].right) {
+      parts.bytes += nodes_[last].bytes;
+      parts.ready.add(nodes_[last].ready);
+      if (parts.bytes >= need) break;
+    }
+    if (parts.bytes > need) {
+      cut_free(last, nodes_[last].bytes - (parts.bytes - need));
+      parts.bytes = need;
+    }
+    merge(parts);
+    const auto index = parts.first;
+    unlink(index);
     auto& taken = nodes_[index];
     taken.used = true;
     used_bytes_ += need;
@@ -133,7 +147,7 @@ class ranges : detail::range_survey {
     return true;
   }
 
-  /// The range is free behind `after`: a fence, or a ticket.
+  /// Releases a range, which is free behind `after`: a fence, or a ticket.
   template <class After = fence>  // or a ticket
   void release(std::uint32_t index, const After& after) {
     auto& freed = nodes_[index];
@@ -143,8 +157,8 @@ class ranges : detail::range_survey {
     put(index);
   }
 
-  /// Puts each region together again while no part of any is in use. The whole carries the fences
-  /// of all its parts.
+  /// Merges each region into one range, if no part of any region is in use. The range carries the
+  /// fences of all its parts.
   void join_if_unused() noexcept {
     if (used_bytes_ > 0) return;
     for (const auto first : first_of_region_) {
@@ -175,8 +189,8 @@ class ranges : detail::range_survey {
   }
 
  private:
-  static constexpr std::size_t scan_limit = 8;  // of one bin, whose front is its oldest
-  static constexpr std::size_t most_snug = 8;   // of the largest blocks
+  static constexpr std::size_t scan_limit = 8;  // ranges of one bin, the oldest first
+  static constexpr std::size_t most_snug = 8;   // number of largest blocks
   static constexpr std::size_t most_searched = 1024;
   static constexpr std::size_t no_limit = std::numeric_limits<std::size_t>::max();
 
@@ -237,8 +251,8 @@ class ranges : detail::range_survey {
     return place_in(part_of(seen.longest.first, need), joined);
   }
 
-  // While free ranges are many, one that is to be cut up is put together with neighbours that need
-  // no wait.
+  // While free ranges are many, merges a range that is to be cut up with neighbours that need no
+  // wait.
   template <class Joined>
   [[gnu::always_inline]] place gathered(place found, std::size_t need, const Joined& joined) {
     if (found && is_crowded() && nodes_[found.range].bytes != need)
@@ -278,12 +292,12 @@ class ranges : detail::range_survey {
     into.data = taken.base;
     into.bytes = need;
     into.index = index;
-    // What the lane has joined already it need not look at again.
+    // A fence that the lane has joined already need not be looked at again.
     if (found.waits) ready = taken.ready;
   }
 
-  // A range that needs no wait, of the smallest class that has one. Else the oldest of the
-  // request's own class, which need not be cut up, and only then the oldest of all.
+  // Finds a range that needs no wait, of the smallest class that has one. Else it is the oldest of
+  // the request's own class, which need not be cut up, and only then the oldest of all.
   template <class Joined>
   [[gnu::always_inline]] std::uint32_t pick(std::size_t need, const Joined& joined, bool may_wait,
                                             bool& waits) const {
@@ -308,12 +322,12 @@ class ranges : detail::range_survey {
     return alike != none ? alike : best;
   }
 
-  // More are free than those in use keep apart.
+  // True where more ranges are free than ranges in use keep apart.
   [[nodiscard]] bool is_crowded() const {
     return 2 * free_count_ > nodes_.size() - spare_.size() + most_loose_;
   }
 
-  // So much is free, or in so many pieces, that looking for the best of them is not worth it.
+  // True where so much is free, or in so many pieces, that a search for the best is not worth it.
   [[nodiscard]] bool is_ample(std::size_t need) const {
     return (free_bytes_ >= need && free_bytes_ - need >= most_snug * largest_) ||
            nodes_.size() - spare_.size() > most_searched;
@@ -325,8 +339,8 @@ class ranges : detail::range_survey {
     return {part.first, !joined(nodes_[part.first].ready)};
   }
 
-  // As much of the run of `first` as a request needs, at the end that it will come from: the rest
-  // keeps its own fences.
+  // The part of the run of `first` that a request needs, at the end that the request comes from, so
+  // that the rest keeps its own fences.
   [[nodiscard]] free_run part_of(std::uint32_t first, std::size_t need) const {
     const bool small = is_small(need);
     auto last = first;
@@ -341,7 +355,8 @@ class ranges : detail::range_survey {
     return part;
   }
 
-  // The longest run once `need` bytes of a free range are taken from the end that they come from.
+  // The longest run left once `need` bytes of the free range `taken` are taken from their end of
+  // it.
   [[nodiscard]] std::size_t longest_without(std::uint32_t taken, std::size_t need,
                                             const runs_seen& seen) const {
     std::size_t before = 0;
@@ -361,7 +376,7 @@ class ranges : detail::range_survey {
   // that alternate do not end up between each other.
   [[nodiscard]] bool is_small(std::size_t need) const { return need < largest_ / 4 * 3; }
 
-  // Returns the part that is asked for.
+  // Cuts a range in two; returns the part of `need` bytes.
   std::uint32_t split(std::uint32_t index, std::size_t need) {
     largest_ = std::max(largest_, need);
     const bool small = is_small(need);
@@ -371,7 +386,7 @@ class ranges : detail::range_survey {
   }
 
   std::size_t most_loose_;
-  std::size_t largest_ = 0;  // request so far
+  std::size_t largest_ = 0;  // largest request so far
   std::size_t used_bytes_ = 0;
 };
 

@@ -46,7 +46,7 @@ class slots final : public block_source {
 
   [[nodiscard]] bool take(std::size_t bytes, lane_id /*waiter*/, block& into,
                           fence& ready) override {
-    auto own = rings_.size();  // the ring that it comes from while that has a slot
+    auto own = rings_.size();  // the ring of the smallest slots that fit
     for (std::size_t r = 0; r < rings_.size(); ++r) {
       auto& ring = rings_[r];
       if (ring.bytes < bytes) continue;
@@ -62,14 +62,15 @@ class slots final : public block_source {
     }
     return false;
   }
-  /// Takes a slot back, which is free behind `after`.
+  /// Releases a slot, which is free behind `after`.
   void release(const block& done, const fence& after) noexcept override {
     auto& ring = rings_[done.index >> ring_shift];
     free_slot freed;
     freed.number = done.index & ((std::uint32_t{1} << ring_shift) - 1);
     freed.ready = after;
     --rings_[ring.tenants[freed.number]].wanted;
-    // Slots are released almost in the order of their fences; one that is older moves forward.
+    // Slots are released almost in the order of their fences; a slot with an older fence moves
+    // forward.
     auto at = ring.tail++;
     for (; at > ring.head && ring.entry(at - 1).ready.order() > after.order(); --at) {
       ring.entry(at) = ring.entry(at - 1);
@@ -91,7 +92,7 @@ class slots final : public block_source {
   [[nodiscard]] std::uint64_t allocations() const override { return rings_.size(); }
 
   /// Rings, smallest slots first, in which every request so far would have found a slot of its own
-  /// size. A request that does not leaves larger ones short.
+  /// size. A request that takes a larger slot leaves the larger ones short.
   [[nodiscard]] std::vector<slot_ring> wanted() const {
     std::vector<slot_ring> result;
     for (const auto& ring : rings_) {
@@ -117,8 +118,8 @@ class slots final : public block_source {
     std::vector<free_slot> free;  // a queue: [head, tail) modulo its size
     std::size_t head = 0;
     std::size_t tail = 0;
-    std::vector<std::uint8_t> tenants;  // of each slot the ring whose size they have
-    std::size_t wanted = 0;             // by requests that have a slot, of whatever ring
+    std::vector<std::uint8_t> tenants;  // for each slot, the ring that its request fits best
+    std::size_t wanted = 0;             // requests of this ring's size that have a slot of any ring
     std::size_t most_wanted = 0;
 
     free_slot& entry(std::size_t at) { return free[at % free.size()]; }
@@ -150,7 +151,7 @@ class slots final : public block_source {
   void add(const slot_ring& shape) {
     const auto bytes = aligned(shape.bytes);
     rings_.reserve(rings_.size() + 1);
-    // Rounded up, the slots may together pass what 64 bits hold.
+    // The bytes of all slots, rounded up, may not fit 64 bits.
     constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
     const bool fits = shape.bytes <= most / shape.count - block_alignment;
     const auto total = fits ? bytes * shape.count : most;
@@ -162,7 +163,8 @@ class slots final : public block_source {
                               " are free); declare fewer or smaller slots",
                           total, pages_->free_bytes());
     }
-    // The device is asked first: it refuses what the host had better not make a list for.
+    // The device is asked first, because it refuses rings whose lists would be too long for the
+    // host.
     rings_.push_back({bytes, base, {}, 0, shape.count, {}});
     auto& free = rings_.back().free;
     free.resize(shape.count);

@@ -1,4 +1,4 @@
-// The device budget where memory is borrowed: an allocator that is not ours cannot be held to one.
+// The device budget where memory is borrowed: an allocator of others cannot be held to it.
 #pragma once
 
 #include <algorithm>
@@ -11,26 +11,26 @@
 
 namespace tidepool::inline v0_2_0::detail {
 
-// What could wait must not pass it, and what is needed now may, once `exceed` has said so. `keep`
-// takes that back.
+// A request that could wait must not pass the budget. A request that is needed now may, once
+// `exceed` has said so; `keep` takes that back.
 class soft_budget {
  public:
-  // 0 bytes: none.
+  // 0 bytes: no budget.
   explicit soft_budget(std::size_t bytes) : bytes_(bytes) {}
 
   [[nodiscard]] bool limits() const { return bytes_ > 0; }
   void keep() { exceeds_ = over_ = false; }
-  // Whether the latest request was refused by it, and the next one will not be.
+  // Lets later requests pass the budget where it refused the latest one; returns true then.
   [[nodiscard]] bool exceed() {
     if (!std::exchange(over_, false) || exceeds_) return false;
     ++exceeded_;
     return exceeds_ = true;
   }
-  // Whether it was the budget that the latest request did not fit.
+  // True where the budget refused the latest request.
   [[nodiscard]] bool refused() const { return over_; }
   [[nodiscard]] std::uint64_t exceeded() const { return exceeded_; }
 
-  // Gives back what waits and would not fit beside `live` bytes and `bytes` more.
+  // Gives back waiting memory that would not fit beside `live` bytes and `bytes` more.
   void make_room(borrowed_memory& borrowed, std::size_t bytes, std::size_t live) const {
     const auto left = left_beside(live + bytes);
     if (borrowed.waiting() > left) borrowed.give_back(left);
@@ -50,8 +50,8 @@ class soft_budget {
   }
 
   std::size_t bytes_;
-  bool over_ = false;     // it was what the latest request did not fit
-  bool exceeds_ = false;  // requests may pass it
+  bool over_ = false;     // the latest request did not fit the budget
+  bool exceeds_ = false;  // requests may pass the budget
   std::uint64_t exceeded_ = 0;
 };
 

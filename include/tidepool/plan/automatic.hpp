@@ -12,7 +12,6 @@
 #include "tidepool/core/text.hpp"
 #include "tidepool/options.hpp"
 #include "tidepool/plan/check.hpp"
-#include "tidepool/plan/constants.hpp"
 #include "tidepool/plan/detail/chooser.hpp"
 #include "tidepool/plan/planner.hpp"
 
@@ -31,15 +30,13 @@ namespace detail {
 }  // namespace detail
 
 /// A plan for the device budget of `opts` (none: whatever keeping all takes) that the engine has
-/// been seen to run, on the virtual device. Where plans that only keep and offload cost time, those
-/// that recompute are tried as well, if `recompute_by_plan` and the profile's times allow any.
-/// Where shapes vary from step to step, as with routed experts, a tenth of the budget and twice the
-/// largest tensor are left free. The planner does not know that memory may be in pieces; where the
-/// engine then refuses, or waits, plans for less of the budget are tried, those first that treat
-/// all microbatches alike, and then those of Megatron's rule. The best is refined with the engine
-/// as judge, and then one that moves less is looked for: also those for a little less of the
-/// budget, since copies on their way take some. Of plans that take as long, to a thousandth, the
-/// best by `cost_us` is taken: the time, and what copies cost the kernels beside them.
+/// been seen to run, on the virtual device. Plans recompute as well, if `recompute_by_plan` and the
+/// profile's times allow any. Where shapes vary from step to step, as with routed experts, a tenth
+/// of the budget and twice the largest tensor are left free. The planner does not know that memory
+/// may be in pieces. Where the engine then refuses, or waits, plans for less of the budget are
+/// tried, once with all microbatches treated alike and once without that rule. Short walks from the
+/// best follow, with the engine as judge. Of plans that take as long, to a thousandth, the best by
+/// `cost_us` is taken: the time, and what copies cost the kernels beside them.
 ///
 /// Where none is found, `expected.runs` is false and `device_budget` that of `opts`; where none
 /// fits it, `step_us` is infinite and `expected.peak` the least for which the planner finds one.

@@ -11,9 +11,8 @@ namespace tidepool::inline v0_2_0::plan {
 inline constexpr double contention_us_per_byte = 17e3 / 28e9;
 
 /// Where no measurement stands beside a number, there is none. Not here: rounding (1e-6, 1e-9);
-/// what describes a model or a machine, with its source; the slack of places
-/// (`plan/placement.hpp`); how a link is measured (`device/link.hpp`); and in the search the part
-/// of Belady's rule, steps of an eighth, and the fractions of Megatron's rule that are tried.
+/// what describes a model or a machine, with its source; how a link is measured
+/// (`device/link.hpp`); and the dice of the search (`plan/detail/walk.hpp`).
 namespace constants {
 
 // --- how much is as good as nothing
@@ -25,42 +24,36 @@ inline constexpr double as_long = 1.001;
 /// by 1 %, both ways.
 inline constexpr double link_limits = 1.02;
 
-// --- how long is looked, in events that are simulated, about 10 ns each, or forecast, some 100
+// --- the walk, in events that are simulated, about 10 ns each
 
 /// Of a search while one waits: 2.5 ms.
 inline constexpr std::size_t work = 250'000;
-/// Beside them, so that a long step has its starts: whole steps.
-inline constexpr std::size_t whole_steps = 75;
-/// Of a search for `automatic`, asked for once in a training: 40 ms.
-inline constexpr std::size_t work_of_a_share = 4'000'000;
-/// All subsets of so many groups are 4096 steps, less than a climb.
-inline constexpr std::size_t few_groups = 12;
+/// The walk in one share of the budget, for `automatic`: 20 ms.
+inline constexpr std::size_t work_of_a_share = 2'000'000;
+/// Copies of the largest group that a step may take longer at first. Chosen.
+inline constexpr double heat = 0.2;
 /// Places at which a list is cut in two, so that all sets together stay linear in the groups.
 inline constexpr std::size_t cuts = 16;
-/// Largest groups set aside for copies on their way, at most. Chosen.
-inline constexpr std::size_t most_spare = 4;
-/// Reloads ahead to be tried, in groups: a few, one, and as far as memory goes.
-inline constexpr std::size_t reloads_ahead[] = {4, 1, 64};
-/// Shares of a budget, finer where most plans are refused, by memory in pieces.
-inline constexpr double budget_shares[] = {1.0,  0.98, 0.96, 0.94, 0.92, 0.9, 0.87,
-                                           0.84, 0.8,  0.75, 0.7,  0.6,  0.5};
-/// Percent of the budget down to which moving less is tried: copies on their way take 1 to 4 %.
-inline constexpr int least_percent = 80;
+/// Reloads ahead to be tried, in groups: few, and as far as memory goes.
+inline constexpr std::size_t reloads_ahead[] = {1, 2, 3, 4, 6, 8, 16, 64};
 
-/// Of all that `automatic` has the engine run: a second or two. Each stage takes at most half of
-/// what is left.
+// --- the plans that the engine runs
+
+/// Each share of the budget is so much of the one before it, down to the least.
+inline constexpr double next_share = 0.97;
+/// See `next_share`.
+inline constexpr double least_share = 0.45;
+/// Walks from the best plan so far, each judged by the engine; so many steps long at most, in a
+/// budget that is smaller by up to this part.
+inline constexpr std::size_t short_walks = 120;
+/// See `short_walks`.
+inline constexpr std::size_t longest_short_walk = 40;
+/// See `short_walks`.
+inline constexpr double most_spared = 0.12;
+/// A plan that is worse by this part is gone on from at first.
+inline constexpr double most_worse = 0.003;
+/// Events of all forecasts, some 1.5 us each: about a second.
 inline constexpr std::size_t forecast_events = 1'000'000;
-/// Of them, for plans that move less, each with a search.
-inline constexpr std::size_t moving_less_events = 100'000;
-/// Simulated, for changed plans: two tenths of a second.
-inline constexpr std::size_t judged_events = 20'000'000;
-
-// --- moving less (threshold accepting)
-
-/// Of what moving the largest group costs, so much worse may a plan be at first.
-inline constexpr double widest = 0.5;
-/// Copies' times after its commit at which a group may go. Chosen.
-inline constexpr double settled_times[] = {0, 1, 2, 3, 4, 6, 8, 12, 16};
 
 // --- steps that differ
 
@@ -82,10 +75,13 @@ inline constexpr int forecast_steps = 6;
 
 /// Lifetimes beyond which places are not looked for: pairs grow with the square.
 inline constexpr std::size_t most_lifetimes = 2'500;
-/// Pairs compared in one order, and in all; then what was found is good enough.
-inline constexpr std::size_t most_of_a_try = 3'000'000;
-/// See `most_of_a_try`.
-inline constexpr std::size_t most_compared = 12'000'000;
+/// Shares of the budget in which a step is simulated for its lifetimes, until they fit all of it.
+inline constexpr double place_shares[] = {1.0,  0.985, 0.97, 0.955, 0.94, 0.925, 0.91,
+                                          0.89, 0.87,  0.85, 0.82,  0.79, 0.76};
+/// How early reloads have their memory, as a part of the time by which they can be late.
+inline constexpr double reloads_early[] = {1, 0};
+/// Pairs compared in one order; several orders gain more than long attempts with one.
+inline constexpr std::size_t most_of_a_try = 300'000;
 
 // --- the bound
 
@@ -106,11 +102,6 @@ inline constexpr double price_step = 0.2;
 inline constexpr std::size_t price_work = 2'000'000;
 /// Sums of sizes to be looked at, for what is away whole.
 inline constexpr double whole_sums = 256;
-
-// --- machines
-
-/// What is measured beside other GPUs above what one alone gets, until it is taken for a mistake.
-inline constexpr double most_gain = 1.25;
 
 }  // namespace constants
 

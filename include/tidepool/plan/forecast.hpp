@@ -11,6 +11,7 @@
 
 #include "tidepool/device/virtual.hpp"
 #include "tidepool/engine/engine.hpp"
+#include "tidepool/observe/tracing.hpp"
 #include "tidepool/plan/constants.hpp"
 #include "tidepool/plan/detail/rehearsal.hpp"
 #include "tidepool/plan/placement.hpp"
@@ -93,10 +94,10 @@ inline void warm_up(std::optional<rehearsal>& stage, const profile& step, const 
     }
     if (picture) {
       const auto origin = stage.stream();
-      stage.engine().start_trace("forecast", &origin);
+      tidepool::detail::begin_trace(stage.engine(), "forecast", &origin);
       stage.run();
     }
-    if (picture) result.picture = stage.engine().finish_trace();
+    if (picture) result.picture = tidepool::detail::end_trace(stage.engine());
     const auto counted = stage.engine().counters();
     result.expected.peak = counted.live_peak;
     if (counted.budget_exceeded > exceeded) {
@@ -115,7 +116,8 @@ inline void warm_up(std::optional<rehearsal>& stage, const profile& step, const 
   return result;
 }
 
-// With places, and where copies may wait for them without as well: whichever takes less.
+// With places; and without as well, where copies may wait for them, or the step takes longer than
+// the simulator thought: whichever takes less.
 struct rehearsed_places {
   forecast_result seen;
   placement where;
@@ -125,7 +127,9 @@ struct rehearsed_places {
                                                           bool picture) {
   rehearsed_places placed{rehearsed(step, opts, what, found.where, picture),
                           std::move(found.where)};
-  if (!found.waits) return placed;
+  const auto& seen = placed.seen.expected;
+  const bool as_thought = seen.runs && seen.step_us <= 1.01 * found.step_us;
+  if (placed.where.empty() || (as_thought && !found.waits)) return placed;
   auto anywhere = rehearsed(step, opts, what, {}, picture);
   const auto key = [](const forecast_result& each) {
     return std::pair(!each.expected.runs, each.expected.step_us);
@@ -155,12 +159,12 @@ struct rehearsed_places {
       .seen;
 }
 
-/// The places of `place_ahead`; where a copy may wait for memory by them, only if the step then
-/// takes no longer than with whatever is free. Takes at most as long as two forecasts.
+/// The places of `place_ahead`, unless the step takes longer by them than with whatever is free.
+/// Takes at most as long as two forecasts.
 [[nodiscard]] inline placement best_places(const profile& step, const actions& what,
                                            const options& opts) {
   auto found = detail::find_places(step, what, opts);
-  if (!found.waits) return std::move(found.where);
+  if (found.where.empty()) return {};
   return detail::rehearsed_in_places(step, opts, what, std::move(found), false).where;
 }
 

@@ -24,12 +24,10 @@ struct goal {
   std::size_t peer_budget = 0;    ///< bytes of a neighbour's memory; 0: nothing goes there
   /// Reloads ahead of use that may be chosen; empty: the planner's own few.
   std::vector<std::size_t> reload_ahead{};
-  /// Events that the search may simulate, about 10 ns each, beside 75 whole steps.
+  /// Events that the search may simulate, about 10 ns each, beside those that a search begins with.
   std::size_t work = constants::work;
   /// Steps that it may simulate at most, whatever `work` allows.
   std::optional<std::size_t> effort{};
-  /// Of the step's time, what moving fewer bytes may cost: 0.01 is one percent.
-  double tolerance = constants::as_long - 1;
   /// Groups of one layer and module go the same way in all microbatches. Such a plan is slower by
   /// the simulator, but memory is then asked for alike time and again, and falls into fewer pieces.
   bool alike = false;

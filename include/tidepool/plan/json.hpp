@@ -21,17 +21,14 @@
 /// Reading throws `file_error`, writing `profile_error` where the data contradict themselves.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <string>
 #include <string_view>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "tidepool/plan/check.hpp"
 #include "tidepool/plan/detail/json_file.hpp"
-#include "tidepool/plan/detail/json_members.hpp"
 #include "tidepool/plan/detail/json_structs.hpp"
 #include "tidepool/plan/detail/json_text.hpp"
 #include "tidepool/plan/detail/profile_check.hpp"
@@ -83,29 +80,6 @@ inline void read_actions(json_reader& reader, actions& what) {
       reader.only(group, of_group);
       reader.read(reader.member(group, "action"), row.emplace_back());
     }
-  }
-}
-
-// `see(name, value)` for all members, and for those of members.
-void each_value(const auto& of, const std::string& before, const auto& see) {
-  each_member(of, [&]<class Member>(std::string_view key, const Member& member, const auto&...) {
-    const auto name = before + std::string(key);
-    if constexpr (has_members<const Member>) {
-      each_value(member, name + ".", see);
-    } else {
-      see(name, member);
-    }
-  });
-}
-
-template <class T>
-[[nodiscard]] std::string plain_text(const T& value) {
-  if constexpr (std::is_enum_v<T>) {
-    return std::string(name_of(value));
-  } else if constexpr (std::is_floating_point_v<T>) {
-    return number_text(value + 0.0);  // the two zeros are equal
-  } else {
-    return json(value).dump();
   }
 }
 
@@ -166,40 +140,6 @@ inline void save(const profile& step, const std::string& path) {
 /// The same for a plan and the profile that it was made for.
 inline void save(const step_plan& chosen, const profile& step, const std::string& path) {
   detail::write_file({"plan", path}, to_json(chosen, step));
-}
-
-/// What changed from one plan to another, a line each; none where they are equal.
-[[nodiscard]] inline std::vector<std::string> differences(const step_plan& a, const step_plan& b) {
-  std::vector<std::string> lines;
-  const auto changed = [&](const std::string& what, const std::string& before,
-                           const std::string& after) {
-    if (before != after) lines.push_back(what + ": " + before + " -> " + after);
-  };
-  changed("chunks", std::to_string(a.what.size()), std::to_string(b.what.size()));
-  for (std::size_t c = 0; c < std::min(a.what.size(), b.what.size()); ++c) {
-    const auto chunk = "chunk " + std::to_string(c);
-    const auto& before = a.what[c];
-    const auto& after = b.what[c];
-    changed(chunk + ", groups", std::to_string(before.size()), std::to_string(after.size()));
-    const auto shared = std::min(before.size(), after.size());
-    for (std::size_t g = 0; g < shared; ++g) {
-      // Neighbours that change alike make one line.
-      const auto first = g;
-      while (g + 1 < shared && before[g + 1] == before[first] && after[g + 1] == after[first]) ++g;
-      changed(first == g ? chunk + ", group " + std::to_string(g)
-                         : chunk + ", groups " + std::to_string(first) + " to " + std::to_string(g),
-              detail::plain_text(before[first]), detail::plain_text(after[first]));
-    }
-  }
-  std::vector<std::string> then;
-  detail::each_value(a, {}, [&](const std::string&, const auto& value) {
-    then.push_back(detail::plain_text(value));
-  });
-  auto before = then.begin();
-  detail::each_value(b, {}, [&](const std::string& name, const auto& value) {
-    changed(name, *before++, detail::plain_text(value));
-  });
-  return lines;
 }
 
 }  // namespace tidepool::plan

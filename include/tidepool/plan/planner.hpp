@@ -10,8 +10,9 @@
 
 #include "tidepool/plan/bound.hpp"
 #include "tidepool/plan/constants.hpp"
-#include "tidepool/plan/detail/search.hpp"
+#include "tidepool/plan/detail/walk.hpp"
 #include "tidepool/plan/goal.hpp"
+#include "tidepool/plan/placement.hpp"
 #include "tidepool/plan/simulator.hpp"
 #include "tidepool/plan/step_plan.hpp"
 
@@ -19,18 +20,13 @@ namespace tidepool::inline v0_2_0::plan {
 
 /// Plans one profile under many goals.
 ///
-/// Nothing leaves when everything fits. Otherwise, with the simulator as judge:
-///
-/// - seeds: for each group that must leave, the one that comes back last (Belady's rule; optimal
-///   when copies cost nothing), with more and more of the budget set aside for copies on their way;
-///   with these, as many of the groups as do best recomputed, cheapest by the byte first;
-/// - local search from the best seeds: classes of groups (same layer and module) and ranges of
-///   layers, then chunks of a class and single groups; all subsets where there are few groups;
-/// - what leaves and comes back soonest stays, as far as the step takes hardly longer
-///   (`goal::tolerance`): each copy takes bandwidth that kernels and other GPUs of the host need.
-///
-/// That stops at the first plan without stalls. `moving_less` then exchanges groups for others, to
-/// move less.
+/// Nothing leaves when everything fits. Otherwise the search begins with Belady's rule (for each
+/// group that must leave, the one that comes back last; optimal when copies cost nothing), with
+/// more and more of the budget set aside for copies on their way, and with more and more groups
+/// recomputed. From the best of these it goes on at random: classes of groups (same layer and
+/// module), ranges of layers, chunks of a class and single groups go another way, and a step that
+/// takes a little longer is gone on from as well. The simulator judges each by `cost_us`: its time,
+/// and what the bytes that it moves cost.
 ///
 /// Work is limited (`goal::work`, and `goal::effort` where less will do), so that time is linear in
 /// the number of events: some milliseconds for a thousand groups.
@@ -40,7 +36,7 @@ class planner {
  public:
   /// A planner for this step, of which it keeps what it needs.
   explicit planner(const profile& step)
-      : links_{step.link, step.peer_link, step.peer_shares_link, 0}, sim_(step) {
+      : step_(&step), links_{step.link, step.peer_link, step.peer_shares_link, 0}, sim_(step) {
     const auto count = sim_.map().groups.size();
     keep_all_.assign(count, action::keep);
     // Who has no memory of its own goes on leaving as it did: that of views is not known, and what
@@ -81,12 +77,12 @@ class planner {
     }
     const auto by_link =
         link_bound(sim_.map(), links(wanted.peer_budget), wanted.device_budget, wanted.recompute);
-    const auto found = detail::search(sim_, keep_all_, wanted, by_link).fastest();
+    auto search = walk_for(wanted);
+    const auto found = search.go(search.start(wanted.device_budget, wanted.alike), wanted.work,
+                                 constants::heat, wanted.alike);
     // What the link alone takes is the bound of a plan that takes no longer.
     const bool at_link = found.result.runs && found.result.step_us <= by_link * (1 + 1e-6);
-    result.bound_us = at_link ? by_link
-                              : lower_bound(sim_.map(), links(wanted.peer_budget),
-                                            wanted.device_budget, wanted.recompute);
+    result.bound_us = at_link ? by_link : bound_us(wanted);
     result.what = sim_.map().unfold(as_it_went(found.what, found.limits));
     result.reload_ahead = found.limits.reload_ahead;
     result.reload_ahead_bytes = found.limits.reload_ahead_bytes;
@@ -96,24 +92,16 @@ class planner {
     return result;
   }
 
-  /// The best plan by `cost_us` found for the reloads ahead of `from`, no worse than its actions in
-  /// the budget of `wanted`, among those that take at most `most_us`, if there are any. Looked for
-  /// at random, `goal::work` long.
-  [[nodiscard]] step_plan moving_less(const step_plan& from, const goal& wanted, double most_us) {
-    auto result = from;
-    result.device_budget = wanted.device_budget;
-    auto begin = sim_.map().fold(from.what);
-    for (std::size_t i = 0; i < begin.size(); ++i) {
-      if (sim_.map().groups[i].bytes == 0) begin[i] = keep_all_[i];
-    }
-    const run_limits limits{wanted.device_budget, from.reload_ahead, from.reload_ahead_bytes,
-                            from.peer_budget};
-    const auto found =
-        detail::search(sim_, keep_all_, wanted, 0).moving_less(begin, limits, most_us);
-    result.what = sim_.map().unfold(as_it_went(found.what, limits));
-    result.expected = found.result;
-    result.limited_by = limit_of(result);
-    return result;
+  /// The search that plans are found by, in this planner's simulator.
+  [[nodiscard]] detail::walk walk_for(const goal& wanted) { return {sim_, keep_all_, wanted}; }
+
+  /// The action of each group where everything stays.
+  [[nodiscard]] const std::vector<action>& keep_all() const { return keep_all_; }
+
+  /// Places for the memory of a step that does `what`; see `detail::find_places`.
+  [[nodiscard]] detail::found_places places(const std::vector<action>& what,
+                                            const run_limits& limits, double most_us) {
+    return detail::find_places(sim_, *step_, what, limits, most_us);
   }
 
   /// The smallest budget, to within a group or 1 %, at which a step takes at most `1 + slowdown`
@@ -135,6 +123,23 @@ class planner {
       }
     }
     return found;
+  }
+
+  /// No plan takes less.
+  [[nodiscard]] double bound_us(const goal& wanted) const {
+    if (in_core_.peak <= wanted.device_budget) return in_core_.step_us;
+    return lower_bound(sim_.map(), links(wanted.peer_budget), wanted.device_budget,
+                       wanted.recompute);
+  }
+
+  /// Actions in which what finds no room in the neighbour's memory goes to the host.
+  [[nodiscard]] std::vector<action> as_it_went(std::vector<action> what, const run_limits& limits) {
+    if (limits.peer_budget == 0) return what;
+    static_cast<void>(sim_.run(what, limits));
+    for (std::uint32_t i = 0; i < what.size(); ++i) {
+      if (is_offload(what[i]) && !sim_.went_to_peer(i)) what[i] = action::offload;
+    }
+    return what;
   }
 
   /// What keeps a plan from being faster.
@@ -164,16 +169,7 @@ class planner {
     return result;
   }
 
-  // What found no room in the neighbour's memory is to go to the host.
-  [[nodiscard]] std::vector<action> as_it_went(std::vector<action> what, const run_limits& limits) {
-    if (limits.peer_budget == 0) return what;
-    static_cast<void>(sim_.run(what, limits));
-    for (std::uint32_t i = 0; i < what.size(); ++i) {
-      if (is_offload(what[i]) && !sim_.went_to_peer(i)) what[i] = action::offload;
-    }
-    return what;
-  }
-
+  const profile* step_;
   step_links links_;
   simulator sim_;
   outcome in_core_;

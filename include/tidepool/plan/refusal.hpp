@@ -25,7 +25,7 @@ class profile_error : public error {
 };
 
 /// A file of a profile, a plan or a machine that cannot be read or written; thrown by
-/// `plan/json.hpp` and `plan/machine_json.hpp`.
+/// `plan/json.hpp`.
 class file_error : public profile_error {
  public:
   using profile_error::profile_error;

@@ -8,6 +8,8 @@
 #include <limits>
 #include <vector>
 
+#include "tidepool/plan/detail/freed.hpp"
+#include "tidepool/plan/detail/lifetimes.hpp"
 #include "tidepool/plan/detail/links.hpp"
 #include "tidepool/plan/detail/reload_queue.hpp"
 #include "tidepool/plan/step_plan.hpp"
@@ -71,41 +73,29 @@ class simulator {
     return result_;
   }
 
+  /// The lifetimes of a step, and its time.
+  struct timed_lifetimes {
+    double step_us = 0;                 ///< infinite: it does not run
+    std::vector<detail::lifetime> all;  ///< of storages, in the order in which they end
+  };
+  /// The same, and from when to when each storage has memory.
+  [[nodiscard]] timed_lifetimes lifetimes(const std::vector<action>& what,
+                                          const run_limits& limits) {
+    detail::lifetime_log log;
+    log.start(map_, what);
+    log_ = &log;
+    const auto seen = run(what, limits);
+    log_ = nullptr;
+    if (!seen.runs) return {seen.step_us, {}};
+    return {seen.step_us, log.finish(now_)};
+  }
+
  private:
-  static constexpr std::uint32_t by_compute = none;  // freed by compute, not by an offload
-
-  // Device memory that is free after something.
-  struct piece {
-    std::size_t bytes = 0;
-    double time = 0;          // when that has ended
-    std::uint64_t order = 0;  // of calls
-    std::uint32_t offload = by_compute;
-    bool peer = false;  // to which it was
-  };
-  struct queue {
-    std::vector<piece> pieces;
-    std::size_t head = 0;
-
-    void clear() { pieces.clear(), head = 0; }
-    [[nodiscard]] bool empty() const { return head == pieces.size(); }
-    [[nodiscard]] piece& front() { return pieces[head]; }
-  };
-
-  // What a stream of reloads has waited for: offloads to each place, and compute.
-  struct knowledge {
-    std::array<std::uint32_t, 2> offloads{};
-    std::uint64_t compute = 0;
-
-    void note(bool peer, std::uint32_t offload) {
-      auto& latest = offloads[peer ? 1 : 0];
-      latest = std::max(latest, offload);
-    }
-    [[nodiscard]] bool has(bool peer, std::uint32_t offload) const {
-      return offload <= offloads[peer ? 1 : 0];
-    }
-  };
-
+  using piece = detail::freed_piece;
+  using queue = detail::freed_queue;
+  using knowledge = detail::joined_so_far;
   using place = detail::place;
+  static constexpr auto by_compute = detail::by_compute;
 
   void start(const std::vector<action>& what, const run_limits& limits) {
     what_ = &what;
@@ -144,7 +134,9 @@ class simulator {
   bool step(const detail::flat_event& each) {
     switch (each.kind) {
       case event_kind::allocate:
-        return allocate(map_.storages[each.what].bytes);
+        if (!allocate(map_.storages[each.what].bytes)) return false;
+        if (log_ != nullptr) log_->allocated(each.what, now_);
+        return true;
       case event_kind::commit:
         commit(each.what);
         return true;
@@ -159,11 +151,12 @@ class simulator {
           leave_peer(map_.storages[each.what].group, map_.storages[each.what].bytes);
           return true;
         }
+        if (log_ != nullptr) log_->released(each.what, now_);
         give(by_compute_, map_.storages[each.what].bytes, now_, by_compute);
         if (starved_) reload_ahead();
         return true;
       case event_kind::drop:
-        drop(map_.storages[each.what]);
+        drop(each.what);
         if (starved_) reload_ahead();
         return true;
       case event_kind::synchronise:
@@ -237,9 +230,15 @@ class simulator {
   void commit(std::uint32_t group) {
     const auto bytes = map_.groups[group].bytes;
     reloads_.where(group) = place::device;
-    if (of(group) == action::keep || bytes == 0) return;
+    if (of(group) == action::keep || bytes == 0) {
+      if (log_ != nullptr && of(group) != action::keep) log_->left(group, now_);
+      return;
+    }
     reloads_.where(group) = place::away;
-    if (of(group) == action::recompute) return give(by_compute_, bytes, now_, by_compute);
+    if (of(group) == action::recompute) {
+      if (log_ != nullptr) log_->left(group, now_);
+      return give(by_compute_, bytes, now_, by_compute);
+    }
     const bool peer = of(group) == action::offload_to_peer && bytes <= peer_free_;
     const auto end =
         link_to(peer).copy(detail::links::out, bytes, peer ? take_of_peer(bytes) : now_);
@@ -247,6 +246,7 @@ class simulator {
     done_[group] = end;
     offload_of_[group] = ++offloads_;
     result_.moved += bytes;
+    if (log_ != nullptr) log_->left(group, end);
     give(by_offload_, bytes - map_.groups[group].outliving, end, offloads_, peer);
   }
 
@@ -264,16 +264,19 @@ class simulator {
   }
 
   // Free since its copy ended, and nobody holds it any more.
-  void drop(const detail::flat_storage& store) {
+  void drop(std::uint32_t storage) {
+    const auto& store = map_.storages[storage];
     if (!is_offload(of(store.group))) return;
-    give(by_offload_, store.bytes, std::max(now_, done_[store.group]), offload_of_[store.group],
-         at_peer_[store.group]);
+    const auto free_us = std::max(now_, done_[store.group]);
+    if (log_ != nullptr) log_->dropped(storage, free_us);
+    give(by_offload_, store.bytes, free_us, offload_of_[store.group], at_peer_[store.group]);
   }
 
   bool restore(std::uint32_t group) {
     const auto& about = map_.groups[group];
     if (of(group) == action::recompute && about.bytes > 0) {
       if (!allocate(about.bytes)) return false;
+      if (log_ != nullptr) log_->recomputed(group, now_);
       now_ += about.recompute_us;
       result_.extra_us += about.recompute_us;
     } else if (is_offload(of(group)) && about.bytes > 0) {
@@ -281,6 +284,7 @@ class simulator {
         if (!evict()) return false;
       }
       wait(done_[group]);
+      if (log_ != nullptr) log_->restored(group, now_);
       leave_peer(group, about.bytes);
     }
     reloads_.restored(group);
@@ -327,7 +331,12 @@ class simulator {
       left -= part;
       if (from.bytes == 0) ++queue_of.head;
     }
-    done_[group] = link_to(peer).copy(detail::links::in, bytes, ready);
+    auto& link = link_to(peer);
+    const auto begin = link.begins(detail::links::in, ready);
+    done_[group] = link.copy(detail::links::in, bytes, ready);
+    if (log_ != nullptr) {
+      log_->reloaded(group, begin, done_[group], peer && !shares_link_ ? 1 : 0);
+    }
     reloads_.where(group) = place::arriving;
     return true;
   }
@@ -352,6 +361,7 @@ class simulator {
     const auto group = reloads_.evict();
     if (group == none) return false;
     starved_ = false;  // as in the engine
+    // Its lifetime goes on: it comes back once more, and has one place for both times.
     // No offload: nobody has to wait for one.
     give(by_offload_, map_.groups[group].bytes, done_[group], 0);
     return true;
@@ -364,8 +374,9 @@ class simulator {
   bool has_peer_;
   bool shares_link_;
   bool stream_ordered_;
-  bool starved_ = false;                // a reload ahead found no memory
-  std::array<detail::links, 2> links_;  // to the host, and to a neighbour
+  bool starved_ = false;                 // a reload ahead found no memory
+  std::array<detail::links, 2> links_;   // to the host, and to a neighbour
+  detail::lifetime_log* log_ = nullptr;  // null where nobody asks for lifetimes
   const std::vector<action>* what_ = nullptr;
   run_limits limits_;
   outcome result_;

@@ -1,4 +1,4 @@
-/// What an offloader over torch consists of, and everything that was saved through it shares.
+/// The core of an offloader over torch, shared by all that was saved through it.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@
 
 namespace tidepool::inline v0_2_0::detail {
 
-// A pass, as far as the end of its offloader concerns it.
+// The part of a pass that the end of its offloader calls.
 class torch_pass_end {
  public:
   virtual void offloader_ends() noexcept = 0;
@@ -28,15 +28,13 @@ class torch_pass_end {
   ~torch_pass_end() = default;
 };
 
-// Graphs may outlive the offloader: what they hold keeps this alive, without its `off`.
+// Graphs may outlive the offloader: their saved tensors keep this object alive, without its `off`.
 template <device Device>
 class torch_core final : public memory_lender {
  public:
   using stream_ref = typename Device::stream_ref;
 
-  torch_core(Device& dev, const options& opts, std::unique_ptr<plan_source> planner)
-      : streams(dev), dev_(&dev) {
-    parts with{.planner = std::move(planner)};
+  torch_core(Device& dev, const options& opts, parts with) : streams(dev), dev_(&dev) {
     if (opts.memory == memory_kind::pool) with.memory = torch_memory();
     off.emplace(dev, opts, std::move(with));
     for (const auto& each : off->counters().modules) names_.push_back(each.name);
@@ -45,7 +43,7 @@ class torch_core final : public memory_lender {
   }
   ~torch_core() { leave(); }
 
-  // The offloader goes; graphs that still hold what it saved find nothing there.
+  // Ends the offloader; graphs that still hold saved tensors find nothing there.
   void end() noexcept {
     leave();
     const std::lock_guard guard(lock);
@@ -63,14 +61,14 @@ class torch_core final : public memory_lender {
       const auto before = off->counters().borrowed_waiting;
       off->release_borrowed();
       return off->counters().borrowed_waiting < before;
-    } catch (...) {  // the allocator grows, then
+    } catch (...) {  // the allocator then grows
       return false;
     }
   }
 
-  // What was saved of a storage, as memory that torch has back once `stream` has joined every use;
-  // the storage is held, and watched, until then. Elements count as they were saved, the smallest
-  // of them.
+  // Adopts the saved part of a storage: torch gets the memory back once `stream` has joined every
+  // use; until then the storage is held, and watched. Elements count as they were saved, with the
+  // smallest size of them.
   [[nodiscard]] buffer<Device> adopt(torch_saved<Device>& from, stream_ref stream) {
     auto* const data = bytes_of(from.storage) + from.first;
     from.watch = std::make_shared<torch_watch>(from.storage);
@@ -96,7 +94,7 @@ class torch_core final : public memory_lender {
     }
   }
 
-  // A device that checks orders is told where a copy may read what others write by now.
+  // Tells a device that checks orders where a copy may read memory that others write by now.
   void look_after(torch_saved<Device>& saved, module_id module, int layer, int microbatch) {
     if (!saved.watch || saved.watch->taken() == saved.told) return;
     saved.told = true;

@@ -1,4 +1,4 @@
-/// Torch on a GPU: its current streams, its caching allocator, and a word before that grows.
+/// Torch on a GPU: its current streams, its caching allocator, and a call-back before that grows.
 #pragma once
 
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -23,33 +23,33 @@ struct torch_growth_callback final : c10::FreeMemoryCallback {
 
 }  // namespace detail
 
-/// The streams of one GPU as torch has them. Memory for reloads is of the stream that was torch's
-/// current one when this was made. Thread safety: that of torch.
+/// The streams of one GPU as torch has them. Memory for reloads belongs to the stream that was
+/// torch's current one at the constructor. Thread safety: that of torch.
 template <>
 class torch_streams<cuda_device> {
  public:
   using stream_ref = cuda_device::stream_ref;  ///< A stream of the device.
 
-  /// The streams of `dev`, which must outlive this object.
+  /// Uses the streams of `dev`, which must outlive this object.
   explicit torch_streams(cuda_device& dev)
       : dev_(&dev), ordinal_(static_cast<c10::DeviceIndex>(dev.ordinal())), home_(current()) {}
 
   /// The device as torch calls it.
   [[nodiscard]] c10::Device device() const { return {c10::kCUDA, ordinal_}; }
-  /// In whose order memory is handed out for reloads.
+  /// The stream in whose order memory is handed out for reloads.
   [[nodiscard]] stream_ref home() const { return home_; }
   /// The stream that torch works on now, in this thread.
   [[nodiscard]] stream_ref current() const {
     return c10::cuda::getCurrentCUDAStream(ordinal_).stream();
   }
-  /// Whether the stream is being captured.
+  /// True while the stream is being captured.
   [[nodiscard]] bool capturing(stream_ref stream) const { return dev_->capturing(stream); }
 
-  /// Does nothing: kernels take the time they take.
+  /// Does nothing: kernels take their own time.
   void worked(std::size_t /*bytes*/, stream_ref /*stream*/) {}
   void settle(stream_ref /*stream*/) {}  ///< Does nothing: torch's work is in stream order.
-  /// Torch hands memory out again in the order of the stream that it was allocated on. Where that
-  /// is this one, this does nothing.
+  /// Tells torch's allocator that `stream` used the storage, because it hands memory out again in
+  /// the order of the stream of its allocation. Does nothing where both are the same stream.
   void used_on(const c10::Storage& storage, stream_ref stream) const {
     c10::cuda::CUDACachingAllocator::recordStream(
         storage.data_ptr(), c10::cuda::getStreamFromExternal(stream.get(), ordinal_));
@@ -67,14 +67,14 @@ class torch_streams<cuda_device> {
   /// Gives memory of `allocate` back.
   void deallocate(void* data) const { c10::cuda::CUDACachingAllocator::raw_delete(data); }
 
-  /// From now on waiting memory goes back before torch's allocator grows. Once in a process.
+  /// Gives waiting memory back before torch's allocator grows, from now on. Once in a process.
   static void expect_growth() {
     auto* const registry = c10::FreeCudaMemoryCallbacksRegistry();
     if (registry->Has("tidepool")) return;
     registry->Register("tidepool",
                        [] { return std::make_unique<detail::torch_growth_callback>(); });
   }
-  /// Does nothing: no stream here is its own.
+  /// Does nothing, because it owns no stream.
   static void release() {}
 
  private:

@@ -12,8 +12,6 @@
 #include <limits>
 #include <memory>
 #include <mutex>
-#include <optional>
-#include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
@@ -36,8 +34,8 @@ struct record_function_access {
 };
 template struct record_function_access<&at::RecordFunction::inputs_>;
 
-// Which arguments an operator writes, and which results it makes, as its schema says. Those that
-// only look at memory in another way, ask for it, or are made of other operators declare nothing.
+// The arguments that an operator writes and the results that it makes, by its schema. Operators
+// that only reshape or request memory, or are made of other operators, declare nothing.
 class torch_operator_rule {
  public:
   torch_operator_rule() = default;
@@ -63,7 +61,8 @@ class torch_operator_rule {
         training_ < all.size() && all[training_].isBool() && all[training_].toBool();
     return writes_[argument] || (trains && trains_[argument]);
   }
-  // The host waits until the stream has come this far: always, or where it copies to the host.
+  // True if the host waits until the stream has come this far: always, or where it copies to the
+  // host.
   [[nodiscard]] bool reads_back() const { return reads_back_; }
   [[nodiscard]] bool copies() const { return copies_; }
   [[nodiscard]] bool makes(std::size_t result) const {
@@ -72,11 +71,12 @@ class torch_operator_rule {
 
  private:
   [[nodiscard]] static bool is_made_of_others(const c10::OperatorHandle& op) {
-    const bool own = op.schema().name().starts_with("aten::");  // an extension's are its kernels
+    const bool own = op.schema().name().starts_with("aten::");  // an extension's are its own
+                                                                // kernels
     return (own && op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) ||
            op.hasTag(at::Tag::inplace_view);
   }
-  // By name: their schemas say that they write, or make, what no kernel touches.
+  // By name, because their schemas declare writes and results that no kernel touches.
   [[nodiscard]] static bool touches_nothing(std::string_view name) {
     constexpr std::array names{"aten::empty",         "aten::empty_like", "aten::empty_strided",
                                "aten::new_empty",     "aten::set_",       "aten::new_empty_strided",
@@ -86,7 +86,7 @@ class torch_operator_rule {
   [[nodiscard]] static bool is_written(const c10::Argument& which) {
     return which.alias_info() != nullptr && which.alias_info()->isWrite();
   }
-  // Schemas do not say so.
+  // By name, because schemas do not declare these writes.
   [[nodiscard]] static bool is_written_in_training(std::string_view argument) {
     return argument == "running_mean" || argument == "running_var" || argument == "noise";
   }
@@ -97,32 +97,33 @@ class torch_operator_rule {
   bool declares_ = false;
   bool reads_back_ = false;
   bool copies_ = false;
-  std::size_t training_ = std::numeric_limits<std::size_t>::max();  // the argument that says so
+  std::size_t training_ = std::numeric_limits<std::size_t>::max();  // the argument that says that
+                                                                    // it trains
   std::vector<bool> writes_;
-  std::vector<bool> trains_;  // written in training
+  std::vector<bool> trains_;  // true if written in training
   std::vector<bool> makes_;
 };
 
 }  // namespace detail
 
-/// While it lives, every operator of torch says to a checked device what it reads and writes, as
-/// kernels on the stream that is torch's current one: in forward, backward and the optimizer.
+/// While it lives, every operator of torch declares to a checked device the memory that it reads
+/// and writes, as kernels on torch's current stream: in forward, backward and the optimizer.
 /// `checked_device::report` then names operators ("aten::mm") beside the copies of the offloader.
 ///
-/// Ranges are those from the first to the last element of a tensor, so columns of one matrix on two
-/// streams are reported. Reads of memory that nothing has written are not told of
-/// (`check_unwritten(false)`, which stays so), since kernels that are no operators write too. Where
-/// `item()` or a copy to the host waits, that is known. Order that torch makes by events of its
-/// own, or by `synchronize`, is not seen: say it by `recorded`, `waited` and `host_waited`. Kernels
-/// launched by hand declare themselves.
+/// A range reaches from the first to the last element of a tensor, so columns of one matrix on two
+/// streams are reported. Reads of memory that nothing has written are not reported
+/// (`check_unwritten(false)`, which stays so), because kernels that are not operators write too.
+/// Waits of `item()` and of copies to the host are known. Order that torch makes by events of its
+/// own, or by `synchronize`, is not seen: declare it by `recorded`, `waited` and `host_waited`.
+/// Kernels launched by hand declare themselves.
 ///
-/// One in a process for each type of device: torch's callbacks know no object. `dev` and `off` must
-/// outlive it. Thread safety: made and destroyed while no operator runs; operators of autograd's
-/// threads take a lock, and no two threads may compute at once. Blocks neither the host nor a
-/// stream. An operator takes some microseconds longer. Throws `misuse_error` where there is one
-/// already.
+/// A process may have one object for each type of device, because torch's callbacks know no object.
+/// `dev` and `off` must outlive it. Thread safety: make and destroy it while no operator runs;
+/// operators of autograd's threads take a lock, and no two threads may compute at once. Blocks
+/// neither the host nor a stream. An operator takes some microseconds longer. Throws `misuse_error`
+/// if there is an object already.
 ///
-/// Source: `ATen/record_function.h` for the callbacks, the schemas of operators for who writes.
+/// Source: `ATen/record_function.h` for the callbacks, the schemas of operators for their writes.
 ///
 ///     tp::checked_device<tp::cuda_device> dev;
 ///     tp::torch_offloader off(dev, opts);
@@ -130,7 +131,7 @@ class torch_operator_rule {
 template <device Device>
 class torch_declared_operators {
  public:
-  /// Of what runs on `dev`, which `off` was made with.
+  /// Declares operators that run on `dev`, with which `off` was made.
   torch_declared_operators(Device& dev, torch_offloader<Device>& off)
       : dev_(&dev), streams_(&off.streams()) {
     if (current() != nullptr) {
@@ -153,16 +154,16 @@ class torch_declared_operators {
     current() = nullptr;
   }
 
-  /// Operators that have declared something.
+  /// Number of operators that have declared something.
   [[nodiscard]] std::size_t count() const { return count_; }
 
  private:
   using rule = detail::torch_operator_rule;
 
-  // What its end has to know of an operator that began.
+  // The facts about an operator that its end needs.
   struct under_way final : at::ObserverContext {
     const rule* by = nullptr;
-    std::vector<const void*> read;  // storages
+    std::vector<const void*> read;  // storages that it reads
     bool host_waits = false;
   };
 
@@ -196,7 +197,7 @@ class torch_declared_operators {
     result->host_waits = waits_for(by, inputs) && !result->read.empty();
     return result;
   }
-  // Of a copy the third argument says that the host goes on.
+  // The third argument of a copy says that the host goes on.
   [[nodiscard]] bool waits_for(const rule& by, c10::ArrayRef<const c10::IValue> inputs) const {
     if (!by.copies() || inputs.size() < 3) return by.reads_back();
     return inputs[0].isTensor() && inputs[0].toTensor().device() != streams_->device() &&
@@ -208,7 +209,7 @@ class torch_declared_operators {
     for (std::size_t i = 0; i < op.outputs().size(); ++i) {
       if (!began.by->makes(i)) continue;
       each_tensor(op.outputs()[i], [&](const at::Tensor& tensor) {
-        // Some return what they were given, though their schemas do not say so.
+        // Some operators return an argument, though their schemas do not say so.
         const void* storage = tensor.storage().unsafeGetStorageImpl();
         if (std::ranges::find(began.read, storage) == began.read.end()) {
           declare(tensor, true, op.name());
@@ -217,7 +218,7 @@ class torch_declared_operators {
     }
   }
 
-  // One that torch's dispatcher does not know declares nothing.
+  // An operator that torch's dispatcher does not know declares nothing.
   const rule& rule_of(const at::RecordFunction& op) {
     const auto name = op.operator_name();
     if (!name) return none_;

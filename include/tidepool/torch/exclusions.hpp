@@ -1,5 +1,4 @@
-/// Which saved tensors are not the offloader's business: parameters, and what is made of them
-/// alone.
+/// Saved tensors that stay with torch: parameters, and tensors made of a parameter alone.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,9 +12,9 @@
 
 namespace tidepool::inline v0_2_0::detail {
 
-// By storage, since autograd saves views of parameters (`weight.t()`), and by questions that are
-// asked at each save. A storage is known for as long as it lives: its address may be another's
-// then.
+// Excludes by storage, because autograd saves views of parameters (`weight.t()`), and by questions
+// that are asked at each save. A storage is known only while it lives, because another may get its
+// address.
 class torch_exclusions {
  public:
   void add(const at::Tensor& tensor) {
@@ -36,15 +35,15 @@ class torch_exclusions {
   }
 
  private:
-  // Autocast casts a weight once for many uses, and keeps the copy: to save that would free
-  // nothing.
+  // Steps from a tensor back to its parameter. Autocast casts a weight once for many uses, and
+  // keeps the copy, so that offloading the cast would free no memory.
   static constexpr int most_steps = 4;
 
   [[nodiscard]] bool has_storage_of(const at::Tensor& tensor) const {
     const auto known = storages_.find(tensor.storage().unsafeGetStorageImpl());
     return known != storages_.end() && !known->second.expired();
   }
-  // A cast, a transposition or the like of one excluded tensor and of nothing else.
+  // True for a cast, a transposition or the like of one excluded tensor and of nothing else.
   [[nodiscard]] bool made_of_one(const at::Tensor& tensor) const {
     if (storages_.empty() || !tensor.requires_grad()) return false;
     auto node = tensor.grad_fn();

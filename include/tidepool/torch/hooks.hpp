@@ -1,10 +1,11 @@
-/// How autograd asks for the innermost module scope whenever it saves a tensor, without Python.
+/// Lets autograd ask for the innermost module scope when it saves a tensor, without Python.
 #pragma once
 
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 
 #include <memory>
+#include <type_traits>
 #include <utility>
 
 #include "tidepool/error.hpp"
@@ -13,32 +14,54 @@ namespace tidepool::inline v0_2_0 {
 
 namespace detail {
 
-// A module scope that is open on this thread.
-class torch_scope {
+// An object that is the innermost of its kind on this thread until it is destroyed.
+template <class Kind>
+class innermost_of_thread {
  public:
-  torch_scope(const torch_scope&) = delete;
-  torch_scope& operator=(const torch_scope&) = delete;
-  [[nodiscard]] virtual std::unique_ptr<::torch::autograd::SavedVariableHooks> hooks() = 0;
+  innermost_of_thread(const innermost_of_thread&) = delete;
+  innermost_of_thread& operator=(const innermost_of_thread&) = delete;
+  virtual ~innermost_of_thread() { top() = outer_; }
 
-  [[nodiscard]] static torch_scope* innermost() { return top(); }
+  // Null if there is none.
+  [[nodiscard]] static Kind* innermost() { return top(); }
 
  protected:
-  torch_scope() : outer_(top()) { top() = this; }
-  ~torch_scope() { top() = outer_; }
+  innermost_of_thread() : outer_(top()) { top() = static_cast<Kind*>(this); }
 
  private:
-  static torch_scope*& top() {
-    static thread_local torch_scope* scope = nullptr;
-    return scope;
+  static Kind*& top() {
+    static thread_local Kind* object = nullptr;
+    return object;
   }
-  torch_scope* outer_;
+  Kind* outer_;
 };
+
+// A module scope that is open on this thread.
+class torch_scope : public innermost_of_thread<torch_scope> {
+ public:
+  [[nodiscard]] virtual std::unique_ptr<::torch::autograd::SavedVariableHooks> hooks() = 0;
+  // Ends the scope: its saved tensors leave.
+  virtual void leave() = 0;
+};
+
+// Runs `body` and then leaves `scope`, which is open around it; a null `scope` is ignored.
+template <class Body>
+decltype(auto) run_in(torch_scope* scope, Body&& body) {
+  if constexpr (std::is_void_v<std::invoke_result_t<Body>>) {
+    std::forward<Body>(body)();
+    if (scope != nullptr) scope->leave();
+  } else {
+    decltype(auto) result = std::forward<Body>(body)();
+    if (scope != nullptr) scope->leave();
+    return static_cast<std::invoke_result_t<Body>>(result);
+  }
+}
 
 }  // namespace detail
 
 /// Hooks for one tensor that is saved in the innermost module scope of this thread, or null outside
-/// of any: what the engine below gives to autograd. For programs in which another engine runs, such
-/// as Python's, whose own hooks can call these. Does not block the host.
+/// of any scope. The engine below gives them to autograd. For programs with another engine, such as
+/// Python's, whose own hooks can call these. Does not block the host.
 [[nodiscard]] inline std::unique_ptr<::torch::autograd::SavedVariableHooks> torch_saving_hooks() {
   auto* const scope = detail::torch_scope::innermost();
   return scope == nullptr ? nullptr : scope->hooks();
@@ -46,19 +69,19 @@ class torch_scope {
 
 namespace detail {
 
-// Names the hooks; torch's own engine runs every pass. Of several engines libtorch 2 starts the
-// threads of its devices only for the one that ran first, and that may have been torch's own: this
-// one could then run nothing on a GPU. (`initialize_device_threads_pool` in torch's engine.cpp.)
+// Gives autograd the hooks, and lets torch's own engine run every pass: libtorch 2 starts the
+// threads of its devices only for the engine that ran first. If that was torch's own, this engine
+// could run nothing on a GPU. (`initialize_device_threads_pool` in torch's engine.cpp.)
 class torch_saving_engine final : public ::torch::autograd::Engine {
  public:
   using edges = ::torch::autograd::edge_list;
   using variables = ::torch::autograd::variable_list;
 
   static Engine& get() {
-    static auto* const one = new torch_saving_engine;  // threads of it outlive `main`
+    static auto* const one = new torch_saving_engine;  // its threads outlive `main`
     return *one;
   }
-  // Refuses where an engine that is not torch's own is there.
+  // Throws if autograd has an engine that is neither torch's own nor this one.
   static void install() {
     auto& now = Engine::get_default_engine();
     if (&now == &get()) return;

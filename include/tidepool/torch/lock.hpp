@@ -1,4 +1,4 @@
-/// One thread at a time in an offloader that torch's threads call, and who may ask without waiting.
+/// Locks an offloader that torch's threads call, and lists the lenders that an allocator may ask.
 #pragma once
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 
 namespace tidepool::inline v0_2_0::detail {
 
-// Autograd calls hooks from threads of its own, and what they drop may call back on the same one.
+// Recursive: hooks on autograd's threads may drop objects that call back on the same thread.
 class torch_lock {
  public:
   void lock() {
@@ -18,8 +18,8 @@ class torch_lock {
     --depth_;
     mutex_.unlock();
   }
-  // For a caller that another lock is held around: never waits, and is refused where this thread
-  // is inside already, but for `allocating`.
+  // For a caller that holds another lock: never waits, and fails if this thread is inside already,
+  // unless it is in `allocate`.
   [[nodiscard]] bool try_lock() {
     if (!mutex_.try_lock()) return false;
     if (depth_ > 0 && !allocating_) {
@@ -29,7 +29,7 @@ class torch_lock {
     ++depth_;
     return true;
   }
-  // Around a call of torch's allocator from inside, which may ask for memory back.
+  // Wraps a call of torch's allocator from inside, which may ask for memory back.
   template <class Call>
   auto allocate(Call&& call) {
     const std::lock_guard guard(*this);
@@ -47,16 +47,16 @@ class torch_lock {
   bool allocating_ = false;
 };
 
-// Those who have memory of torch's allocator that waits for its copies. There is one list, as there
-// is one allocator.
+// An object with memory of torch's allocator that waits for its copies. All are in one list,
+// because there is one allocator.
 class memory_lender {
  public:
   memory_lender(const memory_lender&) = delete;
   memory_lender& operator=(const memory_lender&) = delete;
-  // False where nothing could be given back, or another thread is inside.
+  // False if no memory could be given back, or another thread is inside.
   virtual bool give_back_waiting() noexcept = 0;
 
-  // The allocator is about to grow, its lock held.
+  // Called when the allocator is about to grow, with its lock held.
   static bool give_back_all() noexcept {
     auto& all = everyone();
     const std::unique_lock guard(all.mutex, std::try_to_lock);
@@ -69,13 +69,13 @@ class memory_lender {
  protected:
   memory_lender() = default;
   ~memory_lender() = default;
-  // It may be asked from now on, by any thread: the last line of who derives from it.
+  // Lets any thread ask this object: call it as the last line of the derived constructor.
   void join() {
     auto& all = everyone();
     const std::lock_guard guard(all.mutex);
     all.list.push_back(this);
   }
-  // Nobody asks from now on. Before anything of it is destroyed.
+  // Ends all questions: call it before any member is destroyed.
   void leave() noexcept {
     auto& all = everyone();
     const std::lock_guard guard(all.mutex);

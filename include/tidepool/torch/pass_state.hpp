@@ -1,4 +1,4 @@
-/// One pass over torch: what its scopes saved, where that is, and who still wants it.
+/// One pass over torch: the tensors of its scopes, their places, and their references.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@
 
 namespace tidepool::inline v0_2_0::detail {
 
-// Tensors of one module scope leave and come back together: the first that backward asks for
+// Tensors of one module scope leave and come back together: the first tensor that backward asks for
 // brings all. Every call takes the core's lock, and asks for the thread's current stream.
 template <device Device>
 class torch_pass_state final : public torch_pass_end {
@@ -49,8 +49,8 @@ class torch_pass_state final : public torch_pass_end {
 
   // ---- forward ----
 
-  // Whether a scope of this module saves here: not in backward, where a checkpoint runs a part of
-  // forward again and reads at once what that saves.
+  // True if a scope of this module saves here. In backward it does not, because a checkpoint runs a
+  // part of forward again and reads those tensors at once.
   [[nodiscard]] bool saves(module_id module) {
     const std::lock_guard guard(core_->lock);
     return stage_ == stage::forward && !info_.forward_only && core_->off->enabled(module);
@@ -67,13 +67,13 @@ class torch_pass_state final : public torch_pass_end {
     return static_cast<std::uint32_t>(groups_.size() - 1);
   }
 
-  // It lies on another device, or was excluded, and stays there.
+  // Notes a tensor that stays because it lies on another device or was excluded.
   void note_elsewhere(std::uint32_t in_group, bool excluded) {
     const std::lock_guard guard(core_->lock);
     if (core_->off) core_->off->note_elsewhere(groups_[in_group].module, excluded);
   }
 
-  // One reference to where the bytes of `tensor` are.
+  // Returns the entry of the bytes of `tensor`, with one more reference.
   [[nodiscard]] saved& save(const at::Tensor& tensor, const torch_layout& part,
                             std::uint32_t in_group) {
     const std::lock_guard guard(core_->lock);
@@ -87,7 +87,7 @@ class torch_pass_state final : public torch_pass_end {
     return *newest;
   }
 
-  // The scope is over: what it saved leaves.
+  // The scope is over: its saved tensors leave.
   void leave(std::uint32_t index) {
     const std::lock_guard guard(core_->lock);
     auto& group = groups_[index];
@@ -104,7 +104,7 @@ class torch_pass_state final : public torch_pass_end {
       }
       core_->streams.worked(bytes, group.stream);
       open_.commit(group.module, group.layer, group.stream, handles_of(group));
-    } catch (...) {  // it stays where it is, torch's
+    } catch (...) {  // the tensors stay in torch's memory
       for (auto* each : group.list) each->handle = {};
       throw;
     }
@@ -122,13 +122,13 @@ class torch_pass_state final : public torch_pass_end {
 
   // ---- backward ----
 
-  // Where backward reads a tensor: in `live`, or in a storage that has come back.
+  // Memory in which backward reads a tensor: `live`, or a storage that has come back.
   struct found {
     c10::Storage live;
     std::byte* begin = nullptr;  // of the whole storage
   };
 
-  // Where `part` is, for the thread's current stream.
+  // Finds `part` for the thread's current stream.
   [[nodiscard]] found load(saved& from, const torch_layout& part, const tensor_version& version) {
     const std::lock_guard guard(core_->lock);
     auto& group = groups_[from.group];
@@ -153,7 +153,7 @@ class torch_pass_state final : public torch_pass_end {
     const std::lock_guard guard(core_->lock);
     expect_unchanged(version, groups_[group].module, groups_[group].layer, part);
   }
-  // Of a leaf, which autograd without hooks would read as it is now.
+  // Checks a leaf, whose new memory autograd without hooks would read.
   void expect_same_storage(const c10::TensorImpl& leaf, const saved& from,
                            const torch_layout& part) {
     const auto* const known = from.identity._unsafe_get_target();
@@ -179,11 +179,11 @@ class torch_pass_state final : public torch_pass_end {
     if (!core_->off) return;
     try {
       forget(from, group);
-    } catch (...) {  // the handle keeps its memory until the end, and goes then
+    } catch (...) {  // the handle keeps its memory until it ends with the pass
     }
   }
 
-  // What no backward has asked for is given up.
+  // Ends the pass, and gives up tensors that no backward has asked for.
   void finish() {
     const std::lock_guard guard(core_->lock);
     if (stage_ == stage::over) return;
@@ -193,7 +193,7 @@ class torch_pass_state final : public torch_pass_end {
     open_.finish();
     stage_ = stage::over;
   }
-  // Like an abandoned chunk.
+  // Gives the pass up, like an abandoned chunk.
   void give_up() noexcept {
     const std::lock_guard guard(core_->lock);
     if (stage_ == stage::over) return;
@@ -217,11 +217,11 @@ class torch_pass_state final : public torch_pass_end {
     int layer = 0;
     place where = place::scope;
     std::vector<saved*> list;
-    std::uint32_t wanted = 0;  // with references
-    stream_ref stream;         // that committed it, or restored it
+    std::uint32_t wanted = 0;  // tensors that have references
+    stream_ref stream;         // the stream that committed it, or restored it
   };
 
-  // The bytes that were saved before are the same, and all of `part` is among them or can be yet.
+  // True if the bytes saved before are unchanged and contain `part`, or can still be widened to it.
   [[nodiscard]] bool serves(const saved& known, const torch_layout& part) const {
     const auto where = groups_[known.group].where;
     if (known.version.changed() || where == place::gone) return false;
@@ -248,7 +248,7 @@ class torch_pass_state final : public torch_pass_end {
     core_->streams.worked(bytes, stream);
     core_->streams.settle(stream);
   }
-  // Before backward fills anew what forward has emptied, which may then look as it did.
+  // Comes before backward refills storages that forward has emptied and so hides that they were.
   void begin_backward() {
     if (stage_ == stage::backward) return;
     stage_ = stage::backward;
@@ -267,7 +267,7 @@ class torch_pass_state final : public torch_pass_end {
                " that backward reads it; fill it before, or keep it out of offload by exclude or"
                " exclude_if");
   }
-  // It is free once both streams are done with it.
+  // Notes a second stream, so that the memory is free only once both streams are done with it.
   void use_too(saved& what, stream_ref stream) {
     for (const auto& each : what.others) {
       if (each.stream.key() == stream.key()) return;
@@ -277,7 +277,7 @@ class torch_pass_state final : public torch_pass_end {
     core_->streams.settle(stream);
   }
 
-  // Nobody wants it any more.
+  // Releases a tensor without references.
   void forget(saved& gone, group_state& group) {
     if (group.where != place::committed) {
       gone.let_go(group.stream);

@@ -1,4 +1,4 @@
-/// A storage that autograd saved, and a tensor in it: what comes back of it is as it was.
+/// A storage that autograd saved, and a tensor in it, which comes back as it was.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,12 +27,12 @@ namespace tidepool::inline v0_2_0::detail {
   return bytes_of(storage) != nullptr && bytes <= storage.nbytes();
 }
 
-// How a strided tensor lies in its storage.
+// The place of a strided tensor in its storage.
 struct torch_layout {
   c10::DimVector sizes;
   c10::DimVector strides;
-  std::size_t first = 0;  // byte, of the storage
-  std::size_t last = 0;   // behind it
+  std::size_t first = 0;  // its first byte in the storage
+  std::size_t last = 0;   // the byte behind its last
   c10::TensorOptions options;
 
   explicit torch_layout(const at::Tensor& of)
@@ -48,16 +48,16 @@ struct torch_layout {
 
   [[nodiscard]] std::size_t width() const { return options.dtype().itemsize(); }
 
-  // Whether the storage has all of it; `in` would make the storage larger, with no content.
+  // True if the storage holds the whole tensor; `in` would grow a shorter one, without contents.
   [[nodiscard]] bool lies_in(const c10::Storage& storage) const {
     return is_as_long(storage, last);
   }
-  // The same tensor where its storage still is torch's.
+  // The tensor, in a storage that is still torch's.
   [[nodiscard]] at::Tensor in(const c10::Storage& storage) const {
     return at::empty({0}, options)
         .set_(storage, static_cast<std::int64_t>(first / width()), sizes, strides);
   }
-  // The same tensor where its storage begins at `begin`; `context` goes with its memory.
+  // The tensor, in a storage that begins at `begin`; `done(context)` is called when it is freed.
   [[nodiscard]] at::Tensor at_address(std::byte* begin, void* context,
                                       c10::DeleterFnPtr done) const {
     return at::for_blob(begin + first, sizes)
@@ -69,27 +69,27 @@ struct torch_layout {
   }
 };
 
-// Whether its bytes can be taken as they lie, and be all that it is.
+// True if the tensor's bytes in memory are all that it is, so that a copy of them suffices.
 [[nodiscard]] inline bool is_plain(const at::Tensor& tensor, const c10::Device& device) {
   return tensor.layout() == c10::kStrided && tensor.device() == device && tensor.numel() > 0 &&
          tensor.has_storage() && !tensor.is_quantized() && !tensor.is_conj() && !tensor.is_neg() &&
          !tensor.has_names() && !tensor._is_zerotensor() && bytes_of(tensor.storage()) != nullptr;
 }
 
-// One storage, or the part of it that tensors of one module were saved of: it is copied once.
+// One storage, or the part of it that tensors of one module were saved from: it is copied once.
 template <device Device>
 struct torch_saved {
   using stream_ref = typename Device::stream_ref;
 
-  // In use by a stream besides the one that restored it.
+  // A use by another stream than the one that restored it.
   struct other_use {
     buffer<Device> handle;
     stream_ref stream;
   };
 
-  c10::Storage storage;                                // until its module's scope is over
+  c10::Storage storage;                                // until its module's scope ends
   c10::weak_intrusive_ptr<c10::StorageImpl> identity;  // keeps its address from being reused
-  std::shared_ptr<torch_watch> watch;                  // since then
+  std::shared_ptr<torch_watch> watch;                  // set when the scope ends
   tensor_version version;
   std::size_t first = std::numeric_limits<std::size_t>::max();
   std::size_t last = 0;
@@ -97,8 +97,8 @@ struct torch_saved {
   buffer<Device> handle;
   std::vector<other_use> others;
   std::uint32_t group = 0;
-  std::uint32_t references = 0;  // of tensors saved, and of tensors that are in use again
-  bool told = false;             // a device that checks orders, of memory that was taken
+  std::uint32_t references = 0;  // tensors that were saved, and tensors that are in use again
+  bool told = false;             // a device that checks orders knows that the memory was taken
 
   torch_saved(const at::Tensor& of, std::uint32_t in_group)
       : storage(of.storage()),
@@ -116,11 +116,11 @@ struct torch_saved {
     width = std::min(width, part.width());
   }
   [[nodiscard]] std::size_t bytes() const { return last - first; }
-  // Whether the storage has all that was saved of it: a body may have resized it.
+  // True if the storage still has all bytes that were saved: a body may have resized it.
   [[nodiscard]] bool is_whole() const { return is_as_long(storage, last); }
-  // The storage that backward reads in place of what came back, as without offload: where others
-  // still have it, who may have filled it anew, or where its memory was taken before the copy had
-  // read it.
+  // The storage that backward reads instead of the reloaded copy, as without offload: if others
+  // still hold it, who may have filled it anew, or if its memory was taken before the copy had read
+  // it.
   [[nodiscard]] c10::Storage live() const {
     auto now = identity.lock();
     if (!now) return {};
@@ -128,7 +128,7 @@ struct torch_saved {
     const bool shared = now.use_count() > ours;
     return shared || (watch && watch->taken()) ? c10::Storage(std::move(now)) : c10::Storage();
   }
-  [[nodiscard]] std::byte* begin() const {  // of the whole storage, where this part lies now
+  [[nodiscard]] std::byte* begin() const {  // of the whole storage, as if it lay around this part
     return handle.template as<std::byte>() - first;
   }
   void let_go(stream_ref stream) {

@@ -1,4 +1,4 @@
-/// Whose streams and memory torch's are on a device: the part that differs between devices.
+/// The streams and the memory that torch uses on a device: the part that differs between devices.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,22 +15,22 @@ namespace tidepool::inline v0_2_0 {
 template <device Device>
 class checked_device;
 
-/// How libtorch works on a device; there is one for the virtual device over CPU tensors, and in
-/// `torch/cuda.hpp` one for CUDA.
+/// The way libtorch works on a device: here for the virtual device over CPU tensors, and in
+/// `torch/cuda.hpp` for CUDA.
 template <class Device>
 class torch_streams;
 
-/// Torch on the CPU, whose operators run when they are called, as one stream of the virtual device:
-/// before torch touches memory the stream has run as far as it was told to wait, and no further, so
-/// that a wait too few is seen in the bits.
+/// Torch on the CPU as one stream of the virtual device. Torch's operators run when they are
+/// called: before torch touches memory, the stream has run as far as it was told to wait and no
+/// further, so that a missing wait shows in the bits.
 ///
-/// A module's work is given a time on the virtual clock by the bytes that it saves.
+/// A module's work takes a time on the virtual clock, in proportion to the bytes that it saves.
 template <>
 class torch_streams<virtual_device> {
  public:
   using stream_ref = virtual_device::stream_ref;  ///< A stream of the device.
 
-  /// The streams of `dev`, which must outlive this object.
+  /// Makes a stream of `dev`, which must outlive this object.
   explicit torch_streams(virtual_device& dev)
       : dev_(&dev),
         own_(dev.make_stream()),
@@ -42,26 +42,26 @@ class torch_streams<virtual_device> {
 
   /// The device as torch calls it: the CPU.
   [[nodiscard]] c10::Device device() const { return c10::kCPU; }
-  /// In whose order memory is handed out for reloads.
+  /// The stream in whose order memory is handed out for reloads.
   [[nodiscard]] stream_ref home() const { return home_; }
-  /// The stream as whose work torch's calls count.
+  /// The stream to which torch's calls count.
   [[nodiscard]] stream_ref current() const { return current_; }
-  /// What torch is called for from now on is work of `stream`.
+  /// Makes torch's later calls work of `stream`.
   void set_current(stream_ref stream) { current_ = stream; }
-  /// Whether the stream is being captured.
+  /// True while the stream is being captured.
   [[nodiscard]] bool capturing(stream_ref stream) const { return dev_->capturing(stream); }
 
-  /// Queues the time of work on so many bytes.
+  /// Queues the time of work on `bytes`.
   void worked(std::size_t bytes, stream_ref stream) {
     dev_->launch(
         stream, static_cast<double>(bytes) * ns_per_byte, [] {}, "torch");
   }
-  /// Runs what the stream was given so far, before torch touches memory.
+  /// Runs the work that `stream` was given so far, before torch touches memory.
   void settle(stream_ref stream) { dev_->synchronize(stream); }
   /// Does nothing: memory on the CPU knows no streams.
   void used_on(const c10::Storage& /*storage*/, stream_ref /*stream*/) const {}
 
-  /// Null when there is none.
+  /// Memory of torch's CPU allocator; null when there is none.
   [[nodiscard]] void* allocate(std::size_t bytes) const {
     try {
       return allocator_->raw_allocate(bytes);
@@ -71,10 +71,9 @@ class torch_streams<virtual_device> {
   }
   /// Gives memory of `allocate` back.
   void deallocate(void* data) const { allocator_->raw_deallocate(data); }
-  /// Torch on the CPU asks nobody for memory before it grows.
+  /// Does nothing: torch on the CPU asks nobody for memory before it grows.
   static void expect_growth() {}
-  /// The offloader has ended: nothing of the device is held any more, which may go before graphs
-  /// do.
+  /// Gives the stream back, because graphs may outlive the device.
   void release() noexcept { own_.reset(); }
 
  private:
@@ -85,7 +84,7 @@ class torch_streams<virtual_device> {
   c10::Allocator* allocator_;
 };
 
-/// As those of the device that is checked.
+/// Like the streams of the device that is checked.
 template <class Device>
 class torch_streams<checked_device<Device>> : public torch_streams<Device> {
  public:

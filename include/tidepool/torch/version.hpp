@@ -1,5 +1,5 @@
-/// What differs between the versions of libtorch that the adapter is for, and what it reads of them
-/// beside their documented interface.
+/// Differences between the versions of libtorch that the adapter supports, and their undocumented
+/// parts that it reads.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,9 +9,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <utility>
 
-// From 1.13 on an autograd engine may supply hooks for what is saved without Python.
+// Since 1.13 an autograd engine may supply the hooks for saved tensors without Python.
 #if TORCH_VERSION_MAJOR < 1 || (TORCH_VERSION_MAJOR == 1 && TORCH_VERSION_MINOR < 13)
 #error "tidepool/torch.hpp needs libtorch 1.13 or later"
 #endif
@@ -24,7 +23,7 @@ namespace tidepool::inline v0_2_0::detail {
   return static_cast<std::byte*>(const_cast<void*>(data));
 }
 
-// Whether a tensor was written to in place since: all that share its counter count as it.
+// Tells if a tensor was written to in place since; tensors that share its counter count as it.
 class tensor_version {
  public:
   tensor_version() = default;

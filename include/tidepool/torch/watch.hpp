@@ -1,4 +1,4 @@
-/// Whether the memory of a storage is taken away while autograd still wants what lay there.
+/// Finds out if the memory of a storage is taken away while autograd still wants its contents.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -17,21 +17,23 @@
 namespace tidepool::inline v0_2_0::detail {
 
 // Stands in for the allocator of a storage and counts its calls: a storage that was emptied and has
-// grown again may have its old address, and nothing else of it shows that others had the memory.
-// From then on the storage is held, since who filled it anew may drop it before backward reads.
+// grown again may have its old address, and only the count shows that others had the memory. After
+// the first call the storage is held, because an owner that filled it anew may drop it before
+// backward reads.
 //
-// Never destroyed: a storage that torch makes of a watched one may keep its address.
+// Never destroyed, because a storage that torch makes of a watched one may keep its address.
 template <class Allocator>
 class growth_counter final : public Allocator {
  public:
   explicit growth_counter(Allocator& inner) : inner_(&inner) {}
 
-  // For the storage, until as many calls of `leave`; null where it cannot grow.
+  // Counts for `storage` until as many calls of `leave`; null for a storage that cannot grow.
   [[nodiscard]] static growth_counter* enter(c10::Storage& storage) {
     auto& impl = *storage.unsafeGetStorageImpl();
     if (impl.allocator() == nullptr || !impl.resizable()) return nullptr;
     const std::lock_guard guard(everyone().mutex);
-    auto* used = dynamic_cast<growth_counter*>(impl.allocator());  // saved in several places
+    auto* used = dynamic_cast<growth_counter*>(impl.allocator());  // the storage was saved in
+                                                                   // several places
     if (used == nullptr) {
       auto& spare = everyone().spare[impl.allocator()];
       if (spare.empty()) spare.push_back(new growth_counter(*impl.allocator()));
@@ -44,7 +46,7 @@ class growth_counter final : public Allocator {
     return used;
   }
   void leave() {
-    c10::Storage held;  // goes behind the lock
+    c10::Storage held;  // destroyed after the lock is released
     const std::lock_guard guard(everyone().mutex);
     if (--users_ > 0) return;
     held = std::exchange(held_, {});
@@ -83,15 +85,15 @@ class growth_counter final : public Allocator {
 
   Allocator* inner_;
   c10::weak_intrusive_ptr<c10::StorageImpl> of_{
-      c10::intrusive_ptr<c10::StorageImpl>()};  // while anybody uses this
+      c10::intrusive_ptr<c10::StorageImpl>()};  // set while this counter has users
   std::uint32_t users_ = 0;
   mutable c10::Storage held_;
   mutable std::atomic<std::uint64_t> count_ = 0;
 };
 
-// Holds a storage until no copy reads its memory any more. That does not protect the memory:
+// Holds a storage until no copy reads its memory any more. Holding does not protect the memory:
 // `resize_(0)` and `set_data_ptr` take it away, and the next tensor writes there before the copy
-// has read. Once that is seen the storage stays held, since backward reads its own content then.
+// has read. Once that is seen the storage stays held, because backward then reads its new contents.
 class torch_watch {
  public:
   explicit torch_watch(c10::Storage of)
@@ -105,13 +107,13 @@ class torch_watch {
     if (growth_ != nullptr) growth_->leave();
   }
 
-  // Whether the memory was taken since, as far as can be seen now.
+  // True if the memory was taken since, as far as can be seen now.
   [[nodiscard]] bool taken() {
     taken_ = taken_ || (storage_ && bytes_of(storage_) != data_) ||
              (growth_ != nullptr && growth_->count() != grown_);
     return taken_;
   }
-  // Nothing reads the memory any more.
+  // Called when nothing reads the memory any more.
   void end() {
     if (!taken()) storage_ = {};
   }

@@ -1,4 +1,4 @@
-/// What an offloader counted: plain numbers, copied out at any time.
+/// The counts of an offloader: plain numbers, copied out at any time.
 #pragma once
 
 #include <cstddef>
@@ -10,44 +10,45 @@ namespace tidepool::inline v0_2_0::trace {
 
 /// Totals of one module since the offloader was made. Bytes count each storage once.
 struct module_counters {
-  std::string name;                    ///< of the module
-  bool enabled = false;                ///< whether it may leave
+  std::string name;                    ///< name of the module
+  bool enabled = false;                ///< true if the module may leave
   std::uint64_t groups = 0;            ///< commits seen while enabled, forward-only passes left out
-  std::uint64_t groups_offloaded = 0;  ///< of these, groups from which at least one byte left
+  std::uint64_t groups_offloaded = 0;  ///< groups from which at least one byte left
   std::uint64_t groups_resident = 0;  ///< groups that policy (margin, fraction, delta, layers) kept
-  std::uint64_t groups_recomputed = 0;  ///< that a plan discarded, to be computed again
-  /// That a plan would have discarded, but another handle or group held their memory, or the
+  std::uint64_t groups_recomputed = 0;  ///< groups that a plan discarded, to be computed again
+  /// Groups that a plan would have discarded, but another handle or group held their memory, or the
   /// trainer did not offer it: they left.
   std::uint64_t groups_held = 0;
-  std::uint64_t tensors_offloaded = 0;  ///< of which a copy was begun
-  std::uint64_t tensors_shared = 0;     ///< saved again while a copy was there: not copied twice
-  std::uint64_t tensors_small = 0;      ///< below `min_tensor_elements`: stayed
-  std::uint64_t tensors_elsewhere = 0;  ///< on another device than the offloader's: stayed
-  std::uint64_t tensors_excluded = 0;   ///< that an adapter was told to leave where they are
-  std::uint64_t bytes_offloaded = 0;    ///< copied to the host
-  std::uint64_t bytes_reloaded = 0;     ///< copied back
-  std::uint64_t bytes_recomputed = 0;   ///< of the groups that a plan discarded
-  std::uint64_t cap_joins = 0;          ///< times the compute stream joined an offload for the cap
-  std::uint64_t step_bytes = 0;         ///< offloaded bytes of the last whole step
-  bool by_all = false;                  ///< asked for by `all`, and not by its name
+  std::uint64_t tensors_offloaded = 0;  ///< tensors of which a copy was begun
+  std::uint64_t tensors_shared = 0;     ///< tensors saved again while a copy was there: not copied
+                                        ///< twice
+  std::uint64_t tensors_small = 0;      ///< tensors below `min_tensor_elements`: stayed
+  std::uint64_t tensors_elsewhere = 0;  ///< tensors on another device than the offloader's: stayed
+  std::uint64_t tensors_excluded = 0;  ///< tensors that an adapter was told to leave where they are
+  std::uint64_t bytes_offloaded = 0;   ///< bytes copied to the host
+  std::uint64_t bytes_reloaded = 0;    ///< bytes copied back
+  std::uint64_t bytes_recomputed = 0;  ///< bytes of the groups that a plan discarded
+  std::uint64_t cap_joins = 0;         ///< times the compute stream joined an offload for the cap
+  std::uint64_t step_bytes = 0;        ///< offloaded bytes of the last whole step
+  bool by_all = false;                 ///< enabled by `all`, not by its name
 
   friend bool operator==(const module_counters&, const module_counters&) = default;
 };
 
 /// Totals of one name in `recompute_modules`.
 struct recompute_counters {
-  std::string name;           ///< in `recompute_modules`
-  std::uint64_t tensors = 0;  ///< discarded in forward
-  std::uint64_t bytes = 0;    ///< of these tensors
+  std::string name;           ///< the name in `recompute_modules`
+  std::uint64_t tensors = 0;  ///< tensors discarded in forward
+  std::uint64_t bytes = 0;    ///< bytes of these tensors
 
   friend bool operator==(const recompute_counters&, const recompute_counters&) = default;
 };
 
 /// Totals of one place that groups are offloaded to.
 struct place_counters {
-  std::string name;                   ///< `host`, or `peer` and who it is: a number, or who lends
-  std::uint64_t bytes_offloaded = 0;  ///< of groups, copied there
-  std::uint64_t bytes_reloaded = 0;   ///< of groups, copied back
+  std::string name;                   ///< `host`, or `peer` with its number or its lender
+  std::uint64_t bytes_offloaded = 0;  ///< bytes of groups, copied there
+  std::uint64_t bytes_reloaded = 0;   ///< bytes of groups, copied back
   std::size_t budget = 0;             ///< most bytes that may be taken there
   std::size_t reserved = 0;           ///< bytes taken there
   std::size_t peak = 0;               ///< most bytes in use at once
@@ -58,25 +59,26 @@ struct place_counters {
 
 /// Totals of one offloader.
 struct counters {
-  std::vector<module_counters> modules;        ///< by `module_id`
-  std::vector<recompute_counters> recomputed;  ///< by the order of `recompute_modules`
-  std::vector<place_counters> places;          ///< by the order of `options::places`
-  std::uint64_t steps = 0;                     ///< ended by `end_step`
+  std::vector<module_counters> modules;        ///< in order of `module_id`
+  std::vector<recompute_counters> recomputed;  ///< in order of `recompute_modules`
+  std::vector<place_counters> places;          ///< in order of `options::places`
+  std::uint64_t steps = 0;                     ///< steps ended by `end_step`
   std::uint64_t passes = 0;                    ///< chunks begun for training
-  std::uint64_t passes_forward_only = 0;       ///< and those begun `forward_only`
+  std::uint64_t passes_forward_only = 0;       ///< chunks begun `forward_only`
   std::uint64_t evictions = 0;  ///< reloads undone: forward needed their memory, or a capture began
   std::uint64_t arena_waits = 0;         ///< device blocks handed out with a join (back-pressure)
-  std::uint64_t placed_elsewhere = 0;    ///< times that a block was not free where a plan had it
+  std::uint64_t placed_elsewhere = 0;    ///< times that a block was not free where a plan placed it
   std::uint64_t device_allocations = 0;  ///< calls to the device's allocator
   std::uint64_t host_allocations = 0;    ///< calls to the device's host allocator
-  std::size_t device_reserved = 0;       ///< device bytes taken from the device now
-  std::size_t device_peak = 0;  ///< `peak taken`: most device bytes ever taken from the device
+  std::size_t device_reserved = 0;       ///< bytes taken from the device now
+  std::size_t device_peak = 0;  ///< `peak taken`: the most bytes ever taken from the device
   std::size_t live_peak =
       0;  ///< `peak needed`: most bytes of saved tensors there at once, in issue order
-  std::size_t live_peak_without = 0;  ///< the same had nothing been offloaded
+  std::size_t live_peak_without = 0;  ///< `live_peak` if nothing had been offloaded
   std::size_t away_at_peak = 0;       ///< bytes of `live_peak_without` that were not on the device
-  std::size_t borrowed = 0;  ///< bytes of other allocators that it has now, waiting ones as well
-  std::size_t borrowed_peak = 0;     ///< the most ever
+  std::size_t borrowed = 0;       ///< bytes of other allocators held now, also those that wait for
+                                  ///< copies
+  std::size_t borrowed_peak = 0;  ///< the most of `borrowed` ever
   std::size_t borrowed_waiting = 0;  ///< bytes on their way back to their owners
   std::uint64_t borrowed_joins =
       0;  ///< times an owner's stream was made to wait to have memory back
@@ -85,11 +87,11 @@ struct counters {
   std::size_t host_reserved = 0;    ///< pinned bytes taken from the device
   std::size_t host_peak = 0;        ///< most pinned bytes in use at once
   std::uint64_t state_fetched = 0;  ///< bytes of host_state copied to the device
-  std::uint64_t state_written = 0;  ///< and back
-  std::string host_memory;          ///< what holds them, and on which NUMA node, in words
-  std::string host_budget;          ///< of the pinned bytes, and who shares the host, in words
+  std::uint64_t state_written = 0;  ///< bytes of host_state copied back
+  std::string host_memory;  ///< what holds the pinned bytes, and on which NUMA node, in words
+  std::string host_budget;  ///< limit of the pinned bytes, and who shares the host, in words
 
-  /// Device bytes that offloading gave back: what it would have taken less what it took.
+  /// Device bytes that offloading saved: the need without it, less the bytes taken.
   [[nodiscard]] std::size_t saved() const {
     return live_peak_without > device_peak ? live_peak_without - device_peak : 0;
   }

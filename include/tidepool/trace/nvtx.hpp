@@ -1,6 +1,6 @@
-/// Names for profilers: NVTX ranges around what the host does for a group.
+/// Names for profilers: NVTX ranges around the host's work for a group.
 ///
-/// Nothing is left of it with `NVTX_DISABLE` or `TIDEPOOL_NO_CUDA`, or where NVTX is not installed.
+/// Compiles to nothing with `NVTX_DISABLE` or `TIDEPOOL_NO_CUDA`, or if NVTX is not installed.
 #pragma once
 
 #include <array>
@@ -33,7 +33,7 @@
 namespace tidepool::inline v0_2_0::trace {
 inline namespace TIDEPOOL_DETAIL_NVTX_FORM {
 
-/// What a range is about; NVTX shows it as the range's category.
+/// The subject of a range; NVTX shows it as the range's category.
 enum class nvtx_action : std::uint8_t {
   offload,  ///< copies to the host are issued
   reload,   ///< copies back are issued
@@ -42,12 +42,12 @@ enum class nvtx_action : std::uint8_t {
 };
 
 #if TIDEPOOL_DETAIL_NVTX
-/// Whether ranges are compiled in: NVTX was found, and not disabled.
+/// True if ranges are compiled in: NVTX was found, and not disabled.
 inline constexpr bool nvtx_compiled_in = true;
 
 /// The domain that a profiler shows.
 struct nvtx_domain {
-  static constexpr const char* name = "tidepool";  ///< its name
+  static constexpr const char* name = "tidepool";  ///< its name in the profiler
 };
 #else
 inline constexpr bool nvtx_compiled_in = false;
@@ -76,12 +76,12 @@ class nvtx_range {
 
 /// The names of an offloader's modules, registered once with the profiler in a domain `tidepool`.
 ///
-/// The functions open a range such as `offload core_attn`, with the layer as payload where one is
-/// given; an index without a name opens none. They cost one branch while no tool listens,
-/// allocate nothing and never throw. Thread safety: as a const object.
+/// The functions open a range such as `offload core_attn`, with the layer as payload unless it is
+/// negative; an index without a name opens none. The functions cost one branch while no tool
+/// listens, allocate nothing and never throw. Thread safety: as a const object.
 class nvtx_names {
  public:
-  /// Registers the names; where NVTX is not compiled in, nothing happens.
+  /// Registers the names; does nothing if NVTX is not compiled in.
   explicit nvtx_names([[maybe_unused]] std::span<const std::string> modules) {
 #if TIDEPOOL_DETAIL_NVTX
     domain_ = static_cast<nvtxDomainHandle_t>(nvtx3::v1::domain::get<nvtx_domain>());
@@ -104,19 +104,19 @@ class nvtx_names {
 #endif
   }
 
-  /// A range `offload` of a module, by its index.
+  /// Opens a range `offload` of a module, by its index.
   [[nodiscard]] nvtx_range offload(std::size_t module, int layer = -1) const noexcept {
     return {*this, nvtx_action::offload, module, layer};
   }
-  /// A range `reload` of a module, by its index.
+  /// Opens a range `reload` of a module, by its index.
   [[nodiscard]] nvtx_range reload(std::size_t module, int layer = -1) const noexcept {
     return {*this, nvtx_action::reload, module, layer};
   }
-  /// A range `commit` of a module, by its index.
+  /// Opens a range `commit` of a module, by its index.
   [[nodiscard]] nvtx_range commit(std::size_t module, int layer = -1) const noexcept {
     return {*this, nvtx_action::commit, module, layer};
   }
-  /// A range `restore` of a module, by its index.
+  /// Opens a range `restore` of a module, by its index.
   [[nodiscard]] nvtx_range restore(std::size_t module, int layer = -1) const noexcept {
     return {*this, nvtx_action::restore, module, layer};
   }
@@ -157,7 +157,7 @@ class nvtx_names {
 #endif
   }
 
-  // Empty for good in the form without NVTX.
+  // Stays empty in the form without NVTX.
   [[maybe_unused]] void* domain_ = nullptr;
   std::vector<entry> entries_;
 };

@@ -8,24 +8,24 @@
 
 namespace tidepool::inline v0_2_0::trace {
 
-/// Sizes of a picture, in pixels. Sizes that nothing would fit into are raised.
+/// Sizes of a picture, in pixels. Sizes too small for any content are raised.
 struct picture_options {
-  double width = 1200;        ///< of the whole
-  double lane_height = 28;    ///< of one lane
-  double curve_height = 130;  ///< of the curve of device bytes; 0 leaves it out
+  double width = 1200;        ///< width of the whole picture
+  double lane_height = 28;    ///< height of one lane
+  double curve_height = 130;  ///< height of the curve of device bytes; 0 leaves it out
 };
 
-/// Writes one step as an SVG file that stands alone; `options` say how large.
+/// Writes one step as an SVG file that stands alone, in the sizes of `options`.
 ///
 /// - Lanes are rows. Copies have the colour of their module, the same in every picture; compute is
-///   grey; stalls are hatched red. At the right end: how busy the lane was, and how much it
-///   stalled.
-/// - Spans narrower than a pixel are drawn together where they are close: the heights in such a bar
-///   are shares of its time. So the file of 100 000 spans stays below 1 MB.
+///   grey; stalls are hatched red. At the right end: the shares of the time in which the lane was
+///   busy and stalled.
+/// - Close spans narrower than a pixel are drawn together: the heights in such a bar are shares of
+///   its time. So the file of 100 000 spans stays below 1 MB.
 /// - Below: device bytes over time, and their peak.
 ///
-/// What a browser shows when the pointer rests on a bar says the rest. Spans for which `placed` is
-/// false are left out. Look at the state of `out` for errors.
+/// A browser shows details when the pointer rests on a bar. Spans for which `placed` is false are
+/// left out. Look at the state of `out` for errors.
 void write_svg(std::ostream& out, const record& step, const picture_options& options = {});
 
 }  // namespace tidepool::trace

@@ -17,18 +17,17 @@
 
 namespace tidepool::inline v0_2_0::trace {
 
-/// What starts and stops a profiler. A failure is an exception.
+/// Functions that start and stop a profiler. The functions throw on failure.
 struct profiler_calls {
   std::function<void()> start;  ///< called before the first step of a window
-  std::function<void()> stop;   ///< called after the last
+  std::function<void()> stop;   ///< called after the last step of a window
 };
 
-// Two names, so that the linker cannot take the one for the other where translation units disagree
-// about CUDA.
+// Two names, so that the linker cannot confuse them if translation units disagree about CUDA.
 #if TIDEPOOL_DETAIL_PROFILER
 inline namespace profiler_on {
 
-/// Throws `device_error`, naming the call, where `code` is a failure.
+/// Throws `device_error`, naming the call, if `code` is a failure.
 inline void check_profiler(cudaError_t code, const char* call) {
   if (code == cudaSuccess) return;
   throw device_error("tidepool: " + std::string(call) + " failed with cudaError_t " +
@@ -47,7 +46,7 @@ inline void check_profiler(cudaError_t code, const char* call) {
 #else
 inline namespace profiler_off {
 
-/// Without CUDA: calls that do nothing.
+/// Returns calls that do nothing, because there is no CUDA.
 [[nodiscard]] inline profiler_calls cuda_profiler() {
   return {[] {}, [] {}};
 }
@@ -58,19 +57,19 @@ inline namespace profiler_off {
 /// Starts the profiler before the first step of a window, and stops it after the last.
 ///
 /// The host does not wait for the device: work of an earlier step that is still running is captured
-/// as well, and of the last step only what the device has begun by then. A trainer that reads its
+/// as well, and work of the last step only if the device has begun it. A trainer that reads its
 /// loss at the end of a step has waited. Thread safety: none.
 class capture_window {
  public:
-  /// A window that never opens.
+  /// Makes a window that never opens.
   capture_window() = default;
 
-  /// Steps from `first_step` to `last_step`, both included, by the CUDA profiler API; without CUDA
-  /// nothing happens. Throws `option_error` when the last is before the first.
+  /// Captures steps from `first_step` to `last_step`, both included, by the CUDA profiler API;
+  /// without CUDA nothing happens. Throws `option_error` when the last is before the first.
   capture_window(std::uint64_t first_step, std::uint64_t last_step)
       : capture_window(first_step, last_step, cuda_profiler()) {}
 
-  /// The same with calls of your own.
+  /// Like the constructor above, with calls of your own.
   capture_window(std::uint64_t first_step, std::uint64_t last_step, profiler_calls calls)
       : first_(first_step), last_(last_step), calls_(std::move(calls)) {
     if (last_step < first_step) {
@@ -83,7 +82,7 @@ class capture_window {
   capture_window(const capture_window&) = delete;
   capture_window& operator=(const capture_window&) = delete;
 
-  /// Stops the profiler if it runs; a failure is dropped, since the run is over anyway.
+  /// Stops the profiler if it runs; ignores a failure, since the run is over anyway.
   ~capture_window() {
     try {
       stop();
@@ -91,7 +90,7 @@ class capture_window {
     }
   }
 
-  /// Call it before the work of each step. Throws what the calls throw.
+  /// Call it before the work of each step. Throws the exceptions of the calls.
   void step_begins(std::uint64_t step) {
     const bool inside = calls_.start && step >= first_ && step <= last_;
     if (!inside) {
@@ -102,13 +101,13 @@ class capture_window {
     }
   }
 
-  /// Ends the capture now, as the end of the last step does where no other step follows.
+  /// Ends the capture now: call it after the last step if no other step follows.
   void stop() {
-    // First, so that a stop that failed is not tried again.
+    // Closed first, so that a stop that failed is not tried again.
     if (std::exchange(open_, false) && calls_.stop) calls_.stop();
   }
 
-  /// Whether the profiler runs for this window.
+  /// True while the profiler runs for this window.
   [[nodiscard]] bool open() const noexcept { return open_; }
 
  private:

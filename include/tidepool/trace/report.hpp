@@ -12,32 +12,32 @@
 
 namespace tidepool::inline v0_2_0::trace {
 
-/// One figure of a plan beside what was measured.
+/// One figure of a plan beside its measurement.
 struct planned_figure {
-  /// What a figure counts.
+  /// The unit of a figure.
   enum class unit {
     time,  ///< microseconds
     bytes  ///< bytes
   };
 
-  std::string name;      ///< what it is about
-  double planned = 0;    ///< by the plan
-  double measured = 0;   ///< of the step that ran
-  unit in = unit::time;  ///< the unit of both
+  std::string name;      ///< subject of the figure
+  double planned = 0;    ///< value by the plan
+  double measured = 0;   ///< value of the step that ran
+  unit in = unit::time;  ///< unit of both values
 };
 
-/// What a page is about. All but the record may be left empty.
+/// The contents of a page. All but the record may be left empty.
 struct report {
-  record step;                          ///< what the picture is drawn of
-  counters totals;                      ///< the summary
-  std::vector<planned_figure> planned;  ///< figures of a plan, beside those measured
-  std::string options;                  ///< in force, as `to_text` writes them
+  record step;                          ///< the step of the picture
+  counters totals;                      ///< the totals of the summary
+  std::vector<planned_figure> planned;  ///< figures of a plan, beside their measurements
+  std::string options;                  ///< options of the offloader, as `to_text` writes them
   std::string where;                    ///< the device, or the model and machine of a plan
 };
 
-/// Writes a page of `what` that needs no other file and no network: the picture of the step with
-/// zoom (wheel, buttons) and hover, copies and stalls by module, stalls by reason, plan against
-/// measured, totals, and the options in force. A click on a reason marks its stalls in the picture.
+/// Writes a page of `what` that needs no other file and no network. The page has the picture of the
+/// step with zoom (wheel, buttons) and hover, copies and stalls by module, stalls by reason, plan
+/// against measured, totals, and the options. A click on a reason marks its stalls in the picture.
 /// Blocks nothing and needs no device. Look at the state of `out` for errors.
 ///
 /// ```cpp

@@ -1,4 +1,4 @@
-/// Counters as a table to read, for one rank or several, and what did not happen though asked for.
+/// Counters as a table to read, for one rank or several.
 #pragma once
 
 #include <iosfwd>
@@ -9,41 +9,27 @@
 
 #include "tidepool/core/linkage.hpp"
 #include "tidepool/trace/counters.hpp"
+#include "tidepool/trace/silent.hpp"
 
 namespace tidepool::inline v0_2_0::trace {
 
-/// The counters of one rank, and what to call it.
+/// The counters of one rank, and its name.
 struct rank_counters {
-  std::string rank;  ///< what to call it
-  counters totals;   ///< of this rank
+  std::string rank;  ///< name of the rank
+  counters totals;   ///< counters of this rank
 };
 
 /// Adds the counters of several ranks: modules by name, in order of first appearance. Steps are
-/// those of the rank that went furthest; all else, peaks as well, is the sum over the ranks.
+/// those of the rank that went furthest; all other counts, peaks as well, are sums over the ranks.
 [[nodiscard]] counters merge(std::span<const rank_counters> ranks);
 
-/// Whether a module was asked for and moved no byte, neither out nor in, nor was discarded by plan.
-/// Ask after the first step.
-[[nodiscard]] bool silent(const module_counters& module);
-
-/// Names of the silent modules in `totals`.
-[[nodiscard]] std::vector<std::string> silent_modules(const counters& totals);
-
-/// Why a silent module moved nothing, as far as its counters tell, and what to do about it.
-[[nodiscard]] std::string why_silent(const module_counters& module);
-
-/// One message for each silent module of `totals`, to be shown as it is; for one that was never
-/// committed, with the nearest name. Before the end of the first step it
-/// is not known which they are: where groups have left by then, the message is that it lacks.
-[[nodiscard]] std::vector<std::string> silent_messages(const counters& totals);
-
 /// Writes a table by module, its totals, and lines on memory; then a message for each silent
-/// module. Modules that were not asked for are left out. `rank_label`, where there is one, stands
-/// in the title. Locale and format of `out` do not count.
+/// module. Modules that were not asked for are left out. A `rank_label` stands in the title. Locale
+/// and format of `out` have no effect.
 void write_summary(std::ostream& out, const counters& totals, std::string_view rank_label = "");
 
-/// The same for several ranks, with a rank column; the totals are over all ranks. A module is
-/// silent here when it is so on every rank.
+/// Like `write_summary` of one rank to `out`, with a rank column; the totals are over all ranks. A
+/// module is silent if it is silent on every rank.
 void write_summary(std::ostream& out, std::span<const rank_counters> ranks);
 
 }  // namespace tidepool::trace

@@ -13,13 +13,13 @@ namespace tidepool::inline v0_2_0::trace {
 ///
 /// A lane is a thread, named as in the record; lanes of the same name continue over steps, and a
 /// lane `steps` above them shows where each begins. A span is a complete event with module, layer,
-/// microbatch, bytes and GB/s as arguments, and a stall with its reason; what took no time is an
-/// instant, and no stall at all. Device bytes are a counter, and what there would be without
-/// offload another, beside the budget. Spans for which `placed` is false are left out. Look at the
-/// state of `out` for errors.
+/// microbatch, bytes and GB/s as arguments; a stall has its reason. A span that took no time is an
+/// instant, and a stall that took none is left out. Device bytes are a counter, and the bytes
+/// without offload another, beside the budget. Spans for which `placed` is false are left out. Look
+/// at the state of `out` for errors.
 void write_chrome_trace(std::ostream& out, std::span<const record> steps);
 
-/// The same for one step.
+/// Like `write_chrome_trace` of several steps, for one.
 void write_chrome_trace(std::ostream& out, const record& step);
 
 }  // namespace tidepool::trace

@@ -1,11 +1,9 @@
 // The log of a device that checks the order of accesses, and its judge: who must come before whom.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>

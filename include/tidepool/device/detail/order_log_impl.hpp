@@ -1,8 +1,6 @@
 // The bodies of order_log.hpp.
 #pragma once
 
-#include <array>
-
 #include "tidepool/device/detail/order_log.hpp"
 
 namespace tidepool::inline v0_2_0::detail {

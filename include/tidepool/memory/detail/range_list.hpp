@@ -158,6 +158,15 @@ class range_list {
     return other;
   }
 
+  // Cuts a free range in two. Both are free, and have its fence.
+  std::uint32_t cut_free(std::uint32_t index, std::size_t at) {
+    unlink(index);
+    const auto other = cut(index, at);
+    put(index);
+    put(other);
+    return other;
+  }
+
   [[gnu::always_inline]] void put(std::uint32_t index) {
     auto& back = nodes_[index];
     const auto which = bin_of(back.bytes);

@@ -4,11 +4,15 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <limits>
+#include <map>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 #include "tidepool/options.hpp"
 #include "tidepool/plan/constants.hpp"
-#include "tidepool/plan/detail/trials.hpp"
+#include "tidepool/plan/detail/walk.hpp"
 #include "tidepool/plan/forecast.hpp"
 #include "tidepool/plan/planner.hpp"
 #include "tidepool/plan/profile.hpp"
@@ -47,92 +51,192 @@ namespace tidepool::inline v0_2_0::plan::detail {
   return least;
 }
 
+// Each plan is found by a walk in the simulator, gets places, and is judged by the engine. Plans
+// for less and less of the budget come first, and short walks from the best of them follow.
 class chooser {
  public:
   chooser(const profile& step, const options& opts, planner& plans)
       : step_(&step),
-        opts_(&opts),
+        opts_(opts),
         plans_(&plans),
-        peer_budget_(plans_with_peer(step, opts) ? opts.peer_budget.value_or(0) : std::size_t{0}),
-        most_(opts.device_budget ? left_for_plans(step, *opts.device_budget)
-                                 : plans.in_core().peak),
-        stage_(step, opts, plans) {}
+        wanted_{.device_budget = opts.device_budget ? left_for_plans(step, *opts.device_budget)
+                                                    : plans.in_core().peak,
+                .recompute = opts.recompute_by_plan && may_recompute(step),
+                .peer_budget = plans_with_peer(step, opts) ? opts.peer_budget.value_or(0) : 0,
+                .work = constants::work_of_a_share,
+                .effort = opts.plan_effort},
+        walk_(plans.walk_for(wanted_)) {
+    if (opts.plan_effort) tries_left_ = *opts.plan_effort / 10;
+  }
 
   // `given` is one of the plans to choose from, if it runs.
-  [[nodiscard]] step_plan run(step_plan given) {
-    whole_ = plans_->best(goal_for(most_, false));
-    const auto without_recomputing_us = whole_.bound_us;
-    given.peer_budget = peer_budget_;
-    if (given.expected.runs && !given.what.empty()) static_cast<void>(stage_.try_plan(given));
-    const bool may_recompute = opts_->recompute_by_plan && detail::may_recompute(*step_);
-    bool recompute = may_recompute && whole_.expected.step_us > in_core_us() * (1 + 1e-6);
-    if (recompute) {
-      whole_ = plans_->best(goal_for(most_, true));
-      try_all(true);
+  [[nodiscard]] step_plan run(const step_plan& given) {
+    if (given.expected.runs && !given.what.empty()) {
+      candidate first{plans_->map().fold(given.what),
+                      {most(), given.reload_ahead, given.reload_ahead_bytes, wanted_.peer_budget},
+                      {}};
+      walk_.run(first);
+      try_it(first, false);
     }
-    if (!stage_.reaches(without_recomputing_us)) try_all(false);
-    if (may_recompute && !recompute && !stage_.reaches(in_core_us())) {
-      recompute = true;  // the planner saw no need, but the engine is slower than it thought
-      try_all(true);
-    }
-    if (!stage_.reaches(without_recomputing_us)) stage_.try_megatron(whole_);
-    stage_.refine(recompute);
-    return stage_.found() ? best() : none_found();
+    const candidate keep{
+        plans_->keep_all(), {most(), 2, 0, wanted_.peer_budget}, plans_->in_core()};
+    if (keep.result.peak <= most()) try_it(keep, true);
+    by_shares();
+    if (!found()) all_leaves();
+    refine();
+    return found() ? best() : none_found();
   }
 
  private:
-  [[nodiscard]] double in_core_us() const { return plans_->in_core().step_us; }
+  struct trial {
+    candidate plan;
+    outcome seen{.runs = false};  // by the engine
+    bool alike = true;
+  };
 
-  [[nodiscard]] goal goal_for(std::size_t bytes, bool recompute) const {
-    return {.device_budget = bytes,
-            .recompute = recompute,
-            .peer_budget = peer_budget_,
-            .effort = opts_->plan_effort};
+  [[nodiscard]] std::size_t most() const { return wanted_.device_budget; }
+  // The budget without a part of it. A budget near 2^64 as a double would not come back.
+  [[nodiscard]] std::size_t without(double part) const {
+    return most() - static_cast<std::size_t>(static_cast<double>(most()) * part);
+  }
+  [[nodiscard]] bool found() const { return best_.seen.runs; }
+  [[nodiscard]] double best_us() const {
+    return found() ? best_.seen.step_us : std::numeric_limits<double>::infinity();
+  }
+  // True where a step takes hardly longer than with everything kept.
+  [[nodiscard]] bool good() const {
+    return best_us() <= plans_->in_core().step_us * constants::as_long;
+  }
+  // Until a plan runs, whatever that takes.
+  [[nodiscard]] bool may_try() const {
+    return (tries_left_ > 0 && events_left_ >= step_->events.size()) || !found();
   }
 
-  void try_all(bool recompute) {
-    try_shares(recompute, true);
-    if (!stage_.reaches(in_core_us())) try_shares(recompute, false);
+  // The step as the engine runs it. It counts as one that does not run where the simulator says
+  // already that it takes longer than what was found.
+  outcome try_it(const candidate& which, bool alike) {
+    auto& seen = known_[{which.what, which.limits.reload_ahead, which.limits.reload_ahead_bytes}];
+    if (seen.step_us > 0) return seen;
+    seen = {.runs = false, .step_us = std::numeric_limits<double>::infinity()};
+    found_places where;
+    if (has_places(*step_, opts_)) {
+      auto limits = which.limits;
+      limits.device_budget = *opts_.device_budget;
+      where = plans_->places(which.what, limits, (1 + constants::most_worse) * best_us());
+    }
+    if (where.too_slow) return seen;
+    tries_left_ -= std::min<std::size_t>(tries_left_, 1);
+    events_left_ -= std::min(events_left_, step_->events.size());
+    auto run = opts_;
+    run.reload_ahead = which.limits.reload_ahead;
+    run.reload_ahead_bytes.reset();
+    if (which.limits.reload_ahead_bytes > 0) {
+      run.reload_ahead_bytes = which.limits.reload_ahead_bytes;
+    }
+    const auto engine =
+        rehearsed_in_places(*step_, run, plans_->map().unfold(which.what), std::move(where), false)
+            .seen.expected;
+    if (!engine.runs) return seen;
+    // The best by cost is taken of plans that take as long as the fastest.
+    fastest_us_ = std::min(fastest_us_, engine.step_us);
+    const auto enough_us = fastest_us_ * constants::as_long;
+    const bool cheaper = !found() || cost_us(engine) < cost_us(best_.seen);
+    if (best_us() > enough_us || (engine.step_us <= enough_us && cheaper)) {
+      best_ = {which, engine, alike};
+    }
+    return seen = engine;
   }
 
-  // Less and less of the budget until one runs as planned.
-  void try_shares(bool recompute, bool alike) {
-    for (const double share : constants::budget_shares) {
-      if (!try_share(share, recompute, alike)) return;
+  // The engine takes longer than the simulator where memory is in pieces: so plans for less and
+  // less of the budget, until the engine takes no longer than planned. Where all microbatches are
+  // treated alike, memory is asked for alike time and again, and falls into fewer pieces.
+  void by_shares() {
+    struct road {
+      bool alike;
+      candidate last{};
+      bool open = true;
+    };
+    road roads[] = {{true}, {false}};
+    for (double share = 1; share > constants::least_share && !good();
+         share *= constants::next_share) {
+      for (auto& each : roads) {
+        if (!each.open || !may_try()) continue;
+        auto next = walk_.start(without(1 - share), each.alike);
+        if (!each.last.what.empty()) {
+          each.last.limits.device_budget = without(1 - share);
+          walk_.run(each.last);
+          if (better(each.last.result, next.result)) next = each.last;
+        }
+        each.last = walk_.go(next, wanted_.work, constants::heat, each.alike);
+        const auto& by_simulator = each.last.result;
+        each.open =
+            by_simulator.runs && by_simulator.step_us <= best_us() * constants::as_long &&
+            try_it(each.last, each.alike).step_us > by_simulator.step_us * constants::as_long;
+      }
     }
   }
 
-  // A plan for a share of the budget; whether one for less of it may do better.
-  [[nodiscard]] bool try_share(double share, bool recompute, bool alike) {
-    if (!stage_.may_try()) return false;
-    // What is left out is at most half: a budget near 2^64 as a double would not come back.
-    const auto budget = most_ - static_cast<std::size_t>(static_cast<double>(most_) * (1 - share));
-    auto wanted = goal_for(std::max<std::size_t>(budget, 1), recompute);
-    wanted.work = constants::work_of_a_share;
-    wanted.alike = alike;
-    auto next = plans_->best(wanted);
-    if (!next.expected.runs) return true;
-    const auto roomy =
-        plans_->judge(next.what, {most_, next.reload_ahead, next.reload_ahead_bytes, peer_budget_})
-            .step_us;
-    if (std::min(roomy, next.expected.step_us) > stage_.fastest_us()) return false;
-    next.device_budget = most_;
-    return !stage_.try_plan(next);
+  // Where shapes vary, the simulator plans for a part of the budget. A step that does not fit this
+  // part may fit the engine's, if everything leaves.
+  void all_leaves() {
+    for (const std::size_t ahead : {2U, 1U}) {
+      candidate all{std::vector<action>(plans_->keep_all().size(), action::offload),
+                    {most(), ahead, 0, wanted_.peer_budget},
+                    {}};
+      try_it(all, true);
+    }
+  }
+
+  // Short walks from the best so far, which go on from plans that are a little worse as well: fewer
+  // where a plan hides all copies, and only its bytes are left to gain.
+  void refine() {
+    if (best_.seen.moved == 0 && best_.seen.extra_us <= 0) return;
+    auto now = best_;
+    const auto walks = good() ? constants::short_walks / 4 : constants::short_walks;
+    for (auto left = walks; left > 0 && found() && may_try(); --left) {
+      const bool alike = now.alike || walk_.roll(3) == 0;
+      const auto next = short_walk(now.plan, alike);
+      if (!next.result.runs || next.result.step_us > 1.01 * now.seen.step_us) continue;
+      const auto seen = try_it(next, now.alike);
+      const auto part = static_cast<double>(left) / static_cast<double>(walks);
+      const auto worse = 1 + constants::most_worse * part * walk_.chance();
+      if (seen.runs && cost_us(seen) < cost_us(now.seen) * worse) now = {next, seen, now.alike};
+    }
+  }
+  [[nodiscard]] candidate short_walk(candidate from, bool alike) {
+    walk_.change_at_random(from, alike);
+    from.limits.device_budget = without(constants::most_spared * walk_.chance() * walk_.chance());
+    walk_.run(from);
+    if (!from.result.runs) {
+      from.limits.device_budget = most();
+      walk_.run(from);
+    }
+    if (!from.result.runs) return from;
+    const auto steps = walk_.roll(constants::longest_short_walk);
+    return walk_.go(std::move(from), plans_->map().events.size() * steps, constants::heat / 4,
+                    alike);
   }
 
   [[nodiscard]] step_plan best() const {
-    auto best = stage_.best();
+    step_plan best;
+    best.what = plans_->map().unfold(plans_->as_it_went(best_.plan.what, best_.plan.limits));
+    best.device_budget = most();
+    best.reload_ahead = best_.plan.limits.reload_ahead;
+    best.reload_ahead_bytes = best_.plan.limits.reload_ahead_bytes;
+    best.peer_budget = wanted_.peer_budget;
+    best.expected = best_.seen;
+    best.bound_us = plans_->bound_us(wanted_);
     // What is left free for shapes that vary may be what no plan can do without; the engine has it.
-    best.bound_us = std::isfinite(whole_.bound_us) ? whole_.bound_us : in_core_us();
+    if (!std::isfinite(best.bound_us)) best.bound_us = plans_->in_core().step_us;
     best.limited_by = plans_->limit_of(best);
     return best;
   }
 
   [[nodiscard]] step_plan none_found() const {
-    auto none_found = whole_;
-    if (!std::isfinite(none_found.bound_us)) none_found.bound_us = in_core_us();
-    if (opts_->device_budget) {
-      none_found.device_budget = *opts_->device_budget;
+    auto none_found = plans_->best(wanted_);
+    if (!std::isfinite(none_found.bound_us)) none_found.bound_us = plans_->in_core().step_us;
+    if (opts_.device_budget) {
+      none_found.device_budget = *opts_.device_budget;
       auto& peak = none_found.expected.peak;
       if (!none_found.expected.runs) peak = budget_that_leaves(*step_, peak);
     }
@@ -141,12 +245,16 @@ class chooser {
   }
 
   const profile* step_;
-  const options* opts_;
+  options opts_;
   planner* plans_;
-  std::size_t peer_budget_;
-  std::size_t most_;  // of the budget, for plans
-  trials stage_;
-  step_plan whole_;  // for all of it
+  goal wanted_;
+  walk walk_;
+  // Outcomes of the plans that were tried, each with its reloads ahead.
+  std::map<std::tuple<std::vector<action>, std::size_t, std::size_t>, outcome> known_;
+  trial best_;
+  double fastest_us_ = std::numeric_limits<double>::infinity();
+  std::size_t events_left_ = constants::forecast_events;
+  std::size_t tries_left_ = std::numeric_limits<std::size_t>::max();  // by `options::plan_effort`
 };
 
 }  // namespace tidepool::plan::detail

@@ -9,7 +9,6 @@
 #include <string_view>
 #include <type_traits>
 
-#include "tidepool/plan/machines.hpp"
 #include "tidepool/plan/profile.hpp"
 #include "tidepool/plan/step_plan.hpp"
 
@@ -19,7 +18,7 @@ namespace tidepool::inline v0_2_0::plan::detail {
 enum class presence : std::uint8_t {
   needed,        // always
   usual,         // written, but it may be left out
-  rate,          // the same, but one that nobody gave must not be another machine's
+  rate,          // the same, but needed where the reader wants all rates
   unless_none,   // where it is no index, it is left out
   unless_empty,  // where it is 0, false or has nothing, it is left out
 };
@@ -90,23 +89,6 @@ void each_member(either<step_plan> auto& of, const auto& see) {
   see("expected", of.expected);
   see("bound_us", of.bound_us);
   see("limited_by", of.limited_by);
-}
-void each_member(either<shared_link> auto& of, const auto& see) {
-  see("gpus", of.gpus, presence::needed);
-  each_member(of.each, see);
-}
-void each_member(either<machine_description> auto& of, const auto& see) {
-  see("name", of.name, presence::needed);
-  see("device_bytes", of.device_bytes);
-  see("gemm_tflops", of.gemm_tflops, presence::needed);
-  see("gemm_share", of.gemm_share);
-  see("attention_tflops", of.attention_tflops, presence::needed);
-  see("memory_rate", of.memory_rate, presence::needed);
-  see("peer_rate", of.peer_rate);
-  see("link", of.link, presence::needed);  // before the others, which have its latency
-  see("shared", of.shared, presence::usual, shared_link{2, of.link});
-  see("peer_link", of.peer_link, presence::unless_empty, of.link);
-  see("source", of.source);
 }
 
 // The same for what is written as a row without keys; only the last may be left out.

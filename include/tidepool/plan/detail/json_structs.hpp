@@ -31,12 +31,16 @@ inline constexpr std::uint32_t json_version = 1;
   return "did you mean " + tidepool::detail::text::in_quotes(close) + "?";
 }
 
+// All: a rate of a link that is left out must not be that of another machine.
+enum class rates : std::uint8_t { some, all };
+
 // Reads the parts of one document.
 class json_reader {
  public:
   using keys = std::vector<std::string_view>;
 
-  json_reader(const subject& of, std::string_view text) : source_(parse_json(of, text)) {
+  json_reader(const subject& of, std::string_view text, rates needed = rates::some)
+      : source_(parse_json(of, text)), rates_(needed) {
     const auto kind = std::string(of.kind);
     const auto key = version_key(kind);
     if (!has(top(), key)) {
@@ -141,18 +145,17 @@ class json_reader {
   }
 
   void read_members(const json& from, auto& into) {
-    const bool measured = source_.of.kind == "machine";
     each_member(into, [&](std::string_view key, auto& member, const auto&... how) {
-      read_member(from, key, member, measured, how...);
+      read_member(from, key, member, how...);
     });
   }
-  void read_member(const json& from, std::string_view key, auto& member, bool measured) {
-    read_member(from, key, member, measured, presence::usual);
+  void read_member(const json& from, std::string_view key, auto& member) {
+    read_member(from, key, member, presence::usual);
   }
   template <class T>
-  void read_member(const json& from, std::string_view key, T& member, bool measured, presence is,
+  void read_member(const json& from, std::string_view key, T& member, presence is,
                    const auto&... fresh) {
-    const bool needed = is == presence::needed || (is == presence::rate && measured);
+    const bool needed = is == presence::needed || (is == presence::rate && rates_ == rates::all);
     if (!needed && !has(from, key)) return;
     const auto& value = this->member(from, key);
     if constexpr (std::same_as<T, std::uint32_t>) {
@@ -224,6 +227,7 @@ class json_reader {
   }
 
   json_source source_;
+  rates rates_;
   std::span<const std::string> modules_;  // of the profile
 };
 

@@ -21,6 +21,7 @@ struct flat_group {
   double recompute_us = 0;
   std::size_t outliving = 0;  // of its bytes, those that handles hold beyond its commit
   bool comes_back = false;    // else it is forgotten, and its storages are released while away
+  bool held = false;          // by others or beyond its commit, so that it cannot be computed again
 };
 
 struct flat_event {
@@ -101,6 +102,7 @@ struct layout {
         groups[storages[what].group].outliving += storages[what].bytes;
       }
     }
+    find_held();
     compute_us += step.rest_us;
     rest_wait = wait + step.rest_wait_us;
     order_reloads();
@@ -133,6 +135,18 @@ struct layout {
   }
 
  private:
+  void find_held() {
+    std::vector<std::uint32_t> saves(storages.size());
+    for (const auto& group : members) {
+      for (const auto each : group) ++saves[each];
+    }
+    for (std::uint32_t g = 0; g < groups.size(); ++g) {
+      groups[g].held = std::ranges::any_of(members[g], [&](std::uint32_t each) {
+        return storages[each].outlives || saves[each] > 1;
+      });
+    }
+  }
+
   // Chunks as they are restored; in each the group that was committed last comes first, even where
   // a trainer restores it a little later.
   void order_reloads() {

@@ -28,11 +28,15 @@ class links {
     }
   }
 
-  // When a copy of `bytes` that may start at `ready` is over, in microseconds.
+  // When a copy that may start at `ready` begins, in microseconds.
+  [[nodiscard]] double begins(direction which, double ready) const {
+    return std::max(ready, lanes_[which].end);
+  }
+  // When a copy of `bytes` that may start at `ready` is over.
   double copy(direction which, std::size_t bytes, double ready) {
     auto& lane = lanes_[which];
     const auto& other = lanes_[1 - which];
-    const auto begin = std::max(ready, lane.end);
+    const auto begin = begins(which, ready);
     auto now = begin + latency_;
     auto left = static_cast<double>(bytes) / 1e3;  // kB, so microseconds at GB/s
     const auto alone = rate_[which];

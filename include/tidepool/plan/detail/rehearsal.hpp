@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
-#include <span>
 #include <utility>
 #include <vector>
 
@@ -263,10 +262,10 @@ class rehearsal {
       if (alike && !comes_back_[restored.chunk][i]) forget_group(restored.chunk, i);
     }
   }
+  // By its place: what was forgotten may lie below a group of its module and layer that waits.
   void forget_group(std::uint32_t chunk, std::uint32_t index) {
     comes_back_[chunk][index] = true;
-    const auto& group = step_->chunks[chunk].groups[index];
-    engine_->forget(*chunks_[chunk], group.module, group.layer);
+    engine_->forget(*chunks_[chunk], index);
     if (--waiting_[chunk] == 0) close(chunk);
   }
 

@@ -1,7 +1,6 @@
 // Reloads ahead in a step that is known: where each group is, and which comes back next.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>

@@ -1,4 +1,4 @@
-// Where a search for a plan begins: rules that name what leaves at once.
+// Rules that name at once what leaves, and the sets of groups that a search changes.
 #pragma once
 
 #include <algorithm>
@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <map>
 #include <queue>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -26,18 +25,16 @@ using group_set = std::vector<std::uint32_t>;
 }
 
 /// Belady's rule: whenever more than `budget` is held, the group that comes back last goes, the way
-/// that `leaving` says. Groups that `base` does not keep go at their commit. `recomputed_first`:
-/// one that would be recomputed goes before any that would be copied. A group goes no sooner than
-/// `settled_us` after its commit, so that its copy is over by then, unless no other is left.
+/// that `leaving` says. Groups that `base` does not keep go at their commit. A group
+/// goes no sooner than `settled_us` after its commit, so that its copy is over by then, unless no
+/// other is left.
 [[nodiscard]] inline std::vector<action> come_back_last(const layout& map, std::vector<action> base,
                                                         const std::vector<action>& leaving,
-                                                        std::size_t budget,
-                                                        bool recomputed_first = false,
-                                                        double settled_us = 0) {
+                                                        std::size_t budget, double settled_us) {
   std::vector<std::uint32_t> order(map.groups.size(), none);  // what never comes back is the last
   for (std::uint32_t i = 0; i < map.reload_order.size(); ++i) order[map.reload_order[i]] = i;
-  std::priority_queue<std::tuple<bool, std::uint32_t, std::uint32_t>> idle;
-  std::queue<std::pair<double, std::uint32_t>> settling;  // when committed, and which
+  std::priority_queue<std::pair<std::uint32_t, std::uint32_t>> idle;  // order, and which
+  std::queue<std::pair<double, std::uint32_t>> settling;              // when committed, and which
   std::vector<bool> restored(map.groups.size(), false);
   std::size_t held = 0;
   // What handles still hold of each group beyond its commit is not free when it leaves.
@@ -79,12 +76,12 @@ using group_set = std::vector<std::uint32_t>;
     const auto settle = [&] {
       const auto group = settling.front().second;
       settling.pop();
-      idle.emplace(recomputed_first && leaving[group] == action::recompute, order[group], group);
+      idle.emplace(order[group], group);
     };
     while (!settling.empty() && settling.front().first + settled_us <= each.at) settle();
     while (held > budget && !(idle.empty() && settling.empty())) {
       if (idle.empty()) settle();
-      const auto group = std::get<2>(idle.top());
+      const auto group = idle.top().second;
       idle.pop();
       if (restored[group]) continue;
       base[group] = leaving[group];
@@ -95,8 +92,7 @@ using group_set = std::vector<std::uint32_t>;
 }
 
 /// What a local search may change at once: layers and modules, ranges of layers of a module, chunks
-/// of a layer and module up to one or from one on, single groups. Without those that take a class
-/// apart where `alike`.
+/// of a layer and module up to one or from one on, single groups.
 struct neighbourhood {
   std::vector<group_set> classes;
   std::vector<group_set> ranges;
@@ -104,14 +100,14 @@ struct neighbourhood {
   std::vector<group_set> singles;
 };
 
-[[nodiscard]] inline neighbourhood neighbourhood_of(const layout& map, bool alike) {
+[[nodiscard]] inline neighbourhood neighbourhood_of(const layout& map) {
   neighbourhood result;
   std::map<std::size_t, std::map<int, group_set>> modules;
   for (std::uint32_t i = 0; i < map.groups.size(); ++i) {
     const auto& each = map.groups[i];
     if (each.bytes == 0) continue;
     modules[static_cast<std::size_t>(each.module)][each.layer].push_back(i);
-    if (!alike) result.singles.push_back({i});
+    result.singles.push_back({i});
   }
   // At so many places at most, so that all sets together stay linear in the groups.
   for (const auto& [module, layers] : modules) {
@@ -120,7 +116,7 @@ struct neighbourhood {
       rows.push_back(&members);
       result.classes.push_back(members);
       const auto by = std::max<std::size_t>(1, members.size() / constants::cuts);
-      for (std::size_t k = by; !alike && k < members.size(); k += by) {
+      for (std::size_t k = by; k < members.size(); k += by) {
         const auto cut = members.begin() + static_cast<std::ptrdiff_t>(k);
         if (k > 1) result.parts.emplace_back(members.begin(), cut);
         if (k + 1 < members.size()) result.parts.emplace_back(cut, members.end());
@@ -146,7 +142,8 @@ struct neighbourhood {
 inline void change(const layout& map, std::vector<action>& what, const group_set& which,
                    action to) {
   for (const auto group : which) {
-    const bool cannot = to == action::recompute && map.groups[group].recompute_us <= 0;
+    const auto& about = map.groups[group];
+    const bool cannot = to == action::recompute && (about.recompute_us <= 0 || about.held);
     what[group] = cannot ? action::offload : to;
   }
 }
@@ -166,66 +163,27 @@ inline void make_alike(const layout& map, std::vector<action>& what,
   }
 }
 
-/// Of each set the groups for which the second of `cost(group)` is above 0, that set first where
-/// the sum of the firsts over that of the seconds is least.
-template <class Cost>
-[[nodiscard]] std::vector<group_set> cheapest_first(const std::vector<group_set>& sets,
-                                                    const Cost& cost) {
+/// The groups of each set that can be recomputed; the set of which a byte costs least comes first.
+[[nodiscard]] inline std::vector<group_set> cheapest_again(const layout& map,
+                                                           const std::vector<group_set>& sets) {
   std::vector<std::pair<double, group_set>> sorted;
   for (const auto& members : sets) {
-    double sum = 0;
-    double over = 0;
+    double us = 0;
+    double bytes = 0;
     group_set chosen;
     for (const auto group : members) {
-      const auto [of, by] = cost(group);
-      if (by <= 0) continue;
-      sum += of;
-      over += by;
+      const auto& each = map.groups[group];
+      if (each.recompute_us <= 0 || each.held) continue;
+      us += each.recompute_us;
+      bytes += static_cast<double>(each.bytes);
       chosen.push_back(group);
     }
-    if (!chosen.empty()) sorted.emplace_back(sum / over, std::move(chosen));
+    if (!chosen.empty()) sorted.emplace_back(us / bytes, std::move(chosen));
   }
   std::ranges::stable_sort(sorted, {}, &std::pair<double, group_set>::first);
   std::vector<group_set> result;
   for (auto& each : sorted) result.push_back(std::move(each.second));
   return result;
-}
-
-/// What can be recomputed, by what a byte of it costs.
-[[nodiscard]] inline std::vector<group_set> cheapest_again(const layout& map,
-                                                           const std::vector<group_set>& sets) {
-  return cheapest_first(sets, [&](std::uint32_t group) {
-    const auto& each = map.groups[group];
-    const auto bytes = each.recompute_us > 0 ? static_cast<double>(each.bytes) : 0.0;
-    return std::pair(each.recompute_us, bytes);
-  });
-}
-
-/// What leaves, that first which is away for the shortest time.
-[[nodiscard]] inline std::vector<group_set> soonest_back(const layout& map,
-                                                         const std::vector<action>& what,
-                                                         const std::vector<group_set>& sets) {
-  std::vector<double> away;
-  for (const auto& each : map.groups) away.push_back(each.comes_back ? 0 : map.compute_us);
-  for (const auto& each : map.events) {
-    if (each.kind == event_kind::commit) away[each.what] -= each.at;
-    if (each.kind == event_kind::restore) away[each.what] += each.at;
-  }
-  return cheapest_first(sets, [&](std::uint32_t group) {
-    return std::pair(away[group], is_offload(what[group]) ? 1.0 : 0.0);
-  });
-}
-
-/// `stay(which)` for all of the sets at once, else for halves of them, and so on.
-template <class Stay>
-void give_back_of(const std::vector<group_set>& sets, std::size_t from, std::size_t to,
-                  const Stay& stay) {
-  group_set all;
-  for (auto i = from; i < to; ++i) all.insert(all.end(), sets[i].begin(), sets[i].end());
-  if (all.empty() || stay(all) || to - from == 1) return;
-  const auto middle = from + (to - from) / 2;
-  give_back_of(sets, from, middle, stay);
-  give_back_of(sets, middle, to, stay);
 }
 
 }  // namespace tidepool::plan::detail

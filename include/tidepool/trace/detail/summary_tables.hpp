@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "tidepool/core/text.hpp"
 #include "tidepool/trace/counters.hpp"
 #include "tidepool/trace/detail/print.hpp"
 #include "tidepool/trace/detail/table.hpp"
@@ -50,11 +51,6 @@ inline void add(trace::place_counters& to, const trace::place_counters& from) {
   to.reserved += from.reserved;
   to.peak += from.peak;
   to.allocations += from.allocations;
-}
-
-// `1 step`, `2 steps`.
-[[nodiscard]] inline std::string count_of(std::uint64_t number, std::string_view what) {
-  return std::to_string(number).append(" ").append(what).append(number == 1 ? "" : "s");
 }
 
 // What was not asked for would only be a row of zeros.
@@ -148,13 +144,13 @@ inline void add_places(text_table& table, const trace::counters& totals) {
   if (!totals.host_budget.empty()) table.row({"host budget", totals.host_budget});
   add_places(table, totals);
   for (const auto& each : totals.recomputed) {
-    table.row(
-        {"recomputed " + each.name, bytes_text(each.bytes), count_of(each.tensors, "tensor")});
+    table.row({"recomputed " + each.name, bytes_text(each.bytes),
+               tidepool::detail::text::count_of(each.tensors, "tensor")});
   }
   for (const auto& each : totals.modules) {
     if (each.groups_recomputed == 0) continue;
     table.row({"recomputed by plan: " + each.name, bytes_text(each.bytes_recomputed),
-               count_of(each.groups_recomputed, "group")});
+               tidepool::detail::text::count_of(each.groups_recomputed, "group")});
   }
   if (totals.state_written > 0) {
     table.row({"host state fetched", bytes_text(totals.state_fetched)});
