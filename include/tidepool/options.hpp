@@ -135,7 +135,7 @@ struct options {
   /// other without `offloader::on_ready`.
   std::optional<std::size_t> adopt_after{};
   /// Steps that each search for an automatic plan may simulate at most; the engine tries a tenth as
-  /// many, six at least. Empty: as many as pay off in one training.
+  /// many. Empty: as many as pay off in one training.
   std::optional<std::size_t> plan_effort{};
 
   /// Groups whose reload may be under way ahead of their use.

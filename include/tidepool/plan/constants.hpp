@@ -45,9 +45,11 @@ inline constexpr double next_share = 0.97;
 inline constexpr double least_share = 0.45;
 /// Walks from the best plan so far, each judged by the engine; so many steps long at most, in a
 /// budget that is smaller by up to this part.
-inline constexpr std::size_t short_walks = 120;
+inline constexpr std::size_t short_walks = 160;
 /// See `short_walks`.
 inline constexpr std::size_t longest_short_walk = 40;
+/// So many times fewer walks, each so many times as long, where all copies are hidden.
+inline constexpr std::size_t hidden = 5;
 /// See `short_walks`.
 inline constexpr double most_spared = 0.12;
 /// A plan that is worse by this part is gone on from at first.

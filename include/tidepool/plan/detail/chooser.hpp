@@ -187,12 +187,13 @@ class chooser {
     }
   }
 
-  // Short walks from the best so far, which go on from plans that are a little worse as well: fewer
-  // where a plan hides all copies, and only its bytes are left to gain.
+  // Short walks from the best so far, which go on from plans that are a little worse as well. Where
+  // a plan hides all copies, only bytes are left to gain, of which the simulator knows all: so the
+  // engine judges fewer walks, and each is longer.
   void refine() {
     if (best_.seen.moved == 0 && best_.seen.extra_us <= 0) return;
     auto now = best_;
-    const auto walks = good() ? constants::short_walks / 4 : constants::short_walks;
+    const auto walks = good() ? constants::short_walks / constants::hidden : constants::short_walks;
     for (auto left = walks; left > 0 && found() && may_try(); --left) {
       const bool alike = now.alike || walk_.roll(3) == 0;
       const auto next = short_walk(now.plan, alike);
@@ -212,7 +213,8 @@ class chooser {
       walk_.run(from);
     }
     if (!from.result.runs) return from;
-    const auto steps = walk_.roll(constants::longest_short_walk);
+    const auto longest = constants::longest_short_walk * (good() ? constants::hidden : 1);
+    const auto steps = walk_.roll(longest);
     return walk_.go(std::move(from), plans_->map().events.size() * steps, constants::heat / 4,
                     alike);
   }
