@@ -226,16 +226,37 @@ TEST_CASE("recorder: waits count between the first call and the last, and not in
   }
 }
 
-TEST_CASE("recorder: waits for peers are no computing, but for what the shortest one takes") {
+TEST_CASE("recorder: waits for peers count beyond the time for which this rank stood still") {
   bench on;
   on.rec.start(on.s);
   on.wait(10);
   on.allocate(1);
   on.compute(4);
   on.wait(110);
-  on.call(commit);
-  static_cast<void>(on.finish());
-  CHECK(on.step.events == std::vector<plan::event>{{allocate, 0, 0, 10, 0}, {commit, 0, 0, 14, 0}});
+  const auto stand_still = [&](double us) {
+    const auto from = on.rec.arrive(on.s);
+    on.compute(us);
+    on.rec.called(from, commit, 0, 0, on.s);
+  };
+  SUBCASE("this rank stood still for longer: the shortest wait alone counts") {
+    stand_still(130);
+    static_cast<void>(on.finish());
+    CHECK(on.step.events[1] == plan::event{commit, 0, 0, 14, 0});
+    CHECK(on.step.rest_us == 0);
+  }
+  SUBCASE("it stood still for a quarter of the time: three quarters stay, as a wait for others") {
+    stand_still(25);
+    static_cast<void>(on.finish());
+    CHECK(on.step.events[1] == plan::event{commit, 0, 0, 14 + 37.5, 37.5});
+    CHECK(on.step.rest_us == 37.5);
+  }
+  SUBCASE("it never stood still: the peers compute longer, and go on to") {
+    stand_still(0);
+    static_cast<void>(on.finish());
+    CHECK(on.step.events[1] == plan::event{commit, 0, 0, 14 + 50, 50});
+    CHECK(on.step.rest_us == 50);
+  }
+  CHECK(on.step.events[0] == plan::event{allocate, 0, 0, 10, 0});
 }
 
 TEST_CASE(
@@ -285,7 +306,7 @@ TEST_CASE("recorder: whether the host had waited is told of each call") {
     on.call(commit);
     const auto seen = on.finish();
     REQUIRE(on.step.events.size() == 3);
-    CHECK(on.step.events[2].compute_us == 16);
+    CHECK(on.step.events[2].compute_us - on.step.events[2].wait_us == 16);
     REQUIRE(seen.size() == 3);
     CHECK(seen[0] == drain{});
     CHECK(seen[1] == drain{drain::what::yes, 16});

@@ -237,15 +237,18 @@ class recorder {
     auto wait = waits_.begin();
     double waited_us[2]{};
     const auto needed_us = shortest_waits_us();
+    const auto stays = part_that_stays(needed_us);
     const auto wait_before = [&](std::size_t number) {
       for (; wait != waits_.end() && wait->before <= number; ++wait) {
-        const auto whom = static_cast<std::size_t>(wait->whom);
-        waited_us[whom] += us_between(wait->from, wait->to) - needed_us.at(wait->same());
+        const auto us = us_between(wait->from, wait->to) - needed_us.at(wait->same());
+        const auto part = wait->whom == waits_for::others ? 1.0 : stays;
+        waited_us[0] += us * part;
+        waited_us[1] += us * (1 - part);
       }
     };
-    // The computing before a call, or before the end, has no waits for peers. Others were late
-    // themselves, by an unknown time: half of a wait for them counts, and the other half goes
-    // behind all events, where no copy can use it.
+    // The computing before a call, or before the end, has no waits for peers that stood still.
+    // Others were late themselves, by an unknown time: half of a wait for them counts, and the
+    // other half goes behind all events, where no copy can use it.
     double uncertain_us = 0;
     const auto computing = [&](double us) {
       us = std::max(0.0, us - std::exchange(waited_us[1], 0.0));
@@ -356,6 +359,22 @@ class recorder {
       if (!first) found->second = std::min(found->second, us);
     }
     return shortest;
+  }
+
+  // The part of waits for peers that another plan does not end, because the peers compute longer.
+  // Peers follow plans of the same kind, so they are taken to stand still as long as this rank.
+  [[nodiscard]] double part_that_stays(
+      const std::map<std::pair<waits_for, std::uint32_t>, double>& needed_us) const {
+    double waited_us = 0;
+    for (const auto& each : waits_) {
+      if (each.whom != waits_for::peers) continue;
+      waited_us += us_between(each.from, each.to) - needed_us.at(each.same());
+    }
+    double still_us = 0;
+    for (const auto& each : calls_) {
+      if (each.from != none) still_us += us_between(each.from, each.to);
+    }
+    return waited_us > still_us ? 1 - still_us / waited_us : 0;
   }
 
   void look() noexcept {
