@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Everything at full length, which takes hours: what `.ci/run` runs, with every case (see
-# docs/reliability.md for what it leaves out), and the tests built by clang++.
+# tests/README.md for what it leaves out), and the tests built by clang++.
 #
 #   tests/nightly.sh [--mutation]     with mutants of the engine as well (tests/mutation/mutate.py)
 #

@@ -6,7 +6,7 @@
 #
 # With a GPU and the CUDA toolkit the GPU tests must run (TIDEPOOL_REQUIRE_GPU=1); else they are
 # skipped visibly. TIDEPOOL_TEST_LENGTH=full runs every case: what it leaves out otherwise
-# docs/reliability.md says. TIDEPOOL_CMAKE_ARGS holds further arguments for the configuration. The
+# tests/README.md says. TIDEPOOL_CMAKE_ARGS holds further arguments for the configuration. The
 # build folder keeps junit.xml and Ninja's log; what took longest is printed before CTest's summary.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

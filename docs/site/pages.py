@@ -28,6 +28,8 @@ def page_name(path, root):
         return "index"
     if path == root / "docs" / "README.md":
         return "documentation"
+    if path.stem == "README":
+        return path.parent.name
     return path.stem.lower()
 
 
