@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <exception>
 #include <map>
-#include <string>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
@@ -14,8 +13,8 @@
 
 #include "tidepool/core/clocks.hpp"
 #include "tidepool/device/hardware.hpp"
-#include "tidepool/engine/learning.hpp"
 #include "tidepool/observe/drain_watch.hpp"
+#include "tidepool/observe/rank_waits.hpp"
 #include "tidepool/plan/profile.hpp"
 
 namespace tidepool::inline v0_2_0::detail {
@@ -189,7 +188,7 @@ class recorder {
   [[nodiscard]] bool waited() const { return !waits_.empty(); }
   [[nodiscard]] bool waited_for_others() const {
     return std::ranges::any_of(
-        waits_, [](const wait_for_others& each) { return each.whom == waits_for::others; });
+        waits_, [](const rank_wait& each) { return each.whom == waits_for::others; });
   }
   // A group does not come back; its tensors are released, or held by others.
   void forgotten(std::size_t chunk, std::size_t group) noexcept { given_back(chunk, group); }
@@ -234,16 +233,13 @@ class recorder {
     into.shared = shared_;
     into.events.clear();
     auto before = first_;
+    judge(waits_, still_us(), [&](const auto& each) { return us_between(each.from, each.to); });
     auto wait = waits_.begin();
-    double waited_us[2]{};
-    const auto needed_us = shortest_waits_us();
-    const auto stays = part_that_stays(needed_us);
+    double stays_us = 0, goes_us = 0;  // of the waits before a call
     const auto wait_before = [&](std::size_t number) {
       for (; wait != waits_.end() && wait->before <= number; ++wait) {
-        const auto us = us_between(wait->from, wait->to) - needed_us.at(wait->same());
-        const auto part = wait->whom == waits_for::others ? 1.0 : stays;
-        waited_us[0] += us * part;
-        waited_us[1] += us * (1 - part);
+        stays_us += wait->stays_us;
+        goes_us += wait->goes_us;
       }
     };
     // The computing before a call, or before the end, has no waits for peers that stood still.
@@ -251,8 +247,8 @@ class recorder {
     // other half goes behind all events, where no copy can use it.
     double uncertain_us = 0;
     const auto computing = [&](double us) {
-      us = std::max(0.0, us - std::exchange(waited_us[1], 0.0));
-      const auto counted = std::min(us, std::exchange(waited_us[0], 0.0)) / 2;
+      us = std::max(0.0, us - std::exchange(goes_us, 0));
+      const auto counted = std::min(us, std::exchange(stays_us, 0)) / 2;
       uncertain_us += counted;
       return std::pair(us - counted, counted);
     };
@@ -303,16 +299,6 @@ class recorder {
     std::size_t to;
   };
 
-  struct wait_for_others {
-    std::size_t before;  // number of the call after it
-    std::size_t from;
-    std::size_t to;
-    waits_for whom;
-    std::uint32_t kind;
-
-    [[nodiscard]] std::pair<waits_for, std::uint32_t> same() const { return {whom, kind}; }
-  };
-
   // The facts of a storage that events can tell, as the check of a profile sees it.
   struct storage_state {
     std::uint32_t index = plan::none;  // in the record; none if it was allocated before
@@ -350,31 +336,11 @@ class recorder {
     return there ? &found->second : nullptr;
   }
 
-  // The time of a wait of each kind when no rank is late.
-  [[nodiscard]] std::map<std::pair<waits_for, std::uint32_t>, double> shortest_waits_us() const {
-    std::map<std::pair<waits_for, std::uint32_t>, double> shortest;
-    for (const auto& each : waits_) {
-      const auto us = us_between(each.from, each.to);
-      const auto [found, first] = shortest.emplace(each.same(), us);
-      if (!first) found->second = std::min(found->second, us);
-    }
-    return shortest;
-  }
-
-  // The part of waits for peers that another plan does not end, because the peers compute longer.
-  // Peers follow plans of the same kind, so they are taken to stand still as long as this rank.
-  [[nodiscard]] double part_that_stays(
-      const std::map<std::pair<waits_for, std::uint32_t>, double>& needed_us) const {
-    double waited_us = 0;
-    for (const auto& each : waits_) {
-      if (each.whom != waits_for::peers) continue;
-      waited_us += us_between(each.from, each.to) - needed_us.at(each.same());
-    }
-    double still_us = 0;
-    for (const auto& each : calls_) {
-      if (each.from != none) still_us += us_between(each.from, each.to);
-    }
-    return waited_us > still_us ? 1 - still_us / waited_us : 0;
+  // How long the step stood still in its calls.
+  [[nodiscard]] double still_us() const {
+    double us = 0;
+    for (const auto& each : calls_) us += each.from == none ? 0 : us_between(each.from, each.to);
+    return us;
   }
 
   void look() noexcept {
@@ -402,7 +368,7 @@ class recorder {
   timing_events marks_;
   std::vector<call> calls_;
   std::vector<recomputing> again_;
-  std::vector<wait_for_others> waits_;
+  std::vector<rank_wait> waits_;
   std::vector<plan::storage_profile> storages_;
   std::vector<plan::shared_save> shared_;
   std::unordered_map<std::uint64_t, storage_state> seen_;  // by number of the storage

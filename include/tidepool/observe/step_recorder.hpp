@@ -11,7 +11,6 @@
 #include "tidepool/decide/step_learner.hpp"
 #include "tidepool/engine/group.hpp"
 #include "tidepool/engine/handle.hpp"
-#include "tidepool/engine/learning.hpp"
 #include "tidepool/observe/recorded_steps.hpp"
 #include "tidepool/observe/recorder.hpp"
 

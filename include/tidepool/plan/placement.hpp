@@ -1,7 +1,6 @@
 /// Where the blocks of a step are in an arena, planned ahead, so that memory is never in pieces.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <iterator>

@@ -66,12 +66,9 @@ class planner {
   [[nodiscard]] step_plan best(goal wanted) {
     if (wanted.device_budget == 0) wanted.device_budget = in_core_.peak;
     if (!links_.peer) wanted.peer_budget = 0;
-    step_plan result;
-    result.device_budget = wanted.device_budget;
-    result.peer_budget = wanted.peer_budget;
     if (in_core_.peak <= wanted.device_budget) {
-      result.what = sim_.map().unfold(keep_all_);
-      result.expected = in_core_;
+      auto result =
+          plan_of({keep_all_, {wanted.device_budget, 2, 0, wanted.peer_budget}, in_core_});
       result.bound_us = in_core_.step_us;
       return result;
     }
@@ -82,11 +79,8 @@ class planner {
                                  constants::heat, wanted.alike);
     // What the link alone takes is the bound of a plan that takes no longer.
     const bool at_link = found.result.runs && found.result.step_us <= by_link * (1 + 1e-6);
+    auto result = plan_of(found);
     result.bound_us = at_link ? by_link : bound_us(wanted);
-    result.what = sim_.map().unfold(as_it_went(found.what, found.limits));
-    result.reload_ahead = found.limits.reload_ahead;
-    result.reload_ahead_bytes = found.limits.reload_ahead_bytes;
-    result.expected = found.result;
     if (!found.result.runs) result.expected.peak = least_bytes();
     result.limited_by = limit_of(result);
     return result;
@@ -94,6 +88,19 @@ class planner {
 
   /// The search that plans are found by, in this planner's simulator.
   [[nodiscard]] detail::walk walk_for(const goal& wanted) { return {sim_, keep_all_, wanted}; }
+
+  /// A candidate of the search as a plan, without its bound and what limits it.
+  [[nodiscard]] step_plan plan_of(const detail::candidate& found) {
+    const auto& by = found.limits;
+    return {.what = sim_.map().unfold(as_it_went(found.what, by)),
+            .device_budget = by.device_budget,
+            .reload_ahead = by.reload_ahead,
+            .reload_ahead_bytes = by.reload_ahead_bytes,
+            .expected = found.result,
+            .bound_us = 0,
+            .limited_by = limit::nothing,
+            .peer_budget = by.peer_budget};
+  }
 
   /// The action of each group where everything stays.
   [[nodiscard]] const std::vector<action>& keep_all() const { return keep_all_; }

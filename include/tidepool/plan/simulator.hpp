@@ -8,7 +8,6 @@
 #include <limits>
 #include <vector>
 
-#include "tidepool/plan/detail/freed.hpp"
 #include "tidepool/plan/detail/lifetimes.hpp"
 #include "tidepool/plan/detail/links.hpp"
 #include "tidepool/plan/detail/reload_queue.hpp"

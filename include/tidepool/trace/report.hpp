@@ -1,7 +1,6 @@
 /// A traced step as one page (HTML) to open, keep and send: picture, tables, options.
 #pragma once
 
-#include <cstddef>
 #include <iosfwd>
 #include <string>
 #include <vector>

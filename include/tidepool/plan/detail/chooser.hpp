@@ -27,28 +27,24 @@ namespace tidepool::inline v0_2_0::plan::detail {
   });
 }
 
-// What plans may use of a budget.
-[[nodiscard]] inline std::size_t left_for_plans(const profile& step, std::size_t budget) {
-  if (!step.shapes_vary) return budget;
+// Bytes that are left free where shapes vary, beside a part of the budget.
+[[nodiscard]] inline std::size_t left_free(const profile& step) {
   std::size_t largest = 0;
   for (const auto& each : step.storages) largest = std::max(largest, each.bytes);
-  return budget - std::min(budget / 2,
-                           budget / constants::varying_part + constants::varying_largest * largest);
+  return constants::varying_largest * largest;
+}
+
+// Bytes of a budget that plans may use: half of it at least.
+[[nodiscard]] inline std::size_t left_for_plans(const profile& step, std::size_t budget) {
+  if (!step.shapes_vary) return budget;
+  return budget - std::min(budget / 2, budget / constants::varying_part + left_free(step));
 }
 
 // The least budget that leaves plans so much.
 [[nodiscard]] inline std::size_t budget_that_leaves(const profile& step, std::size_t bytes) {
-  auto least = bytes;
-  auto most = 2 * bytes + 1;
-  while (least < most) {
-    const auto middle = least + (most - least) / 2;
-    if (left_for_plans(step, middle) < bytes) {
-      least = middle + 1;
-    } else {
-      most = middle;
-    }
-  }
-  return least;
+  if (!step.shapes_vary || bytes == 0) return bytes;
+  const auto enough = bytes + left_free(step);
+  return std::min(2 * bytes - 1, enough + (enough - 1) / (constants::varying_part - 1));
 }
 
 // Each plan is found by a walk in the simulator, gets places, and is judged by the engine. Plans
@@ -220,12 +216,8 @@ class chooser {
   }
 
   [[nodiscard]] step_plan best() const {
-    step_plan best;
-    best.what = plans_->map().unfold(plans_->as_it_went(best_.plan.what, best_.plan.limits));
+    auto best = plans_->plan_of(best_.plan);
     best.device_budget = most();
-    best.reload_ahead = best_.plan.limits.reload_ahead;
-    best.reload_ahead_bytes = best_.plan.limits.reload_ahead_bytes;
-    best.peer_budget = wanted_.peer_budget;
     best.expected = best_.seen;
     best.bound_us = plans_->bound_us(wanted_);
     // What is left free for shapes that vary may be what no plan can do without; the engine has it.

@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <string>
 #include <string_view>
-#include <utility>
 
 #include "tidepool/core/escape.hpp"
 #include "tidepool/trace/detail/print.hpp"
