@@ -6,6 +6,8 @@
     docs/words.py check           fails where a page is above its limit, has a word of PLAINER, or a
                                   link is dead
     docs/words.py lengths|links   the one or the other
+    docs/words.py openers         fails where a sentence of a page, or too many of the headers' comments,
+                                  begin with a word of OPENERS; also where the pages have too many words
     docs/words.py self-test       each rule is broken once, and must be found
 
 What counts: prose. Code blocks, tables, headings, pictures, comments and the bold words that begin
@@ -24,6 +26,11 @@ LONGEST = 35
 # Words of ours that a reader in another country stumbles over.
 PLAINER = {"foretold": "predicted", "told": "given", "gives way": "is evicted",
            "give way": "are evicted", "gave way": "were evicted", "has it leave": "offloads it"}
+# A sentence that begins so has no subject that stands without the sentence above it. Questions may.
+OPENERS = re.compile(r"(What|Who|Whoever|Whose|Of|The same|Whether|Where|One (that|who|of|is|has|which))\b")
+# What comments of include/ still have of them, and the words of all pages. Both only shrink.
+OPENERS_IN_COMMENTS = 220
+WORDS = 26_500
 # Pages that are named in links and not written yet. One that is there has no place here.
 PENDING = set()
 # Pages whose sentences are still too long. One that keeps to the limits has no place here.
@@ -96,6 +103,13 @@ def sentences(text):
                 yield len(words), sentence.strip()
 
 
+def comments(text):
+    """The sentences of a header's comments."""
+    for block in re.findall(r"(?:^[ \t]*//.*\n)+|//[/!]<.*$", text, flags=re.M):
+        prose = " ".join(re.sub(r"^\s*//[/!]?<?\s?", "", line) for line in block.splitlines())
+        yield from (each.strip() for each in re.split(r"(?<=[.!?:])\s+(?=[A-Z])", prose))
+
+
 def slug(heading):
     heading = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
     heading = re.sub(r"[^\w\- ]", "", heading.strip().lower())
@@ -152,6 +166,22 @@ def length_errors(root, rows=None):
     return errors
 
 
+def opener_errors(root):
+    errors = [f"{path.relative_to(root)}: begins without a subject: {sentence}"
+              for path in linked_pages(root) if path.name != "CHANGELOG.md"
+              for _, sentence in sentences(path.read_text())
+              if OPENERS.match(sentence) and not sentence.endswith("?")]
+    found = sum(bool(OPENERS.match(each)) and not each.endswith("?")
+                for path in sorted((root / "include").rglob("*.hpp")) for each in comments(path.read_text()))
+    if found != OPENERS_IN_COMMENTS:
+        errors.append(f"include: {found} comments begin so, OPENERS_IN_COMMENTS is {OPENERS_IN_COMMENTS}: "
+                      f"{'name the subjects' if found > OPENERS_IN_COMMENTS else 'lower it'}")
+    words = sum(len(path.read_text().split()) for path in pages(root))
+    if words > WORDS:
+        errors.append(f"the pages have {words} words, {WORDS} at most")
+    return errors
+
+
 def link_errors(root):
     errors = [f"{name} is there: take it out of PENDING in docs/words.py"
               for name in sorted(PENDING) if (root / name).exists()]
@@ -204,10 +234,17 @@ def self_test():
         ("a link in code", {"README.md": short + "`[x](none.md)`\n"}, None),
         ("a changelog", {"README.md": short, "CHANGELOG.md": "[x](none.md)\n"}, "none.md is not there"),
         ("a pending page", {"README.md": short, "docs/torch.md": short}, "take it out of PENDING"),
+        ("no subject", {"README.md": short, "docs/a.md": "What is away comes back.\n"}, "begins without"),
+        ("a question", {"README.md": short, "docs/a.md": "What is away?\n"}, None),
+        ("a comment without a subject", {"README.md": short, "include/a.hpp": "// Of the device.\nint a;\n"},
+         "include: 1 comments"),
+        ("too many words", {"README.md": "A word is here. " * 7000}, "words, 26500 at most"),
         ("a page that is short now", {"README.md": short, "docs/planning.md": short},
          "take it out of TOO_LONG_YET"),
     ]
     wrong = 0
+    global OPENERS_IN_COMMENTS
+    OPENERS_IN_COMMENTS = 0
     PENDING.clear()
     PENDING.add("docs/torch.md")
     TOO_LONG_YET.clear()
@@ -218,7 +255,7 @@ def self_test():
             for file, text in files.items():
                 (root / file).parent.mkdir(exist_ok=True)
                 (root / file).write_text(text)
-            errors = length_errors(root) + link_errors(root)
+            errors = length_errors(root) + link_errors(root) + opener_errors(root)
         right = not errors if expected is None else any(expected in error for error in errors)
         if not right:
             wrong += 1
@@ -236,7 +273,9 @@ def main(arguments):
         errors += length_errors(ROOT, rows)
     if what in ("check", "links"):
         errors += link_errors(ROOT)
-    if what not in ("", "--long", "check", "lengths", "links"):
+    if what in ("check", "openers"):
+        errors += opener_errors(ROOT)
+    if what not in ("", "--long", "check", "lengths", "links", "openers"):
         print(__doc__, file=sys.stderr)
         return 2
     if rows:
@@ -249,7 +288,7 @@ def main(arguments):
             for length, sentence in sentences(path.read_text()):
                 if length > most:
                     print(f"{path.relative_to(ROOT)}: {length}: {sentence}")
-    if what in ("check", "lengths", "links"):
+    if what in ("check", "lengths", "links", "openers"):
         for error in errors:
             print(error, file=sys.stderr)
         return 1 if errors else 0

@@ -30,7 +30,8 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PAGES = ["README.md", "docs/planning.md", "docs/options.md", "docs/seeing.md", "docs/caps.md"]
+PAGES = ["README.md", "docs/planning.md", "docs/options.md", "docs/seeing.md", "docs/caps.md",
+         "docs/your_trainer.md"]
 BUILDS = ["default", "quick", "examples", "no-cuda", "demo"]
 KEYS = ["run at night", "not run", "run", "writes", "says"]
 SECONDS = 900
