@@ -353,9 +353,9 @@ class offloader {
     return std::forward<Wait>(wait)();
   }
   /// Like `wait_for_others`, for ranks that do the same at the same time, as in an all-to-all or an
-  /// all-reduce. The shortest wait of a `kind` is taken for the transfer. Waits beyond it count only
-  /// as far as they are longer than this rank stood still, because peers stand still as well, and no
-  /// plan should count on that. Give transfers of other sizes kinds of their own.
+  /// all-reduce. The shortest wait of a `kind` is taken for the transfer. Waits beyond it count as
+  /// far as they are longer than this rank stood still, because its peers stand still as well, and
+  /// no plan should count on that. Give transfers of other sizes kinds of their own.
   template <class Wait>
   decltype(auto) wait_for_peers(stream_ref stream, Wait&& wait, std::uint32_t kind = 0) {
     const detail::recorded_wait until{*engine_, &stream, detail::waits_for::peers, kind};
