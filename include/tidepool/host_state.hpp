@@ -24,7 +24,7 @@ template <device Device>
 
 }  // namespace detail
 
-/// One piece of state. A state has pinned host memory of its own from `offloader::state_on_host` to
+/// Data on the host. It has pinned memory of its own from `offloader::state_on_host` to
 /// its destruction, and device memory, from the offloader's source, only while it visits.
 ///
 ///     state.prefetch();                    // some time before

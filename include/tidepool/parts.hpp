@@ -1,4 +1,4 @@
-/// What an offloader is made with beside its options.
+/// `parts`: the planner, memory and places that an offloader gets beside its options.
 #pragma once
 
 #include <memory>

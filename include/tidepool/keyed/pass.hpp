@@ -26,11 +26,11 @@ struct keyed_tensor {
 template <device Device, class Modules>
 class keyed;
 
-/// One pass by keys; see `keyed`. Move-only; a pass that is destroyed unfinished is given up.
+/// A forward pass and its backward pass, with tensors known by keys; see `keyed`. Move-only.
 ///
-/// A tensor belongs to the innermost module scope in which it was first saved. Tensors of one scope
-/// leave and come back together: the first `load` of any restores all. Each module and layer is
-/// entered once in a pass.
+/// A pass that is destroyed unfinished is given up. A tensor belongs to the innermost module scope
+/// in which it was first saved. Tensors of a scope leave and come back together: the first `load`
+/// of any restores all. Each module and layer is entered once in a pass.
 template <device Device, class Modules = all_modules>
 class keyed_pass {
  public:
@@ -135,8 +135,8 @@ class keyed_pass {
       at.entries.emplace_back();
       at.spare = static_cast<std::uint32_t>(at.entries.size() - 1);
     }
-    // One byte keeps the order of the streams, and no budget counts memory that the trainer keeps
-    // anyway.
+    // An excluded tensor is adopted as a single byte: that keeps the order of the streams, and no
+    // budget counts memory that the trainer keeps anyway.
     const bool excluded = owner_->excludes({key, data, bytes});
     auto memory = owner_->off_->adopt(data, excluded ? std::min<std::size_t>(bytes, 1) : bytes,
                                       stream, std::move(owner));

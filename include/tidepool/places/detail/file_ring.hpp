@@ -49,7 +49,7 @@ class file_ring final : public staging {
         piece_(std::min(bytes, most_bytes) / count_ / file_granule * file_granule),
         offload_(offload),
         reload_(reload) {}
-  // Whoever owns it has settled both lanes.
+  // The owner settles both lanes first, because their copies use the ring's memory.
   ~file_ring() override {
     worker_.reset();  // what it serves lies here
     if (pages_ != nullptr) memory_->deallocate(pages_);
@@ -88,7 +88,7 @@ class file_ring final : public staging {
     }
   }
 
-  // What is being written of it is written before whatever the block gets next.
+  // A write of the block that is under way ends before the block's next one, in the worker's order.
   void forget(const block& what) noexcept override {
     const auto first = blocks_->offset_of(what.data);
     for (auto& each : slots_) {

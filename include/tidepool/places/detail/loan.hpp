@@ -22,7 +22,7 @@
 
 namespace tidepool::inline v0_2_0::detail {
 
-// What a borrower has, in one piece. `owner` has it as a place; without one it is memory alone.
+// Borrowed memory, mapped in one piece. `owner` uses it as a place; without one it is memory alone.
 class loan_pages final : public loan {
  public:
   loan_pages(hardware& dev, const loan_handle& from, engine* owner = nullptr, lender_gone then = {})
@@ -68,8 +68,8 @@ class loan_pages final : public loan {
   // Until then the lender serves the next who asks, if this borrower goes.
   void confirm() const noexcept { say(link_.get(), has_it); }
 
-  // What still lies in the memory keeps it until a later step, where it need not be given back at
-  // once.
+  // If tensors still lie in the memory of a lender that has gone, and the borrower may move on, the
+  // loan ends in a later step.
   void before_step(const std::function<void(std::string_view)>& report) override {
     if (!owner_->between_steps() || here()) return;
     if (then_ == lender_gone::moves_on && peer().blocks->used() > 0) return;
