@@ -131,7 +131,7 @@ class decider {
   // Refuses a group other than that of the plan.
   template <class Group>
   [[gnu::cold]] void expect(const Group& group) const {
-    const auto& planned = steps.step().chunks[group.chunk].groups;
+    const auto& planned = steps.profile().chunks[group.chunk].groups;
     const auto at = group.number;
     if (at < planned.size() && planned[at].module == group.module &&
         planned[at].layer == group.layer) {

@@ -68,8 +68,9 @@ class step_learner {
     return automatic_ && follows != followed::nothing && !unproven() && !captured_;
   }
   // The step that is noted, or that the plan was made of.
-  [[nodiscard]] const plan::profile& step() const { return step_; }
   [[nodiscard]] plan::profile& step() { return step_; }
+  // The step that the plan was made of, also while it is timed again; else that which is noted.
+  [[nodiscard]] const plan::profile& profile() const { return timed_ ? *timed_ : step_; }
 
   [[nodiscard]] std::size_t begun() const { return now_.begun; }  // forward passes so far
   // True after an evaluation since the latest chunk that trains, while no step has begun.
@@ -193,6 +194,7 @@ class step_learner {
   bool settle(plan::profile step, followed by) noexcept {
     const bool repeats = by != followed::by_rule && !step.shapes_vary;
     planning = false;
+    timed_.reset();
     follows = by;
     step_ = std::move(step);
     if (by == followed::trial) step_.clear();
@@ -202,10 +204,16 @@ class step_learner {
     }
     return repeats;
   }
+  // Has the next steps noted, while the plan goes on.
+  void time_again() noexcept {
+    follows = followed::trial;
+    timed_ = std::exchange(step_, {});
+  }
   // Makes the next step the first, whatever was followed before.
   void record_again() noexcept {
     follows = followed::nothing;
     varied_ = now_.varies = planning = false;
+    timed_.reset();
     step_.clear();
     growth_.warm_up_begins();
   }
@@ -237,6 +245,7 @@ class step_learner {
   bool rule_keeps_;
   facts now_;
   plan::profile step_;
+  std::optional<plan::profile> timed_;  // of the plan, while the steps under it are timed again
   growth growth_;
   bool evaluated_ = false;  // an evaluation has begun since the latest chunk that trains
   bool captured_ = false;   // a graph was captured at some time

@@ -188,7 +188,7 @@ class engine : public storage_owner {
 
   [[nodiscard]] const std::vector<std::string>& names() const { return names_; }
 
-  [[nodiscard]] const plan::profile& profile() const { return learner_.step(); }
+  [[nodiscard]] const plan::profile& profile() const { return learner_.profile(); }
 
   // Follows a plan from now on. `step` is the profile that the plan was made for.
   void adopt(plan::profile step, plan::actions what, plan::placement where = {},
@@ -200,6 +200,12 @@ class engine : public storage_owner {
   void follow(plan::profile step, const decision& what);
   // Makes the next step the first again, because no plan was made of the recorded step.
   void record_again() noexcept;
+  // The same, also where steps are recorded no more.
+  void warm_up_anew();
+  // Has the next steps recorded under the plan that is followed, so that another is made of them.
+  void time_again() noexcept;
+  // The lane of the latest call on a compute stream.
+  [[nodiscard]] lane_id last_lane() const { return last_lane_; }
 
   [[nodiscard]] trace::counters counters() const;
   [[nodiscard]] std::string name_of_group(const chunk_state& chunk, module_id module,
@@ -287,7 +293,6 @@ class engine : public storage_owner {
   }
   [[nodiscard]] granted fetch_one(storage& store, lane_id lane, const span_label& label);
   void take_back(storage& store, lane_id on);
-  void warm_up_anew();
   void listen_to_steps() noexcept {
     if (recorder_ == nullptr && learning_ != nullptr) heard_.add(*(recorder_ = learning_.get()));
   }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <string>
 
 #include "tidepool/core/decision.hpp"
 #include "tidepool/core/happening.hpp"
@@ -34,6 +35,9 @@ class learning : public observer {
   // adopted.
   [[nodiscard]] virtual stage learn() = 0;
   [[nodiscard]] virtual std::optional<decision> plan(stage over) = 0;
+  // A step is over, whatever it followed. Returns a line for the trainer, if there is news of the
+  // plan that is followed.
+  [[nodiscard]] virtual std::string watch() = 0;
   // Follows a plan from elsewhere; `enabled` has a bit for each module that may leave.
   virtual void follow(const plan::step_plan& made, const plan::profile& recorded,
                       std::uint64_t enabled) = 0;

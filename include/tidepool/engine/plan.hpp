@@ -69,8 +69,7 @@ TIDEPOOL_INLINE void engine::adopt(plan::profile step, plan::actions what, plan:
   const bool repeats = decider_.follow(std::move(step), std::move(what), std::move(where), by);
   store_.device_source().set_fit(repeats ? fit_policy::ready_first : fit_policy::spare_largest);
   if (by == followed::trial || recorder_ == nullptr) return;
-  heard_.remove(*recorder_);
-  std::exchange(recorder_, nullptr)->forget();
+  heard_.remove(*std::exchange(recorder_, nullptr));
 }
 
 TIDEPOOL_INLINE void engine::follow(plan::profile step, const decision& what) {
@@ -98,6 +97,12 @@ TIDEPOOL_INLINE void engine::record_again() noexcept {
 TIDEPOOL_INLINE void engine::warm_up_anew() {
   if (opts_.policy == policy_kind::automatic) listen_to_steps();
   record_again();
+}
+
+TIDEPOOL_INLINE void engine::time_again() noexcept {
+  learner_.time_again();
+  listen_to_steps();
+  start_recording();
 }
 
 TIDEPOOL_INLINE void engine::without_a_plan() noexcept {

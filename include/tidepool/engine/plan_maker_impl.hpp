@@ -15,6 +15,9 @@
 namespace tidepool::inline v0_2_0::detail {
 
 TIDEPOOL_INLINE void plan_maker::after(stage over) {
+  if (auto* plans = owner_->learns()) {
+    if (const auto news = plans->watch(); !news.empty()) report_(news);
+  }
   switch (over) {
     case stage::step:
       return;

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <functional>
 #include <future>
 #include <memory>
@@ -16,6 +18,7 @@
 #include "tidepool/core/quiet.hpp"
 #include "tidepool/device/link.hpp"
 #include "tidepool/engine/engine.hpp"
+#include "tidepool/observe/plan_watch.hpp"
 #include "tidepool/observe/step_recorder.hpp"
 
 namespace tidepool::inline v0_2_0 {
@@ -23,7 +26,8 @@ namespace detail {
 
 class plan_learner final : public learning {
  public:
-  plan_learner(engine& owner, plan_source& source) : owner_(&owner), source_(&source) {
+  plan_learner(engine& owner, plan_source& source)
+      : owner_(&owner), source_(&source), watch_(owner.device()) {
     plan_learner::forget();
   }
 
@@ -66,8 +70,13 @@ class plan_learner final : public learning {
         if (beside()) return std::nullopt;
       }
       auto [step, what] = made_.get();
+      const auto computing_us = plan::compute_us(step);
       owner_->apply(std::move(step), what, last ? followed::planned : followed::trial);
-      first_ = first_ && !last;
+      if (last) {
+        if (std::exchange(first_, false)) planned_steps_ = 0;
+        recorder_->kept.time_again();
+        watch_steps(what, computing_us, true);
+      }
       if (since_ > 0 && !what.words.empty()) {
         what.words += "; adopted " + std::to_string(since_) +
                       " steps after the one that it was made of (--adopt-after)";
@@ -82,13 +91,33 @@ class plan_learner final : public learning {
   void follow(const plan::step_plan& made, const plan::profile& recorded,
               std::uint64_t enabled) override {
     auto fit = source_->follow(made, recorded, owner_->names(), enabled, settings());
+    const auto computing_us = plan::compute_us(fit.step);
     owner_->follow(std::move(fit.step), fit.what);
+    forget();
     first_ = false;
+    planned_steps_ = 0;
+    watch_steps(fit.what, computing_us, false);
     // Keeps the recorded link: ranks that outgrow their plan must not wait in `meet` for ranks that
     // do not.
     link_ = recorded.link;
     peer_link_ = recorded.peer_link;
     peer_shares_link_ = recorded.peer_shares_link;
+  }
+
+  // Each step is measured. Ranks vote whether another plan is made, since all must record the same
+  // steps.
+  [[nodiscard]] std::string watch() override {
+    std::string news;
+    if (watches()) {
+      if (const auto us = watch_.step_ended(owner_->last_lane())) news = told(*us);
+    }
+    if (first_) return news;
+    ++planned_steps_;
+    if (all_ ? votes() && !all_(!drifts_) : drifts_ && !has_ranks_) {
+      first_ = true;
+      watches() ? owner_->time_again() : owner_->warm_up_anew();
+    }
+    return news;
   }
 
   void on_measure(std::function<void()> meet) override {
@@ -122,6 +151,41 @@ class plan_learner final : public learning {
     return recorder_->kept.learn(step, owner_->steps().varied(), record.sizes(), std::move(drains));
   }
 
+  void watch_steps(const decision& what, double computing_us, bool made_here) {
+    computing_us_ = what.made.expected.runs ? computing_us : 0;
+    watch_.begin(what.made.expected.step_us);
+    made_here_ = made_here;
+    drifts_ = false;
+  }
+  // True while a plan is followed that predicts a time and may be replaced.
+  [[nodiscard]] bool watches() const {
+    const auto& steps = owner_->steps();
+    return computing_us_ > 0 && steps.follows == followed::planned && steps.may_leave_plan();
+  }
+  // True at the steps under a plan at whose ends ranks vote: few, because a vote blocks the host.
+  [[nodiscard]] bool votes() const {
+    return planned_steps_ >= 64 && std::has_single_bit(planned_steps_);
+  }
+
+  // Judges the median of some steps. Returns a line where the trainer should know of it.
+  [[nodiscard]] std::string told(double us) {
+    const auto expected_us = watch_.expected_us();
+    const bool first = watch_.first();
+    // A plan from elsewhere, or of a step that the trainer named, is the trainer's choice.
+    const bool anew = watch_.has_drifted(us) && made_here_ && !owner_->settings().timed_step;
+    drifts_ = drifts_ || anew;
+    if (!first && !anew) return {};
+    const auto above = [&](double base_us) { return 100 * (us / base_us - 1); };
+    char text[200];
+    std::snprintf(text, sizeof text,
+                  "plan: steps take %.3f ms, %s %.3f (%+.2f %%); computing alone takes %.3f (%+.2f"
+                  " %%)%s",
+                  us / 1e3, first ? "predicted" : "before", expected_us / 1e3, above(expected_us),
+                  computing_us_ / 1e3, above(computing_us_),
+                  anew ? "; they are timed again, for another plan" : "");
+    return text;
+  }
+
   // Tells which plan is to be adopted now; `stage::step` where none is.
   [[nodiscard]] stage adoption() {
     ++since_;
@@ -134,7 +198,7 @@ class plan_learner final : public learning {
   // Begins a plan of the step: on a thread, which sees copies alone, or within `made_.get()`. One
   // that was dropped comes to its end before.
   void begin(stage over) {
-    recorded_step recorded{owner_->profile(), over == stage::first};
+    recorded_step recorded{owner_->steps().step(), over == stage::first};
     if (over != stage::timed) measure_links();
     recorded.step.link = *link_;
     recorded.step.peer_link = has_neighbour() ? peer_link_ : std::nullopt;
@@ -210,7 +274,12 @@ class plan_learner final : public learning {
   std::optional<plan::link_rates> peer_link_;
   bool peer_shares_link_ = false;
   bool has_ranks_ = false;  // that wait for each other
-  bool first_ = true;       // no plan has been followed
+  bool first_ = true;       // no plan has been followed, or ranks agreed to make another
+  plan_watch watch_;
+  double computing_us_ = 0;        // of the step that the plan was made of; 0: nothing to watch
+  bool made_here_ = false;         // not a plan from elsewhere
+  bool drifts_ = false;            // another plan should be made
+  std::size_t planned_steps_ = 0;  // since ranks adopted plans together
   std::function<bool(bool)> all_;
   std::function<void()> meet_ = [] {};
 };

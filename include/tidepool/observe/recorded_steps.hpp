@@ -230,6 +230,13 @@ class warm_up_steps {
     // Other ranks follow new plans as well, and the waits for them become shorter each time.
     return !timed_step_ || !between() || soon() || waited_for_others;
   }
+  // The next steps are recorded as those behind the first plans: shapes and times of recomputing
+  // are known, the times of calls are not.
+  void time_again() {
+    trained_ = first_plans;
+    recorded_.clear();
+    computing_.begin_anew();
+  }
   // Notes that ranks wait for each other.
   void among_ranks() noexcept { alone_ = false; }
   // `step` is recorded, with storages of these sizes. `varied`: shapes varied in a step of this
