@@ -153,7 +153,7 @@ class plan_learner final : public learning {
 
   void watch_steps(const decision& what, double computing_us, bool made_here) {
     computing_us_ = what.made.expected.runs ? computing_us : 0;
-    watch_.begin(what.made.expected.step_us);
+    watch_.begin(what.made.expected.step_us, owner_->last_lane());
     made_here_ = made_here;
     drifts_ = false;
   }

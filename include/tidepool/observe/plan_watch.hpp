@@ -25,11 +25,15 @@ class plan_watch {
 
   explicit plan_watch(hardware& dev) : dev_(&dev), marks_(dev) {}
 
-  // A plan that predicts steps of `predicted_us` is followed from the next step on.
-  void begin(double predicted_us) noexcept {
+  // A plan that predicts steps of `predicted_us` is followed from the next step on; the step before
+  // it has ended on `lane`. All events are made here, so that later steps make none.
+  void begin(double predicted_us, lane_id lane) {
     expected_us_ = predicted_us;
-    measured_ = begun_ = read_ = 0;
+    measured_ = read_ = 0;
+    begun_ = 1;
     first_ = true;
+    if (!dev_->can().tells_what_is_over) return;
+    for (std::size_t mark = 0; mark < ring; ++mark) marks_.record(mark, dev_->stream(lane));
   }
   // The time that the steps were expected to take: by the plan, then by their first median.
   [[nodiscard]] double expected_us() const { return expected_us_; }
