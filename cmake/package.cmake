@@ -14,3 +14,9 @@ set(CPACK_DEBIAN_PACKAGE_DESCRIPTION
  its forward pass, and reloads them before its backward pass.")
 set(CPACK_DEBIAN_PACKAGE_SUGGESTS "g++ (>= 4:12), cmake (>= 3.25), pkg-config")
 include(CPack)
+
+# For trying Tidepool out, and so not installed: whoever installs has the headers.
+add_custom_target(
+  single_header
+  COMMAND ${PROJECT_SOURCE_DIR}/packaging/single_header.py ${PROJECT_BINARY_DIR}/tidepool_single.hpp
+  VERBATIM)

@@ -9,22 +9,16 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-if [ "$(id -u)" -ne 0 ] || ! command -v debootstrap >/dev/null; then
-  echo "tidepool: tests/first_contact.sh needs root and debootstrap" >&2
-  exit 77
-fi
+source tests/support/bare_debian.sh
+
+can_make_debian || exit 77
 work=$(mktemp -d)
 # Its mounts are in a namespace that has gone by then.
 trap 'rm -rf --one-file-system "$work"' EXIT
 root=$work/root
 
 echo "=== $(date +%T) debootstrap"
-if ! debootstrap --variant=minbase --include=ca-certificates,git,sudo bookworm "$root" \
-  "${TIDEPOOL_MIRROR:-http://deb.debian.org/debian}" >"$work/debootstrap.log" 2>&1; then
-  tail -n 3 "$work/debootstrap.log" >&2
-  exit 77
-fi
-cp /etc/resolv.conf /etc/hosts "$root/etc/"
+make_debian "$root" ca-certificates,git,sudo || exit 77
 git bundle create -q "$root/srv/tidepool.bundle" HEAD
 chroot "$root" useradd --create-home --shell /bin/bash newcomer
 echo 'newcomer ALL=(ALL) NOPASSWD: ALL' >"$root/etc/sudoers.d/newcomer"
@@ -54,20 +48,4 @@ echo "=== git status --porcelain: ${changed:-nothing}"
 exit 1
 END
 
-# Only the devices that a program expects, and no process that outlives this.
-# shellcheck disable=SC2016  # the inner shell expands it
-unshare --mount --pid --fork --kill-child bash -euc '
-  mount -t proc proc "$1/proc"
-  mount -t tmpfs tmpfs "$1/dev"
-  mknod -m 666 "$1/dev/null" c 1 3
-  mknod -m 666 "$1/dev/zero" c 1 5
-  mknod -m 666 "$1/dev/full" c 1 7
-  mknod -m 666 "$1/dev/random" c 1 8
-  mknod -m 666 "$1/dev/urandom" c 1 9
-  mkdir "$1/dev/shm" "$1/dev/pts"
-  mount -t tmpfs -o mode=1777 tmpfs "$1/dev/shm"
-  mount -t devpts -o newinstance,ptmxmode=666 devpts "$1/dev/pts"
-  ln -s pts/ptmx "$1/dev/ptmx"
-  ln -s /proc/self/fd "$1/dev/fd"
-  chroot "$1" env -i PATH=/usr/local/bin:/usr/bin:/bin LANG=C.UTF-8 TERM=dumb \
-    sudo -u newcomer -H bash /srv/newcomer.sh' bash "$root"
+in_debian "$root" sudo -u newcomer -H bash /srv/newcomer.sh

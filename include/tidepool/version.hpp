@@ -4,11 +4,11 @@
 /// The major version; 0: the interface may change with each minor one.
 #define TIDEPOOL_VERSION_MAJOR 0
 /// The minor version.
-#define TIDEPOOL_VERSION_MINOR 2
+#define TIDEPOOL_VERSION_MINOR 3
 /// The patch version.
 #define TIDEPOOL_VERSION_PATCH 0
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 /// Major, minor and patch number of the headers this translation unit was compiled with.
 struct version {

@@ -3,7 +3,8 @@
 
     tests/house/house.py includes              who may include whom (parts.txt), and what only plans need
     tests/house/house.py sizes                 lines of headers and of functions; what the engine weighs
-    tests/house/house.py version               the inline namespace of every header is the version's
+    tests/house/house.py version               every header's inline namespace is the version's, and files that
+                                               give the version give this one
     tests/house/house.py symbols OBJECT        no planner in an object that never plans
     tests/house/house.py self-test             each of the rules above is broken, and must be found
 
@@ -395,6 +396,32 @@ def check_version(include):
     return errors
 
 
+# Files that give the version, and how. In the changelog the first place counts, elsewhere each.
+GIVE_THE_VERSION = {
+    "CHANGELOG.md": r"## \[(\d+\.\d+\.\d+)\]",
+    "CITATION.cff": r"version: (\S+)",
+    "packaging/vcpkg/tidepool/vcpkg.json": r'  "version": "(\S+)"',
+    "cmake/tidepool-config.cmake.in": r".*find_package\(tidepool (\d+\.\d+)",
+    "docs/installing.md": r".*find_package\(tidepool (\d+\.\d+)",
+    "tests/consumer/installed/CMakeLists.txt": r".*find_package\(tidepool (\d+\.\d+)",
+}
+
+
+def check_given_versions(root):
+    text = (root / "include" / "tidepool" / "version.hpp").read_text()
+    version = ".".join(re.findall(r"^#define TIDEPOOL_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)$", text, re.M))
+    errors = []
+    for file, pattern in GIVE_THE_VERSION.items():
+        given = re.findall("^" + pattern, (root / file).read_text(), re.M)
+        if file == "CHANGELOG.md":
+            given = given[:1]
+        if not given:
+            errors.append(f"{file} gives no version")
+        errors += [f"{file} gives version {other}, and version.hpp has {version}"
+                   for other in given if other != version and not version.startswith(other + ".")]
+    return errors
+
+
 # --- symbols
 
 def check_symbols(names, exceptions):
@@ -561,6 +588,25 @@ struct group final : base<int> {
     for text in ("", "::inline v0_1_21", "::plan", "::inline v0_1_1::plan"):
         expect("another version", version(f"namespace tidepool{text} {{\n"), "a/b.hpp: 'namespace tidepool")
 
+    def given(**changed):
+        right = {"CHANGELOG.md": "## [Unreleased]\n\n## [0.1.2] - today\n## [0.1.1] - before\n", "CITATION.cff": "version: 0.1.2\n",
+                 "vcpkg.json": '  "version": "0.1.2",\n', "installing.md": "find_package(tidepool 0.1 REQUIRED)\n"}
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            for file in [*GIVE_THE_VERSION, "include/tidepool/version.hpp"]:
+                (root / file).parent.mkdir(parents=True, exist_ok=True)
+                name = pathlib.Path(file).name
+                (root / file).write_text((right | changed).get(name, right["installing.md"]))
+            (root / "include/tidepool/version.hpp").write_text("".join(
+                f"#define TIDEPOOL_VERSION_{name} {n}\n" for n, name in enumerate(("MAJOR", "MINOR", "PATCH"))))
+            return check_given_versions(root)
+
+    expect("the version is given", given())
+    expect("an old changelog", given(**{"CHANGELOG.md": "## [0.1.1] - before\n"}), "CHANGELOG.md gives version 0.1.1")
+    expect("an old package", given(**{"vcpkg.json": '  "version": "0.1.20",\n'}), "vcpkg.json gives version 0.1.20")
+    expect("an old page", given(**{"installing.md": "find_package(tidepool 0.10)\n"}), "installing.md gives version 0.10")
+    expect("no version", given(**{"CITATION.cff": "title: x\n"}), "CITATION.cff gives no version")
+
     data = "at most 1 symbol\nsymbol profile: data\n"
     clean = "0000 W tidepool::engine::end(tidepool::plan::profile const&)\n"
     expect("data of plans", symbols(clean, data))
@@ -580,7 +626,7 @@ def main():
     if what == "self-test":
         errors = self_test()
     elif what == "version":
-        errors = check_version(include)
+        errors = check_version(include) + check_given_versions(ROOT)
     elif what in kinds:
         exceptions = Exceptions(HERE / "exceptions.txt", kinds[what])
         if what == "includes":

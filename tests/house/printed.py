@@ -7,7 +7,7 @@
 
 A block of ```text, or of no language, is what a program prints: all of it, where no line `...` stands for
 lines that are left out. The last command of the ```sh or ```console block above printed it; commands that
-build are passed over. A comment above the block, or above prose, says more, each on a line of its own:
+build alone are passed over. A comment above the block, or above prose, says more, each on a line of its own:
 
     run: COMMAND            another command printed it
     run at night: COMMAND   the same, where it takes minutes: only with --night
@@ -52,7 +52,7 @@ def command_of(lines):
     found = None
     for line in re.sub(r"\\\n\s*", "", "\n".join(lines)).splitlines():
         command = re.sub(r"\s+#.*", "", line.strip().removeprefix("$ "))
-        if command and not re.match(r"#|cmake\b|[gc]\+\+ ", command):
+        if command and not re.match(r"#|cmake\b|[gc]\+\+ (?!.*&& )", command):
             found = command
     return found
 
@@ -289,6 +289,7 @@ def self_test():
         ("lines that are not the last", call + "```text\n12 groups leave\n...\n12 groups leave\n```\n", "+step"),
         ("a line too many", call + right.replace("\n```\n", "\nmore\n```\n", 1), "-more"),
         ("no command", right, "no command above prints this"),
+        ("a build and a run", "```sh\ng++ --version >v && echo 5\n```\n```\n6\n```\n", "+5"),
         ("only a build", call.replace("build/quick/examples/program --all", "") + right, "no command"),
         ("another command", call + "<!-- run: echo 5 -->\n```\n5\n```\n", None),
         ("one that fails", "<!-- run: echo no; exit 3 -->\n```\nno\n```\n", "`echo no; exit 3` ends with 3:\nno"),
