@@ -10,7 +10,7 @@
 
 #include "tidepool/device/hardware.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // A step lasts from the end of the step before it to its own end, as in the profile that a plan is
 // made of. Each step costs one event; the host never waits for the device.
