@@ -50,34 +50,16 @@ inline void add_share(std::vector<bar_share>& shares, const bar_share& more) {
   shares.insert(place, more);
 }
 
-// Two runs that would be drawn nearly alike.
-[[nodiscard]] inline bool alike(const bar& a, const bar& b) {
-  if (a.shares.size() != b.shares.size() || !(a.width() > 0) || !(b.width() > 0)) return false;
-  return std::all_of(a.shares.begin(), a.shares.end(), [&](const bar_share& share) {
-    return std::any_of(b.shares.begin(), b.shares.end(), [&](const bar_share& other) {
-      return other.style == share.style &&
-             std::abs(share.time / a.width() - other.time / b.width()) < 0.08;
-    });
-  });
-}
-
 // Bars in order of start, from spans in order of start (the longer first of two that start
 // together). Spans shorter than `narrow` go into runs: a run takes what follows within `narrow`
-// until it is four times as long, and joins the one before where the two look alike.
+// until it is four times as long.
 [[nodiscard]] inline std::vector<bar> merge_spans(const std::vector<styled_span>& spans,
                                                   double narrow) {
   std::vector<bar> bars;
   bar run;
   const auto flush = [&] {
     if (run.shares.empty()) return;
-    if (!bars.empty() && bars.back().only == nullptr && run.start - bars.back().end < narrow &&
-        alike(bars.back(), run)) {
-      auto& last = bars.back();
-      last.end = std::max(last.end, run.end);
-      for (const auto& share : run.shares) add_share(last.shares, share);
-    } else {
-      bars.push_back(std::move(run));
-    }
+    bars.push_back(std::move(run));
     run = {};
   };
   for (const auto& [span, style] : spans) {
@@ -135,26 +117,20 @@ inline void add_share(std::vector<bar_share>& shares, const bar_share& more) {
   return total;
 }
 
-// The same curve with at most four levels in each interval of length `narrow`: the first, the
-// lowest, the highest and the last, in order of time.
+// The same curve with at most three levels in each interval of length `narrow`: the lowest, the
+// highest and the last, in order of time.
 [[nodiscard]] inline std::vector<trace::level> thin_levels(const std::vector<trace::level>& levels,
                                                            double narrow) {
   std::vector<trace::level> kept;
-  for (std::size_t i = 0; i < levels.size();) {
-    std::size_t end = i;
-    std::size_t low = i;
-    std::size_t high = i;
-    while (end < levels.size() && levels[end].time - levels[i].time < narrow) {
-      if (levels[end].bytes < levels[low].bytes) low = end;
-      if (levels[end].bytes > levels[high].bytes) high = end;
-      ++end;
+  for (auto at = levels.begin(); at != levels.end();) {
+    const auto end = std::find_if(at + 1, levels.end(), [&](const trace::level& each) {
+      return each.time - at->time >= narrow;
+    });
+    const auto [low, high] = std::minmax_element(
+        at, end, [](const auto& a, const auto& b) { return a.bytes < b.bytes; });
+    for (; at != end; ++at) {
+      if (at == low || at == high || at + 1 == end) kept.push_back(*at);
     }
-    end = std::max(end, i + 1);
-    std::size_t picked[]{i, std::min(low, high), std::max(low, high), end - 1};
-    for (std::size_t p = 0; p < 4; ++p) {
-      if (p == 0 || picked[p] != picked[p - 1]) kept.push_back(levels[picked[p]]);
-    }
-    i = end;
   }
   return kept;
 }
