@@ -65,7 +65,9 @@ namespace tidepool::inline v0_2_0::trace::detail {
   }
   if (2 * idle >= seen) return "the link stands still before its reloads: raise --reload-ahead";
   const auto stalls = static_cast<double>(late.stalls.size());
-  const auto last = std::clamp(std::ceil(late.time / copying), 1.0, stalls);
+  const auto backward = std::ranges::count(of.passes, true, &trace::pass_span::backward);
+  const auto times = std::max(1.0, static_cast<double>(backward));
+  const auto last = std::ceil(std::clamp(late.time / copying, 1.0, stalls) / times);
   return "the link is full: keep its last " +
          (last > 1 ? fixed(last, 0) + " layers" : std::string("layer")) +
          " (--margin), or offload less (--offload-fraction)";

@@ -50,16 +50,34 @@ inline void add_share(std::vector<bar_share>& shares, const bar_share& more) {
   shares.insert(place, more);
 }
 
+// Two runs that would be drawn nearly alike.
+[[nodiscard]] inline bool alike(const bar& a, const bar& b) {
+  if (a.shares.size() != b.shares.size() || !(a.width() > 0) || !(b.width() > 0)) return false;
+  return std::all_of(a.shares.begin(), a.shares.end(), [&](const bar_share& share) {
+    return std::any_of(b.shares.begin(), b.shares.end(), [&](const bar_share& other) {
+      return other.style == share.style &&
+             std::abs(share.time / a.width() - other.time / b.width()) < 0.08;
+    });
+  });
+}
+
 // Bars in order of start, from spans in order of start (the longer first of two that start
 // together). Spans shorter than `narrow` go into runs: a run takes what follows within `narrow`
-// until it is four times as long.
+// until it is four times as long, and joins the one before where the two look alike.
 [[nodiscard]] inline std::vector<bar> merge_spans(const std::vector<styled_span>& spans,
                                                   double narrow) {
   std::vector<bar> bars;
   bar run;
   const auto flush = [&] {
     if (run.shares.empty()) return;
-    bars.push_back(std::move(run));
+    if (!bars.empty() && bars.back().only == nullptr && run.start - bars.back().end < narrow &&
+        alike(bars.back(), run)) {
+      auto& last = bars.back();
+      last.end = std::max(last.end, run.end);
+      for (const auto& share : run.shares) add_share(last.shares, share);
+    } else {
+      bars.push_back(std::move(run));
+    }
     run = {};
   };
   for (const auto& [span, style] : spans) {

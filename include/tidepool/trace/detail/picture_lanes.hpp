@@ -104,21 +104,25 @@ class picture_lanes {
 
   static constexpr double caption_size = 9;
 
-  // As much about each span as there is room for. Neighbours of one microbatch that have none share
-  // the names of the first layer and the last.
+  // As much about each span as there is room for. Neighbours that have none share the name of their
+  // layer, or those of the first layer and the last of their microbatch.
   void draw_captions(const lane_layout& lane, double middle) {
     for (auto at = lane.work.begin(); at != lane.work.end();) {
       auto end = at + 1;
       if (!draw_caption(*at, lane.stalls, middle) && is_copy(*at)) {
-        while (end != lane.work.end() && is_copy(*end) && end->width() < 26 * layout_.pixel() &&
-               end->only->microbatch == at->only->microbatch &&
-               end->start - (end - 1)->end < 3 * layout_.pixel()) {
-          ++end;
-        }
-        const auto& last = *(end - 1);
-        auto text = "L" + std::to_string(at->only->layer) + " to L" +
-                    std::to_string(last.only->layer) + microbatch_text(*at->only);
-        if (end - at > 1) write({at->start, last.end}, {text}, middle, ink);
+        const auto first = "L" + std::to_string(at->only->layer);
+        const auto share = [&](bool one_layer) {
+          for (; end != lane.work.end() && is_copy(*end); ++end) {
+            const bool near = end->start - (end - 1)->end < 3 * layout_.pixel();
+            const bool alike = end->only->microbatch == at->only->microbatch &&
+                               (!one_layer || end->only->layer == at->only->layer);
+            if (!near || !alike || end->width() >= 26 * layout_.pixel()) break;
+          }
+          const auto last = "L" + std::to_string((end - 1)->only->layer);
+          const auto text = one_layer ? first : first + " to " + last + microbatch_text(*at->only);
+          return end - at > 1 && write({at->start, (end - 1)->end}, {text}, middle, ink);
+        };
+        if (!share(true)) share(false);
       }
       at = end;
     }

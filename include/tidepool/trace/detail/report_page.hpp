@@ -14,8 +14,8 @@ p.where { color: #656d76; margin: 4px 0; overflow-wrap: anywhere; }
 #advice { font-size: 16px; margin: 6px 0; padding: 6px 10px; border-left: 4px solid #b3191b; }
 #advice.calm { border-color: #0a8260; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; }
-th, td { padding: 3px 12px 3px 0; text-align: right; border-bottom: 1px solid #e1e4e8; }
-th { font-weight: 600; color: #656d76; } .name { text-align: left; white-space: nowrap; }
+th, td { padding: 3px 12px 3px 0; text-align: right; white-space: nowrap; border-bottom: 1px solid #e1e4e8; }
+th { font-weight: 600; color: #656d76; } .name { text-align: left; }
 tr[data-times] { cursor: pointer; } tr[data-times]:hover, tr.chosen { background: #fff1f0; }
 #keys span { display: inline-block; margin-right: 12px; white-space: nowrap; }
 #frame { border: 1px solid #d0d7de; cursor: grab; touch-action: pan-y; user-select: none; }
@@ -113,6 +113,7 @@ function show(middle, width) {
     const pinned = x < left || x > right - 10;
     const at = x < left ? x : pinned ? x + left + plot - right : seenAt(x);
     word.setAttribute(name, at);
+    if (name === "x") word.setAttribute("x", at - Math.max(0, word.getBBox().x + word.getBBox().width - frame.clientWidth));
     word.setAttribute("visibility", pinned || (at >= left && at <= left + plot) ? "visible" : "hidden");
   }
   captions.replaceChildren();
