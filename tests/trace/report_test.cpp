@@ -79,7 +79,8 @@ TEST_CASE("a report has the picture, and each stall, module, figure and option o
   // The first line says what to change: the reload began 10 ms late, with nothing before it.
   CHECK(count(page,
               "<body>\n<p id=\"advice\">core_attn waits 20.0 ms for reloads, and the link stands "
-              "still before its reloads: raise --reload-ahead.</p>") == 1);
+              "still before its reloads: raise --reload-ahead, or --device-budget where no memory "
+              "is free.</p>") == 1);
   CHECK(count(page, row({"core_attn", "2.00 GiB", "1", "1.02 GiB", "20.0 ms", "1", "1.02 GiB",
                          "10.0 ms", "20.0 ms"})) == 1);
   CHECK(count(page, row({"saved by none", "1.00 GiB", "0", "0 B", "0 µs", "0", "0 B", "0 µs",

@@ -63,7 +63,9 @@ namespace tidepool::inline v0_2_0::trace::detail {
     copying = std::max(copying, copy->end - copy->start);
     seen += stall->end - stall->start;
   }
-  if (2 * idle >= seen) return "the link stands still before its reloads: raise --reload-ahead";
+  if (2 * idle >= seen)
+    return "the link stands still before its reloads: raise --reload-ahead, or --device-budget "
+           "where no memory is free";
   const auto stalls = static_cast<double>(late.stalls.size());
   const auto backward = std::ranges::count(of.passes, true, &trace::pass_span::backward);
   const auto times = std::max(1.0, static_cast<double>(backward));
