@@ -132,7 +132,7 @@ class chart_page {
       page_.label(x + 28, y + 8, line.name, {12, draw::ink});
       x += wide;
     }
-    return y + 8;
+    return x > left_edge ? y + 8 : y - 12;
   }
 
   static std::string stroke_of(const chart_line& line) {
@@ -219,20 +219,23 @@ class chart_page {
     if (line.points.empty() || !is_short(line.name)) return;
     const auto highest = std::max_element(line.points.begin(), line.points.end(),
                                           [](const auto& a, const auto& b) { return a.y < b.y; });
-    draw_label(at, {highest->x, highest->y, line.name, {}}, line.colour);
+    draw_label(at, {highest->x, highest->y, line.name, {}}, line.colour, true);
   }
 
   // Beside its point, where nothing is yet.
-  void draw_label(const frame& at, const chart_point& point, const std::string& colour) {
+  void draw_label(const frame& at, const chart_point& point, const std::string& colour,
+                  bool at_left = false) {
     if (point.label.empty()) return;
     const double x = at.x_of(point.x);
     const double y = at.y_of(point.y);
     const double wide = draw::text_width(point.label, label_size);
-    draw::box best{x + 8, y - 14, wide, 12};
+    draw::box best{at_left ? x - 10 - wide : x + 8, y - (at_left ? 6 : 14), wide, 12};
     const std::pair<double, double> places[]{
-        {8, -14},         {8, 3},          {-8 - wide, -14}, {-8 - wide, 3},   {-wide / 2, -19},
-        {-wide / 2, 8},   {8, -27},        {8, 16},          {-8 - wide, -27}, {-8 - wide, 16},
-        {-wide / 2, -32}, {-wide / 2, 21}, {12, -40},        {12, 29}};
+        {best.x - x, best.y - y}, {8, -14},        {8, 3},
+        {-8 - wide, -14},         {-8 - wide, 3},  {-wide / 2, -19},
+        {-wide / 2, 8},           {8, -27},        {8, 16},
+        {-8 - wide, -27},         {-8 - wide, 16}, {-wide / 2, -32},
+        {-wide / 2, 21},          {12, -40},       {12, 29}};
     for (const auto& [dx, dy] : places) {
       const draw::box candidate{x + dx, y + dy, wide, 12};
       if (candidate.x < left + 2 || candidate.x + wide > right + 28 ||
@@ -248,7 +251,8 @@ class chart_page {
       break;
     }
     taken_.push_back(best);
-    page_.label(best.x, best.y + 10, point.label, {label_size, colour, draw::anchor::start, true});
+    page_.label(best.x, best.y + 10, point.label,
+                {label_size, colour, draw::anchor::start, true, true});
   }
 
   std::string title_;
