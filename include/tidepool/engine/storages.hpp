@@ -280,11 +280,9 @@ class storages : public copies {
   }
 
   void tell_level(const storage& store, lane_id on, std::size_t taken, std::size_t given) {
-    if (heard_->any())
-      heard_->tell({.what = happened::memory_changed,
-                    .lane = on,
-                    .tensor = &store,
-                    .level = {taken, given, live_ + away_}});
+    if (!heard_->any()) return;
+    const level_change now{taken, given, live_ + away_};
+    heard_->tell({.what = happened::memory_changed, .lane = on, .tensor = &store, .level = now});
   }
 
   filling filling_;

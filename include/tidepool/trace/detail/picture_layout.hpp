@@ -132,6 +132,20 @@ class picture_layout {
     right_ = width - 76;
   }
 
+  // Stripes are a pattern.
+  [[nodiscard]] std::string fill_of(const paint& of) {
+    const auto colour = hex(of.colour);
+    if (of.stripes == 0) return colour;
+    const auto name = "tidepool-" + colour.substr(1) + "-" + std::to_string(of.stripes);
+    svg tile;
+    tile.rectangle({0, 0, 8, 7}, colour);
+    tile.rectangle({0, 0, 8, 2}, of.stripes == 1 ? "#fff" : "#000");
+    patterns_ += "<pattern id=\"" + name +
+                 "\" width=\"8\" height=\"7\" patternUnits=\"userSpaceOnUse\">" + tile.text() +
+                 "</pattern>";
+    return "url(#" + name + ")";
+  }
+
   // One style for stalls, one for each module, and up to three greys for what computes.
   void style(const trace::record& record) {
     std::vector<std::string> modules;
@@ -155,15 +169,7 @@ class picture_layout {
     styles_.push_back({"stall", "url(#tidepool-stall)", false});
     const auto paints = paints_of(modules);
     for (std::size_t i = 0; i < modules.size(); ++i) {
-      const auto& [colour, stripes] = paints[i];
-      const auto name = "tidepool-" + hex(colour).substr(1) + "-" + std::to_string(stripes);
-      styles_.push_back({modules[i], stripes == 0 ? hex(colour) : "url(#" + name + ")"});
-      if (stripes == 0) continue;
-      patterns_ += "<pattern id=\"" + name +
-                   "\" width=\"8\" height=\"7\" patternUnits=\"userSpaceOnUse\"><rect width=\"8\" "
-                   "height=\"7\" fill=\"" +
-                   hex(colour) + "\"/><rect width=\"8\" height=\"2\" fill=\"" +
-                   (stripes == 1 ? "#fff" : "#000") + "\"/></pattern>";
+      styles_.push_back({modules[i], fill_of(paints[i])});
     }
     // More names than greys: the greys only keep neighbours apart, and one entry stands for all.
     constexpr std::size_t greys = compute_colours.size();
