@@ -284,7 +284,7 @@ TEST_CASE("pictures: the first line of a report takes the stalls away") {
     CHECK(stalled(trainer(opts).last_of(2), "cap") < stalled(seen, "cap") / 10);
   }
   SUBCASE("a link that is full") {
-    auto opts = arena_options(all_bytes / 2);
+    auto opts = arena_options(2 * all_bytes);
     const auto seen = trainer(opts, 0.5).last_of(2);
     REQUIRE(stalled(seen, "consumer") > 0);
     CHECK(print::advice(seen).find("the link is full: keep its last ") != std::string::npos);

@@ -120,7 +120,9 @@ class picture_lanes {
           }
           const auto last = "L" + std::to_string((end - 1)->only->layer);
           const auto text = one_layer ? first : first + " to " + last + microbatch_text(*at->only);
-          return end - at > 1 && write({at->start, (end - 1)->end}, {text}, middle, ink);
+          const double gap = 2.5 * layout_.pixel();
+          return end - at > 1 &&
+                 write({at->start + gap, (end - 1)->end - gap}, {text}, middle, ink);
         };
         if (!share(true)) share(false);
       }
