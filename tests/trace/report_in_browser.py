@@ -78,6 +78,9 @@ def check_zoom(page, size):
            f"{size}: lane names out of view: {before}")
     letters = page.execute_script("""return [...document.querySelectorAll("#frame .captions text")]
         .map((each) => each.getBoundingClientRect().height)""")
+    ActionChains(page).move_to_element(page.find_element(By.ID, "frame")).click_and_hold().move_by_offset(
+        -40, 0).release().perform()
+    expect(view(page)[0] > start and abs(view(page)[1] - width) < 0.01, f"{size}: dragging shows {view(page)}")
     expect(letters and all(8 < height < 20 for height in letters), f"{size}: captions as zoomed: {letters}")
     page.find_element(By.ID, "all").click()
     expect(abs(view(page)[1] - whole[1]) < 0.01, f"{size}: 'all' shows {view(page)}, not {whole}")

@@ -59,10 +59,8 @@ const number = (of, name) => Number(of.getAttribute(name));
 const bars = [...time.querySelectorAll("rect > title")].map(({ parentElement: bar, textContent: about }) => ({
     x: number(bar, "x"), end: number(bar, "x") + number(bar, "width"), y: number(bar, "y"),
     height: number(bar, "height"), about: about.split("\n")[0], stall: about.startsWith("stall") }));
-const places = [...words.children].map((word) => {
-  const name = word.hasAttribute("cx") ? "cx" : "x";
-  return { word, name, x: number(word, name) };
-});
+const nameOf = (word) => word.hasAttribute("cx") ? "cx" : "x";
+const places = [...words.children].map((word) => ({ word, name: nameOf(word), x: number(word, nameOf(word)) }));
 const pen = document.createElement("canvas").getContext("2d");
 pen.font = "11px " + getComputedStyle(document.body).fontFamily;
 const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
@@ -127,7 +125,6 @@ function zoom(factor, share = 0.5) {
   const width = clamp((view[1] - view[0]) / factor, (right - left) / 64, right - left);
   show(view[0] + share * (view[1] - view[0]) + (0.5 - share) * width, width);
 }
-const move = (share) => show((view[0] + view[1]) / 2 + share * (view[1] - view[0]), view[1] - view[0]);
 frame.addEventListener("wheel", (event) => {
   if (!event.ctrlKey && !event.metaKey) return;  // the page scrolls
   event.preventDefault();
@@ -136,13 +133,8 @@ frame.addEventListener("wheel", (event) => {
 }, { passive: false });
 const buttons = { in: () => zoom(1.6), out: () => zoom(1 / 1.6), all: () => show(left, right - left) };
 for (const [name, action] of Object.entries(buttons)) id(name).addEventListener("click", action);
-let held = null;
-frame.addEventListener("pointerdown", (event) => { held = event.clientX; });
-window.addEventListener("pointerup", () => { held = null; });
 frame.addEventListener("pointermove", (event) => {
-  if (held === null) return;
-  move((held - event.clientX) / plot);
-  held = event.clientX;
+  if (event.buttons === 1) show((view[0] + view[1]) / 2 - event.movementX / plot * (view[1] - view[0]), view[1] - view[0]);
 });
 for (const row of document.querySelectorAll("tr[data-times]")) {
   row.addEventListener("click", () => {  // the longest stall first, then the next
@@ -150,7 +142,7 @@ for (const row of document.querySelectorAll("tr[data-times]")) {
     const [x, end] = times[next].split(",").map(
         (each) => left + (Number(each) - from) / (to - from) * (right - left));
     row.dataset.next = (next + 1) % times.length;
-    for (const other of document.querySelectorAll("tr.chosen")) other.classList.remove("chosen");
+    document.querySelector("tr.chosen")?.classList.remove("chosen");
     row.classList.add("chosen");
     show((x + end) / 2, (end - x) * 6);
     for (const [name, value] of Object.entries({ x, width: end - x, visibility: "visible" })) mark.setAttribute(name, value);

@@ -55,31 +55,31 @@ class copy_index {
 
   // The copy that a stall waited for, whose end is nearest; null without one.
   [[nodiscard]] const trace::span* behind(const trace::span& stall) const {
-    const auto miss = [&](const trace::span* copy) { return std::abs(copy->end - stall.end); };
-    return best(stall.module, stall, [&](const auto* a, const auto* b) {
-      return a->bytes == stall.bytes && (b == nullptr || miss(a) < miss(b));
-    });
+    return nearest(stall.module, stall, stall.end,
+                   [&](const trace::span& copy) { return copy.bytes == stall.bytes; });
   }
 
   // The latest offload before a reload; null without one.
   [[nodiscard]] const trace::span* offload_of(const trace::span& reload) const {
-    return best(reload.name, reload, [&](const auto* a, const auto* b) {
-      return a->kind == trace::span_kind::offload && a->end <= reload.start &&
-             (b == nullptr || a->end > b->end);
+    return nearest(reload.name, reload, reload.start, [&](const trace::span& copy) {
+      return copy.kind == trace::span_kind::offload && copy.end <= reload.start;
     });
   }
 
  private:
-  template <class Better>
-  [[nodiscard]] const trace::span* best(std::string_view module, const trace::span& of,
-                                        const Better& better) const {
-    const trace::span* found = nullptr;
+  // The copy of the group of `of` whose end is nearest to a time.
+  template <class Counts>
+  [[nodiscard]] const trace::span* nearest(std::string_view module, const trace::span& of,
+                                           double time, const Counts& counts) const {
+    const trace::span* best = nullptr;
     const auto at = copies_.find({module, of.layer, of.microbatch});
-    if (at == copies_.end()) return found;
+    if (at == copies_.end()) return best;
     for (const auto* each : at->second) {
-      if (better(each, found)) found = each;
+      const bool nearer =
+          best == nullptr || std::abs(each->end - time) < std::abs(best->end - time);
+      if (nearer && counts(*each)) best = each;
     }
-    return found;
+    return best;
   }
 
   std::map<std::tuple<std::string_view, int, int>, std::vector<const trace::span*>> copies_;
