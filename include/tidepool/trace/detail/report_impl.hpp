@@ -35,12 +35,8 @@ struct module_traffic {
 [[nodiscard]] inline std::vector<module_traffic> traffic_of(const trace::record& step) {
   std::vector<module_traffic> all;
   const auto of = [&](const std::string& name) -> module_traffic& {
-    auto at =
-        std::find_if(all.begin(), all.end(), [&](const auto& each) { return each.name == name; });
-    if (at == all.end()) {
-      at = all.insert(at, module_traffic{});
-      at->name = name;
-    }
+    auto at = std::ranges::find(all, name, &module_traffic::name);
+    if (at == all.end()) at = all.insert(at, module_traffic{.name = name});
     return *at;
   };
   for (const auto& span : step.spans) {
@@ -76,9 +72,7 @@ class report_writer {
     const auto device = what_.step.device.empty() || !what_.where.empty()
                             ? what_.where
                             : "device " + what_.step.device;
-    trace::picture_options sizes;
-    sizes.curve_height = 180;
-    picture drawn(what_.step, sizes, 8);
+    picture drawn(what_.step, {.curve_height = 180}, 8);
     const bool calm = sum_stalls(what_.step).empty();
     std::string text =
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta "
