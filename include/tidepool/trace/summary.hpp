@@ -12,7 +12,7 @@
 #include "tidepool/trace/record.hpp"
 #include "tidepool/trace/silent.hpp"
 
-namespace tidepool::inline v0_2_0::trace {
+namespace tidepool::inline v0_3_0::trace {
 
 /// The counters of one rank, and its name.
 struct rank_counters {

@@ -13,7 +13,7 @@
 #include "tidepool/trace/detail/stall_text.hpp"
 #include "tidepool/trace/record.hpp"
 
-namespace tidepool::inline v0_2_0::trace::detail {
+namespace tidepool::inline v0_3_0::trace::detail {
 
 // Bytes that the link copies to the host while forward waits for memory: with so many more, forward
 // does not wait. In backward passes the link catches up.

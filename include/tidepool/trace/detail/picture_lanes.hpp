@@ -15,7 +15,7 @@
 #include "tidepool/trace/detail/svg.hpp"
 #include "tidepool/trace/record.hpp"
 
-namespace tidepool::inline v0_2_0::trace::detail {
+namespace tidepool::inline v0_3_0::trace::detail {
 
 class picture_lanes {
  public:

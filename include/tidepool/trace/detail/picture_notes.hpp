@@ -12,7 +12,7 @@
 #include "tidepool/trace/detail/svg.hpp"
 #include "tidepool/trace/record.hpp"
 
-namespace tidepool::inline v0_2_0::trace::detail {
+namespace tidepool::inline v0_3_0::trace::detail {
 
 // A row of forward and backward passes, from `y` down; returns where it ends.
 inline double draw_passes(const picture_layout& layout, sheet& on, double y) {

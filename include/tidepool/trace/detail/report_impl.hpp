@@ -20,7 +20,7 @@
 #include "tidepool/trace/report.hpp"
 #include "tidepool/trace/summary.hpp"
 
-namespace tidepool::inline v0_2_0::trace::detail {
+namespace tidepool::inline v0_3_0::trace::detail {
 
 // What one module did in the traced step.
 struct module_traffic {
@@ -174,7 +174,7 @@ class report_writer {
 
 }  // namespace tidepool::trace::detail
 
-namespace tidepool::inline v0_2_0::trace {
+namespace tidepool::inline v0_3_0::trace {
 
 TIDEPOOL_INLINE void write_report(std::ostream& out, const report& what) {
   const auto text = detail::report_writer(what).page();

@@ -19,7 +19,7 @@
 #include "tidepool/trace/timeline.hpp"
 #include "tidepool/version.hpp"
 
-namespace tidepool::inline v0_2_0::trace::detail {
+namespace tidepool::inline v0_3_0::trace::detail {
 
 // Traces hold whole nanoseconds: were start and duration rounded apart, neighbours could overlap
 // by one, and a viewer would nest them.
@@ -207,7 +207,7 @@ class chrome_trace {
 
 }  // namespace tidepool::trace::detail
 
-namespace tidepool::inline v0_2_0::trace {
+namespace tidepool::inline v0_3_0::trace {
 
 TIDEPOOL_INLINE void write_chrome_trace(std::ostream& out, std::span<const record> steps) {
   detail::chrome_trace trace(out, steps.empty() ? "" : steps.front().device);
