@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstddef>
 #include <ostream>
@@ -18,10 +17,11 @@ namespace caps {
 namespace detail {
 
 // In order of memory; caps that lie in the same place share a label.
-inline tools::chart_line line_of(const series& all, const std::string& colour,
+inline tools::chart_line line_of(const series& all, std::size_t number,
                                  const tidepool::trace::detail::scale_unit& in) {
   namespace print = tidepool::trace::detail;
-  tools::chart_line line{all.ratio.empty() ? all.order : all.ratio, colour, {}};
+  // The title has the order already.
+  auto line = tools::numbered_line(number, all.ratio);
   std::vector<const row*> order;
   for (const auto& each : all.rows) order.push_back(&each);
   std::stable_sort(order.begin(), order.end(), [](const row* a, const row* b) {
@@ -51,8 +51,6 @@ inline tools::chart_line line_of(const series& all, const std::string& colour,
 
 inline void write_picture(std::ostream& out, const std::string& device,
                           const std::vector<series>& all) {
-  constexpr std::array<const char*, 6> colours{"#0b6bcb", "#b3410e", "#1a7f37",
-                                               "#8250df", "#9a6700", "#57606a"};
   tools::chart_page page("Caps on offloads in flight: time against memory, a point for each cap",
                          device);
   for (std::size_t first = 0; first < all.size();) {
@@ -69,7 +67,7 @@ inline void write_picture(std::ostream& out, const std::string& device,
     const auto in = tidepool::trace::detail::unit_of(most, tidepool::trace::detail::binary_units);
     std::vector<tools::chart_line> lines;
     for (std::size_t i = first; i < end; ++i) {
-      lines.push_back(detail::line_of(all[i], colours[(i - first) % colours.size()], in));
+      lines.push_back(detail::line_of(all[i], i - first, in));
     }
     page.add(
         all[first].order,

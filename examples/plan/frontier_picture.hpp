@@ -16,11 +16,11 @@ namespace detail {
 
 // `about` and labels only where a point is the engine's own.
 template <class Percent>
-tools::chart_line line_of(const std::string& name, const std::string& colour,
+tools::chart_line line_of(const std::string& name, std::size_t number,
                           const std::vector<point>& points, const memory_unit& in,
                           const Percent& percent_of) {
   namespace print = tidepool::trace::detail;
-  tools::chart_line line{name, colour, {}};
+  auto line = tools::numbered_line(number, name);
   for (const auto& each : points) {
     if (!each.made.expected.runs) continue;
     const double percent = std::max(0.0, percent_of(each));
@@ -48,18 +48,18 @@ inline void write_frontier(std::ostream& out, const std::string& title, const st
   const auto slower = [&](const point& each) { return 100 * of.slowdown(each.made.expected); };
   std::vector<tools::chart_line> lines;
   lines.push_back(detail::line_of(
-      "bound: no plan that only offloads is faster", "#8b949e", points, in,
+      "bound: no plan that only offloads is faster", 2, points, in,
       [&](const point& each) { return 100 * (each.made.bound_us / of.in_core().step_us - 1); }));
   lines.back().marked = false;
-  lines.back().dashed = true;
   for (auto& each : lines.back().points) each.label.clear();
   if (!recomputing.empty()) {
-    lines.push_back(detail::line_of("offload and recompute", "#b3410e", recomputing, in, slower));
+    lines.push_back(detail::line_of("offload and recompute", 1, recomputing, in, slower));
   }
-  lines.push_back(detail::line_of("offload", "#0b6bcb", points, in, slower));
+  lines.push_back(detail::line_of("offload", 0, points, in, slower));
   tools::chart_page page(title, "what a smaller budget costs, as the engine would run each plan");
   page.add("", {"device budget of saved tensors, " + in.name, 0, most_memory * 1.05},
-           {"slower than keeping everything, %", 0, most_slow * 1.1}, lines, 330);
+           {"slower than keeping everything, %", 0, most_slow * 1.1, most_slow > 10 ? 5.0 : 0},
+           lines, 330);
   page.write(out);
 }
 

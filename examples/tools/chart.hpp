@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <ostream>
 #include <string>
+#include <tidepool/trace/detail/palette.hpp>
 #include <tidepool/trace/detail/svg.hpp>
 #include <utility>
 #include <vector>
@@ -26,14 +27,32 @@ struct chart_line {
   std::string name;
   std::string colour;
   std::vector<chart_point> points;
-  bool dashed = false;
+  std::string dashes;  ///< `5 4`: strokes and gaps in pixels; empty: a whole line
   bool marked = true;  ///< its points are drawn
 };
+
+/// The `number`th line of a chart: colours that everybody tells apart, and dashes for print.
+[[nodiscard]] inline chart_line numbered_line(std::size_t number, std::string name) {
+  // Of the palette of modules, those that can be read as text on white.
+  constexpr std::size_t places[]{1, 3, 6, 7};
+  constexpr const char* dashes[]{"", "7 4", "2 3", "9 3 2 3"};
+  return {
+      std::move(name), draw::hex(draw::module_colours[places[number % 4]]), {}, dashes[number % 4]};
+}
 
 struct chart_axis {
   std::string title;
   double from = 0;
   double to = 1;
+  /// Above 0: values up to it take half of the axis, and those above it the other half.
+  double fold = 0;
+
+  /// Where a value stands, from 0 to 1.
+  [[nodiscard]] double share_of(double value) const {
+    if (!(fold > from && fold < to)) return (value - from) / (to - from);
+    return value <= fold ? (value - from) / (fold - from) / 2
+                         : 0.5 + (value - fold) / (to - fold) / 2;
+  }
 };
 
 /// A page on which charts stand one below the other.
@@ -67,20 +86,12 @@ class chart_page {
     for (const auto& line : lines) {
       for (const auto& point : line.points) draw_label(at, point, line.colour);
     }
+    for (const auto& line : lines) draw_name(at, line);
     bottom_ = at.bottom + 48;
   }
 
   void write(std::ostream& out) const {
-    const double height = bottom_ + 8;
-    const std::string text =
-        "<svg xmlns=\"http://www.w3.org/2000/svg\"" + draw::svg::attribute("width", width) +
-        draw::svg::attribute("height", height) + " viewBox=\"0 0 " + draw::trimmed(width, 2) + " " +
-        draw::trimmed(height, 2) +
-        "\" font-family=\"system-ui, 'Segoe UI', Helvetica, Arial, 'DejaVu Sans', sans-serif\" "
-        "role=\"img\">\n<title>" +
-        draw::xml_text(title_) +
-        "</title>\n<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n" + page_.text() +
-        "</svg>\n";
+    const auto text = page_.file(width, bottom_ + 8, title_);
     out.write(text.data(), static_cast<std::streamsize>(text.size()));
   }
 
@@ -97,17 +108,20 @@ class chart_page {
     double bottom;
 
     [[nodiscard]] double x_of(double value) const {
-      return left + (value - x.from) / (x.to - x.from) * (right - left);
+      return left + x.share_of(value) * (right - left);
     }
     [[nodiscard]] double y_of(double value) const {
-      return bottom - (value - y.from) / (y.to - y.from) * (bottom - top);
+      return bottom - y.share_of(value) * (bottom - top);
     }
   };
+
+  // Such a name stands beside its line, a longer one above the chart.
+  static bool is_short(const std::string& name) { return !name.empty() && name.size() <= 30; }
 
   double draw_legend(const std::vector<chart_line>& lines, double y) {
     double x = left_edge;
     for (const auto& line : lines) {
-      if (line.name.empty()) continue;
+      if (line.name.empty() || is_short(line.name)) continue;
       const double wide = 28 + draw::text_width(line.name, 12) + 14;
       if (x + wide > right && x > left_edge) {
         x = left_edge;
@@ -118,11 +132,12 @@ class chart_page {
       page_.label(x + 28, y + 8, line.name, {12, draw::ink});
       x += wide;
     }
-    return y + 8;
+    return x > left_edge ? y + 8 : y - 12;
   }
 
   static std::string stroke_of(const chart_line& line) {
-    return std::string(" stroke-width=\"2\"") + (line.dashed ? " stroke-dasharray=\"5 4\"" : "");
+    return std::string(" stroke-width=\"2\"") +
+           (line.dashes.empty() ? "" : draw::svg::attribute("stroke-dasharray", line.dashes));
   }
 
   void circle(double x, double y, const std::string& colour, const std::string& about) {
@@ -139,14 +154,30 @@ class chart_page {
   }
 
   void draw_axes(const frame& at) {
-    const auto each_tick = [](const chart_axis& axis, double count, const auto& what) {
-      const auto step = draw::round_step(axis.to - axis.from, count);
-      const auto first = std::ceil(axis.from / step - 1e-6);
-      for (int i = 0; (first + i) * step <= axis.to + 1e-6 * step; ++i) {
+    const auto ticks = [](double from, double to, double count, const auto& what) {
+      const auto step = draw::round_step(to - from, count);
+      const auto first = std::ceil(from / step - 1e-6);
+      for (int i = 0; (first + i) * step <= to + 1e-6 * step; ++i) {
         const auto value = (first + i) * step;
         what(value, tick_text(value, step));
       }
     };
+    const auto each_tick = [&](const chart_axis& axis, double count, const auto& what) {
+      if (!(axis.fold > axis.from && axis.fold < axis.to)) {
+        return ticks(axis.from, axis.to, count, what);
+      }
+      ticks(axis.from, axis.fold, count / 2, what);
+      ticks(axis.fold, axis.to, count / 2, [&](double value, const std::string& text) {
+        if (value > axis.fold * 1.001) what(value, text);
+      });
+    };
+    if (at.y.fold > at.y.from && at.y.fold < at.y.to) {
+      const double y = at.y_of(at.y.fold);
+      page_.rectangle({left, at.top, right - left, y - at.top}, "#f3f4f6");
+      page_.label(right - 4, at.top + 14,
+                  "above " + draw::trimmed(at.y.fold, 2) + ": another scale",
+                  {11, draw::faint_ink, draw::anchor::end});
+    }
     each_tick(at.y, (at.bottom - at.top) / 38, [&](double value, const std::string& text) {
       page_.line(left, at.y_of(value), right, at.y_of(value), draw::grid_line);
       page_.label(left - 8, at.y_of(value) + 4, text, {11, draw::faint_ink, draw::anchor::end});
@@ -183,17 +214,28 @@ class chart_page {
     }
   }
 
+  // The name of a line beside its highest point that has room: nobody need look it up by colour.
+  void draw_name(const frame& at, const chart_line& line) {
+    if (line.points.empty() || !is_short(line.name)) return;
+    const auto highest = std::max_element(line.points.begin(), line.points.end(),
+                                          [](const auto& a, const auto& b) { return a.y < b.y; });
+    draw_label(at, {highest->x, highest->y, line.name, {}}, line.colour, true);
+  }
+
   // Beside its point, where nothing is yet.
-  void draw_label(const frame& at, const chart_point& point, const std::string& colour) {
+  void draw_label(const frame& at, const chart_point& point, const std::string& colour,
+                  bool at_left = false) {
     if (point.label.empty()) return;
     const double x = at.x_of(point.x);
     const double y = at.y_of(point.y);
     const double wide = draw::text_width(point.label, label_size);
-    draw::box best{x + 8, y - 14, wide, 12};
+    draw::box best{at_left ? x - 10 - wide : x + 8, y - (at_left ? 6 : 14), wide, 12};
     const std::pair<double, double> places[]{
-        {8, -14},         {8, 3},          {-8 - wide, -14}, {-8 - wide, 3},   {-wide / 2, -19},
-        {-wide / 2, 8},   {8, -27},        {8, 16},          {-8 - wide, -27}, {-8 - wide, 16},
-        {-wide / 2, -32}, {-wide / 2, 21}, {12, -40},        {12, 29}};
+        {best.x - x, best.y - y}, {8, -14},        {8, 3},
+        {-8 - wide, -14},         {-8 - wide, 3},  {-wide / 2, -19},
+        {-wide / 2, 8},           {8, -27},        {8, 16},
+        {-8 - wide, -27},         {-8 - wide, 16}, {-wide / 2, -32},
+        {-wide / 2, 21},          {12, -40},       {12, 29}};
     for (const auto& [dx, dy] : places) {
       const draw::box candidate{x + dx, y + dy, wide, 12};
       if (candidate.x < left + 2 || candidate.x + wide > right + 28 ||
@@ -209,7 +251,8 @@ class chart_page {
       break;
     }
     taken_.push_back(best);
-    page_.label(best.x, best.y + 10, point.label, {label_size, colour, draw::anchor::start, true});
+    page_.label(best.x, best.y + 10, point.label,
+                {label_size, colour, draw::anchor::start, true, true});
   }
 
   std::string title_;

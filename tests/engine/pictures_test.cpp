@@ -14,6 +14,7 @@
 #include "planning.hpp"
 #include "rig.hpp"
 #include "schedule.hpp"
+#include "tidepool/trace/detail/advice.hpp"
 #include "tidepool/trace/detail/print.hpp"
 #include "tidepool/trace/picture.hpp"
 
@@ -248,4 +249,74 @@ TEST_CASE("pictures: a step that follows a plan keeps what the plan kept") {
   CHECK(copied > 0);
   CHECK(copied < microbatches * layers * 2);  // some groups stay
   CHECK((text.find("Why it stalled: ") != std::string::npos) == !stalls_of(seen).empty());
+}
+
+// Time that compute waited for one reason.
+namespace {
+
+double stalled(const record& seen, const std::string& reason) {
+  double sum = 0;
+  for (const auto& [key, of] : stalls_of(seen)) sum += key.first == reason ? of.time : 0;
+  return sum;
+}
+
+}  // namespace
+
+TEST_CASE("pictures: the first line of a report takes the stalls away") {
+  SUBCASE("memory") {
+    auto opts = arena_options(all_bytes / 4);
+    const auto seen = trainer(opts).last_of(2);
+    REQUIRE(stalled(seen, "device_reuse") > 0);
+    const auto words = print::advice(seen);
+    CAPTURE(words);
+    CHECK(words.find(" for memory: raise --device-budget by ") != std::string::npos);
+    opts.device_budget = *opts.device_budget + print::memory_missing(seen);
+    CHECK(*opts.device_budget < all_bytes);  // no more than it takes
+    CHECK(stalled(trainer(opts).last_of(2), "device_reuse") < stalled(seen, "device_reuse") / 4);
+  }
+  SUBCASE("the cap") {
+    auto opts = arena_options(all_bytes / 2);
+    opts.max_inflight = 0;
+    const auto seen = trainer(opts).last_of(2);
+    REQUIRE(stalled(seen, "cap") > 0);
+    CHECK(print::advice(seen).find("raise --max-inflight") != std::string::npos);
+    opts.max_inflight = 4;
+    CHECK(stalled(trainer(opts).last_of(2), "cap") < stalled(seen, "cap") / 10);
+  }
+  SUBCASE("a link that is full") {
+    auto opts = arena_options(2 * all_bytes);
+    const auto seen = trainer(opts, 0.5).last_of(2);
+    REQUIRE(stalled(seen, "consumer") > 0);
+    CHECK(print::advice(seen).find("the link is full: keep its last ") != std::string::npos);
+    opts.fraction = 0.3;
+    CHECK(stalled(trainer(opts, 0.5).last_of(2), "consumer") < stalled(seen, "consumer") / 2);
+  }
+  SUBCASE("nothing") {
+    const auto seen = trainer(arena_options(all_bytes / 2)).last_of(2);
+    CHECK(print::advice(seen).starts_with("Nothing waits"));
+  }
+}
+
+TEST_CASE("pictures: memory by module adds up to what is held, from its start to its end") {
+  const auto seen = trainer(arena_options(all_bytes / 4)).last_of(2);
+  REQUIRE(seen.device_bytes_of.size() >= 2);
+  std::size_t highest_part = 0;
+  for (const auto& [time, bytes] : seen.device_bytes) {
+    // Changes of one moment are told one after another: the last of them counts.
+    const auto next = std::upper_bound(
+        seen.device_bytes.begin(), seen.device_bytes.end(), time,
+        [](double at, const tidepool::trace::level& each) { return at < each.time; });
+    std::size_t sum = 0;
+    for (const auto& [module, levels] : seen.device_bytes_of) {
+      std::size_t now = 0;
+      for (const auto& each : levels) now = each.time <= time ? each.bytes : now;
+      sum += now;
+      highest_part = std::max(highest_part, now);
+    }
+    CHECK(sum == (next - 1)->bytes);
+  }
+  CHECK(highest_part > 0);
+  for (const auto& [module, levels] : seen.device_bytes_of) {
+    CHECK((module == "core_attn" || module == "expert_fc1" || highest(levels) == 0));
+  }
 }

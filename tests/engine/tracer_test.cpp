@@ -62,7 +62,7 @@ struct traced {
                 .chunk = &of,
                 .backward = backward});
   }
-  tidepool::trace::record finish() { return trace.finish({"offload", "reload", ""}); }
+  tidepool::trace::record finish() { return trace.finish({"offload", "reload", ""}, {}); }
 };
 
 }  // namespace
@@ -89,11 +89,13 @@ TEST_CASE("tracer: times count from the start of the trace, in each trace") {
 
 TEST_CASE("tracer: both curves begin with what there was at the start") {
   traced at;
+  const tidepool::detail::storage tensor;
   for (const std::size_t before : {100U, 700U}) {
     at.trace.start("step", before, before + 11, &at.ref);
     at.run_us(1);
     at.heard.tell({.what = happened::memory_changed,
                    .lane = lane(2),
+                   .tensor = &tensor,
                    .level = {.taken = 50, .without = before + 61}});
     const auto seen = at.finish();
     REQUIRE(seen.device_bytes.size() == 2);
@@ -103,6 +105,42 @@ TEST_CASE("tracer: both curves begin with what there was at the start") {
     CHECK(seen.device_bytes_without[0].bytes == before + 11);
     CHECK(seen.device_bytes_without[1].bytes == before + 61);
   }
+}
+
+TEST_CASE("tracer: memory counts for the module that saves it later, or saved it before") {
+  traced at;
+  at.trace.start("step", 70, 70, &at.ref);
+  tidepool::detail::storage fresh, old, scratch;
+  fresh.number = 1;
+  old.number = 2;
+  old.module = 1;
+  scratch.number = 3;
+  const auto change = [&](const tidepool::detail::storage& of, std::size_t taken,
+                          std::size_t given) {
+    at.run_us(1);
+    at.heard.tell({.what = happened::memory_changed,
+                   .lane = lane(2),
+                   .tensor = &of,
+                   .level = {taken, given, 0}});
+  };
+  change(fresh, 50, 0);
+  change(old, 0, 70);
+  change(scratch, 5, 0);
+  fresh.module = 0;  // by a commit
+  change(fresh, 0, 50);
+  const auto seen = at.trace.finish({"offload", "reload", ""}, {"first", "second"});
+  REQUIRE(seen.device_bytes_of.size() == 3);
+  const auto bytes = [&](std::size_t of) {
+    std::vector<std::size_t> result;
+    for (const auto& each : seen.device_bytes_of[of].bytes) result.push_back(each.bytes);
+    return result;
+  };
+  CHECK(seen.device_bytes_of[0].module == "first");
+  CHECK(bytes(0) == std::vector<std::size_t>{0, 50, 0});
+  CHECK(seen.device_bytes_of[1].module == "second");
+  CHECK(bytes(1) == std::vector<std::size_t>{70, 0});
+  CHECK(seen.device_bytes_of[2].module.empty());
+  CHECK(bytes(2) == std::vector<std::size_t>{0, 5});
 }
 
 TEST_CASE("tracer: passes of several chunks may lie in one another, each ends with its own") {
@@ -151,7 +189,7 @@ TEST_CASE("tracer: where a device does not tell what computes, lanes without a n
   add(0, span_kind::offload);
   add(3, span_kind::compute);
   add(4, span_kind::stall);
-  const auto seen = trace.finish({"offload", "reload", "", "", "", ""});
+  const auto seen = trace.finish({"offload", "reload", "", "", "", ""}, {});
   CHECK(seen.untraced == std::vector<bool>{false, false, true, false, true, true});
 }
 

@@ -394,3 +394,27 @@ TEST_CASE("where no step has ended the summary says so, and of no module that it
   totals.steps = 1;
   CHECK(tidepool::trace::silent_messages(totals).size() == 2);
 }
+
+TEST_CASE("stall time by module stands below the summary, the longest first, with its reasons") {
+  using tidepool::trace::span_kind;
+  tidepool::trace::record step;
+  step.title = "step 7";
+  step.lanes = {"compute 0"};
+  step.spans = {{span_kind::stall, 0, "consumer", 3, 1, 8, 0, 20, "core_attn"},
+                {span_kind::stall, 0, "consumer", 3, 1, 8, 20, 50, "moe_act"},
+                {span_kind::stall, 0, "device_reuse", 3, 1, 8, 50, 75, "core_attn"},
+                {span_kind::stall, 0, "after_launch", -1, -1, 0, 80, 81},
+                {span_kind::stall, 0, "cap", -1, -1, 0, 90, 90}};
+  std::ostringstream out;
+  tidepool::trace::write_summary(out, {}, step);
+  const auto text = out.str();
+  CHECK(text.substr(text.find("stalled in")) ==
+        "stalled in step 7     time                               by reason\n"
+        "core_attn          45.0 µs  device_reuse 25.0 µs, consumer 20.0 µs\n"
+        "moe_act            30.0 µs                        consumer 30.0 µs\n"
+        "no copy            1.00 µs                    after_launch 1.00 µs\n");
+  step.spans.clear();
+  std::ostringstream calm;
+  tidepool::trace::write_summary(calm, {}, step);
+  CHECK(calm.str().ends_with("\nnever stalled in step 7\n"));
+}

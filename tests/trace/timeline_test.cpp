@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "hostile_stream.hpp"
+#include "tidepool/version.hpp"
 
 namespace {
 
@@ -118,6 +119,69 @@ TEST_CASE("no event is of zero length, and each stall and copy says what it is a
   CHECK(instants == 1);  // the last reload; the stall at which nobody waited is none
 }
 
+TEST_CASE("arrows lead from each offload to its reload, and from each stall to its copy") {
+  auto step = small_step();
+  // Another group, whose reload lies before its offload: there is no arrow back in time.
+  step.spans.push_back({span_kind::offload, 0, "moe_act", 3, 1, 7, 80, 90});
+  step.spans.push_back({span_kind::reload, 1, "moe_act", 3, 1, 7, 70, 75});
+  const auto all = written({step, step});
+  const auto from = events(all, "s");
+  const auto to = events(all, "f");
+  REQUIRE(from.size() == 4);  // two in each step
+  REQUIRE(to.size() == 4);
+  std::set<int> ids;
+  const auto around = [&](const json& end) {
+    for (const auto& slice : events(all, "X")) {
+      const double start = slice.at("ts");
+      const double at = end.at("ts");
+      if (slice.at("tid") == end.at("tid") && start <= at &&
+          at < start + slice.at("dur").get<double>())
+        return slice.at("name").get<std::string>();
+    }
+    return std::string();
+  };
+  std::map<std::string, std::size_t> arrows;
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    CHECK(from[i].at("id") == to[i].at("id"));
+    CHECK(from[i].at("name") == to[i].at("name"));
+    CHECK(from[i].at("cat") == to[i].at("cat"));
+    CHECK(from[i].at("ts").get<double>() <= to[i].at("ts").get<double>());
+    CHECK(to[i].at("bp") == "e");
+    ids.insert(from[i].at("id").get<int>());
+    ++arrows[around(from[i]) + " -> " + around(to[i])];
+  }
+  CHECK(ids.size() == 4);
+  // The copy nearest to the end of the stall is the offload here.
+  CHECK(arrows == std::map<std::string, std::size_t>{{"offload core_attn -> reload core_attn", 2},
+                                                     {"stall consumer -> offload core_attn", 2}});
+}
+
+TEST_CASE("passes are slices, one above the other where they overlap") {
+  auto step = small_step();
+  step.passes = {{false, 0, 0, 0, 20}, {false, 1, 2, 15, 30}, {true, 0, 0, 30, 60}};
+  const auto all = written({step});
+  const auto names = threads(all);
+  CHECK(names.at(only(all, "forward 0").at("tid")) == "passes");
+  CHECK(names.at(only(all, "forward 1").at("tid")) == "passes");
+  CHECK(only(all, "forward 1").at("tid") != only(all, "forward 0").at("tid"));
+  CHECK(only(all, "backward 0").at("tid") == only(all, "forward 0").at("tid"));
+  CHECK(only(all, "forward 1").at("args").at("microbatch") == 1);
+  CHECK(only(all, "forward 1").at("args").at("chunk") == 2);
+  CHECK(only(all, "backward 0").at("dur").get<double>() == doctest::Approx(30));
+}
+
+TEST_CASE("a timeline says which device and which version it is of") {
+  auto step = small_step();
+  step.device = "a \"device\"";
+  std::ostringstream out;
+  tidepool::trace::write_chrome_trace(out, step);
+  const auto about = json::parse(out.str()).at("metadata");
+  CHECK(about.at("device") == "a \"device\"");
+  const tidepool::version now;
+  CHECK(about.at("tidepool") == std::to_string(now.major) + "." + std::to_string(now.minor) + "." +
+                                    std::to_string(now.patch));
+}
+
 TEST_CASE("device bytes are a counter") {
   const auto levels = events(written({small_step()}), "C");
   REQUIRE(levels.size() == 3);
@@ -127,10 +191,13 @@ TEST_CASE("device bytes are a counter") {
   auto step = small_step();
   step.device_bytes_without = {{0, 9}, {2, 8}};
   step.budget = 77;
+  step.device_bytes_of = {{"core_attn", {{0, 1}, {5, 2}}}, {"", {{0, 3}}}};
   std::map<std::string, std::size_t> names;
   for (const auto& level : events(written({step}), "C")) ++names[level.at("name")];
   CHECK(names == std::map<std::string, std::size_t>{{"saved tensors on the device", 3},
                                                     {"saved tensors without offload", 2},
+                                                    {"on the device: core_attn", 2},
+                                                    {"on the device: saved by none", 1},
                                                     {"device budget", 1}});
 }
 

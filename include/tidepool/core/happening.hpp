@@ -39,7 +39,7 @@ enum class happened : std::uint8_t {
   pass_over,         // a pass of `chunk` ends on `lane`; `backward`, or forward
   span_begun,        // work or a wait begins on `lane`; `mark` is the observers' until `span_over`
   span_over,         // the work or the wait is over; `label` names it
-  memory_changed,    // saved tensors took or gave back device memory, used on `lane`; see `level`
+  memory_changed,    // `tensor` took or gave back device memory, used on `lane`; see `level`
 };
 
 // A span's subject.

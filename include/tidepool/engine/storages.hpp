@@ -191,10 +191,7 @@ class storages : public copies {
     store.here.memory = {};
     live_ -= store.bytes;
     if (store.there.memory || store.is.discarded) away_ += store.bytes;
-    if (heard_->any())
-      heard_->tell({.what = happened::memory_changed,
-                    .lane = on,
-                    .level = {.given = store.bytes, .without = live_ + away_}});
+    tell_level(store, on, 0, store.bytes);
   }
 
   // Like `displace`, but the memory stays taken, because nobody can say when it is free.
@@ -279,10 +276,13 @@ class storages : public copies {
       live_peak_without_ = live_ + away_;
       away_at_peak_ = away_;
     }
-    if (heard_->any())
-      heard_->tell({.what = happened::memory_changed,
-                    .lane = by,
-                    .level = {.taken = store.bytes, .without = live_ + away_}});
+    tell_level(store, by, store.bytes, 0);
+  }
+
+  void tell_level(const storage& store, lane_id on, std::size_t taken, std::size_t given) {
+    if (!heard_->any()) return;
+    const level_change now{taken, given, live_ + away_};
+    heard_->tell({.what = happened::memory_changed, .lane = on, .tensor = &store, .level = now});
   }
 
   filling filling_;

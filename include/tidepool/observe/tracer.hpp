@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,6 +13,7 @@
 #include "tidepool/core/happening.hpp"
 #include "tidepool/device/hardware.hpp"
 #include "tidepool/engine/group.hpp"
+#include "tidepool/engine/storage.hpp"
 #include "tidepool/observe/stall_causes.hpp"
 #include "tidepool/trace/record.hpp"
 
@@ -50,11 +53,13 @@ class tracer final : public observer {
   }
 
   // Blocks the host until the device is idle. `lanes` are the names of all; lanes that compute have
-  // an empty name.
-  [[nodiscard]] trace::record finish(std::vector<std::string> lanes) {
+  // an empty name. `modules` are names by id.
+  [[nodiscard]] trace::record finish(std::vector<std::string> lanes,
+                                     const std::vector<std::string>& modules) {
     dev_->synchronize();
     trace::record result;
     result.title = title_;
+    result.device = dev_->name();
     result.lanes = std::move(lanes);
     std::size_t computes = 0;
     for (auto& name : result.lanes) {
@@ -65,7 +70,8 @@ class tracer final : public observer {
       raw.span.end = time_of(raw.to);
       result.spans.push_back(std::move(raw.span));
     }
-    result.device_bytes = curve();
+    result.device_bytes = curve(bytes_at_start_, [](const raw_level&) { return true; });
+    result.device_bytes_of = curves(modules);
     result.device_bytes_without = curve_without();
     result.passes = pass_spans();
     find_causes(result);
@@ -83,6 +89,8 @@ class tracer final : public observer {
     std::size_t at;
     level_change change;
     bool by_compute;
+    std::uint64_t storage;
+    int module;
   };
   struct raw_pass {
     std::size_t at;
@@ -99,7 +107,8 @@ class tracer final : public observer {
       case happened::span_over:
         return add(*what.mark, what.lane, *what.label);
       case happened::memory_changed:
-        levels_.push_back({mark(what.lane), what.level, !copies(what.lane)});
+        levels_.push_back({mark(what.lane), what.level, !copies(what.lane), what.tensor->number,
+                           what.tensor->module});
         return;
       case happened::pass_begun:
       case happened::pass_over:
@@ -148,17 +157,45 @@ class tracer final : public observer {
     return std::max(0.0, marks_.elapsed_us(0, at - first_));
   }
 
-  [[nodiscard]] std::vector<trace::level> curve() const {
+  // Of the changes that `counts` takes, after `bytes`.
+  template <class Counts>
+  [[nodiscard]] std::vector<trace::level> curve(std::size_t bytes, const Counts& counts) const {
     std::vector<std::pair<double, const raw_level*>> steps;
-    for (const auto& raw : levels_) steps.emplace_back(time_of(raw.at), &raw);
+    for (const auto& raw : levels_) {
+      if (counts(raw)) steps.emplace_back(time_of(raw.at), &raw);
+    }
     std::stable_sort(steps.begin(), steps.end(),
                      [](const auto& a, const auto& b) { return a.first < b.first; });
-    auto bytes = bytes_at_start_;
     std::vector<trace::level> result{{0, bytes}};
     for (const auto& [time, raw] : steps) {
       bytes += raw->change.taken;
       bytes -= std::min(raw->change.given, bytes);
       result.push_back({time, bytes});
+    }
+    return result;
+  }
+
+  // By module. A storage takes memory before a commit names its module, so that its last change
+  // tells. Bytes that were there before the trace are those that a sum falls below zero without.
+  [[nodiscard]] std::vector<trace::module_levels> curves(
+      const std::vector<std::string>& modules) const {
+    std::map<std::uint64_t, std::size_t> saved_by;
+    for (const auto& raw : levels_) {
+      saved_by[raw.storage] = std::min(static_cast<std::size_t>(raw.module), modules.size());
+    }
+    std::vector<std::size_t> now(modules.size() + 1), before(modules.size() + 1);
+    for (const auto& raw : levels_) {
+      const auto module = saved_by[raw.storage];
+      now[module] += raw.change.taken;
+      before[module] += raw.change.given - std::min(raw.change.given, now[module]);
+      now[module] -= std::min(raw.change.given, now[module]);
+    }
+    std::vector<trace::module_levels> result;
+    for (std::size_t m = 0; m <= modules.size(); ++m) {
+      auto levels =
+          curve(before[m], [&](const raw_level& raw) { return saved_by.at(raw.storage) == m; });
+      if (levels.size() == 1 && before[m] == 0) continue;
+      result.push_back({m < modules.size() ? modules[m] : "", std::move(levels)});
     }
     return result;
   }

@@ -41,7 +41,7 @@ TIDEPOOL_INLINE trace::record end_trace(engine& of) {
     names[index_of(store.offload_lane(kind))] = "offload" + place;
     names[index_of(store.reload_lane(kind))] = "reload" + place;
   }
-  auto result = listening.finish(std::move(names));
+  auto result = listening.finish(std::move(names), of.names());
   result.budget = of.settings().device_budget.value_or(0);
   return result;
 }

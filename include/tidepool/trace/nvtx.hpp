@@ -92,7 +92,7 @@ class nvtx_names {
     entries_.reserve(modules.size());
     for (const auto& module : modules) {
       entry item;
-      const auto colour = detail::module_colours[detail::colour_place(module)];
+      const auto colour = detail::paints_of({module}).front().colour;
       item.colour = 0xff000000U | static_cast<std::uint32_t>(colour.red) << 16 |
                     static_cast<std::uint32_t>(colour.green) << 8 | colour.blue;
       for (std::size_t action = 0; action < actions.size(); ++action) {

@@ -47,6 +47,12 @@ struct level {
   std::size_t bytes = 0;  ///< bytes held from then on
 };
 
+/// Device bytes held by the saved tensors of one module.
+struct module_levels {
+  std::string module;        ///< its name; empty: tensors that no group saved
+  std::vector<level> bytes;  ///< in order of time
+};
+
 /// One traced step.
 struct record {
   std::string title;                ///< the title of `start_trace`
@@ -60,6 +66,9 @@ struct record {
   /// True for lanes whose compute is not in `spans`: no span names it, and the device does not
   /// tell.
   std::vector<bool> untraced{};
+  /// `device_bytes` by module, in order of the modules' ids; may be empty.
+  std::vector<module_levels> device_bytes_of{};
+  std::string device{};  ///< type of the device
 
   /// True if compute of the lane is in `spans`.
   [[nodiscard]] bool traced(std::size_t lane) const {
@@ -69,6 +78,11 @@ struct record {
 
 /// True if a level has a place on the time axis: its time is a number, within 30 years.
 [[nodiscard]] inline bool placed(const level& item) { return std::abs(item.time) < 1e15; }
+
+/// True if a pass has a place: its times are numbers and in order.
+[[nodiscard]] inline bool placed(const pass_span& item) {
+  return std::abs(item.start) < 1e15 && std::abs(item.end) < 1e15 && item.start <= item.end;
+}
 
 /// True if a span has a place: its lane exists, its times are numbers and in order.
 [[nodiscard]] inline bool placed(const record& of, const span& item) {

@@ -9,6 +9,7 @@
 
 #include "tidepool/core/linkage.hpp"
 #include "tidepool/trace/counters.hpp"
+#include "tidepool/trace/record.hpp"
 #include "tidepool/trace/silent.hpp"
 
 namespace tidepool::inline v0_3_0::trace {
@@ -27,6 +28,9 @@ struct rank_counters {
 /// module. Modules that were not asked for are left out. A `rank_label` stands in the title. Locale
 /// and format of `out` have no effect.
 void write_summary(std::ostream& out, const counters& totals, std::string_view rank_label = "");
+
+/// Like `write_summary` of `totals` to `out`; below it, stall time by module in a traced `step`.
+void write_summary(std::ostream& out, const counters& totals, const record& step);
 
 /// Like `write_summary` of one rank to `out`, with a rank column; the totals are over all ranks. A
 /// module is silent if it is silent on every rank.

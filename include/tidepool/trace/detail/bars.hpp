@@ -135,26 +135,20 @@ inline void add_share(std::vector<bar_share>& shares, const bar_share& more) {
   return total;
 }
 
-// The same curve with at most four levels in each interval of length `narrow`: the first, the
-// lowest, the highest and the last, in order of time.
+// The same curve with at most three levels in each interval of length `narrow`: the lowest, the
+// highest and the last, in order of time.
 [[nodiscard]] inline std::vector<trace::level> thin_levels(const std::vector<trace::level>& levels,
                                                            double narrow) {
   std::vector<trace::level> kept;
-  for (std::size_t i = 0; i < levels.size();) {
-    std::size_t end = i;
-    std::size_t low = i;
-    std::size_t high = i;
-    while (end < levels.size() && levels[end].time - levels[i].time < narrow) {
-      if (levels[end].bytes < levels[low].bytes) low = end;
-      if (levels[end].bytes > levels[high].bytes) high = end;
-      ++end;
+  for (auto at = levels.begin(); at != levels.end();) {
+    const auto end = std::find_if(at + 1, levels.end(), [&](const trace::level& each) {
+      return each.time - at->time >= narrow;
+    });
+    const auto [low, high] = std::minmax_element(
+        at, end, [](const auto& a, const auto& b) { return a.bytes < b.bytes; });
+    for (; at != end; ++at) {
+      if (at == low || at == high || at + 1 == end) kept.push_back(*at);
     }
-    end = std::max(end, i + 1);
-    std::size_t picked[]{i, std::min(low, high), std::max(low, high), end - 1};
-    for (std::size_t p = 0; p < 4; ++p) {
-      if (p == 0 || picked[p] != picked[p - 1]) kept.push_back(levels[picked[p]]);
-    }
-    i = end;
   }
   return kept;
 }

@@ -30,51 +30,46 @@ struct rgb {
   return text;
 }
 
-// Whether black reads better on it than white.
-[[nodiscard]] constexpr bool is_light(const rgb& colour) {
-  return 299 * colour.red + 587 * colour.green + 114 * colour.blue > 125'000;
-}
-
-// One for each of `standard_modules`, in their order, then eight for the users' own. Found by
-// search for the largest least distance (in OKLab) of any two to people with normal vision,
-// protanopia, deuteranopia and tritanopia, and to the greys and the red below; a test holds that
-// distance.
-inline constexpr std::array<rgb, standard_modules.size() + 8> module_colours{{{0x7f, 0xeb, 0xdd},
-                                                                              {0x17, 0x49, 0x6b},
-                                                                              {0x38, 0xa0, 0xf4},
-                                                                              {0x8e, 0x55, 0xbb},
-                                                                              {0xfb, 0xdb, 0x74},
-                                                                              {0xe0, 0x92, 0x2a},
-                                                                              {0x0a, 0x82, 0x60},
-                                                                              {0x7d, 0x11, 0x28},
-                                                                              {0x28, 0x05, 0x5a},
-                                                                              {0x7b, 0xd4, 0x58},
-                                                                              {0xf0, 0xa2, 0xf7},
-                                                                              {0x4f, 0x29, 0x8f},
-                                                                              {0x85, 0x3e, 0x44},
-                                                                              {0x5e, 0x75, 0xed},
-                                                                              {0xb1, 0xd7, 0xaa},
-                                                                              {0x76, 0x55, 0x76},
-                                                                              {0xfb, 0x74, 0x74}}};
+// One for each of `standard_modules`, in their order. Found by search for the largest least
+// distance (in OKLab) of any two to people with normal vision, protanopia, deuteranopia and
+// tritanopia, and to the greys and the red below; a test holds that distance.
+inline constexpr std::array<rgb, standard_modules.size()> module_colours{{{0x7f, 0xeb, 0xdd},
+                                                                          {0x17, 0x49, 0x6b},
+                                                                          {0x38, 0xa0, 0xf4},
+                                                                          {0x8e, 0x55, 0xbb},
+                                                                          {0xfb, 0xdb, 0x74},
+                                                                          {0xe0, 0x92, 0x2a},
+                                                                          {0x0a, 0x82, 0x60},
+                                                                          {0x7d, 0x11, 0x28},
+                                                                          {0x28, 0x05, 0x5a}}};
 inline constexpr std::array<rgb, 3> compute_colours{
     {{0xb4, 0xbb, 0xc5}, {0x99, 0xa2, 0xae}, {0x7f, 0x89, 0x96}}};
 inline constexpr rgb stall_colour{0xd6, 0x27, 0x28};
 
+// A colour with stripes along the time axis: none, white or black. There are no more colours that
+// everybody can tell apart, so that stripes tell the users' own modules from the standard ones.
+struct paint {
+  rgb colour;
+  std::size_t stripes = 0;
+
+  friend bool operator==(const paint&, const paint&) = default;
+};
+inline constexpr std::size_t module_places = 3 * module_colours.size();
+
 // Where a name is in the palette when it is alone: a standard one on its own place, another one
-// in the second half, by its letters.
+// among the stripes, by its letters.
 [[nodiscard]] constexpr std::size_t colour_place(std::string_view name) {
   const auto* const found = std::find(standard_modules.begin(), standard_modules.end(), name);
   const auto standard = static_cast<std::size_t>(found - standard_modules.begin());
   if (found != standard_modules.end()) return standard;
   std::uint32_t sum = 2166136261;
   for (const char c : name) sum = (sum ^ static_cast<unsigned char>(c)) * 16777619;
-  return standard_modules.size() + sum % (module_colours.size() - standard_modules.size());
+  return standard_modules.size() + sum % standard_modules.size();
 }
 
-// The colours of names that are seen together, in their order: standard names always keep theirs,
+// The paints of names that are seen together, in their order: standard names always keep theirs,
 // the others move to the next free one, in the order of the alphabet so that only the set counts.
-[[nodiscard]] inline std::vector<rgb> colours_of(const std::vector<std::string>& names) {
-  constexpr std::size_t places = module_colours.size();
+[[nodiscard]] inline std::vector<paint> paints_of(const std::vector<std::string>& names) {
   std::vector<std::size_t> order(names.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
   const auto standard = [&](std::size_t i) {
@@ -84,17 +79,17 @@ inline constexpr rgb stall_colour{0xd6, 0x27, 0x28};
     return standard(a) != standard(b) ? standard(a) : names[a] < names[b];
   });
 
-  std::array<bool, places> taken{};
-  std::vector<rgb> colours(names.size());
+  std::array<bool, module_places> taken{};
+  std::vector<paint> paints(names.size());
   for (const std::size_t i : order) {
     std::size_t place = colour_place(names[i]);
-    for (std::size_t tries = 0; tries < places && taken[place]; ++tries) {
-      place = (place + 1) % places;
+    for (std::size_t tries = 0; tries < module_places && taken[place]; ++tries) {
+      place = (place + 1) % module_places;
     }
     taken[place] = true;
-    colours[i] = module_colours[place];
+    paints[i] = {module_colours[place % module_colours.size()], place / module_colours.size()};
   }
-  return colours;
+  return paints;
 }
 
 }  // namespace tidepool::trace::detail

@@ -48,19 +48,20 @@ class memory_curve {
 
   // What there would be without offload is behind the curve, the budget above it. Returns where it
   // ends.
-  double draw(svg& back, svg& front) const {
-    draw_grid(back, front);
+  double draw(const std::vector<trace::module_levels>& parts, sheet& on) const {
+    draw_grid(on);
+    auto& front = on.words;
     if (shows_without()) {
-      draw_path(front, layout_.without(), "#d5d9de", ".6", "#8b949e");
+      draw_path(on.shapes, layout_.without(), "#e4e7eb", "#8b949e", "without offload");
       const auto& highest = peak_of(layout_.without());
       const double at =
           std::clamp(layout_.x_of(highest.time), layout_.left() + 90, layout_.right() - 90);
-      front.halo_label(at, y_of(highest.bytes) - 5, "without offload " + bytes_text(highest.bytes),
-                       {11, faint_ink, anchor::middle, true});
+      front.label(at, y_of(highest.bytes) - 5, "without offload " + bytes_text(highest.bytes),
+                  {11, faint_ink, anchor::middle, true, true});
     }
-    draw_path(front, layout_.levels(), "#5b7aa5", ".38", "#3d5a80");
-    draw_budget(front);
-    draw_peak(front);
+    draw_parts(parts, on.shapes);
+    draw_budget(on);
+    draw_peak(on);
     const double middle = y_ + height_ / 2;
     front.label(layout_.right() + 10, middle, "device", {11, faint_ink});
     front.label(layout_.right() + 10, middle + 13, "memory", {11, faint_ink});
@@ -72,18 +73,39 @@ class memory_curve {
   [[nodiscard]] double y_of(double bytes) const { return y_ + height_ - bytes / top_ * height_; }
   [[nodiscard]] double y_of(std::size_t bytes) const { return y_of(static_cast<double>(bytes)); }
 
-  void draw_grid(svg& back, svg& front) const {
+  // Modules on top of each other: each is drawn over the sum with those above it.
+  void draw_parts(const std::vector<trace::module_levels>& parts, svg& front) const {
+    auto sum = thin_levels(layout_.levels(), layout_.pixel() / layout_.detail());
+    const auto* const rest =
+        parts.empty() ? "saved tensors on the device" : "tensors that no group saved";
+    draw_path(front, sum, parts.empty() ? "#b9c8dd" : "#c6cbd1", "#3d5a80", rest);
+    for (const auto& part : parts) {
+      const auto* style = layout_.style_of(part.module);
+      if (style == nullptr || part.bytes.empty()) continue;
+      draw_path(front, sum, style->fill, {},
+                part.module + ", at most " + bytes_text(peak_of(part.bytes).bytes));
+      auto at = part.bytes.begin();
+      for (auto& level : sum) {
+        while (at + 1 != part.bytes.end() && (at + 1)->time <= level.time) ++at;
+        level.bytes -= std::min(level.bytes, at->bytes);
+      }
+    }
+    // Their own paths hide the first.
+    if (!parts.empty()) draw_path(front, sum, "#c6cbd1", {}, rest);
+  }
+
+  void draw_grid(sheet& on) const {
     for (double tick = 0; tick * unit_.size <= top_ * 1.0001; tick += step_) {
       const double at = y_of(tick * unit_.size);
-      back.line(layout_.left(), at, layout_.right(), at, tick == 0 ? "#c6cbd1" : grid_line);
-      front.label(layout_.left() - 12, at + 4, tick_text(tick, step_, unit_),
-                  {11, faint_ink, anchor::end, false});
+      on.strips.line(layout_.left(), at, layout_.right(), at, tick == 0 ? "#c6cbd1" : grid_line);
+      on.words.label(layout_.left() - 12, at + 4, tick_text(tick, step_, unit_),
+                     {11, faint_ink, anchor::end, false});
     }
   }
 
   void draw_path(svg& front, const std::vector<trace::level>& levels, std::string_view fill,
-                 std::string_view opacity, std::string_view stroke) const {
-    const auto kept = thin_levels(levels, layout_.pixel());
+                 std::string_view stroke, std::string_view about) const {
+    const auto kept = thin_levels(levels, layout_.pixel() / layout_.detail());
     const auto number = [](double value) { return trimmed(value, 1); };
     std::string path =
         "M" + number(layout_.x_of(kept.front().time)) + " " + number(y_of(kept.front().bytes));
@@ -93,42 +115,43 @@ class memory_curve {
     path += "H" + number(layout_.right());
     const auto closed =
         path + "V" + number(y_ + height_) + "H" + number(layout_.x_of(kept.front().time)) + "Z";
-    front.put("<path" + svg::attribute("fill", fill) + svg::attribute("fill-opacity", opacity) +
-              svg::attribute("d", closed) + "/>\n");
+    front.put("<path" + svg::attribute("fill", fill) + svg::attribute("d", closed) + "><title>" +
+              xml_text(about) + "</title></path>\n");
+    if (stroke.empty()) return;
     front.put("<path fill=\"none\" stroke-width=\"1.4\"" + svg::attribute("stroke", stroke) +
               svg::attribute("d", path) + "/>\n");
   }
 
-  void draw_budget(svg& front) const {
+  void draw_budget(sheet& on) const {
     const auto name = "budget " + bytes_text(budget_);
     if (budget_seen_) {
       const double level = y_of(budget_);
-      front.line(layout_.left(), level, layout_.right(), level, red_ink,
-                 " stroke-width=\"1.4\" stroke-dasharray=\"7 4\"");
-      front.halo_label(layout_.right() - 6, level - 4, name, {11, red_ink, anchor::end, true});
+      on.shapes.line(layout_.left(), level, layout_.right(), level, red_ink,
+                     " stroke-width=\"1.4\" stroke-dasharray=\"7 4\"");
+      on.words.label(layout_.right() - 6, level - 4, name, {11, red_ink, anchor::end, true, true});
     } else if (budget_ > 0) {
-      front.label(layout_.right() - 6, y_ - 2, name + ", off the scale",
-                  {11, red_ink, anchor::end, true});
+      on.words.label(layout_.right() - 6, y_ - 2, name + ", off the scale",
+                     {11, red_ink, anchor::end, true});
     }
   }
 
-  void draw_peak(svg& front) const {
+  void draw_peak(sheet& on) const {
     const auto& peak = peak_of(layout_.levels());
     const double x = layout_.x_of(peak.time);
     const double level = y_of(peak.bytes);
-    front.line(layout_.left(), level, layout_.right(), level, "#3d5a80",
-               " stroke-dasharray=\"2 3\" stroke-opacity=\".6\"");
-    front.put("<circle r=\"3.5\" fill=\"#3d5a80\" stroke=\"#fff\"" + svg::attribute("cx", x) +
-              svg::attribute("cy", level) + "/>\n");
+    on.shapes.line(layout_.left(), level, layout_.right(), level, "#3d5a80",
+                   " stroke-dasharray=\"2 3\" stroke-opacity=\".6\"");
+    on.words.put("<circle r=\"3.5\" fill=\"#3d5a80\" stroke=\"#fff\"" + svg::attribute("cx", x) +
+                 svg::attribute("cy", level) + "/>\n");
     const bool right_half = x > (layout_.left() + layout_.right()) / 2;
     // Clear of the line of a budget that is nearly taken, and of the budget's name at its end.
     double at = level - 6;
     if (budget_seen_ && level - y_of(budget_) < 22) {
       at = x < layout_.right() - 130 ? std::min(at, y_of(budget_) - 5) : level + 16;
     }
-    front.halo_label(x + (right_half ? -8 : 8), at,
-                     "peak held " + bytes_text(peak.bytes) + " at " + duration_text(peak.time),
-                     {12, ink, right_half ? anchor::end : anchor::start, true});
+    on.words.label(x + (right_half ? -8 : 8), at,
+                   "peak held " + bytes_text(peak.bytes) + " at " + duration_text(peak.time),
+                   {12, ink, right_half ? anchor::end : anchor::start, true, true});
   }
 
   const picture_layout& layout_;
@@ -142,8 +165,7 @@ class memory_curve {
 };
 
 // The time axis under `y`, with grid lines from `top`; returns where it ends.
-inline double draw_time_axis(const picture_layout& layout, svg& back, svg& front, double top,
-                             double y) {
+inline double draw_time_axis(const picture_layout& layout, sheet& on, double top, double y) {
   const double range = layout.to() - layout.from();
   const auto unit = unit_of(range, time_units);
   const double step = round_step(range / unit.size, (layout.right() - layout.left()) / 95);
@@ -154,8 +176,8 @@ inline double draw_time_axis(const picture_layout& layout, svg& back, svg& front
     const double tick = (first + i) * step;
     const double x = layout.x_of(tick * unit.size);
     if (x > layout.right() + 0.5) break;
-    back.line(x, top, x, y + 5, grid_line);
-    front.label(x, y + 19, tick_text(tick, step, unit), {11, faint_ink, anchor::middle, false});
+    on.strips.line(x, top, x, y + 5, grid_line);
+    on.words.label(x, y + 19, tick_text(tick, step, unit), {11, faint_ink, anchor::middle, false});
   }
   return y + 22;
 }

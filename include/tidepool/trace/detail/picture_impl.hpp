@@ -21,50 +21,44 @@ namespace tidepool::inline v0_3_0::trace::detail {
 
 class picture {
  public:
-  picture(const trace::record& record, const trace::picture_options& options)
+  picture(const trace::record& record, const trace::picture_options& options, double detail = 1)
       : record_(record),
         width_(std::clamp(options.width, 480.0, 10000.0)),
         lane_height_(std::clamp(options.lane_height, 14.0, 200.0)),
         curve_height_(options.curve_height > 0 ? std::clamp(options.curve_height, 40.0, 2000.0)
                                                : 0.0),
-        layout_(record, width_) {}
+        layout_(record, width_, detail) {}
 
   [[nodiscard]] std::string draw() {
     const double top = legend(header()) + 12;
-    double y = draw_passes(layout_, front_, top);
-    y = picture_lanes(layout_, record_, lane_height_, back_, front_).draw(y);
-    if (!layout_.levels().empty() && curve_height_ > 0) {
-      y = memory_curve(layout_, record_.budget, y + 26, curve_height_).draw(back_, front_);
+    double y = plot(top);
+    y = empty() ? nothing(y) : draw_time_axis(layout_, on_, top, y);
+    y = draw_stall_list(record_, layout_, head_, y);
+    svg all;
+    all.put(layout_.patterns() + head_.text() + on_.text());
+    return all.file(width_, y + 12, title());
+  }
+
+  // For a page, whose script stretches the time: without header, axis, and words in bars.
+  [[nodiscard]] std::string part() {
+    const double height = plot(14) + 26;
+    std::string keys;
+    for (const auto* each : layout_.listed()) {
+      keys += "<span><svg width=\"12\" height=\"12\"><rect width=\"12\" height=\"12\"" +
+              svg::attribute("fill", each->fill) + "/></svg> " + xml_text(each->name) + "</span>\n";
     }
-    y = empty() ? nothing(y) : draw_time_axis(layout_, back_, front_, top, y);
-    y = draw_stall_list(record_, layout_, front_, y);
-    const double height = y + 12;
-
-    return "<svg xmlns=\"http://www.w3.org/2000/svg\"" + svg::attribute("width", width_) +
-           svg::attribute("height", height) + " viewBox=\"0 0 " + trimmed(width_, 2) + " " +
-           trimmed(height, 2) +
-           "\" font-family=\"system-ui, 'Segoe UI', Helvetica, Arial, 'DejaVu Sans', sans-serif\" "
-           "role=\"img\">\n<title>" +
-           xml_text(title()) +
-           "</title>\n<defs><pattern id=\"tidepool-stall\" width=\"6\" height=\"6\" "
-           "patternUnits=\"userSpaceOnUse\" patternTransform=\"rotate(45)\"><rect width=\"6\" "
-           "height=\"6\" fill=\"#fbdcdc\"/><rect width=\"2.6\" height=\"6\" fill=\"" +
-           hex(stall_colour) +
-           "\"/></pattern></defs>\n<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n" +
-           back_.text() + front_.text() + "</svg>\n";
+    std::string axis = trimmed(width_, 2);
+    for (const double each : {layout_.left(), layout_.right(), layout_.from(), layout_.to()}) {
+      axis += " " + trimmed(each, 3);
+    }
+    return "<p id=\"keys\">" + keys + "</p>\n<div id=\"frame\"><svg" +
+           svg::attribute("height", height) + svg::attribute("data-axis", axis) + ">\n" +
+           layout_.patterns() + on_.text() + "</svg></div>\n";
   }
 
- private:
-  [[nodiscard]] bool empty() const { return layout_.spans().empty() && layout_.levels().empty(); }
-  [[nodiscard]] std::string title() const {
-    return record_.title.empty() ? "One step" : cut(record_.title, 200);
-  }
-
-  // Each part returns the lowest line it used.
-
-  double header() {
-    front_.label(20, 32, fit(title(), width_ - 40, 19), {17, ink, anchor::start, true}, title());
-    if (empty()) return 32;
+  // Facts on the whole step in a line; empty where there are none.
+  [[nodiscard]] std::string facts() const {
+    if (empty()) return {};
     std::size_t out = 0;
     std::size_t in = 0;
     for (const auto* span : layout_.spans()) {
@@ -81,7 +75,21 @@ class picture {
     if (in > 0) fact("reloaded", bytes_text(in));
     if (!layout_.levels().empty()) fact("peak held", bytes_text(peak_of(layout_.levels()).bytes));
     if (!layout_.spans().empty()) fact("stalled", stalled > 0 ? duration_text(stalled) : "never");
-    front_.label(20, 53, facts, {12, faint_ink, anchor::start, false});
+    return facts;
+  }
+
+ private:
+  [[nodiscard]] bool empty() const { return layout_.spans().empty() && layout_.levels().empty(); }
+  [[nodiscard]] std::string title() const {
+    return record_.title.empty() ? "One step" : cut(record_.title, 200);
+  }
+
+  // Each part returns the lowest line it used.
+
+  double header() {
+    head_.label(20, 32, fit(title(), width_ - 40, 19), {17, ink, anchor::start, true}, title());
+    if (empty()) return 32;
+    head_.label(20, 53, facts(), {12, faint_ink});
     return 53;
   }
 
@@ -89,53 +97,40 @@ class picture {
     constexpr std::size_t most = 40;
     double x = 20;
     double row = y + 27;
-    std::size_t listed = 0;
-    std::size_t left_out = 0;
     const auto step = [&](double width) {
       if (x + width > layout_.right() && x > 20) {
         x = 20;
         row += 20;
       }
     };
-    for (std::size_t i = 1; i <= layout_.styles().size(); ++i) {
-      // Stalls come last in the legend, and first in the styles.
-      const auto& style = layout_.styles()[i % layout_.styles().size()];
-      if (!style.listed) continue;
-      if (++listed > most) {
-        ++left_out;
-        continue;
-      }
-      const auto name = cut(style.name, 32);
+    const auto entries = layout_.listed();
+    for (std::size_t i = 0; i < std::min(most, entries.size()); ++i) {
+      const auto name = cut(entries[i]->name, 32);
       const double width = 17 + text_width(name, 12) + 12;
       step(width);
-      front_.rectangle({x, row - 10, 12, 12}, style.fill, svg::attribute("rx", 2));
-      front_.label(x + 17, row, name, {12, ink, anchor::start, false},
-                   name == style.name ? "" : cut(style.name, 200));
+      head_.rectangle({x, row - 10, 12, 12}, entries[i]->fill);
+      head_.label(x + 17, row, name, {12, ink},
+                  name == entries[i]->name ? "" : cut(entries[i]->name, 200));
       x += width;
     }
-    const auto pass = [&](std::string_view name, std::string_view fill, bool backward) {
-      const bool there = std::any_of(layout_.passes().begin(), layout_.passes().end(),
-                                     [&](const auto* each) { return each->backward == backward; });
-      if (!there) return;
-      ++listed;
-      const double width = 17 + text_width(name, 12) + 12;
-      step(width);
-      front_.rectangle({x, row - 10, 12, 12}, fill, svg::attribute("rx", 2));
-      front_.label(x + 17, row, name, {12, ink, anchor::start, false});
-      x += width;
-    };
-    pass("forward pass", forward_fill, false);
-    pass("backward pass", backward_fill, true);
-    if (left_out > 0) {
+    if (entries.size() > most) {
       step(100);
-      front_.label(x, row, "and " + std::to_string(left_out) + " more",
-                   {12, faint_ink, anchor::start, false});
+      head_.label(x, row, "and " + std::to_string(entries.size() - most) + " more",
+                  {12, faint_ink});
     }
-    return listed == 0 ? y : row + 4;
+    return entries.empty() ? y : row + 4;
+  }
+
+  double plot(double top) {
+    double y = draw_passes(layout_, on_, top);
+    y = picture_lanes(layout_, record_, lane_height_, on_).draw(y);
+    if (layout_.levels().empty() || !(curve_height_ > 0)) return y;
+    return memory_curve(layout_, record_.budget, y + 26, curve_height_)
+        .draw(record_.device_bytes_of, on_);
   }
 
   double nothing(double y) {
-    front_.label(20, y + 18, "Nothing was recorded.", {13, faint_ink});
+    head_.label(20, y + 18, "Nothing was recorded.", {13, faint_ink});
     return y + 22;
   }
 
@@ -144,8 +139,8 @@ class picture {
   double lane_height_;
   double curve_height_;
   picture_layout layout_;
-  svg back_;   // strips and grid
-  svg front_;  // bars and text
+  svg head_;  // all but the plot
+  sheet on_;
 };
 
 }  // namespace tidepool::trace::detail

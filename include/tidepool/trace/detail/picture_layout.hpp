@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <map>
 #include <string>
@@ -18,13 +17,12 @@
 namespace tidepool::inline v0_3_0::trace::detail {
 
 // Shapes in all lanes together; each takes some 240 bytes of the file.
-inline constexpr std::size_t most_bars = 3600;
+inline constexpr double most_bars = 3600;
 
 // How one kind of thing is drawn, and its entry in the legend.
 struct drawing_style {
   std::string name;
   std::string fill;
-  bool light = false;  // dark letters read well on it
   bool listed = true;  // in the legend
 };
 
@@ -39,10 +37,11 @@ class picture_layout {
  public:
   static constexpr std::size_t stall_style = 0;
 
-  picture_layout(const trace::record& record, double width) {
+  // `detail`: how far a page stretches the time.
+  picture_layout(const trace::record& record, double width, double detail) : detail_(detail) {
     place(record);
     columns(record, width);
-    style(record.lanes.size());
+    style(record);
     merge();
   }
 
@@ -55,13 +54,38 @@ class picture_layout {
   }
   // The time that one pixel stands for.
   [[nodiscard]] double pixel() const { return (to_ - from_) / (right_ - left_); }
+  [[nodiscard]] double detail() const { return detail_; }
 
   [[nodiscard]] const std::vector<const trace::span*>& spans() const { return spans_; }
   [[nodiscard]] const std::vector<trace::level>& levels() const { return levels_; }
   [[nodiscard]] const std::vector<trace::level>& without() const { return without_; }
   [[nodiscard]] const std::vector<const trace::pass_span*>& passes() const { return passes_; }
   [[nodiscard]] const std::vector<drawing_style>& styles() const { return styles_; }
+  // Those for the legend; stalls, which come first in `styles`, are the last.
+  [[nodiscard]] std::vector<const drawing_style*> listed() const {
+    std::vector<const drawing_style*> result;
+    for (std::size_t i = 1; i <= styles_.size(); ++i) {
+      const auto& each = styles_[i % styles_.size()];
+      if (each.listed) result.push_back(&each);
+    }
+    return result;
+  }
+  // The style of a module's memory; null for tensors that no group saved.
+  [[nodiscard]] const drawing_style* style_of(const std::string& module) const {
+    const auto at = module_index_.find(module);
+    return at == module_index_.end() ? nullptr : &styles_[1 + at->second];
+  }
   [[nodiscard]] const std::vector<lane_layout>& lanes() const { return lanes_; }
+  [[nodiscard]] const drawing_style& style_of(const trace::pass_span& pass) const {
+    return styles_[styles_.size() - (pass.backward ? 1 : 2)];
+  }
+  // The patterns that fills refer to.
+  [[nodiscard]] std::string patterns() const {
+    return "<defs><pattern id=\"tidepool-stall\" width=\"6\" height=\"6\" "
+           "patternUnits=\"userSpaceOnUse\" patternTransform=\"rotate(45)\"><rect width=\"6\" "
+           "height=\"6\" fill=\"#fbdcdc\"/><rect width=\"2.6\" height=\"6\" fill=\"" +
+           hex(stall_colour) + "\"/></pattern>" + patterns_ + "</defs>\n";
+  }
 
  private:
   // What has a place in time, in order of time.
@@ -82,9 +106,7 @@ class picture_layout {
       without_.clear();
     }
     for (const auto& pass : record.passes) {
-      if (std::abs(pass.start) < 1e15 && std::abs(pass.end) < 1e15 && pass.start <= pass.end) {
-        passes_.push_back(&pass);
-      }
+      if (trace::placed(pass)) passes_.push_back(&pass);
     }
     for (const auto& span : record.spans) {
       if (!trace::placed(record, span)) continue;
@@ -110,35 +132,59 @@ class picture_layout {
     right_ = width - 76;
   }
 
+  // Stripes are a pattern.
+  [[nodiscard]] std::string fill_of(const paint& of) {
+    const auto colour = hex(of.colour);
+    if (of.stripes == 0) return colour;
+    const auto name = "tidepool-" + colour.substr(1) + "-" + std::to_string(of.stripes);
+    svg tile;
+    tile.rectangle({0, 0, 8, 7}, colour);
+    tile.rectangle({0, 0, 8, 2}, of.stripes == 1 ? "#fff" : "#000");
+    patterns_ += "<pattern id=\"" + name +
+                 "\" width=\"8\" height=\"7\" patternUnits=\"userSpaceOnUse\">" + tile.text() +
+                 "</pattern>";
+    return "url(#" + name + ")";
+  }
+
   // One style for stalls, one for each module, and up to three greys for what computes.
-  void style(std::size_t lane_count) {
+  void style(const trace::record& record) {
     std::vector<std::string> modules;
     std::vector<std::string> computes;
-    std::map<std::string_view, std::size_t> module_index;
     std::map<std::string_view, std::size_t> compute_index;
+    const auto number = [](auto& index, auto& names, const std::string& name) {
+      if (index.emplace(name, names.size()).second) names.push_back(name);
+    };
     for (const auto* span : spans_) {
       if (span->kind == trace::span_kind::stall) continue;
-      const bool compute = span->kind == trace::span_kind::compute;
-      auto& names = compute ? computes : modules;
-      auto& index = compute ? compute_index : module_index;
-      if (index.emplace(span->name, names.size()).second) names.push_back(span->name);
+      if (span->kind == trace::span_kind::compute) {
+        number(compute_index, computes, span->name);
+      } else {
+        number(module_index_, modules, span->name);
+      }
+    }
+    for (const auto& each : record.device_bytes_of) {
+      if (!each.module.empty()) number(module_index_, modules, each.module);
     }
 
-    styles_.push_back({"stall", "url(#tidepool-stall)", true, false});
-    const auto colours = colours_of(modules);
+    styles_.push_back({"stall", "url(#tidepool-stall)", false});
+    const auto paints = paints_of(modules);
     for (std::size_t i = 0; i < modules.size(); ++i) {
-      styles_.push_back({modules[i], hex(colours[i]), is_light(colours[i]), true});
+      styles_.push_back({modules[i], fill_of(paints[i])});
     }
     // More names than greys: the greys only keep neighbours apart, and one entry stands for all.
     constexpr std::size_t greys = compute_colours.size();
     const bool few = computes.size() <= greys;
     for (std::size_t i = 0; i < std::min(greys, computes.size()); ++i) {
-      styles_.push_back({few ? computes[i] : "compute, in three greys", hex(compute_colours[i]),
-                         is_light(compute_colours[i]), few || i == 0});
+      styles_.push_back(
+          {few ? computes[i] : "compute, in three greys", hex(compute_colours[i]), few || i == 0});
     }
+    styles_.push_back({"forward pass", "#d6e6f7", false});
+    styles_.push_back({"backward pass", "#f7e1c8", false});
+    for (const auto* pass : passes_)
+      styles_[styles_.size() - (pass->backward ? 1 : 2)].listed = true;
 
-    work_.resize(lane_count);
-    stalls_.resize(lane_count);
+    work_.resize(record.lanes.size());
+    stalls_.resize(record.lanes.size());
     for (const auto* span : spans_) {
       switch (span->kind) {
         case trace::span_kind::stall:
@@ -153,7 +199,7 @@ class picture_layout {
           break;
         case trace::span_kind::offload:
         case trace::span_kind::reload:
-          work_[span->lane].push_back({span, 1 + module_index[span->name]});
+          work_[span->lane].push_back({span, 1 + module_index_[span->name]});
           break;
       }
     }
@@ -162,16 +208,16 @@ class picture_layout {
   // A pixel is the least that a span among others must have to be drawn for itself (half a pixel
   // would do, and looks like noise); more where the lanes would have too many shapes.
   void merge() {
-    for (double narrow = pixel();; narrow *= 2) {
+    for (double narrow = pixel() / detail_;; narrow *= 2) {
       lanes_.assign(work_.size(), {});
-      std::size_t shapes = 0;
+      double shapes = 0;
       for (std::size_t i = 0; i < lanes_.size(); ++i) {
         lanes_[i].work = merge_spans(work_[i], narrow);
         lanes_[i].stalls = merge_spans(stalls_[i], narrow);
-        for (const auto& bar : lanes_[i].work) shapes += bar.shares.size();
-        shapes += lanes_[i].stalls.size();
+        for (const auto& bar : lanes_[i].work) shapes += static_cast<double>(bar.shares.size());
+        shapes += static_cast<double>(lanes_[i].stalls.size());
       }
-      if (shapes <= most_bars || narrow > to_ - from_) break;
+      if (shapes <= most_bars * std::min(detail_, 4.0) || narrow > to_ - from_) break;
     }
     for (std::size_t i = 0; i < lanes_.size(); ++i) {
       std::vector<std::pair<double, double>> stalls;
@@ -184,6 +230,7 @@ class picture_layout {
     }
   }
 
+  double detail_;
   double from_ = 0;  // microseconds
   double to_ = 0;
   double left_ = 0;  // pixels
@@ -193,6 +240,8 @@ class picture_layout {
   std::vector<trace::level> without_;
   std::vector<const trace::pass_span*> passes_;
   std::vector<drawing_style> styles_;
+  std::string patterns_;
+  std::map<std::string, std::size_t, std::less<>> module_index_;
   std::vector<std::vector<styled_span>> work_;  // by lane
   std::vector<std::vector<styled_span>> stalls_;
   std::vector<lane_layout> lanes_;

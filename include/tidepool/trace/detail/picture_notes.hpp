@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <string>
 
+#include "tidepool/core/text.hpp"
 #include "tidepool/trace/detail/picture_layout.hpp"
 #include "tidepool/trace/detail/print.hpp"
 #include "tidepool/trace/detail/stall_text.hpp"
@@ -13,14 +14,11 @@
 
 namespace tidepool::inline v0_3_0::trace::detail {
 
-inline constexpr std::string_view forward_fill = "#d6e6f7";
-inline constexpr std::string_view backward_fill = "#f7e1c8";
-
 // A row of forward and backward passes, from `y` down; returns where it ends.
-inline double draw_passes(const picture_layout& layout, svg& front, double y) {
+inline double draw_passes(const picture_layout& layout, sheet& on, double y) {
   constexpr double height = 16;
   if (layout.passes().empty()) return y;
-  front.label(layout.left() - 12, y + 12, "passes", {12, ink, anchor::end, false});
+  on.words.label(layout.left() - 12, y + 12, "passes", {12, ink, anchor::end});
   for (const auto* pass : layout.passes()) {
     const double x = layout.x_of(pass->start);
     const double width = std::max(layout.x_of(pass->end) - x - 0.6, 0.6);
@@ -28,12 +26,12 @@ inline double draw_passes(const picture_layout& layout, svg& front, double y) {
     std::string about = word + ", microbatch " + std::to_string(pass->microbatch);
     if (pass->model_chunk > 0) about += ", model chunk " + std::to_string(pass->model_chunk);
     about += "\n" + duration_text(pass->end - pass->start) + " from " + duration_text(pass->start);
-    front.rectangle({x, y, width, height}, pass->backward ? backward_fill : forward_fill,
-                    width > 8 ? svg::attribute("rx", 1.5) : std::string(), about);
+    on.shapes.rectangle({x, y, width, height}, layout.style_of(*pass).fill, {}, about);
+    if (layout.detail() > 1) continue;  // the page's script writes into bars
     const auto number = " " + std::to_string(pass->microbatch);
     for (const auto& text : {word + number, (pass->backward ? "B" : "F") + number.substr(1)}) {
       if (text_width(text, 10) > width - 4) continue;
-      front.label(x + width / 2, y + 12, text, {10, ink, anchor::middle, false});
+      on.words.label(x + width / 2, y + 12, text, {10, ink, anchor::middle});
       break;
     }
   }
@@ -52,18 +50,17 @@ inline double draw_stall_list(const trace::record& record, const picture_layout&
               heading);
   for (std::size_t i = 0; i < std::min(most, sums.size()); ++i) {
     const auto& each = sums[i];
-    std::string text = duration_text(each.time) + " in " + std::to_string(each.count) +
-                       (each.count == 1 ? " stall" : " stalls") + ": " + cut(each.reason, 40);
+    std::string text = duration_text(each.time) + " in " +
+                       tidepool::detail::text::count_of(each.stalls.size(), "stall") + ": " +
+                       cut(each.reason, 40);
     if (const auto meaning = meaning_of(each.reason); !meaning.empty()) {
       text.append(" (").append(meaning).append(")");
     }
     if (!each.module.empty()) text += ", waits for " + cut(each.module, 40);
-    if (each.longest->layer >= 0) {
-      text += "; the longest, " + duration_text(each.longest->end - each.longest->start) +
-              ", at layer " + std::to_string(each.longest->layer);
-      if (each.longest->microbatch >= 0) {
-        text += ", microbatch " + std::to_string(each.longest->microbatch);
-      }
+    const auto& longest = *each.stalls.front();
+    if (longest.layer >= 0) {
+      text += "; the longest, " + duration_text(longest.end - longest.start) + ", at " +
+              place_text(longest);
     }
     y += 17;
     front.label(20, y, fit(text, layout.right() + 60 - 20, 12), {12, red_ink}, text);

@@ -9,35 +9,18 @@
 #include <vector>
 
 #include "tidepool/core/escape.hpp"
+#include "tidepool/trace/detail/advice.hpp"
+#include "tidepool/trace/detail/picture_impl.hpp"
 #include "tidepool/trace/detail/print.hpp"
 #include "tidepool/trace/detail/report_page.hpp"
 #include "tidepool/trace/detail/stall_text.hpp"
-#include "tidepool/trace/detail/summary_tables.hpp"
+#include "tidepool/trace/detail/svg.hpp"
+#include "tidepool/trace/detail/table.hpp"
 #include "tidepool/trace/picture.hpp"
 #include "tidepool/trace/report.hpp"
 #include "tidepool/trace/summary.hpp"
 
 namespace tidepool::inline v0_3_0::trace::detail {
-
-// A table of HTML; a head of nothing but blanks is left out.
-class html_table {
- public:
-  explicit html_table(const std::vector<std::string>& head) {
-    text_ = "<table>\n<tr>";
-    for (const auto& each : head) text_ += "<th>" + xml_text(each) + "</th>";
-    text_ += "</tr>\n";
-  }
-  // `find` is what the bars of the row begin their hover text with; empty: none has any.
-  void row(const std::vector<std::string>& cells, const std::string& find = {}) {
-    text_ += find.empty() ? "<tr>" : "<tr data-find=\"" + xml_text(find) + "\">";
-    for (const auto& each : cells) text_ += "<td>" + xml_text(each) + "</td>";
-    text_ += "</tr>\n";
-  }
-  [[nodiscard]] std::string text() const { return text_ + "</table>\n"; }
-
- private:
-  std::string text_;
-};
 
 // What one module did in the traced step.
 struct module_traffic {
@@ -46,17 +29,14 @@ struct module_traffic {
   std::size_t bytes[2]{};
   double time[2]{};
   double stalled = 0;
+  std::size_t at_peak = 0;  // bytes on the device when most were held
 };
 
 [[nodiscard]] inline std::vector<module_traffic> traffic_of(const trace::record& step) {
   std::vector<module_traffic> all;
   const auto of = [&](const std::string& name) -> module_traffic& {
-    auto at =
-        std::find_if(all.begin(), all.end(), [&](const auto& each) { return each.name == name; });
-    if (at == all.end()) {
-      at = all.insert(at, module_traffic{});
-      at->name = name;
-    }
+    auto at = std::ranges::find(all, name, &module_traffic::name);
+    if (at == all.end()) at = all.insert(at, module_traffic{.name = name});
     return *at;
   };
   for (const auto& span : step.spans) {
@@ -72,6 +52,14 @@ struct module_traffic {
     own.bytes[way] += span.bytes;
     own.time[way] += time;
   }
+  if (step.device_bytes.empty()) return all;
+  const auto peak = peak_of(step.device_bytes).time;
+  for (const auto& [module, levels] : step.device_bytes_of) {
+    auto& own = of(module);
+    for (const auto& level : levels) {
+      if (level.time <= peak) own.at_peak = level.bytes;
+    }
+  }
   return all;
 }
 
@@ -81,12 +69,19 @@ class report_writer {
 
   [[nodiscard]] std::string page() const {
     const auto title = what_.step.title.empty() ? "One step" : what_.step.title;
+    const auto device = what_.step.device.empty() || !what_.where.empty()
+                            ? what_.where
+                            : "device " + what_.step.device;
+    picture drawn(what_.step, {.curve_height = 180}, 8);
+    const bool calm = sum_stalls(what_.step).empty();
     std::string text =
-        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<title>Tidepool: " +
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta "
+        "name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>Tidepool: " +
         xml_text(title) + "</title>\n<style>" + std::string(report_style) +
-        "</style>\n</head>\n<body>\n<h1>" + xml_text(title) + "</h1>\n<p class=\"where\">" +
-        xml_text(what_.where) + "</p>\n";
-    text += picture();
+        "</style>\n</head>\n<body>\n<p id=\"advice\"" + (calm ? " class=\"calm\">" : ">") +
+        xml_text(advice(what_.step)) + "</p>\n<h1>" + xml_text(title) +
+        "</h1>\n<p class=\"where\">" + xml_text(device) + "</p>\n<p class=\"where\">" +
+        xml_text(drawn.facts()) + "</p>\n" + std::string(report_buttons) + drawn.part();
     section(text, "stalls", "Stalls by reason", stalls());
     section(text, "modules", "Modules in this step", modules());
     section(text, "plan", "Plan against measured", planned());
@@ -103,50 +98,47 @@ class report_writer {
     text += content + "</section>\n";
   }
 
-  [[nodiscard]] std::string picture() const {
-    std::ostringstream drawn;
-    trace::write_svg(drawn, what_.step);
-    return "<div id=\"zoom\"><button id=\"in\" title=\"closer\">+</button><button id=\"out\" "
-           "title=\"further\">\xe2\x88\x92</button><button id=\"all\">all</button><span "
-           "id=\"factor\"></span><span>wheel: zoom; drag: move; hover: what it is</span></div>\n"
-           "<div id=\"frame\">\n" +
-           drawn.str() + "</div>\n<div id=\"tip\" hidden></div>\n";
-  }
-
   [[nodiscard]] std::string stalls() const {
     const auto sums = sum_stalls(what_.step);
     if (sums.empty()) return "<p>Compute never waited.</p>\n";
-    html_table table(
-        {"reason", "what it means", "waits for", "stalls", "time", "the longest", "at"});
+    text_table table(
+        {"reason", "what it means", "waits for", "stalls", "time", "the longest", "at"}, 3);
+    std::vector<std::string> times;
     for (const auto& each : sums) {
-      const auto& longest = *each.longest;
-      std::string at = longest.layer >= 0 ? "layer " + std::to_string(longest.layer) : "";
-      if (longest.microbatch >= 0) at += ", microbatch " + std::to_string(longest.microbatch);
-      const auto waits = each.module.empty() ? "" : ", waits for " + each.module;
+      const auto& longest = *each.stalls.front();
       table.row({each.reason, std::string(meaning_of(each.reason)), each.module,
-                 std::to_string(each.count), duration_text(each.time),
-                 duration_text(longest.end - longest.start), at},
-                "stall: " + each.reason + waits);
+                 std::to_string(each.stalls.size()), duration_text(each.time),
+                 duration_text(longest.end - longest.start), place_text(longest)});
+      std::string list;
+      for (std::size_t i = 0; i < std::min<std::size_t>(each.stalls.size(), 100); ++i) {
+        list += (i == 0 ? "" : " ") + fixed(each.stalls[i]->start, 3) + "," +
+                fixed(each.stalls[i]->end, 3);
+      }
+      times.push_back(svg::attribute("data-times", list));
     }
-    return table.text() + "<p>A click on a row marks its stalls in the picture.</p>\n";
+    return table.html(times) +
+           "<p>A click on a row goes to its longest stall, another click to "
+           "the next.</p>\n";
   }
 
   [[nodiscard]] std::string modules() const {
     const auto all = traffic_of(what_.step);
     if (all.empty()) return "<p>Nothing left the device.</p>\n";
-    html_table table({"module", "offloads", "out", "time", "reloads", "in", "time", "waited for"});
+    text_table table({"module", "at the peak", "offloads", "out", "time", "reloads", "in", "time",
+                      "waited for"});
     for (const auto& each : all) {
-      table.row({each.name, std::to_string(each.copies[0]), bytes_text(each.bytes[0]),
+      table.row({each.name.empty() ? "saved by none" : each.name, bytes_text(each.at_peak),
+                 std::to_string(each.copies[0]), bytes_text(each.bytes[0]),
                  duration_text(each.time[0]), std::to_string(each.copies[1]),
                  bytes_text(each.bytes[1]), duration_text(each.time[1]),
                  duration_text(each.stalled)});
     }
-    return table.text();
+    return table.html();
   }
 
   [[nodiscard]] std::string planned() const {
     if (what_.planned.empty()) return {};
-    html_table table({"", "planned", "measured", "miss"});
+    text_table table({"", "planned", "measured", "miss"});
     for (const auto& each : what_.planned) {
       const auto value = [&](double number) {
         return each.in == trace::planned_figure::unit::time
@@ -160,24 +152,14 @@ class report_writer {
                  far ? "+" + value(each.measured - each.planned)
                      : (miss >= 0.05 ? "+" : "") + fixed(miss, 1) + " %"});
     }
-    return table.text();
+    return table.html();
   }
 
   [[nodiscard]] std::string totals() const {
-    const auto& sum = what_.totals;
-    if (sum.modules.empty()) return {};
-    html_table table({"module", "groups", "offloaded", "resident", "recomputed", "out", "in",
-                      "waits for the cap"});
-    for (const auto& each : sum.modules) {
-      if (each.groups == 0 && each.bytes_offloaded == 0) continue;
-      table.row({each.name, std::to_string(each.groups), std::to_string(each.groups_offloaded),
-                 std::to_string(each.groups_resident), std::to_string(each.groups_recomputed),
-                 bytes_text(each.bytes_offloaded), bytes_text(each.bytes_reloaded),
-                 std::to_string(each.cap_joins)});
-    }
-    std::string text = table.text() + "<pre>" + xml_text(memory_lines(sum)) + "</pre>\n";
-    for (const auto& each : silent_messages(sum)) text += "<p>" + xml_text(each) + "</p>\n";
-    return text;
+    if (what_.totals.modules.empty()) return {};
+    std::ostringstream summary;
+    trace::write_summary(summary, what_.totals);
+    return "<pre>" + xml_text(summary.str()) + "</pre>\n";
   }
 
   [[nodiscard]] std::string options() const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -33,18 +34,15 @@ TIDEPOOL_INLINE std::string why_silent(const module_counters& module) {
   const std::string by_policy =
       " kept on the device by --offload-layers, --margin, --offload-fraction,"
       " --delta-bytes-per-rank or a plan";
-  const auto elsewhere = module.tensors_elsewhere == 0
-                             ? std::string()
-                             : detail::count_of(module.tensors_elsewhere, "tensor") +
-                                   (module.tensors_elsewhere == 1 ? " lies" : " lie") +
-                                   " on another device than the offloader's; make the offloader"
-                                   " for the device that the module runs on";
-  const auto excluded = module.tensors_excluded == 0
-                            ? std::string()
-                            : detail::count_of(module.tensors_excluded, "tensor") +
-                                  (module.tensors_excluded == 1 ? " was" : " were") +
-                                  " excluded (exclude, exclude_if), and no other is there to leave;"
-                                  " exclude less, or take the module out of --offload-modules";
+  const auto some = [](std::uint64_t count, const char* one, const char* more, const char* text) {
+    return count == 0 ? "" : detail::count_of(count, "tensor") + (count == 1 ? one : more) + text;
+  };
+  const auto elsewhere = some(module.tensors_elsewhere, " lies", " lie",
+                              " on another device than the offloader's; make the offloader for the"
+                              " device that the module runs on");
+  const auto excluded = some(module.tensors_excluded, " was", " were",
+                             " excluded (exclude, exclude_if), and no other is there to leave;"
+                             " exclude less, or take the module out of --offload-modules");
   if (module.groups == 0 && !elsewhere.empty()) return elsewhere;
   if (module.groups == 0 && !excluded.empty()) return excluded;
   if (module.groups == 0 && module.by_all) {
@@ -123,9 +121,8 @@ TIDEPOOL_INLINE std::vector<std::string> silent_messages(const counters& totals)
   if (totals.passes == 0 && totals.passes_forward_only > 0 &&
       std::ranges::any_of(totals.modules, silent)) {
     return {
-        "tidepool: nothing was offloaded, since all passes so far were forward_only; begin those "
-        "that"
-        " train without it"};
+        "tidepool: nothing was offloaded, since all passes so far were forward_only; begin those"
+        " that train without it"};
   }
   std::vector<std::string> missing;
   for (const auto& each : totals.modules) {

@@ -2,9 +2,13 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
+#include <functional>
+#include <map>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -25,35 +29,83 @@ namespace tidepool::inline v0_3_0::trace::detail {
   return {};
 }
 
-// `consumer core_attn L3 m1`.
-[[nodiscard]] inline std::string short_text(const trace::span& stall) {
-  std::string text = stall.name;
-  if (!stall.module.empty()) text += " " + stall.module;
-  if (stall.layer >= 0) text += " L" + std::to_string(stall.layer);
-  if (stall.microbatch >= 0) text += " m" + std::to_string(stall.microbatch);
-  return text;
+// Computing has a name of its own.
+[[nodiscard]] constexpr std::string_view words_of(trace::span_kind kind) {
+  constexpr std::string_view words[]{"", "offload", "reload", "stall"};
+  return words[static_cast<std::size_t>(kind)];
 }
+
+// `layer 3, microbatch 1`.
+[[nodiscard]] inline std::string place_text(const trace::span& of) {
+  std::string text = of.layer >= 0 ? "layer " + std::to_string(of.layer) : "";
+  if (of.microbatch < 0) return text;
+  return text + (text.empty() ? "" : ", ") + "microbatch " + std::to_string(of.microbatch);
+}
+
+// The copies of a record, by module, layer and microbatch.
+class copy_index {
+ public:
+  explicit copy_index(const trace::record& of) {
+    for (const auto& each : of.spans) {
+      if (each.kind != trace::span_kind::offload && each.kind != trace::span_kind::reload) continue;
+      if (!trace::placed(of, each) || !(each.end > each.start)) continue;
+      copies_[{each.name, each.layer, each.microbatch}].push_back(&each);
+    }
+  }
+
+  // The copy that a stall waited for, whose end is nearest; null without one.
+  [[nodiscard]] const trace::span* behind(const trace::span& stall) const {
+    return nearest(stall.module, stall, stall.end,
+                   [&](const trace::span& copy) { return copy.bytes == stall.bytes; });
+  }
+
+  // The latest offload before a reload; null without one.
+  [[nodiscard]] const trace::span* offload_of(const trace::span& reload) const {
+    return nearest(reload.name, reload, reload.start, [&](const trace::span& copy) {
+      return copy.kind == trace::span_kind::offload && copy.end <= reload.start;
+    });
+  }
+
+ private:
+  // The copy of the group of `of` whose end is nearest to a time.
+  template <class Counts>
+  [[nodiscard]] const trace::span* nearest(std::string_view module, const trace::span& of,
+                                           double time, const Counts& counts) const {
+    const trace::span* best = nullptr;
+    const auto at = copies_.find({module, of.layer, of.microbatch});
+    if (at == copies_.end()) return best;
+    for (const auto* each : at->second) {
+      const bool nearer =
+          best == nullptr || std::abs(each->end - time) < std::abs(best->end - time);
+      if (nearer && counts(*each)) best = each;
+    }
+    return best;
+  }
+
+  std::map<std::tuple<std::string_view, int, int>, std::vector<const trace::span*>> copies_;
+};
 
 // All stalls of one reason for copies of one module.
 struct stall_sum {
   std::string reason;
   std::string module;
-  std::size_t count = 0;
-  double time = 0;  // microseconds
-  const trace::span* longest = nullptr;
+  double time = 0;                         // microseconds
+  std::vector<const trace::span*> stalls;  // the longest first
 };
 
 // `cap 2.67 ms, consumer 31.2 us`: one figure for each reason, the longest first.
 [[nodiscard]] inline std::string reasons_text(const std::vector<stall_sum>& sums) {
   std::vector<std::pair<std::string_view, double>> reasons;
   for (const auto& each : sums) {
-    auto at = std::find_if(reasons.begin(), reasons.end(),
-                           [&](const auto& known) { return known.first == each.reason; });
-    if (at == reasons.end()) at = reasons.insert(at, {each.reason, 0});
-    at->second += each.time;
+    const auto at =
+        std::ranges::find(reasons, each.reason, [](const auto& of) { return of.first; });
+    if (at == reasons.end()) {
+      reasons.emplace_back(each.reason, each.time);
+    } else {
+      at->second += each.time;
+    }
   }
-  std::stable_sort(reasons.begin(), reasons.end(),
-                   [](const auto& a, const auto& b) { return a.second > b.second; });
+  std::ranges::stable_sort(reasons, std::greater<>(), [](const auto& of) { return of.second; });
   std::string text;
   for (const auto& [reason, time] : reasons) {
     text += (text.empty() ? "" : ", ") + std::string(reason) + " " + duration_text(time);
@@ -70,13 +122,14 @@ struct stall_sum {
     auto at = std::find_if(sums.begin(), sums.end(), [&](const stall_sum& sum) {
       return sum.reason == each.name && sum.module == each.module;
     });
-    if (at == sums.end()) at = sums.insert(at, {each.name, each.module});
-    ++at->count;
+    if (at == sums.end()) at = sums.insert(at, {each.name, each.module, 0, {}});
     at->time += each.end - each.start;
-    const auto* longest = at->longest;
-    if (longest == nullptr || each.end - each.start > longest->end - longest->start) {
-      at->longest = &each;
-    }
+    at->stalls.push_back(&each);
+  }
+  for (auto& sum : sums) {
+    std::stable_sort(sum.stalls.begin(), sum.stalls.end(), [](const auto* a, const auto* b) {
+      return a->end - a->start > b->end - b->start;
+    });
   }
   std::stable_sort(sums.begin(), sums.end(),
                    [](const auto& a, const auto& b) { return a.time > b.time; });

@@ -18,45 +18,16 @@ namespace tidepool::inline v0_3_0::trace {
 TIDEPOOL_INLINE counters merge(std::span<const rank_counters> ranks) {
   counters sum;
   for (const auto& [rank, totals] : ranks) {
-    for (const auto& from : totals.modules) {
-      auto to = std::find_if(sum.modules.begin(), sum.modules.end(),
-                             [&](const auto& module) { return module.name == from.name; });
-      if (to == sum.modules.end()) {
-        to = sum.modules.emplace(to);
-        to->name = from.name;
-      }
-      detail::add(*to, from);
-    }
-    for (const auto& from : totals.recomputed) {
-      auto to = std::find_if(sum.recomputed.begin(), sum.recomputed.end(),
-                             [&](const auto& each) { return each.name == from.name; });
-      if (to == sum.recomputed.end()) to = sum.recomputed.insert(to, {from.name});
-      to->tensors += from.tensors;
-      to->bytes += from.bytes;
-    }
-    for (const auto& from : totals.places) {
-      auto to = std::find_if(sum.places.begin(), sum.places.end(),
-                             [&](const auto& each) { return each.name == from.name; });
-      if (to == sum.places.end()) to = sum.places.insert(to, {from.name});
-      detail::add(*to, from);
-    }
+    using of = counters;
+    detail::add(sum.modules, totals.modules);
+    detail::add(sum.recomputed, totals.recomputed);
+    detail::add(sum.places, totals.places);
     sum.steps = std::max(sum.steps, totals.steps);
-    sum.passes += totals.passes;
-    sum.passes_forward_only += totals.passes_forward_only;
-    sum.evictions += totals.evictions;
-    sum.state_fetched += totals.state_fetched;
-    sum.state_written += totals.state_written;
-    sum.arena_waits += totals.arena_waits;
-    sum.placed_elsewhere += totals.placed_elsewhere;
-    sum.device_allocations += totals.device_allocations;
-    sum.host_allocations += totals.host_allocations;
-    sum.device_reserved += totals.device_reserved;
-    sum.device_peak += totals.device_peak;
-    sum.live_peak += totals.live_peak;
-    sum.live_peak_without += totals.live_peak_without;
-    sum.away_at_peak += totals.away_at_peak;
-    sum.host_reserved += totals.host_reserved;
-    sum.host_peak += totals.host_peak;
+    detail::add(sum, totals, &of::passes, &of::passes_forward_only, &of::evictions,
+                &of::state_fetched, &of::state_written, &of::arena_waits, &of::placed_elsewhere,
+                &of::device_allocations, &of::host_allocations, &of::device_reserved,
+                &of::device_peak, &of::live_peak, &of::live_peak_without, &of::away_at_peak,
+                &of::host_reserved, &of::host_peak);
   }
   return sum;
 }
@@ -69,6 +40,12 @@ TIDEPOOL_INLINE void write_summary(std::ostream& out, const counters& totals,
       out, "Tidepool" + rank + ", " + tidepool::detail::text::count_of(totals.steps, "step"),
       detail::module_table(std::span(&one, 1), totals, false), detail::memory_lines(totals),
       silent_messages(totals));
+}
+
+TIDEPOOL_INLINE void write_summary(std::ostream& out, const counters& totals, const record& step) {
+  write_summary(out, totals);
+  const auto text = "\n" + detail::stall_table(step);
+  out.write(text.data(), static_cast<std::streamsize>(text.size()));
 }
 
 TIDEPOOL_INLINE void write_summary(std::ostream& out, std::span<const rank_counters> ranks) {

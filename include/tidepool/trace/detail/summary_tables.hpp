@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <ostream>
 #include <span>
 #include <string>
@@ -14,6 +15,7 @@
 #include "tidepool/core/text.hpp"
 #include "tidepool/trace/counters.hpp"
 #include "tidepool/trace/detail/print.hpp"
+#include "tidepool/trace/detail/stall_text.hpp"
 #include "tidepool/trace/detail/table.hpp"
 
 namespace tidepool::inline v0_3_0::trace::detail {
@@ -23,34 +25,44 @@ struct ranked {
   const trace::counters* totals = nullptr;
 };
 
+// Adds the members that `of` names.
+template <class Counts, class... Member>
+void add(Counts& to, const Counts& from, Member... of) {
+  ((to.*of += from.*of), ...);
+}
+
 // All but the name.
 inline void add(trace::module_counters& to, const trace::module_counters& from) {
+  using of = trace::module_counters;
   to.by_all = from.enabled ? from.by_all && (to.by_all || !to.enabled) : to.by_all;
   to.enabled = to.enabled || from.enabled;
-  to.groups += from.groups;
-  to.groups_offloaded += from.groups_offloaded;
-  to.groups_resident += from.groups_resident;
-  to.groups_recomputed += from.groups_recomputed;
-  to.groups_held += from.groups_held;
-  to.tensors_offloaded += from.tensors_offloaded;
-  to.tensors_shared += from.tensors_shared;
-  to.tensors_small += from.tensors_small;
-  to.tensors_elsewhere += from.tensors_elsewhere;
-  to.tensors_excluded += from.tensors_excluded;
-  to.bytes_offloaded += from.bytes_offloaded;
-  to.bytes_reloaded += from.bytes_reloaded;
-  to.bytes_recomputed += from.bytes_recomputed;
-  to.cap_joins += from.cap_joins;
-  to.step_bytes += from.step_bytes;
+  add(to, from, &of::groups, &of::groups_offloaded, &of::groups_resident, &of::groups_recomputed,
+      &of::groups_held, &of::tensors_offloaded, &of::tensors_shared, &of::tensors_small,
+      &of::tensors_elsewhere, &of::tensors_excluded, &of::bytes_offloaded, &of::bytes_reloaded,
+      &of::bytes_recomputed, &of::cap_joins, &of::step_bytes);
 }
 
 inline void add(trace::place_counters& to, const trace::place_counters& from) {
-  to.bytes_offloaded += from.bytes_offloaded;
-  to.bytes_reloaded += from.bytes_reloaded;
-  to.budget += from.budget;
-  to.reserved += from.reserved;
-  to.peak += from.peak;
-  to.allocations += from.allocations;
+  using of = trace::place_counters;
+  add(to, from, &of::bytes_offloaded, &of::bytes_reloaded, &of::budget, &of::reserved, &of::peak,
+      &of::allocations);
+}
+
+inline void add(trace::recompute_counters& to, const trace::recompute_counters& from) {
+  add(to, from, &trace::recompute_counters::tensors, &trace::recompute_counters::bytes);
+}
+
+// By name, in order of first appearance.
+template <class Counts>
+void add(std::vector<Counts>& to, const std::vector<Counts>& from) {
+  for (const auto& each : from) {
+    auto at = std::ranges::find(to, each.name, &Counts::name);
+    if (at == to.end()) {
+      at = to.emplace(at);
+      at->name = each.name;
+    }
+    add(*at, each);
+  }
 }
 
 // What was not asked for would only be a row of zeros.
@@ -120,6 +132,26 @@ inline void add(trace::place_counters& to, const trace::place_counters& from) {
   }
   table.rule();
   row(total, "all");
+  return table.text();
+}
+
+// Stall time by module, the longest first.
+[[nodiscard]] inline std::string stall_table(const trace::record& step) {
+  std::vector<std::pair<double, std::vector<stall_sum>>> modules;
+  for (const auto& each : sum_stalls(step)) {
+    auto at = std::ranges::find_if(
+        modules, [&](const auto& of) { return of.second.front().module == each.module; });
+    if (at == modules.end()) at = modules.insert(at, {0, {}});
+    at->first += each.time;
+    at->second.push_back(each);
+  }
+  if (modules.empty()) return "never stalled in " + step.title + "\n";
+  std::ranges::stable_sort(modules, std::greater<>(), [](const auto& of) { return of.first; });
+  text_table table({"stalled in " + step.title, "time", "by reason"});
+  for (const auto& [time, of] : modules) {
+    const auto& name = of.front().module;
+    table.row({name.empty() ? "no copy" : name, duration_text(time), reasons_text(of)});
+  }
   return table.text();
 }
 

@@ -22,6 +22,7 @@ struct text_style {
   std::string_view fill = "#24292f";
   anchor at = anchor::start;
   bool bold = false;
+  bool halo = false;  // a white edge, for text over shapes of any colour
 };
 
 struct box {
@@ -97,16 +98,8 @@ class svg {
       text_ += attribute("text-anchor", style.at == anchor::end ? "end" : "middle");
     }
     if (style.bold) text_ += attribute("font-weight", "600");
+    if (style.halo) text_ += R"( paint-order="stroke" stroke="#fff" stroke-width="3")";
     close("text", title, text);
-  }
-
-  // The same with a white edge, for text over shapes of any colour.
-  void halo_label(double x, double y, std::string_view text, const text_style& style) {
-    text_ +=
-        "<g paint-order=\"stroke\" stroke=\"#fff\" stroke-width=\"3\" "
-        "stroke-linejoin=\"round\">\n";
-    label(x, y, text, style);
-    text_ += "</g>\n";
   }
 
   // What is drawn up to `close_group` shares a title.
@@ -116,6 +109,17 @@ class svg {
   void close_group() { text_ += "</g>\n"; }
 
   [[nodiscard]] const std::string& text() const { return text_; }
+
+  // A file of `size` around the elements so far.
+  [[nodiscard]] std::string file(double width, double height, std::string_view title) const {
+    return "<svg xmlns=\"http://www.w3.org/2000/svg\"" + attribute("width", width) +
+           attribute("height", height) + " viewBox=\"0 0 " + trimmed(width, 2) + " " +
+           trimmed(height, 2) +
+           "\" font-family=\"system-ui, 'Segoe UI', Helvetica, Arial, 'DejaVu Sans', sans-serif\" "
+           "role=\"img\">\n<title>" +
+           xml_text(title) + "</title>\n<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n" +
+           text_ + "</svg>\n";
+  }
 
  private:
   void close(std::string_view element, std::string_view title, std::string_view inside) {
@@ -129,6 +133,18 @@ class svg {
   }
 
   std::string text_;
+};
+
+// Layers of a picture over a time axis, from the back to the front.
+struct sheet {
+  svg strips;  // lanes and grid
+  svg shapes;
+  svg words;  // alone keep their width where a page stretches the time
+
+  [[nodiscard]] std::string text() const {
+    return "<g class=\"time\">\n" + strips.text() + shapes.text() + "</g>\n<g class=\"words\">\n" +
+           words.text() + "</g>\n";
+  }
 };
 
 }  // namespace tidepool::trace::detail

@@ -1,4 +1,4 @@
-/// A table of text with aligned columns.
+/// A table, as text with aligned columns or as HTML.
 #pragma once
 
 #include <algorithm>
@@ -47,6 +47,21 @@ class text_table {
       result += line + "\n";
     }
     return result;
+  }
+
+  // Rules are left out. `attributes` has a text for each row below the head, or none.
+  [[nodiscard]] std::string html(const std::vector<std::string>& attributes = {}) const {
+    std::string result = "<div class=\"wide\"><table>\n";
+    for (std::size_t r = 0; r < rows_.size(); ++r) {
+      const std::string cell = r == 0 ? "th" : "td";
+      result += r > 0 && r <= attributes.size() ? "<tr" + attributes[r - 1] + ">" : "<tr>";
+      for (std::size_t i = 0; i < rows_[r].size(); ++i) {
+        result += "<" + cell + (i < left_ ? " class=\"name\">" : ">") + xml_text(rows_[r][i]) +
+                  "</" + cell + ">";
+      }
+      result += "</tr>\n";
+    }
+    return result + "</table></div>\n";
   }
 
  private:
