@@ -2,8 +2,9 @@
 # Sourced by examples/demo.sh, tests/run.sh and .ci/run: brings in what a build needs and the machine lacks.
 #
 #   need <what>...     what of: compiler clang cmake generator objdump python openblas cli11 json doctest
-#                      benchmark mpi spin doxygen torch chromium (a large one: only a test of
-#                      report pages asks for it, and is skipped without)
+#                      benchmark mpi spin doxygen awesome mkdocs torch
+#                      chromium driver (large: only the tests of report pages and of the site ask for
+#                      them, and are skipped without)
 #
 # Whether a thing is there is asked of the thing itself (a command, a header), not of the package
 # manager. Installs Debian or Ubuntu packages, with sudo where it must. `missing` afterwards holds
@@ -35,9 +36,12 @@ there() {
     mpi) command -v mpicxx >/dev/null && command -v mpirun >/dev/null ;;
     spin) command -v spin >/dev/null ;;
     doxygen) command -v doxygen >/dev/null ;;
+    awesome) [ -e /usr/share/doxygen-awesome-css/doxygen-awesome.css ] ;;
+    mkdocs) command -v mkdocs >/dev/null && [ -d /usr/share/mkdocs/themes/material ] ;;
     torch) has_header torch/csrc/autograd/saved_variable_hooks.h || [ -n "${TIDEPOOL_TORCH_ROOT:-}" ] ;;
     chromium) command -v chromium >/dev/null || command -v chromium-browser >/dev/null ||
       command -v google-chrome >/dev/null ;;
+    driver) command -v chromedriver >/dev/null && /usr/bin/python3 -c 'import selenium' 2>/dev/null ;;
   esac
 }
 
@@ -58,8 +62,11 @@ package_of() {
     mpi) echo libopenmpi-dev openmpi-bin ;;
     spin) echo spin ;;
     doxygen) echo doxygen ;;
+    awesome) echo doxygen-awesome-css ;;
+    mkdocs) echo mkdocs mkdocs-material ;;
     torch) echo libtorch-dev ;;
     chromium) echo chromium ;;
+    driver) echo chromium-driver python3-selenium ;;
   esac
 }
 

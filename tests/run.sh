@@ -29,7 +29,7 @@ arguments=()
 case $preset in
   default | quick | no-cuda)
     need compiler cmake generator doctest objdump python openblas cli11 json benchmark mpi spin doxygen \
-      torch
+      awesome mkdocs torch
     stop_without compiler cmake generator doctest
     if is_missing openblas || is_missing cli11 || is_missing json; then
       note "the examples are left out, and with them their tests"
@@ -44,7 +44,9 @@ case $preset in
       note "the adapter for libtorch is left out, and with it its trainer and their tests"
     fi
     if is_missing spin; then note "the formal model is skipped"; fi
-    if is_missing doxygen; then note "the site of the documentation is not built, and its test skipped"; fi
+    if is_missing doxygen || is_missing awesome || is_missing mkdocs; then
+      note "the site of the documentation is not built, and its test skipped"
+    fi
     ;;
   *)
     need compiler cmake generator doctest

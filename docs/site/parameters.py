@@ -1,114 +1,43 @@
-"""Whether the words of a public function name each of its parameters.
+#!/usr/bin/env python3
+"""Whether the words of a public function name its parameters: docs/site/parameters.py <XML of Doxygen>
 
-The words are the function's `///` comment, or its class's, where all of its calls share a parameter.
-"The same ..." stands for the words above it. Only HEADERS are held to it: what a trainer calls.
+The words are those of the function or of its class, because all calls of a class may share a parameter.
+"The same ..." stands for the words above it. Only HEADERS are held to this rule: a trainer calls them.
+Doxygen has such a warning for @param alone, and these comments name a parameter within a sentence.
 """
+import pathlib
 import re
+import sys
+import xml.etree.ElementTree
 
 HEADERS = ("offloader.hpp", "chunk.hpp", "buffer.hpp", "layers.hpp", "keyed.hpp", "graph.hpp",
            "host_state.hpp", "torch.hpp", "parse.hpp", "validate.hpp", "codec/fp8.hpp",
            "trace/picture.hpp", "trace/report.hpp", "trace/summary.hpp")
 SHARES = ("The same", "Does not compile", "The other")
-CLASS = re.compile(r"^(?:template .*> ?)?(?:class|struct) (?:\[\[\w+\]\] )?(\w+)(?! \w*;)")
 
 
-def declarations(text):
-    """(line, words, declaration) of each `///` comment, those of private members left out."""
-    lines, at, public = text.split("\n"), 0, True
-    while at < len(lines):
-        line = lines[at].strip()
-        if line in ("private:", "protected:"):
-            public = False
-        elif line == "public:" or re.match(r"(template|class|struct)\b", lines[at]):
-            public = True
-        if not line.startswith("///"):
-            at += 1
+def words(element):
+    found = [each for tag in ("briefdescription", "detaileddescription") for each in element.find(tag).itertext()]
+    return " ".join(found).strip()
+
+
+def errors(compound):
+    for function in compound.findall("sectiondef/memberdef[@kind='function'][@prot='public']"):
+        place, own = function.find("location"), words(function)
+        header = place.get("file").removeprefix("include/tidepool/")
+        if header not in HEADERS or not own or own.startswith(SHARES) or function.findtext("name").startswith("operator"):
             continue
-        begin, words, declared = at, [], []
-        while at < len(lines) and lines[at].strip().startswith("///"):
-            words.append(lines[at].strip()[3:].strip())
-            at += 1
-        for line in lines[at:at + 12]:
-            declared.append(line.strip())
-            so_far = " ".join(declared)
-            if so_far.count("(") == so_far.count(")") and re.search(r"[{;}]\s*(//.*)?$|^\s*: ", line):
-                break
-        if public:
-            yield begin + 1, " ".join(words), " ".join(declared)
-
-
-def in_brackets(text):
-    """What stands before the bracket that closes the one before `text`."""
-    depth = 1
-    for index, letter in enumerate(text):
-        depth += (letter in "(<[{") - (letter in ")>]}")
-        if depth == 0:
-            return text[:index]
-    return text
-
-
-def parameters(declaration):
-    """(name of the function, names of its parameters), or None."""
-    if declaration.startswith("template"):
-        head = declaration.partition("<")[2]
-        declaration = head[len(in_brackets(head)) + 1:]
-    declaration = re.sub(r"^\s*requires \S+(<[^>]*>)?", "", declaration)
-    found = re.match(r"[^({;=]*?(\w+)\(", declaration)
-    if not found or "operator" in declaration[:found.end()] or re.match(r"\s*(using|enum)\b", declaration):
-        return None
-    names, argument, depth = [], "", 0
-    for letter in in_brackets(declaration[found.end():]) + ",":
-        depth += (letter in "(<[{") - (letter in ")>]}")
-        if letter == "," and depth == 0:
-            named = re.search(r"[\s&*](\w+)$", argument.partition("=")[0].strip())
-            names += [named[1]] if named else []
-            argument = ""
-        else:
-            argument += letter
-    return found[1], names
-
-
-def parameter_errors(file, text):
-    errors, of_class = [], ""
-    for line, words, declaration in declarations(text):
-        if CLASS.match(declaration):
-            of_class = words
-        function = parameters(declaration)
-        if function is None or words.startswith(SHARES) or CLASS.match(declaration):
-            continue
-        name, names = function
-        missing = [each for each in names if not re.search(rf"\b{each}\b", f"{words} {of_class}")]
+        names = [each.text for each in function.findall("param/declname")]
+        missing = [name for name in names if not re.search(rf"\b{name}\b", f"{own} {words(compound)}")]
         if missing:
-            errors.append(f"{file}:{line}: the words of {name} do not name {', '.join(missing)}")
-    return errors
+            yield (f"{place.get('file')}:{place.get('line')}: the words of {function.findtext('name')} do not name "
+                   f"{', '.join(missing)}")
 
 
-RIGHT = """
-/// A box. `stream` orders each call.
-template <class T, device Device>
-class box {
- public:
-  /// Puts `count` things in.
-  template <class U>
-    requires std::integral<U>
-  void put(std::size_t count = {1, 2}, const std::function<void(int, T)>& with,
-           stream_ref stream);
-  /// The same for all.
-  void put(int all);
-  /// Made of `from`.
-  explicit box(T from) : from_(from) {}
-
- private:
-  /// Nobody's.
-  void hidden(int value);
-};
-"""
+def main(folder):
+    compounds = [xml.etree.ElementTree.parse(path).find("compounddef") for path in sorted(folder.glob("*tidepool*.xml"))]
+    return "\n".join(each for compound in compounds for each in errors(compound))
 
 
-def self_test(expect):
-    expect("parameters", parameter_errors("a.hpp", RIGHT.replace("things in", "things in, by `with`")))
-    expect("a parameter", parameter_errors("a.hpp", RIGHT), "a.hpp:6: the words of put do not name with")
-    expect("a shared one", parameter_errors("a.hpp", RIGHT.replace("things", "`with` things").replace(
-        "`stream` orders", "It orders")), "put do not name stream")
-    expect("one of a constructor", parameter_errors("a.hpp", RIGHT.replace("things", "`with` things").replace(
-        "Made of `from`", "Made")), "box do not name from")
+if __name__ == "__main__":
+    sys.exit(main(pathlib.Path(sys.argv[1])) or 0)
