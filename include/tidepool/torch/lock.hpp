@@ -2,7 +2,6 @@
 /// can give memory back to torch's allocator.
 #pragma once
 
-#include <algorithm>
 #include <mutex>
 #include <vector>
 

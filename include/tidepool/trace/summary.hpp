@@ -5,7 +5,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "tidepool/core/linkage.hpp"
 #include "tidepool/trace/counters.hpp"

@@ -3,11 +3,9 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
 #include <ostream>
 #include <span>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
