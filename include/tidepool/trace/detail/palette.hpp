@@ -30,15 +30,15 @@ struct rgb {
   return text;
 }
 
-// Whether black reads better on it than white.
+// True if black text is more readable on the colour than white text.
 [[nodiscard]] constexpr bool is_light(const rgb& colour) {
   return 299 * colour.red + 587 * colour.green + 114 * colour.blue > 125'000;
 }
 
-// One for each of `standard_modules`, in their order, then eight for the users' own. Found by
-// search for the largest least distance (in OKLab) of any two to people with normal vision,
-// protanopia, deuteranopia and tritanopia, and to the greys and the red below; a test holds that
-// distance.
+// A colour for each of `standard_modules`, in their order, then eight for other modules. The
+// colours were found by a search for the largest minimal distance (in OKLab) of any two. The
+// distance holds for normal vision, protanopia, deuteranopia and tritanopia, and also to the greys
+// and the red below. A test checks it.
 inline constexpr std::array<rgb, standard_modules.size() + 8> module_colours{{{0x7f, 0xeb, 0xdd},
                                                                               {0x17, 0x49, 0x6b},
                                                                               {0x38, 0xa0, 0xf4},
@@ -60,8 +60,8 @@ inline constexpr std::array<rgb, 3> compute_colours{
     {{0xb4, 0xbb, 0xc5}, {0x99, 0xa2, 0xae}, {0x7f, 0x89, 0x96}}};
 inline constexpr rgb stall_colour{0xd6, 0x27, 0x28};
 
-// Where a name is in the palette when it is alone: a standard one on its own place, another one
-// in the second half, by its letters.
+// The place of a single name in the palette: a standard module has its own place, another name one
+// of the last eight, by a hash of its letters.
 [[nodiscard]] constexpr std::size_t colour_place(std::string_view name) {
   const auto* const found = std::find(standard_modules.begin(), standard_modules.end(), name);
   const auto standard = static_cast<std::size_t>(found - standard_modules.begin());
@@ -71,8 +71,9 @@ inline constexpr rgb stall_colour{0xd6, 0x27, 0x28};
   return standard_modules.size() + sum % (module_colours.size() - standard_modules.size());
 }
 
-// The colours of names that are seen together, in their order: standard names always keep theirs,
-// the others move to the next free one, in the order of the alphabet so that only the set counts.
+// The colours of names that are shown together, in the order of `names`. Standard names keep their
+// colours; the others move to the next free place. They are placed in alphabetical order, so that
+// the result depends on the set alone.
 [[nodiscard]] inline std::vector<rgb> colours_of(const std::vector<std::string>& names) {
   constexpr std::size_t places = module_colours.size();
   std::vector<std::size_t> order(names.size());

@@ -1,4 +1,4 @@
-// The bodies of picture.hpp.
+// Draws a step's picture: the implementation of picture.hpp.
 #pragma once
 
 #include <algorithm>
@@ -60,7 +60,7 @@ class picture {
     return record_.title.empty() ? "One step" : cut(record_.title, 200);
   }
 
-  // Each part returns the lowest line it used.
+  // Each part returns the lowest line that it used.
 
   double header() {
     front_.label(20, 32, fit(title(), width_ - 40, 19), {17, ink, anchor::start, true}, title());
@@ -98,7 +98,7 @@ class picture {
       }
     };
     for (std::size_t i = 1; i <= layout_.styles().size(); ++i) {
-      // Stalls come last in the legend, and first in the styles.
+      // Stalls are the last entry of the legend, but the first style.
       const auto& style = layout_.styles()[i % layout_.styles().size()];
       if (!style.listed) continue;
       if (++listed > most) {
@@ -155,7 +155,7 @@ namespace tidepool::inline v0_2_0::trace {
 TIDEPOOL_INLINE void write_svg(std::ostream& out, const record& step,
                                const picture_options& options) {
   const auto text = detail::picture(step, options).draw();
-  // Unformatted, so that the stream's locale and width do not count.
+  // Writes unformatted, because the stream's locale and width must have no effect.
   out.write(text.data(), static_cast<std::streamsize>(text.size()));
 }
 

@@ -1,4 +1,5 @@
-/// The lanes of a step's picture: bars, what is written in and about them, and how busy each was.
+/// The lanes of a step's picture: bars with their texts and hover texts, and how busy each lane
+/// was.
 #pragma once
 
 #include <algorithm>
@@ -16,14 +17,14 @@
 
 namespace tidepool::inline v0_2_0::trace::detail {
 
-// Draws into two layers, since the grid of the time axis is between strips and bars.
+// Draws lanes into two layers, because the grid of the time axis lies between strips and bars.
 class picture_lanes {
  public:
   picture_lanes(const picture_layout& layout, const trace::record& record, double lane_height,
                 svg& back, svg& front)
       : layout_(layout), record_(record), lane_height_(lane_height), back_(back), front_(front) {}
 
-  // From `y` down; returns where it ends.
+  // Draws lanes from `y` down; returns the lower end.
   double draw(double y) {
     const auto& names = record_.lanes;
     if (!names.empty()) front_.label(layout_.right() + 10, y - 6, "busy", {11, faint_ink});
@@ -50,7 +51,8 @@ class picture_lanes {
     return fixed(share * 100, share > 0 && share < 0.0995 ? 1 : 0) + "%";
   }
 
-  // Nobody told what computes there, which is not to say that nothing did.
+  // True if the work of a lane is unknown, because nobody named it. The lane may still have been
+  // busy.
   [[nodiscard]] bool untraced(std::size_t lane) const {
     return !record_.traced(lane) && layout_.lanes()[lane].work.empty();
   }
@@ -71,14 +73,14 @@ class picture_lanes {
                  {10, red_ink, anchor::start, false}, "stalled for " + duration_text(lane.stalled));
   }
 
-  // A run of many spans shows as heights what share of its time each style had.
+  // Draws a bar. In a run of many spans, the height of each style is its share of the run's time.
   void draw_bar(const bar& item, double y) {
     const bool stall = item.shares.front().style == picture_layout::stall_style;
     const double x = layout_.x_of(item.start);
     const double exact = layout_.x_of(item.end) - x;
-    // What moved bytes must be seen, however short; a stall that short cost nothing.
+    // A copy must be visible, however short. A stall that is as short cost nothing.
     const double width = stall ? exact : std::max(exact, 0.6);
-    // A gap keeps neighbours apart.
+    // A gap separates neighbours.
     const double drawn = width > 3 ? width - 0.6 : width;
     const bool several = item.shares.size() > 1;
     if (several) front_.open_group(about(item));
@@ -89,10 +91,11 @@ class picture_lanes {
         part = std::min(1.0, share.time / item.width());
       }
       const double height = lane_height_ * part;
-      // Stalls hang from above: beside the work they interrupt, not over it.
+      // Stalls hang from the top, so that they are beside the work that they interrupt and not over
+      // it.
       const box at{x, stall ? y : bottom - height, drawn, height};
       const auto& style = layout_.styles()[share.style];
-      // The hatching needs room.
+      // A narrow stall is plain red, because hatching needs room.
       const bool plain = stall && width < 4;
       front_.rectangle(at, plain ? hex(stall_colour) : style.fill,
                        width > 8 ? svg::attribute("rx", 1.5) : std::string(),
@@ -110,7 +113,8 @@ class picture_lanes {
            (item.only->kind == span_kind::offload || item.only->kind == span_kind::reload);
   }
 
-  // The widest bar of each module has its name; others, and runs of narrow ones of a x
+  // Writes texts into bars. The widest bar of each module has the module's name; other bars have
+  // layer and microbatch, and a run of narrow bars has the layers.
   void draw_captions(const lane_layout& lane, double middle) {
     if (lane_height_ < 18) return;
     std::map<std::size_t, const bar*> widest;
@@ -134,7 +138,7 @@ class picture_lanes {
 
   using bar_iterator = std::vector<bar>::const_iterator;
 
-  // Neighbours of one microbatch none of which has room for words of its own.
+  // The end of a run of neighbours of one microbatch that are too narrow for texts of their own.
   [[nodiscard]] bar_iterator end_of_run(bar_iterator at, bar_iterator last) const {
     const auto narrow = [&](const bar& item) {
       return is_copy(item) && item.only->layer >= 0 &&
@@ -156,7 +160,7 @@ class picture_lanes {
     return "L" + std::to_string(item.only->layer);
   }
 
-  // Each layer, where all have room; else the first and the last.
+  // Writes each layer of a run if enough of the texts fit, else the first and the last layer.
   void draw_run_captions(bar_iterator at, bar_iterator end, double middle) {
     std::vector<bar_iterator> layers{at};
     for (auto next = at + 1; next != end; ++next) {
@@ -168,7 +172,8 @@ class picture_lanes {
       const auto room = room_of(layers[i], layers[i + 1]);
       fitting += text_width(layer_text(*layers[i]), caption_size) <= room ? 1 : 0;
     }
-    // A lane in which some have names and others do not is worse than one with fewer.
+    // A lane with a text on some bars and none on others is harder to read than one with fewer
+    // texts.
     if (2 * fitting >= layers.size() - 1) {
       for (std::size_t i = 0; i + 1 < layers.size(); ++i) {
         draw_over(layers[i], layers[i + 1], layer_text(*layers[i]), middle);
@@ -186,7 +191,7 @@ class picture_lanes {
                       {caption_size, ink, anchor::middle, true});
   }
 
-  // As much of reason, module and layer as there is room for.
+  // Writes as much of reason, module and layer as fits.
   void draw_stall_caption(const bar& item, double middle) {
     if (item.only == nullptr || lane_height_ < 18) return;
     const double room = item.width() / layout_.pixel() - 4;
@@ -200,8 +205,8 @@ class picture_lanes {
     }
   }
 
-  // As much about a span as there is room for beside the stalls in it; a copy that is `named` has
-  // its module's name first.
+  // Writes as much about a span as fits beside the stalls in it. A copy that is `named` has its
+  // module's name first.
   void draw_caption(const bar& item, const std::vector<bar>& stalls, double middle, bool named) {
     constexpr double size = caption_size;
     if (item.only == nullptr || item.width() < least_caption * layout_.pixel()) return;

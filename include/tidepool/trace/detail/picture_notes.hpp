@@ -1,4 +1,4 @@
-/// Around the lanes of a step's picture: its passes above, and why it stalled below.
+/// The notes of a step's picture: a row of passes above the lanes, and the reasons of stalls below.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace tidepool::inline v0_2_0::trace::detail {
 inline constexpr std::string_view forward_fill = "#d6e6f7";
 inline constexpr std::string_view backward_fill = "#f7e1c8";
 
-// A row of forward and backward passes, from `y` down; returns where it ends.
+// Draws a row of forward and backward passes at `y`; returns the row's lower end.
 inline double draw_passes(const picture_layout& layout, svg& front, double y) {
   constexpr double height = 16;
   if (layout.passes().empty()) return y;
@@ -40,7 +40,7 @@ inline double draw_passes(const picture_layout& layout, svg& front, double y) {
   return y + height + 8;
 }
 
-// The reasons of all stalls, the longest first, a line each; returns where they end.
+// Draws the reasons of stalls, a line each, the longest first; returns the lower end.
 inline double draw_stall_list(const trace::record& record, const picture_layout& layout, svg& front,
                               double y) {
   constexpr std::size_t most = 6;

@@ -1,4 +1,4 @@
-// The bodies of report.hpp.
+// Writes the page of a report: the implementation of report.hpp.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@
 
 namespace tidepool::inline v0_2_0::trace::detail {
 
-// A table of HTML; a head of nothing but blanks is left out.
+// A table in HTML.
 class html_table {
  public:
   explicit html_table(const std::vector<std::string>& head) {
@@ -27,7 +27,7 @@ class html_table {
     for (const auto& each : head) text_ += "<th>" + xml_text(each) + "</th>";
     text_ += "</tr>\n";
   }
-  // `find` is what the bars of the row begin their hover text with; empty: none has any.
+  // Adds a row. The hover texts of the row's bars begin with `find`; empty: the row has no bars.
   void row(const std::vector<std::string>& cells, const std::string& find = {}) {
     text_ += find.empty() ? "<tr>" : "<tr data-find=\"" + xml_text(find) + "\">";
     for (const auto& each : cells) text_ += "<td>" + xml_text(each) + "</td>";
@@ -39,7 +39,7 @@ class html_table {
   std::string text_;
 };
 
-// What one module did in the traced step.
+// The copies and stalls of one module in the traced step.
 struct module_traffic {
   std::string name;
   std::size_t copies[2]{};  // out, in
@@ -153,7 +153,8 @@ class report_writer {
                    ? duration_text(number)
                    : bytes_text(static_cast<std::size_t>(std::max(0.0, number)));
       };
-      // A multiple of next to nothing tells less than the difference.
+      // If the measured value is more than twice the planned one, the difference is clearer than a
+      // percentage.
       const bool far = each.measured > 2 * each.planned;
       const auto miss = each.planned > 0 ? 100 * (each.measured / each.planned - 1) : 0.0;
       table.row({each.name, value(each.planned), value(each.measured),

@@ -1,4 +1,4 @@
-/// What every report's page has: its style and its script.
+/// The style and the script of every report's page.
 #pragma once
 
 #include <string_view>
@@ -34,8 +34,8 @@ code { background: #f3f4f6; padding: 1px 5px; border-radius: 3px; margin-right: 
        display: inline-block; }
 )css";
 
-// Titles become hover texts; the wheel zooms about the pointer, dragging moves; a row of the stalls
-// marks its bars.
+// The script turns titles into hover texts, zooms about the pointer with the wheel, and moves the
+// picture when it is dragged. A click on a row of the stalls marks its bars.
 inline constexpr std::string_view report_script = R"js(
 "use strict";
 const frame = document.getElementById("frame");

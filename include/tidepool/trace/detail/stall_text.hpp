@@ -1,4 +1,4 @@
-/// Why a stream waited, in words: the same in pictures, timelines and reports.
+/// The reasons of stalls in words, the same in pictures, timelines and reports.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,8 @@
 
 namespace tidepool::inline v0_2_0::trace::detail {
 
-// What a join's name means to whoever tunes a step; empty for a name of somebody else's.
+// The meaning of a join's name for a person who tunes a step; empty for a name that is not
+// Tidepool's.
 [[nodiscard]] inline std::string_view meaning_of(std::string_view join) {
   if (join == name_of(join_site::device_reuse)) return "no free device memory yet";
   if (join == name_of(join_site::consumer)) return "what backward reads is not back yet";
@@ -25,7 +26,7 @@ namespace tidepool::inline v0_2_0::trace::detail {
   return {};
 }
 
-// `consumer core_attn L3 m1`.
+// A text such as `consumer core_attn L3 m1`.
 [[nodiscard]] inline std::string short_text(const trace::span& stall) {
   std::string text = stall.name;
   if (!stall.module.empty()) text += " " + stall.module;
@@ -34,7 +35,7 @@ namespace tidepool::inline v0_2_0::trace::detail {
   return text;
 }
 
-// All stalls of one reason for copies of one module.
+// The sum of all stalls of one reason for copies of one module.
 struct stall_sum {
   std::string reason;
   std::string module;
@@ -43,7 +44,8 @@ struct stall_sum {
   const trace::span* longest = nullptr;
 };
 
-// `cap 2.67 ms, consumer 31.2 us`: one figure for each reason, the longest first.
+// A text such as `cap 2.67 ms, consumer 31.2 us`, with one figure for each reason, the longest
+// first.
 [[nodiscard]] inline std::string reasons_text(const std::vector<stall_sum>& sums) {
   std::vector<std::pair<std::string_view, double>> reasons;
   for (const auto& each : sums) {
@@ -61,7 +63,7 @@ struct stall_sum {
   return text;
 }
 
-// The longest first; those without length are none.
+// The sums of all stalls, the longest first. Stalls of no duration are left out.
 [[nodiscard]] inline std::vector<stall_sum> sum_stalls(const trace::record& of) {
   std::vector<stall_sum> sums;
   for (const auto& each : of.spans) {

@@ -1,4 +1,4 @@
-// The bodies of timeline.hpp.
+// Writes the trace event format: the implementation of timeline.hpp.
 #pragma once
 
 #include <algorithm>
@@ -20,13 +20,13 @@
 
 namespace tidepool::inline v0_2_0::trace::detail {
 
-// Traces hold whole nanoseconds: were start and duration rounded apart, neighbours could overlap
-// by one, and a viewer would nest them.
+// Traces hold whole nanoseconds. If start and duration were rounded separately, neighbours could
+// overlap by one nanosecond, and a viewer would nest them.
 [[nodiscard]] inline std::int64_t nanoseconds(double microseconds) {
   return std::llround(microseconds * 1000);
 }
 
-// Microseconds, the unit of the format, with all their digits.
+// A time in microseconds, the unit of the format, with all its digits.
 [[nodiscard]] inline std::string trace_time(std::int64_t nanoseconds) {
   const std::int64_t size = nanoseconds < 0 ? -nanoseconds : nanoseconds;
   std::string fraction = std::to_string(size % 1000);
@@ -37,7 +37,7 @@ namespace tidepool::inline v0_2_0::trace::detail {
 class chrome_trace {
  public:
   explicit chrome_trace(std::ostream& out) : out_(out) {
-    // Unformatted output throughout: the stream's locale, width and base do not count.
+    // All output is unformatted, because the stream's locale, width and base must have no effect.
     put("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n");
     put(R"({"ph":"M","pid":1,"name":"process_name","args":{"name":"Tidepool"}})");
     lane("steps", 0);
@@ -92,7 +92,7 @@ class chrome_trace {
   void complete(const trace::span& span, std::size_t thread) {
     const auto start = nanoseconds(span.start);
     const auto duration = nanoseconds(span.end) - start;
-    // A join at which nobody waited is no stall, and what took no time is an instant.
+    // A join at which nobody waited is no stall. Other spans of no duration are instants.
     if (duration == 0 && span.kind == trace::span_kind::stall) return;
     std::string_view category = "compute";
     std::string name = json_text(span.name);
@@ -114,7 +114,7 @@ class chrome_trace {
     event(duration > 0 ? "X" : "i", thread, begin_ + start);
     std::string text = duration > 0 ? ",\"dur\":" + trace_time(duration) : R"(,"s":"t")";
     text += ",\"cat\":\"" + std::string(category) + "\",\"name\":\"" + name + "\"";
-    // A reserved colour of `chrome://tracing`; other viewers take no notice.
+    // The colour is a reserved name of `chrome://tracing`; other viewers ignore it.
     if (category == "stall") text += R"(,"cname":"terrible")";
     std::string arguments;
     const auto argument = [&](std::string_view key, const std::string& value) {
@@ -143,8 +143,8 @@ class chrome_trace {
 
   static std::string in_json_quotes(std::string_view text) { return "\"" + json_text(text) + "\""; }
 
-  // The thread of a lane: lanes of one name are one thread over all steps, and two lanes of one
-  // name within a step are two.
+  // The thread of a lane. Lanes of one name share a thread over all steps, but two lanes of one
+  // name within a step have two threads.
   std::size_t thread(const trace::record& record, std::size_t index) {
     const auto& name = record.lanes[index];
     const auto before = static_cast<std::size_t>(std::count(
