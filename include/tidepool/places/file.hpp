@@ -1,5 +1,5 @@
 /// A file as a place that groups are offloaded to: `offloader off(dev, opts, {.file =
-/// tidepool::file_place()})`. It is an extra header, so that only programs that use a file compile
+/// tidepool::file_place()})`. The header is separate, so that only programs that use a file compile
 /// the file code.
 #pragma once
 

@@ -238,10 +238,10 @@ class stretch_bound {
 /// be away at any moment. These conditions are a linear programme over stretches of time. By
 /// Lagrangian duality, any prices of link time and memory prove a lower bound, however the prices
 /// were found. Two searches find good prices. `price_search` climbs the gradient of the bound in a
-/// coarse cut of the step. It sees all moments at which memory is short together, and can give each
-/// direction of the link a price between 0 and 1. `window_search` finds the exact best set of
-/// windows of time that do not overlap, in finer cuts. Example: in steady 1F1B of depth 2, with V
-/// bytes a microbatch and M bytes of memory, a microbatch takes at least (2V - M) / rate.
+/// coarse cut of the step. `price_search` sees all moments at which memory is short together, and
+/// can give each direction of the link a price between 0 and 1. `window_search` finds the exact
+/// best set of windows of time that do not overlap, in finer cuts. Example: in steady 1F1B of depth
+/// 2, with V bytes a microbatch and M bytes of memory, a microbatch takes at least (2V - M) / rate.
 ///
 /// Neither bound knows that a group leaves and comes back whole, that its memory is taken until its
 /// copy is over, that copies run in the order of calls, and that memory may be fragmented. Inputs

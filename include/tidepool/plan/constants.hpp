@@ -1,6 +1,6 @@
 /// The planner's tuning constants: numbers that were chosen and do not follow from a step, each
-/// with its unit and its reason. They are in one file so that a reader can see and change all of
-/// them together.
+/// with its unit and its reason. The constants are in one file so that a reader can see and change
+/// all of them together.
 #pragma once
 
 #include <cstddef>

@@ -71,8 +71,8 @@ struct found_places {
 // The simulator knows no fragmentation, so lifetimes simulated in the whole budget may not fit into
 // it as blocks. The function therefore simulates the step in smaller shares of the budget, and
 // takes the largest share whose lifetimes fit into the whole: it tries the whole first, then
-// bisects the list of shares. `most_us` only ends the search early. It never changes the places
-// found, because a plan must be followed with the places it was judged by.
+// bisects the list of shares. `most_us` only ends the search early. `most_us` never changes the
+// places found, because a plan must be followed with the places it was judged by.
 [[nodiscard]] inline found_places find_places(
     simulator& sim, const profile& step, std::vector<action> what, const run_limits& limits,
     double most_us = std::numeric_limits<double>::infinity()) {
@@ -140,8 +140,8 @@ struct found_places {
 /// to step, or `opts.memory` is no arena; the engine then takes memory that is free.
 ///
 /// The search is greedy for dynamic storage allocation, as in the static memory plans of inference
-/// engines (Pisarchyk and Lee, arXiv:2001.03288, greedy by size). It is repeated with twice the
-/// weight for blocks that found no room (squeaky wheel optimization). Its time grows with the
+/// engines (Pisarchyk and Lee, arXiv:2001.03288, greedy by size). The search is repeated with twice
+/// the weight for blocks that found no room (squeaky wheel optimization). Its time grows with the
 /// number of pairs of blocks in use together: a few milliseconds for a thousand storages with room
 /// to spare, tens where it is tight, tenths of a second if most of them stay. Thread safety: no
 /// shared state.

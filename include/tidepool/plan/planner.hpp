@@ -27,10 +27,10 @@ namespace tidepool::inline v0_2_0::plan {
 /// rule: when memory is short, the group whose restore is farthest away is offloaded. The rule
 /// would be optimal if copies cost nothing. The search repeats it with larger and larger parts of
 /// the budget reserved for copies in flight, and with more and more groups recomputed. A local
-/// search with random changes continues from the best of these plans. It changes the action of
-/// whole sets of groups (of one layer and module, of a range of layers, of some chunks) and of
-/// single groups, and at times accepts a slightly slower step. The simulator predicts each plan;
-/// plans are compared by `cost_us`.
+/// search with random changes continues from the best of these plans. The local search changes the
+/// action of whole sets of groups (of one layer and module, of a range of layers, of some chunks)
+/// and of single groups, and at times accepts a slightly slower step. The simulator predicts each
+/// plan; plans are compared by `cost_us`.
 ///
 /// `goal::work` limits the work of a search, and `goal::effort` can limit it further. So the time
 /// of a search is linear in the number of events: some milliseconds for a thousand groups.

@@ -79,8 +79,8 @@ struct torch_layout {
          !tensor.has_names() && !tensor._is_zerotensor() && bytes_of(tensor.storage()) != nullptr;
 }
 
-// A storage, or the part of it that tensors of one module were saved from. It is copied once for
-// all of them.
+// A storage, or the part of it that tensors of one module were saved from. The part is copied once
+// for all of them.
 template <device Device>
 struct torch_saved {
   using stream_ref = typename Device::stream_ref;
@@ -123,8 +123,9 @@ struct torch_saved {
   // True if the storage still has all bytes that were saved; the module may have resized it.
   [[nodiscard]] bool is_whole() const { return is_as_long(storage, last); }
   // The original storage, if backward must read it instead of the reloaded copy, as it would
-  // without offload. That is so if others still hold the storage, because they may have changed its
-  // contents, or if its memory was taken before the copy had read it. Empty otherwise.
+  // without offload. Backward must read the original if others still hold the storage, because they
+  // may have changed its contents, or if its memory was taken before the copy had read it. Empty
+  // otherwise.
   [[nodiscard]] c10::Storage live() const {
     auto now = identity.lock();
     if (!now) return {};

@@ -1,6 +1,6 @@
 /// The differences between the versions of libtorch that the adapter supports, and the undocumented
-/// parts of libtorch that it reads. They are in one header, so that a new version of libtorch
-/// changes only this one.
+/// parts of libtorch that it reads. All of them are in one header, so that a new version of
+/// libtorch changes only this one.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,8 +24,8 @@ namespace tidepool::inline v0_2_0::detail {
   return static_cast<std::byte*>(const_cast<void*>(data));
 }
 
-// The version counter of a tensor at one time. It shows if the tensor was written to in place
-// since, also through tensors that share its counter.
+// The version counter of a tensor at one time. The counter shows if the tensor was written to in
+// place since, also through tensors that share its counter.
 class tensor_version {
  public:
   tensor_version() = default;

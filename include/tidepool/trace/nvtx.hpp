@@ -55,8 +55,8 @@ inline constexpr bool nvtx_compiled_in = false;
 
 class nvtx_names;
 
-/// A range of the calling thread. It ends with the object; ranges of a thread must end in reverse
-/// order. Neither copied nor moved: hold it in a local variable.
+/// A range of the calling thread. The range ends with the object; ranges of a thread must end in
+/// reverse order. Neither copied nor moved: hold it in a local variable.
 class nvtx_range {
  public:
   /// Opens the range of a module (an index among `names`) and a layer (negative: none).

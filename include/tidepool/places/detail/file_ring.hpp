@@ -89,8 +89,8 @@ class file_ring final : public staging {
     }
   }
 
-  // A write being served may still write the block. It ends before the block's next write, since
-  // the worker serves requests in order.
+  // A write being served may still write the block. The write ends before the block's next write,
+  // since the worker serves requests in order.
   void forget(const block& what) noexcept override {
     const auto first = blocks_->offset_of(what.data);
     for (auto& each : slots_) {

@@ -88,8 +88,8 @@ class loan_pages final : public loan {
     give_back();
   }
 
-  // If tensors lie in the lender's memory, the graph is the rest of a step that has begun. It may
-  // run although the lender has gone, because this mapping keeps the memory.
+  // If tensors lie in the lender's memory, the graph is the rest of a step that has begun. The
+  // graph may run although the lender has gone, because this mapping keeps the memory.
   void before_launch(const memory_layout& before) const override {
     if (here()) return;
     const bool begun =

@@ -44,7 +44,7 @@ class descriptor {
   int number_;
 };
 
-/// The name of an abstract socket. It is in no folder and ends with the socket.
+/// The name of an abstract socket. The name is in no folder and ends with the socket.
 using socket_name = std::array<char, 48>;
 
 /// A name that no other socket has. The name is no secret, because credentials decide who may
@@ -149,9 +149,9 @@ inline void say(int connection, char what) noexcept {
   static_cast<void>(::send(connection, &what, 1, MSG_NOSIGNAL));
 }
 
-/// The lender's end. A thread sends the descriptor to each process that asks, one after another. It
-/// ends when one of them confirms that it has the memory; one that cannot use the memory leaves it
-/// to the next.
+/// The lender's end. A thread sends the descriptor to each process that asks, one after another.
+/// The thread ends when one of them confirms that it has the memory; one that cannot use the memory
+/// leaves it to the next.
 class loan_desk {
  public:
   /// Throws `std::system_error`.

@@ -38,8 +38,8 @@ inline constexpr std::size_t most_json_items = std::size_t{1} << 22;
   return step;
 }
 
-// The JSON pointer to a part of a document, or none if the part is elsewhere. It is only computed
-// for a refusal, since it takes a search.
+// The JSON pointer to a part of a document, or none if the part is elsewhere. The pointer is only
+// computed for a refusal, since it takes a search.
 [[nodiscard]] inline std::optional<std::string> pointer_to(const json& part, const json& all) {
   if (&part == &all) return "";
   if (!all.is_structured()) return {};

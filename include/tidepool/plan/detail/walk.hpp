@@ -47,9 +47,9 @@ class walk {
   }
 
   // The best plan that a rule finds in `budget`. The rule is Belady's: when memory is short, the
-  // group whose restore is farthest away is offloaded. It is tried with more and more of the budget
-  // reserved for copies in flight, with parts of the recomputable groups recomputed (the cheapest
-  // first), and with all groups sent to the neighbour.
+  // group whose restore is farthest away is offloaded. The rule is tried with more and more of the
+  // budget reserved for copies in flight, with parts of the recomputable groups recomputed (the
+  // cheapest first), and with all groups sent to the neighbour.
   [[nodiscard]] candidate start(std::size_t budget, bool alike) {
     begun_ = sim_->runs();
     candidate best;

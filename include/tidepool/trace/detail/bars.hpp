@@ -63,7 +63,7 @@ inline void add_share(std::vector<bar_share>& shares, const bar_share& more) {
 
 // Makes bars, in order of start, from spans that are sorted by start (of two that start together
 // the longer first). Spans shorter than `narrow` go into runs. A run takes further spans within a
-// distance of `narrow` until it is four times as long. It joins the run before it if both look
+// distance of `narrow` until it is four times as long. The run joins the one before it if both look
 // alike.
 [[nodiscard]] inline std::vector<bar> merge_spans(const std::vector<styled_span>& spans,
                                                   double narrow) {

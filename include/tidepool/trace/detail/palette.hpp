@@ -72,8 +72,8 @@ inline constexpr rgb stall_colour{0xd6, 0x27, 0x28};
 }
 
 // The colours of names that are shown together, in the order of `names`. Standard names keep their
-// colours; the others move to the next free place. They are placed in alphabetical order, so that
-// the result depends on the set alone.
+// colours; the others move to the next free place. The others are placed in alphabetical order, so
+// that the result depends on the set alone.
 [[nodiscard]] inline std::vector<rgb> colours_of(const std::vector<std::string>& names) {
   constexpr std::size_t places = module_colours.size();
   std::vector<std::size_t> order(names.size());

@@ -22,7 +22,7 @@ namespace tidepool::inline v0_2_0::trace::detail {
                            [](const auto& a, const auto& b) { return a.bytes < b.bytes; });
 }
 
-// A text such as `1.5 ms` for a tick. It has just enough digits to distinguish ticks that are
+// A text such as `1.5 ms` for a tick. The text has just enough digits to distinguish ticks that are
 // `step` apart.
 [[nodiscard]] inline std::string tick_text(double value, double step, const scale_unit& unit) {
   if (value == 0) return "0";

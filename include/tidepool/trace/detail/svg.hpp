@@ -31,7 +31,7 @@ struct box {
   double height = 0;
 };
 
-// The width of a character in ems. It is estimated generously, because the reader's font is
+// The width of a character in ems. The width is estimated generously, because the reader's font is
 // unknown.
 [[nodiscard]] constexpr double character_width(std::string_view character) {
   if (character.size() > 1) {
