@@ -11,7 +11,7 @@
 #include "tidepool/core/key_map.hpp"
 #include "tidepool/offloader.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // A tensor. After its group was restored or forgotten, dropping its last reference frees it.
 template <device Device>

@@ -6,7 +6,7 @@
 #include "tidepool/core/linkage.hpp"
 #include "tidepool/engine/offload_place.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 /// Opens the file of `place_kind::file`; to be given as `parts::file`. The place has a ring of
 /// pinned memory, a thread, and a file: the system's, or the one that the device's `open_file`

@@ -19,7 +19,7 @@
 #include "tidepool/places/detail/loan_socket.hpp"
 #include "tidepool/places/loan_handle.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 /// Memory that this process lends; see `lend`. The destructor takes the memory back. If a borrower
 /// still has it, the borrower is told at its next step; the memory is free when the borrower has

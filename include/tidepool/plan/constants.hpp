@@ -5,7 +5,7 @@
 
 #include <cstddef>
 
-namespace tidepool::inline v0_2_0::plan {
+namespace tidepool::inline v0_3_0::plan {
 
 /// The time that the kernels of a step lose for each byte that is offloaded and reloaded, in
 /// microseconds. The simulated time of a step leaves this loss out: the copies read and write

@@ -13,7 +13,7 @@
 #include "tidepool/plan/refusal.hpp"
 #include "tidepool/plan/step_plan.hpp"
 
-namespace tidepool::inline v0_2_0::plan {
+namespace tidepool::inline v0_3_0::plan {
 
 /// The profile `recorded` that `made` was planned for, with its modules numbered as in `names`.
 ///

@@ -22,7 +22,7 @@
 #include "tidepool/plan/step_plan.hpp"
 #include "tidepool/trace/record.hpp"
 
-namespace tidepool::inline v0_2_0::plan {
+namespace tidepool::inline v0_3_0::plan {
 
 /// The predicted step.
 struct forecast_result {

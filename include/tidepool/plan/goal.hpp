@@ -10,7 +10,7 @@
 #include "tidepool/plan/constants.hpp"
 #include "tidepool/plan/step_plan.hpp"
 
-namespace tidepool::inline v0_2_0::plan {
+namespace tidepool::inline v0_3_0::plan {
 
 /// The step time in microseconds, plus the time that the copies cost the kernels beside them;
 /// infinite if the step does not run. Plans are compared by this cost.

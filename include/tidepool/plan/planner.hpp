@@ -19,7 +19,7 @@
 #include "tidepool/plan/simulator.hpp"
 #include "tidepool/plan/step_plan.hpp"
 
-namespace tidepool::inline v0_2_0::plan {
+namespace tidepool::inline v0_3_0::plan {
 
 /// Plans for one profile under many goals.
 ///

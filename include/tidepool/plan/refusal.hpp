@@ -17,7 +17,7 @@
 #include "tidepool/error.hpp"
 #include "tidepool/plan/profile.hpp"
 
-namespace tidepool::inline v0_2_0::plan {
+namespace tidepool::inline v0_3_0::plan {
 
 /// An error of a profile or a machine that contradicts itself, or of a plan that does not match its
 /// profile.

@@ -15,7 +15,7 @@
 #include "tidepool/plan/detail/reload_queue.hpp"
 #include "tidepool/plan/step_plan.hpp"
 
-namespace tidepool::inline v0_2_0::plan {
+namespace tidepool::inline v0_3_0::plan {
 
 /// The limits of a step, as in `options`.
 struct run_limits {

@@ -15,7 +15,7 @@
 #include "tidepool/torch/core.hpp"
 #include "tidepool/torch/saved.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // The tensors of one module scope leave and come back together: the first tensor that backward asks
 // for brings all back. Every call takes the core's lock, and uses the thread's current stream.

@@ -11,7 +11,7 @@
 
 #include "tidepool/device/virtual.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 template <device Device>
 class checked_device;

@@ -7,7 +7,7 @@
 #include "tidepool/core/linkage.hpp"
 #include "tidepool/trace/record.hpp"
 
-namespace tidepool::inline v0_2_0::trace {
+namespace tidepool::inline v0_3_0::trace {
 
 /// The sizes of a picture in pixels. Sizes that are too small for any content are raised.
 struct picture_options {

@@ -8,7 +8,7 @@
 #include "tidepool/core/linkage.hpp"
 #include "tidepool/trace/counters.hpp"
 
-namespace tidepool::inline v0_2_0::trace {
+namespace tidepool::inline v0_3_0::trace {
 
 /// True if a module was asked for, moved no byte in either direction, and was not discarded by a
 /// plan. The answer is meaningful after the first step.

@@ -21,7 +21,7 @@
 #include "tidepool/error.hpp"
 #include "tidepool/places/lending.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // Borrowed memory, mapped in one piece. If `owner` is given, it uses the memory as a place.
 class loan_pages final : public loan {

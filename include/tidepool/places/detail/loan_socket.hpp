@@ -23,7 +23,7 @@
 
 #include "tidepool/core/quiet.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 /// Owns a file descriptor of the system.
 class descriptor {

@@ -12,7 +12,7 @@
 #include "tidepool/plan/detail/layout.hpp"
 #include "tidepool/plan/step_plan.hpp"
 
-namespace tidepool::inline v0_2_0::plan::detail {
+namespace tidepool::inline v0_3_0::plan::detail {
 
 // A storage has memory from the call that takes it to the call that gives it back. In time, it has
 // memory until no copy or kernel uses the memory any more.

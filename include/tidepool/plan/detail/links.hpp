@@ -11,7 +11,7 @@
 
 #include "tidepool/plan/profile.hpp"
 
-namespace tidepool::inline v0_2_0::plan::detail {
+namespace tidepool::inline v0_3_0::plan::detail {
 
 // Two queues of copies, one for each direction, each first in, first out. A copy that overlaps with
 // earlier copies of the other direction gets the part of the combined rate that those leave. The

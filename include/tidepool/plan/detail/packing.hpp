@@ -15,7 +15,7 @@
 #include "tidepool/core/placement.hpp"
 #include "tidepool/plan/detail/lifetimes.hpp"
 
-namespace tidepool::inline v0_2_0::plan::detail {
+namespace tidepool::inline v0_3_0::plan::detail {
 
 // The most bytes in use at once, by the lifetimes' members `begin` and `end`: a lower bound for any
 // placement.

@@ -14,7 +14,7 @@
 #include "tidepool/plan/constants.hpp"
 #include "tidepool/plan/detail/timeline.hpp"
 
-namespace tidepool::inline v0_2_0::plan::detail {
+namespace tidepool::inline v0_3_0::plan::detail {
 
 // Prices (dual variables) for each stretch: `out`, `in` and `both` are shares of the link's time,
 // together at most 1; `memory` is in microseconds for a byte that is away at the end of the

@@ -16,7 +16,7 @@
 #include "tidepool/plan/profile.hpp"
 #include "tidepool/plan/refusal.hpp"
 
-namespace tidepool::inline v0_2_0::plan::detail {
+namespace tidepool::inline v0_3_0::plan::detail {
 
 class profile_check : subject {
  public:

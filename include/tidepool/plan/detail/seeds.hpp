@@ -15,7 +15,7 @@
 #include "tidepool/plan/constants.hpp"
 #include "tidepool/plan/detail/layout.hpp"
 
-namespace tidepool::inline v0_2_0::plan::detail {
+namespace tidepool::inline v0_3_0::plan::detail {
 
 /// Groups whose action changes together, such as those of one layer and module in all microbatches.
 using group_set = std::vector<std::uint32_t>;

@@ -12,7 +12,7 @@
 #include "tidepool/plan/constants.hpp"
 #include "tidepool/plan/detail/prices.hpp"
 
-namespace tidepool::inline v0_2_0::plan::detail {
+namespace tidepool::inline v0_3_0::plan::detail {
 
 // A window is a range of stretches in which all of the link's time has its full price. Bytes leave
 // up to a peak inside the window, and come back after it. The bytes above the budget at the peak

@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-namespace tidepool::inline v0_2_0::trace::detail {
+namespace tidepool::inline v0_3_0::trace::detail {
 
 // Prints `12.50`. Values that are not finite print as zero, because `nan` would make a whole file
 // unreadable.

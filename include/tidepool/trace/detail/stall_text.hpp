@@ -12,7 +12,7 @@
 #include "tidepool/trace/detail/print.hpp"
 #include "tidepool/trace/record.hpp"
 
-namespace tidepool::inline v0_2_0::trace::detail {
+namespace tidepool::inline v0_3_0::trace::detail {
 
 // The meaning of a join's name for a person who tunes a step; empty for a name that is not
 // Tidepool's.

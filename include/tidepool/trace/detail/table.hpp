@@ -8,7 +8,7 @@
 
 #include "tidepool/core/escape.hpp"
 
-namespace tidepool::inline v0_2_0::trace::detail {
+namespace tidepool::inline v0_3_0::trace::detail {
 
 // The first `left` columns hold names and are aligned left; the others hold numbers and are aligned
 // right.
