@@ -1,4 +1,4 @@
-/// One pass by keys: the scopes that save tensors, and the loads that bring them back.
+/// One pass by keys: scopes save tensors, and loads bring them back.
 #pragma once
 
 #include <algorithm>
@@ -13,14 +13,14 @@
 
 namespace tidepool::inline v0_3_0 {
 
-/// A framework's name of a tensor: any number that no other tensor of the same pass has.
+/// The name that a framework gives a tensor: any number that no other tensor of the same pass has.
 using tensor_key = std::uint64_t;
 
 /// A tensor as an argument of `keyed_pass::save`.
 struct keyed_tensor {
-  tensor_key key = 0;          ///< The framework's name of it.
-  const void* data = nullptr;  ///< Its device address.
-  std::size_t bytes = 0;       ///< Its size.
+  tensor_key key = 0;          ///< The name of the tensor.
+  const void* data = nullptr;  ///< The device address of the tensor.
+  std::size_t bytes = 0;       ///< The size of the tensor.
 };
 
 template <device Device, class Modules>
@@ -28,9 +28,9 @@ class keyed;
 
 /// A forward pass and its backward pass, with tensors known by keys; see `keyed`. Move-only.
 ///
-/// A pass that is destroyed unfinished is given up. A tensor belongs to the innermost module scope
-/// in which it was first saved. Tensors of a scope leave and come back together: the first `load`
-/// of any restores all. Each module and layer is entered once in a pass.
+/// A pass that is destroyed before `finish` is given up. A tensor belongs to the innermost module
+/// scope in which it was first saved. The tensors of a scope leave and come back together: the
+/// first `load` of one restores all. Each module and layer can be entered once in a pass.
 template <device Device, class Modules = all_modules>
 class keyed_pass {
  public:
@@ -54,8 +54,8 @@ class keyed_pass {
   keyed_pass& operator=(const keyed_pass&) = delete;  // move-only; pass it by reference
   ~keyed_pass() { close(); }
 
-  /// The module's forward begins: tensors saved from now on are its own. Scopes may be nested.
-  /// Throws `misuse_error` if the module ran in this layer before.
+  /// Begins the forward of a module: tensors saved from now on belong to it. Scopes may be nested.
+  /// Throws `misuse_error` if the module already ran in this layer.
   void enter(module_id module, int layer) {
     auto& at = opened("enter");
     const auto place = place_of(module, layer);
@@ -68,9 +68,9 @@ class keyed_pass {
     at.scope = static_cast<std::uint32_t>(at.groups.size() - 1);
     at.by_place.insert(place, at.scope);
   }
-  /// The innermost scope ends: its tensors leave, as by `chunk::commit`, once `stream` has come
-  /// this far. Throws as `commit`; the tensors then stay where they were while they have
-  /// references.
+  /// Ends the innermost scope: its tensors leave as by `chunk::commit`, after the work that
+  /// `stream` was given so far. Throws as `commit`; the tensors then stay on the device while they
+  /// have references.
   void leave(stream_ref stream) {
     auto& at = opened("leave");
     if (at.scope == none) refuse("leave", "no scope is open; enter one first");
@@ -94,7 +94,7 @@ class keyed_pass {
     at.each_of(which, [&](auto& each) {
       if (each.handle) return;
       which.left = true;
-      each.readers = 0;  // their memory has gone
+      each.readers = 0;  // the memory of these tensors is gone
     });
     which.kept = at.trains && owner_->off_->enabled(which.module) &&
                  ((may_leave && !which.left) || at.open.state_->keeps_last());
@@ -135,12 +135,12 @@ class keyed_pass {
       at.entries.emplace_back();
       at.spare = static_cast<std::uint32_t>(at.entries.size() - 1);
     }
-    // An excluded tensor is adopted as a single byte: that keeps the order of the streams, and no
-    // budget counts memory that the trainer keeps anyway.
+    // An excluded tensor is adopted as a single byte. The adoption keeps the order of the streams,
+    // and the budget does not count memory that the trainer keeps anyway.
     const bool excluded = owner_->excludes({key, data, bytes});
     auto memory = owner_->off_->adopt(data, excluded ? std::min<std::size_t>(bytes, 1) : bytes,
                                       stream, std::move(owner));
-    // If the question or the adoption throws, nothing has changed up to here.
+    // Nothing has changed up to here, in case the question or the adoption throws.
     const auto references = 1 + (known == none ? 0 : give_way(key, known, stream));
     auto& fresh = at.entries[at.spare];
     fresh.handle = std::move(memory);
@@ -158,31 +158,31 @@ class keyed_pass {
     ++which.wanted;
   }
 
-  /// The address of a tensor, which work given to `stream` from now on may read. Every stream that
-  /// reads the tensor calls `load`, wherever it lies, and may call it again.
+  /// Returns the address of a tensor; work given to `stream` from now on may read there. Every
+  /// stream that reads the tensor must call `load`, and may call it again.
   ///
-  /// After `end_forward` the first load of a tensor that left brings its whole scope back. Before
-  /// that a load is a read in forward, which goes on: a tensor that left comes back alone, and
-  /// stays; at the same place of the next pass it does not leave at all. The address holds until
-  /// the last `drop`; an address given while the scope that saved the tensor is open holds until
-  /// the scope ends.
+  /// After `end_forward`, the first load of a tensor that left brings its whole scope back. Before
+  /// `end_forward`, a load is a further read in forward: a tensor that left comes back alone and
+  /// stays, and the tensor at the same place in the next pass does not leave at all. The address is
+  /// valid until the last `drop`. An address given while the scope that saved the tensor is open is
+  /// valid until the scope ends.
   ///
   /// Throws as `chunk::restore`, and `misuse_error` for an unknown key.
   [[nodiscard]] void* load(tensor_key key, stream_ref stream) {
     auto& at = opened("load");
     auto& wanted = at.entries[known("load", key)];
     if (wanted.group != none) bring(at.groups[wanted.group], wanted, stream);
-    owner_->off_->wait_for(wanted.handle, stream);  // a tensor that stayed may be new to this
-                                                    // stream
+    owner_->off_->wait_for(wanted.handle, stream);  // the stream may be new to it
     at.note_reader(wanted, stream);
     return wanted.handle.data();
   }
 
   /// Drops one reference; `stream` used the tensor last. After the last reference the memory is
-  /// free behind the work that `stream` has been given so far. If the policy keeps the scope, its
-  /// memory goes once the scope is loaded in backward or forgotten. A group whose tensors were all
-  /// dropped and never loaded is forgotten, as by `chunk::forget`. Throws `misuse_error` for an
-  /// unknown key, and `device_error`; the reference then stays, and `drop` may be called again.
+  /// free once `stream` has done the work that it was given so far. If the policy keeps the scope,
+  /// the memory is freed once the scope was loaded in backward or forgotten. A group whose tensors
+  /// were all dropped and never loaded is forgotten, as by `chunk::forget`. Throws `misuse_error`
+  /// for an unknown key, and `device_error`; the reference then stays, and `drop` may be called
+  /// again.
   void drop(tensor_key key, stream_ref stream) {
     auto& at = opened("drop");
     const auto index = known("drop", key);
@@ -196,8 +196,8 @@ class keyed_pass {
     at.by_key.erase(key);
   }
 
-  /// Like `chunk::end_forward`: loads belong to the backward pass from here on. A pass without this
-  /// call computes the same, but brings tensors back one by one, each when it is loaded.
+  /// Ends forward, as `chunk::end_forward`: later loads belong to the backward pass. A pass without
+  /// this call computes the same values, but each tensor comes back alone when it is loaded.
   void end_forward() {
     auto& at = opened("end_forward");
     at.open.end_forward();
@@ -207,15 +207,15 @@ class keyed_pass {
     }
   }
 
-  /// The backward pass is complete. Throws `misuse_error` if a tensor of an enabled module was
-  /// neither loaded nor dropped, and came back with no other; and as `chunk::finish`. The memory of
-  /// tensors that were loaded and not dropped is free behind the work that the loading streams were
-  /// given, also when the pass is given up.
+  /// Completes the backward pass. Throws `misuse_error` if a tensor of an enabled module was
+  /// neither loaded nor dropped and did not come back with another; and as `chunk::finish`. Memory
+  /// of tensors that were loaded and not dropped is free once the loading streams have done the
+  /// work that they were given, also if the pass is given up.
   void finish() {
     if (state_ == nullptr) return;
     if (state_->scope != none) refuse("finish", "a scope is still open; leave it first");
     for (const auto& each : state_->groups) expect_read(each);
-    for (auto& each : state_->groups) {  // nobody reads the rest any more
+    for (auto& each : state_->groups) {  // nobody reads the tensors that are still away
       if (each.place == where::committed) forget(each);
     }
     state_->open.finish();
@@ -272,7 +272,8 @@ class keyed_pass {
     return static_cast<std::uint64_t>(module) << 32 | static_cast<std::uint32_t>(layer);
   }
 
-  // Drops a tensor of no bytes whose key another gets; returns how many references it had.
+  // Drops a tensor of 0 bytes because another tensor gets its key; returns how many references it
+  // had.
   [[nodiscard]] std::uint32_t give_way(tensor_key key, std::uint32_t index, stream_ref stream) {
     const auto references = std::exchange(state_->entries[index].references, 1U);
     try {
@@ -284,7 +285,8 @@ class keyed_pass {
     return references;
   }
 
-  // Checks committed groups alone, since only these would come back.
+  // Checks that the tensors of a committed group were read or dropped. Groups in other states need
+  // no reload.
   void expect_read(const group& which) {
     if (which.place != where::committed || !owner_->off_->enabled(which.module)) return;
     if (!state_->trains) return;
@@ -301,9 +303,8 @@ class keyed_pass {
   void bring(group& which, entry& wanted, stream_ref stream) {
     if (which.place != where::committed) return;
     if (state_->forward) return read_again(which, wanted, stream);
-    if (!wanted.handle || !which.left)
-      restore(which, stream);  // a small tensor that stayed needs
-                               // no others
+    // A small tensor that stayed does not need the others of its scope.
+    if (!wanted.handle || !which.left) restore(which, stream);
   }
   void read_again(const group& which, entry& wanted, stream_ref stream) {
     auto& open = state_->open;
@@ -314,7 +315,7 @@ class keyed_pass {
     }
     wanted.read_again = state_->trains;
   }
-  // Releases the memory of a tensor with its last reference.
+  // Frees a tensor's memory with its last reference.
   void give_back(entry& gone, stream_ref stream) {
     if (gone.group == none) return gone.handle.reset(stream);
     auto& which = state_->groups[gone.group];
@@ -334,10 +335,10 @@ class keyed_pass {
     state_->open.restore(which.module, which.layer, stream, state_->handles_of(which));
     which.place = where::restored;
     state_->each_of(which, [](auto& each) {
-      if (each.references == 0) each.handle = {};  // nobody waited for it
+      if (each.references == 0) each.handle = {};
     });
   }
-  // Resets the tensors that stayed, of a group that nobody will load.
+  // Resets the tensors that stayed, of a group that will not be loaded.
   void reset_all(const group& which, stream_ref stream) {
     state_->each_of(which, [&](auto& each) { each.handle.reset(stream); });
   }

@@ -1,4 +1,5 @@
-// The state of a pass by keys: its tensors, the scopes that saved them, and the streams that read.
+// The state of a pass by keys: its tensors, the scopes that saved them, and the streams that read
+// them.
 #pragma once
 
 #include <cstddef>
@@ -12,19 +13,19 @@
 
 namespace tidepool::inline v0_3_0::detail {
 
-// A tensor. Once its group is restored or forgotten, its last reference destroys it.
+// A tensor. After its group was restored or forgotten, dropping its last reference frees it.
 template <device Device>
 struct keyed_entry {
   buffer<Device> handle;
   std::uint64_t key = 0;
   std::uint32_t references = 0;
-  std::uint32_t group = 0;  // its scope; none: excluded, or dropped before the scope ended
-  std::uint32_t next = key_map::none;  // the next of its group, or the next entry not in use
+  std::uint32_t group = 0;  // its scope; none: it was excluded, or dropped before the scope ended
+  std::uint32_t next = key_map::none;  // next of its group, or next unused entry
   std::uint32_t argument = 0;          // position in the commit of its group
-  bool empty = false;                  // has no bytes
+  bool empty = false;                  // it has 0 bytes
   bool loaded = false;
-  bool read_again = false;   // in forward, after its scope ended
-  std::uint8_t readers = 0;  // of the present memory: a bit for each of the pass's streams
+  bool read_again = false;   // read again in forward, after its scope ended
+  std::uint8_t readers = 0;  // of the present memory, a bit for each of the pass's streams
 };
 
 enum class keyed_place : std::uint8_t { open, committed, restored, gone };
@@ -34,9 +35,9 @@ struct keyed_group {
   module_id module{};
   int layer = 0;
   keyed_place place = keyed_place::open;
-  bool left = false;                    // some tensor of it left
-  bool kept = false;                    // all of it is kept, by policy
-  std::uint32_t outer = key_map::none;  // the scope in which it was entered
+  bool left = false;                    // at least one of its tensors left
+  bool kept = false;                    // the policy keeps all of it
+  std::uint32_t outer = key_map::none;  // scope in which it was entered
   std::uint32_t first = key_map::none;
   std::uint32_t last = key_map::none;
   std::uint32_t wanted = 0;  // tensors with references
@@ -60,7 +61,7 @@ struct keyed_state {
   bool trains = true;
   bool forward = true;
 
-  // Calls `visit` with the tensors that the group commits, or has committed, in that order.
+  // Calls `visit` with the tensors that the group commits or has committed, in that order.
   template <class Visit>
   void each_of(const keyed_group& which, const Visit& visit) {
     for (auto i = which.first; i != key_map::none; i = entries[i].next) {
@@ -73,7 +74,8 @@ struct keyed_state {
     return list;
   }
 
-  // Comes after `wait_for`, which limits the streams to `max_lanes`: so a bit for each suffices.
+  // A bit for each stream suffices, because `wait_for` comes before and limits the streams to
+  // `max_lanes`.
   void note_reader(entry& of, const stream_ref& stream) {
     static_assert(max_lanes <= 8, "a bit for each");
     std::size_t which = 0;
@@ -82,7 +84,8 @@ struct keyed_state {
     of.readers |= static_cast<std::uint8_t>(1U << which);
     of.loaded = true;
   }
-  // Frees the tensor's memory only behind all streams that loaded it so far.
+  // Frees the tensor's memory only after the work that all streams that loaded it were given so
+  // far.
   void go_behind_readers(entry& which) {
     for (std::size_t i = 0; i < streams.size(); ++i) {
       if ((which.readers >> i & 1U) != 0) which.handle.share().reset(streams[i]);
@@ -95,7 +98,7 @@ struct keyed_state {
     trains = !open.info().forward_only;
     forward = true;
   }
-  // Calls `lose` with the handles whose last read has no event, so that nobody reuses their memory.
+  // Calls `lose` with handles whose last read has no event, so that their memory is never reused.
   template <class Lose>
   void end(const Lose& lose) noexcept {
     open = {};
@@ -115,9 +118,9 @@ struct keyed_state {
   }
 };
 
-// Places of tensors that forward read again after their scopes ended, in the latest pass: such a
-// tensor need not leave in the next pass. A tensor that is taken for another costs memory, or a
-// copy.
+// The tensors that forward read again after their scopes ended, in the latest pass. Such a tensor
+// is kept in the next pass, since it would only leave and come back. A wrong match is harmless: it
+// costs memory or a copy.
 class reread_places {
  public:
   template <class Entry>
@@ -125,7 +128,7 @@ class reread_places {
     const auto at = place_of(which, each.argument);
     if (places_.find(at) == key_map::none) places_.insert(at, 0);
   }
-  // True once for each place.
+  // True once for each tensor that was expected.
   template <class Entry>
   [[nodiscard]] bool expects(const keyed_group& which, const Entry& each) {
     const auto at = place_of(which, each.argument);

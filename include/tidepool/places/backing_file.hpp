@@ -1,11 +1,12 @@
-/// The file behind a place, and what may go wrong with it.
+/// The file behind a place: the interface for reads and writes (bytes at offsets), and the file of
+/// the operating system that implements it. Tests and devices can implement it, too, for example
+/// with a file that fails.
 #pragma once
 
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -19,42 +20,43 @@
 
 namespace tidepool::inline v0_3_0 {
 
-/// What came of a read or a write.
+/// The result of a read or a write.
 struct file_result {
-  std::size_t bytes = 0;  ///< that went through, from the first on
-  int code = 0;           ///< the system's (`errno`) where that is why they are fewer; else 0
+  std::size_t bytes = 0;  ///< bytes done, counted from the first
+  int code = 0;           ///< error of the system (`errno`) if bytes are missing; else 0
 };
 
-/// A file that tensors are written to and read from, by one thread. Sizes, offsets and addresses
-/// are multiples of `file_granule`.
+/// A file that one thread writes tensors to and reads them from. Sizes, offsets and addresses are
+/// multiples of `file_granule`.
 ///
-/// A device may have `open_file(path)`, which returns one; without it `open_backing_file` does. So
-/// tests put one in between that fails.
+/// A device may have a function `open_file(path)` that returns such a file. Otherwise
+/// `open_backing_file` opens one. Tests use this to pass a file that fails.
 class backing_file {
  public:
   backing_file() = default;
   backing_file(const backing_file&) = delete;
   backing_file& operator=(const backing_file&) = delete;
   virtual ~backing_file() = default;
-  /// Writes bytes at an offset; fewer than asked for are asked for again.
+  /// Writes bytes at an offset. If fewer bytes are written, the caller asks for the others again.
   virtual file_result write(const void* from, std::size_t bytes, std::uint64_t at) = 0;
-  /// Reads bytes from an offset; fewer than asked for are asked for again.
+  /// Reads bytes from an offset. If fewer bytes are read, the caller asks for the others again.
   virtual file_result read(void* into, std::size_t bytes, std::uint64_t at) = 0;
-  /// Makes sure of room up to an offset; the system's code where there is none, else 0.
+  /// Reserves room for bytes from an offset on. Returns 0, or the system's error code if there is
+  /// no room.
   virtual int extend(std::uint64_t from, std::size_t bytes) = 0;
-  /// How long a call of the trainer waits for one of these before it gives up.
+  /// The time that a call of the trainer waits for a request before it gives up.
   [[nodiscard]] virtual std::chrono::milliseconds patience() const {
     return std::chrono::minutes(2);
   }
 };
 
-/// What direct I/O wants sizes, offsets and addresses to be multiples of.
+/// Direct I/O needs sizes, offsets and addresses that are multiples of this.
 inline constexpr std::size_t file_granule = 4096;
 
 namespace detail {
 
-/// A file of the system, without a name. It ends with its last descriptor, whatever becomes of the
-/// process.
+/// A file of the system without a name. The system deletes it with its last descriptor, even if the
+/// process crashes.
 class system_file final : public backing_file {
  public:
   explicit system_file(int descriptor) : descriptor_(descriptor) {}
@@ -70,7 +72,7 @@ class system_file final : public backing_file {
     if (::fallocate(descriptor_, 0, static_cast<off_t>(from), static_cast<off_t>(bytes)) == 0) {
       return 0;
     }
-    // A file system that cannot promise room says so when it is written to.
+    // Some file systems cannot reserve room; they report a full disk at the write.
     return errno == EOPNOTSUPP || errno == ENOSYS ? 0 : errno;
   }
 
@@ -87,21 +89,22 @@ class system_file final : public backing_file {
   return std::system_category().message(code) + " (" + std::to_string(code) + ")";
 }
 
-// Made new, or not at all: what is there belongs to somebody.
+// Creates a new file, and fails if the name exists, because an existing file belongs to somebody.
 [[nodiscard]] inline int create_file(const std::string& name) {
   constexpr int how = O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC;
   const int direct = ::open(name.c_str(), how | O_DIRECT, S_IRUSR | S_IWUSR);
   if (direct >= 0 || errno != EINVAL) return direct;
-  // Without direct I/O. Some file systems have made the file before they refused it.
+  // The file system has no direct I/O. Some create the file before they refuse, so it is removed
+  // first.
   static_cast<void>(::unlink(name.c_str()));
   return ::open(name.c_str(), how, S_IRUSR | S_IWUSR);
 }
 
 }  // namespace detail
 
-/// Makes a file under a path that nothing has yet, or without a name of its own in a directory.
-/// Its name is gone when this returns; its bytes are when the object goes, or the process ends.
-/// Throws `disk_error`.
+/// Creates a file at a path where nothing is yet, or one without a name of its own in a directory.
+/// The name is removed before the function returns; the bytes are freed with the object or the
+/// process. Throws `disk_error`.
 [[nodiscard]] inline std::unique_ptr<backing_file> open_backing_file(const std::string& path) {
   static std::atomic<unsigned> made{0};
   std::string name = path;

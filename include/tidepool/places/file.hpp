@@ -1,5 +1,6 @@
-/// A file as a place that groups are offloaded to, for who wants one:
-/// `offloader off(dev, opts, {.file = tidepool::file_place()})`.
+/// A file as a place that groups are offloaded to: `offloader off(dev, opts, {.file =
+/// tidepool::file_place()})`. The header is separate, so that only programs that use a file compile
+/// the file code.
 #pragma once
 
 #include "tidepool/core/linkage.hpp"
@@ -7,8 +8,9 @@
 
 namespace tidepool::inline v0_3_0 {
 
-/// The way to the file of `place_kind::file`, for `parts::file`: a ring of pinned memory, a thread,
-/// and a file of the system's, or what the device's own `open_file` returns.
+/// Opens the file of `place_kind::file`; to be given as `parts::file`. The place has a ring of
+/// pinned memory, a thread, and a file: the system's, or the one that the device's `open_file`
+/// returns.
 [[nodiscard]] detail::file_opener file_place();
 
 }  // namespace tidepool

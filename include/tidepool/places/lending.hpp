@@ -21,15 +21,15 @@
 
 namespace tidepool::inline v0_3_0 {
 
-/// Memory that this process lends: see `lend`. The destructor takes it back. A borrower that still
-/// has it is told at its next step; the memory is free once that has let it go, or has ended.
-/// Thread safety: none. The device must outlive it.
+/// Memory that this process lends; see `lend`. The destructor takes the memory back. If a borrower
+/// still has it, the borrower is told at its next step; the memory is free when the borrower has
+/// let it go or has ended. The device must outlive the object. Thread safety: none.
 template <class Device>
 class [[nodiscard]] lent_memory {
   static_assert(lending_device<Device>, "memory of this kind of device cannot be lent");
 
  public:
-  /// As `lend`.
+  /// Lends memory as `lend` does.
   lent_memory(Device& dev, std::size_t bytes, std::string_view name) : dev_(&dev) {
     auto made = dev.try_export(bytes);
     if (!made) {
@@ -63,10 +63,10 @@ class [[nodiscard]] lent_memory {
       throw;
     }
   }
-  /// The other lends nothing afterwards.
+  /// The other object lends nothing afterwards.
   lent_memory(lent_memory&& other) noexcept
       : dev_(other.dev_), id_(other.id_), handle_(other.handle_), desk_(std::move(other.desk_)) {}
-  /// The other gets what this one had.
+  /// The other object gets the loan that this one had.
   lent_memory& operator=(lent_memory&& other) noexcept {
     std::swap(dev_, other.dev_);
     std::swap(id_, other.id_);
@@ -80,11 +80,13 @@ class [[nodiscard]] lent_memory {
     dev_->drop_export(id_);
   }
 
-  [[nodiscard]] const loan_handle& handle() const { return handle_; }  ///< To be sent.
-  [[nodiscard]] std::size_t bytes() const { return handle_.bytes(); }  ///< That are lent.
-  /// Whether a borrower has it now.
+  /// The handle, to be sent to the borrower.
+  [[nodiscard]] const loan_handle& handle() const { return handle_; }
+  [[nodiscard]] std::size_t bytes() const { return handle_.bytes(); }  ///< Bytes that are lent.
+  /// True while a borrower has the memory.
   [[nodiscard]] bool in_use() const { return desk_ != nullptr && desk_->in_use(); }
-  /// Asks for it back: the borrower is told at its next step. `in_use` says when it has let it go.
+  /// Asks for the memory back: the borrower is told at its next step. `in_use` is false once it has
+  /// let it go.
   void take_back() noexcept {
     if (desk_ != nullptr) desk_->take_back();
   }
@@ -96,24 +98,25 @@ class [[nodiscard]] lent_memory {
   std::unique_ptr<detail::loan_desk> desk_;
 };
 
-/// Lends memory of `dev`, `bytes` or less by a part of a page, to another process of this host and
-/// user: the one that is given the handle and borrows first. `name` is for messages there.
+/// Lends memory of `dev` to one other process of this host and user: the first that borrows with
+/// the handle. The loan is `bytes`, rounded down to whole pages. `name` appears in messages of the
+/// borrower.
 ///
 ///     auto lent = tidepool::lend(dev, std::size_t{8} << 30, "rank 1");
 ///     send(0, lent.handle());
 ///
-/// Until the borrower has come, a thread waits for it. The lender touches nothing of the memory.
-/// Throws `out_of_budget` when the device has no such memory, `misuse_error` for less than a page,
-/// `lender_error` when the system has no socket or thread, `device_error`.
+/// A thread waits until the borrower has come. The lender does not touch the memory. Throws
+/// `out_of_budget` if the device has too little memory, `misuse_error` for less than a page,
+/// `lender_error` if the system gives no socket or thread, and `device_error`.
 template <lending_device Device>
 [[nodiscard]] lent_memory<Device> lend(Device& dev, std::size_t bytes, std::string_view name = {}) {
   return {dev, bytes, name};
 }
 
-/// What a borrower does when it finds its lender gone, or is asked for the memory.
+/// The reaction of a borrower to a lender that has ended or wants its memory back.
 enum class lender_gone : std::uint8_t {
-  fails,    ///< the next step begins with `lender_error`
-  moves_on  ///< groups go to the places after it from then on, which is reported
+  fails,    ///< the next step throws `lender_error`
+  moves_on  ///< groups go to the next places from then on, and a report says so
 };
 
 namespace detail {

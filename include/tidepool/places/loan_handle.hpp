@@ -1,5 +1,5 @@
-/// Memory that a process lends, named in plain bytes: the trainer of the lender sends them to that
-/// of the borrower in whatever way the two talk.
+/// The handle of a loan: names memory that a process lends, in plain bytes. The trainer of the
+/// lender sends these bytes to the trainer of the borrower by any means.
 #pragma once
 
 #include <algorithm>
@@ -24,15 +24,15 @@ class loan_pages;
 template <class Device>
 class lent_memory;
 
-/// Names memory that a process lends. It may be copied as bytes and sent, to a process that has the
-/// same version of Tidepool. `offloader::borrow` finds out whether bytes are a handle.
+/// Names memory that a process lends. A handle may be copied as bytes and sent to a process with
+/// the same version of Tidepool. `offloader::borrow` checks whether bytes are a handle.
 class loan_handle {
  public:
-  /// Of nothing.
+  /// A handle that names no memory.
   loan_handle() = default;
-  [[nodiscard]] bool empty() const { return bytes_ == 0; }  ///< Of nothing.
+  [[nodiscard]] bool empty() const { return bytes_ == 0; }  ///< True if no memory is named.
   [[nodiscard]] std::size_t bytes() const { return static_cast<std::size_t>(bytes_); }  ///< Lent.
-  /// Who lends: the name that it gave, and its process.
+  /// The lender: its name and its process.
   [[nodiscard]] std::string lender() const {
     const auto process = "process " + std::to_string(process_);
     const auto name = read(name_);
@@ -46,7 +46,7 @@ class loan_handle {
 
   static constexpr std::array<char, 8> mark_of_this_format{'t', 'p', 'l', 'o', 'a', 'n', '0', '2'};
 
-  // Cut where it is too long; there is always a 0 at the end.
+  // A text that is too long is cut; the last character is always 0.
   template <std::size_t Size>
   static void write(std::array<char, Size>& into, std::string_view text) {
     std::copy_n(text.data(), std::min(text.size(), Size - 1), into.data());
@@ -57,20 +57,20 @@ class loan_handle {
     return {from.begin(), std::find(from.begin(), from.end(), '\0')};
   }
 
-  // FNV-1a.
+  // The hash FNV-1a.
   [[nodiscard]] static std::uint64_t sum_of(const void* from, std::size_t bytes) {
     std::uint64_t sum = 14695981039346656037U;
     const auto* const at = static_cast<const unsigned char*>(from);
     for (std::size_t i = 0; i < bytes; ++i) sum = (sum ^ at[i]) * 1099511628211U;
     return sum;
   }
-  // Of all that stands before it.
+  // The checksum of all members before `check_`.
   [[nodiscard]] std::uint64_t expected_check() const {
     return sum_of(this, offsetof(loan_handle, check_));
   }
   void seal() { check_ = expected_check(); }
 
-  // Itself; throws `misuse_error` where it names nothing that could be asked for.
+  // The handle itself. Throws `misuse_error` if it does not name memory that can be borrowed.
   [[nodiscard]] const loan_handle& checked() const {
     const auto refuse = [](const std::string& why) { throw misuse_error("borrow: " + why); };
     if (!std::equal(mark_.begin(), mark_.end() - 2, mark_of_this_format.begin())) {
@@ -94,7 +94,7 @@ class loan_handle {
   std::array<char, 8> mark_ = mark_of_this_format;
   std::uint64_t bytes_ = 0;
   std::int64_t process_ = 0;
-  std::uint64_t kind_ = 0;  // of device: the sum of its whole name
+  std::uint64_t kind_ = 0;  // hash of the whole name of the device's kind
   std::array<char, 16> device_{};
   std::array<char, 32> name_{};
   detail::socket_name socket_{};

@@ -1,4 +1,7 @@
-/// From a recorded step to a plan that the engine can follow.
+/// Automatic planning: from a recorded step to a plan that the engine is known to run. Inputs are a
+/// profile and the options of a run (budgets in bytes). The output is a plan with the engine's own
+/// forecast of its time in microseconds. The planner's simulator ignores fragmentation, so each
+/// promising plan is run on the virtual device.
 #pragma once
 
 #include <algorithm>
@@ -29,25 +32,27 @@ namespace detail {
 
 }  // namespace detail
 
-/// A plan for the device budget of `opts` (none: whatever keeping all takes) that the engine has
-/// been seen to run, on the virtual device. Plans recompute as well, if `recompute_by_plan` and the
-/// profile's times allow any. Where shapes vary from step to step, as with routed experts, a tenth
-/// of the budget and twice the largest tensor are left free. The planner does not know that memory
-/// may be in pieces. Where the engine then refuses, or waits, plans for less of the budget are
-/// tried, once with all microbatches treated alike and once without that rule. Short walks from the
-/// best follow, with the engine as judge. Of plans that take as long, to a thousandth, the best by
-/// `cost_us` is taken: the time, and what copies cost the kernels beside them.
+/// A plan for the device budget of `opts` (none: as much as keeping everything takes), which the
+/// engine has run on the virtual device. Plans may recompute groups if `recompute_by_plan` is on
+/// and the profile has times for it. If shapes vary from step to step, as with routed experts, a
+/// tenth of the budget and twice the largest tensor are left free. If the engine refuses a plan or
+/// waits longer than planned, because memory is fragmented, plans for smaller budgets are tried:
+/// both with the same actions in all microbatches and without that rule. Short walks from the best
+/// plan follow, judged by the engine. Among plans whose times differ by less than a thousandth, the
+/// one with the least `cost_us` is taken: the time, plus what the copies cost the kernels beside
+/// them.
 ///
-/// Where none is found, `expected.runs` is false and `device_budget` that of `opts`; where none
-/// fits it, `step_us` is infinite and `expected.peak` the least for which the planner finds one.
+/// If no plan was found, `expected.runs` is false and `device_budget` is that of `opts`. If no plan
+/// fits that budget, `step_us` is infinite and `expected.peak` is the least budget in bytes for
+/// which the planner finds one.
 ///
-/// `expected` is the forecast of the engine, not the planner's. Blocks the host for some seconds
-/// where a step has a thousand groups, or memory for a hundred is tight, and for less where some
-/// plan takes hardly longer than keeping all. `plan_effort` limits that.
+/// `expected` is the forecast of the engine, not of the simulator. The function blocks the host for
+/// some seconds if a step has a thousand groups, or if memory for a hundred is tight; for less if
+/// some plan takes hardly longer than keeping everything. `plan_effort` limits the time.
 ///
-/// Where `opts` has a neighbour's memory beside the host's, and the profile its link, plans without
-/// it are made first. Where the best of them takes longer than keeping all, it is the first of
-/// those that use the neighbour.
+/// If `opts` allows a neighbour's memory beside the host's, and the profile has the neighbour's
+/// link, plans without the neighbour are made first. If the best of them takes longer than keeping
+/// everything, it becomes the first candidate among the plans that use the neighbour.
 [[nodiscard]] inline step_plan automatic(const profile& step, const options& opts) {
   planner plans(step);
   step_plan alone;
@@ -63,7 +68,8 @@ namespace detail {
   return detail::chooser(step, opts, plans).run(std::move(alone));
 }
 
-/// Most bytes that stay by a plan at once, and are committed and not restored.
+/// The most bytes that the plan keeps on the device at once, of groups that are committed and not
+/// yet restored.
 [[nodiscard]] inline std::size_t kept_at_once(const profile& step, const step_plan& made) {
   std::size_t now = 0;
   std::size_t most = 0;
@@ -83,8 +89,8 @@ namespace detail {
   return most;
 }
 
-/// Most bytes at once that the trainer works with: from their allocation to their commit, and from
-/// their restore to their release.
+/// The most bytes at once that the trainer itself works with: of storages between allocation and
+/// commit, or between restore and release.
 [[nodiscard]] inline std::size_t handed_out_at_once(const profile& step) {
   std::vector<std::vector<std::vector<std::uint32_t>>> saved(step.chunks.size());
   for (std::size_t c = 0; c < saved.size(); ++c) saved[c].resize(step.chunks[c].groups.size());
@@ -94,7 +100,7 @@ namespace detail {
   }
   std::size_t now = 0;
   std::size_t most = 0;
-  // What a chunk saved that was given up may be released without having been restored.
+  // A chunk that was given up may release its storages without a restore.
   std::vector<bool> out(step.storages.size(), false);
   const auto hand = [&](std::uint32_t storage, bool to_trainer) {
     if (out[storage] == to_trainer) return;
@@ -133,7 +139,8 @@ namespace detail {
   if (again > 0) std::snprintf(recomputed, sizeof recomputed, ", %zu are recomputed", again);
   char beside[64] = "";
   if (to_peer > 0) std::snprintf(beside, sizeof beside, " (%zu to the neighbour)", to_peer);
-  // Where nothing limits, nobody asked for less; that a budget was given is not known here.
+  // The limit is `nothing`: either no smaller budget was given, or the given one suffices. This
+  // function knows only the plan, so the hint names both.
   const char* const hint =
       made.limited_by == limit::nothing ? " (no --device-budget was given, or all of it fits)" : "";
   char text[320];

@@ -1,4 +1,5 @@
-// The body of plan.hpp: the planner as an offloader's plan source.
+// The planner as an offloader's plan source: turns a recorded step into a decision (actions,
+// placement, limits in bytes). It is the body of plan.hpp.
 #pragma once
 
 #include <algorithm>
@@ -21,13 +22,14 @@ class automatic_source final : public plan_source {
   [[nodiscard]] decision make(const recorded_step& recorded, const options& opts) override {
     auto made = automatic(recorded.step, opts);
     if (recorded.first && !made.expected.runs) {
-      auto repeated = recorded.step;  // it may be too much that is left free for shapes that vary
+      // The part that is left free for varying shapes may be too much for the budget.
+      auto repeated = recorded.step;
       repeated.shapes_vary = false;
       made = automatic(repeated, opts);
     }
     auto repeats = recorded.step;
     if (recorded.first)
-      repeats.shapes_vary = false;  // what stays for long is placed as if they did not
+      repeats.shapes_vary = false;  // groups that stay long get places as if shapes did not vary
     auto result = decided(recorded.step, repeats, std::move(made), opts);
     result.words = in_words(result.made);
     return result;
@@ -42,16 +44,16 @@ class automatic_source final : public plan_source {
   }
 
  private:
-  // `recorded` says whether shapes vary, `placed` what memory is laid out for.
+  // `recorded` says whether shapes vary, `placed` is the step that memory is laid out for.
   [[nodiscard]] static decision decided(const profile& recorded, const profile& placed,
                                         step_plan made, const options& opts) {
     decision result;
     if (recorded.shapes_vary && opts.device_budget) {
-      // What was left free of the budget stays so, whatever the plan could keep in that one step.
+      // The budget's free part stays free, even if the plan could keep more in the recorded step.
       const auto most = made.device_budget > 0 ? made.device_budget : decision::unlimited;
       result.keep_at_most = std::min(kept_at_once(recorded, made), most);
-      // Room for all that the step works with at once, wherever the pieces of it fall. With less,
-      // models of many small tensors ran out of memory in pieces.
+      // Room for twice the bytes that the step works with at once, because free memory may be
+      // fragmented. With less, models of many small tensors ran out of memory.
       result.free_piece = handed_out_at_once(recorded) * 2;
     }
     if (!made.expected.runs) {

@@ -1,4 +1,6 @@
-/// The least time that any plan could take: what the planner measures itself against.
+/// Lower bounds of a step's time in microseconds: no plan for a profile, link rates (GB/s) and a
+/// budget (bytes) can be faster. The planner compares its plans with the bound, because a search
+/// alone cannot say how good its result is.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +22,8 @@ namespace tidepool::inline v0_3_0::plan {
 
 namespace detail {
 
-/// The bound of a stretch of a step, at whose ends nothing is held.
+/// The bound for one stretch of a step. No saved tensor is held at either end of it, so stretches
+/// are independent.
 class stretch_bound {
  public:
   stretch_bound(const layout& map, const link_rates& rates, double budget, double cheapest,
@@ -37,11 +40,13 @@ class stretch_bound {
     }
   }
 
-  /// Microseconds by which it must be longer than its computing; infinite when nothing fits.
+  /// Microseconds by which the stretch must take longer than its computing; infinite if no plan
+  /// fits.
   [[nodiscard]] double extra_us() const {
     if (!fits_) return std::numeric_limits<double>::infinity();
     if (cheapest_ < 0) return with_recomputed(0);
-    // Convex in the bytes that are recomputed: each term is.
+    // The sum is convex in the recomputed bytes because each of its terms is, so a ternary search
+    // finds the least.
     double from = 0;
     double to = moved();
     for (int i = 0; i < 60 && to - from > 1; ++i) {
@@ -50,18 +55,18 @@ class stretch_bound {
       (with_recomputed(left) < with_recomputed(right) ? to : from) =
           with_recomputed(left) < with_recomputed(right) ? right : left;
     }
-    // A little below the least, since the search ends at a byte.
+    // Slightly less than the least value found, since the search ends at a precision of one byte.
     return std::max(0.0, std::min({with_recomputed(0), with_recomputed(moved()),
                                    with_recomputed(from) - 1e-6}));
   }
 
-  /// Bytes that must leave at least.
+  /// The least bytes that must be offloaded.
   [[nodiscard]] double moved() const { return out_.empty() ? 0 : out_.back().bytes; }
 
  private:
   struct need {
-    double at = 0;     // computing before the call
-    double bytes = 0;  // up to it (or from it on)
+    double at = 0;     // computing before the call, in microseconds
+    double bytes = 0;  // that must leave up to the call, or come back from it on
   };
 
   [[nodiscard]] const flat_event& event_at(std::size_t i, bool backwards) const {
@@ -75,8 +80,9 @@ class stretch_bound {
     return static_cast<double>(map_->storages[each.what].bytes);
   }
 
-  // Bytes away by need, in the order of calls, or against it. What is held rises by what is asked
-  // for; what may be away is what has been committed and is not restored yet.
+  // Fills `needs` with the least bytes that must be away, call by call. The calls are read in
+  // order, or backwards. An allocation raises the bytes held (backwards: a release). A group may be
+  // away between its commit and its restore.
   void sweep(double budget, bool backwards, std::vector<need>& needs) {
     using enum event_kind;
     const auto opening = backwards ? restore : commit;
@@ -90,14 +96,15 @@ class stretch_bound {
       if (each.kind == opening) away_[each.what] = 0;
       if (each.kind == closing) ends_[each.what] = i;
     }
-    std::priority_queue<std::pair<std::size_t, std::uint32_t>> idle;  // the last to end first
+    std::priority_queue<std::pair<std::size_t, std::uint32_t>> idle;  // by end, the last first
     double held = 0;
     double moved = 0;
     for (std::size_t i = 0; i < to_ - from_; ++i) {
       const auto& each = event_at(i, backwards);
       const bool of_group = each.kind == commit || each.kind == restore;
       if (of_group && !map_->groups[each.what].comes_back) {
-        // It may be gone from its commit on, at no cost in the best case.
+        // The group never comes back, so it may be gone from its commit on, at no cost in the best
+        // case.
         const auto bytes = static_cast<double>(map_->groups[each.what].bytes);
         held += backwards ? bytes : -bytes;
       } else if (each.kind == opening) {
@@ -132,7 +139,8 @@ class stretch_bound {
     const auto copied = [&](double needed, double rate) {
       return std::max(0.0, needed - bytes) / rate / 1e3;
     };
-    // The longest stall before some call, and after one that is not before it.
+    // The longest sum of the stall before one call and the stall after the same call or a later
+    // one.
     double stall = 0;
     double before = 0;
     std::size_t next = 0;
@@ -156,7 +164,7 @@ class stretch_bound {
 
   const layout* map_;
   link_rates rates_;
-  double cheapest_;  // microseconds of a recomputed byte; negative: none may be
+  double cheapest_;  // microseconds for a recomputed byte; negative: recomputing is not allowed
   std::size_t from_;
   std::size_t to_;
   std::unordered_map<std::uint32_t, double> away_;
@@ -170,23 +178,24 @@ class stretch_bound {
 
 }  // namespace detail
 
-/// What the link alone makes of a step under a budget, in microseconds: a lower bound as if copies
-/// could use all of its time; infinite when no plan fits.
+/// The least time of a step under a budget, in microseconds, if only the link limits it: copies may
+/// use all of the link's time. Infinite if no plan fits.
 ///
-/// Groups are cut into bytes that may leave one by one, from their commit to their restore, and a
-/// copy takes no memory on its way. At a call where H bytes are held and the budget is B, H - B are
-/// away. The least that must leave up to some call follows by sending, each time, what comes back
-/// last; by symmetry, the least that must come back after some call. Then, with `ready` the first
-/// commit and `last` the last restore,
+/// The bound relaxes the problem. Groups are cut into single bytes that may be away from their
+/// commit to their restore, and a byte takes no memory while it is copied. If H bytes are held at a
+/// call and the budget is B, then H - B bytes must be away. The least bytes that must leave before
+/// a call result from Belady's rule: always offload the bytes that come back last. By symmetry, the
+/// same sweep backwards gives the least bytes that must come back after a call. Let `ready` be the
+/// time of the first commit and `last` that of the last restore. Then
 ///
 ///     stall before call k  >=  ready + out(k) / rate_out - t(k)
 ///     stall after call k   >=  in(k) / rate_in - (last - t(k))
 ///     step                 >=  ready + 2 moved / rate_both + compute after `last`
 ///
-/// and stalls before one call and after another that is not before it add up, as do those of
-/// stretches between which nothing is held. Waits for other ranks may hide as much as they last.
-/// Recomputing a byte costs at least what it costs in the
-/// cheapest group; the bound is the least over how many are.
+/// The stall before one call and the stall after the same call or a later one add up. Stalls of
+/// stretches add up, too, if nothing is held between them. Waits for other ranks may hide stalls up
+/// to their own length, so they are subtracted. A recomputed byte costs at least what it costs in
+/// the cheapest group; the bound is the least over all numbers of recomputed bytes.
 [[nodiscard]] inline double link_bound(const detail::layout& map, const link_rates& rates,
                                        std::size_t budget, bool may_recompute) {
   double cheapest = -1;
@@ -220,22 +229,23 @@ class stretch_bound {
   return map.compute_us + std::max(0.0, extra - waits);
 }
 
-/// A lower bound for a step under a budget, in microseconds, whichever groups are kept, leave or
-/// are computed again, whenever, and how far ahead; infinite when no plan fits.
+/// A lower bound for a step under a budget, in microseconds, over all choices of actions, of times
+/// of copies and of reloads ahead. Infinite if no plan fits.
 ///
-/// The larger of two. The one is `link_bound`. The other counts memory over time: bytes that leave
-/// take memory until they are copied and bytes that come back from then on, each direction and both
-/// together have their rates, and of what is above the budget at any moment all is away. That is a
-/// linear programme over stretches of time. Any prices of link and memory prove a bound of it
-/// (Lagrange), so nothing rests on how they were found. `price_search` goes uphill in a coarse cut
-/// of the step: it sees all moments at which memory is short together, and both directions of a
-/// link at a price between. `window_search` takes, exactly, the best set of windows of time that do
-/// not overlap, in finer ones. In steady 1F1B of depth 2, with V bytes a microbatch and M of
-/// memory, a microbatch takes at least (2V - M) / rate.
+/// The result is the larger of two bounds. The first is `link_bound`. The second also counts memory
+/// over time: bytes take memory until they are copied out, and again from their copy back on. Each
+/// direction of the link has its rate, and so have both together; all bytes above the budget must
+/// be away at any moment. These conditions are a linear programme over stretches of time. By
+/// Lagrangian duality, any prices of link time and memory prove a lower bound, however the prices
+/// were found. Two searches find good prices. `price_search` climbs the gradient of the bound in a
+/// coarse cut of the step. `price_search` sees all moments at which memory is short together, and
+/// can give each direction of the link a price between 0 and 1. `window_search` finds the exact
+/// best set of windows of time that do not overlap, in finer cuts. Example: in steady 1F1B of depth
+/// 2, with V bytes a microbatch and M bytes of memory, a microbatch takes at least (2V - M) / rate.
 ///
-/// What neither knows: a group leaves and comes back whole, its memory is taken until its copy is
-/// over, copies are made in the order of calls, and memory may be in pieces. What a recomputation
-/// reads is up to the trainer, here as in the simulator.
+/// Neither bound knows that a group leaves and comes back whole, that its memory is taken until its
+/// copy is over, that copies run in the order of calls, and that memory may be fragmented. Inputs
+/// of a recomputation are left to the trainer, as in the simulator.
 [[nodiscard]] inline double lower_bound(const detail::layout& map, const link_rates& rates,
                                         std::size_t budget, bool may_recompute) {
   const auto by_link = link_bound(map, rates, budget, may_recompute);
@@ -254,23 +264,25 @@ class stretch_bound {
         std::max(extra, detail::price_proof(fine, detail::window_search(fine).run()).least_us());
     if (map.events.size() <= stretches) break;
   }
-  // A sum of so many numbers is a little off.
+  // Subtracts the rounding error of a sum of so many numbers, so that the result stays a lower
+  // bound.
   return std::max(by_link, map.compute_us + extra - 1e-9 * (map.compute_us + extra));
 }
 
-/// The links of a step, and what a neighbour has.
+/// The links that a step may use, and the neighbour's memory.
 struct step_links {
   link_rates host;                 ///< to the host and back
   std::optional<link_rates> peer;  ///< to a neighbour's memory
-  bool shared = false;             ///< the latter is a part of the former
+  bool shared = false;             ///< the neighbour's link is part of the host's
   std::size_t peer_budget = 0;     ///< bytes of the neighbour's memory; 0: none
 };
 
 namespace detail {
 
-// The larger of two bounds. For the one, both links are one that has the rates of both. For the
-// other, a neighbour's memory is the device's own: what is above both has to be on the host, over
-// the host's link. Latencies of two links may overlap, so that they are left out.
+// The larger of two bounds for a device with a neighbour. The first merges both links into one with
+// the sum of their rates. The second counts the neighbour's memory as the device's own: bytes above
+// both must be on the host, and cross the host's link. The merged link has no latency, since
+// latencies of two links may overlap.
 template <class Bound>
 [[nodiscard]] double bound_over(const step_links& links, std::size_t budget, const Bound& bound) {
   if (!links.peer || links.peer_budget == 0 || budget == 0) return bound(links.host, budget);
@@ -285,7 +297,7 @@ template <class Bound>
 
 }  // namespace detail
 
-/// The same for all links of a step.
+/// `link_bound` for a step that may use all links of `links`.
 [[nodiscard]] inline double link_bound(const detail::layout& map, const step_links& links,
                                        std::size_t budget, bool may_recompute) {
   return detail::bound_over(links, budget, [&](const link_rates& rates, std::size_t bytes) {
@@ -293,7 +305,7 @@ template <class Bound>
   });
 }
 
-/// The same for all links of a step.
+/// `lower_bound` for a step that may use all links of `links`.
 [[nodiscard]] inline double lower_bound(const detail::layout& map, const step_links& links,
                                         std::size_t budget, bool may_recompute) {
   return detail::bound_over(links, budget, [&](const link_rates& rates, std::size_t bytes) {

@@ -1,4 +1,6 @@
-/// Whether the parts of a profile agree with each other, and a plan with its profile.
+/// Checks that the parts of a profile agree with each other, and that a plan matches its profile.
+/// Planning and following call these checks first, so that wrong data is refused with a message
+/// instead of giving a wrong plan.
 #pragma once
 
 #include <cmath>
@@ -15,7 +17,7 @@ namespace tidepool::inline v0_3_0::plan {
 
 namespace detail {
 
-// A plan whose time no planner could tell.
+// The message for a budget that no plan fits.
 [[nodiscard]] inline std::string no_plan_fits(const step_plan& none) {
   using tidepool::detail::text::size_text;
   return "no plan fits a device budget of " + size_text(none.device_budget) +
@@ -25,13 +27,14 @@ namespace detail {
 
 }  // namespace detail
 
-/// Throws `profile_error` where planning for `step` would make no sense.
+/// Throws `profile_error` if the profile contradicts itself, so that planning for it would make no
+/// sense.
 inline void check(const profile& step) {
   static_cast<void>(detail::profile_check(step, {"profile"}));
 }
 
-/// Throws `profile_error` unless `chosen` has an action for each group of `step`, and finite times,
-/// which it has not where no plan fits the budget.
+/// Throws `profile_error` unless `chosen` has an action for each group of `step`, and finite times.
+/// The times are infinite if no plan fits the budget.
 inline void check(const step_plan& chosen, const profile& step) {
   using detail::phrase;
   const detail::subject of{"plan"};

@@ -1,108 +1,126 @@
-/// Numbers of the planner that were chosen and do not follow from a step, each with its reason.
+/// The planner's tuning constants: numbers that were chosen and do not follow from a step, each
+/// with its unit and its reason. The constants are in one file so that a reader can see and change
+/// all of them together.
 #pragma once
 
 #include <cstddef>
 
 namespace tidepool::inline v0_3_0::plan {
 
-/// What a byte that leaves and comes back costs the kernels that run beside its copies, which no
-/// simulated time shows: it passes the device's memory twice, and takes power. Measured on one
-/// H200: 17 ms of a step for 28 GB, as if each pass went at 3.3 TB/s.
+/// The time that the kernels of a step lose for each byte that is offloaded and reloaded, in
+/// microseconds. The simulated time of a step leaves this loss out: the copies read and write
+/// device memory and draw power beside the kernels. Measured on one H200: 17 ms of a step for 28
+/// GB, as if each of the two copies took bandwidth at 3.3 TB/s.
 inline constexpr double contention_us_per_byte = 17e3 / 28e9;
 
-/// Where no measurement stands beside a number, there is none. Not here: rounding (1e-6, 1e-9);
-/// what describes a model or a machine, with its source; how a link is measured
-/// (`device/link.hpp`); and the dice of the search (`plan/detail/walk.hpp`).
+/// A constant without a measurement beside it was chosen by judgement. These numbers stand
+/// elsewhere: rounding errors (1e-6, 1e-9); models and machines, with their sources; how a link is
+/// measured (`device/link.hpp`); and the probabilities of the search (`plan/detail/walk.hpp`).
 namespace constants {
 
-// --- how much is as good as nothing
+// --- which difference is too small to matter
 
-/// Of a step: such plans take as long, and the better by `cost_us` is taken; the engine ran one as
-/// planned; what is gained is worth going on. Chosen: a tenth of what predictions miss by.
+/// Two step times whose ratio is below this count as equal. The chooser then takes the plan with
+/// the lower `cost_us`, accepts that the engine ran a plan as planned, and stops the search for a
+/// faster one. Chosen: a tenth of the error of predictions.
 inline constexpr double as_long = 1.001;
-/// Above what the link alone takes: the link limits. Chosen: predictions miss
-/// by 1 %, both ways.
+/// A step time up to this many times `link_bound` counts as limited by the link. Chosen:
+/// predictions err by 1 % in both directions.
 inline constexpr double link_limits = 1.02;
 
-// --- the walk, in events that are simulated, about 10 ns each
+// --- the walk (local search), in simulated events of about 10 ns each
 
-/// Of a search while one waits: 2.5 ms.
+/// Simulated events of a search for which somebody waits: 2.5 ms.
 inline constexpr std::size_t work = 250'000;
-/// The walk in one share of the budget, for `automatic`: 20 ms.
+/// Simulated events of the walk that `automatic` makes in each share of the budget: 20 ms.
 inline constexpr std::size_t work_of_a_share = 2'000'000;
-/// Copies of the largest group that a step may take longer at first. Chosen.
+/// How much slower than the current plan an accepted plan may be at the begin of a walk, in copies
+/// of the largest group. Chosen.
 inline constexpr double heat = 0.2;
-/// Places at which a list is cut in two, so that all sets together stay linear in the groups.
+/// The most positions at which a list of groups is cut in two. The limit keeps the total size of
+/// all group sets linear in the number of groups.
 inline constexpr std::size_t cuts = 16;
-/// Reloads ahead to be tried, in groups: few, and as far as memory goes.
+/// Numbers of groups reloaded ahead that the search tries: a few small ones, and 64 for "as many as
+/// memory allows".
 inline constexpr std::size_t reloads_ahead[] = {1, 2, 3, 4, 6, 8, 16, 64};
 
-// --- the plans that the engine runs
+// --- plans that the engine judges
 
-/// Each share of the budget is so much of the one before it, down to the least.
+/// The planner plans for smaller and smaller shares of the budget: each is this part of the one
+/// before, down to `least_share`.
 inline constexpr double next_share = 0.97;
 /// See `next_share`.
 inline constexpr double least_share = 0.45;
-/// Walks from the best plan so far, each judged by the engine; so many steps long at most, in a
-/// budget that is smaller by up to this part.
+/// The number of short walks from the best plan so far. The engine judges the plan of each. A short
+/// walk has at most `longest_short_walk` steps and plans for a budget that is smaller by up to the
+/// part `most_spared`.
 inline constexpr std::size_t short_walks = 160;
 /// See `short_walks`.
 inline constexpr std::size_t longest_short_walk = 40;
-/// So many times fewer walks, each so many times as long, where all copies are hidden.
+/// If all copies are hidden, the number of short walks is divided by this factor and their length
+/// multiplied by it.
 inline constexpr std::size_t hidden = 5;
 /// See `short_walks`.
 inline constexpr double most_spared = 0.12;
-/// A plan that is worse by this part is gone on from at first.
+/// The part by which a plan may be worse than the current one and still be continued from, at the
+/// begin of `refine`. The part shrinks to 0.
 inline constexpr double most_worse = 0.003;
-/// Events of all forecasts, some 1.5 us each: about a second.
+/// Events that all forecasts of one search may run, at about 1.5 us each: about a second.
 inline constexpr std::size_t forecast_events = 1'000'000;
 
-// --- steps that differ
+// --- steps whose shapes differ
 
-/// Where shapes vary, a part of the budget is left free, and as many of the largest tensors. Chosen
-/// for routed experts.
+/// If shapes vary from step to step, the budget divided by this number is left free, and
+/// `varying_largest` times the largest tensor in addition. Chosen for routed experts.
 inline constexpr std::size_t varying_part = 10;
 /// See `varying_part`.
 inline constexpr std::size_t varying_largest = 2;
-/// Recorded steps that have a median: the fewest that leave out what happened once, and the
-/// latest, since a GPU's clock follows the plans.
+/// The number of latest steps whose median is used. Three is the fewest that leaves out a single
+/// outlier; only the latest steps count, because a GPU's clock depends on the plan that it runs.
 inline constexpr std::size_t median_of = 3;
-/// So many times as long as in that median step, a pass may take because the GPU's clock is lower.
-/// In steps that stood still much an H100 computed a step in 3.6 % less time.
+/// The latest recorded pass is used, and not the median one, if it takes at most this many times
+/// the median's time. The margin allows for a GPU's clock that is lower now than before: in steps
+/// that stalled much, an H100 computed a step in 3.6 % less time.
 inline constexpr double clock_drift = 1.05;
-/// Steps of a forecast at most, if its time does not stand before.
+/// The most steps of one forecast. A forecast ends earlier when the time of a step repeats.
 inline constexpr int forecast_steps = 6;
 
-// --- places
+// --- placement
 
-/// Lifetimes beyond which places are not looked for: pairs grow with the square.
+/// Above this number of lifetimes no placement is searched for, because the number of pairs to
+/// compare grows with the square.
 inline constexpr std::size_t most_lifetimes = 2'500;
-/// Shares of the budget in which a step is simulated for its lifetimes, until they fit all of it.
+/// Shares of the budget in which a step is simulated for its lifetimes, until these fit into the
+/// whole budget.
 inline constexpr double place_shares[] = {1.0,  0.985, 0.97, 0.955, 0.94, 0.925, 0.91,
                                           0.89, 0.87,  0.85, 0.82,  0.79, 0.76};
-/// How early reloads have their memory, as a part of the time by which they can be late.
+/// How early a reload gets its memory. 1: at its begin in the simulator; 0: at its latest possible
+/// begin.
 inline constexpr double reloads_early[] = {1, 0};
-/// Pairs compared in one order; several orders gain more than long attempts with one.
+/// The most pairs compared for one order of lifetimes. Trying several orders gains more than trying
+/// one for long.
 inline constexpr std::size_t most_of_a_try = 300'000;
 
 // --- the bound
 
-/// Stretches of a step, beside the ends of passes, for prices that are searched for: finer ones
-/// were no tighter on the recorded steps.
+/// Stretches of a step for `price_search`, beside those that end where passes begin or end. Finer
+/// stretches gave no tighter bound on the recorded steps.
 inline constexpr std::size_t coarse_stretches = 64;
-/// The same for windows: coarse ones look further, fine ones closer.
+/// Stretches of a step for `window_search`. Coarse stretches let a window span more of the step,
+/// fine ones place its ends more exactly.
 inline constexpr std::size_t fine_stretches[] = {256, 512, 1024};
-/// Groups at the begin of a forward pass, and at the end of a backward pass, that end a stretch.
+/// The first groups of a forward pass, and the last groups of a backward pass, that end a stretch.
 inline constexpr std::size_t pass_ends = 2;
-/// Ends of windows that are looked at on each side of a moment.
+/// Ends of windows that are tried on each side of a peak.
 inline constexpr std::size_t window_ends = 64;
-/// Steps of the search for prices, and how far the first goes, in shares of the link's time.
+/// The most steps of `price_search`, and the length of its first step (`price_step`) as a share of
+/// the link's time.
 inline constexpr std::size_t price_steps = 1'000;
 /// See `price_steps`.
 inline constexpr double price_step = 0.2;
-/// Of all of them together, stretches of parcels that are looked at: some 5 ms.
+/// The work of all steps of `price_search` together, in visits of a parcel's stretch: about 5 ms.
 inline constexpr std::size_t price_work = 2'000'000;
-/// Sums of sizes to be looked at, for what is away whole.
+/// The most sums of storage sizes that are enumerated for one moment, because storages leave whole.
 inline constexpr double whole_sums = 256;
 
 }  // namespace constants

@@ -1,4 +1,5 @@
-/// A plan from elsewhere, made fit for an offloader.
+/// Checks a plan that was loaded or made elsewhere, and renumbers its modules for the offloader
+/// that will follow it.
 #pragma once
 
 #include <algorithm>
@@ -14,12 +15,12 @@
 
 namespace tidepool::inline v0_3_0::plan {
 
-/// `recorded`, what `made` was planned for, with the modules numbered as in `names`.
+/// The profile `recorded` that `made` was planned for, with its modules numbered as in `names`.
 ///
-/// Throws `profile_error` where plan and profile do not fit each other, a module that commits is
-/// not among `names` or has no bit in `enabled`, the plan needs more than `device_budget` bytes or
-/// more than `peer_budget` of a neighbour's, or it recomputes although `may_recompute` is false or
-/// the profile knows no time for it.
+/// Throws `profile_error` if plan and profile do not match, a module that commits is not among
+/// `names` or has no bit in `enabled`, the plan needs more than `device_budget` bytes or more than
+/// `peer_budget` bytes of a neighbour's memory, or the plan recomputes a group although
+/// `may_recompute` is false or the profile has no time for it.
 [[nodiscard]] inline profile fitted(const step_plan& made, profile recorded,
                                     std::span<const std::string> names, std::uint64_t enabled,
                                     std::optional<std::size_t> device_budget,

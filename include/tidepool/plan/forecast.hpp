@@ -1,4 +1,7 @@
-/// Forecasts a step: the engine itself runs it on the virtual device, with the bytes left out.
+/// The forecast: the engine itself runs a profile on the virtual device, without copying any bytes.
+/// Inputs are a profile, the options of the run and the actions of a plan. Outputs are the time of
+/// a step in microseconds, and the device and host memory it takes in bytes. A forecast is slower
+/// than `simulator` and knows all that the engine does, such as fragmentation and caps.
 #pragma once
 
 #include <algorithm>
@@ -21,18 +24,18 @@
 
 namespace tidepool::inline v0_3_0::plan {
 
-/// A step as the engine would run it.
+/// The predicted step.
 struct forecast_result {
-  outcome expected;          ///< times, stalls and peak
-  std::size_t reserved = 0;  ///< device bytes taken from the device
-  std::size_t host = 0;      ///< most host bytes in use
-  std::string refusal;       ///< why it does not run; empty when it does
-  trace::record picture;     ///< of the step; without spans unless it was asked for
+  outcome expected;          ///< times in microseconds, peak and moved bytes
+  std::size_t reserved = 0;  ///< bytes taken from the device
+  std::size_t host = 0;      ///< most host bytes in use at once
+  std::string refusal;       ///< reason why the step does not run; empty if it runs
+  trace::record picture;     ///< trace of the step; without spans unless asked for
 };
 
 namespace detail {
 
-/// Whether plans for a step count on a neighbour's memory as well as on the host's.
+/// True if plans for a step may use a neighbour's memory in addition to the host's.
 [[nodiscard]] inline bool plans_with_peer(const profile& step, const options& opts) {
   const auto has = [&](place_kind which) {
     return std::ranges::find(opts.places, which) != opts.places.end();
@@ -40,8 +43,8 @@ namespace detail {
   return step.peer_link && has(place_kind::peer) && has(place_kind::host);
 }
 
-// Two steps in which everything leaves. Where they do not fit, a plan can only be followed from the
-// first step on.
+// Runs two steps in which everything is offloaded, as a warm-up does. If these do not fit the
+// budget, the stage is made anew: the plan is then followed from the first step on.
 inline void warm_up(std::optional<rehearsal>& stage, const profile& step, const options& opts,
                     bool by_rule) {
   actions everything;
@@ -50,7 +53,7 @@ inline void warm_up(std::optional<rehearsal>& stage, const profile& step, const 
   }
   try {
     auto unplanned = step;
-    unplanned.peer_link.reset();  // what leaves goes to the nearest place
+    unplanned.peer_link.reset();  // an unplanned offload goes to the nearest place
     stage.emplace(step, opts).adopt(unplanned, everything, {}, by_rule);
     stage->run();
     stage->run();
@@ -67,12 +70,12 @@ inline void warm_up(std::optional<rehearsal>& stage, const profile& step, const 
   opts.host_budget = std::numeric_limits<std::size_t>::max() / 4;
   opts.host_memory = host_kind::automatic;
   if (!plans_with_peer(step, opts)) {
-    opts.places.assign(1, place_kind::host);  // over whose link a plan counts
+    opts.places.assign(1, place_kind::host);  // plans count on the host's link only
   } else {
     std::erase(opts.places, place_kind::file);
     opts.peer_device = 1;
   }
-  opts.policy = policy_kind::megatron;  // nothing is recorded here
+  opts.policy = policy_kind::megatron;  // the forecast records nothing
   opts.recompute_by_plan = true;
   opts.offload_layers.clear();
   if (step.stream_ordered) opts.memory = memory_kind::pool;
@@ -116,8 +119,9 @@ inline void warm_up(std::optional<rehearsal>& stage, const profile& step, const 
   return result;
 }
 
-// With places; and without as well, where copies may wait for them, or the step takes longer than
-// the simulator thought: whichever takes less.
+// The forecast of a step with planned places. The step is also run without places if copies may
+// wait for a planned place, or if the step takes longer than the simulator predicted; the faster of
+// the two is taken.
 struct rehearsed_places {
   forecast_result seen;
   placement where;
@@ -140,16 +144,19 @@ struct rehearsed_places {
 
 }  // namespace detail
 
-/// Runs a step through the engine on a virtual device with the profile's rates: twice with
-/// everything leaving, as a warm-up does (where that fits), since where memory is then counts
-/// later; then with `what`, until two steps in a row take the same, and tells what the last was
-/// like. `opts` are those of the run to be predicted; `placed` says whether memory is where a plan
-/// would have it (`best_places`), or as an arena gives it out under a rule. Durations are the
-/// profile's; kernels are not slowed by copies beside them.
+/// Predicts a step by running it through the engine on a virtual device with the profile's rates.
+/// Two steps run first in which everything is offloaded (if that fits), as in a warm-up, because
+/// the memory layout they leave behind affects later steps. Then steps with the actions `what` run
+/// until two in a row take the same time; the result describes the last one. `opts` are the options
+/// of the run to be predicted. `placed` says whether blocks lie at planned places (`best_places`),
+/// or where the arena finds room, as under a rule. Computing takes the profile's times; copies do
+/// not slow the kernels beside them.
 ///
-/// Where the engine would refuse, `expected.runs` is false and `refusal` says why. A recomputed
-/// group takes the profile's time; what it is computed from is taken to be there. Takes about a
-/// microsecond and a half a call. Thread safety: none shared.
+/// If the engine would refuse the step, `expected.runs` is false and `refusal` gives the reason. A
+/// recomputed group takes the profile's time, and its inputs are assumed to be on the device. A
+/// forecast takes about 1.5 us of host time for each call of a step. Thread safety: no shared
+/// state.
+///
 [[nodiscard]] inline forecast_result forecast(const profile& step, const options& opts,
                                               const actions& what, bool picture = false,
                                               bool placed = true) {
@@ -159,8 +166,8 @@ struct rehearsed_places {
       .seen;
 }
 
-/// The places of `place_ahead`, unless the step takes longer by them than with whatever is free.
-/// Takes at most as long as two forecasts.
+/// The places of `place_ahead`; empty if the step is faster without planned places. Takes at most
+/// the time of two forecasts.
 [[nodiscard]] inline placement best_places(const profile& step, const actions& what,
                                            const options& opts) {
   auto found = detail::find_places(step, what, opts);
@@ -168,13 +175,13 @@ struct rehearsed_places {
   return detail::rehearsed_in_places(step, opts, what, std::move(found), false).where;
 }
 
-/// The same for a rule that knows of staying and leaving alone, and of no places.
+/// Predicts a step under a rule that only says which groups stay, and plans no places.
 [[nodiscard]] inline forecast_result forecast(const profile& step, const options& opts,
                                               const residency& stays, bool picture = false) {
   return forecast(step, opts, actions_of(stays), picture, false);
 }
 
-/// The same for a plan: its actions and its run_limits, in an arena of its budget.
+/// Predicts a step under a plan: with its actions and limits, in an arena of its budget.
 [[nodiscard]] inline forecast_result forecast(const profile& step, const step_plan& made,
                                               bool picture = false) {
   options opts;

@@ -1,4 +1,5 @@
-/// What a plan is asked for. Plain data.
+/// A goal: the limits in bytes that a plan has to respect, and the search effort allowed for it.
+/// Plain data; the input of `planner` beside the profile.
 #pragma once
 
 #include <cstddef>
@@ -11,25 +12,29 @@
 
 namespace tidepool::inline v0_3_0::plan {
 
-/// The time of a step with what its copies cost the kernels; infinite when it does not run.
+/// The step time in microseconds, plus the time that the copies cost the kernels beside them;
+/// infinite if the step does not run. Plans are compared by this cost.
 [[nodiscard]] inline double cost_us(const outcome& of) {
   if (!of.runs) return std::numeric_limits<double>::infinity();
   return of.step_us + contention_us_per_byte * static_cast<double>(of.moved);
 }
 
-/// What a plan is asked for, and how long may be searched for it.
+/// The limits of a plan, and the effort of the search for it.
 struct goal {
-  std::size_t device_budget = 0;  ///< bytes of saved tensors; 0: whatever keeping all takes
-  bool recompute = false;         ///< groups that can be recomputed may be
-  std::size_t peer_budget = 0;    ///< bytes of a neighbour's memory; 0: nothing goes there
-  /// Reloads ahead of use that may be chosen; empty: the planner's own few.
+  std::size_t device_budget = 0;  ///< bytes of saved tensors; 0: as many as keeping all takes
+  bool recompute = false;         ///< true: groups with a `recompute_us` may be recomputed
+  std::size_t peer_budget = 0;    ///< bytes of a neighbour's memory; 0: the neighbour is not used
+  /// Numbers of groups reloaded ahead that the search may choose; empty:
+  /// `constants::reloads_ahead`.
   std::vector<std::size_t> reload_ahead{};
-  /// Events that the search may simulate, about 10 ns each, beside those that a search begins with.
+  /// Events that the search may simulate, at about 10 ns each, in addition to those of its start
+  /// rules.
   std::size_t work = constants::work;
-  /// Steps that it may simulate at most, whatever `work` allows.
+  /// The most steps that the search may simulate, whatever `work` allows; none: no such limit.
   std::optional<std::size_t> effort{};
-  /// Groups of one layer and module go the same way in all microbatches. Such a plan is slower by
-  /// the simulator, but memory is then asked for alike time and again, and falls into fewer pieces.
+  /// True: groups of one layer and module get the same action in all microbatches. The simulator
+  /// predicts a slower step for such a plan, but its requests for memory repeat, so that memory is
+  /// less fragmented.
   bool alike = false;
 };
 

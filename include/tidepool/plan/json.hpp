@@ -1,5 +1,6 @@
-/// Profiles and plans as JSON, in files that people read and edit; needs nlohmann/json.hpp, which
-/// is why `tidepool.hpp` leaves it out.
+/// Profiles and plans as JSON files that people can read and edit. The header needs
+/// nlohmann/json.hpp, so `tidepool.hpp` does not include it. Sizes are in bytes, times in
+/// microseconds, rates in GB/s.
 ///
 ///     {"tidepool_profile": 1,
 ///      "modules": ["core_attn", "expert_fc1"],
@@ -13,12 +14,12 @@
 ///      "link": {"out": 55.2, "in": 55.2, "both": 101.7, "latency_us": 2},
 ///      "peer_link": {"out": 396, "in": 394, "both": 782, "latency_us": 2}}
 ///
-/// An event is its kind, an index, a chunk and the computing before it; where that began with a
-/// wait for other ranks, that too, and "rest_wait_us" for the rest. A plan has a row like that
-/// of a profile for each group, with its action; only the action counts, the rest is for the eye.
-/// Kinds are those of `event_kind`.
-/// What has a default may be left out, except the sizes of groups and storages.
-/// Reading throws `file_error`, writing `profile_error` where the data contradict themselves.
+/// An event is a row: kind (as in `event_kind`), index, chunk, computing time before the event. If
+/// that time begins with a wait for other ranks, the wait follows as a fifth value; "rest_wait_us"
+/// is the wait within "rest_us". A plan has a row for each group. Only the row's action is read;
+/// module, layer and microbatch are there for a human reader. Values with a default may be left
+/// out, except the sizes of groups and storages. Reading throws `file_error`. Writing throws
+/// `profile_error` if the data contradict themselves.
 #pragma once
 
 #include <cstddef>
@@ -44,7 +45,7 @@ namespace detail {
   return json_writer(step.modules).document("profile", step);
 }
 
-// A row of a plan's file for each group.
+// Writes a row for each group, with the names that a human reader looks for.
 inline void write_actions(json& top, const actions& what, const profile& step) {
   auto& counts = top["groups_per_chunk"] = json::array();
   auto chunks = json::array();
@@ -85,13 +86,14 @@ inline void read_actions(json_reader& reader, actions& what) {
 
 }  // namespace detail
 
-/// A profile as JSON. Throws `profile_error` where its data contradict themselves.
+/// A profile as JSON. Throws `profile_error` if its data contradict themselves.
 [[nodiscard]] inline std::string to_json(const profile& step) {
   check(step);
   return detail::finished(detail::document_of(step));
 }
 
-/// `step` is what the plan was made for; it gives the rows their names.
+/// A plan as JSON. `step` is the profile that the plan was made for; the rows take their names from
+/// it.
 [[nodiscard]] inline std::string to_json(const step_plan& chosen, const profile& step) {
   check(step);
   check(chosen, step);
@@ -132,12 +134,13 @@ inline void read_actions(json_reader& reader, actions& what) {
   return plan_from_json(detail::read_file({"plan", path}), path);
 }
 
-/// Replaces the file at once: a reader sees the old one or the new one.
+/// Writes a profile to a file. The file is replaced at once: a reader sees the old one or the new
+/// one.
 inline void save(const profile& step, const std::string& path) {
   detail::write_file({"profile", path}, to_json(step));
 }
 
-/// The same for a plan and the profile that it was made for.
+/// Writes a plan, with names from the profile that it was made for. The file is replaced at once.
 inline void save(const step_plan& chosen, const profile& step, const std::string& path) {
   detail::write_file({"plan", path}, to_json(chosen, step));
 }

@@ -1,4 +1,7 @@
-/// Where the blocks of a step are in an arena, planned ahead, so that memory is never in pieces.
+/// Placement: planned addresses for the blocks of a step in an arena. Inputs are a profile, the
+/// actions of a plan and the budget in bytes. The output is an offset in bytes for each storage and
+/// each reload. Planned addresses keep the arena free of fragmentation, so that a budget can be
+/// used completely.
 #pragma once
 
 #include <cstddef>
@@ -22,9 +25,9 @@ namespace detail {
 
 struct found_places {
   placement where{};      // empty: none were found
-  bool waits = false;     // a copy may wait for memory
-  double step_us = 0;     // by the simulator
-  bool too_slow = false;  // more than `most_us` by the simulator
+  bool waits = false;     // true: a copy may wait for its memory
+  double step_us = 0;     // time of the step in the simulator
+  bool too_slow = false;  // true: the step takes more than `most_us` in the simulator
 };
 
 [[nodiscard]] inline placement placed(const profile& step, const std::vector<lifetime>& all,
@@ -44,8 +47,8 @@ struct found_places {
   return where;
 }
 
-// Places for these lifetimes in `budget` bytes; empty where none are found. Reloads keep their
-// memory from when they began in the simulator, or from shortly before they have to begin.
+// Places for these lifetimes in `budget` bytes; empty if none are found. A reload has its memory
+// from its simulated begin on, or, if that does not fit, only from its latest possible begin on.
 [[nodiscard]] inline placement places_of(const profile& step, std::vector<lifetime> all,
                                          std::size_t budget) {
   if (all.empty() || all.size() > constants::most_lifetimes) return {};
@@ -58,27 +61,29 @@ struct found_places {
   return {};
 }
 
-// True where a plan says where memory is: sizes and times are known, and the arena is the
-// offloader's.
+// True if a plan can fix addresses: sizes and times are known, and the arena belongs to the
+// offloader.
 [[nodiscard]] inline bool has_places(const profile& step, const options& opts) {
   return opts.memory == memory_kind::arena && opts.device_budget && step.timed() &&
          !step.shapes_vary && !step.stream_ordered;
 }
 
-// In the simulator memory is never in pieces. So the step is simulated in a little less than the
-// budget, as little less as it takes until its lifetimes fit the whole of it: in all of it first,
-// and then each time in the share that halves what is left. `most_us` ends the search early, and
-// changes no places that are found: a plan is followed by the places that it was judged by.
+// The simulator knows no fragmentation, so lifetimes simulated in the whole budget may not fit into
+// it as blocks. The function therefore simulates the step in smaller shares of the budget, and
+// takes the largest share whose lifetimes fit into the whole: it tries the whole first, then
+// bisects the list of shares. `most_us` only ends the search early. `most_us` never changes the
+// places found, because a plan must be followed with the places it was judged by.
 [[nodiscard]] inline found_places find_places(
     simulator& sim, const profile& step, std::vector<action> what, const run_limits& limits,
     double most_us = std::numeric_limits<double>::infinity()) {
   for (std::uint32_t g = 0; g < what.size(); ++g) {
-    // A group that others hold is not given up to be computed again; it leaves.
+    // A group whose memory others hold cannot be discarded to be recomputed; it is offloaded
+    // instead.
     if (what[g] == action::recompute && sim.map().groups[g].held) what[g] = action::offload;
   }
   const auto budget = limits.device_budget;
   found_places found;
-  std::vector<lifetime> in_order;  // of the least share that did not fit
+  std::vector<lifetime> in_order;  // of the smallest share that did not fit
   std::size_t in_order_within = budget;
   std::size_t from = 0;
   std::size_t to = std::size(constants::place_shares);
@@ -96,7 +101,7 @@ struct found_places {
       to = next;
     } else if (seen.all.empty()) {
       to = next;
-    } else if (slow) {  // and slower with less memory
+    } else if (slow) {  // less memory makes the step slower still
       return {.too_slow = true};
     } else {
       from = next + 1;
@@ -106,7 +111,8 @@ struct found_places {
   }
   found.too_slow = found.step_us > most_us;
   if (!found.where.empty()) return found;
-  // Without regard to times: calls in their order find their places free, but copies may wait.
+  // The last attempt ignores times. Calls in their order then find their places free, but a copy
+  // may have to wait for its place.
   for (auto& each : in_order) each.to_us = each.from_us;
   found.where = places_of(step, in_order, budget);
   found.where.within = in_order_within;
@@ -125,18 +131,21 @@ struct found_places {
 
 }  // namespace detail
 
-/// Places for all that the engine takes from an arena of `opts.device_budget` in a step that does
-/// `what`: no two of them share a byte while both are in use, in the order of calls. The lifetimes
-/// are those that `simulator` sees. As far as it fits, a copy waits for memory no longer than it
-/// does there.
+/// Places for all blocks that the engine takes from an arena of `opts.device_budget` bytes in a
+/// step with the actions `what`. In the order of calls, no two blocks share a byte while both are
+/// in use. Lifetimes come from `simulator`. If everything fits, no copy waits longer for memory
+/// than in the simulator.
 ///
-/// Empty when they do not fit, nothing is known of times, sizes change from step to step, or
-/// `opts.memory` is no arena: then the engine takes what is free. A greedy search for dynamic
-/// storage allocation, as for the static memory plans of inference engines (Pisarchyk and Lee,
-/// arXiv:2001.03288, greedy by size), repeated with twice the weight for what found no room
-/// (squeaky wheel optimization). Takes time with the number of pairs that are in use together: a
-/// few milliseconds for a thousand storages where there is room, tens where it is tight, tenths of
-/// a second where most of them stay. Thread safety: none shared.
+/// The result is empty if the blocks do not fit, the profile has no times, sizes change from step
+/// to step, or `opts.memory` is no arena; the engine then takes memory that is free.
+///
+/// The search is greedy for dynamic storage allocation, as in the static memory plans of inference
+/// engines (Pisarchyk and Lee, arXiv:2001.03288, greedy by size). The search is repeated with twice
+/// the weight for blocks that found no room (squeaky wheel optimization). Its time grows with the
+/// number of pairs of blocks in use together: a few milliseconds for a thousand storages with room
+/// to spare, tens where it is tight, tenths of a second if most of them stay. Thread safety: no
+/// shared state.
+///
 [[nodiscard]] inline placement place_ahead(const profile& step, const actions& what,
                                            const options& opts) {
   return detail::find_places(step, what, opts).where;

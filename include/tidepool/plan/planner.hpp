@@ -1,4 +1,7 @@
-/// Chooses what becomes of each group: keep, offload or recompute.
+/// The planner: chooses for each group whether it is kept, offloaded or recomputed. Inputs are a
+/// profile and a goal (budget in bytes, search effort). The output is a plan with its predicted
+/// step time and a lower bound of the step time, both in microseconds, so that a reader knows how
+/// far from the best the plan can be.
 #pragma once
 
 #include <algorithm>
@@ -18,29 +21,31 @@
 
 namespace tidepool::inline v0_3_0::plan {
 
-/// Plans one profile under many goals.
+/// Plans for one profile under many goals.
 ///
-/// Nothing leaves when everything fits. Otherwise the search begins with Belady's rule (for each
-/// group that must leave, the one that comes back last; optimal when copies cost nothing), with
-/// more and more of the budget set aside for copies on their way, and with more and more groups
-/// recomputed. From the best of these it goes on at random: classes of groups (same layer and
-/// module), ranges of layers, chunks of a class and single groups go another way, and a step that
-/// takes a little longer is gone on from as well. The simulator judges each by `cost_us`: its time,
-/// and what the bytes that it moves cost.
+/// If everything fits the budget, nothing is offloaded. Otherwise the search starts with Belady's
+/// rule: when memory is short, the group whose restore is farthest away is offloaded. The rule
+/// would be optimal if copies cost nothing. The search repeats it with larger and larger parts of
+/// the budget reserved for copies in flight, and with more and more groups recomputed. A local
+/// search with random changes continues from the best of these plans. The local search changes the
+/// action of whole sets of groups (of one layer and module, of a range of layers, of some chunks)
+/// and of single groups, and at times accepts a slightly slower step. The simulator predicts each
+/// plan; plans are compared by `cost_us`.
 ///
-/// Work is limited (`goal::work`, and `goal::effort` where less will do), so that time is linear in
-/// the number of events: some milliseconds for a thousand groups.
+/// `goal::work` limits the work of a search, and `goal::effort` can limit it further. So the time
+/// of a search is linear in the number of events: some milliseconds for a thousand groups.
 ///
 /// Deterministic. Touches no device. Thread safety: none.
 class planner {
  public:
-  /// A planner for this step, of which it keeps what it needs.
+  /// Makes a planner for `step`. The planner refers to it, so the profile must outlive the planner.
   explicit planner(const profile& step)
       : step_(&step), links_{step.link, step.peer_link, step.peer_shares_link, 0}, sim_(step) {
     const auto count = sim_.map().groups.size();
     keep_all_.assign(count, action::keep);
-    // Who has no memory of its own goes on leaving as it did: that of views is not known, and what
-    // another group saves too goes and stays with that one.
+    // Two kinds of groups have no bytes of their own: groups of views, whose storage is not known,
+    // and groups that only save storages of other groups, with which they stay or leave. Both keep
+    // the action of the warm-up, offload.
     for (std::size_t i = 0; i < count; ++i) {
       if (sim_.map().groups[i].bytes == 0) keep_all_[i] = action::offload;
     }
@@ -50,19 +55,19 @@ class planner {
   /// The step with everything kept: its time, and the bytes it takes.
   [[nodiscard]] const outcome& in_core() const { return in_core_; }
 
-  /// The step as the simulator reads it: groups and events, flat.
+  /// The step in the form that the simulator reads.
   [[nodiscard]] const detail::layout& map() const { return sim_.map(); }
 
-  /// Steps simulated so far, which is what plans cost.
+  /// Steps simulated so far: the measure of what plans have cost.
   [[nodiscard]] std::size_t simulated() const { return sim_.runs(); }
 
-  /// The step with given actions and run_limits, by the simulator.
+  /// Simulates the step with given actions and limits.
   [[nodiscard]] outcome judge(const actions& what, const run_limits& limits) {
     return sim_.run(sim_.map().fold(what), limits);
   }
 
-  /// The best plan found; `expected.runs` is false when there is none for this budget, and
-  /// `expected.peak` is then the least for which there is one.
+  /// The best plan found. If no plan was found for this budget, `expected.runs` is false and
+  /// `expected.peak` is the least budget in bytes for which the planner finds one.
   [[nodiscard]] step_plan best(goal wanted) {
     if (wanted.device_budget == 0) wanted.device_budget = in_core_.peak;
     if (!links_.peer) wanted.peer_budget = 0;
@@ -77,7 +82,8 @@ class planner {
     auto search = walk_for(wanted);
     const auto found = search.go(search.start(wanted.device_budget, wanted.alike), wanted.work,
                                  constants::heat, wanted.alike);
-    // What the link alone takes is the bound of a plan that takes no longer.
+    // A plan as fast as the link's bound needs no tighter bound, and the link's is the cheaper one
+    // to compute.
     const bool at_link = found.result.runs && found.result.step_us <= by_link * (1 + 1e-6);
     auto result = plan_of(found);
     result.bound_us = at_link ? by_link : bound_us(wanted);
@@ -86,10 +92,10 @@ class planner {
     return result;
   }
 
-  /// The search that plans are found by, in this planner's simulator.
+  /// The local search that finds plans, with this planner's simulator.
   [[nodiscard]] detail::walk walk_for(const goal& wanted) { return {sim_, keep_all_, wanted}; }
 
-  /// A candidate of the search as a plan, without its bound and what limits it.
+  /// A candidate of the search as a plan; `bound_us` and `limited_by` are not filled in.
   [[nodiscard]] step_plan plan_of(const detail::candidate& found) {
     const auto& by = found.limits;
     return {.what = sim_.map().unfold(as_it_went(found.what, by)),
@@ -102,17 +108,17 @@ class planner {
             .peer_budget = by.peer_budget};
   }
 
-  /// The action of each group where everything stays.
+  /// The actions with which everything stays.
   [[nodiscard]] const std::vector<action>& keep_all() const { return keep_all_; }
 
-  /// Places for the memory of a step that does `what`; see `detail::find_places`.
+  /// Places for the memory of a step with the actions `what`; see `detail::find_places`.
   [[nodiscard]] detail::found_places places(const std::vector<action>& what,
                                             const run_limits& limits, double most_us) {
     return detail::find_places(sim_, *step_, what, limits, most_us);
   }
 
-  /// The smallest budget, to within a group or 1 %, at which a step takes at most `1 + slowdown`
-  /// times as long as with everything kept.
+  /// The plan for the smallest budget at which a step takes at most `1 + slowdown` times as long as
+  /// with everything kept. The budget is found to within one block or 1 %.
   [[nodiscard]] step_plan least_memory(double slowdown, goal wanted = {}) {
     auto most = in_core_.peak;
     std::size_t least = 0;
@@ -132,14 +138,15 @@ class planner {
     return found;
   }
 
-  /// No plan takes less.
+  /// A lower bound: no plan for this goal takes fewer microseconds.
   [[nodiscard]] double bound_us(const goal& wanted) const {
     if (in_core_.peak <= wanted.device_budget) return in_core_.step_us;
     return lower_bound(sim_.map(), links(wanted.peer_budget), wanted.device_budget,
                        wanted.recompute);
   }
 
-  /// Actions in which what finds no room in the neighbour's memory goes to the host.
+  /// The actions as they were carried out: a group that finds no room in the neighbour's memory
+  /// goes to the host.
   [[nodiscard]] std::vector<action> as_it_went(std::vector<action> what, const run_limits& limits) {
     if (limits.peer_budget == 0) return what;
     static_cast<void>(sim_.run(what, limits));
@@ -149,7 +156,7 @@ class planner {
     return what;
   }
 
-  /// What keeps a plan from being faster.
+  /// The resource that keeps a plan from being faster.
   [[nodiscard]] limit limit_of(const step_plan& found) const {
     if (!found.expected.runs) return limit::memory;
     if (found.expected.moved == 0 && found.expected.extra_us <= 0) return limit::nothing;
@@ -157,14 +164,15 @@ class planner {
     const bool recomputes = found.expected.extra_us > 0;
     const auto by_link =
         link_bound(sim_.map(), links(found.peer_budget), found.device_budget, recomputes);
-    // Infinite where the link's bound has no plan, as in what is left free for shapes that vary.
+    // The link's bound is infinite if no plan fits, as in a budget of which much is left free
+    // because shapes vary.
     const bool near =
         std::isfinite(by_link) && found.expected.step_us <= by_link * constants::link_limits;
     return near ? limit::link : limit::memory;
   }
 
  private:
-  // Everything leaves, and comes back when it is asked for.
+  // The least budget that runs: everything is offloaded and only reloaded when it is needed.
   [[nodiscard]] std::size_t least_bytes() {
     const std::vector<action> all(keep_all_.size(), action::offload);
     return sim_.run(all, {.device_budget = 0, .reload_ahead = 0}).peak;

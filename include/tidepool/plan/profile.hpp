@@ -1,5 +1,7 @@
-/// What a warm-up step recorded: which groups there were, in which order, how large and when. Plain
-/// data.
+/// The profile of a step: the groups that a warm-up step recorded, in order, with their sizes in
+/// bytes, and the calls of the step with the computing time before each in microseconds. Plain
+/// data. Planner, simulator and forecast need nothing else about a model, so a profile can also be
+/// written by hand or loaded from a file.
 #pragma once
 
 #include <cstddef>
@@ -18,18 +20,18 @@ inline constexpr std::uint32_t none = std::numeric_limits<std::uint32_t>::max();
 /// One run of one module.
 struct group_profile {
   module_id module{};       ///< index into `profile::modules`
-  int layer = -1;           ///< -1 where it has none
-  std::size_t bytes = 0;    ///< that would leave the device; 0 when all its tensors stay anyway
-  double recompute_us = 0;  ///< of making them again in backward; 0: they cannot be
+  int layer = -1;           ///< -1 if the run has no layer
+  std::size_t bytes = 0;    ///< that an offload frees; 0 if all its tensors stay anyway
+  double recompute_us = 0;  ///< time to compute the group again in backward; 0: impossible
 
   friend bool operator==(const group_profile&, const group_profile&) = default;
 };
 
 /// One forward pass of one model chunk for one microbatch; groups in forward order.
 struct chunk_profile {
-  int model_chunk = 0;                ///< of an interleaved pipeline
+  int model_chunk = 0;                ///< number in an interleaved pipeline
   std::vector<group_profile> groups;  ///< in forward order
-  int microbatch = 0;                 ///< of the step
+  int microbatch = 0;                 ///< number in the step
 
   friend bool operator==(const chunk_profile&, const chunk_profile&) = default;
 };
@@ -37,17 +39,17 @@ struct chunk_profile {
 /// One pass over one chunk, in the order in which passes began.
 struct pass {
   std::size_t chunk = 0;  ///< index into `profile::chunks`
-  bool backward = false;  ///< or forward
+  bool backward = false;  ///< false: forward
 
   friend bool operator==(const pass&, const pass&) = default;
 };
 
 /// One allocation of saved tensors.
 struct storage_profile {
-  std::size_t bytes = 0;       ///< of the allocation
-  std::uint32_t chunk = none;  ///< of the group that saves it; none: nobody does, so it stays
+  std::size_t bytes = 0;       ///< size of the allocation
+  std::uint32_t chunk = none;  ///< chunk of the group that saves it; none: no group, so it stays
   std::uint32_t group = none;  ///< the group of `chunk` that saves it
-  std::uint32_t place = 0;     ///< in the order of the group's tensors
+  std::uint32_t place = 0;     ///< position among the group's tensors
 
   friend bool operator==(const storage_profile&, const storage_profile&) = default;
 };
@@ -57,34 +59,34 @@ struct shared_save {
   std::uint32_t storage = 0;  ///< index into `profile::storages`
   std::uint32_t chunk = 0;    ///< index into `profile::chunks`
   std::uint32_t group = 0;    ///< of that chunk
-  std::uint32_t place = 0;    ///< in the order of that group's tensors
+  std::uint32_t place = 0;    ///< position among that group's tensors
 
   friend bool operator==(const shared_save&, const shared_save&) = default;
 };
 
-/// What a compute stream asks of an offloader.
+/// The kinds of calls that a compute stream makes to an offloader.
 enum class event_kind : std::uint8_t {
-  allocate,     ///< memory for a storage
-  commit,       ///< a group
-  end_forward,  ///< of a chunk
-  restore,      ///< a group
-  release,      ///< a storage: its last handle goes
-  drop,         ///< a storage: the last handle goes while a group still saves it
-  synchronise   ///< nothing: the host waits for all of the device, so compute waits for all copies
+  allocate,     ///< takes memory for a storage
+  commit,       ///< commits a group
+  end_forward,  ///< ends the forward pass of a chunk
+  restore,      ///< restores a group
+  release,      ///< frees a storage: its last handle is gone
+  drop,         ///< the last handle of a storage is gone while a group still saves it
+  synchronise   ///< the host waits for the whole device, so computing waits for all copies
 };
 
-/// One call, and the computing before it.
+/// One call, and the computing time before it.
 struct event {
   event_kind kind = event_kind::allocate;  ///< which call it is
-  std::uint32_t index = 0;                 ///< a storage; a group of `chunk`; 0 for others
+  std::uint32_t index = 0;                 ///< a storage, or a group of `chunk`; 0 for other kinds
   std::uint32_t chunk = 0;                 ///< 0 for storages
-  double compute_us = 0;  ///< of the compute stream since the event before, without its stalls
-  double wait_us = 0;     ///< the first part of it: for other ranks; who comes late waits less
+  double compute_us = 0;                   ///< computing since the event before, without stalls
+  double wait_us = 0;  ///< part of `compute_us` that waits for other ranks; a late rank waits less
 
   friend bool operator==(const event&, const event&) = default;
 };
 
-/// What the link gives, in GB/s, and what a copy costs before its first byte.
+/// The rates of a link in GB/s, and the latency of a copy.
 struct link_rates {
   double out = 55.2;      ///< device to host alone
   double in = 55.2;       ///< host to device alone
@@ -94,8 +96,8 @@ struct link_rates {
   friend bool operator==(const link_rates&, const link_rates&) = default;
 };
 
-/// One step. What the engine always records is `chunks` and `passes`; the rest is there when the
-/// step was timed, built from a model's description, or loaded.
+/// One step. The engine always records `chunks` and `passes`. The other members are filled if the
+/// step was timed, was built from a model's description, or was loaded from a file.
 struct profile {
   std::vector<chunk_profile> chunks;  ///< in the order in which their forward passes began
   std::vector<pass> passes;           ///< forward and backward, in the order in which they began
@@ -104,21 +106,22 @@ struct profile {
   std::vector<shared_save> shared;        ///< further groups that save a storage
   std::vector<event> events;              ///< in the order of the compute stream
   double rest_us = 0;                     ///< computing after the last event
-  double rest_wait_us = 0;                ///< the first part of it: for other ranks
-  /// Memory may be taken otherwise than `events` tell: another step had other sizes, as with routed
-  /// experts, or handles held memory from its commit to its restore.
+  double rest_wait_us = 0;                ///< part of `rest_us` that waits for other ranks
+  /// True if memory may be taken otherwise than `events` say: another step had other sizes, as with
+  /// routed experts, or handles held memory between commit and restore.
   bool shapes_vary = false;
-  /// Device memory is an allocator's that works in the order of the compute stream (`memory_on`): a
-  /// reload then waits for all that the stream was given before.
+  /// True if device memory comes from an allocator that works in the order of the compute stream
+  /// (`memory_on`). A reload then waits for all work that this stream was given before.
   bool stream_ordered = false;
   link_rates link;  ///< rates of the copies of this step, to the host and back
-  /// The same for a neighbour's memory; none: there is no neighbour, or nothing is known of it.
+  /// Rates of copies to and from a neighbour's memory; none: there is no neighbour, or its rates
+  /// are unknown.
   std::optional<link_rates> peer_link;
-  /// Copies to the neighbour go over the link to the host: they share its rates, and `peer_link`
-  /// has them.
+  /// True if copies to the neighbour use the link to the host: they then share its rates, and
+  /// `peer_link` has the same values.
   bool peer_shares_link = false;
 
-  /// Whether there are events, and so times.
+  /// True if the step has events, and so times.
   [[nodiscard]] bool timed() const { return !events.empty(); }
 
   void clear() { *this = {}; }  ///< Forgets everything.

@@ -1,5 +1,6 @@
-/// How profiles, plans and machines are refused: where, what is wrong, and what to do. Places in
-/// messages are JSON pointers: they are those of the file as well as of the members.
+/// The error messages for profiles, plans and machines: each names the position, the problem and
+/// the remedy. Positions are JSON pointers, because these name both a value in a file and the
+/// member of the struct.
 #pragma once
 
 #include <array>
@@ -18,14 +19,14 @@
 
 namespace tidepool::inline v0_3_0::plan {
 
-/// A profile or a machine that contradicts itself, or a plan that is not for the profile.
+/// An error of a profile or a machine that contradicts itself, or of a plan that does not match its
+/// profile.
 class profile_error : public error {
  public:
   using error::error;
 };
 
-/// A file of a profile, a plan or a machine that cannot be read or written; thrown by
-/// `plan/json.hpp`.
+/// An error of a file that cannot be read or written; `plan/json.hpp` throws it.
 class file_error : public profile_error {
  public:
   using profile_error::profile_error;
@@ -39,8 +40,8 @@ namespace detail {
   return {text.data(), result.ptr};
 }
 
-// Text with a value for each {}, put together only where somebody reads it. It keeps no text that
-// it is given.
+// Text with a value for each {}. The text is only put together when it is read, because most checks
+// pass. The object refers to texts that it is given and does not copy them.
 class phrase {
  public:
   template <class... Values>
@@ -73,10 +74,10 @@ class phrase {
   std::array<value, 3> values_;
 };
 
-// Whose data are refused: of a file, or of a struct.
+// The data that a message is about: a file, or a struct in memory.
 struct subject {
   std::string_view kind;                   // profile, plan or machine
-  std::optional<std::string_view> file{};  // its name
+  std::optional<std::string_view> file{};  // its name; none: a struct
 
   [[noreturn]] void refuse(std::string_view place, std::string_view problem,
                            std::string_view remedy) const {

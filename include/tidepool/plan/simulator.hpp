@@ -1,4 +1,6 @@
-/// How long a step takes with given actions: the engine's rules over a profile, without the engine.
+/// The simulator: predicts a step under given actions by the engine's rules, without the engine.
+/// Inputs are a profile, an action for each group and limits in bytes and groups. Outputs are times
+/// in microseconds and peak bytes. At 10 ns an event, a search can judge thousands of plans.
 #pragma once
 
 #include <algorithm>
@@ -15,27 +17,25 @@
 
 namespace tidepool::inline v0_3_0::plan {
 
-/// The budget and the reloads ahead of use, as in `options`.
+/// The limits of a step, as in `options`.
 struct run_limits {
   std::size_t device_budget = 0;       ///< bytes; 0: no limit
   std::size_t reload_ahead = 2;        ///< groups
   std::size_t reload_ahead_bytes = 0;  ///< 0: no limit
-  std::size_t peer_budget = 0;         ///< bytes of a neighbour's memory
+  std::size_t peer_budget = 0;         ///< bytes of a neighbour's memory; 0: none
 };
 
-/// A step by the rules of the engine with an arena: memory is handed out in the order of calls,
-/// oldest fence first; copies are first in first out in each direction; reloads start at the end of
-/// a forward pass and after each restore, as far as `run_limits` and memory allow. Where memory is
-/// `stream_ordered`, copies back wait for the compute stream, which itself waits for offloads whose
-/// memory it needs; and those that found none begin as soon as some is released.
-/// What is to go to a neighbour and finds no room there goes to the host.
-///
-/// Time is linear in the number of events. What it leaves out, and `forecast` does not: memory in
-/// pieces, caps, several compute streams, views, storages that several groups save. Reuse one
-/// object for many runs; nothing is allocated after the first. Thread safety: none.
+/// Simulates the engine with an arena. Memory is handed out in the order of calls, oldest fence
+/// first. Copies of each direction run first in, first out. Reloads start at the end of a forward
+/// pass and after each restore, as far as `run_limits` and memory allow. If memory is
+/// `stream_ordered`, a reload waits for the compute stream, which itself waits for offloads whose
+/// memory it needs; a reload that found no memory starts when some is released. A group for a
+/// neighbour without room goes to the host. Left out, unlike in `forecast`: fragmentation, caps,
+/// several compute streams, views, storages saved by several groups. Reuse one object: only its
+/// first run allocates. Thread safety: none.
 class simulator {
  public:
-  /// For runs of this step, of which it keeps what it needs.
+  /// A simulator for `step`; it keeps a copy of all it needs.
   explicit simulator(const profile& step)
       : map_(step),
         rates_(step.link),
@@ -44,16 +44,16 @@ class simulator {
         shares_link_(step.peer_shares_link),
         stream_ordered_(step.stream_ordered) {}
 
-  /// The step as runs read it: groups and events, flat.
+  /// The step in flat form: all groups in one list, then all events.
   [[nodiscard]] const detail::layout& map() const { return map_; }
-  /// The rates of the profile's link.
+  /// The rates of the link to the host.
   [[nodiscard]] const link_rates& rates() const { return rates_; }
-  /// Whether the latest run had a group in a neighbour's memory.
+  /// True if the latest run held the group in a neighbour's memory.
   [[nodiscard]] bool went_to_peer(std::uint32_t group) const { return at_peer_[group]; }
   /// Steps simulated so far.
   [[nodiscard]] std::size_t runs() const { return runs_; }
 
-  /// One step in which `what` is done to each group, within `limits`.
+  /// Simulates one step with the actions `what`, within `limits`.
   [[nodiscard]] outcome run(const std::vector<action>& what, const run_limits& limits) {
     start(what, limits);
     ++runs_;
@@ -74,10 +74,10 @@ class simulator {
 
   /// The lifetimes of a step, and its time.
   struct timed_lifetimes {
-    double step_us = 0;                 ///< infinite: it does not run
+    double step_us = 0;                 ///< infinite: the step does not run
     std::vector<detail::lifetime> all;  ///< of storages, in the order in which they end
   };
-  /// The same, and from when to when each storage has memory.
+  /// Simulates one step, and notes from when to when each storage has memory.
   [[nodiscard]] timed_lifetimes lifetimes(const std::vector<action>& what,
                                           const run_limits& limits) {
     detail::lifetime_log log;
@@ -146,7 +146,7 @@ class simulator {
       case event_kind::restore:
         return restore(each.what);
       case event_kind::release:
-        if (is_away(map_.storages[each.what])) {  // forgotten; it took nothing any more
+        if (is_away(map_.storages[each.what])) {  // forgotten: its device memory is free already
           leave_peer(map_.storages[each.what].group, map_.storages[each.what].bytes);
           return true;
         }
@@ -175,7 +175,7 @@ class simulator {
     free_ += bytes;
   }
 
-  // Compute waits for what it takes; memory that it freed itself needs no wait.
+  // Compute waits for the copies of the memory that it takes, not for memory that it freed itself.
   bool allocate(std::size_t bytes) {
     while (free_ < bytes) {
       if (!evict()) return false;
@@ -193,7 +193,7 @@ class simulator {
     wait(until);
   }
 
-  // What was in a neighbour's memory gives it back once its copy is over.
+  // The neighbour's memory of a group is free again when the group's latest copy is over.
   void leave_peer(std::uint32_t group, std::size_t bytes) {
     if (!at_peer_[group]) return;
     peer_.pieces.push_back({bytes, done_[group]});
@@ -251,7 +251,7 @@ class simulator {
 
   [[nodiscard]] detail::links& link_to(bool peer) { return links_[peer && !shares_link_ ? 1 : 0]; }
 
-  // Of a neighbour's memory, that which is free the longest: when the copy into it may start.
+  // Takes the neighbour's memory that is free longest. Returns when a copy into it may start.
   [[nodiscard]] double take_of_peer(std::size_t bytes) {
     double ready = now_;
     peer_free_ -= bytes;
@@ -262,7 +262,7 @@ class simulator {
     return ready;
   }
 
-  // Free since its copy ended, and nobody holds it any more.
+  // The last handle is gone: the memory becomes free, but not before the group's copy is over.
   void drop(std::uint32_t storage) {
     const auto& store = map_.storages[storage];
     if (!is_offload(of(store.group))) return;
@@ -291,7 +291,7 @@ class simulator {
     return true;
   }
 
-  // The copy back, into memory that the reload stream need not wait for, else the oldest.
+  // Copies a group back, into memory that reloads need not wait for, else into the oldest.
   bool reload(std::uint32_t group) {
     const auto bytes = map_.groups[group].bytes;
     if (free_ < bytes) {
@@ -340,7 +340,7 @@ class simulator {
     return true;
   }
 
-  // The allocator's stream has the memory first.
+  // Stream-ordered memory is the compute stream's first, so the reload waits for that stream.
   bool reload_behind_compute(std::uint32_t group) {
     const auto bytes = map_.groups[group].bytes;
     take_by_compute(bytes);
@@ -360,8 +360,8 @@ class simulator {
     const auto group = reloads_.evict();
     if (group == none) return false;
     starved_ = false;  // as in the engine
-    // Its lifetime goes on: it comes back once more, and has one place for both times.
-    // No offload: nobody has to wait for one.
+    // The lifetimes go on: the group is reloaded once more into the same place. Offload 0: no
+    // offload is waited for.
     give(by_offload_, map_.groups[group].bytes, done_[group], 0);
     return true;
   }
@@ -375,19 +375,19 @@ class simulator {
   bool stream_ordered_;
   bool starved_ = false;                 // a reload ahead found no memory
   std::array<detail::links, 2> links_;   // to the host, and to a neighbour
-  detail::lifetime_log* log_ = nullptr;  // null where nobody asks for lifetimes
+  detail::lifetime_log* log_ = nullptr;  // null: nobody asks for lifetimes
   const std::vector<action>* what_ = nullptr;
   run_limits limits_;
   outcome result_;
   queue by_compute_;
   queue by_offload_;
   std::size_t free_ = 0;
-  std::size_t fresh_ = 0;  // of it, never used
+  std::size_t fresh_ = 0;  // part of `free_` never used before
   double now_ = 0;
   std::uint64_t order_ = 0;
   std::uint32_t offloads_ = 0;
-  std::array<knowledge, 2> seen_{};  // by the reloads of each
-  queue peer_;                       // memory of a neighbour
+  std::array<knowledge, 2> seen_{};  // joined by reloads from the host, and from a neighbour
+  queue peer_;                       // freed memory of a neighbour
   std::size_t peer_free_ = 0;
   std::size_t peer_fresh_ = 0;
   std::vector<bool> at_peer_;  // by group

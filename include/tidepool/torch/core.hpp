@@ -1,4 +1,5 @@
-/// The core of an offloader over torch, shared by all that was saved through it.
+/// The core of an offloader over torch. The offloader and all tensors that were saved through it
+/// share it.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +20,7 @@
 
 namespace tidepool::inline v0_3_0::detail {
 
-// The part of a pass that the end of its offloader calls.
+// The part of a pass that is called when its offloader ends.
 class torch_pass_end {
  public:
   virtual void offloader_ends() noexcept = 0;
@@ -28,7 +29,8 @@ class torch_pass_end {
   ~torch_pass_end() = default;
 };
 
-// Graphs may outlive the offloader: their saved tensors keep this object alive, without its `off`.
+// Graphs may outlive the offloader: their saved tensors keep the core alive, but `off` is then
+// empty.
 template <device Device>
 class torch_core final : public memory_lender {
  public:
@@ -43,7 +45,7 @@ class torch_core final : public memory_lender {
   }
   ~torch_core() { leave(); }
 
-  // Ends the offloader; graphs that still hold saved tensors find nothing there.
+  // Ends the offloader. Graphs that still hold saved tensors can no longer load them.
   void end() noexcept {
     leave();
     const std::lock_guard guard(lock);
@@ -61,14 +63,14 @@ class torch_core final : public memory_lender {
       const auto before = off->counters().borrowed_waiting;
       off->release_borrowed();
       return off->counters().borrowed_waiting < before;
-    } catch (...) {  // the allocator then grows
+    } catch (...) {  // the allocator grows instead
       return false;
     }
   }
 
-  // Adopts the saved part of a storage: torch gets the memory back once `stream` has joined every
-  // use; until then the storage is held, and watched. Elements count as they were saved, with the
-  // smallest size of them.
+  // Adopts the saved part of a storage. The storage is held and watched until `stream` has joined
+  // every use of it; torch then gets the memory back. The buffer has elements of the smallest size
+  // that was saved, because the least size of a tensor that leaves is counted in elements.
   [[nodiscard]] buffer<Device> adopt(torch_saved<Device>& from, stream_ref stream) {
     auto* const data = bytes_of(from.storage) + from.first;
     from.watch = std::make_shared<torch_watch>(from.storage);
@@ -94,7 +96,7 @@ class torch_core final : public memory_lender {
     }
   }
 
-  // Tells a device that checks orders where a copy may read memory that others write by now.
+  // Tells a device that checks orders if others may by now write memory that a copy still reads.
   void look_after(torch_saved<Device>& saved, module_id module, int layer, int microbatch) {
     if (!saved.watch || saved.watch->taken() == saved.told) return;
     saved.told = true;
@@ -117,7 +119,7 @@ class torch_core final : public memory_lender {
 
  private:
   Device* dev_;
-  std::vector<std::string> names_;  // of modules, for messages after the end
+  std::vector<std::string> names_;  // names of modules, for messages after the end
 
   std::unique_ptr<block_source> torch_memory() {
     return memory_on<Device>(

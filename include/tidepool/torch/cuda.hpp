@@ -1,4 +1,5 @@
-/// Torch on a GPU: its current streams, its caching allocator, and a call-back before that grows.
+/// Torch on a GPU: its current streams, its caching allocator, and the callback before the
+/// allocator grows.
 #pragma once
 
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -23,8 +24,8 @@ struct torch_growth_callback final : c10::FreeMemoryCallback {
 
 }  // namespace detail
 
-/// The streams of one GPU as torch has them. Memory for reloads belongs to the stream that was
-/// torch's current one at the constructor. Thread safety: that of torch.
+/// The streams of one GPU as torch sees them. Memory for reloads belongs to the stream that was
+/// torch's current one when the object was made. Thread safety: as torch.
 template <>
 class torch_streams<cuda_device> {
  public:
@@ -34,11 +35,11 @@ class torch_streams<cuda_device> {
   explicit torch_streams(cuda_device& dev)
       : dev_(&dev), ordinal_(static_cast<c10::DeviceIndex>(dev.ordinal())), home_(current()) {}
 
-  /// The device as torch calls it.
+  /// The device in torch's terms.
   [[nodiscard]] c10::Device device() const { return {c10::kCUDA, ordinal_}; }
-  /// The stream in whose order memory is handed out for reloads.
+  /// The stream in whose order memory for reloads is allocated.
   [[nodiscard]] stream_ref home() const { return home_; }
-  /// The stream that torch works on now, in this thread.
+  /// The stream that torch currently uses on this thread.
   [[nodiscard]] stream_ref current() const {
     return c10::cuda::getCurrentCUDAStream(ordinal_).stream();
   }
@@ -48,14 +49,15 @@ class torch_streams<cuda_device> {
   /// Does nothing: kernels take their own time.
   void worked(std::size_t /*bytes*/, stream_ref /*stream*/) {}
   void settle(stream_ref /*stream*/) {}  ///< Does nothing: torch's work is in stream order.
-  /// Tells torch's allocator that `stream` used the storage, because it hands memory out again in
-  /// the order of the stream of its allocation. Does nothing where both are the same stream.
+  /// Tells torch's allocator that `stream` used the storage. The allocator reuses memory in the
+  /// order of the stream that allocated it, so a use by another stream must be recorded. Does
+  /// nothing if both are the same stream.
   void used_on(const c10::Storage& storage, stream_ref stream) const {
     c10::cuda::CUDACachingAllocator::recordStream(
         storage.data_ptr(), c10::cuda::getStreamFromExternal(stream.get(), ordinal_));
   }
 
-  /// Memory of torch's caching allocator, in the order of `home`; null when there is none.
+  /// Allocates memory of torch's caching allocator, in the order of `home`; null if there is none.
   [[nodiscard]] void* allocate(std::size_t bytes) const {
     const c10::cuda::CUDAGuard guard(ordinal_);
     try {
@@ -64,17 +66,18 @@ class torch_streams<cuda_device> {
       return nullptr;
     }
   }
-  /// Gives memory of `allocate` back.
+  /// Frees memory of `allocate`.
   void deallocate(void* data) const { c10::cuda::CUDACachingAllocator::raw_delete(data); }
 
-  /// Gives waiting memory back before torch's allocator grows, from now on. Once in a process.
+  /// From now on, gives waiting memory back before torch's allocator grows. Registers once in a
+  /// process.
   static void expect_growth() {
     auto* const registry = c10::FreeCudaMemoryCallbacksRegistry();
     if (registry->Has("tidepool")) return;
     registry->Register("tidepool",
                        [] { return std::make_unique<detail::torch_growth_callback>(); });
   }
-  /// Does nothing, because it owns no stream.
+  /// Does nothing, because the object owns no stream.
   static void release() {}
 
  private:

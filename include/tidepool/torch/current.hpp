@@ -1,4 +1,4 @@
-/// The pass that a thread's modules save into, for models that are handed none.
+/// The pass that the modules of a thread save into, for models whose modules are not given a pass.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@ namespace tidepool::inline v0_3_0 {
 
 namespace detail {
 
-// A pass in use on this thread, whatever its device.
+// A pass that this thread uses, for any type of device.
 class torch_current : public innermost_of_thread<torch_current> {
  public:
   // Null if no tensor of the module leaves.

@@ -1,5 +1,5 @@
-/// Tells a checked device what torch's operators read and write, so that it finds races in trainers
-/// over torch. Not part of `torch.hpp`.
+/// Declares to a checked device what torch's operators read and write, so that the device finds
+/// races in trainers over torch. `torch.hpp` does not include this header.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -23,8 +23,8 @@ namespace tidepool::inline v0_3_0 {
 
 namespace detail {
 
-// `RecordFunction::inputs`, which a program in debug mode must not call over a libtorch in release
-// mode: it would ask a flag that only a libtorch in debug mode sets.
+// `RecordFunction::inputs` by another way. A program in debug mode must not call that function over
+// a libtorch in release mode, because it reads a flag that only a libtorch in debug mode sets.
 [[nodiscard]] c10::ArrayRef<const c10::IValue> inputs_of(const at::RecordFunction& of);
 template <c10::ArrayRef<const c10::IValue> at::RecordFunction::*Inputs>
 struct record_function_access {
@@ -34,8 +34,9 @@ struct record_function_access {
 };
 template struct record_function_access<&at::RecordFunction::inputs_>;
 
-// The arguments that an operator writes and the results that it makes, by its schema. Operators
-// that only reshape or request memory, or are made of other operators, declare nothing.
+// The arguments that an operator writes and the results that it makes, according to its schema.
+// Operators that only reshape tensors, only request memory, or consist of other operators declare
+// nothing.
 class torch_operator_rule {
  public:
   torch_operator_rule() = default;
@@ -61,8 +62,8 @@ class torch_operator_rule {
         training_ < all.size() && all[training_].isBool() && all[training_].toBool();
     return writes_[argument] || (trains && trains_[argument]);
   }
-  // True if the host waits until the stream has come this far: always, or where it copies to the
-  // host.
+  // True if the host waits for the stream at this operator: for `item()` always, for copies if they
+  // go to the host.
   [[nodiscard]] bool reads_back() const { return reads_back_; }
   [[nodiscard]] bool copies() const { return copies_; }
   [[nodiscard]] bool makes(std::size_t result) const {
@@ -71,12 +72,12 @@ class torch_operator_rule {
 
  private:
   [[nodiscard]] static bool is_made_of_others(const c10::OperatorHandle& op) {
-    const bool own = op.schema().name().starts_with("aten::");  // an extension's are its own
-                                                                // kernels
+    const bool own = op.schema().name().starts_with("aten::");  // extensions have their own kernels
     return (own && op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) ||
            op.hasTag(at::Tag::inplace_view);
   }
-  // By name, because their schemas declare writes and results that no kernel touches.
+  // These operators are listed by name, because their schemas declare writes and results that no
+  // kernel touches.
   [[nodiscard]] static bool touches_nothing(std::string_view name) {
     constexpr std::array names{"aten::empty",         "aten::empty_like", "aten::empty_strided",
                                "aten::new_empty",     "aten::set_",       "aten::new_empty_strided",
@@ -86,7 +87,7 @@ class torch_operator_rule {
   [[nodiscard]] static bool is_written(const c10::Argument& which) {
     return which.alias_info() != nullptr && which.alias_info()->isWrite();
   }
-  // By name, because schemas do not declare these writes.
+  // These arguments are listed by name, because schemas do not declare that they are written.
   [[nodiscard]] static bool is_written_in_training(std::string_view argument) {
     return argument == "running_mean" || argument == "running_var" || argument == "noise";
   }
@@ -97,8 +98,7 @@ class torch_operator_rule {
   bool declares_ = false;
   bool reads_back_ = false;
   bool copies_ = false;
-  std::size_t training_ = std::numeric_limits<std::size_t>::max();  // the argument that says that
-                                                                    // it trains
+  std::size_t training_ = std::numeric_limits<std::size_t>::max();  // argument of training
   std::vector<bool> writes_;
   std::vector<bool> trains_;  // true if written in training
   std::vector<bool> makes_;
@@ -106,16 +106,16 @@ class torch_operator_rule {
 
 }  // namespace detail
 
-/// While it lives, every operator of torch declares to a checked device the memory that it reads
-/// and writes, as kernels on torch's current stream: in forward, backward and the optimizer.
+/// While the object lives, every operator of torch declares the memory that it reads and writes to
+/// a checked device, as a kernel on torch's current stream: in forward, backward and the optimizer.
 /// `checked_device::report` then names operators ("aten::mm") beside the copies of the offloader.
 ///
-/// A range reaches from the first to the last element of a tensor, so columns of one matrix on two
-/// streams are reported. Reads of memory that nothing has written are not reported
-/// (`check_unwritten(false)`, which stays so), because kernels that are not operators write too.
-/// Waits of `item()` and of copies to the host are known. Order that torch makes by events of its
-/// own, or by `synchronize`, is not seen: declare it by `recorded`, `waited` and `host_waited`.
-/// Kernels launched by hand declare themselves.
+/// A declared range reaches from the first to the last element of a tensor, so columns of one
+/// matrix on two streams are reported as a conflict. Reads of memory that nothing has written are
+/// not reported (`check_unwritten(false)`, also after the object's end), because kernels that are
+/// not operators write, too. Waits of `item()` and of copies to the host are known. Order that
+/// torch makes by its own events, or by `synchronize`, is not seen: declare it by `recorded`,
+/// `waited` and `host_waited`. Kernels launched by hand must be declared by hand.
 ///
 /// A process may have one object for each type of device, because torch's callbacks know no object.
 /// `dev` and `off` must outlive it. Thread safety: make and destroy it while no operator runs;
@@ -148,7 +148,7 @@ class torch_declared_operators {
   }
   torch_declared_operators(const torch_declared_operators&) = delete;
   torch_declared_operators& operator=(const torch_declared_operators&) = delete;
-  /// Operators declare nothing from then on.
+  /// From then on, operators declare nothing.
   ~torch_declared_operators() {
     at::removeCallback(callback_);
     current() = nullptr;
@@ -160,7 +160,7 @@ class torch_declared_operators {
  private:
   using rule = detail::torch_operator_rule;
 
-  // The facts about an operator that its end needs.
+  // The facts about a running operator that its end needs.
   struct under_way final : at::ObserverContext {
     const rule* by = nullptr;
     std::vector<const void*> read;  // storages that it reads
@@ -197,7 +197,8 @@ class torch_declared_operators {
     result->host_waits = waits_for(by, inputs) && !result->read.empty();
     return result;
   }
-  // The third argument of a copy says that the host goes on.
+  // True if the host waits for a copy: it goes to the host, and its third argument (`non_blocking`)
+  // is false.
   [[nodiscard]] bool waits_for(const rule& by, c10::ArrayRef<const c10::IValue> inputs) const {
     if (!by.copies() || inputs.size() < 3) return by.reads_back();
     return inputs[0].isTensor() && inputs[0].toTensor().device() != streams_->device() &&
@@ -209,7 +210,8 @@ class torch_declared_operators {
     for (std::size_t i = 0; i < op.outputs().size(); ++i) {
       if (!began.by->makes(i)) continue;
       each_tensor(op.outputs()[i], [&](const at::Tensor& tensor) {
-        // Some operators return an argument, though their schemas do not say so.
+        // Some operators return an argument although their schemas do not say so; such a result is
+        // no write.
         const void* storage = tensor.storage().unsafeGetStorageImpl();
         if (std::ranges::find(began.read, storage) == began.read.end()) {
           declare(tensor, true, op.name());
@@ -218,7 +220,7 @@ class torch_declared_operators {
     }
   }
 
-  // An operator that torch's dispatcher does not know declares nothing.
+  // The rule of an operator. An operator that torch's dispatcher does not know declares nothing.
   const rule& rule_of(const at::RecordFunction& op) {
     const auto name = op.operator_name();
     if (!name) return none_;

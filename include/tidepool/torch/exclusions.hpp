@@ -12,9 +12,9 @@
 
 namespace tidepool::inline v0_3_0::detail {
 
-// Excludes by storage, because autograd saves views of parameters (`weight.t()`), and by questions
-// that are asked at each save. A storage is known only while it lives, because another may get its
-// address.
+// Excludes tensors by their storage, since autograd saves views of parameters (`weight.t()`), and
+// by questions that are asked at each save. A storage is remembered only while it lives, because a
+// new storage may get its address.
 class torch_exclusions {
  public:
   void add(const at::Tensor& tensor) {
@@ -35,15 +35,16 @@ class torch_exclusions {
   }
 
  private:
-  // Steps from a tensor back to its parameter. Autocast casts a weight once for many uses, and
-  // keeps the copy, so that offloading the cast would free no memory.
+  // The most steps back from a tensor to its parameter. Autocast casts a weight once for many uses
+  // and keeps the copy, so offloading the copy would free no memory.
   static constexpr int most_steps = 4;
 
   [[nodiscard]] bool has_storage_of(const at::Tensor& tensor) const {
     const auto known = storages_.find(tensor.storage().unsafeGetStorageImpl());
     return known != storages_.end() && !known->second.expired();
   }
-  // True for a cast, a transposition or the like of one excluded tensor and of nothing else.
+  // True for a tensor that was made from one excluded tensor alone, such as a cast or a
+  // transposition.
   [[nodiscard]] bool made_of_one(const at::Tensor& tensor) const {
     if (storages_.empty() || !tensor.requires_grad()) return false;
     auto node = tensor.grad_fn();

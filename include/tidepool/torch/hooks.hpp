@@ -1,4 +1,4 @@
-/// Lets autograd ask for the innermost module scope when it saves a tensor, without Python.
+/// Gives autograd the hooks of the innermost module scope when it saves a tensor, without Python.
 #pragma once
 
 #include <torch/csrc/autograd/engine.h>
@@ -14,7 +14,7 @@ namespace tidepool::inline v0_3_0 {
 
 namespace detail {
 
-// An object that is the innermost of its kind on this thread until it is destroyed.
+// An object that is the innermost of its kind on this thread, until it is destroyed.
 template <class Kind>
 class innermost_of_thread {
  public:
@@ -59,9 +59,9 @@ decltype(auto) run_in(torch_scope* scope, Body&& body) {
 
 }  // namespace detail
 
-/// Hooks for one tensor that is saved in the innermost module scope of this thread, or null outside
-/// of any scope. The engine below gives them to autograd. For programs with another engine, such as
-/// Python's, whose own hooks can call these. Does not block the host.
+/// Hooks for one tensor that is saved in the innermost module scope of this thread; null outside of
+/// any scope. The engine below gives the hooks to autograd. Programs with another engine, such as
+/// Python's, call this function from their own hooks. Does not block the host.
 [[nodiscard]] inline std::unique_ptr<::torch::autograd::SavedVariableHooks> torch_saving_hooks() {
   auto* const scope = detail::torch_scope::innermost();
   return scope == nullptr ? nullptr : scope->hooks();
@@ -69,9 +69,9 @@ decltype(auto) run_in(torch_scope* scope, Body&& body) {
 
 namespace detail {
 
-// Gives autograd the hooks, and lets torch's own engine run every pass: libtorch 2 starts the
-// threads of its devices only for the engine that ran first. If that was torch's own, this engine
-// could run nothing on a GPU. (`initialize_device_threads_pool` in torch's engine.cpp.)
+// Gives autograd the hooks, and passes every backward on to torch's own engine. This engine cannot
+// run it: libtorch 2 starts the threads of its devices only for the engine that ran first, which
+// may have been torch's own. (`initialize_device_threads_pool` in torch's engine.cpp.)
 class torch_saving_engine final : public ::torch::autograd::Engine {
  public:
   using edges = ::torch::autograd::edge_list;

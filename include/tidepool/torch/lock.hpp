@@ -1,13 +1,14 @@
-/// Locks an offloader that torch's threads call, and lists the lenders that an allocator may ask.
+/// The lock of an offloader that several of torch's threads call, and the list of offloaders that
+/// can give memory back to torch's allocator.
 #pragma once
 
-#include <algorithm>
 #include <mutex>
 #include <vector>
 
 namespace tidepool::inline v0_3_0::detail {
 
-// Recursive: hooks on autograd's threads may drop objects that call back on the same thread.
+// The lock is recursive, because hooks on autograd's threads may drop objects that call back on the
+// same thread.
 class torch_lock {
  public:
   void lock() {
@@ -18,7 +19,7 @@ class torch_lock {
     --depth_;
     mutex_.unlock();
   }
-  // For a caller that holds another lock: never waits, and fails if this thread is inside already,
+  // For a caller that holds another lock. Never waits. Fails if this thread is inside already,
   // unless it is in `allocate`.
   [[nodiscard]] bool try_lock() {
     if (!mutex_.try_lock()) return false;
@@ -29,7 +30,7 @@ class torch_lock {
     ++depth_;
     return true;
   }
-  // Wraps a call of torch's allocator from inside, which may ask for memory back.
+  // Runs a call of torch's allocator, which may ask for memory back and so call `try_lock`.
   template <class Call>
   auto allocate(Call&& call) {
     const std::lock_guard guard(*this);
@@ -47,8 +48,8 @@ class torch_lock {
   bool allocating_ = false;
 };
 
-// An object with memory of torch's allocator that waits for its copies. All are in one list,
-// because there is one allocator.
+// An offloader that holds memory of torch's allocator until copies have ended. All of them are in
+// one list, because a process has one allocator.
 class memory_lender {
  public:
   memory_lender(const memory_lender&) = delete;

@@ -1,4 +1,5 @@
-/// One pass over torch: the tensors of its scopes, their places, and their references.
+/// The state of one pass over torch: the tensors of its scopes, where they are, and how many
+/// references they have.
 #pragma once
 
 #include <cstddef>
@@ -16,8 +17,8 @@
 
 namespace tidepool::inline v0_3_0::detail {
 
-// Tensors of one module scope leave and come back together: the first tensor that backward asks for
-// brings all. Every call takes the core's lock, and asks for the thread's current stream.
+// The tensors of one module scope leave and come back together: the first tensor that backward asks
+// for brings all back. Every call takes the core's lock, and uses the thread's current stream.
 template <device Device>
 class torch_pass_state final : public torch_pass_end {
  public:
@@ -49,8 +50,8 @@ class torch_pass_state final : public torch_pass_end {
 
   // ---- forward ----
 
-  // True if a scope of this module saves here. In backward it does not, because a checkpoint runs a
-  // part of forward again and reads those tensors at once.
+  // True if a scope of this module saves tensors here. In backward no scope saves, because a
+  // checkpoint runs a part of forward again and reads its tensors at once.
   [[nodiscard]] bool saves(module_id module) {
     const std::lock_guard guard(core_->lock);
     return stage_ == stage::forward && !info_.forward_only && core_->off->enabled(module);
@@ -87,7 +88,7 @@ class torch_pass_state final : public torch_pass_end {
     return *newest;
   }
 
-  // The scope is over: its saved tensors leave.
+  // Ends a scope: its saved tensors leave.
   void leave(std::uint32_t index) {
     const std::lock_guard guard(core_->lock);
     auto& group = groups_[index];
@@ -122,7 +123,8 @@ class torch_pass_state final : public torch_pass_end {
 
   // ---- backward ----
 
-  // Memory in which backward reads a tensor: `live`, or a storage that has come back.
+  // The memory in which backward reads a tensor: the original storage `live`, or a storage that has
+  // come back.
   struct found {
     c10::Storage live;
     std::byte* begin = nullptr;  // of the whole storage
@@ -133,7 +135,7 @@ class torch_pass_state final : public torch_pass_end {
     const std::lock_guard guard(core_->lock);
     auto& group = groups_[from.group];
     expect_unchanged(version, group.module, group.layer, part);
-    if (from.storage) return live_in(from.storage, part, group);  // it never left
+    if (from.storage) return live_in(from.storage, part, group);  // the storage never left
     const auto stream = core_->streams.current();
     if (group.where == place::committed) {
       restore(group, stream);
@@ -153,7 +155,8 @@ class torch_pass_state final : public torch_pass_end {
     const std::lock_guard guard(core_->lock);
     expect_unchanged(version, groups_[group].module, groups_[group].layer, part);
   }
-  // Checks a leaf, whose new memory autograd without hooks would read.
+  // Checks that a leaf still has its storage, since autograd without hooks would read the leaf's
+  // new memory.
   void expect_same_storage(const c10::TensorImpl& leaf, const saved& from,
                            const torch_layout& part) {
     const auto* const known = from.identity._unsafe_get_target();
@@ -179,7 +182,7 @@ class torch_pass_state final : public torch_pass_end {
     if (!core_->off) return;
     try {
       forget(from, group);
-    } catch (...) {  // the handle keeps its memory until it ends with the pass
+    } catch (...) {  // the handle keeps its memory until the pass ends
     }
   }
 
@@ -243,12 +246,13 @@ class torch_pass_state final : public torch_pass_end {
     std::size_t bytes = 0;
     for (auto* each : group.list) {
       bytes += each->bytes();
-      if (each->references == 0) each->let_go(stream);  // nobody waited for it
+      if (each->references == 0) each->let_go(stream);
     }
     core_->streams.worked(bytes, stream);
     core_->streams.settle(stream);
   }
-  // Comes before backward refills storages that forward has emptied and so hides that they were.
+  // Checks memory that was taken in forward. The check must come before backward refills storages
+  // that forward has emptied, because a refill hides that.
   void begin_backward() {
     if (stage_ == stage::backward) return;
     stage_ = stage::backward;
@@ -267,7 +271,8 @@ class torch_pass_state final : public torch_pass_end {
                " that backward reads it; fill it before, or keep it out of offload by exclude or"
                " exclude_if");
   }
-  // Notes a second stream, so that the memory is free only once both streams are done with it.
+  // Notes a use by a second stream, so that the memory is freed only when both streams are done
+  // with it.
   void use_too(saved& what, stream_ref stream) {
     for (const auto& each : what.others) {
       if (each.stream.key() == stream.key()) return;
@@ -277,7 +282,7 @@ class torch_pass_state final : public torch_pass_end {
     core_->streams.settle(stream);
   }
 
-  // Releases a tensor without references.
+  // Frees a tensor without references.
   void forget(saved& gone, group_state& group) {
     if (group.where != place::committed) {
       gone.let_go(group.stream);

@@ -1,4 +1,5 @@
-/// A storage that autograd saved, and a tensor in it, which comes back as it was.
+/// A storage that autograd saved, and the tensors in it, which come back with their old sizes,
+/// strides and values.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,12 +28,12 @@ namespace tidepool::inline v0_3_0::detail {
   return bytes_of(storage) != nullptr && bytes <= storage.nbytes();
 }
 
-// The place of a strided tensor in its storage.
+// The sizes and strides of a tensor, and its byte range in its storage.
 struct torch_layout {
   c10::DimVector sizes;
   c10::DimVector strides;
   std::size_t first = 0;  // its first byte in the storage
-  std::size_t last = 0;   // the byte behind its last
+  std::size_t last = 0;   // end of its byte range
   c10::TensorOptions options;
 
   explicit torch_layout(const at::Tensor& of)
@@ -48,11 +49,12 @@ struct torch_layout {
 
   [[nodiscard]] std::size_t width() const { return options.dtype().itemsize(); }
 
-  // True if the storage holds the whole tensor; `in` would grow a shorter one, without contents.
+  // True if the storage holds the whole tensor. `in` would silently enlarge a shorter one, without
+  // contents.
   [[nodiscard]] bool lies_in(const c10::Storage& storage) const {
     return is_as_long(storage, last);
   }
-  // The tensor, in a storage that is still torch's.
+  // The tensor, in a storage that torch still owns.
   [[nodiscard]] at::Tensor in(const c10::Storage& storage) const {
     return at::empty({0}, options)
         .set_(storage, static_cast<std::int64_t>(first / width()), sizes, strides);
@@ -69,19 +71,21 @@ struct torch_layout {
   }
 };
 
-// True if the tensor's bytes in memory are all that it is, so that a copy of them suffices.
+// True if the tensor is fully described by its layout and its bytes in memory, so that a copy of
+// the bytes suffices.
 [[nodiscard]] inline bool is_plain(const at::Tensor& tensor, const c10::Device& device) {
   return tensor.layout() == c10::kStrided && tensor.device() == device && tensor.numel() > 0 &&
          tensor.has_storage() && !tensor.is_quantized() && !tensor.is_conj() && !tensor.is_neg() &&
          !tensor.has_names() && !tensor._is_zerotensor() && bytes_of(tensor.storage()) != nullptr;
 }
 
-// One storage, or the part of it that tensors of one module were saved from: it is copied once.
+// A storage, or the part of it that tensors of one module were saved from. The part is copied once
+// for all of them.
 template <device Device>
 struct torch_saved {
   using stream_ref = typename Device::stream_ref;
 
-  // A use by another stream than the one that restored it.
+  // A use by another stream than the one that restored the storage.
   struct other_use {
     buffer<Device> handle;
     stream_ref stream;
@@ -93,12 +97,12 @@ struct torch_saved {
   tensor_version version;
   std::size_t first = std::numeric_limits<std::size_t>::max();
   std::size_t last = 0;
-  std::size_t width = 1;  // bytes of the smallest element saved of it
+  std::size_t width = 1;  // bytes of the smallest element type saved from it
   buffer<Device> handle;
   std::vector<other_use> others;
   std::uint32_t group = 0;
-  std::uint32_t references = 0;  // tensors that were saved, and tensors that are in use again
-  bool told = false;             // a device that checks orders knows that the memory was taken
+  std::uint32_t references = 0;  // saved tensors, and tensors in use again
+  bool told = false;             // a device that checks orders was told that the memory was taken
 
   torch_saved(const at::Tensor& of, std::uint32_t in_group)
       : storage(of.storage()),
@@ -116,11 +120,12 @@ struct torch_saved {
     width = std::min(width, part.width());
   }
   [[nodiscard]] std::size_t bytes() const { return last - first; }
-  // True if the storage still has all bytes that were saved: a body may have resized it.
+  // True if the storage still has all bytes that were saved; the module may have resized it.
   [[nodiscard]] bool is_whole() const { return is_as_long(storage, last); }
-  // The storage that backward reads instead of the reloaded copy, as without offload: if others
-  // still hold it, who may have filled it anew, or if its memory was taken before the copy had read
-  // it.
+  // The original storage, if backward must read it instead of the reloaded copy, as it would
+  // without offload. Backward must read the original if others still hold the storage, because they
+  // may have changed its contents, or if its memory was taken before the copy had read it. Empty
+  // otherwise.
   [[nodiscard]] c10::Storage live() const {
     auto now = identity.lock();
     if (!now) return {};
@@ -128,7 +133,7 @@ struct torch_saved {
     const bool shared = now.use_count() > ours;
     return shared || (watch && watch->taken()) ? c10::Storage(std::move(now)) : c10::Storage();
   }
-  [[nodiscard]] std::byte* begin() const {  // of the whole storage, as if it lay around this part
+  [[nodiscard]] std::byte* begin() const {  // where the whole storage would begin
     return handle.template as<std::byte>() - first;
   }
   void let_go(stream_ref stream) {

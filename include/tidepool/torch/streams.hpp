@@ -1,4 +1,5 @@
-/// The streams and the memory that torch uses on a device: the part that differs between devices.
+/// The streams and the memory that torch uses on a device: the only part of the adapter that
+/// differs between devices.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,14 +16,14 @@ namespace tidepool::inline v0_3_0 {
 template <device Device>
 class checked_device;
 
-/// The way libtorch works on a device: here for the virtual device over CPU tensors, and in
-/// `torch/cuda.hpp` for CUDA.
+/// The access to libtorch's streams and memory on a device. This header has it for the virtual
+/// device over CPU tensors, `torch/cuda.hpp` for CUDA.
 template <class Device>
 class torch_streams;
 
-/// Torch on the CPU as one stream of the virtual device. Torch's operators run when they are
-/// called: before torch touches memory, the stream has run as far as it was told to wait and no
-/// further, so that a missing wait shows in the bits.
+/// Torch on the CPU, as one stream of the virtual device. Torch's operators run at once when they
+/// are called. Before torch touches memory, the virtual stream runs exactly as far as it was told
+/// to wait, so that a missing wait causes wrong values that a test can see.
 ///
 /// A module's work takes a time on the virtual clock, in proportion to the bytes that it saves.
 template <>
@@ -38,15 +39,15 @@ class torch_streams<virtual_device> {
         current_(home_),
         allocator_(c10::GetAllocator(c10::kCPU)) {}
 
-  double ns_per_byte = 0.02;  ///< of forward's work on the virtual clock; backward takes as long
+  double ns_per_byte = 0.02;  ///< forward's work on the virtual clock; backward takes as long
 
-  /// The device as torch calls it: the CPU.
+  /// The device in torch's terms: the CPU.
   [[nodiscard]] c10::Device device() const { return c10::kCPU; }
-  /// The stream in whose order memory is handed out for reloads.
+  /// The stream in whose order memory for reloads is allocated.
   [[nodiscard]] stream_ref home() const { return home_; }
-  /// The stream to which torch's calls count.
+  /// The stream that torch's calls are attributed to.
   [[nodiscard]] stream_ref current() const { return current_; }
-  /// Makes torch's later calls work of `stream`.
+  /// Attributes torch's later calls to `stream`.
   void set_current(stream_ref stream) { current_ = stream; }
   /// True while the stream is being captured.
   [[nodiscard]] bool capturing(stream_ref stream) const { return dev_->capturing(stream); }
@@ -58,10 +59,10 @@ class torch_streams<virtual_device> {
   }
   /// Runs the work that `stream` was given so far, before torch touches memory.
   void settle(stream_ref stream) { dev_->synchronize(stream); }
-  /// Does nothing: memory on the CPU knows no streams.
+  /// Does nothing, because memory on the CPU belongs to no stream.
   void used_on(const c10::Storage& /*storage*/, stream_ref /*stream*/) const {}
 
-  /// Memory of torch's CPU allocator; null when there is none.
+  /// Allocates memory of torch's CPU allocator; null if there is none.
   [[nodiscard]] void* allocate(std::size_t bytes) const {
     try {
       return allocator_->raw_allocate(bytes);
@@ -69,11 +70,11 @@ class torch_streams<virtual_device> {
       return nullptr;
     }
   }
-  /// Gives memory of `allocate` back.
+  /// Frees memory of `allocate`.
   void deallocate(void* data) const { allocator_->raw_deallocate(data); }
-  /// Does nothing: torch on the CPU asks nobody for memory before it grows.
+  /// Does nothing, because torch's CPU allocator has no callback before it grows.
   static void expect_growth() {}
-  /// Gives the stream back, because graphs may outlive the device.
+  /// Frees the stream now, because graphs may outlive the device.
   void release() noexcept { own_.reset(); }
 
  private:
@@ -84,7 +85,7 @@ class torch_streams<virtual_device> {
   c10::Allocator* allocator_;
 };
 
-/// Like the streams of the device that is checked.
+/// The streams of a checked device are those of the device that it checks.
 template <class Device>
 class torch_streams<checked_device<Device>> : public torch_streams<Device> {
  public:

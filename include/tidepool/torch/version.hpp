@@ -1,5 +1,6 @@
-/// Differences between the versions of libtorch that the adapter supports, and their undocumented
-/// parts that it reads.
+/// The differences between the versions of libtorch that the adapter supports, and the undocumented
+/// parts of libtorch that it reads. All of them are in one header, so that a new version of
+/// libtorch changes only this one.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,7 +24,8 @@ namespace tidepool::inline v0_3_0::detail {
   return static_cast<std::byte*>(const_cast<void*>(data));
 }
 
-// Tells if a tensor was written to in place since; tensors that share its counter count as it.
+// The version counter of a tensor at one time. The counter shows if the tensor was written to in
+// place since, also through tensors that share its counter.
 class tensor_version {
  public:
   tensor_version() = default;

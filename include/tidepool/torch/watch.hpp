@@ -1,4 +1,4 @@
-/// Finds out if the memory of a storage is taken away while autograd still wants its contents.
+/// Detects that the memory of a storage is taken away while autograd still needs its contents.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -16,24 +16,25 @@
 
 namespace tidepool::inline v0_3_0::detail {
 
-// Stands in for the allocator of a storage and counts its calls: a storage that was emptied and has
-// grown again may have its old address, and only the count shows that others had the memory. After
-// the first call the storage is held, because an owner that filled it anew may drop it before
-// backward reads.
+// Replaces the allocator of a storage and counts its calls. A storage that was emptied and has
+// grown again may have its old address; only the count shows that others had the memory meanwhile.
+// The storage is held from the first call on, because its owner may refill it and drop it before
+// backward reads it.
 //
-// Never destroyed, because a storage that torch makes of a watched one may keep its address.
+// A counter is never destroyed, because a storage that torch makes from a watched one may keep its
+// address.
 template <class Allocator>
 class growth_counter final : public Allocator {
  public:
   explicit growth_counter(Allocator& inner) : inner_(&inner) {}
 
-  // Counts for `storage` until as many calls of `leave`; null for a storage that cannot grow.
+  // Counts for `storage` until `leave` was called as often as `enter`. Null for a storage that
+  // cannot grow.
   [[nodiscard]] static growth_counter* enter(c10::Storage& storage) {
     auto& impl = *storage.unsafeGetStorageImpl();
     if (impl.allocator() == nullptr || !impl.resizable()) return nullptr;
     const std::lock_guard guard(everyone().mutex);
-    auto* used = dynamic_cast<growth_counter*>(impl.allocator());  // the storage was saved in
-                                                                   // several places
+    auto* used = dynamic_cast<growth_counter*>(impl.allocator());  // saved by several scopes
     if (used == nullptr) {
       auto& spare = everyone().spare[impl.allocator()];
       if (spare.empty()) spare.push_back(new growth_counter(*impl.allocator()));
@@ -56,7 +57,8 @@ class growth_counter final : public Allocator {
   }
   [[nodiscard]] std::uint64_t count() const { return count_; }
 
-  // Without `override`: `allocate` is const in early versions, and `copy_data` came later.
+  // The functions have no `override`, since `allocate` is const in early versions of torch and
+  // `copy_data` came later.
   c10::DataPtr allocate(std::size_t bytes) const {
     {
       const std::lock_guard guard(everyone().mutex);
@@ -91,9 +93,10 @@ class growth_counter final : public Allocator {
   mutable std::atomic<std::uint64_t> count_ = 0;
 };
 
-// Holds a storage until no copy reads its memory any more. Holding does not protect the memory:
-// `resize_(0)` and `set_data_ptr` take it away, and the next tensor writes there before the copy
-// has read. Once that is seen the storage stays held, because backward then reads its new contents.
+// Holds a storage until no copy reads its memory any more. The hold alone does not protect the
+// memory: `resize_(0)` and `set_data_ptr` take it away, and the next tensor may be written there
+// before the copy has read it. When the watch sees that, it keeps the storage, because backward
+// must then read the storage's new contents.
 class torch_watch {
  public:
   explicit torch_watch(c10::Storage of)
@@ -113,7 +116,7 @@ class torch_watch {
              (growth_ != nullptr && growth_->count() != grown_);
     return taken_;
   }
-  // Called when nothing reads the memory any more.
+  // Called when no copy reads the memory any more.
   void end() {
     if (!taken()) storage_ = {};
   }

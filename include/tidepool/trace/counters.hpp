@@ -1,4 +1,4 @@
-/// The counts of an offloader: plain numbers, copied out at any time.
+/// The counters of an offloader: plain numbers that can be read at any time.
 #pragma once
 
 #include <cstddef>
@@ -8,22 +8,21 @@
 
 namespace tidepool::inline v0_3_0::trace {
 
-/// Totals of one module since the offloader was made. Bytes count each storage once.
+/// Totals of one module since the offloader was made. A storage counts once for bytes.
 struct module_counters {
-  std::string name;                    ///< name of the module
-  bool enabled = false;                ///< true if the module may leave
-  std::uint64_t groups = 0;            ///< commits seen while enabled, forward-only passes left out
-  std::uint64_t groups_offloaded = 0;  ///< groups from which at least one byte left
-  std::uint64_t groups_resident = 0;  ///< groups that policy (margin, fraction, delta, layers) kept
-  std::uint64_t groups_recomputed = 0;  ///< groups that a plan discarded, to be computed again
-  /// Groups that a plan would have discarded, but another handle or group held their memory, or the
-  /// trainer did not offer it: they left.
+  std::string name;          ///< name of the module
+  bool enabled = false;      ///< true if the module may leave
+  std::uint64_t groups = 0;  ///< groups committed while enabled, without forward-only passes
+  std::uint64_t groups_offloaded = 0;   ///< groups of which at least one byte left
+  std::uint64_t groups_resident = 0;    ///< groups kept by policy (margin, fraction, delta, layers)
+  std::uint64_t groups_recomputed = 0;  ///< groups that a plan discarded to recompute them
+  /// Groups that a plan wanted to discard but that were offloaded, because another handle or group
+  /// held their memory, or the trainer offered no recomputation.
   std::uint64_t groups_held = 0;
-  std::uint64_t tensors_offloaded = 0;  ///< tensors of which a copy was begun
-  std::uint64_t tensors_shared = 0;     ///< tensors saved again while a copy was there: not copied
-                                        ///< twice
-  std::uint64_t tensors_small = 0;      ///< tensors below `min_tensor_elements`: stayed
-  std::uint64_t tensors_elsewhere = 0;  ///< tensors on another device than the offloader's: stayed
+  std::uint64_t tensors_offloaded = 0;  ///< tensors whose copy was begun
+  std::uint64_t tensors_shared = 0;     ///< tensors saved again: no second copy was needed
+  std::uint64_t tensors_small = 0;      ///< tensors below `min_tensor_elements`, which stayed
+  std::uint64_t tensors_elsewhere = 0;  ///< tensors on other devices than the offloader's: stayed
   std::uint64_t tensors_excluded = 0;  ///< tensors that an adapter was told to leave where they are
   std::uint64_t bytes_offloaded = 0;   ///< bytes copied to the host
   std::uint64_t bytes_reloaded = 0;    ///< bytes copied back
@@ -47,12 +46,12 @@ struct recompute_counters {
 /// Totals of one place that groups are offloaded to.
 struct place_counters {
   std::string name;                   ///< `host`, or `peer` with its number or its lender
-  std::uint64_t bytes_offloaded = 0;  ///< bytes of groups, copied there
-  std::uint64_t bytes_reloaded = 0;   ///< bytes of groups, copied back
+  std::uint64_t bytes_offloaded = 0;  ///< bytes of groups copied to the place
+  std::uint64_t bytes_reloaded = 0;   ///< bytes of groups copied back
   std::size_t budget = 0;             ///< most bytes that may be taken there
-  std::size_t reserved = 0;           ///< bytes taken there
+  std::size_t reserved = 0;           ///< bytes taken there now
   std::size_t peak = 0;               ///< most bytes in use at once
-  std::uint64_t allocations = 0;      ///< calls to its allocator
+  std::uint64_t allocations = 0;      ///< calls to the place's allocator
 
   friend bool operator==(const place_counters&, const place_counters&) = default;
 };
@@ -67,31 +66,30 @@ struct counters {
   std::uint64_t passes_forward_only = 0;       ///< chunks begun `forward_only`
   std::uint64_t evictions = 0;  ///< reloads undone: forward needed their memory, or a capture began
   std::uint64_t arena_waits = 0;         ///< device blocks handed out with a join (back-pressure)
-  std::uint64_t placed_elsewhere = 0;    ///< times that a block was not free where a plan placed it
+  std::uint64_t placed_elsewhere = 0;    ///< times that a block's planned place was not free
   std::uint64_t device_allocations = 0;  ///< calls to the device's allocator
   std::uint64_t host_allocations = 0;    ///< calls to the device's host allocator
   std::size_t device_reserved = 0;       ///< bytes taken from the device now
   std::size_t device_peak = 0;  ///< `peak taken`: the most bytes ever taken from the device
-  std::size_t live_peak =
-      0;  ///< `peak needed`: most bytes of saved tensors there at once, in issue order
+  /// `peak needed`: the most bytes of saved tensors on the device at once, in the order of calls.
+  std::size_t live_peak = 0;
   std::size_t live_peak_without = 0;  ///< `live_peak` if nothing had been offloaded
   std::size_t away_at_peak = 0;       ///< bytes of `live_peak_without` that were not on the device
-  std::size_t borrowed = 0;       ///< bytes of other allocators held now, also those that wait for
-                                  ///< copies
-  std::size_t borrowed_peak = 0;  ///< the most of `borrowed` ever
-  std::size_t borrowed_waiting = 0;  ///< bytes on their way back to their owners
-  std::uint64_t borrowed_joins =
-      0;  ///< times an owner's stream was made to wait to have memory back
-  std::uint64_t budget_exceeded =
-      0;                            ///< times borrowed memory passed the budget, which is soft then
+  /// Bytes of other allocators that are held now, including those that wait for copies.
+  std::size_t borrowed = 0;
+  std::size_t borrowed_peak = 0;     ///< the highest value of `borrowed`
+  std::size_t borrowed_waiting = 0;  ///< bytes that go back to their owners once copies end
+  std::uint64_t borrowed_joins = 0;  ///< times an owner's stream had to wait to have memory back
+  /// Times that borrowed memory exceeded the budget, which is soft for such memory.
+  std::uint64_t budget_exceeded = 0;
   std::size_t host_reserved = 0;    ///< pinned bytes taken from the device
   std::size_t host_peak = 0;        ///< most pinned bytes in use at once
   std::uint64_t state_fetched = 0;  ///< bytes of host_state copied to the device
   std::uint64_t state_written = 0;  ///< bytes of host_state copied back
-  std::string host_memory;  ///< what holds the pinned bytes, and on which NUMA node, in words
-  std::string host_budget;  ///< limit of the pinned bytes, and who shares the host, in words
+  std::string host_memory;  ///< kind and NUMA node of the memory that holds the pinned bytes
+  std::string host_budget;  ///< limit of the pinned bytes, and the processes that share the host
 
-  /// Device bytes that offloading saved: the need without it, less the bytes taken.
+  /// Device bytes that offloading saved: the bytes needed without it, less the bytes taken.
   [[nodiscard]] std::size_t saved() const {
     return live_peak_without > device_peak ? live_peak_without - device_peak : 0;
   }

@@ -1,6 +1,5 @@
-/// Names for profilers: NVTX ranges around the host's work for a group.
-///
-/// Compiles to nothing with `NVTX_DISABLE` or `TIDEPOOL_NO_CUDA`, or if NVTX is not installed.
+/// NVTX ranges around the host's work for a group, so that profilers show names. Compiles to
+/// nothing with `NVTX_DISABLE` or `TIDEPOOL_NO_CUDA`, or if NVTX is not installed.
 #pragma once
 
 #include <array>
@@ -12,10 +11,11 @@
 
 #include "tidepool/trace/detail/palette.hpp"
 
-// The form with NVTX and the one without have different names and the same layout, so that
-// translation units that disagree still make one program: at worst some ranges are missing.
+// The form with NVTX and the form without have different names and the same layout. So translation
+// units that disagree can still be linked: at worst some ranges are missing.
 #if !defined(NVTX_DISABLE) && !defined(TIDEPOOL_NO_CUDA) && __has_include(<nvtx3/nvtx3.hpp>)
-// A header must not decide which version of NVTX its users see unqualified.
+// The macro is set around the include, because a header must not decide which version of NVTX its
+// users see.
 #if !defined(NVTX3_CPP_REQUIRE_EXPLICIT_VERSION)
 #define NVTX3_CPP_REQUIRE_EXPLICIT_VERSION
 #include <nvtx3/nvtx3.hpp>
@@ -33,10 +33,10 @@
 namespace tidepool::inline v0_3_0::trace {
 inline namespace TIDEPOOL_DETAIL_NVTX_FORM {
 
-/// The subject of a range; NVTX shows it as the range's category.
+/// The work that a range covers; NVTX shows it as the range's category.
 enum class nvtx_action : std::uint8_t {
-  offload,  ///< copies to the host are issued
-  reload,   ///< copies back are issued
+  offload,  ///< issues copies to the host
+  reload,   ///< issues copies back
   commit,   ///< the trainer's commit
   restore   ///< the trainer's restore
 };
@@ -45,7 +45,7 @@ enum class nvtx_action : std::uint8_t {
 /// True if ranges are compiled in: NVTX was found, and not disabled.
 inline constexpr bool nvtx_compiled_in = true;
 
-/// The domain that a profiler shows.
+/// The domain of the ranges, which a profiler shows.
 struct nvtx_domain {
   static constexpr const char* name = "tidepool";  ///< its name in the profiler
 };
@@ -55,12 +55,11 @@ inline constexpr bool nvtx_compiled_in = false;
 
 class nvtx_names;
 
-/// A range of the calling thread, which ends with the object, in the order of a stack.
-///
-/// Neither copied nor moved: hold it in a local variable.
+/// A range of the calling thread. The range ends with the object; ranges of a thread must end in
+/// reverse order. Neither copied nor moved: hold it in a local variable.
 class nvtx_range {
  public:
-  /// Opens the range of a module, by its index among `names`, and a layer (negative: none).
+  /// Opens the range of a module (an index among `names`) and a layer (negative: none).
   nvtx_range(const nvtx_names& names, nvtx_action what, std::size_t module, int layer) noexcept;
   nvtx_range(const nvtx_range&) = delete;
   nvtx_range& operator=(const nvtx_range&) = delete;
@@ -74,11 +73,11 @@ class nvtx_range {
   [[maybe_unused]] void* domain_;  // null: no range was opened
 };
 
-/// The names of an offloader's modules, registered once with the profiler in a domain `tidepool`.
+/// The names of an offloader's modules, registered once with the profiler in the domain `tidepool`.
 ///
-/// The functions open a range such as `offload core_attn`, with the layer as payload unless it is
-/// negative; an index without a name opens none. The functions cost one branch while no tool
-/// listens, allocate nothing and never throw. Thread safety: as a const object.
+/// The functions open a range such as `offload core_attn`. The layer is the range's payload unless
+/// it is negative. An index without a name opens no range. The functions cost one branch while no
+/// tool listens, allocate nothing and never throw. Thread safety: as a const object.
 class nvtx_names {
  public:
   /// Registers the names; does nothing if NVTX is not compiled in.
@@ -133,11 +132,12 @@ class nvtx_names {
   [[nodiscard]] void* open([[maybe_unused]] std::size_t module, [[maybe_unused]] nvtx_action action,
                            [[maybe_unused]] int layer) const noexcept {
 #if TIDEPOOL_DETAIL_NVTX
-    // NVTX gives out no domain unless a tool has been loaded with the process.
+    // NVTX returns no domain unless a tool was loaded with the process.
     if (domain_ == nullptr || module >= entries_.size()) return nullptr;
     const auto& item = entries_[module];
     const auto index = static_cast<std::size_t>(action);
-    // Written out: the wrapper's constructors would fill the same 48 bytes several times over.
+    // The attributes are filled by hand, because the wrapper's constructors fill the same 48 bytes
+    // several times.
     nvtxEventAttributes_t attributes{};
     attributes.version = NVTX_VERSION;
     attributes.size = NVTX_EVENT_ATTRIB_STRUCT_SIZE;
@@ -157,7 +157,7 @@ class nvtx_names {
 #endif
   }
 
-  // Stays empty in the form without NVTX.
+  // Both members stay empty in the form without NVTX.
   [[maybe_unused]] void* domain_ = nullptr;
   std::vector<entry> entries_;
 };

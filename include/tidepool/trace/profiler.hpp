@@ -1,4 +1,5 @@
-/// Selective profiling: the profiler captures the steps from a to b and nothing else.
+/// Selective profiling: the profiler captures the steps from a to b and nothing else, since a trace
+/// of a whole run is too large.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +24,8 @@ struct profiler_calls {
   std::function<void()> stop;   ///< called after the last step of a window
 };
 
-// Two names, so that the linker cannot confuse them if translation units disagree about CUDA.
+// The two forms have two names, because the linker could confuse them if translation units disagree
+// about CUDA.
 #if TIDEPOOL_DETAIL_PROFILER
 inline namespace profiler_on {
 
@@ -56,20 +58,20 @@ inline namespace profiler_off {
 
 /// Starts the profiler before the first step of a window, and stops it after the last.
 ///
-/// The host does not wait for the device: work of an earlier step that is still running is captured
-/// as well, and work of the last step only if the device has begun it. A trainer that reads its
-/// loss at the end of a step has waited. Thread safety: none.
+/// The host does not wait for the device. So work of an earlier step that is still running is
+/// captured as well, and work of the last step only as far as the device has begun it. A trainer
+/// that reads its loss at the end of a step has waited. Thread safety: none.
 class capture_window {
  public:
   /// Makes a window that never opens.
   capture_window() = default;
 
-  /// Captures steps from `first_step` to `last_step`, both included, by the CUDA profiler API;
-  /// without CUDA nothing happens. Throws `option_error` when the last is before the first.
+  /// Captures steps from `first_step` to `last_step`, both included, with the CUDA profiler API.
+  /// Does nothing without CUDA. Throws `option_error` if the last step is before the first.
   capture_window(std::uint64_t first_step, std::uint64_t last_step)
       : capture_window(first_step, last_step, cuda_profiler()) {}
 
-  /// Like the constructor above, with calls of your own.
+  /// As the constructor above, with other calls than those of CUDA.
   capture_window(std::uint64_t first_step, std::uint64_t last_step, profiler_calls calls)
       : first_(first_step), last_(last_step), calls_(std::move(calls)) {
     if (last_step < first_step) {
@@ -82,7 +84,7 @@ class capture_window {
   capture_window(const capture_window&) = delete;
   capture_window& operator=(const capture_window&) = delete;
 
-  /// Stops the profiler if it runs; ignores a failure, since the run is over anyway.
+  /// Stops the profiler if it runs. Failures are ignored, because the run is over anyway.
   ~capture_window() {
     try {
       stop();
@@ -90,7 +92,7 @@ class capture_window {
     }
   }
 
-  /// Call it before the work of each step. Throws the exceptions of the calls.
+  /// Must be called before the work of each step. Throws the exceptions of the calls.
   void step_begins(std::uint64_t step) {
     const bool inside = calls_.start && step >= first_ && step <= last_;
     if (!inside) {
@@ -101,9 +103,9 @@ class capture_window {
     }
   }
 
-  /// Ends the capture now: call it after the last step if no other step follows.
+  /// Ends the capture now. Must be called after the last step if no other step follows.
   void stop() {
-    // Closed first, so that a stop that failed is not tried again.
+    // The window closes first, so that a failed stop is not tried again.
     if (std::exchange(open_, false) && calls_.stop) calls_.stop();
   }
 

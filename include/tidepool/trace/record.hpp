@@ -1,4 +1,5 @@
-/// One traced step as plain data: spans on lanes and the level of device memory.
+/// One traced step as plain data: spans on lanes, and the device bytes in use, with times in
+/// microseconds.
 #pragma once
 
 #include <cmath>
@@ -21,24 +22,24 @@ enum class span_kind : std::uint8_t {
 struct span {
   span_kind kind = span_kind::compute;  ///< the activity
   std::size_t lane = 0;                 ///< index into `record::lanes`
-  std::string name;  ///< the module of a copy, the trainer's text of compute, the join of a stall
-  int layer = -1;    ///< -1 if it has none
-  int microbatch = -1;    ///< -1 if it has none
+  std::string name;       ///< module of a copy, name given to compute, join of a stall
+  int layer = -1;         ///< -1 if there is none
+  int microbatch = -1;    ///< -1 if there is none
   std::size_t bytes = 0;  ///< bytes of a copy, or of the copy that a stall waited for
-  double start = 0;       ///< its start
-  double end = 0;         ///< its end
-  /// The module of the copy that a stall waited for, which also has `layer`, `microbatch` and
-  /// `bytes`; empty if it waited for no copy.
+  double start = 0;       ///< start of the span
+  double end = 0;         ///< end of the span
+  /// The module of the copy that a stall waited for. The stall's `layer`, `microbatch` and `bytes`
+  /// are those of the copy, too. Empty if the stall waited for no copy.
   std::string module{};
 };
 
-/// One forward or backward pass of one chunk, in the time of the compute stream.
+/// One forward or backward pass of one chunk, as it ran on the compute stream.
 struct pass_span {
   bool backward = false;  ///< true for a backward pass
   int microbatch = -1;    ///< microbatch of the chunk
   int model_chunk = 0;    ///< model chunk of the chunk
-  double start = 0;       ///< its start
-  double end = 0;         ///< its end
+  double start = 0;       ///< start of the pass
+  double end = 0;         ///< end of the pass
 };
 
 /// Device bytes held by saved tensors from `time` on (microseconds since the record began).
@@ -59,12 +60,13 @@ struct record {
   std::vector<std::string> lanes;   ///< one name per stream, in order of first use
   std::vector<span> spans;          ///< in order of issue, not of time
   std::vector<level> device_bytes;  ///< in order of time
-  /// Like `device_bytes`, if nothing had been offloaded, at the times of this step; may be empty.
+  /// The bytes that `device_bytes` would show if nothing had been offloaded, at the times of this
+  /// step; may be empty.
   std::vector<level> device_bytes_without{};
   std::size_t budget = 0;           ///< device bytes for saved tensors; 0: no budget
   std::vector<pass_span> passes{};  ///< in order of their start
-  /// True for lanes whose compute is not in `spans`: no span names it, and the device does not
-  /// tell.
+  /// True for lanes whose compute is not in `spans`: the trainer named none, and the device reports
+  /// none.
   std::vector<bool> untraced{};
   /// `device_bytes` by module, in order of the modules' ids; may be empty.
   std::vector<module_levels> device_bytes_of{};
@@ -76,7 +78,7 @@ struct record {
   }
 };
 
-/// True if a level has a place on the time axis: its time is a number, within 30 years.
+/// True if a level can be drawn on the time axis: its time is a number within 30 years.
 [[nodiscard]] inline bool placed(const level& item) { return std::abs(item.time) < 1e15; }
 
 /// True if a pass has a place: its times are numbers and in order.

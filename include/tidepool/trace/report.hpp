@@ -1,4 +1,4 @@
-/// A traced step as one page (HTML) to open, keep and send: picture, tables, options.
+/// Writes a traced step as one page (HTML) to open, keep and send: picture, tables, options.
 #pragma once
 
 #include <iosfwd>
@@ -11,7 +11,7 @@
 
 namespace tidepool::inline v0_3_0::trace {
 
-/// One figure of a plan beside its measurement.
+/// One figure of a plan, and its measurement.
 struct planned_figure {
   /// The unit of a figure.
   enum class unit {
@@ -21,11 +21,11 @@ struct planned_figure {
 
   std::string name;      ///< subject of the figure
   double planned = 0;    ///< value by the plan
-  double measured = 0;   ///< value of the step that ran
+  double measured = 0;   ///< value in the step that ran
   unit in = unit::time;  ///< unit of both values
 };
 
-/// The contents of a page. All but the record may be left empty.
+/// The contents of a page. All members but the record may be left empty.
 struct report {
   record step;                          ///< the step of the picture
   counters totals;                      ///< the totals of the summary
@@ -34,10 +34,10 @@ struct report {
   std::string where;                    ///< the device, or the model and machine of a plan
 };
 
-/// Writes a page of `what` that needs no other file and no network. The page has the picture of the
-/// step with zoom (wheel, buttons) and hover, copies and stalls by module, stalls by reason, plan
-/// against measured, totals, and the options. A click on a reason marks its stalls in the picture.
-/// Blocks nothing and needs no device. Look at the state of `out` for errors.
+/// Writes a page that needs no other file and no network. The page has the picture of the step with
+/// zoom (wheel, buttons) and hover, copies and stalls by module, stalls by reason, plan against
+/// measured, totals, and the options. A click on a reason marks its stalls in the picture. Blocks
+/// nothing and needs no device. Check the state of `out` for errors.
 ///
 /// ```cpp
 /// std::ofstream page("report.html");

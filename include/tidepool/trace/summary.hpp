@@ -1,11 +1,10 @@
-/// Counters as a table to read, for one rank or several.
+/// Writes counters as a table, for one rank or several.
 #pragma once
 
 #include <iosfwd>
 #include <span>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "tidepool/core/linkage.hpp"
 #include "tidepool/trace/counters.hpp"
@@ -20,13 +19,13 @@ struct rank_counters {
   counters totals;   ///< counters of this rank
 };
 
-/// Adds the counters of several ranks: modules by name, in order of first appearance. Steps are
-/// those of the rank that went furthest; all other counts, peaks as well, are sums over the ranks.
+/// Adds the counters of several ranks: modules by name, in order of first appearance. `steps` is
+/// the largest of any rank; all other counts, also peaks, are sums over the ranks.
 [[nodiscard]] counters merge(std::span<const rank_counters> ranks);
 
-/// Writes a table by module, its totals, and lines on memory; then a message for each silent
-/// module. Modules that were not asked for are left out. A `rank_label` stands in the title. Locale
-/// and format of `out` have no effect.
+/// Writes a table by module, its totals, lines on memory, and a message for each silent module.
+/// Modules that were not asked for are left out. The title contains `rank_label`. Locale and format
+/// of `out` have no effect.
 void write_summary(std::ostream& out, const counters& totals, std::string_view rank_label = "");
 
 /// Like `write_summary` of `totals` to `out`; below it, stall time by module in a traced `step`.

@@ -1,4 +1,5 @@
-// Room in a file, handed out like memory.
+// Allocates room in a file like memory: addresses stand for offsets in the file, so that the block
+// sources for memory serve a file, too. Sizes are in bytes and multiples of a granule.
 #pragma once
 
 #include <sys/mman.h>
@@ -23,8 +24,8 @@ namespace tidepool::inline v0_3_0::detail {
   return (bytes + file_granule - 1) / file_granule * file_granule;
 }
 
-// The budget is a multiple of a granule. Its addresses stand for offsets in the file: nobody may
-// touch what is there, and nothing else is.
+// The budget is a multiple of a granule. The object reserves as many addresses, which stand for
+// offsets in the file. Nobody may touch them, and nothing else can get them.
 class file_pages final : public page_allocator {
  public:
   file_pages(file_worker& worker, std::string path, std::size_t budget)
@@ -48,9 +49,10 @@ class file_pages final : public page_allocator {
 
   [[nodiscard]] void* at(std::uint64_t offset) const { return base_ + offset; }
 
-  // Null when the disk is full; it is asked again the next time.
+  // Null if the disk is full. The next call asks again.
   [[nodiscard]] void* try_allocate(std::size_t bytes) override {
-    // Of a request that took too long nobody knows how it ended.
+    // An earlier request may have timed out. Its result is not known before it ends, so it is
+    // waited for first.
     if (!worker_->wait(extend_)) throw_slow();
     extend_.ask(file_request_kind::extend, nullptr, bytes, used_);
     worker_->submit(extend_);
@@ -66,10 +68,10 @@ class file_pages final : public page_allocator {
                          ". Nothing is lost: make the call again, or give --places=host",
                      path_, full_);
   }
-  void deallocate(void* /*pages*/) noexcept override {}  // the file goes as a whole
+  void deallocate(void* /*pages*/) noexcept override {}  // the file is freed as a whole
   [[nodiscard]] std::size_t free_bytes() const override { return bytes_ - used_; }
 
-  // Why it did not grow when it was asked last; empty when it did.
+  // The reason why the file did not grow at the latest request; empty if it grew.
   [[nodiscard]] std::string full() const { return full_ == 0 ? std::string() : in_words(full_); }
   [[nodiscard]] const std::string& path() const { return path_; }
 

@@ -1,4 +1,5 @@
-// The way of tensors to a file and back: a ring of pinned memory between the copies and the I/O.
+// Copies tensors between the device and a file through a ring of pinned host memory, because the
+// device cannot copy to a file itself.
 #pragma once
 
 #include <algorithm>
@@ -26,17 +27,17 @@ namespace tidepool::inline v0_3_0 {
 
 namespace detail {
 
-// A copy out fills a slot, on the device; once it has ended, the worker writes the slot. A copy
-// back comes out of the slot that still has the bytes, or out of one that the worker has read them
-// into.
+// An offload fills a slot by a copy on the device; once the copy has ended, the worker writes the
+// slot to the file. A reload copies from a slot that still has the bytes, or from a slot that the
+// worker has read them into.
 //
-// The device never waits for the file: no event stands for I/O, and a kernel that was launched
-// behind a read could not be told that it failed. The host waits instead, in the call that needs a
-// slot or the bytes, and that call throws. Slots are taken in turn, so that which one is had, and
-// when the host waits, follows from the order of calls and never from the disk.
+// The device never waits for the file, because no event can stand for I/O: a kernel behind a failed
+// read could not be stopped. The host waits instead, in the call that needs a slot or the bytes,
+// and that call throws. Slots are taken in turn, so the order of calls determines which slot is
+// used and when the host waits, never the disk.
 class file_ring final : public staging {
  public:
-  // Takes no memory yet. Both lanes are of this ring alone.
+  // Takes no memory yet. Both lanes belong to this ring alone.
   file_ring(hardware& dev, lanes& order, std::unique_ptr<page_allocator> memory,
             const file_pages& blocks, std::unique_ptr<file_worker> worker, std::size_t bytes,
             lane_id offload, lane_id reload)
@@ -51,7 +52,7 @@ class file_ring final : public staging {
         reload_(reload) {}
   // The owner settles both lanes first, because their copies use the ring's memory.
   ~file_ring() override {
-    worker_.reset();  // what it serves lies here
+    worker_.reset();  // requests being served use the slots
     if (pages_ != nullptr) memory_->deallocate(pages_);
   }
 
@@ -88,7 +89,8 @@ class file_ring final : public staging {
     }
   }
 
-  // A write of the block that is under way ends before the block's next one, in the worker's order.
+  // A write being served may still write the block. The write ends before the block's next write,
+  // since the worker serves requests in order.
   void forget(const block& what) noexcept override {
     const auto first = blocks_->offset_of(what.data);
     for (auto& each : slots_) {
@@ -104,22 +106,22 @@ class file_ring final : public staging {
   static constexpr std::uint64_t nothing = std::numeric_limits<std::uint64_t>::max();
 
   enum class slot_state : unsigned char {
-    free,     // or as the file has it
-    filled,   // by a copy that was issued; to be written
-    writing,  // or that has failed, which `request` says
-    reading   // which took too long
+    free,     // or the file has the same bytes
+    filled,   // a copy into it was issued; it must be written
+    writing,  // being written, or the write failed, as `request` says
+    reading   // being read, and the read took too long
   };
 
   struct slot {
     std::byte* data = nullptr;
     slot_state state = slot_state::free;
-    std::uint64_t offset = nothing;  // of what it holds, in the file
+    std::uint64_t offset = nothing;  // offset in the file of the bytes that it holds
     ticket filled;                   // the copy into it
     ticket emptied;                  // the latest copy out of it, to the device
     file_request request;
   };
 
-  // Hands to the worker what has been copied by now.
+  // Submits the slots whose copies have ended to the worker, in order.
   void poll() {
     for (std::size_t i = 0; i < count_; ++i) {
       auto& each = slots_[(next_ + i) % count_];
@@ -130,7 +132,7 @@ class file_ring final : public staging {
   }
 
   [[nodiscard]] std::size_t bytes_taken() const {
-    return count_ * piece_ + file_granule;  // it may begin anywhere
+    return count_ * piece_ + file_granule;  // the memory may begin at any address
   }
 
   void open() {
@@ -147,7 +149,8 @@ class file_ring final : public staging {
     for (std::size_t i = 0; i < count_; ++i) slots_[i].data = data + i * piece_;
   }
 
-  // Some of the bytes of a rectangle, counted row by row: part of a row, whole rows, part of one.
+  // Copies some bytes of a rectangle, counted row by row: the end of a row, whole rows, the begin
+  // of a row.
   void fill(std::byte* target, const std::byte* data, const rectangle& from, std::size_t first,
             std::size_t bytes) {
     while (bytes > 0) {
@@ -164,12 +167,13 @@ class file_ring final : public staging {
     }
   }
 
-  // The slot that has these bytes, or one that they are read into.
+  // The slot that holds these bytes. If there is none, they are read into one.
   slot& holding(std::uint64_t at, std::size_t bytes) {
     const auto found = std::ranges::find(slots_, at, &slot::offset);
     if (found != slots_.end() && found->state != slot_state::reading) return *found;
     auto& into = take();
-    // The worker is about to write to it.
+    // The worker is about to write to the slot, so earlier copies into it and out of it must have
+    // ended.
     await(into.filled, offload_);
     if (!left_out(join_site::file_reuse)) await(into.emptied, reload_);
     into.state = slot_state::reading;
@@ -181,7 +185,7 @@ class file_ring final : public staging {
     return into;
   }
 
-  // The next slot in turn, of which nobody needs the bytes.
+  // The next slot in turn, after its bytes have been written to the file if they are needed.
   slot& take() {
     auto& oldest = slots_[next_];
     if (oldest.state == slot_state::filled) {
@@ -201,8 +205,8 @@ class file_ring final : public staging {
     from.state = slot_state::writing;
   }
 
-  // Blocks the host until the worker is done with a slot. A write that failed is tried once more
-  // each time; until it succeeds the slot keeps what nobody else has.
+  // Blocks the host until the worker is done with a slot. A failed write is tried once more at each
+  // call, and the slot is kept until a write succeeds, because only the slot has the bytes.
   void finish(slot& which) {
     const bool writes = which.state == slot_state::writing;
     if (!worker_->wait(which.request)) throw_slow(which);
@@ -255,7 +259,7 @@ class file_ring final : public staging {
   lane_id reload_;
   void* pages_ = nullptr;
   std::array<slot, most_slots> slots_;
-  std::size_t next_ = 0;  // the one that was taken the longest ago
+  std::size_t next_ = 0;  // the slot taken the longest ago
 };
 
 inline void open_file(offload_place& place, hardware& dev, lanes& order, const options& opts) {

@@ -1,4 +1,5 @@
-// The one thread that reads and writes a file: requests are served in the order in which they came.
+// The thread that reads and writes a file. Requests are served in the order in which they were
+// submitted, so a block's write ends before its next read or write begins.
 #pragma once
 
 #include <cerrno>
@@ -17,7 +18,8 @@ namespace tidepool::inline v0_3_0::detail {
 
 enum class file_request_kind : unsigned char { write, read, extend };
 
-// Belongs to the worker from `submit` until it is over; its owner then keeps its hands off.
+// One request. The request belongs to the worker from `submit` until it is over; its owner must not
+// touch it meanwhile.
 struct file_request {
   file_request_kind kind = file_request_kind::write;
   std::byte* data = nullptr;
@@ -25,7 +27,7 @@ struct file_request {
   std::uint64_t offset = 0;
   file_result result;
   bool over = true;
-  file_request* next = nullptr;  // in the queue, which so needs no memory
+  file_request* next = nullptr;  // next in the queue, which needs no memory of its own
 
   void ask(file_request_kind for_what, std::byte* memory, std::size_t size, std::uint64_t at) {
     kind = for_what;
@@ -44,7 +46,7 @@ class file_worker {
   }
   file_worker(const file_worker&) = delete;
   file_worker& operator=(const file_worker&) = delete;
-  // What has not begun is dropped; what has is waited for.
+  // Requests that have not begun are dropped; the one being served is waited for.
   ~file_worker() {
     {
       const std::lock_guard lock(mutex_);
@@ -66,7 +68,7 @@ class file_worker {
     changed_.notify_all();
   }
 
-  // False when it took longer than the file's patience, and is still under way.
+  // False if the request took longer than the file's patience; it is then still being served.
   [[nodiscard]] bool wait(const file_request& what) {
     std::unique_lock lock(mutex_);
     return over_.wait_for(lock, file_->patience(), [&] { return what.over; });
@@ -104,7 +106,7 @@ class file_worker {
                                                               : file_->read(data, left, at);
       if (part.code == EINTR) continue;
       whole.code = part.code;
-      // Direct I/O goes on only where a granule begins.
+      // Direct I/O can only continue at a multiple of a granule.
       const auto got = part.bytes == left ? left : part.bytes / file_granule * file_granule;
       whole.bytes += got;
       if (part.code != 0 || got == 0) break;
@@ -116,7 +118,7 @@ class file_worker {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::condition_variable over_;
-  file_request* first_ = nullptr;  // the one that is served
+  file_request* first_ = nullptr;  // being served
   file_request* last_ = nullptr;
   bool stops_ = false;
   std::thread thread_;

@@ -1,4 +1,5 @@
-// Memory that another process lends: how it comes, and what becomes of it.
+// Borrowed memory: how an offloader gets memory that another process lends, uses it as a place, and
+// gives it back.
 #pragma once
 
 #include <sys/socket.h>
@@ -22,7 +23,7 @@
 
 namespace tidepool::inline v0_3_0::detail {
 
-// Borrowed memory, mapped in one piece. `owner` uses it as a place; without one it is memory alone.
+// Borrowed memory, mapped in one piece. If `owner` is given, it uses the memory as a place.
 class loan_pages final : public loan {
  public:
   loan_pages(hardware& dev, const loan_handle& from, engine* owner = nullptr, lender_gone then = {})
@@ -44,7 +45,8 @@ class loan_pages final : public loan {
   }
   ~loan_pages() override {
     dev_->drop_import(begin_);
-    // For copies of the link too, which children that were forked hold.
+    // Forked children hold copies of the link. The shutdown ends the link for all copies, so the
+    // lender sees it end.
     if (::getpid() == process_) ::shutdown(link_.get(), SHUT_RDWR);
   }
 
@@ -65,11 +67,12 @@ class loan_pages final : public loan {
     const auto* const at = static_cast<const std::byte*>(pointer);
     return at != nullptr && std::less_equal<>()(begin_, at) && std::less<>()(at, begin_ + size_);
   }
-  // Until then the lender serves the next who asks, if this borrower goes.
+  // Tells the lender that this process has the memory. Before, the lender serves the next process
+  // if this one ends.
   void confirm() const noexcept { say(link_.get(), has_it); }
 
-  // If tensors still lie in the memory of a lender that has gone, and the borrower may move on, the
-  // loan ends in a later step.
+  // A lender has gone: the loan ends now, or, if tensors still lie in its memory and the borrower
+  // may move on, in a later step.
   void before_step(const std::function<void(std::string_view)>& report) override {
     if (!owner_->between_steps() || here()) return;
     if (then_ == lender_gone::moves_on && peer().blocks->used() > 0) return;
@@ -85,7 +88,8 @@ class loan_pages final : public loan {
     give_back();
   }
 
-  // Where something lies with the lender, that is the rest of a step, and comes back all the same.
+  // If tensors lie in the lender's memory, the graph is the rest of a step that has begun. The
+  // graph may run although the lender has gone, because this mapping keeps the memory.
   void before_launch(const memory_layout& before) const override {
     if (here()) return;
     const bool begun =
@@ -103,17 +107,18 @@ class loan_pages final : public loan {
     if (captured()) {
       refuse("graphs were captured, which copy to it; destroy them with this offloader");
     }
-    // Where that fails the memory may be in use: it stays until the offloader goes.
+    // If a synchronisation fails, the memory may be in use, so it is kept until the offloader goes.
     auto& place = peer();
     dev_->synchronize(place.offload);
     dev_->synchronize(place.reload);
     place.lent = nullptr;
-    place.blocks.reset();  // it takes nothing until it has memory again
-    place.pages.reset();   // with which this is gone
+    place.blocks.reset();  // the place takes no groups until it has memory again
+    place.pages.reset();   // destroys this object
   }
 
  private:
-  // Graphs of before know nothing of the loan.
+  // True if a graph is being captured, or was captured since the loan began: it may copy to this
+  // memory.
   [[nodiscard]] bool captured() const {
     return owner_->order().capturing() || owner_->order().graphs() != graphs_before_;
   }

@@ -1,5 +1,6 @@
-// How one process hands memory to another, and how each learns that the other is gone: by a socket
-// of the host, over which the system passes a descriptor, and which it closes when a process ends.
+// The socket between the lender and the borrower of memory, a Unix socket of the host. The system
+// passes a file descriptor of the memory over it, and closes it when a process ends, so each
+// process learns that the other is gone.
 #pragma once
 
 #include <fcntl.h>
@@ -24,7 +25,7 @@
 
 namespace tidepool::inline v0_3_0::detail {
 
-/// Owns a descriptor of the system's.
+/// Owns a file descriptor of the system.
 class descriptor {
  public:
   explicit descriptor(int number = -1) noexcept : number_(number) {}
@@ -43,10 +44,11 @@ class descriptor {
   int number_;
 };
 
-/// The name of a socket, in no folder: it ends with the socket.
+/// The name of an abstract socket. The name is in no folder and ends with the socket.
 using socket_name = std::array<char, 48>;
 
-/// One that no other socket has. It is no secret: who may borrow, credentials say (`of_this_user`).
+/// A name that no other socket has. The name is no secret, because credentials decide who may
+/// borrow (`of_this_user`).
 [[nodiscard]] inline socket_name new_socket_name() {
   std::array<unsigned char, 16> chance{};
   if (::getrandom(chance.data(), chance.size(), 0) != static_cast<ssize_t>(chance.size())) {
@@ -73,12 +75,12 @@ template <class Call>
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   const auto length = ::strnlen(name.data(), name.size());
-  std::memcpy(address.sun_path + 1, name.data(), length);  // behind a 0: in no folder
+  std::memcpy(address.sun_path + 1, name.data(), length);  // the leading 0 makes the name abstract
   const auto bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length);
   return call(reinterpret_cast<const sockaddr*>(&address), bytes) == 0 ? 0 : errno;
 }
 
-/// Whether the other end belongs to the same user.
+/// True if the other end belongs to the same user.
 [[nodiscard]] inline bool of_this_user(int connection) noexcept {
   ucred other{};
   socklen_t size = sizeof other;
@@ -104,7 +106,7 @@ struct descriptor_message {
   return ::sendmsg(connection, &message.whole, MSG_NOSIGNAL) == 1;
 }
 
-/// None where none came.
+/// The descriptor received, or none.
 [[nodiscard]] inline descriptor receive_descriptor(int connection) noexcept {
   descriptor_message message;
   ssize_t got = 0;
@@ -118,13 +120,13 @@ struct descriptor_message {
   return descriptor(number);
 }
 
-inline constexpr char has_it = 'h';         ///< Said by a borrower, once.
-inline constexpr char wants_it_back = 'b';  ///< Said by a lender.
+inline constexpr char has_it = 'h';         ///< Sent by a borrower, once.
+inline constexpr char wants_it_back = 'b';  ///< Sent by a lender.
 
-/// What became of the other end.
+/// The state of the other end.
 enum class far_end : unsigned char { there, said_so, gone };
 
-/// Asks without waiting. What it said is not taken away.
+/// The state of the other end, without waiting. A message that it has sent stays unread.
 [[nodiscard]] inline far_end look_at(int connection) noexcept {
   char byte = 0;
   ssize_t got = 0;
@@ -135,20 +137,21 @@ enum class far_end : unsigned char { there, said_so, gone };
   return got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK) ? far_end::there : far_end::gone;
 }
 
-/// Whether the other end is gone, whatever it said that nobody has read.
+/// True if the other end is gone, even if a message of it is unread.
 [[nodiscard]] inline bool hung_up(int connection) noexcept {
   pollfd asked{connection, 0, 0};
   while (::poll(&asked, 1, 0) < 0 && errno == EINTR) continue;
   return (asked.revents & (POLLHUP | POLLERR | POLLNVAL)) != 0;
 }
 
-/// Says one thing to the other end, where that is there.
+/// Sends one message to the other end, if that is there.
 inline void say(int connection, char what) noexcept {
   static_cast<void>(::send(connection, &what, 1, MSG_NOSIGNAL));
 }
 
-/// The lender's end. A thread hands the descriptor to whoever asks, and ends once one has said that
-/// he has the memory: one who could not use it leaves it to the next.
+/// The lender's end. A thread sends the descriptor to each process that asks, one after another.
+/// The thread ends when one of them confirms that it has the memory; one that cannot use the memory
+/// leaves it to the next.
 class loan_desk {
  public:
   /// Throws `std::system_error`.
@@ -164,7 +167,7 @@ class loan_desk {
   loan_desk(const loan_desk&) = delete;
   loan_desk& operator=(const loan_desk&) = delete;
   ~loan_desk() {
-    if (::getpid() != owner_) {  // a forked copy: the loan is its parent's
+    if (::getpid() != owner_) {  // a forked copy: the loan is the parent's
       thread_.detach();
       return;
     }
@@ -172,18 +175,18 @@ class loan_desk {
     thread_.join();
   }
 
-  /// Whether a borrower has the memory.
+  /// True while a borrower has the memory.
   [[nodiscard]] bool in_use() {
     const std::lock_guard lock(mutex_);
     return borrower_ && !hung_up(borrower_.get());
   }
 
-  /// The borrower is told, and nobody is served any more.
+  /// Tells the borrower, and serves no further one.
   void take_back() noexcept {
-    if (::getpid() != owner_) return;  // whose copy of the lock may be locked for ever
+    if (::getpid() != owner_) return;  // the forked copy of the lock may be locked for ever
     const std::lock_guard lock(mutex_);
     if (std::exchange(closed_, true)) return;
-    if (door_) ::shutdown(door_.get(), SHUT_RDWR);  // which wakes the thread
+    if (door_) ::shutdown(door_.get(), SHUT_RDWR);  // wakes the thread
     if (borrower_) say(borrower_.get(), wants_it_back);
   }
 
@@ -197,7 +200,7 @@ class loan_desk {
     while (true) {
       descriptor who(::accept4(door_.get(), nullptr, nullptr, SOCK_CLOEXEC));
       if (!who && (errno == EINTR || errno == ECONNABORTED)) continue;
-      if (!who && errno != EINVAL && !closed()) {  // short of descriptors or memory, for now
+      if (!who && errno != EINVAL && !closed()) {  // few descriptors or little memory, for now
         ::usleep(10000);
         continue;
       }
@@ -209,7 +212,7 @@ class loan_desk {
     }
   }
 
-  // False where the next may ask.
+  // False if the next process may ask.
   [[nodiscard]] bool hand_over(descriptor who) noexcept {
     {
       const std::lock_guard lock(mutex_);
@@ -217,7 +220,7 @@ class loan_desk {
       if (!of_this_user(who.get()) || !send_descriptor(who.get(), memory_.get())) return false;
       borrower_ = std::move(who);
     }
-    // Nobody else changes the two descriptors meanwhile. Of the door only its end counts.
+    // Only this thread changes the two descriptors. The door is polled for its shutdown only.
     std::array<pollfd, 2> answers{pollfd{borrower_.get(), POLLIN, 0}, pollfd{door_.get(), 0, 0}};
     while (::poll(answers.data(), answers.size(), -1) < 0 && errno == EINTR) continue;
     const std::lock_guard lock(mutex_);
@@ -242,11 +245,12 @@ struct loan_link {
   descriptor memory;
 };
 
-/// Asks a lender. A link without memory where nobody is there, or nobody answers within seconds.
+/// Asks a lender for memory. The link has no memory if nobody is there or nobody answers within 10
+/// seconds.
 [[nodiscard]] inline loan_link ask_lender(const socket_name& name) {
   loan_link link{open_socket(), descriptor()};
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(10);
-  // Never blocked in the call itself: a signal would begin its time limit anew.
+  // The call itself must not block, because a signal would restart its time limit.
   ::fcntl(link.lender.get(), F_SETFL, O_NONBLOCK);
   const auto in_time = [&] { return std::chrono::steady_clock::now() < until; };
   int failed = 0;

@@ -1,4 +1,7 @@
-// How `automatic` goes about it: which plans the engine is given to run, and in which order.
+// The chooser: decides which plans the engine runs for `automatic`, and in which order. Inputs are
+// a profile, options and a planner. The output is the best plan that the engine ran, with the
+// engine's time in microseconds. A forecast costs far more than a simulation, so the simulator
+// filters and the engine judges.
 #pragma once
 
 #include <algorithm>
@@ -27,28 +30,29 @@ namespace tidepool::inline v0_3_0::plan::detail {
   });
 }
 
-// Bytes that are left free where shapes vary, beside a part of the budget.
+// Bytes that are left free if shapes vary, in addition to a part of the budget.
 [[nodiscard]] inline std::size_t left_free(const profile& step) {
   std::size_t largest = 0;
   for (const auto& each : step.storages) largest = std::max(largest, each.bytes);
   return constants::varying_largest * largest;
 }
 
-// Bytes of a budget that plans may use: half of it at least.
+// The bytes of a budget that plans may use: at least half of it.
 [[nodiscard]] inline std::size_t left_for_plans(const profile& step, std::size_t budget) {
   if (!step.shapes_vary) return budget;
   return budget - std::min(budget / 2, budget / constants::varying_part + left_free(step));
 }
 
-// The least budget that leaves plans so much.
+// The least budget of which plans may use `bytes`.
 [[nodiscard]] inline std::size_t budget_that_leaves(const profile& step, std::size_t bytes) {
   if (!step.shapes_vary || bytes == 0) return bytes;
   const auto enough = bytes + left_free(step);
   return std::min(2 * bytes - 1, enough + (enough - 1) / (constants::varying_part - 1));
 }
 
-// Each plan is found by a walk in the simulator, gets places, and is judged by the engine. Plans
-// for less and less of the budget come first, and short walks from the best of them follow.
+// Each plan is found by a walk in the simulator, gets places, and is then run by the engine. Plans
+// for smaller and smaller shares of the budget come first; short walks from the best of them
+// follow.
 class chooser {
  public:
   chooser(const profile& step, const options& opts, planner& plans)
@@ -65,7 +69,7 @@ class chooser {
     if (opts.plan_effort) tries_left_ = *opts.plan_effort / 10;
   }
 
-  // `given` is one of the plans to choose from, if it runs.
+  // Chooses a plan. `given` is one of the candidates, if it runs.
   [[nodiscard]] step_plan run(const step_plan& given) {
     if (given.expected.runs && !given.what.empty()) {
       candidate first{plans_->map().fold(given.what),
@@ -86,12 +90,13 @@ class chooser {
  private:
   struct trial {
     candidate plan;
-    outcome seen{.runs = false};  // by the engine
+    outcome seen{.runs = false};  // as the engine ran it
     bool alike = true;
   };
 
   [[nodiscard]] std::size_t most() const { return wanted_.device_budget; }
-  // The budget without a part of it. A budget near 2^64 as a double would not come back.
+  // The budget less a part of it. Only the part is computed as a double, because a budget near 2^64
+  // would be rounded.
   [[nodiscard]] std::size_t without(double part) const {
     return most() - static_cast<std::size_t>(static_cast<double>(most()) * part);
   }
@@ -99,17 +104,18 @@ class chooser {
   [[nodiscard]] double best_us() const {
     return found() ? best_.seen.step_us : std::numeric_limits<double>::infinity();
   }
-  // True where a step takes hardly longer than with everything kept.
+  // True if the best step takes hardly longer than one with everything kept.
   [[nodiscard]] bool good() const {
     return best_us() <= plans_->in_core().step_us * constants::as_long;
   }
-  // Until a plan runs, whatever that takes.
+  // True while the search has work left, or no plan has run yet, because any plan is better than
+  // none.
   [[nodiscard]] bool may_try() const {
     return (tries_left_ > 0 && events_left_ >= step_->events.size()) || !found();
   }
 
-  // The step as the engine runs it. It counts as one that does not run where the simulator says
-  // already that it takes longer than what was found.
+  // The outcome of a plan in the engine. A plan counts as one that does not run if the simulator
+  // already predicts a slower step than the best one found; it is then not run.
   outcome try_it(const candidate& which, bool alike) {
     auto& seen = known_[{which.what, which.limits.reload_ahead, which.limits.reload_ahead_bytes}];
     if (seen.step_us > 0) return seen;
@@ -133,7 +139,7 @@ class chooser {
         rehearsed_in_places(*step_, run, plans_->map().unfold(which.what), std::move(where), false)
             .seen.expected;
     if (!engine.runs) return seen;
-    // The best by cost is taken of plans that take as long as the fastest.
+    // Among plans that are as fast as the fastest, the one with the least cost is the best.
     fastest_us_ = std::min(fastest_us_, engine.step_us);
     const auto enough_us = fastest_us_ * constants::as_long;
     const bool cheaper = !found() || cost_us(engine) < cost_us(best_.seen);
@@ -143,9 +149,9 @@ class chooser {
     return seen = engine;
   }
 
-  // The engine takes longer than the simulator where memory is in pieces: so plans for less and
-  // less of the budget, until the engine takes no longer than planned. Where all microbatches are
-  // treated alike, memory is asked for alike time and again, and falls into fewer pieces.
+  // Tries smaller and smaller shares of the budget. The engine is slower than the simulator if
+  // memory is fragmented, so the share shrinks until the engine is as fast as planned. With the
+  // same actions in all microbatches, requests for memory repeat, and memory is less fragmented.
   void by_shares() {
     struct road {
       bool alike;
@@ -172,8 +178,8 @@ class chooser {
     }
   }
 
-  // Where shapes vary, the simulator plans for a part of the budget. A step that does not fit this
-  // part may fit the engine's, if everything leaves.
+  // Tries to offload everything. If shapes vary, plans only use a part of the budget; a step that
+  // does not fit this part may fit the engine's whole budget.
   void all_leaves() {
     for (const std::size_t ahead : {2U, 1U}) {
       candidate all{std::vector<action>(plans_->keep_all().size(), action::offload),
@@ -183,9 +189,9 @@ class chooser {
     }
   }
 
-  // Short walks from the best so far, which go on from plans that are a little worse as well. Where
-  // a plan hides all copies, only bytes are left to gain, of which the simulator knows all: so the
-  // engine judges fewer walks, and each is longer.
+  // Continues with short walks from the best plan so far, and at times from a slightly worse one.
+  // If a plan hides all copies, only the number of moved bytes can improve, which the simulator
+  // predicts exactly. The engine then judges fewer plans, from longer walks.
   void refine() {
     if (best_.seen.moved == 0 && best_.seen.extra_us <= 0) return;
     auto now = best_;
@@ -220,7 +226,8 @@ class chooser {
     best.device_budget = most();
     best.expected = best_.seen;
     best.bound_us = plans_->bound_us(wanted_);
-    // What is left free for shapes that vary may be what no plan can do without; the engine has it.
+    // The bound is infinite if no plan fits the part of the budget that varying shapes leave; the
+    // engine had the whole budget. The time with everything kept is then the bound.
     if (!std::isfinite(best.bound_us)) best.bound_us = plans_->in_core().step_us;
     best.limited_by = plans_->limit_of(best);
     return best;
@@ -243,7 +250,7 @@ class chooser {
   planner* plans_;
   goal wanted_;
   walk walk_;
-  // Outcomes of the plans that were tried, each with its reloads ahead.
+  // Outcomes of the plans that were tried, by actions and reloads ahead.
   std::map<std::tuple<std::vector<action>, std::size_t, std::size_t>, outcome> known_;
   trial best_;
   double fastest_us_ = std::numeric_limits<double>::infinity();

@@ -1,4 +1,5 @@
-// Whole files, read and replaced.
+// Reads and replaces whole files, and turns errors of the system into messages with the file's
+// name.
 #pragma once
 
 #include <unistd.h>
@@ -34,7 +35,7 @@ using file_handle = std::unique_ptr<std::FILE, tidepool::detail::close_file>;
   if (file == nullptr) refuse();
   std::string text;
   std::array<char, std::size_t{1} << 16> part{};
-  // One byte more is enough to know that it is too large.
+  // Reading stops as soon as the text is above the limit; the parser then refuses it.
   while (text.size() <= most_json_bytes) {
     const auto bytes = std::fread(part.data(), 1, part.size(), file.get());
     if (std::ferror(file.get()) != 0) refuse();
@@ -44,10 +45,10 @@ using file_handle = std::unique_ptr<std::FILE, tidepool::detail::close_file>;
   return text;
 }
 
-// A reader sees the old file or the new one, never half of it.
+// Replaces a file at once: a reader sees the old file or the new one, never half of it.
 inline void write_file(const subject& source, std::string_view text) {
   const std::string path(*source.file);
-  // Of another name for every writer, also of several ranks that save the same file.
+  // The temporary name differs for every writer, because several ranks may save the same file.
   const auto now = std::chrono::steady_clock::now().time_since_epoch().count();
   const auto beside = path + "." + std::to_string(::getpid()) + "-" + std::to_string(now) + ".tmp";
   file_handle file(std::fopen(beside.c_str(), "wbx"));

@@ -1,5 +1,5 @@
-// The members of each struct by their keys in files, in their order there: reading, writing and
-// comparing follow from it.
+// The members of each struct with their keys in JSON files, in file order. Reading, writing and
+// comparing all use this list, so that they cannot disagree.
 #pragma once
 
 #include <array>
@@ -14,20 +14,20 @@
 
 namespace tidepool::inline v0_3_0::plan::detail {
 
-// How a member stands in a file.
+// How a member is treated in a file.
 enum class presence : std::uint8_t {
-  needed,        // always
-  usual,         // written, but it may be left out
-  rate,          // the same, but needed where the reader wants all rates
-  unless_none,   // where it is no index, it is left out
-  unless_empty,  // where it is 0, false or has nothing, it is left out
+  needed,        // must be in the file
+  usual,         // is always written, and may be left out
+  rate,          // as `usual`, but must be in the file if the reader wants all rates
+  unless_none,   // left out if the index is none
+  unless_empty,  // left out if it is 0, false or empty
 };
 
 template <class T, class Plain>
-concept either = std::same_as<std::remove_const_t<T>, Plain>;  // constant or not
+concept either = std::same_as<std::remove_const_t<T>, Plain>;  // const or not
 
-// Calls `see(key, member)` for all, where `usual` is not right with the presence, and with what
-// parts of a list begin as, where that is not what they are by themselves.
+// Calls `see(key, member)` for each member. A third argument gives a presence other than `usual`,
+// a fourth the value that an optional member or a new part of a list begins with.
 void each_member(either<link_rates> auto& of, const auto& see) {
   see("out", of.out, presence::rate);
   see("in", of.in, presence::rate);
@@ -80,7 +80,7 @@ void each_member(either<outcome> auto& of, const auto& see) {
   see("peak", of.peak);
   see("moved", of.moved);
 }
-// Its actions are in rows that say more (`json.hpp`).
+// The actions are missing here, because a file has them in rows with more members (`json.hpp`).
 void each_member(either<step_plan> auto& of, const auto& see) {
   see("device_budget", of.device_budget);
   see("reload_ahead", of.reload_ahead);
@@ -91,7 +91,8 @@ void each_member(either<step_plan> auto& of, const auto& see) {
   see("limited_by", of.limited_by);
 }
 
-// The same for what is written as a row without keys; only the last may be left out.
+// Calls `see` for each member of a struct that is written as a row without keys. Only the last
+// member may be left out.
 void each_part(either<pass> auto& of, const auto& see) {
   see("\"forward\" or \"backward\"", of.backward);
   see("chunk", of.chunk);

@@ -1,4 +1,4 @@
-// Structs from JSON and to it, by the members that they have in files.
+// Reads and writes structs as JSON, by the lists of members in `json_members.hpp`.
 #pragma once
 
 #include <algorithm>
@@ -31,10 +31,10 @@ inline constexpr std::uint32_t json_version = 1;
   return "did you mean " + tidepool::detail::text::in_quotes(close) + "?";
 }
 
-// All: a rate of a link that is left out must not be that of another machine.
+// `all`: every rate of a link must be in the file, so that no rate of another machine is taken as
+// its default.
 enum class rates : std::uint8_t { some, all };
 
-// Reads the parts of one document.
 class json_reader {
  public:
   using keys = std::vector<std::string_view>;
@@ -60,7 +60,8 @@ class json_reader {
 
   [[nodiscard]] const json& top() const { return source_.document; }
 
-  // The document into `all`, whose keys these are, and those that the caller reads.
+  // Reads the document into `all`. Keys of `all`, and the keys `own` that the caller reads, are
+  // allowed.
   void read_top(auto& all, const keys& own = {}) {
     const auto version = version_key(source_.of.kind);
     keys known{version};
@@ -74,7 +75,7 @@ class json_reader {
     if (has(from, key)) return from.at(std::string(key));
     source_.refuse(from, "the key '" + std::string(key) + "' is missing", "add it");
   }
-  // The length of an array.
+  // The length of an array; refuses other values.
   std::size_t size(const json& from) const {
     if (!from.is_array()) expected(from, "an array");
     return from.size();
@@ -84,7 +85,7 @@ class json_reader {
     source_.refuse(from, phrase(problem, from.size(), count).text(),
                    "change actions, not the number of rows");
   }
-  // An object with no keys but these.
+  // Refuses a value that is no object or has other keys than these.
   void only(const json& from, std::span<const std::string_view> known) const {
     if (!from.is_object()) expected(from, "an object");
     for (const auto& [key, value] : from.items()) {
@@ -159,7 +160,7 @@ class json_reader {
     if (!needed && !has(from, key)) return;
     const auto& value = this->member(from, key);
     if constexpr (std::same_as<T, std::uint32_t>) {
-      read_whole(value, member, none - 1);  // no file says `none`: it leaves it out
+      read_whole(value, member, none - 1);  // a file leaves an index out instead of writing `none`
     } else {
       read(value, member, fresh...);
     }
@@ -228,16 +229,16 @@ class json_reader {
 
   json_source source_;
   rates rates_;
-  std::span<const std::string> modules_;  // of the profile
+  std::span<const std::string> modules_;  // module names of the profile
 };
 
-// Writes them.
+// Writes structs as JSON.
 class json_writer {
  public:
-  // Groups have the names of these modules.
+  // Groups are written with the names of these modules.
   explicit json_writer(std::span<const std::string> modules = {}) : modules_(modules) {}
 
-  // A document of this kind, as far as its members go.
+  // A document of this kind, with all members of `all`.
   [[nodiscard]] json document(std::string_view kind, const auto& all) const {
     json top{{version_key(kind), json_version}};
     top.update(written(all));

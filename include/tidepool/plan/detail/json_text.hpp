@@ -1,5 +1,5 @@
-// JSON as profiles, plans and machines need it: every refusal says where, and nothing is passed
-// over.
+// Parses and writes JSON text for profiles, plans and machines. Every refusal names the position,
+// and nothing in the text is ignored: double keys and excessive sizes are refused.
 #pragma once
 
 #if !__has_include(<nlohmann/json.hpp>)
@@ -22,14 +22,14 @@ namespace tidepool::inline v0_3_0::plan::detail {
 
 using json = nlohmann::ordered_json;
 
-// Far above any profile, and far below what would exhaust a machine.
+// Limits that are far above any profile, and far below the memory of a machine.
 inline constexpr std::size_t most_json_bytes = std::size_t{256} << 20;
 inline constexpr std::size_t most_json_depth = 16;
 inline constexpr std::size_t most_json_keys = 64;
 inline constexpr std::size_t most_json_string = 4096;
 inline constexpr std::size_t most_json_items = std::size_t{1} << 22;
 
-// One step of a JSON pointer.
+// One step of a JSON pointer, with escapes.
 [[nodiscard]] inline std::string pointer_step(std::string_view key) {
   std::string step = "/";
   for (const char c : tidepool::detail::text::printable(key)) {
@@ -38,7 +38,8 @@ inline constexpr std::size_t most_json_items = std::size_t{1} << 22;
   return step;
 }
 
-// Where a part of a document stands, looked up only when it is refused; none: elsewhere.
+// The JSON pointer to a part of a document, or none if the part is elsewhere. The pointer is only
+// computed for a refusal, since it takes a search.
 [[nodiscard]] inline std::optional<std::string> pointer_to(const json& part, const json& all) {
   if (&part == &all) return "";
   if (!all.is_structured()) return {};
@@ -51,7 +52,7 @@ inline constexpr std::size_t most_json_items = std::size_t{1} << 22;
   return {};
 }
 
-// What is read, and from where.
+// A document that is read, and the subject of messages about it.
 struct json_source {
   subject of;
   json document{};
@@ -63,7 +64,7 @@ struct json_source {
   }
 };
 
-// nlohmann's own builder takes the last of two equal keys, and any depth.
+// A builder of its own, because nlohmann's takes the last of two equal keys, and any depth.
 class json_builder : public nlohmann::json_sax<json> {
  public:
   json_builder(json_source& into, std::string_view text) : into_(into), text_(text) {}
@@ -77,7 +78,7 @@ class json_builder : public nlohmann::json_sax<json> {
     expect_short(value);
     return put(std::move(value));
   }
-  bool binary(binary_t&) override { return false; }  // there is none in text
+  bool binary(binary_t&) override { return false; }  // JSON text has no binary values
   bool start_object(std::size_t) override { return open(json::object()); }
   bool start_array(std::size_t) override { return open(json::array()); }
   bool end_object() override { return close(); }
@@ -100,11 +101,11 @@ class json_builder : public nlohmann::json_sax<json> {
   bool parse_error(std::size_t position, const std::string&,
                    const nlohmann::detail::exception& problem) override {
     const auto before = text_.substr(0, position > 0 ? position - 1 : 0);
-    const auto line = before.substr(before.rfind('\n') + 1);  // all of it without one
-    // Characters, as editors count, not bytes.
+    const auto line = before.substr(before.rfind('\n') + 1);  // the whole text if it has one line
+    // The column counts characters and not bytes, as editors do.
     const auto begins = [](char c) { return (static_cast<unsigned char>(c) & 0xc0U) != 0x80; };
     const auto column = 1 + std::count_if(line.begin(), line.end(), begins);
-    // Without nlohmann's number and its own account of the place.
+    // The message leaves out nlohmann's error number and position, because the refusal has its own.
     std::string_view what = problem.what();
     what.remove_prefix(std::min(what.size(), what.find("] ") + 2));
     if (what.starts_with("parse error")) what.remove_prefix(what.find(": ") + 2);
@@ -115,7 +116,7 @@ class json_builder : public nlohmann::json_sax<json> {
   }
 
  private:
-  // In the innermost open container.
+  // Refuses a value in the innermost open container.
   [[noreturn]] void refuse(std::string_view problem, std::string_view remedy) const {
     into_.refuse(open_.empty() ? into_.document : *open_.back(), problem, remedy);
   }
@@ -151,7 +152,7 @@ class json_builder : public nlohmann::json_sax<json> {
   json_source& into_;
   std::string_view text_;
   std::vector<json*> open_;
-  json* slot_ = nullptr;  // of the value that was put last, or of the key before
+  json* slot_ = nullptr;  // last value, or the place for the value of the last key
 };
 
 [[nodiscard]] inline json_source parse_json(const subject& of, std::string_view text) {
@@ -164,7 +165,8 @@ class json_builder : public nlohmann::json_sax<json> {
   return result;
 }
 
-// Rows on one line each: what holds containers is spread, what holds none is not.
+// Writes a value. A container that holds containers has a line for each; one that holds none is on
+// one line.
 inline void write_json(std::string& out, const json& value, std::size_t indent = 0) {
   if (!value.is_structured()) {
     out += value.dump();

@@ -1,4 +1,6 @@
-// A profile in the form that simulator, bound and planner run over: groups in one row.
+// The layout: a profile in flat form, with all groups in one list, as simulator, bound and planner
+// read it. Sizes are in bytes and rounded up to whole blocks, times in microseconds. One conversion
+// at the start makes each of many simulations fast.
 #pragma once
 
 #include <algorithm>
@@ -19,19 +21,20 @@ struct flat_group {
   module_id module{};
   std::size_t bytes = 0;
   double recompute_us = 0;
-  std::size_t outliving = 0;  // of its bytes, those that handles hold beyond its commit
-  bool comes_back = false;    // else it is forgotten, and its storages are released while away
-  bool held = false;          // by others or beyond its commit, so that it cannot be computed again
+  std::size_t outliving = 0;  // bytes of storages that handles hold beyond its commit
+  bool comes_back = false;    // false: it is forgotten, and its storages are released while away
+  bool held = false;          // by other groups, or beyond its commit: it cannot be recomputed
 };
 
 struct flat_event {
   event_kind kind = event_kind::allocate;
-  std::uint32_t what = 0;  // a storage, a group, or a chunk
-  double at = 0;           // computing before it, from the start of the step
-  double wait = 0;         // for other ranks, of the computing since the event before
+  std::uint32_t what = 0;  // a storage, group or chunk
+  double at = 0;           // computing before it since the begin of the step
+  double wait = 0;  // part of the computing since the event before that waits for other ranks
 };
 
-// Computing goes on to `to`; by how much it is late, a wait for other ranks is shorter.
+// Microseconds that pass between two calls, which have `from` and `to` microseconds of computing
+// before them. A wait for other ranks is shorter by as much as the step is late.
 [[nodiscard]] inline double passed_us(double now, double from, double to, double wait) {
   return to - from - (wait > 0 ? std::min(wait, std::max(0.0, now - from)) : 0.0);
 }
@@ -39,21 +42,21 @@ struct flat_event {
 struct flat_storage {
   std::size_t bytes = 0;
   std::uint32_t group = none;
-  bool outlives = false;  // its group's commit, until it is dropped
+  bool outlives = false;  // a handle holds it beyond its group's commit, until it is dropped
 };
 
 struct layout {
   std::vector<flat_group> groups;
-  std::vector<std::uint32_t> first;  // of each chunk's groups
+  std::vector<std::uint32_t> first;  // first group of each chunk
   std::vector<flat_storage> storages;
   std::vector<std::vector<std::uint32_t>> members;  // storages that each group saves, its own first
   std::vector<flat_event> events;
   std::vector<std::uint32_t> reload_order;  // groups in the order in which the engine reloads them
-  // Groups that save nothing but storages of others, and whose those are.
+  // Groups that only save storages of other groups, each with the owner of one of them.
   std::vector<std::pair<std::uint32_t, std::uint32_t>> guests;
   double compute_us = 0;
   double rest_wait = 0;
-  std::size_t largest = 0;  // group
+  std::size_t largest = 0;  // bytes of the largest group
 
   explicit layout(const profile& step) {
     for (std::uint32_t c = 0; c < step.chunks.size(); ++c) {
@@ -76,7 +79,7 @@ struct layout {
       members[group].push_back(each.storage);
       if (groups[group].bytes == 0) guests.emplace_back(group, storages[each.storage].group);
     }
-    std::vector<bool> back(storages.size());  // after a restore
+    std::vector<bool> back(storages.size());  // true once a restore has brought it back
     for (const auto& each : groups) largest = std::max(largest, each.bytes);
     events.reserve(step.events.size());
     double wait = 0;
@@ -87,8 +90,9 @@ struct layout {
       const auto what = of_group                               ? first[each.chunk] + each.index
                         : each.kind == event_kind::end_forward ? each.chunk
                                                                : each.index;
-      // From one group's restore to another's it is on the device anyway; the simulator has no
-      // name for what is there without being used.
+      // Only the first drop of a storage counts, and only before a restore of it. After a restore
+      // the storage stays on the device until its other groups are restored, because the simulator
+      // has no state for memory that nobody uses.
       const bool drop = each.kind == event_kind::drop;
       if (drop && (storages[what].outlives || back[what])) continue;
       events.push_back({each.kind, what, compute_us, std::exchange(wait, 0.0)});
@@ -108,7 +112,7 @@ struct layout {
     order_reloads();
   }
 
-  // The group of a storage that is released without having come back; none: it is no such one.
+  // The group of a storage that is released without having come back, or none.
   [[nodiscard]] std::uint32_t forgotten(std::uint32_t storage) const {
     const auto group = storages[storage].group;
     return group == none || groups[group].comes_back ? none : group;
@@ -147,8 +151,8 @@ struct layout {
     }
   }
 
-  // Chunks as they are restored; in each the group that was committed last comes first, even where
-  // a trainer restores it a little later.
+  // The order in which the engine reloads groups: chunks in the order of their restores, and in
+  // each chunk the group committed last first, even if a trainer restores it a little later.
   void order_reloads() {
     std::vector<std::vector<std::uint32_t>> of_chunk(first.size());
     for (const auto each : reload_order) of_chunk[groups[each].chunk].push_back(each);

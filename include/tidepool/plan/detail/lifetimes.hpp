@@ -1,4 +1,6 @@
-// From when to when a simulated step needs the memory of each storage.
+// Lifetimes: when a simulated step needs the memory of each storage, in microseconds and in numbers
+// of calls. The simulator reports events to a log, which returns the lifetimes. `packing` needs
+// them to plan addresses.
 #pragma once
 
 #include <algorithm>
@@ -12,21 +14,21 @@
 
 namespace tidepool::inline v0_3_0::plan::detail {
 
-// A storage has memory from the call that takes it to the call that gives it back, and in time,
-// until nothing touches the memory any more.
+// A storage has memory from the call that takes it to the call that gives it back. In time, it has
+// memory until no copy or kernel uses the memory any more.
 struct lifetime {
   std::uint32_t storage = 0;
-  bool again = false;  // not the first of this storage in the step
+  bool again = false;  // this is not the storage's first lifetime in the step
   std::size_t bytes = 0;
-  std::uint32_t taken = 0;  // numbers of calls
+  std::uint32_t taken = 0;  // number of the call that takes it
   std::uint32_t given = 0;
   double from_us = 0;
   double to_us = 0;
-  double latest_us = 0;         // from then on at the latest, or the step takes longer
-  std::uint32_t reload = none;  // that brings it back
+  double latest_us = 0;         // latest begin that does not make the step longer
+  std::uint32_t reload = none;  // number of the reload that brings it back
 };
 
-// Notes them while a simulator goes through the calls of a step.
+// Notes lifetimes while a simulator handles the calls of a step.
 class lifetime_log {
  public:
   void start(const layout& map, const std::vector<action>& what) {
@@ -48,30 +50,31 @@ class lifetime_log {
 
   void allocated(std::uint32_t storage, double at_us) { take(storage, false, at_us); }
   void released(std::uint32_t storage, double at_us) { give(storage, at_us); }
-  // A group has left; its memory is in use until `end_us`.
+  // Notes that a group has left; its memory is in use until `end_us`.
   void left(std::uint32_t group, double end_us) {
     for (const auto each : map_->members[group]) {
       if (--saves_[each] > 0 || stays_[each] || map_->storages[each].outlives) continue;
       give(each, end_us);
     }
   }
-  // The last handle of a storage that had left is gone.
+  // Notes that the last handle is gone of a storage whose group had left.
   void dropped(std::uint32_t storage, double end_us) {
     if (!stays_[storage]) give(storage, end_us);
   }
-  // Memory for a group that is recomputed is in use from `at_us` on.
+  // Notes that a group is recomputed; its memory is in use from `at_us` on.
   void recomputed(std::uint32_t group, double at_us) { back(group, at_us, none); }
-  // Memory for a group that is copied back over a link is in use from the begin of the copy on.
+  // Notes that a group is copied back over a link; its memory is in use from the begin of the copy
+  // on.
   void reloaded(std::uint32_t group, double from_us, double to_us, std::size_t link) {
     reload_of_[group] = static_cast<std::uint32_t>(reloads_.size());
     reloads_.push_back({to_us - from_us, to_us, link});
     back(group, from_us, reload_of_[group]);
   }
-  // It is used from `at_us` on.
+  // Notes that a group is needed from `at_us` on.
   void restored(std::uint32_t group, double at_us) {
     if (reload_of_[group] != none) reloads_[reload_of_[group]].needed_us = at_us;
   }
-  // The step is over.
+  // Ends all open lifetimes at the end of the step, and returns all of them.
   [[nodiscard]] std::vector<lifetime> finish(double at_us) {
     for (std::uint32_t i = 0; i < open_.size(); ++i) give(i, at_us);
     find_latest(at_us);
@@ -96,7 +99,8 @@ class lifetime_log {
     each = {storage, again, map_->storages[storage].bytes, ++calls_, 0, from_us, 0,
             from_us, reload};
   }
-  // Reloads over one link go one after the other: each has to end before the next has to begin.
+  // Finds the latest begin of each reload. Reloads over one link run one after another, so each
+  // must end before the next one must begin.
   void find_latest(double end_us) {
     std::array<double, 2> next{end_us, end_us};
     std::vector<double> latest(reloads_.size());
@@ -120,11 +124,11 @@ class lifetime_log {
   const layout* map_ = nullptr;
   std::uint32_t calls_ = 0;
   std::vector<lifetime> all_;
-  std::vector<lifetime> open_;        // of each storage; no bytes: it has no memory
-  std::vector<std::uint32_t> saves_;  // groups that have not committed it yet
-  std::vector<bool> stays_;           // for one of its groups, and so for all
+  std::vector<lifetime> open_;        // of each storage; 0 bytes: it has no memory
+  std::vector<std::uint32_t> saves_;  // groups that have not left with it yet
+  std::vector<bool> stays_;           // one of its groups keeps it, so it stays
   std::vector<timed_reload> reloads_;
-  std::vector<std::uint32_t> reload_of_;  // each group, the latest
+  std::vector<std::uint32_t> reload_of_;  // latest reload of each group
 };
 
 }  // namespace tidepool::plan::detail

@@ -1,5 +1,6 @@
-// Both directions of the link over time, and memory that is free behind copies and computing, as a
-// simulator that goes through calls in order needs them.
+// The link and the free memory of a simulated step. `links` predicts when a copy ends
+// (microseconds) from its bytes and the rates in GB/s. `freed_queue` holds bytes that become free
+// at a later time. The simulator handles calls in order, so both only append.
 #pragma once
 
 #include <algorithm>
@@ -12,9 +13,10 @@
 
 namespace tidepool::inline v0_3_0::plan::detail {
 
-// Two queues of copies, each first in first out. A copy that overlaps with copies of the other
-// direction gets what those, which were issued before it, leave of the rate of both: the total is
-// right at any time, only who is slower may differ from the machine.
+// Two queues of copies, one for each direction, each first in, first out. A copy that overlaps with
+// earlier copies of the other direction gets the part of the combined rate that those leave. The
+// total rate is right at any time; only the split between the two directions may differ from the
+// machine.
 class links {
  public:
   enum direction : std::size_t { out, in };
@@ -30,21 +32,23 @@ class links {
     }
   }
 
-  // When a copy that may start at `ready` begins, in microseconds.
+  // The time at which a copy that may start at `ready` begins, in microseconds.
   [[nodiscard]] double begins(direction which, double ready) const {
     return std::max(ready, lanes_[which].end);
   }
-  // When a copy of `bytes` that may start at `ready` is over.
+  // Queues a copy of `bytes` that may start at `ready`, and returns the time at which it ends.
   double copy(direction which, std::size_t bytes, double ready) {
     auto& lane = lanes_[which];
     const auto& other = lanes_[1 - which];
     const auto begin = begins(which, ready);
     auto now = begin + latency_;
-    auto left = static_cast<double>(bytes) / 1e3;  // kB, so microseconds at GB/s
+    auto left = static_cast<double>(bytes) / 1e3;  // kB; divided by GB/s they give microseconds
     const auto alone = rate_[which];
     const auto shared = std::max(both_ - rate_[1 - which], both_ / 1e6);
-    auto& at = lane.seen;  // of the other's intervals: no later copy starts before this one
-    while (at + 1 < other.busy.size() && other.busy[at].end <= now) ++at;  // the last may grow
+    // Intervals of the other lane before `at` are over, also for all later copies of this lane. The
+    // last interval is never passed, because it may still grow.
+    auto& at = lane.seen;
+    while (at + 1 < other.busy.size() && other.busy[at].end <= now) ++at;
     for (auto i = at; left > 0; ++i) {
       const auto free_until = i < other.busy.size() ? std::max(now, other.busy[i].begin) : now;
       if (i >= other.busy.size() || left <= (free_until - now) * alone) {
@@ -69,7 +73,7 @@ class links {
     return lane.end = now;
   }
 
-  // When all copies so far are over.
+  // The time at which all copies so far are over.
   [[nodiscard]] double end() const { return std::max(lanes_[out].end, lanes_[in].end); }
 
  private:
@@ -91,13 +95,13 @@ class links {
 
 inline constexpr std::uint32_t by_compute = none;  // freed by compute, not by an offload
 
-// Memory that is free after something.
+// Bytes of memory that are free once some work has ended.
 struct freed_piece {
   std::size_t bytes = 0;
-  double time = 0;          // when that has ended
-  std::uint64_t order = 0;  // of calls
+  double time = 0;          // at which that work has ended, in microseconds
+  std::uint64_t order = 0;  // position among all frees
   std::uint32_t offload = by_compute;
-  bool peer = false;  // to which it was
+  bool peer = false;  // the offload went to a neighbour
 };
 
 struct freed_queue {
@@ -109,7 +113,8 @@ struct freed_queue {
   [[nodiscard]] freed_piece& front() { return pieces[head]; }
 };
 
-// Work that a stream of reloads has waited for: offloads to each place, and compute.
+// The work that the stream of reloads has already waited for: offloads to the host and to a
+// neighbour, and compute. Memory that such work freed can be taken without a further wait.
 struct joined_so_far {
   std::array<std::uint32_t, 2> offloads{};
   std::uint64_t compute = 0;

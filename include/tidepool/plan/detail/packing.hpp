@@ -1,4 +1,7 @@
-// Gives lifetimes places in an arena, so that none shares a byte with another that it meets.
+// Packing: gives lifetimes offsets in an arena so that two lifetimes that overlap share no byte.
+// Inputs are lifetimes (bytes, microseconds, numbers of calls) and a budget in bytes. The output is
+// an offset in bytes for each. The problem is known as dynamic storage allocation; it is NP-hard,
+// so the search is greedy.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +17,8 @@
 
 namespace tidepool::inline v0_3_0::plan::detail {
 
-// Most bytes between two of their members at once: no placement takes less.
+// The most bytes in use at once, by the lifetimes' members `begin` and `end`: a lower bound for any
+// placement.
 template <class At>
 [[nodiscard]] std::size_t most_at_once(const std::vector<lifetime>& all, At lifetime::*begin,
                                        At lifetime::*end) {
@@ -25,7 +29,8 @@ template <class At>
     changes.emplace_back(each.*begin, static_cast<std::ptrdiff_t>(each.bytes));
     changes.emplace_back(each.*end, -static_cast<std::ptrdiff_t>(each.bytes));
   }
-  std::sort(changes.begin(), changes.end());  // what is given back goes first
+  // At equal times, memory is given back before other memory is taken.
+  std::sort(changes.begin(), changes.end());
   std::ptrdiff_t now = 0;
   std::ptrdiff_t most = 0;
   for (const auto& [at, bytes] : changes) most = std::max(most, now += bytes);
@@ -36,7 +41,8 @@ template <class At>
                   most_at_once(all, &lifetime::from_us, &lifetime::to_us));
 }
 
-// Places lifetimes one after the other, each in the lowest gap among those that it meets.
+// Places lifetimes one after another, each at the lowest gap among the placed lifetimes that
+// overlap it.
 class packing {
  public:
   packing(const std::vector<lifetime>& all, std::size_t budget)
@@ -53,7 +59,7 @@ class packing {
                   });
   }
 
-  // Tries several orders, each for so many comparisons.
+  // Tries several orders, each with at most `work` comparisons. True if all lifetimes were placed.
   [[nodiscard]] bool fits(std::size_t work) {
     const auto bytes = [this](std::size_t i) { return static_cast<double>((*all_)[i].bytes); };
     const auto calls = [this](std::size_t i) {
@@ -68,8 +74,8 @@ class packing {
   [[nodiscard]] std::size_t from(std::size_t i) const { return from_[i]; }
 
  private:
-  // The heaviest lifetime is placed first. A lifetime without room weighs twice as much the next
-  // time (squeaky wheel optimization; Joslin and Clements, JAIR 10, 1999).
+  // The heaviest lifetime is placed first. A lifetime that finds no room gets twice the weight for
+  // the next try (squeaky wheel optimization; Joslin and Clements, JAIR 10, 1999).
   template <class Weight>
   [[nodiscard]] bool fits_by(const Weight& weight, std::size_t work) {
     for (std::size_t i = 0; i < weight_.size(); ++i) weight_[i] = weight(i);
@@ -84,7 +90,7 @@ class packing {
       auto place = next;
       while (place == next) {
         const auto now = weight_[*next] = 2 * weight_[*next] + 1;
-        if (!std::isfinite(now)) return false;  // a few that only change places
+        if (!std::isfinite(now)) return false;  // a few lifetimes only swap places again and again
         const auto heavier = [&](std::uint32_t other) { return weight_[other] >= now; };
         place = std::partition_point(order_.begin(), next, heavier);
       }
@@ -101,7 +107,8 @@ class packing {
     });
   }
 
-  // Compares neighbours in this order, up to the first that is too late to meet.
+  // Notes overlaps. Lifetimes are compared in sorted order up to the first one that begins too
+  // late.
   template <class Meet, class Known>
   void find_meetings(const Meet& meet, const Known& known) {
     for (std::size_t i = 0; i < order_.size(); ++i) {
@@ -116,7 +123,7 @@ class packing {
 
   using position = std::vector<std::uint32_t>::iterator;
 
-  // Up to the first that has no room.
+  // Places lifetimes in order, and returns the first one that has no room.
   [[nodiscard]] position place_from(position next) {
     for (; next != order_.end(); ++next) {
       const auto gap = lowest_gap(*next);
@@ -150,7 +157,7 @@ class packing {
   std::vector<std::uint32_t> order_;
   std::vector<double> weight_;
   std::vector<std::size_t> from_;
-  std::vector<std::pair<std::size_t, std::size_t>> met_;  // from and to
+  std::vector<std::pair<std::size_t, std::size_t>> met_;  // begin and end of each placed overlap
   std::size_t compared_ = 0;
 };
 

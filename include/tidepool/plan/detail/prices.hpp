@@ -1,4 +1,7 @@
-// What prices of link and memory prove about a timeline, and a search for those that prove most.
+// A lower bound from prices, and a search for good prices. Inputs are a timeline (microseconds,
+// bytes) and a price for link time and memory in each of its stretches. The output is the number of
+// microseconds that any plan must add to computing. `bound.hpp` explains the linear programme whose
+// dual this is.
 #pragma once
 
 #include <algorithm>
@@ -13,8 +16,9 @@
 
 namespace tidepool::inline v0_3_0::plan::detail {
 
-// What time and memory are worth: shares of the link's time in each stretch, which together are at
-// most 1, and microseconds for a byte away at the end of it. None is negative.
+// Prices (dual variables) for each stretch: `out`, `in` and `both` are shares of the link's time,
+// together at most 1; `memory` is in microseconds for a byte that is away at the end of the
+// stretch. No price is negative.
 struct prices {
   std::vector<double> out;
   std::vector<double> in;
@@ -25,13 +29,15 @@ struct prices {
       : out(stretches), in(stretches), both(stretches), memory(stretches) {}
 };
 
-// Microseconds that any plan must add to computing, as these prices prove it. A Lagrangian bound:
-// each limit of link and memory may be broken at its price, and each byte then does the best for
-// itself. So it holds for whatever prices are given, and only how much it says depends on them.
+// The microseconds that any plan must add to computing, as these prices prove it. The proof is a
+// Lagrangian relaxation: a plan may break each limit of link and memory if it pays the price, and
+// each byte then chooses what is best for itself. The bound holds for all prices; prices only
+// determine how high it is.
 //
-// A wait for other ranks takes as much off as a step is late. What a microsecond of that is worth
-// may be anything that never falls and is at least what the link's time is: here the most that this
-// was until then, and all of it from where computing again may be late as well.
+// A wait for other ranks absorbs delay: it is shorter by as much as the step is late. The price of
+// a microsecond of delay may be any function that never falls and is at least the price of the
+// link's time. The class takes the highest link price so far, and 1 from the first stretch on in
+// which recomputation may cause delay, too.
 class price_proof {
  public:
   price_proof(const timeline& of, const prices& at) : of_(&of), at_(&at) {
@@ -54,7 +60,8 @@ class price_proof {
     }
   }
 
-  // Into `slope` goes how it changes with each price.
+  // The bound in microseconds. If `slope` is given, the gradient of the bound by each price is
+  // written into it.
   [[nodiscard]] double least_us(prices* slope = nullptr) const {
     const auto& of = *of_;
     double sum = 0;
@@ -77,7 +84,8 @@ class price_proof {
     for (auto* of : {&slope.out, &slope.in, &slope.both}) (*of)[at] += by;
   }
 
-  // What a byte gains at most by being away.
+  // The most that a byte can gain by being away: memory's price for the time, less the cost of its
+  // copies or of its recomputation.
   [[nodiscard]] double gain(const parcel& each, prices* slope) const {
     const auto slow_out = each.slow_out / of_->out;
     const auto slow_in = each.slow_in / of_->in;
@@ -119,14 +127,17 @@ class price_proof {
   const timeline* of_;
   const prices* at_;
   std::vector<double> load_;
-  std::vector<double> leave_;  // by the price of both, and memory's until then
+  // For each stretch, the sum of memory's prices before it, plus (leaving) or less (arriving) the
+  // price of `both`.
+  std::vector<double> leave_;
   std::vector<double> arrive_;
-  std::vector<double> before_;        // memory's prices until a stretch
-  std::vector<std::size_t> highest_;  // load, of the stretches until one
+  std::vector<double> before_;        // sum of memory's prices before each stretch
+  std::vector<std::size_t> highest_;  // stretch with the highest load, up to each stretch
 };
 
-// Steps along the slope, each price by what its own slopes were of late (as Adam does), shorter
-// and shorter. Nothing rests on where that ends.
+// Gradient ascent on the prices, with step lengths scaled by the recent size of each gradient (as
+// in Adam) that shrink over time. The result need not be optimal, because any prices give a valid
+// bound.
 class price_search {
  public:
   explicit price_search(const timeline& of)
@@ -136,7 +147,7 @@ class price_search {
     steps_ = std::clamp(constants::price_work / events, std::size_t{50}, constants::price_steps);
   }
 
-  // The best prices found; all 0 where none say anything.
+  // The best prices found; all 0 if no prices prove anything.
   [[nodiscard]] prices run() {
     prices best(of_->size());
     double most = 0;
@@ -165,7 +176,7 @@ class price_search {
   }
 
  private:
-  // How much of a mean is what was before.
+  // The weight of the past in the running means of slopes and of their squares.
   static constexpr double along = 0.9;
   static constexpr double squared = 0.99;
 
@@ -182,7 +193,8 @@ class price_search {
     }
   }
 
-  // Shares of the link's time are at most 1 together: what is too much is taken off each alike.
+  // Keeps the sum of the link's prices in a stretch at 1 or less. The excess is taken off each
+  // price equally.
   void share(std::size_t k) {
     const std::array<double*, 3> of{&at_.out[k], &at_.in[k], &at_.both[k]};
     for (int i = 0; i < 3; ++i) {
@@ -201,8 +213,8 @@ class price_search {
   const timeline* of_;
   prices at_;
   prices slope_;
-  prices mean_;  // of slopes, and of their squares
-  prices square_;
+  prices mean_;    // running mean of slopes
+  prices square_;  // running mean of squared slopes
   std::size_t steps_ = 0;
 };
 

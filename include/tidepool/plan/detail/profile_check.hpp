@@ -1,4 +1,6 @@
-/// Whether the lists of a profile agree with each other, and its events can follow each other.
+/// Checks a profile: its lists must agree with each other, and its events must be possible in their
+/// order. Input is a profile; the output is nothing, or an exception with position, problem and
+/// remedy.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +18,6 @@
 
 namespace tidepool::inline v0_3_0::plan::detail {
 
-// Refuses what does not agree.
 class profile_check : subject {
  public:
   profile_check(const profile& step, const subject& of) : subject(of), step_(step) {
@@ -32,10 +33,10 @@ class profile_check : subject {
 
  private:
   struct group_state {
-    std::size_t to_allocate = 0;  // storages that its commit still waits for
+    std::size_t to_allocate = 0;  // storages that must be allocated before its commit
     bool committed = false;
     bool restored = false;
-    bool comes_back = false;  // some time in the step; what does not was forgotten
+    bool comes_back = false;  // it is restored some time in the step; else it is forgotten
   };
   struct storage_state {
     bool allocated = false;
@@ -65,7 +66,7 @@ class profile_check : subject {
     return first_of_chunk_[chunk] + group;
   }
 
-  // Half of what 64 bits hold: planners round up, and add to totals.
+  // The limit is half of what 64 bits hold, because planners round sizes up and add to totals.
   void add(std::size_t& total, std::size_t bytes, const phrase& place) const {
     constexpr auto most = std::numeric_limits<std::size_t>::max() / 2;
     require(bytes <= most && total <= most - bytes, place,
@@ -276,9 +277,9 @@ class profile_check : subject {
   const profile& step_;
   std::vector<std::size_t> first_of_chunk_;
   std::vector<group_state> groups_;                 // of all chunks
-  std::vector<std::vector<std::size_t>> saved_by_;  // which of them, for each storage
+  std::vector<std::vector<std::size_t>> saved_by_;  // groups that save each storage
   std::vector<storage_state> storages_;
-  std::vector<bool> forward_done_;  // of each chunk, where events have come to
+  std::vector<bool> forward_done_;  // true for chunks whose `end_forward` was read
   std::vector<bool> ended_;
 };
 

@@ -1,4 +1,6 @@
-// One run of a recorded step through an engine on the virtual device.
+// The rehearsal: runs the calls of a profile through a real engine on the virtual device. Input is
+// a profile; the outputs are the virtual time in microseconds and the engine's counters. Forecasts
+// use it, because only the engine itself knows all of its own rules.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +21,6 @@
 
 namespace tidepool::inline v0_3_0::plan::detail {
 
-// One run of a profile through an engine.
 class rehearsal {
   using engine_type = tidepool::detail::engine;
   using hardware_type = tidepool::detail::hardware_of<virtual_device>;
@@ -82,7 +83,7 @@ class rehearsal {
     }
     if (!chunks_.empty()) static_cast<void>(opened(static_cast<std::uint32_t>(chunks_.size() - 1)));
     for (std::uint32_t i = 0; i < chunks_.size(); ++i) {
-      if (chunks_[i] != nullptr) close(i);  // one that was given up in the middle
+      if (chunks_[i] != nullptr) close(i);  // the chunk was given up in the middle
     }
     next_chunk_ = 0;
     compute(begin_us + at_us, step_->rest_us, step_->rest_wait_us);
@@ -109,8 +110,9 @@ class rehearsal {
     return model;
   }
 
-  // None: its own. A caching allocator never waits for the device, as giving memory back to that
-  // does; nobody touches what has these addresses.
+  // The source of device memory. None: the engine's own. A stream-ordered profile gets an allocator
+  // that hands out new addresses and never waits for the device, as a caching allocator would. The
+  // virtual device moves no bytes, so no memory needs to lie at these addresses.
   std::unique_ptr<block_source> memory_of(const profile& step) {
     if (!step.stream_ordered) return {};
     return memory_on<virtual_device>(
@@ -123,7 +125,8 @@ class rehearsal {
 
   using chunk_state = tidepool::detail::chunk_state;
 
-  // A handle that a group commits: those of `storages` come first, then those of `shared`.
+  // A handle that a group commits. Handles of `storages` are numbered first, then those of
+  // `shared`.
   struct member {
     std::uint32_t storage = 0;
     std::uint32_t place = 0;
@@ -156,26 +159,28 @@ class rehearsal {
     }
   }
 
-  // `what(handle)` for all handles of a storage that its groups commit.
+  // Calls `what(handle)` for all handles of a storage that groups commit.
   void each_handle_of(std::uint32_t storage, const auto& what) {
     what(storage);
     if (also_.empty()) return;
     for (const auto other : also_[storage]) what(other);
   }
 
-  // Other ranks come when they would if nothing here were late.
+  // Runs computing, and waits for other ranks. These arrive at a fixed time, so a late step waits
+  // less.
   void compute(double from_us, double us, double wait_us) {
     if (wait_us > 0) dev_.idle_until(stream_.ref(), (from_us + wait_us) * 1e3);
     if (us > wait_us) dev_.launch(stream_.ref(), (us - wait_us) * 1e3, nullptr);
   }
 
-  // The engine counts chunks in the order in which they are opened, which is that of the profile.
+  // Opens chunks up to `index`. The engine numbers chunks in the order in which they are opened, so
+  // they are opened in the order of the profile.
   chunk_state* opened(std::uint32_t index) {
     for (; next_chunk_ <= index; ++next_chunk_) {
       const auto& about = step_->chunks[next_chunk_];
       chunks_[next_chunk_] = &engine_->begin({about.microbatch, about.model_chunk});
       waiting_[next_chunk_] = about.groups.size();
-      if (about.groups.empty()) close(next_chunk_);  // nothing of it will come back
+      if (about.groups.empty()) close(next_chunk_);  // it has nothing that will come back
     }
     return chunks_[index];
   }
@@ -246,14 +251,15 @@ class rehearsal {
     }
   }
 
-  // One that nobody restores goes when its first storage is released.
+  // A group that is never restored is forgotten when its first storage is released.
   void forget_group_of(const storage_profile& store) {
     if (store.chunk != none && !comes_back_[store.chunk][store.group]) {
       forget_group(store.chunk, store.group);
     }
   }
-  // Of one module and layer the last comes back first: what was committed behind a group that is
-  // restored, and does not come back, was forgotten before. Its storages may be known no more.
+  // Groups of one module and layer are restored last in, first out. So a later group of the same
+  // module and layer that never comes back was forgotten before this restore. The profile may have
+  // no release that tells of it.
   void forget_later(const event& restored) {
     const auto& groups = step_->chunks[restored.chunk].groups;
     const auto& of = groups[restored.index];
@@ -262,7 +268,8 @@ class rehearsal {
       if (alike && !comes_back_[restored.chunk][i]) forget_group(restored.chunk, i);
     }
   }
-  // By its place: what was forgotten may lie below a group of its module and layer that waits.
+  // The group is named by its index, because a group of its module and layer that still waits may
+  // lie above it.
   void forget_group(std::uint32_t chunk, std::uint32_t index) {
     comes_back_[chunk][index] = true;
     engine_->forget(*chunks_[chunk], index);
@@ -272,14 +279,14 @@ class rehearsal {
   const profile* step_;
   virtual_device dev_;
   virtual_device::stream stream_;
-  std::unique_ptr<engine_type, end_engine> engine_;  // handles are declared behind it, and go first
+  std::unique_ptr<engine_type, end_engine> engine_;  // declared before handles, which must go first
   std::vector<std::vector<std::vector<member>>> members_;  // of each group
-  std::vector<std::vector<std::size_t>> also_;             // other handles of each storage
+  std::vector<std::vector<std::size_t>> also_;             // further handles of each storage
   std::vector<buffer<virtual_device>> held_;
-  std::vector<bool> returned_;                 // of them, those whose group was restored
-  std::vector<buffer<virtual_device>> extra_;  // beyond the commit
+  std::vector<bool> returned_;                 // true for handles whose group was restored
+  std::vector<buffer<virtual_device>> extra_;  // handles that the trainer holds beyond the commit
   std::vector<bool> outlives_;
-  std::vector<std::vector<bool>> comes_back_;  // each group of each chunk, or is forgotten already
+  std::vector<std::vector<bool>> comes_back_;  // by chunk and group; true also if forgotten already
   std::vector<chunk_state*> chunks_;
   std::vector<std::size_t> waiting_;  // groups of each chunk that are not restored yet
   std::uint32_t next_chunk_ = 0;

@@ -1,4 +1,6 @@
-// Reloads ahead in a step that is known: where each group is, and which comes back next.
+// Reloads ahead of use in a step whose order is known. The queue knows where each group is and
+// which one comes back next, within limits in groups and bytes. The simulator uses it to follow the
+// engine's rules.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +18,7 @@ class reload_queue {
  public:
   static constexpr auto unlimited = tidepool::detail::reloads_ahead<std::uint32_t>::unlimited;
 
-  // For one run of this step, with these limits on reloads ahead.
+  // Starts one run of a step, with limits on reloads ahead.
   void start(const layout& map, std::size_t groups, std::size_t bytes) {
     map_ = &map;
     most_groups_ = groups;
@@ -35,9 +37,9 @@ class reload_queue {
     where_[group] = place::device;
   }
 
-  // Calls `reload` for groups of which `leaves` says that they left, in the order of their use; it
-  // says where they are then. The first whose forward pass is not over, or for which there is no
-  // memory, is waited for.
+  // Calls `reload` for groups that have left (`leaves`), in the order of their use. `reload`
+  // returns true and sets where the group is, or returns false if there is no memory. The queue
+  // stops at the first group without memory or whose forward pass is not over.
   template <class Leaves, class Reload>
   void advance(const Leaves& leaves, const Reload& reload) {
     for (; next_ < map_->reload_order.size(); ++next_) {
@@ -52,7 +54,8 @@ class reload_queue {
     }
   }
 
-  // The one that gives its memory back, and is reloaded once more when its turn comes; or none.
+  // Takes the latest reload ahead back, and returns its group, or none if there is none. The group
+  // is reloaded once more when its turn comes.
   [[nodiscard]] std::uint32_t evict() {
     if (ahead_.empty()) return none;
     const auto group = ahead_.latest();
@@ -70,7 +73,7 @@ class reload_queue {
   std::size_t most_groups_ = 0;
   std::size_t most_bytes_ = 0;
   ahead ahead_;
-  std::vector<ahead::slot> slots_;  // by group, as are
+  std::vector<ahead::slot> slots_;  // by group
   std::vector<place> where_;
   std::vector<bool> forward_done_;  // by chunk
   std::size_t next_ = 0;

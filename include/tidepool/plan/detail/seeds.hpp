@@ -1,4 +1,6 @@
-// Rules that name at once what leaves, and the sets of groups that a search changes.
+// Start plans for the search (Belady's rule), and the sets of groups that the search changes
+// together. Inputs are the layout of a step and a budget in bytes, outputs are actions and sets of
+// groups.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +17,7 @@
 
 namespace tidepool::inline v0_3_0::plan::detail {
 
-/// Groups that are treated alike: of one layer and module, or more of them.
+/// Groups whose action changes together, such as those of one layer and module in all microbatches.
 using group_set = std::vector<std::uint32_t>;
 
 [[nodiscard]] inline std::vector<std::size_t> outliving_of(const layout& map) {
@@ -24,20 +26,20 @@ using group_set = std::vector<std::uint32_t>;
   return bytes;
 }
 
-/// Belady's rule: whenever more than `budget` is held, the group that comes back last goes, the way
-/// that `leaving` says. Groups that `base` does not keep go at their commit. A group
-/// goes no sooner than `settled_us` after its commit, so that its copy is over by then, unless no
-/// other is left.
+/// Belady's rule. Whenever more than `budget` bytes are held, the group whose restore is farthest
+/// away gets its action from `leaving`. Groups that `base` does not keep are gone from their commit
+/// on. A group is chosen at the earliest `settled_us` after its commit, so that its copy is over by
+/// then, unless there is no other group left.
 [[nodiscard]] inline std::vector<action> come_back_last(const layout& map, std::vector<action> base,
                                                         const std::vector<action>& leaving,
                                                         std::size_t budget, double settled_us) {
-  std::vector<std::uint32_t> order(map.groups.size(), none);  // what never comes back is the last
+  std::vector<std::uint32_t> order(map.groups.size(), none);  // none: never, so farthest away
   for (std::uint32_t i = 0; i < map.reload_order.size(); ++i) order[map.reload_order[i]] = i;
-  std::priority_queue<std::pair<std::uint32_t, std::uint32_t>> idle;  // order, and which
-  std::queue<std::pair<double, std::uint32_t>> settling;              // when committed, and which
+  std::priority_queue<std::pair<std::uint32_t, std::uint32_t>> idle;  // order, and the group
+  std::queue<std::pair<double, std::uint32_t>> settling;  // time of the commit, and the group
   std::vector<bool> restored(map.groups.size(), false);
   std::size_t held = 0;
-  // What handles still hold of each group beyond its commit is not free when it leaves.
+  // A group frees less than its size while handles hold some of its storages beyond the commit.
   auto outliving = outliving_of(map);
   const auto freed = [&](auto group) { return map.groups[group].bytes - outliving[group]; };
   for (const auto& each : map.events) {
@@ -91,8 +93,9 @@ using group_set = std::vector<std::uint32_t>;
   return base;
 }
 
-/// What a local search may change at once: layers and modules, ranges of layers of a module, chunks
-/// of a layer and module up to one or from one on, single groups.
+/// The sets of groups that the search may change together: all chunks of one layer and module
+/// (`classes`), ranges of layers of one module, the earlier or later chunks of a class (`parts`),
+/// and single groups.
 struct neighbourhood {
   std::vector<group_set> classes;
   std::vector<group_set> ranges;
@@ -109,7 +112,8 @@ struct neighbourhood {
     modules[static_cast<std::size_t>(each.module)][each.layer].push_back(i);
     result.singles.push_back({i});
   }
-  // At so many places at most, so that all sets together stay linear in the groups.
+  // Each list is cut at a limited number of positions, so that the total size of all sets stays
+  // linear in the number of groups.
   for (const auto& [module, layers] : modules) {
     std::vector<const group_set*> rows;
     for (const auto& [layer, members] : layers) {
@@ -137,8 +141,8 @@ struct neighbourhood {
   return result;
 }
 
-/// All of a set do `to`. Of one class some may have been shared, and cannot be computed again; what
-/// has no memory of its own goes on as it did.
+/// Gives all groups of a set the action `to`. A group whose memory is shared, or that has no time
+/// for it, cannot be recomputed and is offloaded instead.
 inline void change(const layout& map, std::vector<action>& what, const group_set& which,
                    action to) {
   for (const auto group : which) {
@@ -148,7 +152,8 @@ inline void change(const layout& map, std::vector<action>& what, const group_set
   }
 }
 
-/// What most of a class do, all do; they leave where as many leave as stay.
+/// Gives all groups of a class the action that most of them have. If at least half of them leave,
+/// the class leaves.
 inline void make_alike(const layout& map, std::vector<action>& what,
                        const std::vector<group_set>& classes) {
   for (const auto& members : classes) {
@@ -163,7 +168,8 @@ inline void make_alike(const layout& map, std::vector<action>& what,
   }
 }
 
-/// The groups of each set that can be recomputed; the set of which a byte costs least comes first.
+/// The groups of each set that can be recomputed. Sets are sorted by microseconds for each byte,
+/// the cheapest first.
 [[nodiscard]] inline std::vector<group_set> cheapest_again(const layout& map,
                                                            const std::vector<group_set>& sets) {
   std::vector<std::pair<double, group_set>> sorted;

@@ -1,4 +1,7 @@
-// A step cut into stretches at whose ends memory is counted, and what prices prove about it.
+// A timeline: a step cut into stretches of time, as the bounds of `prices.hpp` and `windows.hpp`
+// need it. Inputs are the layout of a step, link rates in GB/s and a budget in bytes. The output
+// has, for each stretch, microseconds of computing and the bytes that must be away at its end. Few
+// stretches make the bounds fast to compute.
 #pragma once
 
 #include <algorithm>
@@ -17,37 +20,39 @@ namespace tidepool::inline v0_3_0::plan::detail {
 
 // Bytes that may be away between two stretches.
 struct parcel {
-  std::size_t first = 0;   // stretch from which on they may leave
-  std::size_t last = 0;    // by whose end they are back
+  std::size_t first = 0;   // first stretch in which they may leave
+  std::size_t last = 0;    // stretch by whose end they are back
   std::size_t commit = 0;  // first stretch at whose end they may be missing, if recomputed
   std::size_t again = 0;   // stretch in which they are computed again
   double bytes = 0;
-  double recompute_us = -1;  // of a byte; negative: they cannot be
-  double slow_out = 1;       // how much longer its copy takes than its bytes, for the latency
+  double recompute_us = -1;  // microseconds for a byte; negative: they cannot be recomputed
+  double slow_out = 1;       // factor by which latency makes the copy longer
   double slow_in = 1;
 
-  // Those that differ in nothing but their bytes gain alike, and are one.
+  // Parcels with equal keys gain equally from being away, so `merge` makes one of them.
   [[nodiscard]] auto key() const {
     return std::tuple(first, last, commit, again, recompute_us, slow_out);
   }
 };
 
-// Calls are many and most change nothing that matters, so only some of them end a stretch. Within
-// one, bytes may leave and come back at any time: that only makes what is proved weaker.
+// Only some calls end a stretch, because there are many calls and most change nothing that matters
+// to the bound. Within a stretch bytes may leave and come back at any time; this freedom can only
+// lower the bound, so the bound stays valid.
 struct timeline {
   std::vector<double> compute;  // microseconds of each stretch
-  std::vector<double> wait;     // of it, for other ranks
-  std::vector<double> over;     // bytes that must be away at its end
+  std::vector<double> wait;     // part of `compute` that waits for other ranks
+  std::vector<double> over;     // bytes that must be away at its end; negative: there is room
   std::vector<parcel> parcels;
-  std::size_t opens = none;  // stretch from which on some of them may be computed again
-  double out = 0;            // bytes in a microsecond
+  std::size_t opens = none;  // first stretch from which on some parcel may be recomputed
+  double out = 0;            // rates, in bytes for a microsecond
   double in = 0;
   double both = 0;
 
   [[nodiscard]] std::size_t size() const { return compute.size(); }
 };
 
-// What is away, is away whole: a sum of the sizes of storages that may be.
+// Rounds up the bytes that must be away. Storages leave whole, so the bytes away are a sum of sizes
+// of storages.
 class whole_sums {
  public:
   void add(std::size_t bytes, bool comes) {
@@ -55,7 +60,7 @@ class whole_sums {
     count += comes ? 1 : (count > 0 ? -1 : 0);
   }
 
-  // The least sum that is not below `bytes`, or `bytes` where there are too many to look at.
+  // The least such sum of `bytes` or more; `bytes` itself if there are too many sums to enumerate.
   [[nodiscard]] double least_from(double bytes) const {
     if (bytes <= 0) return bytes;
     std::vector<std::pair<double, int>> of;  // sizes and counts, the most frequent last
@@ -88,13 +93,13 @@ class whole_sums {
   std::map<std::size_t, int> counts_;
 };
 
-// Builds a timeline.
 class timeline_cutter {
  public:
   timeline_cutter(const layout& map, const link_rates& rates, double budget, bool may_recompute,
                   std::size_t most, bool by_passes)
       : map_(&map), latency_us_(rates.latency_us) {
-    // A copy beside others may be given a millionth of the rate of both beyond it (`links`).
+    // `links` may exceed the combined rate by a millionth, so all rates are raised as much; the
+    // bound stays below it.
     constexpr double bytes_per_us = 1e3 * (1 + 1e-6);
     result_.out = rates.out * bytes_per_us;
     result_.in = rates.in * bytes_per_us;
@@ -113,8 +118,8 @@ class timeline_cutter {
   [[nodiscard]] timeline take() { return std::move(result_); }
 
  private:
-  // Bytes after each call where nothing leaves. What does not come back may be gone from its commit
-  // on, at no cost in the best case.
+  // The bytes held after each call if nothing is offloaded. A group that never comes back may be
+  // gone from its commit on, at no cost in the best case.
   void hold() {
     double held = 0;
     for (const auto& each : map_->events) {
@@ -130,11 +135,11 @@ class timeline_cutter {
     }
   }
 
-  // Where passes begin and end, since there it counts when the first byte can leave and the last
-  // one has to be back.
+  // Ends stretches where passes begin and end, because the bound depends on when the first byte can
+  // leave and when the last byte must be back.
   void cut_passes() {
     const auto count = held_.size();
-    std::vector<std::size_t> run;  // calls of one kind, one after the other
+    std::vector<std::size_t> run;  // consecutive commits, or consecutive restores
     const auto end_run = [&](std::size_t until) {
       if (run.empty()) return;
       const bool out = map_->events[run.front()].kind == event_kind::commit;
@@ -143,7 +148,7 @@ class timeline_cutter {
         const bool near = (out ? i : from_end) < constants::pass_ends;
         if (near || (out ? from_end : i) == 0) ends_.push_back(run[i]);
       }
-      // From where most is held to the first restore nothing more has to leave.
+      // After the peak of held memory and before the first restore, nothing more has to leave.
       const auto held = held_.begin();
       const auto at = [&](std::size_t call) { return held + static_cast<std::ptrdiff_t>(call); };
       if (out) {
@@ -162,7 +167,8 @@ class timeline_cutter {
     end_run(count);
   }
 
-  // Where most is held among as many neighbours each.
+  // Splits the calls into `most` runs of equal length; in each, the call with the most bytes held
+  // ends a stretch.
   void cut(std::size_t most) {
     const auto count = held_.size();
     const auto cuts = std::min(count, most);
@@ -253,7 +259,7 @@ class timeline_cutter {
   std::vector<std::vector<std::size_t>> sizes_;  // of the storages of each group
   std::vector<double> held_;                     // after each call
   std::vector<std::size_t> ends_;                // calls that end a stretch
-  std::vector<std::size_t> of_call_;             // the stretch that a call belongs to
+  std::vector<std::size_t> of_call_;             // stretch of each call
 };
 
 }  // namespace tidepool::plan::detail

@@ -1,4 +1,6 @@
-// The search for a plan, with the simulator as judge.
+// The walk: the local search for a plan. Inputs are a simulator, a goal and a budget in bytes. The
+// output is the actions and limits with the least cost in microseconds, as the simulator predicts
+// it. A search is needed because the best of exponentially many plans cannot be computed directly.
 #pragma once
 
 #include <algorithm>
@@ -26,9 +28,9 @@ struct candidate {
   return a.runs != b.runs ? a.runs : a.runs ? cost_us(a) < cost_us(b) : a.peak < b.peak;
 }
 
-// Begins with Belady's rule, and goes on at random from the best plan that it gives: threshold
-// accepting (Dueck and Scheuer, J. Comput. Phys. 90, 1990). The numbers are the same on every
-// platform.
+// Starts with Belady's rule and continues with random changes to the best plan found: threshold
+// accepting (Dueck and Scheuer, J. Comput. Phys. 90, 1990). The generator gives the same numbers on
+// every platform, so plans are reproducible.
 class walk {
  public:
   walk(simulator& sim, const std::vector<action>& keep_all, const goal& wanted)
@@ -44,10 +46,10 @@ class walk {
     tie_sharers();
   }
 
-  // The best that a rule finds in `budget`: for each group that must leave, the one that comes back
-  // last (Belady), with more and more of the budget set aside for copies on their way; with parts
-  // of what can be recomputed recomputed, the cheapest first; or with all that fits sent to a
-  // neighbour.
+  // The best plan that a rule finds in `budget`. The rule is Belady's: when memory is short, the
+  // group whose restore is farthest away is offloaded. The rule is tried with more and more of the
+  // budget reserved for copies in flight, with parts of the recomputable groups recomputed (the
+  // cheapest first), and with all groups sent to the neighbour.
   [[nodiscard]] candidate start(std::size_t budget, bool alike) {
     begun_ = sim_->runs();
     candidate best;
@@ -67,9 +69,9 @@ class walk {
     return best;
   }
 
-  // The best plan seen in as many simulated events. At first a step may take longer than before, by
-  // up to `heat` copies of the largest group. Where `alike`, groups of one layer and module go the
-  // same way in all microbatches.
+  // The best plan seen in `events` simulated events. At the begin a step may be slower than the one
+  // before by up to `heat` copies of the largest group; this margin shrinks to 0. If `alike`,
+  // groups of one layer and module get the same action in all microbatches.
   [[nodiscard]] candidate go(candidate now, std::size_t events, double heat, bool alike) {
     if (near_.classes.empty()) return now;
     const auto tries = std::max<std::size_t>(1, events / (map().events.size() + 1));
@@ -90,14 +92,14 @@ class walk {
 
   void run(candidate& which) { which.result = sim_->run(which.what, which.limits); }
 
-  // Between 0 and 1.
+  // A random number from 0 to 1.
   [[nodiscard]] double chance() {
     return static_cast<double>(random_()) / static_cast<double>(random_.max());
   }
   [[nodiscard]] std::size_t roll(std::size_t sides) { return random_() / 4 % sides; }
 
   void change_at_random(candidate& which, bool alike) {
-    if (near_.classes.empty()) return;  // nothing can go another way
+    if (near_.classes.empty()) return;  // no group can change
     if (roll(16) == 0) {
       which.limits.reload_ahead = ahead_[roll(ahead_.size())];
       which.limits.reload_ahead_bytes = roll(2) == 0 ? 0 : (1 + roll(6)) * map().largest;
@@ -106,7 +108,8 @@ class walk {
     const auto& set = pick(alike);
     const bool kept = which.what[set[roll(set.size())]] == action::keep;
     alter(which.what, set, kept);
-    // As often as not another set goes the other way, so that memory is exchanged.
+    // Every other time, a second set changes in the opposite way, so that the two sets exchange
+    // memory.
     if (roll(2) == 0) alter(which.what, pick(alike), !kept);
   }
 
@@ -114,7 +117,7 @@ class walk {
   static constexpr std::size_t parts = 8;
 
   [[nodiscard]] const layout& map() const { return sim_->map(); }
-  // True where as many steps as are allowed were simulated since the latest start.
+  // True if as many steps as `goal::effort` allows were simulated since the latest start.
   [[nodiscard]] bool tired() const {
     return wanted_.effort && sim_->runs() - begun_ >= *wanted_.effort;
   }
@@ -163,7 +166,8 @@ class walk {
     for (const auto group : set) tie(what, group);
   }
 
-  // Groups that save one storage go the same way, because it stays while any of them keeps it.
+  // Groups that save the same storage get the same action, because the storage stays while one of
+  // them keeps it.
   void tie_sharers() {
     tied_.resize(keep_all_.size());
     for (std::uint32_t g = 0; g < tied_.size(); ++g) {
@@ -189,8 +193,8 @@ class walk {
   goal wanted_;
   neighbourhood near_;
   std::vector<std::size_t> ahead_;
-  double copy_us_;         // of the largest group
-  std::size_t begun_ = 0;  // runs of the simulator before the latest start
+  double copy_us_;         // time to copy the largest group
+  std::size_t begun_ = 0;  // simulated steps before the latest start
   std::vector<std::vector<std::uint32_t>> tied_;
   std::minstd_rand random_;
 };

@@ -1,4 +1,6 @@
-// Prices for `price_proof`: windows around the moments at which much is held.
+// A search for prices that `price_proof` turns into a lower bound: time windows around the peaks of
+// held memory. Input is a timeline (microseconds, bytes), output are prices. Windows find the tight
+// bound of pipelines in which two microbatches meet, without iterations.
 #pragma once
 
 #include <algorithm>
@@ -12,14 +14,16 @@
 
 namespace tidepool::inline v0_3_0::plan::detail {
 
-// In a window all of the link's time counts. Bytes leave up to some moment and come back after it.
-// What is above the budget at that moment must have left in the window or come back in it, unless
-// it was committed before it and is restored after it. So with one microbatch that has just gone
-// forward, another that is about to go backward, V bytes each and M of memory, the two passes take
-// at least (2V - M) / rate. Half a window counts what leaves alone, or what comes back alone.
-// Windows do not overlap, so what each adds is added; the best set of them is found exactly, among
-// the ends that are looked at. Those are finer than what `price_search` sees, which in return knows
-// of several moments at once and of computing again.
+// A window is a range of stretches in which all of the link's time has its full price. Bytes leave
+// up to a peak inside the window, and come back after it. The bytes above the budget at the peak
+// must leave in the window or come back in it. Exempt are bytes that were committed before the
+// window and are restored after it. Example: one microbatch has just gone forward and another is
+// about to go backward, with V bytes each and M bytes of memory. The two passes then take at least
+// (2V - M) / rate. Half a window counts only bytes that leave, or only bytes that come back.
+//
+// Windows do not overlap, so their contributions add up. Dynamic programming finds the best set of
+// windows exactly, among the ends that are tried. These ends are finer than the stretches of
+// `price_search`; in return, that search handles several peaks at once and recomputation.
 class window_search {
  public:
   explicit window_search(const timeline& of)
@@ -45,7 +49,7 @@ class window_search {
     }
   }
 
-  // Prices that say most; all 0 where no window says anything.
+  // The prices of the best set of windows; all 0 if no window proves anything.
   [[nodiscard]] prices run() {
     for (std::size_t end = 0; end + 1 < of_->size(); ++end) {
       if (of_->over[end] > 0) look_around(end);
@@ -62,34 +66,36 @@ class window_search {
 
  private:
   struct rates {
-    double out = 0;  // microseconds of a byte
+    double out = 0;  // microseconds for a byte
     double in = 0;
     double memory = 0;
   };
   enum class kind : std::uint8_t { cheaper, dearer, shared, leaving, arriving };
   struct window {
     std::size_t from = 0;  // first stretch
-    std::size_t peak = 0;  // the last in which bytes leave
+    std::size_t peak = 0;  // last stretch in which bytes leave
     std::size_t to = 0;    // one past the last stretch; 0: none ends here
     kind what{};
   };
-  // Bytes that are there at a moment, by where windows around it begin and end.
+  // Bytes that could be away at a peak, sorted by the windows that they lie in.
   struct table {
     std::vector<std::size_t> from;  // first stretches of windows
     std::vector<std::size_t> to;    // last stretches
-    std::vector<double> older;      // committed before the first
-    std::vector<double> younger;    // restored after the last
+    std::vector<double> older;      // bytes committed before each `from`
+    std::vector<double> younger;    // bytes restored after each `to`
     double all = 0;
   };
 
-  // More must be away than next to it; of moments alike, the one before something is restored.
+  // True if at least as many bytes must be away here as in the stretches beside it. Among equal
+  // neighbours, the last one before a restore is the peak.
   [[nodiscard]] bool is_peak(std::size_t i) const {
     const auto& over = of_->over;
     if (over[i + 1] > over[i] || (i > 0 && over[i - 1] > over[i])) return false;
     return over[i + 1] < over[i] || restores_[i + 1];
   }
 
-  // The best of what ends up to `to`. Waits after the first window are lost.
+  // Carries the best sum of windows on to stretch `to`. Waits for other ranks after the first
+  // window are subtracted, because they absorb delay.
   void settle(std::size_t to) {
     for (; settled_ < to; ++settled_) {
       const auto carried = best_[settled_] - of_->wait[settled_];
@@ -106,10 +112,11 @@ class window_search {
     return result;
   }
 
-  // Calls `use` with the bytes there at `peak`, and their row and column in the table.
+  // Calls `use` with each parcel that could be away at `peak`: its bytes, and its row and column in
+  // the table.
   template <class Use>
   void each_there(std::size_t peak, const table& in, const Use& use) const {
-    // They are in the order of their first stretch.
+    // Parcels are sorted by their first stretch.
     const auto from = std::lower_bound(
         parcels_.begin(), parcels_.end(), peak - std::min(peak, longest_),
         [](const parcel& each, std::size_t stretch) { return each.first < stretch; });
@@ -138,11 +145,11 @@ class window_search {
     });
     for (std::size_t r = 1; r < older.size(); ++r) older[r] += older[r - 1];
     for (auto c = younger.size() - 1; c-- > 0;) younger[c] += younger[c + 1];
-    younger.erase(younger.begin());  // what comes back by the end of a column is not after it
+    younger.erase(younger.begin());  // bytes that come back by the end of a column are not younger
     return result;
   }
 
-  // Bytes committed before a row's window and restored after a column's.
+  // Bytes that were committed before the window of a row and are restored after that of a column.
   [[nodiscard]] std::vector<double> free_around(std::size_t peak, const table& of) const {
     const auto columns = of.to.size() + 1;
     std::vector<double> free((of.from.size() + 1) * columns);
@@ -213,12 +220,12 @@ class window_search {
 
   const timeline* of_;
   std::vector<parcel> parcels_;
-  std::vector<bool> restores_;  // something, in a stretch
-  std::vector<double> upto_;    // computing before a stretch
-  std::vector<double> best_;    // of windows that end before a stretch
+  std::vector<bool> restores_;  // true for stretches with a restore
+  std::vector<double> upto_;    // microseconds of computing before each stretch
+  std::vector<double> best_;    // microseconds proved by windows that end before each stretch
   std::vector<window> chosen_;
   std::array<rates, 3> whole_;
-  std::size_t longest_ = 0;  // stretches of a parcel
+  std::size_t longest_ = 0;  // in stretches, of any parcel
   std::size_t settled_ = 0;
 };
 

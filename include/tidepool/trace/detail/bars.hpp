@@ -1,4 +1,4 @@
-/// Spans of one lane turned into few enough bars to draw.
+/// Merges the spans of a lane into few enough bars to draw.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ struct styled_span {
   std::size_t style = 0;
 };
 
-// What one style has in a bar.
+// The spans of one style in a bar: number, bytes, and time in microseconds.
 struct bar_share {
   std::size_t style = 0;
   std::size_t spans = 0;
@@ -26,7 +26,7 @@ struct bar_share {
   double time = 0;
 };
 
-// A piece of a lane: one span, or a run of many narrow ones with what each style has in it.
+// A piece of a lane: one span, or a run of many narrow spans with a share for each style.
 struct bar {
   double start = 0;
   double end = 0;
@@ -44,13 +44,13 @@ inline void add_share(std::vector<bar_share>& shares, const bar_share& more) {
     share.time += more.time;
     return;
   }
-  // In order of style, so that neighbours are stacked alike.
+  // Shares are sorted by style, so that neighbouring bars are stacked in the same order.
   const auto place = std::find_if(shares.begin(), shares.end(),
                                   [&](const auto& share) { return share.style > more.style; });
   shares.insert(place, more);
 }
 
-// Two runs that would be drawn nearly alike.
+// True if two runs would look nearly the same.
 [[nodiscard]] inline bool alike(const bar& a, const bar& b) {
   if (a.shares.size() != b.shares.size() || !(a.width() > 0) || !(b.width() > 0)) return false;
   return std::all_of(a.shares.begin(), a.shares.end(), [&](const bar_share& share) {
@@ -61,9 +61,10 @@ inline void add_share(std::vector<bar_share>& shares, const bar_share& more) {
   });
 }
 
-// Bars in order of start, from spans in order of start (the longer first of two that start
-// together). Spans shorter than `narrow` go into runs: a run takes what follows within `narrow`
-// until it is four times as long, and joins the one before where the two look alike.
+// Makes bars, in order of start, from spans that are sorted by start (of two that start together
+// the longer first). Spans shorter than `narrow` go into runs. A run takes further spans within a
+// distance of `narrow` until it is four times as long. The run joins the one before it if both look
+// alike.
 [[nodiscard]] inline std::vector<bar> merge_spans(const std::vector<styled_span>& spans,
                                                   double narrow) {
   std::vector<bar> bars;
@@ -105,7 +106,8 @@ inline void add_share(std::vector<bar_share>& shares, const bar_share& more) {
   return bars;
 }
 
-// The longest piece (start, end) of a bar that none of `others` touches; those in order of start.
+// The longest piece (start, end) of a bar that no bar of `others` covers; `others` are sorted by
+// start.
 [[nodiscard]] inline std::pair<double, double> free_part(const bar& of,
                                                          const std::vector<bar>& others) {
   std::pair<double, double> best{of.start, of.start};

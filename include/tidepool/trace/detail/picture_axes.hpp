@@ -1,4 +1,4 @@
-/// The lower part of a step's picture: device bytes over time, and the time axis.
+/// The lower part of a step's picture: the curve of device bytes over time, and the time axis.
 #pragma once
 
 #include <algorithm>
@@ -16,29 +16,31 @@
 
 namespace tidepool::inline v0_3_0::trace::detail {
 
-// The highest level, the first of several; `levels` is not empty.
+// The highest level, or the first of several. `levels` must not be empty.
 [[nodiscard]] inline const trace::level& peak_of(const std::vector<trace::level>& levels) {
   return *std::max_element(levels.begin(), levels.end(),
                            [](const auto& a, const auto& b) { return a.bytes < b.bytes; });
 }
 
-// `1.5 ms` on an axis with ticks every `step`: the digits that tell ticks apart, and no more.
+// A text such as `1.5 ms` for a tick. The text has just enough digits to distinguish ticks that are
+// `step` apart.
 [[nodiscard]] inline std::string tick_text(double value, double step, const scale_unit& unit) {
   if (value == 0) return "0";
   const int decimals = std::max(0, static_cast<int>(std::ceil(-std::log10(step) - 1e-9)));
   return fixed(value, std::min(decimals, 9)).append(" ").append(unit.name);
 }
 
-// The part below the lanes: device bytes over time.
+// The curve of device bytes over time, below the lanes.
 class memory_curve {
  public:
-  // `height` high, from `y` down; a budget of 0 is none.
+  // A curve from `y` down, `height` pixels high. A budget of 0 means no budget.
   memory_curve(const picture_layout& layout, std::size_t budget, double y, double height)
       : layout_(layout), budget_(budget), y_(y), height_(height) {
     const auto bytes_of = [](const trace::level& of) { return static_cast<double>(of.bytes); };
     double most = std::max(1.0, bytes_of(peak_of(layout.levels())));
     if (shows_without()) most = std::max(most, bytes_of(peak_of(layout.without())));
-    // One far above is said in words: a curve along the bottom would tell nothing.
+    // A budget far above the curve is only written in words, because it would press the curve to
+    // the bottom.
     budget_seen_ = budget > 0 && static_cast<double>(budget) <= 2.5 * most;
     if (budget_seen_) most = std::max(most, static_cast<double>(budget));
     unit_ = unit_of(most, binary_units);
@@ -144,7 +146,8 @@ class memory_curve {
     on.words.put("<circle r=\"3.5\" fill=\"#3d5a80\" stroke=\"#fff\"" + svg::attribute("cx", x) +
                  svg::attribute("cy", level) + "/>\n");
     const bool right_half = x > (layout_.left() + layout_.right()) / 2;
-    // Clear of the line of a budget that is nearly taken, and of the budget's name at its end.
+    // The label avoids the line of a budget that is nearly used up, and the budget's name at the
+    // line's end.
     double at = level - 6;
     if (budget_seen_ && level - y_of(budget_) < 22) {
       at = x < layout_.right() - 130 ? std::min(at, y_of(budget_) - 5) : level + 16;
@@ -169,7 +172,8 @@ inline double draw_time_axis(const picture_layout& layout, sheet& on, double top
   const double range = layout.to() - layout.from();
   const auto unit = unit_of(range, time_units);
   const double step = round_step(range / unit.size, (layout.right() - layout.left()) / 95);
-  // Counted, not added up: a step may be less than the rounding of a large time.
+  // Ticks are counted and not added up, because a step may be smaller than the rounding of a large
+  // time.
   const double first = std::ceil(layout.from() / unit.size / step - 1e-6);
   const auto count = static_cast<int>(std::floor(range / unit.size / step + 1e-6));
   for (int i = 0; i <= count; ++i) {

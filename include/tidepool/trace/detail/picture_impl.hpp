@@ -1,4 +1,4 @@
-// The bodies of picture.hpp.
+// Draws a step's picture: the implementation of picture.hpp.
 #pragma once
 
 #include <algorithm>
@@ -150,7 +150,7 @@ namespace tidepool::inline v0_3_0::trace {
 TIDEPOOL_INLINE void write_svg(std::ostream& out, const record& step,
                                const picture_options& options) {
   const auto text = detail::picture(step, options).draw();
-  // Unformatted, so that the stream's locale and width do not count.
+  // Writes unformatted, because the stream's locale and width must have no effect.
   out.write(text.data(), static_cast<std::streamsize>(text.size()));
 }
 

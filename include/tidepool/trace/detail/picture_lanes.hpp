@@ -1,4 +1,5 @@
-/// The lanes of a step's picture: bars, what is written in and about them, and how busy each was.
+/// The lanes of a step's picture: bars with their texts and hover texts, and how busy each lane
+/// was.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +24,7 @@ class picture_lanes {
                 sheet& on)
       : layout_(layout), record_(record), lane_height_(lane_height), on_(on) {}
 
-  // From `y` down; returns where it ends.
+  // Draws lanes from `y` down; returns the lower end.
   double draw(double y) {
     const auto& names = record_.lanes;
     if (!names.empty()) on_.words.label(layout_.right() + 10, y - 6, "busy", {11, faint_ink});
@@ -50,7 +51,8 @@ class picture_lanes {
     return fixed(share * 100, share > 0 && share < 0.0995 ? 1 : 0) + "%";
   }
 
-  // Nobody told what computes there, which is not to say that nothing did.
+  // True if the work of a lane is unknown, because nobody named it. The lane may still have been
+  // busy.
   [[nodiscard]] bool untraced(std::size_t lane) const {
     return !record_.traced(lane) && layout_.lanes()[lane].work.empty();
   }
@@ -72,7 +74,7 @@ class picture_lanes {
                     "stalled for " + duration_text(lane.stalled));
   }
 
-  // A run of many spans shows as heights what share of its time each style had.
+  // Draws a bar. In a run of many spans, the height of each style is its share of the run's time.
   void draw_bar(const bar& item, double y) {
     const bool stall = item.shares.front().style == picture_layout::stall_style;
     const double x = layout_.x_of(item.start);
@@ -90,7 +92,8 @@ class picture_lanes {
         part = std::min(1.0, share.time / item.width());
       }
       const double height = lane_height_ * part;
-      // Stalls hang from above: beside the work they interrupt, not over it.
+      // Stalls hang from the top, so that they are beside the work that they interrupt and not over
+      // it.
       const box at{x, stall ? y : bottom - height, drawn, height};
       const auto& style = layout_.styles()[share.style];
       // The hatching needs room.

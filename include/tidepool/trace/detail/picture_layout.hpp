@@ -1,4 +1,5 @@
-/// Where and in which colour everything of a step goes in its picture.
+/// The layout of a step's picture: positions in pixels and colours of its spans, from times in
+/// microseconds.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +20,7 @@ namespace tidepool::inline v0_3_0::trace::detail {
 // Shapes in all lanes together; each takes some 240 bytes of the file.
 inline constexpr double most_bars = 3600;
 
-// How one kind of thing is drawn, and its entry in the legend.
+// The style of one kind of span, and its entry in the legend.
 struct drawing_style {
   std::string name;
   std::string fill;
@@ -29,7 +30,7 @@ struct drawing_style {
 struct lane_layout {
   std::vector<bar> work;
   std::vector<bar> stalls;
-  double busy = 0;     // microseconds in which it worked, stalls left out
+  double busy = 0;     // microseconds of work without stalls
   double stalled = 0;  // microseconds
 };
 
@@ -52,7 +53,7 @@ class picture_layout {
   [[nodiscard]] double x_of(double time) const {
     return left_ + (time - from_) / (to_ - from_) * (right_ - left_);
   }
-  // The time that one pixel stands for.
+  // The time of one pixel, in microseconds.
   [[nodiscard]] double pixel() const { return (to_ - from_) / (right_ - left_); }
   [[nodiscard]] double detail() const { return detail_; }
 
@@ -88,7 +89,7 @@ class picture_layout {
   }
 
  private:
-  // What has a place in time, in order of time.
+  // Takes the spans, levels and passes that can be drawn, and sorts them by time.
   void place(const trace::record& record) {
     const auto take_levels = [](const std::vector<trace::level>& of, auto& into) {
       for (const auto& level : of) {
@@ -98,7 +99,7 @@ class picture_layout {
                        [](const auto& a, const auto& b) { return a.time < b.time; });
     };
     take_levels(record.device_bytes, levels_);
-    // Where nothing left, the two are one.
+    // If nothing was offloaded, both curves are the same, so the second is left out.
     take_levels(record.device_bytes_without, without_);
     if (std::none_of(record.spans.begin(), record.spans.end(), [](const trace::span& each) {
           return each.kind == trace::span_kind::offload;
@@ -119,7 +120,7 @@ class picture_layout {
       to_ = std::max(to_, levels_.back().time);
     }
     if (!(to_ > from_)) to_ = from_ + 1;
-    // Of two that start together the longer is below the shorter.
+    // The longer of two spans that start together comes first, so it is drawn below the shorter.
     std::stable_sort(spans_.begin(), spans_.end(), [](const auto* a, const auto* b) {
       return a->start != b->start ? a->start < b->start : a->end > b->end;
     });
@@ -171,7 +172,8 @@ class picture_layout {
     for (std::size_t i = 0; i < modules.size(); ++i) {
       styles_.push_back({modules[i], fill_of(paints[i])});
     }
-    // More names than greys: the greys only keep neighbours apart, and one entry stands for all.
+    // If there are more names than greys, the greys only separate neighbours, and one entry stands
+    // for all of them.
     constexpr std::size_t greys = compute_colours.size();
     const bool few = computes.size() <= greys;
     for (std::size_t i = 0; i < std::min(greys, computes.size()); ++i) {
@@ -188,7 +190,7 @@ class picture_layout {
     for (const auto* span : spans_) {
       switch (span->kind) {
         case trace::span_kind::stall:
-          // Every join leaves a span; those at which nobody waited are no stalls.
+          // Every join leaves a span; a join at which nobody waited is no stall.
           if (!(span->end > span->start)) break;
           styles_[stall_style].listed = true;
           stalls_[span->lane].push_back({span, stall_style});
@@ -205,8 +207,9 @@ class picture_layout {
     }
   }
 
-  // A pixel is the least that a span among others must have to be drawn for itself (half a pixel
-  // would do, and looks like noise); more where the lanes would have too many shapes.
+  // Merges spans into bars. A span gets a bar of its own from a width of one pixel on (half a pixel
+  // would be possible, but looks like noise). The width is doubled until the number of shapes is
+  // small enough.
   void merge() {
     for (double narrow = pixel() / detail_;; narrow *= 2) {
       lanes_.assign(work_.size(), {});
@@ -225,7 +228,7 @@ class picture_layout {
       auto all = stalls;
       for (const auto& item : work_[i]) all.emplace_back(item.span->start, item.span->end);
       lanes_[i].stalled = covered(std::move(stalls));
-      // A trainer's span may reach over the joins within it: a stalled stream is not busy.
+      // A trainer's span may include joins; a stalled stream is not busy, so stalls are subtracted.
       lanes_[i].busy = covered(std::move(all)) - lanes_[i].stalled;
     }
   }

@@ -1,4 +1,4 @@
-/// Around the lanes of a step's picture: its passes above, and why it stalled below.
+/// The notes of a step's picture: a row of passes above the lanes, and the reasons of stalls below.
 #pragma once
 
 #include <algorithm>
@@ -38,7 +38,7 @@ inline double draw_passes(const picture_layout& layout, sheet& on, double y) {
   return y + height + 8;
 }
 
-// The reasons of all stalls, the longest first, a line each; returns where they end.
+// Draws the reasons of stalls, a line each, the longest first; returns the lower end.
 inline double draw_stall_list(const trace::record& record, const picture_layout& layout, svg& front,
                               double y) {
   constexpr std::size_t most = 6;

@@ -1,4 +1,4 @@
-/// Numbers, sizes and durations as text: the same in every locale, never `nan` or `inf`.
+/// Numbers, sizes and durations as text: the same text in every locale, and never `nan` or `inf`.
 #pragma once
 
 #include <algorithm>
@@ -6,13 +6,13 @@
 #include <charconv>
 #include <cmath>
 #include <cstddef>
-#include <cstdint>
 #include <string>
 #include <string_view>
 
 namespace tidepool::inline v0_3_0::trace::detail {
 
-// `12.50`. What is not finite prints as zero: a file nobody can load is worse than a zero in it.
+// Prints `12.50`. Values that are not finite print as zero, because `nan` would make a whole file
+// unreadable.
 [[nodiscard]] inline std::string fixed(double value, int decimals) {
   constexpr double most = 1e18;
   value = std::isfinite(value) ? std::clamp(value, -most, most) : 0.0;
@@ -25,7 +25,7 @@ namespace tidepool::inline v0_3_0::trace::detail {
   return std::string(digits.substr(minus_zero ? 1 : 0));
 }
 
-// As `fixed`, without the zeros at the end.
+// Prints as `fixed`, without zeros at the end.
 [[nodiscard]] inline std::string trimmed(double value, int decimals) {
   std::string text = fixed(value, decimals);
   if (text.find('.') == std::string::npos) return text;
@@ -34,7 +34,7 @@ namespace tidepool::inline v0_3_0::trace::detail {
   return text;
 }
 
-// Three digits that count: `1.23`, `12.3`, `123`.
+// Prints three significant digits: `1.23`, `12.3`, `123`.
 [[nodiscard]] inline std::string three_digits(double value) {
   const double size = std::abs(value);
   return fixed(value, size < 9.995 ? 2 : size < 99.95 ? 1 : 0);
@@ -51,7 +51,7 @@ inline constexpr std::array<scale_unit, 5> binary_units{
 inline constexpr std::array<scale_unit, 4> time_units{
     {{1e-3, "ns"}, {1, "\xc2\xb5s"}, {1e3, "ms"}, {1e6, "s"}}};
 
-// The largest unit of which `value` is at least one, as it will be rounded.
+// The largest unit of which `value` is at least one after rounding.
 template <std::size_t Count>
 [[nodiscard]] constexpr scale_unit unit_of(double value, const std::array<scale_unit, Count>& in) {
   std::size_t best = 0;
@@ -64,19 +64,20 @@ template <std::size_t Count>
   return (whole ? fixed(value, 0) : three_digits(value / unit.size)).append(" ").append(unit.name);
 }
 
-// `1.50 GiB`.
+// Prints `1.50 GiB`.
 [[nodiscard]] inline std::string bytes_text(std::size_t bytes) {
   const auto value = static_cast<double>(bytes);
   return with_unit(value, unit_of(value, binary_units));
 }
 
-// `1.23 ms`, from microseconds.
+// Prints `1.23 ms`, from microseconds.
 [[nodiscard]] inline std::string duration_text(double microseconds) {
   if (!(std::abs(microseconds) > 0)) return "0 \xc2\xb5s";
   return with_unit(microseconds, unit_of(std::abs(microseconds), time_units));
 }
 
-// The distance of round numbers (1, 2 or 5 times a power of ten) of which at most `count` fit.
+// The smallest round step (1, 2 or 5 times a power of ten) of which at most `count` fit into
+// `range`.
 [[nodiscard]] inline double round_step(double range, double count) {
   if (!(range > 0) || !std::isfinite(range)) return 1;
   const double rough = range / std::max(count, 1.0);

@@ -1,4 +1,4 @@
-// The bodies of report.hpp.
+// Writes the page of a report: the implementation of report.hpp.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +22,7 @@
 
 namespace tidepool::inline v0_3_0::trace::detail {
 
-// What one module did in the traced step.
+// The copies and stalls of one module in the traced step.
 struct module_traffic {
   std::string name;
   std::size_t copies[2]{};  // out, in
@@ -145,7 +145,8 @@ class report_writer {
                    ? duration_text(number)
                    : bytes_text(static_cast<std::size_t>(std::max(0.0, number)));
       };
-      // A multiple of next to nothing tells less than the difference.
+      // If the measured value is more than twice the planned one, the difference is clearer than a
+      // percentage.
       const bool far = each.measured > 2 * each.planned;
       const auto miss = each.planned > 0 ? 100 * (each.measured / each.planned - 1) : 0.0;
       table.row({each.name, value(each.planned), value(each.measured),

@@ -1,4 +1,4 @@
-/// What every report's page has: its style and its script.
+/// The style and the script of every report's page.
 #pragma once
 
 #include <string_view>

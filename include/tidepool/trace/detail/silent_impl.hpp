@@ -1,4 +1,4 @@
-// The bodies of silent.hpp.
+// Finds silent modules and their reasons: the implementation of silent.hpp.
 #pragma once
 
 #include <algorithm>
@@ -83,7 +83,8 @@ TIDEPOOL_INLINE std::string why_silent(const module_counters& module) {
 
 namespace detail {
 
-// For a module under whose name nothing was committed: what the trainer discarded instead.
+// An addition for a module without commits: the tensors that the trainer discarded instead of
+// saving them.
 TIDEPOOL_INLINE std::string discarded_words(const counters& totals) {
   std::string names;
   for (const auto& each : totals.recomputed) {
@@ -94,7 +95,7 @@ TIDEPOOL_INLINE std::string discarded_words(const counters& totals) {
          "' to compute them again; where this module saves them, nothing of it is left to offload";
 }
 
-// For a module under whose name nothing was committed: the name that may have been meant.
+// An addition for a module without commits: the name that may have been meant.
 TIDEPOOL_INLINE std::string nearest_words(const counters& totals, std::string_view missing) {
   std::vector<std::string_view> names;
   for (const auto& each : totals.modules) {

@@ -1,4 +1,4 @@
-/// Why a stream waited, in words: the same in pictures, timelines and reports.
+/// The reasons of stalls in words, the same in pictures, timelines and reports.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,8 @@
 
 namespace tidepool::inline v0_3_0::trace::detail {
 
-// What a join's name means to whoever tunes a step; empty for a name of somebody else's.
+// The meaning of a join's name for a person who tunes a step; empty for a name that is not
+// Tidepool's.
 [[nodiscard]] inline std::string_view meaning_of(std::string_view join) {
   if (join == name_of(join_site::device_reuse)) return "no free device memory yet";
   if (join == name_of(join_site::consumer)) return "what backward reads is not back yet";
@@ -93,7 +94,8 @@ struct stall_sum {
   std::vector<const trace::span*> stalls;  // the longest first
 };
 
-// `cap 2.67 ms, consumer 31.2 us`: one figure for each reason, the longest first.
+// A text such as `cap 2.67 ms, consumer 31.2 us`, with one figure for each reason, the longest
+// first.
 [[nodiscard]] inline std::string reasons_text(const std::vector<stall_sum>& sums) {
   std::vector<std::pair<std::string_view, double>> reasons;
   for (const auto& each : sums) {
@@ -113,7 +115,7 @@ struct stall_sum {
   return text;
 }
 
-// The longest first; those without length are none.
+// The sums of all stalls, the longest first. Stalls of no duration are left out.
 [[nodiscard]] inline std::vector<stall_sum> sum_stalls(const trace::record& of) {
   std::vector<stall_sum> sums;
   for (const auto& each : of.spans) {

@@ -1,4 +1,4 @@
-// The bodies of summary.hpp.
+// Adds counters and writes summaries: the implementation of summary.hpp.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-/// The tables of a summary: modules, and memory.
+/// The tables of a summary: one by module, one about memory.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,6 @@
 #include <ostream>
 #include <span>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -65,19 +64,20 @@ void add(std::vector<Counts>& to, const std::vector<Counts>& from) {
   }
 }
 
-// What was not asked for would only be a row of zeros.
+// True if a module gets a row. A module that was neither seen nor asked for would only be a row of
+// zeros.
 [[nodiscard]] inline bool worth_a_row(const trace::module_counters& count) {
   const bool seen = count.groups > 0 || count.bytes_offloaded > 0 || count.tensors_elsewhere > 0 ||
                     count.tensors_excluded > 0;
-  return seen || (count.enabled && !count.by_all);  // `all` names many that a model has not
+  return seen || (count.enabled && !count.by_all);  // `all` names modules that a model may not have
 }
 
-// MiB with as many digits as suit the largest number of the table.
+// MiB, with as many digits as suit the largest number of the table.
 [[nodiscard]] inline std::string mebibytes(std::size_t bytes, std::size_t largest) {
   const int decimals = largest >= (std::size_t{100} << 20) ? 1 : 3;
   const double least = decimals == 1 ? 0.1 : 0.001;
   const double value = static_cast<double>(bytes) / 0x1p20;
-  // Something must not look like nothing.
+  // A small number must not look like zero.
   return bytes > 0 && value < least ? "<" + fixed(least, decimals) : fixed(value, decimals);
 }
 
@@ -86,7 +86,7 @@ void add(std::vector<Counts>& to, const std::vector<Counts>& from) {
   return fixed(100 * static_cast<double>(part) / static_cast<double>(whole), 1) + "%";
 }
 
-// Rows by module and, where `by_rank` says so, one for each rank; `sum` is over all ranks.
+// A row for each module and, if `by_rank`, for each of its ranks. `sum` is over all ranks.
 [[nodiscard]] inline std::string module_table(std::span<const ranked> ranks,
                                               const trace::counters& sum, bool by_rank) {
   trace::module_counters total;
@@ -164,7 +164,7 @@ inline void add_places(text_table& table, const trace::counters& totals) {
   }
 }
 
-// One line for each figure.
+// A line for each figure of memory.
 [[nodiscard]] inline std::string memory_lines(const trace::counters& totals) {
   text_table table({"peak taken", bytes_text(totals.device_peak)});
   table.row({"peak needed", bytes_text(totals.live_peak)});
@@ -193,7 +193,7 @@ inline void add_places(text_table& table, const trace::counters& totals) {
   return table.text();
 }
 
-// Unformatted output, so that the locale, width and base of the stream do not count.
+// Writes unformatted, because the stream's locale, width and base must have no effect.
 inline void write_summary(std::ostream& out, const std::string& head, const std::string& modules,
                           const std::string& memory, const std::vector<std::string>& messages) {
   std::string text = head + "\n\n" + modules + "\n" + memory;
@@ -202,7 +202,7 @@ inline void write_summary(std::ostream& out, const std::string& head, const std:
   out.write(text.data(), static_cast<std::streamsize>(text.size()));
 }
 
-// One row for each rank, since memory is each rank's own; then what all have together.
+// A row for each rank, because each rank has its own memory, and a row for the sum.
 [[nodiscard]] inline std::string memory_table(std::span<const ranked> ranks,
                                               const trace::counters& sum) {
   text_table table({"rank", "peak taken", "without offload", "saved", "share", "host reserved"});

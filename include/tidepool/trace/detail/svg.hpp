@@ -1,4 +1,4 @@
-/// The few SVG elements a picture needs, as text.
+/// Writes the few SVG elements that a picture needs, as text.
 #pragma once
 
 #include <cstddef>
@@ -32,11 +32,11 @@ struct box {
   double height = 0;
 };
 
-// The width of one character in ems, rather too much than too little: nobody knows the reader's
-// font.
+// The width of a character in ems. The width is estimated generously, because the reader's font is
+// unknown.
 [[nodiscard]] constexpr double character_width(std::string_view character) {
   if (character.size() > 1) {
-    // From U+2E80 on come the scripts whose letters are a whole em wide.
+    // The scripts from U+2E80 on have letters that are one em wide.
     return character >= std::string_view("\xe2\xba\x80") ? 1.0 : 0.7;
   }
   const char c = character[0];
@@ -51,12 +51,12 @@ struct box {
   return ems * size;
 }
 
-// As much of `text` as fits; nothing where that would be less than `least` characters.
+// As much of `text` as fits into `width`; empty if fewer than `least` characters fit.
 [[nodiscard]] inline std::string fit(std::string_view text, double width, double size,
                                      std::size_t least = 3) {
   if (text_width(text, size) <= width) return std::string(text);
   std::size_t most = 0;
-  double used = size;  // of the ellipsis
+  double used = size;  // width of the ellipsis
   for (auto rest = text; !rest.empty(); ++most) {
     used += text_width(next_character(rest), size);
     if (used > width) break;
@@ -68,7 +68,7 @@ class svg {
  public:
   void put(std::string_view text) { text_ += text; }
 
-  // ` name="value"`, to the hundredth of a pixel.
+  // An attribute ` name="value"`, rounded to a hundredth of a pixel.
   static std::string attribute(std::string_view name, double value) {
     return std::string(" ").append(name).append("=\"").append(trimmed(value, 2)).append("\"");
   }
@@ -76,7 +76,7 @@ class svg {
     return std::string(" ").append(name).append("=\"").append(xml_text(value)).append("\"");
   }
 
-  // `rest` holds further attributes; the title shows when the pointer rests on the box.
+  // `rest` holds further attributes. The title is shown when the pointer rests on the box.
   void rectangle(const box& at, std::string_view fill, const std::string& rest = {},
                  std::string_view title = {}) {
     text_ += "<rect" + attribute("x", at.x) + attribute("y", at.y) + attribute("width", at.width) +

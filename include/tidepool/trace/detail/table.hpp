@@ -4,14 +4,14 @@
 #include <algorithm>
 #include <cstddef>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "tidepool/core/escape.hpp"
 
 namespace tidepool::inline v0_3_0::trace::detail {
 
-// The first `left` columns hold names, the others numbers, which stand on the right.
+// The first `left` columns hold names and are aligned left; the others hold numbers and are aligned
+// right.
 class text_table {
  public:
   explicit text_table(std::vector<std::string> head, std::size_t left = 1)

@@ -1,4 +1,4 @@
-// The bodies of timeline.hpp.
+// Writes the trace event format: the implementation of timeline.hpp.
 #pragma once
 
 #include <algorithm>
@@ -21,13 +21,13 @@
 
 namespace tidepool::inline v0_3_0::trace::detail {
 
-// Traces hold whole nanoseconds: were start and duration rounded apart, neighbours could overlap
-// by one, and a viewer would nest them.
+// Traces hold whole nanoseconds. If start and duration were rounded separately, neighbours could
+// overlap by one nanosecond, and a viewer would nest them.
 [[nodiscard]] inline std::int64_t nanoseconds(double microseconds) {
   return std::llround(microseconds * 1000);
 }
 
-// Microseconds, the unit of the format, with all their digits.
+// A time in microseconds, the unit of the format, with all its digits.
 [[nodiscard]] inline std::string trace_time(std::int64_t nanoseconds) {
   const std::int64_t size = nanoseconds < 0 ? -nanoseconds : nanoseconds;
   std::string fraction = std::to_string(size % 1000);
