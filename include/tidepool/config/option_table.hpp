@@ -164,7 +164,7 @@ inline constexpr std::array options_by{
              "host bytes of this offloader; auto: what machine or cgroup has, over the local ranks",
              member<&options::host_budget, optional_format<bytes_format, "auto">>{}),
     Make::of("host-step", "host_step", "", "SIZE",
-             "bytes by which the pinned host arena grows, and other places",
+             "bytes by which pinned host memory grows, and room in a file",
              member<&options::host_step, bytes_format>{}),
     Make::of(
         "host-memory", "host_memory", "",
