@@ -283,7 +283,7 @@ class chunk {
   }
 
   /// The backward pass is complete. Throws `misuse_error` when something was committed and never
-  /// restored; the chunk then stays open. Does nothing to a chunk that is not open.
+  /// restored; the chunk then stays open. A chunk that is not open stays as it is.
   void finish() {
     if (engine_ == nullptr) return;
     if (!state_->info.forward_only) engine_->check_finished(*state_);

@@ -1,5 +1,5 @@
-/// Each kind of mistake has an exception type. Each message says that it is Tidepool's, what
-/// failed, where, and the remedy.
+/// Each kind of mistake has an exception type. Each message names Tidepool, the failed call and its
+/// place, and the remedy.
 #pragma once
 
 #include <cstddef>
@@ -62,7 +62,7 @@ class out_of_budget : public error {
   std::size_t budget;     ///< bytes that the memory may hold in all; 0: no limit but the device
 };
 
-/// A call to the file that groups are offloaded to failed. Nothing is lost: the call that throws
+/// A call to the file that groups are offloaded to failed. No tensor is lost: the call that throws
 /// changes nothing and may be made again.
 class disk_error : public error {
  public:

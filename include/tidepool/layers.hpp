@@ -242,8 +242,8 @@ class saved_layers {
   saved_layers(const saved_layers&) = delete;
   saved_layers& operator=(const saved_layers&) = delete;
 
-  /// Memory for `count` elements of a layer, which work given to `stream` from now on may write. It
-  /// is recycled and has old contents, unless `contents` is `fill::zero`. Throws as
+  /// Memory for `count` elements of a layer, which work given to `stream` from now on may write.
+  /// Recycled memory has old contents, unless `contents` is `fill::zero`. Throws as
   /// `offloader::allocate`.
   [[nodiscard]] T* fresh(int layer, std::size_t count, stream_ref stream,
                          fill contents = fill::none) {

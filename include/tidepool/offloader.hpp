@@ -113,14 +113,14 @@ class offloader {
     return made(engine_->allocate(bytes, bytes, lane_of(stream), &source));
   }
 
-  /// Takes over a tensor in memory of somebody else's allocator, to save it like any other.
-  /// `stream` wrote the tensor, and its owner takes memory back in the order of `stream`: once
-  /// `stream` has joined every use here, `owner` is called or destroyed (see `memory_owner`). The
-  /// tensor is reloaded into memory of the offloader's own, or of `parts::memory`.
+  /// Takes over a tensor in memory of another allocator, to save it like any other. `stream` wrote
+  /// the tensor, and its owner takes memory back in the order of `stream`: once `stream` has joined
+  /// every use here, `owner` is called or destroyed (see `memory_owner`). The tensor is reloaded
+  /// into memory of the offloader's own, or of `parts::memory`.
   ///
   /// Each byte counts as an element. Several tensors may share memory, with a reference each, as
-  /// long as nobody writes to it. The end of the offloader gives all memory back, and may block the
-  /// host; `adopt` does not block it. Throws `misuse_error` for a null pointer to more than 0
+  /// long as no work writes to it. The end of the offloader gives all memory back, and may block
+  /// the host; `adopt` does not block it. Throws `misuse_error` for a null pointer to more than 0
   /// bytes, and in a capture, which may not commit the tensor either. After a throw, or for 0
   /// bytes, `owner` has the memory back.
   ///
@@ -144,8 +144,8 @@ class offloader {
     engine_->wait_for(saved, lane_of(stream));
   }
 
-  /// For adapters: notes that a tensor of module `m` is in no commit, since it is `excluded` or on
-  /// another device. The report on a module that moves no byte says so. Does not block the host.
+  /// For adapters: notes that a tensor of module `m` is in no commit, because it is `excluded` or
+  /// on another device. The report on a module that moves no byte says so. Does not block the host.
   void note_elsewhere(module_id m, bool excluded = false) { engine_->note_elsewhere(m, excluded); }
 
   /// Gives borrowed memory back that waits for its copies: its owners' streams wait instead. For an
@@ -192,8 +192,8 @@ class offloader {
   /// Sends groups to memory that another process of this host lends, while there is room, and then
   /// to the other places. `then` says what happens when a step begins and the lender of `lent` is
   /// gone; groups in its memory come back even then. Blocks the host for ten seconds at most.
-  /// Throws `lender_error` when nobody lends, `misuse_error` in a capture, with `place_kind::peer`
-  /// and while memory is borrowed already, `device_error`.
+  /// Throws `lender_error` if no process lends, `misuse_error` in a capture, with
+  /// `place_kind::peer` and while memory is borrowed already, `device_error`.
   template <std::same_as<loan_handle> Loan>
   void borrow(const Loan& lent, lender_gone then = {}) {
     static_assert(lending_device<Device>, "tidepool: this kind of device cannot borrow memory");
@@ -242,8 +242,8 @@ class offloader {
 
   /// Follows a plan from elsewhere, with no warm-up. `made` was planned for `recorded`, a profile
   /// of the same steps, with the same modules enabled. Call `follow` between steps. Throws
-  /// `plan::profile_error`, and goes on with the plan of before, if the two do not fit each other,
-  /// this offloader's modules or its device budget, or if the plan recomputes although
+  /// `plan::profile_error`, and keeps the plan before, if the two do not fit each other, this
+  /// offloader's modules or its device budget, or if the plan recomputes although
   /// `recompute_by_plan` is off or the profile has no time for it. The first step after `follow`
   /// throws `misuse_error` for a chunk or group that the plan lacks, for a missing one, and for a
   /// group to be recomputed that is not offered (`chunk::commit_or_discard`).
@@ -304,13 +304,13 @@ class offloader {
 
   /// A copy of all totals so far.
   [[nodiscard]] trace::counters counters() const { return engine_->counters(); }
-  /// The options that the offloader was made with, whatever a plan has changed since.
+  /// The options that the offloader was made with, without changes by a plan.
   [[nodiscard]] const options& settings() const { return engine_->settings(); }
   /// How much is reloaded ahead of its use now: by the options, or by the plan in use.
   [[nodiscard]] const reload_limits& reloads_ahead() const { return engine_->limits(); }
 
-  /// Records spans from now on, until `finish_trace`. Both block the host until the device is idle.
-  /// `title` stands above the picture; `origin` is any stream in use. Throws `device_error`.
+  /// Records spans from now on, until `finish_trace`. Both calls block the host until the device is
+  /// idle. `title` stands above the picture; `origin` is any stream in use. Throws `device_error`.
   ///
   ///     off.start_trace("step 10", stream);
   ///     train_step();

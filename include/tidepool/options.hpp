@@ -87,9 +87,9 @@ struct options {
   std::vector<std::string> own_modules{};
   /// If not empty, only groups of these layers leave.
   std::vector<int> offload_layers{};
-  /// Names of tensors that are discarded in forward and computed again in backward wherever the
-  /// trainer offers them (`chunk::commit_or_discard`), whatever a plan says. Offloading a module
-  /// inside a region that is recomputed whole is refused.
+  /// Names of tensors that are discarded in forward and computed again in backward if the trainer
+  /// offers them (`chunk::commit_or_discard`), under any plan. Offloading a module inside a region
+  /// that is recomputed whole is refused.
   std::vector<std::string> recompute_modules{};
 
   /// The most offloads of one module that no compute stream has waited for yet. Empty: compute
@@ -189,8 +189,7 @@ struct options {
   /// Puts huge pages and system pages on the NUMA node next to the device.
   bool host_bind = true;
   /// For tests: fills device memory with 0xFF bytes on its stream when it is handed out and when it
-  /// is given back. Results then show a kernel that reads a tensor that left, or memory that nobody
-  /// wrote.
+  /// is given back. Results then show a kernel that reads a tensor that left, or unwritten memory.
   bool poison = false;
   /// Processes on this machine that share its memory; 0 takes it from the launcher's environment.
   int local_ranks = 0;

@@ -1,6 +1,6 @@
 /// Compiles the functions that `TIDEPOOL_COMPILED` leaves out. Include it in one source file of a
-/// program; that file needs no other Tidepool header. Or link the CMake target
-/// `tidepool::compiled`.
+/// program; that file needs no other Tidepool header. Linking the CMake target `tidepool::compiled`
+/// does the same.
 ///
 /// ```cpp
 /// // tidepool.cpp

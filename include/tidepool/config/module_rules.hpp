@@ -18,8 +18,8 @@
 
 namespace tidepool::inline v0_2_0::detail::rules {
 
-/// The label `option fraction (--offload-fraction or TIDEPOOL_OFFLOAD_FRACTION)`. It has both
-/// names, because options do not keep which of them gave the value.
+/// The label `option fraction (--offload-fraction or TIDEPOOL_OFFLOAD_FRACTION)`. The label has
+/// both names, because options do not record which name gave the value.
 [[nodiscard]] inline std::string option_label(std::string_view field, std::string_view flag = {}) {
   std::string name(flag.empty() ? field : flag);
   std::replace(name.begin(), name.end(), '_', '-');

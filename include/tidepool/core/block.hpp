@@ -112,8 +112,8 @@ class block_source {
   /// Tells a source that grows how many bytes it should let be in flight before it reuses the
   /// oldest with a join. Other sources ignore it.
   virtual void allow_in_flight(std::size_t /*bytes*/) {}
-  /// Sets how blocks are placed from now on, so that memory does not go to pieces. A source that is
-  /// one piece obeys; other sources ignore it.
+  /// Sets how blocks are placed from now on, so that free memory stays in large pieces. A source
+  /// that is one piece obeys; other sources ignore it.
   virtual void set_fit(fit_policy /*how*/) noexcept {}
   /// Lets the source merge free pieces, at the end of a step. Does not throw.
   virtual void coalesce() noexcept {}

@@ -87,7 +87,7 @@ class fence {
 };
 
 /// The vector clocks of an offloader's lanes, as its memory sources see them; `lanes` are the
-/// clocks of a device. Thread safety: none. Nothing here blocks the host.
+/// clocks of a device. Thread safety: none. No call blocks the host.
 class clocks {
  public:
   clocks(const clocks&) = delete;

@@ -86,7 +86,7 @@ inline constexpr std::string_view ellipsis = "\xe2\x80\xa6";
   while (!text.empty()) {
     const std::string_view character = next_character(text);
     const auto byte = static_cast<unsigned char>(character[0]);
-    // XML has no form for these characters, not even an escaped one.
+    // XML forbids these characters, even in escaped form.
     const bool none = (byte < 0x20 && byte != '\n' && byte != '\t') ||
                       character == "\xef\xbf\xbe" || character == "\xef\xbf\xbf";
     if (none) {

@@ -102,7 +102,7 @@ class observers {
     first_ = &fresh;
   }
   void remove_all() noexcept { first_ = nullptr; }
-  // Does nothing where `gone` is not in the list.
+  // Does nothing if `gone` is not in the list.
   void remove(observer& gone) noexcept {
     for (auto** each = &first_; *each != nullptr; each = &(*each)->next_) {
       if (*each != &gone) continue;

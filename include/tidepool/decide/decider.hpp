@@ -38,7 +38,7 @@ struct verdict {
 //     nearest, places()    where it may go
 //     bytes()              of its handles
 //     largest_free()       the longest piece of free memory
-//     discardable()        dropping its handles frees their memory, and nobody else needs it
+//     discardable()        a drop of its handles frees their memory, which no other group needs
 //     unknown_to_plans()   it takes memory that no plan knows of
 //     stays_anyway()       other groups keep all of it on the device
 //     refuse(why), name_of(module)
@@ -49,7 +49,7 @@ class decider {
 
   step_learner steps;          // kind of the present step
   followed_placement where;    // places that a plan gives to memory
-  forgotten_groups forgotten;  // groups that nobody restores
+  forgotten_groups forgotten;  // groups that are not restored
 
   // Returns false if every group that offers no recomputation leaves for the nearest place, as a
   // new `verdict` says.

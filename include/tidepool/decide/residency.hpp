@@ -16,7 +16,7 @@ class residency {
  public:
   bool everything_leaves = false;  // set after the warm-up, so that a commit need not ask
 
-  // Groups of layers that `offload_layers` does not name stay; an empty list has no effect.
+  // Only groups of layers in `offload_layers` may leave; an empty list has no effect.
   explicit residency(const std::vector<int>& offload_layers) {
     for (const auto layer : offload_layers) {
       layers_.resize(std::max(layers_.size(), static_cast<std::size_t>(layer) + 1));

@@ -198,12 +198,12 @@ class step_learner {
     step_ = std::move(step);
     if (by == followed::trial) step_.clear();
     if (by == followed::unproven) {
-      now_ = {};  // earlier chunks are no part of the step that is held to the plan
+      now_ = {};  // earlier chunks do not belong to the step that is held to the plan
       growth_.forget_step();
     }
     return repeats;
   }
-  // Makes the next step the first, whatever was followed before.
+  // Makes the next step the first, after any plan or rule.
   void record_again() noexcept {
     follows = followed::nothing;
     varied_ = now_.varies = planning = false;

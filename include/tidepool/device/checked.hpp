@@ -328,8 +328,8 @@ class checked_device : public Device {
   void returned(const void* pointer, std::size_t bytes, stream_ref home) {
     log_.give_to_owner(lane_of(home), pointer, bytes);
   }
-  /// Notes that a failed capture ends: streams that are not joined back are no mistake, because its
-  /// work never runs.
+  /// Notes that a failed capture ends: its work never runs, so that streams need not be joined
+  /// back.
   void abandons_capture() noexcept { abandons_ = true; }
   /// Notes that the offloader's file is written from memory; `block` stands for the place in the
   /// file.

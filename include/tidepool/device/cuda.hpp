@@ -43,7 +43,7 @@ class cuda_device : public detail::cuda_sharing {
  public:
   static constexpr std::string_view name = "cuda";  ///< for messages and pictures
 
-  /// A copyable name of a stream. It owns nothing.
+  /// A copyable name of a stream. The name owns no stream.
   class stream_ref {
    public:
     constexpr stream_ref() = default;
@@ -316,7 +316,7 @@ class cuda_device : public detail::cuda_sharing {
     }
     peers_.deallocate(peer, pointer);
   }
-  /// The NUMA node next to this device; -1 if the machine does not say.
+  /// The NUMA node next to this device; -1 if the system does not report it.
   [[nodiscard]] int node() const { return host_.node(); }
   /// Memory by `cudaMemGetInfo`, which counts other processes, too.
   [[nodiscard]] memory_info memory() const {

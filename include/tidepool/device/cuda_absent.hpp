@@ -8,7 +8,7 @@ namespace tidepool::inline v0_2_0 {
 /// Stands for the CUDA device if CUDA's headers are missing. No object can be made.
 class cuda_device {
  public:
-  /// Does not compile, and says what is missing.
+  /// Does not compile; the message names the missing part.
   template <class... Arguments>
   explicit cuda_device(Arguments&&...) {
     static_assert(sizeof...(Arguments) > 999,

@@ -77,7 +77,7 @@ class cuda_host {
     return {};
   }
 
-  /// The NUMA node next to the device; -1 when the machine does not say.
+  /// The NUMA node next to the device; -1 if the system does not report it.
   [[nodiscard]] int node() const {
     char id[32]{};
     if (quiet(cudaDeviceGetPCIBusId(id, sizeof id, ordinal_)) != cudaSuccess) return -1;

@@ -54,9 +54,9 @@ enum class finding_kind : std::uint8_t {
   not_joined        ///< a capture ends before one of its streams was joined back
 };
 
-/// One mistake: two accesses, the bytes, and what is missing between them.
+/// One mistake: two accesses, the bytes, and the missing order between them.
 struct finding {
-  finding_kind kind{};         ///< what is wrong
+  finding_kind kind{};         ///< the mistake
   checked_access first;        ///< the access that was issued first
   checked_access second;       ///< the access that is wrong after it
   const void* data = nullptr;  ///< the first byte that both touch
@@ -191,7 +191,7 @@ namespace detail {
 
 }  // namespace detail
 
-/// A finding in words: both accesses and what is missing between them, four lines.
+/// A finding in four lines of words: both accesses, and the missing order between them.
 [[nodiscard]] inline std::string to_text(const finding& found) {
   std::string text(detail::headline_of(found.kind));
   if (found.bytes > 0) {

@@ -100,7 +100,7 @@ class hardware {
   [[nodiscard]] virtual std::vector<lane_kernel> take_kernels(std::size_t lanes) = 0;
   [[nodiscard]] virtual double now_ns() const = 0;
 
-  // ---- what is issued on a lane ----
+  // ---- work on a lane ----
 
   virtual void copy(void* target, const void* source, const copy_shape& shape,
                     copy_direction direction, lane_id on) = 0;

@@ -49,7 +49,7 @@ inline bool bind_to_node([[maybe_unused]] void* pages, [[maybe_unused]] std::siz
 
 }  // namespace detail
 
-/// The NUMA node of a PCI device such as "0000:3b:00.0"; -1 when the machine does not say.
+/// The NUMA node of a PCI device such as "0000:3b:00.0"; -1 if the system does not report it.
 [[nodiscard]] inline int node_of_pci(std::string id) {
   std::transform(id.begin(), id.end(), id.begin(), [](unsigned char c) {
     return static_cast<char>(c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c);

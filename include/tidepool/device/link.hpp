@@ -27,8 +27,8 @@ class link_lane {
  public:
   static constexpr std::size_t bytes = std::size_t{32} << 20;
   // The number of copies is the same on all GPUs that measure at once, so that they take about as
-  // long. It is large, because a host's memory gives several GPUs a high rate for 20 ms, but not
-  // for long.
+  // long. The number is large, because a host's memory gives several GPUs a high rate for 20 ms,
+  // but not for long.
   static constexpr std::size_t copies = 192;
   // Copies take blocks of host memory in turns, because the same 32 MiB each time would come from a
   // cache of the host.
@@ -163,8 +163,8 @@ struct link_lanes {
 /// blocks and at most 4 GiB; if the host has less, half as much, and so on. Give more if the
 /// training takes more, because beside other GPUs copies to and from memory are slower than copies
 /// from the host's cache. Blocks the host for half a second on a PCIe 5 link, and as long again to
-/// pin 4 GiB. Returns the default if there is no memory for two blocks, or the device has no clock,
-/// and the rates of its `machine` for a virtual device. Throws `device_error`, and what `meet`
+/// pin 4 GiB. Returns the default if there is no memory for two blocks, or the device has no clock.
+/// A virtual device returns the rates of its `machine`. Throws `device_error`, and what `meet`
 /// throws.
 ///
 /// `meet` is called before each of the three measurements, on every device, while no work is under

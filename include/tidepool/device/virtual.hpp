@@ -140,7 +140,7 @@ class virtual_device {
   void record(event& target, stream_ref on);
   /// Makes `waiter` wait for the event's latest record. Does not run anything.
   void wait(stream_ref waiter, const event& until);
-  void synchronize(stream_ref which);  ///< Runs what is queued until the stream is idle.
+  void synchronize(stream_ref which);  ///< Runs queued work until the stream is idle.
   void synchronize();                  ///< Runs all queued work.
   /// Microseconds on the virtual clock between two events that have passed.
   [[nodiscard]] double elapsed_us(const event& from, const event& to) const;

@@ -12,8 +12,8 @@
 
 namespace tidepool::inline v0_2_0::detail {
 
-// The range of addresses so far. It shows without a search that a handle is new, because most lists
-// of handles ascend or descend in memory.
+// The range of addresses so far. A handle outside the range is new, so that most lists need no
+// search, because their handles ascend or descend in memory.
 class extent {
  public:
   // Returns false if `address` lies in the range, and may have been given before.

@@ -21,7 +21,7 @@ namespace tidepool::inline v0_2_0 {
 struct chunk_info {
   int microbatch = 0;         ///< number within the step, for messages and pictures
   int model_chunk = 0;        ///< number within an interleaved pipeline
-  bool forward_only = false;  ///< evaluation: nothing leaves, nothing is counted or learnt
+  bool forward_only = false;  ///< evaluation: no tensor leaves, no group is counted or learnt
   bool release = false;       ///< with forward_only: a commit gives the memory of its handles back
 };
 

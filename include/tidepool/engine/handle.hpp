@@ -45,8 +45,8 @@ struct granted {
   lane_id lane{};
 };
 
-// The number of elements in `bytes` bytes of a storage. It is reduced first, because bytes times
-// elements would overflow from 4 GiB on.
+// The number of elements in `bytes` bytes of a storage. The ratio is reduced first, because bytes
+// times elements would overflow from 4 GiB on.
 [[nodiscard]] inline std::size_t elements_of(const storage& whole, std::size_t bytes) {
   const auto common = std::gcd(whole.elements, whole.bytes);
   return bytes / (whole.bytes / common) * (whole.elements / common);

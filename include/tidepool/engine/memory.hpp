@@ -38,7 +38,7 @@ TIDEPOOL_INLINE granted engine::allocate(std::size_t bytes, std::size_t elements
   try {
     store_.note_filling(store);
     store_.displace(store, order_.past(lane), lane);
-  } catch (...) {  // without an event nobody may ever reuse the memory: it stays taken
+  } catch (...) {  // without an event the memory cannot be reused: it stays taken
     store_.lose(store);
   }
 }
@@ -230,8 +230,8 @@ TIDEPOOL_INLINE void engine::drop(storage& store, lane_id lane, bool reloads) {
 TIDEPOOL_INLINE bool engine::lost() const noexcept { return dev_->lost(); }
 
 // Returns unused memory to the device, so that one large piece can be taken instead. The host then
-// waits for the device, because the step would fail otherwise. Not done in a capture or once graphs
-// were made, because graphs have addresses of the memory.
+// waits for the device, because the step would fail otherwise. In a capture, or once graphs were
+// made, the memory stays, because graphs have its addresses.
 [[gnu::cold]] TIDEPOOL_INLINE bool engine::give_back_unused() {
   return !order_.capturing() && order_.graphs() == 0 && store_.device_source().give_back_unused();
 }

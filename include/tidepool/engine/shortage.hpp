@@ -194,8 +194,8 @@ struct kept_by_plan {
   return most;
 }
 
-// Both for the chunks that are open now. Bytes are the plan's, which has only the part of a group
-// that could have left.
+// Bytes and chunks of the chunks that are open now. Bytes are the plan's, which has only the part
+// of a group that could have left.
 [[nodiscard]] inline kept_by_plan kept_now(const open_chunks& open, const plan::profile& step,
                                            const residency& keeps) {
   kept_by_plan now;

@@ -14,8 +14,8 @@
 
 namespace tidepool::inline v0_2_0 {
 
-/// The memory that an offloader has borrowed. It is in use, or on its way back to owners that know
-/// streams, but no fences.
+/// The memory that an offloader has borrowed. This memory is in use, or on its way back to owners
+/// that know streams, but no fences.
 ///
 /// An owner gets its memory once its own stream, `home`, has joined the fence behind which the
 /// memory is free, so that the stream may use it again at once. Mostly `home` has joined that fence

@@ -23,14 +23,14 @@ namespace tidepool::inline v0_2_0 {
 /// use.
 ///
 /// A join is not issued if the waiter has made it before, directly or through a lane that had made
-/// it. Nothing here blocks the host. Thread safety: none. Functions on the way of a commit or a
-/// restore are inlined by force, as in `ranges`.
+/// it. No call blocks the host. Thread safety: none. Functions on the way of a commit or a restore
+/// are inlined by force, as in `ranges`.
 class lanes final : public clocks {
  public:
   /// Events of each lane; older positions are joined through a later one.
   static constexpr std::size_t ring = detail::hardware::ring;
 
-  /// `dev` and `heard` must outlive this object; `heard` are told of each wait.
+  /// `dev` and `heard` must outlive this object; `heard` hear of each wait.
   lanes(detail::hardware& dev, const detail::observers& heard)
       : clocks(dev.device_type()), dev_(&dev), heard_(&heard) {}
 
@@ -105,7 +105,7 @@ class lanes final : public clocks {
         }
       }
       return true;
-    } catch (...) {  // a lane that waits on the device is told
+    } catch (...) {  // after an error the lane waits on the device
       return false;
     }
   }

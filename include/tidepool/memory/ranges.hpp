@@ -36,8 +36,8 @@ class ranges : detail::range_survey {
 
   /// Adds a free region; `bytes` is a multiple of `block_alignment`.
   using range_list::add_region;
-  /// Forgets the regions of which no part is in use, whatever their fences, and calls `gone(base,
-  /// bytes)` for each.
+  /// Forgets the regions without a part in use, with any fences, and calls `gone(base, bytes)` for
+  /// each.
   using range_list::drop_unused_regions;
 
   /// The place for a request: a range, and whether the asking lane has to wait for it.
@@ -157,8 +157,8 @@ class ranges : detail::range_survey {
     put(index);
   }
 
-  /// Merges each region into one range, if no part of any region is in use. The range carries the
-  /// fences of all its parts.
+  /// If no range is in use, merges each region into one range. The range carries the fences of all
+  /// its parts.
   void join_if_unused() noexcept {
     if (used_bytes_ > 0) return;
     for (const auto first : first_of_region_) {
@@ -172,7 +172,7 @@ class ranges : detail::range_survey {
   }
 
   [[nodiscard]] std::size_t used_bytes() const { return used_bytes_; }  ///< Bytes in use.
-  /// Bytes that are free, whatever their fences.
+  /// Bytes that are free, with any fences.
   [[nodiscard]] std::size_t free_bytes() const { return free_bytes_; }
 
   /// Longest run of free neighbours.

@@ -123,8 +123,8 @@ class recorded_steps {
   static std::ptrdiff_t as_offset(std::size_t at) { return static_cast<std::ptrdiff_t>(at); }
 
   // True if at least one step saw a wait and no step saw work left, and if the call was later in
-  // the step with the longest copies. So a host that was late by chance does not count, and neither
-  // does a call whose time does not depend on the copies. A single step cannot compare copies.
+  // the step with the longest copies. So a host that was late by chance does not count, nor does a
+  // call that comes after its own work with any copies. A single step cannot compare copies.
   [[nodiscard]] bool synchronises(std::size_t call) const {
     const auto saw = [&](drain::what what) {
       return std::ranges::any_of(

@@ -35,7 +35,7 @@ class order_log {
     return map_.size() + borrowed_.size() + accesses_.size() - spare_.size();
   }
 
-  // ---- what the next accesses are about ----
+  // ---- the subject of the next accesses ----
 
   struct subject {
     std::uint32_t module = 0;

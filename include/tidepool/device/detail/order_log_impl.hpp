@@ -281,7 +281,7 @@ inline void order_log::set(const void* data, std::size_t bytes, contents to, acc
   map_.replace(begin, begin + bytes, to, 0, remember(who));
 }
 
-// ---- what is remembered ----
+// ---- accesses that are remembered ----
 
 inline std::uint32_t order_log::remember(const order_access& who) {
   if (spare_.empty()) {
