@@ -11,7 +11,7 @@
 #include "tidepool/keyed/state.hpp"
 #include "tidepool/offloader.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 /// Makes passes that know their tensors by keys, over an offloader that must outlive them. Calls
 /// block the host only as `offloader` says. Thread safety: that of the offloader. After the first

@@ -13,7 +13,7 @@
 #include "tidepool/codec/fp8.hpp"
 #include "tidepool/device/cuda.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // A thread reads or writes 16 bytes of numbers at once, and half of a warp makes a block.
 inline constexpr unsigned fp8_of_thread = 8;

@@ -15,7 +15,7 @@
 #include "tidepool/core/block.hpp"
 #include "tidepool/options.hpp"
 
-namespace tidepool::inline v0_2_0::detail::rules {
+namespace tidepool::inline v0_3_0::detail::rules {
 
 // A member of `options`. `negative` tells if its value is negative; null if the member has no sign.
 struct signed_option {

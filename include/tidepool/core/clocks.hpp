@@ -8,7 +8,7 @@
 
 #include "tidepool/core/join_site.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 /// The most streams that one offloader serves. Its own copy streams count: two for each place that
 /// tensors are offloaded to.

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string_view>
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 /// Every place where the engine makes one stream wait for another. Tests tell a device to leave one
 /// of them out, to show that each is needed.

@@ -7,7 +7,7 @@
 #include <limits>
 #include <vector>
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // A hash table with open addressing, at most half full. Erased keys leave no markers. Once the
 // table has reached its largest size, it allocates nothing.

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <vector>
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 /// The offset of a block that the source may place anywhere.
 inline constexpr auto anywhere = static_cast<std::size_t>(-1);

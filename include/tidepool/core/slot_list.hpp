@@ -6,7 +6,7 @@
 #include <limits>
 #include <vector>
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // `push_back` returns the slot of its element. Slots of erased elements are used again.
 template <class T>

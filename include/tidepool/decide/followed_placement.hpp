@@ -8,7 +8,7 @@
 
 #include "tidepool/core/placement.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // A storage is known by the number of its allocation in the step. If a step allocates in another
 // order than the planned step, the nearest planned storage of the same size is taken.

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // Each forgotten call is reported once, when a pass begins. Only passes count that no trainer
 // intends: many passes of one number between two ends of a step, and passes whose tensors backward

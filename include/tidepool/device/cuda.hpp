@@ -24,7 +24,7 @@
 #define TIDEPOOL_DETAIL_STREAM_REF 1
 #endif
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 /// One CUDA device. It has no global state: calls that need their device to be current restore the
 /// caller's device afterwards.

@@ -8,7 +8,7 @@
 
 #include <utility>
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 /// Finds a call of the driver, whose library is not linked; returns false if the driver has no call
 /// of that name.

@@ -20,7 +20,7 @@
 #include "tidepool/device/hardware_traits.hpp"
 #include "tidepool/error.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // `Device` is the type of the trainer's object, because functions that hide those of a base, as in
 // `checked_device`, must be called.

@@ -7,7 +7,7 @@
 
 #include "tidepool/device/device.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 /// Copies move no bytes, joins do not wait, and time stands still. Memory is real host memory that
 /// no call touches. Thread safety: none; use an object in one thread.

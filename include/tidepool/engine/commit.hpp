@@ -10,7 +10,7 @@
 #include "tidepool/engine/engine.hpp"
 #include "tidepool/engine/staying.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // The range of addresses so far. A handle outside the range is new, so that most lists need no
 // search, because their handles ascend or descend in memory.

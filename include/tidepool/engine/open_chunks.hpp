@@ -13,7 +13,7 @@
 #include "tidepool/engine/group.hpp"
 #include "tidepool/plan/profile.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // A set of small numbers that finds the first number it lacks. It has a bit for each number, and a
 // bit for each full word, so that a search passes over 4096 numbers in one step.

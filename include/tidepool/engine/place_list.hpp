@@ -15,7 +15,7 @@
 #include "tidepool/memory/pinned.hpp"
 #include "tidepool/options.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // The host is always a place, because state lives there. Plain data after its constructor, so that
 // a commit reads it without calls.

@@ -3,7 +3,7 @@
 
 #include "tidepool/engine/engine.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // The wait lasts as long as the object, which must not be copied. `stream` points to the stream and
 // must outlive the object.

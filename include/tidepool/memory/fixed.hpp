@@ -6,7 +6,7 @@
 
 #include "tidepool/core/block.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 /// A `block_source` over memory that the trainer owns: for CUDA graphs and kernels that know an
 /// address for good. A tensor allocated from it is offloaded from this address and reloaded to it.

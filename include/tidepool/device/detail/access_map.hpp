@@ -8,7 +8,7 @@
 #include <map>
 #include <vector>
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // The state of memory, as far as the log knows it.
 enum class contents : std::uint8_t {

@@ -13,7 +13,7 @@
 #include "tidepool/device/detail/order_clocks.hpp"
 #include "tidepool/device/detail/order_step.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // Gets all operations in the order of issue, which does not depend on the order in which the device
 // runs them. Accesses that every stream has joined are forgotten, so that the log grows only with

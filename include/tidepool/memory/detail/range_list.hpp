@@ -12,7 +12,7 @@
 
 #include "tidepool/core/block.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // Arranges ranges; `ranges` chooses the range for a request. After `make_room` the other functions
 // cannot fail.
