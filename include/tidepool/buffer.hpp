@@ -46,14 +46,14 @@ template <device Device>
 /// The common part of buffers and views: one counted reference to a storage.
 ///
 /// Move-only. While the storage is on the device the handle is full and `data` is its address
-/// there. `commit` empties the handles of what leaves and `restore` fills them again, perhaps at
-/// another address. A full handle that is destroyed gives its memory back in the order of the
-/// stream on which it was last allocated, committed or restored; use `reset` when another stream
-/// used it last. The calls of a disabled module and the `restore` of a forward-only chunk do
-/// nothing, and so do not change that stream: where forward and backward run on two, `reset` is
-/// right with any options.
+/// there. `commit` empties the handles of tensors that leave, and `restore` fills them again,
+/// perhaps at another address. A full handle that is destroyed gives its memory back in the order
+/// of the stream on which it was last allocated, committed or restored; use `reset` when another
+/// stream used it last. The calls of a disabled module and the `restore` of a forward-only chunk do
+/// nothing and do not change that stream: if forward and backward run on two streams, call `reset`,
+/// which is right with any options.
 ///
-/// A handle may outlive its offloader, not its device. Thread safety: none.
+/// A handle may outlive its offloader, but not its device. Thread safety: none.
 template <device Device>
 class handle : public detail::handle_base {
  public:
@@ -65,9 +65,9 @@ class handle : public detail::handle_base {
   explicit operator bool() const { return store_ != nullptr; }
 
   /// Device address of the first byte, until the next commit or reset. Work may use it on the
-  /// stream that the handle was allocated, restored or joined on. Null when empty or of 0 bytes;
-  /// but after a commit emptied the handle, `data` throws `misuse_error` with module and layer
-  /// until the handle is restored, reset or assigned.
+  /// stream that the handle was allocated, restored or joined on. Null when empty or of 0 bytes. If
+  /// a commit emptied the handle, `data` throws `misuse_error`, with module and layer, until the
+  /// handle is restored, reset or assigned.
   [[nodiscard]] void* data() const { return address(); }
   /// Like `data`, as a pointer to T.
   template <class T>
@@ -84,15 +84,15 @@ class handle : public detail::handle_base {
     give_up(detail::lane_to_release<Device>(detail::owner_of(*store_), stream));
   }
 
-  /// Opts this storage out: commits leave it on the device and in its handles, for good. For a
-  /// tensor that forward or the optimizer reads again after its commit.
+  /// Opts this storage out for good: commits leave it on the device and in its handles. Call it for
+  /// a tensor that forward or the optimizer reads after its commit.
   void keep_resident() const {
     if (store_ != nullptr) store_->is.kept = true;
   }
 
  protected:
-  // Not public: a view moved into a buffer would stand for the whole storage, which is the wrong
-  // memory.
+  // The constructors are not public, because a view moved into a buffer would stand for the whole
+  // storage.
   handle() = default;
   handle(handle&&) noexcept = default;
   handle& operator=(handle&&) noexcept = default;
@@ -160,8 +160,8 @@ class buffer : public handle<Device> {
     return this->store_ == nullptr ? 0 : this->store_->bytes;
   }
 
-  /// Another handle to the same storage, for a second owner. The storage is copied once however
-  /// many groups save it, and stays on the device as long as any handle to it is full.
+  /// Another handle to the same storage, for a second owner. Any number of groups may save the
+  /// storage, which is copied once. It stays on the device as long as any handle to it is full.
   [[nodiscard]] buffer share() const {
     if (this->store_ == nullptr) return {};
     return buffer({this->shared(), this->lane_});

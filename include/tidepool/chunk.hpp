@@ -35,7 +35,7 @@ class offloader;
 ///
 /// Move-only. Destroying an open chunk abandons it: its saved tensors are dropped, and nothing is
 /// thrown. A chunk that is not open (finished, moved from, never begun) throws `misuse_error` from
-/// every call but `finish`. Thread safety: none. No call blocks the host.
+/// every call but `finish`. Thread safety: none. Calls block the host only as `offloader` says.
 template <device Device, class Modules>
 class chunk {
  public:
@@ -70,8 +70,9 @@ class chunk {
   /// `stream` wrote and last read the tensors; the offload stream copies them once `stream` has
   /// come this far. A handle is emptied when its tensor leaves. A handle keeps its memory when the
   /// tensor stays: opted out, small, kept by policy, its whole group kept by other groups, or
-  /// forward-only. With `release` the chunk gives back the memory of all handles, enabled or not.
-  /// With a cap, `stream` then waits until the module's offloads in flight are within the cap.
+  /// forward-only. In a chunk with `release` the commit gives back the memory of all handles,
+  /// whether the module is enabled or not. With a cap, `stream` then waits until the module's
+  /// offloads in flight are within the cap.
   ///
   /// Throws `misuse_error` (an empty handle, forward already ended), `out_of_budget` (host) or
   /// `device_error`; the handles are then as before.
@@ -106,8 +107,8 @@ class chunk {
   /// The module's backward is next: its committed tensors come back, in the same order of handles.
   ///
   /// `stream` waits for their reload, and reloads of the groups before it are started ahead. A
-  /// tensor that stayed is left alone, but its handle follows `stream` from now on: a handle
-  /// destroyed without a `reset` gives its memory back behind the work that `stream` was given.
+  /// tensor that stayed is left alone, but if its handle is destroyed without a `reset`, its memory
+  /// goes back behind the work of `stream`.
   ///
   /// A tensor that left may come back into any empty handle that no commit emptied. A tensor that
   /// stayed by policy must still be in the handle that was committed. Throws `misuse_error` (never
@@ -143,11 +144,11 @@ class chunk {
 
   /// Like `commit`, with an offer: backward can compute these buffers again, with the same bits,
   /// from tensors that it has restored by then. If `recompute_modules` has the name, or a plan
-  /// takes the offer, nothing is copied: the memory is free behind `stream`'s work so far.
+  /// takes the offer, nothing is copied, and the memory is free behind `stream`'s work so far.
   ///
   /// A name in `recompute_modules` may also be a region's, such as "layernorm", which is no module;
   /// its memory is given back in a forward-only chunk, too. If another handle or group holds any of
-  /// the buffers, such a name is a `misuse_error`, while a plan's group leaves as by `commit`.
+  /// the buffers, such a name throws `misuse_error`, but a group of a plan leaves as by `commit`.
   /// Restore by `restore_or_recompute`. Throws as `commit`.
   template <fixed_string Name, class... Buffers>
   void commit_or_discard(int layer, stream_ref stream, Buffers&... saved) {
@@ -170,14 +171,14 @@ class chunk {
     discard(engine_->recomputed(name), layer, stream, buffers_of(saved...));
   }
 
-  /// Like `restore`; if the group was discarded, its buffers get memory, for work given to `stream`
-  /// from now on, and `again` is called to write all of them, those that stayed as well. In the
-  /// first step that is recorded for a plan `again` is also called, to be timed, when the tensors
-  /// came back.
+  /// Like `restore`; but the buffers of a discarded group get memory for work given to `stream`
+  /// from now on, and `again` is called to write all buffers, also those that stayed. The first
+  /// step recorded for a plan calls `again`, to time it, for tensors that came back, too.
   ///
   /// Restore the tensors that `again` reads before this call (see `will_recompute`). `again` may
   /// call `restore_or_recompute` for other tensors first. Throws as `restore`, and what `again`
-  /// throws: the buffers are empty then, and the call may be repeated.
+  /// throws. Then buffers that this call filled are empty again, the others are as before, and the
+  /// call may be repeated.
   template <fixed_string Name, class Again, class... Buffers>
   void restore_or_recompute(int layer, stream_ref stream, Again&& again, Buffers&... saved) {
     if constexpr (offered<Name>) restore_or_recompute(key_of<Name>, layer, stream, again, saved...);
@@ -204,11 +205,10 @@ class chunk {
     recompute(engine_->recomputed(name), layer, stream, again, buffers_of(saved...));
   }
 
-  /// True when the next `restore_or_recompute` will call its function. Then restore first the
-  /// tensors that the function reads; otherwise restore in the order that takes least memory. True
-  /// of every offer in the first step that is recorded for a plan, though an offer is not timed if
-  /// a buffer of it stayed and has another owner by then. Known from the commit on; false before
-  /// it.
+  /// True when the next `restore_or_recompute` will call its function: restore the tensors that it
+  /// reads first. Otherwise restore in the order that takes least memory. In the first step that is
+  /// recorded for a plan it is true of every offer, although the function is not called if a tensor
+  /// has another owner or was saved twice. False before the commit.
   template <fixed_string Name>
   [[nodiscard]] bool will_recompute(int layer) const {
     if constexpr (offered<Name>) {
@@ -231,9 +231,9 @@ class chunk {
   }
 
   /// Manual control: starts the copies of a commit but leaves the handles full. All tensors leave,
-  /// whatever size, opt-out and policy would say. Release each by hand with `reset`; its memory is
-  /// free after its copy. A handle without `reset` keeps its memory. Restore as usual. Throws as
-  /// `commit`.
+  /// even small ones and those that an opt-out or the policy would keep. Release each by hand with
+  /// `reset`; its memory is free after its copy. A handle without `reset` keeps its memory. Restore
+  /// as usual. Throws as `commit`.
   template <fixed_string Name, class... Handles>
   void start_offload(int layer, stream_ref stream, Handles&... saved) {
     if constexpr (compiled_in<Name>) start_offload(id_of<Name>, layer, stream, saved...);
@@ -244,7 +244,7 @@ class chunk {
     if (wants(module)) send(kind::by_hand, module, layer, stream, saved...);
   }
 
-  /// Manual control: starts a reload now, whatever `reload_ahead` says. Throws as `restore`.
+  /// Manual control: starts a reload now, beyond any limit of `reload_ahead`. Throws as `restore`.
   template <fixed_string Name>
   void start_reload(int layer) {
     if constexpr (compiled_in<Name>) start_reload(id_of<Name>, layer);
@@ -259,7 +259,7 @@ class chunk {
   /// The `info` that the chunk was begun with; the default if the chunk is not open.
   [[nodiscard]] chunk_info info() const { return engine_ ? state_->info : chunk_info(); }
   /// Drops a group that backward will not read, in place of a restore: nothing is copied back.
-  /// Handles that stayed full in its commit are to be reset before; the others stay empty.
+  /// Reset handles that its commit left full before; the others stay empty.
   ///
   /// Unlike a restore, `forget` may come while the forward pass goes on, and does not end it. Plans
   /// learn that the group does not come back. Does not block the host. Throws `misuse_error` if
@@ -283,7 +283,7 @@ class chunk {
   }
 
   /// The backward pass is complete. Throws `misuse_error` when something was committed and never
-  /// restored; the chunk then stays open. Does nothing to a chunk that is not open.
+  /// restored; the chunk then stays open. A chunk that is not open stays as it is.
   void finish() {
     if (engine_ == nullptr) return;
     if (!state_->info.forward_only) engine_->check_finished(*state_);
@@ -314,7 +314,7 @@ class chunk {
   template <fixed_string Name>
   static constexpr auto key_of = detail::offer_of<Modules, Name>();
 
-  // A chunk that is not open wants every module, so that a disabled call still costs only one test.
+  // A chunk that is not open wants every module, so that its calls throw behind the same one test.
   static constexpr std::uint64_t every_module = ~std::uint64_t{0};
   static constexpr std::uint64_t closed = every_module;
   [[nodiscard]] bool wants(module_id module) const {

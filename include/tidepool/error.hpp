@@ -1,5 +1,5 @@
-/// Each kind of mistake has an exception type. Each message says that it is Tidepool's, what
-/// failed, where, and the remedy.
+/// Each kind of mistake has an exception type. Each message names Tidepool, the failed call and its
+/// place, and the remedy.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,8 @@ namespace tidepool::inline v0_3_0 {
 
 namespace detail {
 
-// Signed, because a trainer's log does not show otherwise whose "finish" or "commit" failed.
+// The message gets the library's name, because otherwise a trainer's log does not show whose
+// "finish" or "commit" failed.
 [[nodiscard]] inline std::string signed_message(const std::string& message) {
   constexpr const char* name = "tidepool: ";
   return message.starts_with(name) ? message : name + message;
@@ -25,9 +26,9 @@ class error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// An option has a value that cannot work, or two options exclude each other.
-/// The message names the option, its value and the remedy. A trainer may throw this type for its
-/// own options; so this constructor adds no name, and messages of the library bring theirs.
+/// An option has a value that cannot work, or two options exclude each other. The message names the
+/// option, its value and the remedy. A trainer may throw this type for its own options. The
+/// constructor therefore adds no name; messages of the library begin with theirs.
 class option_error : public error {
  public:
   using error::error;
@@ -61,7 +62,7 @@ class out_of_budget : public error {
   std::size_t budget;     ///< bytes that the memory may hold in all; 0: no limit but the device
 };
 
-/// A call to the file that groups are offloaded to failed. Nothing is lost: the call that throws
+/// A call to the file that groups are offloaded to failed. No tensor is lost: the call that throws
 /// changes nothing and may be made again.
 class disk_error : public error {
  public:
@@ -72,8 +73,8 @@ class disk_error : public error {
   int code;          ///< `errno`; 0 if the system moved fewer bytes than were asked for
 };
 
-/// Memory of another process cannot be borrowed, or no longer: its lender has ended, or took it
-/// back. Tensors that were offloaded there before have come back all the same.
+/// Memory of another process cannot be borrowed, or can no longer be used, because its lender has
+/// ended or took it back. Tensors that were offloaded there come back all the same.
 class lender_error : public error {
  public:
   /// Takes the message, before which the library's name is put, and the lender.

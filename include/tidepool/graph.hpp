@@ -26,12 +26,12 @@ template <capturing_device Device, class Body>
 
 /// A captured piece of a step, made by `offloader::capture`.
 ///
-/// A graph stands for work, not for a moment of the offloader: a launch repeats the same copies
-/// between the same addresses, and counts nothing. So at every launch each tensor that was alive at
-/// the capture must lie at its place, and no other tensor may be alive. A graph of a whole step
-/// leaves memory so if everything allocated inside was reset inside. Graphs of parts of a step run
-/// in the order of their capture, all of them before any eager call that takes or reads memory; a
-/// step that was left in the middle begins anew with its first graph.
+/// A launch repeats the copies of the capture between the same addresses, and counts nothing. So
+/// each tensor that was alive at the capture must lie at the same address at every launch, and no
+/// other tensor may be alive. A graph of a whole step leaves memory in that state if everything
+/// allocated inside was reset inside. Launch graphs of parts of a step in the order of their
+/// capture, all of them before any eager call that takes or reads memory. If a step was left in the
+/// middle, begin anew with its first graph.
 ///
 /// Move-only. A graph keeps the offloader's memory alive, and must be destroyed before the device.
 /// Thread safety: that of the offloader.

@@ -24,18 +24,19 @@ template <device Device>
 
 }  // namespace detail
 
-/// Data on the host. It has pinned memory of its own from `offloader::state_on_host` to
-/// its destruction, and device memory, from the offloader's source, only while it visits.
+/// Data on the host. The state has pinned memory of its own from `offloader::state_on_host` to its
+/// destruction. It has device memory, from the offloader's source, only while it visits the device.
 ///
 ///     state.prefetch();                    // some time before
 ///     auto here = state.fetch(stream);     // read it, change it
 ///     state.write_back(here, stream);      // changed; or here.reset(stream) when only read
 ///
-/// The copies run on the offloader's two copy streams and wait for what they must; no call blocks
-/// the host. Copies inside a capture belong to the graph. A capture that fails has copied nothing,
-/// and leaves the contents from before it.
+/// The copies run on the two copy streams of the host's place and wait for the work that writes or
+/// reads their memory. Calls block the host only as `offloader` says. Copies inside a capture
+/// belong to the graph. A capture that fails has copied nothing, and leaves the contents from
+/// before it.
 ///
-/// Move-only; may outlive its offloader, not its device. Thread safety: none.
+/// Move-only; may outlive its offloader, but not its device. Thread safety: none.
 template <device Device>
 class host_state {
  public:
@@ -67,8 +68,8 @@ class host_state {
   /// Bytes; 0 when empty.
   [[nodiscard]] std::size_t size() const { return store_ == nullptr ? 0 : store_->bytes; }
 
-  /// Takes device memory for new contents, which work given to `stream` from now on may write:
-  /// nothing is copied in. `write_back` makes them the state's contents. Throws `misuse_error`
+  /// Takes device memory for new contents, and copies nothing in. Work given to `stream` from now
+  /// on may write them, and `write_back` makes them the state's contents. Throws `misuse_error`
   /// while the state is on the device already, `out_of_budget`, `device_error`.
   [[nodiscard]] buffer<Device> create(stream_ref stream) {
     require("create");
@@ -98,8 +99,8 @@ class host_state {
   /// Copies the contents out once `stream` has come this far, and empties `changed`, whose memory
   /// is free after the copy. Throws `misuse_error` unless `changed` is this state's buffer, and for
   /// first contents inside a capture; `device_error`. `changed` is then as before. After a
-  /// `device_error` the host may have a part of it, and the state has no contents: write it back
-  /// again.
+  /// `device_error` the host may have only a part of the bytes, so that the state has no contents:
+  /// write them back again.
   void write_back(buffer<Device>& changed, stream_ref stream) {
     require("write_back");
     calls().write(*store_, name_, changed, lane_of(stream), written_);

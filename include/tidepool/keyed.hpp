@@ -13,8 +13,9 @@
 
 namespace tidepool::inline v0_3_0 {
 
-/// Passes that know their tensors by keys, over an offloader that must outlive them. No call blocks
-/// the host. Thread safety: that of the offloader. After the first steps nothing is allocated.
+/// Makes passes that know their tensors by keys, over an offloader that must outlive them. Calls
+/// block the host only as `offloader` says. Thread safety: that of the offloader. After the first
+/// steps no call allocates host memory.
 ///
 ///     tp::keyed keys(off);
 ///     auto pass = keys.begin({.microbatch = 0});
@@ -36,10 +37,9 @@ class keyed {
   keyed(const keyed&) = delete;
   keyed& operator=(const keyed&) = delete;
 
-  /// Keeps tensors where they are if `question` is true of them when they are saved, such as
-  /// weights among the inputs of a node. An excluded tensor leaves with no scope: `load` gives the
-  /// address that was saved, and the last `drop` gives the owner its memory back. `question` must
-  /// not save.
+  /// Keeps tensors where they are if `question` returns true for them when they are saved, such as
+  /// weights among the inputs of a node. For an excluded tensor `load` returns the address that was
+  /// saved, and the last `drop` gives the owner its memory back. `question` must not save tensors.
   ///
   ///     keys.exclude_if([&](const tp::keyed_tensor& each) { return is_weight(each.data); });
   void exclude_if(std::function<bool(const keyed_tensor&)> question) {

@@ -23,14 +23,15 @@ class saved_layers;
 /// Arrays that a module saves together: the arrays of one layer leave and come back as one group.
 ///
 /// The group counts for `module` and follows `pass`, the chunk that is open at each call. A group
-/// serves one pass at a time, so that each microbatch in flight needs groups of its own. Where the
-/// options leave the module out, every layer keeps its memory from step to step, like the array
-/// that was there before: nothing is allocated, zeroed or moved again, and the trainer orders one
-/// step's streams behind the last one's, as before.
+/// serves one pass at a time, so that each microbatch in flight needs groups of its own. If the
+/// options leave the module out, every layer keeps its memory from step to step, like a plain
+/// array: nothing is allocated, zeroed or moved again, and the trainer has to order the streams of
+/// one step behind those of the step before.
 ///
-/// No call blocks the host. Each call checks the order of calls, with any options: `misuse_error`
-/// says which call comes first. Neither copied nor moved, because arrays refer to the group: it
-/// must outlive them, and `off` and `pass` must outlive its last call. Thread safety: none.
+/// Calls block the host only as `offloader` says. Each call checks the order of calls, with any
+/// options: `misuse_error` says which call comes first. A group is neither copied nor moved,
+/// because arrays refer to it: it must outlive them, and `off` and `pass` must outlive its last
+/// call. Thread safety: none.
 /// ```cpp
 /// tidepool::layer_group<offloader> block{off, pass, "core_attn"};
 /// tidepool::saved_layers<float, offloader> qkv{block}, att{block};
@@ -41,7 +42,7 @@ class layer_group {
   using stream_ref = typename Offloader::stream_ref;  ///< A stream of the device.
   using buffer = typename Offloader::buffer;          ///< Holds each layer's tensor.
   using chunk = typename Offloader::chunk;            ///< One forward pass and its backward pass.
-  using handle = typename Offloader::handle;          ///< What buffers and views share.
+  using handle = typename Offloader::handle;          ///< The base of buffers and views.
 
   /// Makes a group that saves tensors of `module` through `off`, in the chunk that `pass` holds at
   /// each call. Throws `unknown_module`.
@@ -68,7 +69,7 @@ class layer_group {
   }
 
   /// Backward is over with this layer: its memory may be reused after the work that `stream` was
-  /// given. In place of `done`, `release` gives the layer up.
+  /// given. Called instead of `done`, `release` gives the layer up.
   void release(int layer, stream_ref stream) {
     auto& now = expect("release", layer, stage::back, stage::written);
     for (auto& each : now.arrays) give_back(each, stream);
@@ -82,7 +83,7 @@ class layer_group {
       each.at = stage::none;
       forget(each);
     }
-    for (auto& each : layers_) {  // may throw, when all is given up already
+    for (auto& each : layers_) {  // may throw, but by now all layers are given up
       for (auto& array : each.arrays) array.memory.reset(stream);
     }
   }
@@ -213,9 +214,9 @@ class layer_group {
 
 /// One array of layers: `fresh` to write a layer, `back` to read it in backward.
 ///
-/// An array made without a group is alone in one; otherwise its group's `done` and `release` serve
-/// all arrays of the group. Pointers hold from `fresh` to `done` and from `back` to `release`;
-/// `back` may return another address than `fresh`. Errors and lifetime: see `layer_group`.
+/// An array made without a group gets a group of its own. `done` and `release` of a shared group
+/// serve all its arrays. Pointers hold from `fresh` to `done` and from `back` to `release`; `back`
+/// may return another address than `fresh`. Errors and lifetime: see `layer_group`.
 /// ```cpp
 /// float* l_att = att.fresh(l, B * NH * T * T, stream, tidepool::fill::zero);  // forward
 /// block.done(l, stream);
@@ -242,17 +243,17 @@ class saved_layers {
   saved_layers& operator=(const saved_layers&) = delete;
 
   /// Memory for `count` elements of a layer, which work given to `stream` from now on may write.
-  /// The memory has old contents unless `contents` is `fill::zero`: recycled memory is not the
-  /// zeroed array of before. Throws as `offloader::allocate`.
+  /// Recycled memory has old contents, unless `contents` is `fill::zero`. Throws as
+  /// `offloader::allocate`.
   [[nodiscard]] T* fresh(int layer, std::size_t count, stream_ref stream,
                          fill contents = fill::none) {
     return group_->template fresh<T>(array_, layer, count, stream, contents);
   }
 
-  /// The layer as it was at `done`. The first array of a group to be asked brings all of them.
-  /// `stream` waits for the reload, or for the work that wrote an array that stayed; every stream
-  /// that reads an array calls `back`. Where the module is not enabled, or the pass is
-  /// `forward_only`, the trainer orders the streams. Throws as `chunk::restore`.
+  /// The layer as it was at `done`. The first call for an array of a group brings all arrays of the
+  /// group back. `stream` waits for the reload, or for the work that wrote an array that stayed;
+  /// every stream that reads an array calls `back`. If the module is not enabled, or the pass is
+  /// `forward_only`, the trainer has to order the streams. Throws as `chunk::restore`.
   [[nodiscard]] T* back(int layer, stream_ref stream) {
     return static_cast<T*>(group_->back(array_, layer, stream));
   }
@@ -262,7 +263,7 @@ class saved_layers {
   [[nodiscard]] T* at(int layer) const { return static_cast<T*>(group_->at(array_, layer)); }
 
   /// Calls `layer_group::done` of `layer` on `stream`, for an array that is alone in its group.
-  /// Throws the errors of that, and `misuse_error` where the array shares its group.
+  /// Throws its errors, and `misuse_error` if the array shares its group.
   void done(int layer, stream_ref stream) {
     if (alone_ == nullptr) {
       group_->refuse("done", layer, "this array shares its group; call done of the group, once");

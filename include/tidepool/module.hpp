@@ -26,8 +26,8 @@ struct fixed_string {
 /// modules, so that a disabled module costs one test of a bit.
 inline constexpr std::size_t max_modules = 64;
 
-/// Names that Megatron-Core uses (`TransformerConfig.offload_modules`); names of the user's own
-/// work just as well.
+/// Names that Megatron-Core uses (`TransformerConfig.offload_modules`). Other names work as well,
+/// see `options::own_modules`.
 inline constexpr std::array<std::string_view, 9> standard_modules{
     "attn_norm",  "qkv_linear", "core_attn",       "attn_proj", "mlp_norm",
     "expert_fc1", "moe_act",    "fused_group_mlp", "gdp_qkv"};
@@ -69,12 +69,12 @@ struct modules {
   static_assert(unique(), "tidepool: a module is named twice");
 };
 
-/// Like `modules`, for a program that uses no other names: `commit<"expert_fc">` beside
+/// Like `modules`, for a program that names only modules of the list: `commit<"expert_fc">` beside
 /// `strict_modules<"expert_fc1">` does not compile, and the message shows the nearest name.
 ///
 /// The compiler checks `offloader::enabled` and the calls of `chunk` that have a name as template
-/// argument. `commit_or_discard` and `restore_or_recompute` take Megatron's regions, too. An id is
-/// looked up at run time, where a wrong name throws `unknown_module`.
+/// argument. `commit_or_discard` and `restore_or_recompute` take Megatron's regions, too. Ids are
+/// looked up at run time, and a wrong name throws `unknown_module` then.
 ///
 ///     tidepool::offloader<device, tidepool::strict_modules<"core_attn", "expert_fc1">> off(dev);
 template <fixed_string... Names>
@@ -82,8 +82,8 @@ struct strict_modules : modules<Names...> {
   static constexpr bool strict = true;  ///< calls that name another module do not compile
 };
 
-/// Every module name is compiled in; the run-time options alone decide. Names of the user's own are
-/// declared with `options::own_modules`.
+/// Every module name is compiled in, and the run-time options alone decide. `options::own_modules`
+/// declares names beside the standard ones.
 struct all_modules {
   static constexpr bool open = true;     ///< any name may be declared
   static constexpr bool strict = false;  ///< names are looked up at run time

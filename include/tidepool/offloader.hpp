@@ -44,18 +44,19 @@ namespace tidepool::inline v0_3_0 {
 ///     auto chunk = off.begin({.microbatch = 0});  // for each forward pass; see `chunk`
 ///     off.end_step();                             // once for each step
 ///
-/// No call blocks the host, but for the constructor, the destructor, the two trace functions,
-/// `borrow`, `return_loan`, the one `begin` that moves on from a lender that is gone, `end_step`
-/// while an automatic plan is made, and a call for which a pool gives memory back to the device.
-/// `capture`, `state_on_host` and `start_trace` need graph.hpp, host_state.hpp and
-/// observe/tracing.hpp, which tidepool.hpp brings. Thread safety: none, also of its handles and
-/// chunks. The device must outlive the offloader and its handles; streams must live until the last
-/// call of both.
+/// No call blocks the host, except: the constructor and the destructor; `start_trace` and
+/// `finish_trace`; `state_on_host`; `borrow`, `return_loan`, and the `begin` that moves on from a
+/// lender that is gone; `end_step`, when it times a step or waits for a plan; offloads to a file
+/// and reloads from it; and a call for which a pool or pinned memory grows, or a pool gives memory
+/// back to the device. `capture`, `state_on_host` and `start_trace` need graph.hpp, host_state.hpp
+/// and observe/tracing.hpp; tidepool.hpp includes all three. Thread safety: none, nor have its
+/// handles and chunks any. The device must outlive the offloader and its handles; streams must live
+/// until the last call of both.
 template <device Device, class Modules = all_modules>
 class offloader {
  public:
   using stream_ref = typename Device::stream_ref;  ///< A stream of the device.
-  using handle = tidepool::handle<Device>;         ///< What buffers and views share.
+  using handle = tidepool::handle<Device>;         ///< The base of buffers and views.
   using buffer = tidepool::buffer<Device>;         ///< Owns a saved tensor.
   using view = tidepool::view<Device>;             ///< A rectangle of a buffer.
   using chunk = tidepool::chunk<Device, Modules>;  ///< One forward pass and its backward pass.
@@ -82,15 +83,14 @@ class offloader {
 
   // ---- memory of saved tensors ----
 
-  /// Allocates device memory for `count` elements, for work given to `stream` from now on. The
-  /// count of elements decides about `min_tensor_elements`.
+  /// Allocates device memory for `count` elements, for work given to `stream` from now on.
+  /// `min_tensor_elements` is compared with `count`.
   ///
-  /// A kernel that writes a part of recycled memory and reads all of it finds old bytes: `contents`
-  /// of `fill::zero` writes zeros first, on `stream`, also before the memory is computed again. A
-  /// restored tensor has the bytes that were saved. Does not block the host; `stream` may wait for
-  /// copies that still use the memory. Throws `out_of_budget`, naming what is live, when the memory
-  /// is full with nothing in flight; `misuse_error` for more than any memory has. 0 bytes take no
-  /// memory; their address is null.
+  /// Recycled memory has old bytes; `fill::zero` writes zeros first, on `stream`, also before the
+  /// memory is computed again. A restored tensor has the bytes that were saved. The host does not
+  /// wait for copies; `stream` may wait for those that still use the memory. Throws
+  /// `out_of_budget`, naming what is live, when the memory is full with nothing in flight;
+  /// `misuse_error` for more than any memory has. 0 bytes take no memory; their address is null.
   ///
   ///     auto x = off.allocate<float>(rows * width, stream);
   ///     my_kernel<<<grid, block, 0, stream>>>(x.as<float>());
@@ -104,24 +104,25 @@ class offloader {
     return made(engine_->allocate(bytes, bytes, lane_of(stream), nullptr, contents));
   }
 
-  /// Allocates `bytes` from a `source` of the trainer's own, into which they are also reloaded: for
-  /// addresses that kernels or graphs know (`fixed_block`). Work given to `stream` from now on may
-  /// use the memory. The source must outlive the buffer's storage and every graph that was captured
-  /// with it, and serves no other offloader (`misuse_error`). Throws as `allocate`.
+  /// Allocates `bytes` from a `source` of the trainer's own, such as a `fixed_block`, for kernels
+  /// or graphs that know addresses. A reload takes its memory from `source`, too. Work given to
+  /// `stream` from now on may use the memory. The source must outlive the buffer's storage and
+  /// every graph that was captured with it, and serves no other offloader (`misuse_error`). Throws
+  /// as `allocate`.
   [[nodiscard]] buffer allocate_from(block_source& source, std::size_t bytes, stream_ref stream) {
     return made(engine_->allocate(bytes, bytes, lane_of(stream), &source));
   }
 
-  /// Takes over a tensor in memory of somebody else's allocator, to save it like any other.
-  /// `stream` wrote the tensor, and its owner takes memory back in the order of `stream`: once
-  /// `stream` has joined every use here, `owner` is called or destroyed (see `memory_owner`). The
-  /// tensor is reloaded into memory of the offloader's own, or of `parts::memory`.
+  /// Takes over a tensor in memory of another allocator, to save it like any other. `stream` wrote
+  /// the tensor, and its owner takes memory back in the order of `stream`: once `stream` has joined
+  /// every use here, `owner` is called or destroyed (see `memory_owner`). The tensor is reloaded
+  /// into memory of the offloader's own, or of `parts::memory`.
   ///
   /// Each byte counts as an element. Several tensors may share memory, with a reference each, as
-  /// long as nobody writes to it. The end of the offloader gives all memory back, and may block the
-  /// host. `adopt` does not. Throws `misuse_error` for a null pointer, unless of 0 bytes, and in a
-  /// capture, which may not commit the tensor either. After a throw, or for 0 bytes, `owner` has
-  /// the memory back.
+  /// long as no work writes to it. The end of the offloader gives all memory back, and may block
+  /// the host; `adopt` does not block it. Throws `misuse_error` for a null pointer to more than 0
+  /// bytes, and in a capture, which may not commit the tensor either. After a throw, or for 0
+  /// bytes, `owner` has the memory back.
   ///
   ///     auto x = off.adopt(data, bytes, stream, [=] { my_free(data); });
   ///     chunk.commit<"expert_fc1">(layer, stream, x);
@@ -143,12 +144,12 @@ class offloader {
     engine_->wait_for(saved, lane_of(stream));
   }
 
-  /// For adapters: notes that a tensor of module `m` is in no commit, since it is `excluded` or on
-  /// another device. Reports say so if the module moves no byte. Does not block the host.
+  /// For adapters: notes that a tensor of module `m` is in no commit, because it is `excluded` or
+  /// on another device. The report on a module that moves no byte says so. Does not block the host.
   void note_elsewhere(module_id m, bool excluded = false) { engine_->note_elsewhere(m, excluded); }
 
-  /// Gives borrowed memory that waits for its copies back now: its owners' streams join the copies.
-  /// For an allocator that is about to grow. Does not block the host; does nothing in a capture.
+  /// Gives borrowed memory back that waits for its copies: its owners' streams wait instead. For an
+  /// allocator that is about to grow. Does not block the host; does nothing in a capture.
   void release_borrowed() noexcept { engine_->memory().borrowed().give_back(0); }
 
   // ---- state that lives on the host ----
@@ -167,16 +168,15 @@ class offloader {
 
   // ---- CUDA graphs ----
 
-  /// Captures the work that `body` gives to `stream`, our copies included, and runs none of it: a
-  /// whole step, or parts one after the other; see `graph`. `body` works as in any step.
+  /// Captures the work that `body` gives to `stream`, our copies included, and runs none of it.
+  /// `body` is a whole step, or one of its parts; see `graph`.
   ///
-  /// The same work must have run eagerly before, so that no memory has to be made. Other streams
-  /// take part once they wait for an event of `stream`; all copy streams do, and are joined back.
-  /// `body` may be a whole step, or one part of it after the other; see `graph`.
+  /// The work must have run eagerly before, so that no memory has to be made. Other streams take
+  /// part once they wait for an event of `stream`. All copy streams take part and are joined back.
   ///
   /// Throws `misuse_error` before the warm-up is over, inside another capture, while tracing, or
   /// when memory would have to grow; `device_error`; and what `body` throws. A failure ends the
-  /// capture and loses tensors that `body` committed or restored: give its chunks up.
+  /// capture, and tensors that `body` committed or restored are lost: give its chunks up.
   template <class Body, class Engine = detail::engine>
     requires capturing_device<Device>
   [[nodiscard]] auto capture(stream_ref stream, Body&& body) {
@@ -191,9 +191,9 @@ class offloader {
 
   /// Sends groups to memory that another process of this host lends, while there is room, and then
   /// to the other places. `then` says what happens when a step begins and the lender of `lent` is
-  /// gone; groups in its memory come back even then. Blocks the host, ten seconds at the most.
-  /// Throws `lender_error` when nobody lends, `misuse_error` in a capture, with `place_kind::peer`
-  /// and while memory is borrowed already, `device_error`.
+  /// gone; groups in its memory come back even then. Blocks the host for ten seconds at most.
+  /// Throws `lender_error` if no process lends, `misuse_error` in a capture, with
+  /// `place_kind::peer` and while memory is borrowed already, `device_error`.
   template <std::same_as<loan_handle> Loan>
   void borrow(const Loan& lent, lender_gone then = {}) {
     static_assert(lending_device<Device>, "tidepool: this kind of device cannot borrow memory");
@@ -219,19 +219,19 @@ class offloader {
   }
 
   /// Ends the step; throws `misuse_error` while any chunk is open. The first step that trains is
-  /// the warm-up: its end settles the residency of groups and reports modules that moved no byte.
-  /// The warm-up begins anew, with a report, after a step with more chunks or groups than any
-  /// before it, some not planned for, unless graphs were captured or a plan from elsewhere is
-  /// followed beside Megatron's rule. Nothing is learnt of a step with a chunk that was given up,
-  /// nor, eight times at the most, of one with fewer chunks or groups than one before it.
-  /// With an automatic policy the warm-up goes on until `options::timed_step`; the plan of that
-  /// step is reported and followed. Each timed step ends with a wait for the device. Plans are made
-  /// in line or on a thread (`options::adopt_after`), which the destructor waits for. Throws what
-  /// kept a step from being recorded, and, where a plan would be adopted, what the planner threw.
-  /// After that, or a step that starved under a plan and was given up, the next is the first again.
+  /// the warm-up: its end settles the residency of groups and reports modules that moved no byte. A
+  /// step with more chunks or groups than any before it, some of them not planned for, begins the
+  /// warm-up anew, with a report, unless graphs were captured or a plan from elsewhere is followed
+  /// beside Megatron's rule. A step teaches nothing if a chunk of it was given up, or, eight times
+  /// at most, if it has fewer chunks or groups than one before it. With an automatic policy the
+  /// warm-up goes on until `options::timed_step`; the plan of that step is reported and followed.
+  /// Each timed step ends with a wait for the device. Plans are made in line or on a thread
+  /// (`options::adopt_after`), for which the destructor waits. Throws the error that kept a step
+  /// from being recorded, and the planner's where its plan would be adopted. After either, or a
+  /// step that ran out of memory under a plan, the next step is the first again.
   void end_step() { plans_.after(engine_->end_step()); }
 
-  /// The profile of the warm-up: structure alone, or with times where the policy is automatic.
+  /// The profile of the warm-up step. It has times only under an automatic policy.
   [[nodiscard]] const plan::profile& profile() const { return engine_->profile(); }
 
   /// The plan that is followed; empty with Megatron's policy, and before it is made. If no plan
@@ -241,12 +241,12 @@ class offloader {
   }
 
   /// Follows a plan from elsewhere, with no warm-up. `made` was planned for `recorded`, a profile
-  /// of the same steps, with the same modules enabled. Call `follow` between steps.
-  /// Throws `plan::profile_error`, and goes on with the plan of before, if the two do not fit each
-  /// other, this offloader's modules or its device budget, or if the plan recomputes although
-  /// `recompute_by_plan` is off or the profile has no time for it. In the first step after `follow`
-  /// these are a `misuse_error`: a chunk or group that the plan lacks there, a missing one, and one
-  /// to be recomputed that is not offered (`chunk::commit_or_discard`). Sizes are not compared.
+  /// of the same steps, with the same modules enabled. Call `follow` between steps. Throws
+  /// `plan::profile_error`, and keeps the plan before, if the two do not fit each other, this
+  /// offloader's modules or its device budget, or if the plan recomputes although
+  /// `recompute_by_plan` is off or the profile has no time for it. The first step after `follow`
+  /// throws `misuse_error` for a chunk or group that the plan lacks, for a missing one, and for a
+  /// group to be recomputed that is not offered (`chunk::commit_or_discard`).
   void follow(const plan::step_plan& made, const plan::profile& recorded) {
     plans_.follow(made, recorded, enabled_);
   }
@@ -255,18 +255,19 @@ class offloader {
   /// them; an empty function turns them off.
   void on_report(std::function<void(std::string_view)> sink) { plans_.on_report(std::move(sink)); }
 
-  /// Sets a function to call before each of the three measurements of the link, at the end of the
-  /// first step of an automatic policy. If GPUs of one host train together, all need a `meet`,
-  /// which waits for all of them like a barrier: each then plans with the speed that it gets beside
-  /// the others. An exception of `meet` leaves `end_step`, and the next step is the first again.
+  /// Sets a function that is called before each of the three measurements of the link, at the end
+  /// of the first step of an automatic policy. GPUs of one host that train together all need a
+  /// `meet` that is a barrier, because each plans with the speed that it gets beside the others. An
+  /// exception of `meet` leaves `end_step`, and the next step is the first again.
   void on_measure(std::function<void()> meet) {
     if (auto* plans = engine_->learns()) plans->on_measure(std::move(meet));
   }
 
-  /// Sets an all-reduce by which ranks that wait for each other plan together: are all `ready`? All
-  /// need one; without, they plan in line, at the end of steps that they count. `end_step` calls it
-  /// for each step that trains until the first plan is followed. True stands for a step to plan, or
-  /// for a plan that is made. Its exceptions are as those of `meet`. Ranks give steps up together.
+  /// Sets an all-reduce by which ranks that wait for each other plan together: `all` returns
+  /// whether every rank is `ready` with a step to plan, or a plan. All ranks need one; without it
+  /// they plan in line, at the end of steps that they count. `end_step` calls it for each step that
+  /// trains until the first plan is followed; exceptions as of `meet`. Ranks give steps up
+  /// together.
   void on_ready(std::function<bool(bool ready)> all) {
     if (auto* plans = engine_->learns()) plans->on_ready(std::move(all));
   }
@@ -303,14 +304,13 @@ class offloader {
 
   /// A copy of all totals so far.
   [[nodiscard]] trace::counters counters() const { return engine_->counters(); }
-  /// The options that the offloader was made with, whatever a plan has changed since.
+  /// The options that the offloader was made with, without changes by a plan.
   [[nodiscard]] const options& settings() const { return engine_->settings(); }
   /// How much is reloaded ahead of its use now: by the options, or by the plan in use.
   [[nodiscard]] const reload_limits& reloads_ahead() const { return engine_->limits(); }
 
-  /// Records spans from now on, until `finish_trace`. Both block the host until the device is idle.
-  /// `title` stands above the picture; `origin` is any stream in use. Throws `device_error`. Needs
-  /// `#include <tidepool/observe/tracing.hpp>`, which tidepool.hpp brings.
+  /// Records spans from now on, until `finish_trace`. Both calls block the host until the device is
+  /// idle. `title` stands above the picture; `origin` is any stream in use. Throws `device_error`.
   ///
   ///     off.start_trace("step 10", stream);
   ///     train_step();
@@ -340,22 +340,22 @@ class offloader {
 
   // ---- waits for other ranks ----
 
-  /// Calls `wait`, in which `stream` or the host waits for ranks with a schedule of their own, such
-  /// as the neighbours in a pipeline, and returns the result of `wait`.
+  /// Calls `wait` and returns its result. In `wait`, `stream` or the host waits for ranks with a
+  /// schedule of their own, such as the neighbours in a pipeline.
   ///
   /// Automatic plans then know that being late before `wait` costs nothing as long as the others
-  /// are later: copies may take their time in the bubbles of a pipeline. Records two timing events
-  /// on `stream` in recorded steps, and does nothing in others. Does not block the host. Throws
-  /// what `wait` throws, and `device_error`.
+  /// are later: copies may take their time in the bubbles of a pipeline. In recorded steps it
+  /// records two timing events on `stream`, in others it does nothing. Does not block the host.
+  /// Throws what `wait` throws, and `device_error`.
   template <class Wait>
   decltype(auto) wait_for_others(stream_ref stream, Wait&& wait) {
     const detail::recorded_wait until{*engine_, &stream, detail::waits_for::others};
     return std::forward<Wait>(wait)();
   }
   /// Like `wait_for_others`, for ranks that do the same at the same time, as in an all-to-all or an
-  /// all-reduce. The shortest wait of a `kind` is taken for the transfer. Waits beyond it count as
-  /// far as they are longer than this rank stood still, because its peers stand still as well, and
-  /// no plan should count on that. Give transfers of other sizes kinds of their own.
+  /// all-reduce. The shortest wait of a `kind` counts as the time of the transfer. A longer wait
+  /// counts only as far as it exceeds the time that this rank stood still, because its peers stand
+  /// still as long. Give transfers of other sizes kinds of their own.
   template <class Wait>
   decltype(auto) wait_for_peers(stream_ref stream, Wait&& wait, std::uint32_t kind = 0) {
     const detail::recorded_wait until{*engine_, &stream, detail::waits_for::peers, kind};

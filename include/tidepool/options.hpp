@@ -33,8 +33,8 @@ enum class policy_kind : std::uint8_t {
              ///< `offloader::end_step`
 };
 
-/// The kind of memory for host copies. The constructor of the offloader throws, with the reason, if
-/// the device does not have the kind.
+/// The kind of memory for host copies. The constructor of the offloader throws `option_error`, with
+/// the reason, if the machine does not have the kind.
 enum class host_kind : std::uint8_t {
   automatic,       ///< huge pages registered with the driver, else pinned by it
   huge_pages,      ///< huge pages registered with the driver, with no fallback
@@ -85,16 +85,16 @@ struct options {
   std::vector<std::string> offload_modules{};
   /// The user's own module names, beside the standard ones.
   std::vector<std::string> own_modules{};
-  /// Layer-level mode: when not empty, only groups of these layers leave.
+  /// If not empty, only groups of these layers leave.
   std::vector<int> offload_layers{};
-  /// Names of tensors that are discarded in forward and computed again in backward wherever the
-  /// trainer offers them (`chunk::commit_or_discard`), whatever a plan says. Offloading a module
-  /// inside a region that is recomputed whole is refused.
+  /// Names of tensors that are discarded in forward and computed again in backward if the trainer
+  /// offers them (`chunk::commit_or_discard`), under any plan. Offloading a module inside a region
+  /// that is recomputed whole is refused.
   std::vector<std::string> recompute_modules{};
 
-  /// Offloads of one module not yet joined, at most. Empty: no joins. 0: the compute stream waits
-  /// at each commit. Megatron's `fine_grained_offloading_max_inflight_offloads`, but counted per
-  /// module over all chunks.
+  /// The most offloads of one module that no compute stream has waited for yet. Empty: compute
+  /// streams never wait. 0: they wait at each commit. Megatron's
+  /// `fine_grained_offloading_max_inflight_offloads`, but counted per module over all chunks.
   std::optional<std::size_t> max_inflight{};
   /// Like `max_inflight`, in bytes. Prefer it where groups differ in size.
   std::optional<std::size_t> max_inflight_bytes{};
@@ -121,21 +121,22 @@ struct options {
   /// it (`chunk::commit_or_discard`).
   bool recompute_by_plan = true;
   /// The step that an automatic plan is made of, 2 or later. Empty: the step by which computing has
-  /// settled, because a GPU lowers its clock in the first seconds under load. That is between the
-  /// 12th and the 40th, the 16th where ranks wait for each other, and the 2nd of a device that
-  /// simulates time. Until then the plans of steps 1, 2 and 4 are followed. With a number, those of
-  /// 1, 2, 4, 8, … are, or of all steps if other ranks are waited for. Work that took long in the
-  /// step alone does not count; with 3 or more, waits of the host for the whole device are told
-  /// from computing.
+  /// settled, because a GPU lowers its clock in the first seconds under load. This step is between
+  /// the 12th and the 40th; it is the 16th if ranks wait for each other, and the 2nd on a device
+  /// that simulates time. Until then the offloader follows plans of steps 1, 2 and 4. With a
+  /// number, it follows plans of steps 1, 2, 4, 8, …, or of all steps if ranks wait for each other.
+  /// Work that took long in this step alone does not count. A timed step from 3 on tells waits of
+  /// the host for the whole device from computing.
   std::optional<int> timed_step{};
-  /// Steps from the one that an automatic plan is made of to the one at whose end the plan is
-  /// adopted; a thread makes it meanwhile, and no step between is recorded. 0: in line, `end_step`
-  /// waits. More: exactly then, so that runs and ranks repeat; `end_step` waits if it is not made.
-  /// Empty: when it is made; in line on a device that simulates time, and where ranks wait for each
-  /// other without `offloader::on_ready`.
+  /// Steps from the timed step to the step at whose end its automatic plan is adopted. A thread
+  /// makes the plan meanwhile, and no step between is recorded. 0: `end_step` makes the plan in
+  /// line. Other numbers: the plan is adopted exactly then, so that runs and ranks repeat, and
+  /// `end_step` waits if it is late. Empty: the plan is adopted as soon as it is made; it is made
+  /// in line on a device that simulates time, and if ranks wait for each other without
+  /// `offloader::on_ready`.
   std::optional<std::size_t> adopt_after{};
-  /// Steps that each search for an automatic plan may simulate at most; the engine tries a tenth as
-  /// many. Empty: as many as pay off in one training.
+  /// The most steps that each search for an automatic plan may simulate; the engine tries a tenth
+  /// as many. Empty: as many as pay off in one training.
   std::optional<std::size_t> plan_effort{};
 
   /// Groups whose reload may be under way ahead of their use.
@@ -153,17 +154,18 @@ struct options {
   /// Bytes by which the device pool grows.
   std::size_t device_step = std::size_t{32} << 20;
 
-  /// Bytes of borrowed memory (`offloader::adopt`, `memory_on`) that may wait for their copies
-  /// before a compute stream waits for the oldest, so that it goes back to its owner. Empty: up to
-  /// the device budget; without a budget, a few of the largest groups, or as the caps allow.
+  /// Bytes of borrowed memory (`offloader::adopt`, `memory_on`) that may wait for their copies.
+  /// Above it, a compute stream waits for the oldest copy, so that its memory goes back to its
+  /// owner. Empty: up to the device budget; without a budget, a few of the largest groups, or as
+  /// the caps allow.
   std::optional<std::size_t> borrowed_slack{};
 
   /// Larger copies are split into pieces of this size, so that other copies do not wait long. 0: no
   /// splitting.
   std::size_t copy_piece = std::size_t{32} << 20;
 
-  /// Places for groups that leave, the nearest first; a group goes to the first with room for all
-  /// of it.
+  /// Places for groups that leave, the nearest first. A group goes to the first place that has room
+  /// for all of it.
   std::vector<place_kind> places{place_kind::host};
   /// The number of the neighbour's device for `place_kind::peer`.
   int peer_device = 1;
@@ -179,15 +181,15 @@ struct options {
   /// Bytes of host memory of this offloader. Empty: the memory of the machine (or of its cgroup),
   /// less a reserve, divided by the local ranks.
   std::optional<std::size_t> host_budget{};
-  /// Bytes by which the host arena grows, and by which a neighbour's memory or a file is taken.
+  /// Bytes by which pinned host memory grows, and by which room in a file is taken. A neighbour's
+  /// memory is taken at once, up to `peer_budget`, if the neighbour has it.
   std::size_t host_step = std::size_t{256} << 20;
   /// The kind of memory for host copies.
   host_kind host_memory = host_kind::automatic;
   /// Puts huge pages and system pages on the NUMA node next to the device.
   bool host_bind = true;
   /// For tests: fills device memory with 0xFF bytes on its stream when it is handed out and when it
-  /// is given back, so that kernels show which read a tensor that left, or memory that nobody
-  /// wrote.
+  /// is given back. Results then show a kernel that reads a tensor that left, or unwritten memory.
   bool poison = false;
   /// Processes on this machine that share its memory; 0 takes it from the launcher's environment.
   int local_ranks = 0;

@@ -26,7 +26,6 @@ struct known_options {
 
 /// Reads arguments (without the program's name) over `base`.
 ///
-/// `--name=value`, `--name value`, `--flag`, `--no-flag`; lists take commas, or blanks, or several
 /// Accepts `--name=value`, `--name value`, `--flag`, `--no-flag`; lists take commas, or blanks, or
 /// several arguments up to the next option (Megatron's form). Megatron's names are accepted, `_`
 /// counts as `-`, and the last of a repeated option holds. Throws `option_error`.
@@ -39,8 +38,8 @@ struct known_options {
 /// `option_error`.
 [[nodiscard]] options parse_options(int argc, const char* const* argv, options base = {});
 
-/// Like `parse_options` of `arguments` over `base`, but keeps arguments that are not Tidepool's for
-/// the trainer's own parser.
+/// Like `parse_options` of `arguments` over `base`, but returns arguments that are not Tidepool's
+/// in `rest`, for the trainer's own parser.
 ///
 /// A trainer that refuses an argument of `rest` can ask `nearest_option` whether it was meant for
 /// Tidepool. Beside positional arguments write lists with `=`: `--offload-modules a,b FILE` takes
@@ -66,19 +65,19 @@ struct known_options {
 
 /// Reads `TIDEPOOL_OFFLOAD_MODULES`, `TIDEPOOL_MAX_INFLIGHT` and so on over `base`.
 ///
-/// `lookup(const char* name)` returns the text or null, as `std::getenv` does. Values have the
-/// form of the flags'; a variable that is set but empty is refused. Throws `option_error`.
+/// `lookup(const char* name)` returns the text or null, as `std::getenv` does. Values have the form
+/// of the flags' values. A variable that is set but empty is refused. Throws `option_error`.
 [[nodiscard]] options from_environment(options base,
                                        const std::function<const char*(const char*)>& lookup);
 
-/// Reads the process's own environment over `base`. A variable whose name is close to one of
-/// Tidepool's, such as `TIDEPOOL_OFFLOAD_MODULE`, is refused like a misspelt flag; other names may
-/// be another program's.
+/// Reads the process's own environment over `base`. A variable with a name close to one of
+/// Tidepool's, such as `TIDEPOOL_OFFLOAD_MODULE`, is refused like a misspelt flag. Other names are
+/// ignored, because another program may use them.
 [[nodiscard]] options from_environment(options base = {});
 
 /// The options of `value` that differ from their defaults, as text that `parse_options` reads back.
 ///
-/// Empty when all are defaults. Only options that `validate` accepts are sure to read back.
+/// Empty when all are defaults. Options that `validate` refuses may not read back.
 [[nodiscard]] std::string to_text(const options& value);
 
 /// The text for a trainer's `--help`: every option with its default and its other names.

@@ -16,7 +16,7 @@ struct parts {
   /// Memory for saved tensors in place of the offloader's own, such as `memory_on` makes. With it
   /// `options::memory` stays `pool`, and `options::device_budget` is a soft limit.
   std::unique_ptr<block_source> memory = nullptr;
-  /// The way to `place_kind::file`: `file_place()` of places/file.hpp.
+  /// Opens `place_kind::file`: `file_place()` of places/file.hpp.
   detail::file_opener file = nullptr;
 };
 

@@ -1,5 +1,6 @@
-/// Compiles the functions that `TIDEPOOL_COMPILED` leaves out: include it in one file of a program,
-/// which needs no other Tidepool header, or link the CMake target `tidepool::compiled`.
+/// Compiles the functions that `TIDEPOOL_COMPILED` leaves out. Include it in one source file of a
+/// program; that file needs no other Tidepool header. Linking the CMake target `tidepool::compiled`
+/// does the same.
 ///
 /// ```cpp
 /// // tidepool.cpp

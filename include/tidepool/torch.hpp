@@ -47,8 +47,8 @@ class torch_tensor_hooks final : public ::torch::autograd::SavedVariableHooks {
     const bool excluded = taken && core.excluded.covers(tensor);
     if (elsewhere || excluded) pass_->note_elsewhere(group_, excluded);
     if (!taken || excluded) {
-      // Detached, so as not to keep its graph alive; a leaf as itself, as a user may replace its
-      // `data`.
+      // The tensor is detached, because it must not keep its graph alive. A leaf stays itself,
+      // because a user may replace its `data`.
       stays_ = tensor.is_leaf() ? tensor : tensor.detach();
       return;
     }
@@ -97,7 +97,7 @@ class torch_tensor_hooks final : public ::torch::autograd::SavedVariableHooks {
   at::Tensor stays_;
 };
 
-// While it is open, tensors that autograd saves on this thread belong to its module.
+// While a scope is open, tensors that autograd saves on this thread belong to its module.
 template <device Device>
 class torch_module_scope final : public torch_scope {
  public:
@@ -117,8 +117,8 @@ class torch_module_scope final : public torch_scope {
 }  // namespace detail
 
 /// While this object lives, `tidepool::module` on this thread saves into one pass.
-/// `torch_offloader::use` returns it. A second one takes the place of the first until it is
-/// destroyed. Destroy it on the thread that made it.
+/// `torch_offloader::use` returns it. A second object takes the place of the first until the second
+/// is destroyed. Destroy it on the thread that made it.
 template <device Device>
 class [[nodiscard]] torch_use final : detail::torch_current {
  public:
@@ -144,10 +144,10 @@ class [[nodiscard]] torch_use final : detail::torch_current {
 };
 
 /// Tensors that one module saves in one layer of a pass, one by one: for frameworks with their own
-/// hooks, such as Python's, and for modules that end later than their hooks. Made by
-/// `torch_pass::group`. Move-only; false in a condition where no tensor of the module leaves.
+/// hooks, such as Python's, and for modules that end later than their hooks. `torch_pass::group`
+/// makes it. Move-only; false as a condition if no tensor of the module leaves.
 ///
-/// A group that is never committed leaves all tensors where they are; they may be read at any time.
+/// Tensors of a group that is never committed stay where they are and may be read at any time.
 template <device Device>
 class torch_group {
  public:
@@ -223,8 +223,9 @@ class torch_pass {
   /// storage that several nodes save leaves once, with the module that saved it first.
   ///
   /// The call costs a look-up if the options leave the module out. Nothing leaves once the pass's
-  /// backward has begun (`end_forward`, or the first tensor that it reads), because a tensor that a
-  /// checkpoint computes again is read at once. If `body` throws, all tensors stay where they are.
+  /// backward has begun (with `end_forward`, or the first tensor that it reads), because backward
+  /// reads a tensor at once that a checkpoint computes again. If `body` throws, all tensors stay
+  /// where they are.
   ///
   /// Does not block the host. Throws `unknown_module`; `misuse_error` if the module ran in this
   /// layer before, or the stream is being captured; and as `chunk::commit`.
@@ -243,8 +244,9 @@ class torch_pass {
     return detail::run_in(&scope, std::forward<Body>(body));
   }
 
-  /// Like `module`, where no call can stand in a scope: saves tensors by `group.save`, until
-  /// `group.commit`. The group is empty if no tensor of the module would leave. Throws as `module`.
+  /// Like `module`, for callers that cannot put the forward call into a function: `group.save`
+  /// saves tensors, until `group.commit`. The group is empty if no tensor of the module would
+  /// leave. Throws as `module`.
   ///
   ///     auto group = pass.group(id, layer);
   [[nodiscard]] torch_group<Device> group(module_id id, int layer) {
@@ -291,7 +293,8 @@ class torch_pass {
 struct torch_parts {
   decltype(parts::planner) planner = nullptr;  ///< `tidepool::planner()`, as in `parts`
   detail::file_opener file = nullptr;          ///< `tidepool::file_place()`, as in `parts`
-  /// Lets autograd ask for module scopes; false if another engine runs, such as Python's.
+  /// True: autograd asks for module scopes. Set it to false if another engine runs, such as
+  /// Python's.
   bool install_hooks = true;
 };
 
@@ -324,15 +327,16 @@ class torch_offloader {
   torch_offloader& operator=(const torch_offloader&) = delete;
   ~torch_offloader() { core_->end(); }
 
-  /// Keeps `tensors` on the device, and so their views, and casts and transpositions of one of them
-  /// alone: for weights, which the optimizer writes to. Call it between steps.
+  /// Keeps `tensors` on the device, with their views, and with casts and transpositions that are
+  /// made of one of them alone: for weights, which the optimizer writes to. Call it between steps.
   void exclude(const std::vector<at::Tensor>& tensors) {
     for (const auto& each : tensors) core_->excluded.add(each);
   }
   /// Like `exclude` of several tensors, for one `tensor`.
   void exclude(const at::Tensor& tensor) { core_->excluded.add(tensor); }
-  /// Keeps a tensor on the device if `question` is true of it when it is saved: for storages that
-  /// come and go, such as gathered parameters. Any thread may call `question`, which must not save.
+  /// Keeps a tensor on the device if `question` returns true for it when it is saved: for storages
+  /// that come and go, such as gathered parameters. `question` may be called on any thread, and
+  /// must not save tensors.
   void exclude_if(std::function<bool(const at::Tensor&)> question) {
     core_->excluded.add(std::move(question));
   }
@@ -341,9 +345,9 @@ class torch_offloader {
   [[nodiscard]] pass begin(const chunk_info& info = {}) {
     return pass(std::make_shared<detail::torch_pass_state<Device>>(core_, info));
   }
-  /// While the result lives, `tidepool::module` on this thread saves into `open`: for models whose
-  /// inner modules are not handed the pass. Throws `misuse_error` if `open` was never begun or is
-  /// finished.
+  /// While the result lives, `tidepool::module` on this thread saves into `open`: for models that
+  /// do not hand the pass to their inner modules. Throws `misuse_error` if `open` was never begun
+  /// or is finished.
   ///
   ///     auto pass = off.begin();
   ///     auto loss = [&] { const auto use = off.use(pass); return model->forward(batch); }();

@@ -19,8 +19,8 @@ namespace tidepool::inline v0_3_0 {
 /// The modules that `value` enables: bit i stands for `known_modules[i]`.
 ///
 /// `all` enables every known module, except `fused_group_mlp` beside `expert_fc1` or `moe_act`,
-/// which are its parts. `open` says that the list is `open_module_list(value)`, for the remedy in
-/// messages. Throws `unknown_module`; checks nothing else.
+/// which are its parts. `open` is true if the list is `open_module_list(value)`; messages then name
+/// another remedy. Throws `unknown_module`; checks nothing else.
 [[nodiscard]] std::uint64_t resolve_modules(const options& value,
                                             std::span<const std::string_view> known_modules,
                                             bool open);
@@ -30,7 +30,7 @@ namespace tidepool::inline v0_3_0 {
 [[nodiscard]] module_id find_module(std::string_view name,
                                     std::span<const std::string_view> known_modules, bool open);
 
-/// Checks every option, and options against each other.
+/// Checks every option, and every option against the others.
 ///
 /// `known_modules` is the compile-time list, or `open_module_list(value)` when `open`. Rings that
 /// the trainer computes are filled in before this call. Throws `unknown_module` or `option_error`;

@@ -1,7 +1,7 @@
 /// The library's version, in one place: CMake reads it from here.
 #pragma once
 
-/// The major version; 0: the interface may change with each minor one.
+/// The major version. As long as it is 0, each minor version may change the interface.
 #define TIDEPOOL_VERSION_MAJOR 0
 /// The minor version.
 #define TIDEPOOL_VERSION_MINOR 3

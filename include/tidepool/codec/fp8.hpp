@@ -14,20 +14,21 @@
 
 namespace tidepool::inline v0_3_0 {
 
-/// A BF16 tensor as e4m3 codes and their scales, in one block of memory: `data` is what is
-/// committed and restored. The handle may come and go; `elements` stays.
+/// A BF16 tensor as e4m3 codes and their scales, in one block of memory. Commit and restore `data`;
+/// `elements` stays while the handle is empty.
 ///
-/// One block and not two: scales are a 64th of the tensor's bytes, and as a tensor of their own
-/// would stay behind for their size (`min_tensor_elements`), cost a copy each, and need slots of
-/// their own.
+/// Codes and scales share one block, because scales are only a 64th of the tensor's bytes. As a
+/// tensor of their own they would be too small to leave (`min_tensor_elements`), cost a copy each,
+/// and need slots of their own.
 template <device Device>
 struct fp8_tensor {
   buffer<Device> data;       ///< codes, then scales; committed and restored as any buffer
   std::size_t elements = 0;  ///< numbers that it stands for
 
-  /// A byte for each number. Null while the handle is empty.
+  /// The codes, a byte for each number. Null while the handle is empty.
   [[nodiscard]] std::uint8_t* codes() const { return data.template as<std::uint8_t>(); }
-  /// An fp32 for each `codec::block` numbers, 16-byte aligned. Null while the handle is empty.
+  /// The scales, an fp32 for each `codec::block` numbers, 16-byte aligned. Null while the handle is
+  /// empty.
   [[nodiscard]] float* scales() const {
     auto* const first = data.template as<std::byte>();
     if (first == nullptr) return nullptr;
@@ -35,13 +36,13 @@ struct fp8_tensor {
   }
   /// True while the handle is full.
   explicit operator bool() const { return static_cast<bool>(data); }
-  /// As `handle::reset` on `stream`.
+  /// Gives the memory back like `handle::reset` on `stream`.
   void reset(typename Device::stream_ref stream) { data.reset(stream); }
 };
 
 namespace detail {
 
-// The kernels of a device. CUDA's are in fp8_kernels.cuh, since nvcc alone compiles them.
+// The kernels of a device. CUDA's are in fp8_kernels.cuh, because only nvcc compiles them.
 template <class Device>
 struct fp8_kernels {
   template <class... Anything>
@@ -79,7 +80,7 @@ struct fp8_kernels<Device> {
     dev.launch(on, nanoseconds(elements, bytes_per_ns),
                [=] {
                  codec::encode(codes, scales, numbers, elements);
-                 // Up to the scales, since all of it is copied.
+                 // The bytes up to the scales are zeroed, because they are copied, too.
                  std::fill(codes + elements, codes + codec::scales_offset(elements),
                            std::uint8_t{0});
                },
@@ -109,35 +110,34 @@ struct fp8_kernels<Device> {
 /// Turns BF16 tensors into FP8 (e4m3) and back, on the stream that computes.
 ///
 /// Each `codec::block` consecutive numbers share a scale s, their largest magnitude over 448 (but
-/// never below 2⁻¹²⁴). A number x comes back as one that is at most max(6.3 % of |x|, s/990) +
-/// 2⁻¹³⁴ away, the largest of a block to the bit (from 448 · 2⁻¹²⁴ on); what was decoded is encoded
-/// to the same codes again. What is not finite comes back as NaN, so that an overflow stays to be
-/// seen; the others of its block are not disturbed. `codec::packed_bytes(n)` is what n numbers
-/// take: n + n/32, instead of 2n.
+/// never below 2⁻¹²⁴). A number x comes back with an error of at most max(6.3 % of |x|, s/990) +
+/// 2⁻¹³⁴. The largest number of a block comes back without an error (from 448 · 2⁻¹²⁴ on). Decoded
+/// numbers are encoded to the same codes again. Infinities and NaN come back as NaN, so that an
+/// overflow stays visible, and do not change other numbers of the block. n numbers take
+/// `codec::packed_bytes(n)` bytes, about n + n/32 instead of 2n.
 ///
-/// Every function queues one kernel on the stream it is given, in the order of that stream: there
-/// is nothing to wait for and nothing to join beyond what `commit`, `restore` and `reset` do for
-/// any tensor. None blocks the host. Works inside captures. The same numbers give the same bits on
-/// every device.
+/// Every function queues one kernel on its stream, in the order of that stream; no joins are needed
+/// beyond those of `commit`, `restore` and `reset`. No function blocks the host, except as
+/// `allocate` does. All work inside captures. Equal numbers give equal bits on every device.
 ///
-/// Addresses of numbers must be multiples of 16 bytes, as those of buffers are. On CUDA the
-/// device of the stream must be current, as for any kernel, and the file be compiled by nvcc with
+/// Addresses of numbers must be multiples of 16 bytes, as those of buffers are. On CUDA the device
+/// of the stream must be current, as for any kernel, and nvcc must compile the file, with
 /// `tidepool/codec/fp8_kernels.cuh`. Thread safety: that of the offloader. The device must outlive
 /// the codec.
 ///
 /// Throws `misuse_error` for a tensor that is too small, or a handle that holds none;
-/// `out_of_budget` as `allocate` does; `device_error` where a launch fails. What it was given is as
-/// before then.
+/// `out_of_budget` as `allocate` does; `device_error` where a launch fails. The arguments are then
+/// as before.
 template <device Device>
 class fp8_codec {
  public:
   using stream_ref = typename Device::stream_ref;  ///< A stream of the device.
-  using buffer = tidepool::buffer<Device>;         ///< What numbers are read from and written to.
-  using packed = fp8_tensor<Device>;               ///< What codes and scales are kept in.
+  using buffer = tidepool::buffer<Device>;         ///< Memory of BF16 numbers.
+  using packed = fp8_tensor<Device>;               ///< Codes and scales of a tensor.
 
-  /// Its kernels run on `dev`. `bytes_per_ns` is how fast they read and write memory on the virtual
-  /// device's clock (an assumption: 2000 GB/s); other devices take the time they take. Throws
-  /// `option_error` for a rate that is not above 0.
+  /// Makes a codec whose kernels run on `dev`. `bytes_per_ns` is the rate at which they read and
+  /// write memory on the virtual device's clock (assumed: 2000 GB/s). Other devices ignore it.
+  /// Throws `option_error` for a rate that is not above 0.
   explicit fp8_codec(Device& dev, double bytes_per_ns = 2000)
       : device_(&dev), bytes_per_ns_(bytes_per_ns) {
     if (!(bytes_per_ns > 0)) {
@@ -146,15 +146,15 @@ class fp8_codec {
     }
   }
 
-  /// The codes and scales of the first `elements` numbers of x, in new memory from `off`. x may be
-  /// reset on the same stream at once.
+  /// Encodes the first `elements` numbers of x into new memory from `off`. x may be reset on the
+  /// same stream at once.
   template <class Modules>
   [[nodiscard]] packed encode(offloader<Device, Modules>& off, const buffer& x,
                               std::size_t elements, stream_ref stream) const {
     require_numbers("encode", x, elements);
     return encode(off, x.data(), elements, stream);
   }
-  /// The same for numbers in memory of the trainer's own.
+  /// Like `encode` of a buffer, for numbers in memory of the trainer's own.
   template <class Modules>
   [[nodiscard]] packed encode(offloader<Device, Modules>& off, const void* x, std::size_t elements,
                               stream_ref stream) const {
@@ -164,13 +164,13 @@ class fp8_codec {
     return result;
   }
 
-  /// The same into memory that is there, with the same bits: what a function does that recomputes a
+  /// Like `encode`, with the same bits, into the memory of `to`: for a function that recomputes a
   /// group with codes in it.
   void encode_into(const packed& to, const buffer& x, stream_ref stream) const {
     require_numbers("encode_into", x, to.elements);
     encode_into(to, x.data(), stream);
   }
-  /// The same for numbers in memory of the trainer's own.
+  /// Like `encode_into` from a buffer, for numbers in memory of the trainer's own.
   void encode_into(const packed& to, const void* x, stream_ref stream) const {
     require_packed("encode_into", to);
     require_address("encode_into", x, to.elements);
@@ -180,8 +180,8 @@ class fp8_codec {
                                         bytes_per_ns_);
   }
 
-  /// The numbers that codes and scales stand for, in new memory from `off`. `from` may be reset on
-  /// the same stream at once.
+  /// Decodes codes and scales into new memory from `off`. `from` may be reset on the same stream at
+  /// once.
   template <class Modules>
   [[nodiscard]] buffer decode(offloader<Device, Modules>& off, const packed& from,
                               stream_ref stream) const {
@@ -190,12 +190,12 @@ class fp8_codec {
     decode_into(y.data(), from, stream);
     return y;
   }
-  /// The same into memory that is there.
+  /// Like `decode`, into the memory of the buffer y.
   void decode_into(const buffer& y, const packed& from, stream_ref stream) const {
     require_numbers("decode_into", y, from.elements);
     decode_into(y.data(), from, stream);
   }
-  /// The same into memory of the trainer's own.
+  /// Like `decode`, into memory of the trainer's own at y.
   void decode_into(void* y, const packed& from, stream_ref stream) const {
     require_packed("decode_into", from);
     require_address("decode_into", y, from.elements);
@@ -205,13 +205,13 @@ class fp8_codec {
   }
 
  private:
-  // So that what they take as BF16, and as codes and scales, fits 64 bits.
+  // The bytes of more elements, as BF16 or as codes and scales, may not fit 64 bits.
   static constexpr std::size_t most_elements = static_cast<std::size_t>(-1) / 4;
 
   [[noreturn]] static void refuse(const char* call, const std::string& what) {
     throw misuse_error(std::string("fp8_codec::") + call + ": " + what);
   }
-  // Divided instead of multiplied, so that no value of a caller overflows.
+  // The size is divided, not the count multiplied, so that no value of a caller overflows.
   static void require_numbers(const char* call, const buffer& numbers, std::size_t elements) {
     if (!numbers) {
       refuse(call,

@@ -15,13 +15,13 @@
 
 namespace tidepool::inline v0_3_0::detail {
 
-// 16 bytes of numbers: what a thread reads or writes at once. Half of a warp makes a block.
+// A thread reads or writes 16 bytes of numbers at once, and half of a warp makes a block.
 inline constexpr unsigned fp8_of_thread = 8;
 inline constexpr unsigned fp8_lanes = codec::block / fp8_of_thread;
 inline constexpr unsigned fp8_threads = 256;
 
-// IEEE's, with subnormal numbers, whatever -ftz, -prec-div and --use_fast_math say: those of BF16
-// are numbers like others.
+// IEEE arithmetic with subnormal numbers, whatever -ftz, -prec-div and --use_fast_math say, because
+// BF16 has subnormal numbers.
 __device__ inline float fp8_times(float a, float b) {
   float product;
   asm("mul.rn.f32 %0, %1, %2;" : "=f"(product) : "f"(a), "f"(b));
@@ -35,7 +35,7 @@ __device__ inline float fp8_over(float a, float b) {
 
 // A number in the lower half of `bits`, ready to become a code.
 __device__ inline float fp8_scaled(std::uint32_t bits, float inverse) {
-  // The conversion would saturate an infinity.
+  // Infinities are handled here, because the conversion would saturate them.
   if ((bits & 0x7fffU) >= codec::bf16_infinity) return __uint_as_float(0x7fffffffU);
   return fp8_times(__uint_as_float(bits << 16), inverse);
 }
@@ -52,7 +52,7 @@ __device__ inline std::uint32_t fp8_number(std::uint32_t code, unsigned short ha
   return codec::bf16_nearest(__float_as_uint(value)) & 0xffffU;
 }
 
-// Codes are written up to `up_to`, where the scales are, since all of it is copied.
+// Codes are written up to `up_to`, where the scales begin, because all these bytes are copied.
 template <unsigned Threads>
 __global__ void __launch_bounds__(Threads)
     fp8_encode_kernel(std::uint8_t* __restrict__ codes, float* __restrict__ scales,
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(Threads)
   const bool full = first + fp8_of_thread <= elements;
   std::uint32_t pairs[fp8_of_thread / 2] = {};
   if (full) {
-    // Read once: nobody needs them in a cache.
+    // The load streams past the caches, because the numbers are read once.
     const uint4 read = __ldcs(reinterpret_cast<const uint4*>(numbers + first));
     pairs[0] = read.x;
     pairs[1] = read.y;
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(Threads)
   for (const std::uint32_t pair : pairs) {
     largest = max(largest, max(fp8_finite(pair), fp8_finite(pair >> 16)));
   }
-  // Threads behind the last number are in it as well, with zeros.
+  // Threads behind the last number take part, too, with zeros.
 #pragma unroll
   for (unsigned step = fp8_lanes / 2; step > 0; step /= 2) {
     largest = max(largest, __shfl_xor_sync(~0U, largest, static_cast<int>(step)));
@@ -169,7 +169,8 @@ struct fp8_kernels<Device> {
   }
 
  private:
-  // Its own error and no other: what earlier launches left is not taken off the runtime's books.
+  // Throws only the error of this launch. An error that an earlier launch left stays for the
+  // runtime to report.
   template <class... Parameters>
   static void launch(const char* call, std::size_t elements, stream_ref on,
                      void (*kernel)(Parameters...), Parameters... arguments) {

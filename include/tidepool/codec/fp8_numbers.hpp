@@ -1,4 +1,5 @@
-/// What the FP8 codec computes: blocks of BF16 numbers as e4m3 codes with a scale each. No device.
+/// The arithmetic of the FP8 codec: blocks of BF16 numbers as e4m3 codes with a scale each. No
+/// device.
 #pragma once
 
 #include <algorithm>
@@ -17,13 +18,13 @@ namespace tidepool::inline v0_3_0::codec {
 /// Numbers that share a scale; the last block may have fewer.
 inline constexpr std::size_t block = 128;
 
-/// Blocks, and so scales, of so many numbers.
+/// The number of blocks, and of scales, of `elements` numbers.
 [[nodiscard]] TIDEPOOL_DETAIL_EVERYWHERE constexpr std::size_t blocks_in(std::size_t elements) {
   return elements / block + (elements % block == 0 ? 0 : 1);
 }
 
-/// Bytes from the first code to the first scale: one for each number, and up to 15 that mean
-/// nothing, so that scales can be read 16 bytes at a time.
+/// Bytes from the first code to the first scale: one for each number, and up to 15 unused bytes, so
+/// that scales can be read 16 bytes at a time.
 [[nodiscard]] constexpr std::size_t scales_offset(std::size_t elements) {
   return (elements + 15) / 16 * 16;
 }
@@ -32,16 +33,17 @@ inline constexpr std::size_t block = 128;
   return scales_offset(elements) + blocks_in(elements) * sizeof(float);
 }
 
-/// From here on the bits of a BF16 number without its sign are an infinity or not a number.
+/// BF16 bits without the sign from this value on are an infinity or NaN.
 inline constexpr std::uint32_t bf16_infinity = 0x7f80;
 inline constexpr std::uint32_t bf16_nan = 0x7fff;  ///< the NaN that decoding writes
-inline constexpr std::uint32_t e4m3_nan = 0x7f;    ///< the code of what is not finite
+inline constexpr std::uint32_t e4m3_nan = 0x7f;    ///< the code of infinities and NaN
 inline constexpr float e4m3_largest = 448;         ///< the largest number that has a code
 
-/// The magnitude that becomes 448 in a block whose largest finite one has the bits `largest`, as
-/// the bits of an fp32: itself, but never below 448·2⁻¹²⁴. At that, e4m3 has every number of BF16
-/// down to its smallest, 2⁻¹³³; with less, one over the scale would overflow. A block without such
-/// a number, or of zeros alone, has 448, and so the scale 1.
+/// The magnitude that becomes 448 in a block, as the bits of an fp32. It is the block's largest
+/// finite magnitude, whose BF16 bits are `largest`, but never below 448·2⁻¹²⁴: e4m3 then still has
+/// every number of BF16 down to the smallest, 2⁻¹³³, and with a smaller one the inverse of the
+/// scale would overflow. A block without finite numbers, or of zeros alone, has 448, and so the
+/// scale 1.
 [[nodiscard]] TIDEPOOL_DETAIL_EVERYWHERE constexpr std::uint32_t range_of(std::uint32_t largest) {
   if (largest == 0) return 0x43e00000U;
   constexpr std::uint32_t least = 0x05e0;
@@ -54,7 +56,7 @@ inline constexpr float e4m3_largest = 448;         ///< the largest number that 
 }
 
 /// The e4m3 code nearest to a BF16 number, ties to even. `inverse` is 448 over the range of its
-/// block. What is not finite becomes e4m3's one NaN; zeros keep their sign.
+/// block. Infinities and NaN become e4m3's NaN; zeros keep their sign.
 [[nodiscard]] constexpr std::uint8_t code_of(std::uint16_t number, float inverse) {
   const std::uint32_t magnitude = number & 0x7fffU;
   if (magnitude >= bf16_infinity) return static_cast<std::uint8_t>(e4m3_nan);
@@ -62,7 +64,7 @@ inline constexpr float e4m3_largest = 448;         ///< the largest number that 
   const auto bits = std::bit_cast<std::uint32_t>(scaled);
   std::uint32_t code = 0;
   if (scaled < 0x1p-6F) {
-    // A multiple of 2⁻⁹, which is the last place of 2¹⁴: the addition rounds.
+    // The code is a multiple of 2⁻⁹, the last place of 2¹⁴, so that the addition rounds.
     code = std::bit_cast<std::uint32_t>(scaled + 0x1p14F) - std::bit_cast<std::uint32_t>(0x1p14F);
   } else {
     const std::uint32_t odd = bits >> 20 & 1U;
@@ -80,8 +82,8 @@ inline constexpr float e4m3_largest = 448;         ///< the largest number that 
                                     (code & 0x80U) << 8);
 }
 
-/// The codes and scales of `elements` numbers, on the CPU; a GPU's have the same bits, as long as
-/// the CPU's arithmetic is IEEE's (no -ffast-math).
+/// Encodes `elements` numbers on the CPU. A GPU gives the same bits if the CPU's arithmetic is
+/// IEEE's (no -ffast-math).
 constexpr void encode(std::uint8_t* codes, float* scales, const std::uint16_t* numbers,
                       std::size_t elements) {
   for (std::size_t first = 0; first < elements; first += block) {
@@ -98,7 +100,7 @@ constexpr void encode(std::uint8_t* codes, float* scales, const std::uint16_t* n
   }
 }
 
-/// The numbers that they stand for.
+/// Decodes `elements` codes on the CPU.
 constexpr void decode(std::uint16_t* numbers, const std::uint8_t* codes, const float* scales,
                       std::size_t elements) {
   for (std::size_t i = 0; i < elements; ++i) numbers[i] = number_of(codes[i], scales[i / block]);

@@ -40,7 +40,7 @@ inline constexpr std::string_view negative = "a negative number has no meaning";
   return text.size() > 1 && text[0] == '-' && text[1] >= '0' && text[1] <= '9';
 }
 
-/// The largest count or size. A larger value was a negative number before code converted it.
+/// The largest count or size. A larger value comes from a negative number that code converted.
 inline constexpr std::size_t most = std::numeric_limits<std::size_t>::max() / 2;
 
 /// The text of a count: `-1` if code gave -1 to an unsigned member.
@@ -48,7 +48,7 @@ inline constexpr std::size_t most = std::numeric_limits<std::size_t>::max() / 2;
   return number > most ? "-" + std::to_string(0 - number) : std::to_string(number);
 }
 
-/// Reads a whole number that is not negative from all of `text`, which is a part of the value.
+/// Reads a whole number of at least 0 from all of `text`, which is a part of the value.
 template <class Integer>
 [[nodiscard]] Integer read_integer(const setting& given, std::string_view text,
                                    std::string_view remedy) {
@@ -80,7 +80,7 @@ struct number_format {
   }
 };
 
-/// A number of elements, not bytes, so that a unit is a mistake.
+/// A number of elements, not bytes; it takes no unit.
 struct elements_format {
   static std::size_t read(const setting& given) {
     return read_integer<std::size_t>(given, given.value,
@@ -94,7 +94,8 @@ struct byte_unit {
   std::size_t bytes;
 };
 
-/// Largest first, binary before decimal: `write` takes the first that divides.
+/// Units, the largest first and binary before decimal, because `write` takes the first that
+/// divides.
 inline constexpr std::array<byte_unit, 9> byte_units{{{"TiB", std::size_t{1} << 40},
                                                       {"GiB", std::size_t{1} << 30},
                                                       {"MiB", std::size_t{1} << 20},
@@ -165,7 +166,7 @@ struct bytes_format {
   }
 };
 
-/// The remedy for a negative number where `word` stands for "not set".
+/// The remedy for a negative number in an option whose word for "not set" is `word`.
 [[nodiscard]] inline std::string zero_or(std::string_view word) {
   return "give 0 or more, or " + std::string(word) +
          " (std::nullopt in code) for no limit of your own";
@@ -189,7 +190,7 @@ struct optional_format {
 struct fraction_format {
   static double read(const setting& given) {
     constexpr std::string_view remedy = "give a number from 0 to 1 such as 0.5";
-    // Spelled out, because `nan` and `inf` are numbers to from_chars.
+    // Allowed characters are listed, because from_chars reads `nan` and `inf` as numbers.
     if (given.value.find_first_not_of("0123456789.eE+-") != std::string_view::npos) {
       refuse(given, "the value is not a number", remedy);
     }
@@ -226,7 +227,7 @@ struct toggle_format {
   static std::string write(bool on) { return on ? "true" : "false"; }
 };
 
-/// One of a few words, each the name of a value of `Kind`. `Words` has `names`, `what` and `all`.
+/// A word out of a few, each the name of a value of `Kind`. `Words` has `names`, `what` and `all`.
 template <class Kind, class Words>
 struct word_format {
   static Kind read(const setting& given) {

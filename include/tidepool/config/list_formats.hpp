@@ -13,10 +13,11 @@
 
 namespace tidepool::inline v0_3_0::detail::text {
 
-/// The largest layer. A larger one is refused as a typing error, or a range could fill the memory.
+/// The largest layer. A larger one is refused as a typing error, because a range up to it could
+/// fill the memory.
 inline constexpr int max_layer = 999'999;
 
-/// Items between commas; an empty one is a typing error.
+/// Items between commas. An empty item is refused as a typing error.
 [[nodiscard]] inline std::vector<std::string_view> comma_items(const setting& given) {
   std::vector<std::string_view> items = split(given.value, ',');
   for (const std::string_view item : items) {
@@ -88,7 +89,8 @@ struct layers_format {
     std::vector<std::string> items;
     for (std::size_t i = 0; i < layers.size();) {
       std::size_t end = i + 1;
-      // Compared first: code may hold any numbers, and a difference of those may overflow.
+      // The comparison comes first, because code may hold any numbers, and their difference may
+      // overflow.
       while (end < layers.size() && layers[end] > layers[end - 1] &&
              layers[end] - 1 == layers[end - 1]) {
         ++end;
@@ -128,7 +130,7 @@ struct rings_format {
 };
 
 /// The general cap, caps of single modules, or both: `2`, `none`, `core_attn:1,expert_fc1:4`,
-/// `2,core_attn:1`. The text replaces all caps: a cap that it does not name is unset.
+/// `2,core_attn:1`. The text replaces all caps: caps that it does not name are removed.
 struct inflight_format {
   static void read(options& into, const setting& given) {
     constexpr std::string_view remedy =

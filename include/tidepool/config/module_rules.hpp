@@ -1,4 +1,4 @@
-/// Rules for names of modules: known, and possible together.
+/// Rules for names of modules: they must be known, and fit each other.
 #pragma once
 
 #include <algorithm>
@@ -18,8 +18,8 @@
 
 namespace tidepool::inline v0_3_0::detail::rules {
 
-/// The label `option fraction (--offload-fraction or TIDEPOOL_OFFLOAD_FRACTION)`, with both names
-/// because nobody knows any more which of them gave the value.
+/// The label `option fraction (--offload-fraction or TIDEPOOL_OFFLOAD_FRACTION)`. The label has
+/// both names, because options do not record which name gave the value.
 [[nodiscard]] inline std::string option_label(std::string_view field, std::string_view flag = {}) {
   std::string name(flag.empty() ? field : flag);
   std::replace(name.begin(), name.end(), '_', '-');
@@ -108,7 +108,7 @@ struct module_list {
 
 inline void check_own_modules(const options& value, const module_list& list) {
   const std::string label = option_label("own_modules");
-  // Comes first, because the loop below compares each name with all others.
+  // The number is checked first, because the loop below compares each name with all others.
   const auto all = std::max(list.known.size(), value.own_modules.size());
   if (all > max_modules) {
     reject(label, std::to_string(value.own_modules.size()) + " names",
@@ -137,7 +137,7 @@ inline void check_own_modules(const options& value, const module_list& list) {
   }
 }
 
-/// Refuses modules that cannot be offloaded together, or not alone.
+/// Refuses modules that cannot be offloaded together, or one without the other.
 inline void check_combinations(const options& value, const module_list& list,
                                std::uint64_t enabled) {
   const std::string label = option_label("offload_modules");
@@ -168,7 +168,8 @@ inline void check_recompute(const options& value, const module_list& list, std::
                                           {"moe", "fused_group_mlp"},
                                           {"fused_group_mlp", "expert_fc1"},
                                           {"fused_group_mlp", "moe_act"}}};
-  // With `all`, a model simply lacks a Megatron module whose tensor is discarded: no mistake.
+  // Regions that discard the tensor of a module. With `all` most pairs are no mistake, because the
+  // model then just lacks that module.
   constexpr std::array<region, 3> discards{
       {{"gdp_in_proj", "gdp_qkv"}, {"layernorm", "qkv_linear"}, {"moe_permute", "expert_fc1"}}};
   const bool by_all = value.offload_modules == std::vector<std::string>{"all"};

@@ -21,7 +21,7 @@ namespace tidepool::inline v0_3_0::detail::text {
   while (name.starts_with('-')) name.remove_prefix(1);
   std::vector<std::string_view> candidates;
   for (const option_entry& item : option_table) {
-    // The name of a member leads to its flag, too: `--fraction` means `--offload-fraction`.
+    // Names of members count, too, because `--fraction` means `--offload-fraction`.
     for (const std::string_view known : {item.flag, item.field, item.megatron}) {
       if (!known.empty()) candidates.push_back(known);
     }
@@ -34,8 +34,8 @@ namespace tidepool::inline v0_3_0::detail::text {
   return "--" + std::string(close);
 }
 
-/// The variable that `name` most likely meant; empty when none is close. Other names may be another
-/// program's: build scripts and launchers have such names, too.
+/// The variable that `name` most likely meant; empty when none is close. Other names with the
+/// prefix are allowed, because build scripts and launchers may use them.
 [[nodiscard]] inline std::string nearest_variable(std::string_view name) {
   constexpr std::string_view prefix = "TIDEPOOL_";
   if (!name.starts_with(prefix)) return {};
@@ -97,7 +97,7 @@ class option_reader {
 /// Walks over arguments: `--name=value`, `--name value`, `--name a b c`, `--name`, `--no-name`.
 class argument_reader {
  public:
-  /// With `rest`, arguments that are not Tidepool's go there instead of being refused.
+  /// Arguments that are not Tidepool's are added to `rest`, or refused if `rest` is null.
   argument_reader(std::span<const std::string> arguments, options base,
                   std::vector<std::string>* rest)
       : arguments_(arguments), into_(std::move(base)), rest_(rest) {}
@@ -106,7 +106,7 @@ class argument_reader {
     while (next_ < arguments_.size()) {
       const std::string& argument = arguments_[next_++];
       if (argument == "--") {
-        // The trainer's parser must see this, too, because it ends the options.
+        // The trainer's parser must see `--`, too, because it ends the options.
         if (rest_ != nullptr) rest_->push_back(argument);
         while (next_ < arguments_.size()) foreign(arguments_[next_++]);
       } else if (!argument.starts_with("--")) {
@@ -171,7 +171,8 @@ class argument_reader {
       const std::string_view word = arguments_[next_];
       if (word.starts_with("--")) break;
       const bool list = item.kind == option_kind::list;
-      // A single dash starts a short option of the trainer, or a negative number to refuse.
+      // A single dash before a letter begins a short option of the trainer; before a digit it is a
+      // negative number, which is refused later.
       if (list && word.size() > 1 && word[0] == '-' && (word[1] < '0' || word[1] > '9')) break;
       words.append(words.empty() ? "" : " ").append(word);
       ++next_;

@@ -1,4 +1,4 @@
-/// The table of every option. A new option is one entry here (and a member of `options`).
+/// The table of all options. A new option needs one entry here and a member of `options`.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +22,7 @@ enum class option_kind : std::uint8_t {
   value,   ///< one value
   list,    ///< one value, or several words up to the next option
   toggle,  ///< `--name`, `--no-name`
-  gate     ///< a toggle without a member: allows or empties `offload_modules`
+  gate     ///< a toggle without a member; off, it empties `offload_modules`
 };
 
 template <class Value>
@@ -44,8 +44,8 @@ inline constexpr bool counts = std::is_same_v<Value, std::size_t> || std::is_sam
                                std::is_same_v<Value, std::optional<std::size_t>> ||
                                std::is_same_v<Value, std::vector<slot_ring>>;
 
-/// Reads and writes one member of `options`, and tells if its value was a negative number before
-/// code converted it. Each function is compiled only where it is used.
+/// Reads and writes one member of `options`. `negative` tells if code converted a negative number
+/// to its value. Each function is compiled only if it is used.
 template <auto Member, class Format, option_kind Kind = option_kind::value>
 struct member {
   static constexpr option_kind kind = Kind;
@@ -164,7 +164,7 @@ inline constexpr std::array options_by{
              "host bytes of this offloader; auto: what machine or cgroup has, over the local ranks",
              member<&options::host_budget, optional_format<bytes_format, "auto">>{}),
     Make::of("host-step", "host_step", "", "SIZE",
-             "bytes by which the pinned host arena grows, and other places",
+             "bytes by which pinned host memory grows, and room in a file",
              member<&options::host_step, bytes_format>{}),
     Make::of(
         "host-memory", "host_memory", "",
@@ -188,7 +188,7 @@ struct option_entry {
   std::string_view form;      ///< form of a value
   std::string_view help;      ///< one line, with the option to prefer
   option_kind kind = option_kind::value;
-  /// Both are null for a gate.
+  /// `read` and `write` are null for a gate.
   void (*read)(options& into, const setting& given) = nullptr;
   std::string (*write)(const options& from) = nullptr;
 };

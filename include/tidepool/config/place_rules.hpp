@@ -1,4 +1,4 @@
-/// Rules for places that groups are offloaded to, and their text.
+/// Rules for the places that groups are offloaded to, and the text of places.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-/// Rules for limits, sizes and kinds of memory, alone and together.
+/// Rules for limits, sizes and kinds of memory, and for pairs of them.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@
 
 namespace tidepool::inline v0_3_0::detail::rules {
 
-// A member of `options`, and, where it may not be negative, whether it is.
+// A member of `options`. `negative` tells if its value is negative; null if the member has no sign.
 struct signed_option {
   std::string_view flag;
   std::string_view field;
@@ -39,8 +39,8 @@ struct signed_option {
   }
 };
 
-/// Refuses negative counts, sizes and numbers, by the table of options. -1 in code turns into a
-/// huge count, which would lift the limit that it was to set.
+/// Refuses negative counts, sizes and numbers, by the table of options. In code, -1 turns into a
+/// huge count, which would remove the limit.
 inline void check_negative(const options& value) {
   for (const auto& item : text::options_by<signed_option>) {
     if (item.negative == nullptr || !item.negative(value)) continue;
@@ -72,7 +72,7 @@ inline void check_limits(const options& value, const module_list& list, std::uin
            "no module of them is offloaded",
            "add --offload-modules=all for everything these layers save, or take the layers out");
   }
-  // Written so that it refuses a NaN, too.
+  // The condition is negated as a whole, so that it refuses a NaN, too.
   if (!(value.fraction >= 0.0 && value.fraction <= 1.0)) {
     reject(option_label("fraction", "offload_fraction"),
            text::fraction_format::write(value.fraction), "a fraction is in [0, 1]",

@@ -33,7 +33,7 @@ struct block {
 
 namespace detail {
 
-// The block of a tensor of no bytes. No source hands it out, takes it back or is told of it.
+// The block of a tensor of 0 bytes. Sources do not know it: none hands it out or takes it back.
 [[nodiscard]] inline block no_bytes() {
   static char here{};
   return {&here, 0, 0};
@@ -41,7 +41,7 @@ namespace detail {
 
 }  // namespace detail
 
-/// A block and the fence after which it may be touched; an empty fence when the asking lane has
+/// A block and the fence after which it may be touched. The fence is empty if the asking lane has
 /// joined it already.
 struct grant {
   block memory;  ///< the granted block; none: nothing fits
@@ -62,9 +62,10 @@ class borrowed_memory;
 
 /// One way to hand out blocks: pool, arena, slots, or a trainer's own.
 ///
-/// `take` never waits: it hands out a block together with the fence to join, or says that nothing
-/// fits that is not in use. `release` takes the fence after which the block is free; that fence may
-/// be in the future. Neither blocks the host. A source serves one offloader. Thread safety: none.
+/// `take` never waits: it hands out a block together with the fence to join, or returns false if no
+/// free memory fits. `release` takes the fence after which the block is free; the work before that
+/// fence may still run. `take` blocks the host only while the source grows, `release` never. A
+/// source serves one offloader. Thread safety: none.
 class block_source {
  public:
   block_source() = default;
@@ -72,12 +73,12 @@ class block_source {
   block_source& operator=(const block_source&) = delete;
   virtual ~block_source() = default;
 
-  /// Gives a source that waits itself the offloader's clocks, and its book of memory that goes back
-  /// to other allocators. Called when the offloader begins; both live as long as the source is
-  /// used.
+  /// Gives the source the offloader's clocks, and its book of memory that goes back to other
+  /// allocators, for sources that make joins themselves. The offloader's constructor calls it; both
+  /// arguments live as long as the source is used.
   virtual void attach(clocks& /*order*/, borrowed_memory& /*borrowed*/) {}
-  /// True where the memory goes back to an allocator that hands it to others, so that no graph may
-  /// know it.
+  /// True if the memory goes back to an allocator that hands it to others; then no graph may know
+  /// its addresses.
   [[nodiscard]] virtual bool gives_back() const { return false; }
 
   /// Takes a block of `bytes` (more than 0) that `waiter` will touch first. `ready` comes in empty.
@@ -111,18 +112,18 @@ class block_source {
   /// Tells a source that grows how many bytes it should let be in flight before it reuses the
   /// oldest with a join. Other sources ignore it.
   virtual void allow_in_flight(std::size_t /*bytes*/) {}
-  /// Sets how blocks are placed from now on, so that memory does not go to pieces. A source that is
-  /// one piece obeys; other sources ignore it.
+  /// Sets how blocks are placed from now on, so that free memory stays in large pieces. A source
+  /// that is one piece obeys; other sources ignore it.
   virtual void set_fit(fit_policy /*how*/) noexcept {}
-  /// Lets the source put free pieces together, as at the end of a step. Does not throw.
+  /// Lets the source merge free pieces, at the end of a step. Does not throw.
   virtual void coalesce() noexcept {}
-  /// Returns unused memory to the device, if that may make room in one piece: the last resort of a
-  /// request that found no room. Returns false where nothing went. May block the host.
+  /// Returns unused memory to the device, so that a request that found no room may find room in one
+  /// piece. Returns false if no memory was returned. May block the host.
   virtual bool give_back_unused() noexcept { return false; }
 
-  /// Returns false where the source has served another offloader, also one that is gone, because
-  /// fences are positions on the streams of one offloader. `whose` stands for an offloader for as
-  /// long as it has handles.
+  /// Returns false if the source has served another offloader, even if that offloader is gone,
+  /// because fences are positions on the streams of one offloader. `whose` identifies an offloader
+  /// for as long as it has handles.
   [[nodiscard]] bool serves(const std::shared_ptr<const void>& whose) noexcept {
     if (!bound_) {
       whose_ = whose;

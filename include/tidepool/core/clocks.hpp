@@ -10,8 +10,8 @@
 
 namespace tidepool::inline v0_3_0 {
 
-/// Streams that one offloader serves at most, its own copy streams included: two for each place
-/// that tensors are offloaded to.
+/// The most streams that one offloader serves. Its own copy streams count: two for each place that
+/// tensors are offloaded to.
 inline constexpr std::size_t max_lanes = 8;
 
 /// Index of a stream within one offloader.
@@ -24,8 +24,8 @@ enum class lane_id : std::uint8_t {};
 
 /// A recorded position on one lane: everything issued on the lane before it.
 ///
-/// A ticket has two words, so that it travels in registers. At a record each nanosecond the
-/// positions last two years.
+/// A ticket has two words, so that it is passed in registers. At one record a nanosecond, 56 bits
+/// of position last two years.
 struct ticket {
   lane_id lane : 8 {};              ///< lane on which it was recorded
   std::uint64_t position : 56 = 0;  ///< 0: before everything
@@ -40,14 +40,14 @@ static_assert(sizeof(ticket) == 16);
 
 /// A set of tickets, at most one per lane: a vector clock.
 ///
-/// A later position of a lane includes every earlier one, so a union is a maximum and the fence of
-/// a range made of several blocks carries the fences of all its parts.
+/// A later position of a lane includes every earlier one. The union of two fences is therefore a
+/// maximum for each lane, and the fence of a merged range stands for the fences of all its parts.
 class fence {
  public:
   constexpr fence() = default;
   /// The fence of one ticket.
   constexpr fence(const ticket& only) { add(only); }  // NOLINT(google-explicit-constructor)
-  /// A fence of a position for each lane; `order` is that of the youngest.
+  /// A fence with a position for each lane; `order` is the issue order of the youngest.
   constexpr fence(const std::array<std::uint64_t, max_lanes>& positions, std::uint64_t order)
       : positions_(positions), order_(order) {}
 
@@ -87,7 +87,7 @@ class fence {
 };
 
 /// The vector clocks of an offloader's lanes, as its memory sources see them; `lanes` are the
-/// clocks of a device. Thread safety: none. Nothing here blocks the host.
+/// clocks of a device. Thread safety: none. No call blocks the host.
 class clocks {
  public:
   clocks(const clocks&) = delete;
@@ -131,7 +131,8 @@ class clocks {
   /// Issue order of the youngest record.
   [[nodiscard]] std::uint64_t order() const { return order_; }
 
-  /// True while a stream capture is under way, across whose borders nothing may be waited for.
+  /// True while a stream capture is under way: no stream may wait for an event from the other side
+  /// of its begin or end.
   [[nodiscard]] bool capturing() const { return capturing_; }
 
   // ---- calls that ask the device; `record` and `join` throw `device_error` ----
@@ -140,10 +141,10 @@ class clocks {
   virtual ticket record(lane_id on) = 0;
   /// Makes `waiter` wait for `until`; returns true if that took an event join.
   virtual bool join(lane_id waiter, const fence& until, join_site site) = 0;
-  /// True when all work that `until` stands for is over, as far as the device says without waiting.
+  /// True when the device says, without waiting, that all work that `until` stands for is over.
   [[nodiscard]] virtual bool passed(const fence& until) noexcept = 0;
 
-  /// Identifies the type of device whose lanes they are, by a value of its own.
+  /// A value that identifies the type of the device whose lanes these are.
   [[nodiscard]] const void* device_type() const { return device_type_; }
 
  protected:

@@ -9,7 +9,7 @@
 
 namespace tidepool::inline v0_3_0::detail {
 
-// `microbatch` is that of the finished chunk; none where the chunk was never begun.
+// `microbatch` is the finished chunk's; empty if the chunk was never begun.
 [[noreturn, gnu::cold]] inline void throw_closed_chunk(const std::string& call,
                                                        const std::optional<int>& microbatch) {
   if (!microbatch) {

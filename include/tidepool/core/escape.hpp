@@ -1,4 +1,4 @@
-/// Text made fit for JSON and XML files, whatever bytes it came with.
+/// Makes text of any bytes fit for JSON and XML files.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace tidepool::inline v0_3_0::trace::detail {
 inline constexpr std::string_view replacement_character = "\xef\xbf\xbd";
 inline constexpr std::string_view ellipsis = "\xe2\x80\xa6";
 
-// Bytes of the UTF-8 character that `text` begins with; 0 where it begins with none.
+// Bytes of the UTF-8 character that `text` begins with; 0 if it begins with none.
 [[nodiscard]] constexpr std::size_t character_size(std::string_view text) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   if (text.empty()) return 0;
@@ -19,7 +19,7 @@ inline constexpr std::string_view ellipsis = "\xe2\x80\xa6";
   if (lead < 0x80) return 1;
   const std::size_t size = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
   if (lead < 0xc2 || lead > 0xf4 || text.size() < size) return 0;
-  // The second byte also tells apart overlong forms, surrogates and what is past U+10FFFF.
+  // The second byte also shows overlong forms, surrogates and characters past U+10FFFF.
   const unsigned low = lead == 0xe0 ? 0xa0 : lead == 0xf0 ? 0x90 : 0x80;
   const unsigned high = lead == 0xed ? 0x9f : lead == 0xf4 ? 0x8f : 0xbf;
   if (byte(1) < low || byte(1) > high) return 0;
@@ -38,7 +38,7 @@ inline constexpr std::string_view ellipsis = "\xe2\x80\xa6";
   return true;
 }
 
-// Takes one character off the front; one that is not UTF-8 reads as U+FFFD.
+// Takes one character off the front. A byte that is not UTF-8 reads as U+FFFD.
 [[nodiscard]] constexpr std::string_view next_character(std::string_view& text) {
   const std::size_t size = character_size(text);
   const std::string_view character = size == 0 ? replacement_character : text.substr(0, size);
@@ -86,7 +86,7 @@ inline constexpr std::string_view ellipsis = "\xe2\x80\xa6";
   while (!text.empty()) {
     const std::string_view character = next_character(text);
     const auto byte = static_cast<unsigned char>(character[0]);
-    // XML has no form for these characters, not even an escaped one.
+    // XML forbids these characters, even in escaped form.
     const bool none = (byte < 0x20 && byte != '\n' && byte != '\t') ||
                       character == "\xef\xbf\xbe" || character == "\xef\xbf\xbf";
     if (none) {

@@ -51,7 +51,7 @@ struct span_label {
   std::size_t bytes = 0;
 };
 
-// Bytes of device memory; `without` is the sum that would be taken now, had nothing been offloaded.
+// Bytes of device memory. `without` is the sum that would be taken now without any offload.
 struct level_change {
   std::size_t taken = 0;
   std::size_t given = 0;
@@ -74,8 +74,8 @@ struct happening {
   level_change level{};
 };
 
-// Listens to the engine. An observer keeps its own failures for later, because a step goes on where
-// its record cannot.
+// Listens to the engine. An observer keeps its own failures for later, because a step goes on even
+// if it can no longer be recorded.
 class observer {
  public:
   observer() = default;
@@ -92,7 +92,7 @@ class observer {
 // The observers of one offloader. While there is none, a happening costs one test.
 class observers {
  public:
-  // The mark of a span that began before its observer came; nobody is told of its end.
+  // The mark of a span that began before there was an observer. Observers do not hear of its end.
   static constexpr auto no_mark = static_cast<std::size_t>(-1);
 
   [[nodiscard]] bool any() const { return first_ != nullptr; }
@@ -102,7 +102,7 @@ class observers {
     first_ = &fresh;
   }
   void remove_all() noexcept { first_ = nullptr; }
-  // Does nothing where `gone` is not in the list.
+  // Does nothing if `gone` is not in the list.
   void remove(observer& gone) noexcept {
     for (auto** each = &first_; *each != nullptr; each = &(*each)->next_) {
       if (*each != &gone) continue;
@@ -117,7 +117,7 @@ class observers {
     return false;
   }
 
-  // Callers ask `any` first, so that a happening nobody hears of is not put together.
+  // Callers ask `any` first, so that no happening is made without an observer.
   [[gnu::noinline]] void tell(const happening& what) const noexcept {
     for (auto* each = first_; each != nullptr; each = each->next_) each->on(what);
   }

@@ -7,8 +7,8 @@
 
 namespace tidepool::inline v0_3_0 {
 
-/// Every place where the engine makes one stream wait for another. A device may be told to leave
-/// one of them out, which is how tests show that each is needed.
+/// Every place where the engine makes one stream wait for another. Tests tell a device to leave one
+/// of them out, to show that each is needed.
 enum class join_site : std::uint8_t {
   producer,       ///< an offload waits for the kernel that wrote its source
   device_reuse,   ///< a compute stream waits until the last user of a device block has ended
@@ -23,12 +23,12 @@ enum class join_site : std::uint8_t {
   join_back,      ///< all copy streams are joined before the capture ends
   after_capture,  ///< eager work waits for eager work from before the capture
   new_stream,     ///< a stream that is new after a capture waits for all work before it
-  borrow,         ///< a stream waits for the one whose allocator gave the memory that it will touch
-  give_back,      ///< the stream of an owner waits for the last use of memory that goes back to it
-  peer_reuse,     ///< an offload waits until the reload out of its block of a neighbour has ended
-  file_write,     ///< the host waits for a copy into the ring of a file before it writes the file
-  file_reuse,     ///< the ring of a file is read into after the copy out of it has ended
-  count           ///< how many there are
+  borrow,      ///< a stream waits for the stream whose allocator gave the memory that it will touch
+  give_back,   ///< the stream of an owner waits for the last use of memory that goes back to it
+  peer_reuse,  ///< an offload waits until the reload out of its block of a neighbour has ended
+  file_write,  ///< the host waits for a copy into the ring of a file before it writes the file
+  file_reuse,  ///< the host waits for a copy out of the ring of a file before it refills the slot
+  count        ///< how many there are
 };
 
 /// The name of a join, as traces and `--drop-joins` of the tests have it.

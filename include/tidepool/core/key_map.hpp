@@ -1,17 +1,16 @@
-// A map from keys of others to numbers of ours.
+// A map from keys that a caller chooses to numbers of the library.
 #pragma once
 
 #include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <utility>
 #include <vector>
 
 namespace tidepool::inline v0_3_0::detail {
 
-// A hash table with open addressing, at most half full; an erased key leaves no trace. Once the
-// table has been as large as it gets, it allocates nothing.
+// A hash table with open addressing, at most half full. Erased keys leave no markers. Once the
+// table has reached its largest size, it allocates nothing.
 class key_map {
  public:
   static constexpr std::uint32_t none = std::numeric_limits<std::uint32_t>::max();
@@ -35,7 +34,8 @@ class key_map {
       if (each.value != none) slots_[place_of(each.key)] = each;
     }
   }
-  // Erases a key that is there. Keys behind it that would not be found any more move up.
+  // Erases a key that is there. Keys behind it move up if a search would otherwise stop before
+  // them.
   void erase(std::uint64_t key) noexcept {
     auto hole = place_of(key);
     --count_;
@@ -64,8 +64,8 @@ class key_map {
     std::uint32_t value = none;
   };
 
-  // Every bit of the key has to count, because keys may be addresses, counters, or numbers packed
-  // side by side. A product alone spreads upwards only, so this is the finaliser of splitmix64.
+  // The finaliser of splitmix64. Every bit of the key has to count, because keys may be addresses,
+  // counters, or numbers packed side by side, and a product alone carries bits only upwards.
   [[nodiscard]] std::size_t home_of(std::uint64_t key) const {
     key = (key ^ key >> 30) * 0xBF58476D1CE4E5B9U;
     key = (key ^ key >> 27) * 0x94D049BB133111EBU;

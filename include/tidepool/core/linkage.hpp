@@ -1,4 +1,4 @@
-/// How much of Tidepool a file compiles.
+/// Selects how much of Tidepool a source file compiles.
 ///
 /// | macro | what the file compiles |
 /// | --- | --- |

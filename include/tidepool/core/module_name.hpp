@@ -1,10 +1,9 @@
-/// Names of modules in a program's text: whether a list has them, and which one was meant.
+/// Names of modules in a program's text: looks them up in a list, and finds the nearest name.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
-#include <span>
 #include <string_view>
 #include <type_traits>
 #include <utility>
@@ -103,9 +102,9 @@ consteval auto refusal() {
   }
 }
 
-/// True where the calls for a module generate code. In a strict list, a name that it lacks does not
-/// compile. The error lies in a base, because clang repeats an error in a function at each of its
-/// callers.
+/// True where the calls for a module generate code. A name that a strict list lacks does not
+/// compile. The error is in a base class, because clang repeats an error in a function at each of
+/// its callers.
 template <class Modules, fixed_string Name>
 struct compiled_in : decltype(refusal<Modules, Name>())::type {
   static_assert(!Modules::open || sizeof(Name) == 0,

@@ -5,8 +5,8 @@
 
 namespace tidepool::inline v0_3_0 {
 
-/// Gives large pieces of memory to pools, arenas and slots; `device_allocator` and `host_allocator`
-/// are those of a device. It must outlive the sources that use it. Thread safety: none.
+/// Gives large pieces of memory to pools, arenas and slots. A device has two: `device_allocator`
+/// and `host_allocator`. It must outlive the sources that use it. Thread safety: none.
 class page_allocator {
  public:
   page_allocator() = default;

@@ -53,7 +53,7 @@ class part_index {
  private:
   template <class Rectangle>
   [[nodiscard]] std::size_t bucket_of(std::uint64_t origin, const Rectangle& part) const {
-    // An array with a name: nvcc writes a loop over a braced list wrongly.
+    // The array has a name, because nvcc translates a loop over a braced list wrongly.
     const std::array<std::uint64_t, 4> numbers{part.offset, part.width, part.rows, part.pitch};
     std::uint64_t hash = origin;
     for (const auto each : numbers) hash = (std::rotl(hash, 23) ^ each) * 0x9E3779B97F4A7C15U;

@@ -6,7 +6,7 @@
 
 namespace tidepool::inline v0_3_0 {
 
-/// An offset that is left to the source.
+/// The offset of a block that the source may place anywhere.
 inline constexpr auto anywhere = static_cast<std::size_t>(-1);
 
 namespace plan {
@@ -23,8 +23,8 @@ struct places_of_storage {
 /// The places that a step has its memory in.
 struct placement {
   std::vector<places_of_storage> storages;  ///< each of a profile; empty: nothing is planned
-  /// Bytes in use up to which a group is reloaded ahead of its use. Beyond, it would come before
-  /// its turn, into a place that another has until then.
+  /// Bytes in use up to which a group is reloaded ahead of its use. With more in use, its planned
+  /// place may still hold another tensor.
   std::size_t within = anywhere;
 
   /// True where nothing is planned.

@@ -1,4 +1,5 @@
-/// The interface of planners, which decide about each group of a step. No template, no planner.
+/// The interface of planners, which decide about each group of a step. This header has no planner
+/// itself.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +18,7 @@ namespace tidepool::inline v0_3_0 {
 /// A step as the engine recorded it.
 struct recorded_step {
   plan::profile step;  ///< chunks, passes, and events where the step was timed
-  /// True for the first step of a warm-up: nothing tells yet whether shapes vary.
+  /// True for the first step of a warm-up, which cannot tell yet whether shapes vary.
   bool first = false;
 };
 
@@ -31,9 +32,10 @@ struct followed_plan {
 /// plan.hpp, or one of its own. A plan source touches no device. It may take long.
 class plan_source : public detail::planner_base {
  public:
-  /// Makes a decision for steps like `recorded`, under the budget and the limits of `opts`. Runs on
-  /// a thread of its own where plans are made beside the training (`options::adopt_after`), one at
-  /// a time: `follow` may be called meanwhile. Its exception leaves an `end_step`.
+  /// Makes a decision for steps like `recorded`, under the budget and the limits of `opts`. If
+  /// plans are made beside the training (`options::adopt_after`), `make` runs on a thread of its
+  /// own, one call at a time, and `follow` may be called meanwhile. `end_step` throws its
+  /// exception.
   [[nodiscard]] virtual decision make(const recorded_step& recorded, const options& opts) = 0;
 
   /// Checks a plan from elsewhere against the profile that it was made for, and against the modules

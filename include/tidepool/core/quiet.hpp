@@ -6,7 +6,8 @@
 
 namespace tidepool::inline v0_3_0::detail {
 
-// Threads that are started while this object lives take no signals: those are for the trainer's.
+// Threads that are started while this object lives take no signals, because signals are for the
+// trainer's threads.
 class quiet {
  public:
   quiet() {

@@ -6,8 +6,8 @@
 
 namespace tidepool::inline v0_3_0::detail {
 
-// Calls `Undo` at the end of its life, unless `keep` was called: when the call that it guards
-// throws, or returns early.
+// Calls `Undo` at the end of its life, unless `keep` was called. `Undo` so runs when the guarded
+// call throws or returns early.
 template <class Undo>
 class rollback {
  public:

@@ -6,8 +6,8 @@
 
 namespace tidepool::inline v0_3_0::detail {
 
-// At least doubles a capacity that is too small: `reserve` alone would copy a growing list each
-// time.
+// At least doubles a capacity that is too small, because `reserve` alone would copy a growing list
+// each time.
 template <class List>
 void make_room(List& list, std::size_t count) {
   if (list.capacity() < count) list.reserve(std::max(count, 2 * list.capacity()));

@@ -8,7 +8,7 @@
 
 namespace tidepool::inline v0_3_0::detail {
 
-// Elements are known by the slot that `push_back` returned; slots are used again.
+// `push_back` returns the slot of its element. Slots of erased elements are used again.
 template <class T>
 class slot_list {
  public:

@@ -1,4 +1,4 @@
-/// Small files in which the system says what it has, such as those of /proc and /sys.
+/// Reads small files of the system, such as those of /proc and /sys.
 #pragma once
 
 #include <algorithm>
@@ -18,8 +18,8 @@ struct close_file {
   void operator()(std::FILE* file) const { static_cast<void>(std::fclose(file)); }
 };
 
-// The text of a file; empty where there is none. It is read by C's calls: in an extension of
-// Python's beside PyTorch 2.11, C++'s streams read other numbers than those in the file.
+// The text of a file; empty if there is no file. C functions read it, because C++ streams read
+// wrong numbers in a Python extension beside PyTorch 2.11.
 inline std::string text_of(const std::string& path) {
   const std::unique_ptr<std::FILE, close_file> file(std::fopen(path.c_str(), "r"));
   std::string text;

@@ -16,8 +16,8 @@ namespace tidepool::inline v0_3_0::detail::text {
   return c == ' ' || c == '\t' || c == '\n' || c == '\r' || c == '\f' || c == '\v';
 }
 
-// The `<cctype>` functions are not used, because they follow the locale, and an option's text must
-// not.
+// The `<cctype>` functions follow the locale, which must not change the meaning of an option's
+// text.
 [[nodiscard]] constexpr char to_lower(char c) {
   return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
 }
@@ -120,7 +120,7 @@ inline constexpr std::size_t longest_word = 64;
 /// Edits (insert, delete, replace, swap of neighbours) that turn one word into the other, of which
 /// `word` has at most `longest_word` characters.
 [[nodiscard]] constexpr std::size_t edit_distance(std::string_view word, std::string_view other) {
-  // Three rows are enough, and a list of modules is compared while it is compiled.
+  // Three rows take no heap, because the compiler runs this function for lists of modules.
   using row = std::array<std::size_t, longest_word + 1>;
   row before{}, previous{}, now{};
   for (std::size_t j = 0; j <= word.size(); ++j) now[j] = j;
@@ -147,7 +147,7 @@ inline constexpr std::size_t longest_word = 64;
                                                  std::span<const std::string_view> candidates) {
   if (word.empty() || word.size() > longest_word) return {};
   const auto same = [](char a, char b) { return plain(a) == plain(b); };
-  // Short words are one edit from too many others.
+  // Short words must match more closely, because they are one edit from many others.
   std::size_t best = std::max<std::size_t>(1, (word.size() + 1) / 3) + 1;
   std::string_view result;
   for (const std::string_view candidate : candidates) {

@@ -1,4 +1,4 @@
-// The decider: decides what becomes of each group of a step, and where its memory is wanted. It
+// Decides for each group of a step whether it leaves, and where its memory should be placed. It
 // follows the group's layer, Megatron's rule, or a plan. It knows no device; the engine asks it
 // once for each commit.
 #pragma once
@@ -31,14 +31,14 @@ struct verdict {
   [[nodiscard]] bool stays() const { return what == plan::action::keep; }
 };
 
-// `Group` tells of a commit, and is asked no more than the decision needs:
+// `Group` describes a commit. The decider asks it only for facts that the decision needs:
 //
 //     chunk, number        its place in the step
 //     module, layer, by_hand, offers
 //     nearest, places()    where it may go
 //     bytes()              of its handles
 //     largest_free()       the longest piece of free memory
-//     discardable()        dropping its handles frees their memory, and nobody else needs it
+//     discardable()        a drop of its handles frees their memory, which no other group needs
 //     unknown_to_plans()   it takes memory that no plan knows of
 //     stays_anyway()       other groups keep all of it on the device
 //     refuse(why), name_of(module)
@@ -49,14 +49,15 @@ class decider {
 
   step_learner steps;          // kind of the present step
   followed_placement where;    // places that a plan gives to memory
-  forgotten_groups forgotten;  // groups that nobody restores
+  forgotten_groups forgotten;  // groups that are not restored
 
-  // Returns false where every group that offers nothing leaves for the nearest place, like a new
-  // `verdict`.
+  // Returns false if every group that offers no recomputation leaves for the nearest place, as a
+  // new `verdict` says.
   [[nodiscard]] bool has_a_say() const {
     return steps.follows < followed::by_rule || forgotten.any || !keeps_.everything_leaves;
   }
-  // Decides about a group. Nothing changes, except that a step which is noted has room for it.
+  // Decides about a group. Changes nothing, except that a step that is noted gets room for the
+  // group.
   template <class Group>
   [[nodiscard]] verdict decide(const Group& group) {
     verdict result;
@@ -66,7 +67,7 @@ class decider {
       result.noted = steps.expect_commit(group.chunk, group.number);
     }
     result.awaited = !forgotten.any || !forgotten.has(group.chunk, group.number);
-    if (group.by_hand) return result;  // its handles are released by hand: nothing may be lost
+    if (group.by_hand) return result;  // the trainer releases its handles: all must leave
     result.offered = group.offers && opts_->recompute_by_plan && group.discardable();
     if (!keeps_.everything_leaves) choose(group, result);
     return result;
@@ -83,7 +84,7 @@ class decider {
   [[nodiscard]] plan::actions by_rule(const plan::profile& step) const {
     return plan::actions_of(plan::megatron_policy(step, *opts_));
   }
-  // Follows a plan that was made for `step`. Returns false where shapes may vary, see
+  // Follows a plan that was made for `step`. Returns false if shapes may vary, see
   // `step_learner::settle`.
   bool follow(plan::profile step, plan::actions what, plan::placement places, followed by) {
     where.adopt(std::move(places));  // first: a failure leaves the plan that was followed before
@@ -98,7 +99,7 @@ class decider {
     limits_ = {what.made.reload_ahead, {}};
     if (what.made.reload_ahead_bytes > 0) limits_.bytes = what.made.reload_ahead_bytes;
   }
-  // Follows nothing: the next step is the first.
+  // Drops the plan: the next step is the first.
   void record_again() noexcept {
     limits_ = by_options();
     keeps_.settle({});
@@ -128,7 +129,7 @@ class decider {
     if (result.what == action::offload && group.stays_anyway()) result.what = action::keep;
   }
 
-  // Refuses a group other than that of the plan.
+  // Refuses a group that is not the plan's group in this place.
   template <class Group>
   [[gnu::cold]] void expect(const Group& group) const {
     const auto& planned = steps.profile().chunks[group.chunk].groups;

@@ -10,9 +10,8 @@
 
 namespace tidepool::inline v0_3_0::detail {
 
-// Storages are known by the number of their allocation in the step. Where a step allocates
-// otherwise than the planned one, the nearest planned storage of as many bytes is taken for the
-// meant one.
+// A storage is known by the number of its allocation in the step. If a step allocates in another
+// order than the planned step, the nearest planned storage of the same size is taken.
 class followed_placement {
  public:
   static constexpr std::uint32_t unknown = 0xFFFFFFFF;
@@ -27,18 +26,18 @@ class followed_placement {
     ++step_;
     strayed_ = false;
   }
-  // True where there are places, and the step has allocated as planned so far.
+  // True if the plan has places, and the step has allocated as planned so far.
   [[nodiscard]] bool hold() const { return !planned_.empty() && !strayed_; }
-  // True where a group that comes back ahead of its use would bring memory in use to `live` bytes,
-  // and so come before its turn.
+  // True if a reload ahead of its use, which would bring memory in use to `live` bytes, would come
+  // before its turn.
   [[nodiscard]] bool passes(std::size_t live) const { return hold() && live > planned_.within; }
-  // Notes an evaluation: allocations between steps are no part of a step.
+  // Notes an evaluation, because allocations between steps are not part of a step.
   void evaluation_begins(bool between_steps) { between_steps_ = between_steps; }
   void evaluation_ended() {
     if (between_steps_) step_ended();
   }
 
-  // Returns the plan's number of the allocation that comes now; `unknown` where it has none.
+  // Returns the plan's number of the next allocation; `unknown` if the plan has no such allocation.
   [[nodiscard]] std::uint32_t allocated(std::size_t bytes) {
     constexpr std::uint32_t near = 8;
     for (std::uint32_t off = 0; off < near; ++off) {

@@ -1,4 +1,4 @@
-// Calls that a trainer forgets without any error: `end_step`, and the reset of its handles.
+// Notices calls that a trainer forgets without any error: `end_step`, and the reset of its handles.
 #pragma once
 
 #include <cstddef>
@@ -7,24 +7,24 @@
 
 namespace tidepool::inline v0_3_0::detail {
 
-// Each forgotten call is told once, when a pass begins. Only passes that nobody can mean count:
-// many passes of one number between two ends of a step, and passes of which backward kept all
-// tensors while no memory was saved.
+// Each forgotten call is reported once, when a pass begins. Only passes count that no trainer
+// intends: many passes of one number between two ends of a step, and passes whose tensors backward
+// all kept, while no memory was saved.
 class forgotten_calls {
  public:
   static constexpr int passes_without_end = 256;
   static constexpr int passes_that_keep = 3;
 
-  // Notes that a pass that trains was finished, of which `groups` groups left. `keeps()` is true
-  // where all that they saved is in handles still, and no memory was saved so far. It is called
-  // only in the first few passes.
+  // Notes the finish of a pass that trains, of which `groups` groups left. `keeps()` is true if
+  // handles still hold all their tensors and no memory was saved so far. It is called only in the
+  // first few passes.
   template <class Keeps>
   void pass_finished(int model_chunk, int microbatch, std::size_t groups, const Keeps& keeps) {
     const auto number = std::uint64_t{static_cast<std::uint32_t>(model_chunk)} << 32 |
                         static_cast<std::uint32_t>(microbatch);
     if (same_ == 0) first_ = number;
     if (number == first_ && same_ < passes_without_end) ++same_;
-    // Fewer groups may all be the last ones, which handles may still hold.
+    // If fewer groups left, they may all be last groups, which handles may still hold.
     if (groups < 3 || kept_ < 0 || kept_ == passes_that_keep) return;
     kept_ = keeps() ? kept_ + 1 : -1;
   }

@@ -8,8 +8,8 @@
 
 namespace tidepool::inline v0_3_0::detail {
 
-// The groups are learnt from earlier steps: a group that was forgotten the last time is not
-// reloaded ahead of its turn.
+// Earlier steps teach the groups: a group that was forgotten the last time is not reloaded ahead of
+// its use.
 class forgotten_groups {
  public:
   bool any = false;
@@ -31,7 +31,7 @@ class forgotten_groups {
     places_.clear();
   }
 
-  // Learns from a step from elsewhere, which has never been run here.
+  // Learns from a recorded step of another run.
   void learn(const plan::profile& step) {
     clear();
     if (!step.timed()) return;

@@ -8,15 +8,15 @@ namespace tidepool::inline v0_3_0::detail {
 
 class growth {
  public:
-  // Notes the end of a chunk that trains; `planned` says that each of its groups has a place in the
-  // plan.
+  // Notes the end of a chunk that trains. `planned` is true if each of its groups has a place in
+  // the plan.
   void chunk_ended(std::size_t groups, bool planned) {
     ++now_.chunks;
     now_.groups += groups;
     unplanned_ = unplanned_ || !planned;
   }
 
-  // Forgets chunks that ended so far, because they were of no step.
+  // Forgets chunks that ended so far, because they belong to no step.
   void forget_step() noexcept {
     now_ = {};
     unplanned_ = false;
@@ -27,8 +27,8 @@ class growth {
     bool falls_short = false;  // smaller than the largest step so far
     bool varies = false;       // its chunks differ, not only their number
   };
-  // Steps in which a chunk was given up tell nothing. Each size counts once, because every step may
-  // have another one.
+  // A step in which a chunk was given up is ignored. Each size is reported once, because every step
+  // may have another size.
   verdict step_ended(bool given_up) {
     const auto had = now_;
     const bool unplanned = unplanned_;
@@ -41,8 +41,8 @@ class growth {
     return {larger && unplanned, smaller, varies};
   }
 
-  // Times that a warm-up waits for a step as large as one before it. Then it plans for smaller
-  // steps as well, because batches may have become smaller for good.
+  // How often a warm-up waits for a step as large as one before it. After that it plans for smaller
+  // steps, too, because batches may have become smaller for good.
   static constexpr int patience = 8;
   [[nodiscard]] bool waits() { return waited_ < patience && ++waited_ > 0; }
   void warm_up_begins() noexcept { waited_ = 0; }

@@ -1,4 +1,4 @@
-/// Megatron's rules of which groups stay on the device, applied to the profile of a warm-up step.
+/// Megatron's rules for groups that stay on the device, applied to the profile of a warm-up step.
 #pragma once
 
 #include <algorithm>
@@ -45,8 +45,8 @@ inline std::vector<std::size_t> backward_before(const profile& step) {
   return before;
 }
 
-// Marks the last group of each module of `chunk` if, at the time of its forward pass, no other
-// chunk's backward pass needs that module before.
+// Marks the last group of each module of `chunk` if the chunk's own backward pass is the next, seen
+// from its forward pass, that needs that module.
 inline void keep_margin(const profile& step, std::size_t chunk, std::size_t begun,
                         std::vector<bool>& stays) {
   const auto order = backward_order(step);
@@ -66,7 +66,7 @@ inline void keep_margin(const profile& step, std::size_t chunk, std::size_t begu
 
 }  // namespace detail
 
-/// True where Megatron's rules let groups of any step stay.
+/// True if Megatron's rules may let groups stay.
 [[nodiscard]] inline bool may_keep(const options& opts) {
   return opts.margin || opts.fraction < 1 ||
          (opts.pipeline_rank > 0 && opts.delta_bytes_per_rank > 0);
@@ -74,8 +74,8 @@ inline void keep_margin(const profile& step, std::size_t chunk, std::size_t begu
 
 /// Applies Megatron's rules, in Megatron's order (Megatron-Core
 /// `PipelineOffloadManager.post_warmup_callback` and `ChunkOffloadHandler.should_bulk_offload`):
-/// 1. margin: the last group of each module stays where the chunk's own backward pass is the next
-///    that has the module, since its reload could not be hidden;
+/// 1. margin: the last group of each module stays if the chunk's own backward pass is the next
+///    that has the module, because its reload could not be hidden;
 /// 2. delta: in backward order of chunks and forward order of groups, groups stay until
 ///    `pipeline_rank * delta_bytes_per_rank` bytes stay;
 /// 3. fraction: of the n groups of a chunk that would still leave, the last `int(n * (1 - f))` in
@@ -116,7 +116,7 @@ inline void keep_margin(const profile& step, std::size_t chunk, std::size_t begu
 
 namespace tidepool::inline v0_3_0::detail {
 
-/// Modules of which the margin keeps every group of `step` that would leave without the margin.
+/// Modules that would offload groups of `step` without the margin, but offload none with it.
 [[nodiscard]] inline std::vector<module_id> kept_by_margin(const plan::profile& step,
                                                            options opts) {
   const auto leaving = [&] {

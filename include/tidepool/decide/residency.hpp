@@ -14,9 +14,9 @@ namespace tidepool::inline v0_3_0::detail {
 
 class residency {
  public:
-  bool everything_leaves = false;  // known after the warm-up, so that a commit need not ask
+  bool everything_leaves = false;  // set after the warm-up, so that a commit need not ask
 
-  // Groups of layers that `offload_layers` does not name stay; an empty list has no effect.
+  // Only groups of layers in `offload_layers` may leave; an empty list has no effect.
   explicit residency(const std::vector<int>& offload_layers) {
     for (const auto layer : offload_layers) {
       layers_.resize(std::max(layers_.size(), static_cast<std::size_t>(layer) + 1));
@@ -24,7 +24,7 @@ class residency {
     }
   }
 
-  // Follows `planned` from now on; with `by_place` it also says to which place groups go.
+  // Follows `planned` from now on. With `by_place` the plan also chooses the place of each group.
   void settle(plan::actions planned, bool by_place = false) {
     planned_ = std::move(planned);
     by_place_ = by_place;
@@ -36,15 +36,15 @@ class residency {
   }
 
   // Limits the groups that stay by plan. A group leaves once `bytes` bytes have stayed, because
-  // shapes may have grown after the plan was made. It also leaves unless `piece` bytes are free in
-  // one piece (0: that does not count), because tensors that stay are never evicted, and with
-  // shapes that change nobody planned where they are.
+  // shapes may have grown after the plan was made. It also leaves if fewer than `piece` bytes are
+  // free in one piece, because tensors that stay are never evicted, and if shapes change, no plan
+  // chose their places. `piece` 0: no such limit.
   void keep_at_most(std::size_t bytes, std::size_t piece) {
     limit_ = bytes;
     piece_ = piece;
   }
 
-  // The action for a group of a chunk, both by their number in the step. `largest_free` gives the
+  // The action for a group of a chunk; both are numbers in the step. `largest_free` gives the
   // longest piece of free memory.
   template <class LargestFree>
   [[nodiscard]] plan::action of(std::size_t chunk, std::size_t group, int layer, std::size_t bytes,
@@ -60,7 +60,7 @@ class residency {
     const bool known = chunk < planned_.size() && group < planned_[chunk].size();
     return known ? planned_[chunk][group] : leaves;
   }
-  // The place that a group goes to if it leaves; without room there it goes to the next place.
+  // The place for a group that leaves. If it has no room, the group goes to the next place.
   [[nodiscard]] place_kind place_of(plan::action what,
                                     const std::vector<place_kind>& places) const {
     const bool peer = what == plan::action::offload_to_peer;

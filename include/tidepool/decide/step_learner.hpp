@@ -1,5 +1,5 @@
-// The kind of the present step, the notes of it, and the meaning of its end. It knows no device:
-// the engine tells it what happens, and asks.
+// Notes each step, knows its kind, and tells at its end how to go on. It knows no device: the
+// engine reports to it, and asks it.
 #pragma once
 
 #include <cstddef>
@@ -22,8 +22,8 @@ namespace tidepool::inline v0_3_0::detail {
 // The kind of step that has ended.
 enum class stage : std::uint8_t {
   step,
-  warm_up,     // it is settled which groups stay, or a plan from elsewhere is proved
-  first,       // recorded; one step alone does not tell whether shapes vary
+  warm_up,     // the rule has chosen the groups that stay, or a plan from elsewhere is proved
+  first,       // recorded; one step alone cannot tell whether shapes vary
   recorded,    // a plan of it is tried out in the steps to come
   timed,       // the last step that is recorded
   given_up,    // nothing is learnt of it, because a chunk was given up
@@ -57,13 +57,13 @@ class step_learner {
   [[nodiscard]] bool measuring() const {
     return automatic_ && follows == followed::nothing && !planning;
   }
-  // True while a plan is made beside the steps of a warm-up, of which nothing is learnt meanwhile.
+  // True while a plan is made beside the steps of a warm-up. These steps are not learnt from.
   bool planning = false;
-  // True where calls that differ from the plan are refused.
+  // True if calls that differ from the plan are refused.
   [[nodiscard]] bool held_to_plan() const { return unproven() && !now_.given_up; }
-  // True where a step that did not fit may leave the plan: a step in which everything leaves fits
-  // at least as well. After a capture all is settled, and a plan from elsewhere is only left for
-  // one that is made here.
+  // True if a step that did not fit may leave the plan: a step in which everything leaves needs no
+  // more memory. After a capture the plan cannot change any more. A plan from elsewhere is not left
+  // in its first step.
   [[nodiscard]] bool may_leave_plan() const {
     return automatic_ && follows != followed::nothing && !unproven() && !captured_;
   }
@@ -82,8 +82,8 @@ class step_learner {
 
   void evaluation_begins() { evaluated_ = true; }
 
-  // Expects the begin of a chunk that trains. Throws where the plan has another chunk, and makes
-  // room, so that neither its begin nor that of its backward pass can fail.
+  // Expects the begin of a chunk that trains. Throws if the plan has another chunk. Makes room, so
+  // that neither the begin of the chunk nor the begin of its backward pass can fail.
   void expect_chunk(int model_chunk) {
     if (held_to_plan()) {
       const auto& planned = step_.chunks;
@@ -101,8 +101,8 @@ class step_learner {
     make_room(step_.chunks, now_.begun + 1);
     make_room(step_.passes, 2 * (now_.begun + 1));
   }
-  // Notes the begin of a chunk. Returns true where it is the first noted chunk, behind an
-  // evaluation that is no part of the step.
+  // Notes the begin of a chunk. Returns true if it is the first noted chunk after an evaluation,
+  // which is not part of the step.
   bool chunk_begins(int model_chunk, int microbatch) {
     const bool anew = std::exchange(evaluated_, false) && warming_up() && step_.chunks.empty();
     if (warming_up()) {
@@ -112,7 +112,8 @@ class step_learner {
     ++now_.begun;
     return anew;
   }
-  // Expects a commit. Returns true where `committed` has to note it, once it cannot fail any more.
+  // Expects a commit. Returns true if `committed` has to note the commit once it cannot fail any
+  // more.
   [[nodiscard]] bool expect_commit(std::size_t chunk, std::size_t groups_before) {
     if (!warming_up()) return false;
     make_room(step_.chunks[chunk].groups, groups_before + 1);
@@ -124,35 +125,35 @@ class step_learner {
   void backward_begins(std::size_t chunk) {
     if (warming_up()) step_.passes.push_back({chunk, true});
   }
-  // Expects the finish of a chunk of `groups` groups. Throws where the plan has another number.
+  // Expects the finish of a chunk of `groups` groups. Throws if the plan has another number.
   void expect_no_more(std::size_t chunk, std::size_t groups) const {
     if (!held_to_plan() || groups == step_.chunks[chunk].groups.size()) return;
     refuse("finish: chunk " + std::to_string(chunk) + " of the step had " + std::to_string(groups) +
                " groups",
            std::to_string(step_.chunks[chunk].groups.size()));
   }
-  // Notes the end of a chunk, which may be `dropped` in the middle. Returns true where its pass was
-  // given up; `unfinished` tells what the chunk itself knows of that.
+  // Notes the end of a chunk, which may be `dropped` in the middle. Returns true if its pass was
+  // given up. `unfinished` is true if groups wait for a restore or backward has not begun.
   bool chunk_ends(std::size_t chunk, std::size_t groups, bool dropped, bool unfinished) {
     const auto& planned = step_.chunks;
     const auto most = chunk < planned.size() ? planned[chunk].groups.size() : 0;
-    // A chunk that lacks groups of the plan was refused by `finish`, and proves no plan.
+    // `finish` refused a chunk that lacks groups of the plan, so that the chunk proves no plan.
     const bool given_up = dropped && (unfinished || (held_to_plan() && groups != most));
     growth_.chunk_ended(groups, !planning && chunk < planned.size() && groups <= most);
     now_.given_up = now_.given_up || given_up;
     now_.dropped = now_.dropped || dropped;
     return given_up;
   }
-  // Forgets the latest chunk, which is no part of the step: the next chunk takes its place.
+  // Forgets the latest chunk, so that the next chunk takes its place in the step.
   void forget_latest_chunk() noexcept {
     --now_.begun;
     if (!warming_up()) return;
     step_.chunks.pop_back();
     std::erase_if(step_.passes, [&](const auto& pass) { return pass.chunk == now_.begun; });
   }
-  // Notes that memory is held in a way that no recorded event tells.
+  // Notes that memory is held in a way that no recorded event shows.
   void shapes_vary() noexcept { now_.varies = true; }
-  // True where shapes varied in a step of this warm-up that is over.
+  // True if shapes varied in an earlier step of this warm-up.
   [[nodiscard]] bool varied() const { return varied_; }
   // Notes that the step has met the device budget.
   void starves() noexcept { now_.starved = true; }
@@ -160,15 +161,15 @@ class step_learner {
 
   // ---- the end of a step ----
 
-  // Ends the step. Returns none where the rule or a planner has to learn from it. Where it throws,
-  // the step is over all the same, and another plan may be followed.
+  // Ends the step. Returns none if the rule or a planner has to learn from it. If it throws, the
+  // step is over as well, and another plan may be followed.
   [[nodiscard]] std::optional<stage> end_step() {
     const auto over = std::exchange(now_, {});
     forgotten.step_ended();
     const auto size = growth_.step_ended(over.given_up);
     varied_ = varied_ || (over.varies && !over.given_up);
     if (over.starved && over.given_up && may_leave_plan()) return stage::starved;
-    // Neither an evaluation nor a step without some of its chunks proves a plan.
+    // A plan is proved only by a step that trained and gave up none of its chunks.
     const bool proves = unproven() && over.begun > 0 && !over.given_up;
     if (proves && over.begun != step_.chunks.size()) {
       refuse("end_step: the step had " + std::to_string(over.begun) + " chunks",
@@ -176,7 +177,7 @@ class step_learner {
     }
     if (proves) follows = followed::planned;
     if (size.outgrown && plans_anew()) return stage::outgrown;
-    // Only a step that trained teaches; an evaluation before it does not.
+    // Only a step that trained is learnt from, not an evaluation before it.
     const bool trained = warming_up() && !step_.chunks.empty() && !over.given_up;
     const bool short_step = trained && size.falls_short && !planning && growth_.waits();
     if (trained && !short_step) return std::nullopt;
@@ -189,8 +190,8 @@ class step_learner {
 
   // ---- what the steps to come follow ----
 
-  // Settles what becomes of each group, for steps like `step`. Returns false where shapes may vary,
-  // so that memory may be in pieces where nobody planned for it.
+  // Follows a rule or plan for steps like `step`. Returns false if shapes may vary, because memory
+  // may then be in pieces that no plan foresaw.
   bool settle(plan::profile step, followed by) noexcept {
     const bool repeats = by != followed::by_rule && !step.shapes_vary;
     planning = false;
@@ -199,7 +200,7 @@ class step_learner {
     step_ = std::move(step);
     if (by == followed::trial) step_.clear();
     if (by == followed::unproven) {
-      now_ = {};  // earlier chunks are no part of the step that is held to the plan
+      now_ = {};  // earlier chunks do not belong to the step that is held to the plan
       growth_.forget_step();
     }
     return repeats;
@@ -225,14 +226,14 @@ class step_learner {
     bool given_up = false;  // the pass of a chunk was given up
     bool dropped = false;   // a chunk was dropped before its finish
     bool starved = false;
-    bool varies = false;  // memory is held in a way that no recorded event tells
+    bool varies = false;  // memory is held in a way that no recorded event shows
   };
 
-  // True where an outgrown plan is made anew, because groups that nobody planned for would leave
-  // for ever. A rule by which all groups leave needs no new plan.
+  // True if a plan that was outgrown is made anew, because groups without a plan would leave for
+  // ever. A rule by which all groups leave needs no new plan.
   [[nodiscard]] bool plans_anew() const {
-    // `rule_keeps_` is asked, because the groups that a rule kept of smaller steps do not tell:
-    // half of one group is none.
+    // `rule_keeps_` is asked, not the groups that the rule kept in smaller steps, because half of
+    // one group is none.
     return planning || (!warming_up() && !captured_ && (automatic_ || (by_rule() && rule_keeps_)));
   }
 

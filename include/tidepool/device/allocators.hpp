@@ -25,7 +25,8 @@ class device_allocator final : public page_allocator {
   Device* dev_;
 };
 
-/// Host memory that its copy engines reach, in the kind asked for where it has several.
+/// Host memory that the device's copy engines reach, of the kind `how` if the device has several
+/// kinds.
 template <device Device>
 class host_allocator final : public page_allocator {
  public:
@@ -40,7 +41,7 @@ class host_allocator final : public page_allocator {
     }
   }
   void deallocate(void* pages) noexcept override { dev_->deallocate_host(pages); }
-  /// Nobody asks: what the host has is limited by a budget.
+  /// Always 0: a budget limits host memory, and no message needs the number.
   [[nodiscard]] std::size_t free_bytes() const override { return 0; }
 
  private:
@@ -48,7 +49,8 @@ class host_allocator final : public page_allocator {
   host_memory how_;
 };
 
-/// Memory of a neighbour. What it refused once is not asked for again, since asking takes long.
+/// Memory of a neighbour. Sizes from the least refused one on are not asked for again, because each
+/// request takes long.
 template <peer_device Device>
 class peer_allocator final : public page_allocator {
  public:
@@ -62,13 +64,13 @@ class peer_allocator final : public page_allocator {
     return pages;
   }
   void deallocate(void* pages) noexcept override { dev_->deallocate_peer(peer_, pages); }
-  /// Nobody asks: what is taken of a neighbour is limited by a budget.
+  /// Always 0: a budget limits a neighbour's memory, and no message needs the number.
   [[nodiscard]] std::size_t free_bytes() const override { return 0; }
 
  private:
   Device* dev_;
   int peer_;
-  std::size_t refused_ = std::numeric_limits<std::size_t>::max();  // the least
+  std::size_t refused_ = std::numeric_limits<std::size_t>::max();  // the least refused size
 };
 
 }  // namespace tidepool

@@ -23,14 +23,13 @@ namespace tidepool::inline v0_3_0 {
 /// A `Device` whose calls also go to a log, which vector clocks judge while the program runs.
 ///
 /// It takes the place of `Device` in an offloader and has all members of `Device`. The trainer
-/// declares what kernels read and write (`reads`, `writes`). Streams are told apart, and ordered by
-/// `record`, `wait` and `synchronize` of this object, or by `recorded`, `waited` and `host_waited`
-/// for events elsewhere. `findings()` has the mistakes. Nothing here blocks the host or changes the
-/// device's work, with one exception: an offloader over it does not ask which work is over, and
-/// joins it instead, so that findings do not depend on the clock. Thread safety: as `Device`, and
-/// one thread at a time.
+/// declares what kernels read and write (`reads`, `writes`). Streams are ordered by `record`,
+/// `wait` and `synchronize` of this object, or by `recorded`, `waited` and `host_waited` for other
+/// events. `findings()` has the mistakes. No check blocks the host or changes the device's work.
+/// But an offloader over it joins work instead of asking whether it is over, so that findings do
+/// not depend on the clock. Thread safety: as `Device`, and one thread at a time.
 ///
-/// A device class with ways of its own derives from this one and calls this one for everything:
+/// A device class with functions of its own derives from this one and calls only this one, because
 /// calls to `watched` are not seen.
 ///     tp::checked_device<tp::cuda_device> gpu{0};
 ///     dev.writes(x, stream, "gelu");       // beside the launch, on either side of it
@@ -83,11 +82,11 @@ class checked_device : public Device {
   void writes(const Memory& memory, stream_ref on, std::string_view kernel) {
     writes(memory.data(), memory.size(), on, kernel);
   }
-  /// The host itself reads memory that the device reaches.
+  /// Declares that the host itself reads memory that the device reaches.
   void host_reads(const void* data, std::size_t bytes, std::string_view what) {
     log_.read(detail::order_clocks::host, access_kind::host_read, data, bytes, what);
   }
-  /// The host itself writes memory that the device reaches.
+  /// Declares that the host itself writes memory that the device reaches.
   void host_writes(const void* data, std::size_t bytes, std::string_view what) {
     log_.write(detail::order_clocks::host, access_kind::host_write, data, bytes, what);
   }
@@ -96,24 +95,27 @@ class checked_device : public Device {
   void name_stream(stream_ref which, std::string as) {
     log_.clocks().name(lane_of(which), std::move(as), false);
   }
-  /// An event of the trainer's own, known by any address, was recorded on a stream.
+  /// Notes that an event of the trainer's own, known by any address, was recorded on a stream.
   void recorded(const void* own_event, stream_ref on) {
     const auto [at, fresh] = own_events_.try_emplace(own_event, 0U);
     if (fresh) at->second = log_.add_event();
     log_.record(lane_of(on), at->second);
   }
-  /// The stream waits for an event of `recorded`; an event that was never recorded is ignored.
+  /// Notes that a stream waits for an event of `recorded`. An event that was never recorded is
+  /// ignored.
   void waited(stream_ref waiter, const void* own_event) {
     const auto at = own_events_.find(own_event);
     if (at == own_events_.end()) return;
     log_.expect_wait(lane_of(waiter), at->second);
     log_.wait(lane_of(waiter), at->second);
   }
-  /// The host waited for a stream, or for the device, by another call than `synchronize`.
+  /// Notes that the host waited for a stream, or for the device, by another call than
+  /// `synchronize`.
   void host_waited(stream_ref which) { log_.clocks().host_waits(lane_of(which)); }
   void host_waited() { log_.clocks().host_waits(); }  ///< Like the call for one, for all streams.
 
-  /// While it lives, accesses belong to one part of the step. An offloader makes its own.
+  /// While it lives, accesses belong to one part of the step. An offloader makes one for its own
+  /// work.
   class [[nodiscard]] place {
    public:
     place(const place&) = delete;
@@ -132,13 +134,13 @@ class checked_device : public Device {
     return {log_, module, layer, microbatch};
   }
 
-  /// Turns findings of kernels that read unwritten memory on or off. On by default, from the first
-  /// declared write.
+  /// Turns findings of kernels that read unwritten memory on or off. They are on by default, from
+  /// the first declared write.
   void check_unwritten(bool on) { log_.judge_unwritten(on); }
 
   // ---- findings ----
 
-  /// The findings, each pair of places in the program once, the first 64, in order of time.
+  /// The first 64 findings in order of time; each pair of places in the program counts once.
   [[nodiscard]] const std::vector<finding>& findings() const { return log_.findings().all(); }
   /// The number of findings, each repetition counted.
   [[nodiscard]] std::uint64_t finding_count() const { return log_.findings().count(); }
@@ -155,8 +157,7 @@ class checked_device : public Device {
   /// The number of accesses and ranges that are remembered now.
   [[nodiscard]] std::size_t log_size() const { return log_.size(); }
 
-  /// Like the members of `Device`, and noted in the log. See the concept `device`.
-  /// @{
+  /// Like the members of `Device`, but also noted in the log. See the concept `device`. @{
   [[nodiscard]] typename Device::stream make_stream() {
     auto made = Device::make_stream();
     static_cast<void>(log_.clocks().made(key_of(made.ref())));
@@ -291,7 +292,7 @@ class checked_device : public Device {
     }
     ran(on);
   }
-  /// Dropped work never runs, so it counts as waited for.
+  /// Like `drop` of `Device`. Dropped work counts as waited for, because it never runs.
   void drop(stream_ref which, std::uint64_t issued = 0) noexcept requires requires(Device& dev) {
     dev.drop(which, issued);
   }
@@ -299,13 +300,13 @@ class checked_device : public Device {
     Device::drop(which, issued);
     try {
       host_waited();
-    } catch (...) {  // may find more than is wrong
+    } catch (...) {  // findings may then report more than is wrong
     }
   }
 
   // ---- calls of an offloader ----
 
-  /// Memory is handed out: its old contents count as unwritten.
+  /// Notes that memory is handed out: its old contents count as unwritten.
   bool poison(void* pointer, std::size_t bytes, stream_ref on) {
     bool filled = false;
     if constexpr (requires(Device & dev) {
@@ -316,20 +317,22 @@ class checked_device : public Device {
     log_.hand_out(lane_of(on), pointer, bytes);
     return filled;
   }
-  /// Memory was given back: no access is allowed before it is handed out again.
+  /// Notes that memory was given back: no access is allowed before it is handed out again.
   void gave_back(const void* pointer, std::size_t bytes, stream_ref on) {
     log_.give_back(lane_of(on), pointer, bytes);
   }
-  /// An owner lends memory, until `returned`. Bytes that are lent several times go back with the
-  /// last return.
+  /// Notes that an owner lends memory, until `returned`. Bytes that are lent several times go back
+  /// with the last return.
   void borrows(const void* pointer, std::size_t bytes) { log_.borrow(pointer, bytes); }
-  /// Borrowed memory goes back to an owner whose stream is `home`.
+  /// Notes that borrowed memory goes back to an owner whose stream is `home`.
   void returned(const void* pointer, std::size_t bytes, stream_ref home) {
     log_.give_to_owner(lane_of(home), pointer, bytes);
   }
-  /// A failed capture ends: work that was not joined back never runs.
+  /// Notes that a failed capture ends: its work never runs, so that streams need not be joined
+  /// back.
   void abandons_capture() noexcept { abandons_ = true; }
-  /// The offloader's file is written from memory; `block` stands for the place in the file.
+  /// Notes that the offloader's file is written from memory; `block` stands for the place in the
+  /// file.
   void writes_file(const void* block, const void* memory, std::size_t bytes) {
     log_.copy_by_host(access_kind::host_read, block, memory, bytes);
   }
@@ -338,7 +341,7 @@ class checked_device : public Device {
                                                                                ///< reversed.
     log_.copy_by_host(access_kind::host_write, memory, block, bytes);
   }
-  /// Names an offloader's copy streams to one place: those to the host first.
+  /// Names an offloader's copy streams to one place. The call for the host comes first.
   void name_copy_streams(stream_ref offload, stream_ref reload, place_kind to) {
     if (to == place_kind::host) ++offloaders_;
     const bool peer = to == place_kind::peer;
@@ -357,7 +360,7 @@ class checked_device : public Device {
       if (Device::host_executed(on)) host_waited(on);
     }
   }
-  // A stream in a capture may not be asked for its id.
+  // A question for the id of a stream in a capture would end the capture.
   [[nodiscard]] static std::uint64_t key_of(const stream_ref& which) {
     if constexpr (requires { which.key_in_capture(); }) {
       return which.key_in_capture();
@@ -380,7 +383,7 @@ class checked_device : public Device {
     if (at == sizes_.end()) return;
     try {
       log_.free(pointer, at->second);
-    } catch (...) {  // a later use of it is not found
+    } catch (...) {  // a later use of the memory is not found
     }
     sizes_.erase(at);
   }

@@ -26,15 +26,16 @@
 
 namespace tidepool::inline v0_3_0 {
 
-/// One CUDA device. It owns nothing global: it makes its device current only inside calls that need
-/// that, and then restores the caller's.
+/// One CUDA device. It has no global state: calls that need their device to be current restore the
+/// caller's device afterwards.
 ///
-/// An offloader takes any `cudaStream_t` or `cuda::stream_ref` of this device, the default ones
-/// included (the per-thread one in one thread alone: its handle means another stream in each). The
-/// device's own streams are non-blocking, so they never wait for the legacy default stream. A
-/// stream given to an offloader must live until the last call of the offloader and its handles,
-/// since a recorded step, a capture and the work after a launch record events on streams that no
-/// handle names. A new stream at the address of an old one is told apart (`cudaStreamGetId`).
+/// An offloader takes any `cudaStream_t` or `cuda::stream_ref` of this device, also the default
+/// ones (the per-thread default stream only in one thread, because its handle means another stream
+/// in each thread). The device's own streams are non-blocking, so they never wait for the legacy
+/// default stream. A stream given to an offloader must live until the last call of the offloader
+/// and its handles, because a recorded step, a capture and the work after a launch record events on
+/// streams that no handle names. A new stream at the address of an old one is another stream
+/// (`cudaStreamGetId`).
 ///
 /// Every failed call throws `device_error` with the `cudaError_t`, the call and the device. Thread
 /// safety: one thread at a time; several objects may stand for one device.
@@ -42,7 +43,7 @@ class cuda_device : public detail::cuda_sharing {
  public:
   static constexpr std::string_view name = "cuda";  ///< for messages and pictures
 
-  /// A copyable name of a stream. It owns nothing.
+  /// A copyable name of a stream. The name owns no stream.
   class stream_ref {
    public:
     constexpr stream_ref() = default;
@@ -63,7 +64,8 @@ class cuda_device : public detail::cuda_sharing {
       check(cudaStreamGetId(handle_, &id), "cudaStreamGetId");
       return id;
     }
-    /// A key for a stream first met in a capture, which a question for its id would end.
+    /// A key for a stream that is first met in a capture, because a question for its id would end
+    /// the capture.
     [[nodiscard]] std::uint64_t key_in_capture() const {
       return std::uint64_t{1} << 63 | reinterpret_cast<std::uintptr_t>(handle_);
     }
@@ -183,7 +185,7 @@ class cuda_device : public detail::cuda_sharing {
   }
 
   /// Queues a copy between device and host memory, or a neighbour's, on a stream of this device;
-  /// `shape` has rows and pitches in bytes. Pinned host memory does not block the host.
+  /// `shape` has rows and pitches in bytes. Does not block the host if the host memory is pinned.
   void copy(void* target, const void* source, const copy_shape& shape, copy_direction direction,
             stream_ref on) {
     const auto kind = direction == copy_direction::device_to_host   ? cudaMemcpyDeviceToHost
@@ -204,8 +206,8 @@ class cuda_device : public detail::cuda_sharing {
   }
 
 #if CUDART_VERSION >= 13000
-  /// Makes many small copies in one call. Returns false if CUDA does not take it: under stream
-  /// capture, on the legacy default stream, and for a neighbour's memory.
+  /// Makes many small copies in one call. Returns false if CUDA cannot do so: under stream capture,
+  /// on the legacy default stream, and for a neighbour's memory.
   [[nodiscard]] bool copy_batch(std::span<const copy_item> items, copy_direction direction,
                                 stream_ref on) {
     const bool host =
@@ -264,7 +266,7 @@ class cuda_device : public detail::cuda_sharing {
     return or_null(code, pointer, "cudaMalloc");
   }
   /// Takes host memory that the copy engines of any device reach. By default large blocks are huge
-  /// pages on this device's NUMA node, touched by many threads and then registered, which is
+  /// pages on this device's NUMA node, which many threads touch before they are registered: this is
   /// several times faster than `cudaHostAlloc`. Small blocks, and machines that do not allow huge
   /// pages, use `cudaHostAlloc`.
   [[nodiscard]] void* try_allocate_host(std::size_t bytes, const host_memory& how = {}) {
@@ -289,7 +291,7 @@ class cuda_device : public detail::cuda_sharing {
                            detail::text::size_text(memory().free) + " are free",
                        static_cast<int>(cudaErrorMemoryAllocation));
   }
-  /// Waits for the device, and frees the memory. A lost context has freed it already.
+  /// Waits for the device and frees the memory. The memory of a lost context is free already.
   void deallocate(void* pointer) noexcept {
     if (pointer != nullptr && context_.alive()) static_cast<void>(cudaFree(pointer));
   }
@@ -305,7 +307,8 @@ class cuda_device : public detail::cuda_sharing {
     static_cast<void>(context());
     return or_null(code, pointer, "cudaMalloc of a neighbour's memory");
   }
-  /// Waits for this device first, because `peer` does not know of its copies.
+  /// Gives memory of `try_allocate_peer` back. Waits for this device first, because `peer` does not
+  /// know of its copies.
   void deallocate_peer(int peer, void* pointer) noexcept {
     try {
       synchronize();
@@ -313,7 +316,7 @@ class cuda_device : public detail::cuda_sharing {
     }
     peers_.deallocate(peer, pointer);
   }
-  /// The NUMA node next to this device; -1 if the machine does not say.
+  /// The NUMA node next to this device; -1 if the system does not report it.
   [[nodiscard]] int node() const { return host_.node(); }
   /// Memory by `cudaMemGetInfo`, which counts other processes, too.
   [[nodiscard]] memory_info memory() const {
@@ -344,7 +347,7 @@ class cuda_device : public detail::cuda_sharing {
     int before_ = -1;
   };
 
-  // The context, noted once a call has made it.
+  // The context; it is noted once a call has made it.
   [[nodiscard]] const detail::cuda_context& context() {
     if (!context_) context_ = detail::cuda_context(ordinal_);
     return context_;

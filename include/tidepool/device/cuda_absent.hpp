@@ -1,14 +1,14 @@
-/// A stand-in for the CUDA device, where the compiler has no CUDA; its use names what is missing.
+/// A stand-in for the CUDA device if the compiler has no CUDA. Its use shows what is missing.
 #pragma once
 
 #if !defined(TIDEPOOL_HAS_CUDA) && (defined(TIDEPOOL_NO_CUDA) || !__has_include(<cuda_runtime_api.h>))
 
 namespace tidepool::inline v0_3_0 {
 
-/// Stands for the CUDA device where CUDA's headers are missing; none can be made.
+/// Stands for the CUDA device if CUDA's headers are missing. No object can be made.
 class cuda_device {
  public:
-  /// Does not compile, and says what is missing.
+  /// Does not compile; the message names the missing part.
   template <class... Arguments>
   explicit cuda_device(Arguments&&...) {
     static_assert(sizeof...(Arguments) > 999,

@@ -1,4 +1,4 @@
-/// Which context of a device a handle belongs to, so that nobody touches handles of a lost one.
+/// The context of a device that a handle belongs to. Handles of a lost context must not be touched.
 #pragma once
 
 #if defined(TIDEPOOL_HAS_CUDA) || (!defined(TIDEPOOL_NO_CUDA) && __has_include(<cuda_runtime_api.h>))
@@ -10,7 +10,8 @@
 
 namespace tidepool::inline v0_3_0::detail {
 
-/// A call of the driver, whose library is not linked; false where it has none of that name.
+/// Finds a call of the driver, whose library is not linked; returns false if the driver has no call
+/// of that name.
 template <class Call>
 [[nodiscard]] bool find_driver_call(const char* name, Call& into) noexcept {
   void* entry = nullptr;
@@ -27,18 +28,17 @@ template <class Call>
   return true;
 }
 
-/// The primary context of a device at one time. CUDA does not check handles: to destroy a stream of
-/// a context that is gone crashes in the driver, and to free its memory may free somebody else's.
-/// So whoever owns such a handle asks first. A context of the driver API's own making is not looked
-/// after: it counts as alive.
+/// The primary context of a device at one time. CUDA does not check handles: destroying a stream of
+/// a context that is gone crashes in the driver, and freeing its memory may free another's. So
+/// owners of handles ask `alive` first. A context that was made by the driver API counts as alive.
 class cuda_context {
  public:
   cuda_context() = default;
   /// The context that the device has now.
   explicit cuda_context(int ordinal) noexcept : ordinal_(ordinal), id_(id_of(ordinal)) {}
 
-  /// False after `cudaDeviceReset`, even where the device has a new context by now, and at the end
-  /// of the process. A context that reports an error for good is alive.
+  /// False after `cudaDeviceReset`, even if the device has a new context by now, and at the end of
+  /// the process. A context that reports an error for good is alive.
   [[nodiscard]] bool alive() const noexcept { return id_ == 0 || id_of(ordinal_) == id_; }
 
   [[nodiscard]] explicit operator bool() const noexcept { return id_ != 0; }
@@ -52,7 +52,7 @@ class cuda_context {
     decltype(&cuCtxGetId) id = nullptr;
   };
 
-  // The runtime library is linked, the driver's is not: its entries are asked for once.
+  // The driver's entries, which are looked up once, because only the runtime library is linked.
   static const driver_calls* calls() noexcept {
     static const driver_calls known = [] {
       driver_calls all;
@@ -66,7 +66,8 @@ class cuda_context {
     return known.id == nullptr ? nullptr : &known;
   }
 
-  // 0 when there is none. No two contexts of a process have one id.
+  // The id of the device's primary context; 0 when there is none. No two contexts of a process have
+  // the same id.
   static unsigned long long id_of(int ordinal) noexcept {
     const auto* const driver = calls();
     if (driver == nullptr) return 0;

@@ -1,5 +1,5 @@
-/// Host memory that CUDA's copy engines reach: its kinds, which of them a device has, and where it
-/// is.
+/// Host memory that CUDA's copy engines reach: its kinds, the kinds that a device has, and its NUMA
+/// node.
 #pragma once
 
 #if defined(TIDEPOOL_HAS_CUDA) || (!defined(TIDEPOOL_NO_CUDA) && __has_include(<cuda_runtime_api.h>))
@@ -18,13 +18,13 @@ namespace tidepool::inline v0_3_0::detail {
 
 /// The host memory of one `cuda_device`.
 ///
-/// Every function leaves the runtime's last error clean. `allocate` returns null where the machine
-/// is out of memory, and a code for any other failure.
+/// Every function leaves the runtime's last error clean. A failed `allocate` leaves `into` null and
+/// returns the runtime's code.
 class cuda_host {
  public:
   explicit cuda_host(int ordinal) : ordinal_(ordinal) {}
 
-  /// The device must be current.
+  /// Takes host memory of the kind `how`. The device must be current.
   [[nodiscard]] cudaError_t allocate(std::size_t bytes, const host_memory& how, void*& into) {
     into = nullptr;
     switch (how.kind) {
@@ -45,8 +45,9 @@ class cuda_host {
     return cudaErrorInvalidValue;
   }
 
-  /// `in_context`: the context in which it was allocated still lives. Without it the driver knows
-  /// nothing of the memory any more, and only pages of our own are left to give back.
+  /// Gives memory of `allocate` back. `in_context`: the context in which it was allocated still
+  /// lives. Without the context the driver no longer knows the memory, and only pages of our own
+  /// are given back.
   void deallocate(void* pointer, bool in_context = true) noexcept {
     if (pointer == nullptr) return;
     const auto found = owned_.find(pointer);
@@ -61,7 +62,7 @@ class cuda_host {
     if (!gone.pages) static_cast<void>(cudaFree(pointer));
   }
 
-  /// Why this machine does not have a kind; empty when it does.
+  /// The reason why this machine lacks a kind of host memory; empty if it has the kind.
   [[nodiscard]] std::string why_not(host_kind kind) const {
     if (kind == host_kind::system && !has(cudaDevAttrPageableMemoryAccessUsesHostPageTables)) {
       return "the GPU does not share the host's page tables, as Grace-class machines do, so copies"
@@ -76,14 +77,14 @@ class cuda_host {
     return {};
   }
 
-  /// The NUMA node next to the device; -1 when the machine does not say.
+  /// The NUMA node next to the device; -1 if the system does not report it.
   [[nodiscard]] int node() const {
     char id[32]{};
     if (quiet(cudaDeviceGetPCIBusId(id, sizeof id, ordinal_)) != cudaSuccess) return -1;
     return node_of_pci(id);
   }
 
-  /// What was given last, in words: "huge pages, registered, on NUMA node 0".
+  /// The kind of the latest memory, in words: "huge pages, registered, on NUMA node 0".
   [[nodiscard]] const std::string& text() const { return text_; }
 
  private:
@@ -132,7 +133,8 @@ class cuda_host {
     auto text =
         std::string("huge pages") + (enters ? ", registered, " : ", unregistered, ") +
         (pages.bound() ? "on NUMA node " + std::to_string(wanted) : "not bound to a NUMA node");
-    // Kept before they are registered: what is registered must not be unmapped.
+    // The pages are kept before they are registered, because a failure after it would unmap
+    // registered pages.
     const auto kept = owned_.emplace(pointer, block{std::move(pages), false}).first;
     if constexpr (enters) {
       if (const auto code = enter(kept->second.pages); code != cudaSuccess) {
@@ -164,7 +166,8 @@ class cuda_host {
     return code;
   }
 
-  // Without it the pages would move to the device, which is what they are to relieve.
+  // Keeps managed memory on the host. Without this advice the pages would move to the device and
+  // take its memory.
   [[nodiscard]] cudaError_t stay_on_host(void* data, std::size_t bytes) const {
 #if CUDART_VERSION >= 13000
     const cudaMemLocation host{cudaMemLocationTypeHost, 0};

@@ -21,7 +21,7 @@ class cuda_peers {
  public:
   explicit cuda_peers(int ordinal) : ordinal_(ordinal) {}
 
-  /// Why the memory of `peer` cannot be had; empty when it can.
+  /// The reason why the memory of `peer` cannot be had; empty if it can.
   [[nodiscard]] std::string why_not(int peer) const {
     const auto name = "device " + std::to_string(peer);
     if (peer == ordinal_) return name + " is the offloader's own";
@@ -39,7 +39,7 @@ class cuda_peers {
     return {};
   }
 
-  /// Null where the neighbour is out of memory, and a code for any other failure.
+  /// Takes memory of the neighbour. On a failure `into` is null, and the code is the runtime's.
   [[nodiscard]] cudaError_t allocate(int peer, std::size_t bytes, void*& into) {
     into = nullptr;
     if (const auto code = open(peer); code != cudaSuccess) return clean(code);
@@ -50,8 +50,8 @@ class cuda_peers {
     return clean(code);
   }
 
-  /// Nothing of the device itself may use the memory any more. What a lost context of the neighbour
-  /// held is gone already.
+  /// Gives memory of the neighbour back, which no work of the device itself may use any more.
+  /// Memory of a lost context of the neighbour is free already.
   void deallocate(int peer, void* pointer) noexcept {
     const auto found = contexts_.find(peer);
     if (pointer == nullptr || found == contexts_.end() || !found->second.alive()) return;
@@ -81,8 +81,8 @@ class cuda_peers {
     bool changed_ = false;
   };
 
-  // The device reaches the neighbour's memory over their link; without that, copies would go by way
-  // of the host.
+  // Lets the device reach the neighbour's memory over the link between them. Otherwise copies would
+  // go through the host.
   cudaError_t open(int peer) {
     if (const auto found = contexts_.find(peer); found != contexts_.end()) {
       return found->second.alive() ? cudaSuccess : cudaErrorContextIsDestroyed;
@@ -96,7 +96,7 @@ class cuda_peers {
     }
     const current guard(peer);
     if (guard.code() != cudaSuccess) return guard.code();
-    // Made here, if nobody has used the neighbour before.
+    // Makes the neighbour's context, if no call has made it before.
     if (const auto code = cudaFree(nullptr); code != cudaSuccess) return code;
     contexts_.emplace(peer, cuda_context(peer));
     return cudaSuccess;

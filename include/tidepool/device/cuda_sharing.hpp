@@ -1,4 +1,4 @@
-/// Memory of a CUDA device that other processes map, and theirs that it maps.
+/// Memory of a CUDA device that other processes map, and memory of theirs that the device maps.
 #pragma once
 
 #if defined(TIDEPOOL_HAS_CUDA) || (!defined(TIDEPOOL_NO_CUDA) && __has_include(<cuda_runtime_api.h>))
@@ -18,17 +18,18 @@
 
 namespace tidepool::inline v0_3_0::detail {
 
-/// What a `cuda_device` exports and imports: physical memory of the driver's, as descriptors.
+/// Exports and imports physical memory of the driver for a `cuda_device`, as descriptors.
 ///
-/// The driver counts who has it. So what is imported stays when its exporter ends or gives it back,
-/// and what was exported is free once the last importer has gone. No context is made on the other
+/// The driver counts references. So imported memory stays when its exporter ends or gives it back,
+/// and exported memory is free once the last importer has gone. No context is made on the other
 /// device. Every function leaves the caller's device current and the runtime's last error clean.
 class cuda_sharing {
  public:
-  /// Of the device `ordinal`.
+  /// Shares memory of the device `ordinal`.
   explicit cuda_sharing(int ordinal) : device_(ordinal) {}
 
-  /// Whole pages of this device, as many as fit `bytes`; nothing where there is no such memory.
+  /// Takes whole pages of this device, as many as fit `bytes`; empty if the device has no such
+  /// memory.
   [[nodiscard]] std::optional<exported_memory> try_export(std::size_t bytes) {
     const in_use guard(device_);
     const auto& driver = calls();
@@ -48,7 +49,7 @@ class cuda_sharing {
     made.id = memory;
     return made;
   }
-  /// Gives it back. Whoever has mapped it keeps it.
+  /// Gives exported memory back. Processes that have mapped it keep it.
   void drop_export(std::uint64_t id) noexcept {
     if (id != 0) static_cast<void>(calls_.release(id));
   }
@@ -82,19 +83,19 @@ class cuda_sharing {
     imports_.emplace(pointer, imported{bytes, cuda_context(device_)});
     return pointer;
   }
-  /// Ends that, once no copy uses it. What a lost context held is gone already, and a device that
-  /// reports an error for good keeps it until the process ends.
+  /// Unmaps imported memory, which no copy may use any more. The mapping of a lost context is gone
+  /// already. A device that reports an error for good keeps the mapping until the process ends.
   void drop_import(void* pointer) noexcept {
     const auto found = imports_.find(pointer);
     if (found == imports_.end()) return;
     const auto [bytes, context] = found->second;
     imports_.erase(found);
-    if (!context.alive()) return;  // to ask for the device would make another
+    if (!context.alive()) return;  // a call of the device would make a new context
     const auto at = reinterpret_cast<CUdeviceptr>(pointer);
     std::optional<in_use> guard;
     try {
       guard.emplace(device_);
-    } catch (const device_error&) {  // it copies nothing any more
+    } catch (const device_error&) {  // a device that fails copies nothing
     }
     if (calls_.unmap(at, bytes) == CUDA_SUCCESS) static_cast<void>(calls_.free(at, bytes));
     static_cast<void>(cudaGetLastError());
@@ -121,7 +122,7 @@ class cuda_sharing {
     decltype(&cuMemSetAccess) allow = nullptr;
   };
 
-  /// The device current, with its context, as the driver's calls want it.
+  /// Makes the device current, with its context, as the driver's calls need it.
   class in_use {
    public:
     explicit in_use(int device) {
@@ -164,7 +165,7 @@ class cuda_sharing {
     return calls_;
   }
 
-  // A code of the driver's is that of the runtime's for the same error.
+  // Driver and runtime have the same code for the same error.
   template <class Code>
   static void check(Code code, const char* call) {
     if (static_cast<int>(code) == 0) return;

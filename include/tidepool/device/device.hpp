@@ -1,5 +1,5 @@
-/// The calls that the engine makes to a device: streams, events, copies, memory. No other part is
-/// device-specific.
+/// The calls that the engine makes to a device: streams, events, copies, memory. No other part
+/// depends on the kind of device.
 #pragma once
 
 #if !defined(__cpp_concepts)
@@ -76,7 +76,7 @@ struct memory_info {
 ///   first `issued` alone: with both, work from before the offloader was made stays.
 /// - A device may have `passed(event)`: true if all work before the event's latest record is over.
 ///   The call never waits.
-/// - A device may accept the number of bytes that a stream's work saves (see
+/// - A device may take the number of bytes that a stream's work saves (see
 ///   `host_executing_device`).
 /// - A device may have `fill_bytes`, which `fill::zero` and `options::poison` need (see
 ///   `filling_device`), and graphs (see `capturing_device`).
@@ -121,9 +121,9 @@ concept filling_device = device<Device> &&
 /// A device whose streams can be captured into graphs.
 ///
 /// Between `begin_capture` and `end_capture` work for the stream, and for every stream that waits
-/// for an event recorded there, is kept instead of run. A captured event is waited for inside its
-/// capture only, others outside only, and all streams must be joined back before the end.
-/// `end_capture` ends the capture even when it throws.
+/// for an event recorded there, is kept instead of run. Waits for a captured event are allowed only
+/// inside its capture, waits for other events only outside, and all streams must be joined back
+/// before the end. `end_capture` ends the capture even when it throws.
 template <class Device>
 concept capturing_device = device<Device> &&
     requires(Device& dev, typename Device::graph& graph, typename Device::stream_ref ref) {
@@ -200,8 +200,8 @@ concept host_executing_device = device<Device> &&
 
 namespace detail {
 
-// True if an offloader asks a device which work is over. A device that checks orders is not asked:
-// which memory goes back to whom, and so the findings, would depend on the clock.
+// True if an offloader asks a device which work is over. A device that checks orders is not asked,
+// because the reuse of memory, and so the findings, would depend on the clock.
 template <class Device>
 inline constexpr bool tells_what_is_over =
     !order_checking_device<Device> && requires(Device & dev, const typename Device::event& each) {

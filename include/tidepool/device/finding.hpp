@@ -1,4 +1,4 @@
-/// What a device that checks the order of accesses has found, and how it is said in words.
+/// The findings of a device that checks the order of accesses, and their text.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace tidepool::inline v0_3_0 {
 
-/// What was done to memory.
+/// The kind of an access to memory.
 enum class access_kind : std::uint8_t {
   kernel_read,   ///< a kernel reads, as the trainer declared
   kernel_write,  ///< a kernel writes, as the trainer declared
@@ -33,42 +33,43 @@ enum class access_kind : std::uint8_t {
 
 /// One side of a finding.
 struct checked_access {
-  access_kind kind{};        ///< who touched the memory, and how
-  std::string name;          ///< as declared; or empty
+  access_kind kind{};        ///< the kind of access
+  std::string name;          ///< the name that was declared; or empty
   std::string stream;        ///< by name, or by number in order of creation
-  std::string module;        ///< empty where nobody said
-  int layer = -1;            ///< -1 where it has none
-  int microbatch = -1;       ///< -1 where it has none
-  std::uint64_t graph = 0;   ///< the capture that it is of, in order; 0: none
-  std::uint64_t number = 0;  ///< its place among all that was issued
-  bool writes = false;       ///< or reads
+  std::string module;        ///< empty if it is not known
+  int layer = -1;            ///< -1: none
+  int microbatch = -1;       ///< -1: none
+  std::uint64_t graph = 0;   ///< the number of its capture; 0: none
+  std::uint64_t number = 0;  ///< its number in the order of issue
+  bool writes = false;       ///< true for a write, false for a read
 };
 
-/// What is wrong between two accesses.
+/// The mistake between two accesses.
 enum class finding_kind : std::uint8_t {
   unordered,        ///< both touch the same bytes, one writes, and neither waits for the other
-  never_written,    ///< the second reads what nothing has written since the first handed it out
+  never_written,    ///< the second reads bytes without a write since the first handed them out
   given_back,       ///< the second touches memory after the first gave it back
   returned_early,   ///< borrowed memory went back before its owner's stream had joined its last use
   foreign_capture,  ///< a stream waits for an event from the other side of a capture
   not_joined        ///< a capture ends before one of its streams was joined back
 };
 
-/// One mistake: two accesses, the bytes, and what is missing between them.
+/// One mistake: two accesses, the bytes, and the missing order between them.
 struct finding {
-  finding_kind kind{};         ///< what is wrong
-  checked_access first;        ///< the one that was noted before
-  checked_access second;       ///< the one that met it
-  const void* data = nullptr;  ///< the first of the bytes that both touch
-  std::size_t bytes = 0;       ///< that both touch
-  /// The join of an offloader that would make it right, where it is one of those.
+  finding_kind kind{};         ///< the mistake
+  checked_access first;        ///< the access that was issued first
+  checked_access second;       ///< the access that is wrong after it
+  const void* data = nullptr;  ///< the first byte that both touch
+  std::size_t bytes = 0;       ///< number of bytes that both touch
+  /// The join of an offloader that would order the two accesses; empty if no join of an offloader
+  /// does.
   std::optional<join_site> missing;
-  std::uint64_t times = 1;  ///< that this pair was found
+  std::uint64_t times = 1;  ///< how often this pair was found
 };
 
 namespace detail {
 
-// How an access begins in words.
+// The first words about an access.
 [[nodiscard]] inline std::string_view words_of(access_kind kind) {
   constexpr std::string_view words[]{"kernel",
                                      "kernel",
@@ -115,7 +116,7 @@ namespace detail {
   return lines[static_cast<std::size_t>(kind)];
 }
 
-// What each join of an offloader needs of a trainer.
+// The remedy in the trainer's code for a missing join of an offloader.
 [[nodiscard]] inline std::string_view remedy_of(join_site site) {
   switch (site) {
     case join_site::producer:
@@ -142,7 +143,7 @@ namespace detail {
   }
 }
 
-// What orders two accesses where no join of an offloader does; or nothing more than the wait.
+// The remedy for two accesses that no join of an offloader orders; empty if only the wait helps.
 [[nodiscard]] inline std::string_view remedy_between(const finding& found) {
   const auto first = found.first.kind;
   const auto second = found.second.kind;
@@ -190,7 +191,7 @@ namespace detail {
 
 }  // namespace detail
 
-/// A finding in words: both accesses and what is missing between them, four lines.
+/// A finding in four lines of words: both accesses, and the missing order between them.
 [[nodiscard]] inline std::string to_text(const finding& found) {
   std::string text(detail::headline_of(found.kind));
   if (found.bytes > 0) {

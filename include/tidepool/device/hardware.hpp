@@ -21,21 +21,21 @@ class backing_file;
 
 namespace detail {
 
-// The number of an event that takes the time.
+// The number of a timing event.
 enum class timing_id : std::uint32_t {};
 
-// Abilities that some devices lack, and that the engine must know before it calls. A call that a
-// device lacks does nothing, and returns a neutral value.
+// Abilities that some devices lack. The engine must know them before it calls, because a call that
+// a device lacks does nothing and returns a neutral value.
 struct abilities {
   bool fills = false;               // `fill_bytes`
   bool captures = false;            // captures streams into graphs
   bool tells_what_is_over = false;  // `passed`
-  bool checks_order = false;        // wants to know releases of memory and the subject of work
+  bool checks_order = false;        // needs reports of released memory and subjects of work
   bool poisons = false;             // fills memory that is handed out in a way of its own
   bool drops_joins = false;         // `leaves_out`, for tests
   bool logs_kernels = false;        // `take_kernels`
-  bool simulates_time = false;      // the same work takes as long in each step, and a host's none
-  bool host_works = false;  // may do a stream's work on the host, and wants to know how much
+  bool simulates_time = false;      // work takes the same time in each step, and the host's none
+  bool host_works = false;          // may do a stream's work on the host, and needs its bytes
 };
 
 // A kernel that ran, on the lane's stream.
@@ -71,12 +71,12 @@ class hardware {
 
   // ---- lanes ----
 
-  // Makes a lane for the stream that `stream` points to, of the device's type, with events of its
-  // own. `in_capture`: an offloader's capture is under way. If it throws, there is no such lane.
+  // Makes a lane with events of its own, for the stream of the device's type that `stream` points
+  // to. `in_capture`: an offloader's capture is under way. If it throws, the lane does not exist.
   virtual void open(lane_id lane, const void* stream, bool in_capture) = 0;
   // Like `open`, for a stream that the lane owns.
   virtual void open_own(lane_id lane) = 0;
-  // Destroys the lane's events, and its stream if the lane owns that. No work may run there.
+  // Destroys the lane's events, and the stream if the lane owns it. No work may run on the lane.
   virtual void close(lane_id lane) noexcept = 0;
   // Points to a stream of the device's type.
   [[nodiscard]] virtual const void* stream(lane_id lane) const = 0;
@@ -100,7 +100,7 @@ class hardware {
   [[nodiscard]] virtual std::vector<lane_kernel> take_kernels(std::size_t lanes) = 0;
   [[nodiscard]] virtual double now_ns() const = 0;
 
-  // ---- what is issued on a lane ----
+  // ---- work on a lane ----
 
   virtual void copy(void* target, const void* source, const copy_shape& shape,
                     copy_direction direction, lane_id on) = 0;
@@ -113,10 +113,11 @@ class hardware {
   // Reports bytes that the lane's work saved, or reads again, if the host does that work itself.
   virtual void worked(std::size_t bytes, lane_id on) = 0;
   [[nodiscard]] virtual bool leaves_out(join_site site) const = 0;
-  // The number of operations that were queued so far; `drop` forgets those of a lane after it.
+  // The number of operations that were queued so far. `drop` forgets operations of a lane with a
+  // higher number.
   [[nodiscard]] virtual std::uint64_t issued() const = 0;
   virtual void drop(lane_id lane, std::uint64_t issued) noexcept = 0;
-  // False if no work runs in the process.
+  // False if the device cannot drop work, because its work does not run in the process.
   [[nodiscard]] virtual bool drops() const = 0;
 
   // ---- graphs ----
@@ -141,7 +142,7 @@ class hardware {
   [[nodiscard]] virtual void* import_memory(int descriptor, std::size_t bytes) = 0;
   virtual void drop_import(void* pointer) noexcept = 0;
   [[nodiscard]] virtual memory_info memory() const = 0;
-  // Empty if the device does not know.
+  // The kind of the latest host memory, in words; empty if the device does not know.
   [[nodiscard]] virtual std::string host_memory_text() const = 0;
   [[nodiscard]] virtual bool lost() const noexcept = 0;
 
@@ -175,7 +176,8 @@ class hardware {
   const void* device_type_;
 };
 
-// Tells a device that checks orders the group or state of the work, while this object lives.
+// While this object lives, a device that checks orders knows the group or state that the work is
+// about.
 class told_subject {
  public:
   told_subject(hardware& dev, std::string_view name, int layer = -1, int microbatch = -1)
@@ -192,7 +194,7 @@ class told_subject {
   hardware* dev_;
 };
 
-// Events that take the time, numbered by first use; the destructor frees them.
+// Timing events, numbered in the order of their first use. The destructor frees them.
 class timing_events {
  public:
   explicit timing_events(hardware& dev) : dev_(&dev) {}
@@ -202,7 +204,7 @@ class timing_events {
     for (const auto each : events_) dev_->free_timing(each);
   }
 
-  // Records the event `number`, and makes it if it is the first without one.
+  // Records the event `number`, and makes it at its first use; new numbers come in order.
   void record(std::size_t number, const void* stream) {
     if (number == events_.size()) events_.push_back(dev_->make_timing());
     dev_->record(events_[number], stream);

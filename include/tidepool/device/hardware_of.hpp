@@ -1,8 +1,7 @@
-// Implements the virtual calls of `hardware` with a device's own: the one place of an offloader
-// that knows the type of its device, and the abilities of that type.
+// Implements the virtual calls of `hardware` with those of a device. Only this part of the engine
+// knows the type of the device, and the abilities of the type.
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <concepts>
 #include <cstddef>
@@ -23,8 +22,8 @@
 
 namespace tidepool::inline v0_3_0::detail {
 
-// `Device` is the type of the trainer's object, so that a function that hides one of its base, as
-// in `checked_device`, is called.
+// `Device` is the type of the trainer's object, because functions that hide those of a base, as in
+// `checked_device`, must be called.
 template <device Device>
 class hardware_of final : public hardware {
   using stream_ref = typename Device::stream_ref;
@@ -51,7 +50,8 @@ class hardware_of final : public hardware {
   [[nodiscard]] std::size_t find(const stream_ref& stream, std::size_t count,
                                  bool in_capture) const {
     if constexpr (std::equality_comparable<stream_ref>) {
-      // Compared, because asking a stream under capture for its key would end the capture.
+      // Streams are compared, because a question for the key of a stream under capture would end
+      // the capture.
       for (std::size_t i = 0; in_capture && i < count; ++i) {
         if (lanes_[i].stream == stream) return i;
       }

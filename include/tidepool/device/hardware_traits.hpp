@@ -1,4 +1,5 @@
-// What `hardware_of` asks of the type of a device beyond the concepts of device.hpp.
+// Abilities that `hardware_of` looks for in the type of a device, beyond the concepts of
+// device.hpp.
 #pragma once
 
 #include <concepts>
@@ -12,7 +13,7 @@
 namespace tidepool::inline v0_3_0::detail {
 
 template <device Device>
-inline constexpr char type_of_device = 0;  // its address is what counts
+inline constexpr char type_of_device = 0;  // only its address counts
 
 template <class Device>
 concept batching_device = requires(Device& dev, std::span<const copy_item> items,
@@ -45,8 +46,8 @@ concept kernel_logging_device = requires(Device& dev, typename Device::stream_re
   stream.index();
 };
 
-// What `at` of a device returns, which may be neither copied nor moved; and its graphs. Nothing
-// where it has none.
+// Hold the result of `at` of a device, which may be neither copied nor moved, and its graphs.
+// `no_type` stands for a device without them.
 struct no_type {};
 
 template <class Device>

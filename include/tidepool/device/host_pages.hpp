@@ -1,4 +1,4 @@
-/// Host pages made fast: huge pages, touched by many threads, on a chosen NUMA node.
+/// Makes host pages fast: huge pages, touched by many threads, on a chosen NUMA node.
 #pragma once
 
 #include <algorithm>
@@ -24,19 +24,20 @@ namespace tidepool::inline v0_3_0 {
 
 /// How host pages are made.
 struct page_options {
-  int node = -1;         ///< NUMA node to put them on; -1: wherever the kernel likes
-  unsigned threads = 0;  ///< that touch the pages first; 0: one per core, 16 at most
+  int node = -1;         ///< NUMA node of the pages; -1: the kernel chooses
+  unsigned threads = 0;  ///< threads that touch the pages; 0: one per core, 16 at most
 };
 
 namespace detail {
 
 inline constexpr std::size_t huge_page = std::size_t{2} << 20;
 
-// The kernel's own call, so that libnuma is not needed. False when it refuses, as containers may.
+// Binds pages by the kernel's own call, so that libnuma is not needed. Returns false if the kernel
+// refuses, as in some containers.
 inline bool bind_to_node([[maybe_unused]] void* pages, [[maybe_unused]] std::size_t bytes,
                          [[maybe_unused]] int node) {
 #if defined(__linux__) && defined(SYS_mbind)
-  constexpr int prefer = 1;  // MPOL_PREFERRED: a full node is no reason to fail
+  constexpr int prefer = 1;  // MPOL_PREFERRED: on a full node the call still succeeds
   constexpr unsigned long bits = sizeof(unsigned long) * 8;
   if (node < 0 || static_cast<unsigned long>(node) >= bits) return false;
   const unsigned long mask = 1UL << static_cast<unsigned>(node);
@@ -48,7 +49,7 @@ inline bool bind_to_node([[maybe_unused]] void* pages, [[maybe_unused]] std::siz
 
 }  // namespace detail
 
-/// The NUMA node of a PCI device such as "0000:3b:00.0"; -1 when the machine does not say.
+/// The NUMA node of a PCI device such as "0000:3b:00.0"; -1 if the system does not report it.
 [[nodiscard]] inline int node_of_pci(std::string id) {
   std::transform(id.begin(), id.end(), id.begin(), [](unsigned char c) {
     return static_cast<char>(c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c);
@@ -60,17 +61,17 @@ inline bool bind_to_node([[maybe_unused]] void* pages, [[maybe_unused]] std::siz
 
 /// Pages of host memory, zeroed and resident, in huge pages where the kernel has them.
 ///
-/// Touching pages is what takes the time; several threads share it, and have ended when the
+/// Several threads touch the pages, because that takes most of the time. They have ended when the
 /// constructor returns. Move-only.
 class host_pages {
  public:
   host_pages() = default;
 
-  /// Empty when the system has not that much memory.
+  /// Makes pages for `bytes` bytes. Empty if the system has less memory.
   host_pages(std::size_t bytes, const page_options& how) {
 #if defined(__linux__)
     const auto whole = (bytes + detail::huge_page - 1) / detail::huge_page * detail::huge_page;
-    // One huge page more than asked for, so that the start can be put on a boundary of one.
+    // One more huge page is mapped, so that the start can be on a boundary of huge pages.
     const auto mapped = whole + detail::huge_page;
     auto* raw = mmap(nullptr, mapped, PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -82,7 +83,7 @@ class host_pages {
     bytes_ = whole;
     const auto tail = start + mapped - (aligned + whole);
     if (tail > 0) munmap(data_ + whole, tail);
-    static_cast<void>(madvise(data_, bytes_, MADV_HUGEPAGE));  // a wish; small pages work too
+    static_cast<void>(madvise(data_, bytes_, MADV_HUGEPAGE));  // a hint; small pages work, too
     bound_ = detail::bind_to_node(data_, bytes_, how.node);
     touch(how.threads);
 #else
@@ -91,8 +92,8 @@ class host_pages {
     bytes_ = data_ == nullptr ? 0 : bytes;
 #endif
   }
-  host_pages(host_pages&& other) noexcept { swap(other); }  ///< The other is empty afterwards.
-  /// The other gets what this one had.
+  host_pages(host_pages&& other) noexcept { swap(other); }  ///< Leaves `other` empty.
+  /// Swaps the two.
   host_pages& operator=(host_pages&& other) noexcept {
     swap(other);
     return *this;
@@ -109,9 +110,9 @@ class host_pages {
   explicit operator bool() const { return data_ != nullptr; }  ///< True when there is memory.
   /// Its first byte; null when there is none.
   [[nodiscard]] std::byte* data() const { return data_; }
-  /// Its size, which is whole pages.
+  /// Bytes, a multiple of huge pages.
   [[nodiscard]] std::size_t bytes() const { return bytes_; }
-  /// True when the pages were asked for on the node given.
+  /// True if the kernel accepted the node of the options.
   [[nodiscard]] bool bound() const { return bound_; }
 
  private:
@@ -138,7 +139,7 @@ class host_pages {
     for (std::size_t i = 1; i < count; ++i) {
       try {
         helpers.emplace_back(part, i);
-      } catch (const std::system_error&) {  // no more threads: this one does it
+      } catch (const std::system_error&) {  // no more threads: this thread touches the part
         part(i);
       }
     }

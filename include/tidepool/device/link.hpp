@@ -1,4 +1,4 @@
-/// Measures what the link between a device and the host gives.
+/// Measures the rates of the link between a device and the host.
 #pragma once
 
 #include <algorithm>
@@ -22,17 +22,20 @@ using tidepool::detail::hardware;
 using tidepool::detail::timing_events;
 using tidepool::detail::timing_id;
 
-// Copies of one direction, one behind the other, each with the time of its end.
+// Copies of one direction, one after the other, each with the time of its end.
 class link_lane {
  public:
   static constexpr std::size_t bytes = std::size_t{32} << 20;
-  // The same in all that measure at once, for as long as each other: what a host's memory gives
-  // several GPUs for 20 ms, it does not give them for long.
+  // The number of copies is the same on all GPUs that measure at once, so that they take about as
+  // long. The number is large, because a host's memory gives several GPUs a high rate for 20 ms,
+  // but not for long.
   static constexpr std::size_t copies = 192;
-  // Of host memory, in turns: the same 32 MiB over and over would come from a cache of the host's.
+  // Copies take blocks of host memory in turns, because the same 32 MiB each time would come from a
+  // cache of the host.
   static constexpr std::size_t most_blocks = copies / 3;
 
-  // On the lane `on`, between the device and memory of `other`; or `lent`, `bytes` of somebody's.
+  // Copies on the lane `on`, between the device and memory of `other`, or the lent memory at
+  // `lent`, which has `bytes` bytes.
   link_lane(hardware& dev, lane_id on, copy_direction direction,
             std::unique_ptr<page_allocator> other, void* lent = nullptr)
       : dev_(&dev),
@@ -49,7 +52,8 @@ class link_lane {
     give_back();
   }
 
-  // False where there is no memory for one block of the device and as many of the other side.
+  // Takes one block of the device and `blocks` of the other side; returns false if there is no
+  // memory for them.
   [[nodiscard]] bool reserve(std::size_t blocks) {
     if (on_device_ == nullptr) on_device_ = device_->try_allocate(bytes);
     if (on_device_ == nullptr) return false;
@@ -73,7 +77,8 @@ class link_lane {
     return dev_->elapsed_us(since, ends_[i]);
   }
 
-  // Copies and parts of one that were through after so many microseconds.
+  // The number of copies that were over after `us` microseconds, with the part of the copy under
+  // way.
   [[nodiscard]] double through(timing_id since, double us) const {
     double before = 0;
     for (std::size_t i = 0; i < copies; ++i) {
@@ -102,9 +107,9 @@ class link_lane {
   timing_events ends_;
 };
 
-// Gigabytes a second of all lanes together in the middle third of their copies. In the first third
-// others that measure may not have begun, in the last some may have ended, and so may a lane.
-// Nothing is under way before it.
+// The rate of all lanes together, in GB/s, in the middle third of their copies: in the first third
+// other GPUs may not have begun to measure, and in the last third they, or one of the lanes, may
+// have ended. No work may be under way before the call.
 inline double link_rate(hardware& dev, std::initializer_list<link_lane*> lanes) {
   timing_events begun(dev);
   begun.record(0, (*lanes.begin())->stream());
@@ -145,32 +150,32 @@ inline link_rates rates_of(hardware& dev, link_lane& out, link_lane& in,
 
 }  // namespace detail
 
-/// Where to measure: nothing is under way there.
+/// The lanes to measure on. No work may be under way there.
 struct link_lanes {
   lane_id out;  ///< from the device
   lane_id in;   ///< to it
 };
 
-/// Rates of pinned copies of 32 MiB, queued back to back, in each direction alone and in both:
-/// those of the middle third of 192 copies.
+/// Measures rates of pinned copies of 32 MiB, queued back to back, in each direction alone and in
+/// both together, in the middle third of 192 copies.
 ///
-/// Takes two such blocks of the device, and up to `host_bytes` of the host's
-/// memory, half of it where it has no more, and so on: at least two blocks, at most 4 GiB. Give it
-/// much where the training takes much: beside other GPUs, copies to and from memory are slower than
-/// those that stay in the host's cache. Blocks the host, for half a second on a PCIe 5 link and as
-/// long again to pin 4 GiB. Where there is no memory for two blocks, or the device has no clock,
-/// the answer is the default. A virtual device says what it was made with. Throws `device_error`,
-/// and what `meet` throws.
+/// Takes two such blocks of the device, and up to `host_bytes` of the host's memory, at least two
+/// blocks and at most 4 GiB; if the host has less, half as much, and so on. Give more if the
+/// training takes more, because beside other GPUs copies to and from memory are slower than copies
+/// from the host's cache. Blocks the host for half a second on a PCIe 5 link, and as long again to
+/// pin 4 GiB. Returns the default if there is no memory for two blocks, or the device has no clock.
+/// A virtual device returns the rates of its `machine`. Throws `device_error`, and what `meet`
+/// throws.
 ///
-/// `meet` is called before each of the three measurements, always and on every device, with
-/// nothing under way on this one. GPUs of a host share its memory: where it returns at about the
-/// same time in all that measure, as from a barrier, each is told what it gets beside the others.
-/// Some may begin late, by a quarter of what their own measurement takes (30 ms).
+/// `meet` is called before each of the three measurements, on every device, while no work is under
+/// way on it. GPUs of a host share its memory: if `meet` returns at about the same time on all that
+/// measure, as from a barrier, each gets its rate beside the others. A GPU may begin late by a
+/// quarter of the time of its measurement (30 ms).
 [[nodiscard]] inline link_rates measure_link(tidepool::detail::hardware& dev, link_lanes on,
                                              const std::function<void()>& meet,
                                              std::size_t host_bytes) {
   using lane = detail::link_lane;
-  const auto meet_only = [&] {  // others wait for this one
+  const auto meet_only = [&] {  // other ranks wait in their `meet` for this one
     for (int i = 0; i < 3; ++i) meet();
   };
   if (const auto known = dev.known_link(false)) return meet_only(), *known;
@@ -182,9 +187,9 @@ struct link_lanes {
   return detail::rates_of(dev, out, in, meet);
 }
 
-/// Measures the link to the neighbour `peer` like `measure_link`, in 64 MiB of its memory; or
-/// for `bytes` at `lent`, which a process lends, and which is written to. Meets nobody. None where
-/// there is no such neighbour, less memory than that, or the device has no clock.
+/// Measures the link to the neighbour `peer` like `measure_link`, in 64 MiB of its memory, or in
+/// `bytes` at `lent` that another process lends; this memory is overwritten. Calls no `meet`. Empty
+/// if there is no such neighbour, less memory, or the device has no clock.
 [[nodiscard]] inline std::optional<link_rates> measure_peer_link(tidepool::detail::hardware& dev,
                                                                  link_lanes on, int peer,
                                                                  void* lent = nullptr,

@@ -1,4 +1,4 @@
-/// A machine for the virtual device to be: memory, link and kernel order.
+/// The machine that a virtual device simulates: memory, link and kernel order.
 #pragma once
 
 #include <cstddef>
@@ -15,19 +15,19 @@ struct machine {
   double both_rate = 101.7;       ///< both directions together, while both are busy
   double copy_latency_ns = 2000;  ///< of each copy, before its first byte
   bool poison = true;             ///< fill device memory that is handed out or given back
-  /// Off: memory is only counted and copies only take time, for forecasts of steps of any size.
+  /// False: memory is only counted and copies only take time, for forecasts of steps of any size.
   bool moves_bytes = true;
-  /// 0: operations run as the clock says. Otherwise they run in a random order, one of those that
-  /// streams and events allow, drawn from this seed; the clock then means nothing.
+  /// 0: operations run in the order of the clock. Another seed: they run in a random order that
+  /// streams and events allow, and the clock has no meaning.
   std::uint64_t order_seed = 0;
-  /// Bytes of a neighbour's memory; the neighbour is device 1, and 0 bytes are none.
+  /// Bytes of memory of the neighbour, which is device 1; 0: there is no neighbour.
   std::size_t peer_bytes = std::size_t{8} << 30;
-  double peer_offload_rate = 396;  ///< device to neighbour, alone; all three as NVLink 4 has them
+  double peer_offload_rate = 396;  ///< device to neighbour, alone; all three rates are NVLink 4's
   double peer_reload_rate = 394;   ///< neighbour to device, alone
   double peer_both_rate = 782;     ///< both directions together, while both are busy
-  double peer_latency_ns = 2000;   ///< of each copy to or from it, before its first byte
-  /// Copies to the neighbour go over the link to the host, at its rates: the three above say
-  /// nothing.
+  double peer_latency_ns = 2000;   ///< of each copy to or from the neighbour, before its first byte
+  /// Copies to the neighbour go over the link to the host, at its rates, and the three rates above
+  /// have no effect.
   bool peer_shares_link = false;
 };
 

@@ -9,12 +9,12 @@
 
 namespace tidepool::inline v0_3_0 {
 
-/// Copies move no byte, joins wait for nothing, time stands still; memory is real host memory that
-/// no call touches. Thread safety: none, one per thread.
+/// Copies move no bytes, joins do not wait, and time stands still. Memory is real host memory that
+/// no call touches. Thread safety: none; use an object in one thread.
 class null_device {
  public:
   static constexpr std::string_view name = "null";  ///< for messages and pictures
-  static constexpr bool simulates_time = true;      ///< the same work takes as long in every step
+  static constexpr bool simulates_time = true;      ///< work takes the same time in every step
 
   /// A copyable name of a stream.
   class stream_ref {
@@ -33,8 +33,8 @@ class null_device {
   class stream {
    public:
     explicit stream(std::uint64_t key) : ref_(key) {}  ///< A stream with that key.
-    stream(stream&&) noexcept = default;               ///< The same stream, of a new owner.
-    stream& operator=(stream&&) noexcept = default;    ///< The same stream, of a new owner.
+    stream(stream&&) noexcept = default;               ///< Takes over the stream.
+    stream& operator=(stream&&) noexcept = default;    ///< Takes over the stream.
     /// The stream's name, for an offloader.
     [[nodiscard]] stream_ref ref() const { return ref_; }
 
@@ -74,7 +74,7 @@ class null_device {
   void deallocate(void* pointer) noexcept { std::free(pointer); }
   /// Gives memory of `try_allocate_host` back.
   void deallocate_host(void* pointer) noexcept { std::free(pointer); }
-  [[nodiscard]] memory_info memory() const { return {}; }  ///< Nothing is counted: both are 0.
+  [[nodiscard]] memory_info memory() const { return {}; }  ///< Both 0: no bytes are counted.
 
  private:
   std::uint64_t streams_ = 0;

@@ -35,20 +35,20 @@ struct kernel_run {
 /// A device whose streams are queues, whose copies move real bytes at the rates of a `machine`, and
 /// whose kernels are host functions with a duration.
 ///
-/// Operations run, on the caller's thread, when a call synchronizes or frees memory; until then
-/// pointers and captured objects must stay valid. The same program has the same result and the same
+/// Operations run on the caller's thread, when a call synchronizes or frees memory. Until then
+/// pointers and captured objects must stay valid. Each run of a program has equal results and equal
 /// times.
 ///
-/// While an exception unwinds, freeing memory runs nothing. An offloader that the exception
+/// While an exception unwinds, freeing memory runs no work. An offloader that the exception
 /// destroys drops the work that was queued since it was made on the streams that it served, because
 /// kernels may point into frames that are gone.
 ///
-/// Two virtual devices share nothing but memory that one exports and the other imports. Thread
-/// safety: none, one per thread. The device must outlive its streams, events and offloaders.
+/// Two virtual devices share only memory that one exports and the other imports. Thread safety:
+/// none; use an object in one thread. The device must outlive its streams, events and offloaders.
 class virtual_device {
  public:
   static constexpr std::string_view name = "virtual";  ///< for messages and pictures
-  static constexpr bool simulates_time = true;  ///< the same work takes as long in every step
+  static constexpr bool simulates_time = true;         ///< work takes the same time in every step
 
   /// A copyable name of a stream.
   class stream_ref {
@@ -140,7 +140,7 @@ class virtual_device {
   void record(event& target, stream_ref on);
   /// Makes `waiter` wait for the event's latest record. Does not run anything.
   void wait(stream_ref waiter, const event& until);
-  void synchronize(stream_ref which);  ///< Runs what is queued until the stream is idle.
+  void synchronize(stream_ref which);  ///< Runs queued work until the stream is idle.
   void synchronize();                  ///< Runs all queued work.
   /// Microseconds on the virtual clock between two events that have passed.
   [[nodiscard]] double elapsed_us(const event& from, const event& to) const;
@@ -176,8 +176,8 @@ class virtual_device {
   void deallocate(void* pointer) noexcept;
   /// Gives host memory back; runs all queued work before.
   void deallocate_host(void* pointer) noexcept;
-  /// The reason why that neighbour's memory cannot be had; empty for device 1, if the machine has
-  /// it.
+  /// The reason why the memory of a neighbour cannot be had; empty for device 1, if the machine has
+  /// a neighbour.
   [[nodiscard]] std::string why_no_peer(int peer) const;
   /// Takes memory of a neighbour; null when it has no more.
   [[nodiscard]] void* try_allocate_peer(int peer, std::size_t bytes);
@@ -202,28 +202,28 @@ class virtual_device {
   /// that it reads and writes, for observers.
   void launch(stream_ref on, double duration_ns, std::function<void()> run,
               const char* /*label*/ = "", std::vector<kernel_access> touches = {});
-  /// Lets the host itself do the work of this stream from now on, function by function, like
-  /// trainers that compute on the CPU. A call that gives the stream work, an offloader's too,
-  /// returns when that work is over: so an address from an offloader may be used at once, and an
+  /// Lets the host itself do the work of this stream from now on, function by function, for
+  /// trainers that compute on the CPU. A call that gives the stream work, also an offloader's,
+  /// returns when the work is over. So an address from an offloader may be used at once, and an
   /// owner that it calls (`offloader::adopt`, `memory_on`) may free the memory.
   ///
-  /// The work needs no kernels, but time on the virtual clock by the bytes that a group saves:
-  /// `ns_per_byte` before its commit, and again after its restore. Other streams go on meanwhile,
-  /// also while an exception unwinds; they run as far as that time goes or the stream waits, and no
-  /// further. Runs the work that the stream has been given so far. A captured stream cannot be
-  /// executed so (`device_error`). Throws `misuse_error` for a negative time.
+  /// The work needs no kernels. On the virtual clock it takes time for the bytes that a group
+  /// saves: `ns_per_byte` before its commit, and again after its restore. Other streams run in this
+  /// time, or while the stream waits, but no further, also while an exception unwinds. Runs the
+  /// work that the stream has been given so far. Such a stream cannot be captured (`device_error`).
+  /// Throws `misuse_error` for a negative time.
   void host_executes(stream_ref which, double ns_per_byte = 0.02);
   /// True if the host does the work of this stream.
   [[nodiscard]] bool host_executed(stream_ref which) const;
-  /// Called by an offloader: adds work on so many bytes to the stream. Does nothing unless the host
-  /// does the stream's work.
+  /// For offloaders: adds the time of work on `bytes` bytes to the stream. Does nothing unless the
+  /// host does the stream's work.
   void worked(std::size_t bytes, stream_ref on);
   /// The number of operations that were queued so far, on all streams; for `drop`.
   [[nodiscard]] std::uint64_t issued() const;
   /// Forgets work of a stream that has not run, and work that waits for it, except the first
   /// `issued` operations. A later wait for an event of dropped work throws `device_error`.
   void drop(stream_ref which, std::uint64_t issued = 0) noexcept;
-  /// Queues a wait for something outside that comes when the clock reads `ns`.
+  /// Queues a wait for an outside event, which comes when the clock reads `ns`.
   void idle_until(stream_ref on, double ns);
   /// Shows `with` every operation as it is issued.
   void observe(detail::operation_observer with);
@@ -236,11 +236,12 @@ class virtual_device {
   /// The virtual clock, in nanoseconds.
   [[nodiscard]] double now_ns() const;
 
-  /// Fills memory on a stream; offloaders call it for every block that they hand out. Returns false
-  /// if the machine does not poison.
+  /// Fills memory with poison on a stream. Offloaders call it for every block that they hand out.
+  /// Returns false if the machine does not poison.
   bool poison(void* pointer, std::size_t bytes, stream_ref on);
 
-  /// Leaves out every join of one kind from now on: tests show with it that each join is needed.
+  /// Leaves out every join of one kind from now on, so that tests can show that each join is
+  /// needed.
   void leave_out(join_site site) { left_out_ |= 1U << static_cast<unsigned>(site); }
   /// True if joins of that kind are left out.
   [[nodiscard]] bool leaves_out(join_site site) const {

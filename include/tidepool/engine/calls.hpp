@@ -1,4 +1,4 @@
-// Objects that tell of the begin of a call, and of its end when they are destroyed.
+// Objects that report the begin of a call, and its end when they are destroyed.
 #pragma once
 
 #include "tidepool/engine/engine.hpp"
@@ -6,7 +6,7 @@
 
 namespace tidepool::inline v0_3_0::detail {
 
-// Tells that a call on a compute stream begins, and that it is over.
+// Reports the begin and the end of a call on a compute stream to observers.
 class told_call {
  public:
   told_call(engine& owner, lane_id lane) : owner_(&owner) {
@@ -23,7 +23,7 @@ class told_call {
   engine* owner_;
 };
 
-// A range for profilers; without NVTX no function is called.
+// A range for profilers. Without NVTX it is plain data and calls no function.
 template <bool CompiledIn = trace::nvtx_compiled_in>
 struct named_range {
   const trace::nvtx_names& names;
@@ -38,8 +38,9 @@ struct named_range<true> : trace::nvtx_range {
       : nvtx_range(names, what, static_cast<std::size_t>(module), layer) {}
 };
 
-// Names the group that the engine works on, for profilers and for devices that report mistakes. It
-// is a template, because files of one program may differ in whether they have NVTX.
+// Names the group that the engine works on, for profilers and for devices that report mistakes. The
+// class is a template, because some files of a program may be compiled with NVTX and others
+// without.
 template <bool Profiled = trace::nvtx_compiled_in>
 class work_on_group {
  public:

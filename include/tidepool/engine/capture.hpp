@@ -32,7 +32,7 @@ TIDEPOOL_INLINE memory_layout graph_gate::layout(bool reloads) const {
   return result;
 }
 
-// Throws where this offloader, or this step, cannot be captured.
+// Throws if this offloader, or this step, cannot be captured.
 [[gnu::cold]] TIDEPOOL_INLINE void graph_gate::expect_capturable() const {
   if (of_.tracing()) {
     throw misuse_error("capture: a trace is being recorded; finish_trace() first");
@@ -69,13 +69,13 @@ TIDEPOOL_INLINE void graph_gate::begin(lane_id origin) {
     truth_ = nullptr;
     of_.store_.forget_gone();
   }
-  // Evicts tensors that were fetched ahead: a graph that uses or evicts them would find them at no
-  // launch. Tensors that an earlier capture fetched, but that has not run, stay: its graph runs
-  // before this one. Tensors that a launch reloaded ahead stay, because the next launch reloads
-  // them, too.
+  // Evicts tensors that were fetched ahead, because a graph that uses or evicts them would not find
+  // them at a launch. Tensors that an earlier capture fetched stay, if it has not run, because its
+  // graph runs before this one. Tensors that a launch reloaded ahead stay, because the next launch
+  // reloads them, too.
   while (truth_ == nullptr && (!launched || !of_.idle_.empty()) && of_.evict_one()) continue;
   auto before = std::make_shared<const memory_layout>(layout());
-  // An equal layout stays the same object, so that a launch need not compare.
+  // An equal layout stays the same object, so that a launch compares pointers first.
   const bool same = before_ != nullptr && *before_ == *before;
   if (!same) before_ = std::move(before);
   to_lender_before_ = of_.store_.bytes_to_lender();
@@ -103,12 +103,12 @@ TIDEPOOL_INLINE recorded_graph graph_gate::end(lane_id origin) {
   if (*result.after == *before_) {
     result.after = before_;
   } else if (truth_ == nullptr) {
-    truth_ = before_;  // nothing of it has run
+    truth_ = before_;  // its work has not run
   }
   return result;
 }
 
-// Ends a capture that failed; nothing of it will ever run.
+// Ends a capture that failed. Its work never runs.
 TIDEPOOL_INLINE void graph_gate::abandon(lane_id origin) noexcept {
   of_.dev_->abandons_capture();
   try {
@@ -127,12 +127,13 @@ TIDEPOOL_INLINE void graph_gate::leave() noexcept {
   }
   drop_orphans(true);
   forget_reloads();
-  // Tensors that were saved or restored in the capture are not where their handles say.
+  // Handles of tensors that were saved or restored in the capture are wrong, because its work has
+  // not run.
   if (truth_ == nullptr) truth_ = before_;
 }
 
-// Evicts tensors that were reloaded ahead, maybe inside a capture that has not run. They are
-// reloaded again.
+// Evicts tensors that were reloaded ahead, maybe inside a capture that has not run. Later calls
+// reload them again.
 TIDEPOOL_INLINE void graph_gate::forget_reloads() noexcept {
   const auto evicted = of_.counters_.evictions;
   try {
@@ -142,7 +143,7 @@ TIDEPOOL_INLINE void graph_gate::forget_reloads() noexcept {
   of_.counters_.evictions = evicted;
 }
 
-// Keeps a storage whose handle goes while a capture takes no more events.
+// Keeps a storage whose handle goes while the capture can record no more events.
 TIDEPOOL_INLINE bool graph_gate::keep_orphan(storage& store) noexcept {
   if (!of_.order_.capturing()) return false;
   try {
@@ -153,9 +154,9 @@ TIDEPOOL_INLINE bool graph_gate::keep_orphan(storage& store) noexcept {
   return true;
 }
 
-// Drops the storages whose handles went. After a capture that failed nothing has run, and all lanes
-// have met since: the memory is free. After one that succeeded the memory belongs to the graph, and
-// stays taken.
+// Drops the storages whose handles went. After a failed capture their memory is free, because its
+// work has not run and all lanes have met since. After a capture that succeeded the memory belongs
+// to the graph, and stays taken.
 TIDEPOOL_INLINE void graph_gate::drop_orphans(bool nothing_ran) noexcept {
   for (auto* store : std::exchange(orphans_, {})) {
     store->is.of_graph = !nothing_ran;
@@ -170,7 +171,8 @@ TIDEPOOL_INLINE void graph_gate::launch(const recorded_graph& graph, lane_id lan
     throw misuse_error("launch: a capture is under way; end it before a graph is launched");
   }
   expect_layout(graph.before);
-  // Between launches on one stream the offloader's own streams get no work, but the trainer's may.
+  // Between launches on one stream only the trainer's streams may get work, so that the offloader's
+  // own are not gathered again.
   of_.order_.gather(lane, join_site::launch, !replayed_ || replayed_on_ != lane);
   of_.dev_->replay(*graph.content, lane);
   truth_ = graph.after;
@@ -179,14 +181,14 @@ TIDEPOOL_INLINE void graph_gate::launch(const recorded_graph& graph, lane_id lan
   replayed_on_ = lane;
   replayed_ = true;
   if (!of_.opts_.poison) return;
-  try {  // released memory is filled at once, also by calls that do not meet the graph
+  try {  // poison fills released memory at once, even in calls that do not meet the graph
     meet_after_launch();
   } catch (const error&) {  // the graph has been launched; the next call meets it
   }
 }
 
 // Throws unless memory is as it was when a capture began. A set of graphs that was left in the
-// middle may begin anew, where handles know of nothing else.
+// middle may begin anew, if the handles agree with that layout.
 TIDEPOOL_INLINE void graph_gate::expect_layout(const shared_layout& before) {
   const bool as_wanted = truth_ != nullptr && (truth_ == before || *truth_ == *before);
   if (as_wanted && replayed_ && of_.store_.destroyed() == destroyed_at_launch_) return;
@@ -194,7 +196,8 @@ TIDEPOOL_INLINE void graph_gate::expect_layout(const shared_layout& before) {
   if (as_wanted && all_alive(*before, handles, of_.store_.gone())) return;
   const auto needed = layout(false);
   if (truth_ != nullptr && !agrees(needed, *truth_)) throw_layout(*before, *truth_);
-  // Reloads of a graph that has not run are on the device only as far as their handles say.
+  // Tensors that a capture reloaded are on the device according to their handles, although its
+  // graph may not have run.
   const bool reloaded = truth_ == nullptr || agrees(handles, *truth_);
   if (reloaded && handles == *before) return;
   if (needed != *before) throw_layout(*before, reloaded ? handles : *truth_);
@@ -207,8 +210,8 @@ TIDEPOOL_INLINE void graph_gate::expect_layout(const shared_layout& before) {
   replayed_ = false;
 }
 
-// Throws where a tensor is not where its handle says: eager work would read memory that nothing was
-// written to.
+// Throws if a tensor is not where its handle says, because eager work would read memory that was
+// never written.
 [[gnu::cold]] TIDEPOOL_INLINE void graph_gate::expect_truth() {
   if (of_.order_.capturing()) return;
   if (const auto needed = layout(false); !agrees(needed, *truth_)) {

@@ -1,10 +1,9 @@
-// A commit, from its call to the copies: which of its arguments leave, and how.
+// A commit, from its call to the copies: chooses the arguments that leave, and their places.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <limits>
-#include <numeric>
 
 #include "tidepool/core/rollback.hpp"
 #include "tidepool/engine/calls.hpp"
@@ -13,11 +12,11 @@
 
 namespace tidepool::inline v0_3_0::detail {
 
-// The range of addresses so far. Most lists of handles ascend or descend in memory, so that each
-// handle is known to be new without a search.
+// The range of addresses so far. A handle outside the range is new, so that most lists need no
+// search, because their handles ascend or descend in memory.
 class extent {
  public:
-  // Returns false where `address` lies in the range, and may have been given before.
+  // Returns false if `address` lies in the range, and may have been given before.
   [[nodiscard]] bool widened_by(const void* address) {
     const auto at = reinterpret_cast<std::uintptr_t>(address);
     const bool beyond = at < first_ || at > last_;
@@ -89,8 +88,8 @@ TIDEPOOL_INLINE void engine::commit(chunk_state& chunk, module_id module, int la
   count_commit(which, seen, stays);
 }
 
-// Issues the copies of a commit and keeps the cap on those in flight. After a failure nothing of
-// the commit remains.
+// Issues the copies of a commit and keeps the cap on copies in flight. A failure takes the whole
+// commit back.
 TIDEPOOL_INLINE void engine::transfer(chunk_state& chunk, group& which, saved* items,
                                       handle_list handles, plan::action what, bool choose,
                                       tally& seen) {
@@ -122,7 +121,7 @@ TIDEPOOL_INLINE void engine::transfer(chunk_state& chunk, group& which, saved* i
   }
 }
 
-// Decides which arguments leave and finds them room in a place; copies nothing.
+// Chooses the arguments that leave and finds them room in a place; copies nothing.
 TIDEPOOL_INLINE void engine::collect(chunk_state& chunk, group& into, saved* items,
                                      handle_list handles, plan::action what, bool choose,
                                      tally& seen) {
@@ -167,7 +166,7 @@ TIDEPOOL_INLINE void engine::collect(chunk_state& chunk, group& into, saved* ite
   }
 }
 
-// The reason why a handle cannot be committed; null where it can.
+// The reason why a handle cannot be committed; null if it can.
 TIDEPOOL_INLINE const char* engine::why_not(const handle_base& given) const {
   const auto* store = given.store_;
   return store == nullptr       ? "holds no memory; was it committed or moved away before?"
@@ -184,7 +183,7 @@ TIDEPOOL_INLINE bool engine::leaves(const handle_base& candidate, tally& seen) c
   return false;
 }
 
-// The storage that is saved for a handle: its own, or a dense copy of its rectangle.
+// The storage that is saved for a handle: the handle's own, or a dense copy of its rectangle.
 TIDEPOOL_INLINE detail::storage& engine::saved_as(const handle_base& given) {
   auto& whole = *given.store_;
   if (whole.there.memory.data != nullptr || given.bytes_held() == whole.bytes || given.whole_)
@@ -197,9 +196,9 @@ TIDEPOOL_INLINE detail::storage& engine::saved_as(const handle_base& given) {
   return part;
 }
 
-// Moves a group on whose place has no block for one more storage: all tensors that it is the first
-// to save go to the next place with room for them. Nothing has been copied yet. Returns false where
-// no place has room.
+// Moves a group to the next place, because its place has no block for one more storage: all tensors
+// that the group is the first to save go to the next place with room for them. No tensor has been
+// copied yet. Returns false if no place has room.
 [[gnu::cold]] TIDEPOOL_INLINE bool engine::move_on(group& into, saved* items) {
   const auto all_moved = [&] {
     for (std::uint32_t i = 0; i < into.count; ++i) {
@@ -223,8 +222,8 @@ TIDEPOOL_INLINE detail::storage& engine::saved_as(const handle_base& given) {
 TIDEPOOL_INLINE void engine::offload(chunk_state& chunk, group& which, saved* items) {
   if (which.leaving == 0) {
     which.position = order_.next(which.lane);
-    // Recorded now: a restore on another stream of the capture would take a position that is not
-    // recorded for work from before the capture.
+    // The position is recorded now, because a restore on another stream of the capture would take
+    // an unrecorded position for work from before the capture.
     if (order_.capturing()) static_cast<void>(order_.record(which.lane));
     return;
   }
@@ -244,15 +243,14 @@ TIDEPOOL_INLINE void engine::offload(chunk_state& chunk, group& which, saved* it
   for (std::uint32_t i = 0; i < which.count; ++i) {
     if (items[i].store == nullptr) continue;
     if (items[i].copies) items[i].store->there.written = done;
-    note_use(*items[i].source, which.lane, done);  // `done` is behind the commit, too
+    note_use(*items[i].source, which.lane, done);  // `done` comes after the commit's own work
   }
   auto& flying = windows_[static_cast<std::size_t>(which.module)];
   if (which.bytes > 0 && flying.capped()) cap(which, done);
 }
 
-// Counts the offload that `done` ends as in flight, then joins the module's oldest offloads until
-// the caps are kept. Where a join fails, the joins before it remain, but this offload is not
-// counted.
+// Counts the offload that ends with `done` as in flight, then joins the module's oldest offloads
+// until the caps are kept. If a join fails, earlier joins remain, but this offload is not counted.
 TIDEPOOL_INLINE void engine::cap(const group& which, const ticket& done) {
   const auto module = static_cast<std::size_t>(which.module);
   auto& flying = windows_[module];
@@ -307,7 +305,7 @@ TIDEPOOL_INLINE void engine::note_elsewhere(module_id module, bool excluded) {
   ++(excluded ? count.tensors_excluded : count.tensors_elsewhere);
 }
 
-// Takes back a commit that failed; none of its copies is running.
+// Takes a failed commit back. None of its copies is running.
 TIDEPOOL_INLINE void engine::undo(chunk_state& chunk) noexcept {
   const auto& failed = chunk.groups.back();
   const auto* items = chunk.saved_of(failed);
@@ -317,7 +315,7 @@ TIDEPOOL_INLINE void engine::undo(chunk_state& chunk) noexcept {
   chunk.remove_last();
 }
 
-// Releases the handles of a commit that no backward pass follows: it is their last use.
+// Releases the handles of a commit without a backward pass. The commit is their last use.
 TIDEPOOL_INLINE void engine::release_saved(chunk_state& chunk, module_id module, int layer,
                                            lane_id lane, handle_list handles) {
   extent known;

@@ -5,8 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <span>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -72,7 +70,7 @@ class copies {
     return *places_.all[static_cast<std::size_t>(which)];
   }
 
-  // Takes a block of `where` for the copy of `store`; returns false when there is none.
+  // Takes a block of `where` for the copy of `store`; returns false if there is none.
   [[nodiscard, gnu::always_inline]] inline bool place_copy(storage& store, place_kind where) {
     auto& to = at(where);
     fence ready;
@@ -83,8 +81,8 @@ class copies {
     } else if (!to.blocks || !to.blocks->take(bytes, to.offload, store.there.memory, ready)) {
       return false;
     }
-    // The join is made now, so that nobody has to keep the fence: all work issued on the stream
-    // from here on waits, and that is only the copy into this block.
+    // The join is made now, so that the fence need not be kept. All later work of the stream waits,
+    // but the next work is the copy into this block.
     if (ready.order() > 0) join_reuse(store, to, ready);
     store.place = where;
     if (store.part.of != 0) parts_.insert(store);
@@ -137,8 +135,8 @@ class copies {
     return done;
   }
 
-  // Queues a copy of `source` into the block of `store` in its place, `to`. Where `store` is a
-  // dense part of `source`, only that rectangle is copied.
+  // Queues a copy of `source` into the block of `store` in its place, `to`. If `store` is a dense
+  // part of `source`, only that rectangle is copied.
   void queue_out(const storage& store, const storage& source, place& to) {
     if (store.bytes == 0) return;
     const bool part = &store != &source;
@@ -165,8 +163,8 @@ class copies {
     batch_.push_back({store.here.memory.data, store.there.memory.data, store.bytes});
   }
 
-  // Returns a fence behind all work that the lane has been given. Where no event can be recorded,
-  // the host waits for that work, and the fence is empty.
+  // Returns a fence behind all work that the lane has been given. If no event can be recorded, the
+  // host waits for the work, and the fence is empty.
   [[nodiscard]] fence behind(lane_id lane) noexcept {
     batch_.clear();
     try {
@@ -192,7 +190,7 @@ class copies {
   hardware* dev_;
   const observers* heard_;
   lanes order_;
-  std::size_t away_ = 0;  // bytes that are only in a place, or to be computed again
+  std::size_t away_ = 0;  // bytes that are only in a place, or will be computed again
 
  private:
   void join_reuse(storage& store, place& to, const fence& ready) {
@@ -204,7 +202,7 @@ class copies {
     untaken.keep();
   }
 
-  // Issues the queued copies: many small ones as one, large ones in pieces.
+  // Issues the queued copies: many small copies as one batch, large copies in pieces.
   void issue(copy_direction direction, lane_id on) {
     if (!issue_batch(direction, on)) {
       for (const auto& item : batch_) issue_pieces(item, direction, on);
@@ -212,7 +210,7 @@ class copies {
     batch_.clear();
   }
 
-  // Launching a copy of fewer bytes costs more than copying them.
+  // The launch of a copy with fewer bytes costs more than the copy.
   static constexpr std::size_t small_copy = std::size_t{1} << 20;
 
   bool issue_batch(copy_direction direction, lane_id on) {

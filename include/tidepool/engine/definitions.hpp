@@ -1,7 +1,7 @@
-/// The bodies of the engine, which is one for all devices.
+/// The bodies of the engine, which is the same for all devices.
 ///
-/// `engine.hpp` includes them. With `TIDEPOOL_COMPILED` it does not: they are compiled elsewhere,
-/// and a file that still includes this gets nothing.
+/// `engine.hpp` includes this file. With `TIDEPOOL_COMPILED` the bodies are compiled in another
+/// file, and this file is empty.
 #pragma once
 
 #include "tidepool/core/linkage.hpp"

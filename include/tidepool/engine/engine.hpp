@@ -1,7 +1,6 @@
 /// The engine: commit, restore, reloads ahead of use, caps and residency, on run-time module ids.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -53,8 +52,8 @@ class engine : public storage_owner {
   [[nodiscard]] hardware& device() { return *dev_; }
   // The gate is null before the first capture.
   [[nodiscard]] std::unique_ptr<capture_gate>& gate() { return gate_; }
-  // Runs before a call that takes or reads memory. `captured` tells that the call's stream is under
-  // capture; a call without a stream belongs to the capture under way, if any.
+  // Runs before a call that takes or reads memory. `captured` is true if the call's stream is under
+  // capture. A call without a stream belongs to the capture under way, if any.
   void pass_gate(bool captured) {
     if (captured != order_.capturing()) throw_mixed_capture(order_.capturing());
     pass_gate();
@@ -84,7 +83,7 @@ class engine : public storage_owner {
 
   // ---- handles ----
 
-  // The memory comes from `source` each time, also after a reload; null: the offloader's own.
+  // Takes memory from `source`, also for each reload; null: from the offloader's own source.
   [[nodiscard]] granted allocate(std::size_t bytes, std::size_t elements, lane_id lane,
                                  block_source* source = nullptr, fill contents = fill::none);
   [[nodiscard]] granted adopt_memory(void* data, std::size_t bytes, std::size_t elements,
@@ -99,7 +98,7 @@ class engine : public storage_owner {
   // Drops a handle; the work that `lane` has been given so far is its last use.
   void drop(storage& store, lane_id lane, bool reloads = true);
 
-  // Notes that the memory was handed to `lane`, which waits for it.
+  // Notes that the memory was handed to `lane`, which has joined its fence.
   void hand_to(storage& store, lane_id lane) {
     store.handed.to = lane;
     store.handed.at = order_.next(lane);
@@ -110,13 +109,14 @@ class engine : public storage_owner {
   void note_use(storage& store, lane_id lane, const ticket& until);
   void drop_quietly(storage& store, lane_id lane) noexcept;
 
-  // Runs when the offloader goes. Memory that handles still hold is freed with the last of them.
+  // Runs when the offloader goes. Memory that handles still hold is freed with the last handle.
   void close() noexcept {
     closed_ = true;
     if (recorder_ != nullptr) heard_.remove(*std::exchange(recorder_, nullptr));
     learning_.reset();
   }
-  // Runs when an exception destroys the offloader: queued work may point into frames that are gone.
+  // Drops queued work when an exception destroys the offloader, because the work may point into
+  // frames that are gone.
   void drop_work() noexcept;
 
   // ---- recording steps, and making plans ----
@@ -134,7 +134,7 @@ class engine : public storage_owner {
   void end_forward(chunk_state& chunk);
 
   // Copies the tensors of `handles` that leave, behind the work that `lane` has been given. Their
-  // handles are emptied, except by hand, and the device memory is free after its copy.
+  // handles are emptied, except in a commit by hand, and the device memory is free after its copy.
   void commit(chunk_state& chunk, module_id module, int layer, lane_id lane, handle_list handles,
               commit_kind how);
 
@@ -142,23 +142,23 @@ class engine : public storage_owner {
 
   // Fills the handles of a group again and makes `lane` wait for its reload.
   void restore(chunk_state& chunk, module_id module, int layer, lane_id lane, handle_list handles);
-  // Like `restore`, for `commit_kind::or_discard`: calls `again` where the group was discarded, or
-  // where the time of computing it again is measured.
+  // Like `restore`, for `commit_kind::or_discard`. Calls `again` if the group was discarded, or to
+  // measure the time of `again`.
   void restore_or_recompute(chunk_state& chunk, module_id module, int layer, lane_id lane,
                             handle_list handles, call_ref again);
 
   // Makes `lane` wait for the copy or the work that wrote the tensor of a handle.
   void wait_for(const handle_base& saved, lane_id lane);
-  // Releases the saved memory of a group that nobody will restore.
+  // Releases the saved memory of a group that will not be restored.
   void forget(chunk_state& chunk, module_id module, int layer);
   void forget(chunk_state& chunk, std::uint32_t index);
-  // Brings one tensor of a committed group back for `lane`, while forward goes on. The group is
-  // restored later all the same.
+  // Brings one tensor of a committed group back for `lane`, while forward goes on. The group still
+  // has to be restored later.
   [[nodiscard]] granted read_again(chunk_state& chunk, module_id module, int layer,
                                    std::size_t argument, lane_id lane);
 
-  // Throws where a commit has emptied `given`: the restore of a module that never leaves does not
-  // fill it.
+  // Throws if a commit has emptied `given`, because the restore of a module that never leaves does
+  // not fill it.
   static void expect_full(int layer, std::size_t argument, const handle_base& given);
 
   [[nodiscard]] bool will_recompute(chunk_state& chunk, module_id module, int layer) const;
@@ -178,7 +178,7 @@ class engine : public storage_owner {
                  call_ref again);
   [[nodiscard]] static bool will_recompute(chunk_state& chunk, std::size_t what, int layer);
 
-  // Throws `misuse_error` when something was committed and never restored.
+  // Throws `misuse_error` if a group was committed or discarded and never restored.
   void check_finished(const chunk_state& chunk) const;
 
   // Ends a chunk whose backward pass is over, or will never run.
@@ -224,13 +224,14 @@ class engine : public storage_owner {
 
   ~engine();
 
-  // True where the device's context is gone, and with it the memory of every handle.
+  // True if the device's context is gone, and with it the memory of every handle.
   [[nodiscard]] bool lost() const noexcept;
-  // Merges free memory behind an evaluation, so that the step finds the memory of any other step.
+  // Merges free memory after an evaluation, so that the step finds the same memory as any other
+  // step.
   void coalesce_after_evaluation() {
     if (learner_.evaluated_between()) store_.device_source().coalesce();
   }
-  // Tells that a pass begins or ends, on the lane of the latest call on a compute stream.
+  // Reports that a pass begins or ends, on the lane of the latest call on a compute stream.
   void tell_pass(happened what, chunk_state& chunk, bool backward) noexcept {
     if (heard_.any())
       heard_.tell({.what = what, .lane = last_lane_, .chunk = &chunk, .backward = backward});
@@ -296,7 +297,8 @@ class engine : public storage_owner {
   void listen_to_steps() noexcept {
     if (recorder_ == nullptr && learning_ != nullptr) heard_.add(*(recorder_ = learning_.get()));
   }
-  // Sets how an arena places memory in steps without a plan: an automatic policy packs it closely.
+  // Sets how an arena places memory in steps without a plan. An automatic policy packs memory
+  // closely.
   void without_a_plan() noexcept;
   void forget_handle(storage& store, lane_id lane);
   void forget_save(storage& store);
@@ -307,7 +309,7 @@ class engine : public storage_owner {
   [[nodiscard]] bool give_back_unused();
   template <class Take>
   [[nodiscard]] bool take_or_evict(const Take& take);
-  // Messages are composed out of line, so that calls that succeed stay short.
+  // Messages are made out of line, so that calls that succeed stay short.
   [[noreturn]] void refuse(const char* call, const chunk_state& chunk, module_id module, int layer,
                            const std::string& why) const;
   [[noreturn]] void refuse_argument(const char* call, const chunk_state& chunk, const group& which,
@@ -327,7 +329,7 @@ class engine : public storage_owner {
   }
   [[noreturn]] void refuse_released(const char* call, const chunk_state& chunk, module_id module,
                                     int layer) const;
-  // `own` is the trainer's source that was asked; null: the offloader's.
+  // `own` is the trainer's source that had no room; null: the offloader's source.
   [[noreturn]] void throw_out_of_device(std::size_t bytes, const std::string& what,
                                         const block_source* own);
 
@@ -350,14 +352,14 @@ class engine : public storage_owner {
   std::vector<chunk_state*> spare_;
   open_chunks live_;
   reloads_ahead<group_ref> ahead_;
-  slot_list<storage*> idle_;  // on the device without a handle: these are evicted first
+  slot_list<storage*> idle_;  // on the device without a handle; evicted first
   std::unique_ptr<learning> learning_;
   learning* recorder_ = nullptr;  // `learning_` until the timed step is over
   lane_id last_lane_{};           // lane of the latest call on a compute stream
   trace::counters counters_;
   std::vector<std::uint64_t> bytes_before_step_;
   bool closed_ = false;
-  bool starved_ = false;  // a reload ahead of use waits for memory that goes back to an allocator
+  bool starved_ = false;  // a reload ahead waits for memory that goes back to an allocator
   handle_lists lists_;
   std::unique_ptr<capture_gate> gate_;
   std::uint64_t issued_before_ = 0;  // work issued before this engine, where it runs in the process

@@ -1,7 +1,7 @@
-// The contents of memory between its users: the poison of a device that checks, `--poison`, zeros.
+// Fills memory between its users: with the poison of a device, with the poison of `--poison`, or
+// with zeros.
 #pragma once
 
-#include <cstddef>
 #include <optional>
 #include <string>
 
@@ -16,18 +16,18 @@ class filling {
  public:
   filling(hardware& dev, lanes& order, bool poison) : dev_(&dev), order_(&order), poison_(poison) {}
 
-  // Tells a device that checks the order of accesses that nobody may touch this memory any more.
+  // Tells a device that checks the order of accesses that this memory must not be touched any more.
   void gave_back(const storage& store, lane_id on) noexcept {
     try {
       dev_->gave_back(store.here.memory.data, store.here.memory.bytes, on);
-    } catch (...) {  // no memory for the device's log: a wrong use is not found
+    } catch (...) {  // without memory for the device's log a wrong use is not found
     }
   }
-  // True where released memory is filled as well.
+  // True if released memory is filled as well.
   [[nodiscard]] bool poisons() const { return poison_; }
 
-  // Poisons memory that was handed out, so that a missing join shows in the data. A device that
-  // checks fills the memory in its own way.
+  // Poisons memory that was handed out, so that a missing join shows in the data. A device with a
+  // `poison` of its own fills the memory itself.
   void handed_out(storage& store, lane_id on) {
     store.is.filled = false;
     if (store.bytes == 0) return;
@@ -39,8 +39,8 @@ class filling {
     store.is.filled = true;
   }
 
-  // Fills released memory behind its last users, and returns the fence behind which it is free.
-  // Where the fill fails, the memory stays unfilled. Where it was filled and no event could be
+  // Fills released memory behind its last users, and returns the fence behind which it is free. If
+  // the fill fails, the memory stays unfilled. If the memory was filled and no event could be
   // recorded, the result is empty.
   [[nodiscard, gnu::cold]] std::optional<fence> given_back(storage& store, const fence& after,
                                                            lane_id on) noexcept {
@@ -60,8 +60,8 @@ class filling {
     store.is.filled = true;
   }
 
-  // Records a position behind the fill of memory that nobody has touched: the fill is behind all
-  // that its lane has recorded, and another lane may release the memory.
+  // Records a position behind the fill of memory that was not used since. The fill comes after all
+  // records of its lane, but another lane may release the memory and needs a position to wait for.
   void note(const storage& store) {
     if (!store.is.filled || order_->next(store.handed.to) > store.handed.at) return;
     if (outside_capture(store.handed.to)) return;
@@ -83,7 +83,8 @@ class filling {
     return after;
   }
 
-  // True in a capture of which `lane` is no part: work on that lane comes before each launch.
+  // True if a capture is under way and `lane` takes no part in it. Work on that lane comes before
+  // each launch.
   [[nodiscard]] bool outside_capture(lane_id lane) const {
     return order_->capturing() && !dev_->capturing(lane);
   }

@@ -21,20 +21,21 @@ struct recorded_graph {
   std::unique_ptr<captured_graph> content;
   shared_layout before;
   shared_layout after{};
-  bool to_lender = false;  // it offloads to a neighbour
+  bool to_lender = false;  // the graph offloads to a lender
 };
 
-// A graph knows addresses, not handles. Three rules follow:
+// A graph has addresses, not handles. Three rules follow:
 //
-// - a launch needs every storage, by number, where it was when the capture began: where the graph
-//   launched before left it, or else where handles say;
-// - an eager call that takes or reads memory needs each tensor where its handle says; contents that
-//   only graphs know of are forgotten then;
-// - giving up (a handle, a chunk, a state) needs nothing, so that there is always a way out.
+// - a launch needs every storage, by its number, at the place where it was when the capture began.
+//   The place now is where the graph launched before left the storage, or else where its handles
+//   say;
+// - an eager call that takes or reads memory needs each tensor where its handle says. It forgets
+//   contents without a handle;
+// - a handle, a chunk or a state can always be given up, so that there is always a way out.
 class graph_gate final : public capture_gate {
  public:
   explicit graph_gate(engine& owner) : of_(owner) {}
-  // The gate of `owner`, which the first capture makes.
+  // The gate of `owner`; the first call makes it.
   [[nodiscard]] static graph_gate& of(engine& owner) {
     auto& gate = owner.gate();
     if (gate == nullptr) gate = std::make_unique<graph_gate>(owner);
@@ -58,8 +59,8 @@ class graph_gate final : public capture_gate {
   void launch(const recorded_graph& graph, lane_id lane);
 
  private:
-  // With `reloads` it includes the device memory of tensors that are there ahead of their use and
-  // could be reloaded again.
+  // The layout of all storages. With `reloads` it includes the device memory of tensors that were
+  // reloaded ahead of their use.
   [[nodiscard]] memory_layout layout(bool reloads = true) const;
   void expect_capturable() const;
   void expect_layout(const shared_layout& before);
@@ -73,10 +74,10 @@ class graph_gate final : public capture_gate {
   bool replayed_ = false;
   lane_id replayed_on_{};
   shared_layout before_;                   // the layout before the latest capture
-  shared_layout truth_;                    // where contents are; null: where handles say
+  shared_layout truth_;                    // the places of contents; null: handles are right
   std::uint64_t destroyed_at_launch_ = 0;  // storages destroyed before the latest launch
-  std::uint64_t to_lender_before_ = 0;     // bytes offloaded there before the latest capture
-  std::vector<storage*> orphans_;          // storages whose handles went while a capture was broken
+  std::uint64_t to_lender_before_ = 0;     // bytes offloaded to a lender before the latest capture
+  std::vector<storage*> orphans_;          // storages whose handles went in a broken capture
 };
 
 }  // namespace tidepool::detail

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -22,14 +21,14 @@ namespace tidepool::inline v0_3_0 {
 struct chunk_info {
   int microbatch = 0;         ///< number within the step, for messages and pictures
   int model_chunk = 0;        ///< number within an interleaved pipeline
-  bool forward_only = false;  ///< evaluation: nothing leaves, nothing is counted or learnt
+  bool forward_only = false;  ///< evaluation: no tensor leaves, no group is counted or learnt
   bool release = false;       ///< with forward_only: a commit gives the memory of its handles back
 };
 
 namespace detail {
 
 // `by_hand`: every argument leaves, and the handles stay full. `or_discard`: the trainer offers to
-// compute the tensors again in backward.
+// compute the tensors again in backward. `plain`: any other commit.
 enum class commit_kind : std::uint8_t { plain, by_hand, or_discard };
 
 // Counts of tensors of one commit, added to the counters once the commit has succeeded.
@@ -41,20 +40,20 @@ struct tally {
 
 inline constexpr std::uint32_t no_group = std::numeric_limits<std::uint32_t>::max();
 
-// An argument of a commit. Without a storage, its tensor stayed in the trainer's handle.
+// An argument of a commit. If `store` is null, the tensor stayed in the trainer's handle.
 struct saved {
   storage* store = nullptr;
   rectangle part{};          // the rectangle that the restored handle shows
   bool copies = false;       // this argument is the first to save the storage
   bool copies_back = false;  // the reload of its group copies it back
   bool in_hand = false;      // its handle was never released
-  // The storage whose memory is copied, or that stayed by policy. `number` tells whether a storage
-  // that stayed is still the same, because storage objects are reused.
+  // The storage whose memory is copied, or that stayed by policy. Storage objects are reused, so
+  // that `number` identifies a storage that stayed.
   storage* source = nullptr;
   std::uint64_t number = 0;
-  bool by_plan = false;  // stayed by a plan, not for its layer; in the warm-up it left
+  bool by_plan = false;  // stayed by rule or plan, not by layer; in the warm-up it left
 
-  // The storage that the restore fills the handle with; null where the tensor stayed in it.
+  // The storage that the restore puts into the handle; null if the tensor stayed in the handle.
   [[nodiscard]] storage* returning() const { return in_hand ? nullptr : store; }
 };
 
@@ -66,7 +65,7 @@ struct group {
   group_state state = group_state::away;
   bool offered = false;  // backward could compute it again
   bool awaited = true;   // a restore is expected; else the group is not reloaded ahead
-  place_kind place{};    // where tensors go that this group is the first to save
+  place_kind place{};    // place of tensors that this group is the first to save
   lane_id lane{};        // lane that committed it
   int layer = -1;
   std::uint32_t first = 0;  // index of its first argument in the chunk's list
@@ -77,10 +76,10 @@ struct group {
   std::uint32_t ahead = no_group;  // its slot among groups reloaded and not restored yet
   std::size_t bytes = 0;           // bytes that this group was the first to offload
   std::size_t kept = 0;            // bytes that stayed because policy said so
-  std::uint64_t position = 0;      // of its commit: the next record on `lane` at that time
+  std::uint64_t position = 0;      // the next record on `lane` at the time of the commit
 };
 
-// Bytes that a group needs away from the device, including those that another group copied.
+// Bytes that a group saves away from the device, with tensors that another group copied.
 [[nodiscard]] inline std::size_t bytes_saved(const group& which, const saved* items) {
   std::size_t bytes = 0;
   for (std::uint32_t i = 0; i < which.count; ++i) {
@@ -89,7 +88,7 @@ struct group {
   return bytes;
 }
 
-// A tensor whose memory was released, because backward computes it again.
+// A tensor whose memory was released, because backward will compute the tensor again.
 struct discarded_tensor {
   std::uint32_t call = 0;  // number of the call that discarded it, within its chunk
   std::size_t what = 0;    // index of its name in `recompute_modules`
@@ -98,10 +97,10 @@ struct discarded_tensor {
   std::size_t elements = 0;
   block_source* source = nullptr;
   fill contents = fill::none;  // fill of the memory that it gets again
-  bool under_way = false;      // is being computed again, which may first compute others
+  bool under_way = false;      // is being computed again; the function may compute others first
 };
 
-// The groups of one forward pass, last in first out per module.
+// The groups of one forward pass. Each module's groups come back last in, first out.
 struct chunk_state {
   void start(const chunk_info& what, std::size_t which) {
     info = what;
@@ -155,7 +154,7 @@ struct chunk_state {
 
   // The arguments of a group, in the order of its commit.
   [[nodiscard]] saved* saved_of(const group& of) { return items_.data() + of.first; }
-  // True where a plan keeps an argument of the last commit on the device.
+  // True if rule or plan keeps an argument of the last commit on the device.
   [[nodiscard]] bool keeps_last() {
     const auto* const items = saved_of(groups.back());
     return std::any_of(items, items + groups.back().count, std::mem_fn(&saved::by_plan));
@@ -167,7 +166,7 @@ struct chunk_state {
     while (top != no_group && groups[top].state == group_state::restored) top = groups[top].below;
     return top == no_group || groups[top].layer == layer ? top : find_by_index(module, layer);
   }
-  // True when the module has committed a group of that layer, restored or not.
+  // True if the module has committed a group of that layer, even if it was restored since.
   [[nodiscard]] bool ever_had(module_id module, int layer) const {
     for (const auto& each : groups) {
       if (each.module == module && each.layer == layer) return true;
@@ -180,7 +179,7 @@ struct chunk_state {
     --waiting;
   }
 
-  // The next group to reload, in the order of backward; `no_group` when all have been.
+  // The next group to reload, in the order of backward; `no_group` if there is none left.
   [[nodiscard]] std::uint32_t next_to_reload() {
     while (cursor_ > 0 && !is_to_reload(groups[cursor_ - 1])) --cursor_;
     return cursor_ == 0 ? no_group : cursor_ - 1;
@@ -204,8 +203,8 @@ struct chunk_state {
   [[nodiscard]] static bool is_to_reload(const group& each) {
     return each.state == group_state::away && each.awaited;
   }
-  // Finds a group that does not come back last in, first out. A hash table chains the groups, the
-  // latest first.
+  // Finds a group that does not come back last in, first out, in a hash table that chains groups,
+  // the latest first.
   [[nodiscard]] std::uint32_t find_by_index(module_id module, int layer) {
     bring_index_up_to_date();
     auto* link = &bucket_of(module, layer);

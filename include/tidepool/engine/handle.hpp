@@ -1,5 +1,4 @@
-// The handle of saved memory, whatever its device: `handle` and all that derives from it add only
-// types.
+// The handle of saved memory of any device. `handle` and its derived classes add only types.
 #pragma once
 
 #include <algorithm>
@@ -24,8 +23,9 @@ namespace tidepool::inline v0_3_0::detail {
 class engine;
 struct state_calls;
 
-// A module's name in the place of a rectangle. A handle that a commit emptied has no part to show
-// and may outlive its offloader, and handles must not grow for the sake of a message.
+// A module's name in the place of a rectangle. A handle that a commit emptied shows no part, and
+// may outlive its offloader. So the name for messages is stored there, and handles need no more
+// bytes.
 using module_label = std::array<char, sizeof(rectangle)>;
 
 [[nodiscard]] inline rectangle labelled(std::string_view name) {
@@ -45,7 +45,8 @@ struct granted {
   lane_id lane{};
 };
 
-// The elements in `bytes` bytes of a storage. Bytes times elements would overflow from 4 GiB on.
+// The number of elements in `bytes` bytes of a storage. The ratio is reduced first, because bytes
+// times elements would overflow from 4 GiB on.
 [[nodiscard]] inline std::size_t elements_of(const storage& whole, std::size_t bytes) {
   const auto common = std::gcd(whole.elements, whole.bytes);
   return bytes / (whole.bytes / common) * (whole.elements / common);
@@ -70,7 +71,7 @@ class handle_base {
     const auto elements = bytes == store_->bytes ? store_->elements : elements_of(*store_, bytes);
     return elements < least_elements;
   }
-  // True where policy lets the tensor leave: it is neither small nor opted out.
+  // True if the tensor may leave: it is large enough and not opted out.
   [[nodiscard]] bool leaves(std::size_t least_elements) const {
     return !store_->is.kept && !is_small(least_elements);
   }
@@ -115,16 +116,17 @@ class handle_base {
     ++store_->owner->references;
     return store_;
   }
-  // Drops the handle, but its memory stays taken, because nobody can say when it is free.
+  // Drops the handle, but its memory stays taken, because no stream is known after whose work it
+  // would be free.
   void lose() noexcept;
   // Drops the handle, which `lane` used last.
   void give_up(lane_id lane);
 
   storage* store_ = nullptr;
-  rectangle part_{};            // or the packed name of the module whose commit emptied it
+  rectangle part_{};            // or the name of the module whose commit emptied the handle
   lane_id lane_{};              // lane that allocated, shared, committed or restored it
   bool whole_ = false;          // a commit saves the whole storage, not only the part
-  bool is_view_ = false;        // a view has a width; a buffer goes to the end of its storage
+  bool is_view_ = false;        // a view has a width; a buffer shows all of its storage
   std::int32_t layer_ = -1;     // layer of the commit that emptied it
   std::uint64_t saved_as_ = 0;  // number of the storage that this commit saved; 0: not emptied
 
@@ -155,7 +157,7 @@ class handle_base {
   }
 };
 
-// Room for the lists of handles that trainers give: those of a call, and of calls made within it.
+// Room for the lists of handles that trainers give to a call, and to calls made within it.
 class handle_lists {
  public:
   [[nodiscard]] std::vector<handle_base*>& next() {

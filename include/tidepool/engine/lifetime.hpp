@@ -1,4 +1,4 @@
-// The engine from its begin to its end.
+// Construction and end of the engine.
 #pragma once
 
 #include <memory>
@@ -54,9 +54,9 @@ TIDEPOOL_INLINE void engine::release(engine* which) noexcept {
   if (--which->references == 0) delete which;
 }
 
-// Drops queued work when an exception destroys the offloader: work that the device would run in the
-// process may point into frames that are gone. Work that was queued before the offloader was made
-// does not, and may be another offloader's.
+// Drops queued work when an exception destroys the offloader, because work that the device would
+// run in the process may point into frames that are gone. Work from before the offloader was made
+// stays, because it may be another offloader's.
 TIDEPOOL_INLINE void engine::drop_work() noexcept {
   if (!dev_->drops()) return;
   for (std::size_t i = 0; i < order_.count(); ++i) {
@@ -66,7 +66,7 @@ TIDEPOOL_INLINE void engine::drop_work() noexcept {
 }
 
 TIDEPOOL_INLINE engine::~engine() {
-  heard_.remove_all();  // memory goes back later, when its observers are gone
+  heard_.remove_all();  // memory goes back after this, when the observers are gone
   if (gate_ == nullptr || !gate_->replayed()) return;
   try {
     dev_->synchronize();  // graphs copy on streams that are not ours

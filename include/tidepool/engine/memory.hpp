@@ -31,18 +31,19 @@ TIDEPOOL_INLINE granted engine::allocate(std::size_t bytes, std::size_t elements
   return {share(store), lane};
 }
 
-// Takes back memory that was handed to `lane` and that nobody has used; it may be filled there.
+// Takes back memory that was handed to `lane` and not used since, except that `lane` may have
+// filled it.
 [[gnu::cold]] TIDEPOOL_INLINE void engine::take_back_untouched(storage& store,
                                                                lane_id lane) noexcept {
   try {
     store_.note_filling(store);
     store_.displace(store, order_.past(lane), lane);
-  } catch (...) {  // without an event nobody may ever reuse the memory: it stays taken
+  } catch (...) {  // without an event the memory cannot be reused: it stays taken
     store_.lose(store);
   }
 }
 
-// Adopts memory of another owner, written by work on `lane`, which is its owner's stream.
+// Adopts memory of another owner. `lane` is the owner's stream, and its work wrote the memory.
 TIDEPOOL_INLINE granted engine::adopt_memory(void* data, std::size_t bytes, std::size_t elements,
                                              lane_id lane, memory_owner owner) {
   if (data == nullptr && bytes > 0) {
@@ -72,8 +73,8 @@ TIDEPOOL_INLINE granted engine::adopt_memory(void* data, std::size_t bytes, std:
   return {share(store), lane};
 }
 
-// Notes `until` as the last use on `lane`. The engine does not know whether the trainer made `lane`
-// wait for the lane that the memory was handed to, so the past of that one is added.
+// Notes `until` as the last use on `lane`. Adds the past of the lane that the memory was handed to,
+// because the engine does not know whether the trainer made `lane` wait for that lane.
 TIDEPOOL_INLINE void engine::note_use(storage& store, lane_id lane, const ticket& until) {
   if (lane != store.handed.to) store_.note_filling(store);
   store.used.add(until);
@@ -83,12 +84,13 @@ TIDEPOOL_INLINE void engine::note_use(storage& store, lane_id lane, const ticket
 }
 
 TIDEPOOL_INLINE void engine::drop_quietly(storage& store, lane_id lane) noexcept {
-  // The drop is tried twice, because nobody can call it again as after a `reset` that threw.
+  // The drop is tried twice, because a destructor, unlike a `reset` that threw, cannot be called
+  // again.
   for (int left = closed_ || lost() ? 0 : 2; left-- > 0;) {
     try {
       meet_graphs();
       return drop(store, lane, false);  // no reloads: a pass may be given up here
-    } catch (...) {  // without an event nobody may ever reuse the memory: it stays taken, as if the
+    } catch (...) {  // without an event the memory cannot be reused: it stays taken, as if the
                      // handle were still there, or until the broken capture is over
       if (left > 0) continue;
       if (gate_ != nullptr && gate_->keep_orphan(store)) return;
@@ -122,7 +124,7 @@ TIDEPOOL_INLINE void engine::forget_handle(storage& store, lane_id lane) {
 // Drops one save of a storage; its copy is released with the last save.
 TIDEPOOL_INLINE void engine::forget_save(storage& store) {
   if (--store.saves > 0) return;
-  // A reload waited for the offload, so its ticket stands for both.
+  // The ticket of a reload stands for the offload, too, because the reload waited for it.
   const auto last_copy = store.here.written.position > 0 ? store.here.written : store.there.written;
   if (store.there.memory) store_.displace_copy(store, last_copy);
   if (store.handles > 0) return;
@@ -134,7 +136,8 @@ TIDEPOOL_INLINE void engine::forget_save(storage& store) {
   store_.destroy(store);
 }
 
-// Ends the stay of a group that stayed by policy. Its handles may have gone or changed since.
+// Ends the stay of a group that stayed by policy. Storages that are gone or reused since are
+// skipped.
 TIDEPOOL_INLINE void engine::forget_kept(chunk_state& chunk, group& which) {
   decider_.stays_no_more(std::exchange(which.kept, 0));
   const auto* items = chunk.saved_of(which);
@@ -159,7 +162,7 @@ TIDEPOOL_INLINE void engine::take_back(storage& store, lane_id on) {
 }
 
 // Releases the memory of one tensor or group that is on the device ahead of its use. Returns false
-// where there is none.
+// if there is none.
 TIDEPOOL_INLINE bool engine::evict_one() {
   if (!idle_.empty()) {
     auto& store = *idle_[idle_.last()];
@@ -172,7 +175,7 @@ TIDEPOOL_INLINE bool engine::evict_one() {
   const auto last = ahead_.latest();
   auto& which = last.chunk->groups[last.index];
   ahead_.forget(which.ahead);
-  starved_ = false;  // else the group would come back at the next release, and be in the way again
+  starved_ = false;  // otherwise the next release would reload the group at once
   auto* items = last.chunk->saved_of(which);
   for (std::uint32_t i = 0; i < which.count; ++i) {
     auto* store = items[i].store;
@@ -226,17 +229,19 @@ TIDEPOOL_INLINE void engine::drop(storage& store, lane_id lane, bool reloads) {
 
 TIDEPOOL_INLINE bool engine::lost() const noexcept { return dev_->lost(); }
 
-// Returns unused memory to the device, so that it may come from there in one piece. The wait for
-// the device is better than no step. Graphs forbid it, because they know addresses of the memory.
+// Returns unused memory to the device, so that one large piece can be taken instead. The host then
+// waits for the device, because the step would fail otherwise. In a capture, or once graphs were
+// made, the memory stays, because graphs have its addresses.
 [[gnu::cold]] TIDEPOOL_INLINE bool engine::give_back_unused() {
   return !order_.capturing() && order_.graphs() == 0 && store_.device_source().give_back_unused();
 }
 
-// Evicts until `take` has found room; returns false where nothing is left to evict.
+// Evicts until `take` has found room; returns false if there is nothing left to evict.
 template <class Take>
 bool engine::take_or_evict(const Take& take) {
   store_.budget().keep();
-  // Done once: a part of the request may take and release that memory, which is unused then again.
+  // Memory is given back only once, because a part of the request may take and release memory,
+  // which is then unused again.
   for (bool last = false; !take();) {
     if (evict_one() || store_.budget().exceed()) continue;
     if (std::exchange(last, true) || !give_back_unused()) return false;

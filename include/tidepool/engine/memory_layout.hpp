@@ -1,4 +1,4 @@
-// Where every storage is, as graphs know it: by number and address.
+// The places of all storages, as graphs know them: numbers and addresses.
 #pragma once
 
 #include <algorithm>
@@ -11,25 +11,25 @@
 namespace tidepool::inline v0_3_0::detail {
 
 struct storage_place {
-  std::uint64_t number = 0;      // of the storage: addresses are reused, this is not
+  std::uint64_t number = 0;      // number of the storage, which is never reused
   const void* device = nullptr;  // null while away
-  const void* copy = nullptr;    // where it was offloaded to; null while there is none
+  const void* copy = nullptr;    // address of its offloaded copy; null: no copy
   std::size_t bytes = 0;
-  bool eager = false;  // made outside any capture
+  bool eager = false;  // true: made outside any capture
   friend bool operator==(const storage_place&, const storage_place&) = default;
 };
 
-// In the order of their numbers.
+// Sorted by number.
 using memory_layout = std::vector<storage_place>;
 
-// The place of the storage with that number; null when it is not there.
+// The place of the storage with that number; null if `all` lacks it.
 [[nodiscard]] inline const storage_place* place_of(std::uint64_t number, const memory_layout& all) {
   const auto at = std::ranges::lower_bound(all, number, {}, &storage_place::number);
   return at != all.end() && at->number == number ? &*at : nullptr;
 }
 
-// True when all that `handles` say to be somewhere is there in `truth`. What is there beside it
-// nobody can ask for: contents of handles that are gone, and second copies.
+// True if every address in `handles` is the same in `truth`. `truth` may have more, such as
+// contents of handles that are gone and second copies, because no handle leads there.
 [[nodiscard]] inline bool agrees(const memory_layout& handles, const memory_layout& truth) {
   return std::ranges::all_of(handles, [&](const storage_place& said) {
     const auto* found = place_of(said.number, truth);
@@ -38,8 +38,8 @@ using memory_layout = std::vector<storage_place>;
   });
 }
 
-// True when every storage of `wanted` that was made outside captures is still there, and of the
-// others none is among those that are `gone`.
+// True if every storage of `wanted` that was made outside captures is in `handles`, and no other
+// storage of `wanted` is in `gone`.
 [[nodiscard]] inline bool all_alive(const memory_layout& wanted, const memory_layout& handles,
                                     const std::vector<std::uint64_t>& gone) {
   return std::ranges::all_of(wanted, [&](const storage_place& each) {
@@ -48,7 +48,7 @@ using memory_layout = std::vector<storage_place>;
   });
 }
 
-// What of `wanted` is not so in `found`, in words.
+// The first difference between `wanted` and `found`, in words.
 [[nodiscard]] inline std::string difference(const memory_layout& wanted,
                                             const memory_layout& found) {
   for (const auto& each : wanted) {

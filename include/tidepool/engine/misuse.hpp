@@ -1,4 +1,4 @@
-// Mistakes of a caller in words, as far as they need no engine to be told.
+// Errors about mistakes of a caller whose messages need no engine.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +25,8 @@ namespace tidepool::inline v0_3_0::detail {
                      " does in an int?");
 }
 
-// No machine has half of what an address can name: what asks for it counted in a type too small.
+// Half of the address space, which no machine has as memory. A larger request comes from a count
+// that overflowed.
 inline constexpr std::size_t most_bytes = std::numeric_limits<std::size_t>::max() / 2;
 
 [[nodiscard]] inline std::size_t bytes_of(std::size_t count, std::size_t each) {

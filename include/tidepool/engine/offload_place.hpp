@@ -23,17 +23,17 @@ namespace tidepool::inline v0_3_0 {
 
 namespace detail {
 
-// The way to blocks that no copy of the device reaches, such as those of a file.
+// Copies to and from blocks that no copy of the device reaches, such as those of a file.
 class staging {
  public:
   virtual ~staging() = default;
-  // Queues copies of a rectangle of device memory, which becomes dense there.
+  // Queues copies of a rectangle of device memory, which becomes dense in the block.
   virtual void copy_out(const block& into, const void* whole, const rectangle& from) = 0;
-  // Queues copies of what a block holds.
+  // Queues copies of the contents of a block to `target` on the device.
   virtual void copy_in(void* target, const block& from, std::size_t bytes) = 0;
-  // Nobody wants the contents of this block any more.
+  // Drops the contents of a block that are no longer needed.
   virtual void forget(const block& what) noexcept = 0;
-  // Why there were no more when they were asked for last; empty where there were.
+  // The reason why the latest request for blocks failed; empty if it succeeded.
   [[nodiscard]] virtual std::string full() const = 0;
 };
 
@@ -43,12 +43,14 @@ class loan : public page_allocator {
   [[nodiscard]] const std::string& lender() const { return lender_; }
   [[nodiscard]] std::byte* memory() const noexcept { return begin_; }
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
-  // A step that trains begins. Where the lender is gone, it throws `lender_error`, or says so to
-  // `report` and gives them back.
+  // Called when a step that trains begins. If the lender is gone, throws `lender_error`, or reports
+  // it to `report` and gives the pages back.
   virtual void before_step(const std::function<void(std::string_view)>& report) = 0;
-  // A graph that offloads to them is to be launched, and finds `before` in memory.
+  // Called before the launch of a graph that offloads to these pages; `before` is the layout that
+  // the graph needs.
   virtual void before_launch(const memory_layout& before) const = 0;
-  // Blocks the host until copies to and from them are over. Nothing of the loan is left then.
+  // Gives the pages back. Blocks the host until copies to and from them are over. Destroys the
+  // loan.
   virtual void give_back() = 0;
 
  protected:
@@ -59,18 +61,18 @@ class loan : public page_allocator {
   std::size_t size_;
 };
 
-// Plain data; the rules are in storages.hpp, and are the same for all places. Whoever owns it
-// settles both lanes before it goes.
+// Plain data. The rules are the same for all places, and are in storages.hpp. The owner of a place
+// settles both lanes before the place is destroyed.
 struct offload_place {
   explicit offload_place(lanes& order) : offload(order.add_own()), reload(order.add_own()) {}
 
-  // Takes no memory yet.
+  // Sets the source of the place's blocks; takes no memory yet.
   void open(std::unique_ptr<page_allocator> from, const clocks& order, const pool_limits& limits) {
     pages = std::move(from);
     blocks.emplace(*pages, order, limits);
     blocks->allow_in_flight(limits.step);
   }
-  // The same for memory of a neighbour.
+  // Like `open`, for memory of the neighbour `device`.
   void open_peer(std::unique_ptr<page_allocator> from, const clocks& order,
                  const pool_limits& limits, int device) {
     name = "peer " + std::to_string(device);
@@ -80,7 +82,7 @@ struct offload_place {
     open(std::move(from), order, limits);
   }
 
-  // The same of one that is another process's.
+  // Like `open_peer`, for memory that another process lends.
   void open_loan(std::unique_ptr<loan> from, const clocks& order) {
     const pool_limits whole{from->size(), from->size(), rounding::none};
     lent = from.get();
@@ -100,21 +102,22 @@ struct offload_place {
   std::string name = "host";
   copy_direction out = copy_direction::device_to_host;
   copy_direction in = copy_direction::host_to_device;
-  join_site reuse = join_site::host_reuse;  // of a block, after the reload out of it
+  join_site reuse = join_site::host_reuse;  // join before a new use of a block
   lane_id offload;
   lane_id reload;
   std::unique_ptr<page_allocator> pages;
-  std::optional<pool> blocks;  // none where what was lent has been given back
-  loan* lent = nullptr;        // of another process
+  std::optional<pool> blocks;  // empty if a loan has been given back
+  loan* lent = nullptr;        // the loan of another process; null: none
   std::size_t used = 0;        // bytes in use
-  std::size_t peak = 0;        // the most ever
+  std::size_t peak = 0;        // the most bytes ever in use
   std::uint64_t bytes_offloaded = 0;
   std::uint64_t bytes_reloaded = 0;
-  std::size_t granule = 1;          // that all blocks are multiples of; a power of two
-  std::unique_ptr<staging> staged;  // none where copies reach the blocks; ends before the pages
+  std::size_t granule = 1;          // bytes of all blocks are multiples of it; a power of two
+  std::unique_ptr<staging> staged;  // null: copies reach the blocks; destroyed before the pages
 };
 
-// Opens the place of `place_kind::file`; `tidepool::file_place()` returns it. Null: none can.
+// A function that opens the place of `place_kind::file`; `tidepool::file_place()` returns one.
+// Null: files cannot be opened.
 using file_opener = void (*)(offload_place&, hardware&, lanes&, const options&);
 
 }  // namespace detail

@@ -1,4 +1,4 @@
-// The open chunks of a step, and the choice of the chunk to reload from next.
+// The open chunks of a step. Chooses the chunk to reload from next.
 #pragma once
 
 #include <algorithm>
@@ -15,15 +15,15 @@
 
 namespace tidepool::inline v0_3_0::detail {
 
-// A set of small numbers that knows the first number it lacks. It has a bit for each number, and
-// above them a bit for each full word, so that 4096 numbers are passed over in one step.
+// A set of small numbers that finds the first number it lacks. It has a bit for each number, and a
+// bit for each full word, so that a search passes over 4096 numbers in one step.
 class number_set {
  public:
   // Makes room, so that inserting and erasing numbers below `count` takes no memory.
   void make_room(std::size_t count) {
     const auto words = (count + 63) / 64;
     if (words <= words_.size()) return;
-    full_.resize((words + 63) / 64);  // first, because the size of `words_` tells the room
+    full_.resize((words + 63) / 64);  // before `words_`, whose size tells the room
     words_.resize(words);
   }
 
@@ -65,8 +65,8 @@ class number_set {
   std::vector<std::uint64_t> full_;  // words of which all bits are set
 };
 
-// A chunk that has nothing to reload is looked at once, and again only when that may have changed.
-// So the cost of a call does not grow with the number of such chunks.
+// A chunk without groups to reload is looked at once, and again only after a change. So the cost of
+// a call does not grow with the number of such chunks.
 class open_chunks {
  public:
   // Makes room, so that later calls need no memory for `chunks` chunks of a step.
@@ -86,7 +86,7 @@ class open_chunks {
     by_ordinal_.pop_back();
     look_again(gone);
   }
-  // Forgets the step, of which no chunk is open.
+  // Forgets the step. None of its chunks may be open.
   void step_ended() noexcept {
     by_ordinal_.clear();
     backward_begun_ = 0;
@@ -101,7 +101,7 @@ class open_chunks {
     return found == by_ordinal_.end() ? nullptr : *found;
   }
 
-  // Expects backward passes in the order of `step`; no chunk may be open.
+  // Expects backward passes in the order of `step`. No chunk may be open.
   void expect_order(const plan::profile& step) {
     std::vector<std::size_t> rank(step.chunks.size(), step.chunks.size());
     std::vector<std::size_t> order;
@@ -128,8 +128,8 @@ class open_chunks {
     passed_.erase(ordinal < backward_rank_.size() ? backward_rank_[ordinal] : ordinal);
   }
 
-  // The chunk to reload from: one whose backward pass is under way, else the next one in order, as
-  // long as forward passes are over. Null when there is none.
+  // The chunk to reload from: a chunk whose backward pass is under way, else the next chunk in
+  // order, if its forward pass is over. Null if there is none.
   [[nodiscard]] chunk_state* next_to_reload() {
     for (;;) {
       const auto ordinal = settled_.first_missing(0);
@@ -156,7 +156,8 @@ class open_chunks {
   [[nodiscard]] std::size_t ranks(std::size_t chunks) const {
     return std::max(chunks, backward_order_.size()) + 1;
   }
-  // The chunk at a rank of the warm-up step's order; in forward order where that is not known.
+  // The chunk at a rank of the warm-up step's backward order, or of forward order if that is not
+  // known.
   [[nodiscard]] chunk_state* at_rank(std::size_t rank) const {
     const auto ordinal = rank < backward_order_.size() ? backward_order_[rank] : rank;
     return ordinal < by_ordinal_.size() ? by_ordinal_[ordinal] : nullptr;

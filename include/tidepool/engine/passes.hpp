@@ -1,9 +1,8 @@
-// The passes of a step: their begin and end, and groups that nobody restores.
+// The passes of a step: their begin and end, and groups that are not restored.
 #pragma once
 
 #include <memory>
 #include <string>
-#include <utility>
 
 #include "tidepool/engine/engine.hpp"
 
@@ -24,7 +23,7 @@ TIDEPOOL_INLINE auto engine::begin(const chunk_info& info) -> chunk_state& {
     learner_.expect_chunk(info.model_chunk);
     live_.make_room(begun + 1);
   }
-  coalesce_after_evaluation();  // nothing below may throw
+  coalesce_after_evaluation();  // the code below must not throw
   auto& fresh = *spare_.back();
   spare_.pop_back();
   fresh.start(info, info.forward_only ? 0 : begun);
@@ -118,9 +117,9 @@ TIDEPOOL_INLINE void engine::end_chunk(chunk_state& chunk, bool finished) noexce
       learner_.forget_latest_chunk();
       live_.reuse_latest(chunk);
     } else {
-      try {  // a chunk that saved nothing has its place in the order, too
+      try {  // a chunk that saved nothing counts in the order of passes, too
         if (!chunk.backward_begun) begin_backward(chunk);
-      } catch (...) {  // without that place a warm-up only keeps less on the device
+      } catch (...) {  // if it is not counted, a warm-up only keeps less on the device
       }
     }
   } else {

@@ -1,11 +1,10 @@
-// The places of an offloader, and the streams to and from each.
+// The places of an offloader, and the streams to and from each place.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <memory>
 #include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -18,8 +17,8 @@
 
 namespace tidepool::inline v0_3_0::detail {
 
-// The host is always among them: state lives there. Plain data behind its constructor, so that a
-// commit need not come by here.
+// The host is always a place, because state lives there. Plain data after its constructor, so that
+// a commit reads it without calls.
 struct place_list {
   place_list(hardware& dev, lanes& order, const options& opts, file_opener file)
       : nearest(opts.places) {
@@ -31,7 +30,8 @@ struct place_list {
     }
   }
 
-  // Memory of another process, before all other places. A place that is there keeps its streams.
+  // Adds memory of another process, before all other places. If there was a loan before, the place
+  // keeps its streams.
   void borrow(lanes& order, std::unique_ptr<loan> from) {
     constexpr auto peer = static_cast<std::size_t>(place_kind::peer);
     nearest.reserve(place_kinds);
@@ -52,7 +52,8 @@ struct place_list {
     if (which == place_kind::host) return;
     auto& place = all[static_cast<std::size_t>(which)].emplace(order);
     if (which == place_kind::peer) {
-      // At once, if it can be had: in regions, memory would be in pieces of what came first.
+      // The budget is taken at once, if the neighbour has it, because memory taken in steps would
+      // be in small regions.
       const auto budget = opts.peer_budget.value_or(0);
       place.open_peer(make_peer_pages(dev, opts), order, {budget, budget, rounding::none},
                       opts.peer_device);
@@ -70,11 +71,11 @@ struct place_list {
     return all[static_cast<std::size_t>(which)].has_value();
   }
 
-  std::vector<place_kind> nearest;                            // first, of those that groups go to
+  std::vector<place_kind> nearest;  // places that groups go to, the nearest first
   std::array<std::optional<offload_place>, place_kinds> all;  // by kind
   std::array<lane_id, place_kinds> offload_lanes{};
   std::array<lane_id, place_kinds> reload_lanes{};
-  std::vector<lane_id> copy_lanes;  // of all places; the host's come first
+  std::vector<lane_id> copy_lanes;  // lanes of all places, the host's first
 };
 
 }  // namespace tidepool::detail

@@ -1,4 +1,4 @@
-// The engine's learning from a step, and its following of a plan.
+// The engine learns from steps and follows plans.
 #pragma once
 
 #include "tidepool/engine/engine.hpp"
@@ -19,7 +19,8 @@ TIDEPOOL_INLINE auto engine::end_step() -> stage {
 TIDEPOOL_INLINE void engine::close_step() {
   ++counters_.steps;
   store_.device_source().coalesce();
-  // Else a plan finds the neighbour's memory in the pieces of a step without that plan.
+  // Otherwise a plan would find the neighbour's memory in pieces that steps before the plan have
+  // left.
   if (store_.has(place_kind::peer)) {
     if (auto& blocks = store_.at(place_kind::peer).blocks) blocks->coalesce();  // null: returned
   }
@@ -33,7 +34,8 @@ TIDEPOOL_INLINE void engine::close_step() {
   }
 }
 
-// After any failure the next step counts as the first, not as more of this one.
+// After any failure the next step is the first again, because it must not count as a part of this
+// step.
 TIDEPOOL_INLINE auto engine::learn() -> stage {
   try {
     if (recorder_ == nullptr) {
@@ -64,8 +66,8 @@ TIDEPOOL_INLINE void engine::adopt(plan::profile step, plan::actions what, plan:
   // Calls that may fail come first, so that a failure leaves the plan that was followed before.
   step.modules = names_;
   live_.expect_order(step);
-  // A forecast for shapes that repeat does run; with other shapes tensors that stay break memory
-  // up.
+  // If shapes repeat, the step runs as forecast. If they vary, tensors that stay would break memory
+  // into pieces.
   const bool repeats = decider_.follow(std::move(step), std::move(what), std::move(where), by);
   store_.device_source().set_fit(repeats ? fit_policy::ready_first : fit_policy::spare_largest);
   if (by == followed::trial || recorder_ == nullptr) return;
@@ -106,8 +108,8 @@ TIDEPOOL_INLINE void engine::time_again() noexcept {
 }
 
 TIDEPOOL_INLINE void engine::without_a_plan() noexcept {
-  // Everything leaves in a step before the first plan, or for which no plan was found. Its time is
-  // not that of a planned step, but it has to fit, also in the smallest memory of a plan.
+  // In a step before the first plan, or without a plan, everything leaves. Its time matters less
+  // than room: it has to fit the smallest memory that a plan may be made for.
   const bool automatic = opts_.policy == policy_kind::automatic;
   store_.device_source().set_fit(automatic ? fit_policy::compact : fit_policy::spare_largest);
 }

@@ -1,4 +1,4 @@
-// Keeps the plan that an offloader follows, and reports what it says after a step.
+// Keeps the plan that an offloader follows, and reports about plans after a step.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ class plan_maker {
 
   void after(stage over);
 
-  // A pass is to begin: what the trainer forgets is told.
+  // Called before a pass begins: reports calls that the trainer forgets.
   void before_pass() const {
     auto& calls = owner_->steps().forgotten;
     while (calls.any_untold()) report_(calls.tell());
@@ -36,7 +36,7 @@ class plan_maker {
 
   [[noreturn]] static void throw_no_planner(const char* who);
 
-  // An empty one stands for none.
+  // Sets the function that gets reports. An empty function turns reports off.
   void on_report(std::function<void(std::string_view)> sink) {
     report_ = sink ? std::move(sink) : [](std::string_view) {};
   }
@@ -53,7 +53,7 @@ class plan_maker {
   };
 };
 
-// Throws `option_error` where an offloader of these options needs a planner and has none, or cannot
+// Throws `option_error` if an offloader with these options needs a planner and has none, or cannot
 // have memory of the trainer's own.
 void expect_parts(const options& opts, bool planner, bool memory);
 

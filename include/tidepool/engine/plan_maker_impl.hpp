@@ -57,8 +57,9 @@ TIDEPOOL_INLINE void plan_maker::after(stage over) {
   for (const auto& message : trace::silent_messages(owner_->counters())) report_(message);
 }
 
-// The margin keeps a module's only group, as of a network whose modules occur once each: nothing of
-// it leaves after the first step. Of `all` that counts where nothing else leaves.
+// Reports modules whose only groups the margin keeps, as in a network whose modules occur once
+// each: they offload nothing after the first step. Modules that are enabled only by `all` are
+// reported if no other module offloads.
 TIDEPOOL_INLINE void plan_maker::report_margin() {
   const auto counted = owner_->counters().modules;
   const auto kept = kept_by_margin(owner_->profile(), owner_->settings());
@@ -82,7 +83,7 @@ TIDEPOOL_INLINE void plan_maker::follow(const plan::step_plan& made, const plan:
   if (owner_->learns() == nullptr) throw_no_planner("follow: a plan from elsewhere");
   auto kept = std::make_optional(made);
   owner_->learns()->follow(made, recorded, enabled);
-  plan_ = std::move(kept);  // nothing may fail behind what is followed
+  plan_ = std::move(kept);  // no call may fail once the plan is followed
 }
 
 TIDEPOOL_INLINE void plan_maker::throw_no_planner(const char* who) {

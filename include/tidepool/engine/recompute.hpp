@@ -1,9 +1,9 @@
-// The engine's part in recomputing: memory that forward releases and backward asks for again,
-// because the user named it (`options::recompute_modules`) or a plan says so.
+// The engine's part in recomputing: forward releases memory, and backward takes memory for the same
+// tensors again, because the user named them (`options::recompute_modules`) or a plan chose them.
 //
-// A plan chooses recomputing for a group, whose storage it knows before and behind the gap. A plan
-// never chooses recomputing by name: it sees two tensors, one that forward drops and one that
-// backward allocates, and places their memory like that of any other tensor.
+// A plan may choose to recompute a group, and then knows the storage before and after the gap. A
+// plan does not know of recomputing by name: it sees a tensor that forward drops and another tensor
+// that backward allocates, and places both like any other tensor.
 #pragma once
 
 #include <optional>
@@ -76,7 +76,7 @@ TIDEPOOL_INLINE void engine::discard(chunk_state& chunk, std::size_t what, int l
   }
 }
 
-// The tensors of the latest call whose tensors are discarded still; empty when there is none.
+// The tensors of the latest call whose tensors are still discarded; empty if there is none.
 [[nodiscard]] inline auto discarded_last(chunk_state& chunk, std::size_t what, int layer) {
   auto& list = chunk.discarded;
   const auto newest = std::find_if(list.rbegin(), list.rend(), [&](const auto& each) {
@@ -88,8 +88,8 @@ TIDEPOOL_INLINE void engine::discard(chunk_state& chunk, std::size_t what, int l
   return std::pair(first, last);
 }
 
-// The tensors of the call that is computed again and began last. That call discarded its tensors
-// first, because calls are computed again in reverse.
+// The tensors of the recomputing that began last. Its call discarded its tensors first, because
+// calls are computed again in reverse order.
 [[nodiscard]] inline auto under_way(chunk_state& chunk, std::size_t what, int layer) {
   auto& list = chunk.discarded;
   const auto first = std::find_if(list.begin(), list.end(), [&](const auto& each) {
@@ -154,7 +154,7 @@ TIDEPOOL_INLINE void engine::recompute(chunk_state& chunk, std::size_t what, int
   chunk.discarded.erase(first, last);
 }
 
-// True where dropping the handles would free their memory, and nobody else needs it.
+// True if a drop of the handles would free their memory, and no other group or handle needs it.
 TIDEPOOL_INLINE bool engine::discardable(handle_list handles) const {
   return !handles.empty() &&
          std::all_of(handles.begin(), handles.end(), [&](const handle_base* each) {
@@ -219,8 +219,8 @@ TIDEPOOL_INLINE bool engine::will_recompute(chunk_state& chunk, module_id module
   return which.state == group_state::discarded || (which.offered && learner_.measuring());
 }
 
-// True where a group that came back is computed again, too: in the first recorded step, because
-// only that measures the time. By contract the function leaves every bit as it is.
+// True if a group that came back is computed again, too: in the first recorded step, to measure the
+// time of the function. By contract the function writes the same bits.
 TIDEPOOL_INLINE bool engine::measures(chunk_state& chunk, const group& which,
                                       handle_list handles) const {
   if (!learner_.measuring() || !which.offered) return false;
@@ -232,13 +232,13 @@ TIDEPOOL_INLINE bool engine::measures(chunk_state& chunk, const group& which,
   });
 }
 
-// Fills the handles of a group before it counts as restored; discarded tensors get memory.
+// Fills the handles of a group before the group counts as restored. Discarded tensors get memory.
 TIDEPOOL_INLINE void engine::lend(chunk_state& chunk, const group& which, lane_id lane,
                                   handle_list handles) {
   const auto* items = chunk.saved_of(which);
   for (std::uint32_t i = 0; i < which.count; ++i) {
     auto* store = items[i].returning();
-    if (store == nullptr) {  // the tensor stayed; a copy for another group may read it
+    if (store == nullptr) {  // the tensor stayed, but a copy for another group may still read it
       if (*handles[i]) {
         order_.join(lane, handles[i]->store_->used, join_site::device_reuse);
       }
@@ -258,7 +258,7 @@ TIDEPOOL_INLINE void engine::lend(chunk_state& chunk, const group& which, lane_i
 }
 
 // Takes back the memory of a group that could not be computed again, behind the work that was
-// begun. The restore may be tried once more.
+// begun. The restore may be repeated.
 TIDEPOOL_INLINE void engine::take_back_lent(chunk_state& chunk, std::uint32_t index, lane_id lane,
                                             handle_list handles) noexcept {
   auto& which = chunk.groups[index];
@@ -266,7 +266,7 @@ TIDEPOOL_INLINE void engine::take_back_lent(chunk_state& chunk, std::uint32_t in
   std::optional<ticket> used;
   try {
     used = order_.record(lane);
-  } catch (...) {  // without an event nobody may ever reuse the memory: it stays taken
+  } catch (...) {  // without an event the memory cannot be reused: it stays taken
   }
   for (std::uint32_t i = 0; i < which.count; ++i) {
     auto* store = items[i].returning();

@@ -1,11 +1,12 @@
-// From here to its end a stream waits for other ranks.
+// The time in which a stream waits for other ranks, for the recorder of steps.
 #pragma once
 
 #include "tidepool/engine/engine.hpp"
 
 namespace tidepool::inline v0_3_0::detail {
 
-// A variable, which is not copied. `stream` points to the stream for as long as it lives.
+// The wait lasts as long as the object, which must not be copied. `stream` points to the stream and
+// must outlive the object.
 struct recorded_wait {
   ~recorded_wait() {
     if (auto* on = owner.records()) on->waited(from, stream, whom, kind);

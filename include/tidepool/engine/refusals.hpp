@@ -1,11 +1,10 @@
-// The engine's errors in words: what, where, and what to do.
+// The engine's errors in words: the mistake, its place, and the remedy.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <vector>
 
 #include "tidepool/core/text.hpp"
 #include "tidepool/engine/engine.hpp"
@@ -41,8 +40,8 @@ namespace tidepool::inline v0_3_0::detail {
              " were committed; pass the same, in order");
 }
 
-// A handle that another commit emptied is the one that is meant only by mistake: a wrong layer, the
-// arguments in another order, another microbatch.
+// Refuses a handle that another commit emptied: such a handle is a mistake, as a wrong layer,
+// arguments in another order, or another microbatch.
 [[gnu::cold]] TIDEPOOL_INLINE void engine::refuse_spare(const chunk_state& chunk,
                                                         const group& which, std::uint32_t argument,
                                                         std::uint64_t saved_as) const {
@@ -165,7 +164,7 @@ namespace tidepool::inline v0_3_0::detail {
   if (lack_of(short_of) == lack::device) {
     try {
       short_of.device = dev_->memory();
-    } catch (const device_error&) {  // while it captures, it may refuse to say
+    } catch (const device_error&) {  // the device may refuse the question in a capture
     }
   }
   learner_.starves();

@@ -17,10 +17,9 @@
 
 namespace tidepool::inline v0_3_0::detail {
 
-// Brings tensors back to the device, in the order of `by_size` if that is given, and adds their
-// bytes to `bytes`. Returns false, and brings none, where there is no memory for all of them.
-// Tensors that other groups saved first may be in other places: each comes back over its place's
-// link.
+// Brings tensors back to the device, in the order of `by_size` if it is given, and adds their bytes
+// to `bytes`. Returns false, and brings none, if there is no memory for all of them. Tensors that
+// other groups saved first may be in other places, and come back over the links of those places.
 TIDEPOOL_INLINE bool engine::bring(std::span<saved> items, const std::uint32_t* by_size,
                                    span_label& label, std::size_t& bytes) {
   std::uint32_t placed = 0;
@@ -32,7 +31,7 @@ TIDEPOOL_INLINE bool engine::bring(std::span<saved> items, const std::uint32_t* 
     fence after;
     for (; from != 0; from &= from - 1) {
       const auto lane = store_.reload_lane(place_kind(std::countr_zero(from)));
-      // A copy under way also reads from its place, and no event stands for that read: the host
+      // A copy under way also reads from its place, without an event after it, so that the host
       // waits.
       copying ? store_.settle(lane) : after.add(store_.behind(lane));
     }
@@ -47,8 +46,7 @@ TIDEPOOL_INLINE bool engine::bring(std::span<saved> items, const std::uint32_t* 
     auto* store = item.returning();
     item.copies_back = store != nullptr && !store->here.memory;
     if (!item.copies_back) continue;
-    // The join comes first: offloads before this one are then known to be over, and their memory
-    // free.
+    // The join comes first, because memory of earlier offloads is then known to be free.
     store_.await_offload(*store);
     if (!place_again(*store, store_.reload_lane(store->place))) return false;
     if (store->bytes > 0) from |= 1U << static_cast<unsigned>(store->place);
@@ -80,7 +78,7 @@ TIDEPOOL_INLINE bool engine::bring(std::span<saved> items, const std::uint32_t* 
   return true;
 }
 
-// The bytes that a reload takes of the offloader's own memory; each storage counts once.
+// The bytes that a reload takes of the offloader's own memory. Each storage counts once.
 [[nodiscard]] inline std::size_t bytes_to_place(std::span<saved> items) {
   std::size_t bytes = 0;
   for (auto item = items.begin(); item != items.end(); ++item) {
@@ -92,15 +90,16 @@ TIDEPOOL_INLINE bool engine::bring(std::span<saved> items, const std::uint32_t* 
   return bytes;
 }
 
-// Starts the copies of one group; returns false when there is no device memory for it now. Its
+// Starts the copies of one group; returns false if there is no device memory for it now. Its
 // tensors get their memory in the order of their commit, or of `chunk.by_size`.
 TIDEPOOL_INLINE bool engine::try_reload(chunk_state& chunk, std::uint32_t index, bool by_size) {
-  starved_ = false;  // a handle that an allocator drops meanwhile must start no nested reload
+  starved_ = false;  // an allocator may drop a handle meanwhile, which must start no nested reload
   auto& which = chunk.groups[index];
   const std::span items(chunk.saved_of(which), which.count);
   const work_on_group<> work(*this, trace::nvtx_action::reload, chunk, which.module, which.layer);
   const auto& name = names_[static_cast<std::size_t>(which.module)];
-  // Memory that goes back to an allocator costs a join, so none is taken for a part of a group.
+  // No memory is taken for only a part of a group, because memory that goes back to an allocator
+  // costs a join.
   if (store_.gives_back()) {
     const auto need = bytes_to_place(items);
     if (need > 0 && store_.passes_budget(need)) return false;
@@ -123,7 +122,8 @@ TIDEPOOL_INLINE void engine::require_reload(chunk_state& chunk, std::uint32_t in
   auto& which = chunk.groups[index];
   auto* items = chunk.saved_of(which);
   if (take_or_evict([&] { return try_reload(chunk, index); })) return;
-  // The free pieces may have room where the order of the commit fills them badly: largest first.
+  // The free pieces may have room if the largest tensor is placed first, instead of the order of
+  // the commit.
   store_.device_source().coalesce();
   chunk.by_size.resize(which.count);
   std::iota(chunk.by_size.begin(), chunk.by_size.end(), 0U);
@@ -131,9 +131,9 @@ TIDEPOOL_INLINE void engine::require_reload(chunk_state& chunk, std::uint32_t in
     return std::pair(items[i].store == nullptr ? 0 : items[i].store->bytes, which.count - i);
   });
   if (take_or_evict([&] { return try_reload(chunk, index, true); })) return;
-  // The last source of the trainer's without room: blocks taken before it have been released.
+  // Finds the trainer's source that had no room. Blocks taken before have been released by now.
   const block_source* own = nullptr;
-  std::size_t bytes = 0;  // of all tensors to bring, also those that left with other groups
+  std::size_t bytes = 0;  // bytes of all tensors to bring, even if other groups saved them
   for (std::uint32_t i = 0; i < which.count; ++i) {
     const auto* store = items[i].returning();
     if (store == nullptr || store->here.memory) continue;
@@ -146,10 +146,10 @@ TIDEPOOL_INLINE void engine::require_reload(chunk_state& chunk, std::uint32_t in
 }
 
 // Reloads groups ahead of their use, as far as the limits allow. Memory of an allocator has no
-// fence: a reload into it waits for all work that the allocator's stream was given. So a reload
-// that finds no room in the budget is tried again at each release, because the next restore would
-// be too late. It is not tried where an owner drops a handle while it gets its memory back, because
-// a call of the engine is under way then.
+// fence, so that a reload into it waits for all work that the allocator's stream was given. A
+// reload that finds no room in the budget is therefore tried again at each release, because the
+// next restore would be too late. It is not tried if an owner drops a handle while it gets its
+// memory back, because a call of the engine is under way then.
 TIDEPOOL_INLINE void engine::reload_ahead() {
   starved_ = false;
   store_.budget().keep();
@@ -168,9 +168,8 @@ TIDEPOOL_INLINE void engine::reload_ahead() {
         return;
       }
     } catch (...) {
-      // The reload is left for later, as if there were no memory: the restore tries again and
-      // reports the error. In a capture it is reported now, because recorded work cannot be taken
-      // back.
+      // The reload is left for later, as without memory: the restore tries again and reports the
+      // error. In a capture the error is reported now, because recorded work cannot be taken back.
       if (order_.capturing()) throw;
       return;
     }
@@ -190,8 +189,8 @@ TIDEPOOL_INLINE void engine::start_reload(chunk_state& chunk, module_id module, 
   if (chunk.groups[index].state == group_state::away) require_reload(chunk, index);
 }
 
-// Brings one tensor back for `lane`, which waits for it; the result is empty when there is no
-// device memory. The tensor may be there already, ahead of its use.
+// Brings one tensor back for `lane`, which waits for it. The result is empty if there is no device
+// memory. The tensor may be on the device already, ahead of its use.
 TIDEPOOL_INLINE granted engine::fetch_one(storage& store, lane_id lane, const span_label& label) {
   const bool was_there = static_cast<bool>(store.here.memory);
   if (!take_or_evict([&] { return was_there || bring_one(store, label); })) return {};
@@ -205,8 +204,8 @@ TIDEPOOL_INLINE granted engine::fetch_one(storage& store, lane_id lane, const sp
   return {share(store), lane};
 }
 
-// Brings a saved tensor back for a reader in forward, which holds it until it drops the handle. The
-// group stays committed, and its restore accepts the full handle.
+// Brings a saved tensor back for a reader in forward, which holds the tensor until it drops the
+// handle. The group stays committed, and its restore accepts the full handle.
 TIDEPOOL_INLINE granted engine::read_again(chunk_state& chunk, module_id module, int layer,
                                            std::size_t argument, lane_id lane) {
   if (chunk.info.release) refuse_released("load", chunk, module, layer);

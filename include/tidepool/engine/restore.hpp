@@ -27,14 +27,14 @@ TIDEPOOL_INLINE void engine::restore(chunk_state& chunk, module_id module, int l
   hand_over(chunk, index, lane, handles);
 }
 
-// Makes the tensors of a group ready for `lane`, and returns its index. A discarded group is left
-// as it is.
+// Makes the tensors of a group ready for `lane`, and returns the group's index. Does not change a
+// discarded group.
 TIDEPOOL_INLINE std::uint32_t engine::fetch(chunk_state& chunk, module_id module, int layer,
                                             lane_id lane, handle_list handles) {
   const auto index = waiting_group(chunk, module, layer, "restore");
   auto& which = chunk.groups[index];
   auto* const items = chunk.saved_of(which);
-  // Every argument is checked before anything changes.
+  // All arguments are checked before any change.
   const bool away = expect_committed(chunk, which, items, handles);
   if (!chunk.backward_begun) begin_backward(chunk);
   if (away) which.state = group_state::away;
@@ -43,18 +43,18 @@ TIDEPOOL_INLINE std::uint32_t engine::fetch(chunk_state& chunk, module_id module
     ahead_.forget(which.ahead);
     require_reload(chunk, index);
   }
-  // All joins come first, so that the group may be restored again should one fail.
+  // All joins come first, so that the group may be restored again if one fails.
   for (std::uint32_t i = 0; i < which.count; ++i) {
     if (items[i].store == nullptr || items[i].in_hand) {
       if (const auto* kept = handles[i]->store_; kept != nullptr && kept->owner == this) {
-        store_.note_filling(*kept);  // the fill is on the lane that has it so far
+        store_.note_filling(*kept);  // the lane that has the memory so far filled it
       }
       continue;
     }
     order_.join(lane, items[i].store->here.written, join_site::consumer);
   }
-  // A tensor that never left is ready after the work that produced it. A lane that has joined a
-  // reload has joined that work, too.
+  // A tensor that never left is ready after the work that produced it, so that `lane` joins this
+  // work. A lane that has joined a reload has joined it already.
   if (lane != which.lane) {
     order_.join_work(lane, which.lane, which.position, join_site::consumer);
   }
@@ -71,8 +71,8 @@ TIDEPOOL_INLINE std::uint32_t engine::waiting_group(chunk_state& chunk, module_i
                                          " forward");
 }
 
-// Refuses handles that the group cannot come back into. Returns true when one of its tensors has to
-// be reloaded.
+// Refuses handles that cannot take the group back. Returns true if one of its tensors has to be
+// reloaded.
 [[gnu::always_inline]] inline bool engine::expect_committed(const chunk_state& chunk,
                                                             const group& which, saved* items,
                                                             handle_list handles) const {
@@ -87,12 +87,12 @@ TIDEPOOL_INLINE std::uint32_t engine::waiting_group(chunk_state& chunk, module_i
     const auto& given = *handles[i];
     const bool is_new = known.widened_by(&given);
     const auto* const full = given.store_;  // null: the handle is empty
-    // The handle is a view that was copied densely, but never released. The copy is dropped once
-    // nothing can fail any more, because until then the handle may be reset.
+    // The handle is a view that was copied densely, but never released. The copy is dropped only
+    // after all calls that can fail, because the handle may be reset after a failure.
     item.in_hand = item.store != nullptr && full != nullptr &&
                    item.store->part.of == full->number && item.store->part.what == given.part_;
     if (item.store == nullptr || item.in_hand) {
-      // The tensor stayed in its handle, which must not have been given other memory since.
+      // The tensor stayed in its handle, which must not hold other memory by now.
       if (!item.by_plan || (full != nullptr && full->number == item.number)) continue;
       refused(i, full != nullptr
                      ? "holds other memory, but its tensor stayed in the handle that was"
@@ -141,7 +141,7 @@ TIDEPOOL_INLINE void engine::hand_over(chunk_state& chunk, std::uint32_t index, 
         if (stayed.handed.to != lane) {  // `to` waited for earlier users of the memory
           stayed.used.add(order_.past(stayed.handed.to, stayed.handed.at));
         }
-        hand_to(stayed, handles[i]->lane_ = lane);  // `lane` is behind the commit, see `fetch`
+        hand_to(stayed, handles[i]->lane_ = lane);  // `lane` has joined the commit in `fetch`
         if (heard_.any()) heard_.tell({.what = happened::stayed, .tensor = &stayed});
       }
       continue;
@@ -151,7 +151,7 @@ TIDEPOOL_INLINE void engine::hand_over(chunk_state& chunk, std::uint32_t index, 
     if (!*handles[i]) handles[i]->store_ = share(*store);
     handles[i]->saved_as_ = 0;
     hand_to(*store, handles[i]->lane_ = lane);
-    // A buffer has no width: it shows all of its storage, even where a part was committed.
+    // A buffer shows all of its storage, even if a part was committed, because it has no width.
     handles[i]->part_ =
         handles[i]->is_view_ ? items[i].part : rectangle{0, store->bytes, 1, store->bytes};
     forget_save(*store);

@@ -1,4 +1,4 @@
-// Device memory that does not suffice, in words: for want of what, who holds it, and what to do.
+// Messages about too little device memory: the cause, the holders of memory, and the remedy.
 #pragma once
 
 #include <algorithm>
@@ -19,33 +19,33 @@
 
 namespace tidepool::inline v0_3_0::detail {
 
-// What the source of the memory and the engine know of a request that failed.
+// The facts about a request that failed, from the source of the memory and the engine.
 struct shortage {
   std::string call;
   std::size_t bytes = 0;
-  bool whole_group = false;  // whose tensors are apart
+  bool whole_group = false;  // the request is for all tensors of a group
   memory_kind memory = memory_kind::pool;
-  bool given = false;  // by the trainer, instead of one of these
+  bool given = false;  // the trainer gave the memory (`parts::memory`)
   std::vector<slot_ring> rings;
-  std::vector<slot_ring> wanted;  // as many as would have done so far, see `slots`
-  std::size_t budget = 0;         // 0: none was given
+  std::vector<slot_ring> wanted;  // rings that would have sufficed, see `slots::wanted`
+  std::size_t budget = 0;         // 0: no budget
   std::size_t reserved = 0;
   std::size_t largest_free = 0;
-  bool in_pieces = false;                   // together they would do
-  std::optional<memory_info> device;        // where it could be asked
-  std::map<std::string, std::size_t> live;  // bytes, by what holds them
-  bool restored = false;                    // some of them by handles that backward filled
-  bool all_leave = false;                   // no module is left to be offloaded
-  bool none_leaves = false;                 // none was asked for
-  bool margin = false;                      // keeps some of it
+  bool in_pieces = false;                   // the free pieces together would suffice
+  std::optional<memory_info> device;        // empty if it could not be asked
+  std::map<std::string, std::size_t> live;  // bytes by holder
+  bool restored = false;                    // handles that backward filled hold some of them
+  bool all_leave = false;                   // every module is offloaded
+  bool none_leaves = false;                 // no module is offloaded
+  bool margin = false;                      // the margin keeps groups on the device
   bool may_plan = false;                    // an automatic plan might find a way
-  std::string plan;                         // a sentence, where the step is not the planned one
+  std::string plan;                         // a sentence if the step differs from the plan
 };
 
 enum class lack : unsigned char { slot_size, free_slots, budget_of_one, budget, device, given };
 
-// What it takes of its source; tensors of a group are rounded up one by one, so that theirs is
-// more.
+// Bytes that the request takes of its source. A group takes more, because each of its tensors is
+// rounded up.
 [[nodiscard]] inline std::size_t taken_by(const shortage& of) {
   if (of.whole_group) return of.bytes;
   return of.memory == memory_kind::pool ? pool::rounded(of.bytes, rounding::sixteenth)
@@ -55,7 +55,7 @@ enum class lack : unsigned char { slot_size, free_slots, budget_of_one, budget, 
 [[nodiscard]] inline lack lack_of(const shortage& of) {
   if (of.given) return lack::given;
   if (of.memory == memory_kind::slots) {
-    // A tensor of a group lay in a slot before, so that one is large enough.
+    // Tensors of a group have been in slots before, so that slots are large enough.
     const bool any = of.whole_group || std::any_of(of.rings.begin(), of.rings.end(), [&](auto& r) {
                        return aligned(r.bytes) >= of.bytes;
                      });
@@ -64,13 +64,13 @@ enum class lack : unsigned char { slot_size, free_slots, budget_of_one, budget, 
   const auto need = taken_by(of);
   const auto most = of.budget / block_alignment * block_alignment;
   if (of.budget != 0 && need > most) return lack::budget_of_one;
-  // A pool that may still grow did not for want of memory.
+  // A pool that could still grow did not, because the device had no memory.
   const bool could_grow = of.budget == 0 || (of.reserved <= most && need <= most - of.reserved);
   return of.memory == memory_kind::pool && could_grow ? lack::device : lack::budget;
 }
 
-// The rings with room for what was wanted of each so far, this request as well, as the option takes
-// them. Requests that found no slot of their own size have taken larger ones.
+// The option for rings with enough slots for all requests so far and this one. Requests without a
+// free slot of their own size have taken larger slots.
 [[nodiscard]] inline std::string rings_with_more(const shortage& of) {
   auto rings = of.rings;
   bool more = false;
@@ -81,7 +81,7 @@ enum class lack : unsigned char { slot_size, free_slots, budget_of_one, budget, 
     ring->count = each.count;
     more = true;
   }
-  if (!more) rings.push_back({of.bytes, 1});  // there are none as large as that
+  if (!more) rings.push_back({of.bytes, 1});  // no ring has slots of this size
   return "--slots=" + text::rings_format::write(rings);
 }
 
@@ -153,13 +153,14 @@ enum class lack : unsigned char { slot_size, free_slots, budget_of_one, budget, 
   return text + remedy(of, what);
 }
 
-// `--host-budget to 72 MiB or more`, where that is what it takes and not room in one piece.
+// The advice `--host-budget to 72 MiB or more`; without a size if the budget has enough bytes, but
+// not in one piece.
 [[nodiscard]] inline std::string raised(const std::string& option, std::size_t need,
                                         std::size_t budget) {
   constexpr std::size_t mib = std::size_t{1} << 20;
   if (need <= budget) return option;
   const auto unit = need > mib ? mib : need > mib / 16 ? std::size_t{1024} : 1;
-  need = (need + unit - 1) / unit * unit;  // never less than it takes
+  need = (need + unit - 1) / unit * unit;  // rounded up, so that the advice suffices
   return option + " to " + text::size_text(need) + " or more";
 }
 
@@ -167,13 +168,13 @@ enum class lack : unsigned char { slot_size, free_slots, budget_of_one, budget, 
   return words.empty() ? words : " (" + words + ")";
 }
 
-// Of a step that follows its plan: what stays by it, and the chunks that wait for backward.
+// Bytes that stay by the plan of a step, and chunks that wait for backward.
 struct kept_by_plan {
   std::size_t bytes = 0;
   std::size_t chunks = 0;
 };
 
-// The most of both at any time of the step that the plan was made of.
+// The most of each at any time of the step that the plan was made of.
 [[nodiscard]] inline kept_by_plan most_kept(const plan::profile& step, const residency& keeps) {
   kept_by_plan now;
   kept_by_plan most;
@@ -193,8 +194,8 @@ struct kept_by_plan {
   return most;
 }
 
-// The same of the chunks that are open now. Bytes are those of the plan, which knows what of a
-// group could have left.
+// Bytes and chunks of the chunks that are open now. Bytes are the plan's, which has only the part
+// of a group that could have left.
 [[nodiscard]] inline kept_by_plan kept_now(const open_chunks& open, const plan::profile& step,
                                            const residency& keeps) {
   kept_by_plan now;

@@ -1,4 +1,4 @@
-// Where the memory of an offloader comes from, as its options say.
+// Makes the sources of an offloader's memory from its options.
 #pragma once
 
 #include <memory>
@@ -14,14 +14,14 @@
 
 namespace tidepool::inline v0_3_0::detail {
 
-// Memory of the device itself.
+// Makes the source of memory of the device itself.
 [[nodiscard]] inline std::unique_ptr<block_source> make_device_source(page_allocator& pages,
                                                                       const clocks& order,
                                                                       const options& opts) {
   switch (opts.memory) {
     case memory_kind::arena:
       return std::make_unique<arena>(
-          pages, order, opts.device_budget.value());  // options without one are refused
+          pages, order, opts.device_budget.value());  // an arena without a budget is refused
     case memory_kind::slots:
       return std::make_unique<slots>(pages, opts.slots);
     case memory_kind::pool:
@@ -31,7 +31,8 @@ namespace tidepool::inline v0_3_0::detail {
                                 pool_limits{opts.device_step, opts.device_budget.value_or(0)});
 }
 
-// Refused where the machine does not have it, with the reason.
+// Makes the allocator of host memory. Throws `option_error`, with the reason, if the machine lacks
+// the kind.
 [[nodiscard]] inline std::unique_ptr<page_allocator> make_host_pages(hardware& dev,
                                                                      const options& opts) {
   if (const auto reason = dev.why_not(opts.host_memory); !reason.empty()) {
@@ -41,7 +42,8 @@ namespace tidepool::inline v0_3_0::detail {
   return dev.host_pages({opts.host_memory, opts.host_bind});
 }
 
-// The same of a neighbour's memory.
+// Makes the allocator of a neighbour's memory. Throws `option_error`, with the reason, if it cannot
+// be had.
 [[nodiscard]] inline std::unique_ptr<page_allocator> make_peer_pages(hardware& dev,
                                                                      const options& opts) {
   const auto reason = dev.why_no_peer(opts.peer_device);

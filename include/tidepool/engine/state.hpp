@@ -1,5 +1,5 @@
 // The engine's part in state that lives on the host. The state counts as one save of its storage,
-// so that its host copy stays.
+// so that the copy on the host stays.
 #pragma once
 
 #include <cstddef>
@@ -103,12 +103,12 @@ TIDEPOOL_INLINE void state_calls::write(storage& store, std::string_view name, h
   }
   const told_subject subject(*of.dev_, name);
   const auto copies = of.store_.offload_lane(place_kind::host);
-  if (of.order_.capturing() && !written) {  // a failed capture would leave it without contents
+  if (of.order_.capturing() && !written) {  // a failure would leave the state without contents
     throw misuse_error("write_back of " + std::string(name) +
                        ": the first contents are written inside a capture; write them once before");
   }
   const auto ready = of.order_.record(lane);
-  of.note_use(store, lane, ready);  // now, because the copy may fail
+  of.note_use(store, lane, ready);  // noted before the copy, which may fail
   auto& host = of.store_.at(place_kind::host);
   rollback settled([&]() noexcept { of.store_.settle(copies); });
   of.order_.join(copies, ready, join_site::producer);
@@ -121,7 +121,7 @@ TIDEPOOL_INLINE void state_calls::write(storage& store, std::string_view name, h
                       [&] { of.store_.queue_out(store, store, host); });
   settled.keep();
   of.note_use(store, lane, store.there.written);
-  // The copy out also stands for the copy in, because it is behind that.
+  // The copy out also stands for the copy in, because it comes after it.
   store.here.written = {};
   written = true;
   of.counters_.state_written += store.bytes;

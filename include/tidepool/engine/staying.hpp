@@ -1,4 +1,4 @@
-// A group that is to be committed, as the decider asks of it, and the notes on a group that stays.
+// The decider's questions about a group that is committed, and the notes on a group that stays.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@ TIDEPOOL_INLINE std::size_t engine::bytes_of(handle_list handles) {
   return bytes;
 }
 
-// The answers for the decider about a commit that is to come.
+// Answers the decider's questions about a commit.
 struct engine::asked {
   const engine& of;
   const chunk_state& in;
@@ -36,8 +36,8 @@ struct engine::asked {
     return of.store_.device_source().largest_free();
   }
   [[nodiscard]] bool discardable() const { return of.discardable(handles); }
-  // True where a plan does not know the memory that would stay: a part keeps its whole storage, and
-  // a block of the trainer's own source is wanted by the next tensor.
+  // True if a plan does not know the memory that would stay: a part keeps its whole storage on the
+  // device, and the next tensor may need a block of the trainer's own source.
   [[nodiscard]] bool unknown_to_plans() const {
     return std::ranges::any_of(handles, [](const handle_base* each) {
       const auto* store = each->store_;
@@ -58,7 +58,7 @@ struct engine::asked {
   }
 };
 
-// Notes of a group that stays what other groups and its own restore have to know.
+// Notes facts about a group that stays, for other groups and for its restore.
 TIDEPOOL_INLINE void engine::note_staying(chunk_state& chunk, group& which, const verdict& decided,
                                           handle_list handles) {
   if (!decided.stays() && decided.wanted == plan::action::recompute) {
@@ -76,7 +76,7 @@ TIDEPOOL_INLINE void engine::note_staying(chunk_state& chunk, group& which, cons
       (item++)->number = store.number;
     }
   } else if (decided.stays() && opts_.offload_layers.empty()) {
-    // The group stays because others keep its tensors; in the warm-up it left.
+    // The group stays because other groups keep its tensors. In the warm-up it left.
     auto* item = chunk.saved_of(which);
     for (const auto* each : handles) {
       item->by_plan = true;

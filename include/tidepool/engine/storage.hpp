@@ -10,7 +10,8 @@
 
 namespace tidepool::inline v0_3_0::detail {
 
-// The owner of storages: an `engine`, which lives as long as anything refers to it.
+// The owner of storages, an `engine`. It lives as long as its offloader, or a handle or chunk,
+// refers to it.
 struct storage_owner {
   std::size_t references = 1;
 };
@@ -23,7 +24,7 @@ struct rectangle {
   std::size_t pitch;
 
   [[nodiscard]] std::size_t bytes() const { return width * rows; }
-  // The rectangle of these rows without gaps, at offset 0.
+  // The rectangle of the same rows without gaps, at offset 0.
   [[nodiscard]] rectangle dense() const { return {0, width, rows, width}; }
   friend bool operator==(const rectangle&, const rectangle&) = default;
 };
@@ -34,10 +35,12 @@ struct copy_in {
   ticket written;  // end of the last copy to this place
 };
 
-// The memory behind one or more handles and saved entries. The object is the identity, never the
-// address on the device: addresses are reused, but the object is not while anything refers to it.
+// The memory behind one or more handles and saved entries. A storage is identified by its object,
+// not by its device address, because addresses are reused. The object is not reused while a handle
+// or a group refers to it.
 struct storage {
-  // The lane that was last made to wait for the memory, and its next position at that time.
+  // The latest lane that was made to wait for the memory, and the lane's next position at that
+  // time.
   struct hand_over {
     lane_id to{};
     std::uint64_t at = 0;
@@ -49,7 +52,7 @@ struct storage {
     storage* next = nullptr;  // next one in the index of parts
   };
   struct flags {
-    bool kept = false;           // opted out of offloading
+    bool kept = false;           // opted out by `keep_resident`
     bool of_host_state = false;  // holds the contents of a host_state
     bool wanted = false;         // backward has reached a group that saved it
     bool borrowed = false;       // its device memory belongs to another owner
@@ -72,7 +75,7 @@ struct storage {
   std::uint32_t planned = 0xFFFFFFFF;  // its number in the step that the plan was made for
   std::uint32_t idle = 0xFFFFFFFF;     // its slot in `engine::idle_`
   flags is;
-  place_kind place{};  // where the latest copy went
+  place_kind place{};  // place of the latest copy
   copy_in here;        // contents on the device
   copy_in there;       // contents in `place`
   fence used;          // last uses of the device memory by handles that are gone

@@ -1,4 +1,4 @@
-/// Saved memory: the storages, and their memory on the device.
+/// All storages of an offloader, and their memory on the device.
 #pragma once
 
 #include <algorithm>
@@ -49,8 +49,8 @@ class storages : public copies {
         budget_(opts.device_budget.value_or(0)),
         slack_(opts.borrowed_slack),
         flying_groups_(
-            // The count is the cap and one more. The minimum comes first, because no number follows
-            // the largest cap.
+            // The count is the cap plus 1. The minimum is taken first, because the largest cap plus
+            // 1 would overflow.
             std::min(most_flying_groups - 1, opts.max_inflight.value_or(most_flying_groups)) + 1),
         flying_floor_(opts.max_inflight_bytes.value_or(0)) {
     order_.own_all();
@@ -65,15 +65,15 @@ class storages : public copies {
     for (const auto lane : copy_lanes()) settle(lane);
     if (borrowed_.held() > 0) borrowed_.give_back(0);
     if (borrowed_.held() == 0) return;
-    try {  // the memory is left where handles outlived their offloader, or a join was refused
+    try {  // memory is left if handles outlived their offloader, or a join was refused
       dev_->synchronize();
-    } catch (...) {  // a device that is gone runs nothing
+    } catch (...) {  // a device that is gone runs no work
     }
     borrowed_.abandon();
   }
 
   [[nodiscard]] bool has_given_memory() const { return given_; }
-  // True where the device memory goes back to an allocator that knows no fences.
+  // True if the device memory goes back to an allocator that knows no fences.
   [[nodiscard]] bool gives_back() const { return gives_back_; }
   [[nodiscard]] block_source& device_source() { return *device_; }
   [[nodiscard]] const block_source& device_source() const { return *device_; }
@@ -84,8 +84,8 @@ class storages : public copies {
   [[nodiscard]] std::size_t live_peak_without() const { return live_peak_without_; }
   [[nodiscard]] std::size_t away_at_peak() const { return away_at_peak_; }
   [[nodiscard]] std::size_t live_without() const { return live_ + away_; }
-  // True where handles still hold at least `bytes` that were offloaded and restored, and offloading
-  // has never lowered the peak by more than a sixteenth.
+  // True if handles hold at least `bytes` bytes that were offloaded and restored, and offloading
+  // has not lowered the peak by more than a sixteenth.
   [[nodiscard]] bool saves_nothing(std::size_t bytes) const {
     std::size_t held = 0;
     for_each([&](const storage& each) {
@@ -122,8 +122,8 @@ class storages : public copies {
     return store;
   }
 
-  // Takes device memory for `store` that `waiter` may touch from now on, at `offset` if that is
-  // free; returns false when there is none.
+  // Takes device memory for `store`, at `offset` if that is free. `waiter` may touch it from now
+  // on. Returns false if there is none.
   [[nodiscard]] bool place(storage& store, lane_id waiter, std::size_t offset = anywhere) {
     fence ready;
     if (!take(store, waiter, offset, ready)) return false;
@@ -131,7 +131,7 @@ class storages : public copies {
                       : waiter == reload_lane(store.place)   ? join_site::reload_reuse
                                                              : join_site::device_reuse;
     rollback untouched([&]() noexcept {
-      // The past of `waiter` is added, because `ready` lacks fences that `waiter` had joined
+      // The past of `waiter` is added, because `ready` has no fences that `waiter` had joined
       // already.
       ready.add(order_.past(waiter));
       if (store.bytes > 0) source_of(store).release(store.here.memory, ready);
@@ -151,7 +151,8 @@ class storages : public copies {
   // Fills `store` with zeros for new contents, behind the joins that `waiter` made for the memory.
   void zero(storage& store, lane_id waiter) { filling_.zero(store, waiter); }
 
-  // True where `bytes` more pass the budget. Else waiting memory goes back as far as they need.
+  // True if `bytes` more would pass the budget. Otherwise waiting memory goes back as far as these
+  // bytes need room.
   [[nodiscard]] bool passes_budget(std::size_t bytes) {
     return budget_.refuses(borrowed_, bytes, live_);
   }
@@ -175,12 +176,12 @@ class storages : public copies {
   // Releases the device memory of `store`, free again behind `after`. `on` is its last user's lane.
   void displace(storage& store, const fence& after, lane_id on) {
     if (std::exchange(store.is.of_graph, false)) {
-      store.is.borrowed = false;  // its owner gets the memory at the end
+      store.is.borrowed = false;  // its owner gets the memory when the offloader goes
     } else if (std::exchange(store.is.borrowed, false)) {
       borrowed_.release(store.here.memory.index, after);
-    } else if (store.bytes == 0) {  // no source gave anything
+    } else if (store.bytes == 0) {  // no source gave memory
     } else if (filling_.poisons() && store.source == nullptr) {
-      // Memory that was filled by work without an event stays taken.
+      // Memory stays taken if no event could be recorded after its fill.
       if (const auto behind = filling_.given_back(store, after, on)) {
         source_of(store).release(store.here.memory, *behind);
       }
@@ -194,7 +195,7 @@ class storages : public copies {
     tell_level(store, on, 0, store.bytes);
   }
 
-  // Like `displace`, but the memory stays taken, because nobody can say when it is free.
+  // Like `displace`, but the memory stays taken, because no event tells when it is free.
   void lose(storage& store) noexcept {
     store.here.memory = {};
     store.is.borrowed = false;
@@ -204,7 +205,7 @@ class storages : public copies {
   // The number of storages that have gone so far.
   [[nodiscard]] std::uint64_t destroyed() const { return destroyed_; }
 
-  // Forgets a storage that nobody refers to any more.
+  // Forgets a storage without handles and saves.
   void destroy(storage& store) noexcept {
     if (store.is.discarded && !store.here.memory) away_ -= store.bytes;
     store.owner = nullptr;
@@ -222,13 +223,14 @@ class storages : public copies {
   [[nodiscard]] std::uint64_t waits() const { return waits_; }
   [[nodiscard]] std::uint64_t elsewhere() const { return elsewhere_; }
 
-  // Sets how much the pool may leave in flight: a few of the largest groups, or as the cap allows.
+  // Sets how many bytes the pool may leave in flight: a few of the largest groups, or as many as
+  // the caps allow.
   void note_group(std::size_t bytes) {
     if (bytes <= largest_group_) return;
     largest_group_ = bytes;
     const auto in_flight = std::max(flying_floor_, flying_groups_ * largest_group_);
     device_->allow_in_flight(in_flight);
-    // With a budget, borrowed memory may wait as long as it fits the budget.
+    // With a budget, borrowed memory may wait as long as the budget has room.
     if (!slack_ && !budget_.limits()) borrowed_.set_slack(in_flight);
   }
 
@@ -258,8 +260,8 @@ class storages : public copies {
                        " were asked for; let take return false where no block is large enough");
   }
 
-  // Numbers count from an address that nothing else has. So two offloaders have no number in
-  // common, and a handle that one of them emptied is told from handles of the other.
+  // Numbers count from the address of this object. So two offloaders have no number in common, and
+  // messages can tell a handle that another offloader emptied.
   [[nodiscard]] std::uint64_t first_number() const {
     return std::uint64_t{reinterpret_cast<std::uintptr_t>(this) / alignof(storages)} << 20;
   }
@@ -294,20 +296,20 @@ class storages : public copies {
   std::deque<storage> nodes_;
   std::vector<storage*> spare_;
   soft_budget budget_;
-  std::optional<std::size_t> slack_;  // of borrowed memory
+  std::optional<std::size_t> slack_;  // bytes of borrowed memory that may wait
   std::size_t flying_groups_;
   std::size_t flying_floor_;
   std::size_t largest_group_ = 0;
   std::size_t live_ = 0;  // bytes on the device, in issue order
   std::size_t live_peak_ = 0;
   std::size_t live_peak_without_ = 0;
-  std::size_t away_at_peak_ = 0;  // `away_` at that peak
+  std::size_t away_at_peak_ = 0;  // `away_` at `live_peak_without_`
   std::uint64_t waits_ = 0;
   std::uint64_t elsewhere_ = 0;  // blocks that lie elsewhere than the plan wanted
   std::uint64_t created_ = first_number();
   std::uint64_t destroyed_ = 0;
   std::size_t captured_ = 0;         // living storages that were made inside captures
-  std::vector<std::uint64_t> gone_;  // has room for `captured_` more
+  std::vector<std::uint64_t> gone_;  // always has room for `captured_` more
 };
 
 }  // namespace tidepool::detail

@@ -1,4 +1,4 @@
-// A span of work on one stream, which lasts as long as the object.
+// A span of work on one stream. It lasts as long as its object.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@ namespace tidepool::inline v0_3_0::detail {
 
 class traced_span {
  public:
-  // `lane_of()` is called only where an observer listens.
+  // Calls `lane_of()` only if an observer listens.
   template <class Lane>
   traced_span(engine& owner, const Lane& lane_of, const span_label& label)
       : heard_(&owner.heard()), label_(label) {

@@ -12,7 +12,7 @@
 
 namespace tidepool::inline v0_3_0::detail {
 
-// Tells of borrowed memory when it comes and when it goes back.
+// Reports borrowed memory to the device when it comes and when it goes back.
 class watched_owner {
  public:
   watched_owner(hardware& dev, const void* data, std::size_t bytes, lane_id home)
@@ -23,7 +23,7 @@ class watched_owner {
   void operator()() const noexcept {
     try {
       content_->dev->returned(content_->data, content_->bytes, content_->home);
-    } catch (...) {  // no memory for the log: it is given back all the same
+    } catch (...) {  // without memory for the log the bytes still go back
     }
     content_->owner.give_back();
   }
@@ -40,7 +40,7 @@ class watched_owner {
   std::unique_ptr<content> content_;
 };
 
-// Puts `owner` among those of borrowed memory, watched on a device that checks. Where it throws,
+// Adds `owner` to the owners of borrowed memory; a device that checks watches it. If it throws,
 // `owner` is as before.
 [[nodiscard]] inline std::uint32_t hold_borrowed(hardware& dev, borrowed_memory& in,
                                                  memory_owner& owner, void* data, std::size_t bytes,

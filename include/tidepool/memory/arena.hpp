@@ -1,4 +1,5 @@
-/// A fixed byte budget: one allocation, from which blocks come with back-pressure.
+/// A fixed byte budget: one allocation. A request waits for memory on its stream when the arena is
+/// full.
 #pragma once
 
 #include <string>
@@ -12,9 +13,9 @@ namespace tidepool::inline v0_3_0 {
 
 /// All device memory of saved tensors in one allocation of exactly the budget.
 ///
-/// When nothing free can be had without a wait, the range whose fence is oldest is handed out and
-/// the asking stream waits for it: the budget holds exactly, and the stall is the shortest there
-/// is. The host never blocks. An empty grant means that everything is in use.
+/// If all free memory has to be waited for, the arena hands out the range with the oldest fence,
+/// and the asking stream waits for it: the budget holds exactly, and the stall is as short as
+/// possible. The host never blocks. An empty grant means that all memory is in use.
 class arena final : public block_source {
  public:
   /// Throws `out_of_budget` when the device cannot give `budget` bytes.
@@ -55,8 +56,8 @@ class arena final : public block_source {
     book_.release(done.index, after);
   }
 
-  /// Makes an arena of which nothing is in use whole again, so that every step finds the same
-  /// arena.
+  /// Merges the whole arena into one range if none of it is in use, so that every step finds the
+  /// same arena.
   void coalesce() noexcept override { book_.join_if_unused(); }
 
   /// Sets how blocks are placed; `fit_policy::spare_largest` until the first call.

@@ -14,14 +14,14 @@
 
 namespace tidepool::inline v0_3_0 {
 
-/// The memory that an offloader has borrowed: in use, or on its way back to owners that know
-/// streams, but no fences.
+/// The memory that an offloader has borrowed. This memory is in use, or on its way back to owners
+/// that know streams, but no fences.
 ///
 /// An owner gets its memory once its own stream, `home`, has joined the fence behind which the
-/// memory is free, so that the stream may use it again at once. Most often `home` has joined that
-/// fence anyhow, or the work is over by now (asked where the device can tell without waiting). Else
-/// the memory waits, and while more than the slack waits, `home` joins the oldest fence. The host
-/// never blocks. Inside a stream capture nothing is given back.
+/// memory is free, so that the stream may use it again at once. Mostly `home` has joined that fence
+/// already, or the device can tell that the work is over. Otherwise the memory waits, and while
+/// more than the slack waits, `home` joins the oldest fence. The host never blocks. No memory goes
+/// back inside a stream capture.
 ///
 /// An owner may call the offloader when it gets memory back. Thread safety: none.
 class borrowed_memory {
@@ -32,11 +32,11 @@ class borrowed_memory {
   borrowed_memory& operator=(const borrowed_memory&) = delete;
   ~borrowed_memory() { abandon(); }
 
-  /// Most bytes that may wait before a stream is made to join; no limit at first.
+  /// Sets the most bytes that may wait before a stream is made to join. There is no limit at first.
   void set_slack(std::size_t bytes) { slack_ = bytes; }
 
-  /// Takes memory over from `owner`, until `release` of the number that it returns. Where it throws
-  /// (no memory on the heap), `owner` is as before.
+  /// Takes memory over from `owner`, until `release` of the returned number. If it throws (no
+  /// memory on the heap), `owner` is as before.
   [[nodiscard]] std::uint32_t hold(memory_owner& owner, lane_id home, std::size_t bytes) {
     if (spare_ == none) {
       entries_.emplace_back();
@@ -62,8 +62,8 @@ class borrowed_memory {
     give_back(slack_);
   }
 
-  /// Gives memory back that may go, with joins while more than `most` bytes wait. A join that the
-  /// device refuses is left for later.
+  /// Gives memory back whose fence is joined or over; makes joins while more than `most` bytes
+  /// wait. If the device refuses a join, a later call tries again.
   void give_back(std::size_t most) noexcept {
     if (waiting_ == 0 || giving_ || order_->capturing()) return;
     giving_ = true;
@@ -80,10 +80,10 @@ class borrowed_memory {
     }
     giving_ = false;
   }
-  /// Gives memory back that may go, with joins while more than the slack waits.
+  /// Gives memory back whose fence is joined or over; makes joins while more than the slack waits.
   void give_back() noexcept { give_back(slack_); }
 
-  /// Gives all memory back, used or not; the device must run nothing any more.
+  /// Gives all memory back, even if it is in use. The device must run no work any more.
   void abandon() noexcept {
     for (auto& line : ends_) line = {none, none};
     for (auto& each : entries_) each.owner.give_back();
@@ -94,7 +94,7 @@ class borrowed_memory {
   [[nodiscard]] std::size_t held() const { return held_; }  ///< bytes, waiting ones as well
   [[nodiscard]] std::size_t peak() const { return peak_; }  ///< the most bytes ever held
   [[nodiscard]] std::size_t waiting() const { return waiting_; }  ///< bytes on their way back
-  /// Times that a stream was made to wait for its owner's sake.
+  /// How often a stream was made to wait so that memory could go back.
   [[nodiscard]] std::uint64_t joins() const { return joins_; }
 
  private:
@@ -121,7 +121,7 @@ class borrowed_memory {
     }
   }
 
-  // The books are in order before the owner is called, because the owner may call back.
+  // All counts are updated before the owner is called, because the owner may call the offloader.
   void give_first(std::size_t home) noexcept {
     auto& line = ends_[home];
     const auto number = line.first;

@@ -9,17 +9,17 @@
 namespace tidepool::inline v0_3_0 {
 
 /// A `block_source` over memory that the trainer owns: for CUDA graphs and kernels that know an
-/// address for good. What was allocated from it leaves and comes back to this very address; several
-/// layers may take turns, and each waits for the copies of the one before.
+/// address for good. A tensor allocated from it is offloaded from this address and reloaded to it.
+/// Several layers may take turns, and each waits for the copies of the layer before.
 ///
-/// The memory must be aligned as the device wants it and outlive this object; this object must
-/// outlive what was allocated from it. It serves one offloader.
+/// The memory must be aligned as the device wants it and outlive this object. This object must
+/// outlive tensors allocated from it. It serves one offloader.
 class fixed_block final : public block_source {
  public:
-  /// Memory that work given to any stream may use from now on.
+  /// Takes memory that work given to any stream may use from now on.
   fixed_block(void* data, std::size_t bytes) : data_(data), bytes_(bytes) {}
 
-  /// None while somebody has the block, or when it is too small.
+  /// Returns false while the block is taken, or if it is too small.
   [[nodiscard]] bool take(std::size_t bytes, lane_id /*waiter*/, block& into,
                           fence& ready) override {
     if (taken_ || bytes > bytes_) return false;
@@ -34,7 +34,7 @@ class fixed_block final : public block_source {
     ready_ = after;
   }
 
-  [[nodiscard]] bool taken() const { return taken_; }  ///< Whether somebody has the block.
+  [[nodiscard]] bool taken() const { return taken_; }  ///< True while the block is taken.
 
   [[nodiscard]] std::size_t reserved() const override { return bytes_; }
   [[nodiscard]] std::size_t peak() const override { return bytes_; }  ///< Bytes of the block.

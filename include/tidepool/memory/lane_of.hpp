@@ -11,7 +11,7 @@ namespace tidepool::inline v0_3_0 {
 
 namespace detail {
 
-// `order` must be lanes of that type of device.
+// `order` must be the lanes of a device of this type.
 template <device Device>
 [[nodiscard]] hardware_of<Device>& hardware_in(const lanes& order) {
   return static_cast<hardware_of<Device>&>(order.device());
@@ -24,9 +24,9 @@ template <device Device>
 
 }  // namespace detail
 
-/// The lane of a stream, for a memory source that works in the order of one. `order` are the
-/// offloader's clocks, which `attach` gives. The stream's first use makes the lane. Throws
-/// `misuse_error` where the offloader is of another device.
+/// The lane of a stream, for a memory source that works in the order of that stream. `order` are
+/// the offloader's clocks, from `attach`. The stream's first use makes the lane. Throws
+/// `misuse_error` if the offloader has another type of device.
 template <device Device>
 [[nodiscard]] lane_id lane_of(clocks& order, typename Device::stream_ref stream) {
   if (order.device_type() != &detail::type_of_device<Device>) {

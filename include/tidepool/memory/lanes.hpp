@@ -17,20 +17,20 @@ namespace tidepool::inline v0_3_0 {
 
 /// Records positions on streams and makes streams wait for them.
 ///
-/// Each lane keeps its last `ring` events. A ticket older than that is waited for through the
-/// oldest event still kept, which is later on the same lane: more waiting, never less. So tickets
-/// are plain numbers that nobody has to give back, and no event is created after a lane's first
+/// Each lane keeps its last `ring` events. To wait for an older ticket, a stream waits for the
+/// oldest event still kept, which is later on the same lane: it waits longer, never shorter. So
+/// tickets are plain numbers that need no release, and no event is created after a lane's first
 /// use.
 ///
-/// A join that the waiter made before, directly or through a lane that had made it, is not issued
-/// again. Nothing here blocks the host. Thread safety: none. Calls of each step are inlined by
-/// force, as in `ranges`.
+/// A join is not issued if the waiter has made it before, directly or through a lane that had made
+/// it. No call blocks the host. Thread safety: none. Functions on the way of a commit or a restore
+/// are inlined by force, as in `ranges`.
 class lanes final : public clocks {
  public:
   /// Events of each lane; older positions are joined through a later one.
   static constexpr std::size_t ring = detail::hardware::ring;
 
-  /// `dev` and `heard` must outlive this object; `heard` are told of each wait.
+  /// `dev` and `heard` must outlive this object; `heard` hear of each wait.
   lanes(detail::hardware& dev, const detail::observers& heard)
       : clocks(dev.device_type()), dev_(&dev), heard_(&heard) {}
 
@@ -46,8 +46,8 @@ class lanes final : public clocks {
 
   /// Counts all lanes so far as the offloader's own.
   void own_all() { own_ = leading_ = count_; }
-  /// Counts `more` lanes as the offloader's own, which `open` adds; where it throws, they are gone.
-  /// Lanes of the trainer's keep their numbers: they come later, or were there before.
+  /// Counts `more` lanes as the offloader's own, which `open` adds. If `open` throws, they are
+  /// closed again. The trainer's lanes keep their numbers.
   template <class Open>
   void own_more(std::size_t more, const Open& open) {
     const auto before = count_;
@@ -75,7 +75,7 @@ class lanes final : public clocks {
     return {on, ++clock.recorded, ++order_};
   }
 
-  /// Makes `to` wait for all work that `from` has been given; returns the position of that.
+  /// Makes `to` wait for all work that `from` has been given; returns its position.
   [[gnu::always_inline]] ticket hand_on(lane_id from, lane_id to, join_site site) {
     const auto all = record(from);
     join(to, all, site);
@@ -95,8 +95,7 @@ class lanes final : public clocks {
     return !joined(waiter, until) && join_all(waiter, until, site);
   }
 
-  /// Returns false where the device cannot tell, and for work inside a capture, which may never
-  /// run.
+  /// Also false if the device cannot tell, and for work inside a capture, which may never run.
   [[nodiscard]] bool passed(const fence& until) noexcept override {
     if (!dev_->can().tells_what_is_over || capturing_) return false;
     try {
@@ -106,14 +105,14 @@ class lanes final : public clocks {
         }
       }
       return true;
-    } catch (...) {  // a lane that waits on the device is told
+    } catch (...) {  // after an error the lane waits on the device
       return false;
     }
   }
 
-  /// Makes `waiter` wait for all that `other` had been given when its `next` was `position`. A
-  /// position that nobody has recorded since is recorded now; in a capture it is work from before
-  /// the capture, behind which every launch comes anyway.
+  /// Makes `waiter` wait for all that `other` had been given when its `next` was `position`. If
+  /// `position` was not recorded yet, it is recorded now. In a capture no wait is needed for it,
+  /// because the work is from before the capture, and every launch comes after that work.
   void join_work(lane_id waiter, lane_id other, std::uint64_t position, join_site site) {
     if (joined(waiter, ticket(other, position, order_))) return;
     if (position > clock_of(other).recorded) {
@@ -147,9 +146,9 @@ class lanes final : public clocks {
     }
   }
 
-  /// Notes that a capture has begun on `origin`; `forks` take part in it from now on. Every
-  /// position so far counts as joined by all, because a launch comes after all work that any lane
-  /// was given.
+  /// Notes that a capture has begun on `origin`; `forks` take part in it from now on. Every lane
+  /// counts as having joined every position so far, because a launch comes after all work that any
+  /// lane was given.
   void begin_capture(lane_id origin, const std::vector<lane_id>& forks) {
     capturing_ = bounded_ = true;
     assume_met();
@@ -163,7 +162,7 @@ class lanes final : public clocks {
     if (left_out(join_site::join_back)) return;
     for (const auto fork : forks) wait(origin, index_of(fork), record(fork).position);
   }
-  /// Notes that the capture is over. Its work has not run, so no lane waits for that work.
+  /// Notes that the capture is over. No lane waits for its work, because it has not run.
   void end_capture() {
     capturing_ = false;
     for (std::size_t i = 0; i < count_; ++i) captured_[i] = clocks_[i].recorded;
@@ -174,7 +173,8 @@ class lanes final : public clocks {
  private:
   [[nodiscard]] bool lane_passed(std::size_t lane, std::uint64_t position) {
     if (position <= captured_[lane]) return false;
-    // An event that has been recorded anew since stands for later work.
+    // If the event was recorded again since, it stands for later work, so that the answer is still
+    // right.
     if (!dev_->passed(static_cast<lane_id>(lane), (position - 1) % ring)) return false;
     passed_[lane] = position;
     return true;
@@ -185,7 +185,7 @@ class lanes final : public clocks {
     const auto& known = clock_of(waiter).known;
     auto mark = detail::observers::no_mark;
     heard_->begin_span(waiter, mark);
-    // The copy streams come first: having waited for them often makes the rest unnecessary.
+    // The copy streams come first, because a wait for them often makes the others unnecessary.
     for (std::size_t other = 0; other < count_; ++other) {
       if (other == index_of(waiter) || until.position(other) <= known[other]) continue;
       wait(waiter, other, until.position(other));
@@ -221,9 +221,9 @@ class lanes final : public clocks {
     marks_[count_].assign(ring, {});
     open(id);
     clocks_[count_++] = {};
-    // The lane knows nothing yet, and must never wait for work on the other side of a capture. In a
-    // capture it takes part by the trainer's own fork, which is behind all work from before the
-    // capture, but not behind the work that the copy streams have been given in it.
+    // The lane has joined no work yet, and must never wait for work on the other side of a capture.
+    // In a capture the trainer's own fork brings it in. That fork comes after all work from before
+    // the capture, but not after the work that the copy streams got in the capture.
     if (capturing_) {
       clock_of(id).known = before_capture_;
     } else if (bounded_) {

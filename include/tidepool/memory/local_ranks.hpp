@@ -1,4 +1,4 @@
-/// How many processes of a job share this machine, as their launcher tells each of them.
+/// The number of processes of a job on this machine, as their launcher tells each of them.
 #pragma once
 
 #include <array>
@@ -20,8 +20,9 @@ inline std::optional<int> count_in(std::string_view word) {
   return value && *value > 0 ? value : std::nullopt;
 }
 
-// Tasks on each node as Slurm writes them: `8`, `4(x2)`, `2(x3),1`. Of the node that is asked for,
-// or the most of any node where there is no such one. Nothing where the text has another form.
+// Reads the tasks of each node as Slurm writes them: `8`, `4(x2)`, `2(x3),1`. Returns the tasks of
+// `node`, or the most of any node if `node` is empty or not in the list; empty if the text has
+// another form.
 inline std::optional<int> slurm_tasks(std::string_view text, std::optional<std::size_t> node) {
   std::optional<int> most, here;
   std::size_t first = 0;  // node of the item
@@ -50,8 +51,8 @@ struct launched {
   std::string by;  // `SLURM_TASKS_PER_NODE=4(x2)`; empty where no variable says it
 };
 
-// Where several variables differ, the largest count: too small a share of the host's memory costs
-// time, too large a one costs the job.
+// If several variables differ, the largest count is taken, because too small a share of the host's
+// memory costs time, but too large a share costs the job.
 inline launched find_launcher() {
   constexpr std::array plain{"LOCAL_WORLD_SIZE",
                              "OMPI_COMM_WORLD_LOCAL_SIZE",
@@ -80,8 +81,9 @@ inline launched find_launcher() {
 
 }  // namespace detail
 
-/// Processes of this job on this machine, from what torchrun, srun and the launchers of MPI set:
-/// the largest count where they differ; 1 if none did. docs/options.md lists the variables.
+/// Processes of this job on this machine, from variables that torchrun, srun and the launchers of
+/// MPI set. If these differ, the largest count; 1 if none is set. docs/options.md lists the
+/// variables.
 [[nodiscard]] inline int launched_local_ranks() { return detail::find_launcher().ranks; }
 
 }  // namespace tidepool

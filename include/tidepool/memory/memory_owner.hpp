@@ -1,4 +1,4 @@
-/// Who gets borrowed memory back.
+/// The owner that gets borrowed memory back.
 #pragma once
 
 #include <concepts>
@@ -10,25 +10,25 @@
 
 namespace tidepool::inline v0_3_0 {
 
-/// The owner of memory that an offloader borrows: a callable, which is called once when the memory
-/// is given back, or anything else that can be moved, such as a reference count, which is destroyed
+/// The owner of memory that an offloader borrows. It is a callable, which is called once when the
+/// memory is given back, or another movable object, such as a reference count, which is destroyed
 /// then.
 ///
-/// It lies inside this object, so that none is made on the heap. Move-only; destroying it gives the
-/// memory back, and so does assigning to it. The callable must not throw. What it uses must outlive
-/// the offloader with its handles and chunks, since the end of the last of them may call it. What
-/// its stream has joined may still run then: it must not `free` the memory on the host, unless the
-/// host executes that stream (`virtual_device::host_executes`).
+/// The owner is stored inside this object, not on the heap. Move-only. Destroying this object, or
+/// assigning to it, gives the memory back. The callable must not throw. Objects that it uses must
+/// outlive the offloader with its handles and chunks, because the end of the last of them may call
+/// it. Work that its stream has joined may still run then: the callable must not `free` the memory
+/// on the host, unless the host executes that stream (`virtual_device::host_executes`).
 ///
 ///     off.adopt(data, bytes, stream, [=] { cudaFreeAsync(data, raw_stream); });
 ///     off.adopt(tensor.data_ptr(), bytes, stream, tensor);
 class memory_owner {
  public:
-  static constexpr std::size_t capacity = 48;  ///< bytes of what a callable captures
+  static constexpr std::size_t capacity = 48;  ///< the most bytes that a callable captures
 
   memory_owner() noexcept = default;
-  /// Takes a callable, or a reference count, over. It must fit `capacity` bytes (else no
-  /// compiling).
+  /// Takes over a callable or a reference count of at most `capacity` bytes; a larger one does not
+  /// compile.
   template <class Owner>
     requires(!std::same_as<std::remove_cvref_t<Owner>, memory_owner>)
   memory_owner(Owner&& owner) {  // NOLINT(google-explicit-constructor, bugprone-forwarding-*)
@@ -41,9 +41,9 @@ class memory_owner {
     ::new (static_cast<void*>(space_)) stored(std::forward<Owner>(owner));
     act_ = &act<stored>;
   }
-  /// The other owns nothing afterwards.
+  /// Leaves `other` without memory.
   memory_owner(memory_owner&& other) noexcept { take(other); }
-  /// Gives back what it had; the other owns nothing afterwards.
+  /// Gives back the memory of this object; leaves `other` without memory.
   memory_owner& operator=(memory_owner&& other) noexcept {
     if (this != &other) {
       give_back();
@@ -58,7 +58,7 @@ class memory_owner {
   /// True until the memory is given back.
   explicit operator bool() const { return act_ != nullptr; }
 
-  /// The owner has it back; a second call does nothing.
+  /// Gives the memory back; a second call does nothing.
   void give_back() noexcept {
     if (const auto now = std::exchange(act_, nullptr)) now(space_, nullptr);
   }
@@ -69,7 +69,7 @@ class memory_owner {
     if (act_ != nullptr) act_(other.space_, space_);
   }
 
-  // Moves what is stored to `to`; where there is none, gives the memory back.
+  // Moves the stored object to `to`. If `to` is null, gives the memory back.
   template <class Stored>
   static void act(void* from, void* to) noexcept {
     auto& stored = *std::launder(static_cast<Stored*>(from));

@@ -35,8 +35,8 @@ inline std::optional<std::size_t> entry_in(const std::string& path, std::string_
   return std::nullopt;
 }
 
-// The path of this process's group in the hierarchy of `controller`, as a line
-// `number:controllers:path` has it; the line of version 2 has the number 0 and no controller.
+// The path of this process's group in the hierarchy of `controller`, from a line
+// `number:controllers:path`. The line of version 2 has the number 0 and no controller.
 inline std::optional<std::string> own_cgroup(std::string_view text, std::string_view controller) {
   while (!text.empty()) {
     const auto line = text.substr(0, text.find('\n'));
@@ -54,9 +54,9 @@ inline std::optional<std::string> own_cgroup(std::string_view text, std::string_
 }
 
 // The group as a path below `root`. A container without a namespace of its own reads a path from
-// the host's root, and sees its own group as the root: a path that is not there loses its first
-// names. A path up to its last `/..` is above the root of the namespace, so that nothing of that
-// part can be seen.
+// the host's root, but sees its own group as the root. So first names are cut off until the path
+// exists. The part up to the last `/..` is above the root of the namespace and cannot be seen, so
+// that it is cut off, too.
 inline std::string visible_group(const std::string& root, std::string group) {
   if (const auto above = (group + '/').rfind("/../"); above != std::string::npos) {
     group.erase(0, above + 3);
@@ -70,18 +70,18 @@ inline std::string visible_group(const std::string& root, std::string group) {
 
 }  // namespace detail
 
-/// The files in which the machine says what it has; tests use files of their own.
+/// The files that tell how much memory the machine has. Tests use files of their own.
 struct host_files {
   std::string meminfo = "/proc/meminfo";       ///< free memory of the machine
   std::string cgroup = "/proc/self/cgroup";    ///< the control group of this process
   std::string cgroup_root = "/sys/fs/cgroup";  ///< where limits of control groups are
 };
 
-/// Host memory that this machine or container can still give, in bytes. This is the least of what
-/// the kernel calls available and of the rest under every limit of the control groups that this
-/// process is in, its own and those above: `memory.max` and `memory.high` of version 2, and the
-/// limits of version 1, beside version 2 or alone. Pages of files that nobody has used lately count
-/// as free, because a limit makes room for others out of them.
+/// Host memory that this machine or container can still give, in bytes: the least of the kernel's
+/// available memory and of the rest under every limit of the control groups that this process is
+/// in, its own and those above. The limits are `memory.max` and `memory.high` of version 2, and
+/// those of version 1, beside version 2 or alone. File pages that were not used lately count as
+/// free, because the kernel drops them before it enforces a limit.
 [[nodiscard]] inline std::size_t available_host_memory(const host_files& files = {}) {
   const auto kilobytes = detail::entry_in(files.meminfo, "MemAvailable:");
   auto available = kilobytes && *kilobytes <= SIZE_MAX / 1024 ? *kilobytes * 1024 : SIZE_MAX;
@@ -120,8 +120,8 @@ struct host_files {
   return available;
 }
 
-/// Bytes of host memory that an offloader may pin: `options::host_budget`, or nine tenths of what
-/// is available, shared evenly among the local ranks.
+/// Bytes of host memory that an offloader may pin: `options::host_budget`, or nine tenths of the
+/// available memory, shared evenly among the local ranks.
 [[nodiscard]] inline std::size_t host_budget(const options& given, const host_files& files = {}) {
   if (given.host_budget) return *given.host_budget;
   const auto ranks = given.local_ranks > 0 ? given.local_ranks : launched_local_ranks();
@@ -132,7 +132,8 @@ struct host_files {
 
 namespace detail {
 
-// The number of ranks that share the host, and who says so, for reports. Empty where nobody does.
+// The number of ranks that share the host and the variable or option that gives it, for reports.
+// Empty if none does.
 [[nodiscard]] inline std::string host_share_text(const options& given) {
   if (given.host_budget) return {};
   const auto found = find_launcher();

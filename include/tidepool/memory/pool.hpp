@@ -33,9 +33,9 @@ struct pool_limits {
 ///
 /// A request takes free memory that its stream need not wait for. Without such memory, the pool
 /// grows as long as less than `allow_in_flight` bytes are free but still in flight; beyond that,
-/// and when it cannot grow, the stream waits for the oldest free range. So its growth follows from
-/// the order of calls, never from timing. Memory goes back to the allocator in the destructor, and
-/// in `give_back_unused`, which an offloader calls before it throws `out_of_budget`.
+/// and when it cannot grow, the stream waits for the oldest free range. So growth depends on the
+/// order of calls, never on timing. Memory goes back to the allocator in the destructor, and in
+/// `give_back_unused`, which an offloader calls before it throws `out_of_budget`.
 class pool final : public block_source {
  public:
   /// A pool of memory from `pages`, in the order of `order`; both must outlive it. Takes no memory
@@ -81,15 +81,14 @@ class pool final : public block_source {
   [[nodiscard]] std::size_t largest_free() const override { return book_.largest_free(); }
   [[nodiscard]] std::uint64_t allocations() const override { return allocations_; }
   void allow_in_flight(std::size_t bytes) override { flying_ = bytes; }
-  /// Merges the regions of a pool with a budget of which nothing is in use, so that every step
-  /// finds the same regions. A pool without a budget may grow, rather than wait for all that lay in
-  /// a region.
+  /// If no memory of a pool with a budget is in use, merges each region into one range, so that
+  /// every step finds the same regions. A pool without a budget keeps the ranges apart: it may
+  /// grow, rather than wait for all work of a region.
   void coalesce() noexcept override {
     if (limits_.budget != 0) book_.join_if_unused();
   }
-  /// Gives regions back of which nothing is in use. A pool that grew in small steps has room for a
-  /// large block then, which none of its regions had. The allocator waits until the device is done
-  /// with the regions.
+  /// Gives regions back that are not in use. A pool that grew in small steps may then take one
+  /// large region for a large block. The allocator waits until the device is done with the regions.
   bool give_back_unused() noexcept override {
     const auto before = reserved_;
     book_.drop_unused_regions([&](std::byte* base, std::size_t bytes) {
@@ -112,7 +111,8 @@ class pool final : public block_source {
       bytes = std::min(bytes, left);
     }
     if (order_->capturing()) {
-      // The pool did not grow either when the step was run without capture.
+      // When the step ran without capture, the device refused such a request, too, and the pool did
+      // not grow.
       if (need >= refused_) return false;
       throw misuse_error("capture: " + std::to_string(need) +
                          " bytes more would have to be allocated, which a graph cannot do; run the"

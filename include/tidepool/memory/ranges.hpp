@@ -1,5 +1,5 @@
-/// The book of pool, arena and pinned memory: the free parts of regions, and their fences. Pure
-/// bookkeeping; it touches no memory and no device.
+/// Bookkeeping of pool, arena and pinned memory: the free parts of regions, and their fences. It
+/// touches no memory and no device.
 #pragma once
 
 #include <algorithm>
@@ -14,16 +14,16 @@ namespace tidepool::inline v0_3_0 {
 
 /// Free and used ranges of one or more regions.
 ///
-/// Free neighbours keep their own fences. They are merged only when a request needs several of
-/// them, or while free ranges are many beside those in use: a request then merges a range that it
-/// would cut up with neighbours that it need not wait for either. So the number of ranges does not
-/// grow with the steps. A merged range carries the fences of all its parts.
+/// Free neighbours keep their own fences. They are merged when a request needs several of them.
+/// They are also merged while there are many more free ranges than ranges in use: a request that
+/// would cut up a range then merges it with neighbours that need no wait. So the number of ranges
+/// does not grow with the steps. A merged range carries the fences of all its parts.
 ///
 /// A request takes, in this order: a range its lane need not wait for (smallest size class first),
 /// neighbours it need not wait for, then, if `may_wait`, the range whose fence is oldest (of its
 /// own size class, if that has one), or such a run of neighbours. All but the last take constant
-/// time, because the search for neighbours is cut short where a wait would do; the last is linear
-/// in the number of ranges.
+/// time, because the search for neighbours stops early if a waiting range was found. The last is
+/// linear in the number of ranges.
 ///
 /// Functions on the way of a commit or a restore are inlined by force, because calls and spills
 /// were a tenth of its time.
@@ -36,19 +36,19 @@ class ranges : detail::range_survey {
 
   /// Adds a free region; `bytes` is a multiple of `block_alignment`.
   using range_list::add_region;
-  /// Forgets the regions of which no part is in use, whatever their fences, and calls `gone(base,
-  /// bytes)` for each.
+  /// Forgets the regions without a part in use, with any fences, and calls `gone(base, bytes)` for
+  /// each.
   using range_list::drop_unused_regions;
 
   /// The place for a request: a range, and whether the asking lane has to wait for it.
   struct place {
     std::uint32_t range = none;  ///< index of the range; `none`: no room
-    bool waits = true;           ///< whether its fence is to be joined first
+    bool waits = true;           ///< true if its fence has to be joined first
 
     explicit operator bool() const { return range != none; }  ///< True when there is room.
   };
 
-  /// Finds room for `bytes`; `joined(fence)` is true where the asking lane need not wait for a
+  /// Finds room for `bytes`. `joined(fence)` is true if the asking lane need not wait for the
   /// fence. The answer holds until the book changes.
   template <class Joined>
   [[nodiscard, gnu::always_inline]] place find(std::size_t bytes, const Joined& joined,
@@ -56,18 +56,18 @@ class ranges : detail::range_survey {
     return find_aligned(aligned(bytes), joined, may_wait);
   }
 
-  /// Like `find`, where room matters more than a wait. Once less than eight of the largest blocks
-  /// so far would stay free, the place is in the run of free neighbours that is filled best,
-  /// whatever their fences. Linear in the number of ranges; with more than 1024 ranges like `find`.
+  /// Like `find`, but saves room at the cost of waits. Once less than eight of the largest blocks
+  /// so far would stay free, the place is in the smallest run of free neighbours that has room,
+  /// with any fences. Linear in the number of ranges; with more than 1024 ranges like `find`.
   template <class Joined>
   [[nodiscard]] place find_snug(std::size_t bytes, const Joined& joined) {
     const auto need = aligned(bytes);
     return gathered(search_snug(need, joined), need, joined);
   }
 
-  /// Like `find`, but while one free run alone has room for the largest block so far, that run is
-  /// left as long as there is another way: memory that need not be waited for, then the range that
-  /// `find` would wait for, then the run that is filled best, whatever its fences. So a few blocks
+  /// Like `find`, but while only one free run has room for the largest block so far, the request
+  /// spares that run if it can: it takes memory that needs no wait, else the range that `find`
+  /// would wait for, else the smallest other run that has room, with any fences. So a few blocks
   /// that stay for long do not leave memory in pieces. Linear in the number of ranges where memory
   /// is short; with more than 1024 ranges like `find`.
   template <class Joined>
@@ -76,8 +76,8 @@ class ranges : detail::range_survey {
     return gathered(search_sparing(need, joined), need, joined);
   }
 
-  /// Takes the place that `find` found for as many bytes. The block is written in place, because a
-  /// block that is copied right after it was made costs more than the search.
+  /// Takes the place that `find` found for as many bytes. `into` is written in place, because a
+  /// copy of the block would cost more than the search.
   [[gnu::always_inline]] void take(const place& found, std::size_t bytes, block& into,
                                    fence& ready) {
     take_aligned(found, aligned(bytes), into, ready);
@@ -93,9 +93,9 @@ class ranges : detail::range_survey {
     return result;
   }
 
-  /// Like `acquire`, in place; `need` is a multiple of `block_alignment`. The request waits only
-  /// where `in_flight` bytes stay free beside it. Returns false, and writes nothing, when there is
-  /// no room.
+  /// Like `acquire`, in place; `need` is a multiple of `block_alignment`. The request may wait only
+  /// if `in_flight` bytes stay free beside it. Returns false, and writes nothing, when there is no
+  /// room.
   template <class Joined>
   [[nodiscard, gnu::always_inline]] bool take_any(std::size_t need, const Joined& joined,
                                                   std::size_t in_flight, block& into,
@@ -118,8 +118,8 @@ class ranges : detail::range_survey {
     make_room(2);
     auto parts = run_at(begin, need);
     if (parts.first == none) return false;
-    // The ends are cut off before the rest is merged: they keep their own fences, and whoever takes
-    // them waits for nothing else.
+    // The ends are cut off before the rest is merged, so that they keep their own fences and their
+    // next users wait for nothing else.
     if (nodes_[parts.first].base != begin) {
       const auto at = static_cast<std::size_t>(begin - nodes_[parts.first].base);
       parts.first = cut_free(parts.first, at);
@@ -157,8 +157,8 @@ class ranges : detail::range_survey {
     put(index);
   }
 
-  /// Merges each region into one range, if no part of any region is in use. The range carries the
-  /// fences of all its parts.
+  /// If no range is in use, merges each region into one range. The range carries the fences of all
+  /// its parts.
   void join_if_unused() noexcept {
     if (used_bytes_ > 0) return;
     for (const auto first : first_of_region_) {
@@ -172,7 +172,7 @@ class ranges : detail::range_survey {
   }
 
   [[nodiscard]] std::size_t used_bytes() const { return used_bytes_; }  ///< Bytes in use.
-  /// Bytes that are free, whatever their fences.
+  /// Bytes that are free, with any fences.
   [[nodiscard]] std::size_t free_bytes() const { return free_bytes_; }
 
   /// Longest run of free neighbours.
@@ -204,7 +204,8 @@ class ranges : detail::range_survey {
     place found;
     found.range = pick(need, joined, may_wait, found.waits);
     if (found.waits) {
-      // Neighbours that need no wait are better, but not worth a long search when a wait will do.
+      // Neighbours that need no wait are better, but not worth a long search if a range with a wait
+      // was found.
       const auto neighbours = pick_run(need, joined, false, found ? scan_limit : no_limit);
       if (neighbours != none) found = {neighbours, false};
     }
@@ -251,8 +252,8 @@ class ranges : detail::range_survey {
     return place_in(part_of(seen.longest.first, need), joined);
   }
 
-  // While free ranges are many, merges a range that is to be cut up with neighbours that need no
-  // wait.
+  // While there are many free ranges, merges a range that is to be cut up with neighbours that need
+  // no wait.
   template <class Joined>
   [[gnu::always_inline]] place gathered(place found, std::size_t need, const Joined& joined) {
     if (found && is_crowded() && nodes_[found.range].bytes != need)
@@ -296,8 +297,8 @@ class ranges : detail::range_survey {
     if (found.waits) ready = taken.ready;
   }
 
-  // Finds a range that needs no wait, of the smallest class that has one. Else it is the oldest of
-  // the request's own class, which need not be cut up, and only then the oldest of all.
+  // Finds a range that needs no wait, of the smallest class that has one. Otherwise it finds the
+  // oldest of the request's own class, which need not be cut up, else the oldest of all.
   template <class Joined>
   [[gnu::always_inline]] std::uint32_t pick(std::size_t need, const Joined& joined, bool may_wait,
                                             bool& waits) const {
@@ -322,12 +323,13 @@ class ranges : detail::range_survey {
     return alike != none ? alike : best;
   }
 
-  // True where more ranges are free than ranges in use keep apart.
+  // True if there are more free ranges than ranges in use can keep apart.
   [[nodiscard]] bool is_crowded() const {
     return 2 * free_count_ > nodes_.size() - spare_.size() + most_loose_;
   }
 
-  // True where so much is free, or in so many pieces, that a search for the best is not worth it.
+  // True if so much is free, or in so many pieces, that the search for the best run is not worth
+  // its time.
   [[nodiscard]] bool is_ample(std::size_t need) const {
     return (free_bytes_ >= need && free_bytes_ - need >= most_snug * largest_) ||
            nodes_.size() - spare_.size() > most_searched;
@@ -339,8 +341,8 @@ class ranges : detail::range_survey {
     return {part.first, !joined(nodes_[part.first].ready)};
   }
 
-  // The part of the run of `first` that a request needs, at the end that the request comes from, so
-  // that the rest keeps its own fences.
+  // The part that a request takes of the run that begins with `first`: small requests take its end,
+  // others its begin. The rest keeps its own fences.
   [[nodiscard]] free_run part_of(std::uint32_t first, std::size_t need) const {
     const bool small = is_small(need);
     auto last = first;
@@ -355,8 +357,8 @@ class ranges : detail::range_survey {
     return part;
   }
 
-  // The longest run left once `need` bytes of the free range `taken` are taken from their end of
-  // it.
+  // The longest run that is left when a request takes `need` bytes from its end of the free range
+  // `taken`.
   [[nodiscard]] std::size_t longest_without(std::uint32_t taken, std::size_t need,
                                             const runs_seen& seen) const {
     std::size_t before = 0;

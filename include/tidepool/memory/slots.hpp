@@ -92,7 +92,8 @@ class slots final : public block_source {
   [[nodiscard]] std::uint64_t allocations() const override { return rings_.size(); }
 
   /// Rings, smallest slots first, in which every request so far would have found a slot of its own
-  /// size. A request that takes a larger slot leaves the larger ones short.
+  /// size. A request that took a larger slot counts for its own ring, because it left the larger
+  /// ring short.
   [[nodiscard]] std::vector<slot_ring> wanted() const {
     std::vector<slot_ring> result;
     for (const auto& ring : rings_) {

@@ -1,4 +1,4 @@
-// The device budget where memory is borrowed: an allocator of others cannot be held to it.
+// The device budget of borrowed memory. It is soft, because another allocator cannot be held to it.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +11,8 @@
 
 namespace tidepool::inline v0_3_0::detail {
 
-// A request that could wait must not pass the budget. A request that is needed now may, once
-// `exceed` has said so; `keep` takes that back.
+// A request that can be left for later must not pass the budget. A request that is needed now may
+// pass it after `exceed` returned true, until `keep` is called.
 class soft_budget {
  public:
   // 0 bytes: no budget.
@@ -20,7 +20,7 @@ class soft_budget {
 
   [[nodiscard]] bool limits() const { return bytes_ > 0; }
   void keep() { exceeds_ = over_ = false; }
-  // Lets later requests pass the budget where it refused the latest one; returns true then.
+  // If the budget refused the latest request, lets later requests pass it, and returns true.
   [[nodiscard]] bool exceed() {
     if (!std::exchange(over_, false) || exceeds_) return false;
     ++exceeded_;
@@ -39,7 +39,7 @@ class soft_budget {
                                         std::size_t live) {
     if (bytes_ == 0) return false;
     over_ = !exceeds_ && (bytes > bytes_ || live > bytes_ - bytes);
-    if (!over_) make_room(borrowed, bytes, live);  // else a join would be for nothing
+    if (!over_) make_room(borrowed, bytes, live);  // a refused request needs no join
     return over_;
   }
 

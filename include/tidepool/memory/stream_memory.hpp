@@ -18,12 +18,12 @@
 namespace tidepool::inline v0_3_0 {
 
 /// A `block_source` over an allocator that works in the order of one stream, as a caching allocator
-/// does: what it hands out may be used by that stream at once, and what comes back it may hand out
-/// to that stream again at once. See `memory_on`.
+/// does: that stream may use allocated memory at once, and the allocator may hand memory that came
+/// back to that stream again at once. See `memory_on`.
 template <device Device, class Allocate, class Deallocate>
 class stream_memory final : public block_source {
  public:
-  /// `allocate` returns null when it has none; both are called in the order of `home`.
+  /// `allocate` returns null if it has no memory. Both functions are called in the order of `home`.
   stream_memory(typename Device::stream_ref home, Allocate allocate, Deallocate deallocate)
       : stream_(home), allocate_(std::move(allocate)), deallocate_(std::move(deallocate)) {}
 
@@ -36,7 +36,7 @@ class stream_memory final : public block_source {
 
   [[nodiscard]] bool take(std::size_t bytes, lane_id waiter, block& into, fence& ready) override {
     const auto need = aligned(bytes);
-    if constexpr (capturing_device<Device>) {  // its event would be of a graph of somebody else's
+    if constexpr (capturing_device<Device>) {  // its event would belong to another's graph
       if (device_of_order().capturing(stream_)) {
         throw misuse_error(
             "memory_on: the stream of this memory is being captured, and nothing else may wait for"
@@ -50,7 +50,7 @@ class stream_memory final : public block_source {
     ++allocations_;
     memory_owner owner([this, data, need] { give(data, need); });
     const auto number = borrowed_->hold(owner, home_, need);
-    try {  // behind what the allocator itself has given to its stream
+    try {  // the memory is free behind the allocator's own work on `home`
       if (waiter != home_) ready = order_->record(home_);
     } catch (...) {
       borrowed_->release(number, {});
@@ -68,7 +68,7 @@ class stream_memory final : public block_source {
   /// The most bytes ever held.
   [[nodiscard]] std::size_t peak() const override { return peak_; }
   [[nodiscard]] std::size_t budget() const override { return 0; }
-  /// Not known: the allocator has to be asked.
+  /// No limit, because only the allocator knows.
   [[nodiscard]] std::size_t largest_free() const override {
     return std::numeric_limits<std::size_t>::max();
   }
@@ -102,12 +102,12 @@ class stream_memory final : public block_source {
   std::uint64_t allocations_ = 0;
 };
 
-/// Memory from a trainer's allocator that works in the order of `home`, for `parts::memory`:
-/// `allocate(bytes)` returns null where there is none, `deallocate(pointer)`, or
-/// `deallocate(pointer, bytes)`, must not throw. Both must outlive the offloader and its handles,
-/// and neither may block the host if commits and restores are not to.
+/// Memory from a trainer's allocator that works in the order of `home`, for `parts::memory`.
+/// `allocate(bytes)` returns null if it has no memory; `deallocate(pointer)`, or
+/// `deallocate(pointer, bytes)`, must not throw. Objects that both use must outlive the offloader
+/// and its handles. If one blocks the host, so do commits and restores.
 ///
-/// Other streams wait for what `home` was given before they use what was allocated, and memory is
+/// Other streams wait for the work of `home` before they use allocated memory. Memory is
 /// deallocated once `home` has joined every use of it. Stream captures are refused.
 ///
 ///     tp::offloader<device> off(dev, opts,

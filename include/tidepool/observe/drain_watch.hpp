@@ -1,4 +1,4 @@
-// Finds out if the host has waited for the whole device, without waiting for it.
+// Finds out if the host has waited for the whole device, without a wait of its own.
 #pragma once
 
 #include <algorithm>
@@ -14,9 +14,9 @@ namespace tidepool::inline v0_3_0::detail {
 
 using plan::detail::drain;
 
-// A host that runs ahead of the device never sees it idle. A host that has waited for the whole
-// device sees it idle at the next call. A host that is slower than the device sees all computing
-// over at every call: so a sight counts only if the host was ahead at the call before.
+// A host that runs ahead of the device never sees the device idle. After a wait for the whole
+// device, the host sees it idle at the next call. A host that is slower than the device sees it
+// idle at every call, so that a sight counts only if the host was ahead at the call before.
 class drain_watch {
  public:
   explicit drain_watch(hardware& dev) : dev_(&dev), ends_(dev) {}
@@ -27,7 +27,7 @@ class drain_watch {
     sights_.clear();
   }
 
-  // Notes a copy that was given to `lane`. Costs an event.
+  // Notes a copy that was given to `lane`; records one event.
   void copied(lane_id lane) {
     const auto found = std::ranges::find(copies_, lane, &copy::lane);
     const auto at = static_cast<std::size_t>(found - copies_.begin());
@@ -36,8 +36,8 @@ class drain_watch {
     copies_[at].under_way = true;
   }
 
-  // Looks at the device when a call comes, whose number is `call`. `before` is the latest mark, and
-  // `mark` its number.
+  // Looks at the device when call number `call` comes. `before` is the latest mark, and `mark` its
+  // number.
   void look(timing_id before, std::size_t mark, std::size_t call) {
     if (!dev_->can().tells_what_is_over) return;
     const bool computed = dev_->passed(before);

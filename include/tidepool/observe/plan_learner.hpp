@@ -1,4 +1,4 @@
-// Makes plans of recorded steps, by an offloader's planner, and has the engine follow them.
+// Makes plans of recorded steps with an offloader's planner, and lets the engine follow them.
 #pragma once
 
 #include <algorithm>
@@ -31,7 +31,7 @@ class plan_learner final : public learning {
     plan_learner::forget();
   }
 
-  // Nothing is recorded while a plan is made.
+  // No step is recorded while a plan is made.
   void on(const happening& what) noexcept override {
     if (!in_work()) recorder_->on(what);
   }
@@ -59,8 +59,8 @@ class plan_learner final : public learning {
     return over;
   }
 
-  // Where planning throws, the steps recorded so far are dropped, so that the next step does not
-  // count as a part of them.
+  // If planning throws, the steps recorded so far are dropped, so that the next step does not count
+  // as a part of them.
   [[nodiscard]] std::optional<decision> plan(stage over) override {
     const bool last = over == stage::timed;
     try {
@@ -131,14 +131,14 @@ class plan_learner final : public learning {
 
   // True from the begin of a plan until it is adopted or dropped.
   [[nodiscard]] bool in_work() const { return made_.valid(); }
-  // Ranks agree until their first plan is followed; warm-ups that begin anew are each rank's own.
+  // Ranks agree until their first plan is followed. Each rank decides alone on later warm-ups.
   [[nodiscard]] bool agrees() const { return first_ && all_ != nullptr; }
   [[nodiscard]] bool beside() const {
     if (const auto after = owner_->settings().adopt_after) return *after > 0;
     return !owner_->device().can().simulates_time && (!has_ranks_ || agrees());
   }
 
-  // Ends the record of a step, and tells which plan is to be made of it.
+  // Ends the record of a step, and returns the kind of plan to make of it.
   [[nodiscard]] stage recorded(plan::profile& step) {
     auto& record = recorder_->record;
     record.check();
@@ -195,8 +195,8 @@ class plan_learner final : public learning {
     return now ? for_ : stage::step;
   }
 
-  // Begins a plan of the step: on a thread, which sees copies alone, or within `made_.get()`. One
-  // that was dropped comes to its end before.
+  // Begins a plan of the step, on a thread that gets copies of all data, or within `made_.get()`. A
+  // plan that was dropped is finished first, because a planner makes one plan at a time.
   void begin(stage over) {
     recorded_step recorded{owner_->steps().step(), over == stage::first};
     if (over != stage::timed) measure_links();
@@ -219,7 +219,8 @@ class plan_learner final : public learning {
   // The loan in use; null for none.
   [[nodiscard]] const loan* lent() const { return owner_->memory().lent(); }
 
-  // The options for a planner: borrowed memory is the nearest place, with a budget.
+  // The options that a planner gets: borrowed memory is their nearest place, with its size as
+  // budget.
   [[nodiscard]] options settings() const {
     auto opts = owner_->settings();
     if (const auto* from = lent()) {
@@ -248,7 +249,8 @@ class plan_learner final : public learning {
     return {store.offload_lane(which), store.reload_lane(which)};
   }
 
-  // Measures without `meet`, so it may come later than on other ranks.
+  // Measures the link to the neighbour without `meet`, so that ranks may measure at different
+  // times.
   void measure_peer() {
     auto& dev = owner_->device();
     const auto& opts = owner_->settings();
@@ -266,10 +268,10 @@ class plan_learner final : public learning {
   engine* owner_;
   plan_source* source_;
   std::optional<step_recorder> recorder_;
-  std::future<planned_step> dropped_;  // nobody waits for it but the next one and the destructor
+  std::future<planned_step> dropped_;  // the next plan and the destructor wait for it
   std::future<planned_step> made_;
-  stage for_{};                           // of the step that the plan in work is made of
-  std::size_t since_ = 0;                 // steps since that one
+  stage for_{};                           // stage of the plan in work
+  std::size_t since_ = 0;                 // steps since the plan was begun
   std::optional<plan::link_rates> link_;  // set at the end of a first step
   std::optional<plan::link_rates> peer_link_;
   bool peer_shares_link_ = false;

@@ -1,4 +1,4 @@
-// How late other ranks were in a recorded step, and how much of that another plan does not change.
+// How late other ranks were in a recorded step, and how much of this time stays under another plan.
 #pragma once
 
 #include <algorithm>
@@ -14,17 +14,18 @@ namespace tidepool::inline v0_3_0::detail {
 
 struct rank_wait {
   std::size_t before;  // number of the call after it
-  std::size_t from;    // marks
+  std::size_t from;    // number of the mark at its begin
   std::size_t to;
   waits_for whom;
   std::uint32_t kind;
-  double stays_us = 0;  // others were late, and will be
-  double goes_us = 0;   // with the stalls of the peers
+  double stays_us = 0;  // others will be late under another plan, too
+  double goes_us = 0;   // goes away with the stalls of the peers
 };
 
-// Says how long each wait stays; `us` gives its time. The shortest wait of a kind is its time when
-// no rank is late. Peers follow plans of the same kind, so they are taken to stand still as long as
-// this rank: `still_us`. Beyond that they compute longer.
+// Sets how long each wait stays under another plan; `us` returns the time of a wait. The shortest
+// wait of a kind is its time when no rank is late. Peers follow plans of the same kind, so that
+// they are assumed to stand still as long as this rank, `still_us`. The rest of their delay is
+// computing.
 template <class Us>
 void judge(std::vector<rank_wait>& waits, double still_us, const Us& us) {
   std::map<std::pair<waits_for, std::uint32_t>, double> shortest;

@@ -1,4 +1,4 @@
-// Makes one step of the last few recorded ones: drops events that came once, and finds the places
+// Makes one step of the last few recorded steps: drops delays that came once, and finds the places
 // at which the host waits for the whole device.
 #pragma once
 
@@ -21,7 +21,7 @@ namespace tidepool::inline v0_3_0::plan::detail {
 
 using tidepool::detail::stage;
 
-// Tells if the host had waited for the whole device when a call came.
+// The finding whether the host had waited for the whole device when a call came.
 struct drain {
   enum class what : std::uint8_t {
     no,       // work was still to be done
@@ -34,20 +34,21 @@ struct drain {
   friend bool operator==(const drain&, const drain&) = default;
 };
 
-// A pass is taken from the latest step; if it took longer there than a clock explains, from the
-// step with its median time (of two steps, the faster). So delays that came once are dropped, such
-// as a kernel's first use, which waited for all copies under way, or a host that came late: in a
-// plan copies would hide in their time. Time that only moved from one call to another, as between
-// two streams, stays; a median, or the least, of each call alone would lose it.
+// Each pass is taken from the latest step. If it took longer there than a change of the clock
+// explains, it is taken from the step with its median time (of two steps, the faster). So delays
+// that came once are dropped, such as a kernel's first use, which waits for all copies under way,
+// or a host that was late: a plan would hide copies in their time. Time that only moved from one
+// call to another, as between two streams, stays. A median or minimum for each call alone would
+// lose such time.
 //
-// Before a wait of the host for the device, longer copies hide the computing. The step whose copies
-// were over soonest tells most. Its time beside the copies counts as computing as far as it went on
-// longer after the copies than another step; a single step shows none. So the plan that is tried
-// out has few copies there, and shows the rest.
+// Before a wait of the host for the device, copies that last longer hide the computing. The step
+// whose copies ended first shows most of it. Its time beside the copies counts as computing as far
+// as it ran longer after the copies than another step; a single step shows none. So a trial plan
+// puts few copies there, and its steps show the rest.
 class recorded_steps {
  public:
-  // Keeps so many of the first steps beside the latest: they ran under other plans, and so show
-  // where the host waits, which steps with the same copies do not.
+  // Keeps `first` of the first steps beside the latest. They ran under other plans and show where
+  // the host waits; steps with the same copies cannot show it.
   explicit recorded_steps(std::ptrdiff_t first = 0) : keeps_(first) {}
   void clear() { steps_.clear(); }
 
@@ -70,7 +71,8 @@ class recorded_steps {
       own.push_back(each.compute_us - each.wait_us);
       waits += each.wait_us;
     }
-    // The recorder puts as much behind all events as it counts as waits for other ranks.
+    // The recorder adds the time that counts as waits for other ranks to the rest behind all events
+    // as well.
     own.push_back(std::max(0.0, step.rest_us - step.rest_wait_us - waits));
     steps_.push_back({step.events, std::move(drains), std::move(own), first});
   }
@@ -120,9 +122,9 @@ class recorded_steps {
 
   static std::ptrdiff_t as_offset(std::size_t at) { return static_cast<std::ptrdiff_t>(at); }
 
-  // True if no step with a finding contradicts, so that a host that was late by chance does not
-  // count, and if the copies that went on longest made the call late. A call that comes after its
-  // own work, whatever copies there are, has not waited for them. A single step cannot tell.
+  // True if at least one step saw a wait and no step saw work left, and if the call was later in
+  // the step with the longest copies. So a host that was late by chance does not count, nor does a
+  // call that comes after its own work with any copies. A single step cannot compare copies.
   [[nodiscard]] bool synchronises(std::size_t call) const {
     const auto saw = [&](drain::what what) {
       return std::ranges::any_of(
@@ -144,7 +146,7 @@ class recorded_steps {
     return least;
   }
 
-  // The end of a forward pass takes no time: the call after it has the computing.
+  // The end of a forward pass takes no time. The next call has its computing.
   [[nodiscard]] std::size_t timed(std::size_t call) const {
     const auto& calls = steps_.back().events;
     while (call + 1 < calls.size() && calls[call].kind == event_kind::end_forward) ++call;
@@ -168,7 +170,7 @@ class recorded_steps {
     const auto after_us = least_after(call);
     const auto& most = *std::ranges::min_element(
         steps_, {}, [&](const recorded& each) { return each.beside_us(call, at); });
-    const auto longer_us = most.drains[call].after_us - after_us;  // than the copies
+    const auto longer_us = most.drains[call].after_us - after_us;  // than in the least step
     const auto beside_us = most.beside_us(call, at);
     const bool all = beside_us <= 0 || longer_us >= beside_us;
     return after_us + (most.own[at] - after_us) * (all ? 1 : std::max(0.0, longer_us) / beside_us);
@@ -199,7 +201,7 @@ class recorded_steps {
     return latest.first <= constants::clock_drift * median.first ? latest.second : median.second;
   }
 
-  // Splits off the computing before the host's wait; the rest stays with the call.
+  // Splits off the computing before the host's wait. The rest stays with the call.
   [[nodiscard]] static event split(event& call, double after_us) {
     const double before_us = std::max(0.0, call.compute_us - after_us);
     event waits{event_kind::synchronise, 0, 0, before_us, std::min(call.wait_us, before_us)};
@@ -212,22 +214,24 @@ class recorded_steps {
   std::vector<recorded> steps_;
 };
 
-// The steps that an automatic warm-up keeps, and the choice of those that plans are made of.
+// Keeps steps of an automatic warm-up, and chooses the steps that plans are made of.
 class warm_up_steps {
  public:
-  // Steps that train until a plan is made although their computing has not settled, and where ranks
-  // wait for each other, which must all plan at the end of the same step. Chosen.
+  // The latest step to plan even if computing has not settled, and the step to plan if ranks wait
+  // for each other, because all ranks must plan at the end of the same step. Both numbers are
+  // chosen, not measured.
   static constexpr int most = 40;
   static constexpr int of_ranks = 16;
 
-  // None: the step by which computing has settled.
+  // `timed_step`: the step to plan; empty: the step by which computing has settled.
   explicit warm_up_steps(std::optional<int> timed_step)
       : timed_step_(timed_step), recorded_(timed_step ? 0 : std::bit_width(first_plans)) {}
 
   // Counts a step that has trained; returns true if its record is to be finished.
   [[nodiscard]] bool wants_record(bool waited_for_others) {
     ++trained_;
-    // Other ranks follow new plans as well, and the waits for them become shorter each time.
+    // Records while this rank waits for others: they follow new plans, too, so that the waits
+    // become shorter each time.
     return !timed_step_ || !between() || soon() || waited_for_others;
   }
   // The next steps are recorded as those behind the first plans: shapes and times of recomputing
@@ -239,9 +243,9 @@ class warm_up_steps {
   }
   // Notes that ranks wait for each other.
   void among_ranks() noexcept { alone_ = false; }
-  // `step` is recorded, with storages of these sizes. `varied`: shapes varied in a step of this
-  // warm-up, which one step cannot show. `drains` are of its events, if anything is known. Returns
-  // `stage::step` where no plan is to be made of it.
+  // Takes the recorded `step`, with storages of these sizes. `varied`: shapes varied in a step of
+  // this warm-up. `drains` has a finding for each event, or is empty. Returns `stage::step` if no
+  // plan is to be made of the step.
   [[nodiscard]] stage learn(profile& step, bool varied, const std::vector<std::size_t>& sizes,
                             std::vector<drain> drains = {}) {
     const bool first = trained_ == 1;
@@ -282,8 +286,9 @@ class warm_up_steps {
              std::ranges::equal(x.groups, y.groups, same_group);
     });
   }
-  // True of a step with the first plans: a GPU at its power limit computes faster in a step with
-  // more stalls, so a plan has to come from a step much like those that follow it.
+  // True for a step that a first plan is made of. Later plans come from steps that follow these
+  // plans, because a GPU at its power limit computes faster in a step with more stalls, and a plan
+  // has to come from a step much like those that follow it.
   [[nodiscard]] bool soon() const {
     return std::has_single_bit(static_cast<unsigned>(trained_)) &&
            (timed_step_ || trained_ <= static_cast<int>(first_plans));
@@ -293,7 +298,7 @@ class warm_up_steps {
     return trained_ < (alone_ ? most : of_ranks) && !(alone_ && computing_.settled());
   }
 
-  static constexpr unsigned first_plans = 4;  // the last step of which a plan is made unsettled
+  static constexpr unsigned first_plans = 4;  // the last step that is planned before settling
 
   std::optional<int> timed_step_;
   bool alone_ = true;
@@ -301,7 +306,7 @@ class warm_up_steps {
   std::vector<chunk_profile> first_;      // chunks of its first step
   std::vector<std::size_t> first_sizes_;  // sizes of all storages of that step
   recorded_steps recorded_;               // latest steps
-  settling computing_;                    // of the steps since a plan was made
+  settling computing_;                    // computing of the steps since a plan was made
 };
 
 }  // namespace tidepool::plan::detail

@@ -19,18 +19,19 @@
 
 namespace tidepool::inline v0_3_0::detail {
 
-// Every call is between two timing events, because its joins are not computing. The device computes
-// from one call's second event to the next call's first.
+// Every call has a timing event before it and one after it, because its joins are not computing.
+// The device computes from one call's second event to the next call's first.
 //
-// A step goes on where its record cannot, because an event was refused or memory is short: `finish`
-// throws that error. Storages are known by their numbers; events name only storages of this step.
+// If the record fails, because an event was refused or memory is short, the step goes on, and
+// `finish` throws that error. Storages are known by their numbers. Events name only storages that
+// were allocated in this step.
 class recorder {
  public:
   explicit recorder(hardware& dev) : dev_(&dev), marks_(dev), watch_(dev) {}
 
   // Drops the record; the next call begins a new one.
   void forget() noexcept {
-    used_ = first_ = 0;  // zeroed here, because a start may fail
+    used_ = first_ = 0;  // also if a start fails after it
     failed_ = nullptr;
     calls_.clear();
     again_.clear();
@@ -51,7 +52,8 @@ class recorder {
     first_ = mark(lane);
   }
 
-  // A call begins on `lane`; give the result to the function that says which call it was.
+  // Notes that a call begins on `lane`. The caller passes the result to `allocated` or `called`,
+  // which note the kind of call.
   [[nodiscard]] std::size_t arrive(lane_id lane) noexcept {
     // The work before the very first call is not known.
     if (used_ == 0 && !failed_) start(lane);
@@ -61,7 +63,7 @@ class recorder {
   }
   // The lane of the latest call.
   [[nodiscard]] lane_id latest() const { return last_; }
-  // A copy was given to `lane`.
+  // Notes a copy that was given to `lane`.
   void copied(lane_id lane) noexcept {
     attempt([&] { watch_.copied(lane); });
   }
@@ -75,14 +77,15 @@ class recorder {
     });
     called(from, plan::event_kind::allocate, index, 0, lane);
   }
-  // Notes a handle beyond the commit; returns true if one was noted before.
+  // Notes whether a handle holds the storage beyond the commit; returns true if such a handle was
+  // noted before.
   bool outlives(std::uint64_t storage, bool beyond = true) noexcept {
     if (!beyond && !seen_.contains(storage)) return false;
     bool before = false;
     attempt([&] { before = std::exchange(seen_[storage].outlives, beyond); });
     return before;
   }
-  // Notes a storage that went from the restore of one group to that of another.
+  // Notes that the restore of a group handed the storage over, while another group saves it.
   void handed_over(std::uint64_t storage, bool to_another) noexcept {
     if (!to_another && !seen_.contains(storage)) return;
     attempt([&] { seen_[storage].handed_over = to_another; });
@@ -91,12 +94,14 @@ class recorder {
     const auto found = seen_.find(storage);
     return found != seen_.end() && found->second.handed_over;
   }
-  // True if a handle that no event names holds the storage; its last handle will have an event.
+  // True if a handle holds the storage that no event names. The end of its last handle will have an
+  // event.
   [[nodiscard]] bool is_held(std::uint64_t storage) const {
     const auto found = seen_.find(storage);
     return found != seen_.end() && (found->second.outlives || found->second.handed_over);
   }
-  // Returns false if another group released the storage before: events name its save alone.
+  // Notes a save of the storage by a group. Returns false if events cannot name all groups that
+  // save it.
   [[nodiscard]] bool saved(std::uint64_t storage, std::size_t chunk, std::size_t group,
                            std::size_t place, bool beside_others) noexcept {
     auto* const known = recorded(storage);
@@ -123,8 +128,9 @@ class recorder {
     }
     return !known->unclear;
   }
-  // Notes a group that keeps the storage on the device, but would not save it if it left. The time
-  // of its release is known only if no other group saves it; returns false otherwise.
+  // Notes a group that stays and keeps the storage on the device, but would not save it if it left.
+  // Returns false if another group saves the storage, because the time of its release is unknown
+  // then.
   [[nodiscard]] bool stayed_unsaved(std::uint64_t storage) noexcept {
     auto* const known = recorded(storage);
     if (known == nullptr) return true;
@@ -137,7 +143,8 @@ class recorder {
     called(arrive(lane), plan::event_kind::release, known->index, 0, lane);
   }
   // Notes that the last handle goes while a group still saves the storage. Returns false if no
-  // event can say so: the recorded groups hold it no more, or its only group was let go before.
+  // event can describe it, because no recorded group holds the storage any more, or it was dropped
+  // before with its only group.
   [[nodiscard]] bool drop(std::uint64_t storage, lane_id lane) noexcept {
     outlives(storage, false);
     handed_over(storage, false);
@@ -159,8 +166,8 @@ class recorder {
                         timed ? from : none, timed ? to : none});
     });
   }
-  // A group is computed again between these two; that time is no part of the step's computing, nor
-  // are the calls in it, which are inside the restore.
+  // A group is computed again between `recompute_begins` and `recomputed`. This time, and the calls
+  // in it, do not count as the step's computing, because they are inside the restore.
   [[nodiscard]] std::size_t recompute_begins(lane_id lane) noexcept {
     const auto from = mark(lane);
     ++inside_;
@@ -172,28 +179,28 @@ class recorder {
     --inside_;
   }
   void recompute_failed() noexcept { --inside_; }
-  // The stream that `stream` points to waits for other ranks between these two; a wait before the
-  // first call is not recorded.
+  // The stream that `stream` points to waits for other ranks between `wait_begins` and `waited`. A
+  // wait before the first call is not recorded.
   [[nodiscard]] std::size_t wait_begins(const void* stream) noexcept {
     return used_ == 0 || inside_ > 0 ? none : mark(stream);
   }
-  // Waits of one kind are for transfers of about one size.
+  // Waits of one `kind` are for transfers of about the same size.
   void waited(std::size_t from, const void* stream, waits_for whom, std::uint32_t kind) noexcept {
     if (from >= used_) return;
     const auto to = mark(stream);
     attempt([&] { waits_.push_back({calls_.size(), from, to, whom, kind}); });
   }
-  // Bytes of all storages but those of recomputing, which is not part of every step.
+  // Bytes of each storage, without those of recomputing, which is not part of every step.
   [[nodiscard]] const std::vector<std::size_t>& sizes() const { return sizes_; }
   [[nodiscard]] bool waited() const { return !waits_.empty(); }
   [[nodiscard]] bool waited_for_others() const {
     return std::ranges::any_of(
         waits_, [](const rank_wait& each) { return each.whom == waits_for::others; });
   }
-  // A group does not come back; its tensors are released, or held by others.
+  // Notes that a group does not come back: its tensors are released, or other groups hold them.
   void forgotten(std::size_t chunk, std::size_t group) noexcept { given_back(chunk, group); }
-  // The end of a forward pass is on no stream and takes no time. A second end of the same pass
-  // changes nothing.
+  // Notes the end of a forward pass, which is on no stream and takes no time. A second end of the
+  // same pass changes nothing.
   void forward_ended(std::size_t chunk) noexcept {
     attempt([&] {
       if (forward_done_.size() <= chunk) forward_done_.resize(chunk + 1);
@@ -224,7 +231,7 @@ class recorder {
   // Adds storages, events and times to a profile that has chunks and passes. Blocks the host until
   // the device is idle.
   //
-  // Returns for each event if the host had waited for the device.
+  // Returns for each event the finding whether the host had waited for the device.
   [[nodiscard]] std::vector<drain> finish(plan::profile& into) {
     const auto end = mark(last_);
     check();
@@ -242,9 +249,9 @@ class recorder {
         goes_us += wait->goes_us;
       }
     };
-    // The computing before a call, or before the end, has no waits for peers that stood still.
-    // Others were late themselves, by an unknown time: half of a wait for them counts, and the
-    // other half goes behind all events, where no copy can use it.
+    // Waits for peers that stood still are taken out of the computing before a call, or before the
+    // end. Other ranks were late themselves, by an unknown time. So half of a wait for them counts,
+    // and the other half goes behind all events, where no copy can use it.
     double uncertain_us = 0;
     const auto computing = [&](double us) {
       us = std::max(0.0, us - std::exchange(goes_us, 0));
@@ -273,7 +280,7 @@ class recorder {
     std::tie(into.rest_us, into.rest_wait_us) = computing(us_between(before, end));
     into.rest_us += uncertain_us;
     for (const auto& each : again_) {
-      // At least `least_us`, since 0 would mean that the group cannot be computed again.
+      // At least `least_us`, because 0 would mean that the group cannot be computed again.
       into.chunks[each.chunk].groups[each.group].recompute_us =
           std::max(least_us, us_between(each.from, each.to));
     }
@@ -299,15 +306,16 @@ class recorder {
     std::size_t to;
   };
 
-  // The facts of a storage that events can tell, as the check of a profile sees it.
+  // The facts about a storage that the events of this step tell, as the check of a profile reads
+  // them.
   struct storage_state {
     std::uint32_t index = plan::none;  // in the record; none if it was allocated before
     bool outlives = false;
     bool handed_over = false;
     std::uint32_t groups = 0;   // groups that were recorded as saving it
-    std::uint32_t holding = 0;  // of these groups, those that are not restored
+    std::uint32_t holding = 0;  // groups of these that are not restored
     bool drop = false;
-    bool unclear = false;  // a group saves it that no event names
+    bool unclear = false;  // a group that no event names saves it
   };
 
   void given_back(std::size_t chunk, std::size_t group) noexcept {
@@ -318,12 +326,13 @@ class recorder {
     held_by_.erase(found);
   }
 
-  // True if one group saved the storage by two handles: it comes and goes with the first.
+  // True if one group saved the storage by two handles. The storage then comes and goes with the
+  // first.
   [[nodiscard]] bool saved_twice(const plan::shared_save& by) const {
     const auto same_group = [&](const auto& other) {
       return other.chunk == by.chunk && other.group == by.group;
     };
-    // The group that commits now shares storages at the end of the list.
+    // Shares of the group that commits now are at the end of the list.
     for (auto at = shared_.rbegin(); at != shared_.rend() && same_group(*at); ++at) {
       if (at->storage == by.storage) return true;
     }
@@ -336,7 +345,7 @@ class recorder {
     return there ? &found->second : nullptr;
   }
 
-  // How long the step stood still in its calls.
+  // The time that the step stood still in its calls.
   [[nodiscard]] double still_us() const {
     double us = 0;
     for (const auto& each : calls_) us += each.from == none ? 0 : us_between(each.from, each.to);

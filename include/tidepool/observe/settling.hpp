@@ -11,10 +11,11 @@ namespace tidepool::inline v0_3_0::plan::detail {
 // Compares the medians of the latest steps and of as many before them.
 class settling {
  public:
-  // Steps that have a median. On an H200 a step of 0.7 s was settled after some ten.
+  // Steps of each median. On an H200, steps of 0.7 s had settled after about ten.
   static constexpr std::size_t window = 4;
-  // Medians that differ by this part are alike. A clock that falls exponentially, with a time of up
-  // to 16 steps, then has less than 1 % to go; the computing of a steady step varies about as much.
+  // Medians that differ by at most this part are alike. A clock that falls exponentially, with a
+  // time constant of up to 16 steps, then has less than 1 % to fall. The computing of a steady step
+  // varies about as much.
   static constexpr double alike = 0.003;
 
   void begin_anew() noexcept {
@@ -28,7 +29,7 @@ class settling {
     const auto now_us = median_us(window);
     settled_ = settled_ || std::abs(now_us - median_us(0)) <= alike * now_us;
   }
-  // Stays true, so that ranks which wait for each other's steps to settle come to an end.
+  // Stays true once it is true, so that ranks that wait until all have settled come to an end.
   [[nodiscard]] bool settled() const { return settled_; }
 
  private:

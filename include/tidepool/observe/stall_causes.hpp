@@ -12,7 +12,8 @@
 
 namespace tidepool::inline v0_3_0::detail {
 
-// The copy that ended with a stall. A GPU's events of two streams are some microseconds apart.
+// The copy that ended with a stall. Its end may differ by `apart_us`, because a GPU's events of two
+// streams are some microseconds apart.
 [[nodiscard]] inline const trace::span* copy_behind(const trace::span& stall,
                                                     const std::vector<const trace::span*>& copies) {
   constexpr double apart_us = 20;
@@ -52,8 +53,8 @@ inline void find_causes(trace::record& of) {
   }
 }
 
-// Adds work on a lane outside of its named spans, as spans named `compute`; kernels without a gap
-// between them become one span, within each pass.
+// Adds work on a lane outside of its named spans, as spans named `compute`. Kernels without a gap
+// between them become one span in each pass.
 inline void add_unnamed_compute(trace::record& into, std::size_t lane,
                                 std::vector<std::pair<double, double>> runs) {
   constexpr double gap_us = 1e-6;

@@ -1,4 +1,4 @@
-/// Records a step that a plan is to be made of, from the happenings of the engine.
+/// Records a step from the happenings of the engine, so that a plan can be made of it.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 
 namespace tidepool::inline v0_3_0::detail {
 
-// Tells the learner that shapes vary where no event can describe how memory is held.
+// If no event can describe how memory is held, it tells the learner that shapes vary.
 class step_recorder {
  public:
   // `learner` must outlive this object.
@@ -54,7 +54,7 @@ class step_recorder {
       case happened::copied:
         return record.copied(what.lane);
       case happened::read_again:
-        if (!learner_->measuring()) learner_->shapes_vary();  // no event describes it
+        if (!learner_->measuring()) learner_->shapes_vary();  // no event describes the read
         return;
       case happened::recompute_begun:
         return begin(record.recompute_begins(what.lane));
@@ -80,13 +80,14 @@ class step_recorder {
   void begin(std::size_t mark) noexcept {
     record.attempt([&] { begun_.push_back(mark); });
   }
-  // The start of the innermost call or recomputing; a record that failed needs none.
+  // The start of the innermost call or recomputing; 0 for a record that failed.
   [[nodiscard]] std::size_t from() const { return begun_.empty() ? 0 : begun_.back(); }
   void end() noexcept {
     if (!begun_.empty()) begun_.pop_back();
   }
 
-  // Plans know no storage without bytes, and none in memory of the trainer's own.
+  // Storages of 0 bytes, and those in memory of the trainer's own, are left out, because plans do
+  // not place them.
   void allocated(const storage& fresh, lane_id lane) noexcept {
     if (fresh.source != nullptr || fresh.bytes == 0) return;
     record.allocated(from(), fresh.number, fresh.bytes, lane);
@@ -105,7 +106,7 @@ class step_recorder {
     for (std::size_t i = 0; i < now.handles.size(); ++i) {
       const auto& held = *now.handles[i]->held();
       const bool leaves = now.handles[i]->leaves(least_elements_);
-      // A small or opted-out tensor still counts among the `stays` of its storage.
+      // A small or opted-out tensor counts among the `stays` of its storage as well.
       if (wanted_to_stay && !leaves && !record.stayed_unsaved(held.number)) {
         learner_->shapes_vary();
       }
@@ -118,7 +119,7 @@ class step_recorder {
                                                    : nullptr;
         itself += other == &store ? 1 : 0;
       }
-      // A tensor that came back is held by a handle that no earlier event names.
+      // No earlier event names the handle that holds a tensor that came back.
       const bool beside_others =
           !record.was_handed_over(store.number) && store.saves + store.stays > itself;
       if (!record.saved(store.number, now.chunk->ordinal, now.index, i, beside_others)) {
@@ -129,9 +130,9 @@ class step_recorder {
     if (stays) note_outliving(now.lane, now.handles, wanted_to_stay);
   }
 
-  // Notes handles that go beyond the commit of a group that stays, as those of a group that leaves
-  // would. `counted`: the group is among the `stays` of its storages; a group that stays for others
-  // is not.
+  // Notes handles beyond the commit of a group that stays, as for a group that leaves. `counted`:
+  // the group is among the `stays` of its storages; a group that stays because others keep its
+  // tensors is not.
   void note_outliving(lane_id lane, handle_list handles, bool counted) noexcept {
     for (const auto* each : handles) {
       const auto& store = *each->held();
@@ -139,11 +140,12 @@ class step_recorder {
       const bool beyond = store.handles > store.stays + static_cast<std::uint32_t>(its_own);
       const bool before = record.outlives(store.number, beyond);
       if (before && !beyond) drop(store, lane);
-      if (beyond && !counted) learner_->shapes_vary();  // hidden when the others go
+      if (beyond && !counted) learner_->shapes_vary();  // no event shows it when the others go
     }
   }
 
-  // If a part leaves, perhaps no group saves the whole, and then no event tells of its release.
+  // If only a part leaves, perhaps no group saves the whole storage, and then no event shows its
+  // release.
   void outlives(const storage& held, const storage* saved) noexcept {
     saved == &held ? void(record.outlives(held.number)) : learner_->shapes_vary();
   }
@@ -155,12 +157,12 @@ class step_recorder {
     if (store.handles == store.stays && record.is_held(store.number)) drop(store, lane);
     if (store.handles == 0 && store.saves == 0) record.released(store.number, lane);
   }
-  // Only the groups that saved the storage still hold it.
+  // Notes that from now on only the groups that saved the storage hold it.
   void drop(const storage& store, lane_id lane) noexcept {
     if (!record.drop(store.number, lane)) learner_->shapes_vary();
   }
 
-  // Storages that the group alone still holds count as released, for a plan, without a return.
+  // For a plan, storages that only this group still holds are released here and do not return.
   void forgotten(chunk_state& chunk, std::uint32_t index) noexcept {
     record.forgotten(chunk.ordinal, index);
     const auto& which = chunk.groups[index];

@@ -19,11 +19,11 @@
 
 namespace tidepool::inline v0_3_0::detail {
 
-// Listens while a trace is being recorded. If a mark fails, because an event is refused or memory
-// is short, the trace lacks its span, and the step goes on.
+// Listens while a trace is recorded. If a mark fails, because an event is refused or memory is
+// short, its span is missing in the trace, and the step goes on.
 class tracer final : public observer {
  public:
-  // Both must outlive this object. `copy_lanes` are an offloader's own.
+  // `dev` and `copy_lanes`, the offloader's own lanes, must outlive this object.
   tracer(hardware& dev, const std::vector<lane_id>& copy_lanes)
       : dev_(&dev), copy_lanes_(&copy_lanes), marks_(dev) {}
 
@@ -35,7 +35,7 @@ class tracer final : public observer {
   }
 
   // Blocks the host until the device is idle, so that all streams share one origin of time. The
-  // stream that `origin` points to marks it.
+  // origin is marked on the stream that `origin` points to.
   void start(std::string title, std::size_t bytes_now, std::size_t without_now,
              const void* origin) {
     title_ = std::move(title);
@@ -132,7 +132,7 @@ class tracer final : public observer {
                        {what.backward, info.microbatch, info.model_chunk, 0, 0}});
   }
 
-  // Waits of the copy streams are no stalls.
+  // Waits of the copy streams do not count as stalls.
   void add(std::size_t from, lane_id lane, const span_label& label) {
     if (from < first_ || (label.kind == trace::span_kind::stall && copies(lane))) return;
     const auto to = mark(lane);

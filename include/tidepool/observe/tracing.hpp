@@ -1,4 +1,4 @@
-/// Traces of an offloader: `offloader::start_trace` and `finish_trace` need this header.
+/// The traces of an offloader. `offloader::start_trace` and `finish_trace` need this header.
 #pragma once
 
 #include <memory>
@@ -12,10 +12,10 @@
 
 namespace tidepool::inline v0_3_0::detail {
 
-// `origin` points to a stream of the engine's device. A tracer stays from trace to trace, since
-// spans may outlive one, and its events are used again.
+// Begins a trace; `origin` points to a stream of the engine's device. The tracer stays from trace
+// to trace, because spans may outlive a trace, and its events are used again.
 void begin_trace(engine& of, std::string title, const void* origin);
-// An empty record where no trace was begun.
+// Ends the trace; returns an empty record if no trace was begun.
 [[nodiscard]] trace::record end_trace(engine& of);
 
 #if TIDEPOOL_DEFINITIONS

@@ -1,4 +1,5 @@
-// What was reloaded ahead of its use: how much of it there may be, and what of it is evicted first.
+// Groups that were reloaded ahead of their use: limits their number and bytes, and chooses the
+// group that is evicted first.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +10,8 @@
 
 namespace tidepool::inline v0_3_0::detail {
 
-// Groups that are on the device again, or on their way, and not restored; in the order of their
-// use.
+// Groups that are on the device again, or on their way to it, and not restored yet, in the order of
+// their use.
 template <class Group>
 class reloads_ahead {
  public:
@@ -19,7 +20,7 @@ class reloads_ahead {
   static constexpr std::size_t unlimited = std::numeric_limits<std::size_t>::max();
 
   [[nodiscard]] bool empty() const { return groups_.empty(); }
-  // One more may come, within these limits.
+  // True if the limits have room for one more group.
   [[nodiscard]] bool may_grow(std::size_t groups, std::size_t bytes) const {
     return groups_.size() < groups && bytes_ < bytes;
   }
@@ -27,14 +28,14 @@ class reloads_ahead {
     bytes_ += bytes;
     return groups_.push_back({group, bytes});
   }
-  // Nothing where it is not there.
+  // Does nothing if `at` is `none`.
   void forget(slot& at) noexcept {
     const auto gone = std::exchange(at, none);
     if (gone == none) return;
     bytes_ -= groups_[gone].bytes;
     groups_.erase(gone);
   }
-  // Needed last, and so evicted first.
+  // The group that is needed last, and therefore evicted first.
   [[nodiscard]] const Group& latest() const { return groups_[groups_.last()].group; }
 
  private:

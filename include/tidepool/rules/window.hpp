@@ -1,4 +1,4 @@
-/// A module's offloads in flight: first in, first out, capped.
+/// A module's offloads in flight, in a queue with a cap.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,8 @@ namespace tidepool::inline v0_3_0 {
 
 /// Offloads of one module, over all chunks, that no compute stream has joined yet.
 ///
-/// Megatron keeps such a queue for each name and chunk, so that its bound is cap x names x chunks;
-/// this one is per module. It only counts: the engine makes the joins.
+/// Megatron keeps such a queue for each name and chunk, so that its bound is cap x names x chunks.
+/// This queue is per module. It only counts; the engine makes the joins.
 class window {
  public:
   /// The caps of one module.
@@ -22,10 +22,10 @@ class window {
   };
 
   void set(const limits& caps) { caps_ = caps; }  ///< Sets the caps.
-  /// Whether there is any cap.
+  /// True if there is any cap.
   [[nodiscard]] bool capped() const { return caps_.groups || caps_.bytes; }
 
-  /// An offload of so many bytes, which is over at `done`.
+  /// Adds an offload of `bytes` bytes, which is over at `done`.
   void push(const ticket& done, std::size_t bytes) {
     if (tail_ - head_ == queue_.size()) grow();
     queue_[tail_++ % queue_.size()] = {done, bytes};
@@ -33,17 +33,17 @@ class window {
   }
   /// Undoes the latest `push`, which has not been popped.
   void take_back() { bytes_ -= queue_[--tail_ % queue_.size()].bytes; }
-  /// Forgets the oldest, which has been joined.
+  /// Forgets the oldest offload, which has been joined.
   void pop() { bytes_ -= queue_[head_++ % queue_.size()].bytes; }
 
-  /// Whether nothing is in flight.
+  /// True if no offload is in flight.
   [[nodiscard]] bool empty() const { return head_ == tail_; }
-  /// Where the oldest is over.
+  /// The position at which the oldest offload is over.
   [[nodiscard]] const ticket& oldest() const { return queue_[head_ % queue_.size()].done; }
   [[nodiscard]] std::size_t groups() const { return tail_ - head_; }  ///< Offloads in flight.
   [[nodiscard]] std::size_t bytes() const { return bytes_; }          ///< Bytes in flight.
 
-  /// More in flight than the caps allow.
+  /// True if more is in flight than the caps allow.
   [[nodiscard]] bool over() const {
     return !empty() &&
            ((caps_.groups && groups() > *caps_.groups) || (caps_.bytes && bytes() > *caps_.bytes));

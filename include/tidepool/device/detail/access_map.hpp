@@ -1,4 +1,4 @@
-// Who touched which bytes last: disjoint ranges of addresses, each with its latest accesses.
+// The latest accesses to each byte: disjoint ranges of addresses, each with its accesses.
 #pragma once
 
 #include <algorithm>
@@ -10,22 +10,22 @@
 
 namespace tidepool::inline v0_3_0::detail {
 
-// What memory holds, as far as the log knows.
+// The state of memory, as far as the log knows it.
 enum class contents : std::uint8_t {
-  unknown,    // memory that nobody told of: it may hold anything
+  unknown,    // memory that the log does not know: it may hold anything
   unwritten,  // handed out, and not written since
   written,
   given_back,  // to an offloader
   freed        // to the device
 };
 
-// A range of bytes that were all touched alike. Accesses are indexes; 0 is none.
+// A range of bytes with the same accesses. An access is an index; 0 is none.
 struct touched_range {
   std::uintptr_t end = 0;
   contents holds = contents::unknown;
-  std::uint32_t writer = 0;            // the latest write, or what handed it out
-  std::uint32_t cause = 0;             // what made it unwritten, given back or freed
-  std::vector<std::uint32_t> readers;  // since then, none ordered behind another
+  std::uint32_t writer = 0;            // the latest write, or the access that handed it out
+  std::uint32_t cause = 0;             // the access that made it unwritten, given back or freed
+  std::vector<std::uint32_t> readers;  // reads since then, without an order among them
 
   [[nodiscard]] bool empty() const {
     return holds == contents::unknown && writer == 0 && readers.empty();
@@ -39,7 +39,7 @@ struct touched_range {
 // Bytes that owners have lent: a tensor may be adopted several times, and parts of it as well.
 struct borrowed_range {
   std::uintptr_t end = 0;
-  std::uint32_t times = 0;  // that they are borrowed now
+  std::uint32_t times = 0;  // how often they are borrowed now
 
   [[nodiscard]] bool empty() const { return times == 0; }
   [[nodiscard]] bool same_as(const borrowed_range& other) const { return times == other.times; }
@@ -67,10 +67,10 @@ class range_map {
     }
   }
 
-  // All of [begin, end) is alike from now on.
+  // Makes all of [begin, end) one range.
   void replace(std::uintptr_t begin, std::uintptr_t end, contents holds, std::uint32_t writer,
                std::uint32_t cause) {
-    if (begin == end) return;  // it would end the range that begins here
+    if (begin == end) return;  // an empty range would end the range that begins here
     cut(begin);
     cut(end);
     auto at = ranges_.lower_bound(begin);
@@ -87,7 +87,8 @@ class range_map {
     while (last != ranges_.end() && last->first < end) last = ranges_.erase(last);
   }
 
-  // `forget(range)` takes out what is over; what is then alike becomes one range.
+  // Calls `forget(range)`, which takes out accesses that are over, and merges neighbours that are
+  // equal then.
   template <class Forget>
   void tidy(const Forget& forget) {
     for (auto at = ranges_.begin(); at != ranges_.end();) {
@@ -117,7 +118,7 @@ class range_map {
   [[nodiscard]] std::size_t size() const { return ranges_.size(); }
 
  private:
-  // Makes a range begin at `at`, where one lies across it.
+  // Cuts the range that contains `at` in two.
   void cut(std::uintptr_t at) {
     auto next = ranges_.upper_bound(at);
     if (next == ranges_.begin()) return;

@@ -1,4 +1,4 @@
-// What a stream capture of the virtual device keeps instead of running it.
+// The work that a stream capture of the virtual device keeps instead of running it.
 #pragma once
 
 #include <algorithm>
@@ -14,8 +14,8 @@
 namespace tidepool::inline v0_3_0::detail {
 
 // Operations in the order of their issue, each on one of the streams that take part. As in CUDA, a
-// stream takes part once it waits for something that the capture recorded, and all must have been
-// joined by the first when the capture ends.
+// stream takes part once it waits for an event that the capture recorded, and the first stream must
+// have joined all others when the capture ends.
 class captured {
  public:
   struct node {
@@ -35,7 +35,7 @@ class captured {
 
   void push(std::size_t stream, operation&& op) { add(lane_of(stream), std::move(op)); }
 
-  // The position of a record.
+  // Adds a record; returns its position.
   sim_position record(std::size_t stream) {
     const auto lane = lane_of(stream);
     operation op;
@@ -95,7 +95,7 @@ class captured {
   [[nodiscard]] const clock& clock_at(const sim_position& which) const {
     return clocks_[index_of(which)];
   }
-  // A stream that has only waited since then has nothing left to be joined.
+  // True if the stream has only waited since then, so that it has no work left to be joined.
   [[nodiscard]] bool only_waits_behind(std::size_t lane, std::uint64_t position) const {
     std::uint64_t seen = 0;
     return std::all_of(nodes_.begin(), nodes_.end(), [&](const node& each) {
@@ -106,8 +106,8 @@ class captured {
   std::uint64_t number_;
   std::vector<std::size_t> streams_;
   std::vector<node> nodes_;
-  std::vector<clock> clocks_;   // of each record: what its stream had joined by then
-  std::vector<clock> reached_;  // of each stream now
+  std::vector<clock> clocks_;   // for each record, positions that its stream had joined
+  std::vector<clock> reached_;  // for each stream, positions that it has joined now
 };
 
 }  // namespace tidepool::detail

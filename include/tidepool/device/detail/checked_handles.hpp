@@ -1,5 +1,5 @@
-// Events and graphs of a device that checks the order of accesses: those of the device below, and
-// what stands for them in the log.
+// Events and graphs of a device that checks the order of accesses: each has one of the device
+// below, and its number or steps in the log.
 #pragma once
 
 #include <concepts>
@@ -72,7 +72,7 @@ struct graph_checked<Device> {
   using type = checked_graph<typename Device::graph>;
 };
 
-// What has an address and a size in bytes: a buffer.
+// An object with an address and a size in bytes, such as a buffer.
 template <class Memory>
 concept has_bytes = requires(const Memory& memory) {
   { memory.data() } -> std::convertible_to<const void*>;

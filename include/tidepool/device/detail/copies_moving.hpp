@@ -1,4 +1,4 @@
-// How the copies that are under way share the links of a machine.
+// The shares of a machine's links that copies under way have.
 #pragma once
 
 #include <algorithm>
@@ -10,13 +10,13 @@
 
 namespace tidepool::inline v0_3_0::detail {
 
-// Copies that move bytes at one time, by direction. The host and a neighbour have a link each, or
-// share one.
+// Counts the copies that move bytes at one time, by direction. The host and a neighbour have a link
+// each, or share one.
 class copies_moving {
  public:
   void add(copy_direction direction) { ++counts_[index_of(direction)]; }
 
-  // Bytes per nanosecond of one copy; those of one direction share its rate.
+  // Bytes per nanosecond of one copy. Copies of one direction share its rate.
   [[nodiscard]] double rate(copy_direction direction, const machine& on) const {
     const bool to_peer =
         direction == copy_direction::device_to_peer || direction == copy_direction::peer_to_device;

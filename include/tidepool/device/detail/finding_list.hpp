@@ -1,4 +1,4 @@
-// What was found so far: each pair once, with its names.
+// The findings so far: each pair of accesses once, with its names.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ namespace tidepool::inline v0_3_0::detail {
 
 class finding_list {
  public:
-  static constexpr std::size_t most = 64;  // pairs that are told apart
+  static constexpr std::size_t most = 64;  // the most pairs that are kept
 
   // Names are kept once, as numbers; 0 is none.
   [[nodiscard]] std::uint32_t number_of(std::string_view name) {
@@ -36,7 +36,7 @@ class finding_list {
     for (auto& old : pairs_) {
       if (old.kind != kind || !alike(old.first, first) || !alike(old.second, second)) continue;
       auto& known = found_[old.index];
-      // A pair in several pieces is one.
+      // Pieces of one range that the same two accesses touch count as one finding.
       const auto next = reinterpret_cast<std::uintptr_t>(known.data) + known.bytes;
       if (known.first.number == first.number && known.second.number == second.number &&
           next == begin) {
@@ -81,7 +81,7 @@ class finding_list {
     }
   };
 
-  // The same place of a program, whatever the layer and the microbatch.
+  // True for accesses of one place in the program, in any layer and microbatch.
   static bool alike(const order_access& a, const order_access& b) {
     return a.kind == b.kind && a.name == b.name && a.module == b.module && a.stream == b.stream;
   }
@@ -107,7 +107,7 @@ class finding_list {
            kind == access_kind::fill || kind == access_kind::copy;
   }
 
-  // Which of an offloader's joins orders two such accesses.
+  // The join of an offloader that orders two such accesses; empty if no join does.
   static std::optional<join_site> join_between(const order_access& first, bool first_writes,
                                                const order_access& second, bool second_writes,
                                                const order_clocks& clocks) {
@@ -137,7 +137,8 @@ class finding_list {
     }
     if (!is_kernel(second.kind)) return std::nullopt;
     if (first.kind == kind::reload && first_writes) return join_site::consumer;
-    // Memory that was not handed out again is still the trainer's: no join of an offloader is due.
+    // Memory that was not handed out again is still the trainer's, so that no join of an offloader
+    // is missing.
     return std::nullopt;
   }
 

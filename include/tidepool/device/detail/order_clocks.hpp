@@ -1,4 +1,5 @@
-// Vector clocks of streams, events and the host: what comes before what is issued next.
+// Vector clocks of streams, events and the host. They tell which work comes before the next
+// operation.
 #pragma once
 
 #include <algorithm>
@@ -13,10 +14,10 @@
 namespace tidepool::inline v0_3_0::detail {
 
 // A clock for each stream, and one for the host, which is lane 0. A stream's own position grows
-// with every record, since only what a record stands for can be waited for.
+// with every record, because only records can be waited for.
 //
-// The host issues everything, so that what it does comes before all that it issues later, and it
-// knows what it has waited for.
+// The host issues all operations. So its own accesses come before all operations that it issues
+// later, and its clock has the work that it has waited for.
 class order_clocks {
  public:
   using lane = std::uint32_t;
@@ -41,7 +42,7 @@ class order_clocks {
     last_key_ = key;
     return last_lane_ = at->second;
   }
-  // A stream that was made just now. One of before that had its key is gone.
+  // Adds a new stream. An earlier stream with the same key is gone.
   lane made(std::uint64_t key) {
     if (const auto old = by_key_.find(key); old != by_key_.end()) {
       lanes_[old->second].outer = false;
@@ -64,7 +65,7 @@ class order_clocks {
   }
   void give_back_inner(lane which) { spare_.push_back(which); }
 
-  // One that the trainer has named keeps that name where an offloader gets it too.
+  // Names a lane. A name by the trainer stays when an offloader names the lane, too.
   void name(lane which, std::string name, bool copies, bool peer = false) {
     auto& named = lanes_[which];
     named.name = copies && named.by_trainer ? named.name + ", " + name : std::move(name);
@@ -73,14 +74,14 @@ class order_clocks {
     named.peer = peer;
   }
   [[nodiscard]] const std::string& name(lane which) const { return lanes_[which].name; }
-  // Whether it is an offloader's own.
+  // True for a copy stream of an offloader.
   [[nodiscard]] bool copies(lane which) const { return lanes_[which].copies; }
-  // And copies to or from a neighbour.
+  // True for an offloader's copy stream to or from a neighbour.
   [[nodiscard]] bool peer(lane which) const { return lanes_[which].peer; }
 
   // ---- order ----
 
-  // Something is issued on `which` now; its position.
+  // Notes that an operation is issued on `which`; returns its position.
   std::uint64_t issue(lane which) {
     auto& into = lanes_[which];
     if (into.host_seen != host_changes_) {
@@ -89,7 +90,7 @@ class order_clocks {
     }
     return into.known[which];
   }
-  // All that `which` has been given so far.
+  // Records all work that `which` has been given so far.
   void record(lane which, clock& into) {
     issue(which);
     into = lanes_[which].known;
@@ -114,14 +115,14 @@ class order_clocks {
     ++host_changes_;
   }
 
-  // Whether `position` of `first` is over before what `second` is given now.
+  // True if the work of `first` up to `position` comes before the next operation of `second`.
   [[nodiscard]] bool joined(lane first, std::uint64_t position, lane second) const {
     if (first == second || first == host) return true;
     const auto& known = lanes_[second].known;
     return first < known.size() && known[first] >= position;
   }
 
-  // What every stream has joined.
+  // The positions that every stream has joined, by itself or through the host.
   [[nodiscard]] clock everyone() const {
     clock result(lanes_.size(), std::numeric_limits<std::uint64_t>::max());
     const auto& told = lanes_[host].known;
@@ -130,7 +131,7 @@ class order_clocks {
       if (!mine.outer) continue;
       for (lane other = 0; other < result.size(); ++other) {
         const auto known = std::max(at(mine.known, other), at(told, other));
-        // What it has been given itself is not over for the host.
+        // Only streams count here: the host may not have waited for this position.
         result[other] = std::min(result[other], known);
       }
     }
@@ -140,12 +141,12 @@ class order_clocks {
  private:
   struct lane_state {
     clock known;
-    std::uint64_t host_seen = 0;  // changes of the host's clock that it knows
+    std::uint64_t host_seen = 0;  // changes of the host's clock that it has joined
     std::string name;
-    bool outer = true;  // a stream, and none of a graph's own
+    bool outer = true;  // a stream; false for a lane inside a graph
     bool copies = false;
     bool peer = false;
-    bool by_trainer = false;  // named
+    bool by_trainer = false;  // the trainer has named it
   };
 
   static std::uint64_t at(const clock& of, lane which) { return which < of.size() ? of[which] : 0; }

@@ -1,4 +1,4 @@
-// The log of a device that checks the order of accesses, and its judge: who must come before whom.
+// The log of a device that checks the order of accesses, and the checks of this order.
 #pragma once
 
 #include <cstddef>
@@ -15,27 +15,27 @@
 
 namespace tidepool::inline v0_3_0::detail {
 
-// Sees everything in the order of its issue, which is the same whatever order the device chooses.
-// What every stream has joined is forgotten, so that the log stays as large as what is under way
-// and what is told apart in memory.
+// Gets all operations in the order of issue, which does not depend on the order in which the device
+// runs them. Accesses that every stream has joined are forgotten, so that the log grows only with
+// the work under way and the number of ranges in memory.
 class order_log {
  public:
   using lane = order_clocks::lane;
 
   struct graph {
     order_capture content;
-    std::vector<lane> lanes;  // to run on; the first is that of the launch
+    std::vector<lane> lanes;  // the lanes to run on; the first is the launch's
   };
 
   [[nodiscard]] order_clocks& clocks() { return clocks_; }
   [[nodiscard]] finding_list& findings() { return findings_; }
   [[nodiscard]] const finding_list& findings() const { return findings_; }
-  // Ranges and accesses that are remembered.
+  // The number of ranges and accesses that are remembered.
   [[nodiscard]] std::size_t size() const {
     return map_.size() + borrowed_.size() + accesses_.size() - spare_.size();
   }
 
-  // ---- what the next accesses are about ----
+  // ---- the subject of the next accesses ----
 
   struct subject {
     std::uint32_t module = 0;
@@ -69,7 +69,8 @@ class order_log {
     if (shape.rows == 1) step.shape.source_pitch = step.shape.target_pitch = shape.width;
     give(on, std::move(step));
   }
-  // The host copies between memory and a file, which has addresses of its own here.
+  // Notes a copy by the host between memory and a file. The file has addresses of its own in the
+  // log.
   void copy_by_host(access_kind kind, const void* target, const void* source, std::size_t bytes) {
     auto step = step_of(step_kind::copy, kind, target, 0, "the file");
     step.source = reinterpret_cast<std::uintptr_t>(source);
@@ -93,14 +94,15 @@ class order_log {
     give(home, step_of(step_kind::give_to_owner, access_kind::returned, data, bytes, {}));
   }
 
-  // Memory of the device itself, with nothing under way there.
+  // Notes that memory was taken from the device, where no work is under way.
   void allocate(const void* data, std::size_t bytes, bool on_device) {
     set(data, bytes, on_device ? contents::unwritten : contents::unknown, access_kind::allocated);
   }
   void free(const void* data, std::size_t bytes) {
     set(data, bytes, contents::freed, access_kind::freed);
   }
-  // Whether reads of what nothing has written count, once a write was declared.
+  // Turns findings of reads of unwritten memory on or off. They count only after a write was
+  // declared.
   void judge_unwritten(bool on) { judges_unwritten_ = on; }
 
   // ---- events and captures ----
@@ -121,10 +123,11 @@ class order_log {
     spare_events_.push_back(number);
   }
   void record(lane on, std::uint32_t event);
-  // Before the device is asked to wait, which it refuses across the border of a capture.
+  // Checks a wait before the device gets it, because the device refuses a wait across the border of
+  // a capture.
   void expect_wait(lane on, std::uint32_t event);
   void wait(lane on, std::uint32_t event);
-  // The host has seen that all before the event's record is over.
+  // Notes that the host has seen the work before the event's record end.
   void passed(std::uint32_t event) { clocks_.host_waits(events_[event].known); }
 
   void begin_capture(lane origin) {
@@ -145,8 +148,8 @@ class order_log {
   struct event_state {
     order_clocks::clock known;
     order_access by;
-    std::uint64_t capture = 0;  // that it was recorded in
-    std::uint32_t item = 0;     // of it
+    std::uint64_t capture = 0;  // the capture that recorded it; 0: none
+    std::uint32_t item = 0;     // its index in the items of the capture
   };
 
   [[nodiscard]] order_step step_of(step_kind what, access_kind kind, const void* data,
@@ -214,14 +217,14 @@ class order_log {
   std::uint64_t captures_ = 0;
   std::uint64_t issued_ = 0;
   subject where_;
-  bool declares_ = false;  // the trainer says what its kernels write
+  bool declares_ = false;  // the trainer has declared a write of a kernel
   bool judges_unwritten_ = true;
   struct piece {
     std::uintptr_t begin, end;
     std::uint32_t cause;
   };
-  std::vector<piece> pieces_;                // of a copy, that nothing has written
-  std::vector<order_clocks::clock> inside_;  // of each record of a graph that is launched
+  std::vector<piece> pieces_;                // unwritten pieces of the source of a copy
+  std::vector<order_clocks::clock> inside_;  // clocks of the records of a graph that is launched
 };
 
 }  // namespace tidepool::detail

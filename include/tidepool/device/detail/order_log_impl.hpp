@@ -33,7 +33,7 @@ inline void order_log::expect_wait(lane on, std::uint32_t event) {
   if (until.by.number == 0) return;
   const bool inside = capture_ && capture_->place_of(on) < capture_->lanes.size();
   const auto mine = capture_ ? capture_->number : 0;
-  // A stream from outside that waits for an event of the capture takes part from now on.
+  // A stream from outside may wait for an event of the capture: it takes part from then on.
   if (until.capture == 0 ? !inside : until.capture == mine) return;
   order_access waiter;
   waiter.kind = access_kind::waited;
@@ -91,7 +91,8 @@ inline auto order_log::end_capture() -> graph {
   return result;
 }
 
-// The stream comes before all of the graph, and all of the graph before what the stream gets next.
+// Earlier work of the stream comes before all of the graph, and all of the graph before later work
+// of the stream.
 inline void order_log::launch(graph& which, lane on) {
   if (which.lanes.empty()) return;
   which.lanes.front() = on;
@@ -107,7 +108,7 @@ inline void order_log::launch(graph& which, lane on) {
       clocks_.wait(runs_on, inside_[step.until]);
     } else {
       auto launched = step;
-      if (place == 0) launched.who.stream = on;  // which may be another than it was captured on
+      if (place == 0) launched.who.stream = on;  // it may be another stream than the captured one
       run(runs_on, launched);
     }
   }
@@ -149,8 +150,8 @@ inline void order_log::run(lane on, const order_step& step) {
   }
 }
 
-// Copies move what was never written as well: padding, and rows that nobody reads. So a target
-// holds what its source does, and only who computes with it is told.
+// A copy may move unwritten memory, such as padding and rows that are never read. So the target
+// gets the state of the source, and only a kernel that reads it is reported.
 inline void order_log::run_copy(std::uint32_t by, const order_step& step) {
   const auto& shape = step.shape;
   const bool dense = shape.source_pitch == shape.width && shape.target_pitch == shape.width;
@@ -173,7 +174,7 @@ inline void order_log::run_copy(std::uint32_t by, const order_step& step) {
   }
 }
 
-// Whether memory is not to be touched any more.
+// Reports an access to memory that was given back or freed; returns true for such memory.
 inline bool order_log::is_gone(const touched_range& range, std::uint32_t by, std::uintptr_t begin,
                                bool writes) {
   if (range.holds != contents::given_back && range.holds != contents::freed) return false;
@@ -184,7 +185,7 @@ inline bool order_log::is_gone(const touched_range& range, std::uint32_t by, std
 inline void order_log::expect_order(const touched_range& range, std::uint32_t by,
                                     std::uintptr_t begin, bool writes) {
   if (range.writer != 0 && range.writer != by && !before(range.writer, by)) {
-    // Nobody touches memory by being handed it.
+    // Two accesses that only hand memory out touch no bytes.
     const bool touched = accesses_[by].kind != access_kind::handed_out ||
                          accesses_[range.writer].kind != access_kind::handed_out;
     if (touched) {
@@ -199,8 +200,8 @@ inline void order_log::expect_order(const touched_range& range, std::uint32_t by
   }
 }
 
-// A read. What it finds unwritten is a mistake of a kernel; of a copy it is told by
-// `found_unwritten`.
+// Checks a read. Unwritten memory is a mistake of a kernel. For a copy, `holds` is not null and
+// gets the state instead.
 inline void order_log::look(std::uint32_t by, std::uintptr_t begin, std::size_t bytes,
                             contents* holds) {
   const bool judged = judges_unwritten_ && declares_;
@@ -212,7 +213,7 @@ inline void order_log::look(std::uint32_t by, std::uintptr_t begin, std::size_t 
         *holds = contents::unwritten;
       } else if (judged) {
         found(finding_kind::never_written, range.cause, false, by, false, from, range.end);
-        range.holds = contents::written;  // said once
+        range.holds = contents::written;  // reported once
       }
     }
     std::erase_if(range.readers, [&](std::uint32_t old) { return before(old, by); });
@@ -222,7 +223,7 @@ inline void order_log::look(std::uint32_t by, std::uintptr_t begin, std::size_t 
 
 inline void order_log::change(std::uint32_t by, std::uintptr_t begin, std::size_t bytes,
                               contents to) {
-  const bool fresh = to == contents::unwritten;  // whoever had it before
+  const bool fresh = to == contents::unwritten;  // for any earlier user
   bool gone = false;
   map_.over(begin, begin + bytes, [&](touched_range& range, std::uintptr_t from) {
     if (!fresh && is_gone(range, by, from, true)) {
@@ -231,12 +232,12 @@ inline void order_log::change(std::uint32_t by, std::uintptr_t begin, std::size_
     }
     expect_order(range, by, from, true);
   });
-  // What was given back stays so.
+  // Memory that was given back keeps its state.
   if (!gone) map_.replace(begin, begin + bytes, to, by, fresh ? by : 0);
 }
 
-// Other borrowers have the bytes: uses that are not over yet may be theirs. `by` stands for those
-// that it has joined.
+// Returns one of several references to borrowed bytes. Other borrowers still have them, so that
+// uses that are not over may be theirs. `by` replaces the uses that it has joined.
 inline void order_log::return_reference(std::uint32_t by, std::uintptr_t begin,
                                         std::uintptr_t end) {
   map_.over(begin, end, [&](touched_range& range, std::uintptr_t /*from*/) {
@@ -261,8 +262,8 @@ inline void order_log::return_to_owner(std::uint32_t by, std::uintptr_t begin, s
     range.holds = contents::unknown;
     range.writer = by;
     range.cause = 0;
-    // An owner with references on other streams knows them all: who has the memory next waits for
-    // the streams of all.
+    // An owner with references on several streams knows all of them, and its next user waits for
+    // all these streams. So references that are not joined stay readers.
     std::erase_if(range.readers, [&](std::uint32_t reader) {
       return !is_reference(reader) || before(reader, by);
     });
@@ -280,7 +281,7 @@ inline void order_log::set(const void* data, std::size_t bytes, contents to, acc
   map_.replace(begin, begin + bytes, to, 0, remember(who));
 }
 
-// ---- what is remembered ----
+// ---- accesses that are remembered ----
 
 inline std::uint32_t order_log::remember(const order_access& who) {
   if (spare_.empty()) {
@@ -296,7 +297,7 @@ inline std::uint32_t order_log::remember(const order_access& who) {
   return number;
 }
 
-// Forgets what every stream has joined, and the accesses that nothing refers to any more.
+// Forgets accesses that every stream has joined, and accesses that no range refers to any more.
 inline void order_log::tidy() {
   const auto over = clocks_.everyone();
   const auto is_over = [&](std::uint32_t which) {

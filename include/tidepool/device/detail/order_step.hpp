@@ -1,4 +1,4 @@
-// One thing that was given to a stream, as it is judged now or kept by a capture.
+// An operation on a stream, which is checked now or kept by a capture.
 #pragma once
 
 #include <cstddef>
@@ -10,17 +10,17 @@
 
 namespace tidepool::inline v0_3_0::detail {
 
-// Who accesses memory, with names as numbers.
+// An access to memory; its names are numbers.
 struct order_access {
   access_kind kind{};
   std::uint32_t name = 0;
   std::uint32_t module = 0;
   int layer = -1;
   int microbatch = -1;
-  std::uint32_t stream = 0;    // that it was given to
-  std::uint32_t lane = 0;      // that it runs on: another one inside a graph
-  std::uint64_t position = 0;  // there
-  std::uint64_t number = 0;    // among all that was issued
+  std::uint32_t stream = 0;    // the stream that it was given to
+  std::uint32_t lane = 0;      // the lane that it runs on; another one inside a graph
+  std::uint64_t position = 0;  // its position on `lane`
+  std::uint64_t number = 0;    // its number in the order of issue
   std::uint64_t graph = 0;
 };
 
@@ -38,16 +38,16 @@ enum class step_kind : std::uint8_t {
 struct order_step {
   step_kind kind{};
   order_access who;
-  std::uintptr_t target = 0;  // or what is touched
-  std::uintptr_t source = 0;  // of a copy
-  copy_shape shape;           // of a copy; else `width` bytes
-  std::uint32_t until = 0;    // of a wait inside a capture: the place of its record
+  std::uintptr_t target = 0;  // or the first byte that is touched
+  std::uintptr_t source = 0;  // source of a copy
+  copy_shape shape;           // shape of a copy; else `width` bytes
+  std::uint32_t until = 0;    // for a wait inside a capture: the index of its record
 };
 
-// What a capture keeps: steps in the order of their issue, each on one of the lanes that take part.
+// The steps that a capture keeps, in the order of issue, each on one of the lanes that take part.
 struct order_capture {
   struct item {
-    std::uint32_t place = 0;  // of its lane in `lanes`
+    std::uint32_t place = 0;  // index of its lane in `lanes`
     order_step step;
   };
 
@@ -55,14 +55,14 @@ struct order_capture {
   std::vector<std::uint32_t> lanes;
   std::vector<item> items;
 
-  // Where a lane takes part; `lanes.size()` where it does not.
+  // The index of a lane that takes part; `lanes.size()` if it does not.
   [[nodiscard]] std::uint32_t place_of(std::uint32_t lane) const {
     std::uint32_t place = 0;
     while (place < lanes.size() && lanes[place] != lane) ++place;
     return place;
   }
 
-  // The first lane that was given work which the origin has not joined; 0 when all were.
+  // The first lane with work that the origin has not joined; 0 when all work was joined.
   [[nodiscard]] std::uint32_t unjoined() const {
     std::vector<std::vector<std::size_t>> known(lanes.size(),
                                                 std::vector<std::size_t>(lanes.size()));
@@ -76,7 +76,7 @@ struct order_capture {
           mine[p] = mine[p] < other[p] ? other[p] : mine[p];
       } else if (step.kind == step_kind::record) {
         recorded[i] = mine;
-      } else if (step.kind <= step_kind::copy) {  // memory changes hands without work
+      } else if (step.kind <= step_kind::copy) {  // steps that only hand memory over are no work
         mine[place] = i + 1;
       }
     }

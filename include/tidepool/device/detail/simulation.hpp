@@ -1,4 +1,5 @@
-// Streams of operations on a virtual clock. A discrete-event simulation that really runs them.
+// Streams of operations on a virtual clock: a discrete-event simulation that also runs the
+// operations.
 #pragma once
 
 #include <algorithm>
@@ -93,7 +94,8 @@ class simulation {
     target.captured_by = 0;
     target.recorded = {on, push(on, std::move(op))};
   }
-  // Waits for the latest record of the event as of now; an event never recorded is no wait.
+  // Queues a wait for the latest record of the event. An event that was never recorded needs no
+  // wait.
   void wait(std::size_t on, std::size_t event) {
     const auto& target = events_[event];
     if (target.captured_by != 0) {
@@ -138,7 +140,7 @@ class simulation {
     done->check_joined();
     return std::make_unique<captured>(std::move(*done));
   }
-  // Queues what was captured behind what `lanes[0]` has; `lanes` are the streams to run it on.
+  // Queues captured work behind the work of `lanes[0]`, on the streams `lanes`.
   void replay(const captured& graph, const std::vector<std::size_t>& lanes) {
     std::vector<std::uint64_t> base(lanes.size());
     for (std::size_t i = 1; i < lanes.size(); ++i) {
@@ -171,10 +173,10 @@ class simulation {
     }
   }
 
-  // How many operations were queued so far, on all streams.
+  // The number of operations that were queued so far, on all streams.
   [[nodiscard]] std::uint64_t issued() const { return issued_; }
-  // Forgets what was queued on a stream behind the first `issued`, and what waits for it. The rest
-  // goes on.
+  // Forgets operations of a stream after the first `issued` ones of all streams, and operations
+  // that wait for them. The others stay.
   void drop(std::size_t which, std::uint64_t issued) noexcept {
     const auto& from = streams_[which];
     const auto first = std::find_if(from.queue.begin(), from.queue.end(),
@@ -182,7 +184,8 @@ class simulation {
     drop_behind(which, from.finished + static_cast<std::uint64_t>(first - from.queue.begin()));
   }
 
-  // Sees every operation that will run, in the order of issue; replays of graphs included.
+  // Sets the observer of every operation that will run, in the order of issue; operations of
+  // replayed graphs count, too.
   void observe(operation_observer with) { observer_ = std::move(with); }
 
   [[nodiscard]] bool idle() const {
@@ -194,12 +197,12 @@ class simulation {
   [[nodiscard]] bool done(std::size_t event) const { return events_[event].done; }
 
  private:
-  // The codes that CUDA gives for the same mistakes.
+  // CUDA's codes for the same mistakes.
   static constexpr int capture_unsupported = 900;
   static constexpr int capture_isolation = 905;
   static constexpr int captured_event = 907;
 
-  // The new operation's number; 0 when it was captured.
+  // Queues an operation; returns its number on the stream, or 0 if it was captured.
   std::uint64_t push(std::size_t on, operation&& op) {
     if (capturing(on)) {
       capture_->push(on, std::move(op));
@@ -220,7 +223,8 @@ class simulation {
     push(on, std::move(op));
   }
 
-  // Numbers are given anew, since nothing that stays refers to those that go.
+  // Forgets operations of a stream behind `last`. Their numbers are used again, because no
+  // operation that stays refers to them.
   void drop_behind(std::size_t which, std::uint64_t last) noexcept {
     auto& from = streams_[which];
     while (from.pushed > last) {
@@ -257,7 +261,7 @@ class simulation {
     return op.until.number == 0 || reached(op.until);
   }
 
-  // Runs at least one operation to its end, or says why none can.
+  // Runs at least one operation to its end; throws `device_error` if none can run.
   void step() {
     if (model_.order_seed != 0) return random_step();
     bool any = false;
@@ -271,7 +275,7 @@ class simulation {
     advance();
   }
 
-  // True when the front took no time and is gone.
+  // Starts the first operation. Returns true if it took no time and has ended.
   bool start_or_finish_instant(sim_stream& on) {
     auto& op = on.queue.front();
     if (op.kind == operation_kind::record || op.kind == operation_kind::wait) {
@@ -357,7 +361,7 @@ class simulation {
     return op.left / running.rate(op.direction, model_);
   }
 
-  // Starts or ends one operation, any that may.
+  // Starts or ends one operation, chosen at random.
   void random_step() {
     std::vector<sim_stream*> able;
     for (auto& each : streams_) {

@@ -25,8 +25,8 @@ namespace tidepool::inline v0_3_0 {
 
 namespace detail {
 
-// The system ends a lock with the process that has it. Of a descriptor that was handed over, all
-// copies are one owner of locks: this one is opened anew.
+// Locks mapped memory: the system ends a lock with the process that has it. The file is opened
+// again, because all copies of a descriptor count as one owner of locks.
 [[nodiscard]] inline int lock_mapped(int descriptor) noexcept {
   char path[32];
   std::snprintf(path, sizeof path, "/proc/self/fd/%d", descriptor);
@@ -207,7 +207,7 @@ TIDEPOOL_INLINE void virtual_device::deallocate_peer(int /*peer*/, void* pointer
   give(pointer, peer_used_, peer_blocks_);
 }
 
-// What was given back, and nobody has mapped any more, is free.
+// Memory that was given back, and that no process has mapped any more, is free.
 TIDEPOOL_INLINE std::size_t virtual_device::device_free() const {
   std::erase_if(exports_, [&](const auto& entry) {
     const auto& each = entry.second;
@@ -272,7 +272,7 @@ TIDEPOOL_INLINE auto virtual_device::import_memory(int descriptor, std::size_t b
 
 TIDEPOOL_INLINE void virtual_device::drop_import(void* pointer) noexcept {
   const auto found = imports_.find(pointer);
-  // What an exception leaves in use stays until the device goes.
+  // Memory that an exception leaves in use stays mapped until the device goes.
   if (found == imports_.end() || (std::uncaught_exceptions() > exceptions_ && !sim_->idle()))
     return;
   ::munmap(found->first, found->second.bytes);
@@ -356,7 +356,7 @@ TIDEPOOL_INLINE auto virtual_device::take(std::size_t bytes, std::size_t& used, 
   auto* pointer = model_.moves_bytes ? std::aligned_alloc(256, whole) : imagined(whole);
   if (pointer == nullptr) return nullptr;
   if (model_.poison) std::memset(pointer, poison_byte, whole);
-  // Freeing must not need memory.
+  // Room for `late_` is made here, because freeing must not need memory.
   const auto most =
       device_blocks_.size() + host_blocks_.size() + peer_blocks_.size() + late_.size() + 1;
   if (late_.capacity() < most) late_.reserve(2 * most);
@@ -376,7 +376,7 @@ TIDEPOOL_INLINE void virtual_device::give(void* pointer, std::size_t& used, bloc
   } else {
     try {
       synchronize();
-    } catch (...) {  // a program that cannot go on does not use the memory either
+    } catch (...) {  // after a failure no work runs that uses the memory
     }
     if (model_.poison) std::memset(pointer, poison_byte, found->second);
     if (model_.moves_bytes) std::free(pointer);
@@ -391,7 +391,7 @@ TIDEPOOL_INLINE void virtual_device::free_late() noexcept {
   late_.clear();
 }
 
-// An address of its own that nobody may follow.
+// An address without memory behind it, which no other block has.
 TIDEPOOL_INLINE auto virtual_device::imagined(std::size_t bytes) -> void* {
   next_address_ += bytes;
   return reinterpret_cast<void*>(next_address_ - bytes);  // NOLINT(performance-no-int-to-ptr)

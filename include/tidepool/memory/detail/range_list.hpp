@@ -1,4 +1,4 @@
-/// Ranges in the order of their addresses, the free ones by size class as well.
+/// Ranges in the order of their addresses; free ranges are also listed by size class.
 #pragma once
 
 #include <algorithm>
@@ -14,8 +14,8 @@
 
 namespace tidepool::inline v0_3_0::detail {
 
-// How ranges are arranged; which of them a request should get is for `ranges` to say. Once
-// `make_room` has come back, what follows cannot fail.
+// Arranges ranges; `ranges` chooses the range for a request. After `make_room` the other functions
+// cannot fail.
 class range_list {
  public:
   static constexpr std::uint32_t none = std::numeric_limits<std::uint32_t>::max();
@@ -31,7 +31,7 @@ class range_list {
     put(fresh);
   }
 
-  // Forgets the regions of which no part is in use, and hands each to `gone`.
+  // Forgets regions without a part in use, and hands each to `gone`.
   template <class Gone>
   void drop_unused_regions(const Gone& gone) noexcept {
     std::erase_if(first_of_region_, [&](std::uint32_t first) {
@@ -84,7 +84,7 @@ class range_list {
     return std::min(power * 4 + quarter, bin_count - 1);
   }
 
-  // Before anything is changed: what follows then needs no memory.
+  // Makes room for `count` more ranges before any change, so that the change needs no memory.
   void make_room(std::size_t count) {
     while (spare_.size() < count) {
       nodes_.emplace_back();
@@ -99,7 +99,7 @@ class range_list {
     return index;
   }
 
-  // The bytes of all free neighbours from `first` on, and what comes after them.
+  // The bytes of all free neighbours from `first` on, and the range that comes after them.
   struct run_and_next {
     std::size_t bytes;
     std::uint32_t behind;
@@ -145,7 +145,8 @@ class range_list {
     put(parts.first);
   }
 
-  // In two, neither of them in a bin. Returns the second, which begins `at` bytes behind the first.
+  // Cuts a range in two and puts neither part in a bin. Returns the second part, which begins `at`
+  // bytes behind the first.
   std::uint32_t cut(std::uint32_t index, std::size_t at) {
     const auto other = new_node();
     auto& head = nodes_[index];
@@ -158,7 +159,7 @@ class range_list {
     return other;
   }
 
-  // Cuts a free range in two. Both are free, and have its fence.
+  // Cuts a free range in two free parts, which both have its fence.
   std::uint32_t cut_free(std::uint32_t index, std::size_t at) {
     unlink(index);
     const auto other = cut(index, at);
@@ -216,7 +217,7 @@ class range_list {
   std::vector<node> nodes_;
   std::vector<std::uint32_t> spare_;
   std::vector<std::uint32_t> first_of_region_;
-  bool indexed_ = false;  // also by address
+  bool indexed_ = false;  // true if `by_address_` is kept up to date
   std::array<bin_ends, bin_count> bins_{};
   std::size_t free_bytes_ = 0;
   std::size_t free_count_ = 0;

@@ -1,5 +1,5 @@
-/// What runs of free neighbours there are: the oldest, and for a request that must not cut up the
-/// last large one.
+/// Finds runs of free neighbours: the oldest run, and the best runs for a request that must not cut
+/// up the last large run.
 #pragma once
 
 #include <algorithm>
@@ -23,8 +23,8 @@ class range_survey : protected range_list {
   };
   struct runs_seen {
     run_seen longest;
-    std::size_t second = 0;  // bytes of the longest but that
-    run_seen beside;         // of all others: the one filled best, and the smallest such range
+    std::size_t second = 0;  // bytes of the second longest run
+    run_seen beside;         // of the others: the smallest run, and the smallest such range
   };
 
   template <class Joined>
@@ -59,8 +59,8 @@ class range_survey : protected range_list {
     return result;
   }
 
-  // The run of free neighbours with the oldest fence, merged into its first range; one that begins
-  // among the first `limit` ranges.
+  // The run of free neighbours with the oldest fence among those that begin in the first `limit`
+  // ranges. It is merged into its first range.
   template <class Joined>
   std::uint32_t pick_run(std::size_t need, const Joined& joined, bool may_wait, std::size_t limit) {
     if (free_bytes_ < need) return none;
@@ -78,13 +78,14 @@ class range_survey : protected range_list {
   }
 
   struct run_found {
-    free_run run;            // of fewer bytes than are needed where there is none
-    std::uint32_t next;      // where a better one may begin
-    std::size_t passed = 0;  // ranges before that
+    free_run run;            // fewer bytes than needed: no run was found
+    std::uint32_t next;      // the range where a better run may begin
+    std::size_t passed = 0;  // ranges before `next`
   };
 
-  // A run from `first` on that is older than `best`. None that begins before its youngest part, or
-  // before what ends it too early, is better: so that a search looks at most ranges once.
+  // A run from `first` on that is older than `best`. A better run cannot begin before the youngest
+  // part of this run, or before the range that ends it too early. So a search looks at most ranges
+  // once.
   template <class Joined>
   [[nodiscard]] run_found run_from(std::uint32_t first, std::size_t need, const Joined& joined,
                                    bool may_wait, const free_run& best) const {
@@ -107,7 +108,7 @@ class range_survey : protected range_list {
       result.run.bytes += each.bytes;
       result.run.ready.add(each.ready);
     }
-    if (result.run.bytes < need) {  // and so has none of those behind
+    if (result.run.bytes < need) {  // runs that begin behind it are shorter still
       result.next = none;
       result.passed = seen;
     }
