@@ -266,8 +266,8 @@ class offloader {
   /// Sets an all-reduce by which ranks that wait for each other plan together: `all` returns
   /// whether every rank is `ready` with a step to plan, or a plan. All ranks need one; without it
   /// they plan in line, at the end of steps that they count. `end_step` calls it for each step that
-  /// trains until the first plan is followed; exceptions as of `meet`. Ranks give steps up
-  /// together.
+  /// trains until a plan is followed, then in its 64th, 128th, 256th, ... step, where a rank that
+  /// needs another plan is not `ready`. Exceptions as of `meet`. Ranks give steps up together.
   void on_ready(std::function<bool(bool ready)> all) {
     if (auto* plans = engine_->learns()) plans->on_ready(std::move(all));
   }

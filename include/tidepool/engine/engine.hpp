@@ -200,7 +200,7 @@ class engine : public storage_owner {
   void follow(plan::profile step, const decision& what);
   // Makes the next step the first again, because no plan was made of the recorded step.
   void record_again() noexcept;
-  // The same, also where steps are recorded no more.
+  // Like `record_again`, also where the engine no longer records steps.
   void warm_up_anew();
   // Has the next steps recorded under the plan that is followed, so that another is made of them.
   void time_again() noexcept;

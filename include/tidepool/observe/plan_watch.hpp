@@ -57,9 +57,9 @@ class plan_watch {
 
   // Takes a median. Returns true if a plan should be made of the steps as they are now.
   //
-  // Where the first median misses the prediction, and the plan before this one was replaced for
-  // that reason, another plan would miss as well. From then on the steps are compared with that
-  // median, as they are under a plan whose prediction held.
+  // A plan whose first median misses its prediction is made anew once. If the new plan misses as
+  // well, a third one would, too, because the forecast lacks something. So from the first median on
+  // the steps of every plan are compared with that median, and no longer with the prediction.
   [[nodiscard]] bool has_drifted(double median_us) noexcept {
     bool off = std::abs(median_us - expected_us_) > drifts * expected_us_;
     if (std::exchange(first_, false)) {

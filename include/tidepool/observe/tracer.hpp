@@ -157,7 +157,7 @@ class tracer final : public observer {
     return std::max(0.0, marks_.elapsed_us(0, at - first_));
   }
 
-  // Of the changes that `counts` takes, after `bytes`.
+  // The bytes over time: `bytes` at first, then the changes that `counts` accepts.
   template <class Counts>
   [[nodiscard]] std::vector<trace::level> curve(std::size_t bytes, const Counts& counts) const {
     std::vector<std::pair<double, const raw_level*>> steps;

@@ -137,8 +137,8 @@ inline void add_share(std::vector<bar_share>& shares, const bar_share& more) {
   return total;
 }
 
-// The same curve with at most three levels in each interval of length `narrow`: the lowest, the
-// highest and the last, in order of time.
+// A curve that looks alike with at most three levels in each interval of length `narrow`: the
+// lowest, the highest and the last, in order of time.
 [[nodiscard]] inline std::vector<trace::level> thin_levels(const std::vector<trace::level>& levels,
                                                            double narrow) {
   std::vector<trace::level> kept;

@@ -56,8 +56,8 @@ struct paint {
 };
 inline constexpr std::size_t module_places = 3 * module_colours.size();
 
-// Where a name is in the palette when it is alone: a standard one on its own place, another one
-// among the stripes, by its letters.
+// The place of a single name in the palette: a standard module has its own place, another name a
+// striped one, by a hash of its letters.
 [[nodiscard]] constexpr std::size_t colour_place(std::string_view name) {
   const auto* const found = std::find(standard_modules.begin(), standard_modules.end(), name);
   const auto standard = static_cast<std::size_t>(found - standard_modules.begin());

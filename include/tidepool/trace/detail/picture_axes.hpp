@@ -48,8 +48,8 @@ class memory_curve {
     top_ = std::max(most * 1.15, step_ * unit_.size);
   }
 
-  // What there would be without offload is behind the curve, the budget above it. Returns where it
-  // ends.
+  // Draws the bytes without offload behind the curve and the budget above it. Returns the lower
+  // end.
   double draw(const std::vector<trace::module_levels>& parts, sheet& on) const {
     draw_grid(on);
     auto& front = on.words;

@@ -79,7 +79,7 @@ class picture_lanes {
     const bool stall = item.shares.front().style == picture_layout::stall_style;
     const double x = layout_.x_of(item.start);
     const double exact = layout_.x_of(item.end) - x;
-    // What moved bytes must be seen, however short; a stall that short cost nothing.
+    // A copy must be visible, however short. A stall that is as short cost nothing.
     const double width = stall ? exact : std::max(exact, 0.6 / layout_.detail());
     // A gap keeps neighbours apart.
     const double drawn = width > 3 ? width - 0.6 / layout_.detail() : width;

@@ -155,7 +155,7 @@ void add(std::vector<Counts>& to, const std::vector<Counts>& from) {
   return table.text();
 }
 
-// Of each place, unless the host is the only one.
+// Adds a row for each place, unless the host is the only place.
 inline void add_places(text_table& table, const trace::counters& totals) {
   if (totals.places.size() == 1 && totals.places.front().name == "host") return;
   for (const auto& each : totals.places) {

@@ -102,7 +102,7 @@ class svg {
     close("text", title, text);
   }
 
-  // What is drawn up to `close_group` shares a title.
+  // All shapes up to `close_group` share a title.
   void open_group(std::string_view title) {
     text_.append("<g><title>").append(xml_text(title)).append("</title>\n");
   }
