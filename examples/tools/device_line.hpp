@@ -11,18 +11,18 @@ namespace tools {
 template <class Device>
 concept simulated = Device::simulates_time;
 
-/// Of a virtual device, or of the GPU with this number.
+/// The line of a virtual device, or of the GPU with this number.
 template <class Device>
 [[nodiscard]] std::string device_line([[maybe_unused]] int ordinal = 0) {
   if constexpr (simulated<Device>) {
     return "virtual device: simulated time";
   } else {
-    std::string name = "a GPU without a name";
+    std::string line = "GPU " + std::to_string(ordinal);
 #if defined(TIDEPOOL_HAS_CUDA)
     cudaDeviceProp gpu{};
-    if (cudaGetDeviceProperties(&gpu, ordinal) == cudaSuccess) name = gpu.name;
+    if (cudaGetDeviceProperties(&gpu, ordinal) == cudaSuccess) line.append(": ").append(gpu.name);
 #endif
-    return "GPU " + std::to_string(ordinal) + ": " + name;
+    return line;
   }
 }
 

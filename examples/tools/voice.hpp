@@ -58,12 +58,12 @@ struct answer {
                                (near.empty() ? "" : "did you mean " + near + "? ") + "see --help");
 }
 
-/// What is left of an exception: the text, and the exit status that it means.
+/// The text of an exception, and the exit status that it means.
 struct outcome {
   std::string text;
   int status = failed;
 
-  /// Of the exception under way.
+  /// The outcome that the exception under way is.
   static outcome of_exception() {
     try {
       throw;
@@ -102,7 +102,7 @@ int run(const std::string& program, const Body& body) {
   }
 }
 
-/// Answers `--help` and `--version`, and refuses every other argument: for a program without
+/// Answers `--help` and `--version`, and refuses every other argument, for a program without
 /// options of its own. `options` is the help of those that another parser has taken already.
 inline void no_options(const about& program, int argc, const char* const* argv,
                        const std::string& options = {}) {

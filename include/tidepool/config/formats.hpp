@@ -112,7 +112,7 @@ struct bytes_format {
 
   static std::size_t read(const setting& given) {
     const auto bytes = read(given, given.value);
-    // Whoever writes 10 forgot a unit: nobody wants so few bytes.
+    // A user who writes 10 forgot the unit, because nobody wants so few bytes.
     const bool has_unit = given.value.find_first_not_of("0123456789") != std::string_view::npos;
     if (has_unit || bytes == 0 || bytes >= std::size_t{1} << 20) return bytes;
     refuse(given, "the unit is missing", "say it: for instance 10GiB, or " + write(bytes));
