@@ -52,8 +52,7 @@ inline void print_frontier(const study& of, const std::vector<point>& points,
   }
 }
 
-/// Of each layer and module, how many microbatches keep, offload, recompute, offload to a
-/// neighbour.
+/// How many microbatches take each action, in the order of `plan::action`, by layer and module.
 inline std::map<int, std::map<std::size_t, std::array<std::size_t, 4>>> actions_by_layer(
     const plan::profile& step, const plan::actions& what) {
   std::map<int, std::map<std::size_t, std::array<std::size_t, 4>>> count;

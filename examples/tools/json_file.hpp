@@ -1,4 +1,4 @@
-/// What `--json` names: results for other programs.
+/// The file that `--json` names, with results for other programs.
 #pragma once
 
 #include <unistd.h>
