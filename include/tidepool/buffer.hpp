@@ -10,7 +10,7 @@
 #include "tidepool/error.hpp"
 #include "tidepool/memory/lane_of.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 template <device Device>
 class buffer;

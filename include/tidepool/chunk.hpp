@@ -17,7 +17,7 @@
 #include "tidepool/engine/engine.hpp"
 #include "tidepool/module.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 template <device, class>
 class offloader;

@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 namespace detail {
 

@@ -1,7 +1,7 @@
 /// Names without their definitions.
 #pragma once
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 class error;
 class option_error;

@@ -10,7 +10,7 @@
 #include "tidepool/engine/graph_gate.hpp"
 #include "tidepool/memory/lane_of.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 template <capturing_device Device>
 class graph;

@@ -10,7 +10,7 @@
 #include "tidepool/buffer.hpp"
 #include "tidepool/engine/state.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 template <device Device>
 class host_state;

@@ -11,7 +11,7 @@
 #include "tidepool/keyed/state.hpp"
 #include "tidepool/offloader.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 /// Passes that know their tensors by keys, over an offloader that must outlive them. No call blocks
 /// the host. Thread safety: that of the offloader. After the first steps nothing is allocated.

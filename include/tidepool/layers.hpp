@@ -15,7 +15,7 @@
 #include "tidepool/error.hpp"
 #include "tidepool/offloader.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 template <class T, class Offloader>
 class saved_layers;

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <string_view>
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 /// A string literal usable as a template argument: `commit<"core_attn">(…)`.
 template <std::size_t Size>

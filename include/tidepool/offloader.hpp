@@ -32,7 +32,7 @@
 #include "tidepool/trace/counters.hpp"
 #include "tidepool/validate.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 /// Moves the saved tensors of chosen modules to the host and back, in step with one training loop.
 ///

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 /// The source of the device memory for saved tensors.
 enum class memory_kind : std::uint8_t {

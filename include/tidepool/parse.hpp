@@ -13,7 +13,7 @@
 #include "tidepool/core/linkage.hpp"
 #include "tidepool/options.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 /// The result of `parse_known_options`.
 struct known_options {

@@ -7,7 +7,7 @@
 #include "tidepool/core/decision.hpp"
 #include "tidepool/engine/offload_place.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 /// Objects that an offloader is made with beside its options; each may be left out.
 struct parts {

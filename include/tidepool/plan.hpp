@@ -6,7 +6,7 @@
 #include "tidepool/core/linkage.hpp"
 #include "tidepool/core/plan_source.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 /// A planner for one offloader: times a few steps, plans, and lays memory out.
 [[nodiscard]] std::unique_ptr<plan_source> planner();

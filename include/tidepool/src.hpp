@@ -24,6 +24,6 @@
 #include "tidepool/plan.hpp"
 #include "tidepool/tidepool.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 template class hardware_of<virtual_device>;
 }  // namespace tidepool::detail

@@ -19,7 +19,7 @@
 #include "tidepool/version.hpp"
 
 #if !TIDEPOOL_DEFINITIONS
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 extern template class hardware_of<virtual_device>;  // in src.hpp
 }  // namespace tidepool::detail
 #endif

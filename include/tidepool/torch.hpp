@@ -20,7 +20,7 @@
 #include "tidepool/torch/cuda.hpp"
 #endif
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 namespace detail {
 

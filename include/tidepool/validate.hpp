@@ -10,7 +10,7 @@
 #include "tidepool/module.hpp"
 #include "tidepool/options.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 /// The modules of an offloader with an open list: the standard names, then `own_modules`.
 /// The views point into `value`.

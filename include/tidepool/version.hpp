@@ -8,7 +8,7 @@
 /// The patch version.
 #define TIDEPOOL_VERSION_PATCH 0
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 /// Major, minor and patch number of the headers this translation unit was compiled with.
 struct version {

@@ -188,7 +188,7 @@ def self_test():
     else:
         assert False, "a walk that does not come back was taken"
     assert short("void tidepool::a<(anonymous namespace)::b>::f<1>(int)") == "a::f"
-    lambda_in_f = ("auto tidepool::v0_2_0::detail::a::f(c<int>) const::{lambda(auto:1&)#1}"
+    lambda_in_f = ("auto tidepool::v0_3_0::detail::a::f(c<int>) const::{lambda(auto:1&)#1}"
                    "::operator()<b>(b&) const")
     assert short(lambda_in_f) == "a::f::lambda", short(lambda_in_f)
     assert short("tidepool::a::operator==(tidepool::a const&) const") == "a::operator=="

@@ -12,7 +12,7 @@
 #include "tidepool/error.hpp"
 #include "tidepool/offloader.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 /// A BF16 tensor as e4m3 codes and their scales, in one block of memory: `data` is what is
 /// committed and restored. The handle may come and go; `elements` stays.

@@ -13,7 +13,7 @@
 #include "tidepool/codec/fp8.hpp"
 #include "tidepool/device/cuda.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // 16 bytes of numbers: what a thread reads or writes at once. Half of a warp makes a block.
 inline constexpr unsigned fp8_of_thread = 8;

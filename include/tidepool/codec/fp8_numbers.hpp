@@ -12,7 +12,7 @@
 #define TIDEPOOL_DETAIL_EVERYWHERE
 #endif
 
-namespace tidepool::inline v0_2_0::codec {
+namespace tidepool::inline v0_3_0::codec {
 
 /// Numbers that share a scale; the last block may have fewer.
 inline constexpr std::size_t block = 128;

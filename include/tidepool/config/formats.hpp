@@ -17,7 +17,7 @@
 #include "tidepool/module.hpp"
 #include "tidepool/options.hpp"
 
-namespace tidepool::inline v0_2_0::detail::text {
+namespace tidepool::inline v0_3_0::detail::text {
 
 /// One option as the user gave it.
 struct setting {

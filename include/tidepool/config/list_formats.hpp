@@ -11,7 +11,7 @@
 
 #include "tidepool/config/formats.hpp"
 
-namespace tidepool::inline v0_2_0::detail::text {
+namespace tidepool::inline v0_3_0::detail::text {
 
 /// The largest layer. A larger one is refused as a typing error, or a range could fill the memory.
 inline constexpr int max_layer = 999'999;

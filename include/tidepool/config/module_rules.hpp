@@ -16,7 +16,7 @@
 #include "tidepool/module.hpp"
 #include "tidepool/options.hpp"
 
-namespace tidepool::inline v0_2_0::detail::rules {
+namespace tidepool::inline v0_3_0::detail::rules {
 
 /// The label `option fraction (--offload-fraction or TIDEPOOL_OFFLOAD_FRACTION)`, with both names
 /// because nobody knows any more which of them gave the value.

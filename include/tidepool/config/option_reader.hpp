@@ -14,7 +14,7 @@
 #include "tidepool/error.hpp"
 #include "tidepool/options.hpp"
 
-namespace tidepool::inline v0_2_0::detail::text {
+namespace tidepool::inline v0_3_0::detail::text {
 
 /// The flag that `name` most likely meant, such as `--max-inflight`; empty when none is close.
 [[nodiscard]] inline std::string nearest_flag(std::string_view name) {

@@ -16,7 +16,7 @@
 #include "tidepool/config/place_rules.hpp"
 #include "tidepool/options.hpp"
 
-namespace tidepool::inline v0_2_0::detail::text {
+namespace tidepool::inline v0_3_0::detail::text {
 
 enum class option_kind : std::uint8_t {
   value,   ///< one value

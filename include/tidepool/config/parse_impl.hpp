@@ -16,7 +16,7 @@
 #include "tidepool/options.hpp"
 #include "tidepool/parse.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 TIDEPOOL_INLINE std::string nearest_option(std::string_view name) {
   return detail::text::nearest_flag(name);

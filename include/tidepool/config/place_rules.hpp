@@ -15,7 +15,7 @@
 #include "tidepool/config/module_rules.hpp"
 #include "tidepool/options.hpp"
 
-namespace tidepool::inline v0_2_0::detail::text {
+namespace tidepool::inline v0_3_0::detail::text {
 
 struct place_words {
   static constexpr std::array<std::string_view, place_kinds> names{"host", "peer", "file"};
@@ -61,7 +61,7 @@ struct places_format {
 
 }  // namespace tidepool::detail::text
 
-namespace tidepool::inline v0_2_0::detail::rules {
+namespace tidepool::inline v0_3_0::detail::rules {
 
 [[nodiscard]] inline bool has_place(const options& value, place_kind which) {
   return std::find(value.places.begin(), value.places.end(), which) != value.places.end();

@@ -13,7 +13,7 @@
 #include "tidepool/options.hpp"
 #include "tidepool/validate.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 TIDEPOOL_INLINE std::vector<std::string_view> open_module_list(const options& value) {
   std::vector<std::string_view> names(standard_modules.begin(), standard_modules.end());

@@ -15,7 +15,7 @@
 #include "tidepool/core/block.hpp"
 #include "tidepool/options.hpp"
 
-namespace tidepool::inline v0_2_0::detail::rules {
+namespace tidepool::inline v0_3_0::detail::rules {
 
 // A member of `options`, and, where it may not be negative, whether it is.
 struct signed_option {

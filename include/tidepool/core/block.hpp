@@ -9,7 +9,7 @@
 #include "tidepool/core/clocks.hpp"
 #include "tidepool/core/placement.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 /// The alignment of blocks in bytes: every block starts at a multiple of it and is a multiple of it
 /// long, because kernels and copy engines want that.

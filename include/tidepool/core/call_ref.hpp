@@ -4,7 +4,7 @@
 #include <memory>
 #include <type_traits>
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 class call_ref {
  public:

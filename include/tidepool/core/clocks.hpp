@@ -8,7 +8,7 @@
 
 #include "tidepool/core/join_site.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 /// Streams that one offloader serves at most, its own copy streams included: two for each place
 /// that tensors are offloaded to.

@@ -7,7 +7,7 @@
 
 #include "tidepool/error.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // `microbatch` is that of the finished chunk; none where the chunk was never begun.
 [[noreturn, gnu::cold]] inline void throw_closed_chunk(const std::string& call,

@@ -9,7 +9,7 @@
 #include "tidepool/core/placement.hpp"
 #include "tidepool/plan/step_plan.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 /// A decision about the groups of the steps to come. Plain data.
 struct decision {

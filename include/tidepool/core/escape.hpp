@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-namespace tidepool::inline v0_2_0::trace::detail {
+namespace tidepool::inline v0_3_0::trace::detail {
 
 inline constexpr std::string_view replacement_character = "\xef\xbf\xbd";
 inline constexpr std::string_view ellipsis = "\xe2\x80\xa6";

@@ -9,7 +9,7 @@
 #include "tidepool/core/clocks.hpp"
 #include "tidepool/trace/record.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 struct storage;
 struct chunk_state;

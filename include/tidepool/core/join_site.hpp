@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string_view>
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 /// Every place where the engine makes one stream wait for another. A device may be told to leave
 /// one of them out, which is how tests show that each is needed.

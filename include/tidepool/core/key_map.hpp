@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // A hash table with open addressing, at most half full; an erased key leaves no trace. Once the
 // table has been as large as it gets, it allocates nothing.

@@ -12,7 +12,7 @@
 #include "tidepool/core/text.hpp"
 #include "tidepool/module.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 /// Names that `recompute_modules` takes beside modules: parts of a model that trainers recompute.
 /// Source: Megatron-Core `TransformerConfig.recompute_modules`, and the gather of routed tokens.

@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 /// Gives large pieces of memory to pools, arenas and slots; `device_allocator` and `host_allocator`
 /// are those of a device. It must outlive the sources that use it. Thread safety: none.

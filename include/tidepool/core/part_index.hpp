@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // A hash table, chained through the storages themselves.
 template <class Storage>

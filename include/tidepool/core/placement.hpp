@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <vector>
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 /// An offset that is left to the source.
 inline constexpr auto anywhere = static_cast<std::size_t>(-1);

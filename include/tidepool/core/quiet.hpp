@@ -4,7 +4,7 @@
 #include <pthread.h>
 #include <signal.h>
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // Threads that are started while this object lives take no signals: those are for the trainer's.
 class quiet {

@@ -4,7 +4,7 @@
 #include <type_traits>
 #include <utility>
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // Calls `Undo` at the end of its life, unless `keep` was called: when the call that it guards
 // throws, or returns early.

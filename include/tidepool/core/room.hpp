@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // At least doubles a capacity that is too small: `reserve` alone would copy a growing list each
 // time.

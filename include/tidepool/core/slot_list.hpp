@@ -6,7 +6,7 @@
 #include <limits>
 #include <vector>
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // Elements are known by the slot that `push_back` returned; slots are used again.
 template <class T>

@@ -12,7 +12,7 @@
 #include <string_view>
 #include <system_error>
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 struct close_file {
   void operator()(std::FILE* file) const { static_cast<void>(std::fclose(file)); }

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-namespace tidepool::inline v0_2_0::detail::text {
+namespace tidepool::inline v0_3_0::detail::text {
 
 [[nodiscard]] inline bool is_blank(char c) {
   return c == ' ' || c == '\t' || c == '\n' || c == '\r' || c == '\f' || c == '\v';

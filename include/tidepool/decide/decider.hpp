@@ -17,7 +17,7 @@
 #include "tidepool/options.hpp"
 #include "tidepool/plan/step_plan.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // The decision about a group: the action that was wanted, and the action that is possible.
 struct verdict {

@@ -8,7 +8,7 @@
 
 #include "tidepool/core/placement.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // Storages are known by the number of their allocation in the step. Where a step allocates
 // otherwise than the planned one, the nearest planned storage of as many bytes is taken for the

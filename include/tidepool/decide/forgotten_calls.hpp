@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // Each forgotten call is told once, when a pass begins. Only passes that nobody can mean count:
 // many passes of one number between two ends of a step, and passes of which backward kept all

@@ -6,7 +6,7 @@
 
 #include "tidepool/plan/profile.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // The groups are learnt from earlier steps: a group that was forgotten the last time is not
 // reloaded ahead of its turn.

@@ -9,7 +9,7 @@
 #include "tidepool/options.hpp"
 #include "tidepool/plan/profile.hpp"
 
-namespace tidepool::inline v0_2_0::plan {
+namespace tidepool::inline v0_3_0::plan {
 
 /// True for groups that stay: by chunk of the step, in forward order, and by group.
 using residency = std::vector<std::vector<bool>>;
@@ -114,7 +114,7 @@ inline void keep_margin(const profile& step, std::size_t chunk, std::size_t begu
 
 }  // namespace tidepool::plan
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 /// Modules of which the margin keeps every group of `step` that would leave without the margin.
 [[nodiscard]] inline std::vector<module_id> kept_by_margin(const plan::profile& step,

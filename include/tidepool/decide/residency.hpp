@@ -10,7 +10,7 @@
 #include "tidepool/options.hpp"
 #include "tidepool/plan/step_plan.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 class residency {
  public:

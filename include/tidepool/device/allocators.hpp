@@ -8,7 +8,7 @@
 #include "tidepool/device/device.hpp"
 #include "tidepool/options.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 /// Memory of the device itself.
 template <device Device>

@@ -18,7 +18,7 @@
 #include "tidepool/device/device.hpp"
 #include "tidepool/device/finding.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 /// A `Device` whose calls also go to a log, which vector clocks judge while the program runs.
 ///

@@ -24,7 +24,7 @@
 #define TIDEPOOL_DETAIL_STREAM_REF 1
 #endif
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 /// One CUDA device. It owns nothing global: it makes its device current only inside calls that need
 /// that, and then restores the caller's.

@@ -3,7 +3,7 @@
 
 #if !defined(TIDEPOOL_HAS_CUDA) && (defined(TIDEPOOL_NO_CUDA) || !__has_include(<cuda_runtime_api.h>))
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 /// Stands for the CUDA device where CUDA's headers are missing; none can be made.
 class cuda_device {

@@ -8,7 +8,7 @@
 
 #include <utility>
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 /// A call of the driver, whose library is not linked; false where it has none of that name.
 template <class Call>

@@ -14,7 +14,7 @@
 #include "tidepool/device/host_pages.hpp"
 #include "tidepool/options.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 /// The host memory of one `cuda_device`.
 ///

@@ -11,7 +11,7 @@
 
 #include "tidepool/device/cuda_context.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 /// The neighbours of one `cuda_device`.
 ///

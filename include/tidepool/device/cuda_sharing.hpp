@@ -16,7 +16,7 @@
 #include "tidepool/device/device.hpp"
 #include "tidepool/error.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 /// What a `cuda_device` exports and imports: physical memory of the driver's, as descriptors.
 ///

@@ -16,7 +16,7 @@
 #include "tidepool/core/join_site.hpp"
 #include "tidepool/options.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 /// The direction of a copy.
 enum class copy_direction : std::uint8_t {

@@ -9,7 +9,7 @@
 
 #include "tidepool/core/join_site.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 /// What was done to memory.
 enum class access_kind : std::uint8_t {

@@ -15,7 +15,7 @@
 #include "tidepool/device/device.hpp"
 #include "tidepool/plan/profile.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 class backing_file;
 

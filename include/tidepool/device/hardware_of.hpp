@@ -21,7 +21,7 @@
 #include "tidepool/device/hardware_traits.hpp"
 #include "tidepool/error.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // `Device` is the type of the trainer's object, so that a function that hides one of its base, as
 // in `checked_device`, is called.

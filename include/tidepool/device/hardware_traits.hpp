@@ -9,7 +9,7 @@
 
 #include "tidepool/device/device.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 template <device Device>
 inline constexpr char type_of_device = 0;  // its address is what counts

@@ -20,7 +20,7 @@
 #include <unistd.h>
 #endif
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 /// How host pages are made.
 struct page_options {

@@ -14,7 +14,7 @@
 #include "tidepool/device/hardware.hpp"
 #include "tidepool/plan/profile.hpp"
 
-namespace tidepool::inline v0_2_0::plan {
+namespace tidepool::inline v0_3_0::plan {
 
 namespace detail {
 

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 /// Rates are bytes per nanosecond, which is GB/s.
 struct machine {

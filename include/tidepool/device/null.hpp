@@ -7,7 +7,7 @@
 
 #include "tidepool/device/device.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 /// Copies move no byte, joins wait for nothing, time stands still; memory is real host memory that
 /// no call touches. Thread safety: none, one per thread.

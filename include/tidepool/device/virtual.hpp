@@ -18,12 +18,12 @@
 #include "tidepool/device/device.hpp"
 #include "tidepool/device/machine.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 class captured;
 class simulation;
 }  // namespace tidepool::detail
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 /// A kernel that ran on the virtual device: its stream and its times.
 struct kernel_run {

@@ -4,7 +4,7 @@
 #include "tidepool/engine/engine.hpp"
 #include "tidepool/trace/nvtx.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // Tells that a call on a compute stream begins, and that it is over.
 class told_call {

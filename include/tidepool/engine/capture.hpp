@@ -9,7 +9,7 @@
 #include "tidepool/engine/graph_gate.hpp"
 #include "tidepool/engine/misuse.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 [[noreturn, gnu::cold]] inline void throw_layout(const memory_layout& wanted,
                                                  const memory_layout& found) {

@@ -3,7 +3,7 @@
 
 #include "tidepool/engine/storage.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // The gate between eager calls, captures and launches, which graph.hpp provides; an offloader that
 // never captures has none.

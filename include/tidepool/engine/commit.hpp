@@ -11,7 +11,7 @@
 #include "tidepool/engine/engine.hpp"
 #include "tidepool/engine/staying.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // The range of addresses so far. Most lists of handles ascend or descend in memory, so that each
 // handle is known to be new without a search.

@@ -20,7 +20,7 @@
 #include "tidepool/memory/lanes.hpp"
 #include "tidepool/options.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // The joins of copies; joins around a capture are in lanes.hpp, joins of device memory in
 // storages.hpp. Each place has its own offload stream and reload stream:

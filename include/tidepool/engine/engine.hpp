@@ -32,7 +32,7 @@
 #include "tidepool/trace/counters.hpp"
 #include "tidepool/trace/nvtx.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // An engine lives as long as its offloader and every handle and chunk made by it.
 class engine : public storage_owner {

@@ -10,7 +10,7 @@
 #include "tidepool/error.hpp"
 #include "tidepool/memory/lanes.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 class filling {
  public:

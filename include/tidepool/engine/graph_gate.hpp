@@ -12,7 +12,7 @@
 #include "tidepool/engine/engine.hpp"
 #include "tidepool/engine/memory_layout.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 using shared_layout = std::shared_ptr<const memory_layout>;
 

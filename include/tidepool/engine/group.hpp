@@ -16,7 +16,7 @@
 #include "tidepool/engine/storage.hpp"
 #include "tidepool/module.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 /// The forward pass that a chunk stands for.
 struct chunk_info {

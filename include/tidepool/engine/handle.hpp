@@ -19,7 +19,7 @@
 #include "tidepool/engine/storage.hpp"
 #include "tidepool/error.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 class engine;
 struct state_calls;

@@ -10,7 +10,7 @@
 #include "tidepool/core/happening.hpp"
 #include "tidepool/decide/step_learner.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // Ranks with a schedule of their own, or ranks that do the same at the same time.
 enum class waits_for : std::uint8_t { others, peers };

@@ -10,7 +10,7 @@
 #include "tidepool/engine/engine.hpp"
 #include "tidepool/memory/pinned.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 TIDEPOOL_INLINE engine::engine(std::unique_ptr<hardware> dev, const options& opts,
                                const std::vector<std::string_view>& names, std::uint64_t enabled,

@@ -8,7 +8,7 @@
 #include "tidepool/engine/engine.hpp"
 #include "tidepool/engine/misuse.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 TIDEPOOL_INLINE granted engine::allocate(std::size_t bytes, std::size_t elements, lane_id lane,
                                          block_source* source, fill contents) {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 struct storage_place {
   std::uint64_t number = 0;      // of the storage: addresses are reused, this is not

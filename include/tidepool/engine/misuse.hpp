@@ -7,7 +7,7 @@
 
 #include "tidepool/error.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 [[noreturn, gnu::cold]] inline void throw_mixed_capture(bool capturing) {
   throw misuse_error(

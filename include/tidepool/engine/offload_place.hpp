@@ -19,7 +19,7 @@
 #include "tidepool/options.hpp"
 #include "tidepool/trace/counters.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 namespace detail {
 

@@ -13,7 +13,7 @@
 #include "tidepool/engine/group.hpp"
 #include "tidepool/plan/profile.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // A set of small numbers that knows the first number it lacks. It has a bit for each number, and
 // above them a bit for each full word, so that 4096 numbers are passed over in one step.

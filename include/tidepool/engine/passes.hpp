@@ -7,7 +7,7 @@
 
 #include "tidepool/engine/engine.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 TIDEPOOL_INLINE auto engine::begin(const chunk_info& info) -> chunk_state& {
   if (info.release && !info.forward_only) {

@@ -16,7 +16,7 @@
 #include "tidepool/memory/pinned.hpp"
 #include "tidepool/options.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // The host is always among them: state lives there. Plain data behind its constructor, so that a
 // commit need not come by here.

@@ -3,7 +3,7 @@
 
 #include "tidepool/engine/engine.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 TIDEPOOL_INLINE auto engine::end_step() -> stage {
   if (spare_.size() != chunks_.size()) throw_still_open();

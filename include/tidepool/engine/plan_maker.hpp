@@ -12,7 +12,7 @@
 #include "tidepool/core/decision.hpp"
 #include "tidepool/decide/step_learner.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 class engine;
 

@@ -12,7 +12,7 @@
 #include "tidepool/error.hpp"
 #include "tidepool/trace/silent.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 TIDEPOOL_INLINE void plan_maker::after(stage over) {
   switch (over) {

@@ -13,7 +13,7 @@
 #include "tidepool/engine/engine.hpp"
 #include "tidepool/engine/traced_span.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 TIDEPOOL_INLINE std::size_t engine::recomputed(std::string_view name) const {
   const auto& all = opts_.recompute_modules;

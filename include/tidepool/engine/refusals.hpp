@@ -11,7 +11,7 @@
 #include "tidepool/engine/engine.hpp"
 #include "tidepool/engine/shortage.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 [[gnu::cold]] TIDEPOOL_INLINE std::string engine::name_of_group(const chunk_state& chunk,
                                                                 module_id module, int layer) const {

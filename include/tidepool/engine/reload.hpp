@@ -15,7 +15,7 @@
 #include "tidepool/engine/calls.hpp"
 #include "tidepool/engine/engine.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // Brings tensors back to the device, in the order of `by_size` if that is given, and adds their
 // bytes to `bytes`. Returns false, and brings none, where there is no memory for all of them.

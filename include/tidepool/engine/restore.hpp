@@ -8,7 +8,7 @@
 #include "tidepool/engine/engine.hpp"
 #include "tidepool/engine/misuse.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 TIDEPOOL_INLINE void engine::restore(chunk_state& chunk, module_id module, int layer, lane_id lane,
                                      handle_list handles) {

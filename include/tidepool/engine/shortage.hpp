@@ -17,7 +17,7 @@
 #include "tidepool/options.hpp"
 #include "tidepool/plan/profile.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // What the source of the memory and the engine know of a request that failed.
 struct shortage {

@@ -12,7 +12,7 @@
 #include "tidepool/memory/slots.hpp"
 #include "tidepool/options.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // Memory of the device itself.
 [[nodiscard]] inline std::unique_ptr<block_source> make_device_source(page_allocator& pages,

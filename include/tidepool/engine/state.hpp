@@ -12,7 +12,7 @@
 #include "tidepool/engine/engine.hpp"
 #include "tidepool/engine/shortage.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 struct state_calls {
   engine& of;

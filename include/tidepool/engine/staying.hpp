@@ -8,7 +8,7 @@
 
 #include "tidepool/engine/engine.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 TIDEPOOL_INLINE std::size_t engine::bytes_of(handle_list handles) {
   std::size_t bytes = 0;

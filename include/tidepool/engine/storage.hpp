@@ -8,7 +8,7 @@
 #include "tidepool/core/clocks.hpp"
 #include "tidepool/options.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // The owner of storages: an `engine`, which lives as long as anything refers to it.
 struct storage_owner {

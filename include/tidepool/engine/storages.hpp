@@ -22,7 +22,7 @@
 #include "tidepool/memory/borrowed.hpp"
 #include "tidepool/memory/soft_budget.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // Owns all storages of an offloader and its memory. The joins of device memory:
 //   device_reuse  compute stream  waits for the last user of the device block it is given

@@ -10,7 +10,7 @@
 #include "tidepool/memory/borrowed.hpp"
 #include "tidepool/memory/memory_owner.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // Tells of borrowed memory when it comes and when it goes back.
 class watched_owner {

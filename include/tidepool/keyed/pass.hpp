@@ -11,7 +11,7 @@
 #include "tidepool/keyed/state.hpp"
 #include "tidepool/offloader.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 /// A framework's name of a tensor: any number that no other tensor of the same pass has.
 using tensor_key = std::uint64_t;

@@ -10,7 +10,7 @@
 #include "tidepool/core/key_map.hpp"
 #include "tidepool/offloader.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // A tensor. Once its group is restored or forgotten, its last reference destroys it.
 template <device Device>

@@ -8,7 +8,7 @@
 #include "tidepool/error.hpp"
 #include "tidepool/memory/ranges.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 /// All device memory of saved tensors in one allocation of exactly the budget.
 ///

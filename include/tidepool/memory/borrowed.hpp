@@ -12,7 +12,7 @@
 #include "tidepool/core/clocks.hpp"
 #include "tidepool/memory/memory_owner.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 /// The memory that an offloader has borrowed: in use, or on its way back to owners that know
 /// streams, but no fences.

@@ -6,7 +6,7 @@
 
 #include "tidepool/core/block.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 /// A `block_source` over memory that the trainer owns: for CUDA graphs and kernels that know an
 /// address for good. What was allocated from it leaves and comes back to this very address; several

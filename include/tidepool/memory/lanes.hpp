@@ -13,7 +13,7 @@
 #include "tidepool/device/hardware.hpp"
 #include "tidepool/error.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 /// Records positions on streams and makes streams wait for them.
 ///

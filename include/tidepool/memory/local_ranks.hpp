@@ -11,7 +11,7 @@
 #include "tidepool/core/system_file.hpp"
 #include "tidepool/core/text.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 namespace detail {
 

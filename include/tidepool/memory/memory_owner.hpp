@@ -8,7 +8,7 @@
 #include <type_traits>
 #include <utility>
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 /// The owner of memory that an offloader borrows: a callable, which is called once when the memory
 /// is given back, or anything else that can be moved, such as a reference count, which is destroyed

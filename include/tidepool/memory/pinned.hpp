@@ -15,7 +15,7 @@
 #include "tidepool/memory/local_ranks.hpp"
 #include "tidepool/options.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 namespace detail {
 

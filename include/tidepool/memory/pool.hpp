@@ -13,7 +13,7 @@
 #include "tidepool/error.hpp"
 #include "tidepool/memory/ranges.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 /// How a pool rounds requests up.
 enum class rounding : std::uint8_t {

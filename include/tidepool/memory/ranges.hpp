@@ -10,7 +10,7 @@
 #include "tidepool/core/block.hpp"
 #include "tidepool/memory/detail/range_survey.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 /// Free and used ranges of one or more regions.
 ///

@@ -14,7 +14,7 @@
 #include "tidepool/error.hpp"
 #include "tidepool/options.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 /// Every ring is one allocation of equal slots; a request takes the free slot whose fence is oldest
 /// from the ring with the smallest slots that fit. Addresses repeat from step to step as long as

@@ -9,7 +9,7 @@
 
 #include "tidepool/memory/borrowed.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // A request that could wait must not pass the budget. A request that is needed now may, once
 // `exceed` has said so; `keep` takes that back.

@@ -15,7 +15,7 @@
 #include "tidepool/memory/lane_of.hpp"
 #include "tidepool/memory/lanes.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 /// A `block_source` over an allocator that works in the order of one stream, as a caching allocator
 /// does: what it hands out may be used by that stream at once, and what comes back it may hand out

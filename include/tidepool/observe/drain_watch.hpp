@@ -10,7 +10,7 @@
 #include "tidepool/device/hardware.hpp"
 #include "tidepool/observe/recorded_steps.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 using plan::detail::drain;
 

@@ -18,7 +18,7 @@
 #include "tidepool/engine/engine.hpp"
 #include "tidepool/observe/step_recorder.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 namespace detail {
 
 class plan_learner final : public learning {

@@ -10,7 +10,7 @@
 
 #include "tidepool/engine/learning.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 struct rank_wait {
   std::size_t before;  // number of the call after it

@@ -17,7 +17,7 @@
 #include "tidepool/plan/constants.hpp"
 #include "tidepool/plan/profile.hpp"
 
-namespace tidepool::inline v0_2_0::plan::detail {
+namespace tidepool::inline v0_3_0::plan::detail {
 
 using tidepool::detail::stage;
 

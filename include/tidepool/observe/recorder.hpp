@@ -17,7 +17,7 @@
 #include "tidepool/observe/rank_waits.hpp"
 #include "tidepool/plan/profile.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // Every call is between two timing events, because its joins are not computing. The device computes
 // from one call's second event to the next call's first.

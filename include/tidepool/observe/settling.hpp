@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <vector>
 
-namespace tidepool::inline v0_2_0::plan::detail {
+namespace tidepool::inline v0_3_0::plan::detail {
 
 // Compares the medians of the latest steps and of as many before them.
 class settling {

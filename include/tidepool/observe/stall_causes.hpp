@@ -10,7 +10,7 @@
 #include "tidepool/core/join_site.hpp"
 #include "tidepool/trace/record.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // The copy that ended with a stall. A GPU's events of two streams are some microseconds apart.
 [[nodiscard]] inline const trace::span* copy_behind(const trace::span& stall,

@@ -14,7 +14,7 @@
 #include "tidepool/observe/recorded_steps.hpp"
 #include "tidepool/observe/recorder.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // Tells the learner that shapes vary where no event can describe how memory is held.
 class step_recorder {

@@ -14,7 +14,7 @@
 #include "tidepool/observe/stall_causes.hpp"
 #include "tidepool/trace/record.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // Listens while a trace is being recorded. If a mark fails, because an event is refused or memory
 // is short, the trace lacks its span, and the step goes on.

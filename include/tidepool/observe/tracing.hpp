@@ -10,7 +10,7 @@
 #include "tidepool/engine/engine.hpp"
 #include "tidepool/observe/tracer.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // `origin` points to a stream of the engine's device. A tracer stays from trace to trace, since
 // spans may outlive one, and its events are used again.

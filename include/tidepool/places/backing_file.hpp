@@ -17,7 +17,7 @@
 
 #include "tidepool/error.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 /// What came of a read or a write.
 struct file_result {

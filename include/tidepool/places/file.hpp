@@ -5,7 +5,7 @@
 #include "tidepool/core/linkage.hpp"
 #include "tidepool/engine/offload_place.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 /// The way to the file of `place_kind::file`, for `parts::file`: a ring of pinned memory, a thread,
 /// and a file of the system's, or what the device's own `open_file` returns.

@@ -19,7 +19,7 @@
 #include "tidepool/places/detail/loan_socket.hpp"
 #include "tidepool/places/loan_handle.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 /// Memory that this process lends: see `lend`. The destructor takes it back. A borrower that still
 /// has it is told at its next step; the memory is free once that has let it go, or has ended.

@@ -13,7 +13,7 @@
 #include "tidepool/error.hpp"
 #include "tidepool/places/detail/loan_socket.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 namespace detail {
 

@@ -15,7 +15,7 @@
 #include "tidepool/plan/detail/chooser.hpp"
 #include "tidepool/plan/planner.hpp"
 
-namespace tidepool::inline v0_2_0::plan {
+namespace tidepool::inline v0_3_0::plan {
 
 namespace detail {
 

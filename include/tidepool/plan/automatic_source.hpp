@@ -12,7 +12,7 @@
 #include "tidepool/plan/automatic.hpp"
 #include "tidepool/plan/follow.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 namespace plan::detail {
 

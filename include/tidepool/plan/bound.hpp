@@ -16,7 +16,7 @@
 #include "tidepool/plan/detail/prices.hpp"
 #include "tidepool/plan/detail/windows.hpp"
 
-namespace tidepool::inline v0_2_0::plan {
+namespace tidepool::inline v0_3_0::plan {
 
 namespace detail {
 

@@ -11,7 +11,7 @@
 #include "tidepool/plan/refusal.hpp"
 #include "tidepool/plan/step_plan.hpp"
 
-namespace tidepool::inline v0_2_0::plan {
+namespace tidepool::inline v0_3_0::plan {
 
 namespace detail {
 

@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-namespace tidepool::inline v0_2_0::plan {
+namespace tidepool::inline v0_3_0::plan {
 
 /// What a byte that leaves and comes back costs the kernels that run beside its copies, which no
 /// simulated time shows: it passes the device's memory twice, and takes power. Measured on one

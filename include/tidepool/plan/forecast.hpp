@@ -19,7 +19,7 @@
 #include "tidepool/plan/step_plan.hpp"
 #include "tidepool/trace/record.hpp"
 
-namespace tidepool::inline v0_2_0::plan {
+namespace tidepool::inline v0_3_0::plan {
 
 /// A step as the engine would run it.
 struct forecast_result {

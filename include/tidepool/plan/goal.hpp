@@ -9,7 +9,7 @@
 #include "tidepool/plan/constants.hpp"
 #include "tidepool/plan/step_plan.hpp"
 
-namespace tidepool::inline v0_2_0::plan {
+namespace tidepool::inline v0_3_0::plan {
 
 /// The time of a step with what its copies cost the kernels; infinite when it does not run.
 [[nodiscard]] inline double cost_us(const outcome& of) {

@@ -16,7 +16,7 @@
 #include "tidepool/plan/simulator.hpp"
 #include "tidepool/plan/step_plan.hpp"
 
-namespace tidepool::inline v0_2_0::plan {
+namespace tidepool::inline v0_3_0::plan {
 
 /// Plans one profile under many goals.
 ///

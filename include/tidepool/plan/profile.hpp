@@ -11,7 +11,7 @@
 
 #include "tidepool/module.hpp"
 
-namespace tidepool::inline v0_2_0::plan {
+namespace tidepool::inline v0_3_0::plan {
 
 inline constexpr std::uint32_t none = std::numeric_limits<std::uint32_t>::max();  ///< No index.
 

@@ -16,7 +16,7 @@
 #include "tidepool/error.hpp"
 #include "tidepool/plan/profile.hpp"
 
-namespace tidepool::inline v0_2_0::plan {
+namespace tidepool::inline v0_3_0::plan {
 
 /// A profile or a machine that contradicts itself, or a plan that is not for the profile.
 class profile_error : public error {

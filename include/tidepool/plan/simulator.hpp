@@ -13,7 +13,7 @@
 #include "tidepool/plan/detail/reload_queue.hpp"
 #include "tidepool/plan/step_plan.hpp"
 
-namespace tidepool::inline v0_2_0::plan {
+namespace tidepool::inline v0_3_0::plan {
 
 /// The budget and the reloads ahead of use, as in `options`.
 struct run_limits {

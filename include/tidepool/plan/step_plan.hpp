@@ -8,7 +8,7 @@
 
 #include "tidepool/plan/profile.hpp"
 
-namespace tidepool::inline v0_2_0::plan {
+namespace tidepool::inline v0_3_0::plan {
 
 /// What becomes of a group between forward and backward.
 enum class action : std::uint8_t {

@@ -7,7 +7,7 @@
 
 #include "tidepool/core/slot_list.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // Groups that are on the device again, or on their way, and not restored; in the order of their
 // use.

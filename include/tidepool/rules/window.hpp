@@ -7,7 +7,7 @@
 
 #include "tidepool/core/clocks.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 /// Offloads of one module, over all chunks, that no compute stream has joined yet.
 ///

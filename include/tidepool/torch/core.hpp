@@ -17,7 +17,7 @@
 #include "tidepool/torch/saved.hpp"
 #include "tidepool/torch/streams.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // The part of a pass that the end of its offloader calls.
 class torch_pass_end {

@@ -12,7 +12,7 @@
 #include "tidepool/torch/lock.hpp"
 #include "tidepool/torch/streams.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 namespace detail {
 

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // Excludes by storage, because autograd saves views of parameters (`weight.t()`), and by questions
 // that are asked at each save. A storage is known only while it lives, because another may get its

@@ -10,7 +10,7 @@
 
 #include "tidepool/error.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 namespace detail {
 

@@ -5,7 +5,7 @@
 #include <mutex>
 #include <vector>
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // Recursive: hooks on autograd's threads may drop objects that call back on the same thread.
 class torch_lock {

@@ -14,7 +14,7 @@
 #include "tidepool/torch/core.hpp"
 #include "tidepool/torch/saved.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // Tensors of one module scope leave and come back together: the first tensor that backward asks for
 // brings all. Every call takes the core's lock, and asks for the thread's current stream.

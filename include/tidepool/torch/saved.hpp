@@ -21,7 +21,7 @@
 #include "tidepool/torch/version.hpp"
 #include "tidepool/torch/watch.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 [[nodiscard]] inline bool is_as_long(const c10::Storage& storage, std::size_t bytes) {
   return bytes_of(storage) != nullptr && bytes <= storage.nbytes();

@@ -15,7 +15,7 @@
 #error "tidepool/torch.hpp needs libtorch 1.13 or later"
 #endif
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // `Storage::data` is `void*` in 1.13 and `const void*` later.
 [[nodiscard]] inline std::byte* bytes_of(const c10::Storage& storage) {

@@ -14,7 +14,7 @@
 
 #include "tidepool/torch/version.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // Stands in for the allocator of a storage and counts its calls: a storage that was emptied and has
 // grown again may have its old address, and only the count shows that others had the memory. After

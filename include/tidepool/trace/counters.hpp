@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace tidepool::inline v0_2_0::trace {
+namespace tidepool::inline v0_3_0::trace {
 
 /// Totals of one module since the offloader was made. Bytes count each storage once.
 struct module_counters {

@@ -30,7 +30,7 @@
 #define TIDEPOOL_DETAIL_NVTX_FORM nvtx_off
 #endif
 
-namespace tidepool::inline v0_2_0::trace {
+namespace tidepool::inline v0_3_0::trace {
 inline namespace TIDEPOOL_DETAIL_NVTX_FORM {
 
 /// The subject of a range; NVTX shows it as the range's category.

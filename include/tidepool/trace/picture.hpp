@@ -6,7 +6,7 @@
 #include "tidepool/core/linkage.hpp"
 #include "tidepool/trace/record.hpp"
 
-namespace tidepool::inline v0_2_0::trace {
+namespace tidepool::inline v0_3_0::trace {
 
 /// Sizes of a picture, in pixels. Sizes too small for any content are raised.
 struct picture_options {

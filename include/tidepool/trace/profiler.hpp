@@ -15,7 +15,7 @@
 #define TIDEPOOL_DETAIL_PROFILER 0
 #endif
 
-namespace tidepool::inline v0_2_0::trace {
+namespace tidepool::inline v0_3_0::trace {
 
 /// Functions that start and stop a profiler. The functions throw on failure.
 struct profiler_calls {

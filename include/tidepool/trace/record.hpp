@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace tidepool::inline v0_2_0::trace {
+namespace tidepool::inline v0_3_0::trace {
 
 /// The activity of a lane during a span.
 enum class span_kind : std::uint8_t {

@@ -9,7 +9,7 @@
 #include "tidepool/trace/counters.hpp"
 #include "tidepool/trace/record.hpp"
 
-namespace tidepool::inline v0_2_0::trace {
+namespace tidepool::inline v0_3_0::trace {
 
 /// One figure of a plan beside its measurement.
 struct planned_figure {

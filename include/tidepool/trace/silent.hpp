@@ -7,7 +7,7 @@
 #include "tidepool/core/linkage.hpp"
 #include "tidepool/trace/counters.hpp"
 
-namespace tidepool::inline v0_2_0::trace {
+namespace tidepool::inline v0_3_0::trace {
 
 /// True if a module was asked for and moved no byte, neither out nor in, nor was discarded by plan.
 /// Ask after the first step.

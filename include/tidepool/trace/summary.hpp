@@ -11,7 +11,7 @@
 #include "tidepool/trace/counters.hpp"
 #include "tidepool/trace/silent.hpp"
 
-namespace tidepool::inline v0_2_0::trace {
+namespace tidepool::inline v0_3_0::trace {
 
 /// The counters of one rank, and its name.
 struct rank_counters {

@@ -7,7 +7,7 @@
 #include "tidepool/core/linkage.hpp"
 #include "tidepool/trace/record.hpp"
 
-namespace tidepool::inline v0_2_0::trace {
+namespace tidepool::inline v0_3_0::trace {
 
 /// Writes steps, one after the other on one time axis, in the trace event format (JSON).
 ///

@@ -8,7 +8,7 @@
 #include <map>
 #include <vector>
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // What memory holds, as far as the log knows.
 enum class contents : std::uint8_t {

@@ -11,7 +11,7 @@
 #include "tidepool/device/detail/operation.hpp"
 #include "tidepool/error.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // Operations in the order of their issue, each on one of the streams that take part. As in CUDA, a
 // stream takes part once it waits for something that the capture recorded, and all must have been

@@ -11,7 +11,7 @@
 #include "tidepool/device/detail/order_log.hpp"
 #include "tidepool/device/device.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 namespace detail {
 

@@ -8,7 +8,7 @@
 #include "tidepool/device/device.hpp"
 #include "tidepool/device/machine.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // Copies that move bytes at one time, by direction. The host and a neighbour have a link each, or
 // share one.

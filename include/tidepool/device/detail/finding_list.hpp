@@ -13,7 +13,7 @@
 #include "tidepool/device/detail/order_step.hpp"
 #include "tidepool/device/finding.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 class finding_list {
  public:

@@ -11,7 +11,7 @@
 
 #include "tidepool/device/device.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 /// Memory that a kernel says it touches, for whoever observes the virtual device.
 struct kernel_access {
@@ -22,7 +22,7 @@ struct kernel_access {
 
 }  // namespace tidepool
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // A position in a stream of the simulation: everything queued there before it.
 struct sim_position {

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // A clock for each stream, and one for the host, which is lane 0. A stream's own position grows
 // with every record, since only what a record stands for can be waited for.

@@ -13,7 +13,7 @@
 #include "tidepool/device/detail/order_clocks.hpp"
 #include "tidepool/device/detail/order_step.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // Sees everything in the order of its issue, which is the same whatever order the device chooses.
 // What every stream has joined is forgotten, so that the log stays as large as what is under way

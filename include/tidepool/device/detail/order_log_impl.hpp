@@ -3,7 +3,7 @@
 
 #include "tidepool/device/detail/order_log.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // ---- events and captures ----
 

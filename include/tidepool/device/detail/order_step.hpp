@@ -8,7 +8,7 @@
 #include "tidepool/device/device.hpp"
 #include "tidepool/device/finding.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // Who accesses memory, with names as numbers.
 struct order_access {

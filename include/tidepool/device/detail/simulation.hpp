@@ -18,7 +18,7 @@
 #include "tidepool/device/machine.hpp"
 #include "tidepool/error.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 class simulation {
  public:

@@ -21,7 +21,7 @@
 #include "tidepool/device/virtual.hpp"
 #include "tidepool/error.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 namespace detail {
 

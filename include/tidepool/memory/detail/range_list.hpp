@@ -12,7 +12,7 @@
 
 #include "tidepool/core/block.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // How ranges are arranged; which of them a request should get is for `ranges` to say. Once
 // `make_room` has come back, what follows cannot fail.

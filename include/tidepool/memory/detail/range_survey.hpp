@@ -9,7 +9,7 @@
 
 #include "tidepool/memory/detail/range_list.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 class range_survey : protected range_list {
  protected:

@@ -15,7 +15,7 @@
 #include "tidepool/error.hpp"
 #include "tidepool/places/detail/file_worker.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 [[nodiscard]] inline constexpr std::size_t in_granules(std::size_t bytes) {
   constexpr auto most = std::numeric_limits<std::size_t>::max() / file_granule * file_granule;

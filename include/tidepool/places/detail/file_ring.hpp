@@ -22,7 +22,7 @@
 #include "tidepool/places/detail/file_worker.hpp"
 #include "tidepool/places/file.hpp"
 
-namespace tidepool::inline v0_2_0 {
+namespace tidepool::inline v0_3_0 {
 
 namespace detail {
 

@@ -13,7 +13,7 @@
 #include "tidepool/core/quiet.hpp"
 #include "tidepool/places/backing_file.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 enum class file_request_kind : unsigned char { write, read, extend };
 

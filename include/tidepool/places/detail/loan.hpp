@@ -20,7 +20,7 @@
 #include "tidepool/error.hpp"
 #include "tidepool/places/lending.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 // Borrowed memory, mapped in one piece. `owner` uses it as a place; without one it is memory alone.
 class loan_pages final : public loan {

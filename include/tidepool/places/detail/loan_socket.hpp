@@ -22,7 +22,7 @@
 
 #include "tidepool/core/quiet.hpp"
 
-namespace tidepool::inline v0_2_0::detail {
+namespace tidepool::inline v0_3_0::detail {
 
 /// Owns a descriptor of the system's.
 class descriptor {

@@ -18,7 +18,7 @@
 #include "tidepool/plan/profile.hpp"
 #include "tidepool/plan/step_plan.hpp"
 
-namespace tidepool::inline v0_2_0::plan::detail {
+namespace tidepool::inline v0_3_0::plan::detail {
 
 [[nodiscard]] inline bool may_recompute(const profile& step) {
   return std::any_of(step.chunks.begin(), step.chunks.end(), [](const auto& chunk) {

@@ -17,7 +17,7 @@
 #include "tidepool/plan/detail/json_text.hpp"
 #include "tidepool/plan/refusal.hpp"
 
-namespace tidepool::inline v0_2_0::plan::detail {
+namespace tidepool::inline v0_3_0::plan::detail {
 
 using file_handle = std::unique_ptr<std::FILE, tidepool::detail::close_file>;
 

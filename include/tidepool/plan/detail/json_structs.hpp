@@ -20,7 +20,7 @@
 #include "tidepool/plan/profile.hpp"
 #include "tidepool/plan/refusal.hpp"
 
-namespace tidepool::inline v0_2_0::plan::detail {
+namespace tidepool::inline v0_3_0::plan::detail {
 
 inline constexpr std::uint32_t json_version = 1;
 

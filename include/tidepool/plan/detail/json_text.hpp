@@ -18,7 +18,7 @@
 #include "tidepool/core/text.hpp"
 #include "tidepool/plan/refusal.hpp"
 
-namespace tidepool::inline v0_2_0::plan::detail {
+namespace tidepool::inline v0_3_0::plan::detail {
 
 using json = nlohmann::ordered_json;
 

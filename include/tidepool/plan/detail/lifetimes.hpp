@@ -10,7 +10,7 @@
 #include "tidepool/plan/detail/layout.hpp"
 #include "tidepool/plan/step_plan.hpp"
 
-namespace tidepool::inline v0_2_0::plan::detail {
+namespace tidepool::inline v0_3_0::plan::detail {
 
 // A storage has memory from the call that takes it to the call that gives it back, and in time,
 // until nothing touches the memory any more.

@@ -10,7 +10,7 @@
 
 #include "tidepool/plan/profile.hpp"
 
-namespace tidepool::inline v0_2_0::plan::detail {
+namespace tidepool::inline v0_3_0::plan::detail {
 
 // Two queues of copies, each first in first out. A copy that overlaps with copies of the other
 // direction gets what those, which were issued before it, leave of the rate of both: the total is

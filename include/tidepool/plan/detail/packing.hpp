@@ -12,7 +12,7 @@
 #include "tidepool/core/placement.hpp"
 #include "tidepool/plan/detail/lifetimes.hpp"
 
-namespace tidepool::inline v0_2_0::plan::detail {
+namespace tidepool::inline v0_3_0::plan::detail {
 
 // Most bytes between two of their members at once: no placement takes less.
 template <class At>

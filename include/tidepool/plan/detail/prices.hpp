@@ -11,7 +11,7 @@
 #include "tidepool/plan/constants.hpp"
 #include "tidepool/plan/detail/timeline.hpp"
 
-namespace tidepool::inline v0_2_0::plan::detail {
+namespace tidepool::inline v0_3_0::plan::detail {
 
 // What time and memory are worth: shares of the link's time in each stretch, which together are at
 // most 1, and microseconds for a byte away at the end of it. None is negative.

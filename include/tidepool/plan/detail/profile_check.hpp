@@ -14,7 +14,7 @@
 #include "tidepool/plan/profile.hpp"
 #include "tidepool/plan/refusal.hpp"
 
-namespace tidepool::inline v0_2_0::plan::detail {
+namespace tidepool::inline v0_3_0::plan::detail {
 
 // Refuses what does not agree.
 class profile_check : subject {

@@ -8,7 +8,7 @@
 #include "tidepool/plan/detail/layout.hpp"
 #include "tidepool/rules/reloads_ahead.hpp"
 
-namespace tidepool::inline v0_2_0::plan::detail {
+namespace tidepool::inline v0_3_0::plan::detail {
 
 enum class place : std::uint8_t { nowhere, device, away, arriving };
 

@@ -13,7 +13,7 @@
 #include "tidepool/plan/constants.hpp"
 #include "tidepool/plan/detail/layout.hpp"
 
-namespace tidepool::inline v0_2_0::plan::detail {
+namespace tidepool::inline v0_3_0::plan::detail {
 
 /// Groups that are treated alike: of one layer and module, or more of them.
 using group_set = std::vector<std::uint32_t>;

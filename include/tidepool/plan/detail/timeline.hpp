@@ -13,7 +13,7 @@
 #include "tidepool/plan/constants.hpp"
 #include "tidepool/plan/detail/layout.hpp"
 
-namespace tidepool::inline v0_2_0::plan::detail {
+namespace tidepool::inline v0_3_0::plan::detail {
 
 // Bytes that may be away between two stretches.
 struct parcel {

@@ -14,7 +14,7 @@
 #include "tidepool/plan/goal.hpp"
 #include "tidepool/plan/simulator.hpp"
 
-namespace tidepool::inline v0_2_0::plan::detail {
+namespace tidepool::inline v0_3_0::plan::detail {
 
 struct candidate {
   std::vector<action> what;

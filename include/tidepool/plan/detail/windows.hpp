@@ -10,7 +10,7 @@
 #include "tidepool/plan/constants.hpp"
 #include "tidepool/plan/detail/prices.hpp"
 
-namespace tidepool::inline v0_2_0::plan::detail {
+namespace tidepool::inline v0_3_0::plan::detail {
 
 // In a window all of the link's time counts. Bytes leave up to some moment and come back after it.
 // What is above the budget at that moment must have left in the window or come back in it, unless

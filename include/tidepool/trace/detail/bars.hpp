@@ -10,7 +10,7 @@
 
 #include "tidepool/trace/record.hpp"
 
-namespace tidepool::inline v0_2_0::trace::detail {
+namespace tidepool::inline v0_3_0::trace::detail {
 
 // A span and the index of the colour it is drawn in.
 struct styled_span {

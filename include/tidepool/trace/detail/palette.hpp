@@ -11,7 +11,7 @@
 
 #include "tidepool/module.hpp"
 
-namespace tidepool::inline v0_2_0::trace::detail {
+namespace tidepool::inline v0_3_0::trace::detail {
 
 struct rgb {
   std::uint8_t red = 0;

@@ -14,7 +14,7 @@
 #include "tidepool/trace/detail/svg.hpp"
 #include "tidepool/trace/record.hpp"
 
-namespace tidepool::inline v0_2_0::trace::detail {
+namespace tidepool::inline v0_3_0::trace::detail {
 
 // The highest level, the first of several; `levels` is not empty.
 [[nodiscard]] inline const trace::level& peak_of(const std::vector<trace::level>& levels) {

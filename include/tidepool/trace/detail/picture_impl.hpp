@@ -17,7 +17,7 @@
 #include "tidepool/trace/picture.hpp"
 #include "tidepool/trace/record.hpp"
 
-namespace tidepool::inline v0_2_0::trace::detail {
+namespace tidepool::inline v0_3_0::trace::detail {
 
 class picture {
  public:
@@ -150,7 +150,7 @@ class picture {
 
 }  // namespace tidepool::trace::detail
 
-namespace tidepool::inline v0_2_0::trace {
+namespace tidepool::inline v0_3_0::trace {
 
 TIDEPOOL_INLINE void write_svg(std::ostream& out, const record& step,
                                const picture_options& options) {

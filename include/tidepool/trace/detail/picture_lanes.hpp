@@ -14,7 +14,7 @@
 #include "tidepool/trace/detail/svg.hpp"
 #include "tidepool/trace/record.hpp"
 
-namespace tidepool::inline v0_2_0::trace::detail {
+namespace tidepool::inline v0_3_0::trace::detail {
 
 // Draws into two layers, since the grid of the time axis is between strips and bars.
 class picture_lanes {

@@ -15,7 +15,7 @@
 #include "tidepool/trace/detail/svg.hpp"
 #include "tidepool/trace/record.hpp"
 
-namespace tidepool::inline v0_2_0::trace::detail {
+namespace tidepool::inline v0_3_0::trace::detail {
 
 // Shapes in all lanes together; each takes some 240 bytes of the file.
 inline constexpr std::size_t most_bars = 3600;

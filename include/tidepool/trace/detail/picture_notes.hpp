@@ -11,7 +11,7 @@
 #include "tidepool/trace/detail/svg.hpp"
 #include "tidepool/trace/record.hpp"
 
-namespace tidepool::inline v0_2_0::trace::detail {
+namespace tidepool::inline v0_3_0::trace::detail {
 
 inline constexpr std::string_view forward_fill = "#d6e6f7";
 inline constexpr std::string_view backward_fill = "#f7e1c8";

@@ -10,7 +10,7 @@
 #include <string>
 #include <string_view>
 
-namespace tidepool::inline v0_2_0::trace::detail {
+namespace tidepool::inline v0_3_0::trace::detail {
 
 // `12.50`. What is not finite prints as zero: a file nobody can load is worse than a zero in it.
 [[nodiscard]] inline std::string fixed(double value, int decimals) {

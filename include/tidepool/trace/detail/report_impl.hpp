@@ -17,7 +17,7 @@
 #include "tidepool/trace/report.hpp"
 #include "tidepool/trace/summary.hpp"
 
-namespace tidepool::inline v0_2_0::trace::detail {
+namespace tidepool::inline v0_3_0::trace::detail {
 
 // A table of HTML; a head of nothing but blanks is left out.
 class html_table {
@@ -192,7 +192,7 @@ class report_writer {
 
 }  // namespace tidepool::trace::detail
 
-namespace tidepool::inline v0_2_0::trace {
+namespace tidepool::inline v0_3_0::trace {
 
 TIDEPOOL_INLINE void write_report(std::ostream& out, const report& what) {
   const auto text = detail::report_writer(what).page();

@@ -3,7 +3,7 @@
 
 #include <string_view>
 
-namespace tidepool::inline v0_2_0::trace::detail {
+namespace tidepool::inline v0_3_0::trace::detail {
 
 inline constexpr std::string_view report_style = R"css(
 :root { color-scheme: light; }

@@ -10,7 +10,7 @@
 #include "tidepool/trace/counters.hpp"
 #include "tidepool/trace/silent.hpp"
 
-namespace tidepool::inline v0_2_0::trace {
+namespace tidepool::inline v0_3_0::trace {
 
 namespace detail {
 using tidepool::detail::text::count_of;

@@ -12,7 +12,7 @@
 #include "tidepool/trace/detail/print.hpp"
 #include "tidepool/trace/record.hpp"
 
-namespace tidepool::inline v0_2_0::trace::detail {
+namespace tidepool::inline v0_3_0::trace::detail {
 
 // What a join's name means to whoever tunes a step; empty for a name of somebody else's.
 [[nodiscard]] inline std::string_view meaning_of(std::string_view join) {

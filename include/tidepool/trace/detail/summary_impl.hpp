@@ -13,7 +13,7 @@
 #include "tidepool/trace/detail/summary_tables.hpp"
 #include "tidepool/trace/summary.hpp"
 
-namespace tidepool::inline v0_2_0::trace {
+namespace tidepool::inline v0_3_0::trace {
 
 TIDEPOOL_INLINE counters merge(std::span<const rank_counters> ranks) {
   counters sum;

@@ -16,7 +16,7 @@
 #include "tidepool/trace/detail/print.hpp"
 #include "tidepool/trace/detail/table.hpp"
 
-namespace tidepool::inline v0_2_0::trace::detail {
+namespace tidepool::inline v0_3_0::trace::detail {
 
 struct ranked {
   std::string rank;

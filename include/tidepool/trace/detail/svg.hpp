@@ -8,7 +8,7 @@
 #include "tidepool/core/escape.hpp"
 #include "tidepool/trace/detail/print.hpp"
 
-namespace tidepool::inline v0_2_0::trace::detail {
+namespace tidepool::inline v0_3_0::trace::detail {
 
 inline constexpr std::string_view ink = "#24292f";
 inline constexpr std::string_view faint_ink = "#656d76";

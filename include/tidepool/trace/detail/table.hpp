@@ -9,7 +9,7 @@
 
 #include "tidepool/core/escape.hpp"
 
-namespace tidepool::inline v0_2_0::trace::detail {
+namespace tidepool::inline v0_3_0::trace::detail {
 
 // The first `left` columns hold names, the others numbers, which stand on the right.
 class text_table {

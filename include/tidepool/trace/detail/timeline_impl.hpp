@@ -18,7 +18,7 @@
 #include "tidepool/trace/record.hpp"
 #include "tidepool/trace/timeline.hpp"
 
-namespace tidepool::inline v0_2_0::trace::detail {
+namespace tidepool::inline v0_3_0::trace::detail {
 
 // Traces hold whole nanoseconds: were start and duration rounded apart, neighbours could overlap
 // by one, and a viewer would nest them.
@@ -172,7 +172,7 @@ class chrome_trace {
 
 }  // namespace tidepool::trace::detail
 
-namespace tidepool::inline v0_2_0::trace {
+namespace tidepool::inline v0_3_0::trace {
 
 TIDEPOOL_INLINE void write_chrome_trace(std::ostream& out, std::span<const record> steps) {
   detail::chrome_trace trace(out);
