@@ -12,6 +12,8 @@
 #include <tidepool/codec/fp8_numbers.hpp>
 #include <vector>
 
+#include "../examples/tools/voice.hpp"
+
 namespace {
 
 namespace codec = tidepool::codec;
@@ -111,9 +113,7 @@ errors of_powers_of_two(const std::vector<std::uint16_t>& numbers) {
   });
 }
 
-}  // namespace
-
-int main() {
+int measure_all() {
   struct kind {
     const char* name;
     std::function<double(source&, std::size_t)> draw;
@@ -151,4 +151,14 @@ int main() {
   }
   std::printf("every error within max(6.3 %% of |x|, scale/990): %s\n", within ? "yes" : "NO");
   return within ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const tools::about me{"bench_codec", "Measures what the FP8 codec loses; no device is used."};
+  return tools::run(me.name, [&] {
+    tools::no_options(me, argc, argv);
+    return measure_all();
+  });
 }

@@ -103,6 +103,7 @@ for tree in "${!trees[@]}"; do
   grep -q 'int main' "$work/$tree/readme.cpp" ||
     { echo "compile_cost: ${trees[tree]}/README.md has no program" >&2; exit 1; }
   cp "${trees[tree]}/examples/cuda_first.cu" "$work/$tree"
+  cp -R "${trees[tree]}/examples/tools" "$work/$tree"
 done
 echo '#include "tidepool/src.hpp"' >"$work/src.cpp"
 

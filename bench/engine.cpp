@@ -14,6 +14,8 @@
 #include <tidepool/tidepool.hpp>
 #include <vector>
 
+#include "google.hpp"
+
 namespace {
 
 std::size_t heap_allocations = 0;
@@ -299,4 +301,8 @@ BENCHMARK_CAPTURE(mixed_sizes, pool, tp::memory_kind::pool, false)
 
 }  // namespace
 
-BENCHMARK_MAIN();
+int main(int argc, char** argv) {
+  return bench::run_google(
+      {"bench_engine", "Nanoseconds of the host for the calls of an offloader."}, argc, argv, "",
+      [] {});
+}

@@ -17,23 +17,17 @@
 #include <iostream>
 
 #include "../examples/caps/machines.hpp"
+#include "google.hpp"
 #include "inflight_common.hpp"
 
 int main(int argc, char** argv) {
-  std::string tabular = "--benchmark_counters_tabular=true";  // unless the user says otherwise
-  std::vector<char*> arguments(argv, argv + argc);
-  arguments.insert(arguments.begin() + 1, tabular.data());
-  argc = static_cast<int>(arguments.size());
-  arguments.push_back(nullptr);
-  benchmark::Initialize(&argc, arguments.data());
-  if (benchmark::ReportUnrecognizedArguments(argc, arguments.data())) return 1;
-
-  inflight::register_all<caps::virtual_machine>("virtual", 1);  // they are all alike
+  const tools::about me{"bench_inflight", "Step time and memory by cap on offloads in flight."};
+  return bench::run_google(me, argc, argv, "--benchmark_counters_tabular=true", [] {
+    inflight::register_all<caps::virtual_machine>("virtual", 1);  // they are all alike
 #if defined(TIDEPOOL_HAS_CUDA)
-  inflight::register_cuda();
+    inflight::register_cuda();
 #else
   std::cerr << "bench_inflight: built without CUDA, the CUDA half is skipped\n";
 #endif
-  benchmark::RunSpecifiedBenchmarks();
-  benchmark::Shutdown();
+  });
 }

@@ -6,7 +6,7 @@
 #   bench/lend.sh build/default out 2 4GiB 4                           two GPUs
 #   bench/lend.sh build/default out 2 1MiB 2 --device virtual --preset tiny --layers 8
 #
-# The three run in turns, ROUNDS times. Prints a row a run: the median of its steps, MB on the device
+# The three run in turns, ROUNDS times. Prints a row a run: the median of its steps, MiB on the device
 # of each rank, and what went to which place from rank 0. Then the medians of the rounds. Each run
 # leaves its output in OUT. Exits 1 if a run fails, losses differ, or nothing went to what was lent.
 set -uo pipefail
@@ -40,12 +40,12 @@ train() {
   grep '"bits"' "$file.json" >"$file.bits"
   awk -v name="$name" '
     /^step [0-9.]+ ms, / { ms = $2 }
-    /^rank [0-9]+: / { match($0, /[0-9.]+ MB on the device/); split(substr($0, RSTART), w, " "); mb = mb sprintf(" %9.1f", w[1]) }
+    /^rank [0-9]+: / { match($0, /[0-9.]+ MiB on the device/); split(substr($0, RSTART), w, " "); mb = mb sprintf(" %9.1f", w[1]) }
     /^offloaded to / { sub(/^offloaded to /, ""); places = places "  " $0 }
-    END { printf "%-10s %10.3f ms %s MB %s\n", name, ms, mb, places }' "$file.txt" | tee "$file.row"
+    END { printf "%-10s %10.3f ms %s MiB %s\n", name, ms, mb, places }' "$file.txt" | tee "$file.row"
 }
 
-printf '%-10s %13s  MB on the device of each rank; where groups of rank 0 went\n' run 'a step'
+printf '%-10s %13s  MiB on the device of each rank; where groups of rank 0 went\n' run 'a step'
 for ((round = 1; round <= rounds; ++round)); do
   train "none.$round"
   train "host.$round" --offload-modules all

@@ -7,7 +7,6 @@
 /// What the planner is to know of a host, raw rates in a file for `plan --machine`:
 ///
 ///     for n in 1 2 4; do bench_link --gpus $n --machine h200 --json host.json; done
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <barrier>
 #include <cstdio>
@@ -15,6 +14,8 @@
 #include <thread>
 #include <vector>
 
+#include "../examples/tools/command_line.hpp"
+#include "../examples/tools/device_line.hpp"
 #include "link_traffic.hpp"
 #include "machine_file.hpp"
 
@@ -86,7 +87,7 @@ tp::plan::link_rates rates(const settings& run) {
         measure(run, gpu, together, all[static_cast<std::size_t>(gpu)]);
       } catch (const std::exception& problem) {
         std::fprintf(stderr, "bench_link: GPU %d: %s\n", gpu, problem.what());
-        std::_Exit(2);
+        std::_Exit(tools::failed);
       }
     });
   }
@@ -162,21 +163,28 @@ void pinning(std::size_t bytes) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  settings run;
-  CLI::App app{"What the link gives, and what Tidepool takes of it"};
-  app.add_option("--gpus", run.gpus, "GPUs at once")->check(CLI::Range(1, 64));
-  app.add_option("--rounds", run.rounds, "Rounds of each phase")->check(CLI::Range(1, 1000));
-  app.add_option("--groups", run.groups, "Groups in a pass")->check(CLI::Range(1, 1000));
-  app.add_option("--pin", run.pin, "Bytes to pin; 0 for none");
-  app.add_option("--json", run.json, "File of a machine to which to add the raw rates");
-  app.add_option("--machine", run.machine, "What a new file takes over but for the link: h200");
-  CLI11_PARSE(app, argc, argv);
-  try {
+  const tools::about me{"bench_link", "What the link gives, and what Tidepool takes of it."};
+  return tools::run(me.name, [&] {
+    settings run;
+    tools::command_line line(me);
+    line.add_option("--gpus", run.gpus, "GPUs at once")
+        ->check(CLI::Range(1, 64))
+        ->capture_default_str();
+    line.add_option("--rounds", run.rounds, "Rounds of each phase")
+        ->check(CLI::Range(1, 1000))
+        ->capture_default_str();
+    line.add_option("--groups", run.groups, "Groups in a pass")
+        ->check(CLI::Range(1, 1000))
+        ->capture_default_str();
+    line.add_size("--pin", run.pin, "Host memory to pin; 0 for none");
+    line.add_file("--json", run.json, "Of a machine to which to add the raw rates");
+    line.add_option("--machine", run.machine, "What a new file takes over but for the link: h200");
+    line.read(argc, argv);
     if (tp::cuda_device::count() < run.gpus) {
-      std::fprintf(stderr, "bench_link: --gpus=%d: %d were found\n", run.gpus,
-                   tp::cuda_device::count());
-      return 2;
+      throw tp::option_error("--gpus=" + std::to_string(run.gpus) + ": " +
+                             std::to_string(tp::cuda_device::count()) + " were found; give fewer");
     }
+    tools::print_device<tp::cuda_device>();
     const auto gpus = static_cast<std::size_t>(run.gpus);
     planning::machine_description host;  // read first: a mistake is told before the work
     if (!run.json.empty()) host = machine_to_add_to(run.json, run.machine, gpus);
@@ -191,8 +199,5 @@ int main(int argc, char** argv) {
     small_tensors();
     if (run.pin > 0) pinning(run.pin);
     return 0;
-  } catch (const std::exception& problem) {
-    std::fprintf(stderr, "bench_link: %s\n", problem.what());
-    return 2;
-  }
+  });
 }

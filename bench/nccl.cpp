@@ -4,13 +4,14 @@
 ///     bench_nccl --gpus 4
 #include <nccl.h>
 
-#include <CLI/CLI.hpp>
 #include <barrier>
 #include <cstdio>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "../examples/tools/command_line.hpp"
+#include "../examples/tools/device_line.hpp"
 #include "link_traffic.hpp"
 
 namespace {
@@ -179,43 +180,51 @@ void report(const settings& run, const std::vector<member>& all) {
   }
 }
 
+int measure_all(const settings& run) {
+  const auto size = static_cast<std::size_t>(run.gpus);
+  std::vector<ncclComm_t> comms(size);
+  check_nccl(ncclCommInitAll(comms.data(), run.gpus, nullptr), "ncclCommInitAll");
+  std::barrier together(run.gpus);
+  std::vector<member> all(size);
+  std::vector<std::thread> crew;
+  for (std::size_t gpu = 0; gpu < size; ++gpu) {
+    crew.emplace_back([&, gpu] {
+      try {
+        measure(run, static_cast<int>(gpu), comms[gpu], together, all[gpu]);
+      } catch (const std::exception& problem) {
+        std::fprintf(stderr, "bench_nccl: GPU %zu: %s\n", gpu, problem.what());
+        std::_Exit(tools::failed);
+      }
+    });
+  }
+  for (auto& each : crew) each.join();
+  for (auto* each : comms) check_nccl(ncclCommDestroy(each), "ncclCommDestroy");
+  report(run, all);
+  return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  settings run;
-  CLI::App app{"Offloading beside NCCL"};
-  app.add_option("--gpus", run.gpus, "GPUs at once")->check(CLI::Range(2, 64));
-  app.add_option("--rounds", run.rounds, "Rounds")->check(CLI::Range(1, 1000));
-  app.add_option("--groups", run.groups, "Groups in a pass")->check(CLI::Range(1, 1000));
-  CLI11_PARSE(app, argc, argv);
-  try {
+  const tools::about me{"bench_nccl", "How much longer collectives take beside offloading."};
+  return tools::run(me.name, [&] {
+    settings run;
+    tools::command_line line(me);
+    line.add_option("--gpus", run.gpus, "GPUs at once")
+        ->check(CLI::Range(2, 64))
+        ->capture_default_str();
+    line.add_option("--rounds", run.rounds, "Rounds")
+        ->check(CLI::Range(1, 1000))
+        ->capture_default_str();
+    line.add_option("--groups", run.groups, "Groups in a pass")
+        ->check(CLI::Range(1, 1000))
+        ->capture_default_str();
+    line.read(argc, argv);
     if (tp::cuda_device::count() < run.gpus) {
-      std::fprintf(stderr, "bench_nccl: --gpus=%d: %d were found\n", run.gpus,
-                   tp::cuda_device::count());
-      return 2;
+      throw tp::option_error("--gpus=" + std::to_string(run.gpus) + ": " +
+                             std::to_string(tp::cuda_device::count()) + " were found; give fewer");
     }
-    const auto size = static_cast<std::size_t>(run.gpus);
-    std::vector<ncclComm_t> comms(size);
-    check_nccl(ncclCommInitAll(comms.data(), run.gpus, nullptr), "ncclCommInitAll");
-    std::barrier together(run.gpus);
-    std::vector<member> all(size);
-    std::vector<std::thread> crew;
-    for (std::size_t gpu = 0; gpu < size; ++gpu) {
-      crew.emplace_back([&, gpu] {
-        try {
-          measure(run, static_cast<int>(gpu), comms[gpu], together, all[gpu]);
-        } catch (const std::exception& problem) {
-          std::fprintf(stderr, "bench_nccl: GPU %zu: %s\n", gpu, problem.what());
-          std::_Exit(2);
-        }
-      });
-    }
-    for (auto& each : crew) each.join();
-    for (auto* each : comms) check_nccl(ncclCommDestroy(each), "ncclCommDestroy");
-    report(run, all);
-    return 0;
-  } catch (const std::exception& problem) {
-    std::fprintf(stderr, "bench_nccl: %s\n", problem.what());
-    return 2;
-  }
+    tools::print_device<tp::cuda_device>();
+    return measure_all(run);
+  });
 }

@@ -8,6 +8,7 @@
 #include <tidepool/plan/planner.hpp>
 
 #include "../tests/plan/plans.hpp"
+#include "google.hpp"
 
 namespace {
 
@@ -70,4 +71,8 @@ BENCHMARK(forecast_a_step)->RangeMultiplier(10)->Range(10, 10'000)->Unit(benchma
 
 }  // namespace
 
-BENCHMARK_MAIN();
+int main(int argc, char** argv) {
+  return bench::run_google(
+      {"bench_planner", "What planning a step costs, by the number of groups."}, argc, argv, "",
+      [] {});
+}

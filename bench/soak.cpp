@@ -4,7 +4,6 @@
 ///     bench_soak --steps 100000                   on the virtual device
 ///     bench_soak --steps 1000000 --mixed          evaluations, plans and graphs as well
 ///     bench_soak --steps 1000 --device cuda
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -18,6 +17,9 @@
 #include <tidepool/plan.hpp>
 #include <tidepool/tidepool.hpp>
 #include <vector>
+
+#include "../examples/tools/command_line.hpp"
+#include "../examples/tools/device_line.hpp"
 
 namespace {
 
@@ -238,6 +240,7 @@ class training {
 
 template <class Kernels>
 int soak(const settings& run) {
+  tools::print_device<decltype(Kernels::dev)>();
   training<Kernels> all(run);
   const auto tenth = std::max<std::size_t>(1, run.steps / 10);
   std::vector<double> micros;
@@ -277,29 +280,34 @@ int soak(const settings& run) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  settings run;
-  CLI::App app{"Many steps with changing shapes: memory and step cost must stay flat"};
-  app.add_option("--steps", run.steps, "Steps to run, ten or more")->check(CLI::Range(20, 1 << 30));
-  app.add_option("--device", run.device, "virtual or cuda")
-      ->check(CLI::IsMember({"virtual", "cuda"}));
-  app.add_option("--largest", run.largest, "Bytes of the largest tensor")
-      ->check(CLI::Range(std::size_t{512}, std::size_t{1} << 32));
-  app.add_option("--layers", run.layers, "Layers of the model")->check(CLI::Range(1, 1000));
-  app.add_flag("--mixed", run.mixed,
-               "Microbatches in flight, evaluations, plans from elsewhere and graphs as well");
-  app.add_option("--slowest", run.slowest, "Factor by which a step may become slower");
-  CLI11_PARSE(app, argc, argv);
-  try {
-#if defined(TIDEPOOL_HAS_CUDA)
-    if (run.device == "cuda") return soak<cuda_kernels>(run);
-#endif
-    if (run.device == "cuda") {
-      std::fprintf(stderr, "bench_soak: built without the CUDA toolkit; take --device virtual\n");
-      return 2;
+  const tools::about me{"bench_soak",
+                        "Many steps with changing shapes: memory and step cost must stay flat."};
+  return tools::run(me.name, [&] {
+    settings run;
+    tools::command_line line(me);
+    line.add_option("--steps", run.steps, "Steps to run")
+        ->check(CLI::Range(20, 1 << 30))
+        ->capture_default_str();
+    line.add_option("--device", run.device, "virtual or cuda")
+        ->check(CLI::IsMember({"virtual", "cuda"}))
+        ->capture_default_str();
+    line.add_size("--largest", run.largest, "Of the largest tensor; 512B to 4GiB");
+    line.add_option("--layers", run.layers, "Layers of the model")
+        ->check(CLI::Range(1, 1000))
+        ->capture_default_str();
+    line.add_flag("--mixed", run.mixed,
+                  "Microbatches in flight, evaluations, plans from elsewhere and graphs as well");
+    line.add_option("--slowest", run.slowest, "Factor by which a step may become slower")
+        ->capture_default_str();
+    line.read(argc, argv);
+    if (run.largest < 512 || run.largest > std::size_t{1} << 32) {
+      throw tp::option_error("--largest: the tensor is outside 512B to 4GiB; give 4KiB");
     }
-    return soak<virtual_kernels>(run);
-  } catch (const std::exception& problem) {
-    std::fprintf(stderr, "bench_soak: %s\n", problem.what());
-    return 2;
-  }
+    if (run.device == "virtual") return soak<virtual_kernels>(run);
+#if defined(TIDEPOOL_HAS_CUDA)
+    return soak<cuda_kernels>(run);
+#else
+    throw tp::option_error("--device=cuda: this build has no CUDA; take --device=virtual");
+#endif
+  });
 }

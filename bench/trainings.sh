@@ -50,19 +50,19 @@ row() {
       n = split(substr($0, 1, at - 1), word)
       ms[runs, ++steps[runs]] = word[n]
     }
-    /^device peak, MB/ { none = $(NF - 1); with = $NF }
+    /^device peak, MiB/ { none = $(NF - 1); with = $NF }
     /^losses equal to the bit/ { bits = $6 " of " $8 }
     /after the last rank came/ { transfers = transfers (transfers == "" ? "" : ", ") $NF }
     END {
       a = median(1); b = median(2)
       if (a == 0 || b == 0 || none == 0) { printf "%-28s no result\n", name; exit 1 }
       printf "%-28s %9.1f %9.1f %+7.2f%% %9.1f %9.1f %+7.1f%%  %-9s %s\n", name, a, b, 100 * (b / a - 1),
-             none / 1000, with / 1000, 100 * (with / none - 1), bits, transfers
+             none / 1024, with / 1024, 100 * (with / none - 1), bits, transfers
     }' "$1"
 }
 
 failed=0
-printf '%-28s %9s %9s %8s %9s %9s %8s  %-9s %s\n' "$ranks ranks" 'ms' 'offload' '' 'GB' 'offload' '' \
+printf '%-28s %9s %9s %8s %9s %9s %8s  %-9s %s\n' "$ranks ranks" 'ms' 'offload' '' 'GiB' 'offload' '' \
   'bits' 'NCCL'
 for case in "$@"; do
   IFS=: read -r kind tokens budget layers <<<"$case"

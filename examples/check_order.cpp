@@ -5,10 +5,12 @@
 //   check_order --mistake  commits on a stream that does not wait for the kernel; exit status 1
 #include <cstddef>
 #include <cstdio>
-#include <string_view>
 #include <tidepool/device/checked.hpp>
 #include <tidepool/tidepool.hpp>
 #include <vector>
+
+#include "tools/command_line.hpp"
+#include "tools/device_line.hpp"
 
 namespace tp = tidepool;
 
@@ -27,8 +29,7 @@ void gelu(device& dev, device::stream_ref stream, float* y, const float* x) {
   dev.writes(y, count * sizeof(float), stream, "gelu");
 }
 
-int main(int argc, char** argv) {
-  const bool mistake = argc > 1 && std::string_view(argv[1]) == "--mistake";
+int train(bool mistake) {
   device dev{tp::machine{}};
   const auto compute = dev.make_stream();
   const auto other = dev.make_stream();
@@ -68,4 +69,16 @@ int main(int argc, char** argv) {
 
   std::fputs(dev.report().c_str(), stdout);
   return dev.findings().empty() ? 0 : 1;
+}
+
+int main(int argc, char** argv) {
+  const tools::about me{"check_order", "Looks for accesses to memory without an order."};
+  return tools::run(me.name, [&] {
+    bool mistake = false;
+    tools::command_line line(me);
+    line.add_flag("--mistake", mistake, "Commit on a stream that does not wait for the kernel");
+    line.read(argc, argv);
+    tools::print_device<device>();
+    return train(mistake);
+  });
 }

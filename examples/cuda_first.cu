@@ -5,6 +5,9 @@
 #include <tidepool/tidepool.hpp>
 #include <vector>
 
+#include "tools/device_line.hpp"
+#include "tools/voice.hpp"
+
 using offloader = tidepool::offloader<tidepool::cuda_device, tidepool::modules<"mlp">>;
 constexpr int layers = 12, rows = 4096, width = 256, steps = 3;
 constexpr std::size_t tokens = std::size_t{rows} * width, weights = std::size_t{width} * width;
@@ -86,9 +89,15 @@ std::vector<float> train(bool offload) {  // the last step's gradients of all we
   return result;
 }
 
-int main() {
-  const auto eager = train(false), offloaded = train(true);
-  const bool equal = !std::memcmp(eager.data(), offloaded.data(), eager.size() * sizeof(float));
-  std::printf("gradients %s\n", equal ? "equal to the bit" : "DIFFER");
-  return equal && eager[0] != 0 ? 0 : 1;  // zeros: no kernel ran
+int main(int argc, char** argv) {
+  const tools::about me{"cuda_first",
+                        "Trains a small model on a GPU, without offload and with it."};
+  return tools::run(me.name, [&] {
+    tools::no_options(me, argc, argv);
+    tools::print_device<tidepool::cuda_device>();
+    const auto eager = train(false), offloaded = train(true);
+    const bool equal = !std::memcmp(eager.data(), offloaded.data(), eager.size() * sizeof(float));
+    std::printf("gradients %s\n", equal ? "equal to the bit" : "DIFFER");
+    return equal && eager[0] != 0 ? 0 : 1;  // zeros: no kernel ran
+  });
 }

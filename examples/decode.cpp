@@ -13,6 +13,9 @@
 #include <tidepool/tidepool.hpp>
 #include <vector>
 
+#include "tools/device_line.hpp"
+#include "tools/voice.hpp"
+
 namespace {
 
 using device = tidepool::virtual_device;
@@ -114,18 +117,23 @@ row reference() {
 
 }  // namespace
 
-int main() {
-  device dev;
-  tidepool::options options;
-  options.memory = tidepool::memory_kind::arena;
-  options.device_budget = 3 * page_bytes;  // the open page, the one that is read, the next
-  options.host_step = std::size_t{1} << 20;
-  offloader off(dev, options);
-  const bool equal = decode(dev, off) == reference();
-  const auto seen = off.counters();
-  std::printf("%d tokens: %zu KiB of cache, %zu KiB on the device, %.1f MiB fetched; %s\n", tokens,
-              seen.live_peak_without / 1024, seen.device_peak / 1024,
-              static_cast<double>(seen.state_fetched) / (1 << 20),
-              equal ? "the same bits as with all of it at hand" : "WRONG");
-  return equal ? 0 : 1;
+int main(int argc, char** argv) {
+  const tools::about me{"decode", "Decodes with a key-value cache that lives on the host."};
+  return tools::run(me.name, [&] {
+    tools::no_options(me, argc, argv);
+    tools::print_device<device>();
+    device dev;
+    tidepool::options options;
+    options.memory = tidepool::memory_kind::arena;
+    options.device_budget = 3 * page_bytes;  // the open page, the one that is read, the next
+    options.host_step = std::size_t{1} << 20;
+    offloader off(dev, options);
+    const bool equal = decode(dev, off) == reference();
+    const auto seen = off.counters();
+    std::printf("%d tokens: %zu KiB of cache, %zu KiB on the device, %.1f MiB fetched; %s\n",
+                tokens, seen.live_peak_without / 1024, seen.device_peak / 1024,
+                static_cast<double>(seen.state_fetched) / (1 << 20),
+                equal ? "the same bits as with all of it at hand" : "WRONG");
+    return equal ? 0 : 1;
+  });
 }

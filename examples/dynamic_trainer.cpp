@@ -8,6 +8,9 @@
 #include <tidepool/tidepool.hpp>
 #include <vector>
 
+#include "tools/device_line.hpp"
+#include "tools/voice.hpp"
+
 namespace tp = tidepool;
 
 namespace {
@@ -77,18 +80,18 @@ double train(const tp::options& opts) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  try {
+  const tools::about me{"dynamic_trainer", "Trains layers whose sizes are known after routing."};
+  return tools::run(me.name, [&] {
     tp::options resident;
     resident.device_step = 1 << 20;
     auto opts = resident;
     opts.offload_modules = {"expert_fc1", "moe_act"};
     opts.min_tensor_elements = 1;
-    opts = tp::parse_options(argc, argv, opts);  // --max-inflight=2, --memory=arena, …
+    opts = tp::take_options(argc, argv, opts);  // --max-inflight=2, --memory=arena, …
+    tools::no_options(me, argc, argv, tp::options_help());
+    tools::print_device<device>();
     const auto same = train(resident) == train(opts);
     std::printf("results %s\n", same ? "equal" : "DIFFER");
     return same ? 0 : 1;
-  } catch (const tp::error& problem) {
-    std::fprintf(stderr, "%s\n", problem.what());
-    return 2;
-  }
+  });
 }

@@ -11,13 +11,14 @@
 ///
 /// `--check-order` looks for accesses without an order (docs/checking.md).
 #include <cstdio>
-#include <exception>
-#include <string_view>
+#include <string>
 #include <tidepool/device/checked.hpp>
 #include <tidepool/tidepool.hpp>
 #include <vector>
 
 #include "each.hpp"
+#include "tools/command_line.hpp"
+#include "tools/device_line.hpp"
 
 namespace tp = tidepool;
 
@@ -162,6 +163,7 @@ std::vector<float> layer_by_layer(Device& dev) {
 
 template <class Device>
 int run() {
+  tools::print_device<Device>();
   Device dev;
   const auto expected = eager(dev);
   const auto whole = whole_step(dev);
@@ -180,34 +182,24 @@ int run() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::string_view device = "virtual";
-  bool check = false;
-  for (int i = 1; i < argc; ++i) {
-    const std::string_view word = argv[i];
-    if (word == "--check-order") {
-      check = true;
-    } else if (word == "--device" && i + 1 < argc) {
-      device = argv[++i];
-    } else {
-      device = "";
-      break;
-    }
-  }
-  try {
+  const tools::about me{"graph_trainer",
+                        "Trains under CUDA graphs, in the two ways that there are."};
+  return tools::run(me.name, [&] {
+    std::string device = "virtual";
+    bool check = false;
+    tools::command_line line(me);
+    line.add_option("--device", device, "virtual or cuda")
+        ->check(CLI::IsMember({"virtual", "cuda"}))
+        ->capture_default_str();
+    line.add_flag("--check-order", check, "Look for accesses without an order");
+    line.read(argc, argv);
     if (device == "virtual") {
       return check ? run<tp::checked_device<tp::virtual_device>>() : run<tp::virtual_device>();
     }
 #if defined(__CUDACC__)
-    if (device == "cuda") {
-      return check ? run<tp::checked_device<tp::cuda_device>>() : run<tp::cuda_device>();
-    }
+    return check ? run<tp::checked_device<tp::cuda_device>>() : run<tp::cuda_device>();
+#else
+    throw tp::option_error("--device=cuda: this build has no CUDA; take --device=virtual");
 #endif
-  } catch (const std::exception& problem) {
-    std::fprintf(stderr, "graph_trainer: %s\n", problem.what());
-    return 2;
-  }
-  std::fputs(device == "cuda" ? "graph_trainer: it was compiled without CUDA\n"
-                              : "usage: graph_trainer [--device virtual|cuda] [--check-order]\n",
-             stderr);
-  return 2;
+  });
 }

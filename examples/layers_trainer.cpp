@@ -10,6 +10,9 @@
 #include <tidepool/tidepool.hpp>
 #include <vector>
 
+#include "tools/device_line.hpp"
+#include "tools/voice.hpp"
+
 namespace tp = tidepool;
 
 namespace {
@@ -187,25 +190,23 @@ bool equal(const std::vector<float>& a, const std::vector<float>& b) {
 
 }  // namespace
 
-int main(int argc, char** argv) try {
-  // Tidepool's flags are gone after this; a trainer's own parser would come next.
-  tp::options options;
-  options.offload_modules = {"block"};
-  options.min_tensor_elements = 1;
-  options = tp::take_options(argc, argv, options);
-  if (argc > 1) {
-    std::fprintf(stderr, "%s is no option of this program\n", argv[1]);
-    return 2;
-  }
+int main(int argc, char** argv) {
+  const tools::about me{"layers_trainer", "Trains with arrays of layers, eager and saved_layers."};
+  return tools::run(me.name, [&] {
+    // Tidepool's flags are gone after this; a trainer's own parser would come next.
+    tp::options options;
+    options.offload_modules = {"block"};
+    options.min_tensor_elements = 1;
+    options = tp::take_options(argc, argv, options);
+    tools::no_options(me, argc, argv, tp::options_help());
 
-  device dev;
-  const auto owned = dev.make_stream();
-  const auto eager = train_eager(dev, owned.ref());
-  bool same = equal(eager, train_layers(dev, owned.ref(), {}));  // nothing leaves
-  same &= equal(eager, train_layers(dev, owned.ref(), options));
-  std::printf("%zu losses %s\n", eager.size(), same ? "equal to the bit" : "DIFFER");
-  return same ? 0 : 1;
-} catch (const tp::error& problem) {
-  std::fprintf(stderr, "%s\n", problem.what());
-  return 2;
+    tools::print_device<device>();
+    device dev;
+    const auto owned = dev.make_stream();
+    const auto eager = train_eager(dev, owned.ref());
+    bool same = equal(eager, train_layers(dev, owned.ref(), {}));  // nothing leaves
+    same &= equal(eager, train_layers(dev, owned.ref(), options));
+    std::printf("%zu losses %s\n", eager.size(), same ? "equal to the bit" : "DIFFER");
+    return same ? 0 : 1;
+  });
 }

@@ -8,6 +8,9 @@
 #include <tidepool/tidepool.hpp>
 #include <vector>
 
+#include "tools/device_line.hpp"
+#include "tools/voice.hpp"
+
 namespace tp = tidepool;
 
 namespace {
@@ -73,7 +76,7 @@ std::vector<float> train(bool offload) {  // the gradient of the first layer's i
   dev.synchronize();
 
   const auto seen = off.counters();
-  std::printf("%-10s %8.0f KiB on the device, %6.0f KiB moved out, %7.3f ms of virtual time\n",
+  std::printf("%-10s %8.0f KiB on the device, %6.0f KiB moved out, %7.3f ms\n",
               offload ? "offload" : "resident", static_cast<double>(seen.device_peak) / 1024,
               static_cast<double>(seen.modules[0].bytes_offloaded) / 1024, dev.now_ns() / 1e6);
   return grad;
@@ -81,9 +84,14 @@ std::vector<float> train(bool offload) {  // the gradient of the first layer's i
 
 }  // namespace
 
-int main() {
-  const auto resident = train(false);
-  const auto offloaded = train(true);
-  std::printf("gradients %s\n", resident == offloaded ? "equal" : "DIFFER");
-  return resident == offloaded && resident[0] != 0 ? 0 : 1;
+int main(int argc, char** argv) {
+  const tools::about me{"static_trainer", "Trains layers of one shape, resident and offloaded."};
+  return tools::run(me.name, [&] {
+    tools::no_options(me, argc, argv);
+    tools::print_device<device>();
+    const auto resident = train(false);
+    const auto offloaded = train(true);
+    std::printf("gradients %s\n", resident == offloaded ? "equal" : "DIFFER");
+    return resident == offloaded && resident[0] != 0 ? 0 : 1;
+  });
 }

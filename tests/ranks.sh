@@ -440,10 +440,10 @@ case $part in
       ! went_to peer
       verdict '2 ranks: where both hold as much, nobody lends'
     fi
-    refuses 2 'lend=1048576: nothing is offloaded' --layers 4 --lend 1MiB
-    refuses 2 "lend=1048576: .* out of --places" --layers 4 "${leaves[@]}" --lend 1MiB \
+    refuses 2 'lend=1MiB: nothing is offloaded' --layers 4 --lend 1MiB
+    refuses 2 "lend=1MiB: .* out of --places" --layers 4 "${leaves[@]}" --lend 1MiB \
       --places peer,host --peer-budget 1MiB
-    refuses 2 'lend=1048576: comes out of --device-budget=1048576' --layers 4 "${leaves[@]}" --lend 1MiB \
+    refuses 2 'lend=1MiB: comes out of --device-budget=1MiB' --layers 4 "${leaves[@]}" --lend 1MiB \
       --memory arena --device-budget 1MiB
     refuses 2 'lend: device memory for .* is not there; .*Lend less' --layers 4 "${leaves[@]}" \
       --lend 1TiB

@@ -1,9 +1,11 @@
 /// Flags by CLI11, and what the sizes must satisfy.
 #include "command_line.hpp"
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <string_view>
+#include <tidepool/error.hpp>
+
+#include "../../examples/tools/command_line.hpp"
 
 namespace bench {
 namespace {
@@ -43,7 +45,7 @@ void add_sizes(CLI::App& app, model_sizes& sizes) {
       ->group("Model");
 }
 
-void add_rest(CLI::App& app, settings& run) {
+void add_rest(tools::command_line& app, settings& run) {
   app.add_option("--depth", run.depth, "Microbatches in flight: 1 is one at a time, more is 1F1B")
       ->capture_default_str()
       ->check(CLI::Range(1, 64));
@@ -81,10 +83,11 @@ void add_rest(CLI::App& app, settings& run) {
                  "Keep all cases built (on), one at a time (off), or as memory allows (auto)")
       ->capture_default_str()
       ->check(CLI::IsMember({"auto", "on", "off"}));
-  app.add_option("--json", run.json, "Write all samples here");
-  app.add_option("--plot", run.plot, "Write overhead against driver memory here (SVG)");
+  app.add_file("--json", run.json, "For all samples (JSON); -: standard output, JSON alone");
+  app.add_file("--plot", run.plot, "For overhead against driver memory (SVG)");
   app.add_option("--pictures", run.pictures, "Write each case's traced step into this folder")
-      ->check(CLI::ExistingDirectory);
+      ->check(CLI::ExistingDirectory)
+      ->type_name("FOLDER");
   app.add_flag("--check", run.check,
                "Compare gradients, bit by bit, with and without offloading, at small sizes and"
                " depths 1, 2 and 4; bench_step_checked does it while the order of all accesses is"
@@ -111,7 +114,7 @@ std::string mistake_in(const settings& run) {
 
 }  // namespace
 
-std::optional<settings> read_command_line(int argc, char** argv, int& exit_code) {
+settings read_command_line(const std::string& program, int argc, char** argv) {
   settings run;
   // Known first, because it changes the defaults of the sizes.
   run.check =
@@ -123,20 +126,14 @@ std::optional<settings> read_command_line(int argc, char** argv, int& exit_code)
     run.command += (i > 0 ? " " : "") + (plain ? word : "'" + word + "'");
   }
 
-  CLI::App app{"What offloading costs on a DeepSeek-V3-like MoE stack, measured on one GPU"};
+  tools::command_line app(
+      {program, "What offloading costs on a DeepSeek-V3-like MoE stack, measured on one GPU."});
   add_sizes(app, run.sizes);
   add_rest(app, run);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& problem) {
-    exit_code = app.exit(problem);
-    return std::nullopt;
-  }
+  app.read(argc, argv);
   if (run.microbatches == 0) run.microbatches = 2 * run.depth + 4;
   if (const auto mistake = mistake_in(run); !mistake.empty()) {
-    std::cerr << "bench_step: " << mistake << '\n';
-    exit_code = 2;
-    return std::nullopt;
+    throw tidepool::option_error(mistake);
   }
   return run;
 }

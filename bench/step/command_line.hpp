@@ -1,14 +1,14 @@
 /// The command line of bench_step.
 #pragma once
 
-#include <optional>
+#include <string>
 
 #include "settings.hpp"
 
 namespace bench {
 
-/// Reads and checks the arguments. On --help, and on a mistake (which it prints), there are no
-/// settings, and `exit_code` is what `main` returns.
-std::optional<settings> read_command_line(int argc, char** argv, int& exit_code);
+/// Reads and checks the arguments of `program`. Throws `tools::answer` for --help and --version,
+/// and `tidepool::option_error`.
+settings read_command_line(const std::string& program, int argc, char** argv);
 
 }  // namespace bench

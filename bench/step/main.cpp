@@ -8,12 +8,14 @@
 #include <chrono>
 #include <cstdio>
 #include <ctime>
-#include <exception>
 #include <fstream>
 #include <optional>
 #include <string>
 #include <thread>
 
+#include "../../examples/tools/device_line.hpp"
+#include "../../examples/tools/json_file.hpp"
+#include "../../examples/tools/voice.hpp"
 #include "check.hpp"
 #include "command_line.hpp"
 #include "contest.hpp"
@@ -65,8 +67,10 @@ bench::raw_rates measure(bench::side_traffic& traffic, const char* what) {
 }
 
 int compare(bench::cuda_device& dev, const bench::settings& run) {
+  tools::json_file json(run.json == "-" ? run.json : "");  // a file grows with every turn
   // Mistakes in --case are told before minutes pass.
   const auto peer = bench::peer_of(bench::plan_cases(run));
+  tools::print_device<bench::cuda_device>(dev.ordinal());
   bench::results all;
   all.run = run;
   const auto stream = dev.make_stream();
@@ -103,6 +107,7 @@ int compare(bench::cuda_device& dev, const bench::settings& run) {
   bench::contest(dev, stream.ref(), model, beside, all).run(keep);
   bench::print(all);
   bench::print_predictions(all);
+  if (run.json == "-") bench::fill(json, all);
   return bench::write_files(all) ? 0 : 1;
 }
 
@@ -110,18 +115,14 @@ int compare(bench::cuda_device& dev, const bench::settings& run) {
 
 int main(int argc, char** argv) {
   static_cast<void>(std::setvbuf(stdout, nullptr, _IOLBF, 1 << 16));
-  int exit_code = 0;
-  const auto run = bench::read_command_line(argc, argv, exit_code);
-  if (!run) return exit_code;
-  try {
+  const std::string me = "bench_step";
+  return tools::run(me, [&] {
+    const auto run = bench::read_command_line(me, argc, argv);
     bench::cuda_device dev{0};
     bench::check(cudaSetDevice(dev.ordinal()), "cudaSetDevice");
-    if (!run->check) return compare(dev, *run);
+    if (!run.check) return compare(dev, run);
+    tools::print_device<bench::cuda_device>(dev.ordinal());
     const auto stream = dev.make_stream();
-    return bench::check_gradients(dev, stream.ref(), *run) == 0 ? 0 : 1;
-  } catch (const std::exception& problem) {
-    std::fflush(stdout);
-    std::fprintf(stderr, "bench_step: %s\n", problem.what());
-    return 2;
-  }
+    return bench::check_gradients(dev, stream.ref(), run) == 0 ? 0 : 1;
+  });
 }

@@ -380,8 +380,11 @@ void print(const results& all) {
 }
 
 bool write_files(const results& all) {
-  const bool json_written = write(all.run.json, to_json(all).dump(2) + "\n");
+  const bool to_stdout = all.run.json == "-";
+  const bool json_written = to_stdout || write(all.run.json, to_json(all).dump(2) + "\n");
   return write(all.run.plot, all.run.plot.empty() ? "" : plot(all)) && json_written;
 }
+
+void fill(tools::json_file& out, const results& all) { out.fill(to_json(all)); }
 
 }  // namespace bench

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "../../examples/tools/json_file.hpp"
 #include "results.hpp"
 
 namespace bench {
@@ -14,7 +15,11 @@ namespace bench {
 /// To stdout.
 void print(const results& all);
 
-/// The JSON and the plot that were asked for; false (and said so) when one could not be written.
+/// The JSON and the plot that were asked for as files; false (and said so) when one could not be
+/// written.
 bool write_files(const results& all);
+
+/// The JSON of `--json -`.
+void fill(tools::json_file& out, const results& all);
 
 }  // namespace bench

@@ -1,7 +1,6 @@
 /// The flags of `caps`, read with CLI11.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
 #include <cstddef>
@@ -11,6 +10,7 @@
 #include <tidepool/config/formats.hpp>
 #include <vector>
 
+#include "../tools/command_line.hpp"
 #include "measure.hpp"
 
 namespace caps {
@@ -23,11 +23,6 @@ struct request {
   double tolerance = 0.005;
   std::string picture;
   std::string json;
-};
-
-/// Text for `--help`.
-struct help_wanted {
-  std::string text;
 };
 
 namespace detail {
@@ -72,27 +67,27 @@ inline int read_depth(const text::setting& given) {
 
 }  // namespace detail
 
-/// Reads the arguments. Throws `help_wanted`, or `tidepool::option_error`.
+/// Reads the arguments. Throws `tools::answer`, or `tidepool::option_error`.
 inline request read_command_line(int argc, const char* const* argv) {
   namespace text = tp::detail::text;
   request result;
   std::string limits = "none,0,1,2,4";
   std::string ratios = "0.5,1,2";
   std::string depths = "1,2";
-  std::string group = "64MiB";
   std::string tolerance = "0.5";
   unsigned groups = 8;
   unsigned steps = 10;
-  CLI::App app{
-      "Which cap on offloads in flight (--max-inflight) costs no time, and what memory it "
-      "saves.",
-      "caps"};
+  auto& what = result.what;
+  what.work.group_bytes = std::size_t{64} << 20;
+  tools::command_line app{{"caps",
+                           "Which cap on offloads in flight (--max-inflight) costs no time, and "
+                           "what memory it saves."}};
   app.add_option("--device", result.device, "auto, cuda or virtual")
       ->check(CLI::IsMember({"auto", "cuda", "virtual"}))
       ->capture_default_str();
   app.add_option("--caps", limits, "offloads of one module in flight, at most")
       ->capture_default_str();
-  app.add_option("--group", group, "bytes that one run of the module saves")->capture_default_str();
+  app.add_size("--group", what.work.group_bytes, "that one run of the module saves");
   app.add_option("--groups", groups, "of one microbatch")
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
@@ -103,21 +98,14 @@ inline request read_command_line(int argc, const char* const* argv) {
   app.add_option("--steps", steps, "timed on a GPU, of which the middle one counts")
       ->check(CLI::Range(1, 10000))
       ->capture_default_str();
-  app.add_option(
-      "--profile", result.profile,
-      "a recorded step, whose caps are predicted, instead of all of the above but --caps");
+  app.add_file("--profile", result.profile,
+               "a recorded step (JSON), whose caps are predicted, instead of all of the above but "
+               "--caps");
   app.add_option("--tolerance", tolerance, "more time than no cap, in %, that counts as as fast")
       ->capture_default_str();
-  app.add_option("--picture", result.picture, "file for time against memory (SVG)");
-  app.add_option("--json", result.json, "file for the figures (JSON)");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::CallForHelp&) {
-    throw help_wanted{app.help()};
-  } catch (const CLI::ParseError& e) {
-    throw tp::option_error("tidepool: " + std::string(e.what()) + "; see --help");
-  }
-  auto& what = result.what;
+  app.add_file("--picture", result.picture, "for time against memory (SVG)");
+  app.add_file("--json", result.json, "for the figures (JSON); -: standard output, JSON alone");
+  app.read(argc, argv);
   what.limits = detail::read_list("--caps", limits, "give none,0,1,2,4", detail::read_cap);
   if (std::find(what.limits.begin(), what.limits.end(), cap_limit{}) == what.limits.end()) {
     what.limits.insert(what.limits.begin(), cap_limit{});  // what all others are compared with
@@ -125,9 +113,7 @@ inline request read_command_line(int argc, const char* const* argv) {
   what.ratios =
       detail::read_list("--compute-over-copy", ratios, "give 0.5,1,2", detail::read_ratio);
   what.depths = detail::read_list("--depth", depths, "give 1,2", detail::read_depth);
-  what.work.group_bytes = text::bytes_format::read({"--group", text::trim(group)});
-  if (what.work.group_bytes == 0)
-    text::refuse({"--group", group}, "nothing is saved", "give 64MiB");
+  if (what.work.group_bytes == 0) text::refuse({"--group", "0"}, "nothing is saved", "give 64MiB");
   what.work.groups = groups;
   what.steps = static_cast<int>(steps);
   result.tolerance = detail::read_ratio({"--tolerance", text::trim(tolerance)}) / 100;

@@ -4,10 +4,9 @@
 ///   caps --device virtual --group 16MiB --compute-over-copy 0.5,1,2 --depth 1,2,4
 ///   caps --profile step.json --caps none,0,1,2,4,8
 ///
-/// Exit status: 0; 2 for bad options; 1 when something failed.
+/// Exit status: 0; 1 when something failed; 2 for wrong use.
 #include <cstddef>
 #include <cstdio>
-#include <exception>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <tidepool/error.hpp>
@@ -15,6 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "../tools/device_line.hpp"
+#include "../tools/json_file.hpp"
 #include "../tools/output_file.hpp"
 #include "../tools/progress.hpp"
 #include "command_line.hpp"
@@ -49,9 +50,9 @@ caps::measured on_virtual(caps::axes what, const caps::part_begins& begins) {
   what.steps = 1;  // they are all alike
   const auto& link = machine.dev.model();
   char text[160];
-  std::snprintf(text, sizeof text,
-                "the virtual device, link %.1f GB/s out, %.1f in, %.1f both ways",
-                link.offload_rate, link.reload_rate, link.both_rate);
+  std::snprintf(text, sizeof text, "%s; link %.1f GB/s out, %.1f in, %.1f both ways",
+                tools::device_line<tidepool::virtual_device>().c_str(), link.offload_rate,
+                link.reload_rate, link.both_rate);
   return {text, caps::measure(machine, what, begins)};
 }
 
@@ -66,7 +67,7 @@ caps::measured measured(const caps::request& asked) {
       throw tidepool::option_error("tidepool: option --profile is '" + asked.profile +
                                    "': the step in it was not timed; record one with plans on");
     }
-    return {"profile " + asked.profile + ", predicted",
+    return {"no device: times predicted from profile " + asked.profile,
             {caps::predict(step, asked.what.limits, begins)}};
   }
 #if defined(TIDEPOOL_HAS_CUDA)
@@ -102,34 +103,22 @@ nlohmann::ordered_json to_json(const caps::measured& seen) {
 
 int run(const caps::request& asked) {
   tools::output_file picture("--picture", asked.picture);
-  tools::output_file json("--json", asked.json);
+  tools::json_file json(asked.json);
   const auto seen = measured(asked);
   std::string about = seen.device;
   if (asked.profile.empty()) {
     about += "; " + std::to_string(asked.what.work.groups) + " groups of " +
              tidepool::trace::detail::bytes_text(asked.what.work.group_bytes) + " a microbatch";
   }
-  std::printf("caps: %s\n%s\n%s", about.c_str(), caps::table_of(seen.all, asked.tolerance).c_str(),
+  std::printf("%s\n%s\n%s", about.c_str(), caps::table_of(seen.all, asked.tolerance).c_str(),
               caps::sentences(seen.all, asked.tolerance).c_str());
   picture.fill([&](auto& out) { caps::write_picture(out, about, seen.all); });
-  json.fill([&](auto& out) { out << to_json(seen).dump(2) << '\n'; });
+  json.fill(to_json(seen));
   return 0;
 }
 
 }  // namespace
 
-int main(int argc, char** argv) try {
-  return run(caps::read_command_line(argc, argv));
-} catch (const caps::help_wanted& help) {
-  std::fputs(help.text.c_str(), stdout);
-  return 0;
-} catch (const tidepool::option_error& e) {
-  std::fprintf(stderr, "caps: %s\n", e.what());
-  return 2;
-} catch (const tidepool::plan::profile_error& e) {
-  std::fprintf(stderr, "caps: %s\n", e.what());
-  return 2;
-} catch (const std::exception& e) {
-  std::fprintf(stderr, "caps: %s\n", e.what());
-  return 1;
+int main(int argc, char** argv) {
+  return tools::run("caps", [&] { return run(caps::read_command_line(argc, argv)); });
 }

@@ -1,7 +1,6 @@
 /// The flags of `plan`, read with CLI11.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstddef>
 #include <cstdio>
@@ -13,6 +12,7 @@
 #include <tidepool/trace/detail/print.hpp>
 #include <vector>
 
+#include "../tools/command_line.hpp"
 #include "fields.hpp"
 #include "machine_json.hpp"
 #include "model.hpp"
@@ -29,16 +29,12 @@ struct request {
   std::optional<double> max_slowdown;  ///< none: 1 % where there is no budget
   std::vector<std::string> offload;    ///< names of `step.modules`
   bool recompute = false;
+  std::string json;
   std::string picture;
   std::string frontier;
   std::string report;
   std::string save;
   std::string save_profile;
-};
-
-/// Text for `--help`.
-struct help_wanted {
-  std::string text;
 };
 
 namespace detail {
@@ -145,7 +141,7 @@ inline void choose(request& result, const std::vector<std::string>& offload) {
 
 }  // namespace detail
 
-/// Reads the arguments. Throws `help_wanted`, or `tidepool::error` naming option, value, remedy.
+/// Reads the arguments. Throws `tools::answer`, or `tidepool::error` naming option, value, remedy.
 inline request read_command_line(int argc, const char* const* argv) {
   namespace text = tidepool::detail::text;
   request result;
@@ -160,8 +156,8 @@ inline request read_command_line(int argc, const char* const* argv) {
   std::string peer_budget;
   double tflops = 0;
   std::size_t gpus_per_host = 0;
-  CLI::App app{"Plans which activations of a training step leave a GPU, before there is one.",
-               "plan"};
+  tools::command_line app{
+      {"plan", "Plans which activations of a training step leave a GPU, before there is one."}};
   app.add_option("--model", model, "of " + detail::names_of(known_models()))->capture_default_str();
   app.add_option("--machine", machine,
                  "of " + detail::names_of(known_machines()) +
@@ -173,31 +169,29 @@ inline request read_command_line(int argc, const char* const* argv) {
       ->check(CLI::Range(1, 1024));
   app.add_option("--set", changes, "field=value of the model, such as layers=16; may be repeated")
       ->take_all();
-  app.add_option("--gemm-tflops", tflops, "what GEMMs reach, instead of the machine's");
-  app.add_option("--profile", profile, "a recorded step, instead of a model and a machine");
+  app.add_option("--gemm-tflops", tflops, "what GEMMs reach, in TFLOP/s, instead of the machine's");
+  app.add_file("--profile", profile, "a recorded step (JSON), instead of a model and a machine");
   app.add_option("--budget", budget,
-                 "device bytes of saved tensors, such as 4GiB; default: the least that "
-                 "--max-slowdown allows");
+                 "device memory for saved tensors, such as 4GiB; default: the least that "
+                 "--max-slowdown allows")
+      ->type_name("SIZE");
   app.add_option("--max-slowdown", slowdown,
-                 "over keeping everything; default: 1% where no budget is given");
+                 "over keeping everything; default: 1% where no budget is given")
+      ->type_name("PERCENT");
   app.add_option("--offload", offload, "modules, as a further rule in the comparison: a,b")
       ->delimiter(',');
   app.add_option("--places", places, "where groups go: host, or peer,host; default: host")
       ->delimiter(',');
-  app.add_option("--peer-budget", peer_budget, "bytes of a neighbour's memory, such as 8GiB");
+  app.add_option("--peer-budget", peer_budget, "of a neighbour's memory, such as 8GiB")
+      ->type_name("SIZE");
   app.add_flag("--recompute", result.recompute, "save the plan that may recompute as well");
-  app.add_option("--picture", result.picture, "file for a drawing of the forecast step (SVG)");
-  app.add_option("--report", result.report, "file for a page with the picture and tables (HTML)");
-  app.add_option("--frontier", result.frontier, "file for a drawing of the frontier (SVG)");
-  app.add_option("--save", result.save, "file for the plan (JSON)");
-  app.add_option("--save-profile", result.save_profile, "file for the profile (JSON)");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::CallForHelp&) {
-    throw help_wanted{app.help()};
-  } catch (const CLI::ParseError& e) {
-    throw tidepool::option_error(std::string(e.what()) + "; see --help");
-  }
+  app.add_file("--json", result.json, "for all figures (JSON); -: standard output, JSON alone");
+  app.add_file("--picture", result.picture, "for a drawing of the forecast step (SVG)");
+  app.add_file("--report", result.report, "for a page with the picture and tables (HTML)");
+  app.add_file("--frontier", result.frontier, "for a drawing of the frontier (SVG)");
+  app.add_file("--save", result.save, "for the plan (JSON)");
+  app.add_file("--save-profile", result.save_profile, "for the profile (JSON)");
+  app.read(argc, argv);
   if (app.count("--max-slowdown") > 0 || app.count("--budget") == 0) {
     result.max_slowdown = read_share({"--max-slowdown", text::trim(slowdown)});
   }

@@ -6,15 +6,14 @@
 ///   plan --budget 6GiB --places peer,host --peer-budget 4GiB
 ///   plan --profile step.json --budget 12GiB --save plan.json
 ///
-/// Needs no GPU. Exit status: 0; 1 when the budget or the slowdown cannot be met; 2 for bad
-/// options.
+///   plan --budget 4GiB --json -
+///
+/// Needs no GPU. Exit status: 0; 1 when the budget or the slowdown cannot be met; 2 for wrong use.
 #include <algorithm>
 #include <cstddef>
 #include <cstdio>
-#include <exception>
 #include <optional>
 #include <string>
-#include <tidepool/error.hpp>
 #include <tidepool/plan/forecast.hpp>
 #include <tidepool/plan/json.hpp>
 #include <tidepool/trace/picture.hpp>
@@ -22,17 +21,35 @@
 #include <utility>
 #include <vector>
 
+#include "../tools/json_file.hpp"
 #include "../tools/output_file.hpp"
 #include "../tools/progress.hpp"
 #include "command_line.hpp"
 #include "frontier_picture.hpp"
 #include "report.hpp"
+#include "result_json.hpp"
 #include "study.hpp"
 
 namespace {
 
+nlohmann::ordered_json all_to_json(const planning::request& asked, const planning::study& study,
+                                   const std::vector<planning::point>& points,
+                                   const std::vector<planning::contestant>& compared) {
+  nlohmann::ordered_json json{{"title", asked.title}, {"notes", asked.notes}};
+  const auto& in_core = study.in_core();
+  json["everything_kept"] = {{"step_us", in_core.step_us}, {"peak_bytes", in_core.peak}};
+  for (const auto& each : points) {
+    json["frontier"].push_back(planning::to_json(study, each));
+    if (!each.chosen || !each.made.expected.runs) continue;
+    json["plan"] = planning::plan_to_json(asked.step, each.made);
+  }
+  for (const auto& each : compared) json["rules"].push_back(planning::to_json(study, each));
+  return json;
+}
+
 int run(const planning::request& asked) {
   namespace plan = tidepool::plan;
+  tools::json_file json(asked.json);
   tools::output_file picture("--picture", asked.picture);
   tools::output_file page("--report", asked.report);
   tools::output_file frontier_file("--frontier", asked.frontier);
@@ -45,7 +62,7 @@ int run(const planning::request& asked) {
       },
       asked.peer_budget);
   const auto& in_core = study.in_core();
-  std::printf("%s\n", asked.title.c_str());
+  std::printf("no device: forecast time\n%s\n", asked.title.c_str());
   for (const auto& note : asked.notes) std::printf("%s\n", note.c_str());
   const auto in = planning::unit_for(in_core.peak);
   std::printf("everything kept: %.2f ms, %.2f %s of saved tensors\n", in_core.step_us / 1e3,
@@ -80,6 +97,7 @@ int run(const planning::request& asked) {
                 tidepool::to_text(planning::trainer_options(asked.step, made)).c_str());
   }
   planning::print_comparison(study, compared, chosen.budget, in);
+  json.fill(all_to_json(asked, study, points, compared));
 
   frontier_file.fill([&](auto& out) {
     planning::write_frontier(out, asked.title, study, points, recomputing, in);
@@ -124,18 +142,6 @@ int run(const planning::request& asked) {
 
 }  // namespace
 
-int main(int argc, char** argv) try {
-  return run(planning::read_command_line(argc, argv));
-} catch (const planning::help_wanted& help) {
-  std::fputs(help.text.c_str(), stdout);
-  return 0;
-} catch (const tidepool::option_error& e) {
-  std::fprintf(stderr, "plan: %s\n", e.what());
-  return 2;
-} catch (const tidepool::plan::profile_error& e) {
-  std::fprintf(stderr, "plan: %s\n", e.what());
-  return 2;
-} catch (const std::exception& e) {
-  std::fprintf(stderr, "plan: %s\n", e.what());
-  return 1;
+int main(int argc, char** argv) {
+  return tools::run("plan", [&] { return run(planning::read_command_line(argc, argv)); });
 }

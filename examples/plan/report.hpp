@@ -52,15 +52,26 @@ inline void print_frontier(const study& of, const std::vector<point>& points,
   }
 }
 
-/// One line a layer; a letter for each module, with counts where microbatches differ.
-inline void print_plan(const plan::profile& step, const plan::actions& what) {
-  std::map<int, std::map<std::size_t, std::array<std::size_t, 4>>> count;  // layer, module, action
-  std::map<std::size_t, std::size_t> width;
+/// How many microbatches take each action, in the order of `plan::action`, by layer and module.
+inline std::map<int, std::map<std::size_t, std::array<std::size_t, 4>>> actions_by_layer(
+    const plan::profile& step, const plan::actions& what) {
+  std::map<int, std::map<std::size_t, std::array<std::size_t, 4>>> count;
   for (std::size_t c = 0; c < what.size(); ++c) {
     for (std::size_t g = 0; g < what[c].size(); ++g) {
       const auto& group = step.chunks[c].groups[g];
       const auto module = static_cast<std::size_t>(group.module);
       ++count[group.layer][module][static_cast<std::size_t>(what[c][g])];
+    }
+  }
+  return count;
+}
+
+/// One line a layer; a letter for each module, with counts where microbatches differ.
+inline void print_plan(const plan::profile& step, const plan::actions& what) {
+  const auto count = actions_by_layer(step, what);
+  std::map<std::size_t, std::size_t> width;
+  for (const auto& [layer, modules] : count) {
+    for (const auto& [module, counts] : modules) {
       width[module] = std::max<std::size_t>(step.modules[module].size(), 9);
     }
   }

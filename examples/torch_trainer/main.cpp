@@ -2,10 +2,9 @@
 /// leave by module: `torch_trainer --offload-modules=expert_fc1,moe_act --compare`. See
 /// docs/torch.md.
 #include <cstdio>
-#include <exception>
-#include <iostream>
 #include <string>
 
+#include "../tools/device_line.hpp"
 #include "command_line.hpp"
 #include "text.hpp"
 #include "tidepool/device/virtual.hpp"
@@ -68,6 +67,7 @@ struct checking<tidepool::checked_device<Device>> {
 
 template <class Device>
 bool train(Device& dev, const gpt::command_line& line) {
+  tools::print_device<Device>();
   const gpt::text_sampler text(gpt::load_text(line.data), line.model.sequence);
   const auto where = tidepool::torch_streams<Device>(dev).device();
   [[maybe_unused]] const auto memory = [&] {
@@ -135,10 +135,6 @@ bool run(const gpt::command_line& line) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  try {
-    return run(gpt::read_command_line(argc, argv)) ? 0 : 1;
-  } catch (const std::exception& error) {
-    std::cerr << error.what() << '\n';
-    return 2;
-  }
+  return tools::run("torch_trainer",
+                    [&] { return run(gpt::read_command_line(argc, argv)) ? 0 : 1; });
 }

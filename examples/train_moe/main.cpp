@@ -8,7 +8,7 @@
 ///   torchrun --no-python --nproc-per-node 2 train_moe --pipeline --device cuda     without MPI
 ///
 /// Exit status: 0; 1 when `--compare` finds a difference, `--check-order` a mistake, or the run
-/// fails; 2 for bad options.
+/// fails; 2 for wrong use.
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -59,7 +59,8 @@ bool use_cuda(const std::string& device) {
 struct job {
   moe::command_line line;
   moe::corpus text;
-  moe::output_file json, timeline, picture, report;
+  moe::json_file json;
+  moe::output_file timeline, picture, report;
 };
 
 job prepare(int argc, char** argv, const moe::process& me) {
@@ -87,7 +88,7 @@ job prepare(int argc, char** argv, const moe::process& me) {
   };
   return {line,
           std::move(text),
-          file("--json", line.json),
+          moe::json_file(writes ? line.json : std::string()),
           file("--timeline", line.timeline),
           file("--picture", line.picture),
           file("--report", line.report)};
@@ -118,44 +119,15 @@ int report(job& what, const std::vector<moe::run_result>& runs) {
   const bool equal = !what.line.compare || moe::print_comparison(runs.front(), last);
   std::fputs(last.order_report.c_str(), stdout);
 
-  what.json.fill(
-      [&](auto& out) { out << moe::to_json(what.line.run, runs, what.text).dump(2) << '\n'; });
+  what.json.fill(moe::to_json(what.line.run, runs, what.text));
   what.timeline.fill([&](auto& out) { tidepool::trace::write_chrome_trace(out, last.trace); });
   what.picture.fill([&](auto& out) { tidepool::trace::write_svg(out, last.trace); });
   what.report.fill([&](auto& out) { tidepool::trace::write_report(out, moe::to_report(last)); });
   return equal && last.order_mistakes == 0 ? 0 : 1;
 }
 
-/// The message and the exit status of the exception under way.
-struct failure {
-  std::string message;
-  int status = 1;
-  bool help = false;
-
-  static failure current() {
-    try {
-      throw;
-    } catch (const moe::help_wanted& help) {
-      return {help.text, 0, true};
-    } catch (const tidepool::option_error& e) {
-      return {e.what(), 2};
-    } catch (const tidepool::out_of_budget& e) {
-      return {e.what(), 2};
-    } catch (const std::exception& e) {
-      return {e.what(), 1};
-    }
-  }
-};
-
 /// Prints what is wrong, or the help; returns the exit status.
-int tell(const failure& problem) {
-  if (problem.help) {
-    std::fputs(problem.message.c_str(), stdout);
-  } else {
-    std::fprintf(stderr, "train_moe: %s\n", problem.message.c_str());
-  }
-  return problem.status;
-}
+int tell(const tools::outcome& problem) { return tools::tell("train_moe", problem); }
 
 #if defined(TIDEPOOL_HAS_RANKS)
 std::unique_ptr<moe::world> ranks_of(const moe::launch& by, int& argc, char**& argv) {
@@ -207,27 +179,28 @@ std::vector<moe::run_result> train_on(bool cuda, const job& what, moe::world& al
 
 int train_on_all(int argc, char** argv, const moe::launch& by, moe::world& all) {
   std::optional<job> what;
-  failure problem;
+  tools::outcome problem;
+  problem.status = tools::failed;
   try {
     const std::string launcher = by.launcher.empty() ? "mpirun" : by.launcher;
     what.emplace(prepare(argc, argv, {all.rank(), all.size(), launcher}));
     all.check(what->line.run, what->line.device);
   } catch (...) {
-    problem = failure::current();
+    problem = tools::outcome::of_exception();
   }
-  if (problem.help) return all.rank() == 0 ? tell(problem) : 0;
+  if (problem.status == tools::done) return all.rank() == 0 ? tell(problem) : 0;
   try {
-    if (!all.agree(problem.message)) return 2;
+    if (!all.agree(problem.text)) return 2;
   } catch (...) {  // the others cannot be asked, and each rank speaks for itself
-    return tell(problem.message.empty() ? failure::current() : problem);
+    return tell(problem.text.empty() ? tools::outcome::of_exception() : problem);
   }
   const auto together = [&](auto step) {
     try {
       step();
     } catch (...) {
-      problem = failure::current();
+      problem = tools::outcome::of_exception();
     }
-    return all.agree(problem.message);
+    return all.agree(problem.text);
   };
   if (!together([&] { moe::check_alike(all, moe::shared_by_ranks(what->line, what->text)); })) {
     return 2;
@@ -264,7 +237,7 @@ int in_one_process(int argc, char** argv) try {
   job what = prepare(argc, argv, {});
   return report(what, train(what));
 } catch (...) {
-  return tell(failure::current());
+  return tell(tools::outcome::of_exception());
 }
 
 }  // namespace
@@ -275,7 +248,7 @@ int main(int argc, char** argv) {
   try {
     by = moe::launch_of(moe::own_environment);
   } catch (...) {
-    return tell(failure::current());
+    return tell(tools::outcome::of_exception());
   }
   if (moe::wants_ranks(by, argc, argv)) return on_ranks(argc, argv, by);
 #endif

@@ -82,7 +82,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     // Steps for a small machine; the text may say otherwise.
     value = parse_options(text, parse_options("--offload-modules=all --min-tensor-elements=1 "
                                               "--device-step=16KiB --host-step=16KiB "
-                                              "--host-budget=1MiB --copy-piece=256"));
+                                              "--host-budget=1MiB --copy-piece=256B"));
   };
   if (!fuzz::accepted(parse)) return 0;
   static_cast<void>(fuzz::accepted([&] {

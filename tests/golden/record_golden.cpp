@@ -110,7 +110,7 @@ void add_rules(recordings& from, const std::string& name, std::vector<golden_cas
   add(arena(between(0.04)) + " --no-margin --reload-ahead=0");
   add(arena(between(0.3)) + " --no-margin --reload-ahead=64");
   add(arena(between(0.8)) + " --offload-fraction=0.6 --reload-ahead=5");
-  add(arena(between(0.6)) + " --reload-ahead=12 --reload-ahead-bytes=" + third);
+  add(arena(between(0.6)) + " --reload-ahead=12 --reload-ahead-bytes=" + third + "B");
   add(arena(between(0.7)) + " --pipeline-rank=1 --delta-bytes-per-rank=" + third);
   add(arena(between(0.15)) + " --max-inflight=1");
   add("--memory=pool --no-margin --reload-ahead=4");

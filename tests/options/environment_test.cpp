@@ -50,12 +50,12 @@ TEST_CASE("variables have the names and the forms of the flags") {
 TEST_CASE("every option has its variable") {
   const options other = parse_options(
       "--offload-modules=a --own-modules=b --offload-layers=1 --recompute-modules=c "
-      "--max-inflight=1 --max-inflight-bytes=1 --min-tensor-elements=1 --offload-fraction=0.5 "
+      "--max-inflight=1 --max-inflight-bytes=1B --min-tensor-elements=1 --offload-fraction=0.5 "
       "--delta-bytes-per-rank=1 --pipeline-rank=1 --no-margin --reload-ahead=1 "
-      "--reload-ahead-bytes=1 --memory=slots --device-budget=1 --slots=1x1 --device-step=1 "
-      "--borrowed-slack=1 --copy-piece=1 --host-budget=1 --host-step=1 --host-memory=pinned "
-      "--no-host-bind --places=peer,host --peer-device=3 --peer-budget=1 --file-budget=1 "
-      "--file-ring=1 "
+      "--reload-ahead-bytes=1B --memory=slots --device-budget=1B --slots=1x1 --device-step=1B "
+      "--borrowed-slack=1B --copy-piece=1B --host-budget=1B --host-step=1B --host-memory=pinned "
+      "--no-host-bind --places=peer,host --peer-device=3 --peer-budget=1B --file-budget=1B "
+      "--file-ring=1B "
       "--policy=automatic --timed-step=5 --adopt-after=2 --plan-effort=9 --no-recompute-by-plan "
       "--poison --local-ranks=1");
   variables environment;

@@ -168,7 +168,8 @@ TEST_CASE("sizes") {
     std::size_t bytes;
   };
   for (const row& good : {row{"0", 0},
-                          {"1", 1},
+                          {"1B", 1},
+                          {"1048576", mib},
                           {"4096B", 4096},
                           {"3KiB", 3 * 1024},
                           {"3MiB", 3 * mib},
@@ -224,6 +225,16 @@ TEST_CASE("sizes") {
   }
   // One byte more than fits, so that the sum of whole and part is looked at.
   CHECK(parse({"--host-step=8388607.999999TiB"}).host_step > 8'388'607 * (std::size_t{1} << 40));
+}
+
+TEST_CASE("a size without a unit that is too small to be meant is refused") {
+  for (const char* const bad : {"1", "10", "1048575"}) {
+    CAPTURE(bad);
+    const std::string message = refused({std::string("--device-budget=") + bad});
+    check_says(message, {"option --device-budget is '", bad, "the unit is missing", "10GiB", bad});
+  }
+  CHECK(parse_options("--device-budget=10B").device_budget == 10);
+  CHECK(to_text(parse_options("--device-budget=1025B")) == "--device-budget=1025B");
 }
 
 TEST_CASE("sizes in messages are in the unit that a person reads, never above what they are") {

@@ -112,7 +112,7 @@ TEST_CASE("only what differs from the defaults is written") {
   CHECK(to_text(value) ==
         "--offload-modules=core_attn,expert_fc1 --offload-layers=0,2,4-7 "
         "--max-inflight=2,core_attn:1 --offload-fraction=0.1 --no-margin --device-budget=8GiB "
-        "--slots=64MiBx4,1000x2");
+        "--slots=64MiBx4,1000Bx2");
 }
 
 TEST_CASE("random options come back from their text") {

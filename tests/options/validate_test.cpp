@@ -429,7 +429,7 @@ TEST_CASE("kinds of memory and what they need") {
   check_says(refused("--memory=arena --device-budget=1GiB --slots=1x1"), {"--memory=arena"});
   check_says(refused("--memory=slots --slots=64MiBx4,0x2"), {"'0x2'", "at least one byte"});
   check_says(refused("--memory=slots --slots=64MiBx0"), {"'64MiBx0'", "such as 64MiBx4"});
-  check_says(refused("--memory=slots --slots=100x10 --device-budget=1000"), {"2560"});
+  check_says(refused("--memory=slots --slots=100x10 --device-budget=1000B"), {"2560"});
   check_says(refused("--memory=slots --slots=64MiBx4 --device-budget=255MiB"),
              {"'64MiBx4'", "256MiB", "above device_budget 255MiB", "raise --device-budget"});
   options value;
@@ -470,7 +470,7 @@ TEST_CASE("places and what they need") {
   accepted("--places=host");
   accepted("--places=peer,host --peer-budget=8GiB");
   accepted("--places peer host --peer-budget=8GiB --peer-device=0");
-  accepted("--places=peer --peer-budget=1");
+  accepted("--places=peer --peer-budget=1B");
   check_says(refusal<option_error>([] { static_cast<void>(parse_options("--places=disk")); }),
              {"--places is 'disk'", "there is no such place", "such as peer,host"});
   check_says(refusal<option_error>([] { static_cast<void>(parse_options("--places=pear,host")); }),
@@ -483,7 +483,7 @@ TEST_CASE("places and what they need") {
   check_says(refused("--places=peer,host --peer-budget=0"), {"peer_budget", "nothing fits"});
   check_says(refused("--places=host,host"), {"'host,host'", "named twice"});
   accepted("--places=host,file:/mnt/nvme --file-budget=64GiB");
-  accepted("--places host peer file:a:b --file-budget=4KiB --peer-budget=1 --file-ring=8KiB");
+  accepted("--places host peer file:a:b --file-budget=4KiB --peer-budget=1B --file-ring=8KiB");
   for (const char* bare : {"--places=host,file", "--places=file:"}) {
     check_says(refusal<option_error>([&] { static_cast<void>(parse_options(bare)); }),
                {"a file needs its path", "give it as file:/path"});
@@ -496,9 +496,9 @@ TEST_CASE("places and what they need") {
               "add file_budget (--file-budget=8GiB)"});
   check_says(refused("--file-budget=8GiB"), {"no effect", "add --places=host,file:/path"});
   check_says(refused("--places=file:a --file-budget=0"), {"file_budget", "nothing fits"});
-  check_says(refused("--places=file:a --file-budget=4095"), {"file_budget", "has 4KiB"});
-  check_says(refused("--places=file:a --file-budget=4KiB --file-ring=8191"),
-             {"file_ring (--file-ring or TIDEPOOL_FILE_RING) is '8191'", "at least 8KiB"});
+  check_says(refused("--places=file:a --file-budget=4095B"), {"file_budget", "has 4KiB"});
+  check_says(refused("--places=file:a --file-budget=4KiB --file-ring=8191B"),
+             {"file_ring (--file-ring or TIDEPOOL_FILE_RING) is '8191B'", "at least 8KiB"});
   options value;
   value.file_path = "/mnt";
   check_says(refused(value), {"file_path has no effect without the place 'file'"});

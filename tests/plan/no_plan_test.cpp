@@ -72,7 +72,7 @@ TEST_CASE("no plan: who saves or follows it is told the budget, and one that wou
   const auto enough = seen.plan->expected.peak;
   const auto told = "no plan fits a device budget of " + std::to_string(budget) +
                     " bytes; the planner finds one from " + std::to_string(enough) +
-                    " bytes on (--device-budget=" + std::to_string(enough) + ")";
+                    " bytes on (--device-budget=" + std::to_string(enough) + "B)";
   CHECK_MESSAGE(says(seen.reports, "plan: " + told + "; everything leaves, as in the warm-up\n"),
                 seen.reports);
   const auto written = refusal<plan::profile_error>(

@@ -370,10 +370,5 @@ bool run(const gpt::command_line& line) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  try {
-    return run(gpt::read_command_line(argc, argv)) ? 0 : 1;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    return 2;
-  }
+  return tools::run("torch_soak", [&] { return run(gpt::read_command_line(argc, argv)) ? 0 : 1; });
 }

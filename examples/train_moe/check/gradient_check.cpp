@@ -8,13 +8,13 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
-#include <exception>
 #include <string>
 #include <string_view>
 #include <tidepool/offloader.hpp>
 #include <utility>
 #include <vector>
 
+#include "../../tools/voice.hpp"
 #include "../kernels/cpu/kernels.hpp"
 #include "gradient_codec.hpp"
 #include "gradient_narrow.hpp"
@@ -66,9 +66,7 @@ bool check(bench& on, const std::vector<const moe::parameter*>& tied) {
   return good;
 }
 
-}  // namespace
-
-int main() try {
+int check_all() {
   int bad = 0;
   device dev;
   for (const auto& [all_parts, capacity] : {std::pair{false, 0.0F}, {true, 0.0F}, {false, 0.7F}}) {
@@ -98,7 +96,15 @@ int main() try {
 #endif
   std::printf("%s\n", bad == 0 ? "every gradient agrees" : "some gradients are wrong");
   return bad == 0 ? 0 : 1;
-} catch (const std::exception& e) {
-  std::fprintf(stderr, "gradient_check: %s\n", e.what());
-  return 2;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const tools::about me{"gradient_check",
+                        "Compares all gradients of train_moe with finite differences of its loss."};
+  return tools::run(me.name, [&] {
+    tools::no_options(me, argc, argv);
+    return check_all();
+  });
 }

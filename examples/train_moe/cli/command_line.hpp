@@ -1,7 +1,6 @@
 /// The trainer's command line: its own flags, and Tidepool's, which Tidepool's parser reads.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <string>
 #include <tidepool/error.hpp>
@@ -49,33 +48,20 @@ void settle(settings& run, const Given& given) {
 }  // namespace detail
 
 /// Reads the arguments. Later sources win: the preset, `TIDEPOOL_…` in the environment, flags.
-/// Throws `help_wanted`, or `tidepool::option_error` naming option, value and remedy.
+/// Throws `tools::answer`, or `tidepool::option_error` naming option, value and remedy.
 inline command_line read_command_line(int argc, const char* const* argv, const process& me = {}) {
   const tidepool::known_options known = tidepool::parse_known_options(argc, argv);
-  const std::vector<std::string> rest(known.rest.rbegin(), known.rest.rend());  // CLI11 wants it so
-
   command_line line;
   tidepool::options defaults;
-  CLI::App app{"Trains a byte-level mixture-of-experts transformer with Tidepool.", "train_moe"};
-  try {
-    const preset base = detail::preset_of(rest);
-    line.run = settings_of(base);
-    defaults.min_tensor_elements = base.min_tensor_elements;
-    defaults.device_step = base.device_step;
-    defaults.host_step = base.host_step;
-    detail::add_trainer_options(app, line);
-    app.allow_extras();
-    app.parse(std::vector<std::string>(rest));
-  } catch (const CLI::CallForHelp&) {
-    throw help_wanted{app.help()};
-  } catch (const CLI::ParseError& e) {
-    throw tidepool::option_error(std::string(e.what()) + "; see --help");
-  }
-  for (const std::string& extra : app.remaining()) {
-    const std::string near = tidepool::nearest_option(extra.substr(0, extra.find('=')));
-    throw tidepool::option_error(extra + ": no such option; " +
-                                 (near.empty() ? "see --help" : "did you mean " + near + "?"));
-  }
+  tools::command_line app(
+      {"train_moe", "Trains a byte-level mixture-of-experts transformer with Tidepool."});
+  const preset base = detail::preset_of(known.rest);
+  line.run = settings_of(base);
+  defaults.min_tensor_elements = base.min_tensor_elements;
+  defaults.device_step = base.device_step;
+  defaults.host_step = base.host_step;
+  detail::add_trainer_options(app, line);
+  app.read(known.rest);
   const auto given = [&](const char* option) { return app.count(option) > 0; };
   settings& run = line.run;
   run.ranks = me.count;

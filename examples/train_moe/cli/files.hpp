@@ -9,6 +9,7 @@
 #include <tidepool/trace/report.hpp>
 #include <vector>
 
+#include "../../tools/json_file.hpp"
 #include "../../tools/output_file.hpp"
 #include "../model/precision.hpp"
 #include "report.hpp"
@@ -145,6 +146,7 @@ inline tidepool::trace::report to_report(const run_result& run) {
   return page;
 }
 
+using tools::json_file;
 using tools::output_file;
 
 }  // namespace moe

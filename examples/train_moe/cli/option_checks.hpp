@@ -101,8 +101,11 @@ inline void check_no_pipeline(const command_line& line, const std::string& launc
 /// Memory that ranks lend to each other is a place of its own, and needs what goes there.
 inline void check_lending(const command_line& line, const tidepool::options& offload) {
   if (line.run.lend == 0) return;
+  const auto size = [](std::size_t bytes) {
+    return tidepool::detail::text::bytes_format::write(bytes);
+  };
   const auto fail = [&](const std::string& what) {
-    throw tidepool::option_error("--lend=" + std::to_string(line.run.lend) + ": " + what);
+    throw tidepool::option_error("--lend=" + size(line.run.lend) + ": " + what);
   };
   if (!line.run.pipeline) fail("is for the ranks of a pipeline; add --pipeline, or leave it out");
   if (offload.offload_modules.empty()) {
@@ -113,7 +116,7 @@ inline void check_lending(const command_line& line, const tidepool::options& off
     fail("another rank's memory stands for the place 'peer'; take that out of --places");
   }
   if (offload.device_budget && *offload.device_budget <= line.run.lend) {
-    fail("comes out of --device-budget=" + std::to_string(*offload.device_budget) +
+    fail("comes out of --device-budget=" + size(*offload.device_budget) +
          " of the rank that lends, and leaves it nothing; lend less");
   }
 }

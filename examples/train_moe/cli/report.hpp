@@ -57,7 +57,7 @@ inline std::size_t equal_steps(const run_result& a, const run_result& b) {
   return equal;
 }
 
-inline double megabytes(std::uint64_t bytes) { return static_cast<double>(bytes) * 1e-6; }
+inline double mebibytes(std::uint64_t bytes) { return static_cast<double>(bytes) * 0x1p-20; }
 
 /// The end of a run in a few lines.
 inline void print_result(const run_result& run, const corpus& text) {
@@ -73,10 +73,10 @@ inline void print_result(const run_result& run, const corpus& text) {
               entropy, std::abs(entropy - final_loss(run)),
               final_loss(run) < entropy ? "below" : "ABOVE");
   std::printf(
-      "step %.3f ms, %.1f MB on the device of which saved tensors %.1f MB, %.1f MB offloaded "
+      "step %.3f ms, %.1f MiB on the device of which saved tensors %.1f MiB, %.1f MiB offloaded "
       "a step\n",
-      median_ms(run), megabytes(run.driver_peak), megabytes(run.counters.device_peak),
-      megabytes(step_bytes(run)));
+      median_ms(run), mebibytes(run.driver_peak), mebibytes(run.counters.device_peak),
+      mebibytes(step_bytes(run)));
   if (run.limited) {
     std::printf(
         "over the experts' capacity: %llu of %llu choices (%.2f %%)\n",
@@ -117,10 +117,10 @@ inline void print_ranks(const settings& run, const run_result& result) {
     }
     const rank_totals& bytes = result.ranks[static_cast<std::size_t>(rank)];
     std::printf(
-        "rank %d: %s %s, %.1f MB on the device of which saved tensors %.1f MB, "
-        "%.1f MB offloaded, %.3f ms of stalls\n",
+        "rank %d: %s %s, %.1f MiB on the device of which saved tensors %.1f MiB, "
+        "%.1f MiB offloaded, %.3f ms of stalls\n",
         rank, run.expert_parallel ? "experts" : "layers", held.c_str(),
-        megabytes(bytes.driver_peak), megabytes(bytes.device_peak), megabytes(bytes.offloaded),
+        mebibytes(bytes.driver_peak), mebibytes(bytes.device_peak), mebibytes(bytes.offloaded),
         bytes.stall_ms);
   }
 }
@@ -134,17 +134,17 @@ inline bool print_comparison(const run_result& without, const run_result& with) 
   line("final loss, nats", final_loss(without), final_loss(with), 6);
   line("step time, ms", median_ms(without, with.warm_up_steps), median_ms(with), 3);
   line("stall in the traced step, ms", stall_ms(without), stall_ms(with), 3);
-  line("device peak, MB", megabytes(without.driver_peak), megabytes(with.driver_peak), 2);
-  line("  taken for saved tensors, MB", megabytes(without.counters.device_peak),
-       megabytes(with.counters.device_peak), 2);
-  line("  needed by their calls, MB", megabytes(without.counters.live_peak),
-       megabytes(with.counters.live_peak), 2);
-  line("pinned host memory, MB", megabytes(without.counters.host_reserved),
-       megabytes(with.counters.host_reserved), 2);
-  line("offloaded a step, MB", megabytes(step_bytes(without)), megabytes(step_bytes(with)), 2);
+  line("device peak, MiB", mebibytes(without.driver_peak), mebibytes(with.driver_peak), 2);
+  line("  taken for saved tensors, MiB", mebibytes(without.counters.device_peak),
+       mebibytes(with.counters.device_peak), 2);
+  line("  needed by their calls, MiB", mebibytes(without.counters.live_peak),
+       mebibytes(with.counters.live_peak), 2);
+  line("pinned host memory, MiB", mebibytes(without.counters.host_reserved),
+       mebibytes(with.counters.host_reserved), 2);
+  line("offloaded a step, MiB", mebibytes(step_bytes(without)), mebibytes(step_bytes(with)), 2);
   for (const auto& module : with.counters.modules) {
     if (!module.enabled || module.step_bytes == 0) continue;
-    line(("  " + module.name).c_str(), 0, megabytes(module.step_bytes), 2);
+    line(("  " + module.name).c_str(), 0, mebibytes(module.step_bytes), 2);
   }
   const std::size_t equal = equal_steps(without, with);
   // In tenths, so that what is next to nothing has no sign.
@@ -152,7 +152,7 @@ inline bool print_comparison(const run_result& without, const run_result& with) 
     return a > 0 ? std::round(1000 * (b / a - 1)) / 10 + 0.0 : 0.0;
   };
   std::printf("\noffload: %+.1f %% device memory for %+.1f %% step time\n",
-              change(megabytes(without.driver_peak), megabytes(with.driver_peak)),
+              change(mebibytes(without.driver_peak), mebibytes(with.driver_peak)),
               change(median_ms(without, with.warm_up_steps), median_ms(with)));
   std::printf("losses equal to the bit: %zu of %zu steps%s\n", equal, without.losses.size(),
               equal == without.losses.size() ? "" : " - THEY DIFFER");

@@ -1,12 +1,12 @@
 /// The trainer's own options, and what they are read into (CLI11).
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <string>
 #include <tidepool/options.hpp>
 #include <tidepool/parse.hpp>
 #include <vector>
 
+#include "../../tools/command_line.hpp"
 #include "../model/config.hpp"
 
 namespace moe {
@@ -35,25 +35,24 @@ struct process {
   std::string launcher = {};  ///< that started them
 };
 
-/// Text for `--help`.
-struct help_wanted {
-  std::string text;
-};
-
 namespace detail {
 
 /// The preset must be known before the other options, whose defaults it gives.
-inline const preset& preset_of(std::vector<std::string> arguments) {
+inline const preset& preset_of(const std::vector<std::string>& words) {
   std::string name = "tiny";
   CLI::App app;
   app.set_help_flag();
   app.allow_extras();
   app.add_option("--preset", name);
-  app.parse(arguments);
+  try {
+    app.parse(std::vector<std::string>(words.rbegin(), words.rend()));
+  } catch (const CLI::ParseError& e) {
+    throw tidepool::option_error(tools::one_line(e.what()) + "; see --help");
+  }
   return find_preset(name);
 }
 
-inline void add_trainer_options(CLI::App& app, command_line& line) {
+inline void add_trainer_options(tools::command_line& app, command_line& line) {
   settings& run = line.run;
   const auto number = [&](const char* name, auto& value, const char* what) {
     app.add_option(name, value, what)->capture_default_str();
@@ -88,11 +87,9 @@ inline void add_trainer_options(CLI::App& app, command_line& line) {
   number("--virtual-stages", run.virtual_stages, "of each rank of the pipeline, interleaved");
   app.add_option("--layers-per-rank", run.layers_per_rank, "as 3,1; default: spread evenly")
       ->delimiter(',');
-  app.add_option(
-         "--lend", run.lend,
-         "bytes of its GPU that a rank which holds few microbatches lends to one that holds "
-         "many; with --pipeline and --offload-modules")
-      ->transform(CLI::AsSizeValue(true));
+  app.add_size("--lend", run.lend,
+               "of its GPU that a rank which holds few microbatches lends to one that holds many; "
+               "with --pipeline and --offload-modules");
   number("--precision", line.precision, "fp32, bf16, fp16 or fp8, of GEMMs and saved operands");
   number("--fp8-scaling", line.scaling, "one scale for each tensor or block of 128; with fp8");
   app.add_flag("--fp8-gemm", run.fp8_gemm,
@@ -108,29 +105,29 @@ inline void add_trainer_options(CLI::App& app, command_line& line) {
       ->check([](const std::string& text) {  // CLI11 would wrap a negative number around
         return text.starts_with('-') ? text + " is negative; give 0 or more" : std::string();
       });
-  app.add_option("--data", line.data, "text file; default: the repository's own text");
+  app.add_file("--data", line.data, "text; default: the repository's own text");
   app.add_option("--optimizer-state", line.optimizer_state, "where AdamW's moments are kept")
       ->capture_default_str();
   app.add_flag("--shard-optimizer", run.shard_optimizer,
                "each rank keeps its part of the moments of what all ranks hold; with "
                "--expert-parallel");
-  app.add_option("--save", run.save, "file for the state of training after the last step");
+  app.add_file("--save", run.save, "for the state of training after the last step");
   number("--save-step", run.save_step,
          "steps after which training ends and saves, as an interruption would");
-  app.add_option("--resume", run.resume, "file of --save to go on from");
+  app.add_file("--resume", run.resume, "of --save to go on from");
   app.add_option("--save-plan", run.save_plan,
                  "base of the files for the plan that --policy=automatic made");
   app.add_option("--plan", run.plan, "base of the files of --save-plan: follow that plan");
-  app.add_option("--json", line.json, "file for losses, times and bytes");
-  app.add_option("--timeline", line.timeline, "file for ui.perfetto.dev");
-  app.add_option("--picture", line.picture, "file for a drawing of a step (SVG)");
-  app.add_option("--report", line.report, "file for a page with the picture and tables (HTML)");
+  app.add_file("--json", line.json, "for losses, times and bytes; -: standard output, JSON alone");
+  app.add_file("--timeline", line.timeline, "for ui.perfetto.dev");
+  app.add_file("--picture", line.picture, "for a drawing of a step (SVG)");
+  app.add_file("--report", line.report, "for a page with the picture and tables (HTML)");
   app.add_option("--trace-step", run.trace_step, "the step of these; default: the last");
   app.add_flag("--compare", line.compare, "first without offload, then with; 1 if they differ");
   app.add_flag("--check-order", line.check_order,
                "look for accesses to memory without an order; 1 if there are any");
   app.add_flag("--summary", line.summary, "print Tidepool's table by module");
-  app.footer("Tidepool's options:\n" + tidepool::options_help());
+  app.add_library();
 }
 
 }  // namespace detail

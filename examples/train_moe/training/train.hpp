@@ -311,9 +311,9 @@ class trainer {
     if (!run_.progress) return;
     const int every = std::max(1, run_.steps / 15);
     if (step % every != 0 && step + 1 != run_.end_step()) return;
-    std::printf("  step %4d/%d  loss %.4f  %8.3f ms  %.1f MB on the device\n", step + 1, run_.steps,
-                result.losses.back(), result.step_ms.back(),
-                static_cast<double>(driver_peak_) * 1e-6);
+    std::printf("  step %4d/%d  loss %.4f  %8.3f ms  %.1f MiB on the device\n", step + 1,
+                run_.steps, result.losses.back(), result.step_ms.back(),
+                static_cast<double>(driver_peak_) * 0x1p-20);
     std::fflush(stdout);
   }
 

@@ -6,6 +6,7 @@
 #include <tidepool/parse.hpp>
 #include <vector>
 
+#include "../../tools/device_line.hpp"
 #include "../parallel/alone.hpp"
 #include "run_result.hpp"
 #include "train.hpp"
@@ -17,6 +18,7 @@ template <class Kernels, template <class, class> class Link, class Device>
 std::vector<run_result> train_each(Device& dev, const settings& run,
                                    const std::vector<tidepool::options>& variants,
                                    const corpus& text, typename Link<Device, Kernels>::team& team) {
+  if (run.progress) tools::print_device_of(dev);
   const std::size_t free_before = dev.memory().free;
   std::vector<run_result> results;
   for (const tidepool::options& opt : variants) {

@@ -106,13 +106,18 @@ inline constexpr std::array<byte_unit, 9> byte_units{{{"TiB", std::size_t{1} << 
                                                       {"KB", 1'000},
                                                       {"B", 1}}};
 
-/// Bytes: `4096`, `512MiB`, `1.5GiB`, `40GB` (powers of ten).
+/// Bytes: `512MiB`, `1.5GiB`, `40GB` (powers of ten), `4096B`, and `0`.
 struct bytes_format {
   static constexpr std::string_view remedy =
-      "give bytes, or a size such as 512MiB (B, KiB, MiB, GiB, TiB; KB, MB, GB, TB are powers of "
-      "ten)";
+      "give a size such as 512MiB (B, KiB, MiB, GiB, TiB; KB, MB, GB, TB are powers of ten)";
 
-  static std::size_t read(const setting& given) { return read(given, given.value); }
+  static std::size_t read(const setting& given) {
+    const auto bytes = read(given, given.value);
+    // A user who writes 10 forgot the unit, because nobody wants so few bytes.
+    const bool has_unit = given.value.find_first_not_of("0123456789") != std::string_view::npos;
+    if (has_unit || bytes == 0 || bytes >= std::size_t{1} << 20) return bytes;
+    refuse(given, "the unit is missing", "say it: for instance 10GiB, or " + write(bytes));
+  }
 
   static std::size_t read(const setting& given, std::string_view text) {
     constexpr std::string_view digits = "0123456789";
@@ -134,35 +139,27 @@ struct bytes_format {
       }
     }
 
-    std::size_t unit = 1;
-    if (!text.empty()) {
-      const auto found = std::find_if(
-          byte_units.begin(), byte_units.end(),
-          [&](const byte_unit& candidate) { return equal_ignoring_case(candidate.name, text); });
-      if (found == byte_units.end())
-        refuse(given, in_quotes(text) + " is no unit of bytes", remedy);
-      unit = found->bytes;
-    }
-    if (!decimals.empty() && unit == 1) refuse(given, "a byte has no fraction", remedy);
+    if (text.empty()) text = "B";
+    const auto unit = std::ranges::find_if(
+        byte_units, [&](const byte_unit& each) { return equal_ignoring_case(each.name, text); });
+    if (unit == byte_units.end()) refuse(given, in_quotes(text) + " is no unit of bytes", remedy);
+    if (!decimals.empty() && unit->bytes == 1) refuse(given, "a byte has no fraction", remedy);
 
     std::size_t part = 0;
-    if (!decimals.empty()) {
-      std::size_t scale = 1;
-      for (std::size_t i = 0; i < decimals.size(); ++i) scale *= 10;
-      part = read_integer<std::size_t>(given, decimals, remedy) * unit / scale;
-    }
-    if (whole > (most - part) / unit) refuse(given, "the size is above 8388607TiB", remedy);
-    return whole * unit + part;
+    if (!decimals.empty()) part = read_integer<std::size_t>(given, decimals, remedy) * unit->bytes;
+    for (std::size_t i = 0; i < decimals.size(); ++i) part /= 10;
+    if (whole > (most - part) / unit->bytes) refuse(given, "the size is above 8388607TiB", remedy);
+    return whole * unit->bytes + part;
   }
 
   static std::string write(std::size_t bytes) {
-    if (bytes > most) return "-" + write(0 - bytes);
+    if (bytes > most) return count_text(bytes);
     for (const byte_unit& unit : byte_units) {
       if (bytes != 0 && unit.bytes % 1024 == 0 && bytes % unit.bytes == 0) {
         return std::to_string(bytes / unit.bytes).append(unit.name);
       }
     }
-    return std::to_string(bytes);
+    return std::to_string(bytes) + (bytes == 0 ? "" : "B");
   }
 };
 

@@ -101,7 +101,7 @@ inline constexpr std::array options_by{
              member<&options::fraction, fraction_format>{}),
     Make::of("delta-bytes-per-rank", "delta_bytes_per_rank", "delta-offload-bytes-across-pp-ranks",
              "SIZE", "bytes kept on the device, times the pipeline rank",
-             member<&options::delta_bytes_per_rank, bytes_format>{}),
+             member<&options::delta_bytes_per_rank, megatron_bytes_format>{}),
     Make::of("pipeline-rank", "pipeline_rank", "", "RANK", "pipeline rank of this process",
              member<&options::pipeline_rank, number_format<int>>{}),
     Make::of("margin", "margin", "", "",

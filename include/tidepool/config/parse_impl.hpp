@@ -110,7 +110,7 @@ TIDEPOOL_INLINE std::string options_help() {
     text += "]\n";
   }
   text +=
-      "SIZE is a number of bytes, or 512MiB and so on; KB, MB, GB, TB are powers of ten.\n"
+      "SIZE is 512MiB and so on; KB, MB, GB, TB are powers of ten. 0 needs no unit.\n"
       "Lists take commas, or blanks up to the next option. '_' counts as '-'. The command line\n"
       "goes before the environment, and of a repeated option the last one holds.\n";
   return text;

@@ -22,7 +22,7 @@ namespace detail {
   using tidepool::detail::text::size_text;
   return "no plan fits a device budget of " + size_text(none.device_budget) +
          "; the planner finds one from " + size_text(none.expected.peak) +
-         " on (--device-budget=" + std::to_string(none.expected.peak) + ")";
+         " on (--device-budget=" + std::to_string(none.expected.peak) + "B)";
 }
 
 }  // namespace detail
