@@ -32,7 +32,7 @@ enum class stage : std::uint8_t {
   outgrown,    // it was larger than the plan; the warm-up begins anew
 };
 
-// The plan or rule that a step follows. The table of transitions is in docs/architecture.md.
+// The plan or rule that a step follows.
 enum class followed : std::uint8_t {
   nothing,   // everything leaves, and the step is noted
   trial,     // a plan of earlier steps of the warm-up; the step is noted
