@@ -163,7 +163,12 @@ struct bytes_format {
   }
 };
 
-/// The remedy for a negative number in an option whose word for "not set" is `word`.
+/// Bytes as Megatron's options have them: a bare number is one of bytes, however small.
+struct megatron_bytes_format : bytes_format {
+  static std::size_t read(const setting& given) { return bytes_format::read(given, given.value); }
+};
+
+/// The remedy for a negative number where `word` stands for "not set".
 [[nodiscard]] inline std::string zero_or(std::string_view word) {
   return "give 0 or more, or " + std::string(word) +
          " (std::nullopt in code) for no limit of your own";
