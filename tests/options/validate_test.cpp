@@ -376,7 +376,7 @@ TEST_CASE("a negative number in any count or size is refused as it was written")
        [](options& o, int n) {
          o.slots = {{1, static_cast<std::size_t>(n)}};
        },
-       "1x-5", 1},
+       "1Bx-5", 1},
       {"device-step", [](options& o, int n) { o.device_step = n; }, "-5", 1},
       {"borrowed-slack", [](options& o, int n) { o.borrowed_slack = n; }},
       {"copy-piece", [](options& o, int n) { o.copy_piece = n; }},
