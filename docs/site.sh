@@ -48,6 +48,6 @@ python3 docs/site/parameters.py "$TIDEPOOL_SITE_WORK/xml"
 grep --files-without-match 'name="nested-classes"' "$TIDEPOOL_SITE_WORK"/reference/*.html |
   xargs sed -i 's|<a href="#nested-classes">Classes</a> &#124;||'
 
-mkdocs build --quiet --strict --config-file docs/site/mkdocs.yml --site-dir "$folder"
+mkdocs build --strict --config-file docs/site/mkdocs.yml --site-dir "$folder"
 mv "$TIDEPOOL_SITE_WORK/reference" "$folder"
 echo "$folder/index.html"

@@ -105,7 +105,7 @@ def browser_errors(folder, width):
         for name in PAGES:
             driver.get((folder / name).as_uri())
             wide = run("return document.documentElement.scrollWidth")
-            text = run("return document.querySelector('article h1, .title').clientWidth")
+            text = run("return document.querySelector('article h1, .title')?.clientWidth ?? 0")
             if wide > width:
                 yield f"{name}: {wide} pixels wide, scrolls at {width}"
             if width == PHONE and text < 0.8 * width:
@@ -138,6 +138,8 @@ def browser_errors(folder, width):
             url = json.loads(entry["message"])["message"]["params"].get("request", {}).get("url", "file:")
             if not re.match(r"(file|data|blob|chrome):", url):
                 yield f"the site asks the network for {url}"
+    except WebDriverException as error:
+        yield f"at {width} pixels: {driver.current_url}: {error.msg}"
     finally:
         driver.quit()
 

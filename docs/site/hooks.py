@@ -15,6 +15,7 @@ from mkdocs.structure.nav import Link
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LOG = logging.getLogger("mkdocs.hooks.tidepool")
+logging.getLogger("mkdocs").setLevel(logging.WARNING)
 LINK = re.compile(r"\]\((?![a-z]+:)([^)\s#]+)")
 SHOWN_AS_THEY_ARE = (".md", ".svg", ".png")
 LANGUAGES = {".hpp": "cpp", ".cpp": "cpp", ".cu": "cuda", ".py": "python"}

@@ -86,9 +86,9 @@ class offloader {
   /// Allocates device memory for `count` elements, for work given to `stream` from now on.
   /// `min_tensor_elements` is compared with `count`.
   ///
-  /// Recycled memory has old bytes; `fill::zero` writes zeros first, on `stream`, also before the
-  /// memory is computed again. A restored tensor has the bytes that were saved. The host does not
-  /// wait for copies; `stream` may wait for those that still use the memory. Throws
+  /// Recycled memory has old bytes; `contents` of `fill::zero` writes zeros first, on `stream`,
+  /// also before it is computed again. A restored tensor has the bytes that were saved. The host
+  /// does not wait for copies; `stream` may wait for those that still use the memory. Throws
   /// `out_of_budget`, naming what is live, when the memory is full with nothing in flight;
   /// `misuse_error` for more than any memory has. 0 bytes take no memory; their address is null.
   ///

@@ -218,9 +218,9 @@ class torch_pass {
   torch_pass& operator=(const torch_pass&) = delete;  // move-only; pass it by reference
   ~torch_pass() { close(); }
 
-  /// Calls `body` and returns its result. Tensors that autograd saves in `body`, on this thread and
-  /// in no inner scope, leave after it, in the order of torch's current stream at that time. A
-  /// storage that several nodes save leaves once, with the module that saved it first.
+  /// Calls `body` as the module `name` and returns its result. Tensors that autograd saves in it,
+  /// on this thread and in no inner scope, leave after it, in the order of torch's current stream
+  /// then. A storage that several nodes save leaves once, with the module that saved it first.
   ///
   /// The call costs a look-up if the options leave the module out. Nothing leaves once the pass's
   /// backward has begun (with `end_forward`, or the first tensor that it reads), because backward

@@ -63,7 +63,7 @@ TEST_CASE("shortage: no ring has slots as large as that") {
   CHECK(says(text,
              "allocate: 4096 bytes of device memory do not fit: no ring has slots so large,"
              " the largest have 1024 bytes"));
-  CHECK(says(text, "Add a ring: --slots=1KiBx4,512x8,4KiBx1"));
+  CHECK(says(text, "Add a ring: --slots=1KiBx4,512Bx8,4KiBx1"));
   CHECK_FALSE(says(text, "device-budget"));
 }
 

@@ -192,7 +192,7 @@ class storages : public copies {
     store.here.memory = {};
     live_ -= store.bytes;
     if (store.there.memory || store.is.discarded) away_ += store.bytes;
-    tell_level(store, on, 0, store.bytes);
+    if (heard_->any()) tell_level(store, on, 0, store.bytes);
   }
 
   // Like `displace`, but the memory stays taken, because no event tells when it is free.
@@ -278,11 +278,10 @@ class storages : public copies {
       live_peak_without_ = live_ + away_;
       away_at_peak_ = away_;
     }
-    tell_level(store, by, store.bytes, 0);
+    if (heard_->any()) tell_level(store, by, store.bytes, 0);
   }
 
   void tell_level(const storage& store, lane_id on, std::size_t taken, std::size_t given) {
-    if (!heard_->any()) return;
     const level_change now{taken, given, live_ + away_};
     heard_->tell({.what = happened::memory_changed, .lane = on, .tensor = &store, .level = now});
   }

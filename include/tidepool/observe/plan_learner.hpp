@@ -151,16 +151,19 @@ class plan_learner final : public learning {
     return recorder_->kept.learn(step, owner_->steps().varied(), record.sizes(), std::move(drains));
   }
 
-  void watch_steps(const decision& what, double computing_us, bool made_here) {
-    computing_us_ = what.made.expected.runs ? computing_us : 0;
-    watch_.begin(what.made.expected.step_us, owner_->last_lane());
+  void watch_steps(const decision& what, double computing_us, bool made_here) noexcept {
+    computing_us_ = computing_us;
+    watch_.stop();
+    if (what.made.expected.runs && computing_us > 0) {
+      watch_.begin(what.made.expected.step_us, owner_->last_lane());
+    }
     made_here_ = made_here;
     drifts_ = false;
   }
   // True while a plan is followed that predicts a time and may be replaced.
   [[nodiscard]] bool watches() const {
     const auto& steps = owner_->steps();
-    return computing_us_ > 0 && steps.follows == followed::planned && steps.may_leave_plan();
+    return watch_.runs() && steps.follows == followed::planned && steps.may_leave_plan();
   }
   // True at the steps under a plan at whose ends ranks vote: few, because a vote blocks the host.
   [[nodiscard]] bool votes() const {
@@ -278,7 +281,7 @@ class plan_learner final : public learning {
   bool has_ranks_ = false;  // that wait for each other
   bool first_ = true;       // no plan has been followed, or ranks agreed to make another
   plan_watch watch_;
-  double computing_us_ = 0;        // of the step that the plan was made of; 0: nothing to watch
+  double computing_us_ = 0;        // of the step that the plan was made of
   bool made_here_ = false;         // not a plan from elsewhere
   bool drifts_ = false;            // another plan should be made
   std::size_t planned_steps_ = 0;  // since ranks adopted plans together

@@ -27,29 +27,35 @@ class plan_watch {
 
   // A plan that predicts steps of `predicted_us` is followed from the next step on; the step before
   // it has ended on `lane`. All events are made here, so that later steps make none.
-  void begin(double predicted_us, lane_id lane) {
+  void begin(double predicted_us, lane_id lane) noexcept {
     expected_us_ = predicted_us;
     measured_ = read_ = 0;
     begun_ = 1;
     first_ = true;
-    if (!dev_->can().tells_what_is_over) return;
-    for (std::size_t mark = 0; mark < ring; ++mark) marks_.record(mark, dev_->stream(lane));
+    attempt([&] {
+      if (!dev_->can().tells_what_is_over) return stop();
+      for (std::size_t mark = 0; mark < ring; ++mark) marks_.record(mark, dev_->stream(lane));
+    });
   }
+  void stop() noexcept { expected_us_ = 0; }
+  // False where nothing is to be measured, or the device has refused an event. Steps go on without.
+  [[nodiscard]] bool runs() const { return expected_us_ > 0; }
   // The time that the steps were expected to take: by the plan, then by their first median.
   [[nodiscard]] double expected_us() const { return expected_us_; }
   // True until the first median of a plan is taken.
   [[nodiscard]] bool first() const { return first_; }
 
   // A step has ended on `lane`. Returns the median of the last steps at the end of each window.
-  [[nodiscard]] std::optional<double> step_ended(lane_id lane) {
-    if (!dev_->can().tells_what_is_over) return std::nullopt;
-    for (; read_ + 1 < begun_ && measured_ < window; ++read_) {
-      if (!dev_->passed(marks_[(read_ + 1) % ring])) break;
-      us_[measured_++] = marks_.elapsed_us(read_ % ring, (read_ + 1) % ring);
-    }
-    if (begun_ - read_ == ring) read_ = begun_;  // the host is too far ahead: begin anew
-    marks_.record(begun_++ % ring, dev_->stream(lane));
-    if (measured_ < window) return std::nullopt;
+  [[nodiscard]] std::optional<double> step_ended(lane_id lane) noexcept {
+    attempt([&] {
+      for (; read_ + 1 < begun_ && measured_ < window; ++read_) {
+        if (!dev_->passed(marks_[(read_ + 1) % ring])) break;
+        us_[measured_++] = marks_.elapsed_us(read_ % ring, (read_ + 1) % ring);
+      }
+      if (begun_ - read_ == ring) read_ = begun_;  // the host is too far ahead: begin anew
+      marks_.record(begun_++ % ring, dev_->stream(lane));
+    });
+    if (!runs() || measured_ < window) return std::nullopt;
     measured_ = 0;
     std::ranges::sort(us_);
     return (us_[window / 2 - 1] + us_[window / 2]) / 2;
@@ -74,13 +80,22 @@ class plan_watch {
   // Steps that the host may be ahead of the device.
   static constexpr std::size_t ring = 2 * window;
 
+  template <class Body>
+  void attempt(const Body& body) noexcept {
+    try {
+      body();
+    } catch (...) {
+      stop();
+    }
+  }
+
   hardware* dev_;
   timing_events marks_;  // ends of steps, numbered modulo `ring`
   std::array<double, window> us_{};
   std::size_t measured_ = 0;  // of `us_`
   std::size_t begun_ = 0;     // marks that were recorded
   std::size_t read_ = 0;      // the mark before the first step that is not measured
-  double expected_us_ = 0;    // 0: nothing is followed
+  double expected_us_ = 0;    // 0: nothing is measured
   bool first_ = true;
   bool missed_ = false;  // the plan before this one was replaced because its prediction missed
 };

@@ -34,10 +34,10 @@ struct report {
   std::string where;                    ///< the device, or the model and machine of a plan
 };
 
-/// Writes a page that needs no other file and no network. The page has the picture of the step with
-/// zoom (wheel, buttons) and hover, copies and stalls by module, stalls by reason, plan against
-/// measured, totals, and the options. A click on a reason marks its stalls in the picture. Blocks
-/// nothing and needs no device. Check the state of `out` for errors.
+/// Writes a page of `what` that needs no other file and no network. The page has the picture of the
+/// step with zoom (wheel, buttons) and hover, copies and stalls by module, stalls by reason, plan
+/// against measured, totals, and the options. A click on a reason marks its stalls in the picture.
+/// Blocks nothing and needs no device. Check the state of `out` for errors.
 ///
 /// ```cpp
 /// std::ofstream page("report.html");
