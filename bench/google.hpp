@@ -21,7 +21,10 @@ int run_google(const tools::about& program, int argc, char** argv, std::string f
       const std::string word = argv[i];
       if (word == "--version") throw tools::answer{tools::version_text(program.name)};
       if (word != "--help" && word != "-h") continue;
-      std::printf("%s\n\n%s\n", program.does.c_str(), tools::endings_help);
+      std::printf(
+          "%s\nUsage: %s [FLAG]...\n\nOptions:\n  --help\n      print this, and end\n  --version\n"
+          "      print the version, and end\n\n%s\nFlags of Google Benchmark:\n",
+          program.does.c_str(), program.name.c_str(), tools::endings_help);
       benchmark::PrintDefaultHelp();
       return int{tools::done};
     }
