@@ -78,8 +78,8 @@ class plan_learner final : public learning {
         watch_steps(what, computing_us, true);
       }
       if (since_ > 0 && !what.words.empty()) {
-        what.words += "; adopted " + std::to_string(since_) +
-                      " steps after the one that it was made of (--adopt-after)";
+        what.words += "; adopted " + std::to_string(since_) + (since_ == 1 ? " step" : " steps") +
+                      " after the one that it was made of (--adopt-after)";
       }
       return std::move(what);
     } catch (...) {
