@@ -212,7 +212,7 @@ class layer_group {
   std::vector<handle*> list_;  // arguments of the call that runs
 };
 
-/// One array of layers: `fresh` to write a layer, `back` to read it in backward.
+/// An array of layers: `fresh` to write a layer, `back` to read it in backward.
 ///
 /// An array made without a group gets a group of its own. `done` and `release` of a shared group
 /// serve all its arrays. Pointers hold from `fresh` to `done` and from `back` to `release`; `back`

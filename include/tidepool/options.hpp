@@ -18,7 +18,7 @@ enum class memory_kind : std::uint8_t {
   slots   ///< rings of fixed slots, for trainers whose shapes never change
 };
 
-/// One ring of equal slots.
+/// A ring of equal slots.
 struct slot_ring {
   std::size_t bytes = 0;  ///< bytes of one slot
   std::size_t count = 0;  ///< slots of the ring

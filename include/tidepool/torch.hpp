@@ -199,7 +199,7 @@ class torch_group {
   std::uint32_t index_ = 0;
 };
 
-/// One forward pass through a model and its backward passes. Move-only; a pass that is destroyed
+/// A forward pass through a model and its backward passes. Move-only; a pass that is destroyed
 /// unfinished is given up.
 template <device Device>
 class torch_pass {

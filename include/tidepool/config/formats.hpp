@@ -19,7 +19,7 @@
 
 namespace tidepool::inline v0_3_0::detail::text {
 
-/// One option as the user gave it.
+/// An option as the user gave it.
 struct setting {
   std::string name;        ///< as written: `--max-inflight`, `TIDEPOOL_MAX_INFLIGHT`
   std::string_view value;  ///< trimmed, never empty

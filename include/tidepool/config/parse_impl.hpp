@@ -56,7 +56,7 @@ TIDEPOOL_INLINE options take_options(int& argc, const char** argv, options base)
   auto known = parse_known_options(argc, argv, std::move(base));
   if (argc < 1) return std::move(known.value);
   int kept = 1;
-  // One walk finds the rest, because it is a subsequence of the arguments.
+  // A single search finds the rest, because the rest is a subsequence of the arguments.
   for (int i = 1; i < argc && static_cast<std::size_t>(kept) <= known.rest.size(); ++i) {
     if (argv[i] == known.rest[static_cast<std::size_t>(kept) - 1]) argv[kept++] = argv[i];
   }

@@ -60,7 +60,7 @@ enum class fit_policy : std::uint8_t {
 
 class borrowed_memory;
 
-/// One way to hand out blocks: pool, arena, slots, or a trainer's own.
+/// A way to hand out blocks: pool, arena, slots, or a trainer's own.
 ///
 /// `take` never waits: it hands out a block together with the fence to join, or returns false if no
 /// free memory fits. `release` takes the fence after which the block is free; the work before that

@@ -26,7 +26,7 @@
 
 namespace tidepool::inline v0_3_0 {
 
-/// One CUDA device. It has no global state: calls that need their device to be current restore the
+/// A CUDA device. It has no global state: calls that need their device to be current restore the
 /// caller's device afterwards.
 ///
 /// An offloader takes any `cudaStream_t` or `cuda::stream_ref` of this device, also the default

@@ -31,7 +31,7 @@ enum class access_kind : std::uint8_t {
   capture_end    ///< a capture ends
 };
 
-/// One side of a finding.
+/// An access that takes part in a finding.
 struct checked_access {
   access_kind kind{};        ///< the kind of access
   std::string name;          ///< the name that was declared; or empty
@@ -54,7 +54,7 @@ enum class finding_kind : std::uint8_t {
   not_joined        ///< a capture ends before one of its streams was joined back
 };
 
-/// One mistake: two accesses, the bytes, and the missing order between them.
+/// A mistake: two accesses, the bytes, and the missing order between them.
 struct finding {
   finding_kind kind{};         ///< the mistake
   checked_access first;        ///< the access that was issued first

@@ -71,7 +71,7 @@ class host_pages {
   host_pages(std::size_t bytes, const page_options& how) {
 #if defined(__linux__)
     const auto whole = (bytes + detail::huge_page - 1) / detail::huge_page * detail::huge_page;
-    // One more huge page is mapped, so that the start can be on a boundary of huge pages.
+    // An extra huge page is mapped, so that the start can be on a boundary of huge pages.
     const auto mapped = whole + detail::huge_page;
     auto* raw = mmap(nullptr, mapped, PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

@@ -55,7 +55,7 @@ struct granted {
 class handle_base;
 using handle_list = std::span<handle_base* const>;
 
-// One counted reference to a storage.
+// A counted reference to a storage.
 class handle_base {
  public:
   handle_base(const handle_base&) = delete;

@@ -1,4 +1,4 @@
-/// One pass by keys: scopes save tensors, and loads bring them back.
+/// A pass by keys: scopes save tensors, and loads bring them back.
 #pragma once
 
 #include <algorithm>

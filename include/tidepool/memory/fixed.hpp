@@ -1,4 +1,4 @@
-/// One block of the trainer's own memory at an address that never changes.
+/// A block of the trainer's own memory at an address that never changes.
 #pragma once
 
 #include <cstddef>

@@ -113,7 +113,7 @@ class plan_learner final : public learning {
     }
     if (first_) return news;
     ++planned_steps_;
-    if (all_ ? votes() && !all_(!drifts_) : drifts_ && !has_ranks_) {
+    if (all_ ? votes() && !all_(!drifts_) : drifts_) {
       first_ = true;
       watches() ? owner_->time_again() : owner_->warm_up_anew();
     }
@@ -174,8 +174,10 @@ class plan_learner final : public learning {
   [[nodiscard]] std::string told(double us) {
     const auto expected_us = watch_.expected_us();
     const bool first = watch_.first();
-    // A plan from elsewhere, or of a step that the trainer named, is the trainer's choice.
-    const bool anew = watch_.has_drifted(us) && made_here_ && !owner_->settings().timed_step;
+    // A plan from elsewhere, or of a step that the trainer named, is the trainer's choice. Ranks
+    // that cannot agree keep their plans.
+    const bool may = made_here_ && !owner_->settings().timed_step && (all_ || !has_ranks_);
+    const bool anew = watch_.has_drifted(us) && may && !drifts_;  // told once before a vote
     drifts_ = drifts_ || anew;
     if (!first && !anew) return {};
     const auto above = [&](double base_us) { return 100 * (us / base_us - 1); };

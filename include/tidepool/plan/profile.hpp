@@ -17,7 +17,7 @@ namespace tidepool::inline v0_3_0::plan {
 
 inline constexpr std::uint32_t none = std::numeric_limits<std::uint32_t>::max();  ///< No index.
 
-/// One run of one module.
+/// A run of one module.
 struct group_profile {
   module_id module{};       ///< index into `profile::modules`
   int layer = -1;           ///< -1 if the run has no layer
@@ -27,7 +27,7 @@ struct group_profile {
   friend bool operator==(const group_profile&, const group_profile&) = default;
 };
 
-/// One forward pass of one model chunk for one microbatch; groups in forward order.
+/// A forward pass of one model chunk for one microbatch; groups in forward order.
 struct chunk_profile {
   int model_chunk = 0;                ///< number in an interleaved pipeline
   std::vector<group_profile> groups;  ///< in forward order
@@ -36,7 +36,7 @@ struct chunk_profile {
   friend bool operator==(const chunk_profile&, const chunk_profile&) = default;
 };
 
-/// One pass over one chunk, in the order in which passes began.
+/// A pass over one chunk, in the order in which passes began.
 struct pass {
   std::size_t chunk = 0;  ///< index into `profile::chunks`
   bool backward = false;  ///< false: forward
@@ -44,7 +44,7 @@ struct pass {
   friend bool operator==(const pass&, const pass&) = default;
 };
 
-/// One allocation of saved tensors.
+/// An allocation of saved tensors.
 struct storage_profile {
   std::size_t bytes = 0;       ///< size of the allocation
   std::uint32_t chunk = none;  ///< chunk of the group that saves it; none: no group, so it stays
@@ -54,7 +54,7 @@ struct storage_profile {
   friend bool operator==(const storage_profile&, const storage_profile&) = default;
 };
 
-/// One more group that saves a storage, after the one that `storage_profile` names.
+/// Another group that saves a storage, after the one that `storage_profile` names.
 struct shared_save {
   std::uint32_t storage = 0;  ///< index into `profile::storages`
   std::uint32_t chunk = 0;    ///< index into `profile::chunks`
@@ -75,7 +75,7 @@ enum class event_kind : std::uint8_t {
   synchronise   ///< the host waits for the whole device, so computing waits for all copies
 };
 
-/// One call, and the computing time before it.
+/// A call, and the computing time before it.
 struct event {
   event_kind kind = event_kind::allocate;  ///< which call it is
   std::uint32_t index = 0;                 ///< a storage, or a group of `chunk`; 0 for other kinds
@@ -96,8 +96,8 @@ struct link_rates {
   friend bool operator==(const link_rates&, const link_rates&) = default;
 };
 
-/// One step. The engine always records `chunks` and `passes`. The other members are filled if the
-/// step was timed, was built from a model's description, or was loaded from a file.
+/// A recorded step. The engine always records `chunks` and `passes`. The other members are filled
+/// if the step was timed, was built from a model's description, or was loaded from a file.
 struct profile {
   std::vector<chunk_profile> chunks;  ///< in the order in which their forward passes began
   std::vector<pass> passes;           ///< forward and backward, in the order in which they began

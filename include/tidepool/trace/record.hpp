@@ -1,4 +1,4 @@
-/// One traced step as plain data: spans on lanes, and the device bytes in use, with times in
+/// A traced step as plain data: spans on lanes, and the device bytes in use, with times in
 /// microseconds.
 #pragma once
 
@@ -18,7 +18,7 @@ enum class span_kind : std::uint8_t {
   stall     ///< a compute stream's wait at a join; `name` is the join, the reason
 };
 
-/// One interval on one lane. Times are microseconds since the record began.
+/// An interval on one lane. Times are microseconds since the record began.
 struct span {
   span_kind kind = span_kind::compute;  ///< the activity
   std::size_t lane = 0;                 ///< index into `record::lanes`
@@ -33,7 +33,7 @@ struct span {
   std::string module{};
 };
 
-/// One forward or backward pass of one chunk, as it ran on the compute stream.
+/// A forward or backward pass of one chunk, as it ran on the compute stream.
 struct pass_span {
   bool backward = false;  ///< true for a backward pass
   int microbatch = -1;    ///< microbatch of the chunk
@@ -54,7 +54,7 @@ struct module_levels {
   std::vector<level> bytes;  ///< in order of time
 };
 
-/// One traced step.
+/// A traced step.
 struct record {
   std::string title;                ///< the title of `start_trace`
   std::vector<std::string> lanes;   ///< one name per stream, in order of first use

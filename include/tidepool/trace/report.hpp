@@ -11,7 +11,7 @@
 
 namespace tidepool::inline v0_3_0::trace {
 
-/// One figure of a plan, and its measurement.
+/// A figure of a plan, and its measurement.
 struct planned_figure {
   /// The unit of a figure.
   enum class unit {

@@ -20,7 +20,7 @@ namespace tidepool::inline v0_3_0::trace {
 /// The reason why a silent module moved nothing, as far as its counters show it, and the remedy.
 [[nodiscard]] std::string why_silent(const module_counters& module);
 
-/// One message for each silent module of `totals`, ready to be shown. The message for a module that
+/// A message for each silent module of `totals`, ready to be shown. The message for a module that
 /// was never committed names the most similar module. Silent modules are unknown before the end of
 /// the first step; if groups have left by then, the only message says that no step has ended.
 [[nodiscard]] std::vector<std::string> silent_messages(const counters& totals);

@@ -18,8 +18,8 @@ namespace tidepool::inline v0_3_0::detail {
 
 enum class file_request_kind : unsigned char { write, read, extend };
 
-// One request. The request belongs to the worker from `submit` until it is over; its owner must not
-// touch it meanwhile.
+// A request of a copy. The request belongs to the worker from `submit` until it is over; its owner
+// must not touch it meanwhile.
 struct file_request {
   file_request_kind kind = file_request_kind::write;
   std::byte* data = nullptr;

@@ -29,7 +29,7 @@ inline constexpr std::size_t most_json_keys = 64;
 inline constexpr std::size_t most_json_string = 4096;
 inline constexpr std::size_t most_json_items = std::size_t{1} << 22;
 
-// One step of a JSON pointer, with escapes.
+// A step of a JSON pointer, with escapes.
 [[nodiscard]] inline std::string pointer_step(std::string_view key) {
   std::string step = "/";
   for (const char c : tidepool::detail::text::printable(key)) {

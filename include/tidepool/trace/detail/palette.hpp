@@ -30,7 +30,7 @@ struct rgb {
   return text;
 }
 
-// One for each of `standard_modules`, in their order. Found by search for the largest least
+// A colour for each of `standard_modules`, in their order. Found by search for the largest least
 // distance (in OKLab) of any two to people with normal vision, protanopia, deuteranopia and
 // tritanopia, and to the greys and the red below; a test holds that distance.
 inline constexpr std::array<rgb, standard_modules.size()> module_colours{{{0x7f, 0xeb, 0xdd},

@@ -147,7 +147,7 @@ class picture_layout {
     return "url(#" + name + ")";
   }
 
-  // One style for stalls, one for each module, and up to three greys for what computes.
+  // A style for stalls, one for each module, and up to three greys for what computes.
   void style(const trace::record& record) {
     std::vector<std::string> modules;
     std::vector<std::string> computes;
