@@ -126,6 +126,7 @@ TEST_CASE("sizes depend on the bytes alone") {
   CHECK(form::packed_bytes(gib) == gib / 1024 * 736);
   CHECK(form::host_bytes(gib) == gib / 1024 * 1025);
   CHECK(form::packed_bytes(1023) == 1023);
-  CHECK(form::host_bytes(1023) == 1023);
+  CHECK(form::host_bytes(1023) == 1024);
   CHECK(form::packed_bytes(1025) == 737);
+  CHECK(form::spill_at(1025) == 752);
 }

@@ -63,13 +63,18 @@ static_assert(std::endian::native == std::endian::little);
 [[nodiscard]] constexpr std::size_t spill_bytes(std::size_t tensor_bytes) {
   return records_of(tensor_bytes) * (spill_record + 1);
 }
-/// Bytes of host memory for a tensor: the packed form and the spill. They are at most 0.1 % more
-/// than the tensor's, because a record needs one byte to tell that it keeps its numbers.
+/// Where the spill begins in the host memory of a tensor, behind the packed form.
+[[nodiscard]] constexpr std::size_t spill_at(std::size_t tensor_bytes) {
+  constexpr std::size_t alignment = 16;
+  return (packed_bytes(tensor_bytes) + alignment - 1) / alignment * alignment;
+}
+/// Bytes of host memory for a tensor: the packed form and the spill. They are 0.1 % more than the
+/// tensor's, because each record needs one byte to tell that it keeps its numbers.
 [[nodiscard]] constexpr std::size_t host_bytes(std::size_t tensor_bytes) {
-  return packed_bytes(tensor_bytes) + spill_bytes(tensor_bytes);
+  return spill_at(tensor_bytes) + spill_bytes(tensor_bytes);
 }
 
-/// The parts of one record, on a processor or in a kernel.
+/// The exponent of a BF16 number, biased.
 [[nodiscard]] constexpr unsigned exponent_of(unsigned number) { return number >> 7 & 0xffU; }
 
 namespace detail {
