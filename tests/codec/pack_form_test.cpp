@@ -3,8 +3,6 @@
 
 #include <doctest/doctest.h>
 
-#include <bit>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -12,47 +10,16 @@
 #include <span>
 #include <vector>
 
+#include "bf16_tensors.hpp"
+
 namespace {
 
 namespace form = tidepool::pack_form;
 
-using numbers = std::vector<std::uint16_t>;
-
-std::uint16_t bf16(float value) {
-  return static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(value) >> 16);
-}
-
-// The kinds of numbers that a tensor may hold.
-enum class kind { random, gauss, gated, subnormal, zeros, relu, one_far, not_finite, huge, count };
-
-std::uint16_t draw(kind what, std::mt19937& from) {
-  std::normal_distribution<float> normal;
-  const auto any = [&] { return static_cast<std::uint16_t>(from()); };
-  switch (what) {
-    case kind::random:
-      return any();
-    case kind::gated: {
-      const auto x = normal(from);
-      return bf16(x / (1 + std::exp(-x)) * normal(from));
-    }
-    case kind::subnormal:
-      return any() & 0x807fU;
-    case kind::zeros:
-      return any() & 0x8000U;
-    case kind::relu:
-      return bf16(std::max(0.0F, normal(from)));
-    case kind::one_far:
-      return from() % 700 == 0 ? any() : bf16(normal(from));
-    case kind::not_finite:
-      return from() % 300 == 0 ? any() | 0x7f80U : bf16(normal(from));
-    case kind::huge:
-      return any() | 0x7000U;
-    case kind::gauss:
-    case kind::count:
-      break;
-  }
-  return bf16(normal(from));
-}
+using tidepool::test::bf16_kind;
+using tidepool::test::bf16_kinds;
+using tidepool::test::bf16_numbers;
+using tidepool::test::bf16_tensor;
 
 struct packed {
   std::vector<std::byte> link, spill;
@@ -82,10 +49,9 @@ TEST_CASE("the bits of 10 000 tensors of every kind come back") {
   std::mt19937 from(20261129);
   std::size_t wrong = 0;
   for (int i = 0; i < 10'000; ++i) {
-    const auto what = static_cast<kind>(i % static_cast<int>(kind::count));
     // Odd counts of bytes as well: the end of a tensor is no whole record.
-    numbers tensor(from() % 2'000);
-    for (auto& each : tensor) each = draw(what, from);
+    const auto tensor = bf16_tensor(bf16_kinds[static_cast<std::size_t>(i) % bf16_kinds.size()],
+                                    from() % 2'000, from);
     const auto bytes = std::as_bytes(std::span(tensor));
     if (!comes_back(bytes.first(bytes.size() - (bytes.empty() ? 0 : from() % 2)))) ++wrong;
   }
@@ -94,7 +60,7 @@ TEST_CASE("the bits of 10 000 tensors of every kind come back") {
 
 TEST_CASE("every pair of a base and an exponent comes back") {
   std::size_t wrong = 0;
-  numbers tensor(form::numbers_of_record);
+  bf16_numbers tensor(form::numbers_of_record);
   for (unsigned base = 0; base < 256; ++base) {
     for (unsigned exponent = 0; exponent <= base; ++exponent) {
       for (auto& each : tensor) each = static_cast<std::uint16_t>(exponent << 7 | 0x8055U);
@@ -109,16 +75,15 @@ TEST_CASE("every pair of a base and an exponent comes back") {
 
 TEST_CASE("gaussian numbers leave the spill nearly alone, random words fill it") {
   std::mt19937 from(1);
-  const auto share = [&](kind what) {
-    numbers tensor(form::numbers_of_record * 400);
-    for (auto& each : tensor) each = draw(what, from);
+  const auto share = [&](bf16_kind what) {
+    const auto tensor = bf16_tensor(what, form::numbers_of_record * 400, from);
     const auto kept = pack(std::as_bytes(std::span(tensor)));
     std::size_t spilled = 0;
     for (const auto each : kept.spill) spilled += each != std::byte{0xa5} ? 1 : 0;
     return static_cast<double>(spilled) / static_cast<double>(kept.spill.size());
   };
-  CHECK(share(kind::gauss) < 0.01);
-  CHECK(share(kind::random) > 0.98);
+  CHECK(share(bf16_kind::gauss) < 0.01);
+  CHECK(share(bf16_kind::random) > 0.98);
 }
 
 TEST_CASE("sizes depend on the bytes alone") {

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -79,8 +80,7 @@ __device__ inline void keep_record(std::uint8_t* packed, std::uint8_t* spill, st
 }
 
 __device__ inline void pack_record(std::uint8_t* packed, std::uint8_t* spill, std::uint8_t* hidden,
-                                   const std::uint8_t* tensor, unsigned lane,
-                                   std::uint32_t* nibbles) {
+                                   const std::uint8_t* tensor, unsigned lane, std::uint32_t* pool) {
   const auto all = load_numbers(tensor, lane);
   std::uint32_t both = 0;
 #pragma unroll
@@ -124,27 +124,27 @@ __device__ inline void pack_record(std::uint8_t* packed, std::uint8_t* spill, st
   const auto escaped = plane[0] & plane[1] & plane[2];
   unsigned total = 0;
   unsigned rank = rank_of(__popc(escaped), lane, total);
-  for (unsigned i = lane; i < most_words; i += warp) nibbles[i] = 0;
+  for (unsigned i = lane; i < most_words; i += warp) pool[i] = 0;
   __syncwarp();
 #pragma unroll
   for (unsigned i = 0; i < numbers_of_word; ++i) {
     if ((escaped >> i & 1U) == 0) continue;
-    const auto distance = base - exponent_of(all.words[i / 2] >> i % 2 * 16);
+    const auto distance = base - (exponents_of(all.words[i / 2]) >> i % 2 * 16 & 0xffU);
     const auto nibble = distance > farthest ? no_exponent : distance - nearest;
-    atomicOr(nibbles + rank / 8, nibble << rank % 8 * 4);
+    atomicOr(pool + rank / 8, nibble << rank % 8 * 4);
     ++rank;
   }
   __syncwarp();
-  if (lane < pool_words) reinterpret_cast<std::uint32_t*>(packed + pool_at)[lane] = nibbles[lane];
+  if (lane < pool_words) reinterpret_cast<std::uint32_t*>(packed + pool_at)[lane] = pool[lane];
   for (unsigned i = pool_words + lane; i * 8 < total; i += warp) {
-    reinterpret_cast<std::uint32_t*>(spill)[i - pool_words] = nibbles[i];
+    reinterpret_cast<std::uint32_t*>(spill)[i - pool_words] = pool[i];
   }
   __syncwarp();
 }
 
 __device__ inline void unpack_record(std::uint8_t* tensor, const std::uint8_t* packed,
                                      const std::uint8_t* spill, const std::uint8_t* hidden,
-                                     unsigned lane, std::uint32_t* nibbles) {
+                                     unsigned lane, std::uint32_t* pool) {
   const auto bases = __ldcs(reinterpret_cast<const uint2*>(packed + bases_at));
   if ((bases.x & 0xffU) == mark) {
     const auto* from = reinterpret_cast<const std::uint32_t*>(packed);
@@ -169,9 +169,9 @@ __device__ inline void unpack_record(std::uint8_t* tensor, const std::uint8_t* p
   unsigned total = 0;
   unsigned rank = rank_of(__popc(escaped), lane, total);
   if (lane < pool_words)
-    nibbles[lane] = reinterpret_cast<const std::uint32_t*>(packed + pool_at)[lane];
+    pool[lane] = reinterpret_cast<const std::uint32_t*>(packed + pool_at)[lane];
   for (unsigned i = pool_words + lane; i * 8 < total; i += warp) {
-    nibbles[i] = reinterpret_cast<const std::uint32_t*>(spill)[i - pool_words];
+    pool[i] = reinterpret_cast<const std::uint32_t*>(spill)[i - pool_words];
   }
   __syncwarp();
 
@@ -183,7 +183,7 @@ __device__ inline void unpack_record(std::uint8_t* tensor, const std::uint8_t* p
 #pragma unroll
     for (unsigned p = 0; p < planes; ++p) distance |= (plane[p] >> i & 1U) << p;
     if (distance == nearest) {
-      const auto nibble = nibbles[rank / 8] >> rank % 8 * 4 & 0xfU;
+      const auto nibble = pool[rank / 8] >> rank % 8 * 4 & 0xfU;
       distance = nibble == no_exponent ? base : nibble + nearest;
       ++rank;
     }
@@ -201,6 +201,7 @@ struct packed_tensor {
   std::uint8_t* spill;  // host memory that the device can use
   std::uint8_t* tensor;
   std::size_t bytes;
+  std::size_t records;
 };
 
 __device__ inline void copy_tail(std::uint8_t* to, const std::uint8_t* from, std::size_t bytes) {
@@ -213,7 +214,7 @@ __global__ void __launch_bounds__(threads) pack_kernel(packed_tensor what) {
   __shared__ std::uint32_t nibbles[warps][most_words];
   const auto lane = threadIdx.x % warp;
   auto* const own = nibbles[threadIdx.x / warp];
-  const auto records = records_of(what.bytes);
+  const auto records = what.records;
   auto* const hidden = what.spill + records * spill_record;
   for (std::size_t i = blockIdx.x * std::size_t{warps} + threadIdx.x / warp; i < records;
        i += std::size_t{gridDim.x} * warps) {
@@ -241,7 +242,7 @@ __global__ void __launch_bounds__(threads) pack_kernel(packed_tensor what) {
 template <bool Pack>
 void launch(const packed_tensor& what, unsigned most_blocks, cudaStream_t on) {
   if (what.bytes == 0) return;
-  const auto blocks = (records_of(what.bytes) + warps - 1) / warps;
+  const auto blocks = (what.records + warps - 1) / warps;
   cudaLaunchConfig_t how{};
   how.gridDim = dim3(static_cast<unsigned>(
       std::clamp(blocks, std::size_t{1}, static_cast<std::size_t>(most_blocks))));
@@ -271,7 +272,8 @@ inline void pack_on(std::byte* packed, std::byte* spill, const std::byte* tensor
   const auto of = [](const std::byte* at) {
     return const_cast<std::uint8_t*>(reinterpret_cast<const std::uint8_t*>(at));
   };
-  detail::launch<true>({of(packed), of(spill), of(tensor), bytes}, most_blocks, on);
+  detail::launch<true>({of(packed), of(spill), of(tensor), bytes, records_of(bytes)}, most_blocks,
+                       on);
 }
 
 /// Queues the unpacking of a tensor on `on`; see `unpack` and `pack_on`.
@@ -280,7 +282,8 @@ inline void unpack_on(std::byte* tensor, const std::byte* packed, const std::byt
   const auto of = [](const std::byte* at) {
     return const_cast<std::uint8_t*>(reinterpret_cast<const std::uint8_t*>(at));
   };
-  detail::launch<false>({of(packed), of(spill), of(tensor), bytes}, most_blocks, on);
+  detail::launch<false>({of(packed), of(spill), of(tensor), bytes, records_of(bytes)}, most_blocks,
+                        on);
 }
 
 }  // namespace tidepool::pack_form
