@@ -133,7 +133,10 @@ class lab {
     }
   }
 
-  void make(bool gated) { make_numbers<<<1024, 256>>>(as<std::uint16_t>(tensor_), gib / 2, gated); }
+  void make(bool gated) {
+    make_numbers<<<1024, 256>>>(as<std::uint16_t>(tensor_), gib / 2, gated);
+    check(cudaDeviceSynchronize());  // no other stream waits for the default one
+  }
   // The numbers of a file, again and again until the tensor is full.
   void read(const std::string& file) {
     std::ifstream in(file, std::ios::binary);
