@@ -59,6 +59,7 @@ ROWS = {
     "bench_soak": Row(value="--steps", size="--largest", run=["--steps", "200", "--slowest", "1000"]),
     "bench_link": Row(value="--gpus", size="--pin"),
     "bench_nccl": Row(value="--gpus"),
+    "bench_pack": Row(value="--tensor"),
     "bench_step": Row(value="--depth"),
     "bench_step_checked": Row(value="--depth"),
 }
