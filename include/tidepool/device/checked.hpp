@@ -218,6 +218,19 @@ class checked_device : public Device {
     ran(on);
   }
 
+  void pack(std::byte* packed, std::byte* spill, const std::byte* tensor, std::size_t bytes,
+            stream_ref on) requires packing_device<Device> {
+    Device::pack(packed, spill, tensor, bytes, on);
+    log_.pack(lane_of(on), packed, spill, tensor, bytes);
+    ran(on);
+  }
+  void unpack(std::byte* tensor, const std::byte* packed, const std::byte* spill, std::size_t bytes,
+              stream_ref on) requires packing_device<Device> {
+    Device::unpack(tensor, packed, spill, bytes, on);
+    log_.unpack(lane_of(on), tensor, packed, spill, bytes);
+    ran(on);
+  }
+
   [[nodiscard]] void* try_allocate(std::size_t bytes) {
     return taken(Device::try_allocate(bytes), bytes, true);
   }

@@ -23,6 +23,16 @@ class filling {
     } catch (...) {  // without memory for the device's log a wrong use is not found
     }
   }
+  // Like the calls for storages, for memory that holds a packed tensor on its way.
+  void handed_out(const block& memory, lane_id on) {
+    if (dev_->can().poisons) dev_->poison(memory.data, memory.bytes, on);
+  }
+  void gave_back(const block& memory, lane_id on) noexcept {
+    try {
+      if (dev_->can().checks_order) dev_->gave_back(memory.data, memory.bytes, on);
+    } catch (...) {  // as below
+    }
+  }
   // True if released memory is filled as well.
   [[nodiscard]] bool poisons() const { return poison_; }
 

@@ -157,6 +157,31 @@ class storages : public copies {
     return budget_.refuses(borrowed_, bytes, live_);
   }
 
+  // ---- packing ----
+
+  // Sets the modules whose BF16 tensors are packed on their way to the host, a bit for each.
+  void set_packing(std::uint64_t modules) { packs_ = modules; }
+  [[nodiscard]] bool packs(module_id module) const {
+    return (packs_ >> static_cast<unsigned>(module) & 1U) != 0;
+  }
+  // Like `place_copy` on the host, for a tensor that `by` packs. False also if it is not packed.
+  [[nodiscard]] bool place_packed(storage& store, lane_id by);
+  // Packs the tensors of a group that were placed for it. A tensor without room for its packed form
+  // on the device is copied as it is.
+  void pack(const group& which, const saved* items);
+  // Takes the memory through which up to `link` bytes of each tensor come back, if there is any.
+  void expect_packed(std::size_t link, lane_id by) {
+    static_cast<void>(take_staging(link, by, staged_.incoming));
+  }
+  // Releases all staging, which is free behind `after`. `on` used it last.
+  void unstage(const fence& after, lane_id on) noexcept;
+  // Releases the staging of a commit that failed, once `by` has ended its work.
+  void abandon_staging(lane_id by) noexcept {
+    if (staged_.outgoing.empty()) return;
+    settle(by);
+    unstage({}, by);
+  }
+
   // Adopts memory of `owner` that `waiter` has written; `owner` is emptied.
   void adopt(storage& store, void* data, lane_id waiter, memory_owner& owner) {
     store.here.memory = {data, store.bytes,
@@ -235,6 +260,8 @@ class storages : public copies {
   }
 
  private:
+  [[nodiscard]] bool take_staging(std::size_t bytes, lane_id by, block& into);
+
   [[nodiscard]] bool take(storage& store, lane_id waiter, std::size_t offset, fence& ready) {
     if (store.bytes == 0) {
       store.here.memory = no_bytes();
@@ -303,6 +330,7 @@ class storages : public copies {
   std::size_t live_peak_ = 0;
   std::size_t live_peak_without_ = 0;
   std::size_t away_at_peak_ = 0;  // `away_` at `live_peak_without_`
+  std::uint64_t packs_ = 0;       // modules that are packed, a bit for each
   std::uint64_t waits_ = 0;
   std::uint64_t elsewhere_ = 0;  // blocks that lie elsewhere than the plan wanted
   std::uint64_t created_ = first_number();

@@ -1,0 +1,205 @@
+/// The packed form of BF16 numbers: fewer bytes for the link, and every bit comes back.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "tidepool/version.hpp"
+
+namespace tidepool::inline v0_3_0::pack_form {
+
+// The exponents of activations are close together: they hold 2.5 to 3.2 bits of their 8. A record
+// stands for 512 numbers. A block of 64 numbers shares a base, its largest exponent, and each
+// number keeps the distance of its exponent from the base:
+//   0 to 6      in 3 bits
+//   7 to 21     3 bits of ones, and the distance less 7 in a nibble of the record's pool
+//   exponent 0  3 bits of ones, and the nibble 15: zero and subnormal numbers
+// A record with any other distance, or with an infinity or a NaN, keeps its numbers as they are.
+//
+// Layout of a record of 736 bytes, little-endian:
+//   0    512 bytes   sign and mantissa of each number
+//   512  3 * 64      bits 0, 1 and 2 of the distances; bit i % 16 of the 16-bit word i / 16
+//   704  24          the pool's first 48 nibbles, in the order of the numbers, low half first
+//   728  8           bases; the first is 255 in a record that keeps its numbers as they are
+// The nibbles after the 48th spill, as does the rest of a record that keeps its numbers: 288 bytes
+// a record, and one more at the end of the spill, for the byte that the mark 255 hides.
+
+inline constexpr std::size_t numbers_of_record = 512;
+inline constexpr std::size_t numbers_of_block = 64;
+inline constexpr std::size_t numbers_of_word = 16;  ///< bits of one word of a plane
+inline constexpr std::size_t tensor_record = numbers_of_record * 2;
+inline constexpr std::size_t plane_bytes = numbers_of_record / 8;
+inline constexpr std::size_t planes = 3;
+inline constexpr std::size_t planes_at = numbers_of_record;
+inline constexpr std::size_t pool_at = planes_at + planes * plane_bytes;
+inline constexpr std::size_t pool_bytes = 24;
+inline constexpr std::size_t bases_at = pool_at + pool_bytes;
+inline constexpr std::size_t packed_record = bases_at + numbers_of_record / numbers_of_block;
+inline constexpr std::size_t spill_record = tensor_record - packed_record;
+
+inline constexpr unsigned nearest = 7;    ///< distances below it need no nibble
+inline constexpr unsigned farthest = 21;  ///< the largest distance that a nibble can tell
+inline constexpr unsigned no_exponent = 15;
+inline constexpr unsigned mark = 255;
+
+static_assert(packed_record == 736 && spill_record == 288);
+static_assert(spill_record >= numbers_of_record / 2 - pool_bytes, "every nibble has room");
+static_assert(std::endian::native == std::endian::little);
+
+/// Whole records of a tensor. The tensor's last bytes, less than a record, travel as they are.
+[[nodiscard]] constexpr std::size_t records_of(std::size_t tensor_bytes) {
+  return tensor_bytes / tensor_record;
+}
+/// Bytes that the link carries for a tensor of `tensor_bytes`.
+[[nodiscard]] constexpr std::size_t packed_bytes(std::size_t tensor_bytes) {
+  return records_of(tensor_bytes) * packed_record + tensor_bytes % tensor_record;
+}
+/// Bytes of host memory for what does not fit into the packed form. The device writes and reads
+/// them in place, and only where they are needed.
+[[nodiscard]] constexpr std::size_t spill_bytes(std::size_t tensor_bytes) {
+  return records_of(tensor_bytes) * (spill_record + 1);
+}
+/// Where the spill begins in the host memory of a tensor, behind the packed form.
+[[nodiscard]] constexpr std::size_t spill_at(std::size_t tensor_bytes) {
+  constexpr std::size_t alignment = 16;
+  return (packed_bytes(tensor_bytes) + alignment - 1) / alignment * alignment;
+}
+/// Bytes of host memory for a tensor: the packed form and the spill. They are 0.1 % more than the
+/// tensor's, because each record needs one byte to tell that it keeps its numbers.
+[[nodiscard]] constexpr std::size_t host_bytes(std::size_t tensor_bytes) {
+  return spill_at(tensor_bytes) + spill_bytes(tensor_bytes);
+}
+
+/// The exponent of a BF16 number, biased.
+[[nodiscard]] constexpr unsigned exponent_of(unsigned number) { return number >> 7 & 0xffU; }
+
+namespace detail {
+
+using numbers = std::array<std::uint16_t, numbers_of_record>;
+using nibbles = std::array<std::uint8_t, numbers_of_record / 2>;
+
+struct distances {
+  std::array<std::uint8_t, numbers_of_record / numbers_of_block> bases{};
+  std::array<std::uint16_t, planes * plane_bytes / 2> planes_{};
+  nibbles pool{};
+  std::size_t used = 0;  // nibbles of the pool
+};
+
+// Returns false if the form cannot tell one of the distances.
+[[nodiscard]] inline bool measure(const numbers& from, distances& to) {
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    auto& base = to.bases[i / numbers_of_block];
+    base = std::max(base, static_cast<std::uint8_t>(exponent_of(from[i])));
+  }
+  if (std::ranges::max(to.bases) == mark) return false;
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    const auto exponent = exponent_of(from[i]);
+    const auto distance = to.bases[i / numbers_of_block] - exponent;
+    const auto code = std::min(distance, nearest);
+    for (std::size_t p = 0; p < planes; ++p) {
+      auto& word = to.planes_[p * plane_bytes / 2 + i / numbers_of_word];
+      word = static_cast<std::uint16_t>(word | (code >> p & 1U) << i % numbers_of_word);
+    }
+    if (code < nearest) continue;
+    if (distance > farthest && exponent != 0) return false;
+    const auto nibble = distance > farthest ? no_exponent : distance - nearest;
+    auto& pair = to.pool[to.used / 2];
+    pair = static_cast<std::uint8_t>(pair | nibble << to.used % 2 * 4);
+    ++to.used;
+  }
+  return true;
+}
+
+inline void pack_record(std::byte* packed, std::byte* spill, std::byte& hidden,
+                        const std::byte* tensor) {
+  numbers from;
+  std::memcpy(from.data(), tensor, tensor_record);
+  distances to;
+  if (!measure(from, to)) {
+    std::memcpy(packed, tensor, packed_record);
+    hidden = tensor[bases_at];
+    packed[bases_at] = static_cast<std::byte>(mark);
+    std::memcpy(spill, tensor + packed_record, spill_record);
+    return;
+  }
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    packed[i] = static_cast<std::byte>((from[i] >> 8 & 0x80U) | (from[i] & 0x7fU));
+  }
+  std::memcpy(packed + planes_at, to.planes_.data(), planes * plane_bytes);
+  std::memcpy(packed + pool_at, to.pool.data(), pool_bytes);
+  std::memcpy(packed + bases_at, to.bases.data(), to.bases.size());
+  const auto bytes = (to.used + 1) / 2;
+  if (bytes > pool_bytes) std::memcpy(spill, to.pool.data() + pool_bytes, bytes - pool_bytes);
+}
+
+inline void unpack_record(std::byte* tensor, const std::byte* packed, const std::byte* spill,
+                          std::byte hidden) {
+  if (static_cast<unsigned>(packed[bases_at]) == mark) {
+    std::memcpy(tensor, packed, packed_record);
+    tensor[bases_at] = hidden;
+    std::memcpy(tensor + packed_record, spill, spill_record);
+    return;
+  }
+  std::array<std::uint16_t, planes * plane_bytes / 2> words;
+  std::memcpy(words.data(), packed + planes_at, planes * plane_bytes);
+  std::size_t used = 0;
+  numbers to;
+  for (std::size_t i = 0; i < to.size(); ++i) {
+    unsigned distance = 0;
+    for (std::size_t p = 0; p < planes; ++p) {
+      const unsigned word = words[p * plane_bytes / 2 + i / numbers_of_word];
+      distance |= (word >> i % numbers_of_word & 1U) << p;
+    }
+    const auto base = static_cast<unsigned>(packed[bases_at + i / numbers_of_block]);
+    if (distance == nearest) {
+      const auto pair = used / 2;
+      const auto both = static_cast<unsigned>(pair < pool_bytes ? packed[pool_at + pair]
+                                                                : spill[pair - pool_bytes]);
+      const auto nibble = both >> used % 2 * 4 & 0xfU;
+      distance = nibble == no_exponent ? base : nibble + nearest;
+      ++used;
+    }
+    const auto rest = static_cast<unsigned>(packed[i]);
+    to[i] =
+        static_cast<std::uint16_t>((rest & 0x80U) << 8 | (base - distance) << 7 | (rest & 0x7fU));
+  }
+  std::memcpy(tensor, to.data(), tensor_record);
+}
+
+}  // namespace detail
+
+/// Packs `bytes` of BF16 numbers on the processor: `packed_bytes(bytes)` into `packed`,
+/// `spill_bytes(bytes)` into `spill`. Any bits are allowed. The parts must not overlap.
+inline void pack(std::byte* packed, std::byte* spill, const std::byte* tensor, std::size_t bytes) {
+  const auto records = records_of(bytes);
+  auto* const hidden = spill + records * spill_record;
+  for (std::size_t i = 0; i < records; ++i) {
+    detail::pack_record(packed + i * packed_record, spill + i * spill_record, hidden[i],
+                        tensor + i * tensor_record);
+  }
+  const auto tail = bytes % tensor_record;
+  if (tail > 0) {
+    std::memcpy(packed + records * packed_record, tensor + records * tensor_record, tail);
+  }
+}
+
+/// Brings the numbers that `pack` packed back, bit for bit.
+inline void unpack(std::byte* tensor, const std::byte* packed, const std::byte* spill,
+                   std::size_t bytes) {
+  const auto records = records_of(bytes);
+  const auto* const hidden = spill + records * spill_record;
+  for (std::size_t i = 0; i < records; ++i) {
+    detail::unpack_record(tensor + i * tensor_record, packed + i * packed_record,
+                          spill + i * spill_record, hidden[i]);
+  }
+  const auto tail = bytes % tensor_record;
+  if (tail > 0) {
+    std::memcpy(tensor + records * tensor_record, packed + records * packed_record, tail);
+  }
+}
+
+}  // namespace tidepool::pack_form
