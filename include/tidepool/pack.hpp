@@ -1,27 +1,29 @@
 /// The kernels that pack tensors on a CUDA device, for `--pack`. Include it in a file that nvcc
-/// compiles; programs that link `tidepool::compiled` with CUDA include it anywhere.
+/// compiles, or in any file of a program that links `tidepool::compiled` and enables CUDA.
 ///
 /// ```cpp
 /// tidepool::cuda_device gpu;
-/// gpu.use(tidepool::cuda_packer());     // before the offloader is made
+/// gpu.use(tidepool::cuda_packer());  // before the offloader is made
 /// ```
 #pragma once
 
 #include "tidepool/device/cuda_packing.hpp"
 
-#if defined(__CUDACC__) && (!defined(TIDEPOOL_COMPILED_PACK) || defined(TIDEPOOL_SOURCE))
+#if defined(__CUDACC__) && (!defined(TIDEPOOL_COMPILED_PACK) || defined(TIDEPOOL_PACK_SOURCE))
+#include <cstddef>
+
 #include "tidepool/codec/pack_kernels.cuh"
-#if defined(TIDEPOOL_COMPILED_PACK)
-#define TIDEPOOL_DETAIL_PACK
+#if defined(TIDEPOOL_PACK_SOURCE)
+#define TIDEPOOL_DETAIL_PACK_INLINE
 #else
-#define TIDEPOOL_DETAIL_PACK inline
+#define TIDEPOOL_DETAIL_PACK_INLINE inline
 #endif
 
 namespace tidepool::inline v0_3_0 {
 
 /// The kernels of codec/pack_kernels.cuh, for `cuda_device::use`.
-[[nodiscard]] TIDEPOOL_DETAIL_PACK packer cuda_packer() {
-  constexpr unsigned many = 1024;  // blocks: some for each multiprocessor of any GPU
+[[nodiscard]] TIDEPOOL_DETAIL_PACK_INLINE packer cuda_packer() {
+  constexpr unsigned many = 1024;  // some blocks for each multiprocessor of any GPU
   return {std::size_t{256} << 10, many, many, &pack_form::pack_on, &pack_form::unpack_on};
 }
 
@@ -31,11 +33,23 @@ namespace tidepool::inline v0_3_0 {
 
 namespace tidepool::inline v0_3_0 {
 
-/// The kernels of codec/pack_kernels.cuh, compiled in `tidepool::compiled`.
 [[nodiscard]] packer cuda_packer();
 
 }  // namespace tidepool
 
 #else
-#error "tidepool: pack.hpp has kernels: include it where nvcc compiles, or link tidepool::compiled"
+
+namespace tidepool::inline v0_3_0 {
+
+/// Does not compile; the message names the missing part.
+template <class... Arguments>
+int cuda_packer(Arguments&&...) {
+  static_assert(sizeof...(Arguments) > 999,
+                "tidepool::cuda_packer() has kernels: include tidepool/pack.hpp in a file that nvcc"
+                " compiles, or link tidepool::compiled in a project that enables CUDA");
+  return 0;
+}
+
+}  // namespace tidepool
+
 #endif
