@@ -77,6 +77,7 @@ class bf16_desk {
       CHECK(found == numbers_[l]);
       CHECK(cudaMemset(back_[l], 0xAB, bytes) == cudaSuccess);
     }
+    dev_->synchronize();
   }
 
  private:
