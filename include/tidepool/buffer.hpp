@@ -54,9 +54,9 @@ template <device Device>
   return lane_in<Device>(order, stream);
 }
 
-// Makes a handle of memory that an engine has handed out.
+// Makes a handle of memory that an engine has handed out for BF16 numbers, or for others.
 template <device Device>
-[[nodiscard]] buffer<Device> buffer_of(const granted& memory);
+[[nodiscard]] buffer<Device> buffer_of(const granted& memory, bool bfloat16 = false);
 
 }  // namespace detail
 
@@ -218,7 +218,7 @@ class buffer : public handle<Device> {
 
  private:
   template <device Any>
-  friend buffer<Any> detail::buffer_of(const detail::granted& memory);
+  friend buffer<Any> detail::buffer_of(const detail::granted& memory, bool bfloat16);
 
   explicit buffer(const detail::granted& memory)
       : handle<Device>(memory.store, {0, memory.store->bytes, 1, memory.store->bytes}, memory.lane,
@@ -228,7 +228,8 @@ class buffer : public handle<Device> {
 namespace detail {
 
 template <device Device>
-buffer<Device> buffer_of(const granted& memory) {
+buffer<Device> buffer_of(const granted& memory, bool bfloat16) {
+  memory.store->is.bfloat16 = memory.store->is.bfloat16 || bfloat16;
   return buffer<Device>(memory);
 }
 

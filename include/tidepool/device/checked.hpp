@@ -116,19 +116,7 @@ class checked_device : public Device {
 
   /// While it lives, accesses belong to one part of the step. An offloader makes one for its own
   /// work.
-  class [[nodiscard]] place {
-   public:
-    place(const place&) = delete;
-    place& operator=(const place&) = delete;
-    ~place() { log_->go_back(before_); }
-
-   private:
-    friend class checked_device;
-    place(detail::order_log& log, std::string_view module, int layer, int microbatch)
-        : log_(&log), before_(log.at(module, layer, microbatch)) {}
-    detail::order_log* log_;
-    detail::order_log::subject before_;
-  };
+  using place = detail::checked_place;
   /// Accesses from here to the end of the result belong to this part.
   place at(std::string_view module, int layer = -1, int microbatch = -1) {
     return {log_, module, layer, microbatch};

@@ -14,7 +14,6 @@
 #include "tidepool/core/text.hpp"
 #include "tidepool/device/cuda_context.hpp"
 #include "tidepool/device/cuda_host.hpp"
-#include "tidepool/device/cuda_packing.hpp"
 #include "tidepool/device/cuda_peers.hpp"
 #include "tidepool/device/cuda_sharing.hpp"
 #include "tidepool/device/device.hpp"
@@ -40,7 +39,7 @@ namespace tidepool::inline v0_3_0 {
 ///
 /// Every failed call throws `device_error` with the `cudaError_t`, the call and the device. Thread
 /// safety: one thread at a time; several objects may stand for one device.
-class cuda_device : public detail::cuda_sharing, public detail::cuda_packing {
+class cuda_device : public detail::cuda_sharing {
  public:
   static constexpr std::string_view name = "cuda";  ///< for messages and pictures
 
@@ -110,11 +109,7 @@ class cuda_device : public detail::cuda_sharing, public detail::cuda_packing {
 
   /// Throws `device_error` when there is no such device.
   explicit cuda_device(int ordinal = 0)
-      : cuda_sharing(ordinal),
-        cuda_packing(ordinal),
-        ordinal_(ordinal),
-        host_(ordinal),
-        peers_(ordinal) {
+      : cuda_sharing(ordinal), ordinal_(ordinal), host_(ordinal), peers_(ordinal) {
     int count = 0;
     check(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
     if (ordinal < 0 || ordinal >= count) {

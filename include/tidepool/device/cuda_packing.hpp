@@ -71,7 +71,7 @@ class cuda_packing {
     bool changed_ = false;
   };
 
-  int device_;
+  int device_;  // of the runtime
   packer with_;
 };
 

@@ -313,4 +313,5 @@ static_assert(capturing_device<virtual_device> && filling_device<virtual_device>
 
 #if TIDEPOOL_DEFINITIONS
 #include "tidepool/device/detail/virtual_impl.hpp"
+#include "tidepool/device/detail/virtual_packing.hpp"
 #endif

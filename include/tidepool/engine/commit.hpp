@@ -85,7 +85,7 @@ TIDEPOOL_INLINE void engine::commit(chunk_state& chunk, module_id module, int la
           {.what = happened::outlives, .tensor = handles[i]->store_, .saved_as = items[i].store});
     }
   }
-  count_commit(which, seen, stays);
+  count_commit(which, items, seen, stays);
 }
 
 // Issues the copies of a commit and keeps the cap on copies in flight. A failure takes the whole
@@ -250,7 +250,7 @@ TIDEPOOL_INLINE void engine::offload(chunk_state& chunk, group& which, saved* it
         store_.copy_out(which, items,
                         {trace::span_kind::offload, names_[static_cast<std::size_t>(which.module)],
                          which.layer, chunk.info.microbatch, which.bytes});
-    if (store_.packs(which.module)) store_.unstage(done, done.lane);
+    store_.unstage(done, done.lane);
     if (heard_.any()) heard_.tell({.what = happened::copied, .lane = done.lane});
   } else {
     done = order_.record(which.lane);
@@ -306,8 +306,14 @@ TIDEPOOL_INLINE void engine::empty_handles(group& which, const saved* item, plan
   }
 }
 
-TIDEPOOL_INLINE void engine::count_commit(const group& which, const tally& seen, bool stays) {
+TIDEPOOL_INLINE void engine::count_commit(const group& which, const saved* items, const tally& seen,
+                                          bool stays) {
   auto& count = counters_.modules[static_cast<std::size_t>(which.module)];
+  for (std::uint32_t i = 0; store_.packs(which.module) && i < which.count; ++i) {
+    if (!items[i].copies || !items[i].store->is.packed) continue;
+    count.bytes_packed += items[i].store->bytes;
+    count.bytes_on_link += pack_form::packed_bytes(items[i].store->bytes);
+  }
   ++count.groups;
   count.tensors_offloaded += seen.offloaded;
   count.tensors_shared += seen.shared;

@@ -1,8 +1,10 @@
 // How storages pack their tensors: the blocks on the host, and the staging on the device.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <utility>
 
 #include "tidepool/core/linkage.hpp"
@@ -62,7 +64,17 @@ TIDEPOOL_INLINE bool storages::take_staging(std::size_t bytes, lane_id by, block
   return true;
 }
 
-TIDEPOOL_INLINE void storages::unstage(const fence& after, lane_id on) noexcept {
+TIDEPOOL_INLINE void storages::take_incoming(std::span<const saved> items) {
+  std::size_t link = 0;
+  for (const auto& item : items) {
+    if (!item.copies_back || !item.store->is.packed) continue;
+    link = std::max(link, pack_form::packed_bytes(item.store->bytes));
+  }
+  const auto by = reload_lane(place_kind::host);
+  if (link > 0) static_cast<void>(take_staging(link, by, staged_.incoming));
+}
+
+TIDEPOOL_INLINE void storages::release_staging(const fence& after, lane_id on) noexcept {
   const auto release = [&](const block& room) {
     filling_.gave_back(room, on);
     device_->release(room, after);

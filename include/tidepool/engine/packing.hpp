@@ -37,6 +37,7 @@ struct staged_tensors {
   std::size_t queued = 0;       // of `outgoing`
   block incoming;               // serves one tensor after the other; null: none was free
 
+  [[nodiscard]] bool any() const { return !outgoing.empty() || incoming; }
   [[nodiscard]] copy_item next_out(const storage& store) {
     const packed_block there(store);
     return {there.packed, outgoing[queued++].data, there.link};
@@ -49,10 +50,11 @@ struct staged_tensors {
                                                   const std::vector<std::string>& names) {
   if (opts.pack.empty()) return 0;
   if (dev.can().packs_from == 0) {
-    throw option_error("tidepool: pack: the device " + std::string(dev.name()) +
-                       " has no kernels that pack; #include <tidepool/pack.hpp> in a file that nvcc"
-                       " compiles and call device.use(tidepool::cuda_packer()) before the offloader"
-                       " is made, or take --pack out");
+    throw option_error(
+        "tidepool: pack: this device (" + std::string(dev.name()) +
+        ") does not pack. A cuda_device does: #include <tidepool/pack.hpp> in a file"
+        " that nvcc compiles, and call device.use(tidepool::cuda_packer()) before the"
+        " offloader is made. Otherwise take --pack out");
   }
   if (opts.pack.front() == "all") return ~std::uint64_t{0};
   std::uint64_t bits = 0;

@@ -26,7 +26,6 @@ TIDEPOOL_INLINE bool engine::bring(std::span<saved> items, const std::uint32_t* 
   unsigned from = 0;  // a bit for each kind of place
   std::array<std::size_t, place_kinds> moved{};
   const auto next = [&](std::uint32_t i) -> saved& { return items[by_size ? by_size[i] : i]; };
-  std::size_t link = 0;  // the most bytes of a packed tensor
   bool copying = false;
   rollback give_back([&]() noexcept {
     fence after;
@@ -36,7 +35,7 @@ TIDEPOOL_INLINE bool engine::bring(std::span<saved> items, const std::uint32_t* 
       // waits.
       copying ? store_.settle(lane) : after.add(store_.behind(lane));
     }
-    if (link > 0) store_.unstage(after, store_.reload_lane(place_kind::host));
+    store_.unstage(after, store_.reload_lane(place_kind::host));
     for (std::uint32_t i = 0; i < placed; ++i) {
       auto& item = next(i);
       if (!std::exchange(item.copies_back, false)) continue;
@@ -54,9 +53,8 @@ TIDEPOOL_INLINE bool engine::bring(std::span<saved> items, const std::uint32_t* 
     if (store->bytes > 0) from |= 1U << static_cast<unsigned>(store->place);
     moved[static_cast<std::size_t>(store->place)] += store->bytes;
     bytes += store->bytes;
-    if (store->is.packed) link = std::max(link, pack_form::packed_bytes(store->bytes));
   }
-  if (link > 0) store_.expect_packed(link, store_.reload_lane(place_kind::host));
+  store_.expect_packed(items);
   copying = true;
   const bool of_state = items.size() == 1 && from != 0 && items[0].store->is.of_host_state;
   for (auto left = from; left != 0; left &= left - 1) {
@@ -74,7 +72,7 @@ TIDEPOOL_INLINE bool engine::bring(std::span<saved> items, const std::uint32_t* 
     for (const auto& item : items) {
       if (out_of_it(item)) item.store->here.written = done;
     }
-    if (link > 0 && kind == place_kind::host) store_.unstage(done, place.reload);
+    if (kind == place_kind::host) store_.unstage(done, place.reload);
     if (of_state) continue;
     place.bytes_reloaded += label.bytes;
     if (heard_.any()) heard_.tell({.what = happened::copied, .lane = place.reload});

@@ -7,6 +7,7 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -169,17 +170,20 @@ class storages : public copies {
   // Packs the tensors of a group that were placed for it. A tensor without room for its packed form
   // on the device is copied as it is.
   void pack(const group& which, const saved* items);
-  // Takes the memory through which up to `link` bytes of each tensor come back, if there is any.
-  void expect_packed(std::size_t link, lane_id by) {
-    static_cast<void>(take_staging(link, by, staged_.incoming));
+  // Takes the memory through which the packed tensors among `items` come back, one after the other,
+  // if there is any.
+  void expect_packed(std::span<const saved> items) {
+    if (packs_ != 0) take_incoming(items);
   }
   // Releases all staging, which is free behind `after`. `on` used it last.
-  void unstage(const fence& after, lane_id on) noexcept;
+  void unstage(const auto& after, lane_id on) noexcept {
+    if (staged_.any()) release_staging(after, on);
+  }
   // Releases the staging of a commit that failed, once `by` has ended its work.
   void abandon_staging(lane_id by) noexcept {
     if (staged_.outgoing.empty()) return;
     settle(by);
-    unstage({}, by);
+    unstage(fence(), by);
   }
 
   // Adopts memory of `owner` that `waiter` has written; `owner` is emptied.
@@ -211,7 +215,7 @@ class storages : public copies {
         source_of(store).release(store.here.memory, *behind);
       }
     } else {
-      if (dev_->can().checks_order) filling_.gave_back(store, on);
+      filling_.gave_back(store.here.memory, on);
       source_of(store).release(store.here.memory, after);
     }
     store.here.memory = {};
@@ -261,6 +265,8 @@ class storages : public copies {
 
  private:
   [[nodiscard]] bool take_staging(std::size_t bytes, lane_id by, block& into);
+  void take_incoming(std::span<const saved> items);
+  void release_staging(const fence& after, lane_id on) noexcept;
 
   [[nodiscard]] bool take(storage& store, lane_id waiter, std::size_t offset, fence& ready) {
     if (store.bytes == 0) {

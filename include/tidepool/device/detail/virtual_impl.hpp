@@ -16,7 +16,6 @@
 #include <system_error>
 #include <utility>
 
-#include "tidepool/codec/pack_form.hpp"
 #include "tidepool/core/text.hpp"
 #include "tidepool/device/detail/simulation.hpp"
 #include "tidepool/device/virtual.hpp"
@@ -132,34 +131,6 @@ TIDEPOOL_INLINE void virtual_device::fill_bytes(void* pointer, unsigned char byt
     if (moves) std::memset(pointer, byte, bytes);
   };
   launch(on, 0, std::move(run), "fill", {{pointer, bytes, true}});
-}
-
-TIDEPOOL_INLINE void virtual_device::pack(std::byte* packed, std::byte* spill,
-                                          const std::byte* tensor, std::size_t bytes,
-                                          stream_ref on) {
-  auto run = [=, moves = model_.moves_bytes] {
-    if (moves) pack_form::pack(packed, spill, tensor, bytes);
-  };
-  launch(on, static_cast<double>(bytes) / model_.pack_rate, std::move(run), "pack",
-         {{tensor, bytes, false},
-          {packed, pack_form::packed_bytes(bytes), true},
-          {spill, pack_form::spill_bytes(bytes), true}});
-}
-
-TIDEPOOL_INLINE void virtual_device::unpack(std::byte* tensor, const std::byte* packed,
-                                            const std::byte* spill, std::size_t bytes,
-                                            stream_ref on) {
-  const auto link = pack_form::packed_bytes(bytes);
-  auto ns = static_cast<double>(bytes) / model_.unpack_rate;
-  if (spill == packed + pack_form::spill_at(bytes))
-    ns += static_cast<double>(link) / model_.reload_rate;
-  auto run = [=, moves = model_.moves_bytes] {
-    if (moves) pack_form::unpack(tensor, packed, spill, bytes);
-  };
-  launch(on, ns, std::move(run), "unpack",
-         {{packed, link, false},
-          {spill, pack_form::spill_bytes(bytes), false},
-          {tensor, bytes, true}});
 }
 
 TIDEPOOL_INLINE bool virtual_device::passed(const event& which) const {
