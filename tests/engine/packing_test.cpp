@@ -283,8 +283,8 @@ TEST_CASE("packing: what cannot work is refused with the remedy") {
       doctest::Contains("expert_fc1 is not offloaded; add expert_fc1 to --offload-modules"),
       option_error);
   opts.pack = {"auto"};
-  CHECK_THROWS_WITH_AS(offloader(on.dev, opts), doctest::Contains("plans do not know packing yet"),
-                       option_error);
+  CHECK_THROWS_WITH_AS(offloader(on.dev, opts),
+                       doctest::Contains("plans do not choose yet what is packed"), option_error);
   opts.pack = {"core_atn"};
   CHECK_THROWS_WITH_AS(offloader(on.dev, opts), doctest::Contains("did you mean 'core_attn'"),
                        tidepool::unknown_module);

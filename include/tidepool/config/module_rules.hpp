@@ -143,7 +143,8 @@ inline void check_pack(const options& value, const module_list& list, std::uint6
   const std::string shown = text::join(value.pack, ",");
   for (const std::string& name : value.pack) {
     if (name == "auto") {
-      reject(label, shown, "plans do not know packing yet", "name the modules, or give all");
+      reject(label, shown, "plans do not choose yet what is packed",
+             "name the modules, or give all");
     }
     if (name == "all" && value.pack.size() == 1) return;
     if ((enabled & list.require(name, label)) == 0) {

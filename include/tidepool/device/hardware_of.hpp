@@ -41,7 +41,8 @@ class hardware_of final : public hardware {
                   .logs_kernels = kernel_logging_device<Device>,
                   .simulates_time = simulating_device<Device>,
                   .host_works = host_executing_device<Device>,
-                  .packs_from = packs_from(dev)},
+                  .packs_from = packs_from(dev),
+                  .unpack_rate = unpack_rate(dev)},
                  &type_of_device<Device>),
         dev_(&dev) {}
 
@@ -348,6 +349,10 @@ class hardware_of final : public hardware {
   }
   [[nodiscard]] static std::size_t packs_from([[maybe_unused]] const Device& dev) {
     if constexpr (packing_device<Device>) return dev.packs_from();
+    return 0;
+  }
+  [[nodiscard]] static double unpack_rate([[maybe_unused]] const Device& dev) {
+    if constexpr (requires { dev.unpack_rate(); }) return dev.unpack_rate();
     return 0;
   }
   [[nodiscard]] static std::uint64_t key_of(const stream_ref& stream,

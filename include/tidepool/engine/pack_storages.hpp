@@ -29,10 +29,15 @@ TIDEPOOL_INLINE bool storages::place_packed(storage& store, lane_id by) {
 
 TIDEPOOL_INLINE void storages::pack(const group& which, const saved* items) {
   staged_.queued = 0;
+  std::size_t group = 0;
   for (std::uint32_t i = 0; i < which.count; ++i) {
     if (!items[i].copies || !items[i].store->is.packed) continue;
     auto& store = *items[i].store;
     const packed_block there(store);
+    packing_.tensors += store.bytes;
+    packing_.link += there.link;
+    packing_.largest = std::max(packing_.largest, there.link);
+    packing_.of_group = std::max(packing_.of_group, group += aligned(there.link));
     make_room(staged_.outgoing, staged_.outgoing.size() + 1);
     block room;
     store.is.packed = take_staging(there.link, which.lane, room);

@@ -14,6 +14,7 @@
 #include "tidepool/engine/storage.hpp"
 #include "tidepool/error.hpp"
 #include "tidepool/options.hpp"
+#include "tidepool/plan/profile.hpp"
 
 namespace tidepool::inline v0_3_0::detail {
 
@@ -28,6 +29,31 @@ struct packed_block {
   std::byte* packed;
   std::byte* spill;
   std::size_t link;
+};
+
+// The tensors so far that could be packed, in bytes, whether there was room for it or not.
+struct packing_sizes {
+  std::uint64_t tensors = 0;
+  std::uint64_t link = 0;    // of their packed forms
+  std::size_t largest = 0;   // packed form of one tensor
+  std::size_t of_group = 0;  // packed forms of one group
+
+  // Device memory beside the tensors that a step needs, so that none is copied as it is.
+  [[nodiscard]] std::size_t staging() const { return aligned(largest) + aligned(of_group); }
+  // The rates of a link for tensors of which `offloaded` bytes went over it. Packed tensors take
+  // less time, but their unpacking takes time of the reload stream.
+  [[nodiscard]] plan::link_rates rates(plan::link_rates of, std::uint64_t offloaded,
+                                       double unpack_rate) const {
+    if (tensors == 0 || offloaded < tensors) return of;
+    const auto all = static_cast<double>(offloaded);
+    const auto share = 1 - static_cast<double>(tensors - link) / all;
+    const auto packed = static_cast<double>(tensors) / all;
+    const auto unpack = unpack_rate > 0 ? packed / unpack_rate : 0;
+    of.out /= share;
+    of.in = 1 / (share / of.in + unpack);
+    of.both /= share;
+    return of;
+  }
 };
 
 // Device memory that holds packed tensors until the link has taken or brought them. No call of the

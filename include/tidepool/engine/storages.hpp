@@ -162,6 +162,7 @@ class storages : public copies {
 
   // Sets the modules whose BF16 tensors are packed on their way to the host, a bit for each.
   void set_packing(std::uint64_t modules) { packs_ = modules; }
+  [[nodiscard]] const packing_sizes& packing() const { return packing_; }
   [[nodiscard]] bool packs(module_id module) const {
     return (packs_ >> static_cast<unsigned>(module) & 1U) != 0;
   }
@@ -337,6 +338,7 @@ class storages : public copies {
   std::size_t live_peak_without_ = 0;
   std::size_t away_at_peak_ = 0;  // `away_` at `live_peak_without_`
   std::uint64_t packs_ = 0;       // modules that are packed, a bit for each
+  packing_sizes packing_;
   std::uint64_t waits_ = 0;
   std::uint64_t elsewhere_ = 0;  // blocks that lie elsewhere than the plan wanted
   std::uint64_t created_ = first_number();
