@@ -33,6 +33,7 @@ install(FILES ${PROJECT_BINARY_DIR}/tidepool-config.cmake
               ${CMAKE_CURRENT_LIST_DIR}/tidepool-cuda.cmake
               ${CMAKE_CURRENT_LIST_DIR}/tidepool-compiled.cmake
               ${CMAKE_CURRENT_LIST_DIR}/tidepool-torch.cmake
+              ${CMAKE_CURRENT_LIST_DIR}/pack.cu
               ${CMAKE_CURRENT_LIST_DIR}/tidepool.cpp DESTINATION ${tidepool_package_dir})
 
 # pkg-config, which needs nothing of the architecture either.

@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <string>
 #include <tidepool/error.hpp>
+#include <tidepool/pack.hpp>
 
 #include "../../examples/tools/device_line.hpp"
 #include "../../examples/tools/voice.hpp"
@@ -15,6 +16,7 @@ int main(int argc, char** argv) {
     const auto run = bench::read_command_line(me, argc, argv);
     if (!run.check) throw tidepool::option_error("measures nothing; run it with --check");
     bench::cuda_device dev{0};
+    dev.use(tidepool::cuda_packer());
     bench::check(cudaSetDevice(dev.ordinal()), "cudaSetDevice");
     tools::print_device<bench::cuda_device>(dev.ordinal());
     const auto stream = dev.make_stream();

@@ -12,6 +12,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <tidepool/pack.hpp>
 
 #include "../../examples/tools/device_line.hpp"
 #include "../../examples/tools/json_file.hpp"
@@ -119,6 +120,7 @@ int main(int argc, char** argv) {
   return tools::run(me, [&] {
     const auto run = bench::read_command_line(me, argc, argv);
     bench::cuda_device dev{0};
+    dev.use(tidepool::cuda_packer());
     bench::check(cudaSetDevice(dev.ordinal()), "cudaSetDevice");
     if (!run.check) return compare(dev, run);
     tools::print_device<bench::cuda_device>(dev.ordinal());

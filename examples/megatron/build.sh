@@ -3,7 +3,7 @@
 # nothing else: `build.sh [FOLDER]`, then PYTHONPATH=FOLDER:examples/megatron.
 #
 # PYTHON names another Python, CXX another compiler, CXXFLAGS more options of it,
-# CUDA_HOME the toolkit of a PyTorch with CUDA.
+# CUDA_HOME the toolkit of a PyTorch with CUDA, NVCCFLAGS the GPUs that its nvcc compiles for.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 out=${1:-build/megatron}
@@ -52,6 +52,14 @@ if [ "${of_torch[3]}" = cuda ]; then
   flags+=(-DTIDEPOOL_TORCH_CUDA=1 -DTIDEPOOL_HAS_CUDA=1 -isystem "$cuda/include"
     -isystem "$cuda/include/cccl")
   libraries+=(-ltorch_cuda -lc10_cuda "$cudart" "-Wl,-rpath,$(dirname "$cudart")" -ldl)
+  # The kernels of --pack, for the GPU of this machine; NVCCFLAGS names others.
+  if [ -x "$cuda/bin/nvcc" ]; then
+    read -r -a for_nvcc <<<"${NVCCFLAGS:--arch=native}"
+    "$cuda/bin/nvcc" -std=c++20 -O2 "${for_nvcc[@]}" -Xcompiler=-fPIC -Iinclude \
+      "-D_GLIBCXX_USE_CXX11_ABI=${of_torch[4]}" -c cmake/pack.cu -o "$out/pack.o"
+    flags+=(-DTIDEPOOL_COMPILED_PACK)
+    libraries=("$out/pack.o" "${libraries[@]}")
+  fi
 else
   flags+=(-DTIDEPOOL_NO_CUDA)
 fi

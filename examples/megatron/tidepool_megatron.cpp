@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "tidepool/pack.hpp"
 #include "tidepool/parse.hpp"
 #include "tidepool/places/file.hpp"
 #include "tidepool/plan.hpp"
@@ -195,7 +196,7 @@ class engine_on final : public engine {
   template <class... Arguments>
   explicit engine_on(const tp::options& opts, Arguments&&... of_device)
       : dev_(std::forward<Arguments>(of_device)...),
-        off_(dev_, opts,
+        off_(with_kernels(dev_), opts,
              {.planner = tp::planner(), .file = tp::file_place(), .install_hooks = false}) {
     off_.engine().on_report([this](std::string_view report) {
       const std::lock_guard guard(reporting_);
@@ -235,6 +236,14 @@ class engine_on final : public engine {
   }
 
  private:
+  // The kernels of `--pack`, where build.sh found a compiler for them.
+  static Device& with_kernels(Device& dev) {
+#if defined(TIDEPOOL_COMPILED_PACK)
+    if constexpr (std::is_same_v<Device, tp::cuda_device>) dev.use(tp::cuda_packer());
+#endif
+    return dev;
+  }
+
   std::mutex reporting_;
   std::vector<std::string> reports_;
   Device dev_;

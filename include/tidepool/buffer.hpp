@@ -15,6 +15,23 @@ namespace tidepool::inline v0_3_0 {
 template <device Device>
 class buffer;
 
+/// True for types of BF16 numbers. Specialise it for your own type before it is allocated.
+template <class T>
+inline constexpr bool is_bfloat16 = false;
+#if defined(__STDCPP_BFLOAT16_T__)
+template <>
+inline constexpr bool is_bfloat16<decltype(0.0bf16)> = true;
+#endif
+}  // namespace tidepool
+
+struct __nv_bfloat16;  // NOLINT(bugprone-reserved-identifier) of cuda_bf16.h
+
+namespace tidepool::inline v0_3_0 {
+
+/// True: CUDA's own type.
+template <>
+inline constexpr bool is_bfloat16<__nv_bfloat16> = true;
+
 namespace detail {
 
 // The lane of a stream whose call takes or reads memory, eagerly or in a capture of ours.
@@ -37,9 +54,9 @@ template <device Device>
   return lane_in<Device>(order, stream);
 }
 
-// Makes a handle of memory that an engine has handed out.
+// Makes a handle of memory that an engine has handed out for BF16 numbers, or for others.
 template <device Device>
-[[nodiscard]] buffer<Device> buffer_of(const granted& memory);
+[[nodiscard]] buffer<Device> buffer_of(const granted& memory, bool bfloat16 = false);
 
 }  // namespace detail
 
@@ -88,6 +105,12 @@ class handle : public detail::handle_base {
   /// a tensor that forward or the optimizer reads after its commit.
   void keep_resident() const {
     if (store_ != nullptr) store_->is.kept = true;
+  }
+  /// Tells that this storage holds BF16 numbers, whatever type it was allocated as, so that it is
+  /// packed where `options::pack` has its module. No harm is done where it holds others: packing
+  /// brings back all bits.
+  void holds_bfloat16() const {
+    if (store_ != nullptr) store_->is.bfloat16 = true;
   }
 
  protected:
@@ -195,7 +218,7 @@ class buffer : public handle<Device> {
 
  private:
   template <device Any>
-  friend buffer<Any> detail::buffer_of(const detail::granted& memory);
+  friend buffer<Any> detail::buffer_of(const detail::granted& memory, bool bfloat16);
 
   explicit buffer(const detail::granted& memory)
       : handle<Device>(memory.store, {0, memory.store->bytes, 1, memory.store->bytes}, memory.lane,
@@ -205,7 +228,8 @@ class buffer : public handle<Device> {
 namespace detail {
 
 template <device Device>
-buffer<Device> buffer_of(const granted& memory) {
+buffer<Device> buffer_of(const granted& memory, bool bfloat16) {
+  memory.store->is.bfloat16 = memory.store->is.bfloat16 || bfloat16;
   return buffer<Device>(memory);
 }
 

@@ -97,7 +97,7 @@ class offloader {
   template <class T>
   [[nodiscard]] buffer allocate(std::size_t count, stream_ref stream, fill contents = fill::none) {
     const auto bytes = detail::bytes_of(count, sizeof(T));
-    return made(engine_->allocate(bytes, count, lane_of(stream), nullptr, contents));
+    return made<T>(engine_->allocate(bytes, count, lane_of(stream), nullptr, contents));
   }
   /// Like `allocate` of elements, with `stream` and `contents`; `bytes` count as elements.
   [[nodiscard]] buffer allocate(std::size_t bytes, stream_ref stream, fill contents = fill::none) {
@@ -134,7 +134,7 @@ class offloader {
   [[nodiscard]] buffer adopt(std::type_identity_t<T>* data, std::size_t count, stream_ref stream,
                              memory_owner owner) {
     const auto bytes = detail::bytes_of(count, sizeof(T));
-    return made(engine_->adopt_memory(data, bytes, count, lane_of(stream), std::move(owner)));
+    return made<T>(engine_->adopt_memory(data, bytes, count, lane_of(stream), std::move(owner)));
   }
 
   /// Makes `stream`, as a second reader of the tensor of `saved`, wait for its reload and for the
@@ -281,9 +281,8 @@ class offloader {
       return enabled(module(Name.view()));
     } else if constexpr (detail::compiled_in<Modules, Name>::value) {
       return enabled(Modules::id(Name.view()));
-    } else {
-      return false;
     }
+    return false;
   }
   /// Like `enabled` by name, for the id `module`.
   [[nodiscard]] bool enabled(module_id module) const {
@@ -384,8 +383,9 @@ class offloader {
     return resolve_modules(opts, known, Modules::open);
   }
 
+  template <class T = std::byte>
   [[nodiscard]] static buffer made(const detail::granted& memory) {
-    return detail::buffer_of<Device>(memory);
+    return detail::buffer_of<Device>(memory, is_bfloat16<T>);
   }
   [[nodiscard]] lane_id lane_of(const stream_ref& stream) const {
     return detail::lane_of<Device>(*engine_, stream);

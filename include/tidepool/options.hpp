@@ -160,6 +160,11 @@ struct options {
   /// the caps allow.
   std::optional<std::size_t> borrowed_slack{};
 
+  /// Modules whose BF16 tensors are packed on the device before they go to the host, and unpacked
+  /// when they come back, bit for bit. `{"all"}` stands for every module that is offloaded. Needs a
+  /// device that packs (`packing_device`). Automatic plans know packing, but never turn it off.
+  std::vector<std::string> pack{};
+
   /// Larger copies are split into pieces of this size, so that other copies do not wait long. 0: no
   /// splitting.
   std::size_t copy_piece = std::size_t{32} << 20;

@@ -10,6 +10,7 @@
 #include "desk_kernels.hpp"
 #include "faults/desk.hpp"
 #include "tidepool/device/cuda.hpp"
+#include "tidepool/pack.hpp"
 
 namespace tidepool::test {
 
@@ -20,6 +21,9 @@ class faulty_cuda_desk {
   using stream_ref = device_type::stream_ref;
 
   faulty_cuda_desk() {
+    auto kernels = cuda_packer();
+    kernels.from = 1;
+    dev.use(kernels);
     cudaMalloc(&state_, sizeof(desk_state));
     cudaMemset(state_, 0, sizeof(desk_state));
     cudaDeviceSynchronize();

@@ -47,6 +47,7 @@ struct program {
   bool forgets = false;        // some groups, instead of restoring them
   std::size_t peer_bytes = 0;  // that the neighbour has; 0: all that is asked for
   std::size_t lent_bytes = 0;  // that another device lends, instead of having a neighbour
+  bool packs = false;          // all tensors, some of them larger than a packed record
   std::vector<action> actions;
 };
 
@@ -89,6 +90,7 @@ class generator {
     borrow(captures);
     go_to_places();
     borrow_memory();
+    pack();
     return std::move(out_);
   }
 
@@ -208,6 +210,17 @@ class generator {
     o.peer_budget.reset();
     out_.peer_bytes = 0;
     out_.lent_bytes = 4096 * (1 + any(4));
+  }
+
+  // The same. Tensors are twice as large.
+  void pack() {
+    if (!once_in(3)) return;
+    auto& o = out_.options;
+    out_.packs = true;
+    o.pack = {"all"};
+    if (o.device_budget) *o.device_budget *= 2;
+    *o.host_budget *= 2;
+    for (auto& each : o.slots) each.bytes *= 2;
   }
 
   void graph() {

@@ -228,6 +228,7 @@ class runner {
   static tp::machine model_of(const program& what) {
     tp::machine model{.poison = true};
     if (what.peer_bytes != 0) model.peer_bytes = what.peer_bytes;
+    model.packs_from = what.packs ? 1 : 0;
     return model;
   }
 
@@ -346,9 +347,10 @@ class runner {
   }
 
   void fill(tensor& fresh) {
-    const auto words = static_cast<std::size_t>(16 + any(9) * 24);
+    const auto words = static_cast<std::size_t>(16 + any(9) * 24) * (program_.packs ? 2 : 1);
     fresh.whole = program_.adopts && !plain_ && any(2) == 0 ? adopt(words * 4)
                                                             : off_->allocate(words * 4, stream());
+    if (program_.packs) fresh.whole.holds_bfloat16();
     fresh.tag = ++tag_;
     write(fresh);
   }

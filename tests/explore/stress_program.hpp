@@ -147,6 +147,12 @@ class generator {
     }
     // Undrawn: what a seed stands for stays as it is.
     o.poison = out_.seed % 8 == 5;
+    if (out_.seed % 5 == 2) {
+      o.pack = {"all"};
+      if (o.device_budget) *o.device_budget *= 2;
+      *o.host_budget *= 2;
+      for (auto& each : o.slots) each.bytes *= 2;
+    }
     if (out_.seed % 3 == 1) {
       o.places = {tidepool::place_kind::peer, tidepool::place_kind::host};
       o.peer_budget = 512 * (2 + out_.seed / 3 % 24);

@@ -112,6 +112,9 @@ class runner {
       dev.arm({memory[from_.any(kinds)], index, manner::refused});
     } else if (from_.once_in(6)) {
       dev.arm({seldom[from_.any(std::size(seldom))], 1, manner::once});
+    } else if (!program_.options.pack.empty() && from_.once_in(3)) {
+      const auto kind = from_.once_in(2) ? call_kind::pack : call_kind::unpack;
+      dev.arm({kind, 1 + from_.any(2), manner::once});
     } else {
       dev.arm({often[from_.any(std::size(often))], index, manner::once});
     }

@@ -132,11 +132,13 @@ class supplies {
     } else {
       made.whole = off_->allocate(words * 4, desk_.on(stream));
     }
+    if (packs()) made.whole.holds_bfloat16();
     desk_.handed(made, stream);
     return made;
   }
   [[nodiscard]] tensor allocate(std::size_t stream) { return allocate(stream, any_words()); }
-  [[nodiscard]] std::size_t any_words() { return 16 + any(9) * 24; }
+  [[nodiscard]] std::size_t any_words() { return (16 + any(9) * 24) * (packs() ? 2 : 1); }
+  [[nodiscard]] bool packs() const { return !options_.pack.empty(); }
 
   /// Writes what nobody has written before.
   void fill(tensor& into, std::size_t stream, bool in_graph = false) {

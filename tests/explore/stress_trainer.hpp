@@ -105,7 +105,7 @@ class trainer {
   // Poison would be a kernel of a stream that others, which never touch the memory, know nothing
   // of.
   explicit trainer(std::uint64_t order_seed)
-      : dev_(tp::machine{.poison = false, .order_seed = order_seed}) {
+      : dev_(tp::machine{.poison = false, .order_seed = order_seed, .packs_from = 1}) {
     dev_.tell(seen_);
     dev_.observe([this](const sim_position& at, const operation& op) {
       copies_ += op.kind == operation_kind::copy ? 1 : 0;

@@ -19,7 +19,7 @@ class faulty_desk {
   using device_type = faulty_device<virtual_device>;
   using stream_ref = device_type::stream_ref;
 
-  explicit faulty_desk(const machine& model = {}) : dev(model) {}
+  explicit faulty_desk(machine model = {}) : dev((model.packs_from = 1, model)) {}
 
   device_type dev;
 

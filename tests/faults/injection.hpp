@@ -27,6 +27,12 @@ namespace tidepool::test {
   tight.device_budget = 9 * 1024;
   tight.device_step = 1024;
   tight.host_step = 1024;
+  auto packed = arena_options(12 * 1024);
+  packed.pack = {"fc1"};
+  packed.host_step = 1024;
+  auto packed_pool = small_options();
+  packed_pool.pack = {"all"};
+  packed_pool.max_inflight = 1;
   auto again = arena_options(8 * 1024);
   again.recompute_modules = {"layernorm"};
   return {
@@ -54,6 +60,9 @@ namespace tidepool::test {
       {.name = "manual views", .opts = small_options(), .views = true, .manual = true},
       {.name = "traced", .opts = arena_options(8 * 1024), .traced = true},
       {.name = "traced pool", .opts = small_options(), .shares = true, .traced = true},
+      {.name = "packed", .opts = packed, .bytes = 2200, .two_streams = true},
+      {.name = "packed in a pool", .opts = packed_pool, .bytes = 3072, .shares = true},
+      {.name = "graph of packed tensors", .opts = packed_pool, .bytes = 2200, .replays = 2},
       {.name = "graph", .opts = arena_options(8 * 1024), .replays = 2},
       {.name = "graph of shares", .opts = small_options(), .shares = true, .replays = 2},
       {.name = "graph on two streams",

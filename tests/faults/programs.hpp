@@ -237,6 +237,7 @@ class faulty_run {
       auto& saved = at.layers[static_cast<std::size_t>(l)];
       const auto tag = tag_of(microbatch, l);
       attempt([&] { saved.x = plan_.adopts ? adopt() : off_->allocate(plan_.bytes, main()); });
+      if (!plan_.opts.pack.empty()) saved.x.holds_bfloat16();
       write(saved.x, tag);
       if (plan_.shares) {
         saved.z = saved.x.share();

@@ -38,6 +38,7 @@ class maker {
     value.device_step = number();
     value.borrowed_slack = perhaps();
     value.copy_piece = number();
+    value.pack = names();
     value.host_budget = perhaps();
     value.places.clear();
     for (auto n = count(); n > 0; --n) {

@@ -81,6 +81,7 @@ options random_options(dice& roll) {
   if (roll.half()) value.device_step = roll.size();
   value.borrowed_slack = roll.perhaps();
   if (roll.half()) value.copy_piece = roll.size();
+  value.pack = roll.names(3);
   if (roll.half()) value.places.insert(value.places.begin(), place_kind::peer);
   if (roll.half()) value.places.push_back(place_kind::host);
   if (roll.half()) {

@@ -36,6 +36,8 @@ enum class call_kind : std::uint8_t {
   end_capture,
   replay,
   fill_bytes,
+  pack,
+  unpack,
   count
 };
 inline constexpr auto call_kinds = static_cast<std::size_t>(call_kind::count);
@@ -55,7 +57,9 @@ inline constexpr auto call_kinds = static_cast<std::size_t>(call_kind::count);
                                      "capturing",
                                      "end_capture",
                                      "replay",
-                                     "fill_bytes"};
+                                     "fill_bytes",
+                                     "pack",
+                                     "unpack"};
   static_assert(std::size(names) == call_kinds);
   return names[static_cast<std::size_t>(kind)];
 }
@@ -245,6 +249,20 @@ class faulty_device : public Base {
     const heap_watch device(false);
     pass(call_kind::fill_bytes);
     Base::fill_bytes(pointer, byte, bytes, on);
+  }
+  void pack(std::byte* packed, std::byte* spill, const std::byte* tensor, std::size_t bytes,
+            stream_ref on) requires packing_device<Base> {
+    const heap_watch device(false);
+    pass(call_kind::pack);
+    Base::pack(packed, spill, tensor, bytes, on);
+    note_flight(on);
+  }
+  void unpack(std::byte* tensor, const std::byte* packed, const std::byte* spill, std::size_t bytes,
+              stream_ref on) requires packing_device<Base> {
+    const heap_watch device(false);
+    pass(call_kind::unpack);
+    Base::unpack(tensor, packed, spill, bytes, on);
+    note_flight(on);
   }
   bool poison(void* pointer, std::size_t bytes, stream_ref on) requires requires(Base& base) {
     base.poison(pointer, bytes, on);

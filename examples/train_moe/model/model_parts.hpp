@@ -11,6 +11,10 @@
 #include "modules.hpp"
 #include "precision.hpp"
 
+/// Such tensors are packed (`--pack`).
+template <>
+inline constexpr bool tidepool::is_bfloat16<moe::bf16> = true;
+
 namespace moe {
 
 /// Weight of the load-balancing loss.

@@ -2,6 +2,7 @@
 #include <cuda_runtime_api.h>
 
 #include <tidepool/device/cuda.hpp>
+#include <tidepool/pack.hpp>
 
 #include "../kernels/cuda/kernels.hpp"
 #include "../parallel/nccl_link.hpp"
@@ -28,6 +29,7 @@ std::vector<moe::run_result> moe::train_on_cuda_ranks(
     const settings& run, const std::vector<tidepool::options>& variants, const corpus& text,
     world& all) {
   tidepool::cuda_device dev{all.local_rank()};
+  dev.use(tidepool::cuda_packer());
   // Kernels and NCCL go to the current device.
   if (const cudaError_t code = cudaSetDevice(dev.ordinal()); code != cudaSuccess) {
     throw tidepool::device_error(std::string("cudaSetDevice: ") + cudaGetErrorString(code), code);

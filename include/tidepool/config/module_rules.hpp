@@ -137,6 +137,23 @@ inline void check_own_modules(const options& value, const module_list& list) {
   }
 }
 
+/// Refuses to pack a module that is not offloaded.
+inline void check_pack(const options& value, const module_list& list, std::uint64_t enabled) {
+  const std::string label = option_label("pack");
+  const std::string shown = text::join(value.pack, ",");
+  for (const std::string& name : value.pack) {
+    if (name == "auto") {
+      reject(label, shown, "plans do not choose yet what is packed",
+             "name the modules, or give all");
+    }
+    if (name == "all" && value.pack.size() == 1) return;
+    if ((enabled & list.require(name, label)) == 0) {
+      reject(label, shown, name + " is not offloaded",
+             "add " + name + " to --offload-modules, or take it out of --pack");
+    }
+  }
+}
+
 /// Refuses modules that cannot be offloaded together, or one without the other.
 inline void check_combinations(const options& value, const module_list& list,
                                std::uint64_t enabled) {

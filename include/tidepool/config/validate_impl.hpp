@@ -43,6 +43,7 @@ TIDEPOOL_INLINE void validate(const options& value, std::span<const std::string_
   const std::uint64_t enabled = detail::rules::enabled_modules(value, list);
   detail::rules::check_combinations(value, list, enabled);
   detail::rules::check_recompute(value, list, enabled);
+  detail::rules::check_pack(value, list, enabled);
   detail::rules::check_limits(value, list, enabled);
   detail::rules::check_memory(value);
   detail::rules::check_places(value);

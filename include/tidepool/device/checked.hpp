@@ -116,19 +116,7 @@ class checked_device : public Device {
 
   /// While it lives, accesses belong to one part of the step. An offloader makes one for its own
   /// work.
-  class [[nodiscard]] place {
-   public:
-    place(const place&) = delete;
-    place& operator=(const place&) = delete;
-    ~place() { log_->go_back(before_); }
-
-   private:
-    friend class checked_device;
-    place(detail::order_log& log, std::string_view module, int layer, int microbatch)
-        : log_(&log), before_(log.at(module, layer, microbatch)) {}
-    detail::order_log* log_;
-    detail::order_log::subject before_;
-  };
+  using place = detail::checked_place;
   /// Accesses from here to the end of the result belong to this part.
   place at(std::string_view module, int layer = -1, int microbatch = -1) {
     return {log_, module, layer, microbatch};
@@ -215,6 +203,19 @@ class checked_device : public Device {
                   stream_ref on) requires filling_device<Device> {
     Device::fill_bytes(pointer, byte, bytes, on);
     log_.write(lane_of(on), access_kind::fill, pointer, bytes, {});
+    ran(on);
+  }
+
+  void pack(std::byte* packed, std::byte* spill, const std::byte* tensor, std::size_t bytes,
+            stream_ref on) requires packing_device<Device> {
+    Device::pack(packed, spill, tensor, bytes, on);
+    log_.pack(lane_of(on), packed, spill, tensor, bytes);
+    ran(on);
+  }
+  void unpack(std::byte* tensor, const std::byte* packed, const std::byte* spill, std::size_t bytes,
+              stream_ref on) requires packing_device<Device> {
+    Device::unpack(tensor, packed, spill, bytes, on);
+    log_.unpack(lane_of(on), tensor, packed, spill, bytes);
     ran(on);
   }
 

@@ -388,7 +388,8 @@ class cuda_device : public detail::cuda_sharing {
 };
 
 static_assert(capturing_device<cuda_device> && filling_device<cuda_device> &&
-              peer_device<cuda_device> && lending_device<cuda_device>);
+              peer_device<cuda_device> && lending_device<cuda_device> &&
+              packing_device<cuda_device>);
 
 }  // namespace tidepool
 

@@ -13,6 +13,7 @@
 #include <unordered_map>
 
 #include "tidepool/device/cuda_context.hpp"
+#include "tidepool/device/cuda_packing.hpp"
 #include "tidepool/device/device.hpp"
 #include "tidepool/error.hpp"
 
@@ -23,10 +24,10 @@ namespace tidepool::inline v0_3_0::detail {
 /// The driver counts references. So imported memory stays when its exporter ends or gives it back,
 /// and exported memory is free once the last importer has gone. No context is made on the other
 /// device. Every function leaves the caller's device current and the runtime's last error clean.
-class cuda_sharing {
+class cuda_sharing : public cuda_packing {
  public:
   /// Shares memory of the device `ordinal`.
-  explicit cuda_sharing(int ordinal) : device_(ordinal) {}
+  explicit cuda_sharing(int ordinal) : cuda_packing(ordinal), device_(ordinal) {}
 
   /// Takes whole pages of this device, as many as fit `bytes`; empty if the device has no such
   /// memory.

@@ -118,6 +118,22 @@ concept filling_device = device<Device> &&
   dev.fill_bytes(pointer, byte, bytes, ref);
 };
 
+/// A device that packs BF16 tensors in the form of codec/pack_form.hpp, so that their copies are
+/// shorter.
+///
+/// Both calls are queued on the stream and never block the host. `packed` lies in device memory, or
+/// in host memory where device memory is short; `spill` lies in host memory that kernels reach.
+/// Tensors of fewer bytes than `packs_from` are not packed; 0: the device does not pack. It may
+/// have `unpack_rate()`: the tensor bytes that `unpack` writes, in GB/s, for plans.
+template <class Device>
+concept packing_device = device<Device> &&
+    requires(Device& dev, std::byte* to, const std::byte* from, std::size_t bytes,
+             typename Device::stream_ref ref) {
+  { dev.packs_from() } -> std::convertible_to<std::size_t>;
+  dev.pack(to, to, from, bytes, ref);
+  dev.unpack(to, from, from, bytes, ref);
+};
+
 /// A device whose streams can be captured into graphs.
 ///
 /// Between `begin_capture` and `end_capture` work for the stream, and for every stream that waits

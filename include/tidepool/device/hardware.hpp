@@ -36,6 +36,8 @@ struct abilities {
   bool logs_kernels = false;        // `take_kernels`
   bool simulates_time = false;      // work takes the same time in each step, and the host's none
   bool host_works = false;          // may do a stream's work on the host, and needs its bytes
+  std::size_t packs_from = 0;       // the least bytes of a tensor for `pack`; 0: it cannot pack
+  double unpack_rate = 0;           // tensor bytes that `unpack` writes, in GB/s; 0: unknown
 };
 
 // A kernel that ran, on the lane's stream.
@@ -108,6 +110,11 @@ class hardware {
   [[nodiscard]] virtual bool copy_batch(std::span<const copy_item> items, copy_direction direction,
                                         lane_id on) = 0;
   virtual void fill_bytes(void* pointer, unsigned char byte, std::size_t bytes, lane_id on) = 0;
+  // Packs a tensor of BF16 numbers, as codec/pack_form.hpp says.
+  virtual void pack(std::byte* packed, std::byte* spill, const std::byte* tensor, std::size_t bytes,
+                    lane_id on) = 0;
+  virtual void unpack(std::byte* tensor, const std::byte* packed, const std::byte* spill,
+                      std::size_t bytes, lane_id on) = 0;
   // Returns false if nothing was filled.
   virtual bool poison(void* pointer, std::size_t bytes, lane_id on) = 0;
   // Reports bytes that the lane's work saved, or reads again, if the host does that work itself.

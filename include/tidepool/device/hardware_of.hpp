@@ -40,7 +40,9 @@ class hardware_of final : public hardware {
                   .drops_joins = join_dropping_device<Device>,
                   .logs_kernels = kernel_logging_device<Device>,
                   .simulates_time = simulating_device<Device>,
-                  .host_works = host_executing_device<Device>},
+                  .host_works = host_executing_device<Device>,
+                  .packs_from = packs_from(dev),
+                  .unpack_rate = unpack_rate(dev)},
                  &type_of_device<Device>),
         dev_(&dev) {}
 
@@ -153,6 +155,16 @@ class hardware_of final : public hardware {
   void fill_bytes([[maybe_unused]] void* pointer, [[maybe_unused]] unsigned char byte,
                   [[maybe_unused]] std::size_t bytes, [[maybe_unused]] lane_id on) override {
     if constexpr (filling_device<Device>) dev_->fill_bytes(pointer, byte, bytes, at(on).stream);
+  }
+  void pack([[maybe_unused]] std::byte* packed, [[maybe_unused]] std::byte* spill,
+            [[maybe_unused]] const std::byte* tensor, [[maybe_unused]] std::size_t bytes,
+            [[maybe_unused]] lane_id on) override {
+    if constexpr (packing_device<Device>) dev_->pack(packed, spill, tensor, bytes, at(on).stream);
+  }
+  void unpack([[maybe_unused]] std::byte* tensor, [[maybe_unused]] const std::byte* packed,
+              [[maybe_unused]] const std::byte* spill, [[maybe_unused]] std::size_t bytes,
+              [[maybe_unused]] lane_id on) override {
+    if constexpr (packing_device<Device>) dev_->unpack(tensor, packed, spill, bytes, at(on).stream);
   }
   bool poison([[maybe_unused]] void* pointer, [[maybe_unused]] std::size_t bytes,
               [[maybe_unused]] lane_id on) override {
@@ -334,6 +346,14 @@ class hardware_of final : public hardware {
   [[nodiscard]] bool over([[maybe_unused]] const typename Device::event& which) const {
     if constexpr (detail::tells_what_is_over<Device>) return dev_->passed(which);
     return false;
+  }
+  [[nodiscard]] static std::size_t packs_from([[maybe_unused]] const Device& dev) {
+    if constexpr (packing_device<Device>) return dev.packs_from();
+    return 0;
+  }
+  [[nodiscard]] static double unpack_rate([[maybe_unused]] const Device& dev) {
+    if constexpr (requires { dev.unpack_rate(); }) return dev.unpack_rate();
+    return 0;
   }
   [[nodiscard]] static std::uint64_t key_of(const stream_ref& stream,
                                             [[maybe_unused]] bool in_capture) {

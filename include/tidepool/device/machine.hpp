@@ -29,6 +29,9 @@ struct machine {
   /// Copies to the neighbour go over the link to the host, at its rates, and the three rates above
   /// have no effect.
   bool peer_shares_link = false;
+  double pack_rate = 1300;    ///< tensor bytes that a stream packs; see packing in device.hpp
+  double unpack_rate = 1600;  ///< tensor bytes that a stream unpacks
+  std::size_t packs_from = std::size_t{64} << 10;  ///< least bytes that are packed; 0: none are
 };
 
 }  // namespace tidepool

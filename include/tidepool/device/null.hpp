@@ -70,6 +70,13 @@ class null_device {
   [[nodiscard]] void* try_allocate(std::size_t bytes) { return std::malloc(bytes); }
   /// Memory by `malloc`; null when there is none.
   [[nodiscard]] void* try_allocate_host(std::size_t bytes) { return std::malloc(bytes); }
+  [[nodiscard]] std::size_t packs_from() const { return 1; }  ///< Packs all tensors, in no time.
+  /// Does nothing.
+  void pack(std::byte* /*packed*/, std::byte* /*spill*/, const std::byte* /*tensor*/,
+            std::size_t /*bytes*/, stream_ref /*on*/) {}
+  /// Does nothing.
+  void unpack(std::byte* /*tensor*/, const std::byte* /*packed*/, const std::byte* /*spill*/,
+              std::size_t /*bytes*/, stream_ref /*on*/) {}
   /// Gives memory of `try_allocate` back.
   void deallocate(void* pointer) noexcept { std::free(pointer); }
   /// Gives memory of `try_allocate_host` back.
@@ -80,6 +87,6 @@ class null_device {
   std::uint64_t streams_ = 0;
 };
 
-static_assert(filling_device<null_device>);
+static_assert(filling_device<null_device> && packing_device<null_device>);
 
 }  // namespace tidepool

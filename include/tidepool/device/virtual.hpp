@@ -153,6 +153,19 @@ class virtual_device {
   /// Queues a fill, which takes no virtual time.
   void fill_bytes(void* pointer, unsigned char byte, std::size_t bytes, stream_ref on);
 
+  // ---- packing: see `packing_device` ----
+
+  /// The machine's `packs_from`.
+  [[nodiscard]] std::size_t packs_from() const { return model_.packs_from; }
+  [[nodiscard]] double unpack_rate() const { return model_.unpack_rate; }  ///< The machine's.
+  /// Queues the packing of a tensor, at the machine's `pack_rate`.
+  void pack(std::byte* packed, std::byte* spill, const std::byte* tensor, std::size_t bytes,
+            stream_ref on);
+  /// Queues the unpacking of a tensor, at the machine's `unpack_rate`; if `packed` lies beside
+  /// `spill` on the host, the link carries it meanwhile, at `reload_rate`.
+  void unpack(std::byte* tensor, const std::byte* packed, const std::byte* spill, std::size_t bytes,
+              stream_ref on);
+
   // ---- graphs, under the rules of CUDA's stream capture ----
 
   /// Keeps work that the stream is given from now on, and does not run it.
@@ -295,10 +308,11 @@ class virtual_device {
 
 static_assert(capturing_device<virtual_device> && filling_device<virtual_device> &&
               peer_device<virtual_device> && lending_device<virtual_device> &&
-              host_executing_device<virtual_device>);
+              host_executing_device<virtual_device> && packing_device<virtual_device>);
 
 }  // namespace tidepool
 
 #if TIDEPOOL_DEFINITIONS
 #include "tidepool/device/detail/virtual_impl.hpp"
+#include "tidepool/device/detail/virtual_packing.hpp"
 #endif

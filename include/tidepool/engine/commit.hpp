@@ -85,7 +85,7 @@ TIDEPOOL_INLINE void engine::commit(chunk_state& chunk, module_id module, int la
           {.what = happened::outlives, .tensor = handles[i]->store_, .saved_as = items[i].store});
     }
   }
-  count_commit(which, seen, stays);
+  count_commit(which, items, seen, stays);
 }
 
 // Issues the copies of a commit and keeps the cap on copies in flight. A failure takes the whole
@@ -96,6 +96,7 @@ TIDEPOOL_INLINE void engine::transfer(chunk_state& chunk, group& which, saved* i
   bool copying = false;
   rollback nothing_left([&]() noexcept {
     if (copying) store_.settle(store_.offload_lane(which.place));
+    store_.abandon_staging(which.lane);
     undo(chunk);
   });
   collect(chunk, which, items, handles, what, choose, seen);
@@ -150,7 +151,9 @@ TIDEPOOL_INLINE void engine::collect(chunk_state& chunk, group& into, saved* ite
       continue;
     }
     if (what != plan::action::recompute) {
-      if (!store_.place_copy(store, into.place) && !move_on(into, items)) {
+      const bool packed =
+          store_.packs(into.module) && packs(into, item) && store_.place_packed(store, into.lane);
+      if (!packed && !store_.place_copy(store, into.place) && !move_on(into, items)) {
         // A mistake in a later argument is reported first.
         for (auto next = into.count; next < handles.size(); ++next) {
           expect_argument(chunk, into, handles, next, known);
@@ -161,7 +164,7 @@ TIDEPOOL_INLINE void engine::collect(chunk_state& chunk, group& into, saved* ite
       ++seen.offloaded;
     }
     store.is.wanted = false;
-    store.there.written = {};
+    if (!store.is.packed) store.there.written = {};
     store.here.written = {};
   }
 }
@@ -181,6 +184,16 @@ TIDEPOOL_INLINE bool engine::leaves(const handle_base& candidate, tally& seen) c
   if (!candidate.is_small(opts_.min_tensor_elements)) return true;
   ++seen.small;
   return false;
+}
+
+// True if the tensor of an argument can be packed: all of its storage, on its way to the host.
+TIDEPOOL_INLINE bool engine::packs(const group& into, const saved& item) const {
+  const auto& store = *item.store;
+  // Memory of another owner may begin anywhere, but kernels need its alignment.
+  constexpr std::uintptr_t alignment = 16;
+  return into.place == place_kind::host && item.source == item.store && store.is.bfloat16 &&
+         store.bytes >= dev_->can().packs_from &&
+         reinterpret_cast<std::uintptr_t>(store.here.memory.data) % alignment == 0;
 }
 
 // The storage that is saved for a handle: the handle's own, or a dense copy of its rectangle.
@@ -204,8 +217,9 @@ TIDEPOOL_INLINE detail::storage& engine::saved_as(const handle_base& given) {
     for (std::uint32_t i = 0; i < into.count; ++i) {
       if (!items[i].copies) continue;
       auto& each = *items[i].store;
-      // The block needs no fence: the offload stream joined its fence when it was placed here.
-      if (each.there.memory) store_.displace_copy(each, {});
+      // The block needs no fence: the offload stream joined its fence when it was placed here. For
+      // a packed tensor another stream did, whose position the ticket is.
+      if (each.there.memory) store_.displace_copy(each, each.there.written);
       if (!store_.place_copy(each, into.place)) return false;
     }
     return true;
@@ -231,10 +245,12 @@ TIDEPOOL_INLINE void engine::offload(chunk_state& chunk, group& which, saved* it
   if (which.bytes > 0) {
     [[maybe_unused]] const named_range<> range{ranges_, trace::nvtx_action::offload, which.module,
                                                which.layer};
+    if (store_.packs(which.module)) store_.pack(which, items);
     done =
         store_.copy_out(which, items,
                         {trace::span_kind::offload, names_[static_cast<std::size_t>(which.module)],
                          which.layer, chunk.info.microbatch, which.bytes});
+    store_.unstage(done, done.lane);
     if (heard_.any()) heard_.tell({.what = happened::copied, .lane = done.lane});
   } else {
     done = order_.record(which.lane);
@@ -243,7 +259,11 @@ TIDEPOOL_INLINE void engine::offload(chunk_state& chunk, group& which, saved* it
   for (std::uint32_t i = 0; i < which.count; ++i) {
     if (items[i].store == nullptr) continue;
     if (items[i].copies) items[i].store->there.written = done;
-    note_use(*items[i].source, which.lane, done);  // `done` comes after the commit's own work
+    // The offload ends after the commit's own work. It does not read a tensor that was packed,
+    // which is free behind that work.
+    const bool packed = items[i].copies && items[i].store->is.packed;
+    note_use(*items[i].source, which.lane,
+             packed ? ticket(which.lane, which.position, done.order) : done);
   }
   auto& flying = windows_[static_cast<std::size_t>(which.module)];
   if (which.bytes > 0 && flying.capped()) cap(which, done);
@@ -286,8 +306,14 @@ TIDEPOOL_INLINE void engine::empty_handles(group& which, const saved* item, plan
   }
 }
 
-TIDEPOOL_INLINE void engine::count_commit(const group& which, const tally& seen, bool stays) {
+TIDEPOOL_INLINE void engine::count_commit(const group& which, const saved* items, const tally& seen,
+                                          bool stays) {
   auto& count = counters_.modules[static_cast<std::size_t>(which.module)];
+  for (std::uint32_t i = 0; store_.packs(which.module) && i < which.count; ++i) {
+    if (!items[i].copies || !items[i].store->is.packed) continue;
+    count.bytes_packed += items[i].store->bytes;
+    count.bytes_on_link += pack_form::packed_bytes(items[i].store->bytes);
+  }
   ++count.groups;
   count.tensors_offloaded += seen.offloaded;
   count.tensors_shared += seen.shared;

@@ -13,6 +13,7 @@
 #include "tidepool/core/rollback.hpp"
 #include "tidepool/device/hardware.hpp"
 #include "tidepool/engine/group.hpp"
+#include "tidepool/engine/packing.hpp"
 #include "tidepool/engine/place_list.hpp"
 #include "tidepool/engine/storage.hpp"
 #include "tidepool/memory/lanes.hpp"
@@ -72,18 +73,24 @@ class copies {
 
   // Takes a block of `where` for the copy of `store`; returns false if there is none.
   [[nodiscard, gnu::always_inline]] inline bool place_copy(storage& store, place_kind where) {
+    store.is.packed = false;
+    return place_copy(store, where, store.bytes, at(where).offload);
+  }
+  // Like `place_copy`, for `bytes` that the work of `writer` writes first.
+  [[nodiscard, gnu::always_inline]] inline bool place_copy(storage& store, place_kind where,
+                                                           std::size_t least, lane_id writer) {
     auto& to = at(where);
     fence ready;
     if (store.part.of != 0) parts_.make_room();
-    const auto bytes = (store.bytes + to.granule - 1) & ~(to.granule - 1);
+    const auto bytes = (least + to.granule - 1) & ~(to.granule - 1);
     if (bytes == 0) {
       store.there.memory = no_bytes();
-    } else if (!to.blocks || !to.blocks->take(bytes, to.offload, store.there.memory, ready)) {
+    } else if (!to.blocks || !to.blocks->take(bytes, writer, store.there.memory, ready)) {
       return false;
     }
     // The join is made now, so that the fence need not be kept. All later work of the stream waits,
     // but the next work is the copy into this block.
-    if (ready.order() > 0) join_reuse(store, to, ready);
+    if (ready.order() > 0) join_reuse(store, to, ready, writer);
     store.place = where;
     if (store.part.of != 0) parts_.insert(store);
     if (store.here.memory.data == nullptr) away_ += store.bytes;
@@ -139,6 +146,7 @@ class copies {
   // part of `source`, only that rectangle is copied.
   void queue_out(const storage& store, const storage& source, place& to) {
     if (store.bytes == 0) return;
+    if (store.is.packed) return batch_.push_back(staged_.next_out(store));
     const bool part = &store != &source;
     const auto from = part ? store.part.what : rectangle{0, store.bytes, 1, store.bytes};
     if (to.staged) return to.staged->copy_out(store.there.memory, source.here.memory.data, from);
@@ -160,6 +168,7 @@ class copies {
     auto& from = at(store.place);
     if (from.staged)
       return from.staged->copy_in(store.here.memory.data, store.there.memory, store.bytes);
+    if (store.is.packed) return unpack(store, from);
     batch_.push_back({store.here.memory.data, store.there.memory.data, store.bytes});
   }
 
@@ -191,14 +200,29 @@ class copies {
   const observers* heard_;
   lanes order_;
   std::size_t away_ = 0;  // bytes that are only in a place, or will be computed again
+  staged_tensors staged_;
 
  private:
-  void join_reuse(storage& store, place& to, const fence& ready) {
+  // Issues the copy of a packed tensor and its unpacking. Its place on the device is the last to be
+  // written, so that the same staging serves the next tensor.
+  [[gnu::cold]] void unpack(const storage& store, place& from) {
+    const packed_block there(store);
+    const auto& room = staged_.incoming;
+    const auto* packed = there.packed;
+    if (room) {
+      issue_pieces({room.data, packed, there.link}, from.in, from.reload);
+      packed = static_cast<const std::byte*>(room.data);
+    }
+    dev_->unpack(static_cast<std::byte*>(store.here.memory.data), packed, there.spill, store.bytes,
+                 from.reload);
+  }
+
+  void join_reuse(storage& store, place& to, const fence& ready, lane_id writer) {
     rollback untaken([&]() noexcept {
       to.blocks->release(store.there.memory, ready);
       store.there.memory = {};
     });
-    order_.join(to.offload, ready, to.reuse);
+    order_.join(writer, ready, to.reuse);
     untaken.keep();
   }
 

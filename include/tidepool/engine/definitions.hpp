@@ -10,6 +10,7 @@
 #include "tidepool/engine/commit.hpp"
 #include "tidepool/engine/lifetime.hpp"
 #include "tidepool/engine/memory.hpp"
+#include "tidepool/engine/pack_storages.hpp"
 #include "tidepool/engine/passes.hpp"
 #include "tidepool/engine/plan.hpp"
 #include "tidepool/engine/plan_maker_impl.hpp"

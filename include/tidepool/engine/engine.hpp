@@ -255,6 +255,7 @@ class engine : public storage_owner {
                plan::action what, bool choose, tally& seen);
   [[nodiscard]] const char* why_not(const handle_base& given) const;
   [[nodiscard]] bool leaves(const handle_base& candidate, tally& seen) const;
+  [[nodiscard]] bool packs(const group& into, const saved& item) const;
   [[nodiscard]] storage& saved_as(const handle_base& given);
   [[nodiscard]] bool move_on(group& into, saved* items);
   void offload(chunk_state& chunk, group& which, saved* items);
@@ -262,7 +263,7 @@ class engine : public storage_owner {
   void undo(chunk_state& chunk) noexcept;
   void note_staying(chunk_state& chunk, group& which, const verdict& decided, handle_list handles);
   void empty_handles(group& which, const saved* item, plan::action what, handle_list handles);
-  void count_commit(const group& which, const tally& seen, bool stays);
+  void count_commit(const group& which, const saved* items, const tally& seen, bool stays);
   void release_saved(chunk_state& chunk, module_id module, int layer, lane_id lane,
                      handle_list handles);
   [[nodiscard]] std::size_t bytes_that_could_leave(handle_list handles) const;

@@ -17,11 +17,15 @@ class filling {
   filling(hardware& dev, lanes& order, bool poison) : dev_(&dev), order_(&order), poison_(poison) {}
 
   // Tells a device that checks the order of accesses that this memory must not be touched any more.
-  void gave_back(const storage& store, lane_id on) noexcept {
+  void gave_back(const block& memory, lane_id on) noexcept {
     try {
-      dev_->gave_back(store.here.memory.data, store.here.memory.bytes, on);
+      if (dev_->can().checks_order) dev_->gave_back(memory.data, memory.bytes, on);
     } catch (...) {  // without memory for the device's log a wrong use is not found
     }
+  }
+  // Like `handed_out` of a storage, for memory that holds a packed tensor on its way.
+  void handed_out(const block& memory, lane_id on) {
+    if (dev_->can().poisons) dev_->poison(memory.data, memory.bytes, on);
   }
   // True if released memory is filled as well.
   [[nodiscard]] bool poisons() const { return poison_; }
@@ -45,7 +49,7 @@ class filling {
   [[nodiscard, gnu::cold]] std::optional<fence> given_back(storage& store, const fence& after,
                                                            lane_id on) noexcept {
     const auto behind = fill_given_back(store, after, on);
-    if (dev_->can().checks_order) gave_back(store, on);
+    gave_back(store.here.memory, on);
     return behind;
   }
 

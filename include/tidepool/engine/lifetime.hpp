@@ -35,6 +35,7 @@ TIDEPOOL_INLINE engine::engine(std::unique_ptr<hardware> dev, const options& opt
                      opts.max_inflight_bytes});
   }
   for (const auto& name : names_) labels_.push_back(labelled(name));
+  store_.set_packing(packed_modules(*dev_, opts_, names_));
   for (const auto& name : opts.recompute_modules) counters_.recomputed.push_back({name});
   if (const auto share = host_share_text(opts); !share.empty()) {
     counters_.host_budget =

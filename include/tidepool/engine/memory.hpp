@@ -112,8 +112,8 @@ TIDEPOOL_INLINE void engine::forget_handle(storage& store, lane_id lane) {
       store_.displace(store, store.used, lane);
       store_.destroy(store);
     } else if (!store.is.wanted) {
-      store_.displace(store, store.used,
-                      store.is.discarded ? lane : store_.offload_lane(store.place));
+      const bool copied = !store.is.discarded && !store.is.packed;
+      store_.displace(store, store.used, copied ? store_.offload_lane(store.place) : lane);
     } else {
       store.idle = idle_.push_back(&store);
     }

@@ -35,6 +35,7 @@ TIDEPOOL_INLINE bool engine::bring(std::span<saved> items, const std::uint32_t* 
       // waits.
       copying ? store_.settle(lane) : after.add(store_.behind(lane));
     }
+    store_.unstage(after, store_.reload_lane(place_kind::host));
     for (std::uint32_t i = 0; i < placed; ++i) {
       auto& item = next(i);
       if (!std::exchange(item.copies_back, false)) continue;
@@ -53,6 +54,7 @@ TIDEPOOL_INLINE bool engine::bring(std::span<saved> items, const std::uint32_t* 
     moved[static_cast<std::size_t>(store->place)] += store->bytes;
     bytes += store->bytes;
   }
+  store_.expect_packed(items);
   copying = true;
   const bool of_state = items.size() == 1 && from != 0 && items[0].store->is.of_host_state;
   for (auto left = from; left != 0; left &= left - 1) {
@@ -70,6 +72,7 @@ TIDEPOOL_INLINE bool engine::bring(std::span<saved> items, const std::uint32_t* 
     for (const auto& item : items) {
       if (out_of_it(item)) item.store->here.written = done;
     }
+    if (kind == place_kind::host) store_.unstage(done, place.reload);
     if (of_state) continue;
     place.bytes_reloaded += label.bytes;
     if (heard_.any()) heard_.tell({.what = happened::copied, .lane = place.reload});

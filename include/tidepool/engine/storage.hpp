@@ -61,6 +61,8 @@ struct storage {
     bool captured = false;       // made inside a capture
     bool filled = false;         // its memory was filled since it was last handed out
     bool zeroed = false;         // its memory is zeroed for new contents
+    bool bfloat16 = false;       // it holds BF16 numbers
+    bool packed = false;         // its copy on the host is packed
   };
 
   storage_owner* owner = nullptr;

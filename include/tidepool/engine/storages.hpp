@@ -7,6 +7,7 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -157,6 +158,35 @@ class storages : public copies {
     return budget_.refuses(borrowed_, bytes, live_);
   }
 
+  // ---- packing ----
+
+  // Sets the modules whose BF16 tensors are packed on their way to the host, a bit for each.
+  void set_packing(std::uint64_t modules) { packs_ = modules; }
+  [[nodiscard]] const packing_sizes& packing() const { return packing_; }
+  [[nodiscard]] bool packs(module_id module) const {
+    return (packs_ >> static_cast<unsigned>(module) & 1U) != 0;
+  }
+  // Like `place_copy` on the host, for a tensor that `by` packs. False also if it is not packed.
+  [[nodiscard]] bool place_packed(storage& store, lane_id by);
+  // Packs the tensors of a group that were placed for it. A tensor without room for its packed form
+  // on the device is copied as it is.
+  void pack(const group& which, const saved* items);
+  // Takes the memory through which the packed tensors among `items` come back, one after the other,
+  // if there is any.
+  void expect_packed(std::span<const saved> items) {
+    if (packs_ != 0) take_incoming(items);
+  }
+  // Releases all staging, which is free behind `after`. `on` used it last.
+  void unstage(const auto& after, lane_id on) noexcept {
+    if (staged_.any()) release_staging(after, on);
+  }
+  // Releases the staging of a commit that failed, once `by` has ended its work.
+  void abandon_staging(lane_id by) noexcept {
+    if (staged_.outgoing.empty()) return;
+    settle(by);
+    unstage(fence(), by);
+  }
+
   // Adopts memory of `owner` that `waiter` has written; `owner` is emptied.
   void adopt(storage& store, void* data, lane_id waiter, memory_owner& owner) {
     store.here.memory = {data, store.bytes,
@@ -186,7 +216,7 @@ class storages : public copies {
         source_of(store).release(store.here.memory, *behind);
       }
     } else {
-      if (dev_->can().checks_order) filling_.gave_back(store, on);
+      filling_.gave_back(store.here.memory, on);
       source_of(store).release(store.here.memory, after);
     }
     store.here.memory = {};
@@ -235,6 +265,10 @@ class storages : public copies {
   }
 
  private:
+  [[nodiscard]] bool take_staging(std::size_t bytes, lane_id by, block& into);
+  void take_incoming(std::span<const saved> items);
+  void release_staging(const fence& after, lane_id on) noexcept;
+
   [[nodiscard]] bool take(storage& store, lane_id waiter, std::size_t offset, fence& ready) {
     if (store.bytes == 0) {
       store.here.memory = no_bytes();
@@ -303,6 +337,8 @@ class storages : public copies {
   std::size_t live_peak_ = 0;
   std::size_t live_peak_without_ = 0;
   std::size_t away_at_peak_ = 0;  // `away_` at `live_peak_without_`
+  std::uint64_t packs_ = 0;       // modules that are packed, a bit for each
+  packing_sizes packing_;
   std::uint64_t waits_ = 0;
   std::uint64_t elsewhere_ = 0;  // blocks that lie elsewhere than the plan wanted
   std::uint64_t created_ = first_number();

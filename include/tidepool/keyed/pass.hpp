@@ -121,8 +121,10 @@ class keyed_pass {
   /// A tensor saved again under the same key gets one more reference, and is copied once; the
   /// second `owner` is given back at once, since the first holds the memory. A tensor of 0 bytes
   /// may have the key of another, because it may have its address; it counts as one more reference
-  /// to that one. Throws as `adopt`, and `misuse_error` outside of any scope.
-  void save(tensor_key key, void* data, std::size_t bytes, stream_ref stream, memory_owner owner) {
+  /// to that one. With `bfloat16` the tensor holds BF16 numbers, as `holds_bfloat16` tells. Throws
+  /// as `adopt`, and `misuse_error` outside of any scope.
+  void save(tensor_key key, void* data, std::size_t bytes, stream_ref stream, memory_owner owner,
+            bool bfloat16 = false) {
     auto& at = opened("save");
     if (at.scope == none) refuse("save", "no module scope is open; enter one first");
     const auto known = at.by_key.find(key);
@@ -140,6 +142,7 @@ class keyed_pass {
     const bool excluded = owner_->excludes({key, data, bytes});
     auto memory = owner_->off_->adopt(data, excluded ? std::min<std::size_t>(bytes, 1) : bytes,
                                       stream, std::move(owner));
+    if (bfloat16) memory.holds_bfloat16();
     // Nothing has changed up to here, in case the question or the adoption throws.
     const auto references = 1 + (known == none ? 0 : give_way(key, known, stream));
     auto& fresh = at.entries[at.spare];

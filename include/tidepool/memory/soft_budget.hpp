@@ -35,10 +35,14 @@ class soft_budget {
     const auto left = left_beside(live + bytes);
     if (borrowed.waiting() > left) borrowed.give_back(left);
   }
+  // True if `bytes` more fit beside `live` bytes.
+  [[nodiscard]] bool fits(std::size_t bytes, std::size_t live) const {
+    return bytes_ == 0 || (bytes <= bytes_ && live <= bytes_ - bytes);
+  }
   [[nodiscard, gnu::cold]] bool refuses(borrowed_memory& borrowed, std::size_t bytes,
                                         std::size_t live) {
     if (bytes_ == 0) return false;
-    over_ = !exceeds_ && (bytes > bytes_ || live > bytes_ - bytes);
+    over_ = !exceeds_ && !fits(bytes, live);
     if (!over_) make_room(borrowed, bytes, live);  // a refused request needs no join
     return over_;
   }

@@ -99,7 +99,7 @@ class plan_learner final : public learning {
     watch_steps(fit.what, computing_us, false);
     // Keeps the recorded link: ranks that outgrow their plan must not wait in `meet` for ranks that
     // do not.
-    link_ = recorded.link;
+    link_ = recorded.packing ? recorded.packing->link : recorded.link;
     peer_link_ = recorded.peer_link;
     peer_shares_link_ = recorded.peer_shares_link;
   }
@@ -205,7 +205,8 @@ class plan_learner final : public learning {
   void begin(stage over) {
     recorded_step recorded{owner_->steps().step(), over == stage::first};
     if (over != stage::timed) measure_links();
-    recorded.step.link = *link_;
+    recorded.step.link = link_in_tensors();
+    recorded.step.packing = packing();
     recorded.step.peer_link = has_neighbour() ? peer_link_ : std::nullopt;
     recorded.step.peer_shares_link = peer_shares_link_;
     auto make = [source = source_, opts = settings(), before = std::move(dropped_),
@@ -233,6 +234,19 @@ class plan_learner final : public learning {
       opts.peer_budget = from->size();
     }
     return opts;
+  }
+
+  // The planner's simulator sees packing as a faster link; the engine then tries its plans.
+  [[nodiscard]] plan::link_rates link_in_tensors() const {
+    const auto& store = owner_->memory();
+    return store.packing().rates(*link_, store.at(place_kind::host).bytes_offloaded,
+                                 owner_->device().can().unpack_rate);
+  }
+  [[nodiscard]] std::optional<plan::packing_profile> packing() const {
+    const auto& sizes = owner_->memory().packing();
+    if (sizes.tensors == 0) return {};
+    const auto& can = owner_->device().can();
+    return plan::packing_profile{*link_, can.unpack_rate, can.packs_from, sizes.staging()};
   }
 
   [[nodiscard]] bool has_neighbour() const {

@@ -72,7 +72,7 @@ class recorder {
     const auto index = static_cast<std::uint32_t>(storages_.size());
     attempt([&] {
       seen_[storage].index = index;
-      storages_.push_back({bytes, plan::none, plan::none, 0});
+      storages_.push_back({bytes, plan::none, plan::none, 0, false});
       if (inside_ == 0) sizes_.push_back(bytes);
     });
     called(from, plan::event_kind::allocate, index, 0, lane);
@@ -99,6 +99,9 @@ class recorder {
   [[nodiscard]] bool is_held(std::uint64_t storage) const {
     const auto found = seen_.find(storage);
     return found != seen_.end() && (found->second.outlives || found->second.handed_over);
+  }
+  void holds_bfloat16(std::uint64_t storage) noexcept {
+    if (const auto* known = recorded(storage)) storages_[known->index].bfloat16 = true;
   }
   // Notes a save of the storage by a group. Returns false if events cannot name all groups that
   // save it.

@@ -50,6 +50,7 @@ struct storage_profile {
   std::uint32_t chunk = none;  ///< chunk of the group that saves it; none: no group, so it stays
   std::uint32_t group = none;  ///< the group of `chunk` that saves it
   std::uint32_t place = 0;     ///< position among the group's tensors
+  bool bfloat16 = false;       ///< true if it holds BF16 numbers, which may be packed
 
   friend bool operator==(const storage_profile&, const storage_profile&) = default;
 };
@@ -96,6 +97,16 @@ struct link_rates {
   friend bool operator==(const link_rates&, const link_rates&) = default;
 };
 
+/// How BF16 tensors were packed on their way to the host (`options::pack`).
+struct packing_profile {
+  link_rates link;          ///< rates of the link for packed bytes, as measured
+  double unpack_rate = 0;   ///< tensor bytes that a reload stream unpacks, in GB/s; 0: no time
+  std::size_t from = 0;     ///< the least bytes of a tensor that is packed
+  std::size_t staging = 0;  ///< device bytes beside the tensors, for packed forms on their way
+
+  friend bool operator==(const packing_profile&, const packing_profile&) = default;
+};
+
 /// A recorded step. The engine always records `chunks` and `passes`. The other members are filled
 /// if the step was timed, was built from a model's description, or was loaded from a file.
 struct profile {
@@ -113,7 +124,9 @@ struct profile {
   /// True if device memory comes from an allocator that works in the order of the compute stream
   /// (`memory_on`). A reload then waits for all work that this stream was given before.
   bool stream_ordered = false;
-  link_rates link;  ///< rates of the copies of this step, to the host and back
+  link_rates link;  ///< rates of the copies of this step, to the host and back, in tensor bytes
+  /// Empty: no tensor was packed. Otherwise `link` is faster than the link, by what packing saves.
+  std::optional<packing_profile> packing;
   /// Rates of copies to and from a neighbour's memory; none: there is no neighbour, or its rates
   /// are unknown.
   std::optional<link_rates> peer_link;

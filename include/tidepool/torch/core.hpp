@@ -75,14 +75,16 @@ class torch_core final : public memory_lender {
     auto* const data = bytes_of(from.storage) + from.first;
     from.watch = std::make_shared<torch_watch>(from.storage);
     const auto as = [&]<class Element>(Element) {
-      return off->template adopt<Element>(reinterpret_cast<Element*>(data),
-                                          from.bytes() / sizeof(Element), stream,
-                                          [this, watch = from.watch, stream]() mutable {
-                                            streams.settle(stream);
-                                            streams.used_on(watch->storage(), stream);
-                                            watch->end();
-                                            watch.reset();
-                                          });
+      auto made = off->template adopt<Element>(reinterpret_cast<Element*>(data),
+                                               from.bytes() / sizeof(Element), stream,
+                                               [this, watch = from.watch, stream]() mutable {
+                                                 streams.settle(stream);
+                                                 streams.used_on(watch->storage(), stream);
+                                                 watch->end();
+                                                 watch.reset();
+                                               });
+      if (from.bfloat16) made.holds_bfloat16();
+      return made;
     };
     switch (from.width) {
       case 1:

@@ -48,6 +48,7 @@ struct torch_layout {
   }
 
   [[nodiscard]] std::size_t width() const { return options.dtype().itemsize(); }
+  [[nodiscard]] bool bfloat16() const { return options.dtype() == c10::kBFloat16; }
 
   // True if the storage holds the whole tensor. `in` would silently enlarge a shorter one, without
   // contents.
@@ -98,6 +99,7 @@ struct torch_saved {
   std::size_t first = std::numeric_limits<std::size_t>::max();
   std::size_t last = 0;
   std::size_t width = 1;  // bytes of the smallest element type saved from it
+  bool bfloat16 = false;  // a tensor of BF16 numbers was saved from it
   buffer<Device> handle;
   std::vector<other_use> others;
   std::uint32_t group = 0;
@@ -118,6 +120,7 @@ struct torch_saved {
     first = std::min(first, part.first / block_alignment * block_alignment);
     last = std::max(last, part.last);
     width = std::min(width, part.width());
+    bfloat16 = bfloat16 || part.bfloat16();
   }
   [[nodiscard]] std::size_t bytes() const { return last - first; }
   // True if the storage still has all bytes that were saved; the module may have resized it.

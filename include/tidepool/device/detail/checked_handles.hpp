@@ -5,6 +5,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 
@@ -14,6 +15,20 @@
 namespace tidepool::inline v0_3_0 {
 
 namespace detail {
+
+// The part of a step that accesses belong to while it lives.
+class [[nodiscard]] checked_place {
+ public:
+  checked_place(order_log& log, std::string_view module, int layer, int microbatch)
+      : log_(&log), before_(log.at(module, layer, microbatch)) {}
+  checked_place(const checked_place&) = delete;
+  checked_place& operator=(const checked_place&) = delete;
+  ~checked_place() { log_->go_back(before_); }
+
+ private:
+  order_log* log_;
+  order_log::subject before_;
+};
 
 template <class Event>
 class checked_event {

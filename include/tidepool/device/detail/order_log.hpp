@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "tidepool/codec/pack_form.hpp"
 #include "tidepool/device/detail/access_map.hpp"
 #include "tidepool/device/detail/finding_list.hpp"
 #include "tidepool/device/detail/order_clocks.hpp"
@@ -69,13 +70,24 @@ class order_log {
     if (shape.rows == 1) step.shape.source_pitch = step.shape.target_pitch = shape.width;
     give(on, std::move(step));
   }
+  // Notes that a tensor becomes a packed part and a spill. Each byte of the tensor stands for one
+  // byte of them, so that what was never written is known again once the tensor is unpacked.
+  void pack(lane on, void* packed, void* spill, const void* tensor, std::size_t bytes) {
+    const auto link = pack_form::packed_bytes(bytes);
+    const auto* const rest = static_cast<const std::byte*>(tensor) + link;
+    move(on, access_kind::offload, packed, tensor, link, "pack");
+    move(on, access_kind::offload, spill, rest, bytes - link, "pack");
+  }
+  void unpack(lane on, void* tensor, const void* packed, const void* spill, std::size_t bytes) {
+    const auto link = pack_form::packed_bytes(bytes);
+    auto* const rest = static_cast<std::byte*>(tensor) + link;
+    move(on, access_kind::reload, tensor, packed, link, "unpack");
+    move(on, access_kind::reload, rest, spill, bytes - link, "unpack");
+  }
   // Notes a copy by the host between memory and a file. The file has addresses of its own in the
   // log.
   void copy_by_host(access_kind kind, const void* target, const void* source, std::size_t bytes) {
-    auto step = step_of(step_kind::copy, kind, target, 0, "the file");
-    step.source = reinterpret_cast<std::uintptr_t>(source);
-    step.shape = {bytes, 1, bytes, bytes};
-    give(order_clocks::host, std::move(step));
+    move(order_clocks::host, kind, target, source, bytes, "the file");
   }
   void hand_out(lane on, const void* data, std::size_t bytes) {
     give(on, step_of(step_kind::hand_out, access_kind::handed_out, data, bytes, {}));
@@ -164,6 +176,15 @@ class order_log {
     step.target = reinterpret_cast<std::uintptr_t>(data);
     step.shape = {bytes, 1, bytes, bytes};
     return step;
+  }
+
+  void move(lane on, access_kind kind, const void* target, const void* source, std::size_t bytes,
+            std::string_view name) {
+    if (bytes == 0) return;
+    auto step = step_of(step_kind::copy, kind, target, 0, name);
+    step.source = reinterpret_cast<std::uintptr_t>(source);
+    step.shape = {bytes, 1, bytes, bytes};
+    give(on, std::move(step));
   }
 
   // Keeps a step for the capture that its lane takes part in, or judges it now.

@@ -39,6 +39,7 @@ namespace tidepool::inline v0_3_0::plan::detail {
 
 // The bytes of a budget that plans may use: at least half of it.
 [[nodiscard]] inline std::size_t left_for_plans(const profile& step, std::size_t budget) {
+  if (step.packing) budget -= std::min(budget / 2, step.packing->staging);
   if (!step.shapes_vary) return budget;
   return budget - std::min(budget / 2, budget / constants::varying_part + left_free(step));
 }
@@ -229,6 +230,8 @@ class chooser {
     // The bound is infinite if no plan fits the part of the budget that varying shapes leave; the
     // engine had the whole budget. The time with everything kept is then the bound.
     if (!std::isfinite(best.bound_us)) best.bound_us = plans_->in_core().step_us;
+    // The bound does not know that a packed tensor frees its memory before the link has taken it.
+    if (step_->packing) best.bound_us = std::min(best.bound_us, best.expected.step_us);
     best.limited_by = plans_->limit_of(best);
     return best;
   }

@@ -50,6 +50,13 @@ void each_member(either<storage_profile> auto& of, const auto& see) {
   see("chunk", of.chunk, presence::unless_none);
   see("group", of.group, presence::unless_none);
   see("place", of.place, presence::unless_empty);
+  see("bfloat16", of.bfloat16, presence::unless_empty);
+}
+void each_member(either<packing_profile> auto& of, const auto& see) {
+  see("link", of.link);
+  see("unpack_rate", of.unpack_rate);
+  see("from", of.from);
+  see("staging", of.staging);
 }
 void each_member(either<shared_save> auto& of, const auto& see) {
   see("storage", of.storage, presence::needed);
@@ -69,6 +76,7 @@ void each_member(either<profile> auto& of, const auto& see) {
   see("shapes_vary", of.shapes_vary);
   see("stream_ordered", of.stream_ordered, presence::unless_empty);
   see("link", of.link);
+  see("packing", of.packing, presence::unless_empty);
   see("peer_link", of.peer_link, presence::unless_empty);
   see("peer_shares_link", of.peer_shares_link, presence::unless_empty);
 }

@@ -107,6 +107,15 @@ class rehearsal {
       model.peer_shares_link = step.peer_shares_link;
     }
     model.moves_bytes = false;
+    if (const auto& packing = step.packing) {
+      constexpr double at_once = 1e12;  // the recorded computing has the time of packing
+      model.offload_rate = packing->link.out;
+      model.reload_rate = packing->link.in;
+      model.both_rate = packing->link.both;
+      model.pack_rate = at_once;
+      model.unpack_rate = packing->unpack_rate > 0 ? packing->unpack_rate : at_once;
+      model.packs_from = packing->from;
+    }
     return model;
   }
 
@@ -203,8 +212,8 @@ class rehearsal {
     switch (each.kind) {
       case event_kind::allocate: {
         const auto bytes = std::max<std::size_t>(step_->storages[each.index].bytes, 1);
-        auto& first = held_[each.index] =
-            tidepool::detail::buffer_of<virtual_device>(engine_->allocate(bytes, bytes, lane()));
+        auto& first = held_[each.index] = tidepool::detail::buffer_of<virtual_device>(
+            engine_->allocate(bytes, bytes, lane()), step_->storages[each.index].bfloat16);
         each_handle_of(each.index, [&](std::size_t handle) {
           if (handle != each.index) held_[handle] = first.share();
           returned_[handle] = false;

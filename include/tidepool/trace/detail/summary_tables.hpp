@@ -38,7 +38,8 @@ inline void add(trace::module_counters& to, const trace::module_counters& from) 
   add(to, from, &of::groups, &of::groups_offloaded, &of::groups_resident, &of::groups_recomputed,
       &of::groups_held, &of::tensors_offloaded, &of::tensors_shared, &of::tensors_small,
       &of::tensors_elsewhere, &of::tensors_excluded, &of::bytes_offloaded, &of::bytes_reloaded,
-      &of::bytes_recomputed, &of::cap_joins, &of::step_bytes);
+      &of::bytes_packed, &of::bytes_on_link, &of::bytes_recomputed, &of::cap_joins,
+      &of::step_bytes);
 }
 
 inline void add(trace::place_counters& to, const trace::place_counters& from) {
@@ -183,6 +184,11 @@ inline void add_places(text_table& table, const trace::counters& totals) {
     if (each.groups_recomputed == 0) continue;
     table.row({"recomputed by plan: " + each.name, bytes_text(each.bytes_recomputed),
                tidepool::detail::text::count_of(each.groups_recomputed, "group")});
+  }
+  for (const auto& each : totals.modules) {
+    if (each.bytes_packed == 0) continue;
+    table.row({"packed " + each.name, bytes_text(each.bytes_packed),
+               "as " + bytes_text(each.bytes_on_link)});
   }
   if (totals.state_written > 0) {
     table.row({"host state fetched", bytes_text(totals.state_fetched)});

@@ -1,0 +1,2 @@
+#define TIDEPOOL_PACK_SOURCE
+#include "tidepool/pack.hpp"

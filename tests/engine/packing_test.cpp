@@ -1,0 +1,309 @@
+// Tensors that are packed for the link: their bits, their memory, their order.
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <sstream>
+#include <vector>
+
+#include "codec/bf16_tensors.hpp"
+#include "messages.hpp"
+#include "rig.hpp"
+#include "tidepool/codec/pack_form.hpp"
+#include "tidepool/error.hpp"
+#include "tidepool/trace/summary.hpp"
+
+struct __nv_bfloat16 {  // as cuda_bf16.h has it
+  std::uint16_t bits;
+};
+
+namespace {
+
+using tidepool::aligned;
+using tidepool::copy_direction;
+using tidepool::machine;
+using tidepool::option_error;
+
+using tidepool::test::arena_options;
+using tidepool::test::bf16_kind;
+using tidepool::test::bf16_kinds;
+using tidepool::test::bf16_tensor;
+using tidepool::test::rig;
+using tidepool::test::says;
+using tidepool::test::small_options;
+namespace pack_form = tidepool::pack_form;
+
+using offloader = rig::offloader<tidepool::modules<"core_attn", "expert_fc1">>;
+
+constexpr std::size_t numbers = 5'000;  // with a tail
+constexpr std::size_t bytes = 2 * numbers;
+constexpr auto out = static_cast<std::size_t>(copy_direction::device_to_host);
+constexpr auto in = static_cast<std::size_t>(copy_direction::host_to_device);
+
+std::vector<std::uint16_t> drawn(bf16_kind kind, std::size_t count, std::uint64_t seed) {
+  std::mt19937 from(static_cast<std::uint32_t>(seed));
+  return bf16_tensor(kind, count, from);
+}
+
+// Kernels that write numbers and compare their bits.
+class desk : public rig {
+ public:
+  using rig::rig;
+
+  void write_numbers(const buffer& to, bf16_kind kind, std::uint64_t seed) {
+    dev.launch(stream(), 500, [at = to.data(), n = to.size() / 2, kind, seed] {
+      const auto all = drawn(kind, n, seed);
+      std::memcpy(at, all.data(), 2 * n);
+    });
+  }
+  void check_numbers(const buffer& from, bf16_kind kind, std::uint64_t seed) {
+    dev.launch(stream(), 500, [this, at = from.data(), n = from.size() / 2, kind, seed] {
+      const auto all = drawn(kind, n, seed);
+      if (std::memcmp(at, all.data(), 2 * n) != 0) ++wrong_tensors;
+    });
+  }
+  [[nodiscard]] std::size_t wrong_numbers() {
+    dev.synchronize();
+    return wrong_tensors;
+  }
+
+  std::size_t wrong_tensors = 0;
+};
+
+tidepool::options packing(tidepool::options opts) {
+  opts.offload_modules = {"core_attn"};
+  opts.pack = {"core_attn"};
+  return opts;
+}
+
+machine small_machine() {
+  machine model;
+  model.packs_from = 2048;
+  return model;
+}
+
+// Steps of `layers` layers, each with a tensor of every kind.
+void train(desk& on, offloader& off, int steps, int layers) {
+  off.on_report({});
+  for (int step = 0; step < steps; ++step) {
+    auto pass = off.begin();
+    std::vector<desk::buffer> saved;
+    const auto kind_of = [&](int layer) {
+      return bf16_kinds[static_cast<std::size_t>(layer + step) % bf16_kinds.size()];
+    };
+    const auto seed_of = [&](int layer) { return static_cast<std::uint64_t>(step * 100 + layer); };
+    for (int l = 0; l < layers; ++l) {
+      auto& x = saved.emplace_back(off.allocate<__nv_bfloat16>(numbers, on.stream()));
+      on.write_numbers(x, kind_of(l), seed_of(l));
+      pass.commit<"core_attn">(l, on.stream(), x);
+    }
+    pass.end_forward();
+    for (int l = layers; l-- > 0;) {
+      auto& x = saved[static_cast<std::size_t>(l)];
+      pass.restore<"core_attn">(l, on.stream(), x);
+      on.check_numbers(x, kind_of(l), seed_of(l));
+      x.reset(on.stream());
+    }
+    pass.finish();
+    off.end_step();
+  }
+}
+
+}  // namespace
+
+TEST_CASE("packing: every kind of number comes back, over fewer bytes of the link") {
+  desk on(small_machine());
+  offloader off(on.dev, packing(small_options()));
+  constexpr int layers = 10;
+  train(on, off, 3, layers);
+  CHECK(on.wrong_numbers() == 0);
+  constexpr auto link = pack_form::packed_bytes(bytes);
+  CHECK(on.dev.bytes[out] == 3 * layers * link);
+  CHECK(on.dev.bytes[in] == 3 * layers * link);
+  CHECK(off.counters().modules[0].bytes_offloaded == 3 * layers * bytes);
+  CHECK(off.counters().modules[0].bytes_reloaded == 3 * layers * bytes);
+}
+
+TEST_CASE("packing: in any order that streams allow, and under little memory") {
+  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    CAPTURE(seed);
+    auto model = small_machine();
+    model.order_seed = seed;
+    desk on(model);
+    auto opts = packing(seed % 2 == 0 ? small_options() : arena_options((2 + seed % 7) * bytes));
+    opts.host_step = 4096;
+    opts.host_budget = (12 + seed % 3) * bytes;
+    opts.reload_ahead = seed % 4;
+    offloader off(on.dev, opts);
+    train(on, off, 3, 8);
+    CHECK(on.wrong_numbers() == 0);
+  }
+}
+
+TEST_CASE("packing: memory is free behind the packing, and the link is the limit later") {
+  const auto time_of = [](bool packs, std::size_t budget) {
+    auto model = small_machine();
+    model.offload_rate = model.reload_rate = 1;
+    model.both_rate = 2;
+    model.pack_rate = model.unpack_rate = 100;
+    desk on(model);
+    auto opts = packing(arena_options(budget));
+    if (!packs) opts.pack.clear();
+    offloader off(on.dev, opts);
+    train(on, off, 2, 8);
+    CHECK(on.wrong_numbers() == 0);
+    return on.dev.now_ns();
+  };
+  // The packed form has 0.719 of the bytes; the rest is kernels, latency and unpacking.
+  CHECK(time_of(true, 4 * bytes) < 0.80 * time_of(false, 4 * bytes));
+  // No room for a packed tensor beside the tensor: all go as they are, in the same time.
+  CHECK(time_of(true, aligned(bytes)) == time_of(false, aligned(bytes)));
+}
+
+TEST_CASE("packing: without room beside the tensor it goes as it is, or comes out of host memory") {
+  for (const bool from_host : {false, true}) {
+    CAPTURE(from_host);
+    desk on(small_machine());
+    auto opts = packing(small_options());
+    opts.device_step = 256;
+    opts.reload_ahead = 0;
+    opts.device_budget = from_host ? 2 * aligned(bytes) : aligned(bytes);
+    offloader off(on.dev, opts);
+    auto pass = off.begin();
+    auto x = off.allocate<__nv_bfloat16>(numbers, on.stream());
+    on.write_numbers(x, bf16_kind::one_far, 5);
+    pass.commit<"core_attn">(0, on.stream(), x);
+    pass.end_forward();
+    CHECK(on.dev.bytes[out] == (from_host ? pack_form::packed_bytes(bytes) : bytes));
+    // Another tensor takes the room that the packed form had on its way out.
+    auto other = off.allocate(from_host ? bytes / 2 : 1, on.stream());
+    if (!from_host) other.reset(on.stream());
+    pass.restore<"core_attn">(0, on.stream(), x);
+    on.check_numbers(x, bf16_kind::one_far, 5);
+    x.reset(on.stream());
+    CHECK(on.wrong_numbers() == 0);
+    CHECK(on.dev.bytes[in] == (from_host ? 0 : bytes));
+    other.reset(on.stream());
+    pass.finish();
+  }
+}
+
+TEST_CASE("packing: everything but whole BF16 tensors on their way to the host goes as it is") {
+  desk on(small_machine());
+  auto opts = packing(small_options());
+  opts.offload_modules = {"core_attn", "expert_fc1"};
+  offloader off(on.dev, opts);
+  off.on_report({});
+  auto pass = off.begin();
+  auto floats = off.allocate<float>(numbers / 2, on.stream());
+  auto small = off.allocate<__nv_bfloat16>(1000, on.stream());
+  auto other = off.allocate<__nv_bfloat16>(numbers, on.stream());
+  auto whole = off.allocate<__nv_bfloat16>(numbers, on.stream());
+  auto part = whole.view({.width = bytes / 2});
+  auto own = off.allocate(bytes, on.stream());
+  own.holds_bfloat16();
+  for (auto* each : {&floats, &small, &other, &own}) on.write(*each, 3);
+  on.write(whole, 4);
+  pass.commit<"core_attn">(0, on.stream(), floats, small, part);
+  whole.reset(on.stream());
+  pass.commit<"expert_fc1">(1, on.stream(), other);
+  CHECK(on.dev.bytes[out] == bytes + 2000 + bytes / 2 + bytes);
+  pass.commit<"core_attn">(2, on.stream(), own);
+  CHECK(on.dev.bytes[out] == bytes + 2000 + bytes / 2 + bytes + pack_form::packed_bytes(bytes));
+  pass.restore<"core_attn">(2, on.stream(), own);
+  pass.restore<"expert_fc1">(1, on.stream(), other);
+  pass.restore<"core_attn">(0, on.stream(), floats, small, part);
+  for (auto* each : {&floats, &small, &other, &own}) on.check(*each, 3);
+  on.check(part, 4, 0, bytes / 2);
+  CHECK(on.wrong() == 0);
+  for (auto* each : {&floats, &small, &other, &own}) each->reset(on.stream());
+  part.reset(on.stream());
+  pass.finish();
+}
+
+TEST_CASE("packing: a borrowed tensor goes back to its owner behind the packing") {
+  desk on(small_machine());
+  auto opts = packing(small_options());
+  opts.borrowed_slack = 0;  // the owner's stream joins what is left
+  offloader off(on.dev, opts);
+  auto* const data = on.dev.allocate(bytes);
+  bool back = false;
+  auto pass = off.begin();
+  auto x = off.adopt<__nv_bfloat16>(static_cast<__nv_bfloat16*>(data), numbers, on.stream(),
+                                    [&back] { back = true; });
+  on.write_numbers(x, bf16_kind::gated, 8);
+  pass.commit<"core_attn">(0, on.stream(), x);
+  off.release_borrowed();
+  CHECK(back);
+  CHECK(off.counters().borrowed_joins == 0);
+  on.dev.launch(on.stream(), 10, [data] { std::memset(data, 0xAB, bytes); });
+  pass.restore<"core_attn">(0, on.stream(), x);
+  on.check_numbers(x, bf16_kind::gated, 8);
+  CHECK(on.wrong_numbers() == 0);
+  CHECK(on.dev.bytes[out] == pack_form::packed_bytes(bytes));
+  x.reset(on.stream());
+  pass.finish();
+  on.dev.deallocate(data);
+}
+
+TEST_CASE("packing: graphs bring every number back, and the steps between them") {
+  desk on(small_machine());
+  offloader off(on.dev, packing(arena_options(6 * aligned(bytes))));
+  train(on, off, 2, 6);
+  auto graph = off.capture(on.stream(), [&] { train(on, off, 1, 6); });
+  for (int launch = 0; launch < 50; ++launch) graph.launch(on.stream());
+  train(on, off, 2, 6);
+  graph.launch(on.stream());
+  CHECK(on.wrong_numbers() == 0);
+}
+
+TEST_CASE("packing: caps hold, and steps allocate nothing once memory is in place") {
+  desk on(small_machine());
+  auto opts = packing(small_options());
+  opts.max_inflight = 1;
+  offloader off(on.dev, opts);
+  train(on, off, 2, 8);
+  const auto before = off.counters();
+  CHECK(before.modules[0].cap_joins > 0);
+  train(on, off, 4, 8);
+  const auto after = off.counters();
+  CHECK(after.device_allocations == before.device_allocations);
+  CHECK(after.host_allocations == before.host_allocations);
+  CHECK(on.wrong_numbers() == 0);
+}
+
+TEST_CASE("packing: what cannot work is refused with the remedy") {
+  desk on(small_machine());
+  auto opts = packing(small_options());
+  opts.pack = {"expert_fc1"};
+  CHECK_THROWS_WITH_AS(
+      offloader(on.dev, opts),
+      doctest::Contains("expert_fc1 is not offloaded; add expert_fc1 to --offload-modules"),
+      option_error);
+  opts.pack = {"auto"};
+  CHECK_THROWS_WITH_AS(offloader(on.dev, opts),
+                       doctest::Contains("plans do not choose yet what is packed"), option_error);
+  opts.pack = {"core_atn"};
+  CHECK_THROWS_WITH_AS(offloader(on.dev, opts), doctest::Contains("did you mean 'core_attn'"),
+                       tidepool::unknown_module);
+  opts.pack = {"all"};
+  machine plain;
+  plain.packs_from = 0;
+  desk without(plain);
+  CHECK_THROWS_WITH_AS(offloader(without.dev, opts), doctest::Contains("tidepool::cuda_packer()"),
+                       option_error);
+}
+
+TEST_CASE("packing: the summary tells the bytes on the link") {
+  desk on(small_machine());
+  offloader off(on.dev, packing(small_options()));
+  train(on, off, 1, 4);
+  std::ostringstream text;
+  tidepool::trace::write_summary(text, off.counters());
+  CHECK(says(text.str(), "packed core_attn"));
+  const auto& counted = off.counters().modules[0];
+  CHECK(counted.bytes_packed == 4 * bytes);
+  CHECK(counted.bytes_on_link == 4 * pack_form::packed_bytes(bytes));
+}

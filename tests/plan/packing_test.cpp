@@ -1,0 +1,105 @@
+// Automatic plans over packed tensors: faster than over whole ones, and as predicted.
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include "rig.hpp"
+#include "tidepool/plan.hpp"
+#include "tidepool/plan/json.hpp"
+
+struct __nv_bfloat16 {  // as cuda_bf16.h has it
+  unsigned short bits;
+};
+
+namespace {
+
+using tidepool::machine;
+using tidepool::test::rig;
+using offloader = rig::offloader<tidepool::modules<"core_attn">>;
+
+constexpr std::size_t bytes = std::size_t{256} << 10;
+constexpr int layers = 40;
+
+struct outcome {
+  double expected_us = 0;
+  double step_us = 0;  // of the last step
+  double bound_us = 0;
+  std::uint64_t packed = 0;  // bytes of the last step
+};
+
+// Steps whose link is the limit: computing takes as long as half of the copies.
+outcome train(bool packs, double share) {
+  machine model;
+  model.offload_rate = model.reload_rate = 10;
+  model.both_rate = 20;
+  model.pack_rate = 400;
+  model.unpack_rate = 500;
+  rig desk(model);
+  tidepool::options opts;
+  opts.offload_modules = {"core_attn"};
+  opts.min_tensor_elements = 1;
+  opts.policy = tidepool::policy_kind::automatic;
+  opts.timed_step = 2;
+  opts.memory = tidepool::memory_kind::arena;
+  opts.device_budget = static_cast<std::size_t>(share * layers * bytes);
+  opts.host_budget = std::size_t{64} << 20;
+  if (packs) opts.pack = {"all"};
+  offloader off(desk.dev, opts, {.planner = tidepool::planner()});
+  off.on_report({});
+  outcome seen;
+  for (int step = 0; step < 6; ++step) {
+    const auto before = desk.dev.now_ns();
+    const auto packed = off.counters().modules[0].bytes_packed;
+    auto pass = off.begin();
+    std::vector<rig::buffer> saved;
+    const auto tag = [&](int layer) { return static_cast<std::uint32_t>(step * 100 + layer); };
+    for (int l = 0; l < layers; ++l) {
+      auto& x = saved.emplace_back(off.allocate<__nv_bfloat16>(bytes / 2, desk.stream()));
+      desk.write(x, tag(l), 12'000);
+      pass.commit<"core_attn">(l, desk.stream(), x);
+    }
+    pass.end_forward();
+    for (int l = layers; l-- > 0;) {
+      auto& x = saved[static_cast<std::size_t>(l)];
+      pass.restore<"core_attn">(l, desk.stream(), x);
+      desk.dev.launch(desk.stream(), 12'000, [] {});
+      desk.check(x, tag(l));
+      x.reset(desk.stream());
+    }
+    pass.finish();
+    CHECK(desk.wrong() == 0);
+    seen.step_us = (desk.dev.now_ns() - before) / 1e3;
+    seen.packed = off.counters().modules[0].bytes_packed - packed;
+    off.end_step();
+  }
+  REQUIRE(off.current_plan());
+  const auto& made = *off.current_plan();
+  CHECK(made.expected.runs);
+  seen.expected_us = made.expected.step_us;
+  seen.bound_us = made.bound_us;
+  return seen;
+}
+
+}  // namespace
+
+TEST_CASE("plans know packing: steps are faster than with whole copies, and as predicted") {
+  for (const double share : {0.25, 0.375, 0.5}) {
+    CAPTURE(share);
+    const auto whole = train(false, share);
+    const auto packed = train(true, share);
+    CHECK(whole.packed == 0);
+    CHECK(packed.packed > 0);
+    CHECK(packed.step_us < 0.9 * whole.step_us);
+    CHECK(packed.step_us == doctest::Approx(packed.expected_us).epsilon(0.02));
+    CHECK(packed.bound_us <= packed.expected_us);
+  }
+}
+
+TEST_CASE("plans know packing: a profile with it is read as it was written") {
+  tidepool::plan::profile step;
+  step.storages.push_back({.bytes = 4096, .bfloat16 = true});
+  step.packing = {{.out = 30, .in = 31, .both = 50, .latency_us = 3}, 1500, 1 << 18, 1 << 20};
+  CHECK(tidepool::plan::profile_from_json(tidepool::plan::to_json(step)) == step);
+}
