@@ -30,6 +30,20 @@ struct packed_block {
   std::size_t link;
 };
 
+// A tensor is packed, and comes back, in pieces of whole records, so that a large tensor needs
+// device memory for one piece alone on its way back.
+inline constexpr std::size_t packed_piece = std::size_t{32} << 20;
+static_assert(packed_piece % (16 * pack_form::tensor_record) == 0,
+              "pieces of the spill are aligned");
+
+// Calls `each(start, bytes)` for the pieces of a tensor.
+template <class Each>
+void for_each_piece(std::size_t tensor_bytes, const Each& each) {
+  for (std::size_t start = 0; start < tensor_bytes; start += packed_piece) {
+    each(start, std::min(packed_piece, tensor_bytes - start));
+  }
+}
+
 // Device memory that holds packed tensors until the link has taken or brought them. No call of the
 // engine leaves any of it taken.
 struct staged_tensors {
