@@ -190,6 +190,40 @@ TEST_CASE("packing: without room beside the tensor it goes as it is, or comes ou
   }
 }
 
+TEST_CASE("packing: a large tensor comes back through the memory of one piece") {
+  constexpr std::size_t piece = tidepool::detail::packed_piece;
+  constexpr std::size_t large = 2 * piece + 70'006;
+  for (const bool from_host : {false, true}) {
+    CAPTURE(from_host);
+    auto model = small_machine();
+    model.device_bytes = 6 * piece;
+    model.host_bytes = 6 * piece;
+    desk on(model);
+    const auto budget = aligned(large) + aligned(pack_form::packed_bytes(large));
+    auto opts = packing(arena_options(budget));
+    opts.host_step = 4 * piece;
+    opts.host_budget = 4 * piece;
+    opts.reload_ahead = 0;
+    offloader off(on.dev, opts);
+    auto pass = off.begin();
+    auto x = off.allocate<__nv_bfloat16>(large / 2, on.stream());
+    on.write_numbers(x, bf16_kind::random, 3);
+    pass.commit<"core_attn">(0, on.stream(), x);
+    pass.end_forward();
+    // What the budget leaves beside the tensor holds one piece, or less.
+    const auto rest = budget - aligned(large) - pack_form::packed_bytes(piece);
+    auto other = off.allocate(from_host ? rest + 4096 : rest - 4096, on.stream());
+    pass.restore<"core_attn">(0, on.stream(), x);
+    on.check_numbers(x, bf16_kind::random, 3);
+    x.reset(on.stream());
+    CHECK(on.wrong_numbers() == 0);
+    CHECK(on.dev.bytes[out] == pack_form::packed_bytes(large));
+    CHECK(on.dev.bytes[in] == (from_host ? 0 : pack_form::packed_bytes(large)));
+    other.reset(on.stream());
+    pass.finish();
+  }
+}
+
 TEST_CASE("packing: everything but whole BF16 tensors on their way to the host goes as it is") {
   desk on(small_machine());
   auto opts = packing(small_options());

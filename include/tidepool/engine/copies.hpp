@@ -203,18 +203,20 @@ class copies {
   staged_tensors staged_;
 
  private:
-  // Issues the copy of a packed tensor and its unpacking. Its place on the device is the last to be
-  // written, so that the same staging serves the next tensor.
+  // Issues the copies of a packed tensor and its unpacking, piece by piece. A piece is unpacked
+  // before the next arrives, so that all use the same staging.
   [[gnu::cold]] void unpack(const storage& store, place& from) {
     const packed_block there(store);
-    const auto& room = staged_.incoming;
-    const auto* packed = there.packed;
-    if (room) {
-      issue_pieces({room.data, packed, there.link}, from.in, from.reload);
-      packed = static_cast<const std::byte*>(room.data);
-    }
-    dev_->unpack(static_cast<std::byte*>(store.here.memory.data), packed, there.spill, store.bytes,
-                 from.reload);
+    auto* const tensor = static_cast<std::byte*>(store.here.memory.data);
+    for_each_piece(store.bytes, [&](std::size_t start, std::size_t bytes) {
+      const auto* packed = there.packed + pack_form::packed_bytes(start);
+      if (auto* room = static_cast<std::byte*>(staged_.incoming.data); room != nullptr) {
+        issue_pieces({room, packed, pack_form::packed_bytes(bytes)}, from.in, from.reload);
+        packed = room;
+      }
+      dev_->unpack(tensor + start, packed, there.spill + pack_form::spill_bytes(start), bytes,
+                   from.reload);
+    });
   }
 
   void join_reuse(storage& store, place& to, const fence& ready, lane_id writer) {

@@ -36,15 +36,20 @@ TIDEPOOL_INLINE void storages::pack(const group& which, const saved* items) {
     const packed_block there(store);
     packing_.tensors += store.bytes;
     packing_.link += there.link;
-    packing_.largest = std::max(packing_.largest, there.link);
+    packing_.largest =
+        std::max(packing_.largest, pack_form::packed_bytes(std::min(store.bytes, packed_piece)));
     packing_.of_group = std::max(packing_.of_group, group += aligned(there.link));
     make_room(staged_.outgoing, staged_.outgoing.size() + 1);
     block room;
     store.is.packed = take_staging(there.link, which.lane, room);
     if (!store.is.packed) continue;
     staged_.outgoing.push_back(room);
-    dev_->pack(static_cast<std::byte*>(room.data), there.spill,
-               static_cast<const std::byte*>(store.here.memory.data), store.bytes, which.lane);
+    auto* const packed = static_cast<std::byte*>(room.data);
+    const auto* const tensor = static_cast<const std::byte*>(store.here.memory.data);
+    for_each_piece(store.bytes, [&](std::size_t start, std::size_t bytes) {
+      dev_->pack(packed + pack_form::packed_bytes(start),
+                 there.spill + pack_form::spill_bytes(start), tensor + start, bytes, which.lane);
+    });
   }
 }
 
@@ -73,7 +78,8 @@ TIDEPOOL_INLINE void storages::take_incoming(std::span<const saved> items) {
   std::size_t link = 0;
   for (const auto& item : items) {
     if (!item.copies_back || !item.store->is.packed) continue;
-    link = std::max(link, pack_form::packed_bytes(item.store->bytes));
+    const auto piece = std::min(item.store->bytes, packed_piece);
+    link = std::max(link, pack_form::packed_bytes(piece));
   }
   const auto by = reload_lane(place_kind::host);
   if (link > 0) static_cast<void>(take_staging(link, by, staged_.incoming));

@@ -31,11 +31,25 @@ struct packed_block {
   std::size_t link;
 };
 
+// A tensor is packed, and comes back, in pieces of whole records, so that a large tensor needs
+// device memory for one piece alone on its way back.
+inline constexpr std::size_t packed_piece = std::size_t{32} << 20;
+static_assert(packed_piece % (16 * pack_form::tensor_record) == 0,
+              "pieces of the spill are aligned");
+
+// Calls `each(start, bytes)` for the pieces of a tensor.
+template <class Each>
+void for_each_piece(std::size_t tensor_bytes, const Each& each) {
+  for (std::size_t start = 0; start < tensor_bytes; start += packed_piece) {
+    each(start, std::min(packed_piece, tensor_bytes - start));
+  }
+}
+
 // The tensors so far that could be packed, in bytes, whether there was room for it or not.
 struct packing_sizes {
   std::uint64_t tensors = 0;
   std::uint64_t link = 0;    // of their packed forms
-  std::size_t largest = 0;   // packed form of one tensor
+  std::size_t largest = 0;   // packed form of one piece
   std::size_t of_group = 0;  // packed forms of one group
 
   // Device memory beside the tensors that a step needs, so that none is copied as it is.
