@@ -2,7 +2,7 @@
 # The trainer on ranks, under a launcher: the bits of every loss against those of one process, what
 # is refused, and how a failing rank ends the others.
 #
-#   tests/ranks.sh bits|experts|lending|checkpoints|refusals|endings|starts TRAIN_MOE [LAUNCHER [DEVICE]]
+#   tests/ranks.sh bits|experts|grid|lending|checkpoints|refusals|endings|starts TRAIN_MOE [LAUNCHER [DEVICE]]
 #
 # LAUNCHER is mpirun; or, with DEVICE cuda, torchrun or srun, which need no MPI. Prints one line a
 # case; exits 1 if any fails, 77 without a launcher. On GPUs each rank needs one: cases of more ranks
@@ -394,6 +394,85 @@ case $part in
       grep -q 'equal to the bit: \([0-9]*\) of \1 steps' "$folder/output"
     verdict '2 ranks: --compare'
     ;;
+  grid)
+    # gridded STAGES EXPERTS "OPTIONS OF BOTH" OPTION...: with STAGES x EXPERTS ranks the bits of
+    # EXPERTS ranks that share experts alone; and of one process, or of a pipeline, where that is 1
+    gridded() {
+      local stages=$1 experts=$2 both
+      read -r -a both <<<"$3"
+      shift 3
+      local ranks=$((stages * experts)) name="$stages x $experts ranks: ${both[*]} $*"
+      enough "$ranks" "$name" || return
+      how=--expert-parallel
+      on "$experts" "${both[@]}" --json "$folder/experts" || { verdict "$name" && return; }
+      how=--pipeline=$stages
+      on "$ranks" "--expert-parallel=$experts" "${both[@]}" "$@" --json "$folder/ranks" &&
+        [ "$(bits "$folder/ranks" | wc -l)" -gt 3 ] &&
+        [ "$(bits "$folder/experts")" = "$(bits "$folder/ranks")" ] &&
+        [ "$(grep -A2 '"choices"' "$folder/experts")" = "$(grep -A2 '"choices"' "$folder/ranks")" ] &&
+        [ "$(grep -c '"rank": ' "$folder/ranks")" -eq "$ranks" ] &&
+        something_left "$@"
+      verdict "$name"
+    }
+    gridded 2 2 '--layers 4'
+    if has_run; then
+      grep -q '^rank 3: layers 2-3, experts 2-3, ' "$folder/output"
+      verdict '2 x 2 ranks: each says its layers and experts'
+      alone --layers 4 --json "$folder/alone" &&
+        near "$(grep '"loss":' "$folder/alone")" "$(grep '"loss":' "$folder/ranks")"
+      verdict '2 x 2 ranks: the first loss is that of one process, the others are near'
+    fi
+    gridded 2 2 '--layers 4 --eval-every 2' "${leaves[@]}"
+    gridded 2 2 '--layers 4 --microbatches 8' "${leaves[@]}" --max-inflight 1 --in-flight 2
+    gridded 2 2 '--layers 4 --microbatches 8' --virtual-stages 2
+    gridded 2 2 '--layers 4 --microbatches 8 --eval-every 2' --virtual-stages 2 "${leaves[@]}" \
+      --memory arena --device-budget 1500KB
+    gridded 2 2 '--layers 5' --virtual-stages 2 --in-flight 1 "${leaves[@]}"
+    mtp='--layers 4 --dense-layers 1 --shared-experts 1 --mtp 1'
+    gridded 2 2 "$mtp" "${leaves[@]}"
+    gridded 2 2 "$mtp --expert-capacity 0.9 --microbatches 8" --virtual-stages 2 \
+      --recompute-modules layernorm,moe_act --offload-modules attn_norm,core_attn,mlp_norm,expert_fc1
+    gridded 2 2 '--layers 4 --microbatches 8 --steps 5' "${leaves[@]}" --memory arena \
+      --device-budget 1MB --policy automatic --timed-step 2 --adopt-after 0
+    if has_run; then
+      grep -q 'plan predicted' "$folder/output"
+      verdict '2 x 2 ranks: each has a plan'
+    fi
+    gridded 2 2 '--layers 4 --microbatches 8 --steps 5' --virtual-stages 2 "${leaves[@]}" --memory \
+      arena --device-budget 1MB --policy automatic --timed-step 2 --adopt-after 0
+    gridded 2 2 '--layers 4' --layers-per-rank 3,1 --optimizer-state host "${leaves[@]}"
+    gridded 2 2 "$mtp" --shard-optimizer "${leaves[@]}"
+    gridded 2 2 '--layers 4 --microbatches 8' "${leaves[@]}" --lend 1MiB --summary
+    for precision in bf16 fp16 fp8; do
+      gridded 2 2 "--layers 4 --precision $precision" "${leaves[@]}"
+    done
+    gridded 2 2 '--layers 4 --precision bf16 --codec fp8' --virtual-stages 2 "${leaves[@]}"
+    gridded 1 2 '--layers 4' "${leaves[@]}"
+    gridded 1 2 '--layers 4' --virtual-stages 2
+    gridded 2 1 '--layers 4' "${leaves[@]}"
+    gridded 4 1 '--layers 4' --in-flight 2
+    gridded 1 4 '--layers 4 --microbatches 8' "${leaves[@]}"
+    if enough 4 '2 x 2 ranks, --compare'; then
+      how=--pipeline=2
+      on 4 --expert-parallel=2 --layers 4 --virtual-stages 2 --compare "${leaves[@]}" &&
+        grep -q 'equal to the bit: \([0-9]*\) of \1 steps' "$folder/output"
+      verdict '2 x 2 ranks: --compare'
+      # Saved by the grid, and gone on with by the grid and by others, equal to the bit.
+      many=(--layers 4 --mtp 1 --steps 6 --microbatches 8)
+      grid=("${many[@]}" --expert-parallel=2)
+      on 4 "${grid[@]}" --json "$folder/whole" --save "$folder/end" &&
+        on 4 "${grid[@]}" "${leaves[@]}" --save "$folder/state" --save-step 2 &&
+        on 4 "${grid[@]}" --virtual-stages 2 --resume "$folder/state" --json "$folder/tail" \
+          --save "$folder/end_of_tail" &&
+        [ "$(bits "$folder/tail")" = "$(bits "$folder/whole" | tail -n 12)" ] &&
+        cmp "$folder/end" "$folder/end_of_tail" >"$folder/output" 2>&1
+      verdict '2 x 2 ranks: saved and resumed'
+      how=--expert-parallel
+      on 2 "${many[@]}" --resume "$folder/state" --save "$folder/end_of_2" &&
+        cmp "$folder/end" "$folder/end_of_2" >"$folder/output" 2>&1
+      verdict 'saved by 2 x 2 ranks, resumed by 2 that share experts'
+    fi
+    ;;
   lending)
     # went_to PLACE: in the run before, groups of the first rank did
     went_to() {
@@ -627,7 +706,14 @@ SCRIPT
     refuses 2 "option --json is .*: it cannot be written" --layers 4 --json "$folder/none/x"
     refuses 2 'save=.*: cannot be written' --layers 4 --save "$folder/none/x"
 
-    refuses 2 'expert-parallel: the ranks of --pipeline hold layers' --layers 4 --expert-parallel
+    refuses 2 'expert-parallel: with --pipeline one of them must say' --layers 4 --expert-parallel
+    refuses 2 'expert-parallel=3: does not make up the 2 ranks' --layers 4 --expert-parallel=3
+    refuses 2 'expert-parallel=two: must be a number of ranks' --layers 4 --expert-parallel=two
+    refuses 4 'in-flight=3: the schedule of --pipeline decides it; with --expert-parallel give 2' \
+      --layers 4 --expert-parallel=2 --in-flight 3
+    refuses 4 'microbatches=2: with --virtual-stages=2 it must be a multiple of the 4 ranks' \
+      --layers 4 --expert-parallel=2 --virtual-stages 2 --microbatches 2
+    refuses 4 '2 stages, more than --layers=1; start fewer' --layers 1 --expert-parallel=2
     how=--expert-parallel
     refuses 3 'experts=4: with --expert-parallel it must be a multiple of the 3 ranks; give 6'
     refuses 2 'fp8-scaling=tensor: with --expert-parallel the losses' --precision fp8 \
@@ -644,6 +730,8 @@ SCRIPT
       --recompute-modules moe_permute
     refuses 2 'row-classes=-1: use 0 to 4096' --row-classes -1
     refuses 2 'expert-capacity=-1.*: must be a number above 0' --expert-capacity -1
+    how=--pipeline=3
+    refuses 2 'pipeline=3: does not make up the 2 ranks' --layers 4
     how=--pipeline
 
     # Ranks that would miss each other's messages, or train on another text each.
@@ -732,11 +820,14 @@ SCRIPT
     chmod +x "$folder/with_id"
     lives() { grep -q '^State:' "/proc/$1/status" && ! grep -q '^State:.Z' "/proc/$1/status"; } \
       2>/dev/null
-    for end in --pipeline:0 --pipeline:1 --pipeline:3 --expert-parallel:0 --expert-parallel:2; do
+    for end in --pipeline:0 --pipeline:1 --pipeline:3 --expert-parallel:0 --expert-parallel:2 \
+      --pipeline=$((most / 2)):2; do
       how=${end%:*} victim=${end#*:}
       enough $((victim + 1)) "$how, rank $victim is killed" || continue
       rm -f "$folder"/id.*
-      TRAIN_MOE=$train_moe FOLDER=$folder timeout 90 "${start[@]}" "$most" "$folder/with_id" "$how" \
+      also=()
+      [[ $how != *=* ]] || also=(--expert-parallel)
+      TRAIN_MOE=$train_moe FOLDER=$folder timeout 90 "${start[@]}" "$most" "$folder/with_id" "$how" "${also[@]}" \
         "${small[@]}" --device "$device" --layers 4 --steps 10000000 >"$folder/output" 2>&1 &
       launched=$!
       for ((i = 0; i < 300; ++i)); do  # until the ranks train

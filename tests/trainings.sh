@@ -25,12 +25,16 @@ while read -r ranks cases; do
     rm -rf "$work/out"
     bench/trainings.sh "$work/build" "$work/out" "$ranks" "$case" >"$work/said" 2>&1 </dev/null
     count=$((count + 1))
-    grep -q -e '--seed=.* rank 0 has another' "$work"/out/*.txt && continue
+    started=true
+    for file in "$work"/out/*.txt; do
+      grep -q -e '--seed=.* rank 0 has another' "$file" || started=false
+    done
+    $started && continue
     failed=1
     echo "bench/trainings.sh names $case on $ranks ranks, which does not start:"
     cat "$work/said"
   done
-done < <(sed -nE 's/.*bench\/trainings\.sh build\/default out ([0-9]+)(( (pipeline|experts):[0-9A-Za-z:]+)+).*/\1\2/p' \
+done < <(sed -nE 's/.*bench\/trainings\.sh build\/default out ([0-9]+)(( proxy| (pipeline|experts|[0-9]+x[0-9]+):[0-9A-Za-z:]+)+).*/\1\2/p' \
   bench/trainings.sh README.md | sort -u)
 echo "$count trainings"
 [ $count -gt 0 ] && exit $failed

@@ -5,6 +5,7 @@
 ///   train_moe --compare                              both, side by side
 ///   mpirun -np 2 train_moe --pipeline                its layers over two ranks
 ///   mpirun -np 2 train_moe --expert-parallel         its experts and its microbatches
+///   mpirun -np 4 train_moe --pipeline=2 --expert-parallel=2    both
 ///   torchrun --no-python --nproc-per-node 2 train_moe --pipeline --device cuda     without MPI
 ///
 /// Exit status: 0; 1 when `--compare` finds a difference, `--check-order` a mistake, or the run

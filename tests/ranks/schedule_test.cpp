@@ -28,12 +28,17 @@ std::vector<pipeline_shape> shapes() {
       for (int groups = 1; groups <= 4; ++groups) all.push_back({ranks, chunks, groups * ranks});
     }
   }
+  const std::size_t alone = all.size();
+  for (std::size_t i = 0; i < alone; ++i) {
+    all.push_back(all[i]);
+    all.back().pairs = true;
+  }
   return all;
 }
 
 std::string name_of(const pipeline_shape& shape) {
   return std::to_string(shape.ranks) + " ranks, " + std::to_string(shape.chunks) + " chunks, " +
-         std::to_string(shape.microbatches) + " microbatches";
+         std::to_string(shape.microbatches) + " microbatches" + (shape.pairs ? ", in pairs" : "");
 }
 
 /// A message: to which stage, of which microbatch, in which direction.
@@ -49,14 +54,27 @@ std::size_t steps_left(const pipeline_shape& shape,
     moved = false;
     for (int rank = 0; rank < shape.ranks; ++rank) {
       const auto r = static_cast<std::size_t>(rank);
-      for (; at[r] < plan[r].size(); ++at[r], moved = true) {
-        const pipeline_step& step = plan[r][at[r]];
-        const int stage = shape.stage(rank, step.chunk);
-        const bool forward = step.what == pass::forward;
-        const bool receives = forward ? stage > 0 : stage + 1 < shape.stages();
-        if (receives && sent.erase({stage, step.microbatch, step.what}) == 0) break;
-        const int next = forward ? stage + 1 : stage - 1;
-        if (next >= 0 && next < shape.stages()) sent.insert({next, step.microbatch, step.what});
+      while (at[r] < plan[r].size()) {
+        // A pair starts when both have what they read, and sends when both are over.
+        const std::size_t end = at[r] + (plan[r][at[r]].beside_next ? 2 : 1);
+        std::set<message> needed, results;
+        for (std::size_t i = at[r]; i < end; ++i) {
+          const pipeline_step& step = plan[r][i];
+          const int stage = shape.stage(rank, step.chunk);
+          const bool forward = step.what == pass::forward;
+          if (forward ? stage > 0 : stage + 1 < shape.stages()) {
+            needed.insert({stage, step.microbatch, step.what});
+          }
+          const int next = forward ? stage + 1 : stage - 1;
+          if (next >= 0 && next < shape.stages()) {
+            results.insert({next, step.microbatch, step.what});
+          }
+        }
+        if (!std::includes(sent.begin(), sent.end(), needed.begin(), needed.end())) break;
+        for (const message& each : needed) sent.erase(each);
+        sent.merge(results);
+        at[r] = end;
+        moved = true;
       }
     }
   }
@@ -172,6 +190,51 @@ TEST_CASE("in pairs, each backward but the last ones runs beside the forward beh
   CHECK(written(1, 1) == "F0 B0 ");
 }
 
+TEST_CASE("a pair costs one more in flight; one chunk then takes two for each rank behind") {
+  for (int rank = 0; rank < 4; ++rank) {
+    CHECK(moe::deepest(moe::steps_of_rank({4, 2, 8, true}, rank)) ==
+          moe::deepest(moe::steps_of_rank({4, 2, 8}, rank)) + 1);
+    CHECK(moe::deepest(moe::steps_of_rank({4, 1, 16, true}, rank)) == 2 * (3 - rank) + 2);
+  }
+}
+
+TEST_CASE("1F1B itself in pairs would make each rank wait for every pair of the next") {
+  // Pairs that each rank gets through in as many rounds, if all pairs take as long.
+  const auto rounds = [](int warm_up_of_first) {
+    std::vector<std::vector<pipeline_step>> plan{
+        moe::in_pairs(moe::one_forward_one_backward(8, warm_up_of_first)),
+        moe::in_pairs(moe::one_forward_one_backward(8, 1))};
+    std::vector<std::size_t> at(2, 0);
+    std::set<message> sent;
+    int count = 0;
+    for (; at[0] < plan[0].size() || at[1] < plan[1].size(); ++count) {
+      std::set<message> later;
+      for (std::size_t r = 0; r < 2; ++r) {
+        if (at[r] == plan[r].size()) continue;
+        const std::size_t end = at[r] + (plan[r][at[r]].beside_next ? 2 : 1);
+        const auto message_of = [&](std::size_t i, int stage) {
+          return message{stage, plan[r][i].microbatch, plan[r][i].what};
+        };
+        const auto mine = static_cast<int>(r);
+        // Forwards go from 0 to 1, backwards from 1 to 0.
+        const auto arrives = [&](std::size_t i) {
+          const bool receives = (plan[r][i].what == pass::forward) == (mine == 1);
+          return !receives || sent.count(message_of(i, mine)) == 1;
+        };
+        bool ready = true;
+        for (std::size_t i = at[r]; i < end; ++i) ready = ready && arrives(i);
+        if (!ready) continue;
+        for (std::size_t i = at[r]; i < end; ++i) later.insert(message_of(i, 1 - mine));
+        at[r] = end;
+      }
+      REQUIRE(!later.empty());
+      sent.merge(later);
+    }
+    return count;
+  };
+  CHECK(rounds(3) < rounds(2) - 3);
+}
+
 TEST_CASE("interleaved 1F1B of two ranks and two chunks, written out") {
   std::string text;
   for (const pipeline_step& step : moe::steps_of_rank({2, 2, 2}, 1)) {
@@ -185,12 +248,12 @@ TEST_CASE("layers are laid out over ranks in turn, each once, later stages one m
   moe::settings run;
   run.pipeline = true;
   run.microbatches = 4;
-  for (run.ranks = 1; run.ranks <= 4; ++run.ranks) {
+  for (run.grid.stages = 1; run.grid.stages <= 4; ++run.grid.stages) {
     for (run.virtual_stages = 1; run.virtual_stages <= 3; ++run.virtual_stages) {
-      const int stages = run.ranks * run.virtual_stages;
+      const int stages = run.grid.stages * run.virtual_stages;
       for (run.model.layers = stages; run.model.layers < 3 * stages; ++run.model.layers) {
         std::vector<int> holders(static_cast<std::size_t>(run.model.layers), 0);
-        for (int rank = 0; rank < run.ranks; ++rank) {
+        for (int rank = 0; rank < run.grid.stages; ++rank) {
           const auto ranges = moe::ranges_of_rank(run, rank);
           REQUIRE(ranges.size() == static_cast<std::size_t>(run.virtual_stages));
           for (const moe::layer_range& range : ranges) {
@@ -208,4 +271,32 @@ TEST_CASE("layers are laid out over ranks in turn, each once, later stages one m
       }
     }
   }
+}
+
+TEST_CASE("in a grid each expert of each layer and each microbatch of each stage has one rank") {
+  moe::settings run;
+  run.pipeline = run.expert_parallel = true;
+  run.grid = {3, 4};
+  run.microbatches = 12;
+  run.model.layers = 7;
+  run.model.experts = 8;
+  std::map<std::pair<moe::index, moe::index>, int> holders;
+  std::map<std::pair<int, int>, int> takers;
+  for (run.rank = 0; run.rank < run.grid.ranks(); ++run.rank) {
+    CHECK(run.grid.rank_of(run.stage(), run.member()) == run.rank);
+    const auto experts = moe::experts_of_rank(run, run.rank);
+    for (const moe::layer_range& range : moe::ranges_of_rank(run, run.rank)) {
+      for (moe::index l = range.first; l < range.end; ++l) {
+        for (moe::index e = 0; e < experts.count; ++e) ++holders[{l, experts.first + e}];
+      }
+    }
+    for (int own = 0; own < run.own_microbatches(); ++own) {
+      ++takers[{run.stage(), run.microbatch_of_step(own)}];
+    }
+  }
+  const auto once = [](const auto& each) { return each.second == 1; };
+  CHECK(holders.size() == 7 * 8);
+  CHECK(std::all_of(holders.begin(), holders.end(), once));
+  CHECK(takers.size() == 3 * 12);
+  CHECK(std::all_of(takers.begin(), takers.end(), once));
 }

@@ -13,6 +13,7 @@
 #include "../training/plan_files.hpp"
 #include "option_checks.hpp"
 #include "precision_options.hpp"
+#include "rank_options.hpp"
 #include "rings.hpp"
 #include "trainer_options.hpp"
 
@@ -41,7 +42,7 @@ void settle(settings& run, const Given& given) {
   validate(run);
   if (run.pipeline) {
     validate_layout(run);
-    run.in_flight = deepest(steps_of_rank(shape_of(run), run.rank));
+    run.in_flight = deepest(steps_of(run));
   }
 }
 
@@ -64,16 +65,13 @@ inline command_line read_command_line(int argc, const char* const* argv, const p
   app.read(known.rest);
   const auto given = [&](const char* option) { return app.count(option) > 0; };
   settings& run = line.run;
-  run.ranks = me.count;
-  run.rank = me.rank;
+  detail::read_grid(run, me, line.pipeline, line.experts);
   run.progress = me.rank == 0;
   if (run.pipeline || run.expert_parallel) detail::check_ranks(line);
-  if (run.pipeline) {
-    detail::check_pipeline(line, given("--in-flight"));
-  } else {
-    detail::check_no_pipeline(line, me.launcher, given("--virtual-stages"),
-                              given("--layers-per-rank"));
+  if (!run.pipeline) {
+    detail::check_no_pipeline(line, me, given("--virtual-stages"), given("--layers-per-rank"));
   }
+  detail::read_schedule(run, given("--in-flight"));
   read_precision_options(run, {line.precision, line.scaling, line.codec}, given);
   detail::settle(run, given);
   detail::check_files(line, given);
@@ -83,7 +81,7 @@ inline command_line read_command_line(int argc, const char* const* argv, const p
 
   tidepool::options offload =
       tidepool::parse_known_options(argc, argv, tidepool::from_environment(defaults)).value;
-  if (offload.pipeline_rank == 0 && run.pipeline) offload.pipeline_rank = run.rank;
+  if (offload.pipeline_rank == 0 && run.pipeline) offload.pipeline_rank = run.stage();
   if (line.compare && offload.offload_modules.empty()) offload.offload_modules = {"all"};
   detail::check_moments_on_host(run, offload);
   detail::check_lending(line, offload);

@@ -68,7 +68,7 @@ inline nlohmann::ordered_json to_json(const settings& with, const run_result& ru
     json["choices"] = {{"all", run.choices.all}, {"over_capacity", run.choices.dropped}};
   }
   const bool on_ranks = with.pipeline || with.expert_parallel;
-  for (int rank = 0; on_ranks && rank < with.ranks; ++rank) {
+  for (int rank = 0; on_ranks && rank < with.grid.ranks(); ++rank) {
     const rank_totals& bytes = run.ranks[static_cast<std::size_t>(rank)];
     nlohmann::ordered_json layers = nlohmann::ordered_json::array();
     for (const layer_range& range : ranges_of_rank(with, rank)) {
@@ -112,9 +112,9 @@ inline nlohmann::ordered_json to_json(const settings& run, const std::vector<run
   json["microbatches"] = run.microbatches;
   json["in_flight"] = run.in_flight;
   if (run.pipeline) {
-    json["pipeline"] = {{"ranks", run.ranks}, {"virtual_stages", run.virtual_stages}};
+    json["pipeline"] = {{"ranks", run.grid.stages}, {"virtual_stages", run.virtual_stages}};
   }
-  if (run.expert_parallel) json["expert_parallel"] = {{"ranks", run.ranks}};
+  if (run.expert_parallel) json["expert_parallel"] = {{"ranks", run.grid.experts}};
   if (run.model.capacity_factor > 0) json["expert_capacity"] = run.model.capacity_factor;
   json["seed"] = run.seed;
   json["first_step"] = run.first_step;

@@ -39,18 +39,6 @@ inline void check_ranks(const command_line& line) {
 #endif
 }
 
-inline void check_pipeline(const command_line& line, bool in_flight_given) {
-  if (line.run.expert_parallel) {
-    throw tidepool::option_error(
-        "--expert-parallel: the ranks of --pipeline hold layers, not experts; leave one of them "
-        "out");
-  }
-  if (in_flight_given) {
-    throw tidepool::option_error("--in-flight=" + std::to_string(line.run.in_flight) +
-                                 ": the schedule of --pipeline decides it; leave one of them out");
-  }
-}
-
 /// What experts that are spread over ranks cannot do.
 inline void check_expert_options(const command_line& line, const tidepool::options& offload,
                                  bool capacity_given) {
@@ -83,16 +71,16 @@ inline void check_expert_options(const command_line& line, const tidepool::optio
   }
 }
 
-inline void check_no_pipeline(const command_line& line, const std::string& launcher,
-                              bool stages_given, bool layers_given) {
+inline void check_no_pipeline(const command_line& line, const process& me, bool stages_given,
+                              bool layers_given) {
   const auto fail = [](const std::string& what) { throw tidepool::option_error(what); };
   if (stages_given) {
     fail("--virtual-stages=" + std::to_string(line.run.virtual_stages) +
          ": is for the ranks of a pipeline; add --pipeline");
   }
   if (layers_given) fail("--layers-per-rank: is for the ranks of a pipeline; add --pipeline");
-  if (line.run.ranks > 1 && !line.run.expert_parallel) {
-    fail(launcher + " started " + std::to_string(line.run.ranks) +
+  if (me.count > 1 && !line.run.expert_parallel) {
+    fail(me.launcher + " started " + std::to_string(me.count) +
          " ranks, and each would train all of the model; add --pipeline or --expert-parallel, or "
          "start one");
   }
@@ -195,7 +183,7 @@ inline void check_words(const command_line& line) {
         "leave "
         "it out");
   }
-  if (line.check_order && line.run.ranks > 1) {
+  if (line.check_order && line.run.grid.ranks() > 1) {
     fail("--check-order: the messages between ranks are not watched; start one process");
   }
   if (line.device != "auto" && line.device != "cuda" && line.device != "virtual") {

@@ -101,27 +101,29 @@ inline void print_loss_scale(const loss_scaling& scaling) {
               scaling.skipped == 1 ? "step" : "steps");
 }
 
-/// Where the layers of a pipeline lie, or the experts, and the bytes of each rank.
+/// Where the layers of a pipeline and the experts lie, and the bytes of each rank.
 inline void print_ranks(const settings& run, const run_result& result) {
-  for (int rank = 0; rank < run.ranks; ++rank) {
+  for (int rank = 0; rank < run.grid.ranks(); ++rank) {
     std::string held;
-    const auto add = [&](index first, index count) {
-      held += (held.empty() ? "" : ", ") + std::to_string(first);
+    const auto add = [&](const char* before, index first, index count) {
+      held += before + std::to_string(first);
       if (count > 1) held += "-" + std::to_string(first + count - 1);
     };
+    const char* before = " layers ";
+    for (const layer_range& range : ranges_of_rank(run, rank)) {
+      if (run.pipeline) add(before, range.first, range.count());
+      before = ", ";
+    }
+    const expert_range experts = experts_of_rank(run, rank);
     if (run.expert_parallel) {
-      const expert_range experts = experts_of_rank(run, rank);
-      add(experts.first, experts.count);
-    } else {
-      for (const layer_range& range : ranges_of_rank(run, rank)) add(range.first, range.count());
+      add(held.empty() ? " experts " : ", experts ", experts.first, experts.count);
     }
     const rank_totals& bytes = result.ranks[static_cast<std::size_t>(rank)];
     std::printf(
-        "rank %d: %s %s, %.1f MiB on the device of which saved tensors %.1f MiB, "
+        "rank %d:%s, %.1f MiB on the device of which saved tensors %.1f MiB, "
         "%.1f MiB offloaded, %.3f ms of stalls\n",
-        rank, run.expert_parallel ? "experts" : "layers", held.c_str(),
-        mebibytes(bytes.driver_peak), mebibytes(bytes.device_peak), mebibytes(bytes.offloaded),
-        bytes.stall_ms);
+        rank, held.c_str(), mebibytes(bytes.driver_peak), mebibytes(bytes.device_peak),
+        mebibytes(bytes.offloaded), bytes.stall_ms);
   }
 }
 

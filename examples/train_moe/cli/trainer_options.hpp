@@ -16,6 +16,7 @@ struct command_line {
   settings run;
   std::vector<tidepool::options> variants;  ///< one run each; with `compare`, first without offload
   std::string device = "auto";
+  std::string pipeline, experts;  ///< empty, "true", or a number of ranks
   std::string optimizer_state = "device";
   std::string precision = "fp32", scaling = "block", codec = "none";
   std::string data;  ///< empty: the repository's own text
@@ -76,14 +77,16 @@ inline void add_trainer_options(tools::command_line& app, command_line& line) {
   number("--steps", run.steps, "of training");
   number("--microbatches", run.microbatches, "of one step");
   number("--in-flight", run.in_flight, "depth of the 1F1B schedule");
-  app.add_flag("--expert-parallel", run.expert_parallel,
-               "spread the experts and the microbatches over the ranks that a launcher starts");
+  app.add_flag("--expert-parallel", line.experts,
+               "spread the experts and the microbatches over the ranks that a launcher starts; "
+               "beside --pipeline, =N says how many share the experts of a stage");
   app.add_option("--expert-capacity", run.model.capacity_factor,
                  "most tokens of an expert, as a multiple of its fair share; default: no limit");
   number("--row-classes", run.model.row_classes,
          "sizes of routed tensors for each fair share of rows, so that sizes repeat; 0: any size");
-  app.add_flag("--pipeline", run.pipeline,
-               "spread the layers over the ranks that a launcher starts");
+  app.add_flag("--pipeline", line.pipeline,
+               "spread the layers over the ranks that a launcher starts; beside "
+               "--expert-parallel, =N says over how many");
   number("--virtual-stages", run.virtual_stages, "of each rank of the pipeline, interleaved");
   app.add_option("--layers-per-rank", run.layers_per_rank, "as 3,1; default: spread evenly")
       ->delimiter(',');

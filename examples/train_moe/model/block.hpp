@@ -58,18 +58,24 @@ class block {
     return end_backward(now, io);
   }
 
-  /// Both at once, piece by piece: the rows of one travel while the stream computes the other. For
-  /// a whole model.
-  void backward_beside_forward(int behind, const microbatch_io& io_behind, int ahead,
-                               const microbatch_io& io_ahead) {
-    pass& back = begin_backward(behind, io_behind, {});
-    pass& forth = begin_forward(ahead, io_ahead, {});
+  /// A microbatch at the border of a block.
+  struct part {
+    int microbatch;
+    microbatch_io io;
+    buffer border;  ///< of `forward` or `backward`: what goes in, then what comes out
+  };
+
+  /// Backward here and forward in `other`, perhaps this one, piece by piece: the rows of one travel
+  /// while the stream computes the other.
+  void backward_beside_forward(part& behind, block& other, part& ahead) {
+    pass& back = begin_backward(behind.microbatch, behind.io, std::move(behind.border));
+    pass& forth = other.begin_forward(ahead.microbatch, ahead.io, std::move(ahead.border));
     for (bool back_goes_on = true, forth_goes_on = true; back_goes_on || forth_goes_on;) {
-      if (forth_goes_on) forth_goes_on = advance(forth, io_ahead);
+      if (forth_goes_on) forth_goes_on = other.advance(forth, ahead.io);
       if (back_goes_on) back_goes_on = advance_backward(back);
     }
-    end_forward(forth, io_ahead);
-    end_backward(back, io_behind);
+    ahead.border = other.end_forward(forth, ahead.io);
+    behind.border = end_backward(back, behind.io);
   }
 
   /// Forward without backward: saves nothing and leaves no trace in the offloader.

@@ -12,6 +12,8 @@
 #include <tidepool/error.hpp>
 #include <vector>
 
+#include "../parallel/grid.hpp"
+
 namespace moe {
 
 #ifdef __CUDACC__
@@ -130,22 +132,23 @@ struct settings {
   int first_step = 0;  ///< steps that `resume` has behind it
   bool pipeline = false;
   bool expert_parallel = false;        ///< each rank has its microbatches and a share of experts
-  int ranks = 1, rank = 0;             ///< of the pipeline, or of the expert-parallel group
-  int virtual_stages = 1;              ///< of each rank
+  rank_grid grid;                      ///< of the ranks of both
+  int rank = 0;                        ///< of them
+  int virtual_stages = 1;              ///< of each rank of the pipeline
+  bool pairs = false;                  ///< a pipeline's backward runs beside the next forward
   std::vector<index> layers_per_rank;  ///< empty: spread
   std::size_t lend = 0;                ///< bytes that a rank of the pipeline lends to a fuller one
   int eval_every = 0;                  ///< steps between evaluations on held-out text; 0: never
   int trace_step = -1;                 ///< the step that is recorded for the timeline; -1: none
   bool progress = true;
 
-  /// Those of a step that this rank takes: every `ranks`-th, or all of them.
-  [[nodiscard]] int own_microbatches() const {
-    return expert_parallel ? microbatches / ranks : microbatches;
-  }
+  /// Its places in its line and in its group.
+  [[nodiscard]] int stage() const { return grid.stage_of(rank); }
+  [[nodiscard]] int member() const { return grid.member_of(rank); }
+  /// Those of a step that this rank takes: each group shares them out.
+  [[nodiscard]] int own_microbatches() const { return microbatches / grid.experts; }
   /// The number, among all of a step, of one of this rank's.
-  [[nodiscard]] int microbatch_of_step(int own) const {
-    return expert_parallel ? own * ranks + rank : own;
-  }
+  [[nodiscard]] int microbatch_of_step(int own) const { return own * grid.experts + member(); }
   /// The step before which the run ends.
   [[nodiscard]] int end_step() const { return save_step > 0 ? save_step : steps; }
 };

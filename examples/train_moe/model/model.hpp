@@ -14,6 +14,7 @@ class model {
  public:
   using offloader = tidepool::offloader<Device, saving_modules>;
   using buffer = tidepool::buffer<Device>;
+  using part = typename block<Device, Kernels>::part;
 
   /// `ranges` has a block for each; several of them must be given their microbatches by chunk. With
   /// an `exchange` the experts are spread over its ranks.

@@ -10,11 +10,11 @@
 namespace moe {
 
 /// Gives both the sum of their gradients, once all backwards of a step have run. In a pipeline the
-/// first and the last rank send each other theirs. The sum of two numbers has the same bits in
-/// either order, so AdamW does the same to both, on any number of ranks.
-template <class Device, class Kernels, class Offloader, class Link>
+/// first and the last rank of a line send each other theirs. The sum of two numbers has the same
+/// bits in either order, so AdamW does the same to both, on any number of ranks.
+template <class Device, class Kernels, class Offloader, class Line>
 void sum_embedding_gradients(const parameters<Device>& weights, Kernels& k, Offloader& off,
-                             Link& link, const settings& run, typename Device::stream_ref stream) {
+                             Line& line, const settings& run, typename Device::stream_ref stream) {
   const parameter& original = weights.embedding();
   const parameter& copy = weights.mtp_embedding();
   if (original.held && copy.held) {
@@ -30,9 +30,9 @@ void sum_embedding_gradients(const parameters<Device>& weights, Kernels& k, Offl
   const auto count = static_cast<std::size_t>(copy.count);
   auto out = off.template allocate<float>(count, stream);
   k.publish(out.template as<float>(), mine, copy.count);
-  link.send(std::move(out), other, tag);
+  line.send(std::move(out), other, tag);
   auto in = off.template allocate<float>(count, stream);
-  link.receive(in, other, tag);
+  line.receive(in, other, tag);
   k.add(mine, mine, in.template as<float>(), copy.count);
   in.reset(stream);
 }

@@ -36,8 +36,11 @@ inline std::vector<shared_value> shared_by_ranks(const command_line& line, const
   const auto flag = [&](const char* option, bool given) { add(option, given ? "true" : "false"); };
   const settings& run = line.run;
   const model_sizes& m = run.model;
-  flag("--pipeline", run.pipeline);
-  flag("--expert-parallel", run.expert_parallel);
+  const auto spread = [&](const char* option, bool given, int ranks) {
+    add(option, given ? detail::digits_of(ranks) : "false");
+  };
+  spread("--pipeline", run.pipeline, run.grid.stages);
+  spread("--expert-parallel", run.expert_parallel, run.grid.experts);
   flag("--shard-optimizer", run.shard_optimizer);
   number("--layers", m.layers);
   number("--hidden", m.hidden);
@@ -54,7 +57,8 @@ inline std::vector<shared_value> shared_by_ranks(const command_line& line, const
   number("--batch", m.batch);
   number("--steps", run.steps);
   number("--microbatches", run.microbatches);
-  number("--in-flight", run.pipeline ? 0 : run.in_flight);  // there each rank has its own
+  // In a pipeline each rank has a depth of its own.
+  number("--in-flight", !run.pipeline ? run.in_flight : run.pairs ? 2 : 1);
   number("--virtual-stages", run.virtual_stages);
   std::string layers;
   for (const index each : run.layers_per_rank) {

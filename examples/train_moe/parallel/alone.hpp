@@ -1,7 +1,8 @@
 /// A training in one process, in the terms of one that is spread over ranks.
 ///
 /// A link is what a trainer knows about other ranks: a class like `alone`, `mpi_link` or
-/// `nccl_link`. Its `send` takes a buffer that the stream has been told to write, its `receive`
+/// `nccl_link`. It has a `line`, the stages of a pipeline, and a `group`, the ranks that share
+/// experts. A line's `send` takes a buffer that the stream has been told to write, its `receive`
 /// returns one that the stream may read; neither asks when the bytes travel. `send` never waits for
 /// the other side, so that no schedule can lock up.
 #pragma once
@@ -10,6 +11,9 @@
 #include <cstdint>
 #include <utility>
 #include <vector>
+
+#include "exchange.hpp"
+#include "grid.hpp"
 
 namespace moe {
 
@@ -26,17 +30,22 @@ class alone {
  public:
   /// Nobody else.
   struct team {};
+  /// One stage has no neighbours.
+  struct one_stage {
+    template <class Buffer>
+    void send(Buffer, int, int) {}
+    template <class Buffer>
+    void receive(Buffer&, int, int) {}
+    /// Waits until everything sent has left.
+    void finish() {}
+  };
 
-  alone(team&, Device&, Kernels&, typename Device::stream_ref) {}
+  alone(team&, const rank_grid&, Device&, Kernels&, typename Device::stream_ref) {}
 
-  template <class Buffer>
-  void send(Buffer, int, int) {}
-  template <class Buffer>
-  void receive(Buffer&, int, int) {}
-  /// Waits until everything sent has left.
-  void finish() {}
+  [[nodiscard]] one_stage& line() { return line_; }
+  /// Null: all experts are here.
+  [[nodiscard]] expert_exchange* group() { return nullptr; }
 
-  [[nodiscard]] float from_rank(int, float value) { return value; }
   [[nodiscard]] std::vector<float> gather_losses(const std::vector<float>& mine) { return mine; }
   template <class T>
   [[nodiscard]] std::vector<T> gather(const T& mine) {
@@ -49,6 +58,9 @@ class alone {
   void guarded(Body body) {
     body();
   }
+
+ private:
+  one_stage line_;
 };
 
 }  // namespace moe

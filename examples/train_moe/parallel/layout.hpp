@@ -1,4 +1,4 @@
-/// Which layers of the model a rank of a pipeline holds.
+/// Which layers and which experts of the model a rank holds, and the order of its passes.
 #pragma once
 
 #include <algorithm>
@@ -29,15 +29,15 @@ struct expert_range {
 };
 
 inline expert_range experts_of_rank(const settings& run, int rank) {
-  const index each = run.expert_parallel ? run.model.experts / run.ranks : run.model.experts;
-  return {run.expert_parallel ? rank * each : 0, each};
+  const index each = run.model.experts / run.grid.experts;
+  return {run.grid.member_of(rank) * each, each};
 }
 
 /// All of a model in one range.
 inline layer_range whole_of(const model_sizes& m) { return {0, m.layers, true, true}; }
 
 inline pipeline_shape shape_of(const settings& run) {
-  return {run.pipeline ? run.ranks : 1, run.virtual_stages, run.own_microbatches()};
+  return {run.grid.stages, run.virtual_stages, run.own_microbatches(), run.pairs};
 }
 
 /// Layers of each stage, in order. What does not divide evenly goes to the last stages, one each:
@@ -55,7 +55,7 @@ inline std::vector<index> layers_of_stages(const settings& run) {
 
 /// What this rank does in one step of training.
 inline std::vector<pipeline_step> steps_of(const settings& run) {
-  if (run.pipeline) return steps_of_rank(shape_of(run), run.rank);
+  if (run.pipeline) return steps_of_rank(shape_of(run), run.stage());
   if (run.expert_parallel) {
     return pairs_of_one_forward_one_backward(run.own_microbatches(), run.in_flight);
   }
@@ -71,7 +71,7 @@ inline std::vector<layer_range> ranges_of_rank(const settings& run, int rank) {
   index first = 0;
   for (int stage = 0; stage < shape.stages(); ++stage) {
     const index end = first + layers[static_cast<std::size_t>(stage)];
-    if (shape.rank_of(stage) == rank) {
+    if (shape.rank_of(stage) == run.grid.stage_of(rank)) {
       mine.push_back({first, end, stage == 0, stage + 1 == shape.stages()});
     }
     first = end;
@@ -83,7 +83,8 @@ inline std::vector<layer_range> ranges_of_rank(const settings& run, int rank) {
 /// out over the ranks.
 inline void validate_layout(const settings& run) {
   const auto fail = [](const std::string& what) { throw tidepool::option_error(what); };
-  const std::string ranks = std::to_string(run.ranks) + (run.ranks == 1 ? " rank" : " ranks");
+  const int along = run.grid.stages, all = run.grid.ranks();
+  const std::string ranks = std::to_string(along) + (along == 1 ? " rank" : " ranks");
   if (run.virtual_stages < 1 || run.virtual_stages > 4096) {
     fail("--virtual-stages=" + std::to_string(run.virtual_stages) + ": use 1 to 4096");
   }
@@ -94,10 +95,11 @@ inline void validate_layout(const settings& run) {
          " stages, more than --layers=" + std::to_string(run.model.layers) +
          "; start fewer ranks, or lower the one or raise the other");
   }
-  if (run.virtual_stages > 1 && run.microbatches % run.ranks != 0) {
-    fail("--microbatches=" + std::to_string(run.microbatches) + ": with --virtual-stages=" +
-         std::to_string(run.virtual_stages) + " it must be a multiple of the " + ranks + "; give " +
-         std::to_string((run.microbatches / run.ranks + 1) * run.ranks));
+  if (run.virtual_stages > 1 && run.microbatches % all != 0) {
+    fail("--microbatches=" + std::to_string(run.microbatches) +
+         ": with --virtual-stages=" + std::to_string(run.virtual_stages) +
+         " it must be a multiple of the " + std::to_string(all) + " ranks; give " +
+         std::to_string((run.microbatches / all + 1) * all));
   }
   if (run.layers_per_rank.empty()) return;
   std::string given = "--layers-per-rank=";
@@ -109,9 +111,9 @@ inline void validate_layout(const settings& run) {
   if (run.virtual_stages > 1) {
     fail(given + ": is for one stage of each rank; leave it or --virtual-stages out");
   }
-  if (run.layers_per_rank.size() != static_cast<std::size_t>(run.ranks)) {
+  if (run.layers_per_rank.size() != static_cast<std::size_t>(along)) {
     fail(given + ": names " + std::to_string(run.layers_per_rank.size()) +
-         " ranks, but there are " + std::to_string(run.ranks) + "; give one number for each");
+         " ranks, but there are " + std::to_string(along) + "; give one number for each");
   }
   if (*std::min_element(run.layers_per_rank.begin(), run.layers_per_rank.end()) < 1) {
     fail(given + ": each rank needs a layer; give 1 or more for each");
@@ -127,16 +129,17 @@ inline void validate_expert_parallel(const settings& run, bool in_flight_given) 
   const auto fail = [](const std::string& option, index value, const std::string& remedy) {
     throw tidepool::option_error(option + "=" + std::to_string(value) + ": " + remedy);
   };
-  const std::string ranks = std::to_string(run.ranks);
-  if (run.model.experts % run.ranks != 0) {
+  const int across = run.grid.experts;
+  const std::string ranks = std::to_string(across);
+  if (run.model.experts % across != 0) {
     fail("--experts", run.model.experts,
          "with --expert-parallel it must be a multiple of the " + ranks + " ranks; give " +
-             std::to_string((run.model.experts / run.ranks + 1) * run.ranks));
+             std::to_string((run.model.experts / across + 1) * across));
   }
-  if (run.microbatches % run.ranks != 0) {
+  if (run.microbatches % across != 0) {
     fail("--microbatches", run.microbatches,
          "with --expert-parallel it must be a multiple of the " + ranks + " ranks; give " +
-             std::to_string((run.microbatches / run.ranks + 1) * run.ranks));
+             std::to_string((run.microbatches / across + 1) * across));
   }
   if (in_flight_given && run.in_flight > run.own_microbatches()) {
     fail("--in-flight", run.in_flight,

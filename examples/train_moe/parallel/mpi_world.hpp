@@ -38,12 +38,11 @@ inline void check_messages(const settings& run) {
     throw tidepool::option_error("--batch=" + std::to_string(run.model.batch) + ": with " + what +
                                  " must stay below 2^31");
   };
-  if (run.expert_parallel) {
-    if (run.ranks * run.model.max_rows() * run.model.hidden > most_floats) {
-      too_much("--expert-parallel, ranks times --batch times --seq times --top-k times --hidden");
-    }
-    return;
+  if (run.expert_parallel &&
+      run.grid.experts * run.model.max_rows() * run.model.hidden > most_floats) {
+    too_much("--expert-parallel, ranks times --batch times --seq times --top-k times --hidden");
   }
+  if (!run.pipeline) return;
   if (run.model.tokens() * run.model.hidden > most_floats) {
     too_much("--pipeline, --batch times --seq times --hidden");
   }

@@ -43,17 +43,28 @@ class nccl_communicator {
     if (handle_ != nullptr) ncclCommDestroy(handle_);
   }
 
-  /// One of those ranks that give a place in it; empty on those that give none. All ranks of this
-  /// one make the same calls in the same order, with nothing under way here. Blocks the host.
-  [[nodiscard]] nccl_communicator split(std::optional<int> place) const {
+  /// One of those ranks that give the same row and a place in it; empty on those that give none.
+  /// All ranks of this one make the same calls in the same order, with nothing under way here.
+  /// Blocks the host.
+  [[nodiscard]] nccl_communicator split(std::optional<int> place, int row = 0) const {
     nccl_communicator made;
-    check(ncclCommSplit(handle_, place ? 0 : NCCL_SPLIT_NOCOLOR, place.value_or(0), &made.handle_,
+    check(ncclCommSplit(handle_, place ? row : NCCL_SPLIT_NOCOLOR, place.value_or(0), &made.handle_,
                         nullptr),
           "ncclCommSplit");
     return made;
   }
 
   [[nodiscard]] ncclComm_t get() const { return handle_; }
+  [[nodiscard]] int place() const {
+    int mine = 0;
+    check(ncclCommUserRank(handle_, &mine), "ncclCommUserRank");
+    return mine;
+  }
+  [[nodiscard]] int size() const {
+    int all = 0;
+    check(ncclCommCount(handle_, &all), "ncclCommCount");
+    return all;
+  }
 
  private:
   ncclComm_t handle_ = nullptr;

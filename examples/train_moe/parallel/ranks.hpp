@@ -99,10 +99,6 @@ class host_link {
   host_link(const host_link&) = delete;
   host_link& operator=(const host_link&) = delete;
 
-  [[nodiscard]] float from_rank(int rank, float value) {
-    return all_.gather(value)[static_cast<std::size_t>(rank)];
-  }
-
   /// The values of all ranks, which have equally many, ordered by rank.
   [[nodiscard]] std::vector<float> gather_losses(const std::vector<float>& mine) {
     std::vector<float> in(mine.size() * static_cast<std::size_t>(all_.size()));

@@ -12,6 +12,7 @@ struct pipeline_shape {
   int ranks = 1;
   int chunks = 1;  ///< stages of each rank
   int microbatches = 1;
+  bool pairs = false;  ///< each backward beside the next forward: what one waits for, hides
 
   [[nodiscard]] int stages() const { return ranks * chunks; }
   [[nodiscard]] int stage(int rank, int chunk) const { return chunk * ranks + rank; }
@@ -47,11 +48,9 @@ inline std::vector<pipeline_step> one_forward_one_backward(int microbatches, int
   return steps;
 }
 
-/// 1F1B for microbatches that travel: each backward runs beside the next forward, so that each has
-/// work for the device while the other's rows are on their way. As many are in flight.
-inline std::vector<pipeline_step> pairs_of_one_forward_one_backward(int microbatches, int depth) {
-  if (depth < 2) return one_forward_one_backward(microbatches, depth);
-  std::vector<pipeline_step> steps = one_forward_one_backward(microbatches, depth - 1);
+/// Lets each backward run beside the forward behind it, so that each has work for the device while
+/// the other's rows are on their way. One microbatch more is in flight.
+inline std::vector<pipeline_step> in_pairs(std::vector<pipeline_step> steps) {
   for (std::size_t i = 0; i + 1 < steps.size(); ++i) {
     steps[i].beside_next = steps[i].what == pipeline_step::pass::backward &&
                            steps[i + 1].what == pipeline_step::pass::forward;
@@ -59,8 +58,15 @@ inline std::vector<pipeline_step> pairs_of_one_forward_one_backward(int microbat
   return steps;
 }
 
+/// 1F1B in pairs, with `depth` microbatches in flight as well.
+inline std::vector<pipeline_step> pairs_of_one_forward_one_backward(int microbatches, int depth) {
+  if (depth < 2) return one_forward_one_backward(microbatches, depth);
+  return in_pairs(one_forward_one_backward(microbatches, depth - 1));
+}
+
 /// Interleaved 1F1B as Megatron-LM has it: groups of as many microbatches as there are ranks go
-/// through one chunk after the other. `microbatches` must be a multiple of `ranks`.
+/// through one chunk after the other. `microbatches` must be a multiple of `ranks`, unless there is
+/// one chunk.
 ///
 /// Each chunk sees its backwards in the order of their microbatches, so gradients add up as in any
 /// other schedule.
@@ -88,7 +94,11 @@ inline std::vector<pipeline_step> interleaved_one_forward_one_backward(const pip
 }
 
 /// What `rank` does in one step of training.
+///
+/// Pairs take the interleaved schedule, of one chunk too: a rank gives nothing away before both of
+/// a pair are over, so 1F1B, which has one forward for each rank behind, would wait for every pair.
 inline std::vector<pipeline_step> steps_of_rank(const pipeline_shape& shape, int rank) {
+  if (shape.pairs) return in_pairs(interleaved_one_forward_one_backward(shape, rank));
   if (shape.chunks > 1) return interleaved_one_forward_one_backward(shape, rank);
   return one_forward_one_backward(shape.microbatches, shape.ranks - rank);
 }
@@ -98,7 +108,7 @@ inline int deepest(const std::vector<pipeline_step>& steps) {
   int open = 0, most = 0;
   for (const pipeline_step& step : steps) {
     open += step.what == pipeline_step::pass::forward ? 1 : -1;
-    most = std::max(most, open);
+    most = std::max(most, open + (step.beside_next ? 2 : 0));
   }
   return most;
 }

@@ -172,7 +172,7 @@ void resume_from(Device& dev, Kernels& kernels, typename Device::stream_ref stre
 }
 
 /// Writes `run.save`, as a whole or not at all. Each rank writes what it holds; of what all ranks
-/// hold, with the same bits, the first one.
+/// of a group hold, with the same bits, the first one.
 template <class Device, class Kernels, class Link>
 void save_to(Device& dev, Kernels& kernels, typename Device::stream_ref stream, Link& link,
              const settings& run, const corpus& text, parameters<Device>& weights) {
@@ -188,8 +188,7 @@ void save_to(Device& dev, Kernels& kernels, typename Device::stream_ref stream, 
     file.write(magic.size() + sizeof start, &hash, sizeof hash);
     link.barrier();
   }
-  checkpoint_copier<Device, Kernels>(dev, kernels, stream)
-      .save(weights, file, !run.expert_parallel || run.rank == 0);
+  checkpoint_copier<Device, Kernels>(dev, kernels, stream).save(weights, file, run.member() == 0);
   file.flush();
   link.barrier();
   if (run.rank == 0) file.commit();

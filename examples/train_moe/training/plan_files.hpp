@@ -20,7 +20,7 @@ struct plan_files {
 
  private:
   static std::string of_rank(const settings& run) {
-    return run.ranks > 1 ? "." + std::to_string(run.rank) : "";
+    return run.grid.ranks() > 1 ? "." + std::to_string(run.rank) : "";
   }
 };
 

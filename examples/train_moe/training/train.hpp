@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -48,7 +47,7 @@ double milliseconds(const Device& dev) {
 
 /// One run: a model, its weights and its offloader, from the first step to the last.
 ///
-/// `Link` connects it with the other ranks of a pipeline, of which it is one.
+/// `Link` connects it with the other ranks, where there are any.
 template <class Device, class Kernels, template <class, class> class Link>
 class trainer {
  public:
@@ -62,7 +61,7 @@ class trainer {
         text_(text),
         stream_(dev.make_stream()),
         kernels_(dev, stream_.ref(), run),
-        link_(team, dev, kernels_, stream_.ref()),
+        link_(team, run.grid, dev, kernels_, stream_.ref()),
         shape_(shape_of(run)),
         schedule_(steps_of(run)),
         scaler_(dev, run),
@@ -141,7 +140,7 @@ class trainer {
     }
     std::uint64_t offloaded = 0;
     for (const auto& each : result.counters.modules) offloaded += each.bytes_offloaded;
-    link_.finish();
+    link_.line().finish();
     result.limited = run_.model.capacity_factor > 0;
     result.choices = {link_.sum(model_.choices().all), link_.sum(model_.choices().dropped)};
     result.ranks = link_.gather(
@@ -156,16 +155,14 @@ class trainer {
       if (each.what == pipeline_step::pass::forward) {
         forward(each.microbatch, each.chunk, false);
       } else if (each.beside_next) {
-        const int ahead = schedule_[++i].microbatch;
-        model_.chunk(0).backward_beside_forward(each.microbatch, io(each.microbatch), ahead,
-                                                io(ahead));
+        backward_beside_forward(each, schedule_[++i]);
       } else {
         backward(each.microbatch, each.chunk);
       }
       watch_memory();
     }
     if (run_.model.mtp > 0) {
-      sum_embedding_gradients(weights_, kernels_, offloader_, link_, run_, stream_.ref());
+      sum_embedding_gradients(weights_, kernels_, offloader_, link_.line(), run_, stream_.ref());
     }
     sum_gradients();
     const float scale = scaler_.scale();
@@ -175,9 +172,9 @@ class trainer {
     }
     const auto ask = [&] { return mean_loss(); };
     constexpr std::uint32_t kind = 5;  // behind those of the experts' transfers
-    const float loss = run_.expert_parallel ? offloader_.wait_for_peers(stream_.ref(), ask, kind)
-                       : run_.ranks > 1     ? offloader_.wait_for_others(stream_.ref(), ask)
-                                            : ask();
+    const float loss = run_.grid.stages > 1   ? offloader_.wait_for_others(stream_.ref(), ask)
+                       : run_.expert_parallel ? offloader_.wait_for_peers(stream_.ref(), ask, kind)
+                                              : ask();
     end_step();
     return loss;
   }
@@ -193,42 +190,62 @@ class trainer {
   }
 
   void sum_gradients() {
-    if constexpr (exchanges) {
-      if (!run_.expert_parallel) return;
-      const auto span = offloader_.trace_span("sum of gradients", stream_.ref());
-      gradient_sum<Device, Kernels, tidepool::offloader<Device, saving_modules>>(
-          link_, run_.rank, kernels_, offloader_, stream_.ref())
-          .run(weights_);
-    }
+    if (exchange() == nullptr) return;
+    const auto span = offloader_.trace_span("sum of gradients", stream_.ref());
+    gradient_sum<Device, Kernels, tidepool::offloader<Device, saving_modules>>(
+        *exchange(), run_.member(), kernels_, offloader_, stream_.ref())
+        .run(weights_);
   }
 
   void forward(int microbatch, int chunk, bool evaluates) {
-    const int stage = shape_.stage(place(), chunk);
-    buffer x;
-    if (stage > 0) x = received(stage - 1, tag(microbatch, stage, 0));
+    buffer x = input(microbatch, chunk);
     auto& part = model_.chunk(chunk);
     x = evaluates ? part.evaluate(io(microbatch), std::move(x))
                   : part.forward(microbatch, io(microbatch), std::move(x));
-    if (stage + 1 < shape_.stages()) {
-      link_.send(std::move(x), shape_.rank_of(stage + 1), tag(microbatch, stage + 1, 0));
-    }
+    pass_on(std::move(x), microbatch, chunk);
   }
 
   void backward(int microbatch, int chunk) {
-    const int stage = shape_.stage(place(), chunk);
-    buffer gradient;
-    if (stage + 1 < shape_.stages()) gradient = received(stage + 1, tag(microbatch, stage, 1));
+    buffer gradient = gradient_of_output(microbatch, chunk);
     gradient = model_.chunk(chunk).backward(microbatch, io(microbatch), std::move(gradient));
-    if (stage > 0) {
-      link_.send(std::move(gradient), shape_.rank_of(stage - 1), tag(microbatch, stage - 1, 1));
-    }
+    pass_back(std::move(gradient), microbatch, chunk);
+  }
+
+  void backward_beside_forward(const pipeline_step& behind, const pipeline_step& ahead) {
+    typename model<Device, Kernels>::part back{behind.microbatch, io(behind.microbatch),
+                                               gradient_of_output(behind.microbatch, behind.chunk)};
+    typename model<Device, Kernels>::part forth{ahead.microbatch, io(ahead.microbatch),
+                                                input(ahead.microbatch, ahead.chunk)};
+    model_.chunk(behind.chunk).backward_beside_forward(back, model_.chunk(ahead.chunk), forth);
+    pass_on(std::move(forth.border), ahead.microbatch, ahead.chunk);
+    pass_back(std::move(back.border), behind.microbatch, behind.chunk);
+  }
+
+  // What passes from stage to stage; empty at the ends of the model.
+  buffer input(int microbatch, int chunk) {
+    const int stage = shape_.stage(run_.stage(), chunk);
+    return stage > 0 ? received(stage - 1, tag(microbatch, stage, 0)) : buffer();
+  }
+  buffer gradient_of_output(int microbatch, int chunk) {
+    const int stage = shape_.stage(run_.stage(), chunk);
+    return stage + 1 < shape_.stages() ? received(stage + 1, tag(microbatch, stage, 1)) : buffer();
+  }
+  void pass_on(buffer x, int microbatch, int chunk) {
+    const int next = shape_.stage(run_.stage(), chunk) + 1;
+    if (next == shape_.stages()) return;
+    link_.line().send(std::move(x), shape_.rank_of(next), tag(microbatch, next, 0));
+  }
+  void pass_back(buffer gradient, int microbatch, int chunk) {
+    const int before = shape_.stage(run_.stage(), chunk) - 1;
+    if (before < 0) return;
+    link_.line().send(std::move(gradient), shape_.rank_of(before), tag(microbatch, before, 1));
   }
 
   buffer received(int from_stage, int tag) {
     const auto count = static_cast<std::size_t>(run_.model.tokens() * run_.model.hidden);
     buffer what = offloader_.template allocate<float>(count, stream_.ref());
-    offloader_.wait_for_others(stream_.ref(),
-                               [&] { link_.receive(what, shape_.rank_of(from_stage), tag); });
+    offloader_.wait_for_others(
+        stream_.ref(), [&] { link_.line().receive(what, shape_.rank_of(from_stage), tag); });
     return what;
   }
 
@@ -269,13 +286,16 @@ class trainer {
     dev_.synchronize(stream_.ref());
     return mean_of_losses(0, 1);
   }
-  /// Those of all ranks as one process has them.
+  /// Those that the group of the last stage knows, as one process has them.
   [[nodiscard]] std::vector<float> in_order_of_microbatches(const std::vector<float>& by_rank,
                                                             index count) const {
     std::vector<float> result;
     const auto each = static_cast<std::size_t>(run_.own_microbatches() * count);
+    const int knows = shape_.rank_of(shape_.stages() - 1);
+    const auto first = static_cast<std::size_t>(run_.grid.rank_of(knows, 0)) * each;
+    const auto end = static_cast<std::size_t>(run_.grid.rank_of(knows + 1, 0)) * each;
     for (std::size_t m = 0; m < each; m += static_cast<std::size_t>(count)) {
-      for (std::size_t at = m; at < by_rank.size(); at += each) {
+      for (std::size_t at = first + m; at < end; at += each) {
         result.insert(result.end(), by_rank.begin() + static_cast<std::ptrdiff_t>(at),
                       by_rank.begin() + static_cast<std::ptrdiff_t>(at) + count);
       }
@@ -283,8 +303,7 @@ class trainer {
     return result;
   }
 
-  /// Over the microbatches and `count` of their losses. The last stage of a pipeline alone knows
-  /// them, and tells the other ranks; ranks with microbatches of their own tell each other.
+  /// Over the microbatches and `count` of their losses, which the ranks tell each other.
   float mean_of_losses(index first, index count) {
     if constexpr (requires { dev_.host_reads(host_losses_.data(), 1, ""); }) {
       dev_.host_reads(host_losses_.data(),
@@ -295,11 +314,11 @@ class trainer {
       const float* const of_microbatch = host_losses_.data() + m * losses_each() + first;
       losses.insert(losses.end(), of_microbatch, of_microbatch + count);
     }
-    if (run_.expert_parallel) losses = in_order_of_microbatches(link_.gather_losses(losses), count);
     float sum = 0;
-    for (const float loss : losses) sum += loss;
-    const int knows = shape_.rank_of(shape_.stages() - 1);
-    return link_.from_rank(knows, sum / static_cast<float>(run_.microbatches * count));
+    for (const float loss : in_order_of_microbatches(link_.gather_losses(losses), count)) {
+      sum += loss;
+    }
+    return sum / static_cast<float>(run_.microbatches * count);
   }
 
   void watch_memory() {
@@ -317,19 +336,13 @@ class trainer {
     std::fflush(stdout);
   }
 
-  static constexpr bool exchanges = std::derived_from<Link<Device, Kernels>, expert_exchange>;
   [[nodiscard]] expert_exchange* exchange() {
-    if constexpr (exchanges) {
-      if (run_.expert_parallel) return &link_;
-    }
-    return nullptr;
+    return run_.expert_parallel ? link_.group() : nullptr;
   }
   [[nodiscard]] moment_shards shards() {
     if (!run_.shard_optimizer) return {};
-    return {run_.rank, run_.ranks, exchange()};
+    return {run_.member(), run_.grid.experts, exchange()};
   }
-  /// Among the ranks of the pipeline.
-  [[nodiscard]] int place() const { return run_.pipeline ? run_.rank : 0; }
   [[nodiscard]] index bytes_each() const { return token_count(run_.model); }
   [[nodiscard]] index losses_each() const { return loss_count(run_.model); }
   [[nodiscard]] microbatch_io io(int microbatch) const {
