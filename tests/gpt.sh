@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Trains a dense GPT with plain arrays, and then with Tidepool: nothing, everything and each module
-# offloaded, under caps and budgets. All losses have the same bits; where the wait for reloads is
-# left out, they have not.
+# offloaded, under caps and budgets. All losses must have the same bits, and other bits if the wait for
+# reloads is left out.
 #
 #   tests/gpt.sh GPT [option of gpt]...     e.g. --device cuda
 #
@@ -47,7 +47,7 @@ equal --offload-modules=all --poison
 equal --offload-modules=all --memory=arena --device-budget=3MiB
 equal --offload-modules=all --memory=arena --device-budget=4MiB --policy=automatic --timed-step=2 --adopt-after=0
 
-# How the text is learned: 24 steps take a nat off, and more.
+# The model learns: 24 steps lower the loss by more than a nat.
 loss() { grep -o '"loss": [0-9.]*' "$folder/plain" | sed -n "$1p" | grep -o '[0-9.]*$'; }
 awk "BEGIN { exit !($(loss 24) < $(loss 1) - 1) }"
 verdict 'the loss falls'

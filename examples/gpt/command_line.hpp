@@ -25,7 +25,7 @@ inline moe::settings default_run() {
   run.model.seq = 64;
   run.model.batch = 8;
   run.model.dense_ffn = 192;
-  run.speed = {1e13, 3e12, 200};  // with which copies take about as long as kernels
+  run.speed = {1e13, 3e12, 200};  // copies take longer than kernels, so that a missing wait shows
   run.steps = 20;
   run.learning_rate = 3e-3F;
   return run;

@@ -28,8 +28,8 @@ namespace tp = tidepool;
 
 namespace gpt {
 
-/// All that Tidepool adds. It stands in for `plain_layers`: the same calls, with memory that leaves
-/// after `done` and comes back before `back`.
+/// All that Tidepool adds to the trainer. The class stands in for `plain_layers`: memory of a block
+/// may leave after `done`, and is there again after `back`.
 template <class Device>
 class offloaded_layers {
   using modules = tp::modules<"attn_norm", "qkv_linear", "core_attn", "mlp_norm", "mlp_fc1",

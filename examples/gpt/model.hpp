@@ -93,7 +93,8 @@ class model {
   [[nodiscard]] const std::vector<parameter>& weights() const { return weights_.all; }
 
  private:
-  /// Both parts of a layer begin so: the block `norm`, and in the block `to` the rows normalised.
+  /// Begins a part of a layer: saves the residual in the block `norm`, and writes the normalised
+  /// rows to the block `to`.
   template <class Layers>
   operand enter(Layers& saved, int l, module norm, module to, const parameter& gain) {
     const auto [x, rstd] = rows_in(saved.fresh(norm, l));
@@ -103,7 +104,7 @@ class model {
     saved.done(norm, l);
     return h;
   }
-  /// And their backward ends so: `dy` is the gradient of what `w` makes of `h`.
+  /// Ends the backward of a part: `dy` is the gradient of the product of the rows in `to` with `w`.
   template <class Layers>
   void leave(Layers& saved, int l, module norm, module to, const parameter& gain,
              const parameter& w, const_operand dy) {
