@@ -44,7 +44,8 @@ def pages(root):
 
 def linked_pages(root):
     others = [root / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md",
-                                       "tests/README.md", "examples/train_moe/README.md")]
+                                       "tests/README.md", "examples/train_moe/README.md",
+                                       "examples/gpt/README.md")]
     return [path for path in pages(root) + others if path.exists()]
 
 

@@ -48,6 +48,8 @@ ROWS = {
     "torch_first": Row(listing="docs/torch.md shows it word for word, and it compiles alone beside an installed library"),
     "train_moe": Row(value="--steps", size="--lend", run=TINY, json=TINY),
     "gradient_check": Row(),
+    "gpt": Row(value="--steps", size="--device-budget", run=["--device=virtual", "--steps=1"],
+               json=["--device=virtual", "--steps=1"], fails=["--compare", "--mistake", "--offload-modules=all"]),
     "plan": Row(value="--budget", size="--budget", json=[*SMALL_STEP, "--budget", "1700MiB"],
                 first="no device: forecast time", fails=[*SMALL_STEP, "--budget", "1MiB"]),
     "caps": Row(value="--caps", size="--group", first=VIRTUAL,
