@@ -30,7 +30,7 @@ PLAINER = {"foretold": "predicted", "told": "given", "gives way": "is evicted",
 OPENERS = re.compile(r"(What|Who|Whoever|Whose|Of|The same|Whether|Where|One (that|who|of|is|has|which))\b")
 # What comments of include/ still have of them, and the words of all pages. Both only shrink.
 OPENERS_IN_COMMENTS = 0
-WORDS = 22_400
+WORDS = 22_000
 # Pages that are named in links and not written yet. One that is there has no place here.
 PENDING = set()
 # Pages whose sentences are still too long. One that keeps to the limits has no place here.
@@ -239,7 +239,7 @@ def self_test():
         ("a question", {"README.md": short, "docs/a.md": "What is away?\n"}, None),
         ("a comment without a subject", {"README.md": short, "include/a.hpp": "// Of the device.\nint a;\n"},
          "include: 1 comments"),
-        ("too many words", {"README.md": "A word is here. " * 7000}, "words, 22400 at most"),
+        ("too many words", {"README.md": "A word is here. " * 7000}, f"words, {WORDS} at most"),
         ("a page that is short now", {"README.md": short, "docs/planning.md": short},
          "take it out of TOO_LONG_YET"),
     ]

@@ -42,7 +42,7 @@ double train(const tp::options& opts) {
   device dev;
   auto owned = dev.make_stream();
   const auto stream = owned.ref();
-  offloader off(dev, opts);  // +
+  offloader off(dev, opts, {.output = tp::trace_output()});  // + for --summary, --trace-step
   std::mt19937 router(7);
   double total = 0;
 

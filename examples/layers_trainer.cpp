@@ -143,7 +143,7 @@ std::vector<float> train_layers(device& dev, stream_ref stream, const tp::option
   std::vector<float> losses;
   activations acts;
   auto* const memory = allocate_and_point(dev, acts, {T * C, 0, 0, 0, T * C});  // (1)
-  offloader off(dev, options);                                                  // (+)
+  offloader off(dev, options, {.output = tp::trace_output()});                  // (+)
   saved_arrays saved{off, {}};                                                  // (+)
   const auto forward = [&](int step, bool trains) {
     saved.pass = off.begin({.forward_only = !trains, .release = !trains});  // (+)

@@ -21,6 +21,7 @@
 #include "tidepool/places/file.hpp"
 #include "tidepool/plan.hpp"
 #include "tidepool/torch.hpp"
+#include "tidepool/trace/output.hpp"
 #if defined(TIDEPOOL_TORCH_CUDA)
 #include <c10/cuda/CUDAFunctions.h>
 #endif
@@ -197,7 +198,10 @@ class engine_on final : public engine {
   explicit engine_on(const tp::options& opts, Arguments&&... of_device)
       : dev_(std::forward<Arguments>(of_device)...),
         off_(with_kernels(dev_), opts,
-             {.planner = tp::planner(), .file = tp::file_place(), .install_hooks = false}) {
+             {.planner = tp::planner(),
+              .file = tp::file_place(),
+              .output = tp::trace_output(),
+              .install_hooks = false}) {
     off_.engine().on_report([this](std::string_view report) {
       const std::lock_guard guard(reporting_);
       reports_.emplace_back(report);

@@ -11,6 +11,7 @@
 #include "tidepool/places/file.hpp"
 #include "tidepool/plan.hpp"
 #include "tidepool/torch/declared.hpp"
+#include "tidepool/trace/output.hpp"
 #include "train.hpp"
 #if defined(TIDEPOOL_TORCH_CUDA)
 #include "tidepool/device/cuda.hpp"
@@ -84,7 +85,9 @@ bool train(Device& dev, const gpt::command_line& line) {
   gpt::run_result result;
   {
     tidepool::torch_offloader off(dev, line.offload,
-                                  {.planner = tidepool::planner(), .file = tidepool::file_place()});
+                                  {.planner = tidepool::planner(),
+                                   .file = tidepool::file_place(),
+                                   .output = tidepool::trace_output()});
     const checking<Device> declared(dev, off);
     result = gpt::trainer<Device>(line, text, where, &off).run();
     print("with offload", result, line);

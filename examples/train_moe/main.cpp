@@ -13,13 +13,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
-#include <iostream>
 #include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
 #include <tidepool/trace/picture.hpp>
-#include <tidepool/trace/summary.hpp>
 #include <tidepool/trace/timeline.hpp>
 #include <vector>
 
@@ -116,7 +114,6 @@ int report(job& what, const std::vector<moe::run_result>& runs) {
   if (what.line.run.precision == moe::precision_kind::fp16) moe::print_loss_scale(last.loss_scale);
   if (what.line.run.pipeline || what.line.run.expert_parallel)
     moe::print_ranks(what.line.run, last);
-  if (what.line.summary) tidepool::trace::write_summary(std::cout, last.counters, last.trace);
   const bool equal = !what.line.compare || moe::print_comparison(runs.front(), last);
   std::fputs(last.order_report.c_str(), stdout);
 

@@ -46,12 +46,11 @@ namespace tidepool::inline v0_3_0 {
 ///
 /// No call blocks the host, except: the constructor and the destructor; `start_trace` and
 /// `finish_trace`; `state_on_host`; `borrow`, `return_loan`, and the `begin` that moves on from a
-/// lender that is gone; `end_step`, when it times a step or waits for a plan; offloads to a file
-/// and reloads from it; and a call for which a pool or pinned memory grows, or a pool gives memory
-/// back to the device. `capture`, `state_on_host` and `start_trace` need graph.hpp, host_state.hpp
-/// and observe/tracing.hpp; tidepool.hpp includes all three. Thread safety: none, nor have its
-/// handles and chunks any. The device must outlive the offloader and its handles; streams must live
-/// until the last call of both.
+/// lender that is gone; `end_step`, when it times or records a step or waits for a plan; offloads
+/// to a file and reloads from it; and a call for which a pool or pinned memory grows or shrinks.
+/// `capture`, `state_on_host` and `start_trace` need graph.hpp, host_state.hpp and
+/// observe/tracing.hpp; tidepool.hpp includes all three. Thread safety: none, also of handles and
+/// chunks. The device must outlive the offloader and its handles, a stream the last call with it.
 template <device Device, class Modules = all_modules>
 class offloader {
  public:
@@ -65,17 +64,18 @@ class offloader {
   ///
   /// Throws `option_error` or `unknown_module` when the options cannot work, `out_of_budget` when
   /// the device cannot give the memory that they fix, `device_error` when the device fails.
-  /// `policy_kind::automatic`, and `follow`, need `with.planner`, `place_kind::file`
-  /// needs `with.file` (`option_error`).
+  /// `policy_kind::automatic`, and `follow`, need `with.planner`, `place_kind::file` needs
+  /// `with.file`, `summary` and `trace_step` need `with.output` (`option_error`).
   explicit offloader(Device& dev, const options& opts = {}, parts with = {})
       : enabled_(checked(opts, with)),
         engine_(new detail::engine(std::make_unique<detail::hardware_of<Device>>(dev), opts,
                                    known_modules(opts), enabled_, std::move(with.memory),
                                    with.planner.get(), with.file)),
-        plans_(*engine_, std::move(with.planner)) {}
+        plans_(*engine_, std::move(with.planner), std::move(with.output)) {}
   offloader(const offloader&) = delete;
   offloader& operator=(const offloader&) = delete;
   ~offloader() {
+    plans_.close();
     if (std::uncaught_exceptions() > exceptions_) engine_->drop_work();
     engine_->close();
     detail::engine::release(engine_);
@@ -379,7 +379,7 @@ class offloader {
   [[nodiscard]] static std::uint64_t checked(const options& opts, const parts& with) {
     const auto known = known_modules(opts);
     validate(opts, known, Modules::open);
-    detail::expect_parts(opts, with.planner != nullptr, with.memory != nullptr);
+    detail::expect_parts(opts, with);
     return resolve_modules(opts, known, Modules::open);
   }
 

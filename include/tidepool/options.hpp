@@ -199,6 +199,14 @@ struct options {
   /// Processes on this machine that share its memory; 0 takes it from the launcher's environment.
   int local_ranks = 0;
 
+  /// Prints the totals by module when the offloader is destroyed. This option and the next two need
+  /// `parts::output`, and are refused without it.
+  bool summary = false;
+  /// Steps to record for pictures, counted from 1. Each blocks the host at its begin and its end.
+  std::vector<int> trace_step{};
+  /// Beginning of the names of the files that a recorded step is written to.
+  std::string trace_to{};
+
   friend bool operator==(const options&, const options&) = default;
 };
 

@@ -293,6 +293,7 @@ class torch_pass {
 struct torch_parts {
   decltype(parts::planner) planner = nullptr;  ///< `tidepool::planner()`, as in `parts`
   detail::file_opener file = nullptr;          ///< `tidepool::file_place()`, as in `parts`
+  decltype(parts::output) output = nullptr;    ///< `tidepool::trace_output()`, as in `parts`
   /// True: autograd asks for module scopes. Set it to false if another engine runs, such as
   /// Python's.
   bool install_hooks = true;
@@ -319,8 +320,10 @@ class torch_offloader {
   /// Makes an `offloader` of `dev`, `opts` and the parts in `with`, and throws its errors. Throws
   /// `misuse_error` if autograd runs on another engine than torch's own.
   explicit torch_offloader(Device& dev, const options& opts = {}, torch_parts with = {})
-      : core_(std::make_shared<core>(
-            dev, opts, parts{.planner = std::move(with.planner), .file = with.file})) {
+      : core_(std::make_shared<core>(dev, opts,
+                                     parts{.planner = std::move(with.planner),
+                                           .file = with.file,
+                                           .output = std::move(with.output)})) {
     if (with.install_hooks) detail::torch_saving_engine::install();
   }
   torch_offloader(const torch_offloader&) = delete;

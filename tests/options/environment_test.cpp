@@ -58,7 +58,7 @@ TEST_CASE("every option has its variable") {
       "--no-host-bind --places=peer,host --peer-device=3 --peer-budget=1B --file-budget=1B "
       "--file-ring=1B "
       "--policy=automatic --timed-step=5 --adopt-after=2 --plan-effort=9 --no-recompute-by-plan "
-      "--poison --local-ranks=1");
+      "--poison --local-ranks=1 --summary --trace-step=3 --trace-to=x");
   variables environment;
   for (const auto& item : detail::text::option_table) {
     if (item.write == nullptr) continue;

@@ -31,7 +31,6 @@ void settle(settings& run, const Given& given) {
     validate_expert_parallel(run, given("--in-flight"));
     run.in_flight = std::min(run.in_flight, run.own_microbatches());
   }
-  if (!given("--trace-step")) run.trace_step = run.end_step() - 1;
   if (given("--dense-ffn") && run.model.dense_layers == 0) {
     throw tidepool::option_error("--dense-ffn=" + std::to_string(run.model.dense_ffn) +
                                  ": no layer is dense; add --dense-layers, or leave it out");

@@ -118,7 +118,7 @@ inline nlohmann::ordered_json to_json(const settings& run, const std::vector<run
   if (run.model.capacity_factor > 0) json["expert_capacity"] = run.model.capacity_factor;
   json["seed"] = run.seed;
   json["first_step"] = run.first_step;
-  json["trace_step"] = run.trace_step;
+  json["traced"] = results.back().trace.title;
   json["text"] = text.name();
   json["text_bytes"] = text.size();
   json["unigram_entropy"] = text.unigram_entropy();

@@ -26,7 +26,6 @@ struct command_line {
   std::string report;
   bool compare = false;
   bool check_order = false;
-  bool summary = false;
 };
 
 /// Which of the processes of a run this is.
@@ -122,14 +121,13 @@ inline void add_trainer_options(tools::command_line& app, command_line& line) {
                  "base of the files for the plan that --policy=automatic made");
   app.add_option("--plan", run.plan, "base of the files of --save-plan: follow that plan");
   app.add_file("--json", line.json, "for losses, times and bytes; -: standard output, JSON alone");
-  app.add_file("--timeline", line.timeline, "for ui.perfetto.dev");
-  app.add_file("--picture", line.picture, "for a drawing of a step (SVG)");
-  app.add_file("--report", line.report, "for a page with the picture and tables (HTML)");
-  app.add_option("--trace-step", run.trace_step, "the step of these; default: the last");
+  app.add_file("--timeline", line.timeline,
+               "for ui.perfetto.dev: the last step, or the last of --trace-step");
+  app.add_file("--picture", line.picture, "for a drawing of this step (SVG)");
+  app.add_file("--report", line.report, "for a page with its picture and tables (HTML)");
   app.add_flag("--compare", line.compare, "first without offload, then with; 1 if they differ");
   app.add_flag("--check-order", line.check_order,
                "look for accesses to memory without an order; 1 if there are any");
-  app.add_flag("--summary", line.summary, "print Tidepool's table by module");
   app.add_library();
 }
 

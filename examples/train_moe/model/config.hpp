@@ -139,7 +139,6 @@ struct settings {
   std::vector<index> layers_per_rank;  ///< empty: spread
   std::size_t lend = 0;                ///< bytes that a rank of the pipeline lends to a fuller one
   int eval_every = 0;                  ///< steps between evaluations on held-out text; 0: never
-  int trace_step = -1;                 ///< the step that is recorded for the timeline; -1: none
   bool progress = true;
 
   /// Its places in its line and in its group.
@@ -271,9 +270,6 @@ inline void validate(const settings& run) {
   }
   if (run.save_step > 0 && run.save.empty()) {
     fail("--save-step", run.save_step, "nothing would be saved; add --save=FILE");
-  }
-  if (run.trace_step < 0 || run.trace_step >= run.end_step()) {
-    fail("--trace-step", run.trace_step, "use 0 to " + std::to_string(run.end_step() - 1));
   }
 }
 

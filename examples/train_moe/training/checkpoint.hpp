@@ -174,10 +174,6 @@ inline void check_fits(const checkpoint_start& file, const settings& run, const 
   if (file.step >= static_cast<std::uint64_t>(run.end_step())) {
     fail("has " + std::to_string(file.step) + " steps behind it; give a --save-step above that");
   }
-  if (static_cast<std::uint64_t>(run.trace_step) < file.step) {
-    fail("has " + std::to_string(file.step) +
-         " steps behind it; give a --trace-step of at least that");
-  }
 }
 
 }  // namespace moe

@@ -25,7 +25,7 @@ struct run_result {
   std::vector<std::pair<int, float>> evaluations;  ///< step and loss on held-out text
   std::size_t driver_peak = 0;  ///< device bytes of everything, as the driver counts them
   tidepool::trace::counters counters;
-  tidepool::trace::record trace;   ///< of `settings::trace_step`
+  tidepool::trace::record trace;   ///< of the last step that was recorded
   double forecast_ms = 0;          ///< of a step, by the plan that was followed; 0 without one
   tidepool::plan::outcome plan;    ///< what that plan expects
   bool limited = false;            ///< experts have a capacity

@@ -9,11 +9,11 @@
 #include <optional>
 #include <string>
 #include <tidepool/graph.hpp>
-#include <tidepool/observe/tracing.hpp>
 #include <tidepool/offloader.hpp>
 #include <tidepool/parse.hpp>
 #include <tidepool/places/file.hpp>
 #include <tidepool/plan.hpp>
+#include <tidepool/trace/output.hpp>
 #include <utility>
 #include <vector>
 
@@ -45,6 +45,17 @@ double milliseconds(const Device& dev) {
   }
 }
 
+/// Rank 0 writes. The last step is recorded if no other is asked for, because results tell its
+/// stalls.
+[[nodiscard]] inline tidepool::options written_by_rank(const settings& run, tidepool::options opt) {
+  if (opt.trace_step.empty()) opt.trace_step = {run.end_step() - run.first_step};
+  if (run.rank > 0) {
+    opt.summary = false;
+    opt.trace_to.clear();
+  }
+  return opt;
+}
+
 /// One run: a model, its weights and its offloader, from the first step to the last.
 ///
 /// `Link` connects it with the other ranks, where there are any.
@@ -67,8 +78,11 @@ class trainer {
         scaler_(dev, run),
         weights_(dev, run.model, ranges_of_rank(run, run.rank), !run.moments_on_host,
                  experts_of_rank(run, run.rank), types_of(run), shards()),
-        offloader_(dev, options_of_rank(run, opt),
-                   {.planner = tidepool::planner(), .file = tidepool::file_place()}),
+        offloader_(
+            dev, written_by_rank(run, options_of_rank(run, opt)),
+            {.planner = tidepool::planner(),
+             .file = tidepool::file_place(),
+             .output = tidepool::trace_output([this](const auto& step) { traced_ = step; })}),
         model_(dev, offloader_, kernels_, stream_.ref(), weights_, run,
                ranges_of_rank(run, run.rank), exchange()),
         bytes_(dev, run.own_microbatches() * bytes_each(), "text"),
@@ -107,10 +121,6 @@ class trainer {
     result.options = knobs_;
     int unplanned = 0;  // steps
     for (int step = run_.first_step; step < run_.end_step(); ++step) {
-      if (step == run_.trace_step) {
-        // Numbered as `report` prints it.
-        offloader_.start_trace("step " + std::to_string(step + 1), stream_.ref());
-      }
       const double start = milliseconds(dev_);
       result.losses.push_back(train_step(step));
       if (run_.model.mtp > 0) {
@@ -118,7 +128,6 @@ class trainer {
       }
       result.step_ms.push_back(milliseconds(dev_) - start);
       if (!offloader_.current_plan()) ++unplanned;
-      if (step == run_.trace_step) result.trace = offloader_.finish_trace();
       report(step, result);
       if (run_.eval_every > 0 && (step + 1) % run_.eval_every == 0) {
         result.evaluations.emplace_back(step, evaluate());
@@ -131,6 +140,7 @@ class trainer {
       save_to(dev_, kernels_, stream_.ref(), link_, run_, text_, weights_);
     }
     if (!run_.save_plan.empty()) save_plan(offloader_, run_);
+    result.trace = std::move(traced_);
     result.driver_peak = driver_peak_;
     result.counters = offloader_.counters();
     if (const auto& plan = offloader_.current_plan()) {
@@ -362,6 +372,7 @@ class trainer {
   std::vector<pipeline_step> schedule_;
   loss_scaler<Device> scaler_;
   parameters<Device> weights_;
+  tidepool::trace::record traced_;
   tidepool::offloader<Device, saving_modules> offloader_;
   model<Device, Kernels> model_;
   device_array<Device, std::int32_t> bytes_;

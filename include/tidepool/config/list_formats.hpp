@@ -1,4 +1,4 @@
-/// Text of the options that hold several values: modules, layers, rings, caps.
+/// Text of the options that hold several values, and of file names.
 #pragma once
 
 #include <algorithm>
@@ -13,8 +13,8 @@
 
 namespace tidepool::inline v0_3_0::detail::text {
 
-/// The largest layer. A larger one is refused as a typing error, because a range up to it could
-/// fill the memory.
+/// The largest layer, and the largest step to record. A larger one is refused as a typing error,
+/// because a range up to it could fill the memory.
 inline constexpr int max_layer = 999'999;
 
 /// Items between commas. An empty item is refused as a typing error.
@@ -58,14 +58,17 @@ struct names_format {
   }
 };
 
-/// Layer numbers and ranges, `0,2,4-7`; `all` stands for no restriction.
-struct layers_format {
+/// Numbers of `What` from `Least` on, and ranges: `0,2,4-7`. `Empty` stands for an empty list, and
+/// `Hint` ends the remedy.
+template <fixed_string What, fixed_string Empty, int Least, fixed_string Hint = "">
+struct numbers_format {
   static std::vector<int> read(const setting& given) {
-    constexpr std::string_view remedy =
-        "give layers from 0 on such as 0,2,4-7, or all; to offload nothing use "
-        "--offload-modules=none";
-    if (given.value == "all") return {};
-    std::vector<int> layers;
+    if (given.value == Empty.view()) return {};
+    const auto name = std::string(What.view());
+    const auto least = std::to_string(Least);
+    const auto remedy = "give " + name + "s from " + least + " on such as " + least +
+                        ",2,4-7, or " + std::string(Empty.view()) + std::string(Hint.view());
+    std::vector<int> numbers;
     for (const std::string_view item : list_items(given)) {
       const std::size_t dash = item.find('-', 1);
       const int first = read_integer<int>(given, item.substr(0, dash), remedy);
@@ -73,34 +76,50 @@ struct layers_format {
                            ? first
                            : read_integer<int>(given, item.substr(dash + 1), remedy);
       if (last < first) refuse(given, "the range " + in_quotes(item) + " runs backwards", remedy);
+      if (first < Least) refuse(given, name + "s begin at " + least, remedy);
       if (last > max_layer) {
-        refuse(given, "layer " + std::to_string(last) + " is above " + std::to_string(max_layer),
+        refuse(given, name + " " + std::to_string(last) + " is above " + std::to_string(max_layer),
                remedy);
       }
-      for (int layer = first; layer <= last; ++layer) layers.push_back(layer);
-      if (layers.size() > static_cast<std::size_t>(max_layer) + 1) {
-        refuse(given, "the list repeats layers without end", remedy);
+      for (int each = first; each <= last; ++each) numbers.push_back(each);
+      if (numbers.size() > static_cast<std::size_t>(max_layer) + 1) {
+        refuse(given, "the list repeats " + name + "s without end", remedy);
       }
     }
-    return layers;
+    return numbers;
   }
-  static std::string write(const std::vector<int>& layers) {
-    if (layers.empty()) return "all";
+  static std::string write(const std::vector<int>& numbers) {
+    if (numbers.empty()) return std::string(Empty.view());
     std::vector<std::string> items;
-    for (std::size_t i = 0; i < layers.size();) {
+    for (std::size_t i = 0; i < numbers.size();) {
       std::size_t end = i + 1;
       // The comparison comes first, because code may hold any numbers, and their difference may
       // overflow.
-      while (end < layers.size() && layers[end] > layers[end - 1] &&
-             layers[end] - 1 == layers[end - 1]) {
+      while (end < numbers.size() && numbers[end] > numbers[end - 1] &&
+             numbers[end] - 1 == numbers[end - 1]) {
         ++end;
       }
-      items.push_back(std::to_string(layers[i]));
-      if (end - i > 1) items.back().append("-").append(std::to_string(layers[end - 1]));
+      items.push_back(std::to_string(numbers[i]));
+      if (end - i > 1) items.back().append("-").append(std::to_string(numbers[end - 1]));
       i = end;
     }
     return join(items, ",");
   }
+};
+
+using layers_format =
+    numbers_format<"layer", "all", 0, "; to offload nothing use --offload-modules=none">;
+using steps_format = numbers_format<"step", "none", 1>;
+
+/// The beginning of file names, or `none`.
+struct prefix_format {
+  static std::string read(const setting& given) {
+    if (given.value.find_first_of(" \t\n\r\v\f") != std::string_view::npos) {
+      refuse(given, "it has a blank, which ends a value elsewhere", "give a path without blanks");
+    }
+    return given.value == "none" ? std::string() : std::string(given.value);
+  }
+  static std::string write(const std::string& prefix) { return prefix.empty() ? "none" : prefix; }
 };
 
 /// Rings of slots, `64MiBx4,1MiBx2`, or `none`.

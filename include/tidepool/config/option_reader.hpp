@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "tidepool/config/option_table.hpp"
+#include "tidepool/config/option_entries.hpp"
 #include "tidepool/core/text.hpp"
 #include "tidepool/error.hpp"
 #include "tidepool/options.hpp"

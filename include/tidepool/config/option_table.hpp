@@ -8,7 +8,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <type_traits>
 #include <vector>
 
 #include "tidepool/config/formats.hpp"
@@ -25,46 +24,35 @@ enum class option_kind : std::uint8_t {
   gate     ///< a toggle without a member; off, it empties `offload_modules`
 };
 
+[[nodiscard]] constexpr bool has_negative(std::size_t value) { return value > most; }
+[[nodiscard]] constexpr bool has_negative(int value) { return value < 0; }
 template <class Value>
-[[nodiscard]] bool has_negative(const Value& value) {
-  if constexpr (std::is_same_v<Value, std::size_t>) return value > most;
-  if constexpr (std::is_same_v<Value, int>) return value < 0;
-  if constexpr (std::is_same_v<Value, std::optional<int>>) return value && *value < 0;
-  if constexpr (std::is_same_v<Value, std::optional<std::size_t>>) return value > most;
-  if constexpr (std::is_same_v<Value, std::vector<slot_ring>>) {
-    return std::ranges::any_of(
-        value, [](const slot_ring& each) { return each.bytes > most || each.count > most; });
-  }
-  return false;
+[[nodiscard]] bool has_negative(const std::optional<Value>& value) {
+  return value && has_negative(*value);
+}
+[[nodiscard]] inline bool has_negative(const std::vector<slot_ring>& value) {
+  return std::ranges::any_of(
+      value, [](const slot_ring& each) { return each.bytes > most || each.count > most; });
 }
 
-template <class Value>
-inline constexpr bool counts = std::is_same_v<Value, std::size_t> || std::is_same_v<Value, int> ||
-                               std::is_same_v<Value, std::optional<int>> ||
-                               std::is_same_v<Value, std::optional<std::size_t>> ||
-                               std::is_same_v<Value, std::vector<slot_ring>>;
-
-/// Reads and writes one member of `options`. `negative` tells if code converted a negative number
-/// to its value. Each function is compiled only if it is used.
+/// Reads and writes one member of `options`. Numbers have `negative`, which tells if code converted
+/// a negative number to the value. Each function is compiled only if it is used.
 template <auto Member, class Format, option_kind Kind = option_kind::value>
 struct member {
   static constexpr option_kind kind = Kind;
-  static constexpr bool has_sign = counts<std::remove_cvref_t<decltype(options{}.*Member)>>;
   static void read(options& into, const setting& given) { into.*Member = Format::read(given); }
   static std::string write(const options& from) { return Format::write(from.*Member); }
-  static bool negative(const options& from) { return has_negative(from.*Member); }
+  static bool negative(const options& from) requires requires { has_negative(from.*Member); }
+  { return has_negative(from.*Member); }
 };
 struct inflight_member : inflight_format {
   static constexpr option_kind kind = option_kind::value;
-  static constexpr bool has_sign = true;
 };
 struct places_member : places_format {
   static constexpr option_kind kind = option_kind::list;
-  static constexpr bool has_sign = false;
 };
 struct gate {
   static constexpr option_kind kind = option_kind::gate;
-  static constexpr bool has_sign = false;
 };
 
 using optional_bytes = optional_format<bytes_format>;
@@ -182,46 +170,14 @@ inline constexpr std::array options_by{
     Make::of("local-ranks", "local_ranks", "", "COUNT",
              "processes that share this machine's memory; 0: ask the launcher's environment",
              member<&options::local_ranks, number_format<int>>{}),
+    Make::of("summary", "summary", "", "", "print the totals by module when the training ends",
+             member<&options::summary, toggle_format, option_kind::toggle>{}),
+    Make::of("trace-step", "trace_step", "", "STEPS|none",
+             "steps to record, from 1 on, such as 12 or 12,40,77; needs --trace-to",
+             member<&options::trace_step, steps_format, option_kind::list>{}),
+    Make::of("trace-to", "trace_to", "", "PREFIX|none",
+             "each recorded step becomes PREFIX-STEP.json (Perfetto) and PREFIX-STEP.html",
+             member<&options::trace_to, prefix_format>{}),
 };
-
-struct option_entry {
-  std::string_view flag;      ///< without the leading dashes
-  std::string_view field;     ///< the member of `options`
-  std::string_view megatron;  ///< Megatron's name if it differs
-  std::string_view form;      ///< form of a value
-  std::string_view help;      ///< one line, with the option to prefer
-  option_kind kind = option_kind::value;
-  /// `read` and `write` are null for a gate.
-  void (*read)(options& into, const setting& given) = nullptr;
-  std::string (*write)(const options& from) = nullptr;
-};
-
-struct entry_of_option {
-  template <class Member>
-  static constexpr option_entry of(std::string_view flag, std::string_view field,
-                                   std::string_view megatron, std::string_view form,
-                                   std::string_view help, Member /*member*/) {
-    option_entry entry{flag, field, megatron, form, help, Member::kind};
-    if constexpr (Member::kind != option_kind::gate) {
-      entry.read = &Member::read;
-      entry.write = &Member::write;
-    }
-    return entry;
-  }
-};
-inline constexpr const auto& option_table = options_by<entry_of_option>;
-
-/// The environment variable of an option: `TIDEPOOL_MAX_INFLIGHT`.
-[[nodiscard]] inline std::string environment_name(const option_entry& item) {
-  return variable_of(item.flag);
-}
-
-/// The option of a flag or of Megatron's name for it, in dashes; null when there is none.
-[[nodiscard]] inline const option_entry* find_option(std::string_view flag) {
-  for (const option_entry& item : option_table) {
-    if (flag == item.flag || (!item.megatron.empty() && flag == item.megatron)) return &item;
-  }
-  return nullptr;
-}
 
 }  // namespace tidepool::detail::text

@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "tidepool/config/option_entries.hpp"
 #include "tidepool/config/option_reader.hpp"
-#include "tidepool/config/option_table.hpp"
 #include "tidepool/core/text.hpp"
 #include "tidepool/options.hpp"
 #include "tidepool/parse.hpp"

@@ -31,7 +31,7 @@ struct signed_option {
                                     std::string_view /*megatron*/, std::string_view form,
                                     std::string_view help, Member /*member*/) {
     signed_option result{flag, field, form, help};
-    if constexpr (Member::has_sign) {
+    if constexpr (requires(const options& from) { Member::negative(from); }) {
       result.negative = &Member::negative;
       result.write = &Member::write;
     }

@@ -1,4 +1,4 @@
-// Keeps the plan that an offloader follows, and reports about plans after a step.
+// Keeps the plan that an offloader follows, and reports after a step.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "tidepool/core/decision.hpp"
+#include "tidepool/core/step_output.hpp"
 #include "tidepool/decide/step_learner.hpp"
 
 namespace tidepool::inline v0_3_0::detail {
@@ -18,10 +19,20 @@ class engine;
 
 class plan_maker {
  public:
-  plan_maker(engine& owner, std::unique_ptr<planner_base> source)
-      : owner_(&owner), source_(std::move(source)) {}
+  // `output` may be null.
+  plan_maker(engine& owner, std::unique_ptr<planner_base> source,
+             std::unique_ptr<step_output> output)
+      : owner_(&owner), source_(std::move(source)), output_(std::move(output)) {
+    if (output_ != nullptr) output_->begin(owner);
+  }
 
-  void after(stage over);
+  void after(stage over) {
+    learn_of(over);
+    if (output_ != nullptr) output_->after_step(*owner_, report_);
+  }
+  void close() noexcept {
+    if (output_ != nullptr) output_->close(*owner_);
+  }
 
   // Called before a pass begins: reports calls that the trainer forgets.
   void before_pass() const {
@@ -43,18 +54,16 @@ class plan_maker {
   void report(std::string_view line) const { report_(line); }
 
  private:
+  void learn_of(stage over);
   void report_margin();
 
   engine* owner_;
   std::unique_ptr<planner_base> source_;
+  std::unique_ptr<step_output> output_;
   std::optional<plan::step_plan> plan_;
   std::function<void(std::string_view)> report_ = [](std::string_view line) {
     std::fprintf(stderr, "%.*s\n", static_cast<int>(line.size()), line.data());
   };
 };
-
-// Throws `option_error` if an offloader with these options needs a planner and has none, or cannot
-// have memory of the trainer's own.
-void expect_parts(const options& opts, bool planner, bool memory);
 
 }  // namespace tidepool::detail

@@ -14,7 +14,7 @@
 
 namespace tidepool::inline v0_3_0::detail {
 
-TIDEPOOL_INLINE void plan_maker::after(stage over) {
+TIDEPOOL_INLINE void plan_maker::learn_of(stage over) {
   if (auto* plans = owner_->learns()) {
     if (const auto news = plans->watch(); !news.empty()) report_(news);
   }
@@ -91,17 +91,6 @@ TIDEPOOL_INLINE void plan_maker::throw_no_planner(const char* who) {
                      " needs a planner, and this offloader was given none; #include"
                      " <tidepool/plan.hpp> and construct it as offloader(dev, opts, {.planner ="
                      " tidepool::planner()})");
-}
-
-TIDEPOOL_INLINE void expect_parts(const options& opts, bool planner, bool memory) {
-  if (opts.policy == policy_kind::automatic && !planner) {
-    plan_maker::throw_no_planner("policy: automatic");
-  }
-  if (memory && opts.memory != memory_kind::pool) {
-    throw option_error(
-        "tidepool: memory: this offloader was given memory of the trainer's own (parts::memory),"
-        " which --memory=arena and --memory=slots cannot be; take --memory out");
-  }
 }
 
 }  // namespace tidepool::detail

@@ -35,7 +35,7 @@ class tracer final : public observer {
   }
 
   // Blocks the host until the device is idle, so that all streams share one origin of time. The
-  // origin is marked on the stream that `origin` points to.
+  // origin is marked on the stream that `origin` points to; null: on a copy stream.
   void start(std::string title, std::size_t bytes_now, std::size_t without_now,
              const void* origin) {
     title_ = std::move(title);
@@ -47,7 +47,7 @@ class tracer final : public observer {
     dev_->synchronize();
     bytes_at_start_ = bytes_now;
     without_at_start_ = without_now;
-    mark(origin);
+    mark(origin != nullptr ? origin : dev_->stream(copy_lanes_->front()));
     dev_->log_kernels();
     origin_ns_ = dev_->now_ns();
   }

@@ -12,8 +12,8 @@
 
 namespace tidepool::inline v0_3_0::detail {
 
-// Begins a trace; `origin` points to a stream of the engine's device. The tracer stays from trace
-// to trace, because spans may outlive a trace, and its events are used again.
+// Begins a trace; `origin` points to a stream of the engine's device, or is null. The tracer stays
+// from trace to trace, because spans may outlive a trace, and its events are used again.
 void begin_trace(engine& of, std::string title, const void* origin);
 // Ends the trace; returns an empty record if no trace was begun.
 [[nodiscard]] trace::record end_trace(engine& of);

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "tidepool/trace/detail/palette.hpp"
+#include "tidepool/trace/detail/module_colour.hpp"
 
 // The form with NVTX and the form without have different names and the same layout. So translation
 // units that disagree can still be linked: at worst some ranges are missing.
@@ -91,7 +91,8 @@ class nvtx_names {
     entries_.reserve(modules.size());
     for (const auto& module : modules) {
       entry item;
-      const auto colour = detail::paints_of({module}).front().colour;
+      const auto place = detail::colour_place(module) % detail::module_colours.size();
+      const auto colour = detail::module_colours[place];
       item.colour = 0xff000000U | static_cast<std::uint32_t>(colour.red) << 16 |
                     static_cast<std::uint32_t>(colour.green) << 8 | colour.blue;
       for (std::size_t action = 0; action < actions.size(); ++action) {

@@ -1,25 +1,17 @@
-/// The colour of a module, the same in every picture and profile.
+/// The colours of pictures: modules that are seen together, computing, stalls.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
-#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "tidepool/module.hpp"
+#include "tidepool/trace/detail/module_colour.hpp"
 
 namespace tidepool::inline v0_3_0::trace::detail {
-
-struct rgb {
-  std::uint8_t red = 0;
-  std::uint8_t green = 0;
-  std::uint8_t blue = 0;
-
-  friend bool operator==(const rgb&, const rgb&) = default;
-};
 
 [[nodiscard]] inline std::string hex(const rgb& colour) {
   constexpr std::string_view digits = "0123456789abcdef";
@@ -30,18 +22,6 @@ struct rgb {
   return text;
 }
 
-// A colour for each of `standard_modules`, in their order. Found by search for the largest least
-// distance (in OKLab) of any two to people with normal vision, protanopia, deuteranopia and
-// tritanopia, and to the greys and the red below; a test holds that distance.
-inline constexpr std::array<rgb, standard_modules.size()> module_colours{{{0x7f, 0xeb, 0xdd},
-                                                                          {0x17, 0x49, 0x6b},
-                                                                          {0x38, 0xa0, 0xf4},
-                                                                          {0x8e, 0x55, 0xbb},
-                                                                          {0xfb, 0xdb, 0x74},
-                                                                          {0xe0, 0x92, 0x2a},
-                                                                          {0x0a, 0x82, 0x60},
-                                                                          {0x7d, 0x11, 0x28},
-                                                                          {0x28, 0x05, 0x5a}}};
 inline constexpr std::array<rgb, 3> compute_colours{
     {{0xb4, 0xbb, 0xc5}, {0x99, 0xa2, 0xae}, {0x7f, 0x89, 0x96}}};
 inline constexpr rgb stall_colour{0xd6, 0x27, 0x28};
@@ -55,17 +35,6 @@ struct paint {
   friend bool operator==(const paint&, const paint&) = default;
 };
 inline constexpr std::size_t module_places = 3 * module_colours.size();
-
-// The place of a single name in the palette: a standard module has its own place, another name a
-// striped one, by a hash of its letters.
-[[nodiscard]] constexpr std::size_t colour_place(std::string_view name) {
-  const auto* const found = std::find(standard_modules.begin(), standard_modules.end(), name);
-  const auto standard = static_cast<std::size_t>(found - standard_modules.begin());
-  if (found != standard_modules.end()) return standard;
-  std::uint32_t sum = 2166136261;
-  for (const char c : name) sum = (sum ^ static_cast<unsigned char>(c)) * 16777619;
-  return standard_modules.size() + sum % standard_modules.size();
-}
 
 // The paints of names that are seen together, in their order: standard names always keep theirs,
 // the others move to the next free one, in the order of the alphabet so that only the set counts.
