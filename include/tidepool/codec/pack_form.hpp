@@ -63,7 +63,7 @@ static_assert(std::endian::native == std::endian::little);
 [[nodiscard]] constexpr std::size_t spill_bytes(std::size_t tensor_bytes) {
   return records_of(tensor_bytes) * (spill_record + 1);
 }
-/// Where the spill begins in the host memory of a tensor, behind the packed form.
+/// The place of the spill in the host memory of a tensor, behind the packed form, in bytes.
 [[nodiscard]] constexpr std::size_t spill_at(std::size_t tensor_bytes) {
   constexpr std::size_t alignment = 16;
   return (packed_bytes(tensor_bytes) + alignment - 1) / alignment * alignment;

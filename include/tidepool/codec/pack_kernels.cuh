@@ -79,6 +79,31 @@ __device__ inline void keep_record(std::uint8_t* packed, std::uint8_t* spill, st
   for (unsigned i = lane; i < spill_record / 4; i += warp) rest[i] = from[packed_record / 4 + i];
 }
 
+// Writes the nibbles of a record: the first ones into its pool, the others into its spill. Bits of
+// `escaped` are the lane's numbers that have one.
+__device__ inline void pack_nibbles(std::uint8_t* packed, std::uint8_t* spill,
+                                    const lane_numbers& all, std::uint32_t base, unsigned escaped,
+                                    unsigned lane, std::uint32_t* pool) {
+  unsigned total = 0;
+  unsigned rank = rank_of(__popc(escaped), lane, total);
+  for (unsigned i = lane; i < most_words; i += warp) pool[i] = 0;
+  __syncwarp();
+#pragma unroll
+  for (unsigned i = 0; i < numbers_of_word; ++i) {
+    if ((escaped >> i & 1U) == 0) continue;
+    const auto distance = base - (exponents_of(all.words[i / 2]) >> i % 2 * 16 & 0xffU);
+    const auto nibble = distance > farthest ? no_exponent : distance - nearest;
+    atomicOr(pool + rank / 8, nibble << rank % 8 * 4);
+    ++rank;
+  }
+  __syncwarp();
+  if (lane < pool_words) reinterpret_cast<std::uint32_t*>(packed + pool_at)[lane] = pool[lane];
+  for (unsigned i = pool_words + lane; i * 8 < total; i += warp) {
+    reinterpret_cast<std::uint32_t*>(spill)[i - pool_words] = pool[i];
+  }
+  __syncwarp();
+}
+
 __device__ inline void pack_record(std::uint8_t* packed, std::uint8_t* spill, std::uint8_t* hidden,
                                    const std::uint8_t* tensor, unsigned lane, std::uint32_t* pool) {
   const auto all = load_numbers(tensor, lane);
@@ -121,25 +146,7 @@ __device__ inline void pack_record(std::uint8_t* packed, std::uint8_t* spill, st
     packed[bases_at + lane / block_lanes] = static_cast<std::uint8_t>(base);
   }
 
-  const auto escaped = plane[0] & plane[1] & plane[2];
-  unsigned total = 0;
-  unsigned rank = rank_of(__popc(escaped), lane, total);
-  for (unsigned i = lane; i < most_words; i += warp) pool[i] = 0;
-  __syncwarp();
-#pragma unroll
-  for (unsigned i = 0; i < numbers_of_word; ++i) {
-    if ((escaped >> i & 1U) == 0) continue;
-    const auto distance = base - (exponents_of(all.words[i / 2]) >> i % 2 * 16 & 0xffU);
-    const auto nibble = distance > farthest ? no_exponent : distance - nearest;
-    atomicOr(pool + rank / 8, nibble << rank % 8 * 4);
-    ++rank;
-  }
-  __syncwarp();
-  if (lane < pool_words) reinterpret_cast<std::uint32_t*>(packed + pool_at)[lane] = pool[lane];
-  for (unsigned i = pool_words + lane; i * 8 < total; i += warp) {
-    reinterpret_cast<std::uint32_t*>(spill)[i - pool_words] = pool[i];
-  }
-  __syncwarp();
+  pack_nibbles(packed, spill, all, base, plane[0] & plane[1] & plane[2], lane, pool);
 }
 
 __device__ inline void unpack_record(std::uint8_t* tensor, const std::uint8_t* packed,
@@ -195,7 +202,7 @@ __device__ inline void unpack_record(std::uint8_t* tensor, const std::uint8_t* p
   __syncwarp();
 }
 
-// Where the parts of a tensor lie.
+// The parts of a tensor.
 struct packed_tensor {
   std::uint8_t* packed;
   std::uint8_t* spill;  // host memory that the device can use
