@@ -17,5 +17,5 @@ fi
 if [ "$script" = build ]; then
   PYTHON=$found exec "$root/examples/megatron/build.sh" "$out"
 fi
-export PYTHONPATH=$out:$root/examples/megatron PYTHONDONTWRITEBYTECODE=1
+export PYTHONPATH=$out:$root/examples/megatron:$root/examples/torch_loop PYTHONDONTWRITEBYTECODE=1
 exec "$found" "$root/$script" "$@"
