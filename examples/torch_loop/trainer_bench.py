@@ -1,7 +1,7 @@
 """One model and one training loop, several ways to hold what backward needs, in turns in one process.
 
-    bench.py [--tokens 16384] [--budget 12GiB]...
-    torchrun --nproc_per_node=2 bench.py --plain        # FSDP2 over two GPUs
+    trainer_bench.py [--tokens 16384] [--budget 12GiB]...
+    torchrun --nproc_per_node=2 trainer_bench.py --plain        # FSDP2 over two GPUs
 
 The model is `transformers`' LlamaForCausalLM with random weights, the loop its unmodified Trainer. Without that
 package (or with --plain) they are llama.py and a plain loop, and the first line of the output says so. Ways:
