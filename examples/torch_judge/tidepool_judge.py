@@ -106,6 +106,7 @@ def _traced(judge):
         (trace.DeviceSynchronizationCallbacks, core.host_waited_for_all),
         (trace.StreamSynchronizationCallbacks, core.host_waited),
         (trace.EventSynchronizationCallbacks, lambda event: core.host_waited_for_event(event)))
+    core.name_stream(torch.cuda.default_stream().cuda_stream, "the default stream")
     torch._C._activate_gpu_trace()
     for registry, callback in callbacks:
         registry.add_callback(callback)
@@ -196,40 +197,37 @@ class _StreamContext:
 
 
 def _on_host(tensor):
-    return getattr(tensor, "_tidepool_on_host", False)
+    return _now._core.is_on_host(tensor)
 
 
-def _is_gpu(device):
-    return device is not None and not isinstance(device, int) and torch.device(device).type == "cuda"
+def _is(kind, device):
+    return device is not None and not isinstance(device, int) and torch.device(device).type == kind
 
 
-def _as_host(tensor):
-    tensor._tidepool_on_host = True
-    return tensor
+def _on_host_made(make, *args, **options):
+    _now._core.make_on_host(True)
+    try:
+        return make(*args, **options)
+    finally:
+        _now._core.make_on_host(False)
 
 
 def _factory(make):
     @functools.wraps(make)
     def on_cpu(*args, device=None, pin_memory=False, **options):
-        if pin_memory or (device is not None and not isinstance(device, int)
-                          and torch.device(device).type == "cpu"):
-            return _as_host(make(*args, device="cpu", **options))
+        if pin_memory or _is("cpu", device):
+            return _on_host_made(make, *args, device="cpu", **options)
         return make(*args, device=None if device is None else "cpu", **options)
 
     return on_cpu
 
 
 def _moved(tensor, to_gpu, non_blocking):
-    """A copy to the other side."""
+    """A copy on the other side."""
     if to_gpu != _on_host(tensor):
         return tensor
-    made = _real_empty_like(tensor)
-    if not to_gpu:
-        _as_host(made)
-    made.copy_(tensor, non_blocking=non_blocking)
-    if not non_blocking:
-        torch.cuda.current_stream().synchronize()
-    return made
+    made = _real_empty_like(tensor) if to_gpu else _on_host_made(_real_empty_like, tensor)
+    return made.copy_(tensor, non_blocking=non_blocking)
 
 
 _real_empty_like, _real_to = torch.empty_like, torch.Tensor.to
@@ -241,7 +239,7 @@ def _to(tensor, *args, **options):
         return _real_to(tensor, *args, **options)
     options.pop("device", None)
     non_blocking = options.pop("non_blocking", False)
-    moved = _moved(tensor, _is_gpu(device), non_blocking)
+    moved = _moved(tensor, _is("cuda", device), non_blocking)
     rest = args[1:] if args and args[0] is device else args
     return _real_to(moved, *rest, **options) if rest or options else moved
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -82,6 +83,14 @@ class known_storages {
     if (!same) known = {std::make_unique<weak>(storage.getWeakStorageImpl()), bytes_of(storage)};
     return !same;
   }
+  void put_on_host(const at::Tensor& tensor) {
+    static_cast<void>(note(tensor));
+    all_[identity_of(tensor)].on_host = true;
+  }
+  [[nodiscard]] bool is_on_host(const at::Tensor& tensor) const {
+    const auto at = all_.find(identity_of(tensor));
+    return at != all_.end() && at->second.on_host && !at->second.alive->expired();
+  }
   [[nodiscard]] static void* bytes_of(const c10::Storage& storage) {
     return storage.unsafeGetStorageImpl()->data_ptr().get();
   }
@@ -91,6 +100,7 @@ class known_storages {
   struct entry {
     std::unique_ptr<weak> alive;
     const void* data = nullptr;
+    bool on_host = false;
   };
   std::unordered_map<const void*, entry> all_;
 };
@@ -114,6 +124,7 @@ class operators_on {
     stream_ref on;
     std::string name;
     std::vector<const void*> done;  // storages that need no declaration at its end
+    bool moves = false;             // a stream copies from the host, or to it
     bool host_waits = false;
   };
 
@@ -123,21 +134,27 @@ class operators_on {
     result->on = streams_->current();
     result->name = op.name();
     const auto inputs = tp::detail::inputs_of(op);
-    const bool copies = result->by->copies() && moves_between_sides(inputs);
+    result->moves = result->by->copies() && moves_between_sides(inputs);
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       each_tensor(inputs[i], [&](const at::Tensor& tensor) {
         saves(tensor);
-        if (!result->by->declares() || !(copies || is_of_device(tensor))) return;
+        if (!result->by->declares()) return;
         const bool writes = result->by->writes(i, inputs);
         if (!writes) result->done.push_back(identity_of(tensor));
         declare(tensor, writes, *result);
       });
     }
-    result->host_waits = waits_for(*result->by, inputs);
+    result->host_waits =
+        result->by->copies() ? result->moves && blocks(inputs) : result->by->reads_back();
     if (result->by->declares()) ++count_;
     open().push_back(result.get());
     return result;
   }
+  [[nodiscard]] bool is_on_host(const at::Tensor& tensor) const {
+    return tensor.device() != streams_->device() || known_.is_on_host(tensor);
+  }
+  // Tensors that operators make are on the host from now on, or not.
+  void make_on_host(bool on) { makes_on_host_ = on; }
   // Autograd gives `tensor` to a hook: an operator that is under way has made it before.
   void saves(const at::Tensor& tensor) {
     if (!known_.note(tensor)) return;
@@ -150,8 +167,9 @@ class operators_on {
     for (std::size_t i = 0; i < op.outputs().size(); ++i) {
       each_tensor(op.outputs()[i], [&](const at::Tensor& tensor) {
         if (known_.note(tensor)) allocated(tensor);
+        if (makes_on_host_) known_.put_on_host(tensor);
         const bool done = std::ranges::find(began.done, identity_of(tensor)) != began.done.end();
-        if (began.by->makes(i) && !done && is_of_device(tensor)) declare(tensor, true, began);
+        if (began.by->makes(i) && !done) declare(tensor, true, began);
       });
     }
   }
@@ -175,7 +193,7 @@ class operators_on {
   }
 
   void made(under_way& by, const at::Tensor& tensor) {
-    if (!by.by->declares() || !is_of_device(tensor)) return;
+    if (!by.by->declares()) return;
     by.done.push_back(identity_of(tensor));
     declare(tensor, true, by);
   }
@@ -188,27 +206,21 @@ class operators_on {
     const tp::detail::torch_layout part(tensor);
     const auto* const begin = tp::detail::bytes_of(tensor.storage()) + part.first;
     const auto bytes = part.last - part.first;
-    if (writes) {
-      dev_->writes(begin, bytes, by.on, by.name);
+    if (!by.moves && (makes_on_host_ || is_on_host(tensor))) {
+      writes ? dev_->host_writes(begin, bytes, by.name) : dev_->host_reads(begin, bytes, by.name);
     } else {
-      dev_->reads(begin, bytes, by.on, by.name);
+      writes ? dev_->writes(begin, bytes, by.on, by.name)
+             : dev_->reads(begin, bytes, by.on, by.name);
     }
   }
 
-  [[nodiscard]] bool is_of_device(const at::Tensor& tensor) const {
-    return tensor.device() == streams_->device();
-  }
   [[nodiscard]] bool moves_between_sides(c10::ArrayRef<const c10::IValue> inputs) const {
     return inputs.size() >= 2 && inputs[0].isTensor() && inputs[1].isTensor() &&
-           is_of_device(inputs[0].toTensor()) != is_of_device(inputs[1].toTensor());
+           is_on_host(inputs[0].toTensor()) != is_on_host(inputs[1].toTensor());
   }
-  // True if the host waits: for `item()`, and for a copy whose third argument (`non_blocking`) is
-  // false.
-  [[nodiscard]] bool waits_for(const tp::detail::torch_operator_rule& by,
-                               c10::ArrayRef<const c10::IValue> inputs) const {
-    if (!by.copies()) return by.reads_back();
-    return moves_between_sides(inputs) && inputs.size() >= 3 && inputs[2].isBool() &&
-           !inputs[2].toBool();
+  // The third argument of a copy, `non_blocking`, is false.
+  [[nodiscard]] static bool blocks(c10::ArrayRef<const c10::IValue> inputs) {
+    return inputs.size() >= 3 && inputs[2].isBool() && !inputs[2].toBool();
   }
 
   Device* dev_;
@@ -217,6 +229,7 @@ class operators_on {
   std::unordered_map<c10::OperatorName, tp::detail::torch_operator_rule> rules_;
   tp::detail::torch_operator_rule none_;
   std::size_t count_ = 0;
+  bool makes_on_host_ = false;
 };
 
 class judge {
@@ -232,6 +245,8 @@ class judge {
   virtual void recorded(std::uint64_t event, std::uint64_t stream) = 0;
   virtual void waited(std::uint64_t stream, std::uint64_t event) = 0;
   virtual void saves(const at::Tensor& tensor) = 0;
+  virtual void make_on_host(bool on) = 0;
+  [[nodiscard]] virtual bool is_on_host(const at::Tensor& tensor) = 0;
   virtual void host_waited(std::uint64_t stream) = 0;
   virtual void host_waited_for_event(std::uint64_t event) = 0;
   virtual void host_waited_for_all() = 0;
@@ -292,21 +307,39 @@ class judge_on final : public judge {
     }
   }
   void recorded(std::uint64_t event, std::uint64_t stream) override {
+    const std::lock_guard guard(lock_);
     dev_.recorded(reinterpret_cast<const void*>(event), ref(stream));
   }
   void waited(std::uint64_t stream, std::uint64_t event) override {
+    const std::lock_guard guard(lock_);
     dev_.waited(ref(stream), reinterpret_cast<const void*>(event));
   }
   void saves(const at::Tensor& tensor) override {
+    const std::lock_guard guard(lock_);
     if (tensor.defined() && tensor.has_storage()) operators_.saves(tensor);
   }
-  void host_waited(std::uint64_t stream) override { dev_.host_waited(ref(stream)); }
+  void make_on_host(bool on) override {
+    const std::lock_guard guard(lock_);
+    operators_.make_on_host(on);
+  }
+  bool is_on_host(const at::Tensor& tensor) override {
+    const std::lock_guard guard(lock_);
+    return tensor.has_storage() && operators_.is_on_host(tensor);
+  }
+  void host_waited(std::uint64_t stream) override {
+    const std::lock_guard guard(lock_);
+    dev_.host_waited(ref(stream));
+  }
   void host_waited_for_event(std::uint64_t event) override {
+    const std::lock_guard guard(lock_);
     if (!host_) host_.emplace(dev_.make_stream());
     dev_.waited(host_->ref(), reinterpret_cast<const void*>(event));
     dev_.host_waited(host_->ref());
   }
-  void host_waited_for_all() override { dev_.host_waited(); }
+  void host_waited_for_all() override {
+    const std::lock_guard guard(lock_);
+    dev_.host_waited();
+  }
   std::string report() const override { return dev_.report(); }
   std::vector<std::string> findings() const override {
     std::vector<std::string> result;
@@ -322,19 +355,32 @@ class judge_on final : public judge {
   }
   static std::unique_ptr<at::ObserverContext> starts(const at::RecordFunction& op) {
     if (active() == nullptr) return nullptr;
-    auto result = active()->operators_.begin(op);
+    auto result = active()->begin(op);
     active()->look();
     return result;
   }
   static void ends(const at::RecordFunction& op, at::ObserverContext* began) {
     if (active() == nullptr || began == nullptr) return;
-    active()->operators_.end(op, static_cast<under_way&>(*began));
+    active()->end(op, static_cast<under_way&>(*began));
     active()->look();
   }
+  std::unique_ptr<under_way> begin(const at::RecordFunction& op) {
+    const std::lock_guard guard(lock_);
+    return operators_.begin(op);
+  }
+  void end(const at::RecordFunction& op, const under_way& began) {
+    const std::lock_guard guard(lock_);
+    operators_.end(op, began);
+  }
+  // Python is told without the lock, because a thread that has Python's may wait for it.
   void look() {
-    const auto now = dev_.findings().size();
-    if (now == seen_) return;
-    seen_ = now;
+    std::size_t now = 0;
+    {
+      const std::lock_guard guard(lock_);
+      now = dev_.findings().size();
+      if (now == seen_) return;
+      seen_ = now;
+    }
     const py::gil_scoped_acquire held;
     try {
       on_finding_(now);
@@ -352,6 +398,7 @@ class judge_on final : public judge {
     }
   }
 
+  std::mutex lock_;
   py::function on_finding_;
   device dev_;
   tp::torch_streams<device> streams_of_torch_;
@@ -397,6 +444,8 @@ PYBIND11_MODULE(tidepool_judge_core, m) {
       .def("recorded", &judge::recorded)
       .def("waited", &judge::waited)
       .def("saves", &judge::saves)
+      .def("make_on_host", &judge::make_on_host)
+      .def("is_on_host", &judge::is_on_host)
       .def("host_waited", &judge::host_waited)
       .def("host_waited_for_event", &judge::host_waited_for_event)
       .def("host_waited_for_all", &judge::host_waited_for_all)
