@@ -237,11 +237,11 @@ def _to(tensor, *args, **options):
     device = options.get("device", args[0] if args else None)
     if not isinstance(device, (str, torch.device)):
         return _real_to(tensor, *args, **options)
-    options.pop("device", None)
-    non_blocking = options.pop("non_blocking", False)
-    moved = _moved(tensor, _is("cuda", device), non_blocking)
-    rest = args[1:] if args and args[0] is device else args
-    return _real_to(moved, *rest, **options) if rest or options else moved
+    given = {**dict(zip(("device", "dtype", "non_blocking", "copy"), args)), **options}
+    moved = _moved(tensor, _is("cuda", device), given.get("non_blocking", False))
+    if moved is tensor and given.get("copy", False):
+        moved = tensor.clone()
+    return moved if given.get("dtype") is None else _real_to(moved, given["dtype"])
 
 
 @contextlib.contextmanager
