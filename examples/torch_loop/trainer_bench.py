@@ -269,6 +269,8 @@ def main():
     if args.device == "cpu":
         torch.set_num_threads(1)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if "WORLD_SIZE" not in os.environ:
+        os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # of several GPUs, the Trainer would use all
     torch.use_deterministic_algorithms(True, warn_only=args.loose)
     if hasattr(torch.utils, "deterministic"):
         torch.utils.deterministic.fill_uninitialized_memory = False
