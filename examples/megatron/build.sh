@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
 # Builds the extension tidepool_megatron beside the PyTorch of a Python, with its compiler flags and
-# nothing else: `build.sh [FOLDER]`, then PYTHONPATH=FOLDER:examples/megatron.
+# nothing else: `build.sh [FOLDER]`, then PYTHONPATH=FOLDER:examples/megatron. A second argument names
+# another extension's source.
 #
 # PYTHON names another Python, CXX another compiler, CXXFLAGS more options of it,
 # CUDA_HOME the toolkit of a PyTorch with CUDA, NVCCFLAGS the GPUs that its nvcc compiles for.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 out=${1:-build/megatron}
+source=${2:-examples/megatron/tidepool_megatron.cpp}
+name=$(basename "$source" .cpp)
 python=${PYTHON:-python3}
 cuda=${CUDA_HOME:-/usr/local/cuda}
 mkdir -p "$out"
@@ -37,7 +40,7 @@ if [ ! -e "${of_torch[1]}/Python.h" ]; then
 fi
 
 flags=(-std=c++20 -O2 -fPIC -shared -fvisibility=hidden -Wall -Wextra -Iinclude
-  "-D_GLIBCXX_USE_CXX11_ABI=${of_torch[4]}" -DTORCH_EXTENSION_NAME=tidepool_megatron
+  "-D_GLIBCXX_USE_CXX11_ABI=${of_torch[4]}" "-DTORCH_EXTENSION_NAME=$name"
   -isystem "$(realpath "$root/include")" -isystem "$root/include/torch/csrc/api/include"
   -isystem "${of_torch[1]}")
 # A system's own folder stays where it is in the compiler's order.
@@ -65,6 +68,6 @@ else
 fi
 
 read -r -a more <<<"${CXXFLAGS:-}"
-${CXX:-g++} "${flags[@]}" "${more[@]+"${more[@]}"}" examples/megatron/tidepool_megatron.cpp \
-  -o "$out/tidepool_megatron${of_torch[2]}" "${libraries[@]}" "-Wl,-rpath,$root/lib"
-echo "$out/tidepool_megatron${of_torch[2]}"
+${CXX:-g++} "${flags[@]}" "${more[@]+"${more[@]}"}" "$source" \
+  -o "$out/$name${of_torch[2]}" "${libraries[@]}" "-Wl,-rpath,$root/lib"
+echo "$out/$name${of_torch[2]}"

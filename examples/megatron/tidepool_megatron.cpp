@@ -102,6 +102,11 @@ class group {
   [[nodiscard]] virtual std::unique_ptr<saved_tensor> take(const at::Tensor& tensor) = 0;
 };
 
+// True on a thread that runs a node of backward.
+[[nodiscard]] bool inside_backward() {
+  return torch::autograd::get_current_graph_task_nodes_in_graph() != nullptr;
+}
+
 class pass {
  public:
   pass() = default;
@@ -113,7 +118,9 @@ class pass {
   virtual void end_forward() = 0;
   virtual void finish() = 0;
   // Backward has read what it will: nobody holds anything of it any more.
-  [[nodiscard]] bool is_over() const { return use->read && use->held == 0; }
+  [[nodiscard]] bool is_over() const { return use->read && !is_held(); }
+  // A graph still holds tensors of it, read or not.
+  [[nodiscard]] bool is_held() const { return use->held > 0; }
 
  protected:
   std::shared_ptr<pass_use> use = std::make_shared<pass_use>();
@@ -182,10 +189,6 @@ class pass_on final : public pass {
   }
 
  private:
-  [[nodiscard]] static bool inside_backward() {
-    return torch::autograd::get_current_graph_task_nodes_in_graph() != nullptr;
-  }
-
   tp::torch_offloader<Device>* off_;
   tp::torch_pass<Device> pass_;
   std::map<tp::module_id, int> layers_;
@@ -333,7 +336,8 @@ PYBIND11_MODULE(tidepool_megatron, m) {
       .def("enter", &pass::enter)
       .def("end_forward", &pass::end_forward)
       .def("finish", &pass::finish)
-      .def("is_over", &pass::is_over);
+      .def("is_over", &pass::is_over)
+      .def("is_held", &pass::is_held);
   py::class_<engine>(m, "Engine")
       .def(py::init(&make_engine), py::arg("device"), py::arg("order"), py::arg("code"),
            py::arg("line"))
@@ -344,6 +348,8 @@ PYBIND11_MODULE(tidepool_megatron, m) {
       .def("take_reports", &engine::take_reports)
       .def("summary", &summary)
       .def("totals", &totals, "Of all modules: peaks, and how often a stream was made to wait.");
+  m.def("inside_backward", &inside_backward);
+  m.attr("standard_modules") = py::tuple(py::cast(tp::standard_modules));
 #if defined(TIDEPOOL_TORCH_CUDA)
   m.attr("has_cuda") = true;
 #else

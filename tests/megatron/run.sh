@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds the extension in FOLDER and runs one of the scripts with it: `run.sh FOLDER SCRIPT [option]...`.
+# Builds an extension in FOLDER (`run.sh FOLDER build [SOURCE]`), and runs a script with it:
+# `run.sh FOLDER SCRIPT [option]...`.
 # Ends with 77 where no Python has torch, or the compiler takes no extension of that torch.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -15,7 +16,8 @@ if [ -z "${found:-}" ]; then
   exit 77
 fi
 if [ "$script" = build ]; then
-  PYTHON=$found exec "$root/examples/megatron/build.sh" "$out"
+  PYTHON=$found exec "$root/examples/megatron/build.sh" "$out" "$@"
 fi
-export PYTHONPATH=$out:$root/examples/megatron PYTHONDONTWRITEBYTECODE=1
+export PYTHONPATH=$out:$root/examples/megatron:$root/examples/torch_loop:$root/examples/torch_judge
+export PYTHONDONTWRITEBYTECODE=1
 exec "$found" "$root/$script" "$@"
