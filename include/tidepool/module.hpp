@@ -82,6 +82,21 @@ struct strict_modules : modules<Names...> {
   static constexpr bool strict = true;  ///< calls that name another module do not compile
 };
 
+/// The list `Modules` of which the tensors of `Names` are packed wherever these modules are
+/// offloaded, as if `options::pack` had the names, too.
+///
+///     using listed = tidepool::packed<tidepool::modules<"expert_fc1", "moe_act">, "expert_fc1">;
+///     tidepool::offloader<device, listed> off(dev, options);
+template <class Modules, fixed_string... Names>
+struct packed : Modules {
+  static_assert(!Modules::open, "tidepool: packed needs a list of modules; use --pack otherwise");
+  static_assert((Modules::contains(Names.view()) && ...),
+                "tidepool: packed names a module that its list does not have");
+
+  /// The names of the modules that are packed.
+  static constexpr std::array<std::string_view, sizeof...(Names)> packed_names{Names.view()...};
+};
+
 /// Every module name is compiled in, and the run-time options alone decide. `options::own_modules`
 /// declares names beside the standard ones.
 struct all_modules {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -37,6 +38,21 @@ namespace tidepool::inline v0_3_0 {
 /// both name option, value and remedy.
 void validate(const options& value, std::span<const std::string_view> known_modules, bool open);
 
+namespace detail {
+
+// The options with the modules that the list `Modules` has packed, as far as they are enabled.
+template <class Modules>
+[[nodiscard]] options with_packed(options value, [[maybe_unused]] std::uint64_t enabled) {
+  if constexpr (requires { Modules::packed_names; }) {
+    for (const auto name : Modules::packed_names) {
+      const bool on = (enabled >> static_cast<unsigned>(Modules::id(name)) & 1U) != 0;
+      if (on && value.pack != std::vector<std::string>{"all"}) value.pack.emplace_back(name);
+    }
+  }
+  return value;
+}
+
+}  // namespace detail
 }  // namespace tidepool
 
 #if TIDEPOOL_DEFINITIONS

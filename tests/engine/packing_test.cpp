@@ -330,6 +330,27 @@ TEST_CASE("packing: what cannot work is refused with the remedy") {
                        option_error);
 }
 
+TEST_CASE("packing: a list that is compiled in has the modules that are packed") {
+  using listed = tidepool::packed<tidepool::modules<"core_attn", "expert_fc1">, "core_attn">;
+  for (const bool offloaded : {true, false}) {
+    desk on(small_machine());
+    auto opts = packing(small_options());
+    opts.pack.clear();
+    if (!offloaded) opts.offload_modules = {"expert_fc1"};
+    rig::offloader<listed> off(on.dev, opts);
+    auto pass = off.begin();
+    auto x = off.allocate<__nv_bfloat16>(numbers, on.stream());
+    on.write_numbers(x, bf16_kind::gauss, 1);
+    pass.commit<"core_attn">(0, on.stream(), x);
+    pass.restore<"core_attn">(0, on.stream(), x);
+    on.check_numbers(x, bf16_kind::gauss, 1);
+    x.reset(on.stream());
+    pass.finish();
+    CHECK(on.wrong_numbers() == 0);
+    CHECK(on.dev.bytes[out] == (offloaded ? pack_form::packed_bytes(bytes) : 0));
+  }
+}
+
 TEST_CASE("packing: the summary tells the bytes on the link") {
   desk on(small_machine());
   offloader off(on.dev, packing(small_options()));
