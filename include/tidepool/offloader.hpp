@@ -63,9 +63,8 @@ class offloader {
   /// Makes copy streams on `dev` and memory as a copy of `opts` says. May block the host.
   ///
   /// Throws `option_error` or `unknown_module` for options that cannot work, `out_of_budget` if the
-  /// device cannot give the memory that they fix, `device_error`. `policy_kind::automatic`, and
-  /// `follow`, need `with.planner`; `place_kind::file` needs `with.file`; `summary` and `trace_step`
-  /// need `with.output` (`option_error`).
+  /// device cannot give the memory that they fix, `device_error`. Plans need `with.planner`, files
+  /// `with.file`, `summary` and `trace_step` need `with.output` (`option_error`).
   explicit offloader(Device& dev, const options& opts = {}, parts with = {})
       : enabled_(checked(opts, with)),
         engine_(new detail::engine(std::make_unique<detail::hardware_of<Device>>(dev),
