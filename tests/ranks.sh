@@ -187,6 +187,8 @@ case $part in
     same_bits 2 '--layers 4 --precision fp16' "${leaves[@]}"
     same_bits 2 '--layers 8' "${leaves[@]}" --memory arena --device-budget 1MB --policy automatic --timed-step 2 --adopt-after 0
     same_bits 4 '--layers 8' --virtual-stages 2 "${leaves[@]}"
+    same_bits 2 '--layers 4' --expert-parallel=1 "${leaves[@]}"
+    as_one_process 4 '--layers 4' --expert-parallel=2 --virtual-stages 2 "${leaves[@]}"
     on 2 --layers 4 --steps 6 --json "$folder/whole" &&
       on 2 --layers 4 --steps 6 --save "$folder/state" --save-step 2 &&
       on 2 --layers 4 --steps 6 --resume "$folder/state" --json "$folder/tail" &&

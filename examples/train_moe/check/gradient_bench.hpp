@@ -95,9 +95,8 @@ class gradient_bench {
 
   /// The embedding and its copy get one gradient.
   void tie_embedding() {
-    typename alone<Device, Kernels>::team nobody;
-    alone<Device, Kernels> link(nobody, dev_, kernels_, stream_.ref());
-    sum_embedding_gradients(weights_, kernels_, off_, link, run_, stream_.ref());
+    typename alone<Device, Kernels>::one_stage line;
+    sum_embedding_gradients(weights_, kernels_, off_, line, run_, stream_.ref());
     dev_.synchronize();
   }
 
