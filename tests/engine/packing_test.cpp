@@ -362,3 +362,47 @@ TEST_CASE("packing: the summary tells the bytes on the link") {
   CHECK(counted.bytes_packed == 4 * bytes);
   CHECK(counted.bytes_on_link == 4 * pack_form::packed_bytes(bytes));
 }
+
+TEST_CASE("packing: a host block that a commit leaves again is free behind the commit's stream") {
+  for (const bool moves : {false, true}) {  // to another place, or the commit is refused
+    CAPTURE(moves);
+    auto model = small_machine();
+    model.reload_rate = 0.5;  // the reload reads the block for long
+    desk on(model);
+    auto side = on.dev.make_stream();
+    auto opts = packing(small_options());
+    opts.host_step = 256;
+    opts.host_budget = aligned(pack_form::host_bytes(bytes));  // of one tensor
+    if (moves) {
+      opts.places = {tidepool::place_kind::host, tidepool::place_kind::peer};
+      opts.peer_budget = 4 * aligned(bytes);
+    }
+    offloader off(on.dev, opts);
+    auto first = off.begin();
+    auto x = off.allocate<__nv_bfloat16>(numbers, on.stream());
+    on.write_numbers(x, bf16_kind::random, 1);
+    first.commit<"core_attn">(0, on.stream(), x);
+    first.restore<"core_attn">(0, on.stream(), x);
+    on.check_numbers(x, bf16_kind::random, 1);
+    auto second = off.begin();
+    auto y = off.allocate<__nv_bfloat16>(numbers, on.stream());
+    auto z = off.allocate<__nv_bfloat16>(numbers, on.stream());
+    const auto commit = [&] { second.commit<"core_attn">(0, on.stream(), y, z); };
+    if (moves) {
+      commit();
+    } else {
+      CHECK_THROWS_AS(commit(), tidepool::out_of_budget);
+    }
+    // Another stream, which waited for nothing, saves a tensor in the same block.
+    auto other = off.allocate<float>(numbers / 2, side.ref());
+    on.write_bytes(other.data(), bytes, 9, side.ref(), 1);
+    second.commit<"core_attn">(1, side.ref(), other);
+    CHECK(on.wrong_numbers() == 0);
+    second.restore<"core_attn">(1, side.ref(), other);
+    if (moves) second.restore<"core_attn">(0, on.stream(), y, z);
+    for (auto* each : {&x, &y, &z}) each->reset(on.stream());
+    other.reset(side.ref());
+    first.finish();
+    second.finish();
+  }
+}
