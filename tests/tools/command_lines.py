@@ -44,6 +44,7 @@ ROWS = {
     "graph_trainer": Row(value="--device", run=[]),
     "check_order": Row(run=[], fails=["--mistake"]),
     "cuda_first": Row(),
+    "decode_cuda": Row(),
     "torch_trainer": Row(**LIBRARY, run=["--steps=1", "--layers=1"]),
     "torch_first": Row(listing="docs/torch.md shows it word for word, and it compiles alone beside an installed library"),
     "train_moe": Row(value="--steps", size="--lend", run=TINY, json=TINY),
@@ -62,6 +63,7 @@ ROWS = {
     "bench_link": Row(value="--gpus", size="--pin"),
     "bench_nccl": Row(value="--gpus"),
     "bench_pack": Row(value="--tensor"),
+    "bench_managed": Row(),
     "bench_step": Row(value="--depth"),
     "bench_step_checked": Row(value="--depth"),
 }
