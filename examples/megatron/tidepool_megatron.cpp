@@ -112,6 +112,7 @@ class pass {
   virtual void finish() = 0;
   // Backward has read what it will: nobody holds anything of it any more.
   [[nodiscard]] bool is_over() const { return use->read && use->held == 0; }
+  [[nodiscard]] bool is_read() const { return use->read; }
 
  protected:
   std::shared_ptr<pass_use> use = std::make_shared<pass_use>();
@@ -125,6 +126,7 @@ class engine {
   virtual ~engine() = default;
   [[nodiscard]] virtual std::unique_ptr<pass> begin(int microbatch, int model_chunk) = 0;
   virtual void end_step() = 0;
+  virtual void join_capture() = 0;
   virtual void exclude(const at::Tensor& tensor) = 0;
   virtual void leave_out(const std::string& join) = 0;
   [[nodiscard]] virtual tp::trace::counters counters() const = 0;
@@ -212,6 +214,10 @@ class engine_on final : public engine {
   void end_step() override {
     const without_python released;
     off_.end_step();
+  }
+  void join_capture() override {
+    const without_python released;
+    off_.join_capture();
   }
   void exclude(const at::Tensor& tensor) override {
     const without_python released;
@@ -320,12 +326,15 @@ PYBIND11_MODULE(tidepool_megatron, m) {
       .def("enter", &pass::enter)
       .def("end_forward", &pass::end_forward)
       .def("finish", &pass::finish)
-      .def("is_over", &pass::is_over);
+      .def("is_over", &pass::is_over)
+      .def("is_read", &pass::is_read, "A backward pass has begun to read it.");
   py::class_<engine>(m, "Engine")
       .def(py::init(&make_engine), py::arg("device"), py::arg("order"), py::arg("code"),
            py::arg("line"))
       .def("begin", &engine::begin, py::keep_alive<0, 1>())
       .def("end_step", &engine::end_step)
+      .def("join_capture", &engine::join_capture,
+           "The stream that is being captured waits for all copies of the capture.")
       .def("exclude", &engine::exclude)
       .def("leave_out", &engine::leave_out, "Of the virtual device, for tests: a join is not made.")
       .def("take_reports", &engine::take_reports)

@@ -39,6 +39,7 @@ class _State:
         self.passes = []  # open ones, oldest first
         self.begun = {}  # passes of this step, by model chunk
         self.delayed = []
+        self.captured = []  # passes of captures that no microbatch began, oldest first
         self.in_replay = False
         self.offloads = True
 
@@ -128,6 +129,48 @@ def _finish(passes):
         each.finish()
 
 
+def _is_captured():
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def _captured_pass():
+    """The pass of captures of single layers, which no microbatch begins: the forwards up to the first
+    backward. None outside of a capture."""
+    state = _state
+    if state.engine is None or not _is_captured():
+        return None
+    if not state.captured or state.captured[-1].is_read():
+        state.captured.append(state.engine.begin(0, 0))
+    return state.captured[-1]
+
+
+class _CaptureStream:
+    """The stream and the event that layer graphs run with, made when they are asked for."""
+
+    stream = None
+    event = None
+
+    @classmethod
+    def record(cls):
+        """The event is recorded where computing ends, and the capture then waits for its copies: who
+        waits for the event runs beside them."""
+        if _state.engine is not None and _is_captured():
+            torch.cuda.current_stream().record_event(
+                FineGrainedActivationOffloadingInterface.cuda_graph_event())
+            _state.engine.join_capture()
+
+
+class _BackwardRecord(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, tensor):
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        _CaptureStream.record()
+        return gradient
+
+
 class _TransformerEngine:
     """Tells Transformer Engine, where it is, that what it saves may leave."""
 
@@ -163,8 +206,11 @@ class FineGrainedActivationOffloadingInterface:
         self._hooks = None
 
     def __enter__(self):
-        if self.offload and _state.current is not None and _state.offloads:
-            group = _state.current.enter(self.name)
+        current = None
+        if self.offload and _state.offloads:
+            current = _state.current or _captured_pass()
+        if current is not None:
+            group = current.enter(self.name)
             if group is not None:
                 self._group = group
                 _state.seen.add(self.name)
@@ -234,6 +280,7 @@ class FineGrainedActivationOffloadingInterface:
         state = _state
         _finish(state.passes)
         state.passes, state.current = [], None
+        state.captured = [each for each in state.captured if not each.is_over()]
         if state.begun:
             state.begun = {}
             state.engine.end_step()
@@ -300,24 +347,26 @@ class FineGrainedActivationOffloadingInterface:
             group.commit()
 
     @staticmethod
-    def _refuse_capture(call):
-        raise TidepoolError(
-            f"{call}: a module whose tensors leave cannot be captured in a CUDA graph, as its memory"
-            " goes back to torch; take it out of --offload-modules, or its part out of"
-            " --cuda-graph-modules")
-
-    @staticmethod
     def cuda_graph_stream():
-        FineGrainedActivationOffloadingInterface._refuse_capture("cuda_graph_stream")
+        """The stream that graphs of single layers run on, beside the trainer's."""
+        if _CaptureStream.stream is None:
+            _CaptureStream.stream = torch.cuda.Stream()
+        return _CaptureStream.stream
 
     @staticmethod
     def cuda_graph_event():
-        FineGrainedActivationOffloadingInterface._refuse_capture("cuda_graph_event")
+        """The event behind a graph's computing: its copies may still run."""
+        if _CaptureStream.event is None:
+            _CaptureStream.event = torch.cuda.Event(external=True)
+        return _CaptureStream.event
 
     @staticmethod
     def forward_record():
-        FineGrainedActivationOffloadingInterface._refuse_capture("forward_record")
+        """The last call in a captured forward: the capture waits for its copies."""
+        _CaptureStream.record()
 
     @staticmethod
     def backward_record(tensor):
-        FineGrainedActivationOffloadingInterface._refuse_capture("backward_record")
+        """The first call in a captured forward, on its input: its backward is the last of the graph,
+        which then waits for its copies."""
+        return _BackwardRecord.apply(tensor)
