@@ -2,6 +2,7 @@
 /// what trainers import.
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/utils/pybind.h>
+#include <torch/version.h>
 
 #include <atomic>
 #include <cstddef>
@@ -299,6 +300,7 @@ class engine_on final : public engine {
 
 PYBIND11_MODULE(tidepool_megatron, m) {
   m.doc() = "Tidepool for hooks of Python's autograd; see tidepool_offload.py";
+  m.attr("torch_version") = TORCH_VERSION;
   static py::exception<tp::error> error(m, "TidepoolError", PyExc_RuntimeError);
   static py::exception<tp::unknown_module> unknown(m, "UnknownModule", error.ptr());
   static py::exception<tp::option_error> option(m, "OptionError", error.ptr());

@@ -27,6 +27,16 @@ except ImportError as error:
         f"tidepool_megatron does not load beside PyTorch {torch.__version__}: {error}; build it with"
         " this PyTorch, as its libraries differ from version to version") from error
 
+
+def _check_torch(built):
+    if built.split(".")[:2] != torch.__version__.split(".")[:2]:
+        raise ImportError(
+            f"tidepool_megatron was built with PyTorch {built}, and this is {torch.__version__}; build"
+            " it with this one, as its libraries differ from version to version")
+
+
+_check_torch(_core.torch_version)
+
 TidepoolError = _core.TidepoolError
 OptionError = _core.OptionError
 UnknownModule = _core.UnknownModule

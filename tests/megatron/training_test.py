@@ -508,6 +508,12 @@ class Summaries(unittest.TestCase):
 
 
 class Refusals(unittest.TestCase):
+    def test_an_extension_of_another_torch(self):
+        major, minor = torch.__version__.split(".")[:2]
+        tidepool_offload._check_torch(f"{major}.{minor}.7")
+        with self.assertRaisesRegex(ImportError, f"built with PyTorch {major}.{int(minor) + 1}.0"):
+            tidepool_offload._check_torch(f"{major}.{int(minor) + 1}.0")
+
     def test_a_misspelt_module(self):
         begin(0)
         off_interface.init_chunk_handler(0, None, None, 1, 0, 1.0)
