@@ -4,6 +4,7 @@
 #include <torch/csrc/utils/pybind.h>
 #include <torch/version.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -124,6 +125,9 @@ class engine {
   engine(const engine&) = delete;
   engine& operator=(const engine&) = delete;
   virtual ~engine() = default;
+  // By chunk of the step: its model chunk, and bytes by module that leave from the next step on.
+  using chunks = std::vector<std::pair<int, std::map<std::string, std::size_t>>>;
+  [[nodiscard]] virtual chunks planned() = 0;
   [[nodiscard]] virtual std::unique_ptr<pass> begin(int microbatch, int model_chunk) = 0;
   virtual void end_step() = 0;
   virtual void exclude(const at::Tensor& tensor) = 0;
@@ -205,6 +209,25 @@ class engine_on final : public engine {
   }
   ~engine_on() override = default;
 
+  chunks planned() override {
+    const auto& off = off_.engine();
+    const auto& step = off.profile();
+    const auto& plan = off.current_plan();
+    if (!plan && off.settings().policy == tp::policy_kind::automatic) return {};
+    const auto what =
+        plan ? plan->what : tp::plan::actions_of(tp::plan::megatron_policy(step, off.settings()));
+    chunks result;
+    for (std::size_t c = 0; c < std::min(what.size(), step.chunks.size()); ++c) {
+      auto& [model_chunk, bytes] = result.emplace_back();
+      model_chunk = step.chunks[c].model_chunk;
+      for (std::size_t i = 0; i < std::min(what[c].size(), step.chunks[c].groups.size()); ++i) {
+        const auto& group = step.chunks[c].groups[i];
+        if (group.bytes == 0 || !tp::plan::is_offload(what[c][i])) continue;
+        bytes[step.modules[static_cast<std::size_t>(group.module)]] += group.bytes;
+      }
+    }
+    return result;
+  }
   std::unique_ptr<pass> begin(int microbatch, int model_chunk) override {
     const without_python released;
     return std::make_unique<pass_on<Device>>(
@@ -329,6 +352,7 @@ PYBIND11_MODULE(tidepool_megatron, m) {
       .def("begin", &engine::begin, py::keep_alive<0, 1>())
       .def("end_step", &engine::end_step)
       .def("exclude", &engine::exclude)
+      .def("planned", &engine::planned)
       .def("leave_out", &engine::leave_out, "Of the virtual device, for tests: a join is not made.")
       .def("take_reports", &engine::take_reports)
       .def("summary", &summary)

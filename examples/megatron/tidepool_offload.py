@@ -76,10 +76,6 @@ class _State:
         self.delayed = []
         self.in_replay = False
         self.offloads = True
-        self.last_chunk = False  # the pass whose forward runs is of the last model chunk
-        self.before = None  # bytes by module when the step began, until they are compared
-        self.first_pass = {}  # bytes by module that the step's first pass moved
-        self.steps = 0
         self.printed = False  # the table over ranks
 
 
@@ -187,30 +183,25 @@ def _make_engine(config, pp_rank, given):
     return engine
 
 
-def _bytes_by_module():
-    return {name: row["bytes_offloaded"] for name, row in _state.engine.summary().items()}
-
-
-def _end_forward():
-    """The pass whose forward ran is complete. Megatron's summary counts bytes up to the end of the
-    first forward pass of the last model chunk: from then on backward frees what forward adds."""
-    state = _state
-    if state.current is None:
-        return
-    state.current.end_forward()
-    state.current = None
-    if state.before is not None and state.last_chunk:
-        moved = ((name, count - state.before.get(name, 0))
-                 for name, count in _bytes_by_module().items())
-        state.first_pass = {name: count for name, count in moved if count}
-        state.before = None
+def _bytes_until_backward():
+    """Bytes by module that leave in a step, up to the end of the first forward pass of the last model
+    chunk: from then on backward frees what forward adds. Megatron's summary has the same."""
+    chunks = _state.engine.planned() if _state.engine is not None else []
+    last = max((chunk for chunk, _ in chunks), default=0)
+    total = {}
+    for chunk, row in chunks:
+        for name, count in row.items():
+            total[name] = total.get(name, 0) + count
+        if chunk == last:
+            break
+    return total
 
 
 def _print_table(process_group):
-    """Collective over the group, whose rank 0 prints what each rank's first pass has moved."""
+    """Collective over the group, whose rank 0 prints what leaves on each rank."""
     distributed = torch.distributed
     rows = [None] * distributed.get_world_size(group=process_group)
-    distributed.all_gather_object(rows, _state.first_pass, group=process_group)
+    distributed.all_gather_object(rows, _bytes_until_backward(), group=process_group)
     if distributed.get_rank(group=process_group) != 0:
         return
     names = sorted({name for row in rows for name in row})
@@ -287,13 +278,14 @@ class PipelineOffloadManager:
 
     @property
     def offload_summary_bytes(self):
-        """By module: bytes that the last step's first pass offloaded, over all model chunks."""
-        return dict(_state.first_pass)
+        """By module: bytes that leave before backward begins, from the second step on. Empty until
+        the first step has ended, and under an automatic policy until there is a plan."""
+        return _bytes_until_backward()
 
     @property
     def offload_summary_total_bytes(self):
         """The sum of `offload_summary_bytes`."""
-        return sum(_state.first_pass.values())
+        return sum(_bytes_until_backward().values())
 
 
 class FineGrainedActivationOffloadingInterface:
@@ -357,7 +349,9 @@ class FineGrainedActivationOffloadingInterface:
         where it gives None, the config decides."""
         state = _state
         FineGrainedActivationOffloadingInterface.flush_delayed_groups()
-        _end_forward()
+        if state.current is not None:
+            state.current.end_forward()
+            state.current = None
         over = [each for each in state.passes if each.is_over()]
         if over:
             state.passes = [each for each in state.passes if each not in over]
@@ -368,10 +362,7 @@ class FineGrainedActivationOffloadingInterface:
             given = {name: value for name, value in locals().items() if name in _OPTIONS}
             config = _config if _config is not None else _config_of_caller()
             state.engine = _make_engine(config, pp_rank, given)
-        if not state.begun:
-            state.before = _bytes_by_module()
         chunk = vp_stage or 0
-        state.last_chunk = chunk + 1 == (vp_size or 1)
         microbatch = state.begun.get(chunk, 0)
         state.begun[chunk] = microbatch + 1
         state.current = state.engine.begin(microbatch, chunk)
@@ -381,19 +372,17 @@ class FineGrainedActivationOffloadingInterface:
     def reset(process_group=None):
         """A step is over. What no backward has read by now is given up.
 
-        The first call with `process_group` after the warm-up step is collective: the group's rank 0
-        prints a table of bytes over ranks and modules."""
+        The first call with `process_group` that ends a step is collective: the group's rank 0 prints
+        a table of bytes over ranks and modules, those of `offload_summary_bytes`."""
         FineGrainedActivationOffloadingInterface.flush_delayed_groups()
         state = _state
-        _end_forward()
         _finish(state.passes)
         state.passes, state.current = [], None
         if state.begun:
             state.begun = {}
             state.engine.end_step()
             _print_reports()
-            state.steps += 1
-            if state.steps >= 2 and process_group is not None and not state.printed:
+            if process_group is not None and not state.printed:
                 state.printed = True
                 _print_table(process_group)
 

@@ -444,33 +444,39 @@ class Configs(unittest.TestCase):
 
 
 class Summaries(unittest.TestCase):
-    def test_the_first_pass_is_what_megatrons_manager_sums_up(self):
+    def test_the_summary_of_the_first_step_is_what_leaves_in_the_next_ones(self):
         manager = tidepool_offload.PipelineOffloadManager.get_instance()
-        off_interface.reset_instance()
-        tidepool_offload.configure("--host-step=1MiB", device="virtual")
-        self.assertEqual(manager.offload_summary_total_bytes, 0)
-        model = stack(off_interface)
-        model.step(inputs(4), 2)
-        warm = manager.offload_summary_bytes
-        step = off_interface.summary()
-        model.step(inputs(4), 2)
-        settled = manager.offload_summary_bytes
-        for name, count in warm.items():
-            self.assertEqual(4 * count, step[name]["bytes_offloaded"], name)
-            self.assertLessEqual(settled.get(name, 0), count)
-        # After the warm-up the margin stays.
-        self.assertLess(sum(settled.values()), sum(warm.values()))
-        self.assertEqual(manager.offload_summary_total_bytes, sum(settled.values()))
+        for flags in ((), ("--no-margin",), ("--offload-fraction=0.5",)):
+            with self.subTest(flags=flags):
+                off_interface.reset_instance()
+                tidepool_offload.configure("--host-step=1MiB", *flags, device="virtual")
+                self.assertEqual(manager.offload_summary_total_bytes, 0)
+                model = stack(off_interface)
+                model.step(inputs(1), 1)
+                summary = manager.offload_summary_bytes
+                warm = off_interface.summary()
+                model.step(inputs(1), 1)
+                for name, row in off_interface.summary().items():
+                    moved = row["bytes_offloaded"] - warm[name]["bytes_offloaded"]
+                    self.assertEqual(summary.get(name, 0), moved, name)
+                self.assertEqual(manager.offload_summary_bytes, summary)
+                self.assertEqual(manager.offload_summary_total_bytes, sum(summary.values()))
+                in_warm_up = sum(row["bytes_offloaded"] for row in warm.values())
+                self.assertEqual(sum(summary.values()) == in_warm_up, flags == ("--no-margin",))
+                self.assertGreater(sum(summary.values()), 0)
 
     def test_model_chunks_add_up_to_the_first_pass_of_the_last(self):
         begin(0)
         x = torch.ones(64, requires_grad=True)
+        losses = []
         for stage in (0, 0, 1, 1):
             off_interface.init_chunk_handler(0, 2, stage, 1, 0, 1.0)
             scope = off_interface(True, x, "core_attn")
             with scope:
                 y = x.exp()
-            scope.group_offload(y)
+            losses.append(scope.group_offload(y).sum())
+        for loss in reversed(losses):
+            loss.backward()
         off_interface.reset()
         manager = tidepool_offload.PipelineOffloadManager.get_instance()
         self.assertEqual(manager.offload_summary_bytes, {"core_attn": 3 * 256})
