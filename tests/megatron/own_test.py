@@ -13,6 +13,7 @@ said of memory, and a run ends at that check.
 import argparse
 import contextlib
 import gc
+import importlib.machinery
 import importlib.util
 import itertools
 import os
@@ -24,6 +25,7 @@ import sys
 import traceback
 import types
 import unittest.mock
+import warnings
 
 import torch
 
@@ -72,7 +74,8 @@ class Pytest(types.ModuleType):
     def parametrize(names, cases):
         def mark(function):
             keys = [name.strip() for name in names.split(",")]
-            function.cases = [dict(zip(keys, case)) for case in cases]
+            function.cases = [
+                dict(zip(keys, case if len(keys) > 1 else [case])) for case in cases]
             return function
 
         return mark
@@ -130,16 +133,23 @@ def without_gpu():
     random._set_cuda_rng_state = lambda state, *args, **options: torch.set_rng_state(state)
 
 
-def use_file(name):
-    """Call sites of Megatron-core take the classes of `name`; before any of them is imported."""
-    from megatron.core.pipeline_parallel import fine_grained_activation_offload as off
+class WithOurLine(importlib.machinery.SourceFileLoader):
+    """Megatron's file with the line at its end that docs/megatron.md gives."""
 
-    if name == "tidepool":
-        import tidepool_offload
+    name = "megatron.core.pipeline_parallel.fine_grained_activation_offload"
+    line = (b"\nfrom tidepool_offload import FineGrainedActivationOffloadingInterface\n"
+            b"from tidepool_offload import PipelineOffloadManager\n")
 
-        off.FineGrainedActivationOffloadingInterface = (
-            tidepool_offload.FineGrainedActivationOffloadingInterface)
-        off.PipelineOffloadManager = tidepool_offload.PipelineOffloadManager
+    def get_code(self, fullname):
+        return compile(self.get_data(self.path) + self.line, self.path, "exec")
+
+    @classmethod
+    def find_spec(cls, fullname, path=None, target=None):
+        if fullname != cls.name:
+            return None
+        file = pathlib.Path(path[0]) / "fine_grained_activation_offload.py"
+        return importlib.util.spec_from_file_location(
+            fullname, file, loader=cls(fullname, str(file)))
 
 
 def load_runs(checkout, small):
@@ -147,9 +157,15 @@ def load_runs(checkout, small):
     from megatron.core import utils
     from megatron.core.extensions import transformer_engine
     from megatron.core.models.gpt import gpt_layer_specs
+    from megatron.core.tensor_parallel import random
+    from megatron.core.transformer import multi_latent_attention
 
     transformer_engine.cpu_offload = types.SimpleNamespace(CPUOffloadEnabled=False)
     gpt_layer_specs.TESpecProvider = stand_ins.provider()
+    multi_latent_attention.TELinear = stand_ins.Linear
+    random.FP8GlobalStateManager = types.SimpleNamespace(is_fp8_enabled=lambda: False)
+    random.fp8_autocast = random.activation_recompute_forward = (
+        lambda **options: contextlib.nullcontext())
     if not on_gpu:
         without_gpu()
     for name, content in (("tests.unit_tests.test_utilities", {"Utils": Utils}),
@@ -193,7 +209,8 @@ def run_one(function, case):
 
 def run_all(options):
     sys.path[:0] = [str(options.checkout), str(HERE)]
-    use_file(options.file)
+    if options.file == "tidepool":
+        sys.meta_path.insert(0, WithOurLine)
     failed = 0
     for name, function in load_runs(options.checkout, options.small).items():
         counts = {}
@@ -201,7 +218,8 @@ def run_all(options):
             label = ", ".join(f"{key}={value}" for key, value in case.items())
             if options.only and options.only not in f"{RUNS[name]}: {label}":
                 continue
-            with contextlib.redirect_stdout(sys.stderr):
+            with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
                 result, why = run_one(function, case)
             gc.collect()
             counts[result] = counts.get(result, 0) + 1

@@ -53,7 +53,8 @@ class GroupedFunction(torch.autograd.Function):
             ctx.module.pending.append((x, grad, ctx.rows))
         else:
             of_weights = [weight_gradient(part, each) for part, each in zip(parts, grads)]
-        of_biases = [each.sum(0) for each in grads] if ctx.module.has_bias else []
+        with_biases = len(ctx.needs_input_grad) > 3 + len(parts)
+        of_biases = [each.sum(0) for each in grads] if with_biases else []
         back = torch.cat([each @ weight for each, weight in zip(grads, ctx.weights)])
         return back, None, None, *of_weights, *of_biases
 
