@@ -194,6 +194,20 @@ class Training(unittest.TestCase):
         off_interface.reset()
         self.assertEqual(off_interface.summary()["core_attn"]["bytes_offloaded"], 256)
 
+    def test_fake_tensors_stay(self):
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        begin(0)
+        off_interface.init_chunk_handler(0, None, None, 1, 0, 1.0)
+        with FakeTensorMode():
+            x = torch.randn(64, requires_grad=True)
+            scope = off_interface(True, x, "core_attn")
+            with scope:
+                y = x.exp()
+            scope.group_offload(y).sum().backward()
+        off_interface.reset()
+        self.assertEqual(off_interface.summary()["core_attn"]["bytes_offloaded"], 0)
+
     def test_what_a_question_says_true_for_stays(self):
         begin(0)
         sizes = set()
@@ -409,6 +423,26 @@ class Configs(unittest.TestCase):
                 owner.preprocess()
             self.assertIn(f"--offload-modules={expected}", made)
             off_interface.reset()
+
+    def test_the_lists_of_megatrons_recipes(self):
+        for offloaded, recomputed, cap in (
+                (["expert_fc1"], ["mla_up_proj"], None),
+                (["core_attn", "attn_proj"], ["layernorm", "mla_up_proj", "moe_act"], None),
+                (["core_attn", "attn_proj"], ["layernorm", "mla_up_proj", "moe_act"], 1),
+                (["core_attn", "attn_proj"], [], 2),
+                (["fused_group_mlp"], ["moe_act"], 1),
+                (["fused_group_mlp"], ["moe_act"], None),
+                (["expert_fc1"], ["moe_act", "layernorm"], None)):
+            with self.subTest(offloaded=offloaded, recomputed=recomputed, cap=cap):
+                plain = self.run_chunk(Chunk(config()), offloaded * 2)
+                begin(2)
+                got = self.run_chunk(Chunk(config(
+                    offload_modules=offloaded, recompute_modules=recomputed,
+                    fine_grained_offloading_max_inflight_offloads=cap)), offloaded * 2)
+                self.assertTrue(torch.equal(got, plain))
+                for name in offloaded:
+                    row = off_interface.summary()[name]
+                    self.assertGreater(row["bytes_offloaded"], 0, name)
 
     def test_names_in_both_lists(self):
         from torch.utils.checkpoint import checkpoint
