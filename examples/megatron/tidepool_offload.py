@@ -76,7 +76,7 @@ class _State:
         self.delayed = []
         self.in_replay = False
         self.offloads = True
-        self.printed = False  # the table over ranks
+        self.tables = 32  # tries to print one over ranks
 
 
 _state = _State()
@@ -198,10 +198,17 @@ def _bytes_until_backward():
 
 
 def _print_table(process_group):
-    """Collective over the group, whose rank 0 prints what leaves on each rank."""
+    """Collective over the group, whose rank 0 prints what leaves on each rank. As long as a rank has
+    no plan, all put it off to the next step, but not for ever."""
     distributed = torch.distributed
     rows = [None] * distributed.get_world_size(group=process_group)
-    distributed.all_gather_object(rows, _bytes_until_backward(), group=process_group)
+    mine = _bytes_until_backward() if _state.engine.planned() else None
+    distributed.all_gather_object(rows, mine, group=process_group)
+    _state.tables -= 1
+    if None in rows and _state.tables > 0:
+        return
+    _state.tables = 0
+    rows = [row or {} for row in rows]
     if distributed.get_rank(group=process_group) != 0:
         return
     names = sorted({name for row in rows for name in row})
@@ -278,8 +285,8 @@ class PipelineOffloadManager:
 
     @property
     def offload_summary_bytes(self):
-        """By module: bytes that leave before backward begins, from the second step on. Empty until
-        the first step has ended, and under an automatic policy until there is a plan."""
+        """By module: bytes that leave in the next step before backward begins. Empty until the first
+        step has ended, and under an automatic policy until there is a plan."""
         return _bytes_until_backward()
 
     @property
@@ -372,8 +379,8 @@ class FineGrainedActivationOffloadingInterface:
     def reset(process_group=None):
         """A step is over. What no backward has read by now is given up.
 
-        The first call with `process_group` that ends a step is collective: the group's rank 0 prints
-        a table of bytes over ranks and modules, those of `offload_summary_bytes`."""
+        With `process_group` the first calls that end a step are collective, until all ranks have a
+        plan: the group's rank 0 then prints `offload_summary_bytes` over ranks and modules."""
         FineGrainedActivationOffloadingInterface.flush_delayed_groups()
         state = _state
         _finish(state.passes)
@@ -382,8 +389,7 @@ class FineGrainedActivationOffloadingInterface:
             state.begun = {}
             state.engine.end_step()
             _print_reports()
-            if process_group is not None and not state.printed:
-                state.printed = True
+            if process_group is not None and state.tables > 0:
                 _print_table(process_group)
 
     @staticmethod

@@ -234,6 +234,14 @@ def run_one(function, case):
     return ("passed", "") if on_gpu else ("equal", NO_MEMORY)
 
 
+def bytes_out():
+    """What Tidepool has moved since a run's last model began its first step."""
+    import tidepool_offload
+
+    summary = tidepool_offload.FineGrainedActivationOffloadingInterface.summary()
+    return sum(row["bytes_offloaded"] for row in summary.values())
+
+
 def run_all(options):
     sys.path[:0] = [str(options.checkout), str(HERE)]
     if options.file == "tidepool":
@@ -248,6 +256,11 @@ def run_all(options):
             with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 result, why = run_one(function, case)
+            if options.file == "tidepool" and result in ("equal", "passed"):
+                moved = bytes_out()
+                why = "; ".join([f"{moved / 2**20:.2f} MiB offloaded", *([why] if why else [])])
+                if moved == 0:
+                    result, why = "failed", "nothing was offloaded"
             gc.collect()
             counts[result] = counts.get(result, 0) + 1
             if Utils.rank == 0 or result == "failed":

@@ -1,4 +1,4 @@
-"""One rank of a group that ends its steps together: `ranks.py RANK RANKS STORE`."""
+"""One rank of a group that ends its steps together: `ranks.py RANK RANKS STORE [FLAG]...`."""
 
 import sys
 
@@ -11,7 +11,7 @@ rank, ranks, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank,
                                      world_size=ranks)
 group = torch.distributed.new_group(list(range(ranks)))
-tidepool_offload.configure("--no-margin", "--host-step=1MiB", device="virtual")
+tidepool_offload.configure("--no-margin", "--host-step=1MiB", *sys.argv[4:], device="virtual")
 for _ in range(4):
     off_interface.init_chunk_handler(0, None, None, 1, 0, 1.0)
     x = torch.randn(1 << 18, requires_grad=True)

@@ -499,6 +499,21 @@ class Summaries(unittest.TestCase):
                 self.assertEqual(sum(summary.values()) == in_warm_up, flags == ("--no-margin",))
                 self.assertGreater(sum(summary.values()), 0)
 
+    def test_the_summary_follows_an_automatic_plan(self):
+        manager = tidepool_offload.PipelineOffloadManager.get_instance()
+        begin(0, "--policy=automatic", "--timed-step=2", "--adopt-after=0",
+              "--device-budget=48KiB", "--plan-effort=50")
+        model, predicted, moved, before = stack(off_interface), [], [], 0
+        with unittest.mock.patch.object(tidepool_offload, "_print_reports", lambda: None):
+            for _ in range(5):
+                predicted.append(manager.offload_summary_total_bytes)
+                model.step(inputs(1), 1)
+                moved.append(bytes_out() - before)
+                before += moved[-1]
+        self.assertEqual(predicted[:2], [0, 0])  # no plan yet
+        self.assertEqual(predicted[2:], moved[2:])
+        self.assertLess(moved[-1], moved[0])
+
     def test_model_chunks_add_up_to_the_first_pass_of_the_last(self):
         begin(0)
         x = torch.ones(64, requires_grad=True)
@@ -516,10 +531,17 @@ class Summaries(unittest.TestCase):
         self.assertEqual(manager.offload_summary_bytes, {"core_attn": 3 * 256})
 
     def test_a_table_over_ranks(self):
+        self.check_table()
+
+    def test_a_table_over_ranks_waits_for_plans(self):
+        self.check_table("--policy=automatic", "--timed-step=2", "--adopt-after=0",
+                         "--device-budget=512KiB", "--plan-effort=50")
+
+    def check_table(self, *flags):
         with tempfile.TemporaryDirectory() as folder:
             script = pathlib.Path(__file__).with_name("ranks.py")
             ranks = [subprocess.Popen(
-                [sys.executable, str(script), str(rank), "2", f"{folder}/store"],
+                [sys.executable, str(script), str(rank), "2", f"{folder}/store", *flags],
                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for rank in range(2)]
             said = [each.communicate(timeout=120) for each in ranks]
         for each, (_, error) in zip(ranks, said):
