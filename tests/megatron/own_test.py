@@ -6,8 +6,10 @@ CHECKOUT is Megatron-LM's repository: its folder `megatron` and the files of `te
 this script reads. The runs are those of test_fine_grained_activation_offloading.py, with its cases
 and its assertions. Stand-ins replace Transformer Engine's layers, and pytest. Without --file both
 files run in turns, each in N processes, of which each takes a GPU. The expert all-to-all overlap
-needs four. Megatron-core compiles a small extension, for which ninja must be there. Where there is no GPU, or with --small, shapes are small; without a GPU nothing can be
-said of memory, and a run ends at that check.
+needs four. Megatron-core compiles a small extension, which takes ninja.
+
+Where there is no GPU, or with --small, shapes are small. Without a GPU nothing can be said of memory,
+a run ends at that check, and Megatron's file offloads nothing.
 """
 
 import argparse
