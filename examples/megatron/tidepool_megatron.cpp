@@ -2,7 +2,9 @@
 /// what trainers import.
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/utils/pybind.h>
+#include <torch/version.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -124,6 +126,9 @@ class engine {
   engine(const engine&) = delete;
   engine& operator=(const engine&) = delete;
   virtual ~engine() = default;
+  // By chunk of the step: its model chunk, and bytes by module that leave from the next step on.
+  using chunks = std::vector<std::pair<int, std::map<std::string, std::size_t>>>;
+  [[nodiscard]] virtual chunks planned() = 0;
   [[nodiscard]] virtual std::unique_ptr<pass> begin(int microbatch, int model_chunk) = 0;
   virtual void end_step() = 0;
   virtual void join_capture() = 0;
@@ -206,6 +211,25 @@ class engine_on final : public engine {
   }
   ~engine_on() override = default;
 
+  chunks planned() override {
+    const auto& off = off_.engine();
+    const auto& step = off.profile();
+    const auto& plan = off.current_plan();
+    if (!plan && off.settings().policy == tp::policy_kind::automatic) return {};
+    const auto what =
+        plan ? plan->what : tp::plan::actions_of(tp::plan::megatron_policy(step, off.settings()));
+    chunks result;
+    for (std::size_t c = 0; c < std::min(what.size(), step.chunks.size()); ++c) {
+      auto& [model_chunk, bytes] = result.emplace_back();
+      model_chunk = step.chunks[c].model_chunk;
+      for (std::size_t i = 0; i < std::min(what[c].size(), step.chunks[c].groups.size()); ++i) {
+        const auto& group = step.chunks[c].groups[i];
+        if (group.bytes == 0 || !tp::plan::is_offload(what[c][i])) continue;
+        bytes[step.modules[static_cast<std::size_t>(group.module)]] += group.bytes;
+      }
+    }
+    return result;
+  }
   std::unique_ptr<pass> begin(int microbatch, int model_chunk) override {
     const without_python released;
     return std::make_unique<pass_on<Device>>(
@@ -305,6 +329,7 @@ class engine_on final : public engine {
 
 PYBIND11_MODULE(tidepool_megatron, m) {
   m.doc() = "Tidepool for hooks of Python's autograd; see tidepool_offload.py";
+  m.attr("torch_version") = TORCH_VERSION;
   static py::exception<tp::error> error(m, "TidepoolError", PyExc_RuntimeError);
   static py::exception<tp::unknown_module> unknown(m, "UnknownModule", error.ptr());
   static py::exception<tp::option_error> option(m, "OptionError", error.ptr());
@@ -336,6 +361,7 @@ PYBIND11_MODULE(tidepool_megatron, m) {
       .def("join_capture", &engine::join_capture,
            "The stream that is being captured waits for all copies of the capture.")
       .def("exclude", &engine::exclude)
+      .def("planned", &engine::planned)
       .def("leave_out", &engine::leave_out, "Of the virtual device, for tests: a join is not made.")
       .def("take_reports", &engine::take_reports)
       .def("summary", &summary)

@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
-# Builds the extension in FOLDER and runs one of the scripts with it: `run.sh FOLDER SCRIPT [option]...`.
+# Runs a script beside the extension in FOLDER: `run.sh FOLDER SCRIPT [option]...`. SCRIPT `build`
+# makes the wheel, and takes the extension out of it; `wheel` installs it in a virtual environment of
+# its own and trains there.
 # Ends with 77 where no Python has torch, or the compiler takes no extension of that torch.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -15,7 +17,23 @@ if [ -z "${found:-}" ]; then
   exit 77
 fi
 if [ "$script" = build ]; then
-  PYTHON=$found exec "$root/examples/megatron/build.sh" "$out"
+  rm -rf "$out/wheel"
+  if ! "$found" -c '
+import setuptools, importlib.util as has
+assert has.find_spec("pip")
+assert has.find_spec("wheel") or int(setuptools.__version__.split(".")[0]) > 70' 2>/dev/null; then
+    PYTHON=$found exec "$root/examples/megatron/build.sh" "$out"
+  fi
+  PYTHON=$found "$root/examples/megatron/build.sh" --check
+  "$found" -m pip -q --disable-pip-version-check wheel --no-build-isolation --no-deps --no-index \
+    --no-cache-dir --wheel-dir "$out/wheel" "$root"
+  "$found" -m zipfile -e "$out"/wheel/*.whl "$out/unpacked"
+  mv "$out"/unpacked/tidepool_megatron.*.so "$out"
+  rm -r "$out/unpacked"
+  exit
+fi
+if [ "$script" = wheel ]; then
+  PYTHON=$found exec "$root/tests/megatron/wheel.sh" "$out" "$@"
 fi
 export PYTHONPATH=$out:$root/examples/megatron PYTHONDONTWRITEBYTECODE=1
 exec "$found" "$root/$script" "$@"
