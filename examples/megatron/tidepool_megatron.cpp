@@ -1,6 +1,7 @@
 /// Tidepool for Python: what hooks of Python's autograd save and load. `tidepool_offload.py` is
 /// what trainers import.
 #include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/version.h>
 
@@ -83,6 +84,19 @@ class saved_tensor {
   return false;
 }
 
+// True for a tensor with tensors inside, of which Transformer Engine marked one: a quantized tensor
+// has its mark there.
+[[nodiscard]] bool has_marked_inside(py::handle tensor) {
+  if (THPVariable_CheckExact(tensor.ptr())) return false;
+  if (!py::hasattr(tensor, "get_data_tensors")) return false;
+  const py::object inside = tensor.attr("get_data_tensors")();
+  if (THPVariable_Check(inside.ptr())) return is_marked(inside);
+  for (const auto each : inside) {
+    if (is_marked(each)) return true;
+  }
+  return false;
+}
+
 // One module of one layer in one pass; alive for as long as the call site is in it.
 class group {
  public:
@@ -92,7 +106,8 @@ class group {
   virtual ~group() = default;
   [[nodiscard]] std::unique_ptr<saved_tensor> save(py::handle object) {
     const auto tensor = py::cast<at::Tensor>(object);
-    if (is_marked(object)) return std::make_unique<saved_tensor>(tensor.detach());
+    if (is_marked(object) || has_marked_inside(object))
+      return std::make_unique<saved_tensor>(tensor.detach());
     const without_python released;
     return take(tensor);
   }

@@ -257,6 +257,47 @@ class Training(unittest.TestCase):
         self.assertTrue(torch.equal(x.grad, 12 * x))
         self.assertEqual(off_interface.summary()["core_attn"]["bytes_offloaded"], 256)
 
+    def test_marks_inside_of_a_quantized_tensor(self):
+        class Quantized(torch.Tensor):
+            """Stands in for a tensor of Transformer Engine, whose data are tensors of their own."""
+
+            def get_data_tensors(self):
+                return self.inside
+
+        def bytes_out(inside):
+            begin(0)
+            off_interface.init_chunk_handler(0, None, None, 1, 0, 1.0)
+            kept = torch.ones(64).as_subclass(Quantized)
+            kept.inside = inside
+            factor = torch.randn(64, requires_grad=True)
+            scope = off_interface(True, kept, "core_attn")
+            with scope:
+                y = kept * factor.exp()
+            scope.group_offload(y).sum().backward()
+            off_interface.reset()
+            self.assertTrue(torch.equal(factor.grad, factor.exp()))
+            return off_interface.summary()["core_attn"]["bytes_offloaded"]
+
+        marked = torch.ones(64)
+        marked._TE_do_not_offload = True
+        both = bytes_out((None, torch.ones(64)))
+        self.assertEqual(bytes_out((None, marked)), both - 256)
+        self.assertEqual(bytes_out(marked), both - 256)
+
+    def test_thin_views_leave_without_their_gaps(self):
+        begin(0)
+        off_interface.init_chunk_handler(0, None, None, 1, 0, 1.0)
+        x = torch.randn(512, 512, requires_grad=True)
+        scope = off_interface(True, x, "core_attn")
+        with scope:
+            y = (x + x)[:, 8:24].sin()
+        scope.group_offload(y).sum().backward()
+        off_interface.reset()
+        expected = torch.zeros(512, 512)
+        expected[:, 8:24] = 2 * (x.detach() * 2)[:, 8:24].cos()
+        self.assertTrue(torch.equal(x.grad, expected))
+        self.assertEqual(off_interface.summary()["core_attn"]["bytes_offloaded"], 512 * 16 * 4)
+
     def test_a_delayed_group_that_comes_after_its_backward_stays(self):
         begin(0)
         off_interface.init_chunk_handler(0, None, None, 1, 0, 1.0)
