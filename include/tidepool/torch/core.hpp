@@ -101,11 +101,12 @@ class torch_core final : public memory_lender {
   // that was saved, because the least size of a tensor that leaves is counted in elements.
   [[nodiscard]] buffer<Device> adopt(torch_saved<Device>& from, stream_ref stream) {
     auto* const data = bytes_of(from.storage) + from.first;
-    from.watch = std::make_shared<torch_watch>(from.storage);
+    auto held = std::make_shared<torch_watch>(from.storage);
+    if (!from.views.gathered()) from.watch = held;
     const auto as = [&]<class Element>(Element) {
       return off->template adopt<Element>(reinterpret_cast<Element*>(data),
                                           from.bytes() / sizeof(Element), stream,
-                                          [this, watch = from.watch, stream]() mutable {
+                                          [this, watch = std::move(held), stream]() mutable {
                                             streams.settle(stream);
                                             streams.used_on(watch->storage(), stream);
                                             watch->end();
@@ -126,7 +127,7 @@ class torch_core final : public memory_lender {
 
   // Tells a device that checks orders if others may by now write memory that a copy still reads.
   void look_after(torch_saved<Device>& saved, module_id module, int layer, int microbatch) {
-    if (!saved.watch || saved.watch->taken() == saved.told) return;
+    if (!saved.watch || saved.views.gathered() || saved.watch->taken() == saved.told) return;
     saved.told = true;
     if constexpr (order_checking_device<Device>) {
       const auto about = dev_->at(name_of(module), layer, microbatch);

@@ -85,7 +85,7 @@ class torch_pass_state final : public torch_pass_end {
       newest = &entries_.emplace_back(tensor, in_group);
       groups_[in_group].list.push_back(newest);
     }
-    if (newest->storage) newest->widen(part);
+    if (newest->storage && !newest->views.gathered()) newest->widen(part);
     if (newest->references++ == 0) ++groups_[newest->group].wanted;
     return *newest;
   }
@@ -100,6 +100,9 @@ class torch_pass_state final : public torch_pass_end {
     expect_first(group);
     group.stream = core_->streams.current();
     std::size_t bytes = 0;
+    core_->lock.allocate([&] {
+      for (auto* each : group.list) each->gather_if_thin();
+    });
     try {
       for (auto* each : group.list) {
         each->handle = core_->adopt(*each, group.stream);
@@ -125,11 +128,12 @@ class torch_pass_state final : public torch_pass_end {
 
   // ---- backward ----
 
-  // The memory in which backward reads a tensor: the original storage `live`, or a storage that has
-  // come back.
+  // The memory in which backward reads a tensor: a storage `live` that is still there, or one that
+  // has come back.
   struct found {
     c10::Storage live;
     std::byte* begin = nullptr;  // of the whole storage
+    const torch_layout* as = nullptr;
   };
 
   // Finds `part` for the thread's current stream.
@@ -137,7 +141,8 @@ class torch_pass_state final : public torch_pass_end {
     const call guard(*core_);
     auto& group = groups_[from.group];
     expect_unchanged(version, group.module, group.layer, part);
-    if (from.storage) return live_in(from.storage, part, group);  // the storage never left
+    const auto& as = from.place_of(part);
+    if (from.storage) return live_in(from.storage, as, group);  // the storage never left
     const auto stream = core_->streams.current();
     if (group.where == place::committed) {
       if (const char* why = core_->streams.why_not(stream)) refuse(group.module, group.layer, why);
@@ -150,7 +155,7 @@ class torch_pass_state final : public torch_pass_end {
       use_too(from, stream);
     }
     if (const auto live = from.live()) return live_in(live, part, group);
-    return {{}, from.begin()};
+    return {{}, from.begin(), &as};
   }
   void expect_unchanged(const tensor_version& version, std::uint32_t group,
                         const torch_layout& part) {
@@ -231,6 +236,7 @@ class torch_pass_state final : public torch_pass_end {
   [[nodiscard]] bool serves(const saved& known, const torch_layout& part) const {
     const auto where = groups_[known.group].where;
     if (known.version.changed() || where == place::gone) return false;
+    if (known.views.gathered() && !known.covers(part)) return false;
     if (known.watch && known.watch->taken()) return false;
     return known.storage ? where == place::scope : known.references > 0 && known.covers(part);
   }
@@ -267,7 +273,7 @@ class torch_pass_state final : public torch_pass_end {
   }
   [[nodiscard]] found live_in(const c10::Storage& storage, const torch_layout& part,
                               const group_state& group) const {
-    if (part.lies_in(storage)) return {storage, nullptr};
+    if (part.lies_in(storage)) return {storage, nullptr, &part};
     refuse(group.module, group.layer,
            "the storage of a tensor of " + in_words(part) +
                " elements that it saved was emptied or resized since, and is not filled again now"
