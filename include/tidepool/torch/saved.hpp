@@ -82,7 +82,7 @@ struct torch_saved {
     first = 0;
     last = views.end();
   }
-  // Where a saved tensor lies in `storage`, or in what came back.
+  // The place of a saved tensor in `storage`, or in what came back.
   [[nodiscard]] const torch_layout& place_of(const torch_layout& part) const {
     return views.gathered() ? *views.find(part) : part;
   }

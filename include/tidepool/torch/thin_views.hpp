@@ -28,7 +28,7 @@ namespace tidepool::inline v0_3_0::detail {
   return order;
 }
 
-// The same tensor without gaps, from byte `first` on. The order of its strides stays, because a
+// A tensor's layout without gaps, from byte `first` on. The order of its strides stays, because a
 // transposed operand takes another path through torch's operators; an expanded dimension stays
 // expanded. Has no bytes if two elements share memory in another way.
 [[nodiscard]] inline torch_layout without_gaps(const torch_layout& of, std::size_t first) {
@@ -48,7 +48,7 @@ namespace tidepool::inline v0_3_0::detail {
   return dense;
 }
 
-// What the tensors of one module use of a storage, as long as that is little.
+// The parts of a storage that one module saves, as long as they are a small share.
 class thin_views {
  public:
   // Adds a saved tensor. Gives up if half of the storage is used, or too many copies were needed.
@@ -83,7 +83,7 @@ class thin_views {
   [[nodiscard]] bool gathered() const { return gathered_; }
   [[nodiscard]] std::size_t end() const { return end_; }  // bytes of the dense copies
 
-  // Where the dense copy of `part` lies; null if there is none.
+  // The place of the dense copy of `part`; null if there is none.
   [[nodiscard]] const torch_layout* find(const torch_layout& part) const {
     for (const auto& each : list_) {
       if (each.was.same_as(part)) return &each.compact;
