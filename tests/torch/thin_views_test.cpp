@@ -74,6 +74,24 @@ at::Tensor columns_of(const at::Tensor& whole, std::int64_t first, std::int64_t 
   return whole.narrow(1, first, count);
 }
 
+// Looks at what it saved when backward comes.
+struct looks : torch::autograd::Function<looks> {
+  static inline std::vector<std::int64_t> strides;
+  static inline at::Tensor values;
+
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x) {
+    context->save_for_backward({x});
+    return x.clone();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& grads) {
+    const auto saved = context->get_saved_variables()[0];
+    strides = saved.strides().vec();
+    values = saved.clone();
+    return grads;
+  }
+};
+
 }  // namespace
 
 TEST_CASE("torch: a thin view leaves without the gaps in it") {
@@ -83,6 +101,19 @@ TEST_CASE("torch: a thin view leaves without the gaps in it") {
   CHECK(bytes_with_equal_bits([](const at::Tensor& whole) {
           return torch::sin(columns_of(whole, 8, 16).t().unsqueeze(1));
         }) == 16 * column);
+}
+
+TEST_CASE("torch: a thin view comes back with its strides, because products depend on them") {
+  torch_desk desk;
+  auto x = input();
+  auto pass = desk.off->begin();
+  auto y = pass.module("act", 0, [&] { return looks::apply(columns_of(x * 2, 8, 16).t()); });
+  CHECK(desk.bytes_out() == 16 * column);
+  y.sum().backward();
+  pass.finish();
+  CHECK(looks::strides == std::vector<std::int64_t>{1, columns});
+  CHECK(looks::values.equal(columns_of(x.detach() * 2, 8, 16).t()));
+  looks::values.reset();
 }
 
 TEST_CASE("torch: thin views of one storage leave together, and each of them once") {

@@ -1,4 +1,5 @@
-/// A storage that autograd saved tensors from. They come back with their old sizes and values.
+/// A storage that autograd saved tensors from. They come back with their old sizes,
+/// strides and values.
 #pragma once
 
 #include <ATen/core/Tensor.h>

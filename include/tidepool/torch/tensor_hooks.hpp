@@ -53,8 +53,8 @@ class torch_tensor_hooks final : public ::torch::autograd::SavedVariableHooks {
     if (const auto leaf = leaf_.lock()) pass_->expect_same_storage(*leaf, *saved_, *layout_);
     auto held = std::make_unique<reference>(pass_, *saved_);
     const auto at = pass_->load(*saved_, *layout_, version_);
-    if (at.live) return at.as->in(at.live);
-    return at.as->at_address(at.begin, held.release(), &done);
+    auto back = at.live ? at.as->in(at.live) : at.as->at_address(at.begin, held.release(), &done);
+    return at.as == &*layout_ ? back : with_gaps(*layout_, back);
   }
 
  private:

@@ -1,5 +1,5 @@
 /// Views that use little of the memory between their first and last byte. Such views leave as
-/// dense copies.
+/// dense copies, and get their strides back when backward reads them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -28,9 +28,8 @@ namespace tidepool::inline v0_3_0::detail {
   return order;
 }
 
-// A tensor's layout without gaps, from byte `first` on. The order of its strides stays, because a
-// transposed operand takes another path through torch's operators; an expanded dimension stays
-// expanded. Has no bytes if two elements share memory in another way.
+// A tensor's layout without gaps, from byte `first` on. The order of its strides stays, and an
+// expanded dimension stays expanded. Has no bytes if two elements share memory in another way.
 [[nodiscard]] inline torch_layout without_gaps(const torch_layout& of, std::size_t first) {
   auto dense = of;
   std::int64_t elements = 1;
@@ -46,6 +45,28 @@ namespace tidepool::inline v0_3_0::detail {
   }
   dense.last += static_cast<std::size_t>(elements) * of.width();
   return dense;
+}
+
+// Copies each element once on torch's current stream, although dimensions may be expanded.
+inline void copy_elements(at::Tensor to, at::Tensor from) {
+  for (std::int64_t d = 0; d < to.dim(); ++d) {
+    if (to.stride(d) != 0) continue;
+    to = to.narrow(d, 0, 1);
+    from = from.narrow(d, 0, 1);
+  }
+  to.copy_(from);
+}
+
+// A tensor with the strides and the alignment of `was`, because the bits of a matrix product depend
+// on both. The gaps are not written.
+[[nodiscard]] inline at::Tensor with_gaps(torch_layout was, const at::Tensor& dense) {
+  const auto first = was.first % block_alignment;
+  was.last -= was.first - first;
+  was.first = first;
+  const auto bytes = at::TensorOptions(at::kByte).device(dense.device());
+  auto result = was.in(at::empty({static_cast<std::int64_t>(was.last)}, bytes).storage());
+  copy_elements(result, dense);
+  return result;
 }
 
 // The parts of a storage that one module saves, as long as they are a small share.
@@ -75,8 +96,7 @@ class thin_views {
   [[nodiscard]] c10::Storage gather(const c10::Storage& from) {
     const auto bytes = c10::TensorOptions(at::kByte).device(from.device());
     const auto copies = at::empty({static_cast<std::int64_t>(end_)}, bytes).storage();
-    for (const auto& each : list_)
-      not_expanded(each.compact, copies).copy_(not_expanded(each.was, from));
+    for (const auto& each : list_) copy_elements(each.compact.in(copies), each.was.in(from));
     gathered_ = true;
     return copies;
   }
@@ -100,13 +120,6 @@ class thin_views {
   static constexpr std::size_t most_views = 16;
   // The launch of a dense copy costs about as much as fewer bytes on their way to the host.
   static constexpr std::size_t least_spared = std::size_t{256} << 10;
-
-  [[nodiscard]] static at::Tensor not_expanded(torch_layout what, const c10::Storage& lies_in) {
-    for (std::size_t d = 0; d < what.sizes.size(); ++d) {
-      if (what.strides[d] == 0) what.sizes[d] = 1;
-    }
-    return what.in(lies_in);
-  }
 
   std::vector<view> list_;
   std::size_t used_ = 0;
