@@ -2,7 +2,7 @@
 # Sourced by examples/demo.sh, tests/run.sh and .ci/run: brings in what a build needs and the machine lacks.
 #
 #   need <what>...     what of: compiler clang cmake generator objdump python openblas cli11 json doctest
-#                      benchmark mpi spin doxygen awesome mkdocs torch
+#                      benchmark mpi spin doxygen awesome mkdocs torch pytorch pybind11 wheel
 #                      chromium driver (large: only the tests of report pages and of the site ask for
 #                      them, and are skipped without)
 #
@@ -39,6 +39,13 @@ there() {
     awesome) [ -e /usr/share/doxygen-awesome-css/doxygen-awesome.css ] ;;
     mkdocs) command -v mkdocs >/dev/null && [ -d /usr/share/mkdocs/themes/material ] ;;
     torch) has_header torch/csrc/autograd/saved_variable_hooks.h || [ -n "${TIDEPOOL_TORCH_ROOT:-}" ] ;;
+    # /usr/bin/python3 is the one that Debian's packages serve; another may come first in PATH.
+    pytorch) python3 -c 'import torch' 2>/dev/null || /usr/bin/python3 -c 'import torch' 2>/dev/null ;;
+    # PyTorch's own wheels bring pybind11.
+    pybind11) python3 -c 'import torch' 2>/dev/null || { [ -e /usr/include/pybind11/pybind11.h ] &&
+      compgen -G '/usr/include/python3*/Python.h' >/dev/null; } ;;
+    wheel) /usr/bin/python3 -c 'import setuptools, wheel, ensurepip' 2>/dev/null &&
+      /usr/bin/python3 -m pip --version >/dev/null 2>&1 ;;
     chromium) command -v chromium >/dev/null || command -v chromium-browser >/dev/null ||
       command -v google-chrome >/dev/null ;;
     driver) command -v chromedriver >/dev/null && /usr/bin/python3 -c 'import selenium' 2>/dev/null ;;
@@ -65,6 +72,9 @@ package_of() {
     awesome) echo doxygen-awesome-css ;;
     mkdocs) echo mkdocs mkdocs-material ;;
     torch) echo libtorch-dev ;;
+    pytorch) echo python3-torch ;;
+    pybind11) echo pybind11-dev python3-dev ;;
+    wheel) echo python3-pip python3-setuptools python3-wheel python3-venv ;;
     chromium) echo chromium ;;
     driver) echo chromium-driver python3-selenium ;;
   esac

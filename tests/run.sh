@@ -29,7 +29,7 @@ arguments=()
 case $preset in
   default | quick | no-cuda)
     need compiler cmake generator doctest objdump python openblas cli11 json benchmark mpi spin doxygen \
-      awesome mkdocs torch
+      awesome mkdocs torch pytorch pybind11 wheel
     stop_without compiler cmake generator doctest
     if is_missing openblas || is_missing cli11 || is_missing json; then
       note "the examples are left out, and with them their tests"
@@ -42,6 +42,11 @@ case $preset in
     if is_missing mpi; then note "the trainer is built without ranks, and their tests are skipped"; fi
     if is_missing torch; then
       note "the adapter for libtorch is left out, and with it its trainer and their tests"
+    fi
+    if is_missing pytorch || is_missing pybind11; then
+      note "the tests behind Megatron's call sites are skipped"
+    elif is_missing wheel; then
+      note "the wheel is not built, and its test skipped"
     fi
     if is_missing spin; then note "the formal model is skipped"; fi
     if is_missing doxygen || is_missing awesome || is_missing mkdocs; then

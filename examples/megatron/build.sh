@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Builds the extension tidepool_megatron beside the PyTorch of a Python, with its compiler flags and
 # nothing else: `build.sh [FOLDER]`, then PYTHONPATH=FOLDER:examples/megatron. A second argument names
-# another extension's source.
+# another extension's source. `build.sh --check` only says what is missing, and ends with 77 then. The
+# wheel of setup.py is built by this script, too.
 #
 # PYTHON names another Python, CXX another compiler, CXXFLAGS more options of it,
 # CUDA_HOME the toolkit of a PyTorch with CUDA, NVCCFLAGS the GPUs that its nvcc compiles for.
@@ -12,7 +13,6 @@ source=${2:-examples/megatron/tidepool_megatron.cpp}
 name=$(basename "$source" .cpp)
 python=${PYTHON:-python3}
 cuda=${CUDA_HOME:-/usr/local/cuda}
-mkdir -p "$out"
 
 # Folders of headers and libraries, the suffix of modules, whether torch has CUDA, its C++ ABI.
 mapfile -t of_torch < <("$python" - <<'PYTHON'
@@ -38,6 +38,9 @@ if [ ! -e "${of_torch[1]}/Python.h" ]; then
   echo "build.sh: there are no headers of $python (Debian: python3-dev)" >&2
   exit 77
 fi
+
+if [ "$out" = --check ]; then exit; fi
+mkdir -p "$out"
 
 flags=(-std=c++20 -O2 -fPIC -shared -fvisibility=hidden -Wall -Wextra -Iinclude
   "-D_GLIBCXX_USE_CXX11_ABI=${of_torch[4]}" "-DTORCH_EXTENSION_NAME=$name"

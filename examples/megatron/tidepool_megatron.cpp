@@ -1,8 +1,11 @@
 /// Tidepool for Python: what hooks of Python's autograd save and load. `tidepool_offload.py` is
 /// what trainers import.
 #include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
+#include <torch/version.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -83,6 +86,19 @@ class saved_tensor {
   return false;
 }
 
+// True for a tensor with tensors inside, of which Transformer Engine marked one: a quantized tensor
+// has its mark there.
+[[nodiscard]] bool has_marked_inside(py::handle tensor) {
+  if (THPVariable_CheckExact(tensor.ptr())) return false;
+  if (!py::hasattr(tensor, "get_data_tensors")) return false;
+  const py::object inside = tensor.attr("get_data_tensors")();
+  if (THPVariable_Check(inside.ptr())) return is_marked(inside);
+  for (const auto each : inside) {
+    if (is_marked(each)) return true;
+  }
+  return false;
+}
+
 // One module of one layer in one pass; alive for as long as the call site is in it.
 class group {
  public:
@@ -92,7 +108,8 @@ class group {
   virtual ~group() = default;
   [[nodiscard]] std::unique_ptr<saved_tensor> save(py::handle object) {
     const auto tensor = py::cast<at::Tensor>(object);
-    if (is_marked(object)) return std::make_unique<saved_tensor>(tensor.detach());
+    if (is_marked(object) || has_marked_inside(object))
+      return std::make_unique<saved_tensor>(tensor.detach());
     const without_python released;
     return take(tensor);
   }
@@ -121,6 +138,7 @@ class pass {
   [[nodiscard]] bool is_over() const { return use->read && !is_held(); }
   // A graph still holds tensors of it, read or not.
   [[nodiscard]] bool is_held() const { return use->held > 0; }
+  [[nodiscard]] bool is_read() const { return use->read; }
 
  protected:
   std::shared_ptr<pass_use> use = std::make_shared<pass_use>();
@@ -132,8 +150,12 @@ class engine {
   engine(const engine&) = delete;
   engine& operator=(const engine&) = delete;
   virtual ~engine() = default;
+  // By chunk of the step: its model chunk, and bytes by module that leave from the next step on.
+  using chunks = std::vector<std::pair<int, std::map<std::string, std::size_t>>>;
+  [[nodiscard]] virtual chunks planned() = 0;
   [[nodiscard]] virtual std::unique_ptr<pass> begin(int microbatch, int model_chunk) = 0;
   virtual void end_step() = 0;
+  virtual void join_capture() = 0;
   virtual void exclude(const at::Tensor& tensor) = 0;
   virtual void leave_out(const std::string& join) = 0;
   [[nodiscard]] virtual tp::trace::counters counters() const = 0;
@@ -212,6 +234,25 @@ class engine_on final : public engine {
   }
   ~engine_on() override = default;
 
+  chunks planned() override {
+    const auto& off = off_.engine();
+    const auto& step = off.profile();
+    const auto& plan = off.current_plan();
+    if (!plan && off.settings().policy == tp::policy_kind::automatic) return {};
+    const auto what =
+        plan ? plan->what : tp::plan::actions_of(tp::plan::megatron_policy(step, off.settings()));
+    chunks result;
+    for (std::size_t c = 0; c < std::min(what.size(), step.chunks.size()); ++c) {
+      auto& [model_chunk, bytes] = result.emplace_back();
+      model_chunk = step.chunks[c].model_chunk;
+      for (std::size_t i = 0; i < std::min(what[c].size(), step.chunks[c].groups.size()); ++i) {
+        const auto& group = step.chunks[c].groups[i];
+        if (group.bytes == 0 || !tp::plan::is_offload(what[c][i])) continue;
+        bytes[step.modules[static_cast<std::size_t>(group.module)]] += group.bytes;
+      }
+    }
+    return result;
+  }
   std::unique_ptr<pass> begin(int microbatch, int model_chunk) override {
     const without_python released;
     return std::make_unique<pass_on<Device>>(
@@ -220,6 +261,10 @@ class engine_on final : public engine {
   void end_step() override {
     const without_python released;
     off_.end_step();
+  }
+  void join_capture() override {
+    const without_python released;
+    off_.join_capture();
   }
   void exclude(const at::Tensor& tensor) override {
     const without_python released;
@@ -315,6 +360,7 @@ class engine_on final : public engine {
 
 PYBIND11_MODULE(tidepool_megatron, m) {
   m.doc() = "Tidepool for hooks of Python's autograd; see tidepool_offload.py";
+  m.attr("torch_version") = TORCH_VERSION;
   static py::exception<tp::error> error(m, "TidepoolError", PyExc_RuntimeError);
   static py::exception<tp::unknown_module> unknown(m, "UnknownModule", error.ptr());
   static py::exception<tp::option_error> option(m, "OptionError", error.ptr());
@@ -337,13 +383,17 @@ PYBIND11_MODULE(tidepool_megatron, m) {
       .def("end_forward", &pass::end_forward)
       .def("finish", &pass::finish)
       .def("is_over", &pass::is_over)
-      .def("is_held", &pass::is_held);
+      .def("is_held", &pass::is_held)
+      .def("is_read", &pass::is_read, "A backward pass has begun to read it.");
   py::class_<engine>(m, "Engine")
       .def(py::init(&make_engine), py::arg("device"), py::arg("order"), py::arg("code"),
            py::arg("line"))
       .def("begin", &engine::begin, py::keep_alive<0, 1>())
       .def("end_step", &engine::end_step)
+      .def("join_capture", &engine::join_capture,
+           "The stream that is being captured waits for all copies of the capture.")
       .def("exclude", &engine::exclude)
+      .def("planned", &engine::planned)
       .def("leave_out", &engine::leave_out, "Of the virtual device, for tests: a join is not made.")
       .def("take_reports", &engine::take_reports)
       .def("summary", &summary)

@@ -48,22 +48,22 @@ class chunk {
   chunk(chunk&& other) noexcept
       : engine_(std::exchange(other.engine_, nullptr)),
         state_(std::exchange(other.state_, nullptr)),
-        enabled_(std::exchange(other.enabled_, closed)),
+        enabled_(std::exchange(other.enabled_, every_module)),
         finished_(std::exchange(other.finished_, {})) {}
   /// Abandons the chunk that this one was; leaves `other` not open.
   chunk& operator=(chunk&& other) noexcept {
     if (this != &other) {
-      abandon();
+      end(false);
       engine_ = std::exchange(other.engine_, nullptr);
       state_ = std::exchange(other.state_, nullptr);
-      enabled_ = std::exchange(other.enabled_, closed);
+      enabled_ = std::exchange(other.enabled_, every_module);
       finished_ = std::exchange(other.finished_, {});
     }
     return *this;
   }
   chunk(const chunk&) = delete;             // move-only; pass it by reference
   chunk& operator=(const chunk&) = delete;  // move-only; pass it by reference
-  ~chunk() { abandon(); }
+  ~chunk() { end(false); }
 
   /// The module's forward is over: its saved tensors leave the device.
   ///
@@ -158,7 +158,7 @@ class chunk {
   template <class... Buffers>
   void commit_or_discard(module_id module, int layer, stream_ref stream, Buffers&... saved) {
     const auto handles = buffers_of(saved...);
-    if (wants(module)) return send_list(kind::or_discard, module, layer, stream, handles);
+    if (plans(module)) return send_list(kind::or_discard, module, layer, stream, handles);
     discard(engine_->recomputed(module), layer, stream, handles);
   }
   /// Like `commit_or_discard`, for a name at run time, of a module or a region.
@@ -188,7 +188,7 @@ class chunk {
   void restore_or_recompute(module_id module, int layer, stream_ref stream, Again&& again,
                             Buffers&... saved) {
     const auto handles = buffers_of(saved...);
-    if (!wants(module)) {
+    if (!plans(module)) {
       return recompute(engine_->recomputed(module), layer, stream, again, handles);
     }
     expect_open("restore_or_recompute", module, layer);
@@ -219,7 +219,7 @@ class chunk {
   }
   /// Like `will_recompute`, for a module whose id was looked up at run time.
   [[nodiscard]] bool will_recompute(module_id module, int layer) const {
-    if (!wants(module)) return engine_->will_recompute(*state_, engine_->recomputed(module), layer);
+    if (!plans(module)) return engine_->will_recompute(*state_, engine_->recomputed(module), layer);
     expect_open("will_recompute", module, layer);
     return engine_->will_recompute(*state_, module, layer);
   }
@@ -316,9 +316,11 @@ class chunk {
 
   // A chunk that is not open wants every module, so that its calls throw behind the same one test.
   static constexpr std::uint64_t every_module = ~std::uint64_t{0};
-  static constexpr std::uint64_t closed = every_module;
   [[nodiscard]] bool wants(module_id module) const {
     return (enabled_ >> static_cast<unsigned>(module) & 1U) != 0;
+  }
+  [[nodiscard]] bool plans(module_id module) const {  // false for a name in `recompute_modules`
+    return wants(module) && (enabled_ == every_module || !engine_->recomputes(module));
   }
   void expect_open(const char* call, module_id module, int layer) const {
     if (engine_ == nullptr) expect_open(call, name_of(module), layer);
@@ -373,8 +375,7 @@ class chunk {
     engine_->restore(*state_, module, layer, lane_of(stream), listed(handles));
   }
   static void expect_full(int layer, const auto& handles) {
-    std::size_t argument = 0;
-    for (const auto* each : handles) detail::engine::expect_full(layer, ++argument, *each);
+    for (std::size_t i = 0; auto* each : handles) detail::engine::expect_full(layer, ++i, *each);
   }
   static detail::handle_list listed(detail::handle_list handles) { return handles; }
   [[nodiscard]] detail::listed_handles listed(handle_list handles) const {
@@ -382,18 +383,17 @@ class chunk {
   }
   lane_id lane_of(const stream_ref& on) const { return detail::lane_of<Device>(*engine_, on); }
 
-  void abandon() noexcept { end(false); }
   void end(bool done) noexcept {
     if (engine_ == nullptr) return;
     if (done) finished_ = state_->info.microbatch;
     engine_->end_chunk(*state_, done);
     engine_ = nullptr;
-    enabled_ = closed;
+    enabled_ = every_module;
   }
 
   detail::engine* engine_ = nullptr;
   detail::chunk_state* state_ = nullptr;
-  std::uint64_t enabled_ = closed;
+  std::uint64_t enabled_ = every_module;
   std::optional<int> finished_;  // set by `finish`: the microbatch, for messages
 };
 

@@ -88,8 +88,9 @@ struct options {
   /// If not empty, only groups of these layers leave.
   std::vector<int> offload_layers{};
   /// Names of tensors that are discarded in forward and computed again in backward if the trainer
-  /// offers them (`chunk::commit_or_discard`), under any plan. Offloading a module inside a region
-  /// that is recomputed whole is refused.
+  /// offers them (`chunk::commit_or_discard`), under any plan. A name may be in `offload_modules`,
+  /// too: the tensors of plain commits then leave. Offloading a module inside a region that is
+  /// recomputed whole is refused.
   std::vector<std::string> recompute_modules{};
 
   /// The most offloads of one module that no compute stream has waited for yet. Empty: compute

@@ -15,106 +15,13 @@
 #include "tidepool/offloader.hpp"
 #include "tidepool/torch/current.hpp"
 #include "tidepool/torch/hooks.hpp"
-#include "tidepool/torch/pass_state.hpp"
+#include "tidepool/torch/open_pass.hpp"
 #if defined(TIDEPOOL_TORCH_CUDA)
 #include "tidepool/torch/cuda.hpp"
+#include "tidepool/torch/cuda_captures.hpp"
 #endif
 
 namespace tidepool::inline v0_3_0 {
-
-namespace detail {
-
-// Saves one tensor of a node of the graph, and brings it back.
-template <device Device>
-class torch_tensor_hooks final : public ::torch::autograd::SavedVariableHooks {
- public:
-  using state = torch_pass_state<Device>;
-
-  torch_tensor_hooks(std::shared_ptr<state> pass, std::uint32_t group)
-      : pass_(std::move(pass)), group_(group) {}
-  torch_tensor_hooks(const torch_tensor_hooks&) = delete;
-  torch_tensor_hooks& operator=(const torch_tensor_hooks&) = delete;
-  ~torch_tensor_hooks() override {
-    if (saved_ != nullptr) pass_->drop_reference(*saved_);
-  }
-
-  void call_pack_hook(const at::Tensor& tensor) override {
-    auto& core = pass_->core();
-    version_ = tensor_version(tensor);
-    const bool elsewhere = tensor.device() != core.streams.device();
-    const bool taken =
-        !elsewhere && is_plain(tensor, core.streams.device()) && !is_reloaded(tensor);
-    const bool excluded = taken && core.excluded.covers(tensor);
-    if (elsewhere || excluded) pass_->note_elsewhere(group_, excluded);
-    if (!taken || excluded) {
-      // The tensor is detached, because it must not keep its graph alive. A leaf stays itself,
-      // because a user may replace its `data`.
-      stays_ = tensor.is_leaf() ? tensor : tensor.detach();
-      return;
-    }
-    layout_.emplace(tensor);
-    if (tensor.is_leaf()) leaf_ = weak_tensor(tensor.getIntrusivePtr());
-    saved_ = &pass_->save(tensor, *layout_, group_);
-  }
-  at::Tensor call_unpack_hook() override {
-    if (saved_ == nullptr) {
-      if (version_.changed()) pass_->expect_unchanged(version_, group_, torch_layout(stays_));
-      return stays_;
-    }
-    if (const auto leaf = leaf_.lock()) pass_->expect_same_storage(*leaf, *saved_, *layout_);
-    auto held = std::make_unique<reference>(pass_, *saved_);
-    const auto at = pass_->load(*saved_, *layout_, version_);
-    if (at.live) return layout_->in(at.live);
-    return layout_->at_address(at.begin, held.release(), &done);
-  }
-
- private:
-  struct reference {
-    std::shared_ptr<state> pass;
-    torch_saved<Device>* to;
-
-    reference(std::shared_ptr<state> of, torch_saved<Device>& what)
-        : pass(std::move(of)), to(&what) {
-      pass->add_reference(*to);
-    }
-    reference(const reference&) = delete;
-    reference& operator=(const reference&) = delete;
-    ~reference() { pass->drop_reference(*to); }
-  };
-  static void done(void* context) { delete static_cast<reference*>(context); }
-  // True for a tensor that came back and is saved again, as forward runs again in backward.
-  [[nodiscard]] static bool is_reloaded(const at::Tensor& tensor) {
-    return tensor.storage().data_ptr().get_deleter() == &done;
-  }
-
-  std::shared_ptr<state> pass_;
-  std::uint32_t group_;
-  torch_saved<Device>* saved_ = nullptr;
-  std::optional<torch_layout> layout_;
-  tensor_version version_;
-  using weak_tensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
-  weak_tensor leaf_{at::Tensor().getIntrusivePtr()};
-  at::Tensor stays_;
-};
-
-// While a scope is open, tensors that autograd saves on this thread belong to its module.
-template <device Device>
-class torch_module_scope final : public torch_scope {
- public:
-  torch_module_scope(const std::shared_ptr<torch_pass_state<Device>>& pass, module_id module,
-                     int layer)
-      : pass_(pass), group_(pass->enter(module, layer)) {}
-  [[nodiscard]] std::unique_ptr<::torch::autograd::SavedVariableHooks> hooks() override {
-    return std::make_unique<torch_tensor_hooks<Device>>(pass_, group_);
-  }
-  void leave() override { pass_->leave(group_); }
-
- private:
-  std::shared_ptr<torch_pass_state<Device>> pass_;
-  std::uint32_t group_;
-};
-
-}  // namespace detail
 
 /// While this object lives, `tidepool::module` on this thread saves into one pass.
 /// `torch_offloader::use` returns it. A second object takes the place of the first until the second
@@ -129,18 +36,17 @@ class [[nodiscard]] torch_use final : detail::torch_current {
  private:
   template <device>
   friend class torch_offloader;
-  using state = detail::torch_pass_state<Device>;
+  using open_pass = detail::torch_open_pass<Device>;
 
-  explicit torch_use(std::shared_ptr<state> pass) : pass_(std::move(pass)) {}
+  explicit torch_use(std::shared_ptr<open_pass> pass) : pass_(std::move(pass)) {}
   std::unique_ptr<detail::torch_scope> open(std::string_view name, int layer) override {
     auto& off = pass_->core().off;
     if (!off) return nullptr;
-    const auto id = off->module(name);
-    if (!pass_->saves(id)) return nullptr;
-    return std::make_unique<detail::torch_module_scope<Device>>(pass_, id, layer);
+    auto saver = pass_->saver(off->module(name), layer);
+    return saver == nullptr ? nullptr : std::make_unique<detail::torch_scope>(std::move(saver));
   }
 
-  std::shared_ptr<state> pass_;
+  std::shared_ptr<open_pass> pass_;
 };
 
 /// Tensors that one module saves in one layer of a pass, one by one: for frameworks with their own
@@ -153,21 +59,15 @@ class torch_group {
  public:
   /// Makes an empty group.
   torch_group() = default;
-  /// Leaves `other` empty.
-  torch_group(torch_group&& other) noexcept
-      : pass_(std::move(other.pass_)), index_(std::exchange(other.index_, 0)) {}
+  torch_group(torch_group&& other) noexcept = default;  ///< Leaves `other` empty.
   /// Drops the group of this object; leaves `other` empty.
-  torch_group& operator=(torch_group&& other) noexcept {
-    pass_ = std::move(other.pass_);
-    index_ = std::exchange(other.index_, 0);
-    return *this;
-  }
+  torch_group& operator=(torch_group&& other) noexcept = default;
   torch_group(const torch_group&) = delete;             // move-only; pass it by reference
   torch_group& operator=(const torch_group&) = delete;  // move-only; pass it by reference
   ~torch_group() = default;
 
   /// True while the module's tensors leave: false if the module is not enabled, and after `commit`.
-  [[nodiscard]] explicit operator bool() const { return pass_ != nullptr; }
+  [[nodiscard]] explicit operator bool() const { return saver_ != nullptr; }
 
   /// Takes `tensor` as autograd saves it. `call_unpack_hook` of the result returns the tensor
   /// again, for torch's current stream. Does not block the host. Throws `misuse_error` on an empty
@@ -176,27 +76,24 @@ class torch_group {
   ///     auto saved = group.save(tensor);
   [[nodiscard]] std::unique_ptr<::torch::autograd::SavedVariableHooks> save(
       const at::Tensor& tensor) const {
-    if (pass_ == nullptr) throw misuse_error("torch_group::save: the group is empty");
-    auto hooks = std::make_unique<detail::torch_tensor_hooks<Device>>(pass_, index_);
+    if (saver_ == nullptr) throw misuse_error("torch_group::save: the group is empty");
+    auto hooks = saver_->hooks();
     hooks->call_pack_hook(tensor);
     return hooks;
   }
   /// The module's forward is over: its saved tensors leave, in the order of torch's current stream.
   /// Empties the group. Does not block the host. Throws as `torch_pass::module`.
   void commit() {
-    if (const auto pass = std::exchange(pass_, nullptr)) pass->leave(index_);
+    if (const auto saver = std::exchange(saver_, nullptr)) saver->leave();
   }
 
  private:
   template <device>
   friend class torch_pass;
-  using state = detail::torch_pass_state<Device>;
 
-  torch_group(std::shared_ptr<state> pass, std::uint32_t index)
-      : pass_(std::move(pass)), index_(index) {}
+  explicit torch_group(std::unique_ptr<detail::torch_saver> saver) : saver_(std::move(saver)) {}
 
-  std::shared_ptr<state> pass_;
-  std::uint32_t index_ = 0;
+  std::unique_ptr<detail::torch_saver> saver_;
 };
 
 /// A forward pass through a model and its backward passes. Move-only; a pass that is destroyed
@@ -227,8 +124,11 @@ class torch_pass {
   /// reads a tensor at once that a checkpoint computes again. If `body` throws, all tensors stay
   /// where they are.
   ///
+  /// Inside a capture of torch's on a CUDA device, copies become part of the graph, see
+  /// docs/torch.md. On other devices such a scope throws `misuse_error`.
+  ///
   /// Does not block the host. Throws `unknown_module`; `misuse_error` if the module ran in this
-  /// layer before, or the stream is being captured; and as `chunk::commit`.
+  /// layer before; and as `chunk::commit`.
   ///
   ///     auto h = pass.module("fc1", layer, [&] { return fc1->forward(x); });
   template <class Body>
@@ -238,9 +138,9 @@ class torch_pass {
   /// Like `module` by name, with an id from `torch_offloader::module`.
   template <class Body>
   decltype(auto) module(module_id id, int layer, Body&& body) {
-    auto& at = opened("module");
-    if (!at.saves(id)) return std::forward<Body>(body)();
-    detail::torch_module_scope<Device> scope(state_, id, layer);
+    auto saver = opened("module").saver(id, layer);
+    if (saver == nullptr) return std::forward<Body>(body)();
+    detail::torch_scope scope(std::move(saver));
     return detail::run_in(&scope, std::forward<Body>(body));
   }
 
@@ -250,9 +150,7 @@ class torch_pass {
   ///
   ///     auto group = pass.group(id, layer);
   [[nodiscard]] torch_group<Device> group(module_id id, int layer) {
-    auto& at = opened("group");
-    if (!at.saves(id)) return {};
-    return {state_, at.enter(id, layer)};
+    return torch_group<Device>(opened("group").saver(id, layer));
   }
 
   /// The forward pass is complete: reloads may start ahead of backward. Without this call they
@@ -272,7 +170,7 @@ class torch_pass {
  private:
   template <device>
   friend class torch_offloader;
-  using state = detail::torch_pass_state<Device>;
+  using state = detail::torch_open_pass<Device>;
 
   explicit torch_pass(std::shared_ptr<state> of) : state_(std::move(of)) {}
   void close() noexcept {
@@ -324,6 +222,7 @@ class torch_offloader {
                                      parts{.planner = std::move(with.planner),
                                            .file = with.file,
                                            .output = std::move(with.output)})) {
+    core_->captures = detail::torch_captures_of<Device>(dev, *core_);
     if (with.install_hooks) detail::torch_saving_engine::install();
   }
   torch_offloader(const torch_offloader&) = delete;
@@ -346,7 +245,7 @@ class torch_offloader {
 
   /// Begins a pass; see `torch_pass`. `info` as for `offloader::begin`, whose errors it throws.
   [[nodiscard]] pass begin(const chunk_info& info = {}) {
-    return pass(std::make_shared<detail::torch_pass_state<Device>>(core_, info));
+    return pass(std::make_shared<detail::torch_open_pass<Device>>(core_, info));
   }
   /// While the result lives, `tidepool::module` on this thread saves into `open`: for models that
   /// do not hand the pass to their inner modules. Throws `misuse_error` if `open` was never begun
@@ -358,18 +257,28 @@ class torch_offloader {
     static_cast<void>(open.opened("use"));
     return torch_use<Device>(open.state_);
   }
-  /// Like `offloader::end_step`.
+  /// Like `offloader::end_step`. Inside a capture it ends a step of the captured passes, and joins.
   void end_step() {
+    if (capturing()) return core_->captures->end_step();
     const std::lock_guard guard(core_->lock);
     core_->off->end_step();
+  }
+  /// Makes a captured stream wait for all copies of its capture, which must not end before. The end
+  /// of a pass, and of a step, inside a capture does so as well; captures of single layers call it
+  /// behind their last scope, and at the end of their backward. Does nothing outside a capture.
+  void join_capture() {
+    if (capturing()) core_->captures->join();
   }
 
   /// Looks up the id of the module `name`. Throws `unknown_module`.
   [[nodiscard]] module_id module(std::string_view name) const { return core_->off->module(name); }
-  /// A copy of all totals so far.
+  /// A copy of all totals so far. A launch of a graph counts nothing: its copies are counted once,
+  /// by the capture.
   [[nodiscard]] trace::counters counters() const {
     const std::lock_guard guard(core_->lock);
-    return core_->off->counters();
+    auto all = core_->off->counters();
+    if (core_->captures != nullptr) core_->captures->add_to(all);
+    return all;
   }
   /// The offloader beneath, for plans, traces and reports. Do not use it while autograd runs.
   [[nodiscard]] offloader<Device>& engine() { return *core_->off; }
@@ -378,6 +287,10 @@ class torch_offloader {
 
  private:
   using core = detail::torch_core<Device>;
+  [[nodiscard]] bool capturing() const {
+    return core_->captures != nullptr && core_->captures->under_way();
+  }
+
   std::shared_ptr<core> core_;
 };
 

@@ -419,6 +419,49 @@ TEST_CASE("recompute: one pair of calls offloads, recomputes or does nothing, as
   }
 }
 
+TEST_CASE("recompute: of a name in both lists the inputs leave, and the output is computed again") {
+  for (const auto by : {0, 1, 2}) {  // its name, its id, and its name at run time
+    CAPTURE(by);
+    rig desk(machine{.order_seed = 5});
+    auto opts = recomputing(arena_options(3 * size));
+    opts.offload_modules.emplace_back("moe_act");
+    offloader off(desk.dev, opts);
+    const auto id = off.module("moe_act");
+    for (std::uint32_t step = 1; step <= 3; ++step) {
+      auto open = off.begin();
+      auto input = off.allocate(size, desk.stream());
+      auto output = off.allocate(size, desk.stream());
+      desk.write(input, step);
+      desk.write(output, step + 100);
+      open.commit(id, 0, desk.stream(), input);
+      if (by == 0) open.commit_or_discard<"moe_act">(0, desk.stream(), output);
+      if (by == 1) open.commit_or_discard(id, 0, desk.stream(), output);
+      if (by == 2) open.commit_or_discard("moe_act", 0, desk.stream(), output);
+      CHECK_FALSE(input);
+      CHECK_FALSE(output);
+      open.end_forward();
+      CHECK(open.will_recompute<"moe_act">(0));
+      CHECK(open.will_recompute(id, 0));
+      open.restore(id, 0, desk.stream(), input);
+      const auto again = [&] {
+        desk.check(input, step);
+        desk.write(output, step + 100);
+      };
+      if (by == 0) open.restore_or_recompute<"moe_act">(0, desk.stream(), again, output);
+      if (by == 1) open.restore_or_recompute(id, 0, desk.stream(), again, output);
+      if (by == 2) open.restore_or_recompute("moe_act", 0, desk.stream(), again, output);
+      desk.check(output, step + 100);
+      input.reset(desk.stream());
+      output.reset(desk.stream());
+      open.finish();
+      off.end_step();
+    }
+    CHECK(desk.wrong() == 0);
+    CHECK(desk.dev.offloads() == 3);
+    CHECK(off.counters().recomputed[0].bytes == 3 * size);
+  }
+}
+
 TEST_CASE(
     "recompute: a region's name does nothing where it is not listed, whatever it is called by") {
   rig desk;

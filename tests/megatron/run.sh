@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Builds an extension in FOLDER (`run.sh FOLDER build [SOURCE]`), and runs a script with it:
-# `run.sh FOLDER SCRIPT [option]...`.
+# Runs a script beside the extension in FOLDER: `run.sh FOLDER SCRIPT [option]...`. SCRIPT `build`
+# makes the wheel, and takes the extension out of it; `build SOURCE` makes another extension. `wheel`
+# installs the wheel in a virtual environment of its own and trains there.
 # Ends with 77 where no Python has torch, or the compiler takes no extension of that torch.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -16,7 +17,24 @@ if [ -z "${found:-}" ]; then
   exit 77
 fi
 if [ "$script" = build ]; then
-  PYTHON=$found exec "$root/examples/megatron/build.sh" "$out" "$@"
+  if [ $# -gt 0 ]; then PYTHON=$found exec "$root/examples/megatron/build.sh" "$out" "$@"; fi
+  rm -rf "$out/wheel"
+  if ! "$found" -c '
+import setuptools, importlib.util as has
+assert has.find_spec("pip")
+assert has.find_spec("wheel") or int(setuptools.__version__.split(".")[0]) > 70' 2>/dev/null; then
+    PYTHON=$found exec "$root/examples/megatron/build.sh" "$out"
+  fi
+  PYTHON=$found "$root/examples/megatron/build.sh" --check
+  "$found" -m pip -q --disable-pip-version-check wheel --no-build-isolation --no-deps --no-index \
+    --no-cache-dir --wheel-dir "$out/wheel" "$root"
+  "$found" -m zipfile -e "$out"/wheel/*.whl "$out/unpacked"
+  mv "$out"/unpacked/tidepool_megatron.*.so "$out"
+  rm -r "$out/unpacked"
+  exit
+fi
+if [ "$script" = wheel ]; then
+  PYTHON=$found exec "$root/tests/megatron/wheel.sh" "$out" "$@"
 fi
 export PYTHONPATH=$out:$root/examples/megatron:$root/examples/torch_loop:$root/examples/torch_judge
 export PYTHONDONTWRITEBYTECODE=1

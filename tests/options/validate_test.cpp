@@ -222,13 +222,10 @@ TEST_CASE("fused_group_mlp excludes its parts") {
              {"'moe_act,fused_group_mlp'", "take out either fused_group_mlp or moe_act"});
 }
 
-TEST_CASE("a module is recomputed or offloaded, not both") {
-  check_says(
-      refused("--offload-modules=core_attn,moe_act --recompute-modules=core_attn"),
-      {"recompute_modules (--recompute-modules or TIDEPOOL_RECOMPUTE_MODULES) is 'core_attn'",
-       "core_attn is offloaded as well", "take core_attn out of"});
-  check_says(refused("--offload-modules=all --recompute-modules=moe_act"),
-             {"moe_act is offloaded as well", "name the modules instead of all"});
+TEST_CASE("a module may be offloaded and recomputed: its inputs leave, its output is computed") {
+  accepted("--offload-modules=core_attn,moe_act --recompute-modules=core_attn");
+  accepted("--offload-modules=all --recompute-modules=moe_act");
+  accepted("--offload-modules=fused_group_mlp --recompute-modules=moe_act");
   accepted("--offload-modules=expert_fc1 --recompute-modules=moe_act");
   accepted("--offload-modules=core_attn,attn_norm --recompute-modules=layernorm,mla_up_proj,mlp");
   accepted("--recompute-modules=core_attn");
@@ -236,6 +233,21 @@ TEST_CASE("a module is recomputed or offloaded, not both") {
       parse_options("--offload-modules=moe_act --recompute-modules=core_attn,shared_experts")));
   CHECK_NOTHROW(validate_open(
       parse_options("--own-modules=rope --offload-modules=core_attn --recompute-modules=rope")));
+}
+
+TEST_CASE("every region of Megatron's can be recomputed") {
+  for (const char* const region : {"layernorm", "mla_up_proj", "mlp", "moe", "shared_experts",
+                                   "gdn_norm_out", "gdp_in_proj", "gdp_qkv", "mhc"}) {
+    CAPTURE(region);
+    accepted(("--offload-modules=core_attn,attn_proj --recompute-modules=" + std::string(region))
+                 .c_str());
+  }
+  for (const char* const norm : {"attn_norm", "mlp_norm"}) {
+    const std::string text = "--recompute-modules=mhc --offload-modules=" + std::string(norm);
+    check_says(refused(text.c_str()), {"mhc discards the tensor that", norm});
+  }
+  check_says(refused("--offload-modules=fused_group_mlp --recompute-modules=moe_permute"),
+             {"moe_permute discards the tensor that fused_group_mlp offloads"});
 }
 
 TEST_CASE("nothing is offloaded inside what is recomputed whole") {

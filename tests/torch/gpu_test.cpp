@@ -118,24 +118,67 @@ TIDEPOOL_GPU_TEST("torch: on a GPU waiting memory goes back before the allocator
   CHECK(x.grad().equal(2 * (x * 2).cos()));
 }
 
-TIDEPOOL_GPU_TEST("torch: on a GPU a module inside a capture by torch is refused") {
+TIDEPOOL_GPU_TEST("torch: on a GPU the copies of a capture by torch are part of its graph") {
+  tidepool::cuda_device dev;
+  offloader off(dev, small_torch_options());
+  const c10::cuda::CUDAStreamGuard side(c10::cuda::getStreamFromPool());
+  const auto x = torch::randn({rows, width}, torch::kCUDA).requires_grad_();
+  at::Tensor gradient;
+  const auto step = [&] {
+    auto pass = off.begin();
+    auto y = pass.module("act", 0, [&] { return torch::sin(x * 2); });
+    pass.end_forward();
+    gradient = torch::autograd::grad({y.sum()}, {x})[0];
+    pass.finish();
+    off.end_step();
+  };
+  const auto moved = [&] {
+    std::size_t bytes = 0;
+    for (const auto& each : off.counters().modules) bytes += each.bytes_reloaded;
+    return bytes;
+  };
+  step();
+  const auto eager = moved();
+  CHECK(eager > 0);
+  at::cuda::CUDAGraph graph;
+  graph.capture_begin();
+  step();
+  graph.capture_end();
+  CHECK(moved() == 2 * eager);
+  for (int i = 0; i < 5; ++i) {
+    {
+      const torch::NoGradGuard unseen;
+      x.mul_(0.9);
+    }
+    graph.replay();
+    CHECK(gradient.equal(2 * (x * 2).cos()));
+  }
+  step();  // eager work goes on beside the graph
+  CHECK(gradient.equal(2 * (x * 2).cos()));
+  torch::cuda::synchronize();
+}
+
+TIDEPOOL_GPU_TEST("torch: on a GPU a pass of a capture is refused outside of it") {
   tidepool::cuda_device dev;
   offloader off(dev, small_torch_options());
   const c10::cuda::CUDAStreamGuard side(c10::cuda::getStreamFromPool());
   const auto x = torch::randn({rows, width}, torch::kCUDA).requires_grad_();
   static_cast<void>(torch::sin(x));
-  auto pass = off.begin();
   at::cuda::CUDAGraph graph;
   graph.capture_begin();
-  CHECK_THROWS_AS(pass.module("act", 0, [&] { return torch::sin(x); }), tidepool::misuse_error);
-  auto y = torch::sin(x.detach());
+  auto pass = off.begin();
+  auto y = pass.module("act", 0, [&] { return torch::sin(x * 2); });
+  off.join_capture();
   graph.capture_end();
+  CHECK_THROWS_AS(pass.module("act", 1, [&] { return torch::sin(x); }), tidepool::misuse_error);
+  CHECK_THROWS_AS(y.sum().backward(), tidepool::misuse_error);
   graph.replay();
-  auto z = pass.module("act", 0, [&] { return torch::sin(x * 2); });
+  auto other = off.begin();
+  auto z = other.module("act", 0, [&] { return torch::sin(x * 2); });
   z.sum().backward();
-  pass.finish();
+  other.finish();
   torch::cuda::synchronize();
-  CHECK(y.equal(x.sin()));
+  CHECK(y.equal((x * 2).sin()));
   CHECK(x.grad().equal(2 * (x * 2).cos()));
 }
 

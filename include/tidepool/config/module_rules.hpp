@@ -187,8 +187,12 @@ inline void check_recompute(const options& value, const module_list& list, std::
                                           {"fused_group_mlp", "moe_act"}}};
   // Regions that discard the tensor of a module. With `all` most pairs are no mistake, because the
   // model then just lacks that module.
-  constexpr std::array<region, 3> discards{
-      {{"gdp_in_proj", "gdp_qkv"}, {"layernorm", "qkv_linear"}, {"moe_permute", "expert_fc1"}}};
+  constexpr std::array<region, 6> discards{{{"gdp_in_proj", "gdp_qkv"},
+                                            {"layernorm", "qkv_linear"},
+                                            {"moe_permute", "expert_fc1"},
+                                            {"moe_permute", "fused_group_mlp"},
+                                            {"mhc", "attn_norm"},
+                                            {"mhc", "mlp_norm"}}};
   const bool by_all = value.offload_modules == std::vector<std::string>{"all"};
   const std::string label = option_label("recompute_modules");
   const std::string shown = text::join(value.recompute_modules, ",");
@@ -204,17 +208,6 @@ inline void check_recompute(const options& value, const module_list& list, std::
           list.open ? "Declare a region of your own in own_modules (--own-modules=NAME)"
                     : (standard ? "To compile it in: " : "To recompute a region of your own: ") +
                           list.list_with(name));
-    }
-    if ((enabled & list.bit(name)) != 0) {
-      reject(label, shown, name + " is offloaded as well (offload_modules)",
-             "take " + name + " out of --recompute-modules or out of --offload-modules" +
-                 (by_all ? " (name the modules instead of all)" : ""));
-    }
-    const bool in_group = name == "moe_act" || name == "moe_permute";
-    if (in_group && (enabled & list.bit("fused_group_mlp")) != 0) {
-      reject(label, shown, "the group of fused_group_mlp holds what " + name + " computes again",
-             "offload other modules than fused_group_mlp, or take " + name +
-                 " out of --recompute-modules");
     }
     for (const region& pair : discards) {
       const bool counts = !by_all || name == "gdp_in_proj";

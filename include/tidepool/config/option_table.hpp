@@ -73,7 +73,7 @@ inline constexpr std::array options_by{
              "only these layers offload, such as 0,2,4-7",
              member<&options::offload_layers, layers_format, option_kind::list>{}),
     Make::of("recompute-modules", "recompute_modules", "", "NAMES|none",
-             "what is discarded in forward and computed again; it may not be offloaded as well",
+             "what is discarded in forward and computed again where the trainer offers it",
              member<&options::recompute_modules, names_format<false>, option_kind::list>{}),
     Make::of("max-inflight", "max_inflight", "fine-grained-offloading-max-inflight-offloads",
              "COUNT|none|NAME:COUNT,...",

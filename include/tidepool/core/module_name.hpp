@@ -15,8 +15,9 @@ namespace tidepool::inline v0_3_0::detail {
 
 /// Names that `recompute_modules` takes beside modules: parts of a model that trainers recompute.
 /// Source: Megatron-Core `TransformerConfig.recompute_modules`, and the gather of routed tokens.
-inline constexpr std::array<std::string_view, 7> recompute_regions{
-    "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts", "moe_permute", "gdp_in_proj"};
+inline constexpr std::array<std::string_view, 9> recompute_regions{
+    "layernorm",   "mla_up_proj", "mlp",          "moe", "shared_experts",
+    "moe_permute", "gdp_in_proj", "gdn_norm_out", "mhc"};
 
 // Templates that show their argument in a compiler's messages. They take letters for clang, because
 // clang before 16 shows a string as numbers.

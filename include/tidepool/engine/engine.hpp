@@ -169,6 +169,7 @@ class engine : public storage_owner {
   // The index of a name in `recompute_modules`, which is a short list.
   [[nodiscard]] std::size_t recomputed(std::string_view name) const;
   [[nodiscard]] std::size_t recomputed(module_id module) const;
+  [[nodiscard]] bool recomputes(module_id m) const { return recomputed(m) != not_recomputed; }
   [[nodiscard]] std::optional<module_id> module_named(std::string_view name) const;
 
   // Releases the memory of `tensors` behind the work that `lane` has been given; keeps their sizes.

@@ -45,6 +45,14 @@ class torch_streams<cuda_device> {
   }
   /// True while the stream is being captured.
   [[nodiscard]] bool capturing(stream_ref stream) const { return dev_->capturing(stream); }
+  /// Null if scopes and reloads may work on the stream, or the reason why not.
+  [[nodiscard]] const char* why_not(stream_ref stream) const {
+    return capturing(stream) ? detail::torch_capture_refused : nullptr;
+  }
+  /// A call of the adapter: it needs nothing but its lock.
+  struct call {
+    explicit call(const torch_streams& /*on*/) {}
+  };
 
   /// Does nothing: kernels take their own time.
   void worked(std::size_t /*bytes*/, stream_ref /*stream*/) {}

@@ -36,12 +36,29 @@ class innermost_of_thread {
   Kind* outer_;
 };
 
-// A module scope that is open on this thread.
-class torch_scope : public innermost_of_thread<torch_scope> {
+// The tensors that one module saves in one layer of a pass.
+class torch_saver {
  public:
+  torch_saver() = default;
+  torch_saver(const torch_saver&) = delete;
+  torch_saver& operator=(const torch_saver&) = delete;
+  virtual ~torch_saver() = default;
   [[nodiscard]] virtual std::unique_ptr<::torch::autograd::SavedVariableHooks> hooks() = 0;
-  // Ends the scope: its saved tensors leave.
+  // The module's forward is over: its saved tensors leave.
   virtual void leave() = 0;
+};
+
+// A module scope that is open on this thread.
+class torch_scope final : public innermost_of_thread<torch_scope> {
+ public:
+  explicit torch_scope(std::unique_ptr<torch_saver> to) : saver_(std::move(to)) {}
+  [[nodiscard]] std::unique_ptr<::torch::autograd::SavedVariableHooks> hooks() {
+    return saver_->hooks();
+  }
+  void leave() { saver_->leave(); }
+
+ private:
+  std::unique_ptr<torch_saver> saver_;
 };
 
 // Runs `body` and then leaves `scope`, which is open around it; a null `scope` is ignored.

@@ -25,10 +25,11 @@ class torch_pass_state final : public torch_pass_end {
   using stream_ref = typename Device::stream_ref;
   using saved = torch_saved<Device>;
   using core_type = torch_core<Device>;
+  using call = torch_call<Device>;
 
   torch_pass_state(std::shared_ptr<core_type> core, const chunk_info& info)
       : core_(std::move(core)), info_(info) {
-    const std::lock_guard guard(core_->lock);
+    const call guard(*core_);
     core_->passes.push_back(this);
     try {
       open_ = core_->off->begin(info);
@@ -38,7 +39,7 @@ class torch_pass_state final : public torch_pass_end {
     }
   }
   ~torch_pass_state() {
-    const std::lock_guard guard(core_->lock);
+    const call guard(*core_);
     std::erase(core_->passes, this);
     entries_.clear();
     open_ = {};
@@ -53,16 +54,17 @@ class torch_pass_state final : public torch_pass_end {
   // True if a scope of this module saves tensors here. In backward no scope saves, because a
   // checkpoint runs a part of forward again and reads its tensors at once.
   [[nodiscard]] bool saves(module_id module) {
-    const std::lock_guard guard(core_->lock);
+    const call guard(*core_);
     return stage_ == stage::forward && !info_.forward_only && core_->off->enabled(module);
   }
+  [[nodiscard]] bool in_forward() {
+    const call guard(*core_);
+    return stage_ == stage::forward;
+  }
   [[nodiscard]] std::uint32_t enter(module_id module, int layer) {
-    const std::lock_guard guard(core_->lock);
-    if (core_->streams.capturing(core_->streams.current())) {
-      refuse(module, layer,
-             "its stream is being captured into a CUDA graph, which would go on using memory that"
-             " goes back to torch; capture what lies between such scopes, or take the module out"
-             " of --offload-modules");
+    const call guard(*core_);
+    if (const char* why = core_->streams.why_not(core_->streams.current())) {
+      refuse(module, layer, why);
     }
     groups_.push_back({module, layer, place::scope, {}, 0, {}});
     return static_cast<std::uint32_t>(groups_.size() - 1);
@@ -70,27 +72,27 @@ class torch_pass_state final : public torch_pass_end {
 
   // Notes a tensor that stays because it lies on another device or was excluded.
   void note_elsewhere(std::uint32_t in_group, bool excluded) {
-    const std::lock_guard guard(core_->lock);
+    const call guard(*core_);
     if (core_->off) core_->off->note_elsewhere(groups_[in_group].module, excluded);
   }
 
   // Returns the entry of the bytes of `tensor`, with one more reference.
   [[nodiscard]] saved& save(const at::Tensor& tensor, const torch_layout& part,
                             std::uint32_t in_group) {
-    const std::lock_guard guard(core_->lock);
+    const call guard(*core_);
     auto& newest = by_storage_[tensor.storage().unsafeGetStorageImpl()];
     if (newest == nullptr || !serves(*newest, part)) {
       newest = &entries_.emplace_back(tensor, in_group);
       groups_[in_group].list.push_back(newest);
     }
-    if (newest->storage) newest->widen(part);
+    if (newest->storage && !newest->views.gathered()) newest->widen(part);
     if (newest->references++ == 0) ++groups_[newest->group].wanted;
     return *newest;
   }
 
   // Ends a scope: its saved tensors leave.
   void leave(std::uint32_t index) {
-    const std::lock_guard guard(core_->lock);
+    const call guard(*core_);
     auto& group = groups_[index];
     std::erase_if(group.list,
                   [](const saved* each) { return each->references == 0 || !each->is_whole(); });
@@ -98,6 +100,9 @@ class torch_pass_state final : public torch_pass_end {
     expect_first(group);
     group.stream = core_->streams.current();
     std::size_t bytes = 0;
+    core_->lock.allocate([&] {
+      for (auto* each : group.list) each->gather_if_thin();
+    });
     try {
       for (auto* each : group.list) {
         each->handle = core_->adopt(*each, group.stream);
@@ -115,7 +120,7 @@ class torch_pass_state final : public torch_pass_end {
   }
 
   void end_forward() {
-    const std::lock_guard guard(core_->lock);
+    const call guard(*core_);
     if (stage_ != stage::forward) return;
     open_.end_forward();
     begin_backward();
@@ -123,21 +128,24 @@ class torch_pass_state final : public torch_pass_end {
 
   // ---- backward ----
 
-  // The memory in which backward reads a tensor: the original storage `live`, or a storage that has
-  // come back.
+  // The memory in which backward reads a tensor: a storage `live` that is still there, or one that
+  // has come back.
   struct found {
     c10::Storage live;
     std::byte* begin = nullptr;  // of the whole storage
+    const torch_layout* as = nullptr;
   };
 
   // Finds `part` for the thread's current stream.
   [[nodiscard]] found load(saved& from, const torch_layout& part, const tensor_version& version) {
-    const std::lock_guard guard(core_->lock);
+    const call guard(*core_);
     auto& group = groups_[from.group];
     expect_unchanged(version, group.module, group.layer, part);
-    if (from.storage) return live_in(from.storage, part, group);  // the storage never left
+    const auto& as = from.place_of(part);
+    if (from.storage) return live_in(from.storage, as, group);  // the storage never left
     const auto stream = core_->streams.current();
     if (group.where == place::committed) {
+      if (const char* why = core_->streams.why_not(stream)) refuse(group.module, group.layer, why);
       restore(group, stream);
     } else if (group.where == place::gone) {
       refuse(group.module, group.layer,
@@ -147,12 +155,12 @@ class torch_pass_state final : public torch_pass_end {
       use_too(from, stream);
     }
     if (const auto live = from.live()) return live_in(live, part, group);
-    return {{}, from.begin()};
+    return {{}, from.begin(), &as};
   }
   void expect_unchanged(const tensor_version& version, std::uint32_t group,
                         const torch_layout& part) {
     if (!version.changed()) return;
-    const std::lock_guard guard(core_->lock);
+    const call guard(*core_);
     expect_unchanged(version, groups_[group].module, groups_[group].layer, part);
   }
   // Checks that a leaf still has its storage, since autograd without hooks would read the leaf's
@@ -161,7 +169,7 @@ class torch_pass_state final : public torch_pass_end {
                            const torch_layout& part) {
     const auto* const known = from.identity._unsafe_get_target();
     if (leaf.has_storage() && leaf.storage().unsafeGetStorageImpl() == known) return;
-    const std::lock_guard guard(core_->lock);
+    const call guard(*core_);
     const auto& group = groups_[from.group];
     refuse(group.module, group.layer,
            "a leaf of " + in_words(part) +
@@ -169,11 +177,11 @@ class torch_pass_state final : public torch_pass_end {
                " out of offload by exclude or exclude_if, and backward reads what it is then");
   }
   void add_reference(saved& to) {
-    const std::lock_guard guard(core_->lock);
+    const call guard(*core_);
     ++to.references;
   }
   void drop_reference(saved& from) noexcept {
-    const std::lock_guard guard(core_->lock);
+    const call guard(*core_);
     if (--from.references > 0) return;
     auto& group = groups_[from.group];
     --group.wanted;
@@ -188,7 +196,7 @@ class torch_pass_state final : public torch_pass_end {
 
   // Ends the pass, and gives up tensors that no backward has asked for.
   void finish() {
-    const std::lock_guard guard(core_->lock);
+    const call guard(*core_);
     if (stage_ == stage::over) return;
     for (auto& group : groups_) {
       if (group.where == place::committed) forget(group);
@@ -198,7 +206,7 @@ class torch_pass_state final : public torch_pass_end {
   }
   // Gives the pass up, like an abandoned chunk.
   void give_up() noexcept {
-    const std::lock_guard guard(core_->lock);
+    const call guard(*core_);
     if (stage_ == stage::over) return;
     stage_ = stage::over;
     for (auto& group : groups_) {
@@ -228,6 +236,7 @@ class torch_pass_state final : public torch_pass_end {
   [[nodiscard]] bool serves(const saved& known, const torch_layout& part) const {
     const auto where = groups_[known.group].where;
     if (known.version.changed() || where == place::gone) return false;
+    if (known.views.gathered() && !known.covers(part)) return false;
     if (known.watch && known.watch->taken()) return false;
     return known.storage ? where == place::scope : known.references > 0 && known.covers(part);
   }
@@ -264,7 +273,7 @@ class torch_pass_state final : public torch_pass_end {
   }
   [[nodiscard]] found live_in(const c10::Storage& storage, const torch_layout& part,
                               const group_state& group) const {
-    if (part.lies_in(storage)) return {storage, nullptr};
+    if (part.lies_in(storage)) return {storage, nullptr, &part};
     refuse(group.module, group.layer,
            "the storage of a tensor of " + in_words(part) +
                " elements that it saved was emptied or resized since, and is not filled again now"

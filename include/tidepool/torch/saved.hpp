@@ -1,13 +1,9 @@
-/// A storage that autograd saved, and the tensors in it, which come back with their old sizes,
+/// A storage that autograd saved tensors from. They come back with their old sizes,
 /// strides and values.
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 #include <c10/core/Storage.h>
-#include <c10/core/TensorOptions.h>
-#include <c10/util/DimVector.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -19,58 +15,12 @@
 
 #include "tidepool/buffer.hpp"
 #include "tidepool/core/block.hpp"
+#include "tidepool/torch/layout.hpp"
+#include "tidepool/torch/thin_views.hpp"
 #include "tidepool/torch/version.hpp"
 #include "tidepool/torch/watch.hpp"
 
 namespace tidepool::inline v0_3_0::detail {
-
-[[nodiscard]] inline bool is_as_long(const c10::Storage& storage, std::size_t bytes) {
-  return bytes_of(storage) != nullptr && bytes <= storage.nbytes();
-}
-
-// The sizes and strides of a tensor, and its byte range in its storage.
-struct torch_layout {
-  c10::DimVector sizes;
-  c10::DimVector strides;
-  std::size_t first = 0;  // its first byte in the storage
-  std::size_t last = 0;   // end of its byte range
-  c10::TensorOptions options;
-
-  explicit torch_layout(const at::Tensor& of)
-      : sizes(of.sizes().begin(), of.sizes().end()),
-        strides(of.strides().begin(), of.strides().end()),
-        options(of.options().requires_grad(false)) {
-    const auto width = of.element_size();
-    std::int64_t reach = 1;
-    for (std::size_t d = 0; d < sizes.size(); ++d) reach += (sizes[d] - 1) * strides[d];
-    first = static_cast<std::size_t>(of.storage_offset()) * width;
-    last = first + static_cast<std::size_t>(reach) * width;
-  }
-
-  [[nodiscard]] std::size_t width() const { return options.dtype().itemsize(); }
-  [[nodiscard]] bool bfloat16() const { return options.dtype() == c10::kBFloat16; }
-
-  // True if the storage holds the whole tensor. `in` would silently enlarge a shorter one, without
-  // contents.
-  [[nodiscard]] bool lies_in(const c10::Storage& storage) const {
-    return is_as_long(storage, last);
-  }
-  // The tensor, in a storage that torch still owns.
-  [[nodiscard]] at::Tensor in(const c10::Storage& storage) const {
-    return at::empty({0}, options)
-        .set_(storage, static_cast<std::int64_t>(first / width()), sizes, strides);
-  }
-  // The tensor, in a storage that begins at `begin`; `done(context)` is called when it is freed.
-  [[nodiscard]] at::Tensor at_address(std::byte* begin, void* context,
-                                      c10::DeleterFnPtr done) const {
-    return at::for_blob(begin + first, sizes)
-        .strides(strides)
-        .context(context, done)
-        .options(options)
-        .target_device(options.device())
-        .make_tensor();
-  }
-};
 
 // True if the tensor is fully described by its layout and its bytes in memory, so that a copy of
 // the bytes suffices.
@@ -96,6 +46,7 @@ struct torch_saved {
   c10::weak_intrusive_ptr<c10::StorageImpl> identity;  // keeps its address from being reused
   std::shared_ptr<torch_watch> watch;                  // set when the scope ends
   tensor_version version;
+  thin_views views;
   std::size_t first = std::numeric_limits<std::size_t>::max();
   std::size_t last = 0;
   std::size_t width = 1;  // bytes of the smallest element type saved from it
@@ -114,13 +65,29 @@ struct torch_saved {
         group(in_group) {}
 
   [[nodiscard]] bool covers(const torch_layout& part) const {
+    if (views.gathered()) return views.find(part) != nullptr;
     return part.first >= first && part.last <= last;
   }
   void widen(const torch_layout& part) {
+    views.add(part, storage);
     first = std::min(first, part.first / block_alignment * block_alignment);
     last = std::max(last, part.last);
     width = std::min(width, part.width());
     bfloat16 = bfloat16 || part.bfloat16();
+  }
+  // Replaces the storage by dense copies, if the views in it are thin. The original is watched only
+  // for a refill, because nothing reads it any more behind the work of torch's current stream.
+  void gather_if_thin() {
+    if (!views.worth_gathering(bytes())) return;
+    auto copies = views.gather(storage);
+    watch = std::make_shared<torch_watch>(std::exchange(storage, std::move(copies)));
+    watch->end();
+    first = 0;
+    last = views.end();
+  }
+  // The place of a saved tensor in `storage`, or in what came back.
+  [[nodiscard]] const torch_layout& place_of(const torch_layout& part) const {
+    return views.gathered() ? *views.find(part) : part;
   }
   [[nodiscard]] std::size_t bytes() const { return last - first; }
   // True if the storage still has all bytes that were saved; the module may have resized it.

@@ -21,6 +21,15 @@ class checked_device;
 template <class Device>
 class torch_streams;
 
+namespace detail {
+
+inline constexpr const char* torch_capture_refused =
+    "its stream is being captured into a CUDA graph, which would go on using memory that goes back"
+    " to torch; capture what lies between such scopes, or take the module out of"
+    " --offload-modules";
+
+}  // namespace detail
+
 /// Torch on the CPU, as one stream of the virtual device. Torch's operators run at once when they
 /// are called. Before torch touches memory, the virtual stream runs exactly as far as it was told
 /// to wait, so that a missing wait causes wrong values that a test can see.
@@ -51,6 +60,14 @@ class torch_streams<virtual_device> {
   void set_current(stream_ref stream) { current_ = stream; }
   /// True while the stream is being captured.
   [[nodiscard]] bool capturing(stream_ref stream) const { return dev_->capturing(stream); }
+  /// Null if scopes and reloads may work on the stream, or the reason why not.
+  [[nodiscard]] const char* why_not(stream_ref stream) const {
+    return capturing(stream) ? detail::torch_capture_refused : nullptr;
+  }
+  /// A call of the adapter: it needs nothing but its lock.
+  struct call {
+    explicit call(const torch_streams& /*on*/) {}
+  };
 
   /// Queues the time of work on `bytes`.
   void worked(std::size_t bytes, stream_ref stream) {
