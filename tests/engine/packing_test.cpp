@@ -358,7 +358,8 @@ TEST_CASE("packing: the summary tells the bytes on the link") {
   std::ostringstream text;
   tidepool::trace::write_summary(text, off.counters());
   CHECK(says(text.str(), "packed core_attn"));
-  const auto& counted = off.counters().modules[0];
+  const auto counters = off.counters();
+  const auto& counted = counters.modules[0];
   CHECK(counted.bytes_packed == 4 * bytes);
   CHECK(counted.bytes_on_link == 4 * pack_form::packed_bytes(bytes));
 }

@@ -20,6 +20,11 @@ fi
 python=$place/venv/bin/python
 unset PYTHONPATH
 export PYTHONDONTWRITEBYTECODE=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+# A torch that lies in a virtual environment itself is not among the system's packages.
+if ! "$python" -c "import torch" 2>/dev/null; then
+  "$PYTHON" -c "import os, torch; print(os.path.dirname(os.path.dirname(torch.__file__)))" \
+    >"$("$python" -c "import sysconfig; print(sysconfig.get_paths()['purelib'])")/torch.pth"
+fi
 "$python" -m pip -q install --no-index --no-deps "${wheel[0]}"
 
 version=$(sed -n 's/#define TIDEPOOL_VERSION_[A-Z]* //p' "$root/include/tidepool/version.hpp" |

@@ -81,7 +81,8 @@ class torch_operator_rule {
   [[nodiscard]] static bool touches_nothing(std::string_view name) {
     constexpr std::array names{"aten::empty",         "aten::empty_like", "aten::empty_strided",
                                "aten::new_empty",     "aten::set_",       "aten::new_empty_strided",
-                               "aten::record_stream", "aten::resize_",    "aten::_resize_output_"};
+                               "aten::record_stream", "aten::resize_",    "aten::_resize_output_",
+                               "aten::is_pinned"};
     return std::ranges::find(names, name) != names.end();
   }
   [[nodiscard]] static bool is_written(const c10::Argument& which) {
