@@ -105,7 +105,12 @@ class copies {
     auto& from = at(store.place);
     if (from.staged && store.bytes > 0) from.staged->forget(store.there.memory);
     from.used -= store.there.memory.bytes;
-    if (store.bytes > 0) from.blocks->release(store.there.memory, after);
+    // Nothing was copied into the block if `after` is the begin. The offload stream has joined the
+    // block's last reader then, but the next writer may be a kernel that packs on another stream.
+    if (store.bytes > 0) {
+      from.blocks->release(store.there.memory,
+                           after.position > 0 ? fence(after) : order_.past(from.offload));
+    }
     store.there.memory = {};
   }
 

@@ -36,8 +36,7 @@ TIDEPOOL_INLINE void storages::pack(const group& which, const saved* items) {
     const packed_block there(store);
     packing_.tensors += store.bytes;
     packing_.link += there.link;
-    packing_.largest =
-        std::max(packing_.largest, pack_form::packed_bytes(std::min(store.bytes, packed_piece)));
+    packing_.largest = std::max(packing_.largest, largest_packed_piece(store.bytes));
     packing_.of_group = std::max(packing_.of_group, group += aligned(there.link));
     make_room(staged_.outgoing, staged_.outgoing.size() + 1);
     block room;
@@ -55,8 +54,11 @@ TIDEPOOL_INLINE void storages::pack(const group& which, const saved* items) {
 
 TIDEPOOL_INLINE bool storages::take_staging(std::size_t bytes, lane_id by, block& into) {
   const bool by_owners = borrowed_.held() > 0 || gives_back_;
-  if (by_owners && !budget_.fits(bytes, live_)) return false;
-  if (by_owners) budget_.make_room(borrowed_, bytes, live_);
+  if (by_owners) {
+    const auto live = live_ + staged_.bytes();
+    if (!budget_.fits(bytes, live)) return false;
+    budget_.make_room(borrowed_, bytes, live);
+  }
   block room;
   fence ready;
   if (!device_->take(bytes, by, room, ready)) return false;
@@ -78,8 +80,7 @@ TIDEPOOL_INLINE void storages::take_incoming(std::span<const saved> items) {
   std::size_t link = 0;
   for (const auto& item : items) {
     if (!item.copies_back || !item.store->is.packed) continue;
-    const auto piece = std::min(item.store->bytes, packed_piece);
-    link = std::max(link, pack_form::packed_bytes(piece));
+    link = std::max(link, largest_packed_piece(item.store->bytes));
   }
   const auto by = reload_lane(place_kind::host);
   if (link > 0) static_cast<void>(take_staging(link, by, staged_.incoming));

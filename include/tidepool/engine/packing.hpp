@@ -45,6 +45,16 @@ void for_each_piece(std::size_t tensor_bytes, const Each& each) {
   }
 }
 
+// Bytes of the largest packed piece of a tensor. It may be the last, because bytes behind the last
+// record travel as they are.
+[[nodiscard]] inline std::size_t largest_packed_piece(std::size_t tensor_bytes) {
+  std::size_t largest = 0;
+  for_each_piece(tensor_bytes, [&](std::size_t, std::size_t bytes) {
+    largest = std::max(largest, pack_form::packed_bytes(bytes));
+  });
+  return largest;
+}
+
 // The tensors so far that could be packed, in bytes, whether there was room for it or not.
 struct packing_sizes {
   std::uint64_t tensors = 0;
@@ -78,6 +88,11 @@ struct staged_tensors {
   block incoming;               // serves one tensor after the other; null: none was free
 
   [[nodiscard]] bool any() const { return !outgoing.empty() || incoming; }
+  [[nodiscard]] std::size_t bytes() const {
+    auto all = incoming.bytes;
+    for (const auto& each : outgoing) all += each.bytes;
+    return all;
+  }
   [[nodiscard]] copy_item next_out(const storage& store) {
     const packed_block there(store);
     return {there.packed, outgoing[queued++].data, there.link};

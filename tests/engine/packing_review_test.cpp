@@ -1,0 +1,216 @@
+// Tests of a hostile review of packing.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "codec/bf16_tensors.hpp"
+#include "rig.hpp"
+#include "tidepool/codec/pack_form.hpp"
+#include "tidepool/error.hpp"
+#include "tidepool/memory/stream_memory.hpp"
+
+struct __nv_bfloat16 {  // as cuda_bf16.h has it
+  std::uint16_t bits;
+};
+
+namespace {
+
+using tidepool::aligned;
+using tidepool::machine;
+using tidepool::test::arena_options;
+using tidepool::test::bf16_kind;
+using tidepool::test::bf16_tensor;
+using tidepool::test::rig;
+using tidepool::test::small_options;
+namespace pack_form = tidepool::pack_form;
+
+using offloader = rig::offloader<tidepool::modules<"core_attn", "expert_fc1">>;
+
+constexpr std::size_t numbers = 5'000;  // with a tail
+constexpr std::size_t bytes = 2 * numbers;
+
+std::vector<std::uint16_t> drawn(bf16_kind kind, std::size_t count, std::uint64_t seed) {
+  std::mt19937 from(static_cast<std::uint32_t>(seed));
+  return bf16_tensor(kind, count, from);
+}
+
+class desk : public rig {
+ public:
+  using rig::rig;
+
+  void write_numbers(const buffer& to, bf16_kind kind, std::uint64_t seed, stream_ref on) {
+    dev.launch(on, 500, [at = to.data(), n = to.size() / 2, kind, seed] {
+      const auto all = drawn(kind, n, seed);
+      std::memcpy(at, all.data(), 2 * n);
+    });
+  }
+  void check_numbers(const buffer& from, bf16_kind kind, std::uint64_t seed, stream_ref on,
+                     double ns = 500) {
+    dev.launch(on, ns, [this, at = from.data(), n = from.size() / 2, kind, seed] {
+      const auto all = drawn(kind, n, seed);
+      if (std::memcmp(at, all.data(), 2 * n) != 0) ++wrong_tensors;
+    });
+  }
+  std::size_t wrong_tensors = 0;
+};
+
+tidepool::options packing(tidepool::options opts) {
+  opts.offload_modules = {"core_attn"};
+  opts.pack = {"core_attn"};
+  return opts;
+}
+
+machine small_machine() {
+  machine model;
+  model.packs_from = 2048;
+  return model;
+}
+
+}  // namespace
+
+TEST_CASE("packing: the last piece of a tensor fits the memory through which it comes back") {
+  constexpr std::size_t piece = tidepool::detail::packed_piece;
+  for (const std::size_t less : {0U, 2U, 286U, 288U, 1024U}) {
+    CAPTURE(less);
+    const std::size_t large = 2 * piece - less;
+    auto model = small_machine();
+    model.device_bytes = 7 * piece;
+    model.host_bytes = 6 * piece;
+    desk on(model);
+    // Room for the tensor, its packed form, and a little more.
+    auto opts = packing(arena_options(6 * piece));
+    opts.host_step = 4 * piece;
+    opts.host_budget = 4 * piece;
+    opts.reload_ahead = 0;
+    offloader off(on.dev, opts);
+    auto pass = off.begin();
+    auto x = off.allocate<__nv_bfloat16>(large / 2, on.stream());
+    on.write_numbers(x, bf16_kind::random, 3, on.stream());
+    pass.commit<"core_attn">(0, on.stream(), x);
+    pass.end_forward();
+    // Small tensors fill the arena; then there is room for the tensor and for one packed piece.
+    constexpr std::size_t small = std::size_t{1} << 20;
+    std::vector<rig::buffer> all;
+    const auto fill = [&] {
+      try {
+        for (;;) on.write(all.emplace_back(off.allocate(small, on.stream())), 7);
+      } catch (const tidepool::out_of_budget&) {
+      }
+    };
+    fill();
+    std::ranges::sort(all, {}, [](const rig::buffer& each) { return each.data(); });
+    const auto free = [&](std::size_t count) {
+      for (std::size_t i = 0; i + count < all.size(); ++i) {
+        const auto* const at = static_cast<const std::byte*>(all[i].data());
+        if (all[i + count].data() != at + count * small) continue;
+        for (std::size_t k = 0; k < count; ++k) all[i + k].reset(on.stream());
+        all.erase(all.begin() + static_cast<std::ptrdiff_t>(i),
+                  all.begin() + static_cast<std::ptrdiff_t>(i + count));
+        return true;
+      }
+      return false;
+    };
+    REQUIRE(free(23));
+    REQUIRE(free(64));
+    pass.restore<"core_attn">(0, on.stream(), x);
+    on.check_numbers(x, bf16_kind::random, 3, on.stream());
+    for (const auto& each : all) on.check(each, 7);
+    CHECK(on.wrong() == 0);  // words of other tensors
+    CHECK(on.wrong_tensors == 0);
+    for (auto& each : all) each.reset(on.stream());
+    x.reset(on.stream());
+    pass.finish();
+  }
+}
+
+TEST_CASE("packing: a host block that an unpacked commit leaves again is not packed into early") {
+  for (const bool state : {false, true}) {
+    CAPTURE(state);
+    auto model = small_machine();
+    model.reload_rate = 0.5;  // the reload reads the block for long
+    desk on(model);
+    auto side = on.dev.make_stream();
+    auto opts = packing(small_options());
+    opts.offload_modules = {"core_attn", "expert_fc1"};
+    opts.host_step = 256;
+    opts.host_budget = aligned(pack_form::host_bytes(bytes));  // of one tensor
+    offloader off(on.dev, opts);
+    auto first = off.begin();
+    auto x = off.allocate<__nv_bfloat16>(numbers, on.stream());
+    on.write_numbers(x, bf16_kind::random, 1, on.stream());
+    first.commit<"core_attn">(0, on.stream(), x);
+    first.restore<"core_attn">(0, on.stream(), x);
+    on.check_numbers(x, bf16_kind::random, 1, on.stream());
+    auto second = off.begin();
+    if (state) {
+      const auto gone = off.state_on_host(bytes, "state");
+    } else {
+      auto y = off.allocate<__nv_bfloat16>(numbers, on.stream());
+      auto z = off.allocate<__nv_bfloat16>(numbers, on.stream());
+      CHECK_THROWS_AS((second.commit<"expert_fc1">(0, on.stream(), y, z)), tidepool::out_of_budget);
+      y.reset(on.stream());
+      z.reset(on.stream());
+    }
+    // Another stream, which waited for nothing, packs a tensor into the same block.
+    auto other = off.allocate<__nv_bfloat16>(numbers, side.ref());
+    on.write_numbers(other, bf16_kind::one_far, 9, side.ref());
+    second.commit<"core_attn">(1, side.ref(), other);
+    static_cast<void>(on.wrong());
+    CHECK(on.wrong_tensors == 0);
+    second.restore<"core_attn">(1, side.ref(), other);
+    on.check_numbers(other, bf16_kind::one_far, 9, side.ref());
+    static_cast<void>(on.wrong());
+    CHECK(on.wrong_tensors == 0);
+    x.reset(on.stream());
+    other.reset(side.ref());
+    first.finish();
+    second.finish();
+  }
+}
+
+TEST_CASE("packing: packed blocks of a group together keep the budget of an allocator's memory") {
+  desk on(small_machine());
+  std::size_t held = 0;
+  std::size_t peak = 0;
+  std::vector<std::pair<void*, std::size_t>> sizes;
+  auto opts = packing(small_options());
+  constexpr std::size_t count = 4;
+  const auto link = aligned(pack_form::packed_bytes(bytes));
+  opts.device_budget = count * bytes + link;  // room for one packed block
+  {
+    offloader off(on.dev, opts,
+                  {.memory = tidepool::memory_on<rig::device_type>(
+                       on.stream(),
+                       [&](std::size_t b) {
+                         held += b;
+                         peak = std::max(peak, held);
+                         return on.dev.try_allocate(b);
+                       },
+                       [&](void* p, std::size_t b) {
+                         held -= b;
+                         on.dev.deallocate(p);
+                       })});
+    auto pass = off.begin();
+    std::vector<rig::buffer> all;
+    for (std::size_t i = 0; i < count; ++i) {
+      auto& x = all.emplace_back(off.allocate<__nv_bfloat16>(numbers, on.stream()));
+      on.write_numbers(x, bf16_kind::gauss, i, on.stream());
+    }
+    pass.commit<"core_attn">(0, on.stream(), all[0], all[1], all[2], all[3]);
+    pass.restore<"core_attn">(0, on.stream(), all[0], all[1], all[2], all[3]);
+    for (std::size_t i = 0; i < count; ++i) {
+      on.check_numbers(all[i], bf16_kind::gauss, i, on.stream());
+      all[i].reset(on.stream());
+    }
+    static_cast<void>(on.wrong());
+    CHECK(on.wrong_tensors == 0);
+    CHECK(off.counters().budget_exceeded == 0);
+    pass.finish();
+  }
+  CHECK(peak <= count * aligned(bytes) + link);
+}
