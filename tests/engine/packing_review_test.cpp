@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "codec/bf16_tensors.hpp"
+#include "planning.hpp"
 #include "rig.hpp"
 #include "tidepool/codec/pack_form.hpp"
 #include "tidepool/error.hpp"
@@ -213,4 +214,38 @@ TEST_CASE("packing: packed blocks of a group together keep the budget of an allo
     pass.finish();
   }
   CHECK(peak <= count * aligned(bytes) + link);
+}
+
+TEST_CASE("packing: a tensor that was packed once does not count when it is discarded later") {
+  using tidepool::plan::action;
+  tidepool::plan::profile step;
+  step.modules = {"core_attn", "expert_fc1"};
+  step.passes = {{0, false}, {0, true}, {1, false}, {1, true}};
+  step.chunks.push_back({0, {{tidepool::module_id{0}, 0, bytes}}, 0});
+  step.chunks.push_back({0, {{tidepool::module_id{1}, 0, bytes, 1.0}}, 1});
+  tidepool::plan::step_plan made;
+  made.what = {{action::offload}, {action::recompute}};
+  desk on(small_machine());
+  auto opts = arena_options(4 * aligned(bytes));
+  opts.pack = {"all"};
+  tidepool::test::planning<offloader> off(on.dev, opts);
+  off.follow(made, step);
+  auto x = off.allocate<__nv_bfloat16>(numbers, on.stream());
+  on.write_numbers(x, bf16_kind::gauss, 1, on.stream());
+  auto first = off.begin();
+  first.commit<"core_attn">(0, on.stream(), x);
+  first.restore<"core_attn">(0, on.stream(), x);
+  first.finish();
+  auto second = off.begin({.microbatch = 1});
+  second.commit_or_discard<"expert_fc1">(0, on.stream(), x);
+  REQUIRE(second.will_recompute<"expert_fc1">(0));
+  second.restore_or_recompute<"expert_fc1">(
+      0, on.stream(), [&] { on.write_numbers(x, bf16_kind::gauss, 1, on.stream()); }, x);
+  x.reset(on.stream());
+  second.finish();
+  off.end_step();
+  CHECK(off.counters().modules[0].bytes_packed == bytes);
+  CHECK(off.counters().modules[1].bytes_offloaded == 0);
+  CHECK(off.counters().modules[1].bytes_packed == 0);
+  CHECK(off.counters().modules[1].bytes_on_link == 0);
 }

@@ -162,6 +162,8 @@ TIDEPOOL_INLINE void engine::collect(chunk_state& chunk, group& into, saved* ite
       }
       into.bytes += store.bytes;
       ++seen.offloaded;
+    } else {
+      store.is.packed = false;  // it may have been packed for an earlier group
     }
     store.is.wanted = false;
     if (!store.is.packed) store.there.written = {};
