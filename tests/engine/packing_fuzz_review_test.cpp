@@ -14,9 +14,10 @@
 #include "codec/bf16_tensors.hpp"
 #include "faulty_device.hpp"
 #include "rig.hpp"
-#include "tidepool/device/checked.hpp"
 #include "tidepool/codec/pack_form.hpp"
+#include "tidepool/device/checked.hpp"
 #include "tidepool/error.hpp"
+#include "tidepool/memory/stream_memory.hpp"
 
 struct __nv_bfloat16 {
   std::uint16_t bits;
@@ -49,7 +50,8 @@ struct outcome {
 
 template <class Device>
 struct program {
-  using offloader = tidepool::offloader<Device, tidepool::modules<"core_attn", "expert_fc1", "moe_act">>;
+  using offloader =
+      tidepool::offloader<Device, tidepool::modules<"core_attn", "expert_fc1", "moe_act">>;
   using buffer = tidepool::buffer<Device>;
   using view = tidepool::view<Device>;
   using ref = typename Device::stream_ref;
@@ -68,13 +70,12 @@ struct program {
     dev.wait(stream(to), e);
   }
   void write(void* at, std::size_t bytes, std::uint64_t tag, std::size_t on) {
-    dev.launch(
-        stream(on), 500,
-        [=] {
-          const auto all = contents(bytes, tag);
-          std::memcpy(at, all.data(), bytes);
-        },
-        "write", {{at, bytes, true}});
+    dev.launch(stream(on), 500,
+               [=] {
+                 const auto all = contents(bytes, tag);
+                 std::memcpy(at, all.data(), bytes);
+               },
+               "write", {{at, bytes, true}});
   }
   void check(const void* at, std::size_t bytes, std::size_t offset, std::size_t whole,
              std::uint64_t tag, std::size_t on, double ns = 500) {
@@ -82,13 +83,12 @@ struct program {
       ++seen->wrong;
       return;
     }
-    dev.launch(
-        stream(on), ns,
-        [=, seen = seen] {
-          const auto all = contents(whole, tag);
-          if (std::memcmp(at, all.data() + offset, bytes) != 0) ++seen->wrong;
-        },
-        "check", {{at, bytes, false}});
+    dev.launch(stream(on), ns,
+               [=, seen = seen] {
+                 const auto all = contents(whole, tag);
+                 if (std::memcmp(at, all.data() + offset, bytes) != 0) ++seen->wrong;
+               },
+               "check", {{at, bytes, false}});
   }
 
   struct tensor {
@@ -115,7 +115,10 @@ struct program {
         if (left == 0) throw;
       } catch (const tidepool::out_of_budget& e) {
         ++seen->refused;
-        if (left == 0) { seen->why.insert(std::string(e.what()).substr(0, 120)); throw; }
+        if (left == 0) {
+          seen->why.insert(std::string(e.what()).substr(0, 120));
+          throw;
+        }
       }
     }
     return false;
@@ -148,7 +151,11 @@ struct program {
           t.viewed = true;
           t.at = 2 * draw(500);
           t.width = t.bytes - t.at - 2 * draw(400);
-          t.part = t.x.view({.offset = t.at, .width = t.width, .rows = 1, .pitch = t.width, .whole_storage = draw(2) == 0});
+          t.part = t.x.view({.offset = t.at,
+                             .width = t.width,
+                             .rows = 1,
+                             .pitch = t.width,
+                             .whole_storage = draw(2) == 0});
         }
         const bool part_first = t.viewed && draw(2) == 0;
         if (part_first) {
@@ -213,8 +220,8 @@ tidepool::options options_of(std::mt19937_64& rng) {
   const auto draw = [&](std::size_t n) { return rng() % n; };
   auto opts = small_options();
   opts.offload_modules = {"core_attn", "expert_fc1", "moe_act"};
-  opts.pack = draw(3) == 0 ? std::vector<std::string>{"all"}
-                           : std::vector<std::string>{"core_attn"};
+  opts.pack =
+      draw(3) == 0 ? std::vector<std::string>{"all"} : std::vector<std::string>{"core_attn"};
   opts.host_step = draw(2) == 0 ? 4096 : 65'536;
   opts.host_budget = (80 + draw(300)) * 1024;
   opts.device_step = draw(2) == 0 ? 256 : 16'384;
@@ -264,15 +271,25 @@ TEST_CASE("packing review: random programs, checked") {
     it.streams.push_back(dev.make_stream());
     auto opts = options_of(it.rng);
     {
-      typename program<device>::offloader off(dev, opts);
+      std::unique_ptr<tidepool::block_source> memory;
+      if (seed % 3 == 0) {
+        opts.memory = tidepool::memory_kind::pool;
+        memory = tidepool::memory_on<device>(
+            it.stream(0), [&dev](std::size_t b) { return dev.try_allocate(b); },
+            [&dev](void* at) { dev.deallocate(at); });
+      }
+      bool gave_up = false;
+      typename program<device>::offloader off(dev, opts, {.memory = std::move(memory)});
       off.on_report({});
       std::size_t tags = seed * 1000;
       try {
         for (int s = 0; s < 4; ++s) it.step(off, tags);
       } catch (const tidepool::out_of_budget&) {
         ++over;
+        gave_up = true;  // handles that were destroyed, not reset
       }
       dev.synchronize();
+      if (gave_up) dev.forget_findings();
       packed += off.counters().modules[0].bytes_packed;
     }
     CHECK(it.seen->wrong == 0);
