@@ -1,4 +1,4 @@
-// Tests of a hostile review of packing.
+// Edges of packing: odd pieces, host blocks of failed commits, budgets, discarded tensors.
 #include <doctest/doctest.h>
 
 #include <algorithm>

@@ -3,12 +3,9 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
-#include <iostream>
 #include <memory>
 #include <random>
-#include <set>
 #include <vector>
 
 #include "codec/bf16_tensors.hpp"
@@ -44,8 +41,6 @@ struct outcome {
   std::size_t wrong = 0;
   std::size_t packed = 0;
   std::size_t failed = 0;
-  std::size_t refused = 0;
-  std::set<std::string> why;
 };
 
 template <class Device>
@@ -113,12 +108,8 @@ struct program {
       } catch (const tidepool::device_error&) {
         ++seen->failed;
         if (left == 0) throw;
-      } catch (const tidepool::out_of_budget& e) {
-        ++seen->refused;
-        if (left == 0) {
-          seen->why.insert(std::string(e.what()).substr(0, 120));
-          throw;
-        }
+      } catch (const tidepool::out_of_budget&) {
+        if (left == 0) throw;
       }
     }
     return false;
@@ -248,22 +239,14 @@ machine machine_of(std::uint64_t seed) {
   return model;
 }
 
-std::uint64_t first_seed() {
-  const auto* v = std::getenv("FIRST");
-  return v == nullptr ? 1 : std::strtoull(v, nullptr, 10);
-}
-std::uint64_t seeds() {
-  const auto* v = std::getenv("SEEDS");
-  return v == nullptr ? 300 : std::strtoull(v, nullptr, 10);
-}
+constexpr std::uint64_t seeds = 120;
 
 }  // namespace
 
-TEST_CASE("packing review: random programs, checked") {
+TEST_CASE("packing: random programs, checked") {
   using device = tidepool::checked_device<virtual_device>;
-  std::size_t over = 0, packed = 0, refused = 0;
-  std::set<std::string> why;
-  for (auto seed = first_seed(); seed < first_seed() + seeds(); ++seed) {
+  std::size_t over = 0, packed = 0;
+  for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
     CAPTURE(seed);
     device dev(machine_of(seed));
     program<device> it{dev, std::mt19937_64(seed), {}};
@@ -293,22 +276,20 @@ TEST_CASE("packing review: random programs, checked") {
       packed += off.counters().modules[0].bytes_packed;
     }
     CHECK(it.seen->wrong == 0);
-    refused += it.seen->refused;
-    why.insert(it.seen->why.begin(), it.seen->why.end());
     if (dev.finding_count() > 0) {
       CHECK(dev.finding_count() == 0);
       MESSAGE(dev.report());
     }
   }
-  MESSAGE("over " << over << " refused " << refused << " packed " << packed);
-  for (const auto& w : why) MESSAGE(w);
+  CHECK(packed > 0);
+  CHECK(over < seeds / 4);
 }
 
-TEST_CASE("packing review: random programs with one failure") {
+TEST_CASE("packing: random programs with one failure") {
   using device = tidepool::test::faulty_device<virtual_device>;
   using tidepool::test::call_kind;
   std::size_t tripped = 0, over = 0, lost = 0;
-  for (auto seed = first_seed(); seed < first_seed() + seeds(); ++seed) {
+  for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
     CAPTURE(seed);
     device dev(machine_of(seed));
     const auto before = dev.held();
@@ -343,5 +324,6 @@ TEST_CASE("packing review: random programs with one failure") {
     }
     CHECK(dev.held() == before);
   }
-  MESSAGE("tripped " << tripped << " over " << over << " lost " << lost);
+  CHECK(tripped > seeds / 4);
+  CHECK(over + lost < tripped);
 }
