@@ -10,6 +10,19 @@
 #include <random>
 #include <vector>
 
+#include "tidepool/buffer.hpp"
+
+namespace tidepool::test {
+
+struct bf16_number {  // as a trainer's own type
+  std::uint16_t bits;
+};
+
+}  // namespace tidepool::test
+
+template <>
+inline constexpr bool tidepool::is_bfloat16<tidepool::test::bf16_number> = true;
+
 namespace tidepool::test {
 
 using bf16_numbers = std::vector<std::uint16_t>;

@@ -15,10 +15,6 @@
 #include "tidepool/error.hpp"
 #include "tidepool/memory/stream_memory.hpp"
 
-struct __nv_bfloat16 {  // as cuda_bf16.h has it
-  std::uint16_t bits;
-};
-
 namespace {
 
 using tidepool::aligned;
@@ -90,7 +86,7 @@ TEST_CASE("packing: the last piece of a tensor fits the memory through which it 
     opts.reload_ahead = 0;
     offloader off(on.dev, opts);
     auto pass = off.begin();
-    auto x = off.allocate<__nv_bfloat16>(large / 2, on.stream());
+    auto x = off.allocate<tidepool::test::bf16_number>(large / 2, on.stream());
     on.write_numbers(x, bf16_kind::random, 3, on.stream());
     pass.commit<"core_attn">(0, on.stream(), x);
     pass.end_forward();
@@ -142,7 +138,7 @@ TEST_CASE("packing: a host block that an unpacked commit leaves again is not pac
     opts.host_budget = aligned(pack_form::host_bytes(bytes));  // of one tensor
     offloader off(on.dev, opts);
     auto first = off.begin();
-    auto x = off.allocate<__nv_bfloat16>(numbers, on.stream());
+    auto x = off.allocate<tidepool::test::bf16_number>(numbers, on.stream());
     on.write_numbers(x, bf16_kind::random, 1, on.stream());
     first.commit<"core_attn">(0, on.stream(), x);
     first.restore<"core_attn">(0, on.stream(), x);
@@ -151,14 +147,14 @@ TEST_CASE("packing: a host block that an unpacked commit leaves again is not pac
     if (state) {
       const auto gone = off.state_on_host(bytes, "state");
     } else {
-      auto y = off.allocate<__nv_bfloat16>(numbers, on.stream());
-      auto z = off.allocate<__nv_bfloat16>(numbers, on.stream());
+      auto y = off.allocate<tidepool::test::bf16_number>(numbers, on.stream());
+      auto z = off.allocate<tidepool::test::bf16_number>(numbers, on.stream());
       CHECK_THROWS_AS((second.commit<"expert_fc1">(0, on.stream(), y, z)), tidepool::out_of_budget);
       y.reset(on.stream());
       z.reset(on.stream());
     }
     // Another stream, which waited for nothing, packs a tensor into the same block.
-    auto other = off.allocate<__nv_bfloat16>(numbers, side.ref());
+    auto other = off.allocate<tidepool::test::bf16_number>(numbers, side.ref());
     on.write_numbers(other, bf16_kind::one_far, 9, side.ref());
     second.commit<"core_attn">(1, side.ref(), other);
     static_cast<void>(on.wrong());
@@ -199,7 +195,7 @@ TEST_CASE("packing: packed blocks of a group together keep the budget of an allo
     auto pass = off.begin();
     std::vector<rig::buffer> all;
     for (std::size_t i = 0; i < count; ++i) {
-      auto& x = all.emplace_back(off.allocate<__nv_bfloat16>(numbers, on.stream()));
+      auto& x = all.emplace_back(off.allocate<tidepool::test::bf16_number>(numbers, on.stream()));
       on.write_numbers(x, bf16_kind::gauss, i, on.stream());
     }
     pass.commit<"core_attn">(0, on.stream(), all[0], all[1], all[2], all[3]);
@@ -230,7 +226,7 @@ TEST_CASE("packing: a tensor that was packed once does not count when it is disc
   opts.pack = {"all"};
   tidepool::test::planning<offloader> off(on.dev, opts);
   off.follow(made, step);
-  auto x = off.allocate<__nv_bfloat16>(numbers, on.stream());
+  auto x = off.allocate<tidepool::test::bf16_number>(numbers, on.stream());
   on.write_numbers(x, bf16_kind::gauss, 1, on.stream());
   auto first = off.begin();
   first.commit<"core_attn">(0, on.stream(), x);

@@ -16,10 +16,6 @@
 #include "tidepool/error.hpp"
 #include "tidepool/memory/stream_memory.hpp"
 
-struct __nv_bfloat16 {
-  std::uint16_t bits;
-};
-
 namespace {
 
 using tidepool::machine;

@@ -15,10 +15,6 @@
 #include "tidepool/error.hpp"
 #include "tidepool/trace/summary.hpp"
 
-struct __nv_bfloat16 {  // as cuda_bf16.h has it
-  std::uint16_t bits;
-};
-
 namespace {
 
 using tidepool::aligned;
@@ -95,7 +91,7 @@ void train(desk& on, offloader& off, int steps, int layers) {
     };
     const auto seed_of = [&](int layer) { return static_cast<std::uint64_t>(step * 100 + layer); };
     for (int l = 0; l < layers; ++l) {
-      auto& x = saved.emplace_back(off.allocate<__nv_bfloat16>(numbers, on.stream()));
+      auto& x = saved.emplace_back(off.allocate<tidepool::test::bf16_number>(numbers, on.stream()));
       on.write_numbers(x, kind_of(l), seed_of(l));
       pass.commit<"core_attn">(l, on.stream(), x);
     }
@@ -172,7 +168,7 @@ TEST_CASE("packing: without room beside the tensor it goes as it is, or comes ou
     opts.device_budget = from_host ? 2 * aligned(bytes) : aligned(bytes);
     offloader off(on.dev, opts);
     auto pass = off.begin();
-    auto x = off.allocate<__nv_bfloat16>(numbers, on.stream());
+    auto x = off.allocate<tidepool::test::bf16_number>(numbers, on.stream());
     on.write_numbers(x, bf16_kind::one_far, 5);
     pass.commit<"core_attn">(0, on.stream(), x);
     pass.end_forward();
@@ -206,7 +202,7 @@ TEST_CASE("packing: a large tensor comes back through the memory of one piece") 
     opts.reload_ahead = 0;
     offloader off(on.dev, opts);
     auto pass = off.begin();
-    auto x = off.allocate<__nv_bfloat16>(large / 2, on.stream());
+    auto x = off.allocate<tidepool::test::bf16_number>(large / 2, on.stream());
     on.write_numbers(x, bf16_kind::random, 3);
     pass.commit<"core_attn">(0, on.stream(), x);
     pass.end_forward();
@@ -232,9 +228,9 @@ TEST_CASE("packing: everything but whole BF16 tensors on their way to the host g
   off.on_report({});
   auto pass = off.begin();
   auto floats = off.allocate<float>(numbers / 2, on.stream());
-  auto small = off.allocate<__nv_bfloat16>(1000, on.stream());
-  auto other = off.allocate<__nv_bfloat16>(numbers, on.stream());
-  auto whole = off.allocate<__nv_bfloat16>(numbers, on.stream());
+  auto small = off.allocate<tidepool::test::bf16_number>(1000, on.stream());
+  auto other = off.allocate<tidepool::test::bf16_number>(numbers, on.stream());
+  auto whole = off.allocate<tidepool::test::bf16_number>(numbers, on.stream());
   auto part = whole.view({.width = bytes / 2});
   auto own = off.allocate(bytes, on.stream());
   own.holds_bfloat16();
@@ -265,8 +261,8 @@ TEST_CASE("packing: a borrowed tensor goes back to its owner behind the packing"
   auto* const data = on.dev.allocate(bytes);
   bool back = false;
   auto pass = off.begin();
-  auto x = off.adopt<__nv_bfloat16>(static_cast<__nv_bfloat16*>(data), numbers, on.stream(),
-                                    [&back] { back = true; });
+  auto x = off.adopt<tidepool::test::bf16_number>(static_cast<tidepool::test::bf16_number*>(data),
+                                                  numbers, on.stream(), [&back] { back = true; });
   on.write_numbers(x, bf16_kind::gated, 8);
   pass.commit<"core_attn">(0, on.stream(), x);
   off.release_borrowed();
@@ -339,7 +335,7 @@ TEST_CASE("packing: a list that is compiled in has the modules that are packed")
     if (!offloaded) opts.offload_modules = {"expert_fc1"};
     rig::offloader<listed> off(on.dev, opts);
     auto pass = off.begin();
-    auto x = off.allocate<__nv_bfloat16>(numbers, on.stream());
+    auto x = off.allocate<tidepool::test::bf16_number>(numbers, on.stream());
     on.write_numbers(x, bf16_kind::gauss, 1);
     pass.commit<"core_attn">(0, on.stream(), x);
     pass.restore<"core_attn">(0, on.stream(), x);
@@ -380,14 +376,14 @@ TEST_CASE("packing: a host block that a commit leaves again is free behind the c
     }
     offloader off(on.dev, opts);
     auto first = off.begin();
-    auto x = off.allocate<__nv_bfloat16>(numbers, on.stream());
+    auto x = off.allocate<tidepool::test::bf16_number>(numbers, on.stream());
     on.write_numbers(x, bf16_kind::random, 1);
     first.commit<"core_attn">(0, on.stream(), x);
     first.restore<"core_attn">(0, on.stream(), x);
     on.check_numbers(x, bf16_kind::random, 1);
     auto second = off.begin();
-    auto y = off.allocate<__nv_bfloat16>(numbers, on.stream());
-    auto z = off.allocate<__nv_bfloat16>(numbers, on.stream());
+    auto y = off.allocate<tidepool::test::bf16_number>(numbers, on.stream());
+    auto z = off.allocate<tidepool::test::bf16_number>(numbers, on.stream());
     const auto commit = [&] { second.commit<"core_attn">(0, on.stream(), y, z); };
     if (moves) {
       commit();

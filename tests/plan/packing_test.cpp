@@ -5,13 +5,10 @@
 #include <utility>
 #include <vector>
 
+#include "codec/bf16_tensors.hpp"
 #include "rig.hpp"
 #include "tidepool/plan.hpp"
 #include "tidepool/plan/json.hpp"
-
-struct __nv_bfloat16 {  // as cuda_bf16.h has it
-  unsigned short bits;
-};
 
 namespace {
 
@@ -56,7 +53,8 @@ outcome train(bool packs, double share) {
     std::vector<rig::buffer> saved;
     const auto tag = [&](int layer) { return static_cast<std::uint32_t>(step * 100 + layer); };
     for (int l = 0; l < layers; ++l) {
-      auto& x = saved.emplace_back(off.allocate<__nv_bfloat16>(bytes / 2, desk.stream()));
+      auto& x =
+          saved.emplace_back(off.allocate<tidepool::test::bf16_number>(bytes / 2, desk.stream()));
       desk.write(x, tag(l), 12'000);
       pass.commit<"core_attn">(l, desk.stream(), x);
     }
