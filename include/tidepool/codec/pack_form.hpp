@@ -28,23 +28,25 @@ namespace tidepool::inline v0_3_0::pack_form {
 // The nibbles after the 48th spill, as does the rest of a record that keeps its numbers: 288 bytes
 // a record, and one more at the end of the spill, for the byte that the mark 255 hides.
 
-inline constexpr std::size_t numbers_of_record = 512;
-inline constexpr std::size_t numbers_of_block = 64;
-inline constexpr std::size_t numbers_of_word = 16;  ///< bits of one word of a plane
-inline constexpr std::size_t tensor_record = numbers_of_record * 2;
-inline constexpr std::size_t plane_bytes = numbers_of_record / 8;
-inline constexpr std::size_t planes = 3;
-inline constexpr std::size_t planes_at = numbers_of_record;
-inline constexpr std::size_t pool_at = planes_at + planes * plane_bytes;
-inline constexpr std::size_t pool_bytes = 24;
-inline constexpr std::size_t bases_at = pool_at + pool_bytes;
+inline constexpr std::size_t numbers_of_record = 512;  ///< numbers of a record
+inline constexpr std::size_t numbers_of_block = 64;    ///< numbers with one base
+inline constexpr std::size_t numbers_of_word = 16;     ///< bits of one word of a plane
+inline constexpr std::size_t tensor_record = numbers_of_record * 2;  ///< bytes of a record as it is
+inline constexpr std::size_t plane_bytes = numbers_of_record / 8;    ///< bytes of a plane
+inline constexpr std::size_t planes = 3;                             ///< bits of a code
+inline constexpr std::size_t planes_at = numbers_of_record;          ///< offset of the planes
+inline constexpr std::size_t pool_at = planes_at + planes * plane_bytes;  ///< offset of the pool
+inline constexpr std::size_t pool_bytes = 24;                             ///< bytes of the pool
+inline constexpr std::size_t bases_at = pool_at + pool_bytes;             ///< offset of the bases
+/// Bytes of a packed record.
 inline constexpr std::size_t packed_record = bases_at + numbers_of_record / numbers_of_block;
-inline constexpr std::size_t spill_record = tensor_record - packed_record;
+inline constexpr std::size_t spill_record =
+    tensor_record - packed_record;  ///< bytes of spill, less the hidden one
 
-inline constexpr unsigned nearest = 7;    ///< distances below it need no nibble
-inline constexpr unsigned farthest = 21;  ///< the largest distance that a nibble can tell
-inline constexpr unsigned no_exponent = 15;
-inline constexpr unsigned mark = 255;
+inline constexpr unsigned nearest = 7;       ///< distances below it need no nibble
+inline constexpr unsigned farthest = 21;     ///< the largest distance that a nibble can tell
+inline constexpr unsigned no_exponent = 15;  ///< the nibble of exponent 0
+inline constexpr unsigned mark = 255;        ///< first base of a record as it is
 
 static_assert(packed_record == 736 && spill_record == 288);
 static_assert(spill_record >= numbers_of_record / 2 - pool_bytes, "every nibble has room");

@@ -51,7 +51,7 @@ class torch_streams<cuda_device> {
   }
   /// A call of the adapter: it needs nothing but its lock.
   struct call {
-    explicit call(const torch_streams& /*on*/) {}
+    explicit call(const torch_streams& /*on*/) {}  ///< Does nothing.
   };
 
   /// Does nothing: kernels take their own time.

@@ -66,7 +66,7 @@ class torch_streams<virtual_device> {
   }
   /// A call of the adapter: it needs nothing but its lock.
   struct call {
-    explicit call(const torch_streams& /*on*/) {}
+    explicit call(const torch_streams& /*on*/) {}  ///< Does nothing.
   };
 
   /// Queues the time of work on `bytes`.
