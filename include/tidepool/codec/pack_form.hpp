@@ -40,8 +40,8 @@ inline constexpr std::size_t pool_bytes = 24;                             ///< b
 inline constexpr std::size_t bases_at = pool_at + pool_bytes;             ///< offset of the bases
 /// Bytes of a packed record.
 inline constexpr std::size_t packed_record = bases_at + numbers_of_record / numbers_of_block;
-inline constexpr std::size_t spill_record =
-    tensor_record - packed_record;  ///< bytes of spill, less the hidden one
+/// Bytes of a record's spill, without the byte that the mark hides.
+inline constexpr std::size_t spill_record = tensor_record - packed_record;
 
 inline constexpr unsigned nearest = 7;       ///< distances below it need no nibble
 inline constexpr unsigned farthest = 21;     ///< the largest distance that a nibble can tell
