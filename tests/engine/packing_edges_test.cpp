@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "codec/bf16_tensors.hpp"
+#include "packing_desk.hpp"
 #include "planning.hpp"
 #include "rig.hpp"
 #include "tidepool/codec/pack_form.hpp"
@@ -18,11 +19,12 @@
 namespace {
 
 using tidepool::aligned;
-using tidepool::machine;
 using tidepool::test::arena_options;
 using tidepool::test::bf16_kind;
-using tidepool::test::bf16_tensor;
+using tidepool::test::packing;
 using tidepool::test::rig;
+using tidepool::test::small_machine;
+using desk = tidepool::test::packing_desk;
 using tidepool::test::small_options;
 namespace pack_form = tidepool::pack_form;
 
@@ -30,43 +32,6 @@ using offloader = rig::offloader<tidepool::modules<"core_attn", "expert_fc1">>;
 
 constexpr std::size_t numbers = 5'000;  // with a tail
 constexpr std::size_t bytes = 2 * numbers;
-
-std::vector<std::uint16_t> drawn(bf16_kind kind, std::size_t count, std::uint64_t seed) {
-  std::mt19937 from(static_cast<std::uint32_t>(seed));
-  return bf16_tensor(kind, count, from);
-}
-
-class desk : public rig {
- public:
-  using rig::rig;
-
-  void write_numbers(const buffer& to, bf16_kind kind, std::uint64_t seed, stream_ref on) {
-    dev.launch(on, 500, [at = to.data(), n = to.size() / 2, kind, seed] {
-      const auto all = drawn(kind, n, seed);
-      std::memcpy(at, all.data(), 2 * n);
-    });
-  }
-  void check_numbers(const buffer& from, bf16_kind kind, std::uint64_t seed, stream_ref on,
-                     double ns = 500) {
-    dev.launch(on, ns, [this, at = from.data(), n = from.size() / 2, kind, seed] {
-      const auto all = drawn(kind, n, seed);
-      if (std::memcmp(at, all.data(), 2 * n) != 0) ++wrong_tensors;
-    });
-  }
-  std::size_t wrong_tensors = 0;
-};
-
-tidepool::options packing(tidepool::options opts) {
-  opts.offload_modules = {"core_attn"};
-  opts.pack = {"core_attn"};
-  return opts;
-}
-
-machine small_machine() {
-  machine model;
-  model.packs_from = 2048;
-  return model;
-}
 
 }  // namespace
 

@@ -10,6 +10,7 @@
 
 #include "codec/bf16_tensors.hpp"
 #include "messages.hpp"
+#include "packing_desk.hpp"
 #include "rig.hpp"
 #include "tidepool/codec/pack_form.hpp"
 #include "tidepool/error.hpp"
@@ -25,8 +26,10 @@ using tidepool::option_error;
 using tidepool::test::arena_options;
 using tidepool::test::bf16_kind;
 using tidepool::test::bf16_kinds;
-using tidepool::test::bf16_tensor;
+using tidepool::test::packing;
 using tidepool::test::rig;
+using tidepool::test::small_machine;
+using desk = tidepool::test::packing_desk;
 using tidepool::test::says;
 using tidepool::test::small_options;
 namespace pack_form = tidepool::pack_form;
@@ -37,48 +40,6 @@ constexpr std::size_t numbers = 5'000;  // with a tail
 constexpr std::size_t bytes = 2 * numbers;
 constexpr auto out = static_cast<std::size_t>(copy_direction::device_to_host);
 constexpr auto in = static_cast<std::size_t>(copy_direction::host_to_device);
-
-std::vector<std::uint16_t> drawn(bf16_kind kind, std::size_t count, std::uint64_t seed) {
-  std::mt19937 from(static_cast<std::uint32_t>(seed));
-  return bf16_tensor(kind, count, from);
-}
-
-// Kernels that write numbers and compare their bits.
-class desk : public rig {
- public:
-  using rig::rig;
-
-  void write_numbers(const buffer& to, bf16_kind kind, std::uint64_t seed) {
-    dev.launch(stream(), 500, [at = to.data(), n = to.size() / 2, kind, seed] {
-      const auto all = drawn(kind, n, seed);
-      std::memcpy(at, all.data(), 2 * n);
-    });
-  }
-  void check_numbers(const buffer& from, bf16_kind kind, std::uint64_t seed) {
-    dev.launch(stream(), 500, [this, at = from.data(), n = from.size() / 2, kind, seed] {
-      const auto all = drawn(kind, n, seed);
-      if (std::memcmp(at, all.data(), 2 * n) != 0) ++wrong_tensors;
-    });
-  }
-  [[nodiscard]] std::size_t wrong_numbers() {
-    dev.synchronize();
-    return wrong_tensors;
-  }
-
-  std::size_t wrong_tensors = 0;
-};
-
-tidepool::options packing(tidepool::options opts) {
-  opts.offload_modules = {"core_attn"};
-  opts.pack = {"core_attn"};
-  return opts;
-}
-
-machine small_machine() {
-  machine model;
-  model.packs_from = 2048;
-  return model;
-}
 
 // Steps of `layers` layers, each with a tensor of every kind.
 void train(desk& on, offloader& off, int steps, int layers) {

@@ -43,6 +43,9 @@ inline constexpr std::size_t packed_record = bases_at + numbers_of_record / numb
 /// Bytes of a record's spill, without the byte that the mark hides.
 inline constexpr std::size_t spill_record = tensor_record - packed_record;
 
+/// Tensors that kernels pack, and their parts, start at a multiple of it, in bytes.
+inline constexpr std::size_t alignment = 16;
+
 inline constexpr unsigned nearest = 7;       ///< distances below it need no nibble
 inline constexpr unsigned farthest = 21;     ///< the largest distance that a nibble can tell
 inline constexpr unsigned no_exponent = 15;  ///< the nibble of exponent 0
@@ -67,7 +70,6 @@ static_assert(std::endian::native == std::endian::little);
 }
 /// The place of the spill in the host memory of a tensor, behind the packed form, in bytes.
 [[nodiscard]] constexpr std::size_t spill_at(std::size_t tensor_bytes) {
-  constexpr std::size_t alignment = 16;
   return (packed_bytes(tensor_bytes) + alignment - 1) / alignment * alignment;
 }
 /// Bytes of host memory for a tensor: the packed form and the spill. They are 0.1 % more than the

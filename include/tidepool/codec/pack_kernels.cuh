@@ -269,9 +269,6 @@ void launch(const packed_tensor& what, unsigned most_blocks, cudaStream_t on) {
 
 namespace tidepool::inline v0_3_0::pack_form {
 
-/// Tensors that the kernels take start at a multiple of it, in bytes.
-inline constexpr std::size_t alignment = 16;
-
 /// Queues the packing of a tensor on `on`; see `pack`. `spill` is pinned host memory or device
 /// memory, all starts are multiples of `alignment`, and the grid has at most `most_blocks` blocks.
 inline void pack_on(std::byte* packed, std::byte* spill, const std::byte* tensor, std::size_t bytes,

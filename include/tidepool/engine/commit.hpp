@@ -192,10 +192,9 @@ TIDEPOOL_INLINE bool engine::leaves(const handle_base& candidate, tally& seen) c
 TIDEPOOL_INLINE bool engine::packs(const group& into, const saved& item) const {
   const auto& store = *item.store;
   // Memory of another owner may begin anywhere, but kernels need its alignment.
-  constexpr std::uintptr_t alignment = 16;
   return into.place == place_kind::host && item.source == item.store && store.is.bfloat16 &&
          store.bytes >= dev_->can().packs_from &&
-         reinterpret_cast<std::uintptr_t>(store.here.memory.data) % alignment == 0;
+         reinterpret_cast<std::uintptr_t>(store.here.memory.data) % pack_form::alignment == 0;
 }
 
 // The storage that is saved for a handle: the handle's own, or a dense copy of its rectangle.

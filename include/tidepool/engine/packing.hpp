@@ -34,7 +34,7 @@ struct packed_block {
 // A tensor is packed, and comes back, in pieces of whole records, so that a large tensor needs
 // device memory for one piece alone on its way back.
 inline constexpr std::size_t packed_piece = std::size_t{32} << 20;
-static_assert(packed_piece % (16 * pack_form::tensor_record) == 0,
+static_assert(packed_piece % (pack_form::alignment * pack_form::tensor_record) == 0,
               "pieces of the spill are aligned");
 
 // Calls `each(start, bytes)` for the pieces of a tensor.
