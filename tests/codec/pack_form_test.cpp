@@ -3,9 +3,9 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <random>
 #include <span>
 #include <vector>
@@ -40,7 +40,7 @@ bool comes_back(std::span<const std::byte> tensor) {
   std::vector<std::byte> back(tensor.size() + 1, std::byte{0x5a});
   form::unpack(back.data(), kept.link.data(), kept.spill.data(), tensor.size());
   REQUIRE(back.back() == std::byte{0x5a});
-  return std::memcmp(back.data(), tensor.data(), tensor.size()) == 0;
+  return std::equal(tensor.begin(), tensor.end(), back.begin());
 }
 
 }  // namespace
