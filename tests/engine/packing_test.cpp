@@ -274,8 +274,13 @@ TEST_CASE("packing: what cannot work is refused with the remedy") {
       doctest::Contains("expert_fc1 is not offloaded; add expert_fc1 to --offload-modules"),
       option_error);
   opts.pack = {"auto"};
-  CHECK_THROWS_WITH_AS(offloader(on.dev, opts),
-                       doctest::Contains("plans do not choose yet what is packed"), option_error);
+  CHECK_THROWS_WITH_AS(
+      offloader(on.dev, opts),
+      doctest::Contains("a plan decides whether tensors are packed, and this policy makes none; add"
+                        " --policy=automatic, name the modules, or give all"),
+      option_error);
+  opts.pack = {"auto", "core_attn"};
+  CHECK_THROWS_AS(offloader(on.dev, opts), tidepool::unknown_module);
   opts.pack = {"core_atn"};
   CHECK_THROWS_WITH_AS(offloader(on.dev, opts), doctest::Contains("did you mean 'core_attn'"),
                        tidepool::unknown_module);

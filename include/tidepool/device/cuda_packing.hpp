@@ -14,6 +14,7 @@ namespace tidepool::inline v0_3_0 {
 /// `device_error`.
 struct packer {
   std::size_t from = 0;        ///< the least bytes of a tensor that is packed
+  double pack_rate = 0;        ///< tensor bytes that `pack` reads, in GB/s; 0: unknown
   double unpack_rate = 0;      ///< tensor bytes that `unpack` writes, in GB/s; 0: unknown
   unsigned pack_blocks = 0;    ///< blocks of a kernel that packs
   unsigned unpack_blocks = 0;  ///< blocks of a kernel that unpacks
@@ -34,6 +35,7 @@ class cuda_packing {
   void use(const packer& kernels) { with_ = kernels; }
   /// 0 until `use` was called.
   [[nodiscard]] std::size_t packs_from() const { return with_.from; }
+  [[nodiscard]] double pack_rate() const { return with_.pack_rate; }      ///< See `packer`.
   [[nodiscard]] double unpack_rate() const { return with_.unpack_rate; }  ///< See `packer`.
   /// Queues the packing of a tensor on a stream. Throws `device_error`.
   template <class Stream>

@@ -42,6 +42,7 @@ class hardware_of final : public hardware {
                   .simulates_time = simulating_device<Device>,
                   .host_works = host_executing_device<Device>,
                   .packs_from = packs_from(dev),
+                  .pack_rate = pack_rate(dev),
                   .unpack_rate = unpack_rate(dev)},
                  &type_of_device<Device>),
         dev_(&dev) {}
@@ -349,6 +350,10 @@ class hardware_of final : public hardware {
   }
   [[nodiscard]] static std::size_t packs_from([[maybe_unused]] const Device& dev) {
     if constexpr (packing_device<Device>) return dev.packs_from();
+    return 0;
+  }
+  [[nodiscard]] static double pack_rate([[maybe_unused]] const Device& dev) {
+    if constexpr (requires { dev.pack_rate(); }) return dev.pack_rate();
     return 0;
   }
   [[nodiscard]] static double unpack_rate([[maybe_unused]] const Device& dev) {

@@ -325,6 +325,7 @@ TIDEPOOL_INLINE void engine::count_commit(const group& which, const saved* items
   count.bytes_offloaded += which.bytes;
   store_.at(which.place).bytes_offloaded += which.bytes;
   store_.note_group(which.bytes);
+  store_.note_beside_packed(which);
 }
 
 TIDEPOOL_INLINE void engine::note_elsewhere(module_id module, bool excluded) {
