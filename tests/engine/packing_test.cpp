@@ -14,6 +14,7 @@
 #include "rig.hpp"
 #include "tidepool/codec/pack_form.hpp"
 #include "tidepool/error.hpp"
+#include "tidepool/trace/silent.hpp"
 #include "tidepool/trace/summary.hpp"
 
 namespace {
@@ -324,6 +325,51 @@ TEST_CASE("packing: the summary tells the bytes on the link") {
   const auto& counted = counters.modules[0];
   CHECK(counted.bytes_packed == 4 * bytes);
   CHECK(counted.bytes_on_link == 4 * pack_form::packed_bytes(bytes));
+}
+
+TEST_CASE("packing: the share of records that do not fit is seen, and a high one is told") {
+  desk on(small_machine());
+  auto opts = packing(small_options());
+  opts.offload_modules = opts.pack = {"core_attn", "expert_fc1"};
+  offloader off(on.dev, opts);
+  off.on_report({});
+  constexpr std::size_t large = 128 * pack_form::numbers_of_record;
+  const auto step = [&](bool over) {
+    auto pass = off.begin();
+    auto x = off.allocate<tidepool::test::bf16_number>(large, on.stream());
+    auto y = off.allocate<tidepool::test::bf16_number>(large, on.stream());
+    on.write_numbers(x, bf16_kind::gauss, 1);
+    on.write_numbers(y, bf16_kind::random, 2);
+    pass.commit<"core_attn">(0, on.stream(), x);
+    pass.commit<"expert_fc1">(0, on.stream(), y);
+    pass.end_forward();
+    if (over) on.dev.synchronize();
+    pass.restore<"expert_fc1">(0, on.stream(), y);
+    pass.restore<"core_attn">(0, on.stream(), x);
+    on.check_numbers(x, bf16_kind::gauss, 1);
+    on.check_numbers(y, bf16_kind::random, 2);
+    x.reset(on.stream());
+    y.reset(on.stream());
+    pass.finish();
+    off.end_step();
+  };
+  const auto about = [&](std::size_t module) { return off.counters().modules[module]; };
+  step(false);  // the host waits for no copy, and looks at none that may be under way
+  CHECK(about(0).records_seen == 0);
+  for (int i = 0; i < 6; ++i) step(true);
+  CHECK(on.wrong_numbers() == 0);
+  CHECK(about(0).records_seen == 6 * 16);
+  CHECK(about(0).records_raw == 0);
+  CHECK(about(1).records_seen == 6 * 16);
+  CHECK(about(1).records_raw == 6 * 16);
+  std::ostringstream text;
+  tidepool::trace::write_summary(text, off.counters());
+  CHECK(says(text.str(), ", raw 0.0%"));
+  CHECK(says(text.str(), ", raw 100.0%"));
+  const auto messages = tidepool::trace::silent_messages(off.counters());
+  REQUIRE(messages.size() == 1);
+  CHECK(says(messages[0], "100 % of what is packed of 'expert_fc1'"));
+  CHECK(says(messages[0], "leave expert_fc1 out of --pack"));
 }
 
 TEST_CASE("packing: a host block that a commit leaves again is free behind the commit's stream") {

@@ -40,6 +40,7 @@ class hardware_of final : public hardware {
                   .drops_joins = join_dropping_device<Device>,
                   .logs_kernels = kernel_logging_device<Device>,
                   .simulates_time = simulating_device<Device>,
+                  .moves_bytes = moves_bytes(dev),
                   .host_works = host_executing_device<Device>,
                   .packs_from = packs_from(dev),
                   .pack_rate = pack_rate(dev),
@@ -351,6 +352,10 @@ class hardware_of final : public hardware {
   [[nodiscard]] static std::size_t packs_from([[maybe_unused]] const Device& dev) {
     if constexpr (packing_device<Device>) return dev.packs_from();
     return 0;
+  }
+  [[nodiscard]] static bool moves_bytes([[maybe_unused]] const Device& dev) {
+    if constexpr (requires { dev.moves_bytes(); }) return dev.moves_bytes();
+    return true;
   }
   [[nodiscard]] static double pack_rate([[maybe_unused]] const Device& dev) {
     if constexpr (requires { dev.pack_rate(); }) return dev.pack_rate();

@@ -153,6 +153,9 @@ class virtual_device {
   /// Queues a fill, which takes no virtual time.
   void fill_bytes(void* pointer, unsigned char byte, std::size_t bytes, stream_ref on);
 
+  /// The machine's: false if memory is only counted.
+  [[nodiscard]] bool moves_bytes() const { return model_.moves_bytes; }
+
   // ---- packing: see `packing_device` ----
 
   /// The machine's `packs_from`.

@@ -257,6 +257,7 @@ class engine : public storage_owner {
   [[nodiscard]] const char* why_not(const handle_base& given) const;
   [[nodiscard]] bool leaves(const handle_base& candidate, tally& seen) const;
   [[nodiscard]] bool packs(const group& into, const saved& item) const;
+  void count_raw(const storage& store) noexcept;
   [[nodiscard]] storage& saved_as(const handle_base& given);
   [[nodiscard]] bool move_on(group& into, saved* items);
   void offload(chunk_state& chunk, group& which, saved* items);
