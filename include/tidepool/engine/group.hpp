@@ -97,6 +97,7 @@ struct discarded_tensor {
   std::size_t elements = 0;
   block_source* source = nullptr;
   fill contents = fill::none;  // fill of the memory that it gets again
+  bool bfloat16 = false;       // holds BF16 numbers
   bool under_way = false;      // is being computed again; the function may compute others first
 };
 
