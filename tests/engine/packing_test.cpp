@@ -14,8 +14,12 @@
 #include "rig.hpp"
 #include "tidepool/codec/pack_form.hpp"
 #include "tidepool/error.hpp"
+#include "tidepool/observe/tracing.hpp"
+#include "tidepool/trace/picture.hpp"
+#include "tidepool/trace/report.hpp"
 #include "tidepool/trace/silent.hpp"
 #include "tidepool/trace/summary.hpp"
+#include "tidepool/trace/timeline.hpp"
 
 namespace {
 
@@ -325,6 +329,37 @@ TEST_CASE("packing: the summary tells the bytes on the link") {
   const auto& counted = counters.modules[0];
   CHECK(counted.bytes_packed == 4 * bytes);
   CHECK(counted.bytes_on_link == 4 * pack_form::packed_bytes(bytes));
+}
+
+TEST_CASE("packing: picture, timeline and report have the bytes on the link beside the tensors'") {
+  desk on(small_machine());
+  offloader off(on.dev, packing(small_options()));
+  train(on, off, 1, 4);
+  off.start_trace("step", on.stream());
+  train(on, off, 1, 4);
+  const auto step = off.finish_trace();
+  constexpr auto link = pack_form::packed_bytes(bytes);
+  std::size_t copies = 0;
+  for (const auto& span : step.spans) {
+    const bool copy = span.kind == tidepool::trace::span_kind::offload ||
+                      span.kind == tidepool::trace::span_kind::reload;
+    CHECK(span.spared == (copy ? bytes - link : 0));
+    if (copy) CHECK(span.bytes == bytes);
+    copies += copy ? 1 : 0;
+  }
+  CHECK(copies == 8);
+  std::ostringstream picture;
+  tidepool::trace::write_svg(picture, step);
+  CHECK(says(picture.str(), "offloaded 39.1 KiB (28.9 KiB on the link)"));
+  CHECK(says(picture.str(), "9.77 KiB (7.23 KiB on the link) at "));
+  std::ostringstream timeline;
+  tidepool::trace::write_chrome_trace(timeline, step);
+  CHECK(says(timeline.str(), "\"bytes on the link\":" + std::to_string(link)));
+  std::ostringstream page;
+  tidepool::trace::report about;
+  about.step = step;
+  tidepool::trace::write_report(page, about);
+  CHECK(says(page.str(), "39.1 KiB (28.9 KiB on the link)</td>"));
 }
 
 TEST_CASE("packing: the share of records that do not fit is seen, and a high one is told") {

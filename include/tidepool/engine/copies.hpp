@@ -137,12 +137,14 @@ class copies {
   // end.
   template <class Queue>
   [[nodiscard, gnu::always_inline]] ticket carry(copy_direction direction, lane_id on,
-                                                 const span_label& label, const Queue& queue) {
+                                                 span_label label, const Queue& queue) {
     auto mark = observers::no_mark;
     heard_->begin_span(on, mark);
+    spared_ = 0;
     queue();
     issue(direction, on);
     const auto done = order_.record(on);
+    label.spared = spared_;
     heard_->end_span(on, mark, label);
     return done;
   }
@@ -151,7 +153,11 @@ class copies {
   // part of `source`, only that rectangle is copied.
   void queue_out(const storage& store, const storage& source, place& to) {
     if (store.bytes == 0) return;
-    if (store.is.packed) return batch_.push_back(staged_.next_out(store));
+    if (store.is.packed) {
+      batch_.push_back(staged_.next_out(store));
+      spared_ += store.bytes - batch_.back().bytes;
+      return;
+    }
     const bool part = &store != &source;
     const auto from = part ? store.part.what : rectangle{0, store.bytes, 1, store.bytes};
     if (to.staged) return to.staged->copy_out(store.there.memory, source.here.memory.data, from);
@@ -213,6 +219,7 @@ class copies {
   [[gnu::cold]] void unpack(const storage& store, place& from) {
     const packed_block there(store);
     auto* const tensor = static_cast<std::byte*>(store.here.memory.data);
+    spared_ += store.bytes - there.link;
     for_each_piece(store.bytes, [&](std::size_t start, std::size_t bytes) {
       const auto* packed = there.packed + pack_form::packed_bytes(start);
       if (auto* room = static_cast<std::byte*>(staged_.incoming.data); room != nullptr) {
@@ -266,6 +273,7 @@ class copies {
   part_index<storage> parts_;
   std::size_t piece_;
   std::vector<copy_item> batch_;
+  std::size_t spared_ = 0;  // bytes that packing keeps off the link, of the copies under way
 };
 
 }  // namespace tidepool::detail
