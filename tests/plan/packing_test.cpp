@@ -38,11 +38,12 @@ constexpr double link_limits = 12'000;
 // Kernels that hide all copies.
 constexpr double copies_hide = 120'000;
 
-outcome train(const std::vector<std::string>& pack, double share, double kernel_ns = link_limits) {
+outcome train(const std::vector<std::string>& pack, double share, double kernel_ns = link_limits,
+              double pack_rate = 400) {
   machine model;
   model.offload_rate = model.reload_rate = 10;
   model.both_rate = 20;
-  model.pack_rate = 400;
+  model.pack_rate = pack_rate;
   model.unpack_rate = 500;
   rig desk(model);
   tidepool::options opts;
@@ -132,6 +133,18 @@ TEST_CASE("pack auto: a plan leaves packing off where copies are hidden") {
   CHECK(chosen.step_us == doctest::Approx(chosen.expected_us).epsilon(0.02));
   CHECK(chosen.step_us < packed.step_us);
   CHECK_FALSE(tidepool::test::says(chosen.report, "packed"));
+}
+
+TEST_CASE("pack auto: a plan knows the time of the kernels that pack") {
+  constexpr double slow = 10;  // a kernel takes as long as the copy of the whole tensor
+  const auto packed = train({"all"}, 0.5, link_limits, slow);
+  CHECK(packed.packed > 0);
+  CHECK(packed.step_us == doctest::Approx(packed.expected_us).epsilon(0.02));
+  const auto whole = train({}, 0.5, link_limits, slow);
+  const auto chosen = train({"auto"}, 0.5, link_limits, slow);
+  CHECK_FALSE(chosen.by_plan);
+  CHECK(chosen.packed == 0);
+  CHECK(chosen.step_us <= 1.0001 * whole.step_us);
 }
 
 TEST_CASE("pack auto: a plan from elsewhere says whether its tensors are packed") {
