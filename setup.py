@@ -1,4 +1,4 @@
-"""The wheel of Megatron's drop-in, built beside the PyTorch of this Python:
+"""The wheel of Megatron's drop-in and of `tidepool_loop`, built beside the PyTorch of this Python:
 
     pip wheel --no-build-isolation --no-deps --wheel-dir dist .
 
@@ -13,9 +13,11 @@ import sys
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 ROOT = pathlib.Path(__file__).resolve().parent
 HERE = pathlib.Path("examples/megatron")
+LOOP = pathlib.Path("examples/torch_loop/tidepool_loop.py")
 BUILD = pathlib.Path("build/python")  # what setuptools leaves behind
 
 numbers = re.findall(r"#define TIDEPOOL_VERSION_\w+ (\d+)",
@@ -33,18 +35,25 @@ class by_script(build_ext):
         ended.check_returncode()
 
 
+class with_loop(build_py):
+    """`py_modules` takes modules of one folder only."""
+
+    def find_modules(self):
+        return [*super().find_modules(), ("", LOOP.stem, str(LOOP))]
+
+
 os.chdir(ROOT)
 BUILD.mkdir(parents=True, exist_ok=True)
 setup(
     name="tidepool-megatron",
     version=".".join(numbers),
-    description="Megatron-LM's fine-grained activation offloading, by Tidepool",
+    description="Activation offloading by Tidepool, for Megatron-LM and for loops of PyTorch",
     license="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.8",
     package_dir={"": str(HERE)},
     py_modules=["tidepool_offload"],
     ext_modules=[Extension("tidepool_megatron", [str(HERE / "tidepool_megatron.cpp")])],
-    cmdclass={"build_ext": by_script},
+    cmdclass={"build_ext": by_script, "build_py": with_loop},
     options={"build": {"build_base": str(BUILD)}, "egg_info": {"egg_base": str(BUILD)}},
 )

@@ -32,18 +32,21 @@ version=$(sed -n 's/#define TIDEPOOL_VERSION_[A-Z]* //p' "$root/include/tidepool
 shown=$("$python" -m pip show --files tidepool-megatron)
 # Versions of setuptools lay the licence into a folder of its own, or not.
 for line in "Name: tidepool-megatron" "Version: $version" "License: Apache-2.0" \
-  "  tidepool_megatron-$version.dist-info/(licenses/)?LICENSE" "  tidepool_offload.py"; do
+  "  tidepool_megatron-$version.dist-info/(licenses/)?LICENSE" "  tidepool_offload.py" \
+  "  tidepool_loop.py"; do
   if ! grep -qxE -- "$line" <<<"$shown"; then
     printf 'pip show has no line "%s":\n%s\n' "$line" "$shown"
     exit 1
   fi
 done
 
-# The folder of the tree also has tidepool_offload.py, so only the model is taken from it.
-cp "$root/examples/megatron/model.py" "$root/tests/megatron/training_test.py" "$place"
+# The folders of the tree also have the wheel's modules, so only the model and tests are taken from it.
+cp "$root/examples/megatron/model.py" "$root/tests/megatron/training_test.py" \
+  "$root/tests/torch_loop/loop_test.py" "$place"
 cd "$place"
 "$python" -c "
-import sys, tidepool_megatron, tidepool_offload
-for each in (tidepool_megatron, tidepool_offload):
+import sys, tidepool_loop, tidepool_megatron, tidepool_offload
+for each in (tidepool_loop, tidepool_megatron, tidepool_offload):
     assert each.__file__.startswith(sys.prefix), each.__file__"
+"$python" loop_test.py Loops.test_twenty_steps_in_every_order
 "$python" training_test.py Training.test_bits_are_equal_in_every_order "$@"
