@@ -51,8 +51,8 @@ TIDEPOOL_INLINE bool engine::bring(std::span<saved> items, const std::uint32_t* 
     store_.await_offload(*store);
     if (!place_again(*store, store_.reload_lane(store->place))) return false;
     if (store->bytes > 0) from |= 1U << static_cast<unsigned>(store->place);
-    moved[static_cast<std::size_t>(store->place)] += store->bytes;
-    bytes += store->bytes;
+    moved[static_cast<std::size_t>(store->place)] += store->moved();
+    bytes += store->moved();
   }
   store_.expect_packed(items);
   copying = true;
