@@ -158,9 +158,9 @@ TIDEPOOL_INLINE void engine::collect(chunk_state& chunk, group& into, saved* ite
         for (auto next = into.count; next < handles.size(); ++next) {
           expect_argument(chunk, into, handles, next, known);
         }
-        throw_out_of_places(chunk, into, store.bytes);
+        throw_out_of_places(chunk, into, store.moved());
       }
-      into.bytes += store.bytes;
+      into.bytes += store.moved();
       ++seen.offloaded;
     } else {
       store.is.packed = false;  // it may have been packed for an earlier group
@@ -193,7 +193,7 @@ TIDEPOOL_INLINE bool engine::packs(const group& into, const saved& item) const {
   const auto& store = *item.store;
   // Memory of another owner may begin anywhere, but kernels need its alignment.
   return into.place == place_kind::host && item.source == item.store && store.is.bfloat16 &&
-         store.bytes >= dev_->can().packs_from &&
+         store.moved() >= dev_->can().packs_from &&
          reinterpret_cast<std::uintptr_t>(store.here.memory.data) % pack_form::alignment == 0;
 }
 
@@ -252,6 +252,7 @@ TIDEPOOL_INLINE void engine::offload(chunk_state& chunk, group& which, saved* it
                         {trace::span_kind::offload, names_[static_cast<std::size_t>(which.module)],
                          which.layer, chunk.info.microbatch, which.bytes});
     store_.unstage(done, done.lane);
+    if (rows_ != nullptr) rows_->count(chunk, which, items);
     if (heard_.any()) heard_.tell({.what = happened::copied, .lane = done.lane});
   } else {
     done = order_.record(which.lane);
@@ -312,8 +313,8 @@ TIDEPOOL_INLINE void engine::count_commit(const group& which, const saved* items
   auto& count = counters_.modules[static_cast<std::size_t>(which.module)];
   for (std::uint32_t i = 0; store_.packs(which.module) && i < which.count; ++i) {
     if (!items[i].copies || !items[i].store->is.packed) continue;
-    count.bytes_packed += items[i].store->bytes;
-    count.bytes_on_link += pack_form::packed_bytes(items[i].store->bytes);
+    count.bytes_packed += items[i].store->moved();
+    count.bytes_on_link += pack_form::packed_bytes(items[i].store->moved());
   }
   ++count.groups;
   count.tensors_offloaded += seen.offloaded;

@@ -83,7 +83,7 @@ struct group {
 [[nodiscard]] inline std::size_t bytes_saved(const group& which, const saved* items) {
   std::size_t bytes = 0;
   for (std::uint32_t i = 0; i < which.count; ++i) {
-    if (items[i].store != nullptr) bytes += items[i].store->bytes;
+    if (items[i].store != nullptr) bytes += items[i].store->moved();
   }
   return bytes;
 }

@@ -23,8 +23,8 @@ namespace tidepool::inline v0_3_0::detail {
 struct packed_block {
   explicit packed_block(const storage& store)
       : packed(static_cast<std::byte*>(store.there.memory.data)),
-        spill(packed + pack_form::spill_at(store.bytes)),
-        link(pack_form::packed_bytes(store.bytes)) {}
+        spill(packed + pack_form::spill_at(store.moved())),
+        link(pack_form::packed_bytes(store.moved())) {}
 
   std::byte* packed;
   std::byte* spill;

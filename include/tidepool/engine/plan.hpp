@@ -11,6 +11,7 @@ namespace tidepool::inline v0_3_0::detail {
 TIDEPOOL_INLINE auto engine::end_step() -> stage {
   if (spare_.size() != chunks_.size()) throw_still_open();
   close_step();
+  if (rows_ != nullptr) rows_->step_ended();
   const auto over = learner_.end_step();
   if (!over) return learn();
   const bool anew = over == stage::starved || over == stage::outgrown;

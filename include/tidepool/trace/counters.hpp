@@ -33,6 +33,7 @@ struct module_counters {
   std::uint64_t bytes_recomputed = 0;  ///< bytes of the groups that a plan discarded
   std::uint64_t cap_joins = 0;         ///< times the compute stream joined an offload for the cap
   std::uint64_t step_bytes = 0;        ///< offloaded bytes of the last whole step
+  std::uint64_t most_rows = 0;         ///< the largest row count that `rows_overflowed` has read
   bool by_all = false;                 ///< enabled by `all`, not by its name
 
   friend bool operator==(const module_counters&, const module_counters&) = default;
