@@ -7,8 +7,9 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
+#include <memory>
 #include <string>
-#include <utility>
+#include <type_traits>
 
 #include "tidepool/error.hpp"
 
@@ -143,22 +144,17 @@ class cuda_context {
 template <class Handle, auto Destroy>
 class cuda_handle {
  public:
-  cuda_handle(Handle handle, const cuda_context& context) : handle_(handle), context_(context) {}
-  cuda_handle(cuda_handle&& other) noexcept
-      : handle_(std::exchange(other.handle_, nullptr)), context_(other.context_) {}
-  cuda_handle& operator=(cuda_handle&& other) noexcept {
-    std::swap(handle_, other.handle_);
-    std::swap(context_, other.context_);
-    return *this;
-  }
-  ~cuda_handle() {
-    if (handle_ != nullptr && context_.alive()) static_cast<void>(Destroy(handle_));
-  }
-  [[nodiscard]] Handle get() const { return handle_; }
+  cuda_handle(Handle handle, const cuda_context& context) : handle_(handle, destroy{context}) {}
+  [[nodiscard]] Handle get() const { return handle_.get(); }
 
  private:
-  Handle handle_;
-  cuda_context context_;
+  struct destroy {
+    void operator()(Handle handle) const noexcept {
+      if (context.alive()) static_cast<void>(Destroy(handle));
+    }
+    cuda_context context;
+  };
+  std::unique_ptr<std::remove_pointer_t<Handle>, destroy> handle_;
 };
 
 }  // namespace tidepool::detail
