@@ -14,7 +14,9 @@
 
 namespace tidepool::inline v0_3_0 {
 
-/// The name that a framework gives a tensor: any number that no other tensor of the same pass has.
+/// The name that a framework gives a tensor: any number that no other tensor of the same pass has,
+/// such as a count of storages. An address is no key, because the memory of a tensor that left is
+/// used again, and a second tensor of the key counts as the first.
 using tensor_key = std::uint64_t;
 
 /// A tensor as an argument of `keyed_pass::save`.
@@ -110,9 +112,9 @@ class keyed_pass {
   ///
   /// A tensor saved again under the same key gets one more reference, and is copied once; the
   /// second `owner` is given back at once, since the first holds the memory. A tensor of 0 bytes
-  /// may have the key of another, because it may have its address; it counts as one more reference
-  /// to that one. With `bfloat16` the tensor holds BF16 numbers, as `holds_bfloat16` tells. Throws
-  /// as `adopt`, and `misuse_error` outside of any scope.
+  /// may have the key of another, because a framework may not tell them apart; it counts as one
+  /// more reference to that one. With `bfloat16` the tensor holds BF16 numbers, as `holds_bfloat16`
+  /// tells. Throws as `adopt`, and `misuse_error` outside of any scope.
   void save(tensor_key key, void* data, std::size_t bytes, stream_ref stream, memory_owner owner,
             bool bfloat16 = false) {
     auto& at = opened("save");
@@ -215,6 +217,9 @@ class keyed_pass {
     state_.reset();
   }
 
+  /// True while a scope is open, so that `save` works. Hooks that a framework calls for every
+  /// tensor ask this, and leave a tensor of no scope where it is. False for a pass that is over.
+  [[nodiscard]] bool in_scope() const { return state_ != nullptr && state_->scope != none; }
   /// Number of keys that have references.
   [[nodiscard]] std::size_t size() const { return state_ == nullptr ? 0 : state_->by_key.size(); }
 
