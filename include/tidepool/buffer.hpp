@@ -191,9 +191,11 @@ class buffer : public handle<Device> {
     return buffer({this->shared(), this->lane_});
   }
 
-  /// Tells that only the rows at the begin are valid, as many as a count on the device says. From
-  /// now on a commit moves the first `how.planned_rows` rows alone, and their restore fills as many
-  /// rows of a block of the same size; the other rows are then undefined. Needs rows.hpp.
+  /// Tells that only the rows at the begin are valid, as many as a count on the device says. Until
+  /// the buffer is restored or forgotten, commits move the first `how.planned_rows` rows alone, and
+  /// the restore fills as many rows of a block of the same size; the other rows are then undefined.
+  /// Count again before the next commit; without it, or after a commit that failed, all rows move.
+  /// Needs rows.hpp.
   ///
   /// The commit copies the count in the order of its stream, and does not block the host. Ask
   /// `offloader::rows_overflowed` after each step. Throws `misuse_error` for a buffer that is saved

@@ -585,7 +585,7 @@ TEST_CASE("rows: a step that is never ended is asked after a while") {
   offloader off(desk.dev, small_options());
   std::uint32_t rows = 9;
   const auto commits = [&] {
-    for (int i = 0; i < 5000; ++i) {
+    for (int i = 0; i < 70'000; ++i) {
       auto pass = off.begin();
       auto x = off.allocate(64, desk.stream());
       x.counts_rows({.count = &rows, .row_bytes = 16, .planned_rows = 2});

@@ -265,7 +265,7 @@ class engine : public storage_owner {
   [[nodiscard]] storage& saved_as(const handle_base& given);
   [[nodiscard]] bool move_on(group& into, saved* items);
   void offload(chunk_state& chunk, group& which, saved* items);
-  void cap(const group& which, const ticket& done);
+  void cap(const group& which, const ticket& done, std::size_t bytes);
   void undo(chunk_state& chunk) noexcept;
   void note_staying(chunk_state& chunk, group& which, const verdict& decided, handle_list handles);
   void empty_handles(group& which, const saved* item, plan::action what, handle_list handles);

@@ -83,7 +83,17 @@ struct group {
 [[nodiscard]] inline std::size_t bytes_saved(const group& which, const saved* items) {
   std::size_t bytes = 0;
   for (std::uint32_t i = 0; i < which.count; ++i) {
-    if (items[i].store != nullptr) bytes += items[i].store->moved();
+    if (items[i].store != nullptr) bytes += items[i].store->bytes;
+  }
+  return bytes;
+}
+
+// Bytes of device memory of the tensors that a group is the first to save. Limits of device memory
+// count these; the copies are shorter where only some rows move.
+[[nodiscard]] inline std::size_t bytes_on_device(const group& which, const saved* items) {
+  std::size_t bytes = 0;
+  for (std::uint32_t i = 0; i < which.count; ++i) {
+    if (items[i].copies) bytes += items[i].store->bytes;
   }
   return bytes;
 }

@@ -135,6 +135,7 @@ TIDEPOOL_INLINE void engine::forget_save(storage& store) {
   const auto last_copy = store.here.written.position > 0 ? store.here.written : store.there.written;
   if (store.is.packed && store.there.memory) count_raw(store);
   if (store.there.memory) store_.displace_copy(store, last_copy);
+  store.is.counted = false;  // the next contents may have all rows
   if (store.handles > 0) return;
   forget_idle(store);
   if (store.here.memory) {

@@ -117,7 +117,9 @@ TIDEPOOL_INLINE bool engine::try_reload(chunk_state& chunk, std::uint32_t index,
   if (bytes == 0) return true;
   counters_.modules[static_cast<std::size_t>(which.module)].bytes_reloaded += bytes;
   ahead_.forget(which.ahead);
-  which.ahead = ahead_.add({&chunk, index}, bytes);
+  std::size_t held = 0;  // on the device; the copies are shorter where only some rows move
+  for (const auto& item : items) held += item.copies_back ? item.store->bytes : 0;
+  which.ahead = ahead_.add({&chunk, index}, held);
   return true;
 }
 

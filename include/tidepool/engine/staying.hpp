@@ -90,7 +90,7 @@ TIDEPOOL_INLINE void engine::note_staying(chunk_state& chunk, group& which, cons
     handle_list handles) const {
   tally unused;
   std::size_t bytes = 0;
-  for (const auto* each : handles) bytes += leaves(*each, unused) ? each->store_->moved() : 0;
+  for (const auto* each : handles) bytes += leaves(*each, unused) ? each->store_->bytes : 0;
   return bytes;
 }
 

@@ -48,7 +48,8 @@ class row_counts final : public row_counter {
     declared_.insert_or_assign(&store, count);
   }
 
-  void count(const chunk_state& in, const group& which, const saved* items) override;
+  std::size_t count(const chunk_state& in, const group& which, const saved* items) override;
+  void take_back(std::size_t claims) noexcept override;
   void step_ended() noexcept override { (capturing() ? captured_->ends_step : due_) = true; }
   void expect_asked(const char* call) override {
     if (!due_ || capturing()) return;
@@ -58,9 +59,10 @@ class row_counts final : public row_counter {
   void begin_capture() override;
   shared_rows end_capture(bool kept) noexcept override;
   void before_launch(const shared_rows& of) override {
-    due_ = due_ || std::ranges::find(launched_, of) != launched_.end();
     make_room(launched_, launched_.size() + 1);
     expect_asked("launch");
+    // Another launch would write over counts that were not read, as of another microbatch.
+    if (std::ranges::find(launched_, of) != launched_.end()) collect();
   }
   void launched(const shared_rows& of) override {
     if (of == nullptr) return;
@@ -75,6 +77,7 @@ class row_counts final : public row_counter {
   using claims = std::vector<row_claim>;
   static constexpr std::size_t room_bytes = sizeof(std::uint64_t);
   static constexpr std::uint32_t rooms_of_page = 4096;
+  static constexpr int most_collected = 16;  // pages of counts, where no step is ever ended
 
   struct page {
     std::byte* device;
@@ -95,7 +98,9 @@ class row_counts final : public row_counter {
   [[nodiscard]] std::byte* on_device(std::uint32_t room) const {
     return pages_[room / rooms_of_page].device + room % rooms_of_page * room_bytes;
   }
-  void look(const claims& at, std::optional<row_overflow>& worst);
+  // Waits for all counts so far, and keeps the worst of them until it is told.
+  void collect();
+  void look(const claims& at);
 
   engine& of_;
   std::unique_ptr<page_allocator> device_pages_;
@@ -109,7 +114,9 @@ class row_counts final : public row_counter {
   std::shared_ptr<graph_rows> captured_;                       // of the capture under way
   std::vector<shared_rows> launched_;                          // not read yet
   std::vector<shared_rows> graphs_;                            // all, until they are gone
-  bool due_ = false;  // a step is over whose counts were not read
+  std::optional<row_overflow> untold_;                         // of counts that were read
+  int collected_ = 0;  // times since the latest question
+  bool due_ = false;   // a step is over, and nobody asked
 };
 
 TIDEPOOL_INLINE void row_counts::grow() {
@@ -142,10 +149,11 @@ TIDEPOOL_INLINE std::uint32_t row_counts::take_room() {
   return room;
 }
 
-TIDEPOOL_INLINE void row_counts::count(const chunk_state& in, const group& which,
-                                       const saved* items) {
-  if (!capturing() && eager_.size() >= rooms_of_page) {  // no step was ever ended
-    due_ = true;
+TIDEPOOL_INLINE std::size_t row_counts::count(const chunk_state& in, const group& which,
+                                              const saved* items) {
+  if (!capturing() && eager_.size() >= rooms_of_page) {  // a large step, or none was ever ended
+    collect();
+    due_ = due_ || ++collected_ >= most_collected;
     expect_asked("commit");
   }
   auto& dev = of_.device();
@@ -172,6 +180,19 @@ TIDEPOOL_INLINE void row_counts::count(const chunk_state& in, const group& which
              out);
   }
   uncounted.keep();
+  return into.size() - before;
+}
+
+// Takes the latest claims back, whose commit failed after all. The caller settles its lanes.
+TIDEPOOL_INLINE void row_counts::take_back(std::size_t claims) noexcept {
+  for (auto left = claims; capturing() && left > 0; --left) {
+    auto& all = captured_->claims;
+    all[all.size() - left].planned = std::numeric_limits<std::uint64_t>::max();
+  }
+  for (auto left = capturing() ? 0 : claims; left > 0; --left) {
+    read_.push_back(eager_.back().room);
+    eager_.pop_back();
+  }
 }
 
 // Copies the count of one tensor into room on the device, unless another tensor of the group has
@@ -221,6 +242,13 @@ TIDEPOOL_INLINE std::optional<row_overflow> row_counts::read() {
     throw misuse_error(
         "rows_overflowed: a capture is under way, and nothing of it has run; ask after a launch");
   }
+  collect();
+  due_ = false;
+  collected_ = 0;
+  return std::exchange(untold_, std::nullopt);
+}
+
+TIDEPOOL_INLINE void row_counts::collect() {
   if (!launched_.empty()) of_.meet_graphs();
   auto& dev = of_.device();
   for (const auto kind : {place_kind::host, place_kind::peer, place_kind::file}) {
@@ -228,17 +256,16 @@ TIDEPOOL_INLINE std::optional<row_overflow> row_counts::read() {
     if (dev.can().drops_joins && dev.leaves_out(join_site::row_count)) continue;
     dev.synchronize(of_.memory().offload_lane(kind));
   }
-  std::optional<row_overflow> worst;
-  look(eager_, worst);
-  for (const auto& each : launched_) look(each->claims, worst);
+  look(eager_);
+  for (const auto& each : launched_) look(each->claims);
   release(eager_);
   eager_.clear();
   launched_.clear();
-  due_ = false;
-  return worst;
 }
 
-TIDEPOOL_INLINE void row_counts::look(const claims& at, std::optional<row_overflow>& worst) {
+TIDEPOOL_INLINE void row_counts::look(const claims& at) {
+  if (!of_.device().can().moves_bytes) return;
+  auto& worst = untold_;
   for (const auto& each : at) {
     std::uint32_t narrow = 0;
     std::uint64_t rows = 0;
