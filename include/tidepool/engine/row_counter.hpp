@@ -38,7 +38,7 @@ class row_counter {
   // Queues the copies of the counts of a group whose tensors are on their way. Returns how many.
   virtual std::size_t count(const chunk_state& in, const group& which, const saved* items) = 0;
   // Takes back what the latest `count` returned, because its commit failed after it.
-  virtual void take_back(std::size_t claims) noexcept = 0;
+  virtual void take_back(std::size_t latest) noexcept = 0;
   virtual void step_ended() noexcept = 0;
   // Throws if a step before `call` had more rows than it moved, and nobody asked.
   virtual void expect_asked(const char* call) = 0;

@@ -49,7 +49,7 @@ class row_counts final : public row_counter {
   }
 
   std::size_t count(const chunk_state& in, const group& which, const saved* items) override;
-  void take_back(std::size_t claims) noexcept override;
+  void take_back(std::size_t latest) noexcept override;
   void step_ended() noexcept override { (capturing() ? captured_->ends_step : due_) = true; }
   void expect_asked(const char* call) override {
     if (!due_ || capturing()) return;
@@ -184,12 +184,12 @@ TIDEPOOL_INLINE std::size_t row_counts::count(const chunk_state& in, const group
 }
 
 // Takes the latest claims back, whose commit failed after all. The caller settles its lanes.
-TIDEPOOL_INLINE void row_counts::take_back(std::size_t claims) noexcept {
-  for (auto left = claims; capturing() && left > 0; --left) {
+TIDEPOOL_INLINE void row_counts::take_back(std::size_t latest) noexcept {
+  for (auto left = latest; capturing() && left > 0; --left) {
     auto& all = captured_->claims;
     all[all.size() - left].planned = std::numeric_limits<std::uint64_t>::max();
   }
-  for (auto left = capturing() ? 0 : claims; left > 0; --left) {
+  for (auto left = capturing() ? 0 : latest; left > 0; --left) {
     read_.push_back(eager_.back().room);
     eager_.pop_back();
   }
