@@ -115,8 +115,8 @@ class row_counts final : public row_counter {
   std::vector<shared_rows> launched_;                          // not read yet
   std::vector<shared_rows> graphs_;                            // all, until they are gone
   std::optional<row_overflow> untold_;                         // of counts that were read
-  int collected_ = 0;  // times since the latest question
-  bool due_ = false;   // a step is over, and nobody asked
+  int collected_ = 0;                                          // times since the latest question
+  bool due_ = false;                                           // a step is over, and nobody asked
 };
 
 TIDEPOOL_INLINE void row_counts::grow() {
