@@ -14,6 +14,7 @@ namespace tidepool::inline v0_3_0 {
 
 template <device Device>
 class buffer;
+struct counted_rows;  // of rows.hpp
 
 /// True for types of BF16 numbers. Specialise it for your own type before it is allocated.
 template <class T>
@@ -188,6 +189,25 @@ class buffer : public handle<Device> {
   [[nodiscard]] buffer share() const {
     if (this->store_ == nullptr) return {};
     return buffer({this->shared(), this->lane_});
+  }
+
+  /// Tells that only the rows at the begin are valid, as many as a count on the device says. Until
+  /// the buffer is restored or forgotten, commits move the first `how.planned_rows` rows alone, and
+  /// the restore fills as many rows of a block of the same size; the other rows are then undefined.
+  /// Count again before the next commit; without it, or after a commit that failed, all rows move.
+  /// Needs rows.hpp.
+  ///
+  /// The commit copies the count in the order of its stream, and does not block the host. Ask
+  /// `offloader::rows_overflowed` after each step. Throws `misuse_error` for a buffer that is saved
+  /// already or a host_state's, for no row or more rows than it has, and for the offloader's first
+  /// count in a capture; `out_of_budget`.
+  template <class Engine = detail::engine>
+  void counts_rows(const counted_rows& how) const {
+    static_assert(
+        requires(Engine & of, detail::storage & store) { count_rows(of, store, how); },
+        "tidepool: #include <tidepool/rows.hpp> for counts of rows");
+    if (this->store_ == nullptr) throw misuse_error("counts_rows: this buffer holds no memory");
+    count_rows(static_cast<Engine&>(detail::owner_of(*this->store_)), *this->store_, how);
   }
 
   /// A view of the part that `shape` describes, which a commit can save in place of the whole.

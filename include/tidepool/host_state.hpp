@@ -2,10 +2,10 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <type_traits>
-#include <utility>
 
 #include "tidepool/buffer.hpp"
 #include "tidepool/engine/state.hpp"
@@ -43,25 +43,11 @@ class host_state {
   using stream_ref = typename Device::stream_ref;  ///< A stream of the device.
 
   host_state() = default;
-  /// Leaves `other` empty.
-  host_state(host_state&& other) noexcept
-      : store_(std::exchange(other.store_, nullptr)),
-        name_(std::move(other.name_)),
-        written_(other.written_) {}
-  /// Drops the state that this object held; leaves `other` empty.
-  host_state& operator=(host_state&& other) noexcept {
-    if (this != &other) {
-      drop();
-      store_ = std::exchange(other.store_, nullptr);
-      name_ = std::move(other.name_);
-      written_ = other.written_;
-    }
-    return *this;
-  }
+  host_state(host_state&&) = default;             ///< Leaves the other object empty.
+  host_state& operator=(host_state&&) = default;  ///< Drops its state; leaves the other one empty.
   // A compiler that refuses a copy shows these lines.
   host_state(const host_state&) = delete;             // move-only; it owns its host memory
   host_state& operator=(const host_state&) = delete;  // move-only; it owns its host memory
-  ~host_state() { drop(); }
 
   /// True while the object holds host memory.
   explicit operator bool() const { return store_ != nullptr; }
@@ -123,12 +109,13 @@ class host_state {
       throw misuse_error(std::string(call) + ": this host_state is empty; was it moved away?");
     }
   }
-  void drop() noexcept {
-    if (auto* const store = std::exchange(store_, nullptr))
-      detail::state_calls{detail::owner_of(*store)}.drop(*store);
-  }
 
-  detail::storage* store_ = nullptr;
+  struct drop {
+    void operator()(detail::storage* store) const noexcept {
+      detail::state_calls{detail::owner_of(*store)}.drop(*store);
+    }
+  };
+  std::unique_ptr<detail::storage, drop> store_;
   std::string name_;
   bool written_ = false;  // true when the state has contents
 };

@@ -187,6 +187,13 @@ class offloader {
     return capture_in(device, static_cast<Engine&>(*engine_), stream, std::forward<Body>(body));
   }
 
+  /// Waits for the row counts of all work so far, and returns the one that is furthest beyond its
+  /// plan, if any is (see rows.hpp). Throws `misuse_error` in a capture, `device_error`.
+  template <class Engine = detail::engine>
+  [[nodiscard]] auto rows_overflowed() {
+    return overflowed_rows(static_cast<Engine&>(*engine_));
+  }
+
   // ---- memory of another process ----
 
   /// Sends groups to memory that another process of this host lends, while there is room, and then
@@ -251,8 +258,7 @@ class offloader {
     plans_.follow(made, recorded, enabled_);
   }
 
-  /// Sends reports to `sink`, a line each, within `end_step` and `begin`. By default `stderr` gets
-  /// them; an empty function turns them off.
+  /// Sends reports to `sink` instead of `stderr`, a line each; an empty function turns them off.
   void on_report(std::function<void(std::string_view)> sink) { plans_.on_report(std::move(sink)); }
 
   /// Sets a function that is called before each of the three measurements of the link, at the end
@@ -271,8 +277,6 @@ class offloader {
   void on_ready(std::function<bool(bool ready)> all) {
     if (auto* plans = engine_->learns()) plans->on_ready(std::move(all));
   }
-
-  // ---- modules ----
 
   /// True when the module's groups may leave.
   template <fixed_string Name>
@@ -310,10 +314,6 @@ class offloader {
 
   /// Records spans from now on, until `finish_trace`. Both calls block the host until the device is
   /// idle. `title` stands above the picture; `origin` is any stream in use. Throws `device_error`.
-  ///
-  ///     off.start_trace("step 10", stream);
-  ///     train_step();
-  ///     tidepool::trace::write_svg(file, off.finish_trace());
   template <class Engine = detail::engine>
   void start_trace(std::string title, stream_ref origin) {
     static_assert(traces<Engine>, "tidepool: #include <tidepool/observe/tracing.hpp> for traces");

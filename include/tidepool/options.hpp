@@ -163,7 +163,8 @@ struct options {
 
   /// Modules whose BF16 tensors are packed on the device before they go to the host, and unpacked
   /// when they come back, bit for bit. `{"all"}` stands for every module that is offloaded. Needs a
-  /// device that packs (`packing_device`). Automatic plans know packing, but never turn it off.
+  /// device that packs (`packing_device`). `{"auto"}` leaves it to the plan of the automatic
+  /// policy: all modules are packed where that makes steps faster, or none.
   std::vector<std::string> pack{};
 
   /// Larger copies are split into pieces of this size, so that other copies do not wait long. 0: no

@@ -11,6 +11,7 @@
 #include "tidepool/observe/tracing.hpp"
 #include "tidepool/offloader.hpp"
 #include "tidepool/parse.hpp"
+#include "tidepool/rows.hpp"
 #include "tidepool/trace/output.hpp"
 #include "tidepool/trace/picture.hpp"
 #include "tidepool/trace/profiler.hpp"

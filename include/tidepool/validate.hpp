@@ -41,12 +41,16 @@ void validate(const options& value, std::span<const std::string_view> known_modu
 namespace detail {
 
 // The options with the modules that the list `Modules` has packed, as far as they are enabled.
+// `all` and `auto` stand for them, too.
 template <class Modules>
 [[nodiscard]] options with_packed(options value, [[maybe_unused]] std::uint64_t enabled) {
   if constexpr (requires { Modules::packed_names; }) {
+    if (!value.pack.empty() && (value.pack.front() == "all" || value.pack.front() == "auto")) {
+      return value;
+    }
     for (const auto name : Modules::packed_names) {
       const bool on = (enabled >> static_cast<unsigned>(Modules::id(name)) & 1U) != 0;
-      if (on && value.pack != std::vector<std::string>{"all"}) value.pack.emplace_back(name);
+      if (on) value.pack.emplace_back(name);
     }
   }
   return value;

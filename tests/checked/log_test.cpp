@@ -5,9 +5,11 @@
 #include <array>
 #include <cstddef>
 #include <random>
+#include <span>
 #include <string>
 
 #include "checked_training.hpp"
+#include "tidepool/codec/pack_form.hpp"
 #include "tidepool/device/null.hpp"
 
 namespace {
@@ -215,4 +217,32 @@ TEST_CASE("log: an access of no bytes changes nothing, and what comes behind it 
   CHECK(dev.findings()[0].first.name == "gelu");
   CHECK(dev.findings()[0].bytes == 4096);
   dev.deallocate(data);
+}
+
+TEST_CASE("log: it knows every byte of a packed tensor's spill") {
+  constexpr std::size_t records = 4;
+  constexpr auto bytes = records * pack_form::tensor_record;
+  for (const bool unpacks : {false, true}) {
+    for (std::size_t byte = 0; byte < pack_form::spill_bytes(bytes); byte += 96) {
+      CAPTURE(unpacks);
+      CAPTURE(byte);
+      desk at;
+      auto* const tensor = static_cast<std::byte*>(at.dev.allocate(bytes));
+      auto* const packed = static_cast<std::byte*>(at.dev.allocate(bytes));
+      auto* const spill = static_cast<std::byte*>(at.dev.try_allocate_host(bytes));
+      at.dev.pack(packed, spill, tensor, bytes, at.compute.ref());
+      if (unpacks) {
+        at.join(at.compute.ref(), at.side.ref());
+        at.dev.unpack(tensor, packed, spill, bytes, at.compute.ref());
+      }
+      CHECK(at.dev.findings().empty());
+      at.dev.writes(std::span(spill + byte, 1), at.side.ref(), "reuse");
+      CHECK(at.found(finding_kind::unordered, unpacks ? access_kind::reload : access_kind::offload,
+                     "compute", access_kind::kernel_write, "side"));
+      at.dev.synchronize();
+      at.dev.deallocate(tensor);
+      at.dev.deallocate(packed);
+      at.dev.deallocate_host(spill);
+    }
+  }
 }

@@ -174,6 +174,27 @@ TEST_CASE("ranks write files of their own") {
   CHECK(told.printed.starts_with("Tidepool, rank 3, 1 step\n"));
 }
 
+TEST_CASE("offloaders that live at the same time write files of their own") {
+  const folder here;
+  const auto opts = asked("--trace-step=1 --trace-to=" + here.in("run"));
+  const std::set<std::string> of_second{"run-offloader2-1.html", "run-offloader2-1.json"};
+  auto all = of_second;
+  {
+    std::ostringstream out;
+    rig desk;
+    rig::offloader<modules<"core_attn">> first(desk.dev, opts, {.output = trace_output(out)});
+    train(opts, 1);
+    all.insert("run.lock");
+    CHECK(here.files() == all);
+    first.end_step();
+  }
+  all.erase("run.lock");
+  all.insert({"run-1.html", "run-1.json"});
+  CHECK(here.files() == all);
+  train(opts, 1);  // the names are free again
+  CHECK(here.files() == all);
+}
+
 TEST_CASE("the environment asks, too") {
   const folder here;
   const auto prefix = here.in("env");

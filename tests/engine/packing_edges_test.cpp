@@ -210,3 +210,27 @@ TEST_CASE("packing: a tensor that was packed once does not count when it is disc
   CHECK(off.counters().modules[1].bytes_packed == 0);
   CHECK(off.counters().modules[1].bytes_on_link == 0);
 }
+
+TEST_CASE("packing: a tensor that a name discards holds BF16 numbers when it is computed again") {
+  desk on(small_machine());
+  auto opts = packing(small_options());
+  opts.recompute_modules = {"layernorm"};
+  offloader off(on.dev, opts);
+  auto x = off.allocate(bytes, on.stream());
+  x.holds_bfloat16();
+  const auto write = [&] { on.write_numbers(x, bf16_kind::gauss, 1, on.stream()); };
+  write();
+  auto pass = off.begin();
+  pass.commit_or_discard("layernorm", 0, on.stream(), x);
+  pass.end_forward();
+  pass.restore_or_recompute("layernorm", 0, on.stream(), write, x);
+  pass.finish();
+  auto next = off.begin({.microbatch = 1});
+  next.commit<"core_attn">(0, on.stream(), x);
+  next.restore<"core_attn">(0, on.stream(), x);
+  on.check_numbers(x, bf16_kind::gauss, 1, on.stream());
+  CHECK(on.wrong_numbers() == 0);
+  CHECK(off.counters().modules[0].bytes_packed == bytes);
+  x.reset(on.stream());
+  next.finish();
+}

@@ -14,7 +14,12 @@
 #include "rig.hpp"
 #include "tidepool/codec/pack_form.hpp"
 #include "tidepool/error.hpp"
+#include "tidepool/observe/tracing.hpp"
+#include "tidepool/trace/picture.hpp"
+#include "tidepool/trace/report.hpp"
+#include "tidepool/trace/silent.hpp"
 #include "tidepool/trace/summary.hpp"
+#include "tidepool/trace/timeline.hpp"
 
 namespace {
 
@@ -274,8 +279,13 @@ TEST_CASE("packing: what cannot work is refused with the remedy") {
       doctest::Contains("expert_fc1 is not offloaded; add expert_fc1 to --offload-modules"),
       option_error);
   opts.pack = {"auto"};
-  CHECK_THROWS_WITH_AS(offloader(on.dev, opts),
-                       doctest::Contains("plans do not choose yet what is packed"), option_error);
+  CHECK_THROWS_WITH_AS(
+      offloader(on.dev, opts),
+      doctest::Contains("a plan decides whether tensors are packed, and this policy makes none; add"
+                        " --policy=automatic, name the modules, or give all"),
+      option_error);
+  opts.pack = {"auto", "core_attn"};
+  CHECK_THROWS_AS(offloader(on.dev, opts), tidepool::unknown_module);
   opts.pack = {"core_atn"};
   CHECK_THROWS_WITH_AS(offloader(on.dev, opts), doctest::Contains("did you mean 'core_attn'"),
                        tidepool::unknown_module);
@@ -319,6 +329,82 @@ TEST_CASE("packing: the summary tells the bytes on the link") {
   const auto& counted = counters.modules[0];
   CHECK(counted.bytes_packed == 4 * bytes);
   CHECK(counted.bytes_on_link == 4 * pack_form::packed_bytes(bytes));
+}
+
+TEST_CASE("packing: picture, timeline and report have the bytes on the link beside the tensors'") {
+  desk on(small_machine());
+  offloader off(on.dev, packing(small_options()));
+  train(on, off, 1, 4);
+  off.start_trace("step", on.stream());
+  train(on, off, 1, 4);
+  const auto step = off.finish_trace();
+  constexpr auto link = pack_form::packed_bytes(bytes);
+  std::size_t copies = 0;
+  for (const auto& span : step.spans) {
+    const bool copy = span.kind == tidepool::trace::span_kind::offload ||
+                      span.kind == tidepool::trace::span_kind::reload;
+    CHECK(span.spared == (copy ? bytes - link : 0));
+    if (copy) CHECK(span.bytes == bytes);
+    copies += copy ? 1 : 0;
+  }
+  CHECK(copies == 8);
+  std::ostringstream picture;
+  tidepool::trace::write_svg(picture, step);
+  CHECK(says(picture.str(), "offloaded 39.1 KiB (28.9 KiB on the link)"));
+  CHECK(says(picture.str(), "9.77 KiB (7.23 KiB on the link) at "));
+  std::ostringstream timeline;
+  tidepool::trace::write_chrome_trace(timeline, step);
+  CHECK(says(timeline.str(), "\"bytes on the link\":" + std::to_string(link)));
+  std::ostringstream page;
+  tidepool::trace::report about;
+  about.step = step;
+  tidepool::trace::write_report(page, about);
+  CHECK(says(page.str(), "39.1 KiB (28.9 KiB on the link)</td>"));
+}
+
+TEST_CASE("packing: the share of records that do not fit is seen, and a high one is told") {
+  desk on(small_machine());
+  auto opts = packing(small_options());
+  opts.offload_modules = opts.pack = {"core_attn", "expert_fc1"};
+  offloader off(on.dev, opts);
+  off.on_report({});
+  constexpr std::size_t large = 128 * pack_form::numbers_of_record;
+  const auto step = [&](bool over) {
+    auto pass = off.begin();
+    auto x = off.allocate<tidepool::test::bf16_number>(large, on.stream());
+    auto y = off.allocate<tidepool::test::bf16_number>(large, on.stream());
+    on.write_numbers(x, bf16_kind::gauss, 1);
+    on.write_numbers(y, bf16_kind::random, 2);
+    pass.commit<"core_attn">(0, on.stream(), x);
+    pass.commit<"expert_fc1">(0, on.stream(), y);
+    pass.end_forward();
+    if (over) on.dev.synchronize();
+    pass.restore<"expert_fc1">(0, on.stream(), y);
+    pass.restore<"core_attn">(0, on.stream(), x);
+    on.check_numbers(x, bf16_kind::gauss, 1);
+    on.check_numbers(y, bf16_kind::random, 2);
+    x.reset(on.stream());
+    y.reset(on.stream());
+    pass.finish();
+    off.end_step();
+  };
+  const auto about = [&](std::size_t module) { return off.counters().modules[module]; };
+  step(false);  // the host waits for no copy, and looks at none that may be under way
+  CHECK(about(0).records_seen == 0);
+  for (int i = 0; i < 6; ++i) step(true);
+  CHECK(on.wrong_numbers() == 0);
+  CHECK(about(0).records_seen == 6 * 16);
+  CHECK(about(0).records_raw == 0);
+  CHECK(about(1).records_seen == 6 * 16);
+  CHECK(about(1).records_raw == 6 * 16);
+  std::ostringstream text;
+  tidepool::trace::write_summary(text, off.counters());
+  CHECK(says(text.str(), ", raw 0.0%"));
+  CHECK(says(text.str(), ", raw 100.0%"));
+  const auto messages = tidepool::trace::silent_messages(off.counters());
+  REQUIRE(messages.size() == 1);
+  CHECK(says(messages[0], "100 % of what is packed of 'expert_fc1'"));
+  CHECK(says(messages[0], "leave expert_fc1 out of --pack"));
 }
 
 TEST_CASE("packing: a host block that a commit leaves again is free behind the commit's stream") {

@@ -45,7 +45,8 @@ constexpr row rows[]{
 
 /// Waits of the host, which runs nothing again in another order: unit.engine sees the wrong words,
 /// unit.checked names the pair.
-constexpr tp::join_site of_the_host[]{tp::join_site::file_write, tp::join_site::file_reuse};
+constexpr tp::join_site of_the_host[]{tp::join_site::file_write, tp::join_site::file_reuse,
+                                      tp::join_site::row_count};
 
 /// Whether a checked device has named the join, where there is one. The cap orders no accesses. Of
 /// some joins the pair is found, and the report names what would order such a pair elsewhere: with

@@ -100,21 +100,13 @@ class gradient_bench {
     dev_.synchronize();
   }
 
-  /// Central difference of the loss when `tied`, which start alike, move along `direction`.
-  double slope(const std::vector<const parameter*>& tied, const std::vector<double>& direction,
-               double reach) {
+  /// The loss with other weights in `tied`, which start alike; they get their own back.
+  double loss_with(const std::vector<const parameter*>& tied, const std::vector<float>& weights) {
     const std::vector<float> start = weight(*tied.front());
-    double side[2];
-    for (const int sign : {-1, 1}) {
-      std::vector<float> moved = start;
-      for (std::size_t i = 0; i < moved.size(); ++i) {
-        moved[i] = static_cast<float>(start[i] + sign * reach * direction[i]);
-      }
-      for (const parameter* p : tied) transfer_.write(p->weight, moved);
-      side[sign > 0] = loss();
-    }
+    for (const parameter* p : tied) transfer_.write(p->weight, weights);
+    const double found = loss();
     for (const parameter* p : tied) transfer_.write(p->weight, start);
-    return (side[1] - side[0]) / (2 * reach);
+    return found;
   }
 
   [[nodiscard]] const std::vector<parameter>& tensors() const { return weights_.all(); }

@@ -5,11 +5,6 @@
 ///
 /// Prints a line for each parameter tensor; exits with 1 when one of them is off. It moves the
 /// tensor along the gradient and along a random direction, and the loss must change accordingly.
-#include <cmath>
-#include <cstdint>
-#include <cstdio>
-#include <string>
-#include <string_view>
 #include <tidepool/offloader.hpp>
 #include <utility>
 #include <vector>
@@ -19,6 +14,7 @@
 #include "gradient_codec.hpp"
 #include "gradient_narrow.hpp"
 #include "gradient_rows.hpp"
+#include "slope_check.hpp"
 
 #if defined(TIDEPOOL_HAS_CUDA)
 namespace moe {
@@ -31,39 +27,11 @@ namespace {
 using device = tidepool::virtual_device;
 using bench = moe::gradient_bench<device, moe::cpu_kernels>;
 
-/// Scales to length 1; returns the length before.
-double normalise(std::vector<double>& v) {
-  double sum = 0;
-  for (const double x : v) sum += x * x;
-  const double length = std::sqrt(sum);
-  for (double& x : v) x /= length > 0 ? length : 1;
-  return length;
-}
-
 /// Of tensors that are always equal, which one tensor is.
 bool check(bench& on, const std::vector<const moe::parameter*>& tied) {
   const moe::parameter& p = *tied.back();
-  const std::vector<float> gradient = on.gradient(p);
-  std::vector<double> along(gradient.begin(), gradient.end());
-  const double length = normalise(along);
-  const double downhill = on.slope(tied, along, 4e-3);
-
-  std::vector<double> random(along.size());
-  for (std::size_t i = 0; i < random.size(); ++i) {
-    random[i] = static_cast<double>(moe::mix(99 + i) >> 11) * 0x1p-52 - 1;
-  }
-  normalise(random);
-  double expected = 0;
-  for (std::size_t i = 0; i < random.size(); ++i) expected += random[i] * along[i] * length;
-  const double found = on.slope(tied, random, 2e-2);
-
-  const auto agree = [](double a, double b) {
-    return std::abs(a - b) < 5e-5 + 0.005 * std::abs(a);
-  };
-  const bool good = length > 0 && agree(length, downhill) && agree(expected, found);
-  std::printf("%-4s %-18s |gradient| %.6f, measured %.6f; random direction %+.6f, measured %+.6f\n",
-              good ? "ok" : "BAD", p.name.c_str(), length, downhill, expected, found);
-  return good;
+  return moe::check_slopes(p.name, on.weight(p), on.gradient(p),
+                           [&](const auto& weight) { return on.loss_with(tied, weight); });
 }
 
 int check_all() {
@@ -94,8 +62,7 @@ int check_all() {
 #if defined(TIDEPOOL_HAS_CUDA)
   bad += moe::check_on_gpu();
 #endif
-  std::printf("%s\n", bad == 0 ? "every gradient agrees" : "some gradients are wrong");
-  return bad == 0 ? 0 : 1;
+  return moe::verdict(bad);
 }
 
 }  // namespace

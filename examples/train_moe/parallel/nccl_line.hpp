@@ -144,17 +144,9 @@ class nccl_line {
                            " are no neighbours");
   }
 
-  static bool over(const typename Device::event& what) {
-    const cudaError_t code = cudaEventQuery(what.get());
-    if (code == cudaSuccess) return true;
-    static_cast<void>(cudaGetLastError());  // the next check of a launch would find it
-    if (code == cudaErrorNotReady) return false;
-    throw tidepool::device_error(std::string("cudaEventQuery: ") + cudaGetErrorString(code), code);
-  }
-
   outgoing& free_copy(index count) {
     for (outgoing& each : outgoing_) {
-      if (each.memory.size() >= count && over(each.sent)) return each;
+      if (each.memory.size() >= count && dev_.passed(each.sent)) return each;
     }
     return outgoing_.emplace_back(
         outgoing{{dev_, count, "activations on their way"}, dev_.make_event()});

@@ -8,7 +8,6 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <string>
 
 #include "tidepool/codec/fp8.hpp"
 #include "tidepool/device/cuda.hpp"
@@ -179,15 +178,7 @@ struct fp8_kernels<Device> {
     how.gridDim = dim3(static_cast<unsigned>((elements + of_group - 1) / of_group));
     how.blockDim = dim3(fp8_threads);
     how.stream = on.get();
-    const auto code = cudaLaunchKernelEx(&how, kernel, arguments...);
-    if (code == cudaSuccess) return;
-    static_cast<void>(cudaGetLastError());
-    throw device_error(
-        "tidepool: " + std::string(call) + ": " + cudaGetErrorName(code) + ", " +
-            cudaGetErrorString(code) +
-            "; the device of the stream must be current and the program compiled for "
-            "its architecture",
-        static_cast<int>(code));
+    cuda_check(cudaLaunchKernelEx(&how, kernel, arguments...), call, cuda_launch_remedy);
   }
 };
 

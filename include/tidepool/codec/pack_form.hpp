@@ -78,6 +78,11 @@ static_assert(std::endian::native == std::endian::little);
   return spill_at(tensor_bytes) + spill_bytes(tensor_bytes);
 }
 
+/// True if a record of a packed tensor is raw: it keeps its numbers as they are.
+[[nodiscard]] inline bool is_raw(const std::byte* packed, std::size_t record) {
+  return static_cast<unsigned>(packed[record * packed_record + bases_at]) == mark;
+}
+
 /// The exponent of a BF16 number, biased.
 [[nodiscard]] constexpr unsigned exponent_of(unsigned number) { return number >> 7 & 0xffU; }
 

@@ -6,10 +6,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <string>
 
 #include "tidepool/codec/pack_form.hpp"
-#include "tidepool/error.hpp"
+#include "tidepool/device/cuda_context.hpp"
 
 namespace tidepool::inline v0_3_0::pack_form::detail {
 
@@ -255,14 +254,8 @@ void launch(const packed_tensor& what, unsigned most_blocks, cudaStream_t on) {
       std::clamp(blocks, std::size_t{1}, static_cast<std::size_t>(most_blocks))));
   how.blockDim = dim3(threads);
   how.stream = on;
-  const auto code = cudaLaunchKernelEx(&how, pack_kernel<Pack>, what);
-  if (code == cudaSuccess) return;
-  static_cast<void>(cudaGetLastError());
-  throw device_error("tidepool: " + std::string(Pack ? "pack" : "unpack") + ": " +
-                         cudaGetErrorName(code) + ", " + cudaGetErrorString(code) +
-                         "; the device of the stream must be current and the program compiled for"
-                         " its architecture",
-                     static_cast<int>(code));
+  tidepool::detail::cuda_check(cudaLaunchKernelEx(&how, pack_kernel<Pack>, what),
+                               Pack ? "pack" : "unpack", tidepool::detail::cuda_launch_remedy);
 }
 
 }  // namespace tidepool::pack_form::detail

@@ -142,11 +142,12 @@ inline void check_pack(const options& value, const module_list& list, std::uint6
   const std::string label = option_label("pack");
   const std::string shown = text::join(value.pack, ",");
   for (const std::string& name : value.pack) {
-    if (name == "auto") {
-      reject(label, shown, "plans do not choose yet what is packed",
-             "name the modules, or give all");
-    }
     if (name == "all" && value.pack.size() == 1) return;
+    if (name == "auto" && value.pack.size() == 1) {
+      if (value.policy == policy_kind::automatic) return;
+      reject(label, shown, "a plan decides whether tensors are packed, and this policy makes none",
+             "add --policy=automatic, name the modules, or give all");
+    }
     if ((enabled & list.require(name, label)) == 0) {
       reject(label, shown, name + " is not offloaded",
              "add " + name + " to --offload-modules, or take it out of --pack");

@@ -130,7 +130,7 @@ inline constexpr std::array options_by{
     Make::of("borrowed-slack", "borrowed_slack", "", "SIZE|none",
              "borrowed bytes that may wait for copies; none: what the budget allows",
              member<&options::borrowed_slack, optional_bytes>{}),
-    Make::of("pack", "pack", "", "NAMES|all|none",
+    Make::of("pack", "pack", "", "NAMES|all|auto|none",
              "modules whose BF16 tensors are packed for the link to the host, bit for bit",
              member<&options::pack, names_format<true>, option_kind::list>{}),
     Make::of("copy-piece", "copy_piece", "", "SIZE",

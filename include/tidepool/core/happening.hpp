@@ -49,6 +49,7 @@ struct span_label {
   int layer = -1;
   int microbatch = -1;
   std::size_t bytes = 0;
+  std::size_t spared = 0;  // of `bytes`, by packing
 };
 
 // Bytes of device memory. `without` is the sum that would be taken now without any offload.

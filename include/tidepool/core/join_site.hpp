@@ -28,15 +28,17 @@ enum class join_site : std::uint8_t {
   peer_reuse,  ///< an offload waits until the reload out of its block of a neighbour has ended
   file_write,  ///< the host waits for a copy into the ring of a file before it writes the file
   file_reuse,  ///< the host waits for a copy out of the ring of a file before it refills the slot
+  row_count,   ///< the host waits for the copies of row counts before it reads the counts
   count        ///< how many there are
 };
 
 /// The name of a join, as traces and `--drop-joins` of the tests have it.
 [[nodiscard]] constexpr std::string_view name_of(join_site site) {
   constexpr std::string_view names[]{
-      "producer",   "device_reuse", "reload_reuse", "host_reuse", "own_offload", "consumer",
-      "cap",        "launch",       "after_launch", "fork",       "join_back",   "after_capture",
-      "new_stream", "borrow",       "give_back",    "peer_reuse", "file_write",  "file_reuse"};
+      "producer",   "device_reuse",  "reload_reuse", "host_reuse",   "own_offload",
+      "consumer",   "cap",           "launch",       "after_launch", "fork",
+      "join_back",  "after_capture", "new_stream",   "borrow",       "give_back",
+      "peer_reuse", "file_write",    "file_reuse",   "row_count"};
   return names[static_cast<std::size_t>(site)];
 }
 

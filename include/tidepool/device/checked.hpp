@@ -274,7 +274,7 @@ class checked_device : public Device {
     requires std::same_as<Graph, graph>
   void replay(Graph& which, stream_ref on) {
     Device::replay(which.inner, on);
-    log_.launch(which.steps, lane_of(on));
+    log_.launch(which.steps(), lane_of(on));
   }
   /// @}
   /// Like `launch` of the virtual device; `touches` declares the memory that the kernel uses.

@@ -122,11 +122,7 @@ class cuda_device : public detail::cuda_sharing {
   /// The number of devices that the runtime finds; 0 without a driver. Never throws.
   [[nodiscard]] static int count() noexcept {
     int found = 0;
-    if (cudaGetDeviceCount(&found) != cudaSuccess) {
-      static_cast<void>(cudaGetLastError());
-      return 0;
-    }
-    return found;
+    return detail::cuda_quiet(cudaGetDeviceCount(&found)) == cudaSuccess ? found : 0;
   }
 
   /// The number of the device for `cudaSetDevice`.
@@ -134,14 +130,14 @@ class cuda_device : public detail::cuda_sharing {
 
   /// Makes a non-blocking stream of this device.
   [[nodiscard]] stream make_stream() {
-    const current_device guard(ordinal_);
+    const detail::cuda_current guard(ordinal_);
     cudaStream_t handle = nullptr;
     check(cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
     return {handle, context()};
   }
   /// Makes an event; only an event with `timing` can serve `elapsed_us`. Throws `device_error`.
   [[nodiscard]] event make_event(bool timing = false) {
-    const current_device guard(ordinal_);
+    const detail::cuda_current guard(ordinal_);
     cudaEvent_t handle = nullptr;
     check(cudaEventCreateWithFlags(&handle, timing ? cudaEventDefault : cudaEventDisableTiming),
           "cudaEventCreateWithFlags");
@@ -163,7 +159,7 @@ class cuda_device : public detail::cuda_sharing {
   /// Blocks the host until this device is idle.
   void synchronize() {
     require_context();
-    const current_device guard(ordinal_);
+    const detail::cuda_current guard(ordinal_);
     check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   }
   /// Microseconds between two events with timing that have passed.
@@ -259,7 +255,7 @@ class cuda_device : public detail::cuda_sharing {
 
   /// Takes device memory; null when none is left. Throws `device_error` on any other failure.
   [[nodiscard]] void* try_allocate(std::size_t bytes) {
-    const current_device guard(ordinal_);
+    const detail::cuda_current guard(ordinal_);
     void* pointer = nullptr;
     const auto code = cudaMalloc(&pointer, bytes);
     static_cast<void>(context());
@@ -270,11 +266,11 @@ class cuda_device : public detail::cuda_sharing {
   /// several times faster than `cudaHostAlloc`. Small blocks, and machines that do not allow huge
   /// pages, use `cudaHostAlloc`.
   [[nodiscard]] void* try_allocate_host(std::size_t bytes, const host_memory& how = {}) {
-    const current_device guard(ordinal_);
+    const detail::cuda_current guard(ordinal_);
     void* pointer = nullptr;
     const auto code = host_.allocate(bytes, how, pointer);
     static_cast<void>(context());
-    if (code != cudaSuccess && code != cudaErrorMemoryAllocation) fail(code, "host memory");
+    if (code != cudaErrorMemoryAllocation) check(code, "host memory");
     return pointer;
   }
   /// The reason why this machine lacks a kind of host memory; empty if it has the kind.
@@ -320,33 +316,13 @@ class cuda_device : public detail::cuda_sharing {
   [[nodiscard]] int node() const { return host_.node(); }
   /// Memory by `cudaMemGetInfo`, which counts other processes, too.
   [[nodiscard]] memory_info memory() const {
-    const current_device guard(ordinal_);
+    const detail::cuda_current guard(ordinal_);
     memory_info info;
     check(cudaMemGetInfo(&info.free, &info.total), "cudaMemGetInfo");
     return info;
   }
 
  private:
-  class current_device {
-   public:
-    explicit current_device(int wanted) {
-      check(cudaGetDevice(&before_), "cudaGetDevice");
-      if (before_ == wanted) {
-        before_ = -1;
-      } else {
-        check(cudaSetDevice(wanted), "cudaSetDevice");
-      }
-    }
-    current_device(const current_device&) = delete;
-    current_device& operator=(const current_device&) = delete;
-    ~current_device() {
-      if (before_ >= 0) static_cast<void>(cudaSetDevice(before_));
-    }
-
-   private:
-    int before_ = -1;
-  };
-
   // The context; it is noted once a call has made it.
   [[nodiscard]] const detail::cuda_context& context() {
     if (!context_) context_ = detail::cuda_context(ordinal_);
@@ -361,21 +337,10 @@ class cuda_device : public detail::cuda_sharing {
         static_cast<int>(cudaErrorContextIsDestroyed));
   }
 
-  static void check(cudaError_t code, const char* call) {
-    if (code != cudaSuccess) fail(code, call);
-  }
-  [[noreturn]] static void fail(cudaError_t code, const char* call) {
-    // Clears the runtime's error, so that the caller's next check does not find it again.
-    static_cast<void>(cudaGetLastError());
-    throw device_error("tidepool: " + std::string(call) + ": " + cudaGetErrorName(code) + ", " +
-                           cudaGetErrorString(code),
-                       static_cast<int>(code));
-  }
+  static void check(cudaError_t code, const char* call) { detail::cuda_check(code, call); }
   static void* or_null(cudaError_t code, void* pointer, const char* call) {
-    if (code == cudaSuccess) return pointer;
-    if (code != cudaErrorMemoryAllocation) fail(code, call);
-    static_cast<void>(cudaGetLastError());
-    return nullptr;
+    if (code != cudaErrorMemoryAllocation) check(code, call);
+    return detail::cuda_quiet(code) == cudaSuccess ? pointer : nullptr;
   }
 
   int ordinal_;

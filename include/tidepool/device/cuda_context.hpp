@@ -1,4 +1,5 @@
-/// The context of a device that a handle belongs to. Handles of a lost context must not be touched.
+/// The contexts of CUDA devices, and the handles that belong to them; the current device, and
+/// errors.
 #pragma once
 
 #if defined(TIDEPOOL_HAS_CUDA) || (!defined(TIDEPOOL_NO_CUDA) && __has_include(<cuda_runtime_api.h>))
@@ -6,9 +7,59 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
-#include <utility>
+#include <memory>
+#include <string>
+#include <type_traits>
+
+#include "tidepool/error.hpp"
 
 namespace tidepool::inline v0_3_0::detail {
+
+/// Returns the code; clears the runtime's error, so that the caller's next check does not find it.
+inline cudaError_t cuda_quiet(cudaError_t code) noexcept {
+  if (code != cudaSuccess) static_cast<void>(cudaGetLastError());
+  return code;
+}
+
+/// Throws `device_error` if the code is an error of the runtime or of the driver, which have the
+/// same code for the same error. `remedy` ends the message.
+template <class Code>
+void cuda_check(Code code, const char* call, const char* remedy = "") {
+  const auto as_runtime = static_cast<cudaError_t>(code);
+  if (cuda_quiet(as_runtime) == cudaSuccess) return;
+  throw device_error("tidepool: " + std::string(call) + ": " + cudaGetErrorName(as_runtime) + ", " +
+                         cudaGetErrorString(as_runtime) + remedy,
+                     static_cast<int>(code));
+}
+
+/// Why a launch of a kernel may fail, for `cuda_check`.
+inline constexpr const char* cuda_launch_remedy =
+    "; the device of the stream must be current and the program compiled for its architecture";
+
+/// Makes a device current; at the end the caller's device is current again.
+class cuda_current {
+ public:
+  /// Throws `device_error`.
+  explicit cuda_current(int device) { cuda_check(change_to(device), "cudaSetDevice"); }
+  /// Puts the runtime's code in `code`.
+  cuda_current(int device, cudaError_t& code) noexcept { code = change_to(device); }
+  cuda_current(const cuda_current&) = delete;
+  cuda_current& operator=(const cuda_current&) = delete;
+  ~cuda_current() {
+    if (before_ >= 0) static_cast<void>(cudaSetDevice(before_));
+  }
+
+ private:
+  cudaError_t change_to(int device) noexcept {
+    int now = 0;
+    if (const auto code = cudaGetDevice(&now); code != cudaSuccess || now == device) return code;
+    const auto code = cudaSetDevice(device);
+    if (code == cudaSuccess) before_ = now;
+    return code;
+  }
+
+  int before_ = -1;  // none, unless the device was changed
+};
 
 /// Finds a call of the driver, whose library is not linked; returns false if the driver has no call
 /// of that name.
@@ -22,8 +73,7 @@ template <class Call>
 #else
   const auto code = cudaGetDriverEntryPoint(name, &entry, cudaEnableDefault, &found);
 #endif
-  if (code != cudaSuccess) static_cast<void>(cudaGetLastError());
-  if (code != cudaSuccess || found != cudaDriverEntryPointSuccess) return false;
+  if (cuda_quiet(code) != cudaSuccess || found != cudaDriverEntryPointSuccess) return false;
   into = reinterpret_cast<Call>(entry);
   return true;
 }
@@ -94,22 +144,17 @@ class cuda_context {
 template <class Handle, auto Destroy>
 class cuda_handle {
  public:
-  cuda_handle(Handle handle, const cuda_context& context) : handle_(handle), context_(context) {}
-  cuda_handle(cuda_handle&& other) noexcept
-      : handle_(std::exchange(other.handle_, nullptr)), context_(other.context_) {}
-  cuda_handle& operator=(cuda_handle&& other) noexcept {
-    std::swap(handle_, other.handle_);
-    std::swap(context_, other.context_);
-    return *this;
-  }
-  ~cuda_handle() {
-    if (handle_ != nullptr && context_.alive()) static_cast<void>(Destroy(handle_));
-  }
-  [[nodiscard]] Handle get() const { return handle_; }
+  cuda_handle(Handle handle, const cuda_context& context) : handle_(handle, destroy{context}) {}
+  [[nodiscard]] Handle get() const { return handle_.get(); }
 
  private:
-  Handle handle_;
-  cuda_context context_;
+  struct destroy {
+    void operator()(Handle handle) const noexcept {
+      if (context.alive()) static_cast<void>(Destroy(handle));
+    }
+    cuda_context context;
+  };
+  std::unique_ptr<std::remove_pointer_t<Handle>, destroy> handle_;
 };
 
 }  // namespace tidepool::detail

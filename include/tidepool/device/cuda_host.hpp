@@ -11,6 +11,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "tidepool/device/cuda_context.hpp"
 #include "tidepool/device/host_pages.hpp"
 #include "tidepool/options.hpp"
 
@@ -80,7 +81,7 @@ class cuda_host {
   /// The NUMA node next to the device; -1 if the system does not report it.
   [[nodiscard]] int node() const {
     char id[32]{};
-    if (quiet(cudaDeviceGetPCIBusId(id, sizeof id, ordinal_)) != cudaSuccess) return -1;
+    if (cuda_quiet(cudaDeviceGetPCIBusId(id, sizeof id, ordinal_)) != cudaSuccess) return -1;
     return node_of_pci(id);
   }
 
@@ -93,17 +94,13 @@ class cuda_host {
     bool registered = false;
   };
 
-  static cudaError_t quiet(cudaError_t code) {
-    if (code != cudaSuccess) static_cast<void>(cudaGetLastError());
-    return code;
-  }
   [[nodiscard]] bool has(cudaDeviceAttr what) const {
     int value = 0;
-    return quiet(cudaDeviceGetAttribute(&value, what, ordinal_)) == cudaSuccess && value != 0;
+    return cuda_quiet(cudaDeviceGetAttribute(&value, what, ordinal_)) == cudaSuccess && value != 0;
   }
 
   cudaError_t by_runtime(std::size_t bytes, unsigned flags, void*& into) {
-    const auto code = quiet(cudaHostAlloc(&into, bytes, flags));
+    const auto code = cuda_quiet(cudaHostAlloc(&into, bytes, flags));
     if (code != cudaSuccess) {
       into = nullptr;
     } else {
@@ -115,7 +112,7 @@ class cuda_host {
 
   cudaError_t registered(std::size_t bytes, const host_memory& how, void*& into) {
     return from_pages(bytes, how, into, [](host_pages& pages) {
-      return quiet(cudaHostRegister(pages.data(), pages.bytes(), cudaHostRegisterPortable));
+      return cuda_quiet(cudaHostRegister(pages.data(), pages.bytes(), cudaHostRegisterPortable));
     });
   }
   cudaError_t pages_of(std::size_t bytes, const host_memory& how, void*& into) {
@@ -149,7 +146,7 @@ class cuda_host {
   }
 
   cudaError_t managed(std::size_t bytes, void*& into) {
-    auto code = quiet(cudaMallocManaged(&into, bytes, cudaMemAttachGlobal));
+    auto code = cuda_quiet(cudaMallocManaged(&into, bytes, cudaMemAttachGlobal));
     if (code != cudaSuccess) {
       into = nullptr;
       return code;
@@ -172,14 +169,15 @@ class cuda_host {
 #if CUDART_VERSION >= 13000
     const cudaMemLocation host{cudaMemLocationTypeHost, 0};
     const cudaMemLocation device{cudaMemLocationTypeDevice, ordinal_};
-    const auto code = quiet(cudaMemAdvise(data, bytes, cudaMemAdviseSetPreferredLocation, host));
+    const auto code =
+        cuda_quiet(cudaMemAdvise(data, bytes, cudaMemAdviseSetPreferredLocation, host));
     if (code != cudaSuccess) return code;
-    return quiet(cudaMemAdvise(data, bytes, cudaMemAdviseSetAccessedBy, device));
+    return cuda_quiet(cudaMemAdvise(data, bytes, cudaMemAdviseSetAccessedBy, device));
 #else
     const auto code =
-        quiet(cudaMemAdvise(data, bytes, cudaMemAdviseSetPreferredLocation, cudaCpuDeviceId));
+        cuda_quiet(cudaMemAdvise(data, bytes, cudaMemAdviseSetPreferredLocation, cudaCpuDeviceId));
     if (code != cudaSuccess) return code;
-    return quiet(cudaMemAdvise(data, bytes, cudaMemAdviseSetAccessedBy, ordinal_));
+    return cuda_quiet(cudaMemAdvise(data, bytes, cudaMemAdviseSetAccessedBy, ordinal_));
 #endif
   }
 

@@ -7,6 +7,8 @@
 
 #include <cstddef>
 
+#include "tidepool/device/cuda_context.hpp"
+
 namespace tidepool::inline v0_3_0 {
 
 /// The kernels with which a `cuda_device` packs; `cuda_packer()` of pack.hpp makes it. Both
@@ -14,6 +16,7 @@ namespace tidepool::inline v0_3_0 {
 /// `device_error`.
 struct packer {
   std::size_t from = 0;        ///< the least bytes of a tensor that is packed
+  double pack_rate = 0;        ///< tensor bytes that `pack` reads, in GB/s; 0: unknown
   double unpack_rate = 0;      ///< tensor bytes that `unpack` writes, in GB/s; 0: unknown
   unsigned pack_blocks = 0;    ///< blocks of a kernel that packs
   unsigned unpack_blocks = 0;  ///< blocks of a kernel that unpacks
@@ -34,19 +37,20 @@ class cuda_packing {
   void use(const packer& kernels) { with_ = kernels; }
   /// 0 until `use` was called.
   [[nodiscard]] std::size_t packs_from() const { return with_.from; }
+  [[nodiscard]] double pack_rate() const { return with_.pack_rate; }      ///< See `packer`.
   [[nodiscard]] double unpack_rate() const { return with_.unpack_rate; }  ///< See `packer`.
   /// Queues the packing of a tensor on a stream. Throws `device_error`.
   template <class Stream>
   void pack(std::byte* packed, std::byte* spill, const std::byte* tensor, std::size_t bytes,
             const Stream& on) {
-    const in_use guard(device_);
+    const cuda_current guard(device_);
     with_.pack(packed, spill, tensor, bytes, with_.pack_blocks, on.get());
   }
   /// Queues the unpacking of a tensor on a stream. Throws `device_error`.
   template <class Stream>
   void unpack(std::byte* tensor, const std::byte* packed, const std::byte* spill, std::size_t bytes,
               const Stream& on) {
-    const in_use guard(device_);
+    const cuda_current guard(device_);
     with_.unpack(tensor, packed, spill, bytes, with_.unpack_blocks, on.get());
   }
 
@@ -54,25 +58,6 @@ class cuda_packing {
   explicit cuda_packing(int device) : device_(device) {}
 
  private:
-  // Makes the device current for a launch. It is in use already, so that no call can fail.
-  class in_use {
-   public:
-    explicit in_use(int device) {
-      static_cast<void>(cudaGetDevice(&before_));
-      if (before_ != device) static_cast<void>(cudaSetDevice(device));
-      changed_ = before_ != device;
-    }
-    in_use(const in_use&) = delete;
-    in_use& operator=(const in_use&) = delete;
-    ~in_use() {
-      if (changed_) static_cast<void>(cudaSetDevice(before_));
-    }
-
-   private:
-    int before_ = 0;
-    bool changed_ = false;
-  };
-
   int device_;  // of the runtime
   packer with_;
 };

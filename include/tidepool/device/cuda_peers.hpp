@@ -26,13 +26,16 @@ class cuda_peers {
     const auto name = "device " + std::to_string(peer);
     if (peer == ordinal_) return name + " is the offloader's own";
     int count = 0;
-    if (failed(cudaGetDeviceCount(&count))) return "the devices of this host cannot be counted";
+    if (cuda_quiet(cudaGetDeviceCount(&count)) != cudaSuccess) {
+      return "the devices of this host cannot be counted";
+    }
     if (peer < 0 || peer >= count) {
       return "this process sees " + std::to_string(count) + (count == 1 ? " device" : " devices") +
              ", numbered from 0";
     }
     int reachable = 0;
-    if (failed(cudaDeviceCanAccessPeer(&reachable, ordinal_, peer)) || reachable == 0) {
+    const auto code = cudaDeviceCanAccessPeer(&reachable, ordinal_, peer);
+    if (cuda_quiet(code) != cudaSuccess || reachable == 0) {
       return "device " + std::to_string(ordinal_) + " cannot reach the memory of " + name +
              " (cudaDeviceCanAccessPeer)";
     }
@@ -42,12 +45,12 @@ class cuda_peers {
   /// Takes memory of the neighbour. On a failure `into` is null, and the code is the runtime's.
   [[nodiscard]] cudaError_t allocate(int peer, std::size_t bytes, void*& into) {
     into = nullptr;
-    if (const auto code = open(peer); code != cudaSuccess) return clean(code);
-    const current guard(peer);
-    if (guard.code() != cudaSuccess) return clean(guard.code());
-    const auto code = cudaMalloc(&into, bytes);
+    if (const auto code = open(peer); code != cudaSuccess) return cuda_quiet(code);
+    auto code = cudaSuccess;
+    const cuda_current guard(peer, code);
+    if (code == cudaSuccess) code = cudaMalloc(&into, bytes);
     if (code != cudaSuccess) into = nullptr;
-    return clean(code);
+    return cuda_quiet(code);
   }
 
   /// Gives memory of the neighbour back, which no work of the device itself may use any more.
@@ -55,58 +58,31 @@ class cuda_peers {
   void deallocate(int peer, void* pointer) noexcept {
     const auto found = contexts_.find(peer);
     if (pointer == nullptr || found == contexts_.end() || !found->second.alive()) return;
-    const current guard(peer);
-    static_cast<void>(clean(cudaFree(pointer)));
+    auto code = cudaSuccess;
+    const cuda_current guard(peer, code);
+    static_cast<void>(cuda_quiet(cudaFree(pointer)));
   }
 
  private:
-  class current {
-   public:
-    explicit current(int wanted) noexcept : code_(cudaGetDevice(&before_)) {
-      if (code_ == cudaSuccess && before_ != wanted) {
-        code_ = cudaSetDevice(wanted);
-        changed_ = code_ == cudaSuccess;
-      }
-    }
-    current(const current&) = delete;
-    current& operator=(const current&) = delete;
-    ~current() {
-      if (changed_) static_cast<void>(cudaSetDevice(before_));
-    }
-    [[nodiscard]] cudaError_t code() const { return code_; }
-
-   private:
-    int before_ = 0;
-    cudaError_t code_;
-    bool changed_ = false;
-  };
-
   // Lets the device reach the neighbour's memory over the link between them. Otherwise copies would
   // go through the host.
   cudaError_t open(int peer) {
     if (const auto found = contexts_.find(peer); found != contexts_.end()) {
       return found->second.alive() ? cudaSuccess : cudaErrorContextIsDestroyed;
     }
+    auto code = cudaSuccess;
     {
-      const current guard(ordinal_);
-      if (guard.code() != cudaSuccess) return guard.code();
-      const auto code = cudaDeviceEnablePeerAccess(peer, 0);
+      const cuda_current guard(ordinal_, code);
+      if (code == cudaSuccess) code = cuda_quiet(cudaDeviceEnablePeerAccess(peer, 0));
       if (code != cudaSuccess && code != cudaErrorPeerAccessAlreadyEnabled) return code;
-      static_cast<void>(cudaGetLastError());
     }
-    const current guard(peer);
-    if (guard.code() != cudaSuccess) return guard.code();
+    const cuda_current guard(peer, code);
     // Makes the neighbour's context, if no call has made it before.
-    if (const auto code = cudaFree(nullptr); code != cudaSuccess) return code;
+    if (code == cudaSuccess) code = cudaFree(nullptr);
+    if (code != cudaSuccess) return code;
     contexts_.emplace(peer, cuda_context(peer));
     return cudaSuccess;
   }
-
-  static cudaError_t clean(cudaError_t code) noexcept {
-    if (code != cudaSuccess) static_cast<void>(cudaGetLastError());
-    return code;
-  }
-  static bool failed(cudaError_t code) noexcept { return clean(code) != cudaSuccess; }
 
   int ordinal_;
   std::unordered_map<int, cuda_context> contexts_;  // of neighbours whose memory was taken

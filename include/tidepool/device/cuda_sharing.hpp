@@ -36,17 +36,17 @@ class cuda_sharing : public cuda_packing {
     const auto& driver = calls();
     const auto prop = properties();
     std::size_t page = 0;
-    check(driver.granularity(&page, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
-          "cuMemGetAllocationGranularity");
+    cuda_check(driver.granularity(&page, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
+               "cuMemGetAllocationGranularity");
     exported_memory made{-1, 0, bytes / page * page};
     if (made.bytes == 0) return made;
     CUmemGenericAllocationHandle memory = 0;
     const auto code = driver.create(&memory, made.bytes, &prop, 0);
     if (code == CUDA_ERROR_OUT_OF_MEMORY) return std::nullopt;
-    check(code, "cuMemCreate");
+    cuda_check(code, "cuMemCreate");
     const auto shared = driver.share(&made.descriptor, memory, by_descriptor, 0);
     if (shared != CUDA_SUCCESS) static_cast<void>(driver.release(memory));
-    check(shared, "cuMemExportToShareableHandle");
+    cuda_check(shared, "cuMemExportToShareableHandle");
     made.id = memory;
     return made;
   }
@@ -63,7 +63,7 @@ class cuda_sharing : public cuda_packing {
     CUmemGenericAllocationHandle memory = 0;
     auto* const number = reinterpret_cast<void*>(  // NOLINT(performance-no-int-to-ptr)
         static_cast<std::uintptr_t>(descriptor));
-    check(driver.import(&memory, number, by_descriptor), "cuMemImportFromShareableHandle");
+    cuda_check(driver.import(&memory, number, by_descriptor), "cuMemImportFromShareableHandle");
     CUdeviceptr at = 0;
     auto code = driver.reserve(&at, bytes, 0, 0, 0);
     const bool reserved = code == CUDA_SUCCESS;
@@ -78,7 +78,7 @@ class cuda_sharing : public cuda_packing {
     if (code != CUDA_SUCCESS) {
       if (mapped) static_cast<void>(driver.unmap(at, bytes));
       if (reserved) static_cast<void>(driver.free(at, bytes));
-      check(code, !reserved ? "cuMemAddressReserve" : !mapped ? "cuMemMap" : "cuMemSetAccess");
+      cuda_check(code, !reserved ? "cuMemAddressReserve" : !mapped ? "cuMemMap" : "cuMemSetAccess");
     }
     auto* const pointer = reinterpret_cast<void*>(at);  // NOLINT(performance-no-int-to-ptr)
     imports_.emplace(pointer, imported{bytes, cuda_context(device_)});
@@ -126,19 +126,10 @@ class cuda_sharing : public cuda_packing {
   /// Makes the device current, with its context, as the driver's calls need it.
   class in_use {
    public:
-    explicit in_use(int device) {
-      check(cudaGetDevice(&before_), "cudaGetDevice");
-      check(cudaSetDevice(device), "cudaSetDevice");
-      const auto code = cudaFree(nullptr);
-      if (code != cudaSuccess) static_cast<void>(cudaSetDevice(before_));
-      check(code, "cudaFree");
-    }
-    in_use(const in_use&) = delete;
-    in_use& operator=(const in_use&) = delete;
-    ~in_use() { static_cast<void>(cudaSetDevice(before_)); }
+    explicit in_use(int device) : current_(device) { cuda_check(cudaFree(nullptr), "cudaFree"); }
 
    private:
-    int before_ = 0;
+    cuda_current current_;
   };
 
   [[nodiscard]] CUmemAllocationProp properties() const {
@@ -162,19 +153,8 @@ class cuda_sharing : public cuda_packing {
                        find_driver_call("cuMemMap", calls_.map) &&
                        find_driver_call("cuMemUnmap", calls_.unmap) &&
                        find_driver_call("cuMemSetAccess", calls_.allow);
-    if (!found) check(CUDA_ERROR_NOT_SUPPORTED, "memory of other processes");
+    if (!found) cuda_check(CUDA_ERROR_NOT_SUPPORTED, "memory of other processes");
     return calls_;
-  }
-
-  // Driver and runtime have the same code for the same error.
-  template <class Code>
-  static void check(Code code, const char* call) {
-    if (static_cast<int>(code) == 0) return;
-    static_cast<void>(cudaGetLastError());
-    const auto as_runtime = static_cast<cudaError_t>(code);
-    throw device_error("tidepool: " + std::string(call) + ": " + cudaGetErrorName(as_runtime) +
-                           ", " + cudaGetErrorString(as_runtime),
-                       static_cast<int>(code));
   }
 
   int device_;

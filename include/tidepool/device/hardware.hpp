@@ -35,8 +35,10 @@ struct abilities {
   bool drops_joins = false;         // `leaves_out`, for tests
   bool logs_kernels = false;        // `take_kernels`
   bool simulates_time = false;      // work takes the same time in each step, and the host's none
+  bool moves_bytes = true;          // false: host memory may not be touched
   bool host_works = false;          // may do a stream's work on the host, and needs its bytes
   std::size_t packs_from = 0;       // the least bytes of a tensor for `pack`; 0: it cannot pack
+  double pack_rate = 0;             // tensor bytes that `pack` reads, in GB/s; 0: unknown
   double unpack_rate = 0;           // tensor bytes that `unpack` writes, in GB/s; 0: unknown
 };
 

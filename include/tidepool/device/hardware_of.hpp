@@ -40,8 +40,10 @@ class hardware_of final : public hardware {
                   .drops_joins = join_dropping_device<Device>,
                   .logs_kernels = kernel_logging_device<Device>,
                   .simulates_time = simulating_device<Device>,
+                  .moves_bytes = moves_bytes(dev),
                   .host_works = host_executing_device<Device>,
                   .packs_from = packs_from(dev),
+                  .pack_rate = pack_rate(dev),
                   .unpack_rate = unpack_rate(dev)},
                  &type_of_device<Device>),
         dev_(&dev) {}
@@ -123,7 +125,7 @@ class hardware_of final : public hardware {
   void log_kernels() override {
     if constexpr (kernel_logging_device<Device>) dev_->log_kernels();
   }
-  [[nodiscard]] std::vector<lane_kernel> take_kernels([[maybe_unused]] std::size_t lanes) override {
+  [[nodiscard]] std::vector<lane_kernel> take_kernels(std::size_t lanes) override {
     std::vector<lane_kernel> result;
     if constexpr (kernel_logging_device<Device>) {
       for (const auto& run : dev_->take_kernels()) {
@@ -144,37 +146,32 @@ class hardware_of final : public hardware {
             lane_id on) override {
     dev_->copy(target, source, shape, direction, at(on).stream);
   }
-  [[nodiscard]] bool copy_batch([[maybe_unused]] std::span<const copy_item> items,
-                                [[maybe_unused]] copy_direction direction,
-                                [[maybe_unused]] lane_id on) override {
+  [[nodiscard]] bool copy_batch(std::span<const copy_item> items, copy_direction direction,
+                                lane_id on) override {
     if constexpr (batching_device<Device>) {
       return dev_->copy_batch(items, direction, at(on).stream);
     }
     return false;
   }
-  void fill_bytes([[maybe_unused]] void* pointer, [[maybe_unused]] unsigned char byte,
-                  [[maybe_unused]] std::size_t bytes, [[maybe_unused]] lane_id on) override {
+  void fill_bytes(void* pointer, unsigned char byte, std::size_t bytes, lane_id on) override {
     if constexpr (filling_device<Device>) dev_->fill_bytes(pointer, byte, bytes, at(on).stream);
   }
-  void pack([[maybe_unused]] std::byte* packed, [[maybe_unused]] std::byte* spill,
-            [[maybe_unused]] const std::byte* tensor, [[maybe_unused]] std::size_t bytes,
-            [[maybe_unused]] lane_id on) override {
+  void pack(std::byte* packed, std::byte* spill, const std::byte* tensor, std::size_t bytes,
+            lane_id on) override {
     if constexpr (packing_device<Device>) dev_->pack(packed, spill, tensor, bytes, at(on).stream);
   }
-  void unpack([[maybe_unused]] std::byte* tensor, [[maybe_unused]] const std::byte* packed,
-              [[maybe_unused]] const std::byte* spill, [[maybe_unused]] std::size_t bytes,
-              [[maybe_unused]] lane_id on) override {
+  void unpack(std::byte* tensor, const std::byte* packed, const std::byte* spill, std::size_t bytes,
+              lane_id on) override {
     if constexpr (packing_device<Device>) dev_->unpack(tensor, packed, spill, bytes, at(on).stream);
   }
-  bool poison([[maybe_unused]] void* pointer, [[maybe_unused]] std::size_t bytes,
-              [[maybe_unused]] lane_id on) override {
+  bool poison(void* pointer, std::size_t bytes, lane_id on) override {
     if constexpr (poisoning_device<Device>) return dev_->poison(pointer, bytes, at(on).stream);
     return false;
   }
-  void worked([[maybe_unused]] std::size_t bytes, [[maybe_unused]] lane_id on) override {
+  void worked(std::size_t bytes, lane_id on) override {
     if constexpr (host_executing_device<Device>) dev_->worked(bytes, at(on).stream);
   }
-  [[nodiscard]] bool leaves_out([[maybe_unused]] join_site site) const override {
+  [[nodiscard]] bool leaves_out(join_site site) const override {
     if constexpr (join_dropping_device<Device>) return dev_->leaves_out(site);
     return false;
   }
@@ -182,8 +179,7 @@ class hardware_of final : public hardware {
     if constexpr (requires { dev_->issued(); }) return dev_->issued();
     return 0;
   }
-  void drop([[maybe_unused]] lane_id lane,
-            [[maybe_unused]] std::uint64_t issued) noexcept override {
+  void drop(lane_id lane, std::uint64_t issued) noexcept override {
     if constexpr (counting_issues<Device>) {
       dev_->drop(at(lane).stream, issued);
     } else if constexpr (dropping_device<Device>) {
@@ -192,20 +188,20 @@ class hardware_of final : public hardware {
   }
   [[nodiscard]] bool drops() const override { return dropping_device<Device>; }
 
-  void begin_capture([[maybe_unused]] lane_id on) override {
+  void begin_capture(lane_id on) override {
     if constexpr (capturing_device<Device>) dev_->begin_capture(at(on).stream);
   }
-  [[nodiscard]] bool capturing([[maybe_unused]] lane_id which) const override {
+  [[nodiscard]] bool capturing(lane_id which) const override {
     if constexpr (capturing_device<Device>) return dev_->capturing(at(which).stream);
     return false;
   }
-  [[nodiscard]] std::unique_ptr<captured_graph> end_capture([[maybe_unused]] lane_id on) override {
+  [[nodiscard]] std::unique_ptr<captured_graph> end_capture(lane_id on) override {
     if constexpr (capturing_device<Device>) {
       return std::make_unique<graph_of>(dev_->end_capture(at(on).stream));
     }
     return nullptr;
   }
-  void replay([[maybe_unused]] captured_graph& which, [[maybe_unused]] lane_id on) override {
+  void replay(captured_graph& which, lane_id on) override {
     if constexpr (capturing_device<Device>) {
       dev_->replay(static_cast<graph_of&>(which).graph, at(on).stream);
     }
@@ -217,24 +213,22 @@ class hardware_of final : public hardware {
   [[nodiscard]] std::unique_ptr<page_allocator> host_pages(const host_memory& how) override {
     return std::make_unique<host_allocator<Device>>(*dev_, how);
   }
-  [[nodiscard]] std::unique_ptr<page_allocator> peer_pages([[maybe_unused]] int peer) override {
+  [[nodiscard]] std::unique_ptr<page_allocator> peer_pages(int peer) override {
     if constexpr (peer_device<Device>) return std::make_unique<peer_allocator<Device>>(*dev_, peer);
     return nullptr;
   }
-  [[nodiscard]] std::string why_not([[maybe_unused]] host_kind kind) const override {
+  [[nodiscard]] std::string why_not(host_kind kind) const override {
     if constexpr (requires { dev_->why_not(kind); }) return dev_->why_not(kind);
     return {};
   }
-  [[nodiscard]] std::string why_no_peer([[maybe_unused]] int peer) const override {
+  [[nodiscard]] std::string why_no_peer(int peer) const override {
     if constexpr (peer_device<Device>) return dev_->why_no_peer(peer);
     return "a device of the kind " + std::string(Device::name) + " has no neighbours";
   }
-  void open_file([[maybe_unused]] const std::string& path,
-                 [[maybe_unused]] std::unique_ptr<backing_file>& into) override {
+  void open_file(const std::string& path, std::unique_ptr<backing_file>& into) override {
     if constexpr (requires { dev_->open_file(path); }) into = dev_->open_file(path);
   }
-  [[nodiscard]] void* import_memory([[maybe_unused]] int descriptor,
-                                    [[maybe_unused]] std::size_t bytes) override {
+  [[nodiscard]] void* import_memory(int descriptor, std::size_t bytes) override {
     if constexpr (lending_device<Device>) {
       return dev_->import_memory(descriptor, bytes);
     } else {
@@ -242,7 +236,7 @@ class hardware_of final : public hardware {
                          " cannot use memory of other processes");
     }
   }
-  void drop_import([[maybe_unused]] void* pointer) noexcept override {
+  void drop_import(void* pointer) noexcept override {
     if constexpr (lending_device<Device>) dev_->drop_import(pointer);
   }
   [[nodiscard]] memory_info memory() const override { return dev_->memory(); }
@@ -258,8 +252,7 @@ class hardware_of final : public hardware {
     return false;
   }
 
-  [[nodiscard]] std::optional<plan::link_rates> known_link(
-      [[maybe_unused]] bool to_peer) const override {
+  [[nodiscard]] std::optional<plan::link_rates> known_link(bool to_peer) const override {
     if constexpr (requires { dev_->model().peer_both_rate; }) {
       const auto& of = dev_->model();
       const auto us = (to_peer ? of.peer_latency_ns : of.copy_latency_ns) / 1e3;
@@ -277,36 +270,30 @@ class hardware_of final : public hardware {
     return false;
   }
 
-  void borrows([[maybe_unused]] const void* pointer, [[maybe_unused]] std::size_t bytes) override {
+  void borrows(const void* pointer, std::size_t bytes) override {
     if constexpr (order_checking_device<Device>) dev_->borrows(pointer, bytes);
   }
-  void gave_back([[maybe_unused]] const void* pointer, [[maybe_unused]] std::size_t bytes,
-                 [[maybe_unused]] lane_id on) override {
+  void gave_back(const void* pointer, std::size_t bytes, lane_id on) override {
     if constexpr (order_checking_device<Device>) dev_->gave_back(pointer, bytes, at(on).stream);
   }
-  void returned([[maybe_unused]] const void* pointer, [[maybe_unused]] std::size_t bytes,
-                [[maybe_unused]] lane_id home) override {
+  void returned(const void* pointer, std::size_t bytes, lane_id home) override {
     if constexpr (order_checking_device<Device>) dev_->returned(pointer, bytes, at(home).stream);
   }
-  void name_copy_streams([[maybe_unused]] lane_id offload, [[maybe_unused]] lane_id reload,
-                         [[maybe_unused]] place_kind to) override {
+  void name_copy_streams(lane_id offload, lane_id reload, place_kind to) override {
     if constexpr (order_checking_device<Device>) {
       dev_->name_copy_streams(at(offload).stream, at(reload).stream, to);
     }
   }
-  void writes_file([[maybe_unused]] const void* block, [[maybe_unused]] const void* memory,
-                   [[maybe_unused]] std::size_t bytes) override {
+  void writes_file(const void* block, const void* memory, std::size_t bytes) override {
     if constexpr (order_checking_device<Device>) dev_->writes_file(block, memory, bytes);
   }
-  void reads_file([[maybe_unused]] const void* memory, [[maybe_unused]] const void* block,
-                  [[maybe_unused]] std::size_t bytes) override {
+  void reads_file(const void* memory, const void* block, std::size_t bytes) override {
     if constexpr (order_checking_device<Device>) dev_->reads_file(memory, block, bytes);
   }
   void abandons_capture() noexcept override {
     if constexpr (order_checking_device<Device>) dev_->abandons_capture();
   }
-  void begin_subject([[maybe_unused]] std::string_view module, [[maybe_unused]] int layer,
-                     [[maybe_unused]] int microbatch) override {
+  void begin_subject(std::string_view module, int layer, int microbatch) override {
     if constexpr (order_checking_device<Device>) {
       subjects_.emplace_back(*dev_, module, layer, microbatch);
     }
@@ -343,20 +330,27 @@ class hardware_of final : public hardware {
   [[nodiscard]] const typename Device::event& timing(timing_id which) const {
     return *timings_[static_cast<std::size_t>(which)];
   }
-  [[nodiscard]] bool over([[maybe_unused]] const typename Device::event& which) const {
+  [[nodiscard]] bool over(const typename Device::event& which) const {
     if constexpr (detail::tells_what_is_over<Device>) return dev_->passed(which);
     return false;
   }
-  [[nodiscard]] static std::size_t packs_from([[maybe_unused]] const Device& dev) {
+  [[nodiscard]] static std::size_t packs_from(const Device& dev) {
     if constexpr (packing_device<Device>) return dev.packs_from();
     return 0;
   }
-  [[nodiscard]] static double unpack_rate([[maybe_unused]] const Device& dev) {
+  [[nodiscard]] static bool moves_bytes(const Device& dev) {
+    if constexpr (requires { dev.moves_bytes(); }) return dev.moves_bytes();
+    return true;
+  }
+  [[nodiscard]] static double pack_rate(const Device& dev) {
+    if constexpr (requires { dev.pack_rate(); }) return dev.pack_rate();
+    return 0;
+  }
+  [[nodiscard]] static double unpack_rate(const Device& dev) {
     if constexpr (requires { dev.unpack_rate(); }) return dev.unpack_rate();
     return 0;
   }
-  [[nodiscard]] static std::uint64_t key_of(const stream_ref& stream,
-                                            [[maybe_unused]] bool in_capture) {
+  [[nodiscard]] static std::uint64_t key_of(const stream_ref& stream, bool in_capture) {
     if constexpr (requires { stream.key_in_capture(); }) {
       if (in_capture) return stream.key_in_capture();
     }

@@ -81,7 +81,8 @@ class null_device {
   void deallocate(void* pointer) noexcept { std::free(pointer); }
   /// Gives memory of `try_allocate_host` back.
   void deallocate_host(void* pointer) noexcept { std::free(pointer); }
-  [[nodiscard]] memory_info memory() const { return {}; }  ///< Both 0: no bytes are counted.
+  [[nodiscard]] bool moves_bytes() const { return false; }  ///< No memory has contents.
+  [[nodiscard]] memory_info memory() const { return {}; }   ///< Both 0: no bytes are counted.
 
  private:
   std::uint64_t streams_ = 0;

@@ -10,7 +10,6 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 #include "tidepool/core/linkage.hpp"
@@ -53,7 +52,7 @@ class virtual_device {
   /// A copyable name of a stream.
   class stream_ref {
    public:
-    constexpr stream_ref() = default;
+    constexpr stream_ref() : stream_ref(0, 0) {}
     /// Tells streams apart, among all virtual devices of the process.
     [[nodiscard]] constexpr std::uint64_t key() const { return key_; }
     /// The index that observers see.
@@ -62,67 +61,48 @@ class virtual_device {
    private:
     friend class virtual_device;
     constexpr stream_ref(std::size_t index, std::uint64_t key) : index_(index), key_(key) {}
-    std::size_t index_ = 0;
-    std::uint64_t key_ = 0;
+    std::size_t index_;
+    std::uint64_t key_;
   };
 
   /// Owns a stream. Work queued on the stream still runs after the end of its owner.
   class stream {
    public:
-    /// Leaves `other` without a stream.
-    stream(stream&& other) noexcept
-        : owner_(std::exchange(other.owner_, nullptr)), ref_(other.ref_) {}
-    /// Swaps the two owners.
-    stream& operator=(stream&& other) noexcept {
-      std::swap(owner_, other.owner_);
-      std::swap(ref_, other.ref_);
-      return *this;
-    }
-    ~stream();
     /// The stream's name, for an offloader.
-    [[nodiscard]] stream_ref ref() const { return ref_; }
+    [[nodiscard]] stream_ref ref() const { return owner_.get_deleter().ref; }
 
    private:
     friend class virtual_device;
-    stream(detail::simulation& owner, stream_ref ref) : owner_(&owner), ref_(ref) {}
-    detail::simulation* owner_;
-    stream_ref ref_;
+    struct retire {
+      void operator()(detail::simulation* owner) const;
+      stream_ref ref;
+    };
+    stream(detail::simulation& owner, stream_ref ref) : owner_(&owner, retire{ref}) {}
+    std::unique_ptr<detail::simulation, retire> owner_;
   };
 
   /// Owns an event.
   class event {
-   public:
-    /// Leaves `other` without an event.
-    event(event&& other) noexcept
-        : owner_(std::exchange(other.owner_, nullptr)), index_(other.index_) {}
-    /// Swaps the two owners.
-    event& operator=(event&& other) noexcept {
-      std::swap(owner_, other.owner_);
-      std::swap(index_, other.index_);
-      return *this;
-    }
-    ~event();
-
-   private:
     friend class virtual_device;
-    event(detail::simulation& owner, std::size_t index) : owner_(&owner), index_(index) {}
-    detail::simulation* owner_;
-    std::size_t index_;
+    struct retire {
+      void operator()(detail::simulation* owner) const;
+      std::size_t index;
+    };
+    event(detail::simulation& owner, std::size_t index) : owner_(&owner, retire{index}) {}
+    [[nodiscard]] std::size_t index() const { return owner_.get_deleter().index; }
+    std::unique_ptr<detail::simulation, retire> owner_;
   };
 
   /// Owns the work of a capture.
   class graph {
-   public:
-    graph(graph&& other) noexcept;             ///< Leaves `other` empty.
-    graph& operator=(graph&& other) noexcept;  ///< Swaps the two.
-    ~graph();
-
-   private:
     friend class virtual_device;
+    struct retire {
+      void operator()(detail::simulation* owner) const;
+      std::vector<std::size_t> lanes;  // streams to run on; the first is the launch's
+    };
     graph(detail::simulation& owner, std::unique_ptr<detail::captured> content);
-    detail::simulation* owner_;
-    std::unique_ptr<detail::captured> content_;
-    std::vector<std::size_t> lanes_;  // streams to run on; the first is the launch's
+    std::shared_ptr<detail::captured> content_;
+    std::unique_ptr<detail::simulation, retire> owner_;
   };
 
   /// A device with the memory, link and kernel order of `model`.
@@ -153,10 +133,14 @@ class virtual_device {
   /// Queues a fill, which takes no virtual time.
   void fill_bytes(void* pointer, unsigned char byte, std::size_t bytes, stream_ref on);
 
+  /// The machine's: false if memory is only counted.
+  [[nodiscard]] bool moves_bytes() const { return model_.moves_bytes; }
+
   // ---- packing: see `packing_device` ----
 
   /// The machine's `packs_from`.
   [[nodiscard]] std::size_t packs_from() const { return model_.packs_from; }
+  [[nodiscard]] double pack_rate() const { return model_.pack_rate; }      ///< The machine's.
   [[nodiscard]] double unpack_rate() const { return model_.unpack_rate; }  ///< The machine's.
   /// Queues the packing of a tensor, at the machine's `pack_rate`.
   void pack(std::byte* packed, std::byte* spill, const std::byte* tensor, std::size_t bytes,

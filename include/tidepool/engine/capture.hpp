@@ -79,6 +79,7 @@ TIDEPOOL_INLINE void graph_gate::begin(lane_id origin) {
   const bool same = before_ != nullptr && *before_ == *before;
   if (!same) before_ = std::move(before);
   to_lender_before_ = of_.store_.bytes_to_lender();
+  if (of_.rows_ != nullptr) of_.rows_->begin_capture();
   of_.dev_->begin_capture(origin);
   rollback abandoned([&]() noexcept { abandon(origin); });
   of_.order_.begin_capture(origin, of_.store_.copy_lanes());
@@ -98,6 +99,7 @@ TIDEPOOL_INLINE recorded_graph graph_gate::end(lane_id origin) {
   of_.learner_.captures();
   of_.order_.made_graph();
   broken.keep();
+  if (of_.rows_ != nullptr) result.rows = of_.rows_->end_capture(true);
   result.to_lender = of_.store_.bytes_to_lender() != to_lender_before_;
   result.after = std::make_shared<const memory_layout>(layout());
   if (*result.after == *before_) {
@@ -119,6 +121,7 @@ TIDEPOOL_INLINE void graph_gate::abandon(lane_id origin) noexcept {
 }
 
 TIDEPOOL_INLINE void graph_gate::leave() noexcept {
+  if (of_.rows_ != nullptr) of_.rows_->end_capture(false);
   try {
     of_.order_.end_capture();
   } catch (...) {  // the lanes could not meet; they do before the next call, as after a launch
@@ -171,10 +174,12 @@ TIDEPOOL_INLINE void graph_gate::launch(const recorded_graph& graph, lane_id lan
     throw misuse_error("launch: a capture is under way; end it before a graph is launched");
   }
   expect_layout(graph.before);
+  if (of_.rows_ != nullptr) of_.rows_->before_launch(graph.rows);
   // Between launches on one stream only the trainer's streams may get work, so that the offloader's
   // own are not gathered again.
   of_.order_.gather(lane, join_site::launch, !replayed_ || replayed_on_ != lane);
   of_.dev_->replay(*graph.content, lane);
+  if (of_.rows_ != nullptr) of_.rows_->launched(graph.rows);
   truth_ = graph.after;
   destroyed_at_launch_ = of_.store_.destroyed();
   of_.store_.forget_gone();

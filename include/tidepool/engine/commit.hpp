@@ -158,9 +158,9 @@ TIDEPOOL_INLINE void engine::collect(chunk_state& chunk, group& into, saved* ite
         for (auto next = into.count; next < handles.size(); ++next) {
           expect_argument(chunk, into, handles, next, known);
         }
-        throw_out_of_places(chunk, into, store.bytes);
+        throw_out_of_places(chunk, into, store.moved());
       }
-      into.bytes += store.bytes;
+      into.bytes += store.moved();
       ++seen.offloaded;
     } else {
       store.is.packed = false;  // it may have been packed for an earlier group
@@ -193,7 +193,7 @@ TIDEPOOL_INLINE bool engine::packs(const group& into, const saved& item) const {
   const auto& store = *item.store;
   // Memory of another owner may begin anywhere, but kernels need its alignment.
   return into.place == place_kind::host && item.source == item.store && store.is.bfloat16 &&
-         store.bytes >= dev_->can().packs_from &&
+         store.moved() >= dev_->can().packs_from &&
          reinterpret_cast<std::uintptr_t>(store.here.memory.data) % pack_form::alignment == 0;
 }
 
@@ -243,6 +243,10 @@ TIDEPOOL_INLINE void engine::offload(chunk_state& chunk, group& which, saved* it
     return;
   }
   ticket done;
+  std::size_t counted = 0;
+  rollback uncounted([&]() noexcept {
+    if (counted > 0) rows_->take_back(counted);
+  });
   if (which.bytes > 0) {
     [[maybe_unused]] const named_range<> range{ranges_, trace::nvtx_action::offload, which.module,
                                                which.layer};
@@ -252,6 +256,7 @@ TIDEPOOL_INLINE void engine::offload(chunk_state& chunk, group& which, saved* it
                         {trace::span_kind::offload, names_[static_cast<std::size_t>(which.module)],
                          which.layer, chunk.info.microbatch, which.bytes});
     store_.unstage(done, done.lane);
+    if (rows_ != nullptr) counted = rows_->count(chunk, which, items);
     if (heard_.any()) heard_.tell({.what = happened::copied, .lane = done.lane});
   } else {
     done = order_.record(which.lane);
@@ -267,15 +272,18 @@ TIDEPOOL_INLINE void engine::offload(chunk_state& chunk, group& which, saved* it
              packed ? ticket(which.lane, which.position, done.order) : done);
   }
   auto& flying = windows_[static_cast<std::size_t>(which.module)];
-  if (which.bytes > 0 && flying.capped()) cap(which, done);
+  if (which.bytes > 0 && flying.capped()) {
+    cap(which, done, bytes_on_device(which, items));
+  }
+  uncounted.keep();
 }
 
 // Counts the offload that ends with `done` as in flight, then joins the module's oldest offloads
 // until the caps are kept. If a join fails, earlier joins remain, but this offload is not counted.
-TIDEPOOL_INLINE void engine::cap(const group& which, const ticket& done) {
+TIDEPOOL_INLINE void engine::cap(const group& which, const ticket& done, std::size_t bytes) {
   const auto module = static_cast<std::size_t>(which.module);
   auto& flying = windows_[module];
-  flying.push(done, which.bytes);
+  flying.push(done, bytes);
   rollback not_there([&]() noexcept { flying.take_back(); });
   for (; flying.over(); flying.pop()) {
     if (order_.join(which.lane, flying.oldest(), join_site::cap)) {
@@ -312,8 +320,8 @@ TIDEPOOL_INLINE void engine::count_commit(const group& which, const saved* items
   auto& count = counters_.modules[static_cast<std::size_t>(which.module)];
   for (std::uint32_t i = 0; store_.packs(which.module) && i < which.count; ++i) {
     if (!items[i].copies || !items[i].store->is.packed) continue;
-    count.bytes_packed += items[i].store->bytes;
-    count.bytes_on_link += pack_form::packed_bytes(items[i].store->bytes);
+    count.bytes_packed += items[i].store->moved();
+    count.bytes_on_link += pack_form::packed_bytes(items[i].store->moved());
   }
   ++count.groups;
   count.tensors_offloaded += seen.offloaded;
@@ -324,7 +332,8 @@ TIDEPOOL_INLINE void engine::count_commit(const group& which, const saved* items
   ++count.groups_offloaded;
   count.bytes_offloaded += which.bytes;
   store_.at(which.place).bytes_offloaded += which.bytes;
-  store_.note_group(which.bytes);
+  store_.note_group(bytes_on_device(which, items));
+  store_.note_beside_packed(which);
 }
 
 TIDEPOOL_INLINE void engine::note_elsewhere(module_id module, bool excluded) {

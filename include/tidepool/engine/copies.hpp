@@ -74,7 +74,7 @@ class copies {
   // Takes a block of `where` for the copy of `store`; returns false if there is none.
   [[nodiscard, gnu::always_inline]] inline bool place_copy(storage& store, place_kind where) {
     store.is.packed = false;
-    return place_copy(store, where, store.bytes, at(where).offload);
+    return place_copy(store, where, store.moved(), at(where).offload);
   }
   // Like `place_copy`, for `bytes` that the work of `writer` writes first.
   [[nodiscard, gnu::always_inline]] inline bool place_copy(storage& store, place_kind where,
@@ -137,12 +137,14 @@ class copies {
   // end.
   template <class Queue>
   [[nodiscard, gnu::always_inline]] ticket carry(copy_direction direction, lane_id on,
-                                                 const span_label& label, const Queue& queue) {
+                                                 span_label label, const Queue& queue) {
     auto mark = observers::no_mark;
     heard_->begin_span(on, mark);
+    spared_ = 0;
     queue();
     issue(direction, on);
     const auto done = order_.record(on);
+    label.spared = spared_;
     heard_->end_span(on, mark, label);
     return done;
   }
@@ -151,9 +153,14 @@ class copies {
   // part of `source`, only that rectangle is copied.
   void queue_out(const storage& store, const storage& source, place& to) {
     if (store.bytes == 0) return;
-    if (store.is.packed) return batch_.push_back(staged_.next_out(store));
+    if (store.is.packed) {
+      batch_.push_back(staged_.next_out(store));
+      spared_ += store.moved() - batch_.back().bytes;
+      return;
+    }
     const bool part = &store != &source;
-    const auto from = part ? store.part.what : rectangle{0, store.bytes, 1, store.bytes};
+    const auto moved = store.moved();
+    const auto from = part ? store.part.what : rectangle{0, moved, 1, moved};
     if (to.staged) return to.staged->copy_out(store.there.memory, source.here.memory.data, from);
     const auto* data = static_cast<const std::byte*>(source.here.memory.data) + from.offset;
     if (from.rows == 1) return batch_.push_back({store.there.memory.data, data, from.width});
@@ -172,9 +179,9 @@ class copies {
     if (store.bytes == 0) return;
     auto& from = at(store.place);
     if (from.staged)
-      return from.staged->copy_in(store.here.memory.data, store.there.memory, store.bytes);
+      return from.staged->copy_in(store.here.memory.data, store.there.memory, store.moved());
     if (store.is.packed) return unpack(store, from);
-    batch_.push_back({store.here.memory.data, store.there.memory.data, store.bytes});
+    batch_.push_back({store.here.memory.data, store.there.memory.data, store.moved()});
   }
 
   // Returns a fence behind all work that the lane has been given. If no event can be recorded, the
@@ -213,7 +220,8 @@ class copies {
   [[gnu::cold]] void unpack(const storage& store, place& from) {
     const packed_block there(store);
     auto* const tensor = static_cast<std::byte*>(store.here.memory.data);
-    for_each_piece(store.bytes, [&](std::size_t start, std::size_t bytes) {
+    spared_ += store.moved() - there.link;
+    for_each_piece(store.moved(), [&](std::size_t start, std::size_t bytes) {
       const auto* packed = there.packed + pack_form::packed_bytes(start);
       if (auto* room = static_cast<std::byte*>(staged_.incoming.data); room != nullptr) {
         issue_pieces({room, packed, pack_form::packed_bytes(bytes)}, from.in, from.reload);
@@ -266,6 +274,7 @@ class copies {
   part_index<storage> parts_;
   std::size_t piece_;
   std::vector<copy_item> batch_;
+  std::size_t spared_ = 0;  // bytes that packing keeps off the link, of the copies under way
 };
 
 }  // namespace tidepool::detail

@@ -24,6 +24,7 @@
 #include "tidepool/engine/learning.hpp"
 #include "tidepool/engine/misuse.hpp"
 #include "tidepool/engine/open_chunks.hpp"
+#include "tidepool/engine/row_counter.hpp"
 #include "tidepool/engine/storages.hpp"
 #include "tidepool/plan/step_plan.hpp"
 #include "tidepool/rules/reloads_ahead.hpp"
@@ -52,6 +53,8 @@ class engine : public storage_owner {
   [[nodiscard]] hardware& device() { return *dev_; }
   // The gate is null before the first capture.
   [[nodiscard]] std::unique_ptr<capture_gate>& gate() { return gate_; }
+  // The counter is null before the first `counts_rows`.
+  [[nodiscard]] std::unique_ptr<row_counter>& rows() { return rows_; }
   // Runs before a call that takes or reads memory. `captured` is true if the call's stream is under
   // capture. A call without a stream belongs to the capture under way, if any.
   void pass_gate(bool captured) {
@@ -214,6 +217,7 @@ class engine : public storage_owner {
 
  private:
   friend class graph_gate;
+  friend class row_counts;
   friend struct state_calls;
   friend class told_call;
   template <bool>
@@ -257,10 +261,11 @@ class engine : public storage_owner {
   [[nodiscard]] const char* why_not(const handle_base& given) const;
   [[nodiscard]] bool leaves(const handle_base& candidate, tally& seen) const;
   [[nodiscard]] bool packs(const group& into, const saved& item) const;
+  void count_raw(const storage& store) noexcept;
   [[nodiscard]] storage& saved_as(const handle_base& given);
   [[nodiscard]] bool move_on(group& into, saved* items);
   void offload(chunk_state& chunk, group& which, saved* items);
-  void cap(const group& which, const ticket& done);
+  void cap(const group& which, const ticket& done, std::size_t bytes);
   void undo(chunk_state& chunk) noexcept;
   void note_staying(chunk_state& chunk, group& which, const verdict& decided, handle_list handles);
   void empty_handles(group& which, const saved* item, plan::action what, handle_list handles);
@@ -366,6 +371,7 @@ class engine : public storage_owner {
   std::unique_ptr<capture_gate> gate_;
   std::uint64_t issued_before_ = 0;  // work issued before this engine, where it runs in the process
   std::shared_ptr<const void> identity_ = std::make_shared<char>();  // names this engine to sources
+  std::unique_ptr<row_counter> rows_;  // the last member, because it waits for copies when it goes
 };
 
 // The engine that a storage belongs to.

@@ -22,6 +22,7 @@ struct recorded_graph {
   shared_layout before;
   shared_layout after{};
   bool to_lender = false;  // the graph offloads to a lender
+  shared_rows rows{};      // null: the offloader counted no rows then
 };
 
 // A graph has addresses, not handles. Three rules follow:

@@ -88,6 +88,16 @@ struct group {
   return bytes;
 }
 
+// Bytes of device memory of the tensors that a group is the first to save. Limits of device memory
+// count these; the copies are shorter where only some rows move.
+[[nodiscard]] inline std::size_t bytes_on_device(const group& which, const saved* items) {
+  std::size_t bytes = 0;
+  for (std::uint32_t i = 0; i < which.count; ++i) {
+    if (items[i].copies) bytes += items[i].store->bytes;
+  }
+  return bytes;
+}
+
 // A tensor whose memory was released, because backward will compute the tensor again.
 struct discarded_tensor {
   std::uint32_t call = 0;  // number of the call that discarded it, within its chunk
@@ -97,6 +107,7 @@ struct discarded_tensor {
   std::size_t elements = 0;
   block_source* source = nullptr;
   fill contents = fill::none;  // fill of the memory that it gets again
+  bool bfloat16 = false;       // holds BF16 numbers
   bool under_way = false;      // is being computed again; the function may compute others first
 };
 

@@ -121,12 +121,21 @@ TIDEPOOL_INLINE void engine::forget_handle(storage& store, lane_id lane) {
   release(this);
 }
 
+[[gnu::cold]] TIDEPOOL_INLINE void engine::count_raw(const storage& store) noexcept {
+  const auto seen = store_.look_at(store);
+  auto& count = counters_.modules[static_cast<std::size_t>(store.module)];
+  count.records_seen += seen.all;
+  count.records_raw += seen.raw;
+}
+
 // Drops one save of a storage; its copy is released with the last save.
 TIDEPOOL_INLINE void engine::forget_save(storage& store) {
   if (--store.saves > 0) return;
   // The ticket of a reload stands for the offload, too, because the reload waited for it.
   const auto last_copy = store.here.written.position > 0 ? store.here.written : store.there.written;
+  if (store.is.packed && store.there.memory) count_raw(store);
   if (store.there.memory) store_.displace_copy(store, last_copy);
+  store.is.counted = false;  // the next contents may have all rows
   if (store.handles > 0) return;
   forget_idle(store);
   if (store.here.memory) {

@@ -16,7 +16,7 @@ namespace tidepool::inline v0_3_0::detail {
 // The kernel that packs writes the spill, so that its stream joins the block's last reader. The
 // offload stream comes after this stream by its join with the producer.
 TIDEPOOL_INLINE bool storages::place_packed(storage& store, lane_id by) {
-  if (!place_copy(store, place_kind::host, pack_form::host_bytes(store.bytes), by)) return false;
+  if (!place_copy(store, place_kind::host, pack_form::host_bytes(store.moved()), by)) return false;
   rollback unplaced([&]() noexcept {
     settle(by);
     displace_copy(store, {});
@@ -34,9 +34,9 @@ TIDEPOOL_INLINE void storages::pack(const group& which, const saved* items) {
     if (!items[i].copies || !items[i].store->is.packed) continue;
     auto& store = *items[i].store;
     const packed_block there(store);
-    packing_.tensors += store.bytes;
+    packing_.tensors += store.moved();
     packing_.link += there.link;
-    packing_.largest = std::max(packing_.largest, largest_packed_piece(store.bytes));
+    packing_.largest = std::max(packing_.largest, largest_packed_piece(store.moved()));
     packing_.of_group = std::max(packing_.of_group, group += aligned(there.link));
     make_room(staged_.outgoing, staged_.outgoing.size() + 1);
     block room;
@@ -45,11 +45,26 @@ TIDEPOOL_INLINE void storages::pack(const group& which, const saved* items) {
     staged_.outgoing.push_back(room);
     auto* const packed = static_cast<std::byte*>(room.data);
     const auto* const tensor = static_cast<const std::byte*>(store.here.memory.data);
-    for_each_piece(store.bytes, [&](std::size_t start, std::size_t bytes) {
+    for_each_piece(store.moved(), [&](std::size_t start, std::size_t bytes) {
       dev_->pack(packed + pack_form::packed_bytes(start),
                  there.spill + pack_form::spill_bytes(start), tensor + start, bytes, which.lane);
     });
   }
+}
+
+// A few records of each tensor tell the share of a module, and cost the host about a microsecond.
+TIDEPOOL_INLINE auto storages::look_at(const storage& store) noexcept -> seen_records {
+  constexpr std::size_t most = 16;
+  seen_records seen;
+  if (!dev_->can().moves_bytes || !order_.passed(fence(store.there.written))) return seen;
+  const packed_block there(store);
+  const auto records = pack_form::records_of(store.moved());
+  const auto apart = std::max<std::size_t>(records / most, 1);
+  for (auto i = store.number % apart; i < records; i += apart) {
+    ++seen.all;
+    seen.raw += pack_form::is_raw(there.packed, i) ? 1 : 0;
+  }
+  return seen;
 }
 
 TIDEPOOL_INLINE bool storages::take_staging(std::size_t bytes, lane_id by, block& into) {
@@ -80,7 +95,7 @@ TIDEPOOL_INLINE void storages::take_incoming(std::span<const saved> items) {
   std::size_t link = 0;
   for (const auto& item : items) {
     if (!item.copies_back || !item.store->is.packed) continue;
-    link = std::max(link, largest_packed_piece(item.store->bytes));
+    link = std::max(link, largest_packed_piece(item.store->moved()));
   }
   const auto by = reload_lane(place_kind::host);
   if (link > 0) static_cast<void>(take_staging(link, by, staged_.incoming));

@@ -23,8 +23,8 @@ namespace tidepool::inline v0_3_0::detail {
 struct packed_block {
   explicit packed_block(const storage& store)
       : packed(static_cast<std::byte*>(store.there.memory.data)),
-        spill(packed + pack_form::spill_at(store.bytes)),
-        link(pack_form::packed_bytes(store.bytes)) {}
+        spill(packed + pack_form::spill_at(store.moved())),
+        link(pack_form::packed_bytes(store.moved())) {}
 
   std::byte* packed;
   std::byte* spill;
@@ -58,16 +58,16 @@ void for_each_piece(std::size_t tensor_bytes, const Each& each) {
 // The tensors so far that could be packed, in bytes, whether there was room for it or not.
 struct packing_sizes {
   std::uint64_t tensors = 0;
-  std::uint64_t link = 0;    // of their packed forms
-  std::size_t largest = 0;   // packed form of one piece
-  std::size_t of_group = 0;  // packed forms of one group
+  std::uint64_t link = 0;       // of their packed forms
+  std::uint64_t offloaded = 0;  // of all groups that went to the host meanwhile
+  std::size_t largest = 0;      // packed form of one piece
+  std::size_t of_group = 0;     // packed forms of one group
 
   // Device memory beside the tensors that a step needs, so that none is copied as it is.
   [[nodiscard]] std::size_t staging() const { return aligned(largest) + aligned(of_group); }
-  // The rates of a link for tensors of which `offloaded` bytes went over it. Packed tensors take
-  // less time, but their unpacking takes time of the reload stream.
-  [[nodiscard]] plan::link_rates rates(plan::link_rates of, std::uint64_t offloaded,
-                                       double unpack_rate) const {
+  // The rates of a link in bytes of tensors. Packed tensors take less time, but their unpacking
+  // takes time of the reload stream.
+  [[nodiscard]] plan::link_rates rates(plan::link_rates of, double unpack_rate) const {
     if (tensors == 0 || offloaded < tensors) return of;
     const auto all = static_cast<double>(offloaded);
     const auto share = 1 - static_cast<double>(tensors - link) / all;
@@ -99,6 +99,12 @@ struct staged_tensors {
   }
 };
 
+// True if plans decide whether tensors are packed. Until the first plan they are, so that the plan
+// knows the sizes.
+[[nodiscard]] inline bool packed_by_plan(const options& opts) {
+  return !opts.pack.empty() && opts.pack.front() == "auto";
+}
+
 // The modules whose tensors are packed, a bit for each. Throws `option_error` if the device cannot
 // pack.
 [[nodiscard]] inline std::uint64_t packed_modules(const hardware& dev, const options& opts,
@@ -111,7 +117,7 @@ struct staged_tensors {
         " that nvcc compiles, and call device.use(tidepool::cuda_packer()) before the"
         " offloader is made. Otherwise take --pack out");
   }
-  if (opts.pack.front() == "all") return ~std::uint64_t{0};
+  if (opts.pack.front() == "all" || packed_by_plan(opts)) return ~std::uint64_t{0};
   std::uint64_t bits = 0;
   for (std::size_t m = 0; m < names.size(); ++m) {
     if (std::ranges::find(opts.pack, names[m]) != opts.pack.end()) bits |= std::uint64_t{1} << m;

@@ -14,6 +14,7 @@ TIDEPOOL_INLINE auto engine::begin(const chunk_info& info) -> chunk_state& {
                        ": release gives up at each commit what backward needs; add forward_only,"
                        " or leave release out");
   }
+  if (rows_ != nullptr && !info.forward_only) rows_->expect_asked("begin");
   if (spare_.empty()) {
     make_room(spare_, chunks_.size() + 1);
     spare_.push_back(&*chunks_.emplace_back(std::make_unique<chunk_state>()));

@@ -1,13 +1,17 @@
 // The engine learns from steps and follows plans.
 #pragma once
 
+#include <cstdint>
+
 #include "tidepool/engine/engine.hpp"
+#include "tidepool/engine/packing.hpp"
 
 namespace tidepool::inline v0_3_0::detail {
 
 TIDEPOOL_INLINE auto engine::end_step() -> stage {
   if (spare_.size() != chunks_.size()) throw_still_open();
   close_step();
+  if (rows_ != nullptr) rows_->step_ended();
   const auto over = learner_.end_step();
   if (!over) return learn();
   const bool anew = over == stage::starved || over == stage::outgrown;
@@ -57,6 +61,10 @@ TIDEPOOL_INLINE void engine::apply(plan::profile step, const decision& what, fol
   if (!what.made.expected.runs) step.peer_link.reset();  // offloads go to the nearest place
   adopt(std::move(step), what.made.what, what.placement, by);
   decider_.limit(what);
+  if (packed_by_plan(opts_)) {
+    const bool packs = what.made.expected.runs && what.made.packs;
+    store_.set_packing(packs ? ~std::uint64_t{0} : 0);
+  }
   if (!what.made.expected.runs) without_a_plan();
   if (by == followed::trial) start_recording();
 }
@@ -93,6 +101,7 @@ TIDEPOOL_INLINE void engine::start_recording() noexcept {
 TIDEPOOL_INLINE void engine::record_again() noexcept {
   decider_.record_again();
   without_a_plan();
+  if (packed_by_plan(opts_)) store_.set_packing(~std::uint64_t{0});
   if (recorder_ != nullptr) recorder_->forget();
 }
 

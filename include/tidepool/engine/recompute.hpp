@@ -68,7 +68,7 @@ TIDEPOOL_INLINE void engine::discard(chunk_state& chunk, std::size_t what, int l
     auto& store = *std::exchange(each->store_, nullptr);
     if (!chunk.info.forward_only) {
       list.push_back({call, what, layer, store.bytes, store.elements, store.source,
-                      store.is.zeroed ? fill::zero : fill::none});
+                      store.is.zeroed ? fill::zero : fill::none, store.is.bfloat16});
       ++count.tensors;
       count.bytes += store.bytes;
     }
@@ -125,8 +125,9 @@ TIDEPOOL_INLINE bool engine::begin_recompute(chunk_state& chunk, std::size_t wha
   if (!chunk.backward_begun) begin_backward(chunk);
   try {
     for (auto each = first; each != last; ++each) {
-      tensors[static_cast<std::size_t>(each - first)]->fill(
-          allocate(each->bytes, each->elements, lane, each->source, each->contents));
+      const auto made = allocate(each->bytes, each->elements, lane, each->source, each->contents);
+      made.store->is.bfloat16 = each->bfloat16;
+      tensors[static_cast<std::size_t>(each - first)]->fill(made);
     }
   } catch (...) {
     for (auto* each : tensors) each->fill({});

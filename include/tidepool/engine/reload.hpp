@@ -51,8 +51,8 @@ TIDEPOOL_INLINE bool engine::bring(std::span<saved> items, const std::uint32_t* 
     store_.await_offload(*store);
     if (!place_again(*store, store_.reload_lane(store->place))) return false;
     if (store->bytes > 0) from |= 1U << static_cast<unsigned>(store->place);
-    moved[static_cast<std::size_t>(store->place)] += store->bytes;
-    bytes += store->bytes;
+    moved[static_cast<std::size_t>(store->place)] += store->moved();
+    bytes += store->moved();
   }
   store_.expect_packed(items);
   copying = true;
@@ -117,7 +117,9 @@ TIDEPOOL_INLINE bool engine::try_reload(chunk_state& chunk, std::uint32_t index,
   if (bytes == 0) return true;
   counters_.modules[static_cast<std::size_t>(which.module)].bytes_reloaded += bytes;
   ahead_.forget(which.ahead);
-  which.ahead = ahead_.add({&chunk, index}, bytes);
+  std::size_t held = 0;  // on the device; the copies are shorter where only some rows move
+  for (const auto& item : items) held += item.copies_back ? item.store->bytes : 0;
+  which.ahead = ahead_.add({&chunk, index}, held);
   return true;
 }
 
@@ -218,12 +220,12 @@ TIDEPOOL_INLINE granted engine::read_again(chunk_state& chunk, module_id module,
   auto& store = *chunk.saved_of(which)[argument].store;
   auto& count = counters_.modules[static_cast<std::size_t>(module)];
   auto here = fetch_one(
-      store, lane, {trace::span_kind::reload, name, layer, chunk.info.microbatch, store.bytes});
+      store, lane, {trace::span_kind::reload, name, layer, chunk.info.microbatch, store.moved()});
   if (here.store == nullptr) {
     throw_out_of_device(store.bytes, "load of a tensor of " + name_of_group(chunk, module, layer),
                         store.source);
   }
-  count.bytes_reloaded += store.bytes;
+  count.bytes_reloaded += store.moved();
   if (heard_.any()) heard_.tell({.what = happened::read_again});
   return here;
 }

@@ -141,6 +141,7 @@ TIDEPOOL_INLINE void engine::hand_over(chunk_state& chunk, std::uint32_t index, 
         if (stayed.handed.to != lane) {  // `to` waited for earlier users of the memory
           stayed.used.add(order_.past(stayed.handed.to, stayed.handed.at));
         }
+        if (stayed.saves == 0) stayed.is.counted = false;  // as in `forget_save`
         hand_to(stayed, handles[i]->lane_ = lane);  // `lane` has joined the commit in `fetch`
         if (heard_.any()) heard_.tell({.what = happened::stayed, .tensor = &stayed});
       }

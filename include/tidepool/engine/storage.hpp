@@ -45,7 +45,8 @@ struct storage {
     lane_id to{};
     std::uint64_t at = 0;
   };
-  // The rectangle of another storage of which this one is a dense copy.
+  // The rectangle of another storage of which this one is a dense copy. If `is.counted`, the rows
+  // at the begin of this storage that move.
   struct part_of {
     std::uint64_t of = 0;  // number of that storage; 0: not a copy of a part
     rectangle what{};
@@ -63,6 +64,7 @@ struct storage {
     bool zeroed = false;         // its memory is zeroed for new contents
     bool bfloat16 = false;       // it holds BF16 numbers
     bool packed = false;         // its copy on the host is packed
+    bool counted = false;        // only the rows of `part.what` move (`counts_rows`)
   };
 
   storage_owner* owner = nullptr;
@@ -83,6 +85,9 @@ struct storage {
   fence used;          // last uses of the device memory by handles that are gone
   hand_over handed;
   part_of part;
+
+  // Bytes that are copied to a place and back.
+  [[nodiscard]] std::size_t moved() const { return is.counted ? part.what.bytes() : bytes; }
 };
 
 }  // namespace tidepool::detail

@@ -168,6 +168,18 @@ class storages : public copies {
   }
   // Like `place_copy` on the host, for a tensor that `by` packs. False also if it is not packed.
   [[nodiscard]] bool place_packed(storage& store, lane_id by);
+  // Records of a packed tensor that the host looked at.
+  struct seen_records {
+    std::uint64_t all = 0;
+    std::uint64_t raw = 0;
+  };
+  // Looks at some records of a packed tensor in its block on the host, if the copy is known to be
+  // over. Does not block the host.
+  [[nodiscard]] seen_records look_at(const storage& store) noexcept;
+  // Counts a group beside those that are packed, if it went over the same link.
+  void note_beside_packed(const group& which) {
+    if (packs_ != 0 && which.place == place_kind::host) packing_.offloaded += which.bytes;
+  }
   // Packs the tensors of a group that were placed for it. A tensor without room for its packed form
   // on the device is copied as it is.
   void pack(const group& which, const saved* items);

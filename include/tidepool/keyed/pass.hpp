@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -13,7 +14,9 @@
 
 namespace tidepool::inline v0_3_0 {
 
-/// The name that a framework gives a tensor: any number that no other tensor of the same pass has.
+/// The name that a framework gives a tensor: any number that no other tensor of the same pass has,
+/// such as a count of storages. An address is no key, because the memory of a tensor that left is
+/// used again, and a second tensor of the key counts as the first.
 using tensor_key = std::uint64_t;
 
 /// A tensor as an argument of `keyed_pass::save`.
@@ -37,22 +40,11 @@ class keyed_pass {
   using stream_ref = typename Device::stream_ref;  ///< A stream of the device.
 
   keyed_pass() = default;
-  /// Leaves `other` without a pass.
-  keyed_pass(keyed_pass&& other) noexcept
-      : owner_(std::exchange(other.owner_, nullptr)),
-        state_(std::exchange(other.state_, nullptr)) {}
-  /// Gives up an unfinished pass of this object; leaves `other` without a pass.
-  keyed_pass& operator=(keyed_pass&& other) noexcept {
-    if (this != &other) {
-      close();
-      owner_ = std::exchange(other.owner_, nullptr);
-      state_ = std::exchange(other.state_, nullptr);
-    }
-    return *this;
-  }
+  keyed_pass(keyed_pass&&) = default;  ///< Leaves the other object without a pass.
+  /// Gives up an unfinished pass of this object; leaves the other one without a pass.
+  keyed_pass& operator=(keyed_pass&&) = default;
   keyed_pass(const keyed_pass&) = delete;             // move-only; pass it by reference
   keyed_pass& operator=(const keyed_pass&) = delete;  // move-only; pass it by reference
-  ~keyed_pass() { close(); }
 
   /// Begins the forward of a module: tensors saved from now on belong to it. Scopes may be nested.
   /// Throws `misuse_error` if the module already ran in this layer.
@@ -79,12 +71,12 @@ class keyed_pass {
     auto& which = at.groups[index];
     which.place = where::gone;  // in case the commit throws
     if (which.wanted == 0) return;
-    const auto least = owner_->off_->settings().min_tensor_elements;
+    const auto least = keys_of().off_->settings().min_tensor_elements;
     std::uint32_t argument = 0;
     bool may_leave = false;
     at.each_of(which, [&](auto& each) {
       each.argument = argument++;
-      const bool stays = at.trains && owner_->rereads_.expects(which, each);
+      const bool stays = at.trains && keys_of().rereads_.expects(which, each);
       if (stays) each.handle.keep_resident();
       may_leave = may_leave || (!stays && each.handle.size() >= least);
       at.go_behind_readers(each);
@@ -96,7 +88,7 @@ class keyed_pass {
       which.left = true;
       each.readers = 0;  // the memory of these tensors is gone
     });
-    which.kept = at.trains && owner_->off_->enabled(which.module) &&
+    which.kept = at.trains && keys_of().off_->enabled(which.module) &&
                  ((may_leave && !which.left) || at.open.state_->keeps_last());
   }
   /// Calls `enter(module, layer)`, `body()`, `leave(stream)`. An exception of `body` closes the
@@ -120,9 +112,9 @@ class keyed_pass {
   ///
   /// A tensor saved again under the same key gets one more reference, and is copied once; the
   /// second `owner` is given back at once, since the first holds the memory. A tensor of 0 bytes
-  /// may have the key of another, because it may have its address; it counts as one more reference
-  /// to that one. With `bfloat16` the tensor holds BF16 numbers, as `holds_bfloat16` tells. Throws
-  /// as `adopt`, and `misuse_error` outside of any scope.
+  /// may have the key of another, because a framework may not tell them apart; it counts as one
+  /// more reference to that one. With `bfloat16` the tensor holds BF16 numbers, as `holds_bfloat16`
+  /// tells. Throws as `adopt`, and `misuse_error` outside of any scope.
   void save(tensor_key key, void* data, std::size_t bytes, stream_ref stream, memory_owner owner,
             bool bfloat16 = false) {
     auto& at = opened("save");
@@ -139,9 +131,9 @@ class keyed_pass {
     }
     // An excluded tensor is adopted as a single byte. The adoption keeps the order of the streams,
     // and the budget does not count memory that the trainer keeps anyway.
-    const bool excluded = owner_->excludes({key, data, bytes});
-    auto memory = owner_->off_->adopt(data, excluded ? std::min<std::size_t>(bytes, 1) : bytes,
-                                      stream, std::move(owner));
+    const bool excluded = keys_of().excludes({key, data, bytes});
+    auto memory = keys_of().off_->adopt(data, excluded ? std::min<std::size_t>(bytes, 1) : bytes,
+                                        stream, std::move(owner));
     if (bfloat16) memory.holds_bfloat16();
     // Nothing has changed up to here, in case the question or the adoption throws.
     const auto references = 1 + (known == none ? 0 : give_way(key, known, stream));
@@ -175,7 +167,7 @@ class keyed_pass {
     auto& at = opened("load");
     auto& wanted = at.entries[known("load", key)];
     if (wanted.group != none) bring(at.groups[wanted.group], wanted, stream);
-    owner_->off_->wait_for(wanted.handle, stream);  // the stream may be new to it
+    keys_of().off_->wait_for(wanted.handle, stream);  // the stream may be new to it
     at.note_reader(wanted, stream);
     return wanted.handle.data();
   }
@@ -206,7 +198,7 @@ class keyed_pass {
     at.open.end_forward();
     at.forward = false;
     for (const auto& each : at.entries) {
-      if (each.read_again) owner_->rereads_.expect(at.groups[each.group], each);
+      if (each.read_again) keys_of().rereads_.expect(at.groups[each.group], each);
     }
   }
 
@@ -222,9 +214,12 @@ class keyed_pass {
       if (each.place == where::committed) forget(each);
     }
     state_->open.finish();
-    close();
+    state_.reset();
   }
 
+  /// True while a scope is open, so that `save` works. Hooks that a framework calls for every
+  /// tensor ask this, and leave a tensor of no scope where it is. False for a pass that is over.
+  [[nodiscard]] bool in_scope() const { return state_ != nullptr && state_->scope != none; }
   /// Number of keys that have references.
   [[nodiscard]] std::size_t size() const { return state_ == nullptr ? 0 : state_->by_key.size(); }
 
@@ -237,19 +232,16 @@ class keyed_pass {
   using group = detail::keyed_group;
   static constexpr auto none = detail::key_map::none;
 
-  keyed_pass(keys& of, const chunk_info& info) : owner_(&of), state_(&of.take()) {
-    try {
-      state_->begin(of.off_->begin(info));
-    } catch (...) {
-      close();
-      throw;
-    }
+  struct giver {
+    void operator()(state* done) const noexcept { owner->give(*done); }
+    keys* owner = nullptr;
+  };
+
+  keyed_pass(keys& of, const chunk_info& info) : state_(&of.take(), giver{&of}) {
+    state_->begin(of.off_->begin(info));
   }
 
-  void close() noexcept {
-    if (state_ != nullptr) owner_->give(*std::exchange(state_, nullptr));
-  }
-
+  [[nodiscard]] keys& keys_of() const { return *state_.get_deleter().owner; }
   [[nodiscard]] state& opened(const char* call) {
     if (state_ != nullptr) return *state_;
     throw misuse_error(std::string(call) +
@@ -291,7 +283,7 @@ class keyed_pass {
   // Checks that the tensors of a committed group were read or dropped. Groups in other states need
   // no reload.
   void expect_read(const group& which) {
-    if (which.place != where::committed || !owner_->off_->enabled(which.module)) return;
+    if (which.place != where::committed || !keys_of().off_->enabled(which.module)) return;
     if (!state_->trains) return;
     state_->each_of(which, [&](auto& each) {
       if (each.references == 0 || each.loaded) return;
@@ -350,8 +342,7 @@ class keyed_pass {
     which.place = where::gone;
   }
 
-  keys* owner_ = nullptr;
-  state* state_ = nullptr;
+  std::unique_ptr<state, giver> state_;
 };
 
 }  // namespace tidepool

@@ -239,14 +239,14 @@ class plan_learner final : public learning {
   // The planner's simulator sees packing as a faster link; the engine then tries its plans.
   [[nodiscard]] plan::link_rates link_in_tensors() const {
     const auto& store = owner_->memory();
-    return store.packing().rates(*link_, store.at(place_kind::host).bytes_offloaded,
-                                 owner_->device().can().unpack_rate);
+    return store.packing().rates(*link_, owner_->device().can().unpack_rate);
   }
   [[nodiscard]] std::optional<plan::packing_profile> packing() const {
     const auto& sizes = owner_->memory().packing();
     if (sizes.tensors == 0) return {};
     const auto& can = owner_->device().can();
-    return plan::packing_profile{*link_, can.unpack_rate, can.packs_from, sizes.staging()};
+    return plan::packing_profile{*link_, can.pack_rate, can.unpack_rate, can.packs_from,
+                                 sizes.staging()};
   }
 
   [[nodiscard]] bool has_neighbour() const {

@@ -145,6 +145,7 @@ class tracer final : public observer {
     raw.span.layer = label.layer;
     raw.span.microbatch = label.microbatch;
     raw.span.bytes = label.bytes;
+    raw.span.spared = label.spared;
   }
 
   std::size_t mark(lane_id lane) { return mark(dev_->stream(lane)); }

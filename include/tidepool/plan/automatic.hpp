@@ -10,9 +10,11 @@
 #include <cstdint>
 #include <cstdio>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tidepool/core/text.hpp"
+#include "tidepool/engine/packing.hpp"
 #include "tidepool/options.hpp"
 #include "tidepool/plan/check.hpp"
 #include "tidepool/plan/detail/chooser.hpp"
@@ -28,6 +30,30 @@ namespace detail {
     count += static_cast<std::size_t>(std::count(chunk.begin(), chunk.end(), which));
   }
   return count;
+}
+
+// The step as it runs with tensors that go as they are.
+[[nodiscard]] inline profile unpacked(profile step) {
+  if (const auto packing = std::exchange(step.packing, {})) step.link = packing->link;
+  return step;
+}
+
+// A plan for a step whose packing is settled.
+[[nodiscard]] inline step_plan planned(const profile& step, const options& opts) {
+  planner plans(step);
+  step_plan alone;
+  if (plans_with_peer(step, opts)) {
+    auto without = opts;
+    without.places.assign(1, place_kind::host);
+    without.peer_budget.reset();
+    alone = planned(step, without);
+    if (alone.expected.runs && alone.expected.step_us <= plans.in_core().step_us * (1 + 1e-6)) {
+      return alone;
+    }
+  }
+  auto made = chooser(step, opts, plans).run(std::move(alone));
+  made.packs = step.packing.has_value();
+  return made;
 }
 
 }  // namespace detail
@@ -53,19 +79,19 @@ namespace detail {
 /// If `opts` allows a neighbour's memory beside the host's, and the profile has the neighbour's
 /// link, plans without the neighbour are made first. If the best of them takes longer than keeping
 /// everything, it becomes the first candidate among the plans that use the neighbour.
+///
+/// If `opts.pack` is `{"auto"}` and the profile has packing, plans without packing are made first,
+/// for the link as it is. Unless the best of them is as fast as computing alone, plans with packing
+/// follow; they are taken if a step gains more than 0.2 % (`constants::packing_pays`).
 [[nodiscard]] inline step_plan automatic(const profile& step, const options& opts) {
-  planner plans(step);
-  step_plan alone;
-  if (detail::plans_with_peer(step, opts)) {
-    auto without = opts;
-    without.places.assign(1, place_kind::host);
-    without.peer_budget.reset();
-    alone = automatic(step, without);
-    if (alone.expected.runs && alone.expected.step_us <= plans.in_core().step_us * (1 + 1e-6)) {
-      return alone;
-    }
-  }
-  return detail::chooser(step, opts, plans).run(std::move(alone));
+  if (!step.packing || !tidepool::detail::packed_by_plan(opts)) return detail::planned(step, opts);
+  auto whole = detail::planned(detail::unpacked(step), opts);
+  const auto gains = [&](double us) {
+    return !whole.expected.runs || us <= whole.expected.step_us * constants::packing_pays;
+  };
+  if (!gains(compute_us(step))) return whole;
+  auto packed = detail::planned(step, opts);
+  return packed.expected.runs && gains(packed.expected.step_us) ? packed : whole;
 }
 
 /// The most bytes that the plan keeps on the device at once, of groups that are committed and not
@@ -144,12 +170,14 @@ namespace detail {
   const char* const hint =
       made.limited_by == limit::nothing ? " (no --device-budget was given, or all of it fits)" : "";
   char text[320];
-  std::snprintf(text, sizeof text,
-                "plan: %zu of %zu groups leave%s%s; %.3f ms a step expected, at most %.2f %% above"
-                " what any plan takes; limited by %s%s",
-                detail::count_of(made.what, action::offload) + to_peer, all, beside, recomputed,
-                made.expected.step_us / 1e3, std::max(0.0, 100 * made.gap()),
-                std::string(name_of(made.limited_by)).c_str(), hint);
+  std::snprintf(
+      text, sizeof text,
+      "plan: %zu of %zu groups leave%s%s%s; %.3f ms a step expected, at most %.2f %% above"
+      " what any plan takes; limited by %s%s",
+      detail::count_of(made.what, action::offload) + to_peer, all, beside,
+      made.packs && made.expected.moved > 0 ? ", packed" : "", recomputed,
+      made.expected.step_us / 1e3, std::max(0.0, 100 * made.gap()),
+      std::string(name_of(made.limited_by)).c_str(), hint);
   return text;
 }
 

@@ -63,7 +63,8 @@ class automatic_source final : public plan_source {
     limits.reload_ahead = made.reload_ahead;
     limits.reload_ahead_bytes.reset();
     if (made.reload_ahead_bytes > 0) limits.reload_ahead_bytes = made.reload_ahead_bytes;
-    result.placement = best_places(placed, made.what, limits);
+    const bool packs = made.packs || !tidepool::detail::packed_by_plan(opts);
+    result.placement = best_places(packs ? placed : unpacked(placed), made.what, limits);
     result.made = std::move(made);
     return result;
   }

@@ -78,6 +78,7 @@ inline void warm_up(std::optional<rehearsal>& stage, const profile& step, const 
   opts.policy = policy_kind::megatron;  // the forecast records nothing
   opts.recompute_by_plan = true;
   opts.offload_layers.clear();
+  if (!step.packing) opts.pack.clear();
   if (step.stream_ordered) opts.memory = memory_kind::pool;
   try {
     std::optional<rehearsal> warm;
@@ -189,6 +190,7 @@ struct rehearsed_places {
   opts.device_budget = made.device_budget;
   opts.reload_ahead = made.reload_ahead;
   if (made.reload_ahead_bytes > 0) opts.reload_ahead_bytes = made.reload_ahead_bytes;
+  if (made.packs) opts.pack = {"all"};
   if (made.peer_budget > 0) {
     opts.places = {place_kind::peer, place_kind::host};
     opts.peer_budget = made.peer_budget;

@@ -239,6 +239,7 @@ class simulator {
       return give(by_compute_, bytes, now_, by_compute);
     }
     const bool peer = of(group) == action::offload_to_peer && bytes <= peer_free_;
+    if (!peer) now_ += map_.groups[group].pack_us;
     const auto end =
         link_to(peer).copy(detail::links::out, bytes, peer ? take_of_peer(bytes) : now_);
     at_peer_[group] = peer;

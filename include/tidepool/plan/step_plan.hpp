@@ -72,6 +72,7 @@ struct step_plan {
   double bound_us = 0;                 ///< no plan for this profile and budget takes less time
   limit limited_by = limit::nothing;   ///< resource that keeps the plan from being faster
   std::size_t peer_budget = 0;         ///< bytes of a neighbour's memory; 0: none
+  bool packs = false;                  ///< true if tensors are packed, as `profile::packing` says
 
   /// The part by which the plan may at most be slower than the best possible one: 0.01 is one
   /// percent.

@@ -28,9 +28,12 @@ struct module_counters {
   std::uint64_t bytes_reloaded = 0;    ///< bytes copied back
   std::uint64_t bytes_packed = 0;      ///< bytes of `bytes_offloaded` that were packed
   std::uint64_t bytes_on_link = 0;     ///< bytes that copied these packed tensors out
+  std::uint64_t records_seen = 0;      ///< records of packed tensors that the host looked at
+  std::uint64_t records_raw = 0;       ///< records of these that did not fit the packed form
   std::uint64_t bytes_recomputed = 0;  ///< bytes of the groups that a plan discarded
   std::uint64_t cap_joins = 0;         ///< times the compute stream joined an offload for the cap
   std::uint64_t step_bytes = 0;        ///< offloaded bytes of the last whole step
+  std::uint64_t most_rows = 0;         ///< the largest row count that `rows_overflowed` has read
   bool by_all = false;                 ///< enabled by `all`, not by its name
 
   friend bool operator==(const module_counters&, const module_counters&) = default;

@@ -17,8 +17,10 @@ namespace tidepool::inline v0_3_0 {
 /// A recorded step lasts from one `end_step` to the end of the next, and step 1 from the
 /// constructor; the host is blocked at both ends until the device is idle. `end_step` then writes
 /// `PREFIX-12.json`, for ui.perfetto.dev, and `PREFIX-12.html`, the page of `write_report`. In a
-/// job of several ranks the rank stands in the names, as in `PREFIX-rank3-12.json`. A file that
-/// cannot be written is reported, and the training goes on. The end of the offloader prints the
+/// job of several ranks the rank stands in the names, as in `PREFIX-rank3-12.json`. A second
+/// offloader that lives beside the first writes `PREFIX-offloader2-12.json`; a file `PREFIX.lock`
+/// stands as long as an offloader has the names. A file that cannot be written is reported, and the
+/// training goes on. The end of the offloader prints the
 /// summary, with the stalls of the last recorded step, and the steps that were not reached, to
 /// standard output.
 ///

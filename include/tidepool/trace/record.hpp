@@ -31,6 +31,7 @@ struct span {
   /// The module of the copy that a stall waited for. The stall's `layer`, `microbatch` and `bytes`
   /// are those of the copy, too. Empty if the stall waited for no copy.
   std::string module{};
+  std::size_t spared = 0;  ///< bytes of `bytes` that packing kept off the link
 };
 
 /// A forward or backward pass of one chunk, as it ran on the compute stream.

@@ -23,6 +23,7 @@ namespace tidepool::inline v0_3_0::trace {
 /// A message for each silent module of `totals`, ready to be shown. The message for a module that
 /// was never committed names the most similar module. Silent modules are unknown before the end of
 /// the first step; if groups have left by then, the only message says that no step has ended.
+/// A message also names each module of which more than a quarter does not fit the packed form.
 [[nodiscard]] std::vector<std::string> silent_messages(const counters& totals);
 
 }  // namespace tidepool::trace

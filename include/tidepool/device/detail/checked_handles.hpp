@@ -5,6 +5,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string_view>
 #include <type_traits>
 #include <utility>
@@ -34,48 +35,35 @@ template <class Event>
 class checked_event {
  public:
   checked_event(Event&& made, order_log& log)
-      : inner(std::move(made)), number(log.add_event()), log_(&log) {}
-  checked_event(checked_event&& other) noexcept
-      : inner(std::move(other.inner)),
-        number(other.number),
-        log_(std::exchange(other.log_, nullptr)) {}
-  checked_event& operator=(checked_event&& other) noexcept {
-    std::swap(inner, other.inner);
-    std::swap(number, other.number);
-    std::swap(log_, other.log_);
-    return *this;
-  }
-  ~checked_event() {
-    if (log_ != nullptr) log_->remove_event(number);
-  }
+      : inner(std::move(made)), number(log.add_event()), log_(&log, removal{number}) {}
 
   Event inner;
   std::uint32_t number;
 
  private:
-  order_log* log_;
+  struct removal {
+    void operator()(order_log* log) const { log->remove_event(number); }
+    std::uint32_t number;
+  };
+  std::unique_ptr<order_log, removal> log_;
 };
 
 template <class Graph>
 class checked_graph {
  public:
   checked_graph(Graph&& made, order_log::graph&& kept, order_log& log)
-      : inner(std::move(made)), steps(std::move(kept)), log_(&log) {}
-  checked_graph(checked_graph&& other) noexcept
-      : inner(std::move(other.inner)), steps(std::exchange(other.steps, {})), log_(other.log_) {}
-  checked_graph& operator=(checked_graph&& other) noexcept {
-    std::swap(inner, other.inner);
-    std::swap(steps, other.steps);
-    std::swap(log_, other.log_);
-    return *this;
-  }
-  ~checked_graph() { log_->drop(steps); }
+      : inner(std::move(made)), log_(&log, removal{std::move(kept)}) {}
+
+  [[nodiscard]] order_log::graph& steps() { return log_.get_deleter().steps; }
 
   Graph inner;
-  order_log::graph steps;
 
  private:
-  order_log* log_;
+  struct removal {
+    void operator()(order_log* log) { log->drop(steps); }
+    order_log::graph steps;
+  };
+  std::unique_ptr<order_log, removal> log_;
 };
 
 template <class Device>

@@ -71,16 +71,24 @@ class order_log {
     give(on, std::move(step));
   }
   // Notes that a tensor becomes a packed part and a spill. Each byte of the tensor stands for one
-  // byte of them, so that what was never written is known again once the tensor is unpacked.
+  // byte of them, so that what was never written is known again once the tensor is unpacked. The
+  // spill has further bytes at its end, which count as written.
   void pack(lane on, void* packed, void* spill, const void* tensor, std::size_t bytes) {
     const auto link = pack_form::packed_bytes(bytes);
     const auto* const rest = static_cast<const std::byte*>(tensor) + link;
     move(on, access_kind::offload, packed, tensor, link, "pack");
     move(on, access_kind::offload, spill, rest, bytes - link, "pack");
+    if (const auto more = pack_form::spill_bytes(bytes) - (bytes - link); more > 0) {
+      write(on, access_kind::offload, static_cast<std::byte*>(spill) + bytes - link, more, "pack");
+    }
   }
   void unpack(lane on, void* tensor, const void* packed, const void* spill, std::size_t bytes) {
     const auto link = pack_form::packed_bytes(bytes);
     auto* const rest = static_cast<std::byte*>(tensor) + link;
+    if (const auto more = pack_form::spill_bytes(bytes) - (bytes - link); more > 0) {
+      const auto* const end = static_cast<const std::byte*>(spill) + bytes - link;
+      read(on, access_kind::reload, end, more, "unpack");
+    }
     move(on, access_kind::reload, tensor, packed, link, "unpack");
     move(on, access_kind::reload, rest, spill, bytes - link, "unpack");
   }

@@ -40,34 +40,23 @@ namespace detail {
 
 }  // namespace detail
 
-TIDEPOOL_INLINE virtual_device::stream::~stream() {
-  if (owner_ != nullptr) owner_->retire_stream(ref_.index_);
+TIDEPOOL_INLINE void virtual_device::stream::retire::operator()(detail::simulation* owner) const {
+  owner->retire_stream(ref.index_);
 }
 
-TIDEPOOL_INLINE virtual_device::event::~event() {
-  if (owner_ != nullptr) owner_->retire_event(index_);
+TIDEPOOL_INLINE void virtual_device::event::retire::operator()(detail::simulation* owner) const {
+  owner->retire_event(index);
 }
 
-TIDEPOOL_INLINE virtual_device::graph::graph(graph&& other) noexcept
-    : owner_(std::exchange(other.owner_, nullptr)),
-      content_(std::move(other.content_)),
-      lanes_(std::move(other.lanes_)) {}
-
-TIDEPOOL_INLINE auto virtual_device::graph::operator=(graph&& other) noexcept -> graph& {
-  std::swap(owner_, other.owner_);
-  std::swap(content_, other.content_);
-  std::swap(lanes_, other.lanes_);
-  return *this;
-}
-
-TIDEPOOL_INLINE virtual_device::graph::~graph() {
-  for (std::size_t i = 1; i < lanes_.size(); ++i) owner_->retire_stream(lanes_[i]);
+TIDEPOOL_INLINE void virtual_device::graph::retire::operator()(detail::simulation* owner) const {
+  for (std::size_t i = 1; i < lanes.size(); ++i) owner->retire_stream(lanes[i]);
 }
 
 TIDEPOOL_INLINE virtual_device::graph::graph(detail::simulation& owner,
                                              std::unique_ptr<detail::captured> content)
-    : owner_(&owner), content_(std::move(content)), lanes_(content_->streams().size()) {
-  for (std::size_t i = 1; i < lanes_.size(); ++i) lanes_[i] = owner.add_stream();
+    : content_(std::move(content)), owner_(&owner, retire{{0}}) {
+  auto& lanes = owner_.get_deleter().lanes;
+  while (lanes.size() < content_->streams().size()) lanes.push_back(owner.add_stream());
 }
 
 TIDEPOOL_INLINE virtual_device::virtual_device(const machine& model)
@@ -97,12 +86,12 @@ TIDEPOOL_INLINE auto virtual_device::make_event(bool /*timing*/) -> event {
 }
 
 TIDEPOOL_INLINE void virtual_device::record(event& target, stream_ref on) {
-  sim_->record(on.index_, target.index_);
+  sim_->record(on.index_, target.index());
   ran(on);
 }
 
 TIDEPOOL_INLINE void virtual_device::wait(stream_ref waiter, const event& until) {
-  sim_->wait(waiter.index_, until.index_);
+  sim_->wait(waiter.index_, until.index());
   ran(waiter);
 }
 
@@ -116,7 +105,7 @@ TIDEPOOL_INLINE void virtual_device::synchronize() {
 }
 
 TIDEPOOL_INLINE double virtual_device::elapsed_us(const event& from, const event& to) const {
-  return (sim_->time_of(to.index_) - sim_->time_of(from.index_)) / 1000;
+  return (sim_->time_of(to.index()) - sim_->time_of(from.index())) / 1000;
 }
 
 TIDEPOOL_INLINE void virtual_device::copy(void* target, const void* source, const copy_shape& shape,
@@ -134,7 +123,7 @@ TIDEPOOL_INLINE void virtual_device::fill_bytes(void* pointer, unsigned char byt
 }
 
 TIDEPOOL_INLINE bool virtual_device::passed(const event& which) const {
-  return sim_->done(which.index_);
+  return sim_->done(which.index());
 }
 
 TIDEPOOL_INLINE void virtual_device::begin_capture(stream_ref on) {
@@ -156,8 +145,9 @@ TIDEPOOL_INLINE auto virtual_device::end_capture(stream_ref /*on*/) -> graph {
 }
 
 TIDEPOOL_INLINE void virtual_device::replay(graph& which, stream_ref on) {
-  which.lanes_[0] = on.index_;
-  sim_->replay(*which.content_, which.lanes_);
+  auto& lanes = which.owner_.get_deleter().lanes;
+  lanes[0] = on.index_;
+  sim_->replay(*which.content_, lanes);
   ran(on);
 }
 

@@ -54,6 +54,7 @@ void each_member(either<storage_profile> auto& of, const auto& see) {
 }
 void each_member(either<packing_profile> auto& of, const auto& see) {
   see("link", of.link);
+  see("pack_rate", of.pack_rate);
   see("unpack_rate", of.unpack_rate);
   see("from", of.from);
   see("staging", of.staging);
@@ -94,6 +95,7 @@ void each_member(either<step_plan> auto& of, const auto& see) {
   see("reload_ahead", of.reload_ahead);
   see("reload_ahead_bytes", of.reload_ahead_bytes);
   see("peer_budget", of.peer_budget, presence::unless_empty);
+  see("packs", of.packs, presence::unless_empty);
   see("expected", of.expected);
   see("bound_us", of.bound_us);
   see("limited_by", of.limited_by);

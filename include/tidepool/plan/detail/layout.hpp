@@ -21,6 +21,7 @@ struct flat_group {
   module_id module{};
   std::size_t bytes = 0;
   double recompute_us = 0;
+  double pack_us = 0;         // time of the compute stream to pack its storages
   std::size_t outliving = 0;  // bytes of storages that handles hold beyond its commit
   bool comes_back = false;    // false: it is forgotten, and its storages are released while away
   bool held = false;          // by other groups, or beyond its commit: it cannot be recomputed
@@ -45,6 +46,13 @@ struct flat_storage {
   bool outlives = false;  // a handle holds it beyond its group's commit, until it is dropped
 };
 
+// Microseconds to pack a storage, if it is packed.
+[[nodiscard]] inline double pack_us(const profile& of, const storage_profile& each) {
+  if (!of.packing || of.packing->pack_rate <= 0) return 0;
+  const bool packs = each.bfloat16 && each.bytes >= of.packing->from;
+  return packs ? static_cast<double>(each.bytes) / of.packing->pack_rate / 1e3 : 0;
+}
+
 struct layout {
   std::vector<flat_group> groups;
   std::vector<std::uint32_t> first;  // first group of each chunk
@@ -62,7 +70,7 @@ struct layout {
     for (std::uint32_t c = 0; c < step.chunks.size(); ++c) {
       first.push_back(static_cast<std::uint32_t>(groups.size()));
       for (const auto& each : step.chunks[c].groups) {
-        groups.push_back({c, each.layer, each.module, 0, each.recompute_us, 0, false});
+        groups.push_back({c, each.layer, each.module, 0, each.recompute_us});
       }
     }
     members.resize(groups.size());
@@ -70,6 +78,7 @@ struct layout {
       const auto group = each.group == none ? none : first[each.chunk] + each.group;
       if (group != none) {
         groups[group].bytes += aligned(each.bytes);
+        groups[group].pack_us += pack_us(step, each);
         members[group].push_back(static_cast<std::uint32_t>(storages.size()));
       }
       storages.push_back({aligned(each.bytes), group});

@@ -108,11 +108,11 @@ class rehearsal {
     }
     model.moves_bytes = false;
     if (const auto& packing = step.packing) {
-      constexpr double at_once = 1e12;  // the recorded computing has the time of packing
+      constexpr double at_once = 1e12;
       model.offload_rate = packing->link.out;
       model.reload_rate = packing->link.in;
       model.both_rate = packing->link.both;
-      model.pack_rate = at_once;
+      model.pack_rate = packing->pack_rate > 0 ? packing->pack_rate : at_once;
       model.unpack_rate = packing->unpack_rate > 0 ? packing->unpack_rate : at_once;
       model.packs_from = packing->from;
     }

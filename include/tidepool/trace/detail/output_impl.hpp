@@ -1,7 +1,13 @@
 // The bodies of output.hpp.
 #pragma once
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -44,6 +50,13 @@ class asked_output final : public step_output {
   using sink = std::function<void(const trace::record&)>;
 
   asked_output(std::ostream& to, sink seen) : to_(&to), seen_(std::move(seen)) {}
+  asked_output(const asked_output&) = delete;
+  asked_output& operator=(const asked_output&) = delete;
+  ~asked_output() override {
+    if (lock_ < 0) return;
+    ::unlink(lock_name().c_str());
+    ::close(lock_);
+  }
 
   void check(const options& opts) override {
     const auto steps = text::steps_format::write(opts.trace_step);
@@ -57,13 +70,10 @@ class asked_output final : public step_output {
       refuse("--trace-step=" + steps, "its files have no name", "add --trace-to=PREFIX");
     }
     if (opts.trace_to.empty()) return;
-    // A folder that does not exist should not cost the training.
-    const auto name = opts.trace_to + in_names() + ".part";
-    const bool writes = std::ofstream(name).is_open();
-    std::remove(name.c_str());
-    if (!writes) {
-      refuse("--trace-to=" + opts.trace_to, "its folder cannot be written to",
-             "give the path of a folder that exists, and a name, as in /tmp/step");
+    const auto base = opts.trace_to + (rank_.empty() ? "" : "-rank" + rank_);
+    base_ = base;
+    for (int number = 2; !takes_names(opts); ++number) {
+      base_ = base + "-offloader" + std::to_string(number);
     }
   }
 
@@ -104,7 +114,24 @@ class asked_output final : public step_output {
   [[noreturn]] static void refuse(const std::string& option, const char* why, const char* remedy) {
     throw option_error("tidepool: option " + option + ": " + why + "; " + remedy);
   }
-  [[nodiscard]] std::string in_names() const { return rank_.empty() ? "" : "-rank" + rank_; }
+  [[nodiscard]] std::string lock_name() const { return base_ + ".lock"; }
+
+  // Returns false if another offloader has these names, in this process or in another. Throws for a
+  // folder that does not exist, which should not cost the training.
+  [[nodiscard]] bool takes_names(const options& opts) {
+    lock_ = ::open(lock_name().c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0666);
+    if (lock_ < 0) {
+      refuse("--trace-to=" + opts.trace_to, "its folder cannot be written to",
+             "give the path of a folder that exists, and a name, as in /tmp/step");
+    }
+    // Some file systems have no locks. A lock on a file that was removed meanwhile keeps nobody
+    // out.
+    const bool locked = ::flock(lock_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
+    struct stat file {};
+    if (locked && ::fstat(lock_, &file) == 0 && file.st_nlink > 0) return true;
+    ::close(std::exchange(lock_, -1));
+    return false;
+  }
 
   void record_next(engine& of) {
     const auto& wanted = of.settings().trace_step;
@@ -114,7 +141,7 @@ class asked_output final : public step_output {
   }
 
   void write_files(engine& of, const std::function<void(std::string_view)>& report) const {
-    const auto base = of.settings().trace_to + in_names() + "-" + std::to_string(steps_);
+    const auto base = base_ + "-" + std::to_string(steps_);
     write_file(base + ".json", report,
                [&](std::ostream& out) { trace::write_chrome_trace(out, last_); });
     write_file(base + ".html", report, [&](std::ostream& out) {
@@ -144,6 +171,8 @@ class asked_output final : public step_output {
   std::ostream* to_;
   sink seen_;
   std::string rank_ = rank_of_process();
+  std::string base_;  // the names begin with it
+  int lock_ = -1;
   int steps_ = 0;
   bool recording_ = false;
   trace::record last_;

@@ -59,11 +59,11 @@ class picture {
   // Facts on the whole step in a line; empty where there are none.
   [[nodiscard]] std::string facts() const {
     if (empty()) return {};
-    std::size_t out = 0;
-    std::size_t in = 0;
+    traffic out;
+    traffic in;
     for (const auto* span : layout_.spans()) {
-      if (span->kind == trace::span_kind::offload) out += span->bytes;
-      if (span->kind == trace::span_kind::reload) in += span->bytes;
+      if (span->kind == trace::span_kind::offload) out.add(*span);
+      if (span->kind == trace::span_kind::reload) in.add(*span);
     }
     double stalled = 0;
     for (const auto& lane : layout_.lanes()) stalled += lane.stalled;
@@ -71,8 +71,8 @@ class picture {
     const auto fact = [&](std::string_view name, const std::string& value) {
       facts.append("  \xc2\xb7  ").append(name).append(" ").append(value);
     };
-    if (out > 0) fact("offloaded", bytes_text(out));
-    if (in > 0) fact("reloaded", bytes_text(in));
+    if (out.bytes > 0) fact("offloaded", out.text());
+    if (in.bytes > 0) fact("reloaded", in.text());
     if (!layout_.levels().empty()) fact("peak held", bytes_text(peak_of(layout_.levels()).bytes));
     if (!layout_.spans().empty()) fact("stalled", stalled > 0 ? duration_text(stalled) : "never");
     return facts;

@@ -191,11 +191,13 @@ class picture_lanes {
     if (!span.module.empty()) text += ", waits for " + cut(span.module, 60);
     if (const auto place = place_text(span); !place.empty()) text += ", " + place;
     if (span.bytes > 0) {
-      text += "\n" + bytes_text(span.bytes);
+      const traffic moved{span.bytes, span.spared};
+      text += "\n" + moved.text();
       // Bytes per nanosecond are GB/s.
       const double nanoseconds = (span.end - span.start) * 1000;
       if (nanoseconds > 0) {
-        text += " at " + three_digits(static_cast<double>(span.bytes) / nanoseconds) + " GB/s";
+        const auto on_link = static_cast<double>(moved.on_link());
+        text += " at " + three_digits(on_link / nanoseconds) + " GB/s";
       }
     }
     return text;

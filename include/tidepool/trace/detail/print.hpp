@@ -70,6 +70,23 @@ template <std::size_t Count>
   return with_unit(value, unit_of(value, binary_units));
 }
 
+// Bytes of copies.
+struct traffic {
+  std::size_t bytes = 0;
+  std::size_t spared = 0;  // by packing
+
+  void add(const auto& span) {
+    bytes += span.bytes;
+    spared += span.spared;
+  }
+  [[nodiscard]] std::size_t on_link() const { return bytes - std::min(bytes, spared); }
+  // Prints `64.0 MiB`, or `64.0 MiB (46.0 MiB on the link)`.
+  [[nodiscard]] std::string text() const {
+    const auto all = bytes_text(bytes);
+    return spared == 0 ? all : all + " (" + bytes_text(on_link()) + " on the link)";
+  }
+};
+
 // Prints `1.23 ms`, from microseconds.
 [[nodiscard]] inline std::string duration_text(double microseconds) {
   if (!(std::abs(microseconds) > 0)) return "0 \xc2\xb5s";

@@ -26,7 +26,7 @@ namespace tidepool::inline v0_3_0::trace::detail {
 struct module_traffic {
   std::string name;
   std::size_t copies[2]{};  // out, in
-  std::size_t bytes[2]{};
+  traffic moved[2]{};
   double time[2]{};
   double stalled = 0;
   std::size_t at_peak = 0;  // bytes on the device when most were held
@@ -49,7 +49,7 @@ struct module_traffic {
     auto& own = of(span.name);
     const std::size_t way = span.kind == trace::span_kind::reload ? 1 : 0;
     ++own.copies[way];
-    own.bytes[way] += span.bytes;
+    own.moved[way].add(span);
     own.time[way] += time;
   }
   if (step.device_bytes.empty()) return all;
@@ -128,9 +128,8 @@ class report_writer {
                       "waited for"});
     for (const auto& each : all) {
       table.row({each.name.empty() ? "saved by none" : each.name, bytes_text(each.at_peak),
-                 std::to_string(each.copies[0]), bytes_text(each.bytes[0]),
-                 duration_text(each.time[0]), std::to_string(each.copies[1]),
-                 bytes_text(each.bytes[1]), duration_text(each.time[1]),
+                 std::to_string(each.copies[0]), each.moved[0].text(), duration_text(each.time[0]),
+                 std::to_string(each.copies[1]), each.moved[1].text(), duration_text(each.time[1]),
                  duration_text(each.stalled)});
     }
     return table.html();

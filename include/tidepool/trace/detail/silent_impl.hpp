@@ -111,6 +111,17 @@ TIDEPOOL_INLINE std::string nearest_words(const counters& totals, std::string_vi
 
 }  // namespace detail
 
+namespace detail {
+
+// Raw records cross the link in parts, by kernels. If there are many, packing costs more than it
+// saves.
+TIDEPOOL_INLINE bool mostly_raw(const module_counters& module) {
+  constexpr std::uint64_t enough = 64;
+  return module.records_seen >= enough && 4 * module.records_raw > module.records_seen;
+}
+
+}  // namespace detail
+
 TIDEPOOL_INLINE std::vector<std::string> silent_messages(const counters& totals) {
   std::vector<std::string> messages;
   const auto left = [](const module_counters& module) { return module.groups_offloaded > 0; };
@@ -148,6 +159,13 @@ TIDEPOOL_INLINE std::vector<std::string> silent_messages(const counters& totals)
                        detail::count_of(totals.steps, "step") +
                        "; that is as it should be where the model has no such module" +
                        detail::discarded_words(totals));
+  }
+  for (const auto& each : totals.modules) {
+    if (!detail::mostly_raw(each)) continue;
+    messages.push_back("tidepool: " + std::to_string(100 * each.records_raw / each.records_seen) +
+                       " % of what is packed of '" + each.name +
+                       "' does not fit the packed form and is slow to pack; leave " + each.name +
+                       " out of --pack");
   }
   for (const auto& each : totals.recomputed) {
     if (each.tensors > 0 || totals.steps == 0) continue;

@@ -38,8 +38,8 @@ inline void add(trace::module_counters& to, const trace::module_counters& from) 
   add(to, from, &of::groups, &of::groups_offloaded, &of::groups_resident, &of::groups_recomputed,
       &of::groups_held, &of::tensors_offloaded, &of::tensors_shared, &of::tensors_small,
       &of::tensors_elsewhere, &of::tensors_excluded, &of::bytes_offloaded, &of::bytes_reloaded,
-      &of::bytes_packed, &of::bytes_on_link, &of::bytes_recomputed, &of::cap_joins,
-      &of::step_bytes);
+      &of::bytes_packed, &of::bytes_on_link, &of::records_seen, &of::records_raw,
+      &of::bytes_recomputed, &of::cap_joins, &of::step_bytes);
 }
 
 inline void add(trace::place_counters& to, const trace::place_counters& from) {
@@ -187,8 +187,9 @@ inline void add_places(text_table& table, const trace::counters& totals) {
   }
   for (const auto& each : totals.modules) {
     if (each.bytes_packed == 0) continue;
+    const auto raw = share_text(each.records_raw, each.records_seen);
     table.row({"packed " + each.name, bytes_text(each.bytes_packed),
-               "as " + bytes_text(each.bytes_on_link)});
+               "as " + bytes_text(each.bytes_on_link) + (raw.empty() ? raw : ", raw " + raw)});
   }
   if (totals.state_written > 0) {
     table.row({"host state fetched", bytes_text(totals.state_fetched)});

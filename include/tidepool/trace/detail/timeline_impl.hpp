@@ -147,10 +147,12 @@ class chrome_trace {
     if (!kind.empty() && !module.empty()) arguments += field("module", quoted(module));
     if (span.layer >= 0) arguments += field("layer", std::to_string(span.layer));
     if (span.microbatch >= 0) arguments += field("microbatch", std::to_string(span.microbatch));
+    const auto on_link = traffic{span.bytes, span.spared}.on_link();
     if (span.bytes > 0) arguments += field("bytes", std::to_string(span.bytes));
+    if (span.spared > 0) arguments += field("bytes on the link", std::to_string(on_link));
     if (span.bytes > 0 && to > from && !stall) {
       // Bytes per nanosecond are GB/s.
-      const double rate = static_cast<double>(span.bytes) / static_cast<double>(to - from);
+      const double rate = static_cast<double>(on_link) / static_cast<double>(to - from);
       arguments += field("GB/s", fixed(rate, 3));
     }
     slice(thread, from, to, kind + (kind.empty() ? "" : " ") + span.name,
