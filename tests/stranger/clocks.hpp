@@ -33,6 +33,10 @@ class clocks {
     std::size_t event = 0;
   };
 
+  // The bytes that are watched together. With more than 16, what an access has of a grain beside
+  // whole ones is passed over, since neighbours would seem to be touched.
+  void watch_by(std::size_t bytes) { grain_ = bytes; }
+
   std::size_t add_lane() {
     lanes_.emplace_back(host_);
     return lanes_.size() - 1;
@@ -71,7 +75,7 @@ class clocks {
     for (const auto& each : touches) {
       if (each.bytes == 0) continue;
       const auto end = each.first + each.bytes;
-      for (auto at = each.first / grain; at * grain < end; ++at) {
+      for (auto at = first_of(each.first); at < end_of(end); ++at) {
         visit(lane, position, op, each.writes, at);
       }
     }
@@ -84,12 +88,12 @@ class clocks {
   }
   // Memory that the host took or gave back with nothing under way there.
   void forget(std::uintptr_t first, std::size_t bytes) {
-    for (auto at = first / grain; at * grain < first + bytes; ++at) cell_of(at) = {};
+    for (auto at = first / grain_; at * grain_ < first + bytes; ++at) cell_of(at) = {};
   }
 
   // The same where the host has to have waited for all that was.
   void leave(std::uintptr_t first, std::size_t bytes) {
-    for (auto at = first / grain; at * grain < first + bytes; ++at) {
+    for (auto at = first / grain_; at * grain_ < first + bytes; ++at) {
       auto& here = cell_of(at);
       for (const auto& each :
            {here.written, here.read[0], here.read[1], here.read[2], here.read[3]}) {
@@ -137,7 +141,7 @@ class clocks {
   void at_operation(int which) { issued_ = which; }
 
  private:
-  static constexpr std::uintptr_t grain = 16;
+  static constexpr std::uintptr_t fine = 16;
   static constexpr std::uint32_t nobody = 0;
 
   struct mark {
@@ -156,6 +160,12 @@ class clocks {
   }
   std::uint32_t tick(std::size_t lane) { return ++lanes_[lane][lane]; }
 
+  [[nodiscard]] std::uintptr_t first_of(std::uintptr_t at) const {
+    return grain_ == fine ? at / fine : (at + grain_ - 1) / grain_;
+  }
+  [[nodiscard]] std::uintptr_t end_of(std::uintptr_t at) const {
+    return grain_ == fine ? (at + fine - 1) / fine : at / grain_;
+  }
   cell& cell_of(std::uintptr_t at) {
     if (at / 64 != last_number_ || last_page_ == nullptr) {
       auto& found = pages_[at / 64];
@@ -199,6 +209,7 @@ class clocks {
             labels_[later.op] + " on stream " + std::to_string(later.lane);
   }
 
+  std::uintptr_t grain_ = fine;
   clock host_{};
   std::vector<clock> lanes_;
   std::vector<std::unique_ptr<clock>> events_;

@@ -125,15 +125,34 @@ class device : public judged_device {
     std::vector<clocks::touch> touches;
     rows(touches, source, shape, shape.source_pitch, false);
     rows(touches, target, shape, shape.target_pitch, true);
+    if (out) copied_.push_back(source);
     give(on, {clocks::item::sort::access, 0, std::move(touches), out ? "copy out" : "copy in", 0});
     if (!out || capturing(on)) return;
     last_out_ = lane_of(on);
     last_out_position_ = order_.position(last_out_);
   }
 
+  void pack(std::byte* packed, std::byte* spill, const std::byte* tensor, std::size_t bytes,
+            stream_ref on) {
+    count("pack");
+    base::pack(packed, spill, tensor, bytes, on);
+    packed_.push_back({tensor, bytes});
+    give_packed(on, packed, spill, tensor, bytes, true);
+  }
+  void unpack(std::byte* tensor, const std::byte* packed, const std::byte* spill, std::size_t bytes,
+              stream_ref on) {
+    count("unpack");
+    base::unpack(tensor, packed, spill, bytes, on);
+    give_packed(on, packed, spill, tensor, bytes, false);
+  }
+
   [[nodiscard]] void* try_allocate(std::size_t bytes) {
     if (fails("try_allocate")) return nullptr;
     auto* const made = base::try_allocate(bytes);
+    if (made != nullptr && quiet_ == 0) {
+      device_now_ += bytes;
+      device_most_ = std::max(device_most_, device_now_);
+    }
     return remember(made, bytes, device_alive_);
   }
   [[nodiscard]] void* try_allocate_host(std::size_t bytes) {
@@ -158,6 +177,8 @@ class device : public judged_device {
     base::drop_import(pointer);
   }
   void deallocate(void* pointer) noexcept {
+    const auto found = device_alive_.find(pointer);
+    if (quiet_ == 0 && found != device_alive_.end()) device_now_ -= found->second;
     forget(pointer, device_alive_);
     base::deallocate(pointer);
   }
@@ -286,6 +307,19 @@ class device : public judged_device {
     lanes_.emplace_back(which.key(), order_.add_lane());
     return lanes_.back().second;
   }
+  // Tensors that were packed, and where copies out began, since the last `forget_moves`.
+  struct packing {
+    const void* tensor;
+    std::size_t bytes;
+  };
+  [[nodiscard]] const std::vector<packing>& packed() const { return packed_; }
+  [[nodiscard]] const std::vector<const void*>& copied() const { return copied_; }
+  void forget_moves() {
+    packed_.clear();
+    copied_.clear();
+  }
+  // The most device memory that the library had at once.
+  [[nodiscard]] std::size_t device_most() const { return device_most_; }
   [[nodiscard]] std::size_t bytes_out() const { return bytes_out_; }
   [[nodiscard]] std::size_t bytes_in() const { return bytes_in_; }
   // The stream of the last copy out that was not captured.
@@ -350,6 +384,14 @@ class device : public judged_device {
     if (std::find(eager_.begin(), eager_.end(), lane) != eager_.end()) order_.synchronize(lane);
   }
 
+  void give_packed(stream_ref on, const std::byte* packed, const std::byte* spill,
+                   const std::byte* tensor, std::size_t bytes, bool packs) {
+    std::vector<clocks::touch> touches{touch_of(tensor, bytes, !packs),
+                                       touch_of(packed, tp::pack_form::packed_bytes(bytes), packs),
+                                       touch_of(spill, tp::pack_form::spill_bytes(bytes), packs)};
+    give(on, {clocks::item::sort::access, 0, std::move(touches), packs ? "pack" : "unpack", 0});
+  }
+
   static void rows(std::vector<clocks::touch>& into, const void* first, const tp::copy_shape& shape,
                    std::size_t pitch, bool writes) {
     const auto step = pitch == 0 ? shape.width : pitch;
@@ -382,6 +424,9 @@ class device : public judged_device {
   blocks device_alive_, host_alive_, peer_alive_, imports_;
   long events_alive_ = 0;
   std::size_t bytes_out_ = 0, bytes_in_ = 0, last_out_ = 0;
+  std::vector<packing> packed_;
+  std::vector<const void*> copied_;
+  std::size_t device_now_ = 0, device_most_ = 0;
   std::uint32_t last_out_position_ = 0;
   int quiet_ = 0, calls_ = 0, of_kind_ = 0, fail_at_ = 0;
   const char* fail_call_ = "";

@@ -8,6 +8,7 @@
 #include "draw_empty.hpp"
 #include "draw_lending.hpp"
 #include "draw_long.hpp"
+#include "draw_packing.hpp"
 #include "draw_reads.hpp"
 #include "draw_twice.hpp"
 #include "program.hpp"
@@ -1209,11 +1210,15 @@ program draw(std::uint64_t seed) {
   } else if (other < 26) {
     draw_twice(made, roll);
   }
+  const bool large = !is_long && other >= 26 && other < 29;
+  if (large) draw_packing_large(made, roll);
   draw_lending(made);
   if (roll.chance(0.6)) draw_reads(made, roll);
   draw_key_kinds(made, roll);
-  if (roll.chance(0.35) && !is_long) draw_empty(made, roll);
+  if (roll.chance(0.35) && !is_long && !large) draw_empty(made, roll);
   made.eager = roll.chance(0.08);
+  const bool edge = !is_long && other < 13;
+  if (roll.chance(0.5) && !large) draw_packing(made, roll, !is_long && !edge);
   return made;
 }
 
@@ -1222,11 +1227,11 @@ std::string to_text(const program& what) {
   text << "seed " << what.seed << ", " << what.streams << " streams, fault at "
        << device_calls[static_cast<std::size_t>(what.fault_call)] << ' ' << what.fault_at
        << (what.offloader_first ? ", offloader first" : "") << (what.eager ? ", eager" : "")
-       << '\n';
+       << ", packs from " << what.packs_from << '\n';
   for (std::size_t i = 0; i < what.operations.size(); ++i) {
     const auto& op = what.operations[i];
     text << i << ": " << name_of(op.what) << ' ' << op.a << ' ' << op.b << ' ' << op.c << ' '
-         << op.d << ' ' << op.e;
+         << op.d << ' ' << op.e << ' ' << op.f;
     for (const int each : op.slots) text << " t" << each;
     text << '\n';
   }

@@ -185,6 +185,7 @@ class shrinking {
     simpler([](program& p) { p.sides.resize(1); });
     simpler([](program& p) { p.fault_at = 0; });
     simpler([](program& p) { p.offloader_first = false; });
+    simpler([](program& p) { p.packs_from = 1; });
     for (int s = 1; s < what_.streams; ++s) simpler([&](program& p) { p.streams = s; });
     for (std::size_t s = 0; s < what_.sides.size(); ++s) simpler_side(s);
     for (std::size_t i = 0; i < what_.operations.size(); ++i) simpler_operation(i);
@@ -243,6 +244,7 @@ class shrinking {
     simpler([&](program& p) { p.sides[s].peer_budget = 0; });
     simpler([&](program& p) { p.sides[s].budget = 0; });
     simpler([&](program& p) { p.sides[s].timed_step = 2; });
+    simpler([&](program& p) { p.sides[s].pack = 0; });
     simpler([&](program& p) {
       p.sides[s].memory = 0;
       p.sides[s].rings.clear();
@@ -250,7 +252,8 @@ class shrinking {
   }
 
   void simpler_operation(std::size_t i) {
-    for (int operation::*each : {&operation::c, &operation::d, &operation::e, &operation::b}) {
+    for (int operation::*each :
+         {&operation::c, &operation::d, &operation::e, &operation::f, &operation::b}) {
       if (what_.operations[i].*each != 0) {
         simpler([&](program& p) { p.operations[i].*each = 0; });
       }

@@ -22,11 +22,13 @@
 #include <vector>
 
 #include "device.hpp"
+#include "numbers.hpp"
 #include "program.hpp"
 
 namespace stranger {
 
-using modules = tp::modules<"core_attn", "expert_fc1", "moe_act", "mine", "mine_again">;
+using modules =
+    tp::packed<tp::modules<"core_attn", "expert_fc1", "moe_act", "mine", "mine_again">, "mine">;
 using offloader = tp::offloader<device, modules>;
 using buffer = offloader::buffer;
 using view = offloader::view;
@@ -55,7 +57,8 @@ struct content {
   bool copied = false;  // while a handle held it: the copy may last beyond a restore
   int side = 0;
   int source = 0;
-  int loan = -1;       // it was adopted
+  int loan = -1;  // it was adopted
+  bool bfloat16 = false;
   bool ahead = false;  // backward has come for it: it may stay where it lies until then
   bool again = false;  // discarded, and to be computed again
   bool restored = false;
@@ -277,7 +280,7 @@ struct key_pass {
 
 // What a trainer of arrays has: its chunk, a group, and arrays.
 struct arrays {
-  using array = tp::saved_layers<std::uint64_t, offloader>;
+  using array = tp::saved_layers<quad, offloader>;
   offloader::chunk pass;
   tp::layer_group<offloader> group;
   std::vector<std::unique_ptr<array>> all;
@@ -357,12 +360,5 @@ struct side_model {
 struct trainer_error : std::runtime_error {
   trainer_error() : std::runtime_error("the trainer's own error") {}
 };
-
-[[nodiscard]] inline std::uint64_t word_of(std::uint64_t id, std::uint64_t version,
-                                           std::uint64_t offset) {
-  auto z = id * 0x9E3779B97F4A7C15U + version * 0xC2B2AE3D27D4EB4FU + offset * 0x165667B19E3779F9U;
-  z = (z ^ (z >> 31)) * 0xBF58476D1CE4E5B9U;
-  return (z ^ (z >> 28)) >> 1;  // never the poison
-}
 
 }  // namespace stranger

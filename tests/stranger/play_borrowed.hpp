@@ -3,7 +3,7 @@
 // the stream has not joined.
 #pragma once
 
-#include "player.hpp"
+#include "play_packing.hpp"
 
 namespace stranger {
 
@@ -31,29 +31,17 @@ inline void player::touch_words(std::byte* at, std::size_t bytes, std::uint64_t 
   const auto place = what + ", operation " + std::to_string(at_operation_);
   std::function<void()> body;
   if (writes) {
-    body = [=] {
-      for (std::size_t c = 0; c < bytes; c += 8) {
-        const auto word = word_of(words, version, c);
-        std::memcpy(at + c, &word, 8);
-      }
-    };
+    body = [=] { put_words(at, bytes, words, version); };
   } else {
     body = [=, this] {
       ++checks_;
       if (raced_) return;
-      for (std::size_t c = 0; c < bytes; c += 8) {
-        std::uint64_t word = 0;
-        std::memcpy(&word, at + c, 8);
-        if (word == (version == 0 ? 0 : word_of(words, version, c))) continue;
-        std::string found = word == ~std::uint64_t{} ? "poison" : "other bytes";
-        for (std::uint64_t other = 1; other < version; ++other) {
-          if (word == word_of(words, other, c)) found = "an old version";
-        }
-        note("wrong word: " + found + (version == 0 ? ", not zero" : ""),
-             place + ", byte " + std::to_string(c) + ", version " + std::to_string(version) + ": " +
-                 found);
-        return;
-      }
+      const auto c = wrong_word(at, bytes, words, version);
+      if (c == bytes) return;
+      const std::string found = found_there(at + c, bytes - c, words, c, version);
+      note("wrong word: " + found + (version == 0 ? ", not zero" : ""),
+           place + ", byte " + std::to_string(c) + ", version " + std::to_string(version) + ": " +
+               found);
     };
   }
   compute(stream, 700, std::move(body), {device::touch_of(at, bytes, writes)},
@@ -63,7 +51,8 @@ inline void player::touch_words(std::byte* at, std::size_t bytes, std::uint64_t 
 
 // ---- what is lent ----
 
-inline int player::find_region(std::size_t bytes, int home, int offset) {
+// `beside`: bytes from a multiple of 256.
+inline int player::find_region(std::size_t bytes, int home, int beside) {
   for (std::size_t i = 0; i < regions_.size(); ++i) {
     auto& each = regions_[i];
     if (each.references == 0 && each.bytes == bytes && each.home == home) {
@@ -74,12 +63,12 @@ inline int player::find_region(std::size_t bytes, int home, int offset) {
   region made;
   made.whole = device_.try_allocate(bytes + 256);
   if (made.whole == nullptr) return -1;
-  made.at = static_cast<std::byte*>(made.whole) + 16 * (offset % 16);
+  made.at = static_cast<std::byte*>(made.whole) + beside;
   made.bytes = bytes;
   made.home = home;
   regions_.push_back(made);
   code_.line("m" + std::to_string(regions_.size() - 1) + " = static_cast<bytes_at>(dev.allocate(" +
-             std::to_string(bytes + 256) + ")) + " + std::to_string(16 * (offset % 16)) + ";");
+             std::to_string(bytes + 256) + ")) + " + std::to_string(beside) + ";");
   return static_cast<int>(regions_.size()) - 1;
 }
 
@@ -173,7 +162,7 @@ inline void player::adopt(const operation& op) {
     if (regions_.empty()) return;
     in = 0;  // is refused, so that nothing is done to it
   } else if (in < 0) {
-    in = find_region(static_cast<std::size_t>(op.b), stream, op.b / 16);
+    in = find_region(static_cast<std::size_t>(op.b), stream, op.b / 16 % 16 * 16 + op.f / 8);
     if (in < 0) return;
     write_region(in);
   }
@@ -182,6 +171,8 @@ inline void player::adopt(const operation& op) {
   auto& side = side_at(op.e);
   // Frameworks give an empty tensor no address, or that of something else.
   auto* const data = from.bytes == 0 && number % 2 == 0 ? nullptr : from.at;
+  const bool even = (reinterpret_cast<std::uintptr_t>(data) | from.bytes) % 2 == 0;
+  const int type = even ? op.f % 8 : int{as_bytes};
   at(op.a).is_view = false;
   buffer made;
   const auto r = std::to_string(in);
@@ -189,12 +180,14 @@ inline void player::adopt(const operation& op) {
   const auto allowed = may(op.e) & ~static_cast<unsigned>(budget);
   adopting_ = true;
   try {
-    threw = call(name(op.a) + " = " + off_name(op.e) + "->adopt(" +
-                     (data == nullptr ? "nullptr" : "m" + r) + ", " + std::to_string(from.bytes) +
-                     ", s" + std::to_string(stream) + ", " + owner_text(in, op.d) + ");",
+    threw = call(name(op.a) + " = " + off_name(op.e) + "->adopt" + type_text(type) + "(" +
+                     (data == nullptr ? "nullptr" : "at(m" + r + ")") + ", " +
+                     std::to_string(elements_of(type, from.bytes)) + ", s" +
+                     std::to_string(stream) + ", " + owner_text(in, op.d) + ");",
                  allowed, [&] {
                    with_owner(number, op.d, [&](tp::memory_owner&& owner) {
-                     made = side.off->adopt(data, from.bytes, ref(stream), std::move(owner));
+                     made =
+                         adopt_as(type, *side.off, data, from.bytes, ref(stream), std::move(owner));
                    });
                  });
   } catch (const body_ends&) {
@@ -220,8 +213,9 @@ inline void player::adopt(const operation& op) {
   of->truth = from.version;
   of->side = op.e;
   of->loan = number;
+  of->bfloat16 = type != as_bytes;
   contents_.push_back(of);
-  at(op.a).elements = from.bytes;
+  at(op.a).elements = elements_of(type, from.bytes);
   fill(op.a, std::move(made), std::move(of), stream);
   if (from.bytes > 0 && at(op.a).b.data() != from.at) {
     find("adopted, and lies elsewhere", name(op.a));

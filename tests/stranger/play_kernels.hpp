@@ -84,30 +84,22 @@ inline void player::kernel(slot& on, int index, int stream, bool writes, std::ui
   std::function<void()> body;
   const auto fill = [=](std::uint64_t v) {
     for (std::size_t r = 0; r < where.rows; ++r) {
-      for (std::size_t c = 0; c < where.width; c += 8) {
-        const auto word = word_of(id, v, where.offset + r * where.pitch + c);
-        std::memcpy(first + r * step + c, &word, 8);
-      }
+      put_words(first + r * step, where.width, id, v, where.offset + r * where.pitch);
     }
   };
   const auto check = [=, this](std::uint64_t v) {
     ++checks_;
     if (raced_) return;
     for (std::size_t r = 0; r < where.rows; ++r) {
-      for (std::size_t c = 0; c < where.width; c += 8) {
-        std::uint64_t word = 0;
-        std::memcpy(&word, first + r * step + c, 8);
-        const auto offset = where.offset + r * where.pitch + c;
-        if (word == word_of(id, v, offset)) continue;
-        std::string found = word == ~std::uint64_t{} ? "poison" : "other bytes";
-        for (std::uint64_t other = 1; other < 40; ++other) {
-          if (word == word_of(id, other, offset)) found = "an old version";
-        }
-        note("wrong word: " + found, place + ", byte " + std::to_string(c) + " of row " +
-                                         std::to_string(r) + ", version " + std::to_string(v) +
-                                         ": " + found);
-        return;
-      }
+      const auto* const row = first + r * step;
+      const auto offset = where.offset + r * where.pitch;
+      const auto c = wrong_word(row, where.width, id, v, offset);
+      if (c == where.width) continue;
+      const std::string found = found_there(row + c, where.width - c, id, offset + c, 40);
+      note("wrong word: " + found, place + ", byte " + std::to_string(c) + " of row " +
+                                       std::to_string(r) + ", version " + std::to_string(v) + ": " +
+                                       found);
+      return;
     }
   };
   if (writes) {

@@ -133,7 +133,7 @@ inline void player::key_save(const operation& op) {
     if (scope.left && !kept && !there.excluded)
       return;  // nobody knows whether the memory still holds it
   } else {
-    from = find_region(static_cast<std::size_t>(op.d), stream_of(op.c), op.d / 16);
+    from = find_region(static_cast<std::size_t>(op.d), stream_of(op.c), op.d / 16 % 16 * 16);
     if (from < 0) return;
     write_region(from);
     regions_[static_cast<std::size_t>(from)].weight = (op.e & 16) != 0 && op.d > 0;

@@ -82,7 +82,7 @@ inline void player::layer_fresh(const operation& op) {
   const bool same = cell.kept;
   const auto elements = same ? cell.elements : static_cast<std::size_t>(op.d);
   const bool zero = op.e != 0;
-  std::uint64_t* got = nullptr;
+  quad* got = nullptr;
   const auto name = set_name(op.a) + "->all[" + std::to_string(array) + "]->";
   const auto code = "static_cast<void>(" + name + "fresh(" + std::to_string(op.b) + ", " +
                     std::to_string(elements) + ", s" + std::to_string(stream) +
@@ -194,7 +194,7 @@ inline void player::layer_back(const operation& op) {
   const auto array = static_cast<std::size_t>(&cell - layer.data());
   const int stream = stream_of(op.c);
   const auto allowed = cell.now == cell_phase::done ? may_allocate(in->side) : may(in->side);
-  std::uint64_t* got = nullptr;
+  quad* got = nullptr;
   const auto code = "static_cast<void>(" + set_name(op.a) + "->all[" + std::to_string(array) +
                     "]->back(" + std::to_string(op.b) + ", s" + std::to_string(stream) + "));";
   // Where nothing leaves, nothing orders the streams but the trainer.

@@ -128,6 +128,7 @@ inline void player::commit(const operation& op) {
   const auto module = static_cast<std::size_t>(op.b);
   const auto before = side_at(in.side).off->counters().modules[module];
   const auto moved = device_.bytes_out();
+  device_.forget_moves();
   auto allowed = may(in.side);
   if (settings(in.side).tight_host()) allowed |= budget;
   if (!does) allowed &= ~budget;
@@ -166,7 +167,8 @@ inline void player::commit(const operation& op) {
     const auto figures = [](const tp::trace::module_counters& c) {
       return std::array{
           c.groups,         c.groups_offloaded, c.groups_resident, c.tensors_offloaded,
-          c.tensors_shared, c.tensors_small,    c.bytes_offloaded};
+          c.tensors_shared, c.tensors_small,    c.bytes_offloaded, c.bytes_packed,
+          c.bytes_on_link};
     };
     if (figures(before) != figures(after)) {
       find("a commit that failed is counted", code + ": bytes_offloaded " +
@@ -175,11 +177,15 @@ inline void player::commit(const operation& op) {
     }
     return;
   }
-  if (after.bytes_offloaded - before.bytes_offloaded != device_.bytes_out() - moved) {
+  const auto left = [](const tp::trace::module_counters& c) {
+    return c.bytes_offloaded - c.bytes_packed + c.bytes_on_link;
+  };
+  if (left(after) - left(before) != device_.bytes_out() - moved) {
     find("bytes_offloaded is not what was copied",
-         code + ": " + std::to_string(after.bytes_offloaded - before.bytes_offloaded) +
-             " counted, " + std::to_string(device_.bytes_out() - moved) + " copied");
+         code + ": " + std::to_string(left(after) - left(before)) + " counted, " +
+             std::to_string(device_.bytes_out() - moved) + " copied");
   }
+  check_packed(in.side, op.b, slots, places, before, after, code);
   note_commit(in, op, slots, places, stream);
   if (capturing_ && lent) find("a capture committed what was adopted", code);
   if (device_.bytes_out() != moved && !capturing_) {

@@ -95,6 +95,10 @@ inline void player::check_counters(int side) {
   if (with.own == none && with.budget != 0 && all.device_peak > with.budget) {
     find("more than the budget", std::to_string(all.device_peak));
   }
+  const bool alone = sides_.size() == 1 && with.own == none;
+  if (alone && with.budget != 0 && device_.device_most() > with.budget) {
+    find("more of the device than the budget", std::to_string(device_.device_most()));
+  }
   if (all.host_reserved > (with.host_budget != 0 ? with.host_budget : roomy_host)) {
     find("more than the host budget", std::to_string(all.host_reserved));
   }
@@ -285,7 +289,9 @@ inline void player::write_state(const operation& op) {
   }
   const auto code =
       name_of_it + ".write_back(" + name(to.slot) + ", s" + std::to_string(stream) + ");";
+  device_.forget_moves();
   const auto threw = call(code, allowed, [&] { to.state->write_back(from.b, ref(stream)); });
+  if (!device_.packed().empty()) find("packed state that lives on the host", code);
   give(to.side, stream);
   if (threw != 0) {
     if (!from.full()) find("a write_back that threw emptied the handle", code);

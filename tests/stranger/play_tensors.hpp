@@ -1,7 +1,7 @@
 // Handles: what a trainer does with tensors outside of passes.
 #pragma once
 
-#include "player.hpp"
+#include "play_packing.hpp"
 
 namespace stranger {
 
@@ -132,6 +132,7 @@ inline void player::allocate(const operation& op) {
   const int stream = stream_of(op.c);
   if (!vacate(op.a, stream)) return;
   auto& side = side_at(op.e);
+  const int type = op.b % 2 != 0 || op.d > 0 ? int{as_bytes} : op.f % 8;
   const auto bytes = static_cast<std::size_t>(op.b);
   buffer made;
   const auto source = static_cast<std::size_t>(op.d);
@@ -152,10 +153,11 @@ inline void player::allocate(const operation& op) {
     source_side_[source] = op.e;
   } else {
     at(op.a).is_view = false;
-    const auto code = name(op.a) + " = " + off_name(op.e) + "->allocate(" + std::to_string(bytes) +
-                      ", s" + std::to_string(stream) + ");";
-    const auto threw =
-        call(code, may_allocate(op.e), [&] { made = side.off->allocate(bytes, ref(stream)); });
+    const auto code = name(op.a) + " = " + off_name(op.e) + "->allocate" + type_text(type) + "(" +
+                      std::to_string(elements_of(type, bytes)) + ", s" + std::to_string(stream) +
+                      ");";
+    const auto threw = call(code, may_allocate(op.e),
+                            [&] { made = allocate_as(type, *side.off, bytes, ref(stream)); });
     give(op.e, stream);
     if (threw != 0) return;
   }
@@ -164,8 +166,9 @@ inline void player::allocate(const operation& op) {
   of->bytes = bytes;
   of->side = op.e;
   of->source = op.d;
+  of->bfloat16 = type != as_bytes;
   contents_.push_back(of);
-  at(op.a).elements = bytes;
+  at(op.a).elements = elements_of(type, bytes);
   if (!capturing_ && side.dirty) {
     side.dirty = false;  // it was let through, so that all is settled
   }

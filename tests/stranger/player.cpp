@@ -1,6 +1,8 @@
 // The one file that compiles the engine.
 #include "player.hpp"
 
+#include <tidepool/parse.hpp>
+
 #include "play_borrowed.hpp"
 #include "play_fits.hpp"
 #include "play_graphs.hpp"
@@ -9,6 +11,7 @@
 #include "play_keys.hpp"
 #include "play_layers.hpp"
 #include "play_lending.hpp"
+#include "play_packing.hpp"
 #include "play_passes.hpp"
 #include "play_steps.hpp"
 #include "play_tensors.hpp"
@@ -41,9 +44,10 @@ std::string call_of(const std::string& code) {
 tp::machine machine_of(const program& what, std::uint64_t order) {
   tp::machine like;
   like.poison = !what.poison;
-  like.device_bytes = std::size_t{8} << 20;
-  like.host_bytes = std::size_t{8} << 20;
+  like.device_bytes = what.memory;
+  like.host_bytes = what.memory;
   like.order_seed = order;
+  like.packs_from = what.packs_from;
   return like;
 }
 
@@ -52,6 +56,7 @@ tp::machine machine_of(const program& what, std::uint64_t order) {
 player::player(const program& what, std::uint64_t order, bool write_code)
     : program_(what), code_(write_code), device_(machine_of(what, order)) {
   device_.answer(what.asks);
+  device_.order().watch_by(what.grain);
 }
 
 void player::note(const std::string& key, const std::string& text) {
@@ -85,7 +90,7 @@ void player::look() {
     const auto& race = device_.order().race();
     std::string sort = "race";
     for (const char* each : {"copy out", "copy in", "poison", "zeros", "read", "write", "owner",
-                             "allocator", "graph"}) {
+                             "pack", "allocator", "graph"}) {
       if (race.find(each) != std::string::npos) sort += std::string(", ") + each;
     }
     note_race(sort, race);
@@ -226,6 +231,12 @@ tp::options player::options_of(const side& with) {
   for (int l = 0; l < 8; ++l) {
     if ((with.layers >> static_cast<unsigned>(l) & 1U) != 0) o.offload_layers.push_back(l);
   }
+  const auto* const words =
+      with.pack == pack_all ? "--offload-modules=all --pack=all" : "--pack=none";
+  o.pack = tp::parse_options(words).pack;
+  for (std::size_t m = 0; m < module_names.size(); ++m) {
+    if ((with.pack >> m & 1U) != 0) o.pack.emplace_back(module_names[m]);
+  }
   if (with.slack >= 0) o.borrowed_slack = static_cast<std::size_t>(with.slack);
   return o;
 }
@@ -248,13 +259,15 @@ void player::make_sides() {
   device_.fail_at(device_calls[static_cast<std::size_t>(program_.fault_call)], program_.fault_at);
   while (sides_.size() < program_.sides.size()) sides_.emplace_back();
   for (std::size_t s = 0; s < sides_.size(); ++s) {
-    call("", 0, [&] {
+    const bool makes_it = makes(static_cast<int>(s));
+    const auto threw = call("", makes_it ? 0U : static_cast<unsigned>(option), [&] {
       auto with = options_of(program_.sides[s]);
       with.poison = program_.poison;
       tp::parts parts{.planner = tp::planner()};
       if (program_.sides[s].own != none) parts.memory = make_memory(static_cast<int>(s));
       sides_[s].off.emplace(device_, with, std::move(parts));
     });
+    if (!makes_it && threw == 0) find("--pack was let through on a device that cannot", "");
     if (!sides_[s].off) continue;
     auto* const of = &sides_[s];
     of->off->on_report([of](std::string_view) {
@@ -304,6 +317,8 @@ void player::step(const operation& op) {
         at(op.a).of->kept_at.insert(place_of(at(op.a)));
       }
       return;
+    case kind::bfloat16:
+      return holds_bfloat16(op.a);
     case kind::reset:
       static_cast<void>(reset(op.a, op.b));
       return;

@@ -100,6 +100,17 @@ class player {
   void note_commit(pass& in, const operation& op, const std::vector<int>& slots,
                    const std::vector<const void*>& places, int stream);
   void check_cap(int side, int module, int stream);
+
+  // ---- packing (play_packing.hpp) ----
+  [[nodiscard]] bool makes(int side) const;
+  void holds_bfloat16(int index);
+  [[nodiscard]] bool packs(int side, int module) const;
+  [[nodiscard]] bool may_pack(const slot& one, const void* place) const;
+  [[nodiscard]] bool has_room(int side) const;
+  void check_packed(int side, int module, const std::vector<int>& slots,
+                    const std::vector<const void*>& places,
+                    const tp::trace::module_counters& before,
+                    const tp::trace::module_counters& after, const std::string& code);
   void end_forward(int chunk);
   [[nodiscard]] group* group_at(pass& in, int back);
   [[nodiscard]] bool newest(const pass& in, const group& which) const;
@@ -150,7 +161,7 @@ class player {
   void drop_graph(int which);
 
   // ---- borrowed memory (play_borrowed.hpp) ----
-  [[nodiscard]] int find_region(std::size_t bytes, int home, int offset);
+  [[nodiscard]] int find_region(std::size_t bytes, int home, int beside);
   void write_region(int which);
   void release_region(int which);
   void came_back(int loan);

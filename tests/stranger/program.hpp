@@ -35,18 +35,20 @@ inline constexpr std::array<const char*, 5> module_names{"core_attn", "expert_fc
 // What `discard` may name: a region that is standard, and a module that never leaves.
 inline constexpr std::array<const char*, 2> discard_names{"layernorm", "mine_again"};
 
-inline constexpr std::array<const char*, 12> device_calls{
-    "record",        "wait",        "copy",   "try_allocate", "try_allocate_host", "synchronize",
-    "begin_capture", "end_capture", "replay", "make_event",   "make_stream",       "fill_bytes"};
+inline constexpr std::array<const char*, 14> device_calls{
+    "record",      "wait",          "copy",        "try_allocate", "try_allocate_host",
+    "synchronize", "begin_capture", "end_capture", "replay",       "make_event",
+    "make_stream", "fill_bytes",    "pack",        "unpack"};
 
 enum class kind : std::uint8_t {
   // tensors: a is the slot
-  allocate,     // b bytes, c stream, d source (0: the offloader's), e offloader
+  allocate,     // b bytes, c stream, d source (0: the offloader's), e offloader, f number_type
   write,        // b stream
   read,         // b stream
   share,        // b target slot
   view,         // b target slot, c shape, d whole storage
   keep,         //
+  bfloat16,     // holds_bfloat16()
   reset,        // b stream
   destroy,      //
   move_handle,  // b target slot
@@ -87,7 +89,9 @@ enum class kind : std::uint8_t {
   launch,  // b stream
   drop_graph,
   // borrowed memory
-  adopt,  // a slot, b bytes, c stream, d owner (owner_kind), e offloader, slots: shares theirs
+  // a slot, b bytes, c stream, d owner (owner_kind), e offloader, slots: shares theirs, f
+  // number_type and, times 8, bytes beside a multiple of 16
+  adopt,
   release_borrowed,  // a offloader
   check_idle,        // a offloader: where nothing is alive, all memory can be had
   wait_handle,       // a slot, b stream
@@ -139,6 +143,7 @@ enum class kind : std::uint8_t {
                                             "share",
                                             "view",
                                             "keep",
+                                            "bfloat16",
                                             "reset",
                                             "destroy",
                                             "move_handle",
@@ -218,6 +223,9 @@ enum commit_way : int { plain, by_hand, or_discard, listed };
 // A callable, a reference count, or a callable that calls the offloader.
 enum owner_kind : int { callable, counted, calls_back };
 
+// The type that a tensor is allocated or adopted as: bytes, a type of ours that is BF16, or CUDA's.
+enum number_type : int { as_bytes, own_number, cudas_number };
+
 // Memory that a trainer gives its offloader: none, a block_source of its own, or memory_on with a
 // deallocate of one argument or of two.
 enum own_memory : int { none, blocks, on_stream, on_stream_sized };
@@ -226,7 +234,12 @@ struct operation {
   kind what{};
   int a = 0, b = 0, c = 0, d = 0, e = 0;
   std::vector<int> slots{};
+  int f = 0;
 };
+
+// Beside the bits of modules; and the module that is packed at compile time.
+inline constexpr unsigned pack_all = 1U << 8;
+inline constexpr int packed_module = 3;
 
 // What one offloader is made with. Budgets of 0 mean: so much that it never runs out.
 struct side {
@@ -255,6 +268,7 @@ struct side {
   long slack = -1;            // of borrowed memory
   int own = none;             // own_memory
   std::size_t own_bytes = 0;  // of memory_on; 0: as much as it likes
+  unsigned pack = 0;          // modules of --pack; pack_all: `all`
 
   [[nodiscard]] bool tight() const {
     if (own != none) return own == blocks || own_bytes != 0;  // a budget is soft then
@@ -271,6 +285,9 @@ struct program {
   std::uint64_t seed = 0;
   int streams = 1;
   std::vector<side> sides{side{}};
+  std::size_t packs_from = std::size_t{64} << 10;  // as the virtual device has it
+  std::size_t memory = std::size_t{8} << 20;       // of the device, and of the host
+  std::size_t grain = 16;                          // bytes that the race checker takes for one
   // The call of the library to the device that fails, once: of this kind, counted from 1; 0: none.
   int fault_call = 0;
   int fault_at = 0;

@@ -6,7 +6,7 @@ namespace stranger {
 
 namespace {
 
-constexpr const char* head = R"(// g++ -std=c++20 -Iinclude this.cpp && ./a.out [order seed]
+constexpr const char* head = R"(// g++ -std=c++20 -Iinclude -I. this.cpp && ./a.out [order seed]
 #include <cstdio>
 #include <cstdlib>
 #include <optional>
@@ -20,6 +20,7 @@ constexpr const char* head = R"(// g++ -std=c++20 -Iinclude this.cpp && ./a.out 
 #include <tidepool/places/lending.hpp>
 #include <tidepool/plan.hpp>
 #include <tidepool/tidepool.hpp>
+#include "tests/stranger/numbers.hpp"
 )";
 
 constexpr const char* failing = R"(
@@ -54,6 +55,8 @@ struct device : tp::virtual_device {
     return made;
   }
   void replay(graph& g, stream_ref s) { count("replay"), base::replay(g, s); }
+  void pack(std::byte* to, std::byte* spill, const std::byte* from, std::size_t n, stream_ref s) { count("pack"), base::pack(to, spill, from, n, s); }
+  void unpack(std::byte* to, const std::byte* from, const std::byte* spill, std::size_t n, stream_ref s) { count("unpack"), base::unpack(to, from, spill, n, s); }
   void fill_bytes(void* p, unsigned char b, std::size_t n, stream_ref s) { count("fill_bytes"), base::fill_bytes(p, b, n, s); }
 };
 )";
@@ -123,16 +126,13 @@ struct allocator {
 )";
 
 constexpr const char* helpers = R"(
-using offloader = tp::offloader<device, tp::modules<"core_attn", "expert_fc1", "moe_act", "mine", "mine_again">>;
+using modules = tp::packed<tp::modules<"core_attn", "expert_fc1", "moe_act", "mine", "mine_again">, "mine">;
+using offloader = tp::offloader<device, modules>;
+using stranger::number;
 
 struct part {
   std::size_t offset, width, rows, pitch;
 };
-static std::uint64_t word_of(std::uint64_t id, std::uint64_t version, std::uint64_t offset) {
-  auto z = id * 0x9E3779B97F4A7C15U + version * 0xC2B2AE3D27D4EB4FU + offset * 0x165667B19E3779F9U;
-  z = (z ^ (z >> 31)) * 0xBF58476D1CE4E5B9U;
-  return (z ^ (z >> 28)) >> 1;
-}
 template <class Handle>
 static std::size_t pitch_of(const Handle& h, const part& p) {
   if constexpr (requires { h.pitch(); }) return h.pitch();
@@ -143,9 +143,7 @@ static void write(device& dev, device::stream_ref s, Handle& h, std::uint64_t id
   auto* const at = h.template as<std::byte>();
   dev.launch(s, 1000, [=, step = pitch_of(h, p)] {
     for (std::size_t r = 0; r < p.rows; ++r) {
-      for (std::size_t c = 0; c < p.width; c += 8) {
-        *reinterpret_cast<std::uint64_t*>(at + r * step + c) = word_of(id, version, p.offset + r * p.pitch + c);
-      }
+      stranger::put_words(at + r * step, p.width, id, version, p.offset + r * p.pitch);
     }
   });
 }
@@ -155,40 +153,36 @@ static void read(device& dev, device::stream_ref s, Handle& h, std::uint64_t id,
   const auto* const at = h.template as<std::byte>();
   dev.launch(s, 1000, [=, step = pitch_of(h, p)] {
     for (std::size_t r = 0; r < p.rows; ++r) {
-      for (std::size_t c = 0; c < p.width; c += 8) {
-        const auto found = *reinterpret_cast<const std::uint64_t*>(at + r * step + c);
-        if (found == word_of(id, version, p.offset + r * p.pitch + c)) continue;
-        std::printf("WRONG: %s, byte %zu of row %zu: %s\n", what, c, r, found == ~std::uint64_t{} ? "poison" : "other bytes");
-        return;
-      }
+      const auto c = stranger::wrong_word(at + r * step, p.width, id, version, p.offset + r * p.pitch);
+      if (c < p.width) std::printf("WRONG: %s, byte %zu of row %zu\n", what, c, r);
     }
   });
 }
 static void write_at(device& dev, device::stream_ref s, void* at, std::size_t bytes, std::uint64_t id, std::uint64_t version) {
-  dev.launch(s, 700, [=] {
-    for (std::size_t c = 0; c < bytes; c += 8) static_cast<std::uint64_t*>(at)[c / 8] = word_of(id, version, c);
-  });
+  dev.launch(s, 700, [=] { stranger::put_words(static_cast<std::byte*>(at), bytes, id, version); });
 }
 // Version 0 stands for zeros.
 static void read_at(device& dev, device::stream_ref s, const void* at, std::size_t bytes, std::uint64_t id, std::uint64_t version,
                     const char* what) {
   dev.launch(s, 700, [=] {
-    for (std::size_t c = 0; c < bytes; c += 8) {
-      const auto found = static_cast<const std::uint64_t*>(at)[c / 8];
-      if (found == (version == 0 ? 0 : word_of(id, version, c))) continue;
-      std::printf("WRONG: %s, byte %zu: %s\n", what, c, found == ~std::uint64_t{} ? "poison" : "other bytes");
-      return;
-    }
+    const auto c = stranger::wrong_word(static_cast<const std::byte*>(at), bytes, id, version);
+    if (c < bytes) std::printf("WRONG: %s, byte %zu\n", what, c);
   });
 }
 using bytes_at = std::byte*;
-using modules = tp::modules<"core_attn", "expert_fc1", "moe_act", "mine", "mine_again">;
+// For the type that `adopt` takes.
+struct at {
+  void* data;
+  operator void*() const { return data; }
+  operator number*() const { return static_cast<number*>(data); }
+  operator __nv_bfloat16*() const { return static_cast<__nv_bfloat16*>(data); }
+};
 // The owners of memory that is lent. With the last of them it is written at once, in the order of its stream.
 static std::shared_ptr<void> lent(device& dev, device::stream_ref home, bytes_at at, std::size_t bytes) {
   return {at, [&dev, home, bytes](void* p) { dev.launch(home, 300, [=] { std::memset(p, 0xAB, bytes); }); }};
 }
 struct arrays {
-  using array = tp::saved_layers<std::uint64_t, offloader>;
+  using array = tp::saved_layers<stranger::quad, offloader>;
   offloader::chunk pass;
   tp::layer_group<offloader> group;
   std::vector<std::unique_ptr<array>> all;
@@ -262,6 +256,12 @@ std::string options_text(const side& with, int number, bool poison) {
   }
   put("device_step = " + std::to_string(with.step));
   put("copy_piece = " + std::to_string(with.piece));
+  list = with.pack == pack_all ? "\"all\"" : "";
+  for (std::size_t m = 0; m < module_names.size(); ++m) {
+    if ((with.pack >> m & 1U) != 0)
+      list += std::string(list.empty() ? "" : ", ") + '"' + module_names[m] + '"';
+  }
+  if (!list.empty()) put("pack = {" + list + "}");
   put("host_budget = " + std::to_string(with.host_budget != 0 ? with.host_budget : roomy_host));
   put("host_step = " + std::to_string(with.host_step));
   if (with.peer_budget != 0) {
@@ -335,9 +335,11 @@ std::string writer::whole(const program& what, const std::string& why) const {
   for (std::size_t s = 0; s < what.sides.size(); ++s)
     text += options_text(what.sides[s], static_cast<int>(s), what.poison);
   text += "\nint main(int argc, char** argv) {\n";
-  text += "  tp::machine like{.device_bytes = 8 << 20, .host_bytes = 8 << 20};\n";
+  text += "  tp::machine like{.device_bytes = " + std::to_string(what.memory) +
+          ", .host_bytes = " + std::to_string(what.memory) + "};\n";
   text += "  if (argc > 1) like.order_seed = std::strtoull(argv[1], nullptr, 10);\n";
   if (what.poison) text += "  like.poison = false;\n";
+  text += "  like.packs_from = " + std::to_string(what.packs_from) + ";\n";
   if (body.find("(neighbour,") != std::string::npos) text += "  device neighbour(like);\n";
   text += "  device dev(like);\n";
   for (int s = 0; s < what.streams; ++s) {
