@@ -165,6 +165,11 @@ TEST_CASE("pack auto: a plan from elsewhere says whether its tensors are packed"
     opts.pack = {"auto"};
     tidepool::test::planning<offloader> off(desk.dev, opts);
     off.follow(made, step);
+    if (packs) {
+      opts.pack.clear();
+      tidepool::test::planning<offloader> whole(desk.dev, opts);
+      CHECK_THROWS_AS(whole.follow(made, step), tidepool::plan::profile_error);
+    }
     auto pass = off.begin();
     auto x = off.allocate<tidepool::test::bf16_number>(bytes / 2, desk.stream());
     desk.write(x, 7);

@@ -52,6 +52,7 @@ class virtual_device {
   /// A copyable name of a stream.
   class stream_ref {
    public:
+    // `stream` holds one before this class's default values are known.
     constexpr stream_ref() : stream_ref(0, 0) {}
     /// Tells streams apart, among all virtual devices of the process.
     [[nodiscard]] constexpr std::uint64_t key() const { return key_; }

@@ -12,6 +12,7 @@
 #include "tidepool/plan.hpp"
 #include "tidepool/plan/automatic.hpp"
 #include "tidepool/plan/follow.hpp"
+#include "tidepool/plan/refusal.hpp"
 
 namespace tidepool::inline v0_3_0 {
 
@@ -40,6 +41,9 @@ class automatic_source final : public plan_source {
                                      const options& opts) override {
     auto fit = fitted(made, recorded, names, enabled, opts.device_budget, opts.recompute_by_plan,
                       opts.peer_budget.value_or(0));
+    subject{"plan"}.require(!made.packs || !opts.pack.empty(), {},
+                            {"made for packed tensors, but this run packs none"},
+                            "give --pack, or plan without packing");
     return {std::move(fit), decided(recorded, recorded, made, opts)};
   }
 

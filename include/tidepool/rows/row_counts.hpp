@@ -78,6 +78,8 @@ class row_counts final : public row_counter {
   static constexpr std::size_t room_bytes = sizeof(std::uint64_t);
   static constexpr std::uint32_t rooms_of_page = 4096;
   static constexpr int most_collected = 16;  // pages of counts, where no step is ever ended
+  // The plan of a claim whose commit failed.
+  static constexpr auto of_no_commit = std::numeric_limits<std::uint64_t>::max();
 
   struct page {
     std::byte* device;
@@ -161,13 +163,10 @@ TIDEPOOL_INLINE std::size_t row_counts::count(const chunk_state& in, const group
   const auto before = into.size();
   const auto out = of_.memory().offload_lane(which.place);
   rollback uncounted([&]() noexcept {
-    // A capture cannot take recorded copies back, so that their room stays taken.
-    for (auto i = before; capturing() && i < into.size(); ++i) {
-      into[i].planned = std::numeric_limits<std::uint64_t>::max();
+    for (const auto lane : {which.lane, out}) {
+      if (!capturing()) of_.memory().settle(lane);
     }
-    if (capturing()) return;
-    for (const auto lane : {which.lane, out}) of_.memory().settle(lane);
-    for (; into.size() > before; into.pop_back()) read_.push_back(into.back().room);
+    take_back(into.size() - before);
   });
   for (std::uint32_t i = 0; i < which.count; ++i) {
     if (items[i].copies && items[i].store->is.counted) claim(into, before, in, which, items[i]);
@@ -183,15 +182,16 @@ TIDEPOOL_INLINE std::size_t row_counts::count(const chunk_state& in, const group
   return into.size() - before;
 }
 
-// Takes the latest claims back, whose commit failed after all. The caller settles its lanes.
+// The caller settles its lanes. A capture cannot take recorded copies back, so that their room
+// stays taken.
 TIDEPOOL_INLINE void row_counts::take_back(std::size_t latest) noexcept {
-  for (auto left = latest; capturing() && left > 0; --left) {
-    auto& all = captured_->claims;
-    all[all.size() - left].planned = std::numeric_limits<std::uint64_t>::max();
-  }
-  for (auto left = capturing() ? 0 : latest; left > 0; --left) {
-    read_.push_back(eager_.back().room);
-    eager_.pop_back();
+  for (; latest > 0; --latest) {
+    if (capturing()) {
+      captured_->claims.rbegin()[static_cast<std::ptrdiff_t>(latest) - 1].planned = of_no_commit;
+    } else {
+      read_.push_back(eager_.back().room);
+      eager_.pop_back();
+    }
   }
 }
 
@@ -273,7 +273,7 @@ TIDEPOOL_INLINE void row_counts::look(const claims& at) {
                 on_host(each.room), each.width);
     rows += narrow;
     const auto module = static_cast<std::size_t>(each.module);
-    if (each.planned == std::numeric_limits<std::uint64_t>::max()) continue;  // its commit failed
+    if (each.planned == of_no_commit) continue;
     auto& most = of_.counters_.modules[module].most_rows;
     most = std::max(most, rows);
     if (rows <= each.planned) continue;

@@ -109,10 +109,6 @@ TIDEPOOL_INLINE std::string nearest_words(const counters& totals, std::string_vi
          (committed ? "has commits" : "was not asked for") + " is '" + std::string(near) + "'";
 }
 
-}  // namespace detail
-
-namespace detail {
-
 // Raw records cross the link in parts, by kernels. If there are many, packing costs more than it
 // saves.
 TIDEPOOL_INLINE bool mostly_raw(const module_counters& module) {
@@ -162,10 +158,10 @@ TIDEPOOL_INLINE std::vector<std::string> silent_messages(const counters& totals)
   }
   for (const auto& each : totals.modules) {
     if (!detail::mostly_raw(each)) continue;
-    messages.push_back("tidepool: " + std::to_string(100 * each.records_raw / each.records_seen) +
-                       " % of what is packed of '" + each.name +
-                       "' does not fit the packed form and is slow to pack; leave " + each.name +
-                       " out of --pack");
+    messages.push_back(
+        "tidepool: " + std::to_string(100 * each.records_raw / each.records_seen) +
+        " % of what is packed of '" + each.name +
+        "' does not fit the packed form and is slow to pack; name the other modules in --pack");
   }
   for (const auto& each : totals.recomputed) {
     if (each.tensors > 0 || totals.steps == 0) continue;
