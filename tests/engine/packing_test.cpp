@@ -152,6 +152,19 @@ TEST_CASE("packing: without room beside the tensor it goes as it is, or comes ou
   }
 }
 
+TEST_CASE("packing: a reload ahead of its use waits for the memory of the packed form") {
+  for (const std::size_t tensors : {2, 3, 4}) {
+    CAPTURE(tensors);
+    desk on(small_machine());
+    auto opts = packing(arena_options(tensors * aligned(bytes) + 512));
+    opts.reload_ahead = 4;
+    offloader off(on.dev, opts);
+    train(on, off, 2, 8);
+    CHECK(on.wrong_numbers() == 0);
+    CHECK(on.dev.bytes[in] == on.dev.bytes[out]);  // a kernel reads host memory without this copy
+  }
+}
+
 TEST_CASE("packing: a large tensor comes back through the memory of one piece") {
   constexpr std::size_t piece = tidepool::detail::packed_piece;
   constexpr std::size_t large = 2 * piece + 70'006;

@@ -287,9 +287,9 @@ class engine : public storage_owner {
   void lend(chunk_state& chunk, const group& which, lane_id lane, handle_list handles);
   void take_back_lent(chunk_state& chunk, std::uint32_t index, lane_id lane,
                       handle_list handles) noexcept;
-  [[nodiscard]] bool try_reload(chunk_state& chunk, std::uint32_t index, bool by_size = false);
-  [[nodiscard]] bool bring(std::span<saved> items, const std::uint32_t* by_size, span_label& label,
-                           std::size_t& bytes);
+  [[nodiscard]] bool try_reload(chunk_state& chunk, std::uint32_t index, haste how);
+  [[nodiscard]] bool bring(std::span<saved> items, const std::uint32_t* by_size, haste how,
+                           span_label& label, std::size_t& bytes);
   void require_reload(chunk_state& chunk, std::uint32_t index);
   void reload_ahead();
   void reload_again(chunk_state& chunk, std::uint32_t index);
@@ -297,7 +297,7 @@ class engine : public storage_owner {
   [[nodiscard]] bool bring_one(storage& store, span_label label) {
     saved one{.store = &store};
     std::size_t bytes = 0;
-    return bring({&one, 1}, nullptr, label, bytes);
+    return bring({&one, 1}, nullptr, haste::needed, label, bytes);
   }
   [[nodiscard]] granted fetch_one(storage& store, lane_id lane, const span_label& label);
   void take_back(storage& store, lane_id on);

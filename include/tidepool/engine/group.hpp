@@ -59,6 +59,10 @@ struct saved {
 
 enum class group_state : std::uint8_t { away, arriving, discarded, restored };
 
+// Reloads ahead of use may wait; others may not. `largest_first` is tried where the order of the
+// commit found no room.
+enum class haste : std::uint8_t { ahead, needed, largest_first };
+
 // A group is the unit of commit, event and cap.
 struct group {
   module_id module{};

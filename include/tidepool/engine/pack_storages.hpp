@@ -91,14 +91,14 @@ TIDEPOOL_INLINE bool storages::take_staging(std::size_t bytes, lane_id by, block
   return true;
 }
 
-TIDEPOOL_INLINE void storages::take_incoming(std::span<const saved> items) {
+TIDEPOOL_INLINE bool storages::take_incoming(std::span<const saved> items) {
   std::size_t link = 0;
   for (const auto& item : items) {
     if (!item.copies_back || !item.store->is.packed) continue;
     link = std::max(link, largest_packed_piece(item.store->moved()));
   }
   const auto by = reload_lane(place_kind::host);
-  if (link > 0) static_cast<void>(take_staging(link, by, staged_.incoming));
+  return link == 0 || take_staging(link, by, staged_.incoming);
 }
 
 TIDEPOOL_INLINE void storages::release_staging(const fence& after, lane_id on) noexcept {

@@ -20,7 +20,7 @@ namespace tidepool::inline v0_3_0::detail {
 // Brings tensors back to the device, in the order of `by_size` if it is given, and adds their bytes
 // to `bytes`. Returns false, and brings none, if there is no memory for all of them. Tensors that
 // other groups saved first may be in other places, and come back over the links of those places.
-TIDEPOOL_INLINE bool engine::bring(std::span<saved> items, const std::uint32_t* by_size,
+TIDEPOOL_INLINE bool engine::bring(std::span<saved> items, const std::uint32_t* by_size, haste how,
                                    span_label& label, std::size_t& bytes) {
   std::uint32_t placed = 0;
   unsigned from = 0;  // a bit for each kind of place
@@ -54,7 +54,9 @@ TIDEPOOL_INLINE bool engine::bring(std::span<saved> items, const std::uint32_t* 
     moved[static_cast<std::size_t>(store->place)] += store->moved();
     bytes += store->moved();
   }
-  store_.expect_packed(items);
+  // Without such memory, kernels read packed tensors out of host memory, which slows down all other
+  // kernels. Only a restore that waits for the tensors is worth that.
+  if (!store_.expect_packed(items) && how == haste::ahead) return false;
   copying = true;
   const bool of_state = items.size() == 1 && from != 0 && items[0].store->is.of_host_state;
   for (auto left = from; left != 0; left &= left - 1) {
@@ -94,8 +96,9 @@ TIDEPOOL_INLINE bool engine::bring(std::span<saved> items, const std::uint32_t* 
 }
 
 // Starts the copies of one group; returns false if there is no device memory for it now. Its
-// tensors get their memory in the order of their commit, or of `chunk.by_size`.
-TIDEPOOL_INLINE bool engine::try_reload(chunk_state& chunk, std::uint32_t index, bool by_size) {
+// tensors get their memory in the order of their commit, or of `chunk.by_size` with
+// `largest_first`.
+TIDEPOOL_INLINE bool engine::try_reload(chunk_state& chunk, std::uint32_t index, haste how) {
   starved_ = false;  // an allocator may drop a handle meanwhile, which must start no nested reload
   auto& which = chunk.groups[index];
   const std::span items(chunk.saved_of(which), which.count);
@@ -112,7 +115,8 @@ TIDEPOOL_INLINE bool engine::try_reload(chunk_state& chunk, std::uint32_t index,
   }
   span_label label{trace::span_kind::reload, name, which.layer, chunk.info.microbatch, 0};
   std::size_t bytes = 0;
-  if (!bring(items, by_size ? chunk.by_size.data() : nullptr, label, bytes)) return false;
+  const auto* by_size = how == haste::largest_first ? chunk.by_size.data() : nullptr;
+  if (!bring(items, by_size, how, label, bytes)) return false;
   which.state = group_state::arriving;
   if (bytes == 0) return true;
   counters_.modules[static_cast<std::size_t>(which.module)].bytes_reloaded += bytes;
@@ -126,7 +130,7 @@ TIDEPOOL_INLINE bool engine::try_reload(chunk_state& chunk, std::uint32_t index,
 TIDEPOOL_INLINE void engine::require_reload(chunk_state& chunk, std::uint32_t index) {
   auto& which = chunk.groups[index];
   auto* items = chunk.saved_of(which);
-  if (take_or_evict([&] { return try_reload(chunk, index); })) return;
+  if (take_or_evict([&] { return try_reload(chunk, index, haste::needed); })) return;
   // The free pieces may have room if the largest tensor is placed first, instead of the order of
   // the commit.
   store_.device_source().coalesce();
@@ -135,7 +139,7 @@ TIDEPOOL_INLINE void engine::require_reload(chunk_state& chunk, std::uint32_t in
   std::ranges::sort(chunk.by_size, std::greater<>(), [&](std::uint32_t i) {
     return std::pair(items[i].store == nullptr ? 0 : items[i].store->bytes, which.count - i);
   });
-  if (take_or_evict([&] { return try_reload(chunk, index, true); })) return;
+  if (take_or_evict([&] { return try_reload(chunk, index, haste::largest_first); })) return;
   // Finds the trainer's source that had no room. Blocks taken before have been released by now.
   const block_source* own = nullptr;
   std::size_t bytes = 0;  // bytes of all tensors to bring, even if other groups saved them
@@ -168,7 +172,7 @@ TIDEPOOL_INLINE void engine::reload_ahead() {
     const std::span items(chunk->saved_of(next), next.count);
     if (placement_.hold() && placement_.passes(store_.live() + bytes_to_place(items))) return;
     try {
-      if (!try_reload(*chunk, index)) {
+      if (!try_reload(*chunk, index, haste::ahead)) {
         starved_ = store_.gives_back() && store_.budget().refused();
         return;
       }

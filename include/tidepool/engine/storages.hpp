@@ -183,10 +183,10 @@ class storages : public copies {
   // Packs the tensors of a group that were placed for it. A tensor without room for its packed form
   // on the device is copied as it is.
   void pack(const group& which, const saved* items);
-  // Takes the memory through which the packed tensors among `items` come back, one after the other,
-  // if there is any.
-  void expect_packed(std::span<const saved> items) {
-    if (packs_ != 0) take_incoming(items);
+  // Takes the memory through which the packed tensors among `items` come back, one after the other.
+  // Returns false if there is none.
+  [[nodiscard]] bool expect_packed(std::span<const saved> items) {
+    return packs_ == 0 || take_incoming(items);
   }
   // Releases all staging, which is free behind `after`. `on` used it last.
   void unstage(const auto& after, lane_id on) noexcept {
@@ -278,7 +278,7 @@ class storages : public copies {
 
  private:
   [[nodiscard]] bool take_staging(std::size_t bytes, lane_id by, block& into);
-  void take_incoming(std::span<const saved> items);
+  [[nodiscard]] bool take_incoming(std::span<const saved> items);
   void release_staging(const fence& after, lane_id on) noexcept;
 
   [[nodiscard]] bool take(storage& store, lane_id waiter, std::size_t offset, fence& ready) {
