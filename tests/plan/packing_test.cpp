@@ -39,12 +39,12 @@ constexpr double link_limits = 12'000;
 constexpr double copies_hide = 120'000;
 
 outcome train(const std::vector<std::string>& pack, double share, double kernel_ns = link_limits,
-              double pack_rate = 400) {
+              double pack_rate = 400, double unpack_rate = 500) {
   machine model;
   model.offload_rate = model.reload_rate = 10;
   model.both_rate = 20;
   model.pack_rate = pack_rate;
-  model.unpack_rate = 500;
+  model.unpack_rate = unpack_rate;
   rig desk(model);
   tidepool::options opts;
   opts.offload_modules = {"core_attn"};
@@ -188,4 +188,14 @@ TEST_CASE("plans know packing: a profile with it is read as it was written") {
   step.storages.push_back({.bytes = 4096, .bfloat16 = true});
   step.packing = {{.out = 30, .in = 31, .both = 50, .latency_us = 3}, 1200, 1500, 1 << 18, 1 << 20};
   CHECK(tidepool::plan::profile_from_json(tidepool::plan::to_json(step)) == step);
+}
+
+TEST_CASE("pack auto: a plan counts the time that unpacking takes from all other kernels") {
+  constexpr double slow = 40;
+  const auto whole = train({}, 0.5);
+  const auto packed = train({"all"}, 0.5, link_limits, 400, slow);
+  const auto chosen = train({"auto"}, 0.5, link_limits, 400, slow);
+  CHECK(packed.expected_us < 0.985 * whole.expected_us);  // without that time
+  CHECK_FALSE(chosen.by_plan);
+  CHECK(chosen.packed == 0);
 }

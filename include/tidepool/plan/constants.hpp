@@ -25,8 +25,8 @@ namespace constants {
 /// faster one. Chosen: a tenth of the error of predictions.
 inline constexpr double as_long = 1.001;
 /// Tensors are packed by plan only if a step takes at most this part of its time without packing.
-/// Chosen: packing costs bandwidth of the device's memory, which forecasts do not know.
-inline constexpr double packing_pays = 0.998;
+/// Chosen: predictions of both err by 1 %.
+inline constexpr double packing_pays = 0.985;
 /// A step time up to this many times `link_bound` counts as limited by the link. Chosen:
 /// predictions err by 1 % in both directions.
 inline constexpr double link_limits = 1.02;
