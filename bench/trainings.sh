@@ -4,7 +4,6 @@
 #
 #   bench/trainings.sh BUILD OUT RANKS CASE...    CASE: pipeline|experts|STAGESxEXPERTS:TOKENS:BUDGET[:LAYERS], or proxy
 #   bench/trainings.sh build/default out 2 pipeline:4096:10800MiB experts:4096:39GiB
-#   bench/trainings.sh build/default out 2 2x1:4096:10800MiB 1x2:4096:39GiB
 #   bench/trainings.sh build/default out 4 pipeline:4096:30GiB:8 experts:2048:17GiB
 #   bench/trainings.sh build/default out 4 2x2:4096:30GiB:8
 #   bench/trainings.sh build/default out 2 proxy
@@ -45,7 +44,7 @@ for case in "$@"; do
   fi
   published=true
   case $ranks in
-    2) cases+=(pipeline:4096:10800MiB experts:4096:39GiB 2x1:4096:10800MiB 1x2:4096:39GiB) ;;
+    2) cases+=(pipeline:4096:10800MiB experts:4096:39GiB) ;;
     4) cases+=(pipeline:4096:30GiB:8 experts:2048:17GiB 2x2:4096:30GiB:8) ;;
     *)
       echo "proxy: has cases for 2 and 4 ranks, not $ranks; name cases of your own" >&2
