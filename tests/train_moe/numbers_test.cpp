@@ -114,16 +114,16 @@ TEST_CASE("fp16 and bf16 round to nearest, ties to even, and overflow to infinit
 
 TEST_CASE("the scale of a group is the least power of two with which it fits e4m3") {
   for (const float largest : {1.0F, 447.9F, 448.0F, 448.1F, 449.0F, 1e-20F, 3e20F, 0.3F}) {
-    const float scale = moe::e4m3_scale(largest);
+    const float scale = moe::fp8_scale<e4m3>(largest);
     CAPTURE(largest);
     int exponent = 0;
     CHECK(std::frexp(scale, &exponent) == 0.5F);
     CHECK(largest / scale <= e4m3::largest);
     CHECK(largest / (scale / 2) > e4m3::largest);
   }
-  CHECK(moe::e4m3_scale(448) == 1);
-  CHECK(moe::e4m3_scale(0) == 1);
-  CHECK(moe::e4m3_scale(infinity) == 1);
+  CHECK(moe::fp8_scale<e4m3>(448) == 1);
+  CHECK(moe::fp8_scale<e4m3>(0) == 1);
+  CHECK(moe::fp8_scale<e4m3>(infinity) == 1);
 }
 
 TEST_CASE("scales of a matrix: one, or one for each 128 of a row") {

@@ -150,7 +150,7 @@ TEST_CASE("codes of a weight lie along the sum, and one scale covers a square of
         const auto at = static_cast<std::size_t>(r * out + c);
         // Rows of three scales are filled up to four.
         const float step = scale[static_cast<std::size_t>(blocks ? c / 128 * 4 + r / 128 : 0)];
-        REQUIRE(step == moe::e4m3_scale(largest[square(r, c)]));
+        REQUIRE(step == moe::fp8_scale<e4m3>(largest[square(r, c)]));
         const e4m3 code = codes[static_cast<std::size_t>(c * in + r)];
         REQUIRE(code.bits == e4m3(w[at] / step).bits);
         REQUIRE(static_cast<float>(decoded[at]) == static_cast<float>(code) * step);
