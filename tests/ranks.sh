@@ -289,6 +289,7 @@ case $part in
     small=(--hidden 128 --ffn 128 --heads 2 --seq 32 --batch 2 --data "$text")
     for ranks in 2 4; do
       as_one_process $ranks "$fp8 --fp8-gemm --top-k 4" "${leaves[@]}"
+      as_one_process $ranks "$fp8 --fp8-gemm=both --top-k 4" "${leaves[@]}"
       with_and_without $ranks $fp8 --fp8-gemm --recompute-modules layernorm,moe_act \
         --offload-modules core_attn,expert_fc1,router
     done

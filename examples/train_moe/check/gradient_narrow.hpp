@@ -46,8 +46,7 @@ inline settings run_of_codes(fp8_scaling scaling, fp8_products products) {
 inline std::string title_of(const settings& run) {
   if (run.precision != precision_kind::fp8) return name_of(run.precision);
   return "fp8, a scale for each " + name_of(run.scaling) +
-         (run.fp8_gemm == fp8_products::none ? ""
-                                             : ", codes multiplied in " + name_of(run.fp8_gemm));
+         (run.fp8_gemm == fp8_products::none ? "" : ", --fp8-gemm=" + name_of(run.fp8_gemm));
 }
 
 /// How far b is off a, as a part of a's length.
