@@ -85,18 +85,23 @@ int check_codes(Device& dev, fp8_scaling scaling, fp8_products products) {
   return bad;
 }
 
-/// Numbers whose magnitudes differ from block to block, so that no scale will do for another.
-/// Blocks are of `tall` rows and of 128 columns.
-template <class T>
-std::vector<T> uneven(index rows, index width, index tall, std::uint64_t seed) {
+/// Numbers of all magnitudes below two to the power of `power(row, column)`.
+template <class T, class Power>
+std::vector<T> uneven(index rows, index width, std::uint64_t seed, Power power) {
   std::vector<T> numbers;
   for (index i = 0; i < rows * width; ++i) {
     const float unit =
         static_cast<float>(mix(seed + static_cast<std::uint64_t>(i)) >> 40) * 0x1p-23F - 1;
-    const index power = (3 * (i / width / tall) + 2 * (i % width / scale_block)) % 5;
-    numbers.push_back(T(std::ldexp(unit, static_cast<int>(power))));
+    numbers.push_back(T(std::ldexp(unit, static_cast<int>(power(i / width, i % width)))));
   }
   return numbers;
+}
+
+/// Squares of a weight differ, so that no scale will do for another.
+inline std::vector<float> uneven_weight(index in, index out, std::uint64_t seed) {
+  return uneven<float>(in, out, seed, [](index r, index c) {
+    return (3 * (r / scale_block) + 2 * (c / scale_block)) % 5;
+  });
 }
 
 /// How far `sums` are off `start` + a·b, as a part of what each adds up. They may be rounded to
@@ -132,8 +137,9 @@ int check_product(Device& dev, fp8_scaling scaling, number_type type, double tol
   auto stream = dev.make_stream();
   Kernels k(dev, stream.ref(), run);
   const transfer<Device> memory(dev, stream.ref());
-  const std::vector<bf16> x = uneven<bf16>(all_rows, in, 1, 1);
-  const std::vector<float> w = uneven<float>(in, out, scale_block, 2);
+  const auto x = uneven<bf16>(all_rows, in, 1,
+                              [](index r, index c) { return (3 * r + 2 * (c / scale_block)) % 5; });
+  const std::vector<float> w = uneven_weight(in, out, 2);
   device_array<Device, bf16> x_there(dev, all_rows * in, "x"), matrix(dev, in * out, "weight");
   device_array<Device, float> w_there(dev, in * out, "weight");
   device_array<Device, e4m3> x_codes(dev, all_rows * in, "x"), w_codes(dev, in * out, "weight");
@@ -212,8 +218,12 @@ int check_backward(Device& dev, fp8_scaling scaling, index rows, double toleranc
   auto stream = dev.make_stream();
   Kernels k(dev, stream.ref(), run);
   const transfer<Device> memory(dev, stream.ref());
-  const auto x = uneven<bf16>(rows, in, 1, 3), dy = uneven<bf16>(rows, out, 1, 4);
-  const auto w = uneven<float>(in, out, scale_block, 5);
+  // Rows and columns differ by more than codes do, so that no scale will do for its neighbour.
+  const auto x =
+      uneven<bf16>(rows, in, 3, [](index r, index c) { return 6 * (r % 4) + 6 * (c % 5) - 21; });
+  const auto dy =
+      uneven<bf16>(rows, out, 4, [](index r, index c) { return 11 * (r % 4) + 8 * (c % 5) - 32; });
+  const std::vector<float> w = uneven_weight(in, out, 5);
   const index turned_at = turned_scales_at(in, out, scaling);
   device_array<Device, bf16> x_there(dev, rows * in, "x"), dy_there(dev, rows * out, "dy");
   device_array<Device, float> w_there(dev, in * out, "w"), dx(dev, rows * in, "dx");
