@@ -115,8 +115,9 @@ class cuda_kernels {
   /// Partial results of the largest number of a whole tensor.
   static constexpr int blocks_of_maximum = 256;
   static constexpr index blas_bytes = index{32} << 20;  ///< what cuBLAS would take on Hopper
-  /// Rows that a sum over rows has, with zeros at its end: cuBLASLt wants 16 bytes of codes.
-  static index summed_rows(index rows) { return (rows + 15) / 16 * 16; }
+  /// Rows of a sum of codes over them, with zeros at its end: cuBLASLt wants multiples of 16, and
+  /// few products have less than 64.
+  static index summed_rows(index rows) { return rows < 64 ? 64 : (rows + 15) / 16 * 16; }
   static index parts_of(index rows) { return (rows + rows_per_sum - 1) / rows_per_sum; }
 
   device& device_;
