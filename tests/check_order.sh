@@ -42,6 +42,7 @@ check 'experts that drop tokens' "${all[@]}" --expert-capacity 1.0
 for precision in bf16 fp16 fp8; do check "$precision" "${all[@]}" --precision $precision; done
 check 'bf16, FP8 codec' "${all[@]}" --precision bf16 --codec fp8
 check 'products of codes' "${all[@]}" --precision fp8 --fp8-gemm --fp8-scaling tensor
+check 'products of codes in backward too' "${all[@]}" --precision fp8 --fp8-gemm=both --hidden 128 --ffn 128
 check 'a trace' "${all[@]}" --timeline "$folder/timeline"
 steps=6
 check 'a plan' "${all[@]}" --policy automatic --timed-step 2 --adopt-after 0 --device-budget 20MiB

@@ -38,6 +38,8 @@ options_of() {  # options_of PRECISION; codes are multiplied in sizes that cuBLA
     bf16_codec) echo '--precision bf16 --codec fp8' ;;
     fp8_codes) echo '--precision fp8 --fp8-gemm --hidden 128 --ffn 128' ;;
     fp8_tensor_codes) echo '--precision fp8 --fp8-scaling tensor --fp8-gemm' ;;
+    fp8_both) echo '--precision fp8 --fp8-gemm=both --hidden 128 --ffn 128' ;;
+    fp8_tensor_both) echo '--precision fp8 --fp8-scaling tensor --fp8-gemm=both' ;;
     *) echo "--precision $1" ;;
   esac
 }
@@ -62,16 +64,25 @@ verdict 'bf16_codec: forward multiplies what bf16 does, backward does not'
 run --steps "$trained" --precision bf16 --hidden 128 --ffn 128 --json "$folder/bf16_wide" &&
   run --steps 1 --precision fp8 --hidden 128 --ffn 128 --json "$folder/fp8_wide"
 verdict 'bf16 and fp8 in the sizes of codes that are multiplied'
-for kind in fp8_codes:bf16_wide:fp8_wide fp8_tensor_codes:bf16:fp8_tensor; do
+for kind in fp8_codes:bf16_wide:fp8_wide fp8_tensor_codes:bf16:fp8_tensor \
+  fp8_both:bf16_wide:fp8_codes fp8_tensor_both:bf16:fp8_tensor_codes; do
   IFS=: read -r precision exact saved <<<"$kind"
   read -r -a options <<<"$(options_of "$precision")"
   run --steps "$trained" "${options[@]}" --offload-modules all --json "$folder/$precision" &&
     holds "$(value final_loss "$folder/$precision") - $(value final_loss "$folder/$exact") <= 0.02" &&
     holds "$(value final_loss "$folder/$exact") - $(value final_loss "$folder/$precision") <= 0.02"
   verdict "$precision: the loss after $trained steps is that of bf16, give or take 0.02"
+  [[ $precision == *both ]] && continue
   [ "$(bits "$folder/$precision" | head -n 1)" != "$(bits "$folder/$saved" | head -n 1)" ] &&
-    grep -q '"fp8_gemm": true' "$folder/$precision" && grep -q '"fp8_gemm": false' "$folder/$saved"
+    grep -q '"fp8_gemm": "forward"' "$folder/$precision" && grep -q '"fp8_gemm": "none"' "$folder/$saved"
   verdict "$precision: not the loss of codes that are saved and no more"
+done
+for kind in fp8_both:fp8_codes fp8_tensor_both:fp8_tensor_codes; do
+  IFS=: read -r both forward <<<"$kind"
+  [ "$(bits "$folder/$both" | head -n 1)" = "$(bits "$folder/$forward" | head -n 1)" ] &&
+    [ "$(bits "$folder/$both" | sed -n 2p)" != "$(bits "$folder/$forward" | sed -n 2p)" ] &&
+    grep -q '"fp8_gemm": "both"' "$folder/$both"
+  verdict "$both: forward multiplies what $forward does, backward does not"
 done
 
 # What routing decides differs a little from precision to precision, and so do rows of experts.
@@ -93,7 +104,7 @@ for module in expert_fc1 expert_fc2; do
 done
 for precision in bf16_codec fp8; do ratio moe_act $precision bf16 0.98 1.02; done
 
-for precision in bf16 bf16_codec fp16 fp8 fp8_tensor fp8_codes fp8_tensor_codes; do
+for precision in bf16 bf16_codec fp16 fp8 fp8_tensor fp8_codes fp8_tensor_codes fp8_both fp8_tensor_both; do
   read -r -a options <<<"$(options_of $precision)"
   for how in '--in-flight 3' '--memory arena --device-budget 24MiB --eval-every 2' '--memory slots' \
     '--offload-modules expert_fc1,moe_act,expert_fc2 --max-inflight 1' \
@@ -134,7 +145,7 @@ verdict 'the loss itself is reported without the scale'
 run --steps 12 "${high[@]}" --compare --offload-modules all
 verdict 'skipped steps are the same with offload'
 
-for precision in bf16 bf16_codec fp16 fp8 fp8_tensor_codes; do
+for precision in bf16 bf16_codec fp16 fp8 fp8_tensor_codes fp8_tensor_both; do
   read -r -a first <<<"$(options_of $precision)"
   second=("${first[@]}")
   # Five steps are in the middle of those that the scale costs; the file knows where it was.
@@ -171,8 +182,13 @@ refuses 'another scaling' '--fp8-scaling=block, and this run has --fp8-scaling=t
   --precision fp8 --fp8-scaling tensor --resume "$folder/state_fp8"
 refuses 'a scale beside that of the file' 'goes on with the scale of the file' \
   --precision fp16 --initial-loss-scale 4 --resume "$folder/state_fp8"
-refuses 'codes multiplied or not' 'with --fp8-gemm=true, and this run has --fp8-gemm=false; give' \
-  --precision fp8 --fp8-scaling tensor --resume "$folder/state_fp8_tensor_codes"
+for products in none both; do
+  refuses "codes multiplied in forward or in $products" \
+    "with --fp8-gemm=forward, and this run has --fp8-gemm=$products; give --fp8-gemm=forward" \
+    --precision fp8 --fp8-scaling tensor --fp8-gemm=$products --resume "$folder/state_fp8_tensor_codes"
+done
+refuses 'products that are no such' 'fp8-gemm=backward: use one of none, forward, both' \
+  --precision fp8 --fp8-gemm=backward
 refuses 'another codec' '--codec=fp8, and this run has --codec=none; give' \
   --precision bf16 --resume "$folder/state_bf16_codec"
 refuses 'an unknown codec' 'codec=fp4: use one of none, fp8' --precision bf16 --codec fp4

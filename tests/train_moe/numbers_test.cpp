@@ -13,6 +13,7 @@ namespace {
 
 using moe::bf16;
 using moe::e4m3;
+using moe::e5m2;
 using moe::fp16;
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
@@ -78,6 +79,32 @@ TEST_CASE("e4m3 rounds to nearest, ties to even, and saturates") {
   CHECK(round_trip<e4m3>(0x1.8p-10F) == 0x1p-9F);
 }
 
+TEST_CASE("every code of e5m2 is what its fields say, and comes back unless it is infinite") {
+  for (std::uint32_t code = 0; code < 256; ++code) {
+    const auto value = static_cast<float>(from_bits<e5m2>(code));
+    if ((code & 0x7f) > 0x7c) {
+      CHECK(std::isnan(value));
+      CHECK(e5m2(value).bits == 0x7f);
+    } else if ((code & 0x7f) == 0x7c) {
+      CHECK(value == (code == 0x7c ? infinity : -infinity));
+      CHECK(e5m2(value).bits == code - 1);
+    } else {
+      CHECK(static_cast<double>(value) == value_of(code, 5, 2));
+      CHECK(e5m2(value).bits == code);
+    }
+  }
+}
+
+TEST_CASE("e5m2 rounds to nearest, ties to even, and saturates") {
+  for (std::uint32_t code = 0; code < 0x7b; ++code) check_rounding_above<e5m2>(code);
+  for (const float large : {57344.0F, 57345.0F, 61440.0F, 65536.0F, 1e30F, infinity}) {
+    CHECK(round_trip<e5m2>(large) == 57344);
+    CHECK(round_trip<e5m2>(-large) == -57344);
+  }
+  CHECK(round_trip<e5m2>(0x1p-17F) == 0);  // half of the smallest: to even
+  CHECK(round_trip<e5m2>(0x1.8p-17F) == 0x1p-16F);
+}
+
 TEST_CASE("every code of fp16 and bf16 is what its fields say, and comes back") {
   for (std::uint32_t code = 0; code < 65536; ++code) {
     const auto half = static_cast<float>(from_bits<fp16>(code));
@@ -112,18 +139,27 @@ TEST_CASE("fp16 and bf16 round to nearest, ties to even, and overflow to infinit
   CHECK(round_trip<bf16>(-infinity) == -infinity);
 }
 
-TEST_CASE("the scale of a group is the least power of two with which it fits e4m3") {
-  for (const float largest : {1.0F, 447.9F, 448.0F, 448.1F, 449.0F, 1e-20F, 3e20F, 0.3F}) {
-    const float scale = moe::e4m3_scale(largest);
+template <class Code>
+void check_least_scale() {
+  for (const float unit : {1.0F, 0.999F, 1.001F, 1.01F, 0.5F, 1e-20F, 3e20F, 0.3F}) {
+    const float largest = unit * Code::largest, scale = moe::fp8_scale<Code>(largest);
     CAPTURE(largest);
     int exponent = 0;
     CHECK(std::frexp(scale, &exponent) == 0.5F);
-    CHECK(largest / scale <= e4m3::largest);
-    CHECK(largest / (scale / 2) > e4m3::largest);
+    CHECK(largest / scale <= Code::largest);
+    CHECK(largest / (scale / 2) > Code::largest);
   }
-  CHECK(moe::e4m3_scale(448) == 1);
-  CHECK(moe::e4m3_scale(0) == 1);
-  CHECK(moe::e4m3_scale(infinity) == 1);
+  CHECK(moe::fp8_scale<Code>(Code::largest) == 1);
+  CHECK(moe::fp8_scale<Code>(0) == 1);
+  CHECK(moe::fp8_scale<Code>(infinity) == 1);
+}
+
+TEST_CASE("the scale of a group is the least power of two with which it fits e4m3") {
+  check_least_scale<e4m3>();
+}
+
+TEST_CASE("the scale of a group of gradients is the least power of two with which it fits e5m2") {
+  check_least_scale<e5m2>();
 }
 
 TEST_CASE("scales of a matrix: one, or one for each 128 of a row") {

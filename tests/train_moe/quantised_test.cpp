@@ -138,10 +138,13 @@ TEST_CASE("codes of a weight lie along the sum, and one scale covers a square of
       float& most = largest[square(i / out, i % out)];
       most = std::max(most, std::abs(w.back()));
     }
-    std::vector<e4m3> codes(w.size());
+    std::vector<e4m3> codes(w.size()), as_it_lies(w.size());
     std::vector<bf16> decoded(w.size());
-    std::vector<float> scale(static_cast<std::size_t>(moe::weight_scale_count(in, out, scaling)),
-                             -1);
+    const auto turned_at = static_cast<std::size_t>(moe::turned_scales_at(in, out, scaling));
+    std::vector<float> scale(
+        turned_at + static_cast<std::size_t>(moe::weight_scale_count(out, in, scaling)), -1);
+    on.kernels.quantise_weight({codes.data(), number_type::e4m3}, scale.data(),
+                               {as_it_lies.data(), number_type::e4m3}, w.data(), in, out, scaling);
     on.kernels.quantise_weight({codes.data(), number_type::e4m3}, scale.data(),
                                {decoded.data(), number_type::bf16}, w.data(), in, out, scaling);
     on.dev.synchronize(on.stream.ref());
@@ -150,10 +153,13 @@ TEST_CASE("codes of a weight lie along the sum, and one scale covers a square of
         const auto at = static_cast<std::size_t>(r * out + c);
         // Rows of three scales are filled up to four.
         const float step = scale[static_cast<std::size_t>(blocks ? c / 128 * 4 + r / 128 : 0)];
-        REQUIRE(step == moe::e4m3_scale(largest[square(r, c)]));
+        REQUIRE(step == moe::fp8_scale<e4m3>(largest[square(r, c)]));
         const e4m3 code = codes[static_cast<std::size_t>(c * in + r)];
         REQUIRE(code.bits == e4m3(w[at] / step).bits);
         REQUIRE(static_cast<float>(decoded[at]) == static_cast<float>(code) * step);
+        REQUIRE(as_it_lies[at].bits == code.bits);
+        const auto turned = static_cast<std::size_t>(blocks ? r / 128 * 4 + c / 128 : 0);
+        REQUIRE(scale[turned_at + turned] == step);
       }
     }
   }

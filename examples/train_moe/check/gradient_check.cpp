@@ -13,6 +13,7 @@
 #include "../kernels/cpu/kernels.hpp"
 #include "gradient_codec.hpp"
 #include "gradient_narrow.hpp"
+#include "gradient_products.hpp"
 #include "gradient_rows.hpp"
 #include "slope_check.hpp"
 

@@ -6,6 +6,7 @@
 #include "../kernels/cuda/kernels.hpp"
 #include "gradient_codec.hpp"
 #include "gradient_narrow.hpp"
+#include "gradient_products.hpp"
 #include "gradient_rows.hpp"
 
 namespace moe {

@@ -71,7 +71,7 @@ inline command_line read_command_line(int argc, const char* const* argv, const p
     detail::check_no_pipeline(line, me, given("--virtual-stages"), given("--layers-per-rank"));
   }
   detail::read_schedule(run, given("--in-flight"));
-  read_precision_options(run, {line.precision, line.scaling, line.codec}, given);
+  read_precision_options(run, {line.precision, line.scaling, line.fp8_gemm, line.codec}, given);
   detail::settle(run, given);
   detail::check_files(line, given);
   detail::check_files_apart(line);

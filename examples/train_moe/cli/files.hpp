@@ -106,7 +106,7 @@ inline nlohmann::ordered_json to_json(const settings& run, const std::vector<run
   json["precision"] = name_of(run.precision);
   if (run.precision == precision_kind::fp8) {
     json["fp8_scaling"] = name_of(run.scaling);
-    json["fp8_gemm"] = run.fp8_gemm;
+    json["fp8_gemm"] = name_of(run.fp8_gemm);
   }
   if (run.precision == precision_kind::bf16) json["codec"] = name_of(run.codec);
   json["microbatches"] = run.microbatches;

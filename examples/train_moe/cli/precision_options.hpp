@@ -66,7 +66,7 @@ inline void check_codec(const settings& run) {
 
 /// As the command line has them.
 struct precision_words {
-  const std::string &precision, &scaling, &codec;
+  const std::string &precision, &scaling, &products, &codec;
 };
 
 /// Fills in `run`; `given` says which options the command line has. Throws
@@ -75,6 +75,7 @@ template <class Given>
 void read_precision_options(settings& run, const precision_words& words, Given given) {
   run.precision = read_precision(words.precision);
   run.scaling = read_scaling(words.scaling);
+  run.fp8_gemm = read_products(words.products);
   run.codec = read_codec(words.codec);
   const auto needs = [&](const char* option, precision_kind wanted) {
     if (given(option) && run.precision != wanted) {
@@ -96,7 +97,7 @@ void read_precision_options(settings& run, const precision_words& words, Given g
         "--fp8-scaling=tensor: with --expert-parallel the losses would depend on the number of "
         "ranks, of which each has a tensor of its own; take block");
   }
-  if (run.fp8_gemm) detail::check_fp8_gemm(run);
+  if (run.fp8_gemm != fp8_products::none) detail::check_fp8_gemm(run);
   if (run.codec == codec_kind::fp8) detail::check_codec(run);
   validate(run.loss_scale);
 }

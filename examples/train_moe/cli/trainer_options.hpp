@@ -19,7 +19,8 @@ struct command_line {
   std::string pipeline, experts;  ///< empty, "true", or a number of ranks
   std::string optimizer_state = "device";
   std::string precision = "fp32", scaling = "block", codec = "none";
-  std::string data;  ///< empty: the repository's own text
+  std::string fp8_gemm;  ///< empty, "true" or "false", or a name
+  std::string data;      ///< empty: the repository's own text
   std::string json;
   std::string timeline;
   std::string picture;
@@ -94,8 +95,9 @@ inline void add_trainer_options(tools::command_line& app, command_line& line) {
                "with --pipeline and --offload-modules");
   number("--precision", line.precision, "fp32, bf16, fp16 or fp8, of GEMMs and saved operands");
   number("--fp8-scaling", line.scaling, "one scale for each tensor or block of 128; with fp8");
-  app.add_flag("--fp8-gemm", run.fp8_gemm,
-               "the experts' forward multiplies codes with codes; with fp8");
+  app.add_flag("--fp8-gemm", line.fp8_gemm,
+               "the experts' forward multiplies codes with codes, and with =both their backward "
+               "too; with fp8");
   number("--codec", line.codec, "none or fp8: what saved inputs of experts become; with bf16");
   number("--initial-loss-scale", run.loss_scale.scale, "a power of two; with fp16");
   number("--loss-scale-window", run.loss_scale.window,

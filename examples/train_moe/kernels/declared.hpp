@@ -62,6 +62,10 @@ class declared_kernels {
     reads("quantise_weight", w, in * out);
     writes("quantise_weight", codes, in * out);
     writes("quantise_weight", scale, weight_scale_count(in, out, scaling));
+    if (y.type == number_type::e4m3) {
+      writes("quantise_weight", scale + turned_scales_at(in, out, scaling),
+             weight_scale_count(out, in, scaling));
+    }
     writes("quantise_weight", y, in * out);
   }
   void dequantise(operand x, const_operand codes, const float* scale, index rows, index width,
@@ -142,6 +146,17 @@ class declared_kernels {
     reads("linear_of_codes", w.codes, in * out);
     reads("linear_of_codes", w.scale, weight_scale_count(in, out, scaling));
     writes("linear_of_codes", y, rows * out);
+  }
+  void linear_backward_of_codes(float* dx, float* dw, const_operand x, const_operand dy,
+                                coded_operand w, index rows, index in, index out,
+                                fp8_scaling scaling) {
+    inner_.linear_backward_of_codes(dx, dw, x, dy, w, rows, in, out, scaling);
+    reads("linear_backward_of_codes", x, rows * in);
+    reads("linear_backward_of_codes", dy, rows * out);
+    reads("linear_backward_of_codes", w.codes, in * out);
+    reads("linear_backward_of_codes", w.scale, weight_scale_count(out, in, scaling));
+    updates("linear_backward_of_codes", dw, in * out);
+    writes("linear_backward_of_codes", dx, rows * in);
   }
   void linear_backward_input(operand dx, const_operand dy, const_operand w, index rows, index in,
                              index out) {

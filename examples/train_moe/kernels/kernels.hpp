@@ -68,7 +68,8 @@ concept kernel_set = requires(K k, float* out, const float* in, operand y, const
   // What codes stand for: (x, codes, scale, rows, width, scaling)
   k.dequantise(y, x, in, n, n, scaling);
   // The codes of w[in][out] as [out][in], the scales of their blocks as [out blocks][in blocks],
-  // rows of `weight_scale_stride`, and in y what they stand for, as [in][out]; y is bf16, w fp32:
+  // rows of `weight_scale_stride`, and in y what they stand for, as [in][out]; y is bf16, w fp32.
+  // If y is e4m3, it gets the codes themselves, and at `turned_scales_at` lie their scales:
   // (codes, scale, y, w, in, out, scaling)
   k.quantise_weight(y, out, y, in, n, n, scaling);
   // x as Tidepool's FP8 codec packs it, and back; x is bf16: (packed, x), (x, packed)
@@ -96,6 +97,10 @@ concept kernel_set = requires(K k, float* out, const float* in, operand y, const
   // The same of codes, x from `quantise` and w from `quantise_weight`; y is bf16 or fp32. Widths
   // are multiples of 16, and of 128 where a scale covers a block: (y, x, w, rows, in, out, scaling)
   k.linear_of_codes(y, codes, codes, n, n, n, scaling);
+  // Both gradients, dx = dy·wᵀ and dw + xᵀ·dy, of codes with scales along the sum: e5m2 that are
+  // made of dy, e4m3 made of x, and w's as [in][out]; x and dy are bf16, dx fp32:
+  // (dx, dw, x, dy, w, rows, in, out, scaling)
+  k.linear_backward_of_codes(out, out, x, x, codes, n, n, n, scaling);
   // dx = dy·wᵀ: (dx, dy, w, rows, in, out)
   k.linear_backward_input(y, x, x, n, n, n);
   // dw accumulates xᵀ·dy: (dw, x, dy, rows, in, out)

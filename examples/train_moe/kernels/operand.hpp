@@ -46,14 +46,15 @@ struct operand {
   }
 };
 
-/// A matrix as e4m3 codes and their scales.
+/// A matrix as codes of FP8 and their scales.
 struct coded_operand {
   const_operand codes;
   const float* scale = nullptr;
 };
 
 /// Calls `body` with a pointer to the elements of `x`: to `Bf16` or `Fp16`, if they are no floats.
-/// e4m3 has scales beside it, so that few kernels know what to do with it; it is none of these.
+/// Codes of FP8 have scales beside them, so that few kernels know what to do with them; these do
+/// not.
 template <class Bf16 = bf16, class Fp16 = fp16, class Operand, class Body>
 void with_elements(const Operand& x, Body body) {
   switch (x.type) {
@@ -64,9 +65,10 @@ void with_elements(const Operand& x, Body body) {
     case number_type::fp16:
       return body(x.template as<Fp16>());
     case number_type::e4m3:
+    case number_type::e5m2:
       break;
   }
-  throw std::logic_error("no kernel of this kind reads or writes e4m3");
+  throw std::logic_error("no kernel of this kind reads or writes codes of FP8");
 }
 
 }  // namespace moe

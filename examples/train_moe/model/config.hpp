@@ -36,6 +36,9 @@ enum class codec_kind { none, fp8 };
 /// What one scale of FP8 covers: a whole tensor, or 128 numbers of a row.
 enum class fp8_scaling { tensor, block };
 
+/// Which GEMMs of experts multiply codes of FP8.
+enum class fp8_products { none, forward, both };
+
 /// The factor that keeps gradients within fp16, and how it came to be what it is.
 struct loss_scaling {
   float scale = 65536;  ///< a power of two
@@ -117,10 +120,10 @@ struct settings {
   int in_flight = 0;
   float learning_rate = 0;
   precision_kind precision = precision_kind::fp32;
-  fp8_scaling scaling = fp8_scaling::block;  ///< with fp8
-  bool fp8_gemm = false;                     ///< with fp8: the experts' forward multiplies codes
-  codec_kind codec = codec_kind::none;       ///< with bf16
-  loss_scaling loss_scale;                   ///< with fp16
+  fp8_scaling scaling = fp8_scaling::block;    ///< with fp8
+  fp8_products fp8_gemm = fp8_products::none;  ///< with fp8
+  codec_kind codec = codec_kind::none;         ///< with bf16
+  loss_scaling loss_scale;                     ///< with fp16
   std::uint64_t seed = 1;
   std::string save;              ///< file for the state after the last step; empty: none
   bool shard_optimizer = false;  ///< over the ranks of `expert_parallel`: AdamW's moments

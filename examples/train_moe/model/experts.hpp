@@ -150,11 +150,7 @@ class experts : routed_part<Device, Kernels> {
     }
     const operand b = read(s.b, rows, ffn);
     each_expert(s, [&](index e, index first, index count) {
-      const operand dy = w.drows + first * hidden;
-      k_.linear_backward_weight(w_.fc2.gradient + e * ffn * hidden, b + first * ffn, dy, count, ffn,
-                                hidden);
-      k_.linear_backward_input(w.db + first * ffn, dy, w_.fc2.matrix + e * ffn * hidden, count, ffn,
-                               hidden);
+      part::multiply_backward(w.db, w.drows, b, w_.fc2, e, first, count);
     });
     with([&](auto&... b_and_scale) { on_.release(b_and_scale...); }, s.b);
 
@@ -182,11 +178,7 @@ class experts : routed_part<Device, Kernels> {
         s.xs);
     const operand xs = read(s.xs, rows, hidden);
     each_expert(s, [&](index e, index first, index count) {
-      const operand da = w.da + first * 2 * ffn;
-      k_.linear_backward_weight(w_.fc1.gradient + e * hidden * 2 * ffn, xs + first * hidden, da,
-                                count, hidden, 2 * ffn);
-      k_.linear_backward_input(w.expert_rows + first * hidden, da,
-                               w_.fc1.matrix + e * hidden * 2 * ffn, count, hidden, 2 * ffn);
+      part::multiply_backward(w.expert_rows, w.da, xs, w_.fc1, e, first, count);
     });
     with([&](auto&... xs_and_scale) { on_.release(xs_and_scale...); }, s.xs);
 

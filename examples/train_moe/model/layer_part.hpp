@@ -102,6 +102,22 @@ class layer_part {
     k_.linear_of_codes(y + first * out, {codes(x) + first * in, p(x.scale) + scales},
                        w.codes_of(expert, scaling), rows, in, out, scaling);
   }
+  /// The gradients of both factors: dx of x, and that of w is added to. `plain_x` is x as GEMMs of
+  /// backward read it.
+  void multiply_backward(float* dx, operand dy, operand plain_x, const parameter& w, index expert,
+                         index first, index rows) {
+    const index in = w.in, out = w.out();
+    float* const dw = w.gradient + expert * in * out;
+    const operand x = plain_x + first * in, up = dy + first * out;
+    if (on_.types.multiplies_gradients) {
+      const fp8_scaling scaling = on_.types.scaling;
+      k_.linear_backward_of_codes(dx + first * in, dw, x, up, w.codes_for_backward(expert, scaling),
+                                  rows, in, out, scaling);
+      return;
+    }
+    k_.linear_backward_weight(dw, x, up, rows, in, out);
+    k_.linear_backward_input(dx + first * in, up, w.matrix + expert * in * out, rows, in, out);
+  }
   /// Calls `use(data of each...)`, with their scales behind them where those are tensors of their
   /// own: codes and scales leave in one group and come back in one.
   template <class Use, class... Matrices>

@@ -195,11 +195,7 @@ class parallel_experts : routed_part<Device, Kernels> {
     const operand b = m(plain(s.b, s.plain_b));
     buffer db = floats(arrivals(s) * ffn);
     each_batch(s, [&](index e, index first, index count) {
-      const operand up = m(dy) + first * hidden;
-      k_.linear_backward_weight(w_.fc2.gradient + e * ffn * hidden, b + first * ffn, up, count, ffn,
-                                hidden);
-      k_.linear_backward_input(p(db) + first * ffn, up, w_.fc2.matrix + e * ffn * hidden, count,
-                               ffn, hidden);
+      part::multiply_backward(p(db), m(dy), b, w_.fc2, e, first, count);
     });
     with([&](auto&... b_and_scale) { on_.release(b_and_scale...); }, s.b);
     on_.release(s.plain_b, dy);
@@ -218,11 +214,7 @@ class parallel_experts : routed_part<Device, Kernels> {
     const operand xs = m(plain(s.xs, s.plain_xs));
     auto& dxs = s.travel[0] = floats(arrivals(s) * hidden);
     each_batch(s, [&](index e, index first, index count) {
-      const operand up = m(da) + first * 2 * ffn;
-      k_.linear_backward_weight(w_.fc1.gradient + e * hidden * 2 * ffn, xs + first * hidden, up,
-                                count, hidden, 2 * ffn);
-      k_.linear_backward_input(p(dxs) + first * hidden, up, w_.fc1.matrix + e * hidden * 2 * ffn,
-                               count, hidden, 2 * ffn);
+      part::multiply_backward(p(dxs), m(da), xs, w_.fc1, e, first, count);
     });
     with([&](auto&... xs_and_scale) { on_.release(xs_and_scale...); }, s.xs);
     on_.release(s.plain_xs, da);

@@ -35,7 +35,8 @@ struct parameter {
   float* gradient = nullptr;  ///< accumulates over the microbatches of a step
   operand matrix{};           ///< the weight as GEMMs read it: itself, or a narrower copy
   operand codes{};            ///< each matrix as codes of FP8, if forward multiplies these:
-  float* scale = nullptr;     ///<   then `matrix` is what they stand for
+  float* scale = nullptr;     ///<   then `matrix` is what they stand for, or, if backward
+                              ///<   multiplies them too, the same codes as the weight lies
 
   /// Whether a GEMM reads it: gains and tables are not multiplied.
   [[nodiscard]] bool is_matrix() const {
@@ -45,9 +46,16 @@ struct parameter {
   // Of a tensor of experts:
   [[nodiscard]] index elements_each() const { return whole / parts; }
   [[nodiscard]] index out() const { return elements_each() / in; }
+  [[nodiscard]] index scales_each(fp8_scaling scaling) const {
+    if (matrix.type != number_type::e4m3) return weight_scale_count(in, out(), scaling);
+    return turned_scales_at(in, out(), scaling) + weight_scale_count(out(), in, scaling);
+  }
   [[nodiscard]] coded_operand codes_of(index expert, fp8_scaling scaling) const {
-    return {codes + expert * elements_each(),
-            scale + expert * weight_scale_count(in, out(), scaling)};
+    return {codes + expert * elements_each(), scale + expert * scales_each(scaling)};
+  }
+  [[nodiscard]] coded_operand codes_for_backward(index expert, fp8_scaling scaling) const {
+    return {matrix + expert * elements_each(),
+            scale + expert * scales_each(scaling) + turned_scales_at(in, out(), scaling)};
   }
 };
 

@@ -60,7 +60,7 @@ class parameters {
       p.gradient = gradients_.data() + p.offset;
       p.matrix = p.weight;
     }
-    if (types.operands != number_type::fp32) make_copies(dev, types.operands);
+    if (types.operands != number_type::fp32) make_copies(dev);
     if (types.multiplies_codes) make_codes(dev);
   }
 
@@ -219,9 +219,12 @@ class parameters {
     return end;
   }
 
-  void make_copies(Device& dev, number_type type) {
-    const auto bytes = [type](const parameter& p) {
-      return (p.count * bytes_of(type) + 255) / 256 * 256;
+  void make_copies(Device& dev) {
+    const auto type_of = [this](const parameter& p) {
+      return types_.multiplies_gradients && p.in > 0 ? number_type::e4m3 : types_.operands;
+    };
+    const auto bytes = [&](const parameter& p) {
+      return (p.count * bytes_of(type_of(p)) + 255) / 256 * 256;
     };
     index end = 0;
     for (const parameter& p : list_) end += p.held && p.is_matrix() ? bytes(p) : 0;
@@ -229,14 +232,14 @@ class parameters {
     char* at = copies_->data();
     for (parameter& p : list_) {
       if (!p.held || !p.is_matrix()) continue;
-      p.matrix = {at, type};
+      p.matrix = {at, type_of(p)};
       at += bytes(p);
     }
   }
 
   void make_codes(Device& dev) {
     const auto scales = [this](const parameter& p) {
-      return p.count / p.elements_each() * weight_scale_count(p.in, p.out(), types_.scaling);
+      return p.count / p.elements_each() * p.scales_each(types_.scaling);
     };
     const auto each = [this](auto body) {
       for (parameter& p : list_) {
@@ -268,7 +271,7 @@ class parameters {
       k.convert(p.matrix, p.weight, p.count);
       return;
     }
-    const index scales = weight_scale_count(p.in, p.out(), types_.scaling);
+    const index scales = p.scales_each(types_.scaling);
     for (index e = 0; e * p.elements_each() < p.count; ++e) {
       const index at = e * p.elements_each();
       k.quantise_weight(p.codes + at, p.scale + e * scales, p.matrix + at, p.weight + at, p.in,

@@ -19,6 +19,7 @@ namespace moe {
 
 inline constexpr std::array<std::string_view, 4> precision_names{"fp32", "bf16", "fp16", "fp8"};
 inline constexpr std::array<std::string_view, 2> scaling_names{"tensor", "block"};
+inline constexpr std::array<std::string_view, 3> product_names{"none", "forward", "both"};
 inline constexpr std::array<std::string_view, 2> codec_names{"none", "fp8"};
 
 /// The types that a run works with.
@@ -26,7 +27,8 @@ struct number_types {
   number_type operands = number_type::fp32;  ///< of every GEMM, as multiplied and as saved
   bool quantises = false;                    ///< inputs of experts are saved as e4m3, with scales
   fp8_scaling scaling = fp8_scaling::block;
-  bool multiplies_codes = false;  ///< in forward, where both operands have them
+  bool multiplies_codes = false;      ///< in forward, where both operands have them
+  bool multiplies_gradients = false;  ///< as codes too, in backward
   bool packs = false;  ///< inputs of experts go through Tidepool's FP8 codec, for backward alone
 
   /// Whether what is saved of them is no operand.
@@ -42,7 +44,8 @@ inline number_types types_of(const settings& run) {
     case precision_kind::fp16:
       return {number_type::fp16};
     case precision_kind::fp8:
-      return {number_type::bf16, true, run.scaling, run.fp8_gemm};
+      return {number_type::bf16, true, run.scaling, run.fp8_gemm != fp8_products::none,
+              run.fp8_gemm == fp8_products::both};
   }
   return {};
 }
@@ -67,6 +70,12 @@ inline precision_kind read_precision(const std::string& value) {
 inline fp8_scaling read_scaling(const std::string& value) {
   return detail::read_name<fp8_scaling>("--fp8-scaling", value, scaling_names);
 }
+/// The option alone means `forward`, as it did before there was more.
+inline fp8_products read_products(const std::string& value) {
+  if (value.empty() || value == "false") return fp8_products::none;
+  if (value == "true") return fp8_products::forward;
+  return detail::read_name<fp8_products>("--fp8-gemm", value, product_names);
+}
 inline codec_kind read_codec(const std::string& value) {
   return detail::read_name<codec_kind>("--codec", value, codec_names);
 }
@@ -75,6 +84,9 @@ inline std::string name_of(precision_kind precision) {
 }
 inline std::string name_of(fp8_scaling scaling) {
   return std::string(scaling_names[static_cast<std::size_t>(scaling)]);
+}
+inline std::string name_of(fp8_products products) {
+  return std::string(product_names[static_cast<std::size_t>(products)]);
 }
 inline std::string name_of(codec_kind codec) {
   return std::string(codec_names[static_cast<std::size_t>(codec)]);

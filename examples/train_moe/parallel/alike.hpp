@@ -68,7 +68,7 @@ inline std::vector<shared_value> shared_by_ranks(const command_line& line, const
   add("--layers-per-rank", layers.empty() ? "none" : layers);
   add("--precision", name_of(run.precision));
   add("--fp8-scaling", name_of(run.scaling));
-  flag("--fp8-gemm", run.fp8_gemm);
+  add("--fp8-gemm", name_of(run.fp8_gemm));
   add("--codec", name_of(run.codec));
   number("--initial-loss-scale", run.loss_scale.scale);
   number("--loss-scale-window", run.loss_scale.window);

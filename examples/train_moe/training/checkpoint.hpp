@@ -151,7 +151,7 @@ inline void check_fits(const checkpoint_start& file, const settings& run, const 
   same("--precision", name_of(precision), name_of(run.precision));
   if (precision == precision_kind::fp8) {
     same("--fp8-scaling", name_of(static_cast<fp8_scaling>(file.scaling)), name_of(run.scaling));
-    same("--fp8-gemm", file.fp8_gemm != 0 ? "true" : "false", run.fp8_gemm ? "true" : "false");
+    same("--fp8-gemm", name_of(static_cast<fp8_products>(file.fp8_gemm)), name_of(run.fp8_gemm));
   }
   if (precision == precision_kind::bf16) {
     same("--codec", name_of(static_cast<codec_kind>(file.codec)), name_of(run.codec));

@@ -43,6 +43,22 @@ class cpu_dense : public cpu_numbers {
     });
   }
 
+  void linear_backward_of_codes(float* dx, float* dw, const_operand x, const_operand dy,
+                                coded_operand w, index rows, index in, index out,
+                                fp8_scaling scaling) {
+    const index moved = floats_in(dy, 2 * rows * out + rows * in) + rows * in + 2 * in * out;
+    launch("linear_backward_of_codes", 4 * rows * in * out, moved, [=, this] {
+      float* const a = reserve(a_, rows * out);
+      float* const b = reserve(b_, std::max(in * out, rows * in));
+      round_to_codes<e5m2>(a, dy, rows, out, scaling, false);
+      decode_weight(b, w, out, in, scaling);
+      gemm(CblasNoTrans, CblasTrans, rows, in, out, 1, a, out, b, out, 0, dx, in);
+      round_to_codes<e5m2>(a, dy, rows, out, scaling, true);
+      round_to_codes<e4m3>(b, x, rows, in, scaling, true);
+      gemm(CblasTrans, CblasNoTrans, in, out, rows, 1, b, in, a, out, 1, dw, out);
+    });
+  }
+
   void linear_backward_input(operand dx, const_operand dy, const_operand w, index rows, index in,
                              index out) {
     const index moved = floats_in(dy, rows * out + in * out) + floats_in(dx, rows * in);

@@ -49,7 +49,7 @@ class cpu_numbers : public cpu_launcher {
         for (index i = first; i < end; ++i) {
           largest = std::max(largest, std::abs(static_cast<float>(from[i])));
         }
-        const float step = scale[group] = e4m3_scale(largest);
+        const float step = scale[group] = fp8_scale<e4m3>(largest);
         for (index i = first; i < end; ++i) {
           to[i] = e4m3(static_cast<float>(from[i]) / step);
           from[i] = bf16(static_cast<float>(to[i]) * step);
@@ -62,16 +62,24 @@ class cpu_numbers : public cpu_launcher {
                        fp8_scaling scaling) {
     launch("quantise_weight", 4 * in * out, 2 * in * out, [=] {
       auto* const to = codes.as<e4m3>();
-      auto* const decoded = y.as<bf16>();
+      const bool turned = y.type == number_type::e4m3;
       each_square(in, out, scaling, [&](square s) {
         float largest = 0;
         s.each([&](index r, index c) { largest = std::max(largest, std::abs(w[r * out + c])); });
-        const float step = scale[s.scale] = e4m3_scale(largest);
+        const float step = scale[s.scale] = fp8_scale<e4m3>(largest);
         s.each([&](index r, index c) {
           const e4m3 code(w[r * out + c] / step);
           to[c * in + r] = code;
-          decoded[r * out + c] = bf16(static_cast<float>(code) * step);
+          if (turned) {
+            y.as<e4m3>()[r * out + c] = code;
+          } else {
+            y.as<bf16>()[r * out + c] = bf16(static_cast<float>(code) * step);
+          }
         });
+        if (!turned || scaling == fp8_scaling::tensor) return;
+        scale[turned_scales_at(in, out, scaling) +
+              s.first_row / scale_block * weight_scale_stride(out, scaling) +
+              s.first_column / scale_block] = step;
       });
     });
   }
@@ -89,7 +97,8 @@ class cpu_numbers : public cpu_launcher {
   }
 
  protected:
-  /// What the codes of rows, or of a weight as [out][in], stand for.
+  /// What the codes of rows, or of a weight as [out][in], stand for. One as [in][out] is a weight
+  /// whose widths have changed places.
   static void decode_rows(float* to, coded_operand x, index rows, index width,
                           fp8_scaling scaling) {
     const auto* const from = x.codes.as<e4m3>();
@@ -104,6 +113,33 @@ class cpu_numbers : public cpu_launcher {
         to[c * in + r] = static_cast<float>(from[c * in + r]) * w.scale[s.scale];
       });
     });
+  }
+  /// What codes of x stand for that have scales along its rows, or along its columns.
+  template <class Code>
+  static void round_to_codes(float* to, const_operand x, index rows, index width,
+                             fp8_scaling scaling, bool along_columns) {
+    const auto* const from = x.as<bf16>();
+    const auto round = [&](index first, index count, index step) {
+      float largest = 0;
+      for (index i = 0; i < count; ++i) {
+        largest = std::max(largest, std::abs(static_cast<float>(from[first + i * step])));
+      }
+      const float scale = fp8_scale<Code>(largest);
+      for (index i = 0; i < count; ++i) {
+        const Code code(static_cast<float>(from[first + i * step]) / scale);
+        to[first + i * step] = static_cast<float>(code) * scale;
+      }
+    };
+    if (scaling == fp8_scaling::block && along_columns) {
+      for (index r = 0; r < rows; r += scale_block) {
+        for (index c = 0; c < width; ++c) {
+          round(r * width + c, std::min(scale_block, rows - r), width);
+        }
+      }
+      return;
+    }
+    each_group(rows, width, scaling,
+               [&](index first, index end, index) { round(first, end - first, 1); });
   }
 
  private:

@@ -65,7 +65,7 @@ cuda_kernels::cuda_kernels(device& dev, stream_ref stream, const settings& run)
                std::max({run.model.tokens(), parts_of(run.model.tokens()) * run.model.hidden,
                          index{blocks_of_maximum}}),
                "partial sums") {
-  if (run.fp8_gemm) check_multiplies_codes(dev, run.scaling);
+  if (run.fp8_gemm != fp8_products::none) check_multiplies_codes(dev, run.scaling);
   check(cublasCreate(&blas_), "cublasCreate");
   check(cublasSetStream(blas_, stream_), "cublasSetStream");
   check(cublasSetWorkspace(blas_, blas_memory_.data(), static_cast<std::size_t>(blas_bytes)),
@@ -80,10 +80,16 @@ cuda_kernels::cuda_kernels(device& dev, stream_ref stream, const settings& run)
     narrow_scores_.emplace(dev, (scores_.size() + 1) / 2, "attention scores");
     narrow_dscores_.emplace(dev, (scores_.size() + 1) / 2, "attention scores");
   }
-  if (run.fp8_gemm) {
-    const index most_rows = (run.model.tokens() + row_padding - 1) / row_padding * row_padding;
+  if (run.fp8_gemm != fp8_products::none) {
+    const index most_rows = summed_rows(run.model.tokens());
     turned_scales_.emplace(dev, most_rows * scale_blocks(std::max(run.model.hidden, run.model.ffn)),
                            "scales of rows");
+    if (run.fp8_gemm != fp8_products::both) return;
+    const index in = std::max(run.model.hidden, run.model.ffn);
+    const index out = std::max(run.model.hidden, 2 * run.model.ffn);
+    dy_codes_.emplace(dev, most_rows * out, most_rows * scale_blocks(out));
+    turned_dy_.emplace(dev, most_rows * out, scale_blocks(most_rows) * out);
+    turned_x_.emplace(dev, most_rows * in, scale_blocks(most_rows) * in);
   }
 }
 

@@ -54,6 +54,9 @@ class cuda_kernels {
   void linear(operand y, const_operand x, const_operand w, index rows, index in, index out);
   void linear_of_codes(operand y, coded_operand x, coded_operand w, index rows, index in, index out,
                        fp8_scaling scaling);
+  void linear_backward_of_codes(float* dx, float* dw, const_operand x, const_operand dy,
+                                coded_operand w, index rows, index in, index out,
+                                fp8_scaling scaling);
   void linear_backward_input(operand dx, const_operand dy, const_operand w, index rows, index in,
                              index out);
   void linear_backward_weight(float* dw, const_operand x, const_operand dy, index rows, index in,
@@ -93,8 +96,9 @@ class cuda_kernels {
             index ldc, index c_stride, index batch);
   /// Throws `tidepool::option_error` unless the GPU multiplies codes with such scales.
   static void check_multiplies_codes(const device& dev, fp8_scaling scaling);
-  /// The scale with which all of `x` fits e4m3.
-  void scale_of_tensor(float* scale, const_operand x, index count);
+  /// The scale with which all of `x` fits such codes.
+  void scale_of_tensor(float* scale, const_operand x, index count,
+                       number_type codes = number_type::e4m3);
   /// Runs `body(first token, first head, heads)` over groups of heads that fit the scratch.
   template <class Body>
   void each_group_of_heads(attention_shape s, Body body);
@@ -111,6 +115,9 @@ class cuda_kernels {
   /// Partial results of the largest number of a whole tensor.
   static constexpr int blocks_of_maximum = 256;
   static constexpr index blas_bytes = index{32} << 20;  ///< what cuBLAS would take on Hopper
+  /// Rows of a sum of codes over them, with zeros at its end: cuBLASLt wants multiples of 16, and
+  /// few products have less than 64.
+  static index summed_rows(index rows) { return rows < 64 ? 64 : (rows + 15) / 16 * 16; }
   static index parts_of(index rows) { return (rows + rows_per_sum - 1) / rows_per_sum; }
 
   device& device_;
@@ -125,6 +132,15 @@ class cuda_kernels {
   device_array<device, float> partial_;  ///< partial sums of reductions over tokens
   /// Where codes are multiplied: the scales of some rows, as cuBLASLt reads them.
   std::optional<device_array<device, float>> turned_scales_;
+  /// Where backward multiplies codes too: those of some rows, as they lie or turned over.
+  struct code_room {
+    device_array<device, e4m3> codes;
+    device_array<device, float> scale;
+
+    code_room(device& dev, index count, index scales)
+        : codes(dev, count, "codes of rows"), scale(dev, scales, "scales of rows") {}
+  };
+  std::optional<code_room> dy_codes_, turned_dy_, turned_x_;
 };
 
 static_assert(kernel_set<cuda_kernels>);

@@ -23,7 +23,10 @@ __global__ void find_not_finite_kernel(std::int32_t* found, const float* x, inde
   if (i < count && !isfinite(x[i])) *found = 1;
 }
 
-// The code of x, and what it stands for. A power of two divides exactly.
+// The code of x, and what it stands for, or the code again. A power of two divides exactly.
+__device__ void encode(__nv_fp8_storage_t& code, __nv_fp8_storage_t& same, float x, float scale) {
+  same = code = __nv_cvt_float_to_fp8(x / scale, __NV_SATFINITE, __NV_E4M3);
+}
 __device__ void encode(__nv_fp8_storage_t& code, __nv_bfloat16& decoded, float x, float scale) {
   code = __nv_cvt_float_to_fp8(x / scale, __NV_SATFINITE, __NV_E4M3);
   put(decoded, __half2float(__half(__nv_cvt_fp8_to_halfraw(code, __NV_E4M3))) * scale);
@@ -52,7 +55,7 @@ __global__ void quantise_blocks_kernel(__nv_fp8_storage_t* codes, float* scale, 
   for (int step = warp_size / 2; step > 0; step /= 2) {
     largest = fmaxf(largest, __shfl_xor_sync(all_lanes, largest, step));
   }
-  const float mine = e4m3_scale(largest);
+  const float mine = fp8_scale<e4m3>(largest);
   if (lane == 0) scale[block] = mine;
   for (index i = 0; i < numbers_of_lane; ++i) {
     const index c = first + i * warp_size + lane;
@@ -70,13 +73,14 @@ __global__ void partial_maximum_kernel(float* partial, const T* x, index count) 
   if (threadIdx.x == 0) partial[blockIdx.x] = largest;
 }
 
+template <class Code>
 __global__ void scale_of_tensor_kernel(float* scale, const float* partial, int parts) {
   float largest = 0;
   for (int i = static_cast<int>(threadIdx.x); i < parts; i += static_cast<int>(blockDim.x)) {
     largest = fmaxf(largest, partial[i]);
   }
   largest = reduce(largest, max_of{});
-  if (threadIdx.x == 0) *scale = e4m3_scale(largest);
+  if (threadIdx.x == 0) *scale = fp8_scale<Code>(largest);
 }
 
 __global__ void quantise_tensor_kernel(__nv_fp8_storage_t* codes, const float* scale,
@@ -85,10 +89,21 @@ __global__ void quantise_tensor_kernel(__nv_fp8_storage_t* codes, const float* s
   if (i < count) encode(codes[i], x[i], *scale);
 }
 
+// One of `count` scales of a row. What fills the row up is read by nobody, and is no garbage
+// either.
+__device__ void put_scale(float* scale, float value, unsigned row, unsigned column, unsigned count,
+                          index stride) {
+  if (threadIdx.x == 0) scale[row * stride + column] = value;
+  if (column == 0 && count + threadIdx.x < stride) scale[row * stride + count + threadIdx.x] = 0;
+}
+
 // A block of threads for each square of a weight, whose codes it turns over in shared memory. Its
-// scale is made here, or with `stride` 0 is there already, for all of them.
-__global__ void quantise_weight_kernel(__nv_fp8_storage_t* codes, float* scale, __nv_bfloat16* y,
-                                       const float* w, index in, index out, index stride) {
+// scale is made here, or with `stride` 0 is there already, for all of them. `turned` is null, or
+// gets the scales of the codes as [in][out].
+template <class Y>
+__global__ void quantise_weight_kernel(__nv_fp8_storage_t* codes, float* scale, float* turned_scale,
+                                       Y* y, const float* w, index in, index out, index stride,
+                                       index turned_stride) {
   constexpr int side = static_cast<int>(scale_block);
   __shared__ __nv_fp8_storage_t turned[side][side + 4];
   const index first_row = blockIdx.x * scale_block, first_column = blockIdx.y * scale_block;
@@ -104,11 +119,10 @@ __global__ void quantise_weight_kernel(__nv_fp8_storage_t* codes, float* scale, 
       const int r = i / side, c = i % side;
       if (r < rows && c < columns) largest = fmaxf(largest, fabsf(w[corner + r * out + c]));
     }
-    mine = e4m3_scale(reduce(largest, max_of{}));
-    if (threadIdx.x == 0) scale[blockIdx.y * stride + blockIdx.x] = mine;
-    // What fills a row of scales up is read by nobody, and is no garbage either.
-    if (blockIdx.x == 0 && gridDim.x + threadIdx.x < stride) {
-      scale[blockIdx.y * stride + gridDim.x + threadIdx.x] = 0;
+    mine = fp8_scale<e4m3>(reduce(largest, max_of{}));
+    put_scale(scale, mine, blockIdx.y, blockIdx.x, gridDim.x, stride);
+    if (turned_scale != nullptr) {
+      put_scale(turned_scale, mine, blockIdx.x, blockIdx.y, gridDim.y, turned_stride);
     }
   }
   for (int i = static_cast<int>(threadIdx.x); i < side * side; i += block_size) {
@@ -174,19 +188,28 @@ void cuda_kernels::quantise_weight(operand codes, float* scale, operand y, const
   if (!blocks) scale_of_tensor(scale, w, in * out);
   const dim3 grid(static_cast<unsigned>(scale_blocks(in)),
                   static_cast<unsigned>(scale_blocks(out)));
-  quantise_weight_kernel<<<grid, block_size, 0, stream_>>>(
-      codes.as<__nv_fp8_storage_t>(), scale, y.as<__nv_bfloat16>(), w, in, out,
-      blocks ? weight_scale_stride(in, scaling) : 0);
+  const auto quantise_into = [&](auto* to, float* turned_scale) {
+    quantise_weight_kernel<<<grid, block_size, 0, stream_>>>(
+        codes.as<__nv_fp8_storage_t>(), scale, turned_scale, to, w, in, out,
+        blocks ? weight_scale_stride(in, scaling) : 0, weight_scale_stride(out, scaling));
+  };
+  if (y.type == number_type::e4m3) {
+    quantise_into(y.as<__nv_fp8_storage_t>(), scale + turned_scales_at(in, out, scaling));
+  } else {
+    quantise_into(y.as<__nv_bfloat16>(), nullptr);
+  }
   check_launch("quantise_weight");
 }
 
-void cuda_kernels::scale_of_tensor(float* scale, const_operand x, index count) {
+void cuda_kernels::scale_of_tensor(float* scale, const_operand x, index count, number_type codes) {
   with_numbers(x, [&](const auto* from) {
     partial_maximum_kernel<<<blocks_of_maximum, block_size, 0, stream_>>>(partial_.data(), from,
                                                                           count);
   });
   check_launch("partial_maximum");
-  scale_of_tensor_kernel<<<1, block_size, 0, stream_>>>(scale, partial_.data(), blocks_of_maximum);
+  const auto kernel =
+      codes == number_type::e5m2 ? scale_of_tensor_kernel<e5m2> : scale_of_tensor_kernel<e4m3>;
+  kernel<<<1, block_size, 0, stream_>>>(scale, partial_.data(), blocks_of_maximum);
   check_launch("scale_of_tensor");
 }
 

@@ -51,15 +51,17 @@ struct products::description {
   std::uint32_t aligned_a, aligned_b, aligned_c;
 
   description(const kind& of, product_shape s, const factor& of_a, const factor& of_b) {
-    const auto [type_of_c, type_of_a, type_of_b, a_transposed, b_transposed, block_scales] = of;
+    const auto [type_of_c, type_of_a, type_of_b, a_transposed, b_transposed, scales] = of;
     check(cublasLtMatmulDescInit(&product, CUBLAS_COMPUTE_32F, CUDA_R_32F),
           "cublasLtMatmulDescInit");
     const auto operation = [](bool transposed) { return transposed ? CUBLAS_OP_T : CUBLAS_OP_N; };
     set(product, CUBLASLT_MATMUL_DESC_TRANSA, operation(b_transposed));
     set(product, CUBLASLT_MATMUL_DESC_TRANSB, operation(a_transposed));
 #if CUBLAS_VERSION >= 120900
-    if (block_scales) {
-      set(product, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F);
+    if (scales != scale_cover::factor) {
+      set(product, CUBLASLT_MATMUL_DESC_A_SCALE_MODE,
+          scales == scale_cover::square_of_b ? CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F
+                                             : CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F);
       set(product, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F);
     }
 #endif
@@ -116,20 +118,24 @@ const cublasLtMatmulAlgo_t& products::algorithm(const kind& of, product_shape li
   const cublasStatus_t asked = cublasLtMatmulAlgoGetHeuristic(blas_, &d.product, &d.a, &d.b, &d.c,
                                                               &d.c, &wanted, 1, &best, &found);
   if (asked != CUBLAS_STATUS_SUCCESS || found == 0) {
-    const bool codes = std::get<1>(of) == number_type::e4m3;
+    const bool codes = bytes_of(std::get<1>(of)) == 1;
+    const bool gradients =
+        std::get<1>(of) == number_type::e5m2 || std::get<2>(of) == number_type::e5m2;
     throw tidepool::device_error("cuBLASLt multiplies no " + by(like.m, like.k) +
                                      (codes ? " codes with " : " with ") + by(like.k, like.n) +
                                      " (" + cublasGetStatusString(asked) + "); choose other sizes" +
-                                     (codes ? ", or leave --fp8-gemm out" : ""),
+                                     (gradients ? ", or take --fp8-gemm=forward"
+                                      : codes   ? ", or leave --fp8-gemm out"
+                                                : ""),
                                  asked);
   }
   return algorithms_.emplace(std::pair{of, like}, best.algo).first->second;
 }
 
 void products::multiply(operand c, const factor& a, const factor& b, product_shape shape,
-                        product_shape like, float beta, bool block_scales) {
+                        product_shape like, float beta, scale_cover scales) {
   if (shape.m == 0 || shape.k == 0) return;  // of no rows: nothing to write, or nothing to add
-  const kind of{c.type, a.data.type, b.data.type, a.transposed, b.transposed, block_scales};
+  const kind of{c.type, a.data.type, b.data.type, a.transposed, b.transposed, scales};
   description d(of, shape, a, b);
   const float alpha = 1;
   const auto with_algorithm_of = [&](product_shape chosen_for) {

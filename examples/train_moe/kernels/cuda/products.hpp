@@ -17,8 +17,12 @@ namespace moe {
 struct factor {
   const_operand data;
   bool transposed = false;       ///< against how it lies in memory
-  const float* scale = nullptr;  ///< of e4m3 codes
+  const float* scale = nullptr;  ///< of codes of FP8
 };
+
+/// What a scale of codes covers: a whole factor; or 128 of a row of a, and of b a square, or 128
+/// of a column.
+enum class scale_cover { factor, square_of_b, column_of_b };
 
 /// c[m][n] = a[m][k] · b[k][n].
 struct product_shape {
@@ -40,17 +44,16 @@ class products {
   products& operator=(const products&) = delete;
   ~products();
 
-  /// c = a·b + beta · c, with an algorithm chosen for the shape `like`. Codes have one scale each,
-  /// or with `block_scales` those of `fp8_scaling::block`. Throws `tidepool::device_error` where
-  /// cuBLASLt has no algorithm.
+  /// c = a·b + beta · c, with an algorithm chosen for the shape `like`. Throws
+  /// `tidepool::device_error` where cuBLASLt has no algorithm.
   void multiply(operand c, const factor& a, const factor& b, product_shape shape,
-                product_shape like, float beta = 0, bool block_scales = false);
+                product_shape like, float beta = 0, scale_cover scales = scale_cover::factor);
 
   /// What `rows` count as in a shape that an algorithm is chosen for.
   [[nodiscard]] static index size_class(index rows);
 
  private:
-  using kind = std::tuple<number_type, number_type, number_type, bool, bool, bool>;
+  using kind = std::tuple<number_type, number_type, number_type, bool, bool, scale_cover>;
   struct description;
 
   const cublasLtMatmulAlgo_t& algorithm(const kind& of, product_shape like, const factor& a,

@@ -47,6 +47,8 @@ inline cudaDataType_t type_of(const_operand x) {
       return CUDA_R_16F;
     case number_type::e4m3:
       return CUDA_R_8F_E4M3;
+    case number_type::e5m2:
+      return CUDA_R_8F_E5M2;
     case number_type::fp32:
       break;
   }
