@@ -249,7 +249,7 @@ class runner {
     [[nodiscard]] bool is_view() const { return step != 0; }
   };
   // Rows that kernels count: in every other launch of a graph there are more.
-  struct count {
+  struct row_count {
     std::uint32_t rows = 0;
     std::uint32_t more = 0;
     [[nodiscard]] std::uint32_t in(std::uint32_t round) const {
@@ -259,7 +259,7 @@ class runner {
   // A tensor with counted rows that a commit moved.
   struct claim {
     tp::row_overflow what;
-    count rows;
+    row_count rows;
   };
   struct group {
     std::array<tensor, 2> saved;
@@ -413,8 +413,8 @@ class runner {
     auto* const at = &counts_[of.cell];
     of.whole.counts_rows({.count = at, .row_bytes = row_bytes, .planned_rows = of.planned});
     const auto over = static_cast<std::uint32_t>(any(6) == 0 ? 1 + any(3) : 0);
-    const count rows{static_cast<std::uint32_t>(of.planned) - 1 + over,
-                     static_cast<std::uint32_t>(any(3))};
+    const row_count rows{static_cast<std::uint32_t>(of.planned) - 1 + over,
+                         static_cast<std::uint32_t>(any(3))};
     counted_[of.cell] = rows;
     dev_.launch(stream(), 10, [this, at, rows] { *at = rows.in(round_); }, "count",
                 {{at, 4, true}});
@@ -495,7 +495,7 @@ class runner {
     if_due([&] { graphs_.back().launch(stream()); });
     for (const auto& each : captured_) expect(each);
     ++launches_;
-    due_ = program_.counts;
+    due_ = program_.counts && graph_ends_step_;
   }
 
   [[nodiscard]] offloader::buffer adopt(std::size_t bytes) {
@@ -730,11 +730,14 @@ class runner {
       drop(*find(lost));
       passes_.erase(50);
     }
+    graph_ends_step_ = !program_.counts || any(3) != 0;
     try {
       if_due([&] {
         graphs_.push_back(off_->capture(stream(), [&] {
           capturing_ = true;
-          for (const auto& inner : work) act(inner);
+          for (const auto& inner : work) {
+            if (graph_ends_step_ || inner.what != action::kind::end_step) act(inner);
+          }
           next_round();
         }));
       });
@@ -832,12 +835,13 @@ class runner {
   std::vector<tp::graph<kept_device>> graphs_;
   static constexpr std::size_t row_bytes = 16;
   std::array<std::uint32_t, 2> counts_{};   // where kernels count
-  std::array<count, 2> counted_{};          // what the latest of them write
+  std::array<row_count, 2> counted_{};      // what the latest of them write
   std::vector<claim> captured_;             // of the graph
   std::vector<tp::row_overflow> expected_;  // what may be told, and more
   std::uint32_t launches_ = 0;
   std::size_t overflows_ = 0;  // that were told
   bool due_ = false;           // a step is over, and nobody asked
+  bool graph_ends_step_ = true;
   tensor hand_over_;
   std::minstd_rand draw_;
   std::array<std::vector<std::size_t>, 3> flying_;
