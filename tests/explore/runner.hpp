@@ -248,12 +248,12 @@ class runner {
     std::size_t cell = 0;           // of the count
     [[nodiscard]] bool is_view() const { return step != 0; }
   };
-  // Rows that kernels count: in every other launch of a graph there are more.
+  // Rows that kernels count: behind every other launch of a graph there are more.
   struct row_count {
     std::uint32_t rows = 0;
     std::uint32_t more = 0;
     [[nodiscard]] std::uint32_t in(std::uint32_t round) const {
-      return rows + (round % 2 == 1 ? more : 0);
+      return rows + (round % 2 == 0 ? more : 0);
     }
   };
   // A tensor with counted rows that a commit moved.
