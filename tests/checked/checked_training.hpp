@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "checked_desk.hpp"
+#include "tidepool/rows.hpp"
 
 namespace tidepool::test {
 
@@ -21,6 +23,7 @@ struct basic_training {
   typename Desk::offloader& off;
   std::size_t bytes = tensor_bytes;  // of each tensor
   int layers = 5;
+  const std::uint32_t* count = nullptr;  // of rows, if a kernel counts them
 
   using stream_ref = typename Desk::stream_ref;
 
@@ -34,6 +37,10 @@ struct basic_training {
     for (int l = 0; l < layers; ++l) {
       auto x = off.allocate(bytes, on);
       at.write(x, on, "forward");
+      if (count != nullptr) {
+        at.dev.writes(count, sizeof *count, on, "count");
+        x.counts_rows({.count = count, .row_bytes = 64, .planned_rows = bytes / 64});
+      }
       made.chunk.template commit<"fc1">(l, on, x);
       made.saved.push_back(std::move(x));
     }

@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -200,6 +201,36 @@ template <class Desk>
 void file_reuse_left_out() {
   file_left_out<Desk>(join_site::file_reuse, access_kind::reload, "the reload stream of the file",
                       access_kind::host_write);
+}
+
+// ---- rows that are counted on the device ----
+
+// An eager step, and a graph of one. A graph's counts are copied on streams of the offloader, too.
+template <class Desk>
+void row_count_left_out() {
+  for (const bool dropped : {false, true}) {
+    Desk at;
+    typename Desk::offloader off(at.dev, arena_options(few));
+    auto* const count = static_cast<std::uint32_t*>(at.dev.allocate(sizeof(std::uint32_t)));
+    at.dev.fill_bytes(count, 0, sizeof *count, at.compute.ref());
+    {
+      basic_training<Desk> work{at, off};
+      work.count = count;
+      if (dropped) at.dev.leave_out(join_site::row_count);
+      work.step(at.compute.ref());
+      CHECK((!off.rows_overflowed() || dropped));
+      auto graph = off.capture(at.compute.ref(), [&] { work.step(at.compute.ref()); });
+      graph.launch(at.compute.ref());
+      CHECK((!off.rows_overflowed() || dropped));
+    }
+    INFO(at.dev.report());
+    CHECK(at.found(finding_kind::unordered, access_kind::offload, out_stream,
+                   access_kind::host_read, "") == dropped);
+    CHECK(names(at, join_site::row_count) == dropped);
+    CHECK(at.dev.findings().empty() == !dropped);
+    at.dev.synchronize();
+    at.dev.deallocate(count);
+  }
 }
 
 // ---- around captures ----

@@ -34,6 +34,7 @@ TEST_CASE("checked: `peer_reuse` left out of memory that is lent") {
 }
 TEST_CASE("checked: `file_write` left out") { drops::file_write_left_out<desk>(); }
 TEST_CASE("checked: `file_reuse` left out") { drops::file_reuse_left_out<desk>(); }
+TEST_CASE("checked: `row_count` left out") { drops::row_count_left_out<desk>(); }
 TEST_CASE("checked: graphs with all joins have no findings") {
   drops::graphs_with_all_joins_have_no_findings<desk>();
 }

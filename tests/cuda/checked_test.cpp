@@ -32,6 +32,7 @@ TIDEPOOL_GPU_TEST("checked cuda: `peer_reuse` left out of memory that is lent") 
 }
 TIDEPOOL_GPU_TEST("checked cuda: `file_write` left out") { drops::file_write_left_out<gpu_desk>(); }
 TIDEPOOL_GPU_TEST("checked cuda: `file_reuse` left out") { drops::file_reuse_left_out<gpu_desk>(); }
+TIDEPOOL_GPU_TEST("checked cuda: `row_count` left out") { drops::row_count_left_out<gpu_desk>(); }
 TIDEPOOL_GPU_TEST("checked cuda: graphs with all joins have no findings") {
   drops::graphs_with_all_joins_have_no_findings<gpu_desk>();
 }

@@ -3,8 +3,10 @@
 // neither.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "tidepool/device/finding.hpp"
 #include "tidepool/device/virtual.hpp"
@@ -19,6 +21,13 @@ using base_device = tidepool::checked_device<tidepool::virtual_device>;
 #else
 using base_device = tidepool::virtual_device;
 #endif
+
+/// Tells a checked device that the host reads.
+template <class Device>
+void tell_read([[maybe_unused]] Device& dev, [[maybe_unused]] const void* data,
+               [[maybe_unused]] std::size_t bytes, [[maybe_unused]] std::string_view what) {
+  if constexpr (requires { dev.host_reads(data, bytes, what); }) dev.host_reads(data, bytes, what);
+}
 
 /// Whether the judges disagree, in words; `races` is what the recording says.
 template <class Device>

@@ -41,12 +41,12 @@ constexpr row rows[]{
     {tp::join_site::borrow, "who gets memory of a trainer's allocator waits for its stream"},
     {tp::join_site::give_back, "an owner's stream waits for the last use of its memory"},
     {tp::join_site::peer_reuse,
-     "an offload waits until the reload out of its neighbour's block has ended"}};
+     "an offload waits until the reload out of its neighbour's block has ended"},
+    {tp::join_site::row_count, "the host waits for the copies of counts before it reads them"}};
 
 /// Waits of the host, which runs nothing again in another order: unit.engine sees the wrong words,
 /// unit.checked names the pair.
-constexpr tp::join_site of_the_host[]{tp::join_site::file_write, tp::join_site::file_reuse,
-                                      tp::join_site::row_count};
+constexpr tp::join_site of_the_host[]{tp::join_site::file_write, tp::join_site::file_reuse};
 
 /// Whether a checked device has named the join, where there is one. The cap orders no accesses. Of
 /// some joins the pair is found, and the report names what would order such a pair elsewhere: with

@@ -48,6 +48,7 @@ struct program {
   std::size_t peer_bytes = 0;  // that the neighbour has; 0: all that is asked for
   std::size_t lent_bytes = 0;  // that another device lends, instead of having a neighbour
   bool packs = false;          // all tensors, some of them larger than a packed record
+  bool counts = false;         // some tensors have rows that kernels count
   std::vector<action> actions;
 };
 
@@ -91,6 +92,7 @@ class generator {
     go_to_places();
     borrow_memory();
     pack();
+    out_.counts = once_in(4);
     return std::move(out_);
   }
 

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tidepool/device/virtual.hpp"
@@ -16,7 +18,7 @@ using tidepool::detail::operation;
 using tidepool::detail::operation_kind;
 using tidepool::detail::sim_position;
 
-/// One operation as it was issued. The host never looks at the device, so the list is the same
+/// One operation as it was issued. The host never asks what is over, so the list is the same
 /// whatever order the device chooses, and holds all orders that it may choose.
 struct issued {
   sim_position at;
@@ -61,6 +63,20 @@ class recording {
   void host_waited() {
     for (const auto& each : now_) join(host_, each);
   }
+
+  /// The host has waited for a stream, before it reads what was copied there. What is issued from
+  /// now on must not need this wait, because orders that run again have no host.
+  void host_looks(std::size_t stream) {
+    if (stream < now_.size()) join(looked_, now_[stream]);
+  }
+  void host_reads(const void* data, std::size_t bytes, std::string_view what) {
+    operation read;
+    read.touches.push_back({data, bytes, false});
+    ops_.push_back({{host, 0}, std::move(read), std::string(what)});
+    clocks_.push_back(looked_);
+    touch(ops_.size() - 1);
+  }
+  static constexpr auto host = static_cast<std::size_t>(-1);  // instead of a stream
 
   [[nodiscard]] const std::vector<issued>& ops() const { return ops_; }
   [[nodiscard]] const std::vector<std::vector<std::size_t>>& by_stream() const {
@@ -136,6 +152,7 @@ class recording {
   std::vector<clock> clocks_;
   std::vector<clock> now_;
   clock host_;
+  clock looked_;
   std::vector<std::vector<std::size_t>> by_stream_;
   std::vector<std::uint64_t> first_number_;
   std::vector<access> accesses_;
@@ -149,8 +166,10 @@ inline std::string describe(const issued& each) {
     std::snprintf(text, sizeof text, "%p+%zu", data, bytes);
     return std::string(text);
   };
-  std::string text =
-      "stream " + std::to_string(each.at.stream) + " #" + std::to_string(each.at.number) + " ";
+  std::string text = "the host's ";
+  if (each.at.stream != recording::host) {
+    text = "stream " + std::to_string(each.at.stream) + " #" + std::to_string(each.at.number) + " ";
+  }
   switch (each.op.kind) {
     case operation_kind::kernel:
       text += "kernel";

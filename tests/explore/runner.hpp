@@ -1,6 +1,7 @@
 // Runs a program once over the public API and keeps what it issued.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <map>
@@ -16,6 +17,7 @@
 #include "recording.hpp"
 #include "tidepool/places/lending.hpp"
 #include "tidepool/plan.hpp"
+#include "tidepool/rows.hpp"
 #include "tidepool/tidepool.hpp"
 
 namespace explore {
@@ -53,8 +55,34 @@ class kept_device : public base_device {
   void deallocate(void* pointer) noexcept { in_use_ -= pointer != nullptr ? 1 : 0; }
   void deallocate_host(void* pointer) noexcept { in_use_ -= pointer != nullptr ? 1 : 0; }
 
-  /// The host never looks: what was issued may run in any order.
+  /// The host never asks: what was issued may run in any order.
   [[nodiscard]] bool passed(const event& /*which*/) const { return false; }
+
+  /// The host reads counts of rows alone.
+  void tell(recording& seen) { seen_ = &seen; }
+  using base_device::synchronize;
+  void synchronize(stream_ref which) {
+    base_device::synchronize(which);
+    if (seen_ != nullptr) seen_->host_looks(which.index());
+  }
+  void host_reads(const void* data, std::size_t bytes, std::string_view what) {
+    tell_read<base_device>(*this, data, bytes, what);
+    seen_->host_reads(data, bytes, what);
+  }
+
+  /// The addresses that copies and kernels of an offloader read, since it was emptied. Also those
+  /// in captures.
+  std::vector<const void*> sources;
+  void copy(void* target, const void* source, const tp::copy_shape& shape,
+            tp::copy_direction direction, stream_ref on) {
+    sources.push_back(source);
+    base_device::copy(target, source, shape, direction, on);
+  }
+  void pack(std::byte* packed, std::byte* spill, const std::byte* tensor, std::size_t bytes,
+            stream_ref on) {
+    sources.push_back(tensor);
+    base_device::pack(packed, spill, tensor, bytes, on);
+  }
 
   [[nodiscard]] std::size_t in_use() const { return in_use_; }
   void poison_all() {
@@ -76,6 +104,7 @@ class kept_device : public base_device {
   std::vector<std::pair<void*, std::size_t>> imports_;
   std::size_t in_use_ = 0;
   std::size_t peer_used_ = 0;
+  recording* seen_ = nullptr;
 };
 
 /// An allocator of the trainer's own, in the order of one stream. What comes back is overwritten at
@@ -124,8 +153,10 @@ class runner {
       streams_.push_back(dev_.make_stream());
       own_.emplace_back(dev_, streams_.back().ref());
     }
+    dev_.tell(*seen_);
     dev_.observe([this](const sim_position& at, const operation& op) {
-      if (op.kind == operation_kind::copy && is_offload(op.direction)) {
+      const bool of_count = op.shape.bytes() == sizeof(std::uint32_t);
+      if (op.kind == operation_kind::copy && is_offload(op.direction) && !of_count) {
         last_offload_ = seen_->ops().size();
       }
       seen_->add(at, op, by_);
@@ -150,6 +181,7 @@ class runner {
       by_ = "the end";
       clear();
       off_->end_step();
+      expect_told(off_->rows_overflowed());
     } catch (const tp::out_of_budget&) {
       ++refused_;
     } catch (const tp::error& caught) {
@@ -193,10 +225,12 @@ class runner {
   [[nodiscard]] bool left() const { return moved_ > 0; }
   [[nodiscard]] bool recomputed() const { return recomputed_ > 0; }  // by plan
   [[nodiscard]] bool to_peer() const { return to_peer_ > 0; }        // at least one group
+  [[nodiscard]] std::size_t overflows() const { return overflows_; }
 
   /// As before the first operation, for another order of the same operations.
   void rewind() {
     dev_.poison_all();
+    counts_.fill(0);
     wrong_ = 0;
     round_ = 0;
   }
@@ -209,7 +243,23 @@ class runner {
     std::uint32_t tag = 0;
     std::size_t first = 0;  // words into what was written, of a view
     std::size_t step = 0;
+    const void* storage = nullptr;  // where it is saved from, if its rows are counted
+    std::size_t planned = 0;        // rows that move; 0: all
+    std::size_t cell = 0;           // of the count
     [[nodiscard]] bool is_view() const { return step != 0; }
+  };
+  // Rows that kernels count: behind every other launch of a graph there are more.
+  struct row_count {
+    std::uint32_t rows = 0;
+    std::uint32_t more = 0;
+    [[nodiscard]] std::uint32_t in(std::uint32_t round) const {
+      return rows + (round % 2 == 0 ? more : 0);
+    }
+  };
+  // A tensor with counted rows that a commit moved.
+  struct claim {
+    tp::row_overflow what;
+    row_count rows;
   };
   struct group {
     std::array<tensor, 2> saved;
@@ -290,9 +340,10 @@ class runner {
     using kind = action::kind;
     switch (each.what) {
       case kind::begin:
-        passes_.try_emplace(each.microbatch,
-                            pass{off_->begin({.microbatch = each.microbatch}), {}, true, true});
-        return;
+        return if_due([&] {
+          passes_.try_emplace(each.microbatch,
+                              pass{off_->begin({.microbatch = each.microbatch}), {}, true, true});
+        });
       case kind::forward_layer:
         return forward_layer(each);
       case kind::end_forward:
@@ -305,15 +356,13 @@ class runner {
       case kind::evaluate:
         return evaluate(each);
       case kind::end_step:
-        if (passes_.empty()) off_->end_step(), ++steps_;
-        return;
+        return end_step();
       case kind::switch_stream:
         return switch_stream();
       case kind::capture:
         return capture(each);
       case kind::launch:
-        if (!graphs_.empty() && passes_.empty()) graphs_.back().launch(stream());
-        return;
+        return launch();
       case kind::start_reload:
         return start_reload(each);
       case kind::drop_chunk:
@@ -353,6 +402,100 @@ class runner {
     if (program_.packs) fresh.whole.holds_bfloat16();
     fresh.tag = ++tag_;
     write(fresh);
+    if (program_.counts && current_ != 2 && any(2) == 0) count_rows(fresh);
+  }
+
+  // Other tensors' counts lie in the same memory, and may be written there before the commit.
+  void count_rows(tensor& of) {
+    of.storage = of.whole.data();
+    of.planned = 1 + static_cast<std::size_t>(any(static_cast<int>(of.whole.size() / row_bytes)));
+    of.cell = static_cast<std::size_t>(any(2));
+    auto* const at = &counts_[of.cell];
+    of.whole.counts_rows({.count = at, .row_bytes = row_bytes, .planned_rows = of.planned});
+    const auto over = static_cast<std::uint32_t>(any(6) == 0 ? 1 + any(3) : 0);
+    const row_count rows{static_cast<std::uint32_t>(of.planned) - 1 + over,
+                         static_cast<std::uint32_t>(any(3))};
+    counted_[of.cell] = rows;
+    dev_.launch(stream(), 10, [this, at, rows] { *at = rows.in(round_); }, "count",
+                {{at, 4, true}});
+  }
+
+  [[nodiscard]] bool moved(const tensor& of) const {
+    return of.storage != nullptr &&
+           std::ranges::find(dev_.sources, of.storage) != dev_.sources.end();
+  }
+
+  void note_counts(const group& made, const action& each, int m) {
+    constexpr const char* names[]{"core_attn", "expert_fc1", "moe_act"};
+    for (const auto& of : made.saved) {
+      if (!moved(of)) continue;
+      const claim fresh{{names[m], each.layer, each.microbatch, 0, of.planned}, counted_[of.cell]};
+      if (capturing_) {
+        captured_.push_back(fresh);
+      } else {
+        expect(fresh);
+      }
+    }
+  }
+  void expect(claim of) {
+    of.what.rows = of.rows.in(launches_);
+    expected_.push_back(std::move(of.what));
+  }
+
+  // Of all commits since the last answer, the one that is furthest beyond its plan must be told.
+  void expect_told(const std::optional<tp::row_overflow>& told) {
+    due_ = false;
+    const auto beyond = [](const tp::row_overflow& of) {
+      return of.rows - std::min(of.rows, of.planned);
+    };
+    std::uint64_t most = 0;
+    for (const auto& each : expected_) most = std::max(most, beyond(each));
+    bool right = told.has_value() == (most > 0) && (!told || beyond(*told) == most);
+    if (told) {
+      ++overflows_;
+      right = right && std::ranges::any_of(expected_, [&](const tp::row_overflow& each) {
+                return each.module == told->module && each.layer == told->layer &&
+                       each.microbatch == told->microbatch && each.rows == told->rows &&
+                       each.planned == told->planned;
+              });
+    }
+    expected_.clear();
+    if (right || problem_) return;
+    problem_ = {"count", !told ? "rows were left behind, and nobody was told"
+                               : told->module + " of layer " + std::to_string(told->layer) +
+                                     " is told to have " + std::to_string(told->rows) +
+                                     " rows of " + std::to_string(told->planned)};
+  }
+
+  // Makes a call that throws if a step left rows behind and nobody asked.
+  template <class Call>
+  void if_due(const Call& call) {
+    if (!due_) return call();
+    std::optional<tp::row_overflow> told;
+    try {
+      call();
+    } catch (const tp::unasked_overflow& late) {
+      told = late.where;
+    }
+    expect_told(told);
+    if (told) call();
+  }
+
+  void end_step() {
+    if (!passes_.empty()) return;
+    off_->end_step();
+    ++steps_;
+    if (capturing_ || !program_.counts) return;
+    due_ = true;
+    if (any(2) == 0) expect_told(off_->rows_overflowed());
+  }
+
+  void launch() {
+    if (graphs_.empty() || !passes_.empty()) return;
+    if_due([&] { graphs_.back().launch(stream()); });
+    for (const auto& each : captured_) expect(each);
+    ++launches_;
+    due_ = program_.counts && graph_ends_step_;
   }
 
   [[nodiscard]] offloader::buffer adopt(std::size_t bytes) {
@@ -393,18 +536,28 @@ class runner {
       tensor held;
       if (any(3) == 0) {
         held.whole = made.saved[0].whole.share();
-        held.tag = made.saved[0].tag;
+        share_count(held, made.saved[0]);
       }
       commit(*at, made, each, m);
+      note_counts(made, each, m);
       if (problem_) return;
+      // What stays has all its rows, unless it leaves with a later module.
+      if (!held.whole && !moved(made.saved[0])) made.saved[0].planned = 0;
       hand_over_ = std::move(held);
       shareable = hand_over_.whole ? &hand_over_ : nullptr;
     }
     if (hand_over_.whole) hand_over_.whole.reset(stream());
   }
 
-  void share(tensor& to, const tensor& from) {
+  static void share_count(tensor& to, const tensor& from) {
     to.tag = from.tag;
+    to.storage = from.storage;
+    to.planned = from.planned;
+    to.cell = from.cell;
+  }
+
+  void share(tensor& to, const tensor& from) {
+    share_count(to, from);
     const auto words = from.whole.size() / 4;
     if (any(2) == 0 || words < 24) {
       to.whole = from.whole.share();
@@ -417,6 +570,7 @@ class runner {
                                .rows = (words - to.first - 3) / to.step,
                                .pitch = to.step * 4,
                                .whole_storage = any(3) == 0});
+    if (!to.part.whole_storage()) to.storage = nullptr;
   }
 
   void commit(pass& at, group& made, const action& each, int m) {
@@ -424,6 +578,7 @@ class runner {
     const bool by_hand = any(8) == 0 && off_->enabled(id);
     made.offered = !by_hand && any(2) == 0 && (made.count == 1 || !made.saved[1].is_view());
     last_offload_.reset();
+    dev_.sources.clear();
     if (made.offered) {
       with_buffers(made, [&](auto&... buffers) {
         at.chunk.commit_or_discard(id, each.layer, stream(), buffers...);
@@ -575,12 +730,17 @@ class runner {
       drop(*find(lost));
       passes_.erase(50);
     }
-    capturing_ = true;
+    graph_ends_step_ = !program_.counts || any(3) != 0;
     try {
-      graphs_.push_back(off_->capture(stream(), [&] {
-        for (const auto& inner : work) act(inner);
-        next_round();
-      }));
+      if_due([&] {
+        graphs_.push_back(off_->capture(stream(), [&] {
+          capturing_ = true;
+          for (const auto& inner : work) {
+            if (graph_ends_step_ || inner.what != action::kind::end_step) act(inner);
+          }
+          next_round();
+        }));
+      });
     } catch (const tp::misuse_error& caught) {
       // The eager step may have stopped short of what the capture needs.
       capturing_ = false;
@@ -619,11 +779,18 @@ class runner {
 
   void check(const tensor& from) {
     if (!from.is_view()) {
-      return check_rows(from.whole.as<std::uint32_t>(), from.whole.size() / 4, 1, 0, from.tag, 0,
-                        0);
+      const auto bytes = from.planned > 0 ? from.planned * row_bytes : from.whole.size();
+      return check_rows(from.whole.as<std::uint32_t>(), bytes / 4, 1, 0, from.tag, 0, 0);
     }
-    check_rows(from.part.as<std::uint32_t>(), from.part.width() / 4, from.part.rows(),
-               from.part.pitch() / 4, from.tag, from.first, from.step);
+    const auto width = from.part.width() / 4;
+    auto rows = from.part.rows();
+    if (from.planned > 0) {  // those that lie in rows that move
+      const auto words = from.planned * row_bytes / 4;
+      const auto before = from.first + width;
+      rows = words < before ? 0 : std::min(rows, (words - before) / from.step + 1);
+    }
+    check_rows(from.part.as<std::uint32_t>(), width, rows, from.part.pitch() / 4, from.tag,
+               from.first, from.step);
   }
 
   void check_rows(const std::uint32_t* data, std::size_t width, std::size_t rows, std::size_t pitch,
@@ -666,6 +833,15 @@ class runner {
   std::optional<offloader> off_;
   std::map<int, pass> passes_;
   std::vector<tp::graph<kept_device>> graphs_;
+  static constexpr std::size_t row_bytes = 16;
+  std::array<std::uint32_t, 2> counts_{};   // where kernels count
+  std::array<row_count, 2> counted_{};      // what the latest of them write
+  std::vector<claim> captured_;             // of the graph
+  std::vector<tp::row_overflow> expected_;  // what may be told, and more
+  std::uint32_t launches_ = 0;
+  std::size_t overflows_ = 0;  // that were told
+  bool due_ = false;           // a step is over, and nobody asked
+  bool graph_ends_step_ = true;
   tensor hand_over_;
   std::minstd_rand draw_;
   std::array<std::vector<std::size_t>, 3> flying_;

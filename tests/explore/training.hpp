@@ -23,6 +23,7 @@ struct training_tally {
   std::size_t recomputed = 0;
   std::size_t to_peer = 0;
   std::size_t packed = 0;
+  std::size_t counted = 0;
   std::set<std::string> distinct;
 
   void add(const training_tally& more) {
@@ -33,15 +34,16 @@ struct training_tally {
     recomputed += more.recomputed;
     to_peer += more.to_peer;
     packed += more.packed;
+    counted += more.counted;
     distinct.insert(more.distinct.begin(), more.distinct.end());
   }
   void print(std::size_t programs, double seconds, unsigned threads) const {
     std::printf(
-        "%zu schedules of %zu programs (%zu distinct, %zu offloaded, %zu packed, %zu to a "
-        "neighbour, %zu"
+        "%zu schedules of %zu programs (%zu distinct, %zu offloaded, %zu packed, "
+        "%zu with too many rows, %zu to a neighbour, %zu"
         " recomputed by plan, %zu met a budget), %.1f operations each, %.0f schedules a second on "
         "%u threads",
-        schedules, programs, distinct.size(), moved, packed, to_peer, recomputed, refused,
+        schedules, programs, distinct.size(), moved, packed, counted, to_peer, recomputed, refused,
         static_cast<double>(operations) / static_cast<double>(programs),
         static_cast<double>(schedules) / seconds, threads);
   }
@@ -70,6 +72,7 @@ struct training {
     counts.recomputed = trainer.recomputed() ? 1 : 0;
     counts.to_peer = trainer.to_peer() ? 1 : 0;
     counts.packed = what.packs && trainer.left() ? 1 : 0;
+    counts.counted = trainer.overflows() > 0 ? 1 : 0;
     counts.schedules = 1;
     counts.operations = seen.ops().size();
     counts.distinct.insert(in_words(what));

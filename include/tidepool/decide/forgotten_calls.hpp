@@ -40,18 +40,15 @@ class forgotten_calls {
       told_end_ = true;
       return "tidepool: " + std::to_string(passes_without_end) +
              " passes with one microbatch number were finished, and no step has ended since the"
-             " first of them: call end_step() once all chunks of a step are finished; the plan, "
-             "what"
-             " stays, and reports wait for it. Where a step has as many passes, number them"
+             " first of them: call end_step() once all chunks of a step are finished; the plan,"
+             " what stays, and reports wait for it. Where a step has as many passes, number them"
              " (chunk_info::microbatch)";
     }
     told_kept_ = true;
     return "tidepool: offloading saves no memory: all that each pass offloaded is still held at its"
-           " finish. Give each tensor up as soon as backward has read it: reset its handles, or "
-           "call"
-           " drop of keys, or release of layers. A handle beside the committed one (share(), a "
-           "view,"
-           " a commit by hand) has to be reset in forward";
+           " finish. Give each tensor up as soon as backward has read it: reset its handles, or"
+           " call drop of keys, or release of layers. A handle beside the committed one (share(), a"
+           " view, a commit by hand) has to be reset in forward";
   }
 
  private:

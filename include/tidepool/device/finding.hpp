@@ -132,8 +132,7 @@ namespace detail {
     case join_site::borrow:
     case join_site::give_back:
       return "give the memory up on the stream of its last use, and allocate it in the order of "
-             "the "
-             "stream that its allocator serves";
+             "the stream that its allocator serves";
     case join_site::launch:
       return "launch on a stream that waits for the first access, or through the offloader";
     case join_site::after_launch:

@@ -170,6 +170,8 @@ class hardware {
   virtual void name_copy_streams(lane_id offload, lane_id reload, place_kind to) = 0;
   virtual void writes_file(const void* block, const void* memory, std::size_t bytes) = 0;
   virtual void reads_file(const void* memory, const void* block, std::size_t bytes) = 0;
+  // Any device may have `host_reads`.
+  virtual void host_reads(const void* memory, std::size_t bytes, std::string_view what) = 0;
   virtual void abandons_capture() noexcept = 0;
   // Until the matching `end_subject` the engine's work is about this module, layer and microbatch.
   virtual void begin_subject(std::string_view module, int layer, int microbatch) = 0;

@@ -290,6 +290,11 @@ class hardware_of final : public hardware {
   void reads_file(const void* memory, const void* block, std::size_t bytes) override {
     if constexpr (order_checking_device<Device>) dev_->reads_file(memory, block, bytes);
   }
+  void host_reads(const void* memory, std::size_t bytes, std::string_view what) override {
+    if constexpr (requires { dev_->host_reads(memory, bytes, what); }) {
+      dev_->host_reads(memory, bytes, what);
+    }
+  }
   void abandons_capture() noexcept override {
     if constexpr (order_checking_device<Device>) dev_->abandons_capture();
   }

@@ -52,9 +52,8 @@ TIDEPOOL_INLINE granted engine::adopt_memory(void* data, std::size_t bytes, std:
   if (bytes > most_bytes) throw_too_many(std::to_string(bytes) + " bytes");
   if (order_.capturing()) {
     throw misuse_error(
-        "adopt: a capture is under way, and its graph would go on using memory that goes back to "
-        "its"
-        " owner; adopt outside of it, or allocate the tensor from the offloader");
+        "adopt: a capture is under way, and its graph would go on using memory that goes back to"
+        " its owner; adopt outside of it, or allocate the tensor from the offloader");
   }
   if (bytes == 0) return allocate(0, elements, lane);  // the owner gets its memory back at once
   coalesce_after_evaluation();

@@ -265,20 +265,17 @@ TIDEPOOL_INLINE void row_counts::collect() {
 
 TIDEPOOL_INLINE void row_counts::look(const claims& at) {
   if (!of_.device().can().moves_bytes) return;
-  auto& worst = untold_;
   for (const auto& each : at) {
-    std::uint32_t narrow = 0;
+    of_.device().host_reads(on_host(each.room), each.width, "a count of rows");
     std::uint64_t rows = 0;
-    std::memcpy(each.width == sizeof narrow ? static_cast<void*>(&narrow) : &rows,
-                on_host(each.room), each.width);
-    rows += narrow;
+    std::memcpy(&rows, on_host(each.room), each.width);  // little-endian, as packed records are
     const auto module = static_cast<std::size_t>(each.module);
     if (each.planned == of_no_commit) continue;
     auto& most = of_.counters_.modules[module].most_rows;
     most = std::max(most, rows);
     if (rows <= each.planned) continue;
-    if (worst && rows - each.planned <= worst->rows - worst->planned) continue;
-    worst = {of_.names()[module], each.layer, each.microbatch, rows, each.planned};
+    if (untold_ && rows - each.planned <= untold_->rows - untold_->planned) continue;
+    untold_ = {of_.names()[module], each.layer, each.microbatch, rows, each.planned};
   }
 }
 

@@ -108,9 +108,9 @@ class finding_list {
   }
 
   // The join of an offloader that orders two such accesses; empty if no join does.
-  static std::optional<join_site> join_between(const order_access& first, bool first_writes,
-                                               const order_access& second, bool second_writes,
-                                               const order_clocks& clocks) {
+  std::optional<join_site> join_between(const order_access& first, bool first_writes,
+                                        const order_access& second, bool second_writes,
+                                        const order_clocks& clocks) const {
     using kind = access_kind;
     if (first.graph != second.graph) {
       return second.graph != 0 ? join_site::launch : join_site::after_launch;
@@ -131,7 +131,9 @@ class finding_list {
       if (second_writes) return join_site::reload_reuse;
       return first.kind == kind::offload ? std::optional(join_site::own_offload) : std::nullopt;
     }
-    if (second.kind == kind::host_read && first.kind == kind::offload) return join_site::file_write;
+    if (second.kind == kind::host_read && first.kind == kind::offload) {
+      return names_[second.name] == "the file" ? join_site::file_write : join_site::row_count;
+    }
     if (second.kind == kind::host_write && first.kind == kind::reload && !first_writes) {
       return join_site::file_reuse;
     }
