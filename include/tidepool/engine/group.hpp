@@ -59,8 +59,7 @@ struct saved {
 
 enum class group_state : std::uint8_t { away, arriving, discarded, restored };
 
-// Reloads ahead of use may wait; others may not. `largest_first` is tried where the order of the
-// commit found no room.
+// Reloads ahead of use may wait. `largest_first` follows where the commit's order found no room.
 enum class haste : std::uint8_t { ahead, needed, largest_first };
 
 // A group is the unit of commit, event and cap.

@@ -54,8 +54,7 @@ TIDEPOOL_INLINE bool engine::bring(std::span<saved> items, const std::uint32_t* 
     moved[static_cast<std::size_t>(store->place)] += store->moved();
     bytes += store->moved();
   }
-  // Without such memory, kernels read packed tensors out of host memory, which slows down all other
-  // kernels. Only a restore that waits for the tensors is worth that.
+  // Otherwise kernels read host memory, which slows all others down: a waiting restore is worth it.
   if (!store_.expect_packed(items) && how == haste::ahead) return false;
   copying = true;
   const bool of_state = items.size() == 1 && from != 0 && items[0].store->is.of_host_state;

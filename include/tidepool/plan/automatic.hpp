@@ -42,11 +42,10 @@ namespace detail {
 [[nodiscard]] inline double unpack_us(const profile& step, const actions& what) {
   if (step.packing->unpack_rate <= 0) return 0;
   const layout map(step);
+  const auto all = map.fold(what);
   double us = 0;
-  for (std::size_t c = 0; c < what.size(); ++c) {
-    for (std::size_t g = 0; g < what[c].size(); ++g) {
-      if (what[c][g] == action::offload) us += map.groups[map.first[c] + g].pack_us;
-    }
+  for (std::size_t g = 0; g < all.size(); ++g) {
+    if (all[g] == action::offload) us += map.groups[g].pack_us;
   }
   return us * step.packing->pack_rate / step.packing->unpack_rate;
 }
