@@ -14,7 +14,7 @@ struct command_line {
   moe::settings run;
   tidepool::options offload;
   std::string device = "auto", precision = "fp32", data;
-  double room = 1.75, plan = 1.5;
+  double room = 1.5, plan = 1.4;
   int rounds = 1, skewed = 6;
   std::uint64_t order = 0;
   bool mistake = false;
@@ -99,7 +99,11 @@ inline command_line read_command_line(int argc, char** argv) {
   number("--batch", m.batch, "Sequences in one step");
   factor("--room", line.room, "Rows of an expert in a graph, as a factor of the mean");
   factor("--plan", line.plan, "Rows that copies move in a graph, as a factor of the mean");
-  app.add_option("--skewed", line.skewed, "Each N-th step reads one letter; 0: none")
+  app.add_option("--lr", line.run.learning_rate, "Learning rate")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--skewed", line.skewed,
+                 "Each N-th step overflows, because it reads one byte alone; 0: none")
       ->check(CLI::Range(0, 1 << 20))
       ->type_name("N")
       ->capture_default_str();

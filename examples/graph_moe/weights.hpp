@@ -44,7 +44,8 @@ class weights {
     k.fill(momentum_.data(), total_, 0);
     const auto& m = run.model;
     const auto of = [](index inputs) { return 1 / std::sqrt(static_cast<float>(inputs)); };
-    embedding = take(moe::vocabulary * m.hidden, 0.5F);
+    embedding = take(moe::vocabulary * m.hidden, 0.25F);
+    k.randomize(embedding.weight, m.hidden, 4, run.seed);  // of byte 0: see `model::read`
     positions = take(m.seq * m.hidden, 1);  // bytes that are alike choose different experts
     for (index l = 0; l < m.layers; ++l) {
       layer_parameters w{take(m.hidden, 0), take(m.hidden * m.experts, 2 * of(m.hidden)), {}, {}};
