@@ -51,6 +51,8 @@ ROWS = {
     "gradient_check": Row(),
     "gpt": Row(value="--steps", size="--device-budget", run=["--device=virtual", "--steps=1"],
                json=["--device=virtual", "--steps=1"], fails=["--compare", "--mistake", "--offload-modules=all"]),
+    "graph_moe": Row(value="--steps", size="--device-budget", run=["--device=virtual", "--steps=3"],
+                     fails=["--skewed=2", "--steps=5", "--mistake"]),
     "plan": Row(value="--budget", size="--budget", json=[*SMALL_STEP, "--budget", "1700MiB"],
                 first="no device: forecast time", fails=[*SMALL_STEP, "--budget", "1MiB"]),
     "caps": Row(value="--caps", size="--group", first=VIRTUAL,
