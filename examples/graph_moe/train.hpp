@@ -75,7 +75,7 @@ class graph_steps {
   }
 
  private:
-  static constexpr int warm_up = 2;
+  static constexpr int warm_up = 3;  // blocks of memory find their places
 
   Model& net_;
   offloader& off_;
