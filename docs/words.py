@@ -45,7 +45,7 @@ def pages(root):
 def linked_pages(root):
     others = [root / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md",
                                        "tests/README.md", "examples/train_moe/README.md",
-                                       "examples/gpt/README.md")]
+                                       "examples/gpt/README.md", "examples/graph_moe/README.md")]
     return [path for path in pages(root) + others if path.exists()]
 
 
