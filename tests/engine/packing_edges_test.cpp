@@ -177,6 +177,43 @@ TEST_CASE("packing: packed blocks of a group together keep the budget of an allo
   CHECK(peak <= count * aligned(bytes) + link);
 }
 
+TEST_CASE("packing: a reload ahead takes no memory before there is room for the packed form, too") {
+  constexpr std::size_t layers = 12;
+  for (const std::size_t tensors : {3, 4, 5}) {
+    CAPTURE(tensors);
+    desk on(small_machine());
+    auto opts = packing(small_options());
+    opts.reload_ahead = 4;
+    opts.device_budget = tensors * aligned(bytes);
+    std::size_t taken = 0;
+    offloader off(on.dev, opts,
+                  {.memory = tidepool::memory_on<rig::device_type>(
+                       on.stream(),
+                       [&](std::size_t b) {
+                         taken += b == aligned(bytes) ? 1 : 0;
+                         return on.dev.try_allocate(b);
+                       },
+                       [&](void* p) { on.dev.deallocate(p); })});
+    auto pass = off.begin();
+    std::vector<rig::buffer> all;
+    for (std::size_t l = 0; l < layers; ++l) {
+      auto& x = all.emplace_back(off.allocate<tidepool::test::bf16_number>(numbers, on.stream()));
+      on.write_numbers(x, bf16_kind::gauss, l, on.stream());
+      pass.commit<"core_attn">(static_cast<int>(l), on.stream(), x);
+    }
+    pass.end_forward();
+    for (std::size_t l = layers; l-- > 0;) {
+      pass.restore<"core_attn">(static_cast<int>(l), on.stream(), all[l]);
+      on.check_numbers(all[l], bf16_kind::gauss, l, on.stream());
+      all[l].reset(on.stream());
+    }
+    pass.finish();
+    static_cast<void>(on.wrong());
+    CHECK(on.wrong_tensors == 0);
+    CHECK(taken == 2 * layers);  // each tensor once in forward, and once in backward
+  }
+}
+
 TEST_CASE("packing: a tensor that was packed once does not count when it is discarded later") {
   using tidepool::plan::action;
   tidepool::plan::profile step;

@@ -14,6 +14,7 @@
 #include "tidepool/core/rollback.hpp"
 #include "tidepool/engine/calls.hpp"
 #include "tidepool/engine/engine.hpp"
+#include "tidepool/engine/packing.hpp"
 
 namespace tidepool::inline v0_3_0::detail {
 
@@ -82,16 +83,18 @@ TIDEPOOL_INLINE bool engine::bring(std::span<saved> items, const std::uint32_t* 
   return true;
 }
 
-// The bytes that a reload takes of the offloader's own memory. Each storage counts once.
-[[nodiscard]] inline std::size_t bytes_to_place(std::span<saved> items) {
-  std::size_t bytes = 0;
+// The bytes that a reload takes of the offloader's own memory. Each storage counts once. A reload
+// `ahead` of its use also takes memory for the packed form.
+[[nodiscard]] inline std::size_t bytes_to_place(std::span<saved> items, bool ahead = false) {
+  std::size_t bytes = 0, link = 0;
   for (auto item = items.begin(); item != items.end(); ++item) {
     const auto* store = item->returning();
     if (store == nullptr || store->here.memory || store->source != nullptr) continue;
     const auto same = [store](const saved& each) { return each.returning() == store; };
     if (std::none_of(items.begin(), item, same)) bytes += store->bytes;
+    if (ahead && store->is.packed) link = std::max(link, largest_packed_piece(store->moved()));
   }
-  return bytes;
+  return bytes + aligned(link);
 }
 
 // Starts the copies of one group; returns false if there is no device memory for it now. Its
@@ -106,7 +109,7 @@ TIDEPOOL_INLINE bool engine::try_reload(chunk_state& chunk, std::uint32_t index,
   // No memory is taken for only a part of a group, because memory that goes back to an allocator
   // costs a join.
   if (store_.gives_back()) {
-    const auto need = bytes_to_place(items);
+    const auto need = bytes_to_place(items, how == haste::ahead);
     if (need > 0 && store_.passes_budget(need)) return false;
   }
   for (const auto& item : items) {
