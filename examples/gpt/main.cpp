@@ -5,7 +5,6 @@
 ///   gpt --offload-modules=all               every module
 ///   gpt --compare --offload-modules=all     plain arrays, Tidepool, and offloaded, side by side
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <deque>
 #include <string>
@@ -13,6 +12,7 @@
 #include <tidepool/plan.hpp>
 #include <vector>
 
+#include "../tools/device_clock.hpp"
 #include "../tools/device_line.hpp"
 #include "../tools/json_file.hpp"
 #include "../train_moe/kernels/cpu/kernels.hpp"
@@ -64,17 +64,6 @@ class offloaded_layers {
 
 namespace {
 
-/// The time that the device sees: of the virtual clock, if it has one.
-template <class Device>
-double milliseconds(const Device& dev) {
-  if constexpr (tools::simulated<Device>) {
-    return dev.now_ns() * 1e-6;
-  } else {
-    const auto now = std::chrono::steady_clock::now().time_since_epoch();
-    return std::chrono::duration<double, std::milli>(now).count();
-  }
-}
-
 /// Trains from the start. `Layers` is `plain_layers` or `offloaded_layers`, and nothing else
 /// differs.
 template <class Kernels, class Layers, class... Rest>
@@ -87,7 +76,7 @@ run_result train(typename Kernels::device& dev, const command_line& line, const 
   run_result result{way, Kernels::device::name, {}, {}, 0, 0};
   std::printf("%s\n", way.c_str());
   for (int step = 0; step < line.run.steps; ++step) {
-    const double start = milliseconds(dev);
+    const double start = tools::milliseconds(dev);
     net.read(text, line.run.seed + static_cast<std::uint64_t>(step));
     saved.begin();
     net.forward(saved);
@@ -97,7 +86,7 @@ run_result train(typename Kernels::device& dev, const command_line& line, const 
     saved.finish();
     net.update(step, moe::learning_rate(line.run, step));
     result.losses.push_back(net.loss());
-    result.step_ms.push_back(milliseconds(dev) - start);
+    result.step_ms.push_back(tools::milliseconds(dev) - start);
     const std::size_t free = dev.memory().free;
     result.driver_peak = std::max(result.driver_peak, free_before - std::min(free_before, free));
     print_step(result, line.run.steps);

@@ -10,6 +10,9 @@
 
 namespace graph_moe {
 
+/// Eager steps before the capture: in the first ones blocks of memory find their places.
+inline constexpr int warm_up = 3;
+
 struct command_line {
   moe::settings run;
   tidepool::options offload;
@@ -55,6 +58,11 @@ inline void settle(command_line& line) {
   }
   if (line.plan > line.room) {
     throw tidepool::option_error("--plan: it is larger than --room; copies move what is there");
+  }
+  if (line.run.steps <= warm_up) {
+    throw tidepool::option_error("--steps=" + std::to_string(line.run.steps) +
+                                 ": a graph is captured after " + std::to_string(warm_up) +
+                                 " eager steps; give more");
   }
   if (line.precision == "bf16") line.run.precision = moe::precision_kind::bf16;
 }

@@ -3,12 +3,12 @@
 
 #include <algorithm>
 #include <bit>
-#include <chrono>
 #include <cstdio>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "../tools/device_clock.hpp"
 #include "../tools/device_line.hpp"
 #include "command_line.hpp"
 #include "model.hpp"
@@ -30,17 +30,6 @@ struct run_result {
   int overflows = 0;            ///< steps that were repeated
   index most = 0;               ///< rows of an expert in any step
 };
-
-/// The time that the device sees: of the virtual clock, if it has one.
-template <class Device>
-double milliseconds(const Device& dev) {
-  if constexpr (tools::simulated<Device>) {
-    return dev.now_ns() * 1e-6;
-  } else {
-    const auto now = std::chrono::steady_clock::now().time_since_epoch();
-    return std::chrono::duration<double, std::milli>(now).count();
-  }
-}
 
 /// The lines that a trainer needs around its own step.
 template <class Model, class Device>
@@ -75,8 +64,6 @@ class graph_steps {
   }
 
  private:
-  static constexpr int warm_up = 3;  // blocks of memory find their places
-
   Model& net_;
   offloader& off_;
   typename Device::stream_ref stream_;
@@ -99,7 +86,7 @@ run_result train(typename Kernels::device& dev, const command_line& line, const 
   run_result result{how, {}, {}, 0, 0, 0, 0};
   std::printf("%s\n", how.name);
   for (int step = 1; step <= line.run.steps; ++step) {
-    const double start = milliseconds(dev);
+    const double start = tools::milliseconds(dev);
     net.read(text, line.run.seed + static_cast<std::uint64_t>(step),
              line.skewed > 0 && step % line.skewed == 0);
     const bool over = how.graph && steps.run();
@@ -110,7 +97,7 @@ run_result train(typename Kernels::device& dev, const command_line& line, const 
     }
     result.losses.push_back(net.loss());
     result.most = std::max(result.most, net.most_rows());
-    result.step_ms.push_back(milliseconds(dev) - start);
+    result.step_ms.push_back(tools::milliseconds(dev) - start);
     const std::size_t free = dev.memory().free;
     result.driver_peak = std::max(result.driver_peak, free_before - std::min(free_before, free));
   }

@@ -51,7 +51,7 @@ ROWS = {
     "gradient_check": Row(),
     "gpt": Row(value="--steps", size="--device-budget", run=["--device=virtual", "--steps=1"],
                json=["--device=virtual", "--steps=1"], fails=["--compare", "--mistake", "--offload-modules=all"]),
-    "graph_moe": Row(value="--steps", size="--device-budget", run=["--device=virtual", "--steps=3"],
+    "graph_moe": Row(value="--steps", size="--device-budget", run=["--device=virtual", "--steps=4"],
                      fails=["--skewed=2", "--steps=5", "--mistake"]),
     "plan": Row(value="--budget", size="--budget", json=[*SMALL_STEP, "--budget", "1700MiB"],
                 first="no device: forecast time", fails=[*SMALL_STEP, "--budget", "1MiB"]),
