@@ -106,9 +106,14 @@ __global__ void count_records(const std::uint8_t* packed, std::size_t records, u
     atomicAdd(kept, 1U);
     return;
   }
-  const auto* const planes = reinterpret_cast<const std::uint32_t*>(record + form::planes_at);
+  const auto* const words = reinterpret_cast<const std::uint32_t*>(record + form::codes_at);
+  const auto* const halves = reinterpret_cast<const std::uint16_t*>(record + form::upper_at);
   unsigned escaped = 0;
-  for (unsigned k = 0; k < 16; ++k) escaped += __popc(planes[k] & planes[k + 16] & planes[k + 32]);
+  for (unsigned k = 0; k < form::lanes; ++k) {
+    const auto codes = form::detail::codes_of(words[k], halves[k]);
+    const auto all = form::detail::escapes_of(codes);
+    escaped += __popc(all.words[0]) + __popc(all.words[1]);
+  }
   if (escaped > form::pool_bytes * 2) atomicAdd(spilling, 1U);
 }
 
@@ -171,17 +176,13 @@ class lab {
                             side_));
     });
   }
-  void pack(unsigned blocks) {
-    form::pack_on(packed_, host_ + form::spill_at(gib), tensor_, gib, blocks, side_);
-  }
-  void unpack(unsigned blocks) {
-    form::unpack_on(back_, packed_, host_ + form::spill_at(gib), gib, blocks, side_);
-  }
+  void pack() { form::pack_on(packed_, host_ + form::spill_at(gib), tensor_, gib, side_); }
+  void unpack() { form::unpack_on(back_, packed_, host_ + form::spill_at(gib), gib, side_); }
 
   void print_form(const char* data) {
     std::fill_n(counts_, 4, 0U);
-    pack(all_blocks);
-    unpack(all_blocks);
+    pack();
+    unpack();
     count_differences<<<1024, 256, 0, side_>>>(as<std::uint32_t>(tensor_), as<std::uint32_t>(back_),
                                                gib / 4, counts_);
     constexpr auto records = form::records_of(gib);
@@ -192,15 +193,15 @@ class lab {
     std::printf(
         "%-10s records of 512, 3 bits  %6.3f  %6.2f  %6.2f  %6.3f  %6.3f  %6.2f  %6.2f  %u\n", data,
         8.0 * bytes / (gib / 2), 100.0 * counts_[1] / records, 100.0 * counts_[2] / records,
-        ms(side_, 4, [&] { pack(all_blocks); }), ms(side_, 4, [&] { unpack(all_blocks); }),
-        link_ms(bytes, true), link_ms(bytes, false), counts_[0]);
+        ms(side_, 4, [&] { pack(); }), ms(side_, 4, [&] { unpack(); }), link_ms(bytes, true),
+        link_ms(bytes, false), counts_[0]);
   }
   template <unsigned Lanes>
   void print_4_bits(const char* data) {
     constexpr std::size_t numbers = gib / 2;
     constexpr std::size_t bytes = numbers + numbers / 2 + numbers / (8 * Lanes);
     const auto run = [&] {
-      pack_in_4_bits<Lanes><<<all_blocks, 256, 0, side_>>>(
+      pack_in_4_bits<Lanes><<<numbers / 8 / 256, 256, 0, side_>>>(
           as<uint4>(tensor_), as<uint2>(packed_), as<std::uint32_t>(packed_ + numbers),
           as<std::uint8_t>(packed_ + numbers + numbers / 2), as<uint4>(host_), numbers / 8,
           counts_);
@@ -222,7 +223,7 @@ class lab {
   }
 
   // Milliseconds that a GiB costs matrix products, which run meanwhile.
-  void print_beside(unsigned blocks) {
+  void print_beside() {
     constexpr int products = 20;
     const auto multiply = [&] {
       const float one = 1;
@@ -235,7 +236,7 @@ class lab {
       for (int i = 0; i < products; ++i) multiply();
     };
     const auto alone = ms(compute_, 1, all);
-    constexpr int times = 2;
+    constexpr int times = 8;
     const auto beside = [&](const std::function<void()>& work) {
       return (ms(compute_, 1,
                  [&] {
@@ -245,12 +246,9 @@ class lab {
               alone) /
              times;
     };
-    std::printf("%6u  %8.3f  %8.3f  %8.3f  %8.3f\n", blocks, ms(side_, 4, [&] { pack(blocks); }),
-                ms(side_, 4, [&] { unpack(blocks); }), beside([&] { pack(blocks); }),
-                beside([&] { unpack(blocks); }));
+    std::printf("cost to products beside, ms/GiB: pack %.3f, unpack %.3f\n",
+                beside([&] { pack(); }), beside([&] { unpack(); }));
   }
-
-  static constexpr unsigned all_blocks = 132 * 8;
 
  private:
   template <class To>
@@ -286,10 +284,7 @@ void print_all(const std::vector<std::string>& files) {
   here.make(false);
   std::printf("link, unpacked: out %.2f, in %.2f ms/GiB\n", here.link_ms(gib, true),
               here.link_ms(gib, false));
-  std::printf("blocks      pack    unpack   pack's and unpack's cost to products beside, ms/GiB\n");
-  for (const unsigned blocks : {8U, 16U, 32U, 64U, 132U, 528U, lab::all_blocks}) {
-    here.print_beside(blocks);
-  }
+  here.print_beside();
 }
 
 }  // namespace

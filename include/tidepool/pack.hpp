@@ -23,10 +23,9 @@ namespace tidepool::inline v0_3_0 {
 
 /// The kernels of codec/pack_kernels.cuh, for `cuda_device::use`.
 [[nodiscard]] TIDEPOOL_DETAIL_PACK_INLINE packer cuda_packer() {
-  constexpr unsigned many = 1024;     // some blocks for each multiprocessor of any GPU
-  constexpr double pack_rate = 1250;  // GB/s on an H200, by bench/pack.cu
-  constexpr double unpack_rate = 1300;
-  return {std::size_t{256} << 10, pack_rate, unpack_rate, many, many, &pack_form::pack_on,
+  constexpr double pack_rate = 2100;  // GB/s on an H200, by bench/pack.cu
+  constexpr double unpack_rate = 2100;
+  return {std::size_t{256} << 10, pack_rate, unpack_rate, &pack_form::pack_on,
           &pack_form::unpack_on};
 }
 

@@ -22,22 +22,24 @@ namespace tidepool::inline v0_3_0::pack_form {
 //
 // Layout of a record of 736 bytes, little-endian:
 //   0    512 bytes   sign and mantissa of each number
-//   512  3 * 64      bits 0, 1 and 2 of the distances; bit i % 16 of the 16-bit word i / 16
-//   704  24          the pool's first 48 nibbles, in the order of the numbers, low half first
+//   512  4 * 32      a word for each 16 numbers: the codes of the first eight, a nibble each; the
+//                    nibble's bit 3 is bit 0 of the code of one of the last eight
+//   640  2 * 32      two bytes for each 16 numbers: bits 1 and 2 of the codes of the last eight
+//   704  24          the pool's first 48 nibbles, low half first
 //   728  8           bases; the first is 255 in a record that keeps its numbers as they are
 // The nibbles after the 48th spill, as does the rest of a record that keeps its numbers: 288 bytes
 // a record, and one more at the end of the spill, for the byte that the mark 255 hides.
 
 inline constexpr std::size_t numbers_of_record = 512;  ///< numbers of a record
 inline constexpr std::size_t numbers_of_block = 64;    ///< numbers with one base
-inline constexpr std::size_t numbers_of_word = 16;     ///< bits of one word of a plane
+inline constexpr std::size_t numbers_of_lane = 16;     ///< numbers whose codes lie together
 inline constexpr std::size_t tensor_record = numbers_of_record * 2;  ///< bytes of a record as it is
-inline constexpr std::size_t plane_bytes = numbers_of_record / 8;    ///< bytes of a plane
-inline constexpr std::size_t planes = 3;                             ///< bits of a code
-inline constexpr std::size_t planes_at = numbers_of_record;          ///< offset of the planes
-inline constexpr std::size_t pool_at = planes_at + planes * plane_bytes;  ///< offset of the pool
-inline constexpr std::size_t pool_bytes = 24;                             ///< bytes of the pool
-inline constexpr std::size_t bases_at = pool_at + pool_bytes;             ///< offset of the bases
+inline constexpr std::size_t lanes = numbers_of_record / numbers_of_lane;  ///< of a record
+inline constexpr std::size_t codes_at = numbers_of_record;     ///< offset of the codes' words
+inline constexpr std::size_t upper_at = codes_at + 4 * lanes;  ///< offset of their upper bits
+inline constexpr std::size_t pool_at = upper_at + 2 * lanes;   ///< offset of the pool
+inline constexpr std::size_t pool_bytes = 24;                  ///< bytes of the pool
+inline constexpr std::size_t bases_at = pool_at + pool_bytes;  ///< offset of the bases
 /// Bytes of a packed record.
 inline constexpr std::size_t packed_record = bases_at + numbers_of_record / numbers_of_block;
 /// Bytes of a record's spill, without the byte that the mark hides.
@@ -89,12 +91,43 @@ static_assert(std::endian::native == std::endian::little);
 namespace detail {
 
 using numbers = std::array<std::uint16_t, numbers_of_record>;
-using nibbles = std::array<std::uint8_t, numbers_of_record / 2>;
+
+// The codes of a record, 4 bits each. Position `i` has the code of number `number_at(i)`: a GPU
+// works on two neighbours at once, whose codes are 16 bits apart.
+using record_codes = std::array<std::uint32_t, numbers_of_record / 8>;
+inline constexpr std::uint32_t of_each_nibble = 0x11111111;
+
+[[nodiscard]] constexpr std::size_t number_at(std::size_t i) {
+  return i - i % 8 + i % 4 * 2 + i % 8 / 4;
+}
+
+inline void write_codes(std::byte* packed, const record_codes& codes) {
+  for (std::size_t lane = 0; lane < lanes; ++lane) {
+    const auto last = codes[lane * 2 + 1];
+    const auto word = codes[lane * 2] | (last & of_each_nibble) << 3;
+    const auto rest = last >> 1 & of_each_nibble * 3;
+    const auto upper = static_cast<std::uint16_t>(rest | rest >> 14);
+    std::memcpy(packed + codes_at + lane * sizeof word, &word, sizeof word);
+    std::memcpy(packed + upper_at + lane * sizeof upper, &upper, sizeof upper);
+  }
+}
+
+inline void read_codes(record_codes& codes, const std::byte* packed) {
+  for (std::size_t lane = 0; lane < lanes; ++lane) {
+    std::uint32_t word = 0;
+    std::uint16_t upper = 0;
+    std::memcpy(&word, packed + codes_at + lane * sizeof word, sizeof word);
+    std::memcpy(&upper, packed + upper_at + lane * sizeof upper, sizeof upper);
+    const auto rest = (upper & 0x3333U) | (upper & 0xccccU) << 14;
+    codes[lane * 2] = word & of_each_nibble * 7;
+    codes[lane * 2 + 1] = (word >> 3 & of_each_nibble) | rest << 1;
+  }
+}
 
 struct distances {
   std::array<std::uint8_t, numbers_of_record / numbers_of_block> bases{};
-  std::array<std::uint16_t, planes * plane_bytes / 2> planes_{};
-  nibbles pool{};
+  record_codes codes{};
+  std::array<std::uint8_t, numbers_of_record / 2> pool{};
   std::size_t used = 0;  // nibbles of the pool
 };
 
@@ -106,13 +139,10 @@ struct distances {
   }
   if (std::ranges::max(to.bases) == mark) return false;
   for (std::size_t i = 0; i < from.size(); ++i) {
-    const auto exponent = exponent_of(from[i]);
+    const auto exponent = exponent_of(from[number_at(i)]);
     const auto distance = to.bases[i / numbers_of_block] - exponent;
     const auto code = std::min(distance, nearest);
-    for (std::size_t p = 0; p < planes; ++p) {
-      auto& word = to.planes_[p * plane_bytes / 2 + i / numbers_of_word];
-      word = static_cast<std::uint16_t>(word | (code >> p & 1U) << i % numbers_of_word);
-    }
+    to.codes[i / 8] |= code << i % 8 * 4;
     if (code < nearest) continue;
     if (distance > farthest && exponent != 0) return false;
     const auto nibble = distance > farthest ? no_exponent : distance - nearest;
@@ -138,7 +168,7 @@ inline void pack_record(std::byte* packed, std::byte* spill, std::byte& hidden,
   for (std::size_t i = 0; i < from.size(); ++i) {
     packed[i] = static_cast<std::byte>((from[i] >> 8 & 0x80U) | (from[i] & 0x7fU));
   }
-  std::memcpy(packed + planes_at, to.planes_.data(), planes * plane_bytes);
+  write_codes(packed, to.codes);
   std::memcpy(packed + pool_at, to.pool.data(), pool_bytes);
   std::memcpy(packed + bases_at, to.bases.data(), to.bases.size());
   const auto bytes = (to.used + 1) / 2;
@@ -153,16 +183,12 @@ inline void unpack_record(std::byte* tensor, const std::byte* packed, const std:
     std::memcpy(tensor + packed_record, spill, spill_record);
     return;
   }
-  std::array<std::uint16_t, planes * plane_bytes / 2> words;
-  std::memcpy(words.data(), packed + planes_at, planes * plane_bytes);
+  record_codes codes;
+  read_codes(codes, packed);
   std::size_t used = 0;
   numbers to;
   for (std::size_t i = 0; i < to.size(); ++i) {
-    unsigned distance = 0;
-    for (std::size_t p = 0; p < planes; ++p) {
-      const unsigned word = words[p * plane_bytes / 2 + i / numbers_of_word];
-      distance |= (word >> i % numbers_of_word & 1U) << p;
-    }
+    auto distance = codes[i / 8] >> i % 8 * 4 & 7U;
     const auto base = static_cast<unsigned>(packed[bases_at + i / numbers_of_block]);
     if (distance == nearest) {
       const auto pair = used / 2;
@@ -172,8 +198,9 @@ inline void unpack_record(std::byte* tensor, const std::byte* packed, const std:
       distance = nibble == no_exponent ? base : nibble + nearest;
       ++used;
     }
-    const auto rest = static_cast<unsigned>(packed[i]);
-    to[i] =
+    const auto number = number_at(i);
+    const auto rest = static_cast<unsigned>(packed[number]);
+    to[number] =
         static_cast<std::uint16_t>((rest & 0x80U) << 8 | (base - distance) << 7 | (rest & 0x7fU));
   }
   std::memcpy(tensor, to.data(), tensor_record);

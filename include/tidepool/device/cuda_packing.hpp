@@ -12,20 +12,17 @@
 namespace tidepool::inline v0_3_0 {
 
 /// The kernels with which a `cuda_device` packs; `cuda_packer()` of pack.hpp makes it. Both
-/// functions queue work on a stream of the current device, with `blocks` blocks at most, and throw
-/// `device_error`.
+/// functions queue work on a stream of the current device, and throw `device_error`.
 struct packer {
-  std::size_t from = 0;        ///< the least bytes of a tensor that is packed
-  double pack_rate = 0;        ///< tensor bytes that `pack` reads, in GB/s; 0: unknown
-  double unpack_rate = 0;      ///< tensor bytes that `unpack` writes, in GB/s; 0: unknown
-  unsigned pack_blocks = 0;    ///< blocks of a kernel that packs
-  unsigned unpack_blocks = 0;  ///< blocks of a kernel that unpacks
+  std::size_t from = 0;    ///< the least bytes of a tensor that is packed
+  double pack_rate = 0;    ///< tensor bytes that `pack` reads, in GB/s; 0: unknown
+  double unpack_rate = 0;  ///< tensor bytes that `unpack` writes, in GB/s; 0: unknown
   /// Packs a tensor.
   void (*pack)(std::byte* packed, std::byte* spill, const std::byte* tensor, std::size_t bytes,
-               unsigned blocks, cudaStream_t on) = nullptr;
+               cudaStream_t on) = nullptr;
   /// Unpacks a tensor.
   void (*unpack)(std::byte* tensor, const std::byte* packed, const std::byte* spill,
-                 std::size_t bytes, unsigned blocks, cudaStream_t on) = nullptr;
+                 std::size_t bytes, cudaStream_t on) = nullptr;
 };
 
 namespace detail {
@@ -44,14 +41,14 @@ class cuda_packing {
   void pack(std::byte* packed, std::byte* spill, const std::byte* tensor, std::size_t bytes,
             const Stream& on) {
     const cuda_current guard(device_);
-    with_.pack(packed, spill, tensor, bytes, with_.pack_blocks, on.get());
+    with_.pack(packed, spill, tensor, bytes, on.get());
   }
   /// Queues the unpacking of a tensor on a stream. Throws `device_error`.
   template <class Stream>
   void unpack(std::byte* tensor, const std::byte* packed, const std::byte* spill, std::size_t bytes,
               const Stream& on) {
     const cuda_current guard(device_);
-    with_.unpack(tensor, packed, spill, bytes, with_.unpack_blocks, on.get());
+    with_.unpack(tensor, packed, spill, bytes, on.get());
   }
 
  protected:
