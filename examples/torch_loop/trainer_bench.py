@@ -287,7 +287,10 @@ def main():
             if name in lost:
                 continue
             try:
-                results.setdefault(name, []).append(bench.turn(around, recompute))
+                results.setdefault(name, []).append(turn := bench.turn(around, recompute))
+                print(f"a turn of {name}: {statistics.median(turn[0]):.2f} ms, allocator {turn[1] / GIB:.2f} GiB,"
+                      f" driver {turn[2] / GIB:.2f} GiB, bits {'equal' if turn[3] else 'DIFFER'}",
+                      file=sys.stderr, flush=True)
             except torch.cuda.OutOfMemoryError if bench.cuda else () as error:
                 lost.add(name)
                 print(f"{name}: {str(error).splitlines()[0]}", flush=True)
