@@ -130,7 +130,8 @@ def make_model(args, transformers):
             vocab_size=args.vocabulary, num_hidden_layers=args.layers, hidden_size=args.hidden,
             intermediate_size=args.inner, num_attention_heads=args.heads, num_key_value_heads=args.kv_heads,
             max_position_embeddings=args.tokens, use_cache=False)
-        return transformers.LlamaForCausalLM(config).to(args.device)
+        with torch.device(args.device):  # on the CPU random weights would take half a minute
+            return transformers.LlamaForCausalLM(config)
     finally:
         torch.set_default_dtype(torch.float32)
 
