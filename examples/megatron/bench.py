@@ -251,7 +251,9 @@ def main():
     results = {way[0]: [] for way in ways}
     for _ in range(args.rounds):
         for way in ways:
-            results[way[0]].append(bench.turn(way))
+            results[way[0]].append(turn := bench.turn(way))
+            print(f"a turn of {way[0]}: {statistics.median(turn[0]):.2f} ms, driver {turn[2] / GIB:.2f} GiB,"
+                  f" bits {'equal' if turn[3] else 'DIFFER'}", file=sys.stderr, flush=True)
     base = statistics.median(t for turn in results["none"] for t in turn[0])
     base_driver = max(turn[2] for turn in results["none"])
     equal = True

@@ -62,7 +62,8 @@ if [ "${of_torch[3]}" = cuda ]; then
   if [ -x "$cuda/bin/nvcc" ]; then
     read -r -a for_nvcc <<<"${NVCCFLAGS:--arch=native}"
     "$cuda/bin/nvcc" -std=c++20 -O2 "${for_nvcc[@]}" -Xcompiler=-fPIC -Iinclude \
-      "-D_GLIBCXX_USE_CXX11_ABI=${of_torch[4]}" -c cmake/pack.cu -o "$out/pack.o"
+      "-D_GLIBCXX_USE_CXX11_ABI=${of_torch[4]}" -c cmake/pack.cu -o "$out/pack.o" &
+    kernels=$!
     flags+=(-DTIDEPOOL_COMPILED_PACK)
     libraries=("$out/pack.o" "${libraries[@]}")
   fi
@@ -71,6 +72,9 @@ else
 fi
 
 read -r -a more <<<"${CXXFLAGS:-}"
-${CXX:-g++} "${flags[@]}" "${more[@]+"${more[@]}"}" "$source" \
-  -o "$out/$name${of_torch[2]}" "${libraries[@]}" "-Wl,-rpath,$root/lib"
+compile() { ${CXX:-g++} "${flags[@]}" "${more[@]+"${more[@]}"}" "$@"; }
+compile -c "$source" -o "$out/$name.o"
+if [ -n "${kernels:-}" ]; then wait "$kernels"; fi
+compile "$out/$name.o" -o "$out/$name${of_torch[2]}" "${libraries[@]}" "-Wl,-rpath,$root/lib"
+rm "$out/$name.o"
 echo "$out/$name${of_torch[2]}"

@@ -130,7 +130,8 @@ def make_model(args, transformers):
             vocab_size=args.vocabulary, num_hidden_layers=args.layers, hidden_size=args.hidden,
             intermediate_size=args.inner, num_attention_heads=args.heads, num_key_value_heads=args.kv_heads,
             max_position_embeddings=args.tokens, use_cache=False)
-        return transformers.LlamaForCausalLM(config).to(args.device)
+        with torch.device(args.device):  # on the CPU random weights would take half a minute
+            return transformers.LlamaForCausalLM(config)
     finally:
         torch.set_default_dtype(torch.float32)
 
@@ -287,7 +288,10 @@ def main():
             if name in lost:
                 continue
             try:
-                results.setdefault(name, []).append(bench.turn(around, recompute))
+                results.setdefault(name, []).append(turn := bench.turn(around, recompute))
+                print(f"a turn of {name}: {statistics.median(turn[0]):.2f} ms, allocator {turn[1] / GIB:.2f} GiB,"
+                      f" driver {turn[2] / GIB:.2f} GiB, bits {'equal' if turn[3] else 'DIFFER'}",
+                      file=sys.stderr, flush=True)
             except torch.cuda.OutOfMemoryError if bench.cuda else () as error:
                 lost.add(name)
                 print(f"{name}: {str(error).splitlines()[0]}", flush=True)

@@ -1,7 +1,6 @@
 /// Arrays of layers, of which the device holds few: for trainers with one array for all layers.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -59,8 +58,10 @@ class layer_group {
   /// gone.
   ///
   /// `stream` wrote and last read the tensors, as for `chunk::commit`, whose errors `done` throws.
-  /// In a pass with `release` the memory is given back instead.
+  /// In a pass with `release` the memory is given back instead. A group without arrays does
+  /// nothing.
   void done(int layer, stream_ref stream) {
+    if (arrays_ == 0) return;
     auto& now = expect("done", layer, stage::written);
     const bool releases = pass_->info().release;
     if (leaves_ || !releases) pass_->commit(module_, layer, stream, handles(now));
@@ -69,8 +70,10 @@ class layer_group {
   }
 
   /// Backward is over with this layer: its memory may be reused after the work that `stream` was
-  /// given. Called instead of `done`, `release` gives the layer up.
+  /// given. Called instead of `done`, `release` gives the layer up. A group without arrays does
+  /// nothing.
   void release(int layer, stream_ref stream) {
+    if (arrays_ == 0) return;
     auto& now = expect("release", layer, stage::back, stage::written);
     for (auto& each : now.arrays) give_back(each, stream);
     now.at = stage::none;
@@ -141,8 +144,7 @@ class layer_group {
   void release(std::size_t array, int layer, stream_ref stream) {
     auto& now = expect("release", layer, stage::back, stage::written);
     give_back(used("release", now, array, layer), stream);
-    const auto in_use = [](const part& each) { return each.used; };
-    if (std::none_of(now.arrays.begin(), now.arrays.end(), in_use)) now.at = stage::none;
+    if (handles(now).empty()) now.at = stage::none;
   }
 
   void give_back(part& which, stream_ref stream) {

@@ -662,11 +662,18 @@ TEST_CASE("graph: memory that would have to grow is refused, and the offloader g
   offloader off(desk.dev, small_options());
   trainer work{desk, off};
   work.step();
-  const auto said = message_of([&] {
-    static_cast<void>(off.capture(
-        desk.stream(), [&] { static_cast<void>(off.allocate(1 << 20, desk.stream())); }));
-  });
+  const auto larger = [&] { static_cast<void>(off.allocate(1 << 20, desk.stream())); };
+  const auto capture = [&] { static_cast<void>(off.capture(desk.stream(), larger)); };
+  const auto said = message_of(capture);
   CHECK(says(said, "bytes more would have to be allocated"));
+  CHECK(says(said, "run steps without capture until counters().device_allocations stays equal"));
+  // Which is what helps.
+  const auto made = [&] { return off.counters().device_allocations; };
+  const auto before = made();
+  larger();
+  CHECK(made() > before);
+  for (auto last = before; last != made(); larger()) last = made();
+  capture();
   work.step();
   auto graph = off.capture(desk.stream(), [&] { work.step(); });
   graph.launch(desk.stream());

@@ -370,6 +370,24 @@ TEST_CASE("layers: after done a pass with release has nothing, and may be follow
   }
 }
 
+TEST_CASE("layers: a group that was left without arrays does nothing") {
+  for (const auto& opts : {small_options(), small_options({"none"})}) {
+    desk_with_group at(opts);
+    group empty{at.off, at.pass, "mlp"};
+    for (const bool trains : {true, false}) {
+      at.pass = trains ? at.off.begin() : at.off.begin({.forward_only = true, .release = true});
+      empty.done(0, at.stream);
+      at.pass.end_forward();
+      if (trains) empty.release(0, at.stream);
+      empty.reset(at.stream);
+      at.pass.finish();
+    }
+    at.off.end_step();
+    const array late{empty};
+    CHECK(says(message_of([&] { empty.done(0, at.stream); }), "fresh has not been called"));
+  }
+}
+
 TEST_CASE("layers: a pass that was dropped is given up by reset, and the next one runs") {
   for (const auto& opts : {small_options(), small_options({"none"})}) {
     desk_with_group at(opts);

@@ -29,6 +29,8 @@ import types
 import unittest.mock
 import warnings
 
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # of the stand-in for attention
+
 import torch
 
 HERE = pathlib.Path(__file__).resolve().parent

@@ -56,8 +56,7 @@ TIDEPOOL_INLINE memory_layout graph_gate::layout(bool reloads) const {
     }
     throw misuse_error(
         "capture: the warm-up is not over, since no step has been run yet, or the latest was larger"
-        " than any before it; run the same step once without capture and call end_step(), so that"
-        " all memory is in place");
+        " than any before it; run the same step once without capture and call end_step()");
   }
 }
 

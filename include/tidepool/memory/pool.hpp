@@ -115,8 +115,8 @@ class pool final : public block_source {
       // not grow.
       if (need >= refused_) return false;
       throw misuse_error("capture: " + std::to_string(need) +
-                         " bytes more would have to be allocated, which a graph cannot do; run the"
-                         " same step once without capture first");
+                         " bytes more would have to be allocated, which a graph cannot do; run"
+                         " steps without capture until counters().device_allocations stays equal");
     }
     regions_.reserve(regions_.size() + 1);
     auto* region = pages_->try_allocate(bytes);
